@@ -1,0 +1,136 @@
+"""Add the Gaussian noise that makes a clipped sum private."""
+
+import zlib
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpadambc import _validate, leaves, noise_level
+
+# Folded into the caller's key once, so that its draws here repeat none made with the
+# same key elsewhere (initial parameters, say).
+_DOMAIN = zlib.crc32(b"dpadambc.add_dp_noise")
+
+
+class AddDPNoiseState(NamedTuple):
+    """State of `add_dp_noise`. The key is secret: whoever has it knows later noise."""
+
+    count: jax.Array  # shape=(), dtype=int32
+    rng_key: jax.Array  # shape=(), a typed key
+
+
+def _leaf_key(key: jax.Array, index: int, path: Any) -> jax.Array:
+    """A key for one leaf, distinct by position and by path.
+
+    The index tells the leaves of one tree apart for certain. The path does so across
+    the parts of `optax.multi_transform`, where each part counts from zero and all may
+    have been given the same key.
+    """
+    name = jax.tree_util.keystr(path).encode()
+    return jax.random.fold_in(jax.random.fold_in(key, index), zlib.crc32(name))
+
+
+def _gaussian_like(key: jax.Array, tree: optax.Updates) -> optax.Updates:
+    """Independent standard normal draws in at least float32, shaped like the tree."""
+    paths, structure = jax.tree_util.tree_flatten_with_path(tree)
+    draws = [
+        jax.random.normal(
+            _leaf_key(key, index, path),
+            jnp.shape(leaf),
+            leaves.at_least_float32(leaf.dtype),
+        )
+        for index, (path, leaf) in enumerate(paths)
+    ]
+    return jax.tree.unflatten(structure, draws)
+
+
+def _check_summed(updates: optax.Updates, params: optax.Params | None) -> None:
+    """Raises where a leaf does not have the shape of its parameter."""
+    if params is None:
+        return
+    expected, got = (
+        [jnp.shape(x) for x in jax.tree.leaves(t)] for t in (params, updates)
+    )
+    if expected != got:
+        raise ValueError(
+            "Expected gradients summed over the batch, with the parameters' shapes"
+            f" {expected}, got shapes {got}. Per-example gradients go through"
+            " dpadambc.clip_per_example first."
+        )
+
+
+def add_dp_noise(
+    noise_stddev: noise_level.NoiseStddev, *, key: jax.Array
+) -> optax.GradientTransformation:
+    r"""Adds independent Gaussian noise to every coordinate.
+
+    .. math:: \tilde g = \bar g + \mathcal{N}(0, \sigma^2 I)
+
+    with :math:`\sigma` = `noise_stddev`, in the unit of the gradient that comes in:
+    after `clip_per_example`, that is noise multiplier times sensitivity, as
+    `SubsampledGaussian.noise_stddev` has it.
+
+    Guarantees:
+      * Draws are independent over coordinates, leaves, steps and keys. Each step
+        splits the key that the state carries and keeps one half, so a state tells
+        nothing about the noise of earlier steps; the noise of later steps follows
+        from it, so it must stay secret.
+      * Noise is drawn and added in at least float32, and the result stays there: in
+        bfloat16 or float16 the noise would take a few hundred values, or vanish.
+
+      These are pseudo-random float32 numbers, good enough against anyone who sees
+      the model, not against an attack on the random generator or on the rounding of
+      floating-point sums (`Mironov 2012 <https://doi.org/10.1145/2382196.2382264>`_).
+
+    Args:
+      noise_stddev: a non-negative number, a schedule (a callable of the step,
+        counted from 0), or a tree prefix of the parameters whose leaves are such. With
+        several levels, the sum is as private as its *lowest* level makes it.
+      key: a typed JAX key, from `jax.random.key`. Never give one key to two optimizers.
+
+    Returns:
+      An Optax transformation.
+
+    Raises:
+      TypeError: if `key` is not a typed key, or a number is not a number.
+      ValueError: if a level is negative or not finite, the tree is no prefix of the
+        parameters, or gradients still have their batch axis.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import dpadambc
+      >>> noise = dpadambc.add_dp_noise(0.1, key=jax.random.key(0))
+      >>> params = {"w": jnp.zeros(10_000)}
+      >>> state = noise.init(params)
+      >>> noised, state = noise.update({"w": jnp.ones(10_000)}, state, params)
+      >>> print(f"{noised['w'].mean():.2f} +- {noised['w'].std():.2f}")
+      1.00 +- 0.10
+
+    References:
+      Abadi et al., `Deep Learning with Differential Privacy
+      <https://arxiv.org/abs/1607.00133>`_, 2016
+    """
+    _validate.typed_key(key=key)
+    noise_level.check(noise_stddev)
+
+    def init_fn(params):
+        noise_level.per_leaf(noise_stddev, params)
+        rng_key = jax.random.fold_in(key, _DOMAIN)
+        return AddDPNoiseState(count=jnp.zeros([], jnp.int32), rng_key=rng_key)
+
+    def update_fn(updates, state, params=None):
+        _check_summed(updates, params)
+        rng_key, step_key = jax.random.split(state.rng_key)
+        stddev = noise_level.at_step(noise_stddev, state.count)
+        noised = jax.tree.map(
+            lambda g, s, z: g + s.astype(z.dtype) * z,
+            updates,
+            noise_level.per_leaf(stddev, updates),
+            _gaussian_like(step_key, updates),
+        )
+        count = jnp.asarray(optax.safe_increment(state.count))
+        return noised, AddDPNoiseState(count=count, rng_key=rng_key)
+
+    return optax.GradientTransformation(init_fn, update_fn)
