@@ -1,0 +1,441 @@
+"""Gradients of single examples, and their clipped sum."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpadambc import _validate, clipping
+
+Argnums = int | Sequence[int]
+
+
+def _tuple(argnums: Argnums) -> tuple[int, ...]:
+    return (argnums,) if isinstance(argnums, int) else tuple(argnums)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Arguments:
+    """Which positional arguments of a loss play which part."""
+
+    argnums: Argnums
+    batch_argnums: Argnums | None
+    key_argnum: int | None
+
+    def batched(self, args: Sequence[Any]) -> tuple[int, ...]:
+        """The positions that hold a batch: by default, all that are left over."""
+        if self.batch_argnums is not None:
+            return _tuple(self.batch_argnums)
+        others = (*_tuple(self.argnums), self.key_argnum)
+        return tuple(i for i in range(len(args)) if i not in others)
+
+    def check(self, args: Sequence[Any]) -> int:
+        """The batch size; raises unless the arguments fit their parts."""
+        parts = [*_tuple(self.argnums), *self.batched(args)]
+        if self.key_argnum is not None:
+            parts.append(self.key_argnum)
+        if not all(0 <= i < len(args) for i in parts) or len({*parts}) != len(parts):
+            raise ValueError(
+                f"Expected argnums={self.argnums}, batch_argnums={self.batch_argnums}"
+                f" and key_argnum={self.key_argnum} to name distinct arguments among"
+                f" the {len(args)} given."
+            )
+        for i in _tuple(self.argnums):
+            _check_parameters(args[i])
+        if self.key_argnum is not None:
+            _validate.typed_key(key=args[self.key_argnum])
+        return _batch_size([args[i] for i in self.batched(args)])
+
+
+def _batched_value_and_grad(
+    loss_fn: Callable[..., Any], parts: _Arguments, has_aux: bool
+) -> Callable[..., Any]:
+    """A function of (example ids, *args) that maps over the ids and the batches."""
+    value_and_grad = jax.value_and_grad(
+        _scalar_loss(loss_fn, has_aux), parts.argnums, has_aux
+    )
+
+    def one_example(example_id, *args):
+        args = list(args)
+        if parts.key_argnum is not None:
+            # Depends neither on the batch size nor on the padding.
+            args[parts.key_argnum] = jax.random.fold_in(
+                args[parts.key_argnum], example_id
+            )
+        return value_and_grad(*args)
+
+    def all_examples(example_ids, *args):
+        in_axes = [0 if i in parts.batched(args) else None for i in range(len(args))]
+        return jax.vmap(one_example, in_axes=(0, *in_axes))(example_ids, *args)
+
+    return all_examples
+
+
+def _check_parameters(params: Any) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        dtype = jnp.result_type(leaf)
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise TypeError(
+                f"Expected floating-point parameters, got {dtype} at params"
+                f"{jax.tree_util.keystr(path)}. Give what is not trained as another"
+                " argument of loss_fn."
+            )
+
+
+def _batch_size(batches: Sequence[Any]) -> int:
+    sizes = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(batches):
+        if jnp.ndim(leaf) == 0:
+            raise ValueError(
+                "Expected every array of the batch to have examples along axis 0, got"
+                f" a scalar at batch{jax.tree_util.keystr(path)}."
+            )
+        sizes.setdefault(jnp.shape(leaf)[0], jax.tree_util.keystr(path))
+    if len(sizes) != 1:
+        found = ", ".join(f"{n} at batch{name}" for n, name in sizes.items())
+        raise ValueError(
+            "Expected every array of the batch to have the same number of examples"
+            f" along axis 0, got {found or 'no arrays'}. Name the arguments that are"
+            " not batches by leaving them out of batch_argnums."
+        )
+    return next(iter(sizes))
+
+
+def _scalar_loss(loss_fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
+    """The loss with its output checked."""
+
+    def checked(*args):
+        output = loss_fn(*args)
+        loss = output[0] if has_aux else output
+        shape = jnp.shape(loss) if not isinstance(loss, tuple | dict | list) else None
+        if shape != () or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
+            got = f"shape {shape}" if shape is not None else f"{type(loss).__name__}"
+            raise ValueError(
+                "Expected loss_fn to return the loss of one example, a floating-point"
+                f" scalar, got {got}. It is called without the batch axis; a pair"
+                " (loss, aux) needs has_aux=True."
+            )
+        return output
+
+    return checked
+
+
+def _mask(gradients: optax.Updates, is_padding_example: jax.Array) -> optax.Updates:
+    def mask_leaf(leaf):
+        mask = is_padding_example.reshape((-1,) + (1,) * (leaf.ndim - 1))
+        return jnp.where(mask, 0, leaf)
+
+    return jax.tree.map(mask_leaf, gradients)
+
+
+def per_example_value_and_grad(
+    loss_fn: Callable[..., Any],
+    argnums: Argnums = 0,
+    *,
+    batch_argnums: Argnums | None = None,
+    key_argnum: int | None = None,
+    has_aux: bool = False,
+) -> Callable[..., Any]:
+    r"""Like `jax.value_and_grad`, for each example of a batch on its own.
+
+    Args:
+      loss_fn: a function of one example, without a batch axis, that returns its loss,
+        a scalar; with `has_aux`, a pair of the loss and any pytree. It must not mix
+        examples, and cannot: each call sees one. (Batch normalisation of one example
+        is constant, and gives a gradient of zero.)
+      argnums: which positional arguments to differentiate: the parameters. To train a
+        part of them, give it as an argument of its own.
+      batch_argnums: which positional arguments are batches, pytrees whose arrays all
+        have the examples along axis 0. By default all but those of `argnums` and
+        `key_argnum`. Any others are shared by all examples.
+      key_argnum: which positional argument is a PRNG key, if any. Example i is given
+        `jax.random.fold_in(key, i)`: dropout, say, differs between examples.
+      has_aux: whether `loss_fn` returns auxiliary output.
+
+    Returns:
+      A function of the arguments of `loss_fn`, in batches, and of
+      `is_padding_example` (keyword; shape (batch,), bool), that returns
+      `(values, gradients)`, with `has_aux` `((values, aux), gradients)`. Values have
+      shape (batch,), gradients (batch, \*parameter shape), zero for padding examples.
+      Values and auxiliary output are *not private*, and are not masked.
+
+    Raises:
+      ValueError: if the loss is not a scalar, arrays disagree in batch size, or
+        argument numbers overlap. All before anything is computed.
+      TypeError: if parameters are not floating point, or the key is not a typed key.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import dpadambc
+      >>> loss_fn = lambda w, x, y: (w @ x - y) ** 2
+      >>> w, x, y = jnp.ones(2), jnp.array([[1.0, 2.0], [0.0, 1.0]]), jnp.zeros(2)
+      >>> values, grads = dpadambc.per_example_value_and_grad(loss_fn)(w, x, y)
+      >>> print(values)
+      [9. 1.]
+      >>> print(grads)
+      [[ 6. 12.]
+       [ 0.  2.]]
+    """
+    parts = _Arguments(argnums, batch_argnums, key_argnum)
+    all_examples = _batched_value_and_grad(loss_fn, parts, has_aux)
+
+    def value_and_grad_fn(*args, is_padding_example: jax.Array | None = None):
+        batch_size = parts.check(args)
+        if is_padding_example is not None:
+            clipping.check_padding(is_padding_example, batch_size)
+        output, gradients = all_examples(jnp.arange(batch_size), *args)
+        if is_padding_example is not None:
+            gradients = _mask(gradients, is_padding_example)
+        return output, gradients
+
+    return value_and_grad_fn
+
+
+def per_example_grad(
+    loss_fn: Callable[..., Any],
+    argnums: Argnums = 0,
+    *,
+    batch_argnums: Argnums | None = None,
+    key_argnum: int | None = None,
+    has_aux: bool = False,
+) -> Callable[..., Any]:
+    r"""Like `jax.grad`, for each example of a batch on its own.
+
+    Args:
+      loss_fn: the loss of one example; see `per_example_value_and_grad`.
+      argnums: which positional arguments to differentiate.
+      batch_argnums: which positional arguments are batches; by default all others.
+      key_argnum: which positional argument is a PRNG key, if any.
+      has_aux: whether `loss_fn` returns `(loss, aux)`.
+
+    Returns:
+      A function of the arguments of `loss_fn`, in batches, and of
+      `is_padding_example`, that returns the gradients, with `has_aux`
+      `(gradients, aux)`. Leaves have shape (batch, \*parameter shape).
+
+    Raises:
+      ValueError: as `per_example_value_and_grad`.
+      TypeError: as `per_example_value_and_grad`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import dpadambc
+      >>> loss_fn = lambda params, example: params["w"] * example
+      >>> grads = dpadambc.per_example_grad(loss_fn)({"w": 1.0}, jnp.arange(3.0))
+      >>> print(grads["w"])
+      [0. 1. 2.]
+    """
+    value_and_grad_fn = per_example_value_and_grad(
+        loss_fn,
+        argnums,
+        batch_argnums=batch_argnums,
+        key_argnum=key_argnum,
+        has_aux=has_aux,
+    )
+
+    def grad_fn(*args, is_padding_example: jax.Array | None = None):
+        output, gradients = value_and_grad_fn(
+            *args, is_padding_example=is_padding_example
+        )
+        return (gradients, output[1]) if has_aux else gradients
+
+    return grad_fn
+
+
+@dataclasses.dataclass(frozen=True)
+class ClippedGrad:
+    """A function whose gradients are clipped per example, with its own bound.
+
+    Made by `clipped_grad` and `clipped_value_and_grad`.
+    """
+
+    fun: Callable[..., Any]
+    l2_clip_norm: float
+    normalize_by: float
+
+    def __call__(self, *args: Any, is_padding_example: jax.Array | None = None) -> Any:
+        """Calls `fun`."""
+        return self.fun(*args, is_padding_example=is_padding_example)
+
+    def sensitivity(self, neighboring_relation: clipping.NeighboringRelation) -> float:
+        """The L2 sensitivity of the gradient returned; see `dpadambc.sensitivity`."""
+        return clipping.sensitivity(
+            self.l2_clip_norm,
+            normalize_by=self.normalize_by,
+            neighboring_relation=neighboring_relation,
+        )
+
+
+def _extend(tree: Any, size: int) -> Any:
+    """Every array repeated along axis 0, its last row over and over, up to `size`."""
+    return jax.tree.map(
+        lambda x: jnp.asarray(x)[jnp.minimum(jnp.arange(size), x.shape[0] - 1)], tree
+    )
+
+
+def _in_microbatches(
+    clipped_batch: Callable[..., Any], batched: Sequence[int], size: int
+) -> Callable[..., Any]:
+    """The same function of (example ids, padding, *args), `size` examples at a time."""
+    microbatched = optax.microbatching.microbatch(
+        clipped_batch,
+        argnums=(0, 1, *(2 + i for i in batched)),
+        microbatch_size=size,
+        accumulator=(
+            optax.microbatching.AccumulationType.CONCAT,
+            optax.microbatching.AccumulationType.SUM,
+        ),
+    )
+
+    def fun(example_ids, is_padding_example, *args):
+        batch_size = example_ids.shape[0]
+        full_size = -(-batch_size // size) * size
+        args = [
+            _extend(x, full_size) if i in batched else x for i, x in enumerate(args)
+        ]
+        added = jnp.ones(full_size - batch_size, bool)
+        is_padding_example = jnp.concatenate([is_padding_example, added])
+        values, clipped = microbatched(jnp.arange(full_size), is_padding_example, *args)
+        return jax.tree.map(lambda x: x[:batch_size], values), clipped
+
+    return fun
+
+
+def clipped_value_and_grad(
+    loss_fn: Callable[..., Any],
+    l2_clip_norm: float,
+    normalize_by: float,
+    microbatch_size: int | None = None,
+    *,
+    argnums: Argnums = 0,
+    batch_argnums: Argnums | None = None,
+    key_argnum: int | None = None,
+    has_aux: bool = False,
+) -> ClippedGrad:
+    """`clipped_grad` that returns the value of each example too.
+
+    Args:
+      loss_fn: the loss of one example; see `per_example_value_and_grad`.
+      l2_clip_norm: see `clip_per_example`.
+      normalize_by: see `clip_per_example`.
+      microbatch_size: how many examples are in memory at once; all by default.
+      argnums: which positional arguments to differentiate.
+      batch_argnums: which positional arguments are batches; by default all others.
+      key_argnum: which positional argument is a PRNG key, if any.
+      has_aux: whether `loss_fn` returns `(loss, aux)`.
+
+    Returns:
+      A function that returns `(values, gradient)`, with `has_aux`
+      `((values, aux), gradient)`: values and auxiliary output per example and *not
+      private*, the gradient clipped, summed and divided. See `clipped_grad`.
+
+    Raises:
+      ValueError: as `clipped_grad`.
+      TypeError: as `clipped_grad`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import dpadambc
+      >>> loss_fn = lambda w, x: w * x
+      >>> fun = dpadambc.clipped_value_and_grad(loss_fn, 1.0, 2, microbatch_size=1)
+      >>> values, gradient = fun(1.0, jnp.array([0.5, 3.0]))
+      >>> print(values, f"{gradient:.3f}")
+      [0.5 3. ] 0.750
+    """
+    clip = clipping.clip_per_example(l2_clip_norm, normalize_by=normalize_by)
+    if microbatch_size is not None:
+        _validate.count(least=1, microbatch_size=microbatch_size)
+    parts = _Arguments(argnums, batch_argnums, key_argnum)
+    all_examples = _batched_value_and_grad(loss_fn, parts, has_aux)
+
+    def clipped_batch(example_ids, is_padding_example, *args):
+        output, gradients = all_examples(example_ids, *args)
+        several = tuple(args[i] for i in _tuple(argnums))
+        params = several[0] if isinstance(argnums, int) else several
+        clipped, _ = clip.update(
+            gradients, clip.init(params), params, is_padding_example=is_padding_example
+        )
+        return output, clipped
+
+    def fun(*args, is_padding_example=None):
+        batch_size = parts.check(args)
+        if is_padding_example is None:
+            is_padding_example = jnp.zeros(batch_size, bool)
+        clipping.check_padding(is_padding_example, batch_size)
+        clip_all = clipped_batch
+        if microbatch_size is not None and microbatch_size < batch_size:
+            clip_all = _in_microbatches(
+                clipped_batch, parts.batched(args), microbatch_size
+            )
+        return clip_all(jnp.arange(batch_size), is_padding_example, *args)
+
+    return ClippedGrad(fun, l2_clip_norm, normalize_by)
+
+
+def clipped_grad(
+    loss_fn: Callable[..., Any],
+    l2_clip_norm: float,
+    normalize_by: float,
+    microbatch_size: int | None = None,
+    *,
+    argnums: Argnums = 0,
+    batch_argnums: Argnums | None = None,
+    key_argnum: int | None = None,
+    has_aux: bool = False,
+) -> ClippedGrad:
+    r"""Like `jax.grad` of a batch, but clipped per example: sum, divided by a constant.
+
+    The value is that of `per_example_grad` followed by `clip_per_example`, with the
+    same guarantees, and with memory for `microbatch_size` examples only.
+
+    Args:
+      loss_fn: the loss of one example; see `per_example_value_and_grad`.
+      l2_clip_norm: C, the bound on one example's gradient norm.
+      normalize_by: B, the public number that the sum is divided by.
+      microbatch_size: how many examples are in memory at once; all by default. It
+        changes the result by rounding only, and need not divide the batch size.
+      argnums: which positional arguments to differentiate.
+      batch_argnums: which positional arguments are batches; by default all others.
+      key_argnum: which positional argument is a PRNG key, if any.
+      has_aux: whether `loss_fn` returns `(loss, aux)`.
+
+    Returns:
+      A function of the arguments of `loss_fn`, in batches, and of
+      `is_padding_example`, that returns the clipped gradient in at least float32,
+      with `has_aux` `(gradient, aux)`. Its method `sensitivity(neighboring_relation)`
+      is the bound on what one example can change.
+
+    Raises:
+      ValueError: as `per_example_value_and_grad` and `clip_per_example`.
+      TypeError: as `per_example_value_and_grad` and `clip_per_example`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import dpadambc
+      >>> loss_fn = lambda w, x: w @ x
+      >>> fun = dpadambc.clipped_grad(loss_fn, 1.0, normalize_by=2, microbatch_size=1)
+      >>> gradient = fun(jnp.zeros(2), jnp.array([[3.0, 4.0], [0.0, 0.5]]))
+      >>> print([f"{x:.3f}" for x in gradient])
+      ['0.300', '0.650']
+      >>> fun.sensitivity(dpadambc.NeighboringRelation.ADD_OR_REMOVE_ONE)
+      0.5
+    """
+    clipped = clipped_value_and_grad(
+        loss_fn,
+        l2_clip_norm,
+        normalize_by,
+        microbatch_size,
+        argnums=argnums,
+        batch_argnums=batch_argnums,
+        key_argnum=key_argnum,
+        has_aux=has_aux,
+    )
+
+    def fun(*args, is_padding_example=None):
+        output, gradient = clipped(*args, is_padding_example=is_padding_example)
+        return (gradient, output[1]) if has_aux else gradient
+
+    return ClippedGrad(fun, l2_clip_norm, normalize_by)
