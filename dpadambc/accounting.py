@@ -1,0 +1,289 @@
+"""Epsilon of an event, and the parameter that meets a target, by dp-accounting."""
+
+import functools
+import logging
+import math
+import warnings
+from collections.abc import Callable
+from typing import Literal
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import scipy.optimize
+from dp_accounting import pld, rdp
+
+from dpadambc import _validate
+
+Accountant = Literal["pld", "rdp"]
+
+_ACCOUNTANTS = ("pld", "rdp")
+
+# A schedule with more levels than this is rounded down to so many.
+_MOST_LEVELS = 32
+
+
+def check_accountant(accountant: str) -> None:
+    """Raises unless the name is known."""
+    if accountant not in _ACCOUNTANTS:
+        raise ValueError(
+            f"Expected accountant to be one of {_ACCOUNTANTS}, got {accountant!r}."
+        )
+
+
+def check_delta(target_delta: float, num_examples: int | None = None) -> None:
+    """Raises for a delta outside (0, 1); warns for one of a whole example or more."""
+    _validate.open_unit_interval(target_delta=target_delta)
+    if num_examples is not None and target_delta * num_examples >= 1:
+        warnings.warn(
+            f"target_delta={target_delta:g} is at least 1 / num_examples ="
+            f" {1 / num_examples:.3g}: publishing a random example in full would be as"
+            " private. Ask for a delta well below that, such as"
+            f" {0.1 / num_examples:.0e}.",
+            stacklevel=3,
+        )
+
+
+class _QuietOrders(logging.Filter):
+    """Drops dp-accounting's notes that a Rényi order did not converge.
+
+    It leaves that order out of a minimum over many, so the bound stands.
+    """
+
+    def filter(self, record):
+        return "failed to converge" not in record.getMessage()
+
+
+def _epsilon_by(
+    ledger: dp_accounting.PrivacyAccountant,
+    event: dp_accounting.DpEvent,
+    target_delta: float,
+) -> float:
+    logger, quiet = logging.getLogger("absl"), _QuietOrders()
+    logger.addFilter(quiet)
+    try:
+        return float(ledger.compose(event).get_epsilon(target_delta))
+    finally:
+        logger.removeFilter(quiet)
+
+
+def _pld_epsilon(
+    event: dp_accounting.DpEvent,
+    target_delta: float,
+    neighboring_relation: dp_accounting.NeighboringRelation,
+) -> float:
+    """Epsilon on a grid of privacy losses as fine as its size deserves.
+
+    Every grid gives an upper bound. The finest costs minutes and gigabytes for an
+    epsilon in the hundreds, and decides nothing there.
+    """
+    on_grid = lambda interval: _epsilon_by(
+        pld.PLDAccountant(neighboring_relation, interval), event, target_delta
+    )
+    coarse = on_grid(1e-2)
+    if math.isinf(coarse):
+        return coarse
+    return min(coarse, on_grid(min(max(1e-4, 1e-5 * coarse), 1e-2)))
+
+
+def epsilon(
+    event: dp_accounting.DpEvent,
+    *,
+    target_delta: float,
+    neighboring_relation: dp_accounting.NeighboringRelation,
+    accountant: Accountant = "pld",
+) -> float:
+    """The epsilon that an event spends.
+
+    Args:
+      event: what was run, in the unit that the accountant reads (see
+        `SubsampledGaussian.dp_event`).
+      target_delta: the delta that goes with it, in (0, 1).
+      neighboring_relation: what two neighbouring datasets differ in.
+      accountant: "pld" (privacy loss distributions, tight) or "rdp" (Rényi, an upper
+        bound, faster).
+
+    Returns:
+      Epsilon; infinity without noise.
+
+    Raises:
+      ValueError: for an unknown accountant, a delta outside (0, 1), or an event that
+        the accountant cannot account for under this relation.
+
+    Example:
+      >>> import dp_accounting
+      >>> from dpadambc import accounting
+      >>> relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+      >>> event = dp_accounting.GaussianDpEvent(2.0)
+      >>> round(accounting.epsilon(
+      ...     event, target_delta=1e-5, neighboring_relation=relation), 3)
+      1.993
+    """
+    check_accountant(accountant)
+    check_delta(target_delta)
+    try:
+        if accountant == "pld":
+            return _pld_epsilon(event, target_delta, neighboring_relation)
+        ledger = rdp.RdpAccountant(neighboring_relation=neighboring_relation)
+        return _epsilon_by(ledger, event, target_delta)
+    except dp_accounting.UnsupportedEventError as error:
+        raise ValueError(
+            f"The {accountant!r} accountant cannot account for this sampling under"
+            f" {neighboring_relation.name}: {error}"
+        ) from error
+
+
+def level_counts(schedule: optax.Schedule, iterations: int) -> dict[float, int]:
+    """How many of the first `iterations` steps have which noise multiplier, at least.
+
+    Equal steps are counted together. Where a schedule takes more than 32 values, each
+    is first rounded *down* to one of 32 levels in geometric progression, so that the
+    epsilon computed from them is an upper bound, and costs seconds.
+
+    Args:
+      schedule: the noise multiplier as a function of the step, counted from 0.
+      iterations: the number of steps.
+
+    Returns:
+      A dictionary from noise multiplier to number of steps.
+
+    Raises:
+      ValueError: if the schedule has a negative value or one that is not finite.
+
+    Example:
+      >>> from dpadambc import accounting
+      >>> accounting.level_counts(lambda step: 2.0 - (step >= 30), 100)
+      {1.0: 70, 2.0: 30}
+    """
+    if iterations == 0:
+        return {}
+    values = np.asarray(jax.vmap(schedule)(jnp.arange(iterations)), float)
+    for value in (values.min(), values.max()):
+        _validate.non_negative(noise_multiplier=value)
+    levels = np.unique(values)
+    if len(levels) > _MOST_LEVELS and levels[0] > 0:
+        levels = np.geomspace(levels[0], levels[-1], _MOST_LEVELS + 1)[:-1]
+        levels[0] = values.min()
+    index = np.searchsorted(levels, values, side="right") - 1
+    counts = np.bincount(index, minlength=len(levels))
+    return {float(z): int(n) for z, n in zip(levels, counts, strict=True) if n}
+
+
+def composed(
+    event_of: Callable[[float], dp_accounting.DpEvent],
+    noise_multiplier: float | optax.Schedule,
+    iterations: int,
+) -> dp_accounting.DpEvent:
+    """`iterations` steps of an event that depends on the noise multiplier."""
+    if not callable(noise_multiplier):
+        return dp_accounting.SelfComposedDpEvent(event_of(noise_multiplier), iterations)
+    counts = level_counts(noise_multiplier, iterations)
+    return dp_accounting.ComposedDpEvent(
+        [dp_accounting.SelfComposedDpEvent(event_of(z), n) for z, n in counts.items()]
+    )
+
+
+def _bracket(
+    gap: Callable[[float], float], start: float, factor: float, end: float
+) -> tuple[float, float]:
+    """The last of start, start * factor, ... with no positive gap, and the next.
+
+    The search comes from the side of little epsilon, where accounting is cheap; at
+    the other end it can take more memory than there is.
+    """
+    if gap(start) > 0:
+        raise ValueError(f"is exceeded even at {start:g}")
+    while start != end and gap(start * factor) <= 0:
+        start *= factor
+    return start, start * factor if start != end else end
+
+
+def _solve(gap: Callable[[float], float], good: float, bad: float) -> float:
+    """A number near the sign change of the gap, to four digits, on the good side."""
+    solution = scipy.optimize.root_scalar(
+        lambda x: gap(math.exp(x)), bracket=(math.log(good), math.log(bad)), xtol=5e-5
+    )
+    x = solution.root
+    while gap(math.exp(x)) > 0:
+        x += 1e-4 * math.copysign(1, good - bad)
+    return math.exp(x)
+
+
+def _solve_discrete(gap: Callable[[int], float], good: int, bad: int) -> int:
+    """The last integer before the sign change of the gap."""
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (good, middle) if gap(middle) > 0 else (middle, bad)
+    return good
+
+
+# The parameter's grid of trial values, from the side of little epsilon.
+_GRIDS = {
+    "noise_multiplier": (2.0**14, 0.5, 2.0**-10),
+    "sampling_prob": (2.0**-30, 2.0, 1.0),
+    "iterations": (1, 2, 2**30),
+}
+
+
+def calibrate(
+    event_of: Callable[..., dp_accounting.DpEvent],
+    unknown: str,
+    *,
+    target_epsilon: float,
+    target_delta: float,
+    neighboring_relation: dp_accounting.NeighboringRelation,
+    accountant: Accountant = "pld",
+) -> float | int:
+    """Solves for one parameter of an event.
+
+    Args:
+      event_of: the event as a function of the unknown.
+      unknown: "noise_multiplier", "sampling_prob" or "iterations".
+      target_epsilon: the epsilon to reach and not to exceed; positive.
+      target_delta: in (0, 1).
+      neighboring_relation: what two neighbouring datasets differ in.
+      accountant: "pld" or "rdp".
+
+    Returns:
+      The least noise multiplier or the largest sampling probability, to four digits,
+      or the largest number of iterations. Its epsilon never exceeds the target.
+
+    Raises:
+      ValueError: if the target cannot be reached.
+
+    Example:
+      >>> import dp_accounting
+      >>> from dpadambc import accounting
+      >>> z = accounting.calibrate(
+      ...     dp_accounting.GaussianDpEvent, "noise_multiplier",
+      ...     target_epsilon=1.0, target_delta=1e-5,
+      ...     neighboring_relation=dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
+      >>> round(z, 2)
+      3.73
+    """
+    _validate.positive(target_epsilon=target_epsilon)
+
+    @functools.cache
+    def gap(x):
+        spent = epsilon(
+            event_of(x),
+            target_delta=target_delta,
+            neighboring_relation=neighboring_relation,
+            accountant=accountant,
+        )
+        return min(spent, 1e9) - target_epsilon
+
+    try:
+        good, bad = _bracket(gap, *_GRIDS[unknown])
+    except ValueError as error:
+        raise ValueError(
+            f"target_epsilon={target_epsilon:g} at target_delta={target_delta:g}"
+            f" cannot be reached by choosing {unknown}: it {error}."
+        ) from error
+    if good == bad:
+        return good
+    if unknown == "iterations":
+        return _solve_discrete(gap, round(good), round(bad))
+    return _solve(gap, good, bad)
