@@ -1,0 +1,31 @@
+"""Differentially private Adam, corrected for its noise, as Optax transformations."""
+
+import importlib.metadata
+
+from dpadambc.clipping import NeighboringRelation as NeighboringRelation
+from dpadambc.clipping import clip_per_example as clip_per_example
+from dpadambc.clipping import sensitivity as sensitivity
+from dpadambc.decay import add_decoupled_weight_decay as add_decoupled_weight_decay
+from dpadambc.mechanism import FixedSizeSampledGaussian as FixedSizeSampledGaussian
+from dpadambc.mechanism import ShuffledGaussian as ShuffledGaussian
+from dpadambc.mechanism import SubsampledGaussian as SubsampledGaussian
+from dpadambc.mechanism import (
+    TruncatedSubsampledGaussian as TruncatedSubsampledGaussian,
+)
+from dpadambc.moments import RelativeFloor as RelativeFloor
+from dpadambc.moments import scale_by_adam_bc as scale_by_adam_bc
+from dpadambc.noise import add_dp_noise as add_dp_noise
+from dpadambc.optimizers import dp_adam as dp_adam
+from dpadambc.optimizers import dp_adambc as dp_adambc
+from dpadambc.optimizers import dp_adamw as dp_adamw
+from dpadambc.optimizers import dp_adamw_bc as dp_adamw_bc
+from dpadambc.optimizers import dp_sgd as dp_sgd
+from dpadambc.per_example import clipped_grad as clipped_grad
+from dpadambc.per_example import clipped_value_and_grad as clipped_value_and_grad
+from dpadambc.per_example import per_example_grad as per_example_grad
+from dpadambc.per_example import (
+    per_example_value_and_grad as per_example_value_and_grad,
+)
+from dpadambc.sampling import Batch as Batch
+
+__version__ = importlib.metadata.version("dpadambc")
