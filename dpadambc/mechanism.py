@@ -33,7 +33,7 @@ class _GaussianMechanism:
     """
 
     l2_clip_norm: float
-    noise_multiplier: Any  # a number or, where the class allows it, a schedule
+    noise_multiplier: float | optax.Schedule
     iterations: int
     normalize_by: float
     neighboring_relation: NeighboringRelation
@@ -85,8 +85,7 @@ class _GaussianMechanism:
         The noise multiplier times the sensitivity, a schedule if the multiplier is
         one. This value goes to `add_dp_noise` and to `scale_by_adam_bc`.
         """
-        z: Any = self.noise_multiplier
-        sensitivity = self.sensitivity
+        z, sensitivity = self.noise_multiplier, self.sensitivity
         if callable(z):
             return lambda step: z(step) * sensitivity
         return z * sensitivity
@@ -94,7 +93,7 @@ class _GaussianMechanism:
     @property
     def noise_variance(self) -> float | optax.Schedule:
         """The square of `noise_stddev`: the papers' Φ."""
-        stddev: Any = self.noise_stddev
+        stddev = self.noise_stddev
         if callable(stddev):
             return lambda step: stddev(step) ** 2
         return stddev**2
@@ -518,7 +517,8 @@ class ShuffledGaussian(_GaussianMechanism):
     """
 
     l2_clip_norm: float
-    noise_multiplier: float
+    # A schedule would make the noise of an example depend on its place in the order.
+    noise_multiplier: float  # pyright: ignore[reportIncompatibleVariableOverride]
     batch_size: int
     num_examples: int
     iterations: int
@@ -532,7 +532,6 @@ class ShuffledGaussian(_GaussianMechanism):
         super().__post_init__()
         _validate.count(batch_size=self.batch_size, least=1)
         _validate.count(num_examples=self.num_examples, least=self.batch_size)
-        # An example's noise would depend on its place in the order.
         _validate.non_negative(noise_multiplier=self.noise_multiplier)
 
     def _uses(self, iterations: int) -> int:
