@@ -185,10 +185,10 @@ def clip_per_example(
       Abadi et al., `Deep Learning with Differential Privacy
       <https://arxiv.org/abs/1607.00133>`_, 2016
     """
-    _validate.positive_or_infinite(l2_clip_norm=l2_clip_norm)
-    _validate.positive(normalize_by=normalize_by)
     _validate.full_precision(l2_clip_norm=l2_clip_norm)
     _validate.full_precision(normalize_by=normalize_by)
+    _validate.positive_or_infinite(l2_clip_norm=l2_clip_norm)
+    _validate.positive(normalize_by=normalize_by)
 
     def init_fn(params):
         del params

@@ -19,8 +19,8 @@ def check(noise_stddev: NoiseStddev) -> None:
     """Raises unless every number is non-negative, finite and of full precision."""
     for level in jax.tree.leaves(noise_stddev, is_leaf=lambda x: x is None):
         if not callable(level):
-            _validate.non_negative(noise_stddev=level)
             _validate.full_precision(noise_stddev=level)
+            _validate.non_negative(noise_stddev=level)
 
 
 def at_step(noise_stddev: NoiseStddev, count: jax.typing.ArrayLike) -> Any:

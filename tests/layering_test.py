@@ -1,0 +1,44 @@
+"""Modules import downwards only, and nothing from outside the core's five packages."""
+
+import ast
+import pathlib
+import sys
+
+import pytest
+
+import dpadambc
+
+PACKAGE = pathlib.Path(dpadambc.__file__).parent
+LAYERS = [
+    {"_validate"},
+    {"leaves", "noise_level"},
+    {"clipping", "noise", "moments", "decay", "sampling", "accounting"},
+    {"per_example", "mechanism"},
+    {"optimizers"},
+    {"cli", "__init__"},
+    {"__main__"},
+]
+RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
+OUTSIDE = {"jax", "numpy", "scipy", "optax", "dp_accounting"} | sys.stdlib_module_names
+
+
+def imported(path):
+    """Yields (is_internal, module) for every import statement of a file."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((False, alias.name.split(".")[0]) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            package, *rest = node.module.split(".")
+            if package != "dpadambc":
+                yield False, package
+            elif rest:
+                yield True, rest[0]
+            else:
+                yield from ((True, alias.name) for alias in node.names)
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.glob("*.py")), ids=lambda p: p.stem)
+def test_imports_point_downwards(path):
+    for internal, name in imported(path):
+        allowed = RANK[name] < RANK[path.stem] if internal else name in OUTSIDE
+        assert allowed, f"{path.stem} must not import {name}"

@@ -1,0 +1,304 @@
+"""The corrected second moment is the clean one, however the noise level moves."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpadambc
+from dpadambc import RelativeFloor, moments
+
+GRADIENTS = np.array([[1e-4, -3e-4, 5e-5], [2e-4, -1e-4, -5e-5], [1.5e-4, 2e-4, 1e-4]])
+START = np.array([0.5, -0.25, 0.125])
+
+
+def run(tx, gradients, params):
+    """The parameters after stepping through the gradients."""
+    state = tx.init(params)
+    for gradient in gradients:
+        updates, state = tx.update(jnp.asarray(gradient), state, params)
+        params = optax.apply_updates(params, updates)
+    return params, state
+
+
+def test_published_fixture_of_dp_adambc(x64):
+    """The update of Algorithm 1, computed by hand for three steps."""
+    adam_bc = dpadambc.scale_by_adam_bc(
+        np.sqrt(2.44140625e-8), b1=0.9, b2=0.999, variance_floor=3e-10
+    )
+    tx = optax.chain(adam_bc, optax.scale_by_learning_rate(1e-3))
+    params, _ = run(tx, GRADIENTS, jnp.asarray(START))
+    expected = [0.479204876234, -0.247281534907, 0.120230609109]
+    np.testing.assert_allclose(params, expected, rtol=0, atol=1e-12)
+
+
+def test_published_fixture_of_dp_adam(x64):
+    tx = optax.chain(optax.scale_by_adam(eps=1e-8), optax.scale_by_learning_rate(1e-3))
+    params, _ = run(tx, GRADIENTS, jnp.asarray(START))
+    expected = [0.49705954297, -0.247901793641, 0.123554649305]
+    np.testing.assert_allclose(params, expected, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("floor", [0.0, RelativeFloor(1.0)], ids=["zero", "relative"])
+def test_no_noise_and_no_floor_is_adam(floor):
+    """To the last bit over 50 steps, and under jit but for how XLA divides."""
+    ours = dpadambc.scale_by_adam_bc(0.0, variance_floor=floor)
+    optaxs = optax.scale_by_adam(eps=0.0)
+    params = {"w": jnp.zeros((5, 4)), "b": jnp.zeros(4)}
+    states = ours.init(params), optaxs.init(params)
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        gradient = jax.tree.map(
+            lambda p: jnp.asarray(rng.normal(size=p.shape) * 1e-3, jnp.float32), params
+        )
+        jitted = [
+            jax.jit(tx.update)(gradient, state)[0]
+            for tx, state in zip((ours, optaxs), states, strict=True)
+        ]
+        (u, a), (v, b) = (
+            tx.update(gradient, state)
+            for tx, state in zip((ours, optaxs), states, strict=True)
+        )
+        states = a, b
+        jax.tree.map(np.testing.assert_array_equal, u, v)
+        jax.tree.map(lambda x, y: np.testing.assert_array_max_ulp(x, y, 2), *jitted)
+
+
+def test_no_noise_is_adam_with_the_floor_under_the_root():
+    gradients = np.random.default_rng(1).normal(size=(30, 4)) * [1e-6, 1e-3, 1, 1e3]
+    tx = dpadambc.scale_by_adam_bc(0.0, variance_floor=1e-4)
+    state, m, v = tx.init(jnp.zeros(4)), np.zeros(4), np.zeros(4)
+    for t, g in enumerate(gradients, 1):
+        updates, state = tx.update(jnp.asarray(g, jnp.float32), state)
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+        m_hat, v_hat = m / (1 - 0.9**t), v / (1 - 0.999**t)
+    np.testing.assert_allclose(updates, m_hat / np.sqrt(np.maximum(v_hat, 1e-4)), 2e-4)
+
+
+@pytest.mark.parametrize("c", [1e-3, 0.1, 100.0])
+@pytest.mark.parametrize("relative", [True, False])
+def test_scaling_gradient_noise_and_floor_leaves_the_update_unchanged(c, relative):
+    """(g, sigma, gamma') to (c g, c sigma, c^2 gamma')."""
+    gradients = np.random.default_rng(2).normal(size=(20, 50)).astype(np.float32)
+
+    def last_update(c):
+        floor = RelativeFloor(2.0) if relative else 0.3 * c**2
+        tx = dpadambc.scale_by_adam_bc(0.8 * c, variance_floor=floor)
+        state = tx.init(jnp.zeros(50))
+        for g in gradients:
+            updates, state = tx.update(jnp.asarray(c * g), state)
+        return updates
+
+    np.testing.assert_allclose(last_update(c), last_update(1.0), rtol=2e-3)
+
+
+def test_constant_noise_is_the_published_rule(x64):
+    """The tracked variance, corrected for its start, is sigma squared from step 1."""
+    tx = dpadambc.scale_by_adam_bc(0.37)
+    state = tx.init(jnp.zeros(3))
+    for t in range(1, 6):
+        _, state = tx.update(jnp.ones(3), state)
+        tracked = state.noise_variance / (1 - 0.999**t)
+        assert tracked == pytest.approx(0.37**2, rel=1e-12)
+
+
+def noised_run(noise_stddev, signal, steps, b2=0.99, seed=0):
+    """The bias-corrected second moment and tracked variance after noised steps."""
+    noise = dpadambc.add_dp_noise(noise_stddev, key=jax.random.key(seed))
+    adam_bc = dpadambc.scale_by_adam_bc(noise_stddev, b2=b2)
+
+    def step(states, _):
+        noised, noise_state = noise.update(signal, states[0])
+        _, adam_state = adam_bc.update(noised, states[1])
+        return (noise_state, adam_state), None
+
+    init = noise.init(signal), adam_bc.init(signal)
+    (_, state), _ = jax.lax.scan(step, init, length=steps)
+    correct = lambda x: np.float64(x) / (1 - np.float64(b2) ** steps)
+    return jax.tree.map(correct, (state.nu, state.noise_variance))
+
+
+def score(nu_hat, noise_variance, clean):
+    """The mean of v-hat minus Phi-hat, in standard errors from the clean moment."""
+    corrected = nu_hat - noise_variance
+    return (corrected.mean() - clean) / (corrected.std() / np.sqrt(corrected.size))
+
+
+LEVELS = {
+    "constant": 0.2,
+    "drops": lambda count: jnp.where(count < 150, 0.4, 0.1),
+    "decays": lambda count: 0.3 * 0.99**count,
+    "rises": lambda count: 0.1 + 0.001 * count,
+}
+
+
+@pytest.mark.parametrize("name", LEVELS)
+def test_corrected_second_moment_is_the_clean_one(name):
+    """Within 4 standard errors, from 40,000 coordinates, with signal 0.05."""
+    nu_hat, tracked = noised_run(LEVELS[name], jnp.full(40_000, 0.05), 200)
+    assert abs(score(nu_hat, tracked, 0.05**2)) < 4
+    # Negative controls: without the correction, and with a level 5 % off.
+    assert abs(score(nu_hat, 0.0, 0.05**2)) > 20
+    assert abs(score(nu_hat, tracked * 1.05**2, 0.05**2)) > 8
+
+
+@pytest.mark.parametrize("name", ["drops", "decays", "rises"])
+def test_subtracting_the_present_level_instead_of_the_tracked_one_is_off(name):
+    """Negative control for the schedules."""
+    nu_hat, _ = noised_run(LEVELS[name], jnp.full(40_000, 0.05), 200)
+    present = float(LEVELS[name](199)) ** 2
+    assert abs(score(nu_hat, present, 0.05**2)) > 20
+
+
+def test_each_leaf_is_corrected_by_its_own_level():
+    signal = {"quiet": jnp.full(40_000, 0.05), "loud": jnp.full(40_000, 0.05)}
+    levels = {"quiet": 0.05, "loud": LEVELS["drops"]}
+    nu_hat, tracked = noised_run(levels, signal, 200)
+    for name in signal:
+        assert abs(score(nu_hat[name], tracked[name], 0.05**2)) < 4
+    assert abs(score(nu_hat["quiet"], tracked["loud"], 0.05**2)) > 20
+
+
+def test_injected_noise_levels_stay_corrected():
+    """Setting the hyperparameter by hand in the middle of a run."""
+    inject = optax.inject_hyperparams
+    noise = inject(dpadambc.add_dp_noise)(0.4, key=jax.random.key(0))
+    adam_bc = inject(dpadambc.scale_by_adam_bc)(0.4, b2=0.99)
+    signal = jnp.full(40_000, 0.05)
+    states = noise.init(signal), adam_bc.init(signal)
+    for step in range(200):
+        for state in states:
+            state.hyperparams["noise_stddev"] = jnp.float32(0.4 if step < 150 else 0.1)
+        noised, noise_state = noise.update(signal, states[0])
+        _, adam_state = adam_bc.update(noised, states[1])
+        states = noise_state, adam_state
+    unbias = 1 - 0.99**200
+    inner = states[1].inner_state
+    nu_hat, tracked = np.float64(inner.nu) / unbias, inner.noise_variance / unbias
+    assert abs(score(nu_hat, tracked, 0.05**2)) < 4
+    assert abs(score(nu_hat, 0.1**2, 0.05**2)) > 20
+
+
+def test_dp_adam_is_dp_sgd_with_momentum_where_noise_dominates():
+    """Equation 3: eta_SGDM(t) = eta_Adam (1 - b1) / ((1 - b1^t) sqrt(Phi))."""
+    sigma, eta, b1, steps, size = 1.5625e-4, 1e-3, 0.9, 300, 2_000
+    rng = np.random.default_rng(0)
+    gradients = sigma * rng.normal(size=(steps, size))
+    schedule = lambda t: eta * (1 - b1) / ((1 - b1 ** (t + 1.0)) * sigma)
+    adam = optax.adam(eta, b1=b1, b2=0.9999, eps=0)
+    sgdm = optax.sgd(schedule, momentum=b1)
+    start = jnp.zeros(size)
+    ends = [np.float64(run(tx, gradients, start)[0]) for tx in (adam, sgdm)]
+    assert np.corrcoef(*ends)[0, 1] > 0.99
+    assert np.std(ends[0]) / np.std(ends[1]) == pytest.approx(1, rel=0.02)
+    # At the start and in the limit, the schedule has the published values.
+    assert schedule(0) == pytest.approx(6.4)
+    assert schedule(9) == pytest.approx(0.98262, rel=1e-5)
+    assert schedule(10_000) == pytest.approx(0.6400)
+    # Negative control: with signal far above the noise they part.
+    loud = gradients + sigma * np.logspace(-1, 3, size)
+    ends = [np.float64(run(tx, loud, start)[0]) for tx in (adam, sgdm)]
+    assert np.std(ends[0]) / np.std(ends[1]) < 0.1
+
+
+@pytest.mark.parametrize(("b2", "spread"), [(0.999, 0.031631), (0.99, 0.100251)])
+def test_relative_floor_is_the_spread_of_noise_alone(b2, spread):
+    phi = 0.04
+    assert RelativeFloor(3.0).variance(phi, b2) == pytest.approx(3 * spread * phi, 1e-4)
+
+
+def test_noise_alone_spreads_as_the_floor_assumes():
+    nu_hat, tracked = noised_run(0.2, jnp.zeros(40_000), 800)
+    floor = RelativeFloor(1.0).variance(tracked, 0.99)
+    # The spread of 40,000 coordinates is known to 1 / sqrt(80,000) = 0.4 %.
+    assert np.std(nu_hat) == pytest.approx(float(floor), rel=0.02)
+    # About half of all coordinates without signal fall below any small floor.
+    at_floor = np.mean(nu_hat - tracked < 0)
+    assert at_floor == pytest.approx(0.53, abs=0.03)
+
+
+def test_share_at_the_floor_under_noise_alone_is_as_simulated():
+    """Published: 46.9 % unclamped at step 40 and 48.2 % at 190, with b2 0.99."""
+    for steps, share in [(40, 0.469), (190, 0.482)]:
+        nu_hat, tracked = noised_run(0.0096, jnp.zeros(100_000), steps)
+        unclamped = np.mean(nu_hat - tracked > 4.3e-9)
+        # One standard error is 0.16 %; the published figure has three digits.
+        assert unclamped == pytest.approx(share, abs=0.007)
+
+
+def test_published_spread_of_the_moments_under_noise_alone():
+    """m-hat over sqrt(Phi) has standard deviation sqrt((1-b1)/(1+b1)) = 0.229416."""
+    noise = dpadambc.add_dp_noise(1.0, key=jax.random.key(0))
+    adam_bc = dpadambc.scale_by_adam_bc(1.0)
+    zeros = jnp.zeros(100_000)
+    states = noise.init(zeros), adam_bc.init(zeros)
+    for _ in range(100):
+        noised, noise_state = noise.update(zeros, states[0])
+        _, adam_state = adam_bc.update(noised, states[1])
+        states = noise_state, adam_state
+    assert np.std(states[1].mu) == pytest.approx(0.229416, rel=0.01)
+
+
+def test_a_dead_coordinate_does_not_move():
+    """Adam without eps divides zero by zero."""
+    tx = dpadambc.scale_by_adam_bc(0.0)
+    updates, _ = tx.update(jnp.array([0.0, 1.0]), tx.init(jnp.zeros(2)))
+    assert updates.tolist() == [0.0, pytest.approx(1.0, rel=1e-4)]
+
+
+def test_state_holds_float32_for_bfloat16_parameters():
+    """v-hat minus Phi is a small difference of near-equal numbers."""
+    tx = dpadambc.scale_by_adam_bc(0.1)
+    params = jnp.zeros(3, jnp.bfloat16)
+    state = tx.init(params)
+    updates, state = tx.update(jnp.ones(3, jnp.bfloat16), state, params)
+    assert {updates.dtype, state.mu.dtype, state.nu.dtype} == {jnp.dtype("float32")}
+
+
+def test_bfloat16_moments_would_lose_the_correction():
+    """Negative control, by hand: signal 0.005 under noise 0.1, 3,000 steps."""
+    key, signal = jax.random.key(0), 0.005
+    gradients = signal + 0.1 * jax.random.normal(key, (3_000, 500))
+
+    def corrected(dtype):
+        ema = lambda v, g: ((0.999 * v + 0.001 * g**2).astype(dtype), None)
+        v, _ = jax.lax.scan(ema, jnp.zeros(500, dtype), gradients)
+        return np.float64(v).mean() / (1 - 0.999**3_000) - 0.1**2
+
+    assert corrected(jnp.float32) == pytest.approx(signal**2, abs=3e-5)
+    assert abs(corrected(jnp.bfloat16)) > 1e-3
+
+
+def test_corrected_second_moment_keeps_dtype_and_floor():
+    out = moments.corrected_second_moment(jnp.array([2.0, 0.5]), 1.0, 0.25)
+    assert out.tolist() == [1.0, 0.25]
+    assert out.dtype == jnp.float32
+
+
+@pytest.mark.parametrize("name", ["b1", "b2"])
+@pytest.mark.parametrize("bad", [-0.1, 1.0, float("nan")])
+def test_refuses_a_decay_rate_outside_its_range(name, bad):
+    with pytest.raises(ValueError, match=rf"Expected {name} in \[0, 1\), got {name}="):
+        dpadambc.scale_by_adam_bc(0.1, **{name: bad})
+
+
+@pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
+def test_refuses_a_level_or_a_floor_that_is_none(bad):
+    with pytest.raises(ValueError, match="Expected noise_stddev to be non-negative"):
+        dpadambc.scale_by_adam_bc(bad)
+    with pytest.raises(ValueError, match="Expected variance_floor to be non-negative"):
+        dpadambc.scale_by_adam_bc(0.1, variance_floor=bad)
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, float("inf")])
+def test_refuses_a_relative_floor_that_is_not_positive(bad):
+    with pytest.raises(ValueError, match="Expected factor to be positive and finite"):
+        RelativeFloor(bad)
+
+
+def test_refuses_hyperparameters_rounded_to_bfloat16():
+    """0.999 in bfloat16 is 1."""
+    tx = optax.inject_hyperparams(dpadambc.scale_by_adam_bc, static_args="noise_stddev")
+    with pytest.raises(TypeError, match="pass hyperparam_dtype=jnp.float32"):
+        tx(0.1).init(jnp.zeros(2, jnp.bfloat16))

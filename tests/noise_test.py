@@ -1,0 +1,209 @@
+"""The noise has the stated scale and shape, and never repeats."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import scipy.stats
+
+import dpadambc
+
+SIZE = 200_000
+
+
+def draws(noise_stddev, params=None, *, seed=0, steps=1):
+    """The noise of each step, as a list of trees."""
+    params = jnp.zeros(SIZE) if params is None else params
+    noise = dpadambc.add_dp_noise(noise_stddev, key=jax.random.key(seed))
+    state, out = noise.init(params), []
+    for _ in range(steps):
+        updates, state = noise.update(optax.tree.zeros_like(params), state, params)
+        out.append(jax.tree.map(np.float64, updates))
+    return out
+
+
+def variance_score(sample, stddev):
+    """How many standard errors the sample variance lies from stddev**2."""
+    n = sample.size
+    return (np.sum((sample / stddev) ** 2) - n) / np.sqrt(2 * n)
+
+
+def correlation_score(a, b):
+    """The correlation of two samples in standard errors."""
+    return np.corrcoef(a.ravel(), b.ravel())[0, 1] * np.sqrt(a.size)
+
+
+@pytest.mark.parametrize("stddev", [1e-8, 0.3, 7.0])
+def test_variance_is_as_stated(stddev):
+    (sample,) = draws(stddev)
+    assert abs(variance_score(sample, stddev)) < 4
+    # Negative control: 200,000 draws tell a standard deviation that is 5 % off.
+    assert abs(variance_score(sample * 1.05, stddev)) > 20
+    assert abs(variance_score(sample * 0.95, stddev)) > 20
+
+
+def test_distribution_is_gaussian():
+    (sample,) = draws(2.0)
+    assert scipy.stats.kstest(sample / 2.0, "norm").pvalue > 1e-3
+    # Negative controls: a scale off by 5 %, another shape, a shift of 2 %.
+    assert scipy.stats.kstest(sample / 2.1, "norm").pvalue < 1e-6
+    assert scipy.stats.kstest(np.sign(sample) * (sample / 2) ** 2, "norm").pvalue < 1e-6
+    assert scipy.stats.kstest(sample / 2.0 + 0.02, "norm").pvalue < 1e-6
+
+
+def test_leaves_steps_and_keys_are_independent():
+    params = {"a": jnp.zeros(SIZE), "b": jnp.zeros(SIZE)}
+    one, two = draws(1.0, params, steps=2)
+    (other,) = draws(1.0, params, seed=1)
+    for x, y in [
+        (one["a"], one["b"]),
+        (one["a"], two["a"]),
+        (one["a"], two["b"]),
+        (one["a"], other["a"]),
+        (one["a"][1:], one["a"][:-1]),
+    ]:
+        assert abs(correlation_score(x, y)) < 4
+    # Negative control: a correlation of 5 % is far outside.
+    assert abs(correlation_score(one["a"], one["b"] + 0.05 * one["a"])) > 10
+
+
+def test_no_number_is_drawn_twice_over_leaves_and_steps():
+    params = [jnp.zeros(50)] * 10
+    seen = np.concatenate(
+        [np.ravel(leaf) for t in draws(1.0, params, steps=20) for leaf in t]
+    )
+    assert len(np.unique(seen)) > 0.999 * seen.size
+    repeated = np.concatenate([seen, seen])
+    assert len(np.unique(repeated)) < 0.51 * repeated.size
+
+
+def test_equal_leaves_in_the_parts_of_multi_transform_get_different_noise():
+    """Both parts count their leaves from zero, and were given the same key."""
+    make = lambda: dpadambc.add_dp_noise(1.0, key=jax.random.key(0))
+    noise = optax.multi_transform({"x": make(), "y": make()}, {"a": "x", "b": "y"})
+    params = {"a": jnp.zeros(SIZE), "b": jnp.zeros(SIZE)}
+    updates, _ = noise.update(params, noise.init(params), params)
+    assert abs(correlation_score(updates["a"], updates["b"])) < 4
+
+
+def test_noise_does_not_repeat_draws_made_with_the_same_key():
+    """Parameters initialised from the optimizer's key must not predict its noise."""
+    (sample,) = draws(1.0)
+    for key in (jax.random.key(0), *jax.random.split(jax.random.key(0))):
+        drawn = np.float64(jax.random.normal(key, (SIZE,)))
+        assert abs(correlation_score(sample, drawn)) < 4
+
+
+def test_state_forgets_the_noise_it_has_given():
+    """With the state after a step, the noise of that step cannot be drawn again."""
+    noise = dpadambc.add_dp_noise(1.0, key=jax.random.key(0))
+    zeros = jnp.zeros(SIZE)
+    first, state = noise.update(zeros, noise.init(zeros), zeros)
+    for count in (0, 1):
+        replay = state._replace(count=jnp.int32(count))
+        again, _ = noise.update(zeros, replay, zeros)
+        assert abs(correlation_score(np.float64(first), np.float64(again))) < 4
+
+
+def test_same_state_gives_the_same_noise():
+    (one,), (two,) = draws(1.0), draws(1.0)
+    np.testing.assert_array_equal(one, two)
+
+
+def test_a_schedule_is_read_at_the_step_counted_from_zero():
+    first, second, third = draws(
+        lambda count: jnp.array([1.0, 3.0, 0.0])[count], None, steps=3
+    )
+    assert abs(variance_score(first, 1.0)) < 4
+    assert abs(variance_score(second, 3.0)) < 4
+    assert not third.any()
+
+
+def test_a_tree_prefix_gives_each_group_its_level():
+    params = {"low": [jnp.zeros(SIZE), jnp.zeros(SIZE)], "high": jnp.zeros(SIZE)}
+    levels = {"low": 0.5, "high": lambda count: 2.0 + count}
+    first, second = draws(levels, params, steps=2)
+    for leaf in first["low"]:
+        assert abs(variance_score(leaf, 0.5)) < 4
+    assert abs(variance_score(first["high"], 2.0)) < 4
+    assert abs(variance_score(second["high"], 3.0)) < 4
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_jax_privacy_low_precision_noise_takes_more_than_128_values(dtype):
+    params = jnp.zeros(SIZE, dtype)
+    (sample,) = draws(1.0, params)
+    assert len(np.unique(sample)) > 0.9 * SIZE
+    assert np.abs(sample).max() > 4
+    # Negative control: what drawing in that dtype gives.
+    low = jax.random.normal(jax.random.key(0), (SIZE,), dtype)
+    assert len(np.unique(np.float64(low))) < 0.2 * SIZE
+
+
+def test_jax_privacy_small_noise_does_not_vanish_in_float16():
+    (sample,) = draws(1e-9, jnp.zeros(SIZE, jnp.float16))
+    assert abs(variance_score(sample, 1e-9)) < 4
+    # Negative control: the least positive float16 is 6e-8.
+    assert not sample.astype(np.float16).any()
+
+
+def test_double_precision_noise_is_drawn_in_double(x64):
+    noise = dpadambc.add_dp_noise(1.0, key=jax.random.key(0))
+    zeros = jnp.zeros(1000, jnp.float64)
+    updates, _ = noise.update(zeros, noise.init(zeros), zeros)
+    assert updates.dtype == jnp.float64
+    assert (updates != updates.astype(jnp.float32)).all()
+
+
+def test_optax_noise_needs_a_key():
+    """A default key would give all optimizers of a program the same noise."""
+    with pytest.raises(TypeError, match="key"):
+        dpadambc.add_dp_noise(1.0)  # pyright: ignore[reportCallIssue]
+
+
+@pytest.mark.parametrize(
+    ("key", "error"),
+    [
+        (0, TypeError),
+        (None, TypeError),
+        (jnp.zeros(2, jnp.uint32), TypeError),
+        (np.zeros(2, np.uint32), TypeError),
+        (jax.random.split(jax.random.key(0)), ValueError),
+    ],
+    ids=["int", "none", "raw", "raw numpy", "several"],
+)
+def test_refuses_what_is_not_one_typed_key(key, error):
+    with pytest.raises(error, match="Expected key to be (a typed JAX key|one key)"):
+        dpadambc.add_dp_noise(1.0, key=key)
+
+
+@pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf"), {"a": -0.1}])
+def test_refuses_a_level_that_is_no_standard_deviation(bad):
+    with pytest.raises(ValueError, match="noise_stddev to be non-negative and finite"):
+        dpadambc.add_dp_noise(bad, key=jax.random.key(0))
+
+
+@pytest.mark.parametrize("bad", ["0.1", None, jnp.ones(2)])
+def test_refuses_a_level_that_is_no_number(bad):
+    with pytest.raises(TypeError, match="Expected noise_stddev to be a number"):
+        dpadambc.add_dp_noise(bad, key=jax.random.key(0))
+
+
+def test_refuses_a_tree_that_is_no_prefix():
+    noise = dpadambc.add_dp_noise({"a": 1.0}, key=jax.random.key(0))
+    with pytest.raises(ValueError, match="a tree prefix of the parameters"):
+        noise.init({"b": jnp.zeros(2)})
+
+
+def test_refuses_gradients_that_still_have_their_batch_axis():
+    noise = dpadambc.add_dp_noise(1.0, key=jax.random.key(0))
+    params = {"w": jnp.zeros(3)}
+    with pytest.raises(ValueError, match=r"go through dpadambc.clip_per_example first"):
+        noise.update({"w": jnp.zeros((5, 3))}, noise.init(params), params)
+
+
+def test_refuses_a_level_rounded_to_bfloat16():
+    noise = optax.inject_hyperparams(dpadambc.add_dp_noise)(0.3, key=jax.random.key(0))
+    with pytest.raises(TypeError, match="Expected noise_stddev in at least float32"):
+        noise.init(jnp.zeros(2, jnp.bfloat16))
