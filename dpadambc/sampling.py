@@ -53,6 +53,11 @@ def _check(num_examples: int, sampling_prob: float | None = None) -> None:
         _validate.probability(sampling_prob=sampling_prob)
 
 
+def _size_exceeded_with(prob: float, num_examples: int, sampling_prob: float) -> int:
+    """The least size that a Poisson sample exceeds with at most this probability."""
+    return int(scipy.stats.binom.isf(prob, num_examples, sampling_prob))
+
+
 def padded_sizes(num_examples: int, sampling_prob: float) -> tuple[int, ...]:
     """The static sizes that Poisson batches are padded to: four at most.
 
@@ -76,8 +81,10 @@ def padded_sizes(num_examples: int, sampling_prob: float) -> tuple[int, ...]:
       (1065, 1144, 1285, 50000)
     """
     _check(num_examples, sampling_prob)
-    batch_size = scipy.stats.binom(num_examples, sampling_prob)
-    sizes = [int(batch_size.isf(p)) for p in (0.1, 1e-4, _OVERFLOW_PROB)]
+    sizes = [
+        _size_exceeded_with(p, num_examples, sampling_prob)
+        for p in (0.1, 1e-4, _OVERFLOW_PROB)
+    ]
     return tuple(sorted({*sizes, num_examples}))
 
 
@@ -253,10 +260,9 @@ def poisson_sample(
       key: a typed key, a fresh one for each step.
       num_examples: size of the data set; static.
       sampling_prob: the probability with which each example takes part; static.
-      size: the size of the batch with its padding; static. By default the third of
-        `padded_sizes`, which a sample exceeds with probability 1e-15; a smaller one
-        is refused unless it is as safe. To cap the batch, use
-        `truncated_poisson_sample` and its mechanism.
+      size: the size of the batch with its padding; static. By default the least that
+        a sample exceeds with probability 1e-15 at most; a smaller one is refused. To
+        cap the batch, use `truncated_poisson_sample` and its mechanism.
 
     Returns:
       A `Batch` of arrays of shape (size,).
@@ -275,7 +281,7 @@ def poisson_sample(
     """
     _validate.typed_key(key=key)
     _check(num_examples, sampling_prob)
-    safe = int(scipy.stats.binom.isf(_OVERFLOW_PROB, num_examples, sampling_prob))
+    safe = _size_exceeded_with(_OVERFLOW_PROB, num_examples, sampling_prob)
     size = safe if size is None else size
     if size < safe:
         raise ValueError(

@@ -1,0 +1,361 @@
+"""Per-example gradients and their clipped sum agree with a loop over examples."""
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpadambc
+from dpadambc import NeighboringRelation
+
+
+def mlp_loss(params, x, y):
+    hidden = jnp.tanh(x @ params["w1"] + params["b1"])
+    return jnp.sum((hidden @ params["w2"] - y) ** 2)
+
+
+def conv_loss(params, x, y):
+    dims = ("NHWC", "HWIO", "NHWC")
+    out = jax.lax.conv_general_dilated(
+        x[None], params["kernel"], (1, 1), "SAME", dimension_numbers=dims
+    )
+    return jnp.sum(jnp.tanh(out).mean((0, 1, 2)) @ params["w"] - y) ** 2
+
+
+def embedding_loss(params, ids, y):
+    return jnp.sum((jnp.tanh(params["table"][ids]).mean(0) @ params["w"] - y) ** 2)
+
+
+def attention_loss(params, x, y):
+    q, k, v = (x @ params[name] for name in "qkv")
+    weights = jax.nn.softmax(q @ k.T / np.sqrt(k.shape[-1]))
+    return jnp.sum(((weights @ v).mean(0) - y) ** 2)
+
+
+def shapes(name):
+    """The parameters' shapes, and a function that draws a batch."""
+    normal = lambda rng, *shape: rng.normal(size=shape)
+    return {
+        "mlp": (
+            mlp_loss,
+            {"w1": (4, 5), "b1": (5,), "w2": (5, 2)},
+            lambda rng, n: (normal(rng, n, 4), normal(rng, n, 2)),
+        ),
+        "conv": (
+            conv_loss,
+            {"kernel": (3, 3, 2, 4), "w": (4, 3)},
+            lambda rng, n: (normal(rng, n, 6, 5, 2), normal(rng, n, 3)),
+        ),
+        "embedding": (
+            embedding_loss,
+            {"table": (7, 3), "w": (3, 2)},
+            lambda rng, n: (rng.integers(7, size=(n, 6)), normal(rng, n, 2)),
+        ),
+        "attention": (
+            attention_loss,
+            {"q": (4, 3), "k": (4, 3), "v": (4, 2)},
+            lambda rng, n: (normal(rng, n, 5, 4), normal(rng, n, 2)),
+        ),
+    }[name]
+
+
+MODELS = ["mlp", "conv", "embedding", "attention"]
+
+
+def problem(name, batch_size, seed=0):
+    loss_fn, sizes, draw = shapes(name)
+    rng = np.random.default_rng(seed)
+    params = {k: jnp.asarray(rng.normal(size=s)) for k, s in sizes.items()}
+    x, y = (jnp.asarray(a) for a in draw(rng, batch_size))
+    return loss_fn, params, x, y
+
+
+def looped_grads(loss_fn, params, *batch):
+    grads = [
+        jax.grad(loss_fn)(params, *example) for example in zip(*batch, strict=True)
+    ]
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *grads)
+
+
+def looped_clipped_sum(loss_fn, params, *batch, l2_clip_norm, normalize_by):
+    total = jax.tree.map(jnp.zeros_like, params)
+    for example in zip(*batch, strict=True):
+        grad = jax.grad(loss_fn)(params, *example)
+        factor = 1 / jnp.maximum(1, optax.tree.norm(grad) / l2_clip_norm)
+        total = jax.tree.map(lambda t, g, f=factor: t + f * g, total, grad)
+    return jax.tree.map(lambda t: t / normalize_by, total)
+
+
+def assert_close(a, b, tolerance=1e-12):
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, tolerance, tolerance), a, b
+    )
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_per_example_grad_agrees_with_a_loop(name, x64):
+    loss_fn, params, x, y = problem(name, 5)
+    values, grads = dpadambc.per_example_value_and_grad(loss_fn)(params, x, y)
+    assert_close(grads, looped_grads(loss_fn, params, x, y))
+    assert_close(values, jnp.stack([loss_fn(params, *e) for e in zip(x, y)]))  # noqa: B905
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("microbatch_size", [None, 1, 3, 7, 100])
+def test_clipped_grad_agrees_with_a_loop(name, microbatch_size, x64):
+    loss_fn, params, x, y = problem(name, 7)
+    fun = dpadambc.clipped_grad(loss_fn, 0.5, 3.0, microbatch_size)
+    slow = looped_clipped_sum(loss_fn, params, x, y, l2_clip_norm=0.5, normalize_by=3.0)
+    assert_close(fun(params, x, y), slow)
+    assert_close(jax.jit(fun)(params, x, y), slow)
+
+
+@hypothesis.settings(max_examples=10)
+@hypothesis.given(
+    seed=st.integers(0, 2**32 - 1),
+    batch_size=st.integers(1, 8),
+    microbatch_size=st.integers(1, 9),
+    padding=st.lists(st.booleans(), min_size=8, max_size=8),
+)
+def test_microbatches_padding_and_order_change_rounding_only(
+    seed, batch_size, microbatch_size, padding
+):
+    with jax.enable_x64(True):
+        loss_fn, params, x, y = problem("mlp", batch_size, seed)
+        mask = jnp.array(padding[:batch_size])
+        whole = dpadambc.clipped_grad(loss_fn, 1.0, 2.0)
+        parts = dpadambc.clipped_grad(loss_fn, 1.0, 2.0, microbatch_size)
+        expected = whole(params, x[~mask], y[~mask])
+        assert_close(parts(params, x, y, is_padding_example=mask), expected)
+        order = np.random.default_rng(seed).permutation(batch_size)
+        shuffled = parts(params, x[order], y[order], is_padding_example=mask[order])
+        assert_close(shuffled, expected)
+
+
+def test_clipped_grad_is_per_example_grad_then_clip_per_example():
+    loss_fn, params, x, y = problem("mlp", 6)
+    clip = dpadambc.clip_per_example(0.3, normalize_by=5.0)
+    grads = dpadambc.per_example_grad(loss_fn)(params, x, y)
+    chained, _ = clip.update(grads, clip.init(params), params)
+    assert_close(dpadambc.clipped_grad(loss_fn, 0.3, 5.0)(params, x, y), chained, 1e-6)
+
+
+def test_padding_given_to_the_gradient_or_to_the_clip_is_the_same():
+    """Flax's TrainState.apply_gradients forwards no extra arguments."""
+    loss_fn, params, x, y = problem("mlp", 6)
+    x = x.at[4].set(jnp.nan)
+    mask = jnp.array([False, True, False, False, True, False])
+    clip = dpadambc.clip_per_example(0.3, normalize_by=5.0)
+    grad_fn = dpadambc.per_example_grad(loss_fn)
+    early, _ = clip.update(
+        grad_fn(params, x, y, is_padding_example=mask), clip.init(params), params
+    )
+    late, _ = clip.update(
+        grad_fn(params, x, y), clip.init(params), params, is_padding_example=mask
+    )
+    jax.tree.map(np.testing.assert_array_equal, early, late)
+    assert_close(
+        early,
+        dpadambc.clipped_grad(loss_fn, 0.3, 5.0)(params, x[~mask], y[~mask]),
+        1e-6,
+    )
+
+
+@pytest.mark.parametrize("microbatch_size", [None, 2])
+def test_an_empty_batch_gives_zero(microbatch_size):
+    """jax_privacy 2.0.0 raises."""
+    loss_fn, params, x, y = problem("mlp", 0)
+    fun = dpadambc.clipped_value_and_grad(loss_fn, 1.0, 2.0, microbatch_size)
+    values, grad = fun(params, x, y)
+    assert values.shape == (0,)
+    assert all(not leaf.any() for leaf in jax.tree.leaves(grad))
+
+
+def test_auxiliary_output_and_values_come_back_per_example():
+    def loss_fn(params, x):
+        return params * x, {"twice": 2 * x, "shape": jnp.ones(3)}
+
+    x = jnp.arange(5.0)
+    grads, aux = dpadambc.per_example_grad(loss_fn, has_aux=True)(2.0, x)
+    np.testing.assert_array_equal(grads, x)
+    np.testing.assert_array_equal(aux["twice"], 2 * x)
+    for size in (None, 2, 5):
+        fun = dpadambc.clipped_value_and_grad(loss_fn, 9.0, 1.0, size, has_aux=True)
+        (values, aux), grad = fun(2.0, x)
+        np.testing.assert_array_equal(values, 2 * x)
+        np.testing.assert_array_equal(aux["twice"], 2 * x)
+        assert aux["shape"].shape == (5, 3)
+        assert grad == 10.0
+        fun = dpadambc.clipped_grad(loss_fn, 9.0, 1.0, size, has_aux=True)
+        grad, aux = fun(2.0, x)
+        assert grad == 10.0
+        np.testing.assert_array_equal(aux["twice"], 2 * x)
+
+
+def test_each_example_has_a_key_of_its_own():
+    def loss_fn(params, x, key):
+        return params * x * jax.random.normal(key)
+
+    key, x = jax.random.key(0), jnp.ones(6)
+    grad_fn = dpadambc.per_example_grad(loss_fn, key_argnum=2)
+    grads = grad_fn(1.0, x, key)
+    assert len(np.unique(grads)) == 6
+    # Neither the batch size nor the microbatch size decides which.
+    np.testing.assert_array_equal(grad_fn(1.0, x[:4], key), grads[:4])
+    for size in (1, 4, None):
+        fun = dpadambc.clipped_grad(loss_fn, 100.0, 1.0, size, key_argnum=2)
+        assert fun(1.0, x, key) == pytest.approx(float(grads.sum()), rel=1e-5)
+
+
+def test_part_of_the_parameters():
+    def loss_fn(trained, frozen, x):
+        return jnp.sum(trained["w"] * frozen["w"] * x)
+
+    trained, frozen = {"w": jnp.ones(3)}, {"w": jnp.array([1.0, 2.0, 3.0])}
+    x = jnp.array([[1.0, 1.0, 1.0], [2.0, 0.0, 1.0]])
+    kwargs = dict(argnums=0, batch_argnums=2)
+    grads = dpadambc.per_example_grad(loss_fn, **kwargs)(trained, frozen, x)
+    np.testing.assert_array_equal(grads["w"], frozen["w"][None] * x)
+    for size in (None, 1):
+        fun = dpadambc.clipped_grad(loss_fn, 1e9, 1.0, size, **kwargs)
+        assert_close(fun(trained, frozen, x)["w"], frozen["w"] * x.sum(0))
+
+
+def test_several_parameter_arguments():
+    loss_fn = lambda a, x, b: a * x + b * x**2
+    x = jnp.arange(3.0)
+    grads = dpadambc.per_example_grad(loss_fn, (0, 2))(1.0, x, 1.0)
+    np.testing.assert_array_equal(grads[0], x)
+    np.testing.assert_array_equal(grads[1], x**2)
+    clipped = dpadambc.clipped_grad(loss_fn, 1e9, 1.0, 2, argnums=(0, 2))
+    assert clipped(1.0, x, 1.0) == (3.0, 5.0)
+
+
+def test_batches_of_keys_are_batches():
+    loss_fn = lambda w, key: w * jax.random.normal(key)
+    keys = jax.random.split(jax.random.key(0), 5)
+    grads = dpadambc.per_example_grad(loss_fn)(1.0, keys)
+    clipped = dpadambc.clipped_grad(loss_fn, 1e9, 1.0, 2)(1.0, keys)
+    assert clipped == pytest.approx(float(grads.sum()), rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_low_precision_parameters_give_a_float32_sum(dtype):
+    loss_fn = lambda w, x: jnp.sum(w * x)
+    fun = dpadambc.clipped_grad(loss_fn, 1.0, 1.0, 2)
+    assert fun(jnp.ones(3, dtype), jnp.ones((5, 3), dtype)).dtype == jnp.float32
+
+
+def test_sensitivity_is_carried_by_the_function():
+    fun = dpadambc.clipped_grad(lambda w, x: w * x, 3.0, 6.0)
+    assert fun.sensitivity(NeighboringRelation.ADD_OR_REMOVE_ONE) == 0.5
+    assert fun.sensitivity(NeighboringRelation.REPLACE_ONE) == 1.0
+
+
+def test_examples_do_not_leak_into_each_other():
+    loss_fn, params, x, y = problem("attention", 4)
+    grad_fn = dpadambc.per_example_grad(loss_fn)
+    before = grad_fn(params, x, y)
+    after = grad_fn(params, x.at[2].set(17.0), y)
+    for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+        np.testing.assert_array_equal(jnp.delete(a, 2, 0), jnp.delete(b, 2, 0))
+        assert (a[2] != b[2]).any()
+
+
+def test_jax_privacy_batch_norm_of_one_example_cannot_mix_examples():
+    """It has no gradient, which is loud in training, and leaks nothing."""
+
+    def loss_fn(w, x):
+        hidden = (w * x)[None]
+        return jnp.sum((hidden - hidden.mean(0, keepdims=True)) * 3.0)
+
+    grads = dpadambc.per_example_grad(loss_fn)(jnp.ones(2), jnp.ones((4, 2)))
+    assert not grads.any()
+
+
+@pytest.mark.parametrize("size", [None, 2])
+def test_memory_is_bounded_by_the_microbatch(size):
+    """Temporary memory of the compiled program, 64 examples of a 256 x 256 kernel."""
+    loss_fn = lambda w, x: jnp.sum(jnp.tanh(x @ w))
+    fun = dpadambc.clipped_grad(loss_fn, 1.0, 1.0, size)
+    compiled = jax.jit(fun).lower(jnp.ones((256, 256)), jnp.ones((64, 256))).compile()
+    kernels = compiled.memory_analysis().temp_size_in_bytes / (256 * 256 * 4)
+    assert kernels < 8 if size else kernels > 60
+
+
+def refusal(error, match, fun, *args, **kwargs):
+    with pytest.raises(error, match=match):
+        fun(*args, **kwargs)
+
+
+def grad_fn_of(loss_fn, **kwargs):
+    return dpadambc.per_example_grad(loss_fn, **kwargs)
+
+
+def test_refuses_a_loss_that_is_not_scalar():
+    match = "Expected loss_fn to return the loss of one example, a floating-point sca"
+    x = jnp.ones((3, 2))
+    refusal(
+        ValueError, match + r".*shape \(2,\)", grad_fn_of(lambda w, x: w * x), 1.0, x
+    )
+    refusal(ValueError, match + ".*has_aux", grad_fn_of(lambda w, x: (w, x)), 1.0, x)
+    refusal(ValueError, match, grad_fn_of(lambda w, x: jnp.int32(1)), 1.0, x)
+    fun = dpadambc.clipped_grad(lambda w, x: w * x, 1.0, 1.0)
+    refusal(ValueError, match, fun, 1.0, x)
+
+
+def test_refuses_integer_parameters():
+    params = {"w": jnp.ones(2), "steps": jnp.zeros(3, int)}
+    match = r"floating-point parameters, got int32 at params\['steps'\]"
+    fun = grad_fn_of(lambda p, x: p["w"].sum() * x)
+    refusal(TypeError, match, fun, params, jnp.ones(3))
+
+
+def test_refuses_batches_of_different_sizes():
+    fun = grad_fn_of(lambda w, x, y: w * x * y)
+    match = r"same number of examples along axis 0, got 3 at batch\[0\], 4 at batch"
+    refusal(ValueError, match, fun, 1.0, jnp.ones(3), jnp.ones(4))
+
+
+def test_refuses_a_scalar_for_a_batch_and_no_batch_at_all():
+    fun = grad_fn_of(lambda w, x: w * x)
+    refusal(ValueError, "got a scalar at batch", fun, 1.0, 2.0)
+    refusal(ValueError, "got no arrays", grad_fn_of(lambda w: w), 1.0)
+
+
+def test_refuses_argument_numbers_that_overlap_or_do_not_exist():
+    for kwargs in (
+        dict(batch_argnums=0),
+        dict(batch_argnums=5),
+        dict(key_argnum=0),
+        dict(argnums=2),
+        dict(argnums=-1),
+    ):
+        fun = grad_fn_of(lambda w, x: w * x, **kwargs)
+        refusal(ValueError, "to name distinct arguments among", fun, 1.0, jnp.ones(2))
+
+
+def test_refuses_a_key_that_is_not_typed():
+    fun = grad_fn_of(lambda w, x, key: w * x, key_argnum=2)
+    raw = jnp.zeros(2, jnp.uint32)
+    refusal(TypeError, "to be a typed JAX key", fun, 1.0, jnp.ones(3), raw)
+    refusal(TypeError, "to be a typed JAX key", fun, 1.0, jnp.ones(3), 0)
+
+
+@pytest.mark.parametrize("bad", [0, -1])
+def test_refuses_a_microbatch_of_none(bad):
+    with pytest.raises(ValueError, match="Expected microbatch_size >= 1"):
+        dpadambc.clipped_grad(lambda w, x: w * x, 1.0, 1.0, bad)
+    with pytest.raises(TypeError, match="Expected microbatch_size to be an int"):
+        dpadambc.clipped_grad(lambda w, x: w * x, 1.0, 1.0, 2.0)
+
+
+def test_refuses_a_mask_of_the_wrong_length():
+    fun = grad_fn_of(lambda w, x: w * x)
+    mask = jnp.zeros(4, bool)
+    refusal(
+        ValueError, r"of shape \(3,\)", fun, 1.0, jnp.ones(3), is_padding_example=mask
+    )

@@ -1,0 +1,289 @@
+"""Who takes part follows the distribution that the accountant assumes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+import dpadambc
+from dpadambc import sampling
+
+N, Q, STEPS = 200, 0.1, 4_000
+
+
+def host_poisson(seed=0, n=N, q=Q, steps=STEPS):
+    return list(
+        sampling.poisson_batches(
+            np.random.default_rng(seed),
+            num_examples=n,
+            sampling_prob=q,
+            iterations=steps,
+        )
+    )
+
+
+def device(sample_fn, seed=0, steps=STEPS, **kwargs):
+    keys = jax.random.split(jax.random.key(seed), steps)
+    indices, mask = jax.jit(jax.vmap(lambda key: sample_fn(key, **kwargs)))(keys)
+    return [
+        sampling.Batch(i, m)
+        for i, m in zip(*map(np.asarray, (indices, mask)), strict=True)
+    ]
+
+
+def device_poisson(**kwargs):
+    return device(
+        sampling.poisson_sample, **{"num_examples": N, "sampling_prob": Q, **kwargs}
+    )
+
+
+def participation(batches, n=N):
+    """Which examples took part in which step, shape (steps, n)."""
+    out = np.zeros((len(batches), n), bool)
+    for row, batch in zip(out, batches, strict=True):
+        taken = batch.indices[~batch.is_padding_example]
+        assert len(np.unique(taken)) == len(taken)
+        row[taken] = True
+    return out
+
+
+def chi_square(observed, expected):
+    return scipy.stats.chisquare(observed, expected * observed.sum() / expected.sum())
+
+
+@pytest.mark.parametrize("draw", [host_poisson, device_poisson])
+def test_poisson_is_poisson(draw):
+    took_part = participation(draw())
+    # Every example has the stated probability,
+    counts = took_part.sum(0)
+    scores = (counts - STEPS * Q) / np.sqrt(STEPS * Q * (1 - Q))
+    assert abs(scores).max() < 4.5
+    assert scipy.stats.kstest(scores, "norm").pvalue > 1e-3
+    # the batch size is binomial (a fixed size would fail here),
+    sizes = took_part.sum(1)
+    values = np.arange(12, 29)
+    observed = np.array([np.sum(sizes == k) for k in values])
+    assert chi_square(observed, scipy.stats.binom.pmf(values, N, Q)).pvalue > 1e-3
+    # and neither examples nor steps depend on each other.
+    pairs = np.corrcoef(took_part.T.astype(float))[np.triu_indices(N, 1)]
+    assert abs(pairs).max() * np.sqrt(STEPS) < 5.5
+    lagged = np.corrcoef(took_part[1:].ravel(), took_part[:-1].ravel())[0, 1]
+    assert abs(lagged) * np.sqrt(took_part.size) < 4
+
+
+def test_fixed_sizes_would_fail_the_test_of_poisson_sizes():
+    """Negative control."""
+    sizes = np.full(STEPS, 20)
+    values = np.arange(12, 29)
+    observed = np.array([np.sum(sizes == k) for k in values])
+    assert chi_square(observed, scipy.stats.binom.pmf(values, N, Q)).pvalue < 1e-12
+
+
+@pytest.mark.parametrize("draw", [host_poisson, device_poisson])
+def test_padding_is_minus_one_and_masked(draw):
+    for batch in draw(steps=50):
+        assert batch.indices.dtype == np.int32
+        assert batch.is_padding_example.dtype == bool
+        np.testing.assert_array_equal(batch.indices == -1, batch.is_padding_example)
+
+
+def test_host_batches_have_few_shapes_and_are_never_cut():
+    batches = host_poisson()
+    sizes = sampling.padded_sizes(N, Q)
+    assert {len(b.indices) for b in batches} <= {*sizes}
+    assert len(sizes) <= 4
+    # One seed in which the batch size goes beyond the first two sizes.
+    largest = max(np.sum(~b.is_padding_example) for b in batches)
+    assert sizes[0] < largest
+
+
+@pytest.mark.parametrize("n", [0, 1, 5, 100, 10**6])
+@pytest.mark.parametrize("q", [0.0, 1e-6, 0.3, 1.0])
+def test_padded_sizes_hold_every_batch(n, q):
+    sizes = sampling.padded_sizes(n, q)
+    assert list(sizes) == sorted(set(sizes))
+    assert sizes[-1] == n
+
+
+@pytest.mark.parametrize("n", [1, 5, 100, 10**6])
+@pytest.mark.parametrize("q", [1e-6, 0.02, 0.3, 0.99])
+def test_device_batches_overflow_less_than_once_in_1e15_steps(n, q):
+    draw = lambda: sampling.poisson_sample(
+        jax.random.key(0), num_examples=n, sampling_prob=q
+    )
+    (size,) = jax.eval_shape(draw).indices.shape
+    overflow = scipy.stats.binom.sf([size, size - 1], n, q)
+    assert overflow[0] <= 1e-15
+    # Negative control: one less would not do.
+    assert overflow[1] > 1e-15
+
+
+@pytest.mark.parametrize("q", [0.0, 1.0])
+def test_sampling_probabilities_of_zero_and_one(q):
+    for batch in [
+        *host_poisson(q=q, steps=3),
+        *device_poisson(sampling_prob=q, steps=3),
+    ]:
+        assert np.sum(~batch.is_padding_example) == q * N
+
+
+def test_device_sampling_never_exceeds_a_small_probability():
+    """A float32 uniform would, by up to 2**-23."""
+    q = 1e-6
+    words = np.uint32(q * 2**32)
+    assert words / 2**32 <= q
+    assert words / 2**32 == pytest.approx(q, rel=3e-4)
+    _, selected = sampling._selection_bits(jax.random.key(0), 10, 1.0)
+    assert selected.all()
+
+
+def test_device_sampling_runs_in_scan_without_recompiling():
+    @jax.jit
+    def run(key):
+        step = lambda carry, k: (
+            carry,
+            sampling.poisson_sample(k, num_examples=N, sampling_prob=Q),
+        )
+        return jax.lax.scan(step, None, jax.random.split(key, 10))[1]
+
+    first, second = run(jax.random.key(0)), run(jax.random.key(1))
+    assert first.indices.shape == second.indices.shape
+    assert (first.indices != second.indices).any()
+    assert run._cache_size() == 1
+
+
+def test_device_refuses_a_size_that_would_cut_batches():
+    with pytest.raises(ValueError, match="use truncated_poisson_sample with Truncated"):
+        device_poisson(size=30, steps=1)
+
+
+def host_truncated(steps=STEPS, cap=22):
+    return list(
+        sampling.truncated_poisson_batches(
+            np.random.default_rng(0),
+            num_examples=N,
+            sampling_prob=Q,
+            truncated_batch_size=cap,
+            iterations=steps,
+        )
+    )
+
+
+def device_truncated(steps=STEPS, cap=22):
+    return device(
+        sampling.truncated_poisson_sample,
+        steps=steps,
+        num_examples=N,
+        sampling_prob=Q,
+        truncated_batch_size=cap,
+    )
+
+
+@pytest.mark.parametrize("draw", [host_truncated, device_truncated])
+def test_truncated_poisson_keeps_a_uniform_subset(draw):
+    batches = draw()
+    assert {len(b.indices) for b in batches} == {22}
+    took_part = participation(batches)
+    sizes = took_part.sum(1)
+    values = np.arange(12, 22)
+    observed = np.array([*(np.sum(sizes == k) for k in values), np.sum(sizes == 22)])
+    expected = np.array(
+        [*scipy.stats.binom.pmf(values, N, Q), scipy.stats.binom.sf(21, N, Q)]
+    )
+    assert chi_square(observed, expected).pvalue > 1e-3
+    # No example is more likely to be cut than another.
+    counts = took_part.sum(0)
+    rate = counts.mean() / STEPS
+    scores = (counts - counts.mean()) / np.sqrt(STEPS * rate * (1 - rate))
+    assert scipy.stats.kstest(scores, "norm").pvalue > 1e-3
+
+
+@pytest.mark.parametrize("draw", [host_truncated, device_truncated])
+def test_truncation_to_more_than_there_is_pads(draw):
+    for batch in draw(steps=3, cap=N + 10):
+        assert len(batch.indices) == N + 10
+        assert np.sum(~batch.is_padding_example) <= N
+
+
+def test_fixed_size_batches_are_uniform_subsets():
+    host = list(
+        sampling.fixed_size_batches(
+            np.random.default_rng(0), num_examples=N, batch_size=20, iterations=STEPS
+        )
+    )
+    drawn = device(sampling.fixed_size_sample, num_examples=N, batch_size=20)
+    for batches in (host, drawn):
+        took_part = participation(batches)
+        assert (took_part.sum(1) == 20).all()
+        scores = (took_part.sum(0) - STEPS * Q) / np.sqrt(STEPS * Q * (1 - Q))
+        assert abs(scores).max() < 4.5
+
+
+def test_shuffled_epochs_use_every_example_once_each():
+    batches = list(
+        sampling.shuffled_batches(
+            np.random.default_rng(0), num_examples=10, batch_size=4, iterations=7
+        )
+    )
+    assert [np.sum(~b.is_padding_example) for b in batches] == [4, 4, 2, 4, 4, 2, 4]
+    took_part = participation(batches, 10)
+    assert (took_part[:3].sum(0) == 1).all()
+    assert (took_part[3:6].sum(0) == 1).all()
+    assert (took_part[0] != took_part[3]).any()
+
+
+def test_mechanisms_draw_from_their_own_numbers():
+    numbers = dict(
+        l2_clip_norm=1.0, noise_multiplier=1.0, iterations=3, normalize_by=2.0
+    )
+    rng = np.random.default_rng
+    poisson = dpadambc.SubsampledGaussian(sampling_prob=Q, **numbers)
+    for mine, plain in zip(
+        poisson.batches(rng(0), num_examples=N), host_poisson(steps=3), strict=True
+    ):
+        np.testing.assert_array_equal(mine.indices, plain.indices)
+    key = jax.random.key(0)
+    assert poisson.sample(key, num_examples=N).indices.shape == (
+        sampling.padded_sizes(N, Q)[2],
+    )
+    truncated = dpadambc.TruncatedSubsampledGaussian(
+        sampling_prob=Q, truncated_batch_size=22, num_examples=N, **numbers
+    )
+    fixed = dpadambc.FixedSizeSampledGaussian(batch_size=20, num_examples=N, **numbers)
+    shuffled = dpadambc.ShuffledGaussian(batch_size=20, num_examples=N, **numbers)
+    for mechanism, size in [(truncated, 22), (fixed, 20), (shuffled, 20)]:
+        assert [len(b.indices) for b in mechanism.batches(rng(0))] == [size] * 3
+    assert truncated.sample(key).indices.shape == (22,)
+    assert fixed.sample(key).indices.shape == (20,)
+
+
+def test_opacus_expected_batch_size_is_not_truncated():
+    """int(N q) gives 6 for N = 1000 and batch 7 by way of the loader's length."""
+    batches = host_poisson(n=1000, q=7 / 1000, steps=STEPS)
+    sizes = np.array([np.sum(~b.is_padding_example) for b in batches])
+    assert abs(sizes.mean() - 7) < 4 * np.sqrt(7 / STEPS)
+    assert abs(sizes.mean() - 6) > 10 * np.sqrt(7 / STEPS)
+
+
+@pytest.mark.parametrize("bad", [-0.1, 1.2, float("nan")])
+def test_refuses_a_probability_outside_its_range(bad):
+    match = r"Expected sampling_prob in \[0, 1\], got sampling_prob"
+    with pytest.raises(ValueError, match=match):
+        host_poisson(q=bad)
+    with pytest.raises(ValueError, match=match):
+        device_poisson(sampling_prob=bad, steps=1)
+
+
+def test_refuses_batches_larger_than_the_data():
+    kwargs = dict(num_examples=3, batch_size=4, iterations=1)
+    for draw in (sampling.fixed_size_batches, sampling.shuffled_batches):
+        with pytest.raises(ValueError, match="Expected batch_size <= num_examples"):
+            draw(np.random.default_rng(0), **kwargs)
+
+
+def test_refuses_keys_that_are_not_typed():
+    with pytest.raises(TypeError, match="to be a typed JAX key"):
+        sampling.poisson_sample(
+            jnp.zeros(2, jnp.uint32), num_examples=N, sampling_prob=Q
+        )
