@@ -22,7 +22,7 @@ Accountant = Literal["pld", "rdp"]
 _ACCOUNTANTS = ("pld", "rdp")
 
 # A schedule with more levels than this is rounded down to so many.
-_MOST_LEVELS = 32
+_MOST_LEVELS = 64
 
 
 def check_accountant(accountant: str) -> None:
@@ -138,8 +138,8 @@ def epsilon(
 def level_counts(schedule: optax.Schedule, iterations: int) -> dict[float, int]:
     """How many of the first `iterations` steps have which noise multiplier, at least.
 
-    Equal steps are counted together. Where a schedule takes more than 32 values, each
-    is first rounded *down* to one of 32 levels in geometric progression, so that the
+    Equal steps are counted together. Where a schedule takes more than 64 values, each
+    is first rounded *down* to one of 64 levels in geometric progression, so that the
     epsilon computed from them is an upper bound, and costs seconds.
 
     Args:

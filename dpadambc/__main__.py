@@ -1,0 +1,7 @@
+"""`python -m dpadambc`."""
+
+import sys
+
+from dpadambc.cli import main
+
+sys.exit(main())

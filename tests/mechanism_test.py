@@ -1,0 +1,176 @@
+"""A mechanism checks its numbers, and refuses what it cannot account for."""
+
+import dataclasses
+import pickle
+
+import pytest
+
+import dpadambc
+from dpadambc import NeighboringRelation
+
+ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
+REPLACE = NeighboringRelation.REPLACE_ONE
+SPECIAL = NeighboringRelation.REPLACE_SPECIAL
+
+COMMON = dict(l2_clip_norm=1.0, noise_multiplier=2.0, iterations=100, normalize_by=50.0)
+POISSON = dict(COMMON, sampling_prob=0.05)
+SIZED = dict(COMMON, batch_size=50, num_examples=1_000)
+TRUNCATED = dict(POISSON, truncated_batch_size=60, num_examples=1_000)
+
+ALL = {
+    dpadambc.SubsampledGaussian: POISSON,
+    dpadambc.TruncatedSubsampledGaussian: TRUNCATED,
+    dpadambc.FixedSizeSampledGaussian: SIZED,
+    dpadambc.ShuffledGaussian: SIZED,
+}
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_a_mechanism_is_a_frozen_value(cls):
+    one, two = cls(**ALL[cls]), cls(**ALL[cls])
+    assert one == two
+    assert hash(one) == hash(two)
+    assert pickle.loads(pickle.dumps(one)) == one
+    assert "neighboring_relation" in repr(one)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        one.noise_multiplier = 0.0
+    assert dataclasses.replace(one, noise_multiplier=3.0).noise_multiplier == 3.0
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_noise_is_the_multiplier_times_the_sensitivity(cls):
+    mechanism = cls(**ALL[cls])
+    bound = dpadambc.sensitivity(
+        1.0, normalize_by=50.0, neighboring_relation=mechanism.neighboring_relation
+    )
+    assert mechanism.sensitivity == bound
+    assert mechanism.noise_stddev == 2.0 * bound
+    clipped = dpadambc.clipped_grad(lambda w, x: w * x, 1.0, 50.0)
+    assert mechanism.sensitivity == clipped.sensitivity(mechanism.neighboring_relation)
+
+
+SUPPORTED = {
+    (dpadambc.SubsampledGaussian, ADD): "pld rdp",
+    (dpadambc.SubsampledGaussian, SPECIAL): "pld rdp",
+    (dpadambc.SubsampledGaussian, REPLACE): "pld",
+    (dpadambc.TruncatedSubsampledGaussian, ADD): "pld",
+    (dpadambc.TruncatedSubsampledGaussian, SPECIAL): "pld",
+    (dpadambc.TruncatedSubsampledGaussian, REPLACE): "pld",
+    (dpadambc.FixedSizeSampledGaussian, REPLACE): "rdp",
+    (dpadambc.ShuffledGaussian, REPLACE): "pld rdp",
+    (dpadambc.ShuffledGaussian, SPECIAL): "pld rdp",
+}
+
+
+@pytest.mark.parametrize("cls", ALL, ids=lambda c: c.__name__)
+@pytest.mark.parametrize("relation", NeighboringRelation, ids=lambda r: r.name)
+def test_every_combination_is_accounted_for_or_refused_with_a_reason(cls, relation):
+    accountants = SUPPORTED.get((cls, relation), "").split()
+    if not accountants:
+        match = f"{cls.__name__} cannot be accounted for under {relation.name}: .+ Su"
+        with pytest.raises(ValueError, match=match):
+            cls(**ALL[cls], neighboring_relation=relation)
+        return
+    mechanism = cls(**ALL[cls], neighboring_relation=relation)
+    for accountant in ("pld", "rdp"):
+        if accountant in accountants:
+            assert 0 < mechanism.epsilon(1e-5, accountant=accountant) < 100
+        else:
+            match = f"under {relation.name} by {accountant!r}"
+            with pytest.raises(ValueError, match=match):
+                mechanism.epsilon(1e-5, accountant=accountant)
+
+
+def test_truncation_costs_little_where_it_is_rare():
+    free = dpadambc.SubsampledGaussian(**POISSON).epsilon(1e-5)
+    of = lambda cap: dpadambc.TruncatedSubsampledGaussian(
+        **{**TRUNCATED, "truncated_batch_size": cap}
+    ).epsilon(1e-5)
+    assert of(1_000) == pytest.approx(free, rel=1e-6)
+    assert of(120) == pytest.approx(free, rel=1e-3)
+    assert of(55) > 1.05 * free
+
+
+def test_shuffled_epochs_cost_far_more_than_poisson_sampling():
+    """Most published runs shuffle, and state the epsilon of Poisson sampling."""
+    steps = dict(iterations=200)
+    shuffled = dpadambc.ShuffledGaussian(
+        **{**SIZED, **steps}, neighboring_relation=SPECIAL
+    )
+    poisson = dpadambc.SubsampledGaussian(**{**POISSON, **steps})
+    assert shuffled.noise_stddev == poisson.noise_stddev
+    assert shuffled.epsilon(1e-5) > 4 * poisson.epsilon(1e-5)
+
+
+def test_an_epoch_that_is_begun_counts_in_full():
+    mechanism = dpadambc.ShuffledGaussian(**SIZED)
+    counts = [mechanism.dp_event(n).count for n in (1, 20, 21, 40)]
+    assert counts == [1, 1, 2, 2]
+
+
+def test_fixed_size_sampling_under_replacement_uses_the_doubled_sensitivity():
+    """A batch of everything is the Gaussian mechanism of sensitivity 2 C."""
+    fixed = dpadambc.FixedSizeSampledGaussian(
+        **{**SIZED, "batch_size": 1_000, "iterations": 1}
+    )
+    full = dpadambc.SubsampledGaussian(
+        **{**POISSON, "sampling_prob": 1.0, "iterations": 1},
+        neighboring_relation=REPLACE,
+    )
+    assert fixed.noise_stddev == full.noise_stddev
+    exact = full.epsilon(1e-5)
+    assert exact <= fixed.epsilon(1e-5, accountant="rdp") < 1.3 * exact
+
+
+@pytest.mark.parametrize(
+    ("cls", "unknown"),
+    [
+        (dpadambc.TruncatedSubsampledGaussian, "noise_multiplier"),
+        (dpadambc.FixedSizeSampledGaussian, "noise_multiplier"),
+        (dpadambc.FixedSizeSampledGaussian, "iterations"),
+        (dpadambc.ShuffledGaussian, "noise_multiplier"),
+        (dpadambc.ShuffledGaussian, "iterations"),
+    ],
+)
+def test_every_mechanism_calibrates(cls, unknown):
+    accountant = "rdp" if cls is dpadambc.FixedSizeSampledGaussian else "pld"
+    numbers = {k: v for k, v in ALL[cls].items() if k != unknown}
+    mechanism = cls.calibrate(
+        target_epsilon=4.0, target_delta=1e-5, accountant=accountant, **numbers
+    )
+    assert 3 < mechanism.epsilon(1e-5, accountant=accountant) <= 4.0
+
+
+BAD = [
+    (dict(l2_clip_norm=-1.0), ValueError, "l2_clip_norm to be positive and finite"),
+    (dict(l2_clip_norm=float("nan")), ValueError, "l2_clip_norm to be positive"),
+    (dict(l2_clip_norm=float("inf")), ValueError, "l2_clip_norm to be positive and fi"),
+    (dict(l2_clip_norm="1"), TypeError, "l2_clip_norm to be a number, got '1'"),
+    (dict(noise_multiplier=-0.1), ValueError, "noise_multiplier to be non-negative"),
+    (dict(noise_multiplier=float("nan")), ValueError, "noise_multiplier to be non-ne"),
+    (dict(noise_multiplier=None), TypeError, "noise_multiplier to be a number, got"),
+    (dict(sampling_prob=1.2), ValueError, r"sampling_prob in \[0, 1\], got sampl"),
+    (dict(sampling_prob=-0.1), ValueError, r"sampling_prob in \[0, 1\]"),
+    (dict(iterations=-1), ValueError, "iterations >= 0, got iterations=-1"),
+    (dict(iterations=10.0), TypeError, "iterations to be an int, got 10.0"),
+    (dict(normalize_by=0.0), ValueError, "normalize_by to be positive"),
+    (dict(neighboring_relation="add"), TypeError, "to be a dpadambc.NeighboringRelat"),
+]
+
+
+@pytest.mark.parametrize(("changed", "error", "match"), BAD)
+def test_refuses_numbers_out_of_range(changed, error, match):
+    with pytest.raises(error, match=match):
+        dpadambc.SubsampledGaussian(**{**POISSON, **changed})
+
+
+def test_refuses_sizes_out_of_range():
+    for cls in (dpadambc.FixedSizeSampledGaussian, dpadambc.ShuffledGaussian):
+        with pytest.raises(ValueError, match="Expected num_examples >= 50"):
+            cls(**{**SIZED, "num_examples": 49})
+    with pytest.raises(ValueError, match="truncated_batch_size >= 1"):
+        dpadambc.TruncatedSubsampledGaussian(**{**TRUNCATED, "truncated_batch_size": 0})
+    with pytest.raises(TypeError, match="noise_multiplier to be a number"):
+        dpadambc.ShuffledGaussian(**{**SIZED, "noise_multiplier": lambda step: 1.0})
+    with pytest.raises(TypeError, match="iterations to be an int"):
+        dpadambc.SubsampledGaussian(**POISSON).dp_event(1.5)
