@@ -335,7 +335,7 @@ def test_a_smooth_schedule_is_rounded_down_to_few_levels(schedule):
     assert (rounded <= values * (1 + 1e-6)).all()
     assert (rounded > 0.96 * values).all()
     # So epsilon is an upper bound. It is a close one: of every ten steps, take the
-    # noise of all for that of the least noisy, and epsilon is at most 7 % less.
+    # noise of all for that of the least noisy, and epsilon is at most 9 % less.
     levels, tens = np.unique(values[9::10], return_counts=True)
     event = dp_accounting.ComposedDpEvent(
         [
@@ -352,7 +352,7 @@ def test_a_smooth_schedule_is_rounded_down_to_few_levels(schedule):
         event, target_delta=1e-5, neighboring_relation=ADD, accountant="rdp"
     )
     grouped = poisson(noise_multiplier=schedule).epsilon(1e-5, accountant="rdp")
-    assert below <= grouped < 1.07 * below
+    assert below <= grouped < 1.09 * below
 
 
 def test_a_schedule_with_a_negative_value_is_refused():

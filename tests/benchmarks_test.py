@@ -1,0 +1,285 @@
+"""The experiments: their data, their training loop and what they report."""
+
+import gzip
+import json
+
+import jax
+import jax.numpy as jnp
+import matplotlib.image
+import numpy as np
+import optax
+import pytest
+
+import dpadambc
+from benchmarks import experiment
+from benchmarks.adult import data as adult_data
+from benchmarks.adult import run as adult_run
+from benchmarks.adult import table as adult_table
+from benchmarks.digits import run as digits_run
+
+TRAIN = """\
+39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, \
+White, Male, 2174, 0, 40, United-States, <=50K
+54, ?, 148657, Preschool, 1, Married-civ-spouse, ?, Wife, White, Female, 0, 0, 40, \
+?, >50K
+
+"""
+TEST = """\
+|1x3 Cross validator
+25, Private, 226802, 11th, 7, Never-married, Machine-op-inspct, Own-child, Black, \
+Male, 0, 0, 40, Trinadad&Tobago, <=50K.
+44, Private, 160323, Masters, 14, Divorced, Sales, Unmarried, Black, Female, 99999, \
+0, 100, Peru, >50K.
+"""
+
+
+def column(name, category=None):
+    """The place of a column, or of one of its categories, among the features."""
+    start = 0
+    for key, kind in adult_data.COLUMNS.items():
+        if key == name:
+            return start + (kind.index(category) if category else 0)
+        if kind is not None:
+            start += len(kind) if isinstance(kind, tuple) else 1
+    raise KeyError(name)
+
+
+@pytest.fixture
+def adult_dir(tmp_path):
+    (tmp_path / "adult.data").write_text(TRAIN)
+    (tmp_path / "adult.test").write_text(TEST)
+    return tmp_path
+
+
+def small_mechanism(noise_multiplier, **public_numbers):
+    return dpadambc.SubsampledGaussian(
+        **{
+            "l2_clip_norm": 0.5,
+            "noise_multiplier": noise_multiplier,
+            "sampling_prob": 0.3,
+            "iterations": 4,
+            "normalize_by": 6,
+        }
+        | public_numbers
+    )
+
+
+def small_data(num_examples=20, num_features=4, num_classes=3):
+    rng = np.random.default_rng(0)
+    return experiment.Data(
+        jnp.asarray(rng.normal(size=(num_examples, num_features)), jnp.float32),
+        jnp.asarray(rng.integers(num_classes, size=num_examples), jnp.int32),
+    )
+
+
+def test_adult_features_are_the_published_categories_and_scaled_numbers(adult_dir):
+    train, test, _ = adult_data.load(adult_dir)
+    row = np.zeros(train.features.shape[1], np.float32)
+    for name, category in {
+        "workclass": "Private",
+        "education": "Masters",
+        "marital-status": "Divorced",
+        "occupation": "Sales",
+        "relationship": "Unmarried",
+        "race": "Black",
+        "sex": "Female",
+        "native-country": "Peru",
+    }.items():
+        row[column(name, category)] = 1
+    row[column("age")] = 0.44
+    row[column("education-num")] = 14 / 16
+    row[column("capital-gain")] = 1  # 99,999 is the largest
+    row[column("hours-per-week")] = 1
+    np.testing.assert_allclose(test.features[1], row, rtol=1e-6)
+
+
+def test_adult_labels_are_read_with_and_without_the_dot(adult_dir):
+    train, test, _ = adult_data.load(adult_dir)
+    np.testing.assert_array_equal(train.labels, [0, 1])
+    np.testing.assert_array_equal(test.labels, [0, 1])
+
+
+def test_a_missing_value_has_no_category(adult_dir):
+    features = np.asarray(adult_data.load(adult_dir).train.features)
+    start, stop = column("workclass"), column("education")
+    assert features[0, start:stop].sum() == 1
+    assert features[1, start:stop].sum() == 0
+
+
+def test_compressed_adult_files_are_read_alike(adult_dir, tmp_path_factory):
+    compressed = tmp_path_factory.mktemp("gz")
+    for name in ("adult.data", "adult.test"):
+        content = gzip.compress((adult_dir / name).read_bytes())
+        (compressed / f"{name}.gz").write_bytes(content)
+    expected, got = adult_data.load(adult_dir), adult_data.load(compressed)
+    jax.tree.map(np.testing.assert_array_equal, expected[:2], got[:2])
+    assert expected.sha256 == got.sha256
+
+
+def test_an_unpublished_category_is_refused(adult_dir):
+    (adult_dir / "adult.data").write_text(TRAIN.replace("Adm-clerical", "Astronaut"))
+    with pytest.raises(ValueError, match="Expected occupation .* 'Astronaut'"):
+        adult_data.load(adult_dir)
+
+
+def test_missing_adult_files_are_named_with_their_source(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"adult.data.gz in .*UCI Machine"):
+        adult_data.load(tmp_path)
+
+
+def test_the_validation_split_deals_every_example_once():
+    parts = adult_data.split_validation(small_data(), seed=0)
+    assert [part.num_examples for part in parts] == [16, 4]
+    features = np.concatenate([part.features for part in parts])
+    np.testing.assert_array_equal(
+        np.sort(features[:, 0]), np.sort(small_data().features[:, 0])
+    )
+
+
+def test_the_scan_equals_a_loop_over_steps_and_examples():
+    data, mechanism = small_data(), small_mechanism(noise_multiplier=0.0)
+    trainer = experiment.Trainer("DP-SGD", mechanism, (4, 5, 3))
+    run = experiment.Run(0.7, jax.random.key(1))
+    start = trainer.start(run)
+    state, _ = trainer.advance(run, start, data, jnp.arange(mechanism.iterations))
+
+    params, num_clipped = start.params, 0
+    sampling_key = jax.random.split(run.key, 3)[2]
+    for step in range(mechanism.iterations):
+        batch = mechanism.sample(
+            jax.random.fold_in(sampling_key, step), num_examples=data.num_examples
+        )
+        total = optax.tree.zeros_like(params)
+        for i in batch.indices[~batch.is_padding_example]:
+            gradient = jax.grad(experiment.loss_fn)(
+                params, data.features[i], data.labels[i]
+            )
+            norm = float(optax.tree.norm(gradient))
+            num_clipped += norm > mechanism.l2_clip_norm
+            weight = min(1, mechanism.l2_clip_norm / norm)
+            total = optax.tree.add_scale(total, weight, gradient)
+        params = optax.tree.add_scale(params, -0.7 / mechanism.normalize_by, total)
+
+    assert num_clipped > 0
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6),
+        state.params,
+        params,
+    )
+
+
+def test_training_in_chunks_is_training_at_once():
+    data = small_data()
+    trainer = experiment.Trainer("DP-AdamBC", small_mechanism(1.0), (4, 5, 3))
+    run = experiment.Run(0.01, jax.random.key(1))
+    start = trainer.start(run)
+    at_once, _ = trainer.advance(run, start, data, jnp.arange(4))
+    half, _ = trainer.advance(run, start, data, jnp.arange(2))
+    in_chunks, _ = trainer.advance(run, half, data, jnp.arange(2, 4))
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6),
+        at_once.params,
+        in_chunks.params,
+    )
+
+
+def test_second_moments_are_those_of_the_optimizer():
+    data, mechanism = small_data(), small_mechanism(1.0)
+    trainer = experiment.Trainer("DP-AdamBC", mechanism, (4, 5, 3))
+    run = experiment.Run(0.01, jax.random.key(1))
+    state, _ = trainer.advance(run, trainer.start(run), data, jnp.arange(4))
+    moments = experiment.second_moments(state.opt_state)
+    phi = mechanism.noise_variance
+    floor = phi * np.sqrt(2 * 0.001 / 1.999)
+    nu = experiment.flat(optax.tree.get(state.opt_state, "nu")) / (1 - 0.999**4)
+    # In float32, 1 - 0.999 ** 4 has three digits left.
+    np.testing.assert_allclose(moments.noise_variance, phi, rtol=1e-3)
+    np.testing.assert_allclose(moments.floor, floor, rtol=1e-3)
+    np.testing.assert_allclose(moments.nu_hat, nu, rtol=1e-3)
+    np.testing.assert_allclose(
+        moments.corrected, np.maximum(nu - phi, floor), atol=3e-3 * phi
+    )
+    assert 0 < moments.share_at_floor < 1
+
+
+@pytest.mark.parametrize("method", experiment.METHODS)
+def test_only_corrected_optimizers_have_a_floor(method):
+    trainer = experiment.Trainer(method, small_mechanism(1.0), (4, 5, 3))
+    params, key = [jnp.ones(2)], jax.random.key(0)
+    moments = experiment.second_moments(trainer.optimizer(0.01, key).init(params))
+    assert (moments is not None) == method.endswith("BC")
+
+
+def test_the_demo_writes_its_results_and_pictures(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(digits_run, "STEPS_PER_CHUNK", 2)
+    methods = ("DP-Adam", "DP-AdamBC", experiment.NON_PRIVATE)
+    monkeypatch.setattr(experiment, "METHODS", methods)
+    report = digits_run.run(tmp_path / "demo", iterations=4, seeds=(0, 1))
+    written = json.loads((tmp_path / "demo" / "results.json").read_text())
+    assert written == json.loads(json.dumps(report))
+    assert tuple(written["methods"]) == methods
+
+    mechanism = digits_run.calibrate(written["num_examples"], iterations=4)
+    epsilon = mechanism.epsilon(digits_run.TARGET_DELTA)
+    for method, row in written["methods"].items():
+        is_private = method in experiment.PRIVATE
+        assert row["epsilon"] == (epsilon if is_private else None)
+        assert (row["share_at_floor"] is not None) == method.endswith("BC")
+        assert row["steps"] == [0, 2, 4]
+        assert np.shape(row["learning_curves"]) == (2, 3)
+        assert row["seconds_per_step"] > 0
+    for name in ("learning_curves.png", "second_moments.png"):
+        picture = matplotlib.image.imread(tmp_path / "demo" / name)
+        assert picture.std() > 0.05, f"{name} is blank"
+    assert "ADD_OR_REMOVE_ONE" in capsys.readouterr().out
+
+
+def test_the_adult_benchmark_keeps_the_best_learning_rate(monkeypatch):
+    monkeypatch.setitem(adult_run.LEARNING_RATES, "DP-SGD", (1e-6, 1.0))
+    data = small_data(num_examples=2_000, num_classes=2)
+    # A task that is learned in a few steps: is the first feature positive?
+    data = data._replace(labels=(data.features[:, 0] > 0).astype(jnp.int32))
+    mechanism = small_mechanism(1.0, sampling_prob=0.5, normalize_by=1_000)
+    trainings = []
+    row = adult_run.evaluate(
+        "DP-SGD",
+        mechanism,
+        adult_data.Adult(data, data, {}),
+        seeds=(0, 1),
+        on_training=lambda: trainings.append(None),
+    )
+    assert len(trainings) == 4
+    assert row["learning_rate"] == 1.0
+    assert row["mean_test_accuracy"] == pytest.approx(np.mean(row["test_accuracy"]))
+    assert row["mean_test_accuracy"] > row["validation_accuracy_of_trials"][1e-6]
+    assert row["share_at_floor"] is None
+
+
+def test_the_adult_table_marks_the_best_of_each_epsilon():
+    row = {"learning_rate": 0.1, "stdev_test_accuracy": 0.001, "share_at_floor": None}
+    trials = {"validation_accuracy_of_trials": {"0.1": 0.8}}
+    results = [
+        row
+        | {"method": method, "target_epsilon": e, "epsilon": e}
+        | trials
+        | {"mean_test_accuracy": mean}
+        for e, method, mean in [
+            (1, "A", 0.8),
+            (1, "B", 0.7),
+            (3, "A", 0.7),
+            (3, "B", 0.9),
+        ]
+    ]
+    non_private = {"method": "C", "target_epsilon": None, "epsilon": None} | trials
+    results.append(row | non_private | {"mean_test_accuracy": 0.95})
+    text = adult_table.render(
+        {
+            "results": results,
+            "seeds": [0, 1],
+            "delta": 1e-5,
+            "neighboring_relation": "ADD_OR_REMOVE_ONE",
+            "majority_class_test_accuracy": 0.6,
+        }
+    )
+    assert "| A | **80.00 ± 0.10** | 70.00 ± 0.10 |" in text
+    assert "| B | 70.00 ± 0.10 | **90.00 ± 0.10** |" in text

@@ -1,0 +1,375 @@
+"""Contracts that every public optimizer keeps, one row for each."""
+
+import functools
+import pickle
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpadambc
+
+MECHANISM = dpadambc.SubsampledGaussian(
+    l2_clip_norm=1.0,
+    noise_multiplier=0.5,
+    sampling_prob=0.1,
+    iterations=100,
+    normalize_by=4.0,
+)
+SCHEDULED = dpadambc.SubsampledGaussian(
+    l2_clip_norm=1.0,
+    noise_multiplier=optax.linear_schedule(1.0, 0.5, 10),
+    sampling_prob=0.1,
+    iterations=100,
+    normalize_by=4.0,
+)
+
+ROWS = {
+    "dp_sgd": (dpadambc.dp_sgd, {}),
+    "dp_sgd momentum": (dpadambc.dp_sgd, dict(momentum=0.9)),
+    "dp_sgd nesterov": (dpadambc.dp_sgd, dict(momentum=0.9, nesterov=True)),
+    "dp_adam": (dpadambc.dp_adam, {}),
+    "dp_adam eps_root": (dpadambc.dp_adam, dict(eps=0.0, eps_root=1e-8)),
+    "dp_adambc": (dpadambc.dp_adambc, {}),
+    "dp_adambc absolute": (dpadambc.dp_adambc, dict(variance_floor=1e-8)),
+    "dp_adamw": (dpadambc.dp_adamw, dict(weight_decay=0.1)),
+    "dp_adamw_bc": (dpadambc.dp_adamw_bc, dict(weight_decay=0.1)),
+    "dp_adamw_bc mask": (
+        dpadambc.dp_adamw_bc,
+        dict(weight_decay=0.1, mask=lambda p: jax.tree.map(lambda x: x.ndim > 1, p)),
+    ),
+}
+BATCH = 6
+DTYPES = ["float32", "bfloat16", "float16"]
+
+
+def make(name, *, learning_rate=0.1, mechanism=MECHANISM, seed=0, **kwargs):
+    factory, row = ROWS[name]
+    key = jax.random.key(seed)
+    return factory(learning_rate, mechanism, key=key, **{**row, **kwargs})
+
+
+def params_of(dtype=jnp.float32):
+    return {"w": jnp.ones((3, 2), dtype), "b": jnp.full((2,), 0.5, dtype)}
+
+
+def gradients_of(params, seed=0):
+    rng = np.random.default_rng(seed)
+    draw = lambda p: jnp.asarray(rng.normal(size=(BATCH, *p.shape)), p.dtype)
+    return jax.tree.map(draw, params)
+
+
+def take_steps(tx, params, steps=3, **kwargs):
+    """Parameters and state after some steps."""
+    state = tx.init(params)
+    for seed in range(steps):
+        updates, state = tx.update(gradients_of(params, seed), state, params, **kwargs)
+        params = optax.apply_updates(params, updates)
+    return params, state
+
+
+def dtypes_and_shapes(tree):
+    return jax.tree.map(lambda x: (jnp.result_type(x), jnp.shape(x)), tree)
+
+
+every_row = pytest.mark.parametrize("name", ROWS)
+
+
+@every_row
+def test_second_call_does_not_recompile(name):
+    tx, params = make(name, mechanism=SCHEDULED), params_of()
+    step = jax.jit(tx.update)
+    state = tx.init(params)
+    for seed in range(3):
+        updates, state = step(gradients_of(params, seed), state, params)
+        params = optax.apply_updates(params, updates)
+    assert step._cache_size() == 1
+
+
+@every_row
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_updates_have_the_dtype_of_parameters_and_state_keeps_its_own(name, dtype):
+    tx, params = make(name), params_of(dtype)
+    state = tx.init(params)
+    updates, new_state = tx.update(gradients_of(params), state, params)
+    assert dtypes_and_shapes(updates) == dtypes_and_shapes(params)
+    assert dtypes_and_shapes(new_state) == dtypes_and_shapes(state)
+    for leaf in jax.tree.leaves(new_state):
+        if jnp.issubdtype(leaf.dtype, jnp.floating):
+            assert leaf.dtype == jnp.float32
+    chex.assert_tree_all_finite(updates)
+
+
+@every_row
+def test_double_precision_stays_double(name, x64):
+    params = params_of(jnp.float64)
+    after, state = take_steps(make(name), params)
+    assert dtypes_and_shapes(after) == dtypes_and_shapes(params)
+    assert not any(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(state))
+
+
+@every_row
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_runs_in_scan_and_cond_as_in_a_loop(name, dtype):
+    tx, params = make(name, mechanism=SCHEDULED), params_of(dtype)
+    batches = jax.tree.map(
+        lambda *g: jnp.stack(g), *[gradients_of(params, seed) for seed in range(3)]
+    )
+
+    def step(carry, gradients):
+        def update(carry):
+            params, state = carry
+            updates, state = tx.update(gradients, state, params)
+            return optax.apply_updates(params, updates), state
+
+        return jax.lax.cond(True, update, lambda c: c, carry), None
+
+    (scanned, _), _ = jax.lax.scan(step, (params, tx.init(params)), batches)
+    looped, _ = take_steps(tx, params)
+    tolerance = 1e-5 if dtype == "float32" else 2e-2
+    chex.assert_trees_all_close(scanned, looped, rtol=tolerance, atol=tolerance)
+
+
+@every_row
+def test_same_key_same_result_other_key_other_result(name):
+    params = params_of()
+    one, _ = take_steps(make(name, seed=0), params)
+    same, _ = take_steps(make(name, seed=0), params)
+    other, _ = take_steps(make(name, seed=1), params)
+    chex.assert_trees_all_equal(one, same)
+    assert (one["w"] != other["w"]).all()
+
+
+@every_row
+def test_equals_itself_under_inject_hyperparams(name):
+    factory, row = ROWS[name]
+    static = ("mask",) if "mask" in row else ()
+    inject = optax.inject_hyperparams(factory, static_args=static)
+    tx = inject(0.1, MECHANISM, key=jax.random.key(0), **row)
+    params = params_of()
+    injected, state = take_steps(tx, params)
+    plain, _ = take_steps(make(name), params)
+    # Traced, 1 - b2 is rounded to float32, which is 5e-5 off.
+    chex.assert_trees_all_close(injected, plain, rtol=1e-4, atol=1e-5)
+    # The learning rate can be set by hand.
+    state.hyperparams["learning_rate"] = jnp.float32(0.0)
+    updates, _ = tx.update(gradients_of(params), state, params)
+    assert not any(leaf.any() for leaf in jax.tree.leaves(updates))
+
+
+@every_row
+def test_injected_hyperparameters_do_not_recompile(name):
+    factory, row = ROWS[name]
+    static = ("mask",) if "mask" in row else ()
+    inject = optax.inject_hyperparams(factory, static_args=static)
+    schedule = optax.linear_schedule(0.1, 0.01, 5)
+    tx = inject(schedule, MECHANISM, key=jax.random.key(0), **row)
+    params, step = params_of(), jax.jit(tx.update)
+    state = tx.init(params)
+    for seed in range(3):
+        updates, state = step(gradients_of(params, seed), state, params)
+    assert step._cache_size() == 1
+
+
+@every_row
+def test_learning_rate_may_be_a_schedule(name):
+    schedule = lambda count: jnp.where(count < 1, 0.1, 0.0)
+    params = params_of()
+    once, _ = take_steps(make(name, learning_rate=schedule), params, steps=1)
+    thrice, _ = take_steps(make(name, learning_rate=schedule), params, steps=3)
+    assert (once["w"] != params["w"]).all()
+    chex.assert_trees_all_equal(once, thrice)
+
+
+@every_row
+def test_works_on_a_masked_part_of_the_parameters(name):
+    """The rest passes through, as optax.masked has it."""
+    params = params_of()
+    tx = optax.masked(make(name), {"w": True, "b": False})
+    gradients = gradients_of(params)
+    updates, _ = tx.update(gradients, tx.init(params), params)
+    assert updates["w"].shape == params["w"].shape
+    chex.assert_trees_all_equal(updates["b"], gradients["b"])
+
+
+@every_row
+def test_works_in_multi_transform(name):
+    params = params_of()
+    parts = {"kernel": make(name), "bias": make(name, learning_rate=0.01)}
+    tx = optax.multi_transform(parts, {"w": "kernel", "b": "bias"})
+    mask = jnp.arange(BATCH) > 3
+    after, state = take_steps(tx, params, is_padding_example=mask)
+    assert dtypes_and_shapes(after) == dtypes_and_shapes(params)
+    step = jax.jit(tx.update)
+    for seed in range(2):
+        _, state = step(gradients_of(params, seed), state, params)
+    assert step._cache_size() == 1
+
+
+@every_row
+def test_accepts_extra_arguments_of_others(name):
+    tx, params = make(name), params_of()
+    with_extra, _ = take_steps(tx, params, value=1.0, something_else="x")
+    plain, _ = take_steps(tx, params)
+    chex.assert_trees_all_equal(with_extra, plain)
+
+
+@every_row
+def test_padding_reaches_the_clip_through_the_chain(name):
+    tx, params = make(name), params_of()
+    mask = jnp.arange(BATCH) >= 4
+    gradients = gradients_of(params)
+    masked, _ = tx.update(gradients, tx.init(params), params, is_padding_example=mask)
+    short = jax.tree.map(lambda g: g[:4], gradients)
+    cut, _ = tx.update(short, tx.init(params), params)
+    chex.assert_trees_all_close(masked, cut, rtol=1e-5, atol=1e-6)
+
+
+@every_row
+def test_donated_state_can_be_made_again_from_the_same_key(name):
+    tx, params = make(name), params_of()
+    step = jax.jit(tx.update, donate_argnums=1)
+    first, state = step(gradients_of(params), tx.init(params), params)
+    step(gradients_of(params), state, params)
+    again, _ = step(gradients_of(params), tx.init(params), params)
+    chex.assert_trees_all_equal(first, again)
+
+
+@every_row
+def test_state_survives_pickling(name):
+    tx, params = make(name), params_of()
+    _, state = take_steps(tx, params)
+    restored = pickle.loads(pickle.dumps(state))
+    gradients = gradients_of(params, 9)
+    expected, _ = tx.update(gradients, state, params)
+    found, _ = tx.update(gradients, restored, params)
+    chex.assert_trees_all_equal(found, expected)
+
+
+@every_row
+def test_survives_optax_map_params(name):
+    tx, params = make(name), params_of()
+    state = tx.init(params)
+    doubled = optax.tree.map_params(tx, lambda p: p + 1, state)
+    assert jax.tree.structure(doubled) == jax.tree.structure(state)
+
+
+@every_row
+def test_pre_clipped_is_the_chain_without_its_first_stage(name):
+    params = params_of()
+    gradients = gradients_of(params)
+    clip = dpadambc.clip_per_example(1.0, normalize_by=4.0)
+    clipped, _ = clip.update(gradients, clip.init(params), params)
+    whole, rest = make(name), make(name, pre_clipped=True)
+    expected, _ = whole.update(gradients, whole.init(params), params)
+    found, _ = rest.update(clipped, rest.init(params), params)
+    chex.assert_trees_all_equal(found, expected)
+    with pytest.raises(ValueError, match="Expected gradients summed over the batch"):
+        rest.update(gradients, rest.init(params), params)
+
+
+@every_row
+@pytest.mark.parametrize("empty", [True, False], ids=["empty", "all padding"])
+def test_a_step_without_examples_is_pure_noise(name, empty):
+    """A Poisson batch can be empty."""
+    tx, params = make(name), params_of()
+    gradients = gradients_of(params)
+    if empty:
+        gradients = jax.tree.map(lambda g: g[:0], gradients)
+    mask = jnp.ones(0 if empty else BATCH, bool)
+    updates, _ = tx.update(gradients, tx.init(params), params, is_padding_example=mask)
+    chex.assert_tree_all_finite(updates)
+    assert updates["w"].all()
+
+
+@every_row
+def test_optax_multi_steps_cannot_add_noise_for_each_part_of_a_batch(name):
+    """It would average over examples before they are clipped, and is refused."""
+    tx, params = optax.MultiSteps(make(name), 2), params_of()
+    with pytest.raises((ValueError, TypeError)):
+        tx.update(gradients_of(params), tx.init(params), params)
+
+
+@every_row
+def test_minimises_a_quadratic_without_noise(name):
+    quiet = dpadambc.SubsampledGaussian(
+        l2_clip_norm=1e3,
+        noise_multiplier=0.0,
+        sampling_prob=1.0,
+        iterations=1,
+        normalize_by=float(BATCH),
+    )
+    learning_rate = 0.02 if "dp_sgd" in name else 0.05
+    tx = make(name, mechanism=quiet, learning_rate=learning_rate)
+    # Decay pulls to zero, so the minimum is put there.
+    loss_fn = lambda p, x: sum(jnp.sum((leaf * x) ** 2) for leaf in jax.tree.leaves(p))
+    grad_fn = dpadambc.per_example_grad(loss_fn)
+    params = params_of()
+    state, batch = tx.init(params), jnp.ones(BATCH)
+
+    def step(carry, _):
+        params, state = carry
+        updates, state = tx.update(grad_fn(params, batch), state, params)
+        return (optax.apply_updates(params, updates), state), None
+
+    (params, _), _ = jax.lax.scan(step, (params, state), length=400)
+    assert optax.tree.norm(params) < 0.05
+
+
+@pytest.mark.parametrize(
+    "factory",
+    [
+        dpadambc.dp_sgd,
+        dpadambc.dp_adam,
+        dpadambc.dp_adambc,
+        dpadambc.dp_adamw,
+        dpadambc.dp_adamw_bc,
+    ],
+    ids=lambda f: f.__name__,
+)
+def test_wrong_arguments_are_refused(factory):
+    key = jax.random.key(0)
+    with pytest.raises(
+        TypeError, match="Expected mechanism to be a dpadambc mechanism"
+    ):
+        factory(0.1, 1.0, key=key)
+    with pytest.raises(TypeError, match="key"):
+        factory(0.1, MECHANISM)
+    with pytest.raises(TypeError, match="Expected key to be a typed JAX key, got 0"):
+        factory(0.1, MECHANISM, key=0)
+
+
+@every_row
+def test_state_and_update_are_functions_of_the_noised_gradient_alone(name):
+    """Two batches with the same clipped sum leave the same state and update."""
+    tx, params = make(name), params_of()
+    one = gradients_of(params)
+    order = jnp.array([3, 1, 0, 5, 4, 2])
+    two = jax.tree.map(lambda g: g[order], one)
+    # Batches that differ in their examples but, both far above C, in nothing else.
+    loud = jax.tree.map(lambda g: 1e4 * g, one)
+    louder = jax.tree.map(lambda g: 1e6 * g, one)
+    for a, b in [(one, two), (loud, louder)]:
+        (u, s), (v, t) = (tx.update(g, tx.init(params), params) for g in (a, b))
+        chex.assert_trees_all_close(u, v, rtol=1e-3, atol=1e-5)
+        strip = functools.partial(
+            jax.tree.map,
+            lambda x: (
+                jax.random.key_data(x)
+                if jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+                else x
+            ),
+        )
+        chex.assert_trees_all_close(strip(s), strip(t), rtol=1e-3, atol=1e-6)
+
+
+@every_row
+def test_without_noise_the_state_tracks_only_the_clipped_sum_of_the_batch(name):
+    """No leaf of the state has a batch axis, or the norm of an example."""
+    tx, params = make(name), params_of()
+    _, state = take_steps(tx, params)
+    allowed = {(), *(p.shape for p in jax.tree.leaves(params))}
+    assert {jnp.shape(leaf) for leaf in jax.tree.leaves(state)} <= allowed
