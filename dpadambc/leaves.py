@@ -35,13 +35,15 @@ def squared_norms(leaf: jax.Array) -> jax.Array:
 
 
 def weighted_sum(leaf: jax.Array, weights: jax.Array) -> jax.Array:
-    """The sum over examples of weight times gradient, at least float32.
+    """The sum over examples of weight times gradient, in the dtype of the weights.
 
     An example of weight zero contributes exactly zero, whatever it holds: NaN too.
     """
-    weights = weights.reshape((-1,) + (1,) * (leaf.ndim - 1))
-    terms = jnp.where(weights == 0, 0, weights * leaf.astype(weights.dtype))
-    return jnp.sum(terms, axis=0)
+    is_zero = (weights == 0).reshape((-1,) + (1,) * (leaf.ndim - 1))
+    leaf = jnp.where(is_zero, 0, leaf.astype(weights.dtype))
+    # At full precision: accelerators round the inputs of products by default, which
+    # would carry a clipped gradient past the clip norm.
+    return jnp.tensordot(weights, leaf, 1, precision=jax.lax.Precision.HIGHEST)
 
 
 def per_example_squared_norms(gradients: optax.Updates) -> jax.Array:

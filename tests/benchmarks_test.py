@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -118,7 +119,7 @@ def test_compressed_adult_files_are_read_alike(adult_dir, tmp_path_factory):
 
 def test_an_unpublished_category_is_refused(adult_dir):
     (adult_dir / "adult.data").write_text(TRAIN.replace("Adm-clerical", "Astronaut"))
-    with pytest.raises(ValueError, match="Expected occupation .* 'Astronaut'"):
+    with pytest.raises(ValueError, match="Expected occupation .*, got {'Astronaut'}"):
         adult_data.load(adult_dir)
 
 
@@ -144,16 +145,14 @@ def test_the_scan_equals_a_loop_over_steps_and_examples():
     state, _ = trainer.advance(run, start, data, jnp.arange(mechanism.iterations))
 
     params, num_clipped = start.params, 0
+    grad_fn = jax.jit(jax.grad(experiment.loss_fn))
     sampling_key = jax.random.split(run.key, 3)[2]
+    sample = jax.jit(partial(mechanism.sample, num_examples=data.num_examples))
     for step in range(mechanism.iterations):
-        batch = mechanism.sample(
-            jax.random.fold_in(sampling_key, step), num_examples=data.num_examples
-        )
+        batch = sample(jax.random.fold_in(sampling_key, step))
         total = optax.tree.zeros_like(params)
-        for i in batch.indices[~batch.is_padding_example]:
-            gradient = jax.grad(experiment.loss_fn)(
-                params, data.features[i], data.labels[i]
-            )
+        for i in np.asarray(batch.indices)[~np.asarray(batch.is_padding_example)]:
+            gradient = grad_fn(params, data.features[i], data.labels[i])
             norm = float(optax.tree.norm(gradient))
             num_clipped += norm > mechanism.l2_clip_norm
             weight = min(1, mechanism.l2_clip_norm / norm)
@@ -170,7 +169,7 @@ def test_the_scan_equals_a_loop_over_steps_and_examples():
 
 def test_training_in_chunks_is_training_at_once():
     data = small_data()
-    trainer = experiment.Trainer("DP-AdamBC", small_mechanism(1.0), (4, 5, 3))
+    trainer = experiment.Trainer("DP-AdamBC", small_mechanism(1.0), (4, 3))
     run = experiment.Run(0.01, jax.random.key(1))
     start = trainer.start(run)
     at_once, _ = trainer.advance(run, start, data, jnp.arange(4))
@@ -185,7 +184,7 @@ def test_training_in_chunks_is_training_at_once():
 
 def test_second_moments_are_those_of_the_optimizer():
     data, mechanism = small_data(), small_mechanism(1.0)
-    trainer = experiment.Trainer("DP-AdamBC", mechanism, (4, 5, 3))
+    trainer = experiment.Trainer("DP-AdamBC", mechanism, (4, 3))
     run = experiment.Run(0.01, jax.random.key(1))
     state, _ = trainer.advance(run, trainer.start(run), data, jnp.arange(4))
     moments = experiment.second_moments(state.opt_state)
@@ -204,7 +203,7 @@ def test_second_moments_are_those_of_the_optimizer():
 
 @pytest.mark.parametrize("method", experiment.METHODS)
 def test_only_corrected_optimizers_have_a_floor(method):
-    trainer = experiment.Trainer(method, small_mechanism(1.0), (4, 5, 3))
+    trainer = experiment.Trainer(method, small_mechanism(1.0), (4, 3))
     params, key = [jnp.ones(2)], jax.random.key(0)
     moments = experiment.second_moments(trainer.optimizer(0.01, key).init(params))
     assert (moments is not None) == method.endswith("BC")
@@ -212,15 +211,20 @@ def test_only_corrected_optimizers_have_a_floor(method):
 
 def test_the_demo_writes_its_results_and_pictures(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(digits_run, "STEPS_PER_CHUNK", 2)
-    methods = ("DP-Adam", "DP-AdamBC", experiment.NON_PRIVATE)
+    methods = ("DP-AdamBC", experiment.NON_PRIVATE)
     monkeypatch.setattr(experiment, "METHODS", methods)
     report = digits_run.run(tmp_path / "demo", iterations=4, seeds=(0, 1))
     written = json.loads((tmp_path / "demo" / "results.json").read_text())
     assert written == json.loads(json.dumps(report))
     assert tuple(written["methods"]) == methods
 
-    mechanism = digits_run.calibrate(written["num_examples"], iterations=4)
-    epsilon = mechanism.epsilon(digits_run.TARGET_DELTA)
+    relation = written["mechanism"].pop("neighboring_relation")
+    mechanism = dpadambc.SubsampledGaussian(
+        **written["mechanism"],
+        neighboring_relation=dpadambc.NeighboringRelation[relation],
+    )
+    epsilon = mechanism.epsilon(written["delta"])
+    assert epsilon == written["epsilon"] <= digits_run.TARGET_EPSILON
     for method, row in written["methods"].items():
         is_private = method in experiment.PRIVATE
         assert row["epsilon"] == (epsilon if is_private else None)

@@ -331,3 +331,11 @@ def test_refuses_a_clip_norm_rounded_to_bfloat16():
     clip = inject(0.3, normalize_by=10.0)
     with pytest.raises(TypeError, match="pass hyperparam_dtype=jnp.float32"):
         clip.init(jnp.zeros(2, jnp.bfloat16))
+
+
+def test_accelerators_may_not_round_the_gradients_of_the_sum():
+    """By default they would: to bfloat16 on TPU, to TensorFloat-32 on GPU."""
+    text = str(jax.make_jaxpr(clipped_sum)({"w": jnp.ones((4, 3))}))
+    products = text.count("dot_general[")
+    assert products == 1
+    assert text.count("Precision.HIGHEST") >= products

@@ -1,0 +1,29 @@
+# Each target sets up what it needs in a virtual environment of its own.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test check speed clean
+
+demo: $(VENV)/demo
+	$(BIN)/python -m benchmarks.digits.run --output-dir demo
+
+test: $(VENV)/test
+	$(BIN)/python -m pytest -n auto -q
+
+check: $(VENV)/check
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+speed: $(VENV)/test
+	$(BIN)/python -m benchmarks.speed.run
+
+# The marker file of an extra is newer than pyproject.toml once it is installed.
+$(VENV)/%: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) demo
