@@ -1,0 +1,1 @@
+"""The UCI Adult benchmark: census income."""

@@ -1,0 +1,1 @@
+"""The demo: scikit-learn's handwritten digits."""

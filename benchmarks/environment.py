@@ -1,0 +1,29 @@
+"""Where and when a result was measured."""
+
+import datetime
+import importlib.metadata
+import os
+import pathlib
+import platform
+from typing import Any
+
+
+def _processor() -> str:
+    """The processor's name, where the system tells it."""
+    info = pathlib.Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":")[1].strip() for line in lines if "model name" in line]
+    return names[0] if names else platform.processor()
+
+
+def environment() -> dict[str, Any]:
+    """The date, the machine, and the versions that a number depends on."""
+    packages = ("jax", "jaxlib", "optax", "dp-accounting", "numpy")
+    return {
+        "date": datetime.date.today().isoformat(),
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cpu_count": os.cpu_count(),
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in packages},
+    }

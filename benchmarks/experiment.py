@@ -1,0 +1,209 @@
+"""What the experiments share: a small network, trained in one compiled scan.
+
+The data lie on the device, and every step draws its own Poisson batch there.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import dpadambc
+from dpadambc import moments
+
+NON_PRIVATE = "Adam, not private"
+
+B2 = 0.999
+VARIANCE_FLOOR = dpadambc.RelativeFloor(1.0)
+
+# The default of 1e-4 would shrink nothing in a few hundred steps.
+WEIGHT_DECAY = 0.01
+
+PRIVATE: dict[str, Callable[..., optax.GradientTransformationExtraArgs]] = {
+    "DP-SGD": dpadambc.dp_sgd,
+    "DP-Adam": functools.partial(dpadambc.dp_adam, b2=B2),
+    "DP-AdamBC": functools.partial(
+        dpadambc.dp_adambc, b2=B2, variance_floor=VARIANCE_FLOOR
+    ),
+    "DP-AdamW": functools.partial(dpadambc.dp_adamw, b2=B2, weight_decay=WEIGHT_DECAY),
+    "DP-AdamW-BC": functools.partial(
+        dpadambc.dp_adamw_bc,
+        b2=B2,
+        variance_floor=VARIANCE_FLOOR,
+        weight_decay=WEIGHT_DECAY,
+    ),
+}
+METHODS = (*PRIVATE, NON_PRIVATE)
+
+
+class Data(NamedTuple):
+    features: jax.Array  # shape=(num_examples, num_features), float32
+    labels: jax.Array  # shape=(num_examples,), int32
+
+    @property
+    def num_examples(self) -> int:
+        return self.labels.shape[0]
+
+
+def init_mlp(key: jax.Array, layer_sizes: tuple[int, ...]) -> optax.Params:
+    """Kernels and biases of a multilayer perceptron."""
+    shapes = list(zip(layer_sizes[:-1], layer_sizes[1:], strict=True))
+    glorot = jax.nn.initializers.glorot_normal()
+    return [
+        {"kernel": glorot(layer_key, shape), "bias": jnp.zeros(shape[1])}
+        for layer_key, shape in zip(
+            jax.random.split(key, len(shapes)), shapes, strict=True
+        )
+    ]
+
+
+def logits(params: Any, features: jax.Array) -> jax.Array:
+    """The network on one example."""
+    *hidden, last = params
+    for layer in hidden:
+        features = jnp.tanh(features @ layer["kernel"] + layer["bias"])
+    return features @ last["kernel"] + last["bias"]
+
+
+def loss_fn(params: Any, features: jax.Array, label: jax.Array) -> jax.Array:
+    """Cross-entropy of one example."""
+    return optax.softmax_cross_entropy_with_integer_labels(
+        logits(params, features), label
+    )
+
+
+def mean_grad(
+    params: Any, features: jax.Array, labels: jax.Array, *, is_padding_example
+) -> optax.Updates:
+    """The ordinary gradient, of the loss averaged over the batch."""
+
+    def mean_loss(params):
+        losses = jax.vmap(loss_fn, in_axes=(None, 0, 0))(params, features, labels)
+        return jnp.mean(losses, where=~is_padding_example)
+
+    return jax.grad(mean_loss)(params)
+
+
+@jax.jit
+def accuracy(params: Any, data: Data) -> jax.Array:
+    """The share of examples that the network labels correctly."""
+    outputs = jax.vmap(logits, in_axes=(None, 0))(params, data.features)
+    return jnp.mean(jnp.argmax(outputs, axis=-1) == data.labels)
+
+
+class Run(NamedTuple):
+    """What tells two trainings apart. Traced, so that they share one compilation."""
+
+    learning_rate: float | jax.Array
+    key: jax.Array
+
+
+class State(NamedTuple):
+    params: Any
+    opt_state: optax.OptState
+
+
+@dataclasses.dataclass(frozen=True)
+class Trainer:
+    """One optimizer under one mechanism, compiled once for all runs.
+
+    Without privacy, only the sampling of the mechanism is used.
+    """
+
+    method: str
+    mechanism: dpadambc.SubsampledGaussian
+    layer_sizes: tuple[int, ...]
+
+    def optimizer(
+        self, learning_rate: float | jax.Array, key: jax.Array
+    ) -> optax.GradientTransformation:
+        if self.method == NON_PRIVATE:
+            return optax.adam(learning_rate, b2=B2)
+        return PRIVATE[self.method](
+            learning_rate, self.mechanism, key=key, pre_clipped=True
+        )
+
+    @property
+    def grad_fn(self) -> Callable[..., Any]:
+        if self.method == NON_PRIVATE:
+            return mean_grad
+        return dpadambc.clipped_grad(
+            loss_fn, self.mechanism.l2_clip_norm, self.mechanism.normalize_by
+        )
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def start(self, run: Run) -> State:
+        init_key, noise_key, _ = jax.random.split(run.key, 3)
+        params = init_mlp(init_key, self.layer_sizes)
+        optimizer = self.optimizer(run.learning_rate, noise_key)
+        return State(params, optimizer.init(params))
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def advance(
+        self, run: Run, state: State, data: Data, steps: jax.Array
+    ) -> tuple[State, optax.Updates]:
+        """Takes the steps of these numbers.
+
+        Also returns the gradients of all steps as they were before the noise, which
+        are *not private*.
+        """
+        _, noise_key, sampling_key = jax.random.split(run.key, 3)
+        optimizer = self.optimizer(run.learning_rate, noise_key)
+        grad_fn = self.grad_fn
+
+        def take_step(state, step):
+            batch = self.mechanism.sample(
+                jax.random.fold_in(sampling_key, step), num_examples=data.num_examples
+            )
+            examples = jax.tree.map(lambda x: x[batch.indices], data)
+            gradient = grad_fn(
+                state.params, *examples, is_padding_example=batch.is_padding_example
+            )
+            updates, opt_state = optimizer.update(
+                gradient, state.opt_state, state.params
+            )
+            return State(
+                optax.apply_updates(state.params, updates), opt_state
+            ), gradient
+
+        return jax.lax.scan(take_step, state, steps)
+
+
+class SecondMoments(NamedTuple):
+    """The second moment of all coordinates, before and after the correction."""
+
+    nu_hat: np.ndarray  # shape=(num_parameters,)
+    corrected: np.ndarray  # shape=(num_parameters,)
+    noise_variance: float
+    floor: float
+
+    @property
+    def share_at_floor(self) -> float:
+        return float(np.mean(self.corrected <= self.floor))
+
+
+def flat(tree: Any) -> np.ndarray:
+    """All coordinates of a tree of arrays, one after the other."""
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
+
+
+def second_moments(opt_state: optax.OptState) -> SecondMoments | None:
+    """The moments as the corrected optimizers use them; None for the others."""
+    state = optax.tree.get(opt_state, "ScaleByAdamBCState")
+    if state is None:
+        return None
+    nu_hat, noise_variance = optax.tree.bias_correction(
+        (state.nu, state.noise_variance), B2, state.count
+    )
+    floor = VARIANCE_FLOOR.variance(noise_variance, B2, state.count)
+    corrected = jax.tree.map(
+        lambda v: moments.corrected_second_moment(v, noise_variance, floor), nu_hat
+    )
+    return SecondMoments(
+        flat(nu_hat), flat(corrected), float(noise_variance), float(floor)
+    )
