@@ -49,8 +49,9 @@ class RelativeFloor:
     ) -> jax.Array:
         """The floor after `count` steps, for the average noise variance over them."""
         faded = jnp.power(b2, count)
-        steps = (1 + faded) / (1 - faded)
-        return self.factor * noise_variance * jnp.sqrt(2 * (1 - b2) / (1 + b2) * steps)
+        settling = (1 + faded) / (1 - faded)
+        spread = jnp.sqrt(2 * (1 - b2) / (1 + b2) * settling)
+        return jnp.asarray(self.factor * noise_variance * spread)
 
 
 def _floor(variance_floor, noise_variance, b2, count):
