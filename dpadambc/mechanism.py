@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self
 
 import dp_accounting
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -26,7 +27,7 @@ _REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 _REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 
 
-class _GaussianMechanism:
+class Mechanism:
     """What all mechanisms share: a Gaussian on a clipped sum, step after step.
 
     Subclasses are frozen dataclasses with the fields annotated here.
@@ -38,9 +39,10 @@ class _GaussianMechanism:
     normalize_by: float
     neighboring_relation: NeighboringRelation
 
-    # Which fields `calibrate` can solve for, and which relations hold for the sampling.
+    # Which fields `calibrate` can solve for, and who accounts for the sampling under
+    # which relation: the tightest accountant first.
     _solvable: ClassVar[tuple[str, ...]] = ("noise_multiplier", "iterations")
-    _relations: ClassVar[dict[NeighboringRelation, tuple[str, ...]]]
+    _relations: ClassVar[dict[NeighboringRelation, tuple[accounting.Accountant, ...]]]
     _refusal: ClassVar[str]
 
     def __post_init__(self):
@@ -70,6 +72,10 @@ class _GaussianMechanism:
             )
 
     @property
+    def _default_accountant(self) -> accounting.Accountant:
+        return self._relations[self.neighboring_relation][0]
+
+    @property
     def sensitivity(self) -> float:
         """L2 sensitivity of the clipped sum after division by `normalize_by`."""
         return clipping.sensitivity(
@@ -87,7 +93,7 @@ class _GaussianMechanism:
         """
         z, sensitivity = self.noise_multiplier, self.sensitivity
         if callable(z):
-            return lambda step: z(step) * sensitivity
+            return lambda step: jnp.asarray(z(step), float) * sensitivity
         return z * sensitivity
 
     @property
@@ -110,7 +116,7 @@ class _GaussianMechanism:
         self,
         iterations: int | None = None,
         *,
-        accountant: accounting.Accountant = "pld",
+        accountant: accounting.Accountant | None = None,
     ) -> dp_accounting.DpEvent:
         """What was run, as a dp-accounting event.
 
@@ -121,7 +127,8 @@ class _GaussianMechanism:
 
         Args:
           iterations: the number of steps taken; `self.iterations` by default.
-          accountant: which accountant will read it, "pld" or "rdp".
+          accountant: which accountant will read it, "pld" or "rdp"; the tightest that
+            can, by default.
 
         Returns:
           A `dp_accounting.DpEvent`.
@@ -130,6 +137,7 @@ class _GaussianMechanism:
           ValueError: for an unknown accountant, or one that cannot account for the
             sampling under the neighbouring relation.
         """
+        accountant = accountant or self._default_accountant
         accounting.check_accountant(accountant)
         self._check_relation(accountant)
         iterations = self.iterations if iterations is None else iterations
@@ -150,7 +158,7 @@ class _GaussianMechanism:
         target_delta: float,
         *,
         iterations: int | None = None,
-        accountant: accounting.Accountant = "pld",
+        accountant: accounting.Accountant | None = None,
         num_examples: int | None = None,
     ) -> float:
         """The epsilon spent.
@@ -158,11 +166,13 @@ class _GaussianMechanism:
         Args:
           target_delta: the delta that goes with it, in (0, 1).
           iterations: the number of steps taken; `self.iterations` by default.
-          accountant: "pld" (tight) or "rdp" (an upper bound, faster).
+          accountant: "pld" (tight) or "rdp" (an upper bound, faster); by default "pld"
+            where it can account for the sampling.
           num_examples: if given, used for a warning where delta is too large for it.
 
         Returns:
-          Epsilon under `self.neighboring_relation`; infinity without noise.
+          Epsilon under `self.neighboring_relation`; infinity without noise, or where it
+          is too large to compute (some 700).
 
         Raises:
           ValueError: for an unknown accountant, one that cannot account for the
@@ -171,6 +181,7 @@ class _GaussianMechanism:
         if num_examples is None:
             num_examples = getattr(self, "num_examples", None)
         accounting.check_delta(target_delta, num_examples)
+        accountant = accountant or self._default_accountant
         return accounting.epsilon(
             self.dp_event(iterations, accountant=accountant),
             target_delta=target_delta,
@@ -184,7 +195,7 @@ class _GaussianMechanism:
         *,
         target_epsilon: float,
         target_delta: float,
-        accountant: accounting.Accountant = "pld",
+        accountant: accounting.Accountant | None = None,
         **public_numbers: Any,
     ) -> Self:
         """The mechanism that meets a target, solved for the one number left out.
@@ -192,7 +203,8 @@ class _GaussianMechanism:
         Args:
           target_epsilon: the epsilon to reach and not to exceed.
           target_delta: the delta that goes with it.
-          accountant: "pld" (tight) or "rdp" (an upper bound).
+          accountant: "pld" (tight) or "rdp" (an upper bound); by default "pld" where it
+            can account for the sampling.
           **public_numbers: the fields of the class, all but one of `noise_multiplier`,
             `iterations` and `sampling_prob` (where it has one). The field left out, or
             given as None, is solved for: the least noise, the most iterations or the
@@ -205,7 +217,8 @@ class _GaussianMechanism:
           TypeError: if not exactly one field is left out, or an unknown one is given.
           ValueError: if the target cannot be reached, or a number is out of its range.
         """
-        accounting.check_accountant(accountant)
+        if accountant is not None:
+            accounting.check_accountant(accountant)
         accounting.check_delta(target_delta, public_numbers.get("num_examples"))
         unknown = [x for x in cls._solvable if public_numbers.get(x) is None]
         if len(unknown) != 1:
@@ -216,6 +229,7 @@ class _GaussianMechanism:
         (name,) = unknown
         with_value = lambda x: cls(**{**public_numbers, name: x})
         trial = with_value(1)
+        accountant = accountant or trial._default_accountant
         solution = accounting.calibrate(
             lambda x: with_value(x).dp_event(accountant=accountant),
             name,
@@ -232,7 +246,7 @@ def _gaussian(multiplier: float) -> dp_accounting.DpEvent:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SubsampledGaussian(_GaussianMechanism):
+class SubsampledGaussian(Mechanism):
     r"""The Poisson-subsampled Gaussian mechanism, `iterations` times: DP-SGD.
 
     At every step each example takes part independently with probability
@@ -326,26 +340,28 @@ class SubsampledGaussian(_GaussianMechanism):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TruncatedSubsampledGaussian(_GaussianMechanism):
+class TruncatedSubsampledGaussian(Mechanism):
     """`SubsampledGaussian` with batches cut to a random `truncated_batch_size`.
 
     Where more examples are drawn than that, a random subset of them takes part. An
-    example that comes in may then push out another, which costs a little privacy; the
-    accountant knows how often from the size of the data set.
+    example that comes in may then push out another, which costs a little privacy. How
+    often depends on the size of the data set, which is therefore taken as known, and
+    privacy is stated for neighbours of the same size: one example replaced by one
+    without gradient (REPLACE_SPECIAL), or by another.
 
     Args:
       l2_clip_norm: C, positive.
       noise_multiplier: z, non-negative, in units of the sensitivity; or a schedule.
       sampling_prob: q, in [0, 1].
       truncated_batch_size: the largest batch.
-      num_examples: the size of the data set, taken as known.
+      num_examples: the size of the data set, the same for neighbours.
       iterations: the number of steps.
       normalize_by: B, positive.
-      neighboring_relation: what two neighbouring datasets differ in.
+      neighboring_relation: REPLACE_SPECIAL or REPLACE_ONE.
 
     Raises:
       TypeError: if a number is not a number, or a count not an int.
-      ValueError: if a number is out of its range.
+      ValueError: if a number is out of its range, or for another relation.
 
     Example:
       >>> import dpadambc
@@ -368,15 +384,17 @@ class TruncatedSubsampledGaussian(_GaussianMechanism):
     num_examples: int
     iterations: int
     normalize_by: float
-    neighboring_relation: NeighboringRelation = _ADD_OR_REMOVE_ONE
+    neighboring_relation: NeighboringRelation = _REPLACE_SPECIAL
 
     _solvable = ("noise_multiplier", "iterations", "sampling_prob")
     _relations = {
-        _ADD_OR_REMOVE_ONE: ("pld",),
-        _REPLACE_ONE: ("pld",),
         _REPLACE_SPECIAL: ("pld",),
+        _REPLACE_ONE: ("pld",),
     }
-    _refusal = "no Rényi bound for truncated Poisson sampling is at hand."
+    _refusal = (
+        "the cost of truncation depends on the size of the data set, which adding or"
+        " removing an example would change, and no Rényi bound for it is at hand."
+    )
 
     def __post_init__(self):
         super().__post_init__()
@@ -410,7 +428,7 @@ class TruncatedSubsampledGaussian(_GaussianMechanism):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FixedSizeSampledGaussian(_GaussianMechanism):
+class FixedSizeSampledGaussian(Mechanism):
     """The Gaussian mechanism on a fresh uniform subset of fixed size at every step.
 
     Sampling without replacement keeps the size of the data set, so privacy is stated
@@ -434,7 +452,7 @@ class FixedSizeSampledGaussian(_GaussianMechanism):
       >>> mechanism = dpadambc.FixedSizeSampledGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=2.0, batch_size=100,
       ...     num_examples=1_000, iterations=1, normalize_by=100)
-      >>> round(mechanism.epsilon(target_delta=1e-5, accountant="rdp"), 3)
+      >>> round(mechanism.epsilon(target_delta=1e-5), 3)
       0.596
 
     References:
@@ -483,7 +501,7 @@ class FixedSizeSampledGaussian(_GaussianMechanism):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ShuffledGaussian(_GaussianMechanism):
+class ShuffledGaussian(Mechanism):
     """The Gaussian mechanism on epochs over shuffled data: *not* Poisson sampling.
 
     An example takes part once in each epoch. The order is given no credit: it is
@@ -548,11 +566,3 @@ class ShuffledGaussian(_GaussianMechanism):
             batch_size=self.batch_size,
             iterations=self.iterations,
         )
-
-
-Mechanism = (
-    SubsampledGaussian
-    | TruncatedSubsampledGaussian
-    | FixedSizeSampledGaussian
-    | ShuffledGaussian
-)
