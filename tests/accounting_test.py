@@ -392,3 +392,49 @@ def test_refuses_a_delta_outside_its_range(bad):
 def test_refuses_an_unknown_accountant():
     with pytest.raises(ValueError, match=r"one of \('pld', 'rdp'\), got 'gdp'"):
         poisson().epsilon(1e-5, accountant="gdp")
+
+
+def test_few_participations_over_many_steps_are_accounted_for_tightly():
+    """On a grid of 1e-4 this epsilon comes out twice as large."""
+    mechanism = poisson(noise_multiplier=5.0, sampling_prob=1e-4, iterations=10**6)
+    assert mechanism.epsilon(1e-6) == pytest.approx(0.072, abs=0.002)
+    assert mechanism.epsilon(1e-6, accountant="rdp") == pytest.approx(0.081, abs=0.002)
+
+
+def test_a_low_precision_schedule_is_accounted_for_as_it_is_run():
+    schedule = lambda step: jnp.asarray(1.1, jnp.bfloat16)
+    mechanism = poisson(noise_multiplier=schedule, normalize_by=0.99)
+    (z,) = accounting.level_counts(schedule, 10)
+    assert mechanism.noise_stddev(3) == pytest.approx(z / 0.99, rel=1e-6)
+
+
+def exact_delta(z, epsilon, q=1.0, lost=0.0):
+    """Hockey-stick divergence of N(0, 1) and the mixture that adds 1 or, if lost, 2."""
+    x = np.linspace(-12, 14, 400_001)
+    pdf = lambda mean: scipy.stats.norm.pdf(x, mean / z) / 1.0
+    other = (1 - q) * pdf(0) + q * ((1 - lost) * pdf(1) + lost * pdf(2))
+    width = x[1] - x[0]
+    return [
+        np.sum(np.maximum(p - np.exp(epsilon) * r, 0)) * width
+        for p, r in [(other, pdf(0)), (pdf(0), other)]
+    ]
+
+
+def test_truncated_epsilon_covers_the_pair_it_is_stated_for():
+    """All ten examples are drawn; only a full batch of ten others loses one."""
+    numbers = dict(NUMBERS, sampling_prob=1.0, iterations=1, noise_multiplier=1.0)
+    mechanism = dpadambc.TruncatedSubsampledGaussian(
+        **numbers, truncated_batch_size=10, num_examples=10
+    )
+    assert mechanism.neighboring_relation is SPECIAL
+    epsilon = mechanism.epsilon(1e-5)
+    assert max(exact_delta(1.0, epsilon)) <= 1.02e-5
+    # Negative control: had an eleventh been added, it would have pushed one out.
+    assert max(exact_delta(1.0, epsilon, lost=10 / 11)) > 1e-2
+    with pytest.raises(ValueError, match="which adding or removing an example would"):
+        dpadambc.TruncatedSubsampledGaussian(
+            **numbers,
+            truncated_batch_size=10,
+            num_examples=10,
+            neighboring_relation=ADD,
+        )
