@@ -2,7 +2,8 @@
 
 Each check takes one keyword argument, so that the message carries its name: what was
 expected, what came and, where it helps, what to do. Numbers are checked when their
-value is known; a number that JAX is tracing has none, and is checked by its dtype only.
+value is known. One that JAX is tracing has none; its dtype is checked, which must have
+32 bits or more.
 """
 
 import math
@@ -33,6 +34,7 @@ def known_number(name: str, value: Any) -> float | None:
 
 
 def _require(named: dict[str, Any], holds: Callable[[float], bool], expected: str):
+    full_precision(**named)
     name, value = _single(named)
     number = known_number(name, value)
     if number is not None and not holds(number):

@@ -1,5 +1,6 @@
 """Clip each example's gradient, sum, divide by a public number."""
 
+import warnings
 from typing import Any
 
 import dp_accounting
@@ -92,6 +93,31 @@ def check_padding(is_padding_example: Any, batch_size: int) -> None:
         )
 
 
+def _warn_of_parts(params: optax.Params) -> None:
+    """Warns where `optax.masked` or `optax.multi_transform` hides some parameters."""
+    is_hidden = lambda x: isinstance(x, optax.MaskedNode)
+    if any(map(is_hidden, jax.tree.leaves(params, is_leaf=is_hidden))):
+        warnings.warn(
+            "clip_per_example sees a part of the parameters only, so its clip norm"
+            " bounds that part. If other parts are trained too, their sensitivities add"
+            " up to more than a mechanism of this clip norm accounts for. Clip all"
+            " parameters together and divide them afterwards, as in"
+            " optax.chain(clip_per_example, add_dp_noise, optax.multi_transform(...));"
+            " to train a part alone, differentiate that part (argnums).",
+            stacklevel=3,
+        )
+
+
+def _refuse_misspelt_mask(extra_args: dict[str, Any]) -> None:
+    """Raises for an extra argument that can only be meant as the padding mask."""
+    for name in extra_args:
+        if "padding" in name:
+            raise TypeError(
+                f"Expected the padding mask as is_padding_example, got {name}. Without"
+                " the mask, padding would be summed as if it were data."
+            )
+
+
 def _common_batch_size(gradients: optax.Updates, params: optax.Params | None) -> int:
     """The batch size of all leaves; raises unless each leaf has one row per example."""
     if params is None:
@@ -155,8 +181,9 @@ def clip_per_example(
 
       They hold up to the rounding of a float32 sum, and for C well above 1e-18,
       where squares of float32 numbers vanish. Inside `optax.masked` or
-      `optax.multi_transform` the tree is that part of the parameters alone: two
-      clipped parts together move by the root of the sum of squares of theirs.
+      `optax.multi_transform` the tree is that part of the parameters alone, and two
+      clipped parts together move by the root of the sum of squares of theirs: `init`
+      warns of it. Clip and add noise first, and divide the parameters after that.
 
     Args:
       l2_clip_norm: C, positive; infinity turns clipping off, and the guarantee too.
@@ -185,19 +212,17 @@ def clip_per_example(
       Abadi et al., `Deep Learning with Differential Privacy
       <https://arxiv.org/abs/1607.00133>`_, 2016
     """
-    _validate.full_precision(l2_clip_norm=l2_clip_norm)
-    _validate.full_precision(normalize_by=normalize_by)
     _validate.positive_or_infinite(l2_clip_norm=l2_clip_norm)
     _validate.positive(normalize_by=normalize_by)
 
     def init_fn(params):
-        del params
+        _warn_of_parts(params)
         return optax.EmptyState()
 
     def update_fn(
         updates, state, params=None, *, is_padding_example=None, **extra_args
     ):
-        del extra_args
+        _refuse_misspelt_mask(extra_args)
         if not jax.tree.leaves(updates):
             return updates, state
         batch_size = _common_batch_size(updates, params)

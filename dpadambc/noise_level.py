@@ -19,16 +19,19 @@ def check(noise_stddev: NoiseStddev) -> None:
     """Raises unless every number is non-negative, finite and of full precision."""
     for level in jax.tree.leaves(noise_stddev, is_leaf=lambda x: x is None):
         if not callable(level):
-            _validate.full_precision(noise_stddev=level)
             _validate.non_negative(noise_stddev=level)
 
 
 def at_step(noise_stddev: NoiseStddev, count: jax.typing.ArrayLike) -> Any:
     """The numbers in force at step `count`, in the same tree prefix."""
-    return jax.tree.map(
-        lambda level: jnp.asarray(level(count) if callable(level) else level, float),
-        noise_stddev,
-    )
+
+    def number(level):
+        if callable(level):
+            level = level(count)
+            _validate.full_precision(noise_stddev=level)
+        return jnp.asarray(level, float)
+
+    return jax.tree.map(number, noise_stddev)
 
 
 def per_leaf(prefix: Any, tree: optax.Params) -> Any:

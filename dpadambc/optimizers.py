@@ -21,9 +21,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
-from dpadambc import leaves
+from dpadambc import _validate, leaves
 from dpadambc.clipping import clip_per_example
 from dpadambc.decay import add_decoupled_weight_decay
 from dpadambc.mechanism import Mechanism
@@ -33,27 +34,74 @@ from dpadambc.noise import add_dp_noise
 Mask = Any | Callable[[optax.Params], Any]
 
 
-def _private_gradient(
-    mechanism: Mechanism, key: jax.Array, pre_clipped: bool
-) -> optax.GradientTransformation:
-    """Clip and add noise as the mechanism says."""
-    if not hasattr(mechanism, "noise_stddev"):
+def _refuse_late_padding() -> optax.GradientTransformationExtraArgs:
+    """Raises where padding is masked after the sum, which is too late."""
+
+    def update_fn(updates, state, params=None, **extra_args):
+        del params
+        if extra_args.get("is_padding_example") is not None:
+            raise ValueError(
+                "Expected is_padding_example to be given to the clipped gradient"
+                " function: with pre_clipped=True the examples are summed already."
+            )
+        return updates, state
+
+    return optax.GradientTransformationExtraArgs(
+        lambda params: optax.EmptyState(), update_fn
+    )
+
+
+def _check_mechanism(mechanism: Mechanism) -> None:
+    if not isinstance(mechanism, Mechanism):
         raise TypeError(
-            "Expected mechanism to be a dpadambc mechanism, such as"
+            "Expected mechanism to be a dpadambc mechanism, such as a"
             f" SubsampledGaussian, got {mechanism!r}."
         )
-    noise = add_dp_noise(mechanism.noise_stddev, key=key)
-    if pre_clipped:
-        return noise
+
+
+def _private_chain(
+    learning_rate: optax.ScalarOrSchedule,
+    mechanism: Mechanism,
+    key: jax.Array,
+    pre_clipped: bool,
+    *stages: optax.GradientTransformation,
+) -> optax.GradientTransformationExtraArgs:
+    """Clip and add noise as the mechanism says, then the stages, then step."""
+    _check_mechanism(mechanism)
     clip = clip_per_example(mechanism.l2_clip_norm, normalize_by=mechanism.normalize_by)
-    return optax.chain(clip, noise)
+    return optax.chain(
+        _refuse_late_padding() if pre_clipped else clip,
+        add_dp_noise(mechanism.noise_stddev, key=key),
+        *stages,
+        optax.scale_by_learning_rate(learning_rate),
+        _cast_like_params(),
+    )
+
+
+def _scale_by_adam(b1, b2, eps, eps_root) -> optax.GradientTransformation:
+    """Optax's, with its arguments checked and its moments in at least float32."""
+    _validate.decay(b1=b1)
+    _validate.decay(b2=b2)
+    _validate.non_negative(eps=eps)
+    _validate.non_negative(eps_root=eps_root)
+    return _at_least_float32(optax.scale_by_adam(b1, b2, eps, eps_root))
+
+
+def _scale_by_corrected_adam(
+    mechanism, b1, b2, variance_floor
+) -> optax.GradientTransformation:
+    """The correction for the noise that the mechanism adds."""
+    _check_mechanism(mechanism)
+    return scale_by_adam_bc(
+        mechanism.noise_stddev, b1=b1, b2=b2, variance_floor=variance_floor
+    )
 
 
 def _at_least_float32(tx: optax.GradientTransformation) -> optax.GradientTransformation:
     """The same transformation, with state as for parameters in at least float32."""
 
     def init_fn(params):
-        widen = lambda p: p.astype(leaves.at_least_float32(p.dtype))
+        widen = lambda p: jnp.asarray(p, leaves.at_least_float32(jnp.result_type(p)))
         return tx.init(jax.tree.map(widen, params))
 
     return optax.GradientTransformation(init_fn, tx.update)
@@ -63,7 +111,9 @@ def _cast_like_params() -> optax.GradientTransformation:
     """Updates in the dtype of the parameters."""
 
     def cast(updates, params):
-        return updates if params is None else optax.tree.cast_like(updates, params)
+        if params is None:
+            return updates
+        return jax.tree.map(lambda u, p: u.astype(jnp.result_type(p)), updates, params)
 
     return optax.stateless(cast)
 
@@ -113,13 +163,11 @@ def dp_sgd(
       Abadi et al., `Deep Learning with Differential Privacy
       <https://arxiv.org/abs/1607.00133>`_, 2016
     """
-    trace = optax.identity() if momentum is None else optax.trace(momentum, nesterov)
-    return optax.chain(
-        _private_gradient(mechanism, key, pre_clipped),
-        _at_least_float32(trace),
-        optax.scale_by_learning_rate(learning_rate),
-        _cast_like_params(),
-    )
+    stages = []
+    if momentum is not None:
+        _validate.decay(momentum=momentum)
+        stages = [_at_least_float32(optax.trace(momentum, nesterov))]
+    return _private_chain(learning_rate, mechanism, key, pre_clipped, *stages)
 
 
 def dp_adam(
@@ -158,11 +206,12 @@ def dp_adam(
       Li et al., `Large Language Models Can Be Strong Differentially Private Learners
       <https://arxiv.org/abs/2110.05679>`_, 2022
     """
-    return optax.chain(
-        _private_gradient(mechanism, key, pre_clipped),
-        _at_least_float32(optax.scale_by_adam(b1, b2, eps, eps_root)),
-        optax.scale_by_learning_rate(learning_rate),
-        _cast_like_params(),
+    return _private_chain(
+        learning_rate,
+        mechanism,
+        key,
+        pre_clipped,
+        _scale_by_adam(b1, b2, eps, eps_root),
     )
 
 
@@ -197,13 +246,12 @@ def dp_adambc(
     References:
       Tang et al., `DP-AdamBC <https://arxiv.org/abs/2312.14334>`_, 2024, Algorithm 1
     """
-    return optax.chain(
-        _private_gradient(mechanism, key, pre_clipped),
-        scale_by_adam_bc(
-            mechanism.noise_stddev, b1=b1, b2=b2, variance_floor=variance_floor
-        ),
-        optax.scale_by_learning_rate(learning_rate),
-        _cast_like_params(),
+    return _private_chain(
+        learning_rate,
+        mechanism,
+        key,
+        pre_clipped,
+        _scale_by_corrected_adam(mechanism, b1, b2, variance_floor),
     )
 
 
@@ -246,12 +294,13 @@ def dp_adamw(
     References:
       `DP-AdamW <https://arxiv.org/abs/2511.07843>`_, 2025, Algorithm 1
     """
-    return optax.chain(
-        _private_gradient(mechanism, key, pre_clipped),
-        _at_least_float32(optax.scale_by_adam(b1, b2, eps, eps_root)),
+    return _private_chain(
+        learning_rate,
+        mechanism,
+        key,
+        pre_clipped,
+        _scale_by_adam(b1, b2, eps, eps_root),
         add_decoupled_weight_decay(weight_decay, mask=mask),
-        optax.scale_by_learning_rate(learning_rate),
-        _cast_like_params(),
     )
 
 
@@ -289,12 +338,11 @@ def dp_adamw_bc(
     References:
       `DP-AdamW <https://arxiv.org/abs/2511.07843>`_, 2025, Algorithm 2
     """
-    return optax.chain(
-        _private_gradient(mechanism, key, pre_clipped),
-        scale_by_adam_bc(
-            mechanism.noise_stddev, b1=b1, b2=b2, variance_floor=variance_floor
-        ),
+    return _private_chain(
+        learning_rate,
+        mechanism,
+        key,
+        pre_clipped,
+        _scale_by_corrected_adam(mechanism, b1, b2, variance_floor),
         add_decoupled_weight_decay(weight_decay, mask=mask),
-        optax.scale_by_learning_rate(learning_rate),
-        _cast_like_params(),
     )

@@ -39,7 +39,9 @@ ROWS = {
     "dp_adamw_bc": (dpadambc.dp_adamw_bc, dict(weight_decay=0.1)),
     "dp_adamw_bc mask": (
         dpadambc.dp_adamw_bc,
-        dict(weight_decay=0.1, mask=lambda p: jax.tree.map(lambda x: x.ndim > 1, p)),
+        dict(
+            weight_decay=0.1, mask=lambda p: jax.tree.map(lambda x: jnp.ndim(x) > 1, p)
+        ),
     ),
 }
 BATCH = 6
@@ -161,6 +163,60 @@ def test_equals_itself_under_inject_hyperparams(name):
 
 
 @every_row
+def test_double_precision_mode_keeps_float32_parameters_in_scan(name, x64):
+    tx, params = make(name), params_of(jnp.float32)
+    gradients = gradients_of(params)
+
+    def step(carry, _):
+        params, state = carry
+        updates, state = tx.update(gradients, state, params)
+        return (optax.apply_updates(params, updates), state), None
+
+    (after, state), _ = jax.lax.scan(step, (params, tx.init(params)), length=2)
+    assert dtypes_and_shapes(after) == dtypes_and_shapes(params)
+    assert optax.tree.get(state, "rng_key") is not None
+
+
+@every_row
+def test_injection_can_keep_the_first_key_out_of_the_state(name):
+    """Whoever had it could draw all noise again."""
+    factory, row = ROWS[name]
+    static = ("key", "mask") if "mask" in row else ("key",)
+    inject = optax.inject_hyperparams(factory, static_args=static)
+    key = jax.random.key(0)
+    tx = inject(0.1, MECHANISM, key=key, **row)
+    _, state = take_steps(tx, params_of())
+    keys = [
+        jax.random.key_data(x).tolist()
+        for x in jax.tree.leaves(state)
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    ]
+    assert len(keys) == 1
+    assert jax.random.key_data(key).tolist() not in keys
+
+
+@every_row
+def test_takes_python_numbers_for_parameters(name):
+    tx, params = make(name), {"w": 1.0}
+    updates, _ = tx.update({"w": jnp.ones(BATCH)}, tx.init(params), params)
+    assert jnp.shape(updates["w"]) == ()
+
+
+@every_row
+def test_refuses_a_mask_that_would_be_lost(name):
+    params = params_of()
+    gradients, mask = gradients_of(params), jnp.ones(BATCH, bool)
+    tx = make(name)
+    with pytest.raises(
+        TypeError, match="as is_padding_example, got is_padding_examples"
+    ):
+        tx.update(gradients, tx.init(params), params, is_padding_examples=mask)
+    tx = make(name, pre_clipped=True)
+    with pytest.raises(ValueError, match="the examples are summed already"):
+        tx.update(params, tx.init(params), params, is_padding_example=mask)
+
+
+@every_row
 def test_injected_hyperparameters_do_not_recompile(name):
     factory, row = ROWS[name]
     static = ("mask",) if "mask" in row else ()
@@ -186,27 +242,53 @@ def test_learning_rate_may_be_a_schedule(name):
 
 @every_row
 def test_works_on_a_masked_part_of_the_parameters(name):
-    """The rest passes through, as optax.masked has it."""
+    """The rest passes through, as optax.masked has it; that is warned of."""
     params = params_of()
     tx = optax.masked(make(name), {"w": True, "b": False})
     gradients = gradients_of(params)
-    updates, _ = tx.update(gradients, tx.init(params), params)
+    with pytest.warns(UserWarning, match="sees a part of the parameters only"):
+        state = tx.init(params)
+    updates, _ = tx.update(gradients, state, params)
     assert updates["w"].shape == params["w"].shape
     chex.assert_trees_all_equal(updates["b"], gradients["b"])
 
 
+def in_parts(name, **kwargs):
+    """One optimizer for kernels, another for biases."""
+    parts = {
+        "kernel": make(name, **kwargs),
+        "bias": make(name, learning_rate=0.01, **kwargs),
+    }
+    return optax.multi_transform(parts, {"w": "kernel", "b": "bias"})
+
+
 @every_row
-def test_works_in_multi_transform(name):
+def test_works_in_multi_transform_behind_a_common_clip(name):
+    """The private order: all parameters are clipped together."""
     params = params_of()
-    parts = {"kernel": make(name), "bias": make(name, learning_rate=0.01)}
-    tx = optax.multi_transform(parts, {"w": "kernel", "b": "bias"})
-    mask = jnp.arange(BATCH) > 3
-    after, state = take_steps(tx, params, is_padding_example=mask)
+    clip = dpadambc.clip_per_example(1.0, normalize_by=4.0)
+    tx = optax.chain(clip, in_parts(name, pre_clipped=True))
+    after, state = take_steps(tx, params)
     assert dtypes_and_shapes(after) == dtypes_and_shapes(params)
     step = jax.jit(tx.update)
     for seed in range(2):
         _, state = step(gradients_of(params, seed), state, params)
     assert step._cache_size() == 1
+    # On equal gradients, the parts still get different noise.
+    zeros = jax.tree.map(lambda p: jnp.zeros((1, *p.shape)), params)
+    updates, _ = tx.update(zeros, tx.init(params), params)
+    assert not jnp.isin(updates["b"] * 10, updates["w"]).any()
+
+
+@every_row
+def test_clipping_in_the_parts_of_multi_transform_works_and_warns(name):
+    """Two clipped parts have sqrt(2) times the sensitivity of one."""
+    tx, params = in_parts(name), params_of()
+    with pytest.warns(UserWarning, match="their sensitivities add up to more than"):
+        state = tx.init(params)
+    mask = jnp.arange(BATCH) > 3
+    updates, _ = tx.update(gradients_of(params), state, params, is_padding_example=mask)
+    assert dtypes_and_shapes(updates) == dtypes_and_shapes(params)
 
 
 @every_row
@@ -336,6 +418,8 @@ def test_wrong_arguments_are_refused(factory):
         TypeError, match="Expected mechanism to be a dpadambc mechanism"
     ):
         factory(0.1, 1.0, key=key)
+    with pytest.raises(TypeError, match="got <class .*SubsampledGaussian"):
+        factory(0.1, dpadambc.SubsampledGaussian, key=key)
     with pytest.raises(TypeError, match="key"):
         factory(0.1, MECHANISM)
     with pytest.raises(TypeError, match="Expected key to be a typed JAX key, got 0"):

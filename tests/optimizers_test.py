@@ -156,3 +156,12 @@ def test_privacy_noise_follows_a_scheduled_mechanism_and_so_does_the_correction(
         _, state = tx.update(jnp.zeros((1, 50_000)), state, params)
     nu, tracked = (optax.tree.get(state, n) for n in ("nu", "noise_variance"))
     assert nu.mean() == pytest.approx(float(tracked), rel=0.02)
+
+
+@pytest.mark.parametrize("bad", [dict(b1=1.5), dict(b2=-0.1), dict(eps=-1.0)])
+def test_adam_refuses_numbers_out_of_range(bad):
+    for factory in (dpadambc.dp_adam, dpadambc.dp_adamw):
+        with pytest.raises(ValueError, match=f"Expected {next(iter(bad))} "):
+            factory(0.1, silent(), key=KEY, **bad)
+    with pytest.raises(ValueError, match=r"Expected momentum in \[0, 1\)"):
+        dpadambc.dp_sgd(0.1, silent(), key=KEY, momentum=-3.0)
