@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from dpadambc import _validate
 from dpadambc.clipping import NeighboringRelation
 from dpadambc.mechanism import SubsampledGaussian
 
@@ -55,7 +56,7 @@ def _add_mechanism_arguments(command: argparse.ArgumentParser) -> None:
     add(
         "--normalize-by",
         type=float,
-        help="what the sum is divided by (default: the expected batch size, or 1)",
+        help="what the sum is divided by (default: --batch-size, or 1)",
     )
     add("--accountant", choices=("pld", "rdp"), default="pld", help="default: pld")
     add(
@@ -69,20 +70,24 @@ def _add_mechanism_arguments(command: argparse.ArgumentParser) -> None:
 
 def _public_numbers(args: argparse.Namespace) -> dict[str, Any]:
     """The fields of a `SubsampledGaussian`, None where one was left out."""
-    sampling_prob = args.sampling_prob
-    if args.batch_size is not None:
+    sampling_prob, batch_size = args.sampling_prob, args.batch_size
+    if batch_size is not None:
         if sampling_prob is not None or not args.num_examples:
             raise ValueError(
                 "Expected --batch-size with --num-examples, in place of"
                 " --sampling-prob."
             )
-        sampling_prob = args.batch_size / args.num_examples
+        _validate.positive(batch_size=batch_size)
+        sampling_prob = batch_size / args.num_examples
+    normalize_by = args.normalize_by
+    if normalize_by is None:
+        normalize_by = 1.0 if batch_size is None else batch_size
     return {
         "l2_clip_norm": args.clip_norm,
         "noise_multiplier": args.noise_multiplier,
         "sampling_prob": sampling_prob,
         "iterations": args.iterations,
-        "normalize_by": args.normalize_by or args.batch_size or 1.0,
+        "normalize_by": normalize_by,
         "neighboring_relation": NeighboringRelation[args.relation.upper()],
     }
 
@@ -146,7 +151,10 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: the arguments; those of the process by default.
 
     Returns:
-      0, or 2 for wrong arguments, which are explained on the standard error stream.
+      0, or 2 for numbers that do not fit, explained on the standard error stream.
+
+    Raises:
+      SystemExit: for arguments that cannot be parsed, and after --help.
     """
     args = _parser().parse_args(argv)
     try:

@@ -6,6 +6,7 @@ reaches it through the functions of this file alone. Here a leaf is an array of 
 (batch, ...), one gradient per row.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -48,7 +49,9 @@ def weighted_sum(leaf: jax.Array, weights: jax.Array) -> jax.Array:
 
 def per_example_squared_norms(gradients: optax.Updates) -> jax.Array:
     """The squared norm of each example over the whole tree, shape (batch,)."""
-    return sum(map(squared_norms, jax.tree.leaves(gradients)), start=jnp.zeros(()))
+    return functools.reduce(
+        jnp.add, [squared_norms(leaf) for leaf in jax.tree.leaves(gradients)]
+    )
 
 
 def weighted_sums(gradients: optax.Updates, weights: jax.Array) -> optax.Updates:

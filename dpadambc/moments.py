@@ -164,18 +164,18 @@ def scale_by_adam_bc(
       Correction) <https://arxiv.org/abs/2312.14334>`_, 2024, Algorithm 1
     """
     noise_level.check(noise_stddev)
-    _validate.full_precision(b1=b1)
-    _validate.full_precision(b2=b2)
     _validate.decay(b1=b1)
     _validate.decay(b2=b2)
     if not isinstance(variance_floor, RelativeFloor):
-        _validate.full_precision(variance_floor=variance_floor)
         _validate.non_negative(variance_floor=variance_floor)
 
     def init_fn(params):
         noise_level.per_leaf(noise_stddev, params)
         zeros = jax.tree.map(
-            lambda p: jnp.zeros(jnp.shape(p), leaves.at_least_float32(p.dtype)), params
+            lambda p: jnp.zeros(
+                jnp.shape(p), leaves.at_least_float32(jnp.result_type(p))
+            ),
+            params,
         )
         return ScaleByAdamBCState(
             count=jnp.zeros([], jnp.int32),

@@ -39,7 +39,7 @@ def _gaussian_like(key: jax.Array, tree: optax.Updates) -> optax.Updates:
         jax.random.normal(
             _leaf_key(key, index, path),
             jnp.shape(leaf),
-            leaves.at_least_float32(leaf.dtype),
+            leaves.at_least_float32(jnp.result_type(leaf)),
         )
         for index, (path, leaf) in enumerate(paths)
     ]
@@ -76,7 +76,12 @@ def add_dp_noise(
       * Draws are independent over coordinates, leaves, steps and keys. Each step
         splits the key that the state carries and keeps one half, so a state tells
         nothing about the noise of earlier steps; the noise of later steps follows
-        from it, so it must stay secret.
+        from it, so it must stay secret. (`optax.inject_hyperparams` keeps the first
+        key in its state unless it is given `static_args=("key",)`.)
+      * The noise is a function of the key: `init` called twice, or under `jax.vmap`
+        over parameters alone, gives two runs the same noise, which their difference
+        then lacks. Give each a key, as in
+        `jax.vmap(lambda key, params: make(key).init(params))(keys, params)`.
       * Noise is drawn and added in at least float32, and the result stays there: in
         bfloat16 or float16 the noise would take a few hundred values, or vanish.
 
@@ -88,7 +93,8 @@ def add_dp_noise(
       noise_stddev: a non-negative number, a schedule (a callable of the step,
         counted from 0), or a tree prefix of the parameters whose leaves are such. With
         several levels, the sum is as private as its *lowest* level makes it.
-      key: a typed JAX key, from `jax.random.key`. Never give one key to two optimizers.
+      key: a typed JAX key, from `jax.random.key`. Never give one key to two optimizers
+        or two runs. Inside `optax.masked`, what is masked out gets no noise.
 
     Returns:
       An Optax transformation.

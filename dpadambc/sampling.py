@@ -33,8 +33,9 @@ _OVERFLOW_PROB = 1e-15
 class Batch(NamedTuple):
     """Which examples take part, as rows of the data set. Both are as long.
 
-    A padding entry has index -1, so it gathers the last example, which the mask then
-    takes out of the sum.
+    A padding entry has index -1, so it gathers the last example. *The mask must reach
+    the clip*, which takes it out of the sum: without it, that example counts as often
+    as there is padding, and no bound on sensitivity holds.
     """
 
     indices: np.ndarray | jax.Array  # shape=(size,), int32
@@ -197,7 +198,8 @@ def shuffled_batches(
 
     Each epoch deals the whole data set, in a fresh random order, into batches; the
     last one is padded. Shuffling is given no credit: `ShuffledGaussian` accounts for
-    each epoch as one use of the whole data set without sampling.
+    each epoch as one use of the whole data set without sampling. A second call begins
+    a new epoch, so take all batches of a run from one call.
 
     Args:
       rng: the generator to draw from.
@@ -242,9 +244,10 @@ def _selection_bits(
     float32 uniform has 2^-23 steps, and would exceed a small q by far more.
     """
     bits = jax.random.bits(key, (num_examples,), jnp.uint32)
-    if sampling_prob == 1:
+    threshold = int(float(sampling_prob) * 2**32)
+    if threshold == 2**32:
         return bits, jnp.ones(num_examples, bool)
-    return bits, bits < np.uint32(sampling_prob * 2**32)
+    return bits, bits < np.uint32(threshold)
 
 
 def poisson_sample(
@@ -261,8 +264,9 @@ def poisson_sample(
       num_examples: size of the data set; static.
       sampling_prob: the probability with which each example takes part; static.
       size: the size of the batch with its padding; static. By default the least that
-        a sample exceeds with probability 1e-15 at most; a smaller one is refused. To
-        cap the batch, use `truncated_poisson_sample` and its mechanism.
+        a sample exceeds with probability 1e-15 at most (which each step adds to the
+        delta of the run); a smaller one is refused. To cap the batch, use
+        `truncated_poisson_sample` and its mechanism.
 
     Returns:
       A `Batch` of arrays of shape (size,).

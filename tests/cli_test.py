@@ -79,6 +79,15 @@ def test_relation_is_an_argument(capsys):
         (["epsilon", *NUMBERS[:4], "--delta", "1e-5"], "Expected --iterations to be"),
         (["epsilon", *NUMBERS, "--batch-size", "3", "--delta", "1e-5"], "in place of"),
         (["calibrate", "--epsilon", "1", "--delta", "1e-5"], "all but one of"),
+        (
+            ["epsilon", *NUMBERS, "--normalize-by", "0", "--delta", "1e-5"],
+            "normalize_by",
+        ),
+        (
+            ["epsilon", *NUMBERS[:2], *NUMBERS[4:], "--batch-size", "0"]
+            + ["--num-examples", "9", "--delta", "1e-5"],
+            "batch_size to be positive",
+        ),
         (["calibrate", "--epsilon", "-1", *NUMBERS[2:], "--delta", "1e-5"], "positive"),
     ],
 )

@@ -207,3 +207,29 @@ def test_refuses_a_level_rounded_to_bfloat16():
     noise = optax.inject_hyperparams(dpadambc.add_dp_noise)(0.3, key=jax.random.key(0))
     with pytest.raises(TypeError, match="Expected noise_stddev in at least float32"):
         noise.init(jnp.zeros(2, jnp.bfloat16))
+
+
+def test_refuses_a_schedule_in_bfloat16():
+    noise = dpadambc.add_dp_noise(
+        lambda count: jnp.asarray(1.1, jnp.bfloat16), key=jax.random.key(0)
+    )
+    zeros = jnp.zeros(3)
+    with pytest.raises(TypeError, match="Expected noise_stddev in at least float32"):
+        noise.update(zeros, noise.init(zeros), zeros)
+
+
+def test_runs_vmapped_over_keys_are_independent_and_over_parameters_alone_are_not():
+    """Why the docstring asks for a key for each member of an ensemble."""
+    params = jnp.zeros((2, SIZE))
+    make = lambda key: dpadambc.add_dp_noise(1.0, key=key)
+    zeros = jnp.zeros(SIZE)
+
+    def first_noise(key, params):
+        noise = make(key)
+        return noise.update(zeros, noise.init(params), params)[0]
+
+    keys = jax.random.split(jax.random.key(0))
+    one, two = np.float64(jax.vmap(first_noise)(keys, params))
+    assert abs(correlation_score(one, two)) < 4
+    same = jax.vmap(first_noise, in_axes=(None, 0))(keys[0], params)
+    np.testing.assert_array_equal(same[0], same[1])

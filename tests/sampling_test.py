@@ -138,6 +138,13 @@ def test_device_sampling_never_exceeds_a_small_probability():
     assert selected.all()
 
 
+def test_device_sampling_takes_array_probabilities():
+    batch = sampling.poisson_sample(
+        jax.random.key(0), num_examples=N, sampling_prob=jnp.float32(0.1)
+    )
+    assert 0 < np.sum(~batch.is_padding_example) < N
+
+
 def test_device_sampling_runs_in_scan_without_recompiling():
     @jax.jit
     def run(key):
