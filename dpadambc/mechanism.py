@@ -9,6 +9,7 @@ whose privacy is stated for data sets of a known size.
 """
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Iterator
 from typing import Any, ClassVar, Self
@@ -208,7 +209,8 @@ class Mechanism:
           **public_numbers: the fields of the class, all but one of `noise_multiplier`,
             `iterations` and `sampling_prob` (where it has one). The field left out, or
             given as None, is solved for: the least noise, the most iterations or the
-            largest probability.
+            largest probability. `num_examples` may be given to any class, for the
+            warning of `epsilon`.
 
         Returns:
           A mechanism whose epsilon at `target_delta` is at most `target_epsilon`.
@@ -220,6 +222,8 @@ class Mechanism:
         if accountant is not None:
             accounting.check_accountant(accountant)
         accounting.check_delta(target_delta, public_numbers.get("num_examples"))
+        if "num_examples" not in inspect.signature(cls).parameters:
+            public_numbers.pop("num_examples", None)
         unknown = [x for x in cls._solvable if public_numbers.get(x) is None]
         if len(unknown) != 1:
             raise TypeError(
