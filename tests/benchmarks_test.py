@@ -17,6 +17,8 @@ from benchmarks.adult import data as adult_data
 from benchmarks.adult import run as adult_run
 from benchmarks.adult import table as adult_table
 from benchmarks.digits import run as digits_run
+from benchmarks.speed import models
+from benchmarks.speed import run as speed_run
 
 TRAIN = """\
 39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, \
@@ -288,3 +290,28 @@ def test_the_adult_table_marks_the_best_of_each_epsilon():
     )
     assert "| A | **80.00 ± 0.10** | 70.00 ± 0.10 |" in text
     assert "| B | 70.00 ± 0.10 | **90.00 ± 0.10** |" in text
+
+
+def test_the_speed_of_a_small_network_is_measured_and_tabled():
+    problem = models.mlp(4, sizes=(5, 3, 2))
+    steps = speed_run.measure(speed_run.step_cases(problem, 4), "adam", rounds=2)
+    assert set(steps) == {"adam", "private", "private, microbatches of 16"}
+    for case in steps.values():
+        assert case["milliseconds"]["q1"] <= case["milliseconds"]["median"]
+        assert case["peak_megabytes"] > 0
+    assert steps["adam"]["time_ratio"]["median"] == 1
+    chains = speed_run.chain_cases(problem)
+    report = {
+        "steps": [{"model": "small", "batch_size": 4, "cases": steps}],
+        "chains": [
+            {
+                "model": "small",
+                "num_params": problem.num_params,
+                "cases": speed_run.measure(chains, "adam", rounds=2),
+                "over_adam_plus_noise": speed_run.chain_ratio(chains, rounds=2),
+            }
+        ],
+    }
+    table = speed_run.markdown(report)
+    assert "| small | 4 | private |" in table
+    assert "| small | 26 |" in table
