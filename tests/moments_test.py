@@ -311,3 +311,32 @@ def test_refuses_hyperparameters_rounded_to_bfloat16():
     tx = optax.inject_hyperparams(dpadambc.scale_by_adam_bc, static_args="noise_stddev")
     with pytest.raises(TypeError, match="pass hyperparam_dtype=jnp.float32"):
         tx(0.1).init(jnp.zeros(2, jnp.bfloat16))
+
+
+@pytest.mark.parametrize(
+    "floor", [1e-3, RelativeFloor(0.5)], ids=["number", "relative"]
+)
+def test_updates_are_those_of_the_equations_when_the_level_moves(floor, x64):
+    """Every step, for a tree of levels, against the recursion in NumPy."""
+    levels = {"steady": 0.2, "moving": lambda t: 0.5 * 0.8**t}
+    tx = dpadambc.scale_by_adam_bc(levels, b1=0.8, b2=0.9, variance_floor=floor)
+    rng = np.random.default_rng(0)
+    state = tx.init({name: jnp.zeros(200) for name in levels})
+    slow = {name: (0.0, 0.0, 0.0) for name in levels}
+    for t in range(1, 30):
+        gradient = {name: 0.3 * rng.normal(size=200) for name in levels}
+        updates, state = tx.update(jax.tree.map(jnp.asarray, gradient), state)
+        for name, g in gradient.items():
+            sigma = levels[name](t - 1) if callable(levels[name]) else levels[name]
+            m, v, phi = slow[name]
+            m, v = 0.8 * m + 0.2 * g, 0.9 * v + 0.1 * g**2
+            phi = 0.9 * phi + 0.1 * sigma**2
+            slow[name] = m, v, phi
+            m_hat, v_hat = m / (1 - 0.8**t), v / (1 - 0.9**t)
+            phi_hat = phi / (1 - 0.9**t)
+            least = floor
+            if isinstance(floor, RelativeFloor):
+                settling = (1 + 0.9**t) / (1 - 0.9**t)
+                least = 0.5 * phi_hat * np.sqrt(2 * 0.1 / 1.9 * settling)
+            expected = m_hat / np.sqrt(np.maximum(v_hat - phi_hat, least))
+            np.testing.assert_allclose(updates[name], expected, rtol=1e-9)

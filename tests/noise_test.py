@@ -1,5 +1,8 @@
 """The noise has the stated scale and shape, and never repeats."""
 
+import itertools
+import zlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -85,6 +88,23 @@ def test_equal_leaves_in_the_parts_of_multi_transform_get_different_noise():
     params = {"a": jnp.zeros(SIZE), "b": jnp.zeros(SIZE)}
     updates, _ = noise.update(params, noise.init(params), params)
     assert abs(correlation_score(updates["a"], updates["b"])) < 4
+
+
+def colliding_names():
+    """Two names of leaves whose paths have the same checksum."""
+    seen = {}
+    for i in itertools.count():
+        checksum = zlib.crc32(f"['{i:08d}']".encode())
+        if checksum in seen:
+            return [f"{j:08d}" for j in (seen[checksum], i)]
+        seen[checksum] = i
+
+
+def test_leaves_whose_paths_collide_get_different_noise():
+    first, second = colliding_names()
+    params = {first: jnp.zeros(SIZE), second: jnp.zeros(SIZE)}
+    (noise,) = draws(1.0, params)
+    assert abs(correlation_score(noise[first], noise[second])) < 4
 
 
 def test_noise_does_not_repeat_draws_made_with_the_same_key():
