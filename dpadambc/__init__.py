@@ -6,12 +6,7 @@ from dpadambc.clipping import NeighboringRelation as NeighboringRelation
 from dpadambc.clipping import clip_per_example as clip_per_example
 from dpadambc.clipping import sensitivity as sensitivity
 from dpadambc.decay import add_decoupled_weight_decay as add_decoupled_weight_decay
-from dpadambc.mechanism import FixedSizeSampledGaussian as FixedSizeSampledGaussian
-from dpadambc.mechanism import ShuffledGaussian as ShuffledGaussian
-from dpadambc.mechanism import SubsampledGaussian as SubsampledGaussian
-from dpadambc.mechanism import (
-    TruncatedSubsampledGaussian as TruncatedSubsampledGaussian,
-)
+from dpadambc.mechanism import Mechanism as Mechanism
 from dpadambc.moments import RelativeFloor as RelativeFloor
 from dpadambc.moments import scale_by_adam_bc as scale_by_adam_bc
 from dpadambc.noise import add_dp_noise as add_dp_noise
@@ -27,5 +22,11 @@ from dpadambc.per_example import (
     per_example_value_and_grad as per_example_value_and_grad,
 )
 from dpadambc.sampling import Batch as Batch
+from dpadambc.subsampled import FixedSizeSampledGaussian as FixedSizeSampledGaussian
+from dpadambc.subsampled import ShuffledGaussian as ShuffledGaussian
+from dpadambc.subsampled import SubsampledGaussian as SubsampledGaussian
+from dpadambc.subsampled import (
+    TruncatedSubsampledGaussian as TruncatedSubsampledGaussian,
+)
 
 __version__ = importlib.metadata.version("dpadambc")

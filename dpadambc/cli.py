@@ -10,7 +10,7 @@ from typing import Any
 
 from dpadambc import _validate
 from dpadambc.clipping import NeighboringRelation
-from dpadambc.mechanism import SubsampledGaussian
+from dpadambc.subsampled import SubsampledGaussian
 
 _EPILOG = """\
 examples:

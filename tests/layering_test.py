@@ -14,7 +14,7 @@ LAYERS = [
     {"leaves", "noise_level"},
     {"clipping", "noise", "moments", "decay", "sampling", "accounting"},
     {"per_example", "mechanism"},
-    {"optimizers"},
+    {"optimizers", "subsampled"},
     {"cli", "__init__"},
     {"__main__"},
 ]
