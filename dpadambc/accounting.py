@@ -169,7 +169,10 @@ def level_counts(schedule: optax.Schedule, iterations: int) -> dict[float, int]:
     for value in (values.min(), values.max()):
         _validate.non_negative(noise_multiplier=value)
     levels = np.unique(values)
-    if len(levels) > _MOST_LEVELS and levels[0] > 0:
+    if levels[0] == 0:
+        # One step without noise makes epsilon infinite, whatever the others do.
+        return {0.0: iterations}
+    if len(levels) > _MOST_LEVELS:
         levels = np.geomspace(levels[0], levels[-1], _MOST_LEVELS + 1)[:-1]
         levels[0] = values.min()
     index = np.searchsorted(levels, values, side="right") - 1
@@ -194,13 +197,11 @@ def composed(
 def _bracket(
     gap: Callable[[float], float], start: float, factor: float, end: float
 ) -> tuple[float, float]:
-    """The last of start, start * factor, ... with no positive gap, and the next.
+    """The last of start, start * factor, ... before a positive gap, and the next.
 
     The search comes from the side of little epsilon, where accounting is cheap; at
     the other end it can take more memory than there is.
     """
-    if gap(start) > 0:
-        raise ValueError(f"is exceeded even at {start:g}")
     while start != end and gap(start * factor) <= 0:
         start *= factor
     return start, start * factor if start != end else end
@@ -282,13 +283,14 @@ def calibrate(
         # Bounded, since the search cannot use infinity.
         return min(spent, 2 * target_epsilon + 1) - target_epsilon
 
-    try:
-        good, bad = _bracket(gap, *_GRIDS[unknown])
-    except ValueError as error:
+    start, factor, end = _GRIDS[unknown]
+    if gap(start) > 0:
         raise ValueError(
             f"target_epsilon={target_epsilon:g} at target_delta={target_delta:g}"
-            f" cannot be reached by choosing {unknown}: it {error}."
-        ) from error
+            f" cannot be reached by choosing {unknown}: it is exceeded even at"
+            f" {start:g}."
+        )
+    good, bad = _bracket(gap, start, factor, end)
     if good == bad:
         return good
     if unknown == "iterations":

@@ -355,6 +355,28 @@ def test_a_smooth_schedule_is_rounded_down_to_few_levels(schedule):
     assert below <= grouped < 1.09 * below
 
 
+def test_a_smooth_schedule_that_ends_without_noise_costs_no_time():
+    schedule = optax.cosine_decay_schedule(2.0, 10_000)
+    assert accounting.level_counts(schedule, 20_000) == {0.0: 20_000}
+    assert poisson(noise_multiplier=schedule, iterations=20_000).epsilon(1e-5) == np.inf
+
+
+def test_calibration_names_the_accountant_that_cannot_do_it():
+    with pytest.raises(
+        ValueError, match="^SubsampledGaussian cannot be accounted for un"
+    ):
+        dpadambc.SubsampledGaussian.calibrate(
+            target_epsilon=1.0,
+            target_delta=1e-5,
+            l2_clip_norm=1.0,
+            normalize_by=1.0,
+            sampling_prob=0.1,
+            iterations=10,
+            neighboring_relation=REPLACE,
+            accountant="rdp",
+        )
+
+
 def test_a_schedule_with_a_negative_value_is_refused():
     schedule = optax.linear_schedule(1.0, -1.0, 100)
     with pytest.raises(
@@ -411,7 +433,7 @@ def test_a_low_precision_schedule_is_accounted_for_as_it_is_run():
 def exact_delta(z, epsilon, q=1.0, lost=0.0):
     """Hockey-stick divergence of N(0, 1) and the mixture that adds 1 or, if lost, 2."""
     x = np.linspace(-12, 14, 400_001)
-    pdf = lambda mean: scipy.stats.norm.pdf(x, mean / z) / 1.0
+    pdf = lambda mean: scipy.stats.norm.pdf(x, mean / z)
     other = (1 - q) * pdf(0) + q * ((1 - lost) * pdf(1) + lost * pdf(2))
     width = x[1] - x[0]
     return [
