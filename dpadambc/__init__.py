@@ -6,6 +6,11 @@ from dpadambc.clipping import NeighboringRelation as NeighboringRelation
 from dpadambc.clipping import clip_per_example as clip_per_example
 from dpadambc.clipping import sensitivity as sensitivity
 from dpadambc.decay import add_decoupled_weight_decay as add_decoupled_weight_decay
+from dpadambc.explanation import Explanation as Explanation
+from dpadambc.explanation import explain as explain
+from dpadambc.leaves import PerExampleGradient as PerExampleGradient
+from dpadambc.leaves import materialize as materialize
+from dpadambc.leaves import per_example_norms as per_example_norms
 from dpadambc.mechanism import Mechanism as Mechanism
 from dpadambc.moments import RelativeFloor as RelativeFloor
 from dpadambc.moments import scale_by_adam_bc as scale_by_adam_bc

@@ -7,7 +7,7 @@ value is known. One that JAX is tracing has none; its dtype is checked, which mu
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -78,6 +78,14 @@ def count(*, least: int = 0, **named: Any) -> None:
         raise TypeError(f"Expected {name} to be an int, got {value!r}.")
     if value < least:
         raise ValueError(f"Expected {name} >= {least}, got {name}={value}.")
+
+
+def one_of(choices: Sequence[str], **named: Any) -> None:
+    """One of a few words."""
+    name, value = _single(named)
+    if value not in choices:
+        listed = ", ".join(map(repr, choices))
+        raise ValueError(f"Expected {name} to be one of {listed}, got {value!r}.")
 
 
 def full_precision(**named: Any) -> None:

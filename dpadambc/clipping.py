@@ -127,14 +127,16 @@ def _common_batch_size(gradients: optax.Updates, params: optax.Params | None) ->
         )
     sizes = {}
     parameters = dict(jax.tree_util.tree_leaves_with_path(params))
-    for path, leaf in jax.tree_util.tree_leaves_with_path(gradients):
+    paths = jax.tree_util.tree_leaves_with_path(gradients, is_leaf=leaves.is_factored)
+    for path, leaf in paths:
         name = jax.tree_util.keystr(path) or "the gradient"
         if path not in parameters:
             raise ValueError(f"Expected gradients shaped like params, got {name} too.")
         expected = jnp.shape(parameters[path])
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise TypeError(f"Expected {name} to be floating, got {leaf.dtype}.")
-        if leaf.ndim == 0 or leaves.parameter_shape(leaf) != expected:
+        is_array = not leaves.is_factored(leaf)
+        if is_array and leaf.ndim == 0 or leaves.parameter_shape(leaf) != expected:
             raise ValueError(
                 f"Expected {name} to hold one gradient per example, of shape"
                 f" (batch, *{expected}), got shape {leaf.shape}. Gradients that are"
@@ -162,8 +164,8 @@ def clip_per_example(
     over the *whole* tree of gradients that reaches this stage. (Optax names the same
     bound `l2_norm_clip`.)
 
-    `update` takes gradients whose leaves have shape (batch, \*parameter shape), as
-    `per_example_grad` returns them, needs `params`, and accepts
+    `update` takes gradients as `per_example_grad` returns them, factored or with leaves
+    of shape (batch, \*parameter shape), needs `params`, and accepts
     `is_padding_example`, shape (batch,), bool: True where an example is padding.
     It returns leaves of the parameter's shape, in at least float32. They stay in
     float32 for bfloat16 and float16 gradients because rounding the sum before the
@@ -179,8 +181,10 @@ def clip_per_example(
       * B is the number given here, never the size of the batch, which is private
         under Poisson sampling.
 
-      They hold up to the rounding of a float32 sum, and for C well above 1e-18,
-      where squares of float32 numbers vanish. Inside `optax.masked` or
+      They hold up to the rounding of a float32 sum. Norms of factored gradients carry
+      an allowance for rounding, which keeps what it hides below C / 1000 however the
+      terms of a gradient cancel. For arrays C must be well above 1e-18, where squares
+      of float32 numbers vanish. Inside `optax.masked` or
       `optax.multi_transform` the tree is that part of the parameters alone, and two
       clipped parts together move by the root of the sum of squares of theirs: `init`
       warns of it. Clip and add noise first, and divide the parameters after that.
@@ -223,13 +227,15 @@ def clip_per_example(
         updates, state, params=None, *, is_padding_example=None, **extra_args
     ):
         _refuse_misspelt_mask(extra_args)
-        if not jax.tree.leaves(updates):
+        if not leaves.flatten(updates):
             return updates, state
         batch_size = _common_batch_size(updates, params)
         if is_padding_example is not None:
             check_padding(is_padding_example, batch_size)
         norms = leaves.per_example_squared_norms(updates)
         weights = clip_weights(norms, l2_clip_norm, is_padding_example)
-        return leaves.weighted_sums(updates, weights / normalize_by), state
+        are_finite = jnp.isfinite(norms).all()
+        sums = leaves.weighted_sums(updates, weights / normalize_by, are_finite)
+        return sums, state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc import _validate, leaves, noise_level
+from dpadambc import _validate, noise_level, precision
 
 
 class ScaleByAdamBCState(NamedTuple):
@@ -173,7 +173,7 @@ def scale_by_adam_bc(
         noise_level.per_leaf(noise_stddev, params)
         zeros = jax.tree.map(
             lambda p: jnp.zeros(
-                jnp.shape(p), leaves.at_least_float32(jnp.result_type(p))
+                jnp.shape(p), precision.at_least_float32(jnp.result_type(p))
             ),
             params,
         )

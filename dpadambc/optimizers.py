@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc import _validate, leaves
+from dpadambc import _validate, precision
 from dpadambc.clipping import clip_per_example
 from dpadambc.decay import add_decoupled_weight_decay
 from dpadambc.mechanism import Mechanism
@@ -101,7 +101,7 @@ def _at_least_float32(tx: optax.GradientTransformation) -> optax.GradientTransfo
     """The same transformation, with state as for parameters in at least float32."""
 
     def init_fn(params):
-        widen = lambda p: jnp.asarray(p, leaves.at_least_float32(jnp.result_type(p)))
+        widen = lambda p: jnp.asarray(p, precision.at_least_float32(jnp.result_type(p)))
         return tx.init(jax.tree.map(widen, params))
 
     return optax.GradientTransformation(init_fn, tx.update)

@@ -2,13 +2,14 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc import _validate, clipping
+from dpadambc import _validate, clipping, leaves
+from dpadambc.factored import factored_outputs
 
 Argnums = int | Sequence[int]
 
@@ -18,12 +19,17 @@ def _tuple(argnums: Argnums) -> tuple[int, ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Arguments:
+class Arguments:
     """Which positional arguments of a loss play which part."""
 
     argnums: Argnums
     batch_argnums: Argnums | None
     key_argnum: int | None
+
+    @property
+    def differentiated(self) -> tuple[int, ...]:
+        """The positions of the parameters."""
+        return _tuple(self.argnums)
 
     def batched(self, args: Sequence[Any]) -> tuple[int, ...]:
         """The positions that hold a batch: by default, all that are left over."""
@@ -50,10 +56,14 @@ class _Arguments:
         return _batch_size([args[i] for i in self.batched(args)])
 
 
+Method = Literal["factored", "vmap"]
+
+
 def _batched_value_and_grad(
-    loss_fn: Callable[..., Any], parts: _Arguments, has_aux: bool
+    loss_fn: Callable[..., Any], parts: Arguments, has_aux: bool, method: Method
 ) -> Callable[..., Any]:
     """A function of (example ids, *args) that maps over the ids and the batches."""
+    _validate.one_of(("factored", "vmap"), method=method)
     value_and_grad = jax.value_and_grad(
         _scalar_loss(loss_fn, has_aux), parts.argnums, has_aux
     )
@@ -67,11 +77,30 @@ def _batched_value_and_grad(
             )
         return value_and_grad(*args)
 
-    def all_examples(example_ids, *args):
+    def over_examples(fun, example_ids, args):
         in_axes = [0 if i in parts.batched(args) else None for i in range(len(args))]
-        return jax.vmap(one_example, in_axes=(0, *in_axes))(example_ids, *args)
+        return jax.vmap(fun, in_axes=(0, *in_axes))(example_ids, *args)
 
-    return all_examples
+    def materialized(example_ids, *args):
+        return over_examples(one_example, example_ids, args)
+
+    def factored(example_ids, *args):
+        traced = {}
+
+        def one_example_factored(*args):
+            output, terms, *traced["static"] = factored_outputs(one_example)(*args)
+            return output, terms
+
+        output, terms = over_examples(one_example_factored, example_ids, args)
+        shapes, rules = traced["static"]
+        shapes, structure = jax.tree.flatten(shapes)
+        gradients = [
+            leaves.PerExampleGradient(term, shape.shape, shape.dtype, rule)
+            for term, shape, rule in zip(terms, shapes, rules, strict=True)
+        ]
+        return output, structure.unflatten(gradients)
+
+    return {"factored": factored, "vmap": materialized}[method]
 
 
 def _check_parameters(params: Any) -> None:
@@ -123,14 +152,6 @@ def _scalar_loss(loss_fn: Callable[..., Any], has_aux: bool) -> Callable[..., An
     return checked
 
 
-def _mask(gradients: optax.Updates, is_padding_example: jax.Array) -> optax.Updates:
-    def mask_leaf(leaf):
-        mask = is_padding_example.reshape((-1,) + (1,) * (leaf.ndim - 1))
-        return jnp.where(mask, 0, leaf)
-
-    return jax.tree.map(mask_leaf, gradients)
-
-
 def per_example_value_and_grad(
     loss_fn: Callable[..., Any],
     argnums: Argnums = 0,
@@ -138,6 +159,7 @@ def per_example_value_and_grad(
     batch_argnums: Argnums | None = None,
     key_argnum: int | None = None,
     has_aux: bool = False,
+    method: Method = "factored",
 ) -> Callable[..., Any]:
     r"""Like `jax.value_and_grad`, for each example of a batch on its own.
 
@@ -154,13 +176,18 @@ def per_example_value_and_grad(
       key_argnum: which positional argument is a PRNG key, if any. Example i is given
         `jax.random.fold_in(key, i)`: dropout, say, differs between examples.
       has_aux: whether `loss_fn` returns auxiliary output.
+      method: "factored" keeps each gradient in the form in which reverse mode produces
+        it, and forms no gradient that is larger than its factors; see
+        `PerExampleGradient` and `explain`. "vmap" forms all of them, arrays of shape
+        (batch, \*parameter shape): the reference, equal up to rounding.
 
     Returns:
       A function of the arguments of `loss_fn`, in batches, and of
       `is_padding_example` (keyword; shape (batch,), bool), that returns
       `(values, gradients)`, with `has_aux` `((values, aux), gradients)`. Values have
-      shape (batch,), gradients (batch, \*parameter shape), zero for padding examples.
-      Values and auxiliary output are *not private*, and are not masked.
+      shape (batch,). Gradients have a `PerExampleGradient` for each parameter, or an
+      array, zero for padding examples. Values and auxiliary output are *not private*,
+      and are not masked.
 
     Raises:
       ValueError: if the loss is not a scalar, arrays disagree in batch size, or
@@ -175,12 +202,12 @@ def per_example_value_and_grad(
       >>> values, grads = dpadambc.per_example_value_and_grad(loss_fn)(w, x, y)
       >>> print(values)
       [9. 1.]
-      >>> print(grads)
+      >>> print(dpadambc.materialize(grads))
       [[ 6. 12.]
        [ 0.  2.]]
     """
-    parts = _Arguments(argnums, batch_argnums, key_argnum)
-    all_examples = _batched_value_and_grad(loss_fn, parts, has_aux)
+    parts = Arguments(argnums, batch_argnums, key_argnum)
+    all_examples = _batched_value_and_grad(loss_fn, parts, has_aux, method)
 
     def value_and_grad_fn(*args, is_padding_example: jax.Array | None = None):
         batch_size = parts.check(args)
@@ -188,7 +215,7 @@ def per_example_value_and_grad(
             clipping.check_padding(is_padding_example, batch_size)
         output, gradients = all_examples(jnp.arange(batch_size), *args)
         if is_padding_example is not None:
-            gradients = _mask(gradients, is_padding_example)
+            gradients = leaves.masked_all(gradients, ~is_padding_example)
         return output, gradients
 
     return value_and_grad_fn
@@ -201,6 +228,7 @@ def per_example_grad(
     batch_argnums: Argnums | None = None,
     key_argnum: int | None = None,
     has_aux: bool = False,
+    method: Method = "factored",
 ) -> Callable[..., Any]:
     r"""Like `jax.grad`, for each example of a batch on its own.
 
@@ -210,11 +238,13 @@ def per_example_grad(
       batch_argnums: which positional arguments are batches; by default all others.
       key_argnum: which positional argument is a PRNG key, if any.
       has_aux: whether `loss_fn` returns `(loss, aux)`.
+      method: "factored" or "vmap"; see `per_example_value_and_grad`.
 
     Returns:
       A function of the arguments of `loss_fn`, in batches, and of
       `is_padding_example`, that returns the gradients, with `has_aux`
-      `(gradients, aux)`. Leaves have shape (batch, \*parameter shape).
+      `(gradients, aux)`: a `PerExampleGradient` for each parameter, or an array of
+      shape (batch, \*parameter shape).
 
     Raises:
       ValueError: as `per_example_value_and_grad`.
@@ -225,7 +255,7 @@ def per_example_grad(
       >>> import dpadambc
       >>> loss_fn = lambda params, example: params["w"] * example
       >>> grads = dpadambc.per_example_grad(loss_fn)({"w": 1.0}, jnp.arange(3.0))
-      >>> print(grads["w"])
+      >>> print(grads["w"].materialize())
       [0. 1. 2.]
     """
     value_and_grad_fn = per_example_value_and_grad(
@@ -234,6 +264,7 @@ def per_example_grad(
         batch_argnums=batch_argnums,
         key_argnum=key_argnum,
         has_aux=has_aux,
+        method=method,
     )
 
     def grad_fn(*args, is_padding_example: jax.Array | None = None):
@@ -314,6 +345,7 @@ def clipped_value_and_grad(
     batch_argnums: Argnums | None = None,
     key_argnum: int | None = None,
     has_aux: bool = False,
+    method: Method = "factored",
 ) -> ClippedGrad:
     """`clipped_grad` that returns the value of each example too.
 
@@ -326,6 +358,7 @@ def clipped_value_and_grad(
       batch_argnums: which positional arguments are batches; by default all others.
       key_argnum: which positional argument is a PRNG key, if any.
       has_aux: whether `loss_fn` returns `(loss, aux)`.
+      method: "factored" or "vmap"; see `per_example_value_and_grad`.
 
     Returns:
       A function that returns `(values, gradient)`, with `has_aux`
@@ -348,8 +381,8 @@ def clipped_value_and_grad(
     clip = clipping.clip_per_example(l2_clip_norm, normalize_by=normalize_by)
     if microbatch_size is not None:
         _validate.count(least=1, microbatch_size=microbatch_size)
-    parts = _Arguments(argnums, batch_argnums, key_argnum)
-    all_examples = _batched_value_and_grad(loss_fn, parts, has_aux)
+    parts = Arguments(argnums, batch_argnums, key_argnum)
+    all_examples = _batched_value_and_grad(loss_fn, parts, has_aux, method)
 
     def clipped_batch(example_ids, is_padding_example, *args):
         output, gradients = all_examples(example_ids, *args)
@@ -385,6 +418,7 @@ def clipped_grad(
     batch_argnums: Argnums | None = None,
     key_argnum: int | None = None,
     has_aux: bool = False,
+    method: Method = "factored",
 ) -> ClippedGrad:
     r"""Like `jax.grad` of a batch, but clipped per example: sum, divided by a constant.
 
@@ -401,6 +435,7 @@ def clipped_grad(
       batch_argnums: which positional arguments are batches; by default all others.
       key_argnum: which positional argument is a PRNG key, if any.
       has_aux: whether `loss_fn` returns `(loss, aux)`.
+      method: "factored" or "vmap"; see `per_example_value_and_grad`.
 
     Returns:
       A function of the arguments of `loss_fn`, in batches, and of
@@ -432,6 +467,7 @@ def clipped_grad(
         batch_argnums=batch_argnums,
         key_argnum=key_argnum,
         has_aux=has_aux,
+        method=method,
     )
 
     def fun(*args, is_padding_example=None):

@@ -10,11 +10,12 @@ import dpadambc
 
 PACKAGE = pathlib.Path(dpadambc.__file__).parent
 LAYERS = [
-    {"_validate"},
-    {"leaves", "noise_level"},
+    {"_validate", "precision"},
+    {"factored", "noise_level"},
+    {"leaves", "batch_statistics"},
     {"clipping", "noise", "moments", "decay", "sampling", "accounting"},
     {"per_example", "mechanism"},
-    {"optimizers", "subsampled"},
+    {"optimizers", "subsampled", "explanation"},
     {"cli", "__init__"},
     {"__main__"},
 ]

@@ -1,0 +1,3 @@
+"""Per-example gradients in the factored form in which reverse mode produces them."""
+
+from dpadambc.factored.transform import factored_outputs as factored_outputs

@@ -1,0 +1,33 @@
+"""From a function that returns gradients to one that returns their factors."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from dpadambc.factored import evaluate
+
+
+def factored_outputs(fun: Callable[..., tuple[Any, Any]]) -> Callable[..., Any]:
+    """The function with the second part of its output, gradients, as terms.
+
+    Args:
+      fun: a function of arrays that returns `(output, gradients)`.
+
+    Returns:
+      A function of the same arguments that returns `(output, terms, shapes, rules)`: a
+      list of terms in place of the leaves of the gradients, the tree of their shapes,
+      and the rule of each, which depends on the shapes of one example.
+    """
+
+    def factored(*args):
+        closed, shapes = jax.make_jaxpr(fun, return_shape=True)(*args)
+        output, gradients = shapes
+        num_outputs = len(jax.tree.leaves(output))
+        lazy = [i >= num_outputs for i in range(len(closed.out_avals))]
+        values = evaluate.evaluate(closed, jax.tree.leaves(args), lazy)
+        settled = [term.settled() for term in values[num_outputs:]]
+        output = jax.tree.unflatten(jax.tree.structure(output), values[:num_outputs])
+        return output, settled, gradients, [term.rule for term in settled]
+
+    return factored

@@ -1,0 +1,573 @@
+"""Factored gradients agree with a loop over examples, and keep the form expected."""
+
+import functools
+from typing import Any, NamedTuple
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpadambc
+from dpadambc import leaves
+from dpadambc.factored import convolution, evaluate, product, rules, terms
+from tests import factored_models as models
+
+# Compiling takes most of the time, and these programs run once.
+quick_jit = functools.partial(
+    jax.jit,
+    compiler_options={
+        "xla_backend_optimization_level": 0,
+        "xla_llvm_disable_expensive_passes": True,
+    },
+)
+
+PADDING = np.array([False, True, False, False, False])
+
+
+def arguments(model, batch_size, seed=0):
+    """Everything that the loss takes, for a batch."""
+    rng = np.random.default_rng(seed)
+    params, frozen = model.params(rng), model.frozen(rng)
+    batch = [jnp.asarray(draw(rng, batch_size)) for draw in model.batch]
+    key = [jax.random.key(seed)] if model.with_key else []
+    return [params, *frozen, *batch, *key]
+
+
+def options(model, args):
+    """The keywords of `per_example_grad` that say which argument is what."""
+    end = len(args) - model.with_key
+    return dict(
+        batch_argnums=tuple(range(end - len(model.batch), end)),
+        key_argnum=end if model.with_key else None,
+        has_aux=model.has_aux,
+    )
+
+
+def looped_grads(model, args):
+    """Gradients of one example after the other, stacked: the slow twin."""
+    loss_fn = model.reference or model.loss_fn
+    grad_fn = quick_jit(jax.grad(loss_fn, has_aux=model.has_aux))
+    batched = options(model, args)["batch_argnums"]
+
+    def grad_of(i):
+        example = [x[i] if at in batched else x for at, x in enumerate(args)]
+        if model.with_key:
+            example[-1] = jax.random.fold_in(args[-1], i)
+        grad = grad_fn(*example)
+        return grad[0] if model.has_aux else grad
+
+    batch_size = args[batched[0]].shape[0]
+    return jax.tree.map(lambda *x: np.stack(x), *map(grad_of, range(batch_size)))
+
+
+def norms_of(grads):
+    rows = [x.reshape(len(x), -1) for x in jax.tree.leaves(grads)]
+    return np.linalg.norm(np.concatenate(rows, 1), axis=1)
+
+
+def assert_close(actual, expected, tolerance):
+    """Relative to the largest number of a leaf: its zeros are rounded as well.
+
+    A leaf that is nothing but rounding, as that of a bias of all keys in attention, is
+    compared to the others.
+    """
+    size = lambda x: np.abs(x).max(initial=1e-100)
+    largest = max(map(size, jax.tree.leaves(expected)))
+
+    def check(path, x, y):
+        scale = tolerance * max(size(y), 1e-3 * largest)
+        name = jax.tree_util.keystr(path)
+        np.testing.assert_allclose(x, y, tolerance, scale, err_msg=name)
+
+    jax.tree_util.tree_map_with_path(check, actual, expected)
+
+
+def rules_of(grads):
+    """The rule of each leaf, by path."""
+    leaves_ = jax.tree_util.tree_leaves_with_path(grads, is_leaf=leaves.is_factored)
+    show = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
+    name = lambda path: show(path).removesuffix("/value")  # of an NNX variable
+    return {name(path): leaf.rule for path, leaf in leaves_}
+
+
+def is_rule(rule, expected):
+    if expected == models.PLAIN:
+        return rule.isidentifier() and rule not in ("gram", "lookup")
+    if expected == models.FALLBACK:
+        return "materialised: " in rule
+    return rule == expected
+
+
+def check_rules(grads, expected):
+    found = rules_of(grads)
+    assert found.keys() == expected.keys()
+    wrong = {k: v for k, v in found.items() if not is_rule(v, expected[k])}
+    assert not wrong, f"Expected {expected}, got {found}."
+
+
+def without_a_number(model, args, i):
+    """The arguments with NaN for the numbers of example i."""
+    blank = lambda x: x.at[i].set(jnp.nan) if x.dtype.kind == "f" else x
+    batched = options(model, args)["batch_argnums"]
+    return [jax.tree.map(blank, x) if at in batched else x for at, x in enumerate(args)]
+
+
+def clipped_by_weights(grads, l2_clip_norm):
+    """The clipped sum without padding, divided by 3, from all gradients."""
+    factors = ~PADDING / np.maximum(1, norms_of(grads) / l2_clip_norm) / 3
+    return jax.tree.map(lambda x: np.tensordot(factors, x, 1), grads)
+
+
+def clip(grads, params, l2_clip_norm, padding=None):
+    """The clipped sum, divided by 3."""
+    tx = dpadambc.clip_per_example(l2_clip_norm, normalize_by=3.0)
+    return tx.update(grads, tx.init(params), params, is_padding_example=padding)[0]
+
+
+class Fast(NamedTuple):
+    """What the engine makes of a batch."""
+
+    arrays: Any
+    norms: jax.Array
+    clipped: Any
+
+
+def fast(model, args, l2_clip_norm):
+    """A compiled function of the arguments and the padding."""
+    keywords = options(model, args)
+
+    def fun(args, padding):
+        grads = dpadambc.per_example_grad(model.loss_fn, **keywords)(*args)
+        grads = grads[0] if model.has_aux else grads
+        clipped = clip(grads, args[0], l2_clip_norm, padding)
+        norms = dpadambc.per_example_norms(grads)
+        return Fast(dpadambc.materialize(grads), norms, clipped)
+
+    return quick_jit(fun)
+
+
+def check(model):
+    """The norms; raises unless gradients, norms and clipped sum are the slow twin's."""
+    args = arguments(model, len(PADDING))
+    slow = looped_grads(model, args)
+    norms, tolerance = norms_of(slow), model.tolerance
+    l2_clip_norm = float(np.median(norms)) or 1.0
+    fun = fast(model, args, l2_clip_norm)
+
+    actual = fun(args, PADDING)
+    assert_close(actual.arrays, slow, tolerance)
+    assert_close(actual.norms, norms, tolerance)
+    dtypes = lambda tree: [x.dtype for x in jax.tree.leaves(tree)]
+    assert dtypes(actual.arrays) == dtypes(args[0])
+
+    args = without_a_number(model, args, int(PADDING.argmax()))
+    expected = clipped_by_weights(slow, l2_clip_norm)
+    assert_close(fun(args, PADDING).clipped, expected, tolerance)
+    return norms
+
+
+def check_forms(model):
+    """Raises unless each parameter has the rule expected."""
+    args = arguments(model, len(PADDING))
+    grad_fn = dpadambc.per_example_grad(model.loss_fn, **options(model, args))
+    grads = jax.eval_shape(grad_fn, *args)
+    check_rules(grads[0] if model.has_aux else grads, model.rules)
+
+
+def rows(known_bugs, names=models.MODELS):
+    """The rows of the table, marked where a bug is known."""
+    mark = lambda name: [
+        pytest.mark.xfail(strict=True, reason=reason)
+        for reason, bad in known_bugs.items()
+        if name in bad
+    ]
+    return [pytest.param(name, marks=mark(name), id=name) for name in names]
+
+
+# Defects of XLA and limits of the engine; each row must fail until it is mended.
+WRONG_VALUES = {
+    "XLA's grouped convolution lets NaN of one example into others": {
+        "conv of many taps"
+    },
+}
+
+WRONG_RULES = {
+    "the gradient of the whole kernel is formed": {"lora merged into the kernel"},
+}
+
+
+@pytest.mark.parametrize("name", rows(WRONG_VALUES))
+def test_gradients_norms_and_clipped_sums_are_those_of_a_loop(name, x64):
+    assert check(models.MODELS[name]).any()
+
+
+@pytest.mark.parametrize("name", rows(WRONG_RULES))
+def test_each_parameter_keeps_its_form(name, x64):
+    check_forms(models.MODELS[name])
+
+
+# One for each kind of term, and for each kind of argument.
+KINDS = [
+    "mlp of few vectors",
+    "experts of few",
+    "parameters without gradient",
+    "layers by index",
+    "lora with a frozen argument",
+    "lstm",
+    "layers by scan",
+    "kernel in both branches",
+    "dropout",
+    "auxiliary output",
+    "masked kernel",
+    "conv",
+    "groups of few positions",
+    "embedding of repeated ids",
+    "tied head",
+]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_microbatches_with_padding_change_rounding_only(name, x64):
+    model = models.MODELS[name]
+    args = arguments(model, len(PADDING))
+    slow = looped_grads(model, args)
+    l2_clip_norm = float(np.median(norms_of(slow)))
+    args = without_a_number(model, args, int(PADDING.argmax()))
+    fun = dpadambc.clipped_grad(
+        model.loss_fn, l2_clip_norm, 3.0, 2, **options(model, args)
+    )
+    clipped = quick_jit(fun)(*args, is_padding_example=PADDING)
+    clipped = clipped[0] if model.has_aux else clipped
+    assert_close(clipped, clipped_by_weights(slow, l2_clip_norm), model.tolerance)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_an_empty_batch_has_no_gradients_and_sums_to_zero(name, x64):
+    model = models.MODELS[name]
+    args = arguments(model, 0)
+    arrays, norms, clipped = fast(model, args, 1.0)(args, np.zeros(0, bool))
+    assert norms.shape == (0,)
+    jax.tree.map(
+        lambda x, p: np.testing.assert_equal(x.shape[1:], p.shape), arrays, args[0]
+    )
+    assert all(not leaf.any() for leaf in jax.tree.leaves(clipped))
+
+
+NAN_LEAKS = pytest.mark.xfail(
+    strict=True, reason="XLA's grouped convolution lets NaN of one example into others"
+)
+
+
+@pytest.mark.parametrize("formed", [False, pytest.param(True, marks=NAN_LEAKS)])
+@pytest.mark.parametrize("method", ["factored", "vmap"])
+def test_nan_of_one_example_stays_there_in_a_grouped_convolution(formed, method):
+    """In single precision, where XLA on CPU has a program of its own for groups."""
+    if method == "vmap" and not formed:
+        pytest.skip("vmap forms every gradient")
+    conv = models.Conv(groups=2)
+    rng = np.random.default_rng(0)
+    w, x = rng.normal(size=(3, 3, 8, 24)), rng.normal(size=(4, 3, 3, 16))
+    x[1] = np.nan
+    mask = rng.random(w.shape) < 0.5 if formed else 1
+    loss_fn = lambda w, x: models.score(conv(w * mask, x))
+    clipped = quick_jit(dpadambc.clipped_grad(loss_fn, 1.0, 1.0, method=method))
+    w, x = jnp.asarray(w, jnp.float32), jnp.asarray(x, jnp.float32)
+    others = jnp.delete(x, 1, 0)
+    assert_close(clipped(w, x), clipped(w, others), 1e-5)
+
+
+SIZES = dict(t=st.integers(1, 6), d=st.integers(1, 14), p=st.integers(1, 14))
+
+
+@hypothesis.settings(max_examples=15)
+@hypothesis.given(**SIZES, transposed=st.booleans(), twice=st.booleans())
+def test_kernels_of_any_size(t, d, p, transposed, twice):
+    rule = "gram" if (1 + twice) * t * (d + p) < d * p else "direct"
+    loss_fn = lambda w, x: models.score(x[0] @ (w.T if transposed else w))
+    both = lambda w, x: loss_fn(w, x) + loss_fn(w, x[1:]) if twice else loss_fn(w, x)
+    shape = (p, d) if transposed else (d, p)
+    model = models.w_only(both, shape, (2, t, d), rule)
+    with jax.enable_x64(True):
+        check_forms(model)
+        check(model)
+
+
+def axes(low, high):
+    return st.tuples(st.integers(low, high), st.integers(low, high))
+
+
+@hypothesis.settings(max_examples=10)
+@hypothesis.given(
+    kernel=st.tuples(st.integers(1, 3), st.integers(1, 2)),
+    size=axes(1, 6),
+    strides=axes(1, 3),
+    padding=st.tuples(axes(-1, 2), axes(-1, 2)),
+    lhs_dilation=axes(1, 2),
+    rhs_dilation=axes(1, 2),
+    groups=st.integers(1, 2),
+    channels=axes(1, 4),
+)
+def test_convolutions_of_any_kind(kernel, size, groups, channels, **kwargs):
+    conv = models.Conv(groups=groups, **kwargs)
+    inputs, outputs = channels[0], groups * channels[1]
+    x, w = (*size, groups * inputs), (*kernel, inputs, outputs)
+    padded = [n + sum(pad) for n, pad in zip(size, conv.padding, strict=True)]
+    hypothesis.assume(min(padded) > 0)
+    hypothesis.assume(0 not in jax.eval_shape(conv, jnp.zeros(w), jnp.zeros(x)).shape)
+    with jax.enable_x64(True):
+        check(conv.model(w, x, models.TAPS))
+
+
+@hypothesis.settings(max_examples=15)
+@hypothesis.given(
+    v=st.integers(1, 30),
+    t=st.integers(1, 8),
+    d=st.integers(1, 8),
+    distinct=st.integers(1, 8),
+)
+def test_embeddings_of_any_size(v, t, d, distinct):
+    rule = "lookup" if t * (1 + d) < v * d else "direct"
+    model = models.rows(
+        lambda table, i: table[i], (v, d), (t,), high=min(v, distinct), rule=rule
+    )
+    with jax.enable_x64(True):
+        check_forms(model)
+        check(model)
+
+
+def norm_without_pairs(term):
+    """Of a product: the squared norms of its terms, as if they were orthogonal."""
+    (a, _), (g, _) = (
+        term._matrix(term.a, term.a_axes),
+        term._matrix(term.g, term.g_axes),
+    )
+    return jnp.sum((a**2).sum(2) * (g**2).sum(2))
+
+
+def interleaved_groups(term, x):
+    stacked = int(np.prod(x.shape[: term.num_stacked]))
+    groups = term.window.groups
+    x = x.reshape(stacked, term._positions, -1, groups)
+    return jnp.moveaxis(x, 3, 1).reshape(stacked * groups, term._positions, -1)
+
+
+def block_at_the_end(term):
+    widths = [(n - m, 0) for n, m in zip(term.shape, term.term.shape, strict=True)]
+    return jnp.pad(term.term.dense(), widths)
+
+
+SLICES = convolution.Convolution._slices
+LOOKUP_WITH_HEAD = product.Lookup.inner
+
+MUTANTS = {
+    "gram matrices without what is off the diagonal": (
+        "mlp of few vectors",
+        product.Product,
+        "squared_norm",
+        norm_without_pairs,
+    ),
+    "gram matrices without what is off the diagonal, scan": (
+        "lstm",
+        product.Product,
+        "squared_norm",
+        norm_without_pairs,
+    ),
+    "repeated ids as if distinct": (
+        "embedding of repeated ids",
+        product.Lookup,
+        "squared_norm",
+        lambda term: jnp.sum(term.g**2),
+    ),
+    "repeated ids as if distinct, longer than wide": (
+        "embedding longer than wide",
+        product.Lookup,
+        "squared_norm",
+        lambda term: jnp.sum(term.g**2),
+    ),
+    "taps in reverse": (
+        "conv",
+        convolution.Convolution,
+        "_slices",
+        lambda x: [*SLICES(x)][::-1],
+    ),
+    "groups interleaved": (
+        "groups",
+        convolution.Convolution,
+        "_grouped",
+        interleaved_groups,
+    ),
+    "a sum without cross terms": (
+        "tied head",
+        terms.Sum,
+        "squared_norm",
+        lambda term: sum(x.squared_norm() for x in term.terms),
+    ),
+    "cross terms counted twice": (
+        "tied head",
+        product.Lookup,
+        "inner",
+        lambda x, y: 2 * LOOKUP_WITH_HEAD(x, y),
+    ),
+    "the product of sums over time": (
+        "reverse scan",
+        product.Product,
+        "summed",
+        lambda term: jax.tree.map(lambda x: x.sum(0), term),
+    ),
+    "the last step of a scan": (
+        "reverse scan",
+        product.Product,
+        "summed",
+        lambda term: jax.tree.map(lambda x: x[-1], term),
+    ),
+    "the last step of a scan of convolutions": (
+        "conv in a scan",
+        convolution.Convolution,
+        "summed",
+        lambda term: jax.tree.map(lambda x: x[-1], term),
+    ),
+    "a transposed kernel as it was": (
+        "batch dimensions",
+        product.Product,
+        "transpose",
+        lambda term, _: term,
+    ),
+    "a block in the wrong place": (
+        "part of a kernel",
+        terms.Block,
+        "dense",
+        block_at_the_end,
+    ),
+    "something in the branches not taken": (
+        "kernel in both branches",
+        evaluate,
+        "_zeros_like",
+        lambda tree: jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), tree),
+    ),
+    "padding that is not blanked": (
+        "mlp of few vectors",
+        leaves,
+        "_blanked",
+        lambda terms, keep, skip: terms,
+    ),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_the_table_finds_a_wrong_rule(mutant, monkeypatch, x64):
+    name, owner, attribute, wrong = MUTANTS[mutant]
+    monkeypatch.setattr(owner, attribute, wrong)
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        check(models.MODELS[name])
+
+
+@pytest.mark.parametrize(
+    "primitive", ["dot_general", "conv_general_dilated", "scatter-add"]
+)
+def test_the_table_finds_a_silent_fallback(primitive, monkeypatch, x64):
+    monkeypatch.delitem(rules.PRODUCERS, primitive)
+    name = {"dot_general": "lstm", "scatter-add": "tied head"}.get(primitive, "conv")
+    with pytest.raises(AssertionError, match="Expected"):
+        check_forms(models.MODELS[name])
+
+
+def gradients(name="tied head"):
+    """Gradients of one compiled function, and the parameters."""
+    model = models.MODELS[name]
+    args = arguments(model, len(PADDING))
+    return quick_jit(dpadambc.per_example_grad(model.loss_fn))(*args), args
+
+
+BORDERS = ["mlp of few vectors", "tied head", "conv", "layers by index"]
+
+
+@pytest.mark.parametrize("name", BORDERS)
+def test_gradients_cross_jit_and_donation(name, x64):
+    model = models.MODELS[name]
+    args = arguments(model, len(PADDING))
+    expected = fast(model, args, 0.1)(args, PADDING).clipped
+    grads, _ = gradients(name)
+    step = functools.partial(clip, l2_clip_norm=0.1, padding=PADDING)
+    assert_close(quick_jit(step)(grads, args[0]), expected, 1e-12)
+    donated = jax.jit(step, donate_argnums=0)
+    with pytest.warns(UserWarning, match="donated buffers were not usable"):
+        assert_close(donated(grads, args[0]), expected, 1e-12)
+
+
+@pytest.mark.parametrize("name", BORDERS)
+def test_gradients_are_carried_and_emitted_by_a_scan(name, x64):
+    model = models.MODELS[name]
+    params, *batch = arguments(model, 6)
+    grad_fn = dpadambc.per_example_grad(model.loss_fn)
+
+    @quick_jit
+    def by_halves(params, batch):
+        halves = jax.tree.map(lambda x: x.reshape(2, 3, *x.shape[1:]), batch)
+        before = grad_fn(params, *jax.tree.map(lambda x: x[1], halves))
+        step = lambda grads, half: (grad_fn(params, *half), grads)
+        last, emitted = jax.lax.scan(step, before, halves)
+        add = lambda total, grads: (
+            optax.tree.add(total, clip(grads, params, 0.1)),
+            None,
+        )
+        total, _ = jax.lax.scan(add, clip(last, params, 0.1), emitted)
+        return total
+
+    # The second half is clipped twice, as the first carry and as the last.
+    twice = [jnp.concatenate([x, x[3:]]) for x in batch]
+    expected = fast(model, [params, *twice], 0.1)([params, *twice], np.zeros(9, bool))
+    assert_close(by_halves(params, batch), expected.clipped, 1e-10)
+
+
+@pytest.mark.parametrize("name", BORDERS)
+def test_a_round_trip_through_the_tree_keeps_everything(name):
+    grads, _ = gradients(name)
+    arrays, structure = jax.tree.flatten(grads)
+    assert all(x.shape[0] == len(PADDING) for x in arrays if x.ndim)
+    again = jax.tree.unflatten(structure, arrays)
+    assert jax.tree.structure(again) == jax.tree.structure(
+        jax.tree.map(jnp.copy, grads)
+    )
+    assert rules_of(again) == rules_of(grads)
+    for x, y in zip(leaves.flatten(again), leaves.flatten(grads), strict=True):
+        assert (x.shape, x.dtype, x.batch_size) == (y.shape, y.dtype, y.batch_size)
+
+
+@pytest.mark.parametrize("name", BORDERS)
+def test_a_gradient_is_shown_in_one_short_line(name):
+    grads, _ = gradients(name)
+    for leaf in leaves.flatten(grads):
+        assert "\n" not in repr(leaf)
+        assert len(repr(leaf)) < 120
+        assert repr(leaf.rule) in repr(leaf)
+
+
+def test_clipping_precedes_a_chain_that_divides_the_parameters(x64):
+    grads, (params, _) = gradients()
+    labels = {"table": "trained", "w": "frozen"}
+    parts = {"trained": optax.sgd(1.0), "frozen": optax.set_to_zero()}
+    tx = optax.chain(
+        dpadambc.clip_per_example(0.1, normalize_by=3.0),
+        optax.multi_transform(parts, labels),
+        optax.masked(optax.scale(2.0), {"table": True, "w": False}),
+    )
+    updates, _ = tx.update(grads, tx.init(params), params)
+    expected = clip(grads, params, 0.1)
+    assert_close(updates["table"], -2 * expected["table"], 1e-12)
+    assert not updates["w"].any()
+
+
+def test_a_masked_clip_sees_its_part_and_leaves_the_others_factored(x64):
+    grads, (params, _) = gradients()
+    mask = {"table": True, "w": False}
+    tx = optax.masked(dpadambc.clip_per_example(0.1, normalize_by=3.0), mask)
+    with pytest.warns(UserWarning, match="sees a part of the parameters only"):
+        state = tx.init(params)
+    updates, _ = tx.update(grads, state, params)
+    part = lambda tree: {"table": tree["table"]}
+    assert_close(part(updates), clip(part(grads), part(params), 0.1), 1e-12)
+    assert isinstance(updates["w"], dpadambc.PerExampleGradient)
