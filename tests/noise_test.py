@@ -11,6 +11,7 @@ import pytest
 import scipy.stats
 
 import dpadambc
+from dpadambc import noise as noise_module
 
 SIZE = 200_000
 
@@ -53,6 +54,139 @@ def test_distribution_is_gaussian():
     assert scipy.stats.kstest(sample / 2.1, "norm").pvalue < 1e-6
     assert scipy.stats.kstest(np.sign(sample) * (sample / 2) ** 2, "norm").pvalue < 1e-6
     assert scipy.stats.kstest(sample / 2.0 + 0.02, "norm").pvalue < 1e-6
+
+
+def test_four_million_draws_are_gaussian():
+    (sample,) = draws(1.0, jnp.zeros((2000, 2000)))
+    z = sample.ravel()
+    assert scipy.stats.kstest(z, "norm").pvalue > 1e-3
+    # Negative controls: a scale off by 1 %, a shift of 0.5 %.
+    assert scipy.stats.kstest(z / 1.01, "norm").pvalue < 1e-6
+    assert scipy.stats.kstest(z + 0.005, "norm").pvalue < 1e-6
+
+
+def test_tails_are_gaussian_to_five_standard_deviations():
+    """Sixty million draws, each side by itself: of them 17 are expected beyond 5."""
+    noise = dpadambc.add_dp_noise(1.0, key=jax.random.key(0))
+    zeros, limits, steps = jnp.zeros(1_000_000), jnp.array([3.0, 4.0, 5.0]), 60
+
+    def step(state, _):
+        z, state = noise.update(zeros, state, zeros)
+        sides = jnp.stack([z, -z, 1.1 * z, jnp.minimum(z, 5.0)])
+        return state, jnp.sum(sides[:, None] > limits[None, :, None], axis=-1)
+
+    _, counts = jax.jit(lambda s: jax.lax.scan(step, s, None, steps))(noise.init(zeros))
+    expected = steps * zeros.size * scipy.stats.norm.sf(limits)
+    scores = (np.asarray(counts).sum(0) - expected) / np.sqrt(expected)
+    upper, lower, wide, cut = scores
+    assert np.abs([upper, lower]).max() < 4
+    # Negative controls: a scale off by 10 %, and no draw beyond 5.
+    assert wide.min() > 8
+    assert cut[-1] < -4
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
+def test_any_kind_of_key_will_do(impl):
+    noise = dpadambc.add_dp_noise(1.0, key=jax.random.key(0, impl=impl))
+    zeros = [jnp.zeros(SIZE), jnp.zeros(SIZE)]
+    first, state = noise.update(zeros, noise.init(zeros), zeros)
+    second, _ = noise.update(zeros, state, zeros)
+    leaves = np.float64([*first, *second])
+    for leaf in leaves:
+        assert abs(variance_score(leaf, 1.0)) < 4
+    for x, y in itertools.combinations(leaves, 2):
+        assert abs(correlation_score(x, y)) < 4
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("lag", [1, 2, 700])
+def test_neighbours_in_a_leaf_are_independent(axis, lag):
+    (sample,) = draws(1.0, jnp.zeros((1400, 1500)))
+    rows = np.moveaxis(sample, axis, 0)
+    near, far = rows[:-lag], rows[lag:]
+    assert abs(correlation_score(near, far)) < 4
+    assert abs(correlation_score(near**2, far**2)) < 4
+    # Negative controls: 1 % of the neighbour, and a sign alone that is independent.
+    assert abs(correlation_score(near, far + 0.01 * near)) > 8
+    flipped = near * np.sign(far)
+    assert abs(correlation_score(near, flipped)) < 4
+    assert abs(correlation_score(near**2, flipped**2)) > 100
+
+
+# Salmon et al. publish these with their code: counter, key, and what comes out.
+@pytest.mark.parametrize(
+    ("counter", "key", "expected"),
+    [
+        ((0, 0), (0, 0), (0x6B200159, 0x99BA4EFE)),
+        ((2**32 - 1,) * 2, (2**32 - 1,) * 2, (0x1CB996FC, 0xBB002BE7)),
+        (
+            (0x243F6A88, 0x85A308D3),
+            (0x13198A2E, 0x03707344),
+            (0xC4923A9C, 0x483DF7A0),
+        ),
+    ],
+)
+def test_threefry_gives_the_published_words(counter, key, expected):
+    words = noise_module._threefry(jnp.uint32(key), *jnp.uint32(counter))
+    assert tuple(map(int, words)) == expected
+
+
+def assert_draws_are_those_of_jax(shape):
+    """One step of the generator is more than one unit in the last place of a draw."""
+    key, dtype = jax.random.key(7), np.dtype("float32")
+    draw = np.asarray(noise_module._normal(key, shape, dtype))
+    expected = np.asarray(jax.random.normal(key, shape, dtype))
+    assert draw.shape == shape and draw.dtype == dtype
+    np.testing.assert_array_max_ulp(draw, expected, maxulp=1)
+    # Negative control.
+    assert (draw != np.asarray(jax.random.normal(jax.random.key(8), shape))).all()
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(), (0,), (3, 0, 2), (1,), (7,), (5, 3), (2, 3, 5, 7), (1000, 1001)],
+    ids=str,
+)
+def test_draws_are_those_of_jax_random_normal(shape):
+    """The slow twin."""
+    assert_draws_are_those_of_jax(shape)
+
+
+def test_single_precision_draws_are_those_of_jax_under_x64(x64):
+    assert_draws_are_those_of_jax((5, 3))
+
+
+@pytest.mark.parametrize(("size", "written_out"), [(2**32 - 1, True), (2**32, False)])
+def test_a_leaf_too_long_for_the_counter_is_left_to_jax(size, written_out):
+    """A counter of one word would give the first draws again."""
+    draw = lambda key: noise_module._normal(key, (size,), np.dtype("float32"))
+    traced = str(jax.make_jaxpr(draw)(jax.random.key(0)))
+    assert ("platform_index" in traced) == written_out
+
+
+def test_steps_by_themselves_jitted_and_scanned_draw_the_same():
+    noise = dpadambc.add_dp_noise(1.0, key=jax.random.key(0))
+    zeros = {"a": jnp.zeros((30, 7)), "b": jnp.zeros(())}
+    step = lambda state, _: noise.update(zeros, state, zeros)[::-1]
+    _, scanned = jax.lax.scan(step, noise.init(zeros), None, 3)
+    _, jitted = jax.jit(step)(noise.init(zeros), None)
+    _, alone = step(noise.init(zeros), None)
+    first = jax.tree.map(lambda x: x[0], scanned)
+    for draw in (jitted, first):
+        jax.tree.map(np.testing.assert_array_equal, draw, alone)
+
+
+def test_vmap_over_keys_draws_what_each_key_draws():
+    zeros = jnp.zeros((30, 7))
+
+    def first_noise(key):
+        noise = dpadambc.add_dp_noise(1.0, key=key)
+        return noise.update(zeros, noise.init(zeros), zeros)[0]
+
+    keys = jax.random.split(jax.random.key(0), 5)
+    together = jax.vmap(first_noise)(keys)
+    np.testing.assert_array_equal(together, jnp.stack([first_noise(k) for k in keys]))
+    assert len(np.unique(together)) == together.size
 
 
 def test_leaves_steps_and_keys_are_independent():
@@ -174,6 +308,15 @@ def test_double_precision_noise_is_drawn_in_double(x64):
     updates, _ = noise.update(zeros, noise.init(zeros), zeros)
     assert updates.dtype == jnp.float64
     assert (updates != updates.astype(jnp.float32)).all()
+
+
+def test_double_precision_noise_is_gaussian(x64):
+    (sample,) = draws(1.0, jnp.zeros(SIZE, jnp.float64))
+    assert scipy.stats.kstest(sample, "norm").pvalue > 1e-3
+    assert abs(variance_score(sample, 1.0)) < 4
+    assert abs(correlation_score(sample[1:], sample[:-1])) < 4
+    # Negative control.
+    assert scipy.stats.kstest(sample / 1.05, "norm").pvalue < 1e-6
 
 
 def test_optax_noise_needs_a_key():
