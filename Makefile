@@ -16,7 +16,7 @@ check: $(VENV)/check
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-speed: $(VENV)/test
+speed: $(VENV)/speed
 	$(BIN)/python -m benchmarks.speed.run
 
 # The marker file of an extra is newer than pyproject.toml once it is installed.

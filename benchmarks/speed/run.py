@@ -1,37 +1,41 @@
-"""The cost of one private step against the same step without privacy.
+"""The cost of privacy on several models, against the same without privacy.
 
-    python -m benchmarks.speed.run [--rounds 60] [--output FILE]
+    python -m benchmarks.speed.run [--rounds N] [--models NAME ...] [--output FILE]
 
-A private step: per-example gradients, clip, noise, DP-AdamBC. An ordinary one: the
-gradient of the mean loss, `optax.adam`. Both are compiled, warm, and interleaved in one
-process. Times are ratios within a round; memory is the compiled program's own analysis.
+Of each model: the gradient (with clip and sum, without noise) in several ways; a whole
+step, DP-AdamBC against Adam; and what comes after the gradient on its own. All of a
+section are compiled, warm, and interleaved in one process. Times are ratios within a
+round; memory is the compiled program's own analysis and, on a CPU, the peak of a
+process that computes nothing else.
 """
 
 import argparse
+import importlib.metadata
 import json
 import pathlib
+import sys
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 import dpadambc
 from benchmarks.environment import environment
-from benchmarks.speed import models, timing
+from benchmarks.speed import contenders, limit, process, sizes, table, timing
+from benchmarks.speed.models import Problem
 
 RESULTS = pathlib.Path(__file__).with_name("results.json")
+ADAM = "adam"
 
-MODELS = {
-    "MLP 784-512-512-10": models.mlp,
-    "CNN 3x3 16-32, 28x28": models.cnn,
-}
-BATCH_SIZES = (64, 256)
+Results = dict[str, dict[str, Any]]
+Times = dict[str, np.ndarray]
 
 
 def mechanism(batch_size: int) -> dpadambc.SubsampledGaussian:
     return dpadambc.SubsampledGaussian(
-        l2_clip_norm=1.0,
+        l2_clip_norm=contenders.L2_CLIP_NORM,
         noise_multiplier=1.0,
         sampling_prob=0.01,
         iterations=1_000,
@@ -39,45 +43,43 @@ def mechanism(batch_size: int) -> dpadambc.SubsampledGaussian:
     )
 
 
-def step_cases(problem: models.Problem, batch_size: int) -> timing.Cases:
-    """A whole step with and without privacy; `clipped_grad` bounds the memory."""
-    key = jax.random.key(0)
-    numbers = mechanism(batch_size)
-    padding = jnp.zeros(batch_size, bool)
-    ordinary = optax.adam(1e-3)
-    chained = dpadambc.dp_adambc(1e-3, numbers, key=key)
-    pre_clipped = dpadambc.dp_adambc(1e-3, numbers, key=key, pre_clipped=True)
+def gradient_cases(problem: Problem) -> timing.Cases:
+    """The mean gradient of the batch, clipped by all but the baseline."""
+    grad_fns, _ = contenders.build(problem)
+    args = (problem.params, *problem.batch)
+    return {name: (grad_fn, args) for name, grad_fn in grad_fns.items()}
+
+
+def step_cases(problem: Problem) -> timing.Cases:
+    """A whole step with and without privacy."""
+    numbers = mechanism(problem.batch_size)
+    adam = optax.adam(1e-3)
+    dp_adambc = dpadambc.dp_adambc(
+        1e-3, numbers, key=jax.random.key(0), pre_clipped=True
+    )
 
     def adam_step(params, state, *batch):
-        grads = jax.grad(models.batch_loss(problem.loss_fn))(params, *batch)
-        updates, state = ordinary.update(grads, state, params)
+        grads = contenders.non_private(problem)(params, *batch)
+        updates, state = adam.update(grads, state, params)
         return optax.apply_updates(params, updates), state
 
     def private_step(params, state, padding, *batch):
-        grads = dpadambc.per_example_grad(problem.loss_fn)(params, *batch)
-        updates, state = chained.update(
-            grads, state, params, is_padding_example=padding
+        grad_fn = dpadambc.clipped_grad(
+            problem.loss_fn, numbers.l2_clip_norm, normalize_by=numbers.normalize_by
         )
-        return optax.apply_updates(params, updates), state
-
-    def microbatched_step(params, state, padding, *batch):
-        fun = dpadambc.clipped_grad(problem.loss_fn, 1.0, batch_size, 16)
-        grads = fun(params, *batch, is_padding_example=padding)
-        updates, state = pre_clipped.update(grads, state, params)
+        grads = grad_fn(params, *batch, is_padding_example=padding)
+        updates, state = dp_adambc.update(grads, state, params)
         return optax.apply_updates(params, updates), state
 
     params, batch = problem.params, problem.batch
+    padding = jnp.zeros(problem.batch_size, bool)
     return {
-        "adam": (adam_step, (params, ordinary.init(params), *batch)),
-        "private": (private_step, (params, chained.init(params), padding, *batch)),
-        "private, microbatches of 16": (
-            microbatched_step,
-            (params, pre_clipped.init(params), padding, *batch),
-        ),
+        ADAM: (adam_step, (params, adam.init(params), *batch)),
+        "private": (private_step, (params, dp_adambc.init(params), padding, *batch)),
     }
 
 
-def chain_cases(problem: models.Problem) -> timing.Cases:
+def chain_cases(problem: Problem) -> timing.Cases:
     """What comes after the clipped gradient, and its parts."""
     key, params = jax.random.key(0), problem.params
     numbers = mechanism(1)
@@ -86,101 +88,104 @@ def chain_cases(problem: models.Problem) -> timing.Cases:
     adam = optax.adam(1e-3)
     args = lambda tx: (optax.tree.ones_like(params), tx.init(params), params)
     return {
-        "adam": (adam.update, args(adam)),
+        ADAM: (adam.update, args(adam)),
         "noise": (noise.update, args(noise)),
         "noise and DP-AdamBC": (full.update, args(full)),
     }
 
 
-def measure(cases: timing.Cases, baseline: str, rounds: int) -> dict[str, Any]:
+def measure(
+    cases: timing.Cases, baseline: str, rounds: int, memory_limit: float = np.inf
+) -> tuple[Results, Times]:
+    """Time and memory of each case; memory only, of what exceeds the limit (bytes)."""
     compiled = timing.compile_cases(cases)
-    times = timing.interleaved_times(cases, compiled, rounds)
-    least = timing.peak_bytes(compiled[baseline])
-    return {
+    peak = {name: timing.peak_bytes(compiled[name]) for name in cases}
+    fitting = {name: cases[name] for name in cases if peak[name] <= memory_limit}
+    times = timing.interleaved_times(fitting, compiled, rounds)
+    results: Results = {
         name: {
-            "milliseconds": timing.quartiles(1e3 * t),
-            "time_ratio": timing.quartiles(t / times[baseline]),
-            "peak_megabytes": timing.peak_bytes(compiled[name]) / 1e6,
-            "memory_ratio": timing.peak_bytes(compiled[name]) / least,
+            "peak_megabytes": peak[name] / 1e6,
+            "memory_ratio": peak[name] / peak[baseline],
         }
-        for name, t in times.items()
+        for name in cases
     }
+    for name, seconds in times.items():
+        results[name]["milliseconds"] = timing.quartiles(1e3 * seconds)
+        results[name]["time_ratio"] = timing.quartiles(seconds / times[baseline])
+    return results, times
 
 
-def chain_ratio(cases: timing.Cases, rounds: int) -> dict[str, float]:
-    """(noise and DP-AdamBC) / (adam + noise), round by round."""
-    times = timing.interleaved_times(cases, timing.compile_cases(cases), rounds)
-    together = times["adam"] + times["noise"]
-    return timing.quartiles(times["noise and DP-AdamBC"] / together)
+def measure_chain(problem: Problem, rounds: int) -> dict[str, Any]:
+    """The chain, and (noise and DP-AdamBC) / (adam + noise), round by round."""
+    results, times = measure(chain_cases(problem), ADAM, rounds)
+    together = times[ADAM] + times["noise"]
+    ratio = timing.quartiles(times["noise and DP-AdamBC"] / together)
+    return {"cases": results, "over_adam_plus_noise": ratio}
 
 
-def run(rounds: int) -> dict[str, Any]:
-    steps, chains = [], []
-    for name, make in MODELS.items():
-        for batch_size in BATCH_SIZES:
-            problem = make(batch_size)
-            result = measure(step_cases(problem, batch_size), "adam", rounds)
-            steps.append({"model": name, "batch_size": batch_size, "cases": result})
-            print(f"{name}, batch {batch_size}: done")
-        problem = make(1)
-        chains.append(
-            {
-                "model": name,
-                "num_params": problem.num_params,
-                "cases": measure(chain_cases(problem), "adam", 5 * rounds),
-                "over_adam_plus_noise": chain_ratio(chain_cases(problem), 5 * rounds),
-            }
-        )
+def measure_model(
+    problem: Problem, rounds: int, memory_limit: float = np.inf
+) -> dict[str, Any]:
+    """All that is measured of one model in this process."""
+    gradients, _ = measure(
+        gradient_cases(problem), contenders.BASELINE, rounds, memory_limit
+    )
+    steps, _ = measure(step_cases(problem), ADAM, rounds, memory_limit)
     return {
-        "command": f"python -m benchmarks.speed.run --rounds {rounds}",
-        "environment": environment(),
+        "model": problem.name,
+        "batch_size": problem.batch_size,
+        "num_params": problem.num_params,
+        "left_out": contenders.build(problem)[1],
+        "gradients": gradients,
         "steps": steps,
-        "chains": chains,
+        "chain": measure_chain(problem, rounds),
+        "operations": limit.operations(problem)._asdict(),
     }
 
 
-def spread(ratio: dict[str, float]) -> str:
-    return f"{ratio['median']:.2f} ({ratio['q1']:.2f} to {ratio['q3']:.2f})"
+def add_resident_megabytes(name: str, gradients: Results) -> None:
+    """Adds the peak memory of one process for each gradient that was timed."""
+    for contender, case in gradients.items():
+        if "milliseconds" in case:
+            case["resident_megabytes"] = process.in_new_process(name, contender)
 
 
-def markdown(results: dict[str, Any]) -> str:
-    """The tables of the README."""
-    lines = [
-        "| model | batch | step | time, ms | time against Adam | memory, MB |"
-        " memory against Adam |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for row in results["steps"]:
-        for name, case in row["cases"].items():
-            lines.append(
-                f"| {row['model']} | {row['batch_size']} | {name} |"
-                f" {case['milliseconds']['median']:.1f} |"
-                f" {spread(case['time_ratio'])} | {case['peak_megabytes']:.0f} |"
-                f" {case['memory_ratio']:.1f} |"
-            )
-    lines += [
-        "",
-        "| model | parameters | `optax.adam`, ms | noise, ms |"
-        " noise and DP-AdamBC, ms | over (adam + noise) |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    for row in results["chains"]:
-        times = [f"{c['milliseconds']['median']:.2f}" for c in row["cases"].values()]
-        lines.append(
-            f"| {row['model']} | {row['num_params']:,} | {' | '.join(times)} |"
-            f" {spread(row['over_adam_plus_noise'])} |"
-        )
-    return "\n".join(lines)
+def command() -> str:
+    """The command line."""
+    return " ".join(["python -m benchmarks.speed.run", *sys.argv[1:]])
+
+
+def describe() -> dict[str, Any]:
+    """Where the results were measured."""
+    try:
+        version = importlib.metadata.version("jax-privacy")
+    except importlib.metadata.PackageNotFoundError:
+        version = None
+    device = jax.devices()[0].device_kind
+    return environment() | {"device": device, "jax-privacy": version}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rounds", type=int, default=60)
+    names = sorted({*sizes.CPU, *sizes.GPU})
+    parser.add_argument("--models", nargs="+", choices=names, help="all by default")
     parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
+    parser.add_argument("--memory-limit", type=float, default=12, help="in GiB")
+    parser.add_argument("--gpu-sizes", action="store_true")
+    parser.add_argument("--no-processes", action="store_true", help="see process.py")
     args = parser.parse_args()
-    results = run(args.rounds)
-    args.output.write_text(json.dumps(results, indent=1) + "\n")
-    print(markdown(results))
+    problems = sizes.GPU if args.gpu_sizes else sizes.CPU
+    results = {"command": command(), "environment": describe(), "models": {}}
+    for name in args.models or problems:
+        row = measure_model(problems[name](), args.rounds, args.memory_limit * 2**30)
+        on_cpu = jax.default_backend() == "cpu" and not args.gpu_sizes
+        if on_cpu and not args.no_processes:
+            add_resident_megabytes(name, row["gradients"])
+        results["models"][name] = row
+        args.output.write_text(json.dumps(results, indent=1) + "\n")
+        print(f"{name}: done", file=sys.stderr)
+    print(table.render(results))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,75 @@
+"""How many operations a private gradient takes, against those of an ordinary one.
+
+On a machine that does nothing but arithmetic, their ratio is the ratio of the times.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.extend
+
+from benchmarks.speed import contenders
+from benchmarks.speed.models import Problem
+
+Jaxpr = jax.extend.core.Jaxpr
+ClosedJaxpr = jax.extend.core.ClosedJaxpr
+
+
+class Operations(NamedTuple):
+    """Floating-point operations of one call."""
+
+    non_private: float
+    private: float
+
+    @property
+    def ratio(self) -> float:
+        return self.private / self.non_private
+
+
+def _compiled_operations(fun: Callable[..., Any], args: Sequence[Any]) -> float:
+    """What the compiler counts, which is the body of a loop once."""
+    analysis: Any = jax.jit(fun).lower(*args).compile().cost_analysis()
+    return analysis.get("flops", 0.0)
+
+
+def _inner_jaxprs(value: Any) -> Iterator[Jaxpr]:
+    """The jaxprs among the parameters of an equation."""
+    if isinstance(value, ClosedJaxpr):
+        yield value.jaxpr
+    elif isinstance(value, Jaxpr):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _inner_jaxprs(item)
+
+
+def _other_iterations(jaxpr: Jaxpr) -> float:
+    """The operations in all iterations of all scans but the first ones."""
+    total = 0.0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "scan":
+            body, length = equation.params["jaxpr"], equation.params["length"]
+            once = _compiled_operations(
+                jax.extend.core.jaxpr_as_fun(body), body.in_avals
+            )
+            total += (length - 1) * once + length * _other_iterations(body.jaxpr)
+            continue
+        for inner in _inner_jaxprs(list(equation.params.values())):
+            total += _other_iterations(inner)
+    return total
+
+
+def count(fun: Callable[..., Any], *args: Any) -> float:
+    """The operations of a call, with those of every iteration of its scans."""
+    jaxpr = jax.make_jaxpr(fun)(*args)
+    return _compiled_operations(fun, args) + _other_iterations(jaxpr.jaxpr)
+
+
+def operations(problem: Problem) -> Operations:
+    """The operations of the ordinary and of the private gradient."""
+    args = (problem.params, *problem.batch)
+    return Operations(
+        non_private=count(contenders.non_private(problem), *args),
+        private=count(contenders.private(problem), *args),
+    )

@@ -1,0 +1,31 @@
+"""The problems that are timed, by name; each is built when it is called."""
+
+import functools
+from collections.abc import Callable, Mapping
+
+from benchmarks.speed import models
+
+Sizes = Mapping[str, Callable[[], models.Problem]]
+
+_large = functools.partial(
+    models.transformer, width=1024, layers=12, heads=16, length=256
+)
+
+CPU: Sizes = {
+    "transformer-64": functools.partial(models.transformer, 64),
+    "transformer-256": functools.partial(models.transformer, 256),
+    "mlp-256": functools.partial(models.mlp, 256),
+    "mlp-1024": functools.partial(models.mlp, 1024),
+    "cnn5-256": functools.partial(models.cnn5, 256),
+    "gcn": models.gcn,
+    "lstm-64": models.lstm,
+}
+
+GPU: Sizes = {
+    "transformer-16": functools.partial(_large, 16),
+    "transformer-128": functools.partial(_large, 128),
+    "mlp-4096": functools.partial(models.mlp, 4096),
+    "cnn5-2048": functools.partial(models.cnn5, 2048),
+    "gcn": functools.partial(models.gcn, 10_000),
+    "lstm-1024": functools.partial(models.lstm, 1024),
+}

@@ -1,0 +1,161 @@
+"""The speed results as tables in Markdown.
+
+python -m benchmarks.speed.table [FILE ...]
+"""
+
+import argparse
+import json
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+FOLDER = pathlib.Path(__file__).parent
+RESULTS = FOLDER / "results.json"
+OPACUS = FOLDER / "opacus_results.json"
+LARGEST = FOLDER / "largest.json"
+
+Results = dict[str, Any]
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table; all but the first column are aligned to the right."""
+    lines = [header, ["---", *("---:" for _ in header[1:])], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _spread(ratio: dict[str, float]) -> str:
+    return f"{ratio['median']:.2f} ({ratio['q1']:.2f} to {ratio['q3']:.2f})"
+
+
+def _time(case: Results) -> list[str]:
+    """The time and its ratio, where it was measured."""
+    if "milliseconds" not in case:
+        return ["-", "-"]
+    return [f"{case['milliseconds']['median']:.1f}", _spread(case["time_ratio"])]
+
+
+def _memory(case: Results) -> list[str]:
+    return [f"{case['peak_megabytes']:,.0f}", f"{case['memory_ratio']:.2f}"]
+
+
+def _resident(case: Results) -> str:
+    if "resident_megabytes" not in case:
+        return "-"
+    return f"{case['resident_megabytes']:,.0f}"
+
+
+def _cases(results: Results, section: str) -> Iterator[tuple[list[str], Results]]:
+    """All cases of a section, with the cells that say which they are."""
+    for row in results["models"].values():
+        for name, case in row[section].items():
+            yield [row["model"], f"{row['batch_size']:,}", name], case
+
+
+def gradients(results: Results) -> str:
+    """The gradient, clipped and summed, in all ways."""
+    header = ["model", "batch", "gradient", "time, ms", "time against non-private"]
+    header += ["memory, MB", "memory against non-private", "process, MB"]
+    rows = [
+        [*which, *_time(case), *_memory(case), _resident(case)]
+        for which, case in _cases(results, "gradients")
+    ]
+    return markdown(header, rows)
+
+
+def steps(results: Results) -> str:
+    """Whole steps."""
+    header = ["model", "batch", "step", "time, ms", "time against Adam"]
+    header += ["memory, MB", "memory against Adam"]
+    rows = [
+        [*which, *_time(case), *_memory(case)]
+        for which, case in _cases(results, "steps")
+    ]
+    return markdown(header, rows)
+
+
+def chains(results: Results) -> str:
+    """What comes after the gradient."""
+    header = ["model", "parameters", "`optax.adam`, ms", "noise, ms"]
+    header += ["noise and DP-AdamBC, ms", "over (adam + noise)"]
+    rows = []
+    for row in results["models"].values():
+        cases = row["chain"]["cases"].values()
+        times = [f"{case['milliseconds']['median']:.2f}" for case in cases]
+        ratio = _spread(row["chain"]["over_adam_plus_noise"])
+        rows.append([row["model"], f"{row['num_params']:,}", *times, ratio])
+    return markdown(header, rows)
+
+
+def operations(results: Results) -> str:
+    """Operations of one gradient, in units of 10^9."""
+    header = ["model", "batch", "non-private, GFLOP", "private, GFLOP", "ratio"]
+    rows = []
+    for row in results["models"].values():
+        non_private = row["operations"]["non_private"]
+        private = row["operations"]["private"]
+        counts = [f"{1e-9 * n:,.2f}" for n in (non_private, private)]
+        ratio = f"{private / non_private:.2f}"
+        rows.append([row["model"], f"{row['batch_size']:,}", *counts, ratio])
+    return markdown(header, rows)
+
+
+def left_out(results: Results) -> str:
+    """Which contenders were left out, and why."""
+    reasons = {}
+    for row in results["models"].values():
+        reasons |= row["left_out"]
+    return "\n".join(f"Left out: {name} ({why})." for name, why in reasons.items())
+
+
+def render(results: Results) -> str:
+    """All tables of one file of results."""
+    sections = (gradients, steps, chains, operations, left_out)
+    return "\n\n".join(text for section in sections if (text := section(results)))
+
+
+def opacus(results: Results) -> str:
+    """The gradient in PyTorch; its ratios are against PyTorch without privacy."""
+    header = ["model", "batch", "gradient", "time, ms", "time against non-private"]
+    header += ["process, MB"]
+    rows, errors = [], []
+    for row in results["models"].values():
+        for name, case in row["gradients"].items():
+            which = [row["model"], f"{row['batch_size']:,}", name]
+            rows.append([*which, *_time(case), _resident(case)])
+            if "error" in case:
+                errors.append(f"{row['model']}, {name}: {case['error']}")
+    return "\n\n".join([markdown(header, rows), *errors])
+
+
+def largest(results: Results) -> str:
+    """The largest batch that fits."""
+    names = dict.fromkeys(
+        name for row in results["models"].values() for name in row["batch_sizes"]
+    )
+    header = [f"largest batch in {results['gibibytes']:g} GiB", *names]
+    rows = [
+        [row["model"], *(f"{row['batch_sizes'].get(name) or '-'}" for name in names)]
+        for row in results["models"].values()
+    ]
+    return markdown(header, rows)
+
+
+def load(files: Sequence[pathlib.Path]) -> Results:
+    """The results of several files as one; of a model in two files, the later one."""
+    models = {}
+    for file in files:
+        models |= json.loads(file.read_text())["models"]
+    return {"models": models}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The speed results in Markdown.")
+    parser.add_argument("files", type=pathlib.Path, nargs="*", default=[RESULTS])
+    print(render(load(parser.parse_args().files)))
+    for file, section in ((OPACUS, opacus), (LARGEST, largest)):
+        if file.exists():
+            print("\n" + section(json.loads(file.read_text())))
+
+
+if __name__ == "__main__":
+    main()
