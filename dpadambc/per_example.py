@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from dpadambc import _validate, clipping, leaves
-from dpadambc.factored import factored_outputs
+from dpadambc.factored import factored_outputs, isolated_outputs
 
 Argnums = int | Sequence[int]
 
@@ -82,7 +82,7 @@ def _batched_value_and_grad(
         return jax.vmap(fun, in_axes=(0, *in_axes))(example_ids, *args)
 
     def materialized(example_ids, *args):
-        return over_examples(one_example, example_ids, args)
+        return over_examples(isolated_outputs(one_example), example_ids, args)
 
     def factored(example_ids, *args):
         traced = {}
@@ -179,7 +179,9 @@ def per_example_value_and_grad(
       method: "factored" keeps each gradient in the form in which reverse mode produces
         it, and forms no gradient that is larger than its factors; see
         `PerExampleGradient` and `explain`. "vmap" forms all of them, arrays of shape
-        (batch, \*parameter shape): the reference, equal up to rounding.
+        (batch, \*parameter shape): the reference, equal up to rounding. A kernel that
+        the loss computes from parameters, `w + a @ b` say, is no parameter: its
+        gradient is formed on the way to theirs, where `x @ w + x @ a @ b` needs none.
 
     Returns:
       A function of the arguments of `loss_fn`, in batches, and of

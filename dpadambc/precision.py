@@ -49,3 +49,26 @@ def gram(rows: jax.Array) -> jax.Array:
     if rows.shape[0] == 1:
         return einsum(rows[0], (0, 2), rows[0], (1, 2), (0, 1))[None]
     return einsum(rows, (0, 1, 3), rows, (0, 2, 3), (0, 1, 2))
+
+
+def rounding_allowance(
+    squares: Sequence[jax.Array], counts: Sequence[Any], can_cancel: bool = True
+) -> jax.Array:
+    r"""What rounding can hide of a squared norm computed from its factors.
+
+    Rounding is relative to the terms of a sum, so where these cancel it can exceed the
+    norm. By Cauchy and Schwarz the sum of the norms of all terms is at most the root
+    of the product of `squares`. An allowance of eps times its square keeps the clipping
+    weights so small that the *sum* of the clipped gradients, which is rounded as well,
+    stays within about sqrt(eps) of the clip norm. And squares below the least normal
+    number vanish: that much for each number squared.
+
+    Args:
+      squares: the squared Frobenius norms of the two factors.
+      counts: how many numbers each factor holds, as numbers or arrays.
+      can_cancel: whether more than one term is summed.
+    """
+    info = jnp.finfo(squares[0].dtype)
+    vanished = counts[0] * squares[1] + counts[1] * squares[0]
+    cancelled = info.eps * squares[0] * squares[1] if can_cancel else 0
+    return cancelled + info.tiny * vanished

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import dpadambc
-from dpadambc.factored import product
+from dpadambc import precision
 
 
 def bilinear_loss(params, a, g):
@@ -103,9 +103,78 @@ def test_the_allowance_is_what_keeps_the_bound(
     assert added <= l2_clip_norm * (1 + 1e-3)
     # Negative control.
     none = lambda squares, counts, can_cancel=True: jnp.zeros_like(squares[0])
-    monkeypatch.setattr(product, "rounding_allowance", none)
+    monkeypatch.setattr(precision, "rounding_allowance", none)
     added, _ = distances(a, g, row, l2_clip_norm=l2_clip_norm, has_allowance=False)
     assert added > 1.5 * l2_clip_norm
+
+
+def convolved_loss(params, x, g):
+    numbers = ("NWC", "WIO", "NWC")
+    out = jax.lax.conv_general_dilated(
+        x[None], params, (1,), "VALID", dimension_numbers=numbers
+    )
+    return jnp.sum(out[0] * g)
+
+
+def looked_up_loss(params, ids, g):
+    return jnp.sum(params[ids] * g)
+
+
+def row_that_cancels(rng, shape):
+    """Large rows whose sum is what float32 rounds away."""
+    g = 1e9 * rng.normal(size=shape)
+    g[:, -1] = -g[:, :-1].sum(1)
+    return g.astype(np.float32)
+
+
+# The loss, the shape of the parameter, one example, and the rule of its norm.
+CANCELS = {
+    "taps": (
+        convolved_loss,
+        (3, 7, 9),
+        lambda rng: np.repeat(rng.normal(size=(1, 1, 7)), 10, 1).astype(np.float32),
+        lambda rng: row_that_cancels(rng, (1, 8, 9)),
+        "convolution: taps",
+    ),
+    "equal ids": (
+        looked_up_loss,
+        (100, 9),
+        lambda rng: np.full((1, 8), rng.integers(100)),
+        lambda rng: row_that_cancels(rng, (1, 8, 9)),
+        "lookup",
+    ),
+    "equal ids, longer than wide": (
+        looked_up_loss,
+        (100, 3),
+        lambda rng: np.full((1, 8), rng.integers(100)),
+        lambda rng: row_that_cancels(rng, (1, 8, 3)),
+        "lookup",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CANCELS)
+def test_what_cancels_differently_in_the_sum_stays_within_the_clip_norm(
+    name, monkeypatch
+):
+    """The sum over examples rounds otherwise than the norm of one of them."""
+    loss_fn, shape, draw_x, draw_g, rule = CANCELS[name]
+    params = jnp.zeros(shape)
+
+    def longest():
+        clipped = jax.jit(dpadambc.clipped_grad(loss_fn, 1.0, 1.0).fun)
+        rngs = map(np.random.default_rng, range(30))
+        sums = [clipped(params, draw_x(rng), draw_g(rng)) for rng in rngs]
+        return max(np.linalg.norm(np.float64(x)) for x in sums)
+
+    rng = np.random.default_rng(0)
+    grads = dpadambc.per_example_grad(loss_fn)(params, draw_x(rng), draw_g(rng))
+    assert grads.rule == rule
+    assert longest() <= 1 + 1e-3
+    # Negative control.
+    none = lambda squares, counts, can_cancel=True: jnp.zeros_like(squares[0])
+    monkeypatch.setattr(precision, "rounding_allowance", none)
+    assert longest() > 1.2
 
 
 def test_the_norm_is_never_less_than_the_true_one():

@@ -131,18 +131,24 @@ class Convolution(Term):
         return kernel.transpose(self.permutation)
 
     def squared_norm(self) -> jax.Array:
+        # A tap sees no more than the whole input.
+        squares = [math.prod(self.window.taps) * self._squares(self.x)]
+        squares.append(self._squares(self.g))
+        counts = math.prod(self.window.taps) * self.x.size, self.g.size
+        allowance = jnp.sum(precision.rounding_allowance(squares, counts))
         if not self._gram_is_cheaper:
-            return jnp.stack([jnp.sum(x * x) for x in self._tap_gradients()]).sum()
-        g = self._grouped(self.g)
-        slices = list(self._slices())
-        gram = sum(precision.gram(x) for x in slices)
-        squares = [
-            sum(terms.squared(x).sum((1, 2)) for x in slices),
-            terms.squared(g).sum((1, 2)),
-        ]
-        counts = len(slices) * self.x.size, self.g.size
-        allowance = product.rounding_allowance(squares, counts)
-        return jnp.sum(gram * precision.gram(g)) + jnp.sum(allowance)
+            of_taps = [jnp.sum(x * x) for x in self._tap_gradients()]
+            return jnp.stack(of_taps).sum() + allowance
+        gram = sum(precision.gram(x) for x in self._slices())
+        return jnp.sum(gram * precision.gram(self._grouped(self.g))) + allowance
+
+    def _squares(self, x: jax.Array) -> jax.Array:
+        """The squared norm of what each stacked kernel and group is made of."""
+        stacked = math.prod(x.shape[: self.num_stacked])
+        groups = self.window.groups
+        rows = x.size // max(stacked * x.shape[-1], 1)
+        x = terms.squared(x).reshape(stacked, rows, groups, x.shape[-1] // groups)
+        return x.sum((1, 3))
 
     def settled(self) -> Term:
         if self.x.size + self.g.size < math.prod(self.shape):

@@ -8,6 +8,7 @@ JAX computes it, and that gradient alone is formed for each example.
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,88 +16,10 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from dpadambc.factored import rules, terms
+from dpadambc.factored import isolation, program, rules, terms
 from dpadambc.factored.terms import Term
 
 Values = list[Any]  # arrays and terms
-
-_INLINED = {"jit", "pjit", "closed_call", "core_call"}
-_SUMS = {"add", "add_any"}
-_REMATERIALISED = {"checkpoint", "remat", "remat2"}
-
-
-def _closed(jaxpr: Any) -> jex.ClosedJaxpr:
-    return jaxpr if hasattr(jaxpr, "consts") else jex.ClosedJaxpr(jaxpr, ())
-
-
-def _body(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr:
-    params = eqn.params
-    return _closed(params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"])
-
-
-def _is_literal(atom: Any) -> bool:
-    return isinstance(atom, jex.Literal)
-
-
-def _shape(atom: Any) -> tuple[int, ...]:
-    return atom.aval.shape
-
-
-def _dtype(atom: Any) -> Any:
-    return atom.aval.dtype
-
-
-class _Demand:
-    """Which variables of a jaxpr are used at all, and which as arrays."""
-
-    def __init__(self, jaxpr: jex.Jaxpr, lazy: Sequence[bool]):
-        self._used, self._strict = set(), set()
-        self._uniform = {
-            eqn.outvars[0]
-            for eqn in jaxpr.eqns
-            if eqn.primitive.name == "broadcast_in_dim" and not _shape(eqn.invars[0])
-        }
-        self._use(jaxpr.outvars, lazy)
-        for eqn in reversed(jaxpr.eqns):
-            if self.needs(eqn):
-                self._use(eqn.invars, self._may_be_terms(eqn))
-
-    def needs(self, eqn: jex.JaxprEqn) -> bool:
-        return bool(eqn.effects) or any(v in self._used for v in eqn.outvars)
-
-    def lazy(self, variables: Sequence[Any]) -> list[bool]:
-        """For each variable, whether it may be a term."""
-        return [v in self._used and v not in self._strict for v in variables]
-
-    def strict(self, variables: Sequence[Any]) -> list[bool]:
-        """For each variable, whether it must be an array."""
-        return [v in self._strict for v in variables]
-
-    def _use(self, atoms: Sequence[Any], lazy: Sequence[bool]) -> None:
-        for atom, is_lazy in zip(atoms, lazy, strict=True):
-            if not _is_literal(atom):
-                self._used.add(atom)
-                if not is_lazy:
-                    self._strict.add(atom)
-
-    def _may_be_terms(self, eqn: jex.JaxprEqn) -> list[bool]:
-        """For each operand, whether it may be a term, given which outputs may."""
-        name, outs = eqn.primitive.name, eqn.outvars
-        if name in _INLINED or name in _REMATERIALISED:
-            jaxpr = _body(eqn).jaxpr
-            inner = _Demand(jaxpr, self.lazy(outs))
-            return [not strict for strict in inner.strict(jaxpr.invars)]
-        if name not in rules.MAPS or any(self.strict(outs)):
-            return [False for _ in eqn.invars]
-        if name in ("mul", "div"):
-            # A term times a number is a term; times an array, it is not.
-            uniform = [self._is_uniform(atom) for atom in eqn.invars]
-            return [any(uniform) and not u for u in uniform]
-        operands = rules.TERM_OPERANDS.get(name, range(len(eqn.invars)))
-        return [i in operands for i in range(len(eqn.invars))]
-
-    def _is_uniform(self, atom: Any) -> bool:
-        return not _shape(atom) or atom in self._uniform
 
 
 def _array(value: Any, aval: Any) -> jax.Array:
@@ -109,7 +32,7 @@ def _bind(jaxpr: jex.Jaxpr, eqn: jex.JaxprEqn, values: Values) -> Values:
     known = {
         atom: _array(value, atom.aval)
         for atom, value in zip(eqn.invars, values, strict=True)
-        if not _is_literal(atom)
+        if not program.is_literal(atom)
     }
     outs = [v for v in eqn.outvars if not isinstance(v, jex.DropVar)]
     alone = jaxpr.replace(
@@ -120,6 +43,8 @@ def _bind(jaxpr: jex.Jaxpr, eqn: jex.JaxprEqn, values: Values) -> Values:
         effects=eqn.effects,
     )
     fun = jex.jaxpr_as_fun(jex.ClosedJaxpr(alone, ()))
+    if eqn.primitive.name == "conv_general_dilated":
+        fun = isolation.isolated(fun)
     results = dict(zip(outs, fun(*known.values()), strict=True))
     return [results.get(v) for v in eqn.outvars]
 
@@ -147,7 +72,7 @@ def _map_terms(eqn: jex.JaxprEqn, values: Values) -> Values | None:
 def _produce(eqn: jex.JaxprEqn, values: Values) -> Values | None:
     """The output of an equation whose factors are arrays, or None without a rule."""
     name = eqn.primitive.name
-    is_real = jnp.issubdtype(_dtype(eqn.outvars[0]), jnp.floating)
+    is_real = jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating)
     if name not in rules.PRODUCERS or not is_real:
         return None
     operands = [
@@ -155,7 +80,10 @@ def _produce(eqn: jex.JaxprEqn, values: Values) -> Values | None:
         for atom, value in zip(eqn.invars, values, strict=True)
     ]
     term = rules.PRODUCERS[name](eqn.params, *operands)
-    return None if term is None else [term]
+    if term is None:
+        return None
+    sizes = [math.prod(atom.aval.shape) for atom in (*eqn.invars, *eqn.outvars)]
+    return [term if all(sizes) else rules.no_gradient(eqn.outvars[0].aval)]
 
 
 def _origin(eqn: jex.JaxprEqn, values: Values) -> str:
@@ -177,13 +105,14 @@ def _equation(
         full = rules.full(eqn.params, values[0])
         if full is not None:
             return [full]
-    if not any(lazy):
+    if not any(lazy) and not program.convolves(eqn):
         return _bind(jaxpr, eqn, values)
     if name in _CALLS and eqn.params.get("length") != 0:
         return _CALLS[name](eqn, values, lazy)
-    outs = _map_terms(eqn, values) or _produce(eqn, values)
-    if outs is not None:
-        return outs
+    if any(lazy):
+        outs = _map_terms(eqn, values) or _produce(eqn, values)
+        if outs is not None:
+            return outs
     origin = _origin(eqn, values)
     return [
         _as_term(out, origin) if is_lazy else out
@@ -196,10 +125,10 @@ def evaluate(
 ) -> Values:
     """The outputs of a jaxpr: terms where `lazy`, else arrays."""
     jaxpr = closed.jaxpr
-    demand = _Demand(jaxpr, lazy)
+    demand = program.Demand(jaxpr, lazy)
     known = dict(zip(jaxpr.constvars, closed.consts, strict=True))
     known.update(zip(jaxpr.invars, args, strict=True))
-    read = lambda atom: atom.val if _is_literal(atom) else known[atom]
+    read = lambda atom: atom.val if program.is_literal(atom) else known[atom]
     for eqn in jaxpr.eqns:
         if demand.needs(eqn):
             values = [read(atom) for atom in eqn.invars]
@@ -212,14 +141,14 @@ def evaluate(
 
 
 def _call(eqn: jex.JaxprEqn, values: Values, lazy: list[bool]) -> Values:
-    return evaluate(_body(eqn), values, lazy)
+    return evaluate(program.body(eqn), values, lazy)
 
 
 def _checkpoint(eqn: jex.JaxprEqn, values: Values, lazy: list[bool]) -> Values:
     """The body, behind a barrier that keeps XLA from reusing what it recomputes."""
     if eqn.params["prevent_cse"]:
         values = list(jax.lax.optimization_barrier(tuple(values)))
-    return evaluate(_body(eqn), values, lazy)
+    return evaluate(program.body(eqn), values, lazy)
 
 
 def _zeros_like(tree: Any) -> Any:
@@ -235,7 +164,7 @@ def _signature(term: Term) -> tuple:
 def _cond(eqn: jex.JaxprEqn, values: Values, lazy: list[bool]) -> Values:
     """A place for each form that a branch gives a term; zeros in the other branches."""
     index, *operands = values
-    branches = [_closed(branch) for branch in eqn.params["branches"]]
+    branches = [program.closed(branch) for branch in eqn.params["branches"]]
     avals = [atom.aval for atom in eqn.invars[1:]]
     operands = [_array(v, aval) for v, aval in zip(operands, avals, strict=True)]
     run = lambda branch, *args: evaluate(branch, args, lazy)
@@ -266,25 +195,6 @@ def _cond(eqn: jex.JaxprEqn, values: Values, lazy: list[bool]) -> Values:
     ]
 
 
-def _accumulates(jaxpr: jex.Jaxpr, before: Any, after: Any) -> bool:
-    """Whether `after` is `before` and something added, its only use."""
-    made_by = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
-    uses = sum(
-        atom is before
-        for atoms in (jaxpr.outvars, *(eqn.invars for eqn in jaxpr.eqns))
-        for atom in atoms
-    )
-
-    def leads_back(atom):
-        if atom is before or _is_literal(atom):
-            return atom is before
-        if atom not in made_by or made_by[atom].primitive.name not in _SUMS:
-            return False
-        return any(map(leads_back, made_by[atom].invars))
-
-    return uses == 1 and leads_back(after)
-
-
 class _Emitted:
     """The arrays that a scan's body gives for each step, each of them once.
 
@@ -305,20 +215,6 @@ class _Emitted:
                 return i
         self.arrays.append(array)
         return len(self.arrays) - 1
-
-
-def _scan_counts(eqn: jex.JaxprEqn) -> tuple[int, int]:
-    """How many operands are constants, how many are carried.
-
-    Told from ranks, since releases of JAX differ in how they write it down: what comes
-    and goes for each step has one axis more outside the body.
-    """
-    jaxpr = _body(eqn).jaxpr
-    same = lambda outer, inner: [
-        a.aval.ndim == b.aval.ndim for a, b in zip(outer, inner, strict=True)
-    ]
-    num_carry = sum(same(eqn.outvars, jaxpr.outvars))
-    return sum(same(eqn.invars, jaxpr.invars)) - num_carry, num_carry
 
 
 def _factored_carries(
@@ -342,9 +238,9 @@ def _scan(eqn: jex.JaxprEqn, values: Values, lazy: list[bool]) -> Values:
     The gradient of a weight that all steps share is such a carry. It is dropped, and
     time is contracted with the other axes, in one product after the loop.
     """
-    params, closed = eqn.params, _body(eqn)
+    params, closed = eqn.params, program.body(eqn)
     jaxpr = closed.jaxpr
-    num_consts, num_carry = _scan_counts(eqn)
+    num_consts, num_carry = program.scan_counts(eqn)
     arrays = [_array(v, a.aval) for v, a in zip(values, eqn.invars, strict=True)]
     consts, xs = arrays[:num_consts], arrays[num_consts + num_carry :]
     init = arrays[num_consts : num_consts + num_carry]
@@ -359,7 +255,7 @@ def _scan(eqn: jex.JaxprEqn, values: Values, lazy: list[bool]) -> Values:
         return evaluate(closed, (*consts, *carry, *x), wanted)
 
     summed = [
-        is_lazy and _accumulates(jaxpr, a, b)
+        is_lazy and program.accumulates(jaxpr, a, b)
         for is_lazy, a, b in zip(lazy, before, jaxpr.outvars, strict=False)
     ]
     summed = _factored_carries(body, summed, init, xs)
@@ -397,8 +293,8 @@ def _filled(kept: Values, dropped: list[bool]) -> Values:
 
 
 _CALLS: dict[str, Callable[[jex.JaxprEqn, Values, list[bool]], Values]] = {
-    **dict.fromkeys(_INLINED, _call),
-    **dict.fromkeys(_REMATERIALISED, _checkpoint),
+    **dict.fromkeys(program.INLINED, _call),
+    **dict.fromkeys(program.REMATERIALISED, _checkpoint),
     "cond": _cond,
     "scan": _scan,
 }

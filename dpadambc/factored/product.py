@@ -19,7 +19,6 @@ form nor its norm ever takes more memory than the factors.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -31,29 +30,6 @@ from dpadambc.factored import terms
 from dpadambc.factored.terms import Shape, Term, pytree
 
 Axes = tuple[int, ...]
-
-
-def rounding_allowance(
-    squares: Sequence[jax.Array], counts: Sequence[int], can_cancel: bool = True
-) -> jax.Array:
-    r"""What rounding can hide of a squared norm computed from its factors.
-
-    Rounding is relative to the terms of a sum, so where these cancel it can exceed the
-    norm. By Cauchy and Schwarz the sum of the norms of all terms is at most the root
-    of the product of `squares`. An allowance of eps times its square keeps the clipping
-    weights so small that the *sum* of the clipped gradients, which is rounded as well,
-    stays within about sqrt(eps) of the clip norm. And squares below the least normal
-    number vanish: that much for each number squared.
-
-    Args:
-      squares: the squared Frobenius norms of the two factors.
-      counts: how many numbers each factor holds.
-      can_cancel: whether more than one term is summed.
-    """
-    info = jnp.finfo(squares[0].dtype)
-    vanished = counts[0] * squares[1] + counts[1] * squares[0]
-    cancelled = info.eps * squares[0] * squares[1] if can_cancel else 0
-    return cancelled + info.tiny * vanished
 
 
 def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list, list]] | None:
@@ -158,7 +134,7 @@ class Product(Term):
         grams = map(precision.gram, matrices)
         squares = [terms.squared(x).sum((1, 2)) for x in matrices]
         counts = [math.prod(x.shape[1:]) for x in matrices]
-        allowance = rounding_allowance(squares, counts)
+        allowance = precision.rounding_allowance(squares, counts)
         return jnp.sum(jnp.multiply(*grams)) + jnp.sum(allowance)
 
     def _outer_squared_norm(self) -> jax.Array:
@@ -171,7 +147,7 @@ class Product(Term):
 
         pair = squares(self.a, self.a_axes), squares(self.g, self.g_axes)
         sizes = self.a.size, self.g.size
-        allowance = rounding_allowance(pair, sizes, can_cancel=False)
+        allowance = precision.rounding_allowance(pair, sizes, can_cancel=False)
         return jnp.sum(pair[0] * pair[1] + allowance)
 
     def settled(self) -> Term:
@@ -216,9 +192,11 @@ class Product(Term):
         if any(self.out_axes[i] is not None for i in units):
             return self.reduce_sum(tuple(units)).reshape(shape)
         groups = _groups(self.shape, shape)
+        if groups is None:
+            return None
         out_axes: list[int | None] = [None] * len(shape)
         term = self
-        for old, new in groups or []:
+        for old, new in groups:
             names = tuple(self.out_axes[i] for i in old)
             if len(names) > 1 and not term._together(names):
                 return None
@@ -294,6 +272,15 @@ class Product(Term):
                 )
         return None
 
+    def with_alone(self, axis: int) -> "Product | None":
+        """The same with one contracted axis, and `axis` of the output alone in `a`."""
+        rest = tuple(1 + i for i in range(len(self.shape)) if i != axis)
+        for term in (self, self._swapped()):
+            term = term._canonical()
+            if term._spec[:2] == ((0, 1 + axis), (0, *rest)):
+                return term
+        return None
+
     def _swapped(self) -> "Product":
         return dataclasses.replace(
             self, a=self.g, g=self.a, a_axes=self.g_axes, g_axes=self.a_axes
@@ -330,149 +317,3 @@ def dot_general(a: jax.Array, g: jax.Array, dimension_numbers) -> Product:
     sizes = dict(zip((*a_axes, *g_axes), (*a.shape, *g.shape), strict=True))
     shape = tuple(sizes[i] for i in out_axes)
     return Product(a, g, tuple(a_axes), tuple(g_axes), tuple(out_axes), shape)
-
-
-@pytree(data_fields=("ids", "g"))
-class Lookup(Term):
-    r"""The gradient of an embedding: rows of g added where the ids point.
-
-    .. math:: M_v = \sum_{t: v_t = v} g_t, \qquad
-        \lVert M \rVert^2 = \sum_{t, s} [v_t = v_s] \, g_t \cdot g_s
-
-    It is the product of one-hot rows with g; the leading axes of both are stacked or
-    looked up: `num_stacked` of them lead the output too.
-    """
-
-    ids: jax.Array  # shape=(*stacked, *looked up), within [0, size of the axis)
-    g: jax.Array  # shape=(*stacked, *looked up, *row)
-    axis: int  # of the table, along which rows are looked up
-    num_stacked: int
-    shape: Shape
-
-    @property
-    def rule(self) -> str:
-        return "lookup"
-
-    @property
-    def _row_shape(self) -> Shape:
-        rest = self.shape[self.num_stacked :]
-        at = self.axis - self.num_stacked
-        return rest[:at] + rest[at + 1 :]
-
-    def _rows(self) -> tuple[jax.Array, jax.Array]:
-        """Ids with axes (l, t), and rows of g with axes (l, t, j)."""
-        stacked = math.prod(self.shape[: self.num_stacked])
-        width = math.prod(self._row_shape)
-        count = math.prod(self.ids.shape) // max(stacked, 1)
-        rows = self.g.astype(precision.at_least_float32(self.g.dtype))
-        return (
-            self.ids.reshape(stacked, count),
-            rows.reshape(stacked, count, width),
-        )
-
-    def dense(self) -> jax.Array:
-        ids, rows = self._rows()
-        size = self.shape[self.axis]
-        scatter = lambda i, x: jnp.zeros((size, x.shape[1]), x.dtype).at[i].add(x)
-        table = jax.vmap(scatter)(ids, rows)
-        stacked = self.shape[: self.num_stacked]
-        table = table.reshape(*stacked, size, *self._row_shape)
-        return jnp.moveaxis(table, self.num_stacked, self.axis)
-
-    def squared_norm(self) -> jax.Array:
-        ids, rows = self._rows()
-        _, count, width = rows.shape
-        if count > width:
-            return jnp.sum(jax.vmap(_squared_norm_by_segments)(ids, rows))
-        equal = ids[:, :, None] == ids[:, None, :]
-        squares = terms.squared(rows).sum((1, 2))
-        allowance = rounding_allowance(
-            (jnp.full_like(squares, count), squares), (0, count * width)
-        )
-        return jnp.sum(jnp.where(equal, precision.gram(rows), 0)) + jnp.sum(allowance)
-
-    def settled(self) -> Term:
-        if self.ids.size + self.g.size < math.prod(self.shape):
-            return self
-        return terms.Dense(self.dense(), self.shape, "direct")
-
-    def summed(self) -> Term:
-        """The new axis is looked up; it moves behind those that are stacked."""
-        behind = lambda x: jnp.moveaxis(x, 0, self.num_stacked)
-        return dataclasses.replace(self, ids=behind(self.ids), g=behind(self.g))
-
-    def stacked(self) -> Term:
-        return dataclasses.replace(
-            self,
-            axis=self.axis + 1,
-            num_stacked=self.num_stacked + 1,
-            shape=(self.ids.shape[0], *self.shape),
-        )
-
-    def map_scale(self, fun: Callable[[jax.Array], jax.Array]) -> Term:
-        return dataclasses.replace(self, g=fun(self.g))
-
-    def unscaled(self) -> list[jax.Array]:
-        return []
-
-    def transpose(self, permutation: Shape) -> Term | None:
-        """The axis of the table may move, the others keep their order."""
-        rest = [i for i in permutation if i != self.axis]
-        moved = permutation.index(self.axis)
-        if rest != sorted(rest) or moved < self.num_stacked:
-            return None
-        shape = tuple(self.shape[i] for i in permutation)
-        return dataclasses.replace(self, axis=moved, shape=shape)
-
-    def merge(self, other: Term) -> Term | None:
-        if not isinstance(other, Lookup) or self.shape != other.shape:
-            return None
-        if (self.axis, self.num_stacked) != (other.axis, other.num_stacked):
-            return None
-        flat = [term._flat() for term in (self, other)]
-        join = functools.partial(jnp.concatenate, axis=self.num_stacked)
-        return dataclasses.replace(
-            self, ids=join([x.ids for x in flat]), g=join([x.g for x in flat])
-        )
-
-    def _flat(self) -> "Lookup":
-        """The same with one looked-up axis."""
-        stacked, row = self.shape[: self.num_stacked], self._row_shape
-        ids = self.ids.reshape(*stacked, -1)
-        return dataclasses.replace(self, ids=ids, g=self.g.reshape(*ids.shape, *row))
-
-    def knows_product_with(self, other: Term) -> bool:
-        return self._as_head(other) is not None
-
-    def _as_head(self, other: Term) -> Product | None:
-        """A product of the same table, such as the gradient of a tied output head.
-
-        Its factor a has the axis of the ids, and g all the others.
-        """
-        if not isinstance(other, Product) or self.num_stacked:
-            return None
-        for head in (other, other._swapped()):
-            head = head._canonical()
-            rest = tuple(1 + i for i in range(len(self.shape)) if i != self.axis)
-            if head._spec[:2] == ((0, 1 + self.axis), (0, *rest)):
-                return head
-        return None
-
-    def inner(self, other: Term) -> jax.Array:
-        r""":math:`\sum_{t,s} (g_t \cdot g'_s) a_{s, v_t}`."""
-        head = self._as_head(other)
-        assert head is not None
-        (ids,), (rows,) = self._rows()
-        others = head.g.reshape(head.g.shape[0], rows.shape[1])
-        products = precision.einsum(others, (0, 2), rows, (1, 2), (0, 1))
-        return jnp.sum(products * jnp.take(head.a, ids, axis=1))
-
-
-def _squared_norm_by_segments(ids: jax.Array, rows: jax.Array) -> jax.Array:
-    """Rows of equal ids summed next to each other, for sequences longer than wide."""
-    order = jnp.argsort(ids)
-    ids, rows = ids[order], rows[order]
-    starts = jnp.concatenate([jnp.zeros(1, bool), ids[1:] != ids[:-1]])
-    segments = jnp.cumsum(starts)
-    totals = jax.ops.segment_sum(rows, segments, num_segments=ids.shape[0])
-    return jnp.sum(totals * totals)

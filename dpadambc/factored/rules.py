@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpadambc.factored import convolution, product, terms
+from dpadambc.factored import convolution, lookup, product, terms
 from dpadambc.factored.terms import Term
 
 Params = dict[str, Any]
@@ -43,7 +43,7 @@ def _scatter_add(params: Params, operand: Any, indices: jax.Array, g: jax.Array)
         inside = inside.reshape(*ids.shape, *(1 for _ in window))
         rows = jnp.where(inside, rows, jnp.zeros((), rows.dtype))
     ids = jnp.clip(ids, 0, max(size - 1, 0))
-    return product.Lookup(ids, rows, axis, 0, operand.shape)
+    return lookup.Lookup(ids, rows, axis, 0, operand.shape)
 
 
 # Primitives of arrays whose output can stay factored.

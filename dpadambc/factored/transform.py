@@ -31,3 +31,19 @@ def factored_outputs(fun: Callable[..., tuple[Any, Any]]) -> Callable[..., Any]:
         return output, settled, gradients, [term.rule for term in settled]
 
     return factored
+
+
+def isolated_outputs(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, computed as JAX computes it, with examples kept apart.
+
+    Under `jax.vmap`, a NaN stays in the row where it arose; see `isolation`.
+    """
+
+    def isolated(*args):
+        closed, shapes = jax.make_jaxpr(fun, return_shape=True)(*args)
+        leaves, structure = jax.tree.flatten(shapes)
+        arrays = [False] * len(leaves)
+        values = evaluate.evaluate(closed, jax.tree.leaves(args), arrays)
+        return structure.unflatten(values)
+
+    return isolated

@@ -1,0 +1,37 @@
+"""Keeps the examples of a batch apart where XLA does not."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def isolated(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """A convolution that `jax.vmap` maps without letting NaN from row to row.
+
+    Where both operands differ between examples, as for the gradient of a kernel, the
+    batch becomes the groups of one convolution. XLA computes that on CPU with zeros
+    times the other groups, and zero times NaN or infinity is NaN: one example would
+    make all others look broken. So broken examples are left out, and written as NaN.
+
+    Args:
+      fun: a function of arrays that returns a list of one array.
+    """
+    separate = jax.custom_batching.custom_vmap(fun)
+
+    @separate.def_vmap
+    def _(axis_size, are_batched, *operands):
+        del axis_size
+        in_axes = [0 if batched else None for batched in are_batched]
+        if not all(are_batched):
+            return jax.vmap(fun, in_axes)(*operands), [True]
+        rows = lambda x, ndim: x.reshape((-1,) + (1,) * (ndim - 1))
+        finite = True
+        for x in operands:
+            finite &= jnp.isfinite(x).all(range(1, x.ndim))
+        clean = [jnp.where(rows(finite, x.ndim), x, 0) for x in operands]
+        (out,) = jax.vmap(fun)(*clean)
+        return [jnp.where(rows(finite, out.ndim), out, jnp.nan)], [True]
+
+    return separate
