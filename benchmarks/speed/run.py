@@ -87,9 +87,14 @@ def chain_cases(problem: Problem) -> timing.Cases:
     noise = dpadambc.add_dp_noise(numbers.noise_stddev, key=key)
     adam = optax.adam(1e-3)
     args = lambda tx: (optax.tree.ones_like(params), tx.init(params), params)
+
+    def jax_noise(grads, key):
+        return optax.tree.add(grads, optax.tree.random_like(key, grads))
+
     return {
         ADAM: (adam.update, args(adam)),
         "noise": (noise.update, args(noise)),
+        "jax.random.normal": (jax_noise, (optax.tree.ones_like(params), key)),
         "noise and DP-AdamBC": (full.update, args(full)),
     }
 
@@ -111,7 +116,8 @@ def measure(
     }
     for name, seconds in times.items():
         results[name]["milliseconds"] = timing.quartiles(1e3 * seconds)
-        results[name]["time_ratio"] = timing.quartiles(seconds / times[baseline])
+        ratios = seconds / times[baseline][: len(seconds)]
+        results[name]["time_ratio"] = timing.quartiles(ratios)
     return results, times
 
 
@@ -132,6 +138,8 @@ def measure_model(
     )
     steps, _ = measure(step_cases(problem), ADAM, rounds, memory_limit)
     return {
+        "command": command(),
+        "environment": describe(),
         "model": problem.name,
         "batch_size": problem.batch_size,
         "num_params": problem.num_params,
@@ -176,13 +184,18 @@ def main() -> None:
     parser.add_argument("--no-processes", action="store_true", help="see process.py")
     args = parser.parse_args()
     problems = sizes.GPU if args.gpu_sizes else sizes.CPU
-    results = {"command": command(), "environment": describe(), "models": {}}
+    order = dict.fromkeys([*sizes.CPU, *sizes.GPU])
+    # What is measured again replaces what was recorded.
+    results: dict[str, Any] = {"models": {}}
+    if args.output.exists():
+        results = json.loads(args.output.read_text())
     for name in args.models or problems:
         row = measure_model(problems[name](), args.rounds, args.memory_limit * 2**30)
         on_cpu = jax.default_backend() == "cpu" and not args.gpu_sizes
         if on_cpu and not args.no_processes:
             add_resident_megabytes(name, row["gradients"])
-        results["models"][name] = row
+        measured = results["models"] | {name: row}
+        results["models"] = {k: measured[k] for k in order if k in measured}
         args.output.write_text(json.dumps(results, indent=1) + "\n")
         print(f"{name}: done", file=sys.stderr)
     print(table.render(results))

@@ -76,7 +76,8 @@ def steps(results: Results) -> str:
 def chains(results: Results) -> str:
     """What comes after the gradient."""
     header = ["model", "parameters", "`optax.adam`, ms", "noise, ms"]
-    header += ["noise and DP-AdamBC, ms", "over (adam + noise)"]
+    header += ["`jax.random.normal`, ms", "noise and DP-AdamBC, ms"]
+    header += ["over (adam + noise)"]
     rows = []
     for row in results["models"].values():
         cases = row["chain"]["cases"].values()
@@ -99,6 +100,19 @@ def operations(results: Results) -> str:
     return markdown(header, rows)
 
 
+def environments(results: Results) -> str:
+    """Where each model was measured, and by which command."""
+    lines = []
+    for row in results["models"].values():
+        where = row["environment"]
+        machine = f"{where['cpu_count']} cores ({where['processor']})"
+        if where["device"] != "cpu":
+            machine = where["device"]
+        versions = f"Python {where['python']}, jax {where['jax']}, {where['date']}"
+        lines.append(f"- {row['model']}: `{row['command']}`; {machine}, {versions}")
+    return "\n".join(lines)
+
+
 def left_out(results: Results) -> str:
     """Which contenders were left out, and why."""
     reasons = {}
@@ -109,7 +123,7 @@ def left_out(results: Results) -> str:
 
 def render(results: Results) -> str:
     """All tables of one file of results."""
-    sections = (gradients, steps, chains, operations, left_out)
+    sections = (gradients, steps, chains, operations, environments, left_out)
     return "\n\n".join(text for section in sections if (text := section(results)))
 
 

@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
+_FEW = 5  # rounds of what is slow
+
 Cases = dict[str, tuple[Callable[..., Any], Sequence[Any]]]
 
 
@@ -21,15 +23,25 @@ def interleaved_times(cases: Cases, compiled: dict[str, Any], rounds: int):
     """Seconds of each call, shape (rounds,), after two warm rounds.
 
     In every round each function is called once, in turn, so that whatever else the
-    machine does hits all of them alike.
+    machine does hits all of them alike. One that takes more than three times as long
+    as the fastest is called in the first few rounds only.
     """
     times = {name: [] for name in cases}
-    for _ in range(rounds + 2):
-        for name, (_, args) in cases.items():
-            start = time.perf_counter()
-            jax.block_until_ready(compiled[name](*args))
-            times[name].append(time.perf_counter() - start)
-    return {name: np.array(t[2:]) for name, t in times.items()}
+
+    def call(name):
+        start = time.perf_counter()
+        jax.block_until_ready(compiled[name](*cases[name][1]))
+        times[name].append(time.perf_counter() - start)
+
+    for name in [*cases, *cases]:
+        call(name)
+    warm = {name: seconds[-1] for name, seconds in times.items()}
+    slow = [name for name in cases if warm[name] > 3 * min(warm.values())]
+    for i in range(rounds):
+        for name in cases:
+            if i < _FEW or name not in slow:
+                call(name)
+    return {name: np.array(seconds[2:]) for name, seconds in times.items()}
 
 
 def peak_bytes(compiled: Any) -> int:

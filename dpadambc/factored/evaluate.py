@@ -8,7 +8,6 @@ JAX computes it, and that gradient alone is formed for each example.
 """
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -72,18 +71,19 @@ def _map_terms(eqn: jex.JaxprEqn, values: Values) -> Values | None:
 def _produce(eqn: jex.JaxprEqn, values: Values) -> Values | None:
     """The output of an equation whose factors are arrays, or None without a rule."""
     name = eqn.primitive.name
-    is_real = jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating)
+    avals: list[Any] = [atom.aval for atom in (*eqn.invars, *eqn.outvars)]
+    is_real = jnp.issubdtype(avals[-1].dtype, jnp.floating)
     if name not in rules.PRODUCERS or not is_real:
         return None
     operands = [
-        value if rules.is_zero(value) else _array(value, atom.aval)
-        for atom, value in zip(eqn.invars, values, strict=True)
+        value if rules.is_zero(value) else _array(value, aval)
+        for aval, value in zip(avals, values, strict=False)
     ]
     term = rules.PRODUCERS[name](eqn.params, *operands)
     if term is None:
         return None
-    sizes = [math.prod(atom.aval.shape) for atom in (*eqn.invars, *eqn.outvars)]
-    return [term if all(sizes) else rules.no_gradient(eqn.outvars[0].aval)]
+    is_empty = any(0 in aval.shape for aval in avals)
+    return [rules.no_gradient(avals[-1]) if is_empty else term]
 
 
 def _origin(eqn: jex.JaxprEqn, values: Values) -> str:
