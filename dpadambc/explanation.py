@@ -23,6 +23,12 @@ class ParameterCost:
     factored_bytes: int  # of the factors, for the batch
     materialized_bytes: int  # of one gradient for each example
 
+    @property
+    def is_formed(self) -> bool:
+        """Whether a kernel's gradients are held as arrays without need."""
+        known = ("direct", "gram", "outer product", "lookup", "convolution")
+        return len(self.shape) > 1 and not self.rule.startswith(known)
+
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
@@ -102,6 +108,14 @@ def _warnings(rows: list[ParameterCost]) -> list[str]:
                 " gradient is formed for each example:"
                 f" {_readable(row.materialized_bytes)}."
             )
+        elif row.is_formed and 2 * row.factored_bytes > sum(
+            other.factored_bytes for other in rows
+        ):
+            warnings.append(
+                f"{row.name} is formed for each example, as reverse mode has it"
+                f" ({row.rule}): {_readable(row.materialized_bytes)}, more than all the"
+                " others take."
+            )
     return warnings
 
 
@@ -137,8 +151,9 @@ def explain(
 
     Returns:
       An `Explanation`: `print` it, or read `parameters`, `rules` and `warnings`. It
-      warns of parameters without a gradient, of those without a rule, and of a mean
-      over an axis of size one, as batch normalisation has it.
+      warns of parameters without a gradient, of those without a rule, of kernels
+      that are formed and take more than all the others, and of a mean over an axis of
+      size one, as batch normalisation has it.
 
     Raises:
       ValueError: as `per_example_value_and_grad`.

@@ -105,6 +105,21 @@ def test_warns_of_a_parameter_without_a_rule():
     assert "has no rule" in found.warnings[0]
 
 
+def test_warns_of_a_kernel_that_is_formed_and_takes_most_of_the_memory():
+    mask = jnp.tri(64)
+
+    def masked(params, x):
+        return jnp.sum(jnp.tanh(x @ (params["w"] * mask) + params["b"]))
+
+    params = {"w": jnp.ones((64, 64)), "b": jnp.ones(64)}
+    (warning,) = dpadambc.explain(masked, params, jnp.ones(64), batch_size=2).warnings
+    assert "['w'] is formed for each example" in warning
+    assert "(mul): 32.8 kB" in warning
+    # A bias and a scale are formed as well, and take little.
+    plain = lambda params, x: jnp.sum(jnp.tanh(x @ params["w"] + params["b"]))
+    assert not dpadambc.explain(plain, params, jnp.ones(64), batch_size=2).warnings
+
+
 class Normalised(nn.Module):
     norm: type
     kwargs: dict
