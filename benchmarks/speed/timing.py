@@ -23,8 +23,9 @@ def interleaved_times(cases: Cases, compiled: dict[str, Any], rounds: int):
     """Seconds of each call, shape (rounds,), after two warm rounds.
 
     In every round each function is called once, in turn, so that whatever else the
-    machine does hits all of them alike. One that takes more than three times as long
-    as the fastest is called in the first few rounds only.
+    machine does hits all of them alike. One that takes more than a second, and more
+    than three times as long as the first of them, is called in the first rounds only.
+    The memory it gives back would slow down the next, which is warmed again there.
     """
     times = {name: [] for name in cases}
 
@@ -35,12 +36,15 @@ def interleaved_times(cases: Cases, compiled: dict[str, Any], rounds: int):
 
     for name in [*cases, *cases]:
         call(name)
-    warm = {name: seconds[-1] for name, seconds in times.items()}
-    slow = [name for name in cases if warm[name] > 3 * min(warm.values())]
+    warm = {name: min(seconds) for name, seconds in times.items()}
+    longest = max(1.0, 3 * next(iter(warm.values())))
+    slow = [name for name in cases if warm[name] > longest]
     for i in range(rounds):
-        for name in cases:
-            if i < _FEW or name not in slow:
-                call(name)
+        called = [name for name in cases if i < _FEW or name not in slow]
+        for name in called:
+            if name not in slow and i < _FEW and slow:
+                jax.block_until_ready(compiled[name](*cases[name][1]))
+            call(name)
     return {name: np.array(seconds[2:]) for name, seconds in times.items()}
 
 
