@@ -1,4 +1,4 @@
-"""What the experiments share: a small network, trained in one compiled scan.
+"""What the experiments share: the optimizers, and training in one compiled scan.
 
 The data lie on the device, and every step draws its own Poisson batch there.
 """
@@ -6,7 +6,7 @@ The data lie on the device, and every step draws its own Poisson batch there.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -77,16 +77,50 @@ def loss_fn(params: Any, features: jax.Array, label: jax.Array) -> jax.Array:
     )
 
 
-def mean_grad(
-    params: Any, features: jax.Array, labels: jax.Array, *, is_padding_example
-) -> optax.Updates:
+class Task(Protocol):
+    """A model and its examples; static under `jax.jit`, so hashable."""
+
+    def init(self, key: jax.Array) -> optax.Params:
+        """Random parameters."""
+        ...
+
+    def examples(self, data: Any, indices: jax.Array) -> tuple[Any, ...]:
+        """The examples of these indices, as batches of the arguments of `loss_fn`."""
+        ...
+
+    def loss_fn(self, params: Any, *example: Any) -> jax.Array:
+        """The loss of one example."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Mlp:
+    """A multilayer perceptron that labels rows of features."""
+
+    layer_sizes: tuple[int, ...]
+
+    def init(self, key: jax.Array) -> optax.Params:
+        return init_mlp(key, self.layer_sizes)
+
+    def examples(self, data: "Data", indices: jax.Array) -> tuple[Any, ...]:
+        return tuple(x[indices] for x in data)
+
+    def loss_fn(self, params: Any, features: jax.Array, label: jax.Array) -> jax.Array:
+        return loss_fn(params, features, label)
+
+
+def mean_grad(loss_fn: Callable[..., jax.Array]) -> Callable[..., optax.Updates]:
     """The ordinary gradient, of the loss averaged over the batch."""
 
-    def mean_loss(params):
-        losses = jax.vmap(loss_fn, in_axes=(None, 0, 0))(params, features, labels)
-        return jnp.mean(losses, where=~is_padding_example)
+    def grad_fn(params, *batch, is_padding_example):
+        def mean_loss(params):
+            in_axes = (None, *(0 for _ in batch))
+            losses = jax.vmap(loss_fn, in_axes)(params, *batch)
+            return jnp.mean(losses, where=~is_padding_example)
 
-    return jax.grad(mean_loss)(params)
+        return jax.grad(mean_loss)(params)
+
+    return grad_fn
 
 
 @jax.jit
@@ -116,41 +150,42 @@ class Trainer:
     """
 
     method: str
-    mechanism: dpadambc.SubsampledGaussian
-    layer_sizes: tuple[int, ...]
+    mechanism: dpadambc.SubsampledGaussian | dpadambc.SubsampledMultiTermGaussian
+    task: Task
+    returns_gradients: bool = False
+    options: tuple[tuple[str, Any], ...] = ()  # of the optimizer, if it is private
 
     def optimizer(
         self, learning_rate: float | jax.Array, key: jax.Array
     ) -> optax.GradientTransformation:
         if self.method == NON_PRIVATE:
             return optax.adam(learning_rate, b2=B2)
-        return PRIVATE[self.method](
-            learning_rate, self.mechanism, key=key, pre_clipped=True
-        )
+        make = functools.partial(PRIVATE[self.method], **dict(self.options))
+        return make(learning_rate, self.mechanism, key=key, pre_clipped=True)
 
     @property
     def grad_fn(self) -> Callable[..., Any]:
         if self.method == NON_PRIVATE:
-            return mean_grad
+            return mean_grad(self.task.loss_fn)
         return dpadambc.clipped_grad(
-            loss_fn, self.mechanism.l2_clip_norm, self.mechanism.normalize_by
+            self.task.loss_fn, self.mechanism.l2_clip_norm, self.mechanism.normalize_by
         )
 
     @functools.partial(jax.jit, static_argnums=0)
     def start(self, run: Run) -> State:
         init_key, noise_key, _ = jax.random.split(run.key, 3)
-        params = init_mlp(init_key, self.layer_sizes)
+        params = self.task.init(init_key)
         optimizer = self.optimizer(run.learning_rate, noise_key)
         return State(params, optimizer.init(params))
 
     @functools.partial(jax.jit, static_argnums=0)
     def advance(
-        self, run: Run, state: State, data: Data, steps: jax.Array
-    ) -> tuple[State, optax.Updates]:
+        self, run: Run, state: State, data: Any, steps: jax.Array
+    ) -> tuple[State, optax.Updates | None]:
         """Takes the steps of these numbers.
 
-        Also returns the gradients of all steps as they were before the noise, which
-        are *not private*.
+        With `returns_gradients`, also returns the gradients of all steps as they were
+        before the noise, which are *not private*.
         """
         _, noise_key, sampling_key = jax.random.split(run.key, 3)
         optimizer = self.optimizer(run.learning_rate, noise_key)
@@ -160,16 +195,15 @@ class Trainer:
             batch = self.mechanism.sample(
                 jax.random.fold_in(sampling_key, step), num_examples=data.num_examples
             )
-            examples = jax.tree.map(lambda x: x[batch.indices], data)
+            examples = self.task.examples(data, batch.indices)
             gradient = grad_fn(
                 state.params, *examples, is_padding_example=batch.is_padding_example
             )
             updates, opt_state = optimizer.update(
                 gradient, state.opt_state, state.params
             )
-            return State(
-                optax.apply_updates(state.params, updates), opt_state
-            ), gradient
+            state = State(optax.apply_updates(state.params, updates), opt_state)
+            return state, gradient if self.returns_gradients else None
 
         return jax.lax.scan(take_step, state, steps)
 
@@ -192,7 +226,9 @@ def flat(tree: Any) -> np.ndarray:
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
 
 
-def second_moments(opt_state: optax.OptState) -> SecondMoments | None:
+def second_moments(
+    opt_state: optax.OptState, variance_floor: dpadambc.RelativeFloor = VARIANCE_FLOOR
+) -> SecondMoments | None:
     """The moments as the corrected optimizers use them; None for the others."""
     state = optax.tree.get(opt_state, "ScaleByAdamBCState")
     if state is None:
@@ -200,7 +236,7 @@ def second_moments(opt_state: optax.OptState) -> SecondMoments | None:
     nu_hat, noise_variance = optax.tree.bias_correction(
         (state.nu, state.noise_variance), B2, state.count
     )
-    floor = VARIANCE_FLOOR.variance(noise_variance, B2, state.count)
+    floor = variance_floor.variance(noise_variance, B2, state.count)
     corrected = jax.tree.map(
         lambda v: moments.corrected_second_moment(v, noise_variance, floor), nu_hat
     )

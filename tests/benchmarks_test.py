@@ -144,7 +144,7 @@ def test_the_validation_split_deals_every_example_once():
 
 def test_the_scan_equals_a_loop_over_steps_and_examples():
     data, mechanism = small_data(), small_mechanism(noise_multiplier=0.0)
-    trainer = experiment.Trainer("DP-SGD", mechanism, (4, 5, 3))
+    trainer = experiment.Trainer("DP-SGD", mechanism, experiment.Mlp((4, 5, 3)))
     run = experiment.Run(0.7, jax.random.key(1))
     start = trainer.start(run)
     state, _ = trainer.advance(run, start, data, jnp.arange(mechanism.iterations))
@@ -174,7 +174,9 @@ def test_the_scan_equals_a_loop_over_steps_and_examples():
 
 def test_training_in_chunks_is_training_at_once():
     data = small_data()
-    trainer = experiment.Trainer("DP-AdamBC", small_mechanism(1.0), (4, 3))
+    trainer = experiment.Trainer(
+        "DP-AdamBC", small_mechanism(1.0), experiment.Mlp((4, 3))
+    )
     run = experiment.Run(0.01, jax.random.key(1))
     start = trainer.start(run)
     at_once, _ = trainer.advance(run, start, data, jnp.arange(4))
@@ -189,7 +191,7 @@ def test_training_in_chunks_is_training_at_once():
 
 def test_second_moments_are_those_of_the_optimizer():
     data, mechanism = small_data(), small_mechanism(1.0)
-    trainer = experiment.Trainer("DP-AdamBC", mechanism, (4, 3))
+    trainer = experiment.Trainer("DP-AdamBC", mechanism, experiment.Mlp((4, 3)))
     run = experiment.Run(0.01, jax.random.key(1))
     state, _ = trainer.advance(run, trainer.start(run), data, jnp.arange(4))
     moments = experiment.second_moments(state.opt_state)
@@ -209,7 +211,7 @@ def test_second_moments_are_those_of_the_optimizer():
 
 @pytest.mark.parametrize("method", experiment.METHODS)
 def test_only_corrected_optimizers_have_a_floor(method):
-    trainer = experiment.Trainer(method, small_mechanism(1.0), (4, 3))
+    trainer = experiment.Trainer(method, small_mechanism(1.0), experiment.Mlp((4, 3)))
     params, key = [jnp.ones(2)], jax.random.key(0)
     moments = experiment.second_moments(trainer.optimizer(0.01, key).init(params))
     assert (moments is not None) == method.endswith("BC")

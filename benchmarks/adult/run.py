@@ -81,8 +81,8 @@ def evaluate(
     on_training: Callable[[], Any],
 ) -> dict[str, Any]:
     """Chooses the learning rate, then trains with every seed."""
-    layer_sizes = (adult.train.features.shape[1], NUM_HIDDEN, 2)
-    trainer = experiment.Trainer(method, mechanism, layer_sizes)
+    task = experiment.Mlp((adult.train.features.shape[1], NUM_HIDDEN, 2))
+    trainer = experiment.Trainer(method, mechanism, task)
     part, validation = data.split_validation(adult.train, TUNING_SEED)
     # The same noise, on batches of the same expected size.
     tuner = dataclasses.replace(

@@ -35,7 +35,7 @@ L2_CLIP_NORM = 1.0
 ITERATIONS = 300
 STEPS_PER_CHUNK = 15
 SEEDS = (0, 1, 2, 3, 4)
-LAYER_SIZES = (data.NUM_FEATURES, 64, data.NUM_CLASSES)
+TASK = experiment.Mlp((data.NUM_FEATURES, 64, data.NUM_CLASSES))
 
 # Chosen by `python -m benchmarks.digits.tune` on a validation part of the training
 # data. Epsilon does not account for that search.
@@ -175,7 +175,9 @@ def train_all(
         for method in experiment.METHODS:
             task = progress.add_task(method, total=mechanism.iterations * len(seeds))
             advance_progress = functools.partial(progress.advance, task)
-            trainer = experiment.Trainer(method, mechanism, LAYER_SIZES)
+            trainer = experiment.Trainer(
+                method, mechanism, TASK, returns_gradients=True
+            )
             runs = [
                 experiment.Run(LEARNING_RATES[method], jax.random.key(seed))
                 for seed in seeds

@@ -60,7 +60,7 @@ def main() -> None:
     console = rich.console.Console()
     for method in experiment.METHODS:
         table = rich.table.Table("learning rate", "validation accuracy", title=method)
-        trainer = experiment.Trainer(method, mechanism, run.LAYER_SIZES)
+        trainer = experiment.Trainer(method, mechanism, run.TASK)
         for learning_rate in rich.progress.track(LEARNING_RATES[method], method):
             score = validation_accuracy(trainer, learning_rate, train, validation)
             table.add_row(f"{learning_rate:g}", f"{score:.2%}")
