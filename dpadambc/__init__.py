@@ -14,6 +14,12 @@ from dpadambc.leaves import per_example_norms as per_example_norms
 from dpadambc.mechanism import Mechanism as Mechanism
 from dpadambc.moments import RelativeFloor as RelativeFloor
 from dpadambc.moments import scale_by_adam_bc as scale_by_adam_bc
+from dpadambc.multi_term import (
+    FixedSizeSampledMultiTermGaussian as FixedSizeSampledMultiTermGaussian,
+)
+from dpadambc.multi_term import (
+    SubsampledMultiTermGaussian as SubsampledMultiTermGaussian,
+)
 from dpadambc.noise import add_dp_noise as add_dp_noise
 from dpadambc.optimizers import dp_adam as dp_adam
 from dpadambc.optimizers import dp_adambc as dp_adambc

@@ -15,7 +15,7 @@ import optax
 import scipy.optimize
 from dp_accounting import pld, rdp
 
-from dpadambc import _validate
+from dpadambc import _validate, mixture
 
 Accountant = Literal["pld", "rdp"]
 
@@ -83,10 +83,17 @@ def _pld_epsilon(
     cost. So the grid is refined until that changes the bound by less than 0.5 %, or
     1e-4.
     """
+    mixtures = mixture.parts(event)
+
+    def on_grid(interval):
+        if mixtures is not None:
+            return mixture.pld_epsilon(mixtures, target_delta, interval)
+        ledger = pld.PLDAccountant(neighboring_relation, interval)
+        return _epsilon_by(ledger, event, target_delta)
+
     interval, bound = 1e-2, math.inf
     while True:
-        ledger = pld.PLDAccountant(neighboring_relation, interval)
-        last, bound = bound, _epsilon_by(ledger, event, target_delta)
+        last, bound = bound, on_grid(interval)
         if bound in (0, math.inf) or last - bound < 5e-3 * bound + 1e-4:
             return min(last, bound)
         interval /= 10
@@ -132,6 +139,9 @@ def epsilon(
     try:
         if accountant == "pld":
             return _pld_epsilon(event, target_delta, neighboring_relation)
+        mixtures = mixture.parts(event)
+        if mixtures is not None:
+            return mixture.rdp_epsilon(mixtures, target_delta)
         ledger = rdp.RdpAccountant(neighboring_relation=neighboring_relation)
         return _epsilon_by(ledger, event, target_delta)
     except dp_accounting.UnsupportedEventError as error:

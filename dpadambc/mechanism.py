@@ -96,6 +96,12 @@ class Mechanism:
             return lambda step: stddev(step) ** 2
         return stddev**2
 
+    def _accountant_unit(self, accountant: accounting.Accountant) -> float:
+        """The sensitivity in units of what the accountant takes for it."""
+        # Of the sensitivity 2 C / B, the PLD accountant supplies the 2.
+        sensitivity_seen = self.l2_clip_norm / self.normalize_by
+        return self.sensitivity / sensitivity_seen if accountant == "pld" else 1.0
+
     def _step_event(self, multiplier: float) -> dp_accounting.DpEvent:
         """One step. The multiplier is in the accountant's unit."""
         raise NotImplementedError
@@ -134,9 +140,7 @@ class Mechanism:
         self._check_relation(accountant)
         iterations = self.iterations if iterations is None else iterations
         _validate.count(iterations=iterations)
-        # Of the sensitivity 2 C / B, the PLD accountant supplies the 2.
-        sensitivity_seen = self.l2_clip_norm / self.normalize_by
-        unit = self.sensitivity / sensitivity_seen if accountant == "pld" else 1.0
+        unit = self._accountant_unit(accountant)
         if iterations == 0:
             return dp_accounting.NoOpDpEvent()
         return accounting.composed(

@@ -11,11 +11,11 @@ import dpadambc
 PACKAGE = pathlib.Path(dpadambc.__file__).parent
 LAYERS = [
     {"_validate", "precision"},
-    {"factored", "noise_level"},
-    {"leaves", "batch_statistics"},
+    {"factored", "mixture", "noise_level"},
+    {"leaves", "batch_statistics", "graphs"},
     {"clipping", "noise", "moments", "decay", "sampling", "accounting"},
     {"per_example", "mechanism"},
-    {"optimizers", "subsampled", "explanation"},
+    {"optimizers", "subsampled", "multi_term", "explanation"},
     {"cli", "__init__"},
     {"__main__"},
 ]

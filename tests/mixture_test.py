@@ -1,0 +1,184 @@
+"""The bound on one step and on several, against distributions that are computed."""
+
+import itertools
+
+import dp_accounting
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import scipy.stats
+
+import dpadambc
+from dpadambc import NeighboringRelation, mixture
+
+ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
+SPECIAL = NeighboringRelation.REPLACE_SPECIAL
+REPLACE = NeighboringRelation.REPLACE_ONE
+
+GRID = np.linspace(-30, 30, 3_001)
+EPSILONS = np.linspace(-3, 3, 61)
+
+NUMBERS = dict(l2_clip_norm=1.0, iterations=1, normalize_by=1.0)
+
+
+def poisson(terms, sampling_prob):
+    """All samples of terms, with their probabilities."""
+    for taken in itertools.product([0, 1], repeat=len(terms)):
+        share = sampling_prob ** sum(taken)
+        yield np.dot(taken, terms), share * (1 - sampling_prob) ** taken.count(0)
+
+
+def fixed_size(terms, batch_size):
+    subsets = list(itertools.combinations(terms, batch_size))
+    for subset in subsets:
+        yield sum(subset), 1 / len(subsets)
+
+
+def density(outcomes, stddev):
+    """That of the noisy sum, on the grid."""
+    return sum(p * scipy.stats.norm.pdf(GRID, mean, stddev) for mean, p in outcomes)
+
+
+def hockey_sticks(p, q, epsilons):
+    excess = np.maximum(p - np.exp(epsilons)[(...,) + (None,) * p.ndim] * q, 0)
+    return excess.reshape(len(epsilons), -1).sum(1) * (GRID[1] - GRID[0]) ** p.ndim
+
+
+def terms(number, low=-1.0):
+    """Clipped terms of one dimension, often at the bound."""
+    bounds = st.sampled_from([-1.0, 1.0])
+    value = st.one_of(bounds, bounds, st.floats(low, 1.0))
+    return st.lists(value, min_size=number, max_size=number)
+
+
+def event(cls, noise_multiplier, **numbers):
+    mechanism = cls(**NUMBERS, noise_multiplier=noise_multiplier, **numbers)
+    return mechanism, mechanism.dp_event(1).event
+
+
+@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.given(
+    before=terms(3),
+    after=terms(3),
+    unaffected=terms(2),
+    stddev=st.floats(0.7, 4),
+    sampling_prob=st.floats(0.02, 1),
+    relation=st.sampled_from([ADD, SPECIAL, REPLACE]),
+)
+def test_poisson_sampling_of_changing_terms_stays_below_the_bound(
+    before, after, unaffected, stddev, sampling_prob, relation
+):
+    if relation != REPLACE:
+        after[0] = 0.0
+    number = dict(max_terms=3, sampling_prob=sampling_prob)
+    mechanism, step = event(
+        dpadambc.SubsampledMultiTermGaussian,
+        stddev / (6 if relation == REPLACE else 5),
+        neighboring_relation=relation,
+        **number,
+    )
+    assert mechanism.noise_stddev == pytest.approx(stddev)
+    p, q = (
+        density(poisson([*unaffected, *affected], sampling_prob), stddev)
+        for affected in (before, after)
+    )
+    bound = mixture.deltas(step, EPSILONS)
+    assert (hockey_sticks(p, q, EPSILONS) <= bound + 1e-6).all()
+    assert (hockey_sticks(q, p, EPSILONS) <= bound + 1e-6).all()
+
+
+@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.given(
+    before=terms(2),
+    after=terms(2),
+    unaffected=terms(4),
+    stddev=st.floats(0.7, 4),
+    batch_size=st.integers(1, 6),
+)
+def test_sampling_without_replacement_stays_below_the_bound(
+    before, after, unaffected, stddev, batch_size
+):
+    _, step = event(
+        dpadambc.FixedSizeSampledMultiTermGaussian,
+        stddev / 4,
+        max_terms=2,
+        batch_size=batch_size,
+        num_examples=6,
+    )
+    p, q = (
+        density(fixed_size([*affected, *unaffected], batch_size), stddev)
+        for affected in (before, after)
+    )
+    bound = mixture.deltas(step, EPSILONS)
+    assert (hockey_sticks(p, q, EPSILONS) <= bound + 1e-6).all()
+    assert (hockey_sticks(q, p, EPSILONS) <= bound + 1e-6).all()
+
+
+def test_the_test_sees_terms_that_move_further_than_is_accounted_for():
+    """Negative control: one term more than `max_terms`."""
+    _, step = event(
+        dpadambc.SubsampledMultiTermGaussian,
+        1 / 4,
+        neighboring_relation=REPLACE,
+        max_terms=2,
+        sampling_prob=0.5,
+    )
+    p, q = (density(poisson([x] * 3, 0.5), 1.0) for x in (1.0, -1.0))
+    excess = hockey_sticks(p, q, EPSILONS) - mixture.deltas(step, EPSILONS)
+    assert excess.max() > 0.01
+
+
+@pytest.mark.parametrize("relation", [ADD, REPLACE])
+def test_two_steps_stay_below_the_bound(relation):
+    mechanism, step = event(
+        dpadambc.SubsampledMultiTermGaussian,
+        0.5,
+        neighboring_relation=relation,
+        max_terms=2,
+        sampling_prob=0.3,
+    )
+    before, after = [1.0, 1.0], [-1.0 if relation == REPLACE else 0.0, -1.0]
+    p, q = (
+        density(poisson(x, 0.3), mechanism.noise_stddev)[::4] for x in (before, after)
+    )
+    pair = np.multiply.outer(p, p), np.multiply.outer(q, q)
+    for delta in (0.1, 1e-2, 1e-4):
+        epsilon = mixture.pld_epsilon([(step, 2)], delta, 1e-3)
+        for one, other in (pair, pair[::-1]):
+            spent = hockey_sticks(one, other, np.array([epsilon]))[0] * 4**2
+            assert spent <= delta
+
+
+def test_a_term_that_is_always_there_is_the_gaussian():
+    step = mixture.ShiftMixtureDpEvent(2.0, (0.0, 1.0), (0.0, 1.0))
+    for steps, multiplier in ((1, 2.0), (4, 1.0)):
+        exact = dp_accounting.get_epsilon_gaussian(multiplier, 1e-5)
+        by_losses = mixture.pld_epsilon([(step, steps)], 1e-5, 1e-4)
+        assert by_losses == pytest.approx(exact, rel=1e-3)
+        by_orders = mixture.rdp_epsilon([(step, steps)], 1e-5)
+        assert exact <= by_orders < 1.1 * exact
+
+
+def test_one_step_with_one_term_is_the_poisson_subsampled_gaussian():
+    step = mixture.ShiftMixtureDpEvent(1.0, (0.0, 1.0), (0.9, 0.1))
+    exact = dp_accounting.pld.PLDAccountant(ADD, 1e-4).compose(
+        dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(1.0))
+    )
+    for delta in (1e-2, 1e-4, 1e-6):
+        bound = mixture.pld_epsilon([(step, 1)], delta, 1e-4)
+        assert bound == pytest.approx(exact.get_epsilon(delta), rel=2e-3)
+
+
+def test_an_event_of_something_else_has_no_parts():
+    gaussian = dp_accounting.GaussianDpEvent(1.0)
+    step = mixture.ShiftMixtureDpEvent(1.0, (0.0, 1.0), (0.9, 0.1))
+    assert mixture.parts(gaussian) is None
+    assert mixture.parts(dp_accounting.ComposedDpEvent([step, gaussian])) is None
+    several = dp_accounting.ComposedDpEvent(
+        [step, dp_accounting.SelfComposedDpEvent(step, 3)]
+    )
+    assert mixture.parts(dp_accounting.SelfComposedDpEvent(several, 2)) == [
+        (step, 2),
+        (step, 6),
+    ]
