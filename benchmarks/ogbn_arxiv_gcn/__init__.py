@@ -1,0 +1,1 @@
+"""Node classification with a graph convolution, node-level private."""

@@ -1,0 +1,194 @@
+"""Node-level private training on ogbn-arxiv, with every optimizer.
+
+    python -m benchmarks.ogbn_arxiv_gcn.run --data-dir DIR [--output FILE] [--seeds 5]
+
+For every optimizer and epsilon ten settings are drawn, the one with the best validation
+accuracy is kept, and trained anew with each of the seeds. Epsilon is that of *one* such
+training; it does not account for the search. Every training is written down as it ends,
+and found there by a later call, so a run can be cut off and go on.
+"""
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import rich.progress
+
+from benchmarks import environment, experiment
+from benchmarks.ogbn_arxiv_gcn import data, settings, training
+from benchmarks.ogbn_arxiv_gcn.settings import Setting
+
+RESULTS = pathlib.Path(__file__).with_name("results.jsonl")
+# None of those of the results.
+TUNING_SEED = 1_000
+PARTS = ("valid", "test")
+NUM_CHUNKS = 10
+
+Row = dict[str, Any]
+
+
+class Laboratory:
+    """The graph and what is made of it, once."""
+
+    def __init__(self, graph: data.Graph):
+        self.graph = data.same_part(graph)
+        self.task = training.task(self.graph)
+        model = self.task.model
+        self.evaluators = {
+            "inductive": training.Evaluator(model, self.graph),
+            "transductive": training.Evaluator(model, graph),
+            "alone": training.WithoutNeighbors(model, self.graph),
+        }
+        self._roots: dict[int, training.Roots] = {}
+
+    def roots(self, setting: Setting) -> training.Roots:
+        """The subgraphs of a setting."""
+        if setting.max_memberships not in self._roots:
+            self._roots[setting.max_memberships] = training.roots(
+                self.graph,
+                max_memberships=setting.max_memberships,
+                max_degree=setting.max_degree,
+            )
+        return self._roots[setting.max_memberships]
+
+    def accuracies(self, params: Any) -> dict[str, dict[str, float]]:
+        """On validation and test nodes, with neighbours and without."""
+        return {
+            name: evaluator.accuracies(params, PARTS)
+            for name, evaluator in self.evaluators.items()
+        }
+
+
+def train(laboratory: Laboratory, setting: Setting, seed: int) -> Row:
+    """One training, and all that is measured of it."""
+    roots = laboratory.roots(setting)
+    mechanism = setting.mechanism(roots.num_examples)
+    trainer = experiment.Trainer(
+        setting.method, mechanism, laboratory.task, options=setting.options
+    )
+    run = experiment.Run(setting.learning_rate, jax.random.key(seed))
+    state, seconds = trainer.start(run), []
+    steps, curve, tail = [0], [], []
+    evaluator = laboratory.evaluators["inductive"]
+    for chunk in np.array_split(np.arange(setting.iterations), NUM_CHUNKS):
+        begin = time.perf_counter()
+        state, _ = jax.block_until_ready(
+            trainer.advance(run, state, roots, jnp.asarray(chunk))
+        )
+        seconds.append((time.perf_counter() - begin) / len(chunk))
+        steps.append(int(chunk[-1]) + 1)
+        curve.append(evaluator.accuracies(state.params, ("valid",))["valid"])
+        tail.append(state.params)
+    # Post-processing of what is private, and free.
+    averaged = optax.tree.scale(
+        2 / NUM_CHUNKS, jax.tree.map(lambda *x: sum(x), *tail[NUM_CHUNKS // 2 :])
+    )
+    floor = dict(setting.options).get("variance_floor", experiment.VARIANCE_FLOOR)
+    moments = experiment.second_moments(state.opt_state, floor)
+    is_private = setting.target_epsilon is not None
+    return {
+        "setting": dataclasses.asdict(setting),
+        "seed": seed,
+        "noise_multiplier": mechanism.noise_multiplier,
+        "noise_stddev": mechanism.noise_stddev,
+        "epsilon": mechanism.epsilon(settings.TARGET_DELTA) if is_private else None,
+        "epsilon_at_other_delta": mechanism.epsilon(settings.OTHER_DELTA)
+        if is_private
+        else None,
+        "accuracy": laboratory.accuracies(state.params),
+        "averaged_accuracy": laboratory.accuracies(averaged),
+        "steps": steps[1:],
+        "validation_curve": curve,
+        "share_at_floor": moments.share_at_floor if moments else None,
+        "seconds_per_step": float(np.median(seconds[1:])),
+    }
+
+
+def score(row: Row) -> float:
+    """What settings are chosen by: with the neighbours that were trained with."""
+    alone = row["setting"]["max_memberships"] == 0
+    return row["accuracy"]["alone" if alone else "inductive"]["valid"]
+
+
+class Results:
+    """A file with a line for each training."""
+
+    def __init__(self, path: pathlib.Path, graph: data.Graph):
+        self._path, self._graph = path, graph.name
+        self.rows: list[Row] = []
+        if path.exists():
+            self.rows = [json.loads(line) for line in path.read_text().splitlines()]
+
+    def find(self, setting: Setting, seed: int) -> Row | None:
+        """The training, if it is there."""
+        key = dataclasses.asdict(setting), seed, self._graph
+        for row in self.rows:
+            if (row["setting"], row["seed"], row["graph"]) == key:
+                return row
+        return None
+
+    def add(self, row: Row) -> Row:
+        """Writes a training down."""
+        row = row | {"graph": self._graph, "environment": environment.environment()}
+        with self._path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        self.rows.append(row)
+        return row
+
+
+def groups() -> list[list[Setting]]:
+    """The trials of each line of the table: of every optimizer, and of every limit."""
+    non_private = experiment.NON_PRIVATE
+    lines = [list(settings.trials(non_private, None, alone)) for alone in (False, True)]
+    for target in settings.TARGET_EPSILONS:
+        for method in experiment.PRIVATE:
+            lines.append(list(settings.trials(method, target)))
+        lines.append(list(settings.trials("DP-Adam", target, alone=True)))
+    return lines
+
+
+def run_all(
+    get: Callable[[Setting, int], Row], seeds: Sequence[int], advance: Callable[[], Any]
+) -> None:
+    """Every search, each followed by the seeds of what it found."""
+    for line in groups():
+        trials = []
+        for setting in line:
+            trials.append(get(setting, TUNING_SEED))
+            advance()
+        best = Setting(**max(trials, key=score)["setting"])
+        for seed in seeds:
+            get(best, seed)
+            advance()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--data-dir", type=pathlib.Path, required=True)
+    parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
+    parser.add_argument("--seeds", type=int, default=5, help="how many")
+    arguments = parser.parse_args()
+    graph = data.load(arguments.data_dir)
+    laboratory, results = Laboratory(graph), Results(arguments.output, graph)
+
+    def get(setting, seed):
+        found = results.find(setting, seed)
+        return found or results.add(train(laboratory, setting, seed))
+
+    with rich.progress.Progress() as progress:
+        total = len(groups()) * (settings.NUM_TRIALS + arguments.seeds)
+        task = progress.add_task("trainings", total=total)
+        seeds = range(arguments.seeds)
+        run_all(get, seeds, lambda: progress.advance(task))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,291 @@
+"""The node-level private graph convolution: its data, its gradients, its training."""
+
+import functools
+import gzip
+import http.server
+import io
+import os
+import pathlib
+import threading
+import zipfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpadambc
+from benchmarks import experiment
+from benchmarks.ogbn_arxiv_gcn import data, download, training
+from dpadambc import graphs
+
+# Where cora.npz is, for those who have it.
+DATA_DIR = os.environ.get("DPADAMBC_DATA_DIR")
+
+
+def blocks(num_nodes=600, num_classes=4, num_features=8, degree=6, seed=0):
+    """A graph whose edges stay within a class mostly, with weak features."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(num_classes, size=num_nodes)
+    senders = rng.integers(num_nodes, size=degree * num_nodes // 2)
+    inside = [rng.choice(np.flatnonzero(labels == labels[s])) for s in senders]
+    anywhere = rng.integers(num_nodes, size=len(senders))
+    receivers = np.where(rng.random(len(senders)) < 0.9, inside, anywhere)
+    means = rng.normal(size=(num_classes, num_features))
+    features = 0.5 * means[labels] + rng.normal(size=(num_nodes, num_features))
+    parts = np.split(rng.permutation(num_nodes), [num_nodes // 2, 3 * num_nodes // 4])
+    return data.Graph(
+        "blocks",
+        features.astype(np.float32),
+        labels.astype(np.int32),
+        senders,
+        receivers,
+        dict(zip(data.SPLITS, parts, strict=True)),
+    )
+
+
+def small_roots(graph, max_memberships=3, max_degree=4):
+    return training.roots(graph, max_memberships=max_memberships, max_degree=max_degree)
+
+
+@pytest.mark.parametrize("num_features, expected", [(128, 173_695), (8, 143_095)])
+def test_the_model_has_the_published_number_of_parameters(num_features, expected):
+    task = training.NodeClassification(training.GCN(40), num_features)
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == expected
+
+
+def written_out(params, features):
+    """The logits of one root by the formulas, in NumPy."""
+    layers = params["params"]
+    dense = lambda name, x: x @ layers[name]["kernel"] + layers[name]["bias"]
+    mean = np.mean([np.tanh(dense("encoder", x)) for x in features], axis=0)
+    aggregated = np.tanh(dense("convolution", mean)) + mean
+    return dense("head", np.tanh(dense("decoder", aggregated)))
+
+
+def test_the_model_is_the_formulas_on_members_that_are_there():
+    graph = blocks(60)
+    roots, task = small_roots(graph), training.task(graph)
+    params = task.init(jax.random.key(0))
+    features, is_padding, labels = task.examples(roots, jnp.arange(20))
+    assert is_padding.any() and not is_padding.all(1).any()
+    np.testing.assert_array_equal(labels, graph.labels[graph.splits["train"][:20]])
+    arrays = jax.tree.map(np.float64, params)
+    for x, absent in zip(features, is_padding, strict=True):
+        found = task.model.apply(params, x, absent)
+        expected = written_out(arrays, np.float64(x[~absent]))
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_factored_norms_are_those_of_a_loop_over_roots(x64):
+    graph = blocks(60)
+    roots, task = small_roots(graph), training.task(graph)
+    roots = roots._replace(features=roots.features.astype(jnp.float64))
+    params = jax.tree.map(lambda x: x.astype(jnp.float64), task.init(jax.random.key(0)))
+    examples = task.examples(roots, jnp.arange(8))
+    grads = dpadambc.per_example_grad(task.loss_fn)(params, *examples)
+    rules = {
+        leaf.rule
+        for leaf in jax.tree.leaves(grads, is_leaf=lambda x: hasattr(x, "rule"))
+    }
+    assert {"gram", "outer product"} <= rules
+    slow = jax.jit(jax.grad(task.loss_fn))
+    for i, norm in enumerate(dpadambc.per_example_norms(grads)):
+        one = slow(params, *(x[i] for x in examples))
+        total = sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(one))
+        np.testing.assert_allclose(norm**2, total, rtol=1e-10)
+
+
+def test_what_one_node_changes_in_the_clipped_sum_is_within_the_sensitivity():
+    """From the graph to the gradient, with the features of each node blown up."""
+    graph = blocks(40, degree=10)
+    task = training.task(graph)
+    params = task.init(jax.random.key(0))
+    mechanism = dpadambc.SubsampledMultiTermGaussian(
+        l2_clip_norm=0.5,
+        noise_multiplier=1.0,
+        max_terms=graphs.max_terms(3),
+        sampling_prob=1.0,
+        iterations=1,
+        normalize_by=1.0,
+        neighboring_relation=dpadambc.NeighboringRelation.REPLACE_ONE,
+    )
+    clipped = jax.jit(dpadambc.clipped_grad(task.loss_fn, 0.5, 1.0))
+    roots = small_roots(graph)
+    every = jnp.arange(roots.num_examples)
+    before = experiment.flat(clipped(params, *task.examples(roots, every)))
+    moved = []
+    for node in range(40):
+        features = roots.features.at[node].multiply(-30.0)
+        labels = roots.labels.at[node].add(1) % 4
+        other = roots._replace(features=features, labels=labels)
+        after = experiment.flat(clipped(params, *task.examples(other, every)))
+        moved.append(np.linalg.norm(after - before))
+    assert max(moved) <= mechanism.sensitivity
+    # More than a node alone could do.
+    assert max(moved) > 2 * mechanism.l2_clip_norm
+
+
+def trainer_of(graph, method, mechanism):
+    return experiment.Trainer(method, mechanism, training.task(graph))
+
+
+@functools.cache
+def accuracy_of_blocks(method, noise_multiplier):
+    graph = blocks()
+    mechanism = dpadambc.SubsampledMultiTermGaussian(
+        l2_clip_norm=1.0,
+        noise_multiplier=noise_multiplier,
+        max_terms=graphs.max_terms(3),
+        sampling_prob=0.3,
+        iterations=60,
+        normalize_by=90.0,
+    )
+    trainer = trainer_of(graph, method, mechanism)
+    run = experiment.Run(3e-3, jax.random.key(0))
+    state, _ = trainer.advance(
+        run, trainer.start(run), small_roots(graph), jnp.arange(60)
+    )
+    evaluator = training.Evaluator(trainer.task.model, graph)
+    return evaluator.accuracies(state.params, ("test",))["test"]
+
+
+def test_training_learns_from_neighbours_and_noise_undoes_it():
+    clean = accuracy_of_blocks("DP-AdamBC", 0.01)
+    noisy = accuracy_of_blocks("DP-AdamBC", 20.0)
+    assert clean > 0.85
+    assert noisy < clean - 0.2
+
+
+def test_the_mean_is_over_distinct_neighbours_in_both_directions():
+    graph = blocks(4)._replace(
+        senders=np.array([0, 0, 1, 3]), receivers=np.array([1, 1, 0, 1])
+    )
+    mean = data.mean_over_neighbors(graph).toarray()
+    expected = np.array(
+        [
+            [1 / 2, 1 / 2, 0, 0],
+            [1 / 3, 1 / 3, 0, 1 / 3],
+            [0, 0, 1, 0],
+            [0, 1 / 2, 0, 1 / 2],
+        ]
+    )
+    np.testing.assert_allclose(mean, expected, rtol=1e-6)
+
+
+def test_edges_between_parts_are_left_out():
+    graph = blocks()
+    inside = data.same_part(graph)
+    parts = graph.part_of_node
+    assert (parts[inside.senders] == parts[inside.receivers]).all()
+    assert 0 < len(inside.senders) < len(graph.senders)
+    assert all(
+        (parts[graph.splits[name]] == i).all() for i, name in enumerate(data.SPLITS)
+    )
+
+
+def write_raw(graph, folder):
+    """The graph in OGB's layout."""
+    edges = np.stack([graph.senders, graph.receivers], axis=1)
+    files = {"raw/edge": edges, "raw/node-feat": graph.features}
+    files["raw/node-label"] = graph.labels
+    files |= {f"split/time/{name}": nodes for name, nodes in graph.splits.items()}
+    for name, array in files.items():
+        path = folder / f"{name}.csv.gz"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        form = "%.8g" if array.dtype == np.float32 else "%d"
+        text = io.StringIO()
+        np.savetxt(text, array, form, delimiter=",")
+        path.write_bytes(gzip.compress(text.getvalue().encode()))
+
+
+def test_both_layouts_give_one_graph_and_another_graph_is_refused(
+    tmp_path, monkeypatch
+):
+    graph = blocks(30)
+    with pytest.raises(FileNotFoundError, match="raw/edge.csv.gz or graph.npz"):
+        data.load(tmp_path)
+    write_raw(graph, tmp_path)
+    with pytest.raises(ValueError, match="SHA-256"):
+        data.load(tmp_path)
+    monkeypatch.setattr(data, "ARXIV_SHA256", data.content_sha256(graph))
+    raw = data.load(tmp_path)
+    other = tmp_path / "arrays"
+    other.mkdir()
+    order = np.random.default_rng(0).permutation(len(graph.senders))
+    np.savez(
+        other / "graph.npz",
+        edge_index=np.stack([graph.senders, graph.receivers])[:, order],
+        node_label=graph.labels[:, None],
+        **{f"{name}_idx": nodes for name, nodes in graph.splits.items()},
+    )
+    np.savez(other / "substitute_features.npz", node_feat=graph.features)
+    arrays = data.load(other)
+    assert "substitute" in arrays.name and "substitute" not in raw.name
+    np.testing.assert_allclose(raw.features, arrays.features, rtol=1e-6)
+    np.testing.assert_array_equal(raw.labels, arrays.labels)
+
+
+class _Server(http.server.BaseHTTPRequestHandler):
+    """Serves one file, whole or from a byte on; cuts the first answer short."""
+
+    content = bytes(range(256)) * 2_000
+    answers: list[int] = []
+
+    def do_GET(self):
+        start = int(self.headers["Range"].removeprefix("bytes=").removesuffix("-"))
+        self.answers.append(start)
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Length", str(len(self.content) - start))
+        self.end_headers()
+        end = len(self.content) // 2 if len(self.answers) == 1 else None
+        self.wfile.write(self.content[start:end])
+
+    def log_message(self, *args):
+        pass
+
+
+def test_a_download_that_was_cut_off_goes_on_where_it_ended(tmp_path):
+    with http.server.HTTPServer(("127.0.0.1", 0), _Server) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        url, path = f"http://127.0.0.1:{server.server_port}/file", tmp_path / "file"
+        with pytest.raises(ConnectionError, match="goes on where it ended"):
+            download.fetch(url, path)
+        assert not path.exists()
+        download.fetch(url, path)
+        server.shutdown()
+        thread.join()
+    assert path.read_bytes() == _Server.content
+    assert _Server.answers == [0, len(_Server.content) // 2]
+
+
+def test_without_a_network_the_message_says_what_to_do(tmp_path):
+    with pytest.raises(ConnectionError, match="put the file at"):
+        download.fetch("http://127.0.0.1:1/file", tmp_path / "file")
+
+
+def test_an_archive_is_unpacked_without_its_outer_folder(tmp_path):
+    archive = tmp_path / "arxiv.zip"
+    with zipfile.ZipFile(archive, "w") as files:
+        for name in ("arxiv/raw/edge.csv.gz", "arxiv/split/time/test.csv.gz"):
+            files.writestr(name, name)
+        files.writestr("arxiv/raw/../../../outside", "")
+        files.writestr("arxiv/README.md", "")
+    download.unpack(archive, tmp_path / "data")
+    found = {
+        str(path.relative_to(tmp_path / "data"))
+        for path in (tmp_path / "data").rglob("*")
+        if path.is_file()
+    }
+    assert found == {"raw/edge.csv.gz", "split/time/test.csv.gz"}
+
+
+@pytest.mark.skipif(DATA_DIR is None, reason="DPADAMBC_DATA_DIR is not set")
+def test_cora_is_read_as_published():
+    graph = data.load_cora(pathlib.Path(DATA_DIR))
+    assert (graph.num_nodes, graph.num_classes) == (2_708, 7)
+    assert [len(graph.splits[name]) for name in data.SPLITS] == [1_208, 500, 1_000]
+    assert graph.features.shape == (2_708, 1_433)
+    np.testing.assert_allclose(graph.features.sum(1), 1, rtol=1e-5)
