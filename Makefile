@@ -3,13 +3,16 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check speed clean
+.PHONY: demo test test-slow check speed clean
 
 demo: $(VENV)/demo
 	$(BIN)/python -m benchmarks.digits.run --output-dir demo
 
 test: $(VENV)/test
-	$(BIN)/python -m pytest -n auto -q
+	$(BIN)/python -m pytest -n auto -q -m "not slow"
+
+test-slow: $(VENV)/test
+	$(BIN)/python -m pytest -n auto -q -m slow
 
 check: $(VENV)/check
 	$(BIN)/ruff check .

@@ -22,6 +22,7 @@ from benchmarks.digits import run as digits_run
 from benchmarks.speed import contenders, largest, models
 from benchmarks.speed import run as speed_run
 from benchmarks.speed import table as speed_table
+from tests.compiling import quick_jit
 
 TRAIN = """\
 39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, \
@@ -338,7 +339,8 @@ def test_contenders_give_the_same_gradient(name):
     grad_fns, _ = contenders.build(problem)
     assert {"non-private", "dpadambc", "vmap", "optax"} <= set(grad_fns)
     del grad_fns["non-private"]
-    grads = [fun(problem.params, *problem.batch) for fun in grad_fns.values()]
+    args = (problem.params, *problem.batch)
+    grads = [quick_jit(fun)(*args) for fun in grad_fns.values()]
     for other in grads[1:]:
         chex.assert_trees_all_close(grads[0], other, rtol=1e-3, atol=1e-5)
 

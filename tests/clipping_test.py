@@ -96,7 +96,7 @@ def test_norm_is_taken_over_the_whole_tree():
 
 @hypothesis.given(
     seed=st.integers(0, 2**32 - 1),
-    batch_size=st.integers(1, 9),
+    batch_size=st.sampled_from([1, 2, 9]),
     hostile=st.sampled_from(sorted(HOSTILE)),
     l2_clip_norm=st.floats(1e-3, 1e3),
     normalize_by=st.floats(0.5, 1e4),

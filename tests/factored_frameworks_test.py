@@ -10,16 +10,11 @@ import pytest
 from flax import nnx
 
 from tests import factored_test
-from tests.factored_models import (
-    FALLBACK,
-    GRAM,
-    PLAIN,
-    TAPS,
-    Model,
-    ids,
-    normal,
-    score,
-)
+from tests.factored_models.common import FALLBACK, PLAIN, Model, ids, normal, score
+from tests.factored_models.convolutions import GRAM, TAPS
+
+# The rules are those of plain functions, which are tested by default.
+pytestmark = pytest.mark.slow
 
 
 def drawn(rng, shapes):

@@ -23,15 +23,7 @@ from dpadambc.factored import (
     terms,
 )
 from tests import factored_models as models
-
-# Compiling takes most of the time, and these programs run once.
-quick_jit = functools.partial(
-    jax.jit,
-    compiler_options={
-        "xla_backend_optimization_level": 0,
-        "xla_llvm_disable_expensive_passes": True,
-    },
-)
+from tests.compiling import quick_jit
 
 PADDING = np.array([False, True, False, False, False])
 

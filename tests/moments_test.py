@@ -167,12 +167,16 @@ def test_injected_noise_levels_stay_corrected():
     adam_bc = inject(dpadambc.scale_by_adam_bc)(0.4, b2=0.99)
     signal = jnp.full(40_000, 0.05)
     states = noise.init(signal), adam_bc.init(signal)
+
+    @jax.jit
+    def update(states):
+        noised, noise_state = noise.update(signal, states[0])
+        return noise_state, adam_bc.update(noised, states[1])[1]
+
     for step in range(200):
         for state in states:
             state.hyperparams["noise_stddev"] = jnp.float32(0.4 if step < 150 else 0.1)
-        noised, noise_state = noise.update(signal, states[0])
-        _, adam_state = adam_bc.update(noised, states[1])
-        states = noise_state, adam_state
+        states = update(states)
     unbias = 1 - 0.99**200
     inner = states[1].inner_state
     nu_hat, tracked = np.float64(inner.nu) / unbias, inner.noise_variance / unbias

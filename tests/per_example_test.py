@@ -1,5 +1,7 @@
 """Per-example gradients and their clipped sum agree with a loop over examples."""
 
+import functools
+
 import hypothesis
 import hypothesis.strategies as st
 import jax
@@ -10,6 +12,7 @@ import pytest
 
 import dpadambc
 from dpadambc import NeighboringRelation
+from tests.compiling import quick_jit
 
 
 def mlp_loss(params, x, y):
@@ -73,17 +76,21 @@ def problem(name, batch_size, seed=0):
     return loss_fn, params, x, y
 
 
+@functools.cache
+def grad_of_one(loss_fn):
+    return quick_jit(jax.grad(loss_fn))
+
+
 def looped_grads(loss_fn, params, *batch):
-    grads = [
-        jax.grad(loss_fn)(params, *example) for example in zip(*batch, strict=True)
-    ]
+    grad_fn = grad_of_one(loss_fn)
+    grads = [grad_fn(params, *example) for example in zip(*batch, strict=True)]
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *grads)
 
 
 def looped_clipped_sum(loss_fn, params, *batch, l2_clip_norm, normalize_by):
     total = jax.tree.map(jnp.zeros_like, params)
     for example in zip(*batch, strict=True):
-        grad = jax.grad(loss_fn)(params, *example)
+        grad = grad_of_one(loss_fn)(params, *example)
         factor = 1 / jnp.maximum(1, optax.tree.norm(grad) / l2_clip_norm)
         total = jax.tree.map(lambda t, g, f=factor: t + f * g, total, grad)
     return jax.tree.map(lambda t: t / normalize_by, total)
@@ -103,7 +110,7 @@ both_methods = pytest.mark.parametrize("method", ["factored", "vmap"])
 def test_per_example_grad_agrees_with_a_loop(name, method, x64):
     loss_fn, params, x, y = problem(name, 5)
     grad_fn = dpadambc.per_example_value_and_grad(loss_fn, method=method)
-    values, grads = grad_fn(params, x, y)
+    values, grads = quick_jit(grad_fn)(params, x, y)
     looped = looped_grads(loss_fn, params, x, y)
     assert_close(dpadambc.materialize(grads), looped)
     norms = jax.vmap(optax.tree.norm)(looped)
@@ -118,29 +125,35 @@ def test_clipped_grad_agrees_with_a_loop(name, microbatch_size, method, x64):
     loss_fn, params, x, y = problem(name, 7)
     fun = dpadambc.clipped_grad(loss_fn, 0.5, 3.0, microbatch_size, method=method)
     slow = looped_clipped_sum(loss_fn, params, x, y, l2_clip_norm=0.5, normalize_by=3.0)
-    assert_close(fun(params, x, y), slow)
-    assert_close(jax.jit(fun)(params, x, y), slow)
+    assert_close(quick_jit(fun)(params, x, y), slow)
+    if microbatch_size == 3:
+        assert_close(fun(params, x, y), slow)
 
 
-@hypothesis.settings(max_examples=10)
+@functools.cache
+def clipped_mlp(microbatch_size):
+    return quick_jit(dpadambc.clipped_grad(mlp_loss, 1.0, 2.0, microbatch_size).fun)
+
+
 @hypothesis.given(
     seed=st.integers(0, 2**32 - 1),
-    batch_size=st.integers(1, 8),
-    microbatch_size=st.integers(1, 9),
+    microbatch_size=st.sampled_from([None, 1, 3, 8, 9]),
     padding=st.lists(st.booleans(), min_size=8, max_size=8),
 )
 def test_microbatches_padding_and_order_change_rounding_only(
-    seed, batch_size, microbatch_size, padding
+    seed, microbatch_size, padding
 ):
     with jax.enable_x64(True):
-        loss_fn, params, x, y = problem("mlp", batch_size, seed)
-        mask = jnp.array(padding[:batch_size])
-        whole = dpadambc.clipped_grad(loss_fn, 1.0, 2.0)
-        parts = dpadambc.clipped_grad(loss_fn, 1.0, 2.0, microbatch_size)
-        expected = whole(params, x[~mask], y[~mask])
-        assert_close(parts(params, x, y, is_padding_example=mask), expected)
-        order = np.random.default_rng(seed).permutation(batch_size)
-        shuffled = parts(params, x[order], y[order], is_padding_example=mask[order])
+        loss_fn, params, x, y = problem("mlp", 8, seed)
+        mask = np.array(padding)
+        batch = np.asarray(x)[~mask], np.asarray(y)[~mask]
+        expected = looped_clipped_sum(
+            loss_fn, params, *batch, l2_clip_norm=1.0, normalize_by=2.0
+        )
+        fun = clipped_mlp(microbatch_size)
+        assert_close(fun(params, x, y, is_padding_example=mask), expected)
+        order = np.random.default_rng(seed).permutation(8)
+        shuffled = fun(params, x[order], y[order], is_padding_example=mask[order])
         assert_close(shuffled, expected)
 
 

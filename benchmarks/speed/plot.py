@@ -79,7 +79,10 @@ def picture(results: table.Results, opacus: table.Results) -> Figure:
     time, memory = figure.subplots(1, 2, sharey=True)
     _plot_ratio(time, cases, "time_ratio")
     _plot_ratio(memory, cases, "memory_ratio")
-    _decorate(time, "time of the clipped gradient / non-private\n(quartiles; Opacus against PyTorch)")
+    _decorate(
+        time,
+        "time of the clipped gradient / non-private\n(quartiles; Opacus: PyTorch)",
+    )
     _decorate(memory, "peak memory / non-private")
     time.set_yticks(range(len(labels)), labels)
     time.set_ylim(len(labels) - 0.5, -0.5)

@@ -37,7 +37,7 @@ def interleaved_times(cases: Cases, compiled: dict[str, Any], rounds: int):
     for name in [*cases, *cases]:
         call(name)
     warm = {name: min(seconds) for name, seconds in times.items()}
-    longest = max(1.0, 3 * next(iter(warm.values())))
+    longest = max(1.0, 3 * next(iter(warm.values()), 0.0))
     slow = [name for name in cases if warm[name] > longest]
     for i in range(rounds):
         called = [name for name in cases if i < _FEW or name not in slow]

@@ -1,0 +1,125 @@
+"""The results on a graph as tables in Markdown.
+
+python -m benchmarks.ogbn_arxiv_gcn.table [FILE]
+"""
+
+import argparse
+import json
+import pathlib
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from benchmarks import experiment
+
+RESULTS = pathlib.Path(__file__).with_name("results.jsonl")
+TUNING_SEED = 1_000
+
+Row = dict[str, Any]
+Line = tuple[str, float | None, bool]  # optimizer, target epsilon, sees nodes alone
+
+
+def _line(row: Row) -> Line:
+    setting = row["setting"]
+    is_alone = setting["max_memberships"] == 0
+    return setting["method"], setting["target_epsilon"], is_alone
+
+
+def lines(rows: Sequence[Row]) -> dict[Line, list[Row]]:
+    """The trainings with the seeds of the results, by what they are a line of."""
+    found: dict[Line, list[Row]] = {}
+    for row in rows:
+        if row["seed"] != TUNING_SEED:
+            found.setdefault(_line(row), []).append(row)
+    return found
+
+
+def _spread(values: Sequence[float]) -> str:
+    mean = f"{100 * statistics.fmean(values):.2f}"
+    if len(values) == 1:
+        return mean
+    return f"{mean} ± {100 * statistics.stdev(values):.2f}"
+
+
+def _test(rows: Sequence[Row], how: str, which: str = "accuracy") -> str:
+    return _spread([row[which][how]["test"] for row in rows])
+
+
+def _table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    rows = [header, ["---", *("---:" for _ in header[1:])], *body]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def by_epsilon(
+    found: dict[Line, list[Row]], is_alone: bool, cell: Callable[[list[Row]], str]
+) -> str:
+    """One line for each optimizer, one column for each epsilon."""
+    keys = [key for key in found if key[1] is not None and key[2] == is_alone]
+    epsilons = sorted({key[1] for key in keys if key[1] is not None})
+    methods = [m for m in experiment.PRIVATE if any(key[0] == m for key in keys)]
+    cells = lambda m, e: found.get((m, e, is_alone))
+    body = [
+        [m, *(cell(rows) if (rows := cells(m, e)) else "-" for e in epsilons)]
+        for m in methods
+    ]
+    return _table(["optimizer", *(f"ε = {e:g}" for e in epsilons)], body)
+
+
+def _setting(rows: list[Row]) -> str:
+    s = rows[0]["setting"]
+    shares = [r["share_at_floor"] for r in rows if r["share_at_floor"] is not None]
+    floor = f", floor {s['floor']:g} ({statistics.fmean(shares):.0%})" if shares else ""
+    return (
+        f"K {s['max_memberships']}, B {s['expected_batch_size']:,},"
+        f" T {s['iterations']}, C {s['l2_clip_norm']:g},"
+        f" η {s['learning_rate']:g}{floor}"
+    )
+
+
+def without_privacy(found: dict[Line, list[Row]]) -> str:
+    """The lines that private training is compared with."""
+    body = []
+    for is_alone in (False, True):
+        rows = found.get((experiment.NON_PRIVATE, None, is_alone))
+        if rows:
+            name = "nodes alone" if is_alone else "with neighbours"
+            ways = [_test(rows, way) for way in ("inductive", "transductive", "alone")]
+            body.append([f"not private, {name}", *ways])
+    return _table(["trained", "inductive", "transductive", "alone"], body)
+
+
+def render(rows: Sequence[Row]) -> str:
+    """All tables."""
+    found = lines(rows)
+    inductive = lambda rows: _test(rows, "inductive")
+    averaged = lambda rows: _test(rows, "inductive", "averaged_accuracy")
+    other = lambda rows: f"{rows[0]['epsilon_at_other_delta']:.2f}"
+    sections = [
+        without_privacy(found),
+        "Private, trained and tested with neighbours (inductive):",
+        by_epsilon(found, False, inductive),
+        "The same, the mean of the last iterates:",
+        by_epsilon(found, False, averaged),
+        "The same, tested with the edges to training nodes (transductive):",
+        by_epsilon(found, False, lambda rows: _test(rows, "transductive")),
+        "Private, trained on nodes alone, and tested so:",
+        by_epsilon(found, True, lambda rows: _test(rows, "alone")),
+        "Trained on nodes alone, and tested with neighbours (inductive):",
+        by_epsilon(found, True, inductive),
+        "Settings:",
+        by_epsilon(found, False, _setting),
+        "Epsilon at the other delta:",
+        by_epsilon(found, False, other),
+    ]
+    return "\n\n".join(sections)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("file", type=pathlib.Path, nargs="?", default=RESULTS)
+    file = parser.parse_args().file
+    print(render([json.loads(line) for line in file.read_text().splitlines()]))
+
+
+if __name__ == "__main__":
+    main()
