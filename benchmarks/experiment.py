@@ -80,16 +80,17 @@ def loss_fn(params: Any, features: jax.Array, label: jax.Array) -> jax.Array:
 class Task(Protocol):
     """A model and its examples; static under `jax.jit`, so hashable."""
 
-    def init(self, key: jax.Array) -> optax.Params:
+    def init(self, key: jax.Array, /) -> Any:
         """Random parameters."""
         ...
 
-    def examples(self, data: Any, indices: jax.Array) -> tuple[Any, ...]:
+    def examples(self, data: Any, indices: Any, /) -> tuple[Any, ...]:
         """The examples of these indices, as batches of the arguments of `loss_fn`."""
         ...
 
-    def loss_fn(self, params: Any, *example: Any) -> jax.Array:
-        """The loss of one example."""
+    @property
+    def loss_fn(self) -> Callable[..., jax.Array]:
+        """The loss of `(params, *example)`."""
         ...
 
 

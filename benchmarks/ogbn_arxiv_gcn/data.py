@@ -65,9 +65,9 @@ def content_sha256(graph: Graph) -> str:
     order = np.lexsort((graph.receivers, graph.senders))
     digest = hashlib.sha256()
     for array in (graph.senders[order], graph.receivers[order], graph.labels):
-        digest.update(np.ascontiguousarray(array, np.int64))
+        digest.update(array.astype(np.int64).tobytes())
     for name in SPLITS:
-        digest.update(np.ascontiguousarray(np.sort(graph.splits[name]), np.int64))
+        digest.update(np.sort(graph.splits[name]).astype(np.int64).tobytes())
     return digest.hexdigest()
 
 
@@ -78,12 +78,13 @@ def _read_csv(path: pathlib.Path, dtype: type) -> np.ndarray:
 
 def _load_raw(data_dir: pathlib.Path) -> Graph:
     raw, split = data_dir / "raw", data_dir / "split" / "time"
-    edges = _read_csv(raw / "edge.csv.gz", np.int64)
+    senders, receivers = _read_csv(raw / "edge.csv.gz", np.int64).T
     return Graph(
         "ogbn-arxiv",
         _read_csv(raw / "node-feat.csv.gz", np.float32),
         _read_csv(raw / "node-label.csv.gz", np.int32),
-        *edges.T,
+        senders,
+        receivers,
         {name: _read_csv(split / f"{name}.csv.gz", np.int64) for name in SPLITS},
     )
 
@@ -91,11 +92,13 @@ def _load_raw(data_dir: pathlib.Path) -> Graph:
 def _load_arrays(data_dir: pathlib.Path) -> Graph:
     arrays = np.load(data_dir / "graph.npz")
     features = np.load(data_dir / "substitute_features.npz")["node_feat"]
+    senders, receivers = arrays["edge_index"].astype(np.int64)
     return Graph(
         "ogbn-arxiv graph, substitute features",
         features.astype(np.float32),
         arrays["node_label"].astype(np.int32).ravel(),
-        *arrays["edge_index"].astype(np.int64),
+        senders,
+        receivers,
         {name: arrays[f"{name}_idx"].astype(np.int64) for name in SPLITS},
     )
 
@@ -117,11 +120,13 @@ def load_cora(data_dir: pathlib.Path) -> Graph:
     splits = {name: arrays[f"{name}_idx"].astype(np.int64) for name in SPLITS}
     held_out = np.concatenate([splits["valid"], splits["test"]])
     splits["train"] = np.setdiff1d(np.arange(len(words)), held_out)
+    senders, receivers = arrays["edge_index"].astype(np.int64)
     return Graph(
         "Cora",
         (words / np.maximum(words.sum(1, keepdims=True), 1)).astype(np.float32),
         arrays["node_label"].astype(np.int32).ravel(),
-        *arrays["edge_index"].astype(np.int64),
+        senders,
+        receivers,
         splits,
     )
 
@@ -164,5 +169,5 @@ def mean_over_neighbors(graph: Graph) -> scipy.sparse.csr_matrix:
     shape = (graph.num_nodes, graph.num_nodes)
     adjacency = scipy.sparse.csr_matrix((ones, (rows, columns)), shape)
     adjacency.data[:] = 1  # an edge that is there twice counts once
-    degrees = adjacency.sum(1).A1
-    return scipy.sparse.diags(1 / degrees.astype(np.float32)) @ adjacency
+    degrees = np.asarray(adjacency.sum(1), np.float32).ravel()
+    return scipy.sparse.diags(1 / degrees) @ adjacency

@@ -13,13 +13,12 @@ import dataclasses
 import json
 import pathlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import rich.progress
 
 from benchmarks import environment, experiment
@@ -67,47 +66,84 @@ class Laboratory:
         }
 
 
-def train(laboratory: Laboratory, setting: Setting, seed: int) -> Row:
-    """One training, and all that is measured of it."""
+def _numbers(setting: Setting, mechanism: settings.Mechanism) -> Row:
+    """What the noise was, and what it costs."""
+    deltas = {
+        "epsilon": settings.TARGET_DELTA,
+        "epsilon_at_other_delta": settings.OTHER_DELTA,
+    }
+    is_private = setting.target_epsilon is not None
+    return {
+        "noise_multiplier": mechanism.noise_multiplier,
+        "noise_stddev": mechanism.noise_stddev,
+        **{
+            name: mechanism.epsilon(delta) if is_private else None
+            for name, delta in deltas.items()
+        },
+    }
+
+
+def _advance(
+    trainer: experiment.Trainer,
+    run: experiment.Run,
+    roots: training.Roots,
+    num_chunks: int,
+) -> Iterator[tuple[int, float, experiment.State]]:
+    """The number of steps taken, seconds for each, and the state, after each chunk."""
+    state, steps = trainer.start(run), np.arange(trainer.mechanism.iterations)
+    for chunk in np.array_split(steps, num_chunks):
+        begin = time.perf_counter()
+        state, _ = jax.block_until_ready(
+            trainer.advance(run, state, roots, jnp.asarray(chunk))
+        )
+        yield int(chunk[-1]) + 1, (time.perf_counter() - begin) / len(chunk), state
+
+
+def _trained(
+    laboratory: Laboratory, setting: Setting, seed: int, num_chunks: int
+) -> tuple[Row, list[tuple[int, float, experiment.State]]]:
     roots = laboratory.roots(setting)
     mechanism = setting.mechanism(roots.num_examples)
     trainer = experiment.Trainer(
         setting.method, mechanism, laboratory.task, options=setting.options
     )
     run = experiment.Run(setting.learning_rate, jax.random.key(seed))
-    state, seconds = trainer.start(run), []
-    steps, curve, tail = [0], [], []
-    evaluator = laboratory.evaluators["inductive"]
-    for chunk in np.array_split(np.arange(setting.iterations), NUM_CHUNKS):
-        begin = time.perf_counter()
-        state, _ = jax.block_until_ready(
-            trainer.advance(run, state, roots, jnp.asarray(chunk))
-        )
-        seconds.append((time.perf_counter() - begin) / len(chunk))
-        steps.append(int(chunk[-1]) + 1)
-        curve.append(evaluator.accuracies(state.params, ("valid",))["valid"])
-        tail.append(state.params)
+    row = {"setting": dataclasses.asdict(setting), "seed": seed}
+    row |= _numbers(setting, mechanism)
+    return row, list(_advance(trainer, run, roots, num_chunks))
+
+
+def try_out(laboratory: Laboratory, setting: Setting) -> Row:
+    """One training, and its accuracy on validation nodes."""
+    row, ((_, _, state),) = _trained(laboratory, setting, TUNING_SEED, 1)
+    names = ("inductive", "alone")
+    return row | {
+        "accuracy": {
+            name: laboratory.evaluators[name].accuracies(state.params, ("valid",))
+            for name in names
+        }
+    }
+
+
+def train(laboratory: Laboratory, setting: Setting, seed: int) -> Row:
+    """One training, and all that is measured of it."""
+    row, chunks = _trained(laboratory, setting, seed, NUM_CHUNKS)
+    steps, seconds, states = zip(*chunks, strict=True)
+    inductive = laboratory.evaluators["inductive"]
     # Post-processing of what is private, and free.
-    averaged = optax.tree.scale(
-        2 / NUM_CHUNKS, jax.tree.map(lambda *x: sum(x), *tail[NUM_CHUNKS // 2 :])
-    )
+    last = [state.params for state in states[NUM_CHUNKS // 2 :]]
+    averaged = jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *last)
     floor = dict(setting.options).get("variance_floor", experiment.VARIANCE_FLOOR)
-    moments = experiment.second_moments(state.opt_state, floor)
-    is_private = setting.target_epsilon is not None
-    return {
-        "setting": dataclasses.asdict(setting),
-        "seed": seed,
-        "noise_multiplier": mechanism.noise_multiplier,
-        "noise_stddev": mechanism.noise_stddev,
-        "epsilon": mechanism.epsilon(settings.TARGET_DELTA) if is_private else None,
-        "epsilon_at_other_delta": mechanism.epsilon(settings.OTHER_DELTA)
-        if is_private
-        else None,
-        "accuracy": laboratory.accuracies(state.params),
+    moments = experiment.second_moments(states[-1].opt_state, floor)
+    return row | {
+        "accuracy": laboratory.accuracies(states[-1].params),
         "averaged_accuracy": laboratory.accuracies(averaged),
-        "steps": steps[1:],
-        "validation_curve": curve,
+        "steps": steps,
+        "validation_curve": [
+            inductive.accuracies(state.params, ("valid",))["valid"] for state in states
+        ],
         "share_at_floor": moments.share_at_floor if moments else None,
+        # The first chunk compiles.
         "seconds_per_step": float(np.median(seconds[1:])),
     }
 
@@ -181,7 +217,11 @@ def main() -> None:
 
     def get(setting, seed):
         found = results.find(setting, seed)
-        return found or results.add(train(laboratory, setting, seed))
+        if found:
+            return found
+        if seed == TUNING_SEED:
+            return results.add(try_out(laboratory, setting))
+        return results.add(train(laboratory, setting, seed))
 
     with rich.progress.Progress() as progress:
         total = len(groups()) * (settings.NUM_TRIALS + arguments.seeds)

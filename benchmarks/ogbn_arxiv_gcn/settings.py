@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -37,7 +38,7 @@ class Setting:
         return 2 * self.max_memberships
 
     @property
-    def options(self) -> tuple[tuple[str, object], ...]:
+    def options(self) -> tuple[tuple[str, Any], ...]:
         """Of the optimizer."""
         if not self.method.endswith("BC"):
             return ()
