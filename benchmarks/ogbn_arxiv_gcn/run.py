@@ -182,12 +182,13 @@ class Results:
 
 def groups() -> list[list[Setting]]:
     """The trials of each line of the table: of every optimizer, and of every limit."""
-    non_private = experiment.NON_PRIVATE
-    lines = [list(settings.trials(non_private, None, alone)) for alone in (False, True)]
+    lines = []
     for target in settings.TARGET_EPSILONS:
+        lines.append(list(settings.trials("DP-Adam", target, alone=True)))
         for method in experiment.PRIVATE:
             lines.append(list(settings.trials(method, target)))
-        lines.append(list(settings.trials("DP-Adam", target, alone=True)))
+    for alone in (False, True):
+        lines.append(list(settings.trials(experiment.NON_PRIVATE, None, alone)))
     return lines
 
 

@@ -12,7 +12,7 @@ import dpadambc
 from benchmarks import experiment
 from dpadambc import graphs
 
-TARGET_EPSILONS = (1.0, 3.0, 6.0, 12.0)
+TARGET_EPSILONS = (3.0, 12.0, 6.0, 1.0)
 TARGET_DELTA = 1 / (10 * 90_941)
 OTHER_DELTA = 1e-5
 
