@@ -1,5 +1,6 @@
 """The node-level private graph convolution: its data, its gradients, its training."""
 
+import dataclasses
 import functools
 import gzip
 import http.server
@@ -11,12 +12,22 @@ import zipfile
 
 import jax
 import jax.numpy as jnp
+import matplotlib.image
 import numpy as np
 import pytest
 
 import dpadambc
 from benchmarks import experiment
-from benchmarks.ogbn_arxiv_gcn import cora, data, download, training
+from benchmarks.ogbn_arxiv_gcn import (
+    cora,
+    data,
+    download,
+    pictures,
+    settings,
+    table,
+    training,
+)
+from benchmarks.ogbn_arxiv_gcn import run as gcn_run
 from dpadambc import graphs
 
 # Where cora.npz is, for those who have it.
@@ -280,6 +291,69 @@ def test_an_archive_is_unpacked_without_its_outer_folder(tmp_path):
         if path.is_file()
     }
     assert found == {"raw/edge.csv.gz", "split/time/test.csv.gz"}
+
+
+def test_every_optimizer_has_the_same_trials_but_for_the_learning_rate():
+    lines = [settings.trials(method, 3.0) for method in experiment.PRIVATE]
+    assert {len(line) for line in lines} == {settings.NUM_TRIALS}
+    for same in zip(*lines, strict=True):
+        common = {dataclasses.replace(s, method="", learning_rate=0.0) for s in same}
+        assert len(common) == 1
+    for line in lines:
+        low, high = settings.LEARNING_RATES[line[0].method]
+        is_sgd = line[0].method == "DP-SGD"
+        rates = [s.learning_rate * (s.l2_clip_norm if is_sgd else 1) for s in line]
+        parts = np.log(np.array(rates) / low) / np.log(high / low) * len(rates)
+        # Rounded to two digits, one may come to lie across the border of its part.
+        inside = np.sort(parts) - np.arange(len(rates))
+        assert (inside > -0.1).all() and (inside < 1.1).all()
+
+
+@pytest.fixture
+def small_search(monkeypatch):
+    """Two optimizers, two trials each, on a small graph."""
+    monkeypatch.setattr(settings, "NUM_TRIALS", 2)
+    monkeypatch.setattr(settings, "ITERATIONS", (10,))
+    monkeypatch.setattr(settings, "EXPECTED_BATCH_SIZES", (60,))
+    monkeypatch.setattr(settings, "TARGET_EPSILONS", (20.0,))
+    methods = ("DP-SGD", "DP-AdamBC")
+    private = {method: experiment.PRIVATE[method] for method in methods}
+    monkeypatch.setattr(experiment, "PRIVATE", private)
+    lines = [settings.trials(method, 20.0) for method in methods]
+    monkeypatch.setattr(gcn_run, "groups", lambda: lines)
+
+
+@pytest.mark.slow
+def test_a_search_that_was_cut_off_goes_on(small_search, tmp_path):
+    graph = blocks()
+    laboratory = gcn_run.Laboratory(graph)
+    calls, path = [], tmp_path / "results.jsonl"
+
+    def get(setting, seed):
+        results = gcn_run.Results(path, graph)
+        found = results.find(setting, seed)
+        if found:
+            return found
+        calls.append((setting.method, seed))
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        if seed == gcn_run.TUNING_SEED:
+            return results.add(gcn_run.try_out(laboratory, setting))
+        return results.add(gcn_run.train(laboratory, setting, seed))
+
+    with pytest.raises(KeyboardInterrupt):
+        gcn_run.run_all(get, range(2), lambda: None)
+    gcn_run.run_all(get, range(2), lambda: None)
+    # Two trials and two seeds for each optimizer, and the one that was cut off twice.
+    assert len(calls) == 9
+    rows = gcn_run.Results(path, graph).rows
+    assert [row["seed"] for row in rows] == [1_000, 1_000, 0, 1] * 2
+    assert all(row["epsilon"] <= 20.0 for row in rows)
+    report = table.render(rows)
+    assert "| DP-AdamBC |" in report and "floor" in report
+    picture = tmp_path / "curves.png"
+    pictures.learning_curves(rows).savefig(picture)
+    assert matplotlib.image.imread(picture).std() > 0.05
 
 
 @pytest.mark.skipif(DATA_DIR is None, reason="DPADAMBC_DATA_DIR is not set")

@@ -11,7 +11,7 @@ from benchmarks import experiment
 
 # Colours that colour-blind readers tell apart (Okabe and Ito), and a line style and
 # a marker for each, for readers of a print in grey.
-_STYLES: dict[str, dict[str, Any]] = {
+STYLES: dict[str, dict[str, Any]] = {
     "DP-SGD": {"color": "#D55E00", "linestyle": "-.", "marker": "s"},
     "DP-Adam": {"color": "#E69F00", "linestyle": "-", "marker": "^"},
     "DP-AdamBC": {"color": "#0072B2", "linestyle": "-", "marker": "o"},
@@ -34,7 +34,7 @@ def learning_curves(report: dict[str, Any], path: pathlib.Path) -> None:
     for i, (method, row) in enumerate(report["methods"].items()):
         steps, curves = np.array(row["steps"]), np.array(row["learning_curves"])
         mean, spread = curves.mean(axis=0), curves.std(axis=0)
-        style = _STYLES[method]
+        style = STYLES[method]
         label = f"{method}: {mean[-1]:.1%}"
         # Markers are staggered, for curves that lie on each other.
         axes.plot(steps, mean, **style, label=label, markevery=(i, 6), markersize=6)

@@ -184,11 +184,11 @@ def groups() -> list[list[Setting]]:
     """The trials of each line of the table: of every optimizer, and of every limit."""
     lines = []
     for target in settings.TARGET_EPSILONS:
-        lines.append(list(settings.trials("DP-Adam", target, alone=True)))
+        lines.append(settings.trials("DP-Adam", target, alone=True))
         for method in experiment.PRIVATE:
-            lines.append(list(settings.trials(method, target)))
+            lines.append(settings.trials(method, target))
     for alone in (False, True):
-        lines.append(list(settings.trials(experiment.NON_PRIVATE, None, alone)))
+        lines.append(settings.trials(experiment.NON_PRIVATE, None, alone))
     return lines
 
 

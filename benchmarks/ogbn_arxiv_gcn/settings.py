@@ -2,8 +2,6 @@
 
 import dataclasses
 import functools
-import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -82,14 +80,14 @@ def _mechanism(
     )
 
 
-# Learning rates are drawn between these, evenly in the logarithm.
+# Between these, evenly in the logarithm; those of DP-SGD in units of 1 / C.
 LEARNING_RATES = {
-    "DP-SGD": (0.1, 30.0),
-    "DP-Adam": (3e-4, 3e-2),
-    "DP-AdamBC": (1e-4, 1e-2),
-    "DP-AdamW": (3e-4, 3e-2),
-    "DP-AdamW-BC": (1e-4, 1e-2),
-    experiment.NON_PRIVATE: (3e-4, 1e-2),
+    "DP-SGD": (0.5, 30.0),
+    "DP-Adam": (1e-3, 5e-2),
+    "DP-AdamBC": (3e-4, 1.5e-2),
+    "DP-AdamW": (1e-3, 5e-2),
+    "DP-AdamW-BC": (3e-4, 1.5e-2),
+    experiment.NON_PRIVATE: (5e-4, 1e-2),
 }
 MAX_MEMBERSHIPS = (1, 3, 7)
 EXPECTED_BATCH_SIZES = (2_500, 5_000, 10_000)
@@ -101,21 +99,48 @@ NUM_TRIALS = 10
 
 def trials(
     method: str, target_epsilon: float | None, alone: bool = False
-) -> Iterator[Setting]:
-    """As many for each optimizer, and the same draws for all but the learning rate."""
+) -> list[Setting]:
+    """As many for each optimizer, and the same draws for all but the learning rate.
+
+    Every value comes as often as the others, and of ten even parts of the range of
+    learning rates each has one.
+    """
     rng = np.random.default_rng(20_231)
-    for _ in range(NUM_TRIALS):
-        low, high = map(math.log, LEARNING_RATES[method])
-        draw = lambda values: values[rng.integers(len(values))]
-        yield Setting(
+    column = lambda values: rng.permutation(np.resize(values, NUM_TRIALS)).tolist()
+    low, high = LEARNING_RATES[method]
+    columns = [
+        column(MAX_MEMBERSHIPS),
+        column(EXPECTED_BATCH_SIZES),
+        column(ITERATIONS),
+        column(L2_CLIP_NORMS),
+        column(FLOORS),
+        ((rng.permutation(NUM_TRIALS) + rng.random(NUM_TRIALS)) / NUM_TRIALS).tolist(),
+    ]
+    return [
+        Setting(
             method=method,
             target_epsilon=target_epsilon,
-            max_memberships=0 * draw(MAX_MEMBERSHIPS)
-            if alone
-            else draw(MAX_MEMBERSHIPS),
-            expected_batch_size=draw(EXPECTED_BATCH_SIZES),
-            iterations=draw(ITERATIONS),
-            l2_clip_norm=draw(L2_CLIP_NORMS),
-            floor=draw(FLOORS),
-            learning_rate=float(f"{math.exp(rng.uniform(low, high)):.2g}"),
+            max_memberships=0 if alone else max_memberships,
+            expected_batch_size=expected_batch_size,
+            iterations=iterations,
+            l2_clip_norm=l2_clip_norm,
+            floor=floor,
+            learning_rate=_rounded(
+                low
+                * (high / low) ** share
+                / (l2_clip_norm if method == "DP-SGD" else 1)
+            ),
         )
+        for (
+            max_memberships,
+            expected_batch_size,
+            iterations,
+            l2_clip_norm,
+            floor,
+            share,
+        ) in zip(*columns, strict=True)
+    ]
+
+
+def _rounded(number: float) -> float:
+    return float(f"{number:.2g}")
