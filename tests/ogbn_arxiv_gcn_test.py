@@ -23,6 +23,7 @@ from benchmarks.ogbn_arxiv_gcn import (
     data,
     download,
     pictures,
+    published,
     settings,
     table,
     training,
@@ -321,6 +322,38 @@ def small_search(monkeypatch):
     monkeypatch.setattr(experiment, "PRIVATE", private)
     lines = [settings.trials(method, 20.0) for method in methods]
     monkeypatch.setattr(gcn_run, "groups", lambda: lines)
+
+
+def test_the_published_protocol_does_not_have_the_epsilon_that_it_states():
+    graph = blocks(1_000)
+    # All name one node.
+    others = np.arange(1, 1_000)
+    graph = graph._replace(senders=others, receivers=0 * others)
+    graph = graph._replace(splits=graph.splits | {"train": np.arange(1_000)})
+    members = published.subgraphs(graph, np.random.default_rng(0))
+    assert published.NOISE_STDDEV == pytest.approx(0.0096)
+    assert published.terms_of_nodes(members).max() > 10 * graphs.max_terms(7)
+    # Even with as many terms as it claims, by the tensors and the replacement alone.
+    assert published.real_epsilon(8, 90_941, 40) > 2 * 3.0
+    assert published.real_epsilon(100, 90_941, 40) > 100
+
+
+def test_the_published_protocol_clips_each_tensor_for_itself():
+    graph = blocks(60)
+    roots, task = small_roots(graph), training.task(graph)
+    params = jax.tree.map(lambda x: 30 * x, task.init(jax.random.key(0)))
+    grads = dpadambc.per_example_grad(task.loss_fn)(
+        params, *task.examples(roots, jnp.arange(1))
+    )
+    clipped = published.clipped_by_tensor(grads, params)
+    norms = jax.tree.map(
+        lambda x: float(jnp.linalg.norm(x.ravel())) * published.BATCH_SIZE, clipped
+    )
+    assert max(jax.tree.leaves(norms)) == pytest.approx(
+        published.L2_CLIP_NORM, rel=1e-4
+    )
+    total = np.linalg.norm(jax.tree.leaves(norms))
+    assert total > 1.2 * published.L2_CLIP_NORM
 
 
 @pytest.mark.slow
