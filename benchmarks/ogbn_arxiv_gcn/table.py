@@ -94,23 +94,31 @@ def render(rows: Sequence[Row]) -> str:
     inductive = lambda rows: _test(rows, "inductive")
     averaged = lambda rows: _test(rows, "inductive", "averaged_accuracy")
     other = lambda rows: f"{rows[0]['epsilon_at_other_delta']:.2f}"
-    sections = [
-        without_privacy(found),
-        "Private, trained and tested with neighbours (inductive):",
-        by_epsilon(found, False, inductive),
-        "The same, the mean of the last iterates:",
-        by_epsilon(found, False, averaged),
-        "The same, tested with the edges to training nodes (transductive):",
-        by_epsilon(found, False, lambda rows: _test(rows, "transductive")),
-        "Private, trained on nodes alone, and tested so:",
-        by_epsilon(found, True, lambda rows: _test(rows, "alone")),
-        "Trained on nodes alone, and tested with neighbours (inductive):",
-        by_epsilon(found, True, inductive),
-        "Settings:",
-        by_epsilon(found, False, _setting),
-        "Epsilon at the other delta:",
-        by_epsilon(found, False, other),
-    ]
+    ways = {
+        "Private, trained and tested with neighbours (inductive):": (False, inductive),
+        "The same, the mean of the last iterates:": (False, averaged),
+        "The same, tested with the edges to training nodes (transductive):": (
+            False,
+            lambda rows: _test(rows, "transductive"),
+        ),
+        "Settings:": (False, _setting),
+        "Epsilon at the other delta:": (False, other),
+        "Private, trained on nodes alone, and tested so:": (
+            True,
+            lambda rows: _test(rows, "alone"),
+        ),
+        "Trained on nodes alone, and tested with neighbours (inductive):": (
+            True,
+            inductive,
+        ),
+        "Its settings:": (True, _setting),
+    }
+    sections = []
+    if any(key[1] is None for key in found):
+        sections.append(without_privacy(found))
+    for title, (is_alone, cell) in ways.items():
+        if any(key[1] is not None and key[2] == is_alone for key in found):
+            sections += [title, by_epsilon(found, is_alone, cell)]
     return "\n\n".join(sections)
 
 
