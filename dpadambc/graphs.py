@@ -37,6 +37,8 @@ wrong where it depends on which nodes are there, or on their labels.
 
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from dpadambc import _validate
@@ -45,7 +47,7 @@ Edges = tuple[np.ndarray, np.ndarray]
 
 
 class Subgraphs(NamedTuple):
-    """The nodes of each root's subgraph, as rows of the features."""
+    """The nodes of each root's subgraph, as rows of the features: see `gather`."""
 
     members: np.ndarray  # shape (num_roots, 1 + max_degree), int32; the root first
 
@@ -58,6 +60,30 @@ class Subgraphs(NamedTuple):
     def degrees(self) -> np.ndarray:
         """The number of members beside the root, shape (num_roots,)."""
         return (~self.is_padding[:, 1:]).sum(1)
+
+
+def gather(features: jax.Array, members: jax.Array) -> jax.Array:
+    """The features of members, and zeros where there is none.
+
+    An index of -1 alone would gather the last node, for every root with a gap. Its
+    weight there is zero, but zero times NaN or infinity is NaN: that one node could
+    break the terms of all these roots.
+
+    Args:
+      features: shape (num_nodes, num_features).
+      members: shape (..., 1 + max_degree), -1 where there is none.
+
+    Returns:
+      Features, shape (..., 1 + max_degree, num_features).
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from dpadambc import graphs
+      >>> print(graphs.gather(jnp.array([[1.0], [jnp.nan]]), jnp.array([0, -1])))
+      [[1.]
+       [0.]]
+    """
+    return jnp.where((members >= 0)[..., None], features[members], 0)
 
 
 def max_terms(max_memberships: int) -> int:

@@ -105,7 +105,9 @@ def _pmf(event: ShiftMixtureDpEvent, interval: float) -> pld_pmf.PLDPmf:
         last = min(1.25 * last, _LARGEST_LOSS)
     size = int(np.ceil(last / interval))
     grid = np.arange(-size, size + 1)
-    profile = np.minimum.accumulate(np.clip(deltas(event, grid * interval), 0, 1))
+    profile = np.clip(deltas(event, grid * interval), 0, 1)
+    # Rounding may break the order; what is larger is the bound.
+    profile = np.maximum.accumulate(profile[::-1])[::-1]
     return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
         interval, -size, size, profile
     )

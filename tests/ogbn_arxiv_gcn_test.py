@@ -139,6 +139,29 @@ def test_what_one_node_changes_in_the_clipped_sum_is_within_the_sensitivity():
     assert max(moved) > 2 * mechanism.l2_clip_norm
 
 
+@pytest.mark.parametrize("hostile", [np.nan, np.inf])
+def test_the_last_node_does_not_reach_roots_through_their_padding(hostile, monkeypatch):
+    """An index of -1 gathers it; zero times NaN would be NaN."""
+    graph = blocks(60)
+    graph = graph._replace(splits=graph.splits | {"train": np.arange(60)})
+    roots, task = small_roots(graph), training.task(graph)
+    others = ~np.asarray(roots.members == 59).any(1)
+    assert others.sum() >= 60 - graphs.max_terms(3)
+    params = task.init(jax.random.key(0))
+    broken = roots._replace(features=roots.features.at[59].set(hostile))
+
+    def norms(roots):
+        grads = dpadambc.per_example_grad(task.loss_fn)(
+            params, *task.examples(roots, jnp.arange(60))
+        )
+        return np.asarray(dpadambc.per_example_norms(grads))[others]
+
+    np.testing.assert_array_equal(norms(broken), norms(roots))
+    # Negative control.
+    monkeypatch.setattr(graphs, "gather", lambda features, members: features[members])
+    assert np.isnan(norms(broken)).sum() > 10
+
+
 def trainer_of(graph, method, mechanism):
     return experiment.Trainer(method, mechanism, training.task(graph))
 
@@ -431,7 +454,10 @@ def test_hostile_shapes_go_through_the_whole_pipeline():
     state, _ = trainer.advance(run, trainer.start(run), roots, jnp.arange(2))
     assert np.isfinite(experiment.flat(state.params)).all()
     evaluator = training.Evaluator(trainer.task.model, graph)
-    assert 0 <= evaluator.accuracies(state.params, ("test",))["test"] <= 1
+    guessed = evaluator.accuracies(state.params, ("test",))["test"]
+    assert guessed * len(graph.splits["test"]) == pytest.approx(
+        round(guessed * len(graph.splits["test"]))
+    )
     none = graph._replace(splits=graph.splits | {"train": np.array([], int)})
     with pytest.raises(ValueError, match="at least one root to train on"):
         small_roots(none)

@@ -40,7 +40,8 @@ class NodeClassification:
 
     def examples(self, roots: Roots, indices: jax.Array) -> tuple[Any, ...]:
         members = roots.members[indices]
-        return roots.features[members], members < 0, roots.labels[members[:, 0]]
+        features = graphs.gather(roots.features, members)
+        return features, members < 0, roots.labels[members[:, 0]]
 
     def loss_fn(
         self,
