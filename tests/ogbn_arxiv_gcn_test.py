@@ -393,17 +393,18 @@ def test_a_search_that_was_cut_off_goes_on(small_search, tmp_path):
         calls.append((setting.method, seed))
         if len(calls) == 4:
             raise KeyboardInterrupt
-        if seed == gcn_run.TUNING_SEED:
-            return results.add(gcn_run.try_out(laboratory, setting))
+        if seed in settings.TUNING_SEEDS:
+            return results.add(gcn_run.try_out(laboratory, setting, seed))
         return results.add(gcn_run.train(laboratory, setting, seed))
 
     with pytest.raises(KeyboardInterrupt):
         gcn_run.run_all(get, range(2), lambda: None)
     gcn_run.run_all(get, range(2), lambda: None)
-    # Two trials and two seeds for each optimizer, and the one that was cut off twice.
-    assert len(calls) == 9
+    # Two trials, two more of both, two seeds for each optimizer, and the one that was
+    # cut off twice.
+    assert len(calls) == 13
     rows = gcn_run.Results(path, graph).rows
-    assert [row["seed"] for row in rows] == [1_000, 1_000, 0, 1] * 2
+    assert [row["seed"] for row in rows] == [1_000, 1_000, 1_001, 1_001, 0, 1] * 2
     assert all(row["epsilon"] <= 20.0 for row in rows)
     report = table.render(rows)
     assert "| DP-AdamBC |" in report and "floor" in report

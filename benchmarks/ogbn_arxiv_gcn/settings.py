@@ -95,6 +95,10 @@ ITERATIONS = (50, 100, 200)
 L2_CLIP_NORMS = (0.3, 1.0, 3.0)
 FLOORS = (0.3, 1.0, 3.0)
 NUM_TRIALS = 10
+# The best of the trials are tried once more.
+NUM_FINALISTS = 3
+# Of the first and of the second trial; none of those of the results.
+TUNING_SEEDS = (1_000, 1_001)
 
 
 def trials(

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks import experiment
+from benchmarks.ogbn_arxiv_gcn import settings
 
 RESULTS = pathlib.Path(__file__).with_name("results.jsonl")
-TUNING_SEED = 1_000
 
 Row = dict[str, Any]
 Line = tuple[str, float | None, bool]  # optimizer, target epsilon, sees nodes alone
@@ -29,7 +29,7 @@ def lines(rows: Sequence[Row]) -> dict[Line, list[Row]]:
     """The trainings with the seeds of the results, by what they are a line of."""
     found: dict[Line, list[Row]] = {}
     for row in rows:
-        if row["seed"] != TUNING_SEED:
+        if row["seed"] not in settings.TUNING_SEEDS:
             found.setdefault(_line(row), []).append(row)
     return found
 
