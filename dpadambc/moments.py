@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc import _validate, noise_level, precision
+from dpadambc import _validate, noise_level, precision, theory
 
 
 class ScaleByAdamBCState(NamedTuple):
@@ -24,13 +24,10 @@ class RelativeFloor:
     r"""A floor on the corrected second moment in units of what can be resolved.
 
     After t steps of noise of variance :math:`\Phi` alone, :math:`\hat v` spreads about
-    :math:`\Phi` with standard deviation
-
-    .. math:: \Phi \sqrt{\frac{2(1-b_2)}{1+b_2} \cdot \frac{1+b_2^t}{1-b_2^t}}
-
-    that is 141 % of :math:`\Phi` at the first step, 8 % at step 300 and 3 % in the
-    limit, for b2 = 0.999. A corrected moment below that cannot be told from zero. The
-    floor is `factor` times this resolution.
+    :math:`\Phi` with the standard deviation `theory.second_moment_spread`: 141 % of
+    :math:`\Phi` at the first step, 8 % at step 300 and 3 % in the limit, for
+    b2 = 0.999. A corrected moment below that cannot be told from zero. The floor is
+    `factor` times this resolution.
 
     Args:
       factor: positive.
@@ -48,10 +45,7 @@ class RelativeFloor:
         count: jax.typing.ArrayLike,
     ) -> jax.Array:
         """The floor after `count` steps, for the average noise variance over them."""
-        faded = jnp.power(b2, count)
-        settling = (1 + faded) / (1 - faded)
-        spread = jnp.sqrt(2 * (1 - b2) / (1 + b2) * settling)
-        return jnp.asarray(self.factor * noise_variance * spread)
+        return self.factor * theory.second_moment_spread(noise_variance, b2, count)
 
 
 def _floor(variance_floor, noise_variance, b2, count):

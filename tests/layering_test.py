@@ -11,7 +11,7 @@ import dpadambc
 PACKAGE = pathlib.Path(dpadambc.__file__).parent
 LAYERS = [
     {"_validate", "precision"},
-    {"factored", "mixture", "noise_level"},
+    {"factored", "mixture", "noise_level", "theory"},
     {"leaves", "batch_statistics", "graphs"},
     {"clipping", "noise", "moments", "decay", "sampling", "accounting"},
     {"per_example", "mechanism"},

@@ -1,0 +1,305 @@
+"""Each formula against its simulation, or a published value."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpadambc
+from dpadambc import theory
+
+SNLI = 1.5625e-4**2  # the papers' noise variance there
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def moments_after(gradients, b1, b2, noise_stddev, key):
+    """m-hat, v-hat and the clean v-hat, for gradients of shape (steps, n)."""
+    mu, nu, clean = (jnp.zeros(gradients.shape[1]) for _ in range(3))
+
+    def step(carry, gradient):
+        mu, nu, clean, i = carry
+        noise = noise_stddev * jax.random.normal(
+            jax.random.fold_in(key, i), gradient.shape
+        )
+        noised = gradient + noise
+        mu = b1 * mu + (1 - b1) * noised
+        nu = b2 * nu + (1 - b2) * noised**2
+        clean = b2 * clean + (1 - b2) * gradient**2
+        return (mu, nu, clean, i + 1), None
+
+    (mu, nu, clean, t), _ = jax.lax.scan(step, (mu, nu, clean, 0), gradients)
+    return mu / (1 - b1**t), nu / (1 - b2**t), clean / (1 - b2**t)
+
+
+def simulated(gradients, *, b1=0.9, b2=0.999, noise_stddev=1.0, seed=0):
+    key = jax.random.key(seed)
+    return moments_after(jnp.asarray(gradients, float), b1, b2, noise_stddev, key)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "variance"),
+    [((0.4, 0.1, 256), 2.44140625e-8), ((1.0, 1.0, 256), 1.52587890625e-5)],
+)
+def test_noise_variance_is_as_published_and_that_of_a_mechanism(numbers, variance):
+    multiplier, clip_norm, batch_size = numbers
+    assert theory.noise_variance(*numbers) == pytest.approx(variance, rel=1e-12)
+    mechanism = dpadambc.SubsampledGaussian(
+        l2_clip_norm=clip_norm,
+        noise_multiplier=multiplier,
+        sampling_prob=0.1,
+        iterations=1,
+        normalize_by=batch_size,
+    )
+    assert mechanism.noise_variance == pytest.approx(variance, rel=1e-12)
+
+
+def test_bias_is_the_mean_excess_of_the_second_moment_under_any_schedule(x64):
+    stddevs = np.linspace(2.0, 0.2, 60)
+    bias = theory.second_moment_bias(jnp.asarray(stddevs**2), b2=0.95)
+    rng = np.random.default_rng(0)
+    gradient, nu, clean = 0.7, 0.0, 0.0
+    for t, stddev in enumerate(stddevs, start=1):
+        noised = gradient + stddev * rng.normal(size=40_000)
+        nu = 0.95 * nu + 0.05 * noised**2
+        clean = 0.95 * clean + 0.05 * gradient**2
+        excess = (nu - clean) / (1 - 0.95**t)
+        error = np.std(excess) / np.sqrt(excess.size)
+        assert abs(excess.mean() - bias[t - 1]) < 5 * error
+    # Negative control: the noise in force says little of what was averaged.
+    assert abs(excess.mean() - stddevs[-1] ** 2) > 50 * error
+
+
+def test_constant_noise_has_the_same_bias_at_every_step():
+    bias = theory.second_moment_bias(jnp.full(2_000, SNLI), b2=0.999)
+    # In float32 an average of a thousandth a step collects a few roundings.
+    np.testing.assert_allclose(bias, SNLI, rtol=3e-5)
+
+
+@pytest.mark.parametrize(("square", "ratio"), [(0.1, 0.3015), (10.0, 0.9535)])
+def test_sign_descent_ratio_is_as_published_and_as_simulated(square, ratio):
+    gradient = square**0.5
+    found = float(theory.sign_descent_ratio(gradient, 1.0))
+    assert found == pytest.approx(ratio, abs=5e-5)
+    mu_hat, nu_hat, _ = simulated(np.full((3_000, 2_000), gradient))
+    steps = mu_hat / np.sqrt(nu_hat)
+    error = float(np.std(steps)) / np.sqrt(steps.size)
+    # By Jensen's inequality the spread of v-hat, 3 %, adds at most 0.1 %.
+    assert np.mean(steps) == pytest.approx(found, abs=5 * error + 1e-3)
+    # Corrected, it is the sign of the gradient where v-hat resolves its square.
+    assert theory.corrected_sign_descent_ratio(gradient, 0.03) == pytest.approx(1)
+    if square > 1:
+        corrected = mu_hat / np.sqrt(np.maximum(nu_hat - 1, 0.03))
+        assert np.mean(corrected) == pytest.approx(1, abs=0.01)
+    # Below the floor it is proportional to the gradient.
+    assert theory.corrected_sign_descent_ratio(-0.1, 0.04) == pytest.approx(-0.5)
+
+
+def test_the_schedule_makes_momentum_take_the_steps_of_dp_adam():
+    stddev, b1 = 1.5625e-4, 0.9
+    schedule = theory.equivalent_sgdm_schedule(
+        optax.linear_schedule(1e-3, 1e-4, 300), stddev, b1
+    )
+    mechanism = dpadambc.SubsampledGaussian(
+        l2_clip_norm=0.1,
+        noise_multiplier=0.4,
+        sampling_prob=0.1,
+        iterations=300,
+        normalize_by=256,
+    )
+    key, params = jax.random.key(0), jnp.zeros(2_000)
+    adam = dpadambc.dp_adam(
+        optax.linear_schedule(1e-3, 1e-4, 300),
+        mechanism,
+        key=key,
+        b1=b1,
+        eps=0.0,
+        pre_clipped=True,
+    )
+    sgdm = dpadambc.dp_sgd(schedule, mechanism, key=key, momentum=b1, pre_clipped=True)
+    gradient = jnp.zeros_like(params)
+
+    def run(optimizer):
+        def step(carry, _):
+            updates, state = optimizer.update(gradient, carry[1], carry[0])
+            return (optax.apply_updates(carry[0], updates), state), updates
+
+        return jax.lax.scan(step, (params, optimizer.init(params)), length=300)[1]
+
+    ours, theirs = jax.jit(run, static_argnums=0)(adam), run(sgdm)
+    difference = np.sqrt(
+        np.mean((ours - theirs)[-50:] ** 2) / np.mean(theirs[-50:] ** 2)
+    )
+    # Half of the spread of v-hat by then, plus a little of its square.
+    spread = float(theory.second_moment_spread(1.0, 0.999, 275))
+    assert difference == pytest.approx(spread / 2, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("batch", "clip_norm", "multiplier", "rate", "expected"),
+    [
+        (256, 0.1, 0.4, 1e-3, {0: 6.4, 9: 0.98262, 10_000: 0.6400}),
+        (256, 1.0, 1.0, 1e-3, {0: 0.256, 10_000: 0.0256}),
+        (256, 0.1, 0.4, 1e-2, {10_000: 6.4}),
+    ],
+)
+def test_the_schedule_has_the_published_values(
+    batch, clip_norm, multiplier, rate, expected
+):
+    stddev = theory.noise_variance(multiplier, clip_norm, batch) ** 0.5
+    schedule = theory.equivalent_sgdm_schedule(rate, stddev)
+    for count, value in expected.items():
+        assert schedule(count) == pytest.approx(value, rel=1e-5)
+        assert jax.jit(schedule)(count) == pytest.approx(value, rel=1e-5)
+
+
+def test_the_schedule_refuses_what_has_no_equivalent():
+    with pytest.raises(ValueError, match="noise_stddev to be positive"):
+        theory.equivalent_sgdm_schedule(1e-3, 0.0)
+    with pytest.raises(ValueError, match="b1"):
+        theory.equivalent_sgdm_schedule(1e-3, 1.0, b1=1.0)
+
+
+@pytest.mark.parametrize("steps", [1, 3, 30, 300])
+def test_spreads_under_noise_alone_are_exact_at_every_step(steps):
+    size, stddev = 40_000, 0.3
+    mu_hat, nu_hat, _ = simulated(
+        np.zeros((steps, size)), b1=0.9, b2=0.99, noise_stddev=stddev
+    )
+    # The standard error of a standard deviation of normals is 1 / sqrt(2 n), of squares
+    # of normals at most sqrt(14 / 4 n).
+    first = theory.first_moment_spread(stddev**2, 0.9, steps)
+    assert np.std(mu_hat) == pytest.approx(first, rel=5 / np.sqrt(2 * size))
+    second = theory.second_moment_spread(stddev**2, 0.99, steps)
+    assert np.std(nu_hat) == pytest.approx(second, rel=5 * np.sqrt(14 / 4 / size))
+
+
+def test_spreads_in_the_limit_are_as_published():
+    assert theory.first_moment_spread(1.0, 0.9) == pytest.approx(0.229416, abs=1e-6)
+    for b2, value in [(0.999, 0.031631), (0.99, 0.100251)]:
+        assert theory.second_moment_spread(1.0, b2) == pytest.approx(value, abs=1e-6)
+    # Published, noise alone: quartiles of m-hat of the graph experiment.
+    quartile = 0.67449 * theory.first_moment_spread(9.216e-5, 0.9)
+    assert quartile == pytest.approx(0.0014855, rel=1e-4)
+
+
+def test_deviation_has_the_corrected_value_of_the_published_example():
+    assert theory.second_moment_deviation(SNLI, 10_000) == pytest.approx(
+        5.93302e-9, rel=1e-5
+    )
+    # As printed, with ln(1 / alpha).
+    printed = theory.second_moment_deviation(SNLI, 10_000, alpha=0.1)
+    assert printed == pytest.approx(5.34663e-9, rel=1e-5)
+    # The second branch, for so small a probability that it is the larger one.
+    tail = theory.second_moment_deviation(1.0, 10_000, alpha=1e-300)
+    assert tail == pytest.approx(1e-3 * 8 * 690.7755 / (1 - 0.999**10_000), rel=0.4)
+
+
+@pytest.mark.parametrize("relative_gradient", [0.0, 1.2, 5.0])
+@pytest.mark.parametrize("steps", [1, 50])
+def test_deviation_is_exceeded_no_more_often_than_stated(relative_gradient, steps):
+    alpha, phi, size = 0.05, 0.04, 20_000
+    gradient = relative_gradient * phi**0.5
+    deviation = theory.second_moment_deviation(
+        phi, steps, b2=0.95, alpha=alpha, gradient_bound=gradient
+    )
+    _, nu_hat, clean = simulated(
+        np.full((steps, size), gradient), b2=0.95, noise_stddev=phi**0.5
+    )
+    exceeded = np.mean(np.abs(nu_hat - phi - clean) > deviation)
+    assert exceeded <= alpha
+    # It is not vacuous: a twelfth of it is exceeded more often than that.
+    assert np.mean(np.abs(nu_hat - phi - clean) > deviation / 12) > alpha
+
+
+def test_the_published_deviation_does_not_hold_for_large_gradients():
+    """Negative control: its constant supposes gradients of 1.2 standard deviations."""
+    alpha, steps = 0.05, 50
+    _, nu_hat, clean = simulated(np.full((steps, 20_000), 8.0), b2=0.95)
+    deviation = theory.second_moment_deviation(1.0, steps, b2=0.95, alpha=alpha)
+    assert np.mean(np.abs(nu_hat - 1 - clean) > deviation) > 2 * alpha
+
+
+def test_the_clip_norm_as_a_bound_on_gradients_is_of_little_use():
+    deviation = theory.second_moment_deviation(SNLI, 10_000, gradient_bound=0.1)
+    assert deviation > 100 * SNLI
+
+
+def test_no_draw_of_a_run_exceeds_the_noise_bound_more_often_than_stated():
+    alpha, runs, draws = 0.3, 4_000, 500
+    largest = np.abs(np.random.default_rng(0).normal(size=(runs, draws))).max(axis=1)
+    exceeded = np.mean(largest > theory.noise_bound(1.0, 50, 10, alpha))
+    assert 0.02 < exceeded < alpha
+
+
+def test_squared_gradients_stay_below_the_convergence_bound():
+    """A convex quadratic, from a point where the bound says something."""
+    size, iterations, stddev, smoothness = 4, 4_000, 0.05, 1.0
+    start, b2, eps_root = jnp.full(size, 30.0), 1 - 1 / 4_000, 1e-2
+    rate = 0.05
+    noise = stddev * jax.random.normal(jax.random.key(0), (200, iterations, size))
+
+    def run(noise):
+        def step(carry, z):
+            params, nu, t = carry
+            # F = L sum of sqrt(1 + x^2), whose gradient is at most L in each place.
+            clean = smoothness * params / jnp.sqrt(1 + params**2)
+            nu = b2 * nu + (clean + z) ** 2
+            scale = rate * jnp.sqrt((1 - b2**t) / (1 - b2))
+            params = params - scale * (clean + z) / jnp.sqrt(nu + eps_root)
+            return (params, nu, t + 1), jnp.sum(clean**2)
+
+        return jax.lax.scan(step, (start, jnp.zeros(size), 1), noise)[1].mean()
+
+    squares = np.asarray(jax.jit(jax.vmap(run))(noise))
+    gap = float(jnp.sum(jnp.sqrt(1 + start**2) - 1))
+    bound = theory.adam_convergence_bound(
+        initial_gap=gap,
+        smoothness=smoothness,
+        gradient_bound=smoothness,
+        noise_stddev=stddev,
+        num_coordinates=size,
+        iterations=iterations,
+        learning_rate=rate,
+        b2=b2,
+        eps_root=eps_root,
+    )
+    assert squares.mean() + 5 * squares.std() / np.sqrt(200) < bound
+    assert squares.mean() > 0.01
+
+
+def test_the_convergence_bound_falls_with_the_steps_and_rises_with_the_noise():
+    numbers = dict(
+        initial_gap=1.0, smoothness=1.0, gradient_bound=1.0, num_coordinates=10
+    )
+
+    def bound(iterations, noise_stddev):
+        return theory.adam_convergence_bound(
+            iterations=iterations,
+            noise_stddev=noise_stddev,
+            learning_rate=iterations**-0.5,
+            b2=1 - 1 / iterations,
+            **numbers,
+        )
+
+    assert bound(10**8, 0.1) < 0.05 * bound(10**4, 0.1)
+    assert bound(10**4, 1.0) > 10 * bound(10**4, 0.1)
+    with pytest.raises(ValueError, match="b2"):
+        theory.adam_convergence_bound(
+            noise_stddev=0.1, iterations=10, learning_rate=0.1, b2=1.0, **numbers
+        )
+
+
+@pytest.mark.parametrize(
+    ("rate", "decay", "iterations", "share"),
+    [(1.5e-3, 1e-5, 3_360, 5e-5), (0.01246956, 4.780e-7, 50, 3e-7)],
+)
+def test_published_weight_decay_takes_next_to_nothing(rate, decay, iterations, share):
+    found = theory.decay_shrinkage(rate, decay, iterations)
+    assert found == pytest.approx(share, rel=0.05)
+    schedule = lambda step: np.where(step < iterations // 2, rate, 0.0)
+    halved = theory.decay_shrinkage(schedule, decay, iterations)
+    assert halved == pytest.approx(found / 2, rel=1e-3)
+    assert theory.decay_shrinkage(1.0, 1.0, 3) == 1.0
