@@ -1,0 +1,164 @@
+"""Adam's bias-corrected moments, found in the state of any optimizer."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpadambc import moments, noise_level
+
+_STATES = (moments.ScaleByAdamBCState, optax.ScaleByAdamState)
+
+
+class Settings(NamedTuple):
+    """What the state of an optimizer does not hold: how it was made."""
+
+    noise_stddev: noise_level.NoiseStddev | None  # of the uncorrected optimizers
+    b1: jax.typing.ArrayLike
+    b2: jax.typing.ArrayLike
+    eps: jax.typing.ArrayLike
+    eps_root: jax.typing.ArrayLike
+    variance_floor: jax.typing.ArrayLike | moments.RelativeFloor
+
+
+class Estimates(NamedTuple):
+    """The moments of one parameter, and what the noise alone does to them.
+
+    It holds what the state holds; all else of the size of the parameter is computed
+    where it is asked for.
+    """
+
+    mu: jax.Array  # shape of the parameter
+    nu: jax.Array  # shape of the parameter
+    # Numbers, shape=().
+    count: jax.Array  # at least 1
+    noise_variance: jax.Array  # as nu_hat has averaged it
+    variance_floor: jax.Array
+    b1: jax.typing.ArrayLike
+    b2: jax.typing.ArrayLike
+    eps: jax.typing.ArrayLike
+    eps_root: jax.typing.ArrayLike
+    is_corrected: jax.typing.ArrayLike
+
+    @property
+    def mu_hat(self) -> jax.Array:
+        """The first moment without its bias towards zero."""
+        return optax.tree.bias_correction(self.mu, self.b1, self.count)
+
+    @property
+    def nu_hat(self) -> jax.Array:
+        """The second moment without its bias towards zero."""
+        return optax.tree.bias_correction(self.nu, self.b2, self.count)
+
+    @property
+    def excess(self) -> jax.Array:
+        """The second moment less that of the noise, which may be negative."""
+        return self.nu_hat - self.noise_variance
+
+    @property
+    def corrected_denominator(self) -> jax.Array:
+        """The root of the corrected second moment, floored."""
+        return jnp.sqrt(
+            moments.corrected_second_moment(
+                self.nu_hat, self.noise_variance, self.variance_floor
+            )
+        )
+
+    @property
+    def plain_denominator(self) -> jax.Array:
+        """The root of the second moment as it is."""
+        return jnp.sqrt(self.nu_hat + self.eps_root) + self.eps
+
+    @property
+    def denominator(self) -> jax.Array:
+        """Of the optimizer itself."""
+        return jnp.where(
+            self.is_corrected, self.corrected_denominator, self.plain_denominator
+        )
+
+    def step(self, denominator: jax.Array) -> jax.Array:
+        """The update of learning rate one; 0 for a coordinate that never moved."""
+        return jnp.where(denominator > 0, self.mu_hat / denominator, 0)
+
+
+def _adam_states(opt_state: optax.OptState) -> list[Any]:
+    """Every state of Adam, wherever it sits."""
+    is_adam = lambda node: isinstance(node, _STATES)
+    nodes = jax.tree.leaves(opt_state, is_leaf=is_adam)
+    states = [node for node in nodes if is_adam(node)]
+    if not states:
+        raise ValueError(
+            "Expected the state of an optimizer with second moments (dp_adam,"
+            " dp_adambc, dp_adamw, dp_adamw_bc, optax.adam or a chain with one of"
+            " them), got a state without. SGD has none to look at."
+        )
+    return states
+
+
+def _average_noise_variance(state: Any, settings: Settings) -> Any:
+    """One scalar for each parameter: the noise variance as nu_hat has averaged it."""
+    count = jnp.maximum(state.count, 1)
+    if isinstance(state, moments.ScaleByAdamBCState):
+        level = optax.tree.bias_correction(state.noise_variance, settings.b2, count)
+        return noise_level.per_leaf(level, state.nu)
+    stddev = settings.noise_stddev
+    if stddev is None or any(map(callable, jax.tree.leaves(stddev))):
+        raise ValueError(
+            "Expected noise_stddev to be the standard deviation of the noise (a number,"
+            " or a tree prefix of numbers), since the state of plain Adam does not hold"
+            f" it, got {stddev!r}. A schedule is followed by scale_by_adam_bc alone."
+        )
+    return noise_level.per_leaf(jax.tree.map(lambda s: s**2, stddev), state.nu)
+
+
+def _floor(settings: Settings, noise_variance: jax.Array, count: jax.Array):
+    floor = settings.variance_floor
+    if isinstance(floor, moments.RelativeFloor):
+        return floor.variance(noise_variance, settings.b2, count)
+    return jnp.asarray(floor, float)
+
+
+def _of_state(state: Any, settings: Settings) -> Iterator[tuple[str, Estimates]]:
+    count = jnp.maximum(state.count, 1)
+    trees = zip(
+        jax.tree_util.tree_leaves_with_path(state.mu),
+        jax.tree.leaves(state.nu),
+        jax.tree.leaves(_average_noise_variance(state, settings)),
+        strict=True,
+    )
+    for (path, mu), nu, noise_variance in trees:
+        noise_variance = jnp.asarray(noise_variance, float)
+        yield (
+            jax.tree_util.keystr(path) or "params",
+            Estimates(
+                mu,
+                nu,
+                count,
+                noise_variance,
+                _floor(settings, noise_variance, count),
+                settings.b1,
+                settings.b2,
+                settings.eps,
+                settings.eps_root,
+                is_corrected=isinstance(state, moments.ScaleByAdamBCState),
+            ),
+        )
+
+
+def find(
+    opt_state: optax.OptState, settings: Settings
+) -> tuple[jax.Array, dict[str, Estimates]]:
+    """The number of steps taken, and the estimates of every parameter by its path."""
+    states, found = _adam_states(opt_state), {}
+    for state in states:
+        for name, estimates in _of_state(state, settings):
+            if name in found:
+                raise ValueError(
+                    f"Expected one second moment for each parameter, got two of {name}."
+                    " Give the state of one of the chained optimizers."
+                )
+            found[name] = estimates
+    steps = [state.count for state in states]
+    return jnp.stack(steps).max(), found

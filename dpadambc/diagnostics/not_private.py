@@ -1,0 +1,159 @@
+"""Read-outs of gradients before the noise, which are *not private*.
+
+Publish none of this, choose nothing by it that is published, and keep it out of
+checkpoints: no epsilon covers it. It is for public or synthetic data, and for research.
+Nothing here is an Optax transformation, so that it cannot end up in the state of one.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpadambc import clipping, leaves, noise_level
+from dpadambc.diagnostics import estimates, readout
+from dpadambc.mechanism import Mechanism
+
+
+class GradientStatistics(NamedTuple):
+    """Of one batch, and *not private*."""
+
+    clip_fraction: jax.Array  # of examples whose norm exceeds the clip norm
+    norm: jax.Array  # of gradients, at `QUANTILES`, shape=(len(QUANTILES),)
+    l2_clip_norm: jax.Array
+    signal_norm: jax.Array  # of the clipped sum over normalize_by, without the noise
+    noise_norm: jax.Array  # expected norm of the noise in it
+
+    @property
+    def signal_to_noise(self) -> jax.Array:
+        """Ratio of the norms of a step's gradient and of its noise."""
+        return self.signal_norm / self.noise_norm
+
+
+def gradient_statistics(
+    per_example_gradients: optax.Updates,
+    mechanism: Mechanism,
+    *,
+    is_padding_example: jax.Array | None = None,
+    step: jax.typing.ArrayLike = 0,
+) -> GradientStatistics:
+    """Norms, clipping, signal to noise of one batch, *not private*.
+
+    Args:
+      per_example_gradients: what `per_example_grad` returns, factored or not.
+      mechanism: the public numbers.
+      is_padding_example: True for rows that are no examples, shape (batch,).
+      step: the number of steps made before, where the noise level is a schedule.
+
+    Returns:
+      A `GradientStatistics`. The quantiles of an empty batch are NaN.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import dpadambc
+      >>> from dpadambc.diagnostics import not_private
+      >>> mechanism = dpadambc.SubsampledGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.1,
+      ...     iterations=1, normalize_by=2)
+      >>> seen = not_private.gradient_statistics(
+      ...     jnp.array([[0.3, 0.4], [3.0, 4.0]]), mechanism)
+      >>> print(seen.clip_fraction, seen.signal_norm.round(2))
+      0.5 0.75
+    """
+    norms = leaves.per_example_norms(per_example_gradients)
+    if is_padding_example is None:
+        is_padding_example = jnp.zeros(norms.shape, bool)
+    clip = clipping.clip_per_example(
+        mechanism.l2_clip_norm, normalize_by=mechanism.normalize_by
+    )
+    like = jax.tree.map(
+        lambda leaf: jnp.zeros(leaves.parameter_shape(leaf)),
+        per_example_gradients,
+        is_leaf=leaves.is_factored,
+    )
+    clean, _ = clip.update(
+        per_example_gradients,
+        clip.init(like),
+        like,
+        is_padding_example=is_padding_example,
+    )
+    stddev = noise_level.at_step(mechanism.noise_stddev, step)
+    present = jnp.where(is_padding_example, jnp.nan, norms)
+    exceeds = norms > mechanism.l2_clip_norm
+    return GradientStatistics(
+        clip_fraction=jnp.mean(exceeds, where=~is_padding_example),
+        norm=jnp.nanquantile(present, jnp.array(readout.QUANTILES)),
+        l2_clip_norm=jnp.asarray(mechanism.l2_clip_norm),
+        signal_norm=optax.tree.norm(clean),
+        noise_norm=stddev * optax.tree.size(like) ** 0.5,
+    )
+
+
+def init_clean_moments(params: optax.Params) -> optax.ScaleByAdamState:
+    """Moments of gradients before the noise, *not private*: keep them apart.
+
+    Args:
+      params: the parameters.
+
+    Returns:
+      The state of an Adam that has seen nothing.
+    """
+    zeros = optax.tree.zeros_like(params, dtype=float)
+    return optax.ScaleByAdamState(jnp.zeros([], jnp.int32), zeros, zeros)
+
+
+def update_clean_moments(
+    state: optax.ScaleByAdamState,
+    clipped_gradient: optax.Updates,
+    *,
+    b1: jax.typing.ArrayLike = 0.9,
+    b2: jax.typing.ArrayLike = 0.999,
+) -> optax.ScaleByAdamState:
+    """The moments after one more clipped sum, before the noise: *not private*.
+
+    Args:
+      state: from `init_clean_moments`, or from the step before.
+      clipped_gradient: the sum of clipped gradients over `normalize_by`, such as
+        `clipped_grad` returns.
+      b1: decay rate of the first moment.
+      b2: decay rate of the second moment.
+
+    Returns:
+      The state after the step.
+    """
+    mu = optax.tree.update_moment(clipped_gradient, state.mu, b1, 1)
+    nu = optax.tree.update_moment_per_elem_norm(clipped_gradient, state.nu, b2, 2)
+    count = jnp.asarray(optax.safe_increment(state.count))
+    return optax.ScaleByAdamState(count, mu, nu)
+
+
+def snapshot(
+    clean_moments: optax.ScaleByAdamState,
+    *,
+    noise_stddev: jax.typing.ArrayLike,
+    b1: jax.typing.ArrayLike = 0.9,
+    b2: jax.typing.ArrayLike = 0.999,
+    eps: jax.typing.ArrayLike = 1e-8,
+    sample_size: int = 65_536,
+) -> readout.Snapshot:
+    """The clean moments, in the units of the noise added to them: *not private*.
+
+    To lay beside `dpadambc.diagnostics.snapshot`: the same fields and bins, with
+    `noise_variance` 0, so that the `excess` is the clean second moment itself, which
+    the correction estimates.
+
+    Args:
+      clean_moments: from `update_clean_moments`.
+      noise_stddev: of the noise that the private run adds, a number.
+      b1: decay rate of the first moment.
+      b2: decay rate of the second moment.
+      eps: outside the root.
+      sample_size: as for the private snapshot.
+
+    Returns:
+      A `Snapshot` whose update is that of Adam without noise.
+    """
+    settings = estimates.Settings(0.0, b1, b2, eps, 0.0, 0.0)
+    step, found = estimates.find(clean_moments, settings)
+    return readout.of_estimates(step, found, sample_size, noise_stddev)

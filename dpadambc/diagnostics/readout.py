@@ -1,0 +1,292 @@
+"""What the state of a private optimizer shows of its moments, in little memory."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dpadambc import _validate, moments, noise_level, theory
+from dpadambc.diagnostics import estimates
+from dpadambc.diagnostics.estimates import Estimates
+
+QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
+
+NUM_BINS = 120
+# Even in asinh: about a fifth of a unit wide around zero, a fifth of the value far off.
+_REACH = 12.0
+BIN_EDGES = np.sinh(np.linspace(-_REACH, _REACH, NUM_BINS + 1))
+
+
+class Readout(NamedTuple):
+    """Of one parameter. In a record, every field has the time as its first axis."""
+
+    size: jax.Array  # how many coordinates
+    noise_variance: jax.Array  # that nu_hat has averaged; unit of the squared gradient
+    variance_floor: jax.Array  # of the correction; unit of the squared gradient
+    first_moment_unit: jax.Array  # spread of mu_hat under noise alone
+    second_moment_unit: jax.Array  # spread of nu_hat under noise alone
+    mean_second_moment: jax.Array  # of nu_hat
+    share_at_floor: jax.Array  # of coordinates whose corrected moment is the floor
+    # At `QUANTILES`, shape=(len(QUANTILES),).
+    mu_hat: jax.Array
+    nu_hat: jax.Array
+    update: jax.Array  # of learning rate one
+    step_size: jax.Array  # what mu_hat is multiplied by: one over the denominator
+    # Counts between `BIN_EDGES`, shape=(NUM_BINS,).
+    mu_hat_counts: jax.Array  # in units of first_moment_unit
+    excess_counts: jax.Array  # nu_hat - noise_variance, in units of second_moment_unit
+    update_counts: jax.Array
+
+    @property
+    def signal(self) -> jax.Array:
+        """The mean second moment less that of the noise, which may be negative."""
+        return self.mean_second_moment - self.noise_variance
+
+    @property
+    def signal_stderr(self) -> jax.Array:
+        """The standard error of `signal` under noise alone."""
+        return self.second_moment_unit / self.size**0.5
+
+    @property
+    def noise_to_signal(self) -> jax.Array:
+        """Noise variance over `signal`; infinite where no signal is seen."""
+        signal, noise = self.signal, self.noise_variance
+        unseen = jnp.where(noise > 0, jnp.inf, 0)
+        ratio = noise / jnp.where(signal > 0, signal, 1)
+        return jnp.where(signal > 0, ratio, unseen)
+
+
+class Snapshot(NamedTuple):
+    """One moment of a run, or a record of many, with the time as the first axis."""
+
+    step: jax.Array  # how many steps were taken
+    parameters: dict[str, Readout]  # by path
+    # Cosine of the update to mu_hat, which is the update with all coordinates at the
+    # floor: one is SGD with momentum.
+    cosine_to_momentum: jax.Array
+    cosine_to_sign: jax.Array  # of mu_hat: one is sign descent
+    # Between the updates that the corrected and the plain optimizer would make here.
+    cosine_of_correction: jax.Array
+    # Root mean squares of updates of learning rate one.
+    rms_update: jax.Array
+    rms_plain_update: jax.Array
+    rms_corrected_update: jax.Array
+
+    @property
+    def share_at_floor(self) -> jax.Array:
+        """Of all coordinates."""
+        rows = self.parameters.values()
+        at_floor = jnp.stack([row.share_at_floor * row.size for row in rows])
+        return at_floor.sum(0) / jnp.stack([row.size for row in rows]).sum(0)
+
+    def total(self, field: str) -> np.ndarray:
+        """The counts of a histogram summed over all parameters."""
+        counts = [np.asarray(getattr(r, field)) for r in self.parameters.values()]
+        return np.sum(counts, axis=0)
+
+
+def _sampled(values: jax.Array, sample_size: int) -> jax.Array:
+    """All values, or so many drawn once and for all."""
+    values = values.ravel()
+    if values.size <= sample_size:
+        return values
+    rng = np.random.default_rng(values.size)
+    return values[np.sort(rng.integers(values.size, size=sample_size))]
+
+
+def _quantiles(values: jax.Array, sample_size: int) -> jax.Array:
+    """At `QUANTILES`: the first and last exact, the others of a sample."""
+    inner = jnp.quantile(_sampled(values, sample_size), jnp.array(QUANTILES[1:-1]))
+    return jnp.concatenate([values.min()[None], inner, values.max()[None]])
+
+
+def _counts(values: jax.Array, unit: jax.Array) -> jax.Array:
+    """How many lie between `BIN_EDGES`, in this unit; all beyond, in the last ones."""
+    place = (jnp.arcsinh(values.ravel() / unit) + _REACH) * (NUM_BINS / (2 * _REACH))
+    bins = jnp.clip(jnp.floor(place), 0, NUM_BINS - 1).astype(jnp.int32)
+    return jnp.zeros(NUM_BINS, jnp.int32).at[bins].add(1)
+
+
+def _unit(spread: jax.Array) -> jax.Array:
+    """One where there is no noise to measure by."""
+    return jnp.where(spread > 0, spread, 1.0)
+
+
+def _readout(found: Estimates, noise_variance: jax.Array, sample_size: int) -> Readout:
+    quantiles = functools.partial(_quantiles, sample_size=sample_size)
+    first_moment_unit = _unit(
+        theory.first_moment_spread(noise_variance, found.b1, found.count)
+    )
+    second_moment_unit = _unit(
+        theory.second_moment_spread(noise_variance, found.b2, found.count)
+    )
+    denominator = found.denominator
+    update = found.step(denominator)
+    return Readout(
+        size=jnp.asarray(found.nu_hat.size, float),
+        noise_variance=found.noise_variance,
+        variance_floor=found.variance_floor,
+        first_moment_unit=first_moment_unit,
+        second_moment_unit=second_moment_unit,
+        mean_second_moment=found.nu_hat.mean(),
+        share_at_floor=jnp.mean(found.excess <= found.variance_floor),
+        mu_hat=quantiles(found.mu_hat),
+        nu_hat=quantiles(found.nu_hat),
+        update=quantiles(update),
+        step_size=quantiles(jnp.where(denominator > 0, 1 / denominator, 0)),
+        mu_hat_counts=_counts(found.mu_hat, first_moment_unit),
+        excess_counts=_counts(found.excess, second_moment_unit),
+        update_counts=_counts(update, jnp.ones(())),
+    )
+
+
+def _dots(found: Estimates) -> dict[str, jax.Array]:
+    """Inner products of the updates, from which all cosines are."""
+    vectors = {
+        "momentum": found.mu_hat,
+        "sign": jnp.sign(found.mu_hat),
+        "plain": found.step(found.plain_denominator),
+        "corrected": found.step(found.corrected_denominator),
+    }
+    vectors["update"] = found.step(found.denominator)
+    pairs = [(name, name) for name in vectors]
+    pairs += [("update", "momentum"), ("update", "sign"), ("corrected", "plain")]
+    return {f"{a} {b}": jnp.vdot(vectors[a], vectors[b]) for a, b in pairs}
+
+
+def _cosine(dots: dict[str, jax.Array], a: str, b: str) -> jax.Array:
+    norms = jnp.sqrt(dots[f"{a} {a}"]) * jnp.sqrt(dots[f"{b} {b}"])
+    return jnp.where(norms > 0, dots[f"{a} {b}"] / norms, 0)
+
+
+def of_estimates(
+    step: jax.Array,
+    found: dict[str, Estimates],
+    sample_size: int,
+    noise_stddev: jax.typing.ArrayLike | None = None,
+) -> Snapshot:
+    """The snapshot of these estimates.
+
+    Args:
+      step: the number of steps taken.
+      found: by the path of the parameter.
+      sample_size: for quantiles.
+      noise_stddev: what the units are made of, where it is not that of the estimates.
+    """
+    parameters, dots, after = {}, [], step
+    for name, row in found.items():
+        noise = row.noise_variance if noise_stddev is None else noise_stddev**2
+        parameters[name], products = _look(after, row, jnp.asarray(noise), sample_size)
+        dots.append(products)
+        after = parameters[name].share_at_floor
+    return _together(step, parameters, dots)
+
+
+@functools.partial(jax.jit, static_argnames="sample_size")
+def _look(after: jax.Array, row: Estimates, noise: jax.Array, sample_size: int):
+    """One parameter, once the number `after`, which is never -1, is known.
+
+    One after the other: a compiler that sees no order between the parameters computes
+    all at once, and holds the temporaries of all.
+    """
+    look = lambda: (_readout(row, noise, sample_size), _dots(row))
+    blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(look))
+    return jax.lax.cond(after != -1, look, lambda: blank)
+
+
+def _together(
+    step: jax.Array, parameters: dict[str, Readout], dots: list[dict[str, jax.Array]]
+) -> Snapshot:
+    total: Any = jax.tree.map(lambda *x: sum(x), *dots)
+    size = sum(row.size for row in parameters.values())
+    rms = lambda name: jnp.sqrt(total[f"{name} {name}"] / size)
+    return Snapshot(
+        step=step,
+        parameters=parameters,
+        cosine_to_momentum=_cosine(total, "update", "momentum"),
+        cosine_to_sign=_cosine(total, "update", "sign"),
+        cosine_of_correction=_cosine(total, "corrected", "plain"),
+        rms_update=rms("update"),
+        rms_plain_update=rms("plain"),
+        rms_corrected_update=rms("corrected"),
+    )
+
+
+def snapshot(
+    opt_state: optax.OptState,
+    *,
+    noise_stddev: noise_level.NoiseStddev | None = None,
+    b1: jax.typing.ArrayLike = 0.9,
+    b2: jax.typing.ArrayLike = 0.999,
+    eps: jax.typing.ArrayLike = 1e-8,
+    eps_root: jax.typing.ArrayLike = 0.0,
+    variance_floor: jax.typing.ArrayLike | moments.RelativeFloor = (
+        moments.RelativeFloor(1.0)
+    ),
+    sample_size: int = 65_536,
+) -> Snapshot:
+    """What the moments of a private Adam look like, from the optimizer's state alone.
+
+    The state is found wherever it sits: in a chain, under `optax.masked`,
+    `optax.multi_transform`, `optax.inject_hyperparams`. It holds the moments but not
+    how the optimizer was made, so give here the numbers it was given; the defaults are
+    the same. For plain Adam the floor says what the correction would do.
+
+    Works under `jax.jit` and inside `jax.lax.scan`: the result has a few kilobytes for
+    each parameter, whatever its size, and nothing is gathered over parameters. To look
+    every n steps, scan over scans of n steps and return a snapshot from the outer one:
+    its output is the record that `pictures` and `advise` take. `stack` makes one from
+    snapshots of a Python loop.
+
+    Guarantees:
+      * *Private*: a function of the optimizer's state and of public numbers. Behind
+        `add_dp_noise` it is post-processing, and costs no privacy.
+
+    Args:
+      opt_state: the state of a corrected optimizer, or of Adam.
+      noise_stddev: of the noise in the gradient, such as `mechanism.noise_stddev`: a
+        number, or a tree prefix of the parameters. Needed for plain Adam; a corrected
+        optimizer knows its own.
+      b1: decay rate of the first moment.
+      b2: decay rate of the second moment.
+      eps: outside the root, of plain Adam.
+      eps_root: inside the root, of plain Adam.
+      variance_floor: of the correction.
+      sample_size: quantiles of a parameter with more coordinates than this are those of
+        so many of them, with a standard error of at most 0.2 % of the coordinates at
+        the default; all else is exact.
+
+    Returns:
+      A `Snapshot`.
+
+    Raises:
+      ValueError: if there is no second moment in the state, or more than one of a
+        parameter, or the noise level of plain Adam is missing or a schedule.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import dpadambc
+      >>> from dpadambc import diagnostics
+      >>> optimizer = dpadambc.scale_by_adam_bc(noise_stddev=1.0)
+      >>> params = jnp.zeros(1000)
+      >>> noise = jax.random.normal(jax.random.key(0), (100, 1000))
+      >>> state, _ = jax.lax.scan(
+      ...     lambda state, g: (optimizer.update(g, state)[1], None),
+      ...     optimizer.init(params), noise)
+      >>> seen = diagnostics.snapshot(state)
+      >>> print(f"{seen.share_at_floor:.2f} at the floor")
+      0.85 at the floor
+    """
+    _validate.count(least=1, sample_size=sample_size)
+    settings = estimates.Settings(noise_stddev, b1, b2, eps, eps_root, variance_floor)
+    step, found = estimates.find(opt_state, settings)
+    return of_estimates(step, found, sample_size)
+
+
+def stack(snapshots: Sequence[Snapshot]) -> Snapshot:
+    """A record of snapshots taken in turn: each field with the time as first axis."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *snapshots)

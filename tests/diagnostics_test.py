@@ -1,0 +1,495 @@
+"""Read-outs against numpy, states in every wrapper, and who may read what."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpadambc
+from dpadambc import diagnostics, theory
+from dpadambc.diagnostics import not_private, readout
+
+PARAMS = {"w": jnp.zeros((40, 30)), "b": jnp.zeros(30)}
+STDDEV = 0.1
+
+
+def mechanism(**changes):
+    numbers = dict(
+        l2_clip_norm=1.0,
+        noise_multiplier=2.0,
+        sampling_prob=0.1,
+        iterations=10,
+        normalize_by=8,
+    )
+    return dpadambc.SubsampledGaussian(**numbers | changes)
+
+
+def gradients(steps=30, seed=0, stddev=STDDEV):
+    """Noised, some coordinates with much signal, most with none."""
+    rng = np.random.default_rng(seed)
+    signal = {
+        "w": np.where(np.arange(30) < 5, 0.2, 0.0)[None] * np.ones((40, 1)),
+        "b": np.full(30, 0.02),
+    }
+    noised = lambda g: g + stddev * rng.normal(size=(steps, *g.shape))
+    return jax.tree.map(lambda g: jnp.asarray(noised(g), jnp.float32), signal)
+
+
+def run(optimizer, grads, params=PARAMS):
+    step = lambda state, g: (optimizer.update(g, state, params)[1], None)
+    return jax.jit(lambda: jax.lax.scan(step, optimizer.init(params), grads)[0])()
+
+
+def moments_of(grads, b1=0.9, b2=0.999):
+    """By hand, in float64."""
+    m = v = 0.0
+    grads = np.asarray(grads, np.float64)
+    for g in grads:
+        m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2
+    return m / (1 - b1 ** len(grads)), v / (1 - b2 ** len(grads))
+
+
+def expected_readout(grads, name, *, corrected, b2=0.999):
+    """What the read-out of one parameter must be, with numpy."""
+    m, v = moments_of(grads[name], b2=b2)
+    steps = len(grads[name])
+    phi = STDDEV**2
+    unit = phi * np.sqrt(2 * (1 - b2) / (1 + b2) * (1 + b2**steps) / (1 - b2**steps))
+    denominator = np.sqrt(np.maximum(v - phi, unit) if corrected else v)
+    quantile = lambda x: np.quantile(x, readout.QUANTILES)
+    first_unit = STDDEV * np.sqrt(0.1 / 1.9 * (1 + 0.9**steps) / (1 - 0.9**steps))
+    counts = lambda x: np.histogram(x, readout.BIN_EDGES)[0]
+    return {
+        "size": m.size,
+        "noise_variance": phi,
+        "variance_floor": unit,
+        "first_moment_unit": first_unit,
+        "second_moment_unit": unit,
+        "mean_second_moment": v.mean(),
+        "share_at_floor": np.mean(v - phi <= unit),
+        "mu_hat": quantile(m),
+        "nu_hat": quantile(v),
+        "update": quantile(m / denominator),
+        "step_size": quantile(1 / denominator),
+        "mu_hat_counts": counts(m / first_unit),
+        "excess_counts": counts((v - phi) / unit),
+        "update_counts": counts(m / denominator),
+    }
+
+
+OPTIMIZERS = {
+    "corrected": dpadambc.scale_by_adam_bc(STDDEV),
+    "plain": optax.scale_by_adam(eps=1e-8),
+}
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("name", PARAMS)
+def test_readouts_are_those_of_numpy_on_the_whole_state(kind, name):
+    grads = gradients()
+    state = run(OPTIMIZERS[kind], grads)
+    stddev = None if kind == "corrected" else STDDEV
+    seen = jax.jit(lambda s: diagnostics.snapshot(s, noise_stddev=stddev))(state)
+    assert seen.step == 30
+    found = seen.parameters[f"['{name}']"]._asdict()
+    expected = expected_readout(grads, name, corrected=kind == "corrected")
+    assert found.keys() == expected.keys()
+    for field, value in expected.items():
+        if field.endswith("counts"):
+            # A value within float32 of an edge may fall to its other side.
+            assert np.abs(found[field] - value).sum() <= 4
+            assert found[field].sum() == PARAMS[name].size
+        else:
+            np.testing.assert_allclose(found[field], value, 3e-3, 1e-6, err_msg=field)
+
+
+def cosine(a, b):
+    return np.vdot(a, b) / np.linalg.norm(a) / np.linalg.norm(b)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_cosines_and_sizes_are_those_of_all_coordinates_together(kind):
+    grads = gradients()
+    seen = diagnostics.snapshot(run(OPTIMIZERS[kind], grads), noise_stddev=STDDEV)
+    pairs = [moments_of(grads[name]) for name in PARAMS]
+    m, v = (np.concatenate([np.ravel(p[i]) for p in pairs]) for i in (0, 1))
+    floor = float(seen.parameters["['b']"].variance_floor)
+    plain, corrected = m / np.sqrt(v), m / np.sqrt(np.maximum(v - STDDEV**2, floor))
+    update = corrected if kind == "corrected" else plain
+    expected = {
+        "cosine_to_momentum": cosine(update, m),
+        "cosine_to_sign": cosine(update, np.sign(m)),
+        "cosine_of_correction": cosine(plain, corrected),
+        "rms_update": np.sqrt(np.mean(update**2)),
+        "rms_plain_update": np.sqrt(np.mean(plain**2)),
+        "rms_corrected_update": np.sqrt(np.mean(corrected**2)),
+        "share_at_floor": np.mean(v - STDDEV**2 <= floor),
+    }
+    for field, value in expected.items():
+        assert float(getattr(seen, field)) == pytest.approx(value, rel=2e-3), field
+
+
+def test_the_update_is_the_one_that_the_optimizer_makes():
+    optimizer, grads = OPTIMIZERS["corrected"], gradients()
+    before = run(optimizer, jax.tree.map(lambda g: g[:-1], grads))
+    last = jax.tree.map(lambda g: g[-1], grads)
+    updates, state = optimizer.update(last, before)
+    seen = diagnostics.snapshot(state)
+    for name, update in updates.items():
+        found = seen.parameters[f"['{name}']"].update
+        np.testing.assert_allclose(
+            found, np.quantile(update, readout.QUANTILES), rtol=1e-4, atol=1e-5
+        )
+
+
+ADAM_BC = dpadambc.scale_by_adam_bc(STDDEV)
+WRAPPERS = {
+    "chain": optax.chain(optax.identity(), ADAM_BC, optax.scale(-0.1)),
+    "named_chain": optax.named_chain(("a", optax.identity()), ("b", ADAM_BC)),
+    "masked": optax.chain(
+        optax.masked(ADAM_BC, {"w": True, "b": False}),
+        optax.masked(dpadambc.scale_by_adam_bc(STDDEV), {"w": False, "b": True}),
+    ),
+    "multi_transform": optax.multi_transform(
+        {"x": ADAM_BC, "y": dpadambc.scale_by_adam_bc(STDDEV)},
+        {"w": "x", "b": "y"},
+    ),
+    "inject_hyperparams": optax.inject_hyperparams(dpadambc.scale_by_adam_bc)(
+        noise_stddev=STDDEV, b1=0.9
+    ),
+    "apply_if_finite": optax.apply_if_finite(ADAM_BC, 3),
+    "multi_steps": optax.MultiSteps(ADAM_BC, 1).gradient_transformation(),
+}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_the_state_is_found_in_every_wrapper(wrapper):
+    grads = gradients(8)
+    plain = diagnostics.snapshot(run(ADAM_BC, grads))
+    wrapped = diagnostics.snapshot(run(WRAPPERS[wrapper], grads))
+    assert wrapped.parameters.keys() == plain.parameters.keys()
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
+        wrapped,
+        plain,
+    )
+
+
+@pytest.mark.parametrize("name", ["dp_adam", "dp_adambc", "dp_adamw", "dp_adamw_bc"])
+def test_the_full_optimizers_can_be_looked_at(name):
+    stddev = mechanism().noise_stddev
+    optimizer = getattr(dpadambc, name)(
+        0.1, mechanism(), key=jax.random.key(0), pre_clipped=True
+    )
+    zeros = jax.tree.map(lambda p: jnp.zeros((50, *p.shape)), PARAMS)
+    seen = diagnostics.snapshot(run(optimizer, zeros), noise_stddev=stddev)
+    # Noise alone: m-hat and v-hat spread as they must, whatever the optimizer.
+    row = seen.parameters["['w']"]
+    assert row.noise_variance == pytest.approx(stddev**2, rel=3e-5)
+    assert abs(float(row.signal)) < 5 * float(row.signal_stderr)
+    # Of two medians of 1,200 coordinates, each with a standard error of 3 %.
+    quartile = row.mu_hat[readout.QUANTILES.index(0.75)] / row.first_moment_unit
+    assert float(quartile) == pytest.approx(0.6745, rel=0.15)
+
+
+def test_inside_scan_every_n_steps_without_compiling_again():
+    optimizer, grads = OPTIMIZERS["corrected"], gradients(40)
+    chunks = jax.tree.map(lambda g: g.reshape(4, 10, *g.shape[1:]), grads)
+
+    @jax.jit
+    def train(chunks):
+        def step(state, g):
+            return optimizer.update(g, state)[1], None
+
+        def chunk(state, gs):
+            state, _ = jax.lax.scan(step, state, gs)
+            return state, diagnostics.snapshot(state)
+
+        return jax.lax.scan(chunk, optimizer.init(PARAMS), chunks)
+
+    state, record = train(chunks)
+    train(chunks)
+    assert train._cache_size() == 1
+    assert record.step.tolist() == [10, 20, 30, 40]
+    assert record.share_at_floor.shape == (4,)
+    alone = diagnostics.snapshot(state)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a[-1], b, rtol=1e-4, atol=1e-6),
+        record,
+        alone,
+    )
+    stacked = diagnostics.stack([alone, alone])
+    assert stacked.step.tolist() == [40, 40]
+    # Every second step, by a condition inside one scan.
+    blank = jax.tree.map(jnp.zeros_like, alone)
+
+    def step(state, g):
+        state = optimizer.update(g, state)[1]
+        seen = jax.lax.cond(
+            state.count % 2 == 0, diagnostics.snapshot, lambda s: blank, state
+        )
+        return state, seen
+
+    _, sparse = jax.lax.scan(step, optimizer.init(PARAMS), grads)
+    assert sparse.step.tolist() == [0, 2] * 1 + sparse.step.tolist()[2:]
+    assert sparse.step[-1] == 40
+
+
+def test_memory_does_not_grow_with_the_number_of_parameters():
+    """The temporaries of one parameter at a time, and none of them all together."""
+    size, count = 100_000, 8
+    params = {str(i): jnp.zeros(size) for i in range(count)}
+    state = ADAM_BC.init(params)
+    compiled = jax.jit(diagnostics.snapshot).lower(state).compile()
+    analysis = compiled.memory_analysis()
+    output = analysis.output_size_in_bytes
+    assert output < 3_000 * count
+    # Of all parameters at once, they would be eight times as much.
+    assert analysis.temp_size_in_bytes < 12 * 4 * size
+
+
+def test_quantiles_of_large_parameters_are_of_a_sample_with_exact_ends():
+    values = jax.random.normal(jax.random.key(0), (300_000,))
+    state = optax.ScaleByAdamState(jnp.int32(1), 0.1 * values, 0.001 * values**2)
+    seen = diagnostics.snapshot(state, noise_stddev=1.0, sample_size=20_000)
+    found = seen.parameters["params"].mu_hat
+    assert found[0] == pytest.approx(float(values.min()), rel=1e-4)
+    assert found[-1] == pytest.approx(float(values.max()), rel=1e-4)
+    ranks = [float(jnp.mean(values <= q)) for q in found[1:-1]]
+    # The standard error of a rank is at most 1 / (2 sqrt(20,000)) = 0.0035.
+    np.testing.assert_allclose(ranks, readout.QUANTILES[1:-1], atol=0.0175)
+
+
+def test_a_schedule_is_followed_by_the_correction_and_refused_for_plain_adam():
+    schedule = lambda step: STDDEV * (1 + (step < 15))
+    state = run(dpadambc.scale_by_adam_bc(schedule), gradients())
+    seen = diagnostics.snapshot(state)
+    variances = jnp.array([schedule(i) ** 2 for i in range(30)])
+    bias = theory.second_moment_bias(variances, 0.999)[-1]
+    assert seen.parameters["['w']"].noise_variance == pytest.approx(float(bias), 1e-3)
+    plain = run(OPTIMIZERS["plain"], gradients())
+    for missing in (None, schedule):
+        with pytest.raises(ValueError, match="state of plain Adam does not hold"):
+            diagnostics.snapshot(plain, noise_stddev=missing)
+
+
+def test_states_without_a_second_moment_or_with_two_are_refused():
+    with pytest.raises(ValueError, match="SGD has none"):
+        diagnostics.snapshot(optax.sgd(0.1, momentum=0.9).init(PARAMS))
+    both = optax.chain(ADAM_BC, dpadambc.scale_by_adam_bc(STDDEV)).init(PARAMS)
+    with pytest.raises(ValueError, match=r"two of \['b'\]"):
+        diagnostics.snapshot(both)
+    with pytest.raises(ValueError, match="sample_size"):
+        diagnostics.snapshot(ADAM_BC.init(PARAMS), sample_size=0)
+
+
+def test_a_fresh_state_is_readable():
+    seen = diagnostics.snapshot(ADAM_BC.init(PARAMS))
+    assert seen.step == 0
+    numbers = jax.tree.leaves(seen)
+    assert all(np.isfinite(x).all() for x in numbers)
+
+
+# Who reads what. The clean gradient is NaN, and the noise replaced by a constant: what
+# depends on anything but the noised gradient is NaN too.
+
+
+def tainted_state(stores_clean_gradients):
+    def constant_instead(updates, state, params=None):
+        if stores_clean_gradients:
+            state = optax.tree.update_moment(updates, state, 0.9, 1)
+        return jax.tree.map(lambda g: jnp.full_like(g, 0.3), updates), state
+
+    noise = optax.GradientTransformation(optax.tree.zeros_like, constant_instead)
+    optimizer = optax.chain(noise, ADAM_BC)
+    nans = jax.tree.map(lambda p: jnp.full_like(p, jnp.nan), PARAMS)
+    return optimizer.update(nans, optimizer.init(PARAMS))[1], nans
+
+
+def has_nan(tree):
+    return any(np.isnan(np.asarray(x)).any() for x in jax.tree.leaves(tree))
+
+
+@pytest.mark.parametrize("stores_clean_gradients", [False, True])
+def test_what_is_private_reads_nothing_before_the_noise(stores_clean_gradients):
+    state, nans = tainted_state(stores_clean_gradients)
+    # Even of an optimizer that stores what it should not, only the moments are read.
+    assert has_nan(state) == stores_clean_gradients
+    seen = diagnostics.snapshot(state)
+    assert not has_nan(seen)
+    assert not any("nan" in str(advice) for advice in diagnostics.advise(seen))
+    # Negative control: what is named not private does read them.
+    clean = not_private.update_clean_moments(
+        not_private.init_clean_moments(PARAMS), nans
+    )
+    assert has_nan(not_private.snapshot(clean, noise_stddev=STDDEV))
+
+
+@pytest.mark.parametrize("factored", [False, True])
+def test_gradient_statistics_are_those_of_numpy_without_the_padding(factored):
+    rng = np.random.default_rng(0)
+    examples = jnp.asarray(rng.normal(size=(10, 6)), jnp.float32)
+    params = {"w": jnp.ones((6, 4)), "b": jnp.zeros(4)}
+    loss = lambda p, x: jnp.sum(jnp.tanh(x @ p["w"] + p["b"]) ** 2) / 4
+    grads = dpadambc.per_example_grad(loss)(params, examples)
+    if not factored:
+        grads = dpadambc.materialize(grads)
+    padding = jnp.arange(10) >= 8
+    seen = jax.jit(not_private.gradient_statistics, static_argnums=1)(
+        grads, mechanism(), is_padding_example=padding
+    )
+    arrays = dpadambc.materialize(grads)
+    rows = np.concatenate([np.reshape(arrays[k], (10, -1)) for k in "bw"], axis=1)[:8]
+    norms = np.linalg.norm(rows, axis=1)
+    assert float(seen.clip_fraction) == pytest.approx(np.mean(norms > 1.0))
+    np.testing.assert_allclose(
+        seen.norm, np.quantile(norms, readout.QUANTILES), rtol=1e-3
+    )
+    clipped = rows / np.maximum(norms, 1.0)[:, None]
+    assert float(seen.signal_norm) == pytest.approx(
+        np.linalg.norm(clipped.sum(0) / 8), rel=1e-3
+    )
+    assert float(seen.noise_norm) == pytest.approx(2.0 / 8 * np.sqrt(28), rel=1e-6)
+    assert float(seen.signal_to_noise) == pytest.approx(
+        float(seen.signal_norm / seen.noise_norm)
+    )
+
+
+def test_noise_of_gradient_statistics_follows_a_schedule():
+    scheduled = mechanism(noise_multiplier=lambda step: 1.0 + step)
+    seen = not_private.gradient_statistics(jnp.ones((3, 4)), scheduled, step=3)
+    assert float(seen.noise_norm) == pytest.approx(4.0 / 8 * 2)
+
+
+def test_the_excess_of_the_private_run_estimates_the_clean_second_moment():
+    steps, key = 400, jax.random.key(0)
+    clean = jax.tree.map(
+        lambda g: jnp.tile(g[:1], (steps, *[1] * (g.ndim - 1))),
+        gradients(1, stddev=0.05),
+    )
+    noised = jax.tree.map(lambda g: g + STDDEV * jax.random.normal(key, g.shape), clean)
+    private = diagnostics.snapshot(run(ADAM_BC, noised))
+
+    def step(state, g):
+        return not_private.update_clean_moments(state, g), None
+
+    state, _ = jax.lax.scan(step, not_private.init_clean_moments(PARAMS), clean)
+    seen = not_private.snapshot(state, noise_stddev=STDDEV)
+    for name, row in private.parameters.items():
+        other = seen.parameters[name]
+        assert float(other.second_moment_unit) == pytest.approx(
+            float(row.second_moment_unit), rel=1e-4
+        )
+        assert other.noise_variance == 0
+        # Cross terms of signal and noise add to the spread of noise alone.
+        error = float(row.signal_stderr) + float(
+            2 * STDDEV * np.sqrt(other.signal / steps / row.size)
+        )
+        assert abs(float(row.signal - other.signal)) < 5 * error
+        m, v = moments_of(np.asarray(clean[name[2:-2]]))
+        np.testing.assert_allclose(
+            other.nu_hat, np.quantile(v, readout.QUANTILES), rtol=1e-3, atol=1e-9
+        )
+    # Adam without noise is sign descent here.
+    assert seen.cosine_to_sign > 0.999
+
+
+def state_of(signal, noise_stddev=STDDEV, size=20_000, steps=200, **options):
+    """Of a corrected run on a constant gradient."""
+    key = jax.random.key(1)
+    optimizer = dpadambc.scale_by_adam_bc(noise_stddev, **options)
+    gradient = jnp.full(size, signal) * (jnp.arange(size) % 4 == 0)
+
+    def step(i, state):
+        noise = noise_stddev * jax.random.normal(jax.random.fold_in(key, i), (size,))
+        return optimizer.update(gradient + noise, state)[1]
+
+    return jax.lax.fori_loop(0, steps, step, optimizer.init(gradient))
+
+
+def advice_on(state, gradients=None, **options):
+    seen = diagnostics.snapshot(state, **options)
+    return {a.topic: a for a in diagnostics.advise(seen, gradients)}
+
+
+def test_advice_tells_noise_from_signal():
+    nothing = advice_on(state_of(0.0))
+    assert "No signal shows" in nothing["noise"].sentence
+    little = advice_on(state_of(0.05))["noise"]
+    assert "dominates" in little.sentence
+    # A quarter of the coordinates have the squared gradient 0.0025.
+    assert little.figures["noise_to_signal"] == pytest.approx(16, rel=0.2)
+    much = advice_on(state_of(1.0))
+    assert "does not dominate" in much["noise"].sentence
+    assert "is not that of DP-SGD" in much["direction"].sentence
+    silent = advice_on(state_of(0.1, noise_stddev=0.0, variance_floor=1e-8))
+    assert "not private" in silent["noise"].sentence
+
+
+def test_advice_sees_momentum_where_the_denominator_is_flat():
+    plain = optax.ScaleByAdamState(
+        jnp.int32(5_000),
+        jax.random.normal(jax.random.key(0), (1_000,)),
+        jnp.full(1_000, STDDEV**2),
+    )
+    found = advice_on(plain, noise_stddev=STDDEV)
+    assert "points where that of DP-SGD with momentum points" in (
+        found["direction"].sentence
+    )
+    assert found["direction"].figures["cosine_to_momentum"] > 0.999
+
+
+def test_advice_on_the_correction_gives_the_ratio_of_the_steps():
+    found = advice_on(state_of(0.0))["correction"]
+    seen = diagnostics.snapshot(state_of(0.0))
+    ratio = float(seen.rms_corrected_update / seen.rms_plain_update)
+    assert found.figures["step_ratio"] == pytest.approx(ratio)
+    assert f"{ratio:.2g} times as large" in found.sentence
+    assert 2 < ratio < 5
+
+
+def test_advice_on_the_floor():
+    low = advice_on(state_of(0.0, variance_floor=1e-9), variance_floor=1e-9)["floor"]
+    assert "Raise it" in low.sentence and low.figures["floor"] == pytest.approx(1e-9)
+    right = advice_on(state_of(0.3))["floor"]
+    assert "as it should be" in right.sentence
+    # One standard deviation above nothing, for three quarters of the coordinates.
+    assert right.figures["share_at_floor"] == pytest.approx(0.75 * 0.84, abs=0.02)
+    floor = dpadambc.RelativeFloor(30.0)
+    high = advice_on(state_of(0.0, variance_floor=floor), variance_floor=floor)["floor"]
+    assert "nearly all are divided by the same number" in high.sentence
+
+
+def test_advice_names_the_layers_with_the_clearest_and_the_faintest_signal():
+    found = advice_on(run(ADAM_BC, gradients(200)))["layers"]
+    assert found.sentence.index("['w']") < found.sentence.index("['b']")
+    assert set(found.figures) == {"['w']", "['b']"}
+
+
+@pytest.mark.parametrize(
+    ("scale", "expected"),
+    [
+        (0.01, "Lower the clip norm"),
+        (100.0, "all of them are normalised"),
+        (1.0, "the median norm"),
+    ],
+)
+def test_advice_on_clipping_is_named_not_private(scale, expected):
+    rng = np.random.default_rng(0)
+    rows = jnp.asarray(scale * rng.normal(size=(64, 3)) / 1.5, jnp.float32)
+    seen = not_private.gradient_statistics(rows, mechanism())
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), seen, seen)
+    for statistics in (seen, stacked):
+        found = advice_on(state_of(0.0), statistics)["clipping"]
+        assert found.sentence.startswith("Not private:") and expected in found.sentence
+        assert found.figures["clip_fraction"] == pytest.approx(
+            float(seen.clip_fraction)
+        )
+
+
+def test_advice_judges_the_last_snapshot_of_a_record():
+    early, late = (diagnostics.snapshot(state_of(s)) for s in (0.0, 1.0))
+    record = diagnostics.stack([early, late])
+    assert diagnostics.advise(record) == diagnostics.advise(late)
+    assert diagnostics.advise(record) != diagnostics.advise(early)
