@@ -244,7 +244,7 @@ def test_memory_does_not_grow_with_the_number_of_parameters():
     compiled = jax.jit(diagnostics.snapshot).lower(state).compile()
     analysis = compiled.memory_analysis()
     output = analysis.output_size_in_bytes
-    assert output < 3_000 * count
+    assert output < 4_000 * count
     # Of all parameters at once, they would be eight times as much.
     assert analysis.temp_size_in_bytes < 12 * 4 * size
 

@@ -15,8 +15,8 @@ from dpadambc.diagnostics.estimates import Estimates
 
 QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 
-NUM_BINS = 120
-# Even in asinh: about a fifth of a unit wide around zero, a fifth of the value far off.
+NUM_BINS = 240
+# Even in asinh: a tenth of a unit wide around zero, a tenth of the value far off.
 _REACH = 12.0
 BIN_EDGES = np.sinh(np.linspace(-_REACH, _REACH, NUM_BINS + 1))
 

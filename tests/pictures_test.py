@@ -1,0 +1,167 @@
+"""Every picture renders what it should, and says what is on its axes."""
+
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpadambc
+from dpadambc import diagnostics, pictures
+from dpadambc.diagnostics import not_private
+
+STDDEV, SIZE = 0.1, 4_000
+
+
+def snapshots(steps=40, every=10):
+    """Records of noised gradients, a quarter with signal, and of clean ones."""
+    signal = jnp.where(jnp.arange(SIZE) % 4 == 0, 0.2, 0.0)
+    params = {"w": signal, "b": signal[:50]}
+    optimizer = dpadambc.scale_by_adam_bc(STDDEV)
+
+    def step(carry, key):
+        state, clean = carry
+        noise = STDDEV * jax.random.normal(key, (SIZE,))
+        noised = {"w": params["w"] + noise, "b": params["b"] + noise[:50]}
+        state = optimizer.update(noised, state)[1]
+        return (state, not_private.update_clean_moments(clean, params)), None
+
+    def chunk(carry, keys):
+        carry, _ = jax.lax.scan(step, carry, keys)
+        return carry, (
+            diagnostics.snapshot(carry[0]),
+            not_private.snapshot(carry[1], noise_stddev=STDDEV),
+        )
+
+    keys = jax.random.split(jax.random.key(0), steps).reshape(-1, every)
+    start = optimizer.init(params), not_private.init_clean_moments(params)
+    return jax.jit(lambda: jax.lax.scan(chunk, start, keys))()[1]
+
+
+RECORD, CLEAN = snapshots()
+SINGLE = jax.tree.map(lambda x: x[-1], RECORD)
+
+
+def rendered(figure):
+    """The picture as numbers, shape (height, width, 4)."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())
+
+
+def check(figure, *labels, panels=1):
+    assert rendered(figure)[..., :3].std() > 5
+    assert len(figure.axes) == panels
+    for axes in figure.axes:
+        assert axes.get_xlabel() and axes.get_ylabel()
+    texts = [
+        text.get_text()
+        for axes in figure.axes
+        for text in axes.findobj(match=lambda x: hasattr(x, "get_text"))
+    ]
+    for label in labels:
+        assert any(label in text for text in texts), (label, texts)
+
+
+@pytest.mark.parametrize("record", [RECORD, SINGLE], ids=["record", "single"])
+@pytest.mark.parametrize("clean", [None, CLEAN], ids=["private", "with_clean"])
+def test_histograms_show_the_last_snapshot_and_name_what_is_not_private(record, clean):
+    for draw, unit in [
+        (pictures.first_moments, "standard deviations"),
+        (pictures.second_moments, "units of the noise variance"),
+        (pictures.updates, "units of the learning rate"),
+    ]:
+        figure = draw(record, clean=clean)
+        check(figure, unit, "after 40 steps")
+        labels = figure.axes[0].get_legend_handles_labels()[1]
+        assert any("not private" in label for label in labels) == (clean is not None)
+
+
+def test_the_second_moment_is_shifted_by_the_noise_variance():
+    axes = pictures.second_moments(RECORD).axes[0]
+    adams, corrected = axes.patches
+    before, after = adams.get_data(), corrected.get_data()
+    np.testing.assert_allclose(before.edges, after.edges + 1)
+    np.testing.assert_allclose(np.sum(after.values * np.diff(after.edges)), 1)
+    # The median of all coordinates, three quarters of which are without signal.
+    below = np.cumsum(after.values * np.diff(after.edges))
+    assert abs(after.edges[np.searchsorted(below, 0.4)]) < 0.2
+    assert "at the floor" in axes.get_title()
+
+
+def test_noise_alone_is_drawn_as_the_normal_that_it_is():
+    axes = pictures.first_moments(RECORD).axes[0]
+    curve = axes.patches[1].get_data()
+    assert np.sum(curve.values * np.diff(curve.edges)) == pytest.approx(1)
+
+
+def test_the_second_moment_is_not_drawn_in_units_that_differ():
+    levels = {"a": 0.1, "b": 0.2}
+    optimizer = dpadambc.scale_by_adam_bc(levels)
+    params = {"a": jnp.ones(9), "b": jnp.ones(9)}
+    _, state = optimizer.update(params, optimizer.init(params))
+    rows = diagnostics.snapshot(state)
+    # Relative to the noise variance both resolve the same.
+    check(pictures.second_moments(rows))
+    bare = dpadambc.scale_by_adam_bc(0.0, variance_floor=1e-8)
+    _, state = bare.update(params, bare.init(params))
+    with pytest.raises(ValueError, match="more than none"):
+        pictures.second_moments(diagnostics.snapshot(state))
+
+
+def test_the_share_at_the_floor_is_drawn_over_time_for_each_parameter():
+    figure = pictures.floor_share(RECORD)
+    check(figure, "steps", "share of coordinates at the floor")
+    lines = figure.axes[0].get_lines()
+    assert [line.get_label() for line in lines] == ["all", "['b']", "['w']"]
+    np.testing.assert_allclose(lines[0].get_ydata(), RECORD.share_at_floor)
+    assert lines[0].get_xdata().tolist() == [10, 20, 30, 40]
+    with pytest.raises(ValueError, match="many snapshots"):
+        pictures.floor_share(SINGLE)
+
+
+def test_two_runs_and_their_difference():
+    curves = {"DP-Adam": [1.0, 0.5, 0.25], "DP-SGDM": [1.0, 0.6, 0.25]}
+    figure = pictures.equivalence(curves)
+    check(figure, "DP-SGDM less DP-Adam", "0.0033", panels=2)
+    with pytest.raises(ValueError, match="two curves of one length"):
+        pictures.equivalence({"a": [1.0], "b": [1.0, 2.0]})
+    with pytest.raises(ValueError, match="two curves of one length"):
+        pictures.equivalence({"a": [1.0]})
+
+
+def test_a_sweep_has_means_spreads_and_references():
+    values = [1e-3, 1e-2, 1e-1]
+    scores = {
+        "DP-AdamBC": [[1.0, 3.0], [4.0, 6.0], [5.0, 5.0]],
+        "flat": [1.0, 1.0, 1.0],
+    }
+    figure = pictures.sweep(
+        values, scores, xlabel="floor (unit)", reference={"DP-Adam": 2.0}
+    )
+    check(figure, "floor (unit)", "test accuracy (%)", "DP-Adam")
+    axes = figure.axes[0]
+    assert axes.get_xscale() == "log"
+    assert axes.containers[0].lines[0].get_ydata().tolist() == [2.0, 5.0, 5.0]
+    with pytest.raises(ValueError, match=r"shape \(3,\)"):
+        pictures.sweep(values, {"a": [1.0, 2.0]}, xlabel="x")
+
+
+def test_curves_can_be_told_apart_without_colour():
+    scores = {str(i): [float(i), float(i)] for i in range(5)}
+    axes = pictures.sweep([1.0, 2.0], scores, xlabel="x").axes[0]
+    lines = [container.lines[0] for container in axes.containers]
+    assert len({(str(li.get_linestyle()), li.get_marker()) for li in lines}) == 5
+
+
+def test_without_matplotlib_the_message_says_what_to_install():
+    code = (
+        "import sys; sys.modules['matplotlib'] = None; sys.modules['matplotlib.axes'] ="
+        " None\nimport dpadambc\nfrom dpadambc import pictures"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode != 0 and "pip install 'dpadambc[pictures]'" in done.stderr
