@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow check speed clean
+.PHONY: demo test test-slow check speed notebooks clean
 
 demo: $(VENV)/demo
 	$(BIN)/python -m benchmarks.digits.run --output-dir demo
@@ -21,6 +21,9 @@ check: $(VENV)/check
 
 speed: $(VENV)/speed
 	$(BIN)/python -m benchmarks.speed.run
+
+notebooks: $(VENV)/notebooks
+	$(BIN)/jupyter-execute --inplace notebooks/*.ipynb
 
 # The marker file of an extra is newer than pyproject.toml once it is installed.
 $(VENV)/%: pyproject.toml

@@ -1,0 +1,37 @@
+"""The notebooks run from beginning to end."""
+
+import pathlib
+
+import nbclient
+import nbformat
+import pytest
+
+FOLDER = pathlib.Path(__file__).parents[1] / "notebooks"
+PATHS = sorted(FOLDER.glob("*.ipynb"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+@pytest.mark.filterwarnings("default")
+def test_the_notebook_runs(path):
+    notebook = nbformat.read(path, as_version=4)
+    client = nbclient.NotebookClient(
+        notebook, timeout=600, resources={"metadata": {"path": FOLDER}}
+    )
+    client.execute()
+    drawn = [
+        output
+        for cell in notebook.cells
+        for output in cell.get("outputs", [])
+        if "image/png" in output.get("data", {})
+    ]
+    asked = [c for c in notebook.cells if c.source.rstrip().startswith("pictures.")]
+    assert len(drawn) >= len(asked)
+
+
+def test_there_are_notebooks_with_their_outputs():
+    """Readers see them without running them."""
+    assert len(PATHS) == 4
+    for path in PATHS:
+        cells = nbformat.read(path, as_version=4).cells
+        assert any(cell.get("outputs") for cell in cells)
