@@ -59,9 +59,9 @@ def _last(record: Snapshot) -> Snapshot:
     return jax.tree.map(lambda x: x[-1], record)
 
 
-def _density(counts: np.ndarray, edges: np.ndarray) -> Density:
+def _density(shares: np.ndarray, edges: np.ndarray) -> Density:
     """The share of coordinates per unit of length."""
-    return counts / counts.sum() / np.diff(edges), edges
+    return shares / np.diff(edges), edges
 
 
 def _reach(densities: Iterable[Density]) -> tuple[float, float]:
@@ -120,12 +120,12 @@ def first_moments(record: Snapshot, *, clean: Snapshot | None = None) -> Figure:
     """
     seen = _last(record)
     densities = {
-        "of the noised gradient": _density(seen.total("mu_hat_counts"), BIN_EDGES),
+        "of the noised gradient": _density(seen.shares("mu_hat_shares"), BIN_EDGES),
         "noise alone": _normal(BIN_EDGES),
     }
     if clean is not None:
-        counts = _last(clean).total("mu_hat_counts")
-        densities["before the noise (not private)"] = _density(counts, BIN_EDGES)
+        shares = _last(clean).shares("mu_hat_shares")
+        densities["before the noise (not private)"] = _density(shares, BIN_EDGES)
     figure, (axes,) = _figure()
     _stairs(axes, densities)
     axes.set_xlabel("first moment (standard deviations under noise alone)")
@@ -151,13 +151,13 @@ def second_moments(record: Snapshot, *, clean: Snapshot | None = None) -> Figure
     """
     seen = _last(record)
     unit = _ratio_of_units(seen)
-    counts = seen.total("excess_counts")
+    shares = seen.shares("excess_shares")
     densities = {
-        "Adam's": _density(counts, BIN_EDGES * unit + 1),
-        "corrected": _density(counts, BIN_EDGES * unit),
+        "Adam's": _density(shares, BIN_EDGES * unit + 1),
+        "corrected": _density(shares, BIN_EDGES * unit),
     }
     if clean is not None:
-        other = _last(clean).total("excess_counts")
+        other = _last(clean).shares("excess_shares")
         densities["before the noise (not private)"] = _density(other, BIN_EDGES * unit)
     figure, (axes,) = _figure()
     _stairs(axes, densities)
@@ -183,11 +183,11 @@ def updates(record: Snapshot, *, clean: Snapshot | None = None) -> Figure:
       A matplotlib figure.
     """
     seen = _last(record)
-    counts = {"of the noised gradient": seen.total("update_counts")}
+    found = {"of the noised gradient": seen.shares("update_shares")}
     if clean is not None:
-        counts["before the noise (not private)"] = _last(clean).total("update_counts")
+        found["before the noise (not private)"] = _last(clean).shares("update_shares")
     figure, (axes,) = _figure()
-    _stairs(axes, {k: _density(n, BIN_EDGES) for k, n in counts.items()})
+    _stairs(axes, {k: _density(share, BIN_EDGES) for k, share in found.items()})
     axes.set_xlabel("update (units of the learning rate)")
     axes.set_title(f"after {int(seen.step):,} steps")
     return figure

@@ -59,7 +59,7 @@ def expected_readout(grads, name, *, corrected, b2=0.999):
     denominator = np.sqrt(np.maximum(v - phi, unit) if corrected else v)
     quantile = lambda x: np.quantile(x, readout.QUANTILES)
     first_unit = STDDEV * np.sqrt(0.1 / 1.9 * (1 + 0.9**steps) / (1 - 0.9**steps))
-    counts = lambda x: np.histogram(x, readout.BIN_EDGES)[0]
+    shares = lambda x: np.histogram(x, readout.BIN_EDGES)[0] / x.size
     return {
         "size": m.size,
         "noise_variance": phi,
@@ -72,9 +72,9 @@ def expected_readout(grads, name, *, corrected, b2=0.999):
         "nu_hat": quantile(v),
         "update": quantile(m / denominator),
         "step_size": quantile(1 / denominator),
-        "mu_hat_counts": counts(m / first_unit),
-        "excess_counts": counts((v - phi) / unit),
-        "update_counts": counts(m / denominator),
+        "mu_hat_shares": shares(m / first_unit),
+        "excess_shares": shares((v - phi) / unit),
+        "update_shares": shares(m / denominator),
     }
 
 
@@ -96,10 +96,11 @@ def test_readouts_are_those_of_numpy_on_the_whole_state(kind, name):
     expected = expected_readout(grads, name, corrected=kind == "corrected")
     assert found.keys() == expected.keys()
     for field, value in expected.items():
-        if field.endswith("counts"):
+        if field.endswith("shares"):
             # A value within float32 of an edge may fall to its other side.
-            assert np.abs(found[field] - value).sum() <= 4
-            assert found[field].sum() == PARAMS[name].size
+            moved = np.abs(found[field] - value).sum() * PARAMS[name].size
+            assert moved <= 4.01
+            assert found[field].sum() == pytest.approx(1, abs=1e-5)
         else:
             np.testing.assert_allclose(found[field], value, 3e-3, 1e-6, err_msg=field)
 
@@ -259,6 +260,10 @@ def test_quantiles_of_large_parameters_are_of_a_sample_with_exact_ends():
     ranks = [float(jnp.mean(values <= q)) for q in found[1:-1]]
     # The standard error of a rank is at most 1 / (2 sqrt(20,000)) = 0.0035.
     np.testing.assert_allclose(ranks, readout.QUANTILES[1:-1], atol=0.0175)
+    shares = seen.parameters["params"].mu_hat_shares
+    unit = float(seen.parameters["params"].first_moment_unit)
+    exact = np.histogram(0.1 * values / 0.1 / unit, readout.BIN_EDGES)[0] / values.size
+    np.testing.assert_allclose(np.cumsum(shares), np.cumsum(exact), atol=0.0175)
 
 
 def test_a_schedule_is_followed_by_the_correction_and_refused_for_plain_adam():

@@ -58,29 +58,44 @@ class Estimates(NamedTuple):
         return self.nu_hat - self.noise_variance
 
     @property
-    def corrected_denominator(self) -> jax.Array:
-        """The root of the corrected second moment, floored."""
-        return jnp.sqrt(
-            moments.corrected_second_moment(
-                self.nu_hat, self.noise_variance, self.variance_floor
-            )
+    def corrected_step_size(self) -> jax.Array:
+        """One over the root of the corrected second moment."""
+        corrected = moments.corrected_second_moment(
+            self.nu_hat, self.noise_variance, self.variance_floor
         )
+        return _reciprocal(jnp.sqrt(corrected))
 
     @property
-    def plain_denominator(self) -> jax.Array:
-        """The root of the second moment as it is."""
-        return jnp.sqrt(self.nu_hat + self.eps_root) + self.eps
+    def plain_step_size(self) -> jax.Array:
+        """One over the root of the second moment as it is."""
+        return _reciprocal(jnp.sqrt(self.nu_hat + self.eps_root) + self.eps)
 
     @property
-    def denominator(self) -> jax.Array:
-        """Of the optimizer itself."""
+    def step_size(self) -> jax.Array:
+        """What the optimizer itself multiplies the first moment by."""
         return jnp.where(
-            self.is_corrected, self.corrected_denominator, self.plain_denominator
+            self.is_corrected, self.corrected_step_size, self.plain_step_size
         )
 
-    def step(self, denominator: jax.Array) -> jax.Array:
-        """The update of learning rate one; 0 for a coordinate that never moved."""
-        return jnp.where(denominator > 0, self.mu_hat / denominator, 0)
+    @property
+    def corrected_update(self) -> jax.Array:
+        """Of learning rate one, with the correction."""
+        return self.mu_hat * self.corrected_step_size
+
+    @property
+    def plain_update(self) -> jax.Array:
+        """Of learning rate one, without the correction."""
+        return self.mu_hat * self.plain_step_size
+
+    @property
+    def update(self) -> jax.Array:
+        """Of learning rate one, of the optimizer itself."""
+        return self.mu_hat * self.step_size
+
+
+def _reciprocal(denominator: jax.Array) -> jax.Array:
+    """0 for a coordinate that never moved."""
+    return jnp.where(denominator > 0, 1 / denominator, 0)
 
 
 def _adam_states(opt_state: optax.OptState) -> list[Any]:

@@ -135,7 +135,7 @@ def snapshot(
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.999,
     eps: jax.typing.ArrayLike = 1e-8,
-    sample_size: int = 65_536,
+    sample_size: int = 16_384,
 ) -> readout.Snapshot:
     """The clean moments, in the units of the noise added to them: *not private*.
 
