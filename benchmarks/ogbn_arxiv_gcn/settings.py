@@ -97,6 +97,9 @@ FLOORS = (0.3, 1.0, 3.0)
 NUM_TRIALS = 10
 # The best of the trials are tried once more.
 NUM_FINALISTS = 3
+# Here, as many as did best for the optimizer at the first epsilon.
+SHORT_EPSILONS = (6.0, 1.0)
+NUM_SHORT_TRIALS = 5
 # Of the first and of the second trial; none of those of the results.
 TUNING_SEEDS = (1_000, 1_001)
 
