@@ -1,8 +1,8 @@
 """Pictures of a run, from its record; they need `dpadambc[pictures]`, for matplotlib.
 
-Every function takes what `dpadambc.diagnostics` returns and gives a matplotlib figure,
-which can be shown in a notebook or saved with `figure.savefig(path)`. Curves differ by
-their dashes and markers, so they can be told apart without colour.
+Every function returns a matplotlib figure, which can be shown in a notebook or saved
+with `figure.savefig(path)`. Curves differ by their dashes and markers, so they can be
+told apart without colour.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,12 +25,13 @@ except ModuleNotFoundError as error:
 
 # Colours that colour-blind readers tell apart (Okabe and Ito).
 _STYLES: tuple[dict[str, Any], ...] = (
-    {"color": "black", "linestyle": "-", "marker": "o"},
-    {"color": "#D55E00", "linestyle": "--", "marker": "s"},
-    {"color": "#0072B2", "linestyle": "-.", "marker": "^"},
-    {"color": "#CC79A7", "linestyle": ":", "marker": "D"},
-    {"color": "#E69F00", "linestyle": (0, (5, 1, 1, 1, 1, 1)), "marker": "v"},
+    {"color": "black", "linestyle": "-"},
+    {"color": "#D55E00", "linestyle": "--"},
+    {"color": "#0072B2", "linestyle": "-."},
+    {"color": "#CC79A7", "linestyle": ":"},
+    {"color": "#E69F00", "linestyle": (0, (5, 1, 1, 1, 1, 1))},
 )
+_MARKERS = ("o", "s", "^", "D", "v", "x", "P")
 # What is shown of a histogram: all but this share, at either end.
 _TAIL = 5e-4
 
@@ -40,7 +41,8 @@ Density = tuple[
 
 
 def _style(i: int, *names: str) -> dict[str, Any]:
-    style = _STYLES[i % len(_STYLES)]
+    """Dashes and markers come round at different times: 35 that differ."""
+    style = _STYLES[i % len(_STYLES)] | {"marker": _MARKERS[i % len(_MARKERS)]}
     return {name: style[name] for name in names or style}
 
 
@@ -121,8 +123,9 @@ def first_moments(record: Snapshot, *, clean: Snapshot | None = None) -> Figure:
     seen = _last(record)
     densities = {
         "of the noised gradient": _density(seen.shares("mu_hat_shares"), BIN_EDGES),
-        "noise alone": _normal(BIN_EDGES),
     }
+    if all(row.noise_variance > 0 for row in seen.parameters.values()):
+        densities["noise alone"] = _normal(BIN_EDGES)
     if clean is not None:
         shares = _last(clean).shares("mu_hat_shares")
         densities["before the noise (not private)"] = _density(shares, BIN_EDGES)
@@ -161,9 +164,9 @@ def second_moments(record: Snapshot, *, clean: Snapshot | None = None) -> Figure
         densities["before the noise (not private)"] = _density(other, BIN_EDGES * unit)
     figure, (axes,) = _figure()
     _stairs(axes, densities)
-    row = next(iter(seen.parameters.values()))
-    floor = float(row.variance_floor / row.noise_variance)
-    axes.axvline(floor, color="grey", linestyle=":", label=f"floor, {floor:.2g}")
+    rows = seen.parameters.values()
+    for floor in sorted({f"{r.variance_floor / r.noise_variance:.2g}" for r in rows}):
+        axes.axvline(float(floor), color="grey", linestyle=":", label=f"floor, {floor}")
     axes.legend(frameon=False, fontsize="small")
     axes.set_xlabel("second moment (units of the noise variance)")
     axes.set_title(
@@ -231,7 +234,7 @@ def equivalence(
     Args:
       curves: by name, one number for each step; two of the same length, such as the
         losses of DP-Adam and of DP-SGD with momentum under
-        `theory.equivalent_sgdm_schedule`.
+        `theory.equivalent_sgdm_schedule`. (Losses on training data are *not private*.)
       ylabel: what the numbers are.
 
     Returns:

@@ -290,17 +290,17 @@ def second_moment_deviation(
     Bernstein's inequality gives the two branches.
 
     The published :math:`\nu = 4 \Phi \sqrt{\cdot}` is this for
-    :math:`G = \sqrt{1.5\,\Phi}`, so it holds for gradients below 1.2 standard
-    deviations of the noise, and not for larger ones. With G the clip norm over B times
-    the batch size nothing is assumed, and the bound is of little use: far above
-    :math:`\Phi`. It is loose by a factor of four in any case; the spread under noise
-    alone is `second_moment_spread`.
+    :math:`G = \sqrt{1.5\,\Phi}`, so it is proved for gradients below 1.2 standard
+    deviations of the noise, and false for much larger ones. With G the clip norm over B
+    times the batch size nothing is assumed, and the bound is of little use: far above
+    :math:`\Phi`. It is loose by a factor of two, and by four with the default G where
+    gradients are small; the spread under noise alone is `second_moment_spread`.
 
-    As a floor: a corrected moment below :math:`\xi` cannot be told from zero at the
-    level :math:`\alpha`.
+    As a floor: a corrected moment above :math:`\xi` differs from zero at the level
+    :math:`\alpha`.
 
     Args:
-      noise_variance: :math:`\Phi`.
+      noise_variance: :math:`\Phi`, positive.
       count: the number of steps t.
       b2: decay rate of the second moment.
       alpha: the probability of a larger deviation.
@@ -311,7 +311,8 @@ def second_moment_deviation(
       :math:`\xi`, in the unit of the squared gradient.
 
     Raises:
-      ValueError: if alpha is not in (0, 1), or b2 not in [0, 1).
+      ValueError: if alpha is not in (0, 1), b2 not in [0, 1), or the noise variance not
+        positive.
 
     Example:
       >>> from dpadambc import theory
@@ -323,6 +324,8 @@ def second_moment_deviation(
     """
     _validate.open_unit_interval(alpha=alpha)
     _validate.decay(b2=b2)
+    if jnp.ndim(noise_variance) == 0:
+        _validate.positive(noise_variance=noise_variance)
     if gradient_bound is None:
         gradient_bound = jnp.sqrt(1.5 * noise_variance)
     # In units of the noise variance, whose square may be less than float32 can hold.
@@ -388,23 +391,23 @@ def adam_convergence_bound(
         - \ln b_2\Big),
       \quad E = \frac{4 d R^2}{\sqrt{1 - b_2}} + \frac{\eta d R L}{1 - b_2}
 
-    where R bounds the absolute noised gradient. Gaussian noise has no bound; but cut
-    off at `noise_bound` it is still symmetric, and with probability
-    :math:`1 - \alpha` the run with it *is* the run: the expectation is that of the cut
-    off one. It assumes that F is L-smooth and bounded below, and that no gradient is
-    clipped, since clipping would bias it.
+    where :math:`R - \sqrt\epsilon` bounds the absolute noised gradient. Gaussian noise
+    has no bound; but cut off at `noise_bound` it is still symmetric, and with
+    probability :math:`1 - \alpha` the run with it *is* the run: the expectation is that
+    of the cut off one. It assumes that F is L-smooth and bounded below, that batches
+    are independent and their gradients unbiased for that of F, so that none is clipped.
 
     Args:
       initial_gap: :math:`F_0 - F_*`.
       smoothness: :math:`L`.
-      gradient_bound: on the absolute clean gradient in any coordinate.
+      gradient_bound: on the absolute clean gradient of any batch in any coordinate.
       noise_stddev: of the noise in the gradient.
       num_coordinates: :math:`d`.
       iterations: :math:`T`.
-      learning_rate: :math:`\eta` above; Adam's usual one is
-        :math:`\eta / \sqrt{1 - b_2}`.
+      learning_rate: :math:`\eta`, Adam's.
       b2: decay rate of the second moment.
-      eps_root: :math:`\epsilon`.
+      eps_root: :math:`\epsilon`; Adam's own, inside the root of :math:`\hat v`, is
+        :math:`1 - b_2` times as large in the limit.
       alpha: the probability that the bound is not about this run.
 
     Returns:

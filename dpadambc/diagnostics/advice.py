@@ -1,16 +1,17 @@
 """What a record of a run says, in plain sentences with the figures behind them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from dpadambc.diagnostics.not_private import GradientStatistics
-from dpadambc.diagnostics.readout import QUANTILES, Snapshot
+from dpadambc.diagnostics.readout import QUANTILES, Readout, Snapshot
 
 # Where one sentence gives way to another.
 _DOMINATES = 3.0  # noise over signal
+_SMALL = 0.1  # noise over signal
 _SAME_DIRECTION = 0.98  # a cosine
 _MOST = 0.9  # of the coordinates
 _FAR_BELOW = 0.3  # the floor over what can be resolved
@@ -35,55 +36,92 @@ def _last(record: Snapshot) -> Snapshot:
     return jax.tree.map(last, record)
 
 
-def _weighted(seen: Snapshot, number: Callable[[Any], Any]) -> float:
-    """The mean over all coordinates."""
-    rows = seen.parameters.values()
+def _mean(rows: Iterable[Readout], number: Callable[[Readout], Any]) -> float:
+    """The mean over all coordinates of these parameters."""
+    rows = list(rows)
     return float(sum(r.size * number(r) for r in rows) / sum(r.size for r in rows))
 
 
-def _noise(seen: Snapshot) -> Advice:
-    noise = _weighted(seen, lambda r: r.noise_variance)
-    signal = _weighted(seen, lambda r: r.signal)
-    size = sum(float(r.size) for r in seen.parameters.values())
-    stderr = _weighted(seen, lambda r: r.second_moment_unit**2) ** 0.5 / size**0.5
-    figures = {"noise": noise, "signal": signal, "standard_error": stderr}
-    if noise == 0:
-        return Advice("noise", "No noise was added: this run is not private.", figures)
-    if signal < _STANDARD_ERRORS * stderr:
+def _noised(seen: Snapshot) -> list[Readout]:
+    """The parameters that noise is added to."""
+    return [row for row in seen.parameters.values() if row.noise_variance > 0]
+
+
+def _nothing_to_see(seen: Snapshot) -> Advice | None:
+    """What makes all other advice void."""
+    if seen.step == 0:
+        return Advice("state", "No step was taken yet.", {"step": 0.0})
+    broken = [
+        name
+        for name, row in seen.parameters.items()
+        if not np.isfinite([row.mean_second_moment, *row.mu_hat[[0, -1]]]).all()
+    ]
+    if broken:
         return Advice(
-            "noise",
+            "state",
+            f"The moments of {', '.join(broken)} are not finite: the loss or the"
+            " learning rate went too far, some steps ago.",
+            {"parameters": float(len(broken))},
+        )
+    if not _noised(seen):
+        return Advice("noise", "No noise was added: this run is not private.", {})
+    return None
+
+
+def _noise(seen: Snapshot) -> Advice:
+    rows = _noised(seen)
+    noise = _mean(rows, lambda r: r.noise_variance)
+    signal = _mean(rows, lambda r: r.signal)
+    size = sum(float(r.size) for r in rows)
+    stderr = (_mean(rows, lambda r: r.second_moment_unit**2) / size) ** 0.5
+    figures = {"noise": noise, "signal": signal, "standard_error": stderr}
+    if signal < -_STANDARD_ERRORS * stderr:
+        sentence = (
+            f"The second moment is {-signal:.2g} *below* the noise variance of"
+            f" {noise:.2g}, {-signal / stderr:.2g} standard errors: the noise that was"
+            " added is less than stated, or the decay rate or noise level given here is"
+            " not the optimizer's."
+        )
+    elif signal < _STANDARD_ERRORS * stderr:
+        sentence = (
             f"No signal shows in the second moment: its mean is {signal:+.2g} beyond"
             f" the noise variance of {noise:.2g}, within {_STANDARD_ERRORS:g} standard"
-            f" errors of {stderr:.1g}. Raise the batch size, or lower the clip norm.",
-            figures,
+            f" errors of {stderr:.1g}. Raise the batch size, or lower the clip norm."
         )
-    ratio = figures["noise_to_signal"] = noise / signal
+    else:
+        ratio = figures["noise_to_signal"] = noise / signal
+        sentence = _of_ratio(ratio)
+    return Advice("noise", sentence, figures)
+
+
+def _of_ratio(ratio: float) -> str:
     if ratio > _DOMINATES:
-        return Advice(
-            "noise",
-            f"Noise dominates the second moment: {ratio:.3g} times the signal. Plain"
-            " DP-Adam is close to DP-SGD with momentum here. At the same noise"
-            f" multiplier a batch {ratio**0.5:.2g} times as large would make the two"
-            " equal, at the price of a larger sampling probability.",
-            figures,
+        return (
+            f"Noise dominates the second moment: {ratio:.3g} times the signal. At the"
+            f" same noise multiplier a batch {ratio**0.5:.2g} times as large would make"
+            " the two equal, at the price of a larger sampling probability."
         )
-    return Advice(
-        "noise",
-        f"Noise does not dominate the second moment: it is {ratio:.2g} times the"
-        " signal. The correction has little to take out.",
-        figures,
+    if ratio > _SMALL:
+        return (
+            f"Noise and signal both make up the second moment: {ratio:.2g} to one in"
+            " the mean, which a few large coordinates may rule."
+        )
+    return (
+        f"Noise is small in the second moment: {ratio:.2g} times the signal. The"
+        " correction has little to take out."
     )
 
 
 def _momentum(seen: Snapshot) -> Advice:
     cosine = float(seen.cosine_to_momentum)
     sign = float(seen.cosine_to_sign)
+    ratio = float(seen.rms_update / seen.rms_plain_update)
     figures = {"cosine_to_momentum": cosine, "cosine_to_sign": sign}
     if cosine > _SAME_DIRECTION:
         sentence = (
             "The update points where that of DP-SGD with momentum points (cosine"
-            f" {cosine:.3f}): dp_sgd with momentum and theory.equivalent_sgdm_schedule"
-            " takes the same steps."
+            f" {cosine:.3f}): dp_sgd with momentum takes nearly the same steps, at"
+            f" {ratio:.2g} times the rates of theory.equivalent_sgdm_schedule."
         )
     else:
         sentence = (
@@ -95,9 +133,8 @@ def _momentum(seen: Snapshot) -> Advice:
 
 
 def _correction(seen: Snapshot) -> Advice:
-    plain, corrected = float(seen.rms_plain_update), float(seen.rms_corrected_update)
+    ratio = float(seen.rms_corrected_update / seen.rms_plain_update)
     cosine = float(seen.cosine_of_correction)
-    ratio = corrected / plain if plain > 0 else float("nan")
     figures = {"step_ratio": ratio, "cosine_of_correction": cosine}
     what = (
         "and hardly changes their direction"
@@ -114,9 +151,10 @@ def _correction(seen: Snapshot) -> Advice:
 
 
 def _floor(seen: Snapshot) -> Advice:
-    share = float(seen.share_at_floor)
-    resolution = _weighted(seen, lambda r: r.second_moment_unit)
-    floor = _weighted(seen, lambda r: r.variance_floor)
+    rows = _noised(seen)
+    share = _mean(rows, lambda r: r.share_at_floor)
+    resolution = _mean(rows, lambda r: r.second_moment_unit)
+    floor = _mean(rows, lambda r: r.variance_floor)
     figures = {"share_at_floor": share, "floor": floor, "resolution": resolution}
     start = f"{share:.0%} of the coordinates are at the floor of {floor:.2g}"
     if floor < _FAR_BELOW * resolution:
@@ -124,8 +162,8 @@ def _floor(seen: Snapshot) -> Advice:
         sentence = (
             f"{start}, which is {floor / resolution:.1g} of the {resolution:.2g} that"
             " the second moment can resolve: coordinates without signal take steps up"
-            f" to {times:.2g} times as large as a floor at the resolution allows. Raise"
-            " it, to RelativeFloor(1) say."
+            f" to {times:.2g} times as large as a floor at the resolution allows, as if"
+            " at a learning rate of their own. RelativeFloor(1) puts it there."
         )
     elif share > _MOST:
         sentence = (
@@ -141,28 +179,35 @@ def _floor(seen: Snapshot) -> Advice:
 
 
 def _layers(seen: Snapshot) -> Advice | None:
-    ratios = {name: float(r.noise_to_signal) for name, r in seen.parameters.items()}
-    if len(ratios) < 2:
+    rows = {n: r for n, r in seen.parameters.items() if r.noise_variance > 0}
+    if len(rows) < 2:
         return None
-    best, *_, worst = sorted(ratios, key=lambda name: ratios[name])
-    return Advice(
-        "layers",
-        f"Signal is clearest in {best} (noise {ratios[best]:.2g} times the signal) and"
-        f" faintest in {worst} ({ratios[worst]:.2g} times).",
-        ratios,
-    )
+    ratios = {name: float(row.noise_to_signal) for name, row in rows.items()}
+    clear = [
+        name
+        for name, row in rows.items()
+        if row.signal > _STANDARD_ERRORS * row.signal_stderr
+    ]
+    clear.sort(key=lambda name: ratios[name])
+    listed = ", ".join(f"{name} (noise {ratios[name]:.2g} times it)" for name in clear)
+    faint = ", ".join(name for name in rows if name not in clear)
+    if not clear:
+        sentence = "In no parameter by itself does signal show."
+    else:
+        sentence = f"Signal shows in {listed}" + (
+            f"; not in {faint}." if faint else "."
+        )
+    return Advice("layers", sentence, ratios)
 
 
 def _clipping(seen: GradientStatistics) -> Advice:
-    share, clip_norm = (
-        float(np.mean(seen.clip_fraction)),
-        float(np.mean(seen.l2_clip_norm)),
-    )
-    norms = np.asarray(seen.norm)
-    norms = norms if norms.ndim == 1 else norms.mean(axis=0)
+    # Of batches without examples there is nothing to say: they are NaN.
+    mean = lambda x: float(np.nanmean(np.asarray(x)))
+    share, clip_norm = mean(seen.clip_fraction), mean(seen.l2_clip_norm)
+    norms = np.nanmean(np.reshape(seen.norm, (-1, len(QUANTILES))), axis=0)
     median, high = (float(norms[QUANTILES.index(q)]) for q in (0.5, 0.95))
     figures = {"clip_fraction": share, "median_norm": median, "norm_95": high}
-    figures["signal_to_noise"] = float(np.mean(seen.signal_to_noise))
+    figures["signal_to_noise"] = mean(seen.signal_to_noise)
     start = f"Not private: {share:.0%} of the gradients are clipped to {clip_norm:.3g}"
     if share < _FEW_CLIPPED:
         sentence = (
@@ -202,13 +247,12 @@ def advise(
       >>> _, state = optimizer.update(gradient, optimizer.init(gradient))
       >>> advice = diagnostics.advise(diagnostics.snapshot(state))
       >>> print(advice[0].sentence[:63])
-      Noise does not dominate the second moment: it is 0.11 times the
+      Noise and signal both make up the second moment: 0.11 to one in
     """
     seen = _last(record)
-    found = [_noise(seen), _momentum(seen), _correction(seen), _floor(seen)]
-    layers = _layers(seen)
-    if layers:
-        found.append(layers)
+    void = _nothing_to_see(seen)
+    looks = (_noise, _momentum, _correction, _floor, _layers)
+    found = [void] if void else [a for look in looks if (a := look(seen))]
     if gradients is not None:
         found.append(_clipping(gradients))
     return tuple(found)

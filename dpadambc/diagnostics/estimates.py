@@ -7,9 +7,17 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc import moments, noise_level
+from dpadambc import moments, noise_level, precision
 
 _STATES = (moments.ScaleByAdamBCState, optax.ScaleByAdamState)
+
+
+class CleanMoments(NamedTuple):
+    """Moments of gradients before the noise, *not private*; see `not_private`."""
+
+    count: jax.Array  # shape=(), dtype=int32
+    mu: optax.Updates
+    nu: optax.Updates
 
 
 class Settings(NamedTuple):
@@ -45,12 +53,14 @@ class Estimates(NamedTuple):
     @property
     def mu_hat(self) -> jax.Array:
         """The first moment without its bias towards zero."""
-        return optax.tree.bias_correction(self.mu, self.b1, self.count)
+        mu = self.mu.astype(precision.at_least_float32(self.mu.dtype))
+        return optax.tree.bias_correction(mu, self.b1, self.count)
 
     @property
     def nu_hat(self) -> jax.Array:
         """The second moment without its bias towards zero."""
-        return optax.tree.bias_correction(self.nu, self.b2, self.count)
+        nu = self.nu.astype(precision.at_least_float32(self.nu.dtype))
+        return optax.tree.bias_correction(nu, self.b2, self.count)
 
     @property
     def excess(self) -> jax.Array:
@@ -100,9 +110,15 @@ def _reciprocal(denominator: jax.Array) -> jax.Array:
 
 def _adam_states(opt_state: optax.OptState) -> list[Any]:
     """Every state of Adam, wherever it sits."""
-    is_adam = lambda node: isinstance(node, _STATES)
-    nodes = jax.tree.leaves(opt_state, is_leaf=is_adam)
-    states = [node for node in nodes if is_adam(node)]
+    is_known = lambda node: isinstance(node, (*_STATES, CleanMoments))
+    nodes = jax.tree.leaves(opt_state, is_leaf=is_known)
+    if any(isinstance(node, CleanMoments) for node in nodes):
+        raise ValueError(
+            "Expected the state of an optimizer, got moments of gradients before the"
+            " noise with it, which are not private. They belong apart, and to"
+            " not_private.snapshot."
+        )
+    states = [node for node in nodes if is_known(node)]
     if not states:
         raise ValueError(
             "Expected the state of an optimizer with second moments (dp_adam,"
@@ -112,20 +128,43 @@ def _adam_states(opt_state: optax.OptState) -> list[Any]:
     return states
 
 
-def _average_noise_variance(state: Any, settings: Settings) -> Any:
-    """One scalar for each parameter: the noise variance as nu_hat has averaged it."""
-    count = jnp.maximum(state.count, 1)
-    if isinstance(state, moments.ScaleByAdamBCState):
-        level = optax.tree.bias_correction(state.noise_variance, settings.b2, count)
-        return noise_level.per_leaf(level, state.nu)
-    stddev = settings.noise_stddev
-    if stddev is None or any(map(callable, jax.tree.leaves(stddev))):
+def _level_at(levels: list[tuple[Any, Any]], path: Any) -> Any:
+    """The leaf of a tree prefix that a path leads to."""
+    for start, level in levels:
+        if path[: len(start)] == start:
+            return level
+    raise ValueError(
+        f"Expected noise_stddev to have a number for {jax.tree_util.keystr(path)}; it"
+        f" has them for {[jax.tree_util.keystr(start) for start, _ in levels]}."
+    )
+
+
+def _of_plain_adam(state: Any, settings: Settings) -> list[Any]:
+    """The variance that each parameter's nu_hat has, which the state does not hold."""
+    levels = jax.tree_util.tree_leaves_with_path(settings.noise_stddev)
+    if not levels or any(callable(level) for _, level in levels):
         raise ValueError(
             "Expected noise_stddev to be the standard deviation of the noise (a number,"
             " or a tree prefix of numbers), since the state of plain Adam does not hold"
-            f" it, got {stddev!r}. A schedule is followed by scale_by_adam_bc alone."
+            f" it, got {settings.noise_stddev!r}. A schedule is followed by"
+            " scale_by_adam_bc alone."
         )
-    return noise_level.per_leaf(jax.tree.map(lambda s: s**2, stddev), state.nu)
+    variances = []
+    for path, nu in jax.tree_util.tree_leaves_with_path(state.nu):
+        # What rounds in nu_hat: squares come in times 1 - b2, and are held against the
+        # b2 of its dtype.
+        rounding = (1 - settings.b2) / (1 - jnp.asarray(settings.b2, nu.dtype))
+        variances.append(_level_at(levels, path) ** 2 * rounding)
+    return variances
+
+
+def _average_noise_variances(state: Any, settings: Settings) -> list[Any]:
+    """One scalar for each parameter: the noise variance as nu_hat has averaged it."""
+    if not isinstance(state, moments.ScaleByAdamBCState):
+        return _of_plain_adam(state, settings)
+    count = jnp.maximum(state.count, 1)
+    level = optax.tree.bias_correction(state.noise_variance, settings.b2, count)
+    return jax.tree.leaves(noise_level.per_leaf(level, state.nu))
 
 
 def _floor(settings: Settings, noise_variance: jax.Array, count: jax.Array):
@@ -140,10 +179,12 @@ def _of_state(state: Any, settings: Settings) -> Iterator[tuple[str, Estimates]]
     trees = zip(
         jax.tree_util.tree_leaves_with_path(state.mu),
         jax.tree.leaves(state.nu),
-        jax.tree.leaves(_average_noise_variance(state, settings)),
+        _average_noise_variances(state, settings),
         strict=True,
     )
     for (path, mu), nu, noise_variance in trees:
+        if not mu.size:
+            continue
         noise_variance = jnp.asarray(noise_variance, float)
         yield (
             jax.tree_util.keystr(path) or "params",
@@ -175,5 +216,7 @@ def find(
                     " Give the state of one of the chained optimizers."
                 )
             found[name] = estimates
+    if not found:
+        raise ValueError("Expected parameters with coordinates, got none.")
     steps = [state.count for state in states]
     return jnp.stack(steps).max(), found

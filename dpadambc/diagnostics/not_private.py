@@ -2,7 +2,8 @@
 
 Publish none of this, choose nothing by it that is published, and keep it out of
 checkpoints: no epsilon covers it. It is for public or synthetic data, and for research.
-Nothing here is an Optax transformation, so that it cannot end up in the state of one.
+Nothing here is an Optax transformation, so that it does not end up in the state of one,
+and `dpadambc.diagnostics.snapshot` refuses a state with it.
 """
 
 from typing import NamedTuple
@@ -90,26 +91,26 @@ def gradient_statistics(
     )
 
 
-def init_clean_moments(params: optax.Params) -> optax.ScaleByAdamState:
+def init_clean_moments(params: optax.Params) -> estimates.CleanMoments:
     """Moments of gradients before the noise, *not private*: keep them apart.
 
     Args:
       params: the parameters.
 
     Returns:
-      The state of an Adam that has seen nothing.
+      The moments after no step. `dpadambc.diagnostics.snapshot` refuses them.
     """
     zeros = optax.tree.zeros_like(params, dtype=float)
-    return optax.ScaleByAdamState(jnp.zeros([], jnp.int32), zeros, zeros)
+    return estimates.CleanMoments(jnp.zeros([], jnp.int32), zeros, zeros)
 
 
 def update_clean_moments(
-    state: optax.ScaleByAdamState,
+    state: estimates.CleanMoments,
     clipped_gradient: optax.Updates,
     *,
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.999,
-) -> optax.ScaleByAdamState:
+) -> estimates.CleanMoments:
     """The moments after one more clipped sum, before the noise: *not private*.
 
     Args:
@@ -125,11 +126,11 @@ def update_clean_moments(
     mu = optax.tree.update_moment(clipped_gradient, state.mu, b1, 1)
     nu = optax.tree.update_moment_per_elem_norm(clipped_gradient, state.nu, b2, 2)
     count = jnp.asarray(optax.safe_increment(state.count))
-    return optax.ScaleByAdamState(count, mu, nu)
+    return estimates.CleanMoments(count, mu, nu)
 
 
 def snapshot(
-    clean_moments: optax.ScaleByAdamState,
+    clean_moments: estimates.CleanMoments,
     *,
     noise_stddev: jax.typing.ArrayLike,
     b1: jax.typing.ArrayLike = 0.9,
@@ -155,5 +156,5 @@ def snapshot(
       A `Snapshot` whose update is that of Adam without noise.
     """
     settings = estimates.Settings(0.0, b1, b2, eps, 0.0, 0.0)
-    step, found = estimates.find(clean_moments, settings)
+    step, found = estimates.find(optax.ScaleByAdamState(*clean_moments), settings)
     return readout.of_estimates(step, found, sample_size, noise_stddev)

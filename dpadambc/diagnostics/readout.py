@@ -93,12 +93,13 @@ class Snapshot(NamedTuple):
 
 
 def _sampled(values: jax.Array, sample_size: int) -> jax.Array:
-    """All values, or so many drawn once and for all."""
-    values = values.ravel()
+    """All values, or so many drawn once and for all, shape (n,)."""
     if values.size <= sample_size:
-        return values
+        return values.ravel()
     rng = np.random.default_rng(values.size)
-    return values[np.sort(rng.integers(values.size, size=sample_size))]
+    chosen = np.sort(rng.integers(values.size, size=sample_size))
+    # By all axes: to flatten a sharded array would gather it.
+    return values[np.unravel_index(chosen, values.shape)]
 
 
 def _quantiles(values: jax.Array, sample: jax.Array) -> jax.Array:
@@ -108,26 +109,26 @@ def _quantiles(values: jax.Array, sample: jax.Array) -> jax.Array:
 
 
 def _shares(values: jax.Array, unit: jax.typing.ArrayLike = 1.0) -> jax.Array:
-    """How many lie between `BIN_EDGES`, in this unit; all beyond, in the last ones."""
+    """How many lie between `BIN_EDGES`, in this unit; all beyond, in the last ones.
+
+    Without noise to measure by, the unit is one. NaN is counted nowhere.
+    """
+    unit = jnp.where(jnp.asarray(unit) > 0, unit, 1)
     place = (jnp.arcsinh(values / unit) + _REACH) * (NUM_BINS / (2 * _REACH))
     bins = jnp.clip(jnp.floor(place), 0, NUM_BINS - 1).astype(jnp.int32)
-    return jnp.zeros(NUM_BINS).at[bins].add(1) / values.size
-
-
-def _unit(spread: jax.Array) -> jax.Array:
-    """One where there is no noise to measure by."""
-    return jnp.where(spread > 0, spread, 1.0)
+    ones = jnp.where(jnp.isnan(values), 0, 1)
+    return jnp.zeros(NUM_BINS).at[bins].add(ones) / values.size
 
 
 def _readout(found: Estimates, noise_variance: jax.Array, sample_size: int) -> Readout:
     sample = found._replace(
         mu=_sampled(found.mu, sample_size), nu=_sampled(found.nu, sample_size)
     )
-    first_moment_unit = _unit(
-        theory.first_moment_spread(noise_variance, found.b1, found.count)
+    first_moment_unit = theory.first_moment_spread(
+        noise_variance, found.b1, found.count
     )
-    second_moment_unit = _unit(
-        theory.second_moment_spread(noise_variance, found.b2, found.count)
+    second_moment_unit = theory.second_moment_spread(
+        noise_variance, found.b2, found.count
     )
     return Readout(
         size=jnp.asarray(found.nu.size, float),
@@ -238,7 +239,10 @@ def snapshot(
     The state is found wherever it sits: in a chain, under `optax.masked`,
     `optax.multi_transform`, `optax.inject_hyperparams`. It holds the moments but not
     how the optimizer was made, so give here the numbers it was given; the defaults are
-    the same. For plain Adam the floor says what the correction would do.
+    the same. For plain Adam the floor says what the correction would do. (Adamax, Yogi,
+    RAdam and NAdam have the state of Adam, and are taken for it.) Of an
+    `nnx.Optimizer`, give `nnx.as_pure(optimizer.opt_state)`. On a mesh with explicit
+    axes, wrap it: `jax.sharding.auto_axes(snapshot, out_sharding=PartitionSpec())`.
 
     Works under `jax.jit` and inside `jax.lax.scan`: the result has a few kilobytes for
     each parameter, whatever its size, and nothing is gathered over parameters. To look
@@ -270,7 +274,8 @@ def snapshot(
 
     Raises:
       ValueError: if there is no second moment in the state, or more than one of a
-        parameter, or the noise level of plain Adam is missing or a schedule.
+        parameter, or one of gradients before the noise; or the noise level of plain
+        Adam is missing or a schedule.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -294,4 +299,6 @@ def snapshot(
 
 def stack(snapshots: Sequence[Snapshot]) -> Snapshot:
     """A record of snapshots taken in turn: each field with the time as first axis."""
+    if not snapshots:
+        raise ValueError("Expected one snapshot at least, got none.")
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *snapshots)
