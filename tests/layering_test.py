@@ -16,14 +16,14 @@ LAYERS = [
     {"clipping", "noise", "moments", "decay", "sampling", "accounting"},
     {"per_example", "mechanism"},
     {"optimizers", "subsampled", "multi_term", "explanation"},
-    {"diagnostics"},
-    {"cli", "pictures", "__init__"},
+    {"diagnostics", "training"},
+    {"checkpoints", "cli", "pictures", "__init__"},
     {"__main__"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 OUTSIDE = {"jax", "numpy", "scipy", "optax", "dp_accounting"} | sys.stdlib_module_names
 # Not imported by the core, and each with an extra of its own.
-EXTRAS = {"pictures": {"matplotlib"}}
+EXTRAS = {"checkpoints": {"orbax"}, "pictures": {"matplotlib"}}
 
 
 def imported(path):

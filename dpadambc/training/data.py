@@ -1,0 +1,67 @@
+"""Where examples come from: arrays on the device, or anything with an index."""
+
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpadambc.sampling import Batch
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Examples by their index, such as a Grain data source."""
+
+    def __len__(self) -> int:
+        """How many examples there are."""
+        ...
+
+    def __getitem__(self, index: Any, /) -> Any:
+        """The arguments of the loss for one example, a tuple of arrays."""
+        ...
+
+
+def is_source(data: Any) -> bool:
+    """Whether examples have to be fetched one by one, rather than being arrays."""
+    containers = tuple | list | dict | np.ndarray | jax.Array
+    return isinstance(data, Source) and not isinstance(data, containers)
+
+
+def num_examples(data: Any) -> int:
+    """How many examples there are, the same in every array."""
+    if is_source(data):
+        return len(data)
+    if not isinstance(data, tuple):
+        raise TypeError(
+            "Expected data to be a tuple of the arguments of loss_fn, arrays with the"
+            " examples along axis 0, or a source with __len__ and __getitem__, got"
+            f" {type(data).__name__}."
+        )
+    sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(data)}
+    if len(sizes) != 1 or () in sizes:
+        raise ValueError(
+            "Expected arrays with the examples along axis 0, all of one length, got"
+            f" shapes {[jnp.shape(leaf) for leaf in jax.tree.leaves(data)]}."
+        )
+    return sizes.pop()[0]
+
+
+def gather(data: Any, indices: Any) -> Any:
+    """The examples of a batch, on the device; the last one where an index is -1."""
+    return jax.tree.map(lambda x: x[indices], data)
+
+
+def fetch(source: Source, batch: Batch) -> Any:
+    """The examples of a batch, from the host, zeros where there is padding."""
+    padding = np.asarray(batch.is_padding_example)
+    chosen = np.asarray(batch.indices)[~padding]
+    rows = [source[int(i)] for i in chosen] or [source[0]]
+
+    def stacked(*leaves):
+        column = np.zeros((len(padding), *np.shape(leaves[0])), np.result_type(*leaves))
+        if len(chosen):
+            column[~padding] = np.stack(leaves)
+        return column
+
+    return jax.tree.map(stacked, *rows)

@@ -1,0 +1,338 @@
+"""One private step, and the loop around it."""
+
+import dataclasses
+import functools
+import hashlib
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dpadambc import _validate
+from dpadambc.mechanism import Mechanism
+from dpadambc.per_example import clipped_value_and_grad
+from dpadambc.sampling import Batch
+from dpadambc.training import data as _data
+from dpadambc.training import ledger
+from dpadambc.training.state import TrainState, init_state
+
+
+class Optimizer(Protocol):
+    """What makes the optimizer, such as `partial(dpadambc.dp_adambc, 1e-3)`.
+
+    Called as below, so that its noise is that of the mechanism which is accounted for,
+    under a key that no other part of the run has.
+    """
+
+    def __call__(
+        self, mechanism: Any, /, *, key: jax.Array, pre_clipped: bool
+    ) -> optax.GradientTransformation:
+        """The transformation of gradients that are clipped and summed already."""
+        ...
+
+
+class Progress(NamedTuple):
+    """What a callback is told after every call of the compiled steps."""
+
+    state: TrainState  # its buffers are given to the next step: copy what is to be kept
+    iterations: int  # steps taken
+    iterations_in_all: int  # when the run will end
+    loss: float  # mean over the examples of these steps; *not private*
+    mechanism: Mechanism
+    target_delta: float
+
+    def epsilon(self) -> float:
+        """What is spent so far. It takes the accountant a second or so."""
+        return self.mechanism.epsilon(self.target_delta, iterations=self.iterations)
+
+
+class Result(NamedTuple):
+    """What `fit` returns."""
+
+    state: TrainState
+    iterations: int  # steps taken, those before a resumption too
+    epsilon: float  # spent, at the target delta
+    stopped_by_budget: bool  # before the iterations of the mechanism were done
+
+
+class Checkpoints(Protocol):
+    """Where a run goes on from: see `dpadambc.checkpoints.Checkpoints`."""
+
+    def restore(self, like: TrainState, record: dict[str, Any]) -> TrainState | None:
+        """The last state saved, or None; raises unless its record is this one."""
+        ...
+
+    def is_due(self, before: int, after: int) -> bool:
+        """Whether to save, having gone from so many steps to so many."""
+        ...
+
+    def save(self, state: TrainState, record: dict[str, Any]) -> None:
+        """Saves all of a state, or nothing."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One private step on examples that were sampled: compiled as part of a loop."""
+
+    loss_fn: Callable[..., jax.Array]
+    mechanism: Mechanism
+    optimizer: optax.GradientTransformation
+    has_frozen: bool
+    uses_key: bool
+    microbatch_size: int | None
+    average_decay: float | None
+
+    def __call__(
+        self, state: TrainState, frozen: Any, examples: Any, padding: Any
+    ) -> tuple[TrainState, tuple[jax.Array, jax.Array]]:
+        """The state after the step, and the sum of losses and number of examples."""
+        key = jax.random.fold_in(state.loss_key, state.step)
+        shared = (frozen,) if self.has_frozen else ()
+        arguments = (*shared, *examples, *((key,) if self.uses_key else ()))
+        first = 1 + len(shared)
+        fun = clipped_value_and_grad(
+            self.loss_fn,
+            self.mechanism.l2_clip_norm,
+            self.mechanism.normalize_by,
+            self.microbatch_size,
+            batch_argnums=tuple(range(first, first + len(examples))),
+            key_argnum=len(arguments) if self.uses_key else None,
+        )
+        losses, gradient = fun(state.params, *arguments, is_padding_example=padding)
+        updates, opt_state = self.optimizer.update(
+            gradient, state.opt_state, state.params
+        )
+        params = optax.apply_updates(state.params, updates)
+        state = state._replace(
+            step=state.step + 1,
+            params=params,
+            opt_state=opt_state,
+            average=self._average(params, state.average),
+        )
+        return state, (jnp.sum(losses, where=~padding), jnp.sum(~padding))
+
+    def _average(self, params: optax.Params, average: optax.Params | None):
+        if self.average_decay is None or average is None:
+            return None
+        return optax.incremental_update(params, average, 1 - self.average_decay)
+
+
+def _draw(mechanism: Any, state: TrainState, num_examples: int) -> Batch:
+    """The batch of this step: a function of the key and the step alone."""
+    key = jax.random.fold_in(state.sampling_key, state.step)
+    if hasattr(mechanism, "num_examples"):
+        return mechanism.sample(key)
+    return mechanism.sample(key, num_examples=num_examples)
+
+
+def _check(mechanism: Any, num_examples: int) -> None:
+    if not isinstance(mechanism, Mechanism) or not hasattr(mechanism, "sample"):
+        raise TypeError(
+            "Expected a mechanism that draws each batch from a key, such as a"
+            f" SubsampledGaussian, got {type(mechanism).__name__}."
+        )
+    expected = getattr(mechanism, "num_examples", num_examples)
+    if expected != num_examples:
+        raise ValueError(
+            f"Expected {expected} examples, as the mechanism has them, got"
+            f" {num_examples}. Its epsilon is for data of that size."
+        )
+
+
+def _fingerprint(fun: Callable[..., Any], *args: Any) -> str:
+    """Of a traced program: another one must not be given the same noise."""
+    traced = jax.make_jaxpr(fun)(*args)
+    text = re.sub(r"0x[0-9a-f]+", "", str(traced))
+    digest = hashlib.sha256(text.encode())
+    for constant in traced.consts:
+        if not jnp.issubdtype(jnp.result_type(constant), jax.dtypes.prng_key):
+            digest.update(np.asarray(constant).tobytes())
+    return digest.hexdigest()[:16]
+
+
+class _Runner:
+    """The compiled steps, for arrays on the device or a source on the host."""
+
+    def __init__(self, step: Step, data: Any, frozen: Any):
+        self._step, self._frozen = step, frozen
+        self._source = data if _data.is_source(data) else None
+        self._arrays = None if self._source is not None else jax.device_put(data)
+        self._num_examples = _data.num_examples(data)
+        self._fetched = jax.jit(step, donate_argnums=0)
+        self._scanned = jax.jit(self._scan, static_argnums=3, donate_argnums=0)
+        self._sample = jax.jit(
+            lambda state: _draw(step.mechanism, state, self._num_examples)
+        )
+
+    def _scan(self, state: TrainState, frozen: Any, arrays: Any, iterations: int):
+        def one(state, _):
+            batch = _draw(self._step.mechanism, state, self._num_examples)
+            examples = _data.gather(arrays, batch.indices)
+            return self._step(state, frozen, examples, batch.is_padding_example)
+
+        state, (losses, counts) = jax.lax.scan(one, state, length=iterations)
+        return state, (losses.sum(), counts.sum())
+
+    def fingerprint(self, state: TrainState) -> str:
+        """Of what one step does, whatever the number of steps in a call."""
+        if self._source is None:
+            scan = functools.partial(self._scan, iterations=1)
+            return _fingerprint(scan, state, self._frozen, self._arrays)
+        batch = self._sample(state)
+        examples = _data.fetch(self._source, batch)
+        padding = batch.is_padding_example
+        return _fingerprint(self._step, state, self._frozen, examples, padding)
+
+    def advance(
+        self, state: TrainState, iterations: int
+    ) -> tuple[TrainState, tuple[jax.Array, jax.Array]]:
+        """So many steps in one call; one, where examples come from the host."""
+        if self._source is None:
+            return self._scanned(state, self._frozen, self._arrays, iterations)
+        batch = self._sample(state)
+        examples = _data.fetch(self._source, batch)
+        return self._fetched(state, self._frozen, examples, batch.is_padding_example)
+
+
+def fit(
+    loss_fn: Callable[..., jax.Array],
+    params: optax.Params,
+    data: Any,
+    mechanism: Mechanism,
+    optimizer: Optimizer,
+    *,
+    key: jax.Array,
+    target_delta: float,
+    target_epsilon: float | None = None,
+    frozen: Any = None,
+    uses_key: bool = False,
+    microbatch_size: int | None = None,
+    average_decay: float | None = None,
+    steps_per_call: int = 1,
+    callback: Callable[[Progress], Any] | None = None,
+    checkpoints: Checkpoints | None = None,
+) -> Result:
+    """Trains privately, for the iterations of the mechanism or as far as a budget goes.
+
+    Every batch is drawn by the mechanism, every gradient clipped and noised by its
+    numbers, and the epsilon returned is of the steps that were taken. The state after
+    a step follows from the key, the data and the number of steps alone, so a run that
+    was interrupted and goes on from a checkpoint ends with the same bits.
+
+    Guarantees:
+      * With `target_epsilon`, the step that would exceed it is not taken.
+      * The noise, the batches and the loss have keys of their own, made from `key`;
+        each step folds its number in. No key is used for two draws.
+      * The state has no losses, norms or gradients before the noise. They reach the
+        callback alone, as `Progress.loss`, which is *not private*.
+      * A checkpoint of another mechanism or another program is refused: its noise would
+        be added to other gradients, and the difference of the two would show them.
+
+    Args:
+      loss_fn: the loss of one example, of `(params, *example)`; with `frozen`, of
+        `(params, frozen, *example)`; with `uses_key`, a key comes last.
+      params: what is trained: any pytree of floating-point arrays, such as Linen's
+        parameters, `nnx.split`'s state, the arrays of an Equinox module, or adapters.
+      data: a tuple of the arguments of an example, pytrees of arrays with the examples
+        along axis 0; or a source with `__len__` and `__getitem__` that returns such a
+        tuple for one example.
+      mechanism: the public numbers.
+      optimizer: makes the optimizer from the mechanism; see `Optimizer`.
+      key: a typed key, a new one for each run; secret. See `secret_key`.
+      target_delta: for epsilon.
+      target_epsilon: a budget; by default all iterations of the mechanism are run.
+      frozen: a pytree that the loss needs and that is not trained.
+      uses_key: whether the loss takes a key: for dropout, one for each example.
+      microbatch_size: how many examples are in memory at once; all by default.
+      average_decay: of a moving average of the parameters; none by default.
+      steps_per_call: how many steps are compiled into one call, where the data are
+        arrays.
+      callback: called after every call of the compiled steps.
+      checkpoints: where to go on from, and to save to.
+
+    Returns:
+      A `Result`.
+
+    Raises:
+      TypeError: if the data, the mechanism or the key are not what they should be.
+      ValueError: if not even one step is within the budget, or a number is out of its
+        range, or a checkpoint is of another run.
+
+    Example:
+      >>> import functools, jax, jax.numpy as jnp
+      >>> import dpadambc
+      >>> from dpadambc import training
+      >>> x = jax.random.normal(jax.random.key(0), (1_000, 3))
+      >>> data = x, x @ jnp.array([1.0, -2.0, 3.0])
+      >>> mechanism = dpadambc.SubsampledGaussian.calibrate(
+      ...     target_epsilon=3.0, target_delta=1e-5, sampling_prob=0.2, iterations=200,
+      ...     l2_clip_norm=1.0, normalize_by=200)
+      >>> result = training.fit(
+      ...     lambda w, x, y: (w @ x - y) ** 2, jnp.zeros(3), data, mechanism,
+      ...     functools.partial(dpadambc.dp_adambc, 0.05), key=jax.random.key(1),
+      ...     target_delta=1e-5, steps_per_call=50)
+      >>> print(result.state.params.round(0), f"{result.epsilon:.2f}")
+      [ 1. -2.  3.] 3.00
+    """
+    _validate.typed_key(key=key)
+    _validate.count(least=1, steps_per_call=steps_per_call)
+    if average_decay is not None:
+        _validate.decay(average_decay=average_decay)
+    num_examples = _data.num_examples(data)
+    _check(mechanism, num_examples)
+    iterations = mechanism.iterations
+    if target_epsilon is not None:
+        iterations = ledger.affordable_iterations(
+            mechanism, target_epsilon=target_epsilon, target_delta=target_delta
+        )
+        if iterations == 0 < mechanism.iterations:
+            raise ValueError(
+                f"Expected a budget for one step at least, which costs epsilon"
+                f" {mechanism.epsilon(target_delta, iterations=1):.4g}, got"
+                f" target_epsilon={target_epsilon:g}."
+            )
+
+    noise_key, run_key = jax.random.split(key)
+    tx = optimizer(mechanism, key=noise_key, pre_clipped=True)
+    state = init_state(params, tx, run_key, averages=average_decay is not None)
+    step = Step(
+        loss_fn,
+        mechanism,
+        tx,
+        has_frozen=frozen is not None,
+        uses_key=uses_key,
+        microbatch_size=microbatch_size,
+        average_decay=average_decay,
+    )
+    runner = _Runner(step, data, frozen)
+    record: dict[str, Any] = {}
+    if checkpoints is not None:
+        program = runner.fingerprint(state)
+        record = ledger.public_numbers(mechanism) | {"program": program}
+        state = checkpoints.restore(state, record) or state
+    # The first call gives the buffers of the state away, and those of params with it.
+    state = jax.tree.map(jnp.copy, state)
+
+    done, once = int(state.step), 1 if _data.is_source(data) else steps_per_call
+    while done < iterations:
+        before, taken = done, min(once, iterations - done)
+        state, (loss, count) = runner.advance(state, taken)
+        done += taken
+        if checkpoints is not None and (
+            checkpoints.is_due(before, done) or done >= iterations
+        ):
+            checkpoints.save(state, record)
+        if callback is not None:
+            mean = float(loss) / max(int(count), 1)
+            callback(Progress(state, done, iterations, mean, mechanism, target_delta))
+    return Result(
+        state,
+        done,
+        mechanism.epsilon(target_delta, iterations=done),
+        stopped_by_budget=done < mechanism.iterations,
+    )

@@ -1,0 +1,92 @@
+"""What is made of a loss before it is trained privately."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpadambc import _validate
+
+Loss = Callable[..., jax.Array]
+
+
+def with_augmentations(
+    loss_fn: Loss, augment: Callable[..., Any], multiplicity: int
+) -> Loss:
+    """The mean loss over several augmented views of one example.
+
+    The gradient of the mean is the mean of the gradients, taken *before* clipping: an
+    example counts once however many views it has, so epsilon does not change. (Views
+    that are clipped each for itself would count as examples, and the noise be too
+    small by the multiplicity.)
+
+    Args:
+      loss_fn: of `(params, *example, key)`; the key is for dropout, say.
+      augment: of `(key, *example)`, returns a view: the arguments of an example.
+      multiplicity: how many views.
+
+    Returns:
+      A loss of `(params, *example, key)`, for `fit(..., uses_key=True)`.
+
+    Raises:
+      ValueError: if the multiplicity is less than one.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from dpadambc import training
+      >>> loss_fn = lambda w, x, key: w * x
+      >>> shift = lambda key, x: (x + jax.random.normal(key),)
+      >>> augmented = training.with_augmentations(loss_fn, shift, 10_000)
+      >>> print(augmented(2.0, 1.0, jax.random.key(0)).round(1))
+      2.0
+
+    References:
+      De et al., `Unlocking High-Accuracy Differentially Private Image Classification
+      <https://arxiv.org/abs/2204.13650>`_, 2022
+    """
+    _validate.count(least=1, multiplicity=multiplicity)
+
+    def augmented(params, *example_and_key):
+        *example, key = example_and_key
+
+        def one_view(key):
+            augment_key, loss_key = jax.random.split(key)
+            return loss_fn(params, *augment(augment_key, *example), loss_key)
+
+        return jnp.mean(jax.vmap(one_view)(jax.random.split(key, multiplicity)))
+
+    return augmented
+
+
+def with_compute_dtype(loss_fn: Loss, dtype: Any) -> Loss:
+    """The loss computed in low precision, with parameters that stay in float32.
+
+    Parameters are cast on the way in, so what the optimizer keeps are full-precision
+    masters: steps far below the resolution of bfloat16 add up there, where adding them
+    to bfloat16 parameters would round most of them away, noise included. Clipping,
+    noise and moments are in float32 in any case.
+
+    Args:
+      loss_fn: of `(params, *rest)`.
+      dtype: such as `jnp.bfloat16`.
+
+    Returns:
+      A loss of the same arguments, in at least float32.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from dpadambc import training
+      >>> loss_fn = training.with_compute_dtype(lambda w, x: w * x, jnp.bfloat16)
+      >>> print(loss_fn(jnp.float32(1.001), jnp.bfloat16(3.0)))
+      3.0
+    """
+
+    def cast(x):
+        is_float = jnp.issubdtype(jnp.result_type(x), jnp.floating)
+        return jnp.asarray(x, dtype) if is_float else x
+
+    def in_low_precision(params, *rest):
+        return loss_fn(jax.tree.map(cast, params), *rest).astype(jnp.float32)
+
+    return in_low_precision

@@ -1,0 +1,452 @@
+"""The loop, its budget, and what it promises of keys and data."""
+
+import functools
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import dpadambc
+from dpadambc import training
+from dpadambc.training import data as training_data
+
+DELTA = 1e-5
+RNG = np.random.default_rng(0)
+X = jnp.asarray(RNG.normal(size=(200, 3)), jnp.float32)
+Y = X @ jnp.array([1.0, -2.0, 0.5])
+
+
+def loss_fn(w, x, y):
+    return (w @ x - y) ** 2
+
+
+def mechanism(**changes):
+    numbers = dict(
+        l2_clip_norm=1.0,
+        noise_multiplier=1.0,
+        sampling_prob=0.25,
+        iterations=30,
+        normalize_by=50,
+    )
+    return dpadambc.SubsampledGaussian(**numbers | changes)
+
+
+ADAM_BC = functools.partial(dpadambc.dp_adambc, 0.1)
+
+
+MECHANISM = mechanism()
+
+
+def fit(loss_fn=loss_fn, params=None, data=(X, Y), mechanism=MECHANISM, **options):
+    options = dict(key=jax.random.key(0), target_delta=DELTA) | options
+    params = jnp.zeros(3) if params is None else params
+    optimizer = options.pop("optimizer", ADAM_BC)
+    return training.fit(loss_fn, params, data, mechanism, optimizer, **options)
+
+
+def by_hand(iterations=30):
+    """The same run, written out."""
+    noise_key, run_key = jax.random.split(jax.random.key(0))
+    sampling_key, _ = jax.random.split(run_key)
+    optimizer = dpadambc.dp_adambc(0.1, mechanism(), key=noise_key)
+    w = jnp.zeros(3)
+    state = optimizer.init(w)
+    for i in range(iterations):
+        batch = mechanism().sample(
+            jax.random.fold_in(sampling_key, i), num_examples=200
+        )
+        rows = X[batch.indices], Y[batch.indices]
+        grads = dpadambc.per_example_grad(loss_fn)(w, *rows)
+        updates, state = optimizer.update(
+            grads, state, w, is_padding_example=batch.is_padding_example
+        )
+        w = optax.apply_updates(w, updates)
+    return w
+
+
+def test_a_run_is_the_chain_written_out():
+    result = fit()
+    np.testing.assert_allclose(result.state.params, by_hand(), rtol=1e-4)
+    assert result.iterations == int(result.state.step) == 30
+    assert result.epsilon == mechanism().epsilon(DELTA)
+    assert not result.stopped_by_budget
+
+
+class Examples:
+    """A source on the host."""
+
+    def __len__(self):
+        return 200
+
+    def __getitem__(self, index):
+        return np.asarray(X[index]), np.asarray(Y[index])
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 7, 30])
+def test_steps_in_one_call_and_a_source_change_nothing(steps_per_call):
+    alone = fit(steps_per_call=steps_per_call).state
+    np.testing.assert_array_equal(alone.params, fit().state.params)
+    if steps_per_call == 1:
+        fetched = fit(data=Examples()).state
+        np.testing.assert_allclose(fetched.params, alone.params, rtol=1e-5)
+
+
+def test_one_compilation_for_all_steps():
+    counts = []
+
+    def counted(w, x, y):
+        counts.append(1)
+        return loss_fn(w, x, y)
+
+    fit(counted)
+    traced = len(counts)
+    fit(counted, mechanism=mechanism(iterations=3))
+    assert len(counts) == 2 * traced
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_the_step_that_would_exceed_the_budget_is_not_taken(accountant, monkeypatch):
+    if accountant == "rdp":
+        relations = {
+            dpadambc.NeighboringRelation.ADD_OR_REMOVE_ONE: ("rdp", "pld"),
+        }
+        monkeypatch.setattr(dpadambc.SubsampledGaussian, "_relations", relations)
+    spent = [mechanism().epsilon(DELTA, iterations=n) for n in (10, 11)]
+    target = (spent[0] + spent[1]) / 2
+    result = fit(target_epsilon=target, steps_per_call=4)
+    assert result.iterations == 10 and result.stopped_by_budget
+    assert result.epsilon == spent[0] <= target < spent[1]
+    np.testing.assert_allclose(result.state.params, by_hand(10), rtol=1e-4)
+
+
+def test_a_budget_for_all_steps_or_for_none():
+    enough = fit(target_epsilon=1e3)
+    assert enough.iterations == 30 and not enough.stopped_by_budget
+    with pytest.raises(ValueError, match="one step at least, which costs epsilon"):
+        fit(target_epsilon=1e-3)
+    silent = mechanism(noise_multiplier=0.0)
+    with pytest.raises(ValueError, match="budget"):
+        fit(mechanism=silent, target_epsilon=10.0)
+    assert fit(mechanism=silent).epsilon == np.inf
+
+
+def test_affordable_iterations_are_the_most_that_fit():
+    most = training.affordable_iterations(
+        mechanism(iterations=10_000), target_epsilon=5.0, target_delta=DELTA
+    )
+    spent = lambda n: mechanism(iterations=10_000).epsilon(DELTA, iterations=n)
+    assert spent(most) <= 5.0 < spent(most + 1)
+
+
+def test_a_schedule_of_noise_is_accounted_for_up_to_the_step_taken():
+    scheduled = mechanism(noise_multiplier=lambda step: 1.0 + (step >= 10))
+    target = scheduled.epsilon(DELTA, iterations=20) + 1e-6
+    result = fit(mechanism=scheduled, target_epsilon=target)
+    assert result.iterations == 20
+
+
+def test_the_callback_hears_of_every_call_and_of_what_is_spent():
+    heard = []
+    fit(callback=heard.append, steps_per_call=12)
+    assert [p.iterations for p in heard] == [12, 24, 30]
+    assert all(p.iterations_in_all == 30 for p in heard)
+    assert heard[0].epsilon() == mechanism().epsilon(DELTA, iterations=12)
+    assert heard[0].loss > heard[-1].loss > 0
+
+
+def test_losses_are_a_mean_over_the_examples_that_took_part():
+    first = []
+    fit(mechanism=mechanism(iterations=1), callback=first.append)
+    _, run_key = jax.random.split(jax.random.key(0))
+    sampling_key, _ = jax.random.split(run_key)
+    batch = mechanism().sample(jax.random.fold_in(sampling_key, 0), num_examples=200)
+    present = batch.indices[~batch.is_padding_example]
+    assert first[0].loss == pytest.approx(float(jnp.mean(Y[present] ** 2)), rel=1e-5)
+
+
+def test_the_parameters_that_came_in_are_still_there():
+    params = jnp.ones(3)
+    fit(params=params)
+    assert params.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_empty_batches_are_steps_too():
+    rare = mechanism(sampling_prob=1e-6, iterations=5)
+    for data in ((X, Y), Examples()):
+        result = fit(mechanism=rare, data=data)
+        assert result.iterations == 5
+        assert np.isfinite(result.state.params).all()
+        # The noise alone moved them.
+        assert (result.state.params != 0).all()
+
+
+# Models.
+
+
+def test_linen():
+    model = nn.Dense(1)
+    params = model.init(jax.random.key(0), X[0])
+    loss = lambda params, x, y: jnp.squeeze(model.apply(params, x) - y) ** 2
+    found = fit(loss, params).state.params
+    np.testing.assert_allclose(found["params"]["kernel"][:, 0], [1, -2, 0.5], atol=0.5)
+
+
+def test_nnx():
+    graph, params = nnx.split(nnx.Linear(3, 1, rngs=nnx.Rngs(0)))
+    loss = lambda params, x, y: jnp.squeeze(nnx.merge(graph, params)(x) - y) ** 2
+    model = nnx.merge(graph, fit(loss, params).state.params)
+    np.testing.assert_allclose(model.kernel[...][:, 0], [1, -2, 0.5], atol=0.5)
+
+
+def test_equinox():
+    model = eqx.nn.Linear(3, 1, key=jax.random.key(0))
+    params, static = eqx.partition(model, eqx.is_inexact_array)
+    loss = lambda params, x, y: jnp.squeeze(eqx.combine(params, static)(x) - y) ** 2
+    model = eqx.combine(fit(loss, params).state.params, static)
+    np.testing.assert_allclose(model.weight[0], [1, -2, 0.5], atol=0.5)
+
+
+def test_adapters_are_trained_and_what_is_frozen_is_not():
+    frozen = {"w": jnp.zeros((3, 3))}
+    adapters = {"a": jnp.ones((3, 2)) / 3, "b": jnp.zeros((2, 3))}
+
+    def loss(params, frozen, x, y):
+        hidden = x @ frozen["w"] + (x @ params["a"]) @ params["b"]
+        return (hidden.sum() - y) ** 2
+
+    result = fit(loss, adapters, frozen=frozen)
+    assert result.state.params.keys() == {"a", "b"}
+    assert optax.tree.norm(result.state.params["b"]) > 0.1
+
+
+def test_dropout_has_a_key_for_each_example_and_step():
+    def loss(w, x, y, key):
+        keep = jax.random.bernoulli(key, 0.5, x.shape)
+        return (w @ (x * keep) - y) ** 2
+
+    once, again = (fit(loss, uses_key=True).state.params for _ in range(2))
+    np.testing.assert_array_equal(once, again)
+    assert not np.allclose(once, fit().state.params)
+
+
+def test_the_average_is_that_of_the_parameters():
+    seen = []
+    result = fit(average_decay=0.9, callback=lambda p: seen.append(p.state.params + 0))
+    expected = jnp.zeros(3)
+    for params in seen:
+        expected = 0.9 * expected + 0.1 * params
+    np.testing.assert_allclose(result.state.average, expected, rtol=1e-5)
+    assert fit().state.average is None
+
+
+def test_microbatches_change_rounding_alone():
+    np.testing.assert_allclose(
+        fit(microbatch_size=16).state.params, fit().state.params, rtol=1e-4
+    )
+
+
+def test_views_of_an_example_count_as_one_example():
+    """The clipped gradient of a mean of views; negative control, views as examples."""
+    views = 8
+    shift = lambda key, x, y: (x + 5 * jax.random.normal(key, x.shape), y)
+    loss = training.with_augmentations(
+        lambda w, x, y, key: loss_fn(w, x, y), shift, views
+    )
+    one = (X[:1], Y[:1], jax.random.key(0))
+    clipped = dpadambc.clipped_grad(loss, 1.0, 1.0, key_argnum=3)
+    norm = lambda g: float(jnp.linalg.norm(g))
+    assert norm(clipped(jnp.ones(3), *one)) <= 1.0
+    keys = jax.random.split(jax.random.key(1), views)
+    rows = jax.vmap(lambda key: shift(key, X[0], Y[0]))(keys)
+    separate = dpadambc.clipped_grad(loss_fn, 1.0, 1.0)
+    assert norm(separate(jnp.ones(3), *rows)) > 2.0
+    assert fit(loss, uses_key=True).epsilon == fit().epsilon
+
+
+def test_the_mean_of_views_is_the_mean_of_their_losses():
+    shift = lambda key, x: (x * jax.random.normal(key),)
+    loss = training.with_augmentations(lambda w, x, key: w * x, shift, 3)
+    key = jax.random.key(5)
+    views = [jax.random.split(k)[0] for k in jax.random.split(key, 3)]
+    expected = np.mean([2.0 * float(jax.random.normal(k)) for k in views])
+    assert float(loss(2.0, 1.0, key)) == pytest.approx(expected, rel=1e-5)
+
+
+# Low precision.
+
+
+def test_masters_keep_the_steps_that_low_precision_would_round_away():
+    """With steps of 1e-4 on parameters of one, bfloat16 keeps next to nothing."""
+    tiny = functools.partial(dpadambc.dp_adambc, 1e-4)
+    low = training.with_compute_dtype(loss_fn, jnp.bfloat16)
+    start = jnp.ones(3)
+    masters = fit(low, start, optimizer=tiny).state.params
+    assert masters.dtype == jnp.float32 and (masters != start).all()
+    rounded = fit(loss_fn, start.astype(jnp.bfloat16), optimizer=tiny).state.params
+    assert rounded.dtype == jnp.bfloat16 and (rounded == 1).all()
+    full = fit(loss_fn, start, optimizer=tiny).state.params
+    np.testing.assert_allclose(masters - 1, full - 1, rtol=0.2, atol=2e-4)
+
+
+def test_the_loss_is_computed_in_the_dtype_that_was_asked_for():
+    seen = []
+
+    def loss(w, x, y):
+        seen.append(w.dtype)
+        return jnp.sum(w) * 0.0 + jnp.float32(1.0)
+
+    training.with_compute_dtype(loss, jnp.bfloat16)(jnp.ones(3), X[0], Y[0])
+    assert seen == [jnp.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_the_noise_that_reaches_adam_has_the_variance_that_is_subtracted(dtype):
+    size = 20_000
+    loss = training.with_compute_dtype(lambda w, x, y: jnp.sum(w) * 0 * y, dtype)
+    result = fit(loss, jnp.zeros(size), mechanism=mechanism(iterations=20))
+    (adam,) = [
+        s
+        for s in jax.tree.leaves(
+            result.state.opt_state, is_leaf=lambda s: hasattr(s, "nu")
+        )
+        if hasattr(s, "nu")
+    ]
+    ratio = float(jnp.mean(adam.nu) / adam.noise_variance)
+    # A mean of 20,000 averages of 20 squares: standard error 0.2 %.
+    assert ratio == pytest.approx(1, abs=0.011)
+
+
+# Keys.
+
+
+def test_no_key_is_used_twice_in_thousands_of_steps():
+    """Every key that a draw is made with: noise, sampling, and the loss."""
+    steps = 3_000
+    tx = dpadambc.add_dp_noise(1.0, key=jax.random.split(jax.random.key(0))[0])
+    state = training.init_state(
+        jnp.zeros(1), tx, jax.random.split(jax.random.key(0))[1]
+    )
+    words = lambda key: jax.random.key_data(key)
+
+    def one(carry, i):
+        # As the noise and the loop make them.
+        after, noise = jax.random.split(carry)
+        used = (
+            noise,
+            *(
+                jax.random.fold_in(key, i)
+                for key in (state.sampling_key, state.loss_key)
+            ),
+        )
+        return after, jnp.stack([words(key) for key in used])
+
+    start = state.opt_state.rng_key
+    last, used = jax.lax.scan(one, start, jnp.arange(steps))
+    flat = np.asarray(used).reshape(-1, 2)
+    assert len(np.unique(flat, axis=0)) == 3 * steps
+    # The noise key after the run is the one that the run has.
+    result = fit(
+        mechanism=mechanism(iterations=steps),
+        optimizer=lambda m, *, key, pre_clipped: dpadambc.add_dp_noise(0.1, key=key),
+        steps_per_call=steps,
+        params=jnp.zeros(3),
+    )
+    np.testing.assert_array_equal(words(result.state.opt_state.rng_key), words(last))
+    keys = result.state.sampling_key, result.state.loss_key
+    for key, expected in zip(keys, (state.sampling_key, state.loss_key), strict=True):
+        np.testing.assert_array_equal(words(key), words(expected))
+
+
+def test_keys_from_the_system_differ_and_work():
+    keys = {
+        tuple(np.asarray(jax.random.key_data(training.secret_key()))) for _ in range(50)
+    }
+    assert len(keys) == 50
+    assert fit(key=training.secret_key()).iterations == 30
+
+
+def test_what_may_be_released_has_no_key():
+    state = fit().state
+    found = training.releasable(state)
+    is_key = lambda x: jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
+    assert any(map(is_key, jax.tree.leaves(state)))
+    assert not any(map(is_key, jax.tree.leaves(found)))
+    np.testing.assert_array_equal(found.params, state.params)
+    assert optax.tree.get(found.opt_state, "mu") is not None
+
+
+# Wrong use.
+
+
+def test_shuffled_batches_are_not_drawn_from_a_key():
+    shuffled = dpadambc.ShuffledGaussian(
+        l2_clip_norm=1.0,
+        noise_multiplier=1.0,
+        batch_size=50,
+        num_examples=200,
+        iterations=3,
+        normalize_by=50,
+    )
+    with pytest.raises(TypeError, match="draws each batch from a key"):
+        fit(mechanism=shuffled)
+
+
+def test_a_mechanism_for_another_size_of_data_is_refused():
+    fixed = dpadambc.FixedSizeSampledGaussian(
+        l2_clip_norm=1.0,
+        noise_multiplier=1.0,
+        batch_size=50,
+        num_examples=100,
+        iterations=3,
+        normalize_by=50,
+    )
+    with pytest.raises(ValueError, match="Expected 100 examples"):
+        fit(mechanism=fixed)
+    right = dpadambc.FixedSizeSampledGaussian(
+        l2_clip_norm=1.0,
+        noise_multiplier=1.0,
+        batch_size=50,
+        num_examples=200,
+        iterations=3,
+        normalize_by=50,
+    )
+    assert fit(mechanism=right).iterations == 3
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "message"),
+    [
+        ({"x": X}, TypeError, "tuple of the arguments"),
+        ((X, Y[:-1]), ValueError, "all of one length"),
+        ((X, 1.0), ValueError, "all of one length"),
+    ],
+)
+def test_data_of_another_form_are_refused(data, error, message):
+    with pytest.raises(error, match=message):
+        fit(data=data)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"key": jax.random.PRNGKey(0)}, TypeError),
+        ({"steps_per_call": 0}, ValueError),
+        ({"average_decay": 1.0}, ValueError),
+        ({"target_delta": 2.0}, ValueError),
+        ({"target_epsilon": -1.0}, ValueError),
+    ],
+)
+def test_numbers_out_of_range_are_refused(options, error):
+    with pytest.raises(error):
+        fit(mechanism=mechanism(iterations=1), **options)
+
+
+def test_a_source_is_told_from_arrays():
+    assert training_data.is_source(Examples())
+    assert not training_data.is_source((X, Y)) and not training_data.is_source(X)
+    assert training_data.num_examples(Examples()) == 200
