@@ -1,0 +1,341 @@
+"""A run that is killed and goes on ends with the same bits, whatever happened."""
+
+import dataclasses
+import functools
+import gc
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpadambc
+from dpadambc import checkpoints, training
+
+# Where one of Orbax's concurrent reads fails, the others find their loop closed, and
+# say so from wherever they are.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)
+
+X = jnp.asarray(np.random.default_rng(0).normal(size=(200, 3)), jnp.float32)
+Y = X @ jnp.array([1.0, -2.0, 0.5])
+MECHANISM = dpadambc.SubsampledGaussian(
+    l2_clip_norm=1.0,
+    noise_multiplier=1.0,
+    sampling_prob=0.25,
+    iterations=20,
+    normalize_by=50,
+)
+RATE = 0.1
+
+
+def loss_fn(w, x, y):
+    return (w @ x - y) ** 2
+
+
+class Killed(Exception):
+    pass
+
+
+def killed_after(iterations):
+    def callback(progress):
+        if progress.iterations >= iterations:
+            raise Killed
+
+    return callback
+
+
+def fit(folder=None, *, every=5, mechanism=MECHANISM, loss_fn=loss_fn, **options):
+    options = dict(key=jax.random.key(0), target_delta=1e-5) | options
+    rate, size = options.pop("rate", RATE), options.pop("size", 3)
+    saved = checkpoints.Checkpoints(folder, every=every) if folder else None
+    return training.fit(
+        loss_fn,
+        jnp.zeros(size),
+        (X, Y),
+        mechanism,
+        functools.partial(dpadambc.dp_adambc, rate),
+        checkpoints=saved,
+        **options,
+    )
+
+
+def assert_same(state, other):
+    for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(other), strict=True):
+        assert a.dtype == b.dtype
+        is_key = jnp.issubdtype(a.dtype, jax.dtypes.prng_key)
+        pair = [jax.random.key_data(x) if is_key else x for x in (a, b)]
+        np.testing.assert_array_equal(*pair)
+
+
+def interrupted(folder, after=13, **options):
+    with pytest.raises(Killed):
+        fit(folder, callback=killed_after(after), **options)
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 3])
+def test_a_run_goes_on_from_its_last_checkpoint_with_the_same_bits(
+    tmp_path, steps_per_call
+):
+    options = dict(average_decay=0.9, steps_per_call=steps_per_call)
+    interrupted(tmp_path, **options)
+    steps = []
+    again = fit(tmp_path, callback=lambda p: steps.append(p.iterations), **options)
+    # From the last checkpoint, at step 10 or 15.
+    assert steps[0] == {1: 11, 3: 18}[steps_per_call] and steps[-1] == 20
+    whole = fit(**options)
+    assert_same(again.state, whole.state)
+    assert again.iterations == whole.iterations == 20
+    assert again.epsilon == whole.epsilon
+
+
+def test_a_run_that_is_done_is_not_run_again(tmp_path):
+    first = fit(tmp_path)
+    heard = []
+    again = fit(tmp_path, callback=heard.append)
+    assert not heard
+    assert_same(first.state, again.state)
+
+
+def test_no_step_is_counted_twice_or_not_at_all(tmp_path):
+    """Three interruptions between and at checkpoints; the ledger is the step."""
+    for after in (3, 5, 12):
+        interrupted(tmp_path, after)
+    taken = []
+    result = fit(tmp_path, callback=lambda p: taken.append(p.iterations))
+    assert taken == list(range(11, 21))
+    assert result.epsilon == MECHANISM.epsilon(1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"noise_multiplier": 1.5}, "noise_multiplier: 1.0 there, 1.5 here"),
+        ({"sampling_prob": 0.3}, "sampling_prob: 0.25 there, 0.3 here"),
+        ({"iterations": 25}, "iterations: 20 there, 25 here"),
+        ({"normalize_by": 40}, "normalize_by: 50 there, 40 here"),
+        (
+            {"neighboring_relation": dpadambc.NeighboringRelation.REPLACE_ONE},
+            "neighboring_relation: ADD_OR_REMOVE_ONE there, REPLACE_ONE here",
+        ),
+    ],
+)
+def test_another_mechanism_is_refused_and_the_number_named(tmp_path, changes, line):
+    interrupted(tmp_path)
+    other = dataclasses.replace(MECHANISM, **changes)
+    with pytest.raises(ValueError, match=line):
+        fit(tmp_path, mechanism=other)
+    # The checkpoint is as it was.
+    assert_same(fit(tmp_path).state, fit().state)
+
+
+def test_a_schedule_of_noise_is_told_from_another(tmp_path):
+    make = lambda low: dataclasses.replace(
+        MECHANISM, noise_multiplier=optax.linear_schedule(2.0, low, 20)
+    )
+    interrupted(tmp_path, mechanism=make(1.0))
+    with pytest.raises(ValueError, match="noise_multiplier: a schedule from 2 to"):
+        fit(tmp_path, mechanism=make(1.5))
+    assert fit(tmp_path, mechanism=make(1.0)).iterations == 20
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rate": 0.2},
+        {"loss_fn": lambda w, x, y: jnp.abs(w @ x - y)},
+        {"microbatch_size": 7},
+    ],
+    ids=["learning_rate", "loss", "microbatches"],
+)
+def test_another_program_is_refused_since_it_would_reuse_the_noise(tmp_path, options):
+    interrupted(tmp_path)
+    with pytest.raises(ValueError, match=r"program: .*noise that was used before"):
+        fit(tmp_path, **options)
+    assert fit(tmp_path).iterations == 20
+
+
+def test_another_model_is_refused(tmp_path):
+    saved = checkpoints.Checkpoints(tmp_path)
+    tx = dpadambc.dp_adambc(RATE, MECHANISM, key=jax.random.key(0))
+    make = lambda n: training.init_state(jnp.zeros(n), tx, jax.random.key(1))
+    saved.save(make(3), {"a": 1})
+    with pytest.raises(ValueError, match="another model or optimizer"):
+        saved.restore(make(4), {"a": 1})
+    assert_same(saved.restore(make(3), {"a": 1}), make(3))
+
+
+def arrays_of(folder):
+    """The files that hold arrays, of the last checkpoint."""
+    last = max(
+        (p for p in folder.iterdir() if p.name.isdigit()), key=lambda p: int(p.name)
+    )
+    files = [p for p in (last / "state").rglob("*") if p.is_file()]
+    return last, [p for p in files if "/d/" in p.as_posix() or p.stat().st_size > 200]
+
+
+@pytest.mark.parametrize("harm", ["truncated", "overwritten", "removed", "emptied"])
+def test_a_damaged_checkpoint_is_an_error_and_the_one_before_still_there(
+    tmp_path, harm
+):
+    interrupted(tmp_path)
+    last, files = arrays_of(tmp_path)
+    assert files
+    for path in files:
+        content = path.read_bytes()
+        if harm == "truncated":
+            path.write_bytes(content[: len(content) // 2])
+        elif harm == "overwritten":
+            path.write_bytes(bytes(255 - b for b in content))
+        elif harm == "emptied":
+            path.write_bytes(b"")
+    if harm == "removed":
+        shutil.rmtree(last / "state")
+    with pytest.raises(ValueError, match="cannot be read.*remove it"):
+        fit(tmp_path)
+    time.sleep(0.2)
+    gc.collect()
+    # As the message says: the run goes on from the one before, with the same bits.
+    shutil.rmtree(last)
+    taken = []
+    again = fit(tmp_path, callback=lambda p: taken.append(p.iterations))
+    assert taken[0] == 6
+    assert_same(again.state, fit().state)
+
+
+def test_a_flipped_bit_is_noticed(tmp_path, monkeypatch):
+    """Even where the storage does not notice."""
+    interrupted(tmp_path)
+    wrong = lambda arrays: 1 + checksum(arrays)
+    checksum = checkpoints._checksum
+    monkeypatch.setattr(checkpoints, "_checksum", wrong)
+    with pytest.raises(ValueError, match="its checksum is another"):
+        fit(tmp_path)
+
+
+def test_a_folder_of_something_else_is_an_error(tmp_path):
+    import orbax.checkpoint as ocp
+
+    with ocp.CheckpointManager(tmp_path) as manager:
+        manager.save(3, args=ocp.args.Composite(about=ocp.args.JsonSave({"a": 1})))
+    with pytest.raises(ValueError, match="is not a checkpoint of dpadambc"):
+        fit(tmp_path)
+
+
+def test_a_checkpoint_holds_no_gradient_or_loss(tmp_path):
+    interrupted(tmp_path)
+    last, _ = arrays_of(tmp_path)
+    about = json.loads((last / "about" / "metadata").read_text())
+    assert set(about["record"]) == {
+        "mechanism",
+        "program",
+        *(f.name for f in dataclasses.fields(MECHANISM)),
+    }
+
+
+def test_saves_are_kept_as_asked(tmp_path):
+    fit(tmp_path, every=3)
+    kept = sorted(int(p.name) for p in tmp_path.iterdir() if p.name.isdigit())
+    assert kept == [18, 20]
+    for numbers in ({"every": 0}, {"keep": 0}):
+        with pytest.raises(ValueError, match="Expected"):
+            checkpoints.Checkpoints(tmp_path, **numbers)
+
+
+def test_without_orbax_the_message_says_what_to_install():
+    code = (
+        "import sys; sys.modules['orbax'] = None; sys.modules['orbax.checkpoint'] ="
+        " None\nimport dpadambc\nfrom dpadambc import checkpoints"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode and "pip install 'dpadambc[checkpoints]'" in done.stderr
+
+
+# A process that is killed at any moment, also in the middle of a save.
+
+PROGRAM = """
+import functools, pathlib, sys
+import jax, jax.numpy as jnp, numpy as np
+import dpadambc
+from dpadambc import checkpoints, training
+
+folder, output = sys.argv[1:]
+size = 200_000  # a save takes a while
+mechanism = dpadambc.SubsampledGaussian(
+    l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.25, iterations=40,
+    normalize_by=50)
+x = jnp.linspace(-1, 1, 200)
+saved = checkpoints.Checkpoints(folder, every=1) if folder else None
+result = training.fit(
+    lambda w, x: jnp.mean((w - x) ** 2), jnp.zeros(size), (x,), mechanism,
+    functools.partial(dpadambc.dp_adambc, 0.1), key=jax.random.key(0),
+    target_delta=1e-5, checkpoints=saved,
+    callback=lambda p: print(p.iterations, flush=True))
+np.save(output, result.state.params)
+"""
+
+
+def command(folder, output):
+    return [sys.executable, "-c", PROGRAM, str(folder), str(output)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_a_process_killed_at_random_moments_ends_with_the_same_bits(tmp_path, seed):
+    whole, output = tmp_path / "whole.npy", tmp_path / "resumed.npy"
+    subprocess.run(command("", whole), check=True, stdout=subprocess.DEVNULL)
+    moments, kills = random.Random(seed), 0
+    while not output.exists():
+        again = command(tmp_path / "folder", output)
+        with subprocess.Popen(again, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            if kills < 4 and process.stdout.readline():
+                time.sleep(moments.uniform(0, 0.3))
+                process.send_signal(signal.SIGKILL)
+                kills += 1
+            process.communicate()
+    assert kills == 4
+    np.testing.assert_array_equal(np.load(whole), np.load(output))
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or os.geteuid() != 0, reason="needs a small file system"
+)
+def test_a_full_disk_loses_nothing(tmp_path):
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("may not mount")
+    try:
+        where = folder / "checkpoints"
+        interrupted(where)
+        # What is left does not hold another checkpoint.
+        free = shutil.disk_usage(folder).free
+        (folder / "ballast").write_bytes(bytes(free - 4096))
+        with pytest.raises(OSError, match="The checkpoint before is as it was"):
+            fit(where)
+        (folder / "ballast").unlink()
+        taken = []
+        again = fit(where, callback=lambda p: taken.append(p.iterations))
+        assert taken[0] == 11
+        assert_same(again.state, fit().state)
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_paths_may_be_relative(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    interrupted(pathlib.Path("run"))
+    assert fit("run").iterations == 20
