@@ -76,6 +76,7 @@ def terms_of_nodes(members: np.ndarray) -> np.ndarray:
     return np.bincount(members[members >= 0])[members[:, 0]]
 
 
+@functools.cache
 def real_epsilon(terms: int, num_roots: int, iterations: int) -> float:
     """What so many steps cost a node in so many terms; infinity above some 600."""
     binom, prob = scipy.stats.binom, terms / num_roots
