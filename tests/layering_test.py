@@ -17,13 +17,17 @@ LAYERS = [
     {"per_example", "mechanism"},
     {"optimizers", "subsampled", "multi_term", "explanation"},
     {"diagnostics", "training"},
-    {"checkpoints", "cli", "pictures", "__init__"},
+    {"checkpoints", "cli", "pictures", "progress", "__init__"},
     {"__main__"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 OUTSIDE = {"jax", "numpy", "scipy", "optax", "dp_accounting"} | sys.stdlib_module_names
 # Not imported by the core, and each with an extra of its own.
-EXTRAS = {"checkpoints": {"orbax"}, "pictures": {"matplotlib"}}
+EXTRAS = {
+    "checkpoints": {"orbax"},
+    "pictures": {"matplotlib"},
+    "progress": {"rich"},
+}
 
 
 def imported(path):

@@ -1,0 +1,56 @@
+"""The bar shows steps and epsilon, and the loss only where it was asked for."""
+
+import io
+import subprocess
+import sys
+
+import pytest
+import rich.console
+
+from dpadambc import progress
+from dpadambc.training import Progress
+
+
+class Mechanism:
+    """Counts how often it is asked."""
+
+    def __init__(self):
+        self.asked = []
+
+    def epsilon(self, target_delta, *, iterations):
+        self.asked.append(iterations)
+        return iterations / 100
+
+
+def shown(steps=100, **options):
+    mechanism = Mechanism()
+    console = rich.console.Console(file=io.StringIO(), width=120)
+    with progress.ProgressBar(console=console, **options) as bar:
+        for i in range(1, steps + 1):
+            bar(Progress(None, i, steps, 0.5, mechanism, 1e-5))
+    return console.file.getvalue(), mechanism.asked
+
+
+def test_epsilon_is_computed_as_often_as_asked_and_at_the_end():
+    text, asked = shown(updates_of_epsilon=4)
+    assert asked == [1, 26, 51, 76, 100]
+    assert "step 100 of 100" in text and "epsilon 1.00 at step 100" in text
+
+
+def test_the_loss_is_shown_only_where_it_was_asked_for():
+    assert "loss" not in shown()[0]
+    assert "loss 0.5 (not private)" in shown(shows_loss=True)[0]
+
+
+def test_a_bar_without_epsilon_is_refused():
+    with pytest.raises(ValueError, match="updates_of_epsilon"):
+        progress.ProgressBar(updates_of_epsilon=0)
+
+
+def test_without_rich_the_message_says_what_to_install():
+    code = (
+        "import sys; sys.modules['rich'] = None; sys.modules['rich.console'] = None\n"
+        "import dpadambc\nfrom dpadambc import progress"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode and "pip install 'dpadambc[progress]'" in done.stderr
