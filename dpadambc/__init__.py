@@ -2,6 +2,8 @@
 
 import importlib.metadata
 
+from dpadambc.clipped import clipped_grad as clipped_grad
+from dpadambc.clipped import clipped_value_and_grad as clipped_value_and_grad
 from dpadambc.clipping import NeighboringRelation as NeighboringRelation
 from dpadambc.clipping import clip_per_example as clip_per_example
 from dpadambc.clipping import sensitivity as sensitivity
@@ -26,8 +28,6 @@ from dpadambc.optimizers import dp_adambc as dp_adambc
 from dpadambc.optimizers import dp_adamw as dp_adamw
 from dpadambc.optimizers import dp_adamw_bc as dp_adamw_bc
 from dpadambc.optimizers import dp_sgd as dp_sgd
-from dpadambc.per_example import clipped_grad as clipped_grad
-from dpadambc.per_example import clipped_value_and_grad as clipped_value_and_grad
 from dpadambc.per_example import per_example_grad as per_example_grad
 from dpadambc.per_example import (
     per_example_value_and_grad as per_example_value_and_grad,

@@ -15,7 +15,7 @@ LAYERS = [
     {"leaves", "batch_statistics", "graphs"},
     {"clipping", "noise", "moments", "decay", "sampling", "accounting"},
     {"per_example", "mechanism"},
-    {"optimizers", "subsampled", "multi_term", "explanation"},
+    {"clipped", "optimizers", "subsampled", "multi_term", "explanation"},
     {"diagnostics", "training"},
     {"checkpoints", "cli", "pictures", "progress", "__init__"},
     {"__main__"},

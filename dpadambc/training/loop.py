@@ -13,8 +13,8 @@ import numpy as np
 import optax
 
 from dpadambc import _validate
+from dpadambc.clipped import clipped_value_and_grad
 from dpadambc.mechanism import Mechanism
-from dpadambc.per_example import clipped_value_and_grad
 from dpadambc.sampling import Batch
 from dpadambc.training import data as _data
 from dpadambc.training import ledger
