@@ -71,6 +71,12 @@ def fit(folder=None, *, every=5, mechanism=MECHANISM, loss_fn=loss_fn, **options
     )
 
 
+@functools.cache
+def whole():
+    """The run without an interruption."""
+    return fit()
+
+
 def assert_same(state, other):
     for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(other), strict=True):
         assert a.dtype == b.dtype
@@ -94,10 +100,10 @@ def test_a_run_goes_on_from_its_last_checkpoint_with_the_same_bits(
     again = fit(tmp_path, callback=lambda p: steps.append(p.iterations), **options)
     # From the last checkpoint, at step 10 or 15.
     assert steps[0] == {1: 11, 3: 18}[steps_per_call] and steps[-1] == 20
-    whole = fit(**options)
-    assert_same(again.state, whole.state)
-    assert again.iterations == whole.iterations == 20
-    assert again.epsilon == whole.epsilon
+    uninterrupted = fit(**options)
+    assert_same(again.state, uninterrupted.state)
+    assert again.iterations == uninterrupted.iterations == 20
+    assert again.epsilon == uninterrupted.epsilon
 
 
 def test_a_run_that_is_done_is_not_run_again(tmp_path):
@@ -137,7 +143,7 @@ def test_another_mechanism_is_refused_and_the_number_named(tmp_path, changes, li
     with pytest.raises(ValueError, match=line):
         fit(tmp_path, mechanism=other)
     # The checkpoint is as it was.
-    assert_same(fit(tmp_path).state, fit().state)
+    assert_same(fit(tmp_path).state, whole().state)
 
 
 def test_a_schedule_of_noise_is_told_from_another(tmp_path):
@@ -211,7 +217,7 @@ def test_a_damaged_checkpoint_is_an_error_and_the_one_before_still_there(
     taken = []
     again = fit(tmp_path, callback=lambda p: taken.append(p.iterations))
     assert taken[0] == 6
-    assert_same(again.state, fit().state)
+    assert_same(again.state, whole().state)
 
 
 def test_a_flipped_bit_is_noticed(tmp_path, monkeypatch):
@@ -293,8 +299,8 @@ def command(folder, output):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_a_process_killed_at_random_moments_ends_with_the_same_bits(tmp_path, seed):
-    whole, output = tmp_path / "whole.npy", tmp_path / "resumed.npy"
-    subprocess.run(command("", whole), check=True, stdout=subprocess.DEVNULL)
+    expected, output = tmp_path / "whole.npy", tmp_path / "resumed.npy"
+    subprocess.run(command("", expected), check=True, stdout=subprocess.DEVNULL)
     moments, kills = random.Random(seed), 0
     while not output.exists():
         again = command(tmp_path / "folder", output)
@@ -306,7 +312,7 @@ def test_a_process_killed_at_random_moments_ends_with_the_same_bits(tmp_path, se
                 kills += 1
             process.communicate()
     assert kills == 4
-    np.testing.assert_array_equal(np.load(whole), np.load(output))
+    np.testing.assert_array_equal(np.load(expected), np.load(output))
 
 
 @pytest.mark.skipif(
@@ -330,7 +336,7 @@ def test_a_full_disk_loses_nothing(tmp_path):
         taken = []
         again = fit(where, callback=lambda p: taken.append(p.iterations))
         assert taken[0] == 11
-        assert_same(again.state, fit().state)
+        assert_same(again.state, whole().state)
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
