@@ -37,15 +37,18 @@ def _without_types(state: TrainState) -> dict[str, Any]:
     return {f"{i:06d}": x for i, x in enumerate(words)}
 
 
+def _as(old: jax.Array, found: np.ndarray) -> jax.Array:
+    """The array found, of the type of the old one and on its devices."""
+    array = jnp.asarray(found)
+    if _is_key(old):
+        array = jax.random.wrap_key_data(array, impl=jax.random.key_impl(old))
+    return jax.device_put(array, old.sharding) if old.committed else array
+
+
 def _with_types(arrays: dict[str, Any], like: TrainState) -> TrainState:
     leaves, structure = jax.tree.flatten(like)
-    typed = [
-        jax.random.wrap_key_data(x, impl=jax.random.key_impl(old))
-        if _is_key(old)
-        else x
-        for (_, x), old in zip(sorted(arrays.items()), leaves, strict=True)
-    ]
-    return jax.tree.unflatten(structure, typed)
+    pairs = zip(leaves, sorted(arrays.items()), strict=True)
+    return jax.tree.unflatten(structure, [_as(old, x) for old, (_, x) in pairs])
 
 
 def _checksum(arrays: dict[str, Any]) -> int:
@@ -67,7 +70,7 @@ class Checkpoints:
         when the disk is full; the one before is removed only then.
       * A state comes back bit for bit, with its keys and its step, or not at all: a
         checksum tells what was damaged.
-      * It is given to a run with the same mechanism and the same program only.
+      * It is given to a run with the same mechanism, program, data and start only.
 
     Args:
       folder: made if it is not there.
@@ -172,7 +175,9 @@ class Checkpoints:
                 f"The checkpoint {path} is of another model or optimizer: its arrays"
                 " have other shapes. Give it a folder of its own."
             )
-        found = self._read(step, "state", ocp.args.StandardRestore(arrays))
+        # As NumPy arrays: Orbax would put them on one device, for good.
+        hosted = {n: np.empty(x.shape, x.dtype) for n, x in arrays.items()}
+        found = self._read(step, "state", ocp.args.StandardRestore(hosted))
         if _checksum(found) != about["checksum"]:
             raise ValueError(self._damaged(path, "its checksum is another"))
         return _with_types(found, like)
@@ -185,12 +190,16 @@ class Checkpoints:
             path = self._folder / str(step)
             raise ValueError(self._damaged(path, str(error))) from error
 
-    @staticmethod
-    def _damaged(path: pathlib.Path, why: str) -> str:
-        return (
-            f"The checkpoint {path} cannot be read: {why}. If it is damaged, remove it,"
-            " and the run goes on from the one before, with the same noise for the same"
-            " gradients."
+    def _damaged(self, path: pathlib.Path, why: str) -> str:
+        message = f"The checkpoint {path} cannot be read: {why}. "
+        if len(self._manager.all_steps()) > 1:
+            return message + (
+                "If it is damaged, remove it, and the run goes on from the one before,"
+                " with the same noise for the same gradients."
+            )
+        return message + (
+            "There is none before it. A run that begins anew needs another key; the"
+            " steps that this one took count as well."
         )
 
     @staticmethod

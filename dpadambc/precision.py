@@ -8,7 +8,9 @@ import jax.numpy as jnp
 
 
 def at_least_float32(dtype: Any) -> jnp.dtype:
-    """The dtype itself if it has 32 bits or more, else float32."""
+    """The dtype itself if it has 32 bits or more, else float32; keys stay keys."""
+    if jnp.issubdtype(dtype, jax.dtypes.extended):
+        return dtype
     return jnp.promote_types(dtype, jnp.float32)
 
 

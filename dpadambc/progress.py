@@ -54,7 +54,8 @@ class ProgressBar:
     ) -> None:
         _validate.count(least=1, updates_of_epsilon=updates_of_epsilon)
         self._updates, self._shows_loss = updates_of_epsilon, shows_loss
-        self._next, self._epsilon = 0, ""
+        self._next, self._epsilon = 0.0, ""
+        self._last = 0, 0
         self._bar = rich.progress.Progress(
             rich.progress.TextColumn("step {task.completed:.0f} of {task.total:.0f}"),
             rich.progress.BarColumn(),
@@ -79,8 +80,9 @@ class ProgressBar:
     def __call__(self, progress: Progress) -> None:
         """Shows how far the run is."""
         done, total = progress.iterations, progress.iterations_in_all
-        if self._task is None:
-            self._task = self._bar.add_task("", total=total)
+        if self._task is None or done < self._last[0] or total != self._last[1]:
+            self._task, self._next = self._bar.add_task("", total=total), 0
+        self._last = done, total
         if done >= self._next or done == total:
             self._epsilon = f"epsilon {progress.epsilon():.2f} at step {done}"
             self._next = done + total / self._updates

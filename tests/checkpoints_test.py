@@ -58,12 +58,13 @@ def killed_after(iterations):
 
 def fit(folder=None, *, every=5, mechanism=MECHANISM, loss_fn=loss_fn, **options):
     options = dict(key=jax.random.key(0), target_delta=1e-5) | options
-    rate, size = options.pop("rate", RATE), options.pop("size", 3)
+    rate, params = options.pop("rate", RATE), options.pop("params", jnp.zeros(3))
+    data = options.pop("data", (X, Y))
     saved = checkpoints.Checkpoints(folder, every=every) if folder else None
     return training.fit(
         loss_fn,
-        jnp.zeros(size),
-        (X, Y),
+        params,
+        data,
         mechanism,
         functools.partial(dpadambc.dp_adambc, rate),
         checkpoints=saved,
@@ -156,20 +157,69 @@ def test_a_schedule_of_noise_is_told_from_another(tmp_path):
     assert fit(tmp_path, mechanism=make(1.0)).iterations == 20
 
 
+def preprocessed(constant):
+    """With a constant in a compiled part of the loss."""
+    prepare = jax.jit(lambda x: x * jnp.full(3, constant))
+    return lambda w, x, y: (w @ prepare(x) - y) ** 2
+
+
+def with_frozen(w, frozen, x, y):
+    return (w @ (frozen * x) - y) ** 2
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("first", "second", "what"),
     [
-        {"rate": 0.2},
-        {"loss_fn": lambda w, x, y: jnp.abs(w @ x - y)},
-        {"microbatch_size": 7},
+        ({}, {"rate": 0.2}, "program"),
+        ({}, {"loss_fn": lambda w, x, y: jnp.abs(w @ x - y)}, "program"),
+        ({}, {"microbatch_size": 7}, "program"),
+        ({"loss_fn": preprocessed(1.0)}, {"loss_fn": preprocessed(2.0)}, "program"),
+        ({}, {"data": (X.at[7].set(0), Y)}, "data"),
+        ({}, {"params": jnp.ones(3)}, "start"),
+        (
+            {"loss_fn": with_frozen, "frozen": jnp.ones(3)},
+            {"loss_fn": with_frozen, "frozen": 2 * jnp.ones(3)},
+            "frozen",
+        ),
     ],
-    ids=["learning_rate", "loss", "microbatches"],
+    ids=["rate", "loss", "microbatches", "constant", "data", "start", "frozen"],
 )
-def test_another_program_is_refused_since_it_would_reuse_the_noise(tmp_path, options):
-    interrupted(tmp_path)
-    with pytest.raises(ValueError, match=r"program: .*noise that was used before"):
-        fit(tmp_path, **options)
-    assert fit(tmp_path).iterations == 20
+# Also before the first checkpoint is due.
+@pytest.mark.parametrize("after", [2, pytest.param(13, marks=pytest.mark.slow)])
+def test_another_run_is_refused_since_it_would_reuse_the_noise(
+    tmp_path, first, second, what, after
+):
+    interrupted(tmp_path, after, **first)
+    with pytest.raises(ValueError, match=rf"{what}: .*noise that was used before"):
+        fit(tmp_path, **second)
+    if after == 2:
+        taken = []
+        fit(tmp_path, callback=lambda p: taken.append(p.iterations), **first)
+        assert taken == list(range(1, 21))
+
+
+def test_what_noise_gives_away_if_it_is_used_for_another_gradient():
+    """Negative control: two runs of one key differ by their gradients alone."""
+    certain = dataclasses.replace(MECHANISM, sampling_prob=1.0, iterations=1)
+    sgd = functools.partial(dpadambc.dp_sgd, 1.0)
+    other = X, Y.at[7].set(-Y[7])
+    ends = [
+        training.fit(
+            loss_fn,
+            jnp.zeros(3),
+            data,
+            certain,
+            sgd,
+            key=jax.random.key(0),
+            target_delta=1e-5,
+        ).state.params
+        for data in ((X, Y), other)
+    ]
+    clean = dpadambc.clipped_grad(loss_fn, 1.0, normalize_by=50)
+    gradients = [clean(jnp.zeros(3), *data) for data in ((X, Y), other)]
+    np.testing.assert_allclose(
+        ends[0] - ends[1], gradients[1] - gradients[0], rtol=1e-3, atol=1e-6
+    )
 
 
 def test_another_model_is_refused(tmp_path):
@@ -220,14 +270,25 @@ def test_a_damaged_checkpoint_is_an_error_and_the_one_before_still_there(
     assert_same(again.state, whole().state)
 
 
-def test_a_flipped_bit_is_noticed(tmp_path, monkeypatch):
+def test_a_flipped_bit_in_any_array_is_noticed(tmp_path, monkeypatch):
     """Even where the storage does not notice."""
     interrupted(tmp_path)
-    wrong = lambda arrays: 1 + checksum(arrays)
-    checksum = checkpoints._checksum
-    monkeypatch.setattr(checkpoints, "_checksum", wrong)
-    with pytest.raises(ValueError, match="its checksum is another"):
-        fit(tmp_path)
+    read = checkpoints.Checkpoints._read
+    names = list(checkpoints._without_types(whole().state))
+    assert len(names) >= 8
+    for name in names:
+
+        def damaged(self, step, part, arguments, name=name):
+            found = read(self, step, part, arguments)
+            if part == "state":
+                raw = np.array(found[name])
+                raw.reshape(-1).view(np.uint8)[0] ^= 1
+                found = found | {name: raw}
+            return found
+
+        monkeypatch.setattr(checkpoints.Checkpoints, "_read", damaged)
+        with pytest.raises(ValueError, match="its checksum is another"):
+            fit(tmp_path)
 
 
 def test_a_folder_of_something_else_is_an_error(tmp_path):
@@ -239,15 +300,119 @@ def test_a_folder_of_something_else_is_an_error(tmp_path):
         fit(tmp_path)
 
 
-def test_a_checkpoint_holds_no_gradient_or_loss(tmp_path):
+def test_a_checkpoint_holds_what_it_should_and_no_more(tmp_path):
     interrupted(tmp_path)
     last, _ = arrays_of(tmp_path)
     about = json.loads((last / "about" / "metadata").read_text())
     assert set(about["record"]) == {
-        "mechanism",
-        "program",
+        *("mechanism", "program", "data", "frozen", "start"),
         *(f.name for f in dataclasses.fields(MECHANISM)),
     }
+    shapes = [shape for shape, _ in about["arrays"].values()]
+    # Step, parameters; of the optimizer: count and key of the noise, count, two moments
+    # and noise variance of Adam; the keys of sampling and loss.
+    assert sorted(shapes) == sorted([[], [3], [], [2], [], [3], [3], [], [2], [2]])
+
+
+class Recording:
+    """A source that says which examples were asked for."""
+
+    def __init__(self, scale=1.0):
+        self.scale = scale
+
+    def __len__(self):
+        return 200
+
+    def __getitem__(self, index):
+        return np.asarray(X[index]) * self.scale, np.asarray(Y[index])
+
+
+def test_a_source_goes_on_and_another_one_is_refused(tmp_path):
+    interrupted(tmp_path, data=Recording())
+    with pytest.raises(ValueError, match="data: "):
+        fit(tmp_path, data=Recording(2.0))
+    again = fit(tmp_path, data=Recording())
+    assert_same(again.state, fit(data=Recording()).state)
+
+
+@pytest.mark.parametrize(
+    "params", [np.zeros(3), [0.0, 0.0, 0.0]], ids=["numpy", "list"]
+)
+def test_parameters_that_are_no_jax_arrays_are_found_again(tmp_path, params):
+    loss = lambda w, x, y: (jnp.stack(jnp.asarray(w)) @ x - y) ** 2
+    if isinstance(params, list):
+        loss = lambda w, x, y: (w[0] * x[0] + w[1] * x[1] + w[2] * x[2] - y) ** 2
+    interrupted(tmp_path, params=params, loss_fn=loss)
+    assert fit(tmp_path, params=params, loss_fn=loss).iterations == 20
+
+
+def test_numbers_of_numpy_are_recorded(tmp_path):
+    numbers = dict(l2_clip_norm=np.float32(1), iterations=np.int64(20))
+    same = dataclasses.replace(MECHANISM, **numbers)
+    interrupted(tmp_path, mechanism=same)
+    assert fit(tmp_path).iterations == 20
+
+
+ON_TWO_DEVICES = """
+import functools, sys
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+import dpadambc
+from dpadambc import checkpoints, training
+
+class Killed(Exception):
+    pass
+
+def kill(progress):
+    if progress.iterations == 3:
+        raise Killed
+
+mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+put = lambda x, *spec: jax.device_put(x, NamedSharding(mesh, P(*spec)))
+x = jnp.linspace(-1, 1, 200).reshape(20, 10)
+mechanism = dpadambc.SubsampledGaussian(
+    l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.5, iterations=5,
+    normalize_by=10)
+for params, data in (
+    (put(jnp.zeros((10, 4)), "x", None), x),
+    (put(jnp.zeros((10, 4))), put(x, "x", None)),
+):
+    def run(folder, callback=None):
+        return training.fit(
+            lambda w, x: jnp.sum((x @ w - 1) ** 2), params, (data,), mechanism,
+            functools.partial(dpadambc.dp_adambc, 0.1), key=jax.random.key(0),
+            target_delta=1e-3, callback=callback,
+            checkpoints=folder and checkpoints.Checkpoints(folder, every=2))
+    folder = sys.argv[1] + "/" + str(params.sharding.spec == P())
+    try:
+        run(folder, kill)
+    except Killed:
+        pass
+    again, whole = run(folder), run(None)
+    np.testing.assert_array_equal(again.state.params, whole.state.params)
+print("the same on two devices")
+"""
+
+
+def test_a_sharded_run_goes_on(tmp_path):
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    done = subprocess.run(
+        [sys.executable, "-c", ON_TWO_DEVICES, str(tmp_path)],
+        env=os.environ | flags,
+        capture_output=True,
+        text=True,
+    )
+    assert "the same on two devices" in done.stdout, done.stderr
+
+
+def test_a_lone_damaged_checkpoint_says_that_there_is_none_before(tmp_path):
+    saved = checkpoints.Checkpoints(tmp_path)
+    tx = dpadambc.dp_adambc(RATE, MECHANISM, key=jax.random.key(0))
+    state = training.init_state(jnp.zeros(3), tx, jax.random.key(1))
+    saved.save(state, {"a": 1})
+    shutil.rmtree(tmp_path / "0" / "state")
+    with pytest.raises(ValueError, match="none before it.*needs another key"):
+        saved.restore(state, {"a": 1})
 
 
 def test_saves_are_kept_as_asked(tmp_path):

@@ -37,6 +37,17 @@ def test_epsilon_is_computed_as_often_as_asked_and_at_the_end():
     assert "step 100 of 100" in text and "epsilon 1.00 at step 100" in text
 
 
+def test_a_bar_that_is_used_again_begins_again():
+    mechanism = Mechanism()
+    console = rich.console.Console(file=io.StringIO(), width=120)
+    with progress.ProgressBar(console=console, updates_of_epsilon=1) as bar:
+        for steps in (100, 50):
+            bar(Progress(None, 1, steps, 0.5, mechanism, 1e-5))
+            bar(Progress(None, steps // 2, steps, 0.5, mechanism, 1e-5))
+    assert mechanism.asked == [1, 1]
+    assert "step 25 of 50" in console.file.getvalue()
+
+
 def test_the_loss_is_shown_only_where_it_was_asked_for():
     assert "loss" not in shown()[0]
     assert "loss 0.5 (not private)" in shown(shows_loss=True)[0]

@@ -232,14 +232,22 @@ def test_adapters_are_trained_and_what_is_frozen_is_not():
     assert optax.tree.norm(result.state.params["b"]) > 0.1
 
 
-def test_dropout_has_a_key_for_each_example_and_step():
-    def loss(w, x, y, key):
-        keep = jax.random.bernoulli(key, 0.5, x.shape)
-        return (w @ (x * keep) - y) ** 2
-
-    once, again = (fit(loss, uses_key=True).state.params for _ in range(2))
-    np.testing.assert_array_equal(once, again)
-    assert not np.allclose(once, plain_run().state.params)
+def test_the_loss_has_a_key_for_each_example_and_step():
+    """Where the key is the gradient, and nothing else is in the steps."""
+    loss = lambda w, x, y, key: w @ jax.random.normal(key, (3,)) / 10
+    silent = mechanism(noise_multiplier=0.0, sampling_prob=1.0, iterations=6)
+    seen = [jnp.zeros(3)]
+    fit(
+        loss,
+        mechanism=silent,
+        uses_key=True,
+        optimizer=functools.partial(dpadambc.dp_sgd, 1.0),
+        callback=lambda p: seen.append(p.state.params + 0),
+    )
+    steps = np.diff(np.stack(seen), axis=0)
+    assert len(np.unique(steps.round(7), axis=0)) == 6
+    # A sum of 200 independent draws of 0.1, over 50; of one draw, it would be 0.4.
+    assert np.std(steps) == pytest.approx(0.1 * 200**0.5 / 50, rel=0.6)
 
 
 def test_the_average_is_that_of_the_parameters():
@@ -276,6 +284,15 @@ def test_views_of_an_example_count_as_one_example():
     assert fit(loss, uses_key=True).epsilon == plain_run().epsilon
 
 
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["plain", "jitted"])
+def test_views_may_be_compiled_and_the_loss_have_frozen_parts(wrap):
+    shift = wrap(lambda key, x, y: (x + 0.1 * jax.random.normal(key, x.shape), y))
+    loss = lambda w, frozen, x, y, key: (w @ (frozen * x) - y) ** 2
+    augmented = training.with_augmentations(loss, shift, 2, has_frozen=True)
+    result = fit(augmented, frozen=jnp.ones(3), uses_key=True)
+    np.testing.assert_allclose(result.state.params, [1, -2, 0.5], atol=0.5)
+
+
 def test_the_mean_of_views_is_the_mean_of_their_losses():
     shift = lambda key, x: (x * jax.random.normal(key),)
     loss = training.with_augmentations(lambda w, x, key: w * x, shift, 3)
@@ -304,12 +321,37 @@ def test_masters_keep_the_steps_that_low_precision_would_round_away():
 def test_the_loss_is_computed_in_the_dtype_that_was_asked_for():
     seen = []
 
-    def loss(w, x, y):
-        seen.append(w.dtype)
-        return jnp.sum(w) * 0.0 + jnp.float32(1.0)
+    def loss(w, frozen, x, y):
+        product = frozen * (w @ x)
+        seen.append(product.dtype)
+        return product
 
-    training.with_compute_dtype(loss, jnp.bfloat16)(jnp.ones(3), X[0], Y[0])
+    low = training.with_compute_dtype(loss, jnp.bfloat16)
+    assert low(jnp.ones(3), jnp.ones(()), X[0], 7).dtype == jnp.float32
     assert seen == [jnp.bfloat16]
+
+
+def test_the_average_of_low_precision_parameters_does_not_stand_still():
+    """In bfloat16, 0.999 is one."""
+    still = functools.partial(dpadambc.dp_sgd, 0.0)
+    state = fit(
+        params=jnp.ones(3, jnp.bfloat16), average_decay=0.999, optimizer=still
+    ).state
+    assert state.average.dtype == jnp.float32
+    from_zero = state._replace(average=jnp.zeros(3))
+    step = training.loop.Step(
+        loss_fn,
+        MECHANISM,
+        still(MECHANISM, key=jax.random.key(0), pre_clipped=True),
+        False,
+        False,
+        None,
+        0.999,
+    )
+    average = from_zero.average
+    for _ in range(3):
+        average = step._average(state.params, average)
+    np.testing.assert_allclose(average, 1 - 0.999**3, rtol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
@@ -368,6 +410,25 @@ def test_no_key_is_used_twice_in_thousands_of_steps():
     keys = result.state.sampling_key, result.state.loss_key
     for key, expected in zip(keys, (state.sampling_key, state.loss_key), strict=True):
         np.testing.assert_array_equal(words(key), words(expected))
+
+
+def test_batches_differ_from_step_to_step():
+    """Where the gradient is who took part."""
+    data = (jnp.eye(200),)
+    silent = mechanism(noise_multiplier=0.0, iterations=6)
+    seen = [jnp.zeros(200)]
+    fit(
+        lambda w, x: w @ x,
+        params=jnp.zeros(200),
+        data=data,
+        mechanism=silent,
+        optimizer=functools.partial(dpadambc.dp_sgd, 1.0),
+        callback=lambda p: seen.append(p.state.params + 0),
+    )
+    took_part = np.diff(np.stack(seen), axis=0) < -1e-3
+    assert len(np.unique(took_part, axis=0)) == 6
+    # A binomial of 1,200 and 0.25: standard error 15.
+    assert took_part.sum() == pytest.approx(300, abs=75)
 
 
 def test_keys_from_the_system_differ_and_work():
@@ -449,9 +510,46 @@ def test_data_of_another_form_are_refused(data, error, message):
         ({"target_epsilon": -1.0}, ValueError),
     ],
 )
-def test_numbers_out_of_range_are_refused(options, error):
+def test_numbers_out_of_range_are_refused_before_the_first_step(options, error):
+    heard = []
     with pytest.raises(error):
-        fit(mechanism=mechanism(iterations=1), **options)
+        fit(mechanism=mechanism(iterations=1), callback=heard.append, **options)
+    assert not heard
+
+
+def test_a_delta_as_large_as_one_example_is_warned_of():
+    with pytest.warns(UserWarning, match="at least 1 / num_examples"):
+        fit(target_delta=0.1, mechanism=mechanism(iterations=1))
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda m, *, key, pre_clipped: optax.sgd(0.1),
+        lambda m, *, key, pre_clipped: optax.MultiSteps(
+            dpadambc.dp_sgd(0.1, m, key=key, pre_clipped=True), 4
+        ).gradient_transformation(),
+        lambda m, *, key, pre_clipped: optax.chain(
+            dpadambc.add_dp_noise(1.0, key=key),
+            dpadambc.dp_sgd(0.1, m, key=key, pre_clipped=True),
+        ),
+    ],
+    ids=["none", "every_fourth_step", "twice"],
+)
+def test_an_optimizer_must_add_noise_once_in_every_step(optimizer):
+    heard = []
+    with pytest.raises(ValueError, match="adds noise once in every step"):
+        fit(optimizer=optimizer, callback=heard.append)
+    assert not heard
+
+
+def test_a_source_must_return_tuples():
+    class Bare(Examples):
+        def __getitem__(self, index):
+            return np.asarray(X[index])
+
+    with pytest.raises(TypeError, match="as a tuple, got ndarray"):
+        fit(data=Bare())
 
 
 def test_a_source_is_told_from_arrays():

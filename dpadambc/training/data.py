@@ -11,7 +11,12 @@ from dpadambc.sampling import Batch
 
 @runtime_checkable
 class Source(Protocol):
-    """Examples by their index, such as a Grain data source."""
+    """Examples by their index, such as a Grain data source.
+
+    What is under an index must be the same each time: a step that is taken again after
+    an interruption would else add its noise to another gradient. Augmentation belongs
+    in the loss; see `with_augmentations`.
+    """
 
     def __len__(self) -> int:
         """How many examples there are."""
@@ -47,6 +52,14 @@ def num_examples(data: Any) -> int:
     return sizes.pop()[0]
 
 
+def sample_of(data: Any) -> Any:
+    """What tells these data from others: all arrays, or a few examples of a source."""
+    if not is_source(data):
+        return data
+    size = len(data)
+    return [size, *(data[i] for i in sorted({0, size // 2, size - 1}) if i < size)]
+
+
 def gather(data: Any, indices: Any) -> Any:
     """The examples of a batch, on the device; the last one where an index is -1."""
     return jax.tree.map(lambda x: x[indices], data)
@@ -57,6 +70,11 @@ def fetch(source: Source, batch: Batch) -> Any:
     padding = np.asarray(batch.is_padding_example)
     chosen = np.asarray(batch.indices)[~padding]
     rows = [source[int(i)] for i in chosen] or [source[0]]
+    if not isinstance(rows[0], tuple):
+        raise TypeError(
+            "Expected the source to return the arguments of loss_fn as a tuple, got"
+            f" {type(rows[0]).__name__}."
+        )
 
     def stacked(*leaves):
         column = np.zeros((len(padding), *np.shape(leaves[0])), np.result_type(*leaves))

@@ -57,9 +57,11 @@ def affordable_iterations(
 def _number(field: Any, iterations: int) -> Any:
     """A field as JSON can hold it: a schedule as its values at every step."""
     if callable(field):
-        values = np.asarray(jax.vmap(field)(jnp.arange(iterations)), float)
+        values = np.asarray(jax.vmap(field)(jnp.arange(max(iterations, 1))), float)
         digest = hashlib.sha256(values.tobytes()).hexdigest()[:16]
         return f"a schedule from {values[0]:g} to {values[-1]:g} ({digest})"
+    if isinstance(field, np.generic | np.ndarray | jax.Array):
+        return field.item()
     return getattr(field, "name", field)
 
 

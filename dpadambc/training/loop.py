@@ -2,23 +2,21 @@
 
 import dataclasses
 import functools
-import hashlib
-import re
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
-from dpadambc import _validate
+from dpadambc import _validate, accounting
 from dpadambc.clipped import clipped_value_and_grad
 from dpadambc.mechanism import Mechanism
+from dpadambc.noise import AddDPNoiseState
 from dpadambc.sampling import Batch
 from dpadambc.training import data as _data
-from dpadambc.training import ledger
-from dpadambc.training.state import TrainState, init_state
+from dpadambc.training import fingerprint, ledger
+from dpadambc.training.state import TrainState, in_full_precision, init_state
 
 
 class Optimizer(Protocol):
@@ -119,7 +117,8 @@ class Step:
     def _average(self, params: optax.Params, average: optax.Params | None):
         if self.average_decay is None or average is None:
             return None
-        return optax.incremental_update(params, average, 1 - self.average_decay)
+        full = jax.tree.map(in_full_precision, params)
+        return optax.incremental_update(full, average, 1 - self.average_decay)
 
 
 def _draw(mechanism: Any, state: TrainState, num_examples: int) -> Batch:
@@ -144,15 +143,37 @@ def _check(mechanism: Any, num_examples: int) -> None:
         )
 
 
-def _fingerprint(fun: Callable[..., Any], *args: Any) -> str:
-    """Of a traced program: another one must not be given the same noise."""
-    traced = jax.make_jaxpr(fun)(*args)
-    text = re.sub(r"0x[0-9a-f]+", "", str(traced))
-    digest = hashlib.sha256(text.encode())
-    for constant in traced.consts:
-        if not jnp.issubdtype(jnp.result_type(constant), jax.dtypes.prng_key):
-            digest.update(np.asarray(constant).tobytes())
-    return digest.hexdigest()[:16]
+def _budget(
+    mechanism: Mechanism, target_epsilon: float | None, target_delta: float
+) -> int:
+    """How many steps to take; raises if there is nothing to be had."""
+    if target_epsilon is None:
+        return mechanism.iterations
+    iterations = ledger.affordable_iterations(
+        mechanism, target_epsilon=target_epsilon, target_delta=target_delta
+    )
+    if iterations == 0 < mechanism.iterations:
+        raise ValueError(
+            "Expected a budget for one step at least, which costs epsilon"
+            f" {mechanism.epsilon(target_delta, iterations=1):.4g}, got"
+            f" target_epsilon={target_epsilon:g}."
+        )
+    return iterations
+
+
+def _check_noise(opt_state: optax.OptState, iterations: int) -> None:
+    """Raises unless noise was added once in each step."""
+    is_noise = lambda node: isinstance(node, AddDPNoiseState)
+    nodes = jax.tree.leaves(opt_state, is_leaf=is_noise)
+    counts = [int(node.count) for node in nodes if is_noise(node)]
+    if counts != [iterations]:
+        raise ValueError(
+            "Expected an optimizer that adds noise once in every step, through"
+            f" dpadambc.add_dp_noise, got noise added {counts} times in {iterations}"
+            " steps. Without it nothing is private, and what an optimizer gathers"
+            " before it (optax.MultiSteps, say) is in the open in its state; for larger"
+            " batches use microbatch_size."
+        )
 
 
 class _Runner:
@@ -178,15 +199,26 @@ class _Runner:
         state, (losses, counts) = jax.lax.scan(one, state, length=iterations)
         return state, (losses.sum(), counts.sum())
 
-    def fingerprint(self, state: TrainState) -> str:
-        """Of what one step does, whatever the number of steps in a call."""
+    def record(self, state: TrainState, data: Any) -> dict[str, Any]:
+        """What tells this run from others, before its first step.
+
+        *Secret*, as the checkpoint that it is for: it follows from the data.
+        """
         if self._source is None:
             scan = functools.partial(self._scan, iterations=1)
-            return _fingerprint(scan, state, self._frozen, self._arrays)
-        batch = self._sample(state)
-        examples = _data.fetch(self._source, batch)
-        padding = batch.is_padding_example
-        return _fingerprint(self._step, state, self._frozen, examples, padding)
+            program = fingerprint.of_program(scan, state, self._frozen, self._arrays)
+        else:
+            batch = self._sample(state)
+            examples = _data.fetch(self._source, batch)
+            program = fingerprint.of_program(
+                self._step, state, self._frozen, examples, batch.is_padding_example
+            )
+        return ledger.public_numbers(self._step.mechanism) | {
+            "program": program,
+            "data": fingerprint.of_values(_data.sample_of(data)),
+            "frozen": fingerprint.of_values(self._frozen),
+            "start": fingerprint.of_values((state.params, state.opt_state)),
+        }
 
     def advance(
         self, state: TrainState, iterations: int
@@ -197,6 +229,26 @@ class _Runner:
         batch = self._sample(state)
         examples = _data.fetch(self._source, batch)
         return self._fetched(state, self._frozen, examples, batch.is_padding_example)
+
+
+class _Saved:
+    """The checkpoints of one run."""
+
+    def __init__(self, checkpoints: Checkpoints, record: dict[str, Any]):
+        self._checkpoints, self._record = checkpoints, record
+
+    def restore(self, state: TrainState) -> TrainState:
+        """The last state saved, or this one, saved."""
+        found = self._checkpoints.restore(state, self._record)
+        if found is None:
+            # From before the first step on, what gets this noise is on record.
+            self._checkpoints.save(state, self._record)
+            return state
+        return found
+
+    def save(self, state: TrainState, before: int, after: int, is_last: bool) -> None:
+        if is_last or self._checkpoints.is_due(before, after):
+            self._checkpoints.save(state, self._record)
 
 
 def fit(
@@ -230,8 +282,11 @@ def fit(
         each step folds its number in. No key is used for two draws.
       * The state has no losses, norms or gradients before the noise. They reach the
         callback alone, as `Progress.loss`, which is *not private*.
-      * A checkpoint of another mechanism or another program is refused: its noise would
-        be added to other gradients, and the difference of the two would show them.
+      * A checkpoint of a run with another mechanism, program, data or start is refused:
+        its noise would be added to other gradients, and the difference of the two would
+        show them. (Of a source, a few examples are compared.)
+      * An optimizer that does not add noise once in every step is refused. That its
+        level is the mechanism's is up to the optimizer; it is for those of `dpadambc`.
 
     Args:
       loss_fn: the loss of one example, of `(params, *example)`; with `frozen`, of
@@ -284,22 +339,15 @@ def fit(
     if average_decay is not None:
         _validate.decay(average_decay=average_decay)
     num_examples = _data.num_examples(data)
+    accounting.check_delta(target_delta, num_examples)
     _check(mechanism, num_examples)
-    iterations = mechanism.iterations
-    if target_epsilon is not None:
-        iterations = ledger.affordable_iterations(
-            mechanism, target_epsilon=target_epsilon, target_delta=target_delta
-        )
-        if iterations == 0 < mechanism.iterations:
-            raise ValueError(
-                f"Expected a budget for one step at least, which costs epsilon"
-                f" {mechanism.epsilon(target_delta, iterations=1):.4g}, got"
-                f" target_epsilon={target_epsilon:g}."
-            )
-
+    iterations = _budget(mechanism, target_epsilon, target_delta)
     noise_key, run_key = jax.random.split(key)
     tx = optimizer(mechanism, key=noise_key, pre_clipped=True)
     state = init_state(params, tx, run_key, averages=average_decay is not None)
+    # The first call gives the buffers of the state away, and those of params with it.
+    state = jax.tree.map(jnp.copy, state)
+    _check_noise(state.opt_state, 0)
     step = Step(
         loss_fn,
         mechanism,
@@ -310,23 +358,19 @@ def fit(
         average_decay=average_decay,
     )
     runner = _Runner(step, data, frozen)
-    record: dict[str, Any] = {}
+    saved = None
     if checkpoints is not None:
-        program = runner.fingerprint(state)
-        record = ledger.public_numbers(mechanism) | {"program": program}
-        state = checkpoints.restore(state, record) or state
-    # The first call gives the buffers of the state away, and those of params with it.
-    state = jax.tree.map(jnp.copy, state)
+        saved = _Saved(checkpoints, runner.record(state, data))
+        state = saved.restore(state)
 
     done, once = int(state.step), 1 if _data.is_source(data) else steps_per_call
     while done < iterations:
         before, taken = done, min(once, iterations - done)
         state, (loss, count) = runner.advance(state, taken)
         done += taken
-        if checkpoints is not None and (
-            checkpoints.is_due(before, done) or done >= iterations
-        ):
-            checkpoints.save(state, record)
+        _check_noise(state.opt_state, done)
+        if saved:
+            saved.save(state, before, done, is_last=done >= iterations)
         if callback is not None:
             mean = float(loss) / max(int(count), 1)
             callback(Progress(state, done, iterations, mean, mechanism, target_delta))

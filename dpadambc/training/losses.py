@@ -12,7 +12,11 @@ Loss = Callable[..., jax.Array]
 
 
 def with_augmentations(
-    loss_fn: Loss, augment: Callable[..., Any], multiplicity: int
+    loss_fn: Loss,
+    augment: Callable[..., Any],
+    multiplicity: int,
+    *,
+    has_frozen: bool = False,
 ) -> Loss:
     """The mean loss over several augmented views of one example.
 
@@ -22,12 +26,14 @@ def with_augmentations(
     small by the multiplicity.)
 
     Args:
-      loss_fn: of `(params, *example, key)`; the key is for dropout, say.
+      loss_fn: of `(params, *example, key)`, or of
+        `(params, frozen, *example, key)`; the key is for dropout, say.
       augment: of `(key, *example)`, returns a view: the arguments of an example.
       multiplicity: how many views.
+      has_frozen: whether the second argument is what `fit` is given as `frozen`.
 
     Returns:
-      A loss of `(params, *example, key)`, for `fit(..., uses_key=True)`.
+      A loss of the same arguments, for `fit(..., uses_key=True)`.
 
     Raises:
       ValueError: if the multiplicity is less than one.
@@ -47,12 +53,15 @@ def with_augmentations(
     """
     _validate.count(least=1, multiplicity=multiplicity)
 
-    def augmented(params, *example_and_key):
-        *example, key = example_and_key
+    num_shared = 2 if has_frozen else 1
+
+    def augmented(*arguments):
+        *rest, key = arguments
+        shared, example = rest[:num_shared], rest[num_shared:]
 
         def one_view(key):
             augment_key, loss_key = jax.random.split(key)
-            return loss_fn(params, *augment(augment_key, *example), loss_key)
+            return loss_fn(*shared, *augment(augment_key, *example), loss_key)
 
         return jnp.mean(jax.vmap(one_view)(jax.random.split(key, multiplicity)))
 
@@ -62,10 +71,11 @@ def with_augmentations(
 def with_compute_dtype(loss_fn: Loss, dtype: Any) -> Loss:
     """The loss computed in low precision, with parameters that stay in float32.
 
-    Parameters are cast on the way in, so what the optimizer keeps are full-precision
-    masters: steps far below the resolution of bfloat16 add up there, where adding them
-    to bfloat16 parameters would round most of them away, noise included. Clipping,
-    noise and moments are in float32 in any case.
+    All floating-point arguments are cast on the way in, what is frozen and the example
+    too; what the optimizer keeps are full-precision masters. Steps far below the
+    resolution of bfloat16 add up there, where adding them to bfloat16 parameters would
+    round most of them away, noise included. Clipping, noise and moments are in float32
+    in any case.
 
     Args:
       loss_fn: of `(params, *rest)`.
@@ -87,6 +97,6 @@ def with_compute_dtype(loss_fn: Loss, dtype: Any) -> Loss:
         return jnp.asarray(x, dtype) if is_float else x
 
     def in_low_precision(params, *rest):
-        return loss_fn(jax.tree.map(cast, params), *rest).astype(jnp.float32)
+        return loss_fn(*jax.tree.map(cast, (params, *rest))).astype(jnp.float32)
 
     return in_low_precision

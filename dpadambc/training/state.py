@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dpadambc import precision
+
 
 class TrainState(NamedTuple):
     """All that a run needs to go on: *secret*, for its keys. See `releasable`."""
@@ -58,6 +60,11 @@ def releasable(state: TrainState) -> Releasable:
     return Releasable(state.step, state.params, without_keys, state.average)
 
 
+def in_full_precision(x: jax.Array) -> jax.Array:
+    """In at least float32: in bfloat16 a decay of 0.999 is one."""
+    return x.astype(precision.at_least_float32(jnp.result_type(x)))
+
+
 def init_state(
     params: optax.Params,
     optimizer: optax.GradientTransformation,
@@ -76,12 +83,13 @@ def init_state(
     Returns:
       A `TrainState`.
     """
+    params = jax.tree.map(jnp.asarray, params)
     sampling_key, loss_key = jax.random.split(key)
     return TrainState(
         step=jnp.zeros([], jnp.int32),
         params=params,
         opt_state=optimizer.init(params),
-        average=params if averages else None,
+        average=jax.tree.map(in_full_precision, params) if averages else None,
         sampling_key=sampling_key,
         loss_key=loss_key,
     )
