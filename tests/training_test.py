@@ -1,5 +1,6 @@
 """The loop, its budget, and what it promises of keys and data."""
 
+import dataclasses
 import functools
 
 import equinox as eqx
@@ -476,14 +477,7 @@ def test_a_mechanism_for_another_size_of_data_is_refused():
     )
     with pytest.raises(ValueError, match="Expected 100 examples"):
         fit(mechanism=fixed)
-    right = dpadambc.FixedSizeSampledGaussian(
-        l2_clip_norm=1.0,
-        noise_multiplier=1.0,
-        batch_size=50,
-        num_examples=200,
-        iterations=3,
-        normalize_by=50,
-    )
+    right = dataclasses.replace(fixed, num_examples=200)
     assert fit(mechanism=right).iterations == 3
 
 

@@ -111,6 +111,7 @@ def render(rows: Sequence[Row]) -> str:
             True,
             inductive,
         ),
+        "The same, the mean of its last iterates:": (True, averaged),
         "Its settings:": (True, _setting),
     }
     sections = []
