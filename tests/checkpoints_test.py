@@ -129,9 +129,21 @@ def test_no_step_is_counted_twice_or_not_at_all(tmp_path):
     ("changes", "line"),
     [
         ({"noise_multiplier": 1.5}, "noise_multiplier: 1.0 there, 1.5 here"),
-        ({"sampling_prob": 0.3}, "sampling_prob: 0.25 there, 0.3 here"),
-        ({"iterations": 25}, "iterations: 20 there, 25 here"),
-        ({"normalize_by": 40}, "normalize_by: 50 there, 40 here"),
+        pytest.param(
+            {"sampling_prob": 0.3},
+            "sampling_prob: 0.25 there, 0.3 here",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"iterations": 25},
+            "iterations: 20 there, 25 here",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"normalize_by": 40},
+            "normalize_by: 50 there, 40 here",
+            marks=pytest.mark.slow,
+        ),
         (
             {"neighboring_relation": dpadambc.NeighboringRelation.REPLACE_ONE},
             "neighboring_relation: ADD_OR_REMOVE_ONE there, REPLACE_ONE here",
