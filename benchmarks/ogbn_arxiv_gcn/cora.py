@@ -1,4 +1,4 @@
-"""Node-level privacy on Cora, a small citation graph, in half a minute.
+"""Node-level privacy on Cora, a small citation graph, in under a minute.
 
     python -m benchmarks.ogbn_arxiv_gcn.cora --data-dir DIR [--seeds 1] [--output FILE]
 
