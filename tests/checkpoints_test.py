@@ -358,6 +358,14 @@ def test_parameters_that_are_no_jax_arrays_are_found_again(tmp_path, params):
     assert fit(tmp_path, params=params, loss_fn=loss).iterations == 20
 
 
+def test_parameters_in_low_precision_are_found_again(tmp_path):
+    params = jnp.zeros(3, jnp.bfloat16)
+    interrupted(tmp_path, params=params)
+    again = fit(tmp_path, params=params)
+    assert again.state.params.dtype == jnp.bfloat16
+    assert_same(again.state, fit(params=params).state)
+
+
 def test_numbers_of_numpy_are_recorded(tmp_path):
     numbers = dict(l2_clip_norm=np.float32(1), iterations=np.int64(20))
     same = dataclasses.replace(MECHANISM, **numbers)

@@ -23,7 +23,8 @@ def of_values(tree: Any) -> str:
             continue
         array = np.asarray(leaf)
         digest.update(f"{array.shape} {array.dtype}".encode())
-        digest.update(np.ascontiguousarray(array).data)
+        # As bytes: Python has no buffers of bfloat16.
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
     return digest.hexdigest()[:16]
 
 
