@@ -24,7 +24,7 @@ def of_values(tree: Any) -> str:
         array = np.asarray(leaf)
         digest.update(f"{array.shape} {array.dtype}".encode())
         # As bytes: Python has no buffers of bfloat16.
-        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()[:16]
 
 
