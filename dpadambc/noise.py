@@ -1,24 +1,17 @@
 """Add the Gaussian noise that makes a clipped sum private."""
 
-import functools
-import math
 import zlib
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
-from dpadambc import _validate, noise_level, precision
+from dpadambc import _validate, noise_level, precision, threefry
 
 # Folded into the caller's key once, so that its draws here repeat none made with the
 # same key elsewhere (initial parameters, say).
 _DOMAIN = zlib.crc32(b"dpadambc.add_dp_noise")
-
-# Threefry-2x32, 20 rounds: how far each of eight turns, and a word of the key schedule.
-_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
-_PARITY = np.uint32(0x1BD11BDA)
 
 
 class AddDPNoiseState(NamedTuple):
@@ -39,78 +32,11 @@ def _leaf_key(key: jax.Array, index: int, path: Any) -> jax.Array:
     return jax.random.fold_in(jax.random.fold_in(key, index), zlib.crc32(name))
 
 
-def _threefry(
-    key: jax.Array, high: jax.Array, low: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Two random words for each counter (high, low), under a key of two words.
-
-    `Salmon et al. 2011 <https://doi.org/10.1145/2063384.2063405>`_
-    """
-    schedule = key[0], key[1], key[0] ^ key[1] ^ _PARITY
-    x0, x1 = high + key[0], low + key[1]
-    for group in range(5):
-        for bits in _ROTATIONS[group % 2]:
-            x0 = x0 + x1
-            x1 = x0 ^ (x1 << bits | x1 >> 32 - bits)
-        x0 = x0 + schedule[(group + 1) % 3]
-        x1 = x1 + schedule[(group + 2) % 3] + (group + 1)
-    return x0, x1
-
-
-def _positions(shape: tuple[int, ...]) -> jax.Array:
-    """The number of each coordinate, as a sum of iotas: any sharding can split it."""
-    positions = jnp.zeros(shape, jnp.uint32)
-    for axis in range(len(shape)):
-        along = jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
-        positions += along * np.uint32(math.prod(shape[axis + 1 :]))
-    return positions
-
-
-def _threefry_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """`jax.random.normal` in float32, number for number, as one pass over memory.
-
-    JAX compiles the rounds of its generator to a loop on a CPU, where each step of
-    each round takes its words from memory and puts them back. Written out, they and
-    what is made of them stay in registers. (The order is that of the default,
-    `jax_threefry_partitionable`.)
-    """
-    words = _threefry(jax.random.key_data(key), jnp.uint32(0), _positions(shape))
-    # 23 random bits behind the point of a number in [1, 2), then moved to (-1, 1).
-    bits = (words[0] ^ words[1]) >> 9 | np.float32(1).view(np.uint32)
-    uniform = 2 * (jax.lax.bitcast_convert_type(bits, jnp.float32) - 1)
-    least = np.nextafter(np.float32(-1), np.float32(0))
-    return np.float32(math.sqrt(2)) * jax.lax.erf_inv(uniform + least)
-
-
-def _threefry_normal_once(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """`_threefry_normal`, which XLA would merge into each use, and repeat there.
-
-    It does not merge a branch. The condition always holds, which XLA cannot tell.
-    (`jax.lax.optimization_barrier` is for this, but does not last in JAX 0.10.)
-    """
-    return jax.lax.cond(
-        jax.random.key_data(key)[0] | 1 != 0,
-        lambda: _threefry_normal(key, shape),
-        lambda: jnp.full(shape, jnp.nan, jnp.float32),
-    )
-
-
-@functools.partial(jax.jit, static_argnums=(1, 2))
-def _normal(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    """`jax.random.normal`, faster on a CPU in float32 with keys of the default kind."""
-    normal = lambda key: jax.random.normal(key, shape, dtype)
-    is_default = dtype == jnp.float32 and jax.random.key_impl(key) == "threefry2x32"
-    if not is_default or math.prod(shape) >= 2**32:  # counted in one word
-        return normal(key)
-    written_out = lambda key: _threefry_normal_once(key, shape)
-    return jax.lax.platform_dependent(key, cpu=written_out, default=normal)
-
-
 def _gaussian_like(key: jax.Array, tree: optax.Updates) -> optax.Updates:
     """Independent standard normal draws in at least float32, shaped like the tree."""
     paths, structure = jax.tree_util.tree_flatten_with_path(tree)
     draws = [
-        _normal(
+        threefry.normal(
             _leaf_key(key, index, path),
             jnp.shape(leaf),
             precision.at_least_float32(jnp.result_type(leaf)),
