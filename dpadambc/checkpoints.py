@@ -8,7 +8,6 @@ was. *A checkpoint is secret*, because of its keys; what may be published is
 """
 
 import pathlib
-import zlib
 from typing import Any
 
 import jax
@@ -16,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpadambc import _validate
-from dpadambc.training import TrainState, ledger
+from dpadambc.training import TrainState, fingerprint, ledger
 
 try:
     import orbax.checkpoint as ocp
@@ -37,25 +36,25 @@ def _without_types(state: TrainState) -> dict[str, Any]:
     return {f"{i:06d}": x for i, x in enumerate(words)}
 
 
-def _as(old: jax.Array, found: np.ndarray) -> jax.Array:
-    """The array found, of the type of the old one and on its devices."""
+def _place(x: jax.Array) -> Any:
+    """Where an array is read to: as it lies on a mesh, or to where JAX likes it."""
+    if x.committed:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+    return np.empty(x.shape, x.dtype)  # else Orbax puts it on one device, for good
+
+
+def _as(old: jax.Array, found: Any) -> jax.Array:
+    """The words found, a key where the old leaf is one."""
     array = jnp.asarray(found)
     if _is_key(old):
-        array = jax.random.wrap_key_data(array, impl=jax.random.key_impl(old))
-    return jax.device_put(array, old.sharding) if old.committed else array
+        return jax.random.wrap_key_data(array, impl=jax.random.key_impl(old))
+    return array
 
 
 def _with_types(arrays: dict[str, Any], like: TrainState) -> TrainState:
     leaves, structure = jax.tree.flatten(like)
     pairs = zip(leaves, sorted(arrays.items()), strict=True)
     return jax.tree.unflatten(structure, [_as(old, x) for old, (_, x) in pairs])
-
-
-def _checksum(arrays: dict[str, Any]) -> int:
-    total = 0
-    for name in sorted(arrays):
-        total = zlib.crc32(np.ascontiguousarray(arrays[name]).tobytes(), total)
-    return total
 
 
 def _shapes(arrays: dict[str, Any]) -> dict[str, list[Any]]:
@@ -129,7 +128,7 @@ class Checkpoints:
           OSError: if it cannot be written; the checkpoint before is as it was.
         """
         arrays = _without_types(state)
-        about = {"record": record, "checksum": _checksum(arrays)}
+        about = {"record": record, "checksum": fingerprint.of_values(arrays)}
         about["arrays"] = _shapes(arrays)
         try:
             self._manager.save(
@@ -175,10 +174,9 @@ class Checkpoints:
                 f"The checkpoint {path} is of another model or optimizer: its arrays"
                 " have other shapes. Give it a folder of its own."
             )
-        # As NumPy arrays: Orbax would put them on one device, for good.
-        hosted = {n: np.empty(x.shape, x.dtype) for n, x in arrays.items()}
-        found = self._read(step, "state", ocp.args.StandardRestore(hosted))
-        if _checksum(found) != about["checksum"]:
+        places = {n: _place(x) for n, x in arrays.items()}
+        found = self._read(step, "state", ocp.args.StandardRestore(places))
+        if fingerprint.of_values(found) != about["checksum"]:
             raise ValueError(self._damaged(path, "its checksum is another"))
         return _with_types(found, like)
 

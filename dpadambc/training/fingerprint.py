@@ -10,21 +10,52 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
+from dpadambc import threefry
+
 
 def _is_key(x: Any) -> bool:
     return jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
 
 
+def _bits(x: jax.Array) -> jax.Array:
+    """What an array is in memory, in words of 32 bits or in numbers of fewer."""
+    if jnp.iscomplexobj(x):
+        x = jnp.stack([x.real, x.imag])
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        bits = jnp.finfo(x.dtype).bits
+        x = jax.lax.bitcast_convert_type(x, f"uint{bits}")
+    if x.itemsize > 4:
+        x = jax.lax.bitcast_convert_type(x, jnp.uint32)
+    return x.astype(jnp.uint32)
+
+
+@jax.jit
+def _sums(arrays: list[jax.Array]) -> list[jax.Array]:
+    """Two words for each array, a sum over what the generator makes of its elements.
+
+    Each counter is an element and its position, so that any change of one shows. And a
+    sum of integers is the same wherever the parts of an array are: nothing is gathered.
+    """
+
+    def of_one(index: int, x: jax.Array) -> jax.Array:
+        bits = _bits(x)
+        key = jnp.array([index, bits.ndim], jnp.uint32)
+        mixed = threefry.words(key, bits, threefry.positions(bits.shape))
+        return jnp.stack([jnp.sum(word, dtype=jnp.uint32) for word in mixed])
+
+    return [of_one(index, x) for index, x in enumerate(arrays)]
+
+
 def of_values(tree: Any) -> str:
-    """Of all numbers in a tree, their shapes and their dtypes; keys are left out."""
+    """Of all numbers in a tree, their shapes and their dtypes; keys are left out.
+
+    It does not depend on the devices that have them.
+    """
     digest = hashlib.sha256(str(jax.tree.structure(tree)).encode())
-    for leaf in jax.tree.leaves(tree):
-        if _is_key(leaf):
-            continue
-        array = np.asarray(leaf)
-        digest.update(f"{array.shape} {array.dtype}".encode())
-        # As bytes: Python has no buffers of bfloat16.
-        digest.update(np.ascontiguousarray(array).tobytes())
+    arrays = [jnp.asarray(x) for x in jax.tree.leaves(tree) if not _is_key(x)]
+    digest.update(str([(x.shape, x.dtype.name) for x in arrays]).encode())
+    for sums in _sums(arrays):
+        digest.update(np.asarray(sums).tobytes())
     return digest.hexdigest()[:16]
 
 

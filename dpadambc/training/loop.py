@@ -1,7 +1,5 @@
-"""One private step, and the loop around it."""
+"""The loop: as many steps as the budget allows, saved and told about on the way."""
 
-import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -10,13 +8,13 @@ import jax.numpy as jnp
 import optax
 
 from dpadambc import _validate, accounting
-from dpadambc.clipped import clipped_value_and_grad
 from dpadambc.mechanism import Mechanism
 from dpadambc.noise import AddDPNoiseState
-from dpadambc.sampling import Batch
 from dpadambc.training import data as _data
-from dpadambc.training import fingerprint, ledger
-from dpadambc.training.state import TrainState, in_full_precision, init_state
+from dpadambc.training import ledger
+from dpadambc.training.runner import Runner
+from dpadambc.training.state import TrainState, init_state
+from dpadambc.training.step import Step
 
 
 class Optimizer(Protocol):
@@ -73,62 +71,6 @@ class Checkpoints(Protocol):
         ...
 
 
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """One private step on examples that were sampled: compiled as part of a loop."""
-
-    loss_fn: Callable[..., jax.Array]
-    mechanism: Mechanism
-    optimizer: optax.GradientTransformation
-    has_frozen: bool
-    uses_key: bool
-    microbatch_size: int | None
-    average_decay: float | None
-
-    def __call__(
-        self, state: TrainState, frozen: Any, examples: Any, padding: Any
-    ) -> tuple[TrainState, tuple[jax.Array, jax.Array]]:
-        """The state after the step, and the sum of losses and number of examples."""
-        key = jax.random.fold_in(state.loss_key, state.step)
-        shared = (frozen,) if self.has_frozen else ()
-        arguments = (*shared, *examples, *((key,) if self.uses_key else ()))
-        first = 1 + len(shared)
-        fun = clipped_value_and_grad(
-            self.loss_fn,
-            self.mechanism.l2_clip_norm,
-            self.mechanism.normalize_by,
-            self.microbatch_size,
-            batch_argnums=tuple(range(first, first + len(examples))),
-            key_argnum=len(arguments) if self.uses_key else None,
-        )
-        losses, gradient = fun(state.params, *arguments, is_padding_example=padding)
-        updates, opt_state = self.optimizer.update(
-            gradient, state.opt_state, state.params
-        )
-        params = optax.apply_updates(state.params, updates)
-        state = state._replace(
-            step=state.step + 1,
-            params=params,
-            opt_state=opt_state,
-            average=self._average(params, state.average),
-        )
-        return state, (jnp.sum(losses, where=~padding), jnp.sum(~padding))
-
-    def _average(self, params: optax.Params, average: optax.Params | None):
-        if self.average_decay is None or average is None:
-            return None
-        full = jax.tree.map(in_full_precision, params)
-        return optax.incremental_update(full, average, 1 - self.average_decay)
-
-
-def _draw(mechanism: Any, state: TrainState, num_examples: int) -> Batch:
-    """The batch of this step: a function of the key and the step alone."""
-    key = jax.random.fold_in(state.sampling_key, state.step)
-    if hasattr(mechanism, "num_examples"):
-        return mechanism.sample(key)
-    return mechanism.sample(key, num_examples=num_examples)
-
-
 def _check(mechanism: Any, num_examples: int) -> None:
     if not isinstance(mechanism, Mechanism) or not hasattr(mechanism, "sample"):
         raise TypeError(
@@ -174,61 +116,6 @@ def _check_noise(opt_state: optax.OptState, iterations: int) -> None:
             " before it (optax.MultiSteps, say) is in the open in its state; for larger"
             " batches use microbatch_size."
         )
-
-
-class _Runner:
-    """The compiled steps, for arrays on the device or a source on the host."""
-
-    def __init__(self, step: Step, data: Any, frozen: Any):
-        self._step, self._frozen = step, frozen
-        self._source = data if _data.is_source(data) else None
-        self._arrays = None if self._source is not None else jax.device_put(data)
-        self._num_examples = _data.num_examples(data)
-        self._fetched = jax.jit(step, donate_argnums=0)
-        self._scanned = jax.jit(self._scan, static_argnums=3, donate_argnums=0)
-        self._sample = jax.jit(
-            lambda state: _draw(step.mechanism, state, self._num_examples)
-        )
-
-    def _scan(self, state: TrainState, frozen: Any, arrays: Any, iterations: int):
-        def one(state, _):
-            batch = _draw(self._step.mechanism, state, self._num_examples)
-            examples = _data.gather(arrays, batch.indices)
-            return self._step(state, frozen, examples, batch.is_padding_example)
-
-        state, (losses, counts) = jax.lax.scan(one, state, length=iterations)
-        return state, (losses.sum(), counts.sum())
-
-    def record(self, state: TrainState, data: Any) -> dict[str, Any]:
-        """What tells this run from others, before its first step.
-
-        *Secret*, as the checkpoint that it is for: it follows from the data.
-        """
-        if self._source is None:
-            scan = functools.partial(self._scan, iterations=1)
-            program = fingerprint.of_program(scan, state, self._frozen, self._arrays)
-        else:
-            batch = self._sample(state)
-            examples = _data.fetch(self._source, batch)
-            program = fingerprint.of_program(
-                self._step, state, self._frozen, examples, batch.is_padding_example
-            )
-        return ledger.public_numbers(self._step.mechanism) | {
-            "program": program,
-            "data": fingerprint.of_values(_data.sample_of(data)),
-            "frozen": fingerprint.of_values(self._frozen),
-            "start": fingerprint.of_values((state.params, state.opt_state)),
-        }
-
-    def advance(
-        self, state: TrainState, iterations: int
-    ) -> tuple[TrainState, tuple[jax.Array, jax.Array]]:
-        """So many steps in one call; one, where examples come from the host."""
-        if self._source is None:
-            return self._scanned(state, self._frozen, self._arrays, iterations)
-        batch = self._sample(state)
-        examples = _data.fetch(self._source, batch)
-        return self._fetched(state, self._frozen, examples, batch.is_padding_example)
 
 
 class _Saved:
@@ -357,7 +244,7 @@ def fit(
         microbatch_size=microbatch_size,
         average_decay=average_decay,
     )
-    runner = _Runner(step, data, frozen)
+    runner = Runner(step, data, frozen)
     saved = None
     if checkpoints is not None:
         saved = _Saved(checkpoints, runner.record(state, data))
