@@ -12,10 +12,10 @@ import numpy as np
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
 
+Key = jax.Array | tuple[jax.Array, jax.Array]  # two words
 
-def words(
-    key: jax.Array, high: jax.Array, low: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+
+def words(key: Key, high: jax.Array, low: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Two random words for each counter (high, low), under a key of two words.
 
     `Salmon et al. 2011 <https://doi.org/10.1145/2063384.2063405>`_
