@@ -38,9 +38,13 @@ class ClippedGrad:
 
 def _extend(tree: Any, size: int) -> Any:
     """Every array repeated along axis 0, its last row over and over, up to `size`."""
-    return jax.tree.map(
-        lambda x: jnp.asarray(x)[jnp.minimum(jnp.arange(size), x.shape[0] - 1)], tree
-    )
+
+    def extend(x: jax.Array) -> jax.Array:
+        if x.shape[0] == size:  # an index would gather what lies on several devices
+            return x
+        return jnp.asarray(x)[jnp.minimum(jnp.arange(size), x.shape[0] - 1)]
+
+    return jax.tree.map(extend, tree)
 
 
 def _in_microbatches(

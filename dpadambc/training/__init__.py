@@ -4,6 +4,7 @@
 to resume; `dpadambc.progress` (with the extra of that name) shows how far it is.
 """
 
+from dpadambc.training.layout import fully_sharded as fully_sharded
 from dpadambc.training.ledger import affordable_iterations as affordable_iterations
 from dpadambc.training.ledger import public_numbers as public_numbers
 from dpadambc.training.loop import Optimizer as Optimizer

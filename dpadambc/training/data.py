@@ -5,6 +5,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 
 from dpadambc.sampling import Batch
 
@@ -52,12 +53,16 @@ def num_examples(data: Any) -> int:
     return sizes.pop()[0]
 
 
-def sample_of(data: Any) -> Any:
-    """What tells these data from others: all arrays, or a few examples of a source."""
-    if not is_source(data):
-        return data
-    size = len(data)
-    return [size, *(data[i] for i in sorted({0, size // 2, size - 1}) if i < size)]
+def sample_of(source: Source) -> Any:
+    """A few examples, which tell a source from others."""
+    size = len(source)
+    return [size, *(source[i] for i in sorted({0, size // 2, size - 1}) if i < size)]
+
+
+def no_examples(batch: Batch) -> Batch:
+    """A batch of the same shapes with nothing but padding."""
+    shape = batch.indices.shape
+    return Batch(np.full(shape, -1, np.int32), np.ones(shape, bool))
 
 
 def gather(data: Any, indices: Any) -> Any:
@@ -65,10 +70,14 @@ def gather(data: Any, indices: Any) -> Any:
     return jax.tree.map(lambda x: x[indices], data)
 
 
-def fetch(source: Source, batch: Batch) -> Any:
-    """The examples of a batch, from the host, zeros where there is padding."""
+def fetch(source: Source, batch: Batch, sharding: NamedSharding | None = None) -> Any:
+    """The examples of a batch, from the host, zeros where there is padding.
+
+    With a sharding, each process fetches what its devices need.
+    """
     padding = np.asarray(batch.is_padding_example)
-    chosen = np.asarray(batch.indices)[~padding]
+    needed = ~padding & _is_local(padding.shape, sharding)
+    chosen = np.asarray(batch.indices)[needed]
     rows = [source[int(i)] for i in chosen] or [source[0]]
     if not isinstance(rows[0], tuple):
         raise TypeError(
@@ -79,7 +88,20 @@ def fetch(source: Source, batch: Batch) -> Any:
     def stacked(*leaves):
         column = np.zeros((len(padding), *np.shape(leaves[0])), np.result_type(*leaves))
         if len(chosen):
-            column[~padding] = np.stack(leaves)
-        return column
+            column[needed] = np.stack(leaves)
+        if sharding is None:
+            return column
+        part = lambda index: column[index]
+        return jax.make_array_from_callback(column.shape, sharding, part)
 
     return jax.tree.map(stacked, *rows)
+
+
+def _is_local(shape: tuple[int], sharding: NamedSharding | None) -> np.ndarray:
+    """Which rows are on the devices of this process."""
+    if sharding is None:
+        return np.ones(shape, bool)
+    is_local = np.zeros(shape, bool)
+    for index in sharding.addressable_devices_indices_map(shape).values():
+        is_local[index] = True
+    return is_local

@@ -4,14 +4,15 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
-import jax.numpy as jnp
 import optax
+from jax.sharding import NamedSharding
 
 from dpadambc import _validate, accounting
 from dpadambc.mechanism import Mechanism
 from dpadambc.noise import AddDPNoiseState
 from dpadambc.training import data as _data
 from dpadambc.training import ledger
+from dpadambc.training.layout import Layout
 from dpadambc.training.runner import Runner
 from dpadambc.training.state import TrainState, init_state
 from dpadambc.training.step import Step
@@ -121,8 +122,8 @@ def _check_noise(opt_state: optax.OptState, iterations: int) -> None:
 class _Saved:
     """The checkpoints of one run."""
 
-    def __init__(self, checkpoints: Checkpoints, record: dict[str, Any]):
-        self._checkpoints, self._record = checkpoints, record
+    def __init__(self, checkpoints: Checkpoints, runner: Runner, start: TrainState):
+        self._checkpoints, self._record = checkpoints, runner.record(start)
 
     def restore(self, state: TrainState) -> TrainState:
         """The last state saved, or this one, saved."""
@@ -153,6 +154,7 @@ def fit(
     microbatch_size: int | None = None,
     average_decay: float | None = None,
     steps_per_call: int = 1,
+    batch_sharding: NamedSharding | None = None,
     callback: Callable[[Progress], Any] | None = None,
     checkpoints: Checkpoints | None = None,
 ) -> Result:
@@ -172,6 +174,8 @@ def fit(
       * A checkpoint of a run with another mechanism, program, data or start is refused:
         its noise would be added to other gradients, and the difference of the two would
         show them. (Of a source, a few examples are compared.)
+      * On any number of devices the draws are the same and what is added to the sum of
+        all examples is one draw; the result differs by rounding.
       * An optimizer that does not add noise once in every step is refused. That its
         level is the mechanism's is up to the optimizer; it is for those of `dpadambc`.
 
@@ -194,6 +198,11 @@ def fit(
       average_decay: of a moving average of the parameters; none by default.
       steps_per_call: how many steps are compiled into one call, where the data are
         arrays.
+      batch_sharding: how each batch is split over the devices of a mesh, along axis 0:
+        `NamedSharding(mesh, PartitionSpec("data"))`, say. Parameters lie as they are
+        given, each device having the whole of what is on no mesh (`fully_sharded`
+        splits them), and so do moments; the state that is returned lies on the same
+        devices with axes of the kind `AxisType.Auto`.
       callback: called after every call of the compiled steps.
       checkpoints: where to go on from, and to save to.
 
@@ -231,39 +240,35 @@ def fit(
     iterations = _budget(mechanism, target_epsilon, target_delta)
     noise_key, run_key = jax.random.split(key)
     tx = optimizer(mechanism, key=noise_key, pre_clipped=True)
-    state = init_state(params, tx, run_key, averages=average_decay is not None)
-    # The first call gives the buffers of the state away, and those of params with it.
-    state = jax.tree.map(jnp.copy, state)
-    _check_noise(state.opt_state, 0)
-    step = Step(
-        loss_fn,
-        mechanism,
-        tx,
-        has_frozen=frozen is not None,
-        uses_key=uses_key,
-        microbatch_size=microbatch_size,
-        average_decay=average_decay,
-    )
-    runner = Runner(step, data, frozen)
-    saved = None
-    if checkpoints is not None:
-        saved = _Saved(checkpoints, runner.record(state, data))
-        state = saved.restore(state)
-
-    done, once = int(state.step), 1 if _data.is_source(data) else steps_per_call
-    while done < iterations:
-        before, taken = done, min(once, iterations - done)
-        state, (loss, count) = runner.advance(state, taken)
-        done += taken
-        _check_noise(state.opt_state, done)
-        if saved:
-            saved.save(state, before, done, is_last=done >= iterations)
-        if callback is not None:
-            mean = float(loss) / max(int(count), 1)
-            callback(Progress(state, done, iterations, mean, mechanism, target_delta))
-    return Result(
-        state,
-        done,
-        mechanism.epsilon(target_delta, iterations=done),
-        stopped_by_budget=done < mechanism.iterations,
-    )
+    layout = Layout.of((params, frozen), batch_sharding, microbatch_size)
+    with layout.context():
+        averages = average_decay is not None
+        init = lambda params: init_state(params, tx, run_key, averages=averages)
+        layout, state = layout.start(init, tx, params)
+        step = Step(
+            loss_fn,
+            mechanism,
+            tx,
+            has_frozen=frozen is not None,
+            uses_key=uses_key,
+            microbatch_size=microbatch_size,
+            average_decay=average_decay,
+            layout=layout,
+        )
+        runner = Runner(step, data, frozen)
+        _check_noise(state.opt_state, 0)
+        saved = None if checkpoints is None else _Saved(checkpoints, runner, state)
+        state = saved.restore(state) if saved else state
+        done, once = int(state.step), 1 if _data.is_source(data) else steps_per_call
+        while done < iterations:
+            before, done = done, min(done + once, iterations)
+            state, (loss, count) = runner.advance(state, done - before)
+            _check_noise(state.opt_state, done)
+            if saved:
+                saved.save(state, before, done, is_last=done == iterations)
+            if callback is not None:
+                mean = float(loss) / max(int(count), 1)
+                told = Progress(state, done, iterations, mean, mechanism, target_delta)
+                callback(told)
+    epsilon = mechanism.epsilon(target_delta, iterations=done)
+    return Result(state, done, epsilon, stopped_by_budget=done < mechanism.iterations)

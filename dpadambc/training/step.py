@@ -11,6 +11,7 @@ import optax
 from dpadambc.clipped import clipped_value_and_grad
 from dpadambc.mechanism import Mechanism
 from dpadambc.sampling import Batch
+from dpadambc.training.layout import Layout
 from dpadambc.training.state import TrainState, in_full_precision
 
 
@@ -25,6 +26,7 @@ class Step:
     uses_key: bool
     microbatch_size: int | None
     average_decay: float | None
+    layout: Layout = Layout()
 
     def __call__(
         self, state: TrainState, frozen: Any, examples: Any, padding: Any
@@ -32,6 +34,7 @@ class Step:
         """The state after the step, and the sum of losses and number of examples."""
         key = jax.random.fold_in(state.loss_key, state.step)
         shared = (frozen,) if self.has_frozen else ()
+        examples, padding = self.layout.split((examples, padding))
         arguments = (*shared, *examples, *((key,) if self.uses_key else ()))
         first = 1 + len(shared)
         fun = clipped_value_and_grad(
@@ -42,9 +45,11 @@ class Step:
             batch_argnums=tuple(range(first, first + len(examples))),
             key_argnum=len(arguments) if self.uses_key else None,
         )
-        losses, gradient = fun(state.params, *arguments, is_padding_example=padding)
+        losses, gradient = fun(
+            self.layout.whole(state.params), *arguments, is_padding_example=padding
+        )
         updates, opt_state = self.optimizer.update(
-            gradient, state.opt_state, state.params
+            self.layout.summed(gradient), state.opt_state, state.params
         )
         params = optax.apply_updates(state.params, updates)
         state = state._replace(
@@ -53,7 +58,8 @@ class Step:
             opt_state=opt_state,
             average=self._average(params, state.average),
         )
-        return state, (jnp.sum(losses, where=~padding), jnp.sum(~padding))
+        told = jnp.sum(losses, where=~padding), jnp.sum(~padding)
+        return self.layout.kept(state), told
 
     def _average(self, params: optax.Params, average: optax.Params | None):
         if self.average_decay is None or average is None:
