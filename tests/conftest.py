@@ -1,4 +1,4 @@
-"""Strict JAX, and one hypothesis profile, for all tests."""
+"""Strict JAX on eight virtual devices, and one hypothesis profile, for all tests."""
 
 import os
 
@@ -6,6 +6,8 @@ import hypothesis
 import jax
 import pytest
 
+# Read when the first array is made. Nothing lies on the others unless it is put there.
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 hypothesis.settings.register_profile(
@@ -15,6 +17,18 @@ hypothesis.settings.register_profile(
     "thorough", derandomize=False, deadline=None, max_examples=1000
 )
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_configure(config):
+    """Compiles a program once for all tests, in whatever process and run."""
+    cache = {
+        "jax_compilation_cache_dir": str(config.cache.mkdir("jax")),
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    for name, value in cache.items():
+        os.environ.setdefault(name.upper(), str(value))
+        jax.config.update(name, value)
 
 
 @pytest.fixture

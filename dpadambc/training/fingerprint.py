@@ -77,9 +77,16 @@ def _constants(jaxpr: jex.Jaxpr, consts: list[Any]) -> Iterator[Any]:
             yield from _constants(inner, inner_consts)
 
 
+# Addresses, the devices of the run, and how the text is broken into lines.
+_INCIDENTAL = r"0x[0-9a-f]+|(ctx_mesh=)?Mesh\((?:[^()]|\([^()]*\))*\)|\s+"
+
+
 def of_program(fun: Callable[..., Any], *args: Any) -> str:
-    """Of a traced function: its operations and every constant in it."""
+    """Of a traced function: its operations and every constant in it.
+
+    It does not depend on the devices: the same program on others differs by rounding.
+    """
     traced = jax.make_jaxpr(fun)(*args)
-    operations = re.sub(r"0x[0-9a-f]+", "", str(traced))
+    operations = re.sub(_INCIDENTAL, "", str(traced))
     constants = of_values(list(_constants(traced.jaxpr, list(traced.consts))))
     return hashlib.sha256((operations + constants).encode()).hexdigest()[:16]

@@ -150,7 +150,11 @@ class Layout:
         whole, as_params = self._on_mesh(), jax.tree.map(self._where, params)
         shapes = jax.eval_shape(init, params)
 
-        def as_param(x: Any, param: Any, sharding: NamedSharding) -> NamedSharding:
+        is_masked = lambda node: isinstance(node, optax.MaskedNode)
+
+        def as_param(x: Any, param: Any, sharding: NamedSharding) -> Any:
+            if is_masked(x):
+                return x
             return sharding if x.shape == param.shape else whole
 
         opt_state = optax.tree_map_params(
@@ -160,6 +164,7 @@ class Layout:
             params,
             as_params,
             transform_non_params=lambda _: whole,
+            is_leaf=is_masked,
         )
         state = jax.tree.map(lambda _: whole, shapes)._replace(
             params=as_params,

@@ -1,0 +1,51 @@
+"""One process of a run: `python -m tests.one_of_several ADDRESS PROCESSES ID FOLDER`.
+
+It trains as `layout_test` does, with parameters that are split over the devices of all
+processes and data that each fetches for its own, and ends at step 5 where FOLDER has no
+checkpoint of it.
+"""
+
+import pathlib
+import sys
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from dpadambc import checkpoints
+
+
+def main(address, processes, process, folder):
+    jax.distributed.initialize(address, int(processes), int(process))
+    from tests import layout_test  # which makes arrays
+
+    folder = pathlib.Path(folder)
+    goes_on = (folder / "checkpoints" / "5").exists()
+    fetched = set()
+
+    class Source(layout_test.Source):
+        def __getitem__(self, index):
+            fetched.add(index)
+            return super().__getitem__(index)
+
+    def stop(progress):
+        if progress.iterations == 5 and not goes_on:
+            sys.exit()
+
+    result = layout_test.fit(
+        jax.device_count(),
+        split_params=True,
+        data=Source(),
+        checkpoints=checkpoints.Checkpoints(folder / "checkpoints", every=5),
+        callback=stop,
+    )
+    w1 = result.state.params["w1"]
+    assert not w1.is_fully_addressable
+    gather = jax.jit(lambda x: x, out_shardings=NamedSharding(w1.sharding.mesh, P()))
+    params = {name: np.asarray(gather(x)) for name, x in result.state.params.items()}
+    np.savez(folder / f"{process}.npz", fetched=sorted(fetched), **params)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
