@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 import dpadambc
 from dpadambc import checkpoints, training
@@ -373,56 +374,23 @@ def test_numbers_of_numpy_are_recorded(tmp_path):
     assert fit(tmp_path).iterations == 20
 
 
-ON_TWO_DEVICES = """
-import functools, sys
-import jax, jax.numpy as jnp, numpy as np
-from jax.sharding import NamedSharding, PartitionSpec as P
-import dpadambc
-from dpadambc import checkpoints, training
-
-class Killed(Exception):
-    pass
-
-def kill(progress):
-    if progress.iterations == 3:
-        raise Killed
-
-mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
-put = lambda x, *spec: jax.device_put(x, NamedSharding(mesh, P(*spec)))
-x = jnp.linspace(-1, 1, 200).reshape(20, 10)
-mechanism = dpadambc.SubsampledGaussian(
-    l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.5, iterations=5,
-    normalize_by=10)
-for params, data in (
-    (put(jnp.zeros((10, 4)), "x", None), x),
-    (put(jnp.zeros((10, 4))), put(x, "x", None)),
-):
-    def run(folder, callback=None):
-        return training.fit(
-            lambda w, x: jnp.sum((x @ w - 1) ** 2), params, (data,), mechanism,
-            functools.partial(dpadambc.dp_adambc, 0.1), key=jax.random.key(0),
-            target_delta=1e-3, callback=callback,
-            checkpoints=folder and checkpoints.Checkpoints(folder, every=2))
-    folder = sys.argv[1] + "/" + str(params.sharding.spec == P())
-    try:
-        run(folder, kill)
-    except Killed:
-        pass
-    again, whole = run(folder), run(None)
-    np.testing.assert_array_equal(again.state.params, whole.state.params)
-print("the same on two devices")
-"""
-
-
-def test_a_sharded_run_goes_on(tmp_path):
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-    done = subprocess.run(
-        [sys.executable, "-c", ON_TWO_DEVICES, str(tmp_path)],
-        env=os.environ | flags,
-        capture_output=True,
-        text=True,
+@pytest.mark.parametrize("split", ["parameters", "data"])
+def test_a_sharded_run_goes_on(tmp_path, split):
+    """Without a word on how to split its batches, too."""
+    mesh = jax.make_mesh((2,), ("x",), devices=jax.devices()[:2])
+    put = lambda x: jax.device_put(x, NamedSharding(mesh, PartitionSpec("x")))
+    x, w = jnp.linspace(-1, 1, 2000).reshape(200, 10), jnp.zeros((10, 4))
+    options = dict(
+        data=(put(x) if split == "data" else x,),
+        params=put(w) if split == "parameters" else w,
+        loss_fn=lambda w, x: jnp.sum((x @ w - 1) ** 2),
     )
-    assert "the same on two devices" in done.stdout, done.stderr
+    interrupted(tmp_path, **options)
+    again, whole = fit(tmp_path, **options), fit(**options)
+    assert_same(again.state, whole.state)
+    assert len(whole.state.params.sharding.device_set) == 2
+    # Negative control.
+    assert np.abs(whole.state.params).max() > 0.01
 
 
 def test_a_lone_damaged_checkpoint_says_that_there_is_none_before(tmp_path):

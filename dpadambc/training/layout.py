@@ -68,7 +68,7 @@ def _mesh_of(trees: Any, batch: NamedSharding | None) -> Mesh | None:
     meshes = {_automatic(s.mesh) for s in named if isinstance(s.mesh, Mesh)}
     if len(meshes) > 1:
         raise ValueError(
-            "Expected parameters, frozen values and batch_sharding on one mesh, got"
+            "Expected parameters, data, frozen and batch_sharding on one mesh, got"
             f" {sorted(map(str, meshes))}."
         )
     return meshes.pop() if meshes else None

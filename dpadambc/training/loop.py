@@ -240,7 +240,8 @@ def fit(
     iterations = _budget(mechanism, target_epsilon, target_delta)
     noise_key, run_key = jax.random.split(key)
     tx = optimizer(mechanism, key=noise_key, pre_clipped=True)
-    layout = Layout.of((params, frozen), batch_sharding, microbatch_size)
+    arrays = (params, frozen, None if _data.is_source(data) else data)
+    layout = Layout.of(arrays, batch_sharding, microbatch_size)
     with layout.context():
         averages = average_decay is not None
         init = lambda params: init_state(params, tx, run_key, averages=averages)
