@@ -1,17 +1,12 @@
 """Add the Gaussian noise that makes a clipped sum private."""
 
-import zlib
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc import _validate, noise_level, precision, threefry
-
-# Folded into the caller's key once, so that its draws here repeat none made with the
-# same key elsewhere (initial parameters, say).
-_DOMAIN = zlib.crc32(b"dpadambc.add_dp_noise")
+from dpadambc import _validate, keys, noise_level, precision, threefry
 
 
 class AddDPNoiseState(NamedTuple):
@@ -21,29 +16,14 @@ class AddDPNoiseState(NamedTuple):
     rng_key: jax.Array  # shape=(), a typed key
 
 
-def _leaf_key(key: jax.Array, index: int, path: Any) -> jax.Array:
-    """A key for one leaf, distinct by position and by path.
-
-    The index tells the leaves of one tree apart for certain. The path does so across
-    the parts of `optax.multi_transform`, where each part counts from zero and all may
-    have been given the same key.
-    """
-    name = jax.tree_util.keystr(path).encode()
-    return jax.random.fold_in(jax.random.fold_in(key, index), zlib.crc32(name))
-
-
 def _gaussian_like(key: jax.Array, tree: optax.Updates) -> optax.Updates:
     """Independent standard normal draws in at least float32, shaped like the tree."""
-    paths, structure = jax.tree_util.tree_flatten_with_path(tree)
-    draws = [
-        threefry.normal(
-            _leaf_key(key, index, path),
-            jnp.shape(leaf),
-            precision.at_least_float32(jnp.result_type(leaf)),
-        )
-        for index, (path, leaf) in enumerate(paths)
-    ]
-    return jax.tree.unflatten(structure, draws)
+
+    def draw(key: jax.Array, leaf: jax.Array) -> jax.Array:
+        dtype = precision.at_least_float32(jnp.result_type(leaf))
+        return threefry.normal(key, jnp.shape(leaf), dtype)
+
+    return jax.tree.map(draw, keys.per_leaf(key, tree), tree)
 
 
 def _check_summed(updates: optax.Updates, params: optax.Params | None) -> None:
@@ -124,7 +104,7 @@ def add_dp_noise(
 
     def init_fn(params):
         noise_level.per_leaf(noise_stddev, params)
-        rng_key = jax.random.fold_in(key, _DOMAIN)
+        rng_key = keys.of_domain(key, "add_dp_noise")
         return AddDPNoiseState(count=jnp.zeros([], jnp.int32), rng_key=rng_key)
 
     def update_fn(updates, state, params=None):

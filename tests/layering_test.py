@@ -10,10 +10,10 @@ import dpadambc
 
 PACKAGE = pathlib.Path(dpadambc.__file__).parent
 LAYERS = [
-    {"_validate", "precision", "threefry"},
+    {"_validate", "keys", "precision", "threefry"},
     {"factored", "mixture", "noise_level", "theory"},
     {"leaves", "batch_statistics", "graphs"},
-    {"clipping", "noise", "moments", "decay", "sampling", "accounting"},
+    {"clipping", "noise", "moments", "decay", "rounding", "sampling", "accounting"},
     {"per_example", "mechanism"},
     {"clipped", "optimizers", "subsampled", "multi_term", "explanation"},
     {"diagnostics", "training"},
