@@ -32,6 +32,7 @@ from dpadambc.per_example import per_example_grad as per_example_grad
 from dpadambc.per_example import (
     per_example_value_and_grad as per_example_value_and_grad,
 )
+from dpadambc.rounding import round_stochastically as round_stochastically
 from dpadambc.sampling import Batch as Batch
 from dpadambc.subsampled import FixedSizeSampledGaussian as FixedSizeSampledGaussian
 from dpadambc.subsampled import ShuffledGaussian as ShuffledGaussian
