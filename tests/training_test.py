@@ -375,44 +375,6 @@ def test_the_noise_that_reaches_adam_has_the_variance_that_is_subtracted(dtype):
 # Keys.
 
 
-def test_no_key_is_used_twice_in_thousands_of_steps():
-    """Every key that a draw is made with: noise, sampling, and the loss."""
-    steps = 3_000
-    tx = dpadambc.add_dp_noise(1.0, key=jax.random.split(jax.random.key(0))[0])
-    state = training.init_state(
-        jnp.zeros(1), tx, jax.random.split(jax.random.key(0))[1]
-    )
-    words = lambda key: jax.random.key_data(key)
-
-    def one(carry, i):
-        # As the noise and the loop make them.
-        after, noise = jax.random.split(carry)
-        used = (
-            noise,
-            *(
-                jax.random.fold_in(key, i)
-                for key in (state.sampling_key, state.loss_key)
-            ),
-        )
-        return after, jnp.stack([words(key) for key in used])
-
-    start = state.opt_state.rng_key
-    last, used = jax.lax.scan(one, start, jnp.arange(steps))
-    flat = np.asarray(used).reshape(-1, 2)
-    assert len(np.unique(flat, axis=0)) == 3 * steps
-    # The noise key after the run is the one that the run has.
-    result = fit(
-        mechanism=mechanism(iterations=steps),
-        optimizer=lambda m, *, key, pre_clipped: dpadambc.add_dp_noise(0.1, key=key),
-        steps_per_call=steps,
-        params=jnp.zeros(3),
-    )
-    np.testing.assert_array_equal(words(result.state.opt_state.rng_key), words(last))
-    keys = result.state.sampling_key, result.state.loss_key
-    for key, expected in zip(keys, (state.sampling_key, state.loss_key), strict=True):
-        np.testing.assert_array_equal(words(key), words(expected))
-
-
 def test_batches_differ_from_step_to_step():
     """Where the gradient is who took part."""
     data = (jnp.eye(200),)

@@ -1,0 +1,197 @@
+"""Every draw of a run, traced: no key is used twice, for anything.
+
+The runs have keys of a kind of their own, which tells of each use and leaves the draw
+to the default generator: under jit and scan, in the loop that users run.
+"""
+
+import collections
+import dataclasses
+import functools
+
+import jax
+import jax.extend.random
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpadambc
+from dpadambc import training
+
+USES = []
+
+
+def tell(use, key, *rest):
+    words = tuple(np.asarray(key).tolist())
+    USES.append((use, words, *(int(x) for x in rest)))
+
+
+def default(key):
+    return jax.random.wrap_key_data(key, impl="threefry2x32")
+
+
+def bits(key, bit_width, shape):
+    jax.debug.callback(tell, "draw", key)
+    return jax.random.bits(default(key), shape, f"uint{bit_width}")
+
+
+def split(key, shape):
+    jax.debug.callback(tell, "split", key)
+    return jax.random.key_data(jax.random.split(default(key), shape))
+
+
+def fold_in(key, data):
+    jax.debug.callback(tell, "fold in", key, data)
+    return jax.random.key_data(jax.random.fold_in(default(key), data))
+
+
+def seed(data):
+    return jax.random.key_data(jax.random.key(data, impl="threefry2x32"))
+
+
+TOLD = jax.extend.random.define_prng_impl(
+    key_shape=(2,),
+    seed=seed,
+    split=split,
+    random_bits=bits,
+    fold_in=fold_in,
+    name="told",
+    tag="told",
+)
+
+
+def traced(run):
+    """What a run does with its keys."""
+    USES.clear()
+    run()
+    jax.effects_barrier()
+    return list(USES)
+
+
+def reuses(uses):
+    """The keys that are used more than once, each with its uses.
+
+    A draw and a split of one key may share their words, and so may two splits. Numbers
+    that are folded into one key are uses apart if they differ.
+    """
+    by_key = collections.defaultdict(list)
+    for use, key, *folded in uses:
+        by_key[key].append((use, *folded))
+
+    def once(found):
+        folds = all(use == "fold in" for use, *_ in found)
+        return len(set(found)) == len(found) if folds else len(found) == 1
+
+    return {key: found for key, found in by_key.items() if not once(found)}
+
+
+MECHANISM = dpadambc.SubsampledGaussian(
+    l2_clip_norm=1.0,
+    noise_multiplier=1.0,
+    sampling_prob=0.05,
+    iterations=20,
+    normalize_by=1,
+)
+X = jnp.linspace(-1, 1, 12).reshape(4, 3)
+PARAMS = {"w": jnp.ones(3, jnp.bfloat16), "b": jnp.ones(())}
+
+
+def with_dropout(params, x, key):
+    kept = x * jax.random.bernoulli(key, 0.5, x.shape)
+    return (params["w"].astype(float) @ kept + params["b"] - 1) ** 2
+
+
+def shift(key, x):
+    return (x + jax.random.normal(key, x.shape),)
+
+
+def optimizer(mechanism, *, key, pre_clipped):
+    tx = dpadambc.dp_adambc(1e-3, mechanism, key=key, pre_clipped=pre_clipped)
+    return optax.chain(tx, dpadambc.round_stochastically(key=key))
+
+
+def fit(
+    loss_fn=with_dropout,
+    mechanism=MECHANISM,
+    optimizer=optimizer,
+    seed=0,
+    steps_per_call=500,
+):
+    return training.fit(
+        training.with_augmentations(loss_fn, shift, 2),
+        PARAMS,
+        (X,),
+        mechanism,
+        optimizer,
+        key=jax.random.key(seed, impl=TOLD),
+        target_delta=1e-5,
+        uses_key=True,
+        steps_per_call=steps_per_call,
+    )
+
+
+@pytest.mark.parametrize("iterations", [20, pytest.param(2000, marks=pytest.mark.slow)])
+def test_no_key_is_used_twice(iterations):
+    mechanism = dataclasses.replace(MECHANISM, iterations=iterations)
+    uses = traced(lambda: fit(mechanism=mechanism))
+    assert not reuses(uses)
+    draws = collections.Counter(use for use, *_ in uses)["draw"]
+    size = MECHANISM.sample(jax.random.key(0), num_examples=4).indices.size
+    # The sample, two leaves of noise, one that is rounded; a shift and a mask per view.
+    assert draws == iterations * (1 + 2 + 1 + size * 2 * 2)
+
+
+def test_the_trace_is_the_same_however_the_steps_are_compiled():
+    together = traced(fit)
+    apart = traced(lambda: fit(steps_per_call=1))
+    assert sorted(together) == sorted(apart) and len(together) > 20 * 10
+
+
+def test_two_runs_with_one_key_are_seen_to_share_it():
+    """Negative control."""
+    both = traced(lambda: [fit() for _ in range(2)])
+    assert len(reuses(both)) > 20
+
+
+def test_a_loss_that_draws_twice_with_its_key_is_seen():
+    """Negative control."""
+
+    def careless(params, x, key):
+        return with_dropout(params, x, key) + params["b"] * jax.random.normal(key)
+
+    found = reuses(traced(lambda: fit(careless)))
+    assert found and all(uses == [("draw",)] * 2 for uses in found.values())
+
+
+def test_noise_whose_key_stands_still_is_seen():
+    """Negative control."""
+
+    def still(mechanism, *, key, pre_clipped):
+        tx = optimizer(mechanism, key=key, pre_clipped=pre_clipped)
+
+        def update(updates, state, params):
+            updates, new = tx.update(updates, state, params)
+            old_keys = lambda old, new: (
+                old if jnp.issubdtype(new.dtype, jax.dtypes.prng_key) else new
+            )
+            return updates, jax.tree.map(old_keys, state, new)
+
+        return optax.GradientTransformation(tx.init, update)
+
+    assert reuses(traced(lambda: fit(optimizer=still)))
+
+
+@pytest.mark.parametrize("make", [dpadambc.dp_sgd, dpadambc.dp_adamw_bc])
+def test_parts_with_one_key_draw_with_keys_of_their_own(make):
+    """As `optax.multi_transform` may be given them."""
+    key = jax.random.key(0, impl=TOLD)
+    part = functools.partial(make, 0.1, MECHANISM, key=key, pre_clipped=True)
+    tx = optax.multi_transform({"a": part(), "b": part()}, {"w": "a", "b": "b"})
+
+    def run():
+        state = tx.init(PARAMS)
+        for _ in range(5):
+            _, state = tx.update(PARAMS, state, PARAMS)
+
+    draws = [key for use, key in (u[:2] for u in traced(run)) if use == "draw"]
+    assert len(draws) == 10 and len(set(draws)) == 10
