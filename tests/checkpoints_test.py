@@ -23,11 +23,19 @@ from jax.sharding import NamedSharding, PartitionSpec
 import dpadambc
 from dpadambc import checkpoints, training
 
-# Where one of Orbax's concurrent reads fails, the others find their loop closed, and
-# say so from wherever they are.
+# Where one of Orbax's concurrent reads or writes fails, the others find their loop
+# closed, and say so when they are collected.
 pytestmark = pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )
+
+
+@pytest.fixture(autouse=True)
+def collected():
+    """Here, and not in a test of something else."""
+    yield
+    gc.collect()
+
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(200, 3)), jnp.float32)
 Y = X @ jnp.array([1.0, -2.0, 0.5])
@@ -274,7 +282,6 @@ def test_a_damaged_checkpoint_is_an_error_and_the_one_before_still_there(
     with pytest.raises(ValueError, match="cannot be read.*remove it"):
         fit(tmp_path)
     time.sleep(0.2)
-    gc.collect()
     # As the message says: the run goes on from the one before, with the same bits.
     shutil.rmtree(last)
     taken = []

@@ -38,7 +38,7 @@ def fully_sharded(params: optax.Params, mesh: Mesh, axis_name: str) -> Any:
     Example:
       >>> import jax, jax.numpy as jnp
       >>> from dpadambc import training
-      >>> mesh = jax.make_mesh((1,), ("data",))
+      >>> mesh = jax.make_mesh((jax.device_count(),), ("data",))
       >>> shardings = training.fully_sharded(jnp.zeros((3, 8)), mesh, "data")
       >>> shardings.spec
       PartitionSpec(None, 'data')

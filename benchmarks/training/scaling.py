@@ -1,0 +1,61 @@
+"""One batch over more and more devices: time of a step, and what each device holds."""
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import dpadambc
+from benchmarks.speed import models, timing
+from benchmarks.training import overhead
+from dpadambc import training
+from dpadambc.training.layout import Layout
+from dpadambc.training.step import Step
+
+
+def _case(problem: models.Problem, devices: int, split_params: bool) -> Any:
+    """The step of `fit` on so many devices, and its arguments."""
+    mesh = jax.make_mesh(
+        (devices,),
+        ("data",),
+        axis_types=(AxisType.Auto,),
+        devices=jax.devices()[:devices],
+    )
+    params = problem.params
+    if split_params:
+        params = jax.device_put(params, training.fully_sharded(params, mesh, "data"))
+    mechanism: Any = overhead.mechanism_for(problem.batch_size)
+    tx = dpadambc.dp_adambc(1e-3, mechanism, key=jax.random.key(0), pre_clipped=True)
+    init = lambda params: training.init_state(params, tx, jax.random.key(1))
+    batches = NamedSharding(mesh, PartitionSpec("data"))
+    layout, state = Layout.of(params, batches, None).start(init, tx, params)
+    step = Step(problem.loss_fn, mechanism, tx, False, False, None, None, layout)
+    whole = problem.batch, np.zeros(problem.batch_size, bool)
+    placed = jax.device_put(whole, jax.tree.map(lambda _: batches, whole))
+    return step, (state, None, *placed)
+
+
+def measure(problem: models.Problem, rounds: int) -> list[dict[str, Any]]:
+    """Powers of two up to all devices, interleaved."""
+    counts = [2**i for i in range(jax.device_count().bit_length())]
+    rows = []
+    for split_params in (False, True):
+        cases: timing.Cases = {str(n): _case(problem, n, split_params) for n in counts}
+        compiled = timing.compile_cases(cases)
+        times = timing.interleaved_times(cases, compiled, rounds)
+        for n in counts:
+            analysis = compiled[str(n)].memory_analysis()
+            rows.append(
+                {
+                    "name": problem.name,
+                    "batch_size": problem.batch_size,
+                    "devices": n,
+                    "split_params": split_params,
+                    "seconds": timing.quartiles(times[str(n)]),
+                    "speedup": timing.quartiles(times["1"] / times[str(n)]),
+                    "state_bytes": analysis.argument_size_in_bytes,
+                    "temporary_bytes": analysis.temp_size_in_bytes,
+                }
+            )
+    return rows
