@@ -7,7 +7,8 @@ import jax
 import pytest
 
 # Read when the first array is made. Nothing lies on the others unless it is put there.
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+FLAGS = "--xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}"
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 hypothesis.settings.register_profile(

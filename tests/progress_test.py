@@ -27,7 +27,7 @@ def shown(steps=100, **options):
     console = rich.console.Console(file=io.StringIO(), width=120)
     with progress.ProgressBar(console=console, **options) as bar:
         for i in range(1, steps + 1):
-            bar(Progress(None, i, steps, 0.5, mechanism, 1e-5))
+            bar(Progress(None, i, steps, (0.5, 1), mechanism, 1e-5))
     return console.file.getvalue(), mechanism.asked
 
 
@@ -42,8 +42,8 @@ def test_a_bar_that_is_used_again_begins_again():
     console = rich.console.Console(file=io.StringIO(), width=120)
     with progress.ProgressBar(console=console, updates_of_epsilon=1) as bar:
         for steps in (100, 50):
-            bar(Progress(None, 1, steps, 0.5, mechanism, 1e-5))
-            bar(Progress(None, steps // 2, steps, 0.5, mechanism, 1e-5))
+            bar(Progress(None, 1, steps, (0.5, 1), mechanism, 1e-5))
+            bar(Progress(None, steps // 2, steps, (0.5, 1), mechanism, 1e-5))
     assert mechanism.asked == [1, 1]
     assert "step 25 of 50" in console.file.getvalue()
 

@@ -22,16 +22,16 @@ from benchmarks.speed import models  # noqa: E402
 from benchmarks.training import overhead, scaling  # noqa: E402
 
 RESULTS = pathlib.Path(__file__).with_name("results.json")
-STEPS = {  # of about 1, 10 and 100 ms on two cores
-    "1 ms": lambda: models.mlp(32, (64, 128, 10)),
-    "10 ms": lambda: models.mlp(128, (256, 512, 512, 10)),
-    "100 ms": lambda: models.mlp(512),
-}
-STATES = {"MLP": lambda: models.mlp(8), "transformer": lambda: models.transformer(8)}
-SPLIT = {
-    "MLP": lambda: models.mlp(512),
-    "transformer": lambda: models.transformer(32, width=256, layers=2),
-}
+STEPS = (  # of about 1, 10 and 100 ms on two cores
+    lambda: models.mlp(128, (64, 256, 10)),
+    lambda: models.mlp(448, (256, 512, 512, 10)),
+    lambda: models.mlp(1280),
+)
+STATES = (lambda: models.mlp(8), lambda: models.transformer(8))
+SPLIT = (
+    lambda: models.mlp(512),
+    lambda: models.transformer(32, width=256, layers=2),
+)
 
 
 def _spread(quartiles: dict[str, float], scale: float = 1.0, digits: int = 2) -> str:
@@ -86,19 +86,17 @@ def main() -> None:
         "environment": environment.environment(),
         "devices": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
         "scaling": [
-            row
-            for make in SPLIT.values()
-            for row in scaling.measure(make(), arguments.rounds)
+            row for make in SPLIT for row in scaling.measure(make(), arguments.rounds)
         ],
     }
     if jax.process_count() == 1:
         report["overhead"] = [
             overhead.measure(make(), arguments.rounds, steps_per_call)
-            for make in STEPS.values()
+            for make in STEPS
             for steps_per_call in (1, overhead.CHUNK)
         ]
         report["checkpoints"] = [
-            overhead.measure_checkpoint(make(), 5) for make in STATES.values()
+            overhead.measure_checkpoint(make(), 5) for make in STATES
         ]
     if jax.process_index() == 0:
         arguments.output.write_text(json.dumps(report, indent=1) + "\n")

@@ -40,8 +40,8 @@ def fully_sharded(params: optax.Params, mesh: Mesh, axis_name: str) -> Any:
       >>> from dpadambc import training
       >>> mesh = jax.make_mesh((jax.device_count(),), ("data",))
       >>> shardings = training.fully_sharded(jnp.zeros((3, 8)), mesh, "data")
-      >>> shardings.spec
-      PartitionSpec(None, 'data')
+      >>> tuple(shardings.spec)
+      (None, 'data')
     """
     size = mesh.shape[axis_name]
 

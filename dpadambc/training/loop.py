@@ -38,9 +38,15 @@ class Progress(NamedTuple):
     state: TrainState  # its buffers are given to the next step: copy what is to be kept
     iterations: int  # steps taken
     iterations_in_all: int  # when the run will end
-    loss: float  # mean over the examples of these steps; *not private*
+    losses: tuple[jax.Array, jax.Array]  # sum and number in these steps; *not private*
     mechanism: Mechanism
     target_delta: float
+
+    @property
+    def loss(self) -> float:
+        """Mean over the examples of these steps; *not private*. It waits for them."""
+        total, count = jax.device_get(self.losses)
+        return float(total) / max(int(count), 1)
 
     def epsilon(self) -> float:
         """What is spent so far. It takes the accountant a second or so."""
@@ -197,7 +203,7 @@ def fit(
       microbatch_size: how many examples are in memory at once; all by default.
       average_decay: of a moving average of the parameters; none by default.
       steps_per_call: how many steps are compiled into one call, where the data are
-        arrays.
+        arrays. It changes the result by rounding at most.
       batch_sharding: how each batch is split over the devices of a mesh, along axis 0:
         `NamedSharding(mesh, PartitionSpec("data"))`, say. Parameters lie as they are
         given, each device having the whole of what is on no mesh (`fully_sharded`
@@ -263,13 +269,12 @@ def fit(
         done, once = int(state.step), 1 if _data.is_source(data) else steps_per_call
         while done < iterations:
             before, done = done, min(done + once, iterations)
-            state, (loss, count) = runner.advance(state, done - before)
+            state, losses = runner.advance(state, done - before)
             _check_noise(state.opt_state, done)
             if saved:
                 saved.save(state, before, done, is_last=done == iterations)
             if callback is not None:
-                mean = float(loss) / max(int(count), 1)
-                told = Progress(state, done, iterations, mean, mechanism, target_delta)
-                callback(told)
+                told = state, done, iterations, losses, mechanism, target_delta
+                callback(Progress(*told))
     epsilon = mechanism.epsilon(target_delta, iterations=done)
     return Result(state, done, epsilon, stopped_by_budget=done < mechanism.iterations)
