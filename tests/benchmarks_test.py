@@ -22,6 +22,8 @@ from benchmarks.digits import run as digits_run
 from benchmarks.speed import contenders, largest, models
 from benchmarks.speed import run as speed_run
 from benchmarks.speed import table as speed_table
+from benchmarks.training import overhead, scaling
+from benchmarks.training import run as training_run
 from tests.compiling import quick_jit
 
 TRAIN = """\
@@ -356,6 +358,22 @@ def test_the_speed_of_a_small_network_is_measured_and_tabled():
     assert row["operations"]["private"] > 0
     report = speed_table.render({"environment": {}, "models": {"mlp": row}})
     assert "| dpadambc |" in report
+
+
+@written_by_users
+def test_the_loop_its_checkpoints_and_devices_are_measured_and_tabled():
+    problem = models.mlp(8, (4, 3, 2))
+    report = {
+        "overhead": [overhead.measure(problem, rounds=2, steps_per_call=20)],
+        "checkpoints": [overhead.measure_checkpoint(problem, rounds=1)],
+        "scaling": scaling.measure(problem, rounds=2),
+    }
+    assert report["overhead"][0]["ratio"]["median"] > 0
+    assert report["checkpoints"][0]["bytes"] > 3 * 4 * problem.num_params
+    rows = {(r["devices"], r["split_params"]): r for r in report["scaling"]}
+    assert len(rows) == 2 * 4
+    assert rows[2, True]["state_bytes"] < rows[2, False]["state_bytes"]
+    assert "| MLP 4-3-2 | 8 | split | 8 |" in training_run.render(report)
 
 
 @written_by_users
