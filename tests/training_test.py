@@ -5,6 +5,7 @@ import functools
 
 import equinox as eqx
 import flax.linen as nn
+import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -103,6 +104,14 @@ def test_steps_in_one_call_and_a_source_change_nothing(steps_per_call):
     if steps_per_call == 1:
         fetched = fit(data=Examples()).state
         np.testing.assert_allclose(fetched.params, alone.params, rtol=1e-5)
+
+
+def test_datasets_of_grain_are_sources():
+    rows = grain.MapDataset.range(200).map(lambda i: (np.asarray(X[i]), Y[i]))
+    fetched = fit(data=rows).state.params
+    np.testing.assert_allclose(fetched, plain_run().state.params, rtol=1e-5)
+    with pytest.raises(ValueError, match="repeated"):
+        fit(data=rows.repeat())
 
 
 def test_one_compilation_for_all_steps():

@@ -12,11 +12,12 @@ from dpadambc.sampling import Batch
 
 @runtime_checkable
 class Source(Protocol):
-    """Examples by their index, such as a Grain data source.
+    """Examples by their index, such as a data source or a `MapDataset` of Grain.
 
     What is under an index must be the same each time: a step that is taken again after
     an interruption would else add its noise to another gradient. Augmentation belongs
-    in the loss; see `with_augmentations`.
+    in the loss; see `with_augmentations`. And a person must be under one index alone: a
+    dataset that is repeated, or has several rows of one person, protects a row.
     """
 
     def __len__(self) -> int:
@@ -34,10 +35,20 @@ def is_source(data: Any) -> bool:
     return isinstance(data, Source) and not isinstance(data, containers)
 
 
+def _countable(size: int) -> int:
+    if size > np.iinfo(np.int32).max:
+        raise ValueError(
+            f"Expected at most {np.iinfo(np.int32).max} examples, got {size}. Is the"
+            " source repeated? Then each example is in it many times, and none is"
+            " protected."
+        )
+    return size
+
+
 def num_examples(data: Any) -> int:
     """How many examples there are, the same in every array."""
     if is_source(data):
-        return len(data)
+        return _countable(len(data))
     if not isinstance(data, tuple):
         raise TypeError(
             "Expected data to be a tuple of the arguments of loss_fn, arrays with the"
@@ -86,9 +97,10 @@ def fetch(source: Source, batch: Batch, sharding: NamedSharding | None = None) -
         )
 
     def stacked(*leaves):
-        column = np.zeros((len(padding), *np.shape(leaves[0])), np.result_type(*leaves))
+        rows = np.stack(leaves)
+        column = np.zeros((len(padding), *rows.shape[1:]), rows.dtype)
         if len(chosen):
-            column[needed] = np.stack(leaves)
+            column[needed] = rows
         if sharding is None:
             return column
         part = lambda index: column[index]
