@@ -393,6 +393,11 @@ def test_batches_are_split_by_examples(spec):
         fit(batch_sharding=NamedSharding(mesh_of(8), spec))
 
 
+def test_a_spec_without_its_mesh_is_refused():
+    with pytest.raises(TypeError, match="NamedSharding, got PartitionSpec"):
+        fit(batch_sharding=P("data"))
+
+
 def test_microbatches_have_a_part_for_each_device():
     with pytest.raises(ValueError, match="multiple of the 8 devices"):
         fit(8, microbatch_size=12)

@@ -84,6 +84,11 @@ def _names(part: Any) -> tuple[str, ...]:
 def _batch_axes(batch: NamedSharding | None) -> tuple[str, ...]:
     if batch is None:
         return ()
+    if not isinstance(batch, NamedSharding):
+        raise TypeError(
+            "Expected batch_sharding to be a jax.sharding.NamedSharding, got"
+            f" {type(batch).__name__}."
+        )
     if len(batch.spec) != 1:
         raise ValueError(
             "Expected batch_sharding to split axis 0, the examples, and no other, such"
@@ -105,7 +110,8 @@ class Layout:
         cls, trees: Any, batch: NamedSharding | None, microbatch_size: int | None
     ) -> "Layout":
         """The layout of arrays that the user has placed, for batches split so."""
-        layout = cls(_mesh_of(trees, batch), _batch_axes(batch))
+        axes = _batch_axes(batch)
+        layout = cls(_mesh_of(trees, batch), axes)
         if (microbatch_size or 0) % layout.parts:
             raise ValueError(
                 f"Expected microbatch_size to be a multiple of the {layout.parts}"
