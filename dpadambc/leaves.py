@@ -167,7 +167,7 @@ def _blanked(leaves: list[terms.Term], keep: jax.Array, skip: jax.Array):
     distinct = {id(x): x for term in leaves for x in term.unscaled()}
     _, clean = jax.lax.while_loop(
         lambda state: ~state[0],
-        lambda state: (jnp.ones((), bool), [masked(x, keep) for x in state[1]]),
+        lambda state: (~state[0], [masked(x, keep) for x in state[1]]),
         (skip, list(distinct.values())),
     )
     by_id = dict(zip(distinct, clean, strict=True))

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from dpadambc import _validate, clipping, leaves
+from dpadambc import _validate, clipping, leaves, manual
 from dpadambc.factored import factored_outputs, isolated_outputs
 
 Argnums = int | Sequence[int]
@@ -58,6 +58,19 @@ class Arguments:
 Method = Literal["factored", "vmap"]
 
 
+def _on_each_device(fun: Callable[..., Any], parts: Arguments) -> Callable[..., Any]:
+    """With gradients of its own for each device of a `jax.shard_map`: see `manual`."""
+
+    def on_this_device(example_ids, *args):
+        axes = manual.varying_axes([args[i] for i in parts.batched(args)])
+        args = list(args)
+        for i in parts.differentiated:
+            args[i] = manual.varying(args[i], axes)
+        return fun(example_ids, *args)
+
+    return on_this_device
+
+
 def batched_value_and_grad(
     loss_fn: Callable[..., Any], parts: Arguments, has_aux: bool, method: Method
 ) -> Callable[..., Any]:
@@ -99,7 +112,7 @@ def batched_value_and_grad(
         ]
         return output, structure.unflatten(gradients)
 
-    return {"factored": factored, "vmap": materialized}[method]
+    return _on_each_device({"factored": factored, "vmap": materialized}[method], parts)
 
 
 def _check_parameters(params: Any) -> None:
@@ -188,7 +201,8 @@ def per_example_value_and_grad(
       `(values, gradients)`, with `has_aux` `((values, aux), gradients)`. Values have
       shape (batch,). Gradients have a `PerExampleGradient` for each parameter, or an
       array, zero for padding examples. Values and auxiliary output are *not private*,
-      and are not masked.
+      and are not masked. Inside `jax.shard_map` each device has the gradients of its
+      own examples, which JAX would sum over the devices before they are clipped.
 
     Raises:
       ValueError: if the loss is not a scalar, arrays disagree in batch size, or

@@ -10,7 +10,7 @@ import dpadambc
 
 PACKAGE = pathlib.Path(dpadambc.__file__).parent
 LAYERS = [
-    {"_validate", "keys", "precision", "threefry"},
+    {"_validate", "keys", "manual", "precision", "threefry"},
     {"factored", "mixture", "noise_level", "theory"},
     {"leaves", "batch_statistics", "graphs"},
     {"clipping", "noise", "moments", "decay", "rounding", "sampling", "accounting"},

@@ -1,0 +1,129 @@
+"""Inside `jax.shard_map` each example is clipped for itself, as on one device."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import dpadambc
+from dpadambc import manual
+
+RNG = np.random.default_rng(0)
+PARAMS = {
+    "tokens": RNG.normal(0, 0.5, (30, 6)).astype(np.float32),
+    "w": RNG.normal(0, 0.5, (6, 4)).astype(np.float32),
+    "b": np.zeros(4, np.float32),
+}
+TOKENS = RNG.integers(0, 30, (32, 5))
+TARGETS = RNG.normal(size=(32, 4)).astype(np.float32)
+C = 0.5
+
+
+def loss_fn(params, tokens, target):
+    hidden = jnp.tanh(params["tokens"][tokens] @ params["w"])
+    return jnp.sum((hidden.mean(0) + params["b"] - target) ** 2)
+
+
+def mesh_of(kind=AxisType.Auto):
+    return jax.make_mesh((8,), ("data",), axis_types=(kind,))
+
+
+def on_devices(fun, mesh=None, targets=TARGETS, **options):
+    """A function of (params, *batch), each device having its part of the batch."""
+    mesh = mesh or mesh_of()
+    specs = P(), P("data"), P("data")
+    mapped = jax.shard_map(fun, mesh=mesh, in_specs=specs, out_specs=P(), **options)
+    put = lambda x: jax.device_put(x, NamedSharding(mesh, P("data")))
+    return jax.jit(mapped)(PARAMS, put(TOKENS), put(targets))
+
+
+def assert_close(got, expected):
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
+    jax.tree.map(close, got, expected)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("microbatch_size", [None, 3])
+@pytest.mark.parametrize("method", ["factored", "vmap"])
+def test_the_sum_over_devices_is_that_of_one(method, microbatch_size, check_vma, kind):
+    clipped = dpadambc.clipped_grad(loss_fn, C, 1.0, microbatch_size, method=method)
+    summed = lambda *args: jax.lax.psum(clipped(*args), "data")
+    got = on_devices(summed, mesh_of(kind), check_vma=check_vma)
+    assert_close(got, clipped(PARAMS, TOKENS, TARGETS))
+
+
+def private_sum(method, *args):
+    gradients = dpadambc.per_example_grad(loss_fn, method=method)(*args)
+    clip = dpadambc.clip_per_example(C, normalize_by=1.0)
+    return clip.update(gradients, clip.init(PARAMS), PARAMS)[0]
+
+
+@pytest.mark.parametrize("method", ["factored", "vmap"])
+def test_gradients_per_example_are_clipped_on_their_device(method):
+    fun = functools.partial(private_sum, method)
+    got = on_devices(lambda *args: jax.lax.psum(fun(*args), "data"))
+    assert_close(got, fun(PARAMS, TOKENS, TARGETS))
+
+
+def test_without_it_one_person_would_be_in_the_gradients_of_all_devices(monkeypatch):
+    """Negative control: the sum passes what its sensitivity says it cannot."""
+    clipped = dpadambc.clipped_grad(loss_fn, C, 1.0, method="vmap")
+    others = TARGETS.copy()
+    others[0] += 100
+
+    def influence():
+        """Of the first example, which is replaced by another."""
+        total = lambda *args: jax.lax.psum(clipped(*args), "data")
+        gap = jax.tree.map(
+            jnp.subtract, on_devices(total), on_devices(total, targets=others)
+        )
+        return float(optax.tree.norm(gap))
+
+    assert influence() <= 2 * C * 1.001
+    monkeypatch.setattr(manual, "varying", lambda tree, axes: tree)
+    assert influence() > 2 * 2 * C
+
+
+def test_noise_is_added_once_after_the_sum():
+    clipped = dpadambc.clipped_grad(loss_fn, C, 1.0)
+    noise = dpadambc.add_dp_noise(0.1, key=jax.random.key(0))
+
+    def noised(*args):
+        total = jax.lax.psum(clipped(*args), "data")
+        return noise.update(total, noise.init(PARAMS), PARAMS)[0]
+
+    total = clipped(PARAMS, TOKENS, TARGETS)
+    expected = noise.update(total, noise.init(PARAMS), PARAMS)[0]
+    assert_close(on_devices(noised), expected)
+
+
+def test_outside_of_shard_map_nothing_varies():
+    assert manual.varying_axes((PARAMS, jnp.ones(3))) == ()
+    seen = []
+    jax.jit(lambda x: seen.append(manual.varying_axes(x)) or x)(jnp.ones(3))
+    jax.vmap(lambda x: seen.append(manual.varying_axes(x)) or x, axis_name="data")(
+        jnp.ones(3)
+    )
+    assert seen == [(), ()]
+
+
+def test_what_is_shared_over_an_axis_stays_shared():
+    """Only the axes over which the examples vary are those of their gradients."""
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    seen = []
+
+    def look(params, tokens, targets):
+        seen.append(manual.varying_axes((tokens, targets)))
+        clipped = dpadambc.clipped_grad(loss_fn, C, 1.0)(params, tokens, targets)
+        return jax.lax.psum(clipped, "data")
+
+    got = on_devices(look, mesh)
+    assert set(seen) == {("data",)}
+    expected = dpadambc.clipped_grad(loss_fn, C, 1.0)(PARAMS, TOKENS, TARGETS)
+    assert_close(got, expected)
