@@ -170,7 +170,8 @@ def clipped_grad(
       l2_clip_norm: C, the bound on one example's gradient norm.
       normalize_by: B, the public number that the sum is divided by.
       microbatch_size: how many examples are in memory at once; all by default. It
-        changes the result by rounding only, and need not divide the batch size.
+        changes the result by rounding only, and need not divide the batch size. (With a
+        key of JAX's kinds `rbg`, dropout depends on it too.)
       argnums: which positional arguments to differentiate.
       batch_argnums: which positional arguments are batches; by default all others.
       key_argnum: which positional argument is a PRNG key, if any.

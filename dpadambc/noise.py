@@ -67,7 +67,7 @@ def add_dp_noise(
         bfloat16 or float16 the noise would take a few hundred values, or vanish.
 
     What it protects against, and what not. Epsilon is that of ideal Gaussian noise.
-    What is added are float32 numbers made from 23 random bits each, none beyond 5.4
+    What is added are float32 numbers made from 23 random bits each, none beyond 5.42
     standard deviations, and the sum is rounded to a grid that depends on it. Whoever
     looks at parameters, however many, finds Gaussian noise of the stated level. Whoever
     has the exact bits of a noised sum, and the candidates for what was added to it, can

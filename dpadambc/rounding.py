@@ -8,6 +8,10 @@ import optax
 
 from dpadambc import _validate, keys, precision
 
+_DTYPES = tuple(
+    map(jnp.dtype, (jnp.bfloat16, jnp.float16, jnp.float8_e4m3fn, jnp.float8_e5m2))
+)
+
 
 class RoundStochasticallyState(NamedTuple):
     """State of `round_stochastically`. The key is of no use against the noise."""
@@ -20,15 +24,19 @@ def stochastic_round(key: jax.Array, x: jax.Array, dtype: Any) -> jax.Array:
 
     With probabilities such that the expectation is the number itself:
     :math:`\mathbb{E}[\mathrm{round}(x)] = x`. What has no neighbour on both sides is
-    rounded as always: beyond the largest number, and where it is not finite.
+    rounded as always: beyond the largest number, and where it is not finite. (So are,
+    where the hardware takes them for zero, numbers below 1.2e-38.)
 
     Args:
       key: a typed key.
       x: in float32 or more.
-      dtype: with fewer bits.
+      dtype: bfloat16, float16, float8_e4m3fn or float8_e5m2.
 
     Returns:
       An array of that dtype.
+
+    Raises:
+      ValueError: if the dtype is another.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -38,8 +46,16 @@ def stochastic_round(key: jax.Array, x: jax.Array, dtype: Any) -> jax.Array:
       >>> print(jnp.unique(rounded), f"{rounded.astype(jnp.float32).mean():.4f}")
       [1 1.00781] 1.0010
     """
+    if jnp.dtype(dtype) not in _DTYPES:
+        raise ValueError(
+            f"Expected a dtype among {', '.join(map(str, _DTYPES))}, got {dtype}."
+        )
+    info = jnp.finfo(dtype)
     near = x.astype(dtype)
-    largest = jnp.finfo(dtype).max
+    if info.bits == 16:
+        # Compilers for accelerators leave out a cast that is followed by its inverse.
+        near = jax.lax.reduce_precision(near, info.nexp, info.nmant)
+    largest = info.max
     far = jnp.nextafter(near, jnp.where(x > near.astype(x.dtype), largest, -largest))
     gap, rest = (n.astype(x.dtype) - near.astype(x.dtype) for n in (far, x))
     chosen = jax.random.uniform(key, x.shape, x.dtype) * jnp.abs(gap) < jnp.abs(rest)

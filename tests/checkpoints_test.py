@@ -325,13 +325,114 @@ def test_a_checkpoint_holds_what_it_should_and_no_more(tmp_path):
     last, _ = arrays_of(tmp_path)
     about = json.loads((last / "about" / "metadata").read_text())
     assert set(about["record"]) == {
-        *("mechanism", "program", "data", "frozen", "start"),
+        *("mechanism", "program", "data", "frozen", "start", "batches"),
         *(f.name for f in dataclasses.fields(MECHANISM)),
     }
     shapes = [shape for shape, _ in about["arrays"].values()]
     # Step, parameters; of the optimizer: count and key of the noise, count, two moments
     # and noise variance of Adam; the keys of sampling and loss.
     assert sorted(shapes) == sorted([[], [3], [], [2], [], [3], [3], [], [2], [2]])
+
+
+def twisted(first, second):
+    """A loss whose text differs from others' in the order of two operands alone."""
+
+    @jax.jit
+    def helper(x):
+        values = [x]
+        for _ in range(60):
+            values.append(jnp.sin(values[-1]))
+        return values[1 + first] - values[1 + second] + values[-1]
+
+    return lambda w, x, y: (w @ helper(x) - y) ** 2
+
+
+def masked_by(key):
+    return lambda w, x, y: (w @ (x * jax.random.normal(key, (3,))) - y) ** 2
+
+
+def summed_over(size):
+    """Each device adds what all have: more devices, larger inputs."""
+    kinds = (jax.sharding.AxisType.Auto,)
+    devices = jax.devices()[:size]
+    mesh = jax.make_mesh((size,), ("x",), axis_types=kinds, devices=devices)
+    add = jax.shard_map(
+        lambda x: jax.lax.psum(x, "x"),
+        mesh=mesh,
+        in_specs=PartitionSpec(),
+        out_specs=PartitionSpec(),
+        check_vma=False,
+    )
+    batches = NamedSharding(mesh, PartitionSpec("x"))
+    loss = lambda w, x, y: (w @ (x * add(jnp.ones(()))) - y) ** 2
+    return dict(loss_fn=loss, batch_sharding=batches)
+
+
+KEYS = [jax.random.key(seed) for seed in (5, 6)]
+CHANGES = {
+    "operands": [dict(loss_fn=twisted(*pair)) for pair in ((0, 26), (26, 0))],
+    "key of the loss": [dict(loss_fn=masked_by(key)) for key in KEYS],
+    "frozen key": [
+        dict(frozen=key, loss_fn=lambda w, key, x, y: masked_by(key)(w, x, y))
+        for key in KEYS
+    ],
+    "key in the data": [
+        dict(
+            data=(X, Y, jax.random.split(key, 200)),
+            loss_fn=lambda w, x, y, key: masked_by(key)(w, x, y),
+        )
+        for key in KEYS
+    ],
+    "devices in the loss": [summed_over(size) for size in (2, 4)],
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_changes_gradients_is_another_run(tmp_path, change):
+    before, after = CHANGES[change]
+    interrupted(tmp_path, **before)
+    with pytest.raises(ValueError, match="another run"):
+        fit(tmp_path, **after)
+    # Negative control: the same is not.
+    assert fit(tmp_path, **before).iterations == 20
+
+
+def test_a_configuration_that_draws_other_batches_is_another_run(tmp_path):
+    interrupted(tmp_path)
+    with (
+        jax.threefry_partitionable(False),
+        pytest.raises(ValueError, match="another run.*batches"),
+    ):
+        fit(tmp_path)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Model:
+    w: jax.Array
+    activation: object = dataclasses.field(metadata=dict(static=True))
+
+
+def test_a_function_in_the_parameters_is_the_same_in_another_process(tmp_path):
+    """Its address is not."""
+
+    def options():
+        return dict(
+            params=Model(jnp.zeros(3), Activation()),
+            loss_fn=lambda model, x, y: (model.activation(model.w @ x) - y) ** 2,
+        )
+
+    class Activation:
+        __call__ = staticmethod(jnp.tanh)
+
+        def __eq__(self, other):
+            return type(other) is type(self)
+
+        def __hash__(self):
+            return 0
+
+    interrupted(tmp_path, **options())
+    assert fit(tmp_path, **options()).iterations == 20
 
 
 class Recording:

@@ -78,7 +78,7 @@ def fit(devices=None, *, split_params=False, kind=AxisType.Auto, key=3, **option
         options.pop("data", DATA),
         MECHANISM,
         functools.partial(dpadambc.dp_adambc, 0.05),
-        key=jax.random.key(key),
+        key=jax.random.key(key) if isinstance(key, int) else key,
         target_delta=1e-5,
         **options,
     )
@@ -208,7 +208,7 @@ def started(optimizer, split_params=True, devices=8):
     tx = optimizer(MECHANISM, key=jax.random.key(0), pre_clipped=True)
     init = lambda params: training.init_state(params, tx, jax.random.key(1))
     layout = Layout.of(params, NamedSharding(mesh, P("data")), None)
-    return tx, *layout.start(init, tx, params)
+    return tx, *layout.start(init, params)
 
 
 @pytest.mark.parametrize(
@@ -224,6 +224,49 @@ def test_moments_lie_where_their_parameters_do(optimizer):
     moments = [x for x in jax.tree.leaves(state.opt_state) if x.ndim]
     assert moments and all(m.sharding.spec == specs[m.shape] for m in moments)
     assert all(m.addressable_shards[0].data.size == m.size // 8 for m in moments)
+
+
+def labelled_by_a_function(mechanism, *, key, pre_clipped):
+    """Which looks into the parameters, and so would not take a stand-in for them."""
+    parts = {
+        name: dpadambc.dp_adambc(0.1, mechanism, key=key, pre_clipped=pre_clipped)
+        for name in ("w1", "rest")
+    }
+    labels = lambda params: {n: n if n == "w1" else "rest" for n in params.keys()}
+    return optax.multi_transform(parts, labels)
+
+
+def test_optimizers_that_look_into_the_parameters_run_on_a_mesh():
+    _, _, state = started(labelled_by_a_function)
+    specs = {x.shape: x.sharding.spec for x in state.params.values()}
+    moments = [x for x in jax.tree.leaves(state.opt_state) if x.ndim]
+    assert len(moments) == 2 * 3
+    assert all(m.sharding.spec == specs[m.shape] for m in moments)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_in_a_mesh_of_the_users_own_and_from_its_callback(kind):
+    mesh = mesh_of(8, kind)
+    batches = NamedSharding(mesh, P("data"))
+    heard = []
+    with jax.set_mesh(mesh):
+        evaluated = jax.device_put(X[:200], batches)
+
+        def callback(progress):
+            heard.append(float(jnp.sum(evaluated * 2)))
+
+        result = fit(batch_sharding=batches, key=jax.random.key(3), callback=callback)
+    assert apart(result, on_one_device()) < 1e-5
+    assert heard == pytest.approx([2 * X[:200].sum()] * 2, abs=1e-3)
+
+
+@pytest.mark.parametrize("where", ["mesh", "device"])
+def test_the_key_may_lie_anywhere(where):
+    place = jax.devices()[3]
+    if where == "mesh":
+        place = NamedSharding(mesh_of(8, AxisType.Explicit), P())
+    result = fit(8, key=jax.device_put(jax.random.key(3), place))
+    assert apart(result, on_one_device()) < 1e-5
 
 
 COLLECTIVE = re.compile(
@@ -288,7 +331,7 @@ def compiled_step(devices, loss_fn, params, examples, split_params, **options):
     init = lambda params: training.init_state(params, tx, jax.random.key(1))
     layout = Layout.of(params, NamedSharding(mesh, P("data")), None)
     with layout.context():
-        layout, state = layout.start(init, tx, params)
+        layout, state = layout.start(init, params)
         step = Step(loss_fn, MECHANISM, tx, False, False, None, None, layout)
         padding = np.zeros(len(examples[0]), bool)
         placed = layout.place((examples, padding))
@@ -394,13 +437,16 @@ def test_batches_are_split_by_examples(spec):
 
 
 def test_a_spec_without_its_mesh_is_refused():
-    with pytest.raises(TypeError, match="NamedSharding, got PartitionSpec"):
+    with pytest.raises(TypeError, match="NamedSharding of a mesh"):
         fit(batch_sharding=P("data"))
 
 
 def test_microbatches_have_a_part_for_each_device():
     with pytest.raises(ValueError, match="multiple of the 8 devices"):
         fit(8, microbatch_size=12)
+    for wrong, error in ((0, ValueError), (-8, ValueError), (8.0, TypeError)):
+        with pytest.raises(error, match="microbatch_size"):
+            fit(8, microbatch_size=wrong)
 
 
 def test_each_parameter_is_split_along_its_longest_axis_that_divides():

@@ -145,6 +145,11 @@ def test_parameters_are_needed():
         dpadambc.round_stochastically(key=0)
 
 
+def test_other_dtypes_are_refused():
+    with pytest.raises(ValueError, match="Expected a dtype among bfloat16"):
+        rounding.stochastic_round(KEY, jnp.ones(3), "float8_e8m0fnu")
+
+
 def test_it_works_masked_and_without_recompiling():
     params = {"a": jnp.ones(3, jnp.bfloat16), "b": jnp.ones(3, jnp.bfloat16)}
     tx = optax.masked(dpadambc.round_stochastically(key=KEY), {"a": True, "b": False})

@@ -29,7 +29,7 @@ def _case(problem: models.Problem, devices: int, split_params: bool) -> Any:
     tx = dpadambc.dp_adambc(1e-3, mechanism, key=jax.random.key(0), pre_clipped=True)
     init = lambda params: training.init_state(params, tx, jax.random.key(1))
     batches = NamedSharding(mesh, PartitionSpec("data"))
-    layout, state = Layout.of(params, batches, None).start(init, tx, params)
+    layout, state = Layout.of(params, batches, None).start(init, params)
     step = Step(problem.loss_fn, mechanism, tx, False, False, None, None, layout)
     whole = problem.batch, np.zeros(problem.batch_size, bool)
     placed = jax.device_put(whole, jax.tree.map(lambda _: batches, whole))

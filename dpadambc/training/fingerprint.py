@@ -12,9 +12,30 @@ import numpy as np
 
 from dpadambc import threefry
 
+# Addresses, and the devices that an array is placed on. (Over how many a program sums,
+# in `shard_map`, is no incident.)
+_INCIDENTAL = (
+    r"0x[0-9a-f]+"
+    r"|\s(ctx|context)_mesh=Mesh\((?:[^()]|\([^()]*\))*\)"
+    r"|(?<=NamedSharding\()mesh=Mesh\((?:[^()]|\([^()]*\))*\)"
+)
 
-def _is_key(x: Any) -> bool:
-    return jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
+
+def _essence(text: str) -> str:
+    """A text without what changes from process to process, or with its line breaks.
+
+    A space that parts two names stays: it may be all that does.
+    """
+    one_line = re.sub(r"\s+", " ", re.sub(_INCIDENTAL, "", text))
+    return re.sub(r" ?([\[\](){}]) ?", r"\1", one_line)
+
+
+def _words(x: Any) -> tuple[str, jax.Array]:
+    """The name of a dtype and the numbers: of a key, the words that it is made of."""
+    if jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key):
+        return str(jax.random.key_impl(x)), jax.random.key_data(x)
+    array = jnp.asarray(x)
+    return array.dtype.name, array
 
 
 def _bits(x: jax.Array) -> jax.Array:
@@ -43,14 +64,13 @@ def _checksum(index: int, x: jax.Array) -> jax.Array:
 
 
 def of_values(tree: Any) -> str:
-    """Of all numbers in a tree, their shapes and their dtypes; keys are left out.
+    """Of all numbers in a tree, their shapes and their dtypes.
 
     It does not depend on the devices that have them.
     """
-    digest = hashlib.sha256(str(jax.tree.structure(tree)).encode())
-    arrays = [jnp.asarray(x) for x in jax.tree.leaves(tree) if not _is_key(x)]
-    for index, x in enumerate(arrays):
-        digest.update(f"{x.shape} {x.dtype.name}".encode())
+    digest = hashlib.sha256(_essence(str(jax.tree.structure(tree))).encode())
+    for index, (dtype, x) in enumerate(map(_words, jax.tree.leaves(tree))):
+        digest.update(f"{x.shape} {dtype}".encode())
         digest.update(np.asarray(_checksum(index, x)).tobytes())
     return digest.hexdigest()[:16]
 
@@ -77,16 +97,12 @@ def _constants(jaxpr: jex.Jaxpr, consts: list[Any]) -> Iterator[Any]:
             yield from _constants(inner, inner_consts)
 
 
-# Addresses, the devices of the run, and how the text is broken into lines.
-_INCIDENTAL = r"0x[0-9a-f]+|(ctx_mesh=)?Mesh\((?:[^()]|\([^()]*\))*\)|\s+"
-
-
 def of_program(fun: Callable[..., Any], *args: Any) -> str:
     """Of a traced function: its operations and every constant in it.
 
     It does not depend on the devices: the same program on others differs by rounding.
     """
     traced = jax.make_jaxpr(fun)(*args)
-    operations = re.sub(_INCIDENTAL, "", str(traced))
     constants = of_values(list(_constants(traced.jaxpr, list(traced.consts))))
-    return hashlib.sha256((operations + constants).encode()).hexdigest()[:16]
+    text = _essence(str(traced)) + constants
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

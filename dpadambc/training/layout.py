@@ -84,10 +84,10 @@ def _names(part: Any) -> tuple[str, ...]:
 def _batch_axes(batch: NamedSharding | None) -> tuple[str, ...]:
     if batch is None:
         return ()
-    if not isinstance(batch, NamedSharding):
+    if not isinstance(batch, NamedSharding) or not isinstance(batch.mesh, Mesh):
         raise TypeError(
-            "Expected batch_sharding to be a jax.sharding.NamedSharding, got"
-            f" {type(batch).__name__}."
+            "Expected batch_sharding to be a jax.sharding.NamedSharding of a mesh of"
+            f" devices, got {batch!r}."
         )
     if len(batch.spec) != 1:
         raise ValueError(
@@ -144,7 +144,6 @@ class Layout:
     def start(
         self,
         init: Callable[[optax.Params], TrainState],
-        optimizer: optax.GradientTransformation,
         params: optax.Params,
     ) -> tuple["Layout", TrainState]:
         """The first state, with moments that lie as the parameters do."""
@@ -153,32 +152,31 @@ class Layout:
         copied = lambda params: jax.tree.map(jnp.copy, init(params))
         if self.mesh is None:
             return self, jax.jit(copied)(params)
-        whole, as_params = self._on_mesh(), jax.tree.map(self._where, params)
         shapes = jax.eval_shape(init, params)
-
-        is_masked = lambda node: isinstance(node, optax.MaskedNode)
-
-        def as_param(x: Any, param: Any, sharding: NamedSharding) -> Any:
-            if is_masked(x):
-                return x
-            return sharding if x.shape == param.shape else whole
-
-        opt_state = optax.tree_map_params(
-            optimizer,
-            as_param,
-            shapes.opt_state,
-            params,
-            as_params,
-            transform_non_params=lambda _: whole,
-            is_leaf=is_masked,
-        )
-        state = jax.tree.map(lambda _: whole, shapes)._replace(
-            params=as_params,
-            opt_state=opt_state,
-            average=None if shapes.average is None else as_params,
+        state = jax.tree.map(lambda _: self._on_mesh(), shapes)._replace(
+            params=jax.tree.map(self._where, params),
+            opt_state=self._as_params(shapes.opt_state, params),
+            average=self._as_params(shapes.average, params),
         )
         started = jax.jit(copied, out_shardings=state)(params)
         return dataclasses.replace(self, state=state), started
+
+    def _as_params(self, tree: Any, params: optax.Params) -> Any:
+        """Where a tree lies that holds trees like the parameters, such as moments.
+
+        A leaf with the path and the shape of a parameter lies where that does, the
+        others are whole on each device. (A wrong guess would cost memory, no more.)
+        """
+        known = {
+            (path, param.shape): self._where(param)
+            for path, param in jax.tree_util.tree_leaves_with_path(params)
+        }
+
+        def where(path: tuple[Any, ...], x: Any) -> NamedSharding:
+            ends = [(path[i:], x.shape) for i in range(len(path) + 1)]
+            return next((known[e] for e in ends if e in known), self._on_mesh())
+
+        return jax.tree_util.tree_map_with_path(where, tree)
 
     @property
     def batch_sharding(self) -> NamedSharding | None:

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import NamedSharding
 
@@ -125,6 +127,12 @@ def _check_noise(opt_state: optax.OptState, iterations: int) -> None:
         )
 
 
+def _from_the_host(key: jax.Array) -> jax.Array:
+    """The same key on no device in particular."""
+    words = jnp.asarray(np.asarray(jax.random.key_data(key)))
+    return jax.random.wrap_key_data(words, impl=jax.random.key_impl(key))
+
+
 class _Saved:
     """The checkpoints of one run."""
 
@@ -238,43 +246,46 @@ def fit(
     """
     _validate.typed_key(key=key)
     _validate.count(least=1, steps_per_call=steps_per_call)
+    if microbatch_size is not None:
+        _validate.count(least=1, microbatch_size=microbatch_size)
     if average_decay is not None:
         _validate.decay(average_decay=average_decay)
     num_examples = _data.num_examples(data)
     accounting.check_delta(target_delta, num_examples)
     _check(mechanism, num_examples)
     iterations = _budget(mechanism, target_epsilon, target_delta)
-    noise_key, run_key = jax.random.split(key)
-    tx = optimizer(mechanism, key=noise_key, pre_clipped=True)
     arrays = (params, frozen, None if _data.is_source(data) else data)
     layout = Layout.of(arrays, batch_sharding, microbatch_size)
     with layout.context():
-        averages = average_decay is not None
-        init = lambda params: init_state(params, tx, run_key, averages=averages)
-        layout, state = layout.start(init, tx, params)
-        step = Step(
-            loss_fn,
-            mechanism,
-            tx,
-            has_frozen=frozen is not None,
-            uses_key=uses_key,
-            microbatch_size=microbatch_size,
-            average_decay=average_decay,
-            layout=layout,
-        )
-        runner = Runner(step, data, frozen)
-        _check_noise(state.opt_state, 0)
-        saved = None if checkpoints is None else _Saved(checkpoints, runner, state)
-        state = saved.restore(state) if saved else state
-        done, once = int(state.step), 1 if _data.is_source(data) else steps_per_call
-        while done < iterations:
-            before, done = done, min(done + once, iterations)
-            state, losses = runner.advance(state, done - before)
-            _check_noise(state.opt_state, done)
-            if saved:
-                saved.save(state, before, done, is_last=done == iterations)
-            if callback is not None:
-                told = state, done, iterations, losses, mechanism, target_delta
-                callback(Progress(*told))
+        noise_key, run_key = jax.random.split(_from_the_host(key))
+    tx = optimizer(mechanism, key=noise_key, pre_clipped=True)
+    averages = average_decay is not None
+    init = lambda params: init_state(params, tx, run_key, averages=averages)
+    with layout.context():
+        layout, state = layout.start(init, params)
+    step = Step(
+        loss_fn,
+        mechanism,
+        tx,
+        has_frozen=frozen is not None,
+        uses_key=uses_key,
+        microbatch_size=microbatch_size,
+        average_decay=average_decay,
+        layout=layout,
+    )
+    runner = Runner(step, data, frozen)
+    _check_noise(state.opt_state, 0)
+    saved = None if checkpoints is None else _Saved(checkpoints, runner, state)
+    state = saved.restore(state) if saved else state
+    done, once = int(state.step), 1 if _data.is_source(data) else steps_per_call
+    while done < iterations:
+        before, done = done, min(done + once, iterations)
+        state, losses = runner.advance(state, done - before)
+        _check_noise(state.opt_state, done)
+        if saved:
+            saved.save(state, before, done, is_last=done == iterations)
+        if callback is not None:
+            told = state, done, iterations, losses, mechanism, target_delta
+            callback(Progress(*told))
     epsilon = mechanism.epsilon(target_delta, iterations=done)
     return Result(state, done, epsilon, stopped_by_budget=done < mechanism.iterations)

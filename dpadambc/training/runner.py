@@ -10,7 +10,7 @@ from dpadambc.sampling import Batch
 from dpadambc.training import data as _data
 from dpadambc.training import fingerprint, ledger
 from dpadambc.training.layout import Layout
-from dpadambc.training.state import TrainState
+from dpadambc.training.state import TrainState, releasable
 from dpadambc.training.step import Step, draw
 
 
@@ -54,6 +54,10 @@ class Runner:
         It does not depend on the number of devices. *Secret*, as the checkpoint that it
         is for: it follows from the data.
         """
+        with self._layout.context():
+            return self._record(state)
+
+    def _record(self, state: TrainState) -> dict[str, Any]:
         step = dataclasses.replace(self._step, layout=Layout())
         if self._source is None:
             program = fingerprint.of_program(
@@ -72,15 +76,26 @@ class Runner:
             "program": program,
             "data": fingerprint.of_values(data),
             "frozen": fingerprint.of_values(self._frozen),
-            "start": fingerprint.of_values((state.params, state.opt_state)),
+            "start": fingerprint.of_values(releasable(state)),
+            "batches": fingerprint.of_values(self._batch_of_a_known_key(state)),
         }
+
+    def _batch_of_a_known_key(self, state: TrainState) -> Batch:
+        """It differs where JAX draws differently: another version, or configuration."""
+        known = jax.random.key(0, impl=jax.random.key_impl(state.sampling_key))
+        step = dataclasses.replace(self._step, layout=Layout())
+        draw = jax.jit(lambda key: self._draw(step, state._replace(sampling_key=key)))
+        return draw(known)
 
     def advance(
         self, state: TrainState, iterations: int
     ) -> tuple[TrainState, tuple[jax.Array, jax.Array]]:
         """So many steps in one call; one, where examples come from the host."""
-        if self._source is None:
-            return self._scanned(state, self._frozen, self._arrays, iterations)
-        batch = self._sample(state)
+        with self._layout.context():
+            if self._source is None:
+                return self._scanned(state, self._frozen, self._arrays, iterations)
+            batch = self._sample(state)
         examples = _data.fetch(self._source, batch, self._layout.batch_sharding)
-        return self._fetched(state, self._frozen, examples, batch.is_padding_example)
+        with self._layout.context():
+            padding = batch.is_padding_example
+            return self._fetched(state, self._frozen, examples, padding)
