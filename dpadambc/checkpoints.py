@@ -30,10 +30,13 @@ def _is_key(x: Any) -> bool:
 
 
 def _without_types(state: TrainState) -> dict[str, Any]:
-    """The leaves by number, keys as the words that they are made of."""
+    """The leaves by number, keys as the words that they are made of.
+
+    Orbax does not save empty arrays: they are left out.
+    """
     leaves = jax.tree.leaves(state)
     words = [jax.random.key_data(x) if _is_key(x) else x for x in leaves]
-    return {f"{i:06d}": x for i, x in enumerate(words)}
+    return {f"{i:06d}": x for i, x in enumerate(words) if x.size}
 
 
 def _place(x: jax.Array) -> Any:
@@ -53,8 +56,9 @@ def _as(old: jax.Array, found: Any) -> jax.Array:
 
 def _with_types(arrays: dict[str, Any], like: TrainState) -> TrainState:
     leaves, structure = jax.tree.flatten(like)
-    pairs = zip(leaves, sorted(arrays.items()), strict=True)
-    return jax.tree.unflatten(structure, [_as(old, x) for old, (_, x) in pairs])
+    numbered = {f"{i:06d}": x for i, x in enumerate(leaves)}
+    found = {name: _as(numbered[name], x) for name, x in arrays.items()}
+    return jax.tree.unflatten(structure, (numbered | found).values())
 
 
 def _shapes(arrays: dict[str, Any]) -> dict[str, list[Any]]:

@@ -475,6 +475,15 @@ def test_parameters_in_low_precision_are_found_again(tmp_path):
     assert_same(again.state, fit(params=params).state)
 
 
+def test_empty_parameters_are_found_again(tmp_path):
+    options = dict(
+        params={"none": jnp.zeros((0, 3)), "w": jnp.zeros(3)},
+        loss_fn=lambda p, x, y: loss_fn(p["w"], x, y) + jnp.sum(p["none"]),
+    )
+    interrupted(tmp_path, **options)
+    assert_same(fit(tmp_path, **options).state, fit(**options).state)
+
+
 def test_numbers_of_numpy_are_recorded(tmp_path):
     numbers = dict(l2_clip_norm=np.float32(1), iterations=np.int64(20))
     same = dataclasses.replace(MECHANISM, **numbers)
