@@ -177,7 +177,9 @@ def fit(
     Every batch is drawn by the mechanism, every gradient clipped and noised by its
     numbers, and the epsilon returned is of the steps that were taken. The state after
     a step follows from the key, the data and the number of steps alone, so a run that
-    was interrupted and goes on from a checkpoint ends with the same bits.
+    was interrupted and goes on from a checkpoint ends with the same bits, on the same
+    devices and with as many steps per call; with others, the steps that were not saved
+    are taken again with the same noise, and gradients that differ by rounding.
 
     Guarantees:
       * With `target_epsilon`, the step that would exceed it is not taken.
