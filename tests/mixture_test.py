@@ -17,6 +17,9 @@ SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 REPLACE = NeighboringRelation.REPLACE_ONE
 
 GRID = np.linspace(-30, 30, 3_001)
+# What the sum over the grid may be off by, where two densities cross between points of
+# it: it falls with the square of the spacing.
+QUADRATURE = 1e-5
 EPSILONS = np.linspace(-3, 3, 61)
 
 NUMBERS = dict(l2_clip_norm=1.0, iterations=1, normalize_by=1.0)
@@ -84,8 +87,8 @@ def test_poisson_sampling_of_changing_terms_stays_below_the_bound(
         for affected in (before, after)
     )
     bound = mixture.deltas(step, EPSILONS)
-    assert (hockey_sticks(p, q, EPSILONS) <= bound + 1e-6).all()
-    assert (hockey_sticks(q, p, EPSILONS) <= bound + 1e-6).all()
+    assert (hockey_sticks(p, q, EPSILONS) <= bound + QUADRATURE).all()
+    assert (hockey_sticks(q, p, EPSILONS) <= bound + QUADRATURE).all()
 
 
 @hypothesis.settings(max_examples=60, deadline=None)
@@ -96,6 +99,7 @@ def test_poisson_sampling_of_changing_terms_stays_below_the_bound(
     stddev=st.floats(0.7, 4),
     batch_size=st.integers(1, 6),
 )
+@hypothesis.example([-1.0, -1.0], [1.0, 1.0], [-1.0] * 4, 1.0, 1)  # meets the bound
 def test_sampling_without_replacement_stays_below_the_bound(
     before, after, unaffected, stddev, batch_size
 ):
@@ -111,8 +115,8 @@ def test_sampling_without_replacement_stays_below_the_bound(
         for affected in (before, after)
     )
     bound = mixture.deltas(step, EPSILONS)
-    assert (hockey_sticks(p, q, EPSILONS) <= bound + 1e-6).all()
-    assert (hockey_sticks(q, p, EPSILONS) <= bound + 1e-6).all()
+    assert (hockey_sticks(p, q, EPSILONS) <= bound + QUADRATURE).all()
+    assert (hockey_sticks(q, p, EPSILONS) <= bound + QUADRATURE).all()
 
 
 def test_the_test_sees_terms_that_move_further_than_is_accounted_for():
