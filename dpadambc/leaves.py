@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.factored import terms
+from dpadambc.factored import interface, terms
 
 
-@terms.pytree(data_fields=("term",))
+@interface.pytree(data_fields=("term",))
 class PerExampleGradient:
     """The gradients of one parameter, one for each example, in factored form.
 
@@ -26,7 +26,7 @@ class PerExampleGradient:
     `per_example_norms` and `materialize` are what it is for.
     """
 
-    term: terms.Term  # its arrays have the examples along axis 0
+    term: interface.Term  # its arrays have the examples along axis 0
     shape: tuple[int, ...]  # of the parameter, and of one example's gradient
     dtype: Any
     rule: str  # how the norms are computed; see `dpadambc.explain`
@@ -98,7 +98,7 @@ def materialize(gradients: optax.Updates) -> optax.Updates:
     return jax.tree.map(form, gradients, is_leaf=is_factored)
 
 
-def _term(leaf: Leaf) -> terms.Term:
+def _term(leaf: Leaf) -> interface.Term:
     if isinstance(leaf, PerExampleGradient):
         return leaf.term
     return terms.Dense(leaf, leaf.shape[1:], "array")
@@ -158,7 +158,7 @@ def weighted_sums(
     return structure.unflatten(sums)
 
 
-def _blanked(leaves: list[terms.Term], keep: jax.Array, skip: jax.Array):
+def _blanked(leaves: list[interface.Term], keep: jax.Array, skip: jax.Array):
     """Zero for the examples that are not kept, in place, unless it is to be skipped.
 
     A loop of one step or none, since a loop works in place. `jax.lax.cond` would hold

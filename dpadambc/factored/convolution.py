@@ -24,7 +24,7 @@ import numpy as np
 
 from dpadambc import precision
 from dpadambc.factored import product, terms
-from dpadambc.factored.terms import Shape, Term, pytree
+from dpadambc.factored.interface import Shape, Term, pytree, squared
 
 # Loops over more taps than this are left to the fallback, which compiles faster.
 _MAX_TAPS = 128
@@ -147,7 +147,7 @@ class Convolution(Term):
         stacked = math.prod(x.shape[: self.num_stacked])
         groups = self.window.groups
         rows = x.size // max(stacked * x.shape[-1], 1)
-        x = terms.squared(x).reshape(stacked, rows, groups, x.shape[-1] // groups)
+        x = squared(x).reshape(stacked, rows, groups, x.shape[-1] // groups)
         return x.sum((1, 3))
 
     def settled(self) -> Term:

@@ -16,7 +16,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from dpadambc.factored import isolation, program, rules, terms
-from dpadambc.factored.terms import Term
+from dpadambc.factored.interface import Term
 
 Values = list[Any]  # arrays and terms
 

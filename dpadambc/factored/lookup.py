@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from dpadambc import precision
 from dpadambc.factored import product, terms
-from dpadambc.factored.terms import Shape, Term, pytree
+from dpadambc.factored.interface import Shape, Term, pytree, squared
 
 
 @pytree(data_fields=("ids", "g"))
@@ -66,7 +66,7 @@ class Lookup(Term):
         if count > width:
             return jnp.sum(jax.vmap(_squared_norm_by_segments)(ids, rows))
         equal = ids[:, :, None] == ids[:, None, :]
-        squares = terms.squared(rows).sum(2)
+        squares = squared(rows).sum(2)
         sizes = equal.sum(2, dtype=rows.dtype)
         allowance = precision.rounding_allowance((sizes, squares), (0, width))
         return jnp.sum(jnp.where(equal, precision.gram(rows), 0)) + jnp.sum(allowance)
@@ -151,7 +151,7 @@ def _squared_norm_by_segments(ids: jax.Array, rows: jax.Array) -> jax.Array:
     segments, count = jnp.cumsum(starts), ids.shape[0]
     add = lambda x: jax.ops.segment_sum(x, segments, num_segments=count)
     totals, sizes = add(rows), add(jnp.ones(count, rows.dtype))
-    squares = add(terms.squared(rows).sum(1))
+    squares = add(squared(rows).sum(1))
     allowance = precision.rounding_allowance(
         (sizes, squares), (0, sizes * rows.shape[1])
     )

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 
 from dpadambc import precision
 from dpadambc.factored import terms
-from dpadambc.factored.terms import Shape, Term, pytree
+from dpadambc.factored.interface import Shape, Term, pytree, squared
 
 Axes = tuple[int, ...]
 
@@ -132,7 +132,7 @@ class Product(Term):
         sides = (self.a, self.a_axes), (self.g, self.g_axes)
         matrices = [self._matrix(*side)[0] for side in sides]
         grams = map(precision.gram, matrices)
-        squares = [terms.squared(x).sum((1, 2)) for x in matrices]
+        squares = [squared(x).sum((1, 2)) for x in matrices]
         counts = [math.prod(x.shape[1:]) for x in matrices]
         allowance = precision.rounding_allowance(squares, counts)
         return jnp.sum(jnp.multiply(*grams)) + jnp.sum(allowance)
@@ -141,7 +141,7 @@ class Product(Term):
         def squares(x, axes):
             own = tuple(at for at, i in enumerate(axes) if i not in self._shared)
             order = sorted(i for i in axes if i in self._shared)
-            x = terms.squared(x).sum(own)
+            x = squared(x).sum(own)
             left = [i for i in axes if i in self._shared]
             return jnp.transpose(x, [left.index(i) for i in order])
 

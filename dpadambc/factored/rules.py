@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from dpadambc.factored import convolution, lookup, product, terms
-from dpadambc.factored.terms import Term
+from dpadambc.factored.interface import Term
 
 Params = dict[str, Any]
 
@@ -101,7 +101,7 @@ def _pad(params: Params, term: Term, value: Any) -> Term | None:
     low, high, interior = zip(*params["padding_config"], strict=True)
     if not is_zero(value) or any(interior) or min(*low, *high) < 0:
         return None
-    return term.pad(tuple(map(int, low)), tuple(map(int, high)))
+    return terms.padded(term, tuple(map(int, low)), tuple(map(int, high)))
 
 
 def _concatenate(params: Params, *parts: Term) -> Term | None:
@@ -115,9 +115,7 @@ def _concatenate(params: Params, *parts: Term) -> Term | None:
         low = tuple(start if i == axis else 0 for i in range(len(part.shape)))
         end = size - start - part.shape[axis]
         high = tuple(end if i == axis else 0 for i in range(len(part.shape)))
-        block = part.pad(low, high)
-        if block is None:
-            return None
+        block = terms.padded(part, low, high)
         total = block if total is None else terms.add(total, block)
         start += part.shape[axis]
     return total

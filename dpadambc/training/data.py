@@ -97,10 +97,10 @@ def fetch(source: Source, batch: Batch, sharding: NamedSharding | None = None) -
         )
 
     def stacked(*leaves):
-        rows = np.stack(leaves)
-        column = np.zeros((len(padding), *rows.shape[1:]), rows.dtype)
+        values = np.stack(leaves)
+        column = np.zeros((len(padding), *values.shape[1:]), values.dtype)
         if len(chosen):
-            column[needed] = rows
+            column[needed] = values
         if sharding is None:
             return column
         part = lambda index: column[index]
