@@ -22,7 +22,7 @@ from benchmarks.digits import run as digits_run
 from benchmarks.speed import contenders, largest, models
 from benchmarks.speed import run as speed_run
 from benchmarks.speed import table as speed_table
-from benchmarks.training import overhead, scaling
+from benchmarks.training import overhead, saving, scaling
 from benchmarks.training import run as training_run
 from tests.compiling import quick_jit
 
@@ -365,7 +365,7 @@ def test_the_loop_its_checkpoints_and_devices_are_measured_and_tabled():
     problem = models.mlp(8, (4, 3, 2))
     report = {
         "overhead": [overhead.measure(problem, rounds=2, steps_per_call=20)],
-        "checkpoints": [overhead.measure_checkpoint(problem, rounds=1)],
+        "checkpoints": [saving.measure(problem, rounds=1)],
         "scaling": scaling.measure(problem, rounds=2),
     }
     assert report["overhead"][0]["ratio"]["median"] > 0

@@ -1,7 +1,6 @@
 """What the loop costs: steps of `fit` against the same steps in a bare jitted loop."""
 
 import functools
-import tempfile
 import time
 from typing import Any
 
@@ -11,7 +10,7 @@ import optax
 
 import dpadambc
 from benchmarks.speed import models, timing
-from dpadambc import checkpoints, training
+from dpadambc import training
 
 CHUNK = 20  # steps that are timed together
 
@@ -99,30 +98,4 @@ def measure(problem: models.Problem, rounds: int, steps_per_call: int) -> dict:
         "steps_per_call": steps_per_call,
         "seconds": {name: timing.quartiles(t) for name, t in times.items()},
         "ratio": timing.quartiles(times["fit"] / times["bare"]),
-    }
-
-
-def measure_checkpoint(problem: models.Problem, rounds: int) -> dict[str, Any]:
-    """Seconds to save and to restore the state of a run."""
-    mechanism = mechanism_for(problem.batch_size)
-    tx = dpadambc.dp_adambc(1e-3, mechanism, key=jax.random.key(0), pre_clipped=True)
-    state = training.init_state(problem.params, tx, jax.random.key(1))
-    size = sum(x.nbytes for x in jax.tree.leaves(training.releasable(state)))
-    seconds: dict[str, list[float]] = {"save": [], "restore": []}
-    with tempfile.TemporaryDirectory() as folder:
-        saved = checkpoints.Checkpoints(folder)
-        for i in range(rounds + 1):
-            state = state._replace(step=state.step + 1)
-            start = time.perf_counter()
-            saved.save(state, {})
-            middle = time.perf_counter()
-            jax.block_until_ready(saved.restore(state, {}))
-            if i:  # the first compiles
-                seconds["save"].append(middle - start)
-                seconds["restore"].append(time.perf_counter() - middle)
-    return {
-        "name": problem.name,
-        "num_params": problem.num_params,
-        "bytes": size,
-        "seconds": {n: timing.quartiles(np.array(s)) for n, s in seconds.items()},
     }

@@ -19,7 +19,7 @@ import jax  # noqa: E402
 
 from benchmarks import environment  # noqa: E402
 from benchmarks.speed import models  # noqa: E402
-from benchmarks.training import overhead, scaling  # noqa: E402
+from benchmarks.training import overhead, saving, scaling  # noqa: E402
 
 RESULTS = pathlib.Path(__file__).with_name("results.json")
 STEPS = (  # of about 1, 10 and 100 ms on two cores
@@ -95,9 +95,7 @@ def main() -> None:
             for make in STEPS
             for steps_per_call in (1, overhead.CHUNK)
         ]
-        report["checkpoints"] = [
-            overhead.measure_checkpoint(make(), 5) for make in STATES
-        ]
+        report["checkpoints"] = [saving.measure(make(), 5) for make in STATES]
     if jax.process_index() == 0:
         arguments.output.write_text(json.dumps(report, indent=1) + "\n")
         print(render(report))
