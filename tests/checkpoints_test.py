@@ -334,19 +334,6 @@ def test_a_checkpoint_holds_what_it_should_and_no_more(tmp_path):
     assert sorted(shapes) == sorted([[], [3], [], [2], [], [3], [3], [], [2], [2]])
 
 
-def twisted(first, second):
-    """A loss whose text differs from others' in the order of two operands alone."""
-
-    @jax.jit
-    def helper(x):
-        values = [x]
-        for _ in range(60):
-            values.append(jnp.sin(values[-1]))
-        return values[1 + first] - values[1 + second] + values[-1]
-
-    return lambda w, x, y: (w @ helper(x) - y) ** 2
-
-
 def masked_by(key):
     return lambda w, x, y: (w @ (x * jax.random.normal(key, (3,))) - y) ** 2
 
@@ -370,7 +357,6 @@ def summed_over(size):
 
 KEYS = [jax.random.key(seed) for seed in (5, 6)]
 CHANGES = {
-    "operands": [dict(loss_fn=twisted(*pair)) for pair in ((0, 26), (26, 0))],
     "key of the loss": [dict(loss_fn=masked_by(key)) for key in KEYS],
     "frozen key": [
         dict(frozen=key, loss_fn=lambda w, key, x, y: masked_by(key)(w, x, y))
