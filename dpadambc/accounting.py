@@ -24,6 +24,10 @@ _ACCOUNTANTS = ("pld", "rdp")
 # The largest grid of privacy losses: some seconds, and less than a gigabyte.
 _MOST_LOSSES = 10**6
 
+# Epsilon counts as infinite where the privacy loss of a step, or the mean of all, is
+# beyond this: it means nothing, and its distribution would not fit into memory.
+_LARGEST_LOSS = 2e4
+
 # A schedule with more levels than this is rounded down to so many.
 _MOST_LEVELS = 64
 
@@ -72,6 +76,50 @@ def _epsilon_by(
         logger.removeFilter(quiet)
 
 
+def _gaussian_loss(noise_multiplier: float) -> float:
+    """The mean privacy loss of a Gaussian whose mean moves by one."""
+    with np.errstate(divide="ignore"):
+        return float(0.5 / np.square(np.float64(noise_multiplier)))
+
+
+def _losses(event: dp_accounting.DpEvent) -> tuple[float, float]:
+    """About the largest privacy loss of one step, and the mean of all together.
+
+    Of sampling they have the rate at which it hits, and no amplification: enough to
+    tell what is astronomical.
+    """
+    if isinstance(event, dp_accounting.GaussianDpEvent):
+        loss = _gaussian_loss(event.noise_multiplier)
+        return loss, loss
+    if isinstance(event, dp_accounting.SelfComposedDpEvent):
+        largest, mean = _losses(event.event)
+        return largest, mean * event.count if event.count else 0.0
+    if isinstance(event, dp_accounting.ComposedDpEvent):
+        largest, means = zip(*map(_losses, event.events), strict=True)
+        return max(largest), sum(means)
+    if isinstance(event, mixture.ShiftMixtureDpEvent):
+        loss, rate = _gaussian_loss(event.noise_multiplier), 1 - event.probs[0]
+    elif isinstance(event, dp_accounting.TruncatedSubsampledGaussianDpEvent):
+        loss = _gaussian_loss(event.noise_multiplier)
+        rate = event.sampling_probability
+    elif isinstance(event, dp_accounting.PoissonSampledDpEvent):
+        loss, rate = _losses(event.event)[0], event.sampling_probability
+    elif isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent):
+        loss = _losses(event.event)[0]
+        rate = event.sample_size / event.source_dataset_size
+    else:
+        return 0.0, 0.0
+    return (loss, rate * loss) if rate else (0.0, 0.0)
+
+
+def _is_astronomical(event: dp_accounting.DpEvent, accountant: Accountant) -> bool:
+    """Whether epsilon is infinite, or so large that it is not worth computing."""
+    largest, mean = _losses(event)
+    if accountant == "rdp":  # which knows no grid
+        return largest == math.inf
+    return max(largest, mean) > _LARGEST_LOSS
+
+
 def _pld_epsilon(
     event: dp_accounting.DpEvent,
     target_delta: float,
@@ -93,7 +141,13 @@ def _pld_epsilon(
 
     interval, bound = 1e-2, math.inf
     while True:
-        last, bound = bound, on_grid(interval)
+        last = bound
+        try:
+            bound = on_grid(interval)
+        except MemoryError:
+            if last == math.inf:
+                raise
+            return last
         if bound in (0, math.inf) or last - bound < 5e-3 * bound + 1e-4:
             return min(last, bound)
         interval /= 10
@@ -119,7 +173,8 @@ def epsilon(
         bound, faster).
 
     Returns:
-      Epsilon; infinity without noise, or where it is too large to compute (some 700).
+      Epsilon; infinity without noise, or where it is too large to compute: beyond some
+      700, and in any case where the noise is below 0.005 of what it has to hide.
 
     Raises:
       ValueError: for an unknown accountant, a delta outside (0, 1), or an event that
@@ -136,6 +191,8 @@ def epsilon(
     """
     check_accountant(accountant)
     check_delta(target_delta)
+    if _is_astronomical(event, accountant):
+        return math.inf
     try:
         if accountant == "pld":
             return _pld_epsilon(event, target_delta, neighboring_relation)
