@@ -2,7 +2,9 @@
 
 Each function draws by one scheme, and each scheme has the mechanism that accounts for
 it. On the host they take a NumPy generator and yield one batch for each step; inside
-`jax.jit` and `jax.lax.scan` they take a key and return one batch.
+`jax.jit` and `jax.lax.scan` they take a key and return one batch. Epsilon rests on
+nobody knowing who takes part, so the seed or the key must be secret, from entropy
+(`np.random.default_rng()`, `training.secret_key()`) and of this run alone.
 
 ================================  =================================
 sampling                          mechanism
@@ -14,9 +16,11 @@ sampling                          mechanism
 ================================  =================================
 """
 
+import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,22 +34,72 @@ from dpadambc import _validate
 _OVERFLOW_PROB = 1e-15
 
 
-class Batch(NamedTuple):
-    """Which examples take part, as rows of the data set. Both are as long.
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("indices", "is_padding_example"),
+    meta_fields=("num_examples",),
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class Batch:
+    """Which examples take part, as rows of the data set.
 
-    A padding entry has index -1, so it gathers the last example. *The mask must reach
-    the clip*, which takes it out of the sum: without it, that example counts as often
-    as there is padding, and no bound on sensitivity holds.
+    A padding entry has index -1. Take the rows with `gather`: an index of NumPy or JAX
+    takes the last example there. *The mask must reach the clip*, which takes padding
+    out of the sum: without it, that example counts as often as there is padding, and no
+    bound on sensitivity holds.
     """
 
     indices: np.ndarray | jax.Array  # shape=(size,), int32
     is_padding_example: np.ndarray | jax.Array  # shape=(size,), bool
+    num_examples: int  # of the data set that they are rows of
+
+    def __iter__(self) -> Iterator[np.ndarray | jax.Array]:
+        return iter((self.indices, self.is_padding_example))
+
+    def gather(self, data: Any) -> Any:
+        """The rows of arrays that take part, zeros where there is padding.
+
+        Args:
+          data: a pytree of arrays with the examples along axis 0.
+
+        Returns:
+          The same tree, of arrays with `size` rows.
+
+        Raises:
+          ValueError: if an array has another number of rows than was sampled from.
+
+        Example:
+          >>> import jax, jax.numpy as jnp
+          >>> from dpadambc import sampling
+          >>> batch = sampling.poisson_sample(
+          ...     jax.random.key(0), num_examples=4, sampling_prob=0.5)
+          >>> print(batch.gather({"x": jnp.array([10, 20, 30, 40])}))
+          {'x': Array([30, 40,  0,  0], dtype=int32)}
+        """
+        return jax.tree_util.tree_map_with_path(self._gather_one, data)
+
+    def _gather_one(self, path: Any, x: Any) -> Any:
+        if jnp.shape(x)[:1] != (self.num_examples,):
+            raise ValueError(
+                f"Expected {self.num_examples} rows, as they were sampled from, got"
+                f" shape {jnp.shape(x)} at data{jax.tree_util.keystr(path)}. Rows that"
+                " are not there would count as others."
+            )
+        if isinstance(x, np.ndarray) and isinstance(self.indices, np.ndarray):
+            rows = x[np.where(self.is_padding_example, 0, self.indices)]
+            rows[self.is_padding_example] = 0
+            return rows
+        if jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key):
+            return x[jnp.where(self.is_padding_example, 0, self.indices)]
+        # An index of -1 would wrap around; one past the end is filled.
+        rows = jnp.where(self.is_padding_example, self.num_examples, self.indices)
+        return jnp.asarray(x).at[rows].get(mode="fill", fill_value=0)
 
 
-def _padded(indices: np.ndarray, size: int) -> Batch:
+def _padded(indices: np.ndarray, size: int, num_examples: int) -> Batch:
     padded = np.full(size, -1, np.int32)
     padded[: len(indices)] = indices
-    return Batch(padded, np.arange(size) >= len(indices))
+    return Batch(padded, np.arange(size) >= len(indices), num_examples)
 
 
 def _check(num_examples: int, sampling_prob: float | None = None) -> None:
@@ -101,7 +155,7 @@ def poisson_batches(
     Never truncated: a batch is padded to the least of `padded_sizes` that holds it.
 
     Args:
-      rng: the generator to draw from.
+      rng: the generator to draw from; its seed is secret, and fresh for each run.
       num_examples: size of the data set.
       sampling_prob: the probability with which each example takes part in a step.
       iterations: how many batches to draw.
@@ -126,7 +180,7 @@ def poisson_batches(
     sizes = padded_sizes(num_examples, sampling_prob)
     _validate.count(iterations=iterations)
     return (
-        _padded(chosen, next(size for size in sizes if size >= len(chosen)))
+        _padded(chosen, next(n for n in sizes if n >= len(chosen)), num_examples)
         for _ in range(iterations)
         for chosen in [np.flatnonzero(rng.random(num_examples) < sampling_prob)]
     )
@@ -143,7 +197,7 @@ def truncated_poisson_batches(
     """Poisson sampling on the host, cut to a random subset where a batch is too large.
 
     Args:
-      rng: the generator to draw from.
+      rng: the generator to draw from; its seed is secret, and fresh for each run.
       num_examples: size of the data set.
       sampling_prob: the probability with which each example is drawn in a step.
       truncated_batch_size: the size of every batch. Where more are drawn, a uniformly
@@ -160,7 +214,11 @@ def truncated_poisson_batches(
     _validate.count(truncated_batch_size=truncated_batch_size, least=1)
     _validate.count(iterations=iterations)
     return (
-        _padded(rng.permutation(chosen)[:truncated_batch_size], truncated_batch_size)
+        _padded(
+            rng.permutation(chosen)[:truncated_batch_size],
+            truncated_batch_size,
+            num_examples,
+        )
         for _ in range(iterations)
         for chosen in [np.flatnonzero(rng.random(num_examples) < sampling_prob)]
     )
@@ -172,7 +230,7 @@ def fixed_size_batches(
     """Sampling without replacement on the host: a fresh uniform subset each step.
 
     Args:
-      rng: the generator to draw from.
+      rng: the generator to draw from; its seed is secret, and fresh for each run.
       num_examples: size of the data set.
       batch_size: how many take part in a step.
       iterations: how many batches to draw.
@@ -186,7 +244,11 @@ def fixed_size_batches(
     _check_fixed_size(num_examples, batch_size)
     _validate.count(iterations=iterations)
     return (
-        _padded(rng.choice(num_examples, batch_size, replace=False), batch_size)
+        _padded(
+            rng.choice(num_examples, batch_size, replace=False),
+            batch_size,
+            num_examples,
+        )
         for _ in range(iterations)
     )
 
@@ -202,7 +264,7 @@ def shuffled_batches(
     a new epoch, so take all batches of a run from one call.
 
     Args:
-      rng: the generator to draw from.
+      rng: the generator to draw from; its seed is secret, and fresh for each run.
       num_examples: size of the data set.
       batch_size: how many take part in a step, but for the last one of an epoch.
       iterations: how many batches to draw.
@@ -220,7 +282,8 @@ def shuffled_batches(
         while True:
             order = rng.permutation(num_examples)
             for start in range(0, num_examples, batch_size):
-                yield _padded(order[start : start + batch_size], batch_size)
+                rows = order[start : start + batch_size]
+                yield _padded(rows, batch_size, num_examples)
 
     return itertools.islice(batches(), iterations)
 
@@ -296,7 +359,7 @@ def poisson_sample(
         )
     _, selected = _selection_bits(key, num_examples, sampling_prob)
     (indices,) = jnp.nonzero(selected, size=size, fill_value=-1)
-    return Batch(indices.astype(jnp.int32), indices < 0)
+    return Batch(indices.astype(jnp.int32), indices < 0, num_examples)
 
 
 def truncated_poisson_sample(
@@ -331,7 +394,7 @@ def truncated_poisson_sample(
     order = jnp.argsort(bits)[:kept]
     indices = jnp.where(selected[order], order, -1).astype(jnp.int32)
     indices = jnp.pad(indices, (0, truncated_batch_size - kept), constant_values=-1)
-    return Batch(indices, indices < 0)
+    return Batch(indices, indices < 0, num_examples)
 
 
 def fixed_size_sample(key: jax.Array, *, num_examples: int, batch_size: int) -> Batch:
@@ -352,4 +415,4 @@ def fixed_size_sample(key: jax.Array, *, num_examples: int, batch_size: int) -> 
     _validate.typed_key(key=key)
     _check_fixed_size(num_examples, batch_size)
     indices = jax.random.choice(key, num_examples, (batch_size,), replace=False)
-    return Batch(indices.astype(jnp.int32), jnp.zeros(batch_size, bool))
+    return Batch(indices.astype(jnp.int32), jnp.zeros(batch_size, bool), num_examples)

@@ -27,7 +27,7 @@ def device(sample_fn, seed=0, steps=STEPS, **kwargs):
     keys = jax.random.split(jax.random.key(seed), steps)
     indices, mask = jax.jit(jax.vmap(lambda key: sample_fn(key, **kwargs)))(keys)
     return [
-        sampling.Batch(i, m)
+        sampling.Batch(i, m, kwargs["num_examples"])
         for i, m in zip(*map(np.asarray, (indices, mask)), strict=True)
     ]
 

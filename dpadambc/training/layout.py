@@ -201,6 +201,7 @@ class Layout:
         return Batch(
             jnp.pad(batch.indices, (0, more), constant_values=-1),
             jnp.pad(batch.is_padding_example, (0, more), constant_values=True),
+            batch.num_examples,
         )
 
     def everywhere(self, tree: Any) -> Any:
