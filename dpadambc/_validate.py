@@ -121,3 +121,35 @@ def typed_key(**named: Any) -> None:
         raise ValueError(
             f"Expected {name} to be one key of shape (), got shape {value.shape}."
         )
+
+
+def real_floating(dtype: Any, name: str) -> None:
+    """Of real floating-point numbers."""
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(f"Expected {name} to be floating, got {dtype}.")
+
+
+def real_tree(tree: Any) -> None:
+    """No complex number in any leaf."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if jnp.issubdtype(jnp.result_type(leaf), jnp.complexfloating):
+            raise TypeError(
+                f"Expected gradients of real numbers, got {jnp.result_type(leaf)} at"
+                f" {jax.tree_util.keystr(path) or 'the gradient'}. Train the real and"
+                " the imaginary part as two parameters."
+            )
+
+
+def padding(is_padding_example: Any, batch_size: int) -> None:
+    """A bool array, with one entry per example."""
+    dtype = getattr(is_padding_example, "dtype", type(is_padding_example))
+    if not hasattr(is_padding_example, "shape") or dtype != jnp.bool_:
+        raise TypeError(
+            "Expected is_padding_example to be a bool array, True where the example is"
+            f" padding, got {dtype}."
+        )
+    if is_padding_example.shape != (batch_size,):
+        raise ValueError(
+            f"Expected is_padding_example of shape ({batch_size},), one entry per"
+            f" example, got shape {is_padding_example.shape}."
+        )

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc import _validate, clipping
+from dpadambc import _validate, clipping, explicit
 from dpadambc.per_example import Argnums, Arguments, Method, batched_value_and_grad
 
 
@@ -124,10 +124,13 @@ def clipped_value_and_grad(
     parts = Arguments(argnums, batch_argnums, key_argnum)
     all_examples = batched_value_and_grad(loss_fn, parts, has_aux, method)
 
+    def params_of(args):
+        several = tuple(args[i] for i in parts.differentiated)
+        return several[0] if isinstance(argnums, int) else several
+
     def clipped_batch(example_ids, is_padding_example, *args):
         output, gradients = all_examples(example_ids, *args)
-        several = tuple(args[i] for i in parts.differentiated)
-        params = several[0] if isinstance(argnums, int) else several
+        params = params_of(args)
         clipped, _ = clip.update(
             gradients, clip.init(params), params, is_padding_example=is_padding_example
         )
@@ -137,13 +140,18 @@ def clipped_value_and_grad(
         batch_size = parts.check(args)
         if is_padding_example is None:
             is_padding_example = jnp.zeros(batch_size, bool)
-        clipping.check_padding(is_padding_example, batch_size)
+        _validate.padding(is_padding_example, batch_size)
         clip_all = clipped_batch
         if microbatch_size is not None and microbatch_size < batch_size:
             clip_all = _in_microbatches(
                 clipped_batch, parts.batched(args), microbatch_size
             )
-        return clip_all(jnp.arange(batch_size), is_padding_example, *args)
+        numbered = lambda *args: clip_all(jnp.arange(batch_size), *args)
+        specs = (
+            explicit.split_as_examples([args[i] for i in parts.batched(args)]),
+            explicit.split_as(params_of(args)),
+        )
+        return explicit.automatic(numbered, specs, is_padding_example, *args)
 
     return ClippedGrad(fun, l2_clip_norm, normalize_by)
 

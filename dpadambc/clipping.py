@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc import _validate, leaves
+from dpadambc import _validate, explicit, leaves, manual, seal
 
 NeighboringRelation = dp_accounting.NeighboringRelation
 
@@ -78,25 +78,14 @@ def clip_weights(
     return jnp.where(takes_part, weights, 0).astype(norms.dtype)
 
 
-def check_padding(is_padding_example: Any, batch_size: int) -> None:
-    """Raises unless the mask is bool, with one entry per example."""
-    dtype = getattr(is_padding_example, "dtype", type(is_padding_example))
-    if not hasattr(is_padding_example, "shape") or dtype != jnp.bool_:
-        raise TypeError(
-            "Expected is_padding_example to be a bool array, True where the example is"
-            f" padding, got {dtype}."
-        )
-    if is_padding_example.shape != (batch_size,):
-        raise ValueError(
-            f"Expected is_padding_example of shape ({batch_size},), one entry per"
-            f" example, got shape {is_padding_example.shape}."
-        )
+def sees_a_part(params: optax.Params) -> bool:
+    """Whether `optax.masked` or `optax.multi_transform` hides some parameters."""
+    is_hidden = lambda x: isinstance(x, optax.MaskedNode)
+    return any(map(is_hidden, jax.tree.leaves(params, is_leaf=is_hidden)))
 
 
 def _warn_of_parts(params: optax.Params) -> None:
-    """Warns where `optax.masked` or `optax.multi_transform` hides some parameters."""
-    is_hidden = lambda x: isinstance(x, optax.MaskedNode)
-    if any(map(is_hidden, jax.tree.leaves(params, is_leaf=is_hidden))):
+    if sees_a_part(params):
         warnings.warn(
             "clip_per_example sees a part of the parameters only, so its clip norm"
             " bounds that part. If other parts are trained too, their sensitivities add"
@@ -108,49 +97,95 @@ def _warn_of_parts(params: optax.Params) -> None:
         )
 
 
-def _refuse_misspelt_mask(extra_args: dict[str, Any]) -> None:
+def _refuse_misspelt_mask(extra_args: dict[str, Any], batch_size: int) -> None:
     """Raises for an extra argument that can only be meant as the padding mask."""
-    for name in extra_args:
-        if "padding" in name:
+    for name, value in extra_args.items():
+        if "padding" in name or getattr(value, "shape", None) == (batch_size,):
             raise TypeError(
                 f"Expected the padding mask as is_padding_example, got {name}. Without"
                 " the mask, padding would be summed as if it were data."
             )
 
 
-def _common_batch_size(gradients: optax.Updates, params: optax.Params | None) -> int:
-    """The batch size of all leaves; raises unless each leaf has one row per example."""
+def _refuse_array(name: str, leaf: Any, expected: tuple[int, ...]) -> None:
+    """Raises for what is not, or no longer, gradients of single examples."""
+    shape, dtype = jnp.shape(leaf), jnp.result_type(leaf)
+    if shape[1:] != expected or not shape or not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(
+            f"Expected {name} to hold one gradient per example, for parameters of"
+            f" shape {expected}, got an array of shape {shape}, {dtype}. Gradients that"
+            " are averaged over the batch cannot be clipped per example: make them"
+            " with dpadambc.per_example_grad. Behind dpadambc.clipped_grad, which has"
+            " clipped and summed already, chain dpadambc.add_dp_noise with an optimizer"
+            " of the private gradient, such as dpadambc.adam_bc."
+        )
+    raise TypeError(
+        f"Expected {name} as dpadambc.per_example_grad returns it, got an array of"
+        f" shape {shape}, which does not say what became of it: put clip_per_example"
+        " first, with nothing before it that could mix examples. Gradients per example"
+        " of your own go through dpadambc.as_per_example."
+    )
+
+
+def _refuse_touched(name: str, leaf: leaves.PerExampleGradient) -> None:
+    """Raises where something has been between the gradient function and the clip."""
+    if not seal.has_its_kind(leaf.seal):
+        raise TypeError(
+            f"Expected {name} untouched since dpadambc.per_example_grad, got a broken"
+            f" seal, of dtype {leaf.seal.dtype}: put clip_per_example first."
+        )
+    varying = set(manual.varying_axes(leaf.seal))
+    summed = set(leaf.axes) & manual.all_axes() - varying
+    if summed:
+        raise ValueError(
+            f"Expected {name} of the examples of each device, got what was made of all"
+            f" along {sorted(summed)}, by jax.lax.psum, say: put clip_per_example"
+            " first, and sum over devices what it returns."
+        )
+    split = set(manual.varying_axes(leaf.sealed)) - varying
+    if split:
+        raise ValueError(
+            f"Expected {name} whole on each device, got parameters that are split"
+            f" along {sorted(split)} of a jax.shard_map: the norm of a part is not that"
+            " of the gradient. Gather them before the gradient is taken, or leave it to"
+            " jax.jit to split them, on a mesh with Auto or Explicit axes."
+        )
+
+
+def _leaves_of(
+    gradients: optax.Updates, params: optax.Params | None
+) -> list[leaves.PerExampleGradient]:
+    """The leaves; raises unless each is sealed, of its parameter, and as long."""
     if params is None:
         raise ValueError(
             "clip_per_example needs the parameters, to tell per-example gradients from"
             " averaged ones. Call update(gradients, state, params)."
         )
-    sizes = {}
     parameters = dict(jax.tree_util.tree_leaves_with_path(params))
-    paths = jax.tree_util.tree_leaves_with_path(gradients, is_leaf=leaves.is_factored)
+    paths = jax.tree_util.tree_leaves_with_path(
+        gradients, is_leaf=leaves.is_per_example
+    )
+    sizes: dict[int, str] = {}
     for path, leaf in paths:
         name = jax.tree_util.keystr(path) or "the gradient"
         if path not in parameters:
             raise ValueError(f"Expected gradients shaped like params, got {name} too.")
         expected = jnp.shape(parameters[path])
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            raise TypeError(f"Expected {name} to be floating, got {leaf.dtype}.")
-        is_array = not leaves.is_factored(leaf)
-        if is_array and leaf.ndim == 0 or leaves.parameter_shape(leaf) != expected:
+        if not leaves.is_per_example(leaf):
+            _refuse_array(name, leaf, expected)
+        if leaf.shape != expected:
             raise ValueError(
-                f"Expected {name} to hold one gradient per example, of shape"
-                f" (batch, *{expected}), got shape {leaf.shape}. Gradients that are"
-                " averaged over the batch cannot be clipped per example: make them"
-                " with dpadambc.per_example_grad, or, if they are clipped and summed"
-                " already, leave this stage out."
+                f"Expected {name} to hold gradients of shape {expected}, got"
+                f" {leaf.shape}."
             )
-        sizes.setdefault(leaves.batch_size(leaf), name)
+        _refuse_touched(name, leaf)
+        sizes.setdefault(leaf.batch_size, name)
     if len(sizes) > 1:
         listed = ", ".join(f"{name} has {size}" for size, name in sizes.items())
         raise ValueError(
             f"Expected all gradients to have the same batch size, but {listed}."
         )
-    return next(iter(sizes))
+    return [leaf for _, leaf in paths]
 
 
 def clip_per_example(
@@ -164,12 +199,16 @@ def clip_per_example(
     over the *whole* tree of gradients that reaches this stage. (Optax names the same
     bound `l2_norm_clip`.)
 
-    `update` takes gradients as `per_example_grad` returns them, factored or with leaves
-    of shape (batch, \*parameter shape), needs `params`, and accepts
-    `is_padding_example`, shape (batch,), bool: True where an example is padding.
-    It returns leaves of the parameter's shape, in at least float32. They stay in
-    float32 for bfloat16 and float16 gradients because rounding the sum before the
-    noise would let one example move it by more than the sensitivity.
+    `update` takes gradients as `per_example_grad` or `as_per_example` returns them,
+    needs `params`, and accepts `is_padding_example`, shape (batch,), bool: True where
+    an example is padding. It comes first: what was done to the gradients before it
+    would not be covered by its bound, and is refused. It returns leaves of the
+    parameter's shape, in at least float32. They stay in float32 for bfloat16 and
+    float16 gradients because rounding the sum before the noise would let one example
+    move it by more than the sensitivity.
+
+    Gradients that were summed over devices first, or whose parameters' rows are no
+    longer those of the same examples, give NaN where that cannot be told while tracing.
 
     Guarantees:
       * On batches that differ by one example added or removed, or replaced by
@@ -200,13 +239,15 @@ def clip_per_example(
     Raises:
       ValueError: if a number is not positive, `params` is missing, the leaves
         disagree in batch size, or the gradients are not per example.
-      TypeError: if a leaf or the mask has the wrong dtype.
+      TypeError: if a leaf is a bare array or its seal is broken, the mask has the wrong
+        dtype, or another argument looks like a mask.
 
     Example:
       >>> import jax.numpy as jnp
       >>> import dpadambc
       >>> params = jnp.zeros(2)
-      >>> per_example = jnp.array([[3.0, 4.0], [0.0, 0.5], [jnp.nan, 0.0]])
+      >>> x = jnp.array([[3.0, 4.0], [0.0, 0.5], [jnp.nan, 0.0]])
+      >>> per_example = dpadambc.per_example_grad(lambda w, x: w @ x)(params, x)
       >>> clip = dpadambc.clip_per_example(1.0, normalize_by=2)
       >>> clipped, _ = clip.update(per_example, clip.init(params), params)
       >>> print([f"{x:.3f}" for x in clipped])
@@ -226,16 +267,25 @@ def clip_per_example(
     def update_fn(
         updates, state, params=None, *, is_padding_example=None, **extra_args
     ):
-        _refuse_misspelt_mask(extra_args)
-        if not leaves.flatten(updates):
+        found = _leaves_of(updates, params)
+        if not found:
             return updates, state
-        batch_size = _common_batch_size(updates, params)
+        _refuse_misspelt_mask(extra_args, found[0].batch_size)
         if is_padding_example is not None:
-            check_padding(is_padding_example, batch_size)
-        norms = leaves.per_example_squared_norms(updates)
-        weights = clip_weights(norms, l2_clip_norm, is_padding_example)
-        are_finite = jnp.isfinite(norms).all()
-        sums = leaves.weighted_sums(updates, weights / normalize_by, are_finite)
-        return sums, state
+            _validate.padding(is_padding_example, found[0].batch_size)
+
+        def clipped_sum(updates, is_padding_example):
+            norms = leaves.per_example_squared_norms(updates)
+            weights = clip_weights(norms, l2_clip_norm, is_padding_example)
+            are_finite = jnp.isfinite(norms).all()
+            # What has come this far in another way than through an index ends here.
+            whole = seal.are_whole([leaf.seal for leaf in leaves.flatten(updates)])
+            weights = jnp.where(whole, weights, jnp.nan)
+            return leaves.weighted_sums(updates, weights / normalize_by, are_finite)
+
+        specs = explicit.split_as(params)
+        return explicit.automatic(
+            clipped_sum, specs, updates, is_padding_example
+        ), state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -37,7 +37,14 @@ class Explanation:
     parameters: tuple[ParameterCost, ...]
     batch_size: int
     factored_bytes: int  # of all distinct factors: some serve several parameters
-    warnings: tuple[str, ...]
+    without_gradient: tuple[str, ...]  # a sentence for each parameter
+    costly: tuple[str, ...]  # a sentence for each parameter that takes needless memory
+    mixing: tuple[str, ...]  # a sentence for each way in which examples are mixed
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """All sentences."""
+        return (*self.without_gradient, *self.costly, *self.mixing)
 
     @property
     def rules(self) -> dict[str, str]:
@@ -80,43 +87,45 @@ def _readable(num_bytes: float) -> str:
     return f"{num_bytes:.3g} {unit}"
 
 
-def _bytes(x: Any) -> int:
-    return math.prod(x.shape) * x.dtype.itemsize
-
-
 def _cost(name: str, leaf: leaves.PerExampleGradient, batch_size: int) -> ParameterCost:
     return ParameterCost(
         name=name,
         shape=leaf.shape,
         rule=leaf.rule,
-        factored_bytes=sum(map(_bytes, jax.tree.leaves(leaf))),
+        factored_bytes=sum(leaf.num_bytes().values()),
         materialized_bytes=batch_size * math.prod(leaf.shape) * leaf.dtype.itemsize,
     )
 
 
-def _warnings(rows: list[ParameterCost]) -> list[str]:
-    warnings = []
+def _without_gradient(rows: list[ParameterCost]) -> tuple[str, ...]:
+    return tuple(
+        f"{row.name} gets no gradient: the loss does not depend on it. Noise will move"
+        " it all the same; leave it out of what is trained."
+        for row in rows
+        if row.rule == leaves.NO_GRADIENT
+    )
+
+
+def _costly(rows: list[ParameterCost]) -> tuple[str, ...]:
+    sentences = []
     for row in rows:
-        if row.rule == leaves.NO_GRADIENT:
-            warnings.append(
-                f"{row.name} gets no gradient: the loss does not depend on it. Noise"
-                " will move it all the same; leave it out of what is trained."
-            )
-        elif row.rule.startswith(leaves.MATERIALIZED):
-            warnings.append(
+        if row.rule.startswith(leaves.MATERIALIZED):
+            sentences.append(
                 f"{row.name} has no rule for how the loss uses it ({row.rule}), so a"
                 " gradient is formed for each example:"
                 f" {_readable(row.materialized_bytes)}."
             )
-        elif row.is_formed and 2 * row.factored_bytes > sum(
-            other.factored_bytes for other in rows
+        elif (
+            row.rule != leaves.NO_GRADIENT
+            and row.is_formed
+            and 2 * row.factored_bytes > sum(other.factored_bytes for other in rows)
         ):
-            warnings.append(
+            sentences.append(
                 f"{row.name} is formed for each example, as reverse mode has it"
                 f" ({row.rule}): {_readable(row.materialized_bytes)}, more than all the"
                 " others take."
             )
-    return warnings
+    return tuple(sentences)
 
 
 def explain(
@@ -186,20 +195,28 @@ def explain(
     def trace(*batched):
         grads = grad_fn(*batched)
         grads = grads[0] if has_aux else grads
-        paths = jax.tree_util.tree_leaves_with_path(grads, is_leaf=leaves.is_factored)
+        paths = jax.tree_util.tree_leaves_with_path(
+            grads, is_leaf=leaves.is_per_example
+        )
         for path, leaf in paths:
             name = jax.tree_util.keystr(path) or "params"
             rows.append(_cost(name, leaf, batch_size))
-            distinct.update((id(x), x) for x in jax.tree.leaves(leaf))
-        distinct["bytes"] = sum(map(_bytes, distinct.values()))
+            distinct.update(leaf.num_bytes())
+        distinct["bytes"] = sum(distinct.values())
 
     batched = [
         _with_batch_axis(x, batch_size) if i in arguments.batched(args) else x
         for i, x in enumerate(args)
     ]
     jax.eval_shape(trace, *batched)
-    warnings = [*_warnings(rows), *_mixing(loss_fn, arguments, args)]
-    return Explanation(tuple(rows), batch_size, distinct["bytes"], tuple(warnings))
+    return Explanation(
+        parameters=tuple(rows),
+        batch_size=batch_size,
+        factored_bytes=distinct["bytes"],
+        without_gradient=_without_gradient(rows),
+        costly=_costly(rows),
+        mixing=_mixing(loss_fn, arguments, args),
+    )
 
 
 def _with_batch_axis(tree: Any, batch_size: int) -> Any:
@@ -211,7 +228,7 @@ def _with_batch_axis(tree: Any, batch_size: int) -> Any:
 
 def _mixing(
     loss_fn: Callable, arguments: per_example.Arguments, args: Any
-) -> list[str]:
+) -> tuple[str, ...]:
     """What mixes examples in the program of one."""
     names = []
     for i, arg in enumerate(args):
@@ -219,4 +236,4 @@ def _mixing(
             name = jax.tree_util.keystr(path) or "params"
             names.append(name if i in arguments.differentiated else None)
     jaxpr = jax.make_jaxpr(loss_fn)(*args).jaxpr
-    return list(batch_statistics.normalised_over_one(jaxpr, names))
+    return tuple(batch_statistics.normalised_over_one(jaxpr, names))

@@ -2,39 +2,68 @@
 
 Clipping needs two things of a per-example gradient: the squared norm of each example,
 and the weighted sum over examples. Whatever form a leaf has, the rest of the library
-reaches it through the functions of this file alone. A leaf is a `PerExampleGradient`,
-or an array of shape (batch, ...), one gradient per row.
+reaches it through the functions of this file alone.
 """
 
+import dataclasses
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from dpadambc import _validate, manual, precision, seal
 from dpadambc.factored import interface, terms
 
 
-@interface.pytree(data_fields=("term",))
-class PerExampleGradient:
+class _SaysWhatToDo(type):
+    """JAX prints the type of a node where another tree has something else."""
+
+    def __repr__(cls) -> str:
+        return f"{cls.__name__} (put clip_per_example first: it gives arrays)"
+
+
+@interface.pytree(data_fields=("sealed", "seal"))
+class PerExampleGradient(metaclass=_SaysWhatToDo):
     """The gradients of one parameter, one for each example, in factored form.
 
-    A pytree node: it crosses `jax.jit`, `jax.lax.scan`, donation and sharding. Its
-    arrays are factors of the gradients, not gradients: arithmetic on them with
-    `jax.tree.map` is not arithmetic on the gradients. `clip_per_example`,
-    `per_example_norms` and `materialize` are what it is for.
+    A pytree node: it crosses `jax.jit`, `jax.lax.scan`, donation and sharding, and can
+    be indexed along the examples with `jax.tree.map`. Arithmetic with `jax.tree.map` is
+    an error: it would be on factors of the gradients rather than on gradients, and what
+    mixes examples before they are clipped breaks the bound of the clip. See `seal` for
+    how. `clip_per_example`, `per_example_norms` and `materialize` are what it is for.
     """
 
-    term: interface.Term  # its arrays have the examples along axis 0
+    sealed: interface.Term  # its arrays are closed, with the examples along axis 0
+    seal: jax.Array  # shape=(batch,)
     shape: tuple[int, ...]  # of the parameter, and of one example's gradient
     dtype: Any
     rule: str  # how the norms are computed; see `dpadambc.explain`
+    dtypes: tuple[Any, ...]  # of the arrays when they are open
+    axes: tuple[str, ...]  # of a `jax.shard_map`, over which the examples vary
+    is_masked: bool  # whether a padding mask was applied, all False or not
+
+    @property
+    def term(self) -> interface.Term:
+        """With open arrays."""
+        return self.open(seal.opened)
+
+    def open(self, opened: Callable[[jax.Array, Any], jax.Array]) -> interface.Term:
+        """With each array as a function of it and its dtype."""
+        arrays, structure = jax.tree.flatten(self.sealed)
+        return structure.unflatten(map(opened, arrays, self.dtypes))
+
+    def num_bytes(self) -> dict[int, int]:
+        """Of each array while it is open, by the array's identity."""
+        pairs = zip(jax.tree.leaves(self.sealed), self.dtypes, strict=True)
+        return {id(x): seal.num_bytes(x, dtype) for x, dtype in pairs}
 
     @property
     def batch_size(self) -> int:
         """The number of examples."""
-        return jax.tree.leaves(self.term)[0].shape[0]
+        return self.seal.shape[0]
 
     def materialize(self) -> jax.Array:
         r"""The gradients, shape (batch, \*shape): as large as what is avoided here."""
@@ -47,41 +76,146 @@ class PerExampleGradient:
         )
 
 
+def sealed(
+    several: Sequence[interface.Term],
+    shapes: Sequence[Any],
+    rules: Sequence[str],
+    axes: tuple[str, ...] = (),
+) -> list[PerExampleGradient]:
+    """Per-example gradients, of several parameters, from here on untouched.
+
+    Factors of low precision are rounded here, once and for all. Between one operation
+    and the next XLA keeps more digits than the dtype has, where it can: the norm would
+    be that of one gradient, and the sum have another.
+
+    Args:
+      several: terms whose arrays have the examples along axis 0.
+      shapes: of the parameters, each with a shape and a dtype.
+      rules: how the norms are computed.
+      axes: of a `jax.shard_map`, over which the examples vary.
+    """
+    close = seal.once(lambda x: seal.close(precision.rounded(jnp.asarray(x))))
+    found = []
+    for term, like, rule in zip(several, shapes, rules, strict=True):
+        arrays = jax.tree.leaves(term)
+        (mark,) = manual.varying((seal.of(arrays[0].shape[0]),), axes)
+        found.append(
+            PerExampleGradient(
+                sealed=jax.tree.map(close, term),
+                seal=mark,
+                shape=tuple(like.shape),
+                dtype=like.dtype,
+                rule=rule,
+                dtypes=tuple(x.dtype for x in arrays),
+                axes=axes,
+                is_masked=False,
+            )
+        )
+    return found
+
+
 NO_GRADIENT = terms.Full.rule
 MATERIALIZED = "materialised"
 
-Leaf = jax.Array | PerExampleGradient
 
-
-def is_factored(leaf: Any) -> TypeGuard[PerExampleGradient]:
+def is_per_example(leaf: Any) -> TypeGuard[PerExampleGradient]:
     """Whether a node of a tree is a `PerExampleGradient`."""
     return isinstance(leaf, PerExampleGradient)
 
 
-def flatten(gradients: optax.Updates) -> list[Leaf]:
-    """The leaves of a tree, factored ones whole."""
-    return jax.tree.leaves(gradients, is_leaf=is_factored)
+def flatten(gradients: optax.Updates) -> list[PerExampleGradient]:
+    """The leaves of a tree."""
+    return jax.tree.leaves(gradients, is_leaf=is_per_example)
 
 
-def batch_size(leaf: Leaf) -> int:
-    """The number of examples."""
-    return leaf.batch_size if isinstance(leaf, PerExampleGradient) else leaf.shape[0]
+def as_per_example(
+    gradients: optax.Updates, *, is_padding_example: jax.Array | None = None
+) -> optax.Updates:
+    r"""Says that arrays are gradients of single examples, which nothing has touched.
+
+    For gradients that `per_example_grad` has not made, but `jax.vmap(jax.grad(...))`,
+    say. `clip_per_example` takes no bare arrays, since it cannot tell what became of
+    them.
+
+    Guarantees:
+      * None of its own: that a row follows from one example alone is what you say by
+        calling this. Scaling all rows by a norm over the batch, averages over steps or
+        statistics of the batch break it, and with it the sensitivity. So does
+        `jax.vmap(jax.grad(...))` inside `jax.shard_map`, where JAX sums over devices.
+
+    Args:
+      gradients: a tree of floating-point arrays of shape (batch, \*parameter shape).
+      is_padding_example: shape (batch,), bool, True where a row is padding. If given,
+        those rows become zero, and the gradients count as masked.
+
+    Returns:
+      The same tree, with a `PerExampleGradient` for each array.
+
+    Raises:
+      TypeError: if a leaf is no array of real floating-point numbers, or is a
+        `PerExampleGradient` already.
+      ValueError: if an array has no batch axis.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import dpadambc
+      >>> params = jnp.zeros(2)
+      >>> loss_fn = lambda w, x: w @ x
+      >>> x = jnp.array([[3.0, 4.0], [0.0, 0.5]])
+      >>> grads = dpadambc.as_per_example(
+      ...     jax.vmap(jax.grad(loss_fn), (None, 0))(params, x))
+      >>> clip = dpadambc.clip_per_example(1.0, normalize_by=2)
+      >>> clipped, _ = clip.update(grads, clip.init(params), params)
+      >>> print([f"{g:.3f}" for g in clipped])
+      ['0.300', '0.650']
+    """
+    found = jax.tree_util.tree_leaves_with_path(gradients, is_leaf=is_per_example)
+    for path, leaf in found:
+        name = jax.tree_util.keystr(path) or "gradients"
+        if is_per_example(leaf) or not hasattr(leaf, "shape"):
+            raise TypeError(f"Expected {name} to be an array, got {leaf!r}.")
+        _validate.real_floating(leaf.dtype, name)
+        if not leaf.shape:
+            raise ValueError(f"Expected {name} to have the examples along axis 0.")
+    arrays = jax.tree.map(jnp.asarray, gradients)
+    tree = of_arrays(arrays, manual.varying_axes(arrays))
+    return tree if is_padding_example is None else masked(tree, is_padding_example)
 
 
-def parameter_shape(leaf: Leaf) -> tuple[int, ...]:
-    """The shape of the parameter, and of one example's gradient."""
-    return leaf.shape if isinstance(leaf, PerExampleGradient) else leaf.shape[1:]
+def of_arrays(gradients: optax.Updates, axes: tuple[str, ...]) -> optax.Updates:
+    """Per-example gradients that are arrays of shape (batch, ...), from here on sealed.
+
+    Args:
+      gradients: a tree of arrays.
+      axes: of a `jax.shard_map`, over which the examples vary.
+    """
+    arrays, structure = jax.tree.flatten(gradients)
+    shapes = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in arrays]
+    dense = [terms.Dense(x, x.shape[1:], "array") for x in arrays]
+    return structure.unflatten(sealed(dense, shapes, ["array"] * len(arrays), axes))
 
 
-def masked(leaf: Leaf, keep: jax.Array) -> Leaf:
-    """Zero for the examples that are not kept, whatever it held."""
-    blank = lambda x: jnp.where(keep.reshape((-1,) + (1,) * (x.ndim - 1)), x, 0)
-    return jax.tree.map(blank, leaf)
+def in_any_form(gradients: optax.Updates) -> optax.Updates:
+    """Per-example gradients; of arrays too, where they are only looked at."""
+    if all(map(is_per_example, flatten(gradients))):
+        return gradients
+    return as_per_example(gradients)
 
 
-def masked_all(gradients: optax.Updates, keep: jax.Array) -> optax.Updates:
-    """`masked` of every leaf."""
-    return jax.tree.map(lambda leaf: masked(leaf, keep), gradients, is_leaf=is_factored)
+def masked(gradients: optax.Updates, is_padding_example: jax.Array) -> optax.Updates:
+    """Zero for the examples that are padding, whatever they held."""
+
+    def blank(x: jax.Array, dtype: Any) -> jax.Array:
+        rows = is_padding_example.reshape((-1,) + (1,) * (x.ndim - 1))
+        return seal.close(jnp.where(rows, 0, seal.opened(x, dtype)))
+
+    blank = seal.once(blank)
+
+    def mask(leaf: PerExampleGradient) -> PerExampleGradient:
+        _validate.padding(is_padding_example, leaf.batch_size)
+        return dataclasses.replace(leaf, sealed=leaf.open(blank), is_masked=True)
+
+    return jax.tree.map(mask, gradients, is_leaf=is_per_example)
 
 
 def materialize(gradients: optax.Updates) -> optax.Updates:
@@ -94,25 +228,20 @@ def materialize(gradients: optax.Updates) -> optax.Updates:
       >>> print(dpadambc.materialize(grads))
       [0. 1. 2.]
     """
-    form = lambda leaf: leaf.materialize() if is_factored(leaf) else leaf
-    return jax.tree.map(form, gradients, is_leaf=is_factored)
-
-
-def _term(leaf: Leaf) -> interface.Term:
-    if isinstance(leaf, PerExampleGradient):
-        return leaf.term
-    return terms.Dense(leaf, leaf.shape[1:], "array")
-
-
-def squared_norms(leaf: Leaf) -> jax.Array:
-    """The squared L2 norm of each example, shape (batch,), at least float32."""
-    term = _term(leaf)
-    return jax.vmap(type(term).squared_norm)(term)
+    form = lambda leaf: leaf.materialize() if is_per_example(leaf) else leaf
+    return jax.tree.map(form, gradients, is_leaf=is_per_example)
 
 
 def per_example_squared_norms(gradients: optax.Updates) -> jax.Array:
     """The squared norm of each example over the whole tree, shape (batch,)."""
-    return functools.reduce(jnp.add, map(squared_norms, flatten(gradients)))
+    norms = [jax.vmap(type(term).squared_norm)(term) for term in _open(gradients)]
+    return functools.reduce(jnp.add, norms)
+
+
+def _open(gradients: optax.Updates) -> list[interface.Term]:
+    """The terms with open arrays; what they share, they share still."""
+    opened = seal.once(seal.opened)
+    return [leaf.open(opened) for leaf in flatten(gradients)]
 
 
 def per_example_norms(gradients: optax.Updates) -> jax.Array:
@@ -123,10 +252,14 @@ def per_example_norms(gradients: optax.Updates) -> jax.Array:
     are *not private*.
 
     Args:
-      gradients: what `per_example_grad` returns.
+      gradients: what `per_example_grad` returns, or a tree of arrays of shape
+        (batch, ...).
 
     Returns:
       The norms, in at least float32.
+
+    Raises:
+      TypeError: if an array is not of real floating-point numbers.
 
     Example:
       >>> import jax.numpy as jnp
@@ -136,7 +269,7 @@ def per_example_norms(gradients: optax.Updates) -> jax.Array:
       >>> print(dpadambc.per_example_norms(grads))
       [5. 1.]
     """
-    return jnp.sqrt(per_example_squared_norms(gradients))
+    return jnp.sqrt(per_example_squared_norms(in_any_form(gradients)))
 
 
 def weighted_sums(
@@ -152,8 +285,8 @@ def weighted_sums(
       are_finite: shape (), bool: whether the norms of all examples are finite. Only
         then is a weight of zero enough; else the examples are blanked first.
     """
-    leaves, structure = jax.tree.flatten(gradients, is_leaf=is_factored)
-    terms_of = _blanked([_term(leaf) for leaf in leaves], weights != 0, are_finite)
+    structure = jax.tree.structure(gradients, is_leaf=is_per_example)
+    terms_of = _blanked(_open(gradients), weights != 0, are_finite)
     sums = [term.weighted_sum(weights).astype(weights.dtype) for term in terms_of]
     return structure.unflatten(sums)
 
@@ -165,9 +298,10 @@ def _blanked(leaves: list[interface.Term], keep: jax.Array, skip: jax.Array):
     a second copy of all that the gradients hold, made or not.
     """
     distinct = {id(x): x for term in leaves for x in term.unscaled()}
+    blank = lambda x: jnp.where(keep.reshape((-1,) + (1,) * (x.ndim - 1)), x, 0)
     _, clean = jax.lax.while_loop(
         lambda state: ~state[0],
-        lambda state: (~state[0], [masked(x, keep) for x in state[1]]),
+        lambda state: (~state[0], list(map(blank, state[1]))),
         (skip, list(distinct.values())),
     )
     by_id = dict(zip(distinct, clean, strict=True))

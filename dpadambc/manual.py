@@ -20,6 +20,11 @@ def _varies(x: Any, axis_name: str) -> bool:
     return False
 
 
+def all_axes() -> set[str]:
+    """The axes of the `jax.shard_map` that this is inside of."""
+    return set(jax.sharding.get_abstract_mesh().manual_axes)
+
+
 def varying_axes(tree: Any) -> tuple[str, ...]:
     """The axes over which any array of a tree varies; none outside of `shard_map`."""
     axes = jax.sharding.get_abstract_mesh().manual_axes
@@ -35,3 +40,20 @@ def varying(tree: Any, axes: tuple[str, ...]) -> Any:
         )
         tree = jax.tree.map(own, tree)
     return tree
+
+
+def axes_without_examples(tree: Any) -> frozenset[str]:
+    """The axes along which all devices have the same arrays, as far as JAX knows.
+
+    With `check_vma=False` it does not, and with `jax.vmap(axis_name=...)` neither.
+    """
+    arrays = [x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array)]
+    if not all(map(is_followed, arrays)):
+        return frozenset()
+    return frozenset(all_axes() - set(varying_axes(arrays)))
+
+
+def is_followed(x: jax.Array) -> bool:
+    """Whether JAX knows of an array along which axes it varies."""
+    axes = tuple(all_axes())
+    return set(varying_axes(varying(x, axes))) == set(axes)

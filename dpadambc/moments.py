@@ -1,6 +1,9 @@
 """Adam's moments, with the variance of the noise taken out of the second."""
 
+import contextlib
+import contextvars
 import dataclasses
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -80,6 +83,32 @@ def corrected_second_moment(
     return jnp.maximum(nu_hat - noise_variance, floor).astype(nu_hat.dtype)
 
 
+# Who hears of each correction in a program that is being traced.
+_LEVELS: contextvars.ContextVar[list[noise_level.NoiseStddev] | None]
+_LEVELS = contextvars.ContextVar("levels", default=None)
+
+
+@contextlib.contextmanager
+def levels_corrected() -> Iterator[list[noise_level.NoiseStddev]]:
+    """The levels for which the programs that are traced inside are corrected."""
+    levels: list[noise_level.NoiseStddev] = []
+    token = _LEVELS.set(levels)
+    try:
+        yield levels
+    finally:
+        _LEVELS.reset(token)
+
+
+# The name by which a program shows where a correction gets its gradient.
+ARRIVES = "noise_is_corrected"
+
+
+@jax.jit
+def noise_is_corrected(updates: optax.Updates) -> optax.Updates:
+    """The same updates, as a call of the name `ARRIVES`."""
+    return updates
+
+
 def scale_by_adam_bc(
     noise_stddev: noise_level.NoiseStddev,
     *,
@@ -116,6 +145,13 @@ def scale_by_adam_bc(
     coordinates without signal to :math:`(2(1-b_2)/(1+b_2))^{-1/4}` times those of plain
     DP-Adam (5.6 for b2 = 0.999), and to less while :math:`\hat v` is still settling.
 
+    What comes in must be the noised gradient itself. Whatever stands between the noise
+    and this stage changes the variance that is to be subtracted, and then the level
+    given here must be that of what arrives: :math:`\sigma / \sqrt k` inside
+    `optax.MultiSteps(..., k)`, which averages k gradients; :math:`c \sigma` behind
+    `optax.scale(c)`; for an average of decay b, :math:`\sigma \sqrt{(1-b)/(1+b)}` once
+    it has settled. `training.fit` sees such a stage, and refuses the wrong level.
+
     Guarantees:
       * The state is computed from what comes in and from public numbers alone: behind
         `add_dp_noise` it is as private as the noised gradients.
@@ -141,7 +177,8 @@ def scale_by_adam_bc(
     Raises:
       ValueError: if a decay rate is outside [0, 1), or a noise level or the floor is
         negative or not finite.
-      TypeError: if a number is not a number, or was rounded to less than float32.
+      TypeError: if a number is not a number, or was rounded to less than float32, or a
+        gradient is complex.
 
     Example:
       >>> import jax.numpy as jnp
@@ -165,12 +202,7 @@ def scale_by_adam_bc(
 
     def init_fn(params):
         noise_level.per_leaf(noise_stddev, params)
-        zeros = jax.tree.map(
-            lambda p: jnp.zeros(
-                jnp.shape(p), precision.at_least_float32(jnp.result_type(p))
-            ),
-            params,
-        )
+        zeros = precision.zeros_like(params)
         return ScaleByAdamBCState(
             count=jnp.zeros([], jnp.int32),
             mu=zeros,
@@ -180,7 +212,10 @@ def scale_by_adam_bc(
 
     def update_fn(updates, state, params=None):
         del params
-        updates = optax.tree.cast_like(updates, state.mu)
+        _validate.real_tree(updates)
+        if (levels := _LEVELS.get()) is not None:
+            levels.append(noise_stddev)
+        updates = optax.tree.cast_like(noise_is_corrected(updates), state.mu)
         stddev = noise_level.at_step(noise_stddev, state.count)
         mu = optax.tree.update_moment(updates, state.mu, b1, 1)
         nu = optax.tree.update_moment_per_elem_norm(updates, state.nu, b2, 2)

@@ -6,7 +6,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc import _validate, keys, noise_level, precision, threefry
+from dpadambc import (
+    _validate,
+    keys,
+    leaves,
+    manual,
+    noise_level,
+    precision,
+    threefry,
+)
 
 
 class AddDPNoiseState(NamedTuple):
@@ -27,7 +35,13 @@ def _gaussian_like(key: jax.Array, tree: optax.Updates) -> optax.Updates:
 
 
 def _check_summed(updates: optax.Updates, params: optax.Params | None) -> None:
-    """Raises where a leaf does not have the shape of its parameter."""
+    """Raises where a leaf is not real or does not have the shape of its parameter."""
+    if any(map(leaves.is_per_example, leaves.flatten(updates))):
+        raise ValueError(
+            "Expected gradients summed over the batch, got per-example gradients: they"
+            " go through dpadambc.clip_per_example first."
+        )
+    _validate.real_tree(updates)
     if params is None:
         return
     expected, got = (
@@ -39,6 +53,32 @@ def _check_summed(updates: optax.Updates, params: optax.Params | None) -> None:
             f" {expected}, got shapes {got}. Per-example gradients go through"
             " dpadambc.clip_per_example first."
         )
+
+
+def _check_devices(updates: optax.Updates, key: jax.Array) -> None:
+    """Raises where devices would not have one noise for each coordinate."""
+    if not manual.all_axes():
+        return
+    if not all(map(manual.is_followed, [key, *jax.tree.leaves(updates)])):
+        raise ValueError(
+            "Expected a jax.shard_map with check_vma=True, got one where it cannot be"
+            " told which devices have the same gradient: the same noise on parts of it,"
+            " or other noise on each copy, would not hide it."
+        )
+    of_key = set(manual.varying_axes(key))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(updates):
+        of_gradient = set(manual.varying_axes(leaf))
+        if of_gradient != of_key:
+            raise ValueError(
+                f"Expected noise that differs along {sorted(of_gradient)} of the"
+                " jax.shard_map, as the gradient does at"
+                f" {jax.tree_util.keystr(path) or 'the gradient'}, got a key that"
+                f" differs along {sorted(of_key)}. If each device has its own examples,"
+                " sum over them first, with jax.lax.psum; if it has a part of the"
+                " parameters, fold jax.lax.axis_index into the key of the state. The"
+                " same noise on two parts is gone from their difference, and other"
+                " noise on two copies from their mean."
+            )
 
 
 def add_dp_noise(
@@ -62,6 +102,9 @@ def add_dp_noise(
         over parameters alone, gives two runs the same noise, which their difference
         then lacks. Give each a key, as in
         `jax.vmap(lambda key, params: make(key).init(params))(keys, params)`.
+      * Inside `jax.shard_map` the noise must differ along the axes along which the
+        gradient does, and along no others: one draw for one coordinate, whatever device
+        has it. Anything else is refused, and so is `check_vma=False`.
       * The draws are those of `jax.random.normal`, with whatever kind of key is given.
       * Noise is drawn and added in at least float32, and the result stays there: in
         bfloat16 or float16 the noise would take a few hundred values, or vanish.
@@ -88,9 +131,11 @@ def add_dp_noise(
       An Optax transformation.
 
     Raises:
-      TypeError: if `key` is not a typed key, or a number is not a number.
+      TypeError: if `key` is not a typed key, a number is not a number, or a gradient is
+        complex: noise of a stated level per real coordinate is not defined for it.
       ValueError: if a level is negative or not finite, the tree is no prefix of the
-        parameters, or gradients still have their batch axis.
+        parameters, gradients still have their batch axis, or the devices of a
+        `jax.shard_map` would have the same noise for different coordinates.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -116,6 +161,7 @@ def add_dp_noise(
 
     def update_fn(updates, state, params=None):
         _check_summed(updates, params)
+        _check_devices(updates, state.rng_key)
         rng_key, step_key = jax.random.split(state.rng_key)
         stddev = noise_level.at_step(noise_stddev, state.count)
         noised = jax.tree.map(

@@ -1,20 +1,31 @@
 """Gradients of single examples."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
-from dpadambc import _validate, clipping, leaves, manual
+from dpadambc import _validate, collectives, explicit, leaves, manual
 from dpadambc.factored import factored_outputs, isolated_outputs
 
 Argnums = int | Sequence[int]
 
 
 def _tuple(argnums: Argnums) -> tuple[int, ...]:
-    return (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    several = (argnums,) if isinstance(argnums, int) else argnums
+    if not isinstance(several, Sequence) or not all(
+        isinstance(i, int) for i in several
+    ):
+        raise TypeError(
+            f"Expected argument numbers to be an int or several, got {argnums!r}. To"
+            " train a part of an nnx.Module, split it, as in"
+            " graphdef, trained, rest = nnx.split(model, nnx.LoRAParam, ...), and give"
+            " the trained part as an argument of its own."
+        )
+    return tuple(several)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +35,11 @@ class Arguments:
     argnums: Argnums
     batch_argnums: Argnums | None
     key_argnum: int | None
+
+    def __post_init__(self):
+        for numbers in (self.argnums, self.batch_argnums):
+            if numbers is not None:
+                _tuple(numbers)
 
     @property
     def differentiated(self) -> tuple[int, ...]:
@@ -93,23 +109,28 @@ def batched_value_and_grad(
         in_axes = [0 if i in parts.batched(args) else None for i in range(len(args))]
         return jax.vmap(fun, in_axes=(0, *in_axes))(example_ids, *args)
 
+    batches = lambda args: [args[i] for i in parts.batched(args)]
+    axes_of = lambda args: manual.varying_axes(batches(args))
+    check_of = lambda args: functools.partial(
+        collectives.refuse, allowed=manual.axes_without_examples(batches(args))
+    )
+
     def materialized(example_ids, *args):
-        return over_examples(isolated_outputs(one_example), example_ids, args)
+        fun = isolated_outputs(one_example, check_of(args))
+        output, gradients = over_examples(fun, example_ids, args)
+        return output, leaves.of_arrays(gradients, axes_of(args))
 
     def factored(example_ids, *args):
-        traced = {}
+        traced, fun = {}, factored_outputs(one_example, check_of(args))
 
         def one_example_factored(*args):
-            output, terms, *traced["static"] = factored_outputs(one_example)(*args)
+            output, terms, *traced["static"] = fun(*args)
             return output, terms
 
         output, terms = over_examples(one_example_factored, example_ids, args)
         shapes, rules = traced["static"]
         shapes, structure = jax.tree.flatten(shapes)
-        gradients = [
-            leaves.PerExampleGradient(term, shape.shape, shape.dtype, rule)
-            for term, shape, rule in zip(terms, shapes, rules, strict=True)
-        ]
+        gradients = leaves.sealed(terms, shapes, rules, axes_of(args))
         return output, structure.unflatten(gradients)
 
     return _on_each_device({"factored": factored, "vmap": materialized}[method], parts)
@@ -117,6 +138,13 @@ def batched_value_and_grad(
 
 def _check_parameters(params: Any) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if callable(leaf):
+            raise TypeError(
+                f"Expected parameters to be arrays, got {leaf!r} at params"
+                f"{jax.tree_util.keystr(path)}. Of an Equinox module, train the arrays:"
+                " params, static = eqx.partition(model, eqx.is_inexact_array), and"
+                " eqx.combine(params, static) in the loss."
+            )
         dtype = jnp.result_type(leaf)
         if not jnp.issubdtype(dtype, jnp.floating):
             raise TypeError(
@@ -149,7 +177,18 @@ def _scalar_loss(loss_fn: Callable[..., Any], has_aux: bool) -> Callable[..., An
     """The loss with its output checked."""
 
     def checked(*args):
-        output = loss_fn(*args)
+        try:
+            output = loss_fn(*args)
+        except Exception as error:
+            if type(error).__name__ != "TraceContextError":  # of Flax
+                raise
+            raise ValueError(
+                "Expected loss_fn to be a function of its arguments, got one that"
+                f" changes an nnx module from outside: {error}. Make the module in the"
+                " loss with nnx.merge, dropout with a key that is an argument"
+                " (nnx.Rngs(key)); batch normalization mixes the examples of a batch,"
+                " so use group or layer normalization, or use_running_average=True."
+            ) from error
         loss = output[0] if has_aux else output
         shape = jnp.shape(loss) if not isinstance(loss, tuple | dict | list) else None
         if shape != () or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
@@ -177,14 +216,16 @@ def per_example_value_and_grad(
 
     Args:
       loss_fn: a function of one example, without a batch axis, that returns its loss,
-        a scalar; with `has_aux`, a pair of the loss and any pytree. It must not mix
-        examples, and cannot: each call sees one. (Batch normalisation of one example
-        is constant, and gives a gradient of zero.)
+        a scalar; with `has_aux`, a pair of the loss and any pytree. Each call sees one
+        example. A collective in it, over an axis of `jax.shard_map` or `jax.vmap` along
+        which examples differ, would mix them, and is refused. (Batch normalisation of
+        one example is constant, and gives a gradient of zero.)
       argnums: which positional arguments to differentiate: the parameters. To train a
         part of them, give it as an argument of its own.
       batch_argnums: which positional arguments are batches, pytrees whose arrays all
         have the examples along axis 0. By default all but those of `argnums` and
-        `key_argnum`. Any others are shared by all examples.
+        `key_argnum`. Any others are shared by all examples, and must be public: a
+        batch that is given so would be in the gradient of each example.
       key_argnum: which positional argument is a PRNG key, if any. Example i is given
         `jax.random.fold_in(key, i)`: dropout, say, differs between examples.
       has_aux: whether `loss_fn` returns auxiliary output.
@@ -205,8 +246,8 @@ def per_example_value_and_grad(
       own examples, which JAX would sum over the devices before they are clipped.
 
     Raises:
-      ValueError: if the loss is not a scalar, arrays disagree in batch size, or
-        argument numbers overlap. All before anything is computed.
+      ValueError: if the loss is not a scalar or has a collective, arrays disagree in
+        batch size, or argument numbers overlap. All before anything is computed.
       TypeError: if parameters are not floating point, or the key is not a typed key.
 
     Example:
@@ -227,11 +268,16 @@ def per_example_value_and_grad(
     def value_and_grad_fn(*args, is_padding_example: jax.Array | None = None):
         batch_size = parts.check(args)
         if is_padding_example is not None:
-            clipping.check_padding(is_padding_example, batch_size)
-        output, gradients = all_examples(jnp.arange(batch_size), *args)
-        if is_padding_example is not None:
-            gradients = leaves.masked_all(gradients, ~is_padding_example)
-        return output, gradients
+            _validate.padding(is_padding_example, batch_size)
+
+        def masked(is_padding_example, *args):
+            output, gradients = all_examples(jnp.arange(batch_size), *args)
+            if is_padding_example is not None:
+                gradients = leaves.masked(gradients, is_padding_example)
+            return output, gradients
+
+        spec = explicit.split_as_examples([args[i] for i in parts.batched(args)])
+        return explicit.automatic(masked, spec, is_padding_example, *args)
 
     return value_and_grad_fn
 

@@ -62,10 +62,12 @@ def _normal_once(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     It does not merge a branch. The condition always holds, which XLA cannot tell.
     (`jax.lax.optimization_barrier` is for this, but does not last in JAX 0.10.)
     """
+    word = jax.random.key_data(key)[0]
     return jax.lax.cond(
-        jax.random.key_data(key)[0] | 1 != 0,
+        word | 1 != 0,
         lambda: _normal(key, shape),
-        lambda: jnp.full(shape, jnp.nan, jnp.float32),
+        # Of the key, so that it varies over devices as the other branch does.
+        lambda: jnp.broadcast_to(word.astype(jnp.float32) * jnp.nan, shape),
     )
 
 

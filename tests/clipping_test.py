@@ -17,7 +17,8 @@ PARAMS = {"w": jnp.zeros((3, 2)), "b": jnp.zeros(2)}
 def clipped_sum(gradients, l2_clip_norm=1.0, normalize_by=1.0, **kwargs):
     params = jax.tree.map(lambda g: jnp.zeros(g.shape[1:], g.dtype), gradients)
     clip = dpadambc.clip_per_example(l2_clip_norm, normalize_by=normalize_by)
-    return clip.update(gradients, clip.init(params), params, **kwargs)[0]
+    sealed = dpadambc.as_per_example(gradients)
+    return clip.update(sealed, clip.init(params), params, **kwargs)[0]
 
 
 def random_gradients(seed, batch_size, dtype=np.float32, scale=1.0):
@@ -293,6 +294,7 @@ def test_refuses_gradients_that_are_averaged_already():
 
 def test_refuses_leaves_that_disagree_in_batch_size():
     gradients = {"w": jnp.ones((4, 3, 2)), "b": jnp.ones((5, 2))}
+    gradients = dpadambc.as_per_example(gradients)
     refusal(gradients, PARAMS, ValueError, r"same batch size, but \['b'\] has 5")
 
 
@@ -301,7 +303,8 @@ def test_refuses_to_guess_without_parameters():
 
 
 def test_refuses_integer_gradients():
-    refusal(jnp.ones((4, 2), int), jnp.ones(2), TypeError, "floating, got int32")
+    with pytest.raises(TypeError, match="floating, got int32"):
+        dpadambc.as_per_example(jnp.ones((4, 2), int))
 
 
 def test_refuses_a_gradient_without_a_parameter():
@@ -318,7 +321,10 @@ def test_refuses_a_gradient_without_a_parameter():
     ],
 )
 def test_refuses_a_mask_of_another_kind(mask, error, match):
-    refusal(jnp.ones((4, 2)), jnp.ones(2), error, match, is_padding_example=mask)
+    gradients = dpadambc.as_per_example(jnp.ones((4, 2)))
+    refusal(gradients, jnp.ones(2), error, match, is_padding_example=mask)
+    with pytest.raises(error, match=match):
+        dpadambc.as_per_example(jnp.ones((4, 2)), is_padding_example=mask)
 
 
 def test_refuses_a_relation_that_is_none():

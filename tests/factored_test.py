@@ -88,7 +88,7 @@ def assert_close(actual, expected, tolerance):
 
 def rules_of(grads):
     """The rule of each leaf, by path."""
-    leaves_ = jax.tree_util.tree_leaves_with_path(grads, is_leaf=leaves.is_factored)
+    leaves_ = jax.tree_util.tree_leaves_with_path(grads, is_leaf=leaves.is_per_example)
     show = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
     name = lambda path: show(path).removesuffix("/value")  # of an NNX variable
     return {name(path): leaf.rule for path, leaf in leaves_}
@@ -292,7 +292,7 @@ def test_a_partial_sum_of_a_carry_that_is_used_elsewhere_is_not_dropped():
         return (), jax.lax.scan(step, jnp.zeros((9, 9)), x)
 
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 9)), jnp.float32)
-    _, found, _, _ = factored.factored_outputs(running)(x)
+    _, found, _, _ = factored.factored_outputs(running, lambda jaxpr: None)(x)
     _, expected = running(x)
     assert_close([term.dense() for term in found], list(expected), 1e-5)
 
@@ -314,7 +314,11 @@ def test_parameters_and_inputs_of_no_size_have_no_gradient():
     assert set(found.values()) == {"no gradient"}
     assert_close(
         dpadambc.materialize(grads),
-        dpadambc.per_example_grad(loss_fn, method="vmap")(params, jnp.ones((4, 3, 5))),
+        dpadambc.materialize(
+            dpadambc.per_example_grad(loss_fn, method="vmap")(
+                params, jnp.ones((4, 3, 5))
+            )
+        ),
         1e-5,
     )
 

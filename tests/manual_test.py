@@ -11,7 +11,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import dpadambc
-from dpadambc import manual
+from dpadambc import clipping, collectives, manual
 
 RNG = np.random.default_rng(0)
 PARAMS = {
@@ -87,6 +87,13 @@ def test_without_it_one_person_would_be_in_the_gradients_of_all_devices(monkeypa
 
     assert influence() <= 2 * C * 1.001
     monkeypatch.setattr(manual, "varying", lambda tree, axes: tree)
+    # What JAX would do by itself is seen, too.
+    with pytest.raises(ValueError, match="a collective in it"):
+        influence()
+    monkeypatch.setattr(collectives, "refuse", lambda jaxpr, allowed: None)
+    with pytest.raises(ValueError, match="made of all along"):
+        influence()
+    monkeypatch.setattr(clipping, "_refuse_touched", lambda name, leaf: None)
     assert influence() > 2 * 2 * C
 
 
@@ -127,3 +134,96 @@ def test_what_is_shared_over_an_axis_stays_shared():
     assert set(seen) == {("data",)}
     expected = dpadambc.clipped_grad(loss_fn, C, 1.0)(PARAMS, TOKENS, TARGETS)
     assert_close(got, expected)
+
+
+# What a loop of one's own on many devices can do wrong.
+
+
+WHOLE = P()
+
+
+def on_four(fun, params_spec, x_spec, out_spec=WHOLE, **options):
+    mesh = jax.make_mesh(
+        (4,), ("d",), axis_types=(AxisType.Auto,), devices=jax.devices()[:4]
+    )
+    specs = params_spec, x_spec
+    mapped = jax.shard_map(
+        fun, mesh=mesh, in_specs=specs, out_specs=out_spec, **options
+    )
+    put = lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec))
+    w, x = jnp.zeros(8), jnp.asarray(RNG.normal(size=(8, 8)), jnp.float32)
+    return jax.jit(mapped)(put(w, params_spec), put(x, x_spec))
+
+
+def inner_product(w, x):
+    return w @ x
+
+
+def noised(gradient, key=None):
+    noise = dpadambc.add_dp_noise(1.0, key=jax.random.key(0))
+    state = noise.init(gradient)
+    if key is not None:
+        state = state._replace(rng_key=key(state.rng_key))
+    return noise.update(gradient, state)[0]
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_parts_of_the_parameters_do_not_get_the_same_noise(check_vma):
+    """Its difference would be the gradient's."""
+    with pytest.raises(ValueError, match="noise that differs|with check_vma=True"):
+        on_four(lambda w, x: noised(w), P("d"), P(), P("d"), check_vma=check_vma)
+    own = lambda key: jax.random.fold_in(key, jax.lax.axis_index("d"))
+    drawn = on_four(lambda w, x: noised(w, own), P("d"), P(), P("d"))
+    assert len(np.unique(np.asarray(drawn))) == 8
+
+
+def test_copies_of_a_gradient_do_not_get_noise_of_their_own():
+    """Their mean would have half as much."""
+    own = lambda key: jax.random.fold_in(key, jax.lax.axis_index("d"))
+    mean = lambda w, x: jax.lax.pmean(noised(w, own), "d")
+    with pytest.raises(ValueError, match="noise that differs along .. of"):
+        on_four(mean, P(), P())
+
+
+def test_a_sum_over_devices_that_is_forgotten_is_an_error():
+    clipped = dpadambc.clipped_grad(inner_product, C, 1.0)
+    with pytest.raises(ValueError, match=r"sum over them first, with jax.lax.psum"):
+        on_four(lambda w, x: noised(clipped(w, x)), P(), P("d"), P("d"))
+
+
+def clipped_later(method, early):
+    def fun(w, x):
+        gradients = dpadambc.per_example_grad(inner_product, method=method)(w, x)
+        gradients = early(gradients)
+        clip = dpadambc.clip_per_example(C, normalize_by=1.0)
+        return clip.update(gradients, clip.init(w), w)[0]
+
+    return fun
+
+
+@pytest.mark.parametrize("method", ["factored", "vmap"])
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("over", [jax.lax.psum, jax.lax.pmax])
+def test_examples_are_not_summed_over_devices_before_they_are_clipped(
+    over, check_vma, method
+):
+    fun = clipped_later(method, lambda grads: over(grads, "d"))
+    if check_vma:
+        with pytest.raises((ValueError, TypeError), match="made of all|psum|pmax"):
+            on_four(fun, P(), P("d"))
+    elif over is jax.lax.psum:
+        try:
+            found = on_four(fun, P(), P("d"), check_vma=False)
+        except (TypeError, ValueError):
+            return
+        assert np.isnan(np.asarray(found)).all()
+
+
+def test_a_norm_is_not_that_of_a_part_of_the_parameters():
+    def split_loss(w, x):
+        part = jax.lax.dynamic_slice(x, (2 * jax.lax.axis_index("d"),), (2,))
+        return jax.lax.psum(w @ part, "d")
+
+    clipped = dpadambc.clipped_grad(split_loss, C, 1.0)
+    with pytest.raises(ValueError, match="whole on each device, got parameters that"):
+        on_four(clipped, P("d"), P(), P("d"))

@@ -62,22 +62,18 @@ def gradient_statistics(
       >>> print(seen.clip_fraction, seen.signal_norm.round(2))
       0.5 0.75
     """
-    norms = leaves.per_example_norms(per_example_gradients)
+    gradients = leaves.in_any_form(per_example_gradients)
+    norms = leaves.per_example_norms(gradients)
     if is_padding_example is None:
         is_padding_example = jnp.zeros(norms.shape, bool)
     clip = clipping.clip_per_example(
         mechanism.l2_clip_norm, normalize_by=mechanism.normalize_by
     )
     like = jax.tree.map(
-        lambda leaf: jnp.zeros(leaves.parameter_shape(leaf)),
-        per_example_gradients,
-        is_leaf=leaves.is_factored,
+        lambda leaf: jnp.zeros(leaf.shape), gradients, is_leaf=leaves.is_per_example
     )
     clean, _ = clip.update(
-        per_example_gradients,
-        clip.init(like),
-        like,
-        is_padding_example=is_padding_example,
+        gradients, clip.init(like), like, is_padding_example=is_padding_example
     )
     stddev = noise_level.at_step(mechanism.noise_stddev, step)
     present = jnp.where(is_padding_example, jnp.nan, norms)

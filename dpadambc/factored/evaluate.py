@@ -107,6 +107,12 @@ def _equation(
             return [full]
     if not any(lazy) and not program.convolves(eqn):
         return _bind(jaxpr, eqn, values)
+    if name in _ENTERED and program.convolves(eqn):
+        outs = _ENTERED[name](eqn, values)
+        return [
+            _as_term(out, name) if is_lazy else out
+            for out, is_lazy in zip(outs, lazy, strict=True)
+        ]
     if name in _CALLS and eqn.params.get("length") != 0:
         return _CALLS[name](eqn, values, lazy)
     if any(lazy):
@@ -291,6 +297,32 @@ def _filled(kept: Values, dropped: list[bool]) -> Values:
     kept = list(kept)
     return [jnp.zeros(()) if is_dropped else kept.pop(0) for is_dropped in dropped]
 
+
+def _custom(eqn: jex.JaxprEqn, values: Values) -> Values:
+    """The body of a call with a derivative of its own, which is not asked for here."""
+    arrays = [_array(v, a.aval) for v, a in zip(values, eqn.invars, strict=True)]
+    return evaluate(program.body(eqn), arrays, [False] * len(eqn.outvars))
+
+
+def _while(eqn: jex.JaxprEqn, values: Values) -> Values:
+    params = eqn.params
+    arrays = [_array(v, a.aval) for v, a in zip(values, eqn.invars, strict=True)]
+    first, second = params["cond_nconsts"], params["body_nconsts"]
+    of_cond, of_body = arrays[:first], arrays[first : first + second]
+    cond, body = (program.closed(params[x]) for x in ("cond_jaxpr", "body_jaxpr"))
+    init = arrays[first + second :]
+    return jax.lax.while_loop(
+        lambda carry: evaluate(cond, (*of_cond, *carry), [False])[0],
+        lambda carry: evaluate(body, (*of_body, *carry), [False] * len(carry)),
+        init,
+    )
+
+
+# Entered only to keep the examples of a convolution apart; see `isolation`.
+_ENTERED: dict[str, Callable[[jex.JaxprEqn, Values], Values]] = {
+    **dict.fromkeys(program.CUSTOM, _custom),
+    "while": _while,
+}
 
 _CALLS: dict[str, Callable[[jex.JaxprEqn, Values, list[bool]], Values]] = {
     **dict.fromkeys(program.INLINED, _call),

@@ -13,6 +13,8 @@ import jax.extend.core as jex
 from dpadambc.factored import rules
 
 INLINED = {"jit", "pjit", "closed_call", "core_call"}
+# Calls with a derivative of their own, where they are not differentiated any more.
+CUSTOM = {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
 REMATERIALISED = {"checkpoint", "remat", "remat2"}
 _SUMS = {"add", "add_any"}
 
@@ -24,8 +26,8 @@ def closed(jaxpr: Any) -> jex.ClosedJaxpr:
 
 def body(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr:
     """What a call calls, or a scan does at each step."""
-    params = eqn.params
-    return closed(params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"])
+    names = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+    return closed(next(eqn.params[name] for name in names if name in eqn.params))
 
 
 def is_literal(atom: Any) -> bool:
@@ -131,7 +133,9 @@ def convolves(eqn: jex.JaxprEqn) -> bool:
         return True
     if name == "cond":
         bodies = [closed(branch) for branch in eqn.params["branches"]]
-    elif name == "scan" or name in INLINED or name in REMATERIALISED:
+    elif name == "while":
+        bodies = [closed(eqn.params[part]) for part in ("cond_jaxpr", "body_jaxpr")]
+    elif name == "scan" or name in INLINED | REMATERIALISED | CUSTOM:
         bodies = [body(eqn)]
     else:
         return False

@@ -4,15 +4,21 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.extend.core as jex
 
 from dpadambc.factored import evaluate
 
+Check = Callable[[jex.Jaxpr], None]  # raises for a program that it does not allow
 
-def factored_outputs(fun: Callable[..., tuple[Any, Any]]) -> Callable[..., Any]:
+
+def factored_outputs(
+    fun: Callable[..., tuple[Any, Any]], check: Check
+) -> Callable[..., Any]:
     """The function with the second part of its output, gradients, as terms.
 
     Args:
       fun: a function of arrays that returns `(output, gradients)`.
+      check: is shown the program before it runs.
 
     Returns:
       A function of the same arguments that returns `(output, terms, shapes, rules)`: a
@@ -22,6 +28,7 @@ def factored_outputs(fun: Callable[..., tuple[Any, Any]]) -> Callable[..., Any]:
 
     def factored(*args):
         closed, shapes = jax.make_jaxpr(fun, return_shape=True)(*args)
+        check(closed.jaxpr)
         output, gradients = shapes
         num_outputs = len(jax.tree.leaves(output))
         lazy = [i >= num_outputs for i in range(len(closed.out_avals))]
@@ -33,14 +40,16 @@ def factored_outputs(fun: Callable[..., tuple[Any, Any]]) -> Callable[..., Any]:
     return factored
 
 
-def isolated_outputs(fun: Callable[..., Any]) -> Callable[..., Any]:
+def isolated_outputs(fun: Callable[..., Any], check: Check) -> Callable[..., Any]:
     """The same function, computed as JAX computes it, with examples kept apart.
 
-    Under `jax.vmap`, a NaN stays in the row where it arose; see `isolation`.
+    Under `jax.vmap`, a NaN stays in the row where it arose; see `isolation`. `check` is
+    shown the program before it runs.
     """
 
     def isolated(*args):
         closed, shapes = jax.make_jaxpr(fun, return_shape=True)(*args)
+        check(closed.jaxpr)
         leaves, structure = jax.tree.flatten(shapes)
         arrays = [False] * len(leaves)
         values = evaluate.evaluate(closed, jax.tree.leaves(args), arrays)
