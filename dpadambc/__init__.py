@@ -11,6 +11,7 @@ from dpadambc.decay import add_decoupled_weight_decay as add_decoupled_weight_de
 from dpadambc.explanation import Explanation as Explanation
 from dpadambc.explanation import explain as explain
 from dpadambc.leaves import PerExampleGradient as PerExampleGradient
+from dpadambc.leaves import as_per_example as as_per_example
 from dpadambc.leaves import materialize as materialize
 from dpadambc.leaves import per_example_norms as per_example_norms
 from dpadambc.mechanism import Mechanism as Mechanism
@@ -23,6 +24,8 @@ from dpadambc.multi_term import (
     SubsampledMultiTermGaussian as SubsampledMultiTermGaussian,
 )
 from dpadambc.noise import add_dp_noise as add_dp_noise
+from dpadambc.optimizers import adam_bc as adam_bc
+from dpadambc.optimizers import adamw_bc as adamw_bc
 from dpadambc.optimizers import dp_adam as dp_adam
 from dpadambc.optimizers import dp_adambc as dp_adambc
 from dpadambc.optimizers import dp_adamw as dp_adamw
@@ -32,6 +35,7 @@ from dpadambc.per_example import per_example_grad as per_example_grad
 from dpadambc.per_example import (
     per_example_value_and_grad as per_example_value_and_grad,
 )
+from dpadambc.private_gradient import privatize as privatize
 from dpadambc.rounding import round_stochastically as round_stochastically
 from dpadambc.sampling import Batch as Batch
 from dpadambc.subsampled import FixedSizeSampledGaussian as FixedSizeSampledGaussian

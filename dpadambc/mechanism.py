@@ -77,6 +77,11 @@ class Mechanism:
         )
 
     @property
+    def pads_batches(self) -> bool:
+        """Whether a batch can have padding, so that the clip must be told of it."""
+        return True
+
+    @property
     def noise_stddev(self) -> float | optax.Schedule:
         """Standard deviation of the noise in the gradient that Adam sees.
 
@@ -140,6 +145,7 @@ class Mechanism:
         self._check_relation(accountant)
         iterations = self.iterations if iterations is None else iterations
         _validate.count(iterations=iterations)
+        iterations = int(iterations)  # dp-accounting takes no other kind
         unit = self._accountant_unit(accountant)
         if iterations == 0:
             return dp_accounting.NoOpDpEvent()
@@ -168,7 +174,8 @@ class Mechanism:
 
         Returns:
           Epsilon under `self.neighboring_relation`; infinity without noise, or where it
-          is too large to compute (some 700).
+          is too large to compute: beyond some 700, and in any case where the noise
+          multiplier is below 0.005.
 
         Raises:
           ValueError: for an unknown accountant, one that cannot account for the

@@ -121,6 +121,11 @@ class SubsampledMultiTermGaussian(_MultiTermGaussian):
         _validate.probability(sampling_prob=self.sampling_prob)
 
     @property
+    def pads_batches(self) -> bool:
+        """Whether a batch can have padding: not where all roots take part."""
+        return self.sampling_prob < 1
+
+    @property
     def _largest_shift(self) -> int:
         # The own term goes; it does not become another.
         goes = self.neighboring_relation != _REPLACE_ONE
@@ -206,6 +211,11 @@ class FixedSizeSampledMultiTermGaussian(_MultiTermGaussian):
         _validate.count(batch_size=self.batch_size, least=1)
         least = max(self.batch_size, self.max_terms)
         _validate.count(num_examples=self.num_examples, least=least)
+
+    @property
+    def pads_batches(self) -> bool:
+        """Whether a batch can have padding: it has none."""
+        return False
 
     def _shift_probs(self) -> np.ndarray:
         probs = np.zeros(self._largest_shift + 1)

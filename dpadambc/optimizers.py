@@ -1,20 +1,22 @@
-"""The full private optimizers: chains, and nothing else.
+"""The full optimizers: chains, and nothing else.
 
-Each takes the learning rate, the mechanism and the key of the noise:
+Of the private gradient, beside `optax.adam` and `optax.adamw`, `adam_bc` and `adamw_bc`
+take the learning rate and the level of its noise. The others begin with `privatize`,
+and take the learning rate, the mechanism and the key of the noise:
 
 ================ =====================================================================
 optimizer        update of the parameters, with the private gradient g
 ================ =====================================================================
 `dp_sgd`         η g, with heavy-ball momentum where asked for
 `dp_adam`        η m̂ / (√(v̂ + eps_root) + eps)
-`dp_adambc`      η m̂ / √max(v̂ − Φ̂, variance_floor)
+`dp_adambc`      η m̂ / √max(v̂ − Φ̂, variance_floor), as `adam_bc`
 `dp_adamw`       η (m̂ / (√(v̂ + eps_root) + eps) + λ θ)
-`dp_adamw_bc`    η (m̂ / √max(v̂ − Φ̂, variance_floor) + λ θ)
+`dp_adamw_bc`    η (m̂ / √max(v̂ − Φ̂, variance_floor) + λ θ), as `adamw_bc`
 ================ =====================================================================
 
-They take per-example gradients; with `pre_clipped=True`, gradients that
-`dpadambc.clipped_grad` has clipped and summed already. Updates have the dtype of the
-parameters; all that comes before, the moments too, is in at least float32.
+Updates have the dtype of the parameters; all that comes before, the moments too, is in
+at least float32. For a gradient that `clipped_grad` has clipped and summed already,
+chain `add_dp_noise` with an optimizer of the private gradient.
 """
 
 from collections.abc import Callable
@@ -24,58 +26,38 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc import _validate, precision
-from dpadambc.clipping import clip_per_example
+from dpadambc import _validate, noise_level, precision
 from dpadambc.decay import add_decoupled_weight_decay
 from dpadambc.mechanism import Mechanism
 from dpadambc.moments import RelativeFloor, scale_by_adam_bc
-from dpadambc.noise import add_dp_noise
+from dpadambc.private_gradient import check_mechanism, privatize
 
 Mask = Any | Callable[[optax.Params], Any]
-
-
-def _refuse_late_padding() -> optax.GradientTransformationExtraArgs:
-    """Raises where padding is masked after the sum, which is too late."""
-
-    def update_fn(updates, state, params=None, **extra_args):
-        del params
-        if extra_args.get("is_padding_example") is not None:
-            raise ValueError(
-                "Expected is_padding_example to be given to the clipped gradient"
-                " function: with pre_clipped=True the examples are summed already."
-            )
-        return updates, state
-
-    return optax.GradientTransformationExtraArgs(
-        lambda params: optax.EmptyState(), update_fn
-    )
-
-
-def _check_mechanism(mechanism: Mechanism) -> None:
-    if not isinstance(mechanism, Mechanism):
-        raise TypeError(
-            "Expected mechanism to be a dpadambc mechanism, such as a"
-            f" SubsampledGaussian, got {mechanism!r}."
-        )
 
 
 def _private_chain(
     learning_rate: optax.ScalarOrSchedule,
     mechanism: Mechanism,
     key: jax.Array,
-    pre_clipped: bool,
     *stages: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
-    """Clip and add noise as the mechanism says, then the stages, then step."""
-    _check_mechanism(mechanism)
-    clip = clip_per_example(mechanism.l2_clip_norm, normalize_by=mechanism.normalize_by)
+    """The private gradient, then the stages, then the step."""
     return optax.chain(
-        _refuse_late_padding() if pre_clipped else clip,
-        add_dp_noise(mechanism.noise_stddev, key=key),
-        *stages,
-        optax.scale_by_learning_rate(learning_rate),
-        _cast_like_params(),
+        privatize(mechanism, key=key), *stages, *_stepping(learning_rate)
     )
+
+
+def _stepping(
+    learning_rate: optax.ScalarOrSchedule,
+) -> tuple[optax.GradientTransformation, ...]:
+    """The learning rate, and updates in the dtype of the parameters."""
+
+    def cast(updates, params):
+        if params is None:
+            return updates
+        return jax.tree.map(lambda u, p: u.astype(jnp.result_type(p)), updates, params)
+
+    return optax.scale_by_learning_rate(learning_rate), optax.stateless(cast)
 
 
 def _scale_by_adam(b1, b2, eps, eps_root) -> optax.GradientTransformation:
@@ -84,38 +66,101 @@ def _scale_by_adam(b1, b2, eps, eps_root) -> optax.GradientTransformation:
     _validate.decay(b2=b2)
     _validate.non_negative(eps=eps)
     _validate.non_negative(eps_root=eps_root)
-    return _at_least_float32(optax.scale_by_adam(b1, b2, eps, eps_root))
+    return precision.with_wide_state(optax.scale_by_adam(b1, b2, eps, eps_root))
 
 
-def _scale_by_corrected_adam(
-    mechanism, b1, b2, variance_floor
-) -> optax.GradientTransformation:
-    """The correction for the noise that the mechanism adds."""
-    _check_mechanism(mechanism)
-    return scale_by_adam_bc(
-        mechanism.noise_stddev, b1=b1, b2=b2, variance_floor=variance_floor
+def _level(mechanism: Mechanism) -> noise_level.NoiseStddev:
+    """Of the noise that the mechanism adds."""
+    check_mechanism(mechanism)
+    return mechanism.noise_stddev
+
+
+def adam_bc(
+    learning_rate: optax.ScalarOrSchedule,
+    noise_stddev: noise_level.NoiseStddev,
+    b1: jax.typing.ArrayLike = 0.9,
+    b2: jax.typing.ArrayLike = 0.999,
+    *,
+    variance_floor: jax.typing.ArrayLike | RelativeFloor = RelativeFloor(1.0),
+) -> optax.GradientTransformationExtraArgs:
+    """Adam on a private gradient, with the noise variance out of its second moment.
+
+    It stands where `optax.adam` may stand: in `training.fit`, behind `privatize`, or
+    behind `add_dp_noise`. What is private it takes as it comes.
+
+    Args:
+      learning_rate: a number or a schedule.
+      noise_stddev: of the noise in the gradient that comes in, `mechanism.noise_stddev`
+        if it comes as it left `privatize`; see `scale_by_adam_bc` for what stands
+        between.
+      b1: decay rate of the first moment.
+      b2: decay rate of the second moment.
+      variance_floor: least corrected second moment, absolute or a `RelativeFloor`;
+        see `scale_by_adam_bc`. Tune it together with the learning rate.
+
+    Returns:
+      An Optax transformation.
+
+    Raises:
+      ValueError: as `scale_by_adam_bc`.
+      TypeError: as `scale_by_adam_bc`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import dpadambc
+      >>> optimizer = dpadambc.adam_bc(0.1, noise_stddev=0.3)
+      >>> params = jnp.zeros(2)
+      >>> private_gradient = jnp.array([0.5, 0.2])
+      >>> updates, state = optimizer.update(
+      ...     private_gradient, optimizer.init(params), params)
+      >>> print(updates.round(3))
+      [-0.125 -0.056]
+
+    References:
+      Tang et al., `DP-AdamBC <https://arxiv.org/abs/2312.14334>`_, 2024, Algorithm 1
+    """
+    return optax.chain(
+        scale_by_adam_bc(noise_stddev, b1=b1, b2=b2, variance_floor=variance_floor),
+        *_stepping(learning_rate),
     )
 
 
-def _at_least_float32(tx: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The same transformation, with state as for parameters in at least float32."""
+def adamw_bc(
+    learning_rate: optax.ScalarOrSchedule,
+    noise_stddev: noise_level.NoiseStddev,
+    b1: jax.typing.ArrayLike = 0.9,
+    b2: jax.typing.ArrayLike = 0.999,
+    *,
+    variance_floor: jax.typing.ArrayLike | RelativeFloor = RelativeFloor(1.0),
+    weight_decay: optax.ScalarOrSchedule = 1e-4,
+    mask: Mask | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """`adam_bc` with decoupled weight decay.
 
-    def init_fn(params):
-        widen = lambda p: jnp.asarray(p, precision.at_least_float32(jnp.result_type(p)))
-        return tx.init(jax.tree.map(widen, params))
+    Args:
+      learning_rate: a number or a schedule.
+      noise_stddev: of the noise in the gradient that comes in; see `adam_bc`.
+      b1: decay rate of the first moment.
+      b2: decay rate of the second moment.
+      variance_floor: least corrected second moment; see `adam_bc`.
+      weight_decay: see `add_decoupled_weight_decay`.
+      mask: where decay applies; everywhere by default.
 
-    return optax.GradientTransformation(init_fn, tx.update)
+    Returns:
+      An Optax transformation.
 
+    Raises:
+      ValueError: as `scale_by_adam_bc`.
+      TypeError: as `scale_by_adam_bc`.
 
-def _cast_like_params() -> optax.GradientTransformation:
-    """Updates in the dtype of the parameters."""
-
-    def cast(updates, params):
-        if params is None:
-            return updates
-        return jax.tree.map(lambda u, p: u.astype(jnp.result_type(p)), updates, params)
-
-    return optax.stateless(cast)
+    References:
+      `DP-AdamW <https://arxiv.org/abs/2511.07843>`_, 2025, Algorithm 2
+    """
+    return optax.chain(
+        scale_by_adam_bc(noise_stddev, b1=b1, b2=b2, variance_floor=variance_floor),
+        add_decoupled_weight_decay(weight_decay, mask=mask),
+        *_stepping(learning_rate),
+    )
 
 
 def dp_sgd(
@@ -125,7 +170,6 @@ def dp_sgd(
     key: jax.Array,
     momentum: float | None = None,
     nesterov: bool = False,
-    pre_clipped: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     r"""DP-SGD: clip, add noise, step.
 
@@ -138,11 +182,9 @@ def dp_sgd(
       key: a typed key for the noise; a new one for each run.
       momentum: :math:`\mu`, without dampening; none by default.
       nesterov: whether momentum is Nesterov's.
-      pre_clipped: whether gradients come clipped and summed, from `clipped_grad`.
 
     Returns:
-      An Optax transformation, to be called as `update(gradients, state, params)`, and
-      with `is_padding_example` where a batch is padded.
+      An Optax transformation of per-example gradients; see `privatize` for its masks.
 
     Raises:
       TypeError: if `mechanism` is none, or `key` not a typed key.
@@ -154,7 +196,8 @@ def dp_sgd(
       ...     l2_clip_norm=1.0, noise_multiplier=0.0, sampling_prob=1.0,
       ...     iterations=1, normalize_by=2)
       >>> optimizer = dpadambc.dp_sgd(0.5, mechanism, key=jax.random.key(0))
-      >>> params, gradients = jnp.zeros(2), jnp.array([[0.6, 0.8], [3.0, 4.0]])
+      >>> params, x = jnp.zeros(2), jnp.array([[0.6, 0.8], [3.0, 4.0]])
+      >>> gradients = dpadambc.per_example_grad(lambda w, x: w @ x)(params, x)
       >>> updates, _ = optimizer.update(gradients, optimizer.init(params), params)
       >>> print(updates.round(3))
       [-0.3 -0.4]
@@ -166,8 +209,8 @@ def dp_sgd(
     stages = []
     if momentum is not None:
         _validate.decay(momentum=momentum)
-        stages = [_at_least_float32(optax.trace(momentum, nesterov))]
-    return _private_chain(learning_rate, mechanism, key, pre_clipped, *stages)
+        stages = [precision.with_wide_state(optax.trace(momentum, nesterov))]
+    return _private_chain(learning_rate, mechanism, key, *stages)
 
 
 def dp_adam(
@@ -179,7 +222,6 @@ def dp_adam(
     b2: float = 0.999,
     eps: float = 1e-8,
     eps_root: float = 0.0,
-    pre_clipped: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     """DP-Adam: Adam on the private gradient, uncorrected.
 
@@ -194,7 +236,6 @@ def dp_adam(
       b2: decay rate of the second moment.
       eps: added outside the square root.
       eps_root: added inside the square root.
-      pre_clipped: whether gradients come clipped and summed, from `clipped_grad`.
 
     Returns:
       An Optax transformation; see `dp_sgd`.
@@ -210,7 +251,6 @@ def dp_adam(
         learning_rate,
         mechanism,
         key,
-        pre_clipped,
         _scale_by_adam(b1, b2, eps, eps_root),
     )
 
@@ -223,7 +263,6 @@ def dp_adambc(
     b1: float = 0.9,
     b2: float = 0.999,
     variance_floor: jax.typing.ArrayLike | RelativeFloor = RelativeFloor(1.0),
-    pre_clipped: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     """DP-AdamBC: Adam with the noise variance taken out of the second moment.
 
@@ -235,7 +274,6 @@ def dp_adambc(
       b2: decay rate of the second moment.
       variance_floor: least corrected second moment, absolute or a `RelativeFloor`;
         see `scale_by_adam_bc`. Tune it together with the learning rate.
-      pre_clipped: whether gradients come clipped and summed, from `clipped_grad`.
 
     Returns:
       An Optax transformation; see `dp_sgd`.
@@ -250,8 +288,9 @@ def dp_adambc(
         learning_rate,
         mechanism,
         key,
-        pre_clipped,
-        _scale_by_corrected_adam(mechanism, b1, b2, variance_floor),
+        scale_by_adam_bc(
+            _level(mechanism), b1=b1, b2=b2, variance_floor=variance_floor
+        ),
     )
 
 
@@ -266,7 +305,6 @@ def dp_adamw(
     eps_root: float = 0.0,
     weight_decay: optax.ScalarOrSchedule = 1e-4,
     mask: Mask | None = None,
-    pre_clipped: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     """DP-AdamW: `dp_adam` with decoupled weight decay.
 
@@ -283,7 +321,6 @@ def dp_adamw(
       eps_root: added inside the square root.
       weight_decay: see `add_decoupled_weight_decay`.
       mask: where decay applies; everywhere by default.
-      pre_clipped: whether gradients come clipped and summed, from `clipped_grad`.
 
     Returns:
       An Optax transformation; see `dp_sgd`.
@@ -298,7 +335,6 @@ def dp_adamw(
         learning_rate,
         mechanism,
         key,
-        pre_clipped,
         _scale_by_adam(b1, b2, eps, eps_root),
         add_decoupled_weight_decay(weight_decay, mask=mask),
     )
@@ -314,7 +350,6 @@ def dp_adamw_bc(
     variance_floor: jax.typing.ArrayLike | RelativeFloor = RelativeFloor(1.0),
     weight_decay: optax.ScalarOrSchedule = 1e-4,
     mask: Mask | None = None,
-    pre_clipped: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     """DP-AdamW-BC: `dp_adambc` with decoupled weight decay.
 
@@ -327,7 +362,6 @@ def dp_adamw_bc(
       variance_floor: least corrected second moment; see `dp_adambc`.
       weight_decay: see `add_decoupled_weight_decay`.
       mask: where decay applies; everywhere by default.
-      pre_clipped: whether gradients come clipped and summed, from `clipped_grad`.
 
     Returns:
       An Optax transformation; see `dp_sgd`.
@@ -342,7 +376,8 @@ def dp_adamw_bc(
         learning_rate,
         mechanism,
         key,
-        pre_clipped,
-        _scale_by_corrected_adam(mechanism, b1, b2, variance_floor),
+        scale_by_adam_bc(
+            _level(mechanism), b1=b1, b2=b2, variance_floor=variance_floor
+        ),
         add_decoupled_weight_decay(weight_decay, mask=mask),
     )

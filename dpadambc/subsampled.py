@@ -92,6 +92,11 @@ class SubsampledGaussian(Mechanism):
         # Without sampling there is nothing to refuse.
         super()._check_relation(None if self.sampling_prob == 1 else accountant)
 
+    @property
+    def pads_batches(self) -> bool:
+        """Whether a batch can have padding: not where all examples take part."""
+        return self.sampling_prob < 1
+
     def _step_event(self, multiplier: float) -> dp_accounting.DpEvent:
         gaussian = _gaussian(multiplier)
         if self.sampling_prob == 1:
@@ -256,6 +261,11 @@ class FixedSizeSampledGaussian(Mechanism):
         _validate.count(batch_size=self.batch_size, least=1)
         _validate.count(num_examples=self.num_examples, least=self.batch_size)
 
+    @property
+    def pads_batches(self) -> bool:
+        """Whether a batch can have padding: it has none."""
+        return False
+
     def _step_event(self, multiplier: float) -> dp_accounting.DpEvent:
         return dp_accounting.SampledWithoutReplacementDpEvent(
             self.num_examples, self.batch_size, _gaussian(multiplier)
@@ -328,6 +338,11 @@ class ShuffledGaussian(Mechanism):
         _validate.count(batch_size=self.batch_size, least=1)
         _validate.count(num_examples=self.num_examples, least=self.batch_size)
         _validate.non_negative(noise_multiplier=self.noise_multiplier)
+
+    @property
+    def pads_batches(self) -> bool:
+        """Whether a batch can have padding: the last one of an epoch."""
+        return self.num_examples % self.batch_size > 0
 
     def _uses(self, iterations: int) -> int:
         return math.ceil(iterations / math.ceil(self.num_examples / self.batch_size))

@@ -185,11 +185,15 @@ def test_the_state_is_found_in_every_wrapper(wrapper):
 @pytest.mark.parametrize("name", ["dp_adam", "dp_adambc", "dp_adamw", "dp_adamw_bc"])
 def test_the_full_optimizers_can_be_looked_at(name):
     stddev = mechanism().noise_stddev
-    optimizer = getattr(dpadambc, name)(
-        0.1, mechanism(), key=jax.random.key(0), pre_clipped=True
+    optimizer = getattr(dpadambc, name)(0.1, mechanism(), key=jax.random.key(0))
+    state = optimizer.init(PARAMS)
+    none = dpadambc.as_per_example(
+        jax.tree.map(lambda p: jnp.zeros((1, *p.shape)), PARAMS),
+        is_padding_example=jnp.ones(1, bool),
     )
-    zeros = jax.tree.map(lambda p: jnp.zeros((50, *p.shape)), PARAMS)
-    seen = diagnostics.snapshot(run(optimizer, zeros), noise_stddev=stddev)
+    for _ in range(50):
+        _, state = optimizer.update(none, state, PARAMS)
+    seen = diagnostics.snapshot(state, noise_stddev=stddev)
     # Noise alone: m-hat and v-hat spread as they must, whatever the optimizer.
     row = seen.parameters["['w']"]
     assert row.noise_variance == pytest.approx(stddev**2, rel=3e-5)

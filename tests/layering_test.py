@@ -10,13 +10,14 @@ import dpadambc
 
 PACKAGE = pathlib.Path(dpadambc.__file__).parent
 LAYERS = [
-    {"_validate", "keys", "manual", "precision", "threefry"},
+    {"_validate", "collectives", "explicit", "keys", "manual", "precision", "seal"}
+    | {"threefry"},
     {"factored", "mixture", "noise_level", "theory"},
     {"leaves", "batch_statistics", "graphs"},
     {"clipping", "noise", "moments", "decay", "rounding", "sampling", "accounting"},
     {"per_example", "mechanism"},
-    {"clipped", "optimizers", "subsampled", "multi_term", "explanation"},
-    {"diagnostics", "training"},
+    {"clipped", "private_gradient", "subsampled", "multi_term", "explanation"},
+    {"optimizers", "diagnostics", "training"},
     {"checkpoints", "cli", "pictures", "progress", "__init__"},
     {"__main__"},
 ]

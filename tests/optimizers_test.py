@@ -30,9 +30,15 @@ def end_of(tx, start=START, gradients=GRADIENTS):
     params = jnp.asarray(start)
     state = tx.init(params)
     for gradient in gradients:
-        updates, state = tx.update(jnp.asarray(gradient)[None], state, params)
+        one = dpadambc.as_per_example(jnp.asarray(gradient)[None])
+        updates, state = tx.update(one, state, params)
         params = optax.apply_updates(params, updates)
     return np.asarray(params)
+
+
+def none(*shape):
+    """No gradient for any example."""
+    return dpadambc.as_per_example(jnp.zeros(shape))
 
 
 def by_hand(denominator, weight_decay=0.0, learning_rate=1e-3, b1=0.9, b2=0.999):
@@ -92,7 +98,8 @@ def test_decay_leaves_the_moments_alone(x64):
     """Coupled decay would change what the correction corrects."""
     tx = dpadambc.dp_adamw_bc(1e-3, silent(), key=KEY, weight_decay=0.5)
     plain = dpadambc.dp_adambc(1e-3, silent(), key=KEY)
-    params, gradient = jnp.asarray(START), jnp.asarray(GRADIENTS[:1])
+    params = jnp.asarray(START)
+    gradient = dpadambc.as_per_example(jnp.asarray(GRADIENTS[:1]))
     states = [t.update(gradient, t.init(params), params)[1] for t in (tx, plain)]
     nus = [optax.tree.get(s, "nu") for s in states]
     np.testing.assert_array_equal(*nus)
@@ -126,7 +133,9 @@ def test_the_chain_written_out_is_the_full_optimizer():
     ]
     full = dpadambc.dp_adamw_bc(1e-3, mechanism, key=KEY, weight_decay=1e-5)
     params = {"w": jnp.ones((3, 2)), "b": jnp.zeros(2)}
-    gradients = jax.tree.map(lambda p: jnp.ones((5, *p.shape)), params)
+    gradients = dpadambc.as_per_example(
+        jax.tree.map(lambda p: jnp.ones((5, *p.shape)), params)
+    )
     written = optax.chain(*stages)
     states = written.init(params), full.init(params)
     for _ in range(3):
@@ -140,7 +149,7 @@ def test_the_noise_of_a_full_optimizer_is_the_mechanisms():
     mechanism = silent(noise_multiplier=3.0, l2_clip_norm=0.5, normalize_by=10.0)
     tx = dpadambc.dp_sgd(1.0, mechanism, key=KEY)
     params = jnp.zeros(100_000)
-    updates, _ = tx.update(jnp.zeros((4, 100_000)), tx.init(params), params)
+    updates, _ = tx.update(none(4, 100_000), tx.init(params), params)
     # The standard error of a standard deviation from n draws is 1 / sqrt(2 n).
     assert np.std(updates) == pytest.approx(0.15, rel=5 / np.sqrt(2e5))
     assert mechanism.noise_stddev == pytest.approx(0.15)
@@ -153,7 +162,7 @@ def test_privacy_noise_follows_a_scheduled_mechanism_and_so_does_the_correction(
     params = jnp.zeros(50_000)
     state = tx.init(params)
     for _ in range(10):
-        _, state = tx.update(jnp.zeros((1, 50_000)), state, params)
+        _, state = tx.update(none(1, 50_000), state, params)
     nu, tracked = (optax.tree.get(state, n) for n in ("nu", "noise_variance"))
     assert nu.mean() == pytest.approx(float(tracked), rel=0.02)
 

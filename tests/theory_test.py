@@ -110,15 +110,10 @@ def test_the_schedule_makes_momentum_take_the_steps_of_dp_adam():
         normalize_by=256,
     )
     key, params = jax.random.key(0), jnp.zeros(2_000)
-    adam = dpadambc.dp_adam(
-        optax.linear_schedule(1e-3, 1e-4, 300),
-        mechanism,
-        key=key,
-        b1=b1,
-        eps=0.0,
-        pre_clipped=True,
-    )
-    sgdm = dpadambc.dp_sgd(schedule, mechanism, key=key, momentum=b1, pre_clipped=True)
+    noise = dpadambc.add_dp_noise(mechanism.noise_stddev, key=key)
+    learning_rate = optax.linear_schedule(1e-3, 1e-4, 300)
+    adam = optax.chain(noise, optax.adam(learning_rate, b1, eps=0.0))
+    sgdm = optax.chain(noise, optax.sgd(schedule, momentum=b1))
     gradient = jnp.zeros_like(params)
 
     def run(optimizer):
