@@ -73,7 +73,8 @@ class Checkpoints:
         when the disk is full; the one before is removed only then.
       * A state comes back bit for bit, with its keys and its step, or not at all: a
         checksum tells what was damaged.
-      * It is given to a run with the same mechanism, program, data and start only.
+      * It is given to a run with the same mechanism, program, data, start and key only.
+        The number of iterations may grow.
 
     Args:
       folder: made if it is not there.
@@ -84,7 +85,7 @@ class Checkpoints:
       ValueError: if a number is less than one.
 
     Example:
-      >>> import functools, tempfile, jax, jax.numpy as jnp
+      >>> import tempfile, jax, jax.numpy as jnp, optax
       >>> import dpadambc
       >>> from dpadambc import checkpoints, training
       >>> mechanism = dpadambc.SubsampledGaussian(
@@ -93,7 +94,7 @@ class Checkpoints:
       >>> def run(folder):
       ...     return training.fit(
       ...         lambda w, x: w @ x, jnp.zeros(2), (jnp.ones((8, 2)),), mechanism,
-      ...         functools.partial(dpadambc.dp_sgd, 0.1), key=jax.random.key(0),
+      ...         optax.sgd(0.1), key=jax.random.key(0),
       ...         target_delta=1e-5, checkpoints=checkpoints.Checkpoints(folder))
       >>> with tempfile.TemporaryDirectory() as folder:
       ...     first, again = run(folder), run(folder)  # the second finds it done
@@ -116,6 +117,9 @@ class Checkpoints:
                 enable_async_checkpointing=False,
             ),
         )
+
+    def __repr__(self) -> str:
+        return f"Checkpoints({str(self._folder)!r})"
 
     def is_due(self, before: int, after: int) -> bool:
         """Whether to save, having gone from so many steps to so many."""

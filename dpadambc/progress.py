@@ -29,7 +29,7 @@ class ProgressBar:
       ValueError: if epsilon is to be computed less than once.
 
     Example:
-      >>> import functools, io, jax, jax.numpy as jnp, rich.console
+      >>> import io, jax, jax.numpy as jnp, optax, rich.console
       >>> import dpadambc
       >>> from dpadambc import progress, training
       >>> mechanism = dpadambc.SubsampledGaussian(
@@ -39,7 +39,7 @@ class ProgressBar:
       >>> with progress.ProgressBar(console=out) as bar:
       ...     result = training.fit(
       ...         lambda w, x: w @ x, jnp.zeros(2), (jnp.ones((8, 2)),), mechanism,
-      ...         functools.partial(dpadambc.dp_sgd, 0.1), key=jax.random.key(0),
+      ...         optax.sgd(0.1), key=jax.random.key(0),
       ...         target_delta=1e-5, callback=bar)
       >>> f"epsilon {result.epsilon:.2f} at step 4" in out.file.getvalue()
       True

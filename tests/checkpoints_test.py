@@ -75,7 +75,7 @@ def fit(folder=None, *, every=5, mechanism=MECHANISM, loss_fn=loss_fn, **options
         params,
         data,
         mechanism,
-        functools.partial(dpadambc.dp_adambc, rate),
+        dpadambc.adam_bc(rate, mechanism.noise_stddev),
         checkpoints=saved,
         **options,
     )
@@ -144,11 +144,6 @@ def test_no_step_is_counted_twice_or_not_at_all(tmp_path):
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            {"iterations": 25},
-            "iterations: 20 there, 25 here",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
             {"normalize_by": 40},
             "normalize_by: 50 there, 40 here",
             marks=pytest.mark.slow,
@@ -173,9 +168,61 @@ def test_a_schedule_of_noise_is_told_from_another(tmp_path):
         MECHANISM, noise_multiplier=optax.linear_schedule(2.0, low, 20)
     )
     interrupted(tmp_path, mechanism=make(1.0))
-    with pytest.raises(ValueError, match="noise_multiplier: a schedule from 2 to"):
+    with pytest.raises(ValueError, match="end_value: 1.0 there, 1.5 here"):
         fit(tmp_path, mechanism=make(1.5))
     assert fit(tmp_path, mechanism=make(1.0)).iterations == 20
+
+
+# A run that goes on for longer than it was to.
+
+
+def test_a_finished_run_is_extended_and_all_its_steps_count(tmp_path):
+    fit(tmp_path)
+    longer = dataclasses.replace(MECHANISM, iterations=30)
+    taken = []
+    result = fit(
+        tmp_path, mechanism=longer, callback=lambda p: taken.append(p.iterations)
+    )
+    assert taken == list(range(21, 31)) and result.resumed_from == 20
+    assert result.epsilon == longer.epsilon(1e-5) > MECHANISM.epsilon(1e-5)
+    # It is the run that was to be as long from the start: no noise of another.
+    assert_same(result.state, fit(mechanism=longer).state)
+
+
+def test_an_extended_run_keeps_to_its_budget(tmp_path):
+    fit(tmp_path)
+    longer = dataclasses.replace(MECHANISM, iterations=40)
+    spent = [longer.epsilon(1e-5, iterations=n) for n in (25, 26)]
+    result = fit(tmp_path, mechanism=longer, target_epsilon=sum(spent) / 2)
+    assert result.iterations == 25 and result.stopped_by == "budget"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mechanism": dataclasses.replace(MECHANISM, iterations=10)},
+        {"target_epsilon": MECHANISM.epsilon(1e-5, iterations=12)},
+    ],
+    ids=["iterations", "budget"],
+)
+def test_steps_that_were_taken_cannot_be_taken_back(tmp_path, options):
+    fit(tmp_path)
+    with pytest.raises(ValueError, match="at least the 20 steps .* taken and spent"):
+        fit(tmp_path, **options)
+
+
+def test_a_schedule_of_noise_is_that_of_the_run_when_it_is_extended(tmp_path):
+    make = lambda late, n: dataclasses.replace(
+        MECHANISM,
+        noise_multiplier=lambda step: jnp.where(step < 20, 1.0, late),
+        iterations=n,
+    )
+    fit(tmp_path, mechanism=make(2.0, 20))
+    longer = make(2.0, 25)
+    assert fit(tmp_path, mechanism=longer).epsilon == longer.epsilon(1e-5)
+    # Even where all steps taken were the same.
+    with pytest.raises(ValueError, match="another run"):
+        fit(tmp_path, mechanism=make(0.1, 30))
 
 
 def preprocessed(constant):
@@ -191,10 +238,14 @@ def with_frozen(w, frozen, x, y):
 @pytest.mark.parametrize(
     ("first", "second", "what"),
     [
-        ({}, {"rate": 0.2}, "program"),
+        ({}, {"rate": 0.2}, "step_size: -0.1 there, -0.2 here"),
         ({}, {"loss_fn": lambda w, x, y: jnp.abs(w @ x - y)}, "program"),
         ({}, {"microbatch_size": 7}, "program"),
-        ({"loss_fn": preprocessed(1.0)}, {"loss_fn": preprocessed(2.0)}, "program"),
+        (
+            {"loss_fn": preprocessed(1.0)},
+            {"loss_fn": preprocessed(2.0)},
+            "constant: 1.0 there, 2.0 here",
+        ),
         ({}, {"data": (X.at[7].set(0), Y)}, "data"),
         ({}, {"params": jnp.ones(3)}, "start"),
         (
@@ -211,7 +262,7 @@ def test_another_run_is_refused_since_it_would_reuse_the_noise(
     tmp_path, first, second, what, after
 ):
     interrupted(tmp_path, after, **first)
-    with pytest.raises(ValueError, match=rf"{what}: .*noise that was used before"):
+    with pytest.raises(ValueError, match=rf"{what}.*noise that was used before"):
         fit(tmp_path, **second)
     if after == 2:
         taken = []
@@ -222,7 +273,7 @@ def test_another_run_is_refused_since_it_would_reuse_the_noise(
 def test_what_noise_gives_away_if_it_is_used_for_another_gradient():
     """Negative control: two runs of one key differ by their gradients alone."""
     certain = dataclasses.replace(MECHANISM, sampling_prob=1.0, iterations=1)
-    sgd = functools.partial(dpadambc.dp_sgd, 1.0)
+    sgd = optax.sgd(1.0)
     other = X, Y.at[7].set(-Y[7])
     ends = [
         training.fit(
@@ -245,8 +296,9 @@ def test_what_noise_gives_away_if_it_is_used_for_another_gradient():
 
 def test_another_model_is_refused(tmp_path):
     saved = checkpoints.Checkpoints(tmp_path)
-    tx = dpadambc.dp_adambc(RATE, MECHANISM, key=jax.random.key(0))
-    make = lambda n: training.init_state(jnp.zeros(n), tx, jax.random.key(1))
+    make = lambda n: training.init_state(
+        jnp.zeros(n), MECHANISM, optax.adam(RATE), key=jax.random.key(1)
+    )
     saved.save(make(3), {"a": 1})
     with pytest.raises(ValueError, match="another model or optimizer"):
         saved.restore(make(4), {"a": 1})
@@ -326,12 +378,13 @@ def test_a_checkpoint_holds_what_it_should_and_no_more(tmp_path):
     about = json.loads((last / "about" / "metadata").read_text())
     assert set(about["record"]) == {
         *("mechanism", "program", "data", "frozen", "start", "batches"),
+        *("numbers", "key", "key_of_entropy"),
         *(f.name for f in dataclasses.fields(MECHANISM)),
     }
     shapes = [shape for shape, _ in about["arrays"].values()]
-    # Step, parameters; of the optimizer: count and key of the noise, count, two moments
-    # and noise variance of Adam; the keys of sampling and loss.
-    assert sorted(shapes) == sorted([[], [3], [], [2], [], [3], [3], [], [2], [2]])
+    # Step, parameters; of the optimizer: count, two moments and noise variance of Adam;
+    # count and key of the noise; the keys of sampling and loss.
+    assert sorted(shapes) == sorted([[], [3], [], [3], [3], [], [], [2], [2], [2]])
 
 
 def masked_by(key):
@@ -498,8 +551,9 @@ def test_a_sharded_run_goes_on(tmp_path, split):
 
 def test_a_lone_damaged_checkpoint_says_that_there_is_none_before(tmp_path):
     saved = checkpoints.Checkpoints(tmp_path)
-    tx = dpadambc.dp_adambc(RATE, MECHANISM, key=jax.random.key(0))
-    state = training.init_state(jnp.zeros(3), tx, jax.random.key(1))
+    state = training.init_state(
+        jnp.zeros(3), MECHANISM, optax.adam(RATE), key=jax.random.key(1)
+    )
     saved.save(state, {"a": 1})
     shutil.rmtree(tmp_path / "0" / "state")
     with pytest.raises(ValueError, match="none before it.*needs another key"):
@@ -527,7 +581,7 @@ def test_without_orbax_the_message_says_what_to_install():
 # A process that is killed at any moment, also in the middle of a save.
 
 PROGRAM = """
-import functools, pathlib, sys
+import pathlib, sys
 import jax, jax.numpy as jnp, numpy as np
 import dpadambc
 from dpadambc import checkpoints, training
@@ -541,7 +595,7 @@ x = jnp.linspace(-1, 1, 200)
 saved = checkpoints.Checkpoints(folder, every=1) if folder else None
 result = training.fit(
     lambda w, x: jnp.mean((w - x) ** 2), jnp.zeros(size), (x,), mechanism,
-    functools.partial(dpadambc.dp_adambc, 0.1), key=jax.random.key(0),
+    dpadambc.adam_bc(0.1, mechanism.noise_stddev), key=jax.random.key(0),
     target_delta=1e-5, checkpoints=saved,
     callback=lambda p: print(p.iterations, flush=True))
 np.save(output, result.state.params)

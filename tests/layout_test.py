@@ -1,6 +1,7 @@
 """A run on many devices is the run on one: the same draws, nothing in the open."""
 
 import collections
+import dataclasses
 import functools
 import math
 import os
@@ -20,7 +21,6 @@ from jax.sharding import PartitionSpec as P
 import dpadambc
 from dpadambc import checkpoints, training
 from dpadambc.training.layout import Layout
-from dpadambc.training.step import Step
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(203, 16)).astype(np.float32)
@@ -77,7 +77,7 @@ def fit(devices=None, *, split_params=False, kind=AxisType.Auto, key=3, **option
         params,
         options.pop("data", DATA),
         MECHANISM,
-        functools.partial(dpadambc.dp_adambc, 0.05),
+        dpadambc.adam_bc(0.05, MECHANISM.noise_stddev),
         key=jax.random.key(key) if isinstance(key, int) else key,
         target_delta=1e-5,
         **options,
@@ -177,27 +177,18 @@ def test_what_is_frozen_may_be_split():
 
 
 OPTIMIZERS = {
-    "dp_sgd": functools.partial(dpadambc.dp_sgd, 0.1, momentum=0.9),
-    "dp_adam": functools.partial(dpadambc.dp_adam, 0.1),
-    "dp_adamw_bc": functools.partial(dpadambc.dp_adamw_bc, 0.1),
+    "sgd": optax.sgd(0.1, momentum=0.9),
+    "adam": optax.adam(0.1),
+    "adamw_bc": dpadambc.adamw_bc(0.1, MECHANISM.noise_stddev),
 }
 
 
-def injected(mechanism, *, key, pre_clipped):
-    make = optax.inject_hyperparams(
-        dpadambc.dp_adambc, static_args=("mechanism", "key", "pre_clipped")
-    )
-    return make(0.1, mechanism=mechanism, key=key, pre_clipped=pre_clipped)
-
-
-def in_parts(mechanism, *, key, pre_clipped):
-    """Only the weights have moments."""
-    labels = {"w1": "adam", "b": "sgd", "w2": "adam", "scale": "sgd"}
-    adam = dpadambc.scale_by_adam_bc(mechanism.noise_stddev)
-    return optax.chain(
-        dpadambc.add_dp_noise(mechanism.noise_stddev, key=key),
-        optax.multi_transform({"adam": adam, "sgd": optax.sgd(0.1)}, labels),
-    )
+INJECTED = optax.inject_hyperparams(dpadambc.adam_bc)(0.1, MECHANISM.noise_stddev)
+# Only the weights have moments.
+IN_PARTS = optax.multi_transform(
+    {"adam": dpadambc.adam_bc(0.1, MECHANISM.noise_stddev), "sgd": optax.sgd(0.1)},
+    {"w1": "adam", "b": "sgd", "w2": "adam", "scale": "sgd"},
+)
 
 
 def started(optimizer, split_params=True, devices=8):
@@ -205,15 +196,19 @@ def started(optimizer, split_params=True, devices=8):
     params = PARAMS
     if split_params:
         params = jax.device_put(params, training.fully_sharded(params, mesh, "data"))
-    tx = optimizer(MECHANISM, key=jax.random.key(0), pre_clipped=True)
-    init = lambda params: training.init_state(params, tx, jax.random.key(1))
+    init = functools.partial(
+        training.init_state,
+        mechanism=MECHANISM,
+        optimizer=optimizer,
+        key=jax.random.key(1),
+    )
     layout = Layout.of(params, NamedSharding(mesh, P("data")), None)
-    return tx, *layout.start(init, params)
+    return optimizer, *layout.start(init, params)
 
 
 @pytest.mark.parametrize(
     "optimizer",
-    [*OPTIMIZERS.values(), injected, in_parts],
+    [*OPTIMIZERS.values(), INJECTED, IN_PARTS],
     ids=[*OPTIMIZERS, "injected", "in_parts"],
 )
 def test_moments_lie_where_their_parameters_do(optimizer):
@@ -226,18 +221,15 @@ def test_moments_lie_where_their_parameters_do(optimizer):
     assert all(m.addressable_shards[0].data.size == m.size // 8 for m in moments)
 
 
-def labelled_by_a_function(mechanism, *, key, pre_clipped):
-    """Which looks into the parameters, and so would not take a stand-in for them."""
-    parts = {
-        name: dpadambc.dp_adambc(0.1, mechanism, key=key, pre_clipped=pre_clipped)
-        for name in ("w1", "rest")
-    }
-    labels = lambda params: {n: n if n == "w1" else "rest" for n in params.keys()}
-    return optax.multi_transform(parts, labels)
+# Which looks into the parameters, and so would not take a stand-in for them.
+LABELLED_BY_A_FUNCTION = optax.multi_transform(
+    {name: dpadambc.adam_bc(0.1, MECHANISM.noise_stddev) for name in ("w1", "rest")},
+    lambda params: {n: n if n == "w1" else "rest" for n in params.keys()},
+)
 
 
 def test_optimizers_that_look_into_the_parameters_run_on_a_mesh():
-    _, _, state = started(labelled_by_a_function)
+    _, _, state = started(LABELLED_BY_A_FUNCTION)
     specs = {x.shape: x.sharding.spec for x in state.params.values()}
     moments = [x for x in jax.tree.leaves(state.opt_state) if x.ndim]
     assert len(moments) == 2 * 3
@@ -285,10 +277,15 @@ def collectives(compiled):
 
 
 def compiled_update(tx, layout, state):
-    update = lambda gradient, state, params: tx.update(gradient, state, params)
+    noise = dpadambc.add_dp_noise(MECHANISM.noise_stddev, key=jax.random.key(0))
+
+    def update(gradient, state):
+        private, _ = noise.update(gradient, state.noise, state.params)
+        return tx.update(private, state.opt_state, state.params)
+
     with layout.context():
         gradient = layout.summed(state.params)
-        return jax.jit(update).lower(gradient, state.opt_state, state.params).compile()
+        return jax.jit(update).lower(gradient, state).compile()
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
@@ -299,12 +296,7 @@ def test_noise_and_update_need_no_other_device(optimizer):
 
 def test_an_update_that_needs_other_devices_would_be_seen():
     """The negative control: a norm over all parameters."""
-
-    def with_norm(mechanism, **options):
-        return optax.chain(
-            dpadambc.dp_sgd(0.1, mechanism, **options), optax.clip_by_global_norm(1.0)
-        )
-
+    with_norm = optax.chain(optax.sgd(0.1), optax.clip_by_global_norm(1.0))
     tx, layout, state = started(with_norm)
     assert collectives(compiled_update(tx, layout, state))
 
@@ -327,15 +319,16 @@ def compiled_step(devices, loss_fn, params, examples, split_params, **options):
     mesh = mesh_of(devices)
     if split_params:
         params = jax.device_put(params, training.fully_sharded(params, mesh, "data"))
-    tx = dpadambc.dp_adambc(0.1, MECHANISM, key=jax.random.key(0), pre_clipped=True)
-    init = lambda params: training.init_state(params, tx, jax.random.key(1))
+    optimizer = dpadambc.adam_bc(0.1, MECHANISM.noise_stddev)
+    step = training.Step(loss_fn, MECHANISM, optimizer)
+    init = functools.partial(step.init, key=jax.random.key(1))
     layout = Layout.of(params, NamedSharding(mesh, P("data")), None)
     with layout.context():
         layout, state = layout.start(init, params)
-        step = Step(loss_fn, MECHANISM, tx, False, False, None, None, layout)
+        step = dataclasses.replace(step, layout=layout)
         padding = np.zeros(len(examples[0]), bool)
         placed = layout.place((examples, padding))
-        return jax.jit(step, donate_argnums=0).lower(state, None, *placed).compile()
+        return jax.jit(step, donate_argnums=0).lower(state, *placed).compile()
 
 
 WIDE = {
@@ -463,7 +456,7 @@ def test_each_parameter_is_split_along_its_longest_axis_that_divides():
     }
 
 
-def run_processes(folder, devices_of_each):
+def run_processes(folder, devices_of_each, kind_of_key="known"):
     """Two processes that know of each other through the loopback device."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
@@ -472,7 +465,7 @@ def run_processes(folder, devices_of_each):
     command = [sys.executable, "-m", "tests.one_of_several", address, "2"]
     running = [
         subprocess.Popen(
-            [*command, str(process), str(folder)],
+            [*command, str(process), str(folder), kind_of_key],
             env={**os.environ, "XLA_FLAGS": flags},
             stderr=subprocess.PIPE,
             text=True,
@@ -500,3 +493,21 @@ def test_two_processes_train_as_one_and_go_on(tmp_path, devices_of_each):
     # One process goes on from what two saved: it has nothing left to do.
     saved = checkpoints.Checkpoints(tmp_path / "checkpoints", every=5)
     assert apart(fit(data=Source(), checkpoints=saved), on_one_device()) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind_of_key", ["secret", "own"])
+def test_a3_processes_with_keys_of_their_own_train_with_one(tmp_path, kind_of_key):
+    """Else each would draw other batches, and an example be in the sum of both."""
+    run_processes(tmp_path, 1, kind_of_key)
+    run_processes(tmp_path, 1, kind_of_key)
+    first, second = (np.load(tmp_path / f"{process}.npz") for process in range(2))
+    for name in (*PARAMS, "drawn"):
+        np.testing.assert_array_equal(first[name], second[name])
+    expected = fit(key=jax.random.key(0)) if kind_of_key == "own" else on_one_device()
+    gap = max(
+        np.abs(first[name] - np.asarray(x)).max()
+        for name, x in expected.state.params.items()
+    )
+    # The key of the first process; or none that anybody knows.
+    assert gap < 1e-5 if kind_of_key == "own" else gap > 0.05

@@ -1,8 +1,9 @@
-"""One process of a run: `python -m tests.one_of_several ADDRESS PROCESSES ID FOLDER`.
+"""One process of a run: `python -m tests.one_of_several ADDRESS COUNT ID FOLDER KEY`.
 
 It trains as `layout_test` does, with parameters that are split over the devices of all
 processes and data that each fetches for its own, and ends at step 5 where FOLDER has no
-checkpoint of it.
+checkpoint of it. KEY is "known" or "secret", which each process draws for itself, or
+"own", a known one of each process.
 """
 
 import pathlib
@@ -13,13 +14,18 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dpadambc import checkpoints
+from dpadambc import checkpoints, training
 
 
-def main(address, processes, process, folder):
+def main(address, processes, process, folder, kind_of_key):
     jax.distributed.initialize(address, int(processes), int(process))
     from tests import layout_test  # which makes arrays
 
+    keys = {
+        "known": lambda: jax.random.key(3),
+        "secret": training.secret_key,
+        "own": lambda: jax.random.key(int(process)),
+    }
     folder = pathlib.Path(folder)
     goes_on = (folder / "checkpoints" / "5").exists()
     fetched = set()
@@ -36,6 +42,7 @@ def main(address, processes, process, folder):
     result = layout_test.fit(
         jax.device_count(),
         split_params=True,
+        key=keys[kind_of_key](),
         data=Source(),
         checkpoints=checkpoints.Checkpoints(folder / "checkpoints", every=5),
         callback=stop,
@@ -44,7 +51,10 @@ def main(address, processes, process, folder):
     assert not w1.is_fully_addressable
     gather = jax.jit(lambda x: x, out_shardings=NamedSharding(w1.sharding.mesh, P()))
     params = {name: np.asarray(gather(x)) for name, x in result.state.params.items()}
-    np.savez(folder / f"{process}.npz", fetched=sorted(fetched), **params)
+    # What a process draws outside of `fit`, with what it takes for the same key.
+    drawn = jax.random.uniform(training.secret_key())
+    found = dict(fetched=sorted(fetched), drawn=np.asarray(drawn), **params)
+    np.savez(folder / f"{process}.npz", **found)
 
 
 if __name__ == "__main__":

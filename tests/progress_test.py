@@ -3,12 +3,13 @@
 import io
 import subprocess
 import sys
+import types
 
 import pytest
 import rich.console
 
 from dpadambc import progress
-from dpadambc.training import Progress
+from dpadambc.training import Progress, Seen
 
 
 class Mechanism:
@@ -22,12 +23,19 @@ class Mechanism:
         return iterations / 100
 
 
+def told(iterations, iterations_in_all, mechanism):
+    run = types.SimpleNamespace(
+        iterations=iterations_in_all, mechanism=mechanism, target_delta=1e-5
+    )
+    return Progress(None, Seen(0.5, 1, 0, True), run, iterations)
+
+
 def shown(steps=100, **options):
     mechanism = Mechanism()
     console = rich.console.Console(file=io.StringIO(), width=120)
     with progress.ProgressBar(console=console, **options) as bar:
         for i in range(1, steps + 1):
-            bar(Progress(None, i, steps, (0.5, 1), mechanism, 1e-5))
+            bar(told(i, steps, mechanism))
     return console.file.getvalue(), mechanism.asked
 
 
@@ -42,8 +50,8 @@ def test_a_bar_that_is_used_again_begins_again():
     console = rich.console.Console(file=io.StringIO(), width=120)
     with progress.ProgressBar(console=console, updates_of_epsilon=1) as bar:
         for steps in (100, 50):
-            bar(Progress(None, 1, steps, (0.5, 1), mechanism, 1e-5))
-            bar(Progress(None, steps // 2, steps, (0.5, 1), mechanism, 1e-5))
+            bar(told(1, steps, mechanism))
+            bar(told(steps // 2, steps, mechanism))
     assert mechanism.asked == [1, 1]
     assert "step 25 of 50" in console.file.getvalue()
 

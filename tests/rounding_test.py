@@ -171,18 +171,13 @@ def train(dtype, make=lambda tx, key: tx, learning_rate=1e-3):
         normalize_by=50,
     )
 
-    def optimizer(mechanism, *, key, pre_clipped):
-        tx = dpadambc.dp_adambc(
-            learning_rate, mechanism, key=key, pre_clipped=pre_clipped
-        )
-        return make(tx, key)
-
+    tx = dpadambc.adam_bc(learning_rate, mechanism.noise_stddev)
     return training.fit(
         lambda w, x: jnp.mean((w - 0.5 - 0.1 * x) ** 2),
         jnp.full(64, 1.0, dtype),
         (x,),
         mechanism,
-        optimizer,
+        make(tx, jax.random.key(1)),
         key=jax.random.key(1),
         target_delta=1e-5,
         steps_per_call=100,

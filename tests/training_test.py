@@ -14,7 +14,7 @@ import pytest
 from flax import nnx
 
 import dpadambc
-from dpadambc import training
+from dpadambc import keys, training
 from dpadambc.training import data as training_data
 
 DELTA = 1e-5
@@ -38,16 +38,17 @@ def mechanism(**changes):
     return dpadambc.SubsampledGaussian(**numbers | changes)
 
 
-ADAM_BC = functools.partial(dpadambc.dp_adambc, 0.1)
-
-
 MECHANISM = mechanism()
+
+
+def adam_bc(mechanism, learning_rate=0.1):
+    return dpadambc.adam_bc(learning_rate, mechanism.noise_stddev)
 
 
 def fit(loss_fn=loss_fn, params=None, data=(X, Y), mechanism=MECHANISM, **options):
     options = dict(key=jax.random.key(0), target_delta=DELTA) | options
     params = jnp.zeros(3) if params is None else params
-    optimizer = options.pop("optimizer", ADAM_BC)
+    optimizer = options.pop("optimizer", None) or adam_bc(mechanism)
     return training.fit(loss_fn, params, data, mechanism, optimizer, **options)
 
 
@@ -58,15 +59,14 @@ def plain_run():
 
 def by_hand(iterations=30):
     """The same run, written out."""
-    noise_key, run_key = jax.random.split(jax.random.key(0))
+    noise_key, run_key = jax.random.split(keys.of_domain(jax.random.key(0), "fit"))
     sampling_key, _ = jax.random.split(run_key)
     optimizer = dpadambc.dp_adambc(0.1, mechanism(), key=noise_key)
 
     @jax.jit
     def step(w, state, key):
         batch = mechanism().sample(key, num_examples=200)
-        rows = X[batch.indices], Y[batch.indices]
-        grads = dpadambc.per_example_grad(loss_fn)(w, *rows)
+        grads = dpadambc.per_example_grad(loss_fn)(w, *batch.gather((X, Y)))
         updates, state = optimizer.update(
             grads, state, w, is_padding_example=batch.is_padding_example
         )
@@ -84,7 +84,7 @@ def test_a_run_is_the_chain_written_out():
     np.testing.assert_allclose(result.state.params, by_hand(), rtol=1e-4)
     assert result.iterations == int(result.state.step) == 30
     assert result.epsilon == mechanism().epsilon(DELTA)
-    assert not result.stopped_by_budget
+    assert result.stopped_by == "iterations"
 
 
 class Examples:
@@ -124,7 +124,7 @@ def test_one_compilation_for_all_steps():
     fit(counted)
     traced = len(counts)
     fit(counted, mechanism=mechanism(iterations=3))
-    assert len(counts) == 2 * traced
+    assert len(counts) <= 2 * traced
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
@@ -137,14 +137,14 @@ def test_the_step_that_would_exceed_the_budget_is_not_taken(accountant, monkeypa
     spent = [mechanism().epsilon(DELTA, iterations=n) for n in (10, 11)]
     target = (spent[0] + spent[1]) / 2
     result = fit(target_epsilon=target, steps_per_call=4)
-    assert result.iterations == 10 and result.stopped_by_budget
+    assert result.iterations == 10 and result.stopped_by == "budget"
     assert result.epsilon == spent[0] <= target < spent[1]
     np.testing.assert_allclose(result.state.params, by_hand(10), rtol=1e-4)
 
 
 def test_a_budget_for_all_steps_or_for_none():
     enough = fit(target_epsilon=1e3)
-    assert enough.iterations == 30 and not enough.stopped_by_budget
+    assert enough.iterations == 30 and enough.stopped_by == "iterations"
     with pytest.raises(ValueError, match="one step at least, which costs epsilon"):
         fit(target_epsilon=1e-3)
     silent = mechanism(noise_multiplier=0.0)
@@ -180,7 +180,7 @@ def test_the_callback_hears_of_every_call_and_of_what_is_spent():
 def test_losses_are_a_mean_over_the_examples_that_took_part():
     first = []
     fit(mechanism=mechanism(iterations=1), callback=first.append)
-    _, run_key = jax.random.split(jax.random.key(0))
+    _, run_key = jax.random.split(keys.of_domain(jax.random.key(0), "fit"))
     sampling_key, _ = jax.random.split(run_key)
     batch = mechanism().sample(jax.random.fold_in(sampling_key, 0), num_examples=200)
     present = batch.indices[~batch.is_padding_example]
@@ -251,7 +251,7 @@ def test_the_loss_has_a_key_for_each_example_and_step():
         loss,
         mechanism=silent,
         uses_key=True,
-        optimizer=functools.partial(dpadambc.dp_sgd, 1.0),
+        optimizer=optax.sgd(1.0),
         callback=lambda p: seen.append(p.state.params + 0),
     )
     steps = np.diff(np.stack(seen), axis=0)
@@ -317,7 +317,7 @@ def test_the_mean_of_views_is_the_mean_of_their_losses():
 
 def test_masters_keep_the_steps_that_low_precision_would_round_away():
     """With steps of 1e-4 on parameters of one, bfloat16 keeps next to nothing."""
-    tiny = functools.partial(dpadambc.dp_adambc, 1e-4)
+    tiny = adam_bc(MECHANISM, 1e-4)
     low = training.with_compute_dtype(loss_fn, jnp.bfloat16)
     start = jnp.ones(3)
     masters = fit(low, start, optimizer=tiny).state.params
@@ -343,21 +343,13 @@ def test_the_loss_is_computed_in_the_dtype_that_was_asked_for():
 
 def test_the_average_of_low_precision_parameters_does_not_stand_still():
     """In bfloat16, 0.999 is one."""
-    still = functools.partial(dpadambc.dp_sgd, 0.0)
+    still = optax.sgd(0.0)
     state = fit(
         params=jnp.ones(3, jnp.bfloat16), average_decay=0.999, optimizer=still
     ).state
     assert state.average.dtype == jnp.float32
     from_zero = state._replace(average=jnp.zeros(3))
-    step = training.loop.Step(
-        loss_fn,
-        MECHANISM,
-        still(MECHANISM, key=jax.random.key(0), pre_clipped=True),
-        False,
-        False,
-        None,
-        0.999,
-    )
+    step = training.Step(loss_fn, MECHANISM, still, average_decay=0.999)
     average = from_zero.average
     for _ in range(3):
         average = step._average(state.params, average)
@@ -367,7 +359,7 @@ def test_the_average_of_low_precision_parameters_does_not_stand_still():
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_the_noise_that_reaches_adam_has_the_variance_that_is_subtracted(dtype):
     size = 20_000
-    loss = training.with_compute_dtype(lambda w, x, y: jnp.sum(w) * 0 * y, dtype)
+    loss = training.with_compute_dtype(lambda w, x, y: jnp.sum(w) * 1e-9 * y, dtype)
     result = fit(loss, jnp.zeros(size), mechanism=mechanism(iterations=20))
     (adam,) = [
         s
@@ -394,7 +386,7 @@ def test_batches_differ_from_step_to_step():
         params=jnp.zeros(200),
         data=data,
         mechanism=silent,
-        optimizer=functools.partial(dpadambc.dp_sgd, 1.0),
+        optimizer=optax.sgd(1.0),
         callback=lambda p: seen.append(p.state.params + 0),
     )
     took_part = np.diff(np.stack(seen), axis=0) < -1e-3
@@ -455,7 +447,7 @@ def test_a_mechanism_for_another_size_of_data_is_refused():
 @pytest.mark.parametrize(
     ("data", "error", "message"),
     [
-        ({"x": X}, TypeError, "tuple of the arguments"),
+        ([X, Y], TypeError, "tuple of the arguments"),
         ((X, Y[:-1]), ValueError, "all of one length"),
         ((X, 1.0), ValueError, "all of one length"),
     ],
@@ -487,33 +479,12 @@ def test_a_delta_as_large_as_one_example_is_warned_of():
         fit(target_delta=0.1, mechanism=mechanism(iterations=1))
 
 
-@pytest.mark.parametrize(
-    "optimizer",
-    [
-        lambda m, *, key, pre_clipped: optax.sgd(0.1),
-        lambda m, *, key, pre_clipped: optax.MultiSteps(
-            dpadambc.dp_sgd(0.1, m, key=key, pre_clipped=True), 4
-        ).gradient_transformation(),
-        lambda m, *, key, pre_clipped: optax.chain(
-            dpadambc.add_dp_noise(1.0, key=key),
-            dpadambc.dp_sgd(0.1, m, key=key, pre_clipped=True),
-        ),
-    ],
-    ids=["none", "every_fourth_step", "twice"],
-)
-def test_an_optimizer_must_add_noise_once_in_every_step(optimizer):
-    heard = []
-    with pytest.raises(ValueError, match="adds noise once in every step"):
-        fit(optimizer=optimizer, callback=heard.append)
-    assert not heard
-
-
 def test_a_source_must_return_tuples():
     class Bare(Examples):
         def __getitem__(self, index):
             return np.asarray(X[index])
 
-    with pytest.raises(TypeError, match="as a tuple, got ndarray"):
+    with pytest.raises(TypeError, match="as a tuple, or a dictionary, got ndarray"):
         fit(data=Bare())
 
 

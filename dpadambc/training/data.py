@@ -25,7 +25,7 @@ class Source(Protocol):
         ...
 
     def __getitem__(self, index: Any, /) -> Any:
-        """The arguments of the loss for one example, a tuple of arrays."""
+        """One example: a tuple of the arguments of the loss, or a dictionary."""
         ...
 
 
@@ -33,6 +33,11 @@ def is_source(data: Any) -> bool:
     """Whether examples have to be fetched one by one, rather than being arrays."""
     containers = tuple | list | dict | np.ndarray | jax.Array
     return isinstance(data, Source) and not isinstance(data, containers)
+
+
+def arguments(examples: Any) -> tuple[Any, ...]:
+    """What the loss is called with: a dictionary is one argument."""
+    return examples if isinstance(examples, tuple) else (examples,)
 
 
 def _countable(size: int) -> int:
@@ -49,11 +54,11 @@ def num_examples(data: Any) -> int:
     """How many examples there are, the same in every array."""
     if is_source(data):
         return _countable(len(data))
-    if not isinstance(data, tuple):
+    if not isinstance(data, tuple | dict):
         raise TypeError(
-            "Expected data to be a tuple of the arguments of loss_fn, arrays with the"
-            " examples along axis 0, or a source with __len__ and __getitem__, got"
-            f" {type(data).__name__}."
+            "Expected data to be a tuple of the arguments of loss_fn or a dictionary,"
+            " of arrays with the examples along axis 0, or a source with __len__ and"
+            f" __getitem__, got {type(data).__name__}."
         )
     sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(data)}
     if len(sizes) != 1 or () in sizes:
@@ -73,12 +78,25 @@ def sample_of(source: Source) -> Any:
 def no_examples(batch: Batch) -> Batch:
     """A batch of the same shapes with nothing but padding."""
     shape = batch.indices.shape
-    return Batch(np.full(shape, -1, np.int32), np.ones(shape, bool))
+    padding = np.ones(shape, bool)
+    return Batch(np.full(shape, -1, np.int32), padding, batch.num_examples)
 
 
-def gather(data: Any, indices: Any) -> Any:
-    """The examples of a batch, on the device; the last one where an index is -1."""
-    return jax.tree.map(lambda x: x[indices], data)
+def one_example(data: Any) -> tuple[Any, ...]:
+    """The arguments of the loss for one example, arrays or shapes."""
+    if is_source(data):
+        return arguments(_checked(data[0]))
+    shape = lambda x: jax.ShapeDtypeStruct(jnp.shape(x)[1:], jnp.result_type(x))
+    return arguments(jax.tree.map(shape, data))
+
+
+def _checked(row: Any) -> Any:
+    if not isinstance(row, tuple | dict):
+        raise TypeError(
+            "Expected the source to return the arguments of loss_fn as a tuple, or a"
+            f" dictionary, got {type(row).__name__}."
+        )
+    return row
 
 
 def fetch(source: Source, batch: Batch, sharding: NamedSharding | None = None) -> Any:
@@ -89,12 +107,7 @@ def fetch(source: Source, batch: Batch, sharding: NamedSharding | None = None) -
     padding = np.asarray(batch.is_padding_example)
     needed = ~padding & _is_local(padding.shape, sharding)
     chosen = np.asarray(batch.indices)[needed]
-    rows = [source[int(i)] for i in chosen] or [source[0]]
-    if not isinstance(rows[0], tuple):
-        raise TypeError(
-            "Expected the source to return the arguments of loss_fn as a tuple, got"
-            f" {type(rows[0]).__name__}."
-        )
+    rows = [_checked(source[int(i)]) for i in chosen] or [_checked(source[0])]
 
     def stacked(*leaves):
         values = np.stack(leaves)

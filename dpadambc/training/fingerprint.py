@@ -97,12 +97,33 @@ def _constants(jaxpr: jex.Jaxpr, consts: list[Any]) -> Iterator[Any]:
             yield from _constants(inner, inner_consts)
 
 
+_CALLBACKS = {"pure_callback", "io_callback"}
+
+
+def _refuse_callbacks(jaxpr: jex.Jaxpr) -> None:
+    for equation in jaxpr.eqns:
+        if equation.primitive.name in _CALLBACKS:
+            raise ValueError(
+                "Expected a loss that is told apart by its program, got a callback to"
+                f" the host in it ({equation.primitive.name}): what that computes may"
+                " be another when the run goes on from its checkpoint, and its gradient"
+                " would get noise that was used before. Compute it beforehand, as data,"
+                " or run without checkpoints."
+            )
+        for inner, _ in _inner(list(equation.params.values())):
+            _refuse_callbacks(inner)
+
+
 def of_program(fun: Callable[..., Any], *args: Any) -> str:
     """Of a traced function: its operations and every constant in it.
 
     It does not depend on the devices: the same program on others differs by rounding.
+
+    Raises:
+      ValueError: if it calls back to the host, whose state it cannot show.
     """
     traced = jax.make_jaxpr(fun)(*args)
+    _refuse_callbacks(traced.jaxpr)
     constants = of_values(list(_constants(traced.jaxpr, list(traced.consts))))
     text = _essence(str(traced)) + constants
     return hashlib.sha256(text.encode()).hexdigest()[:16]

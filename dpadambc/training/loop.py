@@ -1,53 +1,72 @@
 """The loop: as many steps as the budget allows, saved and told about on the way."""
 
+import contextlib
+import dataclasses
+import functools
+import logging
+import pathlib
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import NamedSharding
 
 from dpadambc import _validate, accounting
 from dpadambc.mechanism import Mechanism
-from dpadambc.noise import AddDPNoiseState
+from dpadambc.training import checks, ledger, state
 from dpadambc.training import data as _data
-from dpadambc.training import ledger
+from dpadambc.training.history import History
 from dpadambc.training.layout import Layout
 from dpadambc.training.runner import Runner
-from dpadambc.training.state import TrainState, init_state
-from dpadambc.training.step import Step
+from dpadambc.training.state import TrainState
+from dpadambc.training.step import Seen, Step
+
+_LOGGER = logging.getLogger("dpadambc")
 
 
-class Optimizer(Protocol):
-    """What makes the optimizer, such as `partial(dpadambc.dp_adambc, 1e-3)`.
+class Stop(Exception):
+    """Raised by a callback or an `eval_fn` to end a run, with a `Result` all the same.
 
-    Called as below, so that its noise is that of the mechanism which is accounted for,
-    under a key that no other part of the run has.
+    The state is saved where there are checkpoints. When to stop is a choice: made by
+    looking at private data, a loss say, it is not covered by epsilon.
     """
 
-    def __call__(
-        self, mechanism: Any, /, *, key: jax.Array, pre_clipped: bool
-    ) -> optax.GradientTransformation:
-        """The transformation of gradients that are clipped and summed already."""
-        ...
+
+@jax.jit
+def _copied(tree: Any) -> Any:
+    return jax.tree.map(jnp.copy, tree)
 
 
-class Progress(NamedTuple):
+class Progress:
     """What a callback is told after every call of the compiled steps."""
 
-    state: TrainState  # its buffers are given to the next step: copy what is to be kept
     iterations: int  # steps taken
     iterations_in_all: int  # when the run will end
-    losses: tuple[jax.Array, jax.Array]  # sum and number in these steps; *not private*
+    seen: Seen  # of the examples in these steps; *not private*
     mechanism: Mechanism
     target_delta: float
+
+    def __init__(self, state: TrainState, seen: Seen, run: Any, iterations: int):
+        self._state, self.seen = state, seen
+        self.iterations, self.iterations_in_all = iterations, run.iterations
+        self.mechanism, self.target_delta = run.mechanism, run.target_delta
+
+    @functools.cached_property
+    def state(self) -> TrainState:
+        """A copy of the state, which later steps leave as it is; *secret*."""
+        return _copied(self._state)
+
+    @functools.cached_property
+    def params(self) -> optax.Params:
+        """A copy of the parameters, to keep."""
+        return _copied(self._state.params)
 
     @property
     def loss(self) -> float:
         """Mean over the examples of these steps; *not private*. It waits for them."""
-        total, count = jax.device_get(self.losses)
+        total, count, *_ = jax.device_get(self.seen)
         return float(total) / max(int(count), 1)
 
     def epsilon(self) -> float:
@@ -61,7 +80,11 @@ class Result(NamedTuple):
     state: TrainState
     iterations: int  # steps taken, those before a resumption too
     epsilon: float  # spent, at the target delta
-    stopped_by_budget: bool  # before the iterations of the mechanism were done
+    target_delta: float
+    mechanism: Mechanism
+    stopped_by: Literal["iterations", "budget", "callback"]
+    history: list[dict[str, Any]]  # a record for each evaluation; *not private*
+    resumed_from: int | None  # the step of the checkpoint it went on from
 
 
 class Checkpoints(Protocol):
@@ -78,20 +101,6 @@ class Checkpoints(Protocol):
     def save(self, state: TrainState, record: dict[str, Any]) -> None:
         """Saves all of a state, or nothing."""
         ...
-
-
-def _check(mechanism: Any, num_examples: int) -> None:
-    if not isinstance(mechanism, Mechanism) or not hasattr(mechanism, "sample"):
-        raise TypeError(
-            "Expected a mechanism that draws each batch from a key, such as a"
-            f" SubsampledGaussian, got {type(mechanism).__name__}."
-        )
-    expected = getattr(mechanism, "num_examples", num_examples)
-    if expected != num_examples:
-        raise ValueError(
-            f"Expected {expected} examples, as the mechanism has them, got"
-            f" {num_examples}. Its epsilon is for data of that size."
-        )
 
 
 def _budget(
@@ -112,45 +121,95 @@ def _budget(
     return iterations
 
 
-def _check_noise(opt_state: optax.OptState, iterations: int) -> None:
-    """Raises unless noise was added once in each step."""
-    is_noise = lambda node: isinstance(node, AddDPNoiseState)
-    nodes = jax.tree.leaves(opt_state, is_leaf=is_noise)
-    counts = [int(node.count) for node in nodes if is_noise(node)]
-    if counts != [iterations]:
-        raise ValueError(
-            "Expected an optimizer that adds noise once in every step, through"
-            f" dpadambc.add_dp_noise, got noise added {counts} times in {iterations}"
-            " steps. Without it nothing is private, and what an optimizer gathers"
-            " before it (optax.MultiSteps, say) is in the open in its state; for larger"
-            " batches use microbatch_size."
-        )
-
-
-def _from_the_host(key: jax.Array) -> jax.Array:
-    """The same key on no device in particular."""
-    words = jnp.asarray(np.asarray(jax.random.key_data(key)))
-    return jax.random.wrap_key_data(words, impl=jax.random.key_impl(key))
-
-
 class _Saved:
     """The checkpoints of one run."""
 
-    def __init__(self, checkpoints: Checkpoints, runner: Runner, start: TrainState):
-        self._checkpoints, self._record = checkpoints, runner.record(start)
+    def __init__(
+        self,
+        checkpoints: Checkpoints | None,
+        runner: Runner,
+        start: TrainState,
+        key: jax.Array,
+    ):
+        self._checkpoints, self._start = checkpoints, start
+        self._record: dict[str, Any] = {}
+        if checkpoints is not None:
+            self._record = runner.record(start) | ledger.record_of_key(key)
 
-    def restore(self, state: TrainState) -> TrainState:
-        """The last state saved, or this one, saved."""
-        found = self._checkpoints.restore(state, self._record)
+    def restore(self, iterations: int) -> tuple[TrainState, int | None]:
+        """The last state saved and its step; or the first state, saved."""
+        if self._checkpoints is None:
+            return self._start, None
+        found = self._checkpoints.restore(self._start, self._record)
         if found is None:
             # From before the first step on, what gets this noise is on record.
-            self._checkpoints.save(state, self._record)
-            return state
-        return found
+            self._checkpoints.save(self._start, self._record)
+            return self._start, None
+        step = int(found.step)
+        if step > iterations:
+            raise ValueError(
+                f"Expected at least the {step} steps that the checkpoint has taken and"
+                f" spent for, got a run of {iterations}. Ask for as many iterations, or"
+                " a larger budget."
+            )
+        _LOGGER.warning(
+            "Goes on from step %d of %d, from %r, with the keys that are there.",
+            *(step, iterations, self._checkpoints),
+        )
+        return found, step
 
-    def save(self, state: TrainState, before: int, after: int, is_last: bool) -> None:
-        if is_last or self._checkpoints.is_due(before, after):
+    def is_due(self, before: int, after: int) -> bool:
+        """Whether to save, having gone from so many steps to so many."""
+        return self._checkpoints is not None and self._checkpoints.is_due(before, after)
+
+    def save(self, state: TrainState) -> None:
+        """Saves all of a state, if there is where to."""
+        if self._checkpoints is not None:
             self._checkpoints.save(state, self._record)
+
+
+@dataclasses.dataclass
+class _Run:
+    """A run that is set up."""
+
+    runner: Runner
+    saved: _Saved
+    history: History
+    callback: Callable[[Progress], Any] | None
+    mechanism: Mechanism
+    iterations: int
+    target_delta: float
+    first_batch: checks.FirstBatch = dataclasses.field(
+        default_factory=checks.FirstBatch
+    )
+
+    def advance(
+        self, now: TrainState, done: int, most: int
+    ) -> tuple[TrainState, int, bool]:
+        """So many steps at most, in one call; and whether somebody said to stop."""
+        left = self.history.steps_until_due(done) or most
+        before, done = done, done + min(most, left, self.iterations - done)
+        now, seen = self.runner.advance(now, done - before)
+        self.first_batch.look(seen)
+        is_last = done == self.iterations
+        is_saved = is_last or self.saved.is_due(before, done)
+        if is_saved:
+            self.saved.save(now)
+        stopped = self._tell(Progress(now, seen, self, done), is_last)
+        if stopped and not is_saved:
+            self.saved.save(now)
+        return now, done, stopped
+
+    def _tell(self, progress: Progress, is_last: bool) -> bool:
+        try:
+            self.history.tell(progress, is_last=is_last)
+            if self.callback is not None:
+                self.callback(progress)
+        except Stop:
+            with contextlib.suppress(Stop):
+                self.history.end(progress)
+            return True
+        return False
 
 
 def fit(
@@ -158,7 +217,7 @@ def fit(
     params: optax.Params,
     data: Any,
     mechanism: Mechanism,
-    optimizer: Optimizer,
+    optimizer: optax.GradientTransformation,
     *,
     key: jax.Array,
     target_delta: float,
@@ -169,31 +228,47 @@ def fit(
     average_decay: float | None = None,
     steps_per_call: int = 1,
     batch_sharding: NamedSharding | None = None,
+    eval_fn: Callable[[optax.Params], Any] | None = None,
+    eval_every: int | None = None,
+    history_file: str | pathlib.Path | None = None,
     callback: Callable[[Progress], Any] | None = None,
     checkpoints: Checkpoints | None = None,
 ) -> Result:
     """Trains privately, for the iterations of the mechanism or as far as a budget goes.
 
-    Every batch is drawn by the mechanism, every gradient clipped and noised by its
-    numbers, and the epsilon returned is of the steps that were taken. The state after
-    a step follows from the key, the data and the number of steps alone, so a run that
-    was interrupted and goes on from a checkpoint ends with the same bits, on the same
-    devices and with as many steps per call; with others, the steps that were not saved
-    are taken again with the same noise, and gradients that differ by rounding.
+    Every batch is drawn by the mechanism, the gradient of each example is clipped, and
+    noise of the mechanism's level is added to the sum: what the optimizer gets is the
+    private gradient, so it may be any, and keep what it likes of it. The epsilon
+    returned is of the steps that were taken; it is computed before the first.
+
+    The state after a step follows from the key, the data and the number of steps alone,
+    so a run that was interrupted and goes on from a checkpoint ends with the same bits,
+    on the same devices and with as many steps per call; with others, the steps that
+    were not saved are taken again with the same noise, and gradients that differ by
+    rounding.
 
     Guarantees:
+      * Every coordinate of `params` gets noise of the mechanism's level in every step,
+        whatever the optimizer is; its state and its updates are functions of gradients
+        that have it.
       * With `target_epsilon`, the step that would exceed it is not taken.
-      * The noise, the batches and the loss have keys of their own, made from `key`;
-        each step folds its number in. No key is used for two draws.
+      * The noise, the batches and the loss have keys of their own, made from `key` in a
+        domain of theirs: what else is drawn with it shows nothing of them. No key is
+        used for two draws. Several processes take the key of the first.
       * The state has no losses, norms or gradients before the noise. They reach the
         callback alone, as `Progress.loss`, which is *not private*.
-      * A checkpoint of a run with another mechanism, program, data or start is refused:
-        its noise would be added to other gradients, and the difference of the two would
-        show them. (Of a source, a few examples are compared.)
+      * A checkpoint of a run with another mechanism, program, data, start or key is
+        refused: its noise would be added to other gradients, and the difference of the
+        two would show them. (Of a source, a few examples are compared; a loss that
+        calls back to the host is refused with checkpoints. A key of `secret_key` goes
+        on with that of the checkpoint, which such a key began.) More iterations are no
+        difference: the run is extended, and its epsilon counts all of them.
       * On any number of devices the draws are the same and what is added to the sum of
         all examples is one draw; the result differs by rounding.
-      * An optimizer that does not add noise once in every step is refused. That its
-        level is the mechanism's is up to the optimizer; it is for those of `dpadambc`.
+
+    It warns of parameters without a gradient, of a loss that mixes examples, such as
+    batch normalization, of a correction with the level of other noise; and, after the
+    first steps, of losses that are all NaN and of examples without any gradient.
 
     Args:
       loss_fn: the loss of one example, of `(params, *example)`; with `frozen`, of
@@ -201,10 +276,13 @@ def fit(
       params: what is trained: any pytree of floating-point arrays, such as Linen's
         parameters, `nnx.split`'s state, the arrays of an Equinox module, or adapters.
       data: a tuple of the arguments of an example, pytrees of arrays with the examples
-        along axis 0; or a source with `__len__` and `__getitem__` that returns such a
-        tuple for one example.
+        along axis 0; or a dictionary of such, which is one argument; or a source with
+        `__len__` and `__getitem__` that returns a tuple or a dictionary of one example.
       mechanism: the public numbers.
-      optimizer: makes the optimizer from the mechanism; see `Optimizer`.
+      optimizer: any Optax transformation of the private gradient: `optax.adam(1e-3)`,
+        `dpadambc.adam_bc(1e-3, mechanism.noise_stddev)`, with `optax.masked`,
+        `optax.multi_transform`, `optax.MultiSteps` or others around it. Not `dp_adam`
+        and the like, which would clip and add noise once more.
       key: a typed key, a new one for each run; secret. See `secret_key`.
       target_delta: for epsilon.
       target_epsilon: a budget; by default all iterations of the mechanism are run.
@@ -219,19 +297,28 @@ def fit(
         given, each device having the whole of what is on no mesh (`fully_sharded`
         splits them), and so do moments; the state that is returned lies on the same
         devices with axes of the kind `AxisType.Auto`.
-      callback: called after every call of the compiled steps.
+      eval_fn: called with the parameters; returns a number, or several by name, for the
+        history. On data that need no protection it costs nothing. What it says of
+        protected data is not covered by epsilon, and neither is a choice made by it.
+      eval_every: after how many steps a record is made and `eval_fn` called; by default
+        after the last alone.
+      history_file: to which the records are written as JSON lines, as they come.
+      callback: called with the `Progress` after every call of the compiled steps, which
+        may still be computing; it may keep a copy of the parameters, or raise `Stop`.
       checkpoints: where to go on from, and to save to.
 
     Returns:
       A `Result`.
 
     Raises:
-      TypeError: if the data, the mechanism or the key are not what they should be.
-      ValueError: if not even one step is within the budget, or a number is out of its
-        range, or a checkpoint is of another run.
+      TypeError: if the data, the mechanism, the optimizer or the key are not what they
+        should be.
+      ValueError: if not even one step is within the budget, a number is out of its
+        range, a checkpoint is of another run, the optimizer adds noise, or a stage
+        stands before a correction that has the mechanism's level of noise.
 
     Example:
-      >>> import functools, jax, jax.numpy as jnp
+      >>> import jax, jax.numpy as jnp
       >>> import dpadambc
       >>> from dpadambc import training
       >>> x = jax.random.normal(jax.random.key(0), (1_000, 3))
@@ -241,53 +328,57 @@ def fit(
       ...     l2_clip_norm=1.0, normalize_by=200)
       >>> result = training.fit(
       ...     lambda w, x, y: (w @ x - y) ** 2, jnp.zeros(3), data, mechanism,
-      ...     functools.partial(dpadambc.dp_adambc, 0.05), key=jax.random.key(1),
+      ...     dpadambc.adam_bc(0.05, mechanism.noise_stddev), key=jax.random.key(1),
       ...     target_delta=1e-5, steps_per_call=50)
       >>> print(result.state.params.round(0), f"{result.epsilon:.2f}")
       [ 1. -2.  3.] 3.00
     """
     _validate.typed_key(key=key)
     _validate.count(least=1, steps_per_call=steps_per_call)
-    if microbatch_size is not None:
-        _validate.count(least=1, microbatch_size=microbatch_size)
-    if average_decay is not None:
-        _validate.decay(average_decay=average_decay)
+    if eval_every is not None:
+        _validate.count(least=1, eval_every=eval_every)
     num_examples = _data.num_examples(data)
     accounting.check_delta(target_delta, num_examples)
-    _check(mechanism, num_examples)
+    checks.mechanism_of(mechanism, num_examples)
     iterations = _budget(mechanism, target_epsilon, target_delta)
-    arrays = (params, frozen, None if _data.is_source(data) else data)
-    layout = Layout.of(arrays, batch_sharding, microbatch_size)
-    with layout.context():
-        noise_key, run_key = jax.random.split(_from_the_host(key))
-    tx = optimizer(mechanism, key=noise_key, pre_clipped=True)
-    averages = average_decay is not None
-    init = lambda params: init_state(params, tx, run_key, averages=averages)
-    with layout.context():
-        layout, state = layout.start(init, params)
+    # Before the first step, since a failure here must not cost the model.
+    epsilon = mechanism.epsilon(target_delta, iterations=iterations)
     step = Step(
         loss_fn,
         mechanism,
-        tx,
+        optimizer,
         has_frozen=frozen is not None,
         uses_key=uses_key,
         microbatch_size=microbatch_size,
         average_decay=average_decay,
-        layout=layout,
     )
-    runner = Runner(step, data, frozen)
-    _check_noise(state.opt_state, 0)
-    saved = None if checkpoints is None else _Saved(checkpoints, runner, state)
-    state = saved.restore(state) if saved else state
-    done, once = int(state.step), 1 if _data.is_source(data) else steps_per_call
-    while done < iterations:
-        before, done = done, min(done + once, iterations)
-        state, losses = runner.advance(state, done - before)
-        _check_noise(state.opt_state, done)
-        if saved:
-            saved.save(state, before, done, is_last=done == iterations)
-        if callback is not None:
-            told = state, done, iterations, losses, mechanism, target_delta
-            callback(Progress(*told))
-    epsilon = mechanism.epsilon(target_delta, iterations=done)
-    return Result(state, done, epsilon, stopped_by_budget=done < mechanism.iterations)
+    arrays = (params, frozen, None if _data.is_source(data) else data)
+    layout = Layout.of(arrays, batch_sharding, microbatch_size)
+    with layout.context():
+        checks.optimizer_of(optimizer, params, mechanism)
+        checks.loss_of(step, params, frozen, data)
+        key = state.the_same_everywhere(key)
+        layout, start = layout.start(functools.partial(step.init, key=key), params)
+    runner = Runner(dataclasses.replace(step, layout=layout), data, frozen)
+    saved = _Saved(checkpoints, runner, start, key)
+    now, resumed_from = saved.restore(iterations)
+    history = History(eval_fn, eval_every, history_file)
+    history.goes_on_from(int(now.step))
+    run = _Run(runner, saved, history, callback, mechanism, iterations, target_delta)
+    done, stopped = int(now.step), False
+    while done < iterations and not stopped:
+        most = 1 if _data.is_source(data) else steps_per_call
+        now, done, stopped = run.advance(now, done, most)
+    if done < iterations:
+        epsilon = mechanism.epsilon(target_delta, iterations=done)
+    by_budget = "budget" if done < mechanism.iterations else "iterations"
+    return Result(
+        state=now,
+        iterations=done,
+        epsilon=epsilon,
+        target_delta=target_delta,
+        mechanism=mechanism,
+        stopped_by="callback" if stopped else by_budget,
+        history=history.records,
+        resumed_from=resumed_from,
+    )

@@ -8,10 +8,10 @@ import jax
 
 from dpadambc.sampling import Batch
 from dpadambc.training import data as _data
-from dpadambc.training import fingerprint, ledger
+from dpadambc.training import fingerprint, ledger, numbers
 from dpadambc.training.layout import Layout
 from dpadambc.training.state import TrainState, releasable
-from dpadambc.training.step import Step, draw
+from dpadambc.training.step import Seen, Step, draw_batch, together
 
 
 class Runner:
@@ -32,30 +32,45 @@ class Runner:
         )
 
     def _draw(self, step: Step, state: TrainState) -> Batch:
-        batch = draw(step.mechanism, state, self._num_examples)
+        batch = draw_batch(step.mechanism, state, self._num_examples)
         return step.layout.padded(batch, step.microbatch_size)
 
     def _scan(
         self, step: Step, state: TrainState, frozen: Any, arrays: Any, iterations: int
-    ) -> tuple[TrainState, tuple[jax.Array, jax.Array]]:
+    ) -> tuple[TrainState, Seen]:
         def one(state, _):
             batch = self._draw(step, state)
-            examples = _data.gather(arrays, batch.indices)
-            return step(state, frozen, examples, batch.is_padding_example)
+            examples = batch.gather(arrays)
+            return step(state, examples, batch.is_padding_example, frozen)
 
         if iterations == 1:  # a loop around it would cost some percent
             return one(state, None)
-        state, (losses, counts) = jax.lax.scan(one, state, length=iterations)
-        return state, (losses.sum(), counts.sum())
+        state, seen = jax.lax.scan(one, state, length=iterations)
+        return state, together(seen)
 
     def record(self, state: TrainState) -> dict[str, Any]:
         """What tells this run from others, before its first step.
 
-        It does not depend on the number of devices. *Secret*, as the checkpoint that it
-        is for: it follows from the data.
+        It does not depend on the number of devices, nor on the number of iterations.
+        *Secret*, as the checkpoint that it is for: it follows from the data.
         """
         with self._layout.context():
             return self._record(state)
+
+    def _numbers(self, state: TrainState) -> dict[str, float]:
+        """Those that have a name: in closures, and in the state at the start."""
+        found = numbers.of(
+            optimizer=self._step.optimizer,
+            loss_fn=self._step.loss_fn,
+            noise_multiplier=self._step.mechanism.noise_multiplier,
+        )
+        start = jax.tree_util.tree_leaves_with_path(releasable(state))
+        scalars = {
+            f"start{jax.tree_util.keystr(path)}": float(x)
+            for path, x in start
+            if x.shape == () and x.is_fully_addressable
+        }
+        return found | scalars
 
     def _record(self, state: TrainState) -> dict[str, Any]:
         step = dataclasses.replace(self._step, layout=Layout())
@@ -69,7 +84,7 @@ class Runner:
             batch = _data.no_examples(shapes)
             examples = _data.fetch(self._source, batch)
             program = fingerprint.of_program(
-                step, state, self._frozen, examples, batch.is_padding_example
+                step, state, examples, batch.is_padding_example, self._frozen
             )
         data = self._arrays if self._source is None else _data.sample_of(self._source)
         return ledger.public_numbers(step.mechanism) | {
@@ -77,6 +92,7 @@ class Runner:
             "data": fingerprint.of_values(data),
             "frozen": fingerprint.of_values(self._frozen),
             "start": fingerprint.of_values(releasable(state)),
+            "numbers": self._numbers(state),
             "batches": fingerprint.of_values(self._batch_of_a_known_key(state)),
         }
 
@@ -87,9 +103,7 @@ class Runner:
         draw = jax.jit(lambda key: self._draw(step, state._replace(sampling_key=key)))
         return draw(known)
 
-    def advance(
-        self, state: TrainState, iterations: int
-    ) -> tuple[TrainState, tuple[jax.Array, jax.Array]]:
+    def advance(self, state: TrainState, iterations: int) -> tuple[TrainState, Seen]:
         """So many steps in one call; one, where examples come from the host."""
         with self._layout.context():
             if self._source is None:
@@ -98,4 +112,4 @@ class Runner:
         examples = _data.fetch(self._source, batch, self._layout.batch_sharding)
         with self._layout.context():
             padding = batch.is_padding_example
-            return self._fetched(state, self._frozen, examples, padding)
+            return self._fetched(state, examples, padding, self._frozen)

@@ -1,40 +1,154 @@
-"""One private step: draw a batch, clip, add noise, update."""
+"""One step: clip the gradients of a batch, add noise, update."""
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from dpadambc import _validate
 from dpadambc.clipped import clipped_value_and_grad
 from dpadambc.mechanism import Mechanism
+from dpadambc.noise import add_dp_noise
+from dpadambc.private_gradient import check_mechanism
 from dpadambc.sampling import Batch
+from dpadambc.training import data
 from dpadambc.training.layout import Layout
-from dpadambc.training.state import TrainState, in_full_precision
+from dpadambc.training.state import TrainState, in_full_precision, init_state
+
+
+class Seen(NamedTuple):
+    """What a step saw of its examples: *not private*."""
+
+    loss: jax.Array  # sum over the examples
+    num_examples: jax.Array
+    num_nan: jax.Array  # examples whose loss is not a number
+    has_gradient: jax.Array  # bool: whether any example had one
+
+
+def together(seen: Seen) -> Seen:
+    """Of several steps, stacked along axis 0."""
+    *sums, has_gradient = seen
+    loss, num_examples, num_nan = (x.sum(0) for x in sums)
+    return Seen(loss, num_examples, num_nan, has_gradient.any(0))
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One private step on examples that were sampled: compiled as part of a loop."""
+    """One private step on examples that were sampled, for a loop of one's own.
+
+    `step(state, examples, is_padding_example)` returns the next `TrainState` and what
+    was `Seen`. It is a function of arrays: compile it, with `donate_argnums=0` to
+    update in place.
+
+    Guarantees:
+      * The gradient of each example is clipped, and noise of the mechanism's level is
+        added to every coordinate of the sum before the optimizer sees it. Parameters,
+        the optimizer's state and the average are functions of what is noised alone.
+      * The state is `init_state`'s, which has the keys; no step uses a key of another.
+      * Epsilon is `mechanism.epsilon(delta, iterations=state.step)` if each batch was
+        drawn as the mechanism says, `draw_batch` for one, and no state was used twice.
+
+    Args:
+      loss_fn: the loss of one example, of `(params, *example)`; with `has_frozen`, of
+        `(params, frozen, *example)`; with `uses_key`, a key comes last.
+      mechanism: the public numbers.
+      optimizer: any Optax transformation of the private gradient, such as
+        `optax.adam(1e-3)` or `dpadambc.adam_bc(1e-3, mechanism.noise_stddev)`.
+      has_frozen: whether the loss takes what is not trained.
+      uses_key: whether the loss takes a key, one for each example.
+      microbatch_size: how many examples are in memory at once; all by default.
+      average_decay: of a moving average of the parameters; none by default.
+
+    Raises:
+      TypeError: if `mechanism` is none, or the mask or a gradient has the wrong dtype.
+      ValueError: if a number is out of its range.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax
+      >>> import dpadambc
+      >>> from dpadambc import training
+      >>> mechanism = dpadambc.SubsampledGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.5, iterations=4,
+      ...     normalize_by=4)
+      >>> data = {"x": jnp.ones((8, 2)), "y": jnp.ones(8)}
+      >>> loss_fn = lambda w, example: (w @ example["x"] - example["y"]) ** 2
+      >>> step = training.Step(loss_fn, mechanism, optax.sgd(0.1))
+      >>> state = step.init(jnp.zeros(2), key=training.secret_key())
+      >>> take_step = jax.jit(step, donate_argnums=0)
+      >>> for _ in range(mechanism.iterations):
+      ...     batch = training.draw_batch(mechanism, state, num_examples=8)
+      ...     state, seen = take_step(
+      ...         state, batch.gather(data), batch.is_padding_example)
+      >>> int(state.step)
+      4
+    """
 
     loss_fn: Callable[..., jax.Array]
     mechanism: Mechanism
     optimizer: optax.GradientTransformation
-    has_frozen: bool
-    uses_key: bool
-    microbatch_size: int | None
-    average_decay: float | None
+    has_frozen: bool = False
+    uses_key: bool = False
+    microbatch_size: int | None = None
+    average_decay: float | None = None
     layout: Layout = Layout()
 
+    def __post_init__(self):
+        check_mechanism(self.mechanism)
+        if self.microbatch_size is not None:
+            _validate.count(least=1, microbatch_size=self.microbatch_size)
+        if self.average_decay is not None:
+            _validate.decay(average_decay=self.average_decay)
+
+    def init(self, params: optax.Params, *, key: jax.Array) -> TrainState:
+        """The state before the first step; see `init_state`."""
+        averages = self.average_decay is not None
+        return init_state(
+            params, self.mechanism, self.optimizer, key=key, averages=averages
+        )
+
     def __call__(
-        self, state: TrainState, frozen: Any, examples: Any, padding: Any
-    ) -> tuple[TrainState, tuple[jax.Array, jax.Array]]:
-        """The state after the step, and the sum of losses and number of examples."""
+        self,
+        state: TrainState,
+        examples: Any,
+        is_padding_example: Any,
+        frozen: Any = None,
+    ) -> tuple[TrainState, Seen]:
+        """The state after the step, and what was seen of the examples."""
+        losses, clipped = self._clipped(state, examples, is_padding_example, frozen)
+        noise = add_dp_noise(self.mechanism.noise_stddev, key=state.noise.rng_key)
+        private, noise_state = noise.update(clipped, state.noise, state.params)
+        updates, opt_state = self.optimizer.update(
+            private, state.opt_state, state.params
+        )
+        params = optax.apply_updates(state.params, updates)
+        present = ~is_padding_example
+        seen = Seen(
+            loss=jnp.sum(losses, where=present),
+            num_examples=jnp.sum(present),
+            num_nan=jnp.sum(jnp.isnan(losses), where=present),
+            has_gradient=jnp.any(
+                jnp.stack([jnp.any(g != 0) for g in jax.tree.leaves(clipped)])
+            ),
+        )
+        after = state._replace(
+            step=state.step + 1,
+            params=params,
+            opt_state=opt_state,
+            average=self._average(params, state.average),
+            noise=noise_state,
+        )
+        return self.layout.kept(after), seen
+
+    def _clipped(
+        self, state: TrainState, examples: Any, padding: jax.Array, frozen: Any
+    ) -> tuple[jax.Array, optax.Updates]:
+        """Losses of the examples, and the clipped sum of their gradients."""
+        examples, padding = self.layout.split((data.arguments(examples), padding))
         key = jax.random.fold_in(state.loss_key, state.step)
         shared = (frozen,) if self.has_frozen else ()
-        examples, padding = self.layout.split((examples, padding))
         arguments = (*shared, *examples, *((key,) if self.uses_key else ()))
         first = 1 + len(shared)
         fun = clipped_value_and_grad(
@@ -45,21 +159,10 @@ class Step:
             batch_argnums=tuple(range(first, first + len(examples))),
             key_argnum=len(arguments) if self.uses_key else None,
         )
-        losses, gradient = fun(
+        losses, clipped = fun(
             self.layout.whole(state.params), *arguments, is_padding_example=padding
         )
-        updates, opt_state = self.optimizer.update(
-            self.layout.summed(gradient), state.opt_state, state.params
-        )
-        params = optax.apply_updates(state.params, updates)
-        state = state._replace(
-            step=state.step + 1,
-            params=params,
-            opt_state=opt_state,
-            average=self._average(params, state.average),
-        )
-        told = jnp.sum(losses, where=~padding), jnp.sum(~padding)
-        return self.layout.kept(state), told
+        return losses, self.layout.summed(clipped)
 
     def _average(self, params: optax.Params, average: optax.Params | None):
         if self.average_decay is None or average is None:
@@ -68,8 +171,17 @@ class Step:
         return optax.incremental_update(full, average, 1 - self.average_decay)
 
 
-def draw(mechanism: Any, state: TrainState, num_examples: int) -> Batch:
-    """The batch of this step: a function of the key and the step alone."""
+def draw_batch(mechanism: Any, state: TrainState, num_examples: int) -> Batch:
+    """The batch of the next step: a function of the state's key and step alone.
+
+    Args:
+      mechanism: which samples from a key.
+      state: before the step.
+      num_examples: the size of the data set.
+
+    Returns:
+      A `Batch`.
+    """
     key = jax.random.fold_in(state.sampling_key, state.step)
     if hasattr(mechanism, "num_examples"):
         return mechanism.sample(key)

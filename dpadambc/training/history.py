@@ -1,0 +1,118 @@
+"""What a run was like, as records of plain numbers, written as they come."""
+
+import contextlib
+import json
+import pathlib
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import optax
+
+from dpadambc.training.step import Seen
+
+LOSS = "loss_not_private"
+_MOST_WAITING = 1000  # steps whose numbers are on the device
+
+
+class History:
+    """The records of one run: one for each evaluation.
+
+    Args:
+      eval_fn: of the parameters; returns a number, or several by name.
+      every: after how many steps.
+      path: of a file of JSON lines, or None. Where it has records of steps that were
+        taken before, they are kept.
+    """
+
+    def __init__(
+        self,
+        eval_fn: Callable[[optax.Params], Any] | None,
+        every: int | None,
+        path: str | pathlib.Path | None,
+    ):
+        self._eval_fn, self._every = eval_fn, every
+        # Of several processes, the first writes.
+        self._path = None
+        if path is not None and jax.process_index() == 0:
+            self._path = pathlib.Path(path)
+        self._seen: list[Seen] = []  # on the device still, since the last record
+        self._loss, self._count = 0.0, 0  # fetched already
+        self._started = time.perf_counter()
+        self.records: list[dict[str, Any]] = []
+
+    def goes_on_from(self, iterations: int) -> None:
+        """Keeps the records of the steps taken, and forgets those to be taken again."""
+        if self._path is None:
+            return
+        records = _read(self._path)
+        if records and not iterations:
+            raise ValueError(
+                f"Expected history_file to be new, got {str(self._path)!r}, which has"
+                " the records of another run. Remove it, or give another name."
+            )
+        self.records = [r for r in records if 0 < r["iterations"] <= iterations]
+        self._path.write_text("".join(map(_line, self.records)))
+
+    def steps_until_due(self, iterations: int) -> int | None:
+        """How many steps are left until a record is due; None if only the last is."""
+        return self._every and self._every - iterations % self._every
+
+    def tell(self, progress: Any, *, is_last: bool) -> None:
+        """Counts the steps of a `Progress`, and records them if a record is due."""
+        self._seen.append(progress.seen)
+        is_due = self._every and progress.iterations % self._every == 0
+        if is_last or is_due:
+            self._record(progress)
+        elif len(self._seen) >= _MOST_WAITING:
+            self._fetch()
+
+    def end(self, progress: Any) -> None:
+        """Records the last step, if it is not recorded yet."""
+        if not self.records or self.records[-1]["iterations"] != progress.iterations:
+            self._record(progress)
+
+    def _fetch(self) -> None:
+        """Adds up what is on the device."""
+        several, self._seen = jax.device_get(self._seen), []
+        self._loss += sum(float(seen.loss) for seen in several)
+        self._count += sum(int(seen.num_examples) for seen in several)
+
+    def _record(self, progress: Any) -> None:
+        self._fetch()
+        record: dict[str, Any] = {
+            "iterations": progress.iterations,
+            "seconds": round(time.perf_counter() - self._started, 3),
+            LOSS: self._loss / max(self._count, 1),
+        }
+        self._loss, self._count = 0.0, 0
+        try:
+            if self._eval_fn is not None:
+                record |= _named(self._eval_fn(progress.params))
+        finally:  # it may end the run
+            self.records.append(record)
+            if self._path is not None:
+                with self._path.open("a") as file:
+                    file.write(_line(record))
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    return json.dumps(record) + "\n"
+
+
+def _read(path: pathlib.Path) -> list[dict[str, Any]]:
+    """The records in a file, without one that was not written to its end."""
+    records = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        with contextlib.suppress(json.JSONDecodeError):
+            records.append(json.loads(line))
+    if not all(isinstance(r, dict) and "iterations" in r for r in records):
+        raise ValueError(f"Expected records of a run in {str(path)!r}, got others.")
+    return records
+
+
+def _named(found: Any) -> dict[str, float]:
+    """What an `eval_fn` returned, by name."""
+    several = found if isinstance(found, Mapping) else {"eval": found}
+    return {str(name): float(value) for name, value in several.items()}

@@ -1,0 +1,113 @@
+"""What of a run may be published, and the file that says what it is worth."""
+
+import importlib.metadata
+import json
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dpadambc.training import ledger
+from dpadambc.training.loop import Result
+from dpadambc.training.state import releasable
+
+_ABOUT = "about"
+
+
+def _named(tree: Any, prefix: str) -> dict[str, Any]:
+    paths = jax.tree_util.tree_leaves_with_path(tree)
+    return {prefix + jax.tree_util.keystr(path): x for path, x in paths}
+
+
+def _storable(x: Any) -> np.ndarray:
+    """As NumPy's files can hold it: what has fewer bits than float32 as float32."""
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        raise ValueError(
+            "Expected parameters that this process has whole, got some that are split"
+            " over several processes. Gather them first, such as by"
+            " jax.experimental.multihost_utils.process_allgather."
+        )
+    is_low = jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits < 32
+    return np.asarray(x.astype(jnp.float32) if is_low else x)
+
+
+def save_release(path: str | pathlib.Path, result: Result) -> dict[str, Any]:
+    """Writes the parameters of a run to a file that says how private they are.
+
+    Args:
+      path: of a file in NumPy's format `npz`, which any language reads.
+      result: what `fit` returns.
+
+    Returns:
+      What is in the file beside the parameters, and their average if there is one: the
+      mechanism with its public numbers, the neighboring relation among them, which is
+      also the way of sampling; the steps taken, epsilon, delta, and the version of this
+      library.
+
+    Raises:
+      ValueError: if the parameters are split over several processes.
+
+    Example:
+      >>> import pathlib, tempfile, jax, jax.numpy as jnp, optax
+      >>> import dpadambc
+      >>> from dpadambc import training
+      >>> mechanism = dpadambc.SubsampledGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.5, iterations=4,
+      ...     normalize_by=4)
+      >>> result = training.fit(
+      ...     lambda w, x: w @ x, jnp.zeros(2), (jnp.ones((8, 2)),), mechanism,
+      ...     optax.sgd(0.1), key=jax.random.key(0), target_delta=1e-5)
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     path = pathlib.Path(folder) / "model.npz"
+      ...     about = training.save_release(path, result)
+      ...     params, about = training.load_release(path, like=result.state.params)
+      >>> about["mechanism"], about["iterations"], round(about["epsilon"], 2)
+      ('SubsampledGaussian', 4, 6.68)
+    """
+    path, state = pathlib.Path(path), releasable(result)
+    arrays = _named(state.params, "params") | _named(state.average, "average")
+    about = ledger.public_numbers(result.mechanism) | {
+        "iterations": result.iterations,
+        "epsilon": result.epsilon,
+        "delta": result.target_delta,
+        "dtypes": {name: str(x.dtype) for name, x in arrays.items()},
+        "dpadambc": importlib.metadata.version("dpadambc"),
+    }
+    stored = {name: _storable(x) for name, x in arrays.items()}
+    with path.open("wb") as file:
+        np.savez(file, allow_pickle=False, **{_ABOUT: json.dumps(about)}, **stored)
+    return about
+
+
+def load_release(
+    path: str | pathlib.Path, *, like: optax.Params
+) -> tuple[optax.Params, dict[str, Any]]:
+    """Reads the parameters of `save_release`, and what is said of them.
+
+    Args:
+      path: of the file.
+      like: parameters of the same structure, arrays or shapes.
+
+    Returns:
+      The parameters, and the dictionary that `save_release` returned.
+
+    Raises:
+      ValueError: if the file has other parameters.
+    """
+    with np.load(path, allow_pickle=False) as file:
+        about = json.loads(str(file[_ABOUT]))
+        names = list(_named(like, "params"))
+        found = [name for name in file.files if name.startswith("params")]
+        if sorted(names) != sorted(found):
+            raise ValueError(f"Expected parameters {names} in {path}, got {found}.")
+        leaves = [jnp.asarray(file[n], about["dtypes"][n]) for n in names]
+    for name, leaf, expected in zip(names, leaves, jax.tree.leaves(like), strict=True):
+        if leaf.shape != jnp.shape(expected):
+            raise ValueError(
+                f"Expected {name} of shape {jnp.shape(expected)} in {path}, got"
+                f" {leaf.shape}."
+            )
+    return jax.tree.unflatten(jax.tree.structure(like), leaves), about

@@ -1,0 +1,889 @@
+"""What a careless user can put around the core, and once got a false epsilon for.
+
+Each test is named after its row in the changelog. It shows that the use is an error, a
+warning or harmless now, and, as a negative control, what it did.
+"""
+
+import dataclasses
+import functools
+import re
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import dpadambc
+from dpadambc import checkpoints, collectives, keys, training
+
+C, B, BATCH = 1.0, 1.0, 64
+RNG = np.random.default_rng(0)
+X = jnp.asarray(RNG.normal(size=(BATCH, 8)), jnp.float32)
+PARAMS = jnp.zeros(8)
+NO_PADDING = jnp.zeros(BATCH, bool)
+
+
+def mechanism(**changes):
+    numbers = dict(
+        l2_clip_norm=C,
+        noise_multiplier=1.0,
+        sampling_prob=0.5,
+        iterations=20,
+        normalize_by=B,
+    )
+    return dpadambc.SubsampledGaussian(**numbers | changes)
+
+
+MECHANISM = mechanism()
+SILENT = mechanism(noise_multiplier=0.0)
+
+
+def linear(w, x):
+    """Its gradient is the example."""
+    return w @ x
+
+
+def square(w, x):
+    return (w @ x - x.sum()) ** 2
+
+
+def gradients(x=X, method="factored", params=PARAMS):
+    fun = dpadambc.per_example_grad(linear, method=method)
+    return fun(params, x, is_padding_example=jnp.zeros(len(x), bool))
+
+
+def distance(a, b):
+    gaps = jax.tree.map(lambda a, b: np.sum((np.float64(a) - np.float64(b)) ** 2), a, b)
+    return float(np.sqrt(sum(jax.tree.leaves(gaps))))
+
+
+def one_replaced(by):
+    return X.at[0].set(jnp.full(8, by))
+
+
+def fit(optimizer=None, loss_fn=square, data=(X,), mechanism=MECHANISM, **options):
+    options = dict(key=jax.random.key(0), target_delta=1e-5) | options
+    optimizer = optimizer or dpadambc.adam_bc(0.1, mechanism.noise_stddev)
+    params = options.pop("params", PARAMS)
+    return training.fit(loss_fn, params, data, mechanism, optimizer, **options)
+
+
+# A1: what stands before the clip.
+
+BEFORE = {
+    "clip_by_global_norm": optax.clip_by_global_norm(64.0),
+    "normalize_by_update_norm": optax.normalize_by_update_norm(),
+    "adaptive_grad_clip": optax.adaptive_grad_clip(0.1),
+    "clip_by_block_rms": optax.clip_by_block_rms(1.0),
+    "clip": optax.clip(1.0),
+    "scale": optax.scale(0.5),
+    "scale_by_adam": optax.scale_by_adam(),
+    "ema": optax.ema(0.9),
+    "trace": optax.trace(0.9),
+    "add_noise": optax.add_noise(0.1, 0.5, jax.random.key(0)),
+    "add_decayed_weights": optax.add_decayed_weights(0.1),
+    "sgd": optax.sgd(0.1),
+}
+both_methods = pytest.mark.parametrize("method", ["factored", "vmap"])
+
+
+@pytest.mark.parametrize("before", BEFORE.values(), ids=BEFORE)
+@both_methods
+def test_a1_nothing_comes_before_the_clip(method, before):
+    tx = optax.chain(before, dpadambc.dp_sgd(0.1, SILENT, key=jax.random.key(0)))
+    state = tx.init(PARAMS)
+    with pytest.raises((TypeError, ValueError), match="put clip_per_example first"):
+        jax.jit(tx.update)(gradients(method=method), state, PARAMS)
+    with pytest.raises((TypeError, ValueError, NotImplementedError)):
+        tx.update(gradients(method=method), state, PARAMS)
+
+
+MAPS = {
+    "times": lambda g: g * 2.0,
+    "over": lambda g: g / BATCH,
+    "minus": lambda g: -g,
+    "masked": lambda g: jnp.where(jnp.isfinite(g).all(), g, 0),
+    "centered": lambda g: g - g.mean(0),
+    "summed": lambda g: g.sum(0, keepdims=True),
+    "cast": lambda g: g.astype(jnp.bfloat16),
+    "if finite": lambda g: g * jnp.isfinite(X).all(),
+}
+
+
+@pytest.mark.parametrize("change", MAPS.values(), ids=MAPS)
+@both_methods
+def test_a1_arithmetic_of_tree_map_is_an_error(method, change):
+    def step(grads):
+        grads = jax.tree.map(change, grads)
+        clip = dpadambc.clip_per_example(C, normalize_by=B)
+        return clip.update(grads, clip.init(PARAMS), PARAMS)
+
+    with pytest.raises((TypeError, ValueError, AttributeError, NotImplementedError)):
+        jax.jit(step)(gradients(method=method))
+    with pytest.raises((TypeError, ValueError, AttributeError, NotImplementedError)):
+        step(gradients(method=method))
+
+
+def of_floats(fun):
+    """What is done in mixed precision: only to what is a float."""
+    is_float = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
+    return lambda tree: jax.tree.map(lambda x: fun(x) if is_float(x) else x, tree)
+
+
+@both_methods
+def test_a1_what_picks_floats_finds_none(method):
+    grads = gradients(method=method)
+    found = of_floats(lambda x: 0 * x)(grads)
+    arrays, static = eqx.partition(grads, eqx.is_inexact_array)
+    assert not jax.tree.leaves(arrays)
+    clip = dpadambc.clip_per_example(C, normalize_by=B)
+    for same in (found, eqx.combine(arrays, static)):
+        one, two = (clip.update(g, clip.init(PARAMS), PARAMS)[0] for g in (same, grads))
+        np.testing.assert_array_equal(one, two)
+
+
+def test_a1_other_rows_for_another_parameter_are_an_error():
+    """The rows of one parameter in another order: nobody's gradients any more."""
+    params = {"w": PARAMS, "v": PARAMS}
+    loss = lambda p, x: p["w"] @ x + p["v"] @ x**2
+    grads = dpadambc.per_example_grad(loss)(params, X)
+    mixed = grads | {"v": jax.tree.map(lambda g: g[::-1], grads["v"])}
+    clip = dpadambc.clip_per_example(C, normalize_by=B)
+    found, _ = clip.update(mixed, clip.init(params), params)
+    assert all(np.isnan(x).all() for x in found.values())
+    both = jax.tree.map(lambda g: g[::-1], grads)
+    assert np.isfinite(clip.update(both, clip.init(params), params)[0]["w"]).all()
+
+
+def test_a1_a_broken_seal_is_told_from_a_whole_one():
+    broken = dataclasses.replace(gradients(), seal=jnp.zeros(BATCH))
+    clip = dpadambc.clip_per_example(C, normalize_by=B)
+    with pytest.raises(TypeError, match="broken seal.*put clip_per_example first"):
+        clip.update(broken, clip.init(PARAMS), PARAMS)
+
+
+@both_methods
+def test_a1_what_examples_may_go_through_leaves_the_seal_whole(method):
+    """An order, a selection, jit, scan and cond: nothing that mixes examples."""
+    clip = dpadambc.clip_per_example(C, normalize_by=B)
+    total = lambda g: clip.update(g, clip.init(PARAMS), PARAMS)[0]
+    whole = gradients(method=method)
+    expected = total(whole)
+    order = RNG.permutation(BATCH)
+    shuffled = jax.tree.map(lambda g: g[order], whole)
+    np.testing.assert_allclose(total(shuffled), expected, atol=1e-4)
+    compiled = jax.jit(functools.partial(gradients, method=method))(X)
+    np.testing.assert_allclose(jax.jit(total)(compiled), expected, atol=1e-4)
+    stacked = jax.tree.map(lambda g: g[None], whole)
+    _, (scanned,) = jax.lax.scan(lambda c, g: (c, total(g)), None, stacked)
+    np.testing.assert_allclose(scanned, expected, atol=1e-4)
+    chosen = jax.lax.cond(True, lambda g: g, lambda g: shuffled, whole)
+    np.testing.assert_allclose(total(chosen), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("bad", [1e6, np.nan])
+def test_a1_what_a_clip_of_the_batch_did(bad):
+    """Negative control: one of 64 examples moves the sum by far more than 2 C."""
+
+    def total(x, first):
+        arrays = dpadambc.materialize(gradients(x))
+        arrays, _ = first.update(arrays, first.init(PARAMS), PARAMS)
+        tx = dpadambc.dp_sgd(1.0, SILENT, key=jax.random.key(0))
+        grads = dpadambc.as_per_example(arrays, is_padding_example=NO_PADDING)
+        return tx.update(grads, tx.init(PARAMS), PARAMS)[0]
+
+    # All examples alike, which the first of them can shrink to nothing together.
+    alike = jnp.tile(X[:1], (BATCH, 1))
+    other = alike.at[0].set(jnp.full(8, bad))
+    clipped_first = optax.clip_by_global_norm(64.0)
+    moved = distance(total(alike, clipped_first), total(other, clipped_first))
+    assert moved > 60
+    without = optax.identity()
+    assert distance(total(alike, without), total(other, without)) <= 2 * C * 1.0001
+
+
+# A2: what an optimizer in `fit` may be.
+
+NOISE = MECHANISM.noise_stddev
+PLAIN = {
+    "sgd": optax.sgd(0.1),
+    "adam": optax.adam(0.1),
+    "lion": optax.lion(0.1),
+    "muon": optax.contrib.muon(0.1),
+    "masked": optax.masked(optax.sgd(0.1), {"w": True, "b": False}),
+    "multi_transform": optax.multi_transform(
+        {"adam": dpadambc.adam_bc(0.1, NOISE), "sgd": optax.sgd(0.1)},
+        {"w": "adam", "b": "sgd"},
+    ),
+    "ema first": optax.chain(optax.ema(0.9), optax.sgd(0.1)),
+    "adam first": optax.chain(optax.scale_by_adam(), optax.sgd(0.1)),
+    "every_fourth": optax.MultiSteps(optax.adam(0.1), 4),
+    "apply_if_finite": optax.apply_if_finite(optax.adam(0.1), 3),
+    "clipped again": optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.1)),
+    "schedule_free": optax.contrib.schedule_free_adamw(0.1),
+    "injected": optax.inject_hyperparams(dpadambc.adamw_bc)(0.1, NOISE),
+    "adam_bc": dpadambc.adam_bc(0.1, NOISE),
+    "adamw_bc": dpadambc.adamw_bc(0.1, NOISE),
+    "lookahead free": optax.chain(optax.trace(0.9), optax.scale(-0.1)),
+    "rmsprop": optax.rmsprop(0.1),
+    "frozen part": optax.multi_transform(
+        {"adam": optax.adam(0.1), "still": optax.set_to_zero()},
+        {"w": "adam", "b": "still"},
+    ),
+}
+TWO = {"w": jnp.zeros(8), "b": jnp.zeros(())}
+
+
+def affine(params, x):
+    return (params["w"] @ x + params["b"] - x.sum()) ** 2
+
+
+def spy():
+    """An optimizer that shows what it gets."""
+    seen = []
+
+    def update(updates, state, params=None):
+        jax.debug.callback(lambda g: seen.append(g), updates)
+        return jax.tree.map(jnp.zeros_like, updates), state
+
+    return optax.GradientTransformation(lambda p: optax.EmptyState(), update), seen
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_a2_any_optimizer_of_the_private_gradient_is_safe_in_fit(name):
+    """Two data sets whose clipped sums agree end in the same state: no example is
+    seen by another way."""
+    loud = jnp.tile(jnp.array([[1e4], [1e4], [-1e4], [1e4]]), (BATCH // 4, 8))
+    loss = lambda params, x: params["w"] @ x + 0 * params["b"]
+    ends = [
+        fit(
+            PLAIN[name],
+            loss,
+            (scale * loud,),
+            mechanism(iterations=5, sampling_prob=1.0),
+            params=TWO,
+        )
+        for scale in (1.0, 100.0)
+    ]
+    one, two = (training.releasable(end)[1:] for end in ends)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-3)
+    # Every trained coordinate that moves has moved by noise of its own.
+    if name not in ("every_fourth", "frozen part", "masked"):
+        assert np.asarray(one[0]["b"]) != 0
+
+
+def test_a2_every_coordinate_gets_noise_of_the_mechanisms_level():
+    size = 5_000
+    tx, seen = spy()
+    params = {"w": jnp.zeros(size), "frozen later": jnp.zeros(size)}
+    loss = lambda params, x: jnp.sum(params["w"]) * 1e-12 * x[0]
+    with pytest.warns(UserWarning, match="gets no gradient"):
+        fit(tx, loss, mechanism=mechanism(iterations=4), params=params)
+    jax.effects_barrier()
+    assert len(seen) == 4
+    for leaf in ("w", "frozen later"):
+        drawn = np.stack([g[leaf] for g in seen])
+        # The standard error of a standard deviation of n draws is 1 / sqrt(2 n).
+        assert drawn.std() == pytest.approx(NOISE, rel=5 / np.sqrt(2 * drawn.size))
+        correlation = np.corrcoef(drawn)[np.triu_indices(4, 1)]
+        assert np.abs(correlation).max() < 5 / np.sqrt(size)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda key: dpadambc.dp_sgd(0.1, MECHANISM, key=key),
+        lambda key: dpadambc.dp_adambc(0.1, MECHANISM, key=key),
+        lambda key: dpadambc.add_dp_noise(0.0, key=key),
+        lambda key: optax.chain(dpadambc.add_dp_noise(0.001, key=key), optax.sgd(0.1)),
+        lambda key: optax.MultiSteps(dpadambc.dp_sgd(0.1, MECHANISM, key=key), 2),
+    ],
+    ids=["dp_sgd", "dp_adambc", "no noise", "little noise", "inside"],
+)
+def test_a2_optimizers_that_add_noise_of_their_own_are_refused(make):
+    with pytest.raises(ValueError, match="fit clips and adds the noise itself"):
+        fit(make(jax.random.key(0)))
+
+
+def test_a2_a_factory_is_refused_with_what_to_pass():
+    with pytest.raises(TypeError, match=r"adam_bc\(1e-3, mechanism.noise_stddev\)"):
+        fit(functools.partial(dpadambc.dp_adambc, 0.1))
+    with pytest.raises(TypeError, match="private gradient and the parameters alone"):
+        fit(optax.contrib.reduce_on_plateau())
+
+
+# What stands between the noise and the correction.
+
+CHANGED = {
+    "MultiSteps": lambda level: optax.MultiSteps(dpadambc.adam_bc(0.1, level), 4),
+    "ema": lambda level: optax.chain(optax.ema(0.9), dpadambc.adam_bc(0.1, level)),
+    "scale": lambda level: optax.chain(optax.scale(2.0), dpadambc.adam_bc(0.1, level)),
+}
+
+
+@pytest.mark.parametrize("make", CHANGED.values(), ids=CHANGED)
+def test_a_stage_before_the_correction_is_refused_at_the_mechanisms_level(make):
+    with pytest.raises(ValueError, match="the level of the noise that arrives there"):
+        fit(make(NOISE))
+    assert fit(make(NOISE / 2)).iterations == 20
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda tx: tx,
+        lambda tx: optax.masked(tx, True),
+        lambda tx: optax.apply_if_finite(tx, 3),
+        lambda tx: optax.flatten(tx),
+        lambda tx: optax.GradientTransformation(tx.init, jax.jit(tx.update)),
+        lambda tx: optax.chain(optax.identity(), tx, optax.ema(0.9)),
+    ],
+    ids=["plain", "masked", "if_finite", "flat", "jitted", "behind"],
+)
+def test_a_correction_that_gets_the_private_gradient_is_not(wrap):
+    assert fit(wrap(dpadambc.adam_bc(0.1, NOISE))).iterations == 20
+
+
+def test_a_correction_with_another_level_is_warned_of():
+    with pytest.warns(UserWarning, match="takes out noise of 0.3, but the mechanism"):
+        fit(dpadambc.adam_bc(0.1, 0.3))
+
+
+def test_a_level_that_cannot_be_seen_is_warned_of_behind_a_stage():
+    scheduled = mechanism(noise_multiplier=lambda step: 1.0 + (step > 10))
+    level = lambda step: scheduled.noise_stddev(step) / 2
+    hidden = optax.inject_hyperparams(dpadambc.adam_bc)(0.1, NOISE)
+    with pytest.warns(UserWarning, match="cannot be seen here"):
+        fit(optax.MultiSteps(hidden, 4))
+    assert fit(CHANGED["MultiSteps"](level), mechanism=scheduled).iterations == 20
+    with pytest.raises(ValueError, match="that arrives there"):
+        same = scheduled.noise_stddev
+        fit(CHANGED["MultiSteps"](same), mechanism=scheduled)
+
+
+@pytest.mark.parametrize(("k", "level"), [(4, 0.5), (4, 1.0)])
+def test_behind_multi_steps_the_level_is_that_of_the_mean(k, level):
+    """With sigma / sqrt(k) the corrected moment of noise alone is zero; with sigma it
+    is off by -0.75 of the variance (the negative control)."""
+    tx = optax.MultiSteps(dpadambc.scale_by_adam_bc(level, b2=0.9), k)
+    params = jnp.zeros(20_000)
+    draws = jax.random.normal(jax.random.key(0), (40 * k, 20_000))
+    step = lambda state, g: (tx.update(g, state, params)[1], None)
+    state, _ = jax.jit(lambda s: jax.lax.scan(step, s, draws))(tx.init(params))
+    adam = state.inner_opt_state
+    off = float(adam.nu.mean() - adam.noise_variance)
+    assert off == pytest.approx(1 / k - level**2, abs=0.02)
+
+
+def test_a2_a_loss_that_goes_past_the_noise_is_warned_of():
+    tx = optax.chain(
+        dpadambc.privatize(MECHANISM, key=jax.random.key(0)),
+        optax.adam(0.1),
+        optax.contrib.reduce_on_plateau(),
+    )
+    with pytest.warns(UserWarning, match="value, which stages behind privatize may"):
+        tx.update(gradients(), tx.init(PARAMS), PARAMS, value=1.0)
+
+
+# A3: several processes, in layout_test. A4: collectives in the loss.
+
+
+def through_a_scan(h, axis):
+    step = lambda carry, _: (carry - jax.lax.pmean(carry, axis), None)
+    return jax.lax.scan(step, h, length=2)[0]
+
+
+COLLECTIVES = {
+    "pmean": lambda h, axis: h - jax.lax.pmean(h, axis),
+    "all_gather": lambda h, axis: jax.lax.all_gather(h, axis).sum(0),
+    "ppermute": lambda h, axis: h + jax.lax.ppermute(h, axis, [(0, 1), (1, 0)]),
+    "psum_scatter": lambda h, axis: jax.lax.psum_scatter(jnp.stack([h, h]), axis),
+    "all_to_all": lambda h, axis: jax.lax.all_to_all(jnp.stack([h, h]), axis, 0, 0),
+    "inside jit": lambda h, axis: h - jax.jit(lambda h: jax.lax.psum(h, axis))(h),
+    "inside scan": through_a_scan,
+}
+
+
+def mixed_by(name, axis):
+    return lambda w, x: jnp.sum(COLLECTIVES[name](jnp.tanh(w * x), axis))
+
+
+def mesh_of(names, shape):
+    size = int(np.prod(shape))
+    kinds = (AxisType.Auto,) * len(names)
+    return jax.make_mesh(shape, names, axis_types=kinds, devices=jax.devices()[:size])
+
+
+def on_two_devices(fun, mesh, x=X, **options):
+    mapped = jax.shard_map(
+        lambda w, x: jax.lax.psum(fun(w, x), "data"),
+        mesh=mesh,
+        in_specs=(P(), P("data")),
+        out_specs=P(),
+        **options,
+    )
+    return jax.jit(mapped)(
+        PARAMS + 1, jax.device_put(x, NamedSharding(mesh, P("data")))
+    )
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+@pytest.mark.parametrize("check_vma", [True, False])
+@both_methods
+def test_a4_a_collective_over_the_axis_of_the_examples_is_refused(
+    method, check_vma, name
+):
+    loss = mixed_by(name, "data")
+    clipped = dpadambc.clipped_grad(loss, C, B, method=method)
+    mesh = mesh_of(("data",), (2,))
+    with pytest.raises(ValueError, match="a collective in it.*'data'"):
+        on_two_devices(clipped, mesh, check_vma=check_vma)
+
+
+def test_a4_a_collective_under_vmap_is_refused():
+    loss = mixed_by("pmean", "parts")
+    clipped = dpadambc.clipped_grad(loss, C, B)
+    rows = X.reshape(2, BATCH // 2, 8)
+    with pytest.raises(ValueError, match="a collective in it.*'parts'"):
+        jax.vmap(lambda x: clipped(PARAMS + 1, x), axis_name="parts")(rows)
+
+
+def test_a4_operations_that_are_given_the_whole_batch_are_refused():
+    @jax.custom_batching.custom_vmap
+    def centered(h):
+        return h
+
+    @centered.def_vmap
+    def _(size, batched, h):
+        return h - h.mean(0, keepdims=True), True
+
+    def on_host(h):
+        shape = jax.ShapeDtypeStruct(h.shape, h.dtype)
+        return jax.pure_callback(lambda h: h, shape, h, vmap_method="expand_dims")
+
+    for mixes in (centered, on_host):
+        loss = lambda w, x, mixes=mixes: w @ jax.lax.stop_gradient(mixes(x))
+        with pytest.raises(ValueError, match="a rule of its own for batches"):
+            dpadambc.clipped_grad(loss, C, B)(PARAMS, X)
+
+
+def test_a4_collectives_that_mix_no_examples_are_not():
+    """Over an axis of the model, and over one that the loss makes for itself."""
+    mesh = mesh_of(("data", "model"), (2, 2))
+
+    def tensor_parallel(w, x):
+        part = jax.lax.axis_index("model")
+        own = jax.lax.dynamic_slice(w * x, (4 * part,), (4,))
+        return jax.lax.psum(jnp.tanh(own).sum(), "model")
+
+    clipped = dpadambc.clipped_grad(tensor_parallel, C, B)
+    mapped = jax.shard_map(
+        lambda w, x: jax.lax.psum(clipped(w, x), "data"),
+        mesh=mesh,
+        in_specs=(P(), P("data")),
+        out_specs=P(),
+        check_vma=True,
+    )
+    split = jax.device_put(X, NamedSharding(mesh, P("data")))
+    # As on one device: each example is clipped as a whole (up to how JAX splits its
+    # gradient over the axis of the model).
+    assert np.isfinite(jax.jit(mapped)(PARAMS + 1, split)).all()
+
+    def views(w, x):
+        one = lambda x: jnp.tanh(w * x - jax.lax.pmean(w * x, "views")).sum()
+        return jax.vmap(one, axis_name="views")(jnp.stack([x, 2 * x])).sum()
+
+    assert np.isfinite(dpadambc.clipped_grad(views, C, B)(PARAMS + 1, X)).all()
+
+
+def test_a4_what_synchronized_statistics_did(monkeypatch):
+    """Negative control: one example replaced moves the sum by more than 2 C."""
+    monkeypatch.setattr(collectives, "refuse", lambda jaxpr, allowed: None)
+    loss = lambda w, x: jnp.sum(jax.lax.pmean(jnp.tanh(w * x), "data") ** 2)
+    clipped = dpadambc.clipped_grad(loss, C, B)
+    mesh = mesh_of(("data",), (2,))
+    rows = 1 + jnp.abs(X)  # so that all gradients point the same way
+    broken = rows.at[0].set(jnp.nan)
+    sums = [on_two_devices(clipped, mesh, x) for x in (rows, broken)]
+    assert distance(*sums) > 1.2 * C  # where leaving one out moves it by C
+
+
+# A5: the mask.
+
+
+@pytest.mark.parametrize("name", ["mask", "pad_mask", "weights", "is_valid", "padding"])
+def test_a5_a_mask_by_another_name_is_refused(name):
+    tx = dpadambc.dp_sgd(0.1, MECHANISM, key=jax.random.key(0))
+    grads = dpadambc.per_example_grad(linear)(PARAMS, X)
+    for value in (NO_PADDING, np.ones(BATCH, np.float32)):
+        with pytest.raises(TypeError, match=f"is_padding_example, got {name}"):
+            tx.update(grads, tx.init(PARAMS), PARAMS, **{name: value})
+
+
+def forwards_nothing(tx):
+    return optax.GradientTransformation(
+        tx.init, lambda updates, state, params=None: tx.update(updates, state, params)
+    )
+
+
+@both_methods
+def test_a5_a_mask_that_is_forgotten_or_lost_is_an_error(method):
+    tx = dpadambc.dp_sgd(0.1, MECHANISM, key=jax.random.key(0))
+    grads = dpadambc.per_example_grad(linear, method=method)(PARAMS, X)
+    state = tx.init(PARAMS)
+    with pytest.raises(ValueError, match="Expected is_padding_example: batches of"):
+        tx.update(grads, state, PARAMS)
+    lost = forwards_nothing(tx)
+    with pytest.raises(TypeError, match="is_padding_example"):
+        lost.update(grads, state, PARAMS, is_padding_example=NO_PADDING)
+    dropped = optax.with_extra_args_support(lost)
+    with pytest.raises(ValueError, match="a wrapper that does not pass it on loses it"):
+        dropped.update(grads, state, PARAMS, is_padding_example=NO_PADDING)
+    # It is the gradients' own, if they were given it.
+    lost.update(gradients(method=method), state, PARAMS)
+    tx.update(grads, state, PARAMS, is_padding_example=NO_PADDING)
+
+
+PADDED = {
+    "poisson": (mechanism(), True),
+    "everybody": (mechanism(sampling_prob=1.0), False),
+    "truncated": (
+        dpadambc.TruncatedSubsampledGaussian(
+            l2_clip_norm=C,
+            noise_multiplier=1.0,
+            sampling_prob=0.5,
+            truncated_batch_size=40,
+            num_examples=BATCH,
+            iterations=1,
+            normalize_by=B,
+        ),
+        True,
+    ),
+    "fixed": (
+        dpadambc.FixedSizeSampledGaussian(
+            l2_clip_norm=C,
+            noise_multiplier=1.0,
+            batch_size=8,
+            num_examples=BATCH,
+            iterations=1,
+            normalize_by=B,
+        ),
+        False,
+    ),
+}
+for size in (8, 10):
+    PADDED[f"shuffled by {size}"] = (
+        dpadambc.ShuffledGaussian(
+            l2_clip_norm=C,
+            noise_multiplier=1.0,
+            batch_size=size,
+            num_examples=BATCH,
+            iterations=10,
+            normalize_by=B,
+        ),
+        size == 10,
+    )
+
+
+@pytest.mark.parametrize(("made", "is_padded"), PADDED.values(), ids=PADDED)
+def test_a5_masks_are_asked_for_where_batches_are_padded(made, is_padded):
+    assert made.pads_batches == is_padded
+    tx = dpadambc.privatize(made, key=jax.random.key(0))
+    grads = dpadambc.per_example_grad(linear)(PARAMS, X)
+    if is_padded:
+        with pytest.raises(ValueError, match="Expected is_padding_example"):
+            tx.update(grads, tx.init(PARAMS), PARAMS)
+    else:
+        tx.update(grads, tx.init(PARAMS), PARAMS)
+        if hasattr(made, "sample") and hasattr(made, "num_examples"):
+            assert not made.sample(jax.random.key(0)).is_padding_example.any()
+
+
+def test_a5_what_a_forgotten_mask_did():
+    """Negative control: the last example counts as often as there is padding."""
+    rare = mechanism(sampling_prob=0.05)
+    batch = rare.sample(jax.random.key(1), num_examples=BATCH)
+    padding = int(batch.is_padding_example.sum())
+    last_took_part = bool((batch.indices == BATCH - 1).any())
+    rows = X.at[-1].set(1e6)[batch.indices]
+    clipped = dpadambc.clipped_grad(linear, C, B)
+    forgotten = clipped(PARAMS, rows)
+    without = clipped(PARAMS, jnp.where(batch.is_padding_example[:, None], 0, rows))
+    assert not last_took_part and padding > 5
+    assert distance(forgotten, without) > 0.99 * padding * C
+
+
+# A6: excess precision.
+
+
+def bfloat16_norms(seed):
+    """Of clipped gradients, one example at a time, all of them far above C."""
+    rng = np.random.default_rng(seed)
+    params = {
+        "w": jnp.asarray(rng.normal(size=(9, 7)), jnp.bfloat16),
+        "v": jnp.asarray(rng.normal(size=(7, 5)), jnp.bfloat16),
+    }
+    x = jnp.asarray(rng.normal(size=(40, 3, 9)), jnp.bfloat16)
+
+    def loss(params, x):
+        return jnp.sum(jnp.tanh(jnp.sin(x * 3) @ params["w"]) @ params["v"] * 7)
+
+    clipped = dpadambc.clipped_grad(loss, 1e-2, 1.0)
+    norm = lambda x: optax.tree.norm(clipped(params, x[None]))
+    return jax.jit(jax.vmap(norm))(x), jax.jit(norm), x
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a6_clipped_norms_in_bfloat16_do_not_exceed_the_bound_under_jit(seed):
+    norms, norm, x = bfloat16_norms(seed)
+    alone = [float(norm(row)) for row in x[:10]]
+    assert max(float(norms.max()), *alone) <= 1e-2 * (1 + 1e-4)
+
+
+# A7: rows that are not there.
+
+
+def test_a7_rows_of_another_data_set_are_refused():
+    batch = MECHANISM.sample(jax.random.key(0), num_examples=1000)
+    with pytest.raises(ValueError, match="Expected 1000 rows, as they were sampled"):
+        batch.gather((X,))
+    # What an index does: the last row counts for all that are not there.
+    assert int((batch.indices >= BATCH - 1).sum()) > 100
+
+
+@pytest.mark.parametrize("host", [True, False])
+def test_a7_padding_is_zero_rather_than_the_last_example(host):
+    if host:
+        rng = np.random.default_rng(0)
+        batch = next(mechanism(sampling_prob=0.1).batches(rng, num_examples=BATCH))
+        data = {"x": np.asarray(X) + 1, "i": np.arange(BATCH) + 1}
+    else:
+        batch = MECHANISM.sample(jax.random.key(0), num_examples=BATCH)
+        data = {"x": X + 1, "i": jnp.arange(BATCH) + 1}
+    rows = batch.gather(data)
+    padding = np.asarray(batch.is_padding_example)
+    assert padding.any() and not padding.all()
+    for name, column in rows.items():
+        assert not np.asarray(column)[padding].any()
+        present = np.asarray(batch.indices)[~padding]
+        np.testing.assert_array_equal(
+            np.asarray(column)[~padding], np.asarray(data[name])[present]
+        )
+
+
+# A8: undifferentiated calls, complex numbers, keys, callbacks.
+
+
+def kernel_gradient(x, g):
+    convolved = lambda k: jax.lax.conv_general_dilated(
+        x, k, (1,), "VALID", dimension_numbers=("NWC", "WIO", "NWC")
+    )
+    return jax.vjp(convolved, jnp.zeros((3, 2, 4)))[1](g)[0]
+
+
+def with_own_jvp():
+    fun = jax.custom_jvp(kernel_gradient)
+    fun.defjvp(lambda primals, tangents: (fun(*primals), fun(*primals)))
+    return fun
+
+
+def with_own_vjp():
+    fun = jax.custom_vjp(kernel_gradient)
+    fun.defvjp(lambda x, g: (fun(x, g), None), lambda residual, g: (g, g))
+    return fun
+
+
+def in_a_while(x, g):
+    step = lambda carry: (carry[0] + 1, carry[1] + kernel_gradient(x, g))
+    return jax.lax.while_loop(
+        lambda carry: carry[0] < 2, step, (0, jnp.zeros((3, 2, 4)))
+    )[1]
+
+
+@pytest.mark.parametrize(
+    "call", [with_own_jvp(), with_own_vjp(), in_a_while], ids=["jvp", "vjp", "while"]
+)
+@both_methods
+def test_a8_nan_stays_in_its_example_through_calls_of_ones_own(method, call):
+    def loss(w, x, g):
+        return jnp.sum(w * jax.lax.stop_gradient(call(x, g)))
+
+    x = jnp.asarray(RNG.normal(size=(4, 1, 8, 2)), jnp.float32)
+    g = jnp.asarray(RNG.normal(size=(4, 1, 6, 4)), jnp.float32)
+    clipped = dpadambc.clipped_grad(loss, C, B, method=method)
+    params = jnp.ones((3, 2, 4))
+    broken = clipped(params, x.at[0].set(jnp.nan), g)
+    np.testing.assert_allclose(broken, clipped(params, x[1:], g[1:]), atol=1e-6)
+    assert jnp.linalg.norm(broken) > 0.1
+
+
+def test_a8_complex_updates_are_refused():
+    params = jnp.zeros(3, jnp.complex64)
+    for tx in (
+        dpadambc.add_dp_noise(1.0, key=jax.random.key(0)),
+        dpadambc.scale_by_adam_bc(1.0),
+    ):
+        with pytest.raises(TypeError, match="Expected gradients of real numbers"):
+            tx.update(params, tx.init(params), params)
+    with pytest.raises(TypeError, match="floating, got complex64"):
+        dpadambc.per_example_norms(jnp.full((2, 3), 3 + 4j))
+    with pytest.raises(TypeError, match="floating, got complex64"):
+        dpadambc.as_per_example(jnp.full((2, 3), 3 + 4j))
+
+
+def test_a8_a_public_draw_with_the_key_shows_nothing_of_the_runs_keys():
+    key = jax.random.key(3)
+    state = training.init_state(PARAMS, MECHANISM, optax.sgd(0.1), key=key)
+    words = lambda key: set(np.asarray(jax.random.key_data(key)).ravel().tolist())
+    secret = (
+        words(state.noise.rng_key) | words(state.sampling_key) | words(state.loss_key)
+    )
+    shown = set(np.asarray(jax.random.bits(key, (10_000,))).tolist())
+    for split in (jax.random.split(key, 100), jax.random.split(key, 2)):
+        shown |= words(split) | words(jax.vmap(lambda k: jax.random.split(k))(split))
+    assert len(secret) == 6 and not secret & shown
+    # Negative control: keys split from it without a domain are what it draws.
+    bare = keys.of_domain(jax.random.split(key)[0], "add_dp_noise")
+    assert words(jax.random.split(key)) & shown and not words(bare) & shown
+
+
+def test_a8_a_loss_that_asks_the_host_is_refused_with_checkpoints(tmp_path):
+    def asks(w, x):
+        scale = jax.pure_callback(
+            lambda: np.float32(2), jax.ShapeDtypeStruct((), jnp.float32)
+        )
+        return scale * square(w, x)
+
+    with pytest.raises(ValueError, match="a callback to the host in it"):
+        fit(loss_fn=asks, checkpoints=checkpoints.Checkpoints(tmp_path))
+    assert fit(loss_fn=asks).iterations == 20
+
+
+# A9: losses from which nothing is learnt.
+
+
+def contrast(w, x):
+    """InfoNCE on a batch of one."""
+    row = (x * w)[None]
+    scores = row @ row.T
+    return -jax.nn.log_softmax(scores).trace()
+
+
+def batch_normalized(w, x):
+    batch = (x * w)[None]
+    centered = batch - batch.mean(0, keepdims=True)
+    return jnp.sum(centered / jnp.sqrt(centered.var(0, keepdims=True) + 1e-5))
+
+
+@pytest.mark.parametrize(
+    ("loss", "what"),
+    [
+        (lambda w, x: x.sum(), "gets no gradient"),
+        (lambda w, x: jax.lax.stop_gradient(w) @ x, "gets no gradient"),
+        (lambda w, x: jnp.sum(0 * w * x), "No example of the first steps has a grad"),
+        (contrast, "No example of the first steps has a gradient"),
+        (batch_normalized, "subtracts a mean over an axis of size one"),
+        (lambda w, x: jnp.log(-1 - (w @ x) ** 2), "every example.* is NaN"),
+    ],
+    ids=["without", "stopped", "zero", "contrast", "batch norm", "nan"],
+)
+def test_a9_losses_that_teach_nothing_are_warned_of(loss, what):
+    with pytest.warns(UserWarning) as caught:
+        fit(loss_fn=loss, params=PARAMS + 1, mechanism=mechanism(iterations=3))
+    assert any(re.search(what, str(w.message)) for w in caught)
+
+
+def test_a9_a_loss_that_teaches_is_not():
+    """Warnings are errors here. And an empty batch says nothing."""
+    fit()
+    fit(mechanism=mechanism(sampling_prob=1e-9, iterations=3))
+
+
+# A10: another key for the same folder.
+
+
+def test_a10_another_key_for_the_same_folder_is_refused(tmp_path):
+    saved = lambda: checkpoints.Checkpoints(tmp_path)
+    first = fit(checkpoints=saved())
+    with pytest.raises(ValueError, match="of another run.*key: another, which would"):
+        fit(checkpoints=saved(), key=jax.random.key(1))
+    with pytest.raises(ValueError, match="key: another"):
+        fit(checkpoints=saved(), key=training.secret_key())
+    again = fit(checkpoints=saved())
+    np.testing.assert_array_equal(again.state.params, first.state.params)
+
+
+def test_a10_a_run_begun_with_entropy_goes_on_with_its_own_key(tmp_path, caplog):
+    saved = lambda: checkpoints.Checkpoints(tmp_path)
+    first = fit(checkpoints=saved(), key=training.secret_key())
+    again = fit(checkpoints=saved(), key=training.secret_key())
+    np.testing.assert_array_equal(again.state.params, first.state.params)
+    assert first.resumed_from is None and again.resumed_from == 20
+    assert "Goes on from step 20 of 20" in caplog.text
+    assert (
+        "with the keys that are there" in caplog.text and str(tmp_path) in caplog.text
+    )
+    with pytest.raises(ValueError, match="key: another"):
+        fit(checkpoints=saved(), key=jax.random.key(1))
+
+
+def test_a10_a_key_of_entropy_that_was_kept_goes_on_too(tmp_path, monkeypatch):
+    saved, key = lambda: checkpoints.Checkpoints(tmp_path), training.secret_key()
+    fit(checkpoints=saved(), key=key)
+    monkeypatch.setattr(training.state, "_DRAWN", set())  # as in another process
+    assert fit(checkpoints=saved(), key=key).resumed_from == 20
+
+
+# B1, B2: epsilon that is astronomical.
+
+
+@pytest.mark.parametrize("z", [0.0, 1e-12, 1e-6, 1e-3])
+@pytest.mark.parametrize("made", [made for made, _ in PADDED.values()], ids=PADDED)
+def test_b1_b2_epsilon_of_hardly_any_noise_is_infinite_at_once(made, z):
+    noisy = dataclasses.replace(made, noise_multiplier=z)
+    epsilon = noisy.epsilon(1e-5)
+    assert epsilon > 1e4
+    if z == 0 or noisy._default_accountant == "pld":
+        assert epsilon == np.inf
+
+
+def test_b1_graphs_too():
+    for z in (0.0, 1e-9):
+        mechanism = dpadambc.SubsampledMultiTermGaussian(
+            l2_clip_norm=1.0,
+            noise_multiplier=z,
+            max_terms=3,
+            sampling_prob=0.1,
+            iterations=10,
+            normalize_by=1,
+        )
+        assert mechanism.epsilon(1e-5) == np.inf
+
+
+def test_b1_epsilon_is_computed_before_the_first_step(monkeypatch):
+    def fails(self, *args, **options):
+        raise MemoryError("364 TiB")
+
+    monkeypatch.setattr(dpadambc.SubsampledGaussian, "epsilon", fails)
+    heard = []
+    with pytest.raises(MemoryError):
+        fit(callback=heard.append)
+    assert not heard
+
+
+def test_b2_a_run_without_noise_says_that_it_is_not_private():
+    fixed, _ = PADDED["fixed"]
+    silent = dataclasses.replace(fixed, noise_multiplier=0.0, iterations=3)
+    assert fit(mechanism=silent).epsilon == np.inf
+    assert fit(mechanism=mechanism(noise_multiplier=1e-9)).epsilon == np.inf
+
+
+def test_epsilon_below_the_guard_is_what_it_was():
+    """The guard is far from what anybody asks for."""
+    assert mechanism(noise_multiplier=0.3).epsilon(1e-5) < 1e3
+    assert 1e3 < mechanism(noise_multiplier=0.05).epsilon(1e-5) < np.inf

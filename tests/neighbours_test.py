@@ -1,0 +1,210 @@
+"""`fit` replayed on neighbouring data, with the same key: what reaches the optimizer.
+
+The noise is that of the key, so the difference of two private gradients is that of the
+clipped sums, which the sensitivity bounds, whatever the optimizer, its wrappers, the
+kind of data or the example that differs.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import dpadambc
+from dpadambc import training
+
+SIZE, BATCH = 64, 16
+RNG = np.random.default_rng(0)
+FEATURES = RNG.normal(size=(SIZE, 8)).astype(np.float32)
+TARGETS = FEATURES.sum(1)
+PARAMS = {"w": jnp.zeros(8), "b": jnp.zeros(())}
+MECHANISM = dpadambc.FixedSizeSampledGaussian(
+    l2_clip_norm=0.5,
+    noise_multiplier=1.0,
+    batch_size=BATCH,
+    num_examples=SIZE,
+    iterations=1,
+    normalize_by=BATCH,
+)
+POISSON = dpadambc.SubsampledGaussian(
+    l2_clip_norm=0.5,
+    noise_multiplier=1.0,
+    sampling_prob=0.9,
+    iterations=1,
+    normalize_by=BATCH,
+    neighboring_relation=dpadambc.NeighboringRelation.REPLACE_ONE,
+)
+NOISE = MECHANISM.noise_stddev
+ADAM_BC = dpadambc.adam_bc(0.1, NOISE)
+LABELS = {"w": "first", "b": "second"}
+
+OPTIMIZERS = {
+    "sgd": optax.sgd(0.1),
+    "momentum": optax.sgd(0.1, momentum=0.9, nesterov=True),
+    "adam": optax.adam(0.1),
+    "adamw": optax.adamw(0.1),
+    "lion": optax.lion(0.1),
+    "rmsprop": optax.rmsprop(0.1),
+    "lamb": optax.lamb(0.1),
+    "muon": optax.contrib.muon(0.1),
+    "schedule_free": optax.contrib.schedule_free_adamw(0.1),
+    "adam_bc": ADAM_BC,
+    "adamw_bc": dpadambc.adamw_bc(0.1, NOISE),
+    "masked": optax.masked(ADAM_BC, {"w": True, "b": False}),
+    "multi_transform": optax.multi_transform(
+        {"first": ADAM_BC, "second": optax.sgd(0.1)}, LABELS
+    ),
+    "frozen": optax.multi_transform(
+        {"first": ADAM_BC, "second": optax.set_to_zero()}, LABELS
+    ),
+    "multi_steps": optax.MultiSteps(optax.adam(0.1), 4),
+    "injected": optax.inject_hyperparams(dpadambc.adam_bc)(0.1, NOISE),
+    "if_finite": optax.apply_if_finite(ADAM_BC, 3),
+    "clipped": optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.1)),
+    "averaged": optax.chain(optax.ema(0.9), optax.sgd(0.1)),
+    "rounded": optax.chain(
+        ADAM_BC, dpadambc.round_stochastically(key=jax.random.key(5))
+    ),
+}
+
+
+def loss_fn(params, x, y):
+    return jnp.tanh(params["w"] @ x + params["b"] - y) * 3 + params["w"] @ x
+
+
+def watched(optimizer):
+    """The same optimizer, and what it is given."""
+    given = []
+
+    def update(updates, state, params=None):
+        jax.debug.callback(given.append, updates)
+        return optimizer.update(updates, state, params)
+
+    return optax.GradientTransformation(optimizer.init, update), given
+
+
+class Rows:
+    def __init__(self, columns):
+        self._columns = columns
+
+    def __len__(self):
+        return SIZE
+
+    def __getitem__(self, index):
+        return tuple(column[index] for column in self._columns)
+
+
+def private_gradient(columns, optimizer=ADAM_BC, mechanism=MECHANISM, **options):
+    optimizer, given = watched(optimizer)
+    params = options.pop("params", PARAMS)
+    training.fit(
+        options.pop("loss_fn", loss_fn),
+        params,
+        options.pop("data", tuple)(columns),
+        mechanism,
+        optimizer,
+        key=jax.random.key(1),
+        target_delta=1e-5,
+        **options,
+    )
+    jax.effects_barrier()
+    (gradient,) = given
+    return gradient
+
+
+def taken_part(mechanism=MECHANISM):
+    """An example that is in the batch of the first step."""
+    state = training.init_state(PARAMS, mechanism, ADAM_BC, key=jax.random.key(1))
+    batch = training.draw_batch(mechanism, state, SIZE)
+    return int(batch.indices[0])
+
+
+def replaced(by, mechanism=MECHANISM):
+    x, y = FEATURES.copy(), TARGETS.copy()
+    i = taken_part(mechanism)
+    x[i], y[i] = by * x[i], -y[i]
+    return x, y
+
+
+def apart(one, two):
+    gaps = jax.tree.map(lambda a, b: np.float64(a) - np.float64(b), one, two)
+    return np.sqrt(sum(np.sum(gap**2) for gap in jax.tree.leaves(gaps)))
+
+
+def moved(*by, mechanism=MECHANISM, **options):
+    """How far the private gradient moves for each, in units of the sensitivity."""
+    of = functools.partial(private_gradient, mechanism=mechanism, **options)
+    start = of((FEATURES, TARGETS))
+    ends = [of(replaced(factor, mechanism)) for factor in by]
+    return [apart(start, end) / mechanism.sensitivity for end in ends]
+
+
+def some(cases, *fast):
+    """All of them, the others slow."""
+    marked = lambda n: () if n in fast else pytest.mark.slow
+    return [pytest.param(n, marks=marked(n)) for n in cases]
+
+
+@pytest.mark.parametrize(
+    "name",
+    some(OPTIMIZERS, "adam_bc", "masked", "multi_transform", "multi_steps", "averaged"),
+)
+def test_no_optimizer_sees_more_of_an_example_than_the_sensitivity(name):
+    """Replaced by the opposite, an example reaches the bound; by NaN, half of it."""
+    opposite, broken = moved(-1.0, np.nan, optimizer=OPTIMIZERS[name])
+    assert 0.95 < opposite <= 1.0001 and 0.45 < broken <= 0.5001
+
+
+KINDS = {
+    "dictionary": dict(
+        data=lambda columns: dict(zip("xy", columns, strict=True)),
+        loss_fn=lambda params, row: loss_fn(params, row["x"], row["y"]),
+    ),
+    "source": dict(data=Rows),
+    "microbatches": dict(microbatch_size=5),
+    "frozen": dict(frozen=jnp.ones(8), loss_fn=lambda p, f, x, y: loss_fn(p, f * x, y)),
+    "augmented": dict(
+        uses_key=True,
+        loss_fn=training.with_augmentations(
+            lambda p, x, y, key: loss_fn(p, x, y), lambda key, x, y: (x, y), 3
+        ),
+    ),
+    "bfloat16": dict(loss_fn=training.with_compute_dtype(loss_fn, jnp.bfloat16)),
+    "averaged": dict(average_decay=0.9),
+    "several steps a call": dict(steps_per_call=10),
+    "sharded": dict(
+        batch_sharding=NamedSharding(
+            jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,)), P("data")
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "kind", some(KINDS, "dictionary", "source", "microbatches", "bfloat16")
+)
+def test_nor_does_it_with_another_kind_of_data(kind):
+    assert max(moved(-1.0, np.nan, **KINDS[kind])) <= 1.0001
+
+
+def test_nor_does_it_where_batches_are_padded():
+    assert 0.4 < max(moved(-1.0, np.nan, -1e20, mechanism=POISSON)) <= 1.0001
+
+
+def test_what_is_not_clipped_moves_further():
+    """Negative control."""
+    plain = jax.grad(
+        lambda params, x, y: (
+            jax.vmap(functools.partial(loss_fn, params))(x, y).sum() / BATCH
+        )
+    )
+    one, two = (
+        plain(PARAMS, *map(jnp.asarray, columns))
+        for columns in ((FEATURES, TARGETS), replaced(-10.0))
+    )
+    assert optax.tree.norm(optax.tree.sub(one, two)) > 10 * MECHANISM.sensitivity

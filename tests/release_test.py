@@ -1,0 +1,119 @@
+"""What is published of a run, and the file that says how private it is."""
+
+import json
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import dpadambc
+from dpadambc import training
+
+X = jnp.asarray(np.random.default_rng(0).normal(size=(100, 3)), jnp.float32)
+MECHANISM = dpadambc.SubsampledGaussian(
+    l2_clip_norm=1.0,
+    noise_multiplier=1.0,
+    sampling_prob=0.25,
+    iterations=5,
+    normalize_by=25,
+)
+
+
+def fit(params, loss_fn, **options):
+    return training.fit(
+        loss_fn,
+        params,
+        (X,),
+        MECHANISM,
+        optax.adam(0.1),
+        key=jax.random.key(0),
+        target_delta=1e-5,
+        **options,
+    )
+
+
+def of_tree(params, x):
+    return (params["w"].astype(float) @ x + params["inner"][0] - 1) ** 2
+
+
+TREE = {"w": jnp.ones(3, jnp.bfloat16), "inner": (jnp.zeros(()),)}
+
+
+def test_a_release_has_no_key_and_no_loss():
+    result = fit(TREE, of_tree, average_decay=0.9)
+    found = training.releasable(result)
+    is_key = lambda x: jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
+    assert any(map(is_key, jax.tree.leaves(result.state)))
+    assert not any(map(is_key, jax.tree.leaves(found)))
+    assert not hasattr(found, "history") and not hasattr(found, "noise")
+    same = training.releasable(result.state)
+    assert jax.tree.structure(found) == jax.tree.structure(same)
+
+
+def test_a_file_says_what_was_done(tmp_path):
+    path = tmp_path / "model.npz"
+    result = fit(TREE, of_tree, average_decay=0.9)
+    about = training.save_release(path, result)
+    params, read = training.load_release(path, like=TREE)
+    assert read == about
+    assert jax.tree.map(jnp.result_type, params) == jax.tree.map(jnp.result_type, TREE)
+    for a, b in zip(*map(jax.tree.leaves, (params, result.state.params)), strict=True):
+        np.testing.assert_array_equal(np.asarray(a, float), np.asarray(b, float))
+    assert about["epsilon"] == MECHANISM.epsilon(1e-5)
+    expected = dict(
+        mechanism="SubsampledGaussian",
+        sampling_prob=0.25,
+        neighboring_relation="ADD_OR_REMOVE_ONE",
+        iterations=5,
+        delta=1e-5,
+        noise_multiplier=1.0,
+        l2_clip_norm=1.0,
+    )
+    assert expected.items() <= about.items()
+    # No name of the file is of anything else than the parameters and their average.
+    with np.load(path) as file:
+        names = {name.split("[")[0] for name in file.files}
+        assert names == {"params", "average", "about"}
+        json.loads(str(file["about"]))
+
+
+def test_the_steps_taken_count_rather_than_those_planned(tmp_path):
+    def stop(progress):
+        if progress.iterations == 2:
+            raise training.Stop
+
+    about = training.save_release(tmp_path / "x", fit(TREE, of_tree, callback=stop))
+    assert about["iterations"] == 2
+    assert about["epsilon"] == MECHANISM.epsilon(1e-5, iterations=2)
+
+
+def test_modules_are_found_again(tmp_path):
+    graph, state = nnx.split(nnx.Linear(3, 1, rngs=nnx.Rngs(0)))
+    module, static = eqx.partition(
+        eqx.nn.Linear(3, 1, key=jax.random.key(0)), eqx.is_inexact_array
+    )
+    models = {
+        "nnx": (state, lambda p, x: jnp.sum(nnx.merge(graph, p)(x) - 1) ** 2),
+        "equinox": (module, lambda p, x: jnp.sum(eqx.combine(p, static)(x) - 1) ** 2),
+        "an array": (jnp.zeros(3), lambda w, x: (w @ x - 1) ** 2),
+    }
+    for name, (params, loss_fn) in models.items():
+        result = fit(params, loss_fn)
+        training.save_release(tmp_path / name, result)
+        found, _ = training.load_release(tmp_path / name, like=params)
+        assert jax.tree.structure(found) == jax.tree.structure(params)
+        trained = jax.tree.leaves(result.state.params)
+        for a, b in zip(jax.tree.leaves(found), trained, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_the_file_of_another_model_is_refused(tmp_path):
+    training.save_release(tmp_path / "x", fit(TREE, of_tree))
+    with pytest.raises(ValueError, match="Expected parameters"):
+        training.load_release(tmp_path / "x", like={"v": jnp.zeros(3)})
+    with pytest.raises(ValueError, match="of shape"):
+        training.load_release(tmp_path / "x", like={**TREE, "w": jnp.zeros(4)})

@@ -1,0 +1,152 @@
+"""A step of one's own loop is the step of `fit`."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpadambc
+from dpadambc import training
+
+X = jnp.asarray(np.random.default_rng(0).normal(size=(200, 3)), jnp.float32)
+DATA = {"x": X, "y": X @ jnp.array([1.0, -2.0, 0.5])}
+MECHANISM = dpadambc.SubsampledGaussian(
+    l2_clip_norm=1.0,
+    noise_multiplier=1.0,
+    sampling_prob=0.25,
+    iterations=10,
+    normalize_by=50,
+)
+KEY = jax.random.key(0)
+
+
+def loss_fn(w, example):
+    return (w @ example["x"] - example["y"]) ** 2
+
+
+def fit(loss_fn=loss_fn, data=DATA, optimizer=None, **options):
+    optimizer = optimizer or optax.adam(0.1)
+    return training.fit(
+        loss_fn,
+        jnp.zeros(3),
+        data,
+        MECHANISM,
+        optimizer,
+        key=KEY,
+        target_delta=1e-5,
+        **options,
+    )
+
+
+def by_hand(step, gather, frozen=None):
+    state = step.init(jnp.zeros(3), key=KEY)
+    take_step = jax.jit(step, donate_argnums=0)
+    seen = []
+    for _ in range(MECHANISM.iterations):
+        batch = training.draw_batch(MECHANISM, state, num_examples=200)
+        padding = jnp.asarray(batch.is_padding_example)
+        state, told = take_step(state, gather(batch), padding, frozen)
+        seen.append(told)
+    return state, seen
+
+
+def assert_same(state, other):
+    for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(other), strict=True):
+        if not jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_a_loop_of_steps_is_fit():
+    told = []
+    result = fit(callback=lambda progress: told.append(progress.seen))
+    step = training.Step(loss_fn, MECHANISM, optax.adam(0.1))
+    state, seen = by_hand(step, lambda batch: batch.gather(DATA))
+    assert_same(state, result.state)
+    assert_same(seen, told)
+
+
+def test_with_all_its_options():
+    def noisy(w, frozen, x, y, key):
+        return (w @ (frozen * x) + 0.1 * jax.random.normal(key) - y) ** 2
+
+    data, frozen = (DATA["x"], DATA["y"]), jnp.ones(3)
+    result = fit(
+        noisy,
+        data,
+        frozen=frozen,
+        uses_key=True,
+        microbatch_size=16,
+        average_decay=0.9,
+    )
+    step = training.Step(
+        noisy,
+        MECHANISM,
+        optax.adam(0.1),
+        has_frozen=True,
+        uses_key=True,
+        microbatch_size=16,
+        average_decay=0.9,
+    )
+    state, _ = by_hand(step, lambda batch: batch.gather(data), frozen)
+    assert_same(state, result.state)
+
+
+class Rows:
+    """A source of dictionaries."""
+
+    def __len__(self):
+        return 200
+
+    def __getitem__(self, index):
+        return {name: np.asarray(column[index]) for name, column in DATA.items()}
+
+
+def test_an_example_may_be_a_dictionary_from_arrays_or_from_a_source():
+    of_two = lambda w, x, y: loss_fn(w, {"x": x, "y": y})
+    expected = fit(of_two, (DATA["x"], DATA["y"])).state
+    assert_same(fit().state, expected)
+    assert_same(fit(data=Rows()).state, expected)
+
+
+def test_a_step_on_padding_alone_is_noise():
+    step = training.Step(loss_fn, MECHANISM, optax.sgd(1.0))
+    state = step.init(jnp.zeros(3), key=KEY)
+    rows = jax.tree.map(lambda x: x[:4], DATA)
+    after, seen = step(state, rows, jnp.ones(4, bool))
+    assert int(seen.num_examples) == 0 and not seen.has_gradient
+    assert (after.params != 0).all() and int(after.step) == 1
+
+
+def test_no_step_repeats_the_noise_of_another():
+    step = training.Step(loss_fn, MECHANISM, optax.sgd(1.0))
+    states = [step.init(jnp.zeros(3), key=KEY)]
+    rows = jax.tree.map(lambda x: x[:4], DATA)
+    for _ in range(5):
+        states.append(step(states[-1], rows, jnp.ones(4, bool))[0])
+    moved = np.diff(np.stack([s.params for s in states]), axis=0)
+    assert len(np.unique(moved.round(6))) == moved.size
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"microbatch_size": 0}, ValueError),
+        ({"average_decay": 1.0}, ValueError),
+        ({"mechanism": 1.0}, TypeError),
+    ],
+)
+def test_wrong_numbers_are_refused(options, error):
+    arguments = dict(loss_fn=loss_fn, mechanism=MECHANISM, optimizer=optax.sgd(0.1))
+    with pytest.raises(error):
+        training.Step(**arguments | options)
+
+
+def test_the_mask_is_checked():
+    step = training.Step(loss_fn, MECHANISM, optax.sgd(0.1))
+    state = step.init(jnp.zeros(3), key=KEY)
+    rows = jax.tree.map(lambda x: x[:4], DATA)
+    with pytest.raises(TypeError, match="to be a bool array"):
+        step(state, rows, jnp.ones(4))
+    with pytest.raises(ValueError, match="one entry per"):
+        step(state, rows, jnp.ones(3, bool))
