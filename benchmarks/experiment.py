@@ -24,15 +24,18 @@ VARIANCE_FLOOR = dpadambc.RelativeFloor(1.0)
 # The default of 1e-4 would shrink nothing in a few hundred steps.
 WEIGHT_DECAY = 0.01
 
-PRIVATE: dict[str, Callable[..., optax.GradientTransformationExtraArgs]] = {
-    "DP-SGD": dpadambc.dp_sgd,
-    "DP-Adam": functools.partial(dpadambc.dp_adam, b2=B2),
+# Of the private gradient, each made of a learning rate and the level of the noise.
+PRIVATE: dict[str, Callable[..., optax.GradientTransformation]] = {
+    "DP-SGD": lambda learning_rate, _: optax.sgd(learning_rate),
+    "DP-Adam": lambda learning_rate, _: optax.adam(learning_rate, b2=B2),
     "DP-AdamBC": functools.partial(
-        dpadambc.dp_adambc, b2=B2, variance_floor=VARIANCE_FLOOR
+        dpadambc.adam_bc, b2=B2, variance_floor=VARIANCE_FLOOR
     ),
-    "DP-AdamW": functools.partial(dpadambc.dp_adamw, b2=B2, weight_decay=WEIGHT_DECAY),
+    "DP-AdamW": lambda learning_rate, _: optax.adamw(
+        learning_rate, b2=B2, weight_decay=WEIGHT_DECAY
+    ),
     "DP-AdamW-BC": functools.partial(
-        dpadambc.dp_adamw_bc,
+        dpadambc.adamw_bc,
         b2=B2,
         variance_floor=VARIANCE_FLOOR,
         weight_decay=WEIGHT_DECAY,
@@ -161,8 +164,12 @@ class Trainer:
     ) -> optax.GradientTransformation:
         if self.method == NON_PRIVATE:
             return optax.adam(learning_rate, b2=B2)
+        noise_stddev = self.mechanism.noise_stddev
         make = functools.partial(PRIVATE[self.method], **dict(self.options))
-        return make(learning_rate, self.mechanism, key=key, pre_clipped=True)
+        return optax.chain(
+            dpadambc.add_dp_noise(noise_stddev, key=key),
+            make(learning_rate, noise_stddev),
+        )
 
     @property
     def grad_fn(self) -> Callable[..., Any]:

@@ -43,6 +43,16 @@ def mechanism(batch_size: int) -> dpadambc.SubsampledGaussian:
     )
 
 
+def noise_and_adambc(
+    numbers: dpadambc.SubsampledGaussian,
+) -> optax.GradientTransformation:
+    """What follows a gradient that is clipped and summed."""
+    return optax.chain(
+        dpadambc.add_dp_noise(numbers.noise_stddev, key=jax.random.key(0)),
+        dpadambc.adam_bc(1e-3, numbers.noise_stddev),
+    )
+
+
 def gradient_cases(problem: Problem) -> timing.Cases:
     """The mean gradient of the batch, clipped by all but the baseline."""
     grad_fns, _ = contenders.build(problem)
@@ -54,9 +64,7 @@ def step_cases(problem: Problem) -> timing.Cases:
     """A whole step with and without privacy."""
     numbers = mechanism(problem.batch_size)
     adam = optax.adam(1e-3)
-    dp_adambc = dpadambc.dp_adambc(
-        1e-3, numbers, key=jax.random.key(0), pre_clipped=True
-    )
+    private = noise_and_adambc(numbers)
 
     def adam_step(params, state, *batch):
         grads = contenders.non_private(problem)(params, *batch)
@@ -68,14 +76,14 @@ def step_cases(problem: Problem) -> timing.Cases:
             problem.loss_fn, numbers.l2_clip_norm, normalize_by=numbers.normalize_by
         )
         grads = grad_fn(params, *batch, is_padding_example=padding)
-        updates, state = dp_adambc.update(grads, state, params)
+        updates, state = private.update(grads, state, params)
         return optax.apply_updates(params, updates), state
 
     params, batch = problem.params, problem.batch
     padding = jnp.zeros(problem.batch_size, bool)
     return {
         ADAM: (adam_step, (params, adam.init(params), *batch)),
-        "private": (private_step, (params, dp_adambc.init(params), padding, *batch)),
+        "private": (private_step, (params, private.init(params), padding, *batch)),
     }
 
 
@@ -83,7 +91,7 @@ def chain_cases(problem: Problem) -> timing.Cases:
     """What comes after the clipped gradient, and its parts."""
     key, params = jax.random.key(0), problem.params
     numbers = mechanism(1)
-    full = dpadambc.dp_adambc(1e-3, numbers, key=key, pre_clipped=True)
+    full = noise_and_adambc(numbers)
     noise = dpadambc.add_dp_noise(numbers.noise_stddev, key=key)
     adam = optax.adam(1e-3)
     args = lambda tx: (optax.tree.ones_like(params), tx.init(params), params)

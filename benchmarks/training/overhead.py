@@ -27,6 +27,11 @@ def mechanism_for(batch_size: int, iterations: int = 1000) -> dpadambc.Mechanism
     )
 
 
+def optimizer_for(mechanism: Any) -> optax.GradientTransformation:
+    """DP-AdamBC, but for the clip and the noise."""
+    return dpadambc.adam_bc(1e-3, mechanism.noise_stddev)
+
+
 def repeated(problem: models.Problem) -> tuple[Any, ...]:
     """The batch of a problem four times over, as a data set."""
     return jax.tree.map(lambda x: np.concatenate([np.asarray(x)] * 4), problem.batch)
@@ -36,8 +41,9 @@ class _Bare:
     """The loop that one would write by hand, with nothing but its steps."""
 
     def __init__(self, problem: models.Problem, mechanism: Any):
-        tx = dpadambc.dp_adambc(
-            1e-3, mechanism, key=jax.random.key(0), pre_clipped=True
+        tx = optax.chain(
+            dpadambc.add_dp_noise(mechanism.noise_stddev, key=jax.random.key(0)),
+            optimizer_for(mechanism),
         )
         data = jax.device_put(repeated(problem))
         clipped_grad = dpadambc.clipped_grad(
@@ -75,6 +81,7 @@ def measure(problem: models.Problem, rounds: int, steps_per_call: int) -> dict:
         nonlocal started
         if progress.iterations % CHUNK:
             return
+        jax.block_until_ready(progress.seen)
         seconds["fit"].append((time.perf_counter() - started) / CHUNK)
         seconds["bare"].append(bare.seconds_per_step())
         started = time.perf_counter()
@@ -84,7 +91,7 @@ def measure(problem: models.Problem, rounds: int, steps_per_call: int) -> dict:
         problem.params,
         repeated(problem),
         mechanism,
-        functools.partial(dpadambc.dp_adambc, 1e-3),
+        optimizer_for(mechanism),
         key=jax.random.key(0),
         target_delta=1e-6,
         steps_per_call=steps_per_call,

@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import numpy as np
 
-import dpadambc
 from benchmarks.speed import models, timing
 from benchmarks.training import overhead
 from dpadambc import checkpoints, training
@@ -16,8 +15,10 @@ from dpadambc import checkpoints, training
 def measure(problem: models.Problem, rounds: int) -> dict[str, Any]:
     """Seconds to save and to restore the state of a run."""
     mechanism: Any = overhead.mechanism_for(problem.batch_size)
-    tx = dpadambc.dp_adambc(1e-3, mechanism, key=jax.random.key(0), pre_clipped=True)
-    state = training.init_state(problem.params, tx, jax.random.key(1))
+    optimizer = overhead.optimizer_for(mechanism)
+    state = training.init_state(
+        problem.params, mechanism, optimizer, key=jax.random.key(1)
+    )
     size = sum(x.nbytes for x in jax.tree.leaves(training.releasable(state)))
     seconds: dict[str, list[float]] = {"save": [], "restore": []}
     with tempfile.TemporaryDirectory() as folder:

@@ -1,17 +1,17 @@
 """One batch over more and more devices: time of a step, and what each device holds."""
 
+import dataclasses
+import functools
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-import dpadambc
 from benchmarks.speed import models, timing
 from benchmarks.training import overhead
 from dpadambc import training
 from dpadambc.training.layout import Layout
-from dpadambc.training.step import Step
 
 
 def _case(problem: models.Problem, devices: int, split_params: bool) -> Any:
@@ -26,14 +26,14 @@ def _case(problem: models.Problem, devices: int, split_params: bool) -> Any:
     if split_params:
         params = jax.device_put(params, training.fully_sharded(params, mesh, "data"))
     mechanism: Any = overhead.mechanism_for(problem.batch_size)
-    tx = dpadambc.dp_adambc(1e-3, mechanism, key=jax.random.key(0), pre_clipped=True)
-    init = lambda params: training.init_state(params, tx, jax.random.key(1))
+    optimizer = overhead.optimizer_for(mechanism)
+    step = training.Step(problem.loss_fn, mechanism, optimizer)
+    init = functools.partial(step.init, key=jax.random.key(1))
     batches = NamedSharding(mesh, PartitionSpec("data"))
     layout, state = Layout.of(params, batches, None).start(init, params)
-    step = Step(problem.loss_fn, mechanism, tx, False, False, None, None, layout)
     whole = problem.batch, np.zeros(problem.batch_size, bool)
     placed = jax.device_put(whole, jax.tree.map(lambda _: batches, whole))
-    return step, (state, None, *placed)
+    return dataclasses.replace(step, layout=layout), (state, *placed)
 
 
 def measure(problem: models.Problem, rounds: int) -> list[dict[str, Any]]:
