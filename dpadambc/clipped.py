@@ -171,7 +171,9 @@ def clipped_grad(
     r"""Like `jax.grad` of a batch, but clipped per example: sum, divided by a constant.
 
     The value is that of `per_example_grad` followed by `clip_per_example`, with the
-    same guarantees, and with memory for `microbatch_size` examples only.
+    same guarantees, and with memory for `microbatch_size` examples only. It knows of no
+    mechanism, so it cannot ask for `is_padding_example`: without the mask every row of
+    the batch counts as an example, padding too.
 
     Args:
       loss_fn: the loss of one example; see `per_example_value_and_grad`.

@@ -61,6 +61,7 @@ class Step:
       uses_key: whether the loss takes a key, one for each example.
       microbatch_size: how many examples are in memory at once; all by default.
       average_decay: of a moving average of the parameters; none by default.
+      layout: what lies on which devices; `fit` sets it.
 
     Raises:
       TypeError: if `mechanism` is none, or the mask or a gradient has the wrong dtype.
