@@ -14,7 +14,7 @@ import numpy as np
 import optax
 
 import dpadambc
-from dpadambc import moments
+from dpadambc.transforms import moments
 
 NON_PRIVATE = "Adam, not private"
 

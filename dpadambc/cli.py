@@ -8,9 +8,9 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from dpadambc import _validate
-from dpadambc.clipping import NeighboringRelation
-from dpadambc.subsampled import SubsampledGaussian
+from dpadambc._core import validate
+from dpadambc.clipping.flat import NeighboringRelation
+from dpadambc.mechanisms.subsampled import SubsampledGaussian
 
 _EPILOG = """\
 examples:
@@ -77,7 +77,7 @@ def _public_numbers(args: argparse.Namespace) -> dict[str, Any]:
                 "Expected --batch-size with --num-examples, in place of"
                 " --sampling-prob."
             )
-        _validate.positive(batch_size=batch_size)
+        validate.positive(batch_size=batch_size)
         sampling_prob = batch_size / args.num_examples
     normalize_by = args.normalize_by
     if normalize_by is None:

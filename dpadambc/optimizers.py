@@ -26,11 +26,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc import _validate, noise_level, precision
-from dpadambc.decay import add_decoupled_weight_decay
-from dpadambc.mechanism import Mechanism
-from dpadambc.moments import RelativeFloor, scale_by_adam_bc
-from dpadambc.private_gradient import check_mechanism, privatize
+from dpadambc._core import precision, validate
+from dpadambc.mechanisms.base import Mechanism
+from dpadambc.mechanisms.private_gradient import check_mechanism, privatize
+from dpadambc.transforms import _noise_level
+from dpadambc.transforms.decay import add_decoupled_weight_decay
+from dpadambc.transforms.moments import RelativeFloor, scale_by_adam_bc
 
 Mask = Any | Callable[[optax.Params], Any]
 
@@ -62,14 +63,14 @@ def _stepping(
 
 def _scale_by_adam(b1, b2, eps, eps_root) -> optax.GradientTransformation:
     """Optax's, with its arguments checked and its moments in at least float32."""
-    _validate.decay(b1=b1)
-    _validate.decay(b2=b2)
-    _validate.non_negative(eps=eps)
-    _validate.non_negative(eps_root=eps_root)
+    validate.decay(b1=b1)
+    validate.decay(b2=b2)
+    validate.non_negative(eps=eps)
+    validate.non_negative(eps_root=eps_root)
     return precision.with_wide_state(optax.scale_by_adam(b1, b2, eps, eps_root))
 
 
-def _level(mechanism: Mechanism) -> noise_level.NoiseStddev:
+def _level(mechanism: Mechanism) -> _noise_level.NoiseStddev:
     """Of the noise that the mechanism adds."""
     check_mechanism(mechanism)
     return mechanism.noise_stddev
@@ -77,7 +78,7 @@ def _level(mechanism: Mechanism) -> noise_level.NoiseStddev:
 
 def adam_bc(
     learning_rate: optax.ScalarOrSchedule,
-    noise_stddev: noise_level.NoiseStddev,
+    noise_stddev: _noise_level.NoiseStddev,
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.999,
     *,
@@ -127,7 +128,7 @@ def adam_bc(
 
 def adamw_bc(
     learning_rate: optax.ScalarOrSchedule,
-    noise_stddev: noise_level.NoiseStddev,
+    noise_stddev: _noise_level.NoiseStddev,
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.999,
     *,
@@ -208,7 +209,7 @@ def dp_sgd(
     """
     stages = []
     if momentum is not None:
-        _validate.decay(momentum=momentum)
+        validate.decay(momentum=momentum)
         stages = [precision.with_wide_state(optax.trace(momentum, nesterov))]
     return _private_chain(learning_rate, mechanism, key, *stages)
 

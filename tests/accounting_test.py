@@ -11,7 +11,8 @@ import scipy.optimize
 import scipy.stats
 
 import dpadambc
-from dpadambc import NeighboringRelation, accounting
+from dpadambc import NeighboringRelation
+from dpadambc.mechanisms import accounting
 
 ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE = NeighboringRelation.REPLACE_ONE

@@ -21,7 +21,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import dpadambc
-from dpadambc import checkpoints, training
+from dpadambc import training
+from dpadambc.training import checkpoints
 
 # Where one of Orbax's concurrent reads or writes fails, the others find their loop
 # closed, and say so when they are collected.
@@ -572,7 +573,7 @@ def test_saves_are_kept_as_asked(tmp_path):
 def test_without_orbax_the_message_says_what_to_install():
     code = (
         "import sys; sys.modules['orbax'] = None; sys.modules['orbax.checkpoint'] ="
-        " None\nimport dpadambc\nfrom dpadambc import checkpoints"
+        " None\nimport dpadambc\nfrom dpadambc.training import checkpoints"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode and "pip install 'dpadambc[checkpoints]'" in done.stderr
@@ -584,7 +585,7 @@ PROGRAM = """
 import pathlib, sys
 import jax, jax.numpy as jnp, numpy as np
 import dpadambc
-from dpadambc import checkpoints, training
+from dpadambc import training
 
 folder, output = sys.argv[1:]
 size = 200_000  # a save takes a while
@@ -592,7 +593,7 @@ mechanism = dpadambc.SubsampledGaussian(
     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.25, iterations=40,
     normalize_by=50)
 x = jnp.linspace(-1, 1, 200)
-saved = checkpoints.Checkpoints(folder, every=1) if folder else None
+saved = training.Checkpoints(folder, every=1) if folder else None
 result = training.fit(
     lambda w, x: jnp.mean((w - x) ** 2), jnp.zeros(size), (x,), mechanism,
     dpadambc.adam_bc(0.1, mechanism.noise_stddev), key=jax.random.key(0),

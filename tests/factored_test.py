@@ -12,8 +12,8 @@ import optax
 import pytest
 
 import dpadambc
-from dpadambc import factored, leaves
-from dpadambc.factored import (
+from dpadambc.gradients import _factored, _leaves
+from dpadambc.gradients._factored import (
     convolution,
     evaluate,
     isolation,
@@ -88,7 +88,7 @@ def assert_close(actual, expected, tolerance):
 
 def rules_of(grads):
     """The rule of each leaf, by path."""
-    leaves_ = jax.tree_util.tree_leaves_with_path(grads, is_leaf=leaves.is_per_example)
+    leaves_ = jax.tree_util.tree_leaves_with_path(grads, is_leaf=_leaves.is_per_example)
     show = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
     name = lambda path: show(path).removesuffix("/value")  # of an NNX variable
     return {name(path): leaf.rule for path, leaf in leaves_}
@@ -292,7 +292,7 @@ def test_a_partial_sum_of_a_carry_that_is_used_elsewhere_is_not_dropped():
         return (), jax.lax.scan(step, jnp.zeros((9, 9)), x)
 
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 9)), jnp.float32)
-    _, found, _, _ = factored.factored_outputs(running, lambda jaxpr: None)(x)
+    _, found, _, _ = _factored.factored_outputs(running, lambda jaxpr: None)(x)
     _, expected = running(x)
     assert_close([term.dense() for term in found], list(expected), 1e-5)
 
@@ -493,7 +493,7 @@ MUTANTS = {
     ),
     "padding that is not blanked": (
         "mlp of few vectors",
-        leaves,
+        _leaves,
         "_blanked",
         lambda terms, keep, skip: terms,
     ),
@@ -576,14 +576,14 @@ def test_a_round_trip_through_the_tree_keeps_everything(name):
         jax.tree.map(jnp.copy, grads)
     )
     assert rules_of(again) == rules_of(grads)
-    for x, y in zip(leaves.flatten(again), leaves.flatten(grads), strict=True):
+    for x, y in zip(_leaves.flatten(again), _leaves.flatten(grads), strict=True):
         assert (x.shape, x.dtype, x.batch_size) == (y.shape, y.dtype, y.batch_size)
 
 
 @pytest.mark.parametrize("name", BORDERS)
 def test_a_gradient_is_shown_in_one_short_line(name):
     grads, _ = gradients(name)
-    for leaf in leaves.flatten(grads):
+    for leaf in _leaves.flatten(grads):
         assert "\n" not in repr(leaf)
         assert len(repr(leaf)) < 120
         assert repr(leaf.rule) in repr(leaf)

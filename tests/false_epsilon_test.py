@@ -18,7 +18,10 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import dpadambc
-from dpadambc import checkpoints, collectives, keys, training
+from dpadambc import training
+from dpadambc._core import keys
+from dpadambc.gradients import _collectives
+from dpadambc.training import checkpoints
 
 C, B, BATCH = 1.0, 1.0, 64
 RNG = np.random.default_rng(0)
@@ -503,7 +506,7 @@ def test_a4_collectives_that_mix_no_examples_are_not():
 
 def test_a4_what_synchronized_statistics_did(monkeypatch):
     """Negative control: one example replaced moves the sum by more than 2 C."""
-    monkeypatch.setattr(collectives, "refuse", lambda jaxpr, allowed: None)
+    monkeypatch.setattr(_collectives, "refuse", lambda jaxpr, allowed: None)
     loss = lambda w, x: jnp.sum(jax.lax.pmean(jnp.tanh(w * x), "data") ** 2)
     clipped = dpadambc.clipped_grad(loss, C, B)
     mesh = mesh_of(("data",), (2,))

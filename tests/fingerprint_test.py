@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from dpadambc.training import fingerprint
+from dpadambc.training import _fingerprint
 
 
 def difference_of(first, second):
@@ -24,5 +24,5 @@ def test_the_order_of_operands_is_part_of_a_program():
     texts = [str(jax.make_jaxpr(f)(1.0)) for f in (one, other)]
     # The control: without spaces, the two are one text.
     assert len({"".join(text.split()) for text in texts}) == 1
-    assert fingerprint.of_program(one, 1.0) != fingerprint.of_program(other, 1.0)
-    assert fingerprint.of_program(one, 1.0) == fingerprint.of_program(one, 1.0)
+    assert _fingerprint.of_program(one, 1.0) != _fingerprint.of_program(other, 1.0)
+    assert _fingerprint.of_program(one, 1.0) == _fingerprint.of_program(one, 1.0)

@@ -9,8 +9,8 @@ import optax
 import pytest
 
 import dpadambc
-from dpadambc import checkpoints, training
-from dpadambc.training import history
+from dpadambc import training
+from dpadambc.training import _history, checkpoints
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(200, 3)), jnp.float32)
 Y = X @ jnp.array([1.0, -2.0, 0.5])
@@ -61,7 +61,7 @@ def test_a_record_has_the_mean_loss_of_the_steps_since_the_last():
     for i, record in enumerate(result.history):
         five = losses[5 * i : 5 * i + 5]
         mean = sum(s.loss for s in five) / sum(s.num_examples for s in five)
-        assert record[history.LOSS] == pytest.approx(float(mean), rel=1e-5)
+        assert record[_history.LOSS] == pytest.approx(float(mean), rel=1e-5)
 
 
 def test_without_an_evaluation_there_is_a_record_of_the_end():
@@ -69,15 +69,15 @@ def test_without_an_evaluation_there_is_a_record_of_the_end():
     assert record["iterations"] == 20 and set(record) == {
         "iterations",
         "seconds",
-        history.LOSS,
+        _history.LOSS,
     }
     assert record["seconds"] > 0
 
 
 def test_long_runs_do_not_keep_all_their_steps_on_the_device(monkeypatch):
-    monkeypatch.setattr(history, "_MOST_WAITING", 3)
+    monkeypatch.setattr(_history, "_MOST_WAITING", 3)
     (record,), (other,) = fit().history, fit(steps_per_call=20).history
-    assert record[history.LOSS] == pytest.approx(other[history.LOSS], rel=1e-5)
+    assert record[_history.LOSS] == pytest.approx(other[_history.LOSS], rel=1e-5)
 
 
 def test_a_number_is_an_evaluation_too():

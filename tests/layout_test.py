@@ -19,8 +19,9 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import dpadambc
-from dpadambc import checkpoints, training
-from dpadambc.training.layout import Layout
+from dpadambc import training
+from dpadambc.training import checkpoints
+from dpadambc.training.sharding import Layout
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(203, 16)).astype(np.float32)

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import dpadambc
-from dpadambc import precision
+from dpadambc._core import precision
 
 
 def bilinear_loss(params, a, g):

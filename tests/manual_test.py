@@ -11,7 +11,9 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import dpadambc
-from dpadambc import clipping, collectives, manual
+from dpadambc._core import shard_map
+from dpadambc.clipping import flat
+from dpadambc.gradients import _collectives
 
 RNG = np.random.default_rng(0)
 PARAMS = {
@@ -86,14 +88,14 @@ def test_without_it_one_person_would_be_in_the_gradients_of_all_devices(monkeypa
         return float(optax.tree.norm(gap))
 
     assert influence() <= 2 * C * 1.001
-    monkeypatch.setattr(manual, "varying", lambda tree, axes: tree)
+    monkeypatch.setattr(shard_map, "varying", lambda tree, axes: tree)
     # What JAX would do by itself is seen, too.
     with pytest.raises(ValueError, match="a collective in it"):
         influence()
-    monkeypatch.setattr(collectives, "refuse", lambda jaxpr, allowed: None)
+    monkeypatch.setattr(_collectives, "refuse", lambda jaxpr, allowed: None)
     with pytest.raises(ValueError, match="made of all along"):
         influence()
-    monkeypatch.setattr(clipping, "_refuse_touched", lambda name, leaf: None)
+    monkeypatch.setattr(flat, "_refuse_touched", lambda name, leaf: None)
     assert influence() > 2 * 2 * C
 
 
@@ -111,10 +113,10 @@ def test_noise_is_added_once_after_the_sum():
 
 
 def test_outside_of_shard_map_nothing_varies():
-    assert manual.varying_axes((PARAMS, jnp.ones(3))) == ()
+    assert shard_map.varying_axes((PARAMS, jnp.ones(3))) == ()
     seen = []
-    jax.jit(lambda x: seen.append(manual.varying_axes(x)) or x)(jnp.ones(3))
-    jax.vmap(lambda x: seen.append(manual.varying_axes(x)) or x, axis_name="data")(
+    jax.jit(lambda x: seen.append(shard_map.varying_axes(x)) or x)(jnp.ones(3))
+    jax.vmap(lambda x: seen.append(shard_map.varying_axes(x)) or x, axis_name="data")(
         jnp.ones(3)
     )
     assert seen == [(), ()]
@@ -126,7 +128,7 @@ def test_what_is_shared_over_an_axis_stays_shared():
     seen = []
 
     def look(params, tokens, targets):
-        seen.append(manual.varying_axes((tokens, targets)))
+        seen.append(shard_map.varying_axes((tokens, targets)))
         clipped = dpadambc.clipped_grad(loss_fn, C, 1.0)(params, tokens, targets)
         return jax.lax.psum(clipped, "data")
 

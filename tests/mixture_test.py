@@ -10,7 +10,8 @@ import pytest
 import scipy.stats
 
 import dpadambc
-from dpadambc import NeighboringRelation, mixture
+from dpadambc import NeighboringRelation
+from dpadambc.mechanisms import _mixture
 
 ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
 SPECIAL = NeighboringRelation.REPLACE_SPECIAL
@@ -86,7 +87,7 @@ def test_poisson_sampling_of_changing_terms_stays_below_the_bound(
         density(poisson([*unaffected, *affected], sampling_prob), stddev)
         for affected in (before, after)
     )
-    bound = mixture.deltas(step, EPSILONS)
+    bound = _mixture.deltas(step, EPSILONS)
     assert (hockey_sticks(p, q, EPSILONS) <= bound + QUADRATURE).all()
     assert (hockey_sticks(q, p, EPSILONS) <= bound + QUADRATURE).all()
 
@@ -114,7 +115,7 @@ def test_sampling_without_replacement_stays_below_the_bound(
         density(fixed_size([*affected, *unaffected], batch_size), stddev)
         for affected in (before, after)
     )
-    bound = mixture.deltas(step, EPSILONS)
+    bound = _mixture.deltas(step, EPSILONS)
     assert (hockey_sticks(p, q, EPSILONS) <= bound + QUADRATURE).all()
     assert (hockey_sticks(q, p, EPSILONS) <= bound + QUADRATURE).all()
 
@@ -129,7 +130,7 @@ def test_the_test_sees_terms_that_move_further_than_is_accounted_for():
         sampling_prob=0.5,
     )
     p, q = (density(poisson([x] * 3, 0.5), 1.0) for x in (1.0, -1.0))
-    excess = hockey_sticks(p, q, EPSILONS) - mixture.deltas(step, EPSILONS)
+    excess = hockey_sticks(p, q, EPSILONS) - _mixture.deltas(step, EPSILONS)
     assert excess.max() > 0.01
 
 
@@ -148,41 +149,41 @@ def test_two_steps_stay_below_the_bound(relation):
     )
     pair = np.multiply.outer(p, p), np.multiply.outer(q, q)
     for delta in (0.1, 1e-2, 1e-4):
-        epsilon = mixture.pld_epsilon([(step, 2)], delta, 1e-3)
+        epsilon = _mixture.pld_epsilon([(step, 2)], delta, 1e-3)
         for one, other in (pair, pair[::-1]):
             spent = hockey_sticks(one, other, np.array([epsilon]))[0] * 4**2
             assert spent <= delta
 
 
 def test_a_term_that_is_always_there_is_the_gaussian():
-    step = mixture.ShiftMixtureDpEvent(2.0, (0.0, 1.0), (0.0, 1.0))
+    step = _mixture.ShiftMixtureDpEvent(2.0, (0.0, 1.0), (0.0, 1.0))
     for steps, multiplier in ((1, 2.0), (4, 1.0)):
         exact = dp_accounting.get_epsilon_gaussian(multiplier, 1e-5)
-        by_losses = mixture.pld_epsilon([(step, steps)], 1e-5, 1e-4)
+        by_losses = _mixture.pld_epsilon([(step, steps)], 1e-5, 1e-4)
         assert by_losses == pytest.approx(exact, rel=1e-3)
-        by_orders = mixture.rdp_epsilon([(step, steps)], 1e-5)
+        by_orders = _mixture.rdp_epsilon([(step, steps)], 1e-5)
         assert exact <= by_orders < 1.1 * exact
 
 
 def test_one_step_with_one_term_is_the_poisson_subsampled_gaussian():
-    step = mixture.ShiftMixtureDpEvent(1.0, (0.0, 1.0), (0.9, 0.1))
+    step = _mixture.ShiftMixtureDpEvent(1.0, (0.0, 1.0), (0.9, 0.1))
     exact = dp_accounting.pld.PLDAccountant(ADD, 1e-4).compose(
         dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(1.0))
     )
     for delta in (1e-2, 1e-4, 1e-6):
-        bound = mixture.pld_epsilon([(step, 1)], delta, 1e-4)
+        bound = _mixture.pld_epsilon([(step, 1)], delta, 1e-4)
         assert bound == pytest.approx(exact.get_epsilon(delta), rel=2e-3)
 
 
 def test_an_event_of_something_else_has_no_parts():
     gaussian = dp_accounting.GaussianDpEvent(1.0)
-    step = mixture.ShiftMixtureDpEvent(1.0, (0.0, 1.0), (0.9, 0.1))
-    assert mixture.parts(gaussian) is None
-    assert mixture.parts(dp_accounting.ComposedDpEvent([step, gaussian])) is None
+    step = _mixture.ShiftMixtureDpEvent(1.0, (0.0, 1.0), (0.9, 0.1))
+    assert _mixture.parts(gaussian) is None
+    assert _mixture.parts(dp_accounting.ComposedDpEvent([step, gaussian])) is None
     several = dp_accounting.ComposedDpEvent(
         [step, dp_accounting.SelfComposedDpEvent(step, 3)]
     )
-    assert mixture.parts(dp_accounting.SelfComposedDpEvent(several, 2)) == [
+    assert _mixture.parts(dp_accounting.SelfComposedDpEvent(several, 2)) == [
         (step, 2),
         (step, 6),
     ]

@@ -7,7 +7,8 @@ import optax
 import pytest
 
 import dpadambc
-from dpadambc import RelativeFloor, moments, theory
+from dpadambc import RelativeFloor, theory
+from dpadambc.transforms import moments
 
 GRADIENTS = np.array([[1e-4, -3e-4, 5e-5], [2e-4, -1e-4, -5e-5], [1.5e-4, 2e-4, 1e-4]])
 START = np.array([0.5, -0.25, 0.125])

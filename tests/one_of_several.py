@@ -14,7 +14,8 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dpadambc import checkpoints, training
+from dpadambc import training
+from dpadambc.training import checkpoints
 
 
 def main(address, processes, process, folder, kind_of_key):

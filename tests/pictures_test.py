@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import dpadambc
-from dpadambc import diagnostics, pictures
-from dpadambc.diagnostics import not_private
+from dpadambc import diagnostics
+from dpadambc.diagnostics import not_private, pictures
 
 STDDEV, SIZE = 0.1, 4_000
 
@@ -168,7 +168,7 @@ def test_curves_can_be_told_apart_without_colour():
 def test_without_matplotlib_the_message_says_what_to_install():
     code = (
         "import sys; sys.modules['matplotlib'] = None; sys.modules['matplotlib.axes'] ="
-        " None\nimport dpadambc\nfrom dpadambc import pictures"
+        " None\nimport dpadambc\nfrom dpadambc.diagnostics import pictures"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode != 0 and "pip install 'dpadambc[pictures]'" in done.stderr

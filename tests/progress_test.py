@@ -8,8 +8,7 @@ import types
 import pytest
 import rich.console
 
-from dpadambc import progress
-from dpadambc.training import Progress, Seen
+from dpadambc.training import Progress, Seen, progress
 
 
 class Mechanism:
@@ -69,7 +68,7 @@ def test_a_bar_without_epsilon_is_refused():
 def test_without_rich_the_message_says_what_to_install():
     code = (
         "import sys; sys.modules['rich'] = None; sys.modules['rich.console'] = None\n"
-        "import dpadambc\nfrom dpadambc import progress"
+        "import dpadambc\nfrom dpadambc.training import progress"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode and "pip install 'dpadambc[progress]'" in done.stderr

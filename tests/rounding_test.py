@@ -7,7 +7,8 @@ import optax
 import pytest
 
 import dpadambc
-from dpadambc import rounding, training
+from dpadambc import training
+from dpadambc.transforms import rounding
 
 LOW = ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"]
 KEY = jax.random.key(0)

@@ -7,7 +7,7 @@ import pytest
 import scipy.stats
 
 import dpadambc
-from dpadambc import sampling
+from dpadambc.mechanisms import sampling
 
 N, Q, STEPS = 200, 0.1, 4_000
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpadambc import threefry
+from dpadambc._core import threefry
 
 
 # Salmon et al. publish these with their code: counter, key, and what comes out.

@@ -14,8 +14,9 @@ import pytest
 from flax import nnx
 
 import dpadambc
-from dpadambc import keys, training
-from dpadambc.training import data as training_data
+from dpadambc import training
+from dpadambc._core import keys
+from dpadambc.training import _data as training_data
 
 DELTA = 1e-5
 RNG = np.random.default_rng(0)

@@ -27,7 +27,7 @@ import scipy.stats
 import dpadambc
 from benchmarks import environment
 from benchmarks.ogbn_arxiv_gcn import data, settings, training
-from dpadambc import mixture
+from dpadambc.mechanisms import _mixture
 
 RESULTS = pathlib.Path(__file__).with_name("published.json")
 
@@ -85,12 +85,12 @@ def real_epsilon(terms: int, num_roots: int, iterations: int) -> float:
     most = int(binom.isf(1e-18, BATCH_SIZE, prob)) + 1
     probs = binom.pmf(np.arange(most + 1), BATCH_SIZE, prob)
     moved = 2 * np.sqrt(NUM_TENSORS) * L2_CLIP_NORM * most / BATCH_SIZE
-    step = mixture.ShiftMixtureDpEvent(
+    step = _mixture.ShiftMixtureDpEvent(
         NOISE_STDDEV / moved,
         tuple((np.arange(most + 1) / most).tolist()),
         tuple((probs / probs.sum()).tolist()),
     )
-    return mixture.pld_epsilon([(step, iterations)], settings.TARGET_DELTA, 1e-2)
+    return _mixture.pld_epsilon([(step, iterations)], settings.TARGET_DELTA, 1e-2)
 
 
 def epsilon_of_nodes(members: np.ndarray, iterations: int) -> dict[str, Any]:

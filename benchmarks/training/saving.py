@@ -9,7 +9,8 @@ import numpy as np
 
 from benchmarks.speed import models, timing
 from benchmarks.training import overhead
-from dpadambc import checkpoints, training
+from dpadambc import training
+from dpadambc.training import checkpoints
 
 
 def measure(problem: models.Problem, rounds: int) -> dict[str, Any]:

@@ -12,9 +12,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc import clipping, leaves, noise_level
-from dpadambc.diagnostics import estimates, readout
-from dpadambc.mechanism import Mechanism
+from dpadambc.clipping import flat
+from dpadambc.diagnostics import _estimates, readout
+from dpadambc.gradients import _leaves
+from dpadambc.mechanisms.base import Mechanism
+from dpadambc.transforms import _noise_level
 
 
 class GradientStatistics(NamedTuple):
@@ -62,20 +64,20 @@ def gradient_statistics(
       >>> print(seen.clip_fraction, seen.signal_norm.round(2))
       0.5 0.75
     """
-    gradients = leaves.in_any_form(per_example_gradients)
-    norms = leaves.per_example_norms(gradients)
+    gradients = _leaves.in_any_form(per_example_gradients)
+    norms = _leaves.per_example_norms(gradients)
     if is_padding_example is None:
         is_padding_example = jnp.zeros(norms.shape, bool)
-    clip = clipping.clip_per_example(
+    clip = flat.clip_per_example(
         mechanism.l2_clip_norm, normalize_by=mechanism.normalize_by
     )
     like = jax.tree.map(
-        lambda leaf: jnp.zeros(leaf.shape), gradients, is_leaf=leaves.is_per_example
+        lambda leaf: jnp.zeros(leaf.shape), gradients, is_leaf=_leaves.is_per_example
     )
     clean, _ = clip.update(
         gradients, clip.init(like), like, is_padding_example=is_padding_example
     )
-    stddev = noise_level.at_step(mechanism.noise_stddev, step)
+    stddev = _noise_level.at_step(mechanism.noise_stddev, step)
     present = jnp.where(is_padding_example, jnp.nan, norms)
     exceeds = norms > mechanism.l2_clip_norm
     return GradientStatistics(
@@ -87,7 +89,7 @@ def gradient_statistics(
     )
 
 
-def init_clean_moments(params: optax.Params) -> estimates.CleanMoments:
+def init_clean_moments(params: optax.Params) -> _estimates.CleanMoments:
     """Moments of gradients before the noise, *not private*: keep them apart.
 
     Args:
@@ -97,16 +99,16 @@ def init_clean_moments(params: optax.Params) -> estimates.CleanMoments:
       The moments after no step. `dpadambc.diagnostics.snapshot` refuses them.
     """
     zeros = optax.tree.zeros_like(params, dtype=float)
-    return estimates.CleanMoments(jnp.zeros([], jnp.int32), zeros, zeros)
+    return _estimates.CleanMoments(jnp.zeros([], jnp.int32), zeros, zeros)
 
 
 def update_clean_moments(
-    state: estimates.CleanMoments,
+    state: _estimates.CleanMoments,
     clipped_gradient: optax.Updates,
     *,
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.999,
-) -> estimates.CleanMoments:
+) -> _estimates.CleanMoments:
     """The moments after one more clipped sum, before the noise: *not private*.
 
     Args:
@@ -122,11 +124,11 @@ def update_clean_moments(
     mu = optax.tree.update_moment(clipped_gradient, state.mu, b1, 1)
     nu = optax.tree.update_moment_per_elem_norm(clipped_gradient, state.nu, b2, 2)
     count = jnp.asarray(optax.safe_increment(state.count))
-    return estimates.CleanMoments(count, mu, nu)
+    return _estimates.CleanMoments(count, mu, nu)
 
 
 def snapshot(
-    clean_moments: estimates.CleanMoments,
+    clean_moments: _estimates.CleanMoments,
     *,
     noise_stddev: jax.typing.ArrayLike,
     b1: jax.typing.ArrayLike = 0.9,
@@ -151,6 +153,6 @@ def snapshot(
     Returns:
       A `Snapshot` whose update is that of Adam without noise.
     """
-    settings = estimates.Settings(0.0, b1, b2, eps, 0.0, 0.0)
-    step, found = estimates.find(optax.ScaleByAdamState(*clean_moments), settings)
+    settings = _estimates.Settings(0.0, b1, b2, eps, 0.0, 0.0)
+    step, found = _estimates.find(optax.ScaleByAdamState(*clean_moments), settings)
     return readout.of_estimates(step, found, sample_size, noise_stddev)

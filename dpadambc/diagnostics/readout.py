@@ -9,9 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc import _validate, moments, noise_level, theory
-from dpadambc.diagnostics import estimates
-from dpadambc.diagnostics.estimates import Estimates
+from dpadambc import theory
+from dpadambc._core import validate
+from dpadambc.diagnostics import _estimates
+from dpadambc.diagnostics._estimates import Estimates
+from dpadambc.transforms import _noise_level, moments
 
 QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 
@@ -224,7 +226,7 @@ def _together(
 def snapshot(
     opt_state: optax.OptState,
     *,
-    noise_stddev: noise_level.NoiseStddev | None = None,
+    noise_stddev: _noise_level.NoiseStddev | None = None,
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.999,
     eps: jax.typing.ArrayLike = 1e-8,
@@ -291,9 +293,9 @@ def snapshot(
       >>> print(f"{seen.share_at_floor:.2f} at the floor")
       0.85 at the floor
     """
-    _validate.count(least=1, sample_size=sample_size)
-    settings = estimates.Settings(noise_stddev, b1, b2, eps, eps_root, variance_floor)
-    step, found = estimates.find(opt_state, settings)
+    validate.count(least=1, sample_size=sample_size)
+    settings = _estimates.Settings(noise_stddev, b1, b2, eps, eps_root, variance_floor)
+    step, found = _estimates.find(opt_state, settings)
     return of_estimates(step, found, sample_size)
 
 

@@ -27,15 +27,30 @@ Errata. Where the papers and these functions differ, the papers are in error:
 """
 
 from dpadambc.theory.bias import (
-    corrected_sign_descent_ratio as corrected_sign_descent_ratio,
+    corrected_sign_descent_ratio,
+    equivalent_sgdm_schedule,
+    noise_variance,
+    second_moment_bias,
+    sign_descent_ratio,
 )
-from dpadambc.theory.bias import equivalent_sgdm_schedule as equivalent_sgdm_schedule
-from dpadambc.theory.bias import noise_variance as noise_variance
-from dpadambc.theory.bias import second_moment_bias as second_moment_bias
-from dpadambc.theory.bias import sign_descent_ratio as sign_descent_ratio
-from dpadambc.theory.convergence import adam_convergence_bound as adam_convergence_bound
-from dpadambc.theory.convergence import decay_shrinkage as decay_shrinkage
-from dpadambc.theory.spread import first_moment_spread as first_moment_spread
-from dpadambc.theory.spread import noise_bound as noise_bound
-from dpadambc.theory.spread import second_moment_deviation as second_moment_deviation
-from dpadambc.theory.spread import second_moment_spread as second_moment_spread
+from dpadambc.theory.convergence import adam_convergence_bound, decay_shrinkage
+from dpadambc.theory.spread import (
+    first_moment_spread,
+    noise_bound,
+    second_moment_deviation,
+    second_moment_spread,
+)
+
+__all__ = [
+    "adam_convergence_bound",
+    "corrected_sign_descent_ratio",
+    "decay_shrinkage",
+    "equivalent_sgdm_schedule",
+    "first_moment_spread",
+    "noise_bound",
+    "noise_variance",
+    "second_moment_bias",
+    "second_moment_deviation",
+    "second_moment_spread",
+    "sign_descent_ratio",
+]

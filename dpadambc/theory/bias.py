@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc import _validate
-from dpadambc.theory.decay import Number, settled
+from dpadambc._core import validate
+from dpadambc.theory._decay import Number, settled
 
 
 def noise_variance(
@@ -160,8 +160,8 @@ def equivalent_sgdm_schedule(
     References:
       `DP-AdamBC <https://arxiv.org/abs/2312.14334>`_, Eq. 3
     """
-    _validate.positive(noise_stddev=noise_stddev)
-    _validate.decay(b1=b1)
+    validate.positive(noise_stddev=noise_stddev)
+    validate.decay(b1=b1)
 
     def schedule(count):
         rate = learning_rate(count) if callable(learning_rate) else learning_rate

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import optax
 
-from dpadambc import _validate
+from dpadambc._core import validate
 from dpadambc.theory.spread import noise_bound
 
 
@@ -75,10 +75,10 @@ def adam_convergence_bound(
       Défossez et al., `A Simple Convergence Proof of Adam and Adagrad
       <https://arxiv.org/abs/2003.02395>`_, 2022, Theorem 2
     """
-    _validate.positive(smoothness=smoothness)
-    _validate.positive(learning_rate=learning_rate)
-    _validate.positive(eps_root=eps_root)
-    _validate.open_unit_interval(b2=b2)
+    validate.positive(smoothness=smoothness)
+    validate.positive(learning_rate=learning_rate)
+    validate.positive(eps_root=eps_root)
+    validate.open_unit_interval(b2=b2)
     noise = noise_bound(noise_stddev, num_coordinates, iterations, alpha)
     bound = gradient_bound + noise + math.sqrt(eps_root)
     variation = (

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpadambc import _validate
-from dpadambc.theory.decay import Number, settled
+from dpadambc._core import validate
+from dpadambc.theory._decay import Number, settled
 
 
 def _relative_spread(decay: Number, count: Number) -> jax.Array:
@@ -128,10 +128,10 @@ def second_moment_deviation(
     References:
       `DP-AdamBC <https://arxiv.org/abs/2312.14334>`_, Proposition 3, corrected
     """
-    _validate.open_unit_interval(alpha=alpha)
-    _validate.decay(b2=b2)
+    validate.open_unit_interval(alpha=alpha)
+    validate.decay(b2=b2)
     if jnp.ndim(noise_variance) == 0:
-        _validate.positive(noise_variance=noise_variance)
+        validate.positive(noise_variance=noise_variance)
     if gradient_bound is None:
         gradient_bound = jnp.sqrt(1.5 * noise_variance)
     # In units of the noise variance, whose square may be less than float32 can hold.
@@ -165,7 +165,7 @@ def noise_bound(
       >>> print(round(theory.noise_bound(1.0, 1_000_000, 1_000), 2))
       6.99
     """
-    _validate.open_unit_interval(alpha=alpha)
+    validate.open_unit_interval(alpha=alpha)
     return noise_stddev * math.sqrt(
         2 * math.log(2 * num_coordinates * iterations / alpha)
     )

@@ -13,13 +13,14 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding
 
-from dpadambc import _validate, accounting
-from dpadambc.mechanism import Mechanism
-from dpadambc.training import checks, ledger, state
-from dpadambc.training import data as _data
-from dpadambc.training.history import History
-from dpadambc.training.layout import Layout
-from dpadambc.training.runner import Runner
+from dpadambc._core import validate
+from dpadambc.mechanisms import accounting
+from dpadambc.mechanisms.base import Mechanism
+from dpadambc.training import _checks, budget, state
+from dpadambc.training import _data as _data
+from dpadambc.training._history import History
+from dpadambc.training._runner import Runner
+from dpadambc.training.sharding import Layout
 from dpadambc.training.state import TrainState
 from dpadambc.training.step import Seen, Step
 
@@ -88,7 +89,7 @@ class Result(NamedTuple):
 
 
 class Checkpoints(Protocol):
-    """Where a run goes on from: see `dpadambc.checkpoints.Checkpoints`."""
+    """Where a run goes on from: see `dpadambc.training.Checkpoints`."""
 
     def restore(self, like: TrainState, record: dict[str, Any]) -> TrainState | None:
         """The last state saved, or None; raises unless its record is this one."""
@@ -109,7 +110,7 @@ def _budget(
     """How many steps to take; raises if there is nothing to be had."""
     if target_epsilon is None:
         return mechanism.iterations
-    iterations = ledger.affordable_iterations(
+    iterations = budget.affordable_iterations(
         mechanism, target_epsilon=target_epsilon, target_delta=target_delta
     )
     if iterations == 0 < mechanism.iterations:
@@ -134,7 +135,7 @@ class _Saved:
         self._checkpoints, self._start = checkpoints, start
         self._record: dict[str, Any] = {}
         if checkpoints is not None:
-            self._record = runner.record(start) | ledger.record_of_key(key)
+            self._record = runner.record(start) | budget.record_of_key(key)
 
     def restore(self, iterations: int) -> tuple[TrainState, int | None]:
         """The last state saved and its step; or the first state, saved."""
@@ -179,8 +180,8 @@ class _Run:
     mechanism: Mechanism
     iterations: int
     target_delta: float
-    first_batch: checks.FirstBatch = dataclasses.field(
-        default_factory=checks.FirstBatch
+    first_batch: _checks.FirstBatch = dataclasses.field(
+        default_factory=_checks.FirstBatch
     )
 
     def advance(
@@ -333,13 +334,13 @@ def fit(
       >>> print(result.state.params.round(0), f"{result.epsilon:.2f}")
       [ 1. -2.  3.] 3.00
     """
-    _validate.typed_key(key=key)
-    _validate.count(least=1, steps_per_call=steps_per_call)
+    validate.typed_key(key=key)
+    validate.count(least=1, steps_per_call=steps_per_call)
     if eval_every is not None:
-        _validate.count(least=1, eval_every=eval_every)
+        validate.count(least=1, eval_every=eval_every)
     num_examples = _data.num_examples(data)
     accounting.check_delta(target_delta, num_examples)
-    checks.mechanism_of(mechanism, num_examples)
+    _checks.mechanism_of(mechanism, num_examples)
     iterations = _budget(mechanism, target_epsilon, target_delta)
     # Before the first step, since a failure here must not cost the model.
     epsilon = mechanism.epsilon(target_delta, iterations=iterations)
@@ -355,8 +356,8 @@ def fit(
     arrays = (params, frozen, None if _data.is_source(data) else data)
     layout = Layout.of(arrays, batch_sharding, microbatch_size)
     with layout.context():
-        checks.optimizer_of(optimizer, params, mechanism)
-        checks.loss_of(step, params, frozen, data)
+        _checks.optimizer_of(optimizer, params, mechanism)
+        _checks.loss_of(step, params, frozen, data)
         key = state.the_same_everywhere(key)
         layout, start = layout.start(functools.partial(step.init, key=key), params)
     runner = Runner(dataclasses.replace(step, layout=layout), data, frozen)

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpadambc import _validate
+from dpadambc._core import validate
 
 Loss = Callable[..., jax.Array]
 
@@ -51,7 +51,7 @@ def with_augmentations(
       De et al., `Unlocking High-Accuracy Differentially Private Image Classification
       <https://arxiv.org/abs/2204.13650>`_, 2022
     """
-    _validate.count(least=1, multiplicity=multiplicity)
+    validate.count(least=1, multiplicity=multiplicity)
 
     num_shared = 2 if has_frozen else 1
 

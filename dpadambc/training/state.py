@@ -9,9 +9,9 @@ import numpy as np
 import optax
 from jax.experimental import multihost_utils
 
-from dpadambc import keys, precision
-from dpadambc.mechanism import Mechanism
-from dpadambc.noise import AddDPNoiseState, add_dp_noise
+from dpadambc._core import keys, precision
+from dpadambc.mechanisms.base import Mechanism
+from dpadambc.transforms.noise import AddDPNoiseState, add_dp_noise
 
 
 class TrainState(NamedTuple):

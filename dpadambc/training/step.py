@@ -8,15 +8,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc import _validate
-from dpadambc.clipped import clipped_value_and_grad
-from dpadambc.mechanism import Mechanism
-from dpadambc.noise import add_dp_noise
-from dpadambc.private_gradient import check_mechanism
-from dpadambc.sampling import Batch
-from dpadambc.training import data
-from dpadambc.training.layout import Layout
+from dpadambc._core import validate
+from dpadambc.clipping.clipped import clipped_value_and_grad
+from dpadambc.mechanisms.base import Mechanism
+from dpadambc.mechanisms.private_gradient import check_mechanism
+from dpadambc.mechanisms.sampling import Batch
+from dpadambc.training import _data
+from dpadambc.training.sharding import Layout
 from dpadambc.training.state import TrainState, in_full_precision, init_state
+from dpadambc.transforms.noise import add_dp_noise
 
 
 class Seen(NamedTuple):
@@ -99,9 +99,9 @@ class Step:
     def __post_init__(self):
         check_mechanism(self.mechanism)
         if self.microbatch_size is not None:
-            _validate.count(least=1, microbatch_size=self.microbatch_size)
+            validate.count(least=1, microbatch_size=self.microbatch_size)
         if self.average_decay is not None:
-            _validate.decay(average_decay=self.average_decay)
+            validate.decay(average_decay=self.average_decay)
 
     def init(self, params: optax.Params, *, key: jax.Array) -> TrainState:
         """The state before the first step; see `init_state`."""
@@ -147,7 +147,7 @@ class Step:
         self, state: TrainState, examples: Any, padding: jax.Array, frozen: Any
     ) -> tuple[jax.Array, optax.Updates]:
         """Losses of the examples, and the clipped sum of their gradients."""
-        examples, padding = self.layout.split((data.arguments(examples), padding))
+        examples, padding = self.layout.split((_data.arguments(examples), padding))
         key = jax.random.fold_in(state.loss_key, state.step)
         shared = (frozen,) if self.has_frozen else ()
         arguments = (*shared, *examples, *((key,) if self.uses_key else ()))

@@ -1,0 +1,1 @@
+"""What every other package stands on; none of it is public."""

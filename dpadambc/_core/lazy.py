@@ -1,0 +1,20 @@
+"""Names that are imported when they are first used, because they need an extra."""
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def attribute(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """The `__getattr__` of a package: names, each with the module that defines it.
+
+    A name that is its module's own gives the module.
+    """
+
+    def __getattr__(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module = importlib.import_module(f"{package}.{modules[name]}")
+        return module if name == modules[name] else getattr(module, name)
+
+    return __getattr__

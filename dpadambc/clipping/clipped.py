@@ -1,0 +1,234 @@
+"""The clipped sum of the gradients of a batch, a few examples in memory at a time."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpadambc._core import explicit_mesh, validate
+from dpadambc.clipping import flat
+from dpadambc.gradients.per_example import (
+    Argnums,
+    Arguments,
+    Method,
+    batched_value_and_grad,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ClippedGrad:
+    """A function whose gradients are clipped per example, with its own bound.
+
+    Made by `clipped_grad` and `clipped_value_and_grad`.
+    """
+
+    fun: Callable[..., Any]
+    l2_clip_norm: float
+    normalize_by: float
+
+    def __call__(self, *args: Any, is_padding_example: jax.Array | None = None) -> Any:
+        """Calls `fun`."""
+        return self.fun(*args, is_padding_example=is_padding_example)
+
+    def sensitivity(self, neighboring_relation: flat.NeighboringRelation) -> float:
+        """The L2 sensitivity of the gradient returned; see `dpadambc.sensitivity`."""
+        return flat.sensitivity(
+            self.l2_clip_norm,
+            normalize_by=self.normalize_by,
+            neighboring_relation=neighboring_relation,
+        )
+
+
+def _extend(tree: Any, size: int) -> Any:
+    """Every array repeated along axis 0, its last row over and over, up to `size`."""
+
+    def extend(x: jax.Array) -> jax.Array:
+        if x.shape[0] == size:  # an index would gather what lies on several devices
+            return x
+        return jnp.asarray(x)[jnp.minimum(jnp.arange(size), x.shape[0] - 1)]
+
+    return jax.tree.map(extend, tree)
+
+
+def _in_microbatches(
+    clipped_batch: Callable[..., Any], batched: Sequence[int], size: int
+) -> Callable[..., Any]:
+    """The same function of (example ids, padding, *args), `size` examples at a time."""
+    microbatched = optax.microbatching.microbatch(
+        clipped_batch,
+        argnums=(0, 1, *(2 + i for i in batched)),
+        microbatch_size=size,
+        accumulator=(
+            optax.microbatching.AccumulationType.CONCAT,
+            optax.microbatching.AccumulationType.SUM,
+        ),
+    )
+
+    def fun(example_ids, is_padding_example, *args):
+        batch_size = example_ids.shape[0]
+        full_size = -(-batch_size // size) * size
+        args = [
+            _extend(x, full_size) if i in batched else x for i, x in enumerate(args)
+        ]
+        added = jnp.ones(full_size - batch_size, bool)
+        is_padding_example = jnp.concatenate([is_padding_example, added])
+        values, clipped = microbatched(jnp.arange(full_size), is_padding_example, *args)
+        return jax.tree.map(lambda x: x[:batch_size], values), clipped
+
+    return fun
+
+
+def clipped_value_and_grad(
+    loss_fn: Callable[..., Any],
+    l2_clip_norm: float,
+    normalize_by: float,
+    microbatch_size: int | None = None,
+    *,
+    argnums: Argnums = 0,
+    batch_argnums: Argnums | None = None,
+    key_argnum: int | None = None,
+    has_aux: bool = False,
+    method: Method = "factored",
+) -> ClippedGrad:
+    """`clipped_grad` that returns the value of each example too.
+
+    Args:
+      loss_fn: the loss of one example; see `per_example_value_and_grad`.
+      l2_clip_norm: see `clip_per_example`.
+      normalize_by: see `clip_per_example`.
+      microbatch_size: how many examples are in memory at once; all by default.
+      argnums: which positional arguments to differentiate.
+      batch_argnums: which positional arguments are batches; by default all others.
+      key_argnum: which positional argument is a PRNG key, if any.
+      has_aux: whether `loss_fn` returns `(loss, aux)`.
+      method: "factored" or "vmap"; see `per_example_value_and_grad`.
+
+    Returns:
+      A function that returns `(values, gradient)`, with `has_aux`
+      `((values, aux), gradient)`: values and auxiliary output per example and *not
+      private*, the gradient clipped, summed and divided. See `clipped_grad`.
+
+    Raises:
+      ValueError: as `clipped_grad`.
+      TypeError: as `clipped_grad`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import dpadambc
+      >>> loss_fn = lambda w, x: w * x
+      >>> fun = dpadambc.clipped_value_and_grad(loss_fn, 1.0, 2, microbatch_size=1)
+      >>> values, gradient = fun(1.0, jnp.array([0.5, 3.0]))
+      >>> print(values, f"{gradient:.3f}")
+      [0.5 3. ] 0.750
+    """
+    clip = flat.clip_per_example(l2_clip_norm, normalize_by=normalize_by)
+    if microbatch_size is not None:
+        validate.count(least=1, microbatch_size=microbatch_size)
+    parts = Arguments(argnums, batch_argnums, key_argnum)
+    all_examples = batched_value_and_grad(loss_fn, parts, has_aux, method)
+
+    def params_of(args):
+        several = tuple(args[i] for i in parts.differentiated)
+        return several[0] if isinstance(argnums, int) else several
+
+    def clipped_batch(example_ids, is_padding_example, *args):
+        output, gradients = all_examples(example_ids, *args)
+        params = params_of(args)
+        clipped, _ = clip.update(
+            gradients, clip.init(params), params, is_padding_example=is_padding_example
+        )
+        return output, clipped
+
+    def fun(*args, is_padding_example=None):
+        batch_size = parts.check(args)
+        if is_padding_example is None:
+            is_padding_example = jnp.zeros(batch_size, bool)
+        validate.padding(is_padding_example, batch_size)
+        clip_all = clipped_batch
+        if microbatch_size is not None and microbatch_size < batch_size:
+            clip_all = _in_microbatches(
+                clipped_batch, parts.batched(args), microbatch_size
+            )
+        numbered = lambda *args: clip_all(jnp.arange(batch_size), *args)
+        specs = (
+            explicit_mesh.split_as_examples([args[i] for i in parts.batched(args)]),
+            explicit_mesh.split_as(params_of(args)),
+        )
+        return explicit_mesh.automatic(numbered, specs, is_padding_example, *args)
+
+    return ClippedGrad(fun, l2_clip_norm, normalize_by)
+
+
+def clipped_grad(
+    loss_fn: Callable[..., Any],
+    l2_clip_norm: float,
+    normalize_by: float,
+    microbatch_size: int | None = None,
+    *,
+    argnums: Argnums = 0,
+    batch_argnums: Argnums | None = None,
+    key_argnum: int | None = None,
+    has_aux: bool = False,
+    method: Method = "factored",
+) -> ClippedGrad:
+    r"""Like `jax.grad` of a batch, but clipped per example: sum, divided by a constant.
+
+    The value is that of `per_example_grad` followed by `clip_per_example`, with the
+    same guarantees, and with memory for `microbatch_size` examples only. It knows of no
+    mechanism, so it cannot ask for `is_padding_example`: without the mask every row of
+    the batch counts as an example, padding too.
+
+    Args:
+      loss_fn: the loss of one example; see `per_example_value_and_grad`.
+      l2_clip_norm: C, the bound on one example's gradient norm.
+      normalize_by: B, the public number that the sum is divided by.
+      microbatch_size: how many examples are in memory at once; all by default. It
+        changes the result by rounding only, and need not divide the batch size. (With a
+        key of JAX's kinds `rbg`, dropout depends on it too.)
+      argnums: which positional arguments to differentiate.
+      batch_argnums: which positional arguments are batches; by default all others.
+      key_argnum: which positional argument is a PRNG key, if any.
+      has_aux: whether `loss_fn` returns `(loss, aux)`.
+      method: "factored" or "vmap"; see `per_example_value_and_grad`.
+
+    Returns:
+      A function of the arguments of `loss_fn`, in batches, and of
+      `is_padding_example`, that returns the clipped gradient in at least float32,
+      with `has_aux` `(gradient, aux)`. Its method `sensitivity(neighboring_relation)`
+      is the bound on what one example can change.
+
+    Raises:
+      ValueError: as `per_example_value_and_grad` and `clip_per_example`.
+      TypeError: as `per_example_value_and_grad` and `clip_per_example`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import dpadambc
+      >>> loss_fn = lambda w, x: w @ x
+      >>> fun = dpadambc.clipped_grad(loss_fn, 1.0, normalize_by=2, microbatch_size=1)
+      >>> gradient = fun(jnp.zeros(2), jnp.array([[3.0, 4.0], [0.0, 0.5]]))
+      >>> print([f"{x:.3f}" for x in gradient])
+      ['0.300', '0.650']
+      >>> fun.sensitivity(dpadambc.NeighboringRelation.ADD_OR_REMOVE_ONE)
+      0.5
+    """
+    clipped = clipped_value_and_grad(
+        loss_fn,
+        l2_clip_norm,
+        normalize_by,
+        microbatch_size,
+        argnums=argnums,
+        batch_argnums=batch_argnums,
+        key_argnum=key_argnum,
+        has_aux=has_aux,
+        method=method,
+    )
+
+    def fun(*args, is_padding_example=None):
+        output, gradient = clipped(*args, is_padding_example=is_padding_example)
+        return (gradient, output[1]) if has_aux else gradient
+
+    return ClippedGrad(fun, l2_clip_norm, normalize_by)

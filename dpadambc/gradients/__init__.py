@@ -1,0 +1,21 @@
+"""Gradients of single examples, in the form in which reverse mode makes them."""
+
+from dpadambc.gradients._leaves import (
+    PerExampleGradient,
+    as_per_example,
+    materialize,
+    per_example_norms,
+)
+from dpadambc.gradients.explanation import Explanation, explain
+from dpadambc.gradients.per_example import per_example_grad, per_example_value_and_grad
+
+__all__ = [
+    "Explanation",
+    "PerExampleGradient",
+    "as_per_example",
+    "explain",
+    "materialize",
+    "per_example_grad",
+    "per_example_norms",
+    "per_example_value_and_grad",
+]

@@ -1,0 +1,332 @@
+"""Evaluates the program of a gradient, and keeps the gradient in factored form.
+
+The program is the jaxpr of the gradient of one example. A first pass, from the outputs
+back, finds the variables that reach nothing but gradients, through linear maps that
+preserve the form; a second pass evaluates, and leaves these variables as terms. Calls
+are entered: `jit`, `checkpoint`, `cond` and `scan`. What has no rule is computed as
+JAX computes it, and that gradient alone is formed for each example.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+
+from dpadambc.gradients._factored import isolation, program, rules, terms
+from dpadambc.gradients._factored.interface import Term
+
+Values = list[Any]  # arrays and terms
+
+
+def _array(value: Any, aval: Any) -> jax.Array:
+    """The array that a value stands for."""
+    return value.dense().astype(aval.dtype) if isinstance(value, Term) else value
+
+
+def _bind(jaxpr: jex.Jaxpr, eqn: jex.JaxprEqn, values: Values) -> Values:
+    """The outputs of one equation of a jaxpr, computed as JAX computes them."""
+    known = {
+        atom: _array(value, atom.aval)
+        for atom, value in zip(eqn.invars, values, strict=True)
+        if not program.is_literal(atom)
+    }
+    outs = [v for v in eqn.outvars if not isinstance(v, jex.DropVar)]
+    alone = jaxpr.replace(
+        constvars=[],
+        invars=list(known),
+        outvars=outs,
+        eqns=[eqn],
+        effects=eqn.effects,
+    )
+    fun = jex.jaxpr_as_fun(jex.ClosedJaxpr(alone, ()))
+    if eqn.primitive.name == "conv_general_dilated":
+        fun = isolation.isolated(fun)
+    results = dict(zip(outs, fun(*known.values()), strict=True))
+    return [results.get(v) for v in eqn.outvars]
+
+
+def _as_term(value: Any, origin: str) -> Term:
+    if isinstance(value, Term):
+        return value
+    value = value if isinstance(value, jax.Array) else jnp.asarray(value)
+    return terms.Dense(value, value.shape, origin)
+
+
+def _map_terms(eqn: jex.JaxprEqn, values: Values) -> Values | None:
+    """The outputs of a linear map of terms, or None where the form is lost."""
+    name = eqn.primitive.name
+    if name not in rules.MAPS or not any(isinstance(v, Term) for v in values):
+        return None
+    if name in ("add", "add_any", "sub", "concatenate"):
+        values = [_as_term(value, "direct") for value in values]
+    out = rules.MAPS[name](eqn.params, *values)
+    if out is None:
+        return None
+    return out if isinstance(out, list) else [out]
+
+
+def _produce(eqn: jex.JaxprEqn, values: Values) -> Values | None:
+    """The output of an equation whose factors are arrays, or None without a rule."""
+    name = eqn.primitive.name
+    avals: list[Any] = [atom.aval for atom in (*eqn.invars, *eqn.outvars)]
+    is_real = jnp.issubdtype(avals[-1].dtype, jnp.floating)
+    if name not in rules.PRODUCERS or not is_real:
+        return None
+    operands = [
+        value if rules.is_zero(value) else _array(value, aval)
+        for aval, value in zip(avals, values, strict=False)
+    ]
+    term = rules.PRODUCERS[name](eqn.params, *operands)
+    if term is None:
+        return None
+    is_empty = any(0 in aval.shape for aval in avals)
+    return [rules.no_gradient(avals[-1]) if is_empty else term]
+
+
+def _origin(eqn: jex.JaxprEqn, values: Values) -> str:
+    """Why a gradient is formed for each example."""
+    name = eqn.primitive.name
+    lost = any(
+        isinstance(v, Term) and not isinstance(v, terms.Dense | terms.Full)
+        for v in values
+    )
+    return f"materialised: {name}" if lost or name in rules.PRODUCERS else name
+
+
+def _equation(
+    jaxpr: jex.Jaxpr, eqn: jex.JaxprEqn, values: Values, lazy: list[bool]
+) -> Values:
+    """The outputs of one equation: terms where `lazy`, else arrays."""
+    name = eqn.primitive.name
+    if name == "broadcast_in_dim":
+        full = rules.full(eqn.params, values[0])
+        if full is not None:
+            return [full]
+    if not any(lazy) and not program.convolves(eqn):
+        return _bind(jaxpr, eqn, values)
+    if name in _ENTERED and program.convolves(eqn):
+        outs = _ENTERED[name](eqn, values)
+        return [
+            _as_term(out, name) if is_lazy else out
+            for out, is_lazy in zip(outs, lazy, strict=True)
+        ]
+    if name in _CALLS and eqn.params.get("length") != 0:
+        return _CALLS[name](eqn, values, lazy)
+    if any(lazy):
+        outs = _map_terms(eqn, values) or _produce(eqn, values)
+        if outs is not None:
+            return outs
+    origin = _origin(eqn, values)
+    return [
+        _as_term(out, origin) if is_lazy else out
+        for out, is_lazy in zip(_bind(jaxpr, eqn, values), lazy, strict=True)
+    ]
+
+
+def evaluate(
+    closed: jex.ClosedJaxpr, args: Sequence[Any], lazy: Sequence[bool]
+) -> Values:
+    """The outputs of a jaxpr: terms where `lazy`, else arrays."""
+    jaxpr = closed.jaxpr
+    demand = program.Demand(jaxpr, lazy)
+    known = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+    known.update(zip(jaxpr.invars, args, strict=True))
+    read = lambda atom: atom.val if program.is_literal(atom) else known[atom]
+    for eqn in jaxpr.eqns:
+        if demand.needs(eqn):
+            values = [read(atom) for atom in eqn.invars]
+            outs = _equation(jaxpr, eqn, values, demand.lazy(eqn.outvars))
+            known.update(zip(eqn.outvars, outs, strict=True))
+    return [
+        _as_term(read(atom), "direct") if is_lazy else _array(read(atom), atom.aval)
+        for atom, is_lazy in zip(jaxpr.outvars, lazy, strict=True)
+    ]
+
+
+def _call(eqn: jex.JaxprEqn, values: Values, lazy: list[bool]) -> Values:
+    return evaluate(program.body(eqn), values, lazy)
+
+
+def _checkpoint(eqn: jex.JaxprEqn, values: Values, lazy: list[bool]) -> Values:
+    """The body, behind a barrier that keeps XLA from reusing what it recomputes."""
+    if eqn.params["prevent_cse"]:
+        values = list(jax.lax.optimization_barrier(tuple(values)))
+    return evaluate(program.body(eqn), values, lazy)
+
+
+def _zeros_like(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tree)
+
+
+def _signature(term: Term) -> tuple:
+    """What two terms have in common that can stand in one place of a program."""
+    leaves, structure = jax.tree.flatten(term)
+    return structure, tuple((x.shape, x.dtype) for x in leaves)
+
+
+def _cond(eqn: jex.JaxprEqn, values: Values, lazy: list[bool]) -> Values:
+    """A place for each form that a branch gives a term; zeros in the other branches."""
+    index, *operands = values
+    branches = [program.closed(branch) for branch in eqn.params["branches"]]
+    avals = [atom.aval for atom in eqn.invars[1:]]
+    operands = [_array(v, aval) for v, aval in zip(operands, avals, strict=True)]
+    run = lambda branch, *args: evaluate(branch, args, lazy)
+    outs = [jax.eval_shape(functools.partial(run, b), *operands) for b in branches]
+    forms: list[dict] = [{} for _ in lazy]
+    for out in outs:
+        for form, term, is_lazy in zip(forms, out, lazy, strict=True):
+            if is_lazy and not rules.is_no_gradient(term):
+                form.setdefault(_signature(term), term)
+
+    def in_places(branch, *args):
+        placed = []
+        for value, form, is_lazy in zip(run(branch, *args), forms, lazy, strict=True):
+            if is_lazy:
+                own = None if rules.is_no_gradient(value) else _signature(value)
+                value = [value if s == own else _zeros_like(t) for s, t in form.items()]
+            placed.append(value)
+        return placed
+
+    placed = jax.lax.switch(
+        index, [functools.partial(in_places, b) for b in branches], *operands
+    )
+    return [
+        functools.reduce(terms.add, value, rules.no_gradient(v.aval))
+        if is_lazy
+        else value
+        for value, v, is_lazy in zip(placed, eqn.outvars, lazy, strict=True)
+    ]
+
+
+class _Emitted:
+    """The arrays that a scan's body gives for each step, each of them once.
+
+    What came in for each step is not given out again: it is there already.
+    """
+
+    def __init__(self, of_step: Sequence[Any]):
+        self._of_step = of_step
+        self.arrays: list[Any] = []
+
+    def number(self, array: Any) -> int:
+        """Where `array` is found again: below zero among what came in."""
+        for i, x in enumerate(self._of_step):
+            if x is array:
+                return -1 - i
+        for i, x in enumerate(self.arrays):
+            if x is array:
+                return i
+        self.arrays.append(array)
+        return len(self.arrays) - 1
+
+
+def _factored_carries(
+    body: Callable[..., Values], summed: list[bool], init: Values, xs: Values
+) -> list[bool]:
+    """Of the carries that sum something, those that sum terms in factored form.
+
+    What is formed at each step anyway is better summed at each step.
+    """
+    shape = lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
+    outs = jax.eval_shape(
+        lambda init, x: body(init, x, summed), init, jax.tree.map(shape, xs)
+    )
+    is_formed = lambda term: isinstance(term, terms.Dense | terms.Full)
+    return [s and not is_formed(out) for s, out in zip(summed, outs, strict=False)]
+
+
+def _scan(eqn: jex.JaxprEqn, values: Values, lazy: list[bool]) -> Values:
+    """Terms of all steps: stacked, or summed where a carry sums them.
+
+    The gradient of a weight that all steps share is such a carry. It is dropped, and
+    time is contracted with the other axes, in one product after the loop.
+    """
+    params, closed = eqn.params, program.body(eqn)
+    jaxpr = closed.jaxpr
+    num_consts, num_carry = program.scan_counts(eqn)
+    arrays = [_array(v, a.aval) for v, a in zip(values, eqn.invars, strict=True)]
+    consts, xs = arrays[:num_consts], arrays[num_consts + num_carry :]
+    init = arrays[num_consts : num_consts + num_carry]
+    before = jaxpr.invars[num_consts : num_consts + num_carry]
+
+    def body(carry, x, summed):
+        carry = [
+            rules.no_gradient(v.aval) if s else c
+            for c, v, s in zip(carry, before, summed, strict=True)
+        ]
+        wanted = [*summed, *lazy[num_carry:]]
+        return evaluate(closed, (*consts, *carry, *x), wanted)
+
+    summed = [
+        is_lazy and program.accumulates(jaxpr, a, b)
+        for is_lazy, a, b in zip(lazy, before, jaxpr.outvars, strict=False)
+    ]
+    summed = _factored_carries(body, summed, init, xs)
+    record = {}
+
+    def step(carry, x):
+        outs, emitted = body(carry, x, summed), _Emitted(x)
+        given = [out for out, s in zip(outs, summed, strict=False) if s]
+        leaves, structure = jax.tree.flatten((given, outs[num_carry:]))
+        record["structure"] = structure
+        record["numbers"] = [emitted.number(leaf) for leaf in leaves]
+        kept = [out for out, s in zip(outs, summed, strict=False) if not s]
+        return _filled(kept, summed), emitted.arrays
+
+    start = _filled([c for c, s in zip(init, summed, strict=True) if not s], summed)
+    loop = {name: params[name] for name in ("length", "reverse", "unroll")}
+    carry, emitted = jax.lax.scan(step, start, xs, **loop)
+    leaves = [xs[-1 - n] if n < 0 else emitted[n] for n in record["numbers"]]
+    given, ys = jax.tree.unflatten(record["structure"], leaves)
+
+    def carried(i):
+        if summed[i]:
+            start = _as_term(values[num_consts + i], "reduce_sum")
+            return terms.add(start, given.pop(0).summed())
+        return _as_term(carry[i], "reduce_sum") if lazy[i] else carry[i]
+
+    stack = lambda y: y.stacked() if isinstance(y, Term) else y
+    return [*map(carried, range(num_carry)), *map(stack, ys)]
+
+
+def _filled(kept: Values, dropped: list[bool]) -> Values:
+    """The carries that are kept, and a placeholder for each that is dropped."""
+    kept = list(kept)
+    return [jnp.zeros(()) if is_dropped else kept.pop(0) for is_dropped in dropped]
+
+
+def _custom(eqn: jex.JaxprEqn, values: Values) -> Values:
+    """The body of a call with a derivative of its own, which is not asked for here."""
+    arrays = [_array(v, a.aval) for v, a in zip(values, eqn.invars, strict=True)]
+    return evaluate(program.body(eqn), arrays, [False] * len(eqn.outvars))
+
+
+def _while(eqn: jex.JaxprEqn, values: Values) -> Values:
+    params = eqn.params
+    arrays = [_array(v, a.aval) for v, a in zip(values, eqn.invars, strict=True)]
+    first, second = params["cond_nconsts"], params["body_nconsts"]
+    of_cond, of_body = arrays[:first], arrays[first : first + second]
+    cond, body = (program.closed(params[x]) for x in ("cond_jaxpr", "body_jaxpr"))
+    init = arrays[first + second :]
+    return jax.lax.while_loop(
+        lambda carry: evaluate(cond, (*of_cond, *carry), [False])[0],
+        lambda carry: evaluate(body, (*of_body, *carry), [False] * len(carry)),
+        init,
+    )
+
+
+# Entered only to keep the examples of a convolution apart; see `isolation`.
+_ENTERED: dict[str, Callable[[jex.JaxprEqn, Values], Values]] = {
+    **dict.fromkeys(program.CUSTOM, _custom),
+    "while": _while,
+}
+
+_CALLS: dict[str, Callable[[jex.JaxprEqn, Values, list[bool]], Values]] = {
+    **dict.fromkeys(program.INLINED, _call),
+    **dict.fromkeys(program.REMATERIALISED, _checkpoint),
+    "cond": _cond,
+    "scan": _scan,
+}

@@ -1,0 +1,138 @@
+"""What a per-example gradient is made of, whatever its form.
+
+A term is one example's gradient of one parameter, in whatever form reverse mode has
+it. It is a pytree of arrays. A transformation that adds a leading axis to these arrays,
+`jax.vmap` over examples or `jax.lax.scan` over time or layers, therefore gives a term
+for each entry of that axis, and `summed` and `stacked` say what becomes of the axis.
+"""
+
+import abc
+import dataclasses
+import typing
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from dpadambc._core import precision
+
+Shape = tuple[int, ...]
+T = TypeVar("T")
+
+
+@typing.dataclass_transform(frozen_default=True)
+def pytree(data_fields: tuple[str, ...]) -> Callable[[type[T]], type[T]]:
+    """Registers a frozen dataclass as a pytree of the fields named."""
+
+    def register(cls):
+        cls = dataclasses.dataclass(frozen=True)(cls)
+        names = [field.name for field in dataclasses.fields(cls)]
+        meta = [name for name in names if name not in data_fields]
+        return jax.tree_util.register_dataclass(cls, list(data_fields), meta)
+
+    return register
+
+
+def squared(x: jax.Array) -> jax.Array:
+    """Squares, in at least float32."""
+    return jnp.square(x.astype(precision.at_least_float32(x.dtype)))
+
+
+class Term(abc.ABC):
+    """One example's gradient of one parameter, of shape `shape`.
+
+    The linear maps return the same gradient in factored form, or None where the form
+    does not allow it; the caller then goes through `dense`.
+    """
+
+    shape: Shape
+
+    @property
+    @abc.abstractmethod
+    def rule(self) -> str:
+        """How the norm is computed, in a word or two."""
+
+    @abc.abstractmethod
+    def dense(self) -> jax.Array:
+        """The gradient itself, in at least float32."""
+
+    @abc.abstractmethod
+    def squared_norm(self) -> jax.Array:
+        """Its squared L2 norm, in at least float32, never less than the true one.
+
+        Where terms of the gradient cancel, rounding could hide a part of it. So the
+        norm carries an allowance for what the arithmetic cannot see.
+        """
+
+    @abc.abstractmethod
+    def summed(self) -> "Term":
+        """The sum over a leading axis that the arrays have been given."""
+
+    @abc.abstractmethod
+    def stacked(self) -> "Term":
+        """The leading axis of the arrays as a leading axis of the gradient."""
+
+    @abc.abstractmethod
+    def map_scale(self, fun: Callable[[jax.Array], jax.Array]) -> "Term":
+        """With `fun` applied to one array that the gradient is linear in."""
+
+    @abc.abstractmethod
+    def unscaled(self) -> list[jax.Array]:
+        """The other arrays of numbers."""
+
+    def scaled(self, factor: Any) -> "Term":
+        """The gradient times a scalar."""
+        return self.map_scale(lambda x: x * factor)
+
+    def weighted_sum(self, weights: jax.Array) -> jax.Array:
+        """The sum of weight times gradient over a leading axis of the arrays.
+
+        A weight of zero blanks the array that is scaled, whatever it holds; what else
+        there is must be finite.
+        """
+
+        def weigh(x):
+            w = weights.reshape((-1,) + (1,) * (x.ndim - 1))
+            return jnp.where(w == 0, 0, x * w)
+
+        # Fused with the transposition that a product wants, scaling is slow on CPU.
+        weighted = jax.lax.optimization_barrier(self.map_scale(weigh))
+        return weighted.summed().dense()
+
+    def settled(self) -> "Term":
+        """The cheaper of this form and the dense one, decided from shapes."""
+        return self
+
+    def transpose(self, permutation: Shape) -> "Term | None":
+        """The gradient with its axes permuted."""
+        del permutation
+
+    def reshape(self, shape: Shape) -> "Term | None":
+        """The gradient in another shape."""
+        del shape
+
+    def slice(self, starts: Shape, limits: Shape) -> "Term | None":
+        """A box of the gradient."""
+        del starts, limits
+
+    def pad(self, low: Shape, high: Shape) -> "Term | None":
+        """The gradient with zeros around it."""
+        del low, high
+
+    def reduce_sum(self, axes: Shape) -> "Term | None":
+        """The sum over some axes."""
+        del axes
+
+    def merge(self, other: "Term") -> "Term | None":
+        """The sum of two terms of one form as one term of that form."""
+        del other
+
+    def knows_product_with(self, other: "Term") -> bool:
+        """Whether `inner(other)` is known without forming either gradient."""
+        del other
+        return False
+
+    def inner(self, other: "Term") -> jax.Array:
+        """The inner product of two gradients."""
+        raise NotImplementedError

@@ -1,0 +1,319 @@
+r"""Gradients that are a product of two arrays: of dense, attention or LoRA kernels.
+
+Reverse mode has the gradient of such a kernel as a contraction of activations a with
+output gradients g,
+
+.. math:: M_{l,i,j} = \sum_t a_{l,t,i} \, g_{l,t,j}
+
+with the axes named by integers, as in an einsum: contracted t, shared l (heads,
+experts, layers), and i and j of one factor alone. Its squared norm needs the two Gram
+matrices over t only,
+
+.. math:: \lVert M \rVert^2 =
+    \sum_l \sum_{t,s} (a_{lt} \cdot a_{ls})(g_{lt} \cdot g_{ls})
+
+(`Li et al. 2022 <https://arxiv.org/abs/2110.05679>`_). That costs less than M where M
+is larger than its factors: T (I + J) < I J is the condition of both. Otherwise M itself
+is formed; it is then no larger than what the backward pass holds anyway. So neither the
+form nor its norm ever takes more memory than the factors.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+
+from dpadambc._core import precision
+from dpadambc.gradients._factored import terms
+from dpadambc.gradients._factored.interface import Shape, Term, pytree, squared
+
+Axes = tuple[int, ...]
+
+
+def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list, list]] | None:
+    """Minimal runs of positions of two shapes with equal products, units left out."""
+    olds = [i for i, n in enumerate(old) if n != 1]
+    news = [i for i, n in enumerate(new) if n != 1]
+    groups = []
+    while olds or news:
+        left, right = [], []
+        a = b = 1
+        while not left or a != b:
+            if (a <= b or not news) and olds:
+                a *= old[olds[0]]
+                left.append(olds.pop(0))
+            elif news:
+                b *= new[news[0]]
+                right.append(news.pop(0))
+            else:
+                return None
+        groups.append((left, right))
+    return groups
+
+
+def _merge_axes(x: jax.Array, axes: Axes, group: Axes, name: int):
+    """The named axes of an array, which become one in the order given."""
+    if not set(group) & set(axes):
+        return x, axes
+    rest = tuple(i for i in axes if i not in group)
+    order = [axes.index(i) for i in (*rest, *group)]
+    x = jnp.transpose(x, order)
+    return x.reshape(*x.shape[: len(rest)], -1), (*rest, name)
+
+
+def _split_axis(x: jax.Array, axes: Axes, name: int, names: Axes, sizes: Shape):
+    """A named axis of an array, split into several."""
+    if name not in axes:
+        return x, axes
+    at = axes.index(name)
+    shape = (*x.shape[:at], *sizes, *x.shape[at + 1 :])
+    return x.reshape(shape), (*axes[:at], *names, *axes[at + 1 :])
+
+
+@pytree(data_fields=("a", "g"))
+class Product(Term):
+    """A contraction of two arrays, `einsum(a, a_axes, g, g_axes, out_axes)`.
+
+    An axis of the output that is named None has size one, and is in neither factor.
+    """
+
+    a: jax.Array
+    g: jax.Array
+    a_axes: Axes
+    g_axes: Axes
+    out_axes: tuple[int | None, ...]
+    shape: Shape
+
+    @property
+    def rule(self) -> str:
+        return "gram" if self._contracted else "outer product"
+
+    @property
+    def _contracted(self) -> Axes:
+        return tuple(
+            i for i in self.a_axes if i in self.g_axes and i not in self.out_axes
+        )
+
+    @property
+    def _shared(self) -> Axes:
+        return tuple(i for i in self.out_axes if i in self.a_axes and i in self.g_axes)
+
+    def _next_name(self) -> int:
+        return 1 + max((-1, *self.a_axes, *self.g_axes))
+
+    def _matrix(self, x: jax.Array, axes: Axes) -> tuple[jax.Array, Axes]:
+        """A factor with axes (l, t, own), and the names of its own axes."""
+        shared, contracted = self._shared, self._contracted
+        own = tuple(i for i in self.out_axes if i in axes and i not in shared)
+        x = jnp.transpose(x, [axes.index(i) for i in (*shared, *contracted, *own)])
+        sizes, rest = x.shape[: len(shared)], x.shape[x.ndim - len(own) :]
+        rows = x.size // max(math.prod(sizes) * math.prod(rest), 1)
+        return x.reshape(math.prod(sizes), rows, math.prod(rest)), own
+
+    def dense(self) -> jax.Array:
+        sides = (self.a, self.a_axes), (self.g, self.g_axes)
+        (a, a_own), (g, g_own) = (self._matrix(*side) for side in sides)
+        names = [i for i in self.out_axes if i is not None]
+        own = [i for i in names if i not in self._shared]
+        if own and own[0] in g_own:
+            a, a_own, g, g_own = g, g_own, a, a_own
+        kernel = precision.product(a, g)
+        order = (*self._shared, *a_own, *g_own)
+        sizes = dict(zip(self.out_axes, self.shape, strict=True))
+        kernel = kernel.reshape([sizes[i] for i in order])
+        kernel = jnp.transpose(kernel, [order.index(i) for i in names])
+        return kernel.reshape(self.shape)
+
+    def squared_norm(self) -> jax.Array:
+        if not self._contracted:
+            return self._outer_squared_norm()
+        sides = (self.a, self.a_axes), (self.g, self.g_axes)
+        matrices = [self._matrix(*side)[0] for side in sides]
+        grams = map(precision.gram, matrices)
+        squares = [squared(x).sum((1, 2)) for x in matrices]
+        counts = [math.prod(x.shape[1:]) for x in matrices]
+        allowance = precision.rounding_allowance(squares, counts)
+        return jnp.sum(jnp.multiply(*grams)) + jnp.sum(allowance)
+
+    def _outer_squared_norm(self) -> jax.Array:
+        def squares(x, axes):
+            own = tuple(at for at, i in enumerate(axes) if i not in self._shared)
+            order = sorted(i for i in axes if i in self._shared)
+            x = squared(x).sum(own)
+            left = [i for i in axes if i in self._shared]
+            return jnp.transpose(x, [left.index(i) for i in order])
+
+        pair = squares(self.a, self.a_axes), squares(self.g, self.g_axes)
+        sizes = self.a.size, self.g.size
+        allowance = precision.rounding_allowance(pair, sizes, can_cancel=False)
+        return jnp.sum(pair[0] * pair[1] + allowance)
+
+    def settled(self) -> Term:
+        if self.a.size + self.g.size < math.prod(self.shape):
+            return self
+        return terms.Dense(self.dense(), self.shape, "direct")
+
+    def summed(self) -> Term:
+        name = self._next_name()
+        return dataclasses.replace(
+            self, a_axes=(name, *self.a_axes), g_axes=(name, *self.g_axes)
+        )
+
+    def stacked(self) -> Term:
+        name = self._next_name()
+        return dataclasses.replace(
+            self,
+            a_axes=(name, *self.a_axes),
+            g_axes=(name, *self.g_axes),
+            out_axes=(name, *self.out_axes),
+            shape=(self.a.shape[0], *self.shape),
+        )
+
+    def map_scale(self, fun: Callable[[jax.Array], jax.Array]) -> Term:
+        # The smaller factor.
+        if self.a.size < self.g.size:
+            return dataclasses.replace(self, a=fun(self.a))
+        return dataclasses.replace(self, g=fun(self.g))
+
+    def unscaled(self) -> list[jax.Array]:
+        return [self.g if self.a.size < self.g.size else self.a]
+
+    def transpose(self, permutation: Shape) -> Term:
+        return dataclasses.replace(
+            self,
+            out_axes=tuple(self.out_axes[i] for i in permutation),
+            shape=tuple(self.shape[i] for i in permutation),
+        )
+
+    def reshape(self, shape: Shape) -> Term | None:
+        units = [i for i, n in enumerate(self.shape) if n == 1]
+        if any(self.out_axes[i] is not None for i in units):
+            return self.reduce_sum(tuple(units)).reshape(shape)
+        groups = _groups(self.shape, shape)
+        if groups is None:
+            return None
+        out_axes: list[int | None] = [None] * len(shape)
+        term = self
+        for old, new in groups:
+            names = tuple(self.out_axes[i] for i in old)
+            if len(names) > 1 and not term._together(names):
+                return None
+            term, names = term._regroup(names, tuple(shape[i] for i in new))
+            for i, name in zip(new, names, strict=True):
+                out_axes[i] = name
+        return dataclasses.replace(term, out_axes=tuple(out_axes), shape=tuple(shape))
+
+    def _together(self, names: Axes) -> bool:
+        """Whether the axes named are in the same factors."""
+        holders = {(i in self.a_axes, i in self.g_axes) for i in names}
+        return len(holders) == 1
+
+    def _regroup(self, names: Axes, sizes: Shape) -> tuple["Product", Axes]:
+        """The axes named, merged into one and split into others of the sizes given."""
+        term = self
+        if len(names) > 1:
+            merged = term._next_name()
+            term = term._on_factors(_merge_axes, names, merged)
+            names = (merged,)
+        if len(sizes) > 1:
+            first = term._next_name()
+            news = tuple(range(first, first + len(sizes)))
+            name = next(iter(names))
+            term = term._on_factors(_split_axis, name, news, sizes)
+            names = news
+        return term, names
+
+    def _on_factors(self, fun: Callable, *args) -> "Product":
+        a, a_axes = fun(self.a, self.a_axes, *args)
+        g, g_axes = fun(self.g, self.g_axes, *args)
+        return dataclasses.replace(self, a=a, g=g, a_axes=a_axes, g_axes=g_axes)
+
+    def slice(self, starts: Shape, limits: Shape) -> Term | None:
+        boxes = zip(self.out_axes, starts, limits, strict=True)
+        box = {name: (start, limit) for name, start, limit in boxes}
+
+        def cut(x, axes):
+            for at, name in enumerate(axes):
+                if name in box:
+                    x = jax.lax.slice_in_dim(x, *box[name], axis=at)
+            return x, axes
+
+        shape = tuple(b - a for a, b in zip(starts, limits, strict=True))
+        return dataclasses.replace(self._on_factors(cut), shape=shape)
+
+    def reduce_sum(self, axes: Shape) -> Term:
+        names = {self.out_axes[i] for i in axes} - {None}
+        shared = {i for i in names if i in self.a_axes and i in self.g_axes}
+
+        def total(x, x_axes):
+            own = [i for i in x_axes if i in names - shared]
+            x = x.sum([x_axes.index(i) for i in own])
+            return x, tuple(i for i in x_axes if i not in own)
+
+        keep = [i for i in range(len(self.shape)) if i not in axes]
+        return dataclasses.replace(
+            self._on_factors(total),
+            out_axes=tuple(self.out_axes[i] for i in keep),
+            shape=tuple(self.shape[i] for i in keep),
+        )
+
+    def merge(self, other: Term) -> Term | None:
+        if type(other) is not Product or self.shape != other.shape:
+            return None
+        mine = self._canonical()
+        for theirs in (other, other._swapped()):
+            theirs = theirs._canonical()
+            if mine._spec == theirs._spec:
+                join = lambda x, y: jnp.concatenate([x, y])
+                return dataclasses.replace(
+                    mine, a=join(mine.a, theirs.a), g=join(mine.g, theirs.g)
+                )
+        return None
+
+    def with_alone(self, axis: int) -> "Product | None":
+        """The same with one contracted axis, and `axis` of the output alone in `a`."""
+        rest = tuple(1 + i for i in range(len(self.shape)) if i != axis)
+        for term in (self, self._swapped()):
+            term = term._canonical()
+            if term._spec[:2] == ((0, 1 + axis), (0, *rest)):
+                return term
+        return None
+
+    def _swapped(self) -> "Product":
+        return dataclasses.replace(
+            self, a=self.g, g=self.a, a_axes=self.g_axes, g_axes=self.a_axes
+        )
+
+    @property
+    def _spec(self) -> tuple:
+        return self.a_axes, self.g_axes, self.out_axes
+
+    def _canonical(self) -> "Product":
+        """One contracted axis, named 0 and first; the others named by the output."""
+        name = {old: new for new, old in enumerate(self.out_axes, 1) if old is not None}
+
+        def order(x, axes):
+            own = [i for i in self.out_axes if i in axes and i is not None]
+            x = jnp.transpose(x, [axes.index(i) for i in (*self._contracted, *own)])
+            x = x.reshape(-1, *x.shape[x.ndim - len(own) :])
+            return x, (0, *(name[i] for i in own))
+
+        out_axes = tuple(None if i is None else name[i] for i in self.out_axes)
+        return dataclasses.replace(self._on_factors(order), out_axes=out_axes)
+
+
+def dot_general(a: jax.Array, g: jax.Array, dimension_numbers) -> Product:
+    """`lax.dot_general(a, g, dimension_numbers)`, not yet multiplied."""
+    (a_contract, g_contract), (a_batch, g_batch) = dimension_numbers
+    a_axes = list(range(a.ndim))
+    g_axes = list(range(a.ndim, a.ndim + g.ndim))
+    for i, j in zip((*a_contract, *a_batch), (*g_contract, *g_batch), strict=True):
+        g_axes[j] = a_axes[i]
+    batch = [a_axes[i] for i in a_batch]
+    used = {*batch, *(a_axes[i] for i in a_contract)}
+    out_axes = [*batch, *(i for i in (*a_axes, *g_axes) if i not in used)]
+    sizes = dict(zip((*a_axes, *g_axes), (*a.shape, *g.shape), strict=True))
+    shape = tuple(sizes[i] for i in out_axes)
+    return Product(a, g, tuple(a_axes), tuple(g_axes), tuple(out_axes), shape)

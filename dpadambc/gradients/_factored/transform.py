@@ -1,0 +1,58 @@
+"""From a function that returns gradients to one that returns their factors."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+
+from dpadambc.gradients._factored import evaluate
+
+Check = Callable[[jex.Jaxpr], None]  # raises for a program that it does not allow
+
+
+def factored_outputs(
+    fun: Callable[..., tuple[Any, Any]], check: Check
+) -> Callable[..., Any]:
+    """The function with the second part of its output, gradients, as terms.
+
+    Args:
+      fun: a function of arrays that returns `(output, gradients)`.
+      check: is shown the program before it runs.
+
+    Returns:
+      A function of the same arguments that returns `(output, terms, shapes, rules)`: a
+      list of terms in place of the leaves of the gradients, the tree of their shapes,
+      and the rule of each, which depends on the shapes of one example.
+    """
+
+    def factored(*args):
+        closed, shapes = jax.make_jaxpr(fun, return_shape=True)(*args)
+        check(closed.jaxpr)
+        output, gradients = shapes
+        num_outputs = len(jax.tree.leaves(output))
+        lazy = [i >= num_outputs for i in range(len(closed.out_avals))]
+        values = evaluate.evaluate(closed, jax.tree.leaves(args), lazy)
+        settled = [term.settled() for term in values[num_outputs:]]
+        output = jax.tree.unflatten(jax.tree.structure(output), values[:num_outputs])
+        return output, settled, gradients, [term.rule for term in settled]
+
+    return factored
+
+
+def isolated_outputs(fun: Callable[..., Any], check: Check) -> Callable[..., Any]:
+    """The same function, computed as JAX computes it, with examples kept apart.
+
+    Under `jax.vmap`, a NaN stays in the row where it arose; see `isolation`. `check` is
+    shown the program before it runs.
+    """
+
+    def isolated(*args):
+        closed, shapes = jax.make_jaxpr(fun, return_shape=True)(*args)
+        check(closed.jaxpr)
+        leaves, structure = jax.tree.flatten(shapes)
+        arrays = [False] * len(leaves)
+        values = evaluate.evaluate(closed, jax.tree.leaves(args), arrays)
+        return structure.unflatten(values)
+
+    return isolated

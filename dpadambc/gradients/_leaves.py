@@ -1,0 +1,309 @@
+"""The operations that a per-example gradient answers, and nothing else.
+
+Clipping needs two things of a per-example gradient: the squared norm of each example,
+and the weighted sum over examples. Whatever form a leaf has, the rest of the library
+reaches it through the functions of this file alone.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeGuard
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpadambc._core import precision, shard_map, validate
+from dpadambc.gradients import _seal
+from dpadambc.gradients._factored import interface, terms
+
+
+class _SaysWhatToDo(type):
+    """JAX prints the type of a node where another tree has something else."""
+
+    def __repr__(cls) -> str:
+        return f"{cls.__name__} (put clip_per_example first: it gives arrays)"
+
+
+@interface.pytree(data_fields=("sealed", "seal"))
+class PerExampleGradient(metaclass=_SaysWhatToDo):
+    """The gradients of one parameter, one for each example, in factored form.
+
+    A pytree node: it crosses `jax.jit`, `jax.lax.scan`, donation and sharding, and can
+    be indexed along the examples with `jax.tree.map`. Arithmetic with `jax.tree.map` is
+    an error: it would be on factors of the gradients rather than on gradients, and what
+    mixes examples before they are clipped breaks the bound of the clip. See `seal` for
+    how. `clip_per_example`, `per_example_norms` and `materialize` are what it is for.
+    """
+
+    sealed: interface.Term  # its arrays are closed, with the examples along axis 0
+    seal: jax.Array  # shape=(batch,)
+    shape: tuple[int, ...]  # of the parameter, and of one example's gradient
+    dtype: Any
+    rule: str  # how the norms are computed; see `dpadambc.explain`
+    dtypes: tuple[Any, ...]  # of the arrays when they are open
+    axes: tuple[str, ...]  # of a `jax.shard_map`, over which the examples vary
+    is_masked: bool  # whether a padding mask was applied, all False or not
+
+    @property
+    def term(self) -> interface.Term:
+        """With open arrays."""
+        return self.open(_seal.opened)
+
+    def open(self, opened: Callable[[jax.Array, Any], jax.Array]) -> interface.Term:
+        """With each array as a function of it and its dtype."""
+        arrays, structure = jax.tree.flatten(self.sealed)
+        return structure.unflatten(map(opened, arrays, self.dtypes))
+
+    def num_bytes(self) -> dict[int, int]:
+        """Of each array while it is open, by the array's identity."""
+        pairs = zip(jax.tree.leaves(self.sealed), self.dtypes, strict=True)
+        return {id(x): _seal.num_bytes(x, dtype) for x, dtype in pairs}
+
+    @property
+    def batch_size(self) -> int:
+        """The number of examples."""
+        return self.seal.shape[0]
+
+    def materialize(self) -> jax.Array:
+        r"""The gradients, shape (batch, \*shape): as large as what is avoided here."""
+        return jax.vmap(type(self.term).dense)(self.term).astype(self.dtype)
+
+    def __repr__(self) -> str:
+        return (
+            f"PerExampleGradient(batch_size={self.batch_size}, shape={self.shape},"
+            f" dtype={self.dtype}, rule={self.rule!r})"
+        )
+
+
+def sealed(
+    several: Sequence[interface.Term],
+    shapes: Sequence[Any],
+    rules: Sequence[str],
+    axes: tuple[str, ...] = (),
+) -> list[PerExampleGradient]:
+    """Per-example gradients, of several parameters, from here on untouched.
+
+    Factors of low precision are rounded here, once and for all. Between one operation
+    and the next XLA keeps more digits than the dtype has, where it can: the norm would
+    be that of one gradient, and the sum have another.
+
+    Args:
+      several: terms whose arrays have the examples along axis 0.
+      shapes: of the parameters, each with a shape and a dtype.
+      rules: how the norms are computed.
+      axes: of a `jax.shard_map`, over which the examples vary.
+    """
+    close = _seal.once(lambda x: _seal.close(precision.rounded(jnp.asarray(x))))
+    found = []
+    for term, like, rule in zip(several, shapes, rules, strict=True):
+        arrays = jax.tree.leaves(term)
+        (mark,) = shard_map.varying((_seal.of(arrays[0].shape[0]),), axes)
+        found.append(
+            PerExampleGradient(
+                sealed=jax.tree.map(close, term),
+                seal=mark,
+                shape=tuple(like.shape),
+                dtype=like.dtype,
+                rule=rule,
+                dtypes=tuple(x.dtype for x in arrays),
+                axes=axes,
+                is_masked=False,
+            )
+        )
+    return found
+
+
+NO_GRADIENT = terms.Full.rule
+MATERIALIZED = "materialised"
+
+
+def is_per_example(leaf: Any) -> TypeGuard[PerExampleGradient]:
+    """Whether a node of a tree is a `PerExampleGradient`."""
+    return isinstance(leaf, PerExampleGradient)
+
+
+def flatten(gradients: optax.Updates) -> list[PerExampleGradient]:
+    """The leaves of a tree."""
+    return jax.tree.leaves(gradients, is_leaf=is_per_example)
+
+
+def as_per_example(
+    gradients: optax.Updates, *, is_padding_example: jax.Array | None = None
+) -> optax.Updates:
+    r"""Says that arrays are gradients of single examples, which nothing has touched.
+
+    For gradients that `per_example_grad` has not made, but `jax.vmap(jax.grad(...))`,
+    say. `clip_per_example` takes no bare arrays, since it cannot tell what became of
+    them.
+
+    Guarantees:
+      * None of its own: that a row follows from one example alone is what you say by
+        calling this. Scaling all rows by a norm over the batch, averages over steps or
+        statistics of the batch break it, and with it the sensitivity. So does
+        `jax.vmap(jax.grad(...))` inside `jax.shard_map`, where JAX sums over devices.
+
+    Args:
+      gradients: a tree of floating-point arrays of shape (batch, \*parameter shape).
+      is_padding_example: shape (batch,), bool, True where a row is padding. If given,
+        those rows become zero, and the gradients count as masked.
+
+    Returns:
+      The same tree, with a `PerExampleGradient` for each array.
+
+    Raises:
+      TypeError: if a leaf is no array of real floating-point numbers, or is a
+        `PerExampleGradient` already.
+      ValueError: if an array has no batch axis.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import dpadambc
+      >>> params = jnp.zeros(2)
+      >>> loss_fn = lambda w, x: w @ x
+      >>> x = jnp.array([[3.0, 4.0], [0.0, 0.5]])
+      >>> grads = dpadambc.as_per_example(
+      ...     jax.vmap(jax.grad(loss_fn), (None, 0))(params, x))
+      >>> clip = dpadambc.clip_per_example(1.0, normalize_by=2)
+      >>> clipped, _ = clip.update(grads, clip.init(params), params)
+      >>> print([f"{g:.3f}" for g in clipped])
+      ['0.300', '0.650']
+    """
+    found = jax.tree_util.tree_leaves_with_path(gradients, is_leaf=is_per_example)
+    for path, leaf in found:
+        name = jax.tree_util.keystr(path) or "gradients"
+        if is_per_example(leaf) or not hasattr(leaf, "shape"):
+            raise TypeError(f"Expected {name} to be an array, got {leaf!r}.")
+        validate.real_floating(leaf.dtype, name)
+        if not leaf.shape:
+            raise ValueError(f"Expected {name} to have the examples along axis 0.")
+    arrays = jax.tree.map(jnp.asarray, gradients)
+    tree = of_arrays(arrays, shard_map.varying_axes(arrays))
+    return tree if is_padding_example is None else masked(tree, is_padding_example)
+
+
+def of_arrays(gradients: optax.Updates, axes: tuple[str, ...]) -> optax.Updates:
+    """Per-example gradients that are arrays of shape (batch, ...), from here on sealed.
+
+    Args:
+      gradients: a tree of arrays.
+      axes: of a `jax.shard_map`, over which the examples vary.
+    """
+    arrays, structure = jax.tree.flatten(gradients)
+    shapes = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in arrays]
+    dense = [terms.Dense(x, x.shape[1:], "array") for x in arrays]
+    return structure.unflatten(sealed(dense, shapes, ["array"] * len(arrays), axes))
+
+
+def in_any_form(gradients: optax.Updates) -> optax.Updates:
+    """Per-example gradients; of arrays too, where they are only looked at."""
+    if all(map(is_per_example, flatten(gradients))):
+        return gradients
+    return as_per_example(gradients)
+
+
+def masked(gradients: optax.Updates, is_padding_example: jax.Array) -> optax.Updates:
+    """Zero for the examples that are padding, whatever they held."""
+
+    def blank(x: jax.Array, dtype: Any) -> jax.Array:
+        rows = is_padding_example.reshape((-1,) + (1,) * (x.ndim - 1))
+        return _seal.close(jnp.where(rows, 0, _seal.opened(x, dtype)))
+
+    blank = _seal.once(blank)
+
+    def mask(leaf: PerExampleGradient) -> PerExampleGradient:
+        validate.padding(is_padding_example, leaf.batch_size)
+        return dataclasses.replace(leaf, sealed=leaf.open(blank), is_masked=True)
+
+    return jax.tree.map(mask, gradients, is_leaf=is_per_example)
+
+
+def materialize(gradients: optax.Updates) -> optax.Updates:
+    r"""The gradients as arrays of shape (batch, \*parameter shape).
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import dpadambc
+      >>> grads = dpadambc.per_example_grad(lambda w, x: w * x)(1.0, jnp.arange(3.0))
+      >>> print(dpadambc.materialize(grads))
+      [0. 1. 2.]
+    """
+    form = lambda leaf: leaf.materialize() if is_per_example(leaf) else leaf
+    return jax.tree.map(form, gradients, is_leaf=is_per_example)
+
+
+def per_example_squared_norms(gradients: optax.Updates) -> jax.Array:
+    """The squared norm of each example over the whole tree, shape (batch,)."""
+    norms = [jax.vmap(type(term).squared_norm)(term) for term in _open(gradients)]
+    return functools.reduce(jnp.add, norms)
+
+
+def _open(gradients: optax.Updates) -> list[interface.Term]:
+    """The terms with open arrays; what they share, they share still."""
+    opened = _seal.once(_seal.opened)
+    return [leaf.open(opened) for leaf in flatten(gradients)]
+
+
+def per_example_norms(gradients: optax.Updates) -> jax.Array:
+    """The L2 norm of each example's gradient over the whole tree, shape (batch,).
+
+    As `clip_per_example` sees it: in at least float32, and in factored form with an
+    allowance for rounding, so that it is never less than the true norm. These norms
+    are *not private*.
+
+    Args:
+      gradients: what `per_example_grad` returns, or a tree of arrays of shape
+        (batch, ...).
+
+    Returns:
+      The norms, in at least float32.
+
+    Raises:
+      TypeError: if an array is not of real floating-point numbers.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import dpadambc
+      >>> x = jnp.array([[3.0, 4.0], [0.0, 1.0]])
+      >>> grads = dpadambc.per_example_grad(lambda w, x: w @ x)(jnp.zeros(2), x)
+      >>> print(dpadambc.per_example_norms(grads))
+      [5. 1.]
+    """
+    return jnp.sqrt(per_example_squared_norms(in_any_form(gradients)))
+
+
+def weighted_sums(
+    gradients: optax.Updates, weights: jax.Array, are_finite: jax.Array
+) -> optax.Updates:
+    """The sum over examples of weight times gradient, in the dtype of the weights.
+
+    An example of weight zero contributes exactly zero, whatever it holds: NaN too.
+
+    Args:
+      gradients: a tree of per-example gradients.
+      weights: shape (batch,).
+      are_finite: shape (), bool: whether the norms of all examples are finite. Only
+        then is a weight of zero enough; else the examples are blanked first.
+    """
+    structure = jax.tree.structure(gradients, is_leaf=is_per_example)
+    terms_of = _blanked(_open(gradients), weights != 0, are_finite)
+    sums = [term.weighted_sum(weights).astype(weights.dtype) for term in terms_of]
+    return structure.unflatten(sums)
+
+
+def _blanked(leaves: list[interface.Term], keep: jax.Array, skip: jax.Array):
+    """Zero for the examples that are not kept, in place, unless it is to be skipped.
+
+    A loop of one step or none, since a loop works in place. `jax.lax.cond` would hold
+    a second copy of all that the gradients hold, made or not.
+    """
+    distinct = {id(x): x for term in leaves for x in term.unscaled()}
+    blank = lambda x: jnp.where(keep.reshape((-1,) + (1,) * (x.ndim - 1)), x, 0)
+    _, clean = jax.lax.while_loop(
+        lambda state: ~state[0],
+        lambda state: (~state[0], list(map(blank, state[1]))),
+        (skip, list(distinct.values())),
+    )
+    by_id = dict(zip(distinct, clean, strict=True))
+    return jax.tree.map(lambda x: by_id.get(id(x), x), leaves)

@@ -1,0 +1,25 @@
+"""Node-level privacy: bounded subgraphs, and mechanisms for what one node moves."""
+
+from dpadambc.graphs._subgraphs import (
+    Subgraphs,
+    distinct_edges,
+    gather,
+    max_terms,
+    subgraphs,
+    undirected,
+)
+from dpadambc.graphs.mechanisms import (
+    FixedSizeSampledMultiTermGaussian,
+    SubsampledMultiTermGaussian,
+)
+
+__all__ = [
+    "FixedSizeSampledMultiTermGaussian",
+    "Subgraphs",
+    "SubsampledMultiTermGaussian",
+    "distinct_edges",
+    "gather",
+    "max_terms",
+    "subgraphs",
+    "undirected",
+]

@@ -1,0 +1,244 @@
+"""The Gaussian mechanism where one node is in several clipped terms of the sum.
+
+Training on a graph clips one term for each root, the gradient of the loss on its
+subgraph. A node is in its own term and in those of the roots that gather it, so it can
+change as many. `graphs.subgraphs` bounds their number; these mechanisms account for it.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+import dp_accounting
+import jax
+import numpy as np
+import optax
+import scipy.stats
+
+from dpadambc._core import validate
+from dpadambc.clipping.flat import NeighboringRelation
+from dpadambc.mechanisms import _mixture, accounting, sampling
+from dpadambc.mechanisms.base import Mechanism
+
+_ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
+_REPLACE_ONE = NeighboringRelation.REPLACE_ONE
+_REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
+
+
+class _MultiTermGaussian(Mechanism):
+    """What does not depend on the sampling."""
+
+    max_terms: int
+
+    def __post_init__(self):
+        super().__post_init__()
+        validate.count(max_terms=self.max_terms, least=1)
+
+    @property
+    def _largest_shift(self) -> int:
+        """What a node moves the clipped sum by, in units of C."""
+        return 2 * self.max_terms
+
+    @property
+    def sensitivity(self) -> float:
+        """L2 sensitivity of the clipped sum after division by `normalize_by`."""
+        return self._largest_shift * self.l2_clip_norm / self.normalize_by
+
+    def _accountant_unit(self, accountant: accounting.Accountant) -> float:
+        del accountant
+        return 1.0
+
+    def _shift_probs(self) -> np.ndarray:
+        """The probability of each shift in one step, from 0 to the largest."""
+        raise NotImplementedError
+
+    def _step_event(self, multiplier: float) -> dp_accounting.DpEvent:
+        probs = self._shift_probs()
+        # The first shift is 0, possible or not.
+        possible = np.union1d([0], np.flatnonzero(probs))
+        shifts = possible / self._largest_shift
+        return _mixture.ShiftMixtureDpEvent(
+            multiplier, tuple(shifts.tolist()), tuple(probs[possible].tolist())
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SubsampledMultiTermGaussian(_MultiTermGaussian):
+    r"""Poisson sampling of roots, where a node is in at most `max_terms` terms.
+
+    At every step each root takes part independently with probability `sampling_prob`.
+    Under ADD_OR_REMOVE_ONE one node goes, with its own term (C) and with what it is to
+    the other T - 1 (2 C each); the sensitivity is (2 T - 1) C / B. Under REPLACE_ONE a
+    node changes, and stays in the terms that it was in: 2 T C / B.
+
+    Args:
+      l2_clip_norm: C, positive.
+      noise_multiplier: z, non-negative, in units of the sensitivity; or a schedule.
+      max_terms: T, the most terms that a node is in, its own included: see
+        `graphs.max_terms`.
+      sampling_prob: q, in [0, 1].
+      iterations: the number of steps.
+      normalize_by: B, positive; usually `sampling_prob * num_roots`, rounded.
+      neighboring_relation: ADD_OR_REMOVE_ONE, REPLACE_SPECIAL (a node replaced by one
+        without features or edges, whose own term is zero) or REPLACE_ONE.
+
+    Raises:
+      TypeError: if a number is not a number, or a count not an int.
+      ValueError: if a number is out of its range.
+
+    Example:
+      >>> import dpadambc
+      >>> mechanism = dpadambc.SubsampledMultiTermGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=2.0, max_terms=8, sampling_prob=0.1,
+      ...     iterations=100, normalize_by=1_000)
+      >>> mechanism.sensitivity
+      0.015
+      >>> round(mechanism.epsilon(target_delta=1e-6), 2)
+      2.69
+
+    References:
+      The accounting is in `mechanisms._mixture`. Node-level training by subgraphs:
+      `Daigavane et al., Node-Level Differentially Private Graph Neural Networks
+      <https://arxiv.org/abs/2111.15521>`_, 2021
+    """
+
+    l2_clip_norm: float
+    noise_multiplier: float | optax.Schedule
+    max_terms: int
+    sampling_prob: float
+    iterations: int
+    normalize_by: float
+    neighboring_relation: NeighboringRelation = _ADD_OR_REMOVE_ONE
+
+    _solvable = ("noise_multiplier", "iterations", "sampling_prob")
+    _relations = {
+        _ADD_OR_REMOVE_ONE: ("pld", "rdp"),
+        _REPLACE_ONE: ("pld", "rdp"),
+        _REPLACE_SPECIAL: ("pld", "rdp"),
+    }
+    _refusal = "it is not known."
+
+    def __post_init__(self):
+        super().__post_init__()
+        validate.probability(sampling_prob=self.sampling_prob)
+
+    @property
+    def pads_batches(self) -> bool:
+        """Whether a batch can have padding: not where all roots take part."""
+        return self.sampling_prob < 1
+
+    @property
+    def _largest_shift(self) -> int:
+        # The own term goes; it does not become another.
+        goes = self.neighboring_relation != _REPLACE_ONE
+        return 2 * self.max_terms - goes
+
+    def _shift_probs(self) -> np.ndarray:
+        q, others = self.sampling_prob, self.max_terms - 1
+        of_own = np.zeros(self._largest_shift - 2 * others + 1)
+        of_own[[0, -1]] = 1 - q, q
+        of_others = np.zeros(2 * others + 1)
+        of_others[::2] = scipy.stats.binom.pmf(range(others + 1), others, q)
+        return np.convolve(of_own, of_others)
+
+    def batches(
+        self, rng: np.random.Generator, *, num_examples: int
+    ) -> Iterator[sampling.Batch]:
+        """One Poisson batch of roots for each iteration."""
+        return sampling.poisson_batches(
+            rng,
+            num_examples=num_examples,
+            sampling_prob=self.sampling_prob,
+            iterations=self.iterations,
+        )
+
+    def sample(self, key: jax.Array, *, num_examples: int) -> sampling.Batch:
+        """One Poisson batch of roots on the device."""
+        return sampling.poisson_sample(
+            key, num_examples=num_examples, sampling_prob=self.sampling_prob
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FixedSizeSampledMultiTermGaussian(_MultiTermGaussian):
+    """A fresh uniform subset of roots at every step, a node in at most `max_terms`.
+
+    Sampling without replacement keeps the number of roots, so privacy is stated for
+    a node that changes, perhaps to one without features or edges, and stays in the
+    terms that it was in: each becomes another, 2 C. The sensitivity is 2 T C / B.
+
+    Args:
+      l2_clip_norm: C, positive.
+      noise_multiplier: z, non-negative, in units of the sensitivity; or a schedule.
+      max_terms: T, the most terms that a node is in, its own included.
+      batch_size: the number of roots in a step.
+      num_examples: the number of roots, the same for neighbours.
+      iterations: the number of steps.
+      normalize_by: B, positive; usually `batch_size`.
+      neighboring_relation: REPLACE_ONE.
+
+    Raises:
+      TypeError: if a number is not a number, or a count not an int.
+      ValueError: if a number is out of its range, or for another relation.
+
+    Example:
+      >>> import dpadambc
+      >>> mechanism = dpadambc.FixedSizeSampledMultiTermGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=2.0, max_terms=8, batch_size=10_000,
+      ...     num_examples=90_941, iterations=191, normalize_by=10_000)
+      >>> round(mechanism.epsilon(target_delta=1 / 909_410, accountant="rdp"), 3)
+      5.957
+
+    References:
+      With the accountant "rdp": `Daigavane et al., Node-Level Differentially Private
+      Graph Neural Networks <https://arxiv.org/abs/2111.15521>`_, 2021
+    """
+
+    l2_clip_norm: float
+    noise_multiplier: float | optax.Schedule
+    max_terms: int
+    batch_size: int
+    num_examples: int
+    iterations: int
+    normalize_by: float
+    neighboring_relation: NeighboringRelation = _REPLACE_ONE
+
+    _relations = {_REPLACE_ONE: ("pld", "rdp")}
+    _refusal = (
+        "a batch of fixed size does not stay one when a node is added or removed."
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        validate.count(batch_size=self.batch_size, least=1)
+        least = max(self.batch_size, self.max_terms)
+        validate.count(num_examples=self.num_examples, least=least)
+
+    @property
+    def pads_batches(self) -> bool:
+        """Whether a batch can have padding: it has none."""
+        return False
+
+    def _shift_probs(self) -> np.ndarray:
+        probs = np.zeros(self._largest_shift + 1)
+        probs[::2] = scipy.stats.hypergeom.pmf(
+            range(self.max_terms + 1),
+            self.num_examples,
+            self.max_terms,
+            self.batch_size,
+        )
+        return probs
+
+    def batches(self, rng: np.random.Generator) -> Iterator[sampling.Batch]:
+        """One batch of roots for each iteration."""
+        return sampling.fixed_size_batches(
+            rng,
+            num_examples=self.num_examples,
+            batch_size=self.batch_size,
+            iterations=self.iterations,
+        )
+
+    def sample(self, key: jax.Array) -> sampling.Batch:
+        """One batch of roots on the device."""
+        return sampling.fixed_size_sample(
+            key, num_examples=self.num_examples, batch_size=self.batch_size
+        )

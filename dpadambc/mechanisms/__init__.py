@@ -1,0 +1,24 @@
+"""Mechanisms: the public numbers of a run, its sampling and its accounting."""
+
+from dpadambc.mechanisms import accounting, sampling
+from dpadambc.mechanisms.base import Mechanism
+from dpadambc.mechanisms.private_gradient import privatize
+from dpadambc.mechanisms.sampling import Batch
+from dpadambc.mechanisms.subsampled import (
+    FixedSizeSampledGaussian,
+    ShuffledGaussian,
+    SubsampledGaussian,
+    TruncatedSubsampledGaussian,
+)
+
+__all__ = [
+    "Batch",
+    "FixedSizeSampledGaussian",
+    "Mechanism",
+    "ShuffledGaussian",
+    "SubsampledGaussian",
+    "TruncatedSubsampledGaussian",
+    "accounting",
+    "privatize",
+    "sampling",
+]

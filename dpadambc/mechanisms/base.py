@@ -1,0 +1,249 @@
+"""What a private training run is to the noise, the correction and the accountant.
+
+All three read the public numbers from one frozen value, so they cannot disagree. The
+values themselves are in `subsampled`, one class for each way of sampling.
+
+Nothing private goes into a field. The size of the data set is private when an example
+may be added or removed, so it is an argument where it is needed, except in mechanisms
+whose privacy is stated for data sets of a known size.
+"""
+
+import inspect
+from typing import Any, ClassVar, Self
+
+import dp_accounting
+import jax.numpy as jnp
+import optax
+
+from dpadambc._core import validate
+from dpadambc.clipping import flat
+from dpadambc.clipping.flat import NeighboringRelation
+from dpadambc.mechanisms import accounting
+
+
+class Mechanism:
+    """What all mechanisms share: a Gaussian on a clipped sum, step after step.
+
+    Subclasses are frozen dataclasses with the fields annotated here.
+    """
+
+    l2_clip_norm: float
+    noise_multiplier: float | optax.Schedule
+    iterations: int
+    normalize_by: float
+    neighboring_relation: NeighboringRelation
+
+    # Which fields `calibrate` can solve for, and who accounts for the sampling under
+    # which relation: the tightest accountant first.
+    _solvable: ClassVar[tuple[str, ...]] = ("noise_multiplier", "iterations")
+    _relations: ClassVar[dict[NeighboringRelation, tuple[accounting.Accountant, ...]]]
+    _refusal: ClassVar[str]
+
+    def __post_init__(self):
+        validate.positive(l2_clip_norm=self.l2_clip_norm)
+        validate.positive(normalize_by=self.normalize_by)
+        if not callable(self.noise_multiplier):
+            validate.non_negative(noise_multiplier=self.noise_multiplier)
+        validate.count(iterations=self.iterations)
+        self._check_relation()
+
+    def _check_relation(self, accountant: str | None = None) -> None:
+        relation = self.neighboring_relation
+        if not isinstance(relation, NeighboringRelation):
+            raise TypeError(
+                "Expected neighboring_relation to be a dpadambc.NeighboringRelation,"
+                f" got {relation!r}."
+            )
+        accountants = self._relations.get(relation, ())
+        if not accountants or (accountant and accountant not in accountants):
+            supported = "; ".join(
+                f"{r.name} ({', '.join(names)})" for r, names in self._relations.items()
+            )
+            what = relation.name + (f" by {accountant!r}" if accountant else "")
+            raise ValueError(
+                f"{type(self).__name__} cannot be accounted for under {what}:"
+                f" {self._refusal} Supported: {supported}."
+            )
+
+    @property
+    def _default_accountant(self) -> accounting.Accountant:
+        return self._relations[self.neighboring_relation][0]
+
+    @property
+    def sensitivity(self) -> float:
+        """L2 sensitivity of the clipped sum after division by `normalize_by`."""
+        return flat.sensitivity(
+            self.l2_clip_norm,
+            normalize_by=self.normalize_by,
+            neighboring_relation=self.neighboring_relation,
+        )
+
+    @property
+    def pads_batches(self) -> bool:
+        """Whether a batch can have padding, so that the clip must be told of it."""
+        return True
+
+    @property
+    def noise_stddev(self) -> float | optax.Schedule:
+        """Standard deviation of the noise in the gradient that Adam sees.
+
+        The noise multiplier times the sensitivity, a schedule if the multiplier is
+        one. This value goes to `add_dp_noise` and to `scale_by_adam_bc`.
+        """
+        z, sensitivity = self.noise_multiplier, self.sensitivity
+        if callable(z):
+            return lambda step: jnp.asarray(z(step), float) * sensitivity
+        return z * sensitivity
+
+    @property
+    def noise_variance(self) -> float | optax.Schedule:
+        """The square of `noise_stddev`: the papers' Φ."""
+        stddev = self.noise_stddev
+        if callable(stddev):
+            return lambda step: stddev(step) ** 2
+        return stddev**2
+
+    def _accountant_unit(self, accountant: accounting.Accountant) -> float:
+        """The sensitivity in units of what the accountant takes for it."""
+        # Of the sensitivity 2 C / B, the PLD accountant supplies the 2.
+        sensitivity_seen = self.l2_clip_norm / self.normalize_by
+        return self.sensitivity / sensitivity_seen if accountant == "pld" else 1.0
+
+    def _step_event(self, multiplier: float) -> dp_accounting.DpEvent:
+        """One step. The multiplier is in the accountant's unit."""
+        raise NotImplementedError
+
+    def _uses(self, iterations: int) -> int:
+        """How many times `_step_event` is composed in so many steps."""
+        return iterations
+
+    def dp_event(
+        self,
+        iterations: int | None = None,
+        *,
+        accountant: accounting.Accountant | None = None,
+    ) -> dp_accounting.DpEvent:
+        """What was run, as a dp-accounting event.
+
+        Under REPLACE_ONE dp-accounting's accountants read a Gaussian's noise
+        multiplier in two units: the PLD accountant relative to the clip norm, doubling
+        the sensitivity itself, the RDP accountant relative to the sensitivity. Hence
+        the argument; compose the event with that accountant and no other.
+
+        Args:
+          iterations: the number of steps taken; `self.iterations` by default.
+          accountant: which accountant will read it, "pld" or "rdp"; the tightest that
+            can, by default.
+
+        Returns:
+          A `dp_accounting.DpEvent`.
+
+        Raises:
+          ValueError: for an unknown accountant, or one that cannot account for the
+            sampling under the neighbouring relation.
+        """
+        accountant = accountant or self._default_accountant
+        accounting.check_accountant(accountant)
+        self._check_relation(accountant)
+        iterations = self.iterations if iterations is None else iterations
+        validate.count(iterations=iterations)
+        iterations = int(iterations)  # dp-accounting takes no other kind
+        unit = self._accountant_unit(accountant)
+        if iterations == 0:
+            return dp_accounting.NoOpDpEvent()
+        return accounting.composed(
+            lambda z: self._step_event(unit * z),
+            self.noise_multiplier,
+            self._uses(iterations),
+        )
+
+    def epsilon(
+        self,
+        target_delta: float,
+        *,
+        iterations: int | None = None,
+        accountant: accounting.Accountant | None = None,
+        num_examples: int | None = None,
+    ) -> float:
+        """The epsilon spent.
+
+        Args:
+          target_delta: the delta that goes with it, in (0, 1).
+          iterations: the number of steps taken; `self.iterations` by default.
+          accountant: "pld" (tight) or "rdp" (an upper bound, faster); by default "pld"
+            where it can account for the sampling.
+          num_examples: if given, used for a warning where delta is too large for it.
+
+        Returns:
+          Epsilon under `self.neighboring_relation`; infinity without noise, or where it
+          is too large to compute: beyond some 700, and in any case where the noise
+          multiplier is below 0.005.
+
+        Raises:
+          ValueError: for an unknown accountant, one that cannot account for the
+            sampling under the neighbouring relation, or a delta outside (0, 1).
+        """
+        if num_examples is None:
+            num_examples = getattr(self, "num_examples", None)
+        accounting.check_delta(target_delta, num_examples)
+        accountant = accountant or self._default_accountant
+        return accounting.epsilon(
+            self.dp_event(iterations, accountant=accountant),
+            target_delta=target_delta,
+            neighboring_relation=self.neighboring_relation,
+            accountant=accountant,
+        )
+
+    @classmethod
+    def calibrate(
+        cls,
+        *,
+        target_epsilon: float,
+        target_delta: float,
+        accountant: accounting.Accountant | None = None,
+        **public_numbers: Any,
+    ) -> Self:
+        """The mechanism that meets a target, solved for the one number left out.
+
+        Args:
+          target_epsilon: the epsilon to reach and not to exceed.
+          target_delta: the delta that goes with it.
+          accountant: "pld" (tight) or "rdp" (an upper bound); by default "pld" where it
+            can account for the sampling.
+          **public_numbers: the fields of the class, all but one of `noise_multiplier`,
+            `iterations` and `sampling_prob` (where it has one). The field left out, or
+            given as None, is solved for: the least noise, the most iterations or the
+            largest probability. `num_examples` may be given to any class, for the
+            warning of `epsilon`.
+
+        Returns:
+          A mechanism whose epsilon at `target_delta` is at most `target_epsilon`.
+
+        Raises:
+          TypeError: if not exactly one field is left out, or an unknown one is given.
+          ValueError: if the target cannot be reached, or a number is out of its range.
+        """
+        if accountant is not None:
+            accounting.check_accountant(accountant)
+        accounting.check_delta(target_delta, public_numbers.get("num_examples"))
+        if "num_examples" not in inspect.signature(cls).parameters:
+            public_numbers.pop("num_examples", None)
+        unknown = [x for x in cls._solvable if public_numbers.get(x) is None]
+        if len(unknown) != 1:
+            raise TypeError(
+                f"Expected all but one of {', '.join(cls._solvable)} to be given, and"
+                f" to solve for that one; missing: {', '.join(unknown) or 'none'}."
+            )
+        (name,) = unknown
+        with_value = lambda x: cls(**{**public_numbers, name: x})
+        trial = with_value(1)
+        accountant = accountant or trial._default_accountant
+        solution = accounting.calibrate(
+            lambda x: with_value(x).dp_event(accountant=accountant),
+            name,
+            target_epsilon=target_epsilon,
+            target_delta=target_delta,
+            neighboring_relation=trial.neighboring_relation,
+            accountant=accountant,
+        )
+        return with_value(solution)

@@ -1,0 +1,147 @@
+"""The seam between what is private and what is not: clip and noise, as one stage."""
+
+import warnings
+from typing import Any
+
+import jax
+import optax
+
+from dpadambc.clipping import flat
+from dpadambc.clipping.flat import clip_per_example
+from dpadambc.gradients import _leaves
+from dpadambc.mechanisms.base import Mechanism
+from dpadambc.transforms.noise import add_dp_noise
+
+
+def check_mechanism(mechanism: Mechanism) -> None:
+    """Raises unless it is one."""
+    if not isinstance(mechanism, Mechanism):
+        raise TypeError(
+            "Expected mechanism to be a dpadambc mechanism, such as a"
+            f" SubsampledGaussian, got {mechanism!r}."
+        )
+
+
+def _refuse_unmasked(gradients: optax.Updates, mechanism: Mechanism) -> None:
+    """Raises for gradients of which nobody has said what is padding."""
+    found = _leaves.flatten(gradients)
+    if not all(_leaves.is_per_example(x) and x.is_masked for x in found):
+        raise ValueError(
+            f"Expected is_padding_example: batches of {type(mechanism).__name__} are"
+            " padded, and without the mask padding would be summed as if it were data,"
+            " got none. Give batch.is_padding_example to the gradient function, or to"
+            " update(..., is_padding_example=...); a wrapper that does not pass it on"
+            " loses it. If nothing is padded, it is all False."
+        )
+
+
+# What optimizers of Optax are told of the loss.
+_OF_THE_LOSS = {"grad", "loss", "obj_fn", "value", "value_fn"}
+
+
+def _warn_of_losses(extra_args: dict[str, Any]) -> None:
+    """Warns of an argument that goes past the noise, to the stages behind it."""
+    found = sorted(_OF_THE_LOSS & set(extra_args))
+    if found:
+        warnings.warn(
+            f"update is given {', '.join(found)}, which stages behind privatize may use"
+            " and keep, and to which no noise is added. If it is of the data to be"
+            " protected, epsilon does not cover it.",
+            stacklevel=4,
+        )
+
+
+def _refuse_parts(params: optax.Params) -> None:
+    """Raises where a part of the parameters is hidden."""
+    if flat.sees_a_part(params):
+        raise ValueError(
+            "Expected all parameters that are trained, got a part of them, inside"
+            " optax.masked or optax.multi_transform: the others would be released"
+            " without noise, or the sensitivities of several parts add up to more than"
+            " the mechanism accounts for. Privatize all of them first, as in"
+            " optax.chain(dpadambc.privatize(...), optax.multi_transform(...)); to"
+            " train a part alone, differentiate that part (argnums)."
+        )
+
+
+def privatize(
+    mechanism: Mechanism, *, key: jax.Array
+) -> optax.GradientTransformationExtraArgs:
+    r"""From per-example gradients to the private gradient: clip, sum, add noise.
+
+    .. math:: \tilde g = \frac{1}{B} \sum_i g_i \min(1, C / \lVert g_i \rVert_2)
+        + \mathcal{N}(0, \sigma^2 I)
+
+    with C, B and :math:`\sigma` = `mechanism.noise_stddev`. It comes first. What leaves
+    it is as private as the mechanism says, whatever is done to it afterwards: any Optax
+    optimizer may follow, with `optax.masked`, `optax.MultiSteps` or a state of its own.
+    What `update` is given beside it, such as the `value` of a loss for those optimizers
+    that ask for it, has no noise, and is warned of.
+
+    Guarantees:
+      * Those of `clip_per_example` and of `add_dp_noise`: every coordinate gets noise
+        of the mechanism's level, on a sum whose sensitivity is the mechanism's.
+      * Epsilon is that of the mechanism if batches are drawn as it says, each with its
+        mask, one for each update, and the key is of this run alone.
+      * Gradients that were touched since `per_example_grad` are refused, and so are
+        gradients without a padding mask where the mechanism's batches are padded.
+
+    Args:
+      mechanism: the public numbers, such as a `SubsampledGaussian`.
+      key: a typed key for the noise; a new one for each run.
+
+    Returns:
+      An Optax transformation, to be called as
+      `update(gradients, state, params, is_padding_example=mask)`; the mask may have
+      been given to the gradient function instead. Its updates are in at least float32,
+      and optimizers whose moments have the dtype of the parameters change it in their
+      first step where that is lower.
+
+    Raises:
+      TypeError: if `mechanism` is none, `key` not a typed key, or a gradient is not, or
+        no longer, as `per_example_grad` returned it.
+      ValueError: if there is no mask, or only a part of the parameters.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax
+      >>> import dpadambc
+      >>> mechanism = dpadambc.SubsampledGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.5, iterations=10,
+      ...     normalize_by=2)
+      >>> optimizer = optax.chain(
+      ...     dpadambc.privatize(mechanism, key=jax.random.key(0)), optax.lion(1e-3))
+      >>> params, x = jnp.zeros(2), jnp.array([[3.0, 4.0], [0.0, 0.5]])
+      >>> grads = dpadambc.per_example_grad(lambda w, x: w @ x)(
+      ...     params, x, is_padding_example=jnp.zeros(2, bool))
+      >>> updates, state = optimizer.update(grads, optimizer.init(params), params)
+      >>> updates.shape
+      (2,)
+
+    References:
+      Abadi et al., `Deep Learning with Differential Privacy
+      <https://arxiv.org/abs/1607.00133>`_, 2016
+    """
+    check_mechanism(mechanism)
+    clip = clip_per_example(mechanism.l2_clip_norm, normalize_by=mechanism.normalize_by)
+    noise = add_dp_noise(mechanism.noise_stddev, key=key)
+
+    def init_fn(params):
+        _refuse_parts(params)
+        return noise.init(params)
+
+    def update_fn(
+        updates, state, params=None, *, is_padding_example=None, **extra_args
+    ):
+        summed, _ = clip.update(
+            updates,
+            optax.EmptyState(),
+            params,
+            is_padding_example=is_padding_example,
+            **extra_args,
+        )
+        _warn_of_losses(extra_args)
+        if mechanism.pads_batches and is_padding_example is None:
+            _refuse_unmasked(updates, mechanism)
+        return noise.update(summed, state, params)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -1,0 +1,418 @@
+"""Who takes part in a step: random batches of static shape, padded and masked.
+
+Each function draws by one scheme, and each scheme has the mechanism that accounts for
+it. On the host they take a NumPy generator and yield one batch for each step; inside
+`jax.jit` and `jax.lax.scan` they take a key and return one batch. Epsilon rests on
+nobody knowing who takes part, so the seed or the key must be secret, from entropy
+(`np.random.default_rng()`, `training.secret_key()`) and of this run alone.
+
+================================  =================================
+sampling                          mechanism
+================================  =================================
+`poisson_*`                       `SubsampledGaussian`
+`truncated_poisson_*`             `TruncatedSubsampledGaussian`
+`fixed_size_*`                    `FixedSizeSampledGaussian`
+`shuffled_batches`                `ShuffledGaussian`
+================================  =================================
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.stats
+
+from dpadambc._core import validate
+
+# A batch drawn on the device has one static size. The chance that a Poisson sample
+# does not fit is a failure probability on top of delta, so it must be negligible.
+_OVERFLOW_PROB = 1e-15
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("indices", "is_padding_example"),
+    meta_fields=("num_examples",),
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class Batch:
+    """Which examples take part, as rows of the data set.
+
+    A padding entry has index -1. Take the rows with `gather`: an index of NumPy or JAX
+    takes the last example there. *The mask must reach the clip*, which takes padding
+    out of the sum: without it, that example counts as often as there is padding, and no
+    bound on sensitivity holds.
+    """
+
+    indices: np.ndarray | jax.Array  # shape=(size,), int32
+    is_padding_example: np.ndarray | jax.Array  # shape=(size,), bool
+    num_examples: int  # of the data set that they are rows of
+
+    def __iter__(self) -> Iterator[np.ndarray | jax.Array]:
+        return iter((self.indices, self.is_padding_example))
+
+    def gather(self, data: Any) -> Any:
+        """The rows of arrays that take part, zeros where there is padding.
+
+        Args:
+          data: a pytree of arrays with the examples along axis 0.
+
+        Returns:
+          The same tree, of arrays with `size` rows.
+
+        Raises:
+          ValueError: if an array has another number of rows than was sampled from.
+
+        Example:
+          >>> import jax, jax.numpy as jnp
+          >>> from dpadambc.mechanisms import sampling
+          >>> batch = sampling.poisson_sample(
+          ...     jax.random.key(0), num_examples=4, sampling_prob=0.5)
+          >>> print(batch.gather({"x": jnp.array([10, 20, 30, 40])}))
+          {'x': Array([30, 40,  0,  0], dtype=int32)}
+        """
+        return jax.tree_util.tree_map_with_path(self._gather_one, data)
+
+    def _gather_one(self, path: Any, x: Any) -> Any:
+        if jnp.shape(x)[:1] != (self.num_examples,):
+            raise ValueError(
+                f"Expected {self.num_examples} rows, as they were sampled from, got"
+                f" shape {jnp.shape(x)} at data{jax.tree_util.keystr(path)}. Rows that"
+                " are not there would count as others."
+            )
+        if isinstance(x, np.ndarray) and isinstance(self.indices, np.ndarray):
+            rows = x[np.where(self.is_padding_example, 0, self.indices)]
+            rows[self.is_padding_example] = 0
+            return rows
+        if jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key):
+            return x[jnp.where(self.is_padding_example, 0, self.indices)]
+        # An index of -1 would wrap around; one past the end is filled.
+        rows = jnp.where(self.is_padding_example, self.num_examples, self.indices)
+        return jnp.asarray(x).at[rows].get(mode="fill", fill_value=0)
+
+
+def _padded(indices: np.ndarray, size: int, num_examples: int) -> Batch:
+    padded = np.full(size, -1, np.int32)
+    padded[: len(indices)] = indices
+    return Batch(padded, np.arange(size) >= len(indices), num_examples)
+
+
+def _check(num_examples: int, sampling_prob: float | None = None) -> None:
+    validate.count(num_examples=num_examples)
+    if sampling_prob is not None:
+        validate.probability(sampling_prob=sampling_prob)
+
+
+def _size_exceeded_with(prob: float, num_examples: int, sampling_prob: float) -> int:
+    """The least size that a Poisson sample exceeds with at most this probability."""
+    return int(scipy.stats.binom.isf(prob, num_examples, sampling_prob))
+
+
+def padded_sizes(num_examples: int, sampling_prob: float) -> tuple[int, ...]:
+    """The static sizes that Poisson batches are padded to: four at most.
+
+    The batch size of Poisson sampling is binomial. The sizes are its quantiles at
+    probability 0.9, 1 - 1e-4 and 1 - 1e-15, and the whole data set: in most steps the
+    first does, and what is compiled for each size is compiled four times at most.
+
+    Args:
+      num_examples: size of the data set.
+      sampling_prob: the probability with which each example takes part.
+
+    Returns:
+      Increasing sizes, the last of which is `num_examples`.
+
+    Raises:
+      ValueError: if `sampling_prob` is outside [0, 1] or `num_examples` negative.
+
+    Example:
+      >>> from dpadambc.mechanisms import sampling
+      >>> sampling.padded_sizes(50_000, 1024 / 50_000)
+      (1065, 1144, 1285, 50000)
+    """
+    _check(num_examples, sampling_prob)
+    sizes = [
+        _size_exceeded_with(p, num_examples, sampling_prob)
+        for p in (0.1, 1e-4, _OVERFLOW_PROB)
+    ]
+    return tuple(sorted({*sizes, num_examples}))
+
+
+def poisson_batches(
+    rng: np.random.Generator,
+    *,
+    num_examples: int,
+    sampling_prob: float,
+    iterations: int,
+) -> Iterator[Batch]:
+    """Poisson sampling on the host: each example takes part independently.
+
+    Never truncated: a batch is padded to the least of `padded_sizes` that holds it.
+
+    Args:
+      rng: the generator to draw from; its seed is secret, and fresh for each run.
+      num_examples: size of the data set.
+      sampling_prob: the probability with which each example takes part in a step.
+      iterations: how many batches to draw.
+
+    Yields:
+      One `Batch` of NumPy arrays a step.
+
+    Raises:
+      ValueError: if a number is out of its range.
+
+    Example:
+      >>> import numpy as np
+      >>> from dpadambc.mechanisms import sampling
+      >>> rng = np.random.default_rng(0)
+      >>> batches = sampling.poisson_batches(
+      ...     rng, num_examples=20, sampling_prob=0.1, iterations=2)
+      >>> for batch in batches:
+      ...     print(batch.indices, batch.is_padding_example)
+      [ 2  3 11 13] [False False False False]
+      [ 0 -1 -1 -1] [False  True  True  True]
+    """
+    sizes = padded_sizes(num_examples, sampling_prob)
+    validate.count(iterations=iterations)
+    return (
+        _padded(chosen, next(n for n in sizes if n >= len(chosen)), num_examples)
+        for _ in range(iterations)
+        for chosen in [np.flatnonzero(rng.random(num_examples) < sampling_prob)]
+    )
+
+
+def truncated_poisson_batches(
+    rng: np.random.Generator,
+    *,
+    num_examples: int,
+    sampling_prob: float,
+    truncated_batch_size: int,
+    iterations: int,
+) -> Iterator[Batch]:
+    """Poisson sampling on the host, cut to a random subset where a batch is too large.
+
+    Args:
+      rng: the generator to draw from; its seed is secret, and fresh for each run.
+      num_examples: size of the data set.
+      sampling_prob: the probability with which each example is drawn in a step.
+      truncated_batch_size: the size of every batch. Where more are drawn, a uniformly
+        random subset of this size stays.
+      iterations: how many batches to draw.
+
+    Yields:
+      One `Batch` of NumPy arrays, of `truncated_batch_size`, a step.
+
+    Raises:
+      ValueError: if a number is out of its range.
+    """
+    _check(num_examples, sampling_prob)
+    validate.count(truncated_batch_size=truncated_batch_size, least=1)
+    validate.count(iterations=iterations)
+    return (
+        _padded(
+            rng.permutation(chosen)[:truncated_batch_size],
+            truncated_batch_size,
+            num_examples,
+        )
+        for _ in range(iterations)
+        for chosen in [np.flatnonzero(rng.random(num_examples) < sampling_prob)]
+    )
+
+
+def fixed_size_batches(
+    rng: np.random.Generator, *, num_examples: int, batch_size: int, iterations: int
+) -> Iterator[Batch]:
+    """Sampling without replacement on the host: a fresh uniform subset each step.
+
+    Args:
+      rng: the generator to draw from; its seed is secret, and fresh for each run.
+      num_examples: size of the data set.
+      batch_size: how many take part in a step.
+      iterations: how many batches to draw.
+
+    Yields:
+      One `Batch` of NumPy arrays without padding a step.
+
+    Raises:
+      ValueError: if `batch_size` exceeds `num_examples`, or a number is negative.
+    """
+    _check_fixed_size(num_examples, batch_size)
+    validate.count(iterations=iterations)
+    return (
+        _padded(
+            rng.choice(num_examples, batch_size, replace=False),
+            batch_size,
+            num_examples,
+        )
+        for _ in range(iterations)
+    )
+
+
+def shuffled_batches(
+    rng: np.random.Generator, *, num_examples: int, batch_size: int, iterations: int
+) -> Iterator[Batch]:
+    """Epochs over a shuffled data set, which is *not* Poisson sampling.
+
+    Each epoch deals the whole data set, in a fresh random order, into batches; the
+    last one is padded. Shuffling is given no credit: `ShuffledGaussian` accounts for
+    each epoch as one use of the whole data set without sampling. A second call begins
+    a new epoch, so take all batches of a run from one call.
+
+    Args:
+      rng: the generator to draw from; its seed is secret, and fresh for each run.
+      num_examples: size of the data set.
+      batch_size: how many take part in a step, but for the last one of an epoch.
+      iterations: how many batches to draw.
+
+    Yields:
+      One `Batch` of NumPy arrays, of `batch_size`, a step.
+
+    Raises:
+      ValueError: if `batch_size` exceeds `num_examples`, or a number is negative.
+    """
+    _check_fixed_size(num_examples, batch_size)
+    validate.count(iterations=iterations)
+
+    def batches():
+        while True:
+            order = rng.permutation(num_examples)
+            for start in range(0, num_examples, batch_size):
+                rows = order[start : start + batch_size]
+                yield _padded(rows, batch_size, num_examples)
+
+    return itertools.islice(batches(), iterations)
+
+
+def _check_fixed_size(num_examples: int, batch_size: int) -> None:
+    _check(num_examples)
+    validate.count(batch_size=batch_size, least=1)
+    if batch_size > num_examples:
+        raise ValueError(
+            f"Expected batch_size <= num_examples, got {batch_size=} and"
+            f" {num_examples=}."
+        )
+
+
+def _selection_bits(
+    key: jax.Array, num_examples: int, sampling_prob: float
+) -> tuple[jax.Array, jax.Array]:
+    """One random word for each example, and whether it selects the example.
+
+    Comparing 32-bit words selects with probability floor(q 2^32) / 2^32, at most q; a
+    float32 uniform has 2^-23 steps, and would exceed a small q by far more.
+    """
+    bits = jax.random.bits(key, (num_examples,), jnp.uint32)
+    threshold = int(float(sampling_prob) * 2**32)
+    if threshold == 2**32:
+        return bits, jnp.ones(num_examples, bool)
+    return bits, bits < np.uint32(threshold)
+
+
+def poisson_sample(
+    key: jax.Array,
+    *,
+    num_examples: int,
+    sampling_prob: float,
+    size: int | None = None,
+) -> Batch:
+    """Poisson sampling on the device: one batch of static size, inside jit and scan.
+
+    Args:
+      key: a typed key, a fresh one for each step.
+      num_examples: size of the data set; static.
+      sampling_prob: the probability with which each example takes part; static.
+      size: the size of the batch with its padding; static. By default the least that
+        a sample exceeds with probability 1e-15 at most (which each step adds to the
+        delta of the run); a smaller one is refused. To cap the batch, use
+        `truncated_poisson_sample` and its mechanism.
+
+    Returns:
+      A `Batch` of arrays of shape (size,).
+
+    Raises:
+      TypeError: if `key` is not a typed key.
+      ValueError: if a number is out of its range, or `size` too small.
+
+    Example:
+      >>> import jax
+      >>> from dpadambc.mechanisms import sampling
+      >>> batch = sampling.poisson_sample(
+      ...     jax.random.key(0), num_examples=1000, sampling_prob=0.01)
+      >>> batch.indices.shape, int((~batch.is_padding_example).sum())
+      ((44,), 9)
+    """
+    validate.typed_key(key=key)
+    _check(num_examples, sampling_prob)
+    safe = _size_exceeded_with(_OVERFLOW_PROB, num_examples, sampling_prob)
+    size = safe if size is None else size
+    if size < safe:
+        raise ValueError(
+            f"Expected size >= {safe}, which a Poisson sample of {num_examples}"
+            f" examples with probability {sampling_prob:g} exceeds with probability"
+            f" {_OVERFLOW_PROB:g}, got {size=}. To cap batches at that size, use"
+            " truncated_poisson_sample with TruncatedSubsampledGaussian."
+        )
+    _, selected = _selection_bits(key, num_examples, sampling_prob)
+    (indices,) = jnp.nonzero(selected, size=size, fill_value=-1)
+    return Batch(indices.astype(jnp.int32), indices < 0, num_examples)
+
+
+def truncated_poisson_sample(
+    key: jax.Array,
+    *,
+    num_examples: int,
+    sampling_prob: float,
+    truncated_batch_size: int,
+) -> Batch:
+    """Truncated Poisson sampling on the device, inside jit and scan.
+
+    Args:
+      key: a typed key, a fresh one for each step.
+      num_examples: size of the data set; static.
+      sampling_prob: the probability with which each example is drawn; static.
+      truncated_batch_size: the size of the batch; static. Where more are drawn, a
+        uniformly random subset of this size stays.
+
+    Returns:
+      A `Batch` of arrays of shape (truncated_batch_size,).
+
+    Raises:
+      TypeError: if `key` is not a typed key.
+      ValueError: if a number is out of its range.
+    """
+    validate.typed_key(key=key)
+    _check(num_examples, sampling_prob)
+    validate.count(truncated_batch_size=truncated_batch_size, least=1)
+    bits, selected = _selection_bits(key, num_examples, sampling_prob)
+    # The selected have the lowest words, and among themselves a random order.
+    kept = min(truncated_batch_size, num_examples)
+    order = jnp.argsort(bits)[:kept]
+    indices = jnp.where(selected[order], order, -1).astype(jnp.int32)
+    indices = jnp.pad(indices, (0, truncated_batch_size - kept), constant_values=-1)
+    return Batch(indices, indices < 0, num_examples)
+
+
+def fixed_size_sample(key: jax.Array, *, num_examples: int, batch_size: int) -> Batch:
+    """Sampling without replacement on the device, inside jit and scan.
+
+    Args:
+      key: a typed key, a fresh one for each step.
+      num_examples: size of the data set; static.
+      batch_size: how many take part; static.
+
+    Returns:
+      A `Batch` of arrays of shape (batch_size,) without padding.
+
+    Raises:
+      TypeError: if `key` is not a typed key.
+      ValueError: if `batch_size` exceeds `num_examples`.
+    """
+    validate.typed_key(key=key)
+    _check_fixed_size(num_examples, batch_size)
+    indices = jax.random.choice(key, num_examples, (batch_size,), replace=False)
+    return Batch(indices.astype(jnp.int32), jnp.zeros(batch_size, bool), num_examples)

@@ -1,0 +1,124 @@
+"""What is wrong with a run can mostly be told before its first step."""
+
+import dataclasses
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dpadambc._core import precision
+from dpadambc.gradients import explanation
+from dpadambc.mechanisms.base import Mechanism
+from dpadambc.training import _correction
+from dpadambc.training import _data as _data
+from dpadambc.training.step import Seen, Step
+from dpadambc.transforms.noise import AddDPNoiseState
+
+
+def mechanism_of(mechanism: Any, num_examples: int) -> None:
+    """Raises unless it is a mechanism that draws batches of this data."""
+    if not isinstance(mechanism, Mechanism) or not hasattr(mechanism, "sample"):
+        raise TypeError(
+            "Expected a mechanism that draws each batch from a key, such as a"
+            f" SubsampledGaussian, got {type(mechanism).__name__}."
+        )
+    expected = getattr(mechanism, "num_examples", num_examples)
+    if expected != num_examples:
+        raise ValueError(
+            f"Expected {expected} examples, as the mechanism has them, got"
+            f" {num_examples}. Its epsilon is for data of that size."
+        )
+
+
+def optimizer_of(optimizer: Any, params: optax.Params, mechanism: Mechanism) -> None:
+    """Raises unless it is an optimizer of the private gradient."""
+    has = lambda name: callable(getattr(optimizer, name, None))
+    if isinstance(optimizer, type) or not (has("init") and has("update")):
+        raise TypeError(
+            "Expected optimizer to be an Optax transformation of the private gradient,"
+            " such as optax.adam(1e-3) or"
+            " dpadambc.adam_bc(1e-3, mechanism.noise_stddev), got"
+            f" {optimizer!r}."
+        )
+    if not jax.tree.leaves(params):
+        raise ValueError("Expected parameters to train, got a tree without arrays.")
+    params = _shapes(params)
+    state = jax.eval_shape(optimizer.init, jax.tree.map(precision.wide, params))
+    is_noise = lambda node: isinstance(node, AddDPNoiseState)
+    if any(map(is_noise, jax.tree.leaves(state, is_leaf=is_noise))):
+        raise ValueError(
+            "Expected an optimizer of the private gradient, got one that adds noise of"
+            " its own: fit clips and adds the noise itself, at the mechanism's level."
+            " Instead of dp_sgd, dp_adam or dp_adambc pass optax.sgd(1e-3),"
+            " optax.adam(1e-3) or dpadambc.adam_bc(1e-3, mechanism.noise_stddev)."
+        )
+    try:
+        _correction.check(optimizer, state, params, mechanism)
+    except TypeError as error:
+        if "keyword-only argument" not in str(error):
+            raise
+        raise TypeError(
+            "Expected an optimizer of the private gradient and the parameters alone:"
+            f" {error}. Losses are not private, and fit gives it none."
+        ) from error
+
+
+def _shapes(tree: Any) -> Any:
+    """The same tree without its arrays, and without the devices that they are on."""
+    of_one = lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
+    return jax.tree.map(of_one, tree)
+
+
+def loss_of(step: Step, params: optax.Params, frozen: Any, data: Any) -> None:
+    """Warns of what `explain` finds wrong with the loss of one example."""
+    example = _data.one_example(data)
+    shared = (frozen,) if step.has_frozen else ()
+    key = (jax.random.key(0),) if step.uses_key else ()
+    arguments = _shapes((params, *shared, *example, *key))
+    first = 1 + len(shared)
+    found = explanation.explain(
+        step.loss_fn,
+        *arguments,
+        batch_size=1,
+        batch_argnums=tuple(range(first, first + len(example))),
+        key_argnum=len(arguments) - 1 if key else None,
+    )
+    for sentence in (*found.without_gradient, *found.mixing):
+        warnings.warn(sentence, stacklevel=3)
+
+
+@dataclasses.dataclass
+class FirstBatch:
+    """Looks at the first batch that is not empty, for what was not in the program."""
+
+    warn: Callable[..., Any] = warnings.warn
+    is_done: bool = False
+
+    def look(self, seen: Seen) -> None:
+        """Warns where no loss of the batch is a number, or no example has a gradient.
+
+        The warning is *not private*: it is for whoever may see the data.
+        """
+        if self.is_done:
+            return
+        _, num_examples, num_nan, has_gradient = map(np.asarray, jax.device_get(seen))
+        self.is_done = bool(num_examples)
+        if not num_examples:
+            return
+        if num_nan == num_examples:
+            self.warn(
+                "The loss of every example of the first steps is NaN: nothing is"
+                " learnt from them, and epsilon is spent all the same.",
+                stacklevel=3,
+            )
+        elif not has_gradient:
+            self.warn(
+                "No example of the first steps has a gradient: the loss is constant, as"
+                " that of a contrast within a batch of one is, or not finite. Noise"
+                " alone moves the parameters, and epsilon is spent all the same.",
+                stacklevel=3,
+            )

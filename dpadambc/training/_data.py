@@ -1,0 +1,132 @@
+"""Where examples come from: arrays on the device, or anything with an index."""
+
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+
+from dpadambc.mechanisms.sampling import Batch
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Examples by their index, such as a data source or a `MapDataset` of Grain.
+
+    What is under an index must be the same each time: a step that is taken again after
+    an interruption would else add its noise to another gradient. Augmentation belongs
+    in the loss; see `with_augmentations`. And a person must be under one index alone: a
+    dataset that is repeated, or has several rows of one person, protects a row.
+    """
+
+    def __len__(self) -> int:
+        """How many examples there are."""
+        ...
+
+    def __getitem__(self, index: Any, /) -> Any:
+        """One example: a tuple of the arguments of the loss, or a dictionary."""
+        ...
+
+
+def is_source(data: Any) -> bool:
+    """Whether examples have to be fetched one by one, rather than being arrays."""
+    containers = tuple | list | dict | np.ndarray | jax.Array
+    return isinstance(data, Source) and not isinstance(data, containers)
+
+
+def arguments(examples: Any) -> tuple[Any, ...]:
+    """What the loss is called with: a dictionary is one argument."""
+    return examples if isinstance(examples, tuple) else (examples,)
+
+
+def _countable(size: int) -> int:
+    if size > np.iinfo(np.int32).max:
+        raise ValueError(
+            f"Expected at most {np.iinfo(np.int32).max} examples, got {size}. Is the"
+            " source repeated? Then each example is in it many times, and none is"
+            " protected."
+        )
+    return size
+
+
+def num_examples(data: Any) -> int:
+    """How many examples there are, the same in every array."""
+    if is_source(data):
+        return _countable(len(data))
+    if not isinstance(data, tuple | dict):
+        raise TypeError(
+            "Expected data to be a tuple of the arguments of loss_fn or a dictionary,"
+            " of arrays with the examples along axis 0, or a source with __len__ and"
+            f" __getitem__, got {type(data).__name__}."
+        )
+    sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(data)}
+    if len(sizes) != 1 or () in sizes:
+        raise ValueError(
+            "Expected arrays with the examples along axis 0, all of one length, got"
+            f" shapes {[jnp.shape(leaf) for leaf in jax.tree.leaves(data)]}."
+        )
+    return sizes.pop()[0]
+
+
+def sample_of(source: Source) -> Any:
+    """A few examples, which tell a source from others."""
+    size = len(source)
+    return [size, *(source[i] for i in sorted({0, size // 2, size - 1}) if i < size)]
+
+
+def no_examples(batch: Batch) -> Batch:
+    """A batch of the same shapes with nothing but padding."""
+    shape = batch.indices.shape
+    padding = np.ones(shape, bool)
+    return Batch(np.full(shape, -1, np.int32), padding, batch.num_examples)
+
+
+def one_example(data: Any) -> tuple[Any, ...]:
+    """The arguments of the loss for one example, arrays or shapes."""
+    if is_source(data):
+        return arguments(_checked(data[0]))
+    shape = lambda x: jax.ShapeDtypeStruct(jnp.shape(x)[1:], jnp.result_type(x))
+    return arguments(jax.tree.map(shape, data))
+
+
+def _checked(row: Any) -> Any:
+    if not isinstance(row, tuple | dict):
+        raise TypeError(
+            "Expected the source to return the arguments of loss_fn as a tuple, or a"
+            f" dictionary, got {type(row).__name__}."
+        )
+    return row
+
+
+def fetch(source: Source, batch: Batch, sharding: NamedSharding | None = None) -> Any:
+    """The examples of a batch, from the host, zeros where there is padding.
+
+    With a sharding, each process fetches what its devices need.
+    """
+    padding = np.asarray(batch.is_padding_example)
+    needed = ~padding & _is_local(padding.shape, sharding)
+    chosen = np.asarray(batch.indices)[needed]
+    rows = [_checked(source[int(i)]) for i in chosen] or [_checked(source[0])]
+
+    def stacked(*leaves):
+        values = np.stack(leaves)
+        column = np.zeros((len(padding), *values.shape[1:]), values.dtype)
+        if len(chosen):
+            column[needed] = values
+        if sharding is None:
+            return column
+        part = lambda index: column[index]
+        return jax.make_array_from_callback(column.shape, sharding, part)
+
+    return jax.tree.map(stacked, *rows)
+
+
+def _is_local(shape: tuple[int], sharding: NamedSharding | None) -> np.ndarray:
+    """Which rows are on the devices of this process."""
+    if sharding is None:
+        return np.ones(shape, bool)
+    is_local = np.zeros(shape, bool)
+    for index in sharding.addressable_devices_indices_map(shape).values():
+        is_local[index] = True
+    return is_local

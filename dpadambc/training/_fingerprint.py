@@ -1,0 +1,129 @@
+"""What tells one run from another, so that none gets noise that was given before."""
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+
+from dpadambc._core import threefry
+
+# Addresses, and the devices that an array is placed on. (Over how many a program sums,
+# in `shard_map`, is no incident.)
+_INCIDENTAL = (
+    r"0x[0-9a-f]+"
+    r"|\s(ctx|context)_mesh=Mesh\((?:[^()]|\([^()]*\))*\)"
+    r"|(?<=NamedSharding\()mesh=Mesh\((?:[^()]|\([^()]*\))*\)"
+)
+
+
+def _essence(text: str) -> str:
+    """A text without what changes from process to process, or with its line breaks.
+
+    A space that parts two names stays: it may be all that does.
+    """
+    one_line = re.sub(r"\s+", " ", re.sub(_INCIDENTAL, "", text))
+    return re.sub(r" ?([\[\](){}]) ?", r"\1", one_line)
+
+
+def _words(x: Any) -> tuple[str, jax.Array]:
+    """The name of a dtype and the numbers: of a key, the words that it is made of."""
+    if jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key):
+        return str(jax.random.key_impl(x)), jax.random.key_data(x)
+    array = jnp.asarray(x)
+    return array.dtype.name, array
+
+
+def _bits(x: jax.Array) -> jax.Array:
+    """What an array is in memory, in words of 32 bits or in numbers of fewer."""
+    if jnp.iscomplexobj(x):
+        x = jnp.stack([x.real, x.imag])
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        bits = jnp.finfo(x.dtype).bits
+        x = jax.lax.bitcast_convert_type(x, f"uint{bits}")
+    if x.itemsize > 4:
+        x = jax.lax.bitcast_convert_type(x, jnp.uint32)
+    return x.astype(jnp.uint32)
+
+
+@jax.jit
+def _checksum(index: int, x: jax.Array) -> jax.Array:
+    """Two words: a sum over what the generator makes of an array's elements.
+
+    Each counter is an element and its position, so that any change of one shows. And a
+    sum of integers is the same wherever the parts of an array are: nothing is gathered.
+    """
+    bits = _bits(x)
+    key = jnp.uint32(index), jnp.uint32(bits.ndim)
+    mixed = threefry.words(key, bits, threefry.positions(bits.shape))
+    return jnp.stack([jnp.sum(word, dtype=jnp.uint32) for word in mixed])
+
+
+def of_values(tree: Any) -> str:
+    """Of all numbers in a tree, their shapes and their dtypes.
+
+    It does not depend on the devices that have them.
+    """
+    digest = hashlib.sha256(_essence(str(jax.tree.structure(tree))).encode())
+    for index, (dtype, x) in enumerate(map(_words, jax.tree.leaves(tree))):
+        digest.update(f"{x.shape} {dtype}".encode())
+        digest.update(np.asarray(_checksum(index, x)).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _inner(value: Any) -> Iterator[tuple[jex.Jaxpr, list[Any]]]:
+    """The programs among the parameters of an equation, each with its constants."""
+    if isinstance(value, jex.ClosedJaxpr):
+        yield value.jaxpr, list(value.consts)
+    elif isinstance(value, jex.Jaxpr):
+        yield value, []
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _inner(item)
+
+
+def _constants(jaxpr: jex.Jaxpr, consts: list[Any]) -> Iterator[Any]:
+    """The constants of a program and of all programs inside it."""
+    yield from consts
+    for equation in jaxpr.eqns:
+        for atom in equation.invars:
+            if isinstance(atom, jex.Literal):
+                yield atom.val
+        for inner, inner_consts in _inner(list(equation.params.values())):
+            yield from _constants(inner, inner_consts)
+
+
+_CALLBACKS = {"pure_callback", "io_callback"}
+
+
+def _refuse_callbacks(jaxpr: jex.Jaxpr) -> None:
+    for equation in jaxpr.eqns:
+        if equation.primitive.name in _CALLBACKS:
+            raise ValueError(
+                "Expected a loss that is told apart by its program, got a callback to"
+                f" the host in it ({equation.primitive.name}): what that computes may"
+                " be another when the run goes on from its checkpoint, and its gradient"
+                " would get noise that was used before. Compute it beforehand, as data,"
+                " or run without checkpoints."
+            )
+        for inner, _ in _inner(list(equation.params.values())):
+            _refuse_callbacks(inner)
+
+
+def of_program(fun: Callable[..., Any], *args: Any) -> str:
+    """Of a traced function: its operations and every constant in it.
+
+    It does not depend on the devices: the same program on others differs by rounding.
+
+    Raises:
+      ValueError: if it calls back to the host, whose state it cannot show.
+    """
+    traced = jax.make_jaxpr(fun)(*args)
+    _refuse_callbacks(traced.jaxpr)
+    constants = of_values(list(_constants(traced.jaxpr, list(traced.consts))))
+    text = _essence(str(traced)) + constants
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

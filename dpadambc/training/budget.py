@@ -1,0 +1,131 @@
+"""What a run has spent, and how far its budget goes."""
+
+import dataclasses
+import hashlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpadambc._core import validate
+from dpadambc.mechanisms.base import Mechanism
+from dpadambc.training import state
+
+
+def affordable_iterations(
+    mechanism: Mechanism, *, target_epsilon: float, target_delta: float
+) -> int:
+    """The most steps of a mechanism that stay within a budget.
+
+    Args:
+      mechanism: the public numbers.
+      target_epsilon: not to be exceeded.
+      target_delta: the delta that goes with it.
+
+    Returns:
+      A number of at most `mechanism.iterations`; 0 if not even one step is affordable.
+
+    Raises:
+      ValueError: if the target is negative, or delta not in (0, 1).
+
+    Example:
+      >>> import dpadambc
+      >>> from dpadambc import training
+      >>> mechanism = dpadambc.SubsampledGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=2.0, sampling_prob=0.02,
+      ...     iterations=10_000, normalize_by=100)
+      >>> training.affordable_iterations(
+      ...     mechanism, target_epsilon=1.0, target_delta=1e-5)
+      584
+    """
+    validate.non_negative(target_epsilon=target_epsilon)
+
+    def is_affordable(iterations: int) -> bool:
+        spent = mechanism.epsilon(target_delta, iterations=iterations)
+        return spent <= target_epsilon
+
+    # Epsilon grows with the steps, so halving finds where it crosses the target.
+    low, high = 0, mechanism.iterations
+    if is_affordable(high):
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if is_affordable(middle) else (low, middle)
+    return low
+
+
+def _number(field: Any) -> Any:
+    """A field as JSON can hold it; a schedule is in the program too."""
+    if callable(field):
+        first: Any = field(jnp.zeros([], int))
+        return f"a schedule from {float(first):g}"
+    if isinstance(field, np.generic | np.ndarray | jax.Array):
+        return field.item()
+    return getattr(field, "name", field)
+
+
+def public_numbers(mechanism: Mechanism) -> dict[str, Any]:
+    """The mechanism as a ledger holds it: its class and every field."""
+    fields = dataclasses.fields(mechanism)  # pyright: ignore[reportArgumentType]
+    numbers = {f.name: _number(getattr(mechanism, f.name)) for f in fields}
+    return {"mechanism": type(mechanism).__name__, **numbers}
+
+
+def record_of_key(key: jax.Array) -> dict[str, Any]:
+    """The part of a record that says with which key a run began."""
+    return {"key": _name_of_key(key), _ENTROPY: state.is_from_entropy(key)}
+
+
+def _name_of_key(key: jax.Array) -> str:
+    """What tells a key from others, *secret* as it is."""
+    words = np.asarray(jax.random.key_data(key)).tobytes()
+    name = f"{jax.random.key_impl(key)} ".encode()
+    return hashlib.sha256(name + words).hexdigest()[:16]
+
+
+_NUMBERS = "numbers"
+_ENTROPY = "key_of_entropy"
+_MISSING = "nothing"
+# Of what a record has a checksum only.
+_MEANING = {
+    "program": "with other operations, or other constants in them",
+    "data": "with other examples",
+    "frozen": "with other numbers in what is frozen",
+    "start": "with other parameters or another state of the optimizer",
+    "batches": "as this version or configuration of JAX draws them",
+    "key": "which would draw other batches and other noise",
+}
+
+
+def _differing(there: dict[str, Any], here: dict[str, Any]) -> dict[str, Any]:
+    """What is there and what is here, by name."""
+    pairs = {
+        name: (there.get(name, _MISSING), here.get(name, _MISSING))
+        for name in {**there, **here}
+    }
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
+    """One line for each thing that is not the same in two records.
+
+    Where the program differs, its numbers that do are named, as far as they have names.
+    How many steps a run was to have is no difference: a run may be extended.
+    """
+    apart = _differing(there, here)
+    # Who begins with `secret_key`, and goes on with it, means the run and not a key.
+    if there.get(_ENTROPY) and here.get(_ENTROPY):
+        apart.pop("key", None)
+    for name in ("iterations", _NUMBERS, _ENTROPY):
+        apart.pop(name, None)
+    lines = []
+    if {"program", "start"} & set(apart):
+        of_program = _differing(there.get(_NUMBERS, {}), here.get(_NUMBERS, {}))
+        lines = [f"{name}: {a} there, {b} here" for name, (a, b) in of_program.items()]
+    for name, (a, b) in apart.items():
+        if name not in _MEANING:
+            lines.append(f"{name}: {a} there, {b} here")
+        elif not (lines and name in ("program", "start")):
+            lines.append(f"{name}: another, {_MEANING[name]}")
+    return lines

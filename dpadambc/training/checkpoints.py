@@ -1,0 +1,221 @@
+"""Checkpoints of a run, exact to resume; they need `dpadambc[checkpoints]`, for Orbax.
+
+A checkpoint has two parts: the state, and a record of the mechanism and the program it
+belongs to. Both are written by Orbax to a folder beside, which takes its name when all
+of it is there: a run that is killed while it saves leaves the last checkpoint as it
+was. *A checkpoint is secret*, because of its keys; what may be published is
+`training.releasable`.
+"""
+
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpadambc._core import validate
+from dpadambc.training import TrainState, _fingerprint, budget
+
+try:
+    import orbax.checkpoint as ocp
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "training.checkpoints needs Orbax: pip install 'dpadambc[checkpoints]'."
+    ) from error
+
+
+def _is_key(x: Any) -> bool:
+    return jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
+
+
+def _without_types(state: TrainState) -> dict[str, Any]:
+    """The leaves by number, keys as the words that they are made of.
+
+    Orbax does not save empty arrays: they are left out.
+    """
+    leaves = jax.tree.leaves(state)
+    words = [jax.random.key_data(x) if _is_key(x) else x for x in leaves]
+    return {f"{i:06d}": x for i, x in enumerate(words) if x.size}
+
+
+def _place(x: jax.Array) -> Any:
+    """Where an array is read to: as it lies on a mesh, or to where JAX likes it."""
+    if x.committed:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+    return np.empty(x.shape, x.dtype)  # else Orbax puts it on one device, for good
+
+
+def _as(old: jax.Array, found: Any) -> jax.Array:
+    """The words found, a key where the old leaf is one."""
+    array = jnp.asarray(found)
+    if _is_key(old):
+        return jax.random.wrap_key_data(array, impl=jax.random.key_impl(old))
+    return array
+
+
+def _with_types(arrays: dict[str, Any], like: TrainState) -> TrainState:
+    leaves, structure = jax.tree.flatten(like)
+    numbered = {f"{i:06d}": x for i, x in enumerate(leaves)}
+    found = {name: _as(numbered[name], x) for name, x in arrays.items()}
+    return jax.tree.unflatten(structure, (numbered | found).values())
+
+
+def _shapes(arrays: dict[str, Any]) -> dict[str, list[Any]]:
+    return {n: [list(x.shape), str(x.dtype)] for n, x in arrays.items()}
+
+
+class Checkpoints:
+    """A folder of checkpoints, for `training.fit`.
+
+    Guarantees:
+      * A checkpoint is there as a whole or not at all, whenever the run is killed, and
+        when the disk is full; the one before is removed only then.
+      * A state comes back bit for bit, with its keys and its step, or not at all: a
+        checksum tells what was damaged.
+      * It is given to a run with the same mechanism, program, data, start and key only.
+        The number of iterations may grow.
+
+    Args:
+      folder: made if it is not there.
+      every: after how many steps to save; the last step is saved in any case.
+      keep: how many checkpoints.
+
+    Raises:
+      ValueError: if a number is less than one.
+
+    Example:
+      >>> import tempfile, jax, jax.numpy as jnp, optax
+      >>> import dpadambc
+      >>> from dpadambc import training
+      >>> mechanism = dpadambc.SubsampledGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.5, iterations=4,
+      ...     normalize_by=4)
+      >>> def run(folder):
+      ...     return training.fit(
+      ...         lambda w, x: w @ x, jnp.zeros(2), (jnp.ones((8, 2)),), mechanism,
+      ...         optax.sgd(0.1), key=jax.random.key(0),
+      ...         target_delta=1e-5, checkpoints=training.Checkpoints(folder))
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     first, again = run(folder), run(folder)  # the second finds it done
+      >>> bool((first.state.params == again.state.params).all())
+      True
+    """
+
+    def __init__(
+        self, folder: str | pathlib.Path, *, every: int = 100, keep: int = 2
+    ) -> None:
+        validate.count(least=1, every=every)
+        validate.count(least=1, keep=keep)
+        self._folder, self._every = pathlib.Path(folder).absolute(), every
+        self._manager = ocp.CheckpointManager(
+            self._folder,
+            options=ocp.CheckpointManagerOptions(
+                max_to_keep=keep,
+                create=True,
+                cleanup_tmp_directories=True,
+                enable_async_checkpointing=False,
+            ),
+        )
+
+    def __repr__(self) -> str:
+        return f"Checkpoints({str(self._folder)!r})"
+
+    def is_due(self, before: int, after: int) -> bool:
+        """Whether to save, having gone from so many steps to so many."""
+        return before // self._every < after // self._every
+
+    def save(self, state: TrainState, record: dict[str, Any]) -> None:
+        """Saves all of a state, or nothing.
+
+        Args:
+          state: to be found by a later run.
+          record: what tells runs apart; see `restore`.
+
+        Raises:
+          OSError: if it cannot be written; the checkpoint before is as it was.
+        """
+        arrays = _without_types(state)
+        about = {"record": record, "checksum": _fingerprint.of_values(arrays)}
+        about["arrays"] = _shapes(arrays)
+        try:
+            self._manager.save(
+                int(state.step),
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(arrays), about=ocp.args.JsonSave(about)
+                ),
+                force=True,
+            )
+        except Exception as error:
+            raise OSError(
+                f"Could not save step {int(state.step)} to {self._folder}: {error}. The"
+                " checkpoint before is as it was."
+            ) from error
+
+    def restore(self, like: TrainState, record: dict[str, Any]) -> TrainState | None:
+        """The last state saved, or None where there is none.
+
+        Args:
+          like: a state with the same structure and shapes.
+          record: of the run that asks.
+
+        Returns:
+          The state, bit for bit.
+
+        Raises:
+          ValueError: if the checkpoint is of another mechanism, program or model, or
+            damaged. It is left as it is.
+        """
+        step = self._manager.latest_step()
+        if step is None:
+            return None
+        path = self._folder / str(step)
+        about = self._read(step, "about", ocp.args.JsonRestore())
+        if not isinstance(about, dict) or not {"record", "checksum", "arrays"} <= set(
+            about
+        ):
+            raise ValueError(f"{path} is not a checkpoint of dpadambc.")
+        self._check_record(path, about["record"], record)
+        arrays = _without_types(like)
+        if _shapes(arrays) != about["arrays"]:
+            raise ValueError(
+                f"The checkpoint {path} is of another model or optimizer: its arrays"
+                " have other shapes. Give it a folder of its own."
+            )
+        places = {n: _place(x) for n, x in arrays.items()}
+        found = self._read(step, "state", ocp.args.StandardRestore(places))
+        if _fingerprint.of_values(found) != about["checksum"]:
+            raise ValueError(self._damaged(path, "its checksum is another"))
+        return _with_types(found, like)
+
+    def _read(self, step: int, part: str, arguments: Any) -> Any:
+        try:
+            composite = ocp.args.Composite(**{part: arguments})
+            return self._manager.restore(step, args=composite)[part]
+        except Exception as error:
+            path = self._folder / str(step)
+            raise ValueError(self._damaged(path, str(error))) from error
+
+    def _damaged(self, path: pathlib.Path, why: str) -> str:
+        message = f"The checkpoint {path} cannot be read: {why}. "
+        if len(self._manager.all_steps()) > 1:
+            return message + (
+                "If it is damaged, remove it, and the run goes on from the one before,"
+                " with the same noise for the same gradients."
+            )
+        return message + (
+            "There is none before it. A run that begins anew needs another key; the"
+            " steps that this one took count as well."
+        )
+
+    @staticmethod
+    def _check_record(path: pathlib.Path, found: Any, record: dict[str, Any]) -> None:
+        lines = budget.differences(found, record)
+        if not lines:
+            return
+        raise ValueError(
+            f"The checkpoint {path} is of another run ({'; '.join(lines)}). With its"
+            " keys, other gradients would get noise that was used before, and the"
+            " difference would show them. Go on with what it was made with, or begin"
+            " anew in another folder with another key; both runs then count."
+        )

@@ -1,0 +1,90 @@
+"""A progress bar with epsilon spent so far; it needs `dpadambc[progress]`, for rich."""
+
+from types import TracebackType
+from typing import Any, Self
+
+from dpadambc._core import validate
+from dpadambc.training import Progress
+
+try:
+    import rich.console
+    import rich.progress
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "training.progress needs rich: pip install 'dpadambc[progress]'."
+    ) from error
+
+
+class ProgressBar:
+    """Steps, time, epsilon and loss of a run, as a callback of `training.fit`.
+
+    Args:
+      updates_of_epsilon: how often in a run to compute it, which takes the accountant a
+        second or so each time. What is shown is that of the step it stands beside.
+      shows_loss: the mean loss of the last steps, which is *not private*: for eyes that
+        may see the data.
+      console: where to print.
+
+    Raises:
+      ValueError: if epsilon is to be computed less than once.
+
+    Example:
+      >>> import io, jax, jax.numpy as jnp, optax, rich.console
+      >>> import dpadambc
+      >>> from dpadambc import training
+      >>> mechanism = dpadambc.SubsampledGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.5, iterations=4,
+      ...     normalize_by=4)
+      >>> out = rich.console.Console(file=io.StringIO(), width=100)
+      >>> with training.ProgressBar(console=out) as bar:
+      ...     result = training.fit(
+      ...         lambda w, x: w @ x, jnp.zeros(2), (jnp.ones((8, 2)),), mechanism,
+      ...         optax.sgd(0.1), key=jax.random.key(0),
+      ...         target_delta=1e-5, callback=bar)
+      >>> f"epsilon {result.epsilon:.2f} at step 4" in out.file.getvalue()
+      True
+    """
+
+    def __init__(
+        self,
+        *,
+        updates_of_epsilon: int = 10,
+        shows_loss: bool = False,
+        console: Any = None,
+    ) -> None:
+        validate.count(least=1, updates_of_epsilon=updates_of_epsilon)
+        self._updates, self._shows_loss = updates_of_epsilon, shows_loss
+        self._next, self._epsilon = 0.0, ""
+        self._last = 0, 0
+        self._bar = rich.progress.Progress(
+            rich.progress.TextColumn("step {task.completed:.0f} of {task.total:.0f}"),
+            rich.progress.BarColumn(),
+            rich.progress.TimeRemainingColumn(),
+            rich.progress.TextColumn("{task.description}"),
+            console=console,
+        )
+        self._task: rich.progress.TaskID | None = None
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+    def __call__(self, progress: Progress) -> None:
+        """Shows how far the run is."""
+        done, total = progress.iterations, progress.iterations_in_all
+        if self._task is None or done < self._last[0] or total != self._last[1]:
+            self._task, self._next = self._bar.add_task("", total=total), 0
+        self._last = done, total
+        if done >= self._next or done == total:
+            self._epsilon = f"epsilon {progress.epsilon():.2f} at step {done}"
+            self._next = done + total / self._updates
+        loss = f", loss {progress.loss:.4g} (not private)" if self._shows_loss else ""
+        self._bar.update(self._task, completed=done, description=self._epsilon + loss)

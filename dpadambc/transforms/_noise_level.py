@@ -1,0 +1,48 @@
+"""The noise level: one number, a schedule, or a tree prefix of either.
+
+The noise and the second-moment correction read it through these functions, so that the
+same value means the same thing to both.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpadambc._core import validate
+
+NoiseStddev = Any  # a number, an optax.Schedule, or a tree prefix with such leaves
+
+
+def check(noise_stddev: NoiseStddev) -> None:
+    """Raises unless every number is non-negative, finite and of full precision."""
+    for level in jax.tree.leaves(noise_stddev, is_leaf=lambda x: x is None):
+        if not callable(level):
+            validate.non_negative(noise_stddev=level)
+
+
+def at_step(noise_stddev: NoiseStddev, count: jax.typing.ArrayLike) -> Any:
+    """The numbers in force at step `count`, in the same tree prefix."""
+
+    def number(level):
+        if callable(level):
+            level = level(count)
+            validate.full_precision(noise_stddev=level)
+        return jnp.asarray(level, float)
+
+    return jax.tree.map(number, noise_stddev)
+
+
+def per_leaf(prefix: Any, tree: optax.Params) -> Any:
+    """The prefix broadcast to one value for each leaf of the tree."""
+    if not jax.tree.leaves(tree):
+        return tree
+    try:
+        return jax.tree.broadcast(prefix, tree)
+    except ValueError as error:
+        raise ValueError(
+            "Expected noise_stddev to be a number, a schedule, or a tree prefix of the"
+            f" parameters, got a tree of structure {jax.tree.structure(prefix)} for"
+            f" parameters of structure {jax.tree.structure(tree)}."
+        ) from error

@@ -1,0 +1,170 @@
+"""Add the Gaussian noise that makes a clipped sum private."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpadambc._core import keys, precision, shard_map, threefry, validate
+from dpadambc.gradients import _leaves
+from dpadambc.transforms import _noise_level
+
+
+class AddDPNoiseState(NamedTuple):
+    """State of `add_dp_noise`. The key is secret: whoever has it knows later noise."""
+
+    count: jax.Array  # shape=(), dtype=int32
+    rng_key: jax.Array  # shape=(), a typed key
+
+
+def _gaussian_like(key: jax.Array, tree: optax.Updates) -> optax.Updates:
+    """Independent standard normal draws in at least float32, shaped like the tree."""
+
+    def draw(key: jax.Array, leaf: jax.Array) -> jax.Array:
+        dtype = precision.at_least_float32(jnp.result_type(leaf))
+        return threefry.normal(key, jnp.shape(leaf), dtype)
+
+    return jax.tree.map(draw, keys.per_leaf(key, tree), tree)
+
+
+def _check_summed(updates: optax.Updates, params: optax.Params | None) -> None:
+    """Raises where a leaf is not real or does not have the shape of its parameter."""
+    if any(map(_leaves.is_per_example, _leaves.flatten(updates))):
+        raise ValueError(
+            "Expected gradients summed over the batch, got per-example gradients: they"
+            " go through dpadambc.clip_per_example first."
+        )
+    validate.real_tree(updates)
+    if params is None:
+        return
+    expected, got = (
+        [jnp.shape(x) for x in jax.tree.leaves(t)] for t in (params, updates)
+    )
+    if expected != got:
+        raise ValueError(
+            "Expected gradients summed over the batch, with the parameters' shapes"
+            f" {expected}, got shapes {got}. Per-example gradients go through"
+            " dpadambc.clip_per_example first."
+        )
+
+
+def _check_devices(updates: optax.Updates, key: jax.Array) -> None:
+    """Raises where devices would not have one noise for each coordinate."""
+    if not shard_map.all_axes():
+        return
+    if not all(map(shard_map.is_followed, [key, *jax.tree.leaves(updates)])):
+        raise ValueError(
+            "Expected a jax.shard_map with check_vma=True, got one where it cannot be"
+            " told which devices have the same gradient: the same noise on parts of it,"
+            " or other noise on each copy, would not hide it."
+        )
+    of_key = set(shard_map.varying_axes(key))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(updates):
+        of_gradient = set(shard_map.varying_axes(leaf))
+        if of_gradient != of_key:
+            raise ValueError(
+                f"Expected noise that differs along {sorted(of_gradient)} of the"
+                " jax.shard_map, as the gradient does at"
+                f" {jax.tree_util.keystr(path) or 'the gradient'}, got a key that"
+                f" differs along {sorted(of_key)}. If each device has its own examples,"
+                " sum over them first, with jax.lax.psum; if it has a part of the"
+                " parameters, fold jax.lax.axis_index into the key of the state. The"
+                " same noise on two parts is gone from their difference, and other"
+                " noise on two copies from their mean."
+            )
+
+
+def add_dp_noise(
+    noise_stddev: _noise_level.NoiseStddev, *, key: jax.Array
+) -> optax.GradientTransformation:
+    r"""Adds independent Gaussian noise to every coordinate.
+
+    .. math:: \tilde g = \bar g + \mathcal{N}(0, \sigma^2 I)
+
+    with :math:`\sigma` = `noise_stddev`, in the unit of the gradient that comes in:
+    after `clip_per_example`, that is noise multiplier times sensitivity, as
+    `SubsampledGaussian.noise_stddev` has it.
+
+    Guarantees:
+      * Draws are independent over coordinates, leaves, steps and keys. Each step
+        splits the key that the state carries and keeps one half, so a state tells
+        nothing about the noise of earlier steps; the noise of later steps follows
+        from it, so it must stay secret. (`optax.inject_hyperparams` keeps the first
+        key in its state unless it is given `static_args=("key",)`.)
+      * The noise is a function of the key: `init` called twice, or under `jax.vmap`
+        over parameters alone, gives two runs the same noise, which their difference
+        then lacks. Give each a key, as in
+        `jax.vmap(lambda key, params: make(key).init(params))(keys, params)`.
+      * Inside `jax.shard_map` the noise must differ along the axes along which the
+        gradient does, and along no others: one draw for one coordinate, whatever device
+        has it. Anything else is refused, and so is `check_vma=False`.
+      * The draws are those of `jax.random.normal`, with whatever kind of key is given.
+      * Noise is drawn and added in at least float32, and the result stays there: in
+        bfloat16 or float16 the noise would take a few hundred values, or vanish.
+
+    What it protects against, and what not. Epsilon is that of ideal Gaussian noise.
+    What is added are float32 numbers made from 23 random bits each, none beyond 5.42
+    standard deviations, and the sum is rounded to a grid that depends on it. Whoever
+    looks at parameters, however many, finds Gaussian noise of the stated level. Whoever
+    has the exact bits of a noised sum, and the candidates for what was added to it, can
+    rule some of them out: `Mironov 2012 <https://doi.org/10.1145/2382196.2382264>`_. In
+    double precision (`jax.enable_x64`, parameters in float64) there are 52 bits and 8.3
+    standard deviations, which makes that harder, not impossible; noise that is exact on
+    a grid is not offered here. The key has 64 bits with JAX's default generator, which
+    is not a cryptographic one: give it entropy (`training.secret_key`) and keep it.
+
+    Args:
+      noise_stddev: a non-negative number, a schedule (a callable of the step,
+        counted from 0), or a tree prefix of the parameters whose leaves are such. With
+        several levels, the sum is as private as its *lowest* level makes it.
+      key: a typed JAX key, from `jax.random.key`. Never give one key to two optimizers
+        or two runs. Inside `optax.masked`, what is masked out gets no noise.
+
+    Returns:
+      An Optax transformation.
+
+    Raises:
+      TypeError: if `key` is not a typed key, a number is not a number, or a gradient is
+        complex: noise of a stated level per real coordinate is not defined for it.
+      ValueError: if a level is negative or not finite, the tree is no prefix of the
+        parameters, gradients still have their batch axis, or the devices of a
+        `jax.shard_map` would have the same noise for different coordinates.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import dpadambc
+      >>> noise = dpadambc.add_dp_noise(0.1, key=jax.random.key(0))
+      >>> params = {"w": jnp.zeros(10_000)}
+      >>> state = noise.init(params)
+      >>> noised, state = noise.update({"w": jnp.ones(10_000)}, state, params)
+      >>> print(f"{noised['w'].mean():.2f} +- {noised['w'].std():.2f}")
+      1.00 +- 0.10
+
+    References:
+      Abadi et al., `Deep Learning with Differential Privacy
+      <https://arxiv.org/abs/1607.00133>`_, 2016
+    """
+    validate.typed_key(key=key)
+    _noise_level.check(noise_stddev)
+
+    def init_fn(params):
+        _noise_level.per_leaf(noise_stddev, params)
+        rng_key = keys.of_domain(key, "add_dp_noise")
+        return AddDPNoiseState(count=jnp.zeros([], jnp.int32), rng_key=rng_key)
+
+    def update_fn(updates, state, params=None):
+        _check_summed(updates, params)
+        _check_devices(updates, state.rng_key)
+        rng_key, step_key = jax.random.split(state.rng_key)
+        stddev = _noise_level.at_step(noise_stddev, state.count)
+        noised = jax.tree.map(
+            lambda g, s, z: g + s.astype(z.dtype) * z,
+            updates,
+            _noise_level.per_leaf(stddev, updates),
+            _gaussian_like(step_key, updates),
+        )
+        count = jnp.asarray(optax.safe_increment(state.count))
+        return noised, AddDPNoiseState(count=count, rng_key=rng_key)
+
+    return optax.GradientTransformation(init_fn, update_fn)

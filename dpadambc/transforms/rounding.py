@@ -1,0 +1,133 @@
+"""Round to low-precision parameters at random, so that small steps add up."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpadambc._core import keys, precision, validate
+
+_DTYPES = tuple(
+    map(jnp.dtype, (jnp.bfloat16, jnp.float16, jnp.float8_e4m3fn, jnp.float8_e5m2))
+)
+
+
+class RoundStochasticallyState(NamedTuple):
+    """State of `round_stochastically`. The key is of no use against the noise."""
+
+    rng_key: jax.Array  # shape=(), a typed key
+
+
+def stochastic_round(key: jax.Array, x: jax.Array, dtype: Any) -> jax.Array:
+    r"""One of the two neighbours of each number in a dtype, the nearer more likely.
+
+    With probabilities such that the expectation is the number itself:
+    :math:`\mathbb{E}[\mathrm{round}(x)] = x`. What has no neighbour on both sides is
+    rounded as always: beyond the largest number, and where it is not finite. (So are,
+    where the hardware takes them for zero, numbers below 1.2e-38.)
+
+    Args:
+      key: a typed key.
+      x: in float32 or more.
+      dtype: bfloat16, float16, float8_e4m3fn or float8_e5m2.
+
+    Returns:
+      An array of that dtype.
+
+    Raises:
+      ValueError: if the dtype is another.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from dpadambc.transforms import rounding
+      >>> x = jnp.full(10_000, 1.001)  # the neighbours are 1 and 1.0078
+      >>> rounded = rounding.stochastic_round(jax.random.key(0), x, jnp.bfloat16)
+      >>> print(jnp.unique(rounded), f"{rounded.astype(jnp.float32).mean():.4f}")
+      [1 1.00781] 1.0010
+    """
+    if jnp.dtype(dtype) not in _DTYPES:
+        raise ValueError(
+            f"Expected a dtype among {', '.join(map(str, _DTYPES))}, got {dtype}."
+        )
+    info = jnp.finfo(dtype)
+    near = x.astype(dtype)
+    if info.bits == 16:
+        # Compilers for accelerators leave out a cast that is followed by its inverse.
+        near = jax.lax.reduce_precision(near, info.nexp, info.nmant)
+    largest = info.max
+    far = jnp.nextafter(near, jnp.where(x > near.astype(x.dtype), largest, -largest))
+    gap, rest = (n.astype(x.dtype) - near.astype(x.dtype) for n in (far, x))
+    chosen = jax.random.uniform(key, x.shape, x.dtype) * jnp.abs(gap) < jnp.abs(rest)
+    return jnp.where(chosen, far, near)
+
+
+def round_stochastically(*, key: jax.Array) -> optax.GradientTransformation:
+    r"""Makes updates that `optax.apply_updates` adds to parameters without rounding.
+
+    Parameters in bfloat16 have three digits. A step that is smaller than half of the
+    last is rounded away, every time, with the noise in it: the steps of private
+    training mostly are. Rounded at random, up as often as it is near to the number
+    above, the parameter moves by the step on average. It takes the place of masters
+    in float32 (`training.with_compute_dtype` has those), and their memory.
+
+    It comes last in a chain, after the learning rate. Rounding what is noised already
+    costs no privacy, whatever becomes of this key.
+
+    Guarantees:
+      * The expectation of the new parameter is the old one plus the update.
+      * Parameters in float32 and more get the updates that come in.
+      * The key may be that of the noise: the draws here repeat none of it.
+
+    Args:
+      key: a typed JAX key.
+
+    Returns:
+      An Optax transformation, whose updates are in at least float32.
+
+    Raises:
+      TypeError: if `key` is not a typed key.
+      ValueError: if `update` is not given the parameters.
+
+    Example:
+      >>> import functools, jax, jax.numpy as jnp, optax
+      >>> import dpadambc
+      >>> tx = optax.chain(
+      ...     optax.sgd(1e-4), dpadambc.round_stochastically(key=jax.random.key(0)))
+      >>> params = jnp.ones(10_000, jnp.bfloat16)
+      >>> updates, _ = tx.update(jnp.ones(10_000), tx.init(params), params)
+      >>> moved = optax.apply_updates(params, updates).astype(jnp.float32) - 1
+      >>> print(f"{moved.mean():.1g}, in steps of {moved.min():.1g}")
+      -0.0001, in steps of -0.004
+
+    References:
+      Zamirai et al., `Revisiting BFloat16 Training <https://arxiv.org/abs/2010.06192>`_,
+      2020
+    """
+    validate.typed_key(key=key)
+
+    def init_fn(params):
+        del params
+        return RoundStochasticallyState(keys.of_domain(key, "round_stochastically"))
+
+    def update_fn(updates, state, params=None):
+        if params is None:
+            raise ValueError(
+                "Expected round_stochastically to be given the parameters it rounds to:"
+                " optimizer.update(gradient, state, params)."
+            )
+        rng_key, step_key = jax.random.split(state.rng_key)
+
+        def rounded(key, update, param):
+            full = precision.at_least_float32(jnp.result_type(param))
+            if jnp.result_type(param) == full:
+                return update
+            new = param.astype(full) + update.astype(full)
+            new = stochastic_round(key, new, param.dtype)
+            return new.astype(full) - param.astype(full)
+
+        per_leaf = keys.per_leaf(step_key, updates)
+        updates = jax.tree.map(rounded, per_leaf, updates, params)
+        return updates, RoundStochasticallyState(rng_key)
+
+    return optax.GradientTransformation(init_fn, update_fn)
