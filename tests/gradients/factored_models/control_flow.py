@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from tests.factored_models.common import (
+from tests.gradients.factored_models.common import (
     PLAIN,
     Model,
     normal,
@@ -15,7 +15,7 @@ from tests.factored_models.common import (
     w_only,
     weights,
 )
-from tests.factored_models.shared import twice
+from tests.gradients.factored_models.shared import twice
 
 
 def lstm(p, x, reverse=False):

@@ -7,7 +7,7 @@ import nbclient
 import nbformat
 import pytest
 
-FOLDER = pathlib.Path(__file__).parents[1] / "notebooks"
+FOLDER = pathlib.Path(__file__).parents[2] / "notebooks"
 PATHS = sorted(FOLDER.glob("*.ipynb"))
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from tests.factored_models.common import FALLBACK, PLAIN, of_x, score, w_only
+from tests.gradients.factored_models.common import FALLBACK, PLAIN, of_x, score, w_only
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,9 +9,16 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests import factored_test
-from tests.factored_models.common import FALLBACK, PLAIN, Model, ids, normal, score
-from tests.factored_models.convolutions import GRAM, TAPS
+from tests.gradients import factored_test
+from tests.gradients.factored_models.common import (
+    FALLBACK,
+    PLAIN,
+    Model,
+    ids,
+    normal,
+    score,
+)
+from tests.gradients.factored_models.convolutions import GRAM, TAPS
 
 # The rules are those of plain functions, which are tested by default.
 pytestmark = pytest.mark.slow

@@ -22,8 +22,8 @@ from dpadambc.gradients._factored import (
     rules,
     terms,
 )
-from tests import factored_models as models
 from tests.compiling import quick_jit
+from tests.gradients import factored_models as models
 
 PADDING = np.array([False, True, False, False, False])
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from tests.factored_models.common import (
+from tests.gradients.factored_models.common import (
     FALLBACK,
     PLAIN,
     Model,

@@ -5,7 +5,7 @@ import numpy as np
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
-from tests.factored_models.common import (
+from tests.gradients.factored_models.common import (
     FALLBACK,
     PLAIN,
     Model,

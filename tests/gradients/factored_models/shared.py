@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tests.factored_models.common import (
+from tests.gradients.factored_models.common import (
     FALLBACK,
     PLAIN,
     Model,
