@@ -154,7 +154,7 @@ class Trainer:
     """
 
     method: str
-    mechanism: dpadambc.SubsampledGaussian | dpadambc.SubsampledMultiTermGaussian
+    mechanism: dpadambc.PoissonGaussian | dpadambc.graphs.PoissonGaussian
     task: Task
     returns_gradients: bool = False
     options: tuple[tuple[str, Any], ...] = ()  # of the optimizer, if it is private
@@ -176,7 +176,9 @@ class Trainer:
         if self.method == NON_PRIVATE:
             return mean_grad(self.task.loss_fn)
         return dpadambc.clipped_grad(
-            self.task.loss_fn, self.mechanism.l2_clip_norm, self.mechanism.normalize_by
+            self.task.loss_fn,
+            l2_clip_norm=self.mechanism.l2_clip_norm,
+            normalize_by=self.mechanism.normalize_by,
         )
 
     @functools.partial(jax.jit, static_argnums=0)

@@ -10,7 +10,7 @@ from typing import Any
 
 from dpadambc._core import validate
 from dpadambc.clipping.flat import NeighboringRelation
-from dpadambc.mechanisms.subsampled import SubsampledGaussian
+from dpadambc.mechanisms.subsampled import PoissonGaussian
 
 _EPILOG = """\
 examples:
@@ -69,7 +69,7 @@ def _add_mechanism_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _public_numbers(args: argparse.Namespace) -> dict[str, Any]:
-    """The fields of a `SubsampledGaussian`, None where one was left out."""
+    """The fields of a `PoissonGaussian`, None where one was left out."""
     sampling_prob, batch_size = args.sampling_prob, args.batch_size
     if batch_size is not None:
         if sampling_prob is not None or not args.num_examples:
@@ -92,10 +92,10 @@ def _public_numbers(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _mechanism(args: argparse.Namespace) -> SubsampledGaussian:
+def _mechanism(args: argparse.Namespace) -> PoissonGaussian:
     numbers = _public_numbers(args)
     if args.command == "calibrate":
-        return SubsampledGaussian.calibrate(
+        return PoissonGaussian.calibrate(
             target_epsilon=args.epsilon,
             target_delta=args.delta,
             accountant=args.accountant,
@@ -104,7 +104,7 @@ def _mechanism(args: argparse.Namespace) -> SubsampledGaussian:
     missing = [f"--{k.replace('_', '-')}" for k, v in numbers.items() if v is None]
     if missing:
         raise ValueError(f"Expected {', '.join(missing)} to be given.")
-    return SubsampledGaussian(**numbers)
+    return PoissonGaussian(**numbers)
 
 
 def _report(args: argparse.Namespace) -> dict[str, Any]:

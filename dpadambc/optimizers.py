@@ -9,7 +9,7 @@ optimizer        update of the parameters, with the private gradient g
 ================ =====================================================================
 `dp_sgd`         η g, with heavy-ball momentum where asked for
 `dp_adam`        η m̂ / (√(v̂ + eps_root) + eps)
-`dp_adambc`      η m̂ / √max(v̂ − Φ̂, variance_floor), as `adam_bc`
+`dp_adam_bc`      η m̂ / √max(v̂ − Φ̂, variance_floor), as `adam_bc`
 `dp_adamw`       η (m̂ / (√(v̂ + eps_root) + eps) + λ θ)
 `dp_adamw_bc`    η (m̂ / √max(v̂ − Φ̂, variance_floor) + λ θ), as `adamw_bc`
 ================ =====================================================================
@@ -179,7 +179,7 @@ def dp_sgd(
 
     Args:
       learning_rate: :math:`\eta`, a number or a schedule.
-      mechanism: the public numbers, such as a `SubsampledGaussian`.
+      mechanism: the public numbers, such as a `PoissonGaussian`.
       key: a typed key for the noise; a new one for each run.
       momentum: :math:`\mu`, without dampening; none by default.
       nesterov: whether momentum is Nesterov's.
@@ -193,7 +193,7 @@ def dp_sgd(
     Example:
       >>> import jax, jax.numpy as jnp
       >>> import dpadambc
-      >>> mechanism = dpadambc.SubsampledGaussian(
+      >>> mechanism = dpadambc.PoissonGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=0.0, sampling_prob=1.0,
       ...     iterations=1, normalize_by=2)
       >>> optimizer = dpadambc.dp_sgd(0.5, mechanism, key=jax.random.key(0))
@@ -227,11 +227,11 @@ def dp_adam(
     """DP-Adam: Adam on the private gradient, uncorrected.
 
     The noise dominates its second moment, which makes it DP-SGD with momentum: see
-    `dp_adambc`.
+    `dp_adam_bc`.
 
     Args:
       learning_rate: a number or a schedule.
-      mechanism: the public numbers, such as a `SubsampledGaussian`.
+      mechanism: the public numbers, such as a `PoissonGaussian`.
       key: a typed key for the noise; a new one for each run.
       b1: decay rate of the first moment.
       b2: decay rate of the second moment.
@@ -256,7 +256,7 @@ def dp_adam(
     )
 
 
-def dp_adambc(
+def dp_adam_bc(
     learning_rate: optax.ScalarOrSchedule,
     mechanism: Mechanism,
     *,
@@ -269,7 +269,7 @@ def dp_adambc(
 
     Args:
       learning_rate: a number or a schedule.
-      mechanism: the public numbers, such as a `SubsampledGaussian`.
+      mechanism: the public numbers, such as a `PoissonGaussian`.
       key: a typed key for the noise; a new one for each run.
       b1: decay rate of the first moment.
       b2: decay rate of the second moment.
@@ -314,7 +314,7 @@ def dp_adamw(
 
     Args:
       learning_rate: a number or a schedule.
-      mechanism: the public numbers, such as a `SubsampledGaussian`.
+      mechanism: the public numbers, such as a `PoissonGaussian`.
       key: a typed key for the noise; a new one for each run.
       b1: decay rate of the first moment.
       b2: decay rate of the second moment.
@@ -352,15 +352,15 @@ def dp_adamw_bc(
     weight_decay: optax.ScalarOrSchedule = 1e-4,
     mask: Mask | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """DP-AdamW-BC: `dp_adambc` with decoupled weight decay.
+    """DP-AdamW-BC: `dp_adam_bc` with decoupled weight decay.
 
     Args:
       learning_rate: a number or a schedule.
-      mechanism: the public numbers, such as a `SubsampledGaussian`.
+      mechanism: the public numbers, such as a `PoissonGaussian`.
       key: a typed key for the noise; a new one for each run.
       b1: decay rate of the first moment.
       b2: decay rate of the second moment.
-      variance_floor: least corrected second moment; see `dp_adambc`.
+      variance_floor: least corrected second moment; see `dp_adam_bc`.
       weight_decay: see `add_decoupled_weight_decay`.
       mask: where decay applies; everywhere by default.
 

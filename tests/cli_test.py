@@ -25,7 +25,7 @@ def mechanism(**changed):
         iterations=3360,
         normalize_by=1.0,
     )
-    return dpadambc.SubsampledGaussian(**{**numbers, **changed})
+    return dpadambc.PoissonGaussian(**{**numbers, **changed})
 
 
 def test_epsilon_is_readable_and_complete(capsys):

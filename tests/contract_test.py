@@ -12,14 +12,14 @@ import pytest
 
 import dpadambc
 
-MECHANISM = dpadambc.SubsampledGaussian(
+MECHANISM = dpadambc.PoissonGaussian(
     l2_clip_norm=1.0,
     noise_multiplier=0.5,
     sampling_prob=0.1,
     iterations=100,
     normalize_by=4.0,
 )
-SCHEDULED = dpadambc.SubsampledGaussian(
+SCHEDULED = dpadambc.PoissonGaussian(
     l2_clip_norm=1.0,
     noise_multiplier=optax.linear_schedule(1.0, 0.5, 10),
     sampling_prob=0.1,
@@ -33,8 +33,8 @@ ROWS = {
     "dp_sgd nesterov": (dpadambc.dp_sgd, dict(momentum=0.9, nesterov=True)),
     "dp_adam": (dpadambc.dp_adam, {}),
     "dp_adam eps_root": (dpadambc.dp_adam, dict(eps=0.0, eps_root=1e-8)),
-    "dp_adambc": (dpadambc.dp_adambc, {}),
-    "dp_adambc absolute": (dpadambc.dp_adambc, dict(variance_floor=1e-8)),
+    "dp_adam_bc": (dpadambc.dp_adam_bc, {}),
+    "dp_adam_bc absolute": (dpadambc.dp_adam_bc, dict(variance_floor=1e-8)),
     "dp_adamw": (dpadambc.dp_adamw, dict(weight_decay=0.1)),
     "dp_adamw_bc": (dpadambc.dp_adamw_bc, dict(weight_decay=0.1)),
     "dp_adamw_bc mask": (
@@ -332,7 +332,7 @@ def test_optax_multi_steps_cannot_add_noise_for_each_part_of_a_batch(name):
 
 @every_row
 def test_minimises_a_quadratic_without_noise(name):
-    quiet = dpadambc.SubsampledGaussian(
+    quiet = dpadambc.PoissonGaussian(
         l2_clip_norm=1e3,
         noise_multiplier=0.0,
         sampling_prob=1.0,
@@ -361,7 +361,7 @@ def test_minimises_a_quadratic_without_noise(name):
     [
         dpadambc.dp_sgd,
         dpadambc.dp_adam,
-        dpadambc.dp_adambc,
+        dpadambc.dp_adam_bc,
         dpadambc.dp_adamw,
         dpadambc.dp_adamw_bc,
     ],
@@ -373,8 +373,8 @@ def test_wrong_arguments_are_refused(factory):
         TypeError, match="Expected mechanism to be a dpadambc mechanism"
     ):
         factory(0.1, 1.0, key=key)
-    with pytest.raises(TypeError, match="got <class .*SubsampledGaussian"):
-        factory(0.1, dpadambc.SubsampledGaussian, key=key)
+    with pytest.raises(TypeError, match="got <class .*PoissonGaussian"):
+        factory(0.1, dpadambc.PoissonGaussian, key=key)
     with pytest.raises(TypeError, match="key"):
         factory(0.1, MECHANISM)
     with pytest.raises(TypeError, match="Expected key to be a typed JAX key, got 0"):

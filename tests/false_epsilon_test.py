@@ -38,7 +38,7 @@ def mechanism(**changes):
         iterations=20,
         normalize_by=B,
     )
-    return dpadambc.SubsampledGaussian(**numbers | changes)
+    return dpadambc.PoissonGaussian(**numbers | changes)
 
 
 MECHANISM = mechanism()
@@ -301,12 +301,12 @@ def test_a2_every_coordinate_gets_noise_of_the_mechanisms_level():
     "make",
     [
         lambda key: dpadambc.dp_sgd(0.1, MECHANISM, key=key),
-        lambda key: dpadambc.dp_adambc(0.1, MECHANISM, key=key),
+        lambda key: dpadambc.dp_adam_bc(0.1, MECHANISM, key=key),
         lambda key: dpadambc.add_dp_noise(0.0, key=key),
         lambda key: optax.chain(dpadambc.add_dp_noise(0.001, key=key), optax.sgd(0.1)),
         lambda key: optax.MultiSteps(dpadambc.dp_sgd(0.1, MECHANISM, key=key), 2),
     ],
-    ids=["dp_sgd", "dp_adambc", "no noise", "little noise", "inside"],
+    ids=["dp_sgd", "dp_adam_bc", "no noise", "little noise", "inside"],
 )
 def test_a2_optimizers_that_add_noise_of_their_own_are_refused(make):
     with pytest.raises(ValueError, match="fit clips and adds the noise itself"):
@@ -315,7 +315,7 @@ def test_a2_optimizers_that_add_noise_of_their_own_are_refused(make):
 
 def test_a2_a_factory_is_refused_with_what_to_pass():
     with pytest.raises(TypeError, match=r"adam_bc\(1e-3, mechanism.noise_stddev\)"):
-        fit(functools.partial(dpadambc.dp_adambc, 0.1))
+        fit(functools.partial(dpadambc.dp_adam_bc, 0.1))
     with pytest.raises(TypeError, match="private gradient and the parameters alone"):
         fit(optax.contrib.reduce_on_plateau())
 
@@ -442,7 +442,7 @@ def test_a4_a_collective_over_the_axis_of_the_examples_is_refused(
     method, check_vma, name
 ):
     loss = mixed_by(name, "data")
-    clipped = dpadambc.clipped_grad(loss, C, B, method=method)
+    clipped = dpadambc.clipped_grad(loss, l2_clip_norm=C, normalize_by=B, method=method)
     mesh = mesh_of(("data",), (2,))
     with pytest.raises(ValueError, match="a collective in it.*'data'"):
         on_two_devices(clipped, mesh, check_vma=check_vma)
@@ -450,7 +450,7 @@ def test_a4_a_collective_over_the_axis_of_the_examples_is_refused(
 
 def test_a4_a_collective_under_vmap_is_refused():
     loss = mixed_by("pmean", "parts")
-    clipped = dpadambc.clipped_grad(loss, C, B)
+    clipped = dpadambc.clipped_grad(loss, l2_clip_norm=C, normalize_by=B)
     rows = X.reshape(2, BATCH // 2, 8)
     with pytest.raises(ValueError, match="a collective in it.*'parts'"):
         jax.vmap(lambda x: clipped(PARAMS + 1, x), axis_name="parts")(rows)
@@ -472,7 +472,7 @@ def test_a4_operations_that_are_given_the_whole_batch_are_refused():
     for mixes in (centered, on_host):
         loss = lambda w, x, mixes=mixes: w @ jax.lax.stop_gradient(mixes(x))
         with pytest.raises(ValueError, match="a rule of its own for batches"):
-            dpadambc.clipped_grad(loss, C, B)(PARAMS, X)
+            dpadambc.clipped_grad(loss, l2_clip_norm=C, normalize_by=B)(PARAMS, X)
 
 
 def test_a4_collectives_that_mix_no_examples_are_not():
@@ -484,7 +484,7 @@ def test_a4_collectives_that_mix_no_examples_are_not():
         own = jax.lax.dynamic_slice(w * x, (4 * part,), (4,))
         return jax.lax.psum(jnp.tanh(own).sum(), "model")
 
-    clipped = dpadambc.clipped_grad(tensor_parallel, C, B)
+    clipped = dpadambc.clipped_grad(tensor_parallel, l2_clip_norm=C, normalize_by=B)
     mapped = jax.shard_map(
         lambda w, x: jax.lax.psum(clipped(w, x), "data"),
         mesh=mesh,
@@ -501,14 +501,16 @@ def test_a4_collectives_that_mix_no_examples_are_not():
         one = lambda x: jnp.tanh(w * x - jax.lax.pmean(w * x, "views")).sum()
         return jax.vmap(one, axis_name="views")(jnp.stack([x, 2 * x])).sum()
 
-    assert np.isfinite(dpadambc.clipped_grad(views, C, B)(PARAMS + 1, X)).all()
+    assert np.isfinite(
+        dpadambc.clipped_grad(views, l2_clip_norm=C, normalize_by=B)(PARAMS + 1, X)
+    ).all()
 
 
 def test_a4_what_synchronized_statistics_did(monkeypatch):
     """Negative control: one example replaced moves the sum by more than 2 C."""
     monkeypatch.setattr(_collectives, "refuse", lambda jaxpr, allowed: None)
     loss = lambda w, x: jnp.sum(jax.lax.pmean(jnp.tanh(w * x), "data") ** 2)
-    clipped = dpadambc.clipped_grad(loss, C, B)
+    clipped = dpadambc.clipped_grad(loss, l2_clip_norm=C, normalize_by=B)
     mesh = mesh_of(("data",), (2,))
     rows = 1 + jnp.abs(X)  # so that all gradients point the same way
     broken = rows.at[0].set(jnp.nan)
@@ -556,7 +558,7 @@ PADDED = {
     "poisson": (mechanism(), True),
     "everybody": (mechanism(sampling_prob=1.0), False),
     "truncated": (
-        dpadambc.TruncatedSubsampledGaussian(
+        dpadambc.TruncatedPoissonGaussian(
             l2_clip_norm=C,
             noise_multiplier=1.0,
             sampling_prob=0.5,
@@ -568,7 +570,7 @@ PADDED = {
         True,
     ),
     "fixed": (
-        dpadambc.FixedSizeSampledGaussian(
+        dpadambc.FixedSizeGaussian(
             l2_clip_norm=C,
             noise_multiplier=1.0,
             batch_size=8,
@@ -614,7 +616,7 @@ def test_a5_what_a_forgotten_mask_did():
     padding = int(batch.is_padding_example.sum())
     last_took_part = bool((batch.indices == BATCH - 1).any())
     rows = X.at[-1].set(1e6)[batch.indices]
-    clipped = dpadambc.clipped_grad(linear, C, B)
+    clipped = dpadambc.clipped_grad(linear, l2_clip_norm=C, normalize_by=B)
     forgotten = clipped(PARAMS, rows)
     without = clipped(PARAMS, jnp.where(batch.is_padding_example[:, None], 0, rows))
     assert not last_took_part and padding > 5
@@ -636,7 +638,7 @@ def bfloat16_norms(seed):
     def loss(params, x):
         return jnp.sum(jnp.tanh(jnp.sin(x * 3) @ params["w"]) @ params["v"] * 7)
 
-    clipped = dpadambc.clipped_grad(loss, 1e-2, 1.0)
+    clipped = dpadambc.clipped_grad(loss, l2_clip_norm=1e-2, normalize_by=1.0)
     norm = lambda x: optax.tree.norm(clipped(params, x[None]))
     return jax.jit(jax.vmap(norm))(x), jax.jit(norm), x
 
@@ -718,7 +720,7 @@ def test_a8_nan_stays_in_its_example_through_calls_of_ones_own(method, call):
 
     x = jnp.asarray(RNG.normal(size=(4, 1, 8, 2)), jnp.float32)
     g = jnp.asarray(RNG.normal(size=(4, 1, 6, 4)), jnp.float32)
-    clipped = dpadambc.clipped_grad(loss, C, B, method=method)
+    clipped = dpadambc.clipped_grad(loss, l2_clip_norm=C, normalize_by=B, method=method)
     params = jnp.ones((3, 2, 4))
     broken = clipped(params, x.at[0].set(jnp.nan), g)
     np.testing.assert_allclose(broken, clipped(params, x[1:], g[1:]), atol=1e-6)
@@ -857,7 +859,7 @@ def test_b1_b2_epsilon_of_hardly_any_noise_is_infinite_at_once(made, z):
 
 def test_b1_graphs_too():
     for z in (0.0, 1e-9):
-        mechanism = dpadambc.SubsampledMultiTermGaussian(
+        mechanism = dpadambc.graphs.PoissonGaussian(
             l2_clip_norm=1.0,
             noise_multiplier=z,
             max_terms=3,
@@ -872,7 +874,7 @@ def test_b1_epsilon_is_computed_before_the_first_step(monkeypatch):
     def fails(self, *args, **options):
         raise MemoryError("364 TiB")
 
-    monkeypatch.setattr(dpadambc.SubsampledGaussian, "epsilon", fails)
+    monkeypatch.setattr(dpadambc.PoissonGaussian, "epsilon", fails)
     heard = []
     with pytest.raises(MemoryError):
         fit(callback=heard.append)

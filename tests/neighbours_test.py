@@ -23,7 +23,7 @@ RNG = np.random.default_rng(0)
 FEATURES = RNG.normal(size=(SIZE, 8)).astype(np.float32)
 TARGETS = FEATURES.sum(1)
 PARAMS = {"w": jnp.zeros(8), "b": jnp.zeros(())}
-MECHANISM = dpadambc.FixedSizeSampledGaussian(
+MECHANISM = dpadambc.FixedSizeGaussian(
     l2_clip_norm=0.5,
     noise_multiplier=1.0,
     batch_size=BATCH,
@@ -31,7 +31,7 @@ MECHANISM = dpadambc.FixedSizeSampledGaussian(
     iterations=1,
     normalize_by=BATCH,
 )
-POISSON = dpadambc.SubsampledGaussian(
+POISSON = dpadambc.PoissonGaussian(
     l2_clip_norm=0.5,
     noise_multiplier=1.0,
     sampling_prob=0.9,

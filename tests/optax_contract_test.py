@@ -19,7 +19,7 @@ import dpadambc
 from tests.compiling import quick_jit
 
 KEY = jax.random.key(0)
-MECHANISM = dpadambc.SubsampledGaussian(
+MECHANISM = dpadambc.PoissonGaussian(
     l2_clip_norm=1.0,
     noise_multiplier=0.5,
     sampling_prob=0.1,
@@ -34,7 +34,7 @@ ROWS = {
     "dp_sgd": (dpadambc.dp_sgd, RATE | PRIVATE),
     "dp_sgd momentum": (dpadambc.dp_sgd, RATE | PRIVATE | dict(momentum=0.9)),
     "dp_adam": (dpadambc.dp_adam, RATE | PRIVATE),
-    "dp_adambc": (dpadambc.dp_adambc, RATE | PRIVATE),
+    "dp_adam_bc": (dpadambc.dp_adam_bc, RATE | PRIVATE),
     "dp_adamw": (dpadambc.dp_adamw, RATE | PRIVATE | dict(weight_decay=0.1)),
     "dp_adamw_bc": (dpadambc.dp_adamw_bc, RATE | PRIVATE | dict(weight_decay=0.1)),
     "adam_bc": (dpadambc.adam_bc, RATE | LEVEL),
@@ -56,7 +56,7 @@ ROWS = {
 MOMENTS = {
     "dp_sgd momentum": 1,
     "dp_adam": 2,
-    "dp_adambc": 2,
+    "dp_adam_bc": 2,
     "dp_adamw": 2,
     "dp_adamw_bc": 2,
     "adam_bc": 2,

@@ -23,7 +23,7 @@ def silent(**changed):
         iterations=3,
         normalize_by=1.0,
     )
-    return dpadambc.SubsampledGaussian(**{**numbers, **changed})
+    return dpadambc.PoissonGaussian(**{**numbers, **changed})
 
 
 def end_of(tx, start=START, gradients=GRADIENTS):
@@ -97,7 +97,7 @@ def test_dp_adamw_bc_without_noise_is_the_floored_rule_with_decay(x64):
 def test_decay_leaves_the_moments_alone(x64):
     """Coupled decay would change what the correction corrects."""
     tx = dpadambc.dp_adamw_bc(1e-3, silent(), key=KEY, weight_decay=0.5)
-    plain = dpadambc.dp_adambc(1e-3, silent(), key=KEY)
+    plain = dpadambc.dp_adam_bc(1e-3, silent(), key=KEY)
     params = jnp.asarray(START)
     gradient = dpadambc.as_per_example(jnp.asarray(GRADIENTS[:1]))
     states = [t.update(gradient, t.init(params), params)[1] for t in (tx, plain)]
@@ -158,7 +158,7 @@ def test_the_noise_of_a_full_optimizer_is_the_mechanisms():
 def test_privacy_noise_follows_a_scheduled_mechanism_and_so_does_the_correction():
     schedule = optax.piecewise_constant_schedule(2.0, {5: 0.25})
     mechanism = silent(noise_multiplier=schedule, l2_clip_norm=1.0, iterations=10)
-    tx = dpadambc.dp_adambc(0.0, mechanism, key=KEY, b2=0.9)
+    tx = dpadambc.dp_adam_bc(0.0, mechanism, key=KEY, b2=0.9)
     params = jnp.zeros(50_000)
     state = tx.init(params)
     for _ in range(10):

@@ -85,7 +85,7 @@ def reuses(uses):
     return {key: found for key, found in by_key.items() if not once(found)}
 
 
-MECHANISM = dpadambc.SubsampledGaussian(
+MECHANISM = dpadambc.PoissonGaussian(
     l2_clip_norm=1.0,
     noise_multiplier=1.0,
     sampling_prob=0.05,

@@ -44,9 +44,9 @@ TUNING_SEED = 1_000
 RESULTS = pathlib.Path(__file__).parent / "results.json"
 
 
-def calibrate(target_epsilon: float, num_examples: int) -> dpadambc.SubsampledGaussian:
+def calibrate(target_epsilon: float, num_examples: int) -> dpadambc.PoissonGaussian:
     """The mechanism with the least noise for the target."""
-    return dpadambc.SubsampledGaussian.calibrate(
+    return dpadambc.PoissonGaussian.calibrate(
         target_epsilon=target_epsilon,
         target_delta=TARGET_DELTA,
         l2_clip_norm=L2_CLIP_NORM,
@@ -75,7 +75,7 @@ def train_and_test(
 
 def evaluate(
     method: str,
-    mechanism: dpadambc.SubsampledGaussian,
+    mechanism: dpadambc.PoissonGaussian,
     adult: data.Adult,
     seeds: Sequence[int],
     on_training: Callable[[], Any],

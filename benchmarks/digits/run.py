@@ -63,9 +63,9 @@ class Result:
 
 def calibrate(
     num_examples: int, iterations: int = ITERATIONS
-) -> dpadambc.SubsampledGaussian:
+) -> dpadambc.PoissonGaussian:
     """The mechanism with the least noise for the target."""
-    return dpadambc.SubsampledGaussian.calibrate(
+    return dpadambc.PoissonGaussian.calibrate(
         target_epsilon=TARGET_EPSILON,
         target_delta=TARGET_DELTA,
         l2_clip_norm=L2_CLIP_NORM,
@@ -163,7 +163,7 @@ def _table(report: dict[str, Any]) -> rich.table.Table:
 
 
 def train_all(
-    mechanism: dpadambc.SubsampledGaussian,
+    mechanism: dpadambc.PoissonGaussian,
     train: experiment.Data,
     test: experiment.Data,
     seeds: Sequence[int],

@@ -14,7 +14,7 @@ TARGET_EPSILONS = (3.0, 12.0, 6.0, 1.0)
 TARGET_DELTA = 1 / (10 * 90_941)
 OTHER_DELTA = 1e-5
 
-Mechanism = dpadambc.SubsampledGaussian | dpadambc.SubsampledMultiTermGaussian
+Mechanism = dpadambc.PoissonGaussian | dpadambc.graphs.PoissonGaussian
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,9 +69,9 @@ def _mechanism(
         "iterations": iterations,
         "normalize_by": expected_batch_size,
     }
-    cls = dpadambc.SubsampledGaussian
+    cls = dpadambc.PoissonGaussian
     if max_memberships:
-        cls = dpadambc.SubsampledMultiTermGaussian
+        cls = dpadambc.graphs.PoissonGaussian
         numbers["max_terms"] = graphs.max_terms(max_memberships)
     if target_epsilon is None:
         return cls(noise_multiplier=0.0, **numbers)

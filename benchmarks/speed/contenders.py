@@ -24,7 +24,7 @@ def non_private(problem: Problem) -> Grad:
 def private(problem: Problem) -> Grad:
     """The gradient of this library."""
     return dpadambc.clipped_grad(
-        problem.loss_fn, L2_CLIP_NORM, normalize_by=problem.batch_size
+        problem.loss_fn, l2_clip_norm=L2_CLIP_NORM, normalize_by=problem.batch_size
     )
 
 

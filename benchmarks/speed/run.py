@@ -33,8 +33,8 @@ Results = dict[str, dict[str, Any]]
 Times = dict[str, np.ndarray]
 
 
-def mechanism(batch_size: int) -> dpadambc.SubsampledGaussian:
-    return dpadambc.SubsampledGaussian(
+def mechanism(batch_size: int) -> dpadambc.PoissonGaussian:
+    return dpadambc.PoissonGaussian(
         l2_clip_norm=contenders.L2_CLIP_NORM,
         noise_multiplier=1.0,
         sampling_prob=0.01,
@@ -44,7 +44,7 @@ def mechanism(batch_size: int) -> dpadambc.SubsampledGaussian:
 
 
 def noise_and_adambc(
-    numbers: dpadambc.SubsampledGaussian,
+    numbers: dpadambc.PoissonGaussian,
 ) -> optax.GradientTransformation:
     """What follows a gradient that is clipped and summed."""
     return optax.chain(
@@ -73,7 +73,9 @@ def step_cases(problem: Problem) -> timing.Cases:
 
     def private_step(params, state, padding, *batch):
         grad_fn = dpadambc.clipped_grad(
-            problem.loss_fn, numbers.l2_clip_norm, normalize_by=numbers.normalize_by
+            problem.loss_fn,
+            l2_clip_norm=numbers.l2_clip_norm,
+            normalize_by=numbers.normalize_by,
         )
         grads = grad_fn(params, *batch, is_padding_example=padding)
         updates, state = private.update(grads, state, params)

@@ -17,7 +17,7 @@ CHUNK = 20  # steps that are timed together
 
 def mechanism_for(batch_size: int, iterations: int = 1000) -> dpadambc.Mechanism:
     """Batches of one size from four times as many examples."""
-    return dpadambc.FixedSizeSampledGaussian(
+    return dpadambc.FixedSizeGaussian(
         l2_clip_norm=1.0,
         noise_multiplier=1.0,
         num_examples=4 * batch_size,
@@ -47,7 +47,9 @@ class _Bare:
         )
         data = jax.device_put(repeated(problem))
         clipped_grad = dpadambc.clipped_grad(
-            problem.loss_fn, mechanism.l2_clip_norm, mechanism.normalize_by
+            problem.loss_fn,
+            l2_clip_norm=mechanism.l2_clip_norm,
+            normalize_by=mechanism.normalize_by,
         )
 
         @functools.partial(jax.jit, donate_argnums=(0, 1, 2))

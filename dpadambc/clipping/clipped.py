@@ -82,28 +82,28 @@ def _in_microbatches(
 
 
 def clipped_value_and_grad(
-    loss_fn: Callable[..., Any],
+    fun: Callable[..., Any],
+    argnums: Argnums = 0,
+    has_aux: bool = False,
+    *,
     l2_clip_norm: float,
     normalize_by: float,
     microbatch_size: int | None = None,
-    *,
-    argnums: Argnums = 0,
     batch_argnums: Argnums | None = None,
-    key_argnum: int | None = None,
-    has_aux: bool = False,
+    prng_argnum: int | None = None,
     method: Method = "factored",
 ) -> ClippedGrad:
     """`clipped_grad` that returns the value of each example too.
 
     Args:
-      loss_fn: the loss of one example; see `per_example_value_and_grad`.
+      fun: the loss of one example; see `per_example_value_and_grad`.
+      argnums: which positional arguments to differentiate.
+      has_aux: whether `fun` returns `(loss, aux)`.
       l2_clip_norm: see `clip_per_example`.
       normalize_by: see `clip_per_example`.
       microbatch_size: how many examples are in memory at once; all by default.
-      argnums: which positional arguments to differentiate.
       batch_argnums: which positional arguments are batches; by default all others.
-      key_argnum: which positional argument is a PRNG key, if any.
-      has_aux: whether `loss_fn` returns `(loss, aux)`.
+      prng_argnum: which positional argument is a PRNG key, if any.
       method: "factored" or "vmap"; see `per_example_value_and_grad`.
 
     Returns:
@@ -119,7 +119,8 @@ def clipped_value_and_grad(
       >>> import jax.numpy as jnp
       >>> import dpadambc
       >>> loss_fn = lambda w, x: w * x
-      >>> fun = dpadambc.clipped_value_and_grad(loss_fn, 1.0, 2, microbatch_size=1)
+      >>> fun = dpadambc.clipped_value_and_grad(
+      ...     loss_fn, l2_clip_norm=1.0, normalize_by=2, microbatch_size=1)
       >>> values, gradient = fun(1.0, jnp.array([0.5, 3.0]))
       >>> print(values, f"{gradient:.3f}")
       [0.5 3. ] 0.750
@@ -127,8 +128,8 @@ def clipped_value_and_grad(
     clip = flat.clip_per_example(l2_clip_norm, normalize_by=normalize_by)
     if microbatch_size is not None:
         validate.count(least=1, microbatch_size=microbatch_size)
-    parts = Arguments(argnums, batch_argnums, key_argnum)
-    all_examples = batched_value_and_grad(loss_fn, parts, has_aux, method)
+    parts = Arguments(argnums, batch_argnums, prng_argnum)
+    all_examples = batched_value_and_grad(fun, parts, has_aux, method)
 
     def params_of(args):
         several = tuple(args[i] for i in parts.differentiated)
@@ -142,7 +143,7 @@ def clipped_value_and_grad(
         )
         return output, clipped
 
-    def fun(*args, is_padding_example=None):
+    def value_and_grad_fn(*args, is_padding_example=None):
         batch_size = parts.check(args)
         if is_padding_example is None:
             is_padding_example = jnp.zeros(batch_size, bool)
@@ -159,19 +160,19 @@ def clipped_value_and_grad(
         )
         return explicit_mesh.automatic(numbered, specs, is_padding_example, *args)
 
-    return ClippedGrad(fun, l2_clip_norm, normalize_by)
+    return ClippedGrad(value_and_grad_fn, l2_clip_norm, normalize_by)
 
 
 def clipped_grad(
-    loss_fn: Callable[..., Any],
+    fun: Callable[..., Any],
+    argnums: Argnums = 0,
+    has_aux: bool = False,
+    *,
     l2_clip_norm: float,
     normalize_by: float,
     microbatch_size: int | None = None,
-    *,
-    argnums: Argnums = 0,
     batch_argnums: Argnums | None = None,
-    key_argnum: int | None = None,
-    has_aux: bool = False,
+    prng_argnum: int | None = None,
     method: Method = "factored",
 ) -> ClippedGrad:
     r"""Like `jax.grad` of a batch, but clipped per example: sum, divided by a constant.
@@ -182,20 +183,20 @@ def clipped_grad(
     the batch counts as an example, padding too.
 
     Args:
-      loss_fn: the loss of one example; see `per_example_value_and_grad`.
+      fun: the loss of one example; see `per_example_value_and_grad`.
+      argnums: which positional arguments to differentiate.
+      has_aux: whether `fun` returns `(loss, aux)`.
       l2_clip_norm: C, the bound on one example's gradient norm.
       normalize_by: B, the public number that the sum is divided by.
       microbatch_size: how many examples are in memory at once; all by default. It
         changes the result by rounding only, and need not divide the batch size. (With a
         key of JAX's kinds `rbg`, dropout depends on it too.)
-      argnums: which positional arguments to differentiate.
       batch_argnums: which positional arguments are batches; by default all others.
-      key_argnum: which positional argument is a PRNG key, if any.
-      has_aux: whether `loss_fn` returns `(loss, aux)`.
+      prng_argnum: which positional argument is a PRNG key, if any.
       method: "factored" or "vmap"; see `per_example_value_and_grad`.
 
     Returns:
-      A function of the arguments of `loss_fn`, in batches, and of
+      A function of the arguments of `fun`, in batches, and of
       `is_padding_example`, that returns the clipped gradient in at least float32,
       with `has_aux` `(gradient, aux)`. Its method `sensitivity(neighboring_relation)`
       is the bound on what one example can change.
@@ -208,7 +209,8 @@ def clipped_grad(
       >>> import jax.numpy as jnp
       >>> import dpadambc
       >>> loss_fn = lambda w, x: w @ x
-      >>> fun = dpadambc.clipped_grad(loss_fn, 1.0, normalize_by=2, microbatch_size=1)
+      >>> fun = dpadambc.clipped_grad(
+      ...     loss_fn, l2_clip_norm=1.0, normalize_by=2, microbatch_size=1)
       >>> gradient = fun(jnp.zeros(2), jnp.array([[3.0, 4.0], [0.0, 0.5]]))
       >>> print([f"{x:.3f}" for x in gradient])
       ['0.300', '0.650']
@@ -216,19 +218,19 @@ def clipped_grad(
       0.5
     """
     clipped = clipped_value_and_grad(
-        loss_fn,
-        l2_clip_norm,
-        normalize_by,
-        microbatch_size,
-        argnums=argnums,
+        fun,
+        argnums,
+        has_aux,
+        l2_clip_norm=l2_clip_norm,
+        normalize_by=normalize_by,
+        microbatch_size=microbatch_size,
         batch_argnums=batch_argnums,
-        key_argnum=key_argnum,
-        has_aux=has_aux,
+        prng_argnum=prng_argnum,
         method=method,
     )
 
-    def fun(*args, is_padding_example=None):
+    def grad_fn(*args, is_padding_example=None):
         output, gradient = clipped(*args, is_padding_example=is_padding_example)
         return (gradient, output[1]) if has_aux else gradient
 
-    return ClippedGrad(fun, l2_clip_norm, normalize_by)
+    return ClippedGrad(grad_fn, l2_clip_norm, normalize_by)

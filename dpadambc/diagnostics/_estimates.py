@@ -123,7 +123,7 @@ def _adam_states(opt_state: optax.OptState) -> list[Any]:
     if not states:
         raise ValueError(
             "Expected the state of an optimizer with second moments (dp_adam,"
-            " dp_adambc, dp_adamw, dp_adamw_bc, optax.adam or a chain with one of"
+            " dp_adam_bc, dp_adamw, dp_adamw_bc, optax.adam or a chain with one of"
             " them), got a state without. SGD has none to look at."
         )
     return states

@@ -56,7 +56,7 @@ def gradient_statistics(
       >>> import jax.numpy as jnp
       >>> import dpadambc
       >>> from dpadambc.diagnostics import not_private
-      >>> mechanism = dpadambc.SubsampledGaussian(
+      >>> mechanism = dpadambc.PoissonGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.1,
       ...     iterations=1, normalize_by=2)
       >>> seen = not_private.gradient_statistics(

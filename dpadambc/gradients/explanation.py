@@ -132,13 +132,13 @@ def _costly(rows: list[ParameterCost]) -> tuple[str, ...]:
 
 
 def explain(
-    loss_fn: Callable[..., Any],
+    fun: Callable[..., Any],
     *args: Any,
     batch_size: int,
     argnums: per_example.Argnums = 0,
-    batch_argnums: per_example.Argnums | None = None,
-    key_argnum: int | None = None,
     has_aux: bool = False,
+    batch_argnums: per_example.Argnums | None = None,
+    prng_argnum: int | None = None,
 ) -> Explanation:
     """How the per-example gradients of a loss will be held, and what that takes.
 
@@ -152,14 +152,14 @@ def explain(
     and warned of.
 
     Args:
-      loss_fn: the loss of one example; see `per_example_value_and_grad`.
-      *args: the arguments of `loss_fn` for *one* example, arrays or
+      fun: the loss of one example; see `per_example_value_and_grad`.
+      *args: the arguments of `fun` for *one* example, arrays or
         `jax.ShapeDtypeStruct`.
       batch_size: for which the bytes are counted.
       argnums: which positional arguments are differentiated.
+      has_aux: whether `fun` returns `(loss, aux)`.
       batch_argnums: which positional arguments will be batches; by default all others.
-      key_argnum: which positional argument is a PRNG key, if any.
-      has_aux: whether `loss_fn` returns `(loss, aux)`.
+      prng_argnum: which positional argument is a PRNG key, if any.
 
     Returns:
       An `Explanation`: `print` it, or read `parameters`, `rules` and `warnings`. It
@@ -185,13 +185,13 @@ def explain(
       all, shared factors once                               1.85 MB        823 MB
     """
     validate.count(least=1, batch_size=batch_size)
-    arguments = per_example.Arguments(argnums, batch_argnums, key_argnum)
+    arguments = per_example.Arguments(argnums, batch_argnums, prng_argnum)
     grad_fn = per_example.per_example_grad(
-        loss_fn,
+        fun,
         argnums,
+        has_aux,
         batch_argnums=batch_argnums,
-        key_argnum=key_argnum,
-        has_aux=has_aux,
+        prng_argnum=prng_argnum,
     )
     rows, distinct = [], {}
 
@@ -218,7 +218,7 @@ def explain(
         factored_bytes=distinct["bytes"],
         without_gradient=_without_gradient(rows),
         costly=_costly(rows),
-        mixing=_mixing(loss_fn, arguments, args),
+        mixing=_mixing(fun, arguments, args),
     )
 
 

@@ -35,7 +35,7 @@ class Arguments:
 
     argnums: Argnums
     batch_argnums: Argnums | None
-    key_argnum: int | None
+    prng_argnum: int | None
 
     def __post_init__(self):
         for numbers in (self.argnums, self.batch_argnums):
@@ -51,24 +51,24 @@ class Arguments:
         """The positions that hold a batch: by default, all that are left over."""
         if self.batch_argnums is not None:
             return _tuple(self.batch_argnums)
-        others = (*_tuple(self.argnums), self.key_argnum)
+        others = (*_tuple(self.argnums), self.prng_argnum)
         return tuple(i for i in range(len(args)) if i not in others)
 
     def check(self, args: Sequence[Any]) -> int:
         """The batch size; raises unless the arguments fit their parts."""
         parts = [*_tuple(self.argnums), *self.batched(args)]
-        if self.key_argnum is not None:
-            parts.append(self.key_argnum)
+        if self.prng_argnum is not None:
+            parts.append(self.prng_argnum)
         if not all(0 <= i < len(args) for i in parts) or len({*parts}) != len(parts):
             raise ValueError(
                 f"Expected argnums={self.argnums}, batch_argnums={self.batch_argnums}"
-                f" and key_argnum={self.key_argnum} to name distinct arguments among"
+                f" and prng_argnum={self.prng_argnum} to name distinct arguments among"
                 f" the {len(args)} given."
             )
         for i in _tuple(self.argnums):
             _check_parameters(args[i])
-        if self.key_argnum is not None:
-            validate.typed_key(key=args[self.key_argnum])
+        if self.prng_argnum is not None:
+            validate.typed_key(key=args[self.prng_argnum])
         return _batch_size([args[i] for i in self.batched(args)])
 
 
@@ -99,10 +99,10 @@ def batched_value_and_grad(
 
     def one_example(example_id, *args):
         args = list(args)
-        if parts.key_argnum is not None:
+        if parts.prng_argnum is not None:
             # Depends neither on the batch size nor on the padding.
-            args[parts.key_argnum] = jax.random.fold_in(
-                args[parts.key_argnum], example_id
+            args[parts.prng_argnum] = jax.random.fold_in(
+                args[parts.prng_argnum], example_id
             )
         return value_and_grad(*args)
 
@@ -205,31 +205,31 @@ def _scalar_loss(loss_fn: Callable[..., Any], has_aux: bool) -> Callable[..., An
 
 
 def per_example_value_and_grad(
-    loss_fn: Callable[..., Any],
+    fun: Callable[..., Any],
     argnums: Argnums = 0,
+    has_aux: bool = False,
     *,
     batch_argnums: Argnums | None = None,
-    key_argnum: int | None = None,
-    has_aux: bool = False,
+    prng_argnum: int | None = None,
     method: Method = "factored",
 ) -> Callable[..., Any]:
     r"""Like `jax.value_and_grad`, for each example of a batch on its own.
 
     Args:
-      loss_fn: a function of one example, without a batch axis, that returns its loss,
+      fun: a function of one example, without a batch axis, that returns its loss,
         a scalar; with `has_aux`, a pair of the loss and any pytree. Each call sees one
         example. A collective in it, over an axis of `jax.shard_map` or `jax.vmap` along
         which examples differ, would mix them, and is refused. (Batch normalisation of
         one example is constant, and gives a gradient of zero.)
       argnums: which positional arguments to differentiate: the parameters. To train a
         part of them, give it as an argument of its own.
+      has_aux: whether `fun` returns auxiliary output.
       batch_argnums: which positional arguments are batches, pytrees whose arrays all
         have the examples along axis 0. By default all but those of `argnums` and
-        `key_argnum`. Any others are shared by all examples, and must be public: a
+        `prng_argnum`. Any others are shared by all examples, and must be public: a
         batch that is given so would be in the gradient of each example.
-      key_argnum: which positional argument is a PRNG key, if any. Example i is given
+      prng_argnum: which positional argument is a PRNG key, if any. Example i is given
         `jax.random.fold_in(key, i)`: dropout, say, differs between examples.
-      has_aux: whether `loss_fn` returns auxiliary output.
       method: "factored" keeps each gradient in the form in which reverse mode produces
         it, and forms no gradient that is larger than its factors; see
         `PerExampleGradient` and `explain`. "vmap" forms all of them, arrays of shape
@@ -238,7 +238,7 @@ def per_example_value_and_grad(
         gradient is formed on the way to theirs, where `x @ w + x @ a @ b` needs none.
 
     Returns:
-      A function of the arguments of `loss_fn`, in batches, and of
+      A function of the arguments of `fun`, in batches, and of
       `is_padding_example` (keyword; shape (batch,), bool), that returns
       `(values, gradients)`, with `has_aux` `((values, aux), gradients)`. Values have
       shape (batch,). Gradients have a `PerExampleGradient` for each parameter, or an
@@ -263,8 +263,8 @@ def per_example_value_and_grad(
       [[ 6. 12.]
        [ 0.  2.]]
     """
-    parts = Arguments(argnums, batch_argnums, key_argnum)
-    all_examples = batched_value_and_grad(loss_fn, parts, has_aux, method)
+    parts = Arguments(argnums, batch_argnums, prng_argnum)
+    all_examples = batched_value_and_grad(fun, parts, has_aux, method)
 
     def value_and_grad_fn(*args, is_padding_example: jax.Array | None = None):
         batch_size = parts.check(args)
@@ -284,26 +284,26 @@ def per_example_value_and_grad(
 
 
 def per_example_grad(
-    loss_fn: Callable[..., Any],
+    fun: Callable[..., Any],
     argnums: Argnums = 0,
+    has_aux: bool = False,
     *,
     batch_argnums: Argnums | None = None,
-    key_argnum: int | None = None,
-    has_aux: bool = False,
+    prng_argnum: int | None = None,
     method: Method = "factored",
 ) -> Callable[..., Any]:
     r"""Like `jax.grad`, for each example of a batch on its own.
 
     Args:
-      loss_fn: the loss of one example; see `per_example_value_and_grad`.
+      fun: the loss of one example; see `per_example_value_and_grad`.
       argnums: which positional arguments to differentiate.
+      has_aux: whether `fun` returns `(loss, aux)`.
       batch_argnums: which positional arguments are batches; by default all others.
-      key_argnum: which positional argument is a PRNG key, if any.
-      has_aux: whether `loss_fn` returns `(loss, aux)`.
+      prng_argnum: which positional argument is a PRNG key, if any.
       method: "factored" or "vmap"; see `per_example_value_and_grad`.
 
     Returns:
-      A function of the arguments of `loss_fn`, in batches, and of
+      A function of the arguments of `fun`, in batches, and of
       `is_padding_example`, that returns the gradients, with `has_aux`
       `(gradients, aux)`: a `PerExampleGradient` for each parameter, or an array of
       shape (batch, \*parameter shape).
@@ -321,11 +321,11 @@ def per_example_grad(
       [0. 1. 2.]
     """
     value_and_grad_fn = per_example_value_and_grad(
-        loss_fn,
+        fun,
         argnums,
+        has_aux,
         batch_argnums=batch_argnums,
-        key_argnum=key_argnum,
-        has_aux=has_aux,
+        prng_argnum=prng_argnum,
         method=method,
     )
 

@@ -9,14 +9,14 @@ from dpadambc.graphs._subgraphs import (
     undirected,
 )
 from dpadambc.graphs.mechanisms import (
-    FixedSizeSampledMultiTermGaussian,
-    SubsampledMultiTermGaussian,
+    FixedSizeGaussian,
+    PoissonGaussian,
 )
 
 __all__ = [
-    "FixedSizeSampledMultiTermGaussian",
+    "FixedSizeGaussian",
+    "PoissonGaussian",
     "Subgraphs",
-    "SubsampledMultiTermGaussian",
     "distinct_edges",
     "gather",
     "max_terms",

@@ -30,7 +30,7 @@ senders of a root change, or their features. Cutting the senders of a root to
 `max_degree` changes the subgraph of that root only. ∎
 
 So one node is in at most K + 1 clipped terms: `max_terms`, for
-`SubsampledMultiTermGaussian`. The rule must see *whole* lists. To leave out edges
+`PoissonGaussian`. The rule must see *whole* lists. To leave out edges
 first, by the year of the papers, say, is right where that is public of each node, and
 wrong where it depends on which nodes are there, or on their labels.
 """

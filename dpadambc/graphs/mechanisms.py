@@ -62,7 +62,7 @@ class _MultiTermGaussian(Mechanism):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SubsampledMultiTermGaussian(_MultiTermGaussian):
+class PoissonGaussian(_MultiTermGaussian):
     r"""Poisson sampling of roots, where a node is in at most `max_terms` terms.
 
     At every step each root takes part independently with probability `sampling_prob`.
@@ -87,7 +87,7 @@ class SubsampledMultiTermGaussian(_MultiTermGaussian):
 
     Example:
       >>> import dpadambc
-      >>> mechanism = dpadambc.SubsampledMultiTermGaussian(
+      >>> mechanism = dpadambc.graphs.PoissonGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=2.0, max_terms=8, sampling_prob=0.1,
       ...     iterations=100, normalize_by=1_000)
       >>> mechanism.sensitivity
@@ -159,7 +159,7 @@ class SubsampledMultiTermGaussian(_MultiTermGaussian):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FixedSizeSampledMultiTermGaussian(_MultiTermGaussian):
+class FixedSizeGaussian(_MultiTermGaussian):
     """A fresh uniform subset of roots at every step, a node in at most `max_terms`.
 
     Sampling without replacement keeps the number of roots, so privacy is stated for
@@ -182,7 +182,7 @@ class FixedSizeSampledMultiTermGaussian(_MultiTermGaussian):
 
     Example:
       >>> import dpadambc
-      >>> mechanism = dpadambc.FixedSizeSampledMultiTermGaussian(
+      >>> mechanism = dpadambc.graphs.FixedSizeGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=2.0, max_terms=8, batch_size=10_000,
       ...     num_examples=90_941, iterations=191, normalize_by=10_000)
       >>> round(mechanism.epsilon(target_delta=1 / 909_410, accountant="rdp"), 3)

@@ -5,19 +5,19 @@ from dpadambc.mechanisms.base import Mechanism
 from dpadambc.mechanisms.private_gradient import privatize
 from dpadambc.mechanisms.sampling import Batch
 from dpadambc.mechanisms.subsampled import (
-    FixedSizeSampledGaussian,
+    FixedSizeGaussian,
+    PoissonGaussian,
     ShuffledGaussian,
-    SubsampledGaussian,
-    TruncatedSubsampledGaussian,
+    TruncatedPoissonGaussian,
 )
 
 __all__ = [
     "Batch",
-    "FixedSizeSampledGaussian",
+    "FixedSizeGaussian",
     "Mechanism",
+    "PoissonGaussian",
     "ShuffledGaussian",
-    "SubsampledGaussian",
-    "TruncatedSubsampledGaussian",
+    "TruncatedPoissonGaussian",
     "accounting",
     "privatize",
     "sampling",

@@ -167,7 +167,7 @@ def epsilon(
 
     Args:
       event: what was run, in the unit that the accountant reads (see
-        `SubsampledGaussian.dp_event`).
+        `PoissonGaussian.dp_event`).
       target_delta: the delta that goes with it, in (0, 1).
       neighboring_relation: what two neighbouring datasets differ in.
       accountant: "pld" (privacy loss distributions, tight) or "rdp" (Rényi, an upper

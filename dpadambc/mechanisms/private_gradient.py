@@ -18,7 +18,7 @@ def check_mechanism(mechanism: Mechanism) -> None:
     if not isinstance(mechanism, Mechanism):
         raise TypeError(
             "Expected mechanism to be a dpadambc mechanism, such as a"
-            f" SubsampledGaussian, got {mechanism!r}."
+            f" PoissonGaussian, got {mechanism!r}."
         )
 
 
@@ -87,7 +87,7 @@ def privatize(
         gradients without a padding mask where the mechanism's batches are padded.
 
     Args:
-      mechanism: the public numbers, such as a `SubsampledGaussian`.
+      mechanism: the public numbers, such as a `PoissonGaussian`.
       key: a typed key for the noise; a new one for each run.
 
     Returns:
@@ -105,7 +105,7 @@ def privatize(
     Example:
       >>> import jax, jax.numpy as jnp, optax
       >>> import dpadambc
-      >>> mechanism = dpadambc.SubsampledGaussian(
+      >>> mechanism = dpadambc.PoissonGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.5, iterations=10,
       ...     normalize_by=2)
       >>> optimizer = optax.chain(

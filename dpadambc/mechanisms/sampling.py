@@ -9,9 +9,9 @@ nobody knowing who takes part, so the seed or the key must be secret, from entro
 ================================  =================================
 sampling                          mechanism
 ================================  =================================
-`poisson_*`                       `SubsampledGaussian`
-`truncated_poisson_*`             `TruncatedSubsampledGaussian`
-`fixed_size_*`                    `FixedSizeSampledGaussian`
+`poisson_*`                       `PoissonGaussian`
+`truncated_poisson_*`             `TruncatedPoissonGaussian`
+`fixed_size_*`                    `FixedSizeGaussian`
 `shuffled_batches`                `ShuffledGaussian`
 ================================  =================================
 """
@@ -355,7 +355,7 @@ def poisson_sample(
             f"Expected size >= {safe}, which a Poisson sample of {num_examples}"
             f" examples with probability {sampling_prob:g} exceeds with probability"
             f" {_OVERFLOW_PROB:g}, got {size=}. To cap batches at that size, use"
-            " truncated_poisson_sample with TruncatedSubsampledGaussian."
+            " truncated_poisson_sample with TruncatedPoissonGaussian."
         )
     _, selected = _selection_bits(key, num_examples, sampling_prob)
     (indices,) = jnp.nonzero(selected, size=size, fill_value=-1)

@@ -24,7 +24,7 @@ def _gaussian(multiplier: float) -> dp_accounting.DpEvent:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SubsampledGaussian(Mechanism):
+class PoissonGaussian(Mechanism):
     r"""The Poisson-subsampled Gaussian mechanism, `iterations` times: DP-SGD.
 
     At every step each example takes part independently with probability
@@ -52,14 +52,14 @@ class SubsampledGaussian(Mechanism):
 
     Example:
       >>> import dpadambc
-      >>> mechanism = dpadambc.SubsampledGaussian(
+      >>> mechanism = dpadambc.PoissonGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=1.85, sampling_prob=1024 / 50_000,
       ...     iterations=3_360, normalize_by=1024)
       >>> round(mechanism.epsilon(target_delta=1e-5), 3)
       2.925
       >>> round(mechanism.noise_stddev, 7)
       0.0018066
-      >>> mechanism = dpadambc.SubsampledGaussian.calibrate(
+      >>> mechanism = dpadambc.PoissonGaussian.calibrate(
       ...     target_epsilon=1.0, target_delta=1e-5, l2_clip_norm=1.0,
       ...     noise_multiplier=4.0, sampling_prob=0.02, normalize_by=1000)
       >>> mechanism.iterations
@@ -123,8 +123,8 @@ class SubsampledGaussian(Mechanism):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TruncatedSubsampledGaussian(Mechanism):
-    """`SubsampledGaussian` with batches cut to a random `truncated_batch_size`.
+class TruncatedPoissonGaussian(Mechanism):
+    """`PoissonGaussian` with batches cut to a random `truncated_batch_size`.
 
     Where more examples are drawn than that, a random subset of them takes part. An
     example that comes in may then push out another, which costs a little privacy. How
@@ -148,7 +148,7 @@ class TruncatedSubsampledGaussian(Mechanism):
 
     Example:
       >>> import dpadambc
-      >>> mechanism = dpadambc.TruncatedSubsampledGaussian(
+      >>> mechanism = dpadambc.TruncatedPoissonGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=1.85, sampling_prob=0.02,
       ...     truncated_batch_size=1_050, num_examples=50_000, iterations=1_000,
       ...     normalize_by=1_000)
@@ -211,7 +211,7 @@ class TruncatedSubsampledGaussian(Mechanism):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FixedSizeSampledGaussian(Mechanism):
+class FixedSizeGaussian(Mechanism):
     """The Gaussian mechanism on a fresh uniform subset of fixed size at every step.
 
     Sampling without replacement keeps the size of the data set, so privacy is stated
@@ -232,7 +232,7 @@ class FixedSizeSampledGaussian(Mechanism):
 
     Example:
       >>> import dpadambc
-      >>> mechanism = dpadambc.FixedSizeSampledGaussian(
+      >>> mechanism = dpadambc.FixedSizeGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=2.0, batch_size=100,
       ...     num_examples=1_000, iterations=1, normalize_by=100)
       >>> round(mechanism.epsilon(target_delta=1e-5), 3)

@@ -24,7 +24,7 @@ def mechanism_of(mechanism: Any, num_examples: int) -> None:
     if not isinstance(mechanism, Mechanism) or not hasattr(mechanism, "sample"):
         raise TypeError(
             "Expected a mechanism that draws each batch from a key, such as a"
-            f" SubsampledGaussian, got {type(mechanism).__name__}."
+            f" PoissonGaussian, got {type(mechanism).__name__}."
         )
     expected = getattr(mechanism, "num_examples", num_examples)
     if expected != num_examples:
@@ -53,7 +53,7 @@ def optimizer_of(optimizer: Any, params: optax.Params, mechanism: Mechanism) -> 
         raise ValueError(
             "Expected an optimizer of the private gradient, got one that adds noise of"
             " its own: fit clips and adds the noise itself, at the mechanism's level."
-            " Instead of dp_sgd, dp_adam or dp_adambc pass optax.sgd(1e-3),"
+            " Instead of dp_sgd, dp_adam or dp_adam_bc pass optax.sgd(1e-3),"
             " optax.adam(1e-3) or dpadambc.adam_bc(1e-3, mechanism.noise_stddev)."
         )
     try:
@@ -85,7 +85,7 @@ def loss_of(step: Step, params: optax.Params, frozen: Any, data: Any) -> None:
         *arguments,
         batch_size=1,
         batch_argnums=tuple(range(first, first + len(example))),
-        key_argnum=len(arguments) - 1 if key else None,
+        prng_argnum=len(arguments) - 1 if key else None,
     )
     for sentence in (*found.without_gradient, *found.mixing):
         warnings.warn(sentence, stacklevel=3)

@@ -32,7 +32,7 @@ def affordable_iterations(
     Example:
       >>> import dpadambc
       >>> from dpadambc import training
-      >>> mechanism = dpadambc.SubsampledGaussian(
+      >>> mechanism = dpadambc.PoissonGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=2.0, sampling_prob=0.02,
       ...     iterations=10_000, normalize_by=100)
       >>> training.affordable_iterations(
@@ -69,7 +69,9 @@ def public_numbers(mechanism: Mechanism) -> dict[str, Any]:
     """The mechanism as a ledger holds it: its class and every field."""
     fields = dataclasses.fields(mechanism)  # pyright: ignore[reportArgumentType]
     numbers = {f.name: _number(getattr(mechanism, f.name)) for f in fields}
-    return {"mechanism": type(mechanism).__name__, **numbers}
+    # Two packages have a PoissonGaussian; where in its package a class is may change.
+    package = ".".join(type(mechanism).__module__.split(".")[:2])
+    return {"mechanism": f"{package}.{type(mechanism).__name__}", **numbers}
 
 
 def record_of_key(key: jax.Array) -> dict[str, Any]:

@@ -88,7 +88,7 @@ class Checkpoints:
       >>> import tempfile, jax, jax.numpy as jnp, optax
       >>> import dpadambc
       >>> from dpadambc import training
-      >>> mechanism = dpadambc.SubsampledGaussian(
+      >>> mechanism = dpadambc.PoissonGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.5, iterations=4,
       ...     normalize_by=4)
       >>> def run(folder):

@@ -324,7 +324,7 @@ def fit(
       >>> from dpadambc import training
       >>> x = jax.random.normal(jax.random.key(0), (1_000, 3))
       >>> data = x, x @ jnp.array([1.0, -2.0, 3.0])
-      >>> mechanism = dpadambc.SubsampledGaussian.calibrate(
+      >>> mechanism = dpadambc.PoissonGaussian.calibrate(
       ...     target_epsilon=3.0, target_delta=1e-5, sampling_prob=0.2, iterations=200,
       ...     l2_clip_norm=1.0, normalize_by=200)
       >>> result = training.fit(

@@ -32,7 +32,7 @@ class ProgressBar:
       >>> import io, jax, jax.numpy as jnp, optax, rich.console
       >>> import dpadambc
       >>> from dpadambc import training
-      >>> mechanism = dpadambc.SubsampledGaussian(
+      >>> mechanism = dpadambc.PoissonGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.5, iterations=4,
       ...     normalize_by=4)
       >>> out = rich.console.Console(file=io.StringIO(), width=100)

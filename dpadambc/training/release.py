@@ -54,7 +54,7 @@ def save_release(path: str | pathlib.Path, result: Result) -> dict[str, Any]:
       >>> import pathlib, tempfile, jax, jax.numpy as jnp, optax
       >>> import dpadambc
       >>> from dpadambc import training
-      >>> mechanism = dpadambc.SubsampledGaussian(
+      >>> mechanism = dpadambc.PoissonGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.5, iterations=4,
       ...     normalize_by=4)
       >>> result = training.fit(
@@ -65,7 +65,7 @@ def save_release(path: str | pathlib.Path, result: Result) -> dict[str, Any]:
       ...     about = training.save_release(path, result)
       ...     params, about = training.load_release(path, like=result.state.params)
       >>> about["mechanism"], about["iterations"], round(about["epsilon"], 2)
-      ('SubsampledGaussian', 4, 6.68)
+      ('PoissonGaussian', 4, 6.68)
     """
     path, state = pathlib.Path(path), releasable(result)
     arrays = _named(state.params, "params") | _named(state.average, "average")

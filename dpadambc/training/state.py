@@ -54,7 +54,7 @@ def releasable(run: Any) -> Releasable:
       >>> import jax, jax.numpy as jnp, optax
       >>> import dpadambc
       >>> from dpadambc import training
-      >>> mechanism = dpadambc.SubsampledGaussian(
+      >>> mechanism = dpadambc.PoissonGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.5, iterations=4,
       ...     normalize_by=4)
       >>> state = training.init_state(
@@ -99,7 +99,7 @@ def init_state(
       >>> import jax, jax.numpy as jnp, optax
       >>> import dpadambc
       >>> from dpadambc import training
-      >>> mechanism = dpadambc.SubsampledGaussian(
+      >>> mechanism = dpadambc.PoissonGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.5, iterations=4,
       ...     normalize_by=4)
       >>> state = training.init_state(

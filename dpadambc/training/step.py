@@ -71,7 +71,7 @@ class Step:
       >>> import jax, jax.numpy as jnp, optax
       >>> import dpadambc
       >>> from dpadambc import training
-      >>> mechanism = dpadambc.SubsampledGaussian(
+      >>> mechanism = dpadambc.PoissonGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.5, iterations=4,
       ...     normalize_by=4)
       >>> data = {"x": jnp.ones((8, 2)), "y": jnp.ones(8)}
@@ -154,11 +154,11 @@ class Step:
         first = 1 + len(shared)
         fun = clipped_value_and_grad(
             self.loss_fn,
-            self.mechanism.l2_clip_norm,
-            self.mechanism.normalize_by,
-            self.microbatch_size,
+            l2_clip_norm=self.mechanism.l2_clip_norm,
+            normalize_by=self.mechanism.normalize_by,
+            microbatch_size=self.microbatch_size,
             batch_argnums=tuple(range(first, first + len(examples))),
-            key_argnum=len(arguments) if self.uses_key else None,
+            prng_argnum=len(arguments) if self.uses_key else None,
         )
         losses, clipped = fun(
             self.layout.whole(state.params), *arguments, is_padding_example=padding

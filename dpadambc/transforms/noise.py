@@ -84,7 +84,7 @@ def add_dp_noise(
 
     with :math:`\sigma` = `noise_stddev`, in the unit of the gradient that comes in:
     after `clip_per_example`, that is noise multiplier times sensitivity, as
-    `SubsampledGaussian.noise_stddev` has it.
+    `PoissonGaussian.noise_stddev` has it.
 
     Guarantees:
       * Draws are independent over coordinates, leaves, steps and keys. Each step

@@ -27,7 +27,7 @@ def mechanism(**changes):
         iterations=10,
         normalize_by=8,
     )
-    return dpadambc.SubsampledGaussian(**numbers | changes)
+    return dpadambc.PoissonGaussian(**numbers | changes)
 
 
 def gradients(steps=30, seed=0, stddev=STDDEV):
@@ -182,7 +182,7 @@ def test_the_state_is_found_in_every_wrapper(wrapper):
     )
 
 
-@pytest.mark.parametrize("name", ["dp_adam", "dp_adambc", "dp_adamw", "dp_adamw_bc"])
+@pytest.mark.parametrize("name", ["dp_adam", "dp_adam_bc", "dp_adamw", "dp_adamw_bc"])
 def test_the_full_optimizers_can_be_looked_at(name):
     stddev = mechanism().noise_stddev
     optimizer = getattr(dpadambc, name)(0.1, mechanism(), key=jax.random.key(0))

@@ -61,7 +61,7 @@ def adult_dir(tmp_path):
 
 
 def small_mechanism(noise_multiplier, **public_numbers):
-    return dpadambc.SubsampledGaussian(
+    return dpadambc.PoissonGaussian(
         **{
             "l2_clip_norm": 0.5,
             "noise_multiplier": noise_multiplier,
@@ -230,7 +230,7 @@ def test_the_demo_writes_its_results_and_pictures(tmp_path, monkeypatch, capsys)
     assert tuple(written["methods"]) == methods
 
     relation = written["mechanism"].pop("neighboring_relation")
-    mechanism = dpadambc.SubsampledGaussian(
+    mechanism = dpadambc.PoissonGaussian(
         **written["mechanism"],
         neighboring_relation=dpadambc.NeighboringRelation[relation],
     )

@@ -114,7 +114,7 @@ def test_what_one_node_changes_in_the_clipped_sum_is_within_the_sensitivity():
     graph = blocks(40, degree=10)
     task = training.task(graph)
     params = task.init(jax.random.key(0))
-    mechanism = dpadambc.SubsampledMultiTermGaussian(
+    mechanism = dpadambc.graphs.PoissonGaussian(
         l2_clip_norm=0.5,
         noise_multiplier=1.0,
         max_terms=graphs.max_terms(3),
@@ -123,7 +123,9 @@ def test_what_one_node_changes_in_the_clipped_sum_is_within_the_sensitivity():
         normalize_by=1.0,
         neighboring_relation=dpadambc.NeighboringRelation.REPLACE_ONE,
     )
-    clipped = jax.jit(dpadambc.clipped_grad(task.loss_fn, 0.5, 1.0))
+    clipped = jax.jit(
+        dpadambc.clipped_grad(task.loss_fn, l2_clip_norm=0.5, normalize_by=1.0)
+    )
     roots = small_roots(graph)
     every = jnp.arange(roots.num_examples)
     before = experiment.flat(clipped(params, *task.examples(roots, every)))
@@ -169,7 +171,7 @@ def trainer_of(graph, method, mechanism):
 @functools.cache
 def accuracy_of_blocks(method, noise_multiplier):
     graph = blocks()
-    mechanism = dpadambc.SubsampledMultiTermGaussian(
+    mechanism = dpadambc.graphs.PoissonGaussian(
         l2_clip_norm=1.0,
         noise_multiplier=noise_multiplier,
         max_terms=graphs.max_terms(3),
@@ -442,7 +444,7 @@ def test_hostile_shapes_go_through_the_whole_pipeline():
         receivers=np.concatenate([others, 0 * others, 0 * others, others]),
     )
     roots = small_roots(graph)
-    mechanism = dpadambc.SubsampledMultiTermGaussian(
+    mechanism = dpadambc.graphs.PoissonGaussian(
         l2_clip_norm=1.0,
         noise_multiplier=1.0,
         max_terms=graphs.max_terms(3),

@@ -86,7 +86,7 @@ def test_keys_frozen_parameters_and_auxiliary_output():
         jax.random.key(0),
         batch_size=4,
         batch_argnums=2,
-        key_argnum=3,
+        prng_argnum=3,
         has_aux=True,
     )
     assert found.rules == {"params": "gram"}

@@ -42,7 +42,7 @@ def options(model, args):
     end = len(args) - model.with_key
     return dict(
         batch_argnums=tuple(range(end - len(model.batch), end)),
-        key_argnum=end if model.with_key else None,
+        prng_argnum=end if model.with_key else None,
         has_aux=model.has_aux,
     )
 
@@ -232,7 +232,11 @@ def test_microbatches_with_padding_change_rounding_only(name, x64):
     l2_clip_norm = float(np.median(norms_of(slow)))
     args = without_a_number(model, args, int(PADDING.argmax()))
     fun = dpadambc.clipped_grad(
-        model.loss_fn, l2_clip_norm, 3.0, 2, **options(model, args)
+        model.loss_fn,
+        l2_clip_norm=l2_clip_norm,
+        normalize_by=3.0,
+        microbatch_size=2,
+        **options(model, args),
     )
     clipped = quick_jit(fun)(*args, is_padding_example=PADDING)
     clipped = clipped[0] if model.has_aux else clipped
@@ -259,7 +263,11 @@ def clipped_with_and_without(method, is_formed, hostile):
     x[1] = hostile
     mask = rng.random(w.shape) < 0.5 if is_formed else 1
     loss_fn = jax.checkpoint(lambda w, x: models.score(conv(w * mask, x)))
-    clipped = quick_jit(dpadambc.clipped_grad(loss_fn, 1.0, 1.0, method=method))
+    clipped = quick_jit(
+        dpadambc.clipped_grad(
+            loss_fn, l2_clip_norm=1.0, normalize_by=1.0, method=method
+        )
+    )
     w, x = jnp.asarray(w, jnp.float32), jnp.asarray(x, jnp.float32)
     return clipped(w, x), clipped(w, jnp.delete(x, 1, 0))
 

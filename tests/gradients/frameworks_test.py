@@ -11,7 +11,7 @@ from flax.training import train_state
 
 import dpadambc
 
-MECHANISM = dpadambc.SubsampledGaussian(
+MECHANISM = dpadambc.PoissonGaussian(
     l2_clip_norm=1.0,
     noise_multiplier=0.01,
     sampling_prob=0.5,
@@ -83,7 +83,7 @@ def test_linen_train_state_with_dropout_and_padding_given_to_the_gradient():
 
     @jax.jit
     def step(state, x, label, padding, key):
-        grads = dpadambc.per_example_grad(loss_fn, key_argnum=3)(
+        grads = dpadambc.per_example_grad(loss_fn, prng_argnum=3)(
             state.params, x, label, key, is_padding_example=padding
         )
         return state.apply_gradients(grads=grads)
@@ -130,7 +130,9 @@ def test_linen_and_nnx_take_the_same_private_step():
         f"Dense_{i}": {"kernel": layer.kernel[...], "bias": layer.bias[...]}
         for i, layer in enumerate([nnx_model.hidden, nnx_model.out])
     }
-    clip = lambda loss_fn: dpadambc.clipped_grad(loss_fn, 0.1, 8.0, 3)
+    clip = lambda loss_fn: dpadambc.clipped_grad(
+        loss_fn, l2_clip_norm=0.1, normalize_by=8.0, microbatch_size=3
+    )
     linen_fn = clip(lambda p, x, y: cross_entropy(linen.apply({"params": p}, x), y))
     graph, state = nnx.split(nnx_model)
     nnx_fn = clip(lambda p, x, y: cross_entropy(nnx.merge(graph, p)(x), y))

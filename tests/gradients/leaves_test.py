@@ -22,7 +22,11 @@ def bilinear_loss(params, a, g):
 @functools.cache
 def compiled(l2_clip_norm, has_allowance=True):
     del has_allowance  # it was traced with the one or the other
-    return jax.jit(dpadambc.clipped_grad(bilinear_loss, l2_clip_norm, 1.0).fun)
+    return jax.jit(
+        dpadambc.clipped_grad(
+            bilinear_loss, l2_clip_norm=l2_clip_norm, normalize_by=1.0
+        ).fun
+    )
 
 
 def clipped_sum(a, g, l2_clip_norm=1.0, has_allowance=True, is_padding=None):
@@ -162,7 +166,9 @@ def test_what_cancels_differently_in_the_sum_stays_within_the_clip_norm(
     params = jnp.zeros(shape)
 
     def longest():
-        clipped = jax.jit(dpadambc.clipped_grad(loss_fn, 1.0, 1.0).fun)
+        clipped = jax.jit(
+            dpadambc.clipped_grad(loss_fn, l2_clip_norm=1.0, normalize_by=1.0).fun
+        )
         rngs = map(np.random.default_rng, range(200))
         sums = [clipped(params, draw_x(rng), draw_g(rng)) for rng in rngs]
         return max(np.linalg.norm(np.float64(x)) for x in sums)
@@ -194,7 +200,7 @@ def test_low_precision_factors_are_squared_and_summed_in_float32():
     a, g = factors(0, 5, 3)
     a = 300 * a / np.abs(a).max()
     params = jnp.zeros((7, 9), jnp.float16)
-    fun = dpadambc.clipped_grad(bilinear_loss, 1.0, 1.0)
+    fun = dpadambc.clipped_grad(bilinear_loss, l2_clip_norm=1.0, normalize_by=1.0)
     half = [jnp.asarray(x, jnp.float16) for x in (a, g)]
     clipped = fun(params, *half)
     assert clipped.dtype == jnp.float32
@@ -254,8 +260,14 @@ def test_peak_memory_is_near_that_of_the_ordinary_gradient(model, bound):
         return jax.vmap(loss_fn, in_axes)(params, *batch).mean()
 
     ordinary = peak_bytes(jax.grad(mean_loss), params, *batch)
-    private = peak_bytes(dpadambc.clipped_grad(loss_fn, 1.0, 256.0), params, *batch)
-    vmapped = dpadambc.clipped_grad(loss_fn, 1.0, 256.0, method="vmap")
+    private = peak_bytes(
+        dpadambc.clipped_grad(loss_fn, l2_clip_norm=1.0, normalize_by=256.0),
+        params,
+        *batch,
+    )
+    vmapped = dpadambc.clipped_grad(
+        loss_fn, l2_clip_norm=1.0, normalize_by=256.0, method="vmap"
+    )
     assert private < bound * ordinary
     # Negative control: what the bound would catch.
     assert peak_bytes(vmapped, params, *batch) > 2 * bound * ordinary

@@ -123,7 +123,13 @@ def test_per_example_grad_agrees_with_a_loop(name, method, x64):
 @pytest.mark.parametrize("microbatch_size", [None, 1, 3, 7, 100])
 def test_clipped_grad_agrees_with_a_loop(name, microbatch_size, method, x64):
     loss_fn, params, x, y = problem(name, 7)
-    fun = dpadambc.clipped_grad(loss_fn, 0.5, 3.0, microbatch_size, method=method)
+    fun = dpadambc.clipped_grad(
+        loss_fn,
+        l2_clip_norm=0.5,
+        normalize_by=3.0,
+        microbatch_size=microbatch_size,
+        method=method,
+    )
     slow = looped_clipped_sum(loss_fn, params, x, y, l2_clip_norm=0.5, normalize_by=3.0)
     assert_close(quick_jit(fun)(params, x, y), slow)
     if microbatch_size == 3:
@@ -132,7 +138,14 @@ def test_clipped_grad_agrees_with_a_loop(name, microbatch_size, method, x64):
 
 @functools.cache
 def clipped_mlp(microbatch_size):
-    return quick_jit(dpadambc.clipped_grad(mlp_loss, 1.0, 2.0, microbatch_size).fun)
+    return quick_jit(
+        dpadambc.clipped_grad(
+            mlp_loss,
+            l2_clip_norm=1.0,
+            normalize_by=2.0,
+            microbatch_size=microbatch_size,
+        ).fun
+    )
 
 
 @hypothesis.given(
@@ -162,7 +175,13 @@ def test_clipped_grad_is_per_example_grad_then_clip_per_example():
     clip = dpadambc.clip_per_example(0.3, normalize_by=5.0)
     grads = dpadambc.per_example_grad(loss_fn)(params, x, y)
     chained, _ = clip.update(grads, clip.init(params), params)
-    assert_close(dpadambc.clipped_grad(loss_fn, 0.3, 5.0)(params, x, y), chained, 1e-6)
+    assert_close(
+        dpadambc.clipped_grad(loss_fn, l2_clip_norm=0.3, normalize_by=5.0)(
+            params, x, y
+        ),
+        chained,
+        1e-6,
+    )
 
 
 def test_padding_given_to_the_gradient_or_to_the_clip_is_the_same():
@@ -181,7 +200,9 @@ def test_padding_given_to_the_gradient_or_to_the_clip_is_the_same():
     jax.tree.map(np.testing.assert_array_equal, early, late)
     assert_close(
         early,
-        dpadambc.clipped_grad(loss_fn, 0.3, 5.0)(params, x[~mask], y[~mask]),
+        dpadambc.clipped_grad(loss_fn, l2_clip_norm=0.3, normalize_by=5.0)(
+            params, x[~mask], y[~mask]
+        ),
         1e-6,
     )
 
@@ -190,7 +211,9 @@ def test_padding_given_to_the_gradient_or_to_the_clip_is_the_same():
 def test_an_empty_batch_gives_zero(microbatch_size):
     """jax_privacy 2.0.0 raises."""
     loss_fn, params, x, y = problem("mlp", 0)
-    fun = dpadambc.clipped_value_and_grad(loss_fn, 1.0, 2.0, microbatch_size)
+    fun = dpadambc.clipped_value_and_grad(
+        loss_fn, l2_clip_norm=1.0, normalize_by=2.0, microbatch_size=microbatch_size
+    )
     values, grad = fun(params, x, y)
     assert values.shape == (0,)
     assert all(not leaf.any() for leaf in jax.tree.leaves(grad))
@@ -205,13 +228,25 @@ def test_auxiliary_output_and_values_come_back_per_example():
     np.testing.assert_array_equal(grads.materialize(), x)
     np.testing.assert_array_equal(aux["twice"], 2 * x)
     for size in (None, 2, 5):
-        fun = dpadambc.clipped_value_and_grad(loss_fn, 9.0, 1.0, size, has_aux=True)
+        fun = dpadambc.clipped_value_and_grad(
+            loss_fn,
+            l2_clip_norm=9.0,
+            normalize_by=1.0,
+            microbatch_size=size,
+            has_aux=True,
+        )
         (values, aux), grad = fun(2.0, x)
         np.testing.assert_array_equal(values, 2 * x)
         np.testing.assert_array_equal(aux["twice"], 2 * x)
         assert aux["shape"].shape == (5, 3)
         assert grad == 10.0
-        fun = dpadambc.clipped_grad(loss_fn, 9.0, 1.0, size, has_aux=True)
+        fun = dpadambc.clipped_grad(
+            loss_fn,
+            l2_clip_norm=9.0,
+            normalize_by=1.0,
+            microbatch_size=size,
+            has_aux=True,
+        )
         grad, aux = fun(2.0, x)
         assert grad == 10.0
         np.testing.assert_array_equal(aux["twice"], 2 * x)
@@ -222,14 +257,20 @@ def test_each_example_has_a_key_of_its_own():
         return params * x * jax.random.normal(key)
 
     key, x = jax.random.key(0), jnp.ones(6)
-    grad_fn = dpadambc.per_example_grad(loss_fn, key_argnum=2)
+    grad_fn = dpadambc.per_example_grad(loss_fn, prng_argnum=2)
     grads = grad_fn(1.0, x, key).materialize()
     assert len(np.unique(grads)) == 6
     # Neither the batch size nor the microbatch size decides which.
     fewer = grad_fn(1.0, x[:4], key).materialize()
     np.testing.assert_array_equal(fewer, grads[:4])
     for size in (1, 4, None):
-        fun = dpadambc.clipped_grad(loss_fn, 100.0, 1.0, size, key_argnum=2)
+        fun = dpadambc.clipped_grad(
+            loss_fn,
+            l2_clip_norm=100.0,
+            normalize_by=1.0,
+            microbatch_size=size,
+            prng_argnum=2,
+        )
         assert fun(1.0, x, key) == pytest.approx(float(grads.sum()), rel=1e-5)
 
 
@@ -244,7 +285,9 @@ def test_part_of_the_parameters():
     expected = frozen["w"][None] * x
     np.testing.assert_array_equal(grads["w"].materialize(), expected)
     for size in (None, 1):
-        fun = dpadambc.clipped_grad(loss_fn, 1e9, 1.0, size, **kwargs)
+        fun = dpadambc.clipped_grad(
+            loss_fn, l2_clip_norm=1e9, normalize_by=1.0, microbatch_size=size, **kwargs
+        )
         assert_close(fun(trained, frozen, x)["w"], frozen["w"] * x.sum(0))
 
 
@@ -254,7 +297,9 @@ def test_several_parameter_arguments():
     grads = dpadambc.per_example_grad(loss_fn, (0, 2))(1.0, x, 1.0)
     np.testing.assert_array_equal(grads[0].materialize(), x)
     np.testing.assert_array_equal(grads[1].materialize(), x**2)
-    clipped = dpadambc.clipped_grad(loss_fn, 1e9, 1.0, 2, argnums=(0, 2))
+    clipped = dpadambc.clipped_grad(
+        loss_fn, l2_clip_norm=1e9, normalize_by=1.0, microbatch_size=2, argnums=(0, 2)
+    )
     assert clipped(1.0, x, 1.0) == (3.0, 5.0)
 
 
@@ -262,19 +307,23 @@ def test_batches_of_keys_are_batches():
     loss_fn = lambda w, key: w * jax.random.normal(key)
     keys = jax.random.split(jax.random.key(0), 5)
     grads = dpadambc.per_example_grad(loss_fn)(1.0, keys).materialize()
-    clipped = dpadambc.clipped_grad(loss_fn, 1e9, 1.0, 2)(1.0, keys)
+    clipped = dpadambc.clipped_grad(
+        loss_fn, l2_clip_norm=1e9, normalize_by=1.0, microbatch_size=2
+    )(1.0, keys)
     assert clipped == pytest.approx(float(grads.sum()), rel=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_low_precision_parameters_give_a_float32_sum(dtype):
     loss_fn = lambda w, x: jnp.sum(w * x)
-    fun = dpadambc.clipped_grad(loss_fn, 1.0, 1.0, 2)
+    fun = dpadambc.clipped_grad(
+        loss_fn, l2_clip_norm=1.0, normalize_by=1.0, microbatch_size=2
+    )
     assert fun(jnp.ones(3, dtype), jnp.ones((5, 3), dtype)).dtype == jnp.float32
 
 
 def test_sensitivity_is_carried_by_the_function():
-    fun = dpadambc.clipped_grad(lambda w, x: w * x, 3.0, 6.0)
+    fun = dpadambc.clipped_grad(lambda w, x: w * x, l2_clip_norm=3.0, normalize_by=6.0)
     assert fun.sensitivity(NeighboringRelation.ADD_OR_REMOVE_ONE) == 0.5
     assert fun.sensitivity(NeighboringRelation.REPLACE_ONE) == 1.0
 
@@ -305,7 +354,9 @@ def test_jax_privacy_batch_norm_of_one_example_cannot_mix_examples():
 def test_memory_is_bounded_by_the_microbatch_or_by_the_factors(size, method):
     """Temporary memory of the compiled program, 64 examples of a 256 x 256 kernel."""
     loss_fn = lambda w, x: jnp.sum(jnp.tanh(x @ w))
-    fun = dpadambc.clipped_grad(loss_fn, 1.0, 1.0, size, method=method)
+    fun = dpadambc.clipped_grad(
+        loss_fn, l2_clip_norm=1.0, normalize_by=1.0, microbatch_size=size, method=method
+    )
     compiled = jax.jit(fun).lower(jnp.ones((256, 256)), jnp.ones((64, 256))).compile()
     kernels = compiled.memory_analysis().temp_size_in_bytes / (256 * 256 * 4)
     if method == "vmap" and size is None:
@@ -336,7 +387,7 @@ def test_refuses_a_loss_that_is_not_scalar():
     )
     refusal(ValueError, match + ".*has_aux", grad_fn_of(lambda w, x: (w, x)), 1.0, x)
     refusal(ValueError, match, grad_fn_of(lambda w, x: jnp.int32(1)), 1.0, x)
-    fun = dpadambc.clipped_grad(lambda w, x: w * x, 1.0, 1.0)
+    fun = dpadambc.clipped_grad(lambda w, x: w * x, l2_clip_norm=1.0, normalize_by=1.0)
     refusal(ValueError, match, fun, 1.0, x)
 
 
@@ -363,7 +414,7 @@ def test_refuses_argument_numbers_that_overlap_or_do_not_exist():
     for kwargs in (
         dict(batch_argnums=0),
         dict(batch_argnums=5),
-        dict(key_argnum=0),
+        dict(prng_argnum=0),
         dict(argnums=2),
         dict(argnums=-1),
     ):
@@ -372,7 +423,7 @@ def test_refuses_argument_numbers_that_overlap_or_do_not_exist():
 
 
 def test_refuses_a_key_that_is_not_typed():
-    fun = grad_fn_of(lambda w, x, key: w * x, key_argnum=2)
+    fun = grad_fn_of(lambda w, x, key: w * x, prng_argnum=2)
     raw = jnp.zeros(2, jnp.uint32)
     refusal(TypeError, "to be a typed JAX key", fun, 1.0, jnp.ones(3), raw)
     refusal(TypeError, "to be a typed JAX key", fun, 1.0, jnp.ones(3), 0)
@@ -381,9 +432,13 @@ def test_refuses_a_key_that_is_not_typed():
 @pytest.mark.parametrize("bad", [0, -1])
 def test_refuses_a_microbatch_of_none(bad):
     with pytest.raises(ValueError, match="Expected microbatch_size >= 1"):
-        dpadambc.clipped_grad(lambda w, x: w * x, 1.0, 1.0, bad)
+        dpadambc.clipped_grad(
+            lambda w, x: w * x, l2_clip_norm=1.0, normalize_by=1.0, microbatch_size=bad
+        )
     with pytest.raises(TypeError, match="Expected microbatch_size to be an int"):
-        dpadambc.clipped_grad(lambda w, x: w * x, 1.0, 1.0, 2.0)
+        dpadambc.clipped_grad(
+            lambda w, x: w * x, l2_clip_norm=1.0, normalize_by=1.0, microbatch_size=2.0
+        )
 
 
 def test_refuses_a_mask_of_the_wrong_length():

@@ -54,7 +54,13 @@ def assert_close(got, expected):
 @pytest.mark.parametrize("microbatch_size", [None, 3])
 @pytest.mark.parametrize("method", ["factored", "vmap"])
 def test_the_sum_over_devices_is_that_of_one(method, microbatch_size, check_vma, kind):
-    clipped = dpadambc.clipped_grad(loss_fn, C, 1.0, microbatch_size, method=method)
+    clipped = dpadambc.clipped_grad(
+        loss_fn,
+        l2_clip_norm=C,
+        normalize_by=1.0,
+        microbatch_size=microbatch_size,
+        method=method,
+    )
     summed = lambda *args: jax.lax.psum(clipped(*args), "data")
     got = on_devices(summed, mesh_of(kind), check_vma=check_vma)
     assert_close(got, clipped(PARAMS, TOKENS, TARGETS))
@@ -75,7 +81,9 @@ def test_gradients_per_example_are_clipped_on_their_device(method):
 
 def test_without_it_one_person_would_be_in_the_gradients_of_all_devices(monkeypatch):
     """Negative control: the sum passes what its sensitivity says it cannot."""
-    clipped = dpadambc.clipped_grad(loss_fn, C, 1.0, method="vmap")
+    clipped = dpadambc.clipped_grad(
+        loss_fn, l2_clip_norm=C, normalize_by=1.0, method="vmap"
+    )
     others = TARGETS.copy()
     others[0] += 100
 
@@ -100,7 +108,7 @@ def test_without_it_one_person_would_be_in_the_gradients_of_all_devices(monkeypa
 
 
 def test_noise_is_added_once_after_the_sum():
-    clipped = dpadambc.clipped_grad(loss_fn, C, 1.0)
+    clipped = dpadambc.clipped_grad(loss_fn, l2_clip_norm=C, normalize_by=1.0)
     noise = dpadambc.add_dp_noise(0.1, key=jax.random.key(0))
 
     def noised(*args):
@@ -129,12 +137,16 @@ def test_what_is_shared_over_an_axis_stays_shared():
 
     def look(params, tokens, targets):
         seen.append(shard_map.varying_axes((tokens, targets)))
-        clipped = dpadambc.clipped_grad(loss_fn, C, 1.0)(params, tokens, targets)
+        clipped = dpadambc.clipped_grad(loss_fn, l2_clip_norm=C, normalize_by=1.0)(
+            params, tokens, targets
+        )
         return jax.lax.psum(clipped, "data")
 
     got = on_devices(look, mesh)
     assert set(seen) == {("data",)}
-    expected = dpadambc.clipped_grad(loss_fn, C, 1.0)(PARAMS, TOKENS, TARGETS)
+    expected = dpadambc.clipped_grad(loss_fn, l2_clip_norm=C, normalize_by=1.0)(
+        PARAMS, TOKENS, TARGETS
+    )
     assert_close(got, expected)
 
 
@@ -188,7 +200,7 @@ def test_copies_of_a_gradient_do_not_get_noise_of_their_own():
 
 
 def test_a_sum_over_devices_that_is_forgotten_is_an_error():
-    clipped = dpadambc.clipped_grad(inner_product, C, 1.0)
+    clipped = dpadambc.clipped_grad(inner_product, l2_clip_norm=C, normalize_by=1.0)
     with pytest.raises(ValueError, match=r"sum over them first, with jax.lax.psum"):
         on_four(lambda w, x: noised(clipped(w, x)), P(), P("d"), P("d"))
 
@@ -219,6 +231,6 @@ def test_a_norm_is_not_that_of_a_part_of_the_parameters():
         part = jax.lax.dynamic_slice(x, (2 * jax.lax.axis_index("d"),), (2,))
         return jax.lax.psum(w @ part, "d")
 
-    clipped = dpadambc.clipped_grad(split_loss, C, 1.0)
+    clipped = dpadambc.clipped_grad(split_loss, l2_clip_norm=C, normalize_by=1.0)
     with pytest.raises(ValueError, match="whole on each device, got parameters that"):
         on_four(clipped, P("d"), P(), P("d"))

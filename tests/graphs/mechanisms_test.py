@@ -13,8 +13,8 @@ ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
 SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 REPLACE = NeighboringRelation.REPLACE_ONE
 
-Poisson = dpadambc.SubsampledMultiTermGaussian
-FixedSize = dpadambc.FixedSizeSampledMultiTermGaussian
+Poisson = dpadambc.graphs.PoissonGaussian
+FixedSize = dpadambc.graphs.FixedSizeGaussian
 
 # The published runs: K = 7, 90,941 training nodes, batches of 10,000.
 DELTA = 1 / 909_410
@@ -139,7 +139,7 @@ def test_one_term_is_no_better_than_the_subsampled_gaussian():
         iterations=500,
         normalize_by=1.0,
     )
-    exact = dpadambc.SubsampledGaussian(**numbers)
+    exact = dpadambc.PoissonGaussian(**numbers)
     bound = Poisson(max_terms=1, **numbers)
     assert bound.noise_stddev == exact.noise_stddev
     ratio = bound.epsilon(1e-5) / exact.epsilon(1e-5)
@@ -189,7 +189,7 @@ def test_the_optimizers_take_the_mechanism_unchanged():
     import jax.numpy as jnp
 
     mechanism = published(50)
-    tx = dpadambc.dp_adambc(1e-3, mechanism, key=jax.random.key(0))
+    tx = dpadambc.dp_adam_bc(1e-3, mechanism, key=jax.random.key(0))
     params = {"w": jnp.zeros((3, 2))}
     grad_fn = dpadambc.per_example_grad(lambda p, x: (x @ p["w"]).sum())
     updates, _ = tx.update(grad_fn(params, jnp.ones((4, 3))), tx.init(params), params)

@@ -28,7 +28,7 @@ NUMBERS = dict(
 
 
 def poisson(**changed):
-    return dpadambc.SubsampledGaussian(**{**NUMBERS, **changed})
+    return dpadambc.PoissonGaussian(**{**NUMBERS, **changed})
 
 
 def gaussian_epsilon(noise_multiplier, delta):
@@ -227,7 +227,7 @@ def test_calibration_never_exceeds_and_nearly_meets_its_target(
     unknown, target, accountant
 ):
     given, factor = SOLVED[unknown]
-    mechanism = dpadambc.SubsampledGaussian.calibrate(
+    mechanism = dpadambc.PoissonGaussian.calibrate(
         target_epsilon=target,
         target_delta=1e-5,
         l2_clip_norm=1.0,
@@ -243,7 +243,7 @@ def test_calibration_never_exceeds_and_nearly_meets_its_target(
 
 
 def test_calibration_keeps_what_it_was_given():
-    mechanism = dpadambc.SubsampledGaussian.calibrate(
+    mechanism = dpadambc.PoissonGaussian.calibrate(
         target_epsilon=2.0,
         target_delta=1e-5,
         l2_clip_norm=0.5,
@@ -259,7 +259,7 @@ def test_calibration_keeps_what_it_was_given():
 
 
 def test_all_examples_may_take_part_where_the_target_allows_it():
-    mechanism = dpadambc.SubsampledGaussian.calibrate(
+    mechanism = dpadambc.PoissonGaussian.calibrate(
         target_epsilon=5.0,
         target_delta=1e-5,
         l2_clip_norm=1.0,
@@ -274,7 +274,7 @@ def test_a_target_that_cannot_be_reached_is_an_error():
     with pytest.raises(
         ValueError, match="reached by choosing iterations: it is exceed"
     ):
-        dpadambc.SubsampledGaussian.calibrate(
+        dpadambc.PoissonGaussian.calibrate(
             target_epsilon=0.01,
             target_delta=1e-9,
             l2_clip_norm=1.0,
@@ -296,7 +296,7 @@ def test_calibration_solves_for_exactly_one_number(given):
     with pytest.raises(
         TypeError, match="all but one of noise_multiplier, iterations, s"
     ):
-        dpadambc.SubsampledGaussian.calibrate(
+        dpadambc.PoissonGaussian.calibrate(
             target_epsilon=1.0,
             target_delta=1e-5,
             l2_clip_norm=1.0,
@@ -363,10 +363,8 @@ def test_a_smooth_schedule_that_ends_without_noise_costs_no_time():
 
 
 def test_calibration_names_the_accountant_that_cannot_do_it():
-    with pytest.raises(
-        ValueError, match="^SubsampledGaussian cannot be accounted for un"
-    ):
-        dpadambc.SubsampledGaussian.calibrate(
+    with pytest.raises(ValueError, match="^PoissonGaussian cannot be accounted for un"):
+        dpadambc.PoissonGaussian.calibrate(
             target_epsilon=1.0,
             target_delta=1e-5,
             l2_clip_norm=1.0,
@@ -446,7 +444,7 @@ def exact_delta(z, epsilon, q=1.0, lost=0.0):
 def test_truncated_epsilon_covers_the_pair_it_is_stated_for():
     """All ten examples are drawn; only a full batch of ten others loses one."""
     numbers = dict(NUMBERS, sampling_prob=1.0, iterations=1, noise_multiplier=1.0)
-    mechanism = dpadambc.TruncatedSubsampledGaussian(
+    mechanism = dpadambc.TruncatedPoissonGaussian(
         **numbers, truncated_batch_size=10, num_examples=10
     )
     assert mechanism.neighboring_relation is SPECIAL
@@ -455,7 +453,7 @@ def test_truncated_epsilon_covers_the_pair_it_is_stated_for():
     # Negative control: had an eleventh been added, it would have pushed one out.
     assert max(exact_delta(1.0, epsilon, lost=10 / 11)) > 1e-2
     with pytest.raises(ValueError, match="which adding or removing an example would"):
-        dpadambc.TruncatedSubsampledGaussian(
+        dpadambc.TruncatedPoissonGaussian(
             **numbers,
             truncated_batch_size=10,
             num_examples=10,

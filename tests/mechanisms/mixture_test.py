@@ -77,7 +77,7 @@ def test_poisson_sampling_of_changing_terms_stays_below_the_bound(
         after[0] = 0.0
     number = dict(max_terms=3, sampling_prob=sampling_prob)
     mechanism, step = event(
-        dpadambc.SubsampledMultiTermGaussian,
+        dpadambc.graphs.PoissonGaussian,
         stddev / (6 if relation == REPLACE else 5),
         neighboring_relation=relation,
         **number,
@@ -105,7 +105,7 @@ def test_sampling_without_replacement_stays_below_the_bound(
     before, after, unaffected, stddev, batch_size
 ):
     _, step = event(
-        dpadambc.FixedSizeSampledMultiTermGaussian,
+        dpadambc.graphs.FixedSizeGaussian,
         stddev / 4,
         max_terms=2,
         batch_size=batch_size,
@@ -123,7 +123,7 @@ def test_sampling_without_replacement_stays_below_the_bound(
 def test_the_test_sees_terms_that_move_further_than_is_accounted_for():
     """Negative control: one term more than `max_terms`."""
     _, step = event(
-        dpadambc.SubsampledMultiTermGaussian,
+        dpadambc.graphs.PoissonGaussian,
         1 / 4,
         neighboring_relation=REPLACE,
         max_terms=2,
@@ -137,7 +137,7 @@ def test_the_test_sees_terms_that_move_further_than_is_accounted_for():
 @pytest.mark.parametrize("relation", [ADD, REPLACE])
 def test_two_steps_stay_below_the_bound(relation):
     mechanism, step = event(
-        dpadambc.SubsampledMultiTermGaussian,
+        dpadambc.graphs.PoissonGaussian,
         0.5,
         neighboring_relation=relation,
         max_terms=2,

@@ -245,7 +245,7 @@ def test_mechanisms_draw_from_their_own_numbers():
         l2_clip_norm=1.0, noise_multiplier=1.0, iterations=3, normalize_by=2.0
     )
     rng = np.random.default_rng
-    poisson = dpadambc.SubsampledGaussian(sampling_prob=Q, **numbers)
+    poisson = dpadambc.PoissonGaussian(sampling_prob=Q, **numbers)
     for mine, plain in zip(
         poisson.batches(rng(0), num_examples=N), host_poisson(steps=3), strict=True
     ):
@@ -254,10 +254,10 @@ def test_mechanisms_draw_from_their_own_numbers():
     assert poisson.sample(key, num_examples=N).indices.shape == (
         sampling.padded_sizes(N, Q)[2],
     )
-    truncated = dpadambc.TruncatedSubsampledGaussian(
+    truncated = dpadambc.TruncatedPoissonGaussian(
         sampling_prob=Q, truncated_batch_size=22, num_examples=N, **numbers
     )
-    fixed = dpadambc.FixedSizeSampledGaussian(batch_size=20, num_examples=N, **numbers)
+    fixed = dpadambc.FixedSizeGaussian(batch_size=20, num_examples=N, **numbers)
     shuffled = dpadambc.ShuffledGaussian(batch_size=20, num_examples=N, **numbers)
     for mechanism, size in [(truncated, 22), (fixed, 20), (shuffled, 20)]:
         assert [len(b.indices) for b in mechanism.batches(rng(0))] == [size] * 3

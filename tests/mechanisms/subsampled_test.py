@@ -18,9 +18,9 @@ SIZED = dict(COMMON, batch_size=50, num_examples=1_000)
 TRUNCATED = dict(POISSON, truncated_batch_size=60, num_examples=1_000)
 
 ALL = {
-    dpadambc.SubsampledGaussian: POISSON,
-    dpadambc.TruncatedSubsampledGaussian: TRUNCATED,
-    dpadambc.FixedSizeSampledGaussian: SIZED,
+    dpadambc.PoissonGaussian: POISSON,
+    dpadambc.TruncatedPoissonGaussian: TRUNCATED,
+    dpadambc.FixedSizeGaussian: SIZED,
     dpadambc.ShuffledGaussian: SIZED,
 }
 
@@ -45,17 +45,19 @@ def test_noise_is_the_multiplier_times_the_sensitivity(cls):
     )
     assert mechanism.sensitivity == bound
     assert mechanism.noise_stddev == 2.0 * bound
-    clipped = dpadambc.clipped_grad(lambda w, x: w * x, 1.0, 50.0)
+    clipped = dpadambc.clipped_grad(
+        lambda w, x: w * x, l2_clip_norm=1.0, normalize_by=50.0
+    )
     assert mechanism.sensitivity == clipped.sensitivity(mechanism.neighboring_relation)
 
 
 SUPPORTED = {
-    (dpadambc.SubsampledGaussian, ADD): "pld rdp",
-    (dpadambc.SubsampledGaussian, SPECIAL): "pld rdp",
-    (dpadambc.SubsampledGaussian, REPLACE): "pld",
-    (dpadambc.TruncatedSubsampledGaussian, SPECIAL): "pld",
-    (dpadambc.TruncatedSubsampledGaussian, REPLACE): "pld",
-    (dpadambc.FixedSizeSampledGaussian, REPLACE): "rdp",
+    (dpadambc.PoissonGaussian, ADD): "pld rdp",
+    (dpadambc.PoissonGaussian, SPECIAL): "pld rdp",
+    (dpadambc.PoissonGaussian, REPLACE): "pld",
+    (dpadambc.TruncatedPoissonGaussian, SPECIAL): "pld",
+    (dpadambc.TruncatedPoissonGaussian, REPLACE): "pld",
+    (dpadambc.FixedSizeGaussian, REPLACE): "rdp",
     (dpadambc.ShuffledGaussian, REPLACE): "pld rdp",
     (dpadambc.ShuffledGaussian, SPECIAL): "pld rdp",
 }
@@ -81,10 +83,10 @@ def test_every_combination_is_accounted_for_or_refused_with_a_reason(cls, relati
 
 
 def test_truncation_costs_little_where_it_is_rare():
-    free = dpadambc.SubsampledGaussian(**POISSON, neighboring_relation=SPECIAL).epsilon(
+    free = dpadambc.PoissonGaussian(**POISSON, neighboring_relation=SPECIAL).epsilon(
         1e-5
     )
-    of = lambda cap: dpadambc.TruncatedSubsampledGaussian(
+    of = lambda cap: dpadambc.TruncatedPoissonGaussian(
         **{**TRUNCATED, "truncated_batch_size": cap}
     ).epsilon(1e-5)
     assert of(1_000) == pytest.approx(free, rel=1e-6)
@@ -98,7 +100,7 @@ def test_shuffled_epochs_cost_far_more_than_poisson_sampling():
     shuffled = dpadambc.ShuffledGaussian(
         **{**SIZED, **steps}, neighboring_relation=SPECIAL
     )
-    poisson = dpadambc.SubsampledGaussian(**{**POISSON, **steps})
+    poisson = dpadambc.PoissonGaussian(**{**POISSON, **steps})
     assert shuffled.noise_stddev == poisson.noise_stddev
     assert shuffled.epsilon(1e-5) > 4 * poisson.epsilon(1e-5)
 
@@ -111,10 +113,10 @@ def test_an_epoch_that_is_begun_counts_in_full():
 
 def test_fixed_size_sampling_under_replacement_uses_the_doubled_sensitivity():
     """A batch of everything is the Gaussian mechanism of sensitivity 2 C."""
-    fixed = dpadambc.FixedSizeSampledGaussian(
+    fixed = dpadambc.FixedSizeGaussian(
         **{**SIZED, "batch_size": 1_000, "iterations": 1}
     )
-    full = dpadambc.SubsampledGaussian(
+    full = dpadambc.PoissonGaussian(
         **{**POISSON, "sampling_prob": 1.0, "iterations": 1},
         neighboring_relation=REPLACE,
     )
@@ -126,9 +128,9 @@ def test_fixed_size_sampling_under_replacement_uses_the_doubled_sensitivity():
 @pytest.mark.parametrize(
     ("cls", "unknown"),
     [
-        (dpadambc.TruncatedSubsampledGaussian, "noise_multiplier"),
-        (dpadambc.FixedSizeSampledGaussian, "noise_multiplier"),
-        (dpadambc.FixedSizeSampledGaussian, "iterations"),
+        (dpadambc.TruncatedPoissonGaussian, "noise_multiplier"),
+        (dpadambc.FixedSizeGaussian, "noise_multiplier"),
+        (dpadambc.FixedSizeGaussian, "iterations"),
         (dpadambc.ShuffledGaussian, "noise_multiplier"),
         (dpadambc.ShuffledGaussian, "iterations"),
     ],
@@ -159,16 +161,16 @@ BAD = [
 @pytest.mark.parametrize(("changed", "error", "match"), BAD)
 def test_refuses_numbers_out_of_range(changed, error, match):
     with pytest.raises(error, match=match):
-        dpadambc.SubsampledGaussian(**{**POISSON, **changed})
+        dpadambc.PoissonGaussian(**{**POISSON, **changed})
 
 
 def test_refuses_sizes_out_of_range():
-    for cls in (dpadambc.FixedSizeSampledGaussian, dpadambc.ShuffledGaussian):
+    for cls in (dpadambc.FixedSizeGaussian, dpadambc.ShuffledGaussian):
         with pytest.raises(ValueError, match="Expected num_examples >= 50"):
             cls(**{**SIZED, "num_examples": 49})
     with pytest.raises(ValueError, match="truncated_batch_size >= 1"):
-        dpadambc.TruncatedSubsampledGaussian(**{**TRUNCATED, "truncated_batch_size": 0})
+        dpadambc.TruncatedPoissonGaussian(**{**TRUNCATED, "truncated_batch_size": 0})
     with pytest.raises(TypeError, match="noise_multiplier to be a number"):
         dpadambc.ShuffledGaussian(**{**SIZED, "noise_multiplier": lambda step: 1.0})
     with pytest.raises(TypeError, match="iterations to be an int"):
-        dpadambc.SubsampledGaussian(**POISSON).dp_event(1.5)
+        dpadambc.PoissonGaussian(**POISSON).dp_event(1.5)

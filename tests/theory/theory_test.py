@@ -46,7 +46,7 @@ def simulated(gradients, *, b1=0.9, b2=0.999, noise_stddev=1.0, seed=0):
 def test_noise_variance_is_as_published_and_that_of_a_mechanism(numbers, variance):
     multiplier, clip_norm, batch_size = numbers
     assert theory.noise_variance(*numbers) == pytest.approx(variance, rel=1e-12)
-    mechanism = dpadambc.SubsampledGaussian(
+    mechanism = dpadambc.PoissonGaussian(
         l2_clip_norm=clip_norm,
         noise_multiplier=multiplier,
         sampling_prob=0.1,
@@ -102,7 +102,7 @@ def test_the_schedule_makes_momentum_take_the_steps_of_dp_adam():
     schedule = theory.equivalent_sgdm_schedule(
         optax.linear_schedule(1e-3, 1e-4, 300), stddev, b1
     )
-    mechanism = dpadambc.SubsampledGaussian(
+    mechanism = dpadambc.PoissonGaussian(
         l2_clip_norm=0.1,
         noise_multiplier=0.4,
         sampling_prob=0.1,

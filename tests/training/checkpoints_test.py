@@ -40,7 +40,7 @@ def collected():
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(200, 3)), jnp.float32)
 Y = X @ jnp.array([1.0, -2.0, 0.5])
-MECHANISM = dpadambc.SubsampledGaussian(
+MECHANISM = dpadambc.PoissonGaussian(
     l2_clip_norm=1.0,
     noise_multiplier=1.0,
     sampling_prob=0.25,
@@ -288,7 +288,7 @@ def test_what_noise_gives_away_if_it_is_used_for_another_gradient():
         ).state.params
         for data in ((X, Y), other)
     ]
-    clean = dpadambc.clipped_grad(loss_fn, 1.0, normalize_by=50)
+    clean = dpadambc.clipped_grad(loss_fn, l2_clip_norm=1.0, normalize_by=50)
     gradients = [clean(jnp.zeros(3), *data) for data in ((X, Y), other)]
     np.testing.assert_allclose(
         ends[0] - ends[1], gradients[1] - gradients[0], rtol=1e-3, atol=1e-6
@@ -589,7 +589,7 @@ from dpadambc import training
 
 folder, output = sys.argv[1:]
 size = 200_000  # a save takes a while
-mechanism = dpadambc.SubsampledGaussian(
+mechanism = dpadambc.PoissonGaussian(
     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.25, iterations=40,
     normalize_by=50)
 x = jnp.linspace(-1, 1, 200)

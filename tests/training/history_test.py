@@ -14,7 +14,7 @@ from dpadambc.training import _history, checkpoints
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(200, 3)), jnp.float32)
 Y = X @ jnp.array([1.0, -2.0, 0.5])
-MECHANISM = dpadambc.SubsampledGaussian(
+MECHANISM = dpadambc.PoissonGaussian(
     l2_clip_norm=1.0,
     noise_multiplier=1.0,
     sampling_prob=0.25,

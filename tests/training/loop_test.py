@@ -36,7 +36,7 @@ def mechanism(**changes):
         iterations=30,
         normalize_by=50,
     )
-    return dpadambc.SubsampledGaussian(**numbers | changes)
+    return dpadambc.PoissonGaussian(**numbers | changes)
 
 
 MECHANISM = mechanism()
@@ -62,7 +62,7 @@ def by_hand(iterations=30):
     """The same run, written out."""
     noise_key, run_key = jax.random.split(keys.of_domain(jax.random.key(0), "fit"))
     sampling_key, _ = jax.random.split(run_key)
-    optimizer = dpadambc.dp_adambc(0.1, mechanism(), key=noise_key)
+    optimizer = dpadambc.dp_adam_bc(0.1, mechanism(), key=noise_key)
 
     @jax.jit
     def step(w, state, key):
@@ -134,7 +134,7 @@ def test_the_step_that_would_exceed_the_budget_is_not_taken(accountant, monkeypa
         relations = {
             dpadambc.NeighboringRelation.ADD_OR_REMOVE_ONE: ("rdp", "pld"),
         }
-        monkeypatch.setattr(dpadambc.SubsampledGaussian, "_relations", relations)
+        monkeypatch.setattr(dpadambc.PoissonGaussian, "_relations", relations)
     spent = [mechanism().epsilon(DELTA, iterations=n) for n in (10, 11)]
     target = (spent[0] + spent[1]) / 2
     result = fit(target_epsilon=target, steps_per_call=4)
@@ -285,12 +285,14 @@ def test_views_of_an_example_count_as_one_example():
         lambda w, x, y, key: loss_fn(w, x, y), shift, views
     )
     one = (X[:1], Y[:1], jax.random.key(0))
-    clipped = dpadambc.clipped_grad(loss, 1.0, 1.0, key_argnum=3)
+    clipped = dpadambc.clipped_grad(
+        loss, l2_clip_norm=1.0, normalize_by=1.0, prng_argnum=3
+    )
     norm = lambda g: float(jnp.linalg.norm(g))
     assert norm(clipped(jnp.ones(3), *one)) <= 1.0
     keys = jax.random.split(jax.random.key(1), views)
     rows = jax.vmap(lambda key: shift(key, X[0], Y[0]))(keys)
-    separate = dpadambc.clipped_grad(loss_fn, 1.0, 1.0)
+    separate = dpadambc.clipped_grad(loss_fn, l2_clip_norm=1.0, normalize_by=1.0)
     assert norm(separate(jnp.ones(3), *rows)) > 2.0
     assert fit(loss, uses_key=True).epsilon == plain_run().epsilon
 
@@ -431,7 +433,7 @@ def test_shuffled_batches_are_not_drawn_from_a_key():
 
 
 def test_a_mechanism_for_another_size_of_data_is_refused():
-    fixed = dpadambc.FixedSizeSampledGaussian(
+    fixed = dpadambc.FixedSizeGaussian(
         l2_clip_norm=1.0,
         noise_multiplier=1.0,
         batch_size=50,

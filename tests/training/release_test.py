@@ -14,7 +14,7 @@ import dpadambc
 from dpadambc import training
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(100, 3)), jnp.float32)
-MECHANISM = dpadambc.SubsampledGaussian(
+MECHANISM = dpadambc.PoissonGaussian(
     l2_clip_norm=1.0,
     noise_multiplier=1.0,
     sampling_prob=0.25,
@@ -65,7 +65,7 @@ def test_a_file_says_what_was_done(tmp_path):
         np.testing.assert_array_equal(np.asarray(a, float), np.asarray(b, float))
     assert about["epsilon"] == MECHANISM.epsilon(1e-5)
     expected = dict(
-        mechanism="SubsampledGaussian",
+        mechanism="PoissonGaussian",
         sampling_prob=0.25,
         neighboring_relation="ADD_OR_REMOVE_ONE",
         iterations=5,

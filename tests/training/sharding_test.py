@@ -32,7 +32,7 @@ PARAMS = {
     "w2": RNG.normal(0, 0.2, 64).astype(np.float32),
     "scale": np.ones((), np.float32),
 }
-MECHANISM = dpadambc.SubsampledGaussian(
+MECHANISM = dpadambc.PoissonGaussian(
     l2_clip_norm=1.0,
     noise_multiplier=1.0,
     sampling_prob=0.2,
@@ -382,7 +382,7 @@ def test_clipping_under_a_jit_of_ones_own():
     mesh = mesh_of(8)
     batch, whole = NamedSharding(mesh, P("data")), NamedSharding(mesh, P())
     examples = tuple(column[:200] for column in DATA)
-    clipped = dpadambc.clipped_grad(loss_fn, 1.0, normalize_by=40)
+    clipped = dpadambc.clipped_grad(loss_fn, l2_clip_norm=1.0, normalize_by=40)
     on_many = jax.jit(clipped, in_shardings=(whole, batch, batch), out_shardings=whole)
     got, expected = on_many(PARAMS, *examples), jax.jit(clipped)(PARAMS, *examples)
     jax.tree.map(

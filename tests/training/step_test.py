@@ -11,7 +11,7 @@ from dpadambc import training
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(200, 3)), jnp.float32)
 DATA = {"x": X, "y": X @ jnp.array([1.0, -2.0, 0.5])}
-MECHANISM = dpadambc.SubsampledGaussian(
+MECHANISM = dpadambc.PoissonGaussian(
     l2_clip_norm=1.0,
     noise_multiplier=1.0,
     sampling_prob=0.25,

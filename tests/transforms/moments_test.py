@@ -23,7 +23,7 @@ def run(tx, gradients, params):
     return params, state
 
 
-def test_published_fixture_of_dp_adambc(x64):
+def test_published_fixture_of_dp_adam_bc(x64):
     """The update of Algorithm 1, computed by hand for three steps."""
     adam_bc = dpadambc.scale_by_adam_bc(
         np.sqrt(2.44140625e-8), b1=0.9, b2=0.999, variance_floor=3e-10

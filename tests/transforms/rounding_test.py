@@ -164,7 +164,7 @@ def test_it_works_masked_and_without_recompiling():
 def train(dtype, make=lambda tx, key: tx, learning_rate=1e-3):
     """Private training whose steps are an eighth of what bfloat16 can tell from one."""
     x = jax.random.normal(jax.random.key(0), (200, 64))
-    mechanism = dpadambc.SubsampledGaussian(
+    mechanism = dpadambc.PoissonGaussian(
         l2_clip_norm=1.0,
         noise_multiplier=1.0,
         sampling_prob=0.25,
