@@ -10,7 +10,7 @@ from typing import Any
 
 from dpadambc._core import validate
 from dpadambc.clipping.flat import NeighboringRelation
-from dpadambc.mechanisms.subsampled import PoissonGaussian
+from dpadambc.mechanisms.poisson import PoissonGaussian
 
 _EPILOG = """\
 examples:

@@ -27,7 +27,8 @@ import scipy.stats
 import dpadambc
 from benchmarks import environment
 from benchmarks.ogbn_arxiv_gcn import data, settings, training
-from dpadambc.mechanisms import _mixture
+from dpadambc.graphs import _mixture
+from dpadambc.mechanisms import accounting
 
 RESULTS = pathlib.Path(__file__).with_name("published.json")
 
@@ -90,7 +91,8 @@ def real_epsilon(terms: int, num_roots: int, iterations: int) -> float:
         tuple((np.arange(most + 1) / most).tolist()),
         tuple((probs / probs.sum()).tolist()),
     )
-    return _mixture.pld_epsilon([(step, iterations)], settings.TARGET_DELTA, 1e-2)
+    accountant = accounting.PLDAccountant(value_discretization_interval=1e-2)
+    return accountant.compose(step, iterations).get_epsilon(settings.TARGET_DELTA)
 
 
 def epsilon_of_nodes(members: np.ndarray, iterations: int) -> dict[str, Any]:

@@ -16,7 +16,8 @@ import scipy.stats
 
 from dpadambc._core import validate
 from dpadambc.clipping.flat import NeighboringRelation
-from dpadambc.mechanisms import _mixture, accounting, sampling
+from dpadambc.graphs import _mixture
+from dpadambc.mechanisms import accounting, sampling
 from dpadambc.mechanisms.base import Mechanism
 
 _ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -43,21 +44,20 @@ class _MultiTermGaussian(Mechanism):
         """L2 sensitivity of the clipped sum after division by `normalize_by`."""
         return self._largest_shift * self.l2_clip_norm / self.normalize_by
 
-    def _accountant_unit(self, accountant: accounting.Accountant) -> float:
-        del accountant
-        return 1.0
-
     def _shift_probs(self) -> np.ndarray:
         """The probability of each shift in one step, from 0 to the largest."""
         raise NotImplementedError
 
-    def _step_event(self, multiplier: float) -> dp_accounting.DpEvent:
+    def _step_event(
+        self, noise_multiplier: float, accountant: accounting.Accountant
+    ) -> dp_accounting.DpEvent:
+        del accountant  # both read it in the same unit
         probs = self._shift_probs()
         # The first shift is 0, possible or not.
         possible = np.union1d([0], np.flatnonzero(probs))
         shifts = possible / self._largest_shift
         return _mixture.ShiftMixtureDpEvent(
-            multiplier, tuple(shifts.tolist()), tuple(probs[possible].tolist())
+            noise_multiplier, tuple(shifts.tolist()), tuple(probs[possible].tolist())
         )
 
 
@@ -96,7 +96,7 @@ class PoissonGaussian(_MultiTermGaussian):
       2.69
 
     References:
-      The accounting is in `mechanisms._mixture`. Node-level training by subgraphs:
+      The accounting is in `graphs._mixture`. Node-level training by subgraphs:
       `Daigavane et al., Node-Level Differentially Private Graph Neural Networks
       <https://arxiv.org/abs/2111.15521>`_, 2021
     """
@@ -140,10 +140,9 @@ class PoissonGaussian(_MultiTermGaussian):
         of_others[::2] = scipy.stats.binom.pmf(range(others + 1), others, q)
         return np.convolve(of_own, of_others)
 
-    def batches(
-        self, rng: np.random.Generator, *, num_examples: int
+    def _batches(
+        self, rng: np.random.Generator, num_examples: int
     ) -> Iterator[sampling.Batch]:
-        """One Poisson batch of roots for each iteration."""
         return sampling.poisson_batches(
             rng,
             num_examples=num_examples,
@@ -151,8 +150,7 @@ class PoissonGaussian(_MultiTermGaussian):
             iterations=self.iterations,
         )
 
-    def sample(self, key: jax.Array, *, num_examples: int) -> sampling.Batch:
-        """One Poisson batch of roots on the device."""
+    def _sample(self, key: jax.Array, num_examples: int) -> sampling.Batch:
         return sampling.poisson_sample(
             key, num_examples=num_examples, sampling_prob=self.sampling_prob
         )
@@ -228,17 +226,17 @@ class FixedSizeGaussian(_MultiTermGaussian):
         )
         return probs
 
-    def batches(self, rng: np.random.Generator) -> Iterator[sampling.Batch]:
-        """One batch of roots for each iteration."""
+    def _batches(
+        self, rng: np.random.Generator, num_examples: int
+    ) -> Iterator[sampling.Batch]:
         return sampling.fixed_size_batches(
             rng,
-            num_examples=self.num_examples,
+            num_examples=num_examples,
             batch_size=self.batch_size,
             iterations=self.iterations,
         )
 
-    def sample(self, key: jax.Array) -> sampling.Batch:
-        """One batch of roots on the device."""
+    def _sample(self, key: jax.Array, num_examples: int) -> sampling.Batch:
         return sampling.fixed_size_sample(
-            key, num_examples=self.num_examples, batch_size=self.batch_size
+            key, num_examples=num_examples, batch_size=self.batch_size
         )

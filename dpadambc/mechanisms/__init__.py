@@ -2,14 +2,12 @@
 
 from dpadambc.mechanisms import accounting, sampling
 from dpadambc.mechanisms.base import Mechanism
+from dpadambc.mechanisms.fixed_size import FixedSizeGaussian
+from dpadambc.mechanisms.poisson import PoissonGaussian
 from dpadambc.mechanisms.private_gradient import privatize
 from dpadambc.mechanisms.sampling import Batch
-from dpadambc.mechanisms.subsampled import (
-    FixedSizeGaussian,
-    PoissonGaussian,
-    ShuffledGaussian,
-    TruncatedPoissonGaussian,
-)
+from dpadambc.mechanisms.shuffled import ShuffledGaussian
+from dpadambc.mechanisms.truncated import TruncatedPoissonGaussian
 
 __all__ = [
     "Batch",

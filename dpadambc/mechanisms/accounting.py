@@ -1,5 +1,6 @@
 """Epsilon of an event, and the parameter that meets a target, by dp-accounting."""
 
+import abc
 import functools
 import logging
 import math
@@ -16,7 +17,6 @@ import scipy.optimize
 from dp_accounting import pld, rdp
 
 from dpadambc._core import validate
-from dpadambc.mechanisms import _mixture
 
 Accountant = Literal["pld", "rdp"]
 
@@ -54,6 +54,82 @@ def check_delta(target_delta: float, num_examples: int | None = None) -> None:
         )
 
 
+def gaussian(
+    noise_multiplier: float,
+    neighboring_relation: dp_accounting.NeighboringRelation,
+    accountant: Accountant,
+) -> dp_accounting.GaussianDpEvent:
+    """A Gaussian on the whole data set, in the unit that the accountant reads.
+
+    Under REPLACE_ONE the sensitivity is 2 C. The RDP accountant reads the multiplier in
+    that unit, the PLD accountant in units of C: it supplies the 2.
+    """
+    supplies_two = (
+        accountant == "pld"
+        and neighboring_relation == dp_accounting.NeighboringRelation.REPLACE_ONE
+    )
+    return dp_accounting.GaussianDpEvent(noise_multiplier * (1 + supplies_two))
+
+
+class ReadableDpEvent(dp_accounting.DpEvent, abc.ABC):
+    """An event that dp-accounting does not know, with what its accountants need of it.
+
+    A Gaussian step with a public noise multiplier, which affects a neighbour at a rate.
+    """
+
+    noise_multiplier: float
+
+    @property
+    @abc.abstractmethod
+    def rate(self) -> float:
+        """The probability that a step affects what two neighbours differ in."""
+
+    @abc.abstractmethod
+    def privacy_losses(
+        self, interval: float
+    ) -> pld.privacy_loss_distribution.PrivacyLossDistribution:
+        """The distribution of the privacy loss of one step, from above, on a grid."""
+
+    @abc.abstractmethod
+    def renyi_divergences(self, orders: np.ndarray) -> np.ndarray:
+        """An upper bound on the Rényi divergence of one step at each order."""
+
+
+class PLDAccountant(pld.PLDAccountant):
+    """dp-accounting's accountant, which reads a `ReadableDpEvent` too."""
+
+    def _maybe_compose(
+        self, event: dp_accounting.DpEvent, count: int, do_compose: bool
+    ) -> dp_accounting.PrivacyAccountant.CompositionErrorDetails | None:
+        if not isinstance(event, ReadableDpEvent):
+            return super()._maybe_compose(event, count, do_compose)
+        if not do_compose or event.rate == 0:
+            return None
+        if event.noise_multiplier == 0:
+            self._contains_non_dp_event = True
+            return None
+        step = event.privacy_losses(self._value_discretization_interval)
+        # Where the grid holds hardly any mass, bounds on its tails overflow.
+        with np.errstate(over="ignore", divide="ignore"):
+            self._pld = self._pld.compose(step.self_compose(count))
+        return None
+
+
+class RdpAccountant(rdp.RdpAccountant):
+    """dp-accounting's accountant, which reads a `ReadableDpEvent` too."""
+
+    def _maybe_compose(
+        self, event: dp_accounting.DpEvent, count: int, do_compose: bool
+    ) -> dp_accounting.PrivacyAccountant.CompositionErrorDetails | None:
+        if not isinstance(event, ReadableDpEvent):
+            return super()._maybe_compose(event, count, do_compose)
+        if do_compose and event.rate > 0:
+            without_noise = event.noise_multiplier == 0
+            step = np.inf if without_noise else event.renyi_divergences(self._orders)
+            self._rdp += count * step
+        return None
+
+
 class _QuietOrders(logging.Filter):
     """Drops dp-accounting's notes that a Rényi order did not converge.
 
@@ -65,19 +141,19 @@ class _QuietOrders(logging.Filter):
 
 
 def _epsilon_by(
-    ledger: dp_accounting.PrivacyAccountant,
+    accountant: dp_accounting.PrivacyAccountant,
     event: dp_accounting.DpEvent,
     target_delta: float,
 ) -> float:
     logger, quiet = logging.getLogger("absl"), _QuietOrders()
     logger.addFilter(quiet)
     try:
-        return float(ledger.compose(event).get_epsilon(target_delta))
+        return float(accountant.compose(event).get_epsilon(target_delta))
     finally:
         logger.removeFilter(quiet)
 
 
-def _gaussian_loss(noise_multiplier: float) -> float:
+def gaussian_loss(noise_multiplier: float) -> float:
     """The mean privacy loss of a Gaussian whose mean moves by one."""
     with np.errstate(divide="ignore"):
         return float(0.5 / np.square(np.float64(noise_multiplier)))
@@ -90,7 +166,7 @@ def _losses(event: dp_accounting.DpEvent) -> tuple[float, float]:
     tell what is astronomical.
     """
     if isinstance(event, dp_accounting.GaussianDpEvent):
-        loss = _gaussian_loss(event.noise_multiplier)
+        loss = gaussian_loss(event.noise_multiplier)
         return loss, loss
     if isinstance(event, dp_accounting.SelfComposedDpEvent):
         largest, mean = _losses(event.event)
@@ -98,10 +174,10 @@ def _losses(event: dp_accounting.DpEvent) -> tuple[float, float]:
     if isinstance(event, dp_accounting.ComposedDpEvent):
         largest, means = zip(*map(_losses, event.events), strict=True)
         return max(largest), sum(means)
-    if isinstance(event, _mixture.ShiftMixtureDpEvent):
-        loss, rate = _gaussian_loss(event.noise_multiplier), 1 - event.probs[0]
+    if isinstance(event, ReadableDpEvent):
+        loss, rate = gaussian_loss(event.noise_multiplier), event.rate
     elif isinstance(event, dp_accounting.TruncatedSubsampledGaussianDpEvent):
-        loss = _gaussian_loss(event.noise_multiplier)
+        loss = gaussian_loss(event.noise_multiplier)
         rate = event.sampling_probability
     elif isinstance(event, dp_accounting.PoissonSampledDpEvent):
         loss, rate = _losses(event.event)[0], event.sampling_probability
@@ -132,13 +208,10 @@ def _pld_epsilon(
     cost. So the grid is refined until that changes the bound by less than 0.5 %, or
     1e-4.
     """
-    mixtures = _mixture.parts(event)
 
     def on_grid(interval):
-        if mixtures is not None:
-            return _mixture.pld_epsilon(mixtures, target_delta, interval)
-        ledger = pld.PLDAccountant(neighboring_relation, interval)
-        return _epsilon_by(ledger, event, target_delta)
+        accountant = PLDAccountant(neighboring_relation, interval)
+        return _epsilon_by(accountant, event, target_delta)
 
     interval, bound = 1e-2, math.inf
     while True:
@@ -197,11 +270,8 @@ def epsilon(
     try:
         if accountant == "pld":
             return _pld_epsilon(event, target_delta, neighboring_relation)
-        mixtures = _mixture.parts(event)
-        if mixtures is not None:
-            return _mixture.rdp_epsilon(mixtures, target_delta)
-        ledger = rdp.RdpAccountant(neighboring_relation=neighboring_relation)
-        return _epsilon_by(ledger, event, target_delta)
+        by_orders = RdpAccountant(neighboring_relation=neighboring_relation)
+        return _epsilon_by(by_orders, event, target_delta)
     except dp_accounting.UnsupportedEventError as error:
         raise ValueError(
             f"The {accountant!r} accountant cannot account for this sampling under"
@@ -286,12 +356,17 @@ def _solve(gap: Callable[[float], float], good: float, bad: float) -> float:
     return math.exp(x)
 
 
-def _solve_discrete(gap: Callable[[int], float], good: int, bad: int) -> int:
-    """The last integer before the sign change of the gap, exact below 10,000."""
-    while bad - good > max(1, 1e-4 * good):
-        middle = (good + bad) // 2
-        good, bad = (good, middle) if gap(middle) > 0 else (middle, bad)
-    return good
+def last_affordable(
+    is_affordable: Callable[[int], bool], affordable: int, too_many: int
+) -> int:
+    """The last number of steps that is affordable, between one that is and one not."""
+    while too_many - affordable > 1:
+        middle = (affordable + too_many) // 2
+        if is_affordable(middle):
+            affordable = middle
+        else:
+            too_many = middle
+    return affordable
 
 
 # The parameter's grid of trial values, from the side of little epsilon.
@@ -322,8 +397,8 @@ def calibrate(
       accountant: "pld" or "rdp".
 
     Returns:
-      The least noise multiplier, the largest sampling probability or the largest
-      number of iterations, to four digits. Its epsilon never exceeds the target.
+      The least noise multiplier or the largest sampling probability, to four digits,
+      or the largest number of iterations. Its epsilon never exceeds the target.
 
     Raises:
       ValueError: if the target cannot be reached.
@@ -362,5 +437,5 @@ def calibrate(
     if good == bad:
         return good
     if unknown == "iterations":
-        return _solve_discrete(gap, round(good), round(bad))
+        return last_affordable(lambda n: gap(n) <= 0, round(good), round(bad))
     return _solve(gap, good, bad)

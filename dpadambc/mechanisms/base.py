@@ -1,27 +1,31 @@
 """What a private training run is to the noise, the correction and the accountant.
 
 All three read the public numbers from one frozen value, so they cannot disagree. The
-values themselves are in `subsampled`, one class for each way of sampling.
+values themselves are beside this module, one class for each way of sampling.
 
 Nothing private goes into a field. The size of the data set is private when an example
 may be added or removed, so it is an argument where it is needed, except in mechanisms
 whose privacy is stated for data sets of a known size.
 """
 
+import abc
 import inspect
+from collections.abc import Iterator
 from typing import Any, ClassVar, Self
 
 import dp_accounting
+import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from dpadambc._core import validate
 from dpadambc.clipping import flat
 from dpadambc.clipping.flat import NeighboringRelation
-from dpadambc.mechanisms import accounting
+from dpadambc.mechanisms import accounting, sampling
 
 
-class Mechanism:
+class Mechanism(abc.ABC):
     """What all mechanisms share: a Gaussian on a clipped sum, step after step.
 
     Subclasses are frozen dataclasses with the fields annotated here.
@@ -103,17 +107,80 @@ class Mechanism:
             return lambda step: stddev(step) ** 2
         return stddev**2
 
-    def _accountant_unit(self, accountant: accounting.Accountant) -> float:
-        """The sensitivity in units of what the accountant takes for it."""
-        # Of the sensitivity 2 C / B, the PLD accountant supplies the 2.
-        sensitivity_seen = self.l2_clip_norm / self.normalize_by
-        return self.sensitivity / sensitivity_seen if accountant == "pld" else 1.0
+    def batches(
+        self, rng: np.random.Generator, *, num_examples: int
+    ) -> Iterator[sampling.Batch]:
+        """One batch for each iteration, on the host.
 
-    def _step_event(self, multiplier: float) -> dp_accounting.DpEvent:
-        """One step. The multiplier is in the accountant's unit."""
-        raise NotImplementedError
+        Args:
+          rng: the generator to draw from; its seed is secret, and fresh for each run.
+          num_examples: the size of the data set.
 
-    def _uses(self, iterations: int) -> int:
+        Yields:
+          One `Batch` of NumPy arrays a step: see the function of `sampling` for this
+          way of sampling.
+
+        Raises:
+          ValueError: if the mechanism is for another number of examples.
+        """
+        self._check_size(num_examples)
+        return self._batches(rng, num_examples)
+
+    def sample(self, key: jax.Array, *, num_examples: int) -> sampling.Batch:
+        """One batch on the device, inside `jax.jit` and `jax.lax.scan`.
+
+        Args:
+          key: a typed key, secret, and a fresh one for each step.
+          num_examples: the size of the data set; static.
+
+        Returns:
+          A `Batch` of static size: see the function of `sampling` for this way of
+          sampling.
+
+        Raises:
+          TypeError: if `key` is not a typed key, or batches cannot be drawn one by one.
+          ValueError: if the mechanism is for another number of examples.
+        """
+        self._check_size(num_examples)
+        return self._sample(key, num_examples)
+
+    def _check_size(self, num_examples: int) -> None:
+        known = self._known_size
+        if known not in (None, num_examples):
+            raise ValueError(
+                f"Expected num_examples={known}, the size that the epsilon of this"
+                f" {type(self).__name__} is for, got {num_examples}."
+            )
+
+    @property
+    def _known_size(self) -> int | None:
+        """The size of the data set, where privacy is stated for one."""
+        return getattr(self, "num_examples", None)
+
+    @abc.abstractmethod
+    def _batches(
+        self, rng: np.random.Generator, num_examples: int
+    ) -> Iterator[sampling.Batch]:
+        """One batch for each iteration."""
+
+    @abc.abstractmethod
+    def _sample(self, key: jax.Array, num_examples: int) -> sampling.Batch:
+        """One batch on the device."""
+
+    @abc.abstractmethod
+    def _step_event(
+        self, noise_multiplier: float, accountant: accounting.Accountant
+    ) -> dp_accounting.DpEvent:
+        """One step, in the unit of the accountant."""
+
+    def _gaussian(
+        self, noise_multiplier: float, accountant: accounting.Accountant
+    ) -> dp_accounting.GaussianDpEvent:
+        """One step on the whole data set, in the unit of the accountant."""
+        relation = self.neighboring_relation
+        return accounting.gaussian(noise_multiplier, relation, accountant)
+
+    def _compositions(self, iterations: int) -> int:
         """How many times `_step_event` is composed in so many steps."""
         return iterations
 
@@ -148,13 +215,12 @@ class Mechanism:
         iterations = self.iterations if iterations is None else iterations
         validate.count(iterations=iterations)
         iterations = int(iterations)  # dp-accounting takes no other kind
-        unit = self._accountant_unit(accountant)
         if iterations == 0:
             return dp_accounting.NoOpDpEvent()
         return accounting.composed(
-            lambda z: self._step_event(unit * z),
+            lambda z: self._step_event(z, accountant),
             self.noise_multiplier,
-            self._uses(iterations),
+            self._compositions(iterations),
         )
 
     def epsilon(
@@ -183,9 +249,7 @@ class Mechanism:
           ValueError: for an unknown accountant, one that cannot account for the
             sampling under the neighbouring relation, or a delta outside (0, 1).
         """
-        if num_examples is None:
-            num_examples = getattr(self, "num_examples", None)
-        accounting.check_delta(target_delta, num_examples)
+        accounting.check_delta(target_delta, num_examples or self._known_size)
         accountant = accountant or self._default_accountant
         return accounting.epsilon(
             self.dp_event(iterations, accountant=accountant),

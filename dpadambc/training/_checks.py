@@ -21,17 +21,13 @@ from dpadambc.transforms.noise import AddDPNoiseState
 
 def mechanism_of(mechanism: Any, num_examples: int) -> None:
     """Raises unless it is a mechanism that draws batches of this data."""
-    if not isinstance(mechanism, Mechanism) or not hasattr(mechanism, "sample"):
+    if not isinstance(mechanism, Mechanism):
         raise TypeError(
             "Expected a mechanism that draws each batch from a key, such as a"
-            f" PoissonGaussian, got {type(mechanism).__name__}."
+            f" PoissonGaussian, got {mechanism!r}."
         )
-    expected = getattr(mechanism, "num_examples", num_examples)
-    if expected != num_examples:
-        raise ValueError(
-            f"Expected {expected} examples, as the mechanism has them, got"
-            f" {num_examples}. Its epsilon is for data of that size."
-        )
+    draw = lambda key: mechanism.sample(key, num_examples=num_examples)
+    jax.eval_shape(draw, jax.random.key(0))
 
 
 def optimizer_of(optimizer: Any, params: optax.Params, mechanism: Mechanism) -> None:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpadambc._core import validate
+from dpadambc.mechanisms import accounting
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.training import state
 
@@ -45,14 +46,9 @@ def affordable_iterations(
         spent = mechanism.epsilon(target_delta, iterations=iterations)
         return spent <= target_epsilon
 
-    # Epsilon grows with the steps, so halving finds where it crosses the target.
-    low, high = 0, mechanism.iterations
-    if is_affordable(high):
-        return high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if is_affordable(middle) else (low, middle)
-    return low
+    if is_affordable(mechanism.iterations):
+        return mechanism.iterations
+    return accounting.last_affordable(is_affordable, 0, mechanism.iterations)
 
 
 def _number(field: Any) -> Any:

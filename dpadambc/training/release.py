@@ -65,7 +65,7 @@ def save_release(path: str | pathlib.Path, result: Result) -> dict[str, Any]:
       ...     about = training.save_release(path, result)
       ...     params, about = training.load_release(path, like=result.state.params)
       >>> about["mechanism"], about["iterations"], round(about["epsilon"], 2)
-      ('PoissonGaussian', 4, 6.68)
+      ('dpadambc.mechanisms.PoissonGaussian', 4, 6.68)
     """
     path, state = pathlib.Path(path), releasable(result)
     arrays = _named(state.params, "params") | _named(state.average, "average")

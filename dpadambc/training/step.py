@@ -184,6 +184,4 @@ def draw_batch(mechanism: Any, state: TrainState, num_examples: int) -> Batch:
       A `Batch`.
     """
     key = jax.random.fold_in(state.sampling_key, state.step)
-    if hasattr(mechanism, "num_examples"):
-        return mechanism.sample(key)
     return mechanism.sample(key, num_examples=num_examples)

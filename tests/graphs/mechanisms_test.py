@@ -208,7 +208,7 @@ def test_the_samplers_draw_roots():
     batches = list(mechanism.batches(np.random.default_rng(0), num_examples=10))
     assert len(batches) == 3
     fixed = published(2, batch_size=4, num_examples=10)
-    for batch in fixed.batches(np.random.default_rng(0)):
+    for batch in fixed.batches(np.random.default_rng(0), num_examples=10):
         assert len(set(batch.indices)) == 4
 
 

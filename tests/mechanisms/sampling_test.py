@@ -260,9 +260,16 @@ def test_mechanisms_draw_from_their_own_numbers():
     fixed = dpadambc.FixedSizeGaussian(batch_size=20, num_examples=N, **numbers)
     shuffled = dpadambc.ShuffledGaussian(batch_size=20, num_examples=N, **numbers)
     for mechanism, size in [(truncated, 22), (fixed, 20), (shuffled, 20)]:
-        assert [len(b.indices) for b in mechanism.batches(rng(0))] == [size] * 3
-    assert truncated.sample(key).indices.shape == (22,)
-    assert fixed.sample(key).indices.shape == (20,)
+        batches = mechanism.batches(rng(0), num_examples=N)
+        assert [len(b.indices) for b in batches] == [size] * 3
+        with pytest.raises(ValueError, match=f"Expected num_examples={N}, the size"):
+            mechanism.batches(rng(0), num_examples=N + 1)
+    assert truncated.sample(key, num_examples=N).indices.shape == (22,)
+    assert fixed.sample(key, num_examples=N).indices.shape == (20,)
+    with pytest.raises(ValueError, match=f"Expected num_examples={N}, the size"):
+        fixed.sample(key, num_examples=N - 1)
+    with pytest.raises(TypeError, match="deals all batches of an epoch from one"):
+        shuffled.sample(key, num_examples=N)
 
 
 def test_opacus_expected_batch_size_is_not_truncated():

@@ -65,7 +65,7 @@ def test_a_file_says_what_was_done(tmp_path):
         np.testing.assert_array_equal(np.asarray(a, float), np.asarray(b, float))
     assert about["epsilon"] == MECHANISM.epsilon(1e-5)
     expected = dict(
-        mechanism="PoissonGaussian",
+        mechanism="dpadambc.mechanisms.PoissonGaussian",
         sampling_prob=0.25,
         neighboring_relation="ADD_OR_REMOVE_ONE",
         iterations=5,

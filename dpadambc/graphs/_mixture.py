@@ -31,17 +31,13 @@ With one term it is that of the Poisson-subsampled Gaussian, in both directions 
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
 
-import dp_accounting
 import numpy as np
 import scipy.special
-from dp_accounting import pld, rdp
+from dp_accounting import pld
 from dp_accounting.pld import pld_pmf
 
-_ORDERS = np.concatenate(
-    [np.arange(1.05, 10, 0.05), np.arange(10, 64), 2.0 ** np.arange(6, 11)]
-)
+from dpadambc.mechanisms import accounting
 
 # The profile is cut where it falls below this, or at a loss whose exponential is near
 # the largest number; the rest counts as infinite loss.
@@ -50,10 +46,10 @@ _LARGEST_LOSS = 600.0
 
 
 @dataclasses.dataclass(frozen=True)
-class ShiftMixtureDpEvent(dp_accounting.DpEvent):
+class ShiftMixtureDpEvent(accounting.ReadableDpEvent):
     """A Gaussian step whose sum one node moves by a random shift.
 
-    It is read by this library's accounting only.
+    The accountants of `mechanisms.accounting` read it, and no others.
 
     Args:
       noise_multiplier: the standard deviation, in units of the largest shift.
@@ -64,6 +60,30 @@ class ShiftMixtureDpEvent(dp_accounting.DpEvent):
     noise_multiplier: float
     shifts: tuple[float, ...]
     probs: tuple[float, ...]
+
+    @property
+    def rate(self) -> float:
+        """The probability that anything moves."""
+        return 1 - self.probs[0]
+
+    def privacy_losses(
+        self, interval: float
+    ) -> pld.privacy_loss_distribution.PrivacyLossDistribution:
+        """The privacy losses of one step on a grid, from above."""
+        return pld.privacy_loss_distribution.PrivacyLossDistribution(
+            _pmf(self, interval)
+        )
+
+    def renyi_divergences(self, orders: np.ndarray) -> np.ndarray:
+        r"""By joint convexity alone.
+
+        .. math:: \frac{1}{\alpha - 1}
+            \ln \sum_s p(s) e^{\alpha (\alpha - 1) s^2 / 2 \sigma^2}
+        """
+        shifts = np.array(self.shifts) / self.noise_multiplier
+        exponents = orders[:, None] * (orders[:, None] - 1) * shifts**2 / 2
+        total = scipy.special.logsumexp(exponents, b=self.probs, axis=1)
+        return np.maximum(total, 0) / (orders - 1)
 
 
 def _gaussian_deltas(epsilons: np.ndarray, shift: float) -> np.ndarray:
@@ -86,18 +106,6 @@ def deltas(event: ShiftMixtureDpEvent, epsilons: np.ndarray) -> np.ndarray:
     return np.where(epsilons >= 0, positive, exchanged)
 
 
-def rdp_bound(event: ShiftMixtureDpEvent, orders: np.ndarray) -> np.ndarray:
-    r"""The Rényi divergence, by joint convexity alone.
-
-    .. math:: \frac{1}{\alpha - 1}
-        \ln \sum_s p(s) e^{\alpha (\alpha - 1) s^2 / 2 \sigma^2}
-    """
-    shifts = np.array(event.shifts) / event.noise_multiplier
-    exponents = orders[:, None] * (orders[:, None] - 1) * shifts**2 / 2
-    total = scipy.special.logsumexp(exponents, b=event.probs, axis=1)
-    return np.maximum(total, 0) / (orders - 1)
-
-
 def _pmf(event: ShiftMixtureDpEvent, interval: float) -> pld_pmf.PLDPmf:
     """The privacy losses of one step on a grid, from above."""
     last = 10 * interval
@@ -111,47 +119,3 @@ def _pmf(event: ShiftMixtureDpEvent, interval: float) -> pld_pmf.PLDPmf:
     return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
         interval, -size, size, profile
     )
-
-
-def parts(event: dp_accounting.DpEvent) -> list[tuple[ShiftMixtureDpEvent, int]] | None:
-    """What a composition is made of, and how often; None if of anything else."""
-    if isinstance(event, ShiftMixtureDpEvent):
-        return [(event, 1)]
-    if isinstance(event, dp_accounting.SelfComposedDpEvent):
-        inner = parts(event.event)
-        return inner and [(part, n * event.count) for part, n in inner]
-    if isinstance(event, dp_accounting.ComposedDpEvent):
-        several = [parts(inner) for inner in event.events]
-        if several and all(several):
-            return [part for each in several for part in each or ()]
-    return None
-
-
-Parts = Iterable[tuple[ShiftMixtureDpEvent, int]]
-
-
-def pld_epsilon(composition: Parts, target_delta: float, interval: float) -> float:
-    """Epsilon by privacy loss distributions on a grid of losses."""
-    total = pld.privacy_loss_distribution.identity(interval)
-    for event, count in composition:
-        if event.noise_multiplier == 0:
-            return np.inf
-        if event.probs[0] < 1:
-            step = pld.privacy_loss_distribution.PrivacyLossDistribution(
-                _pmf(event, interval)
-            )
-            # Where the grid holds hardly any mass, bounds on its tails overflow.
-            with np.errstate(over="ignore", divide="ignore"):
-                total = total.compose(step.self_compose(count))
-    return float(total.get_epsilon_for_delta(target_delta))
-
-
-def rdp_epsilon(composition: Parts, target_delta: float) -> float:
-    """Epsilon by Rényi divergences."""
-    total: Sequence[float] | np.ndarray = np.zeros_like(_ORDERS)
-    for event, count in composition:
-        if event.noise_multiplier == 0:
-            return np.inf
-        total = total + count * rdp_bound(event, _ORDERS)
-    epsilon, _ = rdp.compute_epsilon(list(_ORDERS), list(total), target_delta)
-    return float(epsilon)

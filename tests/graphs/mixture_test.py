@@ -11,7 +11,8 @@ import scipy.stats
 
 import dpadambc
 from dpadambc import NeighboringRelation
-from dpadambc.mechanisms import _mixture
+from dpadambc.graphs import _mixture
+from dpadambc.mechanisms import accounting
 
 ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
 SPECIAL = NeighboringRelation.REPLACE_SPECIAL
@@ -22,6 +23,15 @@ GRID = np.linspace(-30, 30, 3_001)
 # it: it falls with the square of the spacing.
 QUADRATURE = 1e-5
 EPSILONS = np.linspace(-3, 3, 61)
+
+
+def by_losses(event, delta, interval):
+    return accounting.PLDAccountant(ADD, interval).compose(event).get_epsilon(delta)
+
+
+def steps(event, count):
+    return dp_accounting.SelfComposedDpEvent(event, count)
+
 
 NUMBERS = dict(l2_clip_norm=1.0, iterations=1, normalize_by=1.0)
 
@@ -149,7 +159,7 @@ def test_two_steps_stay_below_the_bound(relation):
     )
     pair = np.multiply.outer(p, p), np.multiply.outer(q, q)
     for delta in (0.1, 1e-2, 1e-4):
-        epsilon = _mixture.pld_epsilon([(step, 2)], delta, 1e-3)
+        epsilon = by_losses(steps(step, 2), delta, 1e-3)
         for one, other in (pair, pair[::-1]):
             spent = hockey_sticks(one, other, np.array([epsilon]))[0] * 4**2
             assert spent <= delta
@@ -157,12 +167,12 @@ def test_two_steps_stay_below_the_bound(relation):
 
 def test_a_term_that_is_always_there_is_the_gaussian():
     step = _mixture.ShiftMixtureDpEvent(2.0, (0.0, 1.0), (0.0, 1.0))
-    for steps, multiplier in ((1, 2.0), (4, 1.0)):
+    for count, multiplier in ((1, 2.0), (4, 1.0)):
         exact = dp_accounting.get_epsilon_gaussian(multiplier, 1e-5)
-        by_losses = _mixture.pld_epsilon([(step, steps)], 1e-5, 1e-4)
-        assert by_losses == pytest.approx(exact, rel=1e-3)
-        by_orders = _mixture.rdp_epsilon([(step, steps)], 1e-5)
-        assert exact <= by_orders < 1.1 * exact
+        by_grid = by_losses(steps(step, count), 1e-5, 1e-4)
+        assert by_grid == pytest.approx(exact, rel=1e-3)
+        orders = accounting.RdpAccountant().compose(step, count)
+        assert exact <= orders.get_epsilon(1e-5) < 1.1 * exact
 
 
 def test_one_step_with_one_term_is_the_poisson_subsampled_gaussian():
@@ -171,19 +181,28 @@ def test_one_step_with_one_term_is_the_poisson_subsampled_gaussian():
         dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(1.0))
     )
     for delta in (1e-2, 1e-4, 1e-6):
-        bound = _mixture.pld_epsilon([(step, 1)], delta, 1e-4)
+        bound = by_losses(step, delta, 1e-4)
         assert bound == pytest.approx(exact.get_epsilon(delta), rel=2e-3)
 
 
-def test_an_event_of_something_else_has_no_parts():
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_steps_of_several_kinds_compose(accountant):
+    """One Gaussian, one step of a node and a nested composition of both."""
+    node = _mixture.ShiftMixtureDpEvent(1.0, (0.0, 1.0), (0.0, 1.0))
     gaussian = dp_accounting.GaussianDpEvent(1.0)
-    step = _mixture.ShiftMixtureDpEvent(1.0, (0.0, 1.0), (0.9, 0.1))
-    assert _mixture.parts(gaussian) is None
-    assert _mixture.parts(dp_accounting.ComposedDpEvent([step, gaussian])) is None
-    several = dp_accounting.ComposedDpEvent(
-        [step, dp_accounting.SelfComposedDpEvent(step, 3)]
+    both = dp_accounting.ComposedDpEvent([node, gaussian])
+    epsilon = lambda event: accounting.epsilon(
+        event, target_delta=1e-5, neighboring_relation=ADD, accountant=accountant
     )
-    assert _mixture.parts(dp_accounting.SelfComposedDpEvent(several, 2)) == [
-        (step, 2),
-        (step, 6),
-    ]
+    assert epsilon(steps(both, 2)) == pytest.approx(
+        epsilon(steps(gaussian, 4)), rel=0.1
+    )
+    assert epsilon(both) == pytest.approx(epsilon(steps(gaussian, 2)), rel=0.1)
+
+
+def test_what_affects_nobody_costs_nothing_and_no_noise_everything():
+    never = _mixture.ShiftMixtureDpEvent(1.0, (0.0, 1.0), (1.0, 0.0))
+    bare = _mixture.ShiftMixtureDpEvent(0.0, (0.0, 1.0), (0.5, 0.5))
+    for cls in (accounting.PLDAccountant, accounting.RdpAccountant):
+        assert cls().compose(never, 10).get_epsilon(1e-5) == 0
+        assert cls().compose(bare).get_epsilon(1e-5) == np.inf

@@ -1,0 +1,99 @@
+"""Sampling without replacement: batches of one size."""
+
+import dataclasses
+from collections.abc import Iterator
+
+import dp_accounting
+import jax
+import numpy as np
+import optax
+
+from dpadambc._core import validate
+from dpadambc.clipping.flat import NeighboringRelation
+from dpadambc.mechanisms import accounting, sampling
+from dpadambc.mechanisms.base import Mechanism
+
+_REPLACE_ONE = NeighboringRelation.REPLACE_ONE
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FixedSizeGaussian(Mechanism):
+    """The Gaussian mechanism on a fresh uniform subset of fixed size at every step.
+
+    Sampling without replacement keeps the size of the data set, so privacy is stated
+    for replacing one example by another: the sensitivity is 2 C / B.
+
+    Args:
+      l2_clip_norm: C, positive.
+      noise_multiplier: z, non-negative, in units of the sensitivity; or a schedule.
+      batch_size: the number of examples in a step.
+      num_examples: the size of the data set, the same for neighbours.
+      iterations: the number of steps.
+      normalize_by: B, positive; usually `batch_size`.
+      neighboring_relation: REPLACE_ONE.
+
+    Raises:
+      TypeError: if a number is not a number, or a count not an int.
+      ValueError: if a number is out of its range, or for another relation.
+
+    Example:
+      >>> import dpadambc
+      >>> mechanism = dpadambc.FixedSizeGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=2.0, batch_size=100,
+      ...     num_examples=1_000, iterations=1, normalize_by=100)
+      >>> round(mechanism.epsilon(target_delta=1e-5), 3)
+      0.596
+
+    References:
+      Wang et al., `Subsampled Rényi Differential Privacy and Analytical Moments
+      Accountant <https://arxiv.org/abs/1808.00087>`_, 2019
+    """
+
+    l2_clip_norm: float
+    noise_multiplier: float | optax.Schedule
+    batch_size: int
+    num_examples: int
+    iterations: int
+    normalize_by: float
+    neighboring_relation: NeighboringRelation = _REPLACE_ONE
+
+    _relations = {_REPLACE_ONE: ("rdp",)}
+    _refusal = (
+        "a batch of fixed size does not stay one when an example is added or removed,"
+        " and only the Rényi accountant knows sampling without replacement."
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        validate.count(batch_size=self.batch_size, least=1)
+        validate.count(num_examples=self.num_examples, least=self.batch_size)
+
+    @property
+    def pads_batches(self) -> bool:
+        """Whether a batch can have padding: it has none."""
+        return False
+
+    def _step_event(
+        self, noise_multiplier: float, accountant: accounting.Accountant
+    ) -> dp_accounting.DpEvent:
+        gaussian = self._gaussian(noise_multiplier, accountant)
+        return dp_accounting.SampledWithoutReplacementDpEvent(
+            self.num_examples,
+            self.batch_size,
+            gaussian,
+        )
+
+    def _batches(
+        self, rng: np.random.Generator, num_examples: int
+    ) -> Iterator[sampling.Batch]:
+        return sampling.fixed_size_batches(
+            rng,
+            num_examples=num_examples,
+            batch_size=self.batch_size,
+            iterations=self.iterations,
+        )
+
+    def _sample(self, key: jax.Array, num_examples: int) -> sampling.Batch:
+        return sampling.fixed_size_sample(
+            key, num_examples=num_examples, batch_size=self.batch_size
+        )

@@ -1,0 +1,117 @@
+"""Poisson sampling: each example takes part with the same probability, alone."""
+
+import dataclasses
+from collections.abc import Iterator
+
+import dp_accounting
+import jax
+import numpy as np
+import optax
+
+from dpadambc._core import validate
+from dpadambc.clipping.flat import NeighboringRelation
+from dpadambc.mechanisms import accounting, sampling
+from dpadambc.mechanisms.base import Mechanism
+
+_ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
+_REPLACE_ONE = NeighboringRelation.REPLACE_ONE
+_REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PoissonGaussian(Mechanism):
+    r"""The Poisson-subsampled Gaussian mechanism, `iterations` times: DP-SGD.
+
+    At every step each example takes part independently with probability
+    `sampling_prob`; gradients are clipped to `l2_clip_norm`, summed, divided by
+    `normalize_by`; Gaussian noise of standard deviation
+
+    .. math:: \sigma = z \Delta, \quad \Delta = C / B \text{ or } 2 C / B
+
+    is added, with the noise multiplier z and the sensitivity Δ. Under
+    ADD_OR_REMOVE_ONE the variance is the papers' Φ = (z C / B)².
+
+    Args:
+      l2_clip_norm: C, positive.
+      noise_multiplier: z, non-negative, the noise in units of the sensitivity; or a
+        schedule of the step, which makes `noise_stddev` a schedule.
+      sampling_prob: q, in [0, 1].
+      iterations: the number of steps.
+      normalize_by: B, positive; usually `sampling_prob * num_examples`, rounded. It
+        does not change epsilon.
+      neighboring_relation: what two neighbouring datasets differ in.
+
+    Raises:
+      TypeError: if a number is not a number, or `iterations` not an int.
+      ValueError: if a number is out of its range.
+
+    Example:
+      >>> import dpadambc
+      >>> mechanism = dpadambc.PoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=1.85, sampling_prob=1024 / 50_000,
+      ...     iterations=3_360, normalize_by=1024)
+      >>> round(mechanism.epsilon(target_delta=1e-5), 3)
+      2.925
+      >>> round(mechanism.noise_stddev, 7)
+      0.0018066
+      >>> mechanism = dpadambc.PoissonGaussian.calibrate(
+      ...     target_epsilon=1.0, target_delta=1e-5, l2_clip_norm=1.0,
+      ...     noise_multiplier=4.0, sampling_prob=0.02, normalize_by=1000)
+      >>> mechanism.iterations
+      2740
+
+    References:
+      Abadi et al., `Deep Learning with Differential Privacy
+      <https://arxiv.org/abs/1607.00133>`_, 2016
+    """
+
+    l2_clip_norm: float
+    noise_multiplier: float | optax.Schedule
+    sampling_prob: float
+    iterations: int
+    normalize_by: float
+    neighboring_relation: NeighboringRelation = _ADD_OR_REMOVE_ONE
+
+    _solvable = ("noise_multiplier", "iterations", "sampling_prob")
+    _relations = {
+        _ADD_OR_REMOVE_ONE: ("pld", "rdp"),
+        _REPLACE_ONE: ("pld",),
+        _REPLACE_SPECIAL: ("pld", "rdp"),
+    }
+    _refusal = "no Rényi bound for Poisson sampling under replacement is at hand."
+
+    def __post_init__(self):
+        super().__post_init__()
+        validate.probability(sampling_prob=self.sampling_prob)
+
+    def _check_relation(self, accountant: str | None = None) -> None:
+        # Without sampling there is nothing to refuse.
+        super()._check_relation(None if self.sampling_prob == 1 else accountant)
+
+    @property
+    def pads_batches(self) -> bool:
+        """Whether a batch can have padding: not where all examples take part."""
+        return self.sampling_prob < 1
+
+    def _step_event(
+        self, noise_multiplier: float, accountant: accounting.Accountant
+    ) -> dp_accounting.DpEvent:
+        gaussian = self._gaussian(noise_multiplier, accountant)
+        if self.sampling_prob == 1:
+            return gaussian
+        return dp_accounting.PoissonSampledDpEvent(self.sampling_prob, gaussian)
+
+    def _batches(
+        self, rng: np.random.Generator, num_examples: int
+    ) -> Iterator[sampling.Batch]:
+        return sampling.poisson_batches(
+            rng,
+            num_examples=num_examples,
+            sampling_prob=self.sampling_prob,
+            iterations=self.iterations,
+        )
+
+    def _sample(self, key: jax.Array, num_examples: int) -> sampling.Batch:
+        return sampling.poisson_sample(
+            key, num_examples=num_examples, sampling_prob=self.sampling_prob
+        )

@@ -1,0 +1,111 @@
+"""Poisson sampling with a cap on the batch."""
+
+import dataclasses
+from collections.abc import Iterator
+
+import dp_accounting
+import jax
+import numpy as np
+import optax
+
+from dpadambc._core import validate
+from dpadambc.clipping.flat import NeighboringRelation
+from dpadambc.mechanisms import accounting, sampling
+from dpadambc.mechanisms.base import Mechanism
+
+_REPLACE_ONE = NeighboringRelation.REPLACE_ONE
+_REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TruncatedPoissonGaussian(Mechanism):
+    """`PoissonGaussian` with batches cut to a random `truncated_batch_size`.
+
+    Where more examples are drawn than that, a random subset of them takes part. An
+    example that comes in may then push out another, which costs a little privacy. How
+    often depends on the size of the data set, which is therefore taken as known, and
+    privacy is stated for neighbours of the same size: one example replaced by one
+    without gradient (REPLACE_SPECIAL), or by another.
+
+    Args:
+      l2_clip_norm: C, positive.
+      noise_multiplier: z, non-negative, in units of the sensitivity; or a schedule.
+      sampling_prob: q, in [0, 1].
+      truncated_batch_size: the largest batch.
+      num_examples: the size of the data set, the same for neighbours.
+      iterations: the number of steps.
+      normalize_by: B, positive.
+      neighboring_relation: REPLACE_SPECIAL or REPLACE_ONE.
+
+    Raises:
+      TypeError: if a number is not a number, or a count not an int.
+      ValueError: if a number is out of its range, or for another relation.
+
+    Example:
+      >>> import dpadambc
+      >>> mechanism = dpadambc.TruncatedPoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=1.85, sampling_prob=0.02,
+      ...     truncated_batch_size=1_050, num_examples=50_000, iterations=1_000,
+      ...     normalize_by=1_000)
+      >>> round(mechanism.epsilon(target_delta=1e-6), 2)
+      2.59
+
+    References:
+      The accounting is dp-accounting's `TruncatedSubsampledGaussianDpEvent`: `Scaling
+      Up DP Training <https://arxiv.org/abs/2508.15089>`_, 2025
+    """
+
+    l2_clip_norm: float
+    noise_multiplier: float | optax.Schedule
+    sampling_prob: float
+    truncated_batch_size: int
+    num_examples: int
+    iterations: int
+    normalize_by: float
+    neighboring_relation: NeighboringRelation = _REPLACE_SPECIAL
+
+    _solvable = ("noise_multiplier", "iterations", "sampling_prob")
+    _relations = {
+        _REPLACE_SPECIAL: ("pld",),
+        _REPLACE_ONE: ("pld",),
+    }
+    _refusal = (
+        "the cost of truncation depends on the size of the data set, which adding or"
+        " removing an example would change, and no Rényi bound for it is at hand."
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        validate.probability(sampling_prob=self.sampling_prob)
+        validate.count(truncated_batch_size=self.truncated_batch_size, least=1)
+        validate.count(num_examples=self.num_examples, least=1)
+
+    def _step_event(
+        self, noise_multiplier: float, accountant: accounting.Accountant
+    ) -> dp_accounting.DpEvent:
+        gaussian = self._gaussian(noise_multiplier, accountant)
+        return dp_accounting.TruncatedSubsampledGaussianDpEvent(
+            self.num_examples,
+            self.sampling_prob,
+            self.truncated_batch_size,
+            gaussian.noise_multiplier,
+        )
+
+    def _batches(
+        self, rng: np.random.Generator, num_examples: int
+    ) -> Iterator[sampling.Batch]:
+        return sampling.truncated_poisson_batches(
+            rng,
+            num_examples=num_examples,
+            sampling_prob=self.sampling_prob,
+            truncated_batch_size=self.truncated_batch_size,
+            iterations=self.iterations,
+        )
+
+    def _sample(self, key: jax.Array, num_examples: int) -> sampling.Batch:
+        return sampling.truncated_poisson_sample(
+            key,
+            num_examples=num_examples,
+            sampling_prob=self.sampling_prob,
+            truncated_batch_size=self.truncated_batch_size,
+        )
