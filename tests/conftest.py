@@ -6,9 +6,15 @@ import hypothesis
 import jax
 import pytest
 
-# Read when the first array is made. Nothing lies on the others unless it is put there.
-FLAGS = "--xla_force_host_platform_device_count=8"
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}"
+# XLA reads its flags when the first array is made. Arrays are on the first device
+# unless a test puts them on others. Code that is not optimized compiles in a fourth of
+# the time, and no test measures speed. `make test-slow` tests optimized code.
+FLAGS = ["--xla_force_host_platform_device_count=8"]
+if os.environ.get("DPADAMBC_OPTIMIZED_TESTS") != "1":
+    FLAGS.append("--xla_backend_optimization_level=0")
+    if jax.version.__version_info__ < (0, 11):  # newer ones have no such flag
+        FLAGS.append("--xla_cpu_use_fusion_emitters=false")
+os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS])
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 hypothesis.settings.register_profile(

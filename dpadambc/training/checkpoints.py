@@ -1,13 +1,16 @@
 """Checkpoints of a run, exact to resume; they need `dpadambc[checkpoints]`, for Orbax.
 
-A checkpoint has two parts: the state, and a record of the mechanism and the program it
-belongs to. Both are written by Orbax to a folder beside, which takes its name when all
-of it is there: a run that is killed while it saves leaves the last checkpoint as it
-was. *A checkpoint is secret*, because of its keys; what may be published is
-`training.releasable`.
+A checkpoint has two parts: `state`, nested dictionaries with the names of the fields,
+which Orbax reads without this library; and `about`, a JSON record of the mechanism and
+the program. Orbax writes both to a temporary folder and renames it at the end: a run
+that is killed while it saves leaves the last checkpoint as it was. *A checkpoint is
+secret*, because it has the keys; `training.save_release` writes what may be published.
 """
 
+import functools
+import operator
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -29,40 +32,60 @@ def _is_key(x: Any) -> bool:
     return jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
 
 
-def _without_types(state: TrainState) -> dict[str, Any]:
-    """The leaves by number, keys as the words that they are made of.
+def _named(path: Sequence[Any]) -> tuple[str, ...]:
+    """The names that lead to a leaf, with dots quoted: Orbax joins names by dots."""
+    parts = [jax.tree_util.keystr((key,), simple=True) for key in path]
+    return tuple(part.replace("%", "%25").replace(".", "%2E") for part in parts)
+
+
+def _leaves(state: TrainState) -> dict[tuple[str, ...], jax.Array]:
+    paths = jax.tree_util.tree_leaves_with_path(state)
+    return {_named(path): leaf for path, leaf in paths}
+
+
+def _nested(leaves: dict[tuple[str, ...], jax.Array]) -> dict[str, Any]:
+    """Dictionaries of names, as plain Orbax reads them, keys as their `key_data`.
 
     Orbax does not save empty arrays: they are left out.
     """
-    leaves = jax.tree.leaves(state)
-    words = [jax.random.key_data(x) if _is_key(x) else x for x in leaves]
-    return {f"{i:06d}": x for i, x in enumerate(words) if x.size}
+    tree: dict[str, Any] = {}
+    for (*parents, name), leaf in leaves.items():
+        array = jax.random.key_data(leaf) if _is_key(leaf) else leaf
+        if array.size:
+            within = lambda node, parent: node.setdefault(parent, {})
+            functools.reduce(within, parents, tree)[name] = array
+    return tree
 
 
 def _place(x: jax.Array) -> Any:
-    """Where an array is read to: as it lies on a mesh, or to where JAX likes it."""
+    """Where to read an array to: its sharding if it has one, else the host."""
     if x.committed:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
-    return np.empty(x.shape, x.dtype)  # else Orbax puts it on one device, for good
+    return np.empty(x.shape, x.dtype)  # else Orbax commits it to one device
 
 
 def _as(old: jax.Array, found: Any) -> jax.Array:
-    """The words found, a key where the old leaf is one."""
+    """The array found, a key where the old leaf is one."""
     array = jnp.asarray(found)
     if _is_key(old):
         return jax.random.wrap_key_data(array, impl=jax.random.key_impl(old))
     return array
 
 
-def _with_types(arrays: dict[str, Any], like: TrainState) -> TrainState:
-    leaves, structure = jax.tree.flatten(like)
-    numbered = {f"{i:06d}": x for i, x in enumerate(leaves)}
-    found = {name: _as(numbered[name], x) for name, x in arrays.items()}
-    return jax.tree.unflatten(structure, (numbered | found).values())
+def _with_structure_of(like: TrainState, tree: dict[str, Any]) -> TrainState:
+    """The state with the arrays of a nested dictionary."""
+    leaves = _leaves(like)
+    for path, old in leaves.items():
+        if old.size:
+            leaves[path] = _as(old, functools.reduce(operator.getitem, path, tree))
+    return jax.tree.unflatten(jax.tree.structure(like), leaves.values())
 
 
-def _shapes(arrays: dict[str, Any]) -> dict[str, list[Any]]:
-    return {n: [list(x.shape), str(x.dtype)] for n, x in arrays.items()}
+def _shapes(tree: dict[str, Any]) -> dict[str, list[Any]]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {
+        jax.tree_util.keystr(path): [list(x.shape), str(x.dtype)] for path, x in leaves
+    }
 
 
 class Checkpoints:
@@ -135,7 +158,7 @@ class Checkpoints:
         Raises:
           OSError: if it cannot be written; the checkpoint before is as it was.
         """
-        arrays = _without_types(state)
+        arrays = _nested(_leaves(state))
         about = {"record": record, "checksum": _fingerprint.of_values(arrays)}
         about["arrays"] = _shapes(arrays)
         try:
@@ -176,17 +199,17 @@ class Checkpoints:
         ):
             raise ValueError(f"{path} is not a checkpoint of dpadambc.")
         self._check_record(path, about["record"], record)
-        arrays = _without_types(like)
+        arrays = _nested(_leaves(like))
         if _shapes(arrays) != about["arrays"]:
             raise ValueError(
                 f"The checkpoint {path} is of another model or optimizer: its arrays"
                 " have other shapes. Give it a folder of its own."
             )
-        places = {n: _place(x) for n, x in arrays.items()}
+        places = jax.tree.map(_place, arrays)
         found = self._read(step, "state", ocp.args.StandardRestore(places))
         if _fingerprint.of_values(found) != about["checksum"]:
             raise ValueError(self._damaged(path, "its checksum is another"))
-        return _with_types(found, like)
+        return _with_structure_of(like, found)
 
     def _read(self, step: int, part: str, arguments: Any) -> Any:
         try:

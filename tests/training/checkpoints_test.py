@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def collected():
     """Here, and not in a test of something else."""
     yield
@@ -347,26 +348,57 @@ def test_a_flipped_bit_in_any_array_is_noticed(tmp_path, monkeypatch):
     """Even where the storage does not notice."""
     interrupted(tmp_path)
     read = checkpoints.Checkpoints._read
-    names = list(checkpoints._without_types(whole().state))
-    assert len(names) >= 8
-    for name in names:
+    arrays = jax.tree.leaves(checkpoints._nested(checkpoints._leaves(whole().state)))
+    assert len(arrays) >= 8
+    for i in range(len(arrays)):
 
-        def damaged(self, step, part, arguments, name=name):
+        def damaged(self, step, part, arguments, i=i):
             found = read(self, step, part, arguments)
-            if part == "state":
-                raw = np.array(found[name])
-                raw.reshape(-1).view(np.uint8)[0] ^= 1
-                found = found | {name: raw}
-            return found
+            if part != "state":
+                return found
+            leaves, structure = jax.tree.flatten(found)
+            leaves[i] = np.array(leaves[i])
+            leaves[i].reshape(-1).view(np.uint8)[0] ^= 1
+            return jax.tree.unflatten(structure, leaves)
 
         monkeypatch.setattr(checkpoints.Checkpoints, "_read", damaged)
         with pytest.raises(ValueError, match="its checksum is another"):
             fit(tmp_path)
 
 
-def test_a_folder_of_something_else_is_an_error(tmp_path):
-    import orbax.checkpoint as ocp
+@pytest.mark.filterwarnings("ignore:.*'empty'. gets no gradient")
+def test_plain_orbax_reads_a_checkpoint_by_the_names_of_its_fields(tmp_path):
+    params = {"dense": [jnp.zeros(3)], "a.b": {"c%": jnp.zeros(())}}
+    loss_fn = lambda p, x, y: (p["dense"][0] @ x + p["a.b"]["c%"] - y) ** 2
+    params["empty"] = jnp.zeros(0)
+    state = fit(tmp_path, params=params, loss_fn=loss_fn).state
+    tree = ocp.StandardCheckpointer().restore(tmp_path / "20" / "state")
+    assert "empty" not in tree["params"]
+    (moments,) = filter(has_moments, jax.tree.leaves(tree, is_leaf=has_moments))
+    words = jax.random.key_data(state.sampling_key)
+    for found, expected in [
+        (tree["params"]["dense"]["0"], state.params["dense"][0]),
+        (tree["params"]["a%2Eb"]["c%25"], state.params["a.b"]["c%"]),
+        (moments["nu"]["dense"]["0"], state.opt_state[0].nu["dense"][0]),
+        (tree["sampling_key"], words),
+    ]:
+        np.testing.assert_array_equal(found, expected)
 
+
+def has_moments(tree):
+    return isinstance(tree, dict) and "nu" in tree
+
+
+def test_names_that_orbax_would_join_to_one_are_kept_apart(tmp_path):
+    params = {"a.b": jnp.zeros(3), "a": {"b": jnp.ones(3)}}
+    loss_fn = lambda p, x, y: (p["a.b"] @ x + 2 * p["a"]["b"] @ x - y) ** 2
+    first = fit(tmp_path, params=params, loss_fn=loss_fn).state
+    again = fit(tmp_path, params=params, loss_fn=loss_fn).state
+    assert_same(first, again)
+    assert (first.params["a.b"] != first.params["a"]["b"]).all()
+
+
+def test_a_folder_of_something_else_is_an_error(tmp_path):
     with ocp.CheckpointManager(tmp_path) as manager:
         manager.save(3, args=ocp.args.Composite(about=ocp.args.JsonSave({"a": 1})))
     with pytest.raises(ValueError, match="is not a checkpoint of dpadambc"):
