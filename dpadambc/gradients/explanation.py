@@ -218,7 +218,7 @@ def explain(
         factored_bytes=distinct["bytes"],
         without_gradient=_without_gradient(rows),
         costly=_costly(rows),
-        mixing=_mixing(fun, arguments, args),
+        mixing=_mixing(fun, args),
     )
 
 
@@ -229,14 +229,16 @@ def _with_batch_axis(tree: Any, batch_size: int) -> Any:
     return jax.tree.map(add, tree)
 
 
-def _mixing(
-    loss_fn: Callable, arguments: per_example.Arguments, args: Any
-) -> tuple[str, ...]:
+def _mixing(fun: Callable, args: Any) -> tuple[str, ...]:
     """What mixes examples in the program of one."""
-    names = []
-    for i, arg in enumerate(args):
-        for path, _ in jax.tree_util.tree_leaves_with_path(arg):
-            name = jax.tree_util.keystr(path) or "params"
-            names.append(name if i in arguments.differentiated else None)
-    jaxpr = jax.make_jaxpr(loss_fn)(*args).jaxpr
-    return tuple(_batch_norm.normalised_over_one(jaxpr, names))
+    try:
+        _batch_norm.check(jax.make_jaxpr(fun)(*args).jaxpr)
+    except _batch_norm.CentersOverOne:
+        return (
+            "The loss subtracts a mean over an axis of size one: batch normalization,"
+            " say. It mixes the examples of a batch, which per-example gradients"
+            " cannot, so it sees one example alone: other data than the model was made"
+            " for, without a gradient where that is a single number. Use group or layer"
+            " normalization, or statistics that are fixed.",
+        )
+    return ()

@@ -144,11 +144,9 @@ def normalised_warnings(norm, shape=(6, 6, 3), **kwargs):
     return dpadambc.explain(loss_fn, params, jnp.ones(shape), batch_size=2).warnings
 
 
-def test_warns_of_batch_normalisation_and_names_its_parameters():
+def test_warns_of_batch_normalization():
     (warning,) = normalised_warnings(nn.BatchNorm, use_running_average=False)
     assert "mixes the examples of a batch" in warning
-    assert "['BatchNorm_0']['scale']" in warning
-    assert "Conv" not in warning
 
 
 @pytest.mark.parametrize(

@@ -441,7 +441,7 @@ def test_a_mechanism_for_another_size_of_data_is_refused():
         iterations=3,
         normalize_by=50,
     )
-    with pytest.raises(ValueError, match="Expected 100 examples"):
+    with pytest.raises(ValueError, match="Expected num_examples=100"):
         fit(mechanism=fixed)
     right = dataclasses.replace(fixed, num_examples=200)
     assert fit(mechanism=right).iterations == 3
