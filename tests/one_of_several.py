@@ -1,6 +1,6 @@
 """One process of a run: `python -m tests.one_of_several ADDRESS COUNT ID FOLDER KEY`.
 
-It trains as `layout_test` does, with parameters that are split over the devices of all
+It trains as `sharding_test` does, with parameters sharded over the devices of all
 processes and data that each fetches for its own, and ends at step 5 where FOLDER has no
 checkpoint of it. KEY is "known" or "secret", which each process draws for itself, or
 "own", a known one of each process.
@@ -20,7 +20,7 @@ from dpadambc.training import checkpoints
 
 def main(address, processes, process, folder, kind_of_key):
     jax.distributed.initialize(address, int(processes), int(process))
-    from tests import layout_test  # which makes arrays
+    from tests.training import sharding_test  # which makes arrays
 
     keys = {
         "known": lambda: jax.random.key(3),
@@ -31,7 +31,7 @@ def main(address, processes, process, folder, kind_of_key):
     goes_on = (folder / "checkpoints" / "5").exists()
     fetched = set()
 
-    class Source(layout_test.Source):
+    class Source(sharding_test.Source):
         def __getitem__(self, index):
             fetched.add(index)
             return super().__getitem__(index)
@@ -40,7 +40,7 @@ def main(address, processes, process, folder, kind_of_key):
         if progress.iterations == 5 and not goes_on:
             sys.exit()
 
-    result = layout_test.fit(
+    result = sharding_test.fit(
         jax.device_count(),
         split_params=True,
         key=keys[kind_of_key](),

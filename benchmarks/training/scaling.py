@@ -11,7 +11,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from benchmarks.speed import models, timing
 from benchmarks.training import overhead
 from dpadambc import training
-from dpadambc.training.sharding import Layout
+from dpadambc.training.sharding import Shardings
 
 
 def _case(problem: models.Problem, devices: int, split_params: bool) -> Any:
@@ -30,10 +30,10 @@ def _case(problem: models.Problem, devices: int, split_params: bool) -> Any:
     step = training.Step(problem.loss_fn, mechanism, optimizer)
     init = functools.partial(step.init, key=jax.random.key(1))
     batches = NamedSharding(mesh, PartitionSpec("data"))
-    layout, state = Layout.of(params, batches, None).start(init, params)
+    shardings, state = Shardings.of(params, batches, None).start(init, params)
     whole = problem.batch, np.zeros(problem.batch_size, bool)
     placed = jax.device_put(whole, jax.tree.map(lambda _: batches, whole))
-    return dataclasses.replace(step, layout=layout), (state, *placed)
+    return dataclasses.replace(step, shardings=shardings), (state, *placed)
 
 
 def measure(problem: models.Problem, rounds: int) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import optax
 
+from dpadambc._core import validate
 from dpadambc.training.step import Seen
 
 LOSS = "loss_not_private"
@@ -32,6 +33,8 @@ class History:
         every: int | None,
         path: str | pathlib.Path | None,
     ):
+        if every is not None:
+            validate.count(least=1, eval_every=every)
         self._eval_fn, self._every = eval_fn, every
         # Of several processes, the first writes.
         self._path = None

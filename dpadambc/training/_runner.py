@@ -9,7 +9,7 @@ import jax
 from dpadambc.mechanisms.sampling import Batch
 from dpadambc.training import _data as _data
 from dpadambc.training import _fingerprint, _numbers, budget
-from dpadambc.training.sharding import Layout
+from dpadambc.training.sharding import Shardings
 from dpadambc.training.state import TrainState, releasable
 from dpadambc.training.step import Seen, Step, draw_batch, together
 
@@ -18,22 +18,24 @@ class Runner:
     """The compiled steps, for arrays on the devices or a source on the host."""
 
     def __init__(self, step: Step, data: Any, frozen: Any):
-        self._step, self._layout = step, step.layout
-        self._frozen = self._layout.place(frozen)
+        self._step, self._shardings = step, step.shardings
+        self._frozen = self._shardings.device_put(frozen)
         self._source = data if _data.is_source(data) else None
-        self._arrays = None if self._source is not None else self._layout.place(data)
+        self._arrays = (
+            None if self._source is not None else self._shardings.device_put(data)
+        )
         self._num_examples = _data.num_examples(data)
         self._fetched = jax.jit(step, donate_argnums=0)
         self._scanned = jax.jit(
             functools.partial(self._scan, step), static_argnums=3, donate_argnums=0
         )
         self._sample = jax.jit(
-            lambda state: step.layout.everywhere(self._draw(step, state))
+            lambda state: step.shardings.replicate(self._draw(step, state))
         )
 
     def _draw(self, step: Step, state: TrainState) -> Batch:
         batch = draw_batch(step.mechanism, state, self._num_examples)
-        return step.layout.padded(batch, step.microbatch_size)
+        return step.shardings.padded(batch, step.microbatch_size)
 
     def _scan(
         self, step: Step, state: TrainState, frozen: Any, arrays: Any, iterations: int
@@ -54,7 +56,7 @@ class Runner:
         It does not depend on the number of devices, nor on the number of iterations.
         *Secret*, as the checkpoint that it is for: it follows from the data.
         """
-        with self._layout.context():
+        with self._shardings.context():
             return self._record(state)
 
     def _numbers(self, state: TrainState) -> dict[str, float]:
@@ -73,7 +75,7 @@ class Runner:
         return found | scalars
 
     def _record(self, state: TrainState) -> dict[str, Any]:
-        step = dataclasses.replace(self._step, layout=Layout())
+        step = dataclasses.replace(self._step, shardings=Shardings())
         if self._source is None:
             program = _fingerprint.of_program(
                 functools.partial(self._scan, step, iterations=1),
@@ -99,17 +101,17 @@ class Runner:
     def _batch_of_a_known_key(self, state: TrainState) -> Batch:
         """It differs where JAX draws differently: another version, or configuration."""
         known = jax.random.key(0, impl=jax.random.key_impl(state.sampling_key))
-        step = dataclasses.replace(self._step, layout=Layout())
+        step = dataclasses.replace(self._step, shardings=Shardings())
         draw = jax.jit(lambda key: self._draw(step, state._replace(sampling_key=key)))
         return draw(known)
 
     def advance(self, state: TrainState, iterations: int) -> tuple[TrainState, Seen]:
         """So many steps in one call; one, where examples come from the host."""
-        with self._layout.context():
+        with self._shardings.context():
             if self._source is None:
                 return self._scanned(state, self._frozen, self._arrays, iterations)
             batch = self._sample(state)
-        examples = _data.fetch(self._source, batch, self._layout.batch_sharding)
-        with self._layout.context():
+        examples = _data.fetch(self._source, batch, self._shardings.batch_sharding)
+        with self._shardings.context():
             padding = batch.is_padding_example
             return self._fetched(state, examples, padding, self._frozen)

@@ -20,7 +20,7 @@ from dpadambc.training import _checks, budget, state
 from dpadambc.training import _data as _data
 from dpadambc.training._history import History
 from dpadambc.training._runner import Runner
-from dpadambc.training.sharding import Layout
+from dpadambc.training.sharding import Shardings
 from dpadambc.training.state import TrainState
 from dpadambc.training.step import Seen, Step
 
@@ -104,10 +104,13 @@ class Checkpoints(Protocol):
         ...
 
 
-def _budget(
-    mechanism: Mechanism, target_epsilon: float | None, target_delta: float
+def _planned(
+    mechanism: Mechanism, data: Any, target_epsilon: float | None, target_delta: float
 ) -> int:
-    """How many steps to take; raises if there is nothing to be had."""
+    """How many steps to take; raises where the mechanism is not for these data."""
+    num_examples = _data.num_examples(data)
+    accounting.check_delta(target_delta, num_examples)
+    _checks.mechanism_of(mechanism, num_examples)
     if target_epsilon is None:
         return mechanism.iterations
     iterations = budget.affordable_iterations(
@@ -115,11 +118,32 @@ def _budget(
     )
     if iterations == 0 < mechanism.iterations:
         raise ValueError(
-            "Expected a budget for one step at least, which costs epsilon"
+            "Expected a budget for at least one step, which costs epsilon"
             f" {mechanism.epsilon(target_delta, iterations=1):.4g}, got"
             f" target_epsilon={target_epsilon:g}."
         )
     return iterations
+
+
+def _built(
+    step: Step,
+    params: optax.Params,
+    frozen: Any,
+    data: Any,
+    key: jax.Array,
+    batch_sharding: NamedSharding | None,
+) -> tuple[Runner, TrainState, jax.Array]:
+    """The compiled steps, the first state, and the key of all processes."""
+    trees = (params, frozen, None if _data.is_source(data) else data)
+    shardings = Shardings.of(trees, batch_sharding, step.microbatch_size)
+    with shardings.context():
+        _checks.optimizer_of(step.optimizer, params, step.mechanism)
+        _checks.loss_of(step, params, frozen, data)
+        key = state.the_same_everywhere(key)
+        init = functools.partial(step.init, key=key)
+        shardings, start = shardings.init(init, params)
+    step = dataclasses.replace(step, shardings=shardings)
+    return Runner(step, data, frozen), start, key
 
 
 class _Saved:
@@ -179,12 +203,35 @@ class _Run:
     callback: Callable[[Progress], Any] | None
     mechanism: Mechanism
     iterations: int
+    epsilon: float  # of all iterations
     target_delta: float
     first_batch: _checks.FirstBatch = dataclasses.field(
         default_factory=_checks.FirstBatch
     )
 
-    def advance(
+    def to_the_end(self, steps_per_call: int) -> Result:
+        """All steps that are left, from the last checkpoint on."""
+        now, resumed_from = self.saved.restore(self.iterations)
+        done, stopped = int(now.step), False
+        self.history.goes_on_from(done)
+        while done < self.iterations and not stopped:
+            now, done, stopped = self._advance(now, done, steps_per_call)
+        epsilon = self.epsilon
+        if done < self.iterations:
+            epsilon = self.mechanism.epsilon(self.target_delta, iterations=done)
+        by_budget = "budget" if done < self.mechanism.iterations else "iterations"
+        return Result(
+            state=now,
+            iterations=done,
+            epsilon=epsilon,
+            target_delta=self.target_delta,
+            mechanism=self.mechanism,
+            stopped_by="callback" if stopped else by_budget,
+            history=self.history.records,
+            resumed_from=resumed_from,
+        )
+
+    def _advance(
         self, now: TrainState, done: int, most: int
     ) -> tuple[TrainState, int, bool]:
         """So many steps at most, in one call; and whether somebody said to stop."""
@@ -293,11 +340,11 @@ def fit(
       average_decay: of a moving average of the parameters; none by default.
       steps_per_call: how many steps are compiled into one call, where the data are
         arrays. It changes the result by rounding at most.
-      batch_sharding: how each batch is split over the devices of a mesh, along axis 0:
-        `NamedSharding(mesh, PartitionSpec("data"))`, say. Parameters lie as they are
-        given, each device having the whole of what is on no mesh (`fully_sharded`
-        splits them), and so do moments; the state that is returned lies on the same
-        devices with axes of the kind `AxisType.Auto`.
+      batch_sharding: the sharding of each batch along axis 0, such as
+        `NamedSharding(mesh, PartitionSpec("data"))`. Place the parameters with the
+        sharding you want (`fully_sharded` makes one); arrays on no mesh are replicated.
+        Moments have the shardings of the parameters, and so has the state returned, on
+        the same mesh with axes of type `AxisType.Auto`.
       eval_fn: called with the parameters; returns a number, or several by name, for the
         history. On data that need no protection it costs nothing. What it says of
         protected data is not covered by epsilon, and neither is a choice made by it.
@@ -336,14 +383,10 @@ def fit(
     """
     validate.typed_key(key=key)
     validate.count(least=1, steps_per_call=steps_per_call)
-    if eval_every is not None:
-        validate.count(least=1, eval_every=eval_every)
-    num_examples = _data.num_examples(data)
-    accounting.check_delta(target_delta, num_examples)
-    _checks.mechanism_of(mechanism, num_examples)
-    iterations = _budget(mechanism, target_epsilon, target_delta)
+    iterations = _planned(mechanism, data, target_epsilon, target_delta)
     # Before the first step, since a failure here must not cost the model.
     epsilon = mechanism.epsilon(target_delta, iterations=iterations)
+    history = History(eval_fn, eval_every, history_file)
     step = Step(
         loss_fn,
         mechanism,
@@ -353,33 +396,15 @@ def fit(
         microbatch_size=microbatch_size,
         average_decay=average_decay,
     )
-    arrays = (params, frozen, None if _data.is_source(data) else data)
-    layout = Layout.of(arrays, batch_sharding, microbatch_size)
-    with layout.context():
-        _checks.optimizer_of(optimizer, params, mechanism)
-        _checks.loss_of(step, params, frozen, data)
-        key = state.the_same_everywhere(key)
-        layout, start = layout.start(functools.partial(step.init, key=key), params)
-    runner = Runner(dataclasses.replace(step, layout=layout), data, frozen)
-    saved = _Saved(checkpoints, runner, start, key)
-    now, resumed_from = saved.restore(iterations)
-    history = History(eval_fn, eval_every, history_file)
-    history.goes_on_from(int(now.step))
-    run = _Run(runner, saved, history, callback, mechanism, iterations, target_delta)
-    done, stopped = int(now.step), False
-    while done < iterations and not stopped:
-        most = 1 if _data.is_source(data) else steps_per_call
-        now, done, stopped = run.advance(now, done, most)
-    if done < iterations:
-        epsilon = mechanism.epsilon(target_delta, iterations=done)
-    by_budget = "budget" if done < mechanism.iterations else "iterations"
-    return Result(
-        state=now,
-        iterations=done,
+    runner, start, key = _built(step, params, frozen, data, key, batch_sharding)
+    run = _Run(
+        runner=runner,
+        saved=_Saved(checkpoints, runner, start, key),
+        history=history,
+        callback=callback,
+        mechanism=mechanism,
+        iterations=iterations,
         epsilon=epsilon,
         target_delta=target_delta,
-        mechanism=mechanism,
-        stopped_by="callback" if stopped else by_budget,
-        history=history.records,
-        resumed_from=resumed_from,
     )
+    return run.to_the_end(1 if _data.is_source(data) else steps_per_call)

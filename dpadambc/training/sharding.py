@@ -1,9 +1,10 @@
-"""Where a run lies: examples, parameters and moments over the devices of a mesh.
+"""The shardings of a run: of examples, parameters and moments on a device mesh.
 
-The program is written for one device, and the compiler splits it. What it cannot know
-is said here: examples are split over the devices, the parameters that a step uses are
-whole on each, and the sum of gradients goes to where the parameters lie. Noise is drawn
-by coordinate, each device its own part of one draw, whatever the number of devices.
+A step is written for one device, and the compiler partitions it. The constraints here
+say what it cannot infer: examples are sharded along axis 0, a step uses parameters that
+are replicated over the axes of the examples, and the sum of the gradients has the
+sharding of the parameters. Noise is a function of the coordinate, so each device draws
+its shard of one and the same noise, whatever the number of devices.
 """
 
 import contextlib
@@ -22,10 +23,10 @@ from dpadambc.training.state import TrainState
 
 
 def fully_sharded(params: optax.Params, mesh: Mesh, axis_name: str) -> Any:
-    """Splits each parameter over the devices along an axis of the mesh.
+    """Shards each parameter along an axis of the mesh, for `jax.device_put`.
 
-    Along its longest axis that the devices divide; where there is none, every device
-    has the whole. Optimizers of `fit` split their moments in the same way.
+    It shards the longest axis whose size the number of devices divides, and replicates
+    a parameter that has none. `fit` gives the moments the shardings of the parameters.
 
     Args:
       params: arrays, or their shapes from `jax.eval_shape`.
@@ -33,7 +34,7 @@ def fully_sharded(params: optax.Params, mesh: Mesh, axis_name: str) -> Any:
       axis_name: the axis of the mesh.
 
     Returns:
-      A `NamedSharding` for each parameter, for `jax.device_put(params, ...)`.
+      A `NamedSharding` for each parameter.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -56,13 +57,13 @@ def fully_sharded(params: optax.Params, mesh: Mesh, axis_name: str) -> Any:
 
 
 def _automatic(mesh: Mesh) -> Mesh:
-    """The same devices, with axes over which the compiler splits a program."""
+    """The same devices with axes of type Auto, over which the compiler partitions."""
     kinds = (AxisType.Auto,) * len(mesh.axis_names)
     return Mesh(mesh.devices, mesh.axis_names, axis_types=kinds)
 
 
 def _mesh_of(trees: Any, batch: NamedSharding | None) -> Mesh | None:
-    """The one mesh on which all this lies, if any."""
+    """The mesh of all these shardings, if there is one."""
     shardings = [x.sharding for x in jax.tree.leaves(trees) if isinstance(x, jax.Array)]
     named = [s for s in (*shardings, batch) if isinstance(s, NamedSharding)]
     meshes = {_automatic(s.mesh) for s in named if isinstance(s.mesh, Mesh)}
@@ -75,7 +76,7 @@ def _mesh_of(trees: Any, batch: NamedSharding | None) -> Mesh | None:
 
 
 def _names(part: Any) -> tuple[str, ...]:
-    """The axes of a mesh along which one axis of an array is split."""
+    """The mesh axes in one entry of a `PartitionSpec`."""
     if part is None:
         return ()
     return part if isinstance(part, tuple) else (part,)
@@ -98,103 +99,101 @@ def _batch_axes(batch: NamedSharding | None) -> tuple[str, ...]:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Layout:
-    """What lies where; without a mesh, all on one device."""
+class Shardings:
+    """The shardings of a run; without a mesh, all arrays are on one device."""
 
     mesh: Mesh | None = None
-    batch_axes: tuple[str, ...] = ()  # of the mesh, over which examples are split
+    batch_axes: tuple[str, ...] = ()  # mesh axes that shard the examples
     state: TrainState | None = None  # the sharding of each leaf
 
     @classmethod
     def of(
         cls, trees: Any, batch: NamedSharding | None, microbatch_size: int | None
-    ) -> "Layout":
-        """The layout of arrays that the user has placed, for batches split so."""
-        axes = _batch_axes(batch)
-        layout = cls(_mesh_of(trees, batch), axes)
-        if (microbatch_size or 0) % layout.parts:
+    ) -> "Shardings":
+        """Infers the mesh from the arrays that the user has placed on it."""
+        shardings = cls(_mesh_of(trees, batch), _batch_axes(batch))
+        if (microbatch_size or 0) % shardings.num_shards:
             raise ValueError(
-                f"Expected microbatch_size to be a multiple of the {layout.parts}"
-                " devices that have a part of each microbatch, got"
-                f" {microbatch_size=}."
+                "Expected microbatch_size to be a multiple of the"
+                f" {shardings.num_shards} shards of a batch, got {microbatch_size=}."
             )
-        return layout
+        return shardings
 
     def context(self) -> contextlib.AbstractContextManager[Any]:
-        """In which all programs are compiled: a loss may name the axes of the mesh."""
+        """Sets the mesh for tracing, so that a loss may name its axes."""
         if self.mesh is None:
             return contextlib.nullcontext()
         return jax.set_mesh(self.mesh)
 
-    def _on_mesh(self, *spec: Any) -> NamedSharding:
+    def _named(self, *spec: Any) -> NamedSharding:
         assert self.mesh is not None
         return NamedSharding(self.mesh, PartitionSpec(*spec))
 
-    def _where(self, x: Any) -> NamedSharding:
-        """Where an array lies on the mesh already; else it is whole on each device."""
+    def _sharding_of(self, x: Any) -> NamedSharding:
+        """The sharding that an array has on the mesh; else replicated."""
         sharding = getattr(x, "sharding", None)
-        return self._on_mesh(*getattr(sharding, "spec", ()))
+        return self._named(*getattr(sharding, "spec", ()))
 
-    def place(self, tree: Any) -> Any:
-        """Puts arrays on the mesh, those that are not there already on each device."""
+    def device_put(self, tree: Any) -> Any:
+        """Keeps the shardings of arrays on the mesh, and replicates the others."""
         if self.mesh is None:
             return jax.device_put(tree)
-        return jax.device_put(tree, jax.tree.map(self._where, tree))
+        return jax.device_put(tree, jax.tree.map(self._sharding_of, tree))
 
-    def start(
+    def init(
         self,
         init: Callable[[optax.Params], TrainState],
         params: optax.Params,
-    ) -> tuple["Layout", TrainState]:
-        """The first state, with moments that lie as the parameters do."""
-        params = self.place(params)
-        # The first step gives the buffers of the state away, not those of the user.
+    ) -> tuple["Shardings", TrainState]:
+        """The first state, whose moments have the shardings of the parameters."""
+        params = self.device_put(params)
+        # The first step donates the buffers of the state; those of the user must stay.
         copied = lambda params: jax.tree.map(jnp.copy, init(params))
         if self.mesh is None:
             return self, jax.jit(copied)(params)
         shapes = jax.eval_shape(init, params)
-        state = jax.tree.map(lambda _: self._on_mesh(), shapes)._replace(
-            params=jax.tree.map(self._where, params),
-            opt_state=self._as_params(shapes.opt_state, params),
-            average=self._as_params(shapes.average, params),
+        state = jax.tree.map(lambda _: self._named(), shapes)._replace(
+            params=jax.tree.map(self._sharding_of, params),
+            opt_state=self._like_params(shapes.opt_state, params),
+            average=self._like_params(shapes.average, params),
         )
-        started = jax.jit(copied, out_shardings=state)(params)
-        return dataclasses.replace(self, state=state), started
+        first = jax.jit(copied, out_shardings=state)(params)
+        return dataclasses.replace(self, state=state), first
 
-    def _as_params(self, tree: Any, params: optax.Params) -> Any:
-        """Where a tree lies that holds trees like the parameters, such as moments.
+    def _like_params(self, tree: Any, params: optax.Params) -> Any:
+        """Shardings of a tree with subtrees like the parameters, such as moments.
 
-        A leaf with the path and the shape of a parameter lies where that does, the
-        others are whole on each device. (A wrong guess would cost memory, no more.)
+        A leaf whose path ends in that of a parameter of the same shape gets its
+        sharding; the others are replicated. (A wrong guess costs memory only.)
         """
         known = {
-            (path, param.shape): self._where(param)
+            (path, param.shape): self._sharding_of(param)
             for path, param in jax.tree_util.tree_leaves_with_path(params)
         }
 
-        def where(path: tuple[Any, ...], x: Any) -> NamedSharding:
+        def sharding(path: tuple[Any, ...], x: Any) -> NamedSharding:
             ends = [(path[i:], x.shape) for i in range(len(path) + 1)]
-            return next((known[e] for e in ends if e in known), self._on_mesh())
+            return next((known[e] for e in ends if e in known), self._named())
 
-        return jax.tree_util.tree_map_with_path(where, tree)
+        return jax.tree_util.tree_map_with_path(sharding, tree)
 
     @property
     def batch_sharding(self) -> NamedSharding | None:
-        """Of everything with the examples along axis 0."""
-        return self._on_mesh(self.batch_axes) if self.batch_axes else None
+        """The sharding of arrays with the examples along axis 0."""
+        return self._named(self.batch_axes) if self.batch_axes else None
 
     @property
-    def parts(self) -> int:
-        """Into how many a batch is split."""
+    def num_shards(self) -> int:
+        """The number of shards of a batch."""
         if self.mesh is None:
             return 1
         return math.prod(self.mesh.shape[name] for name in self.batch_axes)
 
     def padded(self, batch: Batch, microbatch_size: int | None) -> Batch:
-        """With so much more padding that it splits into equal parts."""
-        if self.parts == 1:
+        """Pads a batch until its shards have equal sizes."""
+        if self.num_shards == 1:
             return batch
-        size, unit = len(batch.indices), self.parts
+        size, unit = len(batch.indices), self.num_shards
         if microbatch_size is not None and microbatch_size < size:
             unit = microbatch_size
         more = -size % unit
@@ -204,23 +203,23 @@ class Layout:
             batch.num_examples,
         )
 
-    def everywhere(self, tree: Any) -> Any:
-        """The whole on each device."""
+    def replicate(self, tree: Any) -> Any:
+        """Constrains arrays to be replicated."""
         if self.mesh is None:
             return tree
-        return jax.lax.with_sharding_constraint(tree, self._on_mesh())
+        return jax.lax.with_sharding_constraint(tree, self._named())
 
-    def split(self, examples: Any) -> Any:
-        """Each device has its part of the examples."""
+    def shard_examples(self, examples: Any) -> Any:
+        """Constrains arrays to be sharded by example."""
         if not self.batch_axes:
             return examples
         return jax.lax.with_sharding_constraint(examples, self.batch_sharding)
 
-    def whole(self, params: optax.Params) -> optax.Params:
-        """Parameters as a step uses them: not split over the devices of the examples.
+    def gather_params(self, params: optax.Params) -> optax.Params:
+        """Constrains parameters to be replicated over the axes of the examples.
 
-        Else the compiler may split the features of a layer instead of its examples,
-        and every device would have the factors of the whole batch.
+        Otherwise the compiler may shard the features of a layer instead of its
+        examples, and every device would hold the factors of the whole batch.
         """
         if self.state is None or not self.batch_axes:
             return params
@@ -229,19 +228,19 @@ class Layout:
             rest = lambda part: tuple(
                 n for n in _names(part) if n not in self.batch_axes
             )
-            return self._on_mesh(*(rest(part) or None for part in sharding.spec))
+            return self._named(*(rest(part) or None for part in sharding.spec))
 
         shardings = jax.tree.map(without_batch, self.state.params)
         return jax.lax.with_sharding_constraint(params, shardings)
 
-    def summed(self, gradient: optax.Updates) -> optax.Updates:
-        """The sum over all examples, each part where its parameters lie."""
+    def scatter_gradient(self, gradient: optax.Updates) -> optax.Updates:
+        """Constrains the summed gradient to the shardings of the parameters."""
         if self.state is None:
             return gradient
         return jax.lax.with_sharding_constraint(gradient, self.state.params)
 
-    def kept(self, state: TrainState) -> TrainState:
-        """A state that lies as the one before."""
+    def constrain_state(self, state: TrainState) -> TrainState:
+        """Constrains a state to the shardings of the one before."""
         if self.state is None:
             return state
         return jax.lax.with_sharding_constraint(state, self.state)

@@ -14,7 +14,7 @@ from dpadambc.mechanisms.base import Mechanism
 from dpadambc.mechanisms.private_gradient import check_mechanism
 from dpadambc.mechanisms.sampling import Batch
 from dpadambc.training import _data
-from dpadambc.training.sharding import Layout
+from dpadambc.training.sharding import Shardings
 from dpadambc.training.state import TrainState, in_full_precision, init_state
 from dpadambc.transforms.noise import add_dp_noise
 
@@ -61,7 +61,7 @@ class Step:
       uses_key: whether the loss takes a key, one for each example.
       microbatch_size: how many examples are in memory at once; all by default.
       average_decay: of a moving average of the parameters; none by default.
-      layout: what lies on which devices; `fit` sets it.
+      shardings: of the state and the examples; `fit` sets it.
 
     Raises:
       TypeError: if `mechanism` is none, or the mask or a gradient has the wrong dtype.
@@ -94,7 +94,7 @@ class Step:
     uses_key: bool = False
     microbatch_size: int | None = None
     average_decay: float | None = None
-    layout: Layout = Layout()
+    shardings: Shardings = Shardings()
 
     def __post_init__(self):
         check_mechanism(self.mechanism)
@@ -141,13 +141,15 @@ class Step:
             average=self._average(params, state.average),
             noise=noise_state,
         )
-        return self.layout.kept(after), seen
+        return self.shardings.constrain_state(after), seen
 
     def _clipped(
         self, state: TrainState, examples: Any, padding: jax.Array, frozen: Any
     ) -> tuple[jax.Array, optax.Updates]:
         """Losses of the examples, and the clipped sum of their gradients."""
-        examples, padding = self.layout.split((_data.arguments(examples), padding))
+        examples, padding = self.shardings.shard_examples(
+            (_data.arguments(examples), padding)
+        )
         key = jax.random.fold_in(state.loss_key, state.step)
         shared = (frozen,) if self.has_frozen else ()
         arguments = (*shared, *examples, *((key,) if self.uses_key else ()))
@@ -161,9 +163,11 @@ class Step:
             prng_argnum=len(arguments) if self.uses_key else None,
         )
         losses, clipped = fun(
-            self.layout.whole(state.params), *arguments, is_padding_example=padding
+            self.shardings.gather_params(state.params),
+            *arguments,
+            is_padding_example=padding,
         )
-        return losses, self.layout.summed(clipped)
+        return losses, self.shardings.scatter_gradient(clipped)
 
     def _average(self, params: optax.Params, average: optax.Params | None):
         if self.average_decay is None or average is None:

@@ -146,7 +146,7 @@ def test_the_step_that_would_exceed_the_budget_is_not_taken(accountant, monkeypa
 def test_a_budget_for_all_steps_or_for_none():
     enough = fit(target_epsilon=1e3)
     assert enough.iterations == 30 and enough.stopped_by == "iterations"
-    with pytest.raises(ValueError, match="one step at least, which costs epsilon"):
+    with pytest.raises(ValueError, match="at least one step, which costs epsilon"):
         fit(target_epsilon=1e-3)
     silent = mechanism(noise_multiplier=0.0)
     with pytest.raises(ValueError, match="budget"):

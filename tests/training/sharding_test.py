@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 import dpadambc
 from dpadambc import training
 from dpadambc.training import checkpoints
-from dpadambc.training.sharding import Layout
+from dpadambc.training.sharding import Shardings
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(203, 16)).astype(np.float32)
@@ -203,8 +203,8 @@ def started(optimizer, split_params=True, devices=8):
         optimizer=optimizer,
         key=jax.random.key(1),
     )
-    layout = Layout.of(params, NamedSharding(mesh, P("data")), None)
-    return optimizer, *layout.start(init, params)
+    shardings = Shardings.of(params, NamedSharding(mesh, P("data")), None)
+    return optimizer, *shardings.init(init, params)
 
 
 @pytest.mark.parametrize(
@@ -277,29 +277,29 @@ def collectives(compiled):
     return found
 
 
-def compiled_update(tx, layout, state):
+def compiled_update(tx, shardings, state):
     noise = dpadambc.add_dp_noise(MECHANISM.noise_stddev, key=jax.random.key(0))
 
     def update(gradient, state):
         private, _ = noise.update(gradient, state.noise, state.params)
         return tx.update(private, state.opt_state, state.params)
 
-    with layout.context():
-        gradient = layout.summed(state.params)
+    with shardings.context():
+        gradient = shardings.scatter_gradient(state.params)
         return jax.jit(update).lower(gradient, state).compile()
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_noise_and_update_need_no_other_device(optimizer):
-    tx, layout, state = started(optimizer)
-    assert not collectives(compiled_update(tx, layout, state))
+    tx, shardings, state = started(optimizer)
+    assert not collectives(compiled_update(tx, shardings, state))
 
 
 def test_an_update_that_needs_other_devices_would_be_seen():
     """The negative control: a norm over all parameters."""
     with_norm = optax.chain(optax.sgd(0.1), optax.clip_by_global_norm(1.0))
-    tx, layout, state = started(with_norm)
-    assert collectives(compiled_update(tx, layout, state))
+    tx, shardings, state = started(with_norm)
+    assert collectives(compiled_update(tx, shardings, state))
 
 
 def test_a_device_draws_its_part_of_the_noise():
@@ -323,12 +323,12 @@ def compiled_step(devices, loss_fn, params, examples, split_params, **options):
     optimizer = dpadambc.adam_bc(0.1, MECHANISM.noise_stddev)
     step = training.Step(loss_fn, MECHANISM, optimizer)
     init = functools.partial(step.init, key=jax.random.key(1))
-    layout = Layout.of(params, NamedSharding(mesh, P("data")), None)
-    with layout.context():
-        layout, state = layout.start(init, params)
-        step = dataclasses.replace(step, layout=layout)
+    shardings = Shardings.of(params, NamedSharding(mesh, P("data")), None)
+    with shardings.context():
+        shardings, state = shardings.init(init, params)
+        step = dataclasses.replace(step, shardings=shardings)
         padding = np.zeros(len(examples[0]), bool)
-        placed = layout.place((examples, padding))
+        placed = shardings.device_put((examples, padding))
         return jax.jit(step, donate_argnums=0).lower(state, *placed).compile()
 
 
@@ -436,7 +436,7 @@ def test_a_spec_without_its_mesh_is_refused():
 
 
 def test_microbatches_have_a_part_for_each_device():
-    with pytest.raises(ValueError, match="multiple of the 8 devices"):
+    with pytest.raises(ValueError, match="multiple of the 8 shards"):
         fit(8, microbatch_size=12)
     for wrong, error in ((0, ValueError), (-8, ValueError), (8.0, TypeError)):
         with pytest.raises(error, match="microbatch_size"):
