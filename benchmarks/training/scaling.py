@@ -30,7 +30,7 @@ def _case(problem: models.Problem, devices: int, split_params: bool) -> Any:
     step = training.Step(problem.loss_fn, mechanism, optimizer)
     init = functools.partial(step.init, key=jax.random.key(1))
     batches = NamedSharding(mesh, PartitionSpec("data"))
-    shardings, state = Shardings.of(params, batches, None).start(init, params)
+    shardings, state = Shardings.of(params, batches, None).init(init, params)
     whole = problem.batch, np.zeros(problem.batch_size, bool)
     placed = jax.device_put(whole, jax.tree.map(lambda _: batches, whole))
     return dataclasses.replace(step, shardings=shardings), (state, *placed)
