@@ -63,7 +63,7 @@ def _add_mechanism_arguments(command: argparse.ArgumentParser) -> None:
         "--relation",
         choices=[relation.name.lower() for relation in NeighboringRelation],
         default=NeighboringRelation.ADD_OR_REMOVE_ONE.name.lower(),
-        help="what neighbouring data sets differ in (default: add_or_remove_one)",
+        help="what neighboring data sets differ in (default: add_or_remove_one)",
     )
     add("--json", action="store_true", help="print JSON")
 

@@ -4,7 +4,7 @@ import functools
 
 import jax
 
-# Without optimising machine code, and with all of XLA's own passes.
+# Without optimizing machine code, and with all of XLA's own passes.
 quick_jit = functools.partial(
     jax.jit,
     compiler_options={

@@ -9,8 +9,8 @@ from matplotlib.ticker import PercentFormatter
 
 from benchmarks import experiment
 
-# Colours that colour-blind readers tell apart (Okabe and Ito), and a line style and
-# a marker for each, for readers of a print in grey.
+# Colors that color-blind readers tell apart (Okabe and Ito), and a line style and
+# a marker for each, for readers of a print in gray.
 STYLES: dict[str, dict[str, Any]] = {
     "DP-SGD": {"color": "#D55E00", "linestyle": "-.", "marker": "s"},
     "DP-Adam": {"color": "#E69F00", "linestyle": "-", "marker": "^"},

@@ -70,7 +70,7 @@ def train(graph: data.Graph, method: str, max_memberships: int, seed: int = 0):
 
 
 def measure(graph: data.Graph, seeds: Sequence[int]) -> list[dict[str, Any]]:
-    """Test accuracy with neighbours, of every optimizer, trained with them or not."""
+    """Test accuracy with neighbors, of every optimizer, trained with them or not."""
     inside = data.same_part(graph)
     evaluator = training.Evaluator(training.task(graph).model, inside)
     rows = []
@@ -113,7 +113,7 @@ def main() -> None:
         table.add_row(row["method"], str(row["max_memberships"]), cell)
     table.title = f"Cora at ε = {TARGET_EPSILON:g}, δ = {TARGET_DELTA:g}"
     table.caption = (
-        "All with neighbours at prediction; K = 0 is trained on nodes alone. The"
+        "All with neighbors at prediction; K = 0 is trained on nodes alone. The"
         f" majority class is {graph.majority_share:.1%}."
     )
     rich.console.Console().print(table)

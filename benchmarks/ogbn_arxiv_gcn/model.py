@@ -1,6 +1,6 @@
 """A graph convolution of one hop, as a network on one root's subgraph.
 
-Each member is encoded, the root takes the mean over itself and its neighbours, and a
+Each member is encoded, the root takes the mean over itself and its neighbors, and a
 dense network labels it:
 
     e_i = tanh(W_e x_i + b_e),  h = mean_i e_i,  a = tanh(W_c h + b_c) + h,
@@ -29,7 +29,7 @@ class GCN(nn.Module):
         return nn.tanh(self.encoder(features))
 
     def decode(self, mean: jax.Array) -> jax.Array:
-        """The logits of roots, from the mean over their neighbours."""
+        """The logits of roots, from the mean over their neighbors."""
         aggregated = nn.tanh(self.convolution(mean)) + mean
         return self.head(nn.tanh(self.decoder(aggregated)))
 

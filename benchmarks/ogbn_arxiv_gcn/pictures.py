@@ -45,7 +45,7 @@ def learning_curves(rows: Sequence[table.Row]) -> Figure:
         axes.xaxis.set_major_formatter(PercentFormatter(1))
         axes.yaxis.set_major_formatter(PercentFormatter(1, symbol=None))
         axes.grid(alpha=0.3)
-    panels[0].set_ylabel("validation accuracy with neighbours (%)")
+    panels[0].set_ylabel("validation accuracy with neighbors (%)")
     figure.legend(
         shown.values(), shown.keys(), loc="outside lower center", ncols=3, frameon=False
     )

@@ -59,7 +59,7 @@ class Laboratory:
         return self._roots[setting.max_memberships]
 
     def accuracies(self, params: Any) -> dict[str, dict[str, float]]:
-        """On validation and test nodes, with neighbours and without."""
+        """On validation and test nodes, with neighbors and without."""
         return {
             name: evaluator.accuracies(params, PARTS)
             for name, evaluator in self.evaluators.items()
@@ -149,7 +149,7 @@ def train(laboratory: Laboratory, setting: Setting, seed: int) -> Row:
 
 
 def score(row: Row) -> float:
-    """What settings are chosen by: with the neighbours that were trained with."""
+    """What settings are chosen by: with the neighbors that were trained with."""
     alone = row["setting"]["max_memberships"] == 0
     return row["accuracy"]["alone" if alone else "inductive"]["valid"]
 

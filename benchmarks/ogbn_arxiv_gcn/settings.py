@@ -32,7 +32,7 @@ class Setting:
 
     @property
     def max_degree(self) -> int:
-        """How many neighbours a root takes in, of those that send to it."""
+        """How many neighbors a root takes in, of those that send to it."""
         return 2 * self.max_memberships
 
     @property

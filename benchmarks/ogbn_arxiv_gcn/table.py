@@ -82,7 +82,7 @@ def without_privacy(found: dict[Line, list[Row]]) -> str:
     for is_alone in (False, True):
         rows = found.get((experiment.NON_PRIVATE, None, is_alone))
         if rows:
-            name = "nodes alone" if is_alone else "with neighbours"
+            name = "nodes alone" if is_alone else "with neighbors"
             ways = [_test(rows, way) for way in ("inductive", "transductive", "alone")]
             body.append([f"not private, {name}", *ways])
     return _table(["trained", "inductive", "transductive", "alone"], body)
@@ -95,7 +95,7 @@ def render(rows: Sequence[Row]) -> str:
     averaged = lambda rows: _test(rows, "inductive", "averaged_accuracy")
     other = lambda rows: f"{rows[0]['epsilon_at_other_delta']:.2f}"
     ways = {
-        "Private, trained and tested with neighbours (inductive):": (False, inductive),
+        "Private, trained and tested with neighbors (inductive):": (False, inductive),
         "The same, the mean of the last iterates:": (False, averaged),
         "The same, tested with the edges to training nodes (transductive):": (
             False,
@@ -107,7 +107,7 @@ def render(rows: Sequence[Row]) -> str:
             True,
             lambda rows: _test(rows, "alone"),
         ),
-        "Trained on nodes alone, and tested with neighbours (inductive):": (
+        "Trained on nodes alone, and tested with neighbors (inductive):": (
             True,
             inductive,
         ),

@@ -29,7 +29,7 @@ class Roots(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class NodeClassification:
-    """A `Task`: an example is a root and its neighbours."""
+    """A `Task`: an example is a root and its neighbors."""
 
     model: GCN
     num_features: int
@@ -83,9 +83,9 @@ def _decode(model: GCN, params: Any, mean: jax.Array) -> Any:
 
 
 class Evaluator:
-    """The accuracy on the nodes of each part, over all their neighbours.
+    """The accuracy on the nodes of each part, over all their neighbors.
 
-    Prediction reads the features of neighbours, training nodes among them where the
+    Prediction reads the features of neighbors, training nodes among them where the
     graph links them to others, and is *not private*.
     """
 

@@ -98,7 +98,7 @@ def transformer(
     length: int = 64,
     vocabulary: int = 5000,
 ) -> Problem:
-    """A causal language model, normalised before each part of a block."""
+    """A causal language model, normalized before each part of a block."""
     rng = np.random.default_rng(0)
     params = {
         "tokens": _normal(rng, vocabulary, width, scale=0.02),
@@ -196,7 +196,7 @@ def gcn(
     latent: int = 255,
     classes: int = 40,
 ) -> Problem:
-    """A graph convolution; an example is a root, row 0, and its neighbours."""
+    """A graph convolution; an example is a root, row 0, and its neighbors."""
     rng = np.random.default_rng(0)
     params = {
         "encoder": _init_dense(rng, features, latent),

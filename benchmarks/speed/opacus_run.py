@@ -54,7 +54,7 @@ class Problem(NamedTuple):
 
 
 class Block(nn.Module):
-    """Causal attention and a dense part, each normalised before."""
+    """Causal attention and a dense part, each normalized before."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()

@@ -17,8 +17,8 @@ from benchmarks.speed import table
 
 PICTURE = pathlib.Path(__file__).with_name("ratios.png")
 
-# Colours that colour-blind readers tell apart (Okabe and Ito), and a marker for each,
-# for readers of a print in grey.
+# Colors that color-blind readers tell apart (Okabe and Ito), and a marker for each,
+# for readers of a print in gray.
 _STYLES: dict[str, dict[str, Any]] = {
     "dpadambc": {"color": "#0072B2", "marker": "o"},
     "vmap": {"color": "#D55E00", "marker": "s"},

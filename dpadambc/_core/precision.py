@@ -118,5 +118,5 @@ def rounding_allowance(
     """
     info = jnp.finfo(squares[0].dtype)
     vanished = counts[0] * squares[1] + counts[1] * squares[0]
-    cancelled = info.eps * squares[0] * squares[1] if can_cancel else 0
-    return cancelled + info.tiny * vanished
+    canceled = info.eps * squares[0] * squares[1] if can_cancel else 0
+    return canceled + info.tiny * vanished

@@ -13,7 +13,7 @@ from dpadambc.gradients import _leaves, _seal
 
 NeighboringRelation = dp_accounting.NeighboringRelation
 
-# By how many clipped examples two neighbouring batches differ.
+# By how many clipped examples two neighboring batches differ.
 _EXAMPLES_CHANGED = {
     NeighboringRelation.ADD_OR_REMOVE_ONE: 1,
     NeighboringRelation.REPLACE_SPECIAL: 1,
@@ -27,7 +27,7 @@ def sensitivity(
     normalize_by: float,
     neighboring_relation: NeighboringRelation,
 ) -> float:
-    r"""The L2 sensitivity of a clipped, normalised sum.
+    r"""The L2 sensitivity of a clipped, normalized sum.
 
     .. math:: \Delta = C / B
         \text{ (add or remove one; replace by zero)}, \qquad
@@ -36,11 +36,11 @@ def sensitivity(
     Args:
       l2_clip_norm: C, the bound on one example's gradient norm.
       normalize_by: B, the public number that the sum is divided by.
-      neighboring_relation: what two neighbouring datasets differ in.
+      neighboring_relation: what two neighboring datasets differ in.
 
     Returns:
       The largest L2 distance between the values of `clip_per_example` or
-      `clipped_grad` on two neighbouring batches.
+      `clipped_grad` on two neighboring batches.
 
     Raises:
       TypeError: if `neighboring_relation` is not a `NeighboringRelation`.

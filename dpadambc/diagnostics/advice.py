@@ -216,7 +216,7 @@ def _clipping(seen: GradientStatistics) -> Advice:
         )
     elif share > _ALL_CLIPPED:
         sentence = (
-            f"{start}: all of them are normalised. A still lower clip norm scales"
+            f"{start}: all of them are normalized. A still lower clip norm scales"
             " signal and noise alike, as the learning rate does."
         )
     else:

@@ -2,7 +2,7 @@
 
 Every function returns a matplotlib figure, which can be shown in a notebook or saved
 with `figure.savefig(path)`. Curves differ by their dashes and markers, so they can be
-told apart without colour.
+told apart without color.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ except ModuleNotFoundError as error:
         "diagnostics.pictures needs matplotlib: pip install 'dpadambc[pictures]'."
     ) from error
 
-# Colours that colour-blind readers tell apart (Okabe and Ito).
+# Colors that color-blind readers tell apart (Okabe and Ito).
 _STYLES: tuple[dict[str, Any], ...] = (
     {"color": "black", "linestyle": "-"},
     {"color": "#D55E00", "linestyle": "--"},
@@ -166,7 +166,7 @@ def second_moments(record: Snapshot, *, clean: Snapshot | None = None) -> Figure
     _stairs(axes, densities)
     rows = seen.parameters.values()
     for floor in sorted({f"{r.variance_floor / r.noise_variance:.2g}" for r in rows}):
-        axes.axvline(float(floor), color="grey", linestyle=":", label=f"floor, {floor}")
+        axes.axvline(float(floor), color="gray", linestyle=":", label=f"floor, {floor}")
     axes.legend(frameon=False, fontsize="small")
     axes.set_xlabel("second moment (units of the noise variance)")
     axes.set_title(

@@ -116,7 +116,7 @@ def sealed(
 
 
 NO_GRADIENT = terms.Full.rule
-MATERIALIZED = "materialised"
+MATERIALIZED = "materialized"
 
 
 def is_per_example(leaf: Any) -> TypeGuard[PerExampleGradient]:

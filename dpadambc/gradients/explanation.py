@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from dpadambc._core import validate
 from dpadambc.gradients import _batch_norm, _leaves, per_example
 
-_HEADER = ("parameter", "shape", "rule", "factored", "materialised")
+_HEADER = ("parameter", "shape", "rule", "factored", "materialized")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +148,7 @@ def explain(
     `lookup` ids and rows, `convolution: gram` and `convolution: taps` the input and
     the output gradient. `direct` is a gradient that is formed because it is no larger
     than its factors. The name of a primitive (`reduce_sum`, `mul`) is one that reverse
-    mode forms anyway. `materialised: ...` is one without a rule, which is formed too,
+    mode forms anyway. `materialized: ...` is one without a rule, which is formed too,
     and warned of.
 
     Args:
@@ -165,7 +165,7 @@ def explain(
       An `Explanation`: `print` it, or read `parameters`, `rules` and `warnings`. It
       warns of parameters without a gradient, of those without a rule, of kernels
       that are formed and take more than all the others, and of a mean over an axis of
-      size one, as batch normalisation has it.
+      size one, as batch normalization has it.
 
     Raises:
       ValueError: as `per_example_value_and_grad`.
@@ -179,7 +179,7 @@ def explain(
       >>> params = {"w": jnp.ones((784, 1024)), "b": jnp.ones(1024)}
       >>> print(dpadambc.explain(loss_fn, params, jnp.ones(784), batch_size=256))
       batch of 256
-      parameter                 shape        rule           factored  materialised
+      parameter                 shape        rule           factored  materialized
       ['b']                     (1024,)      direct          1.05 MB       1.05 MB
       ['w']                     (784, 1024)  outer product   1.85 MB        822 MB
       all, shared factors once                               1.85 MB        823 MB

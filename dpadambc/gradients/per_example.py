@@ -219,7 +219,7 @@ def per_example_value_and_grad(
       fun: a function of one example, without a batch axis, that returns its loss,
         a scalar; with `has_aux`, a pair of the loss and any pytree. Each call sees one
         example. A collective in it, over an axis of `jax.shard_map` or `jax.vmap` along
-        which examples differ, would mix them, and is refused. (Batch normalisation of
+        which examples differ, would mix them, and is refused. (Batch normalization of
         one example is constant, and gives a gradient of zero.)
       argnums: which positional arguments to differentiate: the parameters. To train a
         part of them, give it as an argument of its own.

@@ -6,7 +6,7 @@ shift, s with probability p(s). dp-accounting has no event of which this is a ca
 mixture of Gaussians is for terms that appear or vanish, where here they *change*, and
 are there on both sides.
 
-*Theorem.* Let the neighbours' outputs be mixtures over what is sampled, with normal
+*Theorem.* Let the neighbors' outputs be mixtures over what is sampled, with normal
 components that are the same where nothing affected is sampled, of probability p(0),
 that differ by at most s otherwise, and that differ by at most s from those with nothing
 affected sampled. Then for :math:`\varepsilon \ge 0`
@@ -24,7 +24,7 @@ the second argument it is at most the larger of the two divergences, and by join
 convexity, pairing the samples, each of them is at most the mean of
 :math:`\delta_s(\varepsilon')` over s given s > 0.
 
-For :math:`\varepsilon < 0` the profile follows from exchanging the neighbours. The
+For :math:`\varepsilon < 0` the profile follows from exchanging the neighbors. The
 whole is convex in :math:`e^\varepsilon`, so it is the profile of some pair of
 distributions, and composes (`Zhu et al. 2022 <https://arxiv.org/abs/2106.08567>`_).
 With one term it is that of the Poisson-subsampled Gaussian, in both directions at once.

@@ -1,14 +1,14 @@
 r"""Node-level privacy: 1-hop subgraphs in which each node has a bounded part.
 
 Training on a graph clips one term for each *root*, a training node: the gradient of its
-loss, computed on the root and its neighbours. One node is then in its own term and in
-those of all its neighbours, of which there can be any number. For a guarantee that
+loss, computed on the root and its neighbors. One node is then in its own term and in
+those of all its neighbors, of which there can be any number. For a guarantee that
 number must be bounded, and by a rule that does not let one node change what *others*
 do. That is the hard part: a rule that keeps K of a node's edges replaces an edge when
-it goes, and one hub that goes would let thousands of its neighbours choose anew.
+it goes, and one hub that goes would let thousands of its neighbors choose anew.
 
 **Records.** A graph is a set of records, one for each node: its features, its label,
-and its list of edges, those that start from it. Neighbouring graphs differ in one
+and its list of edges, those that start from it. Neighboring graphs differ in one
 record. What others list is theirs: when a node goes, their lists still name it, and
 where its features would be gathered there is nothing. In a citation graph the list is
 the paper's own references. In an undirected graph every edge is in both lists; the
@@ -185,7 +185,7 @@ def subgraphs(
     r"""The 1-hop subgraph of each root, with each node in a bounded number of them.
 
     Features flow from sender to receiver: an edge (s, r) belongs to s, and makes s a
-    neighbour of the root r. Self loops and repetitions are dropped. Nothing is drawn:
+    neighbor of the root r. Self loops and repetitions are dropped. Nothing is drawn:
     the same edges and seed give the same subgraphs.
 
     Guarantees: a node is in its own subgraph and in at most `max_memberships` others,
@@ -198,12 +198,12 @@ def subgraphs(
       roots: shape (num_roots,), distinct: the nodes with a clipped term, those that
         are trained on.
       max_memberships: K, the most subgraphs of others that a node is in.
-      max_degree: the most neighbours of a root.
+      max_degree: the most neighbors of a root.
       seed: of the hash that chooses.
 
     Returns:
       `Subgraphs`, with members of shape (num_roots, 1 + max_degree): the root, its
-      neighbours, and -1.
+      neighbors, and -1.
 
     Raises:
       ValueError: if arrays are not vectors of node numbers of one length, there are no

@@ -169,7 +169,7 @@ class FixedSizeGaussian(_MultiTermGaussian):
       noise_multiplier: z, non-negative, in units of the sensitivity; or a schedule.
       max_terms: T, the most terms that a node is in, its own included.
       batch_size: the number of roots in a step.
-      num_examples: the number of roots, the same for neighbours.
+      num_examples: the number of roots, the same for neighbors.
       iterations: the number of steps.
       normalize_by: B, positive; usually `batch_size`.
       neighboring_relation: REPLACE_ONE.

@@ -74,7 +74,7 @@ def gaussian(
 class ReadableDpEvent(dp_accounting.DpEvent, abc.ABC):
     """An event that dp-accounting does not know, with what its accountants need of it.
 
-    A Gaussian step with a public noise multiplier, which affects a neighbour at a rate.
+    A Gaussian step with a public noise multiplier, which affects a neighbor at a rate.
     """
 
     noise_multiplier: float
@@ -82,7 +82,7 @@ class ReadableDpEvent(dp_accounting.DpEvent, abc.ABC):
     @property
     @abc.abstractmethod
     def rate(self) -> float:
-        """The probability that a step affects what two neighbours differ in."""
+        """The probability that a step affects what two neighbors differ in."""
 
     @abc.abstractmethod
     def privacy_losses(
@@ -264,7 +264,7 @@ def epsilon(
       event: what was run, in the unit that the accountant reads (see
         `PoissonGaussian.dp_event`).
       target_delta: the delta that goes with it, in (0, 1).
-      neighboring_relation: what two neighbouring datasets differ in.
+      neighboring_relation: what two neighboring datasets differ in.
       accountant: "pld" (privacy loss distributions, tight) or "rdp" (Rényi, an upper
         bound, faster).
 
@@ -414,7 +414,7 @@ def calibrate(
       unknown: "noise_multiplier", "sampling_prob" or "iterations".
       target_epsilon: the epsilon to reach and not to exceed; positive.
       target_delta: in (0, 1).
-      neighboring_relation: what two neighbouring datasets differ in.
+      neighboring_relation: what two neighboring datasets differ in.
       accountant: "pld" or "rdp".
 
     Returns:

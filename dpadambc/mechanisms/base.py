@@ -207,7 +207,7 @@ class Mechanism(abc.ABC):
 
         Raises:
           ValueError: for an unknown accountant, or one that cannot account for the
-            sampling under the neighbouring relation.
+            sampling under the neighboring relation.
         """
         accountant = accountant or self._default_accountant
         accounting.check_accountant(accountant)
@@ -247,7 +247,7 @@ class Mechanism(abc.ABC):
 
         Raises:
           ValueError: for an unknown accountant, one that cannot account for the
-            sampling under the neighbouring relation, or a delta outside (0, 1).
+            sampling under the neighboring relation, or a delta outside (0, 1).
         """
         accounting.check_delta(target_delta, num_examples or self._known_size)
         accountant = accountant or self._default_accountant

@@ -27,7 +27,7 @@ class FixedSizeGaussian(Mechanism):
       l2_clip_norm: C, positive.
       noise_multiplier: z, non-negative, in units of the sensitivity; or a schedule.
       batch_size: the number of examples in a step.
-      num_examples: the size of the data set, the same for neighbours.
+      num_examples: the size of the data set, the same for neighbors.
       iterations: the number of steps.
       normalize_by: B, positive; usually `batch_size`.
       neighboring_relation: REPLACE_ONE.

@@ -39,7 +39,7 @@ class PoissonGaussian(Mechanism):
       iterations: the number of steps.
       normalize_by: B, positive; usually `sampling_prob * num_examples`, rounded. It
         does not change epsilon.
-      neighboring_relation: what two neighbouring datasets differ in.
+      neighboring_relation: what two neighboring datasets differ in.
 
     Raises:
       TypeError: if a number is not a number, or `iterations` not an int.

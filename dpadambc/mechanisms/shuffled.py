@@ -33,7 +33,7 @@ class ShuffledGaussian(Mechanism):
       l2_clip_norm: C, positive.
       noise_multiplier: z, non-negative, in units of the sensitivity.
       batch_size: the number of examples in a step.
-      num_examples: the size of the data set, the same for neighbours.
+      num_examples: the size of the data set, the same for neighbors.
       iterations: the number of steps; an epoch that is begun counts in full.
       normalize_by: B, positive; usually `batch_size`.
       neighboring_relation: REPLACE_ONE or REPLACE_SPECIAL.

@@ -24,7 +24,7 @@ class TruncatedPoissonGaussian(Mechanism):
     Where more examples are drawn than that, a random subset of them takes part. An
     example that comes in may then push out another, which costs a little privacy. How
     often depends on the size of the data set, which is therefore taken as known, and
-    privacy is stated for neighbours of the same size: one example replaced by one
+    privacy is stated for neighbors of the same size: one example replaced by one
     without gradient (REPLACE_SPECIAL), or by another.
 
     Args:
@@ -32,7 +32,7 @@ class TruncatedPoissonGaussian(Mechanism):
       noise_multiplier: z, non-negative, in units of the sensitivity; or a schedule.
       sampling_prob: q, in [0, 1].
       truncated_batch_size: the largest batch.
-      num_examples: the size of the data set, the same for neighbours.
+      num_examples: the size of the data set, the same for neighbors.
       iterations: the number of steps.
       normalize_by: B, positive.
       neighboring_relation: REPLACE_SPECIAL or REPLACE_ONE.

@@ -20,10 +20,10 @@ class RoundStochasticallyState(NamedTuple):
 
 
 def stochastic_round(key: jax.Array, x: jax.Array, dtype: Any) -> jax.Array:
-    r"""One of the two neighbours of each number in a dtype, the nearer more likely.
+    r"""One of the two neighbors of each number in a dtype, the nearer more likely.
 
     With probabilities such that the expectation is the number itself:
-    :math:`\mathbb{E}[\mathrm{round}(x)] = x`. What has no neighbour on both sides is
+    :math:`\mathbb{E}[\mathrm{round}(x)] = x`. What has no neighbor on both sides is
     rounded as always: beyond the largest number, and where it is not finite. (So are,
     where the hardware takes them for zero, numbers below 1.2e-38.)
 
@@ -41,7 +41,7 @@ def stochastic_round(key: jax.Array, x: jax.Array, dtype: Any) -> jax.Array:
     Example:
       >>> import jax, jax.numpy as jnp
       >>> from dpadambc.transforms import rounding
-      >>> x = jnp.full(10_000, 1.001)  # the neighbours are 1 and 1.0078
+      >>> x = jnp.full(10_000, 1.001)  # the neighbors are 1 and 1.0078
       >>> rounded = rounding.stochastic_round(jax.random.key(0), x, jnp.bfloat16)
       >>> print(jnp.unique(rounded), f"{rounded.astype(jnp.float32).mean():.4f}")
       [1 1.00781] 1.0010

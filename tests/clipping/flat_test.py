@@ -103,7 +103,7 @@ def test_norm_is_taken_over_the_whole_tree():
     normalize_by=st.floats(0.5, 1e4),
     dtype=st.sampled_from(["float16", "bfloat16", "float32"]),
 )
-def test_neighbours_differ_by_at_most_the_sensitivity(
+def test_neighbors_differ_by_at_most_the_sensitivity(
     seed, batch_size, hostile, l2_clip_norm, normalize_by, dtype
 ):
     gradients = random_gradients(seed, batch_size, dtype)
@@ -114,7 +114,7 @@ def test_neighbours_differ_by_at_most_the_sensitivity(
     total = clipped_sum(gradients, l2_clip_norm, normalize_by)
     added = jax.tree.map(lambda g, r: jnp.concatenate([g, r[None]]), gradients, row)
     is_first = jnp.arange(batch_size) == 0
-    neighbours = {
+    neighbors = {
         (NeighboringRelation.ADD_OR_REMOVE_ONE, "add"): dict(gradients=added),
         (NeighboringRelation.ADD_OR_REMOVE_ONE, "remove"): dict(
             gradients=without_row(gradients, 0)
@@ -126,12 +126,12 @@ def test_neighbours_differ_by_at_most_the_sensitivity(
             gradients=gradients, is_padding_example=is_first
         ),
     }
-    for (relation, _), neighbour in neighbours.items():
+    for (relation, _), neighbor in neighbors.items():
         bound = dpadambc.sensitivity(
             l2_clip_norm, normalize_by=normalize_by, neighboring_relation=relation
         )
         other = clipped_sum(
-            l2_clip_norm=l2_clip_norm, normalize_by=normalize_by, **neighbour
+            l2_clip_norm=l2_clip_norm, normalize_by=normalize_by, **neighbor
         )
         # A float32 sum of n clipped gradients is off by some n units in the last place.
         rounding = 1e-6 * batch_size * l2_clip_norm / normalize_by
@@ -198,7 +198,7 @@ def test_padding_changes_nothing_but_the_shape():
 
 
 def test_normaliser_is_the_constant_and_never_the_batch_size():
-    """Dividing by the realised Poisson batch size would make it depend on the data."""
+    """Dividing by the realized Poisson batch size would make it depend on the data."""
     gradients = random_gradients(9, 6)
     padded = clipped_sum(
         gradients, normalize_by=10, is_padding_example=jnp.arange(6) >= 4

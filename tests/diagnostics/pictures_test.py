@@ -158,7 +158,7 @@ def test_a_sweep_has_means_spreads_and_references():
         pictures.sweep(values, {"a": [1.0, 2.0]}, xlabel="x")
 
 
-def test_curves_can_be_told_apart_without_colour():
+def test_curves_can_be_told_apart_without_color():
     scores = {str(i): [float(i), float(i)] for i in range(5)}
     axes = pictures.sweep([1.0, 2.0], scores, xlabel="x").axes[0]
     lines = [container.lines[0] for container in axes.containers]

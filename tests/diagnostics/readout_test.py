@@ -621,7 +621,7 @@ def test_advice_names_the_layers_where_signal_shows():
     ("scale", "expected"),
     [
         (0.01, "Lower the clip norm"),
-        (100.0, "all of them are normalised"),
+        (100.0, "all of them are normalized"),
         (1.0, "the median norm"),
     ],
 )

@@ -188,14 +188,14 @@ def accuracy_of_blocks(method, noise_multiplier):
     return evaluator.accuracies(state.params, ("test",))["test"]
 
 
-def test_training_learns_from_neighbours_and_noise_undoes_it():
+def test_training_learns_from_neighbors_and_noise_undoes_it():
     clean = accuracy_of_blocks("DP-AdamBC", 0.01)
     noisy = accuracy_of_blocks("DP-AdamBC", 20.0)
     assert clean > 0.85
     assert noisy < clean - 0.2
 
 
-def test_the_mean_is_over_distinct_neighbours_in_both_directions():
+def test_the_mean_is_over_distinct_neighbors_in_both_directions():
     graph = blocks(4)._replace(
         senders=np.array([0, 0, 1, 3]), receivers=np.array([1, 1, 0, 1])
     )

@@ -101,7 +101,7 @@ def test_warns_of_a_parameter_without_gradient():
 def test_warns_of_a_parameter_without_a_rule():
     loss = lambda w, x: jnp.sum(jnp.cumsum(w, axis=0) * (x @ w))
     found = dpadambc.explain(loss, jnp.ones((8, 8)), jnp.ones((8, 8)), batch_size=2)
-    assert found.rules["params"].startswith("materialised")
+    assert found.rules["params"].startswith("materialized")
     assert "has no rule" in found.warnings[0]
 
 
@@ -120,7 +120,7 @@ def test_warns_of_a_kernel_that_is_formed_and_takes_most_of_the_memory():
     assert not dpadambc.explain(plain, params, jnp.ones(64), batch_size=2).warnings
 
 
-class Normalised(nn.Module):
+class Normalized(nn.Module):
     norm: type
     kwargs: dict
 
@@ -130,8 +130,8 @@ class Normalised(nn.Module):
         return nn.Dense(2)(nn.relu(x).reshape(x.shape[0], -1))
 
 
-def normalised_warnings(norm, shape=(6, 6, 3), **kwargs):
-    model = Normalised(norm, kwargs)
+def normalized_warnings(norm, shape=(6, 6, 3), **kwargs):
+    model = Normalized(norm, kwargs)
     variables = model.init(jax.random.key(0), jnp.ones((1, *shape)))
     params, rest = variables["params"], {**variables}
     del rest["params"]
@@ -145,7 +145,7 @@ def normalised_warnings(norm, shape=(6, 6, 3), **kwargs):
 
 
 def test_warns_of_batch_normalization():
-    (warning,) = normalised_warnings(nn.BatchNorm, use_running_average=False)
+    (warning,) = normalized_warnings(nn.BatchNorm, use_running_average=False)
     assert "mixes the examples of a batch" in warning
 
 
@@ -160,7 +160,7 @@ def test_warns_of_batch_normalization():
     ids=["fixed statistics", "group", "layer", "rms"],
 )
 def test_does_not_warn_of_norms_within_an_example(norm, kwargs):
-    assert not normalised_warnings(norm, **kwargs)
+    assert not normalized_warnings(norm, **kwargs)
 
 
 def test_does_not_warn_of_a_mean_over_a_batch_of_one():

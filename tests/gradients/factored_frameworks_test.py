@@ -56,7 +56,7 @@ class Block(nn.Module):
 
 
 class Layers(nn.Module):
-    """Layers stacked by nn.scan, each of them rematerialised."""
+    """Layers stacked by nn.scan, each of them rematerialized."""
 
     @nn.compact
     def __call__(self, x):

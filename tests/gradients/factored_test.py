@@ -98,7 +98,7 @@ def is_rule(rule, expected):
     if expected == models.PLAIN:
         return rule.isidentifier() and rule not in ("gram", "lookup")
     if expected == models.FALLBACK:
-        return "materialised: " in rule
+        return "materialized: " in rule
     return rule == expected
 
 

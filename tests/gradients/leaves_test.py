@@ -45,7 +45,7 @@ def factors(seed, batch_size, contracted, dtype=np.float32):
     return (sizes * draw(7)).astype(dtype), draw(9).astype(dtype)
 
 
-def cancelling(a, g):
+def canceling(a, g):
     """Large terms that cancel to 16, of which their squares in float32 see nothing."""
     a, g = np.zeros_like(a), np.zeros_like(g)
     a[..., :4] = 2**26
@@ -64,7 +64,7 @@ HOSTILE = {
     "inf times zero": lambda a, g: (np.inf * np.ones_like(a), 0 * g),
     "overflows when squared": lambda a, g: (1e25 * a, 1e10 * g),
     "vanishes when squared": lambda a, g: (1e-23 * a, 1e18 * g),
-    "cancels": cancelling,
+    "cancels": canceling,
 }
 
 

@@ -97,7 +97,7 @@ def test_the_published_sampler_exceeds_its_bound():
 
 def test_a_rule_that_fills_the_gap_is_unstable_where_a_hub_goes():
     """Negative control of the test: without its place in others' lists, a hub that goes
-    lets all its neighbours choose anew."""
+    lets all its neighbors choose anew."""
     leaves = np.arange(1, 31)
     senders = np.concatenate([leaves, leaves, leaves])
     receivers = np.concatenate([0 * leaves, leaves + 30, leaves + 60])

@@ -99,13 +99,13 @@ def test_any_kind_of_key_will_do(impl):
 
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("lag", [1, 2, 700])
-def test_neighbours_in_a_leaf_are_independent(axis, lag):
+def test_neighbors_in_a_leaf_are_independent(axis, lag):
     (sample,) = draws(1.0, jnp.zeros((1400, 1500)))
     rows = np.moveaxis(sample, axis, 0)
     near, far = rows[:-lag], rows[lag:]
     assert abs(correlation_score(near, far)) < 4
     assert abs(correlation_score(near**2, far**2)) < 4
-    # Negative controls: 1 % of the neighbour, and a sign alone that is independent.
+    # Negative controls: 1 % of the neighbor, and a sign alone that is independent.
     assert abs(correlation_score(near, far + 0.01 * near)) > 8
     flipped = near * np.sign(far)
     assert abs(correlation_score(near, flipped)) < 4
@@ -182,7 +182,7 @@ def test_leaves_whose_paths_collide_get_different_noise():
 
 
 def test_noise_does_not_repeat_draws_made_with_the_same_key():
-    """Parameters initialised from the optimizer's key must not predict its noise."""
+    """Parameters initialized from the optimizer's key must not predict its noise."""
     (sample,) = draws(1.0)
     for key in (jax.random.key(0), *jax.random.split(jax.random.key(0))):
         drawn = np.float64(jax.random.normal(key, (SIZE,)))

@@ -1,4 +1,4 @@
-"""Rounding at random: to the neighbours, right on average, with draws of its own."""
+"""Rounding at random: to the neighbors, right on average, with draws of its own."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ def in_full(x):
 
 @pytest.mark.parametrize("dtype", LOW)
 @pytest.mark.parametrize("value", [1.001, -1.001, 0.3, 0.9999, 1.9999, 2e-3, -7e-8])
-def test_a_number_becomes_one_of_its_neighbours_and_is_kept_on_average(dtype, value):
+def test_a_number_becomes_one_of_its_neighbors_and_is_kept_on_average(dtype, value):
     size = 40_000
     x = jnp.full(size, value, jnp.float32)
     rounded = in_full(rounding.stochastic_round(KEY, x, dtype))
@@ -48,7 +48,7 @@ def test_what_is_a_number_of_the_dtype_stays(dtype):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_what_has_no_neighbours_is_rounded_as_always(dtype):
+def test_what_has_no_neighbors_is_rounded_as_always(dtype):
     largest = float(jnp.finfo(dtype).max)
     x = jnp.array([jnp.inf, -jnp.inf, jnp.nan, largest, largest * 1.0005, -largest])
     rounded = rounding.stochastic_round(KEY, x, dtype)
@@ -114,7 +114,7 @@ def test_parameters_in_full_precision_get_what_comes_in():
 
 
 def test_leaves_steps_and_keys_round_independently():
-    half = 2.0**-8  # between one and its neighbour above
+    half = 2.0**-8  # between one and its neighbor above
     params = {"a": jnp.ones(2000, jnp.bfloat16), "b": jnp.ones(2000, jnp.bfloat16)}
     updates = jax.tree.map(lambda p: jnp.full(p.shape, half), params)
     rounded = []

@@ -93,7 +93,7 @@ def _origin(eqn: jex.JaxprEqn, values: Values) -> str:
         isinstance(v, Term) and not isinstance(v, terms.Dense | terms.Full)
         for v in values
     )
-    return f"materialised: {name}" if lost or name in rules.PRODUCERS else name
+    return f"materialized: {name}" if lost or name in rules.PRODUCERS else name
 
 
 def _equation(

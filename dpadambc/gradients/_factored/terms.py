@@ -284,7 +284,7 @@ def add(x: Term, y: Term) -> Term:
     if all(known(a, b) for i, a in enumerate(terms) for b in terms[:i]):
         return Sum(tuple(terms), x.shape)
     total = functools.reduce(jnp.add, [term.dense() for term in terms])
-    return Dense(total, x.shape, "materialised: terms of different forms")
+    return Dense(total, x.shape, "materialized: terms of different forms")
 
 
 def padded(term: Term, low: Shape, high: Shape) -> Term:

@@ -10,7 +10,7 @@ import numpy as np
 # The rule of a gradient that is no larger than its factors, or has none: its own array,
 # named after the primitive that gives it, which releases of JAX may change.
 PLAIN = "plain"
-FALLBACK = "materialised"
+FALLBACK = "materialized"
 
 Draw = Callable[[np.random.Generator, int], Any]
 

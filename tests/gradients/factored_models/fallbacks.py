@@ -61,7 +61,7 @@ FALLBACKS = {
         w=(20, 20),
         scale=(),
     ),
-    "weight normalisation": of_x(
+    "weight normalization": of_x(
         weight_norm, (3, 20), {"w": PLAIN, "scale": PLAIN}, w=(20, 20), scale=(20,)
     ),
     "reversed kernel": w_only(

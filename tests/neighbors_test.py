@@ -1,4 +1,4 @@
-"""`fit` replayed on neighbouring data, with the same key: what reaches the optimizer.
+"""`fit` replayed on neighboring data, with the same key: what reaches the optimizer.
 
 The noise is that of the key, so the difference of two private gradients is that of the
 clipped sums, which the sensitivity bounds, whatever the optimizer, its wrappers, the
