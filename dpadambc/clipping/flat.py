@@ -223,7 +223,7 @@ def clip_per_example(
 
       They hold up to the rounding of a float32 sum. Norms of factored gradients carry
       an allowance for rounding, which keeps what it hides below C / 1000 however the
-      terms of a gradient cancel. For arrays C must be well above 1e-18, where squares
+      parts of a gradient cancel. For arrays C must be well above 1e-18, where squares
       of float32 numbers vanish. Inside `optax.masked` or
       `optax.multi_transform` the tree is that part of the parameters alone, and two
       clipped parts together move by the root of the sum of squares of theirs: `init`

@@ -1,4 +1,4 @@
-"""What a record of a run says, in plain sentences with the figures behind them."""
+"""What the snapshots of a run say, in plain sentences with the figures behind them."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -30,10 +30,10 @@ class Advice(NamedTuple):
         return self.sentence
 
 
-def _last(record: Snapshot) -> Snapshot:
+def _last(snapshots: Snapshot) -> Snapshot:
     """The last snapshot of a record, as numbers; a single one as it is."""
-    last = lambda x: np.asarray(x)[-1] if np.ndim(record.step) else np.asarray(x)
-    return jax.tree.map(last, record)
+    last = lambda x: np.asarray(x)[-1] if np.ndim(snapshots.step) else np.asarray(x)
+    return jax.tree.map(last, snapshots)
 
 
 def _mean(rows: Iterable[Readout], number: Callable[[Readout], Any]) -> float:
@@ -225,12 +225,12 @@ def _clipping(seen: GradientStatistics) -> Advice:
 
 
 def advise(
-    record: Snapshot, gradients: GradientStatistics | None = None
+    snapshots: Snapshot, gradients: GradientStatistics | None = None
 ) -> tuple[Advice, ...]:
     """Whether the correction helps in this run, and what to change.
 
     Args:
-      record: of `snapshot`, one or many; the last of them is judged.
+      snapshots: of `snapshot`, one or several; the last of them is judged.
       gradients: of `not_private.gradient_statistics`, one or stacked. The advice on
         clipping that it adds is *not private*, nor is what is chosen by it.
 
@@ -249,7 +249,7 @@ def advise(
       >>> print(advice[0].sentence[:63])
       Noise and signal both make up the second moment: 0.11 to one in
     """
-    seen = _last(record)
+    seen = _last(snapshots)
     void = _nothing_to_see(seen)
     looks = (_noise, _momentum, _correction, _floor, _layers)
     found = [void] if void else [a for look in looks if (a := look(seen))]

@@ -1,4 +1,4 @@
-"""Pictures of a run, from its record; they need `dpadambc[pictures]`, for matplotlib.
+"""Pictures of a run, from snapshots; they need `dpadambc[pictures]`, for matplotlib.
 
 Every function returns a matplotlib figure, which can be shown in a notebook or saved
 with `figure.savefig(path)`. Curves differ by their dashes and markers, so they can be
@@ -54,11 +54,11 @@ def _figure(width: float = 6.0, panels: int = 1) -> tuple[Figure, list[Axes]]:
     return figure, list(axes)
 
 
-def _last(record: Snapshot) -> Snapshot:
-    """The last snapshot of a record; a single one as it is."""
-    if np.ndim(record.step) == 0:
-        return record
-    return jax.tree.map(lambda x: x[-1], record)
+def _last(snapshots: Snapshot) -> Snapshot:
+    """The last of several snapshots; a single one as it is."""
+    if np.ndim(snapshots.step) == 0:
+        return snapshots
+    return jax.tree.map(lambda x: x[-1], snapshots)
 
 
 def _density(shares: np.ndarray, edges: np.ndarray) -> Density:
@@ -108,19 +108,19 @@ def _ratio_of_units(seen: Snapshot) -> float:
     return max(ratios)
 
 
-def first_moments(record: Snapshot, *, clean: Snapshot | None = None) -> Figure:
+def first_moments(snapshots: Snapshot, *, clean: Snapshot | None = None) -> Figure:
     """How the first moment is distributed, beside what the noise alone would give.
 
     As in the DP-AdamBC paper's Figures 1 and 4. Where noise dominates, the two agree.
 
     Args:
-      record: of `diagnostics.snapshot`; the last of many.
+      snapshots: of `diagnostics.snapshot`; the last of several.
       clean: of `diagnostics.not_private.snapshot`, to be laid over. *Not private.*
 
     Returns:
       A matplotlib figure.
     """
-    seen = _last(record)
+    seen = _last(snapshots)
     densities = {
         "of the noised gradient": _density(seen.shares("mu_hat_shares"), BIN_EDGES),
     }
@@ -136,14 +136,14 @@ def first_moments(record: Snapshot, *, clean: Snapshot | None = None) -> Figure:
     return figure
 
 
-def second_moments(record: Snapshot, *, clean: Snapshot | None = None) -> Figure:
+def second_moments(snapshots: Snapshot, *, clean: Snapshot | None = None) -> Figure:
     """The second moment before and after the correction, in units of the noise.
 
     As in the DP-AdamBC paper's Figures 1 and 4. Noise alone lies at one, and the
     correction shifts it to zero; the floor is where coordinates are stopped.
 
     Args:
-      record: of `diagnostics.snapshot`; the last of many.
+      snapshots: of `diagnostics.snapshot`; the last of several.
       clean: of `diagnostics.not_private.snapshot`, to be laid over. *Not private.*
 
     Returns:
@@ -152,7 +152,7 @@ def second_moments(record: Snapshot, *, clean: Snapshot | None = None) -> Figure
     Raises:
       ValueError: if the noise level differs between parameters, or is none.
     """
-    seen = _last(record)
+    seen = _last(snapshots)
     unit = _ratio_of_units(seen)
     shares = seen.shares("excess_shares")
     densities = {
@@ -175,17 +175,17 @@ def second_moments(record: Snapshot, *, clean: Snapshot | None = None) -> Figure
     return figure
 
 
-def updates(record: Snapshot, *, clean: Snapshot | None = None) -> Figure:
+def updates(snapshots: Snapshot, *, clean: Snapshot | None = None) -> Figure:
     """How large the steps are, at a learning rate of one.
 
     Args:
-      record: of `diagnostics.snapshot`; the last of many.
+      snapshots: of `diagnostics.snapshot`; the last of several.
       clean: of `diagnostics.not_private.snapshot`, to be laid over. *Not private.*
 
     Returns:
       A matplotlib figure.
     """
-    seen = _last(record)
+    seen = _last(snapshots)
     found = {"of the noised gradient": seen.shares("update_shares")}
     if clean is not None:
         found["before the noise (not private)"] = _last(clean).shares("update_shares")
@@ -196,27 +196,28 @@ def updates(record: Snapshot, *, clean: Snapshot | None = None) -> Figure:
     return figure
 
 
-def floor_share(record: Snapshot) -> Figure:
+def floor_share(snapshots: Snapshot) -> Figure:
     """The share of coordinates at the floor over time, by parameter and in all.
 
     Args:
-      record: of many snapshots.
+      snapshots: several.
 
     Returns:
       A matplotlib figure.
 
     Raises:
-      ValueError: if the record is a single snapshot.
+      ValueError: if there is only one snapshot.
     """
-    if np.ndim(record.step) == 0:
+    if np.ndim(snapshots.step) == 0:
         raise ValueError(
-            "Expected a record of many snapshots, got a single one. Return snapshots"
+            "Expected several snapshots, got one. Return snapshots"
             " from a scan, or join them with diagnostics.stack."
         )
     figure, (axes,) = _figure()
-    axes.plot(record.step, record.share_at_floor, label="all", linewidth=2.5, color="k")
-    for i, (name, row) in enumerate(record.parameters.items(), start=1):
-        axes.plot(record.step, row.share_at_floor, label=name, markevery=3, **_style(i))
+    steps, share = snapshots.step, snapshots.share_at_floor
+    axes.plot(steps, share, label="all", linewidth=2.5, color="k")
+    for i, (name, row) in enumerate(snapshots.parameters.items(), start=1):
+        axes.plot(steps, row.share_at_floor, label=name, markevery=3, **_style(i))
     axes.set_xlabel("steps")
     axes.set_ylabel("share of coordinates at the floor (%)")
     axes.yaxis.set_major_formatter(PercentFormatter(1, symbol=None))

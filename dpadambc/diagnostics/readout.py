@@ -24,7 +24,7 @@ BIN_EDGES = np.sinh(np.linspace(-_REACH, _REACH, NUM_BINS + 1))
 
 
 class Readout(NamedTuple):
-    """Of one parameter. In a record, every field has the time as its first axis."""
+    """Of one parameter. Several have the time as the first axis of every field."""
 
     size: jax.Array  # how many coordinates
     noise_variance: jax.Array  # that nu_hat has averaged; unit of the squared gradient
@@ -63,7 +63,7 @@ class Readout(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """One moment of a run, or a record of many, with the time as the first axis."""
+    """One moment of a run, or several, with the time as the first axis."""
 
     step: jax.Array  # how many steps were taken
     parameters: dict[str, Readout]  # by path
@@ -249,7 +249,7 @@ def snapshot(
     Works under `jax.jit` and inside `jax.lax.scan`: the result has a few kilobytes for
     each parameter, whatever its size, and nothing is gathered over parameters. To look
     every n steps, scan over scans of n steps and return a snapshot from the outer one:
-    its output is the record that `pictures` and `advise` take. `stack` makes one from
+    its output is what `pictures` and `advise` take. `stack` makes one from
     snapshots of a Python loop.
 
     Guarantees:
@@ -300,7 +300,7 @@ def snapshot(
 
 
 def stack(snapshots: Sequence[Snapshot]) -> Snapshot:
-    """A record of snapshots taken in turn: each field with the time as first axis."""
+    """Snapshots taken in turn: each field with the time as first axis."""
     if not snapshots:
         raise ValueError("Expected one snapshot at least, got none.")
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *snapshots)

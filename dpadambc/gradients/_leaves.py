@@ -16,7 +16,7 @@ import optax
 
 from dpadambc._core import precision, shard_map, validate
 from dpadambc.gradients import _seal
-from dpadambc.gradients._factored import interface, terms
+from dpadambc.gradients._factored import forms, interface
 
 
 class _SaysWhatToDo(type):
@@ -37,7 +37,7 @@ class PerExampleGradient(metaclass=_SaysWhatToDo):
     how. `clip_per_example`, `per_example_norms` and `materialize` are what it is for.
     """
 
-    sealed: interface.Term  # its arrays are closed, with the examples along axis 0
+    sealed: interface.Gradient  # its arrays are closed, with the examples along axis 0
     seal: jax.Array  # shape=(batch,)
     shape: tuple[int, ...]  # of the parameter, and of one example's gradient
     dtype: Any
@@ -47,11 +47,11 @@ class PerExampleGradient(metaclass=_SaysWhatToDo):
     is_masked: bool  # whether a padding mask was applied, all False or not
 
     @property
-    def term(self) -> interface.Term:
+    def factored(self) -> interface.Gradient:
         """With open arrays."""
         return self.open(_seal.opened)
 
-    def open(self, opened: Callable[[jax.Array, Any], jax.Array]) -> interface.Term:
+    def open(self, opened: Callable[[jax.Array, Any], jax.Array]) -> interface.Gradient:
         """With each array as a function of it and its dtype."""
         arrays, structure = jax.tree.flatten(self.sealed)
         return structure.unflatten(map(opened, arrays, self.dtypes))
@@ -68,7 +68,7 @@ class PerExampleGradient(metaclass=_SaysWhatToDo):
 
     def materialize(self) -> jax.Array:
         r"""The gradients, shape (batch, \*shape): as large as what is avoided here."""
-        return jax.vmap(type(self.term).dense)(self.term).astype(self.dtype)
+        return jax.vmap(type(self.factored).dense)(self.factored).astype(self.dtype)
 
     def __repr__(self) -> str:
         return (
@@ -78,7 +78,7 @@ class PerExampleGradient(metaclass=_SaysWhatToDo):
 
 
 def sealed(
-    several: Sequence[interface.Term],
+    several: Sequence[interface.Gradient],
     shapes: Sequence[Any],
     rules: Sequence[str],
     axes: tuple[str, ...] = (),
@@ -90,19 +90,19 @@ def sealed(
     be that of one gradient, and the sum have another.
 
     Args:
-      several: terms whose arrays have the examples along axis 0.
+      several: gradients whose arrays have the examples along axis 0.
       shapes: of the parameters, each with a shape and a dtype.
       rules: how the norms are computed.
       axes: of a `jax.shard_map`, over which the examples vary.
     """
     close = _seal.once(lambda x: _seal.close(precision.rounded(jnp.asarray(x))))
     found = []
-    for term, like, rule in zip(several, shapes, rules, strict=True):
-        arrays = jax.tree.leaves(term)
+    for grad, like, rule in zip(several, shapes, rules, strict=True):
+        arrays = jax.tree.leaves(grad)
         (mark,) = shard_map.varying((_seal.of(arrays[0].shape[0]),), axes)
         found.append(
             PerExampleGradient(
-                sealed=jax.tree.map(close, term),
+                sealed=jax.tree.map(close, grad),
                 seal=mark,
                 shape=tuple(like.shape),
                 dtype=like.dtype,
@@ -115,7 +115,7 @@ def sealed(
     return found
 
 
-NO_GRADIENT = terms.Full.rule
+NO_GRADIENT = forms.Full.rule
 MATERIALIZED = "materialized"
 
 
@@ -192,7 +192,7 @@ def of_arrays(gradients: optax.Updates, axes: tuple[str, ...]) -> optax.Updates:
     """
     arrays, structure = jax.tree.flatten(gradients)
     shapes = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in arrays]
-    dense = [terms.Dense(x, x.shape[1:], "array") for x in arrays]
+    dense = [forms.Dense(x, x.shape[1:], "array") for x in arrays]
     return structure.unflatten(sealed(dense, shapes, ["array"] * len(arrays), axes))
 
 
@@ -235,12 +235,12 @@ def materialize(gradients: optax.Updates) -> optax.Updates:
 
 def per_example_squared_norms(gradients: optax.Updates) -> jax.Array:
     """The squared norm of each example over the whole tree, shape (batch,)."""
-    norms = [jax.vmap(type(term).squared_norm)(term) for term in _open(gradients)]
+    norms = [jax.vmap(type(grad).squared_norm)(grad) for grad in _open(gradients)]
     return functools.reduce(jnp.add, norms)
 
 
-def _open(gradients: optax.Updates) -> list[interface.Term]:
-    """The terms with open arrays; what they share, they share still."""
+def _open(gradients: optax.Updates) -> list[interface.Gradient]:
+    """The gradients with open arrays; what they share, they share still."""
     opened = _seal.once(_seal.opened)
     return [leaf.open(opened) for leaf in flatten(gradients)]
 
@@ -287,18 +287,18 @@ def weighted_sums(
         then is a weight of zero enough; else the examples are blanked first.
     """
     structure = jax.tree.structure(gradients, is_leaf=is_per_example)
-    terms_of = _blanked(_open(gradients), weights != 0, are_finite)
-    sums = [term.weighted_sum(weights).astype(weights.dtype) for term in terms_of]
+    opened = _blanked(_open(gradients), weights != 0, are_finite)
+    sums = [grad.weighted_sum(weights).astype(weights.dtype) for grad in opened]
     return structure.unflatten(sums)
 
 
-def _blanked(leaves: list[interface.Term], keep: jax.Array, skip: jax.Array):
+def _blanked(leaves: list[interface.Gradient], keep: jax.Array, skip: jax.Array):
     """Zero for the examples that are not kept, in place, unless it is to be skipped.
 
     A loop of one step or none, since a loop works in place. `jax.lax.cond` would hold
     a second copy of all that the gradients hold, made or not.
     """
-    distinct = {id(x): x for term in leaves for x in term.unscaled()}
+    distinct = {id(x): x for grad in leaves for x in grad.unscaled()}
     blank = lambda x: jnp.where(keep.reshape((-1,) + (1,) * (x.ndim - 1)), x, 0)
     _, clean = jax.lax.while_loop(
         lambda state: ~state[0],

@@ -125,13 +125,13 @@ def batched_value_and_grad(
         traced, fun = {}, factored_outputs(one_example, check_of(args))
 
         def one_example_factored(*args):
-            output, terms, *traced["static"] = fun(*args)
-            return output, terms
+            output, factored, *traced["static"] = fun(*args)
+            return output, factored
 
-        output, terms = over_examples(one_example_factored, example_ids, args)
+        output, factored = over_examples(one_example_factored, example_ids, args)
         shapes, rules = traced["static"]
         shapes, structure = jax.tree.flatten(shapes)
-        gradients = _leaves.sealed(terms, shapes, rules, axes_of(args))
+        gradients = _leaves.sealed(factored, shapes, rules, axes_of(args))
         return output, structure.unflatten(gradients)
 
     return _on_each_device({"factored": factored, "vmap": materialized}[method], parts)

@@ -7,20 +7,19 @@ number must be bounded, and by a rule that does not let one node change what *ot
 do. That is the hard part: a rule that keeps K of a node's edges replaces an edge when
 it goes, and one hub that goes would let thousands of its neighbors choose anew.
 
-**Records.** A graph is a set of records, one for each node: its features, its label,
-and its list of edges, those that start from it. Neighboring graphs differ in one
-record. What others list is theirs: when a node goes, their lists still name it, and
-where its features would be gathered there is nothing. In a citation graph the list is
-the paper's own references. In an undirected graph every edge is in both lists; the
-entries in the lists of *others* are then not hidden, unlike all that is in the
-record itself.
+**Unit of privacy.** The data of a node are its features, its label and its list of
+edges, those that start from it. Neighboring graphs differ in the data of one node. The
+lists of others are theirs: when a node goes, their lists still name it, and gathering
+its features gives zeros. In a citation graph the list is the paper's own references.
+In an undirected graph every edge is in both lists; the entries in the lists of *others*
+are then not hidden, unlike all the data of the node itself.
 
 **Rule.** A node sends its features to at most K of those whom its own list names: the
 K with the least hash of (seed, sender, receiver). The hash depends on nothing else, and
 an entry whose receiver is no root uses up its place all the same. A root takes in
 the `max_degree` senders with the least hash.
 
-**Theorem.** When the record of node x is removed, added, or changed in its features
+**Theorem.** When the data of node x are removed, added, or changed in its features
 and label, the subgraphs of all roots but x and at most K others stay as they are. If
 its list changes as well, those of at most 2 K others change.
 
@@ -89,7 +88,7 @@ def gather(features: jax.Array, members: jax.Array) -> jax.Array:
 def max_terms(max_memberships: int) -> int:
     """The most clipped terms that one node is in: its own, and K others.
 
-    Where a record may be replaced by another with *another list*, it is 2 K + 1.
+    Where a node may be replaced by one with *another list*, it is 2 K + 1.
 
     Example:
       >>> from dpadambc import graphs
@@ -189,8 +188,8 @@ def subgraphs(
     the same edges and seed give the same subgraphs.
 
     Guarantees: a node is in its own subgraph and in at most `max_memberships` others,
-    and no change of its record changes any other; the module's documentation says what
-    a record is, and has the proof. The seed is public.
+    and no change of its data changes any other; the module's documentation has the
+    proof. The seed is public.
 
     Args:
       senders: shape (num_edges,), integers: the nodes that edges start from.

@@ -8,7 +8,8 @@
 from typing import TYPE_CHECKING
 
 from dpadambc._core import lazy
-from dpadambc.training.budget import affordable_iterations, public_numbers
+from dpadambc.training._identity import public_numbers
+from dpadambc.training.budget import affordable_iterations
 from dpadambc.training.loop import Progress, Result, Stop, fit
 from dpadambc.training.losses import with_augmentations, with_compute_dtype
 from dpadambc.training.release import load_release, save_release

@@ -8,7 +8,7 @@ import jax
 
 from dpadambc.mechanisms.sampling import Batch
 from dpadambc.training import _data as _data
-from dpadambc.training import _fingerprint, _numbers, budget
+from dpadambc.training import _fingerprint, _identity, _numbers
 from dpadambc.training.sharding import Shardings
 from dpadambc.training.state import TrainState, releasable
 from dpadambc.training.step import Seen, Step, draw_batch, together
@@ -50,14 +50,14 @@ class Runner:
         state, seen = jax.lax.scan(one, state, length=iterations)
         return state, together(seen)
 
-    def record(self, state: TrainState) -> dict[str, Any]:
+    def identity(self, state: TrainState) -> dict[str, Any]:
         """What tells this run from others, before its first step.
 
         It does not depend on the number of devices, nor on the number of iterations.
         *Secret*, as the checkpoint that it is for: it follows from the data.
         """
         with self._shardings.context():
-            return self._record(state)
+            return self._identity(state)
 
     def _numbers(self, state: TrainState) -> dict[str, float]:
         """Those that have a name: in closures, and in the state at the start."""
@@ -74,7 +74,7 @@ class Runner:
         }
         return found | scalars
 
-    def _record(self, state: TrainState) -> dict[str, Any]:
+    def _identity(self, state: TrainState) -> dict[str, Any]:
         step = dataclasses.replace(self._step, shardings=Shardings())
         if self._source is None:
             program = _fingerprint.of_program(
@@ -89,7 +89,7 @@ class Runner:
                 step, state, examples, batch.is_padding_example, self._frozen
             )
         data = self._arrays if self._source is None else _data.sample_of(self._source)
-        return budget.public_numbers(step.mechanism) | {
+        return _identity.public_numbers(step.mechanism) | {
             "program": program,
             "data": _fingerprint.of_values(data),
             "frozen": _fingerprint.of_values(self._frozen),

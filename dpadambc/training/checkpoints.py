@@ -1,10 +1,10 @@
 """Checkpoints of a run, exact to resume; they need `dpadambc[checkpoints]`, for Orbax.
 
 A checkpoint has two parts: `state`, nested dictionaries with the names of the fields,
-which Orbax reads without this library; and `about`, a JSON record of the mechanism and
-the program. Orbax writes both to a temporary folder and renames it at the end: a run
-that is killed while it saves leaves the last checkpoint as it was. *A checkpoint is
-secret*, because it has the keys; `training.save_release` writes what may be published.
+which Orbax reads without this library; and `about`, JSON that identifies the run. Orbax
+writes both to a temporary folder and renames it at the end: a run that is killed while
+it saves leaves the last checkpoint as it was. *A checkpoint is secret*, because it has
+the keys; `training.save_release` writes what may be published.
 """
 
 import functools
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpadambc._core import validate
-from dpadambc.training import TrainState, _fingerprint, budget
+from dpadambc.training import TrainState, _fingerprint, _identity
 
 try:
     import orbax.checkpoint as ocp
@@ -148,18 +148,18 @@ class Checkpoints:
         """Whether to save, having gone from so many steps to so many."""
         return before // self._every < after // self._every
 
-    def save(self, state: TrainState, record: dict[str, Any]) -> None:
+    def save(self, state: TrainState, identity: dict[str, Any]) -> None:
         """Saves all of a state, or nothing.
 
         Args:
           state: to be found by a later run.
-          record: what tells runs apart; see `restore`.
+          identity: what tells runs apart; see `restore`.
 
         Raises:
           OSError: if it cannot be written; the checkpoint before is as it was.
         """
         arrays = _nested(_leaves(state))
-        about = {"record": record, "checksum": _fingerprint.of_values(arrays)}
+        about = {"identity": identity, "checksum": _fingerprint.of_values(arrays)}
         about["arrays"] = _shapes(arrays)
         try:
             self._manager.save(
@@ -175,12 +175,12 @@ class Checkpoints:
                 " checkpoint before is as it was."
             ) from error
 
-    def restore(self, like: TrainState, record: dict[str, Any]) -> TrainState | None:
+    def restore(self, like: TrainState, identity: dict[str, Any]) -> TrainState | None:
         """The last state saved, or None where there is none.
 
         Args:
           like: a state with the same structure and shapes.
-          record: of the run that asks.
+          identity: of the run that asks.
 
         Returns:
           The state, bit for bit.
@@ -194,11 +194,11 @@ class Checkpoints:
             return None
         path = self._folder / str(step)
         about = self._read(step, "about", ocp.args.JsonRestore())
-        if not isinstance(about, dict) or not {"record", "checksum", "arrays"} <= set(
+        if not isinstance(about, dict) or not {"identity", "checksum", "arrays"} <= set(
             about
         ):
             raise ValueError(f"{path} is not a checkpoint of dpadambc.")
-        self._check_record(path, about["record"], record)
+        self._check_identity(path, about["identity"], identity)
         arrays = _nested(_leaves(like))
         if _shapes(arrays) != about["arrays"]:
             raise ValueError(
@@ -232,8 +232,10 @@ class Checkpoints:
         )
 
     @staticmethod
-    def _check_record(path: pathlib.Path, found: Any, record: dict[str, Any]) -> None:
-        lines = budget.differences(found, record)
+    def _check_identity(
+        path: pathlib.Path, found: Any, identity: dict[str, Any]
+    ) -> None:
+        lines = _identity.differences(found, identity)
         if not lines:
             return
         raise ValueError(

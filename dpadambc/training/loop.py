@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding
 from dpadambc._core import validate
 from dpadambc.mechanisms import accounting
 from dpadambc.mechanisms.base import Mechanism
-from dpadambc.training import _checks, budget, state
+from dpadambc.training import _checks, _identity, budget, state
 from dpadambc.training import _data as _data
 from dpadambc.training._history import History
 from dpadambc.training._runner import Runner
@@ -91,15 +91,15 @@ class Result(NamedTuple):
 class Checkpoints(Protocol):
     """Where a run goes on from: see `dpadambc.training.Checkpoints`."""
 
-    def restore(self, like: TrainState, record: dict[str, Any]) -> TrainState | None:
-        """The last state saved, or None; raises unless its record is this one."""
+    def restore(self, like: TrainState, identity: dict[str, Any]) -> TrainState | None:
+        """The last state saved, or None; raises unless it is of this run."""
         ...
 
     def is_due(self, before: int, after: int) -> bool:
         """Whether to save, having gone from so many steps to so many."""
         ...
 
-    def save(self, state: TrainState, record: dict[str, Any]) -> None:
+    def save(self, state: TrainState, identity: dict[str, Any]) -> None:
         """Saves all of a state, or nothing."""
         ...
 
@@ -157,18 +157,18 @@ class _Saved:
         key: jax.Array,
     ):
         self._checkpoints, self._start = checkpoints, start
-        self._record: dict[str, Any] = {}
+        self._identity: dict[str, Any] = {}
         if checkpoints is not None:
-            self._record = runner.record(start) | budget.record_of_key(key)
+            self._identity = runner.identity(start) | _identity.of_key(key)
 
     def restore(self, iterations: int) -> tuple[TrainState, int | None]:
         """The last state saved and its step; or the first state, saved."""
         if self._checkpoints is None:
             return self._start, None
-        found = self._checkpoints.restore(self._start, self._record)
+        found = self._checkpoints.restore(self._start, self._identity)
         if found is None:
-            # From before the first step on, what gets this noise is on record.
-            self._checkpoints.save(self._start, self._record)
+            # From before the first step on, what gets this noise is known.
+            self._checkpoints.save(self._start, self._identity)
             return self._start, None
         step = int(found.step)
         if step > iterations:
@@ -190,7 +190,7 @@ class _Saved:
     def save(self, state: TrainState) -> None:
         """Saves all of a state, if there is where to."""
         if self._checkpoints is not None:
-            self._checkpoints.save(state, self._record)
+            self._checkpoints.save(state, self._identity)
 
 
 @dataclasses.dataclass

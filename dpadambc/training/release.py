@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc.training import budget
+from dpadambc.training import _identity
 from dpadambc.training.loop import Result
 from dpadambc.training.state import releasable
 
@@ -69,7 +69,7 @@ def save_release(path: str | pathlib.Path, result: Result) -> dict[str, Any]:
     """
     path, state = pathlib.Path(path), releasable(result)
     arrays = _named(state.params, "params") | _named(state.average, "average")
-    about = budget.public_numbers(result.mechanism) | {
+    about = _identity.public_numbers(result.mechanism) | {
         "iterations": result.iterations,
         "epsilon": result.epsilon,
         "delta": result.target_delta,

@@ -16,11 +16,11 @@ from dpadambc.gradients import _factored, _leaves
 from dpadambc.gradients._factored import (
     convolution,
     evaluate,
+    forms,
     isolation,
     lookup,
     product,
     rules,
-    terms,
 )
 from tests.compiling import quick_jit
 from tests.gradients import factored_models as models
@@ -204,7 +204,7 @@ def test_each_parameter_keeps_its_form(name, x64):
     check_forms(models.MODELS[name])
 
 
-# One for each kind of term, and for each kind of argument.
+# One for each form of gradient, and for each kind of argument.
 KINDS = [
     "mlp of few vectors",
     "experts of few",
@@ -302,7 +302,7 @@ def test_a_partial_sum_of_a_carry_that_is_used_elsewhere_is_not_dropped():
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 9)), jnp.float32)
     _, found, _, _ = _factored.factored_outputs(running, lambda jaxpr: None)(x)
     _, expected = running(x)
-    assert_close([term.dense() for term in found], list(expected), 1e-5)
+    assert_close([grad.dense() for grad in found], list(expected), 1e-5)
 
 
 def test_parameters_and_inputs_of_no_size_have_no_gradient():
@@ -390,25 +390,25 @@ def test_embeddings_of_any_size(v, t, d, distinct):
         check(model)
 
 
-def norm_without_pairs(term):
-    """Of a product: the squared norms of its terms, as if they were orthogonal."""
+def norm_without_pairs(grad):
+    """Of a product: the squared norms of its parts, as if they were orthogonal."""
     (a, _), (g, _) = (
-        term._matrix(term.a, term.a_axes),
-        term._matrix(term.g, term.g_axes),
+        grad._matrix(grad.a, grad.a_axes),
+        grad._matrix(grad.g, grad.g_axes),
     )
     return jnp.sum((a**2).sum(2) * (g**2).sum(2))
 
 
-def interleaved_groups(term, x):
-    stacked = int(np.prod(x.shape[: term.num_stacked]))
-    groups = term.window.groups
-    x = x.reshape(stacked, term._positions, -1, groups)
-    return jnp.moveaxis(x, 3, 1).reshape(stacked * groups, term._positions, -1)
+def interleaved_groups(grad, x):
+    stacked = int(np.prod(x.shape[: grad.num_stacked]))
+    groups = grad.window.groups
+    x = x.reshape(stacked, grad._positions, -1, groups)
+    return jnp.moveaxis(x, 3, 1).reshape(stacked * groups, grad._positions, -1)
 
 
-def block_at_the_end(term):
-    widths = [(n - m, 0) for n, m in zip(term.shape, term.term.shape, strict=True)]
-    return jnp.pad(term.term.dense(), widths)
+def block_at_the_end(grad):
+    widths = [(n - m, 0) for n, m in zip(grad.shape, grad.block.shape, strict=True)]
+    return jnp.pad(grad.block.dense(), widths)
 
 
 SLICES = convolution.Convolution._slices
@@ -431,13 +431,13 @@ MUTANTS = {
         "embedding of repeated ids",
         lookup.Lookup,
         "squared_norm",
-        lambda term: jnp.sum(term.g**2),
+        lambda grad: jnp.sum(grad.g**2),
     ),
     "repeated ids as if distinct, longer than wide": (
         "embedding longer than wide",
         lookup.Lookup,
         "squared_norm",
-        lambda term: jnp.sum(term.g**2),
+        lambda grad: jnp.sum(grad.g**2),
     ),
     "taps in reverse": (
         "conv",
@@ -453,9 +453,9 @@ MUTANTS = {
     ),
     "a sum without cross terms": (
         "tied head",
-        terms.Sum,
+        forms.Sum,
         "squared_norm",
-        lambda term: sum(x.squared_norm() for x in term.terms),
+        lambda grad: sum(x.squared_norm() for x in grad.parts),
     ),
     "cross terms counted twice": (
         "tied head",
@@ -467,29 +467,29 @@ MUTANTS = {
         "reverse scan",
         product.Product,
         "summed",
-        lambda term: jax.tree.map(lambda x: x.sum(0), term),
+        lambda grad: jax.tree.map(lambda x: x.sum(0), grad),
     ),
     "the last step of a scan": (
         "reverse scan",
         product.Product,
         "summed",
-        lambda term: jax.tree.map(lambda x: x[-1], term),
+        lambda grad: jax.tree.map(lambda x: x[-1], grad),
     ),
     "the last step of a scan of convolutions": (
         "conv in a scan",
         convolution.Convolution,
         "summed",
-        lambda term: jax.tree.map(lambda x: x[-1], term),
+        lambda grad: jax.tree.map(lambda x: x[-1], grad),
     ),
     "a transposed kernel as it was": (
         "batch dimensions",
         product.Product,
         "transpose",
-        lambda term, _: term,
+        lambda grad, _: grad,
     ),
     "a block in the wrong place": (
         "part of a kernel",
-        terms.Block,
+        forms.Block,
         "dense",
         block_at_the_end,
     ),
@@ -503,7 +503,7 @@ MUTANTS = {
         "mlp of few vectors",
         _leaves,
         "_blanked",
-        lambda terms, keep, skip: terms,
+        lambda grads, keep, skip: grads,
     ),
 }
 

@@ -66,8 +66,8 @@ def test_hiding_the_number_of_terms_as_well_would_gain_little():
     hidden = dp_accounting.dp_event.MixtureOfGaussiansDpEvent(
         step.noise_multiplier, step.shifts, step.probs
     )
-    ledger = dp_accounting.pld.PLDAccountant(ADD, 1e-3).compose(hidden, 193)
-    ratio = mechanism.epsilon(DELTA) / ledger.get_epsilon(DELTA)
+    accountant = dp_accounting.pld.PLDAccountant(ADD, 1e-3).compose(hidden, 193)
+    ratio = mechanism.epsilon(DELTA) / accountant.get_epsilon(DELTA)
     assert 1 < ratio < 1.35
 
 

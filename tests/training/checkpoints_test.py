@@ -127,7 +127,7 @@ def test_a_run_that_is_done_is_not_run_again(tmp_path):
 
 
 def test_no_step_is_counted_twice_or_not_at_all(tmp_path):
-    """Three interruptions between and at checkpoints; the ledger is the step."""
+    """Three interruptions between and at checkpoints; the step counts what is spent."""
     for after in (3, 5, 12):
         interrupted(tmp_path, after)
     taken = []
@@ -409,7 +409,7 @@ def test_a_checkpoint_holds_what_it_should_and_no_more(tmp_path):
     interrupted(tmp_path)
     last, _ = arrays_of(tmp_path)
     about = json.loads((last / "about" / "metadata").read_text())
-    assert set(about["record"]) == {
+    assert set(about["identity"]) == {
         *("mechanism", "program", "data", "frozen", "start", "batches"),
         *("numbers", "key", "key_of_entropy"),
         *(f.name for f in dataclasses.fields(MECHANISM)),

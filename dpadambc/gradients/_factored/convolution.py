@@ -23,8 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpadambc._core import precision
-from dpadambc.gradients._factored import product, terms
-from dpadambc.gradients._factored.interface import Shape, Term, pytree, squared
+from dpadambc.gradients._factored import forms, product
+from dpadambc.gradients._factored.interface import Gradient, Shape, pytree, squared
 
 # Loops over more taps than this are left to the fallback, which compiles faster.
 _MAX_TAPS = 128
@@ -52,7 +52,7 @@ class Window(NamedTuple):
 
 
 @pytree(data_fields=("x", "g"))
-class Convolution(Term):
+class Convolution(Gradient):
     """The gradient of a kernel with axes (stacked, *taps, input, output), permuted."""
 
     x: jax.Array  # (*leading, *input positions, groups * input channels)
@@ -150,16 +150,16 @@ class Convolution(Term):
         x = squared(x).reshape(stacked, rows, groups, x.shape[-1] // groups)
         return x.sum((1, 3))
 
-    def settled(self) -> Term:
+    def settled(self) -> Gradient:
         if self.x.size + self.g.size < math.prod(self.shape):
             return self
-        return terms.Dense(self.dense(), self.shape, "direct")
+        return forms.Dense(self.dense(), self.shape, "direct")
 
-    def summed(self) -> Term:
+    def summed(self) -> Gradient:
         behind = lambda x: jnp.moveaxis(x, 0, self.num_stacked)
         return dataclasses.replace(self, x=behind(self.x), g=behind(self.g))
 
-    def stacked(self) -> Term:
+    def stacked(self) -> Gradient:
         return dataclasses.replace(
             self,
             num_stacked=self.num_stacked + 1,
@@ -167,24 +167,24 @@ class Convolution(Term):
             shape=(self.x.shape[0], *self.shape),
         )
 
-    def map_scale(self, fun: Callable[[jax.Array], jax.Array]) -> Term:
+    def map_scale(self, fun: Callable[[jax.Array], jax.Array]) -> Gradient:
         return dataclasses.replace(self, g=fun(self.g))
 
     def unscaled(self) -> list[jax.Array]:
         return [self.x]
 
-    def transpose(self, permutation: Shape) -> Term:
+    def transpose(self, permutation: Shape) -> Gradient:
         order = lambda values: tuple(values[i] for i in permutation)
         return dataclasses.replace(
             self, permutation=order(self.permutation), shape=order(self.shape)
         )
 
-    def merge(self, other: Term) -> Term | None:
+    def merge(self, other: Gradient) -> Gradient | None:
         if not isinstance(other, Convolution):
             return None
         one, two = self._flat(), other._flat()
-        shapes = lambda term: (term.x.shape[-self._spatial - 1 :], term.g.shape[-1])
-        spec = lambda term: (term.window, term.num_stacked, term.permutation)
+        shapes = lambda grad: (grad.x.shape[-self._spatial - 1 :], grad.g.shape[-1])
+        spec = lambda grad: (grad.window, grad.num_stacked, grad.permutation)
         if spec(one) != spec(two) or shapes(one) != shapes(two):
             return None
         join = lambda x, y: jnp.concatenate([x, y], axis=self.num_stacked)
@@ -200,7 +200,7 @@ class Convolution(Term):
         return dataclasses.replace(self, x=flat(self.x), g=flat(self.g))
 
 
-def conv_general_dilated(lhs: jax.Array, rhs: jax.Array, params) -> Term | None:
+def conv_general_dilated(lhs: jax.Array, rhs: jax.Array, params) -> Gradient | None:
     """`lax.conv_general_dilated` that gives the gradient of a kernel.
 
     Its batch is the kernel's input channels, its features are the examples that are

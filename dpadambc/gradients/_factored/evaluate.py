@@ -2,9 +2,9 @@
 
 The program is the jaxpr of the gradient of one example. A first pass, from the outputs
 back, finds the variables that reach nothing but gradients, through linear maps that
-preserve the form; a second pass evaluates, and leaves these variables as terms. Calls
-are entered: `jit`, `checkpoint`, `cond` and `scan`. What has no rule is computed as
-JAX computes it, and that gradient alone is formed for each example.
+preserve the form; a second pass evaluates, and leaves these variables in factored form.
+It enters the calls `jit`, `checkpoint`, `cond` and `scan`. What has no rule is computed
+as JAX computes it, and that gradient alone is materialized.
 """
 
 import functools
@@ -15,15 +15,15 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from dpadambc.gradients._factored import isolation, program, rules, terms
-from dpadambc.gradients._factored.interface import Term
+from dpadambc.gradients._factored import forms, isolation, program, rules
+from dpadambc.gradients._factored.interface import Gradient
 
-Values = list[Any]  # arrays and terms
+Values = list[Any]  # arrays and gradients
 
 
 def _array(value: Any, aval: Any) -> jax.Array:
     """The array that a value stands for."""
-    return value.dense().astype(aval.dtype) if isinstance(value, Term) else value
+    return value.dense().astype(aval.dtype) if isinstance(value, Gradient) else value
 
 
 def _bind(jaxpr: jex.Jaxpr, eqn: jex.JaxprEqn, values: Values) -> Values:
@@ -48,20 +48,20 @@ def _bind(jaxpr: jex.Jaxpr, eqn: jex.JaxprEqn, values: Values) -> Values:
     return [results.get(v) for v in eqn.outvars]
 
 
-def _as_term(value: Any, origin: str) -> Term:
-    if isinstance(value, Term):
+def _as_grad(value: Any, origin: str) -> Gradient:
+    if isinstance(value, Gradient):
         return value
     value = value if isinstance(value, jax.Array) else jnp.asarray(value)
-    return terms.Dense(value, value.shape, origin)
+    return forms.Dense(value, value.shape, origin)
 
 
-def _map_terms(eqn: jex.JaxprEqn, values: Values) -> Values | None:
-    """The outputs of a linear map of terms, or None where the form is lost."""
+def _map_grads(eqn: jex.JaxprEqn, values: Values) -> Values | None:
+    """The outputs of a linear map of gradients, or None where the form is lost."""
     name = eqn.primitive.name
-    if name not in rules.MAPS or not any(isinstance(v, Term) for v in values):
+    if name not in rules.MAPS or not any(isinstance(v, Gradient) for v in values):
         return None
     if name in ("add", "add_any", "sub", "concatenate"):
-        values = [_as_term(value, "direct") for value in values]
+        values = [_as_grad(value, "direct") for value in values]
     out = rules.MAPS[name](eqn.params, *values)
     if out is None:
         return None
@@ -79,18 +79,18 @@ def _produce(eqn: jex.JaxprEqn, values: Values) -> Values | None:
         value if rules.is_zero(value) else _array(value, aval)
         for aval, value in zip(avals, values, strict=False)
     ]
-    term = rules.PRODUCERS[name](eqn.params, *operands)
-    if term is None:
+    grad = rules.PRODUCERS[name](eqn.params, *operands)
+    if grad is None:
         return None
     is_empty = any(0 in aval.shape for aval in avals)
-    return [rules.no_gradient(avals[-1]) if is_empty else term]
+    return [rules.no_gradient(avals[-1]) if is_empty else grad]
 
 
 def _origin(eqn: jex.JaxprEqn, values: Values) -> str:
     """Why a gradient is formed for each example."""
     name = eqn.primitive.name
     lost = any(
-        isinstance(v, Term) and not isinstance(v, terms.Dense | terms.Full)
+        isinstance(v, Gradient) and not isinstance(v, forms.Dense | forms.Full)
         for v in values
     )
     return f"materialized: {name}" if lost or name in rules.PRODUCERS else name
@@ -99,7 +99,7 @@ def _origin(eqn: jex.JaxprEqn, values: Values) -> str:
 def _equation(
     jaxpr: jex.Jaxpr, eqn: jex.JaxprEqn, values: Values, lazy: list[bool]
 ) -> Values:
-    """The outputs of one equation: terms where `lazy`, else arrays."""
+    """The outputs of one equation: gradients where `lazy`, else arrays."""
     name = eqn.primitive.name
     if name == "broadcast_in_dim":
         full = rules.full(eqn.params, values[0])
@@ -110,18 +110,18 @@ def _equation(
     if name in _ENTERED and program.convolves(eqn):
         outs = _ENTERED[name](eqn, values)
         return [
-            _as_term(out, name) if is_lazy else out
+            _as_grad(out, name) if is_lazy else out
             for out, is_lazy in zip(outs, lazy, strict=True)
         ]
     if name in _CALLS and eqn.params.get("length") != 0:
         return _CALLS[name](eqn, values, lazy)
     if any(lazy):
-        outs = _map_terms(eqn, values) or _produce(eqn, values)
+        outs = _map_grads(eqn, values) or _produce(eqn, values)
         if outs is not None:
             return outs
     origin = _origin(eqn, values)
     return [
-        _as_term(out, origin) if is_lazy else out
+        _as_grad(out, origin) if is_lazy else out
         for out, is_lazy in zip(_bind(jaxpr, eqn, values), lazy, strict=True)
     ]
 
@@ -129,7 +129,7 @@ def _equation(
 def evaluate(
     closed: jex.ClosedJaxpr, args: Sequence[Any], lazy: Sequence[bool]
 ) -> Values:
-    """The outputs of a jaxpr: terms where `lazy`, else arrays."""
+    """The outputs of a jaxpr: gradients where `lazy`, else arrays."""
     jaxpr = closed.jaxpr
     demand = program.Demand(jaxpr, lazy)
     known = dict(zip(jaxpr.constvars, closed.consts, strict=True))
@@ -141,7 +141,7 @@ def evaluate(
             outs = _equation(jaxpr, eqn, values, demand.lazy(eqn.outvars))
             known.update(zip(eqn.outvars, outs, strict=True))
     return [
-        _as_term(read(atom), "direct") if is_lazy else _array(read(atom), atom.aval)
+        _as_grad(read(atom), "direct") if is_lazy else _array(read(atom), atom.aval)
         for atom, is_lazy in zip(jaxpr.outvars, lazy, strict=True)
     ]
 
@@ -161,32 +161,35 @@ def _zeros_like(tree: Any) -> Any:
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tree)
 
 
-def _signature(term: Term) -> tuple:
-    """What two terms have in common that can stand in one place of a program."""
-    leaves, structure = jax.tree.flatten(term)
+def _signature(grad: Gradient) -> tuple:
+    """What two gradients have in common that can stand in one place of a program."""
+    leaves, structure = jax.tree.flatten(grad)
     return structure, tuple((x.shape, x.dtype) for x in leaves)
 
 
 def _cond(eqn: jex.JaxprEqn, values: Values, lazy: list[bool]) -> Values:
-    """A place for each form that a branch gives a term; zeros in the other branches."""
+    """An output for each form that a branch gives a gradient, zeros in the others."""
     index, *operands = values
     branches = [program.closed(branch) for branch in eqn.params["branches"]]
     avals = [atom.aval for atom in eqn.invars[1:]]
     operands = [_array(v, aval) for v, aval in zip(operands, avals, strict=True)]
     run = lambda branch, *args: evaluate(branch, args, lazy)
     outs = [jax.eval_shape(functools.partial(run, b), *operands) for b in branches]
-    forms: list[dict] = [{} for _ in lazy]
+    places: list[dict] = [{} for _ in lazy]
     for out in outs:
-        for form, term, is_lazy in zip(forms, out, lazy, strict=True):
-            if is_lazy and not rules.is_no_gradient(term):
-                form.setdefault(_signature(term), term)
+        for place, grad, is_lazy in zip(places, out, lazy, strict=True):
+            if is_lazy and not rules.is_no_gradient(grad):
+                place.setdefault(_signature(grad), grad)
 
     def in_places(branch, *args):
         placed = []
-        for value, form, is_lazy in zip(run(branch, *args), forms, lazy, strict=True):
+        for value, place, is_lazy in zip(run(branch, *args), places, lazy, strict=True):
             if is_lazy:
                 own = None if rules.is_no_gradient(value) else _signature(value)
-                value = [value if s == own else _zeros_like(t) for s, t in form.items()]
+                value = [
+                    value if form == own else _zeros_like(like)
+                    for form, like in place.items()
+                ]
             placed.append(value)
         return placed
 
@@ -194,7 +197,7 @@ def _cond(eqn: jex.JaxprEqn, values: Values, lazy: list[bool]) -> Values:
         index, [functools.partial(in_places, b) for b in branches], *operands
     )
     return [
-        functools.reduce(terms.add, value, rules.no_gradient(v.aval))
+        functools.reduce(forms.add, value, rules.no_gradient(v.aval))
         if is_lazy
         else value
         for value, v, is_lazy in zip(placed, eqn.outvars, lazy, strict=True)
@@ -226,7 +229,7 @@ class _Emitted:
 def _factored_carries(
     body: Callable[..., Values], summed: list[bool], init: Values, xs: Values
 ) -> list[bool]:
-    """Of the carries that sum something, those that sum terms in factored form.
+    """Of the carries that sum something, those that sum gradients in factored form.
 
     What is formed at each step anyway is better summed at each step.
     """
@@ -234,7 +237,7 @@ def _factored_carries(
     outs = jax.eval_shape(
         lambda init, x: body(init, x, summed), init, jax.tree.map(shape, xs)
     )
-    is_formed = lambda term: isinstance(term, terms.Dense | terms.Full)
+    is_formed = lambda grad: isinstance(grad, forms.Dense | forms.Full)
     return [s and not is_formed(out) for s, out in zip(summed, outs, strict=False)]
 
 
@@ -265,30 +268,30 @@ def _scan(eqn: jex.JaxprEqn, values: Values, lazy: list[bool]) -> Values:
         for is_lazy, a, b in zip(lazy, before, jaxpr.outvars, strict=False)
     ]
     summed = _factored_carries(body, summed, init, xs)
-    record = {}
+    static = {}
 
     def step(carry, x):
         outs, emitted = body(carry, x, summed), _Emitted(x)
         given = [out for out, s in zip(outs, summed, strict=False) if s]
         leaves, structure = jax.tree.flatten((given, outs[num_carry:]))
-        record["structure"] = structure
-        record["numbers"] = [emitted.number(leaf) for leaf in leaves]
+        static["structure"] = structure
+        static["numbers"] = [emitted.number(leaf) for leaf in leaves]
         kept = [out for out, s in zip(outs, summed, strict=False) if not s]
         return _filled(kept, summed), emitted.arrays
 
     start = _filled([c for c, s in zip(init, summed, strict=True) if not s], summed)
     loop = {name: params[name] for name in ("length", "reverse", "unroll")}
     carry, emitted = jax.lax.scan(step, start, xs, **loop)
-    leaves = [xs[-1 - n] if n < 0 else emitted[n] for n in record["numbers"]]
-    given, ys = jax.tree.unflatten(record["structure"], leaves)
+    leaves = [xs[-1 - n] if n < 0 else emitted[n] for n in static["numbers"]]
+    given, ys = jax.tree.unflatten(static["structure"], leaves)
 
     def carried(i):
         if summed[i]:
-            start = _as_term(values[num_consts + i], "reduce_sum")
-            return terms.add(start, given.pop(0).summed())
-        return _as_term(carry[i], "reduce_sum") if lazy[i] else carry[i]
+            start = _as_grad(values[num_consts + i], "reduce_sum")
+            return forms.add(start, given.pop(0).summed())
+        return _as_grad(carry[i], "reduce_sum") if lazy[i] else carry[i]
 
-    stack = lambda y: y.stacked() if isinstance(y, Term) else y
+    stack = lambda y: y.stacked() if isinstance(y, Gradient) else y
     return [*map(carried, range(num_carry)), *map(stack, ys)]
 
 

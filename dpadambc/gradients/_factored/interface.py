@@ -1,9 +1,9 @@
 """What a per-example gradient is made of, whatever its form.
 
-A term is one example's gradient of one parameter, in whatever form reverse mode has
-it. It is a pytree of arrays. A transformation that adds a leading axis to these arrays,
-`jax.vmap` over examples or `jax.lax.scan` over time or layers, therefore gives a term
-for each entry of that axis, and `summed` and `stacked` say what becomes of the axis.
+A `Gradient` is one example's gradient of one parameter, in whatever form reverse mode
+has it, as a pytree of arrays. A transformation that adds a leading axis to the arrays,
+`jax.vmap` over examples or `jax.lax.scan` over time or layers, therefore gives one for
+each entry of that axis, and `summed` and `stacked` say what becomes of the axis.
 """
 
 import abc
@@ -39,7 +39,7 @@ def squared(x: jax.Array) -> jax.Array:
     return jnp.square(x.astype(precision.at_least_float32(x.dtype)))
 
 
-class Term(abc.ABC):
+class Gradient(abc.ABC):
     """One example's gradient of one parameter, of shape `shape`.
 
     The linear maps return the same gradient in factored form, or None where the form
@@ -61,27 +61,27 @@ class Term(abc.ABC):
     def squared_norm(self) -> jax.Array:
         """Its squared L2 norm, in at least float32, never less than the true one.
 
-        Where terms of the gradient cancel, rounding could hide a part of it. So the
+        Where gradients of the gradient cancel, rounding could hide a part of it. So the
         norm carries an allowance for what the arithmetic cannot see.
         """
 
     @abc.abstractmethod
-    def summed(self) -> "Term":
+    def summed(self) -> "Gradient":
         """The sum over a leading axis that the arrays have been given."""
 
     @abc.abstractmethod
-    def stacked(self) -> "Term":
+    def stacked(self) -> "Gradient":
         """The leading axis of the arrays as a leading axis of the gradient."""
 
     @abc.abstractmethod
-    def map_scale(self, fun: Callable[[jax.Array], jax.Array]) -> "Term":
+    def map_scale(self, fun: Callable[[jax.Array], jax.Array]) -> "Gradient":
         """With `fun` applied to one array that the gradient is linear in."""
 
     @abc.abstractmethod
     def unscaled(self) -> list[jax.Array]:
         """The other arrays of numbers."""
 
-    def scaled(self, factor: Any) -> "Term":
+    def scaled(self, factor: Any) -> "Gradient":
         """The gradient times a scalar."""
         return self.map_scale(lambda x: x * factor)
 
@@ -100,39 +100,39 @@ class Term(abc.ABC):
         weighted = jax.lax.optimization_barrier(self.map_scale(weigh))
         return weighted.summed().dense()
 
-    def settled(self) -> "Term":
+    def settled(self) -> "Gradient":
         """The cheaper of this form and the dense one, decided from shapes."""
         return self
 
-    def transpose(self, permutation: Shape) -> "Term | None":
+    def transpose(self, permutation: Shape) -> "Gradient | None":
         """The gradient with its axes permuted."""
         del permutation
 
-    def reshape(self, shape: Shape) -> "Term | None":
+    def reshape(self, shape: Shape) -> "Gradient | None":
         """The gradient in another shape."""
         del shape
 
-    def slice(self, starts: Shape, limits: Shape) -> "Term | None":
+    def slice(self, starts: Shape, limits: Shape) -> "Gradient | None":
         """A box of the gradient."""
         del starts, limits
 
-    def pad(self, low: Shape, high: Shape) -> "Term | None":
+    def pad(self, low: Shape, high: Shape) -> "Gradient | None":
         """The gradient with zeros around it."""
         del low, high
 
-    def reduce_sum(self, axes: Shape) -> "Term | None":
+    def reduce_sum(self, axes: Shape) -> "Gradient | None":
         """The sum over some axes."""
         del axes
 
-    def merge(self, other: "Term") -> "Term | None":
-        """The sum of two terms of one form as one term of that form."""
+    def merge(self, other: "Gradient") -> "Gradient | None":
+        """The sum with another of this form, in this form."""
         del other
 
-    def knows_product_with(self, other: "Term") -> bool:
+    def knows_product_with(self, other: "Gradient") -> bool:
         """Whether `inner(other)` is known without forming either gradient."""
         del other
         return False
 
-    def inner(self, other: "Term") -> jax.Array:
+    def inner(self, other: "Gradient") -> jax.Array:
         """The inner product of two gradients."""
         raise NotImplementedError

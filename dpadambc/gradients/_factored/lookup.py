@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from dpadambc._core import precision
-from dpadambc.gradients._factored import product, terms
-from dpadambc.gradients._factored.interface import Shape, Term, pytree, squared
+from dpadambc.gradients._factored import forms, product
+from dpadambc.gradients._factored.interface import Gradient, Shape, pytree, squared
 
 
 @pytree(data_fields=("ids", "g"))
-class Lookup(Term):
+class Lookup(Gradient):
     r"""The gradient of an embedding: rows of g added where the ids point.
 
     .. math:: M_v = \sum_{t: v_t = v} g_t, \qquad
@@ -71,17 +71,17 @@ class Lookup(Term):
         allowance = precision.rounding_allowance((sizes, squares), (0, width))
         return jnp.sum(jnp.where(equal, precision.gram(rows), 0)) + jnp.sum(allowance)
 
-    def settled(self) -> Term:
+    def settled(self) -> Gradient:
         if self.ids.size + self.g.size < math.prod(self.shape):
             return self
-        return terms.Dense(self.dense(), self.shape, "direct")
+        return forms.Dense(self.dense(), self.shape, "direct")
 
-    def summed(self) -> Term:
+    def summed(self) -> Gradient:
         """The new axis is looked up; it moves behind those that are stacked."""
         behind = lambda x: jnp.moveaxis(x, 0, self.num_stacked)
         return dataclasses.replace(self, ids=behind(self.ids), g=behind(self.g))
 
-    def stacked(self) -> Term:
+    def stacked(self) -> Gradient:
         return dataclasses.replace(
             self,
             axis=self.axis + 1,
@@ -89,13 +89,13 @@ class Lookup(Term):
             shape=(self.ids.shape[0], *self.shape),
         )
 
-    def map_scale(self, fun: Callable[[jax.Array], jax.Array]) -> Term:
+    def map_scale(self, fun: Callable[[jax.Array], jax.Array]) -> Gradient:
         return dataclasses.replace(self, g=fun(self.g))
 
     def unscaled(self) -> list[jax.Array]:
         return []
 
-    def transpose(self, permutation: Shape) -> Term | None:
+    def transpose(self, permutation: Shape) -> Gradient | None:
         """The axis of the table may move, the others keep their order."""
         rest = [i for i in permutation if i != self.axis]
         moved = permutation.index(self.axis)
@@ -104,12 +104,12 @@ class Lookup(Term):
         shape = tuple(self.shape[i] for i in permutation)
         return dataclasses.replace(self, axis=moved, shape=shape)
 
-    def merge(self, other: Term) -> Term | None:
+    def merge(self, other: Gradient) -> Gradient | None:
         if not isinstance(other, Lookup) or self.shape != other.shape:
             return None
         if (self.axis, self.num_stacked) != (other.axis, other.num_stacked):
             return None
-        flat = [term._flat() for term in (self, other)]
+        flat = [grad._flat() for grad in (self, other)]
         join = functools.partial(jnp.concatenate, axis=self.num_stacked)
         return dataclasses.replace(
             self, ids=join([x.ids for x in flat]), g=join([x.g for x in flat])
@@ -121,10 +121,10 @@ class Lookup(Term):
         ids = self.ids.reshape(*stacked, -1)
         return dataclasses.replace(self, ids=ids, g=self.g.reshape(*ids.shape, *row))
 
-    def knows_product_with(self, other: Term) -> bool:
+    def knows_product_with(self, other: Gradient) -> bool:
         return self._as_head(other) is not None
 
-    def _as_head(self, other: Term) -> product.Product | None:
+    def _as_head(self, other: Gradient) -> product.Product | None:
         """A product of the same table, such as the gradient of a tied output head.
 
         Its factor a has the axis of the ids, and g all the others.
@@ -133,7 +133,7 @@ class Lookup(Term):
             return None
         return other.with_alone(self.axis)
 
-    def inner(self, other: Term) -> jax.Array:
+    def inner(self, other: Gradient) -> jax.Array:
         r""":math:`\sum_{t,s} (g_t \cdot g'_s) a_{s, v_t}`."""
         head = self._as_head(other)
         assert head is not None

@@ -26,8 +26,8 @@ import jax
 import jax.numpy as jnp
 
 from dpadambc._core import precision
-from dpadambc.gradients._factored import terms
-from dpadambc.gradients._factored.interface import Shape, Term, pytree, squared
+from dpadambc.gradients._factored import forms
+from dpadambc.gradients._factored.interface import Gradient, Shape, pytree, squared
 
 Axes = tuple[int, ...]
 
@@ -73,7 +73,7 @@ def _split_axis(x: jax.Array, axes: Axes, name: int, names: Axes, sizes: Shape):
 
 
 @pytree(data_fields=("a", "g"))
-class Product(Term):
+class Product(Gradient):
     """A contraction of two arrays, `einsum(a, a_axes, g, g_axes, out_axes)`.
 
     An axis of the output that is named None has size one, and is in neither factor.
@@ -150,18 +150,18 @@ class Product(Term):
         allowance = precision.rounding_allowance(pair, sizes, can_cancel=False)
         return jnp.sum(pair[0] * pair[1] + allowance)
 
-    def settled(self) -> Term:
+    def settled(self) -> Gradient:
         if self.a.size + self.g.size < math.prod(self.shape):
             return self
-        return terms.Dense(self.dense(), self.shape, "direct")
+        return forms.Dense(self.dense(), self.shape, "direct")
 
-    def summed(self) -> Term:
+    def summed(self) -> Gradient:
         name = self._next_name()
         return dataclasses.replace(
             self, a_axes=(name, *self.a_axes), g_axes=(name, *self.g_axes)
         )
 
-    def stacked(self) -> Term:
+    def stacked(self) -> Gradient:
         name = self._next_name()
         return dataclasses.replace(
             self,
@@ -171,7 +171,7 @@ class Product(Term):
             shape=(self.a.shape[0], *self.shape),
         )
 
-    def map_scale(self, fun: Callable[[jax.Array], jax.Array]) -> Term:
+    def map_scale(self, fun: Callable[[jax.Array], jax.Array]) -> Gradient:
         # The smaller factor.
         if self.a.size < self.g.size:
             return dataclasses.replace(self, a=fun(self.a))
@@ -180,14 +180,14 @@ class Product(Term):
     def unscaled(self) -> list[jax.Array]:
         return [self.g if self.a.size < self.g.size else self.a]
 
-    def transpose(self, permutation: Shape) -> Term:
+    def transpose(self, permutation: Shape) -> Gradient:
         return dataclasses.replace(
             self,
             out_axes=tuple(self.out_axes[i] for i in permutation),
             shape=tuple(self.shape[i] for i in permutation),
         )
 
-    def reshape(self, shape: Shape) -> Term | None:
+    def reshape(self, shape: Shape) -> Gradient | None:
         units = [i for i, n in enumerate(self.shape) if n == 1]
         if any(self.out_axes[i] is not None for i in units):
             return self.reduce_sum(tuple(units)).reshape(shape)
@@ -195,15 +195,15 @@ class Product(Term):
         if groups is None:
             return None
         out_axes: list[int | None] = [None] * len(shape)
-        term = self
+        grad = self
         for old, new in groups:
             names = tuple(self.out_axes[i] for i in old)
-            if len(names) > 1 and not term._together(names):
+            if len(names) > 1 and not grad._together(names):
                 return None
-            term, names = term._regroup(names, tuple(shape[i] for i in new))
+            grad, names = grad._regroup(names, tuple(shape[i] for i in new))
             for i, name in zip(new, names, strict=True):
                 out_axes[i] = name
-        return dataclasses.replace(term, out_axes=tuple(out_axes), shape=tuple(shape))
+        return dataclasses.replace(grad, out_axes=tuple(out_axes), shape=tuple(shape))
 
     def _together(self, names: Axes) -> bool:
         """Whether the axes named are in the same factors."""
@@ -212,25 +212,25 @@ class Product(Term):
 
     def _regroup(self, names: Axes, sizes: Shape) -> tuple["Product", Axes]:
         """The axes named, merged into one and split into others of the sizes given."""
-        term = self
+        grad = self
         if len(names) > 1:
-            merged = term._next_name()
-            term = term._on_factors(_merge_axes, names, merged)
+            merged = grad._next_name()
+            grad = grad._on_factors(_merge_axes, names, merged)
             names = (merged,)
         if len(sizes) > 1:
-            first = term._next_name()
+            first = grad._next_name()
             news = tuple(range(first, first + len(sizes)))
             name = next(iter(names))
-            term = term._on_factors(_split_axis, name, news, sizes)
+            grad = grad._on_factors(_split_axis, name, news, sizes)
             names = news
-        return term, names
+        return grad, names
 
     def _on_factors(self, fun: Callable, *args) -> "Product":
         a, a_axes = fun(self.a, self.a_axes, *args)
         g, g_axes = fun(self.g, self.g_axes, *args)
         return dataclasses.replace(self, a=a, g=g, a_axes=a_axes, g_axes=g_axes)
 
-    def slice(self, starts: Shape, limits: Shape) -> Term | None:
+    def slice(self, starts: Shape, limits: Shape) -> Gradient | None:
         boxes = zip(self.out_axes, starts, limits, strict=True)
         box = {name: (start, limit) for name, start, limit in boxes}
 
@@ -243,7 +243,7 @@ class Product(Term):
         shape = tuple(b - a for a, b in zip(starts, limits, strict=True))
         return dataclasses.replace(self._on_factors(cut), shape=shape)
 
-    def reduce_sum(self, axes: Shape) -> Term:
+    def reduce_sum(self, axes: Shape) -> Gradient:
         names = {self.out_axes[i] for i in axes} - {None}
         shared = {i for i in names if i in self.a_axes and i in self.g_axes}
 
@@ -259,7 +259,7 @@ class Product(Term):
             shape=tuple(self.shape[i] for i in keep),
         )
 
-    def merge(self, other: Term) -> Term | None:
+    def merge(self, other: Gradient) -> Gradient | None:
         if type(other) is not Product or self.shape != other.shape:
             return None
         mine = self._canonical()
@@ -275,10 +275,10 @@ class Product(Term):
     def with_alone(self, axis: int) -> "Product | None":
         """The same with one contracted axis, and `axis` of the output alone in `a`."""
         rest = tuple(1 + i for i in range(len(self.shape)) if i != axis)
-        for term in (self, self._swapped()):
-            term = term._canonical()
-            if term._spec[:2] == ((0, 1 + axis), (0, *rest)):
-                return term
+        for grad in (self, self._swapped()):
+            grad = grad._canonical()
+            if grad._spec[:2] == ((0, 1 + axis), (0, *rest)):
+                return grad
         return None
 
     def _swapped(self) -> "Product":

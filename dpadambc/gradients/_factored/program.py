@@ -52,13 +52,13 @@ class Demand:
         self._use(jaxpr.outvars, lazy)
         for eqn in reversed(jaxpr.eqns):
             if self.needs(eqn):
-                self._use(eqn.invars, self._may_be_terms(eqn))
+                self._use(eqn.invars, self._may_be_grads(eqn))
 
     def needs(self, eqn: jex.JaxprEqn) -> bool:
         return bool(eqn.effects) or any(v in self._used for v in eqn.outvars)
 
     def lazy(self, variables: Sequence[Any]) -> list[bool]:
-        """For each variable, whether it may be a term."""
+        """For each variable, whether it may be a gradient."""
         return [v in self._used and v not in self._strict for v in variables]
 
     def strict(self, variables: Sequence[Any]) -> list[bool]:
@@ -72,8 +72,8 @@ class Demand:
                 if not is_lazy:
                     self._strict.add(atom)
 
-    def _may_be_terms(self, eqn: jex.JaxprEqn) -> list[bool]:
-        """For each operand, whether it may be a term, given which outputs may."""
+    def _may_be_grads(self, eqn: jex.JaxprEqn) -> list[bool]:
+        """For each operand, whether it may be a gradient, given which outputs may."""
         name, outs = eqn.primitive.name, eqn.outvars
         if name in INLINED or name in REMATERIALISED:
             jaxpr = body(eqn).jaxpr
@@ -82,7 +82,7 @@ class Demand:
         if name not in rules.MAPS or any(self.strict(outs)):
             return [False for _ in eqn.invars]
         if name in ("mul", "div"):
-            # A term times a number is a term; times an array, it is not.
+            # A gradient times a number is a gradient; times an array, it is not.
             uniform = [self._is_uniform(atom) for atom in eqn.invars]
             return [any(uniform) and not u for u in uniform]
         operands = rules.TERM_OPERANDS.get(name, range(len(eqn.invars)))

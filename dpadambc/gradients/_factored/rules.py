@@ -6,13 +6,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpadambc.gradients._factored import convolution, lookup, product, terms
-from dpadambc.gradients._factored.interface import Term
+from dpadambc.gradients._factored import convolution, forms, lookup, product
+from dpadambc.gradients._factored.interface import Gradient
 
 Params = dict[str, Any]
 
 
-def _dot_general(params: Params, a: jax.Array, g: jax.Array) -> Term:
+def _dot_general(params: Params, a: jax.Array, g: jax.Array) -> Gradient:
     return product.dot_general(a, g, params["dimension_numbers"])
 
 
@@ -24,7 +24,7 @@ def _scatter_add(params: Params, operand: Any, indices: jax.Array, g: jax.Array)
     """Rows added into zeros at indices along one axis."""
     numbers = params["dimension_numbers"]
     axes = numbers.scatter_dims_to_operand_dims
-    if not (isinstance(operand, terms.Full) and operand.is_zero):
+    if not (isinstance(operand, forms.Full) and operand.is_zero):
         return None
     if len(axes) != 1 or numbers.inserted_window_dims != axes:
         return None
@@ -47,129 +47,129 @@ def _scatter_add(params: Params, operand: Any, indices: jax.Array, g: jax.Array)
 
 
 # Primitives of arrays whose output can stay factored.
-PRODUCERS: dict[str, Callable[..., Term | None]] = {
+PRODUCERS: dict[str, Callable[..., Gradient | None]] = {
     "dot_general": _dot_general,
     "conv_general_dilated": _conv_general_dilated,
     "scatter-add": _scatter_add,
 }
 
 
-def _reshape(params: Params, term: Term) -> Term | None:
-    return term.reshape(params["new_sizes"]) if params["dimensions"] is None else None
+def _reshape(params: Params, grad: Gradient) -> Gradient | None:
+    return grad.reshape(params["new_sizes"]) if params["dimensions"] is None else None
 
 
-def _squeeze(params: Params, term: Term) -> Term | None:
-    dropped = {i % len(term.shape) for i in params["dimensions"]}
-    return term.reshape(tuple(n for i, n in enumerate(term.shape) if i not in dropped))
+def _squeeze(params: Params, grad: Gradient) -> Gradient | None:
+    dropped = {i % len(grad.shape) for i in params["dimensions"]}
+    return grad.reshape(tuple(n for i, n in enumerate(grad.shape) if i not in dropped))
 
 
-def _broadcast_in_dim(params: Params, term: Term) -> Term | None:
+def _broadcast_in_dim(params: Params, grad: Gradient) -> Gradient | None:
     """Axes of size one added."""
     kept, shape = params["broadcast_dimensions"], params["shape"]
     added = (n for i, n in enumerate(shape) if i not in kept)
-    same = tuple(shape[i] for i in kept) == term.shape
-    return term.reshape(shape) if same and all(n == 1 for n in added) else None
+    same = tuple(shape[i] for i in kept) == grad.shape
+    return grad.reshape(shape) if same and all(n == 1 for n in added) else None
 
 
-def _slice(params: Params, term: Term) -> Term | None:
+def _slice(params: Params, grad: Gradient) -> Gradient | None:
     if any(stride != 1 for stride in params["strides"] or ()):
         return None
-    return term.slice(params["start_indices"], params["limit_indices"])
+    return grad.slice(params["start_indices"], params["limit_indices"])
 
 
-def _split(params: Params, term: Term) -> list[Term] | None:
+def _split(params: Params, grad: Gradient) -> list[Gradient] | None:
     axis, start, parts = params["axis"], 0, []
     for size in params["sizes"]:
-        starts, limits = [0] * len(term.shape), list(term.shape)
+        starts, limits = [0] * len(grad.shape), list(grad.shape)
         starts[axis], limits[axis] = start, start + int(size)
-        parts.append(term.slice(tuple(starts), tuple(limits)))
+        parts.append(grad.slice(tuple(starts), tuple(limits)))
         start += int(size)
     return None if any(part is None for part in parts) else parts
 
 
-def _unstack(params: Params, term: Term) -> list[Term] | None:
-    axis, size = params["axis"], term.shape[params["axis"]]
-    parts = _split({"axis": axis, "sizes": [1] * size}, term)
+def _unstack(params: Params, grad: Gradient) -> list[Gradient] | None:
+    axis, size = params["axis"], grad.shape[params["axis"]]
+    parts = _split({"axis": axis, "sizes": [1] * size}, grad)
     if parts is None:
         return None
-    shape = term.shape[:axis] + term.shape[axis + 1 :]
+    shape = grad.shape[:axis] + grad.shape[axis + 1 :]
     shaped = [part.reshape(shape) for part in parts]
     return [part for part in shaped if part is not None] if None not in shaped else None
 
 
-def _pad(params: Params, term: Term, value: Any) -> Term | None:
+def _pad(params: Params, grad: Gradient, value: Any) -> Gradient | None:
     low, high, interior = zip(*params["padding_config"], strict=True)
     if not is_zero(value) or any(interior) or min(*low, *high) < 0:
         return None
-    return terms.padded(term, tuple(map(int, low)), tuple(map(int, high)))
+    return forms.padded(grad, tuple(map(int, low)), tuple(map(int, high)))
 
 
-def _concatenate(params: Params, *parts: Term) -> Term | None:
+def _concatenate(params: Params, *parts: Gradient) -> Gradient | None:
     """A sum of blocks."""
-    if not all(isinstance(part, Term) for part in parts):
+    if not all(isinstance(part, Gradient) for part in parts):
         return None
     axis, start = params["dimension"], 0
-    total: Term | None = None
+    total: Gradient | None = None
     size = sum(part.shape[axis] for part in parts)
     for part in parts:
         low = tuple(start if i == axis else 0 for i in range(len(part.shape)))
         end = size - start - part.shape[axis]
         high = tuple(end if i == axis else 0 for i in range(len(part.shape)))
-        block = terms.padded(part, low, high)
-        total = block if total is None else terms.add(total, block)
+        block = forms.padded(part, low, high)
+        total = block if total is None else forms.add(total, block)
         start += part.shape[axis]
     return total
 
 
 def _scalar(value: Any) -> Any:
     """The scalar that a value is everywhere, or None."""
-    if isinstance(value, terms.Full):
+    if isinstance(value, forms.Full):
         return value.fill
-    if isinstance(value, Term) or jnp.ndim(value):
+    if isinstance(value, Gradient) or jnp.ndim(value):
         return None
     return value
 
 
-def _mul(params: Params, x: Any, y: Any) -> Term | None:
+def _mul(params: Params, x: Any, y: Any) -> Gradient | None:
     del params
-    term, other = (x, y) if isinstance(x, Term) and _scalar(x) is None else (y, x)
+    grad, other = (x, y) if isinstance(x, Gradient) and _scalar(x) is None else (y, x)
     scalar = _scalar(other)
-    if scalar is None or not isinstance(term, Term):
+    if scalar is None or not isinstance(grad, Gradient):
         return None
-    return term.scaled(scalar)
+    return grad.scaled(scalar)
 
 
-def _div(params: Params, x: Any, y: Any) -> Term | None:
+def _div(params: Params, x: Any, y: Any) -> Gradient | None:
     del params
     scalar = _scalar(y)
-    if scalar is None or not isinstance(x, Term):
+    if scalar is None or not isinstance(x, Gradient):
         return None
     return x.scaled(1 / jnp.asarray(scalar))
 
 
-def _add(params: Params, x: Any, y: Any) -> Term | None:
+def _add(params: Params, x: Any, y: Any) -> Gradient | None:
     del params
-    both = isinstance(x, Term) and isinstance(y, Term)
-    return terms.add(x, y) if both else None
+    both = isinstance(x, Gradient) and isinstance(y, Gradient)
+    return forms.add(x, y) if both else None
 
 
-def _sub(params: Params, x: Any, y: Any) -> Term | None:
-    return _add(params, x, y.scaled(-1)) if isinstance(y, Term) else None
+def _sub(params: Params, x: Any, y: Any) -> Gradient | None:
+    return _add(params, x, y.scaled(-1)) if isinstance(y, Gradient) else None
 
 
-def _convert(params: Params, term: Term) -> Term | None:
+def _convert(params: Params, grad: Gradient) -> Gradient | None:
     """Another dtype of real numbers; the factors keep theirs."""
     del params
-    arrays = jax.tree.leaves(term)
-    return None if any(map(jnp.iscomplexobj, arrays)) else term
+    arrays = jax.tree.leaves(grad)
+    return None if any(map(jnp.iscomplexobj, arrays)) else grad
 
 
-def _same(params: Params, term: Term) -> Term:
+def _same(params: Params, grad: Gradient) -> Gradient:
     del params
-    return term
+    return grad
 
 
-# Linear maps of a term, by primitive: they take and give terms, or None.
+# Linear maps of a gradient, by primitive: they take and give gradients, or None.
 MAPS: dict[str, Callable[..., Any]] = {
     "add": _add,
     "add_any": _add,
@@ -180,9 +180,9 @@ MAPS: dict[str, Callable[..., Any]] = {
     "copy_p": _same,
     "div": _div,
     "mul": _mul,
-    "neg": lambda params, term: term.scaled(-1),
+    "neg": lambda params, grad: grad.scaled(-1),
     "pad": _pad,
-    "reduce_sum": lambda params, term: term.reduce_sum(params["axes"]),
+    "reduce_sum": lambda params, grad: grad.reduce_sum(params["axes"]),
     "reshape": _reshape,
     "sharding_constraint": _same,
     "slice": _slice,
@@ -190,18 +190,18 @@ MAPS: dict[str, Callable[..., Any]] = {
     "squeeze": _squeeze,
     "sub": _sub,
     "unstack": _unstack,
-    "transpose": lambda params, term: term.transpose(params["permutation"]),
+    "transpose": lambda params, grad: grad.transpose(params["permutation"]),
 }
 
-# The operands of a map that may be terms; all of them where none are named.
+# The operands of a map that may be gradients; all of them where none are named.
 TERM_OPERANDS = {"div": (0,), "pad": (0,)}
 
 
 def is_zero(value: Any) -> bool:
     """Whether a value is known to be zero everywhere while tracing."""
-    if isinstance(value, terms.Full):
+    if isinstance(value, forms.Full):
         return value.is_zero
-    if isinstance(value, Term):
+    if isinstance(value, Gradient):
         return False
     try:
         return jnp.ndim(value) == 0 and bool(value == 0)
@@ -209,20 +209,20 @@ def is_zero(value: Any) -> bool:
         return False
 
 
-def full(params: Params, value: Any) -> terms.Full | None:
+def full(params: Params, value: Any) -> forms.Full | None:
     """A broadcast scalar, kept as such."""
-    if isinstance(value, Term) or jnp.ndim(value):
+    if isinstance(value, Gradient) or jnp.ndim(value):
         return None
     if not jnp.issubdtype(jnp.result_type(value), jnp.floating):
         return None
-    return terms.Full(value, tuple(params["shape"]), is_zero(value))
+    return forms.Full(value, tuple(params["shape"]), is_zero(value))
 
 
-def no_gradient(aval: Any) -> terms.Full:
+def no_gradient(aval: Any) -> forms.Full:
     """Zero, of this shape."""
-    return terms.Full(jnp.zeros((), aval.dtype), tuple(aval.shape), True)
+    return forms.Full(jnp.zeros((), aval.dtype), tuple(aval.shape), True)
 
 
 def is_no_gradient(value: Any) -> bool:
-    """Whether a term is zero whatever the data."""
-    return isinstance(value, terms.Full) and value.is_zero
+    """Whether a gradient is zero whatever the data."""
+    return isinstance(value, forms.Full) and value.is_zero

@@ -14,16 +14,16 @@ Check = Callable[[jex.Jaxpr], None]  # raises for a program that it does not all
 def factored_outputs(
     fun: Callable[..., tuple[Any, Any]], check: Check
 ) -> Callable[..., Any]:
-    """The function with the second part of its output, gradients, as terms.
+    """The function with the second part of its output, gradients, in factored form.
 
     Args:
       fun: a function of arrays that returns `(output, gradients)`.
       check: is shown the program before it runs.
 
     Returns:
-      A function of the same arguments that returns `(output, terms, shapes, rules)`: a
-      list of terms in place of the leaves of the gradients, the tree of their shapes,
-      and the rule of each, which depends on the shapes of one example.
+      A function of the same arguments that returns `(output, factored, shapes, rules)`:
+      a `Gradient` for each leaf, the tree of their shapes, and the rule of each, which
+      depends on the shapes of one example.
     """
 
     def factored(*args):
@@ -33,9 +33,9 @@ def factored_outputs(
         num_outputs = len(jax.tree.leaves(output))
         lazy = [i >= num_outputs for i in range(len(closed.out_avals))]
         values = evaluate.evaluate(closed, jax.tree.leaves(args), lazy)
-        settled = [term.settled() for term in values[num_outputs:]]
+        settled = [grad.settled() for grad in values[num_outputs:]]
         output = jax.tree.unflatten(jax.tree.structure(output), values[:num_outputs])
-        return output, settled, gradients, [term.rule for term in settled]
+        return output, settled, gradients, [grad.rule for grad in settled]
 
     return factored
 

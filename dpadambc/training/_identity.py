@@ -1,0 +1,90 @@
+"""What tells a run from others: its public numbers, and checksums of the rest."""
+
+import dataclasses
+import hashlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpadambc.mechanisms.base import Mechanism
+from dpadambc.training import state
+
+
+def _number(field: Any) -> Any:
+    """A field as JSON can hold it; a schedule is in the program too."""
+    if callable(field):
+        first: Any = field(jnp.zeros([], int))
+        return f"a schedule from {float(first):g}"
+    if isinstance(field, np.generic | np.ndarray | jax.Array):
+        return field.item()
+    return getattr(field, "name", field)
+
+
+def public_numbers(mechanism: Mechanism) -> dict[str, Any]:
+    """The mechanism by name: its class and every field."""
+    fields = dataclasses.fields(mechanism)  # pyright: ignore[reportArgumentType]
+    numbers = {f.name: _number(getattr(mechanism, f.name)) for f in fields}
+    # Two packages have a PoissonGaussian; where in its package a class is may change.
+    package = ".".join(type(mechanism).__module__.split(".")[:2])
+    return {"mechanism": f"{package}.{type(mechanism).__name__}", **numbers}
+
+
+def of_key(key: jax.Array) -> dict[str, Any]:
+    """With which key a run began."""
+    return {"key": _name_of_key(key), _ENTROPY: state.is_from_entropy(key)}
+
+
+def _name_of_key(key: jax.Array) -> str:
+    """What tells a key from others, *secret* as it is."""
+    words = np.asarray(jax.random.key_data(key)).tobytes()
+    name = f"{jax.random.key_impl(key)} ".encode()
+    return hashlib.sha256(name + words).hexdigest()[:16]
+
+
+_NUMBERS = "numbers"
+_ENTROPY = "key_of_entropy"
+_MISSING = "nothing"
+# What an identity has a checksum of.
+_MEANING = {
+    "program": "with other operations, or other constants in them",
+    "data": "with other examples",
+    "frozen": "with other numbers in what is frozen",
+    "start": "with other parameters or another state of the optimizer",
+    "batches": "as this version or configuration of JAX draws them",
+    "key": "which would draw other batches and other noise",
+}
+
+
+def _differing(there: dict[str, Any], here: dict[str, Any]) -> dict[str, Any]:
+    """What is there and what is here, by name."""
+    pairs = {
+        name: (there.get(name, _MISSING), here.get(name, _MISSING))
+        for name in {**there, **here}
+    }
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
+    """One line for each thing that is not the same in two identities.
+
+    Where the program differs, its numbers that do are named, as far as they have names.
+    How many steps a run was to have is no difference: a run may be extended.
+    """
+    apart = _differing(there, here)
+    # Who begins with `secret_key`, and goes on with it, means the run and not a key.
+    if there.get(_ENTROPY) and here.get(_ENTROPY):
+        apart.pop("key", None)
+    for name in ("iterations", _NUMBERS, _ENTROPY):
+        apart.pop(name, None)
+    lines = []
+    if {"program", "start"} & set(apart):
+        of_program = _differing(there.get(_NUMBERS, {}), here.get(_NUMBERS, {}))
+        lines = [f"{name}: {a} there, {b} here" for name, (a, b) in of_program.items()]
+    for name, (a, b) in apart.items():
+        if name not in _MEANING:
+            lines.append(f"{name}: {a} there, {b} here")
+        elif not (lines and name in ("program", "start")):
+            lines.append(f"{name}: another, {_MEANING[name]}")
+    return lines
