@@ -127,7 +127,7 @@ def test_the_share_at_the_floor_is_drawn_over_time_for_each_parameter():
     assert [line.get_label() for line in lines] == ["all", "['b']", "['w']"]
     np.testing.assert_allclose(lines[0].get_ydata(), RECORD.share_at_floor)
     assert lines[0].get_xdata().tolist() == [10, 20, 30, 40]
-    with pytest.raises(ValueError, match="many snapshots"):
+    with pytest.raises(ValueError, match="several snapshots"):
         pictures.floor_share(SINGLE)
 
 
