@@ -2,17 +2,27 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest -n auto -q
 
-.PHONY: demo test test-slow check speed notebooks clean
+.PHONY: demo quick test test-slow test-experiments check speed notebooks clean
 
 demo: $(VENV)/demo
 	$(BIN)/python -m benchmarks.digits.run --output-dir demo
 
-test: $(VENV)/test
-	$(BIN)/python -m pytest -n auto -q -m "not slow"
+# The contract of every public object: its names, its example, its properties.
+quick: $(VENV)/test
+	$(PYTEST) dpadambc tests/api_test.py tests/contract_test.py tests/layering_test.py
 
+test: $(VENV)/test
+	$(PYTEST) -m "not slow" --ignore=tests/experiments
+
+# What takes long, on code that XLA has optimized.
 test-slow: $(VENV)/test
-	$(BIN)/python -m pytest -n auto -q -m slow
+	DPADAMBC_OPTIMIZED_TESTS=1 $(PYTEST) -m slow --ignore=tests/experiments
+
+# Of the benchmarks and the notebooks.
+test-experiments: $(VENV)/test
+	$(PYTEST) tests/experiments
 
 check: $(VENV)/check
 	$(BIN)/ruff check .

@@ -23,6 +23,8 @@ Poisson sampling is assumed: each example takes part in each step independently 
 the sampling probability. Epochs over shuffled data spend more.
 """
 
+__all__ = ["main"]
+
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(

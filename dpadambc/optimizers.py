@@ -27,13 +27,24 @@ import jax.numpy as jnp
 import optax
 
 from dpadambc._core import precision, validate
+from dpadambc.mechanisms import _check
 from dpadambc.mechanisms.base import Mechanism
-from dpadambc.mechanisms.private_gradient import check_mechanism, privatize
+from dpadambc.mechanisms.private_gradient import privatize
 from dpadambc.transforms import _noise_level
 from dpadambc.transforms.decay import add_decoupled_weight_decay
 from dpadambc.transforms.moments import RelativeFloor, scale_by_adam_bc
 
 Mask = Any | Callable[[optax.Params], Any]
+
+__all__ = [
+    "adam_bc",
+    "adamw_bc",
+    "dp_adam",
+    "dp_adam_bc",
+    "dp_adamw",
+    "dp_adamw_bc",
+    "dp_sgd",
+]
 
 
 def _private_chain(
@@ -72,7 +83,7 @@ def _scale_by_adam(b1, b2, eps, eps_root) -> optax.GradientTransformation:
 
 def _level(mechanism: Mechanism) -> _noise_level.NoiseStddev:
     """Of the noise that the mechanism adds."""
-    check_mechanism(mechanism)
+    _check.is_mechanism(mechanism)
     return mechanism.noise_stddev
 
 

@@ -1,5 +1,6 @@
 """Strict JAX on eight virtual devices, and one hypothesis profile, for all tests."""
 
+import gc
 import os
 
 import hypothesis
@@ -9,13 +10,18 @@ import pytest
 # XLA reads its flags when the first array is made. Arrays are on the first device
 # unless a test puts them on others. Code that is not optimized compiles in a fourth of
 # the time, and no test measures speed. `make test-slow` tests optimized code.
-FLAGS = ["--xla_force_host_platform_device_count=8"]
+FLAGS = [
+    "--xla_force_host_platform_device_count=8",
+    "--xla_cpu_parallel_codegen_split_count=1",  # tests are parallel already
+]
 if os.environ.get("DPADAMBC_OPTIMIZED_TESTS") != "1":
     FLAGS.append("--xla_backend_optimization_level=0")
     if jax.version.__version_info__ < (0, 11):  # newer ones have no such flag
         FLAGS.append("--xla_cpu_use_fusion_emitters=false")
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS])
 jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_traceback_in_locations_limit", 0)  # of each operation, to lower
+gc.set_threshold(100_000, 50, 1000)  # a trace makes many objects, and few cycles
 
 hypothesis.settings.register_profile(
     "default", derandomize=True, deadline=None, max_examples=25

@@ -841,7 +841,7 @@ def test_a10_a_run_begun_with_entropy_goes_on_with_its_own_key(tmp_path, caplog)
 def test_a10_a_key_of_entropy_that_was_kept_goes_on_too(tmp_path, monkeypatch):
     saved, key = lambda: checkpoints.Checkpoints(tmp_path), training.secret_key()
     fit(checkpoints=saved(), key=key)
-    monkeypatch.setattr(training.state, "_DRAWN", set())  # as in another process
+    monkeypatch.setattr(training._keys, "_DRAWN", set())  # as in another process
     assert fit(checkpoints=saved(), key=key).resumed_from == 20
 
 

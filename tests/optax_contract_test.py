@@ -16,7 +16,6 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import dpadambc
-from tests.compiling import quick_jit
 
 KEY = jax.random.key(0)
 MECHANISM = dpadambc.PoissonGaussian(
@@ -172,7 +171,7 @@ def plain(tree):
 def on_one_device(name, dtype):
     """Parameters and state after the batches, and how often a step was compiled."""
     tx = whole(name)
-    step = quick_jit(stepper(tx))
+    step = jax.jit(stepper(tx))
     carry = take_steps(step, start(tx, params_of(dtype)))
     return plain(carry), step._cache_size()
 
@@ -308,7 +307,7 @@ def test_vmapped_over_keys_is_each_key_by_itself(name):
         carry, _ = jax.lax.scan(step, carry, stacked(BATCHES))
         return optax.tree.unwrap_random_key_data(carry)
 
-    together = quick_jit(jax.vmap(run))(jnp.stack([jax.random.key(1), KEY]))
+    together = jax.jit(jax.vmap(run))(jnp.stack([jax.random.key(1), KEY]))
     other, one = (jax.tree.map(operator.itemgetter(i), together) for i in range(2))
     assert_close(one, on_one_device(name, dtype)[0], dtype)
     # The negative control: another key is another run, where there is noise.
@@ -322,7 +321,7 @@ def test_steps_compile_once_and_are_the_same_with_hyperparameters_injected(name,
         optax.inject_hyperparams, hyperparam_dtype=jnp.dtype("float32")
     )
     tx = whole(name, wrap=inject)
-    step = quick_jit(stepper(tx))
+    step = jax.jit(stepper(tx))
     params, _ = take_steps(step, start(tx, params_of(dtype)))
     (expected, _), number = on_one_device(name, dtype)
     assert step._cache_size() == number == 1
@@ -387,7 +386,7 @@ def compilations_of_adam(kind, enter):
 
     with on_mesh(kind, enter=enter) as (params, batches):
         tx = optax.adam(0.1)
-        step = quick_jit(stepper(tx, gradient))
+        step = jax.jit(stepper(tx, gradient))
         return compilations(step, start(tx, params), batches)[0]
 
 
@@ -406,7 +405,7 @@ def test_steps_on_a_mesh_are_those_of_one_device(name, kind, enter):
     with on_mesh(kind, dtype, enter) as (params, batches):
         tx = whole(name)
         begin = start(tx, params)
-        counts, carry = compilations(quick_jit(stepper(tx)), begin, batches)
+        counts, carry = compilations(jax.jit(stepper(tx)), begin, batches)
     assert counts == compilations_of_adam(kind, enter)
     assert_close(carry, on_one_device(name, dtype)[0], dtype)
     if enter:
@@ -427,7 +426,7 @@ def test_scanned_steps_on_a_mesh_are_those_of_one_device(name, kind):
         tx = whole(name)
         begin = start(tx, params)
         together = jax.tree.map(lambda *x: jnp.stack(x), *batches)
-        carry, _ = quick_jit(functools.partial(jax.lax.scan, stepper(tx)))(
+        carry, _ = jax.jit(functools.partial(jax.lax.scan, stepper(tx)))(
             begin, together
         )
     assert types(carry) == types(begin)
@@ -437,7 +436,7 @@ def test_scanned_steps_on_a_mesh_are_those_of_one_device(name, kind):
 def test_the_count_sees_what_compiles_again():
     """The negative control: the batch grows."""
     tx = whole("dp_sgd")
-    step, carry = quick_jit(stepper(tx)), start(tx, params_of())
+    step, carry = jax.jit(stepper(tx)), start(tx, params_of())
     counts, _ = compilations(step, carry, [batch_of(0), batch_of(1), batch_of(1, 32)])
     assert counts[0] and not counts[1] and counts[2]
 
@@ -575,7 +574,7 @@ def private_run(name):
 @every_optimizer
 def test_any_optimizer_of_optax_may_follow_and_sees_the_private_gradient_alone(name):
     step, begin = private_run(name)
-    compiled = quick_jit(step)
+    compiled = jax.jit(step)
 
     def run(**options):
         carry, updates = begin, []
@@ -602,8 +601,6 @@ def test_any_optimizer_of_optax_may_follow_and_sees_the_private_gradient_alone(n
 def test_any_optimizer_of_optax_gives_the_same_in_scan(name):
     step, begin = private_run(name)
     batches = [gradients_of(seed) for seed in range(3)]
-    looped = take_steps(quick_jit(step), begin, batches)
-    scanned, _ = quick_jit(functools.partial(jax.lax.scan, step))(
-        begin, stacked(batches)
-    )
+    looped = take_steps(jax.jit(step), begin, batches)
+    scanned, _ = jax.jit(functools.partial(jax.lax.scan, step))(begin, stacked(batches))
     assert_close(scanned, looped, tolerance=1e-5)

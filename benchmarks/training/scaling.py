@@ -11,7 +11,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from benchmarks.speed import models, timing
 from benchmarks.training import overhead
 from dpadambc import training
-from dpadambc.training.sharding import Shardings
+from dpadambc.training._shardings import Shardings
 
 
 def _case(problem: models.Problem, devices: int, split_params: bool) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 
 def _single(named: dict[str, Any]) -> tuple[str, Any]:
@@ -153,3 +154,9 @@ def padding(is_padding_example: Any, batch_size: int) -> None:
             f"Expected is_padding_example of shape ({batch_size},), one entry per"
             f" example, got shape {is_padding_example.shape}."
         )
+
+
+def sees_a_part(params: optax.Params) -> bool:
+    """Whether `optax.masked` or `optax.multi_transform` hides some parameters."""
+    is_hidden = lambda x: isinstance(x, optax.MaskedNode)
+    return any(map(is_hidden, jax.tree.leaves(params, is_leaf=is_hidden)))

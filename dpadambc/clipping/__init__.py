@@ -1,9 +1,10 @@
 """Clipped sums of per-example gradients, and how far one example can move them."""
 
-from dpadambc.clipping.clipped import clipped_grad, clipped_value_and_grad
+from dpadambc.clipping.clipped import ClippedGrad, clipped_grad, clipped_value_and_grad
 from dpadambc.clipping.flat import NeighboringRelation, clip_per_example, sensitivity
 
 __all__ = [
+    "ClippedGrad",
     "NeighboringRelation",
     "clip_per_example",
     "clipped_grad",

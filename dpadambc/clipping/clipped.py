@@ -10,7 +10,7 @@ import optax
 
 from dpadambc._core import explicit_mesh, validate
 from dpadambc.clipping import flat
-from dpadambc.gradients.per_example import (
+from dpadambc.gradients._batched import (
     Argnums,
     Arguments,
     Method,

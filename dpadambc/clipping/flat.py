@@ -59,7 +59,7 @@ def sensitivity(
     return _EXAMPLES_CHANGED[neighboring_relation] * l2_clip_norm / normalize_by
 
 
-def clip_weights(
+def _clip_weights(
     squared_norms: jax.Array,
     l2_clip_norm: jax.typing.ArrayLike,
     is_padding_example: jax.Array | None = None,
@@ -79,14 +79,8 @@ def clip_weights(
     return jnp.where(takes_part, weights, 0).astype(norms.dtype)
 
 
-def sees_a_part(params: optax.Params) -> bool:
-    """Whether `optax.masked` or `optax.multi_transform` hides some parameters."""
-    is_hidden = lambda x: isinstance(x, optax.MaskedNode)
-    return any(map(is_hidden, jax.tree.leaves(params, is_leaf=is_hidden)))
-
-
 def _warn_of_parts(params: optax.Params) -> None:
-    if sees_a_part(params):
+    if validate.sees_a_part(params):
         warnings.warn(
             "clip_per_example sees a part of the parameters only, so its clip norm"
             " bounds that part. If other parts are trained too, their sensitivities add"
@@ -277,7 +271,7 @@ def clip_per_example(
 
         def clipped_sum(updates, is_padding_example):
             norms = _leaves.per_example_squared_norms(updates)
-            weights = clip_weights(norms, l2_clip_norm, is_padding_example)
+            weights = _clip_weights(norms, l2_clip_norm, is_padding_example)
             are_finite = jnp.isfinite(norms).all()
             # What has come this far in another way than through an index ends here.
             whole = _seal.are_whole([leaf.seal for leaf in _leaves.flatten(updates)])

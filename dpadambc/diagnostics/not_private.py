@@ -18,6 +18,14 @@ from dpadambc.gradients import _leaves
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.transforms import _noise_level
 
+__all__ = [
+    "GradientStatistics",
+    "gradient_statistics",
+    "init_clean_moments",
+    "snapshot",
+    "update_clean_moments",
+]
+
 
 class GradientStatistics(NamedTuple):
     """Of one batch, and *not private*."""
@@ -155,4 +163,4 @@ def snapshot(
     """
     settings = _estimates.Settings(0.0, b1, b2, eps, 0.0, 0.0)
     step, found = _estimates.find(optax.ScaleByAdamState(*clean_moments), settings)
-    return readout.of_estimates(step, found, sample_size, noise_stddev)
+    return readout._of_estimates(step, found, sample_size, noise_stddev)

@@ -23,6 +23,15 @@ except ModuleNotFoundError as error:
         "diagnostics.pictures needs matplotlib: pip install 'dpadambc[pictures]'."
     ) from error
 
+__all__ = [
+    "equivalence",
+    "first_moments",
+    "floor_share",
+    "second_moments",
+    "sweep",
+    "updates",
+]
+
 # Colors that color-blind readers tell apart (Okabe and Ito).
 _STYLES: tuple[dict[str, Any], ...] = (
     {"color": "black", "linestyle": "-"},

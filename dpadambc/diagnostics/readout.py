@@ -170,7 +170,7 @@ def _cosine(dots: dict[str, jax.Array], a: str, b: str) -> jax.Array:
     return jnp.where(norms > 0, dots[f"{a} {b}"] / norms, 0)
 
 
-def of_estimates(
+def _of_estimates(
     step: jax.Array,
     found: dict[str, Estimates],
     sample_size: int,
@@ -296,7 +296,7 @@ def snapshot(
     validate.count(least=1, sample_size=sample_size)
     settings = _estimates.Settings(noise_stddev, b1, b2, eps, eps_root, variance_floor)
     step, found = _estimates.find(opt_state, settings)
-    return of_estimates(step, found, sample_size)
+    return _of_estimates(step, found, sample_size)
 
 
 def stack(snapshots: Sequence[Snapshot]) -> Snapshot:

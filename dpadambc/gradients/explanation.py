@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from dpadambc._core import validate
-from dpadambc.gradients import _batch_norm, _leaves, per_example
+from dpadambc.gradients import _batch_norm, _batched, _leaves, per_example
 
 _HEADER = ("parameter", "shape", "rule", "factored", "materialized")
 
@@ -135,9 +135,9 @@ def explain(
     fun: Callable[..., Any],
     *args: Any,
     batch_size: int,
-    argnums: per_example.Argnums = 0,
+    argnums: _batched.Argnums = 0,
     has_aux: bool = False,
-    batch_argnums: per_example.Argnums | None = None,
+    batch_argnums: _batched.Argnums | None = None,
     prng_argnum: int | None = None,
 ) -> Explanation:
     """How the per-example gradients of a loss will be held, and what that takes.
@@ -185,7 +185,7 @@ def explain(
       all, shared factors once                               1.85 MB        823 MB
     """
     validate.count(least=1, batch_size=batch_size)
-    arguments = per_example.Arguments(argnums, batch_argnums, prng_argnum)
+    arguments = _batched.Arguments(argnums, batch_argnums, prng_argnum)
     grad_fn = per_example.per_example_grad(
         fun,
         argnums,

@@ -19,6 +19,7 @@ from dpadambc.clipping.flat import NeighboringRelation
 from dpadambc.graphs import _mixture
 from dpadambc.mechanisms import accounting, sampling
 from dpadambc.mechanisms.base import Mechanism
+from dpadambc.mechanisms.batch import Batch
 
 _ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
 _REPLACE_ONE = NeighboringRelation.REPLACE_ONE
@@ -140,9 +141,7 @@ class PoissonGaussian(_MultiTermGaussian):
         of_others[::2] = scipy.stats.binom.pmf(range(others + 1), others, q)
         return np.convolve(of_own, of_others)
 
-    def _batches(
-        self, rng: np.random.Generator, num_examples: int
-    ) -> Iterator[sampling.Batch]:
+    def _batches(self, rng: np.random.Generator, num_examples: int) -> Iterator[Batch]:
         return sampling.poisson_batches(
             rng,
             num_examples=num_examples,
@@ -150,7 +149,7 @@ class PoissonGaussian(_MultiTermGaussian):
             iterations=self.iterations,
         )
 
-    def _sample(self, key: jax.Array, num_examples: int) -> sampling.Batch:
+    def _sample(self, key: jax.Array, num_examples: int) -> Batch:
         return sampling.poisson_sample(
             key, num_examples=num_examples, sampling_prob=self.sampling_prob
         )
@@ -226,9 +225,7 @@ class FixedSizeGaussian(_MultiTermGaussian):
         )
         return probs
 
-    def _batches(
-        self, rng: np.random.Generator, num_examples: int
-    ) -> Iterator[sampling.Batch]:
+    def _batches(self, rng: np.random.Generator, num_examples: int) -> Iterator[Batch]:
         return sampling.fixed_size_batches(
             rng,
             num_examples=num_examples,
@@ -236,7 +233,7 @@ class FixedSizeGaussian(_MultiTermGaussian):
             iterations=self.iterations,
         )
 
-    def _sample(self, key: jax.Array, num_examples: int) -> sampling.Batch:
+    def _sample(self, key: jax.Array, num_examples: int) -> Batch:
         return sampling.fixed_size_sample(
             key, num_examples=num_examples, batch_size=self.batch_size
         )

@@ -2,10 +2,10 @@
 
 from dpadambc.mechanisms import accounting, sampling
 from dpadambc.mechanisms.base import Mechanism
+from dpadambc.mechanisms.batch import Batch
 from dpadambc.mechanisms.fixed_size import FixedSizeGaussian
 from dpadambc.mechanisms.poisson import PoissonGaussian
 from dpadambc.mechanisms.private_gradient import privatize
-from dpadambc.mechanisms.sampling import Batch
 from dpadambc.mechanisms.shuffled import ShuffledGaussian
 from dpadambc.mechanisms.truncated import TruncatedPoissonGaussian
 

@@ -22,7 +22,8 @@ import optax
 from dpadambc._core import validate
 from dpadambc.clipping import flat
 from dpadambc.clipping.flat import NeighboringRelation
-from dpadambc.mechanisms import accounting, sampling
+from dpadambc.mechanisms import _events, accounting
+from dpadambc.mechanisms.batch import Batch
 
 
 class Mechanism(abc.ABC):
@@ -109,7 +110,7 @@ class Mechanism(abc.ABC):
 
     def batches(
         self, rng: np.random.Generator, *, num_examples: int
-    ) -> Iterator[sampling.Batch]:
+    ) -> Iterator[Batch]:
         """One batch for each iteration, on the host.
 
         Args:
@@ -126,7 +127,7 @@ class Mechanism(abc.ABC):
         self._check_size(num_examples)
         return self._batches(rng, num_examples)
 
-    def sample(self, key: jax.Array, *, num_examples: int) -> sampling.Batch:
+    def sample(self, key: jax.Array, *, num_examples: int) -> Batch:
         """One batch on the device, inside `jax.jit` and `jax.lax.scan`.
 
         Args:
@@ -158,13 +159,11 @@ class Mechanism(abc.ABC):
         return getattr(self, "num_examples", None)
 
     @abc.abstractmethod
-    def _batches(
-        self, rng: np.random.Generator, num_examples: int
-    ) -> Iterator[sampling.Batch]:
+    def _batches(self, rng: np.random.Generator, num_examples: int) -> Iterator[Batch]:
         """One batch for each iteration."""
 
     @abc.abstractmethod
-    def _sample(self, key: jax.Array, num_examples: int) -> sampling.Batch:
+    def _sample(self, key: jax.Array, num_examples: int) -> Batch:
         """One batch on the device."""
 
     @abc.abstractmethod
@@ -178,7 +177,7 @@ class Mechanism(abc.ABC):
     ) -> dp_accounting.GaussianDpEvent:
         """One step on the whole data set, in the unit of the accountant."""
         relation = self.neighboring_relation
-        return accounting.gaussian(noise_multiplier, relation, accountant)
+        return _events.gaussian(noise_multiplier, relation, accountant)
 
     def _compositions(self, iterations: int) -> int:
         """How many times `_step_event` is composed in so many steps."""
@@ -210,14 +209,14 @@ class Mechanism(abc.ABC):
             sampling under the neighboring relation.
         """
         accountant = accountant or self._default_accountant
-        accounting.check_accountant(accountant)
+        _events.check_accountant(accountant)
         self._check_relation(accountant)
         iterations = self.iterations if iterations is None else iterations
         validate.count(iterations=iterations)
         iterations = int(iterations)  # dp-accounting takes no other kind
         if iterations == 0:
             return dp_accounting.NoOpDpEvent()
-        return accounting.composed(
+        return _events.composed(
             lambda z: self._step_event(z, accountant),
             self.noise_multiplier,
             self._compositions(iterations),
@@ -249,7 +248,7 @@ class Mechanism(abc.ABC):
           ValueError: for an unknown accountant, one that cannot account for the
             sampling under the neighboring relation, or a delta outside (0, 1).
         """
-        accounting.check_delta(target_delta, num_examples or self._known_size)
+        _events.check_delta(target_delta, num_examples or self._known_size)
         accountant = accountant or self._default_accountant
         return accounting.epsilon(
             self.dp_event(iterations, accountant=accountant),
@@ -288,8 +287,8 @@ class Mechanism(abc.ABC):
           ValueError: if the target cannot be reached, or a number is out of its range.
         """
         if accountant is not None:
-            accounting.check_accountant(accountant)
-        accounting.check_delta(target_delta, public_numbers.get("num_examples"))
+            _events.check_accountant(accountant)
+        _events.check_delta(target_delta, public_numbers.get("num_examples"))
         if "num_examples" not in inspect.signature(cls).parameters:
             public_numbers.pop("num_examples", None)
         unknown = [x for x in cls._solvable if public_numbers.get(x) is None]

@@ -12,6 +12,7 @@ from dpadambc._core import validate
 from dpadambc.clipping.flat import NeighboringRelation
 from dpadambc.mechanisms import accounting, sampling
 from dpadambc.mechanisms.base import Mechanism
+from dpadambc.mechanisms.batch import Batch
 
 _REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 
@@ -83,9 +84,7 @@ class FixedSizeGaussian(Mechanism):
             gaussian,
         )
 
-    def _batches(
-        self, rng: np.random.Generator, num_examples: int
-    ) -> Iterator[sampling.Batch]:
+    def _batches(self, rng: np.random.Generator, num_examples: int) -> Iterator[Batch]:
         return sampling.fixed_size_batches(
             rng,
             num_examples=num_examples,
@@ -93,7 +92,7 @@ class FixedSizeGaussian(Mechanism):
             iterations=self.iterations,
         )
 
-    def _sample(self, key: jax.Array, num_examples: int) -> sampling.Batch:
+    def _sample(self, key: jax.Array, num_examples: int) -> Batch:
         return sampling.fixed_size_sample(
             key, num_examples=num_examples, batch_size=self.batch_size
         )

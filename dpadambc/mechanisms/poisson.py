@@ -12,6 +12,7 @@ from dpadambc._core import validate
 from dpadambc.clipping.flat import NeighboringRelation
 from dpadambc.mechanisms import accounting, sampling
 from dpadambc.mechanisms.base import Mechanism
+from dpadambc.mechanisms.batch import Batch
 
 _ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
 _REPLACE_ONE = NeighboringRelation.REPLACE_ONE
@@ -101,9 +102,7 @@ class PoissonGaussian(Mechanism):
             return gaussian
         return dp_accounting.PoissonSampledDpEvent(self.sampling_prob, gaussian)
 
-    def _batches(
-        self, rng: np.random.Generator, num_examples: int
-    ) -> Iterator[sampling.Batch]:
+    def _batches(self, rng: np.random.Generator, num_examples: int) -> Iterator[Batch]:
         return sampling.poisson_batches(
             rng,
             num_examples=num_examples,
@@ -111,7 +110,7 @@ class PoissonGaussian(Mechanism):
             iterations=self.iterations,
         )
 
-    def _sample(self, key: jax.Array, num_examples: int) -> sampling.Batch:
+    def _sample(self, key: jax.Array, num_examples: int) -> Batch:
         return sampling.poisson_sample(
             key, num_examples=num_examples, sampling_prob=self.sampling_prob
         )

@@ -6,20 +6,12 @@ from typing import Any
 import jax
 import optax
 
-from dpadambc.clipping import flat
+from dpadambc._core import validate
 from dpadambc.clipping.flat import clip_per_example
 from dpadambc.gradients import _leaves
+from dpadambc.mechanisms import _check
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.transforms.noise import add_dp_noise
-
-
-def check_mechanism(mechanism: Mechanism) -> None:
-    """Raises unless it is one."""
-    if not isinstance(mechanism, Mechanism):
-        raise TypeError(
-            "Expected mechanism to be a dpadambc mechanism, such as a"
-            f" PoissonGaussian, got {mechanism!r}."
-        )
 
 
 def _refuse_unmasked(gradients: optax.Updates, mechanism: Mechanism) -> None:
@@ -53,7 +45,7 @@ def _warn_of_losses(extra_args: dict[str, Any]) -> None:
 
 def _refuse_parts(params: optax.Params) -> None:
     """Raises where a part of the parameters is hidden."""
-    if flat.sees_a_part(params):
+    if validate.sees_a_part(params):
         raise ValueError(
             "Expected all parameters that are trained, got a part of them, inside"
             " optax.masked or optax.multi_transform: the others would be released"
@@ -121,7 +113,7 @@ def privatize(
       Abadi et al., `Deep Learning with Differential Privacy
       <https://arxiv.org/abs/1607.00133>`_, 2016
     """
-    check_mechanism(mechanism)
+    _check.is_mechanism(mechanism)
     clip = clip_per_example(mechanism.l2_clip_norm, normalize_by=mechanism.normalize_by)
     noise = add_dp_noise(mechanism.noise_stddev, key=key)
 

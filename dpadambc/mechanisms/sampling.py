@@ -16,11 +16,8 @@ sampling                          mechanism
 ================================  =================================
 """
 
-import dataclasses
-import functools
 import itertools
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,72 +25,22 @@ import numpy as np
 import scipy.stats
 
 from dpadambc._core import validate
+from dpadambc.mechanisms.batch import Batch
+
+__all__ = [
+    "fixed_size_batches",
+    "fixed_size_sample",
+    "padded_sizes",
+    "poisson_batches",
+    "poisson_sample",
+    "shuffled_batches",
+    "truncated_poisson_batches",
+    "truncated_poisson_sample",
+]
 
 # A batch drawn on the device has one static size. The chance that a Poisson sample
 # does not fit is a failure probability on top of delta, so it must be negligible.
 _OVERFLOW_PROB = 1e-15
-
-
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("indices", "is_padding_example"),
-    meta_fields=("num_examples",),
-)
-@dataclasses.dataclass(frozen=True, eq=False)
-class Batch:
-    """Which examples take part, as rows of the data set.
-
-    A padding entry has index -1. Take the rows with `gather`: an index of NumPy or JAX
-    takes the last example there. *The mask must reach the clip*, which takes padding
-    out of the sum: without it, that example counts as often as there is padding, and no
-    bound on sensitivity holds.
-    """
-
-    indices: np.ndarray | jax.Array  # shape=(size,), int32
-    is_padding_example: np.ndarray | jax.Array  # shape=(size,), bool
-    num_examples: int  # of the data set that they are rows of
-
-    def __iter__(self) -> Iterator[np.ndarray | jax.Array]:
-        return iter((self.indices, self.is_padding_example))
-
-    def gather(self, data: Any) -> Any:
-        """The rows of arrays that take part, zeros where there is padding.
-
-        Args:
-          data: a pytree of arrays with the examples along axis 0.
-
-        Returns:
-          The same tree, of arrays with `size` rows.
-
-        Raises:
-          ValueError: if an array has another number of rows than was sampled from.
-
-        Example:
-          >>> import jax, jax.numpy as jnp
-          >>> from dpadambc.mechanisms import sampling
-          >>> batch = sampling.poisson_sample(
-          ...     jax.random.key(0), num_examples=4, sampling_prob=0.5)
-          >>> print(batch.gather({"x": jnp.array([10, 20, 30, 40])}))
-          {'x': Array([30, 40,  0,  0], dtype=int32)}
-        """
-        return jax.tree_util.tree_map_with_path(self._gather_one, data)
-
-    def _gather_one(self, path: Any, x: Any) -> Any:
-        if jnp.shape(x)[:1] != (self.num_examples,):
-            raise ValueError(
-                f"Expected {self.num_examples} rows, as they were sampled from, got"
-                f" shape {jnp.shape(x)} at data{jax.tree_util.keystr(path)}. Rows that"
-                " are not there would count as others."
-            )
-        if isinstance(x, np.ndarray) and isinstance(self.indices, np.ndarray):
-            rows = x[np.where(self.is_padding_example, 0, self.indices)]
-            rows[self.is_padding_example] = 0
-            return rows
-        if jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key):
-            return x[jnp.where(self.is_padding_example, 0, self.indices)]
-        # An index of -1 would wrap around; one past the end is filled.
-        rows = jnp.where(self.is_padding_example, self.num_examples, self.indices)
-        return jnp.asarray(x).at[rows].get(mode="fill", fill_value=0)
 
 
 def _padded(indices: np.ndarray, size: int, num_examples: int) -> Batch:

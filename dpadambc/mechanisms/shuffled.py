@@ -12,6 +12,7 @@ from dpadambc._core import validate
 from dpadambc.clipping.flat import NeighboringRelation
 from dpadambc.mechanisms import accounting, sampling
 from dpadambc.mechanisms.base import Mechanism
+from dpadambc.mechanisms.batch import Batch
 
 _REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 _REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
@@ -82,9 +83,7 @@ class ShuffledGaussian(Mechanism):
     ) -> dp_accounting.DpEvent:
         return self._gaussian(noise_multiplier, accountant)
 
-    def _batches(
-        self, rng: np.random.Generator, num_examples: int
-    ) -> Iterator[sampling.Batch]:
+    def _batches(self, rng: np.random.Generator, num_examples: int) -> Iterator[Batch]:
         return sampling.shuffled_batches(
             rng,
             num_examples=num_examples,
@@ -92,7 +91,7 @@ class ShuffledGaussian(Mechanism):
             iterations=self.iterations,
         )
 
-    def _sample(self, key: jax.Array, num_examples: int) -> sampling.Batch:
+    def _sample(self, key: jax.Array, num_examples: int) -> Batch:
         raise TypeError(
             "Expected a mechanism that draws each batch from a key, such as a"
             " PoissonGaussian, got a ShuffledGaussian, which deals all batches of an"

@@ -12,6 +12,7 @@ from dpadambc._core import validate
 from dpadambc.clipping.flat import NeighboringRelation
 from dpadambc.mechanisms import accounting, sampling
 from dpadambc.mechanisms.base import Mechanism
+from dpadambc.mechanisms.batch import Batch
 
 _REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 _REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
@@ -91,9 +92,7 @@ class TruncatedPoissonGaussian(Mechanism):
             gaussian.noise_multiplier,
         )
 
-    def _batches(
-        self, rng: np.random.Generator, num_examples: int
-    ) -> Iterator[sampling.Batch]:
+    def _batches(self, rng: np.random.Generator, num_examples: int) -> Iterator[Batch]:
         return sampling.truncated_poisson_batches(
             rng,
             num_examples=num_examples,
@@ -102,7 +101,7 @@ class TruncatedPoissonGaussian(Mechanism):
             iterations=self.iterations,
         )
 
-    def _sample(self, key: jax.Array, num_examples: int) -> sampling.Batch:
+    def _sample(self, key: jax.Array, num_examples: int) -> Batch:
         return sampling.truncated_poisson_sample(
             key,
             num_examples=num_examples,

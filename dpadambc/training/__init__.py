@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from dpadambc._core import lazy
 from dpadambc.training._identity import public_numbers
+from dpadambc.training._keys import secret_key
 from dpadambc.training.budget import affordable_iterations
 from dpadambc.training.loop import Progress, Result, Stop, fit
 from dpadambc.training.losses import with_augmentations, with_compute_dtype
@@ -19,7 +20,6 @@ from dpadambc.training.state import (
     TrainState,
     init_state,
     releasable,
-    secret_key,
 )
 from dpadambc.training.step import Seen, Step, draw_batch
 

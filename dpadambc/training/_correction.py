@@ -17,7 +17,7 @@ import optax
 
 from dpadambc._core import precision
 from dpadambc.mechanisms.base import Mechanism
-from dpadambc.transforms import moments
+from dpadambc.transforms import _corrections
 
 # They move numbers, and change none.
 _MOVES = {
@@ -64,7 +64,7 @@ class _Gradient:
         for eqn in jaxpr.eqns:
             inputs = _variables(eqn.invars)
             is_same = bool(inputs) and all(x in untouched for x in inputs)
-            if eqn.params.get("name") == moments.ARRIVES:
+            if eqn.params.get("name") == _corrections.ARRIVES:
                 self.arrives_untouched.append(is_same)
             bodies = [self._enter(*body, untouched) for body in _bodies(eqn)]
             if eqn.primitive.name in _MOVES and is_same:
@@ -114,7 +114,7 @@ def check(
       ValueError: if a stage stands before a correction that has the mechanism's level.
     """
     gradient = jax.eval_shape(precision.zeros_like, params)
-    with moments.levels_corrected() as levels:
+    with _corrections.levels_corrected() as levels:
         closed = jax.make_jaxpr(optimizer.update)(gradient, opt_state, params)
     path = _Gradient()
     of_gradient = closed.jaxpr.invars[: len(jax.tree.leaves(gradient))]

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from dpadambc.mechanisms.sampling import Batch
+from dpadambc.mechanisms.batch import Batch
 
 
 @runtime_checkable

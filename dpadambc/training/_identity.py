@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpadambc.mechanisms.base import Mechanism
-from dpadambc.training import state
+from dpadambc.training import _keys
 
 
 def _number(field: Any) -> Any:
@@ -33,7 +33,7 @@ def public_numbers(mechanism: Mechanism) -> dict[str, Any]:
 
 def of_key(key: jax.Array) -> dict[str, Any]:
     """With which key a run began."""
-    return {"key": _name_of_key(key), _ENTROPY: state.is_from_entropy(key)}
+    return {"key": _name_of_key(key), _ENTROPY: _keys.is_from_entropy(key)}
 
 
 def _name_of_key(key: jax.Array) -> str:

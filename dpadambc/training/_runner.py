@@ -6,12 +6,12 @@ from typing import Any
 
 import jax
 
-from dpadambc.mechanisms.sampling import Batch
+from dpadambc.mechanisms.batch import Batch
 from dpadambc.training import _data as _data
 from dpadambc.training import _fingerprint, _identity, _numbers
-from dpadambc.training.sharding import Shardings
+from dpadambc.training._shardings import Shardings
 from dpadambc.training.state import TrainState, releasable
-from dpadambc.training.step import Seen, Step, draw_batch, together
+from dpadambc.training.step import Seen, Step, draw_batch
 
 
 class Runner:
@@ -48,7 +48,7 @@ class Runner:
         if iterations == 1:  # a loop around it would cost some percent
             return one(state, None)
         state, seen = jax.lax.scan(one, state, length=iterations)
-        return state, together(seen)
+        return state, seen.total()
 
     def identity(self, state: TrainState) -> dict[str, Any]:
         """What tells this run from others, before its first step.

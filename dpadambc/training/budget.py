@@ -1,7 +1,7 @@
 """How far a budget goes."""
 
 from dpadambc._core import validate
-from dpadambc.mechanisms import accounting
+from dpadambc.mechanisms import _search
 from dpadambc.mechanisms.base import Mechanism
 
 
@@ -39,4 +39,4 @@ def affordable_iterations(
 
     if is_affordable(mechanism.iterations):
         return mechanism.iterations
-    return accounting.last_affordable(is_affordable, 0, mechanism.iterations)
+    return _search.last_affordable(is_affordable, 0, mechanism.iterations)

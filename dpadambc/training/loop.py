@@ -14,13 +14,13 @@ import optax
 from jax.sharding import NamedSharding
 
 from dpadambc._core import validate
-from dpadambc.mechanisms import accounting
+from dpadambc.mechanisms import _events
 from dpadambc.mechanisms.base import Mechanism
-from dpadambc.training import _checks, _identity, budget, state
+from dpadambc.training import _checks, _identity, _keys, budget
 from dpadambc.training import _data as _data
 from dpadambc.training._history import History
 from dpadambc.training._runner import Runner
-from dpadambc.training.sharding import Shardings
+from dpadambc.training._shardings import Shardings
 from dpadambc.training.state import TrainState
 from dpadambc.training.step import Seen, Step
 
@@ -88,7 +88,7 @@ class Result(NamedTuple):
     resumed_from: int | None  # the step of the checkpoint it went on from
 
 
-class Checkpoints(Protocol):
+class _Checkpoints(Protocol):
     """Where a run goes on from: see `dpadambc.training.Checkpoints`."""
 
     def restore(self, like: TrainState, identity: dict[str, Any]) -> TrainState | None:
@@ -109,7 +109,7 @@ def _planned(
 ) -> int:
     """How many steps to take; raises where the mechanism is not for these data."""
     num_examples = _data.num_examples(data)
-    accounting.check_delta(target_delta, num_examples)
+    _events.check_delta(target_delta, num_examples)
     _checks.mechanism_of(mechanism, num_examples)
     if target_epsilon is None:
         return mechanism.iterations
@@ -139,7 +139,7 @@ def _built(
     with shardings.context():
         _checks.optimizer_of(step.optimizer, params, step.mechanism)
         _checks.loss_of(step, params, frozen, data)
-        key = state.the_same_everywhere(key)
+        key = _keys.the_same_everywhere(key)
         init = functools.partial(step.init, key=key)
         shardings, start = shardings.init(init, params)
     step = dataclasses.replace(step, shardings=shardings)
@@ -151,7 +151,7 @@ class _Saved:
 
     def __init__(
         self,
-        checkpoints: Checkpoints | None,
+        checkpoints: _Checkpoints | None,
         runner: Runner,
         start: TrainState,
         key: jax.Array,
@@ -280,7 +280,7 @@ def fit(
     eval_every: int | None = None,
     history_file: str | pathlib.Path | None = None,
     callback: Callable[[Progress], Any] | None = None,
-    checkpoints: Checkpoints | None = None,
+    checkpoints: _Checkpoints | None = None,
 ) -> Result:
     """Trains privately, for the iterations of the mechanism or as far as a budget goes.
 

@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc._core import validate
+from dpadambc._core import precision, validate
 from dpadambc.clipping.clipped import clipped_value_and_grad
+from dpadambc.mechanisms import _check
 from dpadambc.mechanisms.base import Mechanism
-from dpadambc.mechanisms.private_gradient import check_mechanism
-from dpadambc.mechanisms.sampling import Batch
+from dpadambc.mechanisms.batch import Batch
 from dpadambc.training import _data
-from dpadambc.training.sharding import Shardings
-from dpadambc.training.state import TrainState, in_full_precision, init_state
+from dpadambc.training._shardings import Shardings
+from dpadambc.training.state import TrainState, init_state
 from dpadambc.transforms.noise import add_dp_noise
 
 
@@ -27,12 +27,10 @@ class Seen(NamedTuple):
     num_nan: jax.Array  # examples whose loss is not a number
     has_gradient: jax.Array  # bool: whether any example had one
 
-
-def together(seen: Seen) -> Seen:
-    """Of several steps, stacked along axis 0."""
-    *sums, has_gradient = seen
-    loss, num_examples, num_nan = (x.sum(0) for x in sums)
-    return Seen(loss, num_examples, num_nan, has_gradient.any(0))
+    def total(self) -> "Seen":
+        """Of several steps, stacked along axis 0."""
+        loss, num_examples, num_nan = (x.sum(0) for x in self[:3])
+        return Seen(loss, num_examples, num_nan, self.has_gradient.any(0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +95,7 @@ class Step:
     shardings: Shardings = Shardings()
 
     def __post_init__(self):
-        check_mechanism(self.mechanism)
+        _check.is_mechanism(self.mechanism)
         if self.microbatch_size is not None:
             validate.count(least=1, microbatch_size=self.microbatch_size)
         if self.average_decay is not None:
@@ -172,7 +170,7 @@ class Step:
     def _average(self, params: optax.Params, average: optax.Params | None):
         if self.average_decay is None or average is None:
             return None
-        full = jax.tree.map(in_full_precision, params)
+        full = jax.tree.map(precision.wide, params)
         return optax.incremental_update(full, average, 1 - self.average_decay)
 
 

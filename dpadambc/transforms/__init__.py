@@ -1,14 +1,28 @@
 """Optax transformations of a clipped sum and of the private gradient, one a file."""
 
 from dpadambc.transforms.decay import add_decoupled_weight_decay
-from dpadambc.transforms.moments import RelativeFloor, scale_by_adam_bc
-from dpadambc.transforms.noise import add_dp_noise
-from dpadambc.transforms.rounding import round_stochastically
+from dpadambc.transforms.moments import (
+    RelativeFloor,
+    ScaleByAdamBCState,
+    corrected_second_moment,
+    scale_by_adam_bc,
+)
+from dpadambc.transforms.noise import AddDPNoiseState, add_dp_noise
+from dpadambc.transforms.rounding import (
+    RoundStochasticallyState,
+    round_stochastically,
+    stochastic_round,
+)
 
 __all__ = [
+    "AddDPNoiseState",
     "RelativeFloor",
+    "RoundStochasticallyState",
+    "ScaleByAdamBCState",
     "add_decoupled_weight_decay",
     "add_dp_noise",
+    "corrected_second_moment",
     "round_stochastically",
     "scale_by_adam_bc",
+    "stochastic_round",
 ]

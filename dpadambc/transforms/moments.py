@@ -1,9 +1,6 @@
 """Adam's moments, with the variance of the noise taken out of the second."""
 
-import contextlib
-import contextvars
 import dataclasses
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +9,7 @@ import optax
 
 from dpadambc import theory
 from dpadambc._core import precision, validate
-from dpadambc.transforms import _noise_level
+from dpadambc.transforms import _corrections, _noise_level
 
 
 class ScaleByAdamBCState(NamedTuple):
@@ -83,32 +80,6 @@ def corrected_second_moment(
       [0.5 0.1]
     """
     return jnp.maximum(nu_hat - noise_variance, floor).astype(nu_hat.dtype)
-
-
-# Who hears of each correction in a program that is being traced.
-_LEVELS: contextvars.ContextVar[list[_noise_level.NoiseStddev] | None]
-_LEVELS = contextvars.ContextVar("levels", default=None)
-
-
-@contextlib.contextmanager
-def levels_corrected() -> Iterator[list[_noise_level.NoiseStddev]]:
-    """The levels for which the programs that are traced inside are corrected."""
-    levels: list[_noise_level.NoiseStddev] = []
-    token = _LEVELS.set(levels)
-    try:
-        yield levels
-    finally:
-        _LEVELS.reset(token)
-
-
-# The name by which a program shows where a correction gets its gradient.
-ARRIVES = "noise_is_corrected"
-
-
-@jax.jit
-def noise_is_corrected(updates: optax.Updates) -> optax.Updates:
-    """The same updates, as a call of the name `ARRIVES`."""
-    return updates
 
 
 def scale_by_adam_bc(
@@ -215,9 +186,10 @@ def scale_by_adam_bc(
     def update_fn(updates, state, params=None):
         del params
         validate.real_tree(updates)
-        if (levels := _LEVELS.get()) is not None:
-            levels.append(noise_stddev)
-        updates = optax.tree.cast_like(noise_is_corrected(updates), state.mu)
+        _corrections.tell(noise_stddev)
+        updates = optax.tree.cast_like(
+            _corrections.noise_is_corrected(updates), state.mu
+        )
         stddev = _noise_level.at_step(noise_stddev, state.count)
         mu = optax.tree.update_moment(updates, state.mu, b1, 1)
         nu = optax.tree.update_moment_per_elem_norm(updates, state.nu, b2, 2)

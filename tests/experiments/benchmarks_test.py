@@ -24,7 +24,6 @@ from benchmarks.speed import run as speed_run
 from benchmarks.speed import table as speed_table
 from benchmarks.training import overhead, saving, scaling
 from benchmarks.training import run as training_run
-from tests.compiling import quick_jit
 
 TRAIN = """\
 39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, \
@@ -342,7 +341,7 @@ def test_contenders_give_the_same_gradient(name):
     assert {"non-private", "dpadambc", "vmap", "optax"} <= set(grad_fns)
     del grad_fns["non-private"]
     args = (problem.params, *problem.batch)
-    grads = [quick_jit(fun)(*args) for fun in grad_fns.values()]
+    grads = [jax.jit(fun)(*args) for fun in grad_fns.values()]
     for other in grads[1:]:
         chex.assert_trees_all_close(grads[0], other, rtol=1e-3, atol=1e-5)
 

@@ -22,7 +22,6 @@ from dpadambc.gradients._factored import (
     product,
     rules,
 )
-from tests.compiling import quick_jit
 from tests.gradients import factored_models as models
 
 PADDING = np.array([False, True, False, False, False])
@@ -50,7 +49,7 @@ def options(model, args):
 def looped_grads(model, args):
     """Gradients of one example after the other, stacked: the slow twin."""
     loss_fn = model.reference or model.loss_fn
-    grad_fn = quick_jit(jax.grad(loss_fn, has_aux=model.has_aux))
+    grad_fn = jax.jit(jax.grad(loss_fn, has_aux=model.has_aux))
     batched = options(model, args)["batch_argnums"]
 
     def grad_of(i):
@@ -147,7 +146,7 @@ def fast(model, args, l2_clip_norm):
         norms = dpadambc.per_example_norms(grads)
         return Fast(dpadambc.materialize(grads), norms, clipped)
 
-    return quick_jit(fun)
+    return jax.jit(fun)
 
 
 def check(model):
@@ -238,7 +237,7 @@ def test_microbatches_with_padding_change_rounding_only(name, x64):
         microbatch_size=2,
         **options(model, args),
     )
-    clipped = quick_jit(fun)(*args, is_padding_example=PADDING)
+    clipped = jax.jit(fun)(*args, is_padding_example=PADDING)
     clipped = clipped[0] if model.has_aux else clipped
     assert_close(clipped, clipped_by_weights(slow, l2_clip_norm), model.tolerance)
 
@@ -263,7 +262,7 @@ def clipped_with_and_without(method, is_formed, hostile):
     x[1] = hostile
     mask = rng.random(w.shape) < 0.5 if is_formed else 1
     loss_fn = jax.checkpoint(lambda w, x: models.score(conv(w * mask, x)))
-    clipped = quick_jit(
+    clipped = jax.jit(
         dpadambc.clipped_grad(
             loss_fn, l2_clip_norm=1.0, normalize_by=1.0, method=method
         )
@@ -530,7 +529,7 @@ def gradients(name="tied head"):
     """Gradients of one compiled function, and the parameters."""
     model = models.MODELS[name]
     args = arguments(model, len(PADDING))
-    return quick_jit(dpadambc.per_example_grad(model.loss_fn))(*args), args
+    return jax.jit(dpadambc.per_example_grad(model.loss_fn))(*args), args
 
 
 BORDERS = ["mlp of few vectors", "tied head", "conv", "layers by index"]
@@ -543,7 +542,7 @@ def test_gradients_cross_jit_and_donation(name, x64):
     expected = fast(model, args, 0.1)(args, PADDING).clipped
     grads, _ = gradients(name)
     step = functools.partial(clip, l2_clip_norm=0.1, padding=PADDING)
-    assert_close(quick_jit(step)(grads, args[0]), expected, 1e-12)
+    assert_close(jax.jit(step)(grads, args[0]), expected, 1e-12)
     donated = jax.jit(step, donate_argnums=0)
     with pytest.warns(UserWarning, match="donated buffers were not usable"):
         assert_close(donated(grads, args[0]), expected, 1e-12)
@@ -555,7 +554,7 @@ def test_gradients_are_carried_and_emitted_by_a_scan(name, x64):
     params, *batch = arguments(model, 6)
     grad_fn = dpadambc.per_example_grad(model.loss_fn)
 
-    @quick_jit
+    @jax.jit
     def by_halves(params, batch):
         halves = jax.tree.map(lambda x: x.reshape(2, 3, *x.shape[1:]), batch)
         before = grad_fn(params, *jax.tree.map(lambda x: x[1], halves))

@@ -12,7 +12,6 @@ import pytest
 
 import dpadambc
 from dpadambc import NeighboringRelation
-from tests.compiling import quick_jit
 
 
 def mlp_loss(params, x, y):
@@ -78,7 +77,7 @@ def problem(name, batch_size, seed=0):
 
 @functools.cache
 def grad_of_one(loss_fn):
-    return quick_jit(jax.grad(loss_fn))
+    return jax.jit(jax.grad(loss_fn))
 
 
 def looped_grads(loss_fn, params, *batch):
@@ -110,7 +109,7 @@ both_methods = pytest.mark.parametrize("method", ["factored", "vmap"])
 def test_per_example_grad_agrees_with_a_loop(name, method, x64):
     loss_fn, params, x, y = problem(name, 5)
     grad_fn = dpadambc.per_example_value_and_grad(loss_fn, method=method)
-    values, grads = quick_jit(grad_fn)(params, x, y)
+    values, grads = jax.jit(grad_fn)(params, x, y)
     looped = looped_grads(loss_fn, params, x, y)
     assert_close(dpadambc.materialize(grads), looped)
     norms = jax.vmap(optax.tree.norm)(looped)
@@ -131,14 +130,14 @@ def test_clipped_grad_agrees_with_a_loop(name, microbatch_size, method, x64):
         method=method,
     )
     slow = looped_clipped_sum(loss_fn, params, x, y, l2_clip_norm=0.5, normalize_by=3.0)
-    assert_close(quick_jit(fun)(params, x, y), slow)
+    assert_close(jax.jit(fun)(params, x, y), slow)
     if microbatch_size == 3:
         assert_close(fun(params, x, y), slow)
 
 
 @functools.cache
 def clipped_mlp(microbatch_size):
-    return quick_jit(
+    return jax.jit(
         dpadambc.clipped_grad(
             mlp_loss,
             l2_clip_norm=1.0,

@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 import dpadambc
 from dpadambc import training
 from dpadambc.training import checkpoints
-from dpadambc.training.sharding import Shardings
+from dpadambc.training._shardings import Shardings
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(203, 16)).astype(np.float32)

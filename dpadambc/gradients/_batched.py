@@ -1,0 +1,204 @@
+"""The gradients of a batch from the gradient of one example, and what is batched."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from dpadambc._core import shard_map, validate
+from dpadambc.gradients import _collectives, _leaves
+from dpadambc.gradients._factored import factored_outputs, isolated_outputs
+
+Argnums = int | Sequence[int]
+
+
+def _tuple(argnums: Argnums) -> tuple[int, ...]:
+    several = (argnums,) if isinstance(argnums, int) else argnums
+    if not isinstance(several, Sequence) or not all(
+        isinstance(i, int) for i in several
+    ):
+        raise TypeError(
+            f"Expected argument numbers to be an int or several, got {argnums!r}. To"
+            " train a part of an nnx.Module, split it, as in"
+            " graphdef, trained, rest = nnx.split(model, nnx.LoRAParam, ...), and give"
+            " the trained part as an argument of its own."
+        )
+    return tuple(several)
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Which positional arguments of a loss play which part."""
+
+    argnums: Argnums
+    batch_argnums: Argnums | None
+    prng_argnum: int | None
+
+    def __post_init__(self):
+        for numbers in (self.argnums, self.batch_argnums):
+            if numbers is not None:
+                _tuple(numbers)
+
+    @property
+    def differentiated(self) -> tuple[int, ...]:
+        """The positions of the parameters."""
+        return _tuple(self.argnums)
+
+    def batched(self, args: Sequence[Any]) -> tuple[int, ...]:
+        """The positions that hold a batch: by default, all that are left over."""
+        if self.batch_argnums is not None:
+            return _tuple(self.batch_argnums)
+        others = (*_tuple(self.argnums), self.prng_argnum)
+        return tuple(i for i in range(len(args)) if i not in others)
+
+    def check(self, args: Sequence[Any]) -> int:
+        """The batch size; raises unless the arguments fit their parts."""
+        parts = [*_tuple(self.argnums), *self.batched(args)]
+        if self.prng_argnum is not None:
+            parts.append(self.prng_argnum)
+        if not all(0 <= i < len(args) for i in parts) or len({*parts}) != len(parts):
+            raise ValueError(
+                f"Expected argnums={self.argnums}, batch_argnums={self.batch_argnums}"
+                f" and prng_argnum={self.prng_argnum} to name distinct arguments among"
+                f" the {len(args)} given."
+            )
+        for i in _tuple(self.argnums):
+            _check_parameters(args[i])
+        if self.prng_argnum is not None:
+            validate.typed_key(key=args[self.prng_argnum])
+        return _batch_size([args[i] for i in self.batched(args)])
+
+
+Method = Literal["factored", "vmap"]
+
+
+def _on_each_device(fun: Callable[..., Any], parts: Arguments) -> Callable[..., Any]:
+    """With gradients of its own for each device: see `_core.shard_map`."""
+
+    def on_this_device(example_ids, *args):
+        axes = shard_map.varying_axes([args[i] for i in parts.batched(args)])
+        args = list(args)
+        for i in parts.differentiated:
+            args[i] = shard_map.varying(args[i], axes)
+        return fun(example_ids, *args)
+
+    return on_this_device
+
+
+def batched_value_and_grad(
+    loss_fn: Callable[..., Any], parts: Arguments, has_aux: bool, method: Method
+) -> Callable[..., Any]:
+    """A function of (example ids, *args) that maps over the ids and the batches."""
+    validate.one_of(("factored", "vmap"), method=method)
+    value_and_grad = jax.value_and_grad(
+        _scalar_loss(loss_fn, has_aux), parts.argnums, has_aux
+    )
+
+    def one_example(example_id, *args):
+        args = list(args)
+        if parts.prng_argnum is not None:
+            # Depends neither on the batch size nor on the padding.
+            args[parts.prng_argnum] = jax.random.fold_in(
+                args[parts.prng_argnum], example_id
+            )
+        return value_and_grad(*args)
+
+    def over_examples(fun, example_ids, args):
+        in_axes = [0 if i in parts.batched(args) else None for i in range(len(args))]
+        return jax.vmap(fun, in_axes=(0, *in_axes))(example_ids, *args)
+
+    batches = lambda args: [args[i] for i in parts.batched(args)]
+    axes_of = lambda args: shard_map.varying_axes(batches(args))
+    check_of = lambda args: functools.partial(
+        _collectives.refuse, allowed=shard_map.axes_without_examples(batches(args))
+    )
+
+    def materialized(example_ids, *args):
+        fun = isolated_outputs(one_example, check_of(args))
+        output, gradients = over_examples(fun, example_ids, args)
+        return output, _leaves.of_arrays(gradients, axes_of(args))
+
+    def factored(example_ids, *args):
+        traced, fun = {}, factored_outputs(one_example, check_of(args))
+
+        def one_example_factored(*args):
+            output, factored, *traced["static"] = fun(*args)
+            return output, factored
+
+        output, factored = over_examples(one_example_factored, example_ids, args)
+        shapes, rules = traced["static"]
+        shapes, structure = jax.tree.flatten(shapes)
+        gradients = _leaves.sealed(factored, shapes, rules, axes_of(args))
+        return output, structure.unflatten(gradients)
+
+    return _on_each_device({"factored": factored, "vmap": materialized}[method], parts)
+
+
+def _check_parameters(params: Any) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if callable(leaf):
+            raise TypeError(
+                f"Expected parameters to be arrays, got {leaf!r} at params"
+                f"{jax.tree_util.keystr(path)}. Of an Equinox module, train the arrays:"
+                " params, static = eqx.partition(model, eqx.is_inexact_array), and"
+                " eqx.combine(params, static) in the loss."
+            )
+        dtype = jnp.result_type(leaf)
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise TypeError(
+                f"Expected floating-point parameters, got {dtype} at params"
+                f"{jax.tree_util.keystr(path)}. Give what is not trained as another"
+                " argument of loss_fn."
+            )
+
+
+def _batch_size(batches: Sequence[Any]) -> int:
+    sizes = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(batches):
+        if jnp.ndim(leaf) == 0:
+            raise ValueError(
+                "Expected every array of the batch to have examples along axis 0, got"
+                f" a scalar at batch{jax.tree_util.keystr(path)}."
+            )
+        sizes.setdefault(jnp.shape(leaf)[0], jax.tree_util.keystr(path))
+    if len(sizes) != 1:
+        found = ", ".join(f"{n} at batch{name}" for n, name in sizes.items())
+        raise ValueError(
+            "Expected every array of the batch to have the same number of examples"
+            f" along axis 0, got {found or 'no arrays'}. Name the arguments that are"
+            " not batches by leaving them out of batch_argnums."
+        )
+    return next(iter(sizes))
+
+
+def _scalar_loss(loss_fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
+    """The loss with its output checked."""
+
+    def checked(*args):
+        try:
+            output = loss_fn(*args)
+        except Exception as error:
+            if type(error).__name__ != "TraceContextError":  # of Flax
+                raise
+            raise ValueError(
+                "Expected loss_fn to be a function of its arguments, got one that"
+                f" changes an nnx module from outside: {error}. Make the module in the"
+                " loss with nnx.merge, dropout with a key that is an argument"
+                " (nnx.Rngs(key)); batch normalization mixes the examples of a batch,"
+                " so use group or layer normalization, or use_running_average=True."
+            ) from error
+        loss = output[0] if has_aux else output
+        shape = jnp.shape(loss) if not isinstance(loss, tuple | dict | list) else None
+        if shape != () or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
+            got = f"shape {shape}" if shape is not None else f"{type(loss).__name__}"
+            raise ValueError(
+                "Expected loss_fn to return the loss of one example, a floating-point"
+                f" scalar, got {got}. It is called without the batch axis; a pair"
+                " (loss, aux) needs has_aux=True."
+            )
+        return output
+
+    return checked

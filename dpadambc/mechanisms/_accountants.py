@@ -1,0 +1,66 @@
+"""dp-accounting's accountants, which read events of this library too."""
+
+import abc
+
+import dp_accounting
+import numpy as np
+from dp_accounting import pld, rdp
+
+
+class ReadableDpEvent(dp_accounting.DpEvent, abc.ABC):
+    """An event that dp-accounting does not know, with what its accountants need of it.
+
+    A Gaussian step with a public noise multiplier, which affects a neighbor at a rate.
+    """
+
+    noise_multiplier: float
+
+    @property
+    @abc.abstractmethod
+    def rate(self) -> float:
+        """The probability that a step affects what two neighbors differ in."""
+
+    @abc.abstractmethod
+    def privacy_losses(
+        self, interval: float
+    ) -> pld.privacy_loss_distribution.PrivacyLossDistribution:
+        """The distribution of the privacy loss of one step, from above, on a grid."""
+
+    @abc.abstractmethod
+    def renyi_divergences(self, orders: np.ndarray) -> np.ndarray:
+        """An upper bound on the Rényi divergence of one step at each order."""
+
+
+class PLDAccountant(pld.PLDAccountant):
+    """dp-accounting's accountant, which reads a `ReadableDpEvent` too."""
+
+    def _maybe_compose(
+        self, event: dp_accounting.DpEvent, count: int, do_compose: bool
+    ) -> dp_accounting.PrivacyAccountant.CompositionErrorDetails | None:
+        if not isinstance(event, ReadableDpEvent):
+            return super()._maybe_compose(event, count, do_compose)
+        if not do_compose or event.rate == 0:
+            return None
+        if event.noise_multiplier == 0:
+            self._contains_non_dp_event = True
+            return None
+        step = event.privacy_losses(self._value_discretization_interval)
+        # Where the grid holds hardly any mass, bounds on its tails overflow.
+        with np.errstate(over="ignore", divide="ignore"):
+            self._pld = self._pld.compose(step.self_compose(count))
+        return None
+
+
+class RdpAccountant(rdp.RdpAccountant):
+    """dp-accounting's accountant, which reads a `ReadableDpEvent` too."""
+
+    def _maybe_compose(
+        self, event: dp_accounting.DpEvent, count: int, do_compose: bool
+    ) -> dp_accounting.PrivacyAccountant.CompositionErrorDetails | None:
+        if not isinstance(event, ReadableDpEvent):
+            return super()._maybe_compose(event, count, do_compose)
+        if do_compose and event.rate > 0:
+            without_noise = event.noise_multiplier == 0
+            step = np.inf if without_noise else event.renyi_divergences(self._orders)
+            self._rdp += count * step
+        return None

@@ -1,0 +1,52 @@
+"""Where the key of a run comes from."""
+
+import secrets
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+
+# Of the keys that this process has drawn from entropy: nobody means one of them.
+_DRAWN: set[bytes] = set()
+
+
+def secret_key() -> jax.Array:
+    """A key from the operating system's entropy, for a run that nobody can repeat.
+
+    JAX's default generator takes 64 bits. A key made from a small number that is in a
+    script, or that can be guessed, gives the noise away to whoever has both.
+
+    Where a program runs in several processes (`jax.distributed.initialize`), all of
+    them get the key that the first one draws, so all of them must call this.
+
+    Returns:
+      A typed key.
+
+    Example:
+      >>> from dpadambc import training
+      >>> bool((training.secret_key() != training.secret_key()).all())
+      True
+    """
+    words = [secrets.randbits(32) for _ in range(2)]
+    key = jax.random.wrap_key_data(jnp.array(words, jnp.uint32), impl="threefry2x32")
+    key = the_same_everywhere(key)
+    _DRAWN.add(np.asarray(jax.random.key_data(key)).tobytes())
+    return key
+
+
+def is_from_entropy(key: jax.Array) -> bool:
+    """Whether `secret_key` has drawn it in this process."""
+    return np.asarray(jax.random.key_data(key)).tobytes() in _DRAWN
+
+
+def the_same_everywhere(key: jax.Array) -> jax.Array:
+    """The key of the first process, on no device in particular.
+
+    Processes with keys of their own would each draw other batches and other noise, and
+    an example be in the sum of several.
+    """
+    words = np.asarray(jax.random.key_data(key))
+    if jax.process_count() > 1:
+        words = np.asarray(multihost_utils.broadcast_one_to_all(words))
+    return jax.random.wrap_key_data(jnp.asarray(words), impl=jax.random.key_impl(key))
