@@ -1,8 +1,11 @@
 # Each target sets up what it needs in a virtual environment of its own.
 PYTHON ?= python3
 VENV ?= .venv
+# A file of versions for pip, such as .ci/oldest.txt.
+CONSTRAINTS ?=
+PYTEST_ARGS ?=
 BIN := $(VENV)/bin
-PYTEST := $(BIN)/python -m pytest -n auto -q
+PYTEST := $(BIN)/python -m pytest -n auto -q $(PYTEST_ARGS)
 
 .PHONY: demo quick test test-slow test-experiments check speed notebooks clean
 
@@ -38,7 +41,8 @@ notebooks: $(VENV)/notebooks
 # The marker file of an extra is newer than pyproject.toml once it is installed.
 $(VENV)/%: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		$(if $(CONSTRAINTS),--constraint $(CONSTRAINTS)) --editable '.[$*]'
 	touch $@
 
 clean:

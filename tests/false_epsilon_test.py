@@ -22,6 +22,7 @@ from dpadambc import training
 from dpadambc._core import keys
 from dpadambc.gradients import _collectives
 from dpadambc.training import checkpoints
+from tests import common
 
 C, B, BATCH = 1.0, 1.0, 64
 RNG = np.random.default_rng(0)
@@ -256,7 +257,20 @@ def spy():
     return optax.GradientTransformation(lambda p: optax.EmptyState(), update), seen
 
 
-@pytest.mark.parametrize("name", PLAIN)
+# One of each kind; `optax_contract_test` shows the private gradient to all.
+KINDS_IN_FIT = {
+    "adam",
+    "muon",
+    "multi_transform",
+    "every_fourth",
+    "injected",
+    "adam_bc",
+}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in KINDS_IN_FIT else common.slow(name) for name in PLAIN]
+)
 def test_a2_any_optimizer_of_the_private_gradient_is_safe_in_fit(name):
     """Two data sets whose clipped sums agree end in the same state: no example is
     seen by another way."""

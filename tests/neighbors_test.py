@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 import dpadambc
 from dpadambc import training
+from tests import common
 
 SIZE, BATCH = 64, 16
 RNG = np.random.default_rng(0)
@@ -31,9 +32,8 @@ MECHANISM = dpadambc.FixedSizeGaussian(
     iterations=1,
     normalize_by=BATCH,
 )
-POISSON = dpadambc.PoissonGaussian(
+POISSON = common.poisson_gaussian(
     l2_clip_norm=0.5,
-    noise_multiplier=1.0,
     sampling_prob=0.9,
     iterations=1,
     normalize_by=BATCH,

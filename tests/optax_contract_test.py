@@ -16,14 +16,11 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import dpadambc
+from tests import common
 
 KEY = jax.random.key(0)
-MECHANISM = dpadambc.PoissonGaussian(
-    l2_clip_norm=1.0,
-    noise_multiplier=0.5,
-    sampling_prob=0.1,
-    iterations=100,
-    normalize_by=4.0,
+MECHANISM = common.poisson_gaussian(
+    noise_multiplier=0.5, sampling_prob=0.1, iterations=100, normalize_by=4.0
 )
 PRIVATE = dict(mechanism=MECHANISM, key=KEY)
 LEVEL = dict(noise_stddev=MECHANISM.noise_stddev)

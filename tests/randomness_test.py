@@ -17,6 +17,7 @@ import pytest
 
 import dpadambc
 from dpadambc import training
+from tests import common
 
 USES = []
 
@@ -85,13 +86,7 @@ def reuses(uses):
     return {key: found for key, found in by_key.items() if not once(found)}
 
 
-MECHANISM = dpadambc.PoissonGaussian(
-    l2_clip_norm=1.0,
-    noise_multiplier=1.0,
-    sampling_prob=0.05,
-    iterations=20,
-    normalize_by=1,
-)
+MECHANISM = common.poisson_gaussian(sampling_prob=0.05, normalize_by=1)
 X = jnp.linspace(-1, 1, 12).reshape(4, 3)
 PARAMS = {"w": jnp.ones(3, jnp.bfloat16), "b": jnp.ones(())}
 

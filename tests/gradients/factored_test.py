@@ -52,8 +52,10 @@ def looped_grads(model, args):
     grad_fn = jax.jit(jax.grad(loss_fn, has_aux=model.has_aux))
     batched = options(model, args)["batch_argnums"]
 
+    row = lambda tree, i: jax.tree.map(lambda x: np.asarray(x)[i], tree)
+
     def grad_of(i):
-        example = [x[i] if at in batched else x for at, x in enumerate(args)]
+        example = [row(x, i) if at in batched else x for at, x in enumerate(args)]
         if model.with_key:
             example[-1] = jax.random.fold_in(args[-1], i)
         grad = grad_fn(*example)
@@ -110,7 +112,13 @@ def check_rules(grads, expected):
 
 def without_a_number(model, args, i):
     """The arguments with NaN for the numbers of example i."""
-    blank = lambda x: x.at[i].set(jnp.nan) if x.dtype.kind == "f" else x
+
+    def blank(x):
+        x = np.array(x)  # indexing a JAX array compiles a program for each shape
+        if x.dtype.kind == "f":
+            x[i] = np.nan
+        return x
+
     batched = options(model, args)["batch_argnums"]
     return [jax.tree.map(blank, x) if at in batched else x for at, x in enumerate(args)]
 

@@ -10,13 +10,10 @@ from flax import nnx
 from flax.training import train_state
 
 import dpadambc
+from tests import common
 
-MECHANISM = dpadambc.PoissonGaussian(
-    l2_clip_norm=1.0,
-    noise_multiplier=0.01,
-    sampling_prob=0.5,
-    iterations=60,
-    normalize_by=32.0,
+MECHANISM = common.poisson_gaussian(
+    noise_multiplier=0.01, sampling_prob=0.5, iterations=60, normalize_by=32.0
 )
 
 

@@ -119,7 +119,7 @@ def test_per_example_grad_agrees_with_a_loop(name, method, x64):
 
 @both_methods
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("microbatch_size", [None, 1, 3, 7, 100])
+@pytest.mark.parametrize("microbatch_size", [None, 1, 3, 7])  # of 7 examples
 def test_clipped_grad_agrees_with_a_loop(name, microbatch_size, method, x64):
     loss_fn, params, x, y = problem(name, 7)
     fun = dpadambc.clipped_grad(

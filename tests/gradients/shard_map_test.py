@@ -49,10 +49,19 @@ def assert_close(got, expected):
     jax.tree.map(close, got, expected)
 
 
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
-@pytest.mark.parametrize("check_vma", [True, False])
-@pytest.mark.parametrize("microbatch_size", [None, 3])
-@pytest.mark.parametrize("method", ["factored", "vmap"])
+# Every pair of values of two columns.
+@pytest.mark.parametrize(
+    ("method", "microbatch_size", "check_vma", "kind"),
+    [
+        ("factored", None, True, AxisType.Auto),
+        ("factored", 3, False, AxisType.Explicit),
+        ("vmap", 3, True, AxisType.Auto),
+        ("vmap", None, False, AxisType.Auto),
+        ("vmap", 3, True, AxisType.Explicit),
+        ("factored", None, True, AxisType.Explicit),
+        ("factored", 3, False, AxisType.Auto),
+    ],
+)
 def test_the_sum_over_devices_is_that_of_one(method, microbatch_size, check_vma, kind):
     clipped = dpadambc.clipped_grad(
         loss_fn,

@@ -10,6 +10,7 @@ import pytest
 
 import dpadambc
 from dpadambc import theory
+from tests import common
 
 SNLI = 1.5625e-4**2  # the papers' noise variance there
 
@@ -46,7 +47,7 @@ def simulated(gradients, *, b1=0.9, b2=0.999, noise_stddev=1.0, seed=0):
 def test_noise_variance_is_as_published_and_that_of_a_mechanism(numbers, variance):
     multiplier, clip_norm, batch_size = numbers
     assert theory.noise_variance(*numbers) == pytest.approx(variance, rel=1e-12)
-    mechanism = dpadambc.PoissonGaussian(
+    mechanism = common.poisson_gaussian(
         l2_clip_norm=clip_norm,
         noise_multiplier=multiplier,
         sampling_prob=0.1,
@@ -102,7 +103,7 @@ def test_the_schedule_makes_momentum_take_the_steps_of_dp_adam():
     schedule = theory.equivalent_sgdm_schedule(
         optax.linear_schedule(1e-3, 1e-4, 300), stddev, b1
     )
-    mechanism = dpadambc.PoissonGaussian(
+    mechanism = common.poisson_gaussian(
         l2_clip_norm=0.1,
         noise_multiplier=0.4,
         sampling_prob=0.1,

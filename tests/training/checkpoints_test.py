@@ -24,6 +24,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import dpadambc
 from dpadambc import training
 from dpadambc.training import checkpoints
+from tests import common
 
 # Where one of Orbax's concurrent reads or writes fails, the others find their loop
 # closed, and say so when they are collected.
@@ -41,13 +42,7 @@ def collected():
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(200, 3)), jnp.float32)
 Y = X @ jnp.array([1.0, -2.0, 0.5])
-MECHANISM = dpadambc.PoissonGaussian(
-    l2_clip_norm=1.0,
-    noise_multiplier=1.0,
-    sampling_prob=0.25,
-    iterations=20,
-    normalize_by=50,
-)
+MECHANISM = common.poisson_gaussian()
 RATE = 0.1
 
 
@@ -600,15 +595,6 @@ def test_saves_are_kept_as_asked(tmp_path):
     for numbers in ({"every": 0}, {"keep": 0}):
         with pytest.raises(ValueError, match="Expected"):
             checkpoints.Checkpoints(tmp_path, **numbers)
-
-
-def test_without_orbax_the_message_says_what_to_install():
-    code = (
-        "import sys; sys.modules['orbax'] = None; sys.modules['orbax.checkpoint'] ="
-        " None\nimport dpadambc\nfrom dpadambc.training import checkpoints"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode and "pip install 'dpadambc[checkpoints]'" in done.stderr
 
 
 # A process that is killed at any moment, also in the middle of a save.

@@ -11,16 +11,11 @@ import pytest
 import dpadambc
 from dpadambc import training
 from dpadambc.training import _history, checkpoints
+from tests import common
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(200, 3)), jnp.float32)
 Y = X @ jnp.array([1.0, -2.0, 0.5])
-MECHANISM = dpadambc.PoissonGaussian(
-    l2_clip_norm=1.0,
-    noise_multiplier=1.0,
-    sampling_prob=0.25,
-    iterations=20,
-    normalize_by=50,
-)
+MECHANISM = common.poisson_gaussian()
 
 
 def loss_fn(w, x, y):

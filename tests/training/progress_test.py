@@ -1,8 +1,6 @@
 """The bar shows steps and epsilon, and the loss only where it was asked for."""
 
 import io
-import subprocess
-import sys
 import types
 
 import pytest
@@ -63,12 +61,3 @@ def test_the_loss_is_shown_only_where_it_was_asked_for():
 def test_a_bar_without_epsilon_is_refused():
     with pytest.raises(ValueError, match="updates_of_epsilon"):
         progress.ProgressBar(updates_of_epsilon=0)
-
-
-def test_without_rich_the_message_says_what_to_install():
-    code = (
-        "import sys; sys.modules['rich'] = None; sys.modules['rich.console'] = None\n"
-        "import dpadambc\nfrom dpadambc.training import progress"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode and "pip install 'dpadambc[progress]'" in done.stderr

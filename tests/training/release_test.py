@@ -10,17 +10,11 @@ import optax
 import pytest
 from flax import nnx
 
-import dpadambc
 from dpadambc import training
+from tests import common
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(100, 3)), jnp.float32)
-MECHANISM = dpadambc.PoissonGaussian(
-    l2_clip_norm=1.0,
-    noise_multiplier=1.0,
-    sampling_prob=0.25,
-    iterations=5,
-    normalize_by=25,
-)
+MECHANISM = common.poisson_gaussian(iterations=5, normalize_by=25)
 
 
 def fit(params, loss_fn, **options):

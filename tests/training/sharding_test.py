@@ -22,6 +22,7 @@ import dpadambc
 from dpadambc import training
 from dpadambc.training import checkpoints
 from dpadambc.training._shardings import Shardings
+from tests import common
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(203, 16)).astype(np.float32)
@@ -32,13 +33,7 @@ PARAMS = {
     "w2": RNG.normal(0, 0.2, 64).astype(np.float32),
     "scale": np.ones((), np.float32),
 }
-MECHANISM = dpadambc.PoissonGaussian(
-    l2_clip_norm=1.0,
-    noise_multiplier=1.0,
-    sampling_prob=0.2,
-    iterations=10,
-    normalize_by=40,
-)
+MECHANISM = common.poisson_gaussian(sampling_prob=0.2, iterations=10, normalize_by=40)
 
 
 def loss_fn(params, x, y):
@@ -114,7 +109,17 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize(("devices", "options"), WAYS.values(), ids=WAYS)
+# Each of these is a part of another row.
+PARTS = {"two", "eight", "one microbatch", "on one device before"}
+
+
+@pytest.mark.parametrize(
+    ("devices", "options"),
+    [
+        common.slow(*row, id=name) if name in PARTS else pytest.param(*row, id=name)
+        for name, row in WAYS.items()
+    ],
+)
 def test_the_number_of_devices_changes_rounding_only(devices, options):
     result = fit(devices, **options)
     assert apart(result, on_one_device()) < 1e-5
@@ -392,7 +397,7 @@ def test_clipping_under_a_jit_of_ones_own():
     )
 
 
-@pytest.mark.parametrize("devices", [None, 2, 4])
+@pytest.mark.parametrize("devices", [common.slow(None), common.slow(2), 4])
 def test_a_run_goes_on_with_another_number_of_devices(tmp_path, devices):
     class Killed(Exception):
         pass

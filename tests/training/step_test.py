@@ -6,18 +6,12 @@ import numpy as np
 import optax
 import pytest
 
-import dpadambc
 from dpadambc import training
+from tests import common
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(200, 3)), jnp.float32)
 DATA = {"x": X, "y": X @ jnp.array([1.0, -2.0, 0.5])}
-MECHANISM = dpadambc.PoissonGaussian(
-    l2_clip_norm=1.0,
-    noise_multiplier=1.0,
-    sampling_prob=0.25,
-    iterations=10,
-    normalize_by=50,
-)
+MECHANISM = common.poisson_gaussian(iterations=10)
 KEY = jax.random.key(0)
 
 

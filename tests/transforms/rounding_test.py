@@ -9,6 +9,7 @@ import pytest
 import dpadambc
 from dpadambc import training
 from dpadambc.transforms import rounding
+from tests import common
 
 LOW = ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"]
 KEY = jax.random.key(0)
@@ -164,13 +165,7 @@ def test_it_works_masked_and_without_recompiling():
 def train(dtype, make=lambda tx, key: tx, learning_rate=1e-3):
     """Private training whose steps are an eighth of what bfloat16 can tell from one."""
     x = jax.random.normal(jax.random.key(0), (200, 64))
-    mechanism = dpadambc.PoissonGaussian(
-        l2_clip_norm=1.0,
-        noise_multiplier=1.0,
-        sampling_prob=0.25,
-        iterations=100,
-        normalize_by=50,
-    )
+    mechanism = common.poisson_gaussian(iterations=100)
 
     tx = dpadambc.adam_bc(learning_rate, mechanism.noise_stddev)
     return training.fit(
