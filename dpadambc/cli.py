@@ -157,6 +157,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Raises:
       SystemExit: for arguments that cannot be parsed, and after --help.
+
+    Example:
+      >>> from dpadambc import cli
+      >>> status = cli.main([
+      ...     "epsilon", "--noise-multiplier", "2", "--sampling-prob", "0.1",
+      ...     "--iterations", "100", "--delta", "1e-5"])
+      epsilon = 2.3375 at delta = 1e-05 (ADD_OR_REMOVE_ONE, PLD)
+        sampling          poisson
+        noise multiplier  2.0
+        sampling prob     0.1
+        iterations        100
+        l2 clip norm      1.0
+        normalize by      1.0
+        noise stddev      2.0
     """
     args = _parser().parse_args(argv)
     try:

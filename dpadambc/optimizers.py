@@ -165,6 +165,17 @@ def adamw_bc(
       ValueError: as `scale_by_adam_bc`.
       TypeError: as `scale_by_adam_bc`.
 
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import dpadambc
+      >>> optimizer = dpadambc.adamw_bc(0.1, noise_stddev=0.3, weight_decay=0.5)
+      >>> params = jnp.ones(2)
+      >>> private_gradient = jnp.array([0.6, 0.2])
+      >>> updates, state = optimizer.update(
+      ...     private_gradient, optimizer.init(params), params)
+      >>> print(updates.round(2))  # with a decay of 0.1 * 0.5 * params
+      [-0.17 -0.11]
+
     References:
       `DP-AdamW <https://arxiv.org/abs/2511.07843>`_, 2025, Algorithm 2
     """
@@ -255,6 +266,19 @@ def dp_adam(
     Raises:
       TypeError: if `mechanism` is none, or `key` not a typed key.
 
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import dpadambc
+      >>> mechanism = dpadambc.PoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=0.5, sampling_prob=1.0,
+      ...     iterations=1, normalize_by=2)
+      >>> optimizer = dpadambc.dp_adam(1.0, mechanism, key=jax.random.key(3))
+      >>> params, x = jnp.zeros(2), jnp.array([[0.8, 0.1], [0.6, 0.3]])
+      >>> gradients = dpadambc.per_example_grad(lambda w, x: w @ x)(params, x)
+      >>> updates, _ = optimizer.update(gradients, optimizer.init(params), params)
+      >>> print(updates.round(1))
+      [-1. -1.]
+
     References:
       Li et al., `Large Language Models Can Be Strong Differentially Private Learners
       <https://arxiv.org/abs/2110.05679>`_, 2022
@@ -292,6 +316,19 @@ def dp_adam_bc(
 
     Raises:
       TypeError: if `mechanism` is none, or `key` not a typed key.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import dpadambc
+      >>> mechanism = dpadambc.PoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=0.5, sampling_prob=1.0,
+      ...     iterations=1, normalize_by=2)
+      >>> optimizer = dpadambc.dp_adam_bc(1.0, mechanism, key=jax.random.key(3))
+      >>> params, x = jnp.zeros(2), jnp.array([[0.8, 0.1], [0.6, 0.3]])
+      >>> gradients = dpadambc.per_example_grad(lambda w, x: w @ x)(params, x)
+      >>> updates, _ = optimizer.update(gradients, optimizer.init(params), params)
+      >>> print(updates.round(1))  # of `dp_adam`: [-1. -1.]
+      [-1.  -0.2]
 
     References:
       Tang et al., `DP-AdamBC <https://arxiv.org/abs/2312.14334>`_, 2024, Algorithm 1
@@ -340,6 +377,20 @@ def dp_adamw(
     Raises:
       TypeError: if `mechanism` is none, or `key` not a typed key.
 
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import dpadambc
+      >>> mechanism = dpadambc.PoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=0.5, sampling_prob=1.0,
+      ...     iterations=1, normalize_by=2)
+      >>> optimizer = dpadambc.dp_adamw(
+      ...     1.0, mechanism, key=jax.random.key(3), weight_decay=0.5)
+      >>> params, x = jnp.ones(2), jnp.array([[0.8, 0.1], [0.6, 0.3]])
+      >>> gradients = dpadambc.per_example_grad(lambda w, x: w @ x)(params, x)
+      >>> updates, _ = optimizer.update(gradients, optimizer.init(params), params)
+      >>> print(updates.round(1))
+      [-1.5 -1.5]
+
     References:
       `DP-AdamW <https://arxiv.org/abs/2511.07843>`_, 2025, Algorithm 1
     """
@@ -380,6 +431,20 @@ def dp_adamw_bc(
 
     Raises:
       TypeError: if `mechanism` is none, or `key` not a typed key.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import dpadambc
+      >>> mechanism = dpadambc.PoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=0.5, sampling_prob=1.0,
+      ...     iterations=1, normalize_by=2)
+      >>> optimizer = dpadambc.dp_adamw_bc(
+      ...     1.0, mechanism, key=jax.random.key(3), weight_decay=0.5)
+      >>> params, x = jnp.ones(2), jnp.array([[0.8, 0.1], [0.6, 0.3]])
+      >>> gradients = dpadambc.per_example_grad(lambda w, x: w @ x)(params, x)
+      >>> updates, _ = optimizer.update(gradients, optimizer.init(params), params)
+      >>> print(updates.round(1))
+      [-1.5 -0.7]
 
     References:
       `DP-AdamW <https://arxiv.org/abs/2511.07843>`_, 2025, Algorithm 2

@@ -105,6 +105,15 @@ def init_clean_moments(params: optax.Params) -> _estimates.CleanMoments:
 
     Returns:
       The moments after no step. `dpadambc.diagnostics.snapshot` refuses them.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from dpadambc.diagnostics import not_private
+      >>> moments = not_private.init_clean_moments(jnp.zeros(2))
+      >>> for clipped_gradient in (jnp.array([0.5, 0.1]), jnp.array([0.5, -0.1])):
+      ...     moments = not_private.update_clean_moments(moments, clipped_gradient)
+      >>> int(moments.count)
+      2
     """
     zeros = optax.tree.zeros_like(params, dtype=float)
     return _estimates.CleanMoments(jnp.zeros([], jnp.int32), zeros, zeros)
@@ -128,6 +137,14 @@ def update_clean_moments(
 
     Returns:
       The state after the step.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from dpadambc.diagnostics import not_private
+      >>> moments = not_private.init_clean_moments(jnp.zeros(2))
+      >>> moments = not_private.update_clean_moments(moments, jnp.array([0.5, 0.1]))
+      >>> print(moments.mu.round(3))  # a tenth, since b1 is 0.9
+      [0.05 0.01]
     """
     mu = optax.tree.update_moment(clipped_gradient, state.mu, b1, 1)
     nu = optax.tree.update_moment_per_elem_norm(clipped_gradient, state.nu, b2, 2)
@@ -160,6 +177,16 @@ def snapshot(
 
     Returns:
       A `Snapshot` whose update is that of Adam without noise.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from dpadambc.diagnostics import not_private
+      >>> moments = not_private.init_clean_moments({"w": jnp.zeros(2)})
+      >>> moments = not_private.update_clean_moments(
+      ...     moments, {"w": jnp.array([0.5, 0.1])})
+      >>> seen = not_private.snapshot(moments, noise_stddev=0.3)
+      >>> print(seen.parameters["['w']"].mean_second_moment.round(2))
+      0.13
     """
     settings = _estimates.Settings(0.0, b1, b2, eps, 0.0, 0.0)
     step, found = _estimates.find(optax.ScaleByAdamState(*clean_moments), settings)

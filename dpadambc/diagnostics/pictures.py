@@ -128,6 +128,17 @@ def first_moments(snapshots: Snapshot, *, clean: Snapshot | None = None) -> Figu
 
     Returns:
       A matplotlib figure.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import dpadambc
+      >>> optimizer = dpadambc.scale_by_adam_bc(noise_stddev=1.0)
+      >>> noise = jax.random.normal(jax.random.key(0), (1000,))
+      >>> _, state = optimizer.update(noise, optimizer.init(noise))
+      >>> seen = dpadambc.diagnostics.snapshot(state)
+      >>> figure = dpadambc.diagnostics.pictures.first_moments(seen)
+      >>> figure.axes[0].get_legend_handles_labels()[1]
+      ['of the noised gradient', 'noise alone']
     """
     seen = _last(snapshots)
     densities = {
@@ -160,6 +171,17 @@ def second_moments(snapshots: Snapshot, *, clean: Snapshot | None = None) -> Fig
 
     Raises:
       ValueError: if the noise level differs between parameters, or is none.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import dpadambc
+      >>> optimizer = dpadambc.scale_by_adam_bc(noise_stddev=1.0)
+      >>> noise = jax.random.normal(jax.random.key(0), (1000,))
+      >>> _, state = optimizer.update(noise, optimizer.init(noise))
+      >>> seen = dpadambc.diagnostics.snapshot(state)
+      >>> figure = dpadambc.diagnostics.pictures.second_moments(seen)
+      >>> figure.axes[0].get_legend_handles_labels()[1]
+      ["Adam's", 'corrected', 'floor, 1.4']
     """
     seen = _last(snapshots)
     unit = _ratio_of_units(seen)
@@ -193,6 +215,17 @@ def updates(snapshots: Snapshot, *, clean: Snapshot | None = None) -> Figure:
 
     Returns:
       A matplotlib figure.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import dpadambc
+      >>> optimizer = dpadambc.scale_by_adam_bc(noise_stddev=1.0)
+      >>> noise = jax.random.normal(jax.random.key(0), (1000,))
+      >>> _, state = optimizer.update(noise, optimizer.init(noise))
+      >>> seen = dpadambc.diagnostics.snapshot(state)
+      >>> figure = dpadambc.diagnostics.pictures.updates(seen)
+      >>> figure.axes[0].get_xlabel()
+      'update (units of the learning rate)'
     """
     seen = _last(snapshots)
     found = {"of the noised gradient": seen.shares("update_shares")}
@@ -216,6 +249,18 @@ def floor_share(snapshots: Snapshot) -> Figure:
 
     Raises:
       ValueError: if there is only one snapshot.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import dpadambc
+      >>> optimizer = dpadambc.scale_by_adam_bc(noise_stddev=1.0)
+      >>> noise = jax.random.normal(jax.random.key(0), (1000,))
+      >>> _, state = optimizer.update(noise, optimizer.init(noise))
+      >>> seen = dpadambc.diagnostics.snapshot(state)
+      >>> several = dpadambc.diagnostics.stack([seen, seen])
+      >>> figure = dpadambc.diagnostics.pictures.floor_share(several)
+      >>> figure.axes[0].get_ylabel()
+      'share of coordinates at the floor (%)'
     """
     if np.ndim(snapshots.step) == 0:
         raise ValueError(
@@ -252,6 +297,13 @@ def equivalence(
 
     Raises:
       ValueError: unless there are two curves of one length.
+
+    Example:
+      >>> import dpadambc
+      >>> figure = dpadambc.diagnostics.pictures.equivalence(
+      ...     {"DP-Adam": [2.0, 1.5, 1.2], "DP-SGD": [2.0, 1.6, 1.2]})
+      >>> figure.axes[1].get_title()
+      'mean squared difference 0.0033'
     """
     arrays = {name: np.asarray(curve, float) for name, curve in curves.items()}
     shapes = [a.shape for a in arrays.values()]
@@ -298,6 +350,15 @@ def sweep(
 
     Raises:
       ValueError: if the scores do not match the values.
+
+    Example:
+      >>> import dpadambc
+      >>> figure = dpadambc.diagnostics.pictures.sweep(
+      ...     [0.5, 1.0, 2.0], {"DP-AdamBC": [[61, 63], [66, 66], [58, 62]]},
+      ...     xlabel="variance floor (units of its spread)",
+      ...     reference={"DP-Adam": 60.0})
+      >>> figure.axes[0].get_legend_handles_labels()[1]
+      ['DP-Adam', 'DP-AdamBC']
     """
     figure, (axes,) = _figure()
     for i, (name, numbers) in enumerate(scores.items()):

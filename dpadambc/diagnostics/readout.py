@@ -300,7 +300,29 @@ def snapshot(
 
 
 def stack(snapshots: Sequence[Snapshot]) -> Snapshot:
-    """Snapshots taken in turn: each field with the time as first axis."""
+    """Snapshots taken in turn: each field with the time as first axis.
+
+    Args:
+      snapshots: one at least, all of the same parameters.
+
+    Returns:
+      A `Snapshot`, as `pictures` and `advise` take it.
+
+    Raises:
+      ValueError: if there is no snapshot.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import dpadambc
+      >>> from dpadambc import diagnostics
+      >>> optimizer = dpadambc.scale_by_adam_bc(noise_stddev=1.0)
+      >>> state, taken = optimizer.init(jnp.zeros(2)), []
+      >>> for _ in range(3):
+      ...     _, state = optimizer.update(jnp.array([1.5, 0.5]), state)
+      ...     taken.append(diagnostics.snapshot(state))
+      >>> print(diagnostics.stack(taken).step)
+      [1 2 3]
+    """
     if not snapshots:
         raise ValueError("Expected one snapshot at least, got none.")
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *snapshots)

@@ -222,6 +222,12 @@ def masked(gradients: optax.Updates, is_padding_example: jax.Array) -> optax.Upd
 def materialize(gradients: optax.Updates) -> optax.Updates:
     r"""The gradients as arrays of shape (batch, \*parameter shape).
 
+    Args:
+      gradients: what `per_example_grad` returns, factored or not.
+
+    Returns:
+      The same tree, with arrays in place of each `PerExampleGradient`.
+
     Example:
       >>> import jax.numpy as jnp
       >>> import dpadambc

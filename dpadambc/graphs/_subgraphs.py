@@ -90,6 +90,16 @@ def max_terms(max_memberships: int) -> int:
 
     Where a node may be replaced by one with *another list*, it is 2 K + 1.
 
+    Args:
+      max_memberships: K, as `subgraphs` was given it.
+
+    Returns:
+      The `max_terms` of `PoissonGaussian` and `FixedSizeGaussian`.
+
+    Raises:
+      TypeError: if `max_memberships` is not an int.
+      ValueError: if `max_memberships` is negative.
+
     Example:
       >>> from dpadambc import graphs
       >>> graphs.max_terms(7)
@@ -154,7 +164,25 @@ def _checked_edges(senders: np.ndarray, receivers: np.ndarray) -> Edges:
 
 
 def distinct_edges(senders: np.ndarray, receivers: np.ndarray) -> Edges:
-    """The edges without self loops and repetitions, sorted."""
+    """The edges without self loops and repetitions, sorted.
+
+    Args:
+      senders: shape (num_edges,), integers: the nodes that edges start from.
+      receivers: shape (num_edges,): the nodes that they name.
+
+    Returns:
+      Senders and receivers, sorted by both.
+
+    Raises:
+      ValueError: if arrays are not vectors of node numbers of one length.
+
+    Example:
+      >>> import numpy as np
+      >>> from dpadambc import graphs
+      >>> senders, receivers = np.array([3, 1, 1, 2]), np.array([0, 2, 2, 2])
+      >>> print(*graphs.distinct_edges(senders, receivers))
+      [1 3] [2 0]
+    """
     senders, receivers = _checked_edges(senders, receivers)
     proper = senders != receivers
     edges = np.stack([senders[proper], receivers[proper]], axis=1)
@@ -165,7 +193,25 @@ def distinct_edges(senders: np.ndarray, receivers: np.ndarray) -> Edges:
 
 
 def undirected(senders: np.ndarray, receivers: np.ndarray) -> Edges:
-    """Every edge in both directions: each of the two nodes then lists the other."""
+    """Every edge in both directions: each of the two nodes then lists the other.
+
+    Args:
+      senders: shape (num_edges,), integers: the nodes that edges start from.
+      receivers: shape (num_edges,): the nodes that they name.
+
+    Returns:
+      Senders and receivers of distinct edges, sorted by both.
+
+    Raises:
+      ValueError: if arrays are not vectors of node numbers of one length.
+
+    Example:
+      >>> import numpy as np
+      >>> from dpadambc import graphs
+      >>> senders, receivers = np.array([0, 1, 2]), np.array([1, 0, 0])
+      >>> print(*graphs.undirected(senders, receivers))
+      [0 0 1 2] [1 2 0 0]
+    """
     senders, receivers = _checked_edges(senders, receivers)
     return distinct_edges(
         np.concatenate([senders, receivers]), np.concatenate([receivers, senders])

@@ -11,6 +11,16 @@ class ReadableDpEvent(dp_accounting.DpEvent, abc.ABC):
     """An event that dp-accounting does not know, with what its accountants need of it.
 
     A Gaussian step with a public noise multiplier, which affects a neighbor at a rate.
+
+    Example:
+      >>> import dpadambc
+      >>> from dpadambc.mechanisms import accounting
+      >>> mechanism = dpadambc.graphs.PoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=2.0, max_terms=8, sampling_prob=0.1,
+      ...     iterations=100, normalize_by=1_000)
+      >>> step = mechanism.dp_event().event
+      >>> isinstance(step, accounting.ReadableDpEvent), round(step.rate, 2)
+      (True, 0.57)
     """
 
     noise_multiplier: float
@@ -32,7 +42,21 @@ class ReadableDpEvent(dp_accounting.DpEvent, abc.ABC):
 
 
 class PLDAccountant(pld.PLDAccountant):
-    """dp-accounting's accountant, which reads a `ReadableDpEvent` too."""
+    """dp-accounting's accountant, which reads a `ReadableDpEvent` too.
+
+    Example:
+      >>> import dp_accounting
+      >>> import dpadambc
+      >>> from dpadambc.mechanisms import accounting
+      >>> mechanism = dpadambc.graphs.PoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=2.0, max_terms=8, sampling_prob=0.1,
+      ...     iterations=100, normalize_by=1_000)
+      >>> accountant = accounting.PLDAccountant()
+      >>> _ = accountant.compose(mechanism.dp_event(accountant="pld"))
+      >>> _ = accountant.compose(dp_accounting.GaussianDpEvent(10.0))
+      >>> print(f"{accountant.get_epsilon(1e-6):.2f}")
+      2.73
+    """
 
     def _maybe_compose(
         self, event: dp_accounting.DpEvent, count: int, do_compose: bool
@@ -52,7 +76,21 @@ class PLDAccountant(pld.PLDAccountant):
 
 
 class RdpAccountant(rdp.RdpAccountant):
-    """dp-accounting's accountant, which reads a `ReadableDpEvent` too."""
+    """dp-accounting's accountant, which reads a `ReadableDpEvent` too.
+
+    Example:
+      >>> import dp_accounting
+      >>> import dpadambc
+      >>> from dpadambc.mechanisms import accounting
+      >>> mechanism = dpadambc.graphs.PoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=2.0, max_terms=8, sampling_prob=0.1,
+      ...     iterations=100, normalize_by=1_000)
+      >>> accountant = accounting.RdpAccountant()
+      >>> _ = accountant.compose(mechanism.dp_event(accountant="rdp"))
+      >>> _ = accountant.compose(dp_accounting.GaussianDpEvent(10.0))
+      >>> print(f"{accountant.get_epsilon(1e-6):.2f}")
+      4.08
+    """
 
     def _maybe_compose(
         self, event: dp_accounting.DpEvent, count: int, do_compose: bool

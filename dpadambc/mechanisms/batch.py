@@ -23,6 +23,14 @@ class Batch:
     takes the last example there. *The mask must reach the clip*, which takes padding
     out of the sum: without it, that example counts as often as there is padding, and no
     bound on sensitivity holds.
+
+    Example:
+      >>> import numpy as np
+      >>> import dpadambc
+      >>> batch = dpadambc.Batch(
+      ...     np.array([2, 0, -1]), np.array([False, False, True]), num_examples=4)
+      >>> print(batch.gather(np.array([10, 20, 30, 40])), batch.is_padding_example)
+      [30 10  0] [False False  True]
     """
 
     indices: np.ndarray | jax.Array  # shape=(size,), int32

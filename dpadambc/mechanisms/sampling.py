@@ -156,6 +156,18 @@ def truncated_poisson_batches(
 
     Raises:
       ValueError: if a number is out of its range.
+
+    Example:
+      >>> import numpy as np
+      >>> from dpadambc.mechanisms import sampling
+      >>> rng = np.random.default_rng(0)
+      >>> batches = sampling.truncated_poisson_batches(
+      ...     rng, num_examples=20, sampling_prob=0.2, truncated_batch_size=4,
+      ...     iterations=2)
+      >>> for batch in batches:
+      ...     print(batch.indices)
+      [13 11  2  3]
+      [10 -1 -1 -1]
     """
     _check(num_examples, sampling_prob)
     validate.count(truncated_batch_size=truncated_batch_size, least=1)
@@ -187,6 +199,17 @@ def fixed_size_batches(
 
     Raises:
       ValueError: if `batch_size` exceeds `num_examples`, or a number is negative.
+
+    Example:
+      >>> import numpy as np
+      >>> from dpadambc.mechanisms import sampling
+      >>> rng = np.random.default_rng(0)
+      >>> batches = sampling.fixed_size_batches(
+      ...     rng, num_examples=20, batch_size=3, iterations=2)
+      >>> for batch in batches:
+      ...     print(batch.indices)
+      [12 10 15]
+      [19  1  0]
     """
     _check_fixed_size(num_examples, batch_size)
     validate.count(iterations=iterations)
@@ -221,6 +244,19 @@ def shuffled_batches(
 
     Raises:
       ValueError: if `batch_size` exceeds `num_examples`, or a number is negative.
+
+    Example:
+      >>> import numpy as np
+      >>> from dpadambc.mechanisms import sampling
+      >>> rng = np.random.default_rng(0)
+      >>> batches = sampling.shuffled_batches(
+      ...     rng, num_examples=5, batch_size=2, iterations=4)
+      >>> for batch in batches:
+      ...     print(batch.indices)
+      [2 4]
+      [3 0]
+      [ 1 -1]
+      [4 1]
     """
     _check_fixed_size(num_examples, batch_size)
     validate.count(iterations=iterations)
@@ -331,6 +367,15 @@ def truncated_poisson_sample(
     Raises:
       TypeError: if `key` is not a typed key.
       ValueError: if a number is out of its range.
+
+    Example:
+      >>> import jax
+      >>> from dpadambc.mechanisms import sampling
+      >>> batch = sampling.truncated_poisson_sample(
+      ...     jax.random.key(0), num_examples=1000, sampling_prob=0.01,
+      ...     truncated_batch_size=12)
+      >>> batch.indices.shape, int((~batch.is_padding_example).sum())
+      ((12,), 9)
     """
     validate.typed_key(key=key)
     _check(num_examples, sampling_prob)
@@ -358,6 +403,14 @@ def fixed_size_sample(key: jax.Array, *, num_examples: int, batch_size: int) -> 
     Raises:
       TypeError: if `key` is not a typed key.
       ValueError: if `batch_size` exceeds `num_examples`.
+
+    Example:
+      >>> import jax
+      >>> from dpadambc.mechanisms import sampling
+      >>> batch = sampling.fixed_size_sample(
+      ...     jax.random.key(0), num_examples=10, batch_size=3)
+      >>> print(batch.indices, batch.is_padding_example)
+      [0 1 8] [False False False]
     """
     validate.typed_key(key=key)
     _check_fixed_size(num_examples, batch_size)

@@ -23,7 +23,24 @@ def _number(field: Any) -> Any:
 
 
 def public_numbers(mechanism: Mechanism) -> dict[str, Any]:
-    """The mechanism by name: its class and every field."""
+    """The mechanism by name: its class and every field.
+
+    Args:
+      mechanism: the public numbers, such as a `PoissonGaussian`.
+
+    Returns:
+      A dictionary that JSON can hold. Of a schedule it has the first value, as text.
+
+    Example:
+      >>> import dpadambc
+      >>> from dpadambc import training
+      >>> mechanism = dpadambc.PoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.5, iterations=4,
+      ...     normalize_by=4)
+      >>> numbers = training.public_numbers(mechanism)
+      >>> numbers["mechanism"], numbers["noise_multiplier"], numbers["iterations"]
+      ('dpadambc.mechanisms.PoissonGaussian', 1.0, 4)
+    """
     fields = dataclasses.fields(mechanism)  # pyright: ignore[reportArgumentType]
     numbers = {f.name: _number(getattr(mechanism, f.name)) for f in fields}
     # Two packages have a PoissonGaussian; where in its package a class is may change.

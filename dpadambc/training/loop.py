@@ -32,6 +32,23 @@ class Stop(Exception):
 
     The state is saved where there are checkpoints. When to stop is a choice: made by
     looking at private data, a loss say, it is not covered by epsilon.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax
+      >>> import dpadambc
+      >>> from dpadambc import training
+      >>> mechanism = dpadambc.PoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.5, iterations=4,
+      ...     normalize_by=4)
+      >>> def stop_after_two_steps(progress):
+      ...     if progress.iterations == 2:
+      ...         raise training.Stop
+      >>> result = training.fit(
+      ...     lambda w, x: w @ x, jnp.zeros(2), (jnp.ones((8, 2)),), mechanism,
+      ...     optax.sgd(0.1), key=jax.random.key(0), target_delta=1e-5,
+      ...     callback=stop_after_two_steps)
+      >>> result.iterations, result.stopped_by
+      (2, 'callback')
     """
 
 

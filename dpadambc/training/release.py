@@ -96,6 +96,23 @@ def load_release(
 
     Raises:
       ValueError: if the file has other parameters.
+
+    Example:
+      >>> import pathlib, tempfile, jax, jax.numpy as jnp, optax
+      >>> import dpadambc
+      >>> from dpadambc import training
+      >>> mechanism = dpadambc.PoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.5, iterations=4,
+      ...     normalize_by=4)
+      >>> result = training.fit(
+      ...     lambda w, x: w @ x, jnp.zeros(2), (jnp.ones((8, 2)),), mechanism,
+      ...     optax.sgd(0.1), key=jax.random.key(0), target_delta=1e-5)
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     path = pathlib.Path(folder) / "model.npz"
+      ...     _ = training.save_release(path, result)
+      ...     params, about = training.load_release(path, like=jnp.zeros(2))
+      >>> bool((params == result.state.params).all()), round(about["epsilon"], 2)
+      (True, 6.68)
     """
     with np.load(path, allow_pickle=False) as file:
         about = json.loads(str(file[_ABOUT]))

@@ -184,6 +184,19 @@ def draw_batch(mechanism: Any, state: TrainState, num_examples: int) -> Batch:
 
     Returns:
       A `Batch`.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax
+      >>> import dpadambc
+      >>> from dpadambc import training
+      >>> mechanism = dpadambc.PoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.5, iterations=4,
+      ...     normalize_by=4)
+      >>> state = training.init_state(
+      ...     jnp.zeros(2), mechanism, optax.sgd(0.1), key=jax.random.key(0))
+      >>> batch = training.draw_batch(mechanism, state, num_examples=8)
+      >>> print(batch.gather(jnp.arange(10, 90, 10)))
+      [10 20 30 40 50 60 80  0]
     """
     key = jax.random.fold_in(state.sampling_key, state.step)
     return mechanism.sample(key, num_examples=num_examples)

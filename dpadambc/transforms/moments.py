@@ -33,6 +33,18 @@ class RelativeFloor:
 
     Args:
       factor: positive.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import dpadambc
+      >>> gradient = jnp.array([0.5, 0.2])
+      >>> for factor in (1.0, 0.25):
+      ...     adam_bc = dpadambc.scale_by_adam_bc(
+      ...         0.3, variance_floor=dpadambc.RelativeFloor(factor))
+      ...     updates, _ = adam_bc.update(gradient, adam_bc.init(gradient))
+      ...     print(updates.round(2))
+      [1.25 0.56]
+      [1.25 1.12]
     """
 
     factor: float = 1.0

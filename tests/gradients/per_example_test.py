@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import hypothesis
 import hypothesis.strategies as st
 import jax
@@ -96,9 +97,7 @@ def looped_clipped_sum(loss_fn, params, *batch, l2_clip_norm, normalize_by):
 
 
 def assert_close(a, b, tolerance=1e-12):
-    jax.tree.map(
-        lambda x, y: np.testing.assert_allclose(x, y, tolerance, tolerance), a, b
-    )
+    chex.assert_trees_all_close(a, b, rtol=tolerance, atol=tolerance)
 
 
 both_methods = pytest.mark.parametrize("method", ["factored", "vmap"])

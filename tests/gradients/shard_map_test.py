@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -45,8 +46,7 @@ def on_devices(fun, mesh=None, targets=TARGETS, **options):
 
 
 def assert_close(got, expected):
-    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
-    jax.tree.map(close, got, expected)
+    chex.assert_trees_all_close(got, expected, rtol=1e-4, atol=1e-6)
 
 
 # Every pair of values of two columns.
