@@ -81,6 +81,11 @@ def dtypes_and_shapes(tree):
 every_row = pytest.mark.parametrize("name", ROWS)
 
 
+@pytest.fixture(autouse=True)
+def traces_are_counted_anew():
+    chex.clear_trace_counter()
+
+
 @every_row
 def test_second_call_does_not_recompile(name):
     tx, params = make(name, mechanism=SCHEDULED), params_of()
