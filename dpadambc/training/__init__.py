@@ -11,9 +11,10 @@ from dpadambc._core import lazy
 from dpadambc.training._identity import public_numbers
 from dpadambc.training._keys import secret_key
 from dpadambc.training.budget import affordable_iterations
-from dpadambc.training.loop import Progress, Result, Stop, fit
+from dpadambc.training.loop import fit
 from dpadambc.training.losses import with_augmentations, with_compute_dtype
 from dpadambc.training.release import load_release, save_release
+from dpadambc.training.result import Progress, Result, Stop
 from dpadambc.training.sharding import fully_sharded
 from dpadambc.training.state import (
     Releasable,

@@ -13,8 +13,7 @@ import optax
 from dpadambc._core import precision
 from dpadambc.gradients import explanation
 from dpadambc.mechanisms.base import Mechanism
-from dpadambc.training import _correction
-from dpadambc.training import _data as _data
+from dpadambc.training import _correction, _data
 from dpadambc.training.step import Seen, Step
 from dpadambc.transforms.noise import AddDPNoiseState
 

@@ -7,8 +7,7 @@ from typing import Any
 import jax
 
 from dpadambc.mechanisms.batch import Batch
-from dpadambc.training import _data as _data
-from dpadambc.training import _fingerprint, _identity, _numbers
+from dpadambc.training import _data, _fingerprint, _identity, _numbers
 from dpadambc.training._shardings import Shardings
 from dpadambc.training.state import TrainState, releasable
 from dpadambc.training.step import Seen, Step, draw_batch

@@ -1,124 +1,26 @@
 """The loop: as many steps as the budget allows, saved and told about on the way."""
 
-import contextlib
 import dataclasses
 import functools
-import logging
 import pathlib
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding
 
 from dpadambc._core import validate
 from dpadambc.mechanisms import _events
 from dpadambc.mechanisms.base import Mechanism
-from dpadambc.training import _checks, _identity, _keys, budget
-from dpadambc.training import _data as _data
+from dpadambc.training import _checks, _data, _keys, budget
 from dpadambc.training._history import History
+from dpadambc.training._run import Checkpoints, Run, Saved
 from dpadambc.training._runner import Runner
 from dpadambc.training._shardings import Shardings
+from dpadambc.training.result import Progress, Result
 from dpadambc.training.state import TrainState
-from dpadambc.training.step import Seen, Step
-
-_LOGGER = logging.getLogger("dpadambc")
-
-
-class Stop(Exception):
-    """Raised by a callback or an `eval_fn` to end a run, with a `Result` all the same.
-
-    The state is saved where there are checkpoints. When to stop is a choice: made by
-    looking at private data, a loss say, it is not covered by epsilon.
-
-    Example:
-      >>> import jax, jax.numpy as jnp, optax
-      >>> import dpadambc
-      >>> from dpadambc import training
-      >>> mechanism = dpadambc.PoissonGaussian(
-      ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.5, iterations=4,
-      ...     normalize_by=4)
-      >>> def stop_after_two_steps(progress):
-      ...     if progress.iterations == 2:
-      ...         raise training.Stop
-      >>> result = training.fit(
-      ...     lambda w, x: w @ x, jnp.zeros(2), (jnp.ones((8, 2)),), mechanism,
-      ...     optax.sgd(0.1), key=jax.random.key(0), target_delta=1e-5,
-      ...     callback=stop_after_two_steps)
-      >>> result.iterations, result.stopped_by
-      (2, 'callback')
-    """
-
-
-@jax.jit
-def _copied(tree: Any) -> Any:
-    return jax.tree.map(jnp.copy, tree)
-
-
-class Progress:
-    """What a callback is told after every call of the compiled steps."""
-
-    iterations: int  # steps taken
-    iterations_in_all: int  # when the run will end
-    seen: Seen  # of the examples in these steps; *not private*
-    mechanism: Mechanism
-    target_delta: float
-
-    def __init__(self, state: TrainState, seen: Seen, run: Any, iterations: int):
-        self._state, self.seen = state, seen
-        self.iterations, self.iterations_in_all = iterations, run.iterations
-        self.mechanism, self.target_delta = run.mechanism, run.target_delta
-
-    @functools.cached_property
-    def state(self) -> TrainState:
-        """A copy of the state, which later steps leave as it is; *secret*."""
-        return _copied(self._state)
-
-    @functools.cached_property
-    def params(self) -> optax.Params:
-        """A copy of the parameters, to keep."""
-        return _copied(self._state.params)
-
-    @property
-    def loss(self) -> float:
-        """Mean over the examples of these steps; *not private*. It waits for them."""
-        total, count, *_ = jax.device_get(self.seen)
-        return float(total) / max(int(count), 1)
-
-    def epsilon(self) -> float:
-        """What is spent so far. It takes the accountant a second or so."""
-        return self.mechanism.epsilon(self.target_delta, iterations=self.iterations)
-
-
-class Result(NamedTuple):
-    """What `fit` returns."""
-
-    state: TrainState
-    iterations: int  # steps taken, those before a resumption too
-    epsilon: float  # spent, at the target delta
-    target_delta: float
-    mechanism: Mechanism
-    stopped_by: Literal["iterations", "budget", "callback"]
-    history: list[dict[str, Any]]  # a record for each evaluation; *not private*
-    resumed_from: int | None  # the step of the checkpoint it went on from
-
-
-class _Checkpoints(Protocol):
-    """Where a run goes on from: see `dpadambc.training.Checkpoints`."""
-
-    def restore(self, like: TrainState, identity: dict[str, Any]) -> TrainState | None:
-        """The last state saved, or None; raises unless it is of this run."""
-        ...
-
-    def is_due(self, before: int, after: int) -> bool:
-        """Whether to save, having gone from so many steps to so many."""
-        ...
-
-    def save(self, state: TrainState, identity: dict[str, Any]) -> None:
-        """Saves all of a state, or nothing."""
-        ...
+from dpadambc.training.step import Step
 
 
 def _planned(
@@ -163,120 +65,6 @@ def _built(
     return Runner(step, data, frozen), start, key
 
 
-class _Saved:
-    """The checkpoints of one run."""
-
-    def __init__(
-        self,
-        checkpoints: _Checkpoints | None,
-        runner: Runner,
-        start: TrainState,
-        key: jax.Array,
-    ):
-        self._checkpoints, self._start = checkpoints, start
-        self._identity: dict[str, Any] = {}
-        if checkpoints is not None:
-            self._identity = runner.identity(start) | _identity.of_key(key)
-
-    def restore(self, iterations: int) -> tuple[TrainState, int | None]:
-        """The last state saved and its step; or the first state, saved."""
-        if self._checkpoints is None:
-            return self._start, None
-        found = self._checkpoints.restore(self._start, self._identity)
-        if found is None:
-            # From before the first step on, what gets this noise is known.
-            self._checkpoints.save(self._start, self._identity)
-            return self._start, None
-        step = int(found.step)
-        if step > iterations:
-            raise ValueError(
-                f"Expected at least the {step} steps that the checkpoint has taken and"
-                f" spent for, got a run of {iterations}. Ask for as many iterations, or"
-                " a larger budget."
-            )
-        _LOGGER.warning(
-            "Goes on from step %d of %d, from %r, with the keys that are there.",
-            *(step, iterations, self._checkpoints),
-        )
-        return found, step
-
-    def is_due(self, before: int, after: int) -> bool:
-        """Whether to save, having gone from so many steps to so many."""
-        return self._checkpoints is not None and self._checkpoints.is_due(before, after)
-
-    def save(self, state: TrainState) -> None:
-        """Saves all of a state, if there is where to."""
-        if self._checkpoints is not None:
-            self._checkpoints.save(state, self._identity)
-
-
-@dataclasses.dataclass
-class _Run:
-    """A run that is set up."""
-
-    runner: Runner
-    saved: _Saved
-    history: History
-    callback: Callable[[Progress], Any] | None
-    mechanism: Mechanism
-    iterations: int
-    epsilon: float  # of all iterations
-    target_delta: float
-    first_batch: _checks.FirstBatch = dataclasses.field(
-        default_factory=_checks.FirstBatch
-    )
-
-    def to_the_end(self, steps_per_call: int) -> Result:
-        """All steps that are left, from the last checkpoint on."""
-        now, resumed_from = self.saved.restore(self.iterations)
-        done, stopped = int(now.step), False
-        self.history.goes_on_from(done)
-        while done < self.iterations and not stopped:
-            now, done, stopped = self._advance(now, done, steps_per_call)
-        epsilon = self.epsilon
-        if done < self.iterations:
-            epsilon = self.mechanism.epsilon(self.target_delta, iterations=done)
-        by_budget = "budget" if done < self.mechanism.iterations else "iterations"
-        return Result(
-            state=now,
-            iterations=done,
-            epsilon=epsilon,
-            target_delta=self.target_delta,
-            mechanism=self.mechanism,
-            stopped_by="callback" if stopped else by_budget,
-            history=self.history.records,
-            resumed_from=resumed_from,
-        )
-
-    def _advance(
-        self, now: TrainState, done: int, most: int
-    ) -> tuple[TrainState, int, bool]:
-        """So many steps at most, in one call; and whether somebody said to stop."""
-        left = self.history.steps_until_due(done) or most
-        before, done = done, done + min(most, left, self.iterations - done)
-        now, seen = self.runner.advance(now, done - before)
-        self.first_batch.look(seen)
-        is_last = done == self.iterations
-        is_saved = is_last or self.saved.is_due(before, done)
-        if is_saved:
-            self.saved.save(now)
-        stopped = self._tell(Progress(now, seen, self, done), is_last)
-        if stopped and not is_saved:
-            self.saved.save(now)
-        return now, done, stopped
-
-    def _tell(self, progress: Progress, is_last: bool) -> bool:
-        try:
-            self.history.tell(progress, is_last=is_last)
-            if self.callback is not None:
-                self.callback(progress)
-        except Stop:
-            with contextlib.suppress(Stop):
-                self.history.end(progress)
-            return True
-        return False
-
-
 def fit(
     loss_fn: Callable[..., jax.Array],
     params: optax.Params,
@@ -297,7 +85,7 @@ def fit(
     eval_every: int | None = None,
     history_file: str | pathlib.Path | None = None,
     callback: Callable[[Progress], Any] | None = None,
-    checkpoints: _Checkpoints | None = None,
+    checkpoints: Checkpoints | None = None,
 ) -> Result:
     """Trains privately, for the iterations of the mechanism or as far as a budget goes.
 
@@ -414,9 +202,9 @@ def fit(
         average_decay=average_decay,
     )
     runner, start, key = _built(step, params, frozen, data, key, batch_sharding)
-    run = _Run(
+    run = Run(
         runner=runner,
-        saved=_Saved(checkpoints, runner, start, key),
+        saved=Saved(checkpoints, runner, start, key),
         history=history,
         callback=callback,
         mechanism=mechanism,

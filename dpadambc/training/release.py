@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from dpadambc.training import _identity
-from dpadambc.training.loop import Result
+from dpadambc.training.result import Result
 from dpadambc.training.state import releasable
 
 _ABOUT = "about"

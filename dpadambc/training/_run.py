@@ -1,0 +1,148 @@
+"""A run that is set up: steps, saves and records until its end."""
+
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+
+from dpadambc.mechanisms.base import Mechanism
+from dpadambc.training import _checks, _identity
+from dpadambc.training._history import History
+from dpadambc.training._runner import Runner
+from dpadambc.training.result import Progress, Result, Stop
+from dpadambc.training.state import TrainState
+
+_LOGGER = logging.getLogger("dpadambc")
+
+
+class Checkpoints(Protocol):
+    """Where a run goes on from: see `dpadambc.training.Checkpoints`."""
+
+    def restore(self, like: TrainState, identity: dict[str, Any]) -> TrainState | None:
+        """The last state saved, or None; raises unless it is of this run."""
+        ...
+
+    def is_due(self, before: int, after: int) -> bool:
+        """Whether to save, having gone from so many steps to so many."""
+        ...
+
+    def save(self, state: TrainState, identity: dict[str, Any]) -> None:
+        """Saves all of a state, or nothing."""
+        ...
+
+
+class Saved:
+    """The checkpoints of one run."""
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints | None,
+        runner: Runner,
+        start: TrainState,
+        key: jax.Array,
+    ):
+        self._checkpoints, self._start = checkpoints, start
+        self._identity: dict[str, Any] = {}
+        if checkpoints is not None:
+            self._identity = runner.identity(start) | _identity.of_key(key)
+
+    def restore(self, iterations: int) -> tuple[TrainState, int | None]:
+        """The last state saved and its step; or the first state, saved."""
+        if self._checkpoints is None:
+            return self._start, None
+        found = self._checkpoints.restore(self._start, self._identity)
+        if found is None:
+            # From before the first step on, what gets this noise is known.
+            self._checkpoints.save(self._start, self._identity)
+            return self._start, None
+        step = int(found.step)
+        if step > iterations:
+            raise ValueError(
+                f"Expected at least the {step} steps that the checkpoint has taken and"
+                f" spent for, got a run of {iterations}. Ask for as many iterations, or"
+                " a larger budget."
+            )
+        _LOGGER.warning(
+            "Goes on from step %d of %d, from %r, with the keys that are there.",
+            *(step, iterations, self._checkpoints),
+        )
+        return found, step
+
+    def is_due(self, before: int, after: int) -> bool:
+        """Whether to save, having gone from so many steps to so many."""
+        return self._checkpoints is not None and self._checkpoints.is_due(before, after)
+
+    def save(self, state: TrainState) -> None:
+        """Saves all of a state, if there is where to."""
+        if self._checkpoints is not None:
+            self._checkpoints.save(state, self._identity)
+
+
+@dataclasses.dataclass
+class Run:
+    """A run that is set up."""
+
+    runner: Runner
+    saved: Saved
+    history: History
+    callback: Callable[[Progress], Any] | None
+    mechanism: Mechanism
+    iterations: int
+    epsilon: float  # of all iterations
+    target_delta: float
+    first_batch: _checks.FirstBatch = dataclasses.field(
+        default_factory=_checks.FirstBatch
+    )
+
+    def to_the_end(self, steps_per_call: int) -> Result:
+        """All steps that are left, from the last checkpoint on."""
+        now, resumed_from = self.saved.restore(self.iterations)
+        done, stopped = int(now.step), False
+        self.history.goes_on_from(done)
+        while done < self.iterations and not stopped:
+            now, done, stopped = self._advance(now, done, steps_per_call)
+        epsilon = self.epsilon
+        if done < self.iterations:
+            epsilon = self.mechanism.epsilon(self.target_delta, iterations=done)
+        by_budget = "budget" if done < self.mechanism.iterations else "iterations"
+        return Result(
+            state=now,
+            iterations=done,
+            epsilon=epsilon,
+            target_delta=self.target_delta,
+            mechanism=self.mechanism,
+            stopped_by="callback" if stopped else by_budget,
+            history=self.history.records,
+            resumed_from=resumed_from,
+        )
+
+    def _advance(
+        self, now: TrainState, done: int, most: int
+    ) -> tuple[TrainState, int, bool]:
+        """So many steps at most, in one call; and whether somebody said to stop."""
+        left = self.history.steps_until_due(done) or most
+        before, done = done, done + min(most, left, self.iterations - done)
+        now, seen = self.runner.advance(now, done - before)
+        self.first_batch.look(seen)
+        is_last = done == self.iterations
+        is_saved = is_last or self.saved.is_due(before, done)
+        if is_saved:
+            self.saved.save(now)
+        stopped = self._tell(Progress(now, seen, self, done), is_last)
+        if stopped and not is_saved:
+            self.saved.save(now)
+        return now, done, stopped
+
+    def _tell(self, progress: Progress, is_last: bool) -> bool:
+        try:
+            self.history.tell(progress, is_last=is_last)
+            if self.callback is not None:
+                self.callback(progress)
+        except Stop:
+            with contextlib.suppress(Stop):
+                self.history.end(progress)
+            return True
+        return False

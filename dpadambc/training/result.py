@@ -1,0 +1,90 @@
+"""What a run tells: while it trains, at its end, and how to end it sooner."""
+
+import functools
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpadambc.mechanisms.base import Mechanism
+from dpadambc.training.state import TrainState
+from dpadambc.training.step import Seen
+
+
+class Stop(Exception):
+    """Raised by a callback or an `eval_fn` to end a run, with a `Result` all the same.
+
+    The state is saved where there are checkpoints. When to stop is a choice: made by
+    looking at private data, a loss say, it is not covered by epsilon.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax
+      >>> import dpadambc
+      >>> from dpadambc import training
+      >>> mechanism = dpadambc.PoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.5, iterations=4,
+      ...     normalize_by=4)
+      >>> def stop_after_two_steps(progress):
+      ...     if progress.iterations == 2:
+      ...         raise training.Stop
+      >>> result = training.fit(
+      ...     lambda w, x: w @ x, jnp.zeros(2), (jnp.ones((8, 2)),), mechanism,
+      ...     optax.sgd(0.1), key=jax.random.key(0), target_delta=1e-5,
+      ...     callback=stop_after_two_steps)
+      >>> result.iterations, result.stopped_by
+      (2, 'callback')
+    """
+
+
+@jax.jit
+def _copied(tree: Any) -> Any:
+    return jax.tree.map(jnp.copy, tree)
+
+
+class Progress:
+    """What a callback is told after every call of the compiled steps."""
+
+    iterations: int  # steps taken
+    iterations_in_all: int  # when the run will end
+    seen: Seen  # of the examples in these steps; *not private*
+    mechanism: Mechanism
+    target_delta: float
+
+    def __init__(self, state: TrainState, seen: Seen, run: Any, iterations: int):
+        self._state, self.seen = state, seen
+        self.iterations, self.iterations_in_all = iterations, run.iterations
+        self.mechanism, self.target_delta = run.mechanism, run.target_delta
+
+    @functools.cached_property
+    def state(self) -> TrainState:
+        """A copy of the state, which later steps leave as it is; *secret*."""
+        return _copied(self._state)
+
+    @functools.cached_property
+    def params(self) -> optax.Params:
+        """A copy of the parameters, to keep."""
+        return _copied(self._state.params)
+
+    @property
+    def loss(self) -> float:
+        """Mean over the examples of these steps; *not private*. It waits for them."""
+        total, count, *_ = jax.device_get(self.seen)
+        return float(total) / max(int(count), 1)
+
+    def epsilon(self) -> float:
+        """What is spent so far. It takes the accountant a second or so."""
+        return self.mechanism.epsilon(self.target_delta, iterations=self.iterations)
+
+
+class Result(NamedTuple):
+    """What `fit` returns."""
+
+    state: TrainState
+    iterations: int  # steps taken, those before a resumption too
+    epsilon: float  # spent, at the target delta
+    target_delta: float
+    mechanism: Mechanism
+    stopped_by: Literal["iterations", "budget", "callback"]
+    history: list[dict[str, Any]]  # a record for each evaluation; *not private*
+    resumed_from: int | None  # the step of the checkpoint it went on from
