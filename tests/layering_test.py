@@ -1,6 +1,7 @@
 """Modules import downwards only; from outside, five packages and those of extras."""
 
 import ast
+import graphlib
 import pathlib
 import sys
 
@@ -61,3 +62,25 @@ def test_imports_point_downwards(path):
         outside = OUTSIDE | EXTRAS.get(path.relative_to(PACKAGE).as_posix(), set())
         allowed = within or RANK[name] < RANK[own] if internal else name in outside
         assert allowed, f"{path.name} must not import {name}"
+
+
+def modules_imported(path):
+    """The files of the package that a file imports, those of lazy names aside."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("dpadambc"):
+            base = PACKAGE.parent.joinpath(*node.module.split("."))
+            for name in (base, *(base / alias.name for alias in node.names)):
+                if name.with_suffix(".py").exists():
+                    yield name.with_suffix(".py")
+
+
+def test_no_files_import_each_other():
+    """Sorted, each file comes after those that it imports; the sort finds cycles."""
+    files = {p for p in PACKAGE.rglob("*.py") if p.stem not in ("__init__", "__main__")}
+    graph = {path: set(modules_imported(path)) & files for path in files}
+    order = list(graphlib.TopologicalSorter(graph).static_order())
+    assert len(order) == len(files) > 50
+    graph[order[0]].add(order[-1])
+    graph[order[-1]].add(order[0])
+    with pytest.raises(graphlib.CycleError):  # negative control
+        graphlib.TopologicalSorter(graph).prepare()
