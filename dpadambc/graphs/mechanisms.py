@@ -116,7 +116,7 @@ class PoissonGaussian(_MultiTermGaussian):
         _REPLACE_ONE: ("pld", "rdp"),
         _REPLACE_SPECIAL: ("pld", "rdp"),
     }
-    _refusal = "it is not known."
+    _refusal = "its sensitivity is not known."
 
     def __post_init__(self):
         super().__post_init__()
@@ -200,9 +200,7 @@ class FixedSizeGaussian(_MultiTermGaussian):
     neighboring_relation: NeighboringRelation = _REPLACE_ONE
 
     _relations = {_REPLACE_ONE: ("pld", "rdp")}
-    _refusal = (
-        "a batch of fixed size does not stay one when a node is added or removed."
-    )
+    _refusal = "a batch of fixed size changes when a node is added or removed."
 
     def __post_init__(self):
         super().__post_init__()

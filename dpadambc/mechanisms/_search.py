@@ -33,8 +33,8 @@ def solve(gap: Callable[[float], float], good: float, bad: float) -> float:
 def last_affordable(
     is_affordable: Callable[[int], bool], affordable: int, too_many: int
 ) -> int:
-    """The last number of steps that is affordable, between one that is and one not."""
-    while too_many - affordable > 1:
+    """The last affordable number of steps, exact below 10,000 and never too many."""
+    while too_many - affordable > max(1, 1e-4 * affordable):
         middle = (affordable + too_many) // 2
         if is_affordable(middle):
             affordable = middle

@@ -184,8 +184,8 @@ def calibrate(
       accountant: "pld" or "rdp".
 
     Returns:
-      The least noise multiplier or the largest sampling probability, to four digits,
-      or the largest number of iterations. Its epsilon never exceeds the target.
+      The least noise multiplier, the largest sampling probability or the largest
+      number of iterations, to four digits. Its epsilon never exceeds the target.
 
     Raises:
       ValueError: if the target cannot be reached.

@@ -1,11 +1,11 @@
-"""What a private training run is to the noise, the correction and the accountant.
+"""The public numbers of a private run, as one frozen value.
 
-All three read the public numbers from one frozen value, so they cannot disagree. The
-values themselves are beside this module, one class for each way of sampling.
+Noise, correction, sampler and accountant all read it, so they cannot disagree. Each way
+of sampling has its class in a file beside this one.
 
-Nothing private goes into a field. The size of the data set is private when an example
-may be added or removed, so it is an argument where it is needed, except in mechanisms
-whose privacy is stated for data sets of a known size.
+No field is private. The size of the data set is private when an example may be added or
+removed, so it is an argument; it is a field where privacy is stated for data sets of a
+known size.
 """
 
 import abc

@@ -60,8 +60,8 @@ class FixedSizeGaussian(Mechanism):
 
     _relations = {_REPLACE_ONE: ("rdp",)}
     _refusal = (
-        "a batch of fixed size does not stay one when an example is added or removed,"
-        " and only the Rényi accountant knows sampling without replacement."
+        "a batch of fixed size changes when an example is added or removed, and"
+        " dp-accounting has only an RDP bound for sampling without replacement."
     )
 
     def __post_init__(self):

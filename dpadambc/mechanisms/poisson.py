@@ -79,7 +79,7 @@ class PoissonGaussian(Mechanism):
         _REPLACE_ONE: ("pld",),
         _REPLACE_SPECIAL: ("pld", "rdp"),
     }
-    _refusal = "no Rényi bound for Poisson sampling under replacement is at hand."
+    _refusal = "dp-accounting has no RDP bound for Poisson sampling under REPLACE_ONE."
 
     def __post_init__(self):
         super().__post_init__()

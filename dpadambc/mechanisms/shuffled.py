@@ -62,7 +62,7 @@ class ShuffledGaussian(Mechanism):
     neighboring_relation: NeighboringRelation = _REPLACE_ONE
 
     _relations = {_REPLACE_ONE: ("pld", "rdp"), _REPLACE_SPECIAL: ("pld", "rdp")}
-    _refusal = "adding or removing an example would re-deal every batch of an epoch."
+    _refusal = "adding or removing an example changes every batch of an epoch."
 
     def __post_init__(self):
         super().__post_init__()

@@ -72,7 +72,7 @@ class TruncatedPoissonGaussian(Mechanism):
     }
     _refusal = (
         "the cost of truncation depends on the size of the data set, which adding or"
-        " removing an example would change, and no Rényi bound for it is at hand."
+        " removing an example changes, and dp-accounting has no RDP bound for it."
     )
 
     def __post_init__(self):

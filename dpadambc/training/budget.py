@@ -16,7 +16,8 @@ def affordable_iterations(
       target_delta: the delta that goes with it.
 
     Returns:
-      A number of at most `mechanism.iterations`; 0 if not even one step is affordable.
+      At most `mechanism.iterations`, to four digits and never too many; 0 if not even
+      one step is affordable.
 
     Raises:
       ValueError: if the target is negative, or delta not in (0, 1).
