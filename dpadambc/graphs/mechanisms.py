@@ -6,10 +6,8 @@ change as many. `graphs.subgraphs` bounds their number; these mechanisms account
 """
 
 import dataclasses
-from collections.abc import Iterator
 
 import dp_accounting
-import jax
 import numpy as np
 import optax
 import scipy.stats
@@ -17,9 +15,9 @@ import scipy.stats
 from dpadambc._core import validate
 from dpadambc.clipping.flat import NeighboringRelation
 from dpadambc.graphs import _mixture
-from dpadambc.mechanisms import accounting, sampling
+from dpadambc.mechanisms import accounting
+from dpadambc.mechanisms._sampled import FixedSizeSampled, PoissonSampled
 from dpadambc.mechanisms.base import Mechanism
-from dpadambc.mechanisms.batch import Batch
 
 _ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
 _REPLACE_ONE = NeighboringRelation.REPLACE_ONE
@@ -63,7 +61,7 @@ class _MultiTermGaussian(Mechanism):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PoissonGaussian(_MultiTermGaussian):
+class PoissonGaussian(_MultiTermGaussian, PoissonSampled):
     r"""Poisson sampling of roots, where a node is in at most `max_terms` terms.
 
     At every step each root takes part independently with probability `sampling_prob`.
@@ -118,15 +116,6 @@ class PoissonGaussian(_MultiTermGaussian):
     }
     _refusal = "its sensitivity is not known."
 
-    def __post_init__(self):
-        super().__post_init__()
-        validate.probability(sampling_prob=self.sampling_prob)
-
-    @property
-    def pads_batches(self) -> bool:
-        """Whether a batch can have padding: not where all roots take part."""
-        return self.sampling_prob < 1
-
     @property
     def _largest_shift(self) -> int:
         # The own term goes; it does not become another.
@@ -141,22 +130,9 @@ class PoissonGaussian(_MultiTermGaussian):
         of_others[::2] = scipy.stats.binom.pmf(range(others + 1), others, q)
         return np.convolve(of_own, of_others)
 
-    def _batches(self, rng: np.random.Generator, num_examples: int) -> Iterator[Batch]:
-        return sampling.poisson_batches(
-            rng,
-            num_examples=num_examples,
-            sampling_prob=self.sampling_prob,
-            iterations=self.iterations,
-        )
-
-    def _sample(self, key: jax.Array, num_examples: int) -> Batch:
-        return sampling.poisson_sample(
-            key, num_examples=num_examples, sampling_prob=self.sampling_prob
-        )
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FixedSizeGaussian(_MultiTermGaussian):
+class FixedSizeGaussian(_MultiTermGaussian, FixedSizeSampled):
     """A fresh uniform subset of roots at every step, a node in at most `max_terms`.
 
     Sampling without replacement keeps the number of roots, so privacy is stated for
@@ -204,14 +180,7 @@ class FixedSizeGaussian(_MultiTermGaussian):
 
     def __post_init__(self):
         super().__post_init__()
-        validate.count(batch_size=self.batch_size, least=1)
-        least = max(self.batch_size, self.max_terms)
-        validate.count(num_examples=self.num_examples, least=least)
-
-    @property
-    def pads_batches(self) -> bool:
-        """Whether a batch can have padding: it has none."""
-        return False
+        validate.count(num_examples=self.num_examples, least=self.max_terms)
 
     def _shift_probs(self) -> np.ndarray:
         probs = np.zeros(self._largest_shift + 1)
@@ -222,16 +191,3 @@ class FixedSizeGaussian(_MultiTermGaussian):
             self.batch_size,
         )
         return probs
-
-    def _batches(self, rng: np.random.Generator, num_examples: int) -> Iterator[Batch]:
-        return sampling.fixed_size_batches(
-            rng,
-            num_examples=num_examples,
-            batch_size=self.batch_size,
-            iterations=self.iterations,
-        )
-
-    def _sample(self, key: jax.Array, num_examples: int) -> Batch:
-        return sampling.fixed_size_sample(
-            key, num_examples=num_examples, batch_size=self.batch_size
-        )

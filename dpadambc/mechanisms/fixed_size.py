@@ -1,24 +1,19 @@
 """Sampling without replacement: batches of one size."""
 
 import dataclasses
-from collections.abc import Iterator
 
 import dp_accounting
-import jax
-import numpy as np
 import optax
 
-from dpadambc._core import validate
 from dpadambc.clipping.flat import NeighboringRelation
-from dpadambc.mechanisms import accounting, sampling
-from dpadambc.mechanisms.base import Mechanism
-from dpadambc.mechanisms.batch import Batch
+from dpadambc.mechanisms import accounting
+from dpadambc.mechanisms._sampled import FixedSizeSampled
 
 _REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FixedSizeGaussian(Mechanism):
+class FixedSizeGaussian(FixedSizeSampled):
     """The Gaussian mechanism on a fresh uniform subset of fixed size at every step.
 
     Sampling without replacement keeps the size of the data set, so privacy is stated
@@ -64,16 +59,6 @@ class FixedSizeGaussian(Mechanism):
         " dp-accounting has only an RDP bound for sampling without replacement."
     )
 
-    def __post_init__(self):
-        super().__post_init__()
-        validate.count(batch_size=self.batch_size, least=1)
-        validate.count(num_examples=self.num_examples, least=self.batch_size)
-
-    @property
-    def pads_batches(self) -> bool:
-        """Whether a batch can have padding: it has none."""
-        return False
-
     def _step_event(
         self, noise_multiplier: float, accountant: accounting.Accountant
     ) -> dp_accounting.DpEvent:
@@ -82,17 +67,4 @@ class FixedSizeGaussian(Mechanism):
             self.num_examples,
             self.batch_size,
             gaussian,
-        )
-
-    def _batches(self, rng: np.random.Generator, num_examples: int) -> Iterator[Batch]:
-        return sampling.fixed_size_batches(
-            rng,
-            num_examples=num_examples,
-            batch_size=self.batch_size,
-            iterations=self.iterations,
-        )
-
-    def _sample(self, key: jax.Array, num_examples: int) -> Batch:
-        return sampling.fixed_size_sample(
-            key, num_examples=num_examples, batch_size=self.batch_size
         )

@@ -1,18 +1,13 @@
 """Poisson sampling: each example takes part with the same probability, alone."""
 
 import dataclasses
-from collections.abc import Iterator
 
 import dp_accounting
-import jax
-import numpy as np
 import optax
 
-from dpadambc._core import validate
 from dpadambc.clipping.flat import NeighboringRelation
-from dpadambc.mechanisms import accounting, sampling
-from dpadambc.mechanisms.base import Mechanism
-from dpadambc.mechanisms.batch import Batch
+from dpadambc.mechanisms import accounting
+from dpadambc.mechanisms._sampled import PoissonSampled
 
 _ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
 _REPLACE_ONE = NeighboringRelation.REPLACE_ONE
@@ -20,7 +15,7 @@ _REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PoissonGaussian(Mechanism):
+class PoissonGaussian(PoissonSampled):
     r"""The Poisson-subsampled Gaussian mechanism, `iterations` times: DP-SGD.
 
     At every step each example takes part independently with probability
@@ -81,18 +76,9 @@ class PoissonGaussian(Mechanism):
     }
     _refusal = "dp-accounting has no RDP bound for Poisson sampling under REPLACE_ONE."
 
-    def __post_init__(self):
-        super().__post_init__()
-        validate.probability(sampling_prob=self.sampling_prob)
-
     def _check_relation(self, accountant: str | None = None) -> None:
         # Without sampling there is nothing to refuse.
         super()._check_relation(None if self.sampling_prob == 1 else accountant)
-
-    @property
-    def pads_batches(self) -> bool:
-        """Whether a batch can have padding: not where all examples take part."""
-        return self.sampling_prob < 1
 
     def _step_event(
         self, noise_multiplier: float, accountant: accounting.Accountant
@@ -101,16 +87,3 @@ class PoissonGaussian(Mechanism):
         if self.sampling_prob == 1:
             return gaussian
         return dp_accounting.PoissonSampledDpEvent(self.sampling_prob, gaussian)
-
-    def _batches(self, rng: np.random.Generator, num_examples: int) -> Iterator[Batch]:
-        return sampling.poisson_batches(
-            rng,
-            num_examples=num_examples,
-            sampling_prob=self.sampling_prob,
-            iterations=self.iterations,
-        )
-
-    def _sample(self, key: jax.Array, num_examples: int) -> Batch:
-        return sampling.poisson_sample(
-            key, num_examples=num_examples, sampling_prob=self.sampling_prob
-        )

@@ -1,0 +1,69 @@
+"""How batches are drawn, for the mechanisms of examples and of nodes alike."""
+
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+
+from dpadambc._core import validate
+from dpadambc.mechanisms import sampling
+from dpadambc.mechanisms.base import Mechanism
+from dpadambc.mechanisms.batch import Batch
+
+
+class PoissonSampled(Mechanism):
+    """Each example takes part with `sampling_prob`, whatever the others do."""
+
+    sampling_prob: float
+
+    def __post_init__(self):
+        super().__post_init__()
+        validate.probability(sampling_prob=self.sampling_prob)
+
+    @property
+    def pads_batches(self) -> bool:
+        """Whether a batch can have padding: not where all examples take part."""
+        return self.sampling_prob < 1
+
+    def _batches(self, rng: np.random.Generator, num_examples: int) -> Iterator[Batch]:
+        return sampling.poisson_batches(
+            rng,
+            num_examples=num_examples,
+            sampling_prob=self.sampling_prob,
+            iterations=self.iterations,
+        )
+
+    def _sample(self, key: jax.Array, num_examples: int) -> Batch:
+        return sampling.poisson_sample(
+            key, num_examples=num_examples, sampling_prob=self.sampling_prob
+        )
+
+
+class FixedSizeSampled(Mechanism):
+    """A uniform subset of `batch_size` examples, fresh at every step."""
+
+    batch_size: int
+    num_examples: int
+
+    def __post_init__(self):
+        super().__post_init__()
+        validate.count(batch_size=self.batch_size, least=1)
+        validate.count(num_examples=self.num_examples, least=self.batch_size)
+
+    @property
+    def pads_batches(self) -> bool:
+        """Whether a batch can have padding: it has none."""
+        return False
+
+    def _batches(self, rng: np.random.Generator, num_examples: int) -> Iterator[Batch]:
+        return sampling.fixed_size_batches(
+            rng,
+            num_examples=num_examples,
+            batch_size=self.batch_size,
+            iterations=self.iterations,
+        )
+
+    def _sample(self, key: jax.Array, num_examples: int) -> Batch:
+        return sampling.fixed_size_sample(
+            key, num_examples=num_examples, batch_size=self.batch_size
+        )
