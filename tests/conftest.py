@@ -1,6 +1,5 @@
 """Strict JAX on eight virtual devices, and one hypothesis profile, for all tests."""
 
-import gc
 import os
 
 import hypothesis
@@ -21,7 +20,6 @@ if os.environ.get("DPADAMBC_OPTIMIZED_TESTS") != "1":
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS])
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_traceback_in_locations_limit", 0)  # of each operation, to lower
-gc.set_threshold(100_000, 50, 1000)  # a trace makes many objects, and few cycles
 
 hypothesis.settings.register_profile(
     "default", derandomize=True, deadline=None, max_examples=25
