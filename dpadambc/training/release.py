@@ -78,7 +78,7 @@ def save_release(path: str | pathlib.Path, result: Result) -> dict[str, Any]:
     }
     stored = {name: _storable(x) for name, x in arrays.items()}
     with path.open("wb") as file:
-        np.savez(file, allow_pickle=False, **{_ABOUT: json.dumps(about)}, **stored)
+        np.savez(file, **{_ABOUT: json.dumps(about)}, **stored)
     return about
 
 
