@@ -19,9 +19,9 @@ quick: $(VENV)/test
 test: $(VENV)/test
 	$(PYTEST) -m "not slow" --ignore=tests/experiments
 
-# What takes long, on code that XLA has optimized.
+# What takes long, and the guarantees once more, on code that XLA has optimized.
 test-slow: $(VENV)/test
-	DPADAMBC_OPTIMIZED_TESTS=1 $(PYTEST) -m slow --ignore=tests/experiments
+	DPADAMBC_OPTIMIZED_TESTS=1 $(PYTEST) -m "slow or guarantee" --ignore=tests/experiments
 
 # Of the benchmarks and the notebooks.
 test-experiments: $(VENV)/test

@@ -24,6 +24,8 @@ from dpadambc.gradients import _collectives
 from dpadambc.training import checkpoints
 from tests import common
 
+pytestmark = pytest.mark.guarantee
+
 C, B, BATCH = 1.0, 1.0, 64
 RNG = np.random.default_rng(0)
 X = jnp.asarray(RNG.normal(size=(BATCH, 8)), jnp.float32)
@@ -407,7 +409,7 @@ def test_a2_a_loss_that_goes_past_the_noise_is_warned_of():
         tx.update(gradients(), tx.init(PARAMS), PARAMS, value=1.0)
 
 
-# A3: several processes, in layout_test. A4: collectives in the loss.
+# A3: several processes, in training/sharding_test. A4: collectives in the loss.
 
 
 def through_a_scan(h, axis):
@@ -620,8 +622,10 @@ def test_a5_masks_are_asked_for_where_batches_are_padded(made, is_padded):
     else:
         tx.update(grads, tx.init(PARAMS), PARAMS)
         size = getattr(made, "num_examples", BATCH)
-        for batch in made.batches(np.random.default_rng(0), num_examples=size):
-            assert not batch.is_padding_example.any()
+        batches = list(made.batches(np.random.default_rng(0), num_examples=size))
+        if not isinstance(made, dpadambc.ShuffledGaussian):
+            batches.append(made.sample(jax.random.key(0), num_examples=size))
+        assert not any(batch.is_padding_example.any() for batch in batches)
 
 
 def test_a5_what_a_forgotten_mask_did():

@@ -8,6 +8,8 @@ import jax.extend.core as jex
 _VIEWS = {"broadcast_in_dim", "convert_element_type", "reshape", "squeeze", "copy"}
 _CALLS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 _CONTROL_FLOW = {"scan", "while", "cond"}
+# What they make of a mean is no statistic any more.
+_MIXING = {"dot_general", "conv_general_dilated", "gather"} | _CONTROL_FLOW
 
 
 class _Value(NamedTuple):
@@ -44,9 +46,12 @@ def _outputs(eqn: jex.JaxprEqn, operands: list[_Value]) -> list[_Value]:
     if name == "reduce_sum":
         shape = getattr(eqn.invars[0].aval, "shape", ())
         if not eqn.params["axes"] or 1 in (shape[i] for i in eqn.params["axes"]):
-            return [_Value(eqn.outvars[0], frozenset([operands[0].root]))]
+            means = {operands[0].root} - {None}  # a constant has no root
+            return [_Value(eqn.outvars[0], frozenset(means))]
         return outputs
     if name == "sub" and operands[0].root in operands[1].means:
         raise CentersOverOne
+    if name in _MIXING:
+        return outputs
     means = frozenset[Any]().union(*(operand.means for operand in operands))
     return [output._replace(means=means) for output in outputs]

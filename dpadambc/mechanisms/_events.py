@@ -28,7 +28,9 @@ def check_accountant(accountant: str) -> None:
         )
 
 
-def check_delta(target_delta: float, num_examples: int | None = None) -> None:
+def check_delta(
+    target_delta: float, num_examples: int | None = None, *, stacklevel: int = 3
+) -> None:
     """Raises for a delta outside (0, 1); warns for one of a whole example or more."""
     validate.open_unit_interval(target_delta=target_delta)
     if num_examples is not None and target_delta * num_examples >= 1:
@@ -37,7 +39,7 @@ def check_delta(target_delta: float, num_examples: int | None = None) -> None:
             f" {1 / num_examples:.3g}: publishing a random example in full would be as"
             " private. Ask for a delta well below that, such as"
             f" {0.1 / num_examples:.0e}.",
-            stacklevel=3,
+            stacklevel=stacklevel,
         )
 
 

@@ -85,28 +85,6 @@ def _pld_epsilon(
             return bound
 
 
-@functools.lru_cache(maxsize=256)
-def _epsilon(
-    event: dp_accounting.DpEvent,
-    target_delta: float,
-    neighboring_relation: dp_accounting.NeighboringRelation,
-    accountant: Accountant,
-) -> float:
-    """What `epsilon` returns, remembered: one run asks for the same several times."""
-    if _astronomical.is_astronomical(event, accountant):
-        return math.inf
-    try:
-        if accountant == "pld":
-            return _pld_epsilon(event, target_delta, neighboring_relation)
-        by_orders = RdpAccountant(neighboring_relation=neighboring_relation)
-        return _epsilon_by(by_orders, event, target_delta)
-    except dp_accounting.UnsupportedEventError as error:
-        raise ValueError(
-            f"The {accountant!r} accountant cannot account for this sampling under"
-            f" {neighboring_relation.name}: {error}"
-        ) from error
-
-
 def epsilon(
     event: dp_accounting.DpEvent,
     *,
@@ -143,17 +121,18 @@ def epsilon(
     """
     _events.check_accountant(accountant)
     _events.check_delta(target_delta)
-    # An event with a list in it has no hash: the composition of several.
-    compute = _epsilon if _has_hash(event) else _epsilon.__wrapped__
-    return compute(event, target_delta, neighboring_relation, accountant)
-
-
-def _has_hash(event: dp_accounting.DpEvent) -> bool:
+    if _astronomical.is_astronomical(event, accountant):
+        return math.inf
     try:
-        hash(event)
-    except TypeError:
-        return False
-    return True
+        if accountant == "pld":
+            return _pld_epsilon(event, target_delta, neighboring_relation)
+        by_orders = RdpAccountant(neighboring_relation=neighboring_relation)
+        return _epsilon_by(by_orders, event, target_delta)
+    except dp_accounting.UnsupportedEventError as error:
+        raise ValueError(
+            f"The {accountant!r} accountant cannot account for this sampling under"
+            f" {neighboring_relation.name}: {error}"
+        ) from error
 
 
 # The parameter's grid of trial values, from the side of little epsilon.

@@ -83,7 +83,7 @@ def loss_of(step: Step, params: optax.Params, frozen: Any, data: Any) -> None:
         prng_argnum=len(arguments) - 1 if key else None,
     )
     for sentence in (*found.without_gradient, *found.mixing):
-        warnings.warn(sentence, stacklevel=3)
+        warnings.warn(sentence, stacklevel=4)  # of the call of fit
 
 
 @dataclasses.dataclass

@@ -42,11 +42,12 @@ class History:
             self._path = pathlib.Path(path)
         self._seen: list[Seen] = []  # on the device still, since the last record
         self._loss, self._count = 0.0, 0  # fetched already
-        self._started = time.perf_counter()
+        self._started = 0.0
         self.records: list[dict[str, Any]] = []
 
     def goes_on_from(self, iterations: int) -> None:
         """Keeps the records of the steps taken, and forgets those to be taken again."""
+        self._started = time.perf_counter()
         if self._path is None:
             return
         records = _read(self._path)

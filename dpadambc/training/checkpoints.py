@@ -33,14 +33,24 @@ def _is_key(x: Any) -> bool:
 
 
 def _named(path: Sequence[Any]) -> tuple[str, ...]:
-    """The names that lead to a leaf, with dots quoted: Orbax joins names by dots."""
+    """The names that lead to a leaf. Orbax joins them by dots and makes them paths."""
     parts = [jax.tree_util.keystr((key,), simple=True) for key in path]
-    return tuple(part.replace("%", "%25").replace(".", "%2E") for part in parts)
+    return tuple(
+        part.replace("%", "%25").replace(".", "%2E").replace("/", "%2F")
+        for part in parts
+    )
 
 
 def _leaves(state: TrainState) -> dict[tuple[str, ...], jax.Array]:
-    paths = jax.tree_util.tree_leaves_with_path(state)
-    return {_named(path): leaf for path, leaf in paths}
+    """Every leaf by its names; keys that read alike are numbered."""
+    found: dict[tuple[str, ...], jax.Array] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        names, number = _named(path), 1
+        while names in found:
+            number += 1
+            names = (*names[:-1], f"{_named(path)[-1]}#{number}")
+        found[names] = leaf
+    return found
 
 
 def _nested(leaves: dict[tuple[str, ...], jax.Array]) -> dict[str, Any]:

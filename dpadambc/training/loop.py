@@ -28,7 +28,7 @@ def _planned(
 ) -> int:
     """How many steps to take; raises where the mechanism is not for these data."""
     num_examples = _data.num_examples(data)
-    _events.check_delta(target_delta, num_examples)
+    _events.check_delta(target_delta, num_examples, stacklevel=4)
     _checks.mechanism_of(mechanism, num_examples)
     if target_epsilon is None:
         return mechanism.iterations

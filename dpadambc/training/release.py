@@ -76,7 +76,7 @@ def save_release(path: str | pathlib.Path, result: Result) -> dict[str, Any]:
         "dtypes": {name: str(x.dtype) for name, x in arrays.items()},
         "dpadambc": importlib.metadata.version("dpadambc"),
     }
-    stored = {name: _storable(x) for name, x in arrays.items()}
+    stored: dict[str, Any] = {name: _storable(x) for name, x in arrays.items()}
     with path.open("wb") as file:
         np.savez(file, **{_ABOUT: json.dumps(about)}, **stored)
     return about

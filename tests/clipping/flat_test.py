@@ -12,6 +12,8 @@ import pytest
 import dpadambc
 from dpadambc import NeighboringRelation
 
+pytestmark = pytest.mark.guarantee
+
 PARAMS = {"w": jnp.zeros((3, 2)), "b": jnp.zeros(2)}
 
 

@@ -163,6 +163,25 @@ def test_does_not_warn_of_norms_within_an_example(norm, kwargs):
     assert not normalized_warnings(norm, **kwargs)
 
 
+NOT_CENTERED = {
+    "a sum of constants": lambda w, x: jnp.sum(
+        (1.0 - (x @ w) / jnp.ones(1).sum()) ** 2
+    ),
+    "a constant row": lambda w, x: jnp.sum(
+        (1.0 - jnp.ones((1, 3)).sum(0) * w[:, 0]) ** 2
+    ),
+    "an autoencoder of one channel": lambda w, x: jnp.sum(
+        (x[:, None] - (jnp.tanh(x[:, None].mean(-1) @ w) @ w.T)[:, None]) ** 2
+    ),
+}
+
+
+@pytest.mark.parametrize("loss", NOT_CENTERED.values(), ids=NOT_CENTERED)
+def test_does_not_warn_where_nothing_is_centered(loss):
+    found = dpadambc.explain(loss, jnp.ones((3, 2)), jnp.ones(3), batch_size=2)
+    assert not found.mixing
+
+
 def test_does_not_warn_of_a_mean_over_a_batch_of_one():
     loss = lambda w, x: jnp.mean(jnp.sum((x[None] @ w - 1.0) ** 2, axis=-1))
     found = dpadambc.explain(loss, jnp.ones((3, 2)), jnp.ones(3), batch_size=2)

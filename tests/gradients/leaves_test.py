@@ -13,6 +13,8 @@ import pytest
 import dpadambc
 from dpadambc._core import precision
 
+pytestmark = pytest.mark.guarantee
+
 
 def bilinear_loss(params, a, g):
     """Its gradient is the product of the data: any factors can be had."""

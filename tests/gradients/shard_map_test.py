@@ -16,6 +16,8 @@ from dpadambc._core import shard_map
 from dpadambc.clipping import flat
 from dpadambc.gradients import _collectives
 
+pytestmark = pytest.mark.guarantee
+
 RNG = np.random.default_rng(0)
 PARAMS = {
     "tokens": RNG.normal(0, 0.5, (30, 6)).astype(np.float32),

@@ -455,10 +455,51 @@ def test_truncated_epsilon_covers_the_pair_it_is_stated_for():
     assert max(exact_delta(1.0, epsilon)) <= 1.02e-5
     # Negative control: had an eleventh been added, it would have pushed one out.
     assert max(exact_delta(1.0, epsilon, lost=10 / 11)) > 1e-2
-    with pytest.raises(ValueError, match="which adding or removing an example would"):
+    with pytest.raises(ValueError, match="which adding or removing an example changes"):
         dpadambc.TruncatedPoissonGaussian(
             **numbers,
             truncated_batch_size=10,
             num_examples=10,
             neighboring_relation=ADD,
         )
+
+
+class OwnEvent(accounting.ReadableDpEvent):
+    """A Gaussian, as a user may write an event: without an __eq__ of its own."""
+
+    rate = 1.0
+
+    def __init__(self, noise_multiplier):
+        object.__setattr__(self, "noise_multiplier", noise_multiplier)
+
+    def privacy_losses(self, interval):
+        return dp_accounting.pld.privacy_loss_distribution.from_gaussian_mechanism(
+            self.noise_multiplier, value_discretization_interval=interval
+        )
+
+    def renyi_divergences(self, orders):
+        return orders / (2 * self.noise_multiplier**2)
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_an_event_of_ones_own_has_its_own_epsilon(accountant):
+    """To dp-accounting all events of such a class are equal, and have one hash."""
+    assert OwnEvent(10.0) == OwnEvent(1.0)
+    for z in (10.0, 1.0, 0.0):
+        own, known = (
+            accounting.epsilon(
+                event,
+                target_delta=1e-5,
+                neighboring_relation=ADD,
+                accountant=accountant,
+            )
+            for event in (OwnEvent(z), dp_accounting.GaussianDpEvent(z))
+        )
+        assert own == pytest.approx(known, rel=1e-3)
+
+
+def test_delta_may_be_an_array():
+    mechanism = common.poisson_gaussian()
+    assert mechanism.epsilon(np.float32(1e-5)) == mechanism.epsilon(
+        float(np.float32(1e-5))
+    )

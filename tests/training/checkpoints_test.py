@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -384,13 +385,45 @@ def has_moments(tree):
     return isinstance(tree, dict) and "nu" in tree
 
 
-def test_names_that_orbax_would_join_to_one_are_kept_apart(tmp_path):
-    params = {"a.b": jnp.zeros(3), "a": {"b": jnp.ones(3)}}
-    loss_fn = lambda p, x, y: (p["a.b"] @ x + 2 * p["a"]["b"] @ x - y) ** 2
+@dataclasses.dataclass
+class Alike:
+    """Two leaves whose keys read alike: a dictionary's and an attribute's."""
+
+    one: Any
+    two: Any
+
+
+jax.tree_util.register_pytree_with_keys(
+    Alike,
+    lambda x: (
+        ((jax.tree_util.DictKey("w"), x.one), (jax.tree_util.GetAttrKey("w"), x.two)),
+        None,
+    ),
+    lambda _, leaves: Alike(*leaves),
+)
+
+ALIKE = {
+    "dots": {"a.b": 0, "a": {"b": 1}},
+    "a slash at the end": {"a/": 0, "a": 1},
+    "slashes": {"a/b": 0, "a/b/": 1},
+    "quoted already": {"a.b": 0, "a%2Eb": 1},
+    "keys of two kinds": Alike(0, 1),
+}
+
+
+@pytest.mark.parametrize("tree", ALIKE.values(), ids=ALIKE)
+def test_names_that_orbax_would_join_to_one_are_kept_apart(tmp_path, tree):
+    params = jax.tree.map(lambda i: jnp.full(3, float(i)), tree)
+
+    def loss_fn(params, x, y):
+        one, two = jax.tree.leaves(params)
+        return (one @ x + 2 * two @ x - y) ** 2
+
     first = fit(tmp_path, params=params, loss_fn=loss_fn).state
     again = fit(tmp_path, params=params, loss_fn=loss_fn).state
     assert_same(first, again)
-    assert (first.params["a.b"] != first.params["a"]["b"]).all()
+    one, two = jax.tree.leaves(first.params)
+    assert (one != two).all()
 
 
 def test_a_folder_of_something_else_is_an_error(tmp_path):

@@ -495,3 +495,20 @@ def test_a_source_is_told_from_arrays():
     assert training_data.is_source(Examples())
     assert not training_data.is_source((X, Y)) and not training_data.is_source(X)
     assert training_data.num_examples(Examples()) == 200
+
+
+def test_warnings_name_the_line_that_calls_fit():
+    """Python shows a warning once for each line: of two runs, both must be seen."""
+    with pytest.warns(UserWarning) as caught:
+        training.fit(
+            lambda p, x, y: (p["w"] @ x - y) ** 2,
+            {"w": jnp.zeros(3), "unused": jnp.zeros(2)},
+            (X, Y),
+            MECHANISM,
+            adam_bc(MECHANISM),
+            key=jax.random.key(0),
+            target_delta=0.5,
+        )
+    messages = " ".join(str(w.message) for w in caught)
+    assert "gets no gradient" in messages and "at least 1 / num_examples" in messages
+    assert {w.filename for w in caught} == {__file__}

@@ -12,6 +12,8 @@ import scipy.stats
 
 import dpadambc
 
+pytestmark = pytest.mark.guarantee
+
 SIZE = 200_000
 
 

@@ -274,7 +274,7 @@ def _insert(grads: list[Gradient], new: Gradient) -> list[Gradient]:
 
 
 def add(x: Gradient, y: Gradient) -> Gradient:
-    """The sum of two gradients, dense where cross gradients are not known otherwise."""
+    """The sum of two gradients, dense where cross terms are not known otherwise."""
     if _is_zero(x) or _is_zero(y):
         return y if _is_zero(x) else x
     grads = functools.reduce(_insert, _parts(y), list(_parts(x)))

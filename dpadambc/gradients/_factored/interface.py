@@ -61,7 +61,7 @@ class Gradient(abc.ABC):
     def squared_norm(self) -> jax.Array:
         """Its squared L2 norm, in at least float32, never less than the true one.
 
-        Where gradients of the gradient cancel, rounding could hide a part of it. So the
+        Where parts of the gradient cancel, rounding could hide a part of it. So the
         norm carries an allowance for what the arithmetic cannot see.
         """
 
