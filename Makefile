@@ -21,7 +21,8 @@ test: $(VENV)/test
 
 # What takes long, and the guarantees once more, on code that XLA has optimized.
 test-slow: $(VENV)/test
-	DPADAMBC_OPTIMIZED_TESTS=1 $(PYTEST) -m "slow or guarantee" --ignore=tests/experiments
+	$(PYTEST) -m "slow and not guarantee" --ignore=tests/experiments
+	DPADAMBC_OPTIMIZED_TESTS=1 $(PYTEST) -m guarantee --ignore=tests/experiments
 
 # Of the benchmarks and the notebooks.
 test-experiments: $(VENV)/test

@@ -1,5 +1,6 @@
 """Strict JAX on eight virtual devices, and one hypothesis profile, for all tests."""
 
+import gc
 import os
 
 import hypothesis
@@ -20,6 +21,7 @@ if os.environ.get("DPADAMBC_OPTIMIZED_TESTS") != "1":
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS])
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_traceback_in_locations_limit", 0)  # of each operation, to lower
+gc.set_threshold(20_000, 20, 10)  # a trace makes many objects, and few cycles
 
 hypothesis.settings.register_profile(
     "default", derandomize=True, deadline=None, max_examples=25

@@ -341,6 +341,7 @@ def test_parameters_and_inputs_of_no_size_have_no_gradient():
 SIZES = dict(t=st.integers(1, 6), d=st.integers(1, 14), p=st.integers(1, 14))
 
 
+@pytest.mark.slow  # the table has every rule
 @hypothesis.settings(max_examples=15)
 @hypothesis.given(**SIZES, transposed=st.booleans(), twice=st.booleans())
 def test_kernels_of_any_size(t, d, p, transposed, twice):
@@ -358,6 +359,7 @@ def axes(low, high):
     return st.tuples(st.integers(low, high), st.integers(low, high))
 
 
+@pytest.mark.slow  # the table has every rule
 @hypothesis.settings(max_examples=10)
 @hypothesis.given(
     kernel=st.tuples(st.integers(1, 3), st.integers(1, 2)),
@@ -380,6 +382,7 @@ def test_convolutions_of_any_kind(kernel, size, groups, channels, **kwargs):
         check(conv.model(w, x, models.TAPS))
 
 
+@pytest.mark.slow  # the table has every rule
 @hypothesis.settings(max_examples=15)
 @hypothesis.given(
     v=st.integers(1, 30),
