@@ -37,6 +37,7 @@ import scipy.special
 from dp_accounting import pld
 from dp_accounting.pld import pld_pmf
 
+from dpadambc.clipping.flat import NeighboringRelation
 from dpadambc.mechanisms import accounting
 
 # The profile is cut where it falls below this, or at a loss whose exponential is near
@@ -55,11 +56,13 @@ class ShiftMixtureDpEvent(accounting.ReadableDpEvent):
       noise_multiplier: the standard deviation, in units of the largest shift.
       shifts: from 0 to 1, in units of the largest; the first one is 0.
       probs: their probabilities.
+      neighboring_relation: what the shifts are of; None for any.
     """
 
     noise_multiplier: float
     shifts: tuple[float, ...]
     probs: tuple[float, ...]
+    neighboring_relation: NeighboringRelation | None = None
 
     @property
     def rate(self) -> float:

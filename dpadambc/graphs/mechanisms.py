@@ -56,7 +56,10 @@ class _MultiTermGaussian(Mechanism):
         possible = np.union1d([0], np.flatnonzero(probs))
         shifts = possible / self._largest_shift
         return _mixture.ShiftMixtureDpEvent(
-            noise_multiplier, tuple(shifts.tolist()), tuple(probs[possible].tolist())
+            noise_multiplier,
+            tuple(shifts.tolist()),
+            tuple(probs[possible].tolist()),
+            self.neighboring_relation,
         )
 
 

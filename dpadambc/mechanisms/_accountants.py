@@ -24,6 +24,8 @@ class ReadableDpEvent(dp_accounting.DpEvent, abc.ABC):
     """
 
     noise_multiplier: float
+    # What it is stated for; accountants of another relation refuse it. None: for all.
+    neighboring_relation: dp_accounting.NeighboringRelation | None = None
 
     @property
     @abc.abstractmethod
@@ -39,6 +41,21 @@ class ReadableDpEvent(dp_accounting.DpEvent, abc.ABC):
     @abc.abstractmethod
     def renyi_divergences(self, orders: np.ndarray) -> np.ndarray:
         """An upper bound on the Rényi divergence of one step at each order."""
+
+
+def _refusal(
+    event: ReadableDpEvent, relation: dp_accounting.NeighboringRelation
+) -> dp_accounting.PrivacyAccountant.CompositionErrorDetails | None:
+    own = event.neighboring_relation
+    if own in (None, relation):
+        return None
+    return dp_accounting.PrivacyAccountant.CompositionErrorDetails(
+        invalid_event=event,
+        error_message=(
+            f"Expected neighboring_relation {own.name}, which this event is stated for,"
+            f" got {relation.name}. Make the event of a mechanism with that relation."
+        ),
+    )
 
 
 class PLDAccountant(pld.PLDAccountant):
@@ -63,8 +80,9 @@ class PLDAccountant(pld.PLDAccountant):
     ) -> dp_accounting.PrivacyAccountant.CompositionErrorDetails | None:
         if not isinstance(event, ReadableDpEvent):
             return super()._maybe_compose(event, count, do_compose)
-        if not do_compose or event.rate == 0:
-            return None
+        refusal = _refusal(event, self.neighboring_relation)
+        if refusal or not do_compose or event.rate == 0:
+            return refusal
         if event.noise_multiplier == 0:
             self._contains_non_dp_event = True
             return None
@@ -97,6 +115,9 @@ class RdpAccountant(rdp.RdpAccountant):
     ) -> dp_accounting.PrivacyAccountant.CompositionErrorDetails | None:
         if not isinstance(event, ReadableDpEvent):
             return super()._maybe_compose(event, count, do_compose)
+        refusal = _refusal(event, self.neighboring_relation)
+        if refusal:
+            return refusal
         if do_compose and event.rate > 0:
             without_noise = event.noise_multiplier == 0
             step = np.inf if without_noise else event.renyi_divergences(self._orders)

@@ -25,8 +25,9 @@ QUADRATURE = 1e-5
 EPSILONS = np.linspace(-3, 3, 61)
 
 
-def by_losses(event, delta, interval):
-    return accounting.PLDAccountant(ADD, interval).compose(event).get_epsilon(delta)
+def by_losses(event, delta, interval, relation=ADD):
+    accountant = accounting.PLDAccountant(relation, interval)
+    return accountant.compose(event).get_epsilon(delta)
 
 
 def steps(event, count):
@@ -159,7 +160,7 @@ def test_two_steps_stay_below_the_bound(relation):
     )
     pair = np.multiply.outer(p, p), np.multiply.outer(q, q)
     for delta in (0.1, 1e-2, 1e-4):
-        epsilon = by_losses(steps(step, 2), delta, 1e-3)
+        epsilon = by_losses(steps(step, 2), delta, 1e-3, relation)
         for one, other in (pair, pair[::-1]):
             spent = hockey_sticks(one, other, np.array([epsilon]))[0] * 4**2
             assert spent <= delta
@@ -206,3 +207,27 @@ def test_what_affects_nobody_costs_nothing_and_no_noise_everything():
     for cls in (accounting.PLDAccountant, accounting.RdpAccountant):
         assert cls().compose(never, 10).get_epsilon(1e-5) == 0
         assert cls().compose(bare).get_epsilon(1e-5) == np.inf
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_an_event_has_no_epsilon_for_another_relation(accountant):
+    """Removal moves the sum by 2 T - 1 terms, replacement by 2 T: more epsilon."""
+    numbers = dict(max_terms=2, sampling_prob=0.3)
+    for relation, other in [(ADD, REPLACE), (REPLACE, ADD)]:
+        _, step = event(
+            dpadambc.graphs.PoissonGaussian,
+            1.0,
+            neighboring_relation=relation,
+            **numbers,
+        )
+        epsilon = lambda relation, step=step: accounting.epsilon(
+            dp_accounting.ComposedDpEvent([step, dp_accounting.GaussianDpEvent(9.0)]),
+            target_delta=1e-5,
+            neighboring_relation=relation,
+            accountant=accountant,
+        )
+        assert epsilon(relation) > 0
+        with pytest.raises(
+            ValueError, match=f"Expected neighboring_relation {relation.name}"
+        ):
+            epsilon(other)
