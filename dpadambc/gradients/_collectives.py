@@ -1,9 +1,8 @@
 """Finds what mixes the examples of several devices in the program of one example."""
 
-from collections.abc import Iterator
-from typing import Any
-
 import jax.extend.core as jex
+
+from dpadambc._core import jaxprs
 
 # They name an axis, and take nothing from what lies along it.
 _HARMLESS = {"axis_index", "pbroadcast", "pcast", "pvary"}
@@ -19,17 +18,6 @@ def _names(eqn: jex.JaxprEqn) -> set[str]:
         names = value if isinstance(value, tuple | list) else (value,)
         found.update(name for name in names if isinstance(name, str))
     return found
-
-
-def _inner(value: Any) -> Iterator[jex.Jaxpr]:
-    """The programs among the parameters of an equation."""
-    if isinstance(value, jex.ClosedJaxpr):
-        yield value.jaxpr
-    elif isinstance(value, jex.Jaxpr):
-        yield value
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _inner(item)
 
 
 # How a callback is called for a batch: one example after the other, if at all.
@@ -76,6 +64,5 @@ def refuse(jaxpr: jex.Jaxpr, allowed: frozenset[str]) -> None:
                 " check_vma=True."
             )
         own = frozenset(eqn.params.get("newly_manual_axes", ()))  # of a shard_map
-        for value in eqn.params.values():
-            for inner in _inner(value):
-                refuse(inner, allowed | own)
+        for inner in jaxprs.inner(eqn):
+            refuse(inner.jaxpr, allowed | own)

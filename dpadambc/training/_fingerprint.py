@@ -10,7 +10,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc._core import threefry
+from dpadambc._core import jaxprs, threefry
 
 # Addresses, and the devices that an array is placed on. (Over how many a program sums,
 # in `shard_map`, is no incident.)
@@ -75,17 +75,6 @@ def of_values(tree: Any) -> str:
     return digest.hexdigest()[:16]
 
 
-def _inner(value: Any) -> Iterator[tuple[jex.Jaxpr, list[Any]]]:
-    """The programs among the parameters of an equation, each with its constants."""
-    if isinstance(value, jex.ClosedJaxpr):
-        yield value.jaxpr, list(value.consts)
-    elif isinstance(value, jex.Jaxpr):
-        yield value, []
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _inner(item)
-
-
 def _constants(jaxpr: jex.Jaxpr, consts: list[Any]) -> Iterator[Any]:
     """The constants of a program and of all programs inside it."""
     yield from consts
@@ -93,8 +82,8 @@ def _constants(jaxpr: jex.Jaxpr, consts: list[Any]) -> Iterator[Any]:
         for atom in equation.invars:
             if isinstance(atom, jex.Literal):
                 yield atom.val
-        for inner, inner_consts in _inner(list(equation.params.values())):
-            yield from _constants(inner, inner_consts)
+        for inner in jaxprs.inner(equation):
+            yield from _constants(inner.jaxpr, list(inner.consts))
 
 
 _CALLBACKS = {"pure_callback", "io_callback"}
@@ -110,8 +99,8 @@ def _refuse_callbacks(jaxpr: jex.Jaxpr) -> None:
                 " would get noise that was used before. Compute it beforehand, as data,"
                 " or run without checkpoints."
             )
-        for inner, _ in _inner(list(equation.params.values())):
-            _refuse_callbacks(inner)
+        for inner in jaxprs.inner(equation):
+            _refuse_callbacks(inner.jaxpr)
 
 
 def of_program(fun: Callable[..., Any], *args: Any) -> str:

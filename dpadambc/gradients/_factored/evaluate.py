@@ -15,6 +15,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
+from dpadambc._core import jaxprs
 from dpadambc.gradients._factored import forms, isolation, program, rules
 from dpadambc.gradients._factored.interface import Gradient
 
@@ -28,24 +29,12 @@ def _array(value: Any, aval: Any) -> jax.Array:
 
 def _bind(jaxpr: jex.Jaxpr, eqn: jex.JaxprEqn, values: Values) -> Values:
     """The outputs of one equation of a jaxpr, computed as JAX computes them."""
-    known = {
-        atom: _array(value, atom.aval)
+    arrays = [
+        value if jaxprs.is_literal(atom) else _array(value, atom.aval)
         for atom, value in zip(eqn.invars, values, strict=True)
-        if not program.is_literal(atom)
-    }
-    outs = [v for v in eqn.outvars if not isinstance(v, jex.DropVar)]
-    alone = jaxpr.replace(
-        constvars=[],
-        invars=list(known),
-        outvars=outs,
-        eqns=[eqn],
-        effects=eqn.effects,
-    )
-    fun = jex.jaxpr_as_fun(jex.ClosedJaxpr(alone, ()))
-    if eqn.primitive.name == "conv_general_dilated":
-        fun = isolation.isolated(fun)
-    results = dict(zip(outs, fun(*known.values()), strict=True))
-    return [results.get(v) for v in eqn.outvars]
+    ]
+    convolves = eqn.primitive.name == "conv_general_dilated"
+    return jaxprs.bind(jaxpr, eqn, arrays, isolation.isolated if convolves else None)
 
 
 def _as_grad(value: Any, origin: str) -> Gradient:
@@ -134,7 +123,7 @@ def evaluate(
     demand = program.Demand(jaxpr, lazy)
     known = dict(zip(jaxpr.constvars, closed.consts, strict=True))
     known.update(zip(jaxpr.invars, args, strict=True))
-    read = lambda atom: atom.val if program.is_literal(atom) else known[atom]
+    read = lambda atom: atom.val if jaxprs.is_literal(atom) else known[atom]
     for eqn in jaxpr.eqns:
         if demand.needs(eqn):
             values = [read(atom) for atom in eqn.invars]
@@ -147,14 +136,14 @@ def evaluate(
 
 
 def _call(eqn: jex.JaxprEqn, values: Values, lazy: list[bool]) -> Values:
-    return evaluate(program.body(eqn), values, lazy)
+    return evaluate(jaxprs.body(eqn), values, lazy)
 
 
 def _checkpoint(eqn: jex.JaxprEqn, values: Values, lazy: list[bool]) -> Values:
     """The body, behind a barrier that keeps XLA from reusing what it recomputes."""
     if eqn.params["prevent_cse"]:
         values = list(jax.lax.optimization_barrier(tuple(values)))
-    return evaluate(program.body(eqn), values, lazy)
+    return evaluate(jaxprs.body(eqn), values, lazy)
 
 
 def _zeros_like(tree: Any) -> Any:
@@ -170,7 +159,7 @@ def _signature(grad: Gradient) -> tuple:
 def _cond(eqn: jex.JaxprEqn, values: Values, lazy: list[bool]) -> Values:
     """An output for each form that a branch gives a gradient, zeros in the others."""
     index, *operands = values
-    branches = [program.closed(branch) for branch in eqn.params["branches"]]
+    branches = [jaxprs.closed(branch) for branch in eqn.params["branches"]]
     avals = [atom.aval for atom in eqn.invars[1:]]
     operands = [_array(v, aval) for v, aval in zip(operands, avals, strict=True)]
     run = lambda branch, *args: evaluate(branch, args, lazy)
@@ -247,9 +236,9 @@ def _scan(eqn: jex.JaxprEqn, values: Values, lazy: list[bool]) -> Values:
     The gradient of a weight that all steps share is such a carry. It is dropped, and
     time is contracted with the other axes, in one product after the loop.
     """
-    params, closed = eqn.params, program.body(eqn)
+    params, closed = eqn.params, jaxprs.body(eqn)
     jaxpr = closed.jaxpr
-    num_consts, num_carry = program.scan_counts(eqn)
+    num_consts, num_carry = jaxprs.scan_counts(eqn)
     arrays = [_array(v, a.aval) for v, a in zip(values, eqn.invars, strict=True)]
     consts, xs = arrays[:num_consts], arrays[num_consts + num_carry :]
     init = arrays[num_consts : num_consts + num_carry]
@@ -304,7 +293,7 @@ def _filled(kept: Values, dropped: list[bool]) -> Values:
 def _custom(eqn: jex.JaxprEqn, values: Values) -> Values:
     """The body of a call with a derivative of its own, which is not asked for here."""
     arrays = [_array(v, a.aval) for v, a in zip(values, eqn.invars, strict=True)]
-    return evaluate(program.body(eqn), arrays, [False] * len(eqn.outvars))
+    return evaluate(jaxprs.body(eqn), arrays, [False] * len(eqn.outvars))
 
 
 def _while(eqn: jex.JaxprEqn, values: Values) -> Values:
@@ -312,7 +301,7 @@ def _while(eqn: jex.JaxprEqn, values: Values) -> Values:
     arrays = [_array(v, a.aval) for v, a in zip(values, eqn.invars, strict=True)]
     first, second = params["cond_nconsts"], params["body_nconsts"]
     of_cond, of_body = arrays[:first], arrays[first : first + second]
-    cond, body = (program.closed(params[x]) for x in ("cond_jaxpr", "body_jaxpr"))
+    cond, body = (jaxprs.closed(params[x]) for x in ("cond_jaxpr", "body_jaxpr"))
     init = arrays[first + second :]
     return jax.lax.while_loop(
         lambda carry: evaluate(cond, (*of_cond, *carry), [False])[0],
@@ -323,13 +312,13 @@ def _while(eqn: jex.JaxprEqn, values: Values) -> Values:
 
 # Entered only to keep the examples of a convolution apart; see `isolation`.
 _ENTERED: dict[str, Callable[[jex.JaxprEqn, Values], Values]] = {
-    **dict.fromkeys(program.CUSTOM, _custom),
+    **dict.fromkeys(jaxprs.CUSTOM, _custom),
     "while": _while,
 }
 
 _CALLS: dict[str, Callable[[jex.JaxprEqn, Values, list[bool]], Values]] = {
-    **dict.fromkeys(program.INLINED, _call),
-    **dict.fromkeys(program.REMATERIALISED, _checkpoint),
+    **dict.fromkeys(jaxprs.INLINED, _call),
+    **dict.fromkeys(jaxprs.REMATERIALIZED, _checkpoint),
     "cond": _cond,
     "scan": _scan,
 }

@@ -10,29 +10,11 @@ from typing import Any
 
 import jax.extend.core as jex
 
+from dpadambc._core import jaxprs
 from dpadambc.gradients._factored import rules
 
-INLINED = {"jit", "pjit", "closed_call", "core_call"}
-# Calls with a derivative of their own, where they are not differentiated any more.
-CUSTOM = {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
-REMATERIALISED = {"checkpoint", "remat", "remat2"}
+_ENTERED = jaxprs.INLINED | jaxprs.REMATERIALIZED | jaxprs.CUSTOM
 _SUMS = {"add", "add_any"}
-
-
-def closed(jaxpr: Any) -> jex.ClosedJaxpr:
-    """A jaxpr with its constants, whether or not it came with any."""
-    return jaxpr if hasattr(jaxpr, "consts") else jex.ClosedJaxpr(jaxpr, ())
-
-
-def body(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr:
-    """What a call calls, or a scan does at each step."""
-    names = ("jaxpr", "call_jaxpr", "fun_jaxpr")
-    return closed(next(eqn.params[name] for name in names if name in eqn.params))
-
-
-def is_literal(atom: Any) -> bool:
-    """Whether an operand is a number written in place."""
-    return isinstance(atom, jex.Literal)
 
 
 def _shape(atom: Any) -> tuple[int, ...]:
@@ -67,7 +49,7 @@ class Demand:
 
     def _use(self, atoms: Sequence[Any], lazy: Sequence[bool]) -> None:
         for atom, is_lazy in zip(atoms, lazy, strict=True):
-            if not is_literal(atom):
+            if not jaxprs.is_literal(atom):
                 self._used.add(atom)
                 if not is_lazy:
                     self._strict.add(atom)
@@ -75,8 +57,8 @@ class Demand:
     def _may_be_grads(self, eqn: jex.JaxprEqn) -> list[bool]:
         """For each operand, whether it may be a gradient, given which outputs may."""
         name, outs = eqn.primitive.name, eqn.outvars
-        if name in INLINED or name in REMATERIALISED:
-            jaxpr = body(eqn).jaxpr
+        if name in jaxprs.INLINED or name in jaxprs.REMATERIALIZED:
+            jaxpr = jaxprs.body(eqn).jaxpr
             inner = Demand(jaxpr, self.lazy(outs))
             return [not strict for strict in inner.strict(jaxpr.invars)]
         if name not in rules.MAPS or any(self.strict(outs)):
@@ -99,10 +81,10 @@ def accumulates(jaxpr: jex.Jaxpr, before: Any, after: Any) -> bool:
     """
     made_by = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
     atoms = [*jaxpr.outvars, *(atom for eqn in jaxpr.eqns for atom in eqn.invars)]
-    uses = collections.Counter(atom for atom in atoms if not is_literal(atom))
+    uses = collections.Counter(atom for atom in atoms if not jaxprs.is_literal(atom))
 
     def leads_back(atom):
-        if is_literal(atom) or uses[atom] != 1:
+        if jaxprs.is_literal(atom) or uses[atom] != 1:
             return False
         if atom is before:
             return True
@@ -112,31 +94,19 @@ def accumulates(jaxpr: jex.Jaxpr, before: Any, after: Any) -> bool:
     return leads_back(after)
 
 
-def scan_counts(eqn: jex.JaxprEqn) -> tuple[int, int]:
-    """How many operands are constants, how many are carried.
-
-    Told from ranks, since releases of JAX differ in how they write it down: what comes
-    and goes for each step has one axis more outside the body.
-    """
-    jaxpr = body(eqn).jaxpr
-    same = lambda outer, inner: [
-        a.aval.ndim == b.aval.ndim for a, b in zip(outer, inner, strict=True)
-    ]
-    num_carry = sum(same(eqn.outvars, jaxpr.outvars))
-    return sum(same(eqn.invars, jaxpr.invars)) - num_carry, num_carry
-
-
 def convolves(eqn: jex.JaxprEqn) -> bool:
     """Whether there is a convolution in an equation that can be entered."""
     name = eqn.primitive.name
     if name == "conv_general_dilated":
         return True
     if name == "cond":
-        bodies = [closed(branch) for branch in eqn.params["branches"]]
+        bodies = [jaxprs.closed(branch) for branch in eqn.params["branches"]]
     elif name == "while":
-        bodies = [closed(eqn.params[part]) for part in ("cond_jaxpr", "body_jaxpr")]
-    elif name == "scan" or name in INLINED | REMATERIALISED | CUSTOM:
-        bodies = [body(eqn)]
+        bodies = [
+            jaxprs.closed(eqn.params[part]) for part in ("cond_jaxpr", "body_jaxpr")
+        ]
+    elif name == "scan" or name in _ENTERED:
+        bodies = [jaxprs.body(eqn)]
     else:
         return False
     return any(convolves(inner) for each in bodies for inner in each.jaxpr.eqns)

@@ -1,0 +1,85 @@
+"""Programs as JAX traces them (jaxprs): those inside others, and single equations."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax.extend.core as jex
+
+INLINED = {"jit", "pjit", "closed_call", "core_call"}
+# Calls with a derivative of their own, where they are not differentiated any more.
+CUSTOM = {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
+REMATERIALIZED = {"checkpoint", "remat", "remat2"}
+
+
+def closed(jaxpr: Any) -> jex.ClosedJaxpr:
+    """A jaxpr with its constants, whether or not it came with any."""
+    return jaxpr if hasattr(jaxpr, "consts") else jex.ClosedJaxpr(jaxpr, ())
+
+
+def body(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr:
+    """What a call calls, or a scan does at each step."""
+    names = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+    return closed(next(eqn.params[name] for name in names if name in eqn.params))
+
+
+def inner(eqn: jex.JaxprEqn) -> Iterator[jex.ClosedJaxpr]:
+    """All programs among the parameters of an equation."""
+    values = list(eqn.params.values())
+    while values:
+        value = values.pop(0)
+        if isinstance(value, jex.ClosedJaxpr | jex.Jaxpr):
+            yield closed(value)
+        elif isinstance(value, tuple | list):
+            values[:0] = value
+
+
+def is_literal(atom: Any) -> bool:
+    """Whether an operand is a number written in place."""
+    return isinstance(atom, jex.Literal)
+
+
+def scan_counts(eqn: jex.JaxprEqn) -> tuple[int, int]:
+    """How many operands are constants, how many are carried.
+
+    Told from ranks, since releases of JAX differ in how they write it down: what comes
+    and goes for each step has one axis more outside the body.
+    """
+    jaxpr = body(eqn).jaxpr
+    same = lambda outer, inner: [
+        a.aval.ndim == b.aval.ndim for a, b in zip(outer, inner, strict=True)
+    ]
+    num_carry = sum(same(eqn.outvars, jaxpr.outvars))
+    return sum(same(eqn.invars, jaxpr.invars)) - num_carry, num_carry
+
+
+def bind(
+    jaxpr: jex.Jaxpr,
+    eqn: jex.JaxprEqn,
+    values: Sequence[Any],
+    transform: Callable[..., Any] | None = None,
+) -> list[Any]:
+    """The outputs of one equation of a jaxpr, computed as JAX computes them.
+
+    Args:
+      jaxpr: which the equation is of.
+      eqn: to evaluate.
+      values: of its operands.
+      transform: of the function that evaluates it, if any.
+    """
+    known = {
+        atom: value
+        for atom, value in zip(eqn.invars, values, strict=True)
+        if not is_literal(atom)
+    }
+    outs = [v for v in eqn.outvars if not isinstance(v, jex.DropVar)]
+    alone = jaxpr.replace(
+        constvars=[],
+        invars=list(known),
+        outvars=outs,
+        eqns=[eqn],
+        effects=eqn.effects,
+    )
+    fun = jex.jaxpr_as_fun(jex.ClosedJaxpr(alone, ()))
+    fun = transform(fun) if transform else fun
+    results = dict(zip(outs, fun(*known.values()), strict=True))
+    return [results.get(v) for v in eqn.outvars]
