@@ -3,6 +3,7 @@
 import importlib.metadata
 
 from dpadambc import (
+    audit,
     clipping,
     diagnostics,
     gradients,
@@ -73,6 +74,7 @@ __all__ = [
     "add_decoupled_weight_decay",
     "add_dp_noise",
     "as_per_example",
+    "audit",
     "clip_per_example",
     "clipped_grad",
     "clipped_value_and_grad",

@@ -1,14 +1,18 @@
-"""The command line: `dpadambc epsilon ...` and `dpadambc calibrate ...`."""
+"""The command line: `dpadambc epsilon`, `dpadambc calibrate`, `dpadambc audit`."""
 
 import argparse
+import importlib
 import json
 import math
+import os
 import sys
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from dpadambc._core import validate
+from dpadambc.audit import report
+from dpadambc.audit.pipeline import Pipeline
 from dpadambc.clipping.flat import NeighboringRelation
 from dpadambc.mechanisms.poisson import PoissonGaussian
 
@@ -18,6 +22,7 @@ examples:
       --iterations 3360 --delta 1e-5
   dpadambc calibrate --epsilon 3 --delta 1e-5 --batch-size 1024 \\
       --num-examples 50000 --iterations 3360
+  dpadambc audit my_training:make_pipeline
 
 Poisson sampling is assumed: each example takes part in each step independently with
 the sampling probability. Epochs over shuffled data spend more.
@@ -29,7 +34,7 @@ __all__ = ["main"]
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="dpadambc",
-        description="Privacy accounting for differentially private training.",
+        description="Accounting and audits of differentially private training.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -43,6 +48,23 @@ def _parser() -> argparse.ArgumentParser:
     calibrate.add_argument("--epsilon", type=float, required=True, help="the target")
     for command in (epsilon, calibrate):
         _add_mechanism_arguments(command)
+    audited = commands.add_parser(
+        "audit",
+        help="check a training pipeline; exits with 1 if a check fails, with 3 if none"
+        " does and one was not made",
+    )
+    audited.add_argument(
+        "factory",
+        metavar="MODULE:FACTORY",
+        help="a function without arguments that returns a dpadambc.audit.Pipeline",
+    )
+    audited.add_argument(
+        "--check",
+        action="append",
+        choices=report.CHECKS,
+        help="only this check; may be given several times",
+    )
+    audited.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
 
@@ -109,6 +131,38 @@ def _mechanism(args: argparse.Namespace) -> PoissonGaussian:
     return PoissonGaussian(**numbers)
 
 
+def _pipeline(factory: str) -> Pipeline:
+    """What `MODULE:FACTORY` makes, from the working directory or an installation."""
+    module, _, name = factory.partition(":")
+    if not name:
+        raise ValueError(f"Expected MODULE:FACTORY, got {factory!r}.")
+    sys.path.insert(0, os.getcwd())
+    try:
+        made = getattr(importlib.import_module(module), name)()
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"Expected a function {name!r} in {module!r}: {error}.") from (
+            error
+        )
+    finally:
+        sys.path.remove(os.getcwd())
+    if not isinstance(made, Pipeline):
+        raise TypeError(
+            f"Expected {factory} to return a dpadambc.audit.Pipeline, got {made!r}."
+        )
+    return made
+
+
+def _audit(args: argparse.Namespace) -> int:
+    """Prints what the checks find; progress goes to the standard error stream."""
+    found = report.run(
+        _pipeline(args.factory),
+        checks=args.check or report.CHECKS,
+        progress=lambda text: print(text, file=sys.stderr),
+    )
+    print(found.to_json() if args.json else found)
+    return found.exit_code
+
+
 def _report(args: argparse.Namespace) -> dict[str, Any]:
     mechanism = _mechanism(args)
     return {
@@ -153,7 +207,8 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: the arguments; those of the process by default.
 
     Returns:
-      0, or 2 for numbers that do not fit, explained on the standard error stream.
+      0, or 2 for arguments that do not fit, explained on the standard error stream. Of
+      an audit, 1 if a check failed, and 3 if none did and one was not made.
 
     Raises:
       SystemExit: for arguments that cannot be parsed, and after --help.
@@ -174,13 +229,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = _parser().parse_args(argv)
     try:
+        if args.command == "audit":
+            return _audit(args)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            report = _report(args)
+            numbers = _report(args)
     except (TypeError, ValueError) as error:
         print(f"dpadambc: {error}", file=sys.stderr)
         return 2
     for warning in caught:
         print(f"dpadambc: warning: {warning.message}", file=sys.stderr)
-    print(_as_json(report) if args.json else _as_text(report))
+    print(_as_json(numbers) if args.json else _as_text(numbers))
     return 0

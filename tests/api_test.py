@@ -22,6 +22,7 @@ PUBLIC = [
 ]
 # Names that need an extra are imported when they are first used.
 OF_EXTRAS = {
+    "dpadambc.audit": {"pictures"},
     "dpadambc.diagnostics": {"pictures"},
     "dpadambc.training": {"Checkpoints", "ProgressBar", "checkpoints", "progress"},
 }
@@ -33,11 +34,13 @@ RETURNED = {
     "Explanation",
     "GradientStatistics",
     "Mechanism",
+    "Observed",
     "ParameterCost",
     "PerExampleGradient",
     "Progress",
     "Readout",
     "Releasable",
+    "Report",
     "Result",
     "RoundStochasticallyState",
     "ScaleByAdamBCState",
@@ -124,7 +127,8 @@ for name in ("matplotlib", "matplotlib.axes", "orbax", "orbax.checkpoint", "rich
 import dpadambc
 for name, extra in [("training.Checkpoints", "checkpoints"),
                     ("training.ProgressBar", "progress"),
-                    ("diagnostics.pictures", "pictures")]:
+                    ("diagnostics.pictures", "pictures"),
+                    ("audit.pictures", "pictures")]:
     package, _, attribute = name.partition(".")
     try:
         getattr(getattr(dpadambc, package), attribute)

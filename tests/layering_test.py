@@ -19,6 +19,7 @@ LAYERS = [
     {"mechanisms"},
     {"optimizers", "graphs"},
     {"diagnostics", "training"},
+    {"audit"},
     {"cli", "__init__"},
     {"__main__"},
 ]
@@ -27,6 +28,7 @@ OUTSIDE = {"jax", "numpy", "scipy", "optax", "dp_accounting"} | sys.stdlib_modul
 # Not imported by the core, and each with an extra of its own.
 EXTRAS = {
     "training/checkpoints.py": {"orbax"},
+    "audit/pictures.py": {"matplotlib"},
     "diagnostics/pictures.py": {"matplotlib"},
     "training/progress.py": {"rich"},
 }

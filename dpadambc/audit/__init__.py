@@ -1,0 +1,46 @@
+"""Checks that a user runs on his own training: is it as private as it says?
+
+`run` makes all checks of a `Pipeline`, and each can be made alone: `sensitivity`,
+`noise`, `state`, `isolation`, `sampling`, `correction`. `empirical_epsilon` bounds
+epsilon from below after a run with canaries. A `Finding` says pass, fail or not tested;
+a pass means that no breach was found by this check, of the power it states.
+"""
+
+from typing import TYPE_CHECKING
+
+from dpadambc._core import lazy
+from dpadambc.audit import trade_off
+from dpadambc.audit._canaries import GradientCanaries, with_sum
+from dpadambc.audit._correction import correction
+from dpadambc.audit._empirical import empirical_epsilon
+from dpadambc.audit._finding import Finding
+from dpadambc.audit._isolation import isolation
+from dpadambc.audit._noise import noise
+from dpadambc.audit._sampling import sampling
+from dpadambc.audit._sensitivity import sensitivity
+from dpadambc.audit._state import state
+from dpadambc.audit.pipeline import Pipeline
+from dpadambc.audit.report import CHECKS, Report, run
+
+__all__ = [
+    "CHECKS",
+    "Finding",
+    "GradientCanaries",
+    "Pipeline",
+    "Report",
+    "correction",
+    "empirical_epsilon",
+    "isolation",
+    "noise",
+    "run",
+    "sampling",
+    "sensitivity",
+    "state",
+    "trade_off",
+    "with_sum",
+]
+
+if TYPE_CHECKING:
+    from dpadambc.audit import pictures as pictures
+
+__getattr__ = lazy.attribute(__name__, {"pictures": "pictures"})

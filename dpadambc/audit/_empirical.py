@@ -1,0 +1,137 @@
+"""A lower bound on epsilon, from what a run shows of its canaries."""
+
+import numpy as np
+
+from dpadambc._core import validate
+from dpadambc.audit import trade_off
+from dpadambc.audit._finding import Finding, combined, within
+from dpadambc.mechanisms import _check
+from dpadambc.mechanisms.base import Mechanism
+
+_CHECK = "empirical epsilon"
+# Guesses for so many of the canaries: the surest first.
+_SHARES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
+
+
+def _one_run(
+    scores: np.ndarray, is_member: np.ndarray, delta: float, confidence: float
+):
+    """The best bound over some numbers of guesses, each with its part of the risk."""
+    order = np.argsort(scores)
+    count = len(scores)
+    found = []
+    for share in _SHARES:
+        each = max(1, round(share * count / 2))
+        guesses = 2 * each
+        correct = int(np.sum(is_member[order[-each:]]))
+        correct += int(np.sum(~is_member[order[:each]]))
+        epsilon = trade_off.one_run_epsilon(
+            correct,
+            guesses,
+            num_canaries=count,
+            delta=delta,
+            confidence=1 - (1 - confidence) / len(_SHARES),
+        )
+        found.append((epsilon, correct, guesses))
+    return max(found)
+
+
+def empirical_epsilon(
+    scores: np.ndarray,
+    is_member: np.ndarray,
+    mechanism: Mechanism,
+    *,
+    target_delta: float,
+    confidence: float = 0.95,
+    independent: bool = False,
+) -> Finding:
+    """Bounds epsilon from below by guessing which canaries were in the data.
+
+    Args:
+      scores: shape (canaries,), of a finished run: high for a canary that seems to have
+        been in the data, such as the fall of its loss, or `GradientCanaries.scores`.
+      is_member: shape (canaries,), bool: who was, by fair coins.
+      mechanism: whose epsilon is claimed.
+      target_delta: the δ that goes with it.
+      confidence: of each bound: a sound run fails with probability 1 - confidence.
+      independent: whether scores are independent given who is a member, as those of
+        `GradientCanaries` are but for the gradients of the data. Adds a bound by error
+        rates, which is tighter, and a comparison of these with the mechanism's
+        trade-off function.
+
+    Returns:
+      A `Finding`: the largest lower bound, against the epsilon claimed.
+
+    Raises:
+      ValueError: if the shapes differ, or all or none are members.
+
+    Example:
+      >>> import numpy as np
+      >>> import dpadambc
+      >>> from dpadambc import audit
+      >>> mechanism = dpadambc.PoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=2.0, sampling_prob=1.0, iterations=1,
+      ...     normalize_by=1)
+      >>> is_member = np.arange(2_000) % 2 == 0
+      >>> noise = np.random.default_rng(0).normal(size=2_000)
+      >>> audit.empirical_epsilon(
+      ...     noise + is_member / 2, is_member, mechanism, target_delta=1e-5).passed
+      True
+      >>> print(audit.empirical_epsilon(
+      ...     noise + 6 * is_member, is_member, mechanism, target_delta=1e-5).word)
+      FAIL
+
+    References:
+      Steinke et al., `Privacy Auditing with One (1) Training Run
+      <https://arxiv.org/abs/2305.08846>`_, 2023
+    """
+    _check.is_mechanism(mechanism)
+    validate.open_unit_interval(confidence=confidence)
+    scores, is_member = np.asarray(scores, float), np.asarray(is_member, bool)
+    if scores.shape != is_member.shape or scores.ndim != 1:
+        raise ValueError(
+            "Expected scores and is_member of one shape (canaries,), got"
+            f" {scores.shape} and {is_member.shape}."
+        )
+    claim = mechanism.epsilon(target_delta)
+    epsilon, correct, guesses = _one_run(scores, is_member, target_delta, confidence)
+    parts = [
+        within(
+            "empirical epsilon, one run",
+            epsilon,
+            claim,
+            f"Epsilon is at least {epsilon:.3g} with confidence {confidence:g}"
+            f" ({correct} of {guesses} guesses are right); {claim:.3g} is claimed.",
+            "fails if the guesses refute the claim",
+        )
+    ]
+    if independent:
+        parts += _by_errors(scores, is_member, mechanism, target_delta, confidence)
+    return combined(_CHECK, parts)
+
+
+def _by_errors(scores, is_member, mechanism, target_delta, confidence) -> list[Finding]:
+    errors = trade_off.observed(scores, is_member, confidence=confidence)
+    epsilon, claim = errors.epsilon(target_delta), mechanism.epsilon(target_delta)
+    least = trade_off.claimed(mechanism, errors.false_positive_rate)
+    below = float(np.max(least - errors.false_negative_rate))
+    return [
+        within(
+            "empirical epsilon, error rates",
+            epsilon,
+            claim,
+            f"Epsilon is at least {epsilon:.3g} with confidence {confidence:g}, by"
+            f" error rates of independent scores; {claim:.3g} is claimed.",
+            "fails if the error rates refute the claim",
+        ),
+        within(
+            "trade-off",
+            below,
+            0.0,
+            f"The errors observed are {-below:.2g} above the trade-off function that is"
+            " claimed."
+            if below <= 0
+            else f"There are {below:.2g} fewer misses than the claim allows.",
+            "fails if a point is below the claimed trade-off function",
+        ),
+    ]

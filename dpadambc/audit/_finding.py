@@ -1,0 +1,83 @@
+"""What a check found: pass, fail or not tested, with its figure and its bound."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+_WORDS = {True: "pass", False: "FAIL", None: "not tested"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """The outcome of one check.
+
+    A check passes where its figure is at most its bound. A check that cannot tell has
+    `passed=None`: *not tested* is no pass.
+
+    Example:
+      >>> from dpadambc import audit
+      >>> finding = audit.Finding(
+      ...     "sensitivity", False, figure=2.0, bound=1.0,
+      ...     sentence="One example moves the sum by twice the bound.")
+      >>> print(finding)
+      FAIL        sensitivity: One example moves the sum by twice the bound.
+    """
+
+    check: str
+    passed: bool | None
+    figure: float | None
+    bound: float | None
+    sentence: str
+    fails_if: str = ""  # what makes the check fail, with its power
+    parts: tuple["Finding", ...] = ()  # of a check that makes several
+
+    @property
+    def word(self) -> str:
+        """`pass`, `FAIL` or `not tested`."""
+        return _WORDS[self.passed]
+
+    def __str__(self) -> str:
+        return f"{self.word:<11} {self.check}: {self.sentence}"
+
+
+def within(
+    check: str, figure: float, bound: float, sentence: str, fails_if: str = ""
+) -> Finding:
+    """A finding that passes where the figure is a number and at most the bound."""
+    passed = bool(figure <= bound)
+    return Finding(check, passed, float(figure), float(bound), sentence, fails_if)
+
+
+def not_tested(check: str, reason: str) -> Finding:
+    """A finding of a check that cannot tell."""
+    return Finding(check, None, None, None, f"Not tested: {reason}")
+
+
+def _excess(finding: Finding) -> float:
+    if finding.figure is None or not finding.bound:
+        return 0.0
+    return math.inf if math.isnan(finding.figure) else finding.figure / finding.bound
+
+
+def combined(check: str, parts: Sequence[Finding]) -> Finding:
+    """One finding of several: it fails if one does, and passes if all do.
+
+    Its figure and bound are those of the part that is closest to its bound, or furthest
+    beyond it.
+    """
+    worst = {
+        state: [part for part in parts if part.passed is state]
+        for state in (False, None, True)
+    }
+    decisive = worst[False] or worst[None] or worst[True]
+    chosen = max(decisive, key=_excess)
+    sentences = [part.sentence for part in decisive]
+    return Finding(
+        check,
+        chosen.passed,
+        chosen.figure,
+        chosen.bound,
+        " ".join(sentences[:1] if chosen.passed else sentences),
+        " ".join(dict.fromkeys(part.fails_if for part in parts if part.fails_if)),
+        tuple(parts),
+    )

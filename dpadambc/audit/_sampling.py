@@ -1,0 +1,324 @@
+"""That the batches are drawn as they are accounted for."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+import scipy.stats
+
+from dpadambc._core import validate
+from dpadambc.audit import _statistics
+from dpadambc.audit._finding import Finding, combined, not_tested, within
+from dpadambc.mechanisms import _check
+from dpadambc.mechanisms._sampled import FixedSizeSampled, PoissonSampled
+from dpadambc.mechanisms.base import Mechanism
+from dpadambc.mechanisms.batch import Batch
+from dpadambc.mechanisms.shuffled import ShuffledGaussian
+from dpadambc.mechanisms.truncated import TruncatedPoissonGaussian
+
+_CHECK = "sampling"
+_RUNS = 4
+_MOST_BATCHES = 400
+_MOST_INDICES = 5_000_000
+_NO_MORE_THAN_CHANCE = _statistics.normal_bound(5)
+
+Sizes = np.ndarray  # shape=(batches,), of one run
+
+
+def _indices(batch: Any) -> np.ndarray:
+    """Who takes part: without padding."""
+    if isinstance(batch, Batch):
+        batch = (batch.indices, batch.is_padding_example)
+    if isinstance(batch, tuple):
+        indices, mask = map(np.asarray, batch)
+        return indices[~mask]
+    found = np.asarray(batch)
+    if found.ndim != 1 or not np.issubdtype(found.dtype, np.integer):
+        raise TypeError(
+            "Expected the loader to yield a dpadambc.Batch, indices and their mask, or"
+            f" an array of indices with -1 for padding, got shape {found.shape},"
+            f" {found.dtype}."
+        )
+    return found[found >= 0]
+
+
+class _Drawn:
+    """Who took part in each batch of several runs."""
+
+    def __init__(self, loader: Callable[[int], Iterable[Any]], mechanism, num_examples):
+        self.num_examples = num_examples
+        expected = _expected_size(mechanism, num_examples)
+        steps = int(_MOST_INDICES / (_RUNS * max(expected, 1)))
+        steps = min(max(steps, 8), _MOST_BATCHES, mechanism.iterations)
+        take = lambda seed: itertools.islice(iter(loader(seed)), steps)
+        self.runs = [[_indices(b) for b in take(seed)] for seed in range(_RUNS)]
+        self.steps = min(map(len, self.runs))
+        self.sizes = [np.array([len(b) for b in run]) for run in self.runs]
+
+    @property
+    def batches(self) -> Iterator[np.ndarray]:
+        return itertools.chain(*self.runs)
+
+    def matrices(self) -> list[Any]:
+        """Of each run, who took part: shape (batches, examples)."""
+        found = []
+        for run, sizes in zip(self.runs, self.sizes, strict=True):
+            starts = np.concatenate([[0], np.cumsum(sizes)])
+            columns = np.concatenate(run) if run else np.zeros(0, int)
+            ones = np.ones(len(columns), np.float32)
+            shape = (len(run), self.num_examples)
+            found.append(scipy.sparse.csr_matrix((ones, columns, starts), shape))
+        return found
+
+
+def _expected_size(mechanism: Any, num_examples: int) -> float:
+    if isinstance(mechanism, PoissonSampled | TruncatedPoissonGaussian):
+        return mechanism.sampling_prob * num_examples
+    return getattr(mechanism, "batch_size", num_examples)
+
+
+def _standard_errors(
+    name: str, value: float, mean: float, variance: float, what: str
+) -> Finding:
+    """A finding of a number that is near its mean, by chance."""
+    error = math.sqrt(max(variance, 1e-300))
+    shift = abs(value - mean) / error if value != mean else 0.0
+    found = _statistics.detected(5) * error
+    return within(
+        f"sampling {name}",
+        shift,
+        _NO_MORE_THAN_CHANCE,
+        f"{what} is {value:.6g}, expected {mean:.6g}: {shift:.2g} standard errors.",
+        f"fails if {what[0].lower()}{what[1:]} is off by {found:.3g}",
+    )
+
+
+def _duplicates(drawn: _Drawn) -> Finding:
+    bad = sum(
+        len(batch) - len(np.unique(batch)) + int(np.sum(batch >= drawn.num_examples))
+        for batch in drawn.batches
+    )
+    sentence = f"{bad} indices are in a batch twice, or beyond the data."
+    return within("sampling duplicates", bad, 0, sentence, "fails at one duplicate")
+
+
+def _rate(drawn: _Drawn, prob: float) -> Finding:
+    count = sum(map(len, drawn.batches))
+    trials = drawn.num_examples * sum(map(len, drawn.sizes))
+    variance = prob * (1 - prob) / trials
+    what = "The share of examples in a batch"
+    return _standard_errors("rate", count / trials, prob, variance, what)
+
+
+def _spread_of_sizes(drawn: _Drawn, prob: float) -> Finding:
+    sizes = np.concatenate(drawn.sizes)
+    mean = drawn.num_examples * prob
+    variance = mean * (1 - prob)
+    dispersion = float(np.mean((sizes - mean) ** 2) / variance)
+    # Of a binomial: its fourth moment is a little more than a normal's.
+    spread = (2 + (1 - 6 * prob * (1 - prob)) / variance) / len(sizes)
+    what = "The variance of batch sizes, relative to independent draws,"
+    return _standard_errors("sizes", dispersion, 1.0, spread, what)
+
+
+def _fixed_sizes(drawn: _Drawn, size: int) -> Finding:
+    sizes = np.concatenate(drawn.sizes)
+    wrong = int(np.sum(sizes != size))
+    sentence = f"{wrong} of {len(sizes)} batches do not have {size} examples."
+    return within("sampling sizes", wrong, 0, sentence, "fails at one such batch")
+
+
+def _truncated_sizes(drawn: _Drawn, mechanism: TruncatedPoissonGaussian) -> Finding:
+    sizes, cap = np.concatenate(drawn.sizes), mechanism.truncated_batch_size
+    beyond = int(np.sum(sizes > cap))
+    number = np.arange(drawn.num_examples + 1)
+    chances = scipy.stats.binom.pmf(number, drawn.num_examples, mechanism.sampling_prob)
+    cut = np.minimum(number, cap)
+    mean = float(chances @ cut)
+    variance = float(chances @ (cut - mean) ** 2) / len(sizes)
+    sentence = f"{beyond} batches have more than {cap} examples."
+    parts = [
+        within("sampling cap", beyond, 0, sentence, "fails at one such batch"),
+        _standard_errors("sizes", sizes.mean(), mean, variance, "The mean batch size"),
+    ]
+    return combined("sampling sizes", parts)
+
+
+def _participation(drawn: _Drawn) -> Finding:
+    """How unequal examples are in how often they take part."""
+    counts = sum(np.asarray(m.sum(axis=0)).ravel() for m in drawn.matrices())
+    probs = np.concatenate(drawn.sizes) / drawn.num_examples
+    mean, variance = probs.sum(), float(np.sum(probs * (1 - probs)))
+    if not variance:
+        return not_tested("sampling participation", "all examples are in each batch.")
+    dispersion = float(np.mean((counts - mean) ** 2) / variance)
+    fourth = float(np.sum(probs * (1 - probs) * (1 - 6 * probs * (1 - probs))))
+    spread = (2 + fourth / variance**2) / drawn.num_examples
+    what = "The variance of how often examples take part, relative to chance,"
+    return _standard_errors("participation", dispersion, 1.0, spread, what)
+
+
+def _shared(
+    drawn: _Drawn, pairs: Iterable[tuple[Any, ...]], name: str
+) -> list[tuple[str, float]]:
+    """Overlaps of pairs of batches, in standard errors."""
+    n, found = drawn.num_examples, []
+    for label, overlaps, one, two in pairs:
+        mean = one * two / n
+        variance = mean * (n - one) * (n - two) / (n * max(n - 1, 1))
+        total = math.sqrt(float(np.sum(variance)))
+        if total:
+            found.append((f"{name} {label}", float(np.sum(overlaps - mean)) / total))
+    return found
+
+
+def _independence(drawn: _Drawn) -> Finding:
+    """Whether a batch says anything of another, of the same run or of another."""
+    matrices, sizes = drawn.matrices(), drawn.sizes
+
+    def of_lags():
+        products = [np.asarray((m @ m.T).todense()) for m in matrices]
+        for lag in range(1, drawn.steps):
+            pairs = [
+                (np.diagonal(p, lag), s[lag:], s[:-lag])
+                for p, s in zip(products, sizes, strict=True)
+            ]
+            yield (lag, *(np.concatenate(x) for x in zip(*pairs, strict=True)))
+
+    def of_runs():
+        for (i, m), (j, k) in itertools.combinations(enumerate(matrices), 2):
+            steps = drawn.steps
+            overlaps = np.asarray(m[:steps].multiply(k[:steps]).sum(axis=1)).ravel()
+            yield f"{i} and {j}", overlaps, sizes[i][:steps], sizes[j][:steps]
+
+    found = [
+        *_shared(drawn, of_lags(), "steps at lag"),
+        *_shared(drawn, of_runs(), "runs"),
+    ]
+    if not found:
+        return not_tested("sampling independence", "all batches are the whole data.")
+    bound = _statistics.normal_bound(len(found))
+    what, worst = max(found, key=lambda pair: abs(pair[1]))
+    return within(
+        "sampling independence",
+        abs(worst),
+        bound,
+        f"Batches of {what} share {'more' if worst > 0 else 'fewer'} examples than by"
+        f" chance: {abs(worst):.2g} standard errors ({len(found)} comparisons).",
+        f"fails at {_statistics.detected(len(found)):.2g} standard errors",
+    )
+
+
+def _adjacent(drawn: _Drawn) -> Finding:
+    """Whether examples that are next to each other are drawn together."""
+    n, sizes = drawn.num_examples, np.concatenate(drawn.sizes).astype(float)
+    together = sum(float(m[:, :-1].multiply(m[:, 1:]).sum()) for m in drawn.matrices())
+    expected = sizes * (sizes - 1) / n
+    rest = 1 - sizes / n
+    variance = float(np.sum(expected * rest**2)) + 1.0
+    what = "The number of adjacent examples in one batch"
+    return _standard_errors(
+        "neighbors", together, float(expected.sum()), variance, what
+    )
+
+
+def _once_an_epoch(drawn: _Drawn, mechanism: ShuffledGaussian) -> Finding:
+    length = math.ceil(drawn.num_examples / mechanism.batch_size)
+    again = 0
+    for run in drawn.runs:
+        for start in range(0, len(run), length):
+            epoch = np.concatenate(run[start : start + length])
+            again += len(epoch) - len(np.unique(epoch))
+    largest = max(map(len, drawn.batches), default=0)
+    sentence = f"{again} examples take part twice in an epoch of {length} batches."
+    parts = [
+        within("sampling epochs", again, 0, sentence, "fails at one such example"),
+        within(
+            "sampling sizes",
+            largest,
+            mechanism.batch_size,
+            f"The largest batch has {largest} examples.",
+            "fails at a larger batch",
+        ),
+    ]
+    return combined("sampling epochs", parts)
+
+
+def sampling(
+    loader: Callable[[int], Iterable[Any]],
+    mechanism: Mechanism,
+    *,
+    num_examples: int,
+) -> Finding:
+    """Draws batches, and tests that they are those that are accounted for.
+
+    For Poisson sampling: the rate, the distribution of sizes, how often each example
+    takes part, the overlap of any two batches of a run and of two runs, whether
+    adjacent examples come together, and duplicates. So shuffled epochs, batches of
+    fixed size, a fixed order, or blocks of the data do not pass for it. Each test has a
+    false-alarm rate of 1e-6; four runs of at most 400 batches, or five million indices,
+    are drawn.
+
+    Args:
+      loader: of a seed, returns an iterable of batches: `Batch`, indices and their
+        padding mask, or an array of indices with -1 for padding. Seeds 0 to 3 are
+        used; other seeds must give other batches.
+      mechanism: which says how batches are drawn.
+      num_examples: the size of the data set.
+
+    Returns:
+      A `Finding` with a part for each test. *Not tested* for a mechanism of another
+      kind, or fewer than 8 batches.
+
+    Raises:
+      TypeError: if a batch is none.
+
+    Example:
+      >>> import numpy as np
+      >>> import dpadambc
+      >>> from dpadambc import audit
+      >>> mechanism = dpadambc.PoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.05,
+      ...     iterations=200, normalize_by=50)
+      >>> def loader(seed):
+      ...     return mechanism.batches(np.random.default_rng(seed), num_examples=1_000)
+      >>> audit.sampling(loader, mechanism, num_examples=1_000).passed
+      True
+      >>> def shuffled(seed):
+      ...     rng = np.random.default_rng(seed)
+      ...     for _ in range(10):
+      ...         yield from rng.permutation(1_000).reshape(20, 50)
+      >>> audit.sampling(shuffled, mechanism, num_examples=1_000).word
+      'FAIL'
+    """
+    _check.is_mechanism(mechanism)
+    validate.count(num_examples=num_examples, least=2)
+    drawn = _Drawn(loader, mechanism, num_examples)
+    if drawn.steps < 8:
+        return not_tested(_CHECK, f"a run has {drawn.steps} batches only.")
+    parts = [_duplicates(drawn)]
+    if parts[0].passed is False and any(
+        (batch >= num_examples).any() for batch in drawn.batches
+    ):
+        return combined(_CHECK, parts)
+    match mechanism:
+        case ShuffledGaussian():
+            return combined(_CHECK, [*parts, _once_an_epoch(drawn, mechanism)])
+        case PoissonSampled() if mechanism.sampling_prob == 1:
+            parts.append(_fixed_sizes(drawn, num_examples))
+            return combined(_CHECK, parts)
+        case PoissonSampled():
+            parts.append(_rate(drawn, mechanism.sampling_prob))
+            parts.append(_spread_of_sizes(drawn, mechanism.sampling_prob))
+        case FixedSizeSampled():
+            parts.append(_fixed_sizes(drawn, mechanism.batch_size))
+        case TruncatedPoissonGaussian():
+            parts.append(_truncated_sizes(drawn, mechanism))
+        case _:
+            name = type(mechanism).__name__
+            return not_tested(_CHECK, f"there is no test for batches of {name}.")
+    tests = (_participation, _independence, _adjacent)
+    return combined(_CHECK, [*parts, *(test(drawn) for test in tests)])

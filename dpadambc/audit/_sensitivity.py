@@ -1,0 +1,316 @@
+"""How far one example moves what the noise is added to."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpadambc._core import validate
+from dpadambc.audit import _neighbors
+from dpadambc.audit._finding import Finding, not_tested
+from dpadambc.clipping.flat import NeighboringRelation
+
+_CHECK = "sensitivity"
+_SEARCH_STEPS = 12
+# Of a float32 sum, and of the allowance that factored norms carry.
+_ROUNDING = 1e-3
+_PADDING = "padding, whose contents must not matter"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Movement:
+    """How far the value is apart on two neighboring batches."""
+
+    distance: float
+    stage: str  # what leaks, if it is too far
+    pair: str
+
+
+class _Replay:
+    """The function on batches that are public to us, as one vector of doubles."""
+
+    def __init__(self, fun: Callable[..., Any], params: Any, batch: _neighbors.Batch):
+        self._fun = self._eager = functools.partial(fun, params)
+        self.size = _neighbors.num_examples(batch)
+        self.batch = jax.tree.map(jnp.asarray, batch)
+        nobody = np.zeros(self.size, bool)
+        self.takes_mask = True
+        try:
+            self.start = self(self.batch, nobody)
+        except TypeError as error:
+            if "is_padding_example" not in str(error):
+                raise
+            self.takes_mask = False
+            self.start = self(self.batch)
+
+    def tree(self, batch: Any, mask: Any = None) -> Any:
+        """What the function returns."""
+        if mask is None or not self.takes_mask:
+            return self._fun(*batch)
+        return self._fun(*batch, is_padding_example=mask)
+
+    def compile(self) -> None:
+        """One program for all replays, if the function is one of JAX."""
+        self._fun = jax.jit(self._eager)
+        try:
+            self(self.batch, np.zeros(self.size, bool))
+        except (jax.errors.JAXTypeError, TypeError, ValueError):
+            self._fun = self._eager
+
+    def __call__(self, batch: Any, mask: Any = None) -> np.ndarray:
+        leaves = jax.tree.leaves(self.tree(batch, mask))
+        return np.concatenate([np.ravel(np.asarray(x, float)) for x in leaves] or [[]])
+
+    @property
+    def rounding(self) -> float:
+        """By how much sums of this size differ that are the same on paper."""
+        return 8 * float(np.finfo(np.float32).eps * np.linalg.norm(self.start))
+
+
+def _apart(one: np.ndarray, two: np.ndarray) -> float:
+    distance = float(np.linalg.norm(one - two))
+    return distance if np.isfinite(distance) else np.inf
+
+
+def _searched(
+    replay: _Replay,
+    index: int,
+    row: Any,
+    against: np.ndarray,
+    rng: np.random.Generator,
+) -> Iterator[_neighbors.Candidate]:
+    """Rows that move the value far from another one, beginning with one that does."""
+
+    def distance(row):
+        tree = replay.tree(
+            _neighbors.with_row(replay.batch, index, row), np.zeros(replay.size, bool)
+        )
+        flat = [jnp.ravel(x) for x in jax.tree.leaves(tree)]
+        return jnp.sum((jnp.concatenate(flat) - against) ** 2)
+
+    return _neighbors.ascend(distance, row, _SEARCH_STEPS, rng)
+
+
+def _values(
+    replay: _Replay, index: int, rng: np.random.Generator
+) -> dict[str, np.ndarray]:
+    """What the function returns with each candidate in one place of the batch."""
+    nobody = np.zeros(replay.size, bool)
+    at = lambda row: replay(_neighbors.with_row(replay.batch, index, row), nobody)
+    rows = _neighbors.candidates(replay.batch, index, rng)
+    found = {candidate.name: at(candidate.row) for candidate in rows}
+    masked = np.arange(replay.size) == index
+    rest = replay(replay.batch, masked) if replay.takes_mask else replay.start
+    reach = lambda candidate: np.nan_to_num(
+        np.linalg.norm(found[candidate.name] - rest), nan=-1.0, posinf=-1.0
+    )
+    best = max(rows, key=reach)
+    for number, candidate in enumerate(_searched(replay, index, best.row, rest, rng)):
+        found[f"{candidate.name} ({number + 1})"] = at(candidate.row)
+    return found
+
+
+def _stage(name: str) -> str:
+    return "examples that are not finite" if name in ("NaN", "infinite") else "clip"
+
+
+def _without(replay: _Replay, index: int) -> dict[str, np.ndarray]:
+    """What the function returns without an example: masked, and not there at all.
+
+    The last one is left out: others would move up, and get each other's random numbers.
+    """
+    found = {}
+    if replay.takes_mask:
+        found["masked"] = replay(replay.batch, np.arange(replay.size) == index)
+    if index == replay.size - 1:
+        try:
+            found["left out"] = replay(_neighbors.without_row(replay.batch, index))
+        except (TypeError, ValueError):  # a batch of this size may not be allowed
+            if not found:
+                raise
+    return found
+
+
+def _removals(replay: _Replay, index: int, rng: np.random.Generator):
+    values = _values(replay, index, rng)
+    for how, rest in _without(replay, index).items():
+        for name, value in values.items():
+            yield _Movement(_apart(value, rest), _stage(name), f"{name}, or {how}")
+
+
+def _replacements(replay: _Replay, index: int, rng: np.random.Generator):
+    values = list(_values(replay, index, rng).items())
+    for number, (name, value) in enumerate(values):
+        for other, another in values[:number]:
+            stage = _stage(name) if _stage(other) == "clip" else _stage(other)
+            yield _Movement(_apart(value, another), stage, f"{name}, or {other}")
+
+
+def _alone(replay: _Replay) -> Iterator[_Movement]:
+    """One example in an empty batch: a normalizer that is the batch's own shows."""
+    if replay.takes_mask:
+        nobody = np.ones(replay.size, bool)
+        empty = replay(replay.batch, nobody)
+        for index in range(min(3, replay.size)):
+            only = replay(replay.batch, np.arange(replay.size) != index)
+            yield _Movement(_apart(only, empty), "clip", "alone, or not there")
+
+
+def _of_padding(replay: _Replay, rng: np.random.Generator) -> Iterator[_Movement]:
+    """What the padding holds must not matter: it may be anybody's."""
+    if not replay.takes_mask:
+        return
+    last = replay.size - 1
+    mask = np.arange(replay.size) == last
+    here = replay(replay.batch, mask)
+    for candidate in _neighbors.candidates(replay.batch, last, rng):
+        there = replay(_neighbors.with_row(replay.batch, last, candidate.row), mask)
+        yield _Movement(
+            _apart(here, there), _PADDING, f"padding that is {candidate.name}"
+        )
+
+
+def _mixes(replay: _Replay, bound: float) -> bool:
+    """Whether an example changes what the others add."""
+    if not replay.takes_mask:
+        return False
+    at = lambda *present: replay(
+        replay.batch, ~np.isin(np.arange(replay.size), present)
+    )
+    mixed = at(0, 1) - at(0) - at(1) + at()
+    return not np.linalg.norm(mixed) <= _ROUNDING * bound + replay.rounding
+
+
+def _movements(
+    replay: _Replay, relation: NeighboringRelation, rng: np.random.Generator
+) -> Iterator[_Movement]:
+    replaces = relation is NeighboringRelation.REPLACE_ONE
+    of_row = _replacements if replaces else _removals
+    rows = {0, replay.size - 1} if replay.takes_mask or replaces else {replay.size - 1}
+    for index in sorted(rows):
+        yield from of_row(replay, index, rng)
+    yield from _alone(replay)
+
+
+def _stages(replay: _Replay, leaks: list[_Movement], bound: float) -> str:
+    """What leaks, the stage of each with its furthest movement."""
+    furthest: dict[str, _Movement] = {}
+    for leak in sorted(leaks, key=lambda leak: leak.distance):
+        furthest[leak.stage] = leak
+    if "clip" in furthest and _mixes(replay, bound):
+        mixing = "mixing of examples, where one changes what others add"
+        furthest[mixing] = furthest.pop("clip")
+    return "; ".join(
+        f"{stage} ({leak.pair}: {leak.distance:.5g})"
+        for stage, leak in furthest.items()
+    )
+
+
+def _verdict(
+    replay: _Replay, found: list[_Movement], bound: float, relation: Any
+) -> Finding:
+    moved = [movement for movement in found if movement.stage != _PADDING]
+    worst = max(moved, key=lambda movement: movement.distance)
+    slack = _ROUNDING * bound + replay.rounding
+    allowed = lambda movement: slack + (bound if movement.stage != _PADDING else 0.0)
+    leaks = [
+        movement for movement in found if not movement.distance <= allowed(movement)
+    ]
+    fails_if = (
+        f"fails if one of {len(moved)} neighbors moves the value by more than"
+        f" {1 + _ROUNDING:g} times the bound and rounding, or padding does at all"
+    )
+    sentence = (
+        f"One example ({worst.pair}) moves it by {worst.distance:.5g},"
+        f" {worst.distance / bound:.4g} of the bound under {relation.name}."
+    )
+    if leaks:
+        stages = _stages(replay, leaks, bound)
+        sentence = (
+            f"One example moves it by {worst.distance:.5g},"
+            f" {worst.distance / bound:.4g} times the bound under {relation.name}."
+            f" What leaks: {stages}."
+        )
+    return Finding(_CHECK, not leaks, worst.distance, bound, sentence, fails_if)
+
+
+def sensitivity(
+    fun: Callable[..., Any],
+    params: Any,
+    batch: _neighbors.Batch,
+    *,
+    bound: float,
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+) -> Finding:
+    """Replays what the noise is added to on neighboring batches.
+
+    One example is taken out (masked, and left out), or replaced by another, by its
+    opposite, by a huge, an infinite and a NaN one, and by those that a search finds:
+    gradient ascent on the distance that the noise has to hide. It is put into an empty
+    batch, and padding is given other contents. A pass is no proof: it says that none of
+    these neighbors broke the bound.
+
+    Args:
+      fun: of `(params, *batch, is_padding_example=None)`, returns what the noise will
+        be added to, a pytree of arrays: a `clipped_grad`, or a step up to the noise. If
+        it has no argument `is_padding_example`, examples are left out only.
+      params: its first argument.
+      batch: a tuple of pytrees of arrays, with at least two examples along axis 0.
+      bound: the L2 sensitivity that is claimed.
+      neighboring_relation: what neighboring batches differ in.
+
+    Returns:
+      A `Finding`: the largest movement, the bound, and the stage that leaks: the clip,
+      examples that are not finite, padding, or the mixing of examples. *Not tested* if
+      `fun` returns something else for the same batch.
+
+    Raises:
+      ValueError: if the bound is not positive, or the batch is none.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import dpadambc
+      >>> from dpadambc import audit
+      >>> loss_fn = lambda w, x: jnp.tanh(w @ x)
+      >>> params, x = jnp.ones(3), jnp.eye(4, 3) + 1
+      >>> clipped = dpadambc.clipped_grad(loss_fn, l2_clip_norm=1.0, normalize_by=4)
+      >>> audit.sensitivity(clipped, params, (x,), bound=1 / 4).passed
+      True
+      >>> def averaged(w, x):
+      ...     return jax.grad(lambda w: jax.vmap(loss_fn, (None, 0))(w, x).mean())(w)
+      >>> audit.sensitivity(averaged, params, (x,), bound=1 / 4).word
+      'FAIL'
+
+    References:
+      Cebere et al., `Privacy in Theory, Bugs in Practice
+      <https://arxiv.org/abs/2602.17454>`_, 2026
+    """
+    validate.positive(bound=bound)
+    validate_relation(neighboring_relation)
+    rng = np.random.default_rng(0)
+    replay = _Replay(fun, params, batch)
+    replay.compile()
+    again = replay(replay.batch, np.zeros(replay.size, bool))
+    if not np.array_equal(again, replay.start, equal_nan=True):
+        if _apart(again, replay.start) > _ROUNDING * bound + replay.rounding:
+            return not_tested(
+                _CHECK, "the function returns something else for the same batch."
+            )
+    found = [
+        *_movements(replay, neighboring_relation, rng),
+        *_of_padding(replay, rng),
+    ]
+    return _verdict(replay, found, bound, neighboring_relation)
+
+
+def validate_relation(relation: Any) -> None:
+    """Raises unless it is a neighboring relation."""
+    if not isinstance(relation, NeighboringRelation):
+        raise TypeError(
+            "Expected neighboring_relation to be a dpadambc.NeighboringRelation, got"
+            f" {relation!r}."
+        )

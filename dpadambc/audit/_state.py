@@ -1,0 +1,69 @@
+"""What is kept of a step, in the state or in a checkpoint, has noise."""
+
+from dpadambc.audit import _examined, _flow, _recorder, _steps
+from dpadambc.audit._finding import Finding, combined, not_tested, within
+from dpadambc.audit.pipeline import Pipeline
+
+_CHECK = "state"
+
+
+def state(pipeline: Pipeline) -> Finding:
+    """Traces the step: nothing it returns depends on examples but through the noise.
+
+    Every value of the program that is computed from an example is followed to the
+    additions of noise, and past them to what the step returns: parameters, moments,
+    averages, whatever a checkpoint would hold. An addition counts if its noise is of
+    the order that the mechanism claims; `noise` and `sensitivity` say whether it is
+    enough.
+
+    Args:
+      pipeline: whose step is traced.
+
+    Returns:
+      A `Finding`: how many arrays have no noise, and the path of the first. *Not
+      tested* if the step cannot be traced, or a callback tells the host of examples.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax
+      >>> import dpadambc
+      >>> from dpadambc import audit
+      >>> mechanism = dpadambc.PoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.1,
+      ...     iterations=100, normalize_by=6)
+      >>> def make_optimizer(key):
+      ...     clip = dpadambc.clip_per_example(1.0, normalize_by=6)
+      ...     noise = dpadambc.add_dp_noise(mechanism.noise_stddev, key=key)
+      ...     return optax.chain(clip, optax.trace(0.9), noise, optax.sgd(0.1))
+      >>> pipeline = audit.Pipeline.of_chain(
+      ...     lambda w, x: jnp.tanh(w @ x), jnp.zeros(50), (jnp.ones((64, 50)),),
+      ...     mechanism, make_optimizer)
+      >>> print(audit.state(pipeline))
+      FAIL        state: [2][1].trace is made of the data without noise (1 of 5 arrays).
+    """
+    try:
+        return of_examined(_examined.examine(pipeline))
+    except (_steps.NotTraceable, _recorder.NotRecordable) as error:
+        return not_tested(_CHECK, f"{error}")
+
+
+def of_examined(found: _examined.Examined) -> Finding:
+    """The finding for a step that has been traced."""
+    followed = found.followed
+    bare = [path.removeprefix("[1]") for path in followed.of(_flow.Label.DATA)]
+    opaque = followed.of(_flow.Label.OPAQUE)
+    fails_if = "fails if an array that the step returns is made of examples alone"
+    total = f"{len(followed.labels)} arrays"
+    sentence = (
+        f"{bare[0]} is made of the data without noise ({len(bare)} of {total})."
+        if bare
+        else f"All {total} that are kept have noise, or nothing of the data."
+    )
+    of_arrays = within(_CHECK, len(bare), 0, sentence, fails_if)
+    if bare:
+        return of_arrays
+    if opaque:
+        return not_tested(_CHECK, "a callback to the host returns a part of the state.")
+    if followed.tells_host:
+        told = "a callback tells the host what has no noise; what it does is not seen."
+        return combined(_CHECK, [of_arrays, not_tested(_CHECK, told)])
+    return of_arrays

@@ -1,0 +1,63 @@
+"""Tests of random numbers, each with its false-alarm rate and its power."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import scipy.stats
+
+FALSE_ALARM = 1e-6  # of each test, whatever it compares
+MISS = 1e-3  # of a defect of the size that is stated
+
+
+def normal_bound(comparisons: int = 1) -> float:
+    """What none of so many standard normal numbers exceeds, but for a false alarm."""
+    return float(scipy.stats.norm.isf(FALSE_ALARM / (2 * comparisons)))
+
+
+def detected(comparisons: int = 1) -> float:
+    """The shift, in standard errors, that is found but for a miss."""
+    return normal_bound(comparisons) + float(scipy.stats.norm.isf(MISS))
+
+
+def spread_of_stddev(count: int) -> float:
+    """The relative standard error of a standard deviation from so many draws."""
+    return 1 / math.sqrt(2 * max(count, 1))
+
+
+def kolmogorov_smirnov(normalized: np.ndarray) -> tuple[float, float]:
+    """The distance to the standard normal distribution, and its bound."""
+    statistic = scipy.stats.kstest(normalized, "norm").statistic
+    bound = scipy.stats.kstwobign.isf(FALSE_ALARM) / math.sqrt(len(normalized))
+    return float(statistic), float(bound)
+
+
+def correlation(one: np.ndarray, two: np.ndarray) -> float:
+    """The correlation of two vectors in its standard errors."""
+    size = math.sqrt(float(one @ one) * float(two @ two))
+    if not size:
+        return 0.0
+    return float(one @ two) / size * math.sqrt(len(one))
+
+
+_WINDOW = 6
+
+
+def repetitions(sequences: Sequence[np.ndarray]) -> tuple[int, int]:
+    """How many runs of six numbers occur again, at any scale; how many runs there are.
+
+    Numbers are compared to 1e-3 of the norm of their run. In half a million independent
+    draws, 1e-4 runs occur again by chance.
+    """
+    windows = [
+        np.lib.stride_tricks.sliding_window_view(sequence, _WINDOW)
+        for sequence in sequences
+        if len(sequence) >= _WINDOW
+    ]
+    if not windows:
+        return 0, 0
+    rows = np.concatenate(windows)
+    norms = np.linalg.norm(rows, axis=1, keepdims=True) * np.sign(rows[:, :1])
+    rounded = np.round(1000 * rows / np.where(norms == 0, 1, norms)).astype(np.int16)
+    words = np.ascontiguousarray(rounded).view([("", np.int16)] * _WINDOW).ravel()
+    return len(words) - len(np.unique(words)), len(words)

@@ -1,0 +1,196 @@
+"""All checks of a pipeline, as one table."""
+
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dpadambc.audit import (
+    _correction,
+    _examined,
+    _isolation,
+    _noise,
+    _recorder,
+    _sampling,
+    _sensitivity,
+    _state,
+    _steps,
+)
+from dpadambc.audit._finding import Finding, not_tested
+from dpadambc.audit.pipeline import Pipeline
+
+CHECKS = ("sensitivity", "noise", "state", "isolation", "sampling", "correction")
+
+__all__ = ["CHECKS", "Report", "run"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What all checks found. Printed, it is a table."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def passed(self) -> bool | None:
+        """False if a check failed, None if none did and one was not made."""
+        outcomes = [finding.passed for finding in self.findings]
+        return False if False in outcomes else None if None in outcomes else True
+
+    @property
+    def exit_code(self) -> int:
+        """0 if all passed, 1 if one failed, 3 if none did and one was not made."""
+        return {True: 0, False: 1, None: 3}[self.passed]
+
+    def as_dict(self) -> dict[str, Any]:
+        """What `json.dumps` takes."""
+        return {
+            "passed": self.passed,
+            "findings": [dataclasses.asdict(finding) for finding in self.findings],
+        }
+
+    def to_json(self) -> str:
+        """The findings with all their parts; infinity is a string, as JSON has none."""
+        return json.dumps(_finite(self.as_dict()), indent=2)
+
+    def __str__(self) -> str:
+        lines = []
+        for finding in self.findings:
+            lines.append(str(finding))
+            lines.extend(f"{'':13}{text}" for text in _lines(finding))
+        return "\n".join(lines)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(x) for key, x in value.items()}
+    if isinstance(value, tuple | list):
+        return [_finite(x) for x in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def _lines(finding: Finding) -> list[str]:
+    found = []
+    if finding.figure is not None:
+        found.append(f"{finding.figure:.6g}, at most {finding.bound:.6g}")
+    return [*found, *([finding.fails_if] if finding.fails_if else [])]
+
+
+def run(
+    pipeline: Pipeline,
+    *,
+    checks: Sequence[str] = CHECKS,
+    progress: Callable[[str], Any] | None = None,
+) -> Report:
+    """Makes all checks of a pipeline.
+
+    What it costs: the step is traced a few times and compiled about eight times; some
+    150 gradients of its batch are taken, and 4 to 4,096 short runs of it, until there
+    are four million numbers of its noise.
+
+    Args:
+      pipeline: one's own training.
+      checks: some of `CHECKS`.
+      progress: told of each check before it begins and after it ends, such as `print`.
+
+    Returns:
+      A `Report`.
+
+    Raises:
+      ValueError: for an unknown check.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import dpadambc
+      >>> from dpadambc import audit
+      >>> mechanism = dpadambc.PoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.1,
+      ...     iterations=100, normalize_by=100)
+      >>> x = jax.random.normal(jax.random.key(0), (1_000, 50))
+      >>> pipeline = audit.Pipeline.of_fit(
+      ...     lambda w, x: jnp.tanh(w @ x), jnp.zeros(50), (x,), mechanism,
+      ...     dpadambc.adam_bc(0.1, mechanism.noise_stddev))
+      >>> audit.run(pipeline).passed
+      True
+    """
+    unknown = sorted(set(checks) - set(CHECKS))
+    if unknown:
+        raise ValueError(f"Expected checks among {CHECKS}, got {unknown}.")
+    tell = progress or (lambda text: None)
+    findings, traced = [], _Traced(pipeline)
+    for check in checks:
+        tell(f"{check} ...")
+        start = time.perf_counter()
+        try:
+            finding = getattr(traced, check)()
+        except (_steps.NotTraceable, _recorder.NotRecordable) as error:
+            finding = not_tested(check, f"{error}")
+        findings.append(finding)
+        tell(f"{finding} ({time.perf_counter() - start:.1f} s)")
+    return Report(tuple(findings))
+
+
+class _Traced:
+    """The checks, with one trace of the step for those that share it."""
+
+    def __init__(self, pipeline: Pipeline):
+        self._pipeline = pipeline
+        self._found: _examined.Examined | Exception | None = None
+
+    @property
+    def _examined(self) -> _examined.Examined:
+        if self._found is None:
+            try:
+                self._found = _examined.examine(self._pipeline)
+            except (_steps.NotTraceable, _recorder.NotRecordable) as error:
+                self._found = error
+        if isinstance(self._found, Exception):
+            raise self._found
+        return self._found
+
+    def sensitivity(self) -> Finding:
+        found = self._examined
+        if not found.noise:
+            return not_tested("sensitivity", "no noise is added to what examples make.")
+        return _sensitivity.sensitivity(
+            found.before_noise,
+            found.state,
+            self._pipeline.batch,
+            bound=found.bound,
+            neighboring_relation=self._pipeline.mechanism.neighboring_relation,
+        )
+
+    def noise(self) -> Finding:
+        found = self._examined
+        if not found.noise:
+            return _noise.without_crossings(found.followed)
+        mechanism = self._pipeline.mechanism
+        return _noise.of_noise(mechanism, found.followed, found.noise, found.moved)
+
+    def state(self) -> Finding:
+        return _state.of_examined(self._examined)
+
+    def isolation(self) -> Finding:
+        pipeline = self._pipeline
+        if pipeline.per_example is None:
+            return _isolation.unknown()
+        return _isolation.of_loss(pipeline.per_example, pipeline.params, pipeline.batch)
+
+    def sampling(self) -> Finding:
+        pipeline = self._pipeline
+        if pipeline.loader is None or pipeline.num_examples is None:
+            return not_tested("sampling", "no loader is given.")
+        return _sampling.sampling(
+            pipeline.loader, pipeline.mechanism, num_examples=pipeline.num_examples
+        )
+
+    def correction(self) -> Finding:
+        pipeline = self._pipeline
+        if pipeline.make_optimizer is None:
+            return not_tested("correction", "no optimizer is given.")
+        return _correction.correction(
+            pipeline.make_optimizer, pipeline.params, pipeline.mechanism
+        )
