@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc.audit import _noise, _statistics
+from dpadambc.audit import _noise, _statistics, _steps
 from dpadambc.audit._finding import Finding, not_tested, within
 from dpadambc.mechanisms import _check
 from dpadambc.mechanisms.base import Mechanism
@@ -77,11 +77,14 @@ def correction(
     """
     _check.is_mechanism(mechanism)
     update = _noise.Update(make_optimizer, jax.tree.map(jnp.asarray, params), mechanism)
-    step, zero, _ = update.trials()
-    return of_steps(update.init, step, zero)
+    try:
+        step, zero, _ = update.trials(_steps.start(update.init))
+    except _steps.NotTraceable as error:
+        return not_tested(_CHECK, f"{error}")
+    return _of_steps(update.init, step, zero)
 
 
-def of_steps(init: Any, step: Any, zero: Any) -> Finding:
+def _of_steps(init: Any, step: Any, zero: Any) -> Finding:
     """The finding for a step, with data whose gradient is zero."""
     shapes = jax.eval_shape(init, jax.random.key(0))
     if not jax.eval_shape(_moments, shapes):

@@ -124,6 +124,7 @@ def _by_errors(scores, is_member, mechanism, target_delta, confidence) -> list[F
             f" error rates of independent scores; {claim:.3g} is claimed.",
             "fails if the error rates refute the claim",
         ),
+        *_of_family(mechanism, errors, target_delta, claim),
         within(
             "trade-off",
             below,
@@ -134,4 +135,21 @@ def _by_errors(scores, is_member, mechanism, target_delta, confidence) -> list[F
             else f"There are {below:.2g} fewer misses than the claim allows.",
             "fails if a point is below the claimed trade-off function",
         ),
+    ]
+
+
+def _of_family(mechanism, errors, target_delta, claim) -> list[Finding]:
+    """The bound for the mechanism with more noise, where its noise is one number."""
+    if callable(mechanism.noise_multiplier):
+        return []
+    epsilon = trade_off.family_epsilon(mechanism, errors, target_delta=target_delta)
+    return [
+        within(
+            "empirical epsilon, trade-off",
+            epsilon,
+            claim,
+            f"Epsilon is at least {epsilon:.3g} if all but the noise level is the"
+            f" mechanism's; {claim:.3g} is claimed.",
+            "fails if error rates are below the claimed trade-off function",
+        )
     ]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -30,10 +31,19 @@ class Examined:
     noise: _noise.Noise
     moved: list[_noise.Response]
 
-    def before_noise(
+    @property
+    def before_noise(self) -> Callable[..., list[jax.Array]]:
+        """A function of the state and a batch: what the noise is added to.
+
+        It is in units of that noise, and takes a mask if the step does.
+        """
+        if self.pipeline.takes_mask:
+            return self._before_noise
+        return lambda state, *batch: self._before_noise(state, *batch)
+
+    def _before_noise(
         self, state: Any, *batch: Any, is_padding_example: Any = None
     ) -> list[jax.Array]:
-        """What the noise is added to, in units of that noise."""
         mask = is_padding_example
         mask = jnp.zeros(_rows(batch), bool) if mask is None else jnp.asarray(mask)
         steps = self.steps
@@ -92,25 +102,39 @@ def _rows(batch: Any) -> int:
 def _step_of(pipeline: Pipeline) -> _steps.Step:
     def step(state, data):
         batch, mask = data
-        return (), pipeline.step(state, *batch, is_padding_example=mask)
+        options = {"is_padding_example": mask} if pipeline.takes_mask else {}
+        return (), pipeline.step(state, *batch, **options)
 
     return step
 
 
-def _neighbors_of(pipeline: Pipeline) -> list[_Data]:
-    """Batches that differ in one example from the first of them, which has none."""
+def _neighbors_of(pipeline: Pipeline) -> tuple[list[_Data], float]:
+    """Batches that differ in one example from the first of them.
+
+    The first has none, where a step can be told so. Then the others have one; else the
+    first example of each is another.
+
+    Returns:
+      The batches, and how much further apart neighbors may be than they are.
+    """
     batch, size = pipeline.batch, _rows(pipeline.batch)
-    nobody, alone = jnp.ones(size, bool), jnp.arange(size) != 0
     row = _neighbors.row_of(batch, 0)
     scaled = [
         _neighbors.on_numbers(lambda x, f=f: f * x.astype(float), row)
         for f in _neighbors.HUGE
     ]
     rows = [row, *(scaled if _neighbors.has_numbers(batch) else [])]
-    return [
-        (batch, nobody),
-        *((_neighbors.with_row(batch, 0, r), alone) for r in rows),
-    ]
+    relation = pipeline.mechanism.neighboring_relation
+    replaces = relation is NeighboringRelation.REPLACE_ONE
+    if pipeline.takes_mask:
+        first = batch, jnp.ones(size, bool)
+        alone, factor = jnp.arange(size) != 0, 2.0 if replaces else 1.0
+    else:
+        opposite = _neighbors.on_numbers(jnp.negative, row)
+        first = _neighbors.with_row(batch, 0, opposite), jnp.zeros(size, bool)
+        alone, factor = jnp.zeros(size, bool), 1.0 if replaces else 0.5
+    others = [(_neighbors.with_row(batch, 0, r), alone) for r in rows]
+    return [first, *others], factor
 
 
 def examine(pipeline: Pipeline) -> Examined:
@@ -120,8 +144,8 @@ def examine(pipeline: Pipeline) -> Examined:
       NotTraceable: if JAX cannot trace the step.
       NotRecordable: if noise is added where it cannot be taken out.
     """
-    step, neighbors = _step_of(pipeline), _neighbors_of(pipeline)
-    state = jax.tree.map(jnp.asarray, jax.jit(pipeline.init)(jax.random.key(0)))
+    step, (neighbors, factor) = _step_of(pipeline), _neighbors_of(pipeline)
+    state = _steps.start(pipeline.init)
     steps = _steps.Steps(step, state, neighbors[0])
     ignored: frozenset[_flow.Path] = frozenset()
     while True:
@@ -130,7 +154,7 @@ def examine(pipeline: Pipeline) -> Examined:
             return Examined(pipeline, steps, followed, state, {}, [])
         crossings = followed.crossings
         ready, moved = _noise.movements(steps, crossings, neighbors)
-        moved = [_by_relation(pipeline, move) for move in moved]
+        moved = [{path: factor * x for path, x in move.items()} for move in moved]
         noise = _noise.draw(steps, pipeline.init, crossings)
         small = frozenset(
             _recorder.crossing_of(path)
@@ -141,13 +165,6 @@ def examine(pipeline: Pipeline) -> Examined:
             noise, moved = _noise.once(noise, moved)
             return Examined(pipeline, steps, followed, ready, noise, moved)
         ignored |= small
-
-
-def _by_relation(pipeline: Pipeline, move: _noise.Response) -> _noise.Response:
-    replaces = (
-        pipeline.mechanism.neighboring_relation is NeighboringRelation.REPLACE_ONE
-    )
-    return {path: x * (2 if replaces else 1) for path, x in move.items()}
 
 
 def _is_too_small(

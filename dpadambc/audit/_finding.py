@@ -54,30 +54,29 @@ def not_tested(check: str, reason: str) -> Finding:
 
 
 def _excess(finding: Finding) -> float:
-    if finding.figure is None or not finding.bound:
-        return 0.0
-    return math.inf if math.isnan(finding.figure) else finding.figure / finding.bound
+    """The figure in units of the bound."""
+    figure, bound = finding.figure or 0.0, finding.bound or 0.0
+    if math.isnan(figure):
+        return math.inf
+    return figure / bound if bound else math.inf * figure if figure > 0 else 0.0
 
 
 def combined(check: str, parts: Sequence[Finding]) -> Finding:
     """One finding of several: it fails if one does, and passes if all do.
 
-    Its figure and bound are those of the part that is closest to its bound, or furthest
-    beyond it.
+    Its figure, bound and sentence are those of the part that is closest to its bound,
+    or furthest beyond it; if it does not pass, the sentences of all that do not.
     """
-    worst = {
-        state: [part for part in parts if part.passed is state]
-        for state in (False, None, True)
-    }
-    decisive = worst[False] or worst[None] or worst[True]
-    chosen = max(decisive, key=_excess)
-    sentences = [part.sentence for part in decisive]
+    failed = [part for part in parts if part.passed is False]
+    open_ = [part for part in parts if part.passed is None]
+    chosen = max(failed or open_ or parts, key=_excess)
+    told = failed or open_ or [chosen]
     return Finding(
         check,
         chosen.passed,
         chosen.figure,
         chosen.bound,
-        " ".join(sentences[:1] if chosen.passed else sentences),
-        " ".join(dict.fromkeys(part.fails_if for part in parts if part.fails_if)),
+        " ".join(part.sentence for part in told),
+        "; ".join(dict.fromkeys(part.fails_if for part in parts if part.fails_if)),
         tuple(parts),
     )

@@ -325,10 +325,9 @@ class Update:
         mask = jnp.zeros(1, bool)
         return self.of_sum(state, as_per_example(gradients, is_padding_example=mask))
 
-    def trials(self) -> tuple[_steps.Step, Any, list[Any]]:
+    def trials(self, state: Any) -> tuple[_steps.Step, Any, list[Any]]:
         """The step, a gradient of zero, and those of neighbors of that."""
         mechanism = self.mechanism
-        state = jax.eval_shape(self.init, jax.random.key(0))
         zero = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), self.params)
         try:
             jax.eval_shape(self.of_sum, state, zero)
@@ -403,9 +402,10 @@ def noise(make_optimizer: Make, params: optax.Params, mechanism: Mechanism) -> F
     if not callable(mechanism.noise_multiplier) and not mechanism.noise_multiplier:
         return not_tested(_CHECK, "the mechanism has no noise.")
     update = Update(make_optimizer, jax.tree.map(jnp.asarray, params), mechanism)
-    step, zero, gradients = update.trials()
     try:
-        steps = _steps.Steps(step, update.init(jax.random.key(0)), zero)
+        state = _steps.start(update.init)
+        step, zero, gradients = update.trials(state)
+        steps = _steps.Steps(step, state, zero)
         followed = steps.follow()
         if not followed.crossings:
             return without_crossings(followed)

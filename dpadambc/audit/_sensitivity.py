@@ -174,15 +174,21 @@ def _of_padding(replay: _Replay, rng: np.random.Generator) -> Iterator[_Movement
         )
 
 
-def _mixes(replay: _Replay, bound: float) -> bool:
-    """Whether an example changes what the others add."""
+def _mixes(replay: _Replay, bound: float, rng: np.random.Generator) -> bool:
+    """Whether what the first example holds changes what the others add."""
     if not replay.takes_mask:
         return False
-    at = lambda *present: replay(
-        replay.batch, ~np.isin(np.arange(replay.size), present)
-    )
-    mixed = at(0, 1) - at(0) - at(1) + at()
-    return not np.linalg.norm(mixed) <= _ROUNDING * bound + replay.rounding
+    nobody, others = np.zeros(replay.size, bool), np.arange(replay.size) != 0
+
+    def of_others(row):
+        batch = _neighbors.with_row(replay.batch, 0, row)
+        return replay(batch, nobody) - replay(batch, others)
+
+    first, *rest = _neighbors.candidates(replay.batch, 0, rng)
+    start = of_others(first.row)
+    moved = [_apart(of_others(candidate.row), start) for candidate in rest]
+    finite = [distance for distance in moved if np.isfinite(distance)]
+    return max(finite, default=0.0) > _ROUNDING * bound + replay.rounding
 
 
 def _movements(
@@ -201,7 +207,7 @@ def _stages(replay: _Replay, leaks: list[_Movement], bound: float) -> str:
     furthest: dict[str, _Movement] = {}
     for leak in sorted(leaks, key=lambda leak: leak.distance):
         furthest[leak.stage] = leak
-    if "clip" in furthest and _mixes(replay, bound):
+    if "clip" in furthest and _mixes(replay, bound, np.random.default_rng(0)):
         mixing = "mixing of examples, where one changes what others add"
         furthest[mixing] = furthest.pop("clip")
     return "; ".join(

@@ -20,6 +20,26 @@ class NotTraceable(Exception):
     """JAX cannot trace the step, or it draws from the host while it is traced."""
 
 
+def start(init: Init) -> Any:
+    """The state before the first step, of a key that everybody knows.
+
+    Raises:
+      NotTraceable: if JAX cannot trace it; it is made for many keys later on.
+    """
+    try:
+        return jax.tree.map(jnp.asarray, jax.jit(init)(jax.random.key(0)))
+    except _UNTRACEABLE as error:
+        raise _not_traceable("the start", error) from error
+
+
+_UNTRACEABLE = (jax.errors.JAXTypeError, jax.errors.JAXIndexError)
+
+
+def _not_traceable(what: str, error: Exception) -> NotTraceable:
+    first_line = str(error).partition("\n")[0]
+    return NotTraceable(f"JAX cannot trace {what}: {first_line}")
+
+
 def _constants(program: Any) -> list[np.ndarray]:
     found = [
         np.asarray(jax.random.key_data(x) if _flow.is_key(x) and x.ndim == 0 else x)
@@ -55,9 +75,8 @@ class Steps:
                 lambda *args: step(*args), return_shape=True
             )(state, data)
             (self.program, shapes), (again, _) = trace(), trace()
-        except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
-            first_line = str(error).partition("\n")[0]
-            raise NotTraceable(f"JAX cannot trace the step: {first_line}") from error
+        except _UNTRACEABLE as error:
+            raise _not_traceable("the step", error) from error
         if not _same(_constants(self.program), _constants(again)):
             raise NotTraceable("the step draws from the host while it is traced.")
         public = [_flow.label_of_public(x) for x in jax.tree.leaves(state)]

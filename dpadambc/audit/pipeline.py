@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -34,7 +35,7 @@ class Pipeline:
       init: of a key, returns the state before the first step.
       step: of `(state, *batch, is_padding_example=None)`, returns the next state: all
         that is kept or given out. A function of JAX; its randomness comes from keys in
-        the state.
+        the state. Without an argument for the mask, examples are replaced only.
       batch: a tuple of pytrees of arrays, a few examples along axis 0.
       per_example: of `(params, *batch)`, returns what is computed of each example, such
         as losses, with the examples along axis 0; for `isolation`.
@@ -71,6 +72,14 @@ class Pipeline:
     def __post_init__(self):
         _check.is_mechanism(self.mechanism)
         _neighbors.num_examples(self.batch)
+
+    @property
+    def takes_mask(self) -> bool:
+        """Whether the step is told what is padding."""
+        found = inspect.signature(self.step).parameters.values()
+        kinds = {parameter.kind for parameter in found}
+        names = {parameter.name for parameter in found}
+        return "is_padding_example" in names or inspect.Parameter.VAR_KEYWORD in kinds
 
     @classmethod
     def of_fit(

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -55,11 +56,25 @@ class Report:
         return json.dumps(_finite(self.as_dict()), indent=2)
 
     def __str__(self) -> str:
+        rows = [("check", "outcome", "figure", "at most")]
+        rows += [
+            (x.check, x.word, _number(x.figure), _number(x.bound))
+            for x in self.findings
+        ]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = []
-        for finding in self.findings:
-            lines.append(str(finding))
-            lines.extend(f"{'':13}{text}" for text in _lines(finding))
+        for row, finding in zip(rows, (None, *self.findings), strict=True):
+            cells = [cell.ljust(n) for cell, n in zip(row, widths, strict=True)]
+            lines.append("  ".join(cells).rstrip())
+            for text in (finding.sentence, finding.fails_if) if finding else ():
+                lines += textwrap.wrap(
+                    text, 88, initial_indent="    ", subsequent_indent="    "
+                )
         return "\n".join(lines)
+
+
+def _number(x: float | None) -> str:
+    return "-" if x is None else f"{x:.4g}"
 
 
 def _finite(value: Any) -> Any:
@@ -70,13 +85,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
-
-
-def _lines(finding: Finding) -> list[str]:
-    found = []
-    if finding.figure is not None:
-        found.append(f"{finding.figure:.6g}, at most {finding.bound:.6g}")
-    return [*found, *([finding.fails_if] if finding.fails_if else [])]
 
 
 def run(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any, cast
 
 import numpy as np
 import scipy.stats
@@ -10,7 +11,7 @@ from dpadambc._core import validate
 from dpadambc.mechanisms import accounting
 from dpadambc.mechanisms.base import Mechanism
 
-__all__ = ["claimed", "one_run_epsilon", "observed", "Observed"]
+__all__ = ["Observed", "claimed", "family_epsilon", "observed", "one_run_epsilon"]
 
 _EPSILONS = np.concatenate([np.linspace(0, 4, 81), np.linspace(4.25, 30, 104)])
 
@@ -173,7 +174,7 @@ def observed(
             f"Expected members and others among {len(scores)} canaries, got"
             f" {int(is_member.sum())} members."
         )
-    shares = np.geomspace(0.01, 0.5, num_thresholds)
+    shares = np.geomspace(0.003, 0.3, num_thresholds)
     thresholds = [
         *(np.quantile(outside, 1 - share) for share in shares),
         *(np.quantile(inside, share) for share in shares),
@@ -186,3 +187,53 @@ def observed(
     alarms = [upper(int(np.sum(of(False) > t)), len(of(False))) for t in thresholds]
     misses = [upper(int(np.sum(of(True) <= t)), len(of(True))) for t in thresholds]
     return Observed(np.array(alarms), np.array(misses))
+
+
+def _refutes(mechanism: Mechanism, errors: Observed) -> bool:
+    """Whether a point is below the trade-off function."""
+    least = claimed(mechanism, errors.false_positive_rate)
+    return bool(np.any(errors.false_negative_rate < least))
+
+
+def family_epsilon(
+    mechanism: Mechanism, errors: Observed, *, target_delta: float
+) -> float:
+    """The largest ε that is refuted among mechanisms with more noise than this one.
+
+    Error rates at one threshold refute far more of mechanisms whose trade-off function
+    is known than of all that are (ε, δ)-private. So this bound comes closest to the
+    claim. It holds for runs whose sampling and steps are those of the mechanism, with
+    noise of an unknown level.
+
+    Args:
+      mechanism: whose noise multiplier is varied; a number.
+      errors: what an attack showed.
+      target_delta: the δ that goes with ε.
+
+    Returns:
+      A lower bound on ε; 0 if sixteen times the noise is not refuted.
+
+    Example:
+      >>> import numpy as np
+      >>> import dpadambc
+      >>> from dpadambc.audit import trade_off
+      >>> mechanism = dpadambc.PoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=1.0, iterations=1,
+      ...     normalize_by=1)
+      >>> errors = trade_off.Observed(np.array([0.1]), np.array([0.65]))
+      >>> epsilon = trade_off.family_epsilon(mechanism, errors, target_delta=1e-5)
+      >>> 3 < epsilon < mechanism.epsilon(1e-5)
+      True
+    """
+    with_noise = lambda factor: dataclasses.replace(
+        cast(Any, mechanism), noise_multiplier=mechanism.noise_multiplier * factor
+    )
+    low, high = 1.0, 16.0
+    if _refutes(mechanism, errors):
+        return mechanism.epsilon(target_delta)
+    while high / low > 1.01:
+        middle = math.sqrt(low * high)
+        low, high = (
+            (low, middle) if _refutes(with_noise(middle), errors) else (middle, high)
+        )
+    return with_noise(high).epsilon(target_delta) if high < 16 else 0.0

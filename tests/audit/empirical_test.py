@@ -1,0 +1,140 @@
+"""Lower bounds on epsilon: below what holds, and near it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import scipy.stats
+
+import dpadambc
+from dpadambc import audit, training
+from dpadambc.audit import trade_off
+from tests import common
+
+GAUSSIAN = common.poisson_gaussian(sampling_prob=1.0, iterations=1, normalize_by=1)
+DELTA = 1e-5
+
+
+def p_value_of_definition(epsilon, correct, guesses, canaries, delta):
+    """The bound of the theorem, term by term."""
+    prob = 1 / (1 + np.exp(-epsilon))
+    chance = lambda k: scipy.stats.binom.pmf(k, guesses, prob)
+    beta = sum(chance(k) for k in range(correct, guesses + 1))
+    alpha = max(
+        sum(chance(k) for k in range(correct - i, correct) if k >= 0) / i
+        for i in range(1, canaries + 1)
+    )
+    return min(1, beta + 2 * canaries * delta * alpha)
+
+
+@pytest.mark.parametrize("numbers", [(9, 10, 12, 1e-3), (30, 40, 60, 1e-5)])
+def test_one_run_inverts_the_theorem(numbers):
+    correct, guesses, canaries, delta = numbers
+    epsilon = trade_off.one_run_epsilon(
+        correct, guesses, num_canaries=canaries, delta=delta, confidence=0.9
+    )
+    value = lambda epsilon: p_value_of_definition(
+        epsilon, correct, guesses, canaries, delta
+    )
+    assert epsilon > 0 and value(epsilon) == pytest.approx(0.1, rel=1e-4)
+    assert value(epsilon * 1.05) > 0.1 > value(epsilon * 0.95)
+
+
+def test_guessing_shows_nothing():
+    bound = lambda correct: trade_off.one_run_epsilon(
+        correct, 100, num_canaries=100, delta=0.0, confidence=0.95
+    )
+    assert bound(50) == bound(0) == 0.0
+    assert bound(100) > bound(90) > bound(70) > 0
+
+
+def test_the_claimed_trade_off_is_that_of_a_gaussian():
+    alphas = np.array([1e-3, 0.01, 0.1, 0.5, 0.9])
+    exact = scipy.stats.norm.cdf(scipy.stats.norm.isf(alphas) - 1.0)
+    claimed = trade_off.claimed(GAUSSIAN, alphas)
+    assert (claimed <= exact + 1e-6).all()
+    np.testing.assert_allclose(claimed, exact, atol=2e-3)
+
+
+def scores_of(mu, seed, canaries=4_000):
+    rng = np.random.default_rng(seed)
+    is_member = rng.random(canaries) < 0.5
+    return rng.normal(size=canaries) + mu * is_member, is_member
+
+
+def test_a_sound_run_fails_no_more_often_than_its_confidence_allows():
+    """The mechanism at its bound: every score is as far off as it may be."""
+    grid = np.concatenate([[0], np.geomspace(1e-4, 1, 400)])
+    curve = trade_off.claimed(GAUSSIAN, grid)
+
+    def is_below(seed):
+        errors = trade_off.observed(*scores_of(1.0, seed), confidence=0.8)
+        least = np.interp(errors.false_positive_rate, grid, curve)
+        return bool(np.any(errors.false_negative_rate < least))
+
+    failed = sum(is_below(seed) for seed in range(300))
+    assert failed <= 300 * 0.2 + 3 * np.sqrt(300 * 0.2 * 0.8)
+    assert failed > 0  # the bounds are not so wide that none ever fails
+
+
+def test_half_the_noise_is_seen_in_the_errors():
+    finding = audit.empirical_epsilon(
+        *scores_of(2.0, 0), GAUSSIAN, target_delta=DELTA, independent=True
+    )
+    assert finding.passed is False
+    assert {part.check for part in finding.parts if part.passed is False} == {
+        "trade-off"
+    }
+
+
+@pytest.mark.slow
+def test_the_bound_of_the_family_comes_near_the_claim():
+    finding = audit.empirical_epsilon(
+        *scores_of(1.0, 0, 100_000), GAUSSIAN, target_delta=DELTA, independent=True
+    )
+    figures = {part.check: part.figure for part in finding.parts}
+    claim = GAUSSIAN.epsilon(DELTA)
+    assert finding.passed
+    assert 0.85 * claim < figures["empirical epsilon, trade-off"] < claim
+    assert figures["empirical epsilon, one run"] < 0.6 * claim
+
+
+def test_gradient_canaries_show_what_was_added():
+    """Without noise, a canary is there in full or not at all."""
+    params, x = {"w": jnp.zeros(300), "b": jnp.zeros(2)}, jnp.ones((40, 300))
+    canaries = audit.GradientCanaries(params, 200, 0.5, seed=3)
+    mechanism = common.poisson_gaussian(
+        l2_clip_norm=0.5, sampling_prob=1.0, iterations=2, noise_multiplier=1e-6
+    )
+    loss = canaries.loss(lambda p, x: 0.0 * (p["w"] @ x) + 0.0 * p["b"].sum())
+    result = training.fit(
+        loss,
+        params,
+        canaries.insert((x,)),
+        mechanism,
+        audit.with_sum(optax.adam(0.1)),
+        key=jax.random.key(0),
+        target_delta=DELTA,
+    )
+    scores = canaries.scores(result.state.opt_state)
+    unit = 2 * 0.5 / mechanism.normalize_by
+    np.testing.assert_allclose(scores, canaries.is_member * unit, atol=1e-4 * unit)
+    assert 60 < canaries.is_member.sum() < 140
+
+
+def test_refuses_canaries_that_do_not_fit():
+    with pytest.raises(ValueError, match="Expected at most 3 canaries"):
+        audit.GradientCanaries(jnp.zeros(3), 4, 1.0)
+    with pytest.raises(ValueError, match="of one shape"):
+        audit.empirical_epsilon([1.0], [[True]], GAUSSIAN, target_delta=DELTA)
+    with pytest.raises(ValueError, match="Expected members and others"):
+        trade_off.observed(np.zeros(9), np.ones(9, bool), confidence=0.9)
+
+
+def test_the_picture_shows_claim_and_errors():
+    figure = audit.pictures.trade_off(GAUSSIAN, *scores_of(1.0, 0))
+    (axes,) = figure.axes
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels[0].startswith("claimed") and "observed" in labels[1]
+    assert dpadambc.audit.pictures.__doc__

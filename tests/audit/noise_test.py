@@ -1,0 +1,208 @@
+"""`audit.noise` on all that adds noise here, and on noise that is not as it says."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpadambc
+from dpadambc import audit
+from dpadambc.audit import _statistics
+from tests import common
+
+PARAMS = {"w": jnp.zeros((100, 10)), "b": jnp.zeros(10)}
+MECHANISM = common.poisson_gaussian()
+NOISE = MECHANISM.noise_stddev
+
+
+def added(key, stddev=NOISE):
+    return dpadambc.add_dp_noise(stddev, key=key)
+
+
+def then_adam(*stages):
+    """A chain of stages, each made of the key."""
+    return lambda key: optax.chain(*(stage(key) for stage in stages), optax.adam(0.1))
+
+
+def audited(*stages, mechanism=MECHANISM, params=PARAMS):
+    return audit.noise(then_adam(*stages), params, mechanism)
+
+
+def parts(finding):
+    return {part.check: part.passed for part in finding.parts}
+
+
+@pytest.mark.parametrize("z", [1e-7, common.slow(1.0), common.slow(50.0)])
+def test_the_noise_is_the_mechanisms(z):
+    mechanism = common.poisson_gaussian(noise_multiplier=z)
+    level = functools.partial(added, stddev=mechanism.noise_stddev)
+    finding = audited(level, mechanism=mechanism)
+    assert finding.passed and len(finding.parts) == 5
+
+
+@pytest.mark.parametrize(
+    "impl", [common.slow("threefry2x32"), common.slow("rbg"), common.slow("unsafe_rbg")]
+)
+def test_any_kind_of_key_will_do(impl):
+    seed = lambda key: jax.random.key_data(key)[0]
+    make = lambda key: added(jax.random.key(seed(key), impl=impl))
+    assert audited(make).passed
+
+
+@pytest.mark.slow
+def test_two_million_coordinates_of_a_parameter_are_independent():
+    assert audited(added, params=jnp.zeros((1400, 1500))).passed
+
+
+def test_parts_of_multi_transform_with_one_key_have_noise_of_their_own():
+    def make(key):
+        part = lambda: optax.chain(added(key), optax.sgd(0.1))
+        return optax.multi_transform(
+            {"x": part(), "y": part()}, {"w": "x", "b": "y", "v": "x"}
+        )
+
+    params = {"w": jnp.zeros(500), "b": jnp.zeros(500), "v": jnp.zeros(500)}
+    assert audit.noise(make, params, MECHANISM).passed
+
+
+@pytest.mark.slow
+def test_schedules_are_read_step_by_step():
+    schedule = optax.linear_schedule(1.0, 0.2, 3)
+    mechanism = common.poisson_gaussian(noise_multiplier=schedule)
+    level = functools.partial(added, stddev=mechanism.noise_stddev)
+    assert audited(level, mechanism=mechanism).passed
+    assert parts(audited(added, mechanism=mechanism))["noise level"]
+    falls = functools.partial(added, stddev=mechanism.noise_stddev)
+    assert parts(audited(falls))["noise level"] is False
+
+
+@pytest.mark.parametrize("factor", [0.99, common.slow(0.5)])
+def test_too_little_noise_is_found(factor):
+    finding = audited(functools.partial(added, stddev=factor * NOISE))
+    assert finding.passed is False and parts(finding)["noise level"] is False
+
+
+@pytest.mark.slow
+def test_noise_for_groups_is_as_low_as_its_lowest():
+    lower = functools.partial(added, stddev={"w": NOISE, "b": NOISE / 2})
+    higher = functools.partial(added, stddev={"w": NOISE, "b": NOISE * 2})
+    assert parts(audited(lower))["noise level"] is False
+    assert audited(higher).passed
+
+
+@pytest.mark.slow
+def test_the_scale_before_and_after_the_noise():
+    before, after = (lambda key: optax.scale(2.0)), (lambda key: optax.scale(0.5))
+    assert parts(audited(before, added))["noise level"] is False
+    assert audited(added, after).passed
+    assert audited(after, added).passed  # more noise than claimed is no breach
+
+
+def own(update):
+    """A stage that draws with a key of each step."""
+
+    def stage(key):
+        def update_fn(updates, state, params=None):
+            state, step_key = jax.random.split(state)
+            return update(updates, step_key), state
+
+        return optax.GradientTransformation(lambda params: key, update_fn)
+
+    return stage
+
+
+def test_one_key_for_all_leaves_is_found():
+    draw = own(
+        lambda g, key: jax.tree.map(
+            lambda x: x + NOISE * jax.random.normal(key, x.shape), g
+        )
+    )
+    finding = audited(draw)
+    assert parts(finding)["noise independence"] is False
+    assert "between leaves" in finding.sentence
+
+
+def test_noise_from_the_host_is_not_tested():
+    """It is drawn once, when JAX traces the update."""
+    rng = np.random.default_rng(0)
+    drawn = lambda key: optax.stateless(
+        lambda g, params: jax.tree.map(
+            lambda x: x + NOISE * rng.normal(size=x.shape).astype(np.float32), g
+        )
+    )
+    finding = audited(drawn)
+    assert finding.passed is None and "draws from the host" in finding.sentence
+
+
+def test_noise_from_a_callback_is_not_tested():
+    def called(x):
+        draw = lambda: np.random.default_rng().normal(size=x.shape).astype(np.float32)
+        return x + jax.pure_callback(draw, jax.ShapeDtypeStruct(x.shape, x.dtype))
+
+    stage = lambda key: optax.stateless(lambda g, params: jax.tree.map(called, g))
+    finding = audited(stage)
+    assert finding.passed is None and "callback" in finding.sentence
+
+
+def test_no_noise_is_found_and_no_claim_is_not_tested():
+    finding = audited()
+    assert finding.passed is False and "without noise" in finding.sentence
+    silent = common.poisson_gaussian(noise_multiplier=0.0)
+    assert audited(added, mechanism=silent).passed is None
+
+
+@pytest.mark.slow
+def test_frozen_parameters_need_no_noise():
+    frozen = lambda key: optax.masked(optax.set_to_zero(), {"w": False, "b": True})
+    assert audited(added, frozen).passed
+    assert audited(frozen, added).passed
+
+
+def alarms(of_seed, runs=400):
+    """How often a test fails, with one chance in twenty of a false alarm."""
+    return sum(of_seed(np.random.default_rng(seed)) for seed in range(runs))
+
+
+def test_false_alarms_and_misses_are_as_often_as_stated(monkeypatch):
+    """Of each statistic, at rates that 400 repetitions can measure."""
+    monkeypatch.setattr(_statistics, "FALSE_ALARM", 0.05)
+    monkeypatch.setattr(_statistics, "MISS", 0.2)
+    runs, n = 400, 2_000
+
+    def by_distribution(rng):
+        figure, bound = _statistics.kolmogorov_smirnov(rng.normal(size=n))
+        return figure > bound
+
+    def by_correlation(rng, shift=0.0):
+        one, two = rng.normal(size=(2, n))
+        two = two + shift / np.sqrt(n) * one
+        return abs(_statistics.correlation(one, two)) > _statistics.normal_bound()
+
+    def by_spread(rng, excess=0.0):
+        stddev = np.sqrt(np.mean(rng.normal(size=n) ** 2)) * (1 + excess)
+        error = _statistics.spread_of_stddev(n)
+        return abs(stddev - 1) > _statistics.normal_bound() * error
+
+    # Three standard errors of the share of 400.
+    limit = runs * (0.05 + 3 * np.sqrt(0.05 * 0.95 / runs))
+    for test in (by_distribution, by_correlation, by_spread):
+        assert alarms(test) <= limit
+    shift = _statistics.detected()
+    found = [
+        alarms(functools.partial(by_correlation, shift=shift)),
+        alarms(
+            functools.partial(by_spread, excess=shift * _statistics.spread_of_stddev(n))
+        ),
+    ]
+    assert min(found) >= runs * (0.8 - 3 * np.sqrt(0.8 * 0.2 / runs))
+
+
+def test_repetitions_are_found_at_any_scale_and_nothing_else():
+    rows = np.random.default_rng(0).normal(size=(50, 1000))
+    repeated, runs = _statistics.repetitions(list(rows))
+    assert repeated == 0 and runs == 50 * 995
+    again = [*rows, -3.0 * rows[7][100:120]]
+    assert 10 <= _statistics.repetitions(again)[0] <= 15

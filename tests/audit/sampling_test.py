@@ -1,0 +1,100 @@
+"""`audit.sampling`: its false alarms, its power, and what it refuses."""
+
+import numpy as np
+import pytest
+
+import dpadambc
+from dpadambc import audit
+from dpadambc.audit import _sampling, _statistics
+from tests import common
+
+NUM_EXAMPLES = 400
+MECHANISM = common.poisson_gaussian(sampling_prob=0.05, iterations=60)
+
+
+def poisson(rng, prob=0.05):
+    return np.flatnonzero(rng.random(NUM_EXAMPLES) < prob)
+
+
+def in_pairs(taken):
+    """Two neighbors for each of the first half."""
+    first = np.unique(taken // 2 * 2)
+    return np.sort(np.concatenate([first, first + 1]))
+
+
+def finding_of(draw, seed=0):
+    def loader(run):
+        rng = np.random.default_rng([seed, run])
+        return (draw(rng) for _ in range(MECHANISM.iterations))
+
+    return audit.sampling(loader, MECHANISM, num_examples=NUM_EXAMPLES)
+
+
+def failed(finding):
+    return {part.check for part in finding.parts if part.passed is False}
+
+
+def test_false_alarms_are_no_more_than_stated(monkeypatch):
+    """Of each part, in 200 sound loaders, at a rate that these can measure."""
+    monkeypatch.setattr(_statistics, "FALSE_ALARM", 0.05)
+    bound = _statistics.normal_bound(5)
+    monkeypatch.setattr(_sampling, "_NO_MORE_THAN_CHANCE", bound)
+    alarms = [failed(finding_of(poisson, seed)) for seed in range(200)]
+    counts = {name: sum(name in x for x in alarms) for name in set().union(*alarms)}
+    # One in twenty for the overlaps, one in a hundred for each of the five numbers.
+    for name, count in counts.items():
+        rate = 0.05 if name == "sampling independence" else 0.01
+        assert count <= 200 * rate + 3 * np.sqrt(200 * rate) + 1, (name, count)
+
+
+def test_a_rate_that_is_off_as_stated_is_found():
+    sound = finding_of(poisson)
+    assert sound.passed
+    (rate,) = (part for part in sound.parts if part.check == "sampling rate")
+    shift = float(rate.fails_if.split()[-1])
+    found = [
+        "sampling rate" in failed(finding_of(lambda rng: poisson(rng, 0.05 + shift), i))
+        for i in range(30)
+    ]
+    assert sum(found) >= 29  # but for one in a thousand
+
+
+@pytest.mark.parametrize(
+    ("draw", "part"),
+    [
+        (lambda rng: rng.choice(NUM_EXAMPLES, 20, replace=False), "sampling sizes"),
+        (lambda rng: np.repeat(poisson(rng, 0.025), 2), "sampling duplicates"),
+        (lambda rng: poisson(rng)[:22], "sampling sizes"),
+        (lambda rng: poisson(rng) + 100, "sampling duplicates"),
+        (lambda rng: in_pairs(poisson(rng, 0.025)), "sampling neighbors"),
+    ],
+    ids=["fixed size", "twice", "cut", "beyond the data", "in pairs"],
+)
+def test_what_is_wrong_is_found_by_its_part(draw, part):
+    finding = finding_of(draw)
+    assert finding.passed is False and part in failed(finding)
+
+
+def test_batches_are_read_in_three_forms():
+    def padded(rng):
+        taken = poisson(rng)
+        indices = np.concatenate([taken, np.full(5, -1)]).astype(np.int32)
+        return indices, indices < 0
+
+    as_batch = lambda rng: dpadambc.Batch(*padded(rng), num_examples=NUM_EXAMPLES)
+    for draw in (padded, as_batch, lambda rng: padded(rng)[0]):
+        assert finding_of(draw).passed
+
+
+def test_rows_of_data_are_refused():
+    with pytest.raises(TypeError, match="Expected the loader to yield"):
+        finding_of(lambda rng: rng.normal(size=(20, 3)))
+
+
+def test_a_few_batches_are_not_tested():
+    short = common.poisson_gaussian(sampling_prob=0.05, iterations=5)
+    loader = lambda seed: short.batches(
+        np.random.default_rng(seed), num_examples=NUM_EXAMPLES
+    )
+    finding = audit.sampling(loader, short, num_examples=NUM_EXAMPLES)
+    assert finding.passed is None and "5 batches only" in finding.sentence

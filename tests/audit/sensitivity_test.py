@@ -1,0 +1,161 @@
+"""`audit.sensitivity`: what is bounded passes, what is not fails, at its stage."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpadambc
+from dpadambc import audit
+from tests import common
+
+RELATION = dpadambc.NeighboringRelation
+X = jax.random.normal(jax.random.key(0), (8, 5))
+BATCH = X, jnp.ones(8)
+PARAMS = {"a": jnp.ones(5), "b": jnp.ones(5)}
+
+
+def loss_fn(params, x, y):
+    return jnp.tanh(params["a"] @ x - y) * 3 + params["b"] @ x
+
+
+def clipped(**options):
+    numbers = dict(l2_clip_norm=1.0, normalize_by=4)
+    return dpadambc.clipped_grad(loss_fn, **numbers | options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, common.slow(dict(microbatch_size=3)), common.slow(dict(method="vmap"))],
+    ids=str,
+)
+@pytest.mark.parametrize("relation", RELATION)
+def test_a_clipped_sum_reaches_its_bound_and_keeps_it(relation, options):
+    fun = clipped(**options)
+    bound = fun.sensitivity(relation)
+    finding = audit.sensitivity(
+        fun, PARAMS, BATCH, bound=bound, neighboring_relation=relation
+    )
+    assert finding.passed and 0.99 * bound < finding.figure <= 1.001 * bound
+
+
+def test_a_bound_that_is_half_a_percent_too_small_is_found():
+    finding = audit.sensitivity(clipped(), PARAMS, BATCH, bound=0.25 / 1.005)
+    assert finding.passed is False
+    assert finding.figure / finding.bound == pytest.approx(1.005, rel=1e-3)
+
+
+def test_the_bound_of_add_or_remove_does_not_hold_for_replacement():
+    finding = audit.sensitivity(
+        clipped(),
+        PARAMS,
+        BATCH,
+        bound=0.25,
+        neighboring_relation=RELATION.REPLACE_ONE,
+    )
+    assert finding.passed is False and finding.figure > 0.49
+
+
+def averaged(params, x, y):
+    return jax.tree.map(lambda g: 2 * g * 4 / len(x), clipped()(params, x, y))
+
+
+def without_mask(params, x, y, is_padding_example=None):
+    return clipped()(params, x, y)
+
+
+def of_the_batch(params, x, y, is_padding_example=None):
+    centered = x - x.mean(0, keepdims=True)
+    return clipped()(params, centered, y, is_padding_example=is_padding_example)
+
+
+def nan_unsafe(params, x, y, is_padding_example=None):
+    present = 1.0 if is_padding_example is None else ~is_padding_example
+    norms = jnp.linalg.norm(x, axis=1)
+    weights = jnp.minimum(1, 1 / norms) * present
+    return jnp.sum(jnp.where(present, weights, 0.0)[:, None] * x, axis=0)
+
+
+@pytest.mark.parametrize(
+    ("fun", "stage"),
+    [
+        (averaged, "clip"),
+        (without_mask, "padding"),
+        (of_the_batch, "mixing of examples"),
+        (nan_unsafe, "examples that are not finite"),
+    ],
+    ids=lambda x: getattr(x, "__name__", x),
+)
+def test_the_stage_that_leaks_is_named(fun, stage):
+    finding = audit.sensitivity(fun, PARAMS, BATCH, bound=1 / 4)
+    assert finding.passed is False and stage in finding.sentence
+
+
+def test_a_parameter_that_is_left_out_of_the_norm_is_found_by_search():
+    """No example of the batch shows it."""
+
+    def loss(params, x, y):
+        return params["a"] @ x + 1e-3 * jnp.sin(x[0]) * params["b"][0]
+
+    def fun(params, x, y, is_padding_example=None):
+        grads = jax.vmap(jax.grad(loss), (None, 0, 0))(params, x, y)
+        norms = jnp.linalg.norm(grads["a"], axis=1)
+        weights = jnp.minimum(1.0, 1.0 / norms)
+        if is_padding_example is not None:
+            weights = jnp.where(is_padding_example, 0.0, weights)
+        return jax.tree.map(lambda g: weights @ jnp.nan_to_num(g) * 1000, grads)
+
+    batch = 1000 * X.at[:, 1:].set(0.0), jnp.ones(8)
+    finding = audit.sensitivity(fun, PARAMS, batch, bound=1000.01)
+    assert finding.passed is False
+
+
+def test_a_function_of_the_host_is_replayed_as_it_is():
+    def fun(params, x, is_padding_example=None):
+        x = np.asarray(x, np.float64)
+        norms = np.linalg.norm(x, axis=1, keepdims=True)
+        with np.errstate(all="ignore"):
+            rows = np.where(np.isfinite(norms), x * np.minimum(1, 1 / norms), 0.0)
+        rows = np.nan_to_num(rows)
+        present = slice(None) if is_padding_example is None else ~is_padding_example
+        return rows[present].sum(0)
+
+    assert audit.sensitivity(fun, None, (X,), bound=1.0).passed
+    assert audit.sensitivity(fun, None, (X,), bound=0.9).passed is False
+
+
+def test_what_is_random_is_not_tested():
+    rng = np.random.default_rng(0)
+    fun = lambda params, x: np.asarray(x).sum(0) + rng.normal(size=5)
+    finding = audit.sensitivity(fun, None, (X,), bound=1.0)
+    assert finding.passed is None and "something else" in finding.sentence
+
+
+def test_a_finding_is_frozen_and_says_what_makes_it_fail():
+    finding = audit.sensitivity(clipped(), PARAMS, BATCH, bound=0.25)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        finding.passed = False
+    assert "neighbors" in finding.fails_if and str(finding).startswith("pass ")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        (dict(bound=0.0), ValueError, "Expected bound to be positive"),
+        (
+            dict(bound=1.0, neighboring_relation="add"),
+            TypeError,
+            "Expected neighboring_relation to be",
+        ),
+    ],
+)
+def test_refuses_bounds_and_relations_that_are_none(options, error, message):
+    with pytest.raises(error, match=message):
+        audit.sensitivity(clipped(), PARAMS, BATCH, **options)
+
+
+def test_refuses_a_batch_of_one():
+    with pytest.raises(ValueError, match="Expected a batch of at least 2 examples"):
+        audit.sensitivity(clipped(), PARAMS, (X[:1], jnp.ones(1)), bound=1.0)
