@@ -1,4 +1,4 @@
-"""How much of the claimed epsilon can be seen: lower bounds for a convolutional network.
+"""How much of a claimed epsilon can be seen: lower bounds for a small CNN.
 
     python -m benchmarks.audit.epsilon [--seeds 3] [--results FILE]
 
@@ -47,7 +47,7 @@ class Network(nn.Module):
 
 
 def loss_fn(params: Any, image: jax.Array, label: jax.Array) -> jax.Array:
-    logits = Network().apply(params, image)
+    logits: Any = Network().apply(params, image)
     return optax.softmax_cross_entropy_with_integer_labels(logits, label)
 
 

@@ -64,12 +64,13 @@ def _excess(finding: Finding) -> float:
 def combined(check: str, parts: Sequence[Finding]) -> Finding:
     """One finding of several: it fails if one does, and passes if all do.
 
-    Its figure, bound and sentence are those of the part that is closest to its bound,
-    or furthest beyond it; if it does not pass, the sentences of all that do not.
+    Its figure, bound and sentence are those of the part that is furthest beyond its
+    bound, or of the first if all pass; if it does not, the sentences of all that do
+    not.
     """
     failed = [part for part in parts if part.passed is False]
     open_ = [part for part in parts if part.passed is None]
-    chosen = max(failed or open_ or parts, key=_excess)
+    chosen = max(failed, key=_excess) if failed else (open_ or parts)[0]
     told = failed or open_ or [chosen]
     return Finding(
         check,

@@ -299,26 +299,29 @@ def sampling(
     drawn = _Drawn(loader, mechanism, num_examples)
     if drawn.steps < 8:
         return not_tested(_CHECK, f"a run has {drawn.steps} batches only.")
-    parts = [_duplicates(drawn)]
-    if parts[0].passed is False and any(
-        (batch >= num_examples).any() for batch in drawn.batches
-    ):
-        return combined(_CHECK, parts)
+    if any((batch >= num_examples).any() for batch in drawn.batches):
+        return combined(_CHECK, [_duplicates(drawn)])
+    parts = _parts(drawn, mechanism)
+    if parts is None:
+        name = type(mechanism).__name__
+        return not_tested(_CHECK, f"there is no test for batches of {name}.")
+    return combined(_CHECK, [*parts, _duplicates(drawn)])
+
+
+def _parts(drawn: _Drawn, mechanism: Mechanism) -> list[Finding] | None:
+    """What is tested of the batches of a mechanism; None of one that is not known."""
     match mechanism:
         case ShuffledGaussian():
-            return combined(_CHECK, [*parts, _once_an_epoch(drawn, mechanism)])
+            return [_once_an_epoch(drawn, mechanism)]
         case PoissonSampled() if mechanism.sampling_prob == 1:
-            parts.append(_fixed_sizes(drawn, num_examples))
-            return combined(_CHECK, parts)
+            return [_fixed_sizes(drawn, drawn.num_examples)]
         case PoissonSampled():
-            parts.append(_rate(drawn, mechanism.sampling_prob))
-            parts.append(_spread_of_sizes(drawn, mechanism.sampling_prob))
+            prob = mechanism.sampling_prob
+            sizes = [_rate(drawn, prob), _spread_of_sizes(drawn, prob)]
         case FixedSizeSampled():
-            parts.append(_fixed_sizes(drawn, mechanism.batch_size))
+            sizes = [_fixed_sizes(drawn, mechanism.batch_size)]
         case TruncatedPoissonGaussian():
-            parts.append(_truncated_sizes(drawn, mechanism))
+            sizes = [_truncated_sizes(drawn, mechanism)]
         case _:
-            name = type(mechanism).__name__
-            return not_tested(_CHECK, f"there is no test for batches of {name}.")
-    tests = (_participation, _independence, _adjacent)
-    return combined(_CHECK, [*parts, *(test(drawn) for test in tests)])
+            return None
+    return [*sizes, _participation(drawn), _independence(drawn), _adjacent(drawn)]

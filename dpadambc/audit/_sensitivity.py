@@ -57,7 +57,7 @@ class _Replay:
         """One program for all replays, if the function is one of JAX."""
         self._fun = jax.jit(self._eager)
         try:
-            self(self.batch, np.zeros(self.size, bool))
+            self.start = self(self.batch, np.zeros(self.size, bool))
         except (jax.errors.JAXTypeError, TypeError, ValueError):
             self._fun = self._eager
 

@@ -48,38 +48,6 @@ def participation(batches, n=N):
     return out
 
 
-def chi_square(observed, expected):
-    return scipy.stats.chisquare(observed, expected * observed.sum() / expected.sum())
-
-
-@pytest.mark.parametrize("draw", [host_poisson, device_poisson])
-def test_poisson_is_poisson(draw):
-    took_part = participation(draw())
-    # Every example has the stated probability,
-    counts = took_part.sum(0)
-    scores = (counts - STEPS * Q) / np.sqrt(STEPS * Q * (1 - Q))
-    assert abs(scores).max() < 4.5
-    assert scipy.stats.kstest(scores, "norm").pvalue > 1e-3
-    # the batch size is binomial (a fixed size would fail here),
-    sizes = took_part.sum(1)
-    values = np.arange(12, 29)
-    observed = np.array([np.sum(sizes == k) for k in values])
-    assert chi_square(observed, scipy.stats.binom.pmf(values, N, Q)).pvalue > 1e-3
-    # and neither examples nor steps depend on each other.
-    pairs = np.corrcoef(took_part.T.astype(float))[np.triu_indices(N, 1)]
-    assert abs(pairs).max() * np.sqrt(STEPS) < 5.5
-    lagged = np.corrcoef(took_part[1:].ravel(), took_part[:-1].ravel())[0, 1]
-    assert abs(lagged) * np.sqrt(took_part.size) < 4
-
-
-def test_fixed_sizes_would_fail_the_test_of_poisson_sizes():
-    """Negative control."""
-    sizes = np.full(STEPS, 20)
-    values = np.arange(12, 29)
-    observed = np.array([np.sum(sizes == k) for k in values])
-    assert chi_square(observed, scipy.stats.binom.pmf(values, N, Q)).pvalue < 1e-12
-
-
 @pytest.mark.parametrize("draw", [host_poisson, device_poisson])
 def test_padding_is_minus_one_and_masked(draw):
     for batch in draw(steps=50):
@@ -188,43 +156,10 @@ def device_truncated(steps=STEPS, cap=22):
 
 
 @pytest.mark.parametrize("draw", [host_truncated, device_truncated])
-def test_truncated_poisson_keeps_a_uniform_subset(draw):
-    batches = draw()
-    assert {len(b.indices) for b in batches} == {22}
-    took_part = participation(batches)
-    sizes = took_part.sum(1)
-    values = np.arange(12, 22)
-    observed = np.array([*(np.sum(sizes == k) for k in values), np.sum(sizes == 22)])
-    expected = np.array(
-        [*scipy.stats.binom.pmf(values, N, Q), scipy.stats.binom.sf(21, N, Q)]
-    )
-    assert chi_square(observed, expected).pvalue > 1e-3
-    # No example is more likely to be cut than another.
-    counts = took_part.sum(0)
-    rate = counts.mean() / STEPS
-    scores = (counts - counts.mean()) / np.sqrt(STEPS * rate * (1 - rate))
-    assert scipy.stats.kstest(scores, "norm").pvalue > 1e-3
-
-
-@pytest.mark.parametrize("draw", [host_truncated, device_truncated])
 def test_truncation_to_more_than_there_is_pads(draw):
     for batch in draw(steps=3, cap=N + 10):
         assert len(batch.indices) == N + 10
         assert np.sum(~batch.is_padding_example) <= N
-
-
-def test_fixed_size_batches_are_uniform_subsets():
-    host = list(
-        sampling.fixed_size_batches(
-            np.random.default_rng(0), num_examples=N, batch_size=20, iterations=STEPS
-        )
-    )
-    drawn = device(sampling.fixed_size_sample, num_examples=N, batch_size=20)
-    for batches in (host, drawn):
-        took_part = participation(batches)
-        assert (took_part.sum(1) == 20).all()
-        scores = (took_part.sum(0) - STEPS * Q) / np.sqrt(STEPS * Q * (1 - Q))
-        assert abs(scores).max() < 4.5
 
 
 def test_shuffled_epochs_use_every_example_once_each():
