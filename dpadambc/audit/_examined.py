@@ -28,6 +28,7 @@ class Examined:
     steps: _steps.Steps
     followed: _steps.Followed
     state: Any  # one in which noise is added in the next step
+    neighbors: list[_Data]
     noise: _noise.Noise
     moved: list[_noise.Response]
 
@@ -151,7 +152,7 @@ def examine(pipeline: Pipeline) -> Examined:
     while True:
         followed = steps.follow(ignored)
         if not followed.crossings:
-            return Examined(pipeline, steps, followed, state, {}, [])
+            return Examined(pipeline, steps, followed, state, neighbors, {}, [])
         crossings = followed.crossings
         ready, moved = _noise.movements(steps, crossings, neighbors)
         moved = [{path: factor * x for path, x in move.items()} for move in moved]
@@ -163,7 +164,7 @@ def examine(pipeline: Pipeline) -> Examined:
         )
         if not small or not steps.follow(ignored | small).crossings:
             noise, moved = _noise.once(noise, moved)
-            return Examined(pipeline, steps, followed, ready, noise, moved)
+            return Examined(pipeline, steps, followed, ready, neighbors, noise, moved)
         ignored |= small
 
 

@@ -1,6 +1,12 @@
 """What is kept of a step, in the state or in a checkpoint, has noise."""
 
-from dpadambc.audit import _examined, _flow, _recorder, _steps
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpadambc.audit import _examined, _flow, _noise, _recorder, _steps
 from dpadambc.audit._finding import Finding, combined, not_tested, within
 from dpadambc.audit.pipeline import Pipeline
 
@@ -14,7 +20,8 @@ def state(pipeline: Pipeline) -> Finding:
     additions of noise, and past them to what the step returns: parameters, moments,
     averages, whatever a checkpoint would hold. An addition counts if its noise is of
     the order that the mechanism claims; `noise` and `sensitivity` say whether it is
-    enough.
+    enough. Then the step is replayed with other data and with other keys: what follows
+    the data follows the keys, unless the noise is taken out again.
 
     Args:
       pipeline: whose step is traced.
@@ -63,7 +70,65 @@ def of_examined(found: _examined.Examined) -> Finding:
         return of_arrays
     if opaque:
         return not_tested(_CHECK, "a callback to the host returns a part of the state.")
+    parts = [of_arrays, _replayed(found)]
     if followed.tells_host:
         told = "a callback tells the host what has no noise; what it does is not seen."
-        return combined(_CHECK, [of_arrays, not_tested(_CHECK, told)])
-    return of_arrays
+        parts.append(not_tested(_CHECK, told))
+    return combined(_CHECK, parts)
+
+
+# All of them leave the sign of a noised number as it was once in 2**24 times.
+_KEYS = 24
+_FURTHER = 1e3
+
+
+def _with_keys_of(state: Any, other: Any) -> Any:
+    """The state with the keys of another."""
+    choose = lambda x, y: y if _flow.label_of_public(x) == _flow.Label.NOISE else x
+    return jax.tree.map(choose, state, other)
+
+
+def _replayed(found: _examined.Examined) -> Finding:
+    """Whether what follows the data follows the keys too: noise may cancel on its way.
+
+    Compared with the step on no data at all, so that nothing outweighs the noise.
+    """
+    private = found.followed.of(_flow.Label.PRIVATE)
+    if not found.pipeline.takes_mask or not found.noise:
+        return within(_CHECK, 0, 0, "No array was replayed.")
+    step = jax.jit(found.steps.step)
+    kept = lambda state, data: {
+        path: np.asarray(x, float)
+        for path, x in zip(
+            found.followed.labels, jax.tree.leaves(step(state, data)), strict=True
+        )
+        if path in private and jnp.issubdtype(x.dtype, jnp.floating) and x.itemsize > 2
+    }
+    empty, *others = found.neighbors
+    start = kept(found.state, empty)
+    by_data = [kept(found.state, data) for data in others]
+    init, keys = (
+        jax.jit(found.pipeline.init),
+        jax.random.split(jax.random.key(1), _KEYS),
+    )
+    by_key = [kept(_with_keys_of(found.state, init(key)), empty) for key in keys]
+    apart = lambda ends, path: max(
+        np.nan_to_num(np.linalg.norm(end[path] - start[path]), posinf=0.0)
+        for end in ends
+    )
+    z = _noise.multiplier(found.pipeline.mechanism, 0)
+    bare = [
+        path.removeprefix("[1]")
+        for path in start
+        if apart(by_data, path) * min(z, 1.0) > _FURTHER * apart(by_key, path)
+    ]
+    sentence = (
+        f"{bare[0]} follows the data, but hardly the keys: the noise is not in it."
+        if bare
+        else "All arrays that follow the data follow the keys of the noise."
+    )
+    fails_if = (
+        f"fails if an array moves {_FURTHER:g} times as far with the data as with any"
+        f" of {_KEYS} keys"
+    )
+    return within(_CHECK, len(bare), 0, sentence, fails_if)

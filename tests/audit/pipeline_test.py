@@ -206,3 +206,14 @@ def test_a_loss_that_the_engine_refuses_is_a_failure():
     )
     (finding,) = audit.run(found, checks=["isolation"]).findings
     assert finding.passed is False and "one example alone" in finding.sentence
+
+
+def test_noise_that_is_taken_out_again_is_found():
+    def cancelling(state, x, is_padding_example=None):
+        key, step_key = jax.random.split(state[0])
+        total = clipped(state[1], x, is_padding_example)
+        private = noised(step_key, total)
+        return key, state[1] - (private - noised(step_key, jnp.zeros(20)))
+
+    finding = audit.state(pipeline(cancelling))
+    assert finding.passed is False and "hardly the keys" in finding.sentence
