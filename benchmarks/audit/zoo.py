@@ -105,6 +105,11 @@ def clipped(params, x, y, mask):
     return jax.tree.map(lambda g: g / B, total)
 
 
+def stage(init: Any, update_fn: Any) -> optax.GradientTransformation:
+    """A transformation of functions without types."""
+    return optax.GradientTransformation(init, update_fn)
+
+
 def noise_like(key, tree, stddev=NOISE):
     leaves, structure = jax.tree.flatten(tree)
     keys = jax.random.split(key, len(leaves))
@@ -375,6 +380,31 @@ def synchronized_statistics():
     return of_sum(per_example=losses)
 
 
+@broken("sensitivity")
+def no_clip_of_tokens():
+    """No example is large with these parameters, and none can be made large."""
+    tokens = jnp.asarray(RNG.integers(0, 50, (NUM_EXAMPLES, 12)), jnp.int32)
+    params = {"table": 0.02 * jnp.ones((50, 40)), "head": 0.02 * jnp.ones(40)}
+
+    def loss(params, ids):
+        return jnp.square(jnp.mean(params["table"][ids], 0) @ params["head"] - 1.0)
+
+    def init(key):
+        return key, params
+
+    def step(state, ids, is_padding_example=None):
+        key, params = state
+        mask = is_padding_example
+        present = jnp.ones(len(ids), bool) if mask is None else ~mask
+        key, step_key = jax.random.split(key)
+        grads = jax.vmap(jax.grad(loss), (None, 0))(params, ids)
+        total = jax.tree.map(lambda g: rows(present, g).sum(0) / B, grads)
+        private = add(total, noise_like(step_key, total))
+        return key, jax.tree.map(lambda p, g: p - 0.1 * g, params, private)
+
+    return of_sum(init=init, step=step, batch=(tokens[:8],), make_optimizer=None)
+
+
 # Broken: the noise.
 
 
@@ -517,7 +547,110 @@ def mean_over_devices_of_noised_gradients():
     return of_noise(update)
 
 
+@broken("noise")
+def noise_of_an_epoch_again():
+    """The key follows the step within an epoch."""
+
+    def make(key):
+        def update_fn(g, step, params=None):
+            own = jax.random.fold_in(key, step % 20)
+            return add(g, noise_like(own, g)), step + 1
+
+        start = lambda params: jnp.zeros((), jnp.int32)
+        return optax.chain(stage(start, update_fn), ADAM)
+
+    return of_sum(make_optimizer=make)
+
+
+@broken("noise")
+def noise_that_fades():
+    """A schedule of the noise that the mechanism knows nothing of."""
+    schedule: Any = optax.piecewise_constant_schedule(NOISE, {30: 0.1})
+    return of_sum(make_optimizer=lambda key: with_noise(key, stddev=schedule))
+
+
+@broken("noise")
+def noise_that_telescopes():
+    """Each step takes the noise of the last one out again."""
+
+    def make(key):
+        def update_fn(g, state, params=None):
+            key, before = state
+            key, step_key = jax.random.split(key)
+            now = noise_like(step_key, g)
+            noised = jax.tree.map(lambda x, z, y: x + z - y, g, now, before)
+            return noised, (key, now)
+
+        start = lambda params: (key, optax.tree.zeros_like(params))
+        return optax.chain(stage(start, update_fn), ADAM)
+
+    return of_sum(make_optimizer=make)
+
+
+@broken("noise")
+def one_coordinate_with_hardly_any_noise():
+    """A scale for each coordinate, one of them wrong."""
+    scale = jnp.ones(NUM_FEATURES).at[7].set(1e-3)
+
+    def update(g, key):
+        z = noise_like(key, g)
+        return add(g, {"w": scale * z["w"], "b": z["b"]})
+
+    return of_noise(update)
+
+
+@broken("noise")
+def start_and_noise_of_one_key():
+    """The first parameters, which are published, are the noise of the first step."""
+
+    def init(key):
+        return key, jnp.zeros((), jnp.int32), noise_like(key, PARAMS, 0.05)
+
+    def step(state, x, y, is_padding_example=None):
+        key, count, params = state
+        mask = is_padding_example
+        mask = jnp.zeros(len(x), bool) if mask is None else mask
+        own = jax.lax.cond(
+            count == 0, lambda: key, lambda: jax.random.fold_in(key, count)
+        )
+        private = add(clipped(params, x, y, mask), noise_like(own, params))
+        return key, count + 1, jax.tree.map(lambda p, g: p - g, params, private)
+
+    return of_sum(init=init, step=step, make_optimizer=None)
+
+
 # Broken: what is kept.
+
+
+@broken("state")
+def noise_taken_out_again():
+    """What is added is subtracted, for a cleaner gradient."""
+
+    def update(g, key):
+        z = noise_like(key, g)
+        return jax.tree.map(jnp.subtract, add(g, z), z)
+
+    return of_noise(update)
+
+
+@broken("state")
+def loss_of_the_training_set():
+    """The step closes over the data, and keeps the best loss."""
+
+    def init(key):
+        return key, PARAMS, jnp.asarray(1e9)
+
+    def step(state, x, y, is_padding_example=None):
+        key, params, best = state
+        mask = is_padding_example
+        mask = jnp.zeros(len(x), bool) if mask is None else mask
+        key, step_key = jax.random.split(key)
+        private = add(clipped(params, x, y, mask), noise_like(step_key, params))
+        loss = jnp.mean(jax.vmap(loss_fn, (None, 0, 0))(params, *DATA))
+        params = jax.tree.map(lambda p, g: p - g, params, private)
+        return key, params, jnp.minimum(best, loss)
+
+    return of_sum(init=init, step=step, make_optimizer=None)
 
 
 @broken("state")
@@ -711,6 +844,38 @@ def same_seed_in_every_run():
 
 
 @broken("sampling")
+def same_seed_in_every_epoch():
+    """The batches of an epoch are drawn anew from one seed."""
+
+    def loader(seed):
+        for _ in range(10):
+            rng = np.random.default_rng(seed)
+            yield from (taken(rng) for _ in range(20))
+
+    return of_sum(loader=loader)
+
+
+@broken("sampling")
+def one_example_more_often():
+    """A person has three rows."""
+    often = lambda rng: np.union1d(taken(rng), np.flatnonzero(rng.random(1) < 0.1))
+    return of_sum(loader=each_step(often))
+
+
+@broken("sampling")
+def balls_in_bins():
+    """Each example is in exactly one batch of an epoch, at random."""
+
+    def loader(seed):
+        rng = np.random.default_rng(seed)
+        for _ in range(10):
+            bins = rng.integers(0, 20, NUM_EXAMPLES)
+            yield from (np.flatnonzero(bins == i) for i in range(20))
+
+    return of_sum(loader=loader)
+
+
+@broken("sampling")
 def blocks_of_the_data():
     """Neighbors in a file come together."""
 
@@ -783,6 +948,18 @@ def fit_with_dropout_and_augmentation():
         shift, drop = jax.random.split(key)
         x = x + 0.1 * jax.random.normal(shift, x.shape)
         return loss_fn(params, x * jax.random.bernoulli(drop, 0.5, x.shape), y)
+
+    return of_fit(loss=loss, uses_key=True)
+
+
+@sound
+def fit_of_a_diffusion_model():
+    """The loss adds noise of its own, and takes it away."""
+
+    def loss(params, x, y, key):
+        noise = jax.random.normal(key, x.shape)
+        mixed = 0.6 * x + 0.8 * noise
+        return jnp.mean((jnp.tanh(params["w"] * mixed + params["b"]) - noise) ** 2)
 
     return of_fit(loss=loss, uses_key=True)
 
@@ -900,6 +1077,18 @@ def chain_with_dp_adam():
 def by_hand():
     """Plain JAX and Optax, as a careful person writes it."""
     return of_noise(lambda g, key: add(g, noise_like(key, g)))
+
+
+@sound
+def by_hand_in_four_parts():
+    """Four noises of half the level."""
+
+    def update(g, key):
+        for part in jax.random.split(key, 4):
+            g = add(g, noise_like(part, g, NOISE / 2))
+        return g
+
+    return of_noise(update)
 
 
 @sound

@@ -38,6 +38,14 @@ def _moments(opt_state: Any) -> list[tuple[jax.Array, jax.Array]]:
     return found
 
 
+def is_corrected(make_optimizer: _noise.Make, params: optax.Params) -> bool:
+    """Whether there is a `scale_by_adam_bc` in the state of an optimizer."""
+    state = jax.eval_shape(
+        lambda key: make_optimizer(key).init(params), jax.random.key(0)
+    )
+    return any(map(_is_correction, jax.tree.leaves(state, is_leaf=_is_correction)))
+
+
 def correction(
     make_optimizer: _noise.Make, params: optax.Params, mechanism: Mechanism
 ) -> Finding:

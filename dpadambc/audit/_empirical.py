@@ -4,7 +4,7 @@ import numpy as np
 
 from dpadambc._core import validate
 from dpadambc.audit import trade_off
-from dpadambc.audit._finding import Finding, combined, within
+from dpadambc.audit._finding import Finding, combined, not_tested, within
 from dpadambc.mechanisms import _check
 from dpadambc.mechanisms.base import Mechanism
 
@@ -17,8 +17,9 @@ def _one_run(
     scores: np.ndarray, is_member: np.ndarray, delta: float, confidence: float
 ):
     """The best bound over some numbers of guesses, each with its part of the risk."""
-    order = np.argsort(scores)
     count = len(scores)
+    # Canaries of one score are in no order: least of all that of who is a member.
+    order = np.lexsort((np.random.default_rng(0).permutation(count), scores))
     found = []
     for share in _SHARES:
         each = max(1, round(share * count / 2))
@@ -63,7 +64,7 @@ def empirical_epsilon(
       A `Finding`: the largest lower bound, against the epsilon claimed.
 
     Raises:
-      ValueError: if the shapes differ, or all or none are members.
+      ValueError: if the shapes differ, a score is NaN, or all or none are members.
 
     Example:
       >>> import numpy as np
@@ -93,7 +94,15 @@ def empirical_epsilon(
             "Expected scores and is_member of one shape (canaries,), got"
             f" {scores.shape} and {is_member.shape}."
         )
+    if np.isnan(scores).any() or is_member.all() or not is_member.any():
+        raise ValueError(
+            "Expected scores that are numbers, of members and of others, got"
+            f" {int(np.isnan(scores).sum())} NaN and {int(is_member.sum())} members of"
+            f" {len(scores)}."
+        )
     claim = mechanism.epsilon(target_delta)
+    if not np.isfinite(claim):
+        return not_tested(_CHECK, "the mechanism claims no finite epsilon.")
     epsilon, correct, guesses = _one_run(scores, is_member, target_delta, confidence)
     parts = [
         within(
@@ -112,6 +121,9 @@ def empirical_epsilon(
 
 def _by_errors(scores, is_member, mechanism, target_delta, confidence) -> list[Finding]:
     errors = trade_off.observed(scores, is_member, confidence=confidence)
+    if mechanism._default_accountant != "pld":
+        reason = "its accountant has no trade-off function."
+        return [not_tested("trade-off", reason)]
     epsilon, claim = errors.epsilon(target_delta), mechanism.epsilon(target_delta)
     least = trade_off.claimed(mechanism, errors.false_positive_rate)
     below = float(np.max(least - errors.false_negative_rate))

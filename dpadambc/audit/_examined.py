@@ -1,6 +1,7 @@
 """A pipeline's step, traced and replayed: which noise makes private what it keeps."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -9,13 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc.audit import _flow, _neighbors, _noise, _recorder, _statistics, _steps
+from dpadambc.audit import _drawn, _flow, _neighbors, _recorder, _statistics, _steps
 from dpadambc.audit.pipeline import Pipeline
 from dpadambc.clipping.flat import NeighboringRelation
 
 # By how much noise may be too small before it counts as none: a dropout mask or an
 # augmentation that is added is not the mechanism's noise.
 _NOT_THE_NOISE = 100.0
+_MOST_CROSSINGS = 64  # that are left out one by one
 
 _Data = tuple[_neighbors.Batch, Any]  # a batch, and its padding mask
 
@@ -29,8 +31,9 @@ class Examined:
     followed: _steps.Followed
     state: Any  # one in which noise is added in the next step
     neighbors: list[_Data]
-    noise: _noise.Noise
-    moved: list[_noise.Response]
+    factor: float  # how much further apart neighbors may be than these
+    noise: _drawn.Noise
+    moved: list[_drawn.Response]
 
     @property
     def before_noise(self) -> Callable[..., list[jax.Array]]:
@@ -52,7 +55,7 @@ class Examined:
             steps = _steps.Steps(_step_of(self.pipeline), state, (batch, mask))
         followed = steps.follow(self.followed.ignored)
         _, records = steps.recorded(followed.crossings)(state, (batch, mask))
-        found = zip(records.values(), self._drawn, self._levels, strict=True)
+        found = zip(records.values(), self._all_drawn, self._levels, strict=True)
         return [_once(record, drawn) / level for record, drawn, level in found]
 
     @property
@@ -60,7 +63,7 @@ class Examined:
         """Of the noise at each crossing; one for all where they do not differ."""
         levels = [_stddev(drawn) for drawn in self.noise.values()]
         counts = [
-            drawn.happened.sum() * drawn.values.shape[-1] for drawn in self._drawn
+            drawn.happened.sum() * drawn.values.shape[-1] for drawn in self._all_drawn
         ]
         together = math.sqrt(np.average(np.square(levels), weights=counts))
         spreads = [_statistics.spread_of_stddev(count) for count in counts]
@@ -71,29 +74,26 @@ class Examined:
         return [together for _ in levels] if is_one else levels
 
     @property
-    def _drawn(self) -> list[_noise.Drawn]:
+    def _all_drawn(self) -> list[_drawn.Drawn]:
         return list(self.noise.values())
 
     @property
     def bound(self) -> float:
         """On what `before_noise` may move, and chance in the level of the noise."""
-        count = sum(d.happened.sum() * d.values.shape[-1] for d in self._drawn)
+        count = sum(d.happened.sum() * d.values.shape[-1] for d in self._all_drawn)
         spread = _statistics.spread_of_stddev(int(count))
         allowance = 1 + _statistics.normal_bound() * spread
-        return allowance / _noise.multiplier(self.pipeline.mechanism, 0)
+        return allowance / _drawn.multiplier(self.pipeline.mechanism, 0)
 
 
-def _once(record: _recorder.Record, drawn: _noise.Drawn) -> jax.Array:
+def _once(record: _recorder.Record, drawn: _drawn.Drawn) -> jax.Array:
     """What arrives at a crossing, of one device where all have the same."""
     is_copied = record.happened.ndim and drawn.num_devices == 1
     return record.data[0] if is_copied else record.data
 
 
-def _stddev(noise: _noise.Drawn) -> float:
-    found = noise.of_steps(slice(0, 1))
-    if not found.size:
-        found = noise.of_steps(slice(None))
-    return float(np.sqrt(np.mean(found**2))) or 1e-30
+def _stddev(noise: _drawn.Drawn) -> float:
+    return noise.stddev_at_first or 1e-30
 
 
 def _rows(batch: Any) -> int:
@@ -131,7 +131,7 @@ def _neighbors_of(pipeline: Pipeline) -> tuple[list[_Data], float]:
         first = batch, jnp.ones(size, bool)
         alone, factor = jnp.arange(size) != 0, 2.0 if replaces else 1.0
     else:
-        opposite = _neighbors.on_numbers(jnp.negative, row)
+        opposite = _neighbors.on_numbers(jnp.negative, _neighbors.row_of(batch, 1))
         first = _neighbors.with_row(batch, 0, opposite), jnp.zeros(size, bool)
         alone, factor = jnp.zeros(size, bool), 1.0 if replaces else 0.5
     others = [(_neighbors.with_row(batch, 0, r), alone) for r in rows]
@@ -139,42 +139,77 @@ def _neighbors_of(pipeline: Pipeline) -> tuple[list[_Data], float]:
 
 
 def examine(pipeline: Pipeline) -> Examined:
-    """Traces the step, and finds the additions of noise that are large enough.
+    """Traces the step, and finds the additions of noise that make it private.
+
+    Noise may be added on the way that is not the mechanism's: to the inputs, in the
+    loss. So the last additions are looked at first, and the first ones where those do
+    not suffice.
 
     Raises:
       NotTraceable: if JAX cannot trace the step.
       NotRecordable: if noise is added where it cannot be taken out.
     """
+    if not _drawn.multiplier(pipeline.mechanism, 0):
+        raise _steps.NotTraceable("the mechanism has no noise.")
     step, (neighbors, factor) = _step_of(pipeline), _neighbors_of(pipeline)
-    state = _steps.start(pipeline.init)
-    steps = _steps.Steps(step, state, neighbors[0])
-    ignored: frozenset[_flow.Path] = frozenset()
-    while True:
-        followed = steps.follow(ignored)
-        if not followed.crossings:
-            return Examined(pipeline, steps, followed, state, neighbors, {}, [])
-        crossings = followed.crossings
-        ready, moved = _noise.movements(steps, crossings, neighbors)
-        moved = [{path: factor * x for path, x in move.items()} for move in moved]
-        noise = _noise.draw(steps, pipeline.init, crossings)
-        small = frozenset(
-            _recorder.crossing_of(path)
-            for path in noise
-            if _is_too_small(pipeline, noise[path], path, moved)
-        )
+    steps = _steps.Steps(step, _steps.start(pipeline.init), neighbors[0])
+    at = functools.partial(_examined_at, pipeline, steps, neighbors, factor)
+    last = at(_all_but_the_last(steps))
+    if last.noise and not _too_small(last, 1.05):
+        return last
+    found, ignored = last, frozenset()
+    while steps.follow(ignored).crossings:
+        found = at(ignored)
+        small = _too_small(found, _NOT_THE_NOISE)
         if not small or not steps.follow(ignored | small).crossings:
-            noise, moved = _noise.once(noise, moved)
-            return Examined(pipeline, steps, followed, ready, neighbors, noise, moved)
+            break
         ignored |= small
+    return found
 
 
-def _is_too_small(
+def _all_but_the_last(steps: _steps.Steps) -> frozenset[_flow.Path]:
+    """The additions without which all that is kept has noise just the same."""
+    ignored: frozenset[_flow.Path] = frozenset()
+    bare = set(steps.follow().of(_flow.Label.DATA))
+    for _ in range(_MOST_CROSSINGS):
+        for crossing in steps.follow(ignored).crossings:
+            without = steps.follow(ignored | crossing.chain)
+            if set(without.of(_flow.Label.DATA)) <= bare:
+                ignored |= crossing.chain
+                break
+        else:
+            break
+    return ignored
+
+
+def _examined_at(
     pipeline: Pipeline,
-    noise: _noise.Drawn,
-    path: _flow.Path,
-    moved: list[_noise.Response],
-) -> bool:
-    """Whether what is added is not the noise of a mechanism at all."""
-    z = _noise.multiplier(pipeline.mechanism, 0)
-    furthest = max(float(np.linalg.norm(move[path])) for move in moved)
-    return not furthest * z <= _NOT_THE_NOISE * _stddev(noise)
+    steps: _steps.Steps,
+    neighbors: list[_Data],
+    factor: float,
+    ignored: frozenset[_flow.Path],
+) -> Examined:
+    """What is measured at the additions of noise that are not ignored."""
+    followed = steps.follow(ignored)
+    crossings = followed.crossings
+    if not crossings:
+        return Examined(
+            pipeline, steps, followed, steps.state, neighbors, factor, {}, []
+        )
+    ready, moved = _drawn.movements(steps, crossings, neighbors)
+    moved = [{path: factor * x for path, x in move.items()} for move in moved]
+    noise = _drawn.draw(steps, pipeline.init, crossings)
+    noise, moved = _drawn.once(noise, moved)
+    return Examined(pipeline, steps, followed, ready, neighbors, factor, noise, moved)
+
+
+def _too_small(found: Examined, limit: float) -> frozenset[_flow.Path]:
+    """The additions whose noise is too small, by so much, for what arrives there."""
+    z = _drawn.multiplier(found.pipeline.mechanism, 0)
+    chains = {crossing.path: crossing.chain for crossing in found.followed.crossings}
+    small: frozenset[_flow.Path] = frozenset()
+    for path, drawn in found.noise.items():
+        furthest = max(float(np.linalg.norm(move[path])) for move in found.moved)
+        if drawn.values.size and not furthest * z <= limit * _stddev(drawn):
+            small |= chains[_recorder.crossing_of(path)]
+    return small

@@ -6,9 +6,10 @@ that is computed from them, until something random is added; from there on it is
 *crossing*. Whether its noise is enough is a question for numbers (`_crossings`).
 """
 
+import collections
 import dataclasses
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -26,8 +27,9 @@ class Label(enum.IntEnum):
     PUBLIC = 0
     NOISE = 1  # of random bits, and of nothing private
     PRIVATE = 2  # of examples with noise
-    OPAQUE = 3  # of what the host returns
-    DATA = 4  # of examples without noise
+    SCALED = 3  # noise times what is private, and what follows from that
+    OPAQUE = 4  # of what cannot be followed: the host returns it, or noise is merged in
+    DATA = 5  # of examples without noise
 
 
 _RANDOM = {
@@ -41,16 +43,28 @@ _RANDOM = {
 _HOST = {"pure_callback", "io_callback"}
 _TELLS_HOST = {"debug_callback", "debug_print", "io_callback", "pure_callback"}
 _SUMS = {"add", "add_any", "sub"}
-_WITH_NOISE = (Label.PRIVATE, Label.DATA)
+# Where noise may be added too, in a way that is not followed.
+_MERGES = {"concatenate", "custom_vmap_call", "scatter-add", "stack"} | _SUMS
 ENTERED = jaxprs.INLINED | jaxprs.CUSTOM | jaxprs.REMATERIALIZED | {"shard_map"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Crossing:
-    """An addition of noise to what examples made."""
+    """An addition of noise to what examples made.
+
+    Where more noise is added to the result at once, or taken from it, that is part of
+    the same crossing: the noise is the sum.
+    """
 
     path: Path
     noise_operand: int  # which of the two operands is the noise
+    is_difference: bool  # whether the second operand is subtracted
+    before: "Crossing | None" = None  # the addition whose result this one goes on with
+
+    @property
+    def chain(self) -> frozenset[Path]:
+        """The paths of all additions that make the noise."""
+        return (self.before.chain if self.before else frozenset()) | {self.path}
 
 
 def while_counts(eqn: jex.JaxprEqn) -> tuple[int, int]:
@@ -77,6 +91,12 @@ def label_of_public(x: Any) -> Label:
     return Label.NOISE if is_key(x) else Label.PUBLIC
 
 
+def uses(jaxpr: jex.Jaxpr) -> collections.Counter[Any]:
+    """How often each variable of a program is an operand or an output."""
+    atoms = [*jaxpr.outvars, *(x for eqn in jaxpr.eqns for x in eqn.invars)]
+    return collections.Counter(x for x in atoms if not jaxprs.is_literal(x))
+
+
 def _is_real(aval: Any) -> bool:
     return jnp.issubdtype(aval.dtype, jnp.floating)
 
@@ -86,10 +106,12 @@ class Flow:
     """Labels of a program, and its crossings.
 
     Args:
-      ignored: crossings whose noise is not enough: what goes through is `DATA` still.
+      ignored: additions whose noise does not count: what goes through is `DATA` still.
+      of_constant: the label of a constant of the program.
     """
 
     ignored: frozenset[Path] = frozenset()
+    of_constant: Callable[[Any], Label] = label_of_public
 
     def __post_init__(self):
         self.crossings: dict[Path, Crossing] = {}
@@ -102,12 +124,23 @@ class Flow:
         jaxpr = program.jaxpr
         known: dict[Any, Label] = dict(zip(jaxpr.invars, labels, strict=True))
         known.update(
-            zip(jaxpr.constvars, map(label_of_public, program.consts), strict=True)
+            zip(jaxpr.constvars, map(self.of_constant, program.consts), strict=True)
         )
+        times, chains = uses(jaxpr), {}
         read = lambda x: Label.PUBLIC if jaxprs.is_literal(x) else known[x]
         for number, eqn in enumerate(jaxpr.eqns):
-            operands = [read(x) for x in eqn.invars]
-            outs = self._equation(eqn, operands, (*path, str(number)))
+            operands, here = [read(x) for x in eqn.invars], (*path, str(number))
+            if eqn.primitive.name in _SUMS and _is_real(eqn.outvars[0].aval):
+                # What has noise already, and is used here alone.
+                before = [
+                    chains.get(x) if times.get(x, 0) == 1 else None
+                    for x in (None if jaxprs.is_literal(x) else x for x in eqn.invars)
+                ]
+                outs = [self._sum(eqn, operands, here, before)]
+                if here in self.crossings:
+                    chains[eqn.outvars[0]] = self.crossings[here]
+            else:
+                outs = self._equation(eqn, operands, here)
             known.update(zip(eqn.outvars, outs, strict=True))
         return [read(x) for x in jaxpr.outvars]
 
@@ -118,8 +151,6 @@ class Flow:
         most = max(operands, default=Label.PUBLIC)
         if name in _TELLS_HOST and most == Label.DATA:
             self.tells_host = True
-        if name in _SUMS and _is_real(eqn.outvars[0].aval):
-            return [self._sum(operands, path)]
         if name in ENTERED:
             return self.follow(jaxprs.body(eqn), operands, path)
         if name in ("cond", "scan", "while"):
@@ -128,20 +159,35 @@ class Flow:
             most = max(most, Label.NOISE)
         if name in _HOST:
             most = max(most, Label.OPAQUE)
+        if name in _MERGES and most == Label.DATA and Label.NOISE in operands:
+            most = Label.OPAQUE
+        if name in ("mul", "div") and set(operands) == {Label.NOISE, Label.PRIVATE}:
+            most = Label.SCALED
         return [most for _ in eqn.outvars]
 
-    def _sum(self, operands: list[Label], path: Path) -> Label:
-        """What the sum of two floating-point arrays is."""
+    def _sum(
+        self,
+        eqn: jex.JaxprEqn,
+        operands: list[Label],
+        path: Path,
+        before: list[Crossing | None],
+    ) -> Label:
+        """What the sum or the difference of two floating-point arrays is."""
         most = max(operands)
-        if Label.OPAQUE in operands and most == Label.DATA:
-            return Label.OPAQUE  # it may be noise that the host has drawn
-        if Label.NOISE not in operands or most not in _WITH_NOISE:
+        if most == Label.DATA and {Label.OPAQUE, Label.SCALED} & set(operands):
+            return Label.OPAQUE  # it may be noise, of a level that is not known
+        if Label.NOISE not in operands or most < Label.PRIVATE:
             return most
-        if most == Label.PRIVATE:
+        noise_operand = operands.index(Label.NOISE)
+        earlier = before[1 - noise_operand]
+        if most in (Label.PRIVATE, Label.SCALED) and earlier is None:
             return most
         if path in self.ignored:
-            return Label.DATA
-        self.crossings[path] = Crossing(path, operands.index(Label.NOISE))
+            return most
+        is_difference = eqn.primitive.name == "sub"
+        self.crossings[path] = Crossing(path, noise_operand, is_difference, earlier)
+        if earlier is not None:
+            self.crossings.pop(earlier.path, None)
         return Label.PRIVATE
 
     def _cond(self, eqn: jex.JaxprEqn, operands: list[Label], path: Path):

@@ -5,9 +5,8 @@ what the optimizer gets. How much of the gradient arrives there is measured besi
 """
 
 import dataclasses
-import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,294 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc.audit import _flow, _recorder, _statistics, _steps
-from dpadambc.audit._finding import Finding, combined, not_tested, within
+from dpadambc.audit import _drawn, _flow, _later, _noise_tests, _recorder, _steps
+from dpadambc.audit._finding import Finding, combined, not_tested
 from dpadambc.gradients import as_per_example
 from dpadambc.mechanisms import _check
 from dpadambc.mechanisms.base import Mechanism
 
 _CHECK = "noise"
-ITERATIONS = 3
-_MOST_VALUES = 4_000_000
-_MOST_RUNS = 4_096
-_ROUNDING = 1e-3
 
 Make = Callable[[jax.Array], optax.GradientTransformation]
-
-
-@dataclasses.dataclass(frozen=True)
-class Drawn:
-    """The noise of one crossing, and what of it a dtype may have spoilt."""
-
-    values: np.ndarray  # shape=(runs, steps, coordinates), float64
-    happened: np.ndarray  # shape=(runs, steps), bool
-    num_devices: int  # that draw, in a shard_map
-    bits: int  # of the noise, or of its sum with the data where that has fewer
-
-    def of_steps(self, span: slice) -> np.ndarray:
-        """The draws of some steps, of the runs that have any."""
-        return self.values[:, span][self.happened[:, span]]
-
-    @property
-    def normalized(self) -> np.ndarray:
-        """The draws in units of the standard deviation of their step."""
-        steps = range(self.values.shape[1])
-        variances = [
-            float(np.mean(found**2)) if found.size else 0.0
-            for found in (self.of_steps(slice(step, step + 1)) for step in steps)
-        ]
-        return self.values / np.sqrt([v or 1.0 for v in variances])[:, None]
-
-    def on_one_device(self) -> "Drawn":
-        """Where all devices have the same."""
-        size = self.values.shape[-1] // self.num_devices
-        return dataclasses.replace(self, values=self.values[..., :size], num_devices=1)
-
-
-# What arrives at the crossings of the gradient, flat.
-Response = dict[_flow.Path, np.ndarray]
-Noise = dict[_flow.Path, Drawn]
-
-
-def draw(
-    steps: _steps.Steps,
-    init: _steps.Init,
-    crossings: list[_flow.Crossing],
-) -> Noise:
-    """The noise at the crossings, over runs and steps, with keys of their own."""
-    recorded = steps.recorded(crossings)
-    shapes = jax.eval_shape(recorded, steps.state, steps.data)[1]
-    size = sum(math.prod(record.noise.shape) for record in shapes.values())
-    runs = int(np.clip(_MOST_VALUES // max(1, size * ITERATIONS), 4, _MOST_RUNS))
-    keys = jax.random.split(jax.random.key(7_041_776), runs)
-    records = _steps.draws(init, recorded, steps.data, keys, ITERATIONS)
-    bits = lambda record: min(
-        jnp.finfo(x.dtype).bits for x in (record.noise, record.total)
-    )
-    return {
-        path: Drawn(
-            values=np.asarray(record.noise, float).reshape(runs, ITERATIONS, -1),
-            happened=np.asarray(record.happened).reshape(runs, ITERATIONS, -1)[..., 0],
-            num_devices=math.prod(record.happened.shape[2:]),
-            bits=bits(shapes[path]),
-        )
-        for path, record in records.items()
-    }
-
-
-def response(recorded: Callable[..., Any], state: Any, data: Any) -> Response:
-    """What arrives at the crossings, without the noise."""
-    _, records = recorded(state, data)
-    return {
-        path: np.ravel(np.asarray(record.data, float)) * bool(np.any(record.happened))
-        for path, record in records.items()
-    }
-
-
-def once(noise: Noise, moved: list[Response]) -> tuple[Noise, list[Response]]:
-    """Without the copies of devices that have the same noise and the same data."""
-
-    def is_copied(path: _flow.Path, drawn: Drawn) -> bool:
-        rows = [drawn.values, *(m[path] for m in moved)]
-        split = [x.reshape(*x.shape[:-1], drawn.num_devices, -1) for x in rows]
-        return all(bool((x == x[..., :1, :]).all()) for x in split)
-
-    copied = {p for p, d in noise.items() if d.num_devices > 1 and is_copied(p, d)}
-    sizes = {p: noise[p].values.shape[-1] // noise[p].num_devices for p in copied}
-    return (
-        {p: d.on_one_device() if p in copied else d for p, d in noise.items()},
-        [{p: m[p][: sizes.get(p)] for p in m} for m in moved],
-    )
-
-
-def coverage(followed: _steps.Followed, noise: Noise, moved: list[Response]) -> Finding:
-    """Whether all that is kept of the data has noise, in every coordinate."""
-    check = "noise coverage"
-    fails_if = "fails if a value or a coordinate that follows the data has no noise"
-    bare = followed.of(_flow.Label.DATA)
-    if bare:
-        sentence = (
-            f"{bare[0]} is made of the data without noise ({len(bare)} of"
-            f" {len(followed.labels)} arrays that are kept)."
-        )
-        return within(check, len(bare), 0, sentence, fails_if)
-    if followed.of(_flow.Label.OPAQUE):
-        return not_tested(check, "a callback to the host returns a part.")
-    silent = 0
-    for path, drawn in noise.items():
-        has_noise = np.any(drawn.values != 0, axis=(0, 1))
-        follows = np.any([m[path] != 0 for m in moved], axis=0)
-        silent += int(np.sum(follows & ~has_noise))
-    sentence = f"{silent} coordinates that follow the data get no noise."
-    return within(check, silent, 0, sentence, fails_if)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Trial:
-    """How far some data move what arrives, in units of the noise there."""
-
-    excess: float  # over what the mechanism says
-    allowance: float  # what chance may add to it
-    power: float
-
-    @property
-    def severity(self) -> float:
-        return (self.excess - 1) / self.allowance
-
-
-def multiplier(mechanism: Mechanism, step: int) -> float:
-    """The noise multiplier that is claimed for a step."""
-    z = mechanism.noise_multiplier
-    value: Any = z(step) if callable(z) else z
-    return float(value)
-
-
-def _spans(mechanism: Mechanism) -> list[tuple[float, slice]]:
-    """The noise multiplier of each step; of all steps together where it is one."""
-    spans = [slice(step, step + 1) for step in range(ITERATIONS)]
-    if not callable(mechanism.noise_multiplier):
-        spans.append(slice(ITERATIONS))
-    return [(multiplier(mechanism, span.start or 0), span) for span in spans]
-
-
-def _trials(
-    mechanism: Mechanism, noise: Noise, moved: list[Response]
-) -> Iterator[_Trial]:
-    """Each movement by as much as one example may, at each step and over all."""
-    spans = _spans(mechanism)
-    count = len(spans) * len(moved)
-    for (claimed, span), move in itertools.product(spans, moved):
-        squares, spread = 0.0, 0.0
-        for path, drawn in noise.items():
-            values = drawn.of_steps(span)
-            if not values.size or not np.any(move[path]):
-                continue
-            variance = float(np.mean(values**2))
-            square = float(move[path] @ move[path]) / variance if variance else math.inf
-            squares += square
-            spread += square**2 / (2 * values.size)
-        if squares:
-            spread = math.sqrt(spread) / squares if math.isfinite(squares) else 0.0
-            yield _Trial(
-                excess=math.sqrt(squares) * claimed,
-                allowance=_ROUNDING + _statistics.normal_bound(count) * spread,
-                power=_ROUNDING + _statistics.detected(count) * spread,
-            )
-
-
-def level(mechanism: Mechanism, noise: Noise, moved: list[Response]) -> Finding:
-    """The noise multiplier that the noise amounts to, against the mechanism's.
-
-    Args:
-      mechanism: that is claimed.
-      noise: at the crossings.
-      moved: how far data that differ by one example move what arrives there.
-    """
-    trials = list(_trials(mechanism, noise, moved))
-    if not trials:
-        return not_tested("noise level", "no data reached the noise.")
-    worst = max(trials, key=lambda trial: trial.severity)
-    if worst.severity <= 1:
-        worst = min(trials, key=lambda trial: trial.allowance)
-    least = max(trials, key=lambda trial: trial.power)
-    return within(
-        "noise level",
-        worst.excess,
-        1 + worst.allowance,
-        f"The noise amounts to {1 / worst.excess:.4g} of the mechanism's noise"
-        " multiplier.",
-        f"fails if the noise is too small by {worst.power:.2g} in all parameters, by"
-        f" {least.power:.2g} in the smallest one",
-    )
-
-
-def of_distribution(noise: Noise) -> Finding:
-    """Whether it is Gaussian."""
-    values = np.concatenate(
-        [drawn.normalized[drawn.happened].ravel() for drawn in noise.values()]
-    )
-    figure, bound = _statistics.kolmogorov_smirnov(values)
-    return within(
-        "noise distribution",
-        figure,
-        bound,
-        f"The noise is {figure:.2g} from a Gaussian (Kolmogorov-Smirnov,"
-        f" {len(values):,} draws).",
-        f"fails if its distribution function is {2 * bound:.2g} from a Gaussian's",
-    )
-
-
-def of_resolution(noise: Noise) -> Finding:
-    """Whether it is drawn, and added, in at least float32."""
-    bits = min(drawn.bits for drawn in noise.values())
-    largest = max(noise.values(), key=lambda drawn: drawn.values.shape[-1])
-    rows = np.sort(largest.values[largest.happened][:1_000, :20_000], axis=1)
-    share = float(np.mean(rows[:, 1:] == rows[:, :-1])) if rows.shape[1] > 1 else 0.0
-    return within(
-        "noise dtype",
-        max(32 / bits, share / 0.005),
-        1.0,
-        f"Noise is drawn and added in {bits} bits; {share:.2g} of the numbers of a step"
-        " repeat.",
-        "fails below 32 bits, or if 0.5 % of the numbers of a step repeat",
-    )
-
-
-def _pairs(noise: Noise) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Vectors that must have nothing to do with each other."""
-    rows = [drawn.normalized for drawn in noise.values()]
-    for one, two in itertools.islice(itertools.combinations(rows, 2), 500):
-        size = min(one.shape[-1], two.shape[-1], 20_000)
-        yield "leaves", one[..., :size], two[..., :size]
-    for row in rows:
-        for lag in range(1, row.shape[1]):
-            yield "steps", row[:, lag:], row[:, :-lag]
-        yield "runs", row[1:], row[:-1]
-        yield "runs", row[1:], np.broadcast_to(row[:1], row[1:].shape)
-        for lag in {1, 2, row.shape[-1] // 2} - {0}:
-            if lag < row.shape[-1]:
-                yield "coordinates", row[..., lag:], row[..., :-lag]
-
-
-def of_independence(noise: Noise) -> Finding:
-    """Whether leaves, steps, runs, coordinates and devices have noise of their own."""
-    return combined("noise independence", [_correlated(noise), _repeated(noise)])
-
-
-def _correlated(noise: Noise) -> Finding:
-    found = [
-        (_statistics.correlation(one.ravel(), two.ravel()), one.size, what)
-        for what, one, two in _pairs(noise)
-    ]
-    bound = _statistics.normal_bound(len(found))
-    power = _statistics.detected(len(found)) / math.sqrt(min(n for _, n, _ in found))
-    worst, size, what = max(found, key=lambda x: abs(x[0]))
-    return within(
-        "noise correlation",
-        abs(worst),
-        bound,
-        f"The largest correlation, between {what}, is {worst / math.sqrt(size):.2g}, or"
-        f" {abs(worst):.2g} standard errors ({len(found)} pairs).",
-        f"fails at a correlation of {power:.2g} in the shortest pair",
-    )
-
-
-def _repeated(noise: Noise) -> Finding:
-    cells = itertools.chain(*(drawn.values[drawn.happened] for drawn in noise.values()))
-    most, kept = 500_000, []
-    for cell in cells:
-        kept.append(cell[:most])
-        most -= len(kept[-1])
-        if most <= 0:
-            break
-    repeated, runs = _statistics.repetitions(kept)
-    return within(
-        "noise repetition",
-        repeated,
-        2,
-        f"{repeated} of {runs:,} runs of six numbers occur again.",
-        "fails if three runs of six numbers occur again, at any scale",
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -341,6 +61,27 @@ class Update:
         return self.of_examples, one(zero), list(map(one, large))
 
 
+def _at_the_steepest(
+    gradient: optax.Updates, response: _drawn.Response, norm: float
+) -> list[optax.Updates]:
+    """In one coordinate: that which is multiplied by most on its way to the noise."""
+    leaves, structure = jax.tree.flatten(gradient)
+    steepest = (0.0, 0, 0)
+    for number, leaf in enumerate(leaves):
+        flat = np.abs(np.ravel(np.asarray(leaf, float)))
+        for arrived in response.values():
+            if flat.any() and arrived.shape == flat.shape:
+                gains = np.abs(arrived) / np.maximum(flat, 1e-300)
+                where = int(np.argmax(gains))
+                steepest = max(steepest, (float(gains[where]), number, where))
+    gain, number, where = steepest
+    if not gain:
+        return []
+    one = lambda x: jnp.zeros(x.size).at[where].set(norm).reshape(x.shape)
+    found = [one(x) if i == number else 0 * x for i, x in enumerate(leaves)]
+    return [jax.tree.unflatten(structure, found)]
+
+
 def _gradients(params: optax.Params, norm: float) -> list[optax.Updates]:
     """Of one norm: in all leaves, and in each alone."""
     leaves, structure = jax.tree.flatten(params)
@@ -362,12 +103,18 @@ def noise(make_optimizer: Make, params: optax.Params, mechanism: Mechanism) -> F
     The program of the update is traced. Where random numbers are added to the gradient
     they are recorded, over runs with keys of their own and over three steps, and
     tested: their level relative to what arrives there of the gradient, their
-    distribution, their dtype, their independence over leaves, steps, runs, coordinates
-    and the devices of a `jax.shard_map`. And no part of the gradient goes past them.
+    distribution, their dtype, their independence over leaves, steps, runs, coordinates,
+    the first state and the devices of a `jax.shard_map`. One longer run shows whether
+    they fade or repeat. And no part of the gradient goes past them.
 
     Each statistical test has a false-alarm rate of 1e-6; `fails_if` states what it
     misses but once in a thousand. It draws four million numbers, or those of four
-    runs.
+    runs, and holds them in double: a gigabyte for a million parameters. The longer run
+    has as many steps as the mechanism, at most 512, or twenty million numbers.
+
+    What it cannot find: noise that repeats after more steps than that, or in one run of
+    thousands; noise that several devices or microbatches add in parts counts as each
+    part alone, unless all are added at one place.
 
     Args:
       make_optimizer: of a key, returns a transformation of a clipped sum with the noise
@@ -409,65 +156,44 @@ def noise(make_optimizer: Make, params: optax.Params, mechanism: Mechanism) -> F
         followed = steps.follow()
         if not followed.crossings:
             return without_crossings(followed)
-        _, moved = movements(steps, followed.crossings, [zero, *gradients])
+        _, moved = _drawn.movements(steps, followed.crossings, [zero, *gradients])
+        if step == update.of_sum and moved:
+            steepest = _at_the_steepest(gradients[0], moved[0], mechanism.sensitivity)
+            data = [zero, *steepest]
+            moved += _drawn.movements(steps, followed.crossings, data)[1]
         if step == update.of_examples:  # one example was added
-            moved = [_by_relation(mechanism, move) for move in moved]
-        return of_noise(
-            mechanism,
-            followed,
-            *once(draw(steps, update.init, followed.crossings), moved),
+            factor = _factor(mechanism)
+            moved = [{path: factor * x for path, x in m.items()} for m in moved]
+        drawn = _drawn.draw(steps, update.init, followed.crossings)
+        drawn, moved = _drawn.once(drawn, moved)
+        return combined(
+            _CHECK,
+            [
+                *_noise_tests.all_tests(mechanism, followed, drawn, moved),
+                _later.later(
+                    steps,
+                    update.init,
+                    followed,
+                    mechanism,
+                    drawn,
+                    [zero, gradients[0]],
+                    _factor(mechanism) if step == update.of_examples else 1.0,
+                ),
+            ],
         )
     except (_steps.NotTraceable, _recorder.NotRecordable) as error:
         return not_tested(_CHECK, f"{error}")
 
 
-def _by_relation(mechanism: Mechanism, move: Response) -> Response:
-    """How far neighbors are apart, given how far one example is from none."""
-    unit = mechanism.l2_clip_norm / mechanism.normalize_by
-    return {path: x * (mechanism.sensitivity / unit) for path, x in move.items()}
-
-
-def of_noise(
-    mechanism: Mechanism,
-    followed: _steps.Followed,
-    noise: Noise,
-    moved: list[Response],
-) -> Finding:
-    """All parts in one."""
-    parts = [
-        level(mechanism, noise, moved),
-        coverage(followed, noise, moved),
-        of_distribution(noise),
-        of_independence(noise),
-        of_resolution(noise),
-    ]
-    return combined(_CHECK, parts)
+def _factor(mechanism: Mechanism) -> float:
+    """How far neighbors are apart, in units of one example and none."""
+    return mechanism.sensitivity * mechanism.normalize_by / mechanism.l2_clip_norm
 
 
 def without_crossings(followed: _steps.Followed) -> Finding:
     """Where no noise is added at all."""
     if followed.of(_flow.Label.OPAQUE):
-        return not_tested(_CHECK, "what is added comes from a callback to the host.")
+        return not_tested(_CHECK, _noise_tests.UNFOLLOWED)
     if not followed.of(_flow.Label.DATA):
         return not_tested(_CHECK, "nothing that is kept depends on the data.")
-    return combined(_CHECK, [coverage(followed, {}, [])])
-
-
-def movements(
-    steps: _steps.Steps, crossings: list[_flow.Crossing], data: list[Any]
-) -> tuple[Any, list[Response]]:
-    """How far data move what arrives at the crossings, from the first of them.
-
-    Returns:
-      A state in which noise is added in the next step, and the movements.
-    """
-    recorded = jax.jit(steps.recorded(crossings))
-    state, (first, *others) = steps.state, data
-    for _ in range(64):  # until noise is added: not in every step of `MultiSteps`
-        (_, after), records = recorded(state, first)
-        if all(np.any(record.happened) for record in records.values()):
-            break
-        state = after
-    start = response(recorded, state, first)
-    ends = [response(recorded, state, other) for other in others]
-    return state, [{path: end[path] - start[path] for path in start} for end in ends]
+    return combined(_CHECK, [_noise_tests.coverage(followed, {}, [])])

@@ -47,6 +47,13 @@ class Recorder:
 
     crossings: dict[_flow.Path, _flow.Crossing]
 
+    def __post_init__(self):
+        self._all: dict[_flow.Path, _flow.Crossing] = {}
+        for crossing in self.crossings.values():
+            while crossing is not None:
+                self._all[crossing.path] = crossing
+                crossing = crossing.before
+
     def evaluate(
         self, program: jex.ClosedJaxpr, args: Sequence[Any], path: _flow.Path = ()
     ) -> tuple[list[Any], Records]:
@@ -57,9 +64,9 @@ class Recorder:
         read = lambda x: x.val if jaxprs.is_literal(x) else known[x]
         for number, eqn in enumerate(jaxpr.eqns):
             values, here = [read(x) for x in eqn.invars], (*path, str(number))
-            if here in self.crossings:
+            if here in self._all:
                 outs = jaxprs.bind(jaxpr, eqn, values)
-                records[here] = self._record(here, values, outs[0])
+                records[here] = self._record(self._all[here], values, outs[0], records)
             elif self._has_crossings(here):
                 outs, inner = self._enter(eqn, values, here)
                 records.update(inner)
@@ -68,11 +75,20 @@ class Recorder:
             known.update(zip(eqn.outvars, outs, strict=True))
         return [read(x) for x in jaxpr.outvars], records
 
-    def _record(self, path: _flow.Path, values: list[Any], total: Any) -> Record:
-        index = self.crossings[path].noise_operand
+    def _record(
+        self, crossing: _flow.Crossing, values: list[Any], total: Any, records: Records
+    ) -> Record:
+        """Signed, so that the sum of data and noise is the total."""
+        index = crossing.noise_operand
+        signs = (1, -1 if crossing.is_difference else 1)
         data, noise = (
-            jnp.broadcast_to(values[i], jnp.shape(total)) for i in (1 - index, index)
+            signs[i] * jnp.broadcast_to(values[i], jnp.shape(total))
+            for i in (1 - index, index)
         )
+        if crossing.before is not None:
+            earlier, sign = records.pop(crossing.before.path), signs[1 - index]
+            spread = lambda x: sign * jnp.broadcast_to(x, jnp.shape(total))
+            data, noise = spread(earlier.data), spread(earlier.noise) + noise
         return Record(data, noise, jnp.asarray(True), total)
 
     def _has_crossings(self, path: _flow.Path) -> bool:

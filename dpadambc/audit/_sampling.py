@@ -23,6 +23,7 @@ _CHECK = "sampling"
 _RUNS = 4
 _MOST_BATCHES = 400
 _MOST_INDICES = 5_000_000
+_LEAST_SIZE = 16  # of batches that are never the same by chance
 _NO_MORE_THAN_CHANCE = _statistics.normal_bound(5)
 
 Sizes = np.ndarray  # shape=(batches,), of one run
@@ -36,6 +37,8 @@ def _indices(batch: Any) -> np.ndarray:
         indices, mask = map(np.asarray, batch)
         return indices[~mask]
     found = np.asarray(batch)
+    if found.shape == (0,):
+        return np.zeros(0, int)
     if found.ndim != 1 or not np.issubdtype(found.dtype, np.integer):
         raise TypeError(
             "Expected the loader to yield a dpadambc.Batch, indices and their mask, or"
@@ -52,9 +55,11 @@ class _Drawn:
         self.num_examples = num_examples
         expected = _expected_size(mechanism, num_examples)
         steps = int(_MOST_INDICES / (_RUNS * max(expected, 1)))
-        steps = min(max(steps, 8), _MOST_BATCHES, mechanism.iterations)
+        steps = min(max(steps, 8), mechanism.iterations)
         take = lambda seed: itertools.islice(iter(loader(seed)), steps)
-        self.runs = [[_indices(b) for b in take(seed)] for seed in range(_RUNS)]
+        whole = [[_indices(b) for b in take(seed)] for seed in range(_RUNS)]
+        self.identical, self.compared = _identical(whole, num_examples)
+        self.runs = [run[:_MOST_BATCHES] for run in whole]
         self.steps = min(map(len, self.runs))
         self.sizes = [np.array([len(b) for b in run]) for run in self.runs]
 
@@ -72,6 +77,14 @@ class _Drawn:
             shape = (len(run), self.num_examples)
             found.append(scipy.sparse.csr_matrix((ones, columns, starts), shape))
         return found
+
+
+def _identical(runs: list[list[np.ndarray]], num_examples: int) -> tuple[int, int]:
+    """How many batches are an earlier one again, where there are many sets."""
+    is_one_of_many = lambda b: _LEAST_SIZE <= len(b) <= num_examples - _LEAST_SIZE
+    batches = filter(is_one_of_many, itertools.chain(*runs))
+    hashes = [hash(np.sort(batch).tobytes()) for batch in batches]
+    return len(hashes) - len(set(hashes)), len(hashes)
 
 
 def _expected_size(mechanism: Any, num_examples: int) -> float:
@@ -103,6 +116,15 @@ def _duplicates(drawn: _Drawn) -> Finding:
     )
     sentence = f"{bad} indices are in a batch twice, or beyond the data."
     return within("sampling duplicates", bad, 0, sentence, "fails at one duplicate")
+
+
+def _same_batches(drawn: _Drawn) -> Finding:
+    sentence = (
+        f"{drawn.identical} of {drawn.compared:,} batches are the same set as another."
+    )
+    return within(
+        "sampling repetition", drawn.identical, 0, sentence, "fails at one such batch"
+    )
 
 
 def _rate(drawn: _Drawn, prob: float) -> Finding:
@@ -138,11 +160,15 @@ def _truncated_sizes(drawn: _Drawn, mechanism: TruncatedPoissonGaussian) -> Find
     chances = scipy.stats.binom.pmf(number, drawn.num_examples, mechanism.sampling_prob)
     cut = np.minimum(number, cap)
     mean = float(chances @ cut)
-    variance = float(chances @ (cut - mean) ** 2) / len(sizes)
+    second, fourth = (float(chances @ (cut - mean) ** k) for k in (2, 4))
+    spread = float(np.mean((sizes - mean) ** 2))
+    what = "The mean batch size", "The variance of batch sizes"
+    error = (fourth - second**2) / len(sizes)
     sentence = f"{beyond} batches have more than {cap} examples."
     parts = [
         within("sampling cap", beyond, 0, sentence, "fails at one such batch"),
-        _standard_errors("sizes", sizes.mean(), mean, variance, "The mean batch size"),
+        _standard_errors("sizes", sizes.mean(), mean, second / len(sizes), what[0]),
+        _standard_errors("sizes", spread, second, error, what[1]),
     ]
     return combined("sampling sizes", parts)
 
@@ -175,6 +201,27 @@ def _shared(
     return found
 
 
+def _most_often(drawn: _Drawn) -> Finding:
+    """Whether one example takes part more often than any would by chance."""
+    counts = np.sum([m.sum(axis=0) for m in drawn.matrices()], axis=0).ravel()
+    sizes = np.concatenate(drawn.sizes)
+    trials, prob = len(sizes), float(sizes.mean()) / drawn.num_examples
+    chance = scipy.stats.binom.logsf(counts.max() - 1, trials, prob)
+    surprise = -float(chance + math.log(drawn.num_examples)) / math.log(10)
+    surprise = max(surprise, 0.0)
+    bound = -math.log10(_statistics.FALSE_ALARM)
+    rare = _statistics.FALSE_ALARM / drawn.num_examples
+    least = float(scipy.stats.binom.isf(rare, trials, prob)) / max(trials * prob, 1e-9)
+    return within(
+        "sampling of one example",
+        surprise,
+        bound,
+        f"The example that takes part most often does so in {int(counts.max())} of"
+        f" {trials} batches: by chance once in 10 to the {surprise:.1f}.",
+        f"fails if an example is drawn {least:.2g} times as often as others",
+    )
+
+
 def _independence(drawn: _Drawn) -> Finding:
     """Whether a batch says anything of another, of the same run or of another."""
     matrices, sizes = drawn.matrices(), drawn.sizes
@@ -194,10 +241,11 @@ def _independence(drawn: _Drawn) -> Finding:
             overlaps = np.asarray(m[:steps].multiply(k[:steps]).sum(axis=1)).ravel()
             yield f"{i} and {j}", overlaps, sizes[i][:steps], sizes[j][:steps]
 
-    found = [
-        *_shared(drawn, of_lags(), "steps at lag"),
-        *_shared(drawn, of_runs(), "runs"),
-    ]
+    lags = _shared(drawn, of_lags(), "steps at lag")
+    found = [*lags, *_shared(drawn, of_runs(), "runs")]
+    if lags:  # each of them may be too little to see
+        together = sum(shift for _, shift in lags) / math.sqrt(len(lags))
+        found.append(("all steps", together))
     if not found:
         return not_tested("sampling independence", "all batches are the whole data.")
     bound = _statistics.normal_bound(len(found))
@@ -297,7 +345,7 @@ def sampling(
     _check.is_mechanism(mechanism)
     validate.count(num_examples=num_examples, least=2)
     drawn = _Drawn(loader, mechanism, num_examples)
-    if drawn.steps < 8:
+    if drawn.steps < 8 and getattr(mechanism, "sampling_prob", 0) != 1:
         return not_tested(_CHECK, f"a run has {drawn.steps} batches only.")
     if any((batch >= num_examples).any() for batch in drawn.batches):
         return combined(_CHECK, [_duplicates(drawn)])
@@ -324,4 +372,5 @@ def _parts(drawn: _Drawn, mechanism: Mechanism) -> list[Finding] | None:
             sizes = [_truncated_sizes(drawn, mechanism)]
         case _:
             return None
-    return [*sizes, _participation(drawn), _independence(drawn), _adjacent(drawn)]
+    tests = (_participation, _most_often, _independence, _adjacent, _same_batches)
+    return [*sizes, *(test(drawn) for test in tests)]

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc.audit import _examined, _flow, _noise, _recorder, _steps
+from dpadambc.audit import _drawn, _examined, _flow, _noise_tests, _recorder, _steps
 from dpadambc.audit._finding import Finding, combined, not_tested, within
 from dpadambc.audit.pipeline import Pipeline
 
@@ -69,7 +69,7 @@ def of_examined(found: _examined.Examined) -> Finding:
     if bare:
         return of_arrays
     if opaque:
-        return not_tested(_CHECK, "a callback to the host returns a part of the state.")
+        return not_tested(_CHECK, _noise_tests.UNFOLLOWED)
     parts = [of_arrays, _replayed(found)]
     if followed.tells_host:
         told = "a callback tells the host what has no noise; what it does is not seen."
@@ -116,7 +116,7 @@ def _replayed(found: _examined.Examined) -> Finding:
         np.nan_to_num(np.linalg.norm(end[path] - start[path]), posinf=0.0)
         for end in ends
     )
-    z = _noise.multiplier(found.pipeline.mechanism, 0)
+    z = _drawn.multiplier(found.pipeline.mechanism, 0)
     bare = [
         path.removeprefix("[1]")
         for path in start

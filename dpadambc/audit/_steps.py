@@ -59,6 +59,20 @@ def _same(one: list[np.ndarray], two: list[np.ndarray]) -> bool:
     )
 
 
+def _begins_with(x: Any, rows: np.ndarray) -> bool:
+    """Whether an array is of examples, the first of which are these."""
+    if _flow.is_key(x) or np.ndim(x) != rows.ndim or np.ndim(x) == 0:
+        return False
+    x = np.asarray(x)
+    return (
+        x.dtype == rows.dtype
+        and x.shape[1:] == rows.shape[1:]
+        and 4 <= len(rows) <= len(x)
+        and bool(np.any(rows != rows.flat[0]))
+        and np.array_equal(x[1 : len(rows)], rows[1:])  # the first may be another
+    )
+
+
 class Steps:
     """A step of training, as a program.
 
@@ -81,18 +95,51 @@ class Steps:
             raise NotTraceable("the step draws from the host while it is traced.")
         public = [_flow.label_of_public(x) for x in jax.tree.leaves(state)]
         private = [_flow.Label.DATA for _ in jax.tree.leaves(data)]
-        self._labels = [*public, *private]
+        self._public, self._private = public, private
         self._paths = [
             jax.tree_util.keystr(path) or "the result"
             for path, _ in jax.tree_util.tree_leaves_with_path(shapes)
         ]
+        self._sizes = [x.size for x in jax.tree.leaves(shapes)]
         self._treedef = jax.tree.structure(shapes)
+        same = jax.tree.structure(state) == jax.tree.structure(shapes[1])
+        self._is_state_kept = same
+        is_real = lambda x: jnp.issubdtype(jnp.result_type(x), jnp.floating)
+        self._first_leaves = [x for x in jax.tree.leaves(data) if is_real(x)]
 
     def follow(self, ignored: Iterable[_flow.Path] = ()) -> "Followed":
-        """Labels of what is kept, without the crossings that are ignored."""
-        flow = _flow.Flow(frozenset(ignored))
-        labels = flow.follow(self.program, self._labels)
-        return Followed(flow, dict(zip(self._paths, labels, strict=True)))
+        """Labels of what is kept, without the crossings that are ignored.
+
+        Noise that is kept in the state is noise when the next step reads it.
+        """
+        public, ignored = list(self._public), frozenset(ignored)
+        while True:
+            flow = _flow.Flow(ignored, self._of_constant)
+            labels = flow.follow(self.program, [*public, *self._private])
+            found = {
+                path: label if size else _flow.Label.PUBLIC
+                for path, label, size in zip(
+                    self._paths, labels, self._sizes, strict=True
+                )
+            }
+            after = labels[len(labels) - len(public) :]
+            is_noise = [
+                x == _flow.Label.PUBLIC and y == _flow.Label.NOISE
+                for x, y in zip(public, after, strict=False)
+            ]
+            if not self._is_state_kept or not any(is_noise):
+                return Followed(flow, found)
+            public = [
+                _flow.Label.NOISE if is_new else x
+                for x, is_new in zip(public, is_noise, strict=True)
+            ]
+
+    def _of_constant(self, x: Any) -> _flow.Label:
+        """Examples that the step closes over are not public."""
+        first = (np.asarray(leaf) for leaf in self._first_leaves)
+        if any(_begins_with(x, leaf) for leaf in first):
+            return _flow.Label.DATA
+        return _flow.label_of_public(x)
 
     def recorded(self, crossings: Iterable[_flow.Crossing]) -> Callable[..., Any]:
         """A function of `(state, data)`: what is kept, and what met at crossings."""
@@ -115,8 +162,18 @@ class Followed:
         self.labels = labels
 
     def of(self, label: _flow.Label) -> list[str]:
-        """The paths of what has this label."""
+        """The paths of what has this label; an array without numbers is public."""
         return [path for path, found in self.labels.items() if found == label]
+
+
+_MOST_OF_A_START = 2_000  # numbers of an array of the first state
+
+
+def _numbers(state: Any) -> list[jax.Array]:
+    """The first numbers of each real array of a state."""
+    is_real = lambda x: jnp.issubdtype(x.dtype, jnp.floating) and x.size
+    leaves = [x for x in jax.tree.leaves(state) if is_real(x)]
+    return [jnp.ravel(x)[:_MOST_OF_A_START] for x in leaves]
 
 
 def draws(
@@ -125,8 +182,12 @@ def draws(
     data: Any,
     keys: jax.Array,
     iterations: int,
-) -> _recorder.Records:
-    """What met at the crossings in runs with keys of their own, (run, step, ...)."""
+) -> tuple[list[jax.Array], _recorder.Records]:
+    """What met at the crossings in runs with keys of their own, (run, step, ...).
+
+    Returns:
+      Numbers of the first state of each run, and the records, without the data.
+    """
 
     def one(key):
         def advance(state, _):
@@ -135,6 +196,6 @@ def draws(
             return state, kept
 
         state = jax.tree.map(jnp.asarray, init(key))
-        return jax.lax.scan(advance, state, length=iterations)[1]
+        return _numbers(state), jax.lax.scan(advance, state, length=iterations)[1]
 
     return jax.jit(functools.partial(jax.lax.map, one))(keys)

@@ -12,14 +12,16 @@ from dpadambc.audit import (
     _correction,
     _examined,
     _isolation,
+    _later,
     _noise,
+    _noise_tests,
     _recorder,
     _sampling,
     _sensitivity,
     _state,
     _steps,
 )
-from dpadambc.audit._finding import Finding, not_tested
+from dpadambc.audit._finding import Finding, combined, not_tested
 from dpadambc.audit.pipeline import Pipeline
 
 CHECKS = ("sensitivity", "noise", "state", "isolation", "sampling", "correction")
@@ -101,7 +103,8 @@ def run(
 
     Args:
       pipeline: one's own training.
-      checks: some of `CHECKS`.
+      checks: some of `CHECKS`. `correction` is left out by default where the optimizer
+        has none.
       progress: told of each check before it begins and after it ends, such as `print`.
 
     Returns:
@@ -130,6 +133,8 @@ def run(
     tell = progress or (lambda text: None)
     findings, traced = [], _Traced(pipeline)
     for check in checks:
+        if check == "correction" and traced.has_no_correction and checks is CHECKS:
+            continue
         tell(f"{check} ...")
         start = time.perf_counter()
         try:
@@ -159,24 +164,39 @@ class _Traced:
             raise self._found
         return self._found
 
+    @property
+    def has_no_correction(self) -> bool:
+        """Whether there is an optimizer, and no `scale_by_adam_bc` in it."""
+        make, params = self._pipeline.make_optimizer, self._pipeline.params
+        return make is not None and not _correction.is_corrected(make, params)
+
     def sensitivity(self) -> Finding:
         found = self._examined
         if not found.noise:
             return not_tested("sensitivity", "no noise is added to what examples make.")
-        return _sensitivity.sensitivity(
+        finding = _sensitivity.sensitivity(
             found.before_noise,
             found.state,
             self._pipeline.batch,
             bound=found.bound,
             neighboring_relation=self._pipeline.mechanism.neighboring_relation,
         )
+        figure, bound = finding.figure or 0.0, finding.bound or 0.0
+        if finding.passed and figure < bound / 2:
+            return dataclasses.replace(finding, passed=None)
+        return finding
 
     def noise(self) -> Finding:
         found = self._examined
         if not found.noise:
             return _noise.without_crossings(found.followed)
-        mechanism = self._pipeline.mechanism
-        return _noise.of_noise(mechanism, found.followed, found.noise, found.moved)
+        mechanism, init = self._pipeline.mechanism, self._pipeline.init
+        followed, neighbors = found.followed, found.neighbors
+        tests = _noise_tests.all_tests(mechanism, followed, found.noise, found.moved)
+        later = _later.later(
+            found.steps, init, followed, mechanism, found.noise, neighbors, found.factor
+        )
+        return combined("noise", [*tests, later])
 
     def state(self) -> Finding:
         return _state.of_examined(self._examined)

@@ -78,6 +78,16 @@ def test_a_sound_run_fails_no_more_often_than_its_confidence_allows():
     assert failed > 0  # the bounds are not so wide that none ever fails
 
 
+def test_scores_that_tell_nothing_show_nothing():
+    """Whatever the order in which members and others come."""
+    is_member = np.arange(1_000) >= 500
+    for scores in (np.zeros(1_000), np.arange(1_000) % 2):
+        finding = audit.empirical_epsilon(
+            scores, is_member, GAUSSIAN, target_delta=DELTA, independent=True
+        )
+        assert finding.passed and finding.parts[0].figure < 0.2
+
+
 def test_half_the_noise_is_seen_in_the_errors():
     finding = audit.empirical_epsilon(
         *scores_of(2.0, 0), GAUSSIAN, target_delta=DELTA, independent=True
@@ -128,6 +138,11 @@ def test_refuses_canaries_that_do_not_fit():
         audit.GradientCanaries(jnp.zeros(3), 4, 1.0)
     with pytest.raises(ValueError, match="of one shape"):
         audit.empirical_epsilon([1.0], [[True]], GAUSSIAN, target_delta=DELTA)
+    for scores in (np.zeros(9), np.full(9, np.nan)):
+        with pytest.raises(ValueError, match="of members and of others"):
+            audit.empirical_epsilon(
+                scores, np.ones(9, bool), GAUSSIAN, target_delta=DELTA
+            )
     with pytest.raises(ValueError, match="Expected members and others"):
         trade_off.observed(np.zeros(9), np.ones(9, bool), confidence=0.9)
 
