@@ -1,6 +1,7 @@
 """How much of a claimed epsilon can be seen: lower bounds for a small CNN.
 
     python -m benchmarks.audit.epsilon [--seeds 3] [--results FILE]
+    python -m benchmarks.audit.epsilon --picture trade_off.png
 
 Each run is one training with canaries. A line is written after each, and a run that is
 there already is not repeated.
@@ -146,6 +147,13 @@ def measure(case: Case, target_epsilon: float, seed: int) -> dict[str, Any]:
     }
 
 
+def picture(path: pathlib.Path) -> None:
+    """The trade-off curve of one step on all examples at an epsilon of 3."""
+    scores, is_member, mechanism = _of_gradients(CASES[0], 3.0, seed=0)
+    figure = audit.pictures.trade_off(mechanism, scores, is_member)
+    figure.savefig(path, dpi=120)
+
+
 def _identity(line: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(line[x] for x in ("canaries", "steps", "target_epsilon", "seed"))
 
@@ -154,7 +162,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--results", type=pathlib.Path, default=RESULTS)
+    parser.add_argument("--picture", type=pathlib.Path, help="draw one, and stop")
     args = parser.parse_args()
+    if args.picture:
+        return picture(args.picture)
     text = args.results.read_text() if args.results.exists() else ""
     done = {_identity(json.loads(line)) for line in text.splitlines()}
     runs = itertools.product(range(args.seeds), CASES, TARGET_EPSILONS)
