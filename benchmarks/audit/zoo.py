@@ -402,7 +402,14 @@ def no_clip_of_tokens():
         private = add(total, noise_like(step_key, total))
         return key, jax.tree.map(lambda p, g: p - 0.1 * g, params, private)
 
-    return of_sum(init=init, step=step, batch=(tokens[:8],), make_optimizer=None)
+    return of_sum(
+        init=init,
+        step=step,
+        batch=(tokens[:8],),
+        per_example=jax.vmap(loss, (None, 0)),
+        params=params,
+        make_optimizer=None,
+    )
 
 
 # Broken: the noise.

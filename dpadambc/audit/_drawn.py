@@ -39,6 +39,11 @@ class Drawn:
         return self.values[:, span][self.happened[:, span]]
 
     @property
+    def count(self) -> int:
+        """How many numbers were drawn."""
+        return int(self.happened.sum()) * self.values.shape[-1]
+
+    @property
     def normalized(self) -> np.ndarray:
         """The draws in units of the standard deviation of their step."""
         steps = range(self.values.shape[1])

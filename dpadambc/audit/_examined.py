@@ -55,32 +55,32 @@ class Examined:
             steps = _steps.Steps(_step_of(self.pipeline), state, (batch, mask))
         followed = steps.follow(self.followed.ignored)
         _, records = steps.recorded(followed.crossings)(state, (batch, mask))
-        found = zip(records.values(), self._all_drawn, self._levels, strict=True)
-        return [_once(record, drawn) / level for record, drawn, level in found]
-
-    @property
-    def _levels(self) -> list[float]:
-        """Of the noise at each crossing; one for all where they do not differ."""
-        levels = [_stddev(drawn) for drawn in self.noise.values()]
-        counts = [
-            drawn.happened.sum() * drawn.values.shape[-1] for drawn in self._all_drawn
+        levels = self._levels
+        return [
+            _once(record, self.noise[path]) / levels[path]
+            for path, record in records.items()
         ]
-        together = math.sqrt(np.average(np.square(levels), weights=counts))
-        spreads = [_statistics.spread_of_stddev(count) for count in counts]
-        is_one = all(
-            abs(level / together - 1) < _statistics.normal_bound(len(levels)) * spread
-            for level, spread in zip(levels, spreads, strict=True)
-        )
-        return [together for _ in levels] if is_one else levels
 
     @property
-    def _all_drawn(self) -> list[_drawn.Drawn]:
-        return list(self.noise.values())
+    def _levels(self) -> dict[_flow.Path, float]:
+        """Of the noise at each crossing; one for all where they do not differ."""
+        levels = {path: _stddev(drawn) for path, drawn in self.noise.items()}
+        counts = {path: drawn.count for path, drawn in self.noise.items()}
+        squares = sum(counts[path] * level**2 for path, level in levels.items())
+        together = math.sqrt(squares / max(sum(counts.values()), 1))
+        bound = _statistics.normal_bound(len(levels))
+        is_one = all(
+            abs(level / together - 1)
+            < bound * _statistics.spread_of_stddev(counts[path])
+            for path, level in levels.items()
+            if counts[path]
+        )
+        return dict.fromkeys(levels, together) if is_one else levels
 
     @property
     def bound(self) -> float:
         """On what `before_noise` may move, and chance in the level of the noise."""
-        count = sum(d.happened.sum() * d.values.shape[-1] for d in self._all_drawn)
+        count = sum(drawn.count for drawn in self.noise.values())
         spread = _statistics.spread_of_stddev(int(count))
         allowance = 1 + _statistics.normal_bound() * spread
         return allowance / _drawn.multiplier(self.pipeline.mechanism, 0)

@@ -123,9 +123,9 @@ def noise(make_optimizer: Make, params: optax.Params, mechanism: Mechanism) -> F
       mechanism: whose level of noise is claimed.
 
     Returns:
-      A `Finding` with a part for each test: coverage, level, distribution,
-      independence, dtype. *Not tested* if the update cannot be traced, draws from the
-      host, or the mechanism has no noise.
+      A `Finding` with a part for each test: level, coverage, distribution,
+      independence, dtype, coordinates, later steps. *Not tested* if the update cannot
+      be traced, draws from the host, or the mechanism has no noise.
 
     Raises:
       TypeError: if `mechanism` is none.

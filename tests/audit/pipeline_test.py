@@ -217,3 +217,33 @@ def test_noise_that_is_taken_out_again_is_found():
 
     finding = audit.state(pipeline(cancelling))
     assert finding.passed is False and "hardly the keys" in finding.sentence
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.5])
+def test_each_parameter_is_compared_with_its_own_noise(factor):
+    """Ten and more of them: the order of a program is not that of its sorted paths."""
+    names = [f"p{number}" for number in range(12)]
+    levels = {name: (1.0 + number) * NOISE for number, name in enumerate(names)}
+    levels["p0"] *= factor
+
+    def init(key):
+        return key, {name: jnp.zeros(30) for name in names}
+
+    def step(state, x, is_padding_example=None):
+        key, params = state
+        key, *keys = jax.random.split(key, 13)
+        total = sum(params.values())[:20]
+        grad = jnp.pad(clipped(total, x, is_padding_example), (0, 10))
+        # Each has a share of the bound: the noise of the first decides.
+        share = lambda name: grad * levels[name] / levels["p0"] / 12**0.5 * factor
+        draw = lambda name, k: levels[name] * jax.random.normal(k, (30,))
+        noised = {
+            name: share(name) + draw(name, k)
+            for name, k in zip(names, keys, strict=True)
+        }
+        return key, jax.tree.map(jnp.subtract, params, noised)
+
+    report = audit.run(
+        pipeline(step, init=init), checks=["sensitivity", "noise", "state"]
+    )
+    assert report.passed, report
