@@ -122,7 +122,6 @@ def test_the_optimizer_sees_no_more_of_an_example_than_the_sensitivity():
 
 KINDS = {
     "source": dict(data=Rows),
-    "microbatches": dict(microbatch_size=5),
     "several steps a call": dict(steps_per_call=10),
     "sharded": dict(
         batch_sharding=NamedSharding(
@@ -133,7 +132,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize(
-    "kind", ["source", "microbatches", common.slow("several steps a call"), "sharded"]
+    "kind", ["source", common.slow("several steps a call"), "sharded"]
 )
 def test_nor_does_it_with_another_kind_of_data(kind):
     assert max(moved(-1.0, np.nan, **KINDS[kind])) <= 1.0001

@@ -78,6 +78,7 @@ def test_a_sound_run_fails_no_more_often_than_its_confidence_allows():
     assert failed > 0  # the bounds are not so wide that none ever fails
 
 
+@pytest.mark.slow
 def test_scores_that_tell_nothing_show_nothing():
     """Whatever the order in which members and others come."""
     is_member = np.arange(1_000) >= 500
@@ -88,6 +89,7 @@ def test_scores_that_tell_nothing_show_nothing():
         assert finding.passed and finding.parts[0].figure < 0.2
 
 
+@pytest.mark.slow
 def test_half_the_noise_is_seen_in_the_errors():
     finding = audit.empirical_epsilon(
         *scores_of(2.0, 0), GAUSSIAN, target_delta=DELTA, independent=True

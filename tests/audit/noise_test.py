@@ -35,7 +35,7 @@ def parts(finding):
     return {part.check: part.passed for part in finding.parts}
 
 
-@pytest.mark.parametrize("z", [1e-7, common.slow(1.0), common.slow(50.0)])
+@pytest.mark.parametrize("z", [common.slow(1e-7), common.slow(1.0), common.slow(50.0)])
 def test_the_noise_is_the_mechanisms(z):
     mechanism = common.poisson_gaussian(noise_multiplier=z)
     level = functools.partial(added, stddev=mechanism.noise_stddev)
@@ -57,6 +57,7 @@ def test_two_million_coordinates_of_a_parameter_are_independent():
     assert audited(added, params=jnp.zeros((1400, 1500))).passed
 
 
+@pytest.mark.slow
 def test_parts_of_multi_transform_with_one_key_have_noise_of_their_own():
     def make(key):
         part = lambda: optax.chain(added(key), optax.sgd(0.1))

@@ -140,6 +140,7 @@ def test_a_branch_that_depends_on_the_data_leaks():
     assert finding.passed is False and "[1] is made of the data" in finding.sentence
 
 
+@pytest.mark.slow
 def test_a_step_without_a_mask_is_tried_by_replacement():
     unmasked = lambda state, x: step(state, x, jnp.zeros(len(x), bool))
     mechanism = dpadambc.FixedSizeGaussian(
@@ -219,6 +220,7 @@ def test_noise_that_is_taken_out_again_is_found():
     assert finding.passed is False and "hardly the keys" in finding.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.0, 0.5])
 def test_each_parameter_is_compared_with_its_own_noise(factor):
     """Ten and more of them: the order of a program is not that of its sorted paths."""

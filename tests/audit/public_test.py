@@ -126,7 +126,7 @@ def test_no_optimizer_in_fit_keeps_what_has_no_noise(name):
     assert not failures(pipeline, checks)
 
 
-@pytest.mark.parametrize("name", some(CHAINS, "dp_adam_bc"))
+@pytest.mark.parametrize("name", some(CHAINS))
 def test_the_full_chains_pass(name):
     make = functools.partial(CHAINS[name], 0.1, MECHANISM)
     pipeline = audit.Pipeline.of_chain(

@@ -10,7 +10,6 @@ from dpadambc import audit
 FAST = {
     "clip_per_layer",
     "multi_steps_around_the_noise",
-    "noise_in_bfloat16",
     "shuffled_epochs_as_poisson",
     "correction_of_another_level",
     "loss_over_pairs",

@@ -38,6 +38,7 @@ def correlation_score(a, b):
     return np.corrcoef(a.ravel(), b.ravel())[0, 1] * np.sqrt(a.size)
 
 
+@pytest.mark.slow
 def test_tails_are_gaussian_to_five_standard_deviations():
     """Sixty million draws, each side by itself: of them 17 are expected beyond 5."""
     noise = dpadambc.add_dp_noise(1.0, key=jax.random.key(0))
