@@ -86,9 +86,14 @@ def _fades(
     )
 
 
-def _repeats(seen: dict[_flow.Path, _Seen], iterations: int) -> Finding:
-    """Whether a step has numbers of another."""
-    heads = [np.asarray(x.head, float) for x in seen.values()]
+def _repeats(
+    noise: _drawn.Noise, seen: dict[_flow.Path, _Seen], iterations: int
+) -> Finding:
+    """Whether a step has numbers of another; copies on devices are no repetition."""
+    heads = [
+        np.asarray(x.head, float)[:, : noise[path].values.shape[-1]]
+        for path, x in seen.items()
+    ]
     happened = np.all([np.asarray(x.happened) for x in seen.values()], axis=0)
     rows = np.concatenate(heads, axis=1)[happened]
     repeated, runs = _statistics.repetitions(list(rows))
@@ -159,7 +164,7 @@ def later(
     moved = [{p: x[: sizes[p]] for p, x in move.items()} for move in moved]
     parts = [
         _fades(mechanism, noise, seen, iterations),
-        _repeats(seen, iterations),
+        _repeats(noise, seen, iterations),
         _grows(mechanism, noise, moved, iterations),
     ]
     return combined("noise of later steps", parts)
