@@ -39,8 +39,8 @@ def zoo(lines: list[dict[str, Any]]) -> list[str]:
     ]
     for check in audit.CHECKS:
         own = [line for line in broken if line["must_fail"] == check]
-        found = sum(_outcomes(line)[check] is False for line in own)
-        alarms = sum(_outcomes(line)[check] is False for line in sound)
+        found = sum(_outcomes(line).get(check) is False for line in own)
+        alarms = sum(_outcomes(line).get(check) is False for line in sound)
         rows.append(_row(check, len(own), found, f"{alarms} of {len(sound)}"))
     seconds = [line["seconds"] for line in (*broken, *sound)]
     rows.append(
