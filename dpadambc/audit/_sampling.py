@@ -94,11 +94,17 @@ def _expected_size(mechanism: Any, num_examples: int) -> float:
 
 
 def _standard_errors(
-    name: str, value: float, mean: float, variance: float, what: str
+    name: str,
+    value: float,
+    mean: float,
+    variance: float,
+    what: str,
+    score: float | None = None,
 ) -> Finding:
     """A finding of a number that is near its mean, by chance."""
     error = math.sqrt(max(variance, 1e-300))
     shift = abs(value - mean) / error if value != mean else 0.0
+    shift = shift if score is None else abs(score)
     found = _statistics.detected(5) * error
     return within(
         f"sampling {name}",
@@ -132,7 +138,9 @@ def _rate(drawn: _Drawn, prob: float) -> Finding:
     trials = drawn.num_examples * sum(map(len, drawn.sizes))
     variance = prob * (1 - prob) / trials
     what = "The share of examples in a batch"
-    return _standard_errors("rate", count / trials, prob, variance, what)
+    expected = prob * trials
+    score = _statistics.score_of_count(count, expected, expected * (1 - prob))
+    return _standard_errors("rate", count / trials, prob, variance, what, score)
 
 
 def _spread_of_sizes(drawn: _Drawn, prob: float) -> Finding:
@@ -143,7 +151,8 @@ def _spread_of_sizes(drawn: _Drawn, prob: float) -> Finding:
     # Of a binomial: its fourth moment is a little more than a normal's.
     spread = (2 + (1 - 6 * prob * (1 - prob)) / variance) / len(sizes)
     what = "The variance of batch sizes, relative to independent draws,"
-    return _standard_errors("sizes", dispersion, 1.0, spread, what)
+    score = _statistics.score_of_dispersion(dispersion, spread)
+    return _standard_errors("sizes", dispersion, 1.0, spread, what, score)
 
 
 def _fixed_sizes(drawn: _Drawn, size: int) -> Finding:
@@ -164,11 +173,12 @@ def _truncated_sizes(drawn: _Drawn, mechanism: TruncatedPoissonGaussian) -> Find
     spread = float(np.mean((sizes - mean) ** 2))
     what = "The mean batch size", "The variance of batch sizes"
     error = (fourth - second**2) / len(sizes)
+    score = _statistics.score_of_dispersion(spread / second, error / second**2)
     sentence = f"{beyond} batches have more than {cap} examples."
     parts = [
         within("sampling cap", beyond, 0, sentence, "fails at one such batch"),
         _standard_errors("sizes", sizes.mean(), mean, second / len(sizes), what[0]),
-        _standard_errors("sizes", spread, second, error, what[1]),
+        _standard_errors("sizes", spread, second, error, what[1], score),
     ]
     return combined("sampling sizes", parts)
 
@@ -184,20 +194,21 @@ def _participation(drawn: _Drawn) -> Finding:
     fourth = float(np.sum(probs * (1 - probs) * (1 - 6 * probs * (1 - probs))))
     spread = (2 + fourth / variance**2) / drawn.num_examples
     what = "The variance of how often examples take part, relative to chance,"
-    return _standard_errors("participation", dispersion, 1.0, spread, what)
+    score = _statistics.score_of_dispersion(dispersion, spread)
+    return _standard_errors("participation", dispersion, 1.0, spread, what, score)
 
 
 def _shared(
     drawn: _Drawn, pairs: Iterable[tuple[Any, ...]], name: str
-) -> list[tuple[str, float]]:
-    """Overlaps of pairs of batches, in standard errors."""
+) -> list[tuple[str, np.ndarray]]:
+    """Overlaps of pairs of batches: their sum, and its mean and variance by chance."""
     n, found = drawn.num_examples, []
     for label, overlaps, one, two in pairs:
         mean = one * two / n
         variance = mean * (n - one) * (n - two) / (n * max(n - 1, 1))
-        total = math.sqrt(float(np.sum(variance)))
-        if total:
-            found.append((f"{name} {label}", float(np.sum(overlaps - mean)) / total))
+        if np.sum(variance):
+            sums = [float(np.sum(x)) for x in (overlaps, mean, variance)]
+            found.append((f"{name} {label}", np.array(sums)))
     return found
 
 
@@ -242,10 +253,10 @@ def _independence(drawn: _Drawn) -> Finding:
             yield f"{i} and {j}", overlaps, sizes[i][:steps], sizes[j][:steps]
 
     lags = _shared(drawn, of_lags(), "steps at lag")
-    found = [*lags, *_shared(drawn, of_runs(), "runs")]
+    sums = [*lags, *_shared(drawn, of_runs(), "runs")]
     if lags:  # each of them may be too little to see
-        together = sum(shift for _, shift in lags) / math.sqrt(len(lags))
-        found.append(("all steps", together))
+        sums.append(("all steps", np.sum([x for _, x in lags], axis=0)))
+    found = [(what, _statistics.score_of_count(*x)) for what, x in sums]
     if not found:
         return not_tested("sampling independence", "all batches are the whole data.")
     bound = _statistics.normal_bound(len(found))
@@ -266,11 +277,10 @@ def _adjacent(drawn: _Drawn) -> Finding:
     together = sum(float(m[:, :-1].multiply(m[:, 1:]).sum()) for m in drawn.matrices())
     expected = sizes * (sizes - 1) / n
     rest = 1 - sizes / n
-    variance = float(np.sum(expected * rest**2)) + 1.0
+    mean, variance = float(expected.sum()), float(np.sum(expected * rest**2)) + 1.0
     what = "The number of adjacent examples in one batch"
-    return _standard_errors(
-        "neighbors", together, float(expected.sum()), variance, what
-    )
+    score = _statistics.score_of_count(together, mean, variance)
+    return _standard_errors("neighbors", together, mean, variance, what, score)
 
 
 def _once_an_epoch(drawn: _Drawn, mechanism: ShuffledGaussian) -> Finding:

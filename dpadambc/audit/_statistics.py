@@ -40,6 +40,32 @@ def correlation(one: np.ndarray, two: np.ndarray) -> float:
     return float(one @ two) / size * math.sqrt(len(one))
 
 
+def _score(upper: float, lower: float, fallback: float) -> float:
+    """The two tails of a number as a standard normal one, with its sign."""
+    tail = min(upper, lower)
+    size = float(scipy.stats.norm.isf(min(tail, 0.5))) if tail > 0 else abs(fallback)
+    return size if upper < lower else -size
+
+
+def score_of_count(count: float, mean: float, variance: float) -> float:
+    """How surprising a count is, in standard errors.
+
+    Above its mean it is taken for a Poisson number, of which a few are no surprise
+    however small the mean is; below it for a normal one of this variance.
+    """
+    shift = (count - mean) / math.sqrt(max(variance, 1e-300)) if count != mean else 0.0
+    if count <= mean:
+        return shift
+    return _score(float(scipy.stats.poisson.sf(count - 1, mean)), 1.0, shift)
+
+
+def score_of_dispersion(ratio: float, variance: float) -> float:
+    """How surprising a variance is that should be 1: skewed, as a gamma number is."""
+    gamma = scipy.stats.gamma(1 / variance, scale=variance)
+    shift = (ratio - 1) / math.sqrt(variance)
+    return _score(float(gamma.sf(ratio)), float(gamma.cdf(ratio)), shift)
+
+
 _WINDOW = 6
 
 

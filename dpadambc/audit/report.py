@@ -97,12 +97,12 @@ def run(
 ) -> Report:
     """Makes all checks of a pipeline.
 
-    A sound pipeline fails by chance once in 80,000: a dozen tests are statistical, each
-    with a false-alarm rate of 1e-6.
+    A dozen tests are statistical, each with a nominal false-alarm rate of 1e-6, from
+    the distributions that large numbers have.
 
     What it costs: the step is traced a few times and compiled about eight times; some
     150 gradients of its batch are taken, and 4 to 4,096 short runs of it, until there
-    are four million numbers of its noise.
+    are four million numbers of its noise, and one run of at most 512 steps.
 
     Args:
       pipeline: one's own training.

@@ -98,3 +98,20 @@ def test_a_few_batches_are_not_tested():
     )
     finding = audit.sampling(loader, short, num_examples=NUM_EXAMPLES)
     assert finding.passed is None and "5 batches only" in finding.sentence
+
+
+def test_overlaps_that_are_rare_are_no_surprise():
+    """Of batches of 32 among 100,000, two share an example now and then."""
+    rare = common.poisson_gaussian(sampling_prob=32e-5, iterations=100)
+    for seed in range(25):
+        loader = lambda run, seed=seed: rare.batches(
+            np.random.default_rng([seed, run]), num_examples=100_000
+        )
+        finding = audit.sampling(loader, rare, num_examples=100_000)
+        assert finding.passed, finding
+    # One overlap where 0.004 are expected is 16 standard deviations, and no alarm.
+    assert _statistics.score_of_count(1, 0.004, 0.004) < 3
+    assert _statistics.score_of_count(40, 10, 10) > 6
+    # Of 30 squares, a mean of 2.6 is one in 1e5, not one in 1e9.
+    assert 3.8 < _statistics.score_of_dispersion(2.6, 2 / 30) < 4.8
+    assert _statistics.score_of_dispersion(0.0, 2 / 800) < -10
