@@ -1,0 +1,361 @@
+"""The same models in PyTorch, with Opacus and Opake; for a Python that has them.
+
+    python -m benchmarks.speed.pytorch_run [--rounds N] [--models NAME ...]
+        [--modes NAME ...] [--output FILE] [--check]
+
+A gradient is forward, backward, clip and sum, without noise, on two threads. Memory
+is the peak of a process that computes nothing else. A mode that fails on a model is
+recorded with its error. `--check` compares each mode with a loop over the examples of
+small models, and times nothing.
+"""
+
+# pyright: basic, reportMissingImports=false
+# PyTorch, Opacus and Opake are no dependencies of this project.
+
+import argparse
+import datetime
+import functools
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
+from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
+from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+from torch import nn
+
+from benchmarks.speed import pytorch_models as models
+from benchmarks.speed.pytorch_models import Problem
+
+ROOT = pathlib.Path(__file__).parents[2]
+RESULTS = pathlib.Path(__file__).with_name("pytorch_results.json")
+BASELINE = "non-private"
+UNTIED = "ghost, untied head"
+L2_CLIP_NORM = 1.0
+CALLS = 3
+
+Gradient = Sequence[torch.Tensor]  # one for each parameter
+Call = Callable[[], Gradient]
+
+_decoder = functools.partial(models.decoder, width=512, layers=8, heads=8)
+
+PROBLEMS: dict[str, Callable[[], Problem]] = {
+    "transformer-64": functools.partial(models.transformer, 64),
+    "transformer-256": functools.partial(models.transformer, 256),
+    "decoder-16": functools.partial(_decoder, 16),
+    "decoder-64": functools.partial(_decoder, 64),
+    "decoder-384": functools.partial(models.decoder, 16),
+    "encoder-64": functools.partial(models.encoder, 16, 64),
+    "encoder-256": functools.partial(models.encoder, 16, 256),
+    "mlp-256": functools.partial(models.mlp, 256),
+    "mlp-1024": functools.partial(models.mlp, 1024),
+    "cnn5-256": functools.partial(models.cnn5, 256),
+    "gcn": models.gcn,
+    "lstm-64": models.lstm,
+}
+
+SMALL: dict[str, Callable[[], Problem]] = {
+    "transformer": functools.partial(models.transformer, 4, 32, 2, 2, 8, 50),
+    "decoder": functools.partial(models.decoder, 4, 32, 2, 2, 8, 50),
+    "encoder": functools.partial(models.encoder, 4, 8, 32, 2, 2, 64, 50, 16),
+    "mlp": functools.partial(models.mlp, 4, (5, 4, 3)),
+    "cnn5": functools.partial(models.cnn5, 2, (2, 3, 4, 5, 3), 16),
+    "gcn": functools.partial(models.gcn, 6, 3, 5, 4, 3),
+    "lstm": functools.partial(models.lstm, 3, 4, 2, 5, 3, 2),
+}
+
+
+def mean_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten())
+
+
+def non_private(problem: Problem) -> Call:
+    """The gradient of the mean loss."""
+    params = list(problem.model.parameters())
+
+    def call():
+        problem.model.zero_grad()
+        mean_loss(problem.model(*problem.inputs), problem.labels).backward()
+        return [p.grad for p in params]
+
+    return call
+
+
+def hooks(problem: Problem) -> Call:
+    """Gradients of all examples from hooks, then clipped and summed."""
+    if problem.is_checkpointed:
+        problem.model.is_reentrant = True
+    params = list(problem.model.parameters())
+    model = GradSampleModule(problem.model)
+    optimizer = DPOptimizer(
+        torch.optim.SGD(model.parameters()),
+        noise_multiplier=0.0,
+        max_grad_norm=L2_CLIP_NORM,
+        expected_batch_size=problem.batch_size,
+    )
+
+    def call():
+        optimizer.zero_grad(set_to_none=True)
+        mean_loss(model(*problem.inputs), problem.labels).backward()
+        optimizer.clip_and_accumulate()
+        for p in params:
+            p.grad_sample = None  # memory that the other modes need
+        return [p.summed_grad for p in params]
+
+    return call
+
+
+def ghost(problem: Problem) -> Call:
+    """Norms first, then a second backward pass of the weighted losses."""
+    if problem.is_checkpointed:
+        problem.model.is_reentrant = True
+    params = list(problem.model.parameters())
+    model = GradSampleModuleFastGradientClipping(
+        problem.model, max_grad_norm=L2_CLIP_NORM
+    )
+    optimizer = DPOptimizerFastGradientClipping(
+        torch.optim.SGD(model.parameters()),
+        noise_multiplier=0.0,
+        max_grad_norm=L2_CLIP_NORM,
+        expected_batch_size=problem.batch_size,
+    )
+    criterion = DPLossFastGradientClipping(model, optimizer, nn.CrossEntropyLoss())
+
+    def call():
+        optimizer.zero_grad(set_to_none=True)
+        logits = model(*problem.inputs)
+        shape = logits.shape if logits.ndim == 3 else None
+        labels = problem.labels.flatten()
+        criterion(logits.flatten(0, -2), labels, shape=shape).backward()
+        return [p.grad for p in params]
+
+    return call
+
+
+def _untie(problem: Problem) -> None:
+    head = problem.model.head
+    head.weight = nn.Parameter(head.weight.detach().clone())
+
+
+def ghost_untied(problem: Problem) -> Call:
+    """Ghost clipping of a decoder whose head has parameters of its own."""
+    _untie(problem)
+    return ghost(problem)
+
+
+def opake(problem: Problem, microbatch_size: int | None = None) -> Call:
+    """Opake's `clipped_grad`, of the loss of one example, by `vmap`."""
+    from opake.dpsgd.clipping import clipped_grad
+    from opake.functional import make_functional
+    from opake.patches import apply_runtime_patches
+
+    apply_runtime_patches()
+    apply, params = make_functional(problem.model)
+    batch = (*problem.inputs, problem.labels)
+
+    def loss_fn(params, *example):
+        *inputs, labels = (x[None] for x in example)
+        return mean_loss(apply(params, *inputs), labels)
+
+    grad_fn, state = clipped_grad(
+        loss_fn,
+        clipping_norm=L2_CLIP_NORM,
+        batch_argnums=tuple(range(1, 1 + len(batch))),
+        microbatch_size=microbatch_size,
+    )
+    return lambda: grad_fn(params, *batch, state=state)[0].pytree
+
+
+MODES: dict[str, Callable[[Problem], Call]] = {
+    BASELINE: non_private,
+    "hooks": hooks,
+    "ghost": ghost,
+    UNTIED: ghost_untied,
+    "opake": opake,
+    "opake, microbatches of 4": functools.partial(opake, microbatch_size=4),
+}
+
+
+def modes_of(problem: Problem) -> list[str]:
+    """The modes that make sense for a model."""
+    is_tied = problem.is_checkpointed
+    return [mode for mode in MODES if is_tied or mode != UNTIED]
+
+
+def build(problem: Callable[[], Problem], mode: str) -> Call:
+    torch.manual_seed(0)
+    return MODES[mode](problem())
+
+
+def _clipped_one_by_one(problem: Problem) -> Gradient:
+    """The sum of the clipped gradients, from a loop over the examples."""
+    params = list(problem.model.parameters())
+    total = [torch.zeros_like(p) for p in params]
+    for i in range(problem.batch_size):
+        inputs = (x[i : i + 1] for x in problem.inputs)
+        loss = mean_loss(problem.model(*inputs), problem.labels[i : i + 1])
+        grads = torch.autograd.grad(loss, params)
+        weight = (L2_CLIP_NORM / _norm(grads)).clamp(max=1)
+        total = [t + weight * g for t, g in zip(total, grads, strict=True)]
+    return total
+
+
+def _norm(tensors: Gradient) -> torch.Tensor:
+    return torch.stack([x.norm() for x in tensors]).norm()
+
+
+def relative_error(make: Callable[[], Problem], mode: str) -> float:
+    """How far a mode's gradient is from that of a loop over the examples."""
+    torch.manual_seed(0)
+    problem = make()
+    if mode == UNTIED:
+        _untie(problem)
+    expected = _clipped_one_by_one(problem)
+    grads = build(make, mode)()
+    differences = [x - y for x, y in zip(grads, expected, strict=True)]
+    return float(_norm(differences) / _norm(expected))
+
+
+def _error(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".split("\n")[0]
+
+
+def check() -> None:
+    """Prints how far each mode is from a loop, or its error."""
+    for name, make in SMALL.items():
+        for mode in modes_of(make())[1:]:
+            try:
+                print(f"{name}, {mode}: {relative_error(make, mode):.1e}")
+            except Exception as error:
+                print(f"{name}, {mode}: {_error(error)}")
+
+
+def peak_megabytes() -> float:
+    """The most memory that this process has had.
+
+    `ru_maxrss` would not do: a process inherits it from the one that started it.
+    """
+    status = pathlib.Path("/proc/self/status").read_text().splitlines()
+    (line,) = (line for line in status if line.startswith("VmHWM:"))
+    return float(line.split()[1]) * 1024 / 1e6
+
+
+def run_case(model: str, mode: str, memory_limit: int) -> None:
+    """Runs one case in this process and prints its memory."""
+    resource.setrlimit(resource.RLIMIT_DATA, (memory_limit, memory_limit))
+    call = build(PROBLEMS[model], mode)
+    for _ in range(CALLS):
+        call()
+    print(f"{peak_megabytes():.1f}")
+
+
+def try_case(model: str, mode: str, memory_limit: int) -> dict[str, Any]:
+    """The memory of one case in a process of its own, or its error."""
+    module = "benchmarks.speed.pytorch_run"
+    command = [sys.executable, "-m", module, "--case", model, mode]
+    command += ["--memory-limit", str(memory_limit / 2**30)]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if process.returncode == 0:
+        return {"resident_megabytes": float(process.stdout)}
+    last_line = process.stderr.strip().split("\n")[-1]
+    return {"error": last_line or f"exit status {process.returncode}"}
+
+
+def interleaved_times(calls: dict[str, Call], rounds: int) -> dict[str, np.ndarray]:
+    """Seconds of each call, shape (rounds,), after two warm rounds."""
+    times = {name: [] for name in calls}
+    for _ in range(rounds + 2):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            times[name].append(time.perf_counter() - start)
+    return {name: np.array(t[2:]) for name, t in times.items()}
+
+
+def quartiles(values: np.ndarray) -> dict[str, float]:
+    low, median, high = np.quantile(values, [0.25, 0.5, 0.75])
+    return {"median": float(median), "q1": float(low), "q3": float(high)}
+
+
+def measure_model(
+    model: str, modes: Sequence[str], rounds: int, memory_limit: int
+) -> dict[str, Any]:
+    """Memory of all modes, and times of those that work."""
+    results = {mode: try_case(model, mode, memory_limit) for mode in modes}
+    calls = {
+        mode: build(PROBLEMS[model], mode)
+        for mode in modes
+        if "error" not in results[mode]
+    }
+    times = interleaved_times(calls, rounds)
+    for mode, seconds in times.items():
+        results[mode]["milliseconds"] = quartiles(1e3 * seconds)
+        results[mode]["time_ratio"] = quartiles(seconds / times[BASELINE])
+    problem = PROBLEMS[model]()
+    return {
+        "command": " ".join(["python -m benchmarks.speed.pytorch_run", *sys.argv[1:]]),
+        "environment": describe(),
+        "model": problem.name,
+        "batch_size": problem.batch_size,
+        "num_params": sum(p.numel() for p in problem.model.parameters()),
+        "gradients": results,
+    }
+
+
+def describe() -> dict[str, Any]:
+    """The date, the machine and the versions."""
+    return {
+        "date": datetime.date.today().isoformat(),
+        "cpu_count": os.cpu_count(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        **{name: importlib.metadata.version(name) for name in ("opacus", "opake")},
+        "threads": torch.get_num_threads(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--models", nargs="+", choices=PROBLEMS, default=[*PROBLEMS])
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=[*MODES])
+    parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--memory-limit", type=float, default=12, help="in GiB")
+    parser.add_argument("--check", action="store_true", help="on small models")
+    parser.add_argument("--case", nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    memory_limit = int(args.memory_limit * 2**30)
+    if args.check:
+        check()
+        return
+    if args.case:
+        model, mode = args.case
+        run_case(model, mode, memory_limit)
+        return
+    # What is measured again replaces what was recorded.
+    results: dict[str, Any] = {"models": {}}
+    if args.output.exists():
+        results = json.loads(args.output.read_text())
+    for model in args.models:
+        modes = [mode for mode in modes_of(PROBLEMS[model]()) if mode in args.modes]
+        row = measure_model(model, modes, args.rounds, memory_limit)
+        measured = results["models"] | {model: row}
+        results["models"] = {k: measured[k] for k in PROBLEMS if k in measured}
+        args.output.write_text(json.dumps(results, indent=1) + "\n")
+        print(f"{model}: done", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
