@@ -1,12 +1,17 @@
 """The same models in PyTorch, with Opacus and Opake; for a Python that has them.
 
     python -m benchmarks.speed.pytorch_run [--rounds N] [--models NAME ...]
-        [--modes NAME ...] [--output FILE] [--check]
+        [--modes NAME ...] [--output FILE] [--threads N] [--cpu-time] [--check]
 
 A gradient is forward, backward, clip and sum, without noise, on two threads. Memory
 is the peak of a process that computes nothing else. A mode that fails on a model is
-recorded with its error. `--check` compares each mode with a loop over the examples of
-small models, and times nothing.
+recorded with its error.
+
+PyTorch gives the memory of every gradient back to the system, which can take longer
+than the gradient; the process that is timed keeps it instead. On a machine that others
+use too, take `--threads 1 --cpu-time`: threads that wait for each other are of no use
+there. `--check` compares each mode with a loop over the examples of small models, and
+times nothing.
 """
 
 # pyright: basic, reportMissingImports=false
@@ -42,7 +47,11 @@ RESULTS = pathlib.Path(__file__).with_name("pytorch_results.json")
 BASELINE = "non-private"
 UNTIED = "ghost, untied head"
 L2_CLIP_NORM = 1.0
-CALLS = 3
+CALLS = 2
+WARM_ROUNDS = 1
+# Settings of glibc under which a process keeps its memory.
+KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 Gradient = Sequence[torch.Tensor]  # one for each parameter
 Call = Callable[[], Gradient]
@@ -264,22 +273,26 @@ def try_case(model: str, mode: str, memory_limit: int) -> dict[str, Any]:
     module = "benchmarks.speed.pytorch_run"
     command = [sys.executable, "-m", module, "--case", model, mode]
     command += ["--memory-limit", str(memory_limit / 2**30)]
-    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    command += ["--threads", str(torch.get_num_threads())]
+    env = {k: v for k, v in os.environ.items() if k not in KEEP_MEMORY}
+    process = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     if process.returncode == 0:
         return {"resident_megabytes": float(process.stdout)}
     last_line = process.stderr.strip().split("\n")[-1]
     return {"error": last_line or f"exit status {process.returncode}"}
 
 
-def interleaved_times(calls: dict[str, Call], rounds: int) -> dict[str, np.ndarray]:
-    """Seconds of each call, shape (rounds,), after two warm rounds."""
+def interleaved_times(
+    calls: dict[str, Call], rounds: int, clock: Callable[[], float]
+) -> dict[str, np.ndarray]:
+    """Seconds of each call, shape (rounds,), after a warm round."""
     times = {name: [] for name in calls}
-    for _ in range(rounds + 2):
+    for _ in range(rounds + WARM_ROUNDS):
         for name, call in calls.items():
-            start = time.perf_counter()
+            start = clock()
             call()
-            times[name].append(time.perf_counter() - start)
-    return {name: np.array(t[2:]) for name, t in times.items()}
+            times[name].append(clock() - start)
+    return {name: np.array(t[WARM_ROUNDS:]) for name, t in times.items()}
 
 
 def quartiles(values: np.ndarray) -> dict[str, float]:
@@ -288,7 +301,7 @@ def quartiles(values: np.ndarray) -> dict[str, float]:
 
 
 def measure_model(
-    model: str, modes: Sequence[str], rounds: int, memory_limit: int
+    model: str, modes: Sequence[str], rounds: int, clock: str, memory_limit: int
 ) -> dict[str, Any]:
     """Memory of all modes, and times of those that work."""
     results = {mode: try_case(model, mode, memory_limit) for mode in modes}
@@ -297,14 +310,14 @@ def measure_model(
         for mode in modes
         if "error" not in results[mode]
     }
-    times = interleaved_times(calls, rounds)
+    times = interleaved_times(calls, rounds, CLOCKS[clock])
     for mode, seconds in times.items():
         results[mode]["milliseconds"] = quartiles(1e3 * seconds)
         results[mode]["time_ratio"] = quartiles(seconds / times[BASELINE])
     problem = PROBLEMS[model]()
     return {
         "command": " ".join(["python -m benchmarks.speed.pytorch_run", *sys.argv[1:]]),
-        "environment": describe(),
+        "environment": describe() | {"clock": clock},
         "model": problem.name,
         "batch_size": problem.batch_size,
         "num_params": sum(p.numel() for p in problem.model.parameters()),
@@ -332,6 +345,7 @@ def main() -> None:
     parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--memory-limit", type=float, default=12, help="in GiB")
+    parser.add_argument("--cpu-time", action="store_true", help="not the wall's")
     parser.add_argument("--check", action="store_true", help="on small models")
     parser.add_argument("--case", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -344,13 +358,18 @@ def main() -> None:
         model, mode = args.case
         run_case(model, mode, memory_limit)
         return
+    if not KEEP_MEMORY.items() <= os.environ.items():
+        module = ["-m", "benchmarks.speed.pytorch_run"]
+        command = [sys.executable, *module, *sys.argv[1:]]
+        os.execve(sys.executable, command, os.environ | KEEP_MEMORY)
     # What is measured again replaces what was recorded.
     results: dict[str, Any] = {"models": {}}
     if args.output.exists():
         results = json.loads(args.output.read_text())
     for model in args.models:
         modes = [mode for mode in modes_of(PROBLEMS[model]()) if mode in args.modes]
-        row = measure_model(model, modes, args.rounds, memory_limit)
+        clock = "cpu" if args.cpu_time else "wall"
+        row = measure_model(model, modes, args.rounds, clock, memory_limit)
         measured = results["models"] | {model: row}
         results["models"] = {k: measured[k] for k in PROBLEMS if k in measured}
         args.output.write_text(json.dumps(results, indent=1) + "\n")
