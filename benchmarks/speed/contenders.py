@@ -1,5 +1,6 @@
 """Ways to the mean gradient of a batch, clipped for each example, without noise."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from benchmarks.speed.models import Problem
 
 L2_CLIP_NORM = 1.0
 BASELINE = "non-private"
+MICROBATCH_SIZES = (8, 4, 2)
 
 Grad = Callable[..., Any]  # of (params, *batch)
 
@@ -21,11 +23,31 @@ def non_private(problem: Problem) -> Grad:
     return jax.grad(problem.batch_loss)
 
 
-def private(problem: Problem) -> Grad:
+def private(problem: Problem, microbatch_size: int | None = None) -> Grad:
     """The gradient of this library."""
     return dpadambc.clipped_grad(
-        problem.loss_fn, l2_clip_norm=L2_CLIP_NORM, normalize_by=problem.batch_size
+        problem.loss_fn,
+        l2_clip_norm=L2_CLIP_NORM,
+        normalize_by=problem.batch_size,
+        microbatch_size=microbatch_size,
     )
+
+
+def planned_microbatch_size(problem: Problem, memory_limit: float) -> int | None:
+    """The size of microbatches that this library's plan chooses; None for no parts.
+
+    It raises ValueError where nothing fits into so many bytes.
+    """
+    shape = lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
+    explain: Callable[..., Any] = dpadambc.explain
+    explanation = explain(
+        problem.loss_fn,
+        problem.params,
+        *jax.tree.map(shape, problem.batch),
+        batch_size=problem.batch_size,
+        memory_limit=int(memory_limit),
+    )
+    return explanation.microbatch_size
 
 
 def _per_example_grad(problem: Problem) -> Grad:
@@ -73,7 +95,9 @@ def jax_privacy(problem: Problem) -> Grad:
     )
 
 
-CONTENDERS: Mapping[str, Callable[[Problem], Grad]] = {
+Contenders = Mapping[str, Callable[[Problem], Grad]]
+
+CONTENDERS: Contenders = {
     BASELINE: non_private,
     "dpadambc": private,
     "vmap": vmapped,
@@ -81,11 +105,20 @@ CONTENDERS: Mapping[str, Callable[[Problem], Grad]] = {
     "jax_privacy": jax_privacy,
 }
 
+MICROBATCHED: Contenders = {
+    f"dpadambc, microbatches of {size}": functools.partial(
+        private, microbatch_size=size
+    )
+    for size in MICROBATCH_SIZES
+}
+
+ALL: Contenders = {**CONTENDERS, **MICROBATCHED}
+
 
 def build(problem: Problem) -> tuple[dict[str, Grad], dict[str, str]]:
     """All gradient functions, and why any contender is left out."""
     grad_fns, left_out = {}, {}
-    for name, make in CONTENDERS.items():
+    for name, make in (ALL if problem.microbatched else CONTENDERS).items():
         try:
             grad_fns[name] = make(problem)
         except ImportError as error:

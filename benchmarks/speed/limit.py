@@ -66,6 +66,13 @@ def count(fun: Callable[..., Any], *args: Any) -> float:
     return _compiled_operations(fun, args) + _other_iterations(jaxpr.jaxpr)
 
 
+def of_contenders(problem: Problem) -> dict[str, float]:
+    """The operations of the gradient of each contender."""
+    grad_fns, _ = contenders.build(problem)
+    args = (problem.params, *problem.batch)
+    return {name: count(grad_fn, *args) for name, grad_fn in grad_fns.items()}
+
+
 def operations(problem: Problem) -> Operations:
     """The operations of the ordinary and of the private gradient."""
     args = (problem.params, *problem.batch)

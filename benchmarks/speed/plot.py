@@ -21,20 +21,27 @@ PICTURE = pathlib.Path(__file__).with_name("ratios.png")
 # for readers of a print in gray.
 _STYLES: dict[str, dict[str, Any]] = {
     "dpadambc": {"color": "#0072B2", "marker": "o"},
+    "dpadambc, microbatches of 8": {"color": "#56B4E9", "marker": "8"},
+    "dpadambc, microbatches of 4": {"color": "#56B4E9", "marker": "p"},
+    "dpadambc, microbatches of 2": {"color": "#56B4E9", "marker": "<"},
     "vmap": {"color": "#D55E00", "marker": "s"},
     "optax": {"color": "#E69F00", "marker": "^"},
     "jax_privacy": {"color": "#009E73", "marker": "D"},
     "Opacus, hooks": {"color": "black", "marker": "x"},
     "Opacus, ghost": {"color": "black", "marker": "+"},
+    "Opacus, ghost, untied head": {"color": "black", "marker": "1"},
+    "Opake": {"color": "#CC79A7", "marker": "v"},
+    "Opake, microbatches of 4": {"color": "#CC79A7", "marker": ">"},
 }
 
 
-def _cases(results: table.Results, opacus: table.Results) -> table.Results:
-    """All cases of each model; those of Opacus have no memory to compare."""
+def _cases(results: table.Results, pytorch: table.Results) -> table.Results:
+    """All cases of each model; those of PyTorch have no memory to compare."""
     cases = {name: dict(row["gradients"]) for name, row in results["models"].items()}
-    for name, row in opacus["models"].items():
+    for name, row in pytorch["models"].items():
         for mode, case in row["gradients"].items():
-            cases.get(name, {})[f"Opacus, {mode}"] = case
+            if mode != "non-private" and "error" not in case:
+                cases.get(name, {})[table.pytorch_name(mode)] = case
     return cases
 
 
@@ -68,20 +75,24 @@ def _decorate(axes: Axes, label: str) -> None:
     axes.set_xlabel(label)
 
 
-def picture(results: table.Results, opacus: table.Results) -> Figure:
+def _label(row: table.Results) -> str:
+    """The model, its sizes and its batch."""
+    batch = f"batch {row['batch_size']:,}"
+    return "\n".join([*row["model"].split(", ", maxsplit=1), batch])
+
+
+def picture(results: table.Results, pytorch: table.Results) -> Figure:
     """Two panels, time and memory."""
-    cases = _cases(results, opacus)
-    labels = [
-        f"{row['model'].split(',')[0]}\nbatch {row['batch_size']:,}"
-        for row in results["models"].values()
-    ]
+    cases = _cases(results, pytorch)
+    labels = [_label(row) for row in results["models"].values()]
     figure = Figure(figsize=(10, 1.5 + 0.9 * len(cases)), layout="constrained")
     time, memory = figure.subplots(1, 2, sharey=True)
     _plot_ratio(time, cases, "time_ratio")
     _plot_ratio(memory, cases, "memory_ratio")
     _decorate(
         time,
-        "time of the clipped gradient / non-private\n(quartiles; Opacus: PyTorch)",
+        "time of the clipped gradient / non-private\n"
+        "(quartiles; Opacus, Opake: PyTorch)",
     )
     _decorate(memory, "peak memory / non-private")
     time.set_yticks(range(len(labels)), labels)
@@ -95,7 +106,7 @@ def picture(results: table.Results, opacus: table.Results) -> Figure:
         for name, style in _STYLES.items()
         if name in shown
     ]
-    figure.legend(handles=marks, loc="outside upper center", ncols=len(marks))
+    figure.legend(handles=marks, loc="outside upper center", ncols=min(4, len(marks)))
     return figure
 
 
@@ -104,10 +115,10 @@ def main() -> None:
     parser.add_argument("files", type=pathlib.Path, nargs="*", default=[table.RESULTS])
     parser.add_argument("--output", type=pathlib.Path, default=PICTURE)
     args = parser.parse_args()
-    opacus: table.Results = {"models": {}}
-    if table.OPACUS.exists():
-        opacus = json.loads(table.OPACUS.read_text())
-    picture(table.load(args.files), opacus).savefig(args.output, dpi=150)
+    pytorch: table.Results = {"models": {}}
+    if table.PYTORCH.exists():
+        pytorch = json.loads(table.PYTORCH.read_text())
+    picture(table.load(args.files), pytorch).savefig(args.output, dpi=150)
 
 
 if __name__ == "__main__":

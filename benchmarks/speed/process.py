@@ -29,7 +29,7 @@ def peak_megabytes() -> float:
 
 def call(problem: Problem, contender: str) -> None:
     """Computes the gradient, over and over."""
-    grad_fn = jax.jit(contenders.CONTENDERS[contender](problem))
+    grad_fn = jax.jit(contenders.ALL[contender](problem))
     for _ in range(CALLS):
         jax.block_until_ready(grad_fn(problem.params, *problem.batch))
 
@@ -46,7 +46,7 @@ def in_new_process(model: str, contender: str) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("model", choices=sorted({*sizes.CPU, *sizes.GPU}))
-    parser.add_argument("contender", choices=contenders.CONTENDERS)
+    parser.add_argument("contender", choices=contenders.ALL)
     parser.add_argument("--gpu-sizes", action="store_true")
     args = parser.parse_args()
     problems = sizes.GPU if args.gpu_sizes else sizes.CPU

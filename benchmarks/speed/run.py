@@ -147,6 +147,9 @@ def measure_model(
         gradient_cases(problem), contenders.BASELINE, rounds, memory_limit
     )
     steps, _ = measure(step_cases(problem), ADAM, rounds, memory_limit)
+    operations: dict[str, Any] = limit.operations(problem)._asdict()
+    if problem.microbatched:
+        operations["contenders"] = limit.of_contenders(problem)
     return {
         "command": command(),
         "environment": describe(),
@@ -157,7 +160,7 @@ def measure_model(
         "gradients": gradients,
         "steps": steps,
         "chain": measure_chain(problem, rounds),
-        "operations": limit.operations(problem)._asdict(),
+        "operations": operations,
     }
 
 

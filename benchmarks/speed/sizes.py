@@ -11,9 +11,16 @@ _large = functools.partial(
     models.transformer, width=1024, layers=12, heads=16, length=256
 )
 
+_decoder = functools.partial(models.decoder, width=512, layers=8, heads=8)
+
 CPU: Sizes = {
     "transformer-64": functools.partial(models.transformer, 64),
     "transformer-256": functools.partial(models.transformer, 256),
+    "decoder-16": functools.partial(_decoder, 16),
+    "decoder-64": functools.partial(_decoder, 64),
+    "decoder-384": functools.partial(models.decoder, 16),
+    "encoder-64": functools.partial(models.encoder, 16, 64),
+    "encoder-256": functools.partial(models.encoder, 16, 256),
     "mlp-256": functools.partial(models.mlp, 256),
     "mlp-1024": functools.partial(models.mlp, 1024),
     "cnn5-256": functools.partial(models.cnn5, 256),

@@ -11,8 +11,9 @@ from typing import Any
 
 FOLDER = pathlib.Path(__file__).parent
 RESULTS = FOLDER / "results.json"
-OPACUS = FOLDER / "opacus_results.json"
+PYTORCH = FOLDER / "pytorch_results.json"
 LARGEST = FOLDER / "largest.json"
+COMPILE = FOLDER / "compile.json"
 
 Results = dict[str, Any]
 
@@ -100,6 +101,22 @@ def operations(results: Results) -> str:
     return markdown(header, rows)
 
 
+def microbatches(results: Results) -> str:
+    """What microbatches save, and what they cost."""
+    header = ["model", "batch", "gradient", "memory, MB", "memory against non-private"]
+    header += ["GFLOP", "GFLOP against non-private", "time against non-private"]
+    rows = []
+    for row in results["models"].values():
+        counts = row["operations"].get("contenders", {})
+        for name, count in counts.items():
+            case = row["gradients"][name]
+            ratio = count / row["operations"]["non_private"]
+            cells = [*_memory(case), f"{1e-9 * count:,.2f}", f"{ratio:.2f}"]
+            which = [row["model"], f"{row['batch_size']:,}", name]
+            rows.append([*which, *cells, _time(case)[1]])
+    return markdown(header, rows) if rows else ""
+
+
 def environments(results: Results) -> str:
     """Where each model was measured, and by which command."""
     lines = []
@@ -123,22 +140,43 @@ def left_out(results: Results) -> str:
 
 def render(results: Results) -> str:
     """All tables of one file of results."""
-    sections = (gradients, steps, chains, operations, environments, left_out)
+    sections = (
+        gradients,
+        microbatches,
+        steps,
+        chains,
+        operations,
+        environments,
+        left_out,
+    )
     return "\n\n".join(text for section in sections if (text := section(results)))
 
 
-def opacus(results: Results) -> str:
+def pytorch_name(mode: str) -> str:
+    """What a mode is called beside the contenders in JAX."""
+    library = {"hooks": "Opacus, ", "ghost": "Opacus, "}.get(mode.split(",")[0], "")
+    return library + mode.replace("opake", "Opake")
+
+
+def pytorch(results: Results) -> str:
     """The gradient in PyTorch; its ratios are against PyTorch without privacy."""
     header = ["model", "batch", "gradient", "time, ms", "time against non-private"]
     header += ["process, MB"]
-    rows, errors = [], []
+    rows, errors, commands = [], [], []
     for row in results["models"].values():
-        for name, case in row["gradients"].items():
+        for mode, case in row["gradients"].items():
+            name = pytorch_name(mode)
             which = [row["model"], f"{row['batch_size']:,}", name]
             rows.append([*which, *_time(case), _resident(case)])
             if "error" in case:
-                errors.append(f"{row['model']}, {name}: {case['error']}")
-    return "\n\n".join([markdown(header, rows), *errors])
+                batch = f"batch {row['batch_size']:,}"
+                errors.append(f"- {row['model']}, {batch}, {name}: {case['error']}")
+        where = row["environment"]
+        libraries = ("torch", "opacus", "opake")
+        versions = ", ".join(f"{k} {where[k]}" for k in libraries if k in where)
+        commands.append(f"- {row['model']}: `{row['command']}`; {versions}")
+    lists = ("\n".join(lines) for lines in (errors, commands) if lines)
+    return "\n\n".join([markdown(header, rows), *lists])
 
 
 def largest(results: Results) -> str:
@@ -151,6 +189,21 @@ def largest(results: Results) -> str:
         [row["model"], *(f"{row['batch_sizes'].get(name) or '-'}" for name in names)]
         for row in results["models"].values()
     ]
+    text = left_out(results)
+    return "\n\n".join([markdown(header, rows), *([text] if text else [])])
+
+
+def compile_times(results: Results) -> str:
+    """CPU seconds from Python to a compiled program."""
+    header = ["model", "compiled", "trace, s", "lower, s", "compile, s", "all, s"]
+    header += ["against non-private"]
+    rows = []
+    for row in results["models"].values():
+        for name, case in row["cases"].items():
+            stages = ("trace", "lower", "compile", "total")
+            times = [f"{case['seconds'][stage]['median']:.2f}" for stage in stages]
+            ratio = _spread(case["ratio"]) if "ratio" in case else "-"
+            rows.append([row["model"], name, *times, ratio])
     return markdown(header, rows)
 
 
@@ -166,7 +219,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The speed results in Markdown.")
     parser.add_argument("files", type=pathlib.Path, nargs="*", default=[RESULTS])
     print(render(load(parser.parse_args().files)))
-    for file, section in ((OPACUS, opacus), (LARGEST, largest)):
+    others = ((PYTORCH, pytorch), (LARGEST, largest), (COMPILE, compile_times))
+    for file, section in others:
         if file.exists():
             print("\n" + section(json.loads(file.read_text())))
 

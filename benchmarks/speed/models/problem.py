@@ -14,6 +14,8 @@ class Problem(NamedTuple):
     `batch_loss` is the mean loss as one writes it without privacy: a forward pass of
     the whole batch. Where the code is the same with and without a batch axis, it is
     `loss_fn` itself.
+
+    Of a model that is `microbatched`, private gradients in microbatches are timed too.
     """
 
     name: str
@@ -21,6 +23,7 @@ class Problem(NamedTuple):
     batch_loss: Callable[..., jax.Array]  # of (params, *batch)
     params: Any
     batch: tuple[Any, ...]  # each of shape=(batch_size, ...)
+    microbatched: bool = False
 
     @property
     def batch_size(self) -> int:

@@ -113,7 +113,7 @@ def decoder(
     name += "" if scanned else ", unrolled"
     name += "" if rematerialized else ", no remat"
     batch = (integers(rng, vocabulary, batch_size, length + 1),)
-    return Problem(name, loss_fn, loss_fn, params, batch)
+    return Problem(name, loss_fn, loss_fn, params, batch, microbatched=True)
 
 
 def _init_encoder_block(rng: np.random.Generator, width: int, intermediate: int) -> Any:
