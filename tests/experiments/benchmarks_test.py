@@ -19,7 +19,8 @@ from benchmarks.adult import data as adult_data
 from benchmarks.adult import run as adult_run
 from benchmarks.adult import table as adult_table
 from benchmarks.digits import run as digits_run
-from benchmarks.speed import contenders, largest, models
+from benchmarks.speed import compile as speed_compile
+from benchmarks.speed import contenders, largest, models, plot
 from benchmarks.speed import run as speed_run
 from benchmarks.speed import table as speed_table
 from benchmarks.training import overhead, saving, scaling
@@ -299,9 +300,20 @@ def test_the_adult_table_marks_the_best_of_each_epsilon():
     assert "| B | 70.00 ± 0.10 | **90.00 ± 0.10** |" in text
 
 
+def small_decoder(batch_size=3, width=16, **form):
+    return models.decoder(
+        batch_size, width, layers=2, heads=2, length=6, vocabulary=11, **form
+    )
+
+
 SMALL_PROBLEMS = {
     "transformer": lambda: models.transformer(
         4, width=16, layers=1, heads=2, length=5, vocabulary=11
+    ),
+    "decoder": lambda: small_decoder(),
+    "unrolled decoder": lambda: small_decoder(scanned=False, rematerialized=False),
+    "encoder": lambda: models.encoder(
+        3, 5, width=16, layers=2, heads=2, intermediate=8, vocabulary=11, positions=7
     ),
     "mlp": lambda: models.mlp(4, sizes=(5, 3, 2)),
     "cnn5": lambda: models.cnn5(2, channels=(2, 3, 4, 5, 3), side=16),
@@ -331,6 +343,30 @@ def test_the_models_that_are_timed_have_one_loss_written_in_two_ways(name):
 def test_the_models_that_are_timed_have_the_published_numbers_of_parameters():
     assert models.cnn5(1).num_params == 411_466
     assert models.gcn(1).num_params == 173_695
+    assert round(models.decoder(1).num_params / 1e6, 1) == 13.7
+    assert round(models.encoder(1, length=64).num_params / 1e6, 1) == 22.7
+
+
+@written_by_users
+def test_the_decoder_is_the_same_function_in_a_loop_and_unrolled():
+    losses = []
+    for scanned in (True, False):
+        for rematerialized in (True, False):
+            problem = small_decoder(scanned=scanned, rematerialized=rematerialized)
+            models.check_losses(problem)
+            losses.append(problem.batch_loss(problem.params, *problem.batch))
+            jaxpr = jax.make_jaxpr(problem.batch_loss)(problem.params, *problem.batch)
+            assert ("scan" in str(jaxpr)) == scanned
+            assert ("remat" in str(jaxpr)) == rematerialized
+    np.testing.assert_allclose(losses[1:], losses[0], rtol=1e-6)
+
+
+@written_by_users
+@pytest.mark.parametrize("name", ["decoder", "encoder", "mlp"])
+def test_only_the_decoder_is_timed_in_microbatches(name):
+    grad_fns, _ = contenders.build(SMALL_PROBLEMS[name]())
+    expected = contenders.MICROBATCHED if name == "decoder" else ()
+    assert {name for name in grad_fns if "microbatches" in name} == set(expected)
 
 
 @written_by_users
@@ -357,6 +393,20 @@ def test_the_speed_of_a_small_network_is_measured_and_tabled():
     assert row["operations"]["private"] > 0
     report = speed_table.render({"environment": {}, "models": {"mlp": row}})
     assert "| dpadambc |" in report
+
+
+@written_by_users
+def test_microbatches_are_tabled_with_their_memory_and_operations(monkeypatch):
+    names = ("non-private", "dpadambc", "dpadambc, microbatches of 2")
+    few = {name: contenders.ALL[name] for name in names}
+    monkeypatch.setattr(contenders, "ALL", few)
+    row = speed_run.measure_model(small_decoder(batch_size=16), rounds=1)
+    counts = row["operations"]["contenders"]
+    assert set(counts) == set(row["gradients"])
+    assert counts["dpadambc, microbatches of 2"] > 0.9 * counts["dpadambc"]
+    report = speed_table.microbatches({"models": {"decoder": row}})
+    assert "| dpadambc, microbatches of 2 |" in report
+    assert speed_table.microbatches({"models": {}}) == ""
 
 
 @written_by_users
@@ -392,3 +442,79 @@ def test_the_largest_batch_is_the_last_that_fits():
     assert largest.peak_bytes(problem, "vmap", fits) <= 1e5
     more = round(fits * largest.FACTOR)
     assert largest.peak_bytes(problem, "vmap", more) > 1e5
+
+
+def planned_in_twos(problem, memory_limit):
+    if memory_limit < 1e4:
+        raise ValueError("nothing fits")
+    return 2 if problem.batch_size > 2 else None
+
+
+@written_by_users
+def test_the_largest_planned_batch_is_in_microbatches(monkeypatch):
+    monkeypatch.setattr(contenders, "planned_microbatch_size", planned_in_twos)
+    problem = models.mlp(4, sizes=(20, 30, 2))
+    row = largest.largest_batches(problem, 1e5, ("dpadambc", largest.PLANNED))
+    whole, planned = row["batch_sizes"].values()
+    assert planned > whole
+    assert row["planned_microbatch_size"] == 2
+    assert largest.largest_batch(problem, largest.PLANNED, memory=1e3) is None
+    report = speed_table.largest({"gibibytes": 1e-4, "models": {"mlp": row}})
+    assert f"| {whole} | {planned} |" in report
+
+
+@written_by_users
+def test_the_plan_is_asked_for_one_example_and_a_whole_batch(monkeypatch):
+    asked = []
+
+    class Explanation:
+        microbatch_size = 3
+
+    def explain(fun, params, *example, batch_size, memory_limit):
+        del fun, params
+        asked.append(([x.shape for x in example], batch_size, memory_limit))
+        return Explanation()
+
+    monkeypatch.setattr(dpadambc, "explain", explain)
+    problem = SMALL_PROBLEMS["mlp"]()
+    assert contenders.planned_microbatch_size(problem, 1e6) == 3
+    assert asked == [([(5,), ()], 4, 1_000_000)]
+
+
+@written_by_users
+def test_the_time_of_compilation_is_measured_and_tabled():
+    sizes = dict(batch_size=2, width=8, layers=2, heads=2, length=3, vocabulary=5)
+    one = partial(speed_compile.measure_here, **sizes)
+    cases = ("non-private", "dpadambc", "adam, step", "private, step")
+    results = speed_compile.measure(["scan, remat"], cases, 2, one)
+    row = results["scan, remat"]["cases"]
+    assert row["non-private"]["ratio"]["median"] == 1
+    assert row["adam, step"]["ratio"]["median"] == 1
+    for case in row.values():
+        times = {stage: spread["median"] for stage, spread in case["seconds"].items()}
+        assert 0 < times["trace"] < times["total"]
+        assert 0 < times["compile"] < times["total"]
+    report = speed_table.compile_times({"models": results})
+    assert "| decoder, scan, remat | private, step |" in report
+
+
+def test_the_times_of_pytorch_are_tabled_with_the_errors_and_versions():
+    text = json.loads(speed_table.PYTORCH.read_text())
+    report = speed_table.pytorch(text)
+    assert "| Opacus, hooks |" in report
+    assert "opacus 1.6.0" in report
+    assert speed_table.pytorch_name("ghost, untied head").startswith("Opacus, ghost")
+    case = {"error": "ValueError: no"}
+    row = {"model": "net", "batch_size": 2, "gradients": {"opake": case}}
+    row |= {"command": "python", "environment": {"torch": "2"}}
+    assert "- net, batch 2, Opake: ValueError: no" in speed_table.pytorch(
+        {"models": {"net": row}}
+    )
+
+
+def test_the_ratios_of_speed_are_drawn():
+    results = speed_table.load([speed_table.RESULTS])
+    pytorch = json.loads(speed_table.PYTORCH.read_text())
+    time, memory = plot.picture(results, pytorch).axes
+    assert len(time.get_yticklabels()) == len(results["models"])
+    assert len(time.lines) > len(memory.lines)
