@@ -367,7 +367,8 @@ def main() -> None:
     if args.output.exists():
         results = json.loads(args.output.read_text())
     for model in args.models:
-        modes = [mode for mode in modes_of(PROBLEMS[model]()) if mode in args.modes]
+        wanted = {BASELINE, *args.modes}
+        modes = [mode for mode in modes_of(PROBLEMS[model]()) if mode in wanted]
         clock = "cpu" if args.cpu_time else "wall"
         row = measure_model(model, modes, args.rounds, clock, memory_limit)
         measured = results["models"] | {model: row}
