@@ -11,7 +11,6 @@ from flax import nnx
 
 from tests.gradients import factored_test
 from tests.gradients.factored_models.common import (
-    FALLBACK,
     PLAIN,
     Model,
     ids,
@@ -335,11 +334,10 @@ EQUINOX = {
         {"weight_ih": "gram", "weight_hh": "gram", "bias": PLAIN, "bias_n": PLAIN},
         by_scan,
     ),
-    # A row at an index that is one number is a dynamic slice, which has no rule.
     "Embedding": (
         layer("Embedding", 40, 6),
         ids(0, 3, 4),
-        {"weight": FALLBACK},
+        {"weight": "lookup"},
         mapped,
     ),
 }

@@ -185,28 +185,12 @@ def check_forms(model):
     check_rules(grads[0] if model.has_aux else grads, model.rules)
 
 
-def rows(known_bugs, names=models.MODELS):
-    """The rows of the table, marked where a bug is known."""
-    mark = lambda name: [
-        pytest.mark.xfail(strict=True, reason=reason)
-        for reason, bad in known_bugs.items()
-        if name in bad
-    ]
-    return [pytest.param(name, marks=mark(name), id=name) for name in names]
-
-
-# Limits of the engine; each row must fail until it is mended.
-WRONG_RULES = {
-    "the gradient of the whole kernel is formed": {"lora merged into the kernel"},
-}
-
-
 @pytest.mark.parametrize("name", models.MODELS)
 def test_gradients_norms_and_clipped_sums_are_those_of_a_loop(name, x64):
     assert check(models.MODELS[name]).any()
 
 
-@pytest.mark.parametrize("name", rows(WRONG_RULES))
+@pytest.mark.parametrize("name", models.MODELS)
 def test_each_parameter_keeps_its_form(name, x64):
     check_forms(models.MODELS[name])
 

@@ -64,11 +64,9 @@ def _produce(eqn: jex.JaxprEqn, values: Values) -> Values | None:
     is_real = jnp.issubdtype(avals[-1].dtype, jnp.floating)
     if name not in rules.PRODUCERS or not is_real:
         return None
-    operands = [
-        value if rules.is_zero(value) else _array(value, aval)
-        for aval, value in zip(avals, values, strict=False)
-    ]
-    grad = rules.PRODUCERS[name](eqn.params, *operands)
+    kept = 1 if name in rules.INTO_ZEROS else 0
+    arrays = map(_array, values[kept:], avals[kept:])
+    grad = rules.PRODUCERS[name](eqn.params, *values[:kept], *arrays)
     if grad is None:
         return None
     is_empty = any(0 in aval.shape for aval in avals)

@@ -57,6 +57,9 @@ class Dense(Gradient):
     def reshape(self, shape: Shape) -> Gradient:
         return self._with(jnp.reshape(self.value, shape))
 
+    def rev(self, axes: Shape) -> Gradient:
+        return self._with(jax.lax.rev(self.value, axes))
+
     def slice(self, starts: Shape, limits: Shape) -> Gradient:
         return self._with(jax.lax.slice(self.value, starts, limits))
 
@@ -111,6 +114,10 @@ class Full(Gradient):
 
     def reshape(self, shape: Shape) -> Gradient:
         return dataclasses.replace(self, shape=tuple(shape))
+
+    def rev(self, axes: Shape) -> Gradient:
+        del axes
+        return self
 
     def slice(self, starts: Shape, limits: Shape) -> Gradient:
         return self.reshape(tuple(b - a for a, b in zip(starts, limits, strict=True)))

@@ -43,7 +43,8 @@ class Gradient(abc.ABC):
     """One example's gradient of one parameter, of shape `shape`.
 
     The linear maps return the same gradient in factored form, or None where the form
-    does not allow it; the caller then goes through `dense`.
+    does not allow it. The caller then has a `View` of those that only move entries, and
+    a `Block` for zeros around; for the others it goes through `dense`.
     """
 
     shape: Shape
@@ -111,6 +112,10 @@ class Gradient(abc.ABC):
     def reshape(self, shape: Shape) -> "Gradient | None":
         """The gradient in another shape."""
         del shape
+
+    def rev(self, axes: Shape) -> "Gradient | None":
+        """The gradient with the order of its entries reversed along some axes."""
+        del axes
 
     def slice(self, starts: Shape, limits: Shape) -> "Gradient | None":
         """A box of the gradient."""

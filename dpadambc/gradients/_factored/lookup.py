@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from dpadambc._core import precision
-from dpadambc.gradients._factored import forms, product
+from dpadambc.gradients._factored import forms, product, view
 from dpadambc.gradients._factored.interface import Gradient, Shape, pytree, squared
 
 
@@ -156,3 +156,65 @@ def _squared_norm_by_segments(ids: jax.Array, rows: jax.Array) -> jax.Array:
         (sizes, squares), (0, sizes * rows.shape[1])
     )
     return jnp.sum(totals * totals) + jnp.sum(allowance)
+
+
+def _at_ids(ids: dict[int, jax.Array], rows: jax.Array, shape: Shape) -> Gradient:
+    """Rows added into zeros, at ids along each of some axes that are inside of them."""
+    axes = (*ids, *(i for i in range(len(shape)) if i not in ids))
+    sizes = tuple(shape[i] for i in axes)
+    flat = jnp.zeros((), jnp.int32)
+    for axis, along in ids.items():
+        flat = flat * shape[axis] + along
+    count = math.prod(sizes[: len(ids)])
+    table = Lookup(flat, rows, 0, 0, (count, *sizes[len(ids) :]))
+    back = tuple(axes.index(i) for i in range(len(shape)))
+    return view.transposed(view.reshaped(table, sizes), back)
+
+
+def scatter_add(
+    shape: Shape, indices: jax.Array, g: jax.Array, params
+) -> Gradient | None:
+    """`lax.scatter_add` into zeros of windows that are whole along the other axes."""
+    numbers = params["dimension_numbers"]
+    if numbers.operand_batching_dims:
+        return None
+    windowed = [i for i in range(len(shape)) if i not in numbers.inserted_window_dims]
+    dims = dict(zip(windowed, numbers.update_window_dims, strict=True))
+    sizes = [g.shape[dims[i]] if i in dims else 1 for i in range(len(shape))]
+    chosen = [i for i, n in enumerate(shape) if i not in dims or sizes[i] != n]
+    if not chosen or any(sizes[i] != 1 for i in chosen):
+        return None
+    units = [dims[i] for i in chosen if i in dims]
+    whole = [dims[i] for i in windowed if i not in chosen]
+    leading = [at for at in range(g.ndim) if at not in dims.values()]
+    rows = jnp.transpose(g, (*units, *leading, *whole))
+    rows = rows.reshape(rows.shape[len(units) :])
+    indices = indices.astype(jnp.int32)
+    starts = {
+        i: indices[..., k] for k, i in enumerate(numbers.scatter_dims_to_operand_dims)
+    }
+    mode = jax.lax.GatherScatterMode.from_any(params["mode"])
+    if mode != jax.lax.GatherScatterMode.CLIP:
+        inside = jnp.ones(indices.shape[:-1], bool)
+        for i, start in starts.items():
+            inside &= (start >= 0) & (start <= shape[i] - sizes[i])
+        inside = inside.reshape(*inside.shape, *(1 for _ in whole))
+        rows = jnp.where(inside, rows, jnp.zeros((), rows.dtype))
+    first = jnp.zeros(indices.shape[:-1], jnp.int32)
+    clip = lambda i: jnp.clip(starts.get(i, first), 0, max(shape[i] - 1, 0))
+    return _at_ids({i: clip(i) for i in chosen}, rows, shape)
+
+
+def dynamic_update_slice(
+    shape: Shape, update: jax.Array, starts: tuple[jax.Array, ...]
+) -> Gradient | None:
+    """`lax.dynamic_update_slice` into zeros of one row, or of several in succession."""
+    chosen = [i for i, n in enumerate(shape) if update.shape[i] != n]
+    whole = [i for i in range(len(shape)) if i not in chosen]
+    if len(chosen) != 1 or len(whole) > 1:
+        return None
+    (axis,) = chosen
+    size = update.shape[axis]
+    start = jnp.clip(jnp.asarray(starts[axis], jnp.int32), 0, shape[axis] - size)
+    rows = jnp.transpose(update, (axis, *whole))
+    return _at_ids({axis: start + jnp.arange(size, dtype=jnp.int32)}, rows, shape)

@@ -20,7 +20,8 @@ form nor its norm ever takes more memory than the factors.
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,46 +31,6 @@ from dpadambc.gradients._factored import forms
 from dpadambc.gradients._factored.interface import Gradient, Shape, pytree, squared
 
 Axes = tuple[int, ...]
-
-
-def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list, list]] | None:
-    """Minimal runs of positions of two shapes with equal products, units left out."""
-    olds = [i for i, n in enumerate(old) if n != 1]
-    news = [i for i, n in enumerate(new) if n != 1]
-    groups = []
-    while olds or news:
-        left, right = [], []
-        a = b = 1
-        while not left or a != b:
-            if (a <= b or not news) and olds:
-                a *= old[olds[0]]
-                left.append(olds.pop(0))
-            elif news:
-                b *= new[news[0]]
-                right.append(news.pop(0))
-            else:
-                return None
-        groups.append((left, right))
-    return groups
-
-
-def _merge_axes(x: jax.Array, axes: Axes, group: Axes, name: int):
-    """The named axes of an array, which become one in the order given."""
-    if not set(group) & set(axes):
-        return x, axes
-    rest = tuple(i for i in axes if i not in group)
-    order = [axes.index(i) for i in (*rest, *group)]
-    x = jnp.transpose(x, order)
-    return x.reshape(*x.shape[: len(rest)], -1), (*rest, name)
-
-
-def _split_axis(x: jax.Array, axes: Axes, name: int, names: Axes, sizes: Shape):
-    """A named axis of an array, split into several."""
-    if name not in axes:
-        return x, axes
-    at = axes.index(name)
-    shape = (*x.shape[:at], *sizes, *x.shape[at + 1 :])
-    return x.reshape(shape), (*axes[:at], *names, *axes[at + 1 :])
 
 
 @pytree(data_fields=("a", "g"))
@@ -188,42 +149,17 @@ class Product(Gradient):
         )
 
     def reshape(self, shape: Shape) -> Gradient | None:
-        units = [i for i, n in enumerate(self.shape) if n == 1]
-        if any(self.out_axes[i] is not None for i in units):
+        """Axes of size one may come and go."""
+        named = zip(self.out_axes, self.shape, strict=True)
+        units = [i for i, (name, n) in enumerate(named) if n == 1 and name is not None]
+        if units:
             return self.reduce_sum(tuple(units)).reshape(shape)
-        groups = _groups(self.shape, shape)
-        if groups is None:
+        left = lambda sizes: [n for n in sizes if n != 1]
+        if left(shape) != left(self.shape):
             return None
-        out_axes: list[int | None] = [None] * len(shape)
-        grad = self
-        for old, new in groups:
-            names = tuple(self.out_axes[i] for i in old)
-            if len(names) > 1 and not grad._together(names):
-                return None
-            grad, names = grad._regroup(names, tuple(shape[i] for i in new))
-            for i, name in zip(new, names, strict=True):
-                out_axes[i] = name
-        return dataclasses.replace(grad, out_axes=tuple(out_axes), shape=tuple(shape))
-
-    def _together(self, names: Axes) -> bool:
-        """Whether the axes named are in the same factors."""
-        holders = {(i in self.a_axes, i in self.g_axes) for i in names}
-        return len(holders) == 1
-
-    def _regroup(self, names: Axes, sizes: Shape) -> tuple["Product", Axes]:
-        """The axes named, merged into one and split into others of the sizes given."""
-        grad = self
-        if len(names) > 1:
-            merged = grad._next_name()
-            grad = grad._on_factors(_merge_axes, names, merged)
-            names = (merged,)
-        if len(sizes) > 1:
-            first = grad._next_name()
-            news = tuple(range(first, first + len(sizes)))
-            name = next(iter(names))
-            grad = grad._on_factors(_split_axis, name, news, sizes)
-            names = news
-        return grad, names
+        names = iter(name for name in self.out_axes if name is not None)
+        out_axes = tuple(None if n == 1 else next(names) for n in shape)
+        return dataclasses.replace(self, out_axes=out_axes, shape=tuple(shape))
 
     def _on_factors(self, fun: Callable, *args) -> "Product":
         a, a_axes = fun(self.a, self.a_axes, *args)
@@ -243,7 +179,7 @@ class Product(Gradient):
         shape = tuple(b - a for a, b in zip(starts, limits, strict=True))
         return dataclasses.replace(self._on_factors(cut), shape=shape)
 
-    def reduce_sum(self, axes: Shape) -> Gradient:
+    def reduce_sum(self, axes: Shape) -> "Product":
         names = {self.out_axes[i] for i in axes} - {None}
         shared = {i for i in names if i in self.a_axes and i in self.g_axes}
 
@@ -257,6 +193,38 @@ class Product(Gradient):
             self._on_factors(total),
             out_axes=tuple(self.out_axes[i] for i in keep),
             shape=tuple(self.shape[i] for i in keep),
+        )
+
+    def times(
+        self, x: jax.Array, contract: tuple[Axes, Axes], batch: tuple[Axes, Axes]
+    ) -> "Product | None":
+        """`lax.dot_general` with an array, by which one factor is multiplied.
+
+        None where no factor alone has the axes that meet, or where it would get larger
+        than the gradient is.
+        """
+        mine, theirs = (*contract[0], *batch[0]), (*contract[1], *batch[1])
+        first, met = self._next_name(), [self.out_axes[i] for i in mine]
+        known: dict[int, Any] = dict(zip(theirs, met, strict=True))
+        x_axes = [known.get(j, first + j) for j in range(x.ndim)]
+        summed = {self.out_axes[i] for i in contract[0]}
+        sides = self, self._swapped()
+        holders = [side for side in sides if {*met} <= {*side.g_axes}]
+        if not met or not holders or summed & {*self._shared}:
+            return None
+        grad, sizes = holders[0], dict(zip(x_axes, x.shape, strict=True))
+        sizes |= dict(zip(grad.g_axes, grad.g.shape, strict=True))
+        new = [i for i in x_axes if i not in met]
+        g_axes = (*(i for i in grad.g_axes if i not in summed), *new)
+        if math.prod(sizes[i] for i in g_axes) > math.prod(self.shape):
+            return None
+        left = [*batch[0], *(i for i in range(len(self.shape)) if i not in mine)]
+        return dataclasses.replace(
+            grad,
+            g=precision.einsum(grad.g, grad.g_axes, x, x_axes, g_axes),
+            g_axes=g_axes,
+            out_axes=(*(self.out_axes[i] for i in left), *new),
+            shape=(*(self.shape[i] for i in left), *(sizes[i] for i in new)),
         )
 
     def merge(self, other: Gradient) -> Gradient | None:

@@ -5,6 +5,7 @@ linear maps that preserve the form. And what a scan carries, and what it sums.
 """
 
 import collections
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -67,6 +68,10 @@ class Demand:
             # A gradient times a number is a gradient; times an array, it is not.
             uniform = [self._is_uniform(atom) for atom in eqn.invars]
             return [any(uniform) and not u for u in uniform]
+        if name == "dot_general":
+            # Of three arrays multiplied, the larger product of two is not formed.
+            sizes = [math.prod(_shape(atom)) for atom in (*eqn.invars, *outs)]
+            return [size == max(sizes) and sizes.count(size) == 1 for size in sizes[:2]]
         operands = rules.TERM_OPERANDS.get(name, range(len(eqn.invars)))
         return [i in operands for i in range(len(eqn.invars))]
 

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpadambc.gradients._factored import convolution, forms, lookup, product
+from dpadambc.gradients._factored import convolution, forms, lookup, product, view
 from dpadambc.gradients._factored.interface import Gradient
 
 Params = dict[str, Any]
@@ -20,47 +20,48 @@ def _conv_general_dilated(params: Params, lhs: jax.Array, rhs: jax.Array):
     return convolution.conv_general_dilated(lhs, rhs, params)
 
 
-def _scatter_add(params: Params, operand: Any, indices: jax.Array, g: jax.Array):
-    """Rows added into zeros at indices along one axis."""
-    numbers = params["dimension_numbers"]
-    axes = numbers.scatter_dims_to_operand_dims
-    if not (isinstance(operand, forms.Full) and operand.is_zero):
+def _scatter_add(
+    params: Params, operand: Any, indices: jax.Array, g: jax.Array
+) -> Gradient | None:
+    if not is_zero(operand):
         return None
-    if len(axes) != 1 or numbers.inserted_window_dims != axes:
+    return lookup.scatter_add(operand.shape, indices, g, params)
+
+
+def _dynamic_update_slice(
+    params: Params, operand: Any, update: jax.Array, *starts: jax.Array
+) -> Gradient | None:
+    """The gradient at an index that is traced: of a table's row in a scan, say.
+
+    That of a whole kernel among others is formed: the forward pass has a copy of it.
+    """
+    del params
+    if not is_zero(operand):
         return None
-    if numbers.operand_batching_dims or indices.shape[-1] != 1:
-        return None
-    (axis,), window = axes, numbers.update_window_dims
-    row_shape = operand.shape[:axis] + operand.shape[axis + 1 :]
-    if tuple(g.shape[i] for i in window) != row_shape:
-        return None
-    looked_up = [i for i in range(g.ndim) if i not in window]
-    rows = jnp.transpose(g, (*looked_up, *window))
-    ids, size = indices[..., 0], operand.shape[axis]
-    mode = jax.lax.GatherScatterMode.from_any(params["mode"])
-    if mode != jax.lax.GatherScatterMode.CLIP:
-        inside = (ids >= 0) & (ids < size)
-        inside = inside.reshape(*ids.shape, *(1 for _ in window))
-        rows = jnp.where(inside, rows, jnp.zeros((), rows.dtype))
-    ids = jnp.clip(ids, 0, max(size - 1, 0))
-    return lookup.Lookup(ids, rows, axis, 0, operand.shape)
+    return lookup.dynamic_update_slice(operand.shape, update, starts)
 
 
 # Primitives of arrays whose output can stay factored.
 PRODUCERS: dict[str, Callable[..., Gradient | None]] = {
     "dot_general": _dot_general,
     "conv_general_dilated": _conv_general_dilated,
+    "dynamic_update_slice": _dynamic_update_slice,
     "scatter-add": _scatter_add,
 }
 
+# Those that add into their first operand, which is zero and no array.
+INTO_ZEROS = {"dynamic_update_slice", "scatter-add"}
+
 
 def _reshape(params: Params, grad: Gradient) -> Gradient | None:
-    return grad.reshape(params["new_sizes"]) if params["dimensions"] is None else None
+    is_plain = params["dimensions"] is None
+    return view.reshaped(grad, params["new_sizes"]) if is_plain else None
 
 
-def _squeeze(params: Params, grad: Gradient) -> Gradient | None:
+def _squeeze(params: Params, grad: Gradient) -> Gradient:
     dropped = {i % len(grad.shape) for i in params["dimensions"]}
-    return grad.reshape(tuple(n for i, n in enumerate(grad.shape) if i not in dropped))
+    left = tuple(n for i, n in enumerate(grad.shape) if i not in dropped)
+    return view.reshaped(grad, left)
 
 
 def _broadcast_in_dim(params: Params, grad: Gradient) -> Gradient | None:
@@ -68,7 +69,7 @@ def _broadcast_in_dim(params: Params, grad: Gradient) -> Gradient | None:
     kept, shape = params["broadcast_dimensions"], params["shape"]
     added = (n for i, n in enumerate(shape) if i not in kept)
     same = tuple(shape[i] for i in kept) == grad.shape
-    return grad.reshape(shape) if same and all(n == 1 for n in added) else None
+    return view.reshaped(grad, shape) if same and all(n == 1 for n in added) else None
 
 
 def _slice(params: Params, grad: Gradient) -> Gradient | None:
@@ -93,8 +94,7 @@ def _unstack(params: Params, grad: Gradient) -> list[Gradient] | None:
     if parts is None:
         return None
     shape = grad.shape[:axis] + grad.shape[axis + 1 :]
-    shaped = [part.reshape(shape) for part in parts]
-    return [part for part in shaped if part is not None] if None not in shaped else None
+    return [view.reshaped(part, shape) for part in parts]
 
 
 def _pad(params: Params, grad: Gradient, value: Any) -> Gradient | None:
@@ -119,6 +119,22 @@ def _concatenate(params: Params, *parts: Gradient) -> Gradient | None:
         total = block if total is None else forms.add(total, block)
         start += part.shape[axis]
     return total
+
+
+def _times(params: Params, x: Any, y: Any) -> Gradient | None:
+    """A gradient times an array, as reverse mode has that of a low-rank update."""
+    (x_contract, y_contract), (x_batch, y_batch) = params["dimension_numbers"]
+    if isinstance(x, product.Product) and not isinstance(y, Gradient):
+        return x.times(y, (x_contract, y_contract), (x_batch, y_batch))
+    if isinstance(y, product.Product) and not isinstance(x, Gradient):
+        grad = y.times(x, (y_contract, x_contract), (y_batch, x_batch))
+        if grad is None:
+            return None
+        end, own = len(grad.shape), x.ndim - len(x_contract) - len(x_batch)
+        batch = range(len(x_batch))
+        order = (*batch, *range(end - own, end), *range(len(batch), end - own))
+        return grad.transpose(order)
+    return None
 
 
 def _scalar(value: Any) -> Any:
@@ -179,18 +195,20 @@ MAPS: dict[str, Callable[..., Any]] = {
     "copy": _same,
     "copy_p": _same,
     "div": _div,
+    "dot_general": _times,
     "mul": _mul,
     "neg": lambda params, grad: grad.scaled(-1),
     "pad": _pad,
     "reduce_sum": lambda params, grad: grad.reduce_sum(params["axes"]),
     "reshape": _reshape,
+    "rev": lambda params, grad: view.reversed_along(grad, params["dimensions"]),
     "sharding_constraint": _same,
     "slice": _slice,
     "split": _split,
     "squeeze": _squeeze,
     "sub": _sub,
     "unstack": _unstack,
-    "transpose": lambda params, grad: grad.transpose(params["permutation"]),
+    "transpose": lambda params, grad: view.transposed(grad, params["permutation"]),
 }
 
 # The operands of a map that may be gradients; all of them where none are named.

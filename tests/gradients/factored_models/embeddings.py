@@ -85,8 +85,22 @@ EMBEDDINGS = {
         (1,),
         rule="gram",
     ),
-    "pairs of ids": rows(
-        lambda t, i: t[i[:, 0], i[:, 1]], (6, 6, 8), (4, 2), rule=FALLBACK
+    "pairs of ids": rows(lambda t, i: t[i[:, 0], i[:, 1]], (6, 6, 8), (4, 2), high=3),
+    "pairs of ids around an axis": rows(
+        lambda t, i: t[i[:, 0], :, i[:, 1]], (6, 8, 7), (4, 2), -7, 9
+    ),
+    "pairs of ids out of range, fill": rows(
+        lambda t, i: t.at[i[:, 0], i[:, 1]].get(mode="fill", fill_value=0.5),
+        (6, 7, 8),
+        (4, 2),
+        -7,
+        9,
+    ),
+    "ids of single numbers": rows(
+        lambda t, i: t[i[:, 0], i[:, 1]], (6, 7), (5, 2), high=3
+    ),
+    "pairs of small integers": rows(
+        lambda t, i: t[tuple(i.astype(jnp.uint8).T)], (20, 20, 3), (4, 2)
     ),
     "token and position": Model(
         positions,
@@ -121,12 +135,35 @@ EMBEDDINGS = {
     "embedding in a scan": token_model(
         functools.partial(tokens_in_a_scan, taken()), "lookup"
     ),
-    # An index that is one number is a dynamic slice, which has no rule.
     "embedding in a scan by one index": token_model(
-        functools.partial(tokens_in_a_scan, lambda table, i: table[i]), PLAIN
+        functools.partial(tokens_in_a_scan, lambda table, i: table[i]), "lookup"
     ),
-    "embedding of one index": rows(lambda t, i: t[i], (40, 6), (), rule=PLAIN),
+    "embedding of one index": rows(lambda t, i: t[i], (40, 6), ()),
+    "embedding of one index, out of range": rows(
+        lambda t, i: t[i], (8, 6), (), -12, 12
+    ),
+    "column of one index": rows(lambda t, i: t[:, i], (6, 40), (), high=40),
+    "number of one index": rows(lambda t, i: t[i], (40,), (), high=40),
+    "successive rows from one index": rows(
+        lambda t, i: lax.dynamic_slice_in_dim(t, i, 5), (40, 6), (), -3, 43
+    ),
+    "box from two indices": rows(
+        lambda t, i: lax.dynamic_slice(t, i, (5, 3)), (40, 6), (2,), rule=FALLBACK
+    ),
     "embedding under vmap": rows(
-        lambda t, i: jax.vmap(lambda i: t[i])(i), (40, 6), (4,), high=3, rule=FALLBACK
+        lambda t, i: jax.vmap(lambda i: t[i])(i), (40, 6), (4,), high=3
+    ),
+    "embedding under vmap, out of range": rows(
+        lambda t, i: jax.vmap(lambda i: t[i])(i), (8, 20), (5,), -12, 12
+    ),
+    "embedding of reshaped numbers": rows(
+        lambda t, i: t.reshape(40, 6)[i], (240,), (4,), high=3
+    ),
+    "one-hot under vmap": rows(
+        lambda t, i: jax.vmap(lambda i: jax.nn.one_hot(i, 40, dtype=t.dtype) @ t)(i),
+        (40, 6),
+        (1,),
+        high=40,
+        rule="gram",
     ),
 }

@@ -65,7 +65,7 @@ FALLBACKS = {
         weight_norm, (3, 20), {"w": PLAIN, "scale": PLAIN}, w=(20, 20), scale=(20,)
     ),
     "reversed kernel": w_only(
-        lambda w, x: score(x @ w[::-1]), (20, 20), (3, 20), PLAIN
+        lambda w, x: score(x @ w[::-1]), (20, 20), (3, 20), "gram"
     ),
     "symmetric kernel": w_only(
         lambda w, x: score(x @ (w + w.T)), (20, 20), (2, 20), "gram"
@@ -86,13 +86,13 @@ FALLBACKS = {
         loss_fn=raveled,
         params=weights(flat=(420,)),
         batch=(normal(3, 20),),
-        rules={"flat": FALLBACK},
+        rules={"flat": "reduce_sum + gram"},
     ),
     "kernel chosen by the example": Model(
         chosen_expert,
         weights(w=(4, 20, 20)),
         (normal(3, 20), ids(0, 4)),
-        {"w": PLAIN},
+        {"w": FALLBACK},
     ),
     "inverse of a kernel": w_only(
         lambda w, x: score(x @ jnp.linalg.inv(w)), (20, 20), (3, 20), PLAIN

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from tests.gradients.factored_models.common import FALLBACK, PLAIN, of_x, score, w_only
+from tests.gradients.factored_models.common import PLAIN, of_x, score, w_only
 
 
 def mlp(p, x):
@@ -70,7 +70,47 @@ PRODUCTS = {
         lambda w, x: score(x @ w.reshape(20, 20)), (4, 5, 20), (3, 20), "gram"
     ),
     "reshaped kernel across factors": w_only(
-        lambda w, x: score(x @ w.reshape(20, 20)), (400,), (3, 20), FALLBACK
+        lambda w, x: score(x @ w.reshape(20, 20)), (400,), (3, 20), "gram"
+    ),
+    "reshaped kernel, there and back": w_only(
+        lambda w, x: score(x @ w.T.reshape(8, 50).T.reshape(20, 20)),
+        (20, 20),
+        (3, 20),
+        "gram",
+    ),
+    "reshaped kernel across factors, many": w_only(
+        lambda w, x: score(x @ w.reshape(4, 5)), (20,), (9, 4), "direct"
+    ),
+    "reshaped kernel used in two shapes": w_only(
+        lambda w, x: score(x @ w.reshape(20, 20)) + score(x @ w.reshape(20, 20).T),
+        (400,),
+        (2, 20),
+        "gram",
+    ),
+    "layers reshaped in a scan": w_only(
+        lambda w, x: score(
+            lax.scan(lambda x, w: (jnp.tanh(x @ w.reshape(20, 20)), None), x, w)[0]
+        ),
+        (2, 400),
+        (3, 20),
+        "gram",
+    ),
+    "reshaped kernel shared by the steps of a scan": w_only(
+        lambda w, x: score(
+            lax.scan(
+                lambda x, _: (jnp.tanh(x @ w.reshape(20, 20)), None), x, None, length=2
+            )[0]
+        ),
+        (400,),
+        (3, 20),
+        "gram",
+    ),
+    "kernel on zeros": of_x(
+        lambda p, x: score(jnp.zeros_like(x) @ p["w"] + x @ p["v"]),
+        (3, 20),
+        {"w": "gram", "v": "gram"},
+        w=(20, 16),
+        v=(20, 16),
     ),
     "attention of few": attention_model(3, 20, "gram"),
     "attention of many": attention_model(9, 4, "direct"),

@@ -58,11 +58,31 @@ def merged_lora(p, x, w):
     return score(x @ (w + 0.5 * p["a"] @ p["b"]))
 
 
-def lora_model(loss_fn, t, d, r, rule):
+def merged_int8_lora(p, x, w):
+    """As QLoRA: the kernel is frozen and quantized, with a scale for each column."""
+    scale = jnp.abs(w).max(0, keepdims=True) / 127
+    quantized = jax.lax.stop_gradient(jnp.round(w / scale).astype(jnp.int8))
+    return merged_lora(p, x, quantized.astype(x.dtype) * scale)
+
+
+def merged_stacked_lora(p, x, w):
+    return score(jnp.einsum("td,lde->lte", x, w[None] + p["a"] @ p["b"]))
+
+
+def merged_lora_by_scan(p, x, w):
+    layer = lambda x, p: (jnp.tanh(x @ (w + p["a"] @ p["b"])), None)
+    return score(jax.lax.scan(layer, x, p)[0])
+
+
+def merged_transposed_lora(p, x, w):
+    return score((w + p["b"].T @ p["a"].T).T @ x.T)
+
+
+def lora_model(loss_fn, t, d, r, rule, lead=()):
     frozen = np.random.default_rng(1).normal(size=(d, d))
     rules = {"a": rule, "b": rule}
     closed_over = lambda p, x: loss_fn(p, x, frozen.astype(x.dtype))
-    return of_x(closed_over, (t, d), rules, a=(d, r), b=(r, d))
+    return of_x(closed_over, (t, d), rules, a=(*lead, d, r), b=(*lead, r, d))
 
 
 def lora_with_frozen_argument(p, frozen, x):
@@ -120,6 +140,17 @@ SHARED = {
     "lora": lora_model(lora, 3, 40, 8, "gram"),
     "lora of many": lora_model(lora, 9, 8, 3, "direct"),
     "lora merged into the kernel": lora_model(merged_lora, 2, 20, 10, "gram"),
+    "lora merged into the kernel, many": lora_model(merged_lora, 9, 8, 3, "direct"),
+    "lora merged into an int8 kernel": lora_model(merged_int8_lora, 2, 20, 10, "gram"),
+    "lora merged into the kernels of a scan": lora_model(
+        merged_lora_by_scan, 2, 20, 10, "gram", lead=(2,)
+    ),
+    "lora merged into stacked kernels": lora_model(
+        merged_stacked_lora, 2, 20, 10, "gram", lead=(2,)
+    ),
+    "lora merged on the other side": lora_model(
+        merged_transposed_lora, 2, 20, 10, "gram"
+    ),
     "lora with a frozen argument": Model(
         lora_with_frozen_argument,
         weights(a=(40, 8), b=(8, 40)),
