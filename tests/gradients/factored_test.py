@@ -1,5 +1,6 @@
 """Factored gradients agree with a loop over examples, and keep the form expected."""
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from dpadambc.gradients._factored import (
     lookup,
     product,
     rules,
+    view,
 )
 from tests.gradients import factored_models as models
 
@@ -407,6 +409,8 @@ def block_at_the_end(grad):
 
 SLICES = convolution.Convolution._slices
 LOOKUP_WITH_HEAD = lookup.Lookup.inner
+AT_IDS, UPDATE = lookup._at_ids, lookup.dynamic_update_slice
+STACKED, TIMES = product.Product.stacked, product.Product.times
 
 MUTANTS = {
     "gram matrices without what is off the diagonal": (
@@ -486,6 +490,36 @@ MUTANTS = {
         forms.Block,
         "dense",
         block_at_the_end,
+    ),
+    "entries that stay where they are": (
+        "reversed kernel",
+        view.View,
+        "dense",
+        lambda grad: grad.base.dense(),
+    ),
+    "entries that move by layers": (
+        "layers reshaped in a scan",
+        product.Product,
+        "stacked",
+        lambda grad: dataclasses.replace(STACKED(grad), g=STACKED(grad).g[::-1]),
+    ),
+    "a low-rank update as if it were one": (
+        "lora merged into the kernel",
+        product.Product,
+        "times",
+        lambda grad, x, *axes: TIMES(grad, jnp.ones_like(x), *axes),
+    ),
+    "the first row whatever the index": (
+        "embedding of one index, out of range",
+        lookup,
+        "dynamic_update_slice",
+        lambda shape, update, starts: UPDATE(shape, update, (0, *starts[1:])),
+    ),
+    "one of two ids": (
+        "pairs of ids",
+        lookup,
+        "_at_ids",
+        lambda ids, rows, shape: AT_IDS({**ids, 0: 0 * ids[0]}, rows, shape),
     ),
     "something in the branches not taken": (
         "kernel in both branches",

@@ -5,6 +5,18 @@ back, finds the variables that reach nothing but gradients, through linear maps 
 preserve the form; a second pass evaluates, and leaves these variables in factored form.
 It enters the calls `jit`, `checkpoint`, `cond` and `scan`. What has no rule is computed
 as JAX computes it, and that gradient alone is materialized.
+
+No rule can help where the gradient itself is not a product of small arrays:
+
+* A kernel that is a function of another, entry by entry or through statistics: a mask,
+  a norm, weight standardization. Reverse mode multiplies the gradient of the one by
+  numbers of its size. Scale or standardize the activations instead, where that is the
+  same: `(x @ w) * scale` for `x @ (w * scale)`.
+* A kernel at a traced index, `w[i]`. Steps of a loop may come back to a kernel, so
+  their gradients are formed and added. Let `jax.lax.scan` go through the kernels, as
+  its `xs`. Rows of a table keep their form.
+* Kernels gathered for each token, `w[experts]`. The forward pass has a copy of a kernel
+  for each, so their gradients take no more. Send tokens to experts instead.
 """
 
 import functools

@@ -20,7 +20,7 @@ form nor its norm ever takes more memory than the factors.
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -31,6 +31,19 @@ from dpadambc.gradients._factored import forms
 from dpadambc.gradients._factored.interface import Gradient, Shape, pytree, squared
 
 Axes = tuple[int, ...]
+
+
+def _split(old: Sequence[int], new: Sequence[int]) -> list[list[int]] | None:
+    """For each size, the positions of the sizes above one that it is split into."""
+    left, runs = [i for i, n in enumerate(new) if n != 1], []
+    for size in old:
+        run = []
+        while left and math.prod(new[i] for i in run) < size:
+            run.append(left.pop(0))
+        if math.prod(new[i] for i in run) != size:
+            return None
+        runs.append(run)
+    return runs
 
 
 @pytree(data_fields=("a", "g"))
@@ -149,17 +162,33 @@ class Product(Gradient):
         )
 
     def reshape(self, shape: Shape) -> Gradient | None:
-        """Axes of size one may come and go."""
-        named = zip(self.out_axes, self.shape, strict=True)
+        """Axes may be split, and those of size one come and go."""
+        named = list(zip(self.out_axes, self.shape, strict=True))
         units = [i for i, (name, n) in enumerate(named) if n == 1 and name is not None]
         if units:
             return self.reduce_sum(tuple(units)).reshape(shape)
-        left = lambda sizes: [n for n in sizes if n != 1]
-        if left(shape) != left(self.shape):
+        sizes = {name: n for name, n in named if name is not None}
+        runs = _split(list(sizes.values()), shape)
+        if runs is None:
             return None
-        names = iter(name for name in self.out_axes if name is not None)
-        out_axes = tuple(None if n == 1 else next(names) for n in shape)
-        return dataclasses.replace(self, out_axes=out_axes, shape=tuple(shape))
+        first = self._next_name()
+        pieces = {
+            name: [(first + i, shape[i]) for i in run]
+            for name, run in zip(sizes, runs, strict=True)
+        }
+
+        def split(x, axes):
+            old = zip(axes, x.shape, strict=True)
+            new = [each for i, n in old for each in pieces.get(i, [(i, n)])]
+            return x.reshape([n for _, n in new]), tuple(i for i, _ in new)
+
+        names = {i for run in pieces.values() for i, _ in run}
+        out_axes = (
+            first + i if first + i in names else None for i in range(len(shape))
+        )
+        return dataclasses.replace(
+            self._on_factors(split), out_axes=tuple(out_axes), shape=tuple(shape)
+        )
 
     def _on_factors(self, fun: Callable, *args) -> "Product":
         a, a_axes = fun(self.a, self.a_axes, *args)
@@ -200,8 +229,8 @@ class Product(Gradient):
     ) -> "Product | None":
         """`lax.dot_general` with an array, by which one factor is multiplied.
 
-        None where no factor alone has the axes that meet, or where it would get larger
-        than the gradient is.
+        None where neither factor alone has the axes that are contracted, or where it
+        would get larger than the gradient is.
         """
         mine, theirs = (*contract[0], *batch[0]), (*contract[1], *batch[1])
         first, met = self._next_name(), [self.out_axes[i] for i in mine]
@@ -209,16 +238,19 @@ class Product(Gradient):
         x_axes = [known.get(j, first + j) for j in range(x.ndim)]
         summed = {self.out_axes[i] for i in contract[0]}
         sides = self, self._swapped()
-        holders = [side for side in sides if {*met} <= {*side.g_axes}]
-        if not met or not holders or summed & {*self._shared}:
+        holders = [side for side in sides if summed <= {*side.g_axes}]
+        if None in met or not holders or summed & {*self._shared}:
             return None
-        grad, sizes = holders[0], dict(zip(x_axes, x.shape, strict=True))
-        sizes |= dict(zip(grad.g_axes, grad.g.shape, strict=True))
-        new = [i for i in x_axes if i not in met]
-        g_axes = (*(i for i in grad.g_axes if i not in summed), *new)
+        grad = holders[0]
+        kept = (i for i in grad.g_axes if i not in summed)
+        g_axes = (*kept, *(i for i in x_axes if i not in grad.g_axes))
+        sizes = dict(
+            zip((*x_axes, *grad.g_axes), (*x.shape, *grad.g.shape), strict=True)
+        )
         if math.prod(sizes[i] for i in g_axes) > math.prod(self.shape):
             return None
         left = [*batch[0], *(i for i in range(len(self.shape)) if i not in mine)]
+        new = [i for i in x_axes if i not in met]
         return dataclasses.replace(
             grad,
             g=precision.einsum(grad.g, grad.g_axes, x, x_axes, g_axes),

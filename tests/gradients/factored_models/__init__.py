@@ -1,5 +1,8 @@
 """A table of losses whose gradients take every form, and the form each should take."""
 
+from tests.gradients.factored_models.architectures import (
+    ARCHITECTURES as ARCHITECTURES,
+)
 from tests.gradients.factored_models.common import FALLBACK as FALLBACK
 from tests.gradients.factored_models.common import PLAIN as PLAIN
 from tests.gradients.factored_models.common import score as score
@@ -21,4 +24,5 @@ MODELS = {
     **FALLBACKS,
     **CONVOLUTIONS,
     **EMBEDDINGS,
+    **ARCHITECTURES,
 }
