@@ -12,6 +12,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 
 import dpadambc
+from dpadambc.gradients._factored import forms, product
 from tests.gradients import factored_test
 from tests.gradients.factored_models.common import score, weights
 
@@ -175,16 +176,35 @@ def check(program):
     factored_test.assert_close(factored, formed, 1e-9)
 
 
-@hypothesis.settings(max_examples=12)
-@hypothesis.given(programs)
-def test_random_programs(program):
+def in_double_precision(program):
     with jax.enable_x64(True):
         check(program)
+
+
+@hypothesis.settings(max_examples=10)
+@hypothesis.given(programs)
+def test_random_programs(program):
+    in_double_precision(program)
+
+
+@pytest.mark.parametrize(
+    "rule", ["products", pytest.param("sums", marks=pytest.mark.slow)]
+)
+def test_random_programs_find_a_wrong_rule(rule, monkeypatch):
+    """That adds the squared norms of parts, as if they were orthogonal."""
+    if rule == "sums":
+        wrong = lambda grad: sum(part.squared_norm() for part in grad.parts)
+        monkeypatch.setattr(forms.Sum, "squared_norm", wrong)
+    else:
+        wrong = factored_test.norm_without_pairs
+        monkeypatch.setattr(product.Product, "squared_norm", wrong)
+    first = hypothesis.settings(max_examples=50, phases=[hypothesis.Phase.generate])
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        first(hypothesis.given(programs)(in_double_precision))()
 
 
 @pytest.mark.slow
 @hypothesis.settings(max_examples=200)
 @hypothesis.given(programs)
 def test_many_random_programs(program):
-    with jax.enable_x64(True):
-        check(program)
+    in_double_precision(program)

@@ -324,6 +324,20 @@ def test_parameters_and_inputs_of_no_size_have_no_gradient():
     )
 
 
+@pytest.mark.parametrize("length", [256, 2048])
+def test_no_parameter_of_a_decoder_takes_more_in_a_long_context(length):
+    """Than its gradients take when they are formed; nor is it said to lack a rule."""
+    shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, jnp.float32)
+    heads = dict.fromkeys("qkv", shape(2, 512, 8, 64)) | {"o": shape(2, 8, 64, 512)}
+    mlp = dict.fromkeys(["gate", "up"], shape(2, 512, 2048))
+    layers = {**heads, **mlp, "down": shape(2, 2048, 512)}
+    params = {"table": shape(32_000, 512), "layers": layers}
+    ids = jax.ShapeDtypeStruct((length,), jnp.int32)
+    cost = dpadambc.explain(models.decoder, params, ids, batch_size=8)
+    assert not cost.warnings
+    assert all(row.factored_bytes <= row.materialized_bytes for row in cost.parameters)
+
+
 SIZES = dict(t=st.integers(1, 6), d=st.integers(1, 14), p=st.integers(1, 14))
 
 

@@ -239,7 +239,11 @@ class Sum(Gradient):
         return self._map(lambda grad: grad.stacked())
 
     def settled(self) -> Gradient:
-        return self._map(lambda grad: grad.settled())
+        """Formed as a whole where a part is: the sum takes no more than that part."""
+        parts = [grad.settled() for grad in self.parts]
+        if any(isinstance(grad, Dense) for grad in parts):
+            return Dense(self.dense(), self.shape, "direct")
+        return functools.reduce(add, parts)
 
     def _map(self, fun) -> Any:
         grads = tuple(fun(grad) for grad in self.parts)

@@ -3,6 +3,7 @@
 from tests.gradients.factored_models.architectures import (
     ARCHITECTURES as ARCHITECTURES,
 )
+from tests.gradients.factored_models.architectures import decoder as decoder
 from tests.gradients.factored_models.common import FALLBACK as FALLBACK
 from tests.gradients.factored_models.common import PLAIN as PLAIN
 from tests.gradients.factored_models.common import score as score

@@ -120,6 +120,12 @@ EMBEDDINGS = {
         (ids(0, 4, 9),),
         {"table": "direct", "w": "direct"},
     ),
+    "tied head, many for the head alone": Model(
+        language_model,
+        weights(table=(9, 6), w=(6, 6)),
+        (ids(0, 4, 4),),
+        {"table": "direct", "w": "direct"},
+    ),
     "tied head first": Model(
         head_first,
         weights(table=(40, 20)),
