@@ -158,6 +158,11 @@ def _squared_norm_by_segments(ids: jax.Array, rows: jax.Array) -> jax.Array:
     return jnp.sum(totals * totals) + jnp.sum(allowance)
 
 
+def _wide(ids: jax.Array) -> jax.Array:
+    """Integers that hold the number of any row."""
+    return ids.astype(jnp.int32) if ids.dtype.itemsize < 4 else ids
+
+
 def _at_ids(ids: dict[int, jax.Array], rows: jax.Array, shape: Shape) -> Gradient:
     """Rows added into zeros, at ids along each of some axes that are inside of them."""
     axes = (*ids, *(i for i in range(len(shape)) if i not in ids))
@@ -189,7 +194,7 @@ def scatter_add(
     leading = [at for at in range(g.ndim) if at not in dims.values()]
     rows = jnp.transpose(g, (*units, *leading, *whole))
     rows = rows.reshape(rows.shape[len(units) :])
-    indices = indices.astype(jnp.int32)
+    indices = _wide(indices)
     starts = {
         i: indices[..., k] for k, i in enumerate(numbers.scatter_dims_to_operand_dims)
     }
@@ -200,7 +205,7 @@ def scatter_add(
             inside &= (start >= 0) & (start <= shape[i] - sizes[i])
         inside = inside.reshape(*inside.shape, *(1 for _ in whole))
         rows = jnp.where(inside, rows, jnp.zeros((), rows.dtype))
-    first = jnp.zeros(indices.shape[:-1], jnp.int32)
+    first = jnp.zeros(indices.shape[:-1], indices.dtype)
     clip = lambda i: jnp.clip(starts.get(i, first), 0, max(shape[i] - 1, 0))
     return _at_ids({i: clip(i) for i in chosen}, rows, shape)
 
@@ -215,6 +220,6 @@ def dynamic_update_slice(
         return None
     (axis,) = chosen
     size = update.shape[axis]
-    start = jnp.clip(jnp.asarray(starts[axis], jnp.int32), 0, shape[axis] - size)
+    start = jnp.clip(_wide(jnp.asarray(starts[axis])), 0, shape[axis] - size)
     rows = jnp.transpose(update, (axis, *whole))
-    return _at_ids({axis: start + jnp.arange(size, dtype=jnp.int32)}, rows, shape)
+    return _at_ids({axis: start + jnp.arange(size, dtype=start.dtype)}, rows, shape)
