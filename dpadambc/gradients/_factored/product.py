@@ -154,7 +154,7 @@ class Product(Gradient):
     def unscaled(self) -> list[jax.Array]:
         return [self.g if self.a.size < self.g.size else self.a]
 
-    def transpose(self, permutation: Shape) -> Gradient:
+    def transpose(self, permutation: Shape) -> "Product":
         return dataclasses.replace(
             self,
             out_axes=tuple(self.out_axes[i] for i in permutation),

@@ -122,19 +122,24 @@ def _concatenate(params: Params, *parts: Gradient) -> Gradient | None:
 
 
 def _times(params: Params, x: Any, y: Any) -> Gradient | None:
-    """A gradient times an array, as reverse mode has that of a low-rank update."""
+    """A gradient times an array, as reverse mode has that of a low-rank update.
+
+    It is settled here: a small matrix is better formed than carried out of a scan in
+    factors that are as large as the activations.
+    """
     (x_contract, y_contract), (x_batch, y_batch) = params["dimension_numbers"]
     if isinstance(x, product.Product) and not isinstance(y, Gradient):
-        return x.times(y, (x_contract, y_contract), (x_batch, y_batch))
-    if isinstance(y, product.Product) and not isinstance(x, Gradient):
-        grad = y.times(x, (y_contract, x_contract), (y_batch, x_batch))
-        if grad is None:
-            return None
-        end, own = len(grad.shape), x.ndim - len(x_contract) - len(x_batch)
-        batch = range(len(x_batch))
-        order = (*batch, *range(end - own, end), *range(len(batch), end - own))
-        return grad.transpose(order)
-    return None
+        grad = x.times(y, (x_contract, y_contract), (x_batch, y_batch))
+        return None if grad is None else grad.settled()
+    if not isinstance(y, product.Product) or isinstance(x, Gradient):
+        return None
+    flipped = (y_contract, x_contract), (y_batch, x_batch)
+    grad = _times({"dimension_numbers": flipped}, y, x)
+    if grad is None:
+        return None
+    batch, end = len(x_batch), len(grad.shape)
+    middle = end - (x.ndim - len(x_contract) - batch)  # where the axes of x begin
+    return grad.transpose((*range(batch), *range(middle, end), *range(batch, middle)))
 
 
 def _scalar(value: Any) -> Any:
