@@ -1,6 +1,7 @@
 """Factored gradients of random programs are those of `method="vmap"`."""
 
 import functools
+from collections.abc import Callable
 
 import hypothesis
 import hypothesis.strategies as st
@@ -145,7 +146,7 @@ def run(program, p, x, ids):
     name, *parts = program
     if name in BLOCKS:
         return BLOCKS[name](KERNELS[parts[0]](p), p, x, ids)
-    of = OF_ONE.get(name) or OF_TWO[name]
+    of: Callable[..., jax.Array] = (OF_ONE | OF_TWO)[name]
     return of(*(functools.partial(run, part) for part in parts), p, x, ids)
 
 
