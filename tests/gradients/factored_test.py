@@ -1,6 +1,5 @@
 """Factored gradients agree with a loop over examples, and keep the form expected."""
 
-import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -515,7 +514,7 @@ MUTANTS = {
         "layers reshaped in a scan",
         product.Product,
         "stacked",
-        lambda grad: dataclasses.replace(STACKED(grad), g=STACKED(grad).g[::-1]),
+        lambda grad: STACKED(grad.map_scale(lambda x: x[::-1])),
     ),
     "a low-rank update as if it were one": (
         "lora merged into the kernel",
@@ -527,7 +526,9 @@ MUTANTS = {
         "embedding of one index, out of range",
         lookup,
         "dynamic_update_slice",
-        lambda shape, update, starts: UPDATE(shape, update, (0, *starts[1:])),
+        lambda shape, update, starts: UPDATE(
+            shape, update, (jnp.zeros_like(starts[0]), *starts[1:])
+        ),
     ),
     "one of two ids": (
         "pairs of ids",
