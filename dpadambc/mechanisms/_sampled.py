@@ -1,6 +1,6 @@
 """How batches are drawn, for the mechanisms of examples and of nodes alike."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import jax
 import numpy as np
@@ -25,12 +25,43 @@ class PoissonSampled(Mechanism):
         """Whether a batch can have padding: not where all examples take part."""
         return self.sampling_prob < 1
 
-    def _batches(self, rng: np.random.Generator, num_examples: int) -> Iterator[Batch]:
+    def batches(
+        self,
+        rng: np.random.Generator,
+        *,
+        num_examples: int,
+        batch_sizes: Sequence[int] | None = None,
+    ) -> Iterator[Batch]:
+        """One batch for each iteration, on the host, all of one size by default.
+
+        Args:
+          rng: the generator to draw from; its seed is secret, and fresh for each run.
+          num_examples: the size of the data set.
+          batch_sizes: several sizes to choose from, such as `sampling.padded_sizes`;
+            see `sampling.poisson_batches`.
+
+        Yields:
+          One `Batch` of NumPy arrays a step.
+
+        Raises:
+          TypeError: if a size is not an int.
+          ValueError: if the sizes do not increase, or do not hold every batch.
+        """
+        self._check_size(num_examples)
+        return self._batches(rng, num_examples, batch_sizes)
+
+    def _batches(
+        self,
+        rng: np.random.Generator,
+        num_examples: int,
+        batch_sizes: Sequence[int] | None = None,
+    ) -> Iterator[Batch]:
         return sampling.poisson_batches(
             rng,
             num_examples=num_examples,
             sampling_prob=self.sampling_prob,
             iterations=self.iterations,
+            batch_sizes=batch_sizes,
         )
 
     def _sample(self, key: jax.Array, num_examples: int) -> Batch:

@@ -17,7 +17,7 @@ sampling                          mechanism
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -38,8 +38,9 @@ __all__ = [
     "truncated_poisson_sample",
 ]
 
-# A batch drawn on the device has one static size. The chance that a Poisson sample
-# does not fit is a failure probability on top of delta, so it must be negligible.
+# Batches have one static size. On the device, the chance that a Poisson sample does not
+# fit is a failure probability on top of delta, so it must be negligible; on the host,
+# that of a second shape.
 _OVERFLOW_PROB = 1e-15
 
 
@@ -61,11 +62,12 @@ def _size_exceeded_with(prob: float, num_examples: int, sampling_prob: float) ->
 
 
 def padded_sizes(num_examples: int, sampling_prob: float) -> tuple[int, ...]:
-    """The static sizes that Poisson batches are padded to: four at most.
+    """Four sizes at most for Poisson batches, to give as `batch_sizes`.
 
     The batch size of Poisson sampling is binomial. The sizes are its quantiles at
-    probability 0.9, 1 - 1e-4 and 1 - 1e-15, and the whole data set: in most steps the
-    first does, and what is compiled for each size is compiled four times at most.
+    probability 0.9, 1 - 1e-4 and 1 - 1e-15, and the whole data set. In most steps the
+    first does, which saves the most where the expected batch is small; but a second
+    program is compiled in the middle of training, and a third.
 
     Args:
       num_examples: size of the data set.
@@ -90,42 +92,74 @@ def padded_sizes(num_examples: int, sampling_prob: float) -> tuple[int, ...]:
     return tuple(sorted({*sizes, num_examples}))
 
 
+def _checked_sizes(batch_sizes: Sequence[int], num_examples: int) -> tuple[int, ...]:
+    sizes = tuple(batch_sizes)
+    for size in sizes:
+        validate.count(batch_sizes=size)
+    if list(sizes) != sorted(set(sizes)) or sizes[-1:] < (num_examples,):
+        raise ValueError(
+            "Expected increasing batch_sizes of which the last holds any batch, that"
+            f" is all {num_examples} examples, got {sizes}. Poisson batches are never"
+            " cut: to cap them, use TruncatedPoissonGaussian."
+        )
+    return sizes
+
+
 def poisson_batches(
     rng: np.random.Generator,
     *,
     num_examples: int,
     sampling_prob: float,
     iterations: int,
+    batch_sizes: Sequence[int] | None = None,
 ) -> Iterator[Batch]:
     """Poisson sampling on the host: each example takes part independently.
 
-    Never truncated: a batch is padded to the least of `padded_sizes` that holds it.
+    All batches have one shape, that of `poisson_sample`, so that a step is compiled
+    once. Never truncated: should a sample not fit, once in 1e15 steps, its batch has
+    the size of the data set.
 
     Args:
       rng: the generator to draw from; its seed is secret, and fresh for each run.
       num_examples: size of the data set.
       sampling_prob: the probability with which each example takes part in a step.
       iterations: how many batches to draw.
+      batch_sizes: increasing sizes, such as `padded_sizes`, to the least of which that
+        holds it a batch is padded; the last one holds all examples. A step is compiled
+        for each, and takes less time for the small ones: whoever sees that time learns
+        something of how many took part, which epsilon does not cover.
 
     Yields:
       One `Batch` of NumPy arrays a step.
 
     Raises:
-      ValueError: if a number is out of its range.
+      TypeError: if a size is not an int.
+      ValueError: if a number is out of its range, or `batch_sizes` do not increase or
+        do not hold every batch.
 
     Example:
       >>> import numpy as np
       >>> from dpadambc.mechanisms import sampling
-      >>> rng = np.random.default_rng(0)
+      >>> numbers = dict(num_examples=20, sampling_prob=0.1, iterations=2)
+      >>> batches = sampling.poisson_batches(np.random.default_rng(0), **numbers)
+      >>> for batch in batches:
+      ...     print(batch.indices)
+      [ 2  3 11 13 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1]
+      [ 0 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1]
       >>> batches = sampling.poisson_batches(
-      ...     rng, num_examples=20, sampling_prob=0.1, iterations=2)
+      ...     np.random.default_rng(0), **numbers, batch_sizes=(2, 5, 20))
       >>> for batch in batches:
       ...     print(batch.indices, batch.is_padding_example)
-      [ 2  3 11 13] [False False False False]
-      [ 0 -1 -1 -1] [False  True  True  True]
+      [ 2  3 11 13 -1] [False False False False  True]
+      [ 0 -1] [False  True]
     """
-    sizes = padded_sizes(num_examples, sampling_prob)
+    _check(num_examples, sampling_prob)
     validate.count(iterations=iterations)
+    if batch_sizes is None:
+        safe = _size_exceeded_with(_OVERFLOW_PROB, num_examples, sampling_prob)
+        sizes = (safe, num_examples)
+    else:
+        sizes = _checked_sizes(batch_sizes, num_examples)
     return (
         _padded(chosen, next(n for n in sizes if n >= len(chosen)), num_examples)
         for _ in range(iterations)

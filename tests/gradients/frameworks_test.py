@@ -89,7 +89,7 @@ def test_linen_train_state_with_dropout_and_padding_given_to_the_gradient():
         key = jax.random.key(i)
         take = batch.indices
         state = step(state, x[take], label[take], batch.is_padding_example, key)
-    assert step._cache_size() <= 4
+    assert step._cache_size() == 2  # the step of Flax's first state is an int
     accuracy = (model.apply({"params": state.params}, x).argmax(-1) == label).mean()
     assert accuracy > 0.8
 

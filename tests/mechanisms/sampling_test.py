@@ -12,13 +12,14 @@ from dpadambc.mechanisms import sampling
 N, Q, STEPS = 200, 0.1, 4_000
 
 
-def host_poisson(seed=0, n=N, q=Q, steps=STEPS):
+def host_poisson(seed=0, n=N, q=Q, steps=STEPS, batch_sizes=None):
     return list(
         sampling.poisson_batches(
             np.random.default_rng(seed),
             num_examples=n,
             sampling_prob=q,
             iterations=steps,
+            batch_sizes=batch_sizes,
         )
     )
 
@@ -56,14 +57,75 @@ def test_padding_is_minus_one_and_masked(draw):
         np.testing.assert_array_equal(batch.indices == -1, batch.is_padding_example)
 
 
-def test_host_batches_have_few_shapes_and_are_never_cut():
+def test_host_batches_have_the_shape_of_device_batches():
+    (size,) = {len(b.indices) for b in device_poisson(steps=2)}
+    assert {len(b.indices) for b in host_poisson()} == {size}
+
+
+def test_a_sample_that_does_not_fit_is_never_cut(monkeypatch):
+    # As if one in ten did not fit, rather than one in 1e15.
+    monkeypatch.setattr(sampling, "_OVERFLOW_PROB", 0.1)
     batches = host_poisson()
+    sizes = {len(b.indices) for b in batches}
+    assert sizes == {int(scipy.stats.binom.isf(0.1, N, Q)), N}
+    monkeypatch.undo()
+    np.testing.assert_array_equal(participation(batches), participation(host_poisson()))
+
+
+def test_several_sizes_give_the_least_that_holds_a_batch():
     sizes = sampling.padded_sizes(N, Q)
-    assert {len(b.indices) for b in batches} <= {*sizes}
-    assert len(sizes) <= 4
-    # One seed in which the batch size goes beyond the first two sizes.
-    largest = max(np.sum(~b.is_padding_example) for b in batches)
-    assert sizes[0] < largest
+    batches = host_poisson(batch_sizes=sizes)
+    for batch in batches:
+        present = np.sum(~batch.is_padding_example)
+        assert len(batch.indices) == min(n for n in sizes if n >= present)
+    assert len({len(b.indices) for b in batches}) > 1
+    np.testing.assert_array_equal(participation(batches), participation(host_poisson()))
+
+
+def test_a_seed_draws_what_a_comparison_with_its_uniforms_does():
+    """So nothing but the padding depends on the sizes."""
+    rng = np.random.default_rng(0)
+    for batch in host_poisson(steps=20):
+        chosen = np.flatnonzero(rng.random(N) < Q)
+        np.testing.assert_array_equal(batch.indices[~batch.is_padding_example], chosen)
+
+
+def test_a_step_on_the_batches_of_a_mechanism_is_compiled_once():
+    mechanism = dpadambc.PoissonGaussian(
+        l2_clip_norm=1.0,
+        noise_multiplier=1.0,
+        sampling_prob=Q,
+        iterations=100,
+        normalize_by=20,
+    )
+    taken = {}
+    sizes = sampling.padded_sizes(N, Q)
+    for name, options in [("one", {}), ("several", {"batch_sizes": sizes})]:
+        step = jax.jit(lambda indices, mask: jnp.sum(indices, where=~mask))
+        batches = mechanism.batches(np.random.default_rng(0), num_examples=N, **options)
+        taken[name] = [int(step(*batch)) for batch in batches], step._cache_size()
+    assert taken["one"][0] == taken["several"][0]
+    assert taken["one"][1] == 1
+    # Negative control.
+    assert taken["several"][1] > 1
+
+
+@pytest.mark.parametrize(
+    ("batch_sizes", "error"),
+    [
+        ((), ValueError),
+        ((30,), ValueError),
+        ((N, 30), ValueError),
+        ((30, 30, N), ValueError),
+        ((30, N - 1), ValueError),
+        ((-1, N), ValueError),
+        ((30.5, N), TypeError),
+    ],
+)
+def test_sizes_that_do_not_hold_every_batch_are_refused(batch_sizes, error):
+    with pytest.raises(error, match="Expected .*batch_sizes"):
+        host_poisson(batch_sizes=batch_sizes)
+    assert host_poisson(batch_sizes=(30, N + 1), steps=1)
 
 
 @pytest.mark.parametrize("n", [0, 1, 5, 100, 10**6])
