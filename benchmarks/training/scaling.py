@@ -11,6 +11,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from benchmarks.speed import models, timing
 from benchmarks.training import overhead
 from dpadambc import training
+from dpadambc.training._programs import Programs
 from dpadambc.training._shardings import Shardings
 
 
@@ -28,12 +29,16 @@ def _case(problem: models.Problem, devices: int, split_params: bool) -> Any:
     mechanism: Any = overhead.mechanism_for(problem.batch_size)
     optimizer = overhead.optimizer_for(mechanism)
     step = training.Step(problem.loss_fn, mechanism, optimizer)
-    init = functools.partial(step.init, key=jax.random.key(1))
+    key = jax.random.key(1)
     batches = NamedSharding(mesh, PartitionSpec("data"))
-    shardings, state = Shardings.of(params, batches, None).init(init, params)
+    shardings = Shardings.of(params, batches, None)
+    params = shardings.device_put(params)
+    shardings = shardings.of_state(functools.partial(step.init, key=key), params)
+    step = dataclasses.replace(step, shardings=shardings)
+    state = Programs(step, problem.batch_size).start(params, key)
     whole = problem.batch, np.zeros(problem.batch_size, bool)
     placed = jax.device_put(whole, jax.tree.map(lambda _: batches, whole))
-    return dataclasses.replace(step, shardings=shardings), (state, *placed)
+    return step, (state, *placed)
 
 
 def measure(problem: models.Problem, rounds: int) -> list[dict[str, Any]]:

@@ -1,16 +1,16 @@
-"""Steps compiled, for arrays on the devices or for a source on the host."""
+"""A run of compiled steps, on arrays on the devices or a source on the host."""
 
 import dataclasses
 import functools
 from typing import Any
 
 import jax
+import optax
 
-from dpadambc.mechanisms.batch import Batch
-from dpadambc.training import _data, _fingerprint, _identity, _numbers
+from dpadambc.training import _data, _fingerprint, _identity, _numbers, _programs
 from dpadambc.training._shardings import Shardings
 from dpadambc.training.state import TrainState, releasable
-from dpadambc.training.step import Seen, Step, draw_batch
+from dpadambc.training.step import Seen, Step
 
 
 class Runner:
@@ -24,30 +24,12 @@ class Runner:
             None if self._source is not None else self._shardings.device_put(data)
         )
         self._num_examples = _data.num_examples(data)
-        self._fetched = jax.jit(step, donate_argnums=0)
-        self._scanned = jax.jit(
-            functools.partial(self._scan, step), static_argnums=3, donate_argnums=0
-        )
-        self._sample = jax.jit(
-            lambda state: step.shardings.replicate(self._draw(step, state))
-        )
+        self._programs = _programs.of(step, self._num_examples)
 
-    def _draw(self, step: Step, state: TrainState) -> Batch:
-        batch = draw_batch(step.mechanism, state, self._num_examples)
-        return step.shardings.padded(batch, step.microbatch_size)
-
-    def _scan(
-        self, step: Step, state: TrainState, frozen: Any, arrays: Any, iterations: int
-    ) -> tuple[TrainState, Seen]:
-        def one(state, _):
-            batch = self._draw(step, state)
-            examples = batch.gather(arrays)
-            return step(state, examples, batch.is_padding_example, frozen)
-
-        if iterations == 1:  # a loop around it would cost some percent
-            return one(state, None)
-        state, seen = jax.lax.scan(one, state, length=iterations)
-        return state, seen.total()
+    def start(self, params: optax.Params, key: jax.Array) -> TrainState:
+        """The state before the first step."""
+        with self._shardings.context():
+            return self._programs.start(params, key)
 
     def identity(self, state: TrainState) -> dict[str, Any]:
         """What tells this run from others, before its first step.
@@ -56,7 +38,12 @@ class Runner:
         *Secret*, as the checkpoint that it is for: it follows from the data.
         """
         with self._shardings.context():
-            return self._identity(state)
+            found = self._identity(state)
+        # A loss may have changed since a program of it was kept, and a checkpoint must
+        # name the program that runs: its steps may be taken again, with their noise.
+        program = found["program"]
+        self._programs = _programs.of(self._step, self._num_examples, program)
+        return found
 
     def _numbers(self, state: TrainState) -> dict[str, float]:
         """Those that have a name: in closures, and in the state at the start."""
@@ -75,42 +62,39 @@ class Runner:
 
     def _identity(self, state: TrainState) -> dict[str, Any]:
         step = dataclasses.replace(self._step, shardings=Shardings())
+        on_one_device = _programs.Programs(step, self._num_examples)
         if self._source is None:
             program = _fingerprint.of_program(
-                functools.partial(self._scan, step, iterations=1),
+                functools.partial(on_one_device.scan, iterations=1),
                 *(state, self._frozen, self._arrays),
             )
         else:
-            shapes = jax.eval_shape(functools.partial(self._draw, step), state)
-            batch = _data.no_examples(shapes)
+            batch = _data.no_examples(jax.eval_shape(on_one_device.draw, state))
             examples = _data.fetch(self._source, batch)
             program = _fingerprint.of_program(
                 step, state, examples, batch.is_padding_example, self._frozen
             )
         data = self._arrays if self._source is None else _data.sample_of(self._source)
+        known = jax.random.key(0, impl=jax.random.key_impl(state.sampling_key))
         return _identity.public_numbers(step.mechanism) | {
             "program": program,
             "data": _fingerprint.of_values(data),
             "frozen": _fingerprint.of_values(self._frozen),
             "start": _fingerprint.of_values(releasable(state)),
             "numbers": self._numbers(state),
-            "batches": _fingerprint.of_values(self._batch_of_a_known_key(state)),
+            # They differ where JAX draws differently: another version or configuration.
+            "batches": _fingerprint.of_values(self._programs.sample_first(known)),
         }
-
-    def _batch_of_a_known_key(self, state: TrainState) -> Batch:
-        """It differs where JAX draws differently: another version, or configuration."""
-        known = jax.random.key(0, impl=jax.random.key_impl(state.sampling_key))
-        step = dataclasses.replace(self._step, shardings=Shardings())
-        draw = jax.jit(lambda key: self._draw(step, state._replace(sampling_key=key)))
-        return draw(known)
 
     def advance(self, state: TrainState, iterations: int) -> tuple[TrainState, Seen]:
         """So many steps in one call; one, where examples come from the host."""
         with self._shardings.context():
             if self._source is None:
-                return self._scanned(state, self._frozen, self._arrays, iterations)
-            batch = self._sample(state)
+                return self._programs.steps(
+                    state, self._frozen, self._arrays, iterations
+                )
+            batch = self._programs.sample(state)
         examples = _data.fetch(self._source, batch, self._shardings.batch_sharding)
         with self._shardings.context():
             padding = batch.is_padding_example
-            return self._fetched(state, examples, padding, self._frozen)
+            return self._programs.step(state, examples, padding, self._frozen)

@@ -10,7 +10,7 @@ its shard of one and the same noise, whatever the number of devices.
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
@@ -106,25 +106,25 @@ class Shardings:
             return jax.device_put(tree)
         return jax.device_put(tree, jax.tree.map(self._sharding_of, tree))
 
-    def init(
-        self,
-        init: Callable[[optax.Params], TrainState],
-        params: optax.Params,
-    ) -> tuple["Shardings", TrainState]:
-        """The first state, whose moments have the shardings of the parameters."""
-        params = self.device_put(params)
-        # The first step donates the buffers of the state; those of the user must stay.
-        copied = lambda params: jax.tree.map(jnp.copy, init(params))
+    @property
+    def name(self) -> Hashable:
+        """What equal shardings have in common."""
+        leaves, structure = jax.tree.flatten(self.state)
+        return self.mesh, self.batch_axes, structure, tuple(leaves)
+
+    def of_state(
+        self, init: Callable[[optax.Params], TrainState], params: optax.Params
+    ) -> "Shardings":
+        """With those of a state, whose moments have the shardings of the parameters."""
         if self.mesh is None:
-            return self, jax.jit(copied)(params)
+            return self
         shapes = jax.eval_shape(init, params)
         state = jax.tree.map(lambda _: self._named(), shapes)._replace(
             params=jax.tree.map(self._sharding_of, params),
             opt_state=self._like_params(shapes.opt_state, params),
             average=self._like_params(shapes.average, params),
         )
-        first = jax.jit(copied, out_shardings=state)(params)
-        return dataclasses.replace(self, state=state), first
+        return dataclasses.replace(self, state=state)
 
     def _like_params(self, tree: Any, params: optax.Params) -> Any:
         """Shardings of a tree with subtrees like the parameters, such as moments.

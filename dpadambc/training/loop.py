@@ -59,10 +59,11 @@ def _built(
         _checks.optimizer_of(step.optimizer, params, step.mechanism)
         _checks.loss_of(step, params, frozen, data)
         key = _keys.the_same_everywhere(key)
-        init = functools.partial(step.init, key=key)
-        shardings, start = shardings.init(init, params)
+        params = shardings.device_put(params)
+        shardings = shardings.of_state(functools.partial(step.init, key=key), params)
     step = dataclasses.replace(step, shardings=shardings)
-    return Runner(step, data, frozen), start, key
+    runner = Runner(step, data, frozen)
+    return runner, runner.start(params, key), key
 
 
 def fit(
@@ -122,6 +123,16 @@ def fit(
     It warns of parameters without a gradient, of a loss that mixes examples, such as
     batch normalization, of a correction with the level of other noise; and, after the
     first steps, of losses that are all NaN and of examples without any gradient.
+
+    A second run is not compiled again if it has the same `loss_fn` and `optimizer` (the
+    same objects: `optax.adam(1e-3)` called twice makes two), equal options, shapes and
+    shardings, and a mechanism with the same numbers; `iterations` and the budget may
+    differ, where the calls have as many steps. The programs of eight steps are kept,
+    with the arrays that their functions close over. As with `jax.jit`, what a function
+    reads besides its arguments may be as old as its program; with `checkpoints`, or
+    where it is the noise, a schedule for one, it never is. In another process JAX's
+    `jax_compilation_cache_dir` helps: of keys and data there is nothing in it, unless
+    the loss closes over them.
 
     Args:
       loss_fn: the loss of one example, of `(params, *example)`; with `frozen`, of

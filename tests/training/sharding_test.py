@@ -21,6 +21,7 @@ from jax.sharding import PartitionSpec as P
 import dpadambc
 from dpadambc import training
 from dpadambc.training import checkpoints
+from dpadambc.training._programs import Programs
 from dpadambc.training._shardings import Shardings
 from tests import common
 
@@ -197,19 +198,23 @@ IN_PARTS = optax.multi_transform(
 )
 
 
+def start_of(step, params, mesh):
+    """The step with its shardings, and its first state."""
+    key = jax.random.key(1)
+    shardings = Shardings.of(params, NamedSharding(mesh, P("data")), None)
+    params = shardings.device_put(params)
+    shardings = shardings.of_state(functools.partial(step.init, key=key), params)
+    step = dataclasses.replace(step, shardings=shardings)
+    return step, Programs(step, 203).start(params, key)
+
+
 def started(optimizer, split_params=True, devices=8):
     mesh = mesh_of(devices)
     params = PARAMS
     if split_params:
         params = jax.device_put(params, training.fully_sharded(params, mesh, "data"))
-    init = functools.partial(
-        training.init_state,
-        mechanism=MECHANISM,
-        optimizer=optimizer,
-        key=jax.random.key(1),
-    )
-    shardings = Shardings.of(params, NamedSharding(mesh, P("data")), None)
-    return optimizer, *shardings.init(init, params)
+    step, state = start_of(training.Step(loss_fn, MECHANISM, optimizer), params, mesh)
+    return optimizer, step.shardings, state
 
 
 @pytest.mark.parametrize(
@@ -326,14 +331,10 @@ def compiled_step(devices, loss_fn, params, examples, split_params, **options):
     if split_params:
         params = jax.device_put(params, training.fully_sharded(params, mesh, "data"))
     optimizer = dpadambc.adam_bc(0.1, MECHANISM.noise_stddev)
-    step = training.Step(loss_fn, MECHANISM, optimizer)
-    init = functools.partial(step.init, key=jax.random.key(1))
-    shardings = Shardings.of(params, NamedSharding(mesh, P("data")), None)
-    with shardings.context():
-        shardings, state = shardings.init(init, params)
-        step = dataclasses.replace(step, shardings=shardings)
+    step, state = start_of(training.Step(loss_fn, MECHANISM, optimizer), params, mesh)
+    with step.shardings.context():
         padding = np.zeros(len(examples[0]), bool)
-        placed = shardings.device_put((examples, padding))
+        placed = step.shardings.device_put((examples, padding))
         return jax.jit(step, donate_argnums=0).lower(state, *placed).compile()
 
 
