@@ -48,6 +48,9 @@ class Step:
       * The state is `init_state`'s, which has the keys; no step uses a key of another.
       * Epsilon is `mechanism.epsilon(delta, iterations=state.step)` if each batch was
         drawn as the mechanism says, `draw_batch` for one, and no state was used twice.
+      * Under `jax.vmap` over states, each made from a key of its own, every row is a
+        run of its own, with its own batches and noise, and costs that epsilon. k runs
+        of T steps on the same data cost `mechanism.epsilon(delta, iterations=k * T)`.
 
     Args:
       loss_fn: the loss of one example, of `(params, *example)`; with `has_frozen`, of
@@ -83,6 +86,22 @@ class Step:
       ...         state, batch.gather(data), batch.is_padding_example)
       >>> int(state.step)
       4
+
+      Three learning rates in one compiled program, each run with a key of its own:
+
+      >>> optimizer = optax.inject_hyperparams(optax.adam)(0.1)
+      >>> step = training.Step(loss_fn, mechanism, optimizer)
+      >>> def train(key, learning_rate):
+      ...     state = step.init(jnp.zeros(2), key=key)
+      ...     state = optax.tree.set(state, learning_rate=learning_rate)
+      ...     def take_step(state, _):
+      ...         batch = training.draw_batch(mechanism, state, num_examples=8)
+      ...         return step(state, batch.gather(data), batch.is_padding_example)
+      ...     return jax.lax.scan(take_step, state, length=mechanism.iterations)[0]
+      >>> keys = jax.random.split(training.secret_key(), 3)
+      >>> states = jax.jit(jax.vmap(train))(keys, jnp.array([0.01, 0.1, 1.0]))
+      >>> states.params.shape
+      (3, 2)
     """
 
     loss_fn: Callable[..., jax.Array]

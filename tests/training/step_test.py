@@ -112,6 +112,60 @@ def test_a_step_on_padding_alone_is_noise():
     assert (after.params != 0).all() and int(after.step) == 1
 
 
+def test_runs_under_vmap_are_the_runs_alone():
+    optimizer = optax.inject_hyperparams(optax.adam)(0.1)
+    step = training.Step(loss_fn, MECHANISM, optimizer, average_decay=0.9)
+
+    def train(key, learning_rate):
+        state = step.init(jnp.zeros(3), key=key)
+        state = optax.tree.set(state, learning_rate=learning_rate)
+
+        def take_step(state, _):
+            batch = training.draw_batch(MECHANISM, state, num_examples=200)
+            padding = batch.is_padding_example
+            state, seen = step(state, batch.gather(DATA), padding)
+            return state, (seen, batch.indices)
+
+        return jax.lax.scan(take_step, state, length=MECHANISM.iterations)
+
+    keys, rates = jax.random.split(KEY, 3), jnp.array([0.01, 0.1, 0.1])
+    rows = jax.jit(jax.vmap(train))(keys, rates)
+    for i, (key, rate) in enumerate(zip(keys, rates, strict=True)):
+        alone = jax.jit(train)(key, rate)
+        assert_same(jax.tree.map(lambda x, i=i: x[i], rows), alone)
+        # And a row is the run of `fit`.
+        ours = training.fit(
+            *(loss_fn, jnp.zeros(3), DATA, MECHANISM, optax.adam(float(rate))),
+            key=key,
+            target_delta=1e-5,
+        )
+        np.testing.assert_allclose(
+            alone[0].params, ours.state.params, rtol=1e-4, atol=1e-5
+        )
+    indices = rows[1][1]
+    assert (indices[1] != indices[2]).any(axis=-1).all()
+
+
+def moves_without_examples(keys):
+    """What the noise of a step moves each of several runs by."""
+    step = training.Step(loss_fn, MECHANISM, optax.sgd(1.0))
+    states = jax.vmap(lambda key: step.init(jnp.zeros(3), key=key))(keys)
+    rows = jax.tree.map(lambda x: x[:4], DATA)
+    states, _ = jax.vmap(lambda state: step(state, rows, jnp.ones(4, bool)))(states)
+    return np.asarray(states.params)
+
+
+def test_the_noise_of_runs_under_vmap_differs_if_their_keys_do():
+    moves = moves_without_examples(jax.random.split(KEY, 100))
+    assert len(np.unique(moves)) == moves.size
+    assert moves.std() == pytest.approx(MECHANISM.noise_stddev, rel=0.2)
+    correlation = np.corrcoef(moves[:-1].ravel(), moves[1:].ravel())[0, 1]
+    assert abs(correlation) < 5 / np.sqrt(moves.size)
+    # Negative control: one key for all.
+    same = moves_without_examples(jnp.stack([KEY] * 3))
+    assert len(np.unique(same)) == 3
+
+
 def test_no_step_repeats_the_noise_of_another():
     step = training.Step(loss_fn, MECHANISM, optax.sgd(1.0))
     states = [step.init(jnp.zeros(3), key=KEY)]
