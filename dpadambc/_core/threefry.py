@@ -2,7 +2,7 @@
 
 import functools
 import math
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,14 @@ import numpy as np
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
 
+# Arrays of one draw are rows of this length, each with its key.
+_ROW = 256
+# One draw has as many numbers as this, or as the largest array, or an eighth of all.
+_TOGETHER = 2**22
+
 Key = jax.Array | tuple[jax.Array, jax.Array]  # two words
+Shape = tuple[int, ...]
+Like = jax.ShapeDtypeStruct
 
 
 def words(key: Key, high: jax.Array, low: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -31,7 +38,7 @@ def words(key: Key, high: jax.Array, low: jax.Array) -> tuple[jax.Array, jax.Arr
     return x0, x1
 
 
-def positions(shape: tuple[int, ...]) -> jax.Array:
+def positions(shape: Shape) -> jax.Array:
     """The number of each coordinate, as a sum of iotas: any sharding can split it."""
     number = jnp.zeros(shape, jnp.uint32)
     for axis in range(len(shape)):
@@ -40,15 +47,8 @@ def positions(shape: tuple[int, ...]) -> jax.Array:
     return number
 
 
-def _normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """`jax.random.normal` in float32, number for number, as one pass over memory.
-
-    JAX compiles the rounds of its generator to a loop on a CPU, where each step of
-    each round takes its words from memory and puts them back. Written out, they and
-    what is made of them stay in registers. (The order is that of the default,
-    `jax_threefry_partitionable`.)
-    """
-    x0, x1 = words(jax.random.key_data(key), jnp.uint32(0), positions(shape))
+def _gaussian(x0: jax.Array, x1: jax.Array) -> jax.Array:
+    """Standard normal numbers in float32, of random words as JAX makes them."""
     # 23 random bits behind the point of a number in [1, 2), then moved to (-1, 1).
     bits = (x0 ^ x1) >> 9 | np.float32(1).view(np.uint32)
     uniform = 2 * (jax.lax.bitcast_convert_type(bits, jnp.float32) - 1)
@@ -56,27 +56,109 @@ def _normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return np.float32(math.sqrt(2)) * jax.lax.erf_inv(uniform + least)
 
 
-def _normal_once(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """`_normal`, which XLA would merge into each use, and repeat there.
+def _alone(key: jax.Array, shape: Shape) -> jax.Array:
+    """Standard normal numbers of one key, in one pass over memory.
+
+    JAX compiles the rounds of its generator to a loop on a CPU, where each step of
+    each round takes its words from memory and puts them back. Written out, they and
+    what is made of them stay in registers.
+    """
+    first, second = jax.random.key_data(key)
+    return _gaussian(*words((first, second), jnp.uint32(0), positions(shape)))
+
+
+def _together(keys: jax.Array, sizes: Sequence[int]) -> jax.Array:
+    """The same of several keys, in rows that know their key and where they start.
+
+    What is written out takes long to compile: here once for all of them. The numbers
+    that fill the last row of each key are for nobody.
+    """
+    counts = [_num_rows(size) for size in sizes]
+    starts = [_ROW * np.arange(count, dtype=np.uint32) for count in counts]
+    low = np.concatenate(starts)[:, None] + np.arange(_ROW, dtype=np.uint32)
+    rows = jax.random.key_data(keys)[np.repeat(np.arange(len(sizes)), counts)]
+    key = rows[:, 0, None], rows[:, 1, None]
+    return _gaussian(*words(key, jnp.uint32(0), jnp.asarray(low))).reshape(-1)
+
+
+def _num_rows(size: int) -> int:
+    return -(-size // _ROW)
+
+
+def _once(draw: Callable[[], jax.Array], key: jax.Array) -> jax.Array:
+    """What is drawn, which XLA would merge into each use, and repeat there.
 
     It does not merge a branch. The condition always holds, which XLA cannot tell.
     (`jax.lax.optimization_barrier` is for this, but does not last in JAX 0.10.)
     """
-    word = jax.random.key_data(key)[0]
-    return jax.lax.cond(
-        word | 1 != 0,
-        lambda: _normal(key, shape),
-        # Of the key, so that it varies over devices as the other branch does.
-        lambda: jnp.broadcast_to(word.astype(jnp.float32) * jnp.nan, shape),
-    )
+    word, shape = jax.random.key_data(key)[0], jax.eval_shape(draw).shape
+    # Of the key, so that it varies over devices as the other branch does.
+    nan = word.astype(jnp.float32) * jnp.nan
+    return jax.lax.cond(word | 1 != 0, draw, lambda: jnp.broadcast_to(nan, shape))
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2))
-def normal(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    """`jax.random.normal`, faster on a CPU in float32 with keys of the default kind."""
-    of_jax = lambda key: jax.random.normal(key, shape, dtype)
-    is_default = dtype == jnp.float32 and jax.random.key_impl(key) == "threefry2x32"
-    if not is_default or math.prod(shape) >= 2**32:  # counted in one word
-        return of_jax(key)
-    written_out = lambda key: _normal_once(key, shape)
-    return jax.lax.platform_dependent(key, cpu=written_out, default=of_jax)
+def _groups(sizes: Sequence[int]) -> list[list[int]]:
+    """The positions of arrays that are drawn together; all of a draw is in memory."""
+    most = max(_TOGETHER, sum(sizes) // 8, *sizes)
+    groups: list[list[int]] = [[]]
+    total = 0
+    for i, size in enumerate(sizes):
+        if total + size > most:
+            groups.append([])
+            total = 0
+        groups[-1].append(i)
+        total += size
+    return groups
+
+
+def _written_out(keys: jax.Array, shapes: Sequence[Shape]) -> list[jax.Array]:
+    """Standard normal numbers of each key, in as few draws as memory allows."""
+    sizes = [math.prod(shape) for shape in shapes]
+    # On a mesh each is split along its own axes, which only a draw of its own can be.
+    is_split = not jax.sharding.get_abstract_mesh().empty
+    found = []
+    groups = [[i] for i in range(len(sizes))] if is_split else _groups(sizes)
+    for group in filter(None, groups):
+        first = keys[group[0]]
+        if len(group) == 1:
+            draw = functools.partial(_alone, first, shapes[group[0]])
+            found.append(_once(draw, first))
+            continue
+        of_group = [sizes[i] for i in group]
+        draw = functools.partial(_together, keys[np.array(group)], of_group)
+        drawn, start = _once(draw, first), 0
+        for i in group:
+            found.append(drawn[start : start + sizes[i]].reshape(shapes[i]))
+            start += _ROW * _num_rows(sizes[i])
+    return found
+
+
+def normals(keys: jax.Array, likes: Sequence[Like]) -> list[jax.Array]:
+    """`jax.random.normal` of each key: on a CPU faster, and compiled faster.
+
+    There the generator of the default kind of keys is written out, for float32. The
+    bits are JAX's with `jax_threefry_partitionable`, its default, and the numbers are
+    so within a unit in the last place; without, JAX counts in another order.
+
+    Args:
+      keys: shape (n,).
+      likes: the shapes and dtypes of n arrays.
+    """
+    of_jax = lambda key, like: jax.random.normal(key, like.shape, like.dtype)
+
+    def all_of_jax(keys):
+        return list(map(of_jax, keys, likes))
+
+    def on_cpu(keys):
+        # One word counts the numbers of a key.
+        known = [x.dtype == jnp.float32 and x.size < 2**32 for x in likes]
+        shapes = [x.shape for x, is_known in zip(likes, known, strict=True) if is_known]
+        ours = _written_out(keys[np.flatnonzero(known)], shapes)
+        return [
+            ours.pop(0) if is_known else of_jax(key, like)
+            for is_known, key, like in zip(known, keys, likes, strict=True)
+        ]
+
+    if jax.random.key_impl(keys) != "threefry2x32":
+        return all_of_jax(keys)
+    return jax.lax.platform_dependent(keys, cpu=on_cpu, default=all_of_jax)

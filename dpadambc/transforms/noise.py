@@ -20,12 +20,15 @@ class AddDPNoiseState(NamedTuple):
 
 def _gaussian_like(key: jax.Array, tree: optax.Updates) -> optax.Updates:
     """Independent standard normal draws in at least float32, shaped like the tree."""
+    leaves, structure = jax.tree.flatten(jax.tree.map(_like, tree))
+    if not leaves:
+        return tree
+    return structure.unflatten(threefry.normals(keys.of_leaves(key, tree), leaves))
 
-    def draw(key: jax.Array, leaf: jax.Array) -> jax.Array:
-        dtype = precision.at_least_float32(jnp.result_type(leaf))
-        return threefry.normal(key, jnp.shape(leaf), dtype)
 
-    return jax.tree.map(draw, keys.per_leaf(key, tree), tree)
+def _like(x: jax.Array) -> jax.ShapeDtypeStruct:
+    dtype = precision.at_least_float32(jnp.result_type(x))
+    return jax.ShapeDtypeStruct(jnp.shape(x), dtype)
 
 
 def _check_summed(updates: optax.Updates, params: optax.Params | None) -> None:
