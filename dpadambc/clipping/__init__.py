@@ -1,13 +1,17 @@
 """Clipped sums of per-example gradients, and how far one example can move them."""
 
 from dpadambc.clipping.clipped import ClippedGrad, clipped_grad, clipped_value_and_grad
+from dpadambc.clipping.explanation import Explanation, ParameterCost, explain
 from dpadambc.clipping.flat import NeighboringRelation, clip_per_example, sensitivity
 
 __all__ = [
     "ClippedGrad",
+    "Explanation",
     "NeighboringRelation",
+    "ParameterCost",
     "clip_per_example",
     "clipped_grad",
     "clipped_value_and_grad",
+    "explain",
     "sensitivity",
 ]

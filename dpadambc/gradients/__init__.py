@@ -6,15 +6,11 @@ from dpadambc.gradients._leaves import (
     materialize,
     per_example_norms,
 )
-from dpadambc.gradients.explanation import Explanation, ParameterCost, explain
 from dpadambc.gradients.per_example import per_example_grad, per_example_value_and_grad
 
 __all__ = [
-    "Explanation",
-    "ParameterCost",
     "PerExampleGradient",
     "as_per_example",
-    "explain",
     "materialize",
     "per_example_grad",
     "per_example_norms",

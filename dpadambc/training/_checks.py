@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from dpadambc._core import precision
-from dpadambc.gradients import explanation
+from dpadambc.clipping import explanation
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.training import _correction, _data
 from dpadambc.training.step import Seen, Step
