@@ -15,17 +15,17 @@ from dpadambc import (
     transforms,
 )
 from dpadambc.clipping import (
+    Explanation,
     NeighboringRelation,
     clip_per_example,
     clipped_grad,
     clipped_value_and_grad,
+    explain,
     sensitivity,
 )
 from dpadambc.gradients import (
-    Explanation,
     PerExampleGradient,
     as_per_example,
-    explain,
     materialize,
     per_example_grad,
     per_example_norms,

@@ -30,6 +30,7 @@ OF_EXTRAS = {
 RETURNED = {
     "AddDPNoiseState",
     "Advice",
+    "Choice",
     "ClippedGrad",
     "Explanation",
     "GradientStatistics",
@@ -37,6 +38,7 @@ RETURNED = {
     "Observed",
     "ParameterCost",
     "PerExampleGradient",
+    "Plan",
     "Progress",
     "Readout",
     "Releasable",

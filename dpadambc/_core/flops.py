@@ -31,12 +31,12 @@ def _of_equation(eqn: jex.JaxprEqn) -> int:
     name = eqn.primitive.name
     if name == "dot_general":
         (contracted, _), _ = eqn.params["dimension_numbers"]
-        lhs = eqn.invars[0].aval.shape
+        lhs = _shape(eqn.invars[0])
         return 2 * _size(eqn.outvars[0]) * math.prod(lhs[i] for i in contracted)
     if name == "conv_general_dilated":
         features = eqn.params["dimension_numbers"].rhs_spec[0]
         kernel = eqn.invars[1]
-        of_one = _size(kernel) // max(kernel.aval.shape[features], 1)
+        of_one = _size(kernel) // max(_shape(kernel)[features], 1)
         return 2 * _size(eqn.outvars[0]) * of_one
     bodies = [_of_jaxpr(inner.jaxpr) for inner in jaxprs.inner(eqn)]
     if name == "cond":
@@ -44,5 +44,9 @@ def _of_equation(eqn: jex.JaxprEqn) -> int:
     return eqn.params["length"] * sum(bodies) if name == "scan" else sum(bodies)
 
 
+def _shape(atom: Any) -> tuple[int, ...]:
+    return atom.aval.shape
+
+
 def _size(atom: Any) -> int:
-    return math.prod(atom.aval.shape)
+    return math.prod(_shape(atom))

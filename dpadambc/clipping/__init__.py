@@ -1,14 +1,22 @@
 """Clipped sums of per-example gradients, and how far one example can move them."""
 
 from dpadambc.clipping.clipped import ClippedGrad, clipped_grad, clipped_value_and_grad
-from dpadambc.clipping.explanation import Explanation, ParameterCost, explain
+from dpadambc.clipping.explanation import (
+    Choice,
+    Explanation,
+    ParameterCost,
+    Plan,
+    explain,
+)
 from dpadambc.clipping.flat import NeighboringRelation, clip_per_example, sensitivity
 
 __all__ = [
+    "Choice",
     "ClippedGrad",
     "Explanation",
     "NeighboringRelation",
     "ParameterCost",
+    "Plan",
     "clip_per_example",
     "clipped_grad",
     "clipped_value_and_grad",

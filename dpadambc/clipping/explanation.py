@@ -1,17 +1,21 @@
 """What the per-example gradients of a loss will cost, before anything runs."""
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from dpadambc._core import validate
+from dpadambc.clipping import _plan, _programs
 from dpadambc.gradients import _batch_norm, _batched, _leaves, per_example
 
-_HEADER = ("parameter", "shape", "rule", "factored", "materialized")
+Choice = _programs.Choice
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,10 +34,65 @@ class ParameterCost:
         known = ("direct", "gram", "outer product", "lookup", "convolution")
         return len(self.shape) > 1 and not self.rule.startswith(known)
 
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What the parameters of repeated layers have in common."""
+        name = re.sub(r"\d+", "*", self.name)
+        return name, self.shape, self.rule, self.factored_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Ways to the gradient of a batch, or to a whole step, and the one that fits."""
+
+    memory_limit: float
+    ordinary: Choice  # the gradient of the mean loss, without privacy
+    factored: tuple[Choice, ...]  # by falling size: the chosen, and its neighbors
+    vmap: Choice  # of all gradients at once
+
+    @property
+    def chosen(self) -> Choice | None:
+        """The largest microbatch that fits, or None."""
+        fitting = (c for c in self.factored if c.peak_bytes <= self.memory_limit)
+        return next(fitting, None)
+
+    @property
+    def reason(self) -> str:
+        """Why this microbatch."""
+        limit, least = _readable(self.memory_limit), self.factored[-1]
+        if self.chosen is None:
+            return (
+                f"No microbatch fits into {limit}: one of {least.microbatch_size} takes"
+                f" {_readable(least.peak_bytes)}. Rematerialize (jax.checkpoint), cut"
+                " the length of an example, or train fewer parameters."
+            )
+        size = self.chosen.microbatch_size
+        if self.chosen is self.factored[0]:
+            return f"microbatch_size={size}: the whole batch fits into {limit}."
+        above = self.factored[self.factored.index(self.chosen) - 1]
+        return (
+            f"microbatch_size={size}: the largest that fits into {limit};"
+            f" {above.microbatch_size} would take {_readable(above.peak_bytes)}."
+        )
+
+    def __str__(self) -> str:
+        header = "gradient", "microbatch", "peak", "of ordinary", "products"
+        rows = [
+            (
+                choice.method,
+                str(choice.microbatch_size),
+                _readable(choice.peak_bytes),
+                f"{choice.peak_bytes / self.ordinary.peak_bytes:.2f}",
+                f"{choice.product_flops / 1e9:.3g} GFLOP",
+            )
+            for choice in (self.ordinary, *self.factored, self.vmap)
+        ]
+        return "\n".join((*_aligned([header, *rows], num_left=1), self.reason))
+
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """The table of `explain`; printed, it is a table."""
+    """The tables of `explain`; printed, they are tables."""
 
     parameters: tuple[ParameterCost, ...]
     batch_size: int
@@ -41,6 +100,7 @@ class Explanation:
     without_gradient: tuple[str, ...]  # a sentence for each parameter
     costly: tuple[str, ...]  # a sentence for each parameter that takes needless memory
     mixing: tuple[str, ...]  # a sentence for each way in which examples are mixed
+    plan: Plan | None = None  # with a memory limit
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -57,27 +117,53 @@ class Explanation:
         """What one gradient for each example and parameter would take."""
         return sum(row.materialized_bytes for row in self.parameters)
 
+    @property
+    def microbatch_size(self) -> int:
+        """The largest microbatch that stays within the memory limit.
+
+        Raises:
+          ValueError: if none does, or there was no limit to plan for.
+        """
+        if self.plan is None:
+            raise ValueError(
+                "Expected a limit to plan for: explain(..., memory_limit=bytes)."
+            )
+        if self.plan.chosen is None:
+            raise ValueError(self.plan.reason)
+        return self.plan.chosen.microbatch_size
+
     def __str__(self) -> str:
+        header = "parameter", "shape", "rule", "factored", "materialized"
         total = "all, shared factors once", "", ""
-        rows = [
-            _HEADER,
-            *(
-                (row.name, str(row.shape), row.rule, *_sizes(row))
-                for row in self.parameters
-            ),
-            (*total, *_sizes(self)),
-        ]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [f"batch of {self.batch_size}"]
-        for *texts, factored, materialized in rows:
-            left = [text.ljust(n) for text, n in zip(texts, widths, strict=False)]
-            right = factored.rjust(widths[3]), materialized.rjust(widths[4])
-            lines.append("  ".join((*left, *right)))
-        return "\n".join((*lines, *(f"warning: {text}" for text in self.warnings)))
+        total = (
+            *total,
+            *map(_readable, (self.factored_bytes, self.materialized_bytes)),
+        )
+        rows = _aligned([header, *_folded(self.parameters), total], num_left=3)
+        warned = (f"warning: {text}" for text in self.warnings)
+        plan = () if self.plan is None else ("", str(self.plan))
+        return "\n".join((f"batch of {self.batch_size}", *rows, *warned, *plan))
 
 
-def _sizes(row: ParameterCost | Explanation) -> tuple[str, str]:
-    return _readable(row.factored_bytes), _readable(row.materialized_bytes)
+def _folded(parameters: Sequence[ParameterCost]) -> list[tuple[str, ...]]:
+    """A row for each kind of parameter, those that take most first."""
+    kinds = sorted(_by_kind(parameters), key=lambda kind: _total(kind[1]), reverse=True)
+    return [
+        (name, str(few[0].shape), few[0].rule, *map(_readable, _total(few)))
+        for name, few in kinds
+    ]
+
+
+def _aligned(rows: Sequence[Sequence[str]], num_left: int) -> list[str]:
+    """Lines with columns of one width; all but the first few to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            text.ljust(width) if i < num_left else text.rjust(width)
+            for i, (text, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
 
 
 def _readable(num_bytes: float) -> str:
@@ -100,6 +186,22 @@ def _cost(
     )
 
 
+def _by_kind(rows: Sequence[ParameterCost]) -> list[tuple[str, list[ParameterCost]]]:
+    """Parameters of repeated layers together, with a name for them."""
+    kinds: dict[Any, list[ParameterCost]] = {}
+    for row in rows:
+        kinds.setdefault(row.kind, []).append(row)
+    return [
+        (few[0].name if len(few) == 1 else f"{few[0].kind[0]} ({len(few)})", few)
+        for few in kinds.values()
+    ]
+
+
+def _total(rows: Sequence[ParameterCost]) -> tuple[int, int]:
+    factored = sum(row.factored_bytes for row in rows)
+    return factored, sum(row.materialized_bytes for row in rows)
+
+
 def _without_gradient(rows: list[ParameterCost]) -> tuple[str, ...]:
     return tuple(
         f"{row.name} gets no gradient: the loss does not depend on it. Noise will move"
@@ -111,22 +213,23 @@ def _without_gradient(rows: list[ParameterCost]) -> tuple[str, ...]:
 
 def _costly(rows: list[ParameterCost]) -> tuple[str, ...]:
     sentences = []
-    for row in rows:
+    for name, few in _by_kind(rows):
+        row, (factored, materialized) = few[0], _total(few)
         if row.rule.startswith(_leaves.MATERIALIZED):
             sentences.append(
-                f"{row.name} has no rule for how the loss uses it ({row.rule}), so a"
+                f"{name} has no rule for how the loss uses it ({row.rule}), so a"
                 " gradient is formed for each example:"
-                f" {_readable(row.materialized_bytes)}."
+                f" {_readable(materialized)}."
             )
         elif (
             row.rule != _leaves.NO_GRADIENT
             and row.is_formed
-            and 2 * row.factored_bytes > sum(other.factored_bytes for other in rows)
+            and 2 * factored > sum(other.factored_bytes for other in rows)
         ):
             sentences.append(
-                f"{row.name} is formed for each example, as reverse mode has it"
-                f" ({row.rule}): {_readable(row.materialized_bytes)}, more than all the"
-                " others take."
+                f"{name} is formed for each example, as reverse mode has it"
+                f" ({row.rule}): {_readable(materialized)}, more than all the others"
+                " take."
             )
     return tuple(sentences)
 
@@ -139,10 +242,16 @@ def explain(
     has_aux: bool = False,
     batch_argnums: _batched.Argnums | None = None,
     prng_argnum: int | None = None,
+    memory_limit: float | None = None,
+    optimizer: optax.GradientTransformation | None = None,
 ) -> Explanation:
     """How the per-example gradients of a loss will be held, and what that takes.
 
-    Nothing runs: the loss is traced with the shapes of its arguments.
+    Nothing runs: the loss is traced with the shapes of its arguments. With a memory
+    limit it is compiled too, a few times, to find the largest `microbatch_size` for
+    `clipped_grad` whose program stays within the limit, by the compiler's own analysis.
+    Factors are held until the norms are known, so where `jax.checkpoint` saves memory
+    in ordinary training, microbatches are what gives it back in private training.
 
     The rules: `gram` and `outer product` keep the two factors of a kernel's gradient,
     `lookup` ids and rows, `convolution: gram` and `convolution: taps` the input and
@@ -160,16 +269,25 @@ def explain(
       has_aux: whether `fun` returns `(loss, aux)`.
       batch_argnums: which positional arguments will be batches; by default all others.
       prng_argnum: which positional argument is a PRNG key, if any.
+      memory_limit: in bytes, for arguments, outputs and temporaries.
+      optimizer: of the clipped gradient, such as
+        `optax.chain(add_dp_noise(...), adam_bc(...))`, to plan the memory of the whole
+        step, which updates parameters and state in place; else that of the gradient.
 
     Returns:
-      An `Explanation`: `print` it, or read `parameters`, `rules` and `warnings`. It
+      An `Explanation`: `print` it, or read `parameters`, `rules`, `warnings`, and with
+      a memory limit `microbatch_size` and `plan`, which has the neighboring choices,
+      the ordinary gradient and that from all gradients at once beside it. A row stands
+      for all layers alike, and says how many. It
       warns of parameters without a gradient, of those without a rule, of kernels
       that are formed and take more than all the others, and of a mean over an axis of
       size one, as batch normalization has it.
 
     Raises:
-      ValueError: as `per_example_value_and_grad`.
+      ValueError: as `per_example_value_and_grad`; `microbatch_size` does, if not even
+        one example fits.
       TypeError: as `per_example_value_and_grad`.
+      RuntimeError: if there is a limit, and the compiler does not state the memory.
 
     Example:
       >>> import jax.numpy as jnp
@@ -180,11 +298,19 @@ def explain(
       >>> print(dpadambc.explain(loss_fn, params, jnp.ones(784), batch_size=256))
       batch of 256
       parameter                 shape        rule           factored  materialized
-      ['b']                     (1024,)      direct          1.05 MB       1.05 MB
       ['w']                     (784, 1024)  outer product   1.85 MB        822 MB
+      ['b']                     (1024,)      direct          1.05 MB       1.05 MB
       all, shared factors once                               1.85 MB        823 MB
+      >>> found = dpadambc.explain(
+      ...     loss_fn, params, jnp.ones(784), batch_size=256, memory_limit=1e8)
+      >>> found.microbatch_size
+      256
     """
     validate.count(least=1, batch_size=batch_size)
+    if memory_limit is not None:
+        validate.positive(memory_limit=memory_limit)
+    elif optimizer is not None:
+        raise ValueError("Expected a memory_limit to plan for, with an optimizer.")
     arguments = _batched.Arguments(argnums, batch_argnums, prng_argnum)
     grad_fn = per_example.per_example_grad(
         fun,
@@ -212,6 +338,12 @@ def explain(
         for i, x in enumerate(args)
     ]
     jax.eval_shape(trace, *batched)
+    plan = None
+    if memory_limit is not None:
+        programs = _programs.Programs(
+            fun, arguments, has_aux, tuple(batched), batch_size, optimizer
+        )
+        plan = _planned(programs, memory_limit)
     return Explanation(
         parameters=tuple(rows),
         batch_size=batch_size,
@@ -219,6 +351,22 @@ def explain(
         without_gradient=_without_gradient(rows),
         costly=_costly(rows),
         mixing=_mixing(fun, args),
+        plan=plan,
+    )
+
+
+def _planned(programs: _programs.Programs, memory_limit: float) -> Plan:
+    compiled = functools.cache(programs.factored)
+    known = _plan.measured_around(
+        memory_limit,
+        _plan.sizes(programs.batch_size),
+        lambda size: compiled(size).peak_bytes,
+    )
+    return Plan(
+        memory_limit=memory_limit,
+        ordinary=programs.ordinary(),
+        factored=tuple(compiled(size) for size in sorted(known, reverse=True)),
+        vmap=programs.vmap(),
     )
 
 

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from dpadambc.clipping import _plan
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.mechanisms.batch import Batch
 from dpadambc.training.state import TrainState
@@ -33,6 +34,7 @@ class Programs:
 
     def __init__(self, step: Step, num_examples: int):
         self._step, self._num_examples = step, num_examples
+        self._peak_bytes: dict[Hashable, int] = {}
         placed = step.shardings.state
         jit = functools.partial(jax.jit, out_shardings=placed) if placed else jax.jit
         self._start = jit(self._started, static_argnums=2)
@@ -44,6 +46,29 @@ class Programs:
                 jax.random.fold_in(key, 0), num_examples=num_examples
             )
         )
+
+    def peak_bytes(
+        self, microbatch_size: int | None, iterations: int | None, *args: Any
+    ) -> int:
+        """What the program takes on each device with microbatches of another size.
+
+        Args:
+          microbatch_size: in place of that of the step.
+          iterations: as for `steps`; of `step`, if None.
+          *args: the others of either.
+        """
+        leaves, structure = jax.tree.flatten(args)
+        shapes = tuple(map(jax.typeof, leaves))
+        which = microbatch_size, iterations, structure, shapes
+        if which not in self._peak_bytes:
+            step = dataclasses.replace(self._step, microbatch_size=microbatch_size)
+            other = Programs(step, self._num_examples)
+            if iterations is None:
+                lowered = other.step.lower(*args)
+            else:
+                lowered = other.steps.lower(*args, iterations)
+            self._peak_bytes[which] = _plan.peak_bytes(lowered.compile())
+        return self._peak_bytes[which]
 
     def start(self, params: optax.Params, key: jax.Array) -> TrainState:
         """The state before the first step, in buffers of its own."""

@@ -1,5 +1,6 @@
 """A run of compiled steps, on arrays on the devices or a source on the host."""
 
+import copy
 import dataclasses
 import functools
 from typing import Any
@@ -25,6 +26,39 @@ class Runner:
         )
         self._num_examples = _data.num_examples(data)
         self._programs = _programs.of(step, self._num_examples)
+
+    @property
+    def num_shards(self) -> int:
+        """The number of shards of a batch."""
+        return self._shardings.num_shards
+
+    def batch_size(self, state: TrainState) -> int:
+        """The size of a batch, with its padding."""
+        with self._shardings.context():
+            return self._batch_shapes(state).indices.shape[0]
+
+    def _batch_shapes(self, state: TrainState) -> Any:
+        return jax.eval_shape(self._programs.draw, state)
+
+    def with_microbatches(self, size: int) -> "Runner":
+        """The same run, with so many examples in memory at once."""
+        other = copy.copy(self)
+        other._step = dataclasses.replace(self._step, microbatch_size=size)
+        other._programs = _programs.of(other._step, self._num_examples)
+        return other
+
+    def peak_bytes(
+        self, state: TrainState, iterations: int, microbatch_size: int | None
+    ) -> int:
+        """What a call of so many steps takes on each device, compiled for it."""
+        measure = functools.partial(self._programs.peak_bytes, microbatch_size)
+        with self._shardings.context():
+            if self._source is None:
+                return measure(iterations, state, self._frozen, self._arrays)
+            batch = _data.no_examples(self._batch_shapes(state))
+            examples = _data.fetch(self._source, batch, self._shardings.batch_sharding)
+            padding = batch.is_padding_example
+            return measure(None, state, examples, padding, self._frozen)
 
     def start(self, params: optax.Params, key: jax.Array) -> TrainState:
         """The state before the first step."""

@@ -13,8 +13,9 @@ from jax.sharding import NamedSharding
 from dpadambc._core import validate
 from dpadambc.mechanisms import _events
 from dpadambc.mechanisms.base import Mechanism
-from dpadambc.training import _checks, _data, _keys, budget
+from dpadambc.training import _checks, _data, _keys, _memory, budget
 from dpadambc.training._history import History
+from dpadambc.training._memory import MicrobatchSize
 from dpadambc.training._run import Checkpoints, Run, Saved
 from dpadambc.training._runner import Runner
 from dpadambc.training._shardings import Shardings
@@ -78,7 +79,7 @@ def fit(
     target_epsilon: float | None = None,
     frozen: Any = None,
     uses_key: bool = False,
-    microbatch_size: int | None = None,
+    microbatch_size: MicrobatchSize = "auto",
     average_decay: float | None = None,
     steps_per_call: int = 1,
     batch_sharding: NamedSharding | None = None,
@@ -152,7 +153,11 @@ def fit(
       target_epsilon: a budget; by default all iterations of the mechanism are run.
       frozen: a pytree that the loss needs and that is not trained.
       uses_key: whether the loss takes a key: for dropout, one for each example.
-      microbatch_size: how many examples are in memory at once; all by default.
+      microbatch_size: how many examples are in memory at once; None is all of them.
+        "auto" is the largest number with which a step, as compiled, takes nine tenths
+        of a device's memory at most; a few are compiled to find it. Where the devices
+        do not state their memory, as a CPU does not, it is all of them. Another
+        number is another program to a checkpoint: give it, to go on elsewhere.
       average_decay: of a moving average of the parameters; none by default.
       steps_per_call: how many steps are compiled into one call, where the data are
         arrays. It changes the result by rounding at most.
@@ -209,10 +214,13 @@ def fit(
         optimizer,
         has_frozen=frozen is not None,
         uses_key=uses_key,
-        microbatch_size=microbatch_size,
+        microbatch_size=_memory.check(microbatch_size),
         average_decay=average_decay,
     )
+    steps_per_call = 1 if _data.is_source(data) else steps_per_call
     runner, start, key = _built(step, params, frozen, data, key, batch_sharding)
+    in_a_call = min(steps_per_call, iterations)
+    runner = _memory.planned(runner, start, microbatch_size, in_a_call)
     run = Run(
         runner=runner,
         saved=Saved(checkpoints, runner, start, key),
@@ -223,4 +231,4 @@ def fit(
         epsilon=epsilon,
         target_delta=target_delta,
     )
-    return run.to_the_end(1 if _data.is_source(data) else steps_per_call)
+    return run.to_the_end(steps_per_call)
