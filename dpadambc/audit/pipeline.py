@@ -105,7 +105,7 @@ class Pipeline:
           optimizer: as for `fit`.
           frozen: as for `fit`.
           uses_key: as for `fit`.
-          microbatch_size: as for `fit`.
+          microbatch_size: as for `Step`.
           average_decay: as for `fit`.
 
         Returns:

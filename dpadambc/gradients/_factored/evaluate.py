@@ -28,7 +28,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from dpadambc._core import jaxprs
-from dpadambc.gradients._factored import forms, isolation, program, rules
+from dpadambc.gradients._factored import forms, isolation, program, rules, scan
 from dpadambc.gradients._factored.interface import Gradient
 
 Values = list[Any]  # arrays and gradients
@@ -49,20 +49,13 @@ def _bind(jaxpr: jex.Jaxpr, eqn: jex.JaxprEqn, values: Values) -> Values:
     return jaxprs.bind(jaxpr, eqn, arrays, isolation.isolated if convolves else None)
 
 
-def _as_grad(value: Any, origin: str) -> Gradient:
-    if isinstance(value, Gradient):
-        return value
-    value = value if isinstance(value, jax.Array) else jnp.asarray(value)
-    return forms.Dense(value, value.shape, origin)
-
-
 def _map_grads(eqn: jex.JaxprEqn, values: Values) -> Values | None:
     """The outputs of a linear map of gradients, or None where the form is lost."""
     name = eqn.primitive.name
     if name not in rules.MAPS or not any(isinstance(v, Gradient) for v in values):
         return None
     if name in ("add", "add_any", "sub", "concatenate"):
-        values = [_as_grad(value, "direct") for value in values]
+        values = [forms.as_gradient(value, "direct") for value in values]
     out = rules.MAPS[name](eqn.params, *values)
     if out is None:
         return None
@@ -109,7 +102,7 @@ def _equation(
     if name in _ENTERED and program.convolves(eqn):
         outs = _ENTERED[name](eqn, values)
         return [
-            _as_grad(out, name) if is_lazy else out
+            forms.as_gradient(out, name) if is_lazy else out
             for out, is_lazy in zip(outs, lazy, strict=True)
         ]
     if name in _CALLS and eqn.params.get("length") != 0:
@@ -120,7 +113,7 @@ def _equation(
             return outs
     origin = _origin(eqn, values)
     return [
-        _as_grad(out, origin) if is_lazy else out
+        forms.as_gradient(out, origin) if is_lazy else out
         for out, is_lazy in zip(_bind(jaxpr, eqn, values), lazy, strict=True)
     ]
 
@@ -140,7 +133,9 @@ def evaluate(
             outs = _equation(jaxpr, eqn, values, demand.lazy(eqn.outvars))
             known.update(zip(eqn.outvars, outs, strict=True))
     return [
-        _as_grad(read(atom), "direct") if is_lazy else _array(read(atom), atom.aval)
+        forms.as_gradient(read(atom), "direct")
+        if is_lazy
+        else _array(read(atom), atom.aval)
         for atom, is_lazy in zip(jaxpr.outvars, lazy, strict=True)
     ]
 
@@ -203,101 +198,9 @@ def _cond(eqn: jex.JaxprEqn, values: Values, lazy: list[bool]) -> Values:
     ]
 
 
-class _Emitted:
-    """The arrays that a scan's body gives for each step, each of them once.
-
-    What came in for each step is not given out again: it is there already.
-    """
-
-    def __init__(self, of_step: Sequence[Any]):
-        self._of_step = of_step
-        self.arrays: list[Any] = []
-
-    def number(self, array: Any) -> int:
-        """Where `array` is found again: below zero among what came in."""
-        for i, x in enumerate(self._of_step):
-            if x is array:
-                return -1 - i
-        for i, x in enumerate(self.arrays):
-            if x is array:
-                return i
-        self.arrays.append(array)
-        return len(self.arrays) - 1
-
-
-def _factored_carries(
-    body: Callable[..., Values], summed: list[bool], init: Values, xs: Values
-) -> list[bool]:
-    """Of the carries that sum something, those that sum gradients in factored form.
-
-    What is formed at each step anyway is better summed at each step.
-    """
-    shape = lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
-    outs = jax.eval_shape(
-        lambda init, x: body(init, x, summed), init, jax.tree.map(shape, xs)
-    )
-    is_formed = lambda grad: isinstance(grad, forms.Dense | forms.Full)
-    return [s and not is_formed(out) for s, out in zip(summed, outs, strict=False)]
-
-
 def _scan(eqn: jex.JaxprEqn, values: Values, lazy: list[bool]) -> Values:
-    """Terms of all steps: stacked, or summed where a carry sums them.
-
-    The gradient of a weight that all steps share is such a carry. It is dropped, and
-    time is contracted with the other axes, in one product after the loop.
-    """
-    params, closed = eqn.params, jaxprs.body(eqn)
-    jaxpr = closed.jaxpr
-    num_consts, num_carry = jaxprs.scan_counts(eqn)
     arrays = [_array(v, a.aval) for v, a in zip(values, eqn.invars, strict=True)]
-    consts, xs = arrays[:num_consts], arrays[num_consts + num_carry :]
-    init = arrays[num_consts : num_consts + num_carry]
-    before = jaxpr.invars[num_consts : num_consts + num_carry]
-
-    def body(carry, x, summed):
-        carry = [
-            rules.no_gradient(v.aval) if s else c
-            for c, v, s in zip(carry, before, summed, strict=True)
-        ]
-        wanted = [*summed, *lazy[num_carry:]]
-        return evaluate(closed, (*consts, *carry, *x), wanted)
-
-    summed = [
-        is_lazy and program.accumulates(jaxpr, a, b)
-        for is_lazy, a, b in zip(lazy, before, jaxpr.outvars, strict=False)
-    ]
-    summed = _factored_carries(body, summed, init, xs)
-    static = {}
-
-    def step(carry, x):
-        outs, emitted = body(carry, x, summed), _Emitted(x)
-        given = [out for out, s in zip(outs, summed, strict=False) if s]
-        leaves, structure = jax.tree.flatten((given, outs[num_carry:]))
-        static["structure"] = structure
-        static["numbers"] = [emitted.number(leaf) for leaf in leaves]
-        kept = [out for out, s in zip(outs, summed, strict=False) if not s]
-        return _filled(kept, summed), emitted.arrays
-
-    start = _filled([c for c, s in zip(init, summed, strict=True) if not s], summed)
-    loop = {name: params[name] for name in ("length", "reverse", "unroll")}
-    carry, emitted = jax.lax.scan(step, start, xs, **loop)
-    leaves = [xs[-1 - n] if n < 0 else emitted[n] for n in static["numbers"]]
-    given, ys = jax.tree.unflatten(static["structure"], leaves)
-
-    def carried(i):
-        if summed[i]:
-            start = _as_grad(values[num_consts + i], "reduce_sum")
-            return forms.add(start, given.pop(0).summed())
-        return _as_grad(carry[i], "reduce_sum") if lazy[i] else carry[i]
-
-    stack = lambda y: y.stacked() if isinstance(y, Gradient) else y
-    return [*map(carried, range(num_carry)), *map(stack, ys)]
-
-
-def _filled(kept: Values, dropped: list[bool]) -> Values:
-    """The carries that are kept, and a placeholder for each that is dropped."""
-    kept = list(kept)
-    return [jnp.zeros(()) if is_dropped else kept.pop(0) for is_dropped in dropped]
+    return scan.scan(eqn, values, arrays, lazy, evaluate)
 
 
 def _custom(eqn: jex.JaxprEqn, values: Values) -> Values:

@@ -37,11 +37,6 @@ class Dense(Gradient):
     def unscaled(self) -> list[jax.Array]:
         return [self.value]
 
-    def weighted_sum(self, weights: jax.Array) -> jax.Array:
-        return jnp.tensordot(
-            weights, self.dense(), 1, precision=jax.lax.Precision.HIGHEST
-        )
-
     def summed(self) -> Gradient:
         return self._with(self.dense().sum(0))
 
@@ -265,6 +260,14 @@ class Sum(Gradient):
 
     def reduce_sum(self, axes: Shape) -> Gradient | None:
         return self._map(lambda grad: grad.reduce_sum(axes))
+
+
+def as_gradient(value: Any, origin: str) -> Gradient:
+    """The gradient that a value is, or the dense one that an array is."""
+    if isinstance(value, Gradient):
+        return value
+    value = value if isinstance(value, jax.Array) else jnp.asarray(value)
+    return Dense(value, value.shape, origin)
 
 
 def _is_zero(grad: Gradient) -> bool:

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from tests.gradients.factored_models.common import (
+    FALLBACK,
     PLAIN,
     Model,
     ids,
@@ -247,6 +248,6 @@ ARCHITECTURES = {
     "bilinear einsum": w_only(bilinear, (20, 20), (3, 20), "gram"),
     "low rank": of_x(low_rank, (2, 40), gram("u", "v"), u=(40, 12), v=(12, 40)),
     # Steps may come back to a kernel, so their gradients are formed and added.
-    "layers by a traced index": w_only(layers_by_index, (2, 20, 20), (3, 20), PLAIN),
+    "layers by a traced index": w_only(layers_by_index, (2, 20, 20), (3, 20), FALLBACK),
     "decoder": decoder_model(),
 }
