@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from dpadambc._core import precision, shard_map, validate
-from dpadambc.gradients import _seal
+from dpadambc.gradients import _seal, _weighted
 from dpadambc.gradients._factored import forms, interface
 
 
@@ -284,32 +284,14 @@ def weighted_sums(
 ) -> optax.Updates:
     """The sum over examples of weight times gradient, in the dtype of the weights.
 
-    An example of weight zero contributes exactly zero, whatever it holds: NaN too.
+    An example of weight zero contributes exactly zero, whatever it holds: NaN too. See
+    `_weighted`.
 
     Args:
       gradients: a tree of per-example gradients.
       weights: shape (batch,).
-      are_finite: shape (), bool: whether the norms of all examples are finite. Only
-        then is a weight of zero enough; else the examples are blanked first.
+      are_finite: shape (), bool: whether the norms of all examples are finite.
     """
     structure = jax.tree.structure(gradients, is_leaf=is_per_example)
-    opened = _blanked(_open(gradients), weights != 0, are_finite)
-    sums = [grad.weighted_sum(weights).astype(weights.dtype) for grad in opened]
-    return structure.unflatten(sums)
-
-
-def _blanked(leaves: list[interface.Gradient], keep: jax.Array, skip: jax.Array):
-    """Zero for the examples that are not kept, in place, unless it is to be skipped.
-
-    A loop of one step or none, since a loop works in place. `jax.lax.cond` would hold
-    a second copy of all that the gradients hold, made or not.
-    """
-    distinct = {id(x): x for grad in leaves for x in grad.unscaled()}
-    blank = lambda x: jnp.where(keep.reshape((-1,) + (1,) * (x.ndim - 1)), x, 0)
-    _, clean = jax.lax.while_loop(
-        lambda state: ~state[0],
-        lambda state: (~state[0], list(map(blank, state[1]))),
-        (skip, list(distinct.values())),
-    )
-    by_id = dict(zip(distinct, clean, strict=True))
-    return jax.tree.map(lambda x: by_id.get(id(x), x), leaves)
+    sums = _weighted.sums(_open(gradients), weights, are_finite)
+    return structure.unflatten([x.astype(weights.dtype) for x in sums])

@@ -12,7 +12,7 @@ import optax
 import pytest
 
 import dpadambc
-from dpadambc.gradients import _factored, _leaves
+from dpadambc.gradients import _factored, _leaves, _weighted
 from dpadambc.gradients._factored import (
     convolution,
     evaluate,
@@ -544,9 +544,9 @@ MUTANTS = {
     ),
     "padding that is not blanked": (
         "mlp of few vectors",
-        _leaves,
-        "_blanked",
-        lambda grads, keep, skip: grads,
+        _weighted,
+        "_blanked_unless",
+        lambda skip, grads, keep: grads,
     ),
 }
 

@@ -86,21 +86,6 @@ class Gradient(abc.ABC):
         """The gradient times a scalar."""
         return self.map_scale(lambda x: x * factor)
 
-    def weighted_sum(self, weights: jax.Array) -> jax.Array:
-        """The sum of weight times gradient over a leading axis of the arrays.
-
-        A weight of zero blanks the array that is scaled, whatever it holds; what else
-        there is must be finite.
-        """
-
-        def weigh(x):
-            w = weights.reshape((-1,) + (1,) * (x.ndim - 1))
-            return jnp.where(w == 0, 0, x * w)
-
-        # Fused with the transposition that a product wants, scaling is slow on CPU.
-        weighted = jax.lax.optimization_barrier(self.map_scale(weigh))
-        return weighted.summed().dense()
-
     def settled(self) -> "Gradient":
         """The cheaper of this form and the dense one, decided from shapes."""
         return self
