@@ -97,6 +97,17 @@ def _once(draw: Callable[[], jax.Array], key: jax.Array) -> jax.Array:
     return jax.lax.cond(word | 1 != 0, draw, lambda: jnp.broadcast_to(nan, shape))
 
 
+def _not_folded(number: int, key: jax.Array) -> jax.Array:
+    """A number that XLA does not know when it compiles.
+
+    Equal kernels are compiled once, such as those of an optimizer for parameters of
+    one shape. With a number in them they would not be equal.
+    """
+    zero = jnp.minimum(jax.random.key_data(key)[0], 0).astype(jnp.int32)
+    pair = jnp.asarray(np.array([number, -1], np.int32))
+    return jax.lax.dynamic_index_in_dim(pair, zero, keepdims=False)
+
+
 def _groups(sizes: Sequence[int]) -> list[list[int]]:
     """The positions of arrays that are drawn together; all of a draw is in memory."""
     most = max(_TOGETHER, sum(sizes) // 8, *sizes)
@@ -128,7 +139,9 @@ def _written_out(keys: jax.Array, shapes: Sequence[Shape]) -> list[jax.Array]:
         draw = functools.partial(_together, keys[np.array(group)], of_group)
         drawn, start = _once(draw, first), 0
         for i in group:
-            found.append(drawn[start : start + sizes[i]].reshape(shapes[i]))
+            at = _not_folded(start, first)
+            part = jax.lax.dynamic_slice(drawn, (at,), (sizes[i],))
+            found.append(part.reshape(shapes[i]))
             start += _ROW * _num_rows(sizes[i])
     return found
 
