@@ -19,6 +19,7 @@ CPU: Sizes = {
     "decoder-16": functools.partial(_decoder, 16),
     "decoder-64": functools.partial(_decoder, 64),
     "decoder-384": functools.partial(models.decoder, 16),
+    "decoder-2048": functools.partial(_decoder, 4, layers=2, length=2048),
     "encoder-64": functools.partial(models.encoder, 16, 64),
     "encoder-256": functools.partial(models.encoder, 16, 256),
     "mlp-256": functools.partial(models.mlp, 256),

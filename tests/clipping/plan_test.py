@@ -216,3 +216,19 @@ def test_products_are_counted_with_the_steps_of_loops():
     )
     images, kernels = jnp.ones((2, 4, 5, 5)), jnp.ones((6, 2, 3, 3))
     assert flops.of_products(conv, images, kernels) == 2 * (2 * 6 * 3 * 3) * 2 * 9
+
+
+def test_terms_of_a_scan_that_are_cheaper_formed_are_formed_inside_of_it():
+    """Else activations of all layers would be held for kernels that are smaller."""
+
+    def loss_fn(layers, x):
+        x, _ = jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, layers)
+        return jnp.sum(x)
+
+    layers = jax.ShapeDtypeStruct((8, 8, 8), jnp.float32)
+    long = jax.ShapeDtypeStruct((512, 8), jnp.float32)
+    plan = dpadambc.explain(
+        jax.checkpoint(loss_fn), layers, long, batch_size=16, memory_limit=1e9
+    ).plan
+    activations = 4 * 16 * 8 * 512 * 8  # of one factor of all layers
+    assert plan.chosen.peak_bytes < plan.vmap.peak_bytes + 0.2 * activations

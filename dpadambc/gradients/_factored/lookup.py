@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dpadambc._core import precision
 from dpadambc.gradients._factored import forms, product, view
@@ -163,8 +164,15 @@ def _wide(ids: jax.Array) -> jax.Array:
     return ids.astype(jnp.int32) if ids.dtype.itemsize < 4 else ids
 
 
-def _at_ids(ids: dict[int, jax.Array], rows: jax.Array, shape: Shape) -> Gradient:
-    """Rows added into zeros, at ids along each of some axes that are inside of them."""
+def _at_ids(
+    ids: dict[int, jax.Array], rows: jax.Array, shape: Shape
+) -> Gradient | None:
+    """Rows added into zeros, at ids along each of some axes that are inside of them.
+
+    None where there are more rows than an integer can number.
+    """
+    if math.prod(shape[i] for i in ids) > np.iinfo(np.int32).max:
+        return None
     axes = (*ids, *(i for i in range(len(shape)) if i not in ids))
     sizes = tuple(shape[i] for i in axes)
     flat = jnp.zeros((), jnp.int32)
