@@ -325,6 +325,7 @@ def test_programs_on_devices_are_told_apart():
     assert len({str(run.state.params["w"].sharding) for run in first}) == 3
 
 
+@pytest.mark.slow
 def test_few_programs_are_kept_and_no_data():
     data = tuple(jnp.asarray(column) + 0 for column in DATA)
 

@@ -18,14 +18,14 @@ No rule can help where the gradient itself is not a product of small arrays:
 * Kernels gathered for each token, `w[experts]`. The forward pass has a copy of a kernel
   for each, so their gradients take no more. Send tokens to experts instead.
 
-The factors of all layers are held until the norms are known: what `jax.checkpoint` saves
-in ordinary training is given back by microbatches, whose factors are those of a few
-examples. Ghost clipping has another answer, two passes: norms in the first, and in the
-second the gradient of the losses, each times its weight. That is not done here. Under
-`jax.checkpoint` it costs another forward and backward pass where microbatches cost
-little; and the norm and the sum would come from two computations, which may round apart,
-through cotangents that are scaled, which a custom backward pass need not be linear in.
-(Measured in `benchmarks/README.md`, Speed.)
+The factors of all layers are held until the norms are known. What `jax.checkpoint` saves
+in ordinary training is given back by microbatches, which hold those of a few examples.
+Ghost clipping has another answer, two passes: norms in the first, and in the second the
+gradient of the losses, each times its weight. That is not done here. It takes another
+forward and backward pass, where microbatches take little. And norm and sum would come
+from two computations, which may round apart, through cotangents that are scaled, in
+which a custom backward pass need not be linear. (`benchmarks/README.md`, Speed, has
+what microbatches take.)
 """
 
 import functools
