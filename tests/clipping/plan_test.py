@@ -1,5 +1,7 @@
 """The largest microbatch within a memory: never beyond it, and said where none is."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -32,7 +34,19 @@ PARAMS = {
 EXAMPLE = jax.ShapeDtypeStruct((32, WIDTH), jnp.float32)
 
 
-def explained(batch_size, memory_limit, **options):
+def unrolled_loss_fn(params, x):
+    for w in params["layers"]:
+        x = x + jnp.tanh(x @ w)
+    return jnp.sum(jnp.square(x @ params["head"]))
+
+
+def tied_loss_fn(params, x):
+    """All layers are the first, which a carry sums over."""
+    shared = jnp.broadcast_to(params["layers"][0], params["layers"].shape)
+    return loss_fn(params | {"layers": shared}, x)
+
+
+def explained(batch_size, memory_limit, loss_fn=loss_fn, **options):
     return dpadambc.explain(
         loss_fn,
         PARAMS,
@@ -43,7 +57,7 @@ def explained(batch_size, memory_limit, **options):
     )
 
 
-def compiled_bytes(batch_size, microbatch_size):
+def compiled_bytes(batch_size, microbatch_size, loss_fn=loss_fn):
     """Without a word of the planner's."""
     grad_fn = dpadambc.clipped_grad(
         loss_fn,
@@ -64,20 +78,25 @@ def compiled_bytes(batch_size, microbatch_size):
 
 @pytest.mark.slow
 @settings(max_examples=12, deadline=None)
-@given(st.integers(1, 40), st.floats(1e5, 2e6))
-def test_the_plan_never_exceeds_its_limit(batch_size, limit):
-    found = explained(batch_size, limit)
-    least = compiled_bytes(batch_size, 1)
+@given(
+    st.sampled_from([loss_fn, unrolled_loss_fn, tied_loss_fn]),
+    st.integers(1, 40),
+    st.floats(1e5, 2e6),
+)
+def test_the_plan_never_exceeds_its_limit(loss_fn, batch_size, limit):
+    found = explained(batch_size, limit, loss_fn)
+    compiled = functools.partial(compiled_bytes, batch_size, loss_fn=loss_fn)
+    least = compiled(1)
     if found.plan.chosen is None:
         assert least > limit
         with pytest.raises(ValueError, match="No microbatch fits"):
             found.microbatch_size  # noqa: B018
         return
     size = found.microbatch_size
-    assert compiled_bytes(batch_size, size) <= limit
+    assert compiled(size) <= limit
     larger = [n for n in _plan.sizes(batch_size) if n > size]
     if larger:
-        assert compiled_bytes(batch_size, larger[0]) > limit
+        assert compiled(larger[0]) > limit
 
 
 @pytest.mark.parametrize("limit", [1e6, 1.5e6, 1e9])

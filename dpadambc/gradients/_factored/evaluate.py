@@ -18,8 +18,8 @@ No rule can help where the gradient itself is not a product of small arrays:
 * Kernels gathered for each token, `w[experts]`. The forward pass has a copy of a kernel
   for each, so their gradients take no more. Send tokens to experts instead.
 
-The factors of all layers are held until the norms are known. What `jax.checkpoint` saves
-in ordinary training is given back by microbatches, which hold those of a few examples.
+The factors of all layers are held until the norms are known. What `jax.checkpoint`
+saves in ordinary training is given back by microbatches, which hold those of a few.
 Ghost clipping has another answer, two passes: norms in the first, and in the second the
 gradient of the losses, each times its weight. That is not done here. It takes another
 forward and backward pass, where microbatches take little. And norm and sum would come
