@@ -73,12 +73,15 @@ def _together(keys: jax.Array, sizes: Sequence[int]) -> jax.Array:
     What is written out takes long to compile: here once for all of them. The numbers
     that fill the last row of each key are for nobody.
     """
-    counts = [_num_rows(size) for size in sizes]
-    starts = [_ROW * np.arange(count, dtype=np.uint32) for count in counts]
-    low = np.concatenate(starts)[:, None] + np.arange(_ROW, dtype=np.uint32)
-    rows = jax.random.key_data(keys)[np.repeat(np.arange(len(sizes)), counts)]
-    key = rows[:, 0, None], rows[:, 1, None]
-    return _gaussian(*words(key, jnp.uint32(0), jnp.asarray(low))).reshape(-1)
+    ends = np.cumsum([_num_rows(size) for size in sizes], dtype=np.int32)
+    row = jnp.arange(ends[-1])
+    number = jnp.searchsorted(ends, row, side="right")
+    of_key = row - jnp.asarray([0, *ends[:-1]])[number]
+    within = jnp.arange(_ROW, dtype=jnp.uint32)
+    low = _ROW * of_key.astype(jnp.uint32)[:, None] + within[None]
+    of_row = jax.random.key_data(keys)[number]
+    key = of_row[:, 0, None], of_row[:, 1, None]
+    return _gaussian(*words(key, jnp.uint32(0), low)).reshape(-1)
 
 
 def _num_rows(size: int) -> int:

@@ -76,6 +76,15 @@ def test_single_precision_draws_are_those_of_jax_under_x64(x64):
     assert_draws_are_those_of_jax([(5, 3), (2,)])
 
 
+def test_a_program_does_not_grow_with_what_it_draws():
+    def num_characters(size):
+        draw = lambda keys: threefry.normals(keys, likes_of([(size,), (size,)]))
+        keys = jax.random.split(jax.random.key(0), 2)
+        return len(jax.jit(draw).lower(keys).as_text())
+
+    assert num_characters(10**6) < 1.2 * num_characters(10**3)
+
+
 @pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg"])
 def test_draws_of_other_kinds_of_keys_are_left_to_jax(impl):
     """Under `jax.vmap` these would be other numbers."""
