@@ -43,4 +43,5 @@ def of_leaves(key: jax.Array, tree: Any) -> jax.Array:
 
 def per_leaf(key: jax.Array, tree: Any) -> Any:
     """The tree with a key in place of each leaf."""
-    return jax.tree.unflatten(jax.tree.structure(tree), list(of_leaves(key, tree)))
+    structure = jax.tree.structure(tree)
+    return structure.unflatten(of_leaves(key, tree)) if structure.num_leaves else tree

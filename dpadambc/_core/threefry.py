@@ -16,6 +16,8 @@ _PARITY = np.uint32(0x1BD11BDA)
 _ROW = 256
 # One draw has as many numbers as this, or as the largest array, or an eighth of all.
 _TOGETHER = 2**22
+# Where an array starts in a draw is counted in 32 bits.
+_COUNTED = 2**30
 
 Key = jax.Array | tuple[jax.Array, jax.Array]  # two words
 Shape = tuple[int, ...]
@@ -113,7 +115,7 @@ def _not_folded(number: int, key: jax.Array) -> jax.Array:
 
 def _groups(sizes: Sequence[int]) -> list[list[int]]:
     """The positions of arrays that are drawn together; all of a draw is in memory."""
-    most = max(_TOGETHER, sum(sizes) // 8, *sizes)
+    most = min(max(_TOGETHER, sum(sizes) // 8, *sizes), _COUNTED)
     groups: list[list[int]] = [[]]
     total = 0
     for i, size in enumerate(sizes):

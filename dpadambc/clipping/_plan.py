@@ -35,7 +35,7 @@ def sizes(batch_size: int, multiple_of: int = 1) -> list[int]:
     For each number of microbatches the least that holds the batch, unless it would be
     filled up with too much padding, which takes as long as examples do.
     """
-    shards = -(-batch_size // multiple_of)
+    shards = max(1, -(-batch_size // multiple_of))
     found = {-(-shards // count) for count in range(1, shards + 1)}
     padding = lambda size: -shards % size
     kept = (size for size in found if padding(size) <= _MOST_PADDING * shards)

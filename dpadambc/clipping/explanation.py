@@ -64,7 +64,8 @@ class Plan:
             return (
                 f"No microbatch fits into {limit}: one of {least.microbatch_size} takes"
                 f" {_readable(least.peak_bytes)}. Rematerialize (jax.checkpoint), cut"
-                " the length of an example, or train fewer parameters."
+                " the length of an example, train fewer parameters, or take a smaller"
+                " batch."
             )
         size = self.chosen.microbatch_size
         if self.chosen is self.factored[0]:

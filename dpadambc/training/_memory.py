@@ -5,6 +5,8 @@ import warnings
 from typing import Literal
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
 from dpadambc._core import validate
 from dpadambc.clipping import _plan
@@ -33,25 +35,29 @@ def stated_bytes() -> float | None:
     """
     stats = [device.memory_stats() or {} for device in jax.local_devices()]
     limits = [each.get("bytes_limit") for each in stats]
-    known = [limit for limit in limits if limit]
-    return _SHARE * min(known) if len(known) == len(limits) else None
+    least = _SHARE * min(limit or 0 for limit in limits)
+    if jax.process_count() > 1:  # all of them run one program
+        least = float(np.min(multihost_utils.process_allgather(np.float64(least))))
+    return least or None
 
 
 def planned(
-    runner: Runner, start: TrainState, microbatch_size: MicrobatchSize, iterations: int
+    runner: Runner, start: TrainState, microbatch_size: MicrobatchSize
 ) -> Runner:
     """The run with microbatches that fit; as it is, where the memory is not known.
+
+    The memory is that of one step: a run of more steps, or with more of them in a call,
+    has the same microbatches, and goes on from its checkpoints.
 
     Args:
       runner: of a step with the size that was asked for.
       start: the state before the first step.
       microbatch_size: what was asked for.
-      iterations: how many steps a call takes.
     """
     limit = stated_bytes()
     if limit is None:
         return runner
-    needed = functools.partial(runner.peak_bytes, start, iterations)
+    needed = functools.partial(runner.peak_bytes, start)
     if microbatch_size != "auto":
         _warn_of(needed(microbatch_size), limit, _TRY_AUTO)
         return runner
@@ -67,8 +73,8 @@ def planned(
 _TRY_AUTO = "microbatch_size='auto' finds how many examples fit at a time."
 _TRY_LESS = (
     "No fewer than {} examples can be computed at a time: rematerialize"
-    " (jax.checkpoint), cut the length of an example, train fewer parameters, or"
-    " shard them."
+    " (jax.checkpoint), cut the length of an example, train fewer parameters, shard"
+    " them, or take smaller batches."
 )
 
 

@@ -8,6 +8,7 @@ loss or an optimizer that has changed since is as private as it was: each exampl
 clipped whatever its loss is, and the optimizer sees nothing but the private gradient.
 """
 
+import copy
 import dataclasses
 import enum
 import functools
@@ -134,7 +135,9 @@ def of(step: Step, num_examples: int, fingerprint: str | None = None) -> Program
         return Programs(step, num_examples)
     parts = {f.name: getattr(step, f.name) for f in dataclasses.fields(step)}
     parts |= {"mechanism": numbers, "shardings": step.shardings.name}
-    kept = _Kept((*parts.items(), fingerprint), step, num_examples)
+    # A mechanism of the cache's own: whatever becomes of the other, its numbers stay.
+    own = dataclasses.replace(step, mechanism=copy.copy(step.mechanism))
+    kept = _Kept((*parts.items(), fingerprint), own, num_examples)
     try:
         hash(kept)
     except TypeError:  # such as a module of Equinox, for its arrays

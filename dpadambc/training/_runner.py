@@ -47,14 +47,12 @@ class Runner:
         other._programs = _programs.of(other._step, self._num_examples)
         return other
 
-    def peak_bytes(
-        self, state: TrainState, iterations: int, microbatch_size: int | None
-    ) -> int:
-        """What a call of so many steps takes on each device, compiled for it."""
+    def peak_bytes(self, state: TrainState, microbatch_size: int | None) -> int:
+        """What a step takes on each device, compiled for it."""
         measure = functools.partial(self._programs.peak_bytes, microbatch_size)
         with self._shardings.context():
             if self._source is None:
-                return measure(iterations, state, self._frozen, self._arrays)
+                return measure(1, state, self._frozen, self._arrays)
             batch = _data.no_examples(self._batch_shapes(state))
             examples = _data.fetch(self._source, batch, self._shardings.batch_sharding)
             padding = batch.is_padding_example

@@ -219,8 +219,7 @@ def fit(
     )
     steps_per_call = 1 if _data.is_source(data) else steps_per_call
     runner, start, key = _built(step, params, frozen, data, key, batch_sharding)
-    in_a_call = min(steps_per_call, iterations)
-    runner = _memory.planned(runner, start, microbatch_size, in_a_call)
+    runner = _memory.planned(runner, start, microbatch_size)
     run = Run(
         runner=runner,
         saved=Saved(checkpoints, runner, start, key),

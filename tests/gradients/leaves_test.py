@@ -291,3 +291,15 @@ def test_blanking_happens_only_where_a_norm_is_not_finite(x64):
     plain = clipped_sum(a, g, is_padding=is_padding)
     a[1], g[4] = np.nan, np.inf
     np.testing.assert_array_equal(clipped_sum(a, g, is_padding=is_padding), plain)
+
+
+def test_more_cells_than_an_integer_numbers_are_not_looked_up():
+    """Two of them would get one number, and cancel in the norm."""
+    loss_fn = lambda table, i, j, x: jnp.sum(table[i, j] * x)
+    ids = jax.ShapeDtypeStruct((2,), jnp.int32)
+    x = jax.ShapeDtypeStruct((2,), jnp.float32)
+    rule = lambda *shape: dpadambc.explain(
+        loss_fn, jax.ShapeDtypeStruct(shape, jnp.float32), ids, ids, x, batch_size=1
+    ).rules["params"]
+    assert rule(40_000, 50_000) == "lookup"
+    assert rule(60_000, 60_000).startswith("materialized")

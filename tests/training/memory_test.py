@@ -1,5 +1,6 @@
 """Microbatches that fit into the memory of a device, where it is stated."""
 
+import dataclasses
 import types
 import warnings
 
@@ -42,12 +43,12 @@ class Source:
         return (DATA[index],)
 
 
-def fit(data=(DATA,), **options):
+def fit(data=(DATA,), mechanism=MECHANISM, **options):
     return training.fit(
         loss_fn,
         PARAMS,
         data,
-        MECHANISM,
+        mechanism,
         OPTIMIZER,
         key=jax.random.key(0),
         target_delta=1e-4,
@@ -83,8 +84,8 @@ def step_bytes(microbatch_size, data=(DATA,)):
     """What the step of a run takes, whatever its plan says."""
     found = []
 
-    def planned(runner, start, size, iterations):
-        found.append(runner.peak_bytes(start, iterations, microbatch_size))
+    def planned(runner, start, size):
+        found.append(runner.peak_bytes(start, microbatch_size))
         return runner
 
     with pytest.MonkeyPatch.context() as patch:
@@ -150,13 +151,35 @@ def test_a_plan_is_made_once_for_equal_runs(state_memory, microbatches, monkeypa
     assert microbatches[0] == microbatches[1] and not compiled
 
 
+@pytest.mark.parametrize("steps_per_call", [1, 2])
+def test_a_planned_run_is_extended_from_its_checkpoint(
+    tmp_path, state_memory, microbatches, steps_per_call
+):
+    """One of more steps, or of several in a call, has the same microbatches."""
+    state_memory((step_bytes(4) + step_bytes(None)) // 2)
+    checkpoints = training.Checkpoints(tmp_path)
+    fit(checkpoints=checkpoints)
+    longer = dataclasses.replace(MECHANISM, iterations=4)
+    again = fit(
+        mechanism=longer, checkpoints=checkpoints, steps_per_call=steps_per_call
+    )
+    assert again.resumed_from == 2 and again.iterations == 4
+    assert microbatches[0] == microbatches[1] is not None
+
+
+def test_no_example_at_all_is_planned_for(state_memory):
+    state_memory(1e12)
+    nobody = dataclasses.replace(MECHANISM, sampling_prob=0.0)
+    assert fit(mechanism=nobody).iterations == 2
+
+
 def test_the_least_memory_of_the_devices_counts(monkeypatch):
     device = lambda stats: types.SimpleNamespace(memory_stats=lambda: stats)
     devices = lambda *stats: monkeypatch.setattr(
         jax, "local_devices", lambda: list(map(device, stats))
     )
     devices({"bytes_limit": 1000}, {"bytes_limit": 500, "bytes_in_use": 400})
-    assert _memory.stated_bytes() == 450
+    assert _memory.stated_bytes() == pytest.approx(450)
     for silent in (None, {}, {"bytes_in_use": 1}):
         devices({"bytes_limit": 1000}, silent)
         assert _memory.stated_bytes() is None

@@ -363,3 +363,12 @@ def test_the_key_of_a_run_is_in_no_program(tmp_path):
         assert has_the_key()
     finally:
         jax.config.update("jax_dump_ir_to", "")
+
+
+def test_what_becomes_of_a_mechanism_later_does_not_reach_its_program():
+    """It is frozen, and may be changed by force all the same."""
+    first = common.poisson_gaussian(iterations=8)
+    anew(mechanism=first, steps_per_call=1)
+    object.__setattr__(first, "noise_multiplier", 1e-6)
+    second = fit(mechanism=MECHANISM, steps_per_call=4)
+    assert_same(second, anew(mechanism=MECHANISM, steps_per_call=4))
