@@ -22,6 +22,7 @@ from benchmarks.speed.models import Problem
 
 RESULTS = pathlib.Path(__file__).with_name("largest.json")
 FACTOR = 1.25
+MOST = 63  # the exponent: a batch of 1.3 million
 MODELS = ("transformer-64", "decoder-64", "mlp-256")
 PLANNED = "dpadambc, planned"
 CONTENDERS = (*contenders.CONTENDERS, PLANNED)
@@ -52,12 +53,17 @@ def peak_bytes(
 
 
 def largest_exponent(fits: Callable[[int], bool]) -> int | None:
-    """The largest number that fits, where all below it do; None if not even 0 does."""
+    """The largest number that fits, where all below it do; None if not even 0 does.
+
+    None above `MOST` is tried.
+    """
     if not fits(0):
         return None
     low, high = 0, 8
     while fits(high):
-        low, high = high, high + 8
+        if high == MOST:
+            return MOST
+        low, high = high, min(high + 8, MOST)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)

@@ -437,6 +437,7 @@ def test_a_contender_that_exceeds_the_memory_limit_is_not_timed():
 def test_the_largest_batch_is_the_last_that_fits():
     assert largest.largest_exponent(lambda exponent: exponent <= 21) == 21
     assert largest.largest_exponent(lambda exponent: False) is None
+    assert largest.largest_exponent(lambda exponent: True) == largest.MOST
     problem = SMALL_PROBLEMS["mlp"]()
     fits = largest.largest_batch(problem, "vmap", memory=1e5)
     assert largest.peak_bytes(problem, "vmap", fits) <= 1e5
