@@ -1,8 +1,10 @@
 """The default generator of JAX, written out: its words, and normal numbers of them."""
 
+import contextlib
+import contextvars
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -113,6 +115,24 @@ def _not_folded(number: int, key: jax.Array) -> jax.Array:
     return jax.lax.dynamic_index_in_dim(pair, zero, keepdims=False)
 
 
+_IS_SPLIT: contextvars.ContextVar[bool | None] = contextvars.ContextVar(
+    "is_split", default=None
+)
+
+
+@contextlib.contextmanager
+def split_over_a_mesh(is_split: bool) -> Iterator[None]:
+    """Whether arrays are split, for programs that are traced under a mesh all the same.
+
+    It changes no number, but the program, by which a checkpoint knows a run.
+    """
+    token = _IS_SPLIT.set(is_split)
+    try:
+        yield
+    finally:
+        _IS_SPLIT.reset(token)
+
+
 def _groups(sizes: Sequence[int]) -> list[list[int]]:
     """The positions of arrays that are drawn together; all of a draw is in memory."""
     most = min(max(_TOGETHER, sum(sizes) // 8, *sizes), _COUNTED)
@@ -131,7 +151,8 @@ def _written_out(keys: jax.Array, shapes: Sequence[Shape]) -> list[jax.Array]:
     """Standard normal numbers of each key, in as few draws as memory allows."""
     sizes = [math.prod(shape) for shape in shapes]
     # On a mesh each is split along its own axes, which only a draw of its own can be.
-    is_split = not jax.sharding.get_abstract_mesh().empty
+    told = _IS_SPLIT.get()
+    is_split = not jax.sharding.get_abstract_mesh().empty if told is None else told
     found = []
     groups = [[i] for i in range(len(sizes))] if is_split else _groups(sizes)
     for group in filter(None, groups):

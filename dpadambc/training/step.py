@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc._core import precision, validate
+from dpadambc._core import precision, threefry, validate
 from dpadambc.clipping.clipped import clipped_value_and_grad
 from dpadambc.mechanisms import _check
 from dpadambc.mechanisms.base import Mechanism
@@ -137,7 +137,8 @@ class Step:
         """The state after the step, and what was seen of the examples."""
         losses, clipped = self._clipped(state, examples, is_padding_example, frozen)
         noise = add_dp_noise(self.mechanism.noise_stddev, key=state.noise.rng_key)
-        private, noise_state = noise.update(clipped, state.noise, state.params)
+        with threefry.split_over_a_mesh(self.shardings.mesh is not None):
+            private, noise_state = noise.update(clipped, state.noise, state.params)
         updates, opt_state = self.optimizer.update(
             private, state.opt_state, state.params
         )
