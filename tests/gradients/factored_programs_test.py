@@ -205,7 +205,7 @@ def test_random_programs_find_a_wrong_rule(rule, monkeypatch):
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=100)
+@hypothesis.settings(max_examples=40)
 @hypothesis.given(programs)
 def test_many_random_programs(program):
     in_double_precision(program)

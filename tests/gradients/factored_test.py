@@ -23,6 +23,7 @@ from dpadambc.gradients._factored import (
     rules,
     view,
 )
+from tests import common
 from tests.gradients import factored_models as models
 
 PADDING = np.array([False, True, False, False, False])
@@ -186,7 +187,11 @@ def check_forms(model):
     check_rules(grads[0] if model.has_aux else grads, model.rules)
 
 
-@pytest.mark.parametrize("name", models.MODELS)
+# Whole layers take long to compile; the forms in them are tested one by one.
+SUMMED = [common.slow(n) if n in models.ARCHITECTURES else n for n in models.MODELS]
+
+
+@pytest.mark.parametrize("name", SUMMED)
 def test_gradients_norms_and_clipped_sums_are_those_of_a_loop(name, x64):
     assert check(models.MODELS[name]).any()
 

@@ -13,6 +13,7 @@ import pytest
 import dpadambc
 from dpadambc import training
 from dpadambc.training import _memory
+from tests import common
 
 WIDTH, LENGTH, EXAMPLES = 64, 64, 96
 MECHANISM = dpadambc.PoissonGaussian(
@@ -94,7 +95,9 @@ def step_bytes(microbatch_size, data=(DATA,)):
     return found[0]
 
 
-@pytest.mark.parametrize("data", [(DATA,), Source()], ids=["arrays", "source"])
+@pytest.mark.parametrize(
+    "data", [common.slow((DATA,)), Source()], ids=["arrays", "source"]
+)
 def test_a_run_takes_as_many_examples_at_a_time_as_fit(
     data, state_memory, microbatches
 ):
@@ -151,7 +154,7 @@ def test_a_plan_is_made_once_for_equal_runs(state_memory, microbatches, monkeypa
     assert microbatches[0] == microbatches[1] and not compiled
 
 
-@pytest.mark.parametrize("steps_per_call", [1, 2])
+@pytest.mark.parametrize("steps_per_call", [common.slow(1), 2])
 def test_a_planned_run_is_extended_from_its_checkpoint(
     tmp_path, state_memory, microbatches, steps_per_call
 ):

@@ -97,7 +97,9 @@ SECOND = {
 }
 
 
-@pytest.mark.parametrize("is_source", [False, True], ids=["arrays", "source"])
+@pytest.mark.parametrize(
+    "is_source", [False, common.slow(True)], ids=["arrays", "source"]
+)
 @pytest.mark.parametrize("options", SECOND.values(), ids=SECOND)
 def test_a_second_run_compiles_nothing_and_is_what_it_would_be(options, is_source):
     if is_source:
@@ -146,7 +148,17 @@ ANOTHER = {
 }
 
 
-@pytest.mark.parametrize("options", ANOTHER.values(), ids=ANOTHER)
+QUICK = ("clip norm", "noise", "sampling")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        options if name in QUICK else common.slow(options)
+        for name, options in ANOTHER.items()
+    ],
+    ids=ANOTHER,
+)
 def test_another_step_is_compiled(options):
     """The control of the test above, and none gets the program of another."""
     options = {"optimizer": optax.adam(0.1)} | options
