@@ -75,6 +75,15 @@ class PLDAccountant(pld.PLDAccountant):
       2.73
     """
 
+    @property
+    def losses(self) -> pld.privacy_loss_distribution.PrivacyLossDistribution:
+        """The distribution of the privacy loss of all that was composed."""
+        if self._contains_non_dp_event:
+            return pld.privacy_loss_distribution.from_privacy_parameters(
+                pld.common.DifferentialPrivacyParameters(0.0, 1.0)
+            )
+        return self._pld
+
     def _maybe_compose(
         self, event: dp_accounting.DpEvent, count: int, do_compose: bool
     ) -> dp_accounting.PrivacyAccountant.CompositionErrorDetails | None:

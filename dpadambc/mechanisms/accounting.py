@@ -15,6 +15,7 @@ from dpadambc.mechanisms._accountants import (
     ReadableDpEvent,
 )
 from dpadambc.mechanisms._events import Accountant, level_counts
+from dpadambc.mechanisms._losses import privacy_losses
 
 __all__ = [
     "Accountant",
@@ -24,10 +25,8 @@ __all__ = [
     "calibrate",
     "epsilon",
     "level_counts",
+    "privacy_losses",
 ]
-
-# The largest grid of privacy losses: some seconds, and less than a gigabyte.
-_MOST_LOSSES = 10**6
 
 
 class _QuietOrders(logging.Filter):
@@ -51,38 +50,6 @@ def _epsilon_by(
         return float(accountant.compose(event).get_epsilon(target_delta))
     finally:
         logger.removeFilter(quiet)
-
-
-def _pld_epsilon(
-    event: dp_accounting.DpEvent,
-    target_delta: float,
-    neighboring_relation: dp_accounting.NeighboringRelation,
-) -> float:
-    """Epsilon on a grid of privacy losses as fine as it needs to be.
-
-    Every grid gives an upper bound, and a finer one a tighter bound at ten times the
-    cost. So the grid is refined until that changes the bound by less than 0.5 %, or
-    1e-4.
-    """
-
-    def on_grid(interval):
-        accountant = PLDAccountant(neighboring_relation, interval)
-        return _epsilon_by(accountant, event, target_delta)
-
-    interval, bound = 1e-2, math.inf
-    while True:
-        last = bound
-        try:
-            bound = on_grid(interval)
-        except MemoryError:
-            if last == math.inf:
-                raise
-            return last
-        if bound in (0, math.inf) or last - bound < 5e-3 * bound + 1e-4:
-            return min(last, bound)
-        interval /= 10
-        if bound > _MOST_LOSSES * interval:
-            return bound
 
 
 def epsilon(
@@ -125,7 +92,12 @@ def epsilon(
         return math.inf
     try:
         if accountant == "pld":
-            return _pld_epsilon(event, target_delta, neighboring_relation)
+            losses = privacy_losses(
+                event,
+                target_delta=target_delta,
+                neighboring_relation=neighboring_relation,
+            )
+            return float(losses.get_epsilon_for_delta(target_delta))
         by_orders = RdpAccountant(neighboring_relation=neighboring_relation)
         return _epsilon_by(by_orders, event, target_delta)
     except dp_accounting.UnsupportedEventError as error:
