@@ -27,8 +27,8 @@ import scipy.stats
 import dpadambc
 from benchmarks import environment
 from benchmarks.ogbn_arxiv_gcn import data, settings, training
-from dpadambc.graphs import _mixture
 from dpadambc.mechanisms import accounting
+from dpadambc.mechanisms._replaced_terms import ReplacedTermsDpEvent
 
 RESULTS = pathlib.Path(__file__).with_name("published.json")
 
@@ -86,12 +86,12 @@ def real_epsilon(terms: int, num_roots: int, iterations: int) -> float:
     most = int(binom.isf(1e-18, BATCH_SIZE, prob)) + 1
     probs = binom.pmf(np.arange(most + 1), BATCH_SIZE, prob)
     moved = 2 * np.sqrt(NUM_TENSORS) * L2_CLIP_NORM * most / BATCH_SIZE
-    step = _mixture.ShiftMixtureDpEvent(
-        NOISE_STDDEV / moved,
-        tuple((np.arange(most + 1) / most).tolist()),
-        tuple((probs / probs.sum()).tolist()),
+    step = ReplacedTermsDpEvent(
+        NOISE_STDDEV / moved, tuple((probs / probs.sum()).tolist())
     )
-    accountant = accounting.PLDAccountant(value_discretization_interval=1e-2)
+    accountant = accounting.PLDAccountant(
+        dpadambc.NeighboringRelation.REPLACE_ONE, 1e-2
+    )
     return accountant.compose(step, iterations).get_epsilon(settings.TARGET_DELTA)
 
 

@@ -8,14 +8,12 @@ change as many. `graphs.subgraphs` bounds their number; these mechanisms account
 import dataclasses
 
 import dp_accounting
-import numpy as np
 import optax
-import scipy.stats
 
 from dpadambc._core import validate
 from dpadambc.clipping.flat import NeighboringRelation
-from dpadambc.graphs import _mixture
-from dpadambc.mechanisms import accounting
+from dpadambc.graphs._poisson_terms import PoissonTermsDpEvent
+from dpadambc.mechanisms import _replaced_terms, accounting
 from dpadambc.mechanisms._sampled import FixedSizeSampled, PoissonSampled
 from dpadambc.mechanisms.base import Mechanism
 
@@ -42,25 +40,6 @@ class _MultiTermGaussian(Mechanism):
     def sensitivity(self) -> float:
         """L2 sensitivity of the clipped sum after division by `normalize_by`."""
         return self._largest_shift * self.l2_clip_norm / self.normalize_by
-
-    def _shift_probs(self) -> np.ndarray:
-        """The probability of each shift in one step, from 0 to the largest."""
-        raise NotImplementedError
-
-    def _step_event(
-        self, noise_multiplier: float, accountant: accounting.Accountant
-    ) -> dp_accounting.DpEvent:
-        del accountant  # both read it in the same unit
-        probs = self._shift_probs()
-        # The first shift is 0, possible or not.
-        possible = np.union1d([0], np.flatnonzero(probs))
-        shifts = possible / self._largest_shift
-        return _mixture.ShiftMixtureDpEvent(
-            noise_multiplier,
-            tuple(shifts.tolist()),
-            tuple(probs[possible].tolist()),
-            self.neighboring_relation,
-        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,7 +77,7 @@ class PoissonGaussian(_MultiTermGaussian, PoissonSampled):
       2.69
 
     References:
-      The accounting is in `graphs._mixture`. Node-level training by subgraphs:
+      The accounting is in `graphs._poisson_terms`. Node-level training by subgraphs:
       `Daigavane et al., Node-Level Differentially Private Graph Neural Networks
       <https://arxiv.org/abs/2111.15521>`_, 2021
     """
@@ -125,13 +104,16 @@ class PoissonGaussian(_MultiTermGaussian, PoissonSampled):
         goes = self.neighboring_relation != _REPLACE_ONE
         return 2 * self.max_terms - goes
 
-    def _shift_probs(self) -> np.ndarray:
-        q, others = self.sampling_prob, self.max_terms - 1
-        of_own = np.zeros(self._largest_shift - 2 * others + 1)
-        of_own[[0, -1]] = 1 - q, q
-        of_others = np.zeros(2 * others + 1)
-        of_others[::2] = scipy.stats.binom.pmf(range(others + 1), others, q)
-        return np.convolve(of_own, of_others)
+    def _step_event(
+        self, noise_multiplier: float, accountant: accounting.Accountant
+    ) -> dp_accounting.DpEvent:
+        del accountant  # both read it in the same unit
+        return PoissonTermsDpEvent(
+            noise_multiplier,
+            self.max_terms,
+            self.sampling_prob,
+            self.neighboring_relation,
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -185,12 +167,13 @@ class FixedSizeGaussian(_MultiTermGaussian, FixedSizeSampled):
         super().__post_init__()
         validate.count(num_examples=self.num_examples, least=self.max_terms)
 
-    def _shift_probs(self) -> np.ndarray:
-        probs = np.zeros(self._largest_shift + 1)
-        probs[::2] = scipy.stats.hypergeom.pmf(
-            range(self.max_terms + 1),
-            self.num_examples,
-            self.max_terms,
-            self.batch_size,
+    def _step_event(
+        self, noise_multiplier: float, accountant: accounting.Accountant
+    ) -> dp_accounting.DpEvent:
+        del accountant  # both read it in the same unit
+        return _replaced_terms.without_replacement(
+            noise_multiplier,
+            max_terms=self.max_terms,
+            batch_size=self.batch_size,
+            num_terms=self.num_examples,
         )
-        return probs

@@ -6,7 +6,7 @@ import dp_accounting
 import optax
 
 from dpadambc.clipping.flat import NeighboringRelation
-from dpadambc.mechanisms import accounting
+from dpadambc.mechanisms import _replaced_terms, accounting
 from dpadambc.mechanisms._sampled import FixedSizeSampled
 
 _REPLACE_ONE = NeighboringRelation.REPLACE_ONE
@@ -53,18 +53,21 @@ class FixedSizeGaussian(FixedSizeSampled):
     normalize_by: float
     neighboring_relation: NeighboringRelation = _REPLACE_ONE
 
-    _relations = {_REPLACE_ONE: ("rdp",)}
-    _refusal = (
-        "a batch of fixed size changes when an example is added or removed, and"
-        " dp-accounting has only an RDP bound for sampling without replacement."
-    )
+    _relations = {_REPLACE_ONE: ("pld", "rdp")}
+    _refusal = "a batch of fixed size changes when an example is added or removed."
 
     def _step_event(
         self, noise_multiplier: float, accountant: accounting.Accountant
     ) -> dp_accounting.DpEvent:
-        gaussian = self._gaussian(noise_multiplier, accountant)
+        if accountant == "pld":
+            return _replaced_terms.without_replacement(
+                noise_multiplier,
+                max_terms=1,
+                batch_size=self.batch_size,
+                num_terms=self.num_examples,
+            )
         return dp_accounting.SampledWithoutReplacementDpEvent(
             self.num_examples,
             self.batch_size,
-            gaussian,
+            self._gaussian(noise_multiplier, accountant),
         )
