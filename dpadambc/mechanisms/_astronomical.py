@@ -1,4 +1,4 @@
-"""Whether an epsilon is too large to be worth computing."""
+"""How large privacy losses are, and whether epsilon is too large to be computed."""
 
 import math
 
@@ -55,3 +55,10 @@ def is_astronomical(event: dp_accounting.DpEvent, accountant: Accountant) -> boo
     if accountant == "rdp":  # which knows no grid
         return largest == math.inf
     return max(largest, mean) > _LARGEST_LOSS
+
+
+def range_of_losses(event: dp_accounting.DpEvent) -> float:
+    """About how far the largest and the least loss of one step are apart."""
+    loss, _ = _losses(event)
+    # Of a Gaussian whose mean moves by one, nine deviations to both sides and more.
+    return 2 * (loss + 10 * math.sqrt(2 * loss))

@@ -19,25 +19,81 @@ def bracket(
     return start, start * factor if start != end else end
 
 
-def solve(gap: Callable[[float], float], good: float, bad: float) -> float:
-    """A number near the sign change of the gap, to four digits, on the good side."""
+def root(
+    gap: Callable[[float], float], good: float, bad: float, *, tolerance: float
+) -> float:
+    """A number near the sign change of the gap, to a relative tolerance."""
     solution = scipy.optimize.root_scalar(
-        lambda x: gap(math.exp(x)), bracket=(math.log(good), math.log(bad)), xtol=5e-5
+        lambda x: gap(math.exp(x)),
+        bracket=(math.log(good), math.log(bad)),
+        xtol=tolerance,
     )
-    x = solution.root
-    while gap(math.exp(x)) > 0:
-        x += 1e-4 * math.copysign(1, good - bad)
+    return math.exp(solution.root)
+
+
+def polished(
+    gap: Callable[[float], float], near: float, good: float, bad: float, accuracy: float
+) -> float:
+    """A number where a gap is at most zero, and hardly less, by the secant method.
+
+    Args:
+      gap: the logarithm of epsilon over its target, smooth but for rounding.
+      near: a number near its change of sign.
+      good: where it is at most zero.
+      bad: where it is positive, or hardly less.
+      accuracy: how far below zero it may be.
+
+    Returns:
+      A number between the good and the bad one.
+    """
+    to_good = math.copysign(1, good - bad)
+    ends = sorted((math.log(good), math.log(bad)))
+    clipped = lambda x: min(max(x, ends[0]), ends[1])
+    x, slope = math.log(near), -to_good
+    at_x = gap(math.exp(x))
+    for _ in range(10):
+        if -accuracy <= at_x <= 0:
+            break
+        before, at_before = x, at_x
+        x = clipped(x - (at_x + accuracy / 2) / slope)
+        if x == before:
+            break
+        at_x = gap(math.exp(x))
+        if (at_x - at_before) * (x - before) * to_good < 0:
+            slope = (at_x - at_before) / (x - before)
+    while at_x > 0:  # whatever its shape is
+        x += to_good * 2 * max(accuracy, at_x)
+        at_x = gap(math.exp(x))
     return math.exp(x)
 
 
-def last_affordable(
-    is_affordable: Callable[[int], bool], affordable: int, too_many: int
-) -> int:
-    """The last affordable number of steps, exact below 10,000 and never too many."""
+def whole_numbers_around(
+    gap: Callable[[int], float], near: float, good: int, bad: int
+) -> tuple[int, int]:
+    """Close to a number, one whose gap is not positive and one whose gap is."""
+    low, high = math.floor(0.95 * near), math.ceil(1.05 * near)
+    if low <= good or gap(low) > 0:
+        return good, min(high, bad) if gap(min(high, bad)) > 0 else bad
+    while high < bad and gap(high) <= 0:
+        low, high = high, math.ceil(1.2 * high)
+    return low, min(high, bad)
+
+
+def last_affordable(gap: Callable[[int], float], affordable: int, too_many: int) -> int:
+    """The last number of steps whose gap is not positive, exact below 10,000.
+
+    By interpolation, or by bisection where that did not halve what is left.
+    """
+    low, high = gap(affordable), gap(too_many)
+    interpolates = True
     while too_many - affordable > max(1, 1e-4 * affordable):
-        middle = (affordable + too_many) // 2
-        if is_affordable(middle):
-            affordable = middle
+        width = too_many - affordable
+        share = low / (low - high) if interpolates else 0.5
+        middle = affordable + min(max(round(share * width), 1), width - 1)
+        at_middle = gap(middle)
+        if at_middle <= 0:
+            affordable, low = middle, at_middle
         else:
-            too_many = middle
+            too_many, high = middle, at_middle
+        interpolates = 2 * (too_many - affordable) <= width or not interpolates
     return affordable

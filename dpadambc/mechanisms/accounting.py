@@ -1,14 +1,16 @@
 """Epsilon of an event, and the parameter that meets a target, by dp-accounting."""
 
+import contextlib
 import functools
 import logging
 import math
 from collections.abc import Callable
 
 import dp_accounting
+import numpy as np
 
 from dpadambc._core import validate
-from dpadambc.mechanisms import _astronomical, _events, _search
+from dpadambc.mechanisms import _astronomical, _events, _losses, _search
 from dpadambc.mechanisms._accountants import (
     PLDAccountant,
     RdpAccountant,
@@ -28,6 +30,12 @@ __all__ = [
     "privacy_losses",
 ]
 
+# A delta below this for each step is of the size of what rounding leaves.
+_RARE_DELTA = 1e-14
+# How close a calibrated epsilon comes to its target, and where the search begins.
+_ACCURACY = 1e-4
+_ROUGHLY = 2e-2
+
 
 class _QuietOrders(logging.Filter):
     """Drops dp-accounting's notes that a Rényi order did not converge.
@@ -39,17 +47,32 @@ class _QuietOrders(logging.Filter):
         return "failed to converge" not in record.getMessage()
 
 
-def _epsilon_by(
-    accountant: dp_accounting.PrivacyAccountant,
+def _by_rdp(
     event: dp_accounting.DpEvent,
+    neighboring_relation: dp_accounting.NeighboringRelation,
     target_delta: float,
 ) -> float:
     logger, quiet = logging.getLogger("absl"), _QuietOrders()
     logger.addFilter(quiet)
     try:
+        accountant = RdpAccountant(neighboring_relation=neighboring_relation)
         return float(accountant.compose(event).get_epsilon(target_delta))
     finally:
         logger.removeFilter(quiet)
+
+
+def _by_pld(
+    event: dp_accounting.DpEvent,
+    neighboring_relation: dp_accounting.NeighboringRelation,
+    target_delta: float,
+) -> float:
+    bound = _losses.bounded(event, neighboring_relation, target_delta).epsilon
+    if target_delta > _RARE_DELTA * _losses.num_compositions(event):
+        return bound
+    # What is spent on rounding counts, and Rényi divergences have no such.
+    with contextlib.suppress(dp_accounting.UnsupportedEventError):
+        bound = min(bound, _by_rdp(event, neighboring_relation, target_delta))
+    return bound
 
 
 def epsilon(
@@ -90,16 +113,9 @@ def epsilon(
     _events.check_delta(target_delta)
     if _astronomical.is_astronomical(event, accountant):
         return math.inf
+    spent = _by_pld if accountant == "pld" else _by_rdp
     try:
-        if accountant == "pld":
-            losses = privacy_losses(
-                event,
-                target_delta=target_delta,
-                neighboring_relation=neighboring_relation,
-            )
-            return float(losses.get_epsilon_for_delta(target_delta))
-        by_orders = RdpAccountant(neighboring_relation=neighboring_relation)
-        return _epsilon_by(by_orders, event, target_delta)
+        return spent(event, neighboring_relation, target_delta)
     except dp_accounting.UnsupportedEventError as error:
         raise ValueError(
             f"The {accountant!r} accountant cannot account for this sampling under"
@@ -109,9 +125,9 @@ def epsilon(
 
 # The parameter's grid of trial values, from the side of little epsilon.
 _GRIDS = {
-    "noise_multiplier": (2.0**14, 0.5, 2.0**-10),
-    "sampling_prob": (2.0**-24, 2.0, 1.0),
-    "iterations": (1, 2, 2**30),
+    "noise_multiplier": (2.0**14, 0.25, 2.0**-10),
+    "sampling_prob": (2.0**-24, 4.0, 1.0),
+    "iterations": (1, 4, 2**30),
 }
 
 
@@ -152,17 +168,38 @@ def calibrate(
       3.73
     """
     validate.positive(target_epsilon=target_epsilon)
+    _events.check_accountant(accountant)
+
+    def gap_of(spent: float) -> float:
+        # Bounded, since the search cannot use infinity.
+        return math.log(np.clip(spent / target_epsilon, 1e-3, 1e3))
 
     @functools.cache
-    def gap(x):
-        spent = epsilon(
-            event_of(x),
-            target_delta=target_delta,
-            neighboring_relation=neighboring_relation,
-            accountant=accountant,
+    def gap(x: float) -> float:
+        return gap_of(
+            epsilon(
+                event_of(x),
+                target_delta=target_delta,
+                neighboring_relation=neighboring_relation,
+                accountant=accountant,
+            )
         )
-        # Bounded, since the search cannot use infinity.
-        return min(spent, 2 * target_epsilon + 1) - target_epsilon
+
+    @functools.cache
+    def rough_gap(x: float) -> float:
+        """To a few percent, and from above: what is affordable here is."""
+        x = round(x) if unknown == "iterations" else x
+        event = event_of(x)
+        if accountant == "rdp" or _astronomical.is_astronomical(event, accountant):
+            return gap(x)
+        bound = _losses.bounded(
+            event,
+            neighboring_relation,
+            target_delta,
+            tolerance=_ROUGHLY,
+            enough=(1 - _ROUGHLY) * target_epsilon,
+        )
+        return gap_of(bound.epsilon)
 
     start, factor, end = _GRIDS[unknown]
     if gap(start) > 0:
@@ -171,9 +208,11 @@ def calibrate(
             f" cannot be reached by choosing {unknown}: it is exceeded even at"
             f" {start:g}."
         )
-    good, bad = _search.bracket(gap, start, factor, end)
+    good, bad = _search.bracket(rough_gap, start, factor, end)
     if good == bad:
         return good
+    near = _search.root(rough_gap, good, bad, tolerance=_ROUGHLY / 2)
     if unknown == "iterations":
-        return _search.last_affordable(lambda n: gap(n) <= 0, round(good), round(bad))
-    return _search.solve(gap, good, bad)
+        good, bad = _search.whole_numbers_around(gap, near, round(good), round(bad))
+        return _search.last_affordable(gap, good, bad)
+    return _search.polished(gap, near, good, bad, accuracy=_ACCURACY)

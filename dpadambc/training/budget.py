@@ -34,10 +34,10 @@ def affordable_iterations(
     """
     validate.non_negative(target_epsilon=target_epsilon)
 
-    def is_affordable(iterations: int) -> bool:
+    def gap(iterations: int) -> float:
         spent = mechanism.epsilon(target_delta, iterations=iterations)
-        return spent <= target_epsilon
+        return min(spent - target_epsilon, target_epsilon + 1)
 
-    if is_affordable(mechanism.iterations):
+    if gap(mechanism.iterations) <= 0:
         return mechanism.iterations
-    return _search.last_affordable(is_affordable, 0, mechanism.iterations)
+    return _search.last_affordable(gap, 0, mechanism.iterations)
