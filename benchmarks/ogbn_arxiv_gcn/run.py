@@ -173,7 +173,12 @@ class Results:
 
     def add(self, row: Row) -> Row:
         """Writes a training down."""
-        row = row | {"graph": self._graph, "environment": environment.environment()}
+        return self.take_over(
+            row | {"graph": self._graph, "environment": environment.environment()}
+        )
+
+    def take_over(self, row: Row) -> Row:
+        """Writes a training of another record down as it is."""
         with self._path.open("a") as file:
             file.write(json.dumps(row) + "\n")
         self.rows.append(row)
