@@ -191,8 +191,9 @@ def test_the_full_optimizers_can_be_looked_at(name):
         jax.tree.map(lambda p: jnp.zeros((1, *p.shape)), PARAMS),
         is_padding_example=jnp.ones(1, bool),
     )
+    update = jax.jit(optimizer.update)
     for _ in range(50):
-        _, state = optimizer.update(none, state, PARAMS)
+        _, state = update(none, state, PARAMS)
     seen = diagnostics.snapshot(state, noise_stddev=stddev)
     # Noise alone: m-hat and v-hat spread as they must, whatever the optimizer.
     row = seen.parameters["['w']"]

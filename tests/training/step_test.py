@@ -146,17 +146,18 @@ def test_runs_under_vmap_are_the_runs_alone():
     assert (indices[1] != indices[2]).any(axis=-1).all()
 
 
+@jax.jit
 def moves_without_examples(keys):
     """What the noise of a step moves each of several runs by."""
     step = training.Step(loss_fn, MECHANISM, optax.sgd(1.0))
     states = jax.vmap(lambda key: step.init(jnp.zeros(3), key=key))(keys)
     rows = jax.tree.map(lambda x: x[:4], DATA)
     states, _ = jax.vmap(lambda state: step(state, rows, jnp.ones(4, bool)))(states)
-    return np.asarray(states.params)
+    return states.params
 
 
 def test_the_noise_of_runs_under_vmap_differs_if_their_keys_do():
-    moves = moves_without_examples(jax.random.split(KEY, 100))
+    moves = np.asarray(moves_without_examples(jax.random.split(KEY, 100)))
     assert len(np.unique(moves)) == moves.size
     assert moves.std() == pytest.approx(MECHANISM.noise_stddev, rel=0.2)
     correlation = np.corrcoef(moves[:-1].ravel(), moves[1:].ravel())[0, 1]
@@ -169,9 +170,10 @@ def test_the_noise_of_runs_under_vmap_differs_if_their_keys_do():
 def test_no_step_repeats_the_noise_of_another():
     step = training.Step(loss_fn, MECHANISM, optax.sgd(1.0))
     states = [step.init(jnp.zeros(3), key=KEY)]
+    take = jax.jit(step)
     rows = jax.tree.map(lambda x: x[:4], DATA)
     for _ in range(5):
-        states.append(step(states[-1], rows, jnp.ones(4, bool))[0])
+        states.append(take(states[-1], rows, jnp.ones(4, bool))[0])
     moved = np.diff(np.stack([s.params for s in states]), axis=0)
     assert len(np.unique(moved.round(6))) == moved.size
 

@@ -242,10 +242,15 @@ def test_published_spread_of_the_moments_under_noise_alone():
     adam_bc = dpadambc.scale_by_adam_bc(1.0)
     zeros = jnp.zeros(100_000)
     states = noise.init(zeros), adam_bc.init(zeros)
-    for _ in range(100):
+
+    @jax.jit
+    def step(states):
         noised, noise_state = noise.update(zeros, states[0])
         _, adam_state = adam_bc.update(noised, states[1])
-        states = noise_state, adam_state
+        return noise_state, adam_state
+
+    for _ in range(100):
+        states = step(states)
     assert np.std(states[1].mu) == pytest.approx(0.229416, rel=0.01)
 
 
