@@ -78,7 +78,18 @@ def dtypes_and_shapes(tree):
     return jax.tree.map(lambda x: (jnp.result_type(x), jnp.shape(x)), tree)
 
 
-every_row = pytest.mark.parametrize("name", ROWS)
+# Of which the other rows are parts: each public optimizer once, with most options.
+FULLEST = {
+    *("dp_sgd nesterov", "dp_adam eps_root", "dp_adam_bc"),
+    *("dp_adamw", "dp_adamw_bc mask"),
+}
+every_row = pytest.mark.parametrize(
+    "name", [name if name in FULLEST else common.slow(name) for name in ROWS]
+)
+
+
+def test_every_optimizer_has_a_quick_row():
+    assert {ROWS[name][0] for name in FULLEST} == {f for f, _ in ROWS.values()}
 
 
 @pytest.fixture(autouse=True)

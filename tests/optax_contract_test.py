@@ -90,7 +90,7 @@ leading_rows = pytest.mark.parametrize(
 every_row_and_dtype = pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        slow_unless(dtype == dtype_of(name), name, dtype)
+        slow_unless(name in LEADING and dtype == dtype_of(name), name, dtype)
         for name in ROWS
         for dtype in ("float32", "bfloat16")
     ],
@@ -521,7 +521,14 @@ OPTIMIZERS = {
     "masked": lambda: optax.masked(optax.adam(1e-3), {"w": True, "b": False}),
     "apply_if_finite": lambda: optax.apply_if_finite(optax.adam(1e-3), 3),
 }
-every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
+# One for each form of state and arguments; `make test-slow` has the others.
+FORMS = {
+    *("adafactor", "adamw", "lbfgs", "lion", "muon", "schedule_free"),
+    *("mechanize", "MultiSteps", "masked", "apply_if_finite"),
+}
+every_optimizer = pytest.mark.parametrize(
+    "name", [slow_unless(name in FORMS, name) for name in OPTIMIZERS]
+)
 
 
 def test_the_search_finds_the_optimizers_of_optax():
@@ -529,6 +536,7 @@ def test_the_search_finds_the_optimizers_of_optax():
     contributed = "adopt cocob dadapt_adamw dog muon prodigy schedule_free_adamw"
     assert {*known.split(), *contributed.split()} <= OPTIMIZERS.keys()
     assert LEFT_OUT.keys() <= FOUND.keys() and len(OPTIMIZERS) > 40
+    assert FORMS <= OPTIMIZERS.keys()
 
 
 def gradients_of(seed, *, sign=1, apart=0):

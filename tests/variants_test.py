@@ -4,6 +4,7 @@ import chex
 import jax
 import numpy as np
 import optax
+import pytest
 from absl.testing import parameterized
 
 import dpadambc
@@ -28,6 +29,7 @@ PRIVATE = {
         dpadambc.add_decoupled_weight_decay(0.01),
     ),
 }
+FULLEST = {"dp_sgd", "dp_adamw_bc"}  # of which the others are parts
 OF_PRIVATE_GRADIENTS = {
     "adam_bc": dpadambc.adam_bc(0.1, LEVEL),
     "adamw_bc": dpadambc.adamw_bc(0.1, LEVEL),
@@ -46,7 +48,7 @@ def two_steps(update, tx, gradients):
     return update(gradients, state, PARAMS)
 
 
-class VariantsTest(chex.TestCase):
+class Compared(chex.TestCase):
     def assert_as_by_hand(self, tx, fun, gradients):
         expected = two_steps(fun, tx, gradients)
         got = two_steps(self.variant(fun), tx, gradients)
@@ -58,9 +60,7 @@ class VariantsTest(chex.TestCase):
         got, expected = jax.tree.map(words, (got, expected))
         chex.assert_trees_all_close(got, expected, rtol=1e-5, atol=1e-6)
 
-    @chex.variants(with_jit=True, with_device=True, without_device=True)
-    @parameterized.parameters(*PRIVATE)
-    def test_a_chain_of_per_example_gradients(self, name):
+    def assert_a_chain_is_as_by_hand(self, name):
         tx = PRIVATE[name]
 
         def update(gradients, state, params):
@@ -69,6 +69,13 @@ class VariantsTest(chex.TestCase):
             return tx.update(grads, state, params)
 
         self.assert_as_by_hand(tx, update, random_like(PARAMS, 4))
+
+
+class VariantsTest(Compared):
+    @chex.variants(with_jit=True, with_device=True, without_device=True)
+    @parameterized.parameters(*sorted(FULLEST))
+    def test_a_chain_of_per_example_gradients(self, name):
+        self.assert_a_chain_is_as_by_hand(name)
 
     @chex.variants(with_jit=True, with_device=True, without_device=True)
     @parameterized.parameters(*OF_PRIVATE_GRADIENTS)
@@ -86,3 +93,11 @@ class VariantsTest(chex.TestCase):
         x = random_like(np.zeros(3), 4)
         got, expected = self.variant(fun)(PARAMS, x), fun(PARAMS, x)
         chex.assert_trees_all_close(got, expected, rtol=1e-5)
+
+
+@pytest.mark.slow
+class PartsTest(Compared):
+    @chex.variants(with_jit=True, with_device=True, without_device=True)
+    @parameterized.parameters(*sorted(PRIVATE.keys() - FULLEST))
+    def test_a_part_of_a_chain_of_per_example_gradients(self, name):
+        self.assert_a_chain_is_as_by_hand(name)

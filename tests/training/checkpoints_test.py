@@ -312,7 +312,10 @@ def arrays_of(folder):
     return last, [p for p in files if "/d/" in p.as_posix() or p.stat().st_size > 200]
 
 
-@pytest.mark.parametrize("harm", ["truncated", "overwritten", "removed", "emptied"])
+@pytest.mark.parametrize(
+    "harm",
+    ["truncated", common.slow("overwritten"), "removed", common.slow("emptied")],
+)
 def test_a_damaged_checkpoint_is_an_error_and_the_one_before_still_there(
     tmp_path, harm
 ):
@@ -411,9 +414,18 @@ ALIKE = {
 }
 
 
-@pytest.mark.parametrize("tree", ALIKE.values(), ids=ALIKE)
-def test_names_that_orbax_would_join_to_one_are_kept_apart(tmp_path, tree):
-    params = jax.tree.map(lambda i: jnp.full(3, float(i)), tree)
+@pytest.mark.parametrize(
+    "name",
+    [
+        common.slow("dots"),
+        "a slash at the end",
+        common.slow("slashes"),
+        common.slow("quoted already"),
+        "keys of two kinds",
+    ],
+)
+def test_names_that_orbax_would_join_to_one_are_kept_apart(tmp_path, name):
+    params = jax.tree.map(lambda i: jnp.full(3, float(i)), ALIKE[name])
 
     def loss_fn(params, x, y):
         one, two = jax.tree.leaves(params)
@@ -487,7 +499,15 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    "change",
+    [
+        "key of the loss",
+        "frozen key",
+        common.slow("key in the data"),
+        common.slow("devices in the loss"),
+    ],
+)
 def test_what_changes_gradients_is_another_run(tmp_path, change):
     before, after = CHANGES[change]
     interrupted(tmp_path, **before)
@@ -557,7 +577,8 @@ def test_a_source_goes_on_and_another_one_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "params", [np.zeros(3), [0.0, 0.0, 0.0]], ids=["numpy", "list"]
+    "params",
+    [common.slow(np.zeros(3), id="numpy"), pytest.param([0.0, 0.0, 0.0], id="list")],
 )
 def test_parameters_that_are_no_jax_arrays_are_found_again(tmp_path, params):
     loss = lambda w, x, y: (jnp.stack(jnp.asarray(w)) @ x - y) ** 2
@@ -591,7 +612,7 @@ def test_numbers_of_numpy_are_recorded(tmp_path):
     assert fit(tmp_path).iterations == 20
 
 
-@pytest.mark.parametrize("split", ["parameters", "data"])
+@pytest.mark.parametrize("split", ["parameters", common.slow("data")])
 def test_a_sharded_run_goes_on(tmp_path, split):
     """Without a word on how to split its batches, too."""
     mesh = jax.make_mesh((2,), ("x",), devices=jax.devices()[:2])

@@ -32,7 +32,7 @@ def fit(**options):
     return training.fit(loss_fn, jnp.zeros(3), (X, Y), MECHANISM, optimizer, **options)
 
 
-@pytest.mark.parametrize("steps_per_call", [1, 3, 50])
+@pytest.mark.parametrize("steps_per_call", [1, common.slow(3), 50])
 def test_a_run_is_evaluated_every_n_steps_and_at_its_end(steps_per_call):
     asked = []
 
