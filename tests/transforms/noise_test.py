@@ -74,6 +74,7 @@ def test_steps_by_themselves_jitted_and_scanned_draw_the_same():
 def test_vmap_over_keys_draws_what_each_key_draws():
     zeros = jnp.zeros((30, 7))
 
+    @jax.jit
     def first_noise(key):
         noise = dpadambc.add_dp_noise(1.0, key=key)
         return noise.update(zeros, noise.init(zeros), zeros)[0]
@@ -239,6 +240,7 @@ def test_runs_vmapped_over_keys_are_independent_and_over_parameters_alone_are_no
     make = lambda key: dpadambc.add_dp_noise(1.0, key=key)
     zeros = jnp.zeros(SIZE)
 
+    @jax.jit
     def first_noise(key, params):
         noise = make(key)
         return noise.update(zeros, noise.init(params), params)[0]
