@@ -122,7 +122,7 @@ def fetch(source: Source, batch: Batch, sharding: NamedSharding | None = None) -
     return jax.tree.map(stacked, *rows)
 
 
-def _is_local(shape: tuple[int], sharding: NamedSharding | None) -> np.ndarray:
+def _is_local(shape: tuple[int, ...], sharding: NamedSharding | None) -> np.ndarray:
     """Which rows are on the devices of this process."""
     if sharding is None:
         return np.ones(shape, bool)
