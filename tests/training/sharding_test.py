@@ -111,7 +111,7 @@ WAYS = {
 
 
 # Each of these is a part of another row.
-PARTS = {"two", "eight", "one microbatch", "on one device before"}
+PARTS = {"two", "two, split", "eight", "one microbatch", "on one device before"}
 
 
 @pytest.mark.parametrize(
@@ -398,7 +398,8 @@ def test_clipping_under_a_jit_of_ones_own():
     )
 
 
-@pytest.mark.parametrize("devices", [common.slow(None), common.slow(2), 4])
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [None, 2, 4])
 def test_a_run_goes_on_with_another_number_of_devices(tmp_path, devices):
     class Killed(Exception):
         pass

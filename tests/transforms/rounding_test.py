@@ -184,6 +184,7 @@ def rounded(tx, key):
     return optax.chain(tx, dpadambc.round_stochastically(key=key))
 
 
+@pytest.mark.slow
 def test_private_training_without_masters_goes_where_masters_go():
     full = in_full(train(jnp.float32))
     at_random = in_full(train(jnp.bfloat16, rounded))
