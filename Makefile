@@ -5,9 +5,9 @@ VENV ?= .venv
 CONSTRAINTS ?=
 PYTEST_ARGS ?=
 BIN := $(VENV)/bin
-PYTEST := $(BIN)/python -m pytest -n auto -q $(PYTEST_ARGS)
+PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal -q $(PYTEST_ARGS)
 
-.PHONY: demo quick test test-slow test-experiments check speed notebooks clean
+.PHONY: demo quick test test-slow test-experiments test-all check speed notebooks clean
 
 demo: $(VENV)/demo
 	$(BIN)/python -m benchmarks.digits.run --output-dir demo
@@ -27,6 +27,11 @@ test-slow: $(VENV)/test
 # Of the benchmarks and the notebooks.
 test-experiments: $(VENV)/test
 	$(PYTEST) tests/experiments
+
+# All of these, each once: the guarantees on optimized code, which is what users run.
+test-all: $(VENV)/test
+	DPADAMBC_OPTIMIZED_TESTS=1 $(PYTEST) -m guarantee --ignore=tests/experiments
+	$(PYTEST) -m "not guarantee"
 
 check: $(VENV)/check
 	$(BIN)/ruff check .
