@@ -6,6 +6,7 @@ from dpadambc.mechanisms.batch import Batch
 from dpadambc.mechanisms.fixed_size import FixedSizeGaussian
 from dpadambc.mechanisms.poisson import PoissonGaussian
 from dpadambc.mechanisms.private_gradient import privatize
+from dpadambc.mechanisms.random_allocation import RandomAllocationGaussian
 from dpadambc.mechanisms.shuffled import ShuffledGaussian
 from dpadambc.mechanisms.truncated import TruncatedPoissonGaussian
 
@@ -14,6 +15,7 @@ __all__ = [
     "FixedSizeGaussian",
     "Mechanism",
     "PoissonGaussian",
+    "RandomAllocationGaussian",
     "ShuffledGaussian",
     "TruncatedPoissonGaussian",
     "accounting",

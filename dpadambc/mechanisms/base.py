@@ -145,6 +145,49 @@ class Mechanism(abc.ABC):
         self._check_size(num_examples)
         return self._sample(key, num_examples)
 
+    def sample_step(
+        self, run_key: jax.Array, step: int | jax.Array, *, num_examples: int
+    ) -> Batch:
+        """The batch of a step of a run, inside `jax.jit` and `jax.lax.scan`.
+
+        Where steps are drawn independently, it is `sample` with
+        `jax.random.fold_in(run_key, step)`. Where the batches of an epoch depend on
+        each other, this is the only way to draw them on the device.
+
+        Args:
+          run_key: a typed key, secret, and *the same for all steps* of one run.
+          step: of the run, counted from 0; it may be traced.
+          num_examples: the size of the data set; static.
+
+        Returns:
+          A `Batch` of static size.
+
+        Raises:
+          TypeError: if `run_key` is not a typed key, or the batches can only be drawn
+            on the host.
+          ValueError: if the mechanism is for another number of examples.
+
+        Example:
+          >>> import jax
+          >>> import dpadambc
+          >>> mechanism = dpadambc.RandomAllocationGaussian(
+          ...     l2_clip_norm=1.0, noise_multiplier=1.0, batches_per_epoch=3,
+          ...     iterations=3, normalize_by=2)
+          >>> for step in range(3):
+          ...     batch = mechanism.sample_step(jax.random.key(1), step, num_examples=6)
+          ...     print(batch.indices)
+          [ 2  3  4 -1 -1 -1]
+          [ 0  1  5 -1 -1 -1]
+          [-1 -1 -1 -1 -1 -1]
+        """
+        self._check_size(num_examples)
+        return self._sample_step(run_key, step, num_examples)
+
+    def _sample_step(
+        self, run_key: jax.Array, step: int | jax.Array, num_examples: int
+    ) -> Batch:
+        return self.sample(jax.random.fold_in(run_key, step), num_examples=num_examples)
+
     def _check_size(self, num_examples: int) -> None:
         known = self._known_size
         if known not in (None, num_examples):

@@ -12,6 +12,7 @@ sampling                          mechanism
 `poisson_*`                       `PoissonGaussian`
 `truncated_poisson_*`             `TruncatedPoissonGaussian`
 `fixed_size_*`                    `FixedSizeGaussian`
+`random_allocation_*`             `RandomAllocationGaussian`
 `shuffled_batches`                `ShuffledGaussian`
 ================================  =================================
 """
@@ -22,9 +23,14 @@ from collections.abc import Iterator, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.stats
 
 from dpadambc._core import validate
+from dpadambc.mechanisms import _padding
+from dpadambc.mechanisms._allocation_sampling import (
+    random_allocation_batches,
+    random_allocation_sample,
+)
+from dpadambc.mechanisms._padding import padded, size_exceeded_with
 from dpadambc.mechanisms.batch import Batch
 
 __all__ = [
@@ -33,32 +39,20 @@ __all__ = [
     "padded_sizes",
     "poisson_batches",
     "poisson_sample",
+    "random_allocation_batches",
+    "random_allocation_sample",
     "shuffled_batches",
     "truncated_poisson_batches",
     "truncated_poisson_sample",
 ]
 
-# Batches have one static size. On the device, the chance that a Poisson sample does not
-# fit is a failure probability on top of delta, so it must be negligible; on the host,
-# that of a second shape.
-_OVERFLOW_PROB = 1e-15
-
-
-def _padded(indices: np.ndarray, size: int, num_examples: int) -> Batch:
-    padded = np.full(size, -1, np.int32)
-    padded[: len(indices)] = indices
-    return Batch(padded, np.arange(size) >= len(indices), num_examples)
+_OVERFLOW_PROB = _padding.OVERFLOW_PROB
 
 
 def _check(num_examples: int, sampling_prob: float | None = None) -> None:
     validate.count(num_examples=num_examples)
     if sampling_prob is not None:
         validate.probability(sampling_prob=sampling_prob)
-
-
-def _size_exceeded_with(prob: float, num_examples: int, sampling_prob: float) -> int:
-    """The least size that a Poisson sample exceeds with at most this probability."""
-    return int(scipy.stats.binom.isf(prob, num_examples, sampling_prob))
 
 
 def padded_sizes(num_examples: int, sampling_prob: float) -> tuple[int, ...]:
@@ -86,7 +80,7 @@ def padded_sizes(num_examples: int, sampling_prob: float) -> tuple[int, ...]:
     """
     _check(num_examples, sampling_prob)
     sizes = [
-        _size_exceeded_with(p, num_examples, sampling_prob)
+        size_exceeded_with(p, num_examples, sampling_prob)
         for p in (0.1, 1e-4, _OVERFLOW_PROB)
     ]
     return tuple(sorted({*sizes, num_examples}))
@@ -156,12 +150,12 @@ def poisson_batches(
     _check(num_examples, sampling_prob)
     validate.count(iterations=iterations)
     if batch_sizes is None:
-        safe = _size_exceeded_with(_OVERFLOW_PROB, num_examples, sampling_prob)
+        safe = size_exceeded_with(_OVERFLOW_PROB, num_examples, sampling_prob)
         sizes = (safe, num_examples)
     else:
         sizes = _checked_sizes(batch_sizes, num_examples)
     return (
-        _padded(chosen, next(n for n in sizes if n >= len(chosen)), num_examples)
+        padded(chosen, next(n for n in sizes if n >= len(chosen)), num_examples)
         for _ in range(iterations)
         for chosen in [np.flatnonzero(rng.random(num_examples) < sampling_prob)]
     )
@@ -207,7 +201,7 @@ def truncated_poisson_batches(
     validate.count(truncated_batch_size=truncated_batch_size, least=1)
     validate.count(iterations=iterations)
     return (
-        _padded(
+        padded(
             rng.permutation(chosen)[:truncated_batch_size],
             truncated_batch_size,
             num_examples,
@@ -248,7 +242,7 @@ def fixed_size_batches(
     _check_fixed_size(num_examples, batch_size)
     validate.count(iterations=iterations)
     return (
-        _padded(
+        padded(
             rng.choice(num_examples, batch_size, replace=False),
             batch_size,
             num_examples,
@@ -300,7 +294,7 @@ def shuffled_batches(
             order = rng.permutation(num_examples)
             for start in range(0, num_examples, batch_size):
                 rows = order[start : start + batch_size]
-                yield _padded(rows, batch_size, num_examples)
+                yield padded(rows, batch_size, num_examples)
 
     return itertools.islice(batches(), iterations)
 
@@ -365,7 +359,7 @@ def poisson_sample(
     """
     validate.typed_key(key=key)
     _check(num_examples, sampling_prob)
-    safe = _size_exceeded_with(_OVERFLOW_PROB, num_examples, sampling_prob)
+    safe = size_exceeded_with(_OVERFLOW_PROB, num_examples, sampling_prob)
     size = safe if size is None else size
     if size < safe:
         raise ValueError(

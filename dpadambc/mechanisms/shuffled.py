@@ -25,7 +25,8 @@ class ShuffledGaussian(Mechanism):
     An example takes part once in each epoch. The order is given no credit: it is
     accounted for as if it were known, so an epoch costs what one step on the whole
     data set would. Most published runs shuffle, and state the epsilon of Poisson
-    sampling, which is far smaller.
+    sampling, which is far smaller. `RandomAllocationGaussian` has epochs too, in
+    batches of random sizes, and a proof of an epsilon about that of Poisson sampling.
 
     Adding or removing an example would re-deal all batches, so privacy is stated for
     replacing one by another (or, REPLACE_SPECIAL, by one without gradient).
@@ -95,5 +96,6 @@ class ShuffledGaussian(Mechanism):
         raise TypeError(
             "Expected a mechanism that draws each batch from a key, such as a"
             " PoissonGaussian, got a ShuffledGaussian, which deals all batches of an"
-            " epoch from one order. Take them from its batches, on the host."
+            " epoch from one order. Take them from its batches, on the host. For epochs"
+            " on the device use a RandomAllocationGaussian."
         )

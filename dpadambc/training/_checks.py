@@ -25,7 +25,7 @@ def mechanism_of(mechanism: Any, num_examples: int) -> None:
             "Expected a mechanism that draws each batch from a key, such as a"
             f" PoissonGaussian, got {mechanism!r}."
         )
-    draw = lambda key: mechanism.sample(key, num_examples=num_examples)
+    draw = lambda key: mechanism.sample_step(key, 0, num_examples=num_examples)
     jax.eval_shape(draw, jax.random.key(0))
 
 

@@ -43,9 +43,7 @@ class Programs:
         self.steps = jax.jit(self.scan, static_argnums=3, donate_argnums=0)
         self.sample = jax.jit(lambda s: step.shardings.replicate(self.draw(s)))
         self.sample_first = jax.jit(
-            lambda key: step.mechanism.sample(
-                jax.random.fold_in(key, 0), num_examples=num_examples
-            )
+            lambda key: step.mechanism.sample_step(key, 0, num_examples=num_examples)
         )
 
     def peak_bytes(

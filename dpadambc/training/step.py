@@ -218,5 +218,6 @@ def draw_batch(mechanism: Any, state: TrainState, num_examples: int) -> Batch:
       >>> print(batch.gather(jnp.arange(10, 90, 10)))
       [10 20 30 40 50 60 80  0]
     """
-    key = jax.random.fold_in(state.sampling_key, state.step)
-    return mechanism.sample(key, num_examples=num_examples)
+    return mechanism.sample_step(
+        state.sampling_key, state.step, num_examples=num_examples
+    )

@@ -15,6 +15,7 @@ SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 COMMON = dict(l2_clip_norm=1.0, noise_multiplier=2.0, iterations=100, normalize_by=50.0)
 POISSON = dict(COMMON, sampling_prob=0.05)
 SIZED = dict(COMMON, batch_size=50, num_examples=1_000)
+ALLOCATED = dict(COMMON, batches_per_epoch=20)
 TRUNCATED = dict(POISSON, truncated_batch_size=60, num_examples=1_000)
 
 ALL = {
@@ -22,6 +23,7 @@ ALL = {
     dpadambc.TruncatedPoissonGaussian: TRUNCATED,
     dpadambc.FixedSizeGaussian: SIZED,
     dpadambc.ShuffledGaussian: SIZED,
+    dpadambc.RandomAllocationGaussian: ALLOCATED,
 }
 
 
@@ -60,6 +62,8 @@ SUPPORTED = {
     (dpadambc.FixedSizeGaussian, REPLACE): "rdp",
     (dpadambc.ShuffledGaussian, REPLACE): "pld rdp",
     (dpadambc.ShuffledGaussian, SPECIAL): "pld rdp",
+    (dpadambc.RandomAllocationGaussian, ADD): "pld",
+    (dpadambc.RandomAllocationGaussian, SPECIAL): "pld",
 }
 
 
@@ -133,6 +137,8 @@ def test_fixed_size_sampling_under_replacement_uses_the_doubled_sensitivity():
         (dpadambc.FixedSizeGaussian, "iterations"),
         (dpadambc.ShuffledGaussian, "noise_multiplier"),
         (dpadambc.ShuffledGaussian, "iterations"),
+        (dpadambc.RandomAllocationGaussian, "noise_multiplier"),
+        (dpadambc.RandomAllocationGaussian, "iterations"),
     ],
 )
 def test_every_mechanism_calibrates(cls, unknown):

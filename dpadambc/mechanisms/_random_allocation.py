@@ -1,0 +1,239 @@
+r"""Accounting of random allocation: an example is in one random step of several.
+
+*Theorem.* Let each of b steps add Gaussian noise of deviation :math:`z C` to a sum. Let
+one example add a vector of norm at most C to the sum of one step, which is uniformly
+random and secret. Vectors and sums may depend on all earlier outputs. With P and Q the
+laws of all outputs with the example and without it, for every :math:`\alpha \ge 0`
+
+.. math:: H_\alpha(P \| Q) \le E (Y - \alpha)_+, \quad
+    H_\alpha(Q \| P) \le E (1 - \alpha Y)_+, \quad
+    Y = \frac{1}{b} \sum_{j=1}^b Y_j
+
+with independent log-normal :math:`Y_j` of mean 1 whose logarithm has variance
+:math:`1 / z^2`. An example that adds C to a coordinate of its own attains both.
+
+*Proof.* In which steps the others take part is independent of the example: condition on
+it (joint convexity). Let :math:`a_j \le 1 / z` be the norm of the vector of step j over
+z C, a function of earlier outputs. An example in step j multiplies the density of that
+step's output by :math:`L_j = \exp(a_j \xi_j - a_j^2 / 2)`. Under Q, :math:`\xi_j` is
+standard normal and independent of the past. So dP/dQ is the mean of the :math:`L_j`.
+
+Let f be convex. Given the past, dP/dQ is affine in the last :math:`L_j`. The process
+:math:`\exp(B_t - t / 2)` is a martingale in t, so it increases with t in convex order.
+Hence an independent :math:`Y_b` in place of :math:`L_b` does not decrease
+:math:`E_Q f(dP/dQ)`. The expectation over :math:`Y_b` is a convex function of what is
+left, so the step before can be replaced likewise, and so on to the first.
+
+*Several participations.* Let the example be in k random steps of b. Split the steps at
+random into k blocks whose sizes differ by one at most, and let it be in one uniformly
+random step of each block. By symmetry these are k uniformly random steps. Given the
+blocks, dP/dQ is the product of their means, which is affine in each :math:`L_j` alone.
+So the proof holds unchanged, however the blocks interleave in time, with a product of
+independent means: the composition of k events. By joint convexity it holds for random
+blocks. For 1 < k < b the bound is not exact.
+
+*Composition.* Both bounds are the profiles of one pair of distributions, Y and its law
+under Q, so they compose over epochs, adaptively (`Zhu et al. 2022
+<https://arxiv.org/abs/2106.08567>`_). A run that ends within an epoch is a function of
+one that goes on, so the bound of the whole epoch holds for it.
+
+*Numbers.* Every operation spreads Y without moving its mean, which can only increase
+both expectations. A number between two points of a grid is split between them. What is
+below the grid is split between its first point and 0, an infinite loss of Q against P.
+What is above it is split between its last point and infinity, which has mass under P
+alone, an infinite loss of P against Q. All terms are positive, so rounding is relative,
+about 1e-12 of each mass.
+
+References:
+  Chua et al., `Balls-and-Bins Sampling for DP-SGD <https://arxiv.org/abs/2412.16802>`_
+  Feldman and Shenfeld, `Privacy amplification by random allocation
+  <https://arxiv.org/abs/2502.08202>`_
+"""
+
+import dataclasses
+import functools
+from typing import NamedTuple, Self
+
+import dp_accounting
+import numpy as np
+import scipy.special
+from dp_accounting import pld
+from dp_accounting.pld import pld_pmf
+
+from dpadambc.mechanisms import accounting
+
+# What is cut off in each operation: mass under Q below, under P above.
+_TAIL = 1e-20
+# Points of a grid, and of the finer one on which a sum is first put.
+_POINTS, _FINE_POINTS = 600, 6_000
+# Beyond this logarithm the ratio is near the largest number.
+_LARGEST_LOG = 600.0
+# More noise counts as this much: the numbers of a grid must differ.
+_MOST_NOISE = 1e6
+
+
+def _split(values: np.ndarray, masses: np.ndarray, grid: np.ndarray) -> np.ndarray:
+    """Masses on a grid that covers the values, with the same mean of each."""
+    below = np.clip(np.searchsorted(grid, values, "right") - 1, 0, len(grid) - 2)
+    gaps = np.diff(grid)
+    up = masses * np.clip((values - grid[below]) / gaps[below], 0, 1)
+    size = len(grid)
+    return np.bincount(below, masses - up, size) + np.bincount(below + 1, up, size)
+
+
+class _Ratios(NamedTuple):
+    """The law under Q of a sum of density ratios, spread out."""
+
+    values: np.ndarray  # increasing; the first one is 0
+    masses: np.ndarray
+    excess: float  # of the mean: what is at infinity, without mass
+
+    @property
+    def mean(self) -> float:
+        return float(self.values @ self.masses) + self.excess
+
+    def trimmed(self) -> Self:
+        """Without the ends that hardly have any mass."""
+        values, masses, excess = self
+        first = int(np.searchsorted(np.cumsum(masses), _TAIL))
+        first = min(max(first, 1), len(values) - 2)
+        above = np.cumsum((values * masses)[::-1])[::-1]
+        last = int(np.sum(above > _TAIL * self.mean)) - 1
+        last = max(last, first + 1)
+        excess += float((values[last:] - values[last]) @ masses[last:])
+        kept = masses[first : last + 1].copy()
+        kept[-1] += masses[last + 1 :].sum()
+        up = masses[:first] * (values[:first] / values[first])
+        kept[0] += up.sum()
+        zero = float(np.sum(masses[:first] - up))
+        return type(self)(
+            np.concatenate([[0.0], values[first : last + 1]]),
+            np.concatenate([[zero], kept]),
+            excess,
+        )
+
+    def coarsened(self) -> Self:
+        """On fewer points: half of them dense where the mass is, half everywhere."""
+        values, masses, excess = self
+        if len(values) <= _POINTS:
+            return self
+        probs = masses[1:] * (1 + values[1:] / self.mean)
+        density = np.cbrt(probs)
+        reached = np.cumsum(density / density.sum() + 1 / len(density))
+        steps = np.linspace(reached[0], reached[-1], _POINTS - 1)
+        chosen = 1 + np.unique(np.searchsorted(reached, steps).clip(0, len(probs) - 1))
+        chosen = np.unique(np.concatenate([[0, 1], chosen, [len(values) - 1]]))
+        grid = values[chosen]
+        return type(self)(grid, _split(values, masses, grid), excess)
+
+    def __add__(self, other: Self) -> Self:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The sum of two that are independent."""
+        values = np.add.outer(self.values, other.values)
+        masses = np.multiply.outer(self.masses, other.masses)
+        if self is other:  # each pair once
+            pairs = np.triu_indices(len(self.values))
+            values, masses = values[pairs], masses[pairs] * (2 - (pairs[0] == pairs[1]))
+        least = self.values[1] + other.values[1]
+        grid = np.geomspace(least, self.values[-1] + other.values[-1], _FINE_POINTS)
+        grid = np.concatenate([[0.0], grid])
+        masses = _split(values.ravel(), masses.ravel(), grid)
+        masses /= masses.sum()  # or rounding would grow with the number of terms
+        found = type(self)(grid, masses, self.excess + other.excess)
+        return found.trimmed().coarsened()
+
+
+def _one(noise_multiplier: float) -> _Ratios:
+    """Of one step: log-normal, on a grid."""
+    s = 1 / min(noise_multiplier, _MOST_NOISE)
+    end = -scipy.special.ndtri(_TAIL)
+    x = np.linspace(-end, s + end, _POINTS)
+    values = np.exp(s * x - s**2 / 2)
+    edges = np.concatenate([[-np.inf], x, [np.inf]])
+    mass, mean = _normal(edges), _normal(edges - s)  # of each cell, under Q and P
+    gaps = np.diff(values)
+    share = np.clip((mean[1:-1] - values[:-1] * mass[1:-1]) / gaps, 0, mass[1:-1])
+    masses = np.concatenate([mass[1:-1] - share, [0.0]])
+    masses[1:] += share
+    low = min(mean[0] / values[0], mass[0])
+    masses[0] += low
+    masses[-1] += mass[-1]
+    excess = max(mean[-1] - values[-1] * mass[-1], 0.0)
+    return _Ratios(
+        np.concatenate([[0.0], values]),
+        np.concatenate([[mass[0] - low], masses]),
+        float(excess),
+    )
+
+
+def _normal(edges: np.ndarray) -> np.ndarray:
+    """The standard normal's mass between edges, from the nearer tail."""
+    low, high = edges[:-1], edges[1:]
+    ndtr = scipy.special.ndtr
+    return np.where(low > 0, ndtr(-low) - ndtr(-high), ndtr(high) - ndtr(low))
+
+
+def _sum_of(steps: int, noise_multiplier: float) -> _Ratios:
+    """Of so many independent steps, by doubling."""
+    power, total = _one(noise_multiplier), None
+    while True:
+        if steps % 2:
+            total = power if total is None else total + power
+        steps //= 2
+        if total is not None and not steps:
+            return total
+        power = power + power
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomAllocationDpEvent(accounting.ReadableDpEvent):
+    """Gaussian steps, of which an example takes part in a random one.
+
+    The accountants of `mechanisms.accounting` read it, and no others.
+
+    Args:
+      noise_multiplier: the standard deviation, in units of what the example adds.
+      steps: how many, at least 2.
+    """
+
+    noise_multiplier: float
+    steps: int
+
+    @property
+    def rate(self) -> float:
+        """The probability that the steps together affect the neighbors: one."""
+        return 1.0
+
+    @functools.cached_property
+    def _ratios(self) -> _Ratios:
+        """The law of the mean: for one event several grids are tried."""
+        values, masses, excess = _sum_of(self.steps, self.noise_multiplier)
+        return _Ratios(values / self.steps, masses, excess / self.steps)
+
+    def privacy_losses(
+        self, interval: float
+    ) -> pld.privacy_loss_distribution.PrivacyLossDistribution:
+        """The privacy losses of all steps on a grid, from above, in both directions."""
+        z = self.noise_multiplier
+        if 0.5 / z**2 + 10 / z > _LARGEST_LOG:
+            # As if the step were known: by joint convexity, an upper bound.
+            return pld.privacy_loss_distribution.from_gaussian_mechanism(
+                z, value_discretization_interval=interval
+            )
+        (zero, *_), excess = self._ratios.masses, self._ratios.excess
+        logs = np.log(self._ratios.values[1:]) / interval
+        first, last = int(np.floor(logs[0])), int(np.ceil(logs[-1])) + 1
+        grid = np.exp(np.arange(first, last + 1) * interval)
+        masses = _split(self._ratios.values[1:], self._ratios.masses[1:], grid)
+        pmf = functools.partial(
+            pld_pmf.DensePLDPmf, interval, pessimistic_estimate=True
+        )
+        return pld.privacy_loss_distribution.PrivacyLossDistribution(
+            pmf(first, masses * grid, infinity_mass=excess),
+            pmf(-last, masses[::-1], infinity_mass=zero),
+        )
+
+    def renyi_divergences(self, orders: np.ndarray) -> np.ndarray:
+        """Refused: there are privacy losses alone."""
+        raise dp_accounting.UnsupportedEventError(
+            "Random allocation has no Rényi bound here; use the 'pld' accountant."
+        )
