@@ -16,6 +16,7 @@ from dpadambc.mechanisms import _check
 from dpadambc.mechanisms._sampled import FixedSizeSampled, PoissonSampled
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.mechanisms.batch import Batch
+from dpadambc.mechanisms.random_allocation import RandomAllocationGaussian
 from dpadambc.mechanisms.shuffled import ShuffledGaussian
 from dpadambc.mechanisms.truncated import TruncatedPoissonGaussian
 
@@ -90,6 +91,8 @@ def _identical(runs: list[list[np.ndarray]], num_examples: int) -> tuple[int, in
 def _expected_size(mechanism: Any, num_examples: int) -> float:
     if isinstance(mechanism, PoissonSampled | TruncatedPoissonGaussian):
         return mechanism.sampling_prob * num_examples
+    if isinstance(mechanism, RandomAllocationGaussian):
+        return _allocated(mechanism) * num_examples
     return getattr(mechanism, "batch_size", num_examples)
 
 
@@ -143,13 +146,13 @@ def _rate(drawn: _Drawn, prob: float) -> Finding:
     return _standard_errors("rate", count / trials, prob, variance, what, score)
 
 
-def _spread_of_sizes(drawn: _Drawn, prob: float) -> Finding:
+def _spread_of_sizes(drawn: _Drawn, prob: float, repeated: float = 1.0) -> Finding:
     sizes = np.concatenate(drawn.sizes)
     mean = drawn.num_examples * prob
     variance = mean * (1 - prob)
     dispersion = float(np.mean((sizes - mean) ** 2) / variance)
     # Of a binomial: its fourth moment is a little more than a normal's.
-    spread = (2 + (1 - 6 * prob * (1 - prob)) / variance) / len(sizes)
+    spread = (2 + (1 - 6 * prob * (1 - prob)) / variance) / len(sizes) * repeated
     what = "The variance of batch sizes, relative to independent draws,"
     score = _statistics.score_of_dispersion(dispersion, spread)
     return _standard_errors("sizes", dispersion, 1.0, spread, what, score)
@@ -305,6 +308,69 @@ def _once_an_epoch(drawn: _Drawn, mechanism: ShuffledGaussian) -> Finding:
     return combined("sampling epochs", parts)
 
 
+def _allocated(mechanism: RandomAllocationGaussian) -> float:
+    """The probability that an example is in a batch."""
+    return mechanism.participations / mechanism.batches_per_epoch
+
+
+def _so_often_an_epoch(drawn: _Drawn, mechanism: RandomAllocationGaussian) -> Finding:
+    length, wrong, epochs = mechanism.batches_per_epoch, 0, 0
+    for matrix in drawn.matrices():
+        for start in range(0, matrix.shape[0], length):
+            counts = np.asarray(matrix[start : start + length].sum(axis=0))
+            is_whole = start + length <= matrix.shape[0]
+            least = mechanism.participations if is_whole else 0
+            wrong += int(np.sum(counts > mechanism.participations))
+            wrong += int(np.sum(counts < least))
+            epochs += is_whole
+    sentence = (
+        f"{wrong} examples are not in {mechanism.participations} batches of an epoch of"
+        f" {length} ({epochs} whole epochs)."
+    )
+    return within("sampling epochs", wrong, 0, sentence, "fails at one such example")
+
+
+def _independent_epochs(drawn: _Drawn, mechanism: RandomAllocationGaussian) -> Finding:
+    """Whether an epoch says anything of the one before, by overlaps at each place."""
+    length = mechanism.batches_per_epoch
+    pairs = []
+    for matrix, sizes in zip(drawn.matrices(), drawn.sizes, strict=True):
+        if len(sizes) > length:
+            overlaps = matrix[length:].multiply(matrix[:-length]).sum(axis=1)
+            pairs.append(
+                (np.asarray(overlaps).ravel(), sizes[length:], sizes[:-length])
+            )
+    if not pairs:
+        return not_tested("sampling independence", "a run is one epoch.")
+    columns = map(np.concatenate, zip(*pairs, strict=True))
+    found = _shared(drawn, [(length, *columns)], "lag")
+    if not found:
+        return not_tested("sampling independence", "the batches are empty.")
+    ((_, sums),) = found
+    count, mean, variance = map(float, sums)
+    return _standard_errors(
+        "independence",
+        count,
+        mean,
+        variance,
+        "The number of examples in the same batch of two epochs in turn",
+        _statistics.score_of_count(count, mean, variance),
+    )
+
+
+def _parts_of_allocation(
+    drawn: _Drawn, mechanism: RandomAllocationGaussian
+) -> list[Finding]:
+    prob, length = _allocated(mechanism), mechanism.batches_per_epoch
+    exact = [_so_often_an_epoch(drawn, mechanism)]
+    if prob == 1:
+        return exact
+    # The sizes of an epoch have a fixed sum: one number less varies.
+    sizes = _spread_of_sizes(drawn, prob, length / (length - 1))
+    chances = (_adjacent(drawn), _same_batches(drawn))
+    return [*exact, sizes, _independent_epochs(drawn, mechanism), *chances]
+
+
 def sampling(
     loader: Callable[[int], Iterable[Any]],
     mechanism: Mechanism,
@@ -316,7 +382,9 @@ def sampling(
     For Poisson sampling: the rate, the distribution of sizes, how often each example
     takes part, the overlap of any two batches of a run and of two runs, whether
     adjacent examples come together, and duplicates. So shuffled epochs, batches of
-    fixed size, a fixed order, or blocks of the data do not pass for it. Each test has a
+    fixed size, a fixed order, or blocks of the data do not pass for it. For random
+    allocation: how often each example takes part in an epoch, the distribution of
+    sizes, the overlap of epochs, adjacent examples and duplicates. Each test has a
     false-alarm rate of 1e-6; four runs of at most 400 batches, or five million indices,
     are drawn.
 
@@ -371,6 +439,8 @@ def _parts(drawn: _Drawn, mechanism: Mechanism) -> list[Finding] | None:
     match mechanism:
         case ShuffledGaussian():
             return [_once_an_epoch(drawn, mechanism)]
+        case RandomAllocationGaussian():
+            return _parts_of_allocation(drawn, mechanism)
         case PoissonSampled() if mechanism.sampling_prob == 1:
             return [_fixed_sizes(drawn, drawn.num_examples)]
         case PoissonSampled():

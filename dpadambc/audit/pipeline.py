@@ -235,13 +235,13 @@ def _behind_noise(
 
 def _drawn(mechanism: Mechanism, seed: int, num_examples: int) -> Iterable[Any]:
     """The batches that a mechanism draws from a key, or on the host if it cannot."""
+    key = jax.random.key(seed)
+    draw = jax.jit(
+        lambda step: mechanism.sample_step(key, step, num_examples=num_examples)
+    )
     try:
-        draw = jax.jit(lambda key: mechanism.sample(key, num_examples=num_examples))
-        jax.eval_shape(draw, jax.random.key(seed))
+        jax.eval_shape(draw, 0)
     except TypeError:
         rng = np.random.default_rng(seed)
         return mechanism.batches(rng, num_examples=num_examples)
-    keys = (
-        jax.random.fold_in(jax.random.key(seed), i) for i in range(mechanism.iterations)
-    )
-    return (draw(key) for key in keys)
+    return (draw(step) for step in range(mechanism.iterations))

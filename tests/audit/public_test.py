@@ -85,6 +85,9 @@ MECHANISMS = {
     ),
     "fixed size": dpadambc.FixedSizeGaussian(**OF_SIZE, **NUMBERS),
     "shuffled": dpadambc.ShuffledGaussian(**OF_SIZE, **NUMBERS),
+    "random allocation": dpadambc.RandomAllocationGaussian(
+        batches_per_epoch=20, **NUMBERS
+    ),
     "scheduled": dataclasses.replace(
         MECHANISM, noise_multiplier=optax.linear_schedule(1.0, 0.5, 50)
     ),
@@ -193,10 +196,10 @@ def host(mechanism):
 
 
 def device(mechanism):
-    draw = jax.jit(lambda key: mechanism.sample(key, num_examples=NUM_EXAMPLES))
-    return lambda seed: (
-        draw(key) for key in jax.random.split(jax.random.key(seed), 100)
+    draw = jax.jit(
+        lambda key, step: mechanism.sample_step(key, step, num_examples=NUM_EXAMPLES)
     )
+    return lambda seed: (draw(jax.random.key(seed), step) for step in range(100))
 
 
 @pytest.mark.parametrize("name", MECHANISMS)

@@ -115,3 +115,44 @@ def test_overlaps_that_are_rare_are_no_surprise():
     # Of 30 squares, a mean of 2.6 is one in 1e5, not one in 1e9.
     assert 3.8 < _statistics.score_of_dispersion(2.6, 2 / 30) < 4.8
     assert _statistics.score_of_dispersion(0.0, 2 / 800) < -10
+
+
+ALLOCATION = dpadambc.RandomAllocationGaussian(
+    l2_clip_norm=1.0,
+    noise_multiplier=1.0,
+    batches_per_epoch=10,
+    iterations=60,
+    normalize_by=40.0,
+)
+
+
+def dealt(rng, is_same=False, is_even=False):
+    """Epochs in which each example is in one batch."""
+    places = rng.integers(10, size=NUM_EXAMPLES)
+    for _ in range(6):
+        if is_even:
+            places = rng.permutation(np.arange(NUM_EXAMPLES) % 10)
+        elif not is_same:
+            places = rng.integers(10, size=NUM_EXAMPLES)
+        yield from (np.flatnonzero(places == step) for step in range(10))
+
+
+def allocated(draw):
+    loader = lambda run: draw(np.random.default_rng(run))
+    return audit.sampling(loader, ALLOCATION, num_examples=NUM_EXAMPLES)
+
+
+@pytest.mark.parametrize(
+    ("draw", "part"),
+    [
+        (lambda rng: dealt(rng, is_even=True), "sampling sizes"),
+        (lambda rng: dealt(rng, is_same=True), "sampling independence"),
+        (lambda rng: (poisson(rng, 0.1) for _ in range(60)), "sampling epochs"),
+        (lambda rng: map(in_pairs, dealt(rng)), "sampling epochs"),
+    ],
+    ids=["shuffled", "the same each epoch", "poisson", "in pairs"],
+)
+def test_what_is_not_random_allocation_is_found(draw, part):
+    assert allocated(dealt).passed
+    finding = allocated(draw)
+    assert finding.passed is False and part in failed(finding)
