@@ -1,62 +1,13 @@
-"""Differentially private Adam, corrected for its noise, as Optax transformations."""
+"""Differentially private Adam, corrected for its noise, as Optax transformations.
+
+Every name is imported when it is first used, so that what computes nothing, such as
+`dpadambc --help`, does not wait for JAX.
+"""
 
 import importlib.metadata
+from typing import TYPE_CHECKING
 
-from dpadambc import (
-    audit,
-    clipping,
-    diagnostics,
-    gradients,
-    graphs,
-    mechanisms,
-    optimizers,
-    theory,
-    training,
-    transforms,
-)
-from dpadambc.clipping import (
-    Explanation,
-    NeighboringRelation,
-    clip_per_example,
-    clipped_grad,
-    clipped_value_and_grad,
-    explain,
-    sensitivity,
-)
-from dpadambc.gradients import (
-    PerExampleGradient,
-    as_per_example,
-    materialize,
-    per_example_grad,
-    per_example_norms,
-    per_example_value_and_grad,
-)
-from dpadambc.mechanisms import (
-    Batch,
-    FixedSizeGaussian,
-    Mechanism,
-    PoissonGaussian,
-    RandomAllocationGaussian,
-    ShuffledGaussian,
-    TruncatedPoissonGaussian,
-    privatize,
-)
-from dpadambc.optimizers import (
-    adam_bc,
-    adamw_bc,
-    dp_adam,
-    dp_adam_bc,
-    dp_adamw,
-    dp_adamw_bc,
-    dp_sgd,
-)
-from dpadambc.transforms import (
-    RelativeFloor,
-    add_decoupled_weight_decay,
-    add_dp_noise,
-    round_stochastically,
-    scale_by_adam_bc,
-)
+from dpadambc._core import lazy
 
 __version__ = importlib.metadata.version("dpadambc")
 __all__ = [
@@ -104,3 +55,113 @@ __all__ = [
     "training",
     "transforms",
 ]
+
+if TYPE_CHECKING:
+    from dpadambc import (
+        audit,
+        clipping,
+        diagnostics,
+        gradients,
+        graphs,
+        mechanisms,
+        optimizers,
+        theory,
+        training,
+        transforms,
+    )
+    from dpadambc.clipping import (
+        Explanation,
+        NeighboringRelation,
+        clip_per_example,
+        clipped_grad,
+        clipped_value_and_grad,
+        explain,
+        sensitivity,
+    )
+    from dpadambc.gradients import (
+        PerExampleGradient,
+        as_per_example,
+        materialize,
+        per_example_grad,
+        per_example_norms,
+        per_example_value_and_grad,
+    )
+    from dpadambc.mechanisms import (
+        Batch,
+        FixedSizeGaussian,
+        Mechanism,
+        PoissonGaussian,
+        RandomAllocationGaussian,
+        ShuffledGaussian,
+        TruncatedPoissonGaussian,
+        privatize,
+    )
+    from dpadambc.optimizers import (
+        adam_bc,
+        adamw_bc,
+        dp_adam,
+        dp_adam_bc,
+        dp_adamw,
+        dp_adamw_bc,
+        dp_sgd,
+    )
+    from dpadambc.transforms import (
+        RelativeFloor,
+        add_decoupled_weight_decay,
+        add_dp_noise,
+        round_stochastically,
+        scale_by_adam_bc,
+    )
+else:
+    __getattr__ = lazy.attribute(
+        __name__,
+        {
+            "Batch": "mechanisms",
+            "Explanation": "clipping",
+            "FixedSizeGaussian": "mechanisms",
+            "Mechanism": "mechanisms",
+            "NeighboringRelation": "clipping",
+            "PerExampleGradient": "gradients",
+            "PoissonGaussian": "mechanisms",
+            "RandomAllocationGaussian": "mechanisms",
+            "RelativeFloor": "transforms",
+            "ShuffledGaussian": "mechanisms",
+            "TruncatedPoissonGaussian": "mechanisms",
+            "adam_bc": "optimizers",
+            "adamw_bc": "optimizers",
+            "add_decoupled_weight_decay": "transforms",
+            "add_dp_noise": "transforms",
+            "as_per_example": "gradients",
+            "audit": "audit",
+            "clip_per_example": "clipping",
+            "clipped_grad": "clipping",
+            "clipped_value_and_grad": "clipping",
+            "clipping": "clipping",
+            "diagnostics": "diagnostics",
+            "dp_adam": "optimizers",
+            "dp_adam_bc": "optimizers",
+            "dp_adamw": "optimizers",
+            "dp_adamw_bc": "optimizers",
+            "dp_sgd": "optimizers",
+            "explain": "clipping",
+            "gradients": "gradients",
+            "graphs": "graphs",
+            "materialize": "gradients",
+            "mechanisms": "mechanisms",
+            "optimizers": "optimizers",
+            "per_example_grad": "gradients",
+            "per_example_norms": "gradients",
+            "per_example_value_and_grad": "gradients",
+            "privatize": "mechanisms",
+            "round_stochastically": "transforms",
+            "scale_by_adam_bc": "transforms",
+            "sensitivity": "clipping",
+            "theory": "theory",
+            "training": "training",
+            "transforms": "transforms",
+        },
+    )
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,5 +1,6 @@
 """What is public: reachable by one import, exported by name, and shown by example."""
 
+import ast
 import importlib
 import inspect
 import pathlib
@@ -85,6 +86,25 @@ def test_one_import_reaches_every_public_module_and_name():
     names = [n for n in PUBLIC if not n.endswith("cli")]
     code = "import dpadambc\n" + "\n".join(f"{n}.__name__" for n in names)
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_names_of_the_package_are_lazy_and_type_checkers_see_them_all():
+    tree = ast.parse(pathlib.Path(dpadambc.__file__).read_text())
+    (branch,) = (node for node in tree.body if isinstance(node, ast.If))
+    seen = {
+        alias.name: (statement.module.partition(".")[2] or alias.name)
+        for statement in branch.body
+        for alias in statement.names
+    }
+    assert branch.test.id == "TYPE_CHECKING"
+    modules = ast.literal_eval(branch.orelse[0].value.args[1])
+    assert modules == seen
+    assert sorted(modules) == sorted(dpadambc.__all__)
+    assert set(dpadambc.__all__) <= set(dir(dpadambc))
+    code = "import dpadambc, sys; assert 'jax' not in sys.modules; dpadambc.dp_sgd"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(AttributeError, match="no attribute 'dp_sdg'"):
+        dpadambc.dp_sdg
 
 
 @pytest.mark.parametrize("name", PUBLIC)

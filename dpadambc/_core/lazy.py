@@ -1,4 +1,7 @@
-"""Names that are imported when they are first used, because they need an extra."""
+"""Names that are imported when they are first used.
+
+They need an extra, or would make everybody wait for what few use.
+"""
 
 import importlib
 from collections.abc import Callable, Mapping
