@@ -8,23 +8,16 @@ import numpy as np
 import scipy.stats
 
 from dpadambc._core import validate
-from dpadambc.mechanisms import accounting
 from dpadambc.mechanisms.base import Mechanism
 
 __all__ = ["Observed", "claimed", "family_epsilon", "observed", "one_run_epsilon"]
 
-_EPSILONS = np.concatenate([np.linspace(0, 4, 81), np.linspace(4.25, 30, 104)])
-
 
 def claimed(mechanism: Mechanism, false_positive_rate: np.ndarray) -> np.ndarray:
-    r"""The least rate of misses that the mechanism allows, for each rate of alarms.
+    """The least rate of misses that the mechanism allows, for each rate of alarms.
 
-    .. math:: f(\alpha) = \max_\varepsilon \max(0,\;
-        1 - \delta(\varepsilon) - e^\varepsilon \alpha,\;
-        e^{-\varepsilon} (1 - \delta(\varepsilon) - \alpha))
-
-    over a grid of ε, which makes it a lower bound of the trade-off function: the curve
-    is no higher than the claim, so that nothing fails for the grid.
+    That of `Mechanism.trade_off`, from below: the curve is no higher than the claim, so
+    that nothing fails for the grid it is computed on.
 
     Args:
       mechanism: with the PLD accountant.
@@ -47,13 +40,7 @@ def claimed(mechanism: Mechanism, false_positive_rate: np.ndarray) -> np.ndarray
       Dong et al., `Gaussian Differential Privacy <https://arxiv.org/abs/1905.02383>`_,
       2019
     """
-    accountant = accounting.PLDAccountant(mechanism.neighboring_relation)
-    accountant.compose(mechanism.dp_event(accountant="pld"))
-    deltas = np.array([accountant.get_delta(epsilon) for epsilon in _EPSILONS])
-    alpha = np.asarray(false_positive_rate, float)[..., None]
-    lines = 1 - deltas - np.exp(_EPSILONS) * alpha
-    mirrored = np.exp(-_EPSILONS) * (1 - deltas - alpha)
-    return np.maximum(0, np.maximum(lines, mirrored).max(axis=-1))
+    return mechanism.trade_off().false_negative_rate(false_positive_rate)
 
 
 def _p_value(epsilon: float, correct: int, guesses: int, canaries: int, delta: float):

@@ -1,6 +1,6 @@
 """Mechanisms: the public numbers of a run, its sampling and its accounting."""
 
-from dpadambc.mechanisms import accounting, sampling
+from dpadambc.mechanisms import accounting, sampling, trade_off
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.mechanisms.batch import Batch
 from dpadambc.mechanisms.fixed_size import FixedSizeGaussian
@@ -21,4 +21,5 @@ __all__ = [
     "accounting",
     "privatize",
     "sampling",
+    "trade_off",
 ]

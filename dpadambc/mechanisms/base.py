@@ -22,7 +22,7 @@ import optax
 from dpadambc._core import validate
 from dpadambc.clipping import flat
 from dpadambc.clipping.flat import NeighboringRelation
-from dpadambc.mechanisms import _events, accounting
+from dpadambc.mechanisms import _events, accounting, trade_off
 from dpadambc.mechanisms.batch import Batch
 
 
@@ -298,6 +298,25 @@ class Mechanism(abc.ABC):
             target_delta=target_delta,
             neighboring_relation=self.neighboring_relation,
             accountant=accountant,
+        )
+
+    def trade_off(self, iterations: int | None = None) -> trade_off.TradeOff:
+        """What epsilon means: the errors that an attacker cannot avoid.
+
+        Args:
+          iterations: the number of steps taken; `self.iterations` by default.
+
+        Returns:
+          A `TradeOff`: the largest share of members that an attack can find at each
+          rate of false alarms, and the μ of Gaussian differential privacy.
+
+        Raises:
+          ValueError: if the sampling has no privacy loss distribution under
+            `self.neighboring_relation`, but a bound by Rényi divergences alone.
+        """
+        return trade_off.of_event(
+            self.dp_event(iterations, accountant="pld"),
+            neighboring_relation=self.neighboring_relation,
         )
 
     @classmethod
