@@ -22,7 +22,7 @@ import optax
 from dpadambc._core import validate
 from dpadambc.clipping import flat
 from dpadambc.clipping.flat import NeighboringRelation
-from dpadambc.mechanisms import _events, accounting, trade_off
+from dpadambc.mechanisms import _epochs, _events, accounting, trade_off
 from dpadambc.mechanisms.batch import Batch
 
 
@@ -43,6 +43,8 @@ class Mechanism(abc.ABC):
     _solvable: ClassVar[tuple[str, ...]] = ("noise_multiplier", "iterations")
     _relations: ClassVar[dict[NeighboringRelation, tuple[accounting.Accountant, ...]]]
     _refusal: ClassVar[str]
+    # Whether an epoch deals all examples into a whole number of batches.
+    _deals_epochs: ClassVar[bool] = False
 
     def __post_init__(self):
         validate.positive(l2_clip_norm=self.l2_clip_norm)
@@ -320,6 +322,45 @@ class Mechanism(abc.ABC):
         )
 
     @classmethod
+    def of_epochs(cls, **public_numbers: Any) -> Self:
+        """The mechanism for so many epochs in batches of a size.
+
+        Args:
+          **public_numbers: the fields of the class; in place of `iterations`, `epochs`;
+            and in place of `sampling_prob` or `batches_per_epoch`, `batch_size`. Both
+            go with `num_examples`.
+
+            An epoch has num_examples / batch_size steps. Where it deals all examples
+            into batches (shuffled data, random allocation), that is rounded up. The
+            product with `epochs` is rounded up to `iterations`. Batches that are drawn
+            have `batch_size` examples on average; `normalize_by` is the batch size
+            unless it is given.
+
+        Returns:
+          A mechanism. It keeps steps and probabilities, and no number of epochs.
+
+        Raises:
+          TypeError: if one number is given in two ways, or is missing.
+          ValueError: if a number is out of its range.
+
+        Example:
+          >>> import dpadambc
+          >>> mechanism = dpadambc.PoissonGaussian.of_epochs(
+          ...     epochs=30, batch_size=1024, num_examples=60_000, noise_multiplier=1.0,
+          ...     l2_clip_norm=1.0)
+          >>> mechanism.iterations, round(mechanism.sampling_prob, 5)
+          (1758, 0.01707)
+          >>> mechanism.normalize_by
+          1024
+        """
+        return cls(**cls._as_fields(public_numbers))
+
+    @classmethod
+    def _as_fields(cls, public_numbers: dict[str, Any]) -> dict[str, Any]:
+        names = inspect.signature(cls).parameters
+        return _epochs.as_fields(names, public_numbers, deals_epochs=cls._deals_epochs)
+
+    @classmethod
     def calibrate(
         cls,
         *,
@@ -338,8 +379,9 @@ class Mechanism(abc.ABC):
           **public_numbers: the fields of the class, all but one of `noise_multiplier`,
             `iterations` and `sampling_prob` (where it has one). The field left out, or
             given as None, is solved for: the least noise, the most iterations or the
-            largest probability. `num_examples` may be given to any class, for the
-            warning of `epsilon`.
+            largest probability. `epochs`, `batch_size` and `num_examples` may stand
+            in place of fields, as in `of_epochs`; `num_examples` alone may be given to
+            any class, for the warning of `epsilon`.
 
         Returns:
           A mechanism whose epsilon at `target_delta` is at most `target_epsilon`.
@@ -351,8 +393,7 @@ class Mechanism(abc.ABC):
         if accountant is not None:
             _events.check_accountant(accountant)
         _events.check_delta(target_delta, public_numbers.get("num_examples"))
-        if "num_examples" not in inspect.signature(cls).parameters:
-            public_numbers.pop("num_examples", None)
+        public_numbers = cls._as_fields(public_numbers)
         unknown = [x for x in cls._solvable if public_numbers.get(x) is None]
         if len(unknown) != 1:
             raise TypeError(

@@ -64,6 +64,7 @@ class ShuffledGaussian(Mechanism):
 
     _relations = {_REPLACE_ONE: ("pld", "rdp"), _REPLACE_SPECIAL: ("pld", "rdp")}
     _refusal = "adding or removing an example changes every batch of an epoch."
+    _deals_epochs = True
 
     def __post_init__(self):
         super().__post_init__()
