@@ -1,6 +1,6 @@
 """Mechanisms: the public numbers of a run, its sampling and its accounting."""
 
-from dpadambc.mechanisms import accounting, sampling, trade_off
+from dpadambc.mechanisms import accounting, planning, sampling, trade_off
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.mechanisms.batch import Batch
 from dpadambc.mechanisms.fixed_size import FixedSizeGaussian
@@ -19,6 +19,7 @@ __all__ = [
     "ShuffledGaussian",
     "TruncatedPoissonGaussian",
     "accounting",
+    "planning",
     "privatize",
     "sampling",
     "trade_off",

@@ -1,0 +1,41 @@
+"""`dpadambc audit`: the checks of a training pipeline."""
+
+import argparse
+import importlib
+import os
+import sys
+
+from dpadambc.audit import report
+from dpadambc.audit.pipeline import Pipeline
+
+
+def _pipeline(factory: str) -> Pipeline:
+    """What `MODULE:FACTORY` makes, from the working directory or an installation."""
+    module, _, name = factory.partition(":")
+    if not name:
+        raise ValueError(f"Expected MODULE:FACTORY, got {factory!r}.")
+    sys.path.insert(0, os.getcwd())
+    try:
+        made = getattr(importlib.import_module(module), name)()
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"Expected a function {name!r} in {module!r}: {error}.") from (
+            error
+        )
+    finally:
+        sys.path.remove(os.getcwd())
+    if not isinstance(made, Pipeline):
+        raise TypeError(
+            f"Expected {factory} to return a dpadambc.audit.Pipeline, got {made!r}."
+        )
+    return made
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints what the checks find; progress goes to the standard error stream."""
+    found = report.run(
+        _pipeline(args.factory),
+        checks=args.check or report.CHECKS,
+        progress=lambda text: print(text, file=sys.stderr),
+    )
+    print(found.to_json() if args.json else found)
+    return found.exit_code

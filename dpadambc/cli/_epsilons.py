@@ -1,0 +1,107 @@
+"""`dpadambc epsilon`, `calibrate` and `meaning`: one mechanism, and what it spends."""
+
+import argparse
+import importlib
+import math
+import textwrap
+from typing import Any
+
+import dpadambc
+from dpadambc.cli import _options
+
+_RATES = (1e-4, 1e-3, 1e-2, 1e-1)
+_LEAST_ERROR_RATE = 1e-6
+
+
+def mechanism(args: argparse.Namespace) -> Any:
+    """The mechanism that the options describe."""
+    sampling = _options.SAMPLINGS[args.mechanism]
+    package = importlib.import_module(f"dpadambc.{sampling.package}")
+    cls = getattr(package, sampling.name)
+    numbers = {name: getattr(args, name) for name in _options.FIELDS}
+    numbers["l2_clip_norm"] = args.clip_norm
+    if numbers["normalize_by"] is None and numbers["batch_size"] is None:
+        numbers["normalize_by"] = 1.0
+    if args.relation is not None:
+        relation = dpadambc.NeighboringRelation[args.relation.upper()]
+        numbers["neighboring_relation"] = relation
+    if args.command != "calibrate":
+        return cls.of_epochs(**numbers)
+    return cls.calibrate(
+        target_epsilon=args.epsilon,
+        target_delta=args.delta,
+        accountant=args.accountant,
+        **numbers,
+    )
+
+
+def report(args: argparse.Namespace) -> dict[str, Any]:
+    """What is printed, by name."""
+    found = mechanism(args)
+    accountant = args.accountant or found._default_accountant
+    own = _options.SAMPLINGS[args.mechanism].needs
+    return {
+        "epsilon": found.epsilon(
+            args.delta, accountant=accountant, num_examples=args.num_examples
+        ),
+        "delta": args.delta,
+        "neighboring_relation": found.neighboring_relation.name,
+        "accountant": accountant,
+        "sampling": args.mechanism,
+        "noise_multiplier": found.noise_multiplier,
+        **{name: getattr(found, name) for name in own},
+        "iterations": found.iterations,
+        "l2_clip_norm": found.l2_clip_norm,
+        "normalize_by": found.normalize_by,
+        "noise_stddev": found.noise_stddev,
+        **(_meaning(args, found) if args.command == "meaning" else {}),
+        "assumed": _options.SAMPLINGS[args.mechanism].assumed,
+    }
+
+
+def _meaning(args: argparse.Namespace, found: Any) -> dict[str, Any]:
+    trade_off = found.trade_off()
+    if args.picture:
+        dpadambc.diagnostics.pictures.trade_off({args.mechanism: trade_off}).savefig(
+            args.picture, dpi=150
+        )
+    reached = trade_off.true_positive_rate(_RATES)
+    return {
+        "gaussian_mu": trade_off.gaussian_mu(_LEAST_ERROR_RATE),
+        "least_error_rate": _LEAST_ERROR_RATE,
+        "true_positive_rates": {
+            f"{rate:g}": float(best) for rate, best in zip(_RATES, reached, strict=True)
+        },
+    }
+
+
+def as_text(numbers: dict[str, Any]) -> str:
+    """The report for a reader."""
+    numbers = dict(numbers)
+    line = (
+        f"epsilon = {numbers.pop('epsilon'):.4f} at delta = {numbers.pop('delta'):g}"
+        f" ({numbers.pop('neighboring_relation')}, {numbers.pop('accountant').upper()})"
+    )
+    assumed = numbers.pop("assumed")
+    meaning = _meaning_as_text(numbers) if "gaussian_mu" in numbers else []
+    width = max(map(len, numbers)) + 1
+    rows = (f"  {k.replace('_', ' '):<{width}} {v}" for k, v in numbers.items())
+    return "\n".join([line, *rows, *meaning, *textwrap.wrap(assumed, 80)])
+
+
+def _meaning_as_text(numbers: dict[str, Any]) -> list[str]:
+    mu, least = numbers.pop("gaussian_mu"), numbers.pop("least_error_rate")
+    if mu == math.inf:
+        gaussian = ["Nothing is hidden: an attacker can be right of everybody."]
+    else:
+        gaussian = [
+            f"As private as one number with Gaussian noise of which an example moves it"
+            f" by {mu:.3f}",
+            f"standard deviations, for attacks with at least {least:g} of both errors.",
+        ]
+    rows = [
+        f"  {float(rate):>23.2%}  {best:>20.2%}"
+        for rate, best in numbers.pop("true_positive_rates").items()
+    ]
+    head = f"  {'of those not in the data':>23}  {'of those in it, at most':>20}"
+    return [*gaussian, "An attacker takes for members", head, *rows]
