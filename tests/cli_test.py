@@ -1,13 +1,19 @@
 """The command line says what the mechanism says."""
 
+import dataclasses
 import json
+import math
 import subprocess
 import sys
+import typing
 
 import pytest
 
 import dpadambc
 from dpadambc import cli
+from dpadambc.audit.report import CHECKS
+from dpadambc.cli import _options
+from dpadambc.mechanisms import accounting, planning
 
 NUMBERS = "--noise-multiplier 1.85 --sampling-prob 0.02048 --iterations 3360".split()
 
@@ -77,7 +83,43 @@ def test_relation_is_an_argument(capsys):
     [
         (["epsilon", *NUMBERS, "--delta", "2"], "target_delta in (0, 1), got"),
         (["epsilon", *NUMBERS[:4], "--delta", "1e-5"], "Expected --iterations to be"),
-        (["epsilon", *NUMBERS, "--batch-size", "3", "--delta", "1e-5"], "in place of"),
+        (["epsilon", *NUMBERS, "--batch-size", "3", "--delta", "1e-5"], "num_examples"),
+        (
+            ["epsilon", *NUMBERS, "--batch-size", "3", "--num-examples", "9"]
+            + ["--delta", "1e-5"],
+            "batch_size in place of sampling_prob",
+        ),
+        (["epsilon", *NUMBERS[:4], "--epochs", "3", "--delta", "1e-5"], "with epochs"),
+        (
+            ["epsilon", *NUMBERS, "--epochs", "3", "--batch-size", "3"]
+            + ["--num-examples", "9", "--delta", "1e-5"],
+            "epochs in place of iterations",
+        ),
+        (["epsilon", *NUMBERS], "Expected --delta to be given"),
+        (["epsilon", *NUMBERS, "--num-examples", "5000"], "such as 2e-05"),
+        (
+            ["epsilon", *NUMBERS, "--max-terms", "3", "--delta", "1e-5"],
+            "for --mechanism poisson, got --max-terms",
+        ),
+        (
+            ["epsilon", *NUMBERS, "--mechanism", "shuffled", "--delta", "1e-5"],
+            "for --mechanism shuffled, got --sampling-prob",
+        ),
+        (
+            ["calibrate", "--epsilon", "1", "--mechanism", "graph-poisson"]
+            + ["--delta", "1e-5"],
+            "Expected --max-terms to be given",
+        ),
+        (
+            ["plan", "--epsilon", "1", "--batch-size", "100", "--epochs", "1"]
+            + ["--num-examples", "99", "--delta", "1e-5"],
+            "batch_size <= num_examples=99, got batch_size=100",
+        ),
+        (
+            ["plan", "--epsilon", "1", "--batch-size", "9", "--epochs", "1", "2"]
+            + ["--num-examples", "99", "--delta", "1e-5", "--picture", "a.png"],
+            "one number of --epochs with --picture",
+        ),
         (["calibrate", "--epsilon", "1", "--delta", "1e-5"], "all but one of"),
         (
             ["epsilon", *NUMBERS, "--normalize-by", "0", "--delta", "1e-5"],
@@ -108,3 +150,166 @@ def test_the_installed_module_runs():
     command = [sys.executable, "-m", "dpadambc", "epsilon", *NUMBERS, "--delta", "1e-5"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("epsilon = 2.925")
+
+
+def test_help_and_wrong_options_do_not_wait_for_what_computes():
+    code = """
+import sys
+from dpadambc import cli
+for arguments in (["--help"], ["plan", "--help"], ["meaning", "--nonsense"], [],
+                  ["epsilon", "--noise-multiplier", "2"],
+                  ["epsilon", "--mechanism", "shuffled", "--delta", "1e-5"]):
+    try:
+        assert cli.main(arguments) == 2
+    except SystemExit as error:
+        assert error.code in (0, 2)
+    for name in ("jax", "numpy", "scipy", "optax", "dp_accounting", "matplotlib"):
+        assert name not in sys.modules, (arguments, name)
+try:
+    cli.main(["epsilon", "--noise-multiplier", "2", "--sampling-prob", "0.1",
+              "--iterations", "2", "--delta", "1e-5"])
+finally:
+    assert "jax" in sys.modules  # negative control
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_the_words_of_the_options_are_those_of_the_library():
+    relations = (relation.name.lower() for relation in dpadambc.NeighboringRelation)
+    assert sorted(_options.RELATIONS) == sorted(relations)
+    assert _options.CHECKS == tuple(CHECKS)
+    assert set(planning.SAMPLINGS) <= set(_options.SAMPLINGS)
+    assert typing.get_args(accounting.Accountant) == ("pld", "rdp")
+
+
+COMMON = {"l2_clip_norm", "noise_multiplier", "iterations", "normalize_by"}
+
+
+@pytest.mark.parametrize("name", sorted(_options.SAMPLINGS))
+def test_every_mechanism_has_options_for_all_its_fields(name):
+    sampling = _options.SAMPLINGS[name]
+    cls = getattr(getattr(dpadambc, sampling.package), sampling.name)
+    fields = {
+        field.name
+        for field in dataclasses.fields(cls)
+        if field.default is dataclasses.MISSING
+    }
+    assert fields == COMMON | set(sampling.needs)
+    assert set(sampling.needs) <= set(_options.FIELDS)
+    if name in planning.SAMPLINGS:
+        assert planning.SAMPLINGS[name] is cls
+
+
+def test_every_mechanism_of_the_library_can_be_named():
+    modules = (dpadambc.mechanisms, dpadambc.graphs)
+    mechanisms = {
+        value
+        for module in modules
+        for value in vars(module).values()
+        if isinstance(value, type)
+        and issubclass(value, dpadambc.Mechanism)
+        and value is not dpadambc.Mechanism
+    }
+    named = {
+        getattr(getattr(dpadambc, sampling.package), sampling.name)
+        for sampling in _options.SAMPLINGS.values()
+    }
+    assert named == mechanisms
+
+
+OF_MECHANISMS = {
+    "poisson": ["--batch-size", 100],
+    "truncated-poisson": ["--batch-size", 100, "--truncated-batch-size", 130],
+    "fixed-size": ["--batch-size", 100, "--accountant", "rdp"],
+    "shuffled": ["--batch-size", 100],
+    "graph-poisson": ["--batch-size", 100, "--max-terms", 2, "--accountant", "rdp"],
+    "graph-fixed-size": ["--batch-size", 100, "--max-terms", 2, "--accountant", "rdp"],
+}
+
+
+@pytest.mark.parametrize("name", sorted(_options.SAMPLINGS))
+def test_each_mechanism_spends_what_it_says_and_states_what_it_assumes(name, capsys):
+    arguments = ["--mechanism", name, "--num-examples", 1_000, "--delta", "1e-5"]
+    arguments += [*OF_MECHANISMS[name], "--epochs", 2, "--clip-norm", 0.5]
+    assert run("epsilon", *arguments, "--noise-multiplier", 3, "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    sampling = _options.SAMPLINGS[name]
+    cls = getattr(getattr(dpadambc, sampling.package), sampling.name)
+    expected = cls(
+        l2_clip_norm=0.5,
+        noise_multiplier=3.0,
+        iterations=20,
+        normalize_by=100,
+        neighboring_relation=dpadambc.NeighboringRelation[
+            report["neighboring_relation"]
+        ],
+        **{field: report[field] for field in sampling.needs},
+    )
+    assert report["iterations"] == 20
+    assert report["epsilon"] == expected.epsilon(1e-5, accountant=report["accountant"])
+    assert report["noise_stddev"] == expected.noise_stddev
+    assert report["sampling"] == name
+    assert report["assumed"] == sampling.assumed
+
+
+def test_what_an_epsilon_means(capsys, tmp_path):
+    numbers = ["--noise-multiplier", 2, "--sampling-prob", 1, "--iterations", 1]
+    picture = tmp_path / "roc.png"
+    arguments = ["meaning", *numbers, "--delta", 1e-5]
+    assert run(*arguments, "--json", "--picture", picture) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    report = json.loads(capsys.readouterr().out)
+    assert report["gaussian_mu"] == pytest.approx(0.5, rel=1e-3)
+    assert report["true_positive_rates"]["0.01"] == pytest.approx(0.0339, abs=1e-4)
+    assert run(*arguments) == 0
+    out = capsys.readouterr().out
+    for word in ("by 0.500", "1e-06", "1.00%", "3.39%", "independently"):
+        assert word in out
+    bare = ["--noise-multiplier", 0, "--sampling-prob", 1, "--iterations", 1]
+    assert run("meaning", *bare, "--delta", 1e-5, "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["gaussian_mu"] == "inf"
+    assert report["true_positive_rates"]["0.0001"] == 1.0
+    assert run("meaning", *bare, "--delta", 1e-5) == 0
+    assert "Nothing is hidden" in capsys.readouterr().out
+
+
+def test_a_plan_is_a_table_json_and_a_picture(capsys, tmp_path):
+    picture = tmp_path / "plan.png"
+    numbers = ["--epochs", 2.5, "--num-examples", 1_000, "--delta", 1e-5]
+    numbers += ["--accountant", "rdp"]
+    arguments = ["plan", "--epsilon", 1, 2, "--batch-size", 50, 100, *numbers]
+    assert run(*arguments, "--json", "--picture", picture) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    report = json.loads(capsys.readouterr().out)
+    assert [(row["epsilon"], row["batch_size"]) for row in report["rows"]] == [
+        (1, 50),
+        (1, 100),
+        (2, 50),
+        (2, 100),
+    ]
+    (first, *_) = report["rows"]
+    assert first["iterations"] == 50
+    spent = mechanism(
+        noise_multiplier=first["noise_multiplier"], sampling_prob=0.05, iterations=50
+    ).epsilon(1e-5, accountant="rdp")
+    assert 0.99 < spent <= 1
+    assert not math.isnan(first["noise_stddev"])
+    assert run(*arguments) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("1,000 examples, delta = 1e-05 (ADD_OR_REMOVE_ONE, RDP")
+    assert len({len(line) for line in lines[1:6]}) == 1
+    assert lines[2].split()[:5] == ["2.5", "1", "50", "0.05000", "50"]
+    assert f"{first['noise_multiplier']:.4f}" in lines[2]
+    one = ["plan", "--epsilon", 1, "--batch-size", 50, *numbers, "--compare"]
+    assert run(*one, "--json") == 0
+    (first,) = json.loads(capsys.readouterr().out)["rows"]
+    compared = {
+        (r["sampling"], r["neighboring_relation"], r["accountant"]): r["epsilon"]
+        for r in first["comparison"]
+    }
+    assert compared["poisson", "ADD_OR_REMOVE_ONE", "rdp"] == pytest.approx(spent)
+    assert compared["poisson", "ADD_OR_REMOVE_ONE", "pld"] < spent
+    assert compared["shuffled", "REPLACE_SPECIAL", "pld"] > spent
+    assert run(*one) == 0
+    assert "shuffled           REPLACE_ONE        PLD" in capsys.readouterr().out

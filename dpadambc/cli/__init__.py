@@ -82,6 +82,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _options.parser().parse_args(argv)
     try:
         return _run(args)
-    except (ModuleNotFoundError, TypeError, ValueError) as error:
+    except (ModuleNotFoundError, OSError, TypeError, ValueError) as error:
         print(f"dpadambc: {error}", file=sys.stderr)
         return 2

@@ -37,6 +37,9 @@ def mechanism(args: argparse.Namespace) -> Any:
 
 def report(args: argparse.Namespace) -> dict[str, Any]:
     """What is printed, by name."""
+    wants_picture = args.command == "meaning" and args.picture
+    # Before anything is computed: it says what to install.
+    pictures = dpadambc.diagnostics.pictures if wants_picture else None
     found = mechanism(args)
     accountant = args.accountant or found._default_accountant
     own = _options.SAMPLINGS[args.mechanism].needs
@@ -54,17 +57,16 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
         "l2_clip_norm": found.l2_clip_norm,
         "normalize_by": found.normalize_by,
         "noise_stddev": found.noise_stddev,
-        **(_meaning(args, found) if args.command == "meaning" else {}),
+        **(_meaning(args, found, pictures) if args.command == "meaning" else {}),
         "assumed": _options.SAMPLINGS[args.mechanism].assumed,
     }
 
 
-def _meaning(args: argparse.Namespace, found: Any) -> dict[str, Any]:
+def _meaning(args: argparse.Namespace, found: Any, pictures: Any) -> dict[str, Any]:
     trade_off = found.trade_off()
-    if args.picture:
-        dpadambc.diagnostics.pictures.trade_off({args.mechanism: trade_off}).savefig(
-            args.picture, dpi=150
-        )
+    if pictures:
+        figure = pictures.trade_off({args.mechanism: trade_off})
+        figure.savefig(args.picture, dpi=150)
     reached = trade_off.true_positive_rate(_RATES)
     return {
         "gaussian_mu": trade_off.gaussian_mu(_LEAST_ERROR_RATE),

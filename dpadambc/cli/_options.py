@@ -127,6 +127,10 @@ def parser() -> argparse.ArgumentParser:
     for command in (epsilon, calibrate, meaning):
         _add_mechanism(command)
         _add_accounting(command)
+    for command in (epsilon, calibrate):
+        _add_accountant(command)
+    # Rényi divergences do not say what attackers reach.
+    meaning.set_defaults(accountant="pld")
     meaning.add_argument("--picture", metavar="FILE", help="draw it, to a .png or .pdf")
     _add_audit(commands)
     return made
@@ -148,6 +152,7 @@ def _add_plan(commands) -> None:
     )
     add("--picture", metavar="FILE", help="draw it, to a .png or .pdf")
     _add_accounting(command)
+    _add_accountant(command)
 
 
 def _add_mechanism(command: argparse.ArgumentParser) -> None:
@@ -167,17 +172,20 @@ def _add_accounting(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("--delta", type=float, help="required; well below 1 / num_examples")
     add(
-        "--accountant",
-        choices=("pld", "rdp"),
-        help="default: the tightest that knows the sampling",
-    )
-    add(
         "--relation",
         choices=RELATIONS,
         help="what neighboring data sets differ in (default: that of the mechanism,"
         " add_or_remove_one for poisson)",
     )
     add("--json", action="store_true", help="print JSON")
+
+
+def _add_accountant(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--accountant",
+        choices=("pld", "rdp"),
+        help="default: the tightest that knows the sampling",
+    )
 
 
 def _add_audit(commands) -> None:
@@ -219,6 +227,11 @@ def check(args: argparse.Namespace) -> None:
         )
     if args.command != "plan":
         _check_fields(args)
+    elif args.picture and len(args.epochs) > 1:
+        raise ValueError(
+            "Expected one number of --epochs with --picture, got"
+            f" {len(args.epochs)}. Draw one picture for each."
+        )
 
 
 def _check_fields(args: argparse.Namespace) -> None:

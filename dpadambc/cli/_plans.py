@@ -39,7 +39,7 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
         "delta": args.delta,
         "num_examples": args.num_examples,
         "neighboring_relation": relation.name,
-        "accountant": args.accountant or rows[0].mechanism._default_accountant,
+        "accountant": rows[0].accountant,
         "sampling": "poisson",
         "rows": [_row(row, args.compare) for row in rows],
     }

@@ -451,12 +451,12 @@ def plan(rows: Sequence[PlannedRun]) -> Figure:
 def _epsilon_over_steps(axes: Axes, row: PlannedRun, i: int) -> None:
     """Epsilon up to a third beyond the planned steps, which have a marker."""
     planned = row.mechanism.iterations
-    shares = np.array([0.05, 0.2, 0.4, 0.7, 1.0, 1.33])
+    shares = np.array([0.05, 0.25, 0.6, 1.0, 1.33])
     steps = np.unique(np.maximum(1, np.round(shares * planned).astype(int)))
-    spent = [
-        row.mechanism.epsilon(row.target_delta, iterations=int(n), accountant="pld")
-        for n in steps
-    ]
+    epsilon = lambda n: row.mechanism.epsilon(
+        row.target_delta, iterations=int(n), accountant=row.accountant
+    )
+    spent = [epsilon(n) for n in steps]
     axes.plot(
         steps, spent, markevery=[int(np.searchsorted(steps, planned))], **_style(i)
     )

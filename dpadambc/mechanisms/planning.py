@@ -56,6 +56,7 @@ class PlannedRun:
       num_examples: the size of the data set.
       mechanism: that meets the target, with `noise_multiplier`, `sampling_prob` and
         `iterations`; for a clip norm of 1.
+      accountant: by which it does, "pld" or "rdp".
     """
 
     target_epsilon: float
@@ -64,6 +65,7 @@ class PlannedRun:
     epochs: float
     num_examples: int
     mechanism: PoissonGaussian
+    accountant: accounting.Accountant
 
     @property
     def noise_stddev(self) -> float:
@@ -204,6 +206,7 @@ def plan(
                 target_delta=target_delta,
                 epochs=passes,
                 mechanism=mechanism,
+                accountant=accountant or mechanism._default_accountant,
                 **numbers,
             )
         )

@@ -186,5 +186,5 @@ def of_event(
     floor = float(losses.get_delta_for_epsilon(math.inf))
     largest = losses.get_epsilon_for_delta(floor + _LEAST_DELTA)
     epsilons = np.unique(np.linspace(0, min(largest, 700.0), _NUM_EPSILONS))
-    deltas = np.asarray(losses.get_delta_for_epsilon(epsilons))
+    deltas = np.asarray(losses.get_delta_for_epsilon(epsilons.tolist()))
     return TradeOff(epsilons, np.clip(deltas, 0, 1))

@@ -8,6 +8,7 @@ import pytest
 import dpadambc
 from dpadambc import diagnostics
 from dpadambc.diagnostics import not_private, pictures
+from dpadambc.mechanisms import planning
 
 STDDEV, SIZE = 0.1, 4_000
 
@@ -153,6 +154,46 @@ def test_a_sweep_has_means_spreads_and_references():
     assert axes.containers[0].lines[0].get_ydata().tolist() == [2.0, 5.0, 5.0]
     with pytest.raises(ValueError, match=r"shape \(3,\)"):
         pictures.sweep(values, {"a": [1.0, 2.0]}, xlabel="x")
+
+
+def test_a_plan_shows_its_noise_and_where_each_budget_is_reached():
+    numbers = dict(target_delta=1e-5, num_examples=2_000, accountant="rdp")
+    rows = planning.plan(
+        target_epsilons=[2, 1], batch_sizes=[200, 100], epochs=3, **numbers
+    )
+    figure = pictures.plan(rows)
+    check(figure, "clip norms", "ε = 1", "ε = 2", "3 epochs over 2,000", panels=2)
+    left, right = figure.axes
+    for epsilon, noise, spent in zip((1, 2), left.lines, right.lines, strict=True):
+        planned = [row for row in rows if row.target_epsilon == epsilon]
+        assert noise.get_xdata().tolist() == [100, 200]
+        stddevs = sorted((row.noise_stddev for row in planned), reverse=True)
+        assert noise.get_ydata().tolist() == stddevs
+        (marked,) = spent.get_markevery()
+        assert spent.get_xdata()[marked] == 30
+        assert 0.99 * epsilon < spent.get_ydata()[marked] <= epsilon
+    others = planning.plan(target_epsilons=2, batch_sizes=100, epochs=4, **numbers)
+    for wrong in ([], [*rows, *others]):
+        with pytest.raises(ValueError, match="one number of epochs"):
+            pictures.plan(wrong)
+
+
+def test_the_best_attack_is_drawn_above_guessing():
+    mechanism = dpadambc.PoissonGaussian(
+        l2_clip_norm=1.0,
+        noise_multiplier=2.0,
+        sampling_prob=1.0,
+        iterations=1,
+        normalize_by=1,
+    )
+    several = {"one step": mechanism, "four": mechanism.trade_off(iterations=4)}
+    figure = pictures.trade_off(several)
+    check(figure, "one step", "four", "guessing", "true positive rate, at most")
+    one, four, guessing = (line.get_ydata() for line in figure.axes[0].lines)
+    assert np.all(guessing[:-1] < one[:-1])
+    assert np.all(one[:-1] < four[:-1])
+    with pytest.raises(ValueError, match="one mechanism or several"):
+        pictures.trade_off({})
 
 
 def test_curves_can_be_told_apart_without_color():
