@@ -6,8 +6,9 @@ import math
 import textwrap
 from typing import Any
 
-import dpadambc
+from dpadambc import diagnostics
 from dpadambc.cli import _options
+from dpadambc.clipping.flat import NeighboringRelation
 
 _RATES = (1e-4, 1e-3, 1e-2, 1e-1)
 _LEAST_ERROR_RATE = 1e-6
@@ -23,7 +24,7 @@ def mechanism(args: argparse.Namespace) -> Any:
     if numbers["normalize_by"] is None and numbers["batch_size"] is None:
         numbers["normalize_by"] = 1.0
     if args.relation is not None:
-        relation = dpadambc.NeighboringRelation[args.relation.upper()]
+        relation = NeighboringRelation[args.relation.upper()]
         numbers["neighboring_relation"] = relation
     if args.command != "calibrate":
         return cls.of_epochs(**numbers)
@@ -39,7 +40,7 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
     """What is printed, by name."""
     wants_picture = args.command == "meaning" and args.picture
     # Before anything is computed: it says what to install.
-    pictures = dpadambc.diagnostics.pictures if wants_picture else None
+    pictures = diagnostics.pictures if wants_picture else None
     found = mechanism(args)
     accountant = args.accountant or found._default_accountant
     own = _options.SAMPLINGS[args.mechanism].needs

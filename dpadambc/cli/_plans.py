@@ -3,7 +3,8 @@
 import argparse
 from typing import Any
 
-import dpadambc
+from dpadambc import diagnostics
+from dpadambc.clipping.flat import NeighboringRelation
 from dpadambc.mechanisms import planning
 
 _COLUMNS = {
@@ -20,10 +21,8 @@ _COLUMNS = {
 def report(args: argparse.Namespace) -> dict[str, Any]:
     """What is printed, by name."""
     # Before anything is computed: it says what to install.
-    pictures = dpadambc.diagnostics.pictures if args.picture else None
-    relation = dpadambc.NeighboringRelation[
-        (args.relation or "add_or_remove_one").upper()
-    ]
+    pictures = diagnostics.pictures if args.picture else None
+    relation = NeighboringRelation[(args.relation or "add_or_remove_one").upper()]
     rows = planning.plan(
         target_epsilons=args.epsilon,
         target_delta=args.delta,
