@@ -189,13 +189,15 @@ COMMON = {"l2_clip_norm", "noise_multiplier", "iterations", "normalize_by"}
 def test_every_mechanism_has_options_for_all_its_fields(name):
     sampling = _options.SAMPLINGS[name]
     cls = getattr(getattr(dpadambc, sampling.package), sampling.name)
-    fields = {
+    needed = {
         field.name
         for field in dataclasses.fields(cls)
         if field.default is dataclasses.MISSING
     }
-    assert fields == COMMON | set(sampling.needs)
-    assert set(sampling.needs) <= set(_options.FIELDS)
+    assert needed == COMMON | set(sampling.needs)
+    fields = {field.name for field in dataclasses.fields(cls)}
+    assert fields - needed == {"neighboring_relation", *sampling.takes}
+    assert {*sampling.needs, *sampling.takes} <= set(_options.FIELDS)
     if name in planning.SAMPLINGS:
         assert planning.SAMPLINGS[name] is cls
 
@@ -222,6 +224,7 @@ OF_MECHANISMS = {
     "truncated-poisson": ["--batch-size", 100, "--truncated-batch-size", 130],
     "fixed-size": ["--batch-size", 100, "--accountant", "rdp"],
     "shuffled": ["--batch-size", 100],
+    "random-allocation": ["--batch-size", 100],
     "graph-poisson": ["--batch-size", 100, "--max-terms", 2, "--accountant", "rdp"],
     "graph-fixed-size": ["--batch-size", 100, "--max-terms", 2, "--accountant", "rdp"],
 }
@@ -243,7 +246,7 @@ def test_each_mechanism_spends_what_it_says_and_states_what_it_assumes(name, cap
         neighboring_relation=dpadambc.NeighboringRelation[
             report["neighboring_relation"]
         ],
-        **{field: report[field] for field in sampling.needs},
+        **{field: report[field] for field in (*sampling.needs, *sampling.takes)},
     )
     assert report["iterations"] == 20
     assert report["epsilon"] == expected.epsilon(1e-5, accountant=report["accountant"])

@@ -43,7 +43,8 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
     pictures = diagnostics.pictures if wants_picture else None
     found = mechanism(args)
     accountant = args.accountant or found._default_accountant
-    own = _options.SAMPLINGS[args.mechanism].needs
+    sampling = _options.SAMPLINGS[args.mechanism]
+    own = (*sampling.needs, *sampling.takes)
     return {
         "epsilon": found.epsilon(
             args.delta, accountant=accountant, num_examples=args.num_examples
@@ -59,7 +60,7 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
         "normalize_by": found.normalize_by,
         "noise_stddev": found.noise_stddev,
         **(_meaning(args, found, pictures) if args.command == "meaning" else {}),
-        "assumed": _options.SAMPLINGS[args.mechanism].assumed,
+        "assumed": sampling.assumed,
     }
 
 

@@ -31,6 +31,7 @@ class Sampling:
     name: str
     needs: tuple[str, ...]
     assumed: str
+    takes: tuple[str, ...] = ()
 
 
 _PER_NODE = " A node of a graph is in at most so many terms of the sum."
@@ -63,6 +64,15 @@ SAMPLINGS = {
         "Each epoch deals all examples into batches. The order is given no credit, as"
         " if the attacker knew it: this is not the epsilon of Poisson sampling, which"
         " is far smaller.",
+    ),
+    "random-allocation": Sampling(
+        "mechanisms",
+        "RandomAllocationGaussian",
+        ("batches_per_epoch",),
+        "In each epoch each example takes part in random steps of its own,"
+        " independently of the others. Batches of one size that are dealt from shuffled"
+        " data are not drawn so.",
+        takes=("participations",),
     ),
     "graph-poisson": Sampling(
         "graphs",
@@ -97,6 +107,8 @@ _FIELDS = {
     "num_examples": (int, "size of the data set"),
     "epochs": (float, "in place of --iterations"),
     "iterations": (int, "number of steps"),
+    "batches_per_epoch": (int, "number of steps in an epoch"),
+    "participations": (int, "in how many steps of an epoch an example takes part"),
     "truncated_batch_size": (int, "the largest batch"),
     "max_terms": (int, "the most terms of the sum that a node is in"),
     "normalize_by": (float, "what the sum is divided by (default: --batch-size, or 1)"),
@@ -235,20 +247,25 @@ def check(args: argparse.Namespace) -> None:
 
 
 def _check_fields(args: argparse.Namespace) -> None:
+    sampling = SAMPLINGS[args.mechanism]
     given = {name for name in FIELDS if getattr(args, name) is not None}
     needs = {
         "noise_multiplier",
         "iterations",
         "normalize_by",
-        *SAMPLINGS[args.mechanism].needs,
+        *sampling.needs,
     }
-    foreign = given - needs - {"epochs", "batch_size", "num_examples"}
+    anywhere = {"epochs", "batch_size", "num_examples"}
+    foreign = given - needs - anywhere - set(sampling.takes)
     if foreign:
         raise ValueError(
             f"Expected {_listed(needs)} for --mechanism {args.mechanism}, got"
             f" {_listed(foreign)}."
         )
-    instead = {"epochs": {"iterations"}, "batch_size": {"sampling_prob"}}
+    instead = {
+        "epochs": {"iterations"},
+        "batch_size": {"sampling_prob", "batches_per_epoch"},
+    }
     missing = needs - given - {"normalize_by"}
     missing -= set().union(*(instead.get(name, ()) for name in given))
     if args.command == "calibrate":

@@ -12,6 +12,7 @@ from dpadambc.mechanisms import accounting
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.mechanisms.fixed_size import FixedSizeGaussian
 from dpadambc.mechanisms.poisson import PoissonGaussian
+from dpadambc.mechanisms.random_allocation import RandomAllocationGaussian
 from dpadambc.mechanisms.shuffled import ShuffledGaussian
 
 __all__ = ["SAMPLINGS", "PlannedRun", "Spent", "plan"]
@@ -19,6 +20,7 @@ __all__ = ["SAMPLINGS", "PlannedRun", "Spent", "plan"]
 # What a plan compares: ways to draw batches that need no more numbers than it has.
 SAMPLINGS: dict[str, type[Mechanism]] = {
     "poisson": PoissonGaussian,
+    "random-allocation": RandomAllocationGaussian,
     "fixed-size": FixedSizeGaussian,
     "shuffled": ShuffledGaussian,
 }

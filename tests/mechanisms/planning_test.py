@@ -87,9 +87,11 @@ def test_other_samplings_are_compared_at_the_same_noise():
     assert poisson < found["poisson", Relation.ADD_OR_REMOVE_ONE, "rdp"] <= 1.0
     assert poisson < goes < found["shuffled", Relation.REPLACE_ONE, "pld"]
     assert poisson < found["poisson", Relation.REPLACE_ONE, "pld"]
+    allocated = found["random-allocation", Relation.ADD_OR_REMOVE_ONE, "pld"]
+    assert 0.8 * poisson < allocated < 1.05 * poisson
     relations = {(s, r) for s, r, _ in found}
     assert ("fixed-size", Relation.ADD_OR_REMOVE_ONE) not in relations
-    with pytest.raises(ValueError, match="one of poisson, fixed-size, shuffled"):
+    with pytest.raises(ValueError, match="one of poisson, random-allocation, fixed"):
         row.spent("shuffle", Relation.REPLACE_ONE)
     with pytest.raises(ValueError, match="cannot be accounted for"):
         row.spent("shuffled", Relation.ADD_OR_REMOVE_ONE)
@@ -120,6 +122,10 @@ def test_an_epoch_that_deals_all_examples_is_a_whole_number_of_steps():
     drawn = of_epochs(dpadambc.FixedSizeGaussian, **numbers)
     assert drawn.iterations == 1758
     assert (drawn.batch_size, drawn.num_examples) == (1024, 60_000)
+    allocated = of_epochs(dpadambc.RandomAllocationGaussian, **numbers)
+    assert (allocated.batches_per_epoch, allocated.iterations) == (59, 30 * 59)
+    twice = of_epochs(dpadambc.RandomAllocationGaussian, participations=2, **numbers)
+    assert (twice.batches_per_epoch, twice.iterations) == (118, 30 * 118)
     # All of the dealt epochs are counted, and no more.
     one_more = of_epochs(
         dpadambc.ShuffledGaussian, **{**numbers, "epochs": None}, iterations=1771
