@@ -336,6 +336,9 @@ class Mechanism(abc.ABC):
             have `batch_size` examples on average; `normalize_by` is the batch size
             unless it is given.
 
+            Fields are public, and tell `num_examples`: where examples may be added or
+            removed, give a public number near it in its place.
+
         Returns:
           A mechanism. It keeps steps and probabilities, and no number of epochs.
 
