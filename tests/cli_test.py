@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import subprocess
 import sys
 import typing
@@ -12,7 +11,7 @@ import pytest
 import dpadambc
 from dpadambc import cli
 from dpadambc.audit.report import CHECKS
-from dpadambc.cli import _options
+from dpadambc.cli import _options, _plans
 from dpadambc.mechanisms import accounting, planning
 
 NUMBERS = "--noise-multiplier 1.85 --sampling-prob 0.02048 --iterations 3360".split()
@@ -277,42 +276,46 @@ def test_what_an_epsilon_means(capsys, tmp_path):
     assert "Nothing is hidden" in capsys.readouterr().out
 
 
-def test_a_plan_is_a_table_json_and_a_picture(capsys, tmp_path):
-    picture = tmp_path / "plan.png"
-    numbers = ["--epochs", 2.5, "--num-examples", 1_000, "--delta", 1e-5]
-    numbers += ["--accountant", "rdp"]
-    arguments = ["plan", "--epsilon", 1, 2, "--batch-size", 50, 100, *numbers]
-    assert run(*arguments, "--json", "--picture", picture) == 0
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    report = json.loads(capsys.readouterr().out)
-    assert [(row["epsilon"], row["batch_size"]) for row in report["rows"]] == [
-        (1, 50),
-        (1, 100),
-        (2, 50),
-        (2, 100),
-    ]
-    (first, *_) = report["rows"]
-    assert first["iterations"] == 50
-    spent = mechanism(
-        noise_multiplier=first["noise_multiplier"], sampling_prob=0.05, iterations=50
-    ).epsilon(1e-5, accountant="rdp")
-    assert 0.99 < spent <= 1
-    assert not math.isnan(first["noise_stddev"])
+PLAN = ["--epochs", 2.5, "--num-examples", 1_000, "--delta", 1e-5]
+PLAN += ["--accountant", "rdp"]
+
+
+def test_a_plan_is_a_table(capsys):
+    arguments = ["plan", "--epsilon", 1, 2, "--batch-size", 50, 100, *PLAN]
     assert run(*arguments) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("1,000 examples, delta = 1e-05 (ADD_OR_REMOVE_ONE, RDP")
     assert len({len(line) for line in lines[1:6]}) == 1
-    assert lines[2].split()[:5] == ["2.5", "1", "50", "0.05000", "50"]
-    assert f"{first['noise_multiplier']:.4f}" in lines[2]
-    one = ["plan", "--epsilon", 1, "--batch-size", 50, *numbers, "--compare"]
-    assert run(*one, "--json") == 0
-    (first,) = json.loads(capsys.readouterr().out)["rows"]
+    rows = [line.split() for line in lines[2:6]]
+    assert [row[1:3] for row in rows] == [[e, b] for e in "12" for b in ("50", "100")]
+    assert rows[0][:5] == ["2.5", "1", "50", "0.05000", "50"]
+    # Rounded to four digits, the noise multiplier of which this is the epsilon.
+    multiplier = float(rows[0][5])
+    trained = mechanism(noise_multiplier=multiplier, sampling_prob=0.05, iterations=50)
+    assert trained.epsilon(1e-5, accountant="rdp") == pytest.approx(1, rel=1e-3)
+    assert float(rows[0][6]) == pytest.approx(multiplier / 50, rel=1e-2)
+
+
+def test_a_plan_is_json_and_a_picture_and_compares(capsys, tmp_path):
+    picture = tmp_path / "plan.png"
+    arguments = ["plan", "--epsilon", 1, "--batch-size", 50, *PLAN, "--compare"]
+    assert run(*arguments, "--json", "--picture", picture) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    report = json.loads(capsys.readouterr().out)
+    (row,) = report["rows"]
+    assert report["accountant"] == "rdp"
+    assert row["iterations"] == 50
+    spent = mechanism(
+        noise_multiplier=row["noise_multiplier"], sampling_prob=0.05, iterations=50
+    ).epsilon(1e-5, accountant="rdp")
+    assert 0.99 < spent <= 1
     compared = {
         (r["sampling"], r["neighboring_relation"], r["accountant"]): r["epsilon"]
-        for r in first["comparison"]
+        for r in row["comparison"]
     }
     assert compared["poisson", "ADD_OR_REMOVE_ONE", "rdp"] == pytest.approx(spent)
     assert compared["poisson", "ADD_OR_REMOVE_ONE", "pld"] < spent
     assert compared["shuffled", "REPLACE_SPECIAL", "pld"] > spent
-    assert run(*one) == 0
-    assert "shuffled           REPLACE_ONE        PLD" in capsys.readouterr().out
+    text = _plans.as_text(report)
+    assert "with the noise of epsilon 1, batch size 50 and 2.5 epochs:" in text
+    assert "shuffled           REPLACE_ONE        PLD  epsilon" in text
