@@ -5,11 +5,12 @@ import functools
 import logging
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import dp_accounting
 import numpy as np
 
-from dpadambc._core import validate
+from dpadambc._core import lazy, validate
 from dpadambc.mechanisms import _astronomical, _events, _losses, _search
 from dpadambc.mechanisms._accountants import (
     PLDAccountant,
@@ -24,11 +25,22 @@ __all__ = [
     "PLDAccountant",
     "RdpAccountant",
     "ReadableDpEvent",
+    "Spending",
     "calibrate",
+    "compose",
     "epsilon",
     "level_counts",
     "privacy_losses",
 ]
+
+if TYPE_CHECKING:
+    from dpadambc.mechanisms.composition import Spending as Spending
+    from dpadambc.mechanisms.composition import compose as compose
+
+# They are of mechanisms, which import this module.
+__getattr__ = lazy.attribute(
+    __name__.rpartition(".")[0], {"Spending": "composition", "compose": "composition"}
+)
 
 # A delta below this for each step is of the size of what rounding leaves.
 _RARE_DELTA = 1e-14

@@ -1,0 +1,385 @@
+r"""What several runs on the same people's data spend together.
+
+Phases, a fine-tuning, a run that was thrown away: each was a function of the same data,
+and whoever sees what came of them sees all. One person's data is what neighbors differ
+in, in every run at once; so the privacy losses of all runs are composed, and epsilon is
+of the composition: no less than that of any run, and mostly well below their sum.
+
+*What is assumed.* The neighbors of the whole must be neighbors of each run, or equal
+there. They are where each run is on all of the data, or on a part of which who is in it
+was settled without looking at the data; a part chosen by its content (the examples with
+a high loss, say) may change in size when one person's data are replaced, and then it is
+no neighbor of a known size. Hence runs that state a size (`num_examples`) must state
+the same one.
+
+Runs on the data of other people, none of whom is in both, cost each person the epsilon
+of the run that they are in, and are not to be composed.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Self
+
+import dp_accounting
+import jax.numpy as jnp
+
+from dpadambc._core import validate
+from dpadambc.clipping.flat import NeighboringRelation
+from dpadambc.mechanisms import _events, _names, accounting
+from dpadambc.mechanisms.base import Mechanism
+
+__all__ = ["Spending", "compose"]
+
+# What of a mechanism does not change epsilon, or is told apart from it.
+_UNTOLD = {"l2_clip_norm", "normalize_by", "iterations", "neighboring_relation"}
+_LEVELS = "noise_multiplier"
+_KIND, _STEPS = "mechanism", "steps"
+
+
+def _fields(mechanism: Mechanism) -> dict[str, Any]:
+    fields = dataclasses.fields(mechanism)  # pyright: ignore[reportArgumentType]
+    return {f.name: _names.plain(getattr(mechanism, f.name)) for f in fields if f.init}
+
+
+def _with(mechanism: Mechanism, **changes: Any) -> Mechanism:
+    return dataclasses.replace(mechanism, **changes)  # pyright: ignore[reportArgumentType]
+
+
+def _kinds(kind: type[Mechanism] = Mechanism) -> Iterator[type[Mechanism]]:
+    """All mechanisms that there are in this process."""
+    for below in kind.__subclasses__():
+        yield below
+        yield from _kinds(below)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """Steps of one mechanism, by noise multiplier: a schedule may change afterwards."""
+
+    mechanism: Mechanism  # with the first of the levels
+    levels: tuple[tuple[float, int], ...]  # noise multiplier, number of steps
+
+    @classmethod
+    def of(cls, mechanism: Mechanism, steps: int | None) -> Self:
+        steps = mechanism.iterations if steps is None else steps
+        validate.count(steps=steps)
+        z, steps = mechanism.noise_multiplier, int(steps)
+        if not callable(z):
+            return cls(mechanism, ((float(z), steps),))
+        first: Any = z(jnp.zeros([], int))
+        counts = _events.level_counts(z, steps) or {float(first): 0}
+        return cls(_with(mechanism, noise_multiplier=[*counts][0]), (*counts.items(),))
+
+    @property
+    def steps(self) -> int:
+        return sum(n for _, n in self.levels)
+
+    def dp_events(
+        self, accountant: accounting.Accountant
+    ) -> list[dp_accounting.DpEvent]:
+        return [
+            _with(self.mechanism, noise_multiplier=z).dp_event(n, accountant=accountant)
+            for z, n in self.levels
+        ]
+
+    @property
+    def accountants(self) -> tuple[accounting.Accountant, ...]:
+        return self.mechanism._relations[self.mechanism.neighboring_relation]
+
+    def __str__(self) -> str:
+        numbers = {k: v for k, v in _fields(self.mechanism).items() if k not in _UNTOLD}
+        if len(self.levels) > 1:
+            multipliers = [z for z, _ in self.levels]
+            numbers[_LEVELS] = f"{min(multipliers):g} to {max(multipliers):g}"
+        listed = ", ".join(f"{name}={value}" for name, value in numbers.items())
+        return f"{self.steps} steps of {type(self.mechanism).__name__}({listed})"
+
+    def to_json(self) -> dict[str, Any]:
+        named = {_KIND: _names.name_of(type(self.mechanism)), _STEPS: self.steps}
+        levels = {_LEVELS: [list(level) for level in self.levels]}
+        return named | _fields(self.mechanism) | levels
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> Self:
+        known = {_names.name_of(kind): kind for kind in _kinds()}
+        numbers = dict(found)
+        name, steps = numbers.pop(_KIND), numbers.pop(_STEPS)
+        if name not in known:
+            raise ValueError(
+                f"Expected a mechanism that this process knows, got {name}. Import the"
+                " module that defines it."
+            )
+        levels = tuple((float(z), int(n)) for z, n in numbers.pop(_LEVELS))
+        relation = NeighboringRelation[numbers.pop("neighboring_relation")]
+        kind: Any = known[name]
+        mechanism = kind(
+            **numbers, noise_multiplier=levels[0][0], neighboring_relation=relation
+        )
+        run = cls(mechanism, levels)
+        if run.steps != steps:
+            raise ValueError(f"Expected {steps} steps in all, got {run.steps}.")
+        return run
+
+    @property
+    def _apart_from_steps(self) -> tuple[type[Mechanism], dict[str, Any]]:
+        fields = _fields(self.mechanism) | {"iterations": None, _LEVELS: None}
+        return type(self.mechanism), fields
+
+    def is_within(self, other: "_Run") -> bool:
+        """Whether the other run is the same, and as long or longer."""
+        there = dict(other.levels)
+        is_as_long = all(n <= there.get(z, 0) for z, n in self.levels)
+        return is_as_long and self._apart_from_steps == other._apart_from_steps
+
+
+def _the_same_relation(runs: Sequence[_Run]) -> None:
+    kinds = {run.mechanism.neighboring_relation: run for run in reversed(runs)}
+    if len(kinds) > 1:
+        listed = " and ".join(
+            f"{relation.name} ({type(run.mechanism).__name__})"
+            for relation, run in reversed(kinds.items())
+        )
+        raise ValueError(
+            f"Expected one neighboring relation for all runs, got {listed}: an epsilon"
+            " is for neighbors of one kind. Make all mechanisms with one relation."
+        )
+
+
+def _the_same_size(runs: Sequence[_Run]) -> None:
+    sizes = dict.fromkeys(run.mechanism._known_size for run in runs)
+    sizes.pop(None, None)
+    if len(sizes) > 1:
+        listed = " and ".join(map(str, sizes))
+        raise ValueError(
+            "Expected runs on data of one size, since the epsilon of these mechanisms"
+            f" is for data of a known size, got num_examples={listed}. A part of the"
+            " data, chosen by what is in it, need not keep its size when one person's"
+            " data are replaced. State privacy under ADD_OR_REMOVE_ONE, which knows no"
+            " size, for all runs; runs on the data of other people are not composed."
+        )
+
+
+def _accountants(runs: Sequence[_Run]) -> tuple[accounting.Accountant, ...]:
+    """Those that can account for every run, the tightest first."""
+    found: list[accounting.Accountant] = [
+        name for name in ("pld", "rdp") if all(name in run.accountants for run in runs)
+    ]
+    if not found:
+        listed = "; ".join(
+            f"{type(run.mechanism).__name__} ({', '.join(run.accountants)})"
+            for run in runs
+        )
+        raise ValueError(
+            f"Expected mechanisms that one accountant knows all of, got {listed}. State"
+            " one of them under another way of sampling or neighboring relation."
+        )
+    return tuple(found)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Spending:
+    """What several runs on the same people's data spend together: see `compose`.
+
+    It compares by value. Spendings are added by `+`, and each run counts as often as it
+    is in them.
+
+    Attributes:
+      runs: each with its mechanism and its steps.
+
+    Example:
+      >>> import json
+      >>> import dpadambc
+      >>> from dpadambc.mechanisms import accounting
+      >>> mechanism = dpadambc.PoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=2.0, sampling_prob=0.1, iterations=100,
+      ...     normalize_by=100)
+      >>> spent = accounting.compose([mechanism])
+      >>> spent.epsilon(1e-5) == mechanism.epsilon(1e-5)
+      True
+      >>> text = json.dumps(spent.to_json())
+      >>> accounting.Spending.from_json(json.loads(text)) == spent
+      True
+    """
+
+    runs: tuple[_Run, ...]
+
+    def __post_init__(self):
+        if not self.runs:
+            raise ValueError(
+                "Expected at least one run, got none, for which no relation is known."
+            )
+        _the_same_relation(self.runs)
+        _the_same_size(self.runs)
+        _accountants(self.runs)
+
+    def __repr__(self) -> str:
+        lines = f"{self.neighboring_relation.name}:", *map(str, self.runs)
+        return "Spending(" + "\n  ".join(lines) + ")"
+
+    def __add__(self, other: "Spending | Mechanism") -> "Spending":
+        """Both together."""
+        if not isinstance(other, Spending | Mechanism):
+            return NotImplemented
+        return compose([self, other])
+
+    @property
+    def neighboring_relation(self) -> NeighboringRelation:
+        """What two neighboring datasets differ in, in every run."""
+        return self.runs[0].mechanism.neighboring_relation
+
+    @property
+    def num_examples(self) -> int | None:
+        """The size of the data, where a run states one."""
+        sizes = (run.mechanism._known_size for run in self.runs)
+        return next((size for size in sizes if size is not None), None)
+
+    def _accountant(self, name: accounting.Accountant | None) -> accounting.Accountant:
+        if name is not None:
+            _events.check_accountant(name)
+        known = _accountants(self.runs)
+        if name not in (None, *known):
+            raise ValueError(
+                f"Expected an accountant that knows all runs, {' or '.join(known)}, got"
+                f" {name!r} for {self!r}."
+            )
+        return name or known[0]
+
+    def dp_event(
+        self, *, accountant: accounting.Accountant | None = None
+    ) -> dp_accounting.ComposedDpEvent:
+        """What was run, as a dp-accounting event.
+
+        Args:
+          accountant: which accountant will read it, and no other (see
+            `Mechanism.dp_event`); by default the tightest that knows all runs.
+
+        Returns:
+          A `dp_accounting.ComposedDpEvent` of the steps of all runs.
+
+        Raises:
+          ValueError: for an accountant that is unknown, or does not know all runs.
+        """
+        accountant = self._accountant(accountant)
+        events = [event for run in self.runs for event in run.dp_events(accountant)]
+        return dp_accounting.ComposedDpEvent(events)
+
+    def epsilon(
+        self, target_delta: float, *, accountant: accounting.Accountant | None = None
+    ) -> float:
+        """The epsilon of all runs together.
+
+        Args:
+          target_delta: the delta that goes with it, in (0, 1).
+          accountant: "pld" or "rdp"; by default the tightest that knows all runs.
+
+        Returns:
+          Epsilon under `neighboring_relation`, or infinity: see `Mechanism.epsilon`.
+
+        Raises:
+          ValueError: for an accountant that is unknown, or does not know all runs, or a
+            delta outside (0, 1).
+        """
+        _events.check_delta(target_delta, self.num_examples)
+        accountant = self._accountant(accountant)
+        return accounting.epsilon(
+            self.dp_event(accountant=accountant),
+            target_delta=target_delta,
+            neighboring_relation=self.neighboring_relation,
+            accountant=accountant,
+        )
+
+    def includes(self, other: "Spending") -> bool:
+        """Whether each run of another spending is in this one, as long or longer."""
+        left = sorted(self.runs, key=lambda run: run.steps)
+        for run in sorted(other.runs, key=lambda run: run.steps, reverse=True):
+            found = [x for x in reversed(left) if run.is_within(x)]
+            if not found:
+                return False
+            left.remove(found[0])
+        return True
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """What JSON can hold: of each run the mechanism, by name, and its steps.
+
+        Of a schedule it has the noise multipliers, each with its number of steps.
+        """
+        return [run.to_json() for run in self.runs]
+
+    @classmethod
+    def from_json(cls, found: Sequence[dict[str, Any]]) -> Self:
+        """The spending of which `to_json` made this.
+
+        Args:
+          found: a list of dictionaries.
+
+        Returns:
+          A `Spending` that equals the one that was written.
+
+        Raises:
+          ValueError: if a mechanism is not known in this process.
+          TypeError: if a mechanism has other numbers.
+        """
+        return cls(tuple(map(_Run.from_json, found)))
+
+
+def _runs_of(entry: Any) -> tuple[_Run, ...]:
+    if isinstance(entry, Spending):
+        return entry.runs
+    mechanism, steps = entry if _is_pair(entry) else (entry, None)
+    if not isinstance(mechanism, Mechanism):
+        raise TypeError(
+            "Expected a mechanism, a (mechanism, steps) or an earlier result of compose"
+            f" for each run, got {entry!r}."
+        )
+    return (_Run.of(mechanism, steps),)
+
+
+def _is_pair(entry: Any) -> bool:
+    return isinstance(entry, tuple | list) and len(entry) == 2
+
+
+def compose(
+    runs: Iterable[Spending | Mechanism | tuple[Mechanism, int | None]],
+) -> Spending:
+    """What several runs on the same people's data spend together.
+
+    Mechanisms and ways of sampling may differ; a run that is given twice counts twice.
+    Part of an epoch of a `ShuffledGaussian` counts as the whole of it, for each run.
+
+    Runs on the data of *other* people are not to be composed: each person then has the
+    epsilon of the run that they are in.
+
+    Args:
+      runs: for each run `(mechanism, steps)`, where None stands for all
+        `mechanism.iterations`; or a mechanism, for all of its steps; or what `compose`
+        returned. All are under one neighboring relation. (A `PoissonGaussian` under
+        ADD_OR_REMOVE_ONE adds the noise of one under REPLACE_ONE with half its
+        `noise_multiplier`, and may be stated as that.)
+
+    Returns:
+      A `Spending`, with `epsilon`, `dp_event` and `neighboring_relation`.
+
+    Raises:
+      TypeError: if a run is none of these, or steps not an int.
+      ValueError: if there is no run, the neighboring relations differ, the sizes of the
+        data differ where mechanisms state them, or no accountant knows all mechanisms.
+
+    Example:
+      >>> import dataclasses
+      >>> import dpadambc
+      >>> from dpadambc.mechanisms import accounting
+      >>> first = dpadambc.PoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=2.0, sampling_prob=0.1, iterations=100,
+      ...     normalize_by=100)
+      >>> second = dataclasses.replace(first, sampling_prob=0.01)
+      >>> both = accounting.compose([(first, 80), second])
+      >>> [round(x.epsilon(1e-5), 2) for x in (first, second, both, both + first)]
+      [2.34, 0.19, 2.1, 3.18]
+      >>> print(both)
+      Spending(ADD_OR_REMOVE_ONE:
+        80 steps of PoissonGaussian(noise_multiplier=2.0, sampling_prob=0.1)
+        100 steps of PoissonGaussian(noise_multiplier=2.0, sampling_prob=0.01))
+    """
+    if isinstance(runs, Spending | Mechanism):
+        runs = [runs]
+    return Spending(tuple(run for entry in runs for run in _runs_of(entry)))
