@@ -2,12 +2,15 @@
 
 import dataclasses
 import hashlib
+import json
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpadambc.mechanisms import _names
+from dpadambc.mechanisms.accounting import Spending
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.training import _keys
 
@@ -17,9 +20,7 @@ def _number(field: Any) -> Any:
     if callable(field):
         first: Any = field(jnp.zeros([], int))
         return f"a schedule from {float(first):g}"
-    if isinstance(field, np.generic | np.ndarray | jax.Array):
-        return field.item()
-    return getattr(field, "name", field)
+    return _names.plain(field)
 
 
 def public_numbers(mechanism: Mechanism) -> dict[str, Any]:
@@ -43,23 +44,52 @@ def public_numbers(mechanism: Mechanism) -> dict[str, Any]:
     """
     fields = dataclasses.fields(mechanism)  # pyright: ignore[reportArgumentType]
     numbers = {f.name: _number(getattr(mechanism, f.name)) for f in fields}
-    # Two packages have a PoissonGaussian; where in its package a class is may change.
-    package = ".".join(type(mechanism).__module__.split(".")[:2])
-    return {"mechanism": f"{package}.{type(mechanism).__name__}", **numbers}
+    # Two packages have a PoissonGaussian.
+    return {"mechanism": _names.name_of(type(mechanism)), **numbers}
+
+
+def of_earlier(earlier: Spending | None) -> dict[str, Any]:
+    """What was spent before a run, and is in its epsilon; nothing where there is none.
+
+    As text, which is the same after JSON.
+    """
+    return {} if earlier is None else {_EARLIER: json.dumps(earlier.to_json())}
+
+
+def check_earlier(there: dict[str, Any], here: dict[str, Any]) -> None:
+    """Raises if one run counts other earlier runs than the other."""
+    pair = there.get(_EARLIER), here.get(_EARLIER)
+    if pair[0] == pair[1]:
+        return
+    named = [repr(_read(text)) if text else "nothing" for text in pair]
+    raise ValueError(
+        f"Expected spent= as the run of the checkpoint began with it, {named[0]}, got"
+        f" {named[1]}. Its epsilon counts that, and all steps of the run itself, which"
+        " are not to be given. What was forgotten when it began is added to its result"
+        " by mechanisms.accounting.compose."
+    )
+
+
+def _read(text: str) -> Any:
+    try:
+        return Spending.from_json(json.loads(text))
+    except ValueError:  # a mechanism that this process does not know
+        return text
 
 
 def of_key(key: jax.Array) -> dict[str, Any]:
     """With which key a run began."""
-    return {"key": _name_of_key(key), _ENTROPY: _keys.is_from_entropy(key)}
+    return {"key": name_of_key(key), _ENTROPY: _keys.is_from_entropy(key)}
 
 
-def _name_of_key(key: jax.Array) -> str:
+def name_of_key(key: jax.Array) -> str:
     """What tells a key from others, *secret* as it is."""
     words = np.asarray(jax.random.key_data(key)).tobytes()
     name = f"{jax.random.key_impl(key)} ".encode()
     return hashlib.sha256(name + words).hexdigest()[:16]
 
 
+_EARLIER = "spent_before"
 _NUMBERS = "numbers"
 _ENTROPY = "key_of_entropy"
 _MISSING = "nothing"

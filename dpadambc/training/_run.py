@@ -8,9 +8,11 @@ from typing import Any, Protocol
 
 import jax
 
-from dpadambc.mechanisms.base import Mechanism
+from dpadambc.mechanisms.accounting import Spending
 from dpadambc.training import _checks, _identity
+from dpadambc.training._account import Account
 from dpadambc.training._history import History
+from dpadambc.training._origins import Origin
 from dpadambc.training._runner import Runner
 from dpadambc.training.result import Progress, Result, Stop
 from dpadambc.training.state import TrainState
@@ -43,11 +45,13 @@ class Saved:
         runner: Runner,
         start: TrainState,
         key: jax.Array,
+        earlier: Spending | None,
     ):
         self._checkpoints, self._start = checkpoints, start
         self._identity: dict[str, Any] = {}
         if checkpoints is not None:
             self._identity = runner.identity(start) | _identity.of_key(key)
+            self._identity |= _identity.of_earlier(earlier)
 
     def restore(self, iterations: int) -> tuple[TrainState, int | None]:
         """The last state saved and its step; or the first state, saved."""
@@ -89,13 +93,17 @@ class Run:
     saved: Saved
     history: History
     callback: Callable[[Progress], Any] | None
-    mechanism: Mechanism
+    origin: Origin  # of what it returns
     iterations: int
-    epsilon: float  # of all iterations
-    target_delta: float
+    epsilon: float  # of all iterations, and of the runs before
     first_batch: _checks.FirstBatch = dataclasses.field(
         default_factory=_checks.FirstBatch
     )
+
+    @property
+    def account(self) -> Account:
+        """What it spends."""
+        return self.origin.account
 
     def to_the_end(self, steps_per_call: int) -> Result:
         """All steps that are left, from the last checkpoint on."""
@@ -104,19 +112,22 @@ class Run:
         self.history.goes_on_from(done)
         while done < self.iterations and not stopped:
             now, done, stopped = self._advance(now, done, steps_per_call)
+        account = self.account
         epsilon = self.epsilon
         if done < self.iterations:
-            epsilon = self.mechanism.epsilon(self.target_delta, iterations=done)
-        by_budget = "budget" if done < self.mechanism.iterations else "iterations"
+            epsilon = account.epsilon(done)
+        by_budget = "budget" if done < account.mechanism.iterations else "iterations"
+        self.origin.remember((now.params, now.average), done)
         return Result(
             state=now,
             iterations=done,
             epsilon=epsilon,
-            target_delta=self.target_delta,
-            mechanism=self.mechanism,
+            target_delta=account.target_delta,
+            mechanism=account.mechanism,
             stopped_by="callback" if stopped else by_budget,
             history=self.history.records,
             resumed_from=resumed_from,
+            spent=account.spending(done),
         )
 
     def _advance(

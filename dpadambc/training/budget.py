@@ -3,10 +3,15 @@
 from dpadambc._core import validate
 from dpadambc.mechanisms import _search
 from dpadambc.mechanisms.base import Mechanism
+from dpadambc.training._account import Account, Spent, earlier
 
 
 def affordable_iterations(
-    mechanism: Mechanism, *, target_epsilon: float, target_delta: float
+    mechanism: Mechanism,
+    *,
+    target_epsilon: float,
+    target_delta: float,
+    spent: Spent = None,
 ) -> int:
     """The most steps of a mechanism that stay within a budget.
 
@@ -14,13 +19,15 @@ def affordable_iterations(
       mechanism: the public numbers.
       target_epsilon: not to be exceeded.
       target_delta: the delta that goes with it.
+      spent: what earlier runs have spent of the budget, as for `fit`.
 
     Returns:
       At most `mechanism.iterations`, to four digits and never too many; 0 if not even
       one step is affordable.
 
     Raises:
-      ValueError: if the target is negative, or delta not in (0, 1).
+      ValueError: if the target is negative, delta not in (0, 1), or what was spent is
+        under another neighboring relation.
 
     Example:
       >>> import dpadambc
@@ -34,10 +41,11 @@ def affordable_iterations(
     """
     validate.non_negative(target_epsilon=target_epsilon)
 
-    def gap(iterations: int) -> float:
-        spent = mechanism.epsilon(target_delta, iterations=iterations)
-        return min(spent - target_epsilon, target_epsilon + 1)
-
+    account = Account(mechanism, target_delta, earlier(spent))
+    # Bounded, since the search cannot use infinity.
+    gap = lambda n: min(account.epsilon(n) - target_epsilon, target_epsilon + 1)
+    if gap(0) >= 0:
+        return 0
     if gap(mechanism.iterations) <= 0:
         return mechanism.iterations
     return _search.last_affordable(gap, 0, mechanism.iterations)

@@ -106,8 +106,8 @@ class Checkpoints:
         when the disk is full; the one before is removed only then.
       * A state comes back bit for bit, with its keys and its step, or not at all: a
         checksum tells what was damaged.
-      * It is given to a run with the same mechanism, program, data, start and key only.
-        The number of iterations may grow.
+      * It is given to a run with the same mechanism, program, data, start and key only,
+        which counts the same earlier runs. The number of iterations may grow.
 
     Args:
       folder: made if it is not there.
@@ -208,6 +208,7 @@ class Checkpoints:
             about
         ):
             raise ValueError(f"{path} is not a checkpoint of dpadambc.")
+        _identity.check_earlier(about["identity"], identity)
         self._check_identity(path, about["identity"], identity)
         arrays = _nested(_leaves(like))
         if _shapes(arrays) != about["arrays"]:

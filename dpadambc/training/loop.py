@@ -13,9 +13,11 @@ from jax.sharding import NamedSharding
 from dpadambc._core import validate
 from dpadambc.mechanisms import _events
 from dpadambc.mechanisms.base import Mechanism
-from dpadambc.training import _checks, _data, _keys, _memory, budget
+from dpadambc.training import _checks, _data, _identity, _keys, _memory, budget
+from dpadambc.training._account import Account, Spent, earlier
 from dpadambc.training._history import History
 from dpadambc.training._memory import MicrobatchSize
+from dpadambc.training._origins import Origin, Start
 from dpadambc.training._run import Checkpoints, Run, Saved
 from dpadambc.training._runner import Runner
 from dpadambc.training._shardings import Shardings
@@ -24,25 +26,34 @@ from dpadambc.training.state import TrainState
 from dpadambc.training.step import Step
 
 
-def _planned(
-    mechanism: Mechanism, data: Any, target_epsilon: float | None, target_delta: float
-) -> int:
-    """How many steps to take; raises where the mechanism is not for these data."""
+def _account_of(
+    mechanism: Mechanism, data: Any, target_delta: float, spent: Spent
+) -> Account:
+    """What will be spent; raises where the mechanism is not for these data."""
     num_examples = _data.num_examples(data)
     _events.check_delta(target_delta, num_examples, stacklevel=4)
     _checks.mechanism_of(mechanism, num_examples)
-    if target_epsilon is None:
-        return mechanism.iterations
-    iterations = budget.affordable_iterations(
-        mechanism, target_epsilon=target_epsilon, target_delta=target_delta
-    )
-    if iterations == 0 < mechanism.iterations:
-        raise ValueError(
-            "Expected a budget for at least one step, which costs epsilon"
-            f" {mechanism.epsilon(target_delta, iterations=1):.4g}, got"
-            f" target_epsilon={target_epsilon:g}."
+    return Account(mechanism, target_delta, earlier(spent))
+
+
+def _planned(account: Account, target_epsilon: float | None) -> tuple[int, float]:
+    """How many steps to take, and what is spent when they are taken."""
+    iterations = account.mechanism.iterations
+    if target_epsilon is not None:
+        iterations = budget.affordable_iterations(
+            account.mechanism,
+            target_epsilon=target_epsilon,
+            target_delta=account.target_delta,
+            spent=account.earlier,
         )
-    return iterations
+        if iterations == 0 < account.mechanism.iterations:
+            before = "" if account.earlier is None else " with what was spent before"
+            raise ValueError(
+                "Expected a budget for at least one step, which costs epsilon"
+                f" {account.epsilon(1):.4g}{before}, got"
+                f" target_epsilon={target_epsilon:g}."
+            )
+    return iterations, account.epsilon(iterations)
 
 
 def _built(
@@ -52,19 +63,21 @@ def _built(
     data: Any,
     key: jax.Array,
     batch_sharding: NamedSharding | None,
-) -> tuple[Runner, TrainState, jax.Array]:
-    """The compiled steps, the first state, and the key of all processes."""
+    begins: Start,
+) -> tuple[Runner, TrainState, jax.Array, Origin]:
+    """The compiled steps, the first state, the key of all processes, and the origin."""
     trees = (params, frozen, None if _data.is_source(data) else data)
     shardings = Shardings.of(trees, batch_sharding, step.microbatch_size)
     with shardings.context():
         _checks.optimizer_of(step.optimizer, params, step.mechanism)
         _checks.loss_of(step, params, frozen, data)
         key = _keys.the_same_everywhere(key)
-        params = shardings.device_put(params)
+        params, frozen = map(shardings.device_put, (params, frozen))
+        origin = begins.checked(params, frozen, _identity.name_of_key(key))
         shardings = shardings.of_state(functools.partial(step.init, key=key), params)
     step = dataclasses.replace(step, shardings=shardings)
     runner = Runner(step, data, frozen)
-    return runner, runner.start(params, key), key
+    return runner, runner.start(params, key), key, origin
 
 
 def fit(
@@ -77,6 +90,7 @@ def fit(
     key: jax.Array,
     target_delta: float,
     target_epsilon: float | None = None,
+    spent: Spent = None,
     frozen: Any = None,
     uses_key: bool = False,
     microbatch_size: MicrobatchSize = "auto",
@@ -94,7 +108,8 @@ def fit(
     Every batch is drawn by the mechanism, the gradient of each example is clipped, and
     noise of the mechanism's level is added to the sum: what the optimizer gets is the
     private gradient, so it may be any, and keep what it likes of it. The epsilon
-    returned is of the steps that were taken; it is computed before the first.
+    returned is of the steps that were taken, on top of what earlier runs on the same
+    people's data `spent`; it is computed before the first.
 
     The state after a step follows from the key, the data and the number of steps alone,
     so a run that was interrupted and goes on from a checkpoint ends with the same bits,
@@ -107,6 +122,10 @@ def fit(
         whatever the optimizer is; its state and its updates are functions of gradients
         that have it.
       * With `target_epsilon`, the step that would exceed it is not taken.
+      * A run that begins with parameters that an earlier run of this process returned,
+        or that `load_release` read, in `params` or `frozen`, must be told of that run
+        by `spent`, and spends on top of it. (They are known by their numbers: copies
+        are, and not what was changed since, or read otherwise in another process.)
       * The noise, the batches and the loss have keys of their own, made from `key` in a
         domain of theirs: what else is drawn with it shows nothing of them. No key is
         used for two draws. Several processes take the key of the first.
@@ -117,7 +136,10 @@ def fit(
         two would show them. (Of a source, a few examples are compared; a loss that
         calls back to the host is refused with checkpoints. A key of `secret_key` goes
         on with that of the checkpoint, which such a key began.) More iterations are no
-        difference: the run is extended, and its epsilon counts all of them.
+        difference, nor is a larger budget: a run that is done, or that a callback
+        stopped, goes on with them, and its epsilon counts all of them once. The
+        noise of the steps taken must be that of the checkpoint, and so must the whole
+        schedule of it: one that is stretched over more iterations is refused.
       * On any number of devices the draws are the same and what is added to the sum of
         all examples is one draw; the result differs by rounding.
 
@@ -150,7 +172,14 @@ def fit(
         and the like, which would clip and add noise once more.
       key: a typed key, a new one for each run; secret. See `secret_key`.
       target_delta: for epsilon.
-      target_epsilon: a budget; by default all iterations of the mechanism are run.
+      target_epsilon: a budget, of this run and what was `spent` before; by default all
+        iterations of the mechanism are run.
+      spent: earlier runs on the same people's data, whether or not this one begins with
+        what they returned: a `Result`, a list of `(mechanism, steps)` or of these, what
+        `mechanisms.accounting.compose` returns, or what `load_release` says of a model.
+        Epsilon is of all of them together. An empty tuple says that nobody in these
+        data was in an earlier run. The steps that a checkpoint has taken are counted
+        anyway, and are not to be given.
       frozen: a pytree that the loss needs and that is not trained.
       uses_key: whether the loss takes a key: for dropout, one for each example.
       microbatch_size: how many examples are in memory at once; None is all of them.
@@ -183,8 +212,9 @@ def fit(
       TypeError: if the data, the mechanism, the optimizer or the key are not what they
         should be.
       ValueError: if not even one step is within the budget, a number is out of its
-        range, a checkpoint is of another run, the optimizer adds noise, or a stage
-        stands before a correction that has the mechanism's level of noise.
+        range, a checkpoint is of another run, the optimizer adds noise, a stage stands
+        before a correction that has the mechanism's level of noise, `spent` is under
+        another neighboring relation, or missing where it must be told.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -204,9 +234,9 @@ def fit(
     """
     validate.typed_key(key=key)
     validate.count(least=1, steps_per_call=steps_per_call)
-    iterations = _planned(mechanism, data, target_epsilon, target_delta)
+    account = _account_of(mechanism, data, target_delta, spent)
     # Before the first step, since a failure here must not cost the model.
-    epsilon = mechanism.epsilon(target_delta, iterations=iterations)
+    iterations, epsilon = _planned(account, target_epsilon)
     history = History(eval_fn, eval_every, history_file)
     step = Step(
         loss_fn,
@@ -218,16 +248,18 @@ def fit(
         average_decay=average_decay,
     )
     steps_per_call = 1 if _data.is_source(data) else steps_per_call
-    runner, start, key = _built(step, params, frozen, data, key, batch_sharding)
+    begins = Start(account, is_told=spent is not None)
+    runner, start, key, origin = _built(
+        step, params, frozen, data, key, batch_sharding, begins
+    )
     runner = _memory.planned(runner, start, microbatch_size)
     run = Run(
         runner=runner,
-        saved=Saved(checkpoints, runner, start, key),
+        saved=Saved(checkpoints, runner, start, key, account.earlier),
         history=history,
         callback=callback,
-        mechanism=mechanism,
+        origin=origin,
         iterations=iterations,
         epsilon=epsilon,
-        target_delta=target_delta,
     )
     return run.to_the_end(steps_per_call)

@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc.training import _identity
+from dpadambc.mechanisms.accounting import Spending
+from dpadambc.training import _identity, _origins
+from dpadambc.training._account import SPENT
 from dpadambc.training.result import Result
 from dpadambc.training.state import releasable
 
@@ -44,8 +46,8 @@ def save_release(path: str | pathlib.Path, result: Result) -> dict[str, Any]:
     Returns:
       What is in the file beside the parameters, and their average if there is one: the
       mechanism with its public numbers, the neighboring relation among them, which is
-      also the way of sampling; the steps taken, epsilon, delta, and the version of this
-      library.
+      also the way of sampling; the steps taken, epsilon, delta, the runs that epsilon
+      is of, earlier ones included, and the version of this library.
 
     Raises:
       ValueError: if the parameters are split over several processes.
@@ -73,6 +75,7 @@ def save_release(path: str | pathlib.Path, result: Result) -> dict[str, Any]:
         "iterations": result.iterations,
         "epsilon": result.epsilon,
         "delta": result.target_delta,
+        SPENT: result.spent.to_json(),
         "dtypes": {name: str(x.dtype) for name, x in arrays.items()},
         "dpadambc": importlib.metadata.version("dpadambc"),
     }
@@ -92,7 +95,8 @@ def load_release(
       like: parameters of the same structure, arrays or shapes.
 
     Returns:
-      The parameters, and the dictionary that `save_release` returned.
+      The parameters, and the dictionary that `save_release` returned. A `fit` that
+      begins with these parameters takes it as `spent`.
 
     Raises:
       ValueError: if the file has other parameters.
@@ -127,4 +131,6 @@ def load_release(
                 f"Expected {name} of shape {jnp.shape(expected)} in {path}, got"
                 f" {leaf.shape}."
             )
+    spent = Spending.from_json(about[SPENT]) if SPENT in about else None
+    _origins.remember_release(leaves, spent)
     return jax.tree.unflatten(jax.tree.structure(like), leaves), about

@@ -7,7 +7,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dpadambc.mechanisms.accounting import Spending
 from dpadambc.mechanisms.base import Mechanism
+from dpadambc.training._account import Account
+from dpadambc.training._origins import Origin
 from dpadambc.training.state import TrainState
 from dpadambc.training.step import Seen
 
@@ -53,18 +56,25 @@ class Progress:
 
     def __init__(self, state: TrainState, seen: Seen, run: Any, iterations: int):
         self._state, self.seen = state, seen
+        self._account: Account = run.account
+        self._origin: Origin = run.origin
         self.iterations, self.iterations_in_all = iterations, run.iterations
-        self.mechanism, self.target_delta = run.mechanism, run.target_delta
+        self.mechanism = self._account.mechanism
+        self.target_delta = self._account.target_delta
 
     @functools.cached_property
     def state(self) -> TrainState:
         """A copy of the state, which later steps leave as it is; *secret*."""
-        return _copied(self._state)
+        state = _copied(self._state)
+        self._origin.remember((state.params, state.average), self.iterations)
+        return state
 
     @functools.cached_property
     def params(self) -> optax.Params:
         """A copy of the parameters, to keep."""
-        return _copied(self._state.params)
+        params = _copied(self._state.params)
+        self._origin.remember(params, self.iterations)
+        return params
 
     @property
     def loss(self) -> float:
@@ -73,8 +83,11 @@ class Progress:
         return float(total) / max(int(count), 1)
 
     def epsilon(self) -> float:
-        """What is spent so far. It takes the accountant a second or so."""
-        return self.mechanism.epsilon(self.target_delta, iterations=self.iterations)
+        """What is spent so far, earlier runs that `fit` was told of included.
+
+        It takes the accountant a second or so.
+        """
+        return self._account.epsilon(self.iterations)
 
 
 class Result(NamedTuple):
@@ -82,9 +95,14 @@ class Result(NamedTuple):
 
     state: TrainState
     iterations: int  # steps taken, those before a resumption too
-    epsilon: float  # spent, at the target delta
+    epsilon: float  # spent at the target delta, by this run and those before it
     target_delta: float
     mechanism: Mechanism
     stopped_by: Literal["iterations", "budget", "callback"]
     history: list[dict[str, Any]]  # a record for each evaluation; *not private*
     resumed_from: int | None  # the step of the checkpoint it went on from
+    spent: Spending  # this run and those before it, for the `spent` of the next
+
+    def epsilon_of_this_run(self) -> float:
+        """What this run would have spent as the only one on these people's data."""
+        return self.mechanism.epsilon(self.target_delta, iterations=self.iterations)

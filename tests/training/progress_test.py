@@ -6,7 +6,7 @@ import types
 import pytest
 import rich.console
 
-from dpadambc.training import Progress, Seen, progress
+from dpadambc.training import Progress, Seen, _account, progress
 
 
 class Mechanism:
@@ -21,8 +21,9 @@ class Mechanism:
 
 
 def told(iterations, iterations_in_all, mechanism):
+    account = _account.Account(mechanism, target_delta=1e-5)
     run = types.SimpleNamespace(
-        iterations=iterations_in_all, mechanism=mechanism, target_delta=1e-5
+        iterations=iterations_in_all, account=account, origin=None
     )
     return Progress(None, Seen(0.5, 1, 0, True), run, iterations)
 

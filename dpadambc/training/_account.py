@@ -1,0 +1,61 @@
+"""What a run spends, on top of what earlier runs on the same people's data spent."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from dpadambc.mechanisms import accounting
+from dpadambc.mechanisms.accounting import Spending
+from dpadambc.mechanisms.base import Mechanism
+
+Spent: TypeAlias = Any  # a Result, a Spending, a mechanism, or a list: see `earlier`
+
+# As `save_release` writes it, beside the parameters.
+SPENT = "spent"
+
+
+def _of_one(entry: Any) -> Any:
+    """A `Result` has its own `spent`, and so has what `load_release` returns."""
+    if not isinstance(entry, Mapping):
+        return getattr(entry, SPENT, entry)
+    if SPENT not in entry:
+        raise ValueError(
+            "Expected what load_release says of a model, with the runs that it is of,"
+            f" got a dictionary of {', '.join(map(str, entry))}. Give a list of"
+            " (mechanism, steps)."
+        )
+    return Spending.from_json(entry[SPENT])
+
+
+def earlier(spent: Any) -> Spending | None:
+    """What `fit` is given as `spent`; None for nothing."""
+    several = spent if type(spent) in (list, tuple) else [spent]
+    if spent is None or not len(several):
+        return None
+    return accounting.compose(map(_of_one, several))
+
+
+@dataclasses.dataclass(frozen=True)
+class Account:
+    """What a run has spent after so many steps, and with it the runs before it.
+
+    Args:
+      mechanism: of this run.
+      target_delta: for epsilon.
+      earlier: what was spent before it, if anything.
+    """
+
+    mechanism: Mechanism
+    target_delta: float
+    earlier: Spending | None = None
+
+    def spending(self, iterations: int) -> Spending:
+        """All runs, this one with so many steps."""
+        before = [] if self.earlier is None else [self.earlier]
+        return accounting.compose([*before, (self.mechanism, iterations)])
+
+    def epsilon(self, iterations: int) -> float:
+        """Of all runs together."""
+        if self.earlier is None:
+            return self.mechanism.epsilon(self.target_delta, iterations=iterations)
+        return self.spending(iterations).epsilon(self.target_delta)

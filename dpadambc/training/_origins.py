@@ -1,0 +1,185 @@
+"""Which arrays came out of a private run, so that no later run forgets what they cost.
+
+Parameters that a run has trained are a function of its data: a run that begins with
+them spends on top of it, where the data are of the same people. What runs of this
+process returned, and what `load_release` read, is known by a few numbers of each array,
+at places that depend on its size alone. Noise is added to every coordinate in every
+step, so those tell an array from where its run began, and from any other.
+
+It is a guard against forgetting, not against intent: an array that was changed since,
+or saved and read by other means in another process, is not known.
+"""
+
+import collections
+import dataclasses
+import functools
+import hashlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from dpadambc.mechanisms.accounting import Spending
+from dpadambc.training._account import Account
+
+_PLACES = 256
+_MOST_KNOWN = 2**16  # arrays, the latest
+
+
+@functools.cache
+def _places(size: int) -> np.ndarray:
+    """Places in an array, far from each other and in no pattern of rows."""
+    if size <= _PLACES:
+        return np.arange(size)
+    golden = (np.sqrt(5) - 1) / 2
+    return (np.arange(_PLACES) * golden % 1 * size).astype(np.int64)
+
+
+def _take(x: jax.Array, index: tuple[Any, ...]) -> jax.Array:
+    return x[index]
+
+
+def _sample(x: jax.Array) -> np.ndarray:
+    """The numbers at those places, with nothing else moved to the host."""
+    devices, places = x.sharding.device_set, _places(x.size)
+    if len(devices) == 1 and next(iter(devices)).platform == "cpu":
+        return np.asarray(x).reshape(-1)[places]  # no copy
+    replicated = None
+    if isinstance(x.sharding, NamedSharding):
+        replicated = NamedSharding(x.sharding.mesh, PartitionSpec())
+    index = np.unravel_index(places, x.shape)
+    return np.asarray(jax.jit(_take, out_shardings=replicated)(x, index))
+
+
+def _mark(x: jax.Array) -> bytes | None:
+    """What an array is known by, whatever its shape; None for one that is constant."""
+    if not jnp.issubdtype(x.dtype, jnp.floating) or x.size < 2:
+        return None
+    with np.errstate(over="ignore"):
+        words = _sample(x).astype(np.float32).view(np.uint32)
+    if (words == words[0]).all():
+        return None
+    content = x.size.to_bytes(8, "big") + words.tobytes()
+    return hashlib.blake2b(content, digest_size=16).digest()
+
+
+def _marks(tree: Any) -> Iterator[tuple[str, bytes]]:
+    for path, x in jax.tree_util.tree_leaves_with_path(tree):
+        mark = _mark(x)
+        if mark is not None:
+            yield jax.tree_util.keystr(path), mark
+
+
+@dataclasses.dataclass(frozen=True)
+class _Known:
+    """What an array is of."""
+
+    text: str
+    spending: Callable[[], Spending | None]
+    key: str | None = None
+
+
+_KNOWN: collections.OrderedDict[bytes, _Known] = collections.OrderedDict()
+
+
+def _remember(mark: bytes, known: _Known) -> None:
+    _KNOWN.pop(mark, None)
+    _KNOWN[mark] = known
+    while len(_KNOWN) > _MOST_KNOWN:
+        _KNOWN.popitem(last=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """A run that arrays come out of.
+
+    Args:
+      account: what it spends.
+      key: the name of its key.
+      start: what its parameters were known by before the first step.
+    """
+
+    account: Account
+    key: str
+    start: frozenset[bytes]
+
+    def remember(self, tree: Any, iterations: int) -> None:
+        """That this run has made these arrays in so many steps."""
+        if not iterations:
+            return
+        kind = type(self.account.mechanism).__name__
+        known = _Known(
+            f"a run of {iterations} steps of {kind} has trained",
+            functools.partial(self.account.spending, iterations),
+            self.key,
+        )
+        for _, mark in _marks(tree):
+            if mark not in self.start:
+                _remember(mark, known)
+
+
+def remember_release(params: Any, spending: Spending | None) -> None:
+    """That these parameters were read from a file of `save_release`."""
+    known = _Known("was released by a private run", lambda: spending)
+    for _, mark in _marks(params):
+        _remember(mark, known)
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """What a run is about to begin with.
+
+    Args:
+      account: with the earlier runs that are counted.
+      is_told: whether anything was said of earlier runs, be it that there are none.
+    """
+
+    account: Account
+    is_told: bool
+
+    def checked(self, params: Any, frozen: Any, key: str) -> Origin:
+        """Raises if an earlier run returned it, and that run is not counted.
+
+        Args:
+          params: to train.
+          frozen: what the loss has besides.
+          key: the name of the run's key.
+
+        Returns:
+          The origin of what the run will return.
+        """
+        marks = [(f"params{path}", mark) for path, mark in _marks(params)]
+        others = [(f"frozen{path}", mark) for path, mark in _marks(frozen)]
+        for name, mark in marks + others:
+            if mark in _KNOWN:
+                self._check(name, _KNOWN[mark], key)
+        return Origin(self.account, key, frozenset(mark for _, mark in marks))
+
+    def _check(self, name: str, known: _Known, key: str) -> None:
+        if not self.is_told:
+            raise ValueError(
+                f"Expected spent= with the runs before this one, got none for {name},"
+                f" which {known.text}: epsilon would leave out what that spent. Give"
+                " its result, or a list of (mechanism, steps); or spent=() if nobody"
+                " whose data it had is in these data."
+            )
+        if known.key == key:
+            raise ValueError(
+                f"Expected a key of its own, got that of the run that made {name}: both"
+                " would add the same noise, which is gone from their difference. Draw a"
+                " new one, such as training.secret_key()."
+            )
+        spending = known.spending()
+        if self.account.earlier is None or spending is None:
+            return
+        if not self.account.earlier.includes(spending):
+            warnings.warn(
+                f"{name} is what {known.text}, and spent= does not have all of that:"
+                f" expected {spending!r}, got {self.account.earlier!r}. Epsilon is"
+                " right for those alone who are in none of the runs that are left out.",
+                stacklevel=5,
+            )
