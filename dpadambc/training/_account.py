@@ -4,6 +4,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
+import jax
+import numpy as np
+
 from dpadambc.mechanisms import accounting
 from dpadambc.mechanisms.accounting import Spending
 from dpadambc.mechanisms.base import Mechanism
@@ -27,12 +30,34 @@ def _of_one(entry: Any) -> Any:
     return Spending.from_json(entry[SPENT])
 
 
+def _several(spent: Any) -> list[Any] | tuple[Any, ...]:
+    if spent is None:
+        return ()
+    return spent if type(spent) in (list, tuple) else [spent]
+
+
 def earlier(spent: Any) -> Spending | None:
     """What `fit` is given as `spent`; None for nothing."""
-    several = spent if type(spent) in (list, tuple) else [spent]
-    if spent is None or not len(several):
-        return None
-    return accounting.compose(map(_of_one, several))
+    several = _several(spent)
+    return accounting.compose(map(_of_one, several)) if several else None
+
+
+def same_key(of_what: str) -> ValueError:
+    """The error for a run that would draw what another has drawn."""
+    return ValueError(
+        f"Expected a key of its own for this run, got that of {of_what}: both would add"
+        " the same noise, which is gone from their difference. Draw a new one, such as"
+        " training.secret_key()."
+    )
+
+
+def check_key(spent: Any, sampling_key: jax.Array) -> None:
+    """Raises if a `Result` in `spent` is of a run with the key of this one."""
+    words = lambda key: np.asarray(jax.random.key_data(key)).tolist()
+    for entry in _several(spent):
+        state = getattr(entry, "state", None)
+        if state is not None and words(state.sampling_key) == words(sampling_key):
+            raise same_key("a run in spent=")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,6 +24,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from dpadambc.mechanisms.accounting import Spending
+from dpadambc.training import _account
 from dpadambc.training._account import Account
 
 _PLACES = 256
@@ -45,6 +46,7 @@ def _take(x: jax.Array, index: tuple[Any, ...]) -> jax.Array:
 
 def _sample(x: jax.Array) -> np.ndarray:
     """The numbers at those places, with nothing else moved to the host."""
+    x = x.addressable_data(0) if x.is_fully_replicated else x
     devices, places = x.sharding.device_set, _places(x.size)
     if len(devices) == 1 and next(iter(devices)).platform == "cpu":
         return np.asarray(x).reshape(-1)[places]  # no copy
@@ -121,6 +123,15 @@ class Origin:
             if mark not in self.start:
                 _remember(mark, known)
 
+    def remember_copies(self, tree: Any, iterations: int) -> None:
+        """The same, of what one of several processes may ask for alone."""
+        here = [x for x in jax.tree.leaves(tree) if _is_here(x)]
+        self.remember(here, iterations)
+
+
+def _is_here(x: jax.Array) -> bool:
+    return x.is_fully_addressable or x.is_fully_replicated
+
 
 def remember_release(params: Any, spending: Spending | None) -> None:
     """That these parameters were read from a file of `save_release`."""
@@ -168,11 +179,7 @@ class Start:
                 " whose data it had is in these data."
             )
         if known.key == key:
-            raise ValueError(
-                f"Expected a key of its own, got that of the run that made {name}: both"
-                " would add the same noise, which is gone from their difference. Draw a"
-                " new one, such as training.secret_key()."
-            )
+            raise _account.same_key(f"the run that made {name}")
         spending = known.spending()
         if self.account.earlier is None or spending is None:
             return

@@ -8,9 +8,8 @@ from typing import Any, Protocol
 
 import jax
 
-from dpadambc.mechanisms.accounting import Spending
-from dpadambc.training import _checks, _identity
-from dpadambc.training._account import Account
+from dpadambc.training import _account, _checks, _identity
+from dpadambc.training._account import Account, Spent
 from dpadambc.training._history import History
 from dpadambc.training._origins import Origin
 from dpadambc.training._runner import Runner
@@ -45,22 +44,23 @@ class Saved:
         runner: Runner,
         start: TrainState,
         key: jax.Array,
-        earlier: Spending | None,
+        spent: Spent,
     ):
-        self._checkpoints, self._start = checkpoints, start
+        self._checkpoints, self._start, self._spent = checkpoints, start, spent
         self._identity: dict[str, Any] = {}
         if checkpoints is not None:
             self._identity = runner.identity(start) | _identity.of_key(key)
-            self._identity |= _identity.of_earlier(earlier)
+            self._identity |= _identity.of_earlier(_account.earlier(spent))
 
     def restore(self, iterations: int) -> tuple[TrainState, int | None]:
         """The last state saved and its step; or the first state, saved."""
-        if self._checkpoints is None:
-            return self._start, None
-        found = self._checkpoints.restore(self._start, self._identity)
+        found = None
+        if self._checkpoints is not None:
+            found = self._checkpoints.restore(self._start, self._identity)
         if found is None:
+            _account.check_key(self._spent, self._start.sampling_key)
             # From before the first step on, what gets this noise is known.
-            self._checkpoints.save(self._start, self._identity)
+            self.save(self._start)
             return self._start, None
         step = int(found.step)
         if step > iterations:

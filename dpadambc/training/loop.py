@@ -33,7 +33,9 @@ def _account_of(
     num_examples = _data.num_examples(data)
     _events.check_delta(target_delta, num_examples, stacklevel=4)
     _checks.mechanism_of(mechanism, num_examples)
-    return Account(mechanism, target_delta, earlier(spent))
+    account = Account(mechanism, target_delta, earlier(spent))
+    account.spending(0)  # raises here rather than after the last step
+    return account
 
 
 def _planned(account: Account, target_epsilon: float | None) -> tuple[int, float]:
@@ -177,9 +179,9 @@ def fit(
       spent: earlier runs on the same people's data, whether or not this one begins with
         what they returned: a `Result`, a list of `(mechanism, steps)` or of these, what
         `mechanisms.accounting.compose` returns, or what `load_release` says of a model.
-        Epsilon is of all of them together. An empty tuple says that nobody in these
-        data was in an earlier run. The steps that a checkpoint has taken are counted
-        anyway, and are not to be given.
+        Epsilon is of all of them together, and each has a key of its own. An empty
+        tuple says that nobody in these data was in an earlier run. The steps that a
+        checkpoint has taken are counted anyway, and are not to be given.
       frozen: a pytree that the loss needs and that is not trained.
       uses_key: whether the loss takes a key: for dropout, one for each example.
       microbatch_size: how many examples are in memory at once; None is all of them.
@@ -255,7 +257,7 @@ def fit(
     runner = _memory.planned(runner, start, microbatch_size)
     run = Run(
         runner=runner,
-        saved=Saved(checkpoints, runner, start, key, account.earlier),
+        saved=Saved(checkpoints, runner, start, key, spent),
         history=history,
         callback=callback,
         origin=origin,

@@ -85,6 +85,14 @@ def save_release(path: str | pathlib.Path, result: Result) -> dict[str, Any]:
     return about
 
 
+def _spending(about: dict[str, Any]) -> Spending | None:
+    """The runs of a file, where it has them and this process knows their mechanisms."""
+    try:
+        return Spending.from_json(about[SPENT])
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
 def load_release(
     path: str | pathlib.Path, *, like: optax.Params
 ) -> tuple[optax.Params, dict[str, Any]]:
@@ -131,6 +139,5 @@ def load_release(
                 f"Expected {name} of shape {jnp.shape(expected)} in {path}, got"
                 f" {leaf.shape}."
             )
-    spent = Spending.from_json(about[SPENT]) if SPENT in about else None
-    _origins.remember_release(leaves, spent)
+    _origins.remember_release(leaves, _spending(about))
     return jax.tree.unflatten(jax.tree.structure(like), leaves), about

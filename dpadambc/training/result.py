@@ -66,14 +66,14 @@ class Progress:
     def state(self) -> TrainState:
         """A copy of the state, which later steps leave as it is; *secret*."""
         state = _copied(self._state)
-        self._origin.remember((state.params, state.average), self.iterations)
+        self._origin.remember_copies((state.params, state.average), self.iterations)
         return state
 
     @functools.cached_property
     def params(self) -> optax.Params:
         """A copy of the parameters, to keep."""
         params = _copied(self._state.params)
-        self._origin.remember(params, self.iterations)
+        self._origin.remember_copies(params, self.iterations)
         return params
 
     @property

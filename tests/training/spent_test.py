@@ -203,6 +203,9 @@ def test_the_key_of_the_run_before_would_repeat_its_noise():
     for spent in (result, ()):
         with pytest.raises(ValueError, match="Expected a key of its own"):
             fit(result.state.params, key=key, spent=spent)
+    with pytest.raises(ValueError, match="got that of a run in spent="):
+        fit(key=key, spent=[OTHER, result])
+    assert fit(key=key, spent=[OTHER]).iterations == 10
 
 
 def test_there_are_no_false_alarms():
