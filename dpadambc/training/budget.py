@@ -40,12 +40,11 @@ def affordable_iterations(
       584
     """
     validate.non_negative(target_epsilon=target_epsilon)
-
     account = Account(mechanism, target_delta, earlier(spent))
     # Bounded, since the search cannot use infinity.
     gap = lambda n: min(account.epsilon(n) - target_epsilon, target_epsilon + 1)
-    if gap(0) >= 0:
-        return 0
     if gap(mechanism.iterations) <= 0:
         return mechanism.iterations
+    if gap(0) >= 0:
+        return 0
     return _search.last_affordable(gap, 0, mechanism.iterations)
