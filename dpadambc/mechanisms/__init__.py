@@ -1,6 +1,13 @@
 """Mechanisms: the public numbers of a run, its sampling and its accounting."""
 
-from dpadambc.mechanisms import accounting, planning, sampling, trade_off
+from dpadambc.mechanisms import (
+    accounting,
+    planning,
+    sampling,
+    trade_off,
+    trials,
+    tuning,
+)
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.mechanisms.batch import Batch
 from dpadambc.mechanisms.fixed_size import FixedSizeGaussian
@@ -23,4 +30,6 @@ __all__ = [
     "privatize",
     "sampling",
     "trade_off",
+    "trials",
+    "tuning",
 ]

@@ -22,8 +22,17 @@ import optax
 from dpadambc._core import validate
 from dpadambc.clipping import flat
 from dpadambc.clipping.flat import NeighboringRelation
-from dpadambc.mechanisms import _epochs, _events, accounting, trade_off
+from dpadambc.mechanisms import (
+    _epochs,
+    _events,
+    _search_target,
+    accounting,
+    trade_off,
+    tuning,
+)
+from dpadambc.mechanisms._selection import least_bound
 from dpadambc.mechanisms.batch import Batch
+from dpadambc.mechanisms.trials import Trials
 
 
 class Mechanism(abc.ABC):
@@ -274,6 +283,7 @@ class Mechanism(abc.ABC):
         iterations: int | None = None,
         accountant: accounting.Accountant | None = None,
         num_examples: int | None = None,
+        trials: Trials | None = None,
     ) -> float:
         """The epsilon spent.
 
@@ -283,6 +293,8 @@ class Mechanism(abc.ABC):
           accountant: "pld" (tight) or "rdp" (an upper bound, faster); by default "pld"
             where it can account for the sampling.
           num_examples: if given, used for a warning where delta is too large for it.
+          trials: the distribution of the number of runs of which the best is published;
+            one run by default. See `tuned_epsilon`.
 
         Returns:
           Epsilon under `self.neighboring_relation`; infinity without noise, or where it
@@ -294,6 +306,13 @@ class Mechanism(abc.ABC):
             sampling under the neighboring relation, or a delta outside (0, 1).
         """
         _events.check_delta(target_delta, num_examples or self._known_size)
+        if trials is not None:
+            return least_bound(
+                self.dp_events(iterations, accountant=accountant),
+                trials,
+                target_delta=target_delta,
+                neighboring_relation=self.neighboring_relation,
+            ).epsilon
         accountant = accountant or self._default_accountant
         return accounting.epsilon(
             self.dp_event(iterations, accountant=accountant),
@@ -363,6 +382,62 @@ class Mechanism(abc.ABC):
         names = inspect.signature(cls).parameters
         return _epochs.as_fields(names, public_numbers, deals_epochs=cls._deals_epochs)
 
+    def dp_events(
+        self,
+        iterations: int | None = None,
+        *,
+        accountant: accounting.Accountant | None = None,
+    ) -> dict[accounting.Accountant, dp_accounting.DpEvent]:
+        """What was run, as an event for each accountant that can read it.
+
+        Args:
+          iterations: the number of steps taken; `self.iterations` by default.
+          accountant: the only one to make an event for; by default all.
+
+        Returns:
+          Events by accountant, in the unit of each: see `dp_event`.
+
+        Raises:
+          ValueError: as `dp_event`.
+        """
+        every = self._relations[self.neighboring_relation]
+        return {
+            name: self.dp_event(iterations, accountant=name)
+            for name in ((accountant,) if accountant else every)
+        }
+
+    def tuned_epsilon(
+        self,
+        target_delta: float,
+        *,
+        trials: Trials,
+        iterations: int | None = None,
+        accountant: accounting.Accountant | None = None,
+    ) -> tuning.TunedEpsilon:
+        """The epsilon of publishing the best of a random number of runs.
+
+        Args:
+          target_delta: the delta that goes with it, in (0, 1).
+          trials: the distribution of the number of runs, such as `trials.Geometric(8)`.
+          iterations: the number of steps of each; `self.iterations` by default.
+          accountant: "pld" or "rdp"; by default the least bound of all.
+
+        Returns:
+          A `TunedEpsilon`: that of the search, of one run, and of as many as are
+          expected, all of them published. `tuning.tuned_epsilon` says what it covers.
+
+        Raises:
+          TypeError: if `trials` is no such distribution.
+          ValueError: as `epsilon`.
+        """
+        _events.check_delta(target_delta, self._known_size)
+        return tuning.tuned_epsilon(
+            self.dp_events(iterations, accountant=accountant),
+            trials,
+            target_delta=target_delta,
+            neighboring_relation=self.neighboring_relation,
+        )
+
     @classmethod
     def calibrate(
         cls,
@@ -370,6 +445,7 @@ class Mechanism(abc.ABC):
         target_epsilon: float,
         target_delta: float,
         accountant: accounting.Accountant | None = None,
+        trials: Trials | None = None,
         **public_numbers: Any,
     ) -> Self:
         """The mechanism that meets a target, solved for the one number left out.
@@ -379,6 +455,9 @@ class Mechanism(abc.ABC):
           target_delta: the delta that goes with it.
           accountant: "pld" (tight) or "rdp" (an upper bound); by default "pld" where it
             can account for the sampling.
+          trials: the distribution of the number of runs of which the best is published,
+            so that the target is that of the whole search; one run by default. It takes
+            some five times as long.
           **public_numbers: the fields of the class, all but one of `noise_multiplier`,
             `iterations` and `sampling_prob` (where it has one). The field left out, or
             given as None, is solved for: the least noise, the most iterations or the
@@ -395,6 +474,19 @@ class Mechanism(abc.ABC):
         """
         if accountant is not None:
             _events.check_accountant(accountant)
+        if trials is not None:
+            return _search_target.calibrated(
+                lambda target: cls.calibrate(
+                    target_epsilon=target,
+                    target_delta=target_delta,
+                    accountant=accountant,
+                    **public_numbers,
+                ),
+                lambda found: found.epsilon(
+                    target_delta, accountant=accountant, trials=trials
+                ),
+                target_epsilon,
+            )
         _events.check_delta(target_delta, public_numbers.get("num_examples"))
         public_numbers = cls._as_fields(public_numbers)
         unknown = [x for x in cls._solvable if public_numbers.get(x) is None]
