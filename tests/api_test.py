@@ -48,11 +48,13 @@ RETURNED = {
     "Result",
     "RoundStochasticallyState",
     "ScaleByAdamBCState",
+    "SearchResult",
     "Seen",
     "Snapshot",
     "Spent",
     "Subgraphs",
     "TrainState",
+    "Trial",
 }
 
 

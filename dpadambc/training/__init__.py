@@ -1,6 +1,7 @@
 """Private training that stops within its budget and survives interruption.
 
-`fit` is the loop, and `Step` is a step of it for a loop of one's own;
+`fit` is the loop, and `Step` is a step of it for a loop of one's own; `search` trains
+with several hyperparameters, and accounts for the choice;
 `Checkpoints` (with the extra `checkpoints`) makes a run exact to resume; `ProgressBar`
 (with the extra `progress`) shows how far it is.
 """
@@ -15,6 +16,7 @@ from dpadambc.training.loop import fit
 from dpadambc.training.losses import with_augmentations, with_compute_dtype
 from dpadambc.training.release import load_release, save_release
 from dpadambc.training.result import Progress, Result, Stop
+from dpadambc.training.scores import NoisyScore, PublicScore
 from dpadambc.training.sharding import fully_sharded
 from dpadambc.training.state import (
     Releasable,
@@ -23,15 +25,20 @@ from dpadambc.training.state import (
     releasable,
 )
 from dpadambc.training.step import Seen, Step, draw_batch
+from dpadambc.training.tuning import SearchResult, Trial, search
 
 __all__ = [
+    "NoisyScore",
     "Progress",
+    "PublicScore",
     "Releasable",
     "Result",
+    "SearchResult",
     "Seen",
     "Step",
     "Stop",
     "TrainState",
+    "Trial",
     "affordable_iterations",
     "draw_batch",
     "fit",
@@ -41,6 +48,7 @@ __all__ = [
     "public_numbers",
     "releasable",
     "save_release",
+    "search",
     "secret_key",
     "with_augmentations",
     "with_compute_dtype",

@@ -75,7 +75,7 @@ def of_values(tree: Any) -> str:
     return digest.hexdigest()[:16]
 
 
-def _constants(jaxpr: jex.Jaxpr, consts: list[Any]) -> Iterator[Any]:
+def constants(jaxpr: jex.Jaxpr, consts: list[Any]) -> Iterator[Any]:
     """The constants of a program and of all programs inside it."""
     yield from consts
     for equation in jaxpr.eqns:
@@ -83,7 +83,7 @@ def _constants(jaxpr: jex.Jaxpr, consts: list[Any]) -> Iterator[Any]:
             if isinstance(atom, jex.Literal):
                 yield atom.val
         for inner in jaxprs.inner(equation):
-            yield from _constants(inner.jaxpr, list(inner.consts))
+            yield from constants(inner.jaxpr, list(inner.consts))
 
 
 _CALLBACKS = {"pure_callback", "io_callback"}
@@ -113,6 +113,6 @@ def of_program(fun: Callable[..., Any], *args: Any) -> str:
     """
     traced = jax.make_jaxpr(fun)(*args)
     _refuse_callbacks(traced.jaxpr)
-    constants = of_values(list(_constants(traced.jaxpr, list(traced.consts))))
-    text = _essence(str(traced)) + constants
+    values = of_values(list(constants(traced.jaxpr, list(traced.consts))))
+    text = _essence(str(traced)) + values
     return hashlib.sha256(text.encode()).hexdigest()[:16]

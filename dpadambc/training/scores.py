@@ -1,0 +1,230 @@
+"""What the models of a search are scored by: public data, or protected data with noise.
+
+A score decides which model is published, so it may not look at protected data unless
+the epsilon of a trial has it: hence two classes, and no third.
+"""
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpadambc._core import validate
+from dpadambc.mechanisms import _events
+from dpadambc.mechanisms._selection import Events
+from dpadambc.mechanisms.base import Mechanism
+from dpadambc.training import _data, _fingerprint
+
+# How many examples are scored at once.
+_AT_ONCE = 256
+
+
+def _per_example(
+    fn: Callable[..., Any], params: Any, shared: tuple[Any, ...], data: Any
+) -> jax.Array:
+    """The score of each example, shape (number of examples,)."""
+
+    def one(example):
+        score = jnp.asarray(fn(params, *shared, *_data.arguments(example)), float)
+        if score.shape != ():
+            raise ValueError(
+                "Expected the score of one example to be a number, got shape"
+                f" {score.shape}."
+            )
+        return score
+
+    return jax.lax.map(one, data, batch_size=min(_AT_ONCE, _data.num_examples(data)))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PublicScore:
+    """The mean of a score over examples that need no protection: it costs nothing.
+
+    Data are public that anyone may have, or that is of people who are not protected. A
+    validation set of the people whose data is protected is not: see `NoisyScore`. Rows
+    that are among the training data are refused, in the data and in what the function
+    closes over; that a person has other rows there cannot be seen.
+
+    Args:
+      fn: the score of one example, of `(params, *example)`, or, in a search with
+        `frozen`, of `(params, frozen, *example)`; a larger one is better. NaN is worst.
+      data: the examples, arrays as for `search`.
+
+    Raises:
+      TypeError: if `fn` is not callable, or the data are not arrays.
+      ValueError: if the arrays are not of one length.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from dpadambc import training
+      >>> score = training.PublicScore(
+      ...     lambda w, x, y: -(w @ x - y) ** 2, (jnp.ones((10, 3)), jnp.ones(10)))
+    """
+
+    fn: Callable[..., Any]
+    data: Any
+
+    def __post_init__(self):
+        _check(self.fn, self.data)
+
+    def check(self, mechanism: Mechanism, data: Any, *arguments: Any) -> None:
+        """Raises where a row is among the training data; for `search`."""
+        del mechanism
+        traced = jax.make_jaxpr(self.per_example)(*arguments, self.data)
+        closed_over = _fingerprint.constants(traced.jaxpr, list(traced.consts))
+        found = _num_common([*jax.tree.leaves(self.data), *closed_over], data)
+        if found:
+            raise ValueError(
+                "Expected a PublicScore on examples that need no protection, got"
+                f" {found} whose inputs are among the training data. Take them out, or"
+                " make it a NoisyScore, which is accounted for."
+            )
+
+    def per_example(self, params: Any, shared: tuple[Any, ...], data: Any) -> jax.Array:
+        """The score of each example; for `search`."""
+        return _per_example(self.fn, params, shared, data)
+
+    def summary(self, scores: np.ndarray, rng: np.random.Generator) -> float:
+        """The score of a model; for `search`."""
+        del rng
+        return float(np.mean(scores, dtype=np.float64))
+
+    def compose(self, events: Events, relation: Any) -> Events:
+        """What a trial runs, with its score; for `search`."""
+        del relation
+        return events
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class NoisyScore:
+    r"""The mean of a score over protected examples, with noise that is accounted for.
+
+    .. math:: \frac{1}{B} \left(\sum_i \min(\max(s_i, 0), 1)
+        + \mathcal{N}(0, z^2)\right)
+
+    One example, added, removed or replaced, moves the sum by 1 at most. The data may be
+    those of the training or others: a person may have one row in each.
+
+    Args:
+      fn: the score of one example, in [0, 1], outside of which it is clipped; NaN
+        counts as 0. Of `(params, *example)`, or, in a search with `frozen`, of
+        `(params, frozen, *example)`; a larger one is better.
+      data: the examples, arrays as for `search`.
+      noise_multiplier: z, positive; the standard deviation of a score is z / B.
+      normalize_by: B, positive and public; usually about the number of examples.
+
+    Raises:
+      TypeError: if `fn` is not callable, or the data are not arrays.
+      ValueError: if a number is out of its range, or the arrays are not of one length.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from dpadambc import training
+      >>> is_right = lambda w, x, y: (w @ x > 0) == y
+      >>> score = training.NoisyScore(
+      ...     is_right, (jnp.ones((10, 3)), jnp.ones(10, bool)), noise_multiplier=5.0,
+      ...     normalize_by=10)
+    """
+
+    fn: Callable[..., Any]
+    data: Any
+    noise_multiplier: float
+    normalize_by: float
+
+    def __post_init__(self):
+        _check(self.fn, self.data)
+        validate.positive(normalize_by=self.normalize_by)
+        validate.non_negative(noise_multiplier=self.noise_multiplier)
+        validate.positive(noise_multiplier=self.noise_multiplier)
+
+    def check(self, mechanism: Mechanism, *rest: Any) -> None:
+        """Raises where neighbors differ in more than one row; for `search`."""
+        del rest
+        if hasattr(mechanism, "max_terms"):
+            raise ValueError(
+                "Expected a mechanism of examples with a NoisyScore, got"
+                f" {type(mechanism).__module__}.{type(mechanism).__name__}: a node is"
+                " in several rows, and would move the score by more than one. Score"
+                " nodes that need no protection, by a PublicScore."
+            )
+
+    def per_example(self, params: Any, shared: tuple[Any, ...], data: Any) -> jax.Array:
+        """The score of each example; for `search`."""
+        return _per_example(self.fn, params, shared, data)
+
+    def summary(self, scores: np.ndarray, rng: np.random.Generator) -> float:
+        """The noisy score of a model, in double precision; for `search`."""
+        clipped = np.clip(np.nan_to_num(np.asarray(scores, np.float64), nan=0.0), 0, 1)
+        # Exact, in whatever order examples come: rounding would add to what one moves.
+        noised = math.fsum(clipped) + rng.normal(0.0, float(self.noise_multiplier))
+        return noised / float(self.normalize_by)
+
+    def compose(
+        self, events: Events, relation: dp_accounting.NeighboringRelation
+    ) -> Events:
+        """What a trial runs, with its score; for `search`."""
+        noise = float(self.noise_multiplier)
+        return {
+            accountant: dp_accounting.ComposedDpEvent(
+                [event, _events.gaussian(noise, relation, accountant)]
+            )
+            for accountant, event in events.items()
+        }
+
+
+Score = PublicScore | NoisyScore
+
+
+def check_score(score: Any) -> None:
+    """Raises unless it says which data it is of."""
+    if isinstance(score, Score):
+        return
+    got = "a bare function" if callable(score) else repr(score)
+    raise TypeError(
+        f"Expected score to say what its data are, got {got}. Make it a"
+        " training.PublicScore(fn, data) if the data need no protection, and a"
+        " training.NoisyScore(fn, data, noise_multiplier, normalize_by) if they do,"
+        " as those do that are held out of the training data."
+    )
+
+
+def _check(fn: Any, data: Any) -> None:
+    if not callable(fn):
+        raise TypeError(f"Expected fn to be the score of one example, got {fn!r}.")
+    if _data.is_source(data):
+        raise TypeError("Expected the examples of a score as arrays, got a source.")
+    if _data.num_examples(data) == 0:
+        raise ValueError("Expected at least one example to score by, got none.")
+
+
+def _rows(leaf: Any) -> Iterator[bytes]:
+    """A checksum of each row, as JAX has its numbers."""
+    array = np.asarray(leaf)
+    array = array.astype(jnp.result_type(leaf))
+    if np.issubdtype(array.dtype, np.number):
+        array = array + np.zeros([], array.dtype)  # no negative zero
+    for row in np.ascontiguousarray(array.reshape(len(array), -1)):
+        yield hashlib.blake2b(row.tobytes(), digest_size=16).digest()
+
+
+def _num_common(ours: list[Any], data: Any) -> int:
+    """How many rows of ours are inputs: rows of the arrays with the largest ones."""
+    leaves = jax.tree.leaves(data)
+    size = lambda leaf: math.prod(jnp.shape(leaf)[1:])
+    largest = max(map(size, leaves))
+    kind = lambda leaf: (jnp.shape(leaf)[1:], jnp.result_type(leaf))
+    theirs: Mapping[Any, set[bytes]] = {}
+    for leaf in leaves:
+        if size(leaf) == largest:
+            theirs.setdefault(kind(leaf), set()).update(_rows(leaf))
+    comparable = [x for x in ours if jnp.ndim(x) and kind(x) in theirs]
+    return max(
+        (sum(row in theirs[kind(x)] for row in _rows(x)) for x in comparable),
+        default=0,
+    )

@@ -1,0 +1,346 @@
+"""A search over hyperparameters with one epsilon: all of it is accounted for."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dpadambc._core import keys, validate
+from dpadambc.mechanisms import _events, _selection, tuning
+from dpadambc.mechanisms.base import Mechanism
+from dpadambc.mechanisms.trials import Fixed, Trials
+from dpadambc.mechanisms.tuning import TunedEpsilon
+from dpadambc.training import _checks, _data, _keys
+from dpadambc.training.scores import Score, check_score
+from dpadambc.training.step import Step, draw_batch
+
+# A number, or several by name: what `make_optimizer` is called with.
+Candidate = float | dict[str, float]
+
+
+class Trial(NamedTuple):
+    """A model, what it was trained with, and its score."""
+
+    params: optax.Params
+    candidate: Candidate
+    score: float
+
+
+class SearchResult(NamedTuple):
+    """What `search` returns: all of it may be published, at `epsilon`."""
+
+    best: Trial | None  # None where a Poisson distribution drew no trial
+    cost: TunedEpsilon
+    target_delta: float
+    mechanism: Mechanism
+    trials: Trials
+    # All of them, in the order of the candidates, where their number is fixed.
+    told: tuple[Trial, ...] | None
+
+    @property
+    def epsilon(self) -> float:
+        """The epsilon of the whole search, at the target delta."""
+        return self.cost.epsilon
+
+
+@dataclasses.dataclass(frozen=True)
+class _Candidates:
+    """Candidates as arrays, one entry each."""
+
+    listed: tuple[Candidate, ...]
+    numbers: Any  # a pytree of arrays of shape (number of candidates,)
+
+    @classmethod
+    def of(cls, candidates: Any) -> "_Candidates":
+        """Raises unless they are numbers, all under the same names."""
+        listed = tuple(candidates) if isinstance(candidates, Sequence) else ()
+        if not listed or isinstance(candidates, str):
+            raise TypeError(
+                "Expected candidates as a list of numbers, or of dictionaries of"
+                f" numbers by name, got {candidates!r}."
+            )
+        structures = {jax.tree.structure(each) for each in listed}
+        names = {tuple(each) if isinstance(each, dict) else None for each in listed}
+        if len(structures) > 1 or any(map(_is_nested, listed)):
+            raise ValueError(
+                "Expected candidates that are all numbers, or all dictionaries of"
+                f" numbers by the same names, got {sorted(map(str, names))}. What is no"
+                " number makes another program: fix it, and search over numbers."
+            )
+        for leaf in jax.tree.leaves(listed):
+            _check_number(leaf)
+        return cls(listed, jax.tree.map(lambda *x: jnp.asarray(x), *listed))
+
+
+def _is_nested(candidate: Any) -> bool:
+    values = candidate.values() if isinstance(candidate, dict) else [candidate]
+    return any(jax.tree.structure(x) != jax.tree.structure(0) for x in values)
+
+
+def _check_number(value: Any) -> None:
+    if isinstance(value, bool | np.bool_) or validate.known_number("x", value) is None:
+        raise TypeError(
+            f"Expected every hyperparameter of a candidate to be a number, got {value}."
+        )
+
+
+def _made(make_optimizer: Callable[..., Any], candidate: Any) -> Any:
+    if isinstance(candidate, dict):
+        return make_optimizer(**candidate)
+    return make_optimizer(candidate)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Trainer:
+    """Trains and scores, several trials in one call of one program."""
+
+    step_of: Callable[[Any], Step]
+    mechanism: Mechanism
+    score: Score
+    has_frozen: bool
+    at_once: int
+
+    @functools.cached_property
+    def _program(self) -> Callable[..., Any]:
+        axes = (0, 0, None, None, None, None)
+        one = jax.vmap(self._one, axes) if self.at_once > 1 else self._alone
+        return jax.jit(one)
+
+    def _alone(self, key, numbers, *rest):
+        found = self._one(*jax.tree.map(lambda x: x[0], (key, numbers)), *rest)
+        return jax.tree.map(lambda x: x[None], found)
+
+    def _one(self, key, numbers, params, frozen, data, score_data):
+        """One trial: its parameters, and the score of each example."""
+        step = self.step_of(numbers)
+        num_examples = _data.num_examples(data)
+
+        def take_step(state, _):
+            batch = draw_batch(self.mechanism, state, num_examples)
+            examples = batch.gather(data)
+            return step(state, examples, batch.is_padding_example, frozen)[0], None
+
+        state = step.init(params, key=key)
+        state, _ = jax.lax.scan(take_step, state, length=self.mechanism.iterations)
+        shared = (frozen,) if self.has_frozen else ()
+        return state.params, self.score.per_example(state.params, shared, score_data)
+
+    def __call__(
+        self, trial_keys: jax.Array, numbers: Any, *shared: Any
+    ) -> Iterator[tuple[optax.Params, np.ndarray]]:
+        """Parameters and scores of each trial; a last call is filled, and cut."""
+        number = len(trial_keys)
+        for first in range(0, number, self.at_once):
+            rows = np.minimum(np.arange(first, first + self.at_once), number - 1)
+            chosen = jax.tree.map(lambda x: x[rows], (trial_keys, numbers))  # noqa: B023
+            params, scores = self._program(*chosen, *shared)
+            scores = np.asarray(scores)
+            for row in range(min(self.at_once, number - first)):
+                yield jax.tree.map(lambda x: x[row], params), scores[row]  # noqa: B023
+
+
+def _events_of(mechanism: Mechanism, score: Score) -> _selection.Events:
+    """What one trial runs: the training, and a score of protected data."""
+    return score.compose(mechanism.dp_events(), mechanism.neighboring_relation)
+
+
+def _check_trials(trials: Trials, num_candidates: int) -> None:
+    _selection.check(trials)
+    if isinstance(trials, Fixed) and trials.number != num_candidates:
+        raise ValueError(
+            f"Expected Fixed({num_candidates}) trials, one of each candidate, got"
+            f" Fixed({trials.number}). To draw candidates at random, take a random"
+            f" number of trials, such as Geometric({trials.number})."
+        )
+
+
+def _check_key(key: jax.Array, trials_at_once: int) -> None:
+    validate.typed_key(key=key)
+    if trials_at_once > 1 and str(jax.random.key_impl(key)) != "threefry2x32":
+        # Others, under `jax.vmap`, may give two trials the same noise.
+        raise ValueError(
+            "Expected a key of threefry2x32 for several trials at once, got"
+            f" {jax.random.key_impl(key)}. Take training.secret_key()."
+        )
+
+
+def _best(scored: Iterable[Trial], rng: np.random.Generator) -> Trial | None:
+    """The best, NaN last; of equal scores any, as the proof has them."""
+    rank = lambda score: -math.inf if math.isnan(score) else score
+    ranked = ((rank(trial.score), rng.random(), trial) for trial in scored)
+    return max(ranked, key=lambda x: x[:2], default=(None,))[-1]
+
+
+def search(
+    loss_fn: Callable[..., jax.Array],
+    params: optax.Params,
+    data: Any,
+    mechanism: Mechanism,
+    make_optimizer: Callable[..., optax.GradientTransformation],
+    candidates: Sequence[Candidate],
+    *,
+    trials: Trials,
+    score: Score,
+    key: jax.Array,
+    target_delta: float,
+    frozen: Any = None,
+    uses_key: bool = False,
+    microbatch_size: int | None = None,
+    trials_at_once: int = 1,
+) -> SearchResult:
+    """Trains with several hyperparameters, and returns the best model with one epsilon.
+
+    The number of trials is drawn from `trials`, and is secret. Each trial draws a
+    candidate, with replacement, trains for the iterations of the mechanism, and is
+    scored; the best is returned, of equal ones any. With
+    `trials.Fixed(len(candidates))` there is one trial of each candidate, and all of
+    them are told.
+
+    Guarantees:
+      * `result.epsilon` is of all that is returned: the parameters, the candidate and
+        the score, chosen by whatever score. It is computed before the first step.
+      * A score of protected data has noise, and its event is part of each trial; one
+        on data that need no protection is refused where it is of the training data.
+      * Where the number of trials is random, nothing is returned of it, nor of the
+        other trials. *The time that a search takes shows the number*: who publishes the
+        model keeps the time, and what else tells of the machine's load, to himself.
+      * Each trial has a key of its own, made from `key`; the number of trials and the
+        candidates are drawn from it too, so it must be secret. See `secret_key`.
+
+    Another search on the same data composes with this one, and so does a `fit` of the
+    candidate that was found: publish the model that is returned.
+
+    Whatever the candidates are, and however many trials there are, one program is
+    compiled, in which their numbers are arguments. So `make_optimizer` gets traced
+    numbers, which it may compute with but not branch on.
+
+    Args:
+      loss_fn: the loss of one example, as for `fit`.
+      params: what all trials start from; not chosen by looking at protected data.
+      data: arrays, as for `fit`.
+      mechanism: the public numbers, the same for all trials.
+      make_optimizer: makes the optimizer of the private gradient from a candidate, as
+        in `lambda learning_rate: optax.adam(learning_rate)`.
+      candidates: numbers; or dictionaries of numbers, which `make_optimizer` is called
+        with by name. Not chosen by looking at protected data.
+      trials: the distribution of the number of trials, such as `trials.Geometric(8)`,
+        of `dpadambc.mechanisms`. With a mean of m it leaves out n / (n + m) of n
+        candidates, about; more trials cost little.
+      score: a `PublicScore` or a `NoisyScore`.
+      key: a typed key, a new one for each search; secret.
+      target_delta: for epsilon.
+      frozen: a pytree that the loss needs and that is not trained.
+      uses_key: whether the loss takes a key, one for each example.
+      microbatch_size: how many examples of a trial are in memory at once; all by
+        default.
+      trials_at_once: how many trials are trained in one call. It changes the result by
+        rounding at most.
+
+    Returns:
+      A `SearchResult`.
+
+    Raises:
+      TypeError: if the score does not say what its data are, or the data, the
+        mechanism, an optimizer, a candidate or the key are not what they should be.
+      ValueError: if a public score is of rows of the training data, a number is out of
+        its range, or an optimizer is not of the private gradient.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax
+      >>> import dpadambc
+      >>> from dpadambc import training
+      >>> from dpadambc.mechanisms import trials
+      >>> x = jax.random.normal(jax.random.key(0), (1_200, 3))
+      >>> y = x @ jnp.array([1.0, -2.0, 3.0])
+      >>> loss_fn = lambda w, x, y: (w @ x - y) ** 2
+      >>> mechanism = dpadambc.PoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=4.0, sampling_prob=0.2, iterations=100,
+      ...     normalize_by=200)
+      >>> result = training.search(
+      ...     loss_fn, jnp.zeros(3), (x[:1_000], y[:1_000]), mechanism, optax.adam,
+      ...     [0.001, 0.01, 0.1], trials=trials.Geometric(9),
+      ...     score=training.PublicScore(
+      ...         lambda w, x, y: -loss_fn(w, x, y), (x[1_000:], y[1_000:])),
+      ...     key=jax.random.key(2), target_delta=1e-5, trials_at_once=4)
+      >>> print(result.best.candidate, result.best.params.round(0))
+      0.1 [ 1. -2.  3.]
+      >>> print(f"{result.cost.of_one_trial:.2f} alone, {result.epsilon:.2f} in all")
+      2.10 alone, 3.24 in all
+
+    References:
+      Papernot and Steinke, `Hyperparameter Tuning with Renyi Differential Privacy
+      <https://arxiv.org/abs/2110.03620>`_, 2021
+    """
+    check_score(score)
+    listed = _Candidates.of(candidates)
+    _check_trials(trials, len(listed.listed))
+    _check_key(key, trials_at_once)
+    validate.count(least=1, trials_at_once=trials_at_once)
+    _check_data(data, mechanism, target_delta)
+    step_of = lambda candidate: Step(
+        loss_fn,
+        mechanism,
+        _made(make_optimizer, candidate),
+        has_frozen=frozen is not None,
+        uses_key=uses_key,
+        microbatch_size=microbatch_size,
+    )
+    for candidate in listed.listed:
+        _checks.optimizer_of(_made(make_optimizer, candidate), params, mechanism)
+    _checks.loss_of(step_of(listed.listed[0]), params, frozen, data)
+    shared = () if frozen is None else (frozen,)
+    score.check(mechanism, data, params, shared)
+    cost = tuning.tuned_epsilon(
+        _events_of(mechanism, score),
+        trials,
+        target_delta=target_delta,
+        neighboring_relation=mechanism.neighboring_relation,
+    )
+    trainer = _Trainer(step_of, mechanism, score, frozen is not None, trials_at_once)
+    rng, trial_keys = _drawn_from(key, trials)
+    chosen = _chosen(rng, trials, len(listed.listed), len(trial_keys))
+    numbers = jax.tree.map(lambda x: x[chosen], listed.numbers)
+    found = trainer(trial_keys, numbers, params, frozen, data, score.data)
+    scored = (
+        Trial(trained, listed.listed[i], score.summary(scores, rng))
+        for i, (trained, scores) in zip(chosen, found, strict=True)
+    )
+    told = tuple(scored) if isinstance(trials, Fixed) else None
+    best = _best(told or scored, rng)
+    return SearchResult(best, cost, target_delta, mechanism, trials, told)
+
+
+def _check_data(data: Any, mechanism: Mechanism, target_delta: float) -> None:
+    if _data.is_source(data):
+        raise TypeError(
+            "Expected data as arrays, which all trials read inside one program, got a"
+            " source."
+        )
+    num_examples = _data.num_examples(data)
+    _events.check_delta(target_delta, num_examples, stacklevel=4)
+    _checks.mechanism_of(mechanism, num_examples)
+
+
+def _drawn_from(
+    key: jax.Array, trials: Trials
+) -> tuple[np.random.Generator, jax.Array]:
+    """The generator of what the host draws, and a key for each trial."""
+    key = keys.of_domain(_keys.the_same_everywhere(key), "search")
+    host_key, trial_key = jax.random.split(key)
+    rng = np.random.default_rng(np.asarray(jax.random.key_data(host_key)).tolist())
+    return rng, jax.random.split(trial_key, trials.sample(rng))
+
+
+def _chosen(
+    rng: np.random.Generator, trials: Trials, num_candidates: int, number: int
+) -> np.ndarray:
+    """The candidate of each trial: drawn with replacement, or each once."""
+    if isinstance(trials, Fixed):
+        return np.arange(number)
+    return rng.integers(num_candidates, size=number)

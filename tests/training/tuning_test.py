@@ -1,0 +1,334 @@
+"""A search returns what its epsilon is of, and nothing else."""
+
+import inspect
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import scipy.stats
+
+import dpadambc
+from dpadambc import graphs, training
+from dpadambc.mechanisms import accounting, trials
+from dpadambc.training import tuning
+from tests import common
+
+X = np.random.default_rng(0).normal(size=(300, 3)).astype(np.float32)
+Y = X @ np.array([1.0, -2.0, 0.5], np.float32)
+DATA, HELD_OUT = (X[:200], Y[:200]), (X[200:], Y[200:])
+MECHANISM = common.poisson_gaussian(iterations=8)
+RATES = [0.001, 0.3, 0.03]
+
+
+def loss_fn(w, x, y):
+    return (w @ x - y) ** 2
+
+
+def negative_loss(w, x, y):
+    return -loss_fn(w, x, y)
+
+
+PUBLIC = training.PublicScore(negative_loss, HELD_OUT)
+NOISY = training.NoisyScore(
+    lambda w, x, y: loss_fn(w, x, y) < 1, DATA, noise_multiplier=3.0, normalize_by=200
+)
+
+
+def search(**changes):
+    arguments = dict(
+        loss_fn=loss_fn,
+        params=jnp.zeros(3),
+        data=DATA,
+        mechanism=MECHANISM,
+        make_optimizer=optax.adam,
+        candidates=RATES,
+        trials=trials.Fixed(3),
+        score=PUBLIC,
+        key=jax.random.key(0),
+        target_delta=1e-5,
+    )
+    return training.search(**arguments | changes)
+
+
+def key_with(distribution, wanted):
+    """A key with which that many trials are drawn."""
+    for seed in range(100):
+        key = jax.random.key(seed)
+        if len(tuning._drawn_from(key, distribution)[1]) == wanted:
+            return key
+
+
+def test_every_trial_is_a_run_of_fit():
+    """With a key of its own, the optimizer of its candidate, and the score said."""
+    found = search(trials_at_once=2)
+    assert [trial.candidate for trial in found.told] == RATES
+    trial_keys = tuning._drawn_from(jax.random.key(0), trials.Fixed(3))[1]
+    for trial, key in list(zip(found.told, trial_keys, strict=True))[1:]:
+        run = training.fit(
+            loss_fn,
+            jnp.zeros(3),
+            DATA,
+            MECHANISM,
+            optax.adam(trial.candidate),
+            key=key,
+            target_delta=1e-5,
+        )
+        np.testing.assert_allclose(trial.params, run.state.params, rtol=1e-4)
+        score = np.mean([negative_loss(trial.params, *row) for row in zip(*HELD_OUT, strict=True)])
+        assert trial.score == pytest.approx(score, rel=1e-4)
+    assert found.best.score == max(trial.score for trial in found.told)
+    assert found.epsilon == MECHANISM.epsilon(1e-5, trials=trials.Fixed(3))
+
+
+def test_one_program_is_traced_however_many_trials_and_candidates_there_are():
+    traced = []
+
+    def make_optimizer(*, rate, b1):
+        if isinstance(rate, jax.core.Tracer):
+            traced.append(rate)
+        return optax.adam(rate, b1=b1)
+
+    candidates = [{"rate": rate, "b1": b1} for rate in RATES for b1 in (0.5, 0.9)]
+    distribution = trials.Geometric(8)
+    found = search(
+        make_optimizer=make_optimizer,
+        candidates=candidates,
+        trials=distribution,
+        key=key_with(distribution, 5),
+        trials_at_once=2,
+    )
+    assert len(traced) == 1
+    assert found.best.candidate in candidates
+
+
+@pytest.mark.slow
+def test_how_many_at_once_changes_nothing():
+    alone, together = search(), search(trials_at_once=3)
+    for a, b in zip(alone.told, together.told, strict=True):
+        np.testing.assert_allclose(a.params, b.params, rtol=1e-4)
+        assert a.score == pytest.approx(b.score, rel=1e-4)
+
+
+def test_a_loss_with_all_that_it_may_take():
+    def with_all(w, frozen, x, y, key):
+        return (w @ (frozen * x) + 0.1 * jax.random.normal(key) - y) ** 2
+
+    found = search(
+        loss_fn=with_all,
+        frozen=jnp.ones(3),
+        uses_key=True,
+        microbatch_size=20,
+        score=training.PublicScore(
+            lambda w, frozen, x, y: -((w @ (frozen * x) - y) ** 2), HELD_OUT
+        ),
+    )
+    assert found.best.score > -10
+
+
+def test_of_a_random_number_the_best_alone_is_told():
+    distribution = trials.Geometric(4)
+    found = search(trials=distribution, key=key_with(distribution, 4))
+    assert found.told is None
+    assert found._fields == (
+        *("best", "cost", "target_delta", "mechanism", "trials", "told"),
+    )
+    assert found.trials == distribution
+    # The epsilon is that of the distribution, whatever was drawn from it.
+    assert found.cost == MECHANISM.tuned_epsilon(1e-5, trials=distribution)
+    # A search is given no way to watch it.
+    options = set(inspect.signature(training.search).parameters)
+    assert not options & {"callback", "eval_fn", "history_file", "checkpoints"}
+
+
+def test_none_may_be_drawn():
+    distribution = trials.Poisson(1)
+    found = search(trials=distribution, key=key_with(distribution, 0))
+    assert found.best is None
+    assert found.epsilon > 0
+
+
+@pytest.mark.guarantee
+def test_numbers_and_candidates_are_drawn_as_they_are_accounted_for():
+    distribution, numbers, chosen, words = trials.Geometric(4), [], [], set()
+    for seed in range(400):
+        rng, keys = tuning._drawn_from(jax.random.key(seed), distribution)
+        numbers.append(len(keys))
+        chosen.extend(tuning._chosen(rng, distribution, 5, len(keys)))
+        words.update(np.asarray(jax.random.key_data(keys)).ravel().tolist())
+    assert len(words) > 1.99 * sum(numbers)  # no key twice
+    cells = np.bincount(np.minimum(numbers, 12), minlength=13)[1:]
+    pmf = distribution.pmf(np.arange(1, 12))
+    expected = 400 * np.append(pmf, 1 - pmf.sum())
+    assert scipy.stats.chisquare(cells, expected).pvalue > 1e-3
+    assert scipy.stats.chisquare(np.bincount(chosen, minlength=5)).pvalue > 1e-3
+
+
+def test_the_best_is_the_best_and_equal_ones_are_drawn_from():
+    rng = np.random.default_rng(0)
+    of = lambda *scores: [tuning.Trial(i, i, s) for i, s in enumerate(scores)]
+    best = lambda *scores: tuning._best(of(*scores), rng).candidate
+    assert best(float("nan"), -5.0, -2.0, -float("inf")) == 2
+    assert best(float("nan")) == 0
+    counts = np.bincount([best(1.0, 1.0, 0.0, 1.0) for _ in range(900)], minlength=4)
+    assert counts[2] == 0
+    assert scipy.stats.chisquare(counts[[0, 1, 3]]).pvalue > 1e-3
+
+
+@pytest.mark.guarantee
+@pytest.mark.parametrize("relation", list(dpadambc.NeighboringRelation))
+def test_a_private_score_is_in_the_epsilon_of_each_trial(relation):
+    """Two Gaussians are one, in the units of every relation and accountant."""
+    mechanism = common.poisson_gaussian(
+        sampling_prob=1.0,
+        iterations=1,
+        noise_multiplier=3.0,
+        neighboring_relation=relation,
+    )
+    events = tuning._events_of(mechanism, NOISY)
+    one = {
+        name: accounting.epsilon(
+            event,
+            target_delta=1e-5,
+            neighboring_relation=relation,
+            accountant=name,
+        )
+        for name, event in events.items()
+    }
+    as_one = dp_accounting.GaussianDpEvent(3.0 / np.sqrt(2))
+    add = dpadambc.NeighboringRelation.ADD_OR_REMOVE_ONE
+    for name, epsilon in one.items():
+        exact = accounting.epsilon(
+            as_one, target_delta=1e-5, neighboring_relation=add, accountant=name
+        )
+        assert epsilon == pytest.approx(exact, rel=2e-3)
+        alone = mechanism.epsilon(1e-5, accountant=name)
+        assert alone < 0.75 * epsilon  # negative control
+    assert tuning._events_of(mechanism, PUBLIC) == mechanism.dp_events()
+
+
+def test_a_search_by_a_private_score_costs_its_noise_too():
+    found = search(score=NOISY, trials=trials.Geometric(4))
+    assert found.cost.of_one_trial > MECHANISM.epsilon(1e-5)
+    assert abs(found.best.score) < 1.2
+
+
+@pytest.mark.guarantee
+def test_a_private_score_has_the_noise_and_the_sensitivity_that_are_accounted_for():
+    rng = np.random.default_rng(0)
+    scores = np.array([0.2, 5.0, -3.0, np.nan, np.inf])
+    drawn = np.array([NOISY.summary(scores, rng) for _ in range(4_000)]) * 200
+    assert drawn.mean() == pytest.approx(2.2, abs=5 * 3 / np.sqrt(4_000))
+    chi = lambda z: scipy.stats.chi2.cdf(np.var(drawn) / z**2 * 4_000, 3_999)
+    assert 1e-3 < chi(3.0) < 1 - 1e-3
+    assert not 1e-3 < chi(3.3) < 1 - 1e-3  # negative control
+    silent = lambda x: NOISY.summary(np.array(x), np.random.default_rng(1)) * 200
+    for worst in (1e30, -1e30, np.nan, np.inf):
+        base = [0.5] * 50
+        assert abs(silent([*base, worst]) - silent(base)) <= 1 + 1e-9
+        assert abs(silent([*base, worst]) - silent([*base, 0.0])) <= 1 + 1e-9
+
+
+def graph_mechanism():
+    return graphs.PoissonGaussian(
+        l2_clip_norm=1.0,
+        noise_multiplier=1.0,
+        max_terms=4,
+        sampling_prob=0.25,
+        iterations=8,
+        normalize_by=50,
+    )
+
+
+def shuffled():
+    return dpadambc.ShuffledGaussian(
+        l2_clip_norm=1.0,
+        noise_multiplier=1.0,
+        batch_size=50,
+        num_examples=200,
+        iterations=8,
+        normalize_by=50,
+    )
+
+
+class Rows:
+    def __len__(self):
+        return 200
+
+    def __getitem__(self, index):
+        return X[index], Y[index]
+
+
+def on(*data, fn=negative_loss):
+    return {"score": training.PublicScore(fn, data)}
+
+
+NOISES = optax.chain(dpadambc.add_dp_noise(0.1, key=jax.random.key(0)), optax.sgd(0.1))
+
+
+@pytest.mark.guarantee
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"score": negative_loss}, TypeError, "PublicScore.*NoisyScore"),
+        ({"score": None}, TypeError, "what its data are"),
+        (on(*DATA), ValueError, "200 whose inputs are among the training data"),
+        (on(X[199:], Y[199:]), ValueError, "got 1 whose"),
+        (on(X[:9].astype(float), Y[:9] + 1), ValueError, "got 9 whose"),
+        (
+            on(np.arange(9), fn=lambda w, i: w @ jnp.asarray(X[:200])[i]),
+            ValueError,
+            "got 200 whose",
+        ),
+        ({"score": NOISY, "mechanism": graph_mechanism()}, ValueError, "a node is"),
+        ({"mechanism": shuffled()}, TypeError, "draws each batch from a key"),
+        ({"data": Rows()}, TypeError, "data as arrays"),
+        ({"trials": 8}, TypeError, "distribution of the number"),
+        ({"trials": trials.Fixed(8)}, ValueError, r"Fixed\(3\).*Geometric\(8\)"),
+        ({"candidates": []}, TypeError, "candidates as a list"),
+        ({"candidates": 0.1}, TypeError, "candidates as a list"),
+        ({"candidates": [0.1, {"learning_rate": 0.1}]}, ValueError, "all numbers"),
+        ({"candidates": [{"b1": 0.1}, {"b2": 0.1}]}, ValueError, "same names"),
+        ({"candidates": [[0.1], [0.2]]}, ValueError, "all numbers"),
+        ({"candidates": ["adam", "sgd"]}, TypeError, "to be a number"),
+        ({"candidates": [True, False]}, TypeError, "to be a number"),
+        ({"make_optimizer": lambda rate: rate}, TypeError, "expected optimizer|Exp"),
+        ({"make_optimizer": lambda rate: NOISES}, ValueError, "adds noise"),
+        ({"key": 0}, TypeError, "typed JAX key"),
+        (
+            {"key": jax.random.key(0, impl="rbg"), "trials_at_once": 2},
+            ValueError,
+            "threefry",
+        ),
+        ({"trials_at_once": 0}, ValueError, "trials_at_once"),
+        ({"target_delta": 1.0}, ValueError, "target_delta"),
+    ],
+)
+def test_refused_before_anything_is_trained(change, error, message, monkeypatch):
+    monkeypatch.setattr(tuning, "_Trainer", None)
+    with pytest.raises(error, match=message):
+        search(**change)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"fn": 3}, TypeError, "score of one example"),
+        ({"data": Rows()}, TypeError, "as arrays"),
+        ({"data": (X[:0], Y[:0])}, ValueError, "at least one example"),
+        ({"noise_multiplier": 0.0}, ValueError, "noise_multiplier"),
+        ({"noise_multiplier": np.inf}, ValueError, "noise_multiplier"),
+        ({"normalize_by": -1}, ValueError, "normalize_by"),
+    ],
+)
+def test_no_score_of_other_numbers(change, error, message):
+    numbers = dict(fn=loss_fn, data=DATA, noise_multiplier=1.0, normalize_by=10)
+    with pytest.raises(error, match=message):
+        training.NoisyScore(**numbers | change)
+
+
+def test_a_score_of_an_example_is_a_number():
+    with pytest.raises(ValueError, match=r"got shape \(3,\)"):
+        search(score=training.PublicScore(lambda w, x, y: w * x, HELD_OUT))
