@@ -181,19 +181,6 @@ class NoisyScore:
 Score = PublicScore | NoisyScore
 
 
-def check_score(score: Any) -> None:
-    """Raises unless it says which data it is of."""
-    if isinstance(score, Score):
-        return
-    got = "a bare function" if callable(score) else repr(score)
-    raise TypeError(
-        f"Expected score to say what its data are, got {got}. Make it a"
-        " training.PublicScore(fn, data) if the data need no protection, and a"
-        " training.NoisyScore(fn, data, noise_multiplier, normalize_by) if they do,"
-        " as those do that are held out of the training data."
-    )
-
-
 def _check(fn: Any, data: Any) -> None:
     if not callable(fn):
         raise TypeError(f"Expected fn to be the score of one example, got {fn!r}.")

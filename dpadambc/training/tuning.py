@@ -17,7 +17,7 @@ from dpadambc.mechanisms.base import Mechanism
 from dpadambc.mechanisms.trials import Fixed, Trials
 from dpadambc.mechanisms.tuning import TunedEpsilon
 from dpadambc.training import _checks, _data, _keys
-from dpadambc.training.scores import Score, check_score
+from dpadambc.training.scores import Score
 from dpadambc.training.step import Step, draw_batch
 
 # A number, or several by name: what `make_optimizer` is called with.
@@ -150,6 +150,19 @@ def _events_of(mechanism: Mechanism, score: Score) -> _selection.Events:
     return score.compose(mechanism.dp_events(), mechanism.neighboring_relation)
 
 
+def _check_score(score: Any) -> None:
+    """Raises unless it says which data it is of."""
+    if isinstance(score, Score):
+        return
+    got = "a bare function" if callable(score) else repr(score)
+    raise TypeError(
+        f"Expected score to say what its data are, got {got}. Make it a"
+        " training.PublicScore(fn, data) if the data need no protection, and a"
+        " training.NoisyScore(fn, data, noise_multiplier, normalize_by) if they do,"
+        " as those do that are held out of the training data."
+    )
+
+
 def _check_trials(trials: Trials, num_candidates: int) -> None:
     _selection.check(trials)
     if isinstance(trials, Fixed) and trials.number != num_candidates:
@@ -277,7 +290,7 @@ def search(
       Papernot and Steinke, `Hyperparameter Tuning with Renyi Differential Privacy
       <https://arxiv.org/abs/2110.03620>`_, 2021
     """
-    check_score(score)
+    _check_score(score)
     listed = _Candidates.of(candidates)
     _check_trials(trials, len(listed.listed))
     _check_key(key, trials_at_once)

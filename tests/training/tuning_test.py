@@ -77,7 +77,9 @@ def test_every_trial_is_a_run_of_fit():
             target_delta=1e-5,
         )
         np.testing.assert_allclose(trial.params, run.state.params, rtol=1e-4)
-        score = np.mean([negative_loss(trial.params, *row) for row in zip(*HELD_OUT, strict=True)])
+        score = np.mean(
+            [negative_loss(trial.params, *row) for row in zip(*HELD_OUT, strict=True)]
+        )
         assert trial.score == pytest.approx(score, rel=1e-4)
     assert found.best.score == max(trial.score for trial in found.told)
     assert found.epsilon == MECHANISM.epsilon(1e-5, trials=trials.Fixed(3))
