@@ -60,7 +60,9 @@ import scipy.special
 from dp_accounting import pld
 from dp_accounting.pld import pld_pmf
 
-from dpadambc.mechanisms import accounting
+from dpadambc.mechanisms import (
+    _accountants,
+)
 
 # What is cut off in each operation: mass under Q below, under P above.
 _TAIL = 1e-20
@@ -185,7 +187,7 @@ def _sum_of(steps: int, noise_multiplier: float) -> _Ratios:
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomAllocationDpEvent(accounting.ReadableDpEvent):
+class RandomAllocationDpEvent(_accountants.ReadableDpEvent):
     """Gaussian steps, of which an example takes part in a random one.
 
     The accountants of `mechanisms.accounting` read it, and no others.

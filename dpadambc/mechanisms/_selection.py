@@ -58,7 +58,12 @@ import scipy.optimize
 from dp_accounting import dp_event
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from dpadambc.mechanisms import _astronomical, _events, accounting
+from dpadambc.mechanisms import (
+    _astronomical,
+    _epsilon,
+    _events,
+    _losses,
+)
 from dpadambc.mechanisms.trials import (
     Fixed,
     Geometric,
@@ -68,7 +73,7 @@ from dpadambc.mechanisms.trials import (
 )
 
 # What one trial runs, in the unit of each accountant that can read it.
-Events = Mapping[accounting.Accountant, dp_accounting.DpEvent]
+Events = Mapping[_events.Accountant, dp_accounting.DpEvent]
 
 
 class Bound(NamedTuple):
@@ -130,7 +135,7 @@ def _profile_epsilon(
 ) -> float:
     if _astronomical.is_astronomical(event, "pld"):
         return math.inf
-    losses = accounting.privacy_losses(
+    losses = _losses.privacy_losses(
         event,
         target_delta=target_delta / trials.expected,
         neighboring_relation=neighboring_relation,
@@ -147,7 +152,7 @@ def _renyi_epsilon(
     if _astronomical.is_astronomical(event, "rdp"):
         return math.inf
     shape = getattr(trials, "shape", np.inf)  # of a Poisson, to dp-accounting
-    return accounting.epsilon(
+    return _epsilon.epsilon(
         dp_event.RepeatAndSelectDpEvent(event, trials.expected, float(shape)),
         target_delta=target_delta,
         neighboring_relation=neighboring_relation,
@@ -164,7 +169,7 @@ def composed_epsilon(
 ) -> float:
     """The epsilon of so many trials, all of which may be published."""
     return min(
-        accounting.epsilon(
+        _epsilon.epsilon(
             dp_accounting.SelfComposedDpEvent(event, number),
             target_delta=target_delta,
             neighboring_relation=neighboring_relation,

@@ -24,9 +24,9 @@ from dpadambc.clipping import flat
 from dpadambc.clipping.flat import NeighboringRelation
 from dpadambc.mechanisms import (
     _epochs,
+    _epsilon,
     _events,
     _search_target,
-    accounting,
     trade_off,
     tuning,
 )
@@ -50,7 +50,7 @@ class Mechanism(abc.ABC):
     # Which fields `calibrate` can solve for, and who accounts for the sampling under
     # which relation: the tightest accountant first.
     _solvable: ClassVar[tuple[str, ...]] = ("noise_multiplier", "iterations")
-    _relations: ClassVar[dict[NeighboringRelation, tuple[accounting.Accountant, ...]]]
+    _relations: ClassVar[dict[NeighboringRelation, tuple[_events.Accountant, ...]]]
     _refusal: ClassVar[str]
     # Whether an epoch deals all examples into a whole number of batches.
     _deals_epochs: ClassVar[bool] = False
@@ -82,7 +82,7 @@ class Mechanism(abc.ABC):
             )
 
     @property
-    def _default_accountant(self) -> accounting.Accountant:
+    def _default_accountant(self) -> _events.Accountant:
         return self._relations[self.neighboring_relation][0]
 
     @property
@@ -222,12 +222,12 @@ class Mechanism(abc.ABC):
 
     @abc.abstractmethod
     def _step_event(
-        self, noise_multiplier: float, accountant: accounting.Accountant
+        self, noise_multiplier: float, accountant: _events.Accountant
     ) -> dp_accounting.DpEvent:
         """One step, in the unit of the accountant."""
 
     def _gaussian(
-        self, noise_multiplier: float, accountant: accounting.Accountant
+        self, noise_multiplier: float, accountant: _events.Accountant
     ) -> dp_accounting.GaussianDpEvent:
         """One step on the whole data set, in the unit of the accountant."""
         relation = self.neighboring_relation
@@ -241,7 +241,7 @@ class Mechanism(abc.ABC):
         self,
         iterations: int | None = None,
         *,
-        accountant: accounting.Accountant | None = None,
+        accountant: _events.Accountant | None = None,
     ) -> dp_accounting.DpEvent:
         """What was run, as a dp-accounting event.
 
@@ -281,7 +281,7 @@ class Mechanism(abc.ABC):
         target_delta: float,
         *,
         iterations: int | None = None,
-        accountant: accounting.Accountant | None = None,
+        accountant: _events.Accountant | None = None,
         num_examples: int | None = None,
         trials: Trials | None = None,
     ) -> float:
@@ -314,7 +314,7 @@ class Mechanism(abc.ABC):
                 neighboring_relation=self.neighboring_relation,
             ).epsilon
         accountant = accountant or self._default_accountant
-        return accounting.epsilon(
+        return _epsilon.epsilon(
             self.dp_event(iterations, accountant=accountant),
             target_delta=target_delta,
             neighboring_relation=self.neighboring_relation,
@@ -386,8 +386,8 @@ class Mechanism(abc.ABC):
         self,
         iterations: int | None = None,
         *,
-        accountant: accounting.Accountant | None = None,
-    ) -> dict[accounting.Accountant, dp_accounting.DpEvent]:
+        accountant: _events.Accountant | None = None,
+    ) -> dict[_events.Accountant, dp_accounting.DpEvent]:
         """What was run, as an event for each accountant that can read it.
 
         Args:
@@ -412,7 +412,7 @@ class Mechanism(abc.ABC):
         *,
         trials: Trials,
         iterations: int | None = None,
-        accountant: accounting.Accountant | None = None,
+        accountant: _events.Accountant | None = None,
     ) -> tuning.TunedEpsilon:
         """The epsilon of publishing the best of a random number of runs.
 
@@ -444,7 +444,7 @@ class Mechanism(abc.ABC):
         *,
         target_epsilon: float,
         target_delta: float,
-        accountant: accounting.Accountant | None = None,
+        accountant: _events.Accountant | None = None,
         trials: Trials | None = None,
         **public_numbers: Any,
     ) -> Self:
@@ -499,7 +499,7 @@ class Mechanism(abc.ABC):
         with_value = lambda x: cls(**{**public_numbers, name: x})
         trial = with_value(1)
         accountant = accountant or trial._default_accountant
-        solution = accounting.calibrate(
+        solution = _epsilon.calibrate(
             lambda x: with_value(x).dp_event(accountant=accountant),
             name,
             target_epsilon=target_epsilon,

@@ -25,7 +25,11 @@ import jax.numpy as jnp
 
 from dpadambc._core import validate
 from dpadambc.clipping.flat import NeighboringRelation
-from dpadambc.mechanisms import _events, _names, accounting
+from dpadambc.mechanisms import (
+    _epsilon,
+    _events,
+    _names,
+)
 from dpadambc.mechanisms.base import Mechanism
 
 __all__ = ["Spending", "compose"]
@@ -74,16 +78,14 @@ class _Run:
     def steps(self) -> int:
         return sum(n for _, n in self.levels)
 
-    def dp_events(
-        self, accountant: accounting.Accountant
-    ) -> list[dp_accounting.DpEvent]:
+    def dp_events(self, accountant: _events.Accountant) -> list[dp_accounting.DpEvent]:
         return [
             _with(self.mechanism, noise_multiplier=z).dp_event(n, accountant=accountant)
             for z, n in self.levels
         ]
 
     @property
-    def accountants(self) -> tuple[accounting.Accountant, ...]:
+    def accountants(self) -> tuple[_events.Accountant, ...]:
         return self.mechanism._relations[self.mechanism.neighboring_relation]
 
     def __str__(self) -> str:
@@ -159,9 +161,9 @@ def _the_same_size(runs: Sequence[_Run]) -> None:
         )
 
 
-def _accountants(runs: Sequence[_Run]) -> tuple[accounting.Accountant, ...]:
+def _accountants(runs: Sequence[_Run]) -> tuple[_events.Accountant, ...]:
     """Those that can account for every run, the tightest first."""
-    found: list[accounting.Accountant] = [
+    found: list[_events.Accountant] = [
         name for name in ("pld", "rdp") if all(name in run.accountants for run in runs)
     ]
     if not found:
@@ -189,7 +191,10 @@ class Spending:
     Example:
       >>> import json
       >>> import dpadambc
-      >>> from dpadambc.mechanisms import accounting
+      >>> from dpadambc.mechanisms import (
+    _epsilon,
+    _events,
+    )
       >>> mechanism = dpadambc.PoissonGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=2.0, sampling_prob=0.1, iterations=100,
       ...     normalize_by=100)
@@ -233,7 +238,7 @@ class Spending:
         sizes = (run.mechanism._known_size for run in self.runs)
         return next((size for size in sizes if size is not None), None)
 
-    def _accountant(self, name: accounting.Accountant | None) -> accounting.Accountant:
+    def _accountant(self, name: _events.Accountant | None) -> _events.Accountant:
         if name is not None:
             _events.check_accountant(name)
         known = _accountants(self.runs)
@@ -245,7 +250,7 @@ class Spending:
         return name or known[0]
 
     def dp_event(
-        self, *, accountant: accounting.Accountant | None = None
+        self, *, accountant: _events.Accountant | None = None
     ) -> dp_accounting.ComposedDpEvent:
         """What was run, as a dp-accounting event.
 
@@ -264,7 +269,7 @@ class Spending:
         return dp_accounting.ComposedDpEvent(events)
 
     def epsilon(
-        self, target_delta: float, *, accountant: accounting.Accountant | None = None
+        self, target_delta: float, *, accountant: _events.Accountant | None = None
     ) -> float:
         """The epsilon of all runs together.
 
@@ -281,7 +286,7 @@ class Spending:
         """
         _events.check_delta(target_delta, self.num_examples)
         accountant = self._accountant(accountant)
-        return accounting.epsilon(
+        return _epsilon.epsilon(
             self.dp_event(accountant=accountant),
             target_delta=target_delta,
             neighboring_relation=self.neighboring_relation,
@@ -367,7 +372,10 @@ def compose(
     Example:
       >>> import dataclasses
       >>> import dpadambc
-      >>> from dpadambc.mechanisms import accounting
+      >>> from dpadambc.mechanisms import (
+    _epsilon,
+    _events,
+    )
       >>> first = dpadambc.PoissonGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=2.0, sampling_prob=0.1, iterations=100,
       ...     normalize_by=100)

@@ -8,7 +8,9 @@ from typing import Any, cast
 import numpy as np
 
 from dpadambc.clipping.flat import NeighboringRelation
-from dpadambc.mechanisms import accounting
+from dpadambc.mechanisms import (
+    _events,
+)
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.mechanisms.fixed_size import FixedSizeGaussian
 from dpadambc.mechanisms.poisson import PoissonGaussian
@@ -42,7 +44,7 @@ class Spent:
 
     sampling: str
     neighboring_relation: NeighboringRelation
-    accountant: accounting.Accountant
+    accountant: _events.Accountant
     epsilon: float
 
 
@@ -67,7 +69,7 @@ class PlannedRun:
     epochs: float
     num_examples: int
     mechanism: PoissonGaussian
-    accountant: accounting.Accountant
+    accountant: _events.Accountant
 
     @property
     def noise_stddev(self) -> float:
@@ -81,7 +83,7 @@ class PlannedRun:
         self,
         sampling: str,
         neighboring_relation: NeighboringRelation,
-        accountant: accounting.Accountant | None = None,
+        accountant: _events.Accountant | None = None,
     ) -> Spent:
         """The epsilon that the same noise has where batches are drawn in another way.
 
@@ -153,7 +155,7 @@ def plan(
     epochs: float | Sequence[float],
     num_examples: int,
     neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
-    accountant: accounting.Accountant | None = None,
+    accountant: _events.Accountant | None = None,
 ) -> list[PlannedRun]:
     """The least noise for each budget, batch size and number of epochs.
 

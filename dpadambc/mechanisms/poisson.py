@@ -6,7 +6,9 @@ import dp_accounting
 import optax
 
 from dpadambc.clipping.flat import NeighboringRelation
-from dpadambc.mechanisms import accounting
+from dpadambc.mechanisms import (
+    _events,
+)
 from dpadambc.mechanisms._sampled import PoissonSampled
 
 _ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -81,7 +83,7 @@ class PoissonGaussian(PoissonSampled):
         super()._check_relation(None if self.sampling_prob == 1 else accountant)
 
     def _step_event(
-        self, noise_multiplier: float, accountant: accounting.Accountant
+        self, noise_multiplier: float, accountant: _events.Accountant
     ) -> dp_accounting.DpEvent:
         gaussian = self._gaussian(noise_multiplier, accountant)
         if self.sampling_prob == 1:

@@ -10,7 +10,11 @@ import numpy as np
 
 from dpadambc._core import validate
 from dpadambc.clipping.flat import NeighboringRelation
-from dpadambc.mechanisms import _allocation_sampling, accounting, sampling
+from dpadambc.mechanisms import (
+    _allocation_sampling,
+    _events,
+    sampling,
+)
 from dpadambc.mechanisms._random_allocation import RandomAllocationDpEvent
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.mechanisms.batch import Batch
@@ -104,7 +108,7 @@ class RandomAllocationGaussian(Mechanism):
         return math.ceil(iterations / self.batches_per_epoch)
 
     def _step_event(
-        self, noise_multiplier: float, accountant: accounting.Accountant
+        self, noise_multiplier: float, accountant: _events.Accountant
     ) -> dp_accounting.DpEvent:
         """An epoch: blocks of steps, with one participation in each."""
         size, longer = divmod(self.batches_per_epoch, self.participations)

@@ -10,7 +10,10 @@ import numpy as np
 
 from dpadambc._core import validate
 from dpadambc.clipping.flat import NeighboringRelation
-from dpadambc.mechanisms import accounting, sampling
+from dpadambc.mechanisms import (
+    _events,
+    sampling,
+)
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.mechanisms.batch import Batch
 
@@ -81,7 +84,7 @@ class ShuffledGaussian(Mechanism):
         return math.ceil(iterations / math.ceil(self.num_examples / self.batch_size))
 
     def _step_event(
-        self, noise_multiplier: float, accountant: accounting.Accountant
+        self, noise_multiplier: float, accountant: _events.Accountant
     ) -> dp_accounting.DpEvent:
         return self._gaussian(noise_multiplier, accountant)
 

@@ -23,7 +23,10 @@ import numpy.typing as npt
 import scipy.stats
 
 from dpadambc._core import validate
-from dpadambc.mechanisms import _astronomical, accounting
+from dpadambc.mechanisms import (
+    _astronomical,
+    _losses,
+)
 
 __all__ = ["TradeOff", "of_event"]
 
@@ -172,7 +175,7 @@ def of_event(
     if _astronomical.is_astronomical(event, "pld"):
         return TradeOff(np.zeros(1), np.ones(1))
     try:
-        losses = accounting.privacy_losses(
+        losses = _losses.privacy_losses(
             event,
             target_delta=_TARGET_DELTA,
             neighboring_relation=neighboring_relation,

@@ -10,7 +10,10 @@ import optax
 
 from dpadambc._core import validate
 from dpadambc.clipping.flat import NeighboringRelation
-from dpadambc.mechanisms import accounting, sampling
+from dpadambc.mechanisms import (
+    _events,
+    sampling,
+)
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.mechanisms.batch import Batch
 
@@ -82,7 +85,7 @@ class TruncatedPoissonGaussian(Mechanism):
         validate.count(num_examples=self.num_examples, least=1)
 
     def _step_event(
-        self, noise_multiplier: float, accountant: accounting.Accountant
+        self, noise_multiplier: float, accountant: _events.Accountant
     ) -> dp_accounting.DpEvent:
         gaussian = self._gaussian(noise_multiplier, accountant)
         return dp_accounting.TruncatedSubsampledGaussianDpEvent(
