@@ -1,0 +1,1 @@
+"""CPU time, memory and tightness of accounting, beside other libraries."""
