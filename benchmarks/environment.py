@@ -8,7 +8,7 @@ import platform
 from typing import Any
 
 
-def _processor() -> str:
+def processor() -> str:
     """The processor's name, where the system tells it."""
     info = pathlib.Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
@@ -22,7 +22,7 @@ def environment() -> dict[str, Any]:
     return {
         "date": datetime.date.today().isoformat(),
         "platform": platform.platform(),
-        "processor": _processor(),
+        "processor": processor(),
         "cpu_count": os.cpu_count(),
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in packages},

@@ -24,11 +24,10 @@ The pairs are of neighboring data sets that exist, so no accountant may go below
 - *replace*: C becomes -C, and all other gradients are zero;
 - *sampling without replacement*: as before, or all other gradients are C too. From
   above: the profile of advanced joint convexity, in both directions, composed;
-- *node*: each term of others that it is in goes from -C to C, its own from nothing to C.
+- *node*: terms of others that it is in go from -C to C, its own from nothing to C.
 """
 
 import dataclasses
-import functools
 import itertools
 import json
 import math
@@ -67,7 +66,9 @@ class Losses:
         kept = self.log_masses + real * self.losses > peak - 80
         losses, log_masses = self.losses[kept], self.log_masses[kept] - peak
         total = np.zeros(len(s), complex)
-        for part in np.array_split(np.arange(len(s)), 1 + len(s) * len(losses) // 10**6):
+        for part in np.array_split(
+            np.arange(len(s)), 1 + len(s) * len(losses) // 10**6
+        ):
             total[part] = np.exp(log_masses + s[part, None] * losses).sum(1)
         return np.log(total) + peak
 
@@ -101,7 +102,9 @@ def symmetric_losses(rate: float, shift: float, largest_tilt: float) -> Losses:
     mixture = np.array([0.0, shift]), np.array([1 - rate, rate])
     pure = np.zeros(1), np.ones(1)
     panels = np.linspace(
-        shift / 2, (1 + largest_tilt) * shift + _REACH, 8 + int(8 * largest_tilt * shift)
+        shift / 2,
+        (1 + largest_tilt) * shift + _REACH,
+        8 + int(8 * largest_tilt * shift),
     )
     nodes, weights = np.polynomial.legendre.leggauss(24)
     half = np.diff(panels)[:, None] / 2
@@ -185,9 +188,7 @@ class Composition:
         return below, above
 
 
-def _best_tilt(
-    steps_of: Callable[[float], Steps], delta: float
-) -> tuple[Steps, float]:
+def _best_tilt(steps_of: Callable[[float], Steps], delta: float) -> tuple[Steps, float]:
     """The s with Chernoff's least epsilon, and quadratures that reach 1.5 s + 1."""
     reach = 4.0
     while True:
@@ -312,12 +313,6 @@ def noise_multiplier(setting: Setting) -> float:
     while gap(low) < 0:
         low -= 0.3
     return math.exp(scipy.optimize.brentq(gap, low, high, xtol=1e-7))
-
-
-@functools.cache
-def references() -> dict[str, dict[str, float]]:
-    """What is recorded, by the name of the setting."""
-    return json.loads(RESULTS.read_text())
 
 
 def main() -> None:

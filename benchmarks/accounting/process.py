@@ -13,7 +13,7 @@ import resource
 import statistics
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -84,11 +84,11 @@ def _once(module: str, name: str, setting: str, timeout: float) -> Row:
         process.join()
 
 
-def prepare(module: str) -> None:
-    """Has processes forked from one that has imported the accountants of a module."""
+def prepare(modules: Sequence[str]) -> None:
+    """Has processes forked from one that has imported these modules."""
     os.environ.update(_ONE_THREAD)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([module, __name__])
+    context.set_forkserver_preload([*modules, __name__])
 
 
 def measure(

@@ -109,4 +109,3 @@ def _all() -> list[Setting]:
 
 ALL = tuple(_all())
 BY_NAME = {setting.name: setting for setting in ALL}
-
