@@ -28,7 +28,6 @@ The pairs are of neighboring data sets that exist, so no accountant may go below
 """
 
 import dataclasses
-import itertools
 import json
 import math
 import pathlib
@@ -48,6 +47,7 @@ _REACH = 14.0  # standard deviations past the outermost peak of an integrand
 _NEGLIGIBLE = 1e-13  # of delta: what is cut off
 _ROUNDING = 4e-16
 _NODES_PER_DEVIATION = 8
+_MOST_BLOCKS = 300
 
 Mixture = tuple[np.ndarray, np.ndarray]  # means in standard deviations, probabilities
 
@@ -147,7 +147,7 @@ class Composition:
         """Points on it, the logarithms of the integrand there, and what is cut off."""
         step, block = 2 * math.pi / self._period, 64
         s, terms = [], []
-        for i in itertools.count():
+        for i in range(_MOST_BLOCKS):
             t = step * np.arange(i * block, (i + 1) * block)
             s.append(self._tilt + 1j * t)
             terms.append(self._cumulant(s[-1]) - np.log(s[-1]) - np.log(s[-1] + 1))
@@ -156,8 +156,10 @@ class Composition:
             last = np.max(terms[-1].real)
             cut = math.exp(last - terms[0][0].real)
             if cut * self._tilt * (self._tilt + 1) < _NEGLIGIBLE / 100:
-                break
-        return np.concatenate(s), np.concatenate(terms), cut
+                return np.concatenate(s), np.concatenate(terms), cut
+        raise ValueError(
+            "Expected more steps, got so few that the loss has no smooth density."
+        )
 
     def delta_bounds(self, epsilon: float) -> tuple[float, float]:
         """Below and above true delta."""
