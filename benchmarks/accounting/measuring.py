@@ -3,27 +3,25 @@
 import json
 import pathlib
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.accounting import exact, process, settings
 from benchmarks.accounting.settings import Setting
 
 
-def rows(
-    module: str, name: str, grid: Iterable[Setting] = settings.ALL
-) -> dict[str, process.Row]:
-    """One accountant of a module on all settings that it can account for."""
-    found = {}
-    for setting in grid:
-        row = process.measure(module, name, setting)
-        if "value" in row and setting.target is not None:
-            # What the noise really spends, from below.
-            row["epsilon"] = exact.epsilon_bounds(setting, row["value"])[0]
-        if row:
-            found[setting.name] = row
-            print(f"{name}, {setting.name}: {row}", file=sys.stderr, flush=True)
+def row(module: str, name: str, setting: Setting) -> process.Row:
+    """One accountant of a module on one setting; empty where it cannot account."""
+    found = process.measure(module, name, setting)
+    if "value" in found and setting.target is not None:
+        # What the noise really spends, from below.
+        found["epsilon"] = exact.epsilon_bounds(setting, found["value"])[0]
     return found
+
+
+def load(output: pathlib.Path) -> dict[str, Any]:
+    """What was recorded, by accountant."""
+    return json.loads(output.read_text())["accountants"] if output.exists() else {}
 
 
 def record(
@@ -31,6 +29,8 @@ def record(
     names: Sequence[str],
     where: Callable[[str], dict[str, Any]],
     output: pathlib.Path,
+    *,
+    missing: bool = False,
     imports: Sequence[str] = (),
 ) -> None:
     """Measures accountants; what is measured again replaces what was recorded.
@@ -39,14 +39,21 @@ def record(
       module: whose `ACCOUNTANTS` they are.
       names: of the accountants.
       where: the environment of an accountant.
-      output: the file.
+      output: the file, written after each setting.
+      missing: only settings that are not in the file.
       imports: modules that the processes have imported before they are measured.
     """
     process.prepare([module, *imports])
-    results: dict[str, Any] = {"accountants": {}}
-    if output.exists():
-        results = json.loads(output.read_text())
     for name in names:
-        row = {"environment": where(name), "settings": rows(module, name)}
-        results["accountants"][name] = row
-        output.write_text(json.dumps(results, indent=1) + "\n")
+        results = load(output)
+        recorded = results.get(name, {}).get("settings", {})
+        results[name] = {"environment": where(name), "settings": recorded}
+        for setting in settings.ALL:
+            if missing and setting.name in recorded:
+                continue
+            recorded.pop(setting.name, None)
+            if found := row(module, name, setting):
+                recorded[setting.name] = found
+                print(f"{name}, {setting.name}: {found}", file=sys.stderr, flush=True)
+                text = json.dumps({"accountants": results}, indent=1)
+                output.write_text(text + "\n")

@@ -1,6 +1,6 @@
 """The accountants of other libraries; for an interpreter that has some of them.
 
-    python -m benchmarks.accounting.peers_run [--accountants NAME ...] [--output FILE]
+    python -m benchmarks.accounting.peers_run [--accountants NAME ...] [--missing]
 
 It needs NumPy and SciPy, and not this library. What is measured again replaces what was
 recorded, so that several interpreters fill one file.
@@ -50,10 +50,18 @@ def main() -> None:
         "--accountants", nargs="+", choices=installed, default=installed
     )
     parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
+    parser.add_argument("--missing", action="store_true", help="what is not recorded")
     args = parser.parse_args()
     names = args.accountants
     modules = [_library(name)[1] for name in names]
-    measuring.record(peers.__name__, names, _where, args.output, imports=modules)
+    measuring.record(
+        peers.__name__,
+        names,
+        _where,
+        args.output,
+        missing=args.missing,
+        imports=modules,
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """CPU time, memory and tightness of this library's accounting.
 
-    python -m benchmarks.accounting.run [--accountants NAME ...] [--output FILE]
+    python -m benchmarks.accounting.run [--accountants NAME ...] [--missing]
 
 `peers_run` does the same where the peers are installed.
 """
@@ -19,9 +19,12 @@ def main() -> None:
     names = list(ours.ACCOUNTANTS)
     parser.add_argument("--accountants", nargs="+", choices=names, default=names)
     parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
+    parser.add_argument("--missing", action="store_true", help="what is not recorded")
     args = parser.parse_args()
     where = lambda name: environment.environment()
-    measuring.record(ours.__name__, args.accountants, where, args.output)
+    measuring.record(
+        ours.__name__, args.accountants, where, args.output, missing=args.missing
+    )
 
 
 if __name__ == "__main__":
