@@ -10,9 +10,9 @@ from benchmarks.accounting import exact, process, settings
 from benchmarks.accounting.settings import Setting
 
 
-def row(module: str, name: str, setting: Setting) -> process.Row:
+def row(module: str, name: str, setting: Setting, repeats: int) -> process.Row:
     """One accountant of a module on one setting; empty where it cannot account."""
-    found = process.measure(module, name, setting)
+    found = process.measure(module, name, setting, repeats=repeats)
     if "value" in found and setting.target is not None:
         # What the noise really spends, from below.
         found["epsilon"] = exact.epsilon_bounds(setting, found["value"])[0]
@@ -31,6 +31,7 @@ def record(
     output: pathlib.Path,
     *,
     missing: bool = False,
+    repeats: int = process.REPEATS,
     imports: Sequence[str] = (),
 ) -> None:
     """Measures accountants; what is measured again replaces what was recorded.
@@ -41,6 +42,7 @@ def record(
       where: the environment of an accountant.
       output: the file, written after each setting.
       missing: only settings that are not in the file.
+      repeats: how many processes; what is slow takes one.
       imports: modules that the processes have imported before they are measured.
     """
     process.prepare([module, *imports])
@@ -52,7 +54,7 @@ def record(
             if missing and setting.name in recorded:
                 continue
             recorded.pop(setting.name, None)
-            if found := row(module, name, setting):
+            if found := row(module, name, setting, repeats):
                 recorded[setting.name] = found
                 print(f"{name}, {setting.name}: {found}", file=sys.stderr, flush=True)
                 text = json.dumps({"accountants": results}, indent=1)

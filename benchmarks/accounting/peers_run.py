@@ -16,7 +16,7 @@ import platform
 from typing import Any
 
 from benchmarks import environment
-from benchmarks.accounting import measuring, peers
+from benchmarks.accounting import measuring, peers, process
 
 RESULTS = pathlib.Path(__file__).with_name("peers_results.json")
 
@@ -51,6 +51,7 @@ def main() -> None:
     )
     parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
     parser.add_argument("--missing", action="store_true", help="what is not recorded")
+    parser.add_argument("--repeats", type=int, default=process.REPEATS)
     args = parser.parse_args()
     names = args.accountants
     modules = [_library(name)[1] for name in names]
@@ -60,6 +61,7 @@ def main() -> None:
         _where,
         args.output,
         missing=args.missing,
+        repeats=args.repeats,
         imports=modules,
     )
 

@@ -97,7 +97,12 @@ def prepare(modules: Sequence[str]) -> None:
 
 
 def measure(
-    module: str, name: str, setting: Setting, *, most_seconds: int = MOST_SECONDS
+    module: str,
+    name: str,
+    setting: Setting,
+    *,
+    most_seconds: int = MOST_SECONDS,
+    repeats: int = REPEATS,
 ) -> Row:
     """An accountant of a module on one setting: median seconds and memory.
 
@@ -106,7 +111,7 @@ def measure(
       accountant cannot account for the setting.
     """
     rows = [_once(module, name, setting.name, most_seconds)]
-    while len(rows) < REPEATS and rows[0].get("seconds", _SLOW) < _SLOW:
+    while len(rows) < repeats and rows[0].get("seconds", _SLOW) < _SLOW:
         rows.append(_once(module, name, setting.name, most_seconds))
     if "value" not in rows[0]:
         return rows[0]

@@ -9,7 +9,7 @@ import argparse
 import pathlib
 
 from benchmarks import environment
-from benchmarks.accounting import measuring, ours
+from benchmarks.accounting import measuring, ours, process
 
 RESULTS = pathlib.Path(__file__).with_name("results.json")
 
@@ -20,10 +20,16 @@ def main() -> None:
     parser.add_argument("--accountants", nargs="+", choices=names, default=names)
     parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
     parser.add_argument("--missing", action="store_true", help="what is not recorded")
+    parser.add_argument("--repeats", type=int, default=process.REPEATS)
     args = parser.parse_args()
     where = lambda name: environment.environment()
     measuring.record(
-        ours.__name__, args.accountants, where, args.output, missing=args.missing
+        ours.__name__,
+        args.accountants,
+        where,
+        args.output,
+        missing=args.missing,
+        repeats=args.repeats,
     )
 
 
