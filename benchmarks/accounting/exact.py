@@ -47,7 +47,7 @@ _REACH = 14.0  # standard deviations past the outermost peak of an integrand
 _NEGLIGIBLE = 1e-13  # of delta: what is cut off
 _ROUNDING = 4e-16
 _NODES_PER_DEVIATION = 8
-_MOST_BLOCKS = 300
+_MOST_BLOCKS = 10_000
 
 Mixture = tuple[np.ndarray, np.ndarray]  # means in standard deviations, probabilities
 
@@ -168,7 +168,7 @@ class Composition:
         terms[0] /= 2  # the other half of the line is the conjugate
         total = step / math.pi * terms.real.sum()
         size = step / math.pi * np.abs(terms).sum()
-        error = self._rounding * size + self._cut * size
+        error = self._rounding * size + 2 * len(self._s) * self._cut * size
         below = math.exp(-self._tilt * self._period)
         past = self._chernoff_tilt - self._tilt
         above = math.exp(

@@ -59,12 +59,6 @@ def test_the_delta_of_one_step_is_an_integral(kind):
     assert direct == pytest.approx(delta_by_integration(pair, epsilon), rel=5e-3)
 
 
-def test_too_few_steps_for_a_contour_are_refused():
-    pair = exact._add_pairs(0.01)[0](4.0)
-    with pytest.raises(ValueError, match="Expected more steps"):
-        composed(pair, 1, 1e-5)
-
-
 def test_the_bound_without_replacement_has_the_profile_of_joint_convexity():
     rate, shift, epsilon = 0.2, 1.5, 0.4
     steps_of = lambda tilt: [(exact.symmetric_losses(rate, shift, tilt), 1)]
