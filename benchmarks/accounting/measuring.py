@@ -53,9 +53,8 @@ def record(
         for setting in settings.ALL:
             if missing and setting.name in recorded:
                 continue
-            recorded.pop(setting.name, None)
-            if found := row(module, name, setting, repeats):
-                recorded[setting.name] = found
-                print(f"{name}, {setting.name}: {found}", file=sys.stderr, flush=True)
-                text = json.dumps({"accountants": results}, indent=1)
-                output.write_text(text + "\n")
+            found = row(module, name, setting, repeats)
+            print(f"{name}, {setting.name}: {found}", file=sys.stderr, flush=True)
+            recorded[setting.name] = found
+            text = json.dumps({"accountants": results}, indent=1)
+            output.write_text(text + "\n")

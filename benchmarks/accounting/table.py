@@ -47,7 +47,9 @@ def _percent(x: float) -> str:
     return f"{100 * x:+.2g} %" if abs(x) < 0.1 else f"{100 * x:+.0f} %"
 
 
-def _cell(setting: Setting, row: dict[str, Any], reference: Reference) -> str:
+def _cell(setting: Setting, row: dict[str, Any] | None, reference: Reference) -> str:
+    if row is None:
+        return "not run"
     if "value" not in row:
         return row.get("error", "-").split(":")[0]
     over = _percent(excess(setting, row, reference))
@@ -74,7 +76,7 @@ def grid(
         if calibrated == (setting.target is None):
             continue
         reference = references[setting.name]
-        found = (r["settings"].get(setting.name, {}) for r in results.values())
+        found = (r["settings"].get(setting.name) for r in results.values())
         cells = [_cell(setting, row, reference) for row in found]
         rows.append([setting.name, _least(setting, reference), *cells])
     return markdown(header, rows)
@@ -88,6 +90,9 @@ def _summary_row(result: Results, references: dict[str, Reference]) -> list[str]
         part = [(s, row) for s, row in found if calibrated == (s.target is not None)]
         over = [excess(s, row, references[s.name]) for s, row in part]
         false = sum(is_false(s, row, references[s.name]) for s, row in part)
+        if not part:
+            cells += ["-"] * 3
+            continue
         cells += [f"{_percent(statistics.median(over))}, {_percent(max(over))}"]
         cells += [f"**{false}**" if false else "0"]
         seconds = [row["seconds"] for _, row in part]
