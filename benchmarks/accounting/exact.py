@@ -61,7 +61,7 @@ class Losses:
 
     def cumulant(self, s: np.ndarray) -> np.ndarray:
         """K at complex s, of shape (n,)."""
-        real = s.real[0]
+        real = float(np.real(s[0]))
         peak = np.max(self.log_masses + real * self.losses)
         kept = self.log_masses + real * self.losses > peak - 80
         losses, log_masses = self.losses[kept], self.log_masses[kept] - peak
@@ -79,7 +79,7 @@ Steps = Sequence[tuple[Losses, int]]  # with how often each is composed
 def _log_density(mixture: Mixture, x: np.ndarray) -> np.ndarray:
     means, probs = mixture
     exponents = -((x[:, None] - means) ** 2) / 2 - 0.5 * math.log(2 * math.pi)
-    return scipy.special.logsumexp(exponents, b=probs, axis=1)
+    return np.asarray(scipy.special.logsumexp(exponents, b=probs, axis=1))
 
 
 def mixture_losses(first: Mixture, second: Mixture, largest_tilt: float) -> Losses:
@@ -120,6 +120,13 @@ def symmetric_losses(rate: float, shift: float, largest_tilt: float) -> Losses:
     )
 
 
+def _root(
+    fun: Callable[[float], float], low: float, high: float, tolerance: float
+) -> float:
+    found = scipy.optimize.root_scalar(fun, bracket=(low, high), xtol=tolerance)
+    return float(found.root)
+
+
 class Composition:
     """Delta of composed steps on one contour, which is best near one delta."""
 
@@ -153,8 +160,8 @@ class Composition:
             terms.append(self._cumulant(s[-1]) - np.log(s[-1]) - np.log(s[-1] + 1))
             # The cumulant at the end of a block bounds what follows: the density of
             # the loss is smooth, and its characteristic function falls.
-            last = np.max(terms[-1].real)
-            cut = math.exp(last - terms[0][0].real)
+            last = np.max(np.real(terms[-1]))
+            cut = math.exp(last - float(np.real(terms[0][0])))
             if cut * self._tilt * (self._tilt + 1) < _NEGLIGIBLE / 100:
                 return np.concatenate(s), np.concatenate(terms), cut
         raise ValueError(
@@ -166,7 +173,7 @@ class Composition:
         step = 2 * math.pi / self._period
         terms = np.exp(self._log_terms - self._s * epsilon)
         terms[0] /= 2  # the other half of the line is the conjugate
-        total = step / math.pi * terms.real.sum()
+        total = step / math.pi * np.real(terms).sum()
         size = step / math.pi * np.abs(terms).sum()
         error = self._rounding * size + 2 * len(self._s) * self._cut * size
         below = math.exp(-self._tilt * self._period)
@@ -182,7 +189,7 @@ class Composition:
             return 0.0, 0.0
         most = (self._at_tilt - math.log(delta)) / self._tilt
         excess = lambda e, i: math.log(self.delta_bounds(e)[i] / delta)
-        above = scipy.optimize.brentq(excess, 0.0, most, args=(1,), xtol=1e-13)
+        above = _root(lambda e: excess(e, 1), 0.0, most, 1e-13)
         # Far from there the lower bound on delta is of no use: it is sought nearby.
         below, width = above, 1e-12
         while below > 0 and self.delta_bounds(below)[0] < delta:
@@ -228,7 +235,7 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
         second = epsilon + log_ndtr(-mu / 2 - epsilon / mu)
         return first + math.log(-math.expm1(second - first)) - math.log(delta)
 
-    return scipy.optimize.brentq(log_delta, 0, mu**2 / 2 + 40 * mu, xtol=1e-13)
+    return _root(log_delta, 0, mu**2 / 2 + 40 * mu, 1e-13)
 
 
 _Pair = Callable[[float], tuple[Mixture, Mixture]]  # of a noise multiplier
@@ -243,12 +250,23 @@ def _sampled(rate: float, terms: Sequence[float], z: float) -> Mixture:
     return _mixture(terms, (1 - rate, rate), z)
 
 
+def _exchanged(pair: _Pair) -> _Pair:
+    """The other direction."""
+
+    def exchanged(z: float) -> tuple[Mixture, Mixture]:
+        first, second = pair(z)
+        return second, first
+
+    return exchanged
+
+
 def _add_pairs(rate: float) -> list[_Pair]:
     pure = np.zeros(1), np.ones(1)
-    return [
-        lambda z: (_sampled(rate, (0, 1), z), pure),
-        lambda z: (pure, _sampled(rate, (0, 1), z)),
-    ]
+
+    def add(z: float) -> tuple[Mixture, Mixture]:
+        return _sampled(rate, (0, 1), z), pure
+
+    return [add, _exchanged(add)]
 
 
 def _replace_pairs(rate: float) -> list[_Pair]:
@@ -262,12 +280,12 @@ def _node_pairs(rate: float, max_terms: int) -> list[_Pair]:
     own = np.concatenate([others, others + 1])
     of_own = np.concatenate([probs * (1 - rate), probs * rate])
 
-    def pair(z):
+    def pair(z: float) -> tuple[Mixture, Mixture]:
         there = _mixture(own.tolist(), of_own.tolist(), largest * z)
         gone = _mixture((-others).tolist(), probs.tolist(), largest * z)
         return there, gone
 
-    return [pair, lambda z: pair(z)[::-1]]
+    return [pair, _exchanged(pair)]
 
 
 def _pairs(setting: Setting) -> list[_Pair]:
@@ -292,14 +310,14 @@ def epsilon_bounds(setting: Setting, noise_multiplier=None) -> tuple[float, floa
         exact = gaussian_epsilon(z / math.sqrt(count), setting.delta)
         return exact, exact
 
-    def bounds(losses_of):
+    def bounds(losses_of: Callable[[float, float], Losses]) -> tuple[float, float]:
         steps_of = lambda tilt: [(losses_of(z, tilt), n) for z, n in levels.items()]
         return composed_bounds(steps_of, setting.delta)
 
-    found = [
-        bounds(lambda z, tilt, pair=pair: mixture_losses(*pair(z), tilt))
-        for pair in _pairs(setting)
-    ]
+    def of(pair: _Pair) -> Callable[[float, float], Losses]:
+        return lambda z, tilt: mixture_losses(*pair(z), tilt)
+
+    found = [bounds(of(pair)) for pair in _pairs(setting)]
     below, above = (max(values) for values in zip(*found, strict=True))
     if setting.kind == "fixed":
         above = bounds(lambda z, tilt: symmetric_losses(setting.rate, 1 / z, tilt))[1]
@@ -308,13 +326,14 @@ def epsilon_bounds(setting: Setting, noise_multiplier=None) -> tuple[float, floa
 
 def noise_multiplier(setting: Setting) -> float:
     """The least noise by which the upper bound meets the target."""
-    gap = lambda x: epsilon_bounds(setting, math.exp(x))[1] - setting.target
+    target = setting.target or math.inf
+    gap = lambda x: epsilon_bounds(setting, math.exp(x))[1] - target
     low, high = math.log(0.4), math.log(4)
     while gap(high) > 0:
         high += 1
     while gap(low) < 0:
         low -= 0.3
-    return math.exp(scipy.optimize.brentq(gap, low, high, xtol=1e-7))
+    return math.exp(_root(gap, low, high, 1e-7))
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ _CLASSES = {
 def public_numbers(setting: Setting) -> dict[str, Any]:
     """The fields of the mechanism of a setting."""
     noise = setting.noise_multiplier
-    if setting.linear_to is not None:
+    if noise is not None and setting.linear_to is not None:
         noise = optax.linear_schedule(noise, setting.linear_to, setting.iterations)
     numbers = {
         "l2_clip_norm": 1.0,

@@ -35,7 +35,9 @@ def dp_accounting_account(setting: Setting, *, accountant: str) -> float | None:
 
     def event(z=None):
         levels = setting.noise_levels(z).items()
-        composed = [dp_accounting.SelfComposedDpEvent(step(z), n) for z, n in levels]
+        composed: list[dp_accounting.DpEvent] = [
+            dp_accounting.SelfComposedDpEvent(step(z), n) for z, n in levels
+        ]
         return composed[0] if len(composed) == 1 else _composed(composed)
 
     _composed = dp_accounting.ComposedDpEvent

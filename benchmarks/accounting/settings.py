@@ -4,7 +4,7 @@ It imports no library, since it is read where only the peers are installed.
 """
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 Kind = Literal["poisson", "fixed", "node"]
 Relation = Literal["ADD_OR_REMOVE_ONE", "REPLACE_ONE"]
@@ -79,13 +79,13 @@ def _both(z: tuple[float, ...], targets: tuple[float, ...], **run) -> list[Setti
 
 
 _TARGETS = (0.1, 1.0, 3.0, 10.0, 50.0)
-_MNIST = dict(batch_size=4_096, num_examples=60_000, iterations=450)
+_MNIST: dict[str, Any] = dict(batch_size=4_096, num_examples=60_000, iterations=450)
 _SMALL_BATCHES = dict(batch_size=256, num_examples=60_000, iterations=7_000)
-_CIFAR = dict(batch_size=1_024, num_examples=50_000, iterations=3_360)
-_RARE = dict(batch_size=1, num_examples=1_000, iterations=10_000)
-_LONG = dict(batch_size=1, num_examples=100, iterations=100_000)
-_FULL = dict(batch_size=1, num_examples=1, iterations=100)
-_GRAPH = dict(num_examples=90_941, iterations=200, kind="node")
+_CIFAR: dict[str, Any] = dict(batch_size=1_024, num_examples=50_000, iterations=3_360)
+_RARE: dict[str, Any] = dict(batch_size=1, num_examples=1_000, iterations=10_000)
+_LONG: dict[str, Any] = dict(batch_size=1, num_examples=100, iterations=100_000)
+_FULL: dict[str, Any] = dict(batch_size=1, num_examples=1, iterations=100)
+_GRAPH: dict[str, Any] = dict(num_examples=90_941, iterations=200, kind="node")
 
 
 def _all() -> list[Setting]:

@@ -102,7 +102,9 @@ def test_the_reference_lies_between_grids_from_below_and_above(relation):
 
 
 def test_twice_as_many_nodes_change_nothing(monkeypatch):
-    chosen = [s for s in settings.ALL if s.target is None and s.linear_to is None]
+    # Rare sampling needs the longest contours, and is left out.
+    few = [s for s in settings.ALL if s.target is None and s.linear_to is None]
+    chosen = [s for s in few if s.rate * s.iterations > 100]
     before = [exact.epsilon_bounds(setting)[1] for setting in chosen]
     monkeypatch.setattr(exact, "_NODES_PER_DEVIATION", 16)
     after = [exact.epsilon_bounds(setting)[1] for setting in chosen]
@@ -130,7 +132,7 @@ def test_accountants_read_the_settings_in_their_units():
         setting = Setting(noise_multiplier=1.0, kind=kind, relation=relation, **SMALL)
         below, above = exact.epsilon_bounds(setting)
         assert below < ours.account(setting) < 2 * above
-        assert peers.ACCOUNTANTS["PRV"](setting) is None
+        assert peers.ACCOUNTANTS["dp-accounting, PLD"](setting) is None
 
 
 def test_what_is_calibrated_spends_no_more_than_the_target():
@@ -150,8 +152,8 @@ def test_an_accountant_is_measured_in_a_process_of_its_own(monkeypatch):
     node = next(s for s in settings.ALL if s.kind == "node")
     assert process.measure(module, name, node) == {}
     slow = next(s for s in settings.ALL if s.linear_to is not None)
-    row = process.measure(module, "dp-accounting, PLD", slow, most_seconds=2)
-    assert row == {"error": "more than 2 s"}
+    row = process.measure(module, "dp-accounting, PLD", slow, most_seconds=1)
+    assert row == {"error": "more than 1 s"}
 
 
 def test_what_was_recorded_is_tabled():
