@@ -99,6 +99,7 @@ def epsilon(
     _events.check_delta(target_delta)
     if _astronomical.is_astronomical(event, accountant):
         return math.inf
+    target_delta = float(target_delta)  # in whatever precision it was given
     spent = _by_pld if accountant == "pld" else _by_rdp
     try:
         return spent(event, neighboring_relation, target_delta)

@@ -43,7 +43,7 @@ def num_compositions(event: dp_accounting.DpEvent) -> int:
         return event.count * num_compositions(event.event)
     if isinstance(event, dp_accounting.ComposedDpEvent):
         return sum(map(num_compositions, event.events))
-    return 1
+    return 0 if isinstance(event, dp_accounting.NoOpDpEvent) else 1
 
 
 def epsilon_of(
