@@ -18,8 +18,6 @@ import rich.progress
 from benchmarks.ogbn_arxiv_gcn import data, run, table
 from benchmarks.ogbn_arxiv_gcn.settings import Setting
 
-EARLIER = pathlib.Path(__file__).with_name("results_by_joint_convexity.jsonl")
-
 
 def _has_the_same_noise(row: run.Row) -> bool:
     setting = row["setting"]
@@ -29,12 +27,15 @@ def _has_the_same_noise(row: run.Row) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--data-dir", type=pathlib.Path, required=True)
-    parser.add_argument("--earlier", type=pathlib.Path, default=EARLIER)
+    parser.add_argument("--earlier", type=pathlib.Path, default=table.EARLIER)
     parser.add_argument("--output", type=pathlib.Path, default=run.RESULTS)
     arguments = parser.parse_args()
     graph = data.load(arguments.data_dir)
     earlier = [json.loads(line) for line in arguments.earlier.read_text().splitlines()]
     results = run.Results(arguments.output, graph)
+    for row in filter(_has_the_same_noise, earlier):
+        if not results.find(Setting(**row["setting"]), row["seed"]):
+            results.take_over(row)
     chosen = sorted(
         (row for rows in table.lines(earlier).values() for row in rows),
         # With every seed all settings, so that what is cut off is of use.
@@ -43,11 +44,7 @@ def main() -> None:
     laboratory = run.Laboratory(graph)
     for row in rich.progress.track(chosen, "trainings"):
         setting = Setting(**row["setting"])
-        if results.find(setting, row["seed"]):
-            continue
-        if _has_the_same_noise(row):
-            results.take_over(row)
-        else:
+        if not results.find(setting, row["seed"]):
             results.add(run.train(laboratory, setting, row["seed"]))
 
 

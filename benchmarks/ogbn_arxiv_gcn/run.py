@@ -26,6 +26,7 @@ import rich.progress
 from benchmarks import environment, experiment
 from benchmarks.ogbn_arxiv_gcn import data, settings, training
 from benchmarks.ogbn_arxiv_gcn.settings import Setting
+from benchmarks.ogbn_arxiv_gcn.table import score
 
 RESULTS = pathlib.Path(__file__).with_name("results.jsonl")
 PARTS = ("valid", "test")
@@ -146,12 +147,6 @@ def train(laboratory: Laboratory, setting: Setting, seed: int) -> Row:
         # The first chunk compiles.
         "seconds_per_step": float(np.median(seconds[1:])),
     }
-
-
-def score(row: Row) -> float:
-    """What settings are chosen by: with the neighbors that were trained with."""
-    alone = row["setting"]["max_memberships"] == 0
-    return row["accuracy"]["alone" if alone else "inductive"]["valid"]
 
 
 class Results:
