@@ -1,6 +1,7 @@
 """Node-level private training on ogbn-arxiv, with every optimizer.
 
     python -m benchmarks.ogbn_arxiv_gcn.run --data-dir DIR [--output FILE] [--seeds 5]
+        [--methods DP-Adam ...]
 
 For every optimizer and epsilon ten settings are drawn and tried, the best three of them
 once more with other noise, and the one with the best mean validation accuracy is
@@ -180,27 +181,30 @@ class Results:
         return row
 
 
-def groups() -> list[list[Setting]]:
-    """The trials of each line of the table: of every optimizer, and of every limit."""
+def groups(methods: Sequence[str]) -> list[list[Setting]]:
+    """The trials of each line of the table: of these optimizers, and of every limit."""
     lines = [
         settings.trials(experiment.NON_PRIVATE, None, alone) for alone in (False, True)
     ]
     for target in settings.TARGET_EPSILONS:
         lines.append(settings.trials("DP-Adam", target, alone=True))
-        for method in experiment.PRIVATE:
+        for method in methods:
             lines.append(settings.trials(method, target))
     return lines
 
 
-def num_trainings(num_seeds: int) -> int:
+def num_trainings(lines: Sequence[Sequence[Setting]], num_seeds: int) -> int:
     """How many trainings there are in all."""
-    short = [line[0].target_epsilon in settings.SHORT_EPSILONS for line in groups()]
+    short = [line[0].target_epsilon in settings.SHORT_EPSILONS for line in lines]
     trials = [settings.NUM_SHORT_TRIALS if s else settings.NUM_TRIALS for s in short]
     return sum(trials) + len(trials) * (settings.NUM_FINALISTS + num_seeds)
 
 
 def run_all(
-    get: Callable[[Setting, int], Row], seeds: Sequence[int], advance: Callable[[], Any]
+    lines: Sequence[Sequence[Setting]],
+    get: Callable[[Setting, int], Row],
+    seeds: Sequence[int],
+    advance: Callable[[], Any],
 ) -> None:
     """Every search, each followed by the seeds of what it found."""
     first, second = settings.TUNING_SEEDS
@@ -211,7 +215,7 @@ def run_all(
         return row
 
     rankings: dict[tuple[str, bool], list[int]] = {}
-    for line in groups():
+    for line in lines:
         known = (line[0].method, line[0].max_memberships == 0)
         tried = range(len(line))
         if line[0].target_epsilon in settings.SHORT_EPSILONS:
@@ -233,6 +237,9 @@ def main() -> None:
     parser.add_argument("--data-dir", type=pathlib.Path, required=True)
     parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
     parser.add_argument("--seeds", type=int, default=5, help="how many")
+    parser.add_argument(
+        "--methods", nargs="+", choices=experiment.PRIVATE, default=experiment.PRIVATE
+    )
     arguments = parser.parse_args()
     graph = data.load(arguments.data_dir)
     laboratory, results = Laboratory(graph), Results(arguments.output, graph)
@@ -246,9 +253,9 @@ def main() -> None:
         return results.add(train(laboratory, setting, seed))
 
     with rich.progress.Progress() as progress:
-        task = progress.add_task("trainings", total=num_trainings(arguments.seeds))
-        seeds = range(arguments.seeds)
-        run_all(get, seeds, lambda: progress.advance(task))
+        lines, seeds = groups(arguments.methods), range(arguments.seeds)
+        task = progress.add_task("trainings", total=num_trainings(lines, len(seeds)))
+        run_all(lines, get, seeds, lambda: progress.advance(task))
 
 
 if __name__ == "__main__":

@@ -345,8 +345,7 @@ def small_search(monkeypatch):
     methods = ("DP-SGD", "DP-AdamBC")
     private = {method: experiment.PRIVATE[method] for method in methods}
     monkeypatch.setattr(experiment, "PRIVATE", private)
-    lines = [settings.trials(method, 20.0) for method in methods]
-    monkeypatch.setattr(gcn_run, "groups", lambda: lines)
+    return [settings.trials(method, 20.0) for method in methods]
 
 
 def test_the_published_protocol_does_not_have_the_epsilon_that_it_states():
@@ -400,8 +399,8 @@ def test_a_search_that_was_cut_off_goes_on(small_search, tmp_path):
         return results.add(gcn_run.train(laboratory, setting, seed))
 
     with pytest.raises(KeyboardInterrupt):
-        gcn_run.run_all(get, range(2), lambda: None)
-    gcn_run.run_all(get, range(2), lambda: None)
+        gcn_run.run_all(small_search, get, range(2), lambda: None)
+    gcn_run.run_all(small_search, get, range(2), lambda: None)
     # Two trials, two more of both, two seeds for each optimizer, and the one that was
     # cut off twice.
     assert len(calls) == 13
@@ -410,6 +409,8 @@ def test_a_search_that_was_cut_off_goes_on(small_search, tmp_path):
     assert all(row["epsilon"] <= 20.0 for row in rows)
     report = table.render(rows)
     assert "| DP-AdamBC |" in report and "floor" in report
+    noisier = [row | {"noise_stddev": 2 * row["noise_stddev"]} for row in rows]
+    assert "noise × 0.500" in table.side_by_side(rows, noisier)
     picture = tmp_path / "curves.png"
     pictures.learning_curves(rows).savefig(picture)
     assert matplotlib.image.imread(picture).std() > 0.05

@@ -32,8 +32,8 @@ def test_a_plan_has_a_row_for_each_combination_and_each_meets_its_budget():
         assert row.mechanism.iterations == row.epochs * 2_000 / row.batch_size
         assert row.mechanism.sampling_prob == row.batch_size / 2_000
         assert row.noise_stddev == pytest.approx(
-                row.mechanism.noise_multiplier / row.batch_size
-            )
+            row.mechanism.noise_multiplier / row.batch_size
+        )
 
 
 def test_more_budget_or_larger_batches_need_less_noise_and_more_epochs_more():
