@@ -159,7 +159,8 @@ def calibrate(
 
     def gap_of(spent: float) -> float:
         # Bounded, since the search cannot use infinity.
-        return math.log(np.clip(spent / target_epsilon, 1e-3, 1e3))
+        # In double precision, whatever the target is in.
+        return math.log(np.clip(spent / float(target_epsilon), 1e-3, 1e3))
 
     @functools.cache
     def gap(x: float) -> float:

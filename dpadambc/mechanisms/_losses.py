@@ -50,7 +50,7 @@ def epsilon_of(
     losses: PrivacyLossDistribution, event: dp_accounting.DpEvent, target_delta: float
 ) -> float:
     """Epsilon, with a part of delta spent on the rounding of the composition."""
-    left = target_delta - _ROUNDING * num_compositions(event)
+    left = float(target_delta) - _ROUNDING * num_compositions(event)
     return float(losses.get_epsilon_for_delta(left)) if left > 0 else math.inf
 
 

@@ -41,6 +41,7 @@ def affordable_iterations(
     """
     validate.non_negative(target_epsilon=target_epsilon)
     account = Account(mechanism, target_delta, earlier(spent))
+    target_epsilon = float(target_epsilon)
     # Bounded, since the search cannot use infinity.
     gap = lambda n: min(account.epsilon(n) - target_epsilon, target_epsilon + 1)
     if gap(mechanism.iterations) <= 0:
