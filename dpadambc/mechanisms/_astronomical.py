@@ -11,6 +11,8 @@ from dpadambc.mechanisms._events import Accountant
 # Epsilon counts as infinite where the privacy loss of a step, or the mean of all, is
 # beyond this: it means nothing, and its distribution would not fit into memory.
 _LARGEST_LOSS = 2e4
+# Its exponential is a number.
+_LARGEST_EXPONENT = 700.0
 
 
 def _gaussian_loss(noise_multiplier: float) -> float:
@@ -59,6 +61,17 @@ def is_astronomical(event: dp_accounting.DpEvent, accountant: Accountant) -> boo
 
 def range_of_losses(event: dp_accounting.DpEvent) -> float:
     """About how far the largest and the least loss of one step are apart."""
-    loss, _ = _losses(event)
-    # Of a Gaussian whose mean moves by one, nine deviations to both sides and more.
-    return 2 * (loss + 10 * math.sqrt(2 * loss))
+    if isinstance(event, dp_accounting.ComposedDpEvent):
+        return max(map(range_of_losses, event.events), default=0.0)
+    if isinstance(event, dp_accounting.SelfComposedDpEvent):
+        return range_of_losses(event.event)
+    loss, rate_times_loss = _losses(event)
+    if loss == 0:
+        return 0.0
+    # Of a Gaussian whose mean moves by one, nine deviations to both sides and more;
+    # of a mixture with what did not move, less.
+    largest = loss + 10 * math.sqrt(2 * loss)
+    rate = min(rate_times_loss / loss, 1.0)
+    if rate == 1 or largest > _LARGEST_EXPONENT:
+        return 2 * largest
+    return 2 * math.log1p(rate * math.expm1(largest))

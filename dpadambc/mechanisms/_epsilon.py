@@ -51,8 +51,9 @@ def _by_pld(
     event: dp_accounting.DpEvent,
     neighboring_relation: dp_accounting.NeighboringRelation,
     target_delta: float,
+    **how: float,
 ) -> float:
-    bound = _losses.bounded(event, neighboring_relation, target_delta).epsilon
+    bound = _losses.bounded(event, neighboring_relation, target_delta, **how).epsilon
     if target_delta > _RARE_DELTA * _losses.num_compositions(event):
         return bound
     # What is spent on rounding counts, and Rényi divergences have no such.
@@ -80,7 +81,9 @@ def epsilon(
 
     Returns:
       Epsilon; infinity without noise, or where it is too large to compute: beyond some
-      700, and in any case where the noise is below 0.005 of what it has to hide.
+      700, and in any case where the noise is below 0.005 of what it has to hide. By
+      "pld" it is infinite too where delta is below 4e-16 for each step, which is spent
+      on rounding, unless "rdp" can account for the event: then it is that bound.
 
     Raises:
       ValueError: for an unknown accountant, a delta outside (0, 1), or an event that
@@ -180,14 +183,14 @@ def calibrate(
         event = event_of(x)
         if accountant == "rdp" or _astronomical.is_astronomical(event, accountant):
             return gap(x)
-        bound = _losses.bounded(
+        spent = _by_pld(
             event,
             neighboring_relation,
             target_delta,
             tolerance=_ROUGHLY,
             enough=(1 - _ROUGHLY) * target_epsilon,
         )
-        return gap_of(bound.epsilon)
+        return gap_of(spent)
 
     start, factor, end = _GRIDS[unknown]
     if gap(start) > 0:

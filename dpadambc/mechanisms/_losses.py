@@ -12,10 +12,11 @@ from dpadambc.mechanisms._accountants import PLDAccountant
 _COARSEST = 1e-2
 # Of epsilon; the noise for a target is within as much of the least.
 _TOLERANCE = 3e-4
-# A grid of one step has no more losses than this: some 100 MB in all.
+# A grid of one step, or of all, has no more losses than this: some 100 MB in all.
 _MOST_LOSSES = 3e5
-# Each composition by FFT leaves less than this of rounding in delta.
-_ROUNDING = 1e-16
+# Each composition by FFT leaves less than this of rounding in delta: three times the
+# most that it took away in a hundred random runs of up to a million steps.
+_ROUNDING = 4e-16
 
 
 class Bound(NamedTuple):
@@ -44,6 +45,10 @@ def num_compositions(event: dp_accounting.DpEvent) -> int:
     if isinstance(event, dp_accounting.ComposedDpEvent):
         return sum(map(num_compositions, event.events))
     return 0 if isinstance(event, dp_accounting.NoOpDpEvent) else 1
+
+
+def _num_losses(losses: PrivacyLossDistribution) -> int:
+    return max(losses._pmf_remove.size, losses._pmf_add.size)
 
 
 def epsilon_of(
@@ -86,8 +91,9 @@ def bounded(
 
     bound, shrink = on(interval), 0.25
     while bound.epsilon > enough and bound.epsilon < math.inf:
-        interval = max(bound.interval * shrink, finest)
-        if interval >= 0.9 * bound.interval or bound.epsilon / interval > _MOST_LOSSES:
+        composed = _num_losses(bound.losses) * bound.interval / _MOST_LOSSES
+        interval = max(bound.interval * shrink, finest, composed)
+        if interval >= 0.9 * bound.interval:
             break
         last, bound = bound, on(interval)
         ratio = (last.interval / bound.interval) ** 2
@@ -109,7 +115,7 @@ def privacy_losses(
     """The distribution of the privacy loss of an event, from above.
 
     It is on a grid, which gives an upper bound but for the rounding of the composition,
-    less than 1e-16 of delta for each step. The grid is so fine that epsilon at the
+    less than 4e-16 of delta for each step. The grid is so fine that epsilon at the
     target delta is within 0.03 % or so of what it would be without.
 
     Args:

@@ -299,7 +299,8 @@ class Mechanism(abc.ABC):
         Returns:
           Epsilon under `self.neighboring_relation`; infinity without noise, or where it
           is too large to compute: beyond some 700, and in any case where the noise
-          multiplier is below 0.005.
+          multiplier is below 0.005. By "pld" it is infinite too where delta is below
+          4e-16 for each step, unless "rdp" can account for the sampling.
 
         Raises:
           ValueError: for an unknown accountant, one that cannot account for the
