@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 import scipy.optimize
+import scipy.special
 import scipy.stats
 
 import dpadambc
@@ -503,3 +504,83 @@ def test_delta_may_be_an_array():
     assert mechanism.epsilon(np.float32(1e-5)) == mechanism.epsilon(
         float(np.float32(1e-5))
     )
+
+
+def loss_cells(q, z, relation, width):
+    """The mass of each cell of losses under P, of the Poisson-subsampled Gaussian."""
+    moved = 0.5 if relation == REPLACE else 1.0  # in sensitivities
+    shifted = lambda x, mean: np.logaddexp(
+        np.log1p(-q), np.log(q) + mean * (x - mean / 2) / z**2
+    )
+    other = -moved if relation == REPLACE else 0.0
+    lower = lambda x: shifted(x, other) if other else 0.0
+    x = np.linspace(-14 * z, 14 * z + 1, 400_001)
+    loss = shifted(x, moved) - lower(x)
+    first, last = np.floor(loss[0] / width), np.ceil(loss[-1] / width)
+    numbers = np.arange(first, last + 1)
+    edges = np.interp(numbers * width, loss, x)
+    masses = np.zeros(len(edges) - 1)
+    for mean, weight in ((0.0, 1 - q), (moved, q)):
+        left, right = (edges - mean) / z, (mean - edges) / z
+        masses += weight * np.where(
+            left[1:] < 0,
+            np.diff(scipy.stats.norm.cdf(left)),
+            -np.diff(scipy.stats.norm.cdf(right)),
+        )
+    return numbers[:-1], masses
+
+
+def tilted_epsilon(q, z, relation, steps, delta, width):
+    """Epsilon with each loss in the middle of its cell, composed around that epsilon.
+
+    Of the distribution under P, times exp(tilt * loss), rounding is relative to delta.
+    """
+    numbers, masses = loss_cells(q, z, relation, width)
+    losses = (numbers + 0.5) * width
+    with np.errstate(divide="ignore"):
+        logs = np.log(masses)
+    log_mgf = lambda tilt: steps * scipy.special.logsumexp(logs + tilt * losses)
+    tilts = np.geomspace(0.1, 30, 200)
+    tilt = tilts[np.argmin([(log_mgf(t) - np.log(delta)) / t for t in tilts])]
+    tilted = np.exp(logs + tilt * losses - log_mgf(tilt) / steps)
+    size = 2 ** int(np.ceil(np.log2(120 / width)))
+    circle = np.zeros(size)
+    np.add.at(circle, numbers.astype(int) % size, tilted)
+    composed = np.maximum(np.fft.irfft(np.fft.rfft(circle) ** steps, size), 0)
+    center = int(steps * tilted @ losses / width - steps / 2)
+    sums = center + (np.arange(size) - center + size // 2) % size - size // 2
+    total = (sums + steps / 2) * width
+    log_probs = np.log(np.maximum(composed, 1e-300)) + log_mgf(tilt) - tilt * total
+
+    def gap(epsilon):
+        above = total > epsilon
+        shares = -np.expm1(epsilon - total[above])
+        return np.log(np.exp(log_probs[above]) @ shares / delta)
+
+    return scipy.optimize.brentq(gap, 0.1, 100)
+
+
+@pytest.mark.parametrize("relation", [ADD, REPLACE])
+@pytest.mark.parametrize("delta", [1e-9, 1e-10, 1e-11, 1e-12, 1e-14])
+def test_epsilon_at_a_rare_delta_is_no_less_than_it_is(relation, delta):
+    """With the rounding of plain FFTs it is up to 7 % less."""
+    z, q, steps = 1.0, 0.01, 100_000
+    coarse, fine = (
+        tilted_epsilon(q, z, relation, steps, delta, width) for width in (2e-4, 1e-4)
+    )
+    exact = fine + (fine - coarse) / 3  # the error falls with the square of the width
+    assert exact == pytest.approx(fine, rel=1e-4)
+    mechanism = poisson(
+        noise_multiplier=z,
+        sampling_prob=q,
+        iterations=steps,
+        neighboring_relation=relation,
+    )
+    bound = mechanism.epsilon(delta)
+    assert bound >= exact * (1 - 1e-5)
+    if delta >= 1e-10:
+        assert bound <= 1.05 * exact
+    elif relation == REPLACE:
+        assert bound == np.inf  # there is no bound by Rényi divergences
+    else:
+        assert bound <= 1.2 * exact
