@@ -74,7 +74,7 @@ class PoissonGaussian(_MultiTermGaussian, PoissonSampled):
       >>> mechanism.sensitivity
       0.015
       >>> round(mechanism.epsilon(target_delta=1e-6), 2)
-      2.69
+      2.25
 
     References:
       The accounting is in `graphs._poisson_terms`. Node-level training by subgraphs:
@@ -145,9 +145,11 @@ class FixedSizeGaussian(_MultiTermGaussian, FixedSizeSampled):
       ...     num_examples=90_941, iterations=191, normalize_by=10_000)
       >>> round(mechanism.epsilon(target_delta=1 / 909_410, accountant="rdp"), 3)
       5.957
+      >>> round(mechanism.epsilon(target_delta=1 / 909_410), 2)
+      3.66
 
     References:
-      With the accountant "rdp": `Daigavane et al., Node-Level Differentially Private
+      The accounting is in `mechanisms._replaced_terms`. With "rdp": `Daigavane et al., Node-Level Differentially Private
       Graph Neural Networks <https://arxiv.org/abs/2111.15521>`_, 2021
     """
 

@@ -72,7 +72,7 @@ class PLDAccountant(pld.PLDAccountant):
       >>> _ = accountant.compose(mechanism.dp_event(accountant="pld"))
       >>> _ = accountant.compose(dp_accounting.GaussianDpEvent(10.0))
       >>> print(f"{accountant.get_epsilon(1e-6):.2f}")
-      2.73
+      2.30
     """
 
     @property

@@ -41,11 +41,12 @@ class FixedSizeGaussian(FixedSizeSampled):
       ...     l2_clip_norm=1.0, noise_multiplier=2.0, batch_size=100,
       ...     num_examples=1_000, iterations=1, normalize_by=100)
       >>> round(mechanism.epsilon(target_delta=1e-5), 3)
-      0.596
+      0.369
 
     References:
-      Wang et al., `Subsampled Rényi Differential Privacy and Analytical Moments
-      Accountant <https://arxiv.org/abs/1808.00087>`_, 2019
+      By "pld" the accounting is in `mechanisms._replaced_terms`. By "rdp": Wang et al.,
+      `Subsampled Rényi Differential Privacy and Analytical Moments Accountant
+      <https://arxiv.org/abs/1808.00087>`_, 2019
     """
 
     l2_clip_norm: float

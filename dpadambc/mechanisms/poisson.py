@@ -56,7 +56,7 @@ class PoissonGaussian(PoissonSampled):
       ...     target_epsilon=1.0, target_delta=1e-5, l2_clip_norm=1.0,
       ...     noise_multiplier=4.0, sampling_prob=0.02, normalize_by=1000)
       >>> mechanism.iterations
-      2740
+      2739
 
     References:
       Abadi et al., `Deep Learning with Differential Privacy
