@@ -149,8 +149,9 @@ class FixedSizeGaussian(_MultiTermGaussian, FixedSizeSampled):
       3.66
 
     References:
-      The accounting is in `mechanisms._replaced_terms`. With "rdp": `Daigavane et al., Node-Level Differentially Private
-      Graph Neural Networks <https://arxiv.org/abs/2111.15521>`_, 2021
+      The accounting is in `mechanisms._replaced_terms`. With "rdp": `Daigavane
+      et al., Node-Level Differentially Private Graph Neural Networks
+      <https://arxiv.org/abs/2111.15521>`_, 2021
     """
 
     l2_clip_norm: float

@@ -89,7 +89,9 @@ def last_affordable(gap: Callable[[int], float], affordable: int, too_many: int)
     while too_many - affordable > max(1, 1e-4 * affordable):
         width = too_many - affordable
         share = low / (low - high) if interpolates else 0.5
-        middle = affordable + min(max(round(share * width), 1), width - 1)
+        # No nearer to an end than need be: then the other end comes as near at once.
+        least = int(max(1, 1e-4 * affordable))
+        middle = affordable + min(max(round(share * width), least), width - least)
         at_middle = gap(middle)
         if at_middle <= 0:
             affordable, low = middle, at_middle

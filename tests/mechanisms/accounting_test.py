@@ -584,3 +584,52 @@ def test_epsilon_at_a_rare_delta_is_no_less_than_it_is(relation, delta):
         assert bound == np.inf  # there is no bound by Rényi divergences
     else:
         assert bound <= 1.2 * exact
+
+
+SIZES = dict(batch_size=20, num_examples=1_000)
+CALIBRATED = [
+    (dpadambc.PoissonGaussian, ADD, {}, True),
+    (dpadambc.PoissonGaussian, REPLACE, {}, True),
+    (dpadambc.FixedSizeGaussian, REPLACE, SIZES, False),
+    (dpadambc.ShuffledGaussian, SPECIAL, SIZES, False),
+    (dpadambc.graphs.PoissonGaussian, ADD, dict(max_terms=3), True),
+    (dpadambc.graphs.PoissonGaussian, REPLACE, dict(max_terms=2), True),
+    (dpadambc.graphs.FixedSizeGaussian, REPLACE, SIZES | dict(max_terms=3), False),
+]
+
+
+@hypothesis.settings(max_examples=12)
+@hypothesis.given(
+    kind=st.sampled_from(CALIBRATED),
+    unknown=st.sampled_from(["noise_multiplier", "iterations", "sampling_prob"]),
+    z=st.floats(1.0, 4.0),
+    q=st.floats(0.005, 0.2),
+    iterations=st.integers(1, 300),
+    target=st.floats(0.8, 8.0),
+    delta=st.sampled_from([1e-4, 1e-6, 1e-9]),
+)
+def test_no_mechanism_is_calibrated_beyond_its_target(
+    kind, unknown, z, q, iterations, target, delta
+):
+    cls, relation, sizes, is_poisson = kind
+    numbers = dict(noise_multiplier=z, iterations=iterations)
+    numbers |= dict(sampling_prob=q) if is_poisson else {}
+    unknown = unknown if unknown in numbers else "noise_multiplier"
+    del numbers[unknown]
+    given = dict(
+        l2_clip_norm=1.0,
+        normalize_by=1.0,
+        neighboring_relation=relation,
+        **numbers,
+        **sizes,
+    )
+    targets = dict(target_epsilon=target, target_delta=delta)
+    try:
+        mechanism = cls.calibrate(**targets, **given)
+    except ValueError as error:
+        assert "exceeded even at" in str(error)
+        hypothesis.assume(False)
+    spent = mechanism.epsilon(delta)
+    assert spent <= target
+    if unknown == "noise_multiplier":
+        assert spent >= 0.998 * target
