@@ -110,6 +110,8 @@ class PoissonTermsDpEvent(accounting.ReadableDpEvent):
         q = self.sampling_prob
         probs = np.concatenate([(1 - q) * pmf, q * pmf])
         shifts = moves / (self.noise_multiplier * self.largest_shift)
+        shifts, probs = shifts[probs > 0], probs[probs > 0]
         exponents = orders[:, None] * (orders[:, None] - 1) * shifts**2 / 2
-        total = scipy.special.logsumexp(exponents, b=probs, axis=1)
+        total = scipy.special.logsumexp(exponents + np.log(probs), axis=1)
+        total = np.asarray(total)
         return np.maximum(total, 0) / (orders - 1)

@@ -177,9 +177,8 @@ def calibrate(
         )
 
     @functools.cache
-    def rough_gap(x: float) -> float:
+    def rough_gap_at(x: float) -> float:
         """To a few percent, and from above: what is affordable here is."""
-        x = round(x) if unknown == "iterations" else x
         event = event_of(x)
         if accountant == "rdp" or _astronomical.is_astronomical(event, accountant):
             return gap(x)
@@ -191,6 +190,9 @@ def calibrate(
             enough=(1 - _ROUGHLY) * target_epsilon,
         )
         return gap_of(spent)
+
+    allowed = round if unknown == "iterations" else float
+    rough_gap = lambda x: rough_gap_at(allowed(x))
 
     start, factor, end = _GRIDS[unknown]
     if gap(start) > 0:

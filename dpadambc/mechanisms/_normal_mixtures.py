@@ -31,8 +31,9 @@ class NormalMixture(NamedTuple):
 
     def log_density(self, x: np.ndarray) -> np.ndarray:
         """Up to the constant that all mixtures have."""
-        exponents = self.means * (x[:, None] - self.means / 2)
-        return scipy.special.logsumexp(exponents, b=self.probs, axis=1) - x**2 / 2
+        # As weights, the least probabilities overflow in SciPy.
+        exponents = self.means * (x[:, None] - self.means / 2) + np.log(self.probs)
+        return np.asarray(scipy.special.logsumexp(exponents, axis=1)) - x**2 / 2
 
     def mean_of_component(self, x: np.ndarray) -> np.ndarray:
         """The mean of the component that x is from, on average."""

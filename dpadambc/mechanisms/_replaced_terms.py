@@ -115,8 +115,11 @@ class ReplacedTermsDpEvent(ReadableDpEvent):
         .. math:: \frac{1}{\alpha - 1}
             \ln \sum_k h_k e^{\alpha (\alpha - 1) s_k^2 / 2}
         """
-        exponents = orders[:, None] * (orders[:, None] - 1) * self._shifts**2 / 2
-        total = scipy.special.logsumexp(exponents, b=self.probs, axis=1)
+        probs = np.array(self.probs)
+        shifts, probs = self._shifts[probs > 0], probs[probs > 0]
+        exponents = orders[:, None] * (orders[:, None] - 1) * shifts**2 / 2
+        total = scipy.special.logsumexp(exponents + np.log(probs), axis=1)
+        total = np.asarray(total)
         return np.maximum(total, 0) / (orders - 1)
 
 

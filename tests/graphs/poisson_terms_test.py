@@ -270,3 +270,11 @@ def test_an_event_has_no_epsilon_for_another_relation(accountant):
             ValueError, match=f"Expected neighboring_relation {relation.name}"
         ):
             epsilon(other)
+
+
+@pytest.mark.parametrize("sampling_prob", [1e-8, 1e-5, 1 - 1e-9])
+def test_probabilities_near_the_least_number_do_not_overflow(sampling_prob):
+    step = step_of(450.0 * 199, 100, sampling_prob, ADD)
+    for deltas in bounds(step, interval=1e-5):
+        assert np.isfinite(deltas).all()
+    assert np.isfinite(step.renyi_divergences(np.array([2.0, 8.0]))).all()
