@@ -598,6 +598,7 @@ CALIBRATED = [
 ]
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=12)
 @hypothesis.given(
     kind=st.sampled_from(CALIBRATED),
