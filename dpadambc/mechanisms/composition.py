@@ -191,10 +191,7 @@ class Spending:
     Example:
       >>> import json
       >>> import dpadambc
-      >>> from dpadambc.mechanisms import (
-    _epsilon,
-    _events,
-    )
+      >>> from dpadambc.mechanisms import accounting
       >>> mechanism = dpadambc.PoissonGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=2.0, sampling_prob=0.1, iterations=100,
       ...     normalize_by=100)
@@ -372,10 +369,7 @@ def compose(
     Example:
       >>> import dataclasses
       >>> import dpadambc
-      >>> from dpadambc.mechanisms import (
-    _epsilon,
-    _events,
-    )
+      >>> from dpadambc.mechanisms import accounting
       >>> first = dpadambc.PoissonGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=2.0, sampling_prob=0.1, iterations=100,
       ...     normalize_by=100)
