@@ -50,8 +50,9 @@ def _check(numbers: dict[str, Any]) -> None:
 
 def _steps_per_epoch(numbers: dict[str, Any], deals_epochs: bool) -> Fraction:
     if "batches_per_epoch" in numbers:
-        return Fraction(numbers["batches_per_epoch"])
-    rows = numbers["num_examples"] * numbers.get("participations", 1)
+        return Fraction(int(numbers["batches_per_epoch"]))
+    # Of Python, whose integers do not overflow.
+    rows = int(numbers["num_examples"]) * int(numbers.get("participations", 1))
     steps = rows / _exactly(numbers["batch_size"])
     return Fraction(math.ceil(steps)) if deals_epochs else steps
 

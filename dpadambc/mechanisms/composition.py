@@ -37,7 +37,7 @@ __all__ = ["Spending", "compose"]
 # What of a mechanism does not change epsilon, or is told apart from it.
 _UNTOLD = {"l2_clip_norm", "normalize_by", "iterations", "neighboring_relation"}
 _LEVELS = "noise_multiplier"
-_KIND, _STEPS = "mechanism", "steps"
+_KIND, _STEPS, _RELATION = "mechanism", "steps", "neighboring_relation"
 
 
 def _fields(mechanism: Mechanism) -> dict[str, Any]:
@@ -54,6 +54,23 @@ def _kinds(kind: type[Mechanism] = Mechanism) -> Iterator[type[Mechanism]]:
     for below in kind.__subclasses__():
         yield below
         yield from _kinds(below)
+
+
+def _read_levels(found: dict[str, Any]) -> tuple[tuple[float, int], ...]:
+    """The noise multipliers of what `to_json` wrote, each with its steps."""
+    missing = {_KIND, _STEPS, _LEVELS, _RELATION} - set(found)
+    if missing:
+        raise ValueError(
+            f"Expected a run with {', '.join(sorted(missing))}, got {found!r}."
+        )
+    levels = tuple((z, n) for z, n in found[_LEVELS])
+    for z, n in levels:
+        validate.non_negative(noise_multiplier=z)
+        validate.count(steps=n)
+    steps = sum(n for _, n in levels)
+    if not levels or steps != found[_STEPS]:
+        raise ValueError(f"Expected {found[_STEPS]} steps in all, got {steps}.")
+    return levels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,23 +121,20 @@ class _Run:
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> Self:
         known = {_names.name_of(kind): kind for kind in _kinds()}
-        numbers = dict(found)
-        name, steps = numbers.pop(_KIND), numbers.pop(_STEPS)
+        levels = _read_levels(found)
+        used = (_KIND, _STEPS, _LEVELS, _RELATION)
+        numbers = {k: v for k, v in found.items() if k not in used}
+        name, relation = found[_KIND], NeighboringRelation[found[_RELATION]]
         if name not in known:
             raise ValueError(
                 f"Expected a mechanism that this process knows, got {name}. Import the"
                 " module that defines it."
             )
-        levels = tuple((float(z), int(n)) for z, n in numbers.pop(_LEVELS))
-        relation = NeighboringRelation[numbers.pop("neighboring_relation")]
         kind: Any = known[name]
         mechanism = kind(
             **numbers, noise_multiplier=levels[0][0], neighboring_relation=relation
         )
-        run = cls(mechanism, levels)
-        if run.steps != steps:
-            raise ValueError(f"Expected {steps} steps in all, got {run.steps}.")
-        return run
+        return cls(mechanism, levels)
 
     @property
     def _apart_from_steps(self) -> tuple[type[Mechanism], dict[str, Any]]:
@@ -318,7 +332,8 @@ class Spending:
           A `Spending` that equals the one that was written.
 
         Raises:
-          ValueError: if a mechanism is not known in this process.
+          ValueError: if a mechanism is not known in this process, or a number is
+            missing or out of its range.
           TypeError: if a mechanism has other numbers.
         """
         return cls(tuple(map(_Run.from_json, found)))
@@ -376,7 +391,7 @@ def compose(
       >>> second = dataclasses.replace(first, sampling_prob=0.01)
       >>> both = accounting.compose([(first, 80), second])
       >>> [round(x.epsilon(1e-5), 2) for x in (first, second, both, both + first)]
-      [2.34, 0.19, 2.1, 3.18]
+      [2.34, 0.19, 2.1, 3.19]
       >>> print(both)
       Spending(ADD_OR_REMOVE_ONE:
         80 steps of PoissonGaussian(noise_multiplier=2.0, sampling_prob=0.1)

@@ -119,6 +119,14 @@ class Origin:
             functools.partial(self.account.spending, iterations),
             self.key,
         )
+        self._remember(tree, known)
+
+    def remember_search(self, tree: Any, spending: Callable[[], Spending]) -> None:
+        """That a search has told these; `spending` raises where it is of no runs."""
+        text = "a search over hyperparameters has trained"
+        self._remember(tree, _Known(text, spending, self.key))
+
+    def _remember(self, tree: Any, known: _Known) -> None:
         for _, mark in _marks(tree):
             if mark not in self.start:
                 _remember(mark, known)
@@ -151,6 +159,10 @@ class Start:
 
     account: Account
     is_told: bool
+    advice: str = (
+        "Give its result, or a list of (mechanism, steps); or spent=() if nobody whose"
+        " data it had is in these data."
+    )
 
     def checked(self, params: Any, frozen: Any, key: str) -> Origin:
         """Raises if an earlier run returned it, and that run is not counted.
@@ -174,16 +186,15 @@ class Start:
         if not self.is_told:
             raise ValueError(
                 f"Expected spent= with the runs before this one, got none for {name},"
-                f" which {known.text}: epsilon would leave out what that spent. Give"
-                " its result, or a list of (mechanism, steps); or spent=() if nobody"
-                " whose data it had is in these data."
+                f" which {known.text}: epsilon would leave out what that spent."
+                f" {self.advice}"
             )
         if known.key == key:
             raise _account.same_key(f"the run that made {name}")
-        spending = known.spending()
-        if self.account.earlier is None or spending is None:
+        if self.account.earlier is None:
             return
-        if not self.account.earlier.includes(spending):
+        spending = known.spending()
+        if spending is not None and not self.account.earlier.includes(spending):
             warnings.warn(
                 f"{name} is what {known.text}, and spent= does not have all of that:"
                 f" expected {spending!r}, got {self.account.earlier!r}. Epsilon is"

@@ -16,9 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpadambc._core import validate
-from dpadambc.mechanisms import _events
+from dpadambc.mechanisms import _events, accounting
+from dpadambc.mechanisms.accounting import Spending
 from dpadambc.mechanisms._selection import Events
 from dpadambc.mechanisms.base import Mechanism
+from dpadambc.mechanisms.poisson import PoissonGaussian
 from dpadambc.training import _data, _fingerprint
 
 # How many examples are scored at once.
@@ -100,6 +102,10 @@ class PublicScore:
         del relation
         return events
 
+    def spent(self, mechanism: Mechanism) -> Spending:
+        """The same, as runs."""
+        return accounting.compose([mechanism])
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class NoisyScore:
@@ -176,6 +182,18 @@ class NoisyScore:
             )
             for accountant, event in events.items()
         }
+
+    def spent(self, mechanism: Mechanism) -> Spending:
+        """The same, as runs: the score is a sum over all examples, with noise."""
+        score = PoissonGaussian(
+            l2_clip_norm=1.0,
+            noise_multiplier=float(self.noise_multiplier),
+            sampling_prob=1.0,
+            iterations=1,
+            normalize_by=float(self.normalize_by),
+            neighboring_relation=mechanism.neighboring_relation,
+        )
+        return accounting.compose([mechanism, score])
 
 
 Score = PublicScore | NoisyScore

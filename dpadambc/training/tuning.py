@@ -13,10 +13,13 @@ import optax
 
 from dpadambc._core import keys, validate
 from dpadambc.mechanisms import _events, _selection, tuning
+from dpadambc.mechanisms.accounting import Spending
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.mechanisms.trials import Fixed, Trials
 from dpadambc.mechanisms.tuning import TunedEpsilon
-from dpadambc.training import _checks, _data, _keys
+from dpadambc.training import _checks, _data, _identity, _keys
+from dpadambc.training._account import Account
+from dpadambc.training._origins import Origin, Start
 from dpadambc.training.scores import Score
 from dpadambc.training.step import Step, draw_batch
 
@@ -42,11 +45,46 @@ class SearchResult(NamedTuple):
     trials: Trials
     # All of them, in the order of the candidates, where their number is fixed.
     told: tuple[Trial, ...] | None
+    # The runs that it is made of, scores included, where their number is fixed.
+    runs: Spending | None
+
+    @property
+    def spent(self) -> Spending:
+        """What the search spent, for the `spent` of a `fit` after it.
+
+        Raises:
+          ValueError: if the number of trials is random: such a search is no composition
+            of runs.
+        """
+        return _composed(self.runs)
 
     @property
     def epsilon(self) -> float:
         """The epsilon of the whole search, at the target delta."""
         return self.cost.epsilon
+
+
+_ADVICE = (
+    "Epsilons of both add, and so do deltas: state the sums, and give spent=() to have"
+    " that of the last alone; or give it if nobody whose data the earlier had is in"
+    " these data."
+)
+
+
+def _composed(runs: Spending | None) -> Spending:
+    if runs is None:
+        raise ValueError(
+            "Expected a search with a fixed number of trials in spent=, got one that"
+            f" drew it, which is no composition of runs. {_ADVICE}"
+        )
+    return runs
+
+
+def _runs_of(mechanism: Mechanism, score: Score, trials: Trials) -> Spending | None:
+    if not isinstance(trials, Fixed):
+        return None
+    one = score.spent(mechanism)
+    return Spending(one.runs * int(trials.number))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,6 +244,7 @@ def search(
     uses_key: bool = False,
     microbatch_size: int | None = None,
     trials_at_once: int = 1,
+    spent: tuple[()] | None = None,
 ) -> SearchResult:
     """Trains with several hyperparameters, and returns the best model with one epsilon.
 
@@ -227,7 +266,10 @@ def search(
         candidates are drawn from it too, so it must be secret. See `secret_key`.
 
     Another search on the same data composes with this one, and so does a `fit` of the
-    candidate that was found: publish the model that is returned.
+    candidate that was found: publish the model that is returned. A `fit` after a search
+    with a fixed number of trials takes the result as its `spent`. Parameters that a run
+    or another search of this process has trained are refused as a start, unless `spent`
+    says that they need not be counted.
 
     Whatever the candidates are, and however many trials there are, one program is
     compiled, in which their numbers are arguments. So `make_optimizer` gets traced
@@ -254,6 +296,8 @@ def search(
         default.
       trials_at_once: how many trials are trained in one call. It changes the result by
         rounding at most.
+      spent: an empty tuple says that earlier runs and searches are not to be counted:
+        nobody in these data was in them, or epsilons and deltas are added by hand.
 
     Returns:
       A `SearchResult`.
@@ -262,7 +306,8 @@ def search(
       TypeError: if the score does not say what its data are, or the data, the
         mechanism, an optimizer, a candidate or the key are not what they should be.
       ValueError: if a public score is of rows of the training data, a number is out of
-        its range, or an optimizer is not of the private gradient.
+        its range, an optimizer is not of the private gradient, or what an earlier run
+        has trained is given without `spent`.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax
@@ -296,6 +341,7 @@ def search(
     _check_key(key, trials_at_once)
     validate.count(least=1, trials_at_once=trials_at_once)
     _check_data(data, mechanism, target_delta)
+    begins = Start(Account(mechanism, target_delta), _is_told(spent), _ADVICE)
     step_of = lambda candidate: Step(
         loss_fn,
         mechanism,
@@ -307,6 +353,7 @@ def search(
     for candidate in listed.listed:
         _checks.optimizer_of(_made(make_optimizer, candidate), params, mechanism)
     _checks.loss_of(step_of(listed.listed[0]), params, frozen, data)
+    origin = _origin_of(params, frozen, key, begins)
     shared = () if frozen is None else (frozen,)
     score.check(mechanism, data, params, shared)
     cost = tuning.tuned_epsilon(
@@ -315,6 +362,7 @@ def search(
         target_delta=target_delta,
         neighboring_relation=mechanism.neighboring_relation,
     )
+    runs = _runs_of(mechanism, score, trials)
     trainer = _Trainer(step_of, mechanism, score, frozen is not None, trials_at_once)
     rng, trial_keys = _drawn_from(key, trials)
     chosen = _chosen(rng, trials, len(listed.listed), len(trial_keys))
@@ -326,7 +374,25 @@ def search(
     )
     told = tuple(scored) if isinstance(trials, Fixed) else None
     best = _best(told or scored, rng)
-    return SearchResult(best, cost, target_delta, mechanism, trials, told)
+    models = [trial.params for trial in told or [best] if trial]
+    origin.remember_search(models, functools.partial(_composed, runs))
+    return SearchResult(best, cost, target_delta, mechanism, trials, told, runs)
+
+
+def _origin_of(params: Any, frozen: Any, key: jax.Array, begins: Start) -> Origin:
+    """Raises where the search begins with what a run has made, and is not told."""
+    # The name is not that of a run with this key, which draws other numbers.
+    name = f"search {_identity.name_of_key(key)}"
+    return begins.checked(*jax.tree.map(jnp.asarray, (params, frozen)), name)
+
+
+def _is_told(spent: Any) -> bool:
+    if spent is None or (isinstance(spent, tuple) and not spent):
+        return spent is not None
+    raise TypeError(
+        "Expected spent=() or none for a search, got what earlier runs spent, which is"
+        f" not composed with it. {_ADVICE}"
+    )
 
 
 def _check_data(data: Any, mechanism: Mechanism, target_delta: float) -> None:

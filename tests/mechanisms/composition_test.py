@@ -178,9 +178,28 @@ def test_it_is_read_as_it_was_written(mechanisms):
     changed[0]["steps"] += 1
     with pytest.raises(ValueError, match="Expected 4 steps in all, got 3"):
         accounting.Spending.from_json(changed)
+    changed[0]["steps"] -= 1
     changed[0]["mechanism"] = "somewhere.Else"
     with pytest.raises(ValueError, match="that this process knows, got somewhere.Else"):
         accounting.Spending.from_json(changed)
+
+
+def test_what_was_changed_on_the_way_is_not_read():
+    (found,) = accounting.compose([(FIRST, 3)]).to_json()
+    assert accounting.Spending.from_json([found]).runs[0].steps == 3
+    for levels, error in {
+        ((2.0, 4), (0.1, -1)): ValueError,
+        ((2.0, 3), (-1.0, 0)): ValueError,
+        ((2.0, 2.9), (2.0, 0.1)): TypeError,
+        ((float("nan"), 3),): ValueError,
+        (): ValueError,
+    }.items():
+        with pytest.raises(error, match="Expected"):
+            accounting.Spending.from_json([found | {"noise_multiplier": levels}])
+    for name in ("steps", "mechanism", "neighboring_relation"):
+        less = {k: v for k, v in found.items() if k != name}
+        with pytest.raises(ValueError, match=f"Expected a run with {name}"):
+            accounting.Spending.from_json([less])
 
 
 def test_without_noise_all_is_spent():

@@ -15,8 +15,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import dpadambc
 from dpadambc import training
-from dpadambc.mechanisms import accounting
-from dpadambc.training import _account, _origins, checkpoints
+from dpadambc.mechanisms import accounting, trials
+from dpadambc.training import _account, _origins, checkpoints, tuning
 from tests import common
 
 pytestmark = pytest.mark.filterwarnings(
@@ -185,6 +185,50 @@ def test_so_must_one_that_begins_in_the_middle_of_another_or_freezes_it():
     assert fit(frozen=frozen, loss_fn=with_frozen, spent=result).epsilon > (
         result.epsilon
     )
+
+
+def search(distribution, **options):
+    arguments = dict(
+        score=training.NoisyScore(lambda *_: 0.5, (X,), 3.0, 200), target_delta=DELTA
+    )
+    rates = [0.1, 0.2]
+    params = options.pop("params", START)
+    step = common.poisson_gaussian(noise_multiplier=2.0, iterations=2)
+    return training.search(
+        *(loss_fn, params, (X,), step, optax.sgd, rates),
+        **arguments | dict(trials=distribution, key=jax.random.key(0)) | options,
+    )
+
+
+def test_a_search_has_trained_too():
+    fixed = search(trials.Fixed(2))
+    for trial in fixed.told:
+        with pytest.raises(ValueError, match=r"params\['w'\], which a search"):
+            fit(trial.params)
+    # The whole search counts: each of its trials, with its score.
+    assert fixed.spent.epsilon(DELTA) == pytest.approx(fixed.epsilon, rel=1e-3)
+    total = fit(fixed.best.params, spent=fixed, callback=stop_after(1))
+    assert total.spent == fixed.spent + accounting.compose([(MECHANISM, 1)])
+    with pytest.warns(UserWarning, match="does not have all of that"):
+        fit(fixed.best.params, spent=[total.mechanism], callback=stop_after(1))
+    # A random number of trials is no composition of runs.
+    best = search(trials.Geometric(1)).best.params
+    found = search(trials.Geometric(1), spent=(), params=best, key=jax.random.key(1))
+    for spent in (found, [MECHANISM]):
+        with pytest.raises(ValueError, match="Epsilons of both add"):
+            fit(found.best.params, spent=spent)
+    assert fit(best, spent=(), callback=stop_after(1)).iterations == 1
+
+
+def test_a_search_does_not_begin_with_what_a_run_has_made(monkeypatch):
+    made = first().state.params
+    monkeypatch.setattr(tuning, "_Trainer", None)  # nothing is trained
+    with pytest.raises(ValueError, match="10 steps of .*Epsilons of both add"):
+        search(trials.Fixed(2), params=made)
+    with pytest.raises(TypeError, match=r"Expected spent=\(\) or none for a search"):
+        search(trials.Fixed(2), params=made, spent=first())
+    with pytest.raises(TypeError, match="NoneType"):  # negative control: it would be
+        search(trials.Fixed(2), params=made, spent=())
 
 
 def test_one_that_says_less_than_was_spent_is_warned_of():
