@@ -51,13 +51,23 @@ def same_key(of_what: str) -> ValueError:
     )
 
 
+# With which keys the runs of this process began that a run was told of: by its own.
+_KEYS_BEFORE: dict[bytes, frozenset[bytes]] = {}
+
+
+def _words(key: jax.Array) -> bytes:
+    return np.asarray(jax.random.key_data(key)).tobytes()
+
+
 def check_key(spent: Any, sampling_key: jax.Array) -> None:
-    """Raises if a `Result` in `spent` is of a run with the key of this one."""
-    words = lambda key: np.asarray(jax.random.key_data(key)).tolist()
-    for entry in _several(spent):
-        state = getattr(entry, "state", None)
-        if state is not None and words(state.sampling_key) == words(sampling_key):
-            raise same_key("a run in spent=")
+    """Raises if a run in `spent`, or one before it, has the key of this one."""
+    states = [getattr(entry, "state", None) for entry in _several(spent)]
+    last = {_words(state.sampling_key) for state in states if state is not None}
+    before = last.union(*(_KEYS_BEFORE.get(key, ()) for key in last))
+    if _words(sampling_key) in before:
+        raise same_key("a run in spent=")
+    if before:
+        _KEYS_BEFORE[_words(sampling_key)] = frozenset(before)
 
 
 @dataclasses.dataclass(frozen=True)

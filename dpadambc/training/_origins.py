@@ -28,7 +28,10 @@ from dpadambc.training import _account
 from dpadambc.training._account import Account
 
 _PLACES = 256
-_MOST_KNOWN = 2**16  # arrays, the latest
+_MOST_KNOWN = 2**18  # arrays and rounded copies, the latest
+# As models are kept and shared; by their numbers, whatever type these are in later.
+_ROUNDED = (jnp.bfloat16, np.float16)
+_LEAST_ROUNDED = 16
 
 
 @functools.cache
@@ -57,22 +60,31 @@ def _sample(x: jax.Array) -> np.ndarray:
     return np.asarray(jax.jit(_take, out_shardings=replicated)(x, index))
 
 
-def _mark(x: jax.Array) -> bytes | None:
-    """What an array is known by, whatever its shape; None for one that is constant."""
-    if not jnp.issubdtype(x.dtype, jnp.floating) or x.size < 2:
-        return None
-    with np.errstate(over="ignore"):
-        words = _sample(x).astype(np.float32).view(np.uint32)
+def _mark(numbers: np.ndarray, size: int) -> bytes | None:
+    """What so many numbers of an array say of it; None where they are all the same."""
+    words = numbers.astype(np.float32).view(np.uint32)
     if (words == words[0]).all():
         return None
-    content = x.size.to_bytes(8, "big") + words.tobytes()
+    content = size.to_bytes(8, "big") + words.tobytes()
     return hashlib.blake2b(content, digest_size=16).digest()
+
+
+def _marks_of(x: jax.Array) -> list[bytes]:
+    """What an array is known by, whatever its shape: itself, then rounded copies."""
+    if not jnp.issubdtype(x.dtype, jnp.floating) or x.size < 2:
+        return []
+    numbers = _sample(x)
+    # So few rounded numbers may be anybody's.
+    kinds = _ROUNDED if x.size >= _LEAST_ROUNDED else ()
+    with np.errstate(over="ignore"):
+        copies = [numbers, *(numbers.astype(kind) for kind in kinds)]
+        marks = [_mark(copy, x.size) for copy in copies]
+    return [mark for mark in marks if mark is not None]
 
 
 def _marks(tree: Any) -> Iterator[tuple[str, bytes]]:
     for path, x in jax.tree_util.tree_leaves_with_path(tree):
-        mark = _mark(x)
-        if mark is not None:
+        for mark in _marks_of(x):
             yield jax.tree_util.keystr(path), mark
 
 
@@ -177,9 +189,12 @@ class Start:
         """
         marks = [(f"params{path}", mark) for path, mark in _marks(params)]
         others = [(f"frozen{path}", mark) for path, mark in _marks(frozen)]
+        found: dict[str, _Known] = {}
         for name, mark in marks + others:
             if mark in _KNOWN:
-                self._check(name, _KNOWN[mark], key)
+                found.setdefault(name, _KNOWN[mark])  # itself before rounded copies
+        for name, known in found.items():
+            self._check(name, known, key)
         return Origin(self.account, key, frozenset(mark for _, mark in marks))
 
     def _check(self, name: str, known: _Known, key: str) -> None:

@@ -17,8 +17,8 @@ import numpy as np
 
 from dpadambc._core import validate
 from dpadambc.mechanisms import _events, accounting
-from dpadambc.mechanisms.accounting import Spending
 from dpadambc.mechanisms._selection import Events
+from dpadambc.mechanisms.accounting import Spending
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.mechanisms.poisson import PoissonGaussian
 from dpadambc.training import _data, _fingerprint

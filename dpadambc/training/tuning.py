@@ -383,7 +383,8 @@ def _origin_of(params: Any, frozen: Any, key: jax.Array, begins: Start) -> Origi
     """Raises where the search begins with what a run has made, and is not told."""
     # The name is not that of a run with this key, which draws other numbers.
     name = f"search {_identity.name_of_key(key)}"
-    return begins.checked(*jax.tree.map(jnp.asarray, (params, frozen)), name)
+    params, frozen = jax.tree.map(jnp.asarray, (params, frozen))
+    return begins.checked(params, frozen, name)
 
 
 def _is_told(spent: Any) -> bool:

@@ -249,6 +249,12 @@ def test_the_key_of_the_run_before_would_repeat_its_noise():
             fit(result.state.params, key=key, spent=spent)
     with pytest.raises(ValueError, match="got that of a run in spent="):
         fit(key=key, spent=[OTHER, result])
+    # Of the run before the last, too; and the last may be made again.
+    second = fit(result.state.params, key=jax.random.key(8), spent=result)
+    with pytest.raises(ValueError, match="got that of a run in spent="):
+        fit(second.state.params, key=key, spent=[OTHER, second])
+    again = fit(result.state.params, key=jax.random.key(8), spent=result)
+    assert again.spent == second.spent
     assert fit(key=key, spent=[OTHER]).iterations == 10
 
 
@@ -284,13 +290,32 @@ def test_an_array_is_known_wherever_it_is():
     mesh = jax.make_mesh(
         (2, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4]
     )
-    mark = _origins._mark(jnp.asarray(values))
+    mark_of = lambda values: _origins._marks_of(jnp.asarray(values))[0]
+    mark = mark_of(values)
     for spec in [(), ("a",), ("b", "a"), (None, ("a", "b"))]:
         sharding = NamedSharding(mesh, PartitionSpec(*spec))
-        assert _origins._mark(jax.device_put(values, sharding)) == mark
-    assert _origins._mark(jnp.asarray(values.reshape(32, 2, 20))) == mark
-    assert _origins._mark(jnp.asarray(values * 1.0001)) != mark
-    assert _origins._mark(jnp.asarray(values.T)) != mark
+        assert mark_of(jax.device_put(values, sharding)) == mark
+    assert mark_of(values.reshape(32, 2, 20)) == mark
+    assert mark_of(values * 1.0001) != mark
+    assert mark_of(values.T) != mark
+
+
+@pytest.mark.parametrize("kind", [jnp.bfloat16, jnp.float16])
+def test_so_is_one_that_was_rounded(kind):
+    start, end, other = np.random.default_rng(3).normal(size=(3, 40))
+    known = lambda x: {mark for _, mark in _origins._marks(jnp.asarray(x))}
+    account = _account.Account(MECHANISM, DELTA)
+    begins = _origins.Start(account, is_told=False)
+    origin = begins.checked(jnp.asarray(start), None, "a key")
+    # Its start is not known, nor what rounds to it.
+    origin.remember(jnp.asarray(end), 10)
+    origin.remember(jnp.asarray(start * (1 + 1e-7)), 10)
+    for rounded in (end.astype(kind), end.astype(kind).astype(np.float32)):
+        with pytest.raises(ValueError, match="10 steps .* has trained"):
+            begins.checked(jnp.asarray(rounded), None, "another")
+    for free in (start, start.astype(kind), other.astype(kind), end[:30], end + 0.1):
+        assert not known(free) & set(_origins._KNOWN)
+        begins.checked(jnp.asarray(free), None, "another")
 
 
 # Checkpoints, and going on with a run.

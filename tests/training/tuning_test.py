@@ -133,9 +133,9 @@ def test_a_loss_with_all_that_it_may_take():
 def test_of_a_random_number_the_best_alone_is_told():
     distribution = trials.Geometric(4)
     found = search(trials=distribution, key=key_with(distribution, 4))
-    assert found.told is None
+    assert found.told is found.runs is None
     assert found._fields == (
-        *("best", "cost", "target_delta", "mechanism", "trials", "told"),
+        *("best", "cost", "target_delta", "mechanism", "trials", "told", "runs"),
     )
     assert found.trials == distribution
     # The epsilon is that of the distribution, whatever was drawn from it.
