@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 import dpadambc
@@ -128,6 +129,12 @@ def test_an_epoch_that_deals_all_examples_is_a_whole_number_of_steps():
     assert (allocated.batches_per_epoch, allocated.iterations) == (59, 30 * 59)
     twice = of_epochs(dpadambc.RandomAllocationGaussian, participations=2, **numbers)
     assert (twice.batches_per_epoch, twice.iterations) == (118, 30 * 118)
+    # In the 32 bits that these come in, twice as many have no place.
+    many = dict(num_examples=np.int32(2_000_000_000), batch_size=np.int32(10**6))
+    rest = dict(epochs=1, participations=np.int32(2))
+    allocated = of_epochs(dpadambc.RandomAllocationGaussian, **rest, **many)
+    assert allocated.iterations == 4_000
+    assert type(allocated.batches_per_epoch) is type(allocated.iterations) is int
     # All of the dealt epochs are counted, and no more.
     one_more = of_epochs(
         dpadambc.ShuffledGaussian, **{**numbers, "epochs": None}, iterations=1771
