@@ -192,6 +192,21 @@ def _accountants(runs: Sequence[_Run]) -> tuple[_events.Accountant, ...]:
     return tuple(found)
 
 
+def _counted(events: list[dp_accounting.DpEvent]) -> list[dp_accounting.DpEvent]:
+    """Equal ones together, which are accounted for at once."""
+    counts: list[list[Any]] = []
+    for event in events:
+        alike = next((entry for entry in counts if entry[0] == event), None)
+        if alike is None:
+            counts.append([event, 1])
+        else:
+            alike[1] += 1
+    return [
+        event if count == 1 else dp_accounting.SelfComposedDpEvent(event, count)
+        for event, count in counts
+    ]
+
+
 @dataclasses.dataclass(frozen=True, repr=False)
 class Spending:
     """What several runs on the same people's data spend together: see `compose`.
@@ -277,7 +292,7 @@ class Spending:
         """
         accountant = self._accountant(accountant)
         events = [event for run in self.runs for event in run.dp_events(accountant)]
-        return dp_accounting.ComposedDpEvent(events)
+        return dp_accounting.ComposedDpEvent(_counted(events))
 
     def epsilon(
         self, target_delta: float, *, accountant: _events.Accountant | None = None

@@ -117,7 +117,8 @@ def test_the_same_object_twice_is_two_runs():
     )
     assert twice.epsilon(DELTA) > 1.2 * FIRST.epsilon(DELTA)
     event: Any = twice.dp_event()
-    assert len(event.events) == 2
+    (once,) = event.events
+    assert once.count == 2
 
 
 def test_results_compose_further():
@@ -182,6 +183,15 @@ def test_it_is_read_as_it_was_written(mechanisms):
     changed[0]["mechanism"] = "somewhere.Else"
     with pytest.raises(ValueError, match="that this process knows, got somewhere.Else"):
         accounting.Spending.from_json(changed)
+
+
+def test_equal_runs_are_accounted_for_at_once():
+    spent = accounting.compose([(FIRST, 3), (FIRST, 2), (FIRST, 3)])
+    thrice, two = spent.dp_event().events
+    assert (thrice.count, two.count) == (2, 2)
+    (two_runs,) = accounting.compose([(SHUFFLED, 3)] * 2).dp_event().events
+    # Each has begun an epoch.
+    assert (two_runs.count, two_runs.event.count) == (2, 1)
 
 
 def test_what_was_changed_on_the_way_is_not_read():
