@@ -17,6 +17,14 @@ Spent: TypeAlias = Any  # a Result, a Spending, a mechanism, or a list: see `ear
 SPENT = "spent"
 
 
+def read(found: Any) -> Spending:
+    """What a file has; it may name any mechanism of this library."""
+    from dpadambc import graphs
+
+    del graphs  # known from here on
+    return Spending.from_json(found)
+
+
 def _of_one(entry: Any) -> Any:
     """A `Result` has its own `spent`, and so has what `load_release` returns."""
     if not isinstance(entry, Mapping):
@@ -27,7 +35,7 @@ def _of_one(entry: Any) -> Any:
             f" got a dictionary of {', '.join(map(str, entry))}. Give a list of"
             " (mechanism, steps)."
         )
-    return Spending.from_json(entry[SPENT])
+    return read(entry[SPENT])
 
 
 def _several(spent: Any) -> list[Any] | tuple[Any, ...]:

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from dpadambc.mechanisms.accounting import Spending
-from dpadambc.training import _identity, _origins
+from dpadambc.training import _account, _identity, _origins
 from dpadambc.training._account import SPENT
 from dpadambc.training.result import Result
 from dpadambc.training.state import releasable
@@ -88,7 +88,7 @@ def save_release(path: str | pathlib.Path, result: Result) -> dict[str, Any]:
 def _spending(about: dict[str, Any]) -> Spending | None:
     """The runs of a file, where it has them and this process knows their mechanisms."""
     try:
-        return Spending.from_json(about[SPENT])
+        return _account.read(about[SPENT])
     except (KeyError, TypeError, ValueError):
         return None
 

@@ -4,6 +4,8 @@ import dataclasses
 import functools
 import gc
 import json
+import subprocess
+import sys
 import warnings
 
 import jax
@@ -14,7 +16,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import dpadambc
-from dpadambc import training
+from dpadambc import graphs, training
 from dpadambc.mechanisms import accounting, trials
 from dpadambc.training import _account, _origins, checkpoints, tuning
 from tests import common
@@ -137,6 +139,27 @@ def test_a_release_says_what_all_runs_spent(tmp_path):
         fit(params, spent=read)
 
 
+@pytest.mark.slow
+def test_a_file_may_name_what_nobody_has_imported_yet():
+    mechanism = graphs.PoissonGaussian(
+        **dataclasses.asdict(MECHANISM) | {"max_terms": 2}
+    )
+    text = json.dumps({"spent": accounting.compose([mechanism]).to_json()})
+    program = (
+        "import json, sys\n"
+        "from dpadambc.mechanisms import accounting\n"
+        "from dpadambc.training import _account\n"
+        f"about = json.loads({text!r})\n"
+        "try: accounting.Spending.from_json(about['spent'])\n"
+        "except ValueError: print('unknown, then', _account.earlier(about))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert "unknown, then Spending(ADD_OR_REMOVE_ONE:" in done.stdout
+    assert "max_terms=2" in done.stdout
+
+
 def test_what_cannot_be_composed_is_refused_before_anything_is_run():
     relation = dpadambc.NeighboringRelation.REPLACE_ONE
     other = dataclasses.replace(OTHER, neighboring_relation=relation)
@@ -212,12 +235,12 @@ def test_a_search_has_trained_too():
     with pytest.warns(UserWarning, match="does not have all of that"):
         fit(fixed.best.params, spent=[total.mechanism], callback=stop_after(1))
     # A random number of trials is no composition of runs.
-    best = search(trials.Geometric(1)).best.params
-    found = search(trials.Geometric(1), spent=(), params=best, key=jax.random.key(1))
+    options = dict(params=fixed.best.params, spent=(), key=jax.random.key(1))
+    found = search(trials.Geometric(1), **options)
     for spent in (found, [MECHANISM]):
         with pytest.raises(ValueError, match="Epsilons of both add"):
             fit(found.best.params, spent=spent)
-    assert fit(best, spent=(), callback=stop_after(1)).iterations == 1
+    assert fit(found.best.params, spent=(), callback=stop_after(1)).iterations == 1
 
 
 def test_a_search_does_not_begin_with_what_a_run_has_made(monkeypatch):
