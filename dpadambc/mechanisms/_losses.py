@@ -51,11 +51,16 @@ def _num_losses(losses: PrivacyLossDistribution) -> int:
     return max(losses._pmf_remove.size, losses._pmf_add.size)
 
 
+def rounding_of(event: dp_accounting.DpEvent) -> float:
+    """What the rounding of the composition may have taken off any delta, at most."""
+    return _ROUNDING * num_compositions(event)
+
+
 def epsilon_of(
     losses: PrivacyLossDistribution, event: dp_accounting.DpEvent, target_delta: float
 ) -> float:
     """Epsilon, with a part of delta spent on the rounding of the composition."""
-    left = float(target_delta) - _ROUNDING * num_compositions(event)
+    left = float(target_delta) - rounding_of(event)
     return float(losses.get_epsilon_for_delta(left)) if left > 0 else math.inf
 
 

@@ -116,15 +116,19 @@ def _least_ratio(gamma: float, profile: Callable[[float], float]) -> float:
 
 
 def _by_profile(
-    losses: PrivacyLossDistribution, trials: Trials, target_delta: float
+    losses: PrivacyLossDistribution,
+    trials: Trials,
+    target_delta: float,
+    rounding: float = 0.0,
 ) -> float:
-    """The lemma: c + ε(δ / m)."""
-    profile = lambda x: min(float(losses.get_delta_for_epsilon(x)), 1.0)
+    """The lemma: c + ε(δ / m), where rounding may have taken so much off each delta."""
+    profile = lambda x: min(float(losses.get_delta_for_epsilon(x)) + rounding, 1.0)
     if isinstance(trials, TruncatedNegativeBinomial):
         c = (trials.shape + 1) * _least_ratio(trials.gamma, profile)
     else:
         c = trials.expected * profile(0.0)
-    return c + float(losses.get_epsilon_for_delta(target_delta / trials.expected))
+    left = target_delta / trials.expected - rounding
+    return c + float(losses.get_epsilon_for_delta(left)) if left > 0 else math.inf
 
 
 def _profile_epsilon(
@@ -140,7 +144,7 @@ def _profile_epsilon(
         target_delta=target_delta / trials.expected,
         neighboring_relation=neighboring_relation,
     )
-    return _by_profile(losses, trials, target_delta)
+    return _by_profile(losses, trials, target_delta, _losses.rounding_of(event))
 
 
 def _renyi_epsilon(

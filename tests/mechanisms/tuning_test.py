@@ -13,7 +13,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 
 import dpadambc
 from dpadambc import NeighboringRelation
-from dpadambc.mechanisms import _selection, trials, tuning
+from dpadambc.mechanisms import _losses, _selection, trials, tuning
 from tests import common
 
 ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -199,6 +199,19 @@ def test_more_trials_cost_more_and_one_trial_what_it_costs():
         assert costs[0] == pytest.approx(tuned(event, kind(1)).of_one_trial)
     costs = [tuned(event, trials.Poisson(mean)).epsilon for mean in (1, 2, 8)]
     assert costs == sorted(costs)
+
+
+def test_what_rounding_takes_off_delta_counts_in_a_search_too():
+    """Many steps at a tiny delta: a search of one trial costs what a trial does."""
+    event = dp_accounting.SelfComposedDpEvent(
+        dp_accounting.GaussianDpEvent(400.0), 100_000
+    )
+    delta = 2 * _losses.rounding_of(event)
+    one = _losses.bounded(event, ADD, delta)
+    assert tuned(event, trials.Geometric(1), delta).epsilon == one.epsilon
+    unrounded = one.losses.get_epsilon_for_delta(delta)
+    assert unrounded < 0.99 * one.epsilon  # negative control
+    assert tuned(event, trials.Poisson(2), delta).epsilon == np.inf
 
 
 def test_a_search_is_compared_with_composition():
