@@ -50,7 +50,8 @@ class Step:
         drawn as the mechanism says, `draw_batch` for one, and no state was used twice.
       * Under `jax.vmap` over states, each made from a key of its own, every row is a
         run of its own, with its own batches and noise, and costs that epsilon. k runs
-        of T steps on the same data cost `mechanism.epsilon(delta, iterations=k * T)`.
+        of T steps on the same data cost `accounting.compose(k * [(mechanism, T)])`:
+        where an epoch that is begun counts in full, it does so in each.
 
     Args:
       loss_fn: the loss of one example, of `(params, *example)`; with `has_frozen`, of
