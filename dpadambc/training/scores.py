@@ -78,9 +78,8 @@ class PublicScore:
     def check(self, mechanism: Mechanism, data: Any, *arguments: Any) -> None:
         """Raises where a row is among the training data; for `search`."""
         del mechanism
-        traced = jax.make_jaxpr(self.per_example)(*arguments, self.data)
-        closed_over = _fingerprint.constants(traced.jaxpr, list(traced.consts))
-        found = _num_common([*jax.tree.leaves(self.data), *closed_over], data)
+        ours = [*jax.tree.leaves(self.data), *_closed_over(self, arguments)]
+        found = _num_common(ours, data)
         if found:
             raise ValueError(
                 "Expected a PublicScore on examples that need no protection, got"
@@ -114,8 +113,9 @@ class NoisyScore:
     .. math:: \frac{1}{B} \left(\sum_i \min(\max(s_i, 0), 1)
         + \mathcal{N}(0, z^2)\right)
 
-    One example, added, removed or replaced, moves the sum by 1 at most. The data may be
-    those of the training or others: a person may have one row in each.
+    One example, added, removed or replaced, moves the sum by 1 at most: the function
+    may have no protected data of its own, and rows that are known in it are refused.
+    The data may be those of the training or others: a person may have one row in each.
 
     Args:
       fn: the score of one example, in [0, 1], outside of which it is clipped; NaN
@@ -149,15 +149,23 @@ class NoisyScore:
         validate.non_negative(noise_multiplier=self.noise_multiplier)
         validate.positive(noise_multiplier=self.noise_multiplier)
 
-    def check(self, mechanism: Mechanism, *rest: Any) -> None:
-        """Raises where neighbors differ in more than one row; for `search`."""
-        del rest
+    def check(self, mechanism: Mechanism, data: Any, *arguments: Any) -> None:
+        """Raises where one row moves more than its own score; for `search`."""
         if hasattr(mechanism, "max_terms"):
             raise ValueError(
                 "Expected a mechanism of examples with a NoisyScore, got"
                 f" {type(mechanism).__module__}.{type(mechanism).__name__}: a node is"
                 " in several rows, and would move the score by more than one. Score"
                 " nodes that need no protection, by a PublicScore."
+            )
+        ours = _closed_over(self, arguments)
+        found = max(_num_common(ours, rows) for rows in (data, self.data))
+        if found:
+            raise ValueError(
+                "Expected the score of one example to be of that example alone, got a"
+                f" function with {found} rows of protected data in it: one of them"
+                " would move the score of every example, and the noise is for one."
+                " Take them out of the function."
             )
 
     def per_example(self, params: Any, shared: tuple[Any, ...], data: Any) -> jax.Array:
@@ -206,6 +214,14 @@ def _check(fn: Any, data: Any) -> None:
         raise TypeError("Expected the examples of a score as arrays, got a source.")
     if _data.num_examples(data) == 0:
         raise ValueError("Expected at least one example to score by, got none.")
+
+
+def _closed_over(score: "Score", arguments: tuple[Any, ...]) -> list[Any]:
+    """What a score has beside the example: its function's constants, what is frozen."""
+    traced = jax.make_jaxpr(score.per_example)(*arguments, score.data)
+    constants = _fingerprint.constants(traced.jaxpr, list(traced.consts))
+    _, shared = arguments
+    return [*constants, *jax.tree.leaves(shared)]
 
 
 def _rows(leaf: Any) -> Iterator[bytes]:

@@ -315,6 +315,18 @@ def test_refused_before_anything_is_trained(change, error, message, monkeypatch)
 
 
 @pytest.mark.parametrize(
+def on_training_data(w, x, y):
+    return jnp.mean((jnp.asarray(X[:200]) @ w - y) ** 2) < 1
+
+
+def on_its_own_data(w, x, y):
+    return jnp.mean((jnp.asarray(HELD_OUT[0]) @ w - y) ** 2) < 1
+
+
+def noisy(fn, *data):
+    return {"score": training.NoisyScore(fn, data or DATA, 3.0, 200)}
+
+
     ("change", "error", "message"),
     [
         ({"fn": 3}, TypeError, "score of one example"),
@@ -334,3 +346,12 @@ def test_no_score_of_other_numbers(change, error, message):
 def test_a_score_of_an_example_is_a_number():
     with pytest.raises(ValueError, match=r"got shape \(3,\)"):
         search(score=training.PublicScore(lambda w, x, y: w * x, HELD_OUT))
+        (noisy(on_training_data), ValueError, "function with 200 rows"),
+        (noisy(on_its_own_data, *HELD_OUT), ValueError, "function with 100 rows"),
+        (
+            on(X[200:], fn=lambda w, frozen, x: frozen[0] @ w)
+            | {"frozen": X[:9], "loss_fn": lambda w, frozen, x, y: w @ x},
+            ValueError,
+            "got 9 whose",
+        ),
+        ({"spent": MECHANISM}, ValueError, "Expected no runs in spent="),
