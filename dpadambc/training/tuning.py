@@ -113,7 +113,9 @@ class _Candidates:
             )
         for leaf in jax.tree.leaves(listed):
             _check_number(leaf)
-        return cls(listed, jax.tree.map(lambda *x: jnp.asarray(x), *listed))
+        # On the host: no program has the shape of what is taken of them.
+        as_jax_has_them = lambda *x: np.asarray(jnp.asarray(x))
+        return cls(listed, jax.tree.map(as_jax_has_them, *listed))
 
 
 def _is_nested(candidate: Any) -> bool:
@@ -170,14 +172,15 @@ class _Trainer:
         return state.params, self.score.per_example(state.params, shared, score_data)
 
     def __call__(
-        self, trial_keys: jax.Array, numbers: Any, *shared: Any
+        self, trial_keys: list[jax.Array], numbers: Any, *shared: Any
     ) -> Iterator[tuple[optax.Params, np.ndarray]]:
         """Parameters and scores of each trial; a last call is filled, and cut."""
         number = len(trial_keys)
         for first in range(0, number, self.at_once):
             rows = np.minimum(np.arange(first, first + self.at_once), number - 1)
-            chosen = jax.tree.map(lambda x: x[rows], (trial_keys, numbers))  # noqa: B023
-            params, scores = self._program(*chosen, *shared)
+            row_keys = jnp.stack([trial_keys[row] for row in rows])
+            chosen = jax.tree.map(lambda x: x[rows], numbers)  # noqa: B023
+            params, scores = self._program(row_keys, chosen, *shared)
             scores = np.asarray(scores)
             for row in range(min(self.at_once, number - first)):
                 yield jax.tree.map(lambda x: x[row], params), scores[row]  # noqa: B023
@@ -409,12 +412,17 @@ def _check_data(data: Any, mechanism: Mechanism, target_delta: float) -> None:
 
 def _drawn_from(
     key: jax.Array, trials: Trials
-) -> tuple[np.random.Generator, jax.Array]:
-    """The generator of what the host draws, and a key for each trial."""
+) -> tuple[np.random.Generator, list[jax.Array]]:
+    """The generator of what the host draws, and a key for each trial.
+
+    In a list: an array of them would have their secret number in its shape, which JAX
+    writes to its log as it compiles.
+    """
     key = keys.of_domain(_keys.the_same_everywhere(key), "search")
     host_key, trial_key = jax.random.split(key)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(host_key)).tolist())
-    return rng, jax.random.split(trial_key, trials.sample(rng))
+    number = trials.sample(rng)
+    return rng, [jax.random.fold_in(trial_key, i) for i in range(number)]
 
 
 def _chosen(

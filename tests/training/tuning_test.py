@@ -1,6 +1,7 @@
 """A search returns what its epsilon is of, and nothing else."""
 
 import inspect
+import re
 
 import dp_accounting
 import jax
@@ -20,6 +21,7 @@ X = np.random.default_rng(0).normal(size=(300, 3)).astype(np.float32)
 Y = X @ np.array([1.0, -2.0, 0.5], np.float32)
 DATA, HELD_OUT = (X[:200], Y[:200]), (X[200:], Y[200:])
 MECHANISM = common.poisson_gaussian(iterations=8)
+ONE_STEP = common.poisson_gaussian(iterations=1, sampling_prob=1.0)
 RATES = [0.001, 0.3, 0.03]
 
 
@@ -145,6 +147,52 @@ def test_of_a_random_number_the_best_alone_is_told():
     assert not options & {"callback", "eval_fn", "history_file", "checkpoints"}
 
 
+@pytest.mark.guarantee
+def test_no_program_has_the_number_of_trials_in_its_shapes(caplog):
+    """JAX logs the shapes of what it compiles, if it is asked to."""
+    distribution = trials.Geometric(13)
+    key = key_with(distribution, 17)
+    with jax.log_compiles():
+        search(trials=distribution, key=key, trials_at_once=2, mechanism=ONE_STEP)
+        assert "key<fry>[2]" in caplog.text  # of two trials at once
+        assert not re.search(r"[\[,]17[\],]", caplog.text)
+        jax.random.split(key, 17)[np.arange(2)]  # negative control
+        assert re.search(r"[\[,]17[\],]", caplog.text)
+
+
+@pytest.mark.guarantee
+def test_what_a_search_trained_is_not_begun_with_as_if_it_cost_nothing():
+    found = search(trials=trials.Geometric(2), mechanism=ONE_STEP)
+    fit = lambda params, **spent: training.fit(
+        loss_fn,
+        params,
+        DATA,
+        ONE_STEP,
+        optax.sgd(0.1),
+        key=jax.random.key(9),
+        target_delta=1e-5,
+        **spent,
+    )
+    with pytest.raises(ValueError, match="which spent= cannot count"):
+        fit(found.best.params)
+    for name in ("params", "frozen"):
+        with pytest.raises(ValueError, match=f"got {name}, which a search has"):
+            search(**{name: np.asarray(found.best.params)})
+    with pytest.warns(UserWarning, match="which spent= cannot have") as record:
+        fit(found.best.params, spent=ONE_STEP)
+    assert record[0].filename == __file__
+    # Negative controls: it was told of, and what nobody has trained.
+    run = fit(found.best.params, spent=())
+    fit(jnp.zeros(3))
+    with pytest.raises(ValueError, match="1 steps of PoissonGaussian has trained"):
+        search(params=run.state.params)
+    again = search(params=run.state.params, spent=(), mechanism=ONE_STEP)
+    for trial in again.told:  # of a fixed number all are told, and known
+        assert list(_origins.known_in(trial.params, None))
+    with pytest.raises(TypeError, match="got SearchResult"):
+        training.releasable(found)
+
+
 def test_none_may_be_drawn():
     distribution = trials.Poisson(1)
     found = search(trials=distribution, key=key_with(distribution, 0))
@@ -159,7 +207,7 @@ def test_numbers_and_candidates_are_drawn_as_they_are_accounted_for():
         rng, keys = tuning._drawn_from(jax.random.key(seed), distribution)
         numbers.append(len(keys))
         chosen.extend(tuning._chosen(rng, distribution, 5, len(keys)))
-        words.update(np.asarray(jax.random.key_data(keys)).ravel().tolist())
+        words.update(w for key in keys for w in jax.random.key_data(key).tolist())
     assert len(words) > 1.99 * sum(numbers)  # no key twice
     cells = np.bincount(np.minimum(numbers, 12), minlength=13)[1:]
     pmf = distribution.pmf(np.arange(1, 12))
