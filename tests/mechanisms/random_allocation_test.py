@@ -443,7 +443,7 @@ class Killed(Exception):
 
 
 def fit(folder=None, *, data=(X, Y), made=MECHANISM, **options):
-    saved = checkpoints.Checkpoints(folder, every=5) if folder else None
+    saved = checkpoints.Checkpoints(folder, every=10) if folder else None
     return training.fit(
         lambda w, x, y: (w @ x - y) ** 2,
         jnp.zeros(3),
