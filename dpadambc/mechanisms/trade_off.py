@@ -52,7 +52,7 @@ class TradeOff:
       ...     iterations=3_360, normalize_by=1024)
       >>> trade_off = mechanism.trade_off()  # epsilon 2.9 at delta 1e-5
       >>> print(trade_off.true_positive_rate([1e-3, 1e-2, 1e-1]).round(4))
-      [0.0084 0.0514 0.2774]
+      [0.0084 0.0514 0.2775]
       >>> print(f"{trade_off.gaussian_mu():.2f}")
       0.70
 
