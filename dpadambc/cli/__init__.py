@@ -73,8 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
       ...     "--num-examples", "10000", "--delta", "1e-5", "--accountant", "rdp"])
       10,000 examples, delta = 1e-05 (ADD_OR_REMOVE_ONE, RDP, Poisson sampling)
       epochs  epsilon  batch size  sampling prob  steps  noise multiplier  noise stddev
-           2        1         512        0.05120     40            1.7612       0.00344
-           2        8         512        0.05120     40            0.6581       0.00129
+           2        1         512        0.05120     40            1.7611       0.00344
+           2        8         512        0.05120     40            0.6580       0.00129
       noise stddev: in the mean gradient, in units of the clip norm.
       Each example takes part in each step independently: draw the batches so. Epochs
       over shuffled data spend more: see --compare.

@@ -50,6 +50,7 @@ def save_release(path: str | pathlib.Path, result: Result) -> dict[str, Any]:
       is of, earlier ones included, and the version of this library.
 
     Raises:
+      TypeError: if it is no result of `fit`, but that of a search, say.
       ValueError: if the parameters are split over several processes.
 
     Example:

@@ -47,6 +47,9 @@ def releasable(run: Any) -> Releasable:
     Returns:
       Parameters, their average, the step, and the optimizer's state without keys.
 
+    Raises:
+      TypeError: if it is neither.
+
     Example:
       >>> import jax, jax.numpy as jnp, optax
       >>> import dpadambc
@@ -59,7 +62,13 @@ def releasable(run: Any) -> Releasable:
       >>> training.releasable(state)._fields
       ('step', 'params', 'opt_state', 'average')
     """
-    state: TrainState = getattr(run, "state", run)
+    state = getattr(run, "state", run)
+    if not isinstance(state, TrainState):
+        raise TypeError(
+            "Expected what fit returns, or a TrainState, got"
+            f" {type(run).__name__}. Of a SearchResult all may be published, at its"
+            " epsilon, which is of the whole search and not of one run."
+        )
     is_key = lambda x: jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
     without_keys = jax.tree.map(lambda x: None if is_key(x) else x, state.opt_state)
     return Releasable(state.step, state.params, without_keys, state.average)

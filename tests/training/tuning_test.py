@@ -161,37 +161,9 @@ def test_no_program_has_the_number_of_trials_in_its_shapes(caplog):
         assert re.search(r"[\[,]17[\],]", caplog.text)
 
 
-@pytest.mark.guarantee
-def test_what_a_search_trained_is_not_begun_with_as_if_it_cost_nothing():
-    found = search(trials=trials.Geometric(2), mechanism=ONE_STEP)
-    fit = lambda params, **spent: training.fit(
-        loss_fn,
-        params,
-        DATA,
-        ONE_STEP,
-        optax.sgd(0.1),
-        key=jax.random.key(9),
-        target_delta=1e-5,
-        **spent,
-    )
-    with pytest.raises(ValueError, match="which spent= cannot count"):
-        fit(found.best.params)
-    for name in ("params", "frozen"):
-        with pytest.raises(ValueError, match=f"got {name}, which a search has"):
-            search(**{name: np.asarray(found.best.params)})
-    with pytest.warns(UserWarning, match="which spent= cannot have") as record:
-        fit(found.best.params, spent=ONE_STEP)
-    assert record[0].filename == __file__
-    # Negative controls: it was told of, and what nobody has trained.
-    run = fit(found.best.params, spent=())
-    fit(jnp.zeros(3))
-    with pytest.raises(ValueError, match="1 steps of PoissonGaussian has trained"):
-        search(params=run.state.params)
-    again = search(params=run.state.params, spent=(), mechanism=ONE_STEP)
-    for trial in again.told:  # of a fixed number all are told, and known
-        assert list(_origins.known_in(trial.params, None))
+def test_a_search_is_no_run_that_a_release_states_the_epsilon_of():
     with pytest.raises(TypeError, match="got SearchResult"):
-        training.releasable(found)
+        training.releasable(search(mechanism=ONE_STEP))
 
 
 def test_none_may_be_drawn():
@@ -317,6 +289,18 @@ def on(*data, fn=negative_loss):
     return {"score": training.PublicScore(fn, data)}
 
 
+def on_training_data(w, x, y):
+    return jnp.mean((jnp.asarray(X[:200]) @ w - y) ** 2) < 1
+
+
+def on_its_own_data(w, x, y):
+    return jnp.mean((jnp.asarray(HELD_OUT[0]) @ w - y) ** 2) < 1
+
+
+def noisy(fn, *data):
+    return {"score": training.NoisyScore(fn, data or DATA, 3.0, 200)}
+
+
 NOISES = optax.chain(dpadambc.add_dp_noise(0.1, key=jax.random.key(0)), optax.sgd(0.1))
 
 
@@ -356,6 +340,15 @@ NOISES = optax.chain(dpadambc.add_dp_noise(0.1, key=jax.random.key(0)), optax.sg
         ),
         ({"trials_at_once": 0}, ValueError, "trials_at_once"),
         ({"target_delta": 1.0}, ValueError, "target_delta"),
+        (noisy(on_training_data), ValueError, "function with 200 rows"),
+        (noisy(on_its_own_data, *HELD_OUT), ValueError, "function with 100 rows"),
+        (
+            on(X[200:], fn=lambda w, frozen, x: frozen[0] @ w)
+            | {"frozen": X[:9], "loss_fn": lambda w, frozen, x, y: w @ x},
+            ValueError,
+            "got 9 whose",
+        ),
+        ({"spent": MECHANISM}, TypeError, r"Expected spent=\(\) or none"),
     ],
 )
 def test_refused_before_anything_is_trained(change, error, message, monkeypatch):
@@ -365,18 +358,6 @@ def test_refused_before_anything_is_trained(change, error, message, monkeypatch)
 
 
 @pytest.mark.parametrize(
-def on_training_data(w, x, y):
-    return jnp.mean((jnp.asarray(X[:200]) @ w - y) ** 2) < 1
-
-
-def on_its_own_data(w, x, y):
-    return jnp.mean((jnp.asarray(HELD_OUT[0]) @ w - y) ** 2) < 1
-
-
-def noisy(fn, *data):
-    return {"score": training.NoisyScore(fn, data or DATA, 3.0, 200)}
-
-
     ("change", "error", "message"),
     [
         ({"fn": 3}, TypeError, "score of one example"),
@@ -396,12 +377,3 @@ def test_no_score_of_other_numbers(change, error, message):
 def test_a_score_of_an_example_is_a_number():
     with pytest.raises(ValueError, match=r"got shape \(3,\)"):
         search(score=training.PublicScore(lambda w, x, y: w * x, HELD_OUT))
-        (noisy(on_training_data), ValueError, "function with 200 rows"),
-        (noisy(on_its_own_data, *HELD_OUT), ValueError, "function with 100 rows"),
-        (
-            on(X[200:], fn=lambda w, frozen, x: frozen[0] @ w)
-            | {"frozen": X[:9], "loss_fn": lambda w, frozen, x, y: w @ x},
-            ValueError,
-            "got 9 whose",
-        ),
-        ({"spent": MECHANISM}, ValueError, "Expected no runs in spent="),
