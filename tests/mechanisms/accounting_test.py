@@ -328,7 +328,10 @@ def test_a_schedule_is_grouped_into_equal_steps():
 
 @pytest.mark.parametrize(
     "schedule",
-    [optax.linear_schedule(3.0, 1.0, 400), optax.exponential_decay(2.0, 100, 0.7)],
+    [
+        optax.linear_schedule(3.0, 1.0, 400),
+        common.slow(optax.exponential_decay(2.0, 100, 0.7)),
+    ],
     ids=["linear", "exponential"],
 )
 def test_a_smooth_schedule_is_rounded_down_to_few_levels(schedule):

@@ -462,7 +462,8 @@ def whole():
     return fit()
 
 
-@pytest.mark.parametrize("steps_per_call", [3, common.slow(1)])
+@pytest.mark.slow
+@pytest.mark.parametrize("steps_per_call", [3, 1])
 def test_a_run_goes_on_within_an_epoch_with_the_same_bits(tmp_path, steps_per_call):
     def killed(progress):
         if progress.iterations >= 13:

@@ -362,6 +362,7 @@ def _raise(progress):
         raise RuntimeError
 
 
+@pytest.mark.slow
 def test_the_steps_of_a_checkpoint_are_not_given_once_more(tmp_path):
     key = jax.random.key(2)
     done = fit(key=key, folder=tmp_path)
@@ -382,7 +383,8 @@ def test_the_steps_of_a_checkpoint_are_not_given_once_more(tmp_path):
     gc.collect()
 
 
-@pytest.mark.parametrize("how", ["budget", common.slow("callback")])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["budget", "callback"])
 def test_a_run_that_ended_early_goes_on_and_counts_once(tmp_path, how):
     key = jax.random.key(3)
     total = lambda n: accounting.compose([OTHER, (MECHANISM, n)])

@@ -63,6 +63,7 @@ def key_with(distribution, wanted):
             return key
 
 
+@pytest.mark.slow
 def test_every_trial_is_a_run_of_fit():
     """With a key of its own, the optimizer of its candidate, and the score said."""
     found = search(trials_at_once=2)
