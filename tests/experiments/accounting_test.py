@@ -166,9 +166,6 @@ def test_what_was_recorded_is_tabled():
     assert "dpadambc" in results
 
 
-@pytest.mark.xfail(
-    strict=True, reason="100,000 steps at delta 1e-9 and 1e-12, as they were recorded"
-)
 def test_no_epsilon_of_this_library_is_below_the_truth():
     results, references = table.load()
     for name in ours.ACCOUNTANTS & results.keys():

@@ -18,7 +18,6 @@ from dpadambc import training
 from dpadambc.mechanisms import accounting, sampling
 from dpadambc.mechanisms._random_allocation import RandomAllocationDpEvent
 from dpadambc.training import checkpoints
-from tests import common
 
 RELATION = dpadambc.NeighboringRelation
 ADD = RELATION.ADD_OR_REMOVE_ONE
