@@ -120,6 +120,9 @@ class Runner:
 
     def advance(self, state: TrainState, iterations: int) -> tuple[TrainState, Seen]:
         """So many steps in one call; one, where examples come from the host."""
+        return self._shardings.finished(self._advance(state, iterations))
+
+    def _advance(self, state: TrainState, iterations: int) -> tuple[TrainState, Seen]:
         with self._shardings.context():
             if self._source is None:
                 return self._programs.steps(

@@ -91,6 +91,16 @@ class Shardings:
             return contextlib.nullcontext()
         return jax.set_mesh(self.mesh)
 
+    def finished(self, tree: Any) -> Any:
+        """The arrays, waited for where the devices of the mesh share one pool of threads.
+
+        On CPU the programs in flight can take all threads before each device has one,
+        and XLA ends the process where a device waits for the others for long.
+        """
+        if self.mesh is not None and self.mesh.devices.flat[0].platform == "cpu":
+            return jax.block_until_ready(tree)
+        return tree
+
     def _named(self, *spec: Any) -> NamedSharding:
         assert self.mesh is not None
         return NamedSharding(self.mesh, PartitionSpec(*spec))
