@@ -182,7 +182,7 @@ def test_every_public_transformation_has_a_row():
     kinds = optax.GradientTransformation, optax.GradientTransformationExtraArgs
     public = {
         f
-        for f in vars(dpadambc).values()
+        for f in (getattr(dpadambc, name) for name in dpadambc.__all__)
         if inspect.isfunction(f) and inspect.signature(f).return_annotation in kinds
     }
     assert public == {factory for factory, _ in ROWS.values()}
