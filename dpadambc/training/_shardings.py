@@ -92,7 +92,7 @@ class Shardings:
         return jax.set_mesh(self.mesh)
 
     def finished(self, tree: Any) -> Any:
-        """The arrays, waited for where the devices of the mesh share one pool of threads.
+        """The arrays, waited for where the devices of the mesh share a pool of threads.
 
         On CPU the programs in flight can take all threads before each device has one,
         and XLA ends the process where a device waits for the others for long.
