@@ -14,8 +14,8 @@ _COARSEST = 1e-2
 _TOLERANCE = 3e-4
 # A grid of one step, or of all, has no more losses than this: some 100 MB in all.
 _MOST_LOSSES = 3e5
-# Each composition by FFT leaves less than this of rounding in delta: three times the
-# most that it took away in a hundred random runs of up to a million steps.
+# Each composition by FFT takes less than this off delta by rounding: six times the most
+# that `benchmarks.accounting.rounding` finds, in random runs of up to a million steps.
 _ROUNDING = 4e-16
 
 

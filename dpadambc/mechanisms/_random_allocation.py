@@ -60,9 +60,7 @@ import scipy.special
 from dp_accounting import pld
 from dp_accounting.pld import pld_pmf
 
-from dpadambc.mechanisms import (
-    _accountants,
-)
+from dpadambc.mechanisms import _accountants
 
 # What is cut off in each operation: mass under Q below, under P above.
 _TAIL = 1e-20

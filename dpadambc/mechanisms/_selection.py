@@ -58,12 +58,7 @@ import scipy.optimize
 from dp_accounting import dp_event
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from dpadambc.mechanisms import (
-    _astronomical,
-    _epsilon,
-    _events,
-    _losses,
-)
+from dpadambc.mechanisms import _astronomical, _epsilon, _events, _losses
 from dpadambc.mechanisms.trials import (
     Fixed,
     Geometric,

@@ -25,11 +25,7 @@ import jax.numpy as jnp
 
 from dpadambc._core import validate
 from dpadambc.clipping.flat import NeighboringRelation
-from dpadambc.mechanisms import (
-    _epsilon,
-    _events,
-    _names,
-)
+from dpadambc.mechanisms import _epsilon, _events, _names
 from dpadambc.mechanisms.base import Mechanism
 
 __all__ = ["Spending", "compose"]

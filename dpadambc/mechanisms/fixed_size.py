@@ -6,10 +6,7 @@ import dp_accounting
 import optax
 
 from dpadambc.clipping.flat import NeighboringRelation
-from dpadambc.mechanisms import (
-    _events,
-    _replaced_terms,
-)
+from dpadambc.mechanisms import _events, _replaced_terms
 from dpadambc.mechanisms._sampled import FixedSizeSampled
 
 _REPLACE_ONE = NeighboringRelation.REPLACE_ONE

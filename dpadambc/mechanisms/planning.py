@@ -8,9 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from dpadambc.clipping.flat import NeighboringRelation
-from dpadambc.mechanisms import (
-    _events,
-)
+from dpadambc.mechanisms import _events
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.mechanisms.fixed_size import FixedSizeGaussian
 from dpadambc.mechanisms.poisson import PoissonGaussian

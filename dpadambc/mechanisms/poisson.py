@@ -6,9 +6,7 @@ import dp_accounting
 import optax
 
 from dpadambc.clipping.flat import NeighboringRelation
-from dpadambc.mechanisms import (
-    _events,
-)
+from dpadambc.mechanisms import _events
 from dpadambc.mechanisms._sampled import PoissonSampled
 
 _ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE

@@ -10,10 +10,7 @@ import numpy as np
 
 from dpadambc._core import validate
 from dpadambc.clipping.flat import NeighboringRelation
-from dpadambc.mechanisms import (
-    _events,
-    sampling,
-)
+from dpadambc.mechanisms import _events, sampling
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.mechanisms.batch import Batch
 

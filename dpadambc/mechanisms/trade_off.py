@@ -23,10 +23,7 @@ import numpy.typing as npt
 import scipy.stats
 
 from dpadambc._core import validate
-from dpadambc.mechanisms import (
-    _astronomical,
-    _losses,
-)
+from dpadambc.mechanisms import _astronomical, _losses
 
 __all__ = ["TradeOff", "of_event"]
 

@@ -10,8 +10,17 @@ import scipy.integrate
 import scipy.stats
 from dp_accounting.pld import privacy_loss_distribution
 
-from benchmarks.accounting import exact, ours, peers, process, settings, table
+from benchmarks.accounting import (
+    exact,
+    ours,
+    peers,
+    process,
+    rounding,
+    settings,
+    table,
+)
 from benchmarks.accounting.settings import Setting
+from dpadambc.mechanisms import _losses
 
 SMALL = dict(batch_size=100, num_examples=1_000, iterations=20)
 
@@ -188,3 +197,23 @@ def test_an_epsilon_that_is_too_small_is_bold():
         spent = row | {"value": 1.0, "epsilon": 3 / factor}
         reference = references[calibrated.name]
         assert table.is_false(calibrated, spent, reference) == is_false
+
+
+def test_a_tilted_composition_is_that_of_dp_accounting_where_none_rounds():
+    step = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(1.0))
+    relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+    one = _losses.on_grid(step, relation, 1e-2)._pmf_remove.to_dense_pmf()
+    values = 1e-2 * (one._lower_loss + np.arange(one.size))
+    sums, law = rounding.tilted(values, one._probs, 100, 1e-5)
+    epsilon = one.self_compose(100).get_epsilon_for_delta(1e-5)
+    above = sums > epsilon
+    assert law[above] @ -np.expm1(epsilon - sums[above]) == pytest.approx(
+        1e-5, rel=1e-6
+    )
+
+
+def test_more_is_spent_on_rounding_than_it_takes():
+    relation = dp_accounting.NeighboringRelation.REPLACE_ONE
+    taken = rounding.taken(0.7, 0.057, 385, relation, 9.4e-4)
+    recorded = json.loads(rounding.RESULTS.read_text())["most_taken_per_step"]
+    assert 0 < taken <= 2 * recorded < _losses._ROUNDING / 2
