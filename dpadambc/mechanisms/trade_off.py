@@ -11,7 +11,7 @@ rate β). A mechanism that is (ε, δ)-private, for all ε of its profile δ(ε)
 on every attack, whichever of the two data sets is the true one: δ is the larger of the
 two directions, so f is symmetric. The profile is from above, and a maximum over fewer ε
 is smaller, so f is from below and what attackers reach is from above, but for rounding
-in float64, some 1e-12.
+of the sums here in float64, some 1e-12. What it takes off δ in compositions is added.
 """
 
 import dataclasses
@@ -187,4 +187,5 @@ def of_event(
     largest = losses.get_epsilon_for_delta(floor + _LEAST_DELTA)
     epsilons = np.unique(np.linspace(0, min(largest, 700.0), _NUM_EPSILONS))
     deltas = np.asarray(losses.get_delta_for_epsilon(epsilons.tolist()))
+    deltas += _losses.rounding_of(event)  # of the composition
     return TradeOff(epsilons, np.clip(deltas, 0, 1))
