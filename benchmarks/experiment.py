@@ -14,7 +14,7 @@ import numpy as np
 import optax
 
 import dpadambc
-from dpadambc.transforms import moments
+from dpadambc.transforms import corrected_second_moment
 
 NON_PRIVATE = "Adam, not private"
 
@@ -248,7 +248,7 @@ def second_moments(
     )
     floor = variance_floor.variance(noise_variance, B2, state.count)
     corrected = jax.tree.map(
-        lambda v: moments.corrected_second_moment(v, noise_variance, floor), nu_hat
+        lambda v: corrected_second_moment(v, noise_variance, floor), nu_hat
     )
     return SecondMoments(
         flat(nu_hat), flat(corrected), float(noise_variance), float(floor)

@@ -32,7 +32,8 @@ from dpadambc.mechanisms.base import Mechanism
 from dpadambc.mechanisms.private_gradient import privatize
 from dpadambc.transforms import _noise_level
 from dpadambc.transforms.decay import add_decoupled_weight_decay
-from dpadambc.transforms.moments import RelativeFloor, scale_by_adam_bc
+from dpadambc.transforms.moments import scale_by_adam_bc
+from dpadambc.transforms.second_moment import RelativeFloor
 
 Mask = Any | Callable[[optax.Params], Any]
 

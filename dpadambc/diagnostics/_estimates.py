@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from dpadambc._core import precision
-from dpadambc.transforms import _noise_level, moments
+from dpadambc.transforms import _noise_level, _second_moment, moments, second_moment
 
 _STATES = (moments.ScaleByAdamBCState, optax.ScaleByAdamState)
 
@@ -29,7 +29,7 @@ class Settings(NamedTuple):
     b2: jax.typing.ArrayLike
     eps: jax.typing.ArrayLike
     eps_root: jax.typing.ArrayLike
-    variance_floor: jax.typing.ArrayLike | moments.RelativeFloor
+    variance_floor: jax.typing.ArrayLike | second_moment.RelativeFloor
 
 
 class Estimates(NamedTuple):
@@ -71,7 +71,7 @@ class Estimates(NamedTuple):
     @property
     def corrected_step_size(self) -> jax.Array:
         """One over the root of the corrected second moment."""
-        corrected = moments.corrected_second_moment(
+        corrected = second_moment.corrected_second_moment(
             self.nu_hat, self.noise_variance, self.variance_floor
         )
         return _reciprocal(jnp.sqrt(corrected))
@@ -168,13 +168,6 @@ def _average_noise_variances(state: Any, settings: Settings) -> list[Any]:
     return jax.tree.leaves(_noise_level.per_leaf(level, state.nu))
 
 
-def _floor(settings: Settings, noise_variance: jax.Array, count: jax.Array):
-    floor = settings.variance_floor
-    if isinstance(floor, moments.RelativeFloor):
-        return floor.variance(noise_variance, settings.b2, count)
-    return jnp.asarray(floor, float)
-
-
 def _of_state(state: Any, settings: Settings) -> Iterator[tuple[str, Estimates]]:
     count = jnp.maximum(state.count, 1)
     trees = zip(
@@ -194,7 +187,9 @@ def _of_state(state: Any, settings: Settings) -> Iterator[tuple[str, Estimates]]
                 nu,
                 count,
                 noise_variance,
-                _floor(settings, noise_variance, count),
+                _second_moment.floor_at(
+                    settings.variance_floor, noise_variance, settings.b2, count
+                ),
                 settings.b1,
                 settings.b2,
                 settings.eps,

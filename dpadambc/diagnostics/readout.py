@@ -13,7 +13,7 @@ from dpadambc import theory
 from dpadambc._core import validate
 from dpadambc.diagnostics import _estimates
 from dpadambc.diagnostics._estimates import Estimates
-from dpadambc.transforms import _noise_level, moments
+from dpadambc.transforms import _noise_level, second_moment
 
 QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 
@@ -231,8 +231,8 @@ def snapshot(
     b2: jax.typing.ArrayLike = 0.999,
     eps: jax.typing.ArrayLike = 1e-8,
     eps_root: jax.typing.ArrayLike = 0.0,
-    variance_floor: jax.typing.ArrayLike | moments.RelativeFloor = (
-        moments.RelativeFloor(1.0)
+    variance_floor: jax.typing.ArrayLike | second_moment.RelativeFloor = (
+        second_moment.RelativeFloor(1.0)
     ),
     sample_size: int = 16_384,
 ) -> Snapshot:

@@ -1,18 +1,14 @@
 """Optax transformations of a clipped sum and of the private gradient, one a file."""
 
 from dpadambc.transforms.decay import add_decoupled_weight_decay
-from dpadambc.transforms.moments import (
-    RelativeFloor,
-    ScaleByAdamBCState,
-    corrected_second_moment,
-    scale_by_adam_bc,
-)
+from dpadambc.transforms.moments import ScaleByAdamBCState, scale_by_adam_bc
 from dpadambc.transforms.noise import AddDPNoiseState, add_dp_noise
 from dpadambc.transforms.rounding import (
     RoundStochasticallyState,
     round_stochastically,
     stochastic_round,
 )
+from dpadambc.transforms.second_moment import RelativeFloor, corrected_second_moment
 
 __all__ = [
     "AddDPNoiseState",

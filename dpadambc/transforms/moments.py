@@ -1,15 +1,14 @@
 """Adam's moments, with the variance of the noise taken out of the second."""
 
-import dataclasses
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc import theory
 from dpadambc._core import precision, validate
-from dpadambc.transforms import _corrections, _noise_level
+from dpadambc.transforms import _noise_level, _second_moment
+from dpadambc.transforms.second_moment import RelativeFloor
 
 
 class ScaleByAdamBCState(NamedTuple):
@@ -19,79 +18,6 @@ class ScaleByAdamBCState(NamedTuple):
     mu: optax.Updates
     nu: optax.Updates
     noise_variance: Any  # one scalar per level of noise, averaged as nu is
-
-
-@dataclasses.dataclass(frozen=True)
-class RelativeFloor:
-    r"""A floor on the corrected second moment in units of what can be resolved.
-
-    After t steps of noise of variance :math:`\Phi` alone, :math:`\hat v` spreads about
-    :math:`\Phi` with the standard deviation `theory.second_moment_spread`: 141 % of
-    :math:`\Phi` at the first step, 8 % at step 300 and 3 % in the limit, for
-    b2 = 0.999. A corrected moment below that cannot be told from zero. The floor is
-    `factor` times this resolution.
-
-    Args:
-      factor: positive.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> import dpadambc
-      >>> gradient = jnp.array([0.5, 0.2])
-      >>> for factor in (1.0, 0.25):
-      ...     adam_bc = dpadambc.scale_by_adam_bc(
-      ...         0.3, variance_floor=dpadambc.RelativeFloor(factor))
-      ...     updates, _ = adam_bc.update(gradient, adam_bc.init(gradient))
-      ...     print(updates.round(2))
-      [1.25 0.56]
-      [1.25 1.12]
-    """
-
-    factor: float = 1.0
-
-    def __post_init__(self):
-        validate.positive(factor=self.factor)
-
-    def variance(
-        self,
-        noise_variance: jax.typing.ArrayLike,
-        b2: jax.typing.ArrayLike,
-        count: jax.typing.ArrayLike,
-    ) -> jax.Array:
-        """The floor after `count` steps, for the average noise variance over them."""
-        return self.factor * theory.second_moment_spread(noise_variance, b2, count)
-
-
-def _floor(variance_floor, noise_variance, b2, count):
-    if isinstance(variance_floor, RelativeFloor):
-        return variance_floor.variance(noise_variance, b2, count)
-    return variance_floor
-
-
-def corrected_second_moment(
-    nu_hat: jax.Array,
-    noise_variance: jax.typing.ArrayLike,
-    floor: jax.typing.ArrayLike,
-) -> jax.Array:
-    r"""What Adam's second moment would be without the noise, floored.
-
-    .. math:: \max(\hat v - \hat \Phi, \gamma')
-
-    Args:
-      nu_hat: the bias-corrected second moment of the noised gradient, any shape.
-      noise_variance: the bias-corrected average of the noise variance.
-      floor: the least value returned.
-
-    Returns:
-      An array of the shape and dtype of `nu_hat`.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from dpadambc.transforms import moments
-      >>> print(moments.corrected_second_moment(jnp.array([1.5, 0.9]), 1.0, 0.1))
-      [0.5 0.1]
-    """
-    return jnp.maximum(nu_hat - noise_variance, floor).astype(nu_hat.dtype)
 
 
 def scale_by_adam_bc(
@@ -179,49 +105,36 @@ def scale_by_adam_bc(
       Tang et al., `DP-AdamBC: Your DP-Adam Is Actually DP-SGD (Unless You Apply Bias
       Correction) <https://arxiv.org/abs/2312.14334>`_, 2024, Algorithm 1
     """
-    _noise_level.check(noise_stddev)
+    _second_moment.check(noise_stddev, variance_floor)
     validate.decay(b1=b1)
     validate.decay(b2=b2)
-    if not isinstance(variance_floor, RelativeFloor):
-        validate.non_negative(variance_floor=variance_floor)
 
     def init_fn(params):
-        _noise_level.per_leaf(noise_stddev, params)
         zeros = precision.zeros_like(params)
         return ScaleByAdamBCState(
             count=jnp.zeros([], jnp.int32),
             mu=zeros,
             nu=optax.tree.zeros_like(zeros),
-            noise_variance=jax.tree.map(lambda _: jnp.zeros([], float), noise_stddev),
+            noise_variance=_second_moment.init_noise_variance(noise_stddev, params),
         )
 
     def update_fn(updates, state, params=None):
         del params
-        validate.real_tree(updates)
-        _corrections.tell(noise_stddev)
-        updates = optax.tree.cast_like(
-            _corrections.noise_is_corrected(updates), state.mu
-        )
-        stddev = _noise_level.at_step(noise_stddev, state.count)
+        updates = _second_moment.arriving(updates, noise_stddev, state.nu)
         mu = optax.tree.update_moment(updates, state.mu, b1, 1)
-        nu = optax.tree.update_moment_per_elem_norm(updates, state.nu, b2, 2)
-        noise_variance = optax.tree.update_moment(stddev, state.noise_variance, b2, 2)
-
-        count = jnp.asarray(optax.safe_increment(state.count))
-        mu_hat = optax.tree.bias_correction(mu, b1, count)
-        nu_hat = optax.tree.bias_correction(nu, b2, count)
-        noise_hat = optax.tree.bias_correction(noise_variance, b2, count)
-
-        def rescale(m, v, phi):
-            floor = _floor(variance_floor, phi, b2, count)
-            denominator = jnp.sqrt(corrected_second_moment(v, phi, floor))
-            return jnp.where(denominator > 0, m / denominator, 0)
-
-        updates = jax.tree.map(
-            rescale, mu_hat, nu_hat, _noise_level.per_leaf(noise_hat, nu_hat)
+        count, nu, noise_variance = _second_moment.updated(
+            updates, state, noise_stddev, b2
         )
-        mu, nu = (optax.tree.cast_like(x, state.mu) for x in (mu, nu))
-        noise_variance = optax.tree.cast_like(noise_variance, state.noise_variance)
-        return updates, ScaleByAdamBCState(count, mu, nu, noise_variance)
+        mu_hat = optax.tree.bias_correction(mu, b1, count)
+        updates = _second_moment.rescaled(
+            mu_hat,
+            nu,
+            noise_variance,
+            b2=b2,
+            count=count,
+            variance_floor=variance_floor,
+        )
+        kept = optax.tree.cast_like((mu, nu, noise_variance), tuple(state[1:]))
+        return updates, ScaleByAdamBCState(count, *kept)
 
     return optax.GradientTransformation(init_fn, update_fn)

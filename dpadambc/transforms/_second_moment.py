@@ -1,0 +1,83 @@
+"""What every correction does with its second moment: average, subtract, floor."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpadambc._core import validate
+from dpadambc.transforms import _corrections, _noise_level
+from dpadambc.transforms.second_moment import RelativeFloor, corrected_second_moment
+
+
+def check(
+    noise_stddev: _noise_level.NoiseStddev,
+    variance_floor: jax.typing.ArrayLike | RelativeFloor,
+) -> None:
+    """Raises unless these can be the numbers of a correction."""
+    _noise_level.check(noise_stddev)
+    if not isinstance(variance_floor, RelativeFloor):
+        validate.non_negative(variance_floor=variance_floor)
+
+
+def init_noise_variance(noise_stddev: _noise_level.NoiseStddev, params: Any) -> Any:
+    """Zeros, one for each level of noise."""
+    _noise_level.per_leaf(noise_stddev, params)
+    return jax.tree.map(lambda _: jnp.zeros([], float), noise_stddev)
+
+
+def arriving(
+    updates: optax.Updates, noise_stddev: _noise_level.NoiseStddev, nu: optax.Updates
+) -> optax.Updates:
+    """The noised gradient in the dtype of its second moment, seen to be corrected."""
+    validate.real_tree(updates)
+    _corrections.tell(noise_stddev)
+    return optax.tree.cast_like(_corrections.noise_is_corrected(updates), nu)
+
+
+def updated(
+    updates: optax.Updates,
+    state: Any,
+    noise_stddev: _noise_level.NoiseStddev,
+    b2: jax.typing.ArrayLike,
+) -> tuple[jax.Array, optax.Updates, Any]:
+    """Count, second moment and noise variance of a state, after one more gradient."""
+    stddev = _noise_level.at_step(noise_stddev, state.count)
+    nu = optax.tree.update_moment_per_elem_norm(updates, state.nu, b2, 2)
+    noise_variance = optax.tree.update_moment(stddev, state.noise_variance, b2, 2)
+    return jnp.asarray(optax.safe_increment(state.count)), nu, noise_variance
+
+
+def rescaled(
+    updates: optax.Updates,
+    nu: optax.Updates,
+    noise_variance: Any,
+    *,
+    b2: jax.typing.ArrayLike,
+    count: jax.Array,
+    variance_floor: jax.typing.ArrayLike | RelativeFloor,
+) -> optax.Updates:
+    """The updates over the root of the corrected second moment."""
+    nu_hat = optax.tree.bias_correction(nu, b2, count)
+    noise_hat = optax.tree.bias_correction(noise_variance, b2, count)
+
+    def rescale(u, v, phi):
+        floor = floor_at(variance_floor, phi, b2, count)
+        denominator = jnp.sqrt(corrected_second_moment(v, phi, floor))
+        return jnp.where(denominator > 0, u / denominator, 0)
+
+    levels = _noise_level.per_leaf(noise_hat, nu_hat)
+    return jax.tree.map(rescale, updates, nu_hat, levels)
+
+
+def floor_at(
+    variance_floor: jax.typing.ArrayLike | RelativeFloor,
+    noise_variance: jax.typing.ArrayLike,
+    b2: jax.typing.ArrayLike,
+    count: jax.typing.ArrayLike,
+) -> jax.Array:
+    """The floor in force after `count` steps."""
+    if isinstance(variance_floor, RelativeFloor):
+        return variance_floor.variance(noise_variance, b2, count)
+    return jnp.asarray(variance_floor, float)
