@@ -1,0 +1,34 @@
+"""The full optimizers: chains, and nothing else.
+
+Of the private gradient, beside `optax.adam` and `optax.adamw`, `adam_bc` and `adamw_bc`
+take the learning rate and the level of its noise. The others begin with `privatize`,
+and take the learning rate, the mechanism and the key of the noise:
+
+================ =====================================================================
+optimizer        update of the parameters, with the private gradient g
+================ =====================================================================
+`dp_sgd`         η g, with heavy-ball momentum where asked for
+`dp_adam`        η m̂ / (√(v̂ + eps_root) + eps)
+`dp_adam_bc`      η m̂ / √max(v̂ − Φ̂, variance_floor), as `adam_bc`
+`dp_adamw`       η (m̂ / (√(v̂ + eps_root) + eps) + λ θ)
+`dp_adamw_bc`    η (m̂ / √max(v̂ − Φ̂, variance_floor) + λ θ), as `adamw_bc`
+================ =====================================================================
+
+Updates have the dtype of the parameters; all that comes before, the moments too, is in
+at least float32. For a gradient that `clipped_grad` has clipped and summed already,
+chain `add_dp_noise` with an optimizer of the private gradient.
+"""
+
+from dpadambc.optimizers.adam import adam_bc, dp_adam, dp_adam_bc
+from dpadambc.optimizers.adamw import adamw_bc, dp_adamw, dp_adamw_bc
+from dpadambc.optimizers.sgd import dp_sgd
+
+__all__ = [
+    "adam_bc",
+    "adamw_bc",
+    "dp_adam",
+    "dp_adam_bc",
+    "dp_adamw",
+    "dp_adamw_bc",
+    "dp_sgd",
+]

@@ -1,0 +1,54 @@
+"""What the chains have in common: their beginning and their end."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpadambc._core import precision, validate
+from dpadambc.mechanisms import _check
+from dpadambc.mechanisms.base import Mechanism
+from dpadambc.mechanisms.private_gradient import privatize
+from dpadambc.transforms import _noise_level
+
+Mask = Any | Callable[[optax.Params], Any]
+
+
+def private_chain(
+    learning_rate: optax.ScalarOrSchedule,
+    mechanism: Mechanism,
+    key: jax.Array,
+    *stages: optax.GradientTransformation,
+) -> optax.GradientTransformationExtraArgs:
+    """The private gradient, then the stages, then the step."""
+    return optax.chain(privatize(mechanism, key=key), *stages, *stepping(learning_rate))
+
+
+def stepping(
+    learning_rate: optax.ScalarOrSchedule,
+) -> tuple[optax.GradientTransformation, ...]:
+    """The learning rate, and updates in the dtype of the parameters."""
+
+    def cast(updates, params):
+        if params is None:
+            return updates
+        return jax.tree.map(lambda u, p: u.astype(jnp.result_type(p)), updates, params)
+
+    return optax.scale_by_learning_rate(learning_rate), optax.stateless(cast)
+
+
+def scale_by_adam(b1, b2, eps, eps_root) -> optax.GradientTransformation:
+    """Optax's, with its arguments checked and its moments in at least float32."""
+    validate.decay(b1=b1)
+    validate.decay(b2=b2)
+    validate.non_negative(eps=eps)
+    validate.non_negative(eps_root=eps_root)
+    return precision.with_wide_state(optax.scale_by_adam(b1, b2, eps, eps_root))
+
+
+def level(mechanism: Mechanism) -> _noise_level.NoiseStddev:
+    """Of the noise that the mechanism adds."""
+    _check.is_mechanism(mechanism)
+    return mechanism.noise_stddev
