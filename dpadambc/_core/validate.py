@@ -107,6 +107,15 @@ def full_precision(**named: Any) -> None:
         )
 
 
+def floating(**named: Any) -> None:
+    """A floating dtype, or None."""
+    name, value = _single(named)
+    if value is not None and not jnp.issubdtype(jnp.dtype(value), jnp.floating):
+        raise TypeError(
+            f"Expected {name} to be a floating dtype, got {jnp.dtype(value)}."
+        )
+
+
 def typed_key(**named: Any) -> None:
     """One typed JAX key, as `jax.random.key` makes it."""
     name, value = _single(named)

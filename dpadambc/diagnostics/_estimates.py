@@ -30,6 +30,7 @@ class Settings(NamedTuple):
     eps: jax.typing.ArrayLike
     eps_root: jax.typing.ArrayLike
     variance_floor: jax.typing.ArrayLike | second_moment.RelativeFloor
+    correction: jax.typing.ArrayLike
 
 
 class Estimates(NamedTuple):
@@ -49,6 +50,7 @@ class Estimates(NamedTuple):
     b2: jax.typing.ArrayLike
     eps: jax.typing.ArrayLike
     eps_root: jax.typing.ArrayLike
+    correction: jax.typing.ArrayLike
     is_corrected: jax.typing.ArrayLike
 
     @property
@@ -69,10 +71,16 @@ class Estimates(NamedTuple):
         return self.nu_hat - self.noise_variance
 
     @property
+    def is_at_floor(self) -> jax.Array:
+        """Where the floor is in the place of the corrected second moment."""
+        left = self.nu_hat - self.correction * self.noise_variance
+        return left <= self.variance_floor
+
+    @property
     def corrected_step_size(self) -> jax.Array:
         """One over the root of the corrected second moment."""
         corrected = second_moment.corrected_second_moment(
-            self.nu_hat, self.noise_variance, self.variance_floor
+            self.nu_hat, self.correction * self.noise_variance, self.variance_floor
         )
         return _reciprocal(jnp.sqrt(corrected))
 
@@ -194,6 +202,7 @@ def _of_state(state: Any, settings: Settings) -> Iterator[tuple[str, Estimates]]
                 settings.b2,
                 settings.eps,
                 settings.eps_root,
+                settings.correction,
                 is_corrected=isinstance(state, moments.ScaleByAdamBCState),
             ),
         )

@@ -188,6 +188,6 @@ def snapshot(
       >>> print(seen.parameters["['w']"].mean_second_moment.round(2))
       0.13
     """
-    settings = _estimates.Settings(0.0, b1, b2, eps, 0.0, 0.0)
+    settings = _estimates.Settings(0.0, b1, b2, eps, 0.0, 0.0, 1.0)
     step, found = _estimates.find(optax.ScaleByAdamState(*clean_moments), settings)
     return readout._of_estimates(step, found, sample_size, noise_stddev)

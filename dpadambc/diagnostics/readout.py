@@ -139,7 +139,7 @@ def _readout(found: Estimates, noise_variance: jax.Array, sample_size: int) -> R
         first_moment_unit=first_moment_unit,
         second_moment_unit=second_moment_unit,
         mean_second_moment=found.nu_hat.mean(),
-        share_at_floor=jnp.mean(found.excess <= found.variance_floor),
+        share_at_floor=jnp.mean(found.is_at_floor),
         mu_hat=_quantiles(found.mu_hat, sample.mu_hat),
         nu_hat=_quantiles(found.nu_hat, sample.nu_hat),
         update=_quantiles(found.update, sample.update),
@@ -234,6 +234,7 @@ def snapshot(
     variance_floor: jax.typing.ArrayLike | second_moment.RelativeFloor = (
         second_moment.RelativeFloor(1.0)
     ),
+    correction: jax.typing.ArrayLike = 1.0,
     sample_size: int = 16_384,
 ) -> Snapshot:
     """What the moments of a private Adam look like, from the optimizer's state alone.
@@ -266,6 +267,7 @@ def snapshot(
       eps: outside the root, of plain Adam.
       eps_root: inside the root, of plain Adam.
       variance_floor: of the correction.
+      correction: the share of the noise variance that is subtracted.
       sample_size: quantiles and histograms of a parameter with more coordinates than
         this are of so many of them, the same each time: at the default, a share of
         coordinates has a standard error of at most 0.4 %. Least and largest values,
@@ -294,7 +296,9 @@ def snapshot(
       0.85 at the floor
     """
     validate.count(least=1, sample_size=sample_size)
-    settings = _estimates.Settings(noise_stddev, b1, b2, eps, eps_root, variance_floor)
+    settings = _estimates.Settings(
+        noise_stddev, b1, b2, eps, eps_root, variance_floor, correction
+    )
     step, found = _estimates.find(opt_state, settings)
     return _of_estimates(step, found, sample_size)
 

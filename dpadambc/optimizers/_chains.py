@@ -39,13 +39,17 @@ def stepping(
     return optax.scale_by_learning_rate(learning_rate), optax.stateless(cast)
 
 
-def scale_by_adam(b1, b2, eps, eps_root) -> optax.GradientTransformation:
+def scale_by_adam(
+    b1, b2, eps, eps_root, nesterov, mu_dtype
+) -> optax.GradientTransformation:
     """Optax's, with its arguments checked and its moments in at least float32."""
     validate.decay(b1=b1)
     validate.decay(b2=b2)
     validate.non_negative(eps=eps)
     validate.non_negative(eps_root=eps_root)
-    return precision.with_wide_state(optax.scale_by_adam(b1, b2, eps, eps_root))
+    validate.floating(mu_dtype=mu_dtype)
+    adam = optax.scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov)
+    return precision.with_wide_state(adam)
 
 
 def level(mechanism: Mechanism) -> _noise_level.NoiseStddev:

@@ -17,6 +17,9 @@ def adam_bc(
     b2: jax.typing.ArrayLike = 0.999,
     *,
     variance_floor: jax.typing.ArrayLike | RelativeFloor = RelativeFloor(1.0),
+    correction: jax.typing.ArrayLike = 1.0,
+    nesterov: bool = False,
+    mu_dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Adam on a private gradient, with the noise variance out of its second moment.
 
@@ -32,6 +35,10 @@ def adam_bc(
       b2: decay rate of the second moment.
       variance_floor: least corrected second moment, absolute or a `RelativeFloor`;
         see `scale_by_adam_bc`. Tune it together with the learning rate.
+      correction: the share of the noise variance that is subtracted; 0 is the control
+        with the floor alone.
+      nesterov: whether the first moment looks one step ahead, as in NAdam.
+      mu_dtype: of the first moment between steps; at least float32 by default.
 
     Returns:
       An Optax transformation.
@@ -55,7 +62,15 @@ def adam_bc(
       Tang et al., `DP-AdamBC <https://arxiv.org/abs/2312.14334>`_, 2024, Algorithm 1
     """
     return optax.chain(
-        scale_by_adam_bc(noise_stddev, b1=b1, b2=b2, variance_floor=variance_floor),
+        scale_by_adam_bc(
+            noise_stddev,
+            b1=b1,
+            b2=b2,
+            variance_floor=variance_floor,
+            correction=correction,
+            nesterov=nesterov,
+            mu_dtype=mu_dtype,
+        ),
         *_chains.stepping(learning_rate),
     )
 
@@ -69,6 +84,8 @@ def dp_adam(
     b2: float = 0.999,
     eps: float = 1e-8,
     eps_root: float = 0.0,
+    nesterov: bool = False,
+    mu_dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """DP-Adam: Adam on the private gradient, uncorrected.
 
@@ -83,6 +100,8 @@ def dp_adam(
       b2: decay rate of the second moment.
       eps: added outside the square root.
       eps_root: added inside the square root.
+      nesterov: whether the first moment looks one step ahead, as in NAdam.
+      mu_dtype: of the first moment between steps; at least float32 by default.
 
     Returns:
       An Optax transformation; see `dp_sgd`.
@@ -111,7 +130,7 @@ def dp_adam(
         learning_rate,
         mechanism,
         key,
-        _chains.scale_by_adam(b1, b2, eps, eps_root),
+        _chains.scale_by_adam(b1, b2, eps, eps_root, nesterov, mu_dtype),
     )
 
 
@@ -123,6 +142,9 @@ def dp_adam_bc(
     b1: float = 0.9,
     b2: float = 0.999,
     variance_floor: jax.typing.ArrayLike | RelativeFloor = RelativeFloor(1.0),
+    correction: jax.typing.ArrayLike = 1.0,
+    nesterov: bool = False,
+    mu_dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """DP-AdamBC: Adam with the noise variance taken out of the second moment.
 
@@ -134,6 +156,10 @@ def dp_adam_bc(
       b2: decay rate of the second moment.
       variance_floor: least corrected second moment, absolute or a `RelativeFloor`;
         see `scale_by_adam_bc`. Tune it together with the learning rate.
+      correction: the share of the noise variance that is subtracted; 0 is the control
+        with the floor alone.
+      nesterov: whether the first moment looks one step ahead, as in NAdam.
+      mu_dtype: of the first moment between steps; at least float32 by default.
 
     Returns:
       An Optax transformation; see `dp_sgd`.
@@ -162,6 +188,12 @@ def dp_adam_bc(
         mechanism,
         key,
         scale_by_adam_bc(
-            _chains.level(mechanism), b1=b1, b2=b2, variance_floor=variance_floor
+            _chains.level(mechanism),
+            b1=b1,
+            b2=b2,
+            variance_floor=variance_floor,
+            correction=correction,
+            nesterov=nesterov,
+            mu_dtype=mu_dtype,
         ),
     )

@@ -18,6 +18,9 @@ def adamw_bc(
     b2: jax.typing.ArrayLike = 0.999,
     *,
     variance_floor: jax.typing.ArrayLike | RelativeFloor = RelativeFloor(1.0),
+    correction: jax.typing.ArrayLike = 1.0,
+    nesterov: bool = False,
+    mu_dtype: jax.typing.DTypeLike | None = None,
     weight_decay: optax.ScalarOrSchedule = 1e-4,
     mask: _chains.Mask | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -29,6 +32,10 @@ def adamw_bc(
       b1: decay rate of the first moment.
       b2: decay rate of the second moment.
       variance_floor: least corrected second moment; see `adam_bc`.
+      correction: the share of the noise variance that is subtracted; 0 is the control
+        with the floor alone.
+      nesterov: whether the first moment looks one step ahead, as in NAdam.
+      mu_dtype: of the first moment between steps; at least float32 by default.
       weight_decay: see `add_decoupled_weight_decay`.
       mask: where decay applies; everywhere by default.
 
@@ -54,7 +61,15 @@ def adamw_bc(
       `DP-AdamW <https://arxiv.org/abs/2511.07843>`_, 2025, Algorithm 2
     """
     return optax.chain(
-        scale_by_adam_bc(noise_stddev, b1=b1, b2=b2, variance_floor=variance_floor),
+        scale_by_adam_bc(
+            noise_stddev,
+            b1=b1,
+            b2=b2,
+            variance_floor=variance_floor,
+            correction=correction,
+            nesterov=nesterov,
+            mu_dtype=mu_dtype,
+        ),
         add_decoupled_weight_decay(weight_decay, mask=mask),
         *_chains.stepping(learning_rate),
     )
@@ -69,6 +84,8 @@ def dp_adamw(
     b2: float = 0.999,
     eps: float = 1e-8,
     eps_root: float = 0.0,
+    nesterov: bool = False,
+    mu_dtype: jax.typing.DTypeLike | None = None,
     weight_decay: optax.ScalarOrSchedule = 1e-4,
     mask: _chains.Mask | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -85,6 +102,8 @@ def dp_adamw(
       b2: decay rate of the second moment.
       eps: added outside the square root.
       eps_root: added inside the square root.
+      nesterov: whether the first moment looks one step ahead, as in NAdam.
+      mu_dtype: of the first moment between steps; at least float32 by default.
       weight_decay: see `add_decoupled_weight_decay`.
       mask: where decay applies; everywhere by default.
 
@@ -115,7 +134,7 @@ def dp_adamw(
         learning_rate,
         mechanism,
         key,
-        _chains.scale_by_adam(b1, b2, eps, eps_root),
+        _chains.scale_by_adam(b1, b2, eps, eps_root, nesterov, mu_dtype),
         add_decoupled_weight_decay(weight_decay, mask=mask),
     )
 
@@ -128,6 +147,9 @@ def dp_adamw_bc(
     b1: float = 0.9,
     b2: float = 0.999,
     variance_floor: jax.typing.ArrayLike | RelativeFloor = RelativeFloor(1.0),
+    correction: jax.typing.ArrayLike = 1.0,
+    nesterov: bool = False,
+    mu_dtype: jax.typing.DTypeLike | None = None,
     weight_decay: optax.ScalarOrSchedule = 1e-4,
     mask: _chains.Mask | None = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -140,6 +162,10 @@ def dp_adamw_bc(
       b1: decay rate of the first moment.
       b2: decay rate of the second moment.
       variance_floor: least corrected second moment; see `dp_adam_bc`.
+      correction: the share of the noise variance that is subtracted; 0 is the control
+        with the floor alone.
+      nesterov: whether the first moment looks one step ahead, as in NAdam.
+      mu_dtype: of the first moment between steps; at least float32 by default.
       weight_decay: see `add_decoupled_weight_decay`.
       mask: where decay applies; everywhere by default.
 
@@ -171,7 +197,13 @@ def dp_adamw_bc(
         mechanism,
         key,
         scale_by_adam_bc(
-            _chains.level(mechanism), b1=b1, b2=b2, variance_floor=variance_floor
+            _chains.level(mechanism),
+            b1=b1,
+            b2=b2,
+            variance_floor=variance_floor,
+            correction=correction,
+            nesterov=nesterov,
+            mu_dtype=mu_dtype,
         ),
         add_decoupled_weight_decay(weight_decay, mask=mask),
     )

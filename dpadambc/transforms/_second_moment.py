@@ -14,9 +14,11 @@ from dpadambc.transforms.second_moment import RelativeFloor, corrected_second_mo
 def check(
     noise_stddev: _noise_level.NoiseStddev,
     variance_floor: jax.typing.ArrayLike | RelativeFloor,
+    correction: jax.typing.ArrayLike,
 ) -> None:
     """Raises unless these can be the numbers of a correction."""
     _noise_level.check(noise_stddev)
+    validate.non_negative(correction=correction)
     if not isinstance(variance_floor, RelativeFloor):
         validate.non_negative(variance_floor=variance_floor)
 
@@ -57,6 +59,7 @@ def rescaled(
     b2: jax.typing.ArrayLike,
     count: jax.Array,
     variance_floor: jax.typing.ArrayLike | RelativeFloor,
+    correction: jax.typing.ArrayLike,
 ) -> optax.Updates:
     """The updates over the root of the corrected second moment."""
     nu_hat = optax.tree.bias_correction(nu, b2, count)
@@ -64,7 +67,7 @@ def rescaled(
 
     def rescale(u, v, phi):
         floor = floor_at(variance_floor, phi, b2, count)
-        denominator = jnp.sqrt(corrected_second_moment(v, phi, floor))
+        denominator = jnp.sqrt(corrected_second_moment(v, correction * phi, floor))
         return jnp.where(denominator > 0, u / denominator, 0)
 
     levels = _noise_level.per_leaf(noise_hat, nu_hat)

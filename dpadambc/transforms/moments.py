@@ -26,6 +26,9 @@ def scale_by_adam_bc(
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.999,
     variance_floor: jax.typing.ArrayLike | RelativeFloor = RelativeFloor(1.0),
+    correction: jax.typing.ArrayLike = 1.0,
+    nesterov: bool = False,
+    mu_dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformation:
     r"""Rescales by Adam's rule, corrected for the noise in the second moment.
 
@@ -66,11 +69,12 @@ def scale_by_adam_bc(
     Guarantees:
       * The state is computed from what comes in and from public numbers alone: behind
         `add_dp_noise` it is as private as the noised gradients.
-      * Moments are kept in at least float32 whatever the dtype of the parameters,
-        since :math:`\hat v - \hat \Phi` is a small difference; updates are in at least
-        float32.
-      * Without noise and with floor 0 this is `optax.scale_by_adam(eps=0)`, except
-        that a coordinate whose gradients were all zero gets 0 instead of NaN.
+      * The second moment is kept in at least float32 whatever the dtype of the
+        parameters, since :math:`\hat v - \hat \Phi` is a small difference; updates are
+        in at least float32.
+      * Without noise, or with `correction=0`, and with floor 0 this is
+        `optax.scale_by_adam(eps=0)`, except that a coordinate whose gradients were all
+        zero gets 0 instead of NaN.
 
     Args:
       noise_stddev: :math:`\sigma`, the standard deviation of the noise in the gradient
@@ -81,15 +85,21 @@ def scale_by_adam_bc(
       variance_floor: :math:`\gamma'`, either a number (the papers' absolute floor, in
         the unit of the squared gradient; it takes the place of Adam's eps, which is
         not used) or a `RelativeFloor`.
+      correction: the share of :math:`\hat \Phi` that is subtracted. 1 is the published
+        rule; 0 is the control for it, with the same floor and nothing subtracted.
+      nesterov: whether the first moment looks one step ahead, as in NAdam:
+        :math:`\hat m = b_1 m_t / (1 - b_1^{t+1}) + (1 - b_1) g_t / (1 - b_1^t)`.
+      mu_dtype: of the first moment between steps, such as `jnp.bfloat16` to save
+        memory; at least float32, as the second moment, by default.
 
     Returns:
       An Optax transformation.
 
     Raises:
-      ValueError: if a decay rate is outside [0, 1), or a noise level or the floor is
-        negative or not finite.
-      TypeError: if a number is not a number, or was rounded to less than float32, or a
-        gradient is complex.
+      ValueError: if a decay rate is outside [0, 1), or a noise level, the floor or the
+        correction is negative or not finite.
+      TypeError: if a number is not a number, or was rounded to less than float32, if
+        `mu_dtype` is not floating, or a gradient is complex.
 
     Example:
       >>> import jax.numpy as jnp
@@ -105,7 +115,8 @@ def scale_by_adam_bc(
       Tang et al., `DP-AdamBC: Your DP-Adam Is Actually DP-SGD (Unless You Apply Bias
       Correction) <https://arxiv.org/abs/2312.14334>`_, 2024, Algorithm 1
     """
-    _second_moment.check(noise_stddev, variance_floor)
+    _second_moment.check(noise_stddev, variance_floor, correction)
+    validate.floating(mu_dtype=mu_dtype)
     validate.decay(b1=b1)
     validate.decay(b2=b2)
 
@@ -113,7 +124,7 @@ def scale_by_adam_bc(
         zeros = precision.zeros_like(params)
         return ScaleByAdamBCState(
             count=jnp.zeros([], jnp.int32),
-            mu=zeros,
+            mu=optax.tree.cast(zeros, mu_dtype),
             nu=optax.tree.zeros_like(zeros),
             noise_variance=_second_moment.init_noise_variance(noise_stddev, params),
         )
@@ -126,6 +137,10 @@ def scale_by_adam_bc(
             updates, state, noise_stddev, b2
         )
         mu_hat = optax.tree.bias_correction(mu, b1, count)
+        if nesterov:
+            ahead = optax.tree.bias_correction(mu, b1, optax.safe_increment(count))
+            now = optax.tree.bias_correction(updates, b1, count)
+            mu_hat = optax.tree.update_moment(now, ahead, b1, 1)
         updates = _second_moment.rescaled(
             mu_hat,
             nu,
@@ -133,6 +148,7 @@ def scale_by_adam_bc(
             b2=b2,
             count=count,
             variance_floor=variance_floor,
+            correction=correction,
         )
         kept = optax.tree.cast_like((mu, nu, noise_variance), tuple(state[1:]))
         return updates, ScaleByAdamBCState(count, *kept)

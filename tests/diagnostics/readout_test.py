@@ -644,3 +644,17 @@ def test_advice_judges_the_last_snapshot_of_a_record():
     record = diagnostics.stack([early, late])
     assert diagnostics.advise(record) == diagnostics.advise(late)
     assert diagnostics.advise(record) != diagnostics.advise(early)
+
+
+def test_the_share_at_the_floor_is_of_the_correction_that_was_made():
+    """Nothing subtracted: none is at the floor but what is below it."""
+    noise = jax.random.normal(jax.random.key(0), (100, 1_000))
+    for correction, expected in ((1.0, 0.85), (0.0, 0.0)):
+        adam_bc = dpadambc.scale_by_adam_bc(1.0, correction=correction)
+        state, _ = jax.lax.scan(
+            lambda state, g, tx=adam_bc: (tx.update(g, state)[1], None),
+            adam_bc.init(noise[0]),
+            noise,
+        )
+        seen = diagnostics.snapshot(state, correction=correction)
+        assert float(seen.share_at_floor) == pytest.approx(expected, abs=0.02)

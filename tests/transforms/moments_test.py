@@ -1,5 +1,6 @@
 """The corrected second moment is the clean one, however the noise level moves."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,9 +9,11 @@ import pytest
 
 import dpadambc
 from dpadambc import RelativeFloor, theory
+from tests import common
 
 GRADIENTS = np.array([[1e-4, -3e-4, 5e-5], [2e-4, -1e-4, -5e-5], [1.5e-4, 2e-4, 1e-4]])
 START = np.array([0.5, -0.25, 0.125])
+KEY = jax.random.key(0)
 
 
 def run(tx, gradients, params):
@@ -325,3 +328,77 @@ def test_updates_are_those_of_the_equations_when_the_level_moves(floor, x64):
                 least = 0.5 * phi_hat * np.sqrt(2 * 0.1 / 1.9 * settling)
             expected = m_hat / np.sqrt(np.maximum(v_hat - phi_hat, least))
             np.testing.assert_allclose(updates[name], expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("correction", [0.0, 0.5, 1.5])
+def test_a_share_of_the_noise_variance_is_subtracted_and_the_floor_stays(correction):
+    """In the place of the whole: the floor is in units of all of the noise."""
+    gradients = np.random.default_rng(3).normal(size=(30, 200)).astype(np.float32)
+    tx = dpadambc.scale_by_adam_bc(0.9, correction=correction)
+    _, state = run(tx, gradients, jnp.zeros(200))
+    updates, _ = tx.update(jnp.asarray(gradients[0]), state)
+    m, v = (np.float64(x) for x in (state.mu, state.nu))
+    m, v = 0.9 * m + 0.1 * gradients[0], 0.999 * v + 0.001 * gradients[0] ** 2
+    m_hat, v_hat = m / (1 - 0.9**31), v / (1 - 0.999**31)
+    floor = float(RelativeFloor(1.0).variance(0.81, 0.999, 31))
+    left = np.maximum(v_hat - correction * 0.81, floor)
+    np.testing.assert_allclose(updates, m_hat / np.sqrt(left), rtol=1e-3)
+    # Negative control: all of it is another update.
+    whole = np.maximum(v_hat - 0.81, floor)
+    assert np.max(abs(updates * np.sqrt(whole) - m_hat)) > 1e-2
+
+
+def test_the_floor_alone_is_adam_wherever_it_does_not_bind():
+    gradients = np.random.default_rng(4).normal(size=(40, 100)).astype(np.float32)
+    control = dpadambc.scale_by_adam_bc(0.5, correction=0.0, variance_floor=1e-12)
+    ends = [
+        run(optax.chain(tx, optax.scale(-0.1)), gradients, jnp.zeros(100))[0]
+        for tx in (control, optax.scale_by_adam(eps=0.0))
+    ]
+    chex.assert_trees_all_close(*ends, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mu_dtype", [None, "bfloat16"])
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_nesterov_and_the_dtype_of_the_first_moment_are_those_of_optax(
+    nesterov, mu_dtype
+):
+    """Without noise and floor: the same updates and the same first moment."""
+    ours = dpadambc.scale_by_adam_bc(
+        0.0, variance_floor=0.0, nesterov=nesterov, mu_dtype=mu_dtype
+    )
+    optaxs = optax.scale_by_adam(eps=0.0, nesterov=nesterov, mu_dtype=mu_dtype)
+    gradients = np.random.default_rng(5).normal(size=(20, 50)).astype(np.float32)
+    states = [tx.init(jnp.zeros(50)) for tx in (ours, optaxs)]
+    for g in gradients:
+        (u, a), (v, b) = (
+            tx.update(jnp.asarray(g), s)
+            for tx, s in zip((ours, optaxs), states, strict=True)
+        )
+        states = [a, b]
+        chex.assert_trees_all_close(u, v, rtol=1e-6)
+    chex.assert_trees_all_equal((a.mu, a.nu), (b.mu, b.nu))
+    chex.assert_type([a.mu, a.nu], [jnp.dtype(mu_dtype or "float32"), jnp.float32])
+
+
+def test_nesterov_is_another_update():
+    """Negative control of the test above."""
+    g = jnp.array([0.3, -0.7])
+    first, second = (
+        run(dpadambc.scale_by_adam_bc(0.1, nesterov=n), [g, -g], jnp.zeros(2))[0]
+        for n in (False, True)
+    )
+    assert np.all(abs(first - second) > 1e-2)
+
+
+@pytest.mark.parametrize("bad", [-0.5, float("nan")])
+def test_refuses_a_correction_that_is_no_share(bad):
+    with pytest.raises(ValueError, match="Expected correction to be non-negative"):
+        dpadambc.scale_by_adam_bc(0.1, correction=bad)
+
+
+def test_refuses_a_first_moment_of_integers():
+    with pytest.raises(TypeError, match="Expected mu_dtype to be a floating dtype"):
+        dpadambc.scale_by_adam_bc(0.1, mu_dtype="int8")
+    with pytest.raises(TypeError, match="Expected mu_dtype to be a floating dtype"):
+        dpadambc.dp_adam(0.1, common.poisson_gaussian(), key=KEY, mu_dtype=jnp.int8)
