@@ -37,6 +37,7 @@ __all__ = [
     "dp_adam_bc",
     "dp_adamw",
     "dp_adamw_bc",
+    "dp_rms_bc",
     "dp_sgd",
     "explain",
     "gradients",
@@ -48,8 +49,10 @@ __all__ = [
     "per_example_norms",
     "per_example_value_and_grad",
     "privatize",
+    "rms_bc",
     "round_stochastically",
     "scale_by_adam_bc",
+    "scale_by_rms_bc",
     "sensitivity",
     "theory",
     "training",
@@ -103,7 +106,9 @@ if TYPE_CHECKING:
         dp_adam_bc,
         dp_adamw,
         dp_adamw_bc,
+        dp_rms_bc,
         dp_sgd,
+        rms_bc,
     )
     from dpadambc.transforms import (
         RelativeFloor,
@@ -111,6 +116,7 @@ if TYPE_CHECKING:
         add_dp_noise,
         round_stochastically,
         scale_by_adam_bc,
+        scale_by_rms_bc,
     )
 else:
     __getattr__ = lazy.attribute(
@@ -142,6 +148,7 @@ else:
             "dp_adam_bc": "optimizers",
             "dp_adamw": "optimizers",
             "dp_adamw_bc": "optimizers",
+            "dp_rms_bc": "optimizers",
             "dp_sgd": "optimizers",
             "explain": "clipping",
             "gradients": "gradients",
@@ -153,8 +160,10 @@ else:
             "per_example_norms": "gradients",
             "per_example_value_and_grad": "gradients",
             "privatize": "mechanisms",
+            "rms_bc": "optimizers",
             "round_stochastically": "transforms",
             "scale_by_adam_bc": "transforms",
+            "scale_by_rms_bc": "transforms",
             "sensitivity": "clipping",
             "theory": "theory",
             "training": "training",

@@ -48,6 +48,7 @@ RETURNED = {
     "Result",
     "RoundStochasticallyState",
     "ScaleByAdamBCState",
+    "ScaleByRmsBCState",
     "SearchResult",
     "Seen",
     "Snapshot",

@@ -31,6 +31,15 @@ ROWS = {
     "dp_adam eps_root": (dpadambc.dp_adam, dict(eps=0.0, eps_root=1e-8)),
     "dp_adam_bc": (dpadambc.dp_adam_bc, {}),
     "dp_adam_bc absolute": (dpadambc.dp_adam_bc, dict(variance_floor=1e-8)),
+    "dp_adam nesterov": (
+        dpadambc.dp_adam,
+        dict(nesterov=True, mu_dtype="float32"),
+    ),
+    "dp_adam_bc nesterov": (
+        dpadambc.dp_adam_bc,
+        dict(nesterov=True, correction=0.5, mu_dtype="float32"),
+    ),
+    "dp_rms_bc": (dpadambc.dp_rms_bc, {}),
     "dp_adamw": (dpadambc.dp_adamw, dict(weight_decay=0.1)),
     "dp_adamw_bc": (dpadambc.dp_adamw_bc, dict(weight_decay=0.1)),
     "dp_adamw_bc mask": (
@@ -81,7 +90,7 @@ def dtypes_and_shapes(tree):
 # Of which the other rows are parts: each public optimizer once, with most options.
 FULLEST = {
     *("dp_sgd nesterov", "dp_adam eps_root", "dp_adam_bc"),
-    *("dp_adamw", "dp_adamw_bc mask"),
+    *("dp_adamw", "dp_adamw_bc mask", "dp_rms_bc"),
 }
 every_row = pytest.mark.parametrize(
     "name", [name if name in FULLEST else common.slow(name) for name in ROWS]
@@ -351,7 +360,7 @@ def test_minimises_a_quadratic_without_noise(name):
         iterations=1,
         normalize_by=float(BATCH),
     )
-    learning_rate = 0.02 if "dp_sgd" in name else 0.05
+    learning_rate = 0.02 if name.startswith(("dp_sgd", "dp_rms")) else 0.05
     tx = make(name, mechanism=quiet, learning_rate=learning_rate)
     # Decay pulls to zero, so the minimum is put there.
     loss_fn = lambda p, x: sum(jnp.sum((leaf * x) ** 2) for leaf in jax.tree.leaves(p))

@@ -13,8 +13,7 @@ from dpadambc.audit import _noise, _statistics, _steps
 from dpadambc.audit._finding import Finding, not_tested, within
 from dpadambc.mechanisms import _check
 from dpadambc.mechanisms.base import Mechanism
-from dpadambc.transforms import _noise_level
-from dpadambc.transforms.moments import ScaleByAdamBCState
+from dpadambc.transforms import ScaleByAdamBCState, ScaleByRmsBCState, _noise_level
 
 _CHECK = "correction"
 _STEPS = 24
@@ -23,7 +22,7 @@ _ROUNDING = 1e-3
 
 
 def _is_correction(node: Any) -> bool:
-    return isinstance(node, ScaleByAdamBCState)
+    return isinstance(node, ScaleByAdamBCState | ScaleByRmsBCState)
 
 
 def _moments(opt_state: Any) -> list[tuple[jax.Array, jax.Array]]:
@@ -39,7 +38,7 @@ def _moments(opt_state: Any) -> list[tuple[jax.Array, jax.Array]]:
 
 
 def is_corrected(make_optimizer: _noise.Make, params: optax.Params) -> bool:
-    """Whether there is a `scale_by_adam_bc` in the state of an optimizer."""
+    """Whether the state of an optimizer has a correction, as of `scale_by_adam_bc`."""
     state = jax.eval_shape(
         lambda key: make_optimizer(key).init(params), jax.random.key(0)
     )
@@ -64,7 +63,7 @@ def correction(
 
     Returns:
       A `Finding`: the largest deviation of mean v̂ from mean Φ̂, relative. *Not tested*
-      if there is no `scale_by_adam_bc` in the chain.
+      if there is neither `scale_by_adam_bc` nor `scale_by_rms_bc` in the chain.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax
@@ -96,7 +95,7 @@ def _of_steps(init: Any, step: Any, zero: Any) -> Finding:
     """The finding for a step, with data whose gradient is zero."""
     shapes = jax.eval_shape(init, jax.random.key(0))
     if not jax.eval_shape(_moments, shapes):
-        return not_tested(_CHECK, "no scale_by_adam_bc in the state.")
+        return not_tested(_CHECK, "no scale_by_adam_bc or _rms_bc in the state.")
     nodes = jax.tree.leaves(shapes, is_leaf=_is_correction)
     size = sum(
         math.prod(x.shape)

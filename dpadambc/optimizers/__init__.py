@@ -1,8 +1,9 @@
 """The full optimizers: chains, and nothing else.
 
-Of the private gradient, beside `optax.adam` and `optax.adamw`, `adam_bc` and `adamw_bc`
-take the learning rate and the level of its noise. The others begin with `privatize`,
-and take the learning rate, the mechanism and the key of the noise:
+Of the private gradient, beside `optax.adam`, `optax.adamw` and `optax.rmsprop`,
+`adam_bc`, `adamw_bc` and `rms_bc` take the learning rate and the level of its noise.
+The others begin with `privatize`, and take the learning rate, the mechanism and the key
+of the noise:
 
 ================ =====================================================================
 optimizer        update of the parameters, with the private gradient g
@@ -12,6 +13,7 @@ optimizer        update of the parameters, with the private gradient g
 `dp_adam_bc`      η m̂ / √max(v̂ − Φ̂, variance_floor), as `adam_bc`
 `dp_adamw`       η (m̂ / (√(v̂ + eps_root) + eps) + λ θ)
 `dp_adamw_bc`    η (m̂ / √max(v̂ − Φ̂, variance_floor) + λ θ), as `adamw_bc`
+`dp_rms_bc`      η g / √max(v̂ − Φ̂, variance_floor), as `rms_bc`
 ================ =====================================================================
 
 Updates have the dtype of the parameters; all that comes before, the moments too, is in
@@ -21,6 +23,7 @@ chain `add_dp_noise` with an optimizer of the private gradient.
 
 from dpadambc.optimizers.adam import adam_bc, dp_adam, dp_adam_bc
 from dpadambc.optimizers.adamw import adamw_bc, dp_adamw, dp_adamw_bc
+from dpadambc.optimizers.rms import dp_rms_bc, rms_bc
 from dpadambc.optimizers.sgd import dp_sgd
 
 __all__ = [
@@ -30,5 +33,7 @@ __all__ = [
     "dp_adam_bc",
     "dp_adamw",
     "dp_adamw_bc",
+    "dp_rms_bc",
     "dp_sgd",
+    "rms_bc",
 ]

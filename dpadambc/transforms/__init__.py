@@ -3,6 +3,7 @@
 from dpadambc.transforms.decay import add_decoupled_weight_decay
 from dpadambc.transforms.moments import ScaleByAdamBCState, scale_by_adam_bc
 from dpadambc.transforms.noise import AddDPNoiseState, add_dp_noise
+from dpadambc.transforms.rms import ScaleByRmsBCState, scale_by_rms_bc
 from dpadambc.transforms.rounding import (
     RoundStochasticallyState,
     round_stochastically,
@@ -15,10 +16,12 @@ __all__ = [
     "RelativeFloor",
     "RoundStochasticallyState",
     "ScaleByAdamBCState",
+    "ScaleByRmsBCState",
     "add_decoupled_weight_decay",
     "add_dp_noise",
     "corrected_second_moment",
     "round_stochastically",
     "scale_by_adam_bc",
+    "scale_by_rms_bc",
     "stochastic_round",
 ]

@@ -1,0 +1,108 @@
+"""RMSProp, with the variance of the noise taken out of its second moment."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpadambc._core import precision, validate
+from dpadambc.transforms import _noise_level, _second_moment
+from dpadambc.transforms.second_moment import RelativeFloor
+
+
+class ScaleByRmsBCState(NamedTuple):
+    """State of `scale_by_rms_bc`: a moving average of noised gradients only."""
+
+    count: jax.Array  # shape=(), dtype=int32
+    nu: optax.Updates
+    noise_variance: Any  # one scalar per level of noise, averaged as nu is
+
+
+def scale_by_rms_bc(
+    noise_stddev: _noise_level.NoiseStddev,
+    *,
+    decay: jax.typing.ArrayLike = 0.9,
+    variance_floor: jax.typing.ArrayLike | RelativeFloor = RelativeFloor(1.0),
+    correction: jax.typing.ArrayLike = 1.0,
+) -> optax.GradientTransformation:
+    r"""Rescales by RMSProp's rule, corrected for the noise in the second moment.
+
+    It is `scale_by_adam_bc` without a first moment, and without the memory for one:
+
+    .. math::
+
+      u_t = \tilde g_t / \sqrt{\max(\hat v - \hat \Phi, \gamma')}
+
+    with :math:`\hat v` and :math:`\hat \Phi` the moving averages of decay
+    :math:`\beta` of the squared gradient and of the variance of its noise, each divided
+    by :math:`1 - \beta^t`. A decay of 0.9, RMSProp's, averages some ten squares, which
+    resolve 32 % of :math:`\Phi`; 0.999 resolves 3 % (`theory.second_moment_spread`).
+
+    Guarantees:
+      * The state is computed from what comes in and from public numbers alone: behind
+        `add_dp_noise` it is as private as the noised gradients.
+      * The second moment is kept in at least float32; updates are in at least float32.
+      * The updates are those of `scale_by_adam_bc(b1=0, b2=decay)`.
+
+    Args:
+      noise_stddev: :math:`\sigma`, the standard deviation of the noise in the gradient
+        that comes in, *the same value that `add_dp_noise` was given*; see
+        `scale_by_adam_bc`.
+      decay: :math:`\beta`, of the second moment and of the noise variance.
+      variance_floor: :math:`\gamma'`, a number or a `RelativeFloor`.
+      correction: the share of :math:`\hat \Phi` that is subtracted; see
+        `scale_by_adam_bc`.
+
+    Returns:
+      An Optax transformation.
+
+    Raises:
+      ValueError: if the decay rate is outside [0, 1), or a noise level, the floor or
+        the correction is negative or not finite.
+      TypeError: if a number is not a number, or was rounded to less than float32, or a
+        gradient is complex.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import dpadambc
+      >>> params = jnp.zeros(2)
+      >>> rms_bc = dpadambc.scale_by_rms_bc(noise_stddev=0.3)
+      >>> updates, state = rms_bc.update(jnp.array([0.5, 0.2]), rms_bc.init(params))
+      >>> print(updates.round(2))
+      [1.25 0.56]
+
+    References:
+      Tieleman and Hinton, *RMSProp*, 2012, in the form of `optax.scale_by_rms` with
+      `bias_correction`; the correction of
+      `DP-AdamBC <https://arxiv.org/abs/2312.14334>`_, 2024
+    """
+    _second_moment.check(noise_stddev, variance_floor, correction)
+    validate.decay(decay=decay)
+
+    def init_fn(params):
+        return ScaleByRmsBCState(
+            count=jnp.zeros([], jnp.int32),
+            nu=precision.zeros_like(params),
+            noise_variance=_second_moment.init_noise_variance(noise_stddev, params),
+        )
+
+    def update_fn(updates, state, params=None):
+        del params
+        updates = _second_moment.arriving(updates, noise_stddev, state.nu)
+        count, nu, noise_variance = _second_moment.updated(
+            updates, state, noise_stddev, decay
+        )
+        updates = _second_moment.rescaled(
+            updates,
+            nu,
+            noise_variance,
+            b2=decay,
+            count=count,
+            variance_floor=variance_floor,
+            correction=correction,
+        )
+        kept = optax.tree.cast_like((nu, noise_variance), tuple(state[1:]))
+        return updates, ScaleByRmsBCState(count, *kept)
+
+    return optax.GradientTransformation(init_fn, update_fn)
