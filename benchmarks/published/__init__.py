@@ -1,0 +1,1 @@
+"""What the papers published, beside what this project finds."""
