@@ -1,0 +1,101 @@
+"""What may not be clipped per example: anything but gradients of single examples."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpadambc._core import shard_map
+from dpadambc.gradients import _leaves, _seal
+
+
+def refuse_misspelt_mask(extra_args: dict[str, Any], batch_size: int) -> None:
+    """Raises for an extra argument that can only be meant as the padding mask."""
+    for name, value in extra_args.items():
+        if "padding" in name or getattr(value, "shape", None) == (batch_size,):
+            raise TypeError(
+                f"Expected the padding mask as is_padding_example, got {name}. Without"
+                " the mask, padding would be summed as if it were data."
+            )
+
+
+def _refuse_array(name: str, leaf: Any, expected: tuple[int, ...]) -> None:
+    """Raises for what is not, or no longer, gradients of single examples."""
+    shape, dtype = jnp.shape(leaf), jnp.result_type(leaf)
+    if shape[1:] != expected or not shape or not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(
+            f"Expected {name} to hold one gradient per example, for parameters of"
+            f" shape {expected}, got an array of shape {shape}, {dtype}. Gradients that"
+            " are averaged over the batch cannot be clipped per example: make them"
+            " with dpadambc.per_example_grad. Behind dpadambc.clipped_grad, which has"
+            " clipped and summed already, chain dpadambc.add_dp_noise with an optimizer"
+            " of the private gradient, such as dpadambc.adam_bc."
+        )
+    raise TypeError(
+        f"Expected {name} as dpadambc.per_example_grad returns it, got an array of"
+        f" shape {shape}, which does not say what became of it: put clip_per_example"
+        " first, with nothing before it that could mix examples. Gradients per example"
+        " of your own go through dpadambc.as_per_example."
+    )
+
+
+def _refuse_touched(name: str, leaf: _leaves.PerExampleGradient) -> None:
+    """Raises where something has been between the gradient function and the clip."""
+    if not _seal.has_its_kind(leaf.seal):
+        raise TypeError(
+            f"Expected {name} untouched since dpadambc.per_example_grad, got a broken"
+            f" seal, of dtype {leaf.seal.dtype}: put clip_per_example first."
+        )
+    varying = set(shard_map.varying_axes(leaf.seal))
+    summed = set(leaf.axes) & shard_map.all_axes() - varying
+    if summed:
+        raise ValueError(
+            f"Expected {name} of the examples of each device, got what was made of all"
+            f" along {sorted(summed)}, by jax.lax.psum, say: put clip_per_example"
+            " first, and sum over devices what it returns."
+        )
+    split = set(shard_map.varying_axes(leaf.sealed)) - varying
+    if split:
+        raise ValueError(
+            f"Expected {name} whole on each device, got parameters that are split"
+            f" along {sorted(split)} of a jax.shard_map: the norm of a part is not that"
+            " of the gradient. Gather them before the gradient is taken, or leave it to"
+            " jax.jit to split them, on a mesh with Auto or Explicit axes."
+        )
+
+
+def leaves_of(
+    gradients: optax.Updates, params: optax.Params | None
+) -> list[_leaves.PerExampleGradient]:
+    """The leaves; raises unless each is sealed, of its parameter, and as long."""
+    if params is None:
+        raise ValueError(
+            "clip_per_example needs the parameters, to tell per-example gradients from"
+            " averaged ones. Call update(gradients, state, params)."
+        )
+    parameters = dict(jax.tree_util.tree_leaves_with_path(params))
+    paths = jax.tree_util.tree_leaves_with_path(
+        gradients, is_leaf=_leaves.is_per_example
+    )
+    sizes: dict[int, str] = {}
+    for path, leaf in paths:
+        name = jax.tree_util.keystr(path) or "the gradient"
+        if path not in parameters:
+            raise ValueError(f"Expected gradients shaped like params, got {name} too.")
+        expected = jnp.shape(parameters[path])
+        if not _leaves.is_per_example(leaf):
+            _refuse_array(name, leaf, expected)
+        if leaf.shape != expected:
+            raise ValueError(
+                f"Expected {name} to hold gradients of shape {expected}, got"
+                f" {leaf.shape}."
+            )
+        _refuse_touched(name, leaf)
+        sizes.setdefault(leaf.batch_size, name)
+    if len(sizes) > 1:
+        listed = ", ".join(f"{name} has {size}" for size, name in sizes.items())
+        raise ValueError(
+            f"Expected all gradients to have the same batch size, but {listed}."
+        )
+    return [leaf for _, leaf in paths]
