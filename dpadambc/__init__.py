@@ -33,6 +33,7 @@ __all__ = [
     "clipped_value_and_grad",
     "clipping",
     "diagnostics",
+    "dp2_rmsprop",
     "dp_adam",
     "dp_adam_bc",
     "dp_adamw",
@@ -102,6 +103,7 @@ if TYPE_CHECKING:
     from dpadambc.optimizers import (
         adam_bc,
         adamw_bc,
+        dp2_rmsprop,
         dp_adam,
         dp_adam_bc,
         dp_adamw,
@@ -144,6 +146,7 @@ else:
             "clipped_value_and_grad": "clipping",
             "clipping": "clipping",
             "diagnostics": "diagnostics",
+            "dp2_rmsprop": "optimizers",
             "dp_adam": "optimizers",
             "dp_adam_bc": "optimizers",
             "dp_adamw": "optimizers",

@@ -33,6 +33,7 @@ RETURNED = {
     "Advice",
     "Choice",
     "ClippedGrad",
+    "DelayedPreconditionerState",
     "Explanation",
     "GradientStatistics",
     "Mechanism",

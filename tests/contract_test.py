@@ -48,6 +48,10 @@ ROWS = {
             weight_decay=0.1, mask=lambda p: jax.tree.map(lambda x: jnp.ndim(x) > 1, p)
         ),
     ),
+    "dp2_rmsprop": (
+        dpadambc.dp2_rmsprop,
+        dict(interval=1, preconditioned_interval=2, preconditioned_clip_norm=1.0),
+    ),
 }
 BATCH = 6
 DTYPES = ["float32", "bfloat16", "float16"]
@@ -90,7 +94,7 @@ def dtypes_and_shapes(tree):
 # Of which the other rows are parts: each public optimizer once, with most options.
 FULLEST = {
     *("dp_sgd nesterov", "dp_adam eps_root", "dp_adam_bc"),
-    *("dp_adamw", "dp_adamw_bc mask", "dp_rms_bc"),
+    *("dp_adamw", "dp_adamw_bc mask", "dp_rms_bc", "dp2_rmsprop"),
 }
 every_row = pytest.mark.parametrize(
     "name", [name if name in FULLEST else common.slow(name) for name in ROWS]

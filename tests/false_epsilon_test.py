@@ -318,11 +318,14 @@ def test_a2_every_coordinate_gets_noise_of_the_mechanisms_level():
     [
         lambda key: dpadambc.dp_sgd(0.1, MECHANISM, key=key),
         lambda key: dpadambc.dp_adam_bc(0.1, MECHANISM, key=key),
+        lambda key: dpadambc.dp2_rmsprop(
+            0.1, MECHANISM, key=key, interval=1, preconditioned_clip_norm=1.0
+        ),
         lambda key: dpadambc.add_dp_noise(0.0, key=key),
         lambda key: optax.chain(dpadambc.add_dp_noise(0.001, key=key), optax.sgd(0.1)),
         lambda key: optax.MultiSteps(dpadambc.dp_sgd(0.1, MECHANISM, key=key), 2),
     ],
-    ids=["dp_sgd", "dp_adam_bc", "no noise", "little noise", "inside"],
+    ids=["dp_sgd", "dp_adam_bc", "dp2_rmsprop", "no noise", "little noise", "inside"],
 )
 def test_a2_optimizers_that_add_noise_of_their_own_are_refused(make):
     with pytest.raises(ValueError, match="fit clips and adds the noise itself"):

@@ -25,6 +25,7 @@ MECHANISM = common.poisson_gaussian(
 PRIVATE = dict(mechanism=MECHANISM, key=KEY)
 LEVEL = dict(noise_stddev=MECHANISM.noise_stddev)
 RATE = dict(learning_rate=0.1)
+PHASES = dict(interval=1, preconditioned_clip_norm=1.0)
 
 ROWS = {
     "dp_sgd": (dpadambc.dp_sgd, RATE | PRIVATE),
@@ -33,6 +34,7 @@ ROWS = {
     "dp_adam_bc": (dpadambc.dp_adam_bc, RATE | PRIVATE),
     "dp_adamw": (dpadambc.dp_adamw, RATE | PRIVATE | dict(weight_decay=0.1)),
     "dp_adamw_bc": (dpadambc.dp_adamw_bc, RATE | PRIVATE | dict(weight_decay=0.1)),
+    "dp2_rmsprop": (dpadambc.dp2_rmsprop, RATE | PRIVATE | PHASES),
     "adam_bc": (dpadambc.adam_bc, RATE | LEVEL),
     "adamw_bc": (dpadambc.adamw_bc, RATE | LEVEL | dict(weight_decay=0.1)),
     "privatize": (dpadambc.privatize, PRIVATE),
@@ -55,6 +57,7 @@ MOMENTS = {
     "dp_adam_bc": 2,
     "dp_adamw": 2,
     "dp_adamw_bc": 2,
+    "dp2_rmsprop": 2,
     "adam_bc": 2,
     "adamw_bc": 2,
     "scale_by_adam_bc": 2,

@@ -22,6 +22,9 @@ PRIVATE = {
     "dp_adam_bc": dpadambc.dp_adam_bc(0.1, MECHANISM, key=KEY),
     "dp_adamw": dpadambc.dp_adamw(0.1, MECHANISM, key=KEY),
     "dp_adamw_bc": dpadambc.dp_adamw_bc(0.1, MECHANISM, key=KEY),
+    "dp2_rmsprop": dpadambc.dp2_rmsprop(
+        0.1, MECHANISM, key=KEY, interval=1, preconditioned_clip_norm=1.0
+    ),
     "stages": optax.chain(
         dpadambc.clip_per_example(1.0, normalize_by=4),
         dpadambc.add_dp_noise(LEVEL, key=KEY),

@@ -42,6 +42,12 @@ def split_as(params: Any) -> Any:
     return jax.tree.map(of_one, params)
 
 
+def split_as_gradients(examples: jax.Array, param: jax.Array) -> PartitionSpec:
+    """How gradients of examples are split: as these are, or else as the parameter."""
+    of_examples = split_as_examples(examples)
+    return of_examples if len(of_examples) else PartitionSpec(None, *split_as(param))
+
+
 def automatic(fun: Callable[..., Any], out_specs: Any, *args: Any) -> Any:
     """A function's outputs, computed where the compiler chooses how arrays are split.
 

@@ -81,6 +81,16 @@ def count(*, least: int = 0, **named: Any) -> None:
         raise ValueError(f"Expected {name} >= {least}, got {name}={value}.")
 
 
+def whole(*, least: int, **named: Any) -> None:
+    """As `count`, of a number that JAX may be tracing, or that is an array of it."""
+    name, value = _single(named)
+    if not isinstance(value, jax.Array):
+        return count(least=least, **named)
+    if not jnp.issubdtype(value.dtype, jnp.integer):
+        raise TypeError(f"Expected {name} to be an int, got {value!r}.")
+    _require(named, lambda x: x >= least, f">= {least}")
+
+
 def one_of(choices: Sequence[str], **named: Any) -> None:
     """One of a few words."""
     name, value = _single(named)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc._core import precision, shard_map, validate
+from dpadambc._core import explicit_mesh, precision, shard_map, validate
 from dpadambc.gradients import _seal, _weighted
 from dpadambc.gradients._factored import forms, interface
 
@@ -115,6 +115,7 @@ def sealed(
     return found
 
 
+SCALED = "materialized: scaled"
 NO_GRADIENT = forms.Full.rule
 MATERIALIZED = "materialized"
 
@@ -217,6 +218,39 @@ def masked(gradients: optax.Updates, is_padding_example: jax.Array) -> optax.Upd
         return dataclasses.replace(leaf, sealed=leaf.open(blank), is_masked=True)
 
     return jax.tree.map(mask, gradients, is_leaf=is_per_example)
+
+
+def scaled(gradients: optax.Updates, factors: optax.Params) -> optax.Updates:
+    """Each example's gradient times the same factors, coordinate by coordinate.
+
+    The one thing that may come before the clip: it mixes no examples, and what comes
+    out is sealed and masked as what went in. It is formed, in at least float32: a
+    product of factors times a matrix is none.
+
+    Args:
+      gradients: a tree of per-example gradients.
+      factors: for each parameter an array of its shape, of numbers that are public,
+        such as a function of earlier private gradients.
+    """
+
+    def product(leaf: PerExampleGradient, factor: jax.Array) -> jax.Array:
+        wide = dataclasses.replace(leaf, dtype=precision.at_least_float32(leaf.dtype))
+        gradient = wide.materialize()
+        return _seal.close(gradient * factor[None].astype(gradient.dtype))
+
+    def scale(leaf: PerExampleGradient, factor: jax.Array) -> PerExampleGradient:
+        spec = explicit_mesh.split_as_gradients(leaf.seal, factor)
+        closed = explicit_mesh.automatic(product, spec, leaf, factor)
+        dtype = precision.at_least_float32(leaf.dtype)
+        return dataclasses.replace(
+            leaf,
+            sealed=forms.Dense(closed, leaf.shape, SCALED),
+            rule=SCALED,
+            dtype=dtype,
+            dtypes=(dtype,),
+        )
+
+    return jax.tree.map(scale, gradients, factors, is_leaf=is_per_example)
 
 
 def materialize(gradients: optax.Updates) -> optax.Updates:

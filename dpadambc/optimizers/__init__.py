@@ -14,6 +14,8 @@ optimizer        update of the parameters, with the private gradient g
 `dp_adamw`       η (m̂ / (√(v̂ + eps_root) + eps) + λ θ)
 `dp_adamw_bc`    η (m̂ / √max(v̂ − Φ̂, variance_floor) + λ θ), as `adamw_bc`
 `dp_rms_bc`      η g / √max(v̂ − Φ̂, variance_floor), as `rms_bc`
+`dp2_rmsprop`    η g, by turns of gradients as they are and of gradients that are
+                 divided by √v + eps before they are clipped
 ================ =====================================================================
 
 Updates have the dtype of the parameters; all that comes before, the moments too, is in
@@ -23,12 +25,14 @@ chain `add_dp_noise` with an optimizer of the private gradient.
 
 from dpadambc.optimizers.adam import adam_bc, dp_adam, dp_adam_bc
 from dpadambc.optimizers.adamw import adamw_bc, dp_adamw, dp_adamw_bc
+from dpadambc.optimizers.dp2 import dp2_rmsprop
 from dpadambc.optimizers.rms import dp_rms_bc, rms_bc
 from dpadambc.optimizers.sgd import dp_sgd
 
 __all__ = [
     "adam_bc",
     "adamw_bc",
+    "dp2_rmsprop",
     "dp_adam",
     "dp_adam_bc",
     "dp_adamw",

@@ -50,6 +50,8 @@ def optimizer_of(optimizer: Any, params: optax.Params, mechanism: Mechanism) -> 
             " its own: fit clips and adds the noise itself, at the mechanism's level."
             " Instead of dp_sgd, dp_adam or dp_adam_bc pass optax.sgd(1e-3),"
             " optax.adam(1e-3) or dpadambc.adam_bc(1e-3, mechanism.noise_stddev)."
+            " dp2_rmsprop divides gradients before they are clipped, for which it needs"
+            " a loop of your own."
         )
     try:
         _correction.check(optimizer, state, params, mechanism)

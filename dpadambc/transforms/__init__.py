@@ -1,6 +1,14 @@
-"""Optax transformations of a clipped sum and of the private gradient, one a file."""
+"""Optax transformations of a clipped sum and of the private gradient, one a file.
+
+One stands around both: `delayed_preconditioner`, which takes gradients per example.
+"""
 
 from dpadambc.transforms.decay import add_decoupled_weight_decay
+from dpadambc.transforms.delayed import (
+    DelayedPreconditionerState,
+    delayed_preconditioner,
+    is_preconditioned,
+)
 from dpadambc.transforms.moments import ScaleByAdamBCState, scale_by_adam_bc
 from dpadambc.transforms.noise import AddDPNoiseState, add_dp_noise
 from dpadambc.transforms.rms import ScaleByRmsBCState, scale_by_rms_bc
@@ -13,6 +21,7 @@ from dpadambc.transforms.second_moment import RelativeFloor, corrected_second_mo
 
 __all__ = [
     "AddDPNoiseState",
+    "DelayedPreconditionerState",
     "RelativeFloor",
     "RoundStochasticallyState",
     "ScaleByAdamBCState",
@@ -20,6 +29,8 @@ __all__ = [
     "add_decoupled_weight_decay",
     "add_dp_noise",
     "corrected_second_moment",
+    "delayed_preconditioner",
+    "is_preconditioned",
     "round_stochastically",
     "scale_by_adam_bc",
     "scale_by_rms_bc",
