@@ -21,6 +21,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 import dpadambc
 from dpadambc import audit, training
+from dpadambc.gradients import _leaves
 
 NUM_EXAMPLES, NUM_FEATURES, BATCH = 2_000, 400, 100
 MECHANISM = dpadambc.PoissonGaussian(
@@ -345,6 +346,28 @@ def batch_normalization():
         return clipped(params, normalized(x), y, mask)
 
     return of_sum(gradient)
+
+
+@broken("sensitivity")
+def division_between_clip_and_noise():
+    """RMSProp divides the clipped sum, and the noise is that of the clip norm."""
+
+    def make(key):
+        own = noise(key)
+
+        def init_fn(params):
+            return jax.tree.map(jnp.zeros_like, params), own.init(params)
+
+        def update_fn(updates, state, params=None):
+            v, inner = state
+            divided = jax.tree.map(lambda g, v: g / (jnp.sqrt(v) + 1e-3), updates, v)
+            private, inner = own.update(divided, inner, params)
+            v = jax.tree.map(lambda v, g: 0.9 * v + 0.1 * g**2, v, private)
+            return private, (v, inner)
+
+        return stage(init_fn, update_fn)
+
+    return of_sum(make_optimizer=make)
 
 
 def normalized(x):
@@ -679,6 +702,31 @@ def no_noise():
 def momentum_before_the_noise():
     """The moving average in the state has no noise."""
     return of_sum(make_optimizer=lambda key: optax.chain(optax.ema(0.9), noise(key)))
+
+
+@broken("state")
+def delayed_second_moment_without_noise():
+    """DP² whose second moment is that of the clipped gradient, before the noise."""
+
+    def make(key):
+        private_gradient = dpadambc.privatize(MECHANISM, key=key)
+        clip = dpadambc.clip_per_example(C, normalize_by=B)
+
+        def init_fn(params):
+            return jax.tree.map(jnp.zeros_like, params), private_gradient.init(params)
+
+        def update_fn(updates, state, params=None, **options):
+            v, inner = state
+            factors = jax.tree.map(lambda v: 1 / (jnp.sqrt(v) + 1.0), v)
+            divided = _leaves.scaled(updates, factors)
+            private, inner = private_gradient.update(divided, inner, params, **options)
+            bare, _ = clip.update(updates, optax.EmptyState(), params, **options)
+            v = jax.tree.map(lambda v, g: 0.9 * v + 0.1 * g**2, v, bare)
+            return private, (v, inner)
+
+        return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+    return of_chain(make, lambda key: optax.sgd(1e-3))
 
 
 @broken("state")
@@ -1078,6 +1126,16 @@ def chain_with_dp_sgd():
 @sound
 def chain_with_dp_adam():
     return of_chain(lambda key: dpadambc.dp_adam(1e-3, MECHANISM, key=key))
+
+
+@sound
+def chain_with_dp2_rmsprop():
+    """Gradients are divided by what earlier private gradients made."""
+    return of_chain(
+        lambda key: dpadambc.dp2_rmsprop(
+            1e-3, MECHANISM, key=key, interval=1, preconditioned_clip_norm=10.0
+        )
+    )
 
 
 @sound

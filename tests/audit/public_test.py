@@ -63,6 +63,9 @@ CHAINS = {
     "dp_adam_bc": dpadambc.dp_adam_bc,
     "dp_adamw": dpadambc.dp_adamw,
     "dp_adamw_bc": dpadambc.dp_adamw_bc,
+    "dp2_rmsprop": functools.partial(
+        dpadambc.dp2_rmsprop, interval=1, preconditioned_clip_norm=1.0
+    ),
 }
 OF_SIZE = dict(batch_size=50, num_examples=NUM_EXAMPLES)
 NUMBERS = dict(
@@ -136,6 +139,32 @@ def test_the_full_chains_pass(name):
         loss_fn, PARAMS, DATA, MECHANISM, lambda key: make(key=key)
     )
     assert not failures(pipeline)
+
+
+@pytest.mark.slow
+def test_dp2_rmsprop_passes_from_a_preconditioned_step_on():
+    """The checks look at the first steps; so they begin behind those of DP-SGD."""
+    make = functools.partial(
+        dpadambc.dp2_rmsprop,
+        0.1,
+        MECHANISM,
+        interval=2,
+        preconditioned_interval=200,
+        preconditioned_clip_norm=5.0,
+    )
+    pipeline = audit.Pipeline.of_chain(
+        loss_fn, PARAMS, DATA, MECHANISM, lambda key: make(key=key)
+    )
+
+    def init(key):
+        state = pipeline.init(key)
+        for _ in range(2):
+            state = pipeline.step(state, *pipeline.batch)
+        return state
+
+    assert not failures(
+        dataclasses.replace(pipeline, init=init), ("sensitivity", "noise", "state")
+    )
 
 
 KINDS = {
