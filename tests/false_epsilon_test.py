@@ -234,6 +234,7 @@ PLAIN = {
     "injected": optax.inject_hyperparams(dpadambc.adamw_bc)(0.1, NOISE),
     "adam_bc": dpadambc.adam_bc(0.1, NOISE),
     "adamw_bc": dpadambc.adamw_bc(0.1, NOISE),
+    "rms_bc": dpadambc.rms_bc(0.1, NOISE),
     "lookahead free": optax.chain(optax.trace(0.9), optax.scale(-0.1)),
     "rmsprop": optax.rmsprop(0.1),
     "frozen part": optax.multi_transform(

@@ -37,6 +37,8 @@ ROWS = {
     "dp2_rmsprop": (dpadambc.dp2_rmsprop, RATE | PRIVATE | PHASES),
     "adam_bc": (dpadambc.adam_bc, RATE | LEVEL),
     "adamw_bc": (dpadambc.adamw_bc, RATE | LEVEL | dict(weight_decay=0.1)),
+    "dp_rms_bc": (dpadambc.dp_rms_bc, RATE | PRIVATE),
+    "rms_bc": (dpadambc.rms_bc, RATE | LEVEL),
     "privatize": (dpadambc.privatize, PRIVATE),
     "clip_per_example": (
         dpadambc.clip_per_example,
@@ -44,6 +46,7 @@ ROWS = {
     ),
     "add_dp_noise": (dpadambc.add_dp_noise, LEVEL | dict(key=KEY)),
     "scale_by_adam_bc": (dpadambc.scale_by_adam_bc, LEVEL),
+    "scale_by_rms_bc": (dpadambc.scale_by_rms_bc, LEVEL),
     "add_decoupled_weight_decay": (
         dpadambc.add_decoupled_weight_decay,
         dict(weight_decay=0.1),
@@ -60,7 +63,10 @@ MOMENTS = {
     "dp2_rmsprop": 2,
     "adam_bc": 2,
     "adamw_bc": 2,
+    "dp_rms_bc": 1,
+    "rms_bc": 1,
     "scale_by_adam_bc": 2,
+    "scale_by_rms_bc": 1,
 }
 IS_FULL = {name for name, (_, kwargs) in ROWS.items() if "learning_rate" in kwargs}
 TAKES_EXAMPLES = {"clip_per_example"} | {

@@ -22,6 +22,7 @@ PRIVATE = {
     "dp_adam_bc": dpadambc.dp_adam_bc(0.1, MECHANISM, key=KEY),
     "dp_adamw": dpadambc.dp_adamw(0.1, MECHANISM, key=KEY),
     "dp_adamw_bc": dpadambc.dp_adamw_bc(0.1, MECHANISM, key=KEY),
+    "dp_rms_bc": dpadambc.dp_rms_bc(0.1, MECHANISM, key=KEY),
     "dp2_rmsprop": dpadambc.dp2_rmsprop(
         0.1, MECHANISM, key=KEY, interval=1, preconditioned_clip_norm=1.0
     ),
@@ -36,6 +37,7 @@ FULLEST = {"dp_sgd", "dp_adamw_bc"}  # of which the others are parts
 OF_PRIVATE_GRADIENTS = {
     "adam_bc": dpadambc.adam_bc(0.1, LEVEL),
     "adamw_bc": dpadambc.adamw_bc(0.1, LEVEL),
+    "rms_bc": dpadambc.rms_bc(0.1, LEVEL),
     "round_stochastically": dpadambc.round_stochastically(key=KEY),
 }
 

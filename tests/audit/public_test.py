@@ -41,6 +41,7 @@ OPTIMIZERS = {
     "schedule_free": optax.contrib.schedule_free_adamw(0.1),
     "adam_bc": ADAM_BC,
     "adamw_bc": dpadambc.adamw_bc(0.1, NOISE),
+    "rms_bc": dpadambc.rms_bc(0.1, NOISE),
     "masked": optax.masked(ADAM_BC, {"w": True, "b": False}),
     "multi_transform": optax.multi_transform(
         {"first": ADAM_BC, "second": optax.sgd(0.1)}, LABELS
@@ -63,6 +64,7 @@ CHAINS = {
     "dp_adam_bc": dpadambc.dp_adam_bc,
     "dp_adamw": dpadambc.dp_adamw,
     "dp_adamw_bc": dpadambc.dp_adamw_bc,
+    "dp_rms_bc": dpadambc.dp_rms_bc,
     "dp2_rmsprop": functools.partial(
         dpadambc.dp2_rmsprop, interval=1, preconditioned_clip_norm=1.0
     ),
