@@ -1,4 +1,29 @@
-"""How far the moments lie from what they are on average."""
+r"""How far the moments lie from what they are on average.
+
+Consistency (Proposition 2 of arXiv 2312.14334), as it is true. With the weights
+:math:`w_i = b_2^{t-i} (1 - b_2) / (1 - b_2^t)` of :math:`\hat v`,
+
+.. math::
+  \hat v - \Phi - \hat v^{clean} = \sum_{i \le t} w_i (2 g_i z_i + z_i^2 - \Phi)
+
+The noise of a step is independent of its gradient and of all steps before, so the terms
+are martingale differences of variance :math:`2 \Phi^2 + 4 \Phi\, \mathbb{E} g_i^2`: the
+cross term has :math:`\mathbb{E} z^3 = 0`. For :math:`|g_i| \le G`
+
+.. math::
+  \mathbb{E} (\hat v - \Phi - \hat v^{clean})^2 \le (2 \Phi^2 + 4 \Phi G^2) \sum w_i^2,
+  \qquad \max\Big(\frac1t, \frac{1 - b_2}{1 + b_2}\Big) \le \sum w_i^2
+  \le \frac1t + \frac{1 - b_2}{1 + b_2}
+
+with equality on the left for constant :math:`|g_i| = G`. The corrected moment therefore
+converges to the clean one, in mean square, if and only if t grows *and* b2 tends to 1,
+at the rate :math:`1/\sqrt t + \sqrt{1 - b_2}`. At a fixed b2 it is unbiased and never
+consistent: it keeps the spread that `second_moment_spread` gives in the limit. Nothing
+is asked of the clean gradients, such as that they be stationary, but their bound. Under
+a floor the limit is the larger of the clean moment and the floor. The update converges
+only if b1 tends to 1 too: at a fixed b1 the first moment keeps its
+`first_moment_spread`.
+"""
 
 import math
 from typing import Any
@@ -44,20 +69,28 @@ def first_moment_spread(
 
 
 def second_moment_spread(
-    noise_variance: Number, b2: Number = 0.999, count: Number = math.inf
+    noise_variance: Number,
+    b2: Number = 0.999,
+    count: Number = math.inf,
+    gradient: Number = 0.0,
 ) -> jax.Array:
-    r"""The standard deviation of :math:`\hat v` under noise alone: what it can resolve.
+    r"""The standard deviation of :math:`\hat v` due to noise: what it can resolve.
 
     .. math::
-      \Phi \sqrt{\frac{2(1 - b_2)}{1 + b_2} \cdot \frac{1 + b_2^t}{1 - b_2^t}}
+      \sqrt{(2 \Phi^2 + 4 \Phi g^2)
+        \frac{1 - b_2}{1 + b_2} \cdot \frac{1 + b_2^t}{1 - b_2^t}}
 
-    Exact for every t, for constant noise: 141 % of :math:`\Phi` at the first step, 8 %
-    at step 300 and 3 % in the limit, for b2 = 0.999. `RelativeFloor` is in its units.
+    Exact for every t, for constant noise and gradients of constant size. Under noise
+    alone it is 141 % of :math:`\Phi` at the first step, 8 % at step 300 and 3 % in the
+    limit, for b2 = 0.999. `RelativeFloor` is in these units. It vanishes only as t
+    grows and b2 tends to 1: this module's docstring has the proof.
 
     Args:
       noise_variance: :math:`\Phi`.
       b2: decay rate of the second moment.
       count: the number of steps t, the limit by default.
+      gradient: :math:`g`, the absolute clean gradient of every step, zero by default.
+        For gradients that vary, a bound on them gives a bound on the spread.
 
     Returns:
       The standard deviation, in the unit of the squared gradient.
@@ -66,8 +99,14 @@ def second_moment_spread(
       >>> from dpadambc import theory
       >>> print(theory.second_moment_spread(1.0).round(4))
       0.0316
+
+    References:
+      `DP-AdamBC <https://arxiv.org/abs/2312.14334>`_, Proposition 2, corrected
     """
-    return jnp.asarray(noise_variance) * math.sqrt(2) * _relative_spread(b2, count)
+    noise_variance = jnp.asarray(noise_variance)
+    # Not the root of a product, which may be less than float32 can hold.
+    of_one = jnp.sqrt(2 * noise_variance + 4 * jnp.square(gradient))
+    return jnp.sqrt(noise_variance) * of_one * _relative_spread(b2, count)
 
 
 def second_moment_deviation(
@@ -95,12 +134,24 @@ def second_moment_deviation(
     from before, so the weighted sum is sub-exponential with :math:`(\nu, b)` and
     Bernstein's inequality gives the two branches.
 
-    The published :math:`\nu = 4 \Phi \sqrt{\cdot}` is this for
+    Proposition 3 prints :math:`\nu = 4 \Phi \sqrt{\cdot}`, which is this for
     :math:`G = \sqrt{1.5\,\Phi}`, so it is proved for gradients below 1.2 standard
-    deviations of the noise, and false for much larger ones. With G the clip norm over B
-    times the batch size nothing is assumed, and the bound is of little use: far above
-    :math:`\Phi`. It is loose by a factor of two, and by four with the default G where
-    gradients are small; the spread under noise alone is `second_moment_spread`.
+    deviations of the noise, and false for much larger ones. It is loose by a factor of
+    two, and by four with the default G where gradients are small; the spread under
+    noise alone is `second_moment_spread`.
+
+    Proposition 4 assumes nothing of the gradients but that they are clipped: it is this
+    with G the clip norm over B times the largest batch size, or C where no batch
+    exceeds B. Its printed :math:`\nu = 2 (\Phi + \sigma C^2 / B) \sqrt{\cdot}` is too
+    small, by :math:`\sqrt 2` where :math:`C \gg \sqrt\Phi`: the bound on the moment
+    generating function fails at :math:`\lambda = 1 / (4 \Phi)`. Far above
+    :math:`\Phi`, it is of little use.
+
+    Always smaller, by a factor of up to :math:`\sqrt 2`, is
+    :math:`\sqrt{2 \ln(2/\alpha)}` times `second_moment_spread` with `gradient=G`, plus
+    :math:`2 \Phi \ln(2/\alpha) (1 - b_2) / (1 - b_2^t)`. For that logarithm is also at
+    most :math:`\lambda^2 (\Phi^2 + 2 g^2 \Phi) / (1 - 2 \Phi |\lambda|)`, which makes
+    the sum sub-gamma.
 
     As a floor: a corrected moment above :math:`\xi` differs from zero at the level
     :math:`\alpha`.
@@ -126,7 +177,7 @@ def second_moment_deviation(
       5.9330e-09
 
     References:
-      `DP-AdamBC <https://arxiv.org/abs/2312.14334>`_, Proposition 3, corrected
+      `DP-AdamBC <https://arxiv.org/abs/2312.14334>`_, Propositions 3 and 4, corrected
     """
     validate.open_unit_interval(alpha=alpha)
     validate.decay(b2=b2)
