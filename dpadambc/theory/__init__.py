@@ -33,7 +33,11 @@ from dpadambc.theory.bias import (
     second_moment_bias,
     sign_descent_ratio,
 )
-from dpadambc.theory.convergence import adam_convergence_bound, decay_shrinkage
+from dpadambc.theory.convergence import (
+    adam_bc_convergence_bound,
+    adam_convergence_bound,
+    decay_shrinkage,
+)
 from dpadambc.theory.spread import (
     first_moment_spread,
     noise_bound,
@@ -42,6 +46,7 @@ from dpadambc.theory.spread import (
 )
 
 __all__ = [
+    "adam_bc_convergence_bound",
     "adam_convergence_bound",
     "corrected_sign_descent_ratio",
     "decay_shrinkage",
