@@ -6,6 +6,8 @@ steps. The functions here say how far these lie from the moments of g, and what 
 makes of Adam's step. They take and return numbers or arrays, one entry for each
 coordinate or step, and work under `jax.jit`.
 
+`as_printed` has two published theorems that are false, to be refuted, not to be used.
+
 Errata. Where the papers and these functions differ, the papers are in error:
 
 * arXiv 2312.14334, Propositions 3 and 4: printed :math:`\sqrt{\ln(1/\alpha)}\,2\nu^2`;
@@ -26,6 +28,7 @@ Errata. Where the papers and these functions differ, the papers are in error:
 * arXiv 2511.07843, Algorithm 1: eps is inside the root; in its code it is outside.
 """
 
+from dpadambc.theory import as_printed
 from dpadambc.theory.bias import (
     corrected_sign_descent_ratio,
     equivalent_sgdm_schedule,
@@ -48,6 +51,7 @@ from dpadambc.theory.spread import (
 __all__ = [
     "adam_bc_convergence_bound",
     "adam_convergence_bound",
+    "as_printed",
     "corrected_sign_descent_ratio",
     "decay_shrinkage",
     "equivalent_sgdm_schedule",
