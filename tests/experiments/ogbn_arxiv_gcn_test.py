@@ -5,6 +5,7 @@ import functools
 import gzip
 import http.server
 import io
+import json
 import os
 import pathlib
 import threading
@@ -465,3 +466,45 @@ def test_hostile_shapes_go_through_the_whole_pipeline():
     none = graph._replace(splits=graph.splits | {"train": np.array([], int)})
     with pytest.raises(ValueError, match="at least one root to train on"):
         small_roots(none)
+
+
+def test_the_errata_quote_what_the_correction_did_to_dp_adamw():
+    """In points of test accuracy, as the errata of `dpadambc.theory` have them."""
+    rows = [json.loads(line) for line in table.RESULTS.read_text().splitlines()]
+    found = table.lines(rows)
+
+    def gain(which, epsilon):
+        """With its standard error."""
+        corrected, plain = (
+            [
+                100 * row[which]["inductive"]["test"]
+                for row in found[method, epsilon, False]
+            ]
+            for method in ("DP-AdamW-BC", "DP-AdamW")
+        )
+        variances = [np.var(values, ddof=1) / 5 for values in (corrected, plain)]
+        return np.mean(corrected) - np.mean(plain), np.sqrt(sum(variances))
+
+    for epsilon, points in [(3.0, 0.7), (6.0, 1.1), (12.0, 1.6)]:
+        mean, error = gain("averaged_accuracy", epsilon)
+        assert mean == pytest.approx(points, abs=0.05)
+        assert error < 0.2
+    for epsilon, points in [(1.0, -3.4), (3.0, -1.0)]:
+        assert gain("accuracy", epsilon)[0] == pytest.approx(points, abs=0.05)
+    for epsilon in (6.0, 12.0):
+        mean, error = gain("accuracy", epsilon)
+        assert abs(mean) < error
+    protocol = json.loads(published.RESULTS.read_text())["rows"]
+    for epsilon, points in [(3.0, -1.5), (6.0, -0.9), (12.0, -0.7)]:
+        means = [
+            100
+            * np.mean(
+                [
+                    row["accuracy"]["test"]
+                    for row in protocol
+                    if (row["method"], row["stated_epsilon"]) == (method, epsilon)
+                ]
+            )
+            for method in ("DP-AdamW-BC", "DP-AdamW")
+        ]
+        assert means[0] - means[1] == pytest.approx(points, abs=0.05)
