@@ -127,6 +127,15 @@ def test_published_cifar_runs_after_3001_steps():
         assert logged - 0.012 <= ours <= logged
 
 
+@pytest.mark.slow
+def test_published_qnli_run_after_231_steps():
+    mechanism = poisson(
+        noise_multiplier=0.532837, sampling_prob=1 / 410, iterations=4_100
+    )
+    ours = mechanism.epsilon(1 / 410, iterations=231)
+    assert 0.7954471677 - 0.012 <= ours <= 0.7954471677
+
+
 @pytest.mark.parametrize(
     ("z", "q", "iterations", "delta", "published"),
     [
