@@ -3,6 +3,7 @@
 import gc
 import os
 
+import chex
 import hypothesis
 import jax
 import pytest
@@ -42,6 +43,12 @@ def pytest_configure(config):
     for name, value in cache.items():
         os.environ.setdefault(name.upper(), str(value))
         jax.config.update(name, value)
+
+
+@pytest.fixture(autouse=True)
+def traces_are_counted_anew():
+    """In each test, those of `chex.assert_max_traces`."""
+    chex.clear_trace_counter()
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Contracts that every public optimizer keeps, one row for each."""
 
-import functools
 import pickle
 
 import chex
@@ -87,10 +86,6 @@ def take_steps(tx, params, steps=3, **kwargs):
     return params, state
 
 
-def dtypes_and_shapes(tree):
-    return jax.tree.map(lambda x: (jnp.result_type(x), jnp.shape(x)), tree)
-
-
 # Of which the other rows are parts: each public optimizer once, with most options.
 FULLEST = {
     *("dp_sgd nesterov", "dp_adam eps_root", "dp_adam_bc"),
@@ -103,11 +98,6 @@ every_row = pytest.mark.parametrize(
 
 def test_every_optimizer_has_a_quick_row():
     assert {ROWS[name][0] for name in FULLEST} == {f for f, _ in ROWS.values()}
-
-
-@pytest.fixture(autouse=True)
-def traces_are_counted_anew():
-    chex.clear_trace_counter()
 
 
 @every_row
@@ -126,8 +116,8 @@ def test_updates_have_the_dtype_of_parameters_and_state_keeps_its_own(name, dtyp
     tx, params = make(name), params_of(dtype)
     state = tx.init(params)
     updates, new_state = tx.update(gradients_of(params), state, params)
-    assert dtypes_and_shapes(updates) == dtypes_and_shapes(params)
-    assert dtypes_and_shapes(new_state) == dtypes_and_shapes(state)
+    chex.assert_trees_all_equal_shapes_and_dtypes(updates, params)
+    chex.assert_trees_all_equal_shapes_and_dtypes(new_state, state)
     for leaf in jax.tree.leaves(new_state):
         if jnp.issubdtype(leaf.dtype, jnp.floating):
             assert leaf.dtype == jnp.float32
@@ -138,7 +128,7 @@ def test_updates_have_the_dtype_of_parameters_and_state_keeps_its_own(name, dtyp
 def test_double_precision_stays_double(name, x64):
     params = params_of(jnp.float64)
     after, state = take_steps(make(name), params)
-    assert dtypes_and_shapes(after) == dtypes_and_shapes(params)
+    chex.assert_trees_all_equal_shapes_and_dtypes(after, params)
     assert not any(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(state))
 
 
@@ -204,7 +194,7 @@ def test_double_precision_mode_keeps_float32_parameters_in_scan(name, x64):
         return (optax.apply_updates(params, updates), state), None
 
     (after, _), _ = jax.lax.scan(step, (params, tx.init(params)), length=2)
-    assert dtypes_and_shapes(after) == dtypes_and_shapes(params)
+    chex.assert_trees_all_equal_shapes_and_dtypes(after, params)
 
 
 @every_row
@@ -421,15 +411,8 @@ def test_state_and_update_are_functions_of_the_noised_gradient_alone(name):
     for a, b in [(one, two), (loud, louder)]:
         (u, s), (v, t) = (tx.update(g, tx.init(params), params) for g in (a, b))
         chex.assert_trees_all_close(u, v, rtol=1e-3, atol=1e-5)
-        strip = functools.partial(
-            jax.tree.map,
-            lambda x: (
-                jax.random.key_data(x)
-                if jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-                else x
-            ),
-        )
-        chex.assert_trees_all_close(strip(s), strip(t), rtol=1e-3, atol=1e-6)
+        s, t = common.plain((s, t))
+        chex.assert_trees_all_close(s, t, rtol=1e-3, atol=1e-6)
 
 
 @every_row

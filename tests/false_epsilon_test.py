@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import re
 
+import chex
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -290,8 +291,7 @@ def test_a2_any_optimizer_of_the_private_gradient_is_safe_in_fit(name):
         for scale in (1.0, 100.0)
     ]
     one, two = (training.releasable(end)[1:] for end in ends)
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
-        np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-3)
+    chex.assert_trees_all_close(one, two, rtol=2e-3, atol=2e-3)
     # Every trained coordinate that moves has moved by noise of its own.
     if name not in ("every_fourth", "frozen part", "masked"):
         assert np.asarray(one[0]["b"]) != 0

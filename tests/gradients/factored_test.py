@@ -3,6 +3,7 @@
 import functools
 from typing import Any, NamedTuple
 
+import chex
 import hypothesis
 import hypothesis.strategies as st
 import jax
@@ -170,8 +171,7 @@ def check(model):
     actual = fun(args, PADDING)
     assert_close(actual.arrays, slow, tolerance)
     assert_close(actual.norms, norms, tolerance)
-    dtypes = lambda tree: [x.dtype for x in jax.tree.leaves(tree)]
-    assert dtypes(actual.arrays) == dtypes(args[0])
+    chex.assert_trees_all_equal_dtypes(actual.arrays, args[0])
 
     args = without_a_number(model, args, int(PADDING.argmax()))
     expected = clipped_by_weights(slow, l2_clip_norm)
@@ -245,11 +245,9 @@ def test_an_empty_batch_has_no_gradients_and_sums_to_zero(name, x64):
     model = models.MODELS[name]
     args = arguments(model, 0)
     arrays, norms, clipped = fast(model, args, 1.0)(args, np.zeros(0, bool))
-    assert norms.shape == (0,)
-    jax.tree.map(
-        lambda x, p: np.testing.assert_equal(x.shape[1:], p.shape), arrays, args[0]
-    )
-    assert all(not leaf.any() for leaf in jax.tree.leaves(clipped))
+    none = jax.tree.map(lambda p: np.zeros((0, *p.shape)), args[0])
+    chex.assert_trees_all_equal_shapes((arrays, norms), (none, np.zeros(0)))
+    chex.assert_trees_all_equal(clipped, optax.tree.zeros_like(args[0]))
 
 
 def clipped_with_and_without(method, is_formed, hostile):

@@ -195,7 +195,7 @@ def test_padding_given_to_the_gradient_or_to_the_clip_is_the_same():
     late, _ = clip.update(
         grad_fn(params, x, y), clip.init(params), params, is_padding_example=mask
     )
-    jax.tree.map(np.testing.assert_array_equal, early, late)
+    chex.assert_trees_all_equal(early, late)
     assert_close(
         early,
         dpadambc.clipped_grad(loss_fn, l2_clip_norm=0.3, normalize_by=5.0)(
@@ -213,8 +213,8 @@ def test_an_empty_batch_gives_zero(microbatch_size):
         loss_fn, l2_clip_norm=1.0, normalize_by=2.0, microbatch_size=microbatch_size
     )
     values, grad = fun(params, x, y)
-    assert values.shape == (0,)
-    assert all(not leaf.any() for leaf in jax.tree.leaves(grad))
+    chex.assert_shape(values, (0,))
+    chex.assert_trees_all_equal(grad, optax.tree.zeros_like(params))
 
 
 def test_auxiliary_output_and_values_come_back_per_example():

@@ -14,6 +14,7 @@ import sys
 import time
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -86,11 +87,8 @@ def whole():
 
 
 def assert_same(state, other):
-    for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(other), strict=True):
-        assert a.dtype == b.dtype
-        is_key = jnp.issubdtype(a.dtype, jax.dtypes.prng_key)
-        pair = [jax.random.key_data(x) if is_key else x for x in (a, b)]
-        np.testing.assert_array_equal(*pair)
+    chex.assert_trees_all_equal_shapes_and_dtypes(state, other)
+    chex.assert_trees_all_equal(common.plain(state), common.plain(other))
 
 
 def interrupted(folder, after=13, **options):

@@ -4,6 +4,7 @@ import dataclasses
 import types
 import warnings
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -112,8 +113,8 @@ def test_a_run_takes_as_many_examples_at_a_time_as_fit(
     state_memory(None)
     whole = fit(data)
     assert microbatches[1:] == [None]
-    for x, y in zip(planned.state.params, whole.state.params, strict=True):
-        np.testing.assert_allclose(x, y, atol=1e-5)
+    params = planned.state.params, whole.state.params
+    chex.assert_trees_all_close(*params, atol=1e-5)
 
 
 def test_all_at_once_where_they_fit_or_the_memory_is_not_stated(

@@ -2,6 +2,7 @@
 
 import json
 
+import chex
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -45,7 +46,7 @@ def test_a_release_has_no_key_and_no_loss():
     assert not any(map(is_key, jax.tree.leaves(found)))
     assert not hasattr(found, "history") and not hasattr(found, "noise")
     same = training.releasable(result.state)
-    assert jax.tree.structure(found) == jax.tree.structure(same)
+    chex.assert_trees_all_equal_structs(found, same)
 
 
 def test_a_file_says_what_was_done(tmp_path):
@@ -54,9 +55,8 @@ def test_a_file_says_what_was_done(tmp_path):
     about = training.save_release(path, result)
     params, read = training.load_release(path, like=TREE)
     assert read == about
-    assert jax.tree.map(jnp.result_type, params) == jax.tree.map(jnp.result_type, TREE)
-    for a, b in zip(*map(jax.tree.leaves, (params, result.state.params)), strict=True):
-        np.testing.assert_array_equal(np.asarray(a, float), np.asarray(b, float))
+    chex.assert_trees_all_equal_dtypes(params, TREE)
+    chex.assert_trees_all_equal(params, result.state.params)
     assert about["epsilon"] == MECHANISM.epsilon(1e-5)
     expected = dict(
         mechanism="dpadambc.mechanisms.PoissonGaussian",
@@ -99,10 +99,8 @@ def test_modules_are_found_again(tmp_path):
         result = fit(params, loss_fn)
         training.save_release(tmp_path / name, result)
         found, _ = training.load_release(tmp_path / name, like=params)
-        assert jax.tree.structure(found) == jax.tree.structure(params)
-        trained = jax.tree.leaves(result.state.params)
-        for a, b in zip(jax.tree.leaves(found), trained, strict=True):
-            np.testing.assert_array_equal(a, b)
+        chex.assert_trees_all_equal_structs(found, params)
+        chex.assert_trees_all_equal(found, result.state.params)
 
 
 def test_the_file_of_another_model_is_refused(tmp_path):

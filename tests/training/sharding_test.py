@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -391,11 +392,7 @@ def test_clipping_under_a_jit_of_ones_own():
     clipped = dpadambc.clipped_grad(loss_fn, l2_clip_norm=1.0, normalize_by=40)
     on_many = jax.jit(clipped, in_shardings=(whole, batch, batch), out_shardings=whole)
     got, expected = on_many(PARAMS, *examples), jax.jit(clipped)(PARAMS, *examples)
-    jax.tree.map(
-        functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6),
-        got,
-        expected,
-    )
+    chex.assert_trees_all_close(got, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.slow

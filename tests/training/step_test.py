@@ -1,5 +1,6 @@
 """A step of one's own loop is the step of `fit`."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,8 +36,8 @@ def fit(loss_fn=loss_fn, data=DATA, optimizer=None, **options):
 
 def by_hand(step, gather, frozen=None):
     state = step.init(jnp.zeros(3), key=KEY)
-    take_step = jax.jit(step, donate_argnums=0)
-    seen = []
+    traced_once = chex.assert_max_traces(step.__call__, n=1)
+    take_step, seen = jax.jit(traced_once, donate_argnums=0), []
     for _ in range(MECHANISM.iterations):
         batch = training.draw_batch(MECHANISM, state, num_examples=200)
         padding = jnp.asarray(batch.is_padding_example)
@@ -46,9 +47,8 @@ def by_hand(step, gather, frozen=None):
 
 
 def assert_same(state, other):
-    for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(other), strict=True):
-        if not jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
-            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    state, other = common.plain((state, other))
+    chex.assert_trees_all_close(state, other, rtol=1e-5, atol=1e-6)
 
 
 def test_a_loop_of_steps_is_fit():

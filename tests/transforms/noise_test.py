@@ -2,6 +2,7 @@
 
 import zlib
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -67,8 +68,7 @@ def test_steps_by_themselves_jitted_and_scanned_draw_the_same():
     _, jitted = jax.jit(step)(noise.init(zeros), None)
     _, alone = step(noise.init(zeros), None)
     first = jax.tree.map(lambda x: x[0], scanned)
-    for draw in (jitted, first):
-        jax.tree.map(np.testing.assert_array_equal, draw, alone)
+    chex.assert_trees_all_equal(jitted, first, alone)
 
 
 def test_vmap_over_keys_draws_what_each_key_draws():
