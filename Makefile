@@ -14,7 +14,8 @@ demo: $(VENV)/demo
 
 # The contract of every public object: its names, its example, its properties.
 quick: $(VENV)/test
-	$(PYTEST) dpadambc tests/api_test.py tests/contract_test.py tests/layering_test.py
+	$(PYTEST) dpadambc tests/api_test.py tests/array_contract_test.py \
+		tests/contract_test.py tests/layering_test.py
 
 test: $(VENV)/test
 	$(PYTEST) -m "not slow" --ignore=tests/experiments

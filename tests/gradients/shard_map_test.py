@@ -51,6 +51,17 @@ def assert_close(got, expected):
     chex.assert_trees_all_close(got, expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("method", ["factored", "vmap"])
+def test_each_device_of_a_pmap_clips_its_own(method):
+    clipped = dpadambc.clipped_grad(
+        loss_fn, l2_clip_norm=C, normalize_by=4, method=method
+    )
+    parts = TOKENS.reshape(8, 4, 5), TARGETS.reshape(8, 4, 4)
+    together = jax.pmap(clipped, in_axes=(None, 0, 0))(PARAMS, *parts)
+    alone = [jax.jit(clipped)(PARAMS, *part) for part in zip(*parts, strict=True)]
+    assert_close(together, jax.tree.map(lambda *x: np.stack(x), *alone))
+
+
 # Every pair of values of two columns.
 @pytest.mark.parametrize(
     ("method", "microbatch_size", "check_vma", "kind"),
