@@ -211,11 +211,19 @@ def noise_bound(
     Returns:
       A number in the unit of the gradient.
 
+    Raises:
+      ValueError: if alpha is not in (0, 1), there is no coordinate or no step, or the
+        noise is negative.
+
     Example:
       >>> from dpadambc import theory
       >>> print(round(theory.noise_bound(1.0, 1_000_000, 1_000), 2))
       6.99
     """
+    if jnp.ndim(noise_stddev) == 0:
+        validate.non_negative(noise_stddev=noise_stddev)
+    validate.count(num_coordinates=num_coordinates, least=1)
+    validate.count(iterations=iterations, least=1)
     validate.open_unit_interval(alpha=alpha)
     return noise_stddev * math.sqrt(
         2 * math.log(2 * num_coordinates * iterations / alpha)

@@ -582,6 +582,11 @@ def test_the_bounds_with_decay_rise_from_those_without(name):
         (dict(initial_gap=-1.0), "initial_gap"),
         (dict(smoothness=0.0), "smoothness"),
         (dict(gradient_bound=-1.0), "gradient_bound"),
+        (dict(noise_stddev=-1.0), "noise_stddev"),  # else the noise cancels gradients
+        (dict(noise_stddev=np.nan), "noise_stddev"),
+        (dict(num_coordinates=0), "num_coordinates"),
+        (dict(num_coordinates=-2, iterations=-100), "num_coordinates"),
+        (dict(iterations=0), "iterations"),
         (dict(learning_rate=0.0), "learning_rate"),
         (dict(b2=1.0), "b2"),
         (dict(alpha=0.0), "alpha"),
