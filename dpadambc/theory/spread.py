@@ -136,9 +136,10 @@ def second_moment_deviation(
 
     Proposition 3 prints :math:`\nu = 4 \Phi \sqrt{\cdot}`, which is this for
     :math:`G = \sqrt{1.5\,\Phi}`, so it is proved for gradients below 1.2 standard
-    deviations of the noise, and false for much larger ones. It is loose by a factor of
-    two, and by four with the default G where gradients are small; the spread under
-    noise alone is `second_moment_spread`.
+    deviations of the noise, and false for much larger ones. Where many steps count it
+    is loose by a factor of two, and by four with the default G where gradients are
+    small; at the first step, and the default alpha, by ten. The spread under noise
+    alone is `second_moment_spread`.
 
     Proposition 4 assumes nothing of the gradients but that they are clipped: it is this
     with G the clip norm over B times the largest batch size, or C where no batch
@@ -147,7 +148,8 @@ def second_moment_deviation(
     generating function fails at :math:`\lambda = 1 / (4 \Phi)`. Far above
     :math:`\Phi`, it is of little use.
 
-    Always smaller, by a factor of up to :math:`\sqrt 2`, is
+    Always smaller, by a factor of up to :math:`\sqrt 2` in the first branch and of up
+    to four in the second, where few steps count, is
     :math:`\sqrt{2 \ln(2/\alpha)}` times `second_moment_spread` with `gradient=G`, plus
     :math:`2 \Phi \ln(2/\alpha) (1 - b_2) / (1 - b_2^t)`. For that logarithm is also at
     most :math:`\lambda^2 (\Phi^2 + 2 g^2 \Phi) / (1 - 2 \Phi |\lambda|)`, which makes

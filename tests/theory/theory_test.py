@@ -1,6 +1,7 @@
 """Each formula against its simulation, or a published value."""
 
 import functools
+import itertools
 
 import chex
 import jax
@@ -281,6 +282,25 @@ def test_the_finer_deviation_holds_too_and_is_always_smaller(relative_gradient, 
         phi, steps, b2=b2, alpha=alpha, gradient_bound=gradient
     )
     assert 0.3 * bound < finer < bound
+
+
+def test_the_finer_deviation_is_smaller_by_root_two_or_by_four():
+    """The two branches: many steps or large gradients, and few steps."""
+    gains = {"first": [], "second": []}
+    for alpha, steps, gradient in itertools.product(
+        (0.9, 0.05, 1e-9, 1e-300), (1, 2, 10, 10**5), (0.0, 1.2, 1e4)
+    ):
+        log = np.log(2 / alpha)
+        spread = theory.second_moment_spread(1.0, 0.999, steps, gradient=gradient)
+        weight = -np.expm1(np.log(0.999)) / -np.expm1(steps * np.log(0.999))
+        bound = theory.second_moment_deviation(
+            1.0, steps, alpha=alpha, gradient_bound=gradient
+        )
+        branch = "second" if np.isclose(bound, 8 * log * weight) else "first"
+        finer = np.sqrt(2 * log) * spread + 2 * log * weight
+        gains[branch].append(float(bound / finer))
+    assert 1 < min(gains["first"]) and 1.4 < max(gains["first"]) < 2**0.5 + 1e-4
+    assert 1 < min(gains["second"]) and 3.7 < max(gains["second"]) < 4
 
 
 def root_mean_square(deviations):
