@@ -130,9 +130,10 @@ def _adam_states(opt_state: optax.OptState) -> list[Any]:
     states = [node for node in nodes if is_known(node)]
     if not states:
         raise ValueError(
-            "Expected the state of an optimizer with second moments (dp_adam,"
+            "Expected the state of an optimizer with both moments of Adam (dp_adam,"
             " dp_adam_bc, dp_adamw, dp_adamw_bc, optax.adam or a chain with one of"
-            " them), got a state without. SGD has none to look at."
+            " them), got a state without. SGD has none to look at, RMSProp no first"
+            " moment."
         )
     return states
 

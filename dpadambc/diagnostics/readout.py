@@ -258,7 +258,8 @@ def snapshot(
         `add_dp_noise` it is post-processing, and costs no privacy.
 
     Args:
-      opt_state: the state of a corrected optimizer, or of Adam.
+      opt_state: the state of a corrected Adam, or of Adam. RMSProp keeps no first
+        moment to look at.
       noise_stddev: of the noise in the gradient, such as `mechanism.noise_stddev`: a
         number, or a tree prefix of the parameters. Needed for plain Adam; a corrected
         optimizer knows its own.
@@ -277,7 +278,7 @@ def snapshot(
       A `Snapshot`.
 
     Raises:
-      ValueError: if there is no second moment in the state, or more than one of a
+      ValueError: if there are no moments of Adam in the state, or more than one of a
         parameter, or one of gradients before the noise; or the noise level of plain
         Adam is missing or a schedule.
 

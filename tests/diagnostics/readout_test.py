@@ -304,6 +304,8 @@ def test_a_schedule_is_followed_by_the_correction_and_refused_for_plain_adam():
 def test_states_without_a_second_moment_or_with_two_are_refused():
     with pytest.raises(ValueError, match="SGD has none"):
         diagnostics.snapshot(optax.sgd(0.1, momentum=0.9).init(PARAMS))
+    with pytest.raises(ValueError, match="RMSProp no first moment"):
+        diagnostics.snapshot(dpadambc.scale_by_rms_bc(STDDEV).init(PARAMS))
     both = optax.chain(ADAM_BC, dpadambc.scale_by_adam_bc(STDDEV)).init(PARAMS)
     with pytest.raises(ValueError, match=r"two of \['b'\]"):
         diagnostics.snapshot(both)
