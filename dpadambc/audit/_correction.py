@@ -48,13 +48,14 @@ def is_corrected(make_optimizer: _noise.Make, params: optax.Params) -> bool:
 def correction(
     make_optimizer: _noise.Make, params: optax.Params, mechanism: Mechanism
 ) -> Finding:
-    r"""Compares what the correction subtracts with the noise in the second moment.
+    r"""Compares the noise that the correction knows of with that in its second moment.
 
     A gradient of zero has the clean second moment 0, so that
     :math:`\mathbb{E}[\hat v - \hat \Phi]` must be 0: all of :math:`\hat v` is noise.
     The chain runs 24 steps with keys of its own in each of many runs, and the mean of
     :math:`\hat v` is compared with that of :math:`\hat \Phi`. Whatever stands between
-    the noise and the correction is in both.
+    the noise and the correction is in both. Of :math:`\hat \Phi` the share named
+    `correction` is subtracted, which is no part of the state, and not looked at.
 
     Args:
       make_optimizer: as for `noise`: of a key, returns the chain with the noise in it.
@@ -120,7 +121,7 @@ def _of_steps(init: Any, step: Any, zero: Any) -> Finding:
         _CHECK,
         abs(ratio - 1),
         bound,
-        f"The second moment has {ratio:.4g} of the noise that is subtracted.",
+        f"The second moment has {ratio:.4g} of the noise that the correction knows of.",
         f"fails if the noise variance is off by {power:.2g}",
     )
 
