@@ -74,7 +74,7 @@ def scale_by_adam_bc(
         in at least float32.
       * Without noise, or with `correction=0`, and with floor 0 this is
         `optax.scale_by_adam(eps=0)`, except that a coordinate whose gradients were all
-        zero gets 0 instead of NaN.
+        zero gets 0 instead of NaN, and for what `mu_dtype` rounds.
 
     Args:
       noise_stddev: :math:`\sigma`, the standard deviation of the noise in the gradient
@@ -90,7 +90,8 @@ def scale_by_adam_bc(
       nesterov: whether the first moment looks one step ahead, as in NAdam:
         :math:`\hat m = b_1 m_t / (1 - b_1^{t+1}) + (1 - b_1) g_t / (1 - b_1^t)`.
       mu_dtype: of the first moment between steps, such as `jnp.bfloat16` to save
-        memory; at least float32, as the second moment, by default.
+        memory; at least float32, as the second moment, by default. Optax rounds b1 to
+        it too, to 1 where it is 0.999 in bfloat16; here it stays what it is.
 
     Returns:
       An Optax transformation.
@@ -132,7 +133,9 @@ def scale_by_adam_bc(
     def update_fn(updates, state, params=None):
         del params
         updates = _second_moment.arriving(updates, noise_stddev, state.nu)
-        mu = optax.tree.update_moment(updates, state.mu, b1, 1)
+        # A decay rate is rounded with what it multiplies: 0.999 in bfloat16 is 1.
+        before = optax.tree.cast_like(state.mu, updates)
+        mu = optax.tree.update_moment(updates, before, b1, 1)
         count, nu, noise_variance = _second_moment.updated(
             updates, state, noise_stddev, b2
         )
