@@ -47,6 +47,15 @@ def is_preconditioned(
     return jnp.asarray(count) % (interval + preconditioned_interval) >= interval
 
 
+def _refuse_other_things(private_gradient: Any) -> None:
+    has = lambda name: callable(getattr(private_gradient, name, None))
+    if not (has("init") and has("update")):
+        raise TypeError(
+            "Expected private_gradient to be an Optax transformation, such as"
+            f" dpadambc.privatize(mechanism, key=key), got {private_gradient!r}."
+        )
+
+
 def _refuse_without_noise(inner_state: Any) -> None:
     is_noise = lambda node: isinstance(node, AddDPNoiseState)
     if not any(map(is_noise, jax.tree.leaves(inner_state, is_leaf=is_noise))):
@@ -129,7 +138,8 @@ def delayed_preconditioner(
     Raises:
       ValueError: if a number is out of its range, gradients are not per example, or
         what is wrapped adds no noise.
-      TypeError: as `privatize`, or if an interval is no whole number.
+      TypeError: as `privatize`, or if `private_gradient` is no transformation, or an
+        interval no whole number.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax
@@ -155,6 +165,7 @@ def delayed_preconditioner(
       Li et al., `Differentially Private Adaptive Optimization with Delayed
       Preconditioners <https://arxiv.org/abs/2212.00309>`_, 2023, Algorithm 1
     """
+    _refuse_other_things(private_gradient)
     validate.whole(least=1, interval=interval)
     if preconditioned_interval is not None:
         validate.whole(least=1, preconditioned_interval=preconditioned_interval)

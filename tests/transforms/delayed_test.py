@@ -441,6 +441,13 @@ def test_wrong_numbers_are_refused(name):
         )
 
 
+def test_a_mechanism_in_the_place_of_the_private_gradient_is_refused():
+    with pytest.raises(TypeError, match="got PoissonGaussian"):
+        transforms.delayed_preconditioner(
+            MECHANISM, interval=1, l2_clip_norm=C, preconditioned_clip_norm=1.0
+        )
+
+
 def test_intervals_may_be_arrays_of_one_integer():
     for interval in (jnp.int32(2), jnp.asarray(2)):
         delayed(interval=interval)
