@@ -30,13 +30,10 @@ ROWS = {
     "dp_adam eps_root": (dpadambc.dp_adam, dict(eps=0.0, eps_root=1e-8)),
     "dp_adam_bc": (dpadambc.dp_adam_bc, {}),
     "dp_adam_bc absolute": (dpadambc.dp_adam_bc, dict(variance_floor=1e-8)),
-    "dp_adam nesterov": (
-        dpadambc.dp_adam,
-        dict(nesterov=True, mu_dtype="float32"),
-    ),
+    "dp_adam nesterov": (dpadambc.dp_adam, dict(nesterov=True)),
     "dp_adam_bc nesterov": (
         dpadambc.dp_adam_bc,
-        dict(nesterov=True, correction=0.5, mu_dtype="float32"),
+        dict(nesterov=True, correction=0.5),
     ),
     "dp_rms_bc": (dpadambc.dp_rms_bc, {}),
     "dp_adamw": (dpadambc.dp_adamw, dict(weight_decay=0.1)),

@@ -174,3 +174,29 @@ def test_adam_refuses_numbers_out_of_range(bad):
             factory(0.1, silent(), key=KEY, **bad)
     with pytest.raises(ValueError, match=r"Expected momentum in \[0, 1\)"):
         dpadambc.dp_sgd(0.1, silent(), key=KEY, momentum=-3.0)
+
+
+def test_a_first_moment_in_low_precision_is_the_same_in_the_plain_optimizer():
+    """As the corrected one, nothing subtracted: b1 keeps its digits in both."""
+    rng = np.random.default_rng(0)
+    gradients = rng.normal(1.0, 1.0, size=(300, 1, 200)).astype(np.float32)
+    settings = dict(b1=0.99, mu_dtype="bfloat16")
+    plain = dpadambc.dp_adam(0.1, silent(), key=KEY, eps=0.0, **settings)
+    control = dpadambc.dp_adam_bc(
+        0.1, silent(), key=KEY, variance_floor=0.0, correction=0.0, **settings
+    )
+
+    def moments_of(tx, name):
+        def step(state, g):
+            one = dpadambc.as_per_example(g, is_padding_example=jnp.zeros(1, bool))
+            return tx.update(one, state, g[0])[1], None
+
+        state, _ = jax.lax.scan(step, tx.init(jnp.zeros(200)), gradients)
+        return optax.tree.get(state, name).mu
+
+    mu, expected = (
+        moments_of(tx, name)
+        for tx, name in ((plain, "ScaleByAdamState"), (control, "ScaleByAdamBCState"))
+    )
+    chex.assert_type([mu, expected], jnp.bfloat16)
+    chex.assert_trees_all_equal(mu, expected)

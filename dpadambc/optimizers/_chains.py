@@ -48,8 +48,29 @@ def scale_by_adam(
     validate.non_negative(eps=eps)
     validate.non_negative(eps_root=eps_root)
     validate.floating(mu_dtype=mu_dtype)
-    adam = optax.scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov)
-    return precision.with_wide_state(adam)
+    adam = optax.scale_by_adam(b1, b2, eps, eps_root, nesterov=nesterov)
+    return _with_first_moment_in(mu_dtype, precision.with_wide_state(adam))
+
+
+def _with_first_moment_in(
+    mu_dtype: jax.typing.DTypeLike | None, adam: optax.GradientTransformation
+) -> optax.GradientTransformation:
+    """With the first moment in a dtype between steps; Optax would round b1 to it."""
+    if mu_dtype is None:
+        return adam
+
+    def narrow(state):
+        return state._replace(mu=optax.tree.cast(state.mu, mu_dtype))
+
+    def init_fn(params):
+        return narrow(adam.init(params))
+
+    def update_fn(updates, state, params=None):
+        wide = state._replace(mu=optax.tree.cast_like(state.mu, state.nu))
+        updates, state = adam.update(updates, wide, params)
+        return updates, narrow(state)
+
+    return optax.GradientTransformation(init_fn, update_fn)
 
 
 def level(mechanism: Mechanism) -> _noise_level.NoiseStddev:
