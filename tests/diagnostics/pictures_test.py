@@ -104,6 +104,44 @@ def test_noise_alone_is_drawn_as_the_normal_that_it_is():
     assert np.sum(curve.values * np.diff(curve.edges)) == pytest.approx(1)
 
 
+def test_two_floors_are_drawn_side_by_side_on_the_same_axes():
+    floors = {"low": 0.1, "high": 3.0}
+    seen, params = {}, jnp.ones(SIZE)
+    for name, factor in floors.items():
+        floor = dpadambc.RelativeFloor(factor)
+        optimizer = dpadambc.scale_by_adam_bc(STDDEV, variance_floor=floor)
+        noised = STDDEV * jax.random.normal(jax.random.key(0), (SIZE,))
+        _, state = optimizer.update(noised, optimizer.init(params))
+        seen[name] = diagnostics.snapshot(state, variance_floor=floor)
+    figure = pictures.second_moments(seen)
+    check(figure, "low\nafter 1 steps", "high\nafter 1 steps", panels=2)
+    left, right = figure.axes
+    assert left.get_xlim() == right.get_xlim() and left.get_ylim() == right.get_ylim()
+    drawn = [axes.lines[0].get_xdata()[0] for axes in figure.axes]
+    # Of squares at the first step, the spread is the root of two noise variances.
+    np.testing.assert_allclose(drawn, [0.1 * 2**0.5, 3 * 2**0.5], rtol=0.02)
+    with pytest.raises(ValueError, match="names of the runs"):
+        pictures.second_moments(seen, clean=CLEAN)
+    with pytest.raises(ValueError, match="got none"):
+        pictures.second_moments({})
+
+
+def test_updates_of_several_optimizers_are_in_one_histogram():
+    other = jax.tree.map(lambda x: x[1], RECORD)
+    figure = pictures.updates({"late": RECORD, "early": other}, clean=CLEAN)
+    check(figure, "after 20 and 40 steps", "units of the learning rate")
+    late, early, clean = figure.axes[0].patches
+    for curve, seen in [(late, SINGLE), (early, other), (clean, CLEAN)]:
+        drawn = curve.get_data()
+        shares = np.atleast_2d(seen.shares("update_shares"))[-1]
+        np.testing.assert_allclose(drawn.values * np.diff(drawn.edges), shares)
+    labels = figure.axes[0].get_legend_handles_labels()[1]
+    assert labels == ["late", "early", "before the noise (not private)"]
+    assert np.any(late.get_data().values != early.get_data().values)
+    with pytest.raises(ValueError, match="got none"):
+        pictures.updates({})
+
+
 def test_the_second_moment_is_not_drawn_in_units_that_differ():
     levels = {"a": 0.1, "b": 0.2}
     optimizer = dpadambc.scale_by_adam_bc(levels)
@@ -154,6 +192,64 @@ def test_a_sweep_has_means_spreads_and_references():
     assert axes.containers[0].lines[0].get_ydata().tolist() == [2.0, 5.0, 5.0]
     with pytest.raises(ValueError, match=r"shape \(3,\)"):
         pictures.sweep(values, {"a": [1.0, 2.0]}, xlabel="x")
+
+
+def test_a_spread_is_that_of_a_sample_and_none_of_one_seed():
+    figure = pictures.sweep([1.0], {"a": [[1.0, 3.0]], "b": [[5.0]]}, xlabel="x")
+    bars = [
+        container.lines[2][0].get_segments()[0]
+        for container in figure.axes[0].containers
+    ]
+    np.testing.assert_allclose(np.ptp(bars[0][:, 1]), 2 * 2**0.5)
+    assert np.ptp(bars[1][:, 1]) == 0
+
+
+def test_learning_curves_have_bands_and_the_last_means():
+    steps = [10, 20, 30]
+    scores = {"DP-SGD": [[1.0, 3.0], [4.0, 6.0], [5.0, 5.5]], "one seed": [1, 2, 3]}
+    figure = pictures.learning_curves(steps, scores, ylabel="accuracy")
+    check(figure, "DP-SGD: 5.25", "one seed: 3", "steps", "accuracy")
+    axes = figure.axes[0]
+    assert axes.lines[0].get_ydata().tolist() == [2.0, 5.0, 5.25]
+    wide, none = (band.get_paths()[0].vertices for band in axes.collections)
+    at_ten = wide[wide[:, 0] == 10, 1]
+    np.testing.assert_allclose([at_ten.min(), at_ten.max()], [2 - 2**0.5, 2 + 2**0.5])
+    assert set(none[none[:, 0] == 20, 1]) == {2.0}
+    for wrong in ([1.0, 2.0], np.ones((3, 2, 2)), np.ones((3, 0))):
+        with pytest.raises(ValueError, match=r"shape \(3,\) or \(3, seeds\) for wrong"):
+            pictures.learning_curves(steps, {"wrong": wrong})
+
+
+def test_a_heat_map_has_the_numbers_and_a_frame_around_the_best():
+    rows, columns = [256, 1024], [1e-3, 1e-2, 1e-1]
+    first = [[[10.0, 20.0], [60.0, 61.0], [np.nan, np.nan]], [[5.0, 5.0]] * 3]
+    scores = {"DP-Adam": first, "DP-AdamBC": np.arange(6.0).reshape(2, 3)}
+    figure = pictures.heat_map(
+        rows, columns, scores, row_label="batch size", column_label="learning rate"
+    )
+    rendered(figure)
+    left, right, bar = figure.axes
+    assert bar.get_ylabel() == "test accuracy (%)"
+    for axes, best, text in [(left, (0, 1), "60.5\n±0.71"), (right, (1, 2), "5")]:
+        assert (axes.get_xlabel(), axes.get_ylabel()) == ("learning rate", "batch size")
+        assert [t.get_text() for t in axes.get_yticklabels()] == ["256", "1024"]
+        numbers = {t.get_position(): t.get_text() for t in axes.texts}
+        assert len(numbers) == 6 and numbers[best[::-1]] == text
+        row, column = best
+        frame = axes.patches[0].get_bbox()
+        assert frame.contains(column, row) and frame.width < 1
+        # The same colors in both, and the numbers to be read on them.
+        assert axes.images[0].get_clim() == (0.0, 60.5)
+        for t in axes.texts:
+            dark = axes.images[0].get_array()[t.get_position()[::-1]] < 30.25
+            assert t.get_color() == ("white" if dark else "black")
+    assert left.get_title() == "DP-Adam: best 60.5"
+    labels = dict(row_label="a", column_label="b")
+    with pytest.raises(ValueError, match=r"shape \(2, 3\) or \(2, 3, seeds\) for x"):
+        pictures.heat_map(rows, columns, {"x": np.ones((3, 2))}, **labels)
+    for none in ({}, {"x": np.full((2, 3), np.nan)}):
+        with pytest.raises(ValueError, match="Expected scores in every panel"):
+            pictures.heat_map(rows, columns, none, **labels)
 
 
 def test_a_plan_shows_its_noise_and_where_each_budget_is_reached():

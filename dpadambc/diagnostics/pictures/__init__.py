@@ -13,19 +13,21 @@ except ModuleNotFoundError as error:
     ) from error
 
 from dpadambc.diagnostics.pictures.accounting import plan, trade_off
-from dpadambc.diagnostics.pictures.curves import equivalence
+from dpadambc.diagnostics.pictures.curves import equivalence, learning_curves
 from dpadambc.diagnostics.pictures.moments import (
     first_moments,
     floor_share,
     second_moments,
     updates,
 )
-from dpadambc.diagnostics.pictures.sweeps import sweep
+from dpadambc.diagnostics.pictures.sweeps import heat_map, sweep
 
 __all__ = [
     "equivalence",
     "first_moments",
     "floor_share",
+    "heat_map",
+    "learning_curves",
     "plan",
     "second_moments",
     "sweep",

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -28,3 +29,20 @@ def new_figure(width: float = 6.0, panels: int = 1) -> tuple[Figure, list[Axes]]
     for one in axes:
         one.grid(alpha=0.3)
     return figure, list(axes)
+
+
+def mean_and_spread(
+    name: str, scores: Any, shape: tuple[int, ...]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation over the seeds, the last axis if there is one."""
+    numbers = np.asarray(scores, float)
+    if numbers.shape == shape:
+        numbers = numbers[..., None]
+    if numbers.shape[:-1] != shape or not numbers.size:
+        sizes = ", ".join(str(size) for size in shape)
+        raise ValueError(
+            f"Expected scores of shape {shape} or ({sizes}, seeds) for {name}, got"
+            f" {np.shape(scores)}."
+        )
+    freedom = min(1, numbers.shape[-1] - 1)  # of one seed there is no spread
+    return numbers.mean(-1), numbers.std(-1, ddof=freedom)

@@ -113,21 +113,28 @@ def first_moments(snapshots: Snapshot, *, clean: Snapshot | None = None) -> Figu
     return figure
 
 
-def second_moments(snapshots: Snapshot, *, clean: Snapshot | None = None) -> Figure:
+def second_moments(
+    snapshots: Snapshot | Mapping[str, Snapshot],
+    *,
+    clean: Snapshot | Mapping[str, Snapshot] | None = None,
+) -> Figure:
     """The second moment before and after the correction, in units of the noise.
 
     As in the DP-AdamBC paper's Figures 1 and 4. Noise alone lies at one, and the
     correction shifts it to zero; the floor is where coordinates are stopped.
 
     Args:
-      snapshots: of `diagnostics.snapshot`; the last of several.
-      clean: of `diagnostics.not_private.snapshot`, to be laid over. *Not private.*
+      snapshots: of `diagnostics.snapshot`; the last of several. Those of several runs
+        by name, such as those at two floors, are drawn side by side.
+      clean: of `diagnostics.not_private.snapshot`, to be laid over; of several runs, by
+        the same names. *Not private.*
 
     Returns:
-      A matplotlib figure.
+      A matplotlib figure, with a panel for each run.
 
     Raises:
-      ValueError: if the noise level differs between parameters, or is none.
+      ValueError: if the noise level differs between parameters, or is none; there is no
+        snapshot; or the clean runs are not those.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -140,7 +147,35 @@ def second_moments(snapshots: Snapshot, *, clean: Snapshot | None = None) -> Fig
       >>> figure.axes[0].get_legend_handles_labels()[1]
       ["Adam's", 'corrected', 'floor, 1.4']
     """
-    seen = _last(snapshots)
+    seen = _by_name(snapshots)
+    not_private = dict.fromkeys(seen) if clean is None else _by_name(clean)
+    if list(not_private) != list(seen):
+        raise ValueError(
+            "Expected clean moments by the names of the runs,"
+            f" {list(seen)}, got {list(not_private)}."
+        )
+    figure, panels = new_figure(6.0 if len(seen) == 1 else 5.0, panels=len(seen))
+    for axes, (name, one) in zip(panels, seen.items(), strict=True):
+        _second_moment(axes, one, not_private[name])
+        if name:
+            axes.set_title(f"{name}\n{axes.get_title()}")
+    lows, highs = zip(*(axes.get_xlim() for axes in panels), strict=True)
+    bottoms, tops = zip(*(axes.get_ylim() for axes in panels), strict=True)
+    for axes in panels:
+        axes.set_xlim(min(lows), max(highs))
+        axes.set_ylim(min(bottoms), max(tops))
+    return figure
+
+
+def _by_name(snapshots: Snapshot | Mapping[str, Snapshot]) -> dict[str, Snapshot]:
+    """The last of each; one alone has no name."""
+    named = snapshots if isinstance(snapshots, Mapping) else {"": snapshots}
+    if not named:
+        raise ValueError("Expected a snapshot at least, got none.")
+    return {name: _last(one) for name, one in named.items()}
+
+
+def _second_moment(axes: Axes, seen: Snapshot, clean: Snapshot | None) -> None:
     unit = _ratio_of_units(seen)
     shares = seen.shares("excess_shares")
     densities = {
@@ -148,9 +183,8 @@ def second_moments(snapshots: Snapshot, *, clean: Snapshot | None = None) -> Fig
         "corrected": _density(shares, BIN_EDGES * unit),
     }
     if clean is not None:
-        other = _last(clean).shares("excess_shares")
+        other = clean.shares("excess_shares")
         densities["before the noise (not private)"] = _density(other, BIN_EDGES * unit)
-    figure, (axes,) = new_figure()
     _stairs(axes, densities)
     rows = seen.parameters.values()
     for floor in sorted({f"{r.variance_floor / r.noise_variance:.2g}" for r in rows}):
@@ -160,38 +194,52 @@ def second_moments(snapshots: Snapshot, *, clean: Snapshot | None = None) -> Fig
     axes.set_title(
         f"after {int(seen.step):,} steps, {float(seen.share_at_floor):.0%} at the floor"
     )
-    return figure
 
 
-def updates(snapshots: Snapshot, *, clean: Snapshot | None = None) -> Figure:
+def updates(
+    snapshots: Snapshot | Mapping[str, Snapshot], *, clean: Snapshot | None = None
+) -> Figure:
     """How large the steps are, at a learning rate of one.
 
+    As in the DP-AdamBC paper's Figure 4, where those with and without the correction
+    are in one histogram.
+
     Args:
-      snapshots: of `diagnostics.snapshot`; the last of several.
+      snapshots: of `diagnostics.snapshot`; the last of several. Those of several
+        optimizers by name are laid over each other.
       clean: of `diagnostics.not_private.snapshot`, to be laid over. *Not private.*
 
     Returns:
       A matplotlib figure.
 
+    Raises:
+      ValueError: if there is no snapshot.
+
     Example:
-      >>> import jax, jax.numpy as jnp
+      >>> import jax, jax.numpy as jnp, optax
       >>> import dpadambc
       >>> optimizer = dpadambc.scale_by_adam_bc(noise_stddev=1.0)
       >>> noise = jax.random.normal(jax.random.key(0), (1000,))
       >>> _, state = optimizer.update(noise, optimizer.init(noise))
-      >>> seen = dpadambc.diagnostics.snapshot(state)
-      >>> figure = dpadambc.diagnostics.pictures.updates(seen)
-      >>> figure.axes[0].get_xlabel()
-      'update (units of the learning rate)'
+      >>> plain = optax.ScaleByAdamState(state.count, state.mu, state.nu)
+      >>> figure = dpadambc.diagnostics.pictures.updates({
+      ...     "DP-Adam": dpadambc.diagnostics.snapshot(plain, noise_stddev=1.0),
+      ...     "DP-AdamBC": dpadambc.diagnostics.snapshot(state)})
+      >>> figure.axes[0].get_legend_handles_labels()[1]
+      ['DP-Adam', 'DP-AdamBC']
     """
-    seen = _last(snapshots)
-    found = {"of the noised gradient": seen.shares("update_shares")}
+    seen = _by_name(snapshots)
+    found = {
+        name or "of the noised gradient": one.shares("update_shares")
+        for name, one in seen.items()
+    }
     if clean is not None:
         found["before the noise (not private)"] = _last(clean).shares("update_shares")
     figure, (axes,) = new_figure()
     _stairs(axes, {k: _density(share, BIN_EDGES) for k, share in found.items()})
     axes.set_xlabel("update (units of the learning rate)")
-    axes.set_title(f"after {int(seen.step):,} steps")
+    steps = sorted({int(one.step) for one in seen.values()})
+    axes.set_title(f"after {' and '.join(f'{step:,}' for step in steps)} steps")
     return figure
 
 

@@ -4,9 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
-from dpadambc.diagnostics.pictures._axes import new_figure, style
+from dpadambc.diagnostics.pictures._axes import mean_and_spread, new_figure, style
 
 
 def sweep(
@@ -47,16 +51,8 @@ def sweep(
     """
     figure, (axes,) = new_figure()
     for i, (name, numbers) in enumerate(scores.items()):
-        numbers = np.asarray(numbers, float)
-        if numbers.ndim not in (1, 2) or len(numbers) != len(values):
-            raise ValueError(
-                f"Expected scores of shape ({len(values)},) or ({len(values)}, seeds)"
-                f" for {name}, got {numbers.shape}."
-            )
-        numbers = numbers.reshape(len(values), -1)
-        axes.errorbar(
-            values, numbers.mean(1), numbers.std(1), label=name, capsize=3, **style(i)
-        )
+        mean, spread = mean_and_spread(name, numbers, (len(values),))
+        axes.errorbar(values, mean, spread, label=name, capsize=3, **style(i))
     for i, (name, score) in enumerate((reference or {}).items(), start=len(scores)):
         axes.axhline(score, label=name, **style(i, "color", "linestyle"))
     axes.set_xscale("log")
@@ -64,3 +60,97 @@ def sweep(
     axes.set_ylabel(ylabel)
     axes.legend(frameon=False)
     return figure
+
+
+def heat_map(
+    rows: Sequence[float],
+    columns: Sequence[float],
+    scores: Mapping[str, Any],
+    *,
+    row_label: str,
+    column_label: str,
+    score_label: str = "test accuracy (%)",
+) -> Figure:
+    """A score against two hyper-parameters, with the numbers, and the best framed.
+
+    Learning rate and batch size, clip norm or weight decay: what is best of one depends
+    on the other. The colors are lighter where the score is higher, also in gray.
+
+    Args:
+      rows: values of the one hyper-parameter, drawn upwards.
+      columns: values of the other.
+      scores: by name, a panel each, of shape (rows, columns) or (rows, columns, seeds):
+        the mean is drawn, with a standard deviation. Colors are the same in all panels.
+      row_label: what varies over the rows, with its unit.
+      column_label: what varies over the columns.
+      score_label: what the score is.
+
+    Returns:
+      A matplotlib figure.
+
+    Raises:
+      ValueError: if there are no scores, or they do not match the rows and columns, or
+        none of a panel is a number.
+
+    Example:
+      >>> import dpadambc
+      >>> figure = dpadambc.diagnostics.pictures.heat_map(
+      ...     [256, 1024], [1e-3, 1e-2], {"DP-Adam": [[40.0, 55.0], [35.0, 61.0]]},
+      ...     row_label="batch size", column_label="learning rate")
+      >>> figure.axes[0].get_title()
+      'DP-Adam: best 61'
+
+    References:
+      Li et al., `Large Language Models Can Be Strong Differentially Private Learners
+      <https://arxiv.org/abs/2110.05679>`_, 2022, section 3
+    """
+    shape = len(rows), len(columns)
+    found = {name: mean_and_spread(name, s, shape) for name, s in scores.items()}
+    if not found or any(np.isnan(mean).all() for mean, _ in found.values()):
+        raise ValueError(
+            "Expected scores in every panel, got none, or not one that is a number, in"
+            f" {list(found) or 'no panel'}."
+        )
+    figure, panels = new_figure(6.0 if len(found) == 1 else 4.8, panels=len(found))
+    lowest = float(min(np.nanmin(mean) for mean, _ in found.values()))
+    highest = float(max(np.nanmax(mean) for mean, _ in found.values()))
+    middle = (lowest + highest) / 2
+    norm, cmap = Normalize(lowest, highest), "cividis"
+    for axes, (name, (mean, spread)) in zip(panels, found.items(), strict=True):
+        axes.imshow(mean, cmap, norm, origin="lower", aspect="auto")
+        has_seeds = np.ndim(scores[name]) == 3
+        _numbers(axes, mean, spread if has_seeds else None, middle)
+        best = np.unravel_index(np.nanargmax(mean), shape)
+        _frame(axes, best)
+        axes.grid(False)
+        axes.set_xticks(range(shape[1]), [f"{value:.4g}" for value in columns])
+        axes.set_yticks(range(shape[0]), [f"{value:.4g}" for value in rows])
+        axes.set_xlabel(column_label)
+        axes.set_ylabel(row_label)
+        axes.set_title(f"{name}: best {mean[best]:.3g}")
+    figure.colorbar(ScalarMappable(norm, cmap), ax=panels, label=score_label)
+    return figure
+
+
+def _numbers(
+    axes: Axes, mean: np.ndarray, spread: np.ndarray | None, middle: float
+) -> None:
+    """In every cell, white on what is dark; a cell without a number is white."""
+    for (row, column), number in np.ndenumerate(mean):
+        text = f"{number:.3g}"
+        if spread is not None:
+            text += f"\n±{spread[row, column]:.2g}"
+        color = "white" if number < middle else "black"
+        axes.text(
+            column, row, text, ha="center", va="center", color=color, fontsize="small"
+        )
+
+
+def _frame(axes: Axes, cell: Any) -> None:
+    """White within black, to be seen on every color."""
+    row, column = cell
+    for color, width in (("black", 5.0), ("white", 2.0)):
+        corner = column - 0.47, row - 0.47
+        axes.add_patch(
+            Rectangle(corner, 0.94, 0.94, fill=False, edgecolor=color, linewidth=width)
+        )
