@@ -190,18 +190,23 @@ def test_a_sweep_has_means_spreads_and_references():
     axes = figure.axes[0]
     assert axes.get_xscale() == "log"
     assert axes.containers[0].lines[0].get_ydata().tolist() == [2.0, 5.0, 5.0]
+    for container in axes.containers:
+        drawn = container.lines[0].get_xdata()
+        np.testing.assert_allclose(drawn, values, rtol=0.05)
+    # Numbers that would cover each other are left out, the values are drawn.
+    close = pictures.sweep([0.1, 0.98, 1.0, 3.0], {"a": [1, 2, 3, 4]}, xlabel="x")
+    labels = [text.get_text() for text in close.axes[0].get_xticklabels()]
+    assert labels == ["0.1", "0.98", "3"]
     with pytest.raises(ValueError, match=r"shape \(3,\)"):
         pictures.sweep(values, {"a": [1.0, 2.0]}, xlabel="x")
 
 
 def test_a_spread_is_that_of_a_sample_and_none_of_one_seed():
     figure = pictures.sweep([1.0], {"a": [[1.0, 3.0]], "b": [[5.0]]}, xlabel="x")
-    bars = [
-        container.lines[2][0].get_segments()[0]
-        for container in figure.axes[0].containers
-    ]
-    np.testing.assert_allclose(np.ptp(bars[0][:, 1]), 2 * 2**0.5)
-    assert np.ptp(bars[1][:, 1]) == 0
+    several, one = (container.lines[2] for container in figure.axes[0].containers)
+    (bar,) = several[0].get_segments()
+    np.testing.assert_allclose(np.ptp(bar[:, 1]), 2 * 2**0.5)
+    assert not one
 
 
 def test_learning_curves_have_bands_and_the_last_means():

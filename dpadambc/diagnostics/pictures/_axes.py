@@ -13,12 +13,14 @@ _STYLES: tuple[dict[str, Any], ...] = (
     {"color": "#0072B2", "linestyle": "-."},
     {"color": "#CC79A7", "linestyle": ":"},
     {"color": "#E69F00", "linestyle": (0, (5, 1, 1, 1, 1, 1))},
+    {"color": "#009E73", "linestyle": (0, (8, 2))},
+    {"color": "#56B4E9", "linestyle": (0, (3, 2, 1, 2, 1, 2))},
 )
-_MARKERS = ("o", "s", "^", "D", "v", "x", "P")
+_MARKERS = ("o", "s", "^", "D", "v", "x", "P", "*")
 
 
 def style(i: int, *names: str) -> dict[str, Any]:
-    """Dashes and markers come round at different times: 35 that differ."""
+    """Dashes and markers come round at different times: 56 that differ."""
     found = _STYLES[i % len(_STYLES)] | {"marker": _MARKERS[i % len(_MARKERS)]}
     return {name: found[name] for name in names or found}
 

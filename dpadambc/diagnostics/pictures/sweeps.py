@@ -9,6 +9,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import NullLocator
 
 from dpadambc.diagnostics.pictures._axes import mean_and_spread, new_figure, style
 
@@ -50,16 +51,32 @@ def sweep(
       ['DP-Adam', 'DP-AdamBC']
     """
     figure, (axes,) = new_figure()
+    width = (max(values) / min(values)) ** 0.012
     for i, (name, numbers) in enumerate(scores.items()):
         mean, spread = mean_and_spread(name, numbers, (len(values),))
-        axes.errorbar(values, mean, spread, label=name, capsize=3, **style(i))
+        # Side by side, or one spread would cover the other.
+        places = np.asarray(values) * width ** (i - (len(scores) - 1) / 2)
+        bars = spread if spread.any() else None
+        axes.errorbar(places, mean, bars, label=name, capsize=3, **style(i))
     for i, (name, score) in enumerate((reference or {}).items(), start=len(scores)):
         axes.axhline(score, label=name, **style(i, "color", "linestyle"))
     axes.set_xscale("log")
+    axes.set_xticks(_apart(values), [f"{value:.4g}" for value in _apart(values)])
+    axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
     axes.legend(frameon=False)
     return figure
+
+
+def _apart(values: Sequence[float]) -> list[float]:
+    """Those with room for their number on a logarithmic axis."""
+    least = (max(values) / min(values)) ** 0.07
+    kept = [min(values)]
+    for value in sorted(values):
+        if value > least * kept[-1]:
+            kept.append(value)
+    return kept
 
 
 def heat_map(
