@@ -33,7 +33,7 @@ def test_the_notebook_runs(path):
 
 def test_there_are_notebooks_with_their_outputs():
     """Readers see them without running them."""
-    assert len(PATHS) == 4
+    assert len(PATHS) == 5
     for path in PATHS:
         cells = nbformat.read(path, as_version=4).cells
         assert any(cell.get("outputs") for cell in cells)
