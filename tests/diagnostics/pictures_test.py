@@ -199,6 +199,9 @@ def test_a_sweep_has_means_spreads_and_references():
     assert labels == ["0.1", "0.98", "3"]
     with pytest.raises(ValueError, match=r"shape \(3,\)"):
         pictures.sweep(values, {"a": [1.0, 2.0]}, xlabel="x")
+    for wrong in ([], [0.0, 1.0]):
+        with pytest.raises(ValueError, match="values above zero"):
+            pictures.sweep(wrong, {"a": wrong}, xlabel="x")
 
 
 def test_a_spread_is_that_of_a_sample_and_none_of_one_seed():

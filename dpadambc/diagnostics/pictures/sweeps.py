@@ -39,7 +39,7 @@ def sweep(
       A matplotlib figure.
 
     Raises:
-      ValueError: if the scores do not match the values.
+      ValueError: if a value is not positive, or the scores do not match the values.
 
     Example:
       >>> import dpadambc
@@ -50,6 +50,11 @@ def sweep(
       >>> figure.axes[0].get_legend_handles_labels()[1]
       ['DP-Adam', 'DP-AdamBC']
     """
+    if not len(values) or not min(values) > 0:
+        raise ValueError(
+            f"Expected values above zero, for a logarithmic axis, got {list(values)}."
+            " Draw the score at zero as a reference."
+        )
     figure, (axes,) = new_figure()
     width = (max(values) / min(values)) ** 0.012
     for i, (name, numbers) in enumerate(scores.items()):
