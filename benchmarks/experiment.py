@@ -31,8 +31,8 @@ PRIVATE: dict[str, Callable[..., optax.GradientTransformation]] = {
     "DP-AdamBC": functools.partial(
         dpadambc.adam_bc, b2=B2, variance_floor=VARIANCE_FLOOR
     ),
-    "DP-AdamW": lambda learning_rate, _: optax.adamw(
-        learning_rate, b2=B2, weight_decay=WEIGHT_DECAY
+    "DP-AdamW": lambda learning_rate, _, weight_decay=WEIGHT_DECAY: optax.adamw(
+        learning_rate, b2=B2, weight_decay=weight_decay
     ),
     "DP-AdamW-BC": functools.partial(
         dpadambc.adamw_bc,

@@ -13,6 +13,7 @@ there by a later call, so a run can be cut off and go on.
 
 import argparse
 import dataclasses
+import functools
 import json
 import pathlib
 import time
@@ -25,7 +26,7 @@ import numpy as np
 import rich.progress
 
 from benchmarks import environment, experiment
-from benchmarks.ogbn_arxiv_gcn import data, settings, training
+from benchmarks.ogbn_arxiv_gcn import data, settings, table, training
 from benchmarks.ogbn_arxiv_gcn.settings import Setting
 from benchmarks.ogbn_arxiv_gcn.table import score
 
@@ -34,6 +35,7 @@ PARTS = ("valid", "test")
 NUM_CHUNKS = 10
 
 Row = dict[str, Any]
+Get = Callable[[Any, int], Row]  # of a setting and a seed
 
 
 class Laboratory:
@@ -155,15 +157,14 @@ class Results:
 
     def __init__(self, path: pathlib.Path, graph: data.Graph):
         self._path, self._graph = path, graph.name
-        self.rows: list[Row] = []
-        if path.exists():
-            self.rows = [json.loads(line) for line in path.read_text().splitlines()]
+        self.rows = table.read(path)
 
-    def find(self, setting: Setting, seed: int) -> Row | None:
+    def find(self, setting: Any, seed: int) -> Row | None:
         """The training, if it is there."""
-        key = dataclasses.asdict(setting), seed, self._graph
         for row in self.rows:
-            if (row["setting"], row["seed"], row["graph"]) == key:
+            # Read as a setting: a line has no field that is younger than it.
+            is_here = row["seed"] == seed and row["graph"] == self._graph
+            if is_here and type(setting)(**row["setting"]) == setting:
                 return row
         return None
 
@@ -181,6 +182,26 @@ class Results:
         return row
 
 
+def measure(laboratory: Laboratory, setting: Any, seed: int) -> Row:
+    """With a seed of the trials on validation nodes alone."""
+    is_trial = seed in settings.TUNING_SEEDS
+    return (try_out if is_trial else train)(laboratory, setting, seed)
+
+
+def recorded(
+    results: Results, make: Get, total: int, progress: rich.progress.Progress
+) -> Get:
+    """Looks a training up, or makes it and writes it down."""
+    task = progress.add_task("trainings", total=total)
+
+    def get(setting, seed):
+        row = results.find(setting, seed) or results.add(make(setting, seed))
+        progress.advance(task)
+        return row
+
+    return get
+
+
 def groups(methods: Sequence[str]) -> list[list[Setting]]:
     """The trials of each line of the table: of these optimizers, and of every limit."""
     lines = [
@@ -193,26 +214,22 @@ def groups(methods: Sequence[str]) -> list[list[Setting]]:
     return lines
 
 
-def num_trainings(lines: Sequence[Sequence[Setting]], num_seeds: int) -> int:
+def num_trainings(lines: Sequence[Sequence[settings.Trial]], num_seeds: int) -> int:
     """How many trainings there are in all."""
     short = [line[0].target_epsilon in settings.SHORT_EPSILONS for line in lines]
-    trials = [settings.NUM_SHORT_TRIALS if s else settings.NUM_TRIALS for s in short]
-    return sum(trials) + len(trials) * (settings.NUM_FINALISTS + num_seeds)
+    trials = [
+        min(len(line), settings.NUM_SHORT_TRIALS) if is_short else len(line)
+        for line, is_short in zip(lines, short, strict=True)
+    ]
+    finals = [min(count, settings.NUM_FINALISTS) for count in trials]
+    return sum(trials) + sum(finals) + len(trials) * num_seeds
 
 
 def run_all(
-    lines: Sequence[Sequence[Setting]],
-    get: Callable[[Setting, int], Row],
-    seeds: Sequence[int],
-    advance: Callable[[], Any],
+    lines: Sequence[Sequence[settings.Trial]], get: Get, seeds: Sequence[int]
 ) -> None:
     """Every search, each followed by the seeds of what it found."""
     first, second = settings.TUNING_SEEDS
-
-    def measured(setting, seed):
-        row = get(setting, seed)
-        advance()
-        return row
 
     rankings: dict[tuple[str, bool], list[int]] = {}
     for line in lines:
@@ -220,16 +237,28 @@ def run_all(
         tried = range(len(line))
         if line[0].target_epsilon in settings.SHORT_EPSILONS:
             tried = rankings[known][: settings.NUM_SHORT_TRIALS]
-        scores = {i: score(measured(line[i], first)) for i in tried}
+        scores = {i: score(get(line[i], first)) for i in tried}
         ranking = sorted(tried, key=lambda i: scores[i], reverse=True)
         rankings.setdefault(known, ranking)
         finals = {
-            i: scores[i] + score(measured(line[i], second))
+            i: scores[i] + score(get(line[i], second))
             for i in ranking[: settings.NUM_FINALISTS]
         }
         best = max(finals, key=lambda i: finals[i])
         for seed in seeds:
-            measured(line[best], seed)
+            get(line[best], seed)
+
+
+def search(
+    lines: Sequence[Sequence[settings.Trial]],
+    results: Results,
+    make: Get,
+    seeds: Sequence[int],
+) -> None:
+    """Every search, with what is there already and with progress."""
+    with rich.progress.Progress() as progress:
+        total = num_trainings(lines, len(seeds))
+        run_all(lines, recorded(results, make, total, progress), seeds)
 
 
 def main() -> None:
@@ -242,20 +271,12 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     graph = data.load(arguments.data_dir)
-    laboratory, results = Laboratory(graph), Results(arguments.output, graph)
-
-    def get(setting, seed):
-        found = results.find(setting, seed)
-        if found:
-            return found
-        if seed in settings.TUNING_SEEDS:
-            return results.add(try_out(laboratory, setting, seed))
-        return results.add(train(laboratory, setting, seed))
-
-    with rich.progress.Progress() as progress:
-        lines, seeds = groups(arguments.methods), range(arguments.seeds)
-        task = progress.add_task("trainings", total=num_trainings(lines, len(seeds)))
-        run_all(lines, get, seeds, lambda: progress.advance(task))
+    search(
+        groups(arguments.methods),
+        Results(arguments.output, graph),
+        functools.partial(measure, Laboratory(graph)),
+        range(arguments.seeds),
+    )
 
 
 if __name__ == "__main__":

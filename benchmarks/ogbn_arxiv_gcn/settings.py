@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -17,6 +17,19 @@ OTHER_DELTA = 1e-5
 Mechanism = dpadambc.PoissonGaussian | dpadambc.graphs.PoissonGaussian
 
 
+class Trial(Protocol):
+    """What a search reads of a setting; the setting is a dataclass."""
+
+    @property
+    def method(self) -> str: ...
+
+    @property
+    def target_epsilon(self) -> float | None: ...
+
+    @property
+    def max_memberships(self) -> int: ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Setting:
     """One training, but for its seed."""
@@ -29,6 +42,7 @@ class Setting:
     l2_clip_norm: float
     learning_rate: float
     floor: float = 1.0  # relative; of the corrected optimizers
+    weight_decay: float = experiment.WEIGHT_DECAY  # of the decoupled optimizers
 
     @property
     def max_degree(self) -> int:
@@ -38,9 +52,12 @@ class Setting:
     @property
     def options(self) -> tuple[tuple[str, Any], ...]:
         """Of the optimizer."""
-        if not self.method.endswith("BC"):
-            return ()
-        return (("variance_floor", dpadambc.RelativeFloor(self.floor)),)
+        found: list[tuple[str, Any]] = []
+        if self.method.endswith("BC"):
+            found.append(("variance_floor", dpadambc.RelativeFloor(self.floor)))
+        if self.method.startswith("DP-AdamW"):
+            found.append(("weight_decay", self.weight_decay))
+        return tuple(found)
 
     def mechanism(self, num_roots: int) -> Mechanism:
         """With the least noise for the target."""

@@ -22,6 +22,13 @@ Row = dict[str, Any]
 Line = tuple[str, float | None, bool]  # optimizer, target epsilon, sees nodes alone
 
 
+def read(path: pathlib.Path) -> list[Row]:
+    """The lines of a record; none where there is no file."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 def _line(row: Row) -> Line:
     setting = row["setting"]
     is_alone = setting["max_memberships"] == 0
@@ -52,18 +59,21 @@ def lines(rows: Sequence[Row]) -> dict[Line, list[Row]]:
     }
 
 
-def _spread(values: Sequence[float]) -> str:
+def spread(values: Sequence[float]) -> str:
+    """Mean and standard deviation, in percent."""
     mean = f"{100 * statistics.fmean(values):.2f}"
     if len(values) == 1:
         return mean
     return f"{mean} ± {100 * statistics.stdev(values):.2f}"
 
 
-def _test(rows: Sequence[Row], how: str, which: str = "accuracy") -> str:
-    return _spread([row[which][how]["test"] for row in rows])
+def test(rows: Sequence[Row], how: str, which: str = "accuracy") -> str:
+    """The accuracy on test nodes."""
+    return spread([row[which][how]["test"] for row in rows])
 
 
-def _table(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+def markdown(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """A table, its first column to the left."""
     rows = [header, ["---", *("---:" for _ in header[1:])], *body]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
@@ -80,7 +90,7 @@ def by_epsilon(
         [m, *(cell(rows) if (rows := cells(m, e)) else "-" for e in epsilons)]
         for m in methods
     ]
-    return _table(["optimizer", *(f"ε = {e:g}" for e in epsilons)], body)
+    return markdown(["optimizer", *(f"ε = {e:g}" for e in epsilons)], body)
 
 
 def _setting(rows: list[Row]) -> str:
@@ -101,9 +111,9 @@ def without_privacy(found: dict[Line, list[Row]]) -> str:
         rows = found.get((experiment.NON_PRIVATE, None, is_alone))
         if rows:
             name = "nodes alone" if is_alone else "with neighbors"
-            ways = [_test(rows, way) for way in ("inductive", "transductive", "alone")]
+            ways = [test(rows, way) for way in ("inductive", "transductive", "alone")]
             body.append([f"not private, {name}", *ways])
-    return _table(["trained", "inductive", "transductive", "alone"], body)
+    return markdown(["trained", "inductive", "transductive", "alone"], body)
 
 
 def side_by_side(rows: Sequence[Row], earlier: Sequence[Row]) -> str:
@@ -117,7 +127,7 @@ def side_by_side(rows: Sequence[Row], earlier: Sequence[Row]) -> str:
         levels = [r[0]["noise_stddev"] for r in (before[line], rows)]
         is_same = before[line][0]["setting"] == rows[0]["setting"]
         ratio = f"noise × {levels[1] / levels[0]:.3f}" if is_same else "other setting"
-        accuracies = [_test(r, "inductive") for r in (before[line], rows)]
+        accuracies = [test(r, "inductive") for r in (before[line], rows)]
         return f"{' → '.join(accuracies)} ({ratio})"
 
     return by_epsilon(after, False, cell)
@@ -126,21 +136,21 @@ def side_by_side(rows: Sequence[Row], earlier: Sequence[Row]) -> str:
 def render(rows: Sequence[Row]) -> str:
     """All tables."""
     found = lines(rows)
-    inductive = lambda rows: _test(rows, "inductive")
-    averaged = lambda rows: _test(rows, "inductive", "averaged_accuracy")
+    inductive = lambda rows: test(rows, "inductive")
+    averaged = lambda rows: test(rows, "inductive", "averaged_accuracy")
     other = lambda rows: f"{rows[0]['epsilon_at_other_delta']:.2f}"
     ways = {
         "Private, trained and tested with neighbors (inductive):": (False, inductive),
         "The same, the mean of the last iterates:": (False, averaged),
         "The same, tested with the edges to training nodes (transductive):": (
             False,
-            lambda rows: _test(rows, "transductive"),
+            lambda rows: test(rows, "transductive"),
         ),
         "Settings:": (False, _setting),
         "Epsilon at the other delta:": (False, other),
         "Private, trained on nodes alone, and tested so:": (
             True,
-            lambda rows: _test(rows, "alone"),
+            lambda rows: test(rows, "alone"),
         ),
         "Trained on nodes alone, and tested with neighbors (inductive):": (
             True,
@@ -163,10 +173,7 @@ def main() -> None:
     parser.add_argument("file", type=pathlib.Path, nargs="?", default=RESULTS)
     parser.add_argument("--earlier", type=pathlib.Path, default=EARLIER)
     arguments = parser.parse_args()
-    rows, earlier = (
-        [json.loads(line) for line in file.read_text().splitlines()]
-        for file in (arguments.file, arguments.earlier)
-    )
+    rows, earlier = read(arguments.file), read(arguments.earlier)
     print(render(rows))
     print("\nInductive, with the noise of the earlier bound and now:\n")
     print(side_by_side(rows, earlier))

@@ -22,6 +22,7 @@ from benchmarks import experiment
 from benchmarks.ogbn_arxiv_gcn import (
     cora,
     data,
+    decay,
     download,
     pictures,
     published,
@@ -400,8 +401,8 @@ def test_a_search_that_was_cut_off_goes_on(small_search, tmp_path):
         return results.add(gcn_run.train(laboratory, setting, seed))
 
     with pytest.raises(KeyboardInterrupt):
-        gcn_run.run_all(small_search, get, range(2), lambda: None)
-    gcn_run.run_all(small_search, get, range(2), lambda: None)
+        gcn_run.run_all(small_search, get, range(2))
+    gcn_run.run_all(small_search, get, range(2))
     # Two trials, two more of both, two seeds for each optimizer, and the one that was
     # cut off twice.
     assert len(calls) == 13
@@ -508,3 +509,52 @@ def test_the_errata_quote_what_the_correction_did_to_dp_adamw():
             for method in ("DP-AdamW-BC", "DP-AdamW")
         ]
         assert means[0] - means[1] == pytest.approx(points, abs=0.05)
+
+
+SMALL = settings.Setting(
+    method="DP-Adam",
+    target_epsilon=20.0,
+    max_memberships=1,
+    expected_batch_size=60,
+    iterations=10,
+    l2_clip_norm=1.0,
+    learning_rate=0.01,
+)
+
+
+def test_weight_decay_takes_away_the_share_that_is_stated():
+    setting = dataclasses.replace(
+        SMALL, method="DP-AdamW", learning_rate=0.1, weight_decay=0.5
+    )
+    trainer = experiment.Trainer(
+        setting.method,
+        dpadambc.PoissonGaussian(
+            l2_clip_norm=1.0,
+            noise_multiplier=0.0,
+            sampling_prob=0.1,
+            iterations=10,
+            normalize_by=60.0,
+        ),
+        training.NodeClassification(training.GCN(4), 8),
+        options=setting.options,
+    )
+    optimizer = trainer.optimizer(setting.learning_rate, jax.random.key(0))
+    params = jnp.ones(3)
+    state = optimizer.init(params)
+    for _ in range(setting.iterations):
+        updates, state = optimizer.update(0 * params, state, params)
+        params = params + updates
+    np.testing.assert_allclose(1 - params, decay.shrinkage(setting), rtol=1e-5)
+
+
+def test_a_line_that_is_older_than_a_field_is_found(tmp_path):
+    graph = blocks(60)
+    path = tmp_path / "results.jsonl"
+    setting = dataclasses.asdict(SMALL)
+    del setting["weight_decay"]
+    row = {"setting": setting, "seed": 0, "graph": graph.name}
+    path.write_text(json.dumps(row) + "\n")
+    results = gcn_run.Results(path, graph)
+    assert results.find(SMALL, 0) == row
+    other = dataclasses.replace(SMALL, weight_decay=0.5)
+    assert results.find(other, 0) is None and results.find(SMALL, 1) is None
