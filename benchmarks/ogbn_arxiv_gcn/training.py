@@ -94,6 +94,11 @@ class Evaluator:
         self._features = jnp.asarray(graph.features)
         self._mean: scipy.sparse.csr_matrix = data.mean_over_neighbors(graph)
 
+    def logits(self, params: Any) -> np.ndarray:
+        """Of all nodes."""
+        encoded = np.asarray(_encode(self._model, params, self._features))
+        return np.asarray(_decode(self._model, params, self._mean @ encoded))
+
     def accuracies(self, params: Any, parts: tuple[str, ...]) -> dict[str, float]:
         encoded = np.asarray(_encode(self._model, params, self._features))
         found = {}

@@ -6,6 +6,7 @@ import gzip
 import http.server
 import io
 import json
+import math
 import os
 import pathlib
 import threading
@@ -20,6 +21,7 @@ import pytest
 import dpadambc
 from benchmarks import experiment
 from benchmarks.ogbn_arxiv_gcn import (
+    aggregation,
     cora,
     data,
     decay,
@@ -535,6 +537,7 @@ SMALL = settings.Setting(
     l2_clip_norm=1.0,
     learning_rate=0.01,
 )
+ALONE = dataclasses.replace(SMALL, max_memberships=0)
 
 
 def test_weight_decay_takes_away_the_share_that_is_stated():
@@ -573,3 +576,91 @@ def test_a_line_that_is_older_than_a_field_is_found(tmp_path):
     assert results.find(SMALL, 0) == row
     other = dataclasses.replace(SMALL, weight_decay=0.5)
     assert results.find(other, 0) is None and results.find(SMALL, 1) is None
+
+
+def directed_lists(num_nodes=40, degree=8, seed=0):
+    """The list of each node, of other nodes; one hub is in all lists."""
+    rng = np.random.default_rng(seed)
+    owners = np.concatenate(
+        [np.repeat(np.arange(num_nodes), degree), np.arange(1, num_nodes)]
+    )
+    listed = rng.integers(num_nodes, size=num_nodes * degree)
+    # And the list of the hub has everybody.
+    listed = np.concatenate([listed, np.zeros(num_nodes - 1, int)])
+    owners = np.concatenate([owners, np.zeros(num_nodes - 1, int)])
+    listed = np.concatenate([listed, np.arange(1, num_nodes)])
+    return graphs.distinct_edges(owners, listed)
+
+
+def moved_sums(max_receivers, bound):
+    """How far the sums of all nodes move as each node in turn goes with its data."""
+    owners, listed = directed_lists()
+    sent = aggregation.unit_rows(np.random.default_rng(1).normal(size=(40, 5)))
+    sums = lambda keep, sent: (
+        aggregation.bounded_links(owners[keep], listed[keep], 40, bound) @ sent
+    )
+    before = sums(np.full(len(owners), True), sent)
+    moved = []
+    for node in range(40):
+        without = sent.copy()
+        without[node] = 0
+        moved.append(np.linalg.norm(sums(owners != node, without) - before))
+    mechanism = aggregation.aggregation_mechanism(1.0, max_receivers, 1)
+    return np.array(moved), mechanism.sensitivity
+
+
+@pytest.mark.parametrize("max_receivers", [1, 3])
+def test_what_a_node_moves_in_the_sums_is_within_the_sensitivity(max_receivers):
+    moved, sensitivity = moved_sums(max_receivers, bound=max_receivers)
+    assert sensitivity == pytest.approx(math.sqrt(max_receivers))
+    assert moved.max() <= sensitivity * (1 + 1e-6)
+    assert moved.max() > 0.99 * sensitivity
+    # Negative control: without a bound on the receivers.
+    assert moved_sums(max_receivers, bound=40)[0].max() > 3 * sensitivity
+
+
+def test_a_row_that_is_not_finite_reaches_nobody():
+    rows = np.array([[3.0, 4.0], [np.nan, 1.0], [np.inf, 1.0], [0.0, 0.0]])
+    expected = [[0.6, 0.8], [0, 0], [0, 0], [0, 0]]
+    np.testing.assert_allclose(aggregation.unit_rows(rows), expected)
+
+
+def aggregation_settings(count=2):
+    return aggregation.trials(20.0, ALONE)[:count]
+
+
+def test_the_three_mechanisms_together_spend_the_target_and_each_less():
+    setting = aggregation.trials(3.0, ALONE)[0]
+    found = aggregation.mechanisms(setting, 90_941)
+    epsilon = found.spending.epsilon(settings.TARGET_DELTA)
+    assert 0.99 * 3.0 < epsilon <= 3.0
+    for mechanism, share in (
+        (found.encoder, setting.encoder_share),
+        (found.aggregation, setting.aggregation_share),
+    ):
+        alone = mechanism.epsilon(settings.TARGET_DELTA)
+        assert 0.99 * share * 3.0 < alone <= share * 3.0
+    assert found.classifier.epsilon(settings.TARGET_DELTA) < 3.0
+    assert found.aggregation.iterations == setting.num_hops
+    assert found.aggregation.noise_stddev == pytest.approx(
+        found.aggregation.noise_multiplier * math.sqrt(setting.max_memberships)
+    )
+
+
+def test_the_noise_on_the_sums_is_drawn_for_every_hop_and_row():
+    graph = blocks(2_000)
+    edges = graphs.undirected(graph.senders, graph.receivers)
+    who_sends = aggregation.bounded_links(*edges, 2_000, 2)
+    sent = np.zeros((2_000, 4))
+    key = jax.random.key(0)
+    own, first, second = np.split(
+        aggregation.received(who_sends, sent, 2, 5.0, key), 3, axis=1
+    )
+    assert not own.any()
+    # Nothing was sent, so the first hop is noise of length one, in no direction.
+    np.testing.assert_allclose(np.linalg.norm(first, axis=1), 1, rtol=1e-5)
+    standard_error = 1 / math.sqrt(4 * 2_000)
+    assert np.abs(first.mean(axis=0)).max() < 4 * standard_error
+    assert abs(np.mean(np.sum(first * second, axis=1))) < 0.5
+    silent = aggregation.received(who_sends, sent, 2, 0.0, key)
+    assert not silent.any()
