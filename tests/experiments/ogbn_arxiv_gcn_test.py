@@ -29,6 +29,7 @@ from benchmarks.ogbn_arxiv_gcn import (
     pictures,
     published,
     settings,
+    stars,
     table,
     training,
 )
@@ -664,3 +665,173 @@ def test_the_noise_on_the_sums_is_drawn_for_every_hop_and_row():
     assert abs(np.mean(np.sum(first * second, axis=1))) < 0.5
     silent = aggregation.received(who_sends, sent, 2, 0.0, key)
     assert not silent.any()
+
+
+def star_members(owners, listed, nodes=None, share_of_roots=0.4, max_leaves=2):
+    nodes = np.arange(40) if nodes is None else nodes
+    return stars.stars(
+        owners, listed, nodes, share_of_roots=share_of_roots, max_leaves=max_leaves
+    )
+
+
+def by_center(members):
+    return {row[0]: sorted(row[1:]) for row in members.tolist()}
+
+
+def changed_stars(before, after, gone=()):
+    """The centers of stars that differ; the star of a center that is gone is none."""
+    for node in gone:
+        after = {center: row for center, row in after.items() if center != node}
+    return [
+        center
+        for center in before.keys() | after.keys()
+        if before.get(center) != after.get(center)
+    ]
+
+
+def test_each_node_is_in_one_star_at_most_and_most_are_in_one():
+    members = star_members(*directed_lists())
+    found = members[members >= 0]
+    assert len(np.unique(found)) == len(found)
+    roots = stars.is_root(np.arange(40), 0.4)
+    assert set(np.flatnonzero(roots)) <= set(members[:, 0])
+    assert not roots[members[:, 1:][members[:, 1:] >= 0]].any()
+    assert len(found) > 30 and (members[:, 1:] >= 0).sum() > 10
+    # By itself for want of a root in its list.
+    alone = star_members(*graphs.distinct_edges(np.array([1]), np.array([2])))
+    assert len(alone) in (39, 40)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_one_node_changes_one_star_and_two_with_its_list(seed):
+    owners, listed = directed_lists(degree=3, seed=seed)
+    rng = np.random.default_rng(seed)
+    before = by_center(star_members(owners, listed))
+    most, controls = [], []
+    for node in range(40):
+        own = owners == node
+        after = by_center(star_members(owners[~own], listed[~own]))
+        # A leaf whose data are gone is no star by itself either.
+        assert len(changed_stars(before, after, gone=[node])) <= 1
+        other = np.where(own, rng.integers(40, size=len(listed)), listed)
+        most.append(len(changed_stars(before, by_center(star_members(owners, other)))))
+        # Negative control: leaves that choose among the nodes that are there.
+        kept = np.setdiff1d(np.arange(40), node)
+        fewer = by_center(star_members(owners[~own], listed[~own], kept))
+        controls.append(len(changed_stars(before, fewer, gone=[node])))
+    assert max(most) == 2
+    assert max(controls) > 2
+
+
+def star_laboratory_roots(graph, share_of_roots=0.4, max_leaves=2):
+    members = stars.stars(
+        *graphs.undirected(graph.senders, graph.receivers),
+        np.sort(graph.splits["train"]),
+        share_of_roots=share_of_roots,
+        max_leaves=max_leaves,
+    )
+    return training.Roots(*map(jnp.asarray, (graph.features, graph.labels, members)))
+
+
+def test_the_loss_of_a_star_is_the_mean_over_its_members():
+    graph = blocks(60)
+    roots = star_laboratory_roots(graph)
+    task = stars.StarClassification(training.task(graph).model, 8)
+    params = task.init(jax.random.key(0))
+    arrays = jax.tree.map(np.float64, params)
+    some = jnp.arange(8)
+    examples, rows = task.examples(roots, some), np.asarray(roots.members)[:8]
+    assert (rows >= 0).sum(axis=1).max() == 3 > (rows >= 0).sum(axis=1).min()
+    for members, *example in zip(rows, *examples, strict=True):
+        there = members[members >= 0]
+        x, labels = np.float64(graph.features[there]), graph.labels[there]
+        seen = [x, *(x[[0, i]] for i in range(1, len(there)))]
+        expected = []
+        for features, label in zip(seen, labels, strict=True):
+            logits = written_out(arrays, features)
+            expected.append(np.log(np.exp(logits).sum()) - logits[label])
+        found = task.loss_fn(params, *example)
+        np.testing.assert_allclose(found, np.mean(expected), rtol=1e-4)
+
+
+def test_what_one_node_changes_in_the_sum_over_stars_is_within_the_sensitivity():
+    graph = blocks(40, degree=10)
+    graph = graph._replace(splits=graph.splits | {"train": np.arange(40)})
+    task = stars.StarClassification(training.task(graph).model, 8)
+    params = task.init(jax.random.key(0))
+    setting = stars.Setting(**dataclasses.asdict(SMALL) | {"l2_clip_norm": 0.5})
+    mechanism = setting.mechanism(40)
+    assert mechanism.sensitivity * mechanism.normalize_by == pytest.approx(2 * 0.5)
+    clipped = jax.jit(
+        dpadambc.clipped_grad(task.loss_fn, l2_clip_norm=0.5, normalize_by=1.0)
+    )
+    roots = star_laboratory_roots(graph)
+    every = jnp.arange(roots.num_examples)
+    before = experiment.flat(clipped(params, *task.examples(roots, every)))
+    moved = []
+    for node in range(40):
+        other = roots._replace(
+            features=roots.features.at[node].multiply(-30.0),
+            labels=roots.labels.at[node].add(1) % 4,
+        )
+        after = experiment.flat(clipped(params, *task.examples(other, every)))
+        moved.append(np.linalg.norm(after - before))
+    assert max(moved) <= 2 * 0.5 + 1e-5
+    # More than a term that comes or goes.
+    assert max(moved) > 0.5
+
+
+@pytest.mark.slow
+def test_the_other_experiments_write_their_records_and_tables(monkeypatch, tmp_path):
+    monkeypatch.setattr(settings, "NUM_TRIALS", 2)
+    monkeypatch.setattr(settings, "ITERATIONS", (10,))
+    monkeypatch.setattr(settings, "EXPECTED_BATCH_SIZES", (60,))
+    graph = blocks()
+    searched = [gcn_run.train(gcn_run.Laboratory(graph), ALONE, 0)]
+    plain = gcn_run.Laboratory(graph)
+    searched += [gcn_run.train(plain, SMALL, seed) for seed in (0, 1)]
+    searched += [gcn_run.try_out(plain, SMALL, x) for x in settings.TUNING_SEEDS]
+    searched = json.loads(json.dumps(searched))
+
+    monkeypatch.setattr(decay, "LINES", [("DP-AdamW", 20.0)])
+    monkeypatch.setattr(decay, "WEIGHT_DECAYS", {"DP-AdamW": (0.1, 50.0)})
+    monkeypatch.setattr(stars, "TARGET_EPSILON_OF_TRIALS", 20.0)
+    monkeypatch.setattr(stars, "NUM_STARS", 200)
+
+    def rows_of(name, search):
+        path = tmp_path / name
+        search(gcn_run.Results(path, graph))
+        rows = table.read(path)
+        search(gcn_run.Results(path, graph))
+        assert table.read(path) == rows  # nothing is trained twice
+        return rows
+
+    make = functools.partial(gcn_run.measure, plain)
+
+    def search_decay(results):
+        get = lambda s, seed: results.find(s, seed) or results.add(make(s, seed))
+        decay.run_all(list(decay.lines(searched)), get, range(2))
+
+    rows = rows_of("decay", search_decay)
+    assert len(rows) == decay.num_trainings(list(decay.lines(searched)), 2) == 6
+    # The one that takes half of the weights away in every step is not chosen.
+    assert "| DP-AdamW | 20 | 0.1 (1%)" in decay.render(searched, rows)
+
+    laboratory = aggregation.Laboratory(graph)
+    make_sums = functools.partial(aggregation.measure, laboratory)
+    lines = [aggregation_settings()]
+    rows = rows_of(
+        "sums", lambda results: gcn_run.search(lines, results, make_sums, range(2))
+    )
+    assert len(rows) == 6 and all(row["epsilon"] <= 20.0 for row in rows)
+    assert all(row["accuracy"]["inductive"]["test"] > 0.4 for row in rows)
+    report = aggregation.render(searched, rows)
+    assert "private aggregation" in report and "ε = 20" in report
+
+    make_stars = functools.partial(gcn_run.measure, stars.Laboratory(graph))
+    lines = [stars.trials(20.0, searched)[:2]]
+    rows = rows_of(
+        "stars", lambda results: gcn_run.search(lines, results, make_stars, range(2))
+    )
+    assert len(rows) == 6 and all(row["epsilon"] <= 20.0 for row in rows)
+    assert "| stars, mean of iterates |" in stars.render(searched, rows)
