@@ -142,6 +142,15 @@ def stars(
     return members
 
 
+def sizes(members: np.ndarray, num_nodes: int) -> str:
+    """How many stars there are, and who is in none with others."""
+    num_members = (members >= 0).sum(axis=1)
+    return (
+        f"{len(members):,} stars, {np.sum(num_members == 1):,} of one node;"
+        f" {num_nodes - num_members.sum():,} of {num_nodes:,} nodes in none"
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class StarClassification(training.NodeClassification):
     """A `Task`: an example is a star."""
@@ -235,12 +244,13 @@ def main() -> None:
     if arguments.data_dir:
         graph = data.load(arguments.data_dir)
         results = run.Results(arguments.output, graph)
-        run.search(
-            [trials(target, searched) for target in settings.TARGET_EPSILONS],
-            results,
-            functools.partial(run.measure, Laboratory(graph)),
-            range(arguments.seeds),
-        )
+        laboratory = Laboratory(graph)
+        lines = [trials(target, searched) for target in settings.TARGET_EPSILONS]
+        for setting in lines[0][: len(SHAPES)]:
+            members = np.asarray(laboratory.roots(setting).members)
+            print(sizes(members, len(graph.splits["train"])))
+        make = functools.partial(run.measure, laboratory)
+        run.search(lines, results, make, range(arguments.seeds))
     print(render(searched, table.read(arguments.output)))
 
 

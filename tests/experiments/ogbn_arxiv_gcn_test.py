@@ -697,6 +697,7 @@ def test_each_node_is_in_one_star_at_most_and_most_are_in_one():
     assert set(np.flatnonzero(roots)) <= set(members[:, 0])
     assert not roots[members[:, 1:][members[:, 1:] >= 0]].any()
     assert len(found) > 30 and (members[:, 1:] >= 0).sum() > 10
+    assert f"{40 - len(found)} of 40 nodes in none" in stars.sizes(members, 40)
     # By itself for want of a root in its list.
     alone = star_members(*graphs.distinct_edges(np.array([1]), np.array([2])))
     assert len(alone) in (39, 40)
