@@ -237,7 +237,9 @@ def flat(tree: Any) -> np.ndarray:
 
 
 def second_moments(
-    opt_state: optax.OptState, variance_floor: dpadambc.RelativeFloor = VARIANCE_FLOOR
+    opt_state: optax.OptState,
+    variance_floor: dpadambc.RelativeFloor = VARIANCE_FLOOR,
+    correction: float = 1.0,
 ) -> SecondMoments | None:
     """The moments as the corrected optimizers use them; None for the others."""
     state = optax.tree.get(opt_state, "ScaleByAdamBCState")
@@ -248,7 +250,7 @@ def second_moments(
     )
     floor = variance_floor.variance(noise_variance, B2, state.count)
     corrected = jax.tree.map(
-        lambda v: corrected_second_moment(v, noise_variance, floor), nu_hat
+        lambda v: corrected_second_moment(v, correction * noise_variance, floor), nu_hat
     )
     return SecondMoments(
         flat(nu_hat), flat(corrected), float(noise_variance), float(floor)

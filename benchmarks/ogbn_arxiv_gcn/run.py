@@ -138,7 +138,7 @@ def train(laboratory: Laboratory, setting: Setting, seed: int) -> Row:
     last = [state.params for state in states[NUM_CHUNKS // 2 :]]
     averaged = jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *last)
     floor = dict(setting.options).get("variance_floor", experiment.VARIANCE_FLOOR)
-    moments = experiment.second_moments(states[-1].opt_state, floor)
+    moments = experiment.second_moments(states[-1].opt_state, floor, setting.correction)
     return row | {
         "accuracy": laboratory.accuracies(states[-1].params),
         "averaged_accuracy": laboratory.accuracies(averaged),

@@ -43,6 +43,7 @@ class Setting:
     learning_rate: float
     floor: float = 1.0  # relative; of the corrected optimizers
     weight_decay: float = experiment.WEIGHT_DECAY  # of the decoupled optimizers
+    correction: float = 1.0  # the share of the noise variance that is subtracted
 
     @property
     def max_degree(self) -> int:
@@ -55,6 +56,7 @@ class Setting:
         found: list[tuple[str, Any]] = []
         if self.method.endswith("BC"):
             found.append(("variance_floor", dpadambc.RelativeFloor(self.floor)))
+            found.append(("correction", self.correction))
         if self.method.startswith("DP-AdamW"):
             found.append(("weight_decay", self.weight_decay))
         return tuple(found)
