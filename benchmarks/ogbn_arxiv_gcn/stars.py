@@ -115,8 +115,8 @@ def stars(
       owners: shape (num_edges,), the nodes that edges start from, in whose list they
         are.
       listed: shape (num_edges,), the nodes that they name.
-      nodes: shape (num_nodes,), distinct numbers: who is trained on. They are public,
-        whether or not there are data for each.
+      nodes: shape (num_nodes,), distinct numbers: who is trained on. One that goes
+        with its data is left out here; lists that name it stay.
       share_of_roots: in (0, 1).
       max_leaves: of one star.
 
@@ -125,19 +125,20 @@ def stars(
       the leaves, and -1.
     """
     owners, listed = graphs.distinct_edges(owners, listed)
-    inside = np.isin(owners, nodes) & np.isin(listed, nodes)
+    # Not whether the root is there: where it is not, its leaves are in no star.
     to_root = is_root(listed, share_of_roots) & ~is_root(owners, share_of_roots)
-    leaves, roots = owners[inside & to_root], listed[inside & to_root]
+    to_root &= np.isin(owners, nodes)
+    leaves, roots = owners[to_root], listed[to_root]
     hashes = _subgraphs._hash(leaves, roots, 0)
     first = _subgraphs._ranks(leaves, hashes) == 0
     leaves, roots, hashes = leaves[first], roots[first], hashes[first]
     places = _subgraphs._ranks(roots, hashes)
     centers = nodes[is_root(nodes, share_of_roots) | ~np.isin(nodes, leaves)]
-    row_of = np.full(nodes.max() + 1, -1)
+    row_of = np.full(max(nodes.max(), listed.max(initial=0)) + 1, -1)
     row_of[centers] = np.arange(len(centers))
     members = np.full((len(centers), 1 + max_leaves), -1, np.int32)
     members[:, 0] = centers
-    taken = places < max_leaves
+    taken = (places < max_leaves) & (row_of[roots] >= 0)
     members[row_of[roots[taken]], 1 + places[taken]] = leaves[taken]
     return members
 
