@@ -222,9 +222,11 @@ def bounded_links(
 
 def unit_rows(x: np.ndarray) -> np.ndarray:
     """Rows of length one, or zero: one that is not finite would reach its receivers."""
-    lengths = np.linalg.norm(x, axis=1, keepdims=True)
+    # In single precision the squares of small entries are lost, and rows get too long.
+    wide = x.astype(np.float64)
+    lengths = np.linalg.norm(wide, axis=1, keepdims=True)
     is_right = np.isfinite(lengths) & (lengths > 0)
-    return np.where(is_right, x / np.where(is_right, lengths, 1), 0)
+    return np.where(is_right, wide / np.where(is_right, lengths, 1), 0).astype(x.dtype)
 
 
 def received(

@@ -658,6 +658,15 @@ def test_a_row_that_is_not_finite_reaches_nobody():
     np.testing.assert_allclose(aggregation.unit_rows(rows), expected)
 
 
+@pytest.mark.parametrize("scale", [1e-45, 2.6e-23, 1.0, 1e22, 1e37])
+def test_a_row_sent_has_length_one_at_any_scale(scale):
+    rows = np.full((1, 40), scale, np.float32)
+    rows[0, 0] *= 1.1
+    sent = aggregation.unit_rows(rows)
+    assert sent.dtype == np.float32
+    assert np.linalg.norm(sent) == pytest.approx(1, rel=1e-6)
+
+
 def aggregation_settings(count=2):
     return aggregation.trials(20.0, ALONE)[:count]
 
