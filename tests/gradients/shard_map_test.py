@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import dpadambc
 from dpadambc._core import shard_map
-from dpadambc.clipping import flat
+from dpadambc.clipping import _untouched
 from dpadambc.gradients import _collectives
 
 pytestmark = pytest.mark.guarantee
@@ -125,7 +125,7 @@ def test_without_it_one_person_would_be_in_the_gradients_of_all_devices(monkeypa
     monkeypatch.setattr(_collectives, "refuse", lambda jaxpr, allowed: None)
     with pytest.raises(ValueError, match="made of all along"):
         influence()
-    monkeypatch.setattr(flat, "_refuse_touched", lambda name, leaf: None)
+    monkeypatch.setattr(_untouched, "_refuse_touched", lambda name, leaf: None)
     assert influence() > 2 * 2 * C
 
 
