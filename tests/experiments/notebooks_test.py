@@ -15,7 +15,10 @@ PATHS = sorted(FOLDER.glob("*.ipynb"))
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 @pytest.mark.filterwarnings("default")
 def test_the_notebook_runs(path):
+    """With two seeds where it has ten: every cell, and a fifth of the training."""
     notebook = nbformat.read(path, as_version=4)
+    for cell in notebook.cells:
+        cell.source = re.sub(r"\bjnp\.arange\(10\)", "jnp.arange(2)", cell.source)
     client = nbclient.NotebookClient(
         notebook, timeout=600, resources={"metadata": {"path": FOLDER}}
     )
