@@ -64,7 +64,7 @@ DP-AdamW (arXiv 2511.07843):
   substitute features): the mean of the last iterates gains 0.7, 1.1 and 1.6 points at
   an epsilon of 3, 6 and 12, each with a standard error below 0.2. The last iterate
   itself loses 3.4 and 1.0 at 1 and 3, and is level at 6 and 12; with the published
-  protocol it loses 1.6, 0.8 and 0.5, of two seeds. See `benchmarks`.
+  protocol it loses 1.3, 0.9 and 0.5, of three seeds. See `benchmarks`.
 """
 
 from dpadambc.theory import as_printed
