@@ -29,7 +29,6 @@ Prediction as in the other experiments reads exact sums and is *not private*; be
 is prediction from sums with noise.
 """
 
-import argparse
 import dataclasses
 import functools
 import math
@@ -383,11 +382,7 @@ def render(searched: Sequence[run.Row], rows: Sequence[run.Row]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--data-dir", type=pathlib.Path, help="trains, where given")
-    parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
-    parser.add_argument("--seeds", type=int, default=5, help="how many")
-    arguments = parser.parse_args()
+    arguments = table.options(__doc__, RESULTS)
     searched = table.read(table.RESULTS)
     if arguments.data_dir:
         graph = data.load(arguments.data_dir)

@@ -9,7 +9,6 @@ winner is trained with the seeds of the results: the batches and the noise are t
 DP-AdamBC. Every training is written down as it ends, and found there by a later call.
 """
 
-import argparse
 import dataclasses
 import functools
 import pathlib
@@ -82,11 +81,7 @@ def render(searched: Sequence[run.Row], rows: Sequence[run.Row]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--data-dir", type=pathlib.Path, help="trains, where given")
-    parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
-    parser.add_argument("--seeds", type=int, default=5, help="how many")
-    arguments = parser.parse_args()
+    arguments = table.options(__doc__, RESULTS)
     searched = table.read(table.RESULTS)
     if arguments.data_dir:
         graph = data.load(arguments.data_dir)

@@ -10,7 +10,6 @@ draw the same batches and the same noise. Every training is written down as it e
 found there by a later call.
 """
 
-import argparse
 import dataclasses
 import functools
 import pathlib
@@ -149,11 +148,7 @@ def render(searched: Sequence[run.Row], rows: Sequence[run.Row]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--data-dir", type=pathlib.Path, help="trains, where given")
-    parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
-    parser.add_argument("--seeds", type=int, default=5, help="how many")
-    arguments = parser.parse_args()
+    arguments = table.options(__doc__, RESULTS)
     searched = table.read(table.RESULTS)
     if arguments.data_dir:
         graph = data.load(arguments.data_dir)

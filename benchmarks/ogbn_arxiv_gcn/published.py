@@ -11,7 +11,6 @@ do. Even that takes the graph of kept edges for given, which depends on all node
 the search, it goes on where it ended.
 """
 
-import argparse
 import functools
 import itertools
 import json
@@ -222,11 +221,7 @@ def train_all(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--data-dir", type=pathlib.Path, help="trains, where given")
-    parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
-    parser.add_argument("--seeds", type=int, default=5, help="how many")
-    arguments = parser.parse_args()
+    arguments = table.options(__doc__, RESULTS)
     report: dict[str, Any] = {"rows": []}
     if arguments.output.exists():
         report = json.loads(arguments.output.read_text())

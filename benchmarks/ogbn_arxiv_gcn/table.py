@@ -22,6 +22,15 @@ Row = dict[str, Any]
 Line = tuple[str, float | None, bool]  # optimizer, target epsilon, sees nodes alone
 
 
+def options(doc: str | None, output: pathlib.Path) -> argparse.Namespace:
+    """Of a command that trains where it has the data, and then prints its tables."""
+    parser = argparse.ArgumentParser(description=(doc or "").split("\n")[0])
+    parser.add_argument("--data-dir", type=pathlib.Path, help="trains, where given")
+    parser.add_argument("--output", type=pathlib.Path, default=output)
+    parser.add_argument("--seeds", type=int, default=5, help="how many")
+    return parser.parse_args()
+
+
 def read(path: pathlib.Path) -> list[Row]:
     """The lines of a record; none where there is no file."""
     if not path.exists():
