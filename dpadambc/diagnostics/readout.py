@@ -29,6 +29,7 @@ class Readout(NamedTuple):
     size: jax.Array  # how many coordinates
     noise_variance: jax.Array  # that nu_hat has averaged; unit of the squared gradient
     variance_floor: jax.Array  # of the correction; unit of the squared gradient
+    correction: jax.Array  # the share of the noise variance that is subtracted
     first_moment_unit: jax.Array  # spread of mu_hat under noise alone
     second_moment_unit: jax.Array  # spread of nu_hat under noise alone
     mean_second_moment: jax.Array  # of nu_hat
@@ -136,6 +137,7 @@ def _readout(found: Estimates, noise_variance: jax.Array, sample_size: int) -> R
         size=jnp.asarray(found.nu.size, float),
         noise_variance=found.noise_variance,
         variance_floor=found.variance_floor,
+        correction=jnp.asarray(found.correction, float),
         first_moment_unit=first_moment_unit,
         second_moment_unit=second_moment_unit,
         mean_second_moment=found.nu_hat.mean(),

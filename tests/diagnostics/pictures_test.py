@@ -305,3 +305,18 @@ def test_curves_can_be_told_apart_without_color():
     axes = pictures.sweep([1.0, 2.0], scores, xlabel="x").axes[0]
     lines = [container.lines[0] for container in axes.containers]
     assert len({(str(li.get_linestyle()), li.get_marker()) for li in lines}) == 5
+
+
+def test_the_corrected_moment_is_drawn_where_the_share_that_was_subtracted_puts_it():
+    noise = jax.random.normal(jax.random.key(0), (100, 1_000))
+    adam_bc = dpadambc.scale_by_adam_bc(1.0, correction=0.25)
+    state, _ = jax.lax.scan(
+        lambda state, g: (adam_bc.update(g, state)[1], None),
+        adam_bc.init(noise[0]),
+        noise,
+    )
+    for correction in (0.25, 1.0):
+        seen = diagnostics.snapshot(state, correction=correction)
+        axes = pictures.second_moments(seen).axes[0]
+        adams, corrected = (patch.get_data().edges for patch in axes.patches[:2])
+        np.testing.assert_allclose(adams - corrected, correction)

@@ -70,6 +70,7 @@ def expected_readout(grads, name, *, corrected, b2=0.999):
         "size": m.size,
         "noise_variance": phi,
         "variance_floor": unit,
+        "correction": 1.0,
         "first_moment_unit": first_unit,
         "second_moment_unit": unit,
         "mean_second_moment": v.mean(),

@@ -177,16 +177,18 @@ def _by_name(snapshots: Snapshot | Mapping[str, Snapshot]) -> dict[str, Snapshot
 
 def _second_moment(axes: Axes, seen: Snapshot, clean: Snapshot | None) -> None:
     unit = _ratio_of_units(seen)
+    rows = seen.parameters.values()
+    correction = max(float(row.correction) for row in rows)
     shares = seen.shares("excess_shares")
+    nu_hat = BIN_EDGES * unit + 1
     densities = {
-        "Adam's": _density(shares, BIN_EDGES * unit + 1),
-        "corrected": _density(shares, BIN_EDGES * unit),
+        "Adam's": _density(shares, nu_hat),
+        "corrected": _density(shares, nu_hat - correction),
     }
     if clean is not None:
         other = clean.shares("excess_shares")
         densities["before the noise (not private)"] = _density(other, BIN_EDGES * unit)
     _stairs(axes, densities)
-    rows = seen.parameters.values()
     for floor in sorted({f"{r.variance_floor / r.noise_variance:.2g}" for r in rows}):
         axes.axvline(float(floor), color="gray", linestyle=":", label=f"floor, {floor}")
     axes.legend(frameon=False, fontsize="small")
