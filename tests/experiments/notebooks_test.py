@@ -15,6 +15,8 @@ PATHS = sorted(FOLDER.glob("*.ipynb"))
 SHORTER = {
     "jnp.arange(10)": "jnp.arange(2)",  # seeds
     "iterations=200": "iterations=20",
+    "iterations=300": "iterations=60",
+    "steps, size = 10_000, 10_000": "steps, size = 1_000, 1_000",
     "epochs = [32, 64, 128, 256, 512], 48": "epochs = [32, 64, 128, 256, 512], 5",
 }
 
