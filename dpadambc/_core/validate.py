@@ -120,6 +120,12 @@ def full_precision(**named: Any) -> None:
 def floating(**named: Any) -> None:
     """A floating dtype, or None."""
     name, value = _single(named)
+    if isinstance(value, jax.Array):
+        raise TypeError(
+            f"Expected {name} to be a floating dtype, got an array of {value.dtype}."
+            " optax.inject_hyperparams calls a dtype as if it were a schedule: give its"
+            f" name, a string, or pass static_args={name!r}."
+        )
     if value is not None and not jnp.issubdtype(jnp.dtype(value), jnp.floating):
         raise TypeError(
             f"Expected {name} to be a floating dtype, got {jnp.dtype(value)}."

@@ -410,6 +410,15 @@ def test_refuses_a_correction_that_is_no_share(bad):
         dpadambc.scale_by_adam_bc(0.1, correction=bad)
 
 
+def test_refuses_a_dtype_that_optax_took_for_a_schedule():
+    inject = optax.inject_hyperparams
+    with pytest.raises(TypeError, match="pass static_args='mu_dtype'"):
+        inject(dpadambc.scale_by_adam_bc)(0.1, mu_dtype=jnp.bfloat16).init(jnp.zeros(2))
+    for dtype, static in (("bfloat16", ()), (jnp.bfloat16, "mu_dtype")):
+        tx = inject(dpadambc.scale_by_adam_bc, static_args=static)(0.1, mu_dtype=dtype)
+        assert tx.init(jnp.zeros(2)).inner_state.mu.dtype == jnp.bfloat16
+
+
 def test_refuses_a_first_moment_of_integers():
     with pytest.raises(TypeError, match="Expected mu_dtype to be a floating dtype"):
         dpadambc.scale_by_adam_bc(0.1, mu_dtype="int8")
