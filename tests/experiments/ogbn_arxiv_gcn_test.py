@@ -3,13 +3,11 @@
 import dataclasses
 import functools
 import gzip
-import http.server
 import io
 import json
 import math
 import os
 import pathlib
-import threading
 import zipfile
 
 import jax
@@ -268,45 +266,6 @@ def test_both_layouts_give_one_graph_and_another_graph_is_refused(
     assert "substitute" in arrays.name and "substitute" not in raw.name
     np.testing.assert_allclose(raw.features, arrays.features, rtol=1e-6)
     np.testing.assert_array_equal(raw.labels, arrays.labels)
-
-
-class _Server(http.server.BaseHTTPRequestHandler):
-    """Serves one file, whole or from a byte on; cuts the first answer short."""
-
-    content = bytes(range(256)) * 2_000
-    answers: list[int] = []
-
-    def do_GET(self):
-        start = int(self.headers["Range"].removeprefix("bytes=").removesuffix("-"))
-        self.answers.append(start)
-        self.send_response(206 if start else 200)
-        self.send_header("Content-Length", str(len(self.content) - start))
-        self.end_headers()
-        end = len(self.content) // 2 if len(self.answers) == 1 else None
-        self.wfile.write(self.content[start:end])
-
-    def log_message(self, *args):
-        pass
-
-
-def test_a_download_that_was_cut_off_goes_on_where_it_ended(tmp_path):
-    with http.server.HTTPServer(("127.0.0.1", 0), _Server) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        url, path = f"http://127.0.0.1:{server.server_port}/file", tmp_path / "file"
-        with pytest.raises(ConnectionError, match="goes on where it ended"):
-            download.fetch(url, path)
-        assert not path.exists()
-        download.fetch(url, path)
-        server.shutdown()
-        thread.join()
-    assert path.read_bytes() == _Server.content
-    assert _Server.answers == [0, len(_Server.content) // 2]
-
-
-def test_without_a_network_the_message_says_what_to_do(tmp_path):
-    with pytest.raises(ConnectionError, match="put the file at"):
-        download.fetch("http://127.0.0.1:1/file", tmp_path / "file")
 
 
 def test_an_archive_is_unpacked_without_its_outer_folder(tmp_path):

@@ -1,0 +1,1 @@
+"""CIFAR-10: the papers' protocol, features without other data, and ImageNet's."""

@@ -1,0 +1,135 @@
+"""CIFAR-10, as published in binary or as lossless mosaics of 10 by 10 images.
+
+    DIR/data_batch_{1..5}.bin, test_batch.bin          the published binary format
+    DIR/cifar-10-batches-bin/...                       the same, as unpacked
+    DIR/cifar-10-binary.tar.gz                         the same, as downloaded
+    DIR/cifar10_webp.zip                               000.webp ... and labels_uint8.bin
+
+`python -m benchmarks.cifar10.download DIR` fetches the third.
+"""
+
+import hashlib
+import io
+import pathlib
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import PIL.Image
+
+ARCHIVE = "cifar-10-binary.tar.gz"
+CLASSES = (
+    *("airplane", "automobile", "bird", "cat", "deer"),
+    *("dog", "frog", "horse", "ship", "truck"),
+)
+NUM_TRAIN, NUM_TEST, NUM_VALIDATION = 50_000, 10_000, 5_000
+
+# Of all records of the binary format, one byte of label and 3,072 of pixels, in order.
+SHA256 = "013ba16d14ecc4829da62bf2af648ca30f600491ecb3e7f329c827db0dd17522"
+
+_MOSAICS = "cifar10_webp.zip"
+_RECORDS = tuple(f"data_batch_{i}.bin" for i in range(1, 6)) + ("test_batch.bin",)
+_RECORD_SIZE = 1 + 3 * 32 * 32
+_SOURCE = (
+    "CIFAR-10 is published at https://www.cs.toronto.edu/~kriz/cifar.html;"
+    " `python -m benchmarks.cifar10.download DIR` fetches it."
+)
+
+
+class Images(NamedTuple):
+    """Labeled images."""
+
+    images: np.ndarray  # shape=(num_examples, 32, 32, 3), uint8
+    labels: np.ndarray  # shape=(num_examples,), int32
+
+    @property
+    def num_examples(self) -> int:
+        return len(self.labels)
+
+    def take(self, indices: np.ndarray | slice) -> "Images":
+        return Images(self.images[indices], self.labels[indices])
+
+
+class Cifar(NamedTuple):
+    train: Images
+    test: Images
+    is_published: bool  # whether these are the published records
+
+
+def _decoded(mosaic: bytes) -> np.ndarray:
+    """The hundred images of a mosaic, row by row."""
+    with PIL.Image.open(io.BytesIO(mosaic)) as image:
+        pixels = np.asarray(image.convert("RGB"))
+    tiles = pixels.reshape(10, 32, 10, 32, 3).swapaxes(1, 2)
+    return tiles.reshape(100, 32, 32, 3)
+
+
+def _from_mosaics(path: pathlib.Path) -> Images:
+    with zipfile.ZipFile(path) as files:
+        names = sorted(name for name in files.namelist() if name.endswith(".webp"))
+        images = np.concatenate([_decoded(files.read(name)) for name in names])
+        labels = np.frombuffer(files.read("labels_uint8.bin"), np.uint8)
+    return Images(images, labels.astype(np.int32))
+
+
+def _from_records(files: Iterator[bytes]) -> Images:
+    records = np.frombuffer(b"".join(files), np.uint8).reshape(-1, _RECORD_SIZE)
+    pixels = records[:, 1:].reshape(-1, 3, 32, 32)  # a plane for each color
+    images = np.ascontiguousarray(pixels.transpose(0, 2, 3, 1))
+    return Images(images, records[:, 0].astype(np.int32))
+
+
+def _from_archive(path: pathlib.Path) -> Images:
+    with tarfile.open(path) as archive:
+        contents = {
+            pathlib.PurePosixPath(member.name).name: file.read()
+            for member in archive
+            if (file := archive.extractfile(member)) is not None
+        }
+    return _from_records(contents[name] for name in _RECORDS)
+
+
+def sha256(examples: Images) -> str:
+    """Of the records that the binary format has for these images."""
+    planes = examples.images.transpose(0, 3, 1, 2).reshape(len(examples.labels), -1)
+    labels = examples.labels.astype(np.uint8)[:, None]
+    return hashlib.sha256(
+        np.concatenate([labels, planes], axis=1).tobytes()
+    ).hexdigest()
+
+
+def _all_records(data_dir: pathlib.Path) -> Images:
+    for folder in (data_dir, data_dir / "cifar-10-batches-bin"):
+        if all((folder / name).exists() for name in _RECORDS):
+            return _from_records((folder / name).read_bytes() for name in _RECORDS)
+    for name, read in ((ARCHIVE, _from_archive), (_MOSAICS, _from_mosaics)):
+        if (data_dir / name).exists():
+            return read(data_dir / name)
+    raise FileNotFoundError(
+        f"Expected {_RECORDS[0]} ... {_RECORDS[-1]}, {ARCHIVE} or {_MOSAICS} in"
+        f" {data_dir}. {_SOURCE}"
+    )
+
+
+def load(data_dir: pathlib.Path) -> Cifar:
+    """Reads the training images, then the test images, in the published order.
+
+    Raises:
+      FileNotFoundError: if there is none of the formats in the folder.
+    """
+    every = _all_records(data_dir)
+    num_test = every.num_examples * NUM_TEST // (NUM_TRAIN + NUM_TEST)
+    train, test = every.take(slice(-num_test)), every.take(slice(-num_test, None))
+    return Cifar(train, test, sha256(every) == SHA256)
+
+
+def split_validation(num_examples: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers of nine tenths of the training images, and of those to validate on.
+
+    The same for every choice, so that no image is on both sides in the course of them.
+    """
+    order = np.random.default_rng(seed).permutation(num_examples)
+    fit, validation = np.split(order, [num_examples * 9 // 10])
+    return np.sort(fit), np.sort(validation)

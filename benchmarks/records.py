@@ -1,0 +1,43 @@
+"""Files with a line of JSON for each training."""
+
+import json
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks import environment
+
+Row = dict[str, Any]
+
+
+def read(path: pathlib.Path) -> list[Row]:
+    """All rows; none if the file is not there."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+class Records:
+    """What was trained, written down as it ends, so that a later call finds it."""
+
+    def __init__(self, path: pathlib.Path):
+        self._path = path
+        self.rows = read(path)
+
+    def find(self, identity: Row) -> Row | None:
+        """The training of this identity, if it is there."""
+        known = json.loads(json.dumps(identity))
+        for row in self.rows:
+            if all(row.get(name) == value for name, value in known.items()):
+                return row
+        return None
+
+    def get(self, identity: Row, make: Callable[[], Row]) -> Row:
+        """The training of this identity, made and written down if it is not there."""
+        found = self.find(identity)
+        if found is None:
+            found = identity | make() | {"environment": environment.environment()}
+            with self._path.open("a") as file:
+                file.write(json.dumps(found) + "\n")
+            self.rows.append(found)
+        return found
