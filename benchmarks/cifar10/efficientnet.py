@@ -54,6 +54,7 @@ STAGES = (
     Stage(1, 3, 1, 6, 320),
 )
 STEM_WIDTH, HEAD_WIDTH = 32, 1_280
+NORM_EPSILON = 1e-3
 
 
 def depthwise(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
@@ -100,7 +101,7 @@ class Depthwise(nn.Module):
 
 def _norm() -> nn.BatchNorm:
     """With the statistics of ImageNet, which stay as they are."""
-    return nn.BatchNorm(use_running_average=True, epsilon=1e-3)
+    return nn.BatchNorm(use_running_average=True, epsilon=NORM_EPSILON)
 
 
 def _pointwise(width: int) -> nn.Dense:

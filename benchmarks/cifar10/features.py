@@ -13,7 +13,7 @@ import functools
 import hashlib
 import json
 import pathlib
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import flax.linen as nn
 import jax
@@ -63,9 +63,8 @@ def see(
 
     def see_one(image):
         enlarged = efficientnet.preprocess(image[None], size)
-        pooled, body = efficientnet.EfficientNetLite0().apply(
-            variables, enlarged, method=_see
-        )
+        model = efficientnet.EfficientNetLite0()
+        pooled, body = cast(Any, model.apply(variables, enlarged, method=_see))
         return pooled[0].astype(jnp.float16), body[0].astype(jnp.float16)
 
     return jax.lax.map(see_one, images)
@@ -128,7 +127,7 @@ class _Files:
         end = self.done + len(rows.pooled)
         for file, values in zip(self.view, rows, strict=True):
             file[self.done : end] = values
-            file.flush()
+            cast(np.memmap, file).flush()
         self.done = end
         draft = self._state.with_suffix(".draft")
         draft.write_text(json.dumps(self._identity | {"done": end}))

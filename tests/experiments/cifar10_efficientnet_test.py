@@ -7,11 +7,10 @@ import os
 import pickle
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.cifar10 import efficientnet, efficientnet_reference
+from benchmarks.cifar10 import efficientnet, efficientnet_reference, features
 
 REFERENCE = json.loads(efficientnet_reference.OUTPUT.read_text())["cases"]
 
@@ -24,17 +23,21 @@ def variables():
         pytest.skip(str(error))
 
 
+@jax.jit
+def _pooled_and_logits(variables, images):
+    model = efficientnet.EfficientNetLite0()
+    body = model.apply(variables, images, method="body")
+    return model.apply(variables, body, method="tail"), model.apply(variables, images)
+
+
 @pytest.mark.parametrize("case", REFERENCE, ids=lambda case: f"{case['size']} pixels")
 def test_logits_are_those_of_pytorch(variables, case):
     images = efficientnet_reference.images(case["size"])
-    model = efficientnet.EfficientNetLite0()
-    body = model.apply(variables, images, method="body")
-    features = model.apply(variables, body, method="tail")
-    logits = model.apply(variables, images)
+    pooled, logits = _pooled_and_logits(variables, images)
     assert logits.argmax(-1).tolist() == case["label"]
     close = lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=1e-4)
     close(logits[:, efficientnet_reference.CLASSES], case["logits"])
-    close(features[:, efficientnet_reference.CHANNELS], case["features"])
+    close(pooled[:, efficientnet_reference.CHANNELS], case["features"])
 
 
 @pytest.mark.parametrize("size", [7, 8])
@@ -57,3 +60,92 @@ def test_shifted_sums_are_the_convolution_of_each_channel(size, kernel_size, str
     np.testing.assert_allclose(
         efficientnet.depthwise(images[0], kernel, stride), expected[0], atol=1e-5
     )
+
+
+class _Call:
+    """A pickle that calls a function as it is loaded."""
+
+    def __reduce__(self):
+        return os.getenv, ("HOME",)
+
+
+def _legacy_file(first: object) -> bytes:
+    """As far as a file of PyTorch's older format must be read to be refused."""
+    return b"".join(pickle.dumps(x, 2) for x in (1, 2, {}, first))
+
+
+@pytest.mark.parametrize("first", [_Call(), {"a": collections.Counter()}])
+def test_a_file_that_calls_other_functions_is_refused(first):
+    assert pickle.load(io.BytesIO(pickle.dumps(first, 2))) is not None
+    with pytest.raises(pickle.UnpicklingError, match="names of tensors"):
+        efficientnet.read_tensors(_legacy_file(first))
+
+
+def test_other_weights_are_refused(tmp_path):
+    (tmp_path / "weights").write_bytes(b"other")
+    with pytest.raises(ValueError, match="SHA-256"):
+        efficientnet.load(tmp_path / "weights")
+
+
+@pytest.fixture(scope="module")
+def small_images() -> np.ndarray:
+    rng = np.random.default_rng(0)
+    return rng.integers(256, size=(7, 32, 32, 3), dtype=np.uint8)
+
+
+@pytest.mark.slow
+def test_mirrored_features_are_those_of_mirrored_images(variables, small_images):
+    see = lambda images, is_mirrored: features.see(variables, images, 32, is_mirrored)
+    expected = see(np.ascontiguousarray(small_images[:, :, ::-1]), False)
+    for plain, mirrored, other in zip(
+        expected, see(small_images, True), see(small_images, False), strict=True
+    ):
+        assert np.abs(plain.astype(float) - mirrored.astype(float)).max() < 0.1
+        assert np.abs(plain.astype(float) - other.astype(float)).max() > 1
+
+
+class _Network:
+    """In place of `features.see`: a few numbers of each image, and of no other."""
+
+    def __init__(self, stops_after: int | None = None):
+        self.num_calls, self.stops_after = 0, stops_after
+
+    def __call__(self, variables, images, size, is_mirrored):
+        self.num_calls += 1
+        if self.num_calls == self.stops_after:
+            raise KeyboardInterrupt
+        images = images[:, :, ::-1] if is_mirrored else images
+        numbers = images.reshape(len(images), -1).astype(np.float16)
+        return numbers[:, : sum(features.WIDTHS)], numbers[:, :192].reshape(
+            -1, 1, 1, 192
+        )
+
+
+def _extract(images, folder, network, monkeypatch, view="plain"):
+    with monkeypatch.context() as patch:
+        patch.setattr(efficientnet, "load", dict)
+        patch.setattr(features, "see", network)
+        options = {"size": 32, "batch_size": 2, "chunk_size": 3}
+        return features.extract(images, folder, view, **options)
+
+
+def test_features_that_were_cut_off_go_on(tmp_path, small_images, monkeypatch):
+    # Chunks of 3, 3 and 1 images, in batches of two.
+    whole, cut_off, rest = _Network(), _Network(stops_after=4), _Network()
+    expected = _extract(small_images, tmp_path / "a", whole, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        _extract(small_images, tmp_path / "b", cut_off, monkeypatch)
+    found = _extract(small_images, tmp_path / "b", rest, monkeypatch)
+    assert (whole.num_calls, rest.num_calls) == (5, 3)
+    for x, y in zip(expected, found, strict=True):
+        np.testing.assert_array_equal(x, y)
+    again = features.read(tmp_path / "b", "plain", size=32)
+    np.testing.assert_array_equal(again.pooled, expected.pooled)
+    pixels = small_images.reshape(7, -1)[:, : sum(features.WIDTHS)]
+    np.testing.assert_array_equal(again.pooled, pixels)
+
+
+def test_features_of_other_images_are_refused(tmp_path, small_images, monkeypatch):
+    _extract(small_images, tmp_path, _Network(), monkeypatch)
+    with pytest.raises(ValueError, match="those of others"):
+        _extract(small_images[::-1], tmp_path, _Network(), monkeypatch)

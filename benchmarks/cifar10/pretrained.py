@@ -1,0 +1,245 @@
+"""CIFAR-10 on ImageNet's features: a linear probe, and the last block tuned.
+
+    python -m benchmarks.cifar10.pretrained --data-dir DIR --cache-dir DIR [--seeds 5]
+    python -m benchmarks.cifar10.pretrained              # prints the tables
+
+The first call computes the features, in half an hour of one core, and keeps them in the
+cache. Each optimizer has twelve random trials at each epsilon, on nine tenths of the
+training images; the best on the other tenth is trained on all of them, with five seeds,
+and tested. Every training is written down as it ends, and found there by a later call.
+"""
+
+import argparse
+import functools
+import pathlib
+import time
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import sklearn.linear_model
+
+import dpadambc
+from benchmarks import experiment, records
+from benchmarks.cifar10 import data, features, pretrained_table, probe
+from dpadambc.mechanisms import trials
+
+RESULTS = pathlib.Path(__file__).with_suffix(".jsonl")
+
+DELTA = 1e-5
+NUM_TRIALS = 12
+L2_CLIP_NORM = 0.5
+ITERATIONS = 100
+BATCH_SIZES = {1.0: 4_096, 3.0: 8_192, 8.0: 8_192}  # expected, by epsilon
+
+# Logarithmically uniform between the two.
+LEARNING_RATES = {"DP-SGD": (3.0, 100.0)}
+LEARNING_RATES_OF_ADAM = (0.02, 0.6)
+WEIGHT_DECAYS = (1e-3, 1.0)
+FLOORS = (0.1, 10.0)
+
+# Of a logistic regression without privacy: the inverse of its penalty.
+INVERSE_PENALTIES = (1.0, 10.0, 100.0)
+
+
+@functools.cache
+def mechanism_of(target_epsilon: float, num_examples: int) -> dpadambc.PoissonGaussian:
+    batch_size = BATCH_SIZES[target_epsilon]
+    return dpadambc.PoissonGaussian.calibrate(
+        target_epsilon=target_epsilon,
+        target_delta=DELTA,
+        sampling_prob=min(batch_size / num_examples, 1.0),
+        iterations=ITERATIONS,
+        l2_clip_norm=L2_CLIP_NORM,
+        normalize_by=batch_size,
+    )
+
+
+@functools.cache
+def search_epsilon(target_epsilon: float, num_examples: int) -> float:
+    """Of a search that draws the number of its trials, as many in the mean as ours."""
+    mechanism = mechanism_of(target_epsilon, num_examples)
+    return mechanism.tuned_epsilon(DELTA, trials=trials.Geometric(NUM_TRIALS)).epsilon
+
+
+def candidates(method: str) -> probe.Candidate:
+    """What the trials draw: the same quantiles for each optimizer and epsilon."""
+    rng = np.random.default_rng(0)
+    ranges = (
+        LEARNING_RATES.get(method, LEARNING_RATES_OF_ADAM),
+        WEIGHT_DECAYS,
+        FLOORS,
+    )
+    draw = lambda low, high: low * (high / low) ** rng.uniform(size=NUM_TRIALS)
+    return probe.Candidate(*(draw(*each) for each in ranges))
+
+
+def _rows_of(many: probe.Candidate) -> list[dict[str, float]]:
+    rounded = [[float(f"{x:.4g}") for x in np.asarray(column)] for column in many]
+    return [
+        dict(zip(probe.Candidate._fields, row, strict=True))
+        for row in zip(*rounded, strict=True)
+    ]
+
+
+def _columns_of(rows: Sequence[dict[str, float]]) -> probe.Candidate:
+    names = probe.Candidate._fields
+    return probe.Candidate(*(jnp.array([row[name] for row in rows]) for name in names))
+
+
+def _share_at_floor(
+    method: str, trained: probe.Trained, run: int, floor: float
+) -> float | None:
+    if method not in probe.WITH_A_FLOOR:
+        return None
+    moments = experiment.second_moments(
+        jax.tree.map(lambda x: x[run], trained.opt_state),
+        dpadambc.RelativeFloor(floor),
+        correction=0.0 if method == probe.CONTROL else 1.0,
+    )
+    return moments and moments.share_at_floor
+
+
+class Laboratory:
+    """The features of all images, and what was trained on them."""
+
+    def __init__(self, images: probe.Data, num_train: int, found: records.Records):
+        self._found = found
+        self._train = images.take(slice(num_train))
+        self._test = images.take(slice(num_train, None))
+        fit, validation = data.split_validation(num_train)
+        self._fit, self._validation = map(self._train.take, (fit, validation))
+
+    def _train_all(self, identities, keys, method, target_epsilon, sides):
+        """Several runs of one program, unless all of them are on record."""
+        found = [known for x in identities if (known := self._found.find(x))]
+        if len(found) == len(identities):
+            return found
+        fit, held_out = sides
+        mechanism = mechanism_of(target_epsilon, len(fit.labels))
+        settings = [identity["candidate"] for identity in identities]
+        start = time.perf_counter()
+        trained = jax.block_until_ready(
+            probe.train(method, mechanism, keys, _columns_of(settings), *sides)
+        )
+        seconds = (time.perf_counter() - start) / len(identities)
+
+        def row(i):
+            curve = np.asarray(trained.curve[i]).astype(float).round(4).tolist()
+            floor = settings[i]["floor"]
+            return {
+                "accuracy": curve[-1],
+                "curve": curve,
+                "share_at_floor": _share_at_floor(method, trained, i, floor),
+                "expected_batch_size": BATCH_SIZES[target_epsilon],
+                "iterations": ITERATIONS,
+                "l2_clip_norm": L2_CLIP_NORM,
+                "noise_multiplier": mechanism.noise_multiplier,
+                "seconds": round(seconds, 2),
+            }
+
+        return [
+            self._found.get(identity, functools.partial(row, i))
+            for i, identity in enumerate(identities)
+        ]
+
+    def search(self, method: str, target_epsilon: float) -> records.Row:
+        """The trial that does best on validation images."""
+        identities = [
+            {
+                "what": "trial of the probe",
+                "method": method,
+                "target_epsilon": target_epsilon,
+                "trial": i,
+                "candidate": candidate,
+            }
+            for i, candidate in enumerate(_rows_of(candidates(method)))
+        ]
+        keys = jax.random.split(jax.random.key(1_000), NUM_TRIALS)
+        sides = (self._fit, self._validation)
+        rows = self._train_all(identities, keys, method, target_epsilon, sides)
+        return max(rows, key=lambda row: row["accuracy"])
+
+    def test(self, method: str, target_epsilon: float, num_seeds: int) -> None:
+        """Trains the best trial's candidate on all training images."""
+        best = self.search(method, target_epsilon)
+        num_fit = len(self._fit.labels)
+        identities = [
+            {
+                "what": "probe",
+                "method": method,
+                "target_epsilon": target_epsilon,
+                "candidate": best["candidate"],
+                "seed": seed,
+                "search_epsilon": round(search_epsilon(target_epsilon, num_fit), 3),
+                "num_trials": NUM_TRIALS,
+            }
+            for seed in range(num_seeds)
+        ]
+        keys = jnp.stack([jax.random.key(seed) for seed in range(num_seeds)])
+        sides = (self._train, self._test)
+        self._train_all(identities, keys, method, target_epsilon, sides)
+
+    def without_privacy(self) -> None:
+        """Logistic regression, its penalty chosen on validation images."""
+
+        def fit(inverse_penalty, train, held_out):
+            model = sklearn.linear_model.LogisticRegression(
+                C=inverse_penalty, max_iter=200
+            )
+            start = time.perf_counter()
+            model.fit(*map(np.asarray, train))
+            seconds = round(time.perf_counter() - start, 1)
+            score = round(float(model.score(*map(np.asarray, held_out))), 4)
+            return {"accuracy": score, "seconds": seconds}
+
+        tried = [
+            self._found.get(
+                {"what": "trial without privacy", "inverse_penalty": x},
+                lambda x=x: fit(x, self._fit, self._validation),
+            )
+            for x in INVERSE_PENALTIES
+        ]
+        best = max(tried, key=lambda row: row["accuracy"])["inverse_penalty"]
+        self._found.get(
+            {"what": "without privacy", "inverse_penalty": best},
+            lambda: fit(best, self._train, self._test),
+        )
+
+
+def laboratory(arguments: argparse.Namespace) -> Laboratory:
+    cifar = data.load(arguments.data_dir)
+    images = np.concatenate([cifar.train.images, cifar.test.images])
+    labels = np.concatenate([cifar.train.labels, cifar.test.labels])
+    views = [
+        features.extract(images, arguments.cache_dir, view) for view in features.VIEWS
+    ]
+    return Laboratory(
+        probe.prepare(views, labels),
+        cifar.train.num_examples,
+        records.Records(arguments.output),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--data-dir", type=pathlib.Path, help="trains, where given")
+    parser.add_argument("--cache-dir", type=pathlib.Path, help="of the features")
+    parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
+    parser.add_argument("--seeds", type=int, default=5, help="how many")
+    arguments = parser.parse_args()
+    if arguments.data_dir:
+        if not arguments.cache_dir:
+            parser.error("Expected --cache-dir beside --data-dir, for the features.")
+        runs = laboratory(arguments)
+        for target_epsilon in BATCH_SIZES:
+            for method in probe.OPTIMIZERS:
+                runs.test(method, target_epsilon, arguments.seeds)
+                print(f"{method} at epsilon {target_epsilon:g} is done.", flush=True)
+        runs.without_privacy()
+    print(pretrained_table.render(records.read(arguments.output)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""A linear probe: one matrix on frozen features, trained privately.
+
+    x = (x_1 / |x_1|, x_2 / |x_2|, x_3 / |x_3|) / sqrt(3),  logits = W' x,
+
+where x_g are the pooled features of one depth, less their mean over the channels, and
+averaged over an image and its mirror image. So the norm of an example is 1, that of its
+gradient is at most sqrt(2), and no statistic of the private images is needed.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import dpadambc
+from benchmarks import experiment
+from benchmarks.cifar10 import features
+from dpadambc import training
+
+NUM_CLASSES = 10
+MOMENTUM = 0.9
+CONTROL = "floor alone"
+NUM_EVALUATIONS = 20
+
+
+class Candidate(NamedTuple):
+    """What a trial draws; each optimizer takes what it has."""
+
+    learning_rate: jax.typing.ArrayLike
+    weight_decay: jax.typing.ArrayLike
+    floor: jax.typing.ArrayLike  # the factor of a `RelativeFloor`
+
+
+def _corrected(make: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    def of(candidate, noise_stddev, **more):
+        floor = dpadambc.RelativeFloor(candidate.floor)
+        return make(
+            candidate.learning_rate,
+            noise_stddev,
+            b2=experiment.B2,
+            variance_floor=floor,
+            **options,
+            **more,
+        )
+
+    return of
+
+
+# Of the private gradient, each made of a candidate and the level of the noise.
+OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
+    "DP-SGD": lambda candidate, _: optax.sgd(candidate.learning_rate, MOMENTUM),
+    "DP-Adam": lambda candidate, _: optax.adam(
+        candidate.learning_rate, b2=experiment.B2
+    ),
+    "DP-AdamBC": _corrected(dpadambc.adam_bc),
+    "DP-AdamW": lambda candidate, _: optax.adamw(
+        candidate.learning_rate, b2=experiment.B2, weight_decay=candidate.weight_decay
+    ),
+    "DP-AdamW-BC": lambda candidate, noise_stddev: _corrected(dpadambc.adamw_bc)(
+        candidate, noise_stddev, weight_decay=candidate.weight_decay
+    ),
+    CONTROL: _corrected(dpadambc.adam_bc, correction=0.0),
+}
+WITH_A_FLOOR = ("DP-AdamBC", "DP-AdamW-BC", CONTROL)
+
+
+class Data(NamedTuple):
+    features: jax.Array  # shape=(num_examples, num_features), float32, of norm 1
+    labels: jax.Array  # shape=(num_examples,), int32
+
+    def take(self, indices: np.ndarray | slice) -> "Data":
+        return Data(self.features[indices], self.labels[indices])
+
+
+def scale(pooled: jax.Array) -> jax.Array:
+    """The features x of the module's docstring, from those of some depths."""
+    groups = jnp.split(pooled, np.cumsum(features.WIDTHS)[:-1], axis=-1)
+    centered = [group - jnp.mean(group, -1, keepdims=True) for group in groups]
+    units = [x / jnp.linalg.norm(x, axis=-1, keepdims=True) for x in centered]
+    return jnp.concatenate(units, -1) / np.sqrt(len(groups))
+
+
+def prepare(views: list[features.View], labels: np.ndarray) -> Data:
+    """All images, each averaged over its views."""
+    mean = sum(np.asarray(view.pooled, np.float32) for view in views) / len(views)
+    return Data(jax.jit(scale)(mean), jnp.asarray(labels))
+
+
+def loss_fn(weights: jax.Array, x: jax.Array, label: jax.Array) -> jax.Array:
+    """Cross-entropy of one example."""
+    return optax.softmax_cross_entropy_with_integer_labels(x @ weights, label)
+
+
+def accuracy(weights: Any, data: Data) -> jax.Array:
+    """The share of examples that the matrix labels correctly."""
+    return jnp.mean(jnp.argmax(data.features @ weights, -1) == data.labels)
+
+
+class Trained(NamedTuple):
+    """Of several runs, along axis 0."""
+
+    weights: Any
+    opt_state: Any
+    curve: jax.Array  # shape=(runs, NUM_EVALUATIONS): accuracy on held-out images
+
+
+@functools.partial(jax.jit, static_argnames=("method", "mechanism"))
+def train(
+    method: str,
+    mechanism: dpadambc.PoissonGaussian,
+    keys: jax.Array,
+    candidates: Candidate,
+    data: Data,
+    held_out: Data,
+) -> Trained:
+    """Several runs, one after the other, each with a key and a candidate of its own.
+
+    Args:
+      method: of `OPTIMIZERS`.
+      mechanism: of each run.
+      keys: one for each run.
+      candidates: of arrays with one number for each run.
+      data: to train on.
+      held_out: to follow the runs by; nothing is chosen here.
+    """
+
+    def one(run):
+        key, candidate = run
+        optimizer = OPTIMIZERS[method](candidate, mechanism.noise_stddev)
+        step = training.Step(loss_fn, mechanism, optimizer)
+
+        def take_step(state, _):
+            batch = training.draw_batch(mechanism, state, len(data.labels))
+            return step(state, batch.gather(data), batch.is_padding_example)[0], None
+
+        def advance(state, _):
+            length = mechanism.iterations // NUM_EVALUATIONS
+            state, _ = jax.lax.scan(take_step, state, length=length)
+            return state, accuracy(state.params, held_out)
+
+        weights = jnp.zeros((data.features.shape[1], NUM_CLASSES))
+        state, curve = jax.lax.scan(
+            advance, step.init(weights, key=key), length=NUM_EVALUATIONS
+        )
+        return Trained(state.params, state.opt_state, curve)
+
+    return jax.lax.map(one, (keys, candidates))
