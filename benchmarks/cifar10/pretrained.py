@@ -31,7 +31,7 @@ DELTA = 1e-5
 NUM_TRIALS = 12
 L2_CLIP_NORM = 0.5
 ITERATIONS = 100
-BATCH_SIZES = {1.0: 4_096, 3.0: 8_192, 8.0: 8_192}  # expected, by epsilon
+BATCH_SIZES = {1.0: 4_096, 3.0: 4_096, 8.0: 8_192}  # expected, by epsilon
 
 # Logarithmically uniform between the two.
 LEARNING_RATES = {"DP-SGD": (3.0, 100.0)}

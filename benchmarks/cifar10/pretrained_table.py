@@ -1,7 +1,7 @@
 """The results on ImageNet's features as tables in Markdown."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from benchmarks.cifar10 import probe
 from benchmarks.ogbn_arxiv_gcn.table import markdown, spread
@@ -21,33 +21,41 @@ def _epsilons(rows: Sequence[Row]) -> list[float]:
 
 
 def _accuracy(rows: Sequence[Row]) -> str:
-    return spread([row["accuracy"] for row in rows]) if rows else "-"
+    return spread([row["accuracy"] for row in rows])
+
+
+Cell = Callable[[Sequence[Row]], str]
+
+
+def _by_epsilon(rows: Sequence[Row], what: str, cell: Cell, *below: list[str]) -> str:
+    """One line for each optimizer, one column for each epsilon."""
+    epsilons = _epsilons(rows)
+    body = []
+    for method in probe.OPTIMIZERS:
+        found = [_of(rows, what, method=method, target_epsilon=e) for e in epsilons]
+        body.append([method, *(cell(x) if x else "-" for x in found)])
+    header = ["optimizer", *(f"ε = {e:g}" for e in epsilons)]
+    return markdown(header, [*body, *below])
 
 
 def accuracies(rows: Sequence[Row]) -> str:
     """Of each optimizer by epsilon, on test images."""
     epsilons = _epsilons(rows)
-    body = [
-        [method]
-        + [
-            _accuracy(_of(rows, "probe", method=method, target_epsilon=epsilon))
-            for epsilon in epsilons
-        ]
-        for method in probe.OPTIMIZERS
+    searched = [
+        _of(rows, "probe", target_epsilon=e)[0]["search_epsilon"] for e in epsilons
     ]
-    searched = {
-        epsilon: _of(rows, "probe", target_epsilon=epsilon)[0]["search_epsilon"]
-        for epsilon in epsilons
-    }
-    body.append(["ε with the search", *(f"{searched[e]:.2f}" for e in epsilons)])
     goals = [f"{100 * GOALS[e]:g}" if e in GOALS else "-" for e in epsilons]
-    body.append(["goal", *goals])
-    return markdown(["optimizer", *(f"ε = {e:g}" for e in epsilons)], body)
+    return _by_epsilon(
+        rows,
+        "probe",
+        _accuracy,
+        ["ε with the search", *(f"{x:.2f}" for x in searched)],
+        ["goal", *goals],
+    )
 
 
 def _setting(rows: Sequence[Row]) -> str:
-    if not rows:
-        return "-"
+    """What the search chose, and the share of coordinates at the floor at the end."""
     method, candidate = rows[0]["method"], rows[0]["candidate"]
     parts = [f"η {candidate['learning_rate']:.3g}"]
     if "AdamW" in method:
@@ -58,31 +66,9 @@ def _setting(rows: Sequence[Row]) -> str:
     return ", ".join(parts)
 
 
-def settings(rows: Sequence[Row]) -> str:
-    """What the search chose, and the share of coordinates at the floor at the end."""
-    epsilons = _epsilons(rows)
-    body = [
-        [method]
-        + [
-            _setting(_of(rows, "probe", method=method, target_epsilon=epsilon))
-            for epsilon in epsilons
-        ]
-        for method in probe.OPTIMIZERS
-    ]
-    return markdown(["optimizer", *(f"ε = {e:g}" for e in epsilons)], body)
-
-
-def validation(rows: Sequence[Row]) -> str:
-    """Of all trials, the best and the median on validation images."""
-    epsilons = _epsilons(rows)
-
-    def cell(method, epsilon):
-        trials = _of(rows, "trial of the probe", method=method, target_epsilon=epsilon)
-        scores = [100 * row["accuracy"] for row in trials]
-        return f"{max(scores):.2f} ({statistics.median(scores):.2f})"
-
-    body = [[m, *(cell(m, e) for e in epsilons)] for m in probe.OPTIMIZERS]
-    return markdown(["optimizer", *(f"ε = {e:g}" for e in epsilons)], body)
+def _best_and_median(rows: Sequence[Row]) -> str:
+    scores = [100 * row["accuracy"] for row in rows]
+    return f"{max(scores):.2f} ({statistics.median(scores):.2f})"
 
 
 def render(rows: Sequence[Row]) -> str:
@@ -91,9 +77,9 @@ def render(rows: Sequence[Row]) -> str:
         "Test accuracy, mean and standard deviation over seeds:",
         accuracies(rows),
         "Settings that the search chose (share at the floor):",
-        settings(rows),
+        _by_epsilon(rows, "probe", _setting),
         "Validation accuracy of the trials, the best (the median):",
-        validation(rows),
+        _by_epsilon(rows, "trial of the probe", _best_and_median),
     ]
     for row in _of(rows, "without privacy"):
         sections.append(f"Without privacy: {100 * row['accuracy']:.2f}.")

@@ -7,10 +7,21 @@ import os
 import pickle
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.cifar10 import efficientnet, efficientnet_reference, features
+import dpadambc
+from benchmarks import records
+from benchmarks.cifar10 import (
+    efficientnet,
+    efficientnet_reference,
+    features,
+    pretrained,
+    pretrained_table,
+    probe,
+)
+from tests.common import slow
 
 REFERENCE = json.loads(efficientnet_reference.OUTPUT.read_text())["cases"]
 
@@ -30,7 +41,10 @@ def _pooled_and_logits(variables, images):
     return model.apply(variables, body, method="tail"), model.apply(variables, images)
 
 
-@pytest.mark.parametrize("case", REFERENCE, ids=lambda case: f"{case['size']} pixels")
+SMALL, LARGE = REFERENCE
+
+
+@pytest.mark.parametrize("case", [SMALL, slow(LARGE)], ids=["small", "large"])
 def test_logits_are_those_of_pytorch(variables, case):
     images = efficientnet_reference.images(case["size"])
     pooled, logits = _pooled_and_logits(variables, images)
@@ -149,3 +163,87 @@ def test_features_of_other_images_are_refused(tmp_path, small_images, monkeypatc
     _extract(small_images, tmp_path, _Network(), monkeypatch)
     with pytest.raises(ValueError, match="those of others"):
         _extract(small_images[::-1], tmp_path, _Network(), monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def separable() -> probe.Data:
+    """Two thousand rows of three groups of features, the class in the mean of each."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(10, size=2_000)
+    means = rng.normal(size=(10, sum(features.WIDTHS)))
+    rows = means[labels] + 3 * rng.normal(size=(2_000, sum(features.WIDTHS)))
+    view = features.View(rows.astype(np.float16), np.empty(0))
+    return probe.prepare([view, view], labels.astype(np.int32))
+
+
+def test_features_have_norm_one_and_gradients_at_most_root_two(separable):
+    np.testing.assert_allclose(
+        np.linalg.norm(separable.features, axis=-1), 1, rtol=1e-5
+    )
+    weights = 50 * jax.random.normal(
+        jax.random.key(0), (separable.features.shape[1], 10)
+    )
+    of_each = jax.vmap(jax.grad(probe.loss_fn), in_axes=(None, 0, 0))
+    norms = np.linalg.norm(of_each(weights, *separable).reshape(2_000, -1), axis=-1)
+    assert 1.2 < norms.max() <= np.sqrt(2) * (1 + 1e-5)
+
+
+def _laboratory(images: probe.Data, folder, monkeypatch, epsilon=8.0):
+    monkeypatch.setattr(pretrained, "NUM_TRIALS", 2)
+    monkeypatch.setattr(pretrained, "ITERATIONS", 20)
+    monkeypatch.setattr(pretrained, "BATCH_SIZES", {epsilon: 200})
+    found = records.Records(folder / "results.jsonl")
+    return pretrained.Laboratory(images, 1_600, found), found
+
+
+@pytest.mark.parametrize("method", ["DP-AdamBC", slow("DP-SGD"), slow(probe.CONTROL)])
+def test_the_best_trial_is_tested_with_each_seed(
+    tmp_path, separable, monkeypatch, method
+):
+    runs, found = _laboratory(separable, tmp_path, monkeypatch)
+    runs.test(method, 8.0, num_seeds=2)
+    tried, tested = found.rows[:2], found.rows[2:]
+    best = max(tried, key=lambda row: row["accuracy"])
+    assert [row["what"] for row in found.rows] == 2 * [tried[0]["what"]] + 2 * ["probe"]
+    assert [row["candidate"] for row in tested] == 2 * [best["candidate"]]
+    assert tested[0]["curve"] != tested[1]["curve"]
+    assert min(row["accuracy"] for row in tested) > 0.5  # of ten classes
+    assert all(row["search_epsilon"] > 8 for row in tested)
+    # A later call trains nothing.
+    monkeypatch.setattr(probe, "train", lambda *_: pytest.fail("trained again"))
+    again, _ = _laboratory(separable, tmp_path, monkeypatch)
+    again.test(method, 8.0, num_seeds=2)
+    assert method in pretrained_table.render(found.rows)
+
+
+@pytest.mark.slow
+def test_a_run_does_not_depend_on_those_beside_it(separable):
+    mechanism = dpadambc.PoissonGaussian(
+        l2_clip_norm=0.5,
+        noise_multiplier=1.0,
+        sampling_prob=0.1,
+        iterations=20,
+        normalize_by=200,
+    )
+    keys = jax.random.split(jax.random.key(0), 2)
+    candidates = probe.Candidate(*(jnp.array([x, 2 * x]) for x in (0.1, 0.1, 1.0)))
+    train = lambda rows: probe.train(
+        "DP-AdamW-BC",
+        mechanism,
+        keys[rows],
+        jax.tree.map(lambda x: x[rows], candidates),
+        separable,
+        separable,
+    )
+    both, second = train(slice(None)), train(slice(1, None))
+    np.testing.assert_allclose(both.weights[1], second.weights[0], rtol=1e-5, atol=1e-6)
+    assert np.abs(both.weights[0] - both.weights[1]).max() > 0.01
+
+
+def test_each_optimizer_has_the_same_number_of_trials():
+    drawn = [pretrained.candidates(method) for method in probe.OPTIMIZERS]
+    for candidate in drawn:
+        assert {len(column) for column in candidate} == {pretrained.NUM_TRIALS}
+    low, high = pretrained.LEARNING_RATES["DP-SGD"]
+    rates = np.asarray(pretrained.candidates("DP-SGD").learning_rate)
+    assert low <= rates.min() < np.sqrt(low * high) < rates.max() <= high
