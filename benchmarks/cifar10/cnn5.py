@@ -18,6 +18,7 @@ with less to compute:
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -93,11 +94,12 @@ def init(key: jax.Array) -> optax.Params:
     return CNN5().init(key, jnp.zeros((32, 32, 3)))["params"]
 
 
-def logits(params: optax.Params, image: jax.Array) -> jax.Array:
+def logits(params: Any, image: jax.Array) -> jax.Array:
     """Of one image of bytes."""
     pixels = image.astype(jnp.float32) / 255
     mean, stddev = (jnp.array(x).reshape(1, 1, 3) for x in (MEAN, STDDEV))
-    return CNN5().apply({"params": params}, (pixels - mean) / stddev)
+    found: Any = CNN5().apply({"params": params}, (pixels - mean) / stddev)
+    return found
 
 
 def augment(image: jax.Array, key: jax.Array) -> jax.Array:
@@ -110,7 +112,7 @@ def augment(image: jax.Array, key: jax.Array) -> jax.Array:
 
 
 def loss_fn(
-    params: optax.Params, image: jax.Array, label: jax.Array, key: jax.Array
+    params: Any, image: jax.Array, label: jax.Array, key: jax.Array
 ) -> jax.Array:
     """Cross-entropy of one view of one image."""
     return optax.softmax_cross_entropy_with_integer_labels(
@@ -119,7 +121,7 @@ def loss_fn(
 
 
 @jax.jit
-def accuracy(params: optax.Params, images: jax.Array, labels: jax.Array) -> jax.Array:
+def accuracy(params: Any, images: jax.Array, labels: jax.Array) -> jax.Array:
     """The share of images that the network labels correctly, all of them counted."""
     is_correct = lambda example: jnp.argmax(logits(params, example[0])) == example[1]
     found = jax.lax.map(is_correct, (images, labels), batch_size=4 * MICROBATCH_SIZE)

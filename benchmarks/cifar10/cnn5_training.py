@@ -6,7 +6,7 @@ import json
 import pathlib
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -25,12 +25,46 @@ BATCH_SIZE = 1024
 STEPS_PER_EPOCH = 48  # as the authors count them, who drop what is left over
 RECORD_EVERY = 240  # steps
 
+
+def sgd(
+    learning_rate: float,
+    noise_stddev: float,
+    momentum: float = 0.9,
+    per_noise: bool = False,
+) -> optax.GradientTransformation:
+    """With the momentum that what the authors report as DP-SGD has.
+
+    `per_noise` is the unit of a learning rate: that of the DP-Adam that this equals
+    where the second moment is that of the noise.
+    """
+    unit = (1 - momentum) / noise_stddev if per_noise else 1.0
+    return optax.sgd(unit * learning_rate, momentum)
+
+
+def floor_alone(
+    learning_rate: float, noise_stddev: float
+) -> optax.GradientTransformation:
+    """DP-AdamBC without the subtraction, with the floor that much higher.
+
+    So the same coordinates are at the floor, but for the first steps.
+    """
+    return dpadambc.adam_bc(
+        learning_rate,
+        noise_stddev,
+        b2=experiment.B2,
+        variance_floor=_floor_at_noise(noise_stddev),
+        correction=0.0,
+    )
+
+
+def _floor_at_noise(noise_stddev: float) -> float:
+    """The variance of the noise, and the standard deviation of an average of it."""
+    b2 = experiment.B2
+    return noise_stddev**2 * (1 + np.sqrt(2 * (1 - b2) / (1 + b2)))
+
+
 # Of a learning rate and the level of the noise, with the options of a setting.
-# What the authors report as DP-SGD has momentum.
-OPTIMIZERS = experiment.PRIVATE | {
-    "DP-SGD": lambda learning_rate, _, momentum=0.9: optax.sgd(learning_rate, momentum)
-}
-ADAMS = tuple(name for name in OPTIMIZERS if name != "DP-SGD")
+OPTIMIZERS = experiment.PRIVATE | {"DP-SGD": sgd, "floor alone": floor_alone}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +75,7 @@ class Setting:
     target_epsilon: float
     epochs: int
     learning_rate: float
-    options: dict[str, float] = dataclasses.field(default_factory=dict)
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -67,19 +101,22 @@ class Setting:
 
     def moments(self, opt_state: optax.OptState, noise_stddev: float) -> dict[str, Any]:
         """What the state of an Adam shows of its correction."""
-        if self.method not in ADAMS:
+        if self.method == "DP-SGD":
             return {}
-        is_corrected = self.method.endswith("BC")
+        has_floor = optax.tree.get(opt_state, "ScaleByAdamBCState") is not None
         floor = self.options.get("variance_floor", experiment.VARIANCE_FLOOR)
+        correction = self.options.get("correction", 1.0)
+        if self.method == "floor alone":
+            floor, correction = _floor_at_noise(noise_stddev), 0.0
         seen = dpadambc.diagnostics.snapshot(
             opt_state,
-            noise_stddev=None if is_corrected else noise_stddev,
+            noise_stddev=None if has_floor else noise_stddev,
             b2=experiment.B2,
             variance_floor=floor,
-            correction=self.options.get("correction", 1.0),
+            correction=correction,
         )
         found = {"cosine_to_momentum": float(seen.cosine_to_momentum)}
-        if is_corrected:
+        if has_floor:
             found["share_at_floor"] = float(seen.share_at_floor)
         return found
 
@@ -104,7 +141,7 @@ class Curve:
         seconds = time.perf_counter() - self._started
         self._started += seconds
         record = {"iterations": now, "accuracy": accuracy, "seconds": round(seconds, 1)}
-        noise_stddev = progress.mechanism.noise_stddev
+        noise_stddev = cast(float, progress.mechanism.noise_stddev)
         record |= self._setting.moments(state.opt_state, noise_stddev)
         rows = [r for r in records.read(self._path) if r["iterations"] < now]
         lines = [json.dumps(r) + "\n" for r in (*rows, record)]
@@ -121,6 +158,7 @@ def train(
 ) -> records.Row:
     """Trains on the examples, or goes on where it ended, and scores on the others."""
     mechanism = setting.mechanism(examples.num_examples)
+    noise_stddev = cast(float, mechanism.noise_stddev)
     init_key, key = jax.random.split(jax.random.key(seed))
     folder.mkdir(parents=True, exist_ok=True)
     curve = Curve(setting, scored, folder / "curve.jsonl")
@@ -129,7 +167,7 @@ def train(
         cnn5.init(init_key),
         (examples.images, examples.labels),
         mechanism,
-        setting.optimizer(mechanism.noise_stddev),
+        setting.optimizer(noise_stddev),
         key=key,
         target_delta=TARGET_DELTA,
         uses_key=True,
@@ -142,7 +180,7 @@ def train(
     return {
         "epsilon": result.epsilon,
         "noise_multiplier": mechanism.noise_multiplier,
-        "noise_stddev": mechanism.noise_stddev,
+        "noise_stddev": noise_stddev,
         "num_examples": examples.num_examples,
         "num_scored": scored.num_examples,
         "accuracy": rows[-1]["accuracy"],

@@ -1,5 +1,8 @@
 """CNN5 on CIFAR-10: its fast form, its protocols, on images that are made here."""
 
+import functools
+import itertools
+
 import chex
 import flax.linen as nn
 import jax
@@ -9,7 +12,8 @@ import optax
 import pytest
 
 import dpadambc
-from benchmarks.cifar10 import cnn5
+from benchmarks import experiment, records
+from benchmarks.cifar10 import cnn5, cnn5_training, data, published, short
 
 
 class SlowTwin(nn.Module):
@@ -27,15 +31,6 @@ class SlowTwin(nn.Module):
         return nn.avg_pool(x, (3, 3)).reshape(10)
 
 
-def _cross_entropy(model):
-    def loss_fn(params, image, label):
-        return optax.softmax_cross_entropy_with_integer_labels(
-            model.apply({"params": params}, image), label
-        )
-
-    return loss_fn
-
-
 @pytest.fixture(scope="module")
 def params():
     """Random, biases too."""
@@ -44,24 +39,258 @@ def params():
     return optax.tree.add_scale(found, 0.05, noise)
 
 
-@pytest.fixture(scope="module")
-def batch():
-    images = jax.random.normal(jax.random.key(2), (4, 32, 32, 3))
-    return images, jnp.arange(4)
-
-
 def test_the_network_is_that_of_the_papers(params):
     assert optax.tree.size(params) == cnn5.NUM_PARAMETERS
-    slow = SlowTwin().init(jax.random.key(0), jnp.zeros((32, 32, 3)))["params"]
-    chex.assert_trees_all_equal_shapes(params, slow)
+    slow = jax.eval_shape(SlowTwin().init, jax.random.key(0), jnp.zeros((32, 32, 3)))
+    chex.assert_trees_all_equal_shapes(params, slow["params"])
 
 
-def test_the_fast_form_is_the_slow_twin(params, batch):
-    images, labels = batch
-    fast, slow = (
-        jax.vmap(jax.value_and_grad(_cross_entropy(model)), (None, 0, 0))(
-            params, images, labels
-        )
-        for model in (cnn5.CNN5(), SlowTwin())
-    )
+def test_the_fast_form_is_the_slow_twin(params):
+    image = jax.random.normal(jax.random.key(2), (32, 32, 3))
+
+    def logits_and_gradient(model):
+        logits = lambda params: model.apply({"params": params}, image)
+        found, pull = jax.vjp(logits, params)
+        return found, pull(jnp.arange(10.0) - 4.5)[0]
+
+    fast, slow = map(logits_and_gradient, (cnn5.CNN5(), SlowTwin()))
     chex.assert_trees_all_close(fast, slow, rtol=1e-4, atol=1e-5)
+
+
+def test_every_kernel_keeps_its_gradient_as_a_product_or_forms_a_small_one(params):
+    image, label = jnp.zeros((32, 32, 3), jnp.uint8), jnp.int32(0)
+    found = dpadambc.explain(
+        cnn5.loss_fn, params, image, label, jax.random.key(0), batch_size=8,
+        prng_argnum=3, batch_argnums=(1, 2),
+    )  # fmt: skip
+    rules = [found.rules[f"['conv{i}']['kernel']"] for i in range(1, 6)]
+    assert rules == ["direct", "direct", "gram", "gram", "outer product"]
+
+
+def test_a_view_is_a_crop_in_a_black_border_or_its_mirror_image():
+    image = np.random.default_rng(0).integers(1, 256, (32, 32, 3), np.uint8)
+    border = np.pad(image, ((4, 4), (4, 4), (0, 0)))
+    places = itertools.product(range(9), range(9))
+    crops = [border[i : i + 32, j : j + 32] for i, j in places]
+    known = {crop.tobytes(): (i, 0) for i, crop in enumerate(crops)}
+    known |= {crop[:, ::-1].tobytes(): (i, 1) for i, crop in enumerate(crops)}
+    keys = jax.random.split(jax.random.key(0), 2_000)
+    views = jax.jit(jax.vmap(cnn5.augment, (None, 0)))(image, keys)
+    found = np.array([known[np.asarray(view).tobytes()] for view in views])
+    counts = np.bincount(found[:, 0], minlength=81)
+    # Chi-square of 80 degrees of freedom: mean 80, standard deviation 12.6.
+    assert ((counts - 2_000 / 81) ** 2 / (2_000 / 81)).sum() < 80 + 5 * 12.6
+    assert abs(found[:, 1].mean() - 0.5) < 5 * 0.5 / 2_000**0.5
+
+
+def test_accuracy_counts_every_image(params):
+    images = np.random.default_rng(0).integers(
+        256, size=(35, 32, 32, 3), dtype=np.uint8
+    )
+    labels = jax.vmap(lambda x: jnp.argmax(cnn5.logits(params, x)))(images)
+    labels = labels.at[-1].add(1)
+    assert cnn5.accuracy(params, images, labels) == pytest.approx(34 / 35)
+
+
+# What follows trains a model of ten numbers.
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """Eight steps on forty images, of a linear model of their mean color."""
+    logits = lambda params, image: params * image.astype(jnp.float32).mean() / 255
+    cross_entropy = optax.softmax_cross_entropy_with_integer_labels
+
+    def loss_fn(params, image, label, key):
+        return cross_entropy(logits(params, cnn5.augment(image, key)), label)
+
+    def accuracy(params, images, labels):
+        found = jax.vmap(functools.partial(logits, params))(images)
+        return jnp.mean(found.argmax(-1) == labels)
+
+    monkeypatch.setattr(cnn5, "init", lambda key: jax.random.normal(key, 10))
+    monkeypatch.setattr(cnn5, "loss_fn", loss_fn)
+    monkeypatch.setattr(cnn5, "accuracy", accuracy)
+    monkeypatch.setattr(cnn5_training, "BATCH_SIZE", 16)
+    monkeypatch.setattr(cnn5_training, "STEPS_PER_EPOCH", 4)
+    monkeypatch.setattr(cnn5_training, "RECORD_EVERY", 20)
+    monkeypatch.setattr(cnn5_training, "TARGET_DELTA", 1e-3)
+    rng = np.random.default_rng(0)
+
+    def images(number):
+        pixels = rng.integers(256, size=(number, 32, 32, 3), dtype=np.uint8)
+        return data.Images(pixels, rng.integers(10, size=number).astype(np.int32))
+
+    return data.Cifar(images(40), images(20), False)
+
+
+def test_a_training_goes_on_where_it_ended(tiny, tmp_path, monkeypatch):
+    setting = cnn5_training.Setting("DP-AdamBC", 3.0, 15, 0.01)
+
+    def laboratory(name):
+        found = records.Records(tmp_path / f"{name}.jsonl")
+        return cnn5_training.Laboratory(tiny, found, tmp_path / name)
+
+    whole = laboratory("whole").get(setting, 0, "test")
+    assert [record["iterations"] for record in whole["curve"]] == [20, 40, 60]
+    assert whole["epsilon"] <= 3.0 and whole["num_examples"] == 40
+    assert whole["num_scored"] == 20
+    assert 0 <= whole["share_at_floor"] <= 1
+
+    class Interrupted(cnn5_training.Curve):
+        def __call__(self, progress):
+            super().__call__(progress)
+            if progress.iterations == 40:
+                raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(cnn5_training, "Curve", Interrupted)
+        laboratory("parts").get(setting, 0, "test")
+    again = laboratory("parts").get(setting, 0, "test")
+    forget = lambda row: [{**r, "seconds": 0} for r in row["curve"]]
+    assert forget(again) == forget(whole)
+    monkeypatch.setattr(cnn5_training, "train", lambda *_: pytest.fail("made again"))
+    assert laboratory("whole").get(setting, 0, "test") == whole
+
+
+def test_choices_are_made_on_images_that_are_not_trained_on(
+    tiny, tmp_path, monkeypatch
+):
+    seen = {}
+
+    def train(setting, seed, examples, scored, folder):
+        seen[folder.name.split("_")[-1]] = examples, scored
+        return {}
+
+    monkeypatch.setattr(cnn5_training, "train", train)
+    found = records.Records(tmp_path / "records.jsonl")
+    laboratory = cnn5_training.Laboratory(tiny, found, tmp_path)
+    for split in ("validation", "test"):
+        laboratory.get(short.setting("DP-SGD", 3.0, 0.01), 0, split)
+    fit, validation = data.split_validation(40)
+    for found, known in zip(
+        (*seen["validation"], *seen["test"]),
+        (tiny.train.take(fit), tiny.train.take(validation), *tiny[:2]),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(found.images, known.images)
+
+
+SETTINGS = (
+    *(short.setting(method, 3.0, 0.01) for method in short.LEARNING_RATES),
+    *published.SETTINGS,
+)
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+def test_every_optimizer_moves_and_tells_of_its_moments(setting):
+    optimizer, params = setting.optimizer(2.0), jnp.zeros(3)
+    updates, state = optimizer.update(jnp.ones(3), optimizer.init(params), params)
+    assert (updates < 0).all()
+    known = setting.moments(state, 2.0)
+    assert ("cosine_to_momentum" in known) == (setting.method != "DP-SGD")
+    has_floor = "BC" in setting.name or "floor" in setting.name
+    assert ("share_at_floor" in known) == has_floor
+
+
+def _updates(optimizer, noise_stddev):
+    """Of many coordinates without a gradient, and a few with a large one."""
+    signal = jnp.where(jnp.arange(10_000) < 100, 5 * noise_stddev, 0.0)
+
+    def step(state, key):
+        noise = noise_stddev * jax.random.normal(key, signal.shape)
+        updates, state = optimizer.update(signal + noise, state)
+        return state, updates
+
+    keys = jax.random.split(jax.random.key(0), 200)
+    return jax.lax.scan(step, optimizer.init(signal), keys)[1][-1]
+
+
+def test_the_floor_of_the_correction_does_nothing_without_the_subtraction():
+    control = dpadambc.adam_bc(
+        0.1, 2.0, b2=experiment.B2, variance_floor=experiment.VARIANCE_FLOOR,
+        correction=0.0,
+    )  # fmt: skip
+    adam = optax.adam(0.1, b2=experiment.B2)
+    chex.assert_trees_all_close(
+        _updates(control, 2.0), _updates(adam, 2.0), rtol=1e-5, atol=1e-7
+    )
+
+
+def test_the_control_has_the_same_coordinates_at_the_floor():
+    share = {}
+    for method in ("DP-AdamBC", "floor alone"):
+        setting = short.setting(method, 3.0, 0.1)
+        optimizer = setting.optimizer(2.0)
+        state = optimizer.init(jnp.zeros(10_000))
+        # As many steps as make the spread of an average what it is in the end.
+        for key in jax.random.split(jax.random.key(0), 3):
+            noise = 2.0 * jax.random.normal(key, (10_000,))
+            state = optimizer.update(noise, state)[1]
+        state = optax.tree.set(state, count=jnp.int32(100_000))
+        noise_variance = jnp.float32(4.0)
+        moments = 4.0 + 0.2 * jax.random.normal(jax.random.key(1), (10_000,))
+        state = optax.tree.set(state, nu=moments)
+        if method == "DP-AdamBC":
+            state = optax.tree.set(state, noise_variance=noise_variance)
+        share[method] = setting.moments(state, 2.0)["share_at_floor"]
+    assert 0.5 < share["DP-AdamBC"] < 0.9
+    assert share["floor alone"] == pytest.approx(share["DP-AdamBC"], abs=1e-3)
+
+
+def test_sgd_in_units_of_the_noise_is_adam_where_there_is_noise_alone():
+    sgd = short.setting("DP-SGD", 3.0, 0.1).optimizer(2.0)
+    adam = short.setting("DP-Adam", 3.0, 0.1).optimizer(2.0)
+    noise = slice(100, None)
+    one, other = (_updates(x, 2.0)[noise] for x in (sgd, adam))
+    assert jnp.abs(one - other).max() < 0.3 * jnp.abs(one).max()
+    assert jnp.corrcoef(one, other)[0, 1] > 0.99
+
+
+def test_the_best_of_all_trials_is_trained_with_all_seeds():
+    """Validation accuracy is highest at the third rate of each optimizer."""
+    asked = []
+
+    def get(setting, seed, split):
+        asked.append((setting.name, setting.target_epsilon, seed, split))
+        rates = short.LEARNING_RATES[setting.method]
+        accuracy = 0.6 if setting.learning_rate == rates[2] else 0.5
+        return {"accuracy": accuracy}
+
+    methods = list(short.LEARNING_RATES)
+    trials = list(short.trials_of(methods))
+    assert len(trials) == 24 and {seed for _, seed, _ in trials} == {1_000}
+    assert [x.method for x, *_ in trials[:6]] == methods
+    results = list(short.results_of(get, methods))
+    assert {split for *_, split in asked} == {"validation"}
+    assert len(results) == 54
+    for setting, seed, split in results:
+        assert setting.learning_rate == short.LEARNING_RATES[setting.method][2]
+        assert seed in short.SEEDS and split == "test"
+    assert [x.target_epsilon for x, *_ in results[:6]] == [3.0] * 6
+    few = list(short.results_of(short.reader([]), methods))
+    assert few == []  # before the trials are there, nothing is chosen
+
+
+def test_tables_have_what_is_on_record():
+    rows = []
+    for i, setting in enumerate(published.SETTINGS):
+        known = cnn5_training.identity(setting, 0, "test")
+        made = {"accuracy": 0.5 + i / 100, "share_at_floor": None, "seconds": 60.0}
+        rows.append(known | made)
+    table = published.render(rows)
+    assert "| DP-AdamW | η 0.0015, λ 0.001 | 59.26 ± 0.3 | 50.00 | 1 | - | 1 |" in table
+    assert "| DP-AdamW-BC, floor alone |" in table
+    assert "| 55.00 |" in table
+
+    rows = []
+    for setting, seed, split in short.trials_of(list(short.LEARNING_RATES)):
+        known = cnn5_training.identity(setting, seed, split)
+        rows.append(known | {"accuracy": 0.3, "curve": [{}]})
+    results = short.results_of(short.reader(rows), list(short.LEARNING_RATES))
+    for setting, seed, split in results:
+        known = cnn5_training.identity(setting, seed, split)
+        rows.append(known | {"accuracy": 0.4 + seed / 10, "curve": [{}]})
+    table = short.render(rows[:-1])
+    assert "| DP-AdamW | 0.002 | 50.00 ± 10.00 | 50.00 ± 10.00 |" in table
+    assert "(2 of 3)" in table
