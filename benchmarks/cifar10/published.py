@@ -1,7 +1,7 @@
 """The protocol of the papers on CIFAR-10, with batches and an epsilon that hold.
 
     python -m benchmarks.cifar10.published --data-dir DIR [--checkpoints DIR]
-    python -m benchmarks.cifar10.published      # prints the table
+    python -m benchmarks.cifar10.published [--pictures]      # prints the table
 
 CNN5 with tanh, crops and flips, C = 1, batches of 1,024, 70 epochs of 48 steps, epsilon
 3 at delta 1e-5. The papers shuffle, and account for Poisson batches; here the batches
@@ -23,7 +23,11 @@ from benchmarks.cifar10.cnn5_training import Setting
 from benchmarks.ogbn_arxiv_gcn.table import markdown
 
 RESULTS = pathlib.Path(__file__).with_name("published.jsonl")
-PICTURE = pathlib.Path(__file__).with_name("published.png")
+# Of a field of the records: what the axis says, and the file.
+PICTURES = {
+    "accuracy": ("test accuracy (%)", "published_accuracy.png"),
+    "share_at_floor": ("coordinates at the floor (%)", "published_floor.png"),
+}
 EPSILON, EPOCHS = 3.0, 70
 
 # In the order of the trainings.
@@ -103,23 +107,28 @@ def render(rows: Sequence[records.Row]) -> str:
     return markdown([*head, "minutes"], body)
 
 
-def draw(rows: Sequence[records.Row], path: pathlib.Path) -> None:
-    """Test accuracy over the steps, of every optimizer."""
+def draw(
+    rows: Sequence[records.Row], field: str, ylabel: str, path: pathlib.Path
+) -> None:
+    """What the records of every optimizer have of a field, over the steps."""
     curves, steps = {}, []
     for setting in SETTINGS:
-        found = trained(rows, setting)
-        if found:
-            steps = [record["iterations"] for record in found[0]["curve"]]
-            of_seeds = [[100 * r["accuracy"] for r in row["curve"]] for row in found]
+        found = [row["curve"] for row in trained(rows, setting)]
+        if found and field in found[0][-1]:
+            steps = [record["iterations"] for record in found[0]]
+            of_seeds = [[100 * record[field] for record in curve] for curve in found]
             curves[setting.name] = list(zip(*of_seeds, strict=True))
     if curves:
-        figure = dpadambc.diagnostics.pictures.learning_curves(steps, curves)
+        figure = dpadambc.diagnostics.pictures.learning_curves(
+            steps, curves, ylabel=ylabel
+        )
         figure.savefig(path, dpi=150)
 
 
 def main() -> None:
     parser = cnn5_training.options(__doc__, RESULTS)
     parser.add_argument("--seeds", type=int, default=1, help="how many")
+    parser.add_argument("--pictures", action="store_true", help="draws the curves")
     arguments = parser.parse_args()
     found = records.Records(arguments.output)
     if arguments.data_dir:
@@ -128,8 +137,10 @@ def main() -> None:
         for seed in range(arguments.seeds):
             for setting in SETTINGS:
                 laboratory.get(setting, seed, "test")
-        draw(found.rows, PICTURE)
     print(render(found.rows))
+    if arguments.pictures:
+        for field, (ylabel, name) in PICTURES.items():
+            draw(found.rows, field, ylabel, arguments.output.with_name(name))
 
 
 if __name__ == "__main__":
