@@ -19,11 +19,11 @@ subtracted, is below every second moment, so that control would be DP-Adam. Here
 where the correction has it, at the variance of the noise and one deviation, so the same
 coordinates are at the floor.
 
-That is 78 trainings. A step takes 0.6 s on one core of an EPYC (Zen 5) that has no
-other work, so a training takes 10 minutes, and two processes with a core each take
-seven hours. `--share 1/2` makes the second half of the optimizers; both may write to
-one record. Trainings go on where they ended, and the order is such that whatever is cut
-off leaves a table with all optimizers in it.
+That is 78 trainings. A step takes 0.9 s of a core of an EPYC (Zen 5) whose other cores
+are at work, so a training takes 15 minutes, and two processes with a core each take ten
+hours. `--share 1/2` makes every second optimizer; both may write to one record.
+Trainings go on where they ended, and the order is such that whatever is cut off leaves
+a table with all optimizers in it.
 """
 
 import argparse
