@@ -1,0 +1,186 @@
+"""Fixed features of images, tuned on made-up ones: patches of scattering, compared.
+
+    u = patches of 2 by 2 of the scattering of x, each normalized and whitened
+    r = relu(F u - t),  averaged over nine regions, over x and its mirror image
+    z = Λ^(-1/4) V' (sqrt(r) - mean),  divided by its norm
+
+The filters F are patches of made-up images, the whitening and the components V with
+their variances Λ are those of made-up images too. So the features are public, what is
+computed of an image depends on that image alone, and no privacy is spent on either.
+Components that vary more are scaled down, half the way to whitening: noise is added to
+the weights of all alike.
+
+References:
+  Coates and Ng, `Learning Feature Representations with K-Means
+  <https://doi.org/10.1007/978-3-642-35289-8_30>`_, 2012, whose patches are of images
+"""
+
+import hashlib
+import pathlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import rich.progress
+
+from benchmarks.cifar10 import dead_leaves, scattering
+
+NUM_COMPONENTS = 3_000
+_SEED = 0
+_CHUNK = 500
+_NUM_IMAGES, _NUM_FOR_PATCHES = 12_000, 4_000  # made up
+_PATHS_IN_GROUP = 9
+_PATCH, _NUM_FILTERS = 2, 1_536
+_PATCH_COMPONENTS, _RIDGE = 256, 0.1
+_ACTIVE_SHARE = 0.1  # of the filters, for a patch of a made-up image
+_REGIONS = (slice(0, 2), slice(2, 5), slice(5, 7))
+
+
+class Filters(NamedTuple):
+    """Of patches."""
+
+    mean: jax.Array  # shape=(1, patch)
+    whitening: jax.Array  # shape=(patch, _PATCH_COMPONENTS)
+    filters: jax.Array  # shape=(_PATCH_COMPONENTS, _NUM_FILTERS)
+    threshold: jax.Array  # shape=()
+
+
+class Components(NamedTuple):
+    """Of images."""
+
+    mean: jax.Array  # shape=(1, num_responses)
+    projection: jax.Array  # shape=(num_responses, NUM_COMPONENTS)
+
+
+def _unit(x: jax.Array) -> jax.Array:
+    return x / (jnp.linalg.norm(x, axis=-1, keepdims=True) + 1e-6)
+
+
+def _normalized(coefficients: jax.Array) -> jax.Array:
+    """Of mean 0 and variance 1 in each group of paths, shape=(batch, 8, 8, 243)."""
+    batch, grid = len(coefficients), scattering.GRID
+    groups = coefficients.reshape(batch, -1, _PATHS_IN_GROUP * grid * grid)
+    groups -= groups.mean(-1, keepdims=True)
+    groups /= jnp.sqrt(jnp.mean(groups**2, -1, keepdims=True) + 1e-8)
+    return jnp.moveaxis(groups.reshape(batch, -1, grid, grid), 1, -1)
+
+
+def _patches(x: jax.Array) -> jax.Array:
+    """All overlapping patches, shape=(batch, 7, 7, patch)."""
+    count = x.shape[1] - _PATCH + 1
+    shifts = [(i, j) for i in range(_PATCH) for j in range(_PATCH)]
+    shifted = [x[:, i : i + count, j : j + count] for i, j in shifts]
+    return jnp.concatenate(shifted, -1)
+
+
+def _whitened(patches: jax.Array, mean: jax.Array, whitening: jax.Array) -> jax.Array:
+    flat = patches.reshape(-1, patches.shape[-1])
+    return _unit((flat - mean) @ whitening)
+
+
+def _pooled(filters: Filters, coefficients: jax.Array) -> jax.Array:
+    """How much each filter responds in each region, shape=(batch, num_responses)."""
+    patches = _patches(_normalized(coefficients))
+    whitened = _whitened(patches, filters.mean, filters.whitening)
+    active = jax.nn.relu(whitened @ filters.filters - filters.threshold)
+    active = active.reshape(*patches.shape[:-1], -1)
+    means = [active[:, y, x].mean((1, 2)) for y in _REGIONS for x in _REGIONS]
+    return jnp.stack(means, 1).reshape(len(coefficients), -1)
+
+
+@jax.jit
+def _responses(filters: Filters, images: jax.Array) -> jax.Array:
+    """Of images and their mirror images together."""
+    seen = scattering.of_images(images)
+    both = _pooled(filters, seen) + _pooled(filters, scattering.mirrored(seen))
+    return jnp.sqrt(both)
+
+
+@jax.jit
+def _features(filters: Filters, components: Components, images: jax.Array) -> jax.Array:
+    responses = _responses(filters, images)
+    return _unit((responses - components.mean) @ components.projection)
+
+
+def _chunks(images: np.ndarray, what: str) -> Iterator[jax.Array]:
+    for i in rich.progress.track(range(0, len(images), _CHUNK), what):
+        chunk = images[i : i + _CHUNK]
+        yield jnp.asarray(chunk, jnp.float32) / (255 if chunk.dtype == np.uint8 else 1)
+
+
+def filters_of(images: np.ndarray) -> Filters:
+    """The patches of some of these images, and the whitening of all.
+
+    Args:
+      images: made up, shape=(num_images, 32, 32, 3), in [0, 1].
+    """
+    rng = np.random.default_rng(_SEED)
+    look = jax.jit(lambda x: _patches(_normalized(scattering.of_images(x))))
+    seen = [np.asarray(look(x)) for x in _chunks(images, "patches")]
+    patches = jnp.asarray(np.concatenate(seen).reshape(-1, seen[0].shape[-1]))
+    mean = patches.mean(0, keepdims=True)
+    centered = patches - mean
+    variances, axes = jnp.linalg.eigh(centered.T @ centered / len(patches))
+    kept = variances[None, -_PATCH_COMPONENTS:]  # in ascending order
+    whitening = axes[:, -_PATCH_COMPONENTS:] / jnp.sqrt(kept + _RIDGE * kept.mean())
+    chosen = rng.choice(len(patches), _NUM_FILTERS, replace=False)
+    filters = _whitened(patches[chosen], mean, whitening).T
+    others = _whitened(patches[rng.choice(len(patches), 5_000)], mean, whitening)
+    threshold = jnp.quantile(others @ filters, 1 - _ACTIVE_SHARE)
+    return Filters(mean, whitening, filters, threshold)
+
+
+def components_of(filters: Filters, images: np.ndarray) -> Components:
+    """The directions in which the responses to these images vary most.
+
+    Three steps of subspace iteration, which find the leading ones well enough.
+
+    Args:
+      filters: of patches.
+      images: made up, shape=(num_images, 32, 32, 3), in [0, 1].
+    """
+    seen = [np.asarray(_responses(filters, x)) for x in _chunks(images, "components")]
+    responses = jnp.asarray(np.concatenate(seen))
+    mean = responses.mean(0, keepdims=True)
+    centered = responses - mean
+    num_components = min(NUM_COMPONENTS, *centered.shape)
+    spare = min(num_components + 200, *centered.shape)
+    basis = jax.random.normal(jax.random.key(_SEED), (centered.shape[1], spare))
+    for _ in range(3):
+        basis = centered.T @ jnp.linalg.qr(centered @ basis)[0]
+    squares, rotation = jnp.linalg.eigh(basis.T @ basis)
+    squares, rotation = squares[None, -num_components:], rotation[:, -num_components:]
+    variances = squares / len(responses)
+    scale = (variances + 1e-3 * variances.max()) ** -0.25
+    return Components(mean, basis @ rotation / jnp.sqrt(squares) * scale)
+
+
+def made_up() -> tuple[Filters, Components]:
+    """What the features are tuned with, of made-up images alone."""
+    images = dead_leaves.dead_leaves(np.random.default_rng(_SEED), _NUM_IMAGES)
+    filters = filters_of(images[:_NUM_FOR_PATCHES])
+    return filters, components_of(filters, images)
+
+
+def extract(images: np.ndarray, cache_dir: pathlib.Path) -> np.ndarray:
+    """The features of all images, from the file of an earlier call if there is one.
+
+    Args:
+      images: shape=(num_images, 32, 32, 3), uint8.
+      cache_dir: where the file is.
+
+    Returns:
+      shape=(num_images, NUM_COMPONENTS), float16, of norm 1.
+    """
+    name = hashlib.sha256(images.tobytes()).hexdigest()[:16]
+    path = cache_dir / f"patches_{name}.npy"
+    if not path.exists():
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        tuned = made_up()
+        seen = [np.asarray(_features(*tuned, x)) for x in _chunks(images, "features")]
+        draft = path.with_suffix(".draft.npy")
+        np.save(draft, np.concatenate(seen).astype(np.float16))
+        draft.rename(path)
+    return np.load(path)
