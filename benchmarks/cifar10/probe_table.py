@@ -1,0 +1,85 @@
+"""The results of a linear probe as tables in Markdown."""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+
+from benchmarks.cifar10 import probe
+from benchmarks.ogbn_arxiv_gcn.table import markdown, spread
+from benchmarks.records import Row
+
+Goals = Mapping[float, float]  # accuracy by epsilon
+
+
+def _of(rows: Sequence[Row], what: str, **identity: object) -> list[Row]:
+    wanted = {"what": what, **identity}
+    return [row for row in rows if all(row.get(k) == v for k, v in wanted.items())]
+
+
+def _epsilons(rows: Sequence[Row]) -> list[float]:
+    return sorted({row["target_epsilon"] for row in _of(rows, "probe")})
+
+
+def _accuracy(rows: Sequence[Row]) -> str:
+    return spread([row["accuracy"] for row in rows])
+
+
+Cell = Callable[[Sequence[Row]], str]
+
+
+def _by_epsilon(rows: Sequence[Row], what: str, cell: Cell, *below: list[str]) -> str:
+    """One line for each optimizer, one column for each epsilon."""
+    epsilons = _epsilons(rows)
+    body = []
+    for method in probe.OPTIMIZERS:
+        found = [_of(rows, what, method=method, target_epsilon=e) for e in epsilons]
+        body.append([method, *(cell(x) if x else "-" for x in found)])
+    header = ["optimizer", *(f"ε = {e:g}" for e in epsilons)]
+    return markdown(header, [*body, *below])
+
+
+def accuracies(rows: Sequence[Row], goals: Goals) -> str:
+    """Of each optimizer by epsilon, on test images."""
+    epsilons = _epsilons(rows)
+    searched = [
+        _of(rows, "probe", target_epsilon=e)[0]["search_epsilon"] for e in epsilons
+    ]
+    aims = [f"{100 * goals[e]:g}" if e in goals else "-" for e in epsilons]
+    return _by_epsilon(
+        rows,
+        "probe",
+        _accuracy,
+        ["ε with the search", *(f"{x:.2f}" for x in searched)],
+        ["goal", *aims],
+    )
+
+
+def _setting(rows: Sequence[Row]) -> str:
+    """What the search chose, and the share of coordinates at the floor at the end."""
+    method, candidate = rows[0]["method"], rows[0]["candidate"]
+    parts = [f"η {candidate['learning_rate']:.3g}"]
+    if "AdamW" in method:
+        parts.append(f"λ {candidate['weight_decay']:.2g}")
+    if method in probe.WITH_A_FLOOR:
+        share = statistics.fmean(row["share_at_floor"] for row in rows)
+        parts.append(f"floor {candidate['floor']:.2g} ({share:.0%})")
+    return ", ".join(parts)
+
+
+def _best_and_median(rows: Sequence[Row]) -> str:
+    scores = [100 * row["accuracy"] for row in rows]
+    return f"{max(scores):.2f} ({statistics.median(scores):.2f})"
+
+
+def render(rows: Sequence[Row], goals: Goals) -> str:
+    """All tables."""
+    sections = [
+        "Test accuracy, mean and standard deviation over seeds:",
+        accuracies(rows, goals),
+        "Settings that the search chose (share at the floor):",
+        _by_epsilon(rows, "probe", _setting),
+        "Validation accuracy of the trials, the best (the median):",
+        _by_epsilon(rows, "trial of the probe", _best_and_median),
+    ]
+    for row in _of(rows, "without privacy"):
+        sections.append(f"Without privacy: {100 * row['accuracy']:.2f}.")
+    return "\n\n".join(sections)

@@ -1,0 +1,199 @@
+"""Equal trials for each optimizer of a linear probe, then seeds of the best one."""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import dpadambc
+from benchmarks import experiment, records
+from benchmarks.cifar10 import data, probe
+from dpadambc.mechanisms import trials
+
+DELTA = 1e-5
+NUM_TRIALS = 12
+
+# Logarithmically uniform between the two.
+WEIGHT_DECAYS = (1e-3, 1.0)
+FLOORS = (0.1, 10.0)
+
+Range = tuple[float, float]
+
+
+class Budget(NamedTuple):
+    """How long to train at an epsilon."""
+
+    target_epsilon: float
+    batch_size: int  # expected
+    iterations: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Protocol:
+    """What all optimizers have in common on some features."""
+
+    budgets: tuple[Budget, ...]
+    l2_clip_norm: float
+    learning_rates_of_sgd: Range  # of DP-SGD with momentum
+    learning_rates_of_adam: Range  # of all others
+
+    def mechanism(self, budget: Budget, num_examples: int) -> dpadambc.PoissonGaussian:
+        return dpadambc.PoissonGaussian.calibrate(
+            target_epsilon=budget.target_epsilon,
+            target_delta=DELTA,
+            sampling_prob=min(budget.batch_size / num_examples, 1.0),
+            iterations=budget.iterations,
+            l2_clip_norm=self.l2_clip_norm,
+            normalize_by=budget.batch_size,
+        )
+
+    def search_epsilon(self, budget: Budget, num_examples: int) -> float:
+        """Of a search that draws how many trials it makes, as many in the mean."""
+        mechanism = self.mechanism(budget, num_examples)
+        tuned = mechanism.tuned_epsilon(DELTA, trials=trials.Geometric(NUM_TRIALS))
+        return tuned.epsilon
+
+    def candidates(self, method: str) -> probe.Candidate:
+        """What the trials draw: the same quantiles for each optimizer and epsilon."""
+        rng = np.random.default_rng(0)
+        is_sgd = method == "DP-SGD"
+        ranges = (
+            self.learning_rates_of_sgd if is_sgd else self.learning_rates_of_adam,
+            WEIGHT_DECAYS,
+            FLOORS,
+        )
+        draw = lambda low, high: low * (high / low) ** rng.uniform(size=NUM_TRIALS)
+        return probe.Candidate(*(draw(*each) for each in ranges))
+
+
+def _rows_of(many: probe.Candidate) -> list[dict[str, float]]:
+    rounded = [[float(f"{x:.4g}") for x in np.asarray(column)] for column in many]
+    return [
+        dict(zip(probe.Candidate._fields, row, strict=True))
+        for row in zip(*rounded, strict=True)
+    ]
+
+
+def _columns_of(rows: Sequence[dict[str, float]]) -> probe.Candidate:
+    names = probe.Candidate._fields
+    return probe.Candidate(*(jnp.array([row[name] for row in rows]) for name in names))
+
+
+def _share_at_floor(
+    method: str, trained: probe.Trained, run: int, floor: float
+) -> float | None:
+    if method not in probe.WITH_A_FLOOR:
+        return None
+    moments = experiment.second_moments(
+        jax.tree.map(lambda x: x[run], trained.opt_state),
+        dpadambc.RelativeFloor(floor),
+        correction=0.0 if method == probe.CONTROL else 1.0,
+    )
+    return moments and moments.share_at_floor
+
+
+class Laboratory:
+    """The features of all images, and what was trained on them."""
+
+    def __init__(
+        self,
+        protocol: Protocol,
+        images: probe.Data,
+        num_train: int,
+        found: records.Records,
+    ):
+        self._protocol, self._found = protocol, found
+        # One calibration for all optimizers.
+        self._mechanism = functools.cache(protocol.mechanism)
+        self._search_epsilon = functools.cache(protocol.search_epsilon)
+        self.train = images.take(slice(num_train))
+        self.test = images.take(slice(num_train, None))
+        fit, validation = data.split_validation(num_train)
+        self.fit, self.validation = map(self.train.take, (fit, validation))
+
+    def _train_all(
+        self,
+        identities: Sequence[records.Row],
+        keys: jax.Array,
+        method: str,
+        budget: Budget,
+        sides: tuple[probe.Data, probe.Data],
+    ) -> list[records.Row]:
+        """Several runs of one program, unless all of them are on record."""
+        found = [known for x in identities if (known := self._found.find(x))]
+        if len(found) == len(identities):
+            return found
+        mechanism = self._mechanism(budget, len(sides[0].labels))
+        settings = [identity["candidate"] for identity in identities]
+        start = time.perf_counter()
+        trained = jax.block_until_ready(
+            probe.train(method, mechanism, keys, _columns_of(settings), *sides)
+        )
+        seconds = (time.perf_counter() - start) / len(identities)
+
+        def row(i):
+            curve = np.asarray(trained.curve[i]).astype(float).round(4).tolist()
+            floor = settings[i]["floor"]
+            return {
+                "accuracy": curve[-1],
+                "curve": curve,
+                "share_at_floor": _share_at_floor(method, trained, i, floor),
+                "expected_batch_size": budget.batch_size,
+                "iterations": budget.iterations,
+                "l2_clip_norm": mechanism.l2_clip_norm,
+                "noise_multiplier": mechanism.noise_multiplier,
+                "seconds": round(seconds, 2),
+            }
+
+        return [
+            self._found.get(identity, functools.partial(row, i))
+            for i, identity in enumerate(identities)
+        ]
+
+    def search(self, method: str, budget: Budget) -> records.Row:
+        """The trial that does best on validation images."""
+        identities = [
+            {
+                "what": "trial of the probe",
+                "method": method,
+                "target_epsilon": budget.target_epsilon,
+                "trial": i,
+                "candidate": candidate,
+            }
+            for i, candidate in enumerate(_rows_of(self._protocol.candidates(method)))
+        ]
+        keys = jax.random.split(jax.random.key(1_000), NUM_TRIALS)
+        sides = (self.fit, self.validation)
+        rows = self._train_all(identities, keys, method, budget, sides)
+        return max(rows, key=lambda row: row["accuracy"])
+
+    def retrain(self, method: str, budget: Budget, num_seeds: int) -> None:
+        """Trains the best trial's candidate on all training images, and tests it."""
+        best = self.search(method, budget)
+        cost = self._search_epsilon(budget, len(self.fit.labels))
+        identities = [
+            {
+                "what": "probe",
+                "method": method,
+                "target_epsilon": budget.target_epsilon,
+                "candidate": best["candidate"],
+                "seed": seed,
+                "search_epsilon": round(cost, 3),
+                "num_trials": NUM_TRIALS,
+            }
+            for seed in range(num_seeds)
+        ]
+        keys = jnp.stack([jax.random.key(seed) for seed in range(num_seeds)])
+        self._train_all(identities, keys, method, budget, (self.train, self.test))
+
+    def all_optimizers(self, num_seeds: int) -> None:
+        """The searches at every epsilon, each followed by the seeds of its best."""
+        for budget in self._protocol.budgets:
+            for method in probe.OPTIMIZERS:
+                self.retrain(method, budget, num_seeds)
+                print(f"{method} at epsilon {budget.target_epsilon:g} is done.")
