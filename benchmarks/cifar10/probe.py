@@ -117,7 +117,11 @@ def train(
     data: Data,
     held_out: Data,
 ) -> Trained:
-    """Several runs, one after the other, each with a key and a candidate of its own.
+    """Several runs side by side, on the batches of the first and each with its noise.
+
+    The features of a batch are read once for all runs, which takes most of the time of
+    one. Epsilon is that of each run alone: runs with batches in common are not
+    independent, as those of a search that is accounted for must be.
 
     Args:
       method: of `OPTIMIZERS`.
@@ -128,24 +132,29 @@ def train(
       held_out: to follow the runs by; nothing is chosen here.
     """
 
-    def one(run):
-        key, candidate = run
+    def step_of(candidate):
         optimizer = OPTIMIZERS[method](candidate, mechanism.noise_stddev)
-        step = training.Step(loss_fn, mechanism, optimizer)
+        return training.Step(loss_fn, mechanism, optimizer)
 
-        def take_step(state, _):
-            batch = training.draw_batch(mechanism, state, len(data.labels))
-            return step(state, batch.gather(data), batch.is_padding_example)[0], None
-
-        def advance(state, _):
-            length = mechanism.iterations // NUM_EVALUATIONS
-            state, _ = jax.lax.scan(take_step, state, length=length)
-            return state, accuracy(state.params, held_out)
-
+    def start(key, candidate):
         weights = jnp.zeros((data.features.shape[1], NUM_CLASSES))
-        state, curve = jax.lax.scan(
-            advance, step.init(weights, key=key), length=NUM_EVALUATIONS
-        )
-        return Trained(state.params, state.opt_state, curve)
+        return step_of(candidate).init(weights, key=key)
 
-    return jax.lax.map(one, (keys, candidates))
+    def take_step(states, _):
+        first = jax.tree.map(lambda x: x[0], states)
+        batch = training.draw_batch(mechanism, first, len(data.labels))
+        examples = batch.gather(data)
+
+        def one(state, candidate):
+            return step_of(candidate)(state, examples, batch.is_padding_example)[0]
+
+        return jax.vmap(one)(states, candidates), None
+
+    def advance(states, _):
+        length = mechanism.iterations // NUM_EVALUATIONS
+        states, _ = jax.lax.scan(take_step, states, length=length)
+        return states, jax.vmap(accuracy, (0, None))(states.params, held_out)
+
+    states = jax.vmap(start)(keys, candidates)
+    states, curves = jax.lax.scan(advance, states, length=NUM_EVALUATIONS)
+    return Trained(states.params, states.opt_state, curves.T)

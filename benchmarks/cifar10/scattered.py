@@ -22,9 +22,9 @@ RESULTS = pathlib.Path(__file__).with_suffix(".jsonl")
 
 PROTOCOL = search.Protocol(
     budgets=(
-        search.Budget(target_epsilon=1.0, batch_size=16_384, iterations=100),
+        search.Budget(target_epsilon=1.0, batch_size=8_192, iterations=60),
         search.Budget(target_epsilon=3.0, batch_size=8_192, iterations=120),
-        search.Budget(target_epsilon=8.0, batch_size=8_192, iterations=240),
+        search.Budget(target_epsilon=8.0, batch_size=8_192, iterations=200),
     ),
     l2_clip_norm=0.5,
     learning_rates_of_sgd=(3.0, 100.0),

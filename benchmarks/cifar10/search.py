@@ -176,8 +176,8 @@ class Laboratory:
         """Trains the best trial's candidate on all training images, and tests it."""
         best = self.search(method, budget)
         cost = self._search_epsilon(budget, len(self.fit.labels))
-        identities = [
-            {
+        for seed in range(num_seeds):
+            identity = {
                 "what": "probe",
                 "method": method,
                 "target_epsilon": budget.target_epsilon,
@@ -186,10 +186,9 @@ class Laboratory:
                 "search_epsilon": round(cost, 3),
                 "num_trials": NUM_TRIALS,
             }
-            for seed in range(num_seeds)
-        ]
-        keys = jnp.stack([jax.random.key(seed) for seed in range(num_seeds)])
-        self._train_all(identities, keys, method, budget, (self.train, self.test))
+            keys = jax.random.key(seed)[None]
+            sides = (self.train, self.test)
+            self._train_all([identity], keys, method, budget, sides)
 
     def all_optimizers(self, num_seeds: int) -> None:
         """The searches at every epsilon, each followed by the seeds of its best."""
