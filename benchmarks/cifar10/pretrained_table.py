@@ -71,6 +71,20 @@ def _best_and_median(rows: Sequence[Row]) -> str:
     return f"{max(scores):.2f} ({statistics.median(scores):.2f})"
 
 
+def heads(rows: Sequence[Row]) -> str:
+    """Test accuracy with the head as it was, and tuned, by optimizer and epsilon."""
+    lines = dict.fromkeys((row["trained"], row["method"]) for row in rows)
+    epsilons = sorted({row["target_epsilon"] for row in rows})
+    body = []
+    for trained, method in lines:
+        of_line = {"trained": trained, "method": method}
+        found = [_of(rows, "head", **of_line, target_epsilon=e) for e in epsilons]
+        body.append(
+            [f"{trained}, {method}", *(_accuracy(x) if x else "-" for x in found)]
+        )
+    return markdown(["trained", *(f"ε = {e:g}" for e in epsilons)], body)
+
+
 def render(rows: Sequence[Row]) -> str:
     """All tables."""
     sections = [
@@ -81,6 +95,8 @@ def render(rows: Sequence[Row]) -> str:
         "Validation accuracy of the trials, the best (the median):",
         _by_epsilon(rows, "trial of the probe", _best_and_median),
     ]
+    if tuned := _of(rows, "head"):
+        sections += ["The head tuned, 16 positions, no mirror images:", heads(tuned)]
     for row in _of(rows, "without privacy"):
         sections.append(f"Without privacy: {100 * row['accuracy']:.2f}.")
     return "\n\n".join(sections)

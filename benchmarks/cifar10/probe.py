@@ -80,7 +80,9 @@ def scale(pooled: jax.Array) -> jax.Array:
     """The features x of the module's docstring, from those of some depths."""
     groups = jnp.split(pooled, np.cumsum(features.WIDTHS)[:-1], axis=-1)
     centered = [group - jnp.mean(group, -1, keepdims=True) for group in groups]
-    units = [x / jnp.linalg.norm(x, axis=-1, keepdims=True) for x in centered]
+    # A constant group is zero, and has a gradient.
+    square = lambda x: jnp.sum(x * x, -1, keepdims=True)
+    units = [x * jax.lax.rsqrt(square(x) + 1e-12) for x in centered]
     return jnp.concatenate(units, -1) / np.sqrt(len(groups))
 
 

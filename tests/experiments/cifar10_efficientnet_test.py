@@ -17,6 +17,7 @@ from benchmarks.cifar10 import (
     efficientnet,
     efficientnet_reference,
     features,
+    head,
     pretrained,
     pretrained_table,
     probe,
@@ -188,6 +189,12 @@ def test_features_have_norm_one_and_gradients_at_most_root_two(separable):
     assert 1.2 < norms.max() <= np.sqrt(2) * (1 + 1e-5)
 
 
+def test_a_constant_group_of_features_has_a_gradient():
+    pooled = jnp.ones(sum(features.WIDTHS))
+    gradient = jax.grad(lambda x: probe.scale(x)[0])(pooled)
+    assert not probe.scale(pooled).any() and np.isfinite(gradient).all()
+
+
 def _laboratory(images: probe.Data, folder, monkeypatch, epsilon=8.0):
     monkeypatch.setattr(pretrained, "NUM_TRIALS", 2)
     monkeypatch.setattr(pretrained, "ITERATIONS", 20)
@@ -247,3 +254,50 @@ def test_each_optimizer_has_the_same_number_of_trials():
     low, high = pretrained.LEARNING_RATES["DP-SGD"]
     rates = np.asarray(pretrained.candidates("DP-SGD").learning_rate)
     assert low <= rates.min() < np.sqrt(low * high) < rates.max() <= high
+
+
+def test_the_head_that_is_tuned_starts_as_imagenet_trained_it(variables):
+    rng = np.random.default_rng(0)
+    body = rng.normal(size=(3, 3, 192)).astype(np.float32)
+    pooled = rng.normal(size=(sum(features.WIDTHS[:2]),)).astype(np.float32)
+    model = efficientnet.EfficientNetLite0()
+    of_model = lambda method: model.apply(variables, body, method=method)
+    blocks = of_model(lambda model, x: model.blocks[-1](x)).reshape(9, 320)
+    params = head.init("matrix and kernel")
+    matrix = rng.normal(size=params["matrix"].shape).astype(np.float32)
+    frozen = head.Frozen.of(variables)
+    logits = lambda params: head.logits(params, frozen, blocks, pooled)
+    whole = jnp.concatenate([pooled, of_model("tail")])
+    np.testing.assert_allclose(
+        logits(params | {"matrix": matrix}), probe.scale(whole) @ matrix, atol=1e-4
+    )
+    kernel = rng.normal(size=params["kernel"].shape).astype(np.float32)
+    moved = logits({"matrix": matrix, "kernel": kernel})
+    assert np.abs(moved - logits(params | {"matrix": matrix})).max() > 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trained", head.TRAINED)
+def test_the_head_learns(trained):
+    rng = np.random.default_rng(0)
+    labels = rng.integers(10, size=400)
+    means = rng.normal(size=(10, 2, 320))
+    blocks = means[labels] + rng.normal(size=(400, 2, 320))
+    pooled = rng.normal(size=(400, sum(features.WIDTHS[:2])))
+    images = head.Data(*map(jnp.asarray, (blocks.astype(np.float16), pooled, labels)))
+    ones = jnp.ones(efficientnet.HEAD_WIDTH)
+    kernel = jnp.asarray(rng.normal(size=(320, efficientnet.HEAD_WIDTH)) / 18)
+    frozen = head.Frozen(kernel, ones, ones, 0 * ones, ones)
+    mechanism = dpadambc.PoissonGaussian(
+        l2_clip_norm=0.5,
+        noise_multiplier=0.5,
+        sampling_prob=0.5,
+        iterations=10,
+        normalize_by=200,
+    )
+    candidate = probe.Candidate(0.1, 0.0, 1.0)
+    key = jax.random.key(0)
+    params = head.train(trained, "DP-AdamBC", candidate, mechanism, key, frozen, images)
+    assert set(params) == set(head.init(trained))
+    assert all(jnp.abs(x).max() > 0 for x in params.values())
+    assert head.accuracy(params, frozen, images) > 0.8
