@@ -41,7 +41,7 @@ ITERATIONS = 100
 BATCH_SIZES = {1.0: 4_096, 3.0: 4_096, 8.0: 8_192}  # expected, by epsilon
 
 # Logarithmically uniform between the two.
-LEARNING_RATES = {"DP-SGD": (3.0, 100.0)}
+LEARNING_RATES = {"DP-SGD": (10.0, 400.0)}
 LEARNING_RATES_OF_ADAM = (0.02, 0.6)
 WEIGHT_DECAYS = (1e-3, 1.0)
 FLOORS = (0.1, 10.0)

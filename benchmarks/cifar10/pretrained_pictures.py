@@ -45,7 +45,7 @@ def learning_curves(rows: Sequence[records.Row]) -> Figure:
         axes.set_xlabel("share of the steps")
         axes.xaxis.set_major_formatter(PercentFormatter(1))
         axes.yaxis.set_major_formatter(PercentFormatter(1, symbol=None))
-        axes.set_ylim(0.7, 0.95)
+        axes.set_ylim(0.74, 0.92)
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("test accuracy (%)")
     figure.legend(

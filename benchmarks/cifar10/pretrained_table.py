@@ -71,6 +71,38 @@ def _best_and_median(rows: Sequence[Row]) -> str:
     return f"{max(scores):.2f} ({statistics.median(scores):.2f})"
 
 
+def differences(rows: Sequence[Row]) -> str:
+    """What the correction changes, in points: mean and standard error over seeds.
+
+    The two runs of a seed have the same batches, and the same noise.
+    """
+    epsilons = _epsilons(rows)
+
+    def cell(better, worse, epsilon):
+        found = [
+            _of(rows, "probe", method=method, target_epsilon=epsilon)
+            for method in (better, worse)
+        ]
+        if not all(found) or len(found[0]) != len(found[1]) or len(found[0]) < 2:
+            return "-"
+        pairs = zip(
+            *(sorted(x, key=lambda row: row["seed"]) for x in found), strict=True
+        )
+        gains = [100 * (x["accuracy"] - y["accuracy"]) for x, y in pairs]
+        error = statistics.stdev(gains) / len(gains) ** 0.5
+        return f"{statistics.fmean(gains):+.2f} ± {error:.2f}"
+
+    body = [
+        [f"{x} less {y}", *(cell(x, y, epsilon) for epsilon in epsilons)]
+        for x, y in (
+            ("DP-AdamBC", "DP-Adam"),
+            ("DP-AdamBC", probe.CONTROL),
+            ("DP-AdamW-BC", "DP-AdamW"),
+        )
+    ]
+    return markdown(["difference", *(f"ε = {e:g}" for e in epsilons)], body)
+
+
 def heads(rows: Sequence[Row]) -> str:
     """Test accuracy with the head as it was, and tuned, by optimizer and epsilon."""
     lines = dict.fromkeys((row["trained"], row["method"]) for row in rows)
@@ -90,6 +122,8 @@ def render(rows: Sequence[Row]) -> str:
     sections = [
         "Test accuracy, mean and standard deviation over seeds:",
         accuracies(rows),
+        "What the correction changes, mean and standard error over seeds:",
+        differences(rows),
         "Settings that the search chose (share at the floor):",
         _by_epsilon(rows, "probe", _setting),
         "Validation accuracy of the trials, the best (the median):",

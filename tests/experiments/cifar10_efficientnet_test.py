@@ -19,6 +19,7 @@ from benchmarks.cifar10 import (
     features,
     head,
     pretrained,
+    pretrained_pictures,
     pretrained_table,
     probe,
 )
@@ -220,7 +221,12 @@ def test_the_best_trial_is_tested_with_each_seed(
     monkeypatch.setattr(probe, "train", lambda *_: pytest.fail("trained again"))
     again, _ = _laboratory(separable, tmp_path, monkeypatch)
     again.test(method, 8.0, num_seeds=2)
-    assert method in pretrained_table.render(found.rows)
+    assert f"| {method} |" in pretrained_table.render(found.rows)
+    (panel,) = pretrained_pictures.learning_curves(found.rows).axes
+    (curve,) = panel.lines
+    np.testing.assert_allclose(
+        curve.get_ydata(), np.mean([row["curve"] for row in tested], 0)
+    )
 
 
 @pytest.mark.slow
