@@ -19,10 +19,8 @@ import numpy as np
 import optax
 
 import dpadambc
-from benchmarks.cifar10 import efficientnet, features, probe
+from benchmarks.cifar10 import efficientnet, features, probe, search
 from dpadambc import training
-
-DELTA = 1e-5
 
 # s: one learning rate, and one clip, suit D and the matrix.
 KERNEL_UNIT = 0.02
@@ -148,7 +146,7 @@ def train(
         mechanism,
         probe.OPTIMIZERS[method](candidate, mechanism.noise_stddev),
         key=key,
-        target_delta=DELTA,
+        target_delta=search.DELTA,
         frozen=frozen,
         microbatch_size=512,
     ).state.params

@@ -53,6 +53,37 @@ def accuracies(rows: Sequence[Row], goals: Goals) -> str:
     )
 
 
+def differences(rows: Sequence[Row]) -> str:
+    """What the correction changes, in points: mean and standard error over seeds.
+
+    The two runs of a seed have the same batches, and the same noise.
+    """
+    epsilons = _epsilons(rows)
+
+    def cell(corrected, other, epsilon):
+        found = [
+            {row["seed"]: row["accuracy"] for row in _of(rows, "probe", **line)}
+            for line in (
+                {"method": method, "target_epsilon": epsilon}
+                for method in (corrected, other)
+            )
+        ]
+        seeds = sorted(set(found[0]) & set(found[1]))
+        if len(seeds) < 2:
+            return "-"
+        gains = [100 * (found[0][seed] - found[1][seed]) for seed in seeds]
+        error = statistics.stdev(gains) / len(gains) ** 0.5
+        return f"{statistics.fmean(gains):+.2f} ± {error:.2f}"
+
+    pairs = (
+        ("DP-AdamBC", "DP-Adam"),
+        ("DP-AdamBC", probe.CONTROL),
+        ("DP-AdamW-BC", "DP-AdamW"),
+    )
+    body = [[f"{x} less {y}", *(cell(x, y, e) for e in epsilons)] for x, y in pairs]
+    return markdown(["difference", *(f"ε = {e:g}" for e in epsilons)], body)
+
+
 def _setting(rows: Sequence[Row]) -> str:
     """What the search chose, and the share of coordinates at the floor at the end."""
     method, candidate = rows[0]["method"], rows[0]["candidate"]
@@ -75,6 +106,8 @@ def render(rows: Sequence[Row], goals: Goals) -> str:
     sections = [
         "Test accuracy, mean and standard deviation over seeds:",
         accuracies(rows, goals),
+        "What the correction changes, mean and standard error over seeds:",
+        differences(rows),
         "Settings that the search chose (share at the floor):",
         _by_epsilon(rows, "probe", _setting),
         "Validation accuracy of the trials, the best (the median):",

@@ -20,8 +20,8 @@ from benchmarks.cifar10 import (
     head,
     pretrained,
     pretrained_pictures,
-    pretrained_table,
     probe,
+    search,
 )
 from tests.common import slow
 
@@ -196,37 +196,37 @@ def test_a_constant_group_of_features_has_a_gradient():
     assert not probe.scale(pooled).any() and np.isfinite(gradient).all()
 
 
-def _laboratory(images: probe.Data, folder, monkeypatch, epsilon=8.0):
-    monkeypatch.setattr(pretrained, "NUM_TRIALS", 2)
-    monkeypatch.setattr(pretrained, "ITERATIONS", 20)
-    monkeypatch.setattr(pretrained, "BATCH_SIZES", {epsilon: 200})
-    found = records.Records(folder / "results.jsonl")
-    return pretrained.Laboratory(images, 1_600, found), found
+PROTOCOL = search.Protocol(
+    budgets=(search.Budget(target_epsilon=8.0, batch_size=200, iterations=20),),
+    l2_clip_norm=0.5,
+    learning_rates_of_sgd=(10.0, 400.0),
+    learning_rates_of_adam=(0.02, 0.6),
+)
 
 
-@pytest.mark.parametrize("method", ["DP-AdamBC", slow("DP-SGD"), slow(probe.CONTROL)])
-def test_the_best_trial_is_tested_with_each_seed(
-    tmp_path, separable, monkeypatch, method
+@pytest.mark.slow
+def test_the_tables_and_the_picture_are_of_what_is_on_record(
+    tmp_path, separable, monkeypatch
 ):
-    runs, found = _laboratory(separable, tmp_path, monkeypatch)
-    runs.test(method, 8.0, num_seeds=2)
-    tried, tested = found.rows[:2], found.rows[2:]
-    best = max(tried, key=lambda row: row["accuracy"])
-    assert [row["what"] for row in found.rows] == 2 * [tried[0]["what"]] + 2 * ["probe"]
-    assert [row["candidate"] for row in tested] == 2 * [best["candidate"]]
-    assert tested[0]["curve"] != tested[1]["curve"]
+    monkeypatch.setattr(search, "NUM_TRIALS", 2)
+    monkeypatch.setattr(pretrained, "INVERSE_PENALTIES", (1.0, 10.0))
+    found = records.Records(tmp_path / "results.jsonl")
+    runs = search.Laboratory(PROTOCOL, separable, 1_600, found)
+    (budget,) = PROTOCOL.budgets
+    for method in ("DP-AdamBC", probe.CONTROL):
+        runs.retrain(method, budget, num_seeds=2)
+    pretrained.without_privacy(runs, found)
+    tested = [row for row in found.rows if row["what"] == "probe"]
     assert min(row["accuracy"] for row in tested) > 0.5  # of ten classes
-    assert all(row["search_epsilon"] > 8 for row in tested)
-    # A later call trains nothing.
-    monkeypatch.setattr(probe, "train", lambda *_: pytest.fail("trained again"))
-    again, _ = _laboratory(separable, tmp_path, monkeypatch)
-    again.test(method, 8.0, num_seeds=2)
-    assert f"| {method} |" in pretrained_table.render(found.rows)
+    (row,) = [row for row in found.rows if row["what"] == "without privacy"]
+    table = pretrained.render(found.rows)
+    assert f"Without privacy: {100 * row['accuracy']:.2f}." in table
+    gains = [100 * (tested[i]["accuracy"] - tested[2 + i]["accuracy"]) for i in (0, 1)]
+    assert f"| DP-AdamBC less floor alone | {np.mean(gains):+.2f} ±" in table
     (panel,) = pretrained_pictures.learning_curves(found.rows).axes
-    (curve,) = panel.lines
-    np.testing.assert_allclose(
-        curve.get_ydata(), np.mean([row["curve"] for row in tested], 0)
-    )
+    first, _ = panel.lines
+    curves = [row["curve"] for row in tested[:2]]
+    np.testing.assert_allclose(first.get_ydata(), np.mean(curves, 0))
 
 
 @pytest.mark.slow
@@ -254,11 +254,11 @@ def test_a_run_does_not_depend_on_those_beside_it(separable):
 
 
 def test_each_optimizer_has_the_same_number_of_trials():
-    drawn = [pretrained.candidates(method) for method in probe.OPTIMIZERS]
+    drawn = [pretrained.PROTOCOL.candidates(method) for method in probe.OPTIMIZERS]
     for candidate in drawn:
-        assert {len(column) for column in candidate} == {pretrained.NUM_TRIALS}
-    low, high = pretrained.LEARNING_RATES["DP-SGD"]
-    rates = np.asarray(pretrained.candidates("DP-SGD").learning_rate)
+        assert {len(column) for column in candidate} == {search.NUM_TRIALS}
+    low, high = pretrained.PROTOCOL.learning_rates_of_sgd
+    rates = np.asarray(pretrained.PROTOCOL.candidates("DP-SGD").learning_rate)
     assert low <= rates.min() < np.sqrt(low * high) < rates.max() <= high
 
 
