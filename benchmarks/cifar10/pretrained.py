@@ -43,6 +43,7 @@ PROTOCOL = search.Protocol(
     l2_clip_norm=0.5,
     learning_rates_of_sgd=(10.0, 400.0),
     learning_rates_of_adam=(0.02, 0.6),
+    trials_at_once=1,
 )
 # What this experiment set out to reach on the test images.
 GOALS = {1.0: 0.88, 8.0: 0.90}
