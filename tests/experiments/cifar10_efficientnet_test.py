@@ -19,8 +19,8 @@ from benchmarks.cifar10 import (
     features,
     head,
     pretrained,
-    pretrained_pictures,
     probe,
+    probe_pictures,
     search,
 )
 from tests.common import slow
@@ -223,7 +223,7 @@ def test_the_tables_and_the_picture_are_of_what_is_on_record(
     assert f"Without privacy: {100 * row['accuracy']:.2f}." in table
     gains = [100 * (tested[i]["accuracy"] - tested[2 + i]["accuracy"]) for i in (0, 1)]
     assert f"| DP-AdamBC less floor alone | {np.mean(gains):+.2f} ±" in table
-    (panel,) = pretrained_pictures.learning_curves(found.rows).axes
+    (panel,) = probe_pictures.learning_curves(found.rows).axes
     first, _ = panel.lines
     curves = [row["curve"] for row in tested[:2]]
     np.testing.assert_allclose(first.get_ydata(), np.mean(curves, 0))

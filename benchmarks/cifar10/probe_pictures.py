@@ -1,10 +1,11 @@
-"""Learning curves of the linear probe, one panel for each epsilon.
+"""Learning curves of a linear probe, one panel for each epsilon.
 
-python -m benchmarks.cifar10.pretrained_pictures [FILE] [--output FILE]
+    python -m benchmarks.cifar10.probe_pictures
+
+draws those of `scattered` and `pretrained` beside their records.
 """
 
 import argparse
-import pathlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,10 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from benchmarks import records
-from benchmarks.cifar10 import pretrained, probe
+from benchmarks.cifar10 import pretrained, probe, scattered
 from benchmarks.digits.pictures import STYLES
 
-PICTURE = pathlib.Path(__file__).with_name("pretrained.png")
 CONTROL_STYLE = {"color": "black", "linestyle": "--", "marker": "*"}
 
 
@@ -26,6 +26,8 @@ def learning_curves(rows: Sequence[records.Row]) -> Figure:
     figure = Figure(figsize=(4 * len(epsilons), 4), layout="constrained")
     panels = figure.subplots(1, len(epsilons), sharey=True, squeeze=False)[0]
     shown = {}
+    # The first steps would take most of the picture.
+    early = np.concatenate([row["curve"][3:] for row in tested])
     for axes, epsilon in zip(panels, epsilons, strict=True):
         for i, method in enumerate(probe.OPTIMIZERS):
             line = (method, epsilon)
@@ -45,7 +47,7 @@ def learning_curves(rows: Sequence[records.Row]) -> Figure:
         axes.set_xlabel("share of the steps")
         axes.xaxis.set_major_formatter(PercentFormatter(1))
         axes.yaxis.set_major_formatter(PercentFormatter(1, symbol=None))
-        axes.set_ylim(0.74, 0.92)
+        axes.set_ylim(early.min() - 0.01, early.max() + 0.01)
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("test accuracy (%)")
     figure.legend(
@@ -55,14 +57,10 @@ def learning_curves(rows: Sequence[records.Row]) -> Figure:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument(
-        "file", type=pathlib.Path, nargs="?", default=pretrained.RESULTS
-    )
-    parser.add_argument("--output", type=pathlib.Path, default=PICTURE)
-    arguments = parser.parse_args()
-    rows = records.read(arguments.file)
-    learning_curves(rows).savefig(arguments.output, dpi=150)
+    argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0]).parse_args()
+    for results in (scattered.RESULTS, pretrained.RESULTS):
+        figure = learning_curves(records.read(results))
+        figure.savefig(results.with_suffix(".png"), dpi=150)
 
 
 if __name__ == "__main__":
