@@ -17,7 +17,6 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
-import sklearn.linear_model
 
 import dpadambc
 from benchmarks import records
@@ -57,34 +56,6 @@ TUNED_BUDGETS = tuple(
     search.Budget(budget.target_epsilon, batch_size=4_096, iterations=60)
     for budget in PROTOCOL.budgets
 )
-
-# Of a logistic regression without privacy: the inverse of its penalty.
-INVERSE_PENALTIES = (1.0, 10.0, 100.0)
-
-
-def without_privacy(runs: search.Laboratory, found: records.Records) -> None:
-    """Logistic regression, its penalty chosen on validation images."""
-
-    def fit(inverse_penalty, train, held_out):
-        model = sklearn.linear_model.LogisticRegression(C=inverse_penalty, max_iter=200)
-        start = time.perf_counter()
-        model.fit(*map(np.asarray, train))
-        seconds = round(time.perf_counter() - start, 1)
-        score = round(float(model.score(*map(np.asarray, held_out))), 4)
-        return {"accuracy": score, "seconds": seconds}
-
-    tried = [
-        found.get(
-            {"what": "trial without privacy", "inverse_penalty": x},
-            functools.partial(fit, x, runs.fit, runs.validation),
-        )
-        for x in INVERSE_PENALTIES
-    ]
-    best = max(tried, key=lambda row: row["accuracy"])["inverse_penalty"]
-    found.get(
-        {"what": "without privacy", "inverse_penalty": best},
-        functools.partial(fit, best, runs.train, runs.test),
-    )
 
 
 class HeadLaboratory:
@@ -150,7 +121,7 @@ def run(arguments: argparse.Namespace) -> None:
     found = records.Records(arguments.output)
     runs = search.Laboratory(PROTOCOL, probe.prepare(views, labels), num_train, found)
     runs.all_optimizers(arguments.seeds)
-    without_privacy(runs, found)
+    runs.without_privacy()
     del runs  # for its memory
     blocks = head.prepare(views[0], labels, cache_dir / "last_block.npy")
     tuning = HeadLaboratory(blocks, num_train, found)

@@ -57,7 +57,9 @@ def main() -> None:
     if arguments.data_dir:
         if not arguments.cache_dir:
             parser.error("Expected --cache-dir beside --data-dir, for the features.")
-        laboratory(arguments).all_optimizers(arguments.seeds)
+        runs = laboratory(arguments)
+        runs.all_optimizers(arguments.seeds)
+        runs.without_privacy()
     print(probe_table.render(records.read(arguments.output), GOALS))
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import sklearn.linear_model
 
 import dpadambc
 from benchmarks import experiment, records
@@ -21,6 +22,9 @@ NUM_TRIALS = 12
 # Logarithmically uniform between the two.
 WEIGHT_DECAYS = (1e-3, 1.0)
 FLOORS = (0.1, 10.0)
+
+# Of a logistic regression without privacy: the inverse of its penalty.
+INVERSE_PENALTIES = (1.0, 10.0, 100.0)
 
 Range = tuple[float, float]
 
@@ -98,6 +102,18 @@ def _share_at_floor(
         correction=0.0 if method == probe.CONTROL else 1.0,
     )
     return moments and moments.share_at_floor
+
+
+def _regression(
+    inverse_penalty: float, train: probe.Data, held_out: probe.Data
+) -> records.Row:
+    """Logistic regression without privacy."""
+    model = sklearn.linear_model.LogisticRegression(C=inverse_penalty, max_iter=200)
+    start = time.perf_counter()
+    model.fit(*map(np.asarray, train))
+    seconds = round(time.perf_counter() - start, 1)
+    score = round(float(model.score(*map(np.asarray, held_out))), 4)
+    return {"accuracy": score, "seconds": seconds}
 
 
 class Laboratory:
@@ -202,3 +218,18 @@ class Laboratory:
             for method in probe.OPTIMIZERS:
                 self.retrain(method, budget, num_seeds)
                 print(f"{method} at epsilon {budget.target_epsilon:g} is done.")
+
+    def without_privacy(self) -> None:
+        """Logistic regression, its penalty chosen on validation images."""
+        tried = [
+            self._found.get(
+                {"what": "trial without privacy", "inverse_penalty": x},
+                functools.partial(_regression, x, self.fit, self.validation),
+            )
+            for x in INVERSE_PENALTIES
+        ]
+        best = max(tried, key=lambda row: row["accuracy"])["inverse_penalty"]
+        self._found.get(
+            {"what": "without privacy", "inverse_penalty": best},
+            functools.partial(_regression, best, self.train, self.test),
+        )

@@ -209,13 +209,13 @@ def test_the_tables_and_the_picture_are_of_what_is_on_record(
     tmp_path, separable, monkeypatch
 ):
     monkeypatch.setattr(search, "NUM_TRIALS", 2)
-    monkeypatch.setattr(pretrained, "INVERSE_PENALTIES", (1.0, 10.0))
+    monkeypatch.setattr(search, "INVERSE_PENALTIES", (1.0, 10.0))
     found = records.Records(tmp_path / "results.jsonl")
     runs = search.Laboratory(PROTOCOL, separable, 1_600, found)
     (budget,) = PROTOCOL.budgets
     for method in ("DP-AdamBC", probe.CONTROL):
         runs.retrain(method, budget, num_seeds=2)
-    pretrained.without_privacy(runs, found)
+    runs.without_privacy()
     tested = [row for row in found.rows if row["what"] == "probe"]
     assert min(row["accuracy"] for row in tested) > 0.5  # of ten classes
     (row,) = [row for row in found.rows if row["what"] == "without privacy"]
