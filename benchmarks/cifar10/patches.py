@@ -37,6 +37,8 @@ _PATCH_COMPONENTS, _RIDGE = 256, 0.1
 _ACTIVE_SHARE = 0.1  # of the filters, for a patch of a made-up image
 _REGIONS = (slice(0, 2), slice(2, 5), slice(5, 7))
 
+NAME = f"{_NUM_FILTERS} patches, {NUM_COMPONENTS} components"
+
 
 class Filters(NamedTuple):
     """Of patches."""
@@ -174,8 +176,8 @@ def extract(images: np.ndarray, cache_dir: pathlib.Path) -> np.ndarray:
     Returns:
       shape=(num_images, NUM_COMPONENTS), float16, of norm 1.
     """
-    name = hashlib.sha256(images.tobytes()).hexdigest()[:16]
-    path = cache_dir / f"patches_{name}.npy"
+    digest = hashlib.sha256(NAME.encode() + images.tobytes()).hexdigest()
+    path = cache_dir / f"patches_{digest[:16]}.npy"
     if not path.exists():
         cache_dir.mkdir(parents=True, exist_ok=True)
         tuned = made_up()

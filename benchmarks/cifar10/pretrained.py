@@ -34,6 +34,7 @@ from benchmarks.ogbn_arxiv_gcn.table import markdown, spread
 RESULTS = pathlib.Path(__file__).with_suffix(".jsonl")
 
 PROTOCOL = search.Protocol(
+    features=f"EfficientNet-Lite0, {features.SIZE} pixels",
     budgets=(
         search.Budget(target_epsilon=1.0, batch_size=4_096, iterations=100),
         search.Budget(target_epsilon=3.0, batch_size=4_096, iterations=100),

@@ -21,6 +21,7 @@ from benchmarks.cifar10 import data, patches, probe, probe_table, search
 RESULTS = pathlib.Path(__file__).with_suffix(".jsonl")
 
 PROTOCOL = search.Protocol(
+    features=patches.NAME,
     budgets=(
         search.Budget(target_epsilon=1.0, batch_size=8_192, iterations=60),
         search.Budget(target_epsilon=3.0, batch_size=8_192, iterations=120),

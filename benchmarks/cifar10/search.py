@@ -41,6 +41,7 @@ class Budget(NamedTuple):
 class Protocol:
     """What all optimizers have in common on some features."""
 
+    features: str  # what tells them from others
     budgets: tuple[Budget, ...]
     l2_clip_norm: float
     learning_rates_of_sgd: Range  # of DP-SGD with momentum
@@ -135,6 +136,18 @@ class Laboratory:
         fit, validation = data.split_validation(num_train)
         self.fit, self.validation = map(self.train.take, (fit, validation))
 
+    def _identity(self, what: str, method: str, budget: Budget) -> records.Row:
+        """What a row is of: one of another protocol is not taken for it."""
+        return {
+            "what": what,
+            "features": self._protocol.features,
+            "method": method,
+            "target_epsilon": budget.target_epsilon,
+            "expected_batch_size": budget.batch_size,
+            "iterations": budget.iterations,
+            "l2_clip_norm": self._protocol.l2_clip_norm,
+        }
+
     def _train_all(
         self,
         identities: Sequence[records.Row],
@@ -162,9 +175,6 @@ class Laboratory:
                 "accuracy": curve[-1],
                 "curve": curve,
                 "share_at_floor": _share_at_floor(method, trained, i, floor),
-                "expected_batch_size": budget.batch_size,
-                "iterations": budget.iterations,
-                "l2_clip_norm": mechanism.l2_clip_norm,
                 "noise_multiplier": mechanism.noise_multiplier,
                 "seconds": round(seconds, 2),
             }
@@ -177,13 +187,8 @@ class Laboratory:
     def search(self, method: str, budget: Budget) -> records.Row:
         """The trial that does best on validation images."""
         identities = [
-            {
-                "what": "trial of the probe",
-                "method": method,
-                "target_epsilon": budget.target_epsilon,
-                "trial": i,
-                "candidate": candidate,
-            }
+            self._identity("trial of the probe", method, budget)
+            | {"trial": i, "candidate": candidate}
             for i, candidate in enumerate(_rows_of(self._protocol.candidates(method)))
         ]
         keys = jax.random.split(jax.random.key(1_000), NUM_TRIALS)
@@ -199,10 +204,7 @@ class Laboratory:
         best = self.search(method, budget)
         cost = self._search_epsilon(budget, len(self.fit.labels))
         for seed in range(num_seeds):
-            identity = {
-                "what": "probe",
-                "method": method,
-                "target_epsilon": budget.target_epsilon,
+            identity = self._identity("probe", method, budget) | {
                 "candidate": best["candidate"],
                 "seed": seed,
                 "search_epsilon": round(cost, 3),
@@ -223,13 +225,17 @@ class Laboratory:
         """Logistic regression, its penalty chosen on validation images."""
         tried = [
             self._found.get(
-                {"what": "trial without privacy", "inverse_penalty": x},
+                {"what": "trial without privacy"} | self._penalized(x),
                 functools.partial(_regression, x, self.fit, self.validation),
             )
             for x in INVERSE_PENALTIES
         ]
         best = max(tried, key=lambda row: row["accuracy"])["inverse_penalty"]
         self._found.get(
-            {"what": "without privacy", "inverse_penalty": best},
+            {"what": "without privacy"} | self._penalized(best),
             functools.partial(_regression, best, self.train, self.test),
         )
+
+    def _penalized(self, inverse_penalty: float) -> records.Row:
+        features = self._protocol.features
+        return {"features": features, "inverse_penalty": inverse_penalty}

@@ -197,6 +197,7 @@ def test_a_constant_group_of_features_has_a_gradient():
 
 
 PROTOCOL = search.Protocol(
+    features="made up",
     budgets=(search.Budget(target_epsilon=8.0, batch_size=200, iterations=20),),
     l2_clip_norm=0.5,
     learning_rates_of_sgd=(10.0, 400.0),

@@ -136,6 +136,7 @@ def test_a_second_call_reads_the_features(tmp_path, small, monkeypatch):
 
 
 PROTOCOL = search.Protocol(
+    features="made up",
     budgets=(search.Budget(target_epsilon=3.0, batch_size=64, iterations=20),),
     l2_clip_norm=0.5,
     learning_rates_of_sgd=(3.0, 30.0),
