@@ -4,6 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from benchmarks import records
+from benchmarks.cifar10 import published as cifar10
 from benchmarks.ogbn_arxiv_gcn import published as protocol
 from benchmarks.ogbn_arxiv_gcn import table as graph_table
 from benchmarks.published import run
@@ -52,6 +54,16 @@ def by_the_protocol(report: Row) -> Accuracies:
     return Accuracies(report["graph"], methods)
 
 
+def on_cifar10(rows: Sequence[Row]) -> Accuracies:
+    """The published settings of CNN5, without their controls."""
+    methods: dict[str, dict[str, list[float]]] = {}
+    for setting in cifar10.SETTINGS:
+        accuracies = [100 * row["accuracy"] for row in cifar10.trained(rows, setting)]
+        if accuracies and setting.name in cifar10.PUBLISHED:
+            methods[setting.name] = {_label(setting.target_epsilon): accuracies}
+    return Accuracies("CIFAR-10", methods)
+
+
 def real_epsilons(report: Row) -> Numbers:
     """What those runs spend; the graphs of a seed are the same for all optimizers."""
     found: dict[str, dict[str, dict[int, float]]] = {}
@@ -74,4 +86,5 @@ def load() -> tuple[Numbers, dict[str, Accuracies]]:
     return computed | real_epsilons(report), {
         "search": searched([json.loads(line) for line in lines]),
         "published protocol": by_the_protocol(report),
+        "CNN5": on_cifar10(records.read(cifar10.RESULTS)),
     }

@@ -52,7 +52,7 @@ class Line(NamedTuple):
             f"{self.what}: {labels}" if labels else self.what,
             ", ".join(pair.published for pair in self.pairs),
             ", ".join(pair.ours for pair in self.pairs)
-            + (f" ({seeds} seeds)" if seeds else ""),
+            + (f" ({seeds} seed{'s' * (seeds != '1')})" if seeds else ""),
             self.differs,
             ", ".join(words if len(set(words)) > 1 else words[:1]),
         )
