@@ -16,7 +16,8 @@ def fetch(url: str, path: pathlib.Path) -> None:
       ConnectionError: without a network; what there is by then is kept.
     """
     part = path.with_name(path.name + ".part")
-    start = part.stat().st_size if part.exists() else 0
+    # The last byte again: a server refuses what begins after the end of a whole part.
+    start = max(part.stat().st_size - 1, 0) if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"})
     try:
         with urllib.request.urlopen(request, timeout=60) as response:
@@ -26,8 +27,9 @@ def fetch(url: str, path: pathlib.Path) -> None:
             total = None if left is None else start + int(left)
             with (
                 rich.progress.Progress() as progress,
-                part.open("ab" if start else "wb") as file,
+                part.open("r+b" if start else "wb") as file,
             ):
+                file.seek(start)
                 task = progress.add_task(path.name, total=total, completed=start)
                 while chunk := response.read(_CHUNK):
                     file.write(chunk)

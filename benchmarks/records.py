@@ -11,10 +11,21 @@ Row = dict[str, Any]
 
 
 def read(path: pathlib.Path) -> list[Row]:
-    """All rows; none if the file is not there."""
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    """All rows; none if the file is not there, and none of a line that was cut off."""
+    content = path.read_bytes() if path.exists() else b""
+    return [json.loads(line) for line in content[: _whole(content)].splitlines()]
+
+
+def _whole(content: bytes) -> int:
+    """Where the last line ends that was written to its end."""
+    return content.rfind(b"\n") + 1
+
+
+def _drop_what_was_cut_off(path: pathlib.Path) -> None:
+    content = path.read_bytes()
+    if _whole(content) < len(content):
+        with path.open("r+b") as file:
+            file.truncate(_whole(content))
 
 
 class Records:
@@ -22,6 +33,8 @@ class Records:
 
     def __init__(self, path: pathlib.Path):
         self._path = path
+        if path.exists():
+            _drop_what_was_cut_off(path)
         self.rows = read(path)
 
     def find(self, identity: Row) -> Row | None:

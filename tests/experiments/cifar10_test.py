@@ -105,3 +105,11 @@ def test_what_is_on_record_is_not_made_again(tmp_path):
     assert found == first | {"a": [1, 2]}
     assert again.get({"a": (1, 2), "seed": 1}, lambda: {"b": 4})["b"] == 4
     assert len(records.read(path)) == 2
+
+
+def test_a_line_that_was_cut_off_does_not_block_the_record(tmp_path):
+    path = tmp_path / "records.jsonl"
+    path.write_text('{"a": 1}\n{"a": 2, "b"')
+    assert records.read(path) == [{"a": 1}]
+    row = records.Records(path).get({"a": 2}, lambda: {"b": 3})
+    assert records.read(path) == [{"a": 1}, row]

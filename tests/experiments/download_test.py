@@ -36,10 +36,16 @@ def test_a_download_that_was_cut_off_goes_on_where_it_ended(tmp_path):
             download.fetch(url, path)
         assert not path.exists()
         download.fetch(url, path)
+        whole = path.rename(tmp_path / "file.part")  # cut off before it got its name
+        download.fetch(url, path)
         server.shutdown()
         thread.join()
-    assert path.read_bytes() == _Server.content
-    assert _Server.answers == [0, len(_Server.content) // 2]
+    assert path.read_bytes() == _Server.content and not whole.exists()
+    assert _Server.answers == [
+        0,
+        len(_Server.content) // 2 - 1,
+        len(_Server.content) - 1,
+    ]
 
 
 def test_without_a_network_the_message_says_what_to_do(tmp_path):
