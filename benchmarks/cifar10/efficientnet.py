@@ -190,6 +190,15 @@ class _Tensor(NamedTuple):
     stride: tuple[int, ...]
 
     def array(self) -> np.ndarray:
+        sizes = zip(self.shape, self.stride, strict=True)
+        last = self.offset + sum((size - 1) * step for size, step in sizes)
+        least = min((self.offset, *self.stride, *self.shape))
+        if least < 0 or (0 not in self.shape and last >= len(self.storage.numbers)):
+            raise pickle.UnpicklingError(
+                f"Expected a tensor within its {len(self.storage.numbers)} numbers, got"
+                f" the offset {self.offset}, the shape {self.shape} and the strides"
+                f" {self.stride}. The file may be malicious."
+            )
         strides = [self.storage.dtype.itemsize * s for s in self.stride]
         start = self.storage.numbers[self.offset :]
         return np.lib.stride_tricks.as_strided(start, self.shape, strides).copy()
@@ -222,8 +231,8 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self._ADMITTED:
             raise pickle.UnpicklingError(
-                f"Expected names of tensors alone, got {module}.{name}. The file may"
-                " be malicious; do not load it by other means."
+                f"Expected no names but those of tensors, got {module}.{name}. The file"
+                " may be malicious; do not load it by other means."
             )
         return self._ADMITTED[module, name]
 

@@ -93,8 +93,53 @@ def _legacy_file(first: object) -> bytes:
 @pytest.mark.parametrize("first", [_Call(), {"a": collections.Counter()}])
 def test_a_file_that_calls_other_functions_is_refused(first):
     assert pickle.load(io.BytesIO(pickle.dumps(first, 2))) is not None
-    with pytest.raises(pickle.UnpicklingError, match="names of tensors"):
+    with pytest.raises(pickle.UnpicklingError, match="those of tensors"):
         efficientnet.read_tensors(_legacy_file(first))
+
+
+class _Tensor:
+    """As PyTorch pickles one of four numbers."""
+
+    def __init__(self, offset, shape, stride):
+        self._arguments = offset, shape, stride
+
+    def __reduce__(self):
+        return efficientnet._rebuild_tensor, (_Numbers(), *self._arguments)
+
+
+class _Numbers:
+    """What a pickle refers to, and the file has at its end."""
+
+
+class _Pickler(pickle.Pickler):
+    def persistent_id(self, obj):
+        return ("storage", "<f4", "0") if isinstance(obj, _Numbers) else None
+
+
+def _file_of(tensor: _Tensor) -> bytes:
+    file = io.BytesIO()
+    _Pickler(file, 2).dump({"a": tensor})
+    ours = f"c{efficientnet.__name__}\n_rebuild_tensor\n".encode()
+    named = file.getvalue().replace(ours, b"ctorch._utils\n_rebuild_tensor_v2\n")
+    numbers = np.arange(4, dtype="<f4")
+    start = b"".join(pickle.dumps(x, 2) for x in (1, 2, {}))
+    keys = pickle.dumps(["0"], 2)
+    return start + named + keys + (4).to_bytes(8, "little") + bytes(numbers)
+
+
+def test_a_tensor_is_read_within_its_numbers_alone():
+    read = lambda *x: efficientnet.read_tensors(_file_of(_Tensor(*x)))["a"]
+    np.testing.assert_array_equal(read(1, (3,), (1,)), [1, 2, 3])
+    np.testing.assert_array_equal(read(0, (2, 2), (1, 2)), [[0, 2], [1, 3]])
+    assert read(4, (0,), (1,)).shape == (0,)
+    for beyond in (
+        (2, (3,), (1,)),
+        (0, (2, 2), (4, 1)),
+        (3, (2,), (-1,)),
+        (-1, (), ()),
+    ):
+        with pytest.raises(pickle.UnpicklingError, match="within its 4 numbers"):
+            read(*beyond)
 
 
 def test_other_weights_are_refused(tmp_path):
