@@ -192,7 +192,14 @@ def train(
 
 def identity(setting: Setting, seed: int, split: str) -> records.Row:
     """What tells a training from others: scored on "validation" or "test" images."""
-    return {"setting": dataclasses.asdict(setting), "seed": seed, "split": split}
+    return {
+        "setting": dataclasses.asdict(setting),
+        "seed": seed,
+        "split": split,
+        "l2_clip_norm": L2_CLIP_NORM,
+        "expected_batch_size": BATCH_SIZE,
+        "iterations": setting.epochs * STEPS_PER_EPOCH,
+    }
 
 
 def folder_of(checkpoints_dir: pathlib.Path, row: records.Row) -> pathlib.Path:

@@ -37,7 +37,9 @@ _PATCH_COMPONENTS, _RIDGE = 256, 0.1
 _ACTIVE_SHARE = 0.1  # of the filters, for a patch of a made-up image
 _REGIONS = (slice(0, 2), slice(2, 5), slice(5, 7))
 
-NAME = f"{_NUM_FILTERS} patches, {NUM_COMPONENTS} components"
+# The version rises with any change of what is computed.
+_VERSION = 1
+NAME = f"{_NUM_FILTERS} patches, {NUM_COMPONENTS} components, version {_VERSION}"
 
 
 class Filters(NamedTuple):

@@ -132,7 +132,15 @@ def train(
       candidates: of arrays with one number for each run.
       data: to train on.
       held_out: to follow the runs by; nothing is chosen here.
+
+    Raises:
+      ValueError: if the steps are not as many between each two evaluations.
     """
+    if mechanism.iterations % NUM_EVALUATIONS:
+        raise ValueError(
+            f"Expected a multiple of {NUM_EVALUATIONS} iterations, got"
+            f" {mechanism.iterations}."
+        )
 
     def step_of(candidate):
         optimizer = OPTIMIZERS[method](candidate, mechanism.noise_stddev)

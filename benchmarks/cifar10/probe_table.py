@@ -15,6 +15,22 @@ def _of(rows: Sequence[Row], what: str, **identity: object) -> list[Row]:
     return [row for row in rows if all(row.get(k) == v for k, v in wanted.items())]
 
 
+def _check(rows: Sequence[Row]) -> None:
+    """Raises if rows of several protocols would stand in one cell of a table."""
+    names = ("features", "expected_batch_size", "iterations", "l2_clip_norm")
+    protocols: dict[object, set[object]] = {}
+    for row in rows:
+        if row["what"] in ("probe", "trial of the probe"):
+            of_epsilon = protocols.setdefault(row["target_epsilon"], set())
+            of_epsilon.add(tuple(row[name] for name in names))
+    for epsilon, several in protocols.items():
+        if len(several) > 1:
+            raise ValueError(
+                f"Expected rows of one protocol at epsilon {epsilon}, got {several}."
+                " Keep the rows of each in a file of its own."
+            )
+
+
 def _epsilons(rows: Sequence[Row]) -> list[float]:
     return sorted({row["target_epsilon"] for row in _of(rows, "probe")})
 
@@ -48,7 +64,7 @@ def accuracies(rows: Sequence[Row], goals: Goals) -> str:
         rows,
         "probe",
         _accuracy,
-        ["ε with the search", *(f"{x:.2f}" for x in searched)],
+        ["ε of a search alone", *(f"{x:.2f}" for x in searched)],
         ["goal", *aims],
     )
 
@@ -102,7 +118,12 @@ def _best_and_median(rows: Sequence[Row]) -> str:
 
 
 def render(rows: Sequence[Row], goals: Goals) -> str:
-    """All tables."""
+    """All tables.
+
+    Raises:
+      ValueError: if there are rows of several protocols at one epsilon.
+    """
+    _check(rows)
     sections = [
         "Test accuracy, mean and standard deviation over seeds:",
         accuracies(rows, goals),

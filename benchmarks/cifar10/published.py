@@ -68,8 +68,10 @@ PUBLISHED = {
 
 def trained(rows: Sequence[records.Row], setting: Setting) -> list[records.Row]:
     """The trainings of a setting, by seed."""
-    known = cnn5_training.identity(setting, 0, "test")["setting"]
-    return sorted((r for r in rows if r["setting"] == known), key=lambda r: r["seed"])
+    known = cnn5_training.identity(setting, 0, "test")
+    del known["seed"]
+    found = (row for row in rows if known.items() <= row.items())
+    return sorted(found, key=lambda row: row["seed"])
 
 
 def _numbers(setting: Setting) -> str:

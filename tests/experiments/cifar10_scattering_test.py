@@ -172,6 +172,8 @@ def test_every_optimizer_has_equal_trials_and_a_cut_off_search_goes_on(
     assert records.read(path) == rows
     table = probe_table.render(rows, {3.0: 0.7})
     assert "| DP-AdamW-BC |" in table and "| goal | 70 |" in table
+    with pytest.raises(ValueError, match="one protocol"):
+        probe_table.render([*rows, rows[0] | {"iterations": 40}], {})
 
 
 def test_the_images_to_validate_on_are_apart_from_those_that_trials_train_on():
