@@ -4,10 +4,9 @@
     python -m benchmarks.cifar10.pretrained              # prints the tables
 
 The first call computes the features, in a quarter of an hour of one core, and keeps
-them in the cache. Each optimizer has twelve random trials at each epsilon, on nine tenths
-of the training images; the best on the other tenth is trained on all of them, with five
-seeds, and tested. Every training is written down as it ends, and found there by a later
-call.
+them in the cache. Each optimizer has twelve random trials at each epsilon, on 45,000 of
+the training images; the best on the others is trained on all of them, with five seeds,
+and tested. Every training is written down as it ends, and found there by a later call.
 """
 
 import argparse
