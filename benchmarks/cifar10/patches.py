@@ -95,23 +95,24 @@ def _pooled(filters: Filters, coefficients: jax.Array) -> jax.Array:
 
 
 @jax.jit
-def _responses(filters: Filters, images: jax.Array) -> jax.Array:
-    """Of images and their mirror images together."""
-    seen = scattering.of_images(images)
+def _responses(filters: Filters, seen: jax.Array) -> jax.Array:
+    """Of images and their mirror images together, from their scattering."""
     both = _pooled(filters, seen) + _pooled(filters, scattering.mirrored(seen))
     return jnp.sqrt(both)
 
 
 @jax.jit
-def _features(filters: Filters, components: Components, images: jax.Array) -> jax.Array:
-    responses = _responses(filters, images)
+def _features(filters: Filters, components: Components, seen: jax.Array) -> jax.Array:
+    responses = _responses(filters, seen)
     return _unit((responses - components.mean) @ components.projection)
 
 
-def _chunks(images: np.ndarray, what: str) -> Iterator[jax.Array]:
+def _scattered(images: np.ndarray, what: str) -> Iterator[jax.Array]:
+    """The coefficients of some images after the others."""
     for i in rich.progress.track(range(0, len(images), _CHUNK), what):
         chunk = images[i : i + _CHUNK]
-        yield jnp.asarray(chunk, jnp.float32) / (255 if chunk.dtype == np.uint8 else 1)
+        largest = 255 if chunk.dtype == np.uint8 else 1
+        yield scattering.of_images(jnp.asarray(chunk, jnp.float32) / largest)
 
 
 def filters_of(images: np.ndarray) -> Filters:
@@ -121,8 +122,8 @@ def filters_of(images: np.ndarray) -> Filters:
       images: made up, shape=(num_images, 32, 32, 3), in [0, 1].
     """
     rng = np.random.default_rng(_SEED)
-    look = jax.jit(lambda x: _patches(_normalized(scattering.of_images(x))))
-    seen = [np.asarray(look(x)) for x in _chunks(images, "patches")]
+    look = jax.jit(lambda seen: _patches(_normalized(seen)))
+    seen = [np.asarray(look(x)) for x in _scattered(images, "patches")]
     patches = jnp.asarray(np.concatenate(seen).reshape(-1, seen[0].shape[-1]))
     mean = patches.mean(0, keepdims=True)
     centered = patches - mean
@@ -145,7 +146,9 @@ def components_of(filters: Filters, images: np.ndarray) -> Components:
       filters: of patches.
       images: made up, shape=(num_images, 32, 32, 3), in [0, 1].
     """
-    seen = [np.asarray(_responses(filters, x)) for x in _chunks(images, "components")]
+    seen = [
+        np.asarray(_responses(filters, x)) for x in _scattered(images, "components")
+    ]
     responses = jnp.asarray(np.concatenate(seen))
     mean = responses.mean(0, keepdims=True)
     centered = responses - mean
@@ -183,7 +186,9 @@ def extract(images: np.ndarray, cache_dir: pathlib.Path) -> np.ndarray:
     if not path.exists():
         cache_dir.mkdir(parents=True, exist_ok=True)
         tuned = made_up()
-        seen = [np.asarray(_features(*tuned, x)) for x in _chunks(images, "features")]
+        seen = [
+            np.asarray(_features(*tuned, x)) for x in _scattered(images, "features")
+        ]
         draft = path.with_suffix(".draft.npy")
         np.save(draft, np.concatenate(seen).astype(np.float16))
         draft.rename(path)
