@@ -60,7 +60,7 @@ def depthwise(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
     """The convolution of each channel by itself, padded as TensorFlow's "SAME".
 
     It is a sum of shifted images, one for each entry of the kernel. On a CPU, XLA's
-    convolution takes 10 to 70 times as long for the shapes of this network.
+    convolution takes much longer for the shapes of this network.
 
     Args:
       x: shape (..., height, width, channels).

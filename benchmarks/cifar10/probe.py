@@ -1,10 +1,12 @@
-"""A linear probe: one matrix on frozen features, trained privately.
+"""A linear probe: one matrix on frozen features, trained privately, logits = W' x.
 
-    x = (x_1 / |x_1|, x_2 / |x_2|, x_3 / |x_3|) / sqrt(3),  logits = W' x,
+The norm of an example x is 1, so that of its gradient is at most sqrt(2), and no
+statistic of the private images is needed. Of ImageNet's features, `prepare` makes
+
+    x = (x_1 / |x_1|, x_2 / |x_2|, x_3 / |x_3|) / sqrt(3),
 
 where x_g are the pooled features of one depth, less their mean over the channels, and
-averaged over an image and its mirror image. So the norm of an example is 1, that of its
-gradient is at most sqrt(2), and no statistic of the private images is needed.
+averaged over an image and its mirror image.
 """
 
 import functools
