@@ -25,6 +25,7 @@ CLASSES = (
     *("dog", "frog", "horse", "ship", "truck"),
 )
 NUM_TRAIN, NUM_TEST, NUM_VALIDATION = 50_000, 10_000, 5_000
+NUM_CLASSES = 10
 
 # Of all records of the binary format, one byte of label and 3,072 of pixels, in order.
 SHA256 = "013ba16d14ecc4829da62bf2af648ca30f600491ecb3e7f329c827db0dd17522"

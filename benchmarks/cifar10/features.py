@@ -22,6 +22,7 @@ import numpy as np
 import rich.progress
 
 from benchmarks.cifar10 import efficientnet
+from benchmarks.probe import linear
 
 SIZE = 224  # what the network was trained with
 VIEWS = ("plain", "mirrored")
@@ -177,3 +178,25 @@ def extract(
             files.append(rows(images[files.done : files.done + chunk_size]))
         progress.update(bar, completed=files.done)
     return files.view
+
+
+def scale(pooled: jax.Array) -> jax.Array:
+    """What a linear probe takes of the pooled features of some depths.
+
+    x = (x_1 / |x_1|, x_2 / |x_2|, x_3 / |x_3|) / sqrt(3),
+
+    where x_g are those of one depth, less their mean over the channels. So the norm of
+    x is 1, and no statistic of the private images is needed.
+    """
+    groups = jnp.split(pooled, np.cumsum(WIDTHS)[:-1], axis=-1)
+    centered = [group - jnp.mean(group, -1, keepdims=True) for group in groups]
+    # A constant group is zero, and has a gradient.
+    square = lambda x: jnp.sum(x * x, -1, keepdims=True)
+    units = [x * jax.lax.rsqrt(square(x) + 1e-12) for x in centered]
+    return jnp.concatenate(units, -1) / np.sqrt(len(groups))
+
+
+def prepare(views: list[View], labels: np.ndarray) -> linear.Data:
+    """All images, each averaged over its views."""
+    mean = sum(np.asarray(view.pooled, np.float32) for view in views) / len(views)
+    return linear.Data(jax.jit(scale)(mean), jnp.asarray(labels))

@@ -19,7 +19,8 @@ import numpy as np
 import optax
 
 import dpadambc
-from benchmarks.cifar10 import efficientnet, features, probe, search
+from benchmarks.cifar10 import data, efficientnet, features
+from benchmarks.probe import linear, search
 from dpadambc import training
 
 # s: one learning rate, and one clip, suit D and the matrix.
@@ -83,7 +84,7 @@ class Frozen(NamedTuple):
 
 def init(trained: str) -> dict[str, jax.Array]:
     """Zeros: what is added to the head, and the matrix."""
-    shapes = {"matrix": (sum(features.WIDTHS), probe.NUM_CLASSES)}
+    shapes = {"matrix": (sum(features.WIDTHS), data.NUM_CLASSES)}
     if trained == "matrix and kernel":
         shapes |= {"kernel": (320, efficientnet.HEAD_WIDTH)}
     return {name: jnp.zeros(shape) for name, shape in shapes.items()}
@@ -100,7 +101,7 @@ def logits(
     factor = frozen.scale / jnp.sqrt(frozen.variance + efficientnet.NORM_EPSILON)
     y = (blocks @ kernel - frozen.mean[None]) * factor[None] + frozen.bias[None]
     head = jnp.mean(jnp.clip(y, 0, 6), 0)
-    return probe.scale(jnp.concatenate([pooled, head])) @ params["matrix"]
+    return features.scale(jnp.concatenate([pooled, head])) @ params["matrix"]
 
 
 def loss_fn(
@@ -132,7 +133,7 @@ def accuracy(
 def train(
     trained: str,
     method: str,
-    candidate: probe.Candidate,
+    candidate: linear.Candidate,
     mechanism: dpadambc.PoissonGaussian,
     key: jax.Array,
     frozen: Frozen,
@@ -144,7 +145,7 @@ def train(
         init(trained),
         tuple(data),
         mechanism,
-        probe.OPTIMIZERS[method](candidate, mechanism.noise_stddev),
+        linear.OPTIMIZERS[method](candidate, mechanism.noise_stddev),
         key=key,
         target_delta=search.DELTA,
         frozen=frozen,

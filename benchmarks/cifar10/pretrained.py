@@ -1,7 +1,7 @@
 """CIFAR-10 on ImageNet's features: a linear probe, and the last block tuned.
 
     python -m benchmarks.cifar10.pretrained --data-dir DIR --cache-dir DIR [--seeds 5]
-    python -m benchmarks.cifar10.pretrained              # prints the tables
+    python -m benchmarks.cifar10.pretrained [--pictures] # the tables, the curves
 
 The first call computes the features, in a quarter of an hour of one core, and keeps
 them in the cache. Each optimizer has twelve random trials at each epsilon, on 45,000 of
@@ -25,16 +25,15 @@ from benchmarks.cifar10 import (
     efficientnet,
     features,
     head,
-    probe,
-    probe_table,
-    search,
 )
 from benchmarks.ogbn_arxiv_gcn.table import markdown, spread
+from benchmarks.probe import command, linear, search, table
 
 RESULTS = pathlib.Path(__file__).with_suffix(".jsonl")
 
 PROTOCOL = search.Protocol(
     features=f"EfficientNet-Lite0, {features.SIZE} pixels",
+    num_classes=data.NUM_CLASSES,
     budgets=(
         search.Budget(target_epsilon=1.0, batch_size=4_096, iterations=100),
         search.Budget(target_epsilon=3.0, batch_size=4_096, iterations=100),
@@ -50,8 +49,8 @@ GOALS = {1.0: 0.88, 8.0: 0.90}
 
 # The head is tuned with few settings, which a few tries on validation images gave.
 TUNED = {
-    "DP-Adam": probe.Candidate(0.1, 0.0, 1.0),
-    "DP-AdamBC": probe.Candidate(0.05, 0.0, 1.0),
+    "DP-Adam": linear.Candidate(0.1, 0.0, 1.0),
+    "DP-AdamBC": linear.Candidate(0.05, 0.0, 1.0),
 }
 TUNED_BUDGETS = tuple(
     search.Budget(budget.target_epsilon, batch_size=4_096, iterations=60)
@@ -120,10 +119,17 @@ def run(arguments: argparse.Namespace) -> None:
     cache_dir = arguments.cache_dir
     views = [features.extract(images, cache_dir, view) for view in features.VIEWS]
     found = records.Records(arguments.output)
-    runs = search.Laboratory(PROTOCOL, probe.prepare(views, labels), num_train, found)
+    both = features.prepare(views, labels)
+    runs = search.Laboratory(
+        PROTOCOL,
+        both.take(slice(num_train)),
+        both.take(slice(num_train, None)),
+        data.split_validation(num_train),
+        found,
+    )
     runs.all_optimizers(arguments.seeds)
     runs.without_privacy()
-    del runs  # for its memory
+    del runs, both  # for their memory
     blocks = head.prepare(views[0], labels, cache_dir / "last_block.npy")
     tuning = HeadLaboratory(blocks, num_train, found)
     for seed in range(arguments.head_seeds):
@@ -151,26 +157,12 @@ def heads(rows: Sequence[records.Row]) -> str:
 
 def render(rows: Sequence[records.Row]) -> str:
     """All tables."""
-    sections = [probe_table.render(rows, GOALS)]
+    sections = [table.render(rows, GOALS)]
     if tuned := [row for row in rows if row["what"] == "head"]:
         sections += ["The head tuned, on 16 positions, no mirror images:", heads(tuned)]
     return "\n\n".join(sections)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--data-dir", type=pathlib.Path, help="trains, where given")
-    parser.add_argument("--cache-dir", type=pathlib.Path, help="of the features")
-    parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
-    parser.add_argument("--seeds", type=int, default=5, help="of the probe")
-    parser.add_argument("--head-seeds", type=int, default=1, help="of the tuned head")
-    arguments = parser.parse_args()
-    if arguments.data_dir:
-        if not arguments.cache_dir:
-            parser.error("Expected --cache-dir beside --data-dir, for the features.")
-        run(arguments)
-    print(render(records.read(arguments.output)))
-
-
 if __name__ == "__main__":
-    main()
+    head_seeds = (1, "of the tuned head")
+    command.main(__doc__, RESULTS, run, render, head_seeds=head_seeds)

@@ -12,17 +12,13 @@ import numpy as np
 import pytest
 
 import dpadambc
-from benchmarks import records
 from benchmarks.cifar10 import (
     efficientnet,
     efficientnet_reference,
     features,
     head,
-    pretrained,
-    probe,
-    probe_pictures,
-    search,
 )
+from benchmarks.probe import linear
 from tests.common import slow
 
 REFERENCE = json.loads(efficientnet_reference.OUTPUT.read_text())["cases"]
@@ -213,14 +209,14 @@ def test_features_of_other_images_are_refused(tmp_path, small_images, monkeypatc
 
 
 @pytest.fixture(scope="module")
-def separable() -> probe.Data:
+def separable() -> linear.Data:
     """Two thousand rows of three groups of features, the class in the mean of each."""
     rng = np.random.default_rng(0)
     labels = rng.integers(10, size=2_000)
     means = rng.normal(size=(10, sum(features.WIDTHS)))
     rows = means[labels] + 3 * rng.normal(size=(2_000, sum(features.WIDTHS)))
     view = features.View(rows.astype(np.float16), np.empty(0))
-    return probe.prepare([view, view], labels.astype(np.int32))
+    return features.prepare([view, view], labels.astype(np.int32))
 
 
 def test_features_have_norm_one_and_gradients_at_most_root_two(separable):
@@ -230,82 +226,15 @@ def test_features_have_norm_one_and_gradients_at_most_root_two(separable):
     weights = 50 * jax.random.normal(
         jax.random.key(0), (separable.features.shape[1], 10)
     )
-    of_each = jax.vmap(jax.grad(probe.loss_fn), in_axes=(None, 0, 0))
+    of_each = jax.vmap(jax.grad(linear.loss_fn), in_axes=(None, 0, 0))
     norms = np.linalg.norm(of_each(weights, *separable).reshape(2_000, -1), axis=-1)
     assert 1.2 < norms.max() <= np.sqrt(2) * (1 + 1e-5)
 
 
 def test_a_constant_group_of_features_has_a_gradient():
     pooled = jnp.ones(sum(features.WIDTHS))
-    gradient = jax.grad(lambda x: probe.scale(x)[0])(pooled)
-    assert not probe.scale(pooled).any() and np.isfinite(gradient).all()
-
-
-PROTOCOL = search.Protocol(
-    features="made up",
-    budgets=(search.Budget(target_epsilon=8.0, batch_size=200, iterations=20),),
-    l2_clip_norm=0.5,
-    learning_rates_of_sgd=(10.0, 400.0),
-    learning_rates_of_adam=(0.02, 0.6),
-)
-
-
-@pytest.mark.slow
-def test_the_tables_and_the_picture_are_of_what_is_on_record(
-    tmp_path, separable, monkeypatch
-):
-    monkeypatch.setattr(search, "NUM_TRIALS", 2)
-    monkeypatch.setattr(search, "INVERSE_PENALTIES", (1.0, 10.0))
-    found = records.Records(tmp_path / "results.jsonl")
-    runs = search.Laboratory(PROTOCOL, separable, 1_600, found)
-    (budget,) = PROTOCOL.budgets
-    for method in ("DP-AdamBC", probe.CONTROL):
-        runs.retrain(method, budget, num_seeds=2)
-    runs.without_privacy()
-    tested = [row for row in found.rows if row["what"] == "probe"]
-    assert min(row["accuracy"] for row in tested) > 0.5  # of ten classes
-    (row,) = [row for row in found.rows if row["what"] == "without privacy"]
-    table = pretrained.render(found.rows)
-    assert f"Without privacy: {100 * row['accuracy']:.2f}." in table
-    gains = [100 * (tested[i]["accuracy"] - tested[2 + i]["accuracy"]) for i in (0, 1)]
-    assert f"| DP-AdamBC less floor alone | {np.mean(gains):+.2f} ±" in table
-    (panel,) = probe_pictures.learning_curves(found.rows).axes
-    first, _ = panel.lines
-    curves = [row["curve"] for row in tested[:2]]
-    np.testing.assert_allclose(first.get_ydata(), np.mean(curves, 0))
-
-
-@pytest.mark.slow
-def test_the_first_run_does_not_depend_on_those_beside_it(separable):
-    mechanism = dpadambc.PoissonGaussian(
-        l2_clip_norm=0.5,
-        noise_multiplier=1.0,
-        sampling_prob=0.1,
-        iterations=20,
-        normalize_by=200,
-    )
-    keys = jax.random.split(jax.random.key(0), 2)
-    candidates = probe.Candidate(*(jnp.array([x, 2 * x]) for x in (0.1, 0.1, 1.0)))
-    train = lambda rows: probe.train(
-        "DP-AdamW-BC",
-        mechanism,
-        keys[rows],
-        jax.tree.map(lambda x: x[rows], candidates),
-        separable,
-        separable,
-    )
-    both, first = train(slice(None)), train(slice(1))
-    np.testing.assert_allclose(both.weights[0], first.weights[0], rtol=1e-5, atol=1e-5)
-    assert np.abs(both.weights[0] - both.weights[1]).max() > 0.01
-
-
-def test_each_optimizer_has_the_same_number_of_trials():
-    drawn = [pretrained.PROTOCOL.candidates(method) for method in probe.OPTIMIZERS]
-    for candidate in drawn:
-        assert {len(column) for column in candidate} == {search.NUM_TRIALS}
-    low, high = pretrained.PROTOCOL.learning_rates_of_sgd
-    rates = np.asarray(pretrained.PROTOCOL.candidates("DP-SGD").learning_rate)
-    assert low <= rates.min() < np.sqrt(low * high) < rates.max() <= high
+    gradient = jax.grad(lambda x: features.scale(x)[0])(pooled)
+    assert not features.scale(pooled).any() and np.isfinite(gradient).all()
 
 
 def test_the_head_that_is_tuned_starts_as_imagenet_trained_it(variables):
@@ -321,7 +250,7 @@ def test_the_head_that_is_tuned_starts_as_imagenet_trained_it(variables):
     logits = lambda params: head.logits(params, frozen, blocks, pooled)
     whole = jnp.concatenate([pooled, of_model("tail")])
     np.testing.assert_allclose(
-        logits(params | {"matrix": matrix}), probe.scale(whole) @ matrix, atol=1e-4
+        logits(params | {"matrix": matrix}), features.scale(whole) @ matrix, atol=1e-4
     )
     kernel = rng.normal(size=params["kernel"].shape).astype(np.float32)
     moved = logits({"matrix": matrix, "kernel": kernel})
@@ -347,7 +276,7 @@ def test_the_head_learns(trained):
         iterations=10,
         normalize_by=200,
     )
-    candidate = probe.Candidate(0.1, 0.0, 1.0)
+    candidate = linear.Candidate(0.1, 0.0, 1.0)
     key = jax.random.key(0)
     params = head.train(trained, "DP-AdamBC", candidate, mechanism, key, frozen, images)
     assert set(params) == set(head.init(trained))

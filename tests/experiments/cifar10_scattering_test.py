@@ -1,4 +1,4 @@
-"""Features of CIFAR-10 that are fixed, and the search over linear probes on them."""
+"""Features of CIFAR-10 that are fixed."""
 
 import math
 
@@ -7,16 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import records
-from benchmarks.cifar10 import (
-    data,
-    dead_leaves,
-    patches,
-    probe,
-    probe_table,
-    scattering,
-    search,
-)
+from benchmarks.cifar10 import dead_leaves, patches, scattering
 
 
 @pytest.fixture(scope="module")
@@ -133,54 +124,3 @@ def test_a_second_call_reads_the_features(tmp_path, small, monkeypatch):
     first = patches.extract(images, tmp_path)
     monkeypatch.setattr(patches, "made_up", lambda: pytest.fail("computed again"))
     np.testing.assert_array_equal(patches.extract(images, tmp_path), first)
-
-
-PROTOCOL = search.Protocol(
-    features="made up",
-    budgets=(search.Budget(target_epsilon=3.0, batch_size=64, iterations=20),),
-    l2_clip_norm=0.5,
-    learning_rates_of_sgd=(3.0, 30.0),
-    learning_rates_of_adam=(0.05, 0.3),
-)
-
-
-def test_every_optimizer_has_equal_trials_and_a_cut_off_search_goes_on(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(search, "NUM_TRIALS", 2)
-    some = {name: probe.OPTIMIZERS[name] for name in ("DP-SGD", "DP-AdamW-BC")}
-    monkeypatch.setattr(probe, "OPTIMIZERS", some)
-    rng = np.random.default_rng(0)
-    labels = rng.integers(10, size=400)
-    features = np.eye(10)[labels] + 0.3 * rng.normal(size=(400, 10))
-    features /= np.linalg.norm(features, axis=1, keepdims=True)
-    images = probe.Data(jnp.asarray(features, jnp.float32), jnp.asarray(labels))
-    path = tmp_path / "records.jsonl"
-    make = lambda: search.Laboratory(PROTOCOL, images, 300, records.Records(path))
-    make().all_optimizers(num_seeds=2)
-    rows = records.read(path)
-    for method in probe.OPTIMIZERS:
-        of = [row for row in rows if row["method"] == method]
-        assert [row["what"] for row in of] == 2 * ["trial of the probe"] + 2 * ["probe"]
-        best = max(of[:2], key=lambda row: row["accuracy"])["candidate"]
-        assert all(row["candidate"] == best for row in of[2:])
-        assert all(row["search_epsilon"] > 3 for row in of[2:])
-    sgd = [row["accuracy"] for row in rows if row["what"] == "probe"][:2]
-    assert min(sgd) > 0.5  # a tenth by chance
-    monkeypatch.setattr(probe, "train", lambda *_: pytest.fail("trained again"))
-    make().all_optimizers(num_seeds=2)
-    assert records.read(path) == rows
-    table = probe_table.render(rows, {3.0: 0.7})
-    assert "| DP-AdamW-BC |" in table and "| goal | 70 |" in table
-    with pytest.raises(ValueError, match="one protocol"):
-        probe_table.render([*rows, rows[0] | {"iterations": 40}], {})
-
-
-def test_the_images_to_validate_on_are_apart_from_those_that_trials_train_on():
-    images = probe.Data(jnp.arange(100.0)[:, None], jnp.arange(100))
-    found = search.Laboratory(PROTOCOL, images, 80, None)  # pyright: ignore
-    sides = [found.fit, found.validation, found.test]
-    assert sorted(np.concatenate([side.labels for side in sides])) == list(range(100))
-    assert [len(side.labels) for side in sides] == [72, 8, 20]
-    fit, validation = data.split_validation(80)
-    np.testing.assert_array_equal(found.validation.labels, validation)

@@ -1,11 +1,5 @@
-"""Learning curves of a linear probe, one panel for each epsilon.
+"""Learning curves of a linear probe, one panel for each epsilon."""
 
-    python -m benchmarks.cifar10.probe_pictures
-
-draws those of `scattered` and `pretrained` beside their records.
-"""
-
-import argparse
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,8 +7,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from benchmarks import records
-from benchmarks.cifar10 import pretrained, probe, scattered
 from benchmarks.digits.pictures import STYLES
+from benchmarks.probe import linear
 
 CONTROL_STYLE = {"color": "black", "linestyle": "--", "marker": "*"}
 
@@ -29,7 +23,7 @@ def learning_curves(rows: Sequence[records.Row]) -> Figure:
     # The first steps would take most of the picture.
     early = np.concatenate([row["curve"][3:] for row in tested])
     for axes, epsilon in zip(panels, epsilons, strict=True):
-        for i, method in enumerate(probe.OPTIMIZERS):
+        for i, method in enumerate(linear.OPTIMIZERS):
             line = (method, epsilon)
             curves = [
                 row["curve"]
@@ -54,14 +48,3 @@ def learning_curves(rows: Sequence[records.Row]) -> Figure:
         shown.values(), shown.keys(), loc="outside lower center", ncols=3, frameon=False
     )
     return figure
-
-
-def main() -> None:
-    argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0]).parse_args()
-    for results in (scattered.RESULTS, pretrained.RESULTS):
-        figure = learning_curves(records.read(results))
-        figure.savefig(results.with_suffix(".png"), dpi=150)
-
-
-if __name__ == "__main__":
-    main()

@@ -3,8 +3,8 @@
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
-from benchmarks.cifar10 import probe
 from benchmarks.ogbn_arxiv_gcn.table import markdown, spread
+from benchmarks.probe import linear
 from benchmarks.records import Row
 
 Goals = Mapping[float, float]  # accuracy by epsilon
@@ -46,7 +46,7 @@ def _by_epsilon(rows: Sequence[Row], what: str, cell: Cell, *below: list[str]) -
     """One line for each optimizer, one column for each epsilon."""
     epsilons = _epsilons(rows)
     body = []
-    for method in probe.OPTIMIZERS:
+    for method in linear.OPTIMIZERS:
         found = [_of(rows, what, method=method, target_epsilon=e) for e in epsilons]
         body.append([method, *(cell(x) if x else "-" for x in found)])
     header = ["optimizer", *(f"ε = {e:g}" for e in epsilons)]
@@ -54,7 +54,7 @@ def _by_epsilon(rows: Sequence[Row], what: str, cell: Cell, *below: list[str]) -
 
 
 def accuracies(rows: Sequence[Row], goals: Goals) -> str:
-    """Of each optimizer by epsilon, on test images."""
+    """Of each optimizer by epsilon, on test examples."""
     epsilons = _epsilons(rows)
     searched = [
         _of(rows, "probe", target_epsilon=e)[0]["search_epsilon"] for e in epsilons
@@ -93,7 +93,7 @@ def differences(rows: Sequence[Row]) -> str:
 
     pairs = (
         ("DP-AdamBC", "DP-Adam"),
-        ("DP-AdamBC", probe.CONTROL),
+        ("DP-AdamBC", linear.CONTROL),
         ("DP-AdamW-BC", "DP-AdamW"),
     )
     body = [[f"{x} less {y}", *(cell(x, y, e) for e in epsilons)] for x, y in pairs]
@@ -106,7 +106,7 @@ def _setting(rows: Sequence[Row]) -> str:
     parts = [f"η {candidate['learning_rate']:.3g}"]
     if "AdamW" in method:
         parts.append(f"λ {candidate['weight_decay']:.2g}")
-    if method in probe.WITH_A_FLOOR:
+    if method in linear.WITH_A_FLOOR:
         share = statistics.fmean(row["share_at_floor"] for row in rows)
         parts.append(f"floor {candidate['floor']:.2g} ({share:.0%})")
     return ", ".join(parts)

@@ -1,12 +1,7 @@
 """A linear probe: one matrix on frozen features, trained privately, logits = W' x.
 
-The norm of an example x is 1, so that of its gradient is at most sqrt(2), and no
-statistic of the private images is needed. Of ImageNet's features, `prepare` makes
-
-    x = (x_1 / |x_1|, x_2 / |x_2|, x_3 / |x_3|) / sqrt(3),
-
-where x_g are the pooled features of one depth, less their mean over the channels, and
-averaged over an image and its mirror image.
+Where the norm of an example x is 1, that of its gradient is at most sqrt(2), and no
+statistic of the private examples is needed to choose a clip norm.
 """
 
 import functools
@@ -20,10 +15,8 @@ import optax
 
 import dpadambc
 from benchmarks import experiment
-from benchmarks.cifar10 import features
 from dpadambc import training
 
-NUM_CLASSES = 10
 MOMENTUM = 0.9
 CONTROL = "floor alone"
 NUM_EVALUATIONS = 20
@@ -71,27 +64,11 @@ WITH_A_FLOOR = ("DP-AdamBC", "DP-AdamW-BC", CONTROL)
 
 
 class Data(NamedTuple):
-    features: jax.Array  # shape=(num_examples, num_features), float32, of norm 1
+    features: jax.Array  # shape=(num_examples, num_features), float32
     labels: jax.Array  # shape=(num_examples,), int32
 
     def take(self, indices: np.ndarray | slice) -> "Data":
         return Data(self.features[indices], self.labels[indices])
-
-
-def scale(pooled: jax.Array) -> jax.Array:
-    """The features x of the module's docstring, from those of some depths."""
-    groups = jnp.split(pooled, np.cumsum(features.WIDTHS)[:-1], axis=-1)
-    centered = [group - jnp.mean(group, -1, keepdims=True) for group in groups]
-    # A constant group is zero, and has a gradient.
-    square = lambda x: jnp.sum(x * x, -1, keepdims=True)
-    units = [x * jax.lax.rsqrt(square(x) + 1e-12) for x in centered]
-    return jnp.concatenate(units, -1) / np.sqrt(len(groups))
-
-
-def prepare(views: list[features.View], labels: np.ndarray) -> Data:
-    """All images, each averaged over its views."""
-    mean = sum(np.asarray(view.pooled, np.float32) for view in views) / len(views)
-    return Data(jax.jit(scale)(mean), jnp.asarray(labels))
 
 
 def loss_fn(weights: jax.Array, x: jax.Array, label: jax.Array) -> jax.Array:
@@ -109,13 +86,14 @@ class Trained(NamedTuple):
 
     weights: Any
     opt_state: Any
-    curve: jax.Array  # shape=(runs, NUM_EVALUATIONS): accuracy on held-out images
+    curve: jax.Array  # shape=(runs, NUM_EVALUATIONS): accuracy on held-out examples
 
 
-@functools.partial(jax.jit, static_argnames=("method", "mechanism"))
+@functools.partial(jax.jit, static_argnames=("method", "mechanism", "num_classes"))
 def train(
     method: str,
     mechanism: dpadambc.PoissonGaussian,
+    num_classes: int,
     keys: jax.Array,
     candidates: Candidate,
     data: Data,
@@ -130,6 +108,7 @@ def train(
     Args:
       method: of `OPTIMIZERS`.
       mechanism: of each run.
+      num_classes: how many logits there are.
       keys: one for each run.
       candidates: of arrays with one number for each run.
       data: to train on.
@@ -149,7 +128,7 @@ def train(
         return training.Step(loss_fn, mechanism, optimizer)
 
     def start(key, candidate):
-        weights = jnp.zeros((data.features.shape[1], NUM_CLASSES))
+        weights = jnp.zeros((data.features.shape[1], num_classes))
         return step_of(candidate).init(weights, key=key)
 
     def take_step(states, _):

@@ -13,7 +13,7 @@ import sklearn.linear_model
 
 import dpadambc
 from benchmarks import experiment, records
-from benchmarks.cifar10 import data, probe
+from benchmarks.probe import linear
 from dpadambc.mechanisms import trials
 
 DELTA = 1e-5
@@ -42,6 +42,7 @@ class Protocol:
     """What all optimizers have in common on some features."""
 
     features: str  # what tells them from others
+    num_classes: int
     budgets: tuple[Budget, ...]
     l2_clip_norm: float
     learning_rates_of_sgd: Range  # of DP-SGD with momentum
@@ -66,7 +67,7 @@ class Protocol:
         tuned = mechanism.tuned_epsilon(DELTA, trials=trials.Geometric(NUM_TRIALS))
         return tuned.epsilon
 
-    def candidates(self, method: str) -> probe.Candidate:
+    def candidates(self, method: str) -> linear.Candidate:
         """What the trials draw: the same quantiles for each optimizer and epsilon."""
         rng = np.random.default_rng(0)
         is_sgd = method == "DP-SGD"
@@ -76,37 +77,37 @@ class Protocol:
             FLOORS,
         )
         draw = lambda low, high: low * (high / low) ** rng.uniform(size=NUM_TRIALS)
-        return probe.Candidate(*(draw(*each) for each in ranges))
+        return linear.Candidate(*(draw(*each) for each in ranges))
 
 
-def _rows_of(many: probe.Candidate) -> list[dict[str, float]]:
+def _rows_of(many: linear.Candidate) -> list[dict[str, float]]:
     rounded = [[float(f"{x:.4g}") for x in np.asarray(column)] for column in many]
     return [
-        dict(zip(probe.Candidate._fields, row, strict=True))
+        dict(zip(linear.Candidate._fields, row, strict=True))
         for row in zip(*rounded, strict=True)
     ]
 
 
-def _columns_of(rows: Sequence[dict[str, float]]) -> probe.Candidate:
-    names = probe.Candidate._fields
-    return probe.Candidate(*(jnp.array([row[name] for row in rows]) for name in names))
+def _columns_of(rows: Sequence[dict[str, float]]) -> linear.Candidate:
+    names = linear.Candidate._fields
+    return linear.Candidate(*(jnp.array([row[name] for row in rows]) for name in names))
 
 
 def _share_at_floor(
-    method: str, trained: probe.Trained, run: int, floor: float
+    method: str, trained: linear.Trained, run: int, floor: float
 ) -> float | None:
-    if method not in probe.WITH_A_FLOOR:
+    if method not in linear.WITH_A_FLOOR:
         return None
     moments = experiment.second_moments(
         jax.tree.map(lambda x: x[run], trained.opt_state),
         dpadambc.RelativeFloor(floor),
-        correction=0.0 if method == probe.CONTROL else 1.0,
+        correction=0.0 if method == linear.CONTROL else 1.0,
     )
     return moments and moments.share_at_floor
 
 
 def _regression(
-    inverse_penalty: float, train: probe.Data, held_out: probe.Data
+    inverse_penalty: float, train: linear.Data, held_out: linear.Data
 ) -> records.Row:
     """Logistic regression without privacy."""
     model = sklearn.linear_model.LogisticRegression(C=inverse_penalty, max_iter=200)
@@ -118,23 +119,23 @@ def _regression(
 
 
 class Laboratory:
-    """The features of all images, and what was trained on them."""
+    """The features of all examples, and what was trained on them."""
 
     def __init__(
         self,
         protocol: Protocol,
-        images: probe.Data,
-        num_train: int,
+        train: linear.Data,
+        test: linear.Data,
+        split: tuple[np.ndarray, np.ndarray],
         found: records.Records,
     ):
+        """`split` is of the training examples: to fit in trials, and to validate on."""
         self._protocol, self._found = protocol, found
         # One calibration for all optimizers.
         self._mechanism = functools.cache(protocol.mechanism)
         self._search_epsilon = functools.cache(protocol.search_epsilon)
-        self.train = images.take(slice(num_train))
-        self.test = images.take(slice(num_train, None))
-        fit, validation = data.split_validation(num_train)
-        self.fit, self.validation = map(self.train.take, (fit, validation))
+        self.train, self.test = train, test
+        self.fit, self.validation = map(train.take, split)
 
     def _identity(self, what: str, method: str, budget: Budget) -> records.Row:
         """What a row is of: one of another protocol is not taken for it."""
@@ -154,7 +155,7 @@ class Laboratory:
         keys: jax.Array,
         method: str,
         budget: Budget,
-        sides: tuple[probe.Data, probe.Data],
+        sides: tuple[linear.Data, linear.Data],
     ) -> list[records.Row]:
         """Several runs of one program, unless all of them are on record."""
         found = [known for x in identities if (known := self._found.find(x))]
@@ -164,7 +165,14 @@ class Laboratory:
         settings = [identity["candidate"] for identity in identities]
         start = time.perf_counter()
         trained = jax.block_until_ready(
-            probe.train(method, mechanism, keys, _columns_of(settings), *sides)
+            linear.train(
+                method,
+                mechanism,
+                self._protocol.num_classes,
+                keys,
+                _columns_of(settings),
+                *sides,
+            )
         )
         seconds = (time.perf_counter() - start) / len(identities)
 
@@ -185,7 +193,7 @@ class Laboratory:
         ]
 
     def search(self, method: str, budget: Budget) -> records.Row:
-        """The trial that does best on validation images."""
+        """The trial that does best on validation examples."""
         identities = [
             self._identity("trial of the probe", method, budget)
             | {"trial": i, "candidate": candidate}
@@ -200,7 +208,7 @@ class Laboratory:
         return max(rows, key=lambda row: row["accuracy"])
 
     def retrain(self, method: str, budget: Budget, num_seeds: int) -> None:
-        """Trains the best trial's candidate on all training images, and tests it."""
+        """Trains the best trial's candidate on all training examples, and tests it."""
         best = self.search(method, budget)
         cost = self._search_epsilon(budget, len(self.fit.labels))
         for seed in range(num_seeds):
@@ -217,12 +225,12 @@ class Laboratory:
     def all_optimizers(self, num_seeds: int) -> None:
         """The searches at every epsilon, each followed by the seeds of its best."""
         for budget in self._protocol.budgets:
-            for method in probe.OPTIMIZERS:
+            for method in linear.OPTIMIZERS:
                 self.retrain(method, budget, num_seeds)
                 print(f"{method} at epsilon {budget.target_epsilon:g} is done.")
 
     def without_privacy(self) -> None:
-        """Logistic regression, its penalty chosen on validation images."""
+        """Logistic regression, its penalty chosen on validation examples."""
         tried = [
             self._found.get(
                 {"what": "trial without privacy"} | self._penalized(x),

@@ -1,0 +1,1 @@
+"""A linear probe on features that are fixed: trained privately, by equal searches."""
