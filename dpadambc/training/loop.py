@@ -77,7 +77,9 @@ def _built(
         params, frozen = map(shardings.device_put, (params, frozen))
         origin = begins.checked(params, frozen, _identity.name_of_key(key))
         shardings = shardings.of_state(functools.partial(step.init, key=key), params)
-    step = dataclasses.replace(step, shardings=shardings)
+    step = dataclasses.replace(
+        step, shardings=shardings, skip_padding=shardings.mesh is None
+    )
     runner = Runner(step, data, frozen)
     return runner, runner.start(params, key), key, origin
 

@@ -63,6 +63,7 @@ class Step:
       uses_key: whether the loss takes a key, one for each example.
       microbatch_size: how many examples are in memory at once; all by default.
       average_decay: of a moving average of the parameters; none by default.
+      skip_padding: see `clipped_grad`; `fit` sets it where the run has one device.
       shardings: of the state and the examples; `fit` sets it.
 
     Raises:
@@ -112,6 +113,7 @@ class Step:
     uses_key: bool = False
     microbatch_size: int | None = None
     average_decay: float | None = None
+    skip_padding: bool = False
     shardings: Shardings = Shardings()
 
     def __post_init__(self):
@@ -180,6 +182,7 @@ class Step:
             microbatch_size=self.microbatch_size,
             batch_argnums=tuple(range(first, first + len(examples))),
             prng_argnum=len(arguments) if self.uses_key else None,
+            skip_padding=self.skip_padding,
         )
         losses, clipped = fun(
             self.shardings.gather_params(state.params),

@@ -135,13 +135,14 @@ def test_clipped_grad_agrees_with_a_loop(name, microbatch_size, method, x64):
 
 
 @functools.cache
-def clipped_mlp(microbatch_size):
+def clipped_mlp(microbatch_size, skip_padding):
     return jax.jit(
         dpadambc.clipped_grad(
             mlp_loss,
             l2_clip_norm=1.0,
             normalize_by=2.0,
             microbatch_size=microbatch_size,
+            skip_padding=skip_padding,
         ).fun
     )
 
@@ -149,10 +150,11 @@ def clipped_mlp(microbatch_size):
 @hypothesis.given(
     seed=st.integers(0, 2**32 - 1),
     microbatch_size=st.sampled_from([None, 1, 3, 8, 9]),
+    skip_padding=st.booleans(),
     padding=st.lists(st.booleans(), min_size=8, max_size=8),
 )
 def test_microbatches_padding_and_order_change_rounding_only(
-    seed, microbatch_size, padding
+    seed, microbatch_size, skip_padding, padding
 ):
     with jax.enable_x64(True):
         loss_fn, params, x, y = problem("mlp", 8, seed)
@@ -161,11 +163,28 @@ def test_microbatches_padding_and_order_change_rounding_only(
         expected = looped_clipped_sum(
             loss_fn, params, *batch, l2_clip_norm=1.0, normalize_by=2.0
         )
-        fun = clipped_mlp(microbatch_size)
+        fun = clipped_mlp(microbatch_size, skip_padding)
         assert_close(fun(params, x, y, is_padding_example=mask), expected)
         order = np.random.default_rng(seed).permutation(8)
         shuffled = fun(params, x[order], y[order], is_padding_example=mask[order])
         assert_close(shuffled, expected)
+
+
+@pytest.mark.parametrize("skip_padding", [False, True])
+def test_microbatches_of_padding_are_left_out_if_asked(skip_padding):
+    fun = dpadambc.clipped_value_and_grad(
+        lambda w, x: w * x,
+        l2_clip_norm=9.0,
+        normalize_by=1.0,
+        microbatch_size=2,
+        skip_padding=skip_padding,
+    )
+    x, padding = jnp.arange(1.0, 8.0), jnp.arange(7) > 2
+    values, gradient = jax.jit(fun.fun)(2.0, x, is_padding_example=padding)
+    assert gradient == 1 + 2 + 3
+    # Of three examples there are two microbatches; what is computed has a value.
+    assert (values[:4] == 2 * x[:4]).all()
+    assert (values[4:] == (0 if skip_padding else 2 * x[4:])).all()
 
 
 def test_clipped_grad_is_per_example_grad_then_clip_per_example():
