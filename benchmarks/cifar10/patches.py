@@ -27,12 +27,12 @@ import rich.progress
 
 from benchmarks.cifar10 import dead_leaves, scattering
 
-NUM_COMPONENTS = 3_000
+NUM_COMPONENTS = 4_000
 _SEED = 0
 _CHUNK = 500
 _NUM_IMAGES, _NUM_FOR_PATCHES = 12_000, 4_000  # made up
 _PATHS_IN_GROUP = 9
-_PATCH, _NUM_FILTERS = 2, 1_536
+_PATCH, _NUM_FILTERS = 2, 3_072
 _PATCH_COMPONENTS, _RIDGE = 256, 0.1
 _ACTIVE_SHARE = 0.1  # of the filters, for a patch of a made-up image
 _REGIONS = (slice(0, 2), slice(2, 5), slice(5, 7))

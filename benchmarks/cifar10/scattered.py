@@ -26,7 +26,7 @@ PROTOCOL = search.Protocol(
     features=patches.NAME,
     num_classes=data.NUM_CLASSES,
     budgets=(
-        search.Budget(target_epsilon=1.0, batch_size=8_192, iterations=60),
+        search.Budget(target_epsilon=1.0, batch_size=8_192, iterations=100),
         search.Budget(target_epsilon=3.0, batch_size=8_192, iterations=120),
         search.Budget(target_epsilon=8.0, batch_size=8_192, iterations=200),
     ),
