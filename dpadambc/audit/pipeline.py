@@ -119,6 +119,7 @@ class Pipeline:
             uses_key=uses_key,
             microbatch_size=microbatch_size,
             average_decay=average_decay,
+            skip_padding=True,  # as on one device
         )
 
         def step(state, *batch, is_padding_example=None):
