@@ -30,6 +30,7 @@ from benchmarks.ogbn_arxiv_gcn.table import markdown
 
 RESULTS = pathlib.Path(__file__).with_name("cnn5_speed.json")
 BATCH_SIZE, TIMED = 1_024, 256
+ROWS = 1_285  # of a Poisson batch of 1,024, so that it overflows once in 1e15 steps
 MATRIX, ROUNDS = 1_024, 6
 
 
@@ -86,6 +87,26 @@ def _private(model: nn.Module, size: int, method: Any) -> Callable[..., Any]:
     return clipped
 
 
+def _padded(size: int, skip_padding: bool) -> Callable[..., Any]:
+    """The private gradient of the same examples in a padded batch."""
+    clipped = dpadambc.clipped_grad(
+        functools.partial(_loss, cnn5.CNN5()),
+        l2_clip_norm=1.0,
+        normalize_by=TIMED,
+        microbatch_size=size,
+        skip_padding=skip_padding,
+    )
+    added = TIMED * ROWS // BATCH_SIZE - TIMED
+
+    def fun(params, images, labels):
+        images = jnp.pad(images, ((0, added), (0, 0), (0, 0), (0, 0)))
+        padding = jnp.arange(TIMED + added) >= TIMED
+        labels = jnp.pad(labels, (0, added))
+        return clipped(params, images, labels, is_padding_example=padding)
+
+    return fun
+
+
 def _ordinary(model: nn.Module) -> Callable[..., Any]:
     def mean(params, images, labels):
         losses = jax.vmap(functools.partial(_loss, model, params))(images, labels)
@@ -101,6 +122,8 @@ def contenders() -> dict[str, Callable[..., Any]]:
     for size in (4, 8, 16, 64):
         name = f"patches, microbatches of {size}"
         found[name] = _private(fast, size, "factored")
+    found["the same of 4, of a padded batch"] = _padded(4, skip_padding=False)
+    found["the same, padding skipped, as `fit` does"] = _padded(4, skip_padding=True)
     found["patches, microbatches of 8, vmap"] = _private(fast, 8, "vmap")
     found["patches, ordinary gradient"] = _ordinary(fast)
     found["convolutions, microbatches of 8"] = _private(plain, 8, "factored")
