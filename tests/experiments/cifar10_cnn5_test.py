@@ -253,17 +253,17 @@ def test_the_best_of_all_trials_is_trained_with_all_seeds():
         return {"accuracy": accuracy}
 
     methods = list(short.LEARNING_RATES)
-    trials = list(short.trials_of(methods))
+    trials = list(short.PLAN.trials(methods))
     assert len(trials) == 24 and {seed for _, seed, _ in trials} == {1_000}
     assert [x.method for x, *_ in trials[:6]] == methods
-    results = list(short.results_of(get, methods))
+    results = list(short.PLAN.results(get, methods))
     assert {split for *_, split in asked} == {"validation"}
     assert len(results) == 54
     for setting, seed, split in results:
         assert setting.learning_rate == short.LEARNING_RATES[setting.method][2]
-        assert seed in short.SEEDS and split == "test"
+        assert seed in short.PLAN.seeds and split == "test"
     assert [x.target_epsilon for x, *_ in results[:6]] == [3.0] * 6
-    few = list(short.results_of(short.reader([]), methods))
+    few = list(short.PLAN.results(short.reader([]), methods))
     assert few == []  # before the trials are there, nothing is chosen
 
 
@@ -285,10 +285,10 @@ def test_tables_and_pictures_have_what_is_on_record(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["accuracy.png"]
 
     rows = []
-    for setting, seed, split in short.trials_of(list(short.LEARNING_RATES)):
+    for setting, seed, split in short.PLAN.trials(list(short.LEARNING_RATES)):
         known = cnn5_training.identity(setting, seed, split)
         rows.append(known | {"accuracy": 0.3, "curve": [{}]})
-    results = short.results_of(short.reader(rows), list(short.LEARNING_RATES))
+    results = short.PLAN.results(short.reader(rows), list(short.LEARNING_RATES))
     for setting, seed, split in results:
         known = cnn5_training.identity(setting, seed, split)
         rows.append(known | {"accuracy": 0.4 + seed / 10, "curve": [{}]})
