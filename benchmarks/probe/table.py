@@ -60,13 +60,9 @@ def accuracies(rows: Sequence[Row], goals: Goals) -> str:
         _of(rows, "probe", target_epsilon=e)[0]["search_epsilon"] for e in epsilons
     ]
     aims = [f"{100 * goals[e]:g}" if e in goals else "-" for e in epsilons]
-    return _by_epsilon(
-        rows,
-        "probe",
-        _accuracy,
-        ["ε of a search alone", *(f"{x:.2f}" for x in searched)],
-        ["goal", *aims],
-    )
+    below = [["ε of a search alone", *(f"{x:.2f}" for x in searched)]]
+    below += [["goal", *aims]] if goals else []
+    return _by_epsilon(rows, "probe", _accuracy, *below)
 
 
 def differences(rows: Sequence[Row]) -> str:
