@@ -1,0 +1,1 @@
+"""A pretrained transformer, fine-tuned with privacy."""

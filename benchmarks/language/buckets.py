@@ -1,0 +1,143 @@
+"""The clipped sum of a batch of texts, each group padded only as far as it needs.
+
+A text of SST-2 has 13 tokens in the mean, and 64 where all are padded to the longest.
+The usual remedy, batches of texts of one length, is not open here: with Poisson
+sampling every example is in a batch independently of all else, and a batch that is
+chosen by length is no such sample, so the amplification would not hold. So:
+
+1. The batch is drawn from all examples, whatever their lengths.
+2. Within the step its rows are sorted by length, and cut into groups of
+   `microbatch_size` neighbors.
+3. Each group is computed at the least of a few lengths that holds its longest row.
+4. The clipped sums of the groups are added, and the noise is drawn once, for the total.
+
+*Why the sensitivity is what it was.* The gradient of a text is a function of its own
+tokens: positions that are padding are not attended to, not pooled, and have a gradient
+of zero, so it is the same at every padded length, but for rounding. So what a text adds
+to the sum does not depend on the group it is in, and one example still moves the sum by
+C at most. What a group must never do is to change what is in a row. Were there a fixed
+number of places for each length, and what does not fit in were cut off or dropped, one
+more text would push others over the edge: their gradients would change too, and the sum
+by several times C. Here nothing is cut off and nothing dropped; the last of the lengths
+is that of the whole array.
+
+*Why the compiled program says nothing.* `lengths` and `microbatch_size` are public, and
+chosen before the data are seen (powers of two, up to where all texts are cut off, each
+for its own length). There is one program for each length, compiled beforehand.
+
+*What remains.* How long a step takes depends on how many long texts were drawn, and is
+not noised: whoever can time the steps learns something. The guarantee is for one who
+sees what is released. Where the time is seen too, give one length only.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import dpadambc
+from benchmarks.language.data import Tokens
+from benchmarks.language.encoder import PADDING
+from dpadambc.clipping import ClippedGrad
+
+
+def _grouped(
+    texts: Tokens, is_padding_example: jax.Array, size: int
+) -> tuple[Tokens, jax.Array, jax.Array]:
+    """Rows by length, `size` in a group, what is padding first; and their lengths.
+
+    Padding examples fill up the first group.
+    """
+    lengths = jnp.where(is_padding_example, 0, jnp.sum(texts.tokens != PADDING, axis=1))
+    order = jnp.argsort(lengths)
+    added = -len(order) % size
+    order = jnp.concatenate([jnp.broadcast_to(order[:1], added), order])
+    is_added = jnp.arange(len(order)) < added
+    arrays = texts, is_padding_example, lengths
+    texts, is_padding_example, lengths = jax.tree.map(lambda x: x[order], arrays)
+    groups = texts, is_padding_example | is_added, jnp.where(is_added, 0, lengths)
+    return jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), groups)
+
+
+def clipped_grad(
+    loss_fn: Callable[..., jax.Array],
+    *,
+    lengths: Sequence[int],
+    microbatch_size: int,
+    l2_clip_norm: float,
+    normalize_by: float,
+) -> ClippedGrad:
+    """`dpadambc.clipped_grad` of a batch of texts, without most of the padding.
+
+    Args:
+      loss_fn: of `(trained, frozen, tokens, types, label)`, one text; padding at the
+        end must not change it.
+      lengths: to which groups are padded, rising; the last is that of the arrays.
+      microbatch_size: how many texts are in a group.
+      l2_clip_norm: C.
+      normalize_by: B.
+
+    Returns:
+      A function of `(trained, frozen, texts, is_padding_example=)`, with its
+      sensitivity.
+
+    Raises:
+      ValueError: if lengths do not rise, or the texts are longer or shorter.
+    """
+    lengths = tuple(lengths)
+    if not lengths or list(lengths) != sorted(set(lengths)):
+        raise ValueError(f"Expected lengths that rise, got {lengths}.")
+    whole = dpadambc.clipped_grad(
+        loss_fn,
+        l2_clip_norm=l2_clip_norm,
+        normalize_by=normalize_by,
+        batch_argnums=(2, 3, 4),
+    )
+
+    def at(length: int) -> Callable[..., optax.Updates]:
+        def grad_fn(trained, frozen, texts, is_padding_example):
+            tokens, types = (x[:, :length] for x in (texts.tokens, texts.types))
+            return whole(
+                trained,
+                frozen,
+                tokens,
+                types,
+                texts.labels,
+                is_padding_example=is_padding_example,
+            )
+
+        return grad_fn
+
+    branches = [at(length) for length in lengths]
+
+    def grad_fn(
+        trained: Any, frozen: Any, texts: Tokens, *, is_padding_example: jax.Array
+    ) -> optax.Updates:
+        if texts.tokens.shape[1] != lengths[-1]:
+            raise ValueError(
+                "Expected the last of the lengths to be that of the texts,"
+                f" {texts.tokens.shape[1]}, got {lengths[-1]}. What does not fit in"
+                " must not be cut off here."
+            )
+        texts = Tokens(*map(jnp.asarray, texts))
+
+        def add(total, group):
+            texts, is_padding_example, of_each = group
+            needed = jnp.searchsorted(jnp.array(lengths), of_each.max())
+            clipped = jax.lax.switch(
+                needed, branches, trained, frozen, texts, is_padding_example
+            )
+            return optax.tree.add(total, clipped), None
+
+        groups = _grouped(texts, is_padding_example, microbatch_size)
+        shapes = jax.eval_shape(branches[0], trained, frozen, *_first(groups)[:2])
+        zeros = optax.tree.zeros_like(shapes)
+        return jax.lax.scan(add, zeros, groups)[0]
+
+    return ClippedGrad(grad_fn, l2_clip_norm, normalize_by)
+
+
+def _first(groups: Any) -> Any:
+    return jax.tree.map(lambda x: x[0], groups)

