@@ -84,7 +84,8 @@ def clipped_grad(
       sensitivity.
 
     Raises:
-      ValueError: if lengths do not rise, or the texts are longer or shorter.
+      ValueError: if lengths do not rise, the texts are longer or shorter, or there is
+        no mask.
     """
     lengths = tuple(lengths)
     if not lengths or list(lengths) != sorted(set(lengths)):
@@ -113,8 +114,17 @@ def clipped_grad(
     branches = [at(length) for length in lengths]
 
     def grad_fn(
-        trained: Any, frozen: Any, texts: Tokens, *, is_padding_example: jax.Array
+        trained: Any,
+        frozen: Any,
+        texts: Tokens,
+        *,
+        is_padding_example: jax.Array | None,
     ) -> optax.Updates:
+        if is_padding_example is None:
+            raise ValueError(
+                "Expected is_padding_example, got none: batches of a mechanism are"
+                " padded, and without the mask padding counts as examples."
+            )
         if texts.tokens.shape[1] != lengths[-1]:
             raise ValueError(
                 "Expected the last of the lengths to be that of the texts,"

@@ -336,6 +336,8 @@ def test_lengths_that_would_cut_texts_off_are_refused(model):
         _bucketed(parts, (4, 8))(
             parts.trained, parts.frozen, texts, is_padding_example=padding
         )
+    with pytest.raises(ValueError, match="Expected is_padding_example"):
+        _bucketed(parts)(parts.trained, parts.frozen, texts)
     with pytest.raises(ValueError, match="lengths that rise"):
         _bucketed(parts, (16, 8))
 
