@@ -1,0 +1,126 @@
+"""Seconds and memory of a private step of MiniLM against an ordinary one.
+
+    taskset -c 0 python -m benchmarks.language.cost [--rounds 5] [--output FILE]
+
+For each way to fine-tune and each length of the texts, four programs are compiled and
+called in turns in one process: the clipped gradient, the gradient of the mean, and the
+step of each, with noise and DP-AdamBC or with Adam. All rows have the full length, and
+made up tokens. Recorded are the median, the quartiles of the ratio within a round, and
+the bytes of the temporaries.
+"""
+
+import argparse
+import json
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+import dpadambc
+from benchmarks import environment, experiment
+from benchmarks.language import data, encoder, ways
+from benchmarks.speed import timing
+
+RESULTS = pathlib.Path(__file__).with_suffix(".json")
+WAYS, LENGTHS, BATCH_SIZE, RANK = ("full", "LoRA", "last block"), (32, 64), 64, 8
+L2_CLIP_NORM, NOISE_STDDEV, LEARNING_RATE = 0.1, 1e-3, 1e-3
+
+
+def parts_of(way: str) -> ways.Parts:
+    """MiniLM with a head of two classes."""
+    model = encoder.Classifier(encoder.load(), 2, rngs=nnx.Rngs(0))
+    if way == "LoRA":
+        model = ways.with_lora(model, rank=RANK, key=jax.random.key(0))
+    return ways.split(model, way)
+
+
+def random_texts(length: int) -> data.Tokens:
+    rng = np.random.default_rng(0)
+    shape = BATCH_SIZE, length
+    tokens = rng.integers(1, encoder.Config().num_tokens, shape).astype(np.int32)
+    labels = rng.integers(2, size=BATCH_SIZE).astype(np.int32)
+    return data.Tokens(tokens, np.zeros(shape, np.int32), labels)
+
+
+def cases_of(way: str, length: int) -> timing.Cases:
+    """The ordinary and the private program, of the gradient and of the step."""
+    parts, texts = parts_of(way), random_texts(length)
+    clipped = dpadambc.clipped_grad(
+        parts.loss_fn,
+        l2_clip_norm=L2_CLIP_NORM,
+        normalize_by=BATCH_SIZE,
+        batch_argnums=(2, 3, 4),
+    )
+
+    def ordinary(trained, frozen, *texts):
+        loss_fn = lambda trained, *text: parts.loss_fn(trained, frozen, *text)
+        present = jnp.zeros(BATCH_SIZE, bool)
+        return experiment.mean_grad(loss_fn)(
+            trained, *texts, is_padding_example=present
+        )
+
+    optimizers = {
+        "ordinary": optax.adam(LEARNING_RATE),
+        "private": optax.chain(
+            dpadambc.add_dp_noise(NOISE_STDDEV, key=jax.random.key(0)),
+            dpadambc.adam_bc(LEARNING_RATE, NOISE_STDDEV),
+        ),
+    }
+
+    def step_of(grad, optimizer):
+        def step(trained, state, frozen, *texts):
+            gradient = grad(trained, frozen, *texts)
+            updates, state = optimizer.update(gradient, state, trained)
+            return optax.apply_updates(trained, updates), state
+
+        return step
+
+    cases: timing.Cases = {}
+    for name, grad in (("ordinary", ordinary), ("private", clipped)):
+        args = (parts.trained, parts.frozen, *texts)
+        cases[f"{name} gradient"] = grad, args
+        optimizer = optimizers[name]
+        state = optimizer.init(parts.trained)
+        args = (parts.trained, state, parts.frozen, *texts)
+        cases[f"{name} step"] = step_of(grad, optimizer), args
+    return cases
+
+
+def measure(way: str, length: int, rounds: int) -> dict[str, Any]:
+    cases = cases_of(way, length)
+    compiled = timing.compile_cases(cases)
+    seconds = timing.interleaved_times(cases, compiled, rounds)
+    temporaries = {
+        name: program.memory_analysis().temp_size_in_bytes
+        for name, program in compiled.items()
+    }
+    peaks = {name: timing.peak_bytes(program) for name, program in compiled.items()}
+    row: dict[str, Any] = {"way": way, "length": length, "batch_size": BATCH_SIZE}
+    row["seconds"] = {name: timing.quartiles(each) for name, each in seconds.items()}
+    row["temporary_bytes"], row["peak_bytes"] = temporaries, peaks
+    for what in ("gradient", "step"):
+        ratios = seconds[f"private {what}"] / seconds[f"ordinary {what}"]
+        row[f"ratio_of_{what}"] = timing.quartiles(ratios)
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
+    arguments = parser.parse_args()
+    rows = []
+    for length in LENGTHS:
+        for way in WAYS:
+            rows.append(measure(way, length, arguments.rounds))
+            print(json.dumps(rows[-1]), flush=True)
+            record = {"environment": environment.environment(), "rows": rows}
+            arguments.output.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
