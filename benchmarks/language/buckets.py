@@ -38,19 +38,21 @@ import jax.numpy as jnp
 import optax
 
 import dpadambc
-from benchmarks.language.data import Tokens
 from benchmarks.language.encoder import PADDING
 from dpadambc.clipping import ClippedGrad
 
+# Of a batch: tokens first, labels last, all but the labels with positions in axis 1.
+Texts = tuple[jax.Array, ...]
+
 
 def _grouped(
-    texts: Tokens, is_padding_example: jax.Array, size: int
-) -> tuple[Tokens, jax.Array, jax.Array]:
+    texts: Texts, is_padding_example: jax.Array, size: int
+) -> tuple[Texts, jax.Array, jax.Array]:
     """Rows by length, `size` in a group, what is padding first; and their lengths.
 
     Padding examples fill up the first group.
     """
-    lengths = jnp.where(is_padding_example, 0, jnp.sum(texts.tokens != PADDING, axis=1))
+    lengths = jnp.where(is_padding_example, 0, jnp.sum(texts[0] != PADDING, axis=1))
     order = jnp.argsort(lengths)
     added = -len(order) % size
     order = jnp.concatenate([jnp.broadcast_to(order[:1], added), order])
@@ -72,8 +74,9 @@ def clipped_grad(
     """`dpadambc.clipped_grad` of a batch of texts, without most of the padding.
 
     Args:
-      loss_fn: of `(trained, frozen, tokens, types, label)`, one text; padding at the
-        end must not change it.
+      loss_fn: of `(trained, frozen, *text)`, where a text is its tokens, whatever else
+        has its positions in axis 0, and its label. Padding at the end must not change
+        it.
       lengths: to which groups are padded, rising; the last is that of the arrays.
       microbatch_size: how many texts are in a group.
       l2_clip_norm: C.
@@ -81,7 +84,7 @@ def clipped_grad(
 
     Returns:
       A function of `(trained, frozen, texts, is_padding_example=)`, with its
-      sensitivity.
+      sensitivity. Texts are a tuple of what a text is, with the texts along axis 0.
 
     Raises:
       ValueError: if lengths do not rise, the texts are longer or shorter, or there is
@@ -90,22 +93,22 @@ def clipped_grad(
     lengths = tuple(lengths)
     if not lengths or list(lengths) != sorted(set(lengths)):
         raise ValueError(f"Expected lengths that rise, got {lengths}.")
-    whole = dpadambc.clipped_grad(
-        loss_fn,
-        l2_clip_norm=l2_clip_norm,
-        normalize_by=normalize_by,
-        batch_argnums=(2, 3, 4),
-    )
 
     def at(length: int) -> Callable[..., optax.Updates]:
         def grad_fn(trained, frozen, texts, is_padding_example):
-            tokens, types = (x[:, :length] for x in (texts.tokens, texts.types))
+            *positions, labels = texts
+            whole = dpadambc.clipped_grad(
+                loss_fn,
+                l2_clip_norm=l2_clip_norm,
+                normalize_by=normalize_by,
+                batch_argnums=tuple(range(2, 2 + len(texts))),
+            )
+            shorter = (x[:, :length] for x in positions)
             return whole(
                 trained,
                 frozen,
-                tokens,
-                types,
-                texts.labels,
+                *shorter,
+                labels,
                 is_padding_example=is_padding_example,
             )
 
@@ -116,7 +119,7 @@ def clipped_grad(
     def grad_fn(
         trained: Any,
         frozen: Any,
-        texts: Tokens,
+        texts: Texts,
         *,
         is_padding_example: jax.Array | None,
     ) -> optax.Updates:
@@ -125,13 +128,13 @@ def clipped_grad(
                 "Expected is_padding_example, got none: batches of a mechanism are"
                 " padded, and without the mask padding counts as examples."
             )
-        if texts.tokens.shape[1] != lengths[-1]:
+        if texts[0].shape[1] != lengths[-1]:
             raise ValueError(
                 "Expected the last of the lengths to be that of the texts,"
-                f" {texts.tokens.shape[1]}, got {lengths[-1]}. What does not fit in"
+                f" {texts[0].shape[1]}, got {lengths[-1]}. What does not fit in"
                 " must not be cut off here."
             )
-        texts = Tokens(*map(jnp.asarray, texts))
+        texts = tuple(map(jnp.asarray, texts))
 
         def add(total, group):
             texts, is_padding_example, of_each = group

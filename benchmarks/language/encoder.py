@@ -104,6 +104,13 @@ class Encoder(nnx.Module):
         positions = self.positions(jnp.arange(len(tokens)))
         return self.norm(self.words(tokens) + positions + self.types(types))
 
+    def before_last_block(self, tokens: jax.Array, types: jax.Array) -> jax.Array:
+        """What the last block sees, shape (T, width)."""
+        x = self.embed(tokens, types)
+        for block in self.blocks[:-1]:
+            x = block(x, tokens == PADDING)
+        return x
+
     def __call__(self, tokens: jax.Array, types: jax.Array) -> jax.Array:
         """Hidden states of all positions.
 
@@ -114,10 +121,7 @@ class Encoder(nnx.Module):
         Returns:
           Shape (T, width). Those of padding mean nothing.
         """
-        x = self.embed(tokens, types)
-        for block in self.blocks:
-            x = block(x, tokens == PADDING)
-        return x
+        return self.blocks[-1](self.before_last_block(tokens, types), tokens == PADDING)
 
 
 def mean_pool(hidden: jax.Array, tokens: jax.Array) -> jax.Array:
@@ -148,6 +152,18 @@ class Classifier(nnx.Module):
     def __call__(self, tokens: jax.Array, types: jax.Array) -> jax.Array:
         """Shape (num_classes,)."""
         return self.head(self.pooled(tokens, types))
+
+
+class Tail(nnx.Module):
+    """The last block and the head of a classifier, on what the block before gives."""
+
+    def __init__(self, classifier: Classifier):
+        self.block, self.head = classifier.encoder.blocks[-1], classifier.head
+
+    def __call__(self, tokens: jax.Array, hidden: jax.Array) -> jax.Array:
+        """Logits of one text, from shapes (T,) and (T, width)."""
+        x = self.block(hidden.astype(jnp.float32), tokens == PADDING)
+        return self.head(mean_pool(x, tokens))
 
 
 # Where the published weights have the modules.

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from benchmarks.language.encoder import Classifier
+from benchmarks.language.encoder import Classifier, Tail
 
 # The linear maps of a block; the adapters' paper has them on the first two.
 QUERY_AND_VALUE = ("query", "value")
@@ -33,7 +33,7 @@ class Parts(NamedTuple):
     trained: nnx.State
     frozen: nnx.State
 
-    def model(self, trained: Any = None) -> Classifier:
+    def model(self, trained: Any = None) -> Any:
         """The whole, with other trained parameters if they are given."""
         trained = self.trained if trained is None else trained
         return nnx.merge(self.graph, trained, self.frozen)
@@ -42,12 +42,11 @@ class Parts(NamedTuple):
         self,
         trained: Any,
         frozen: Any,
-        tokens: jax.Array,
-        types: jax.Array,
-        label: jax.Array,
+        *text: jax.Array,
     ) -> jax.Array:
-        """Cross-entropy of one text, of shapes (T,), (T,) and ()."""
-        logits = nnx.merge(self.graph, trained, frozen)(tokens, types)
+        """Cross-entropy of one text: what the model takes of it, and its label."""
+        *inputs, label = text
+        logits = nnx.merge(self.graph, trained, frozen)(*inputs)
         return optax.softmax_cross_entropy_with_integer_labels(logits, label)
 
 
@@ -79,6 +78,14 @@ def split(model: Classifier, way: str) -> Parts:
         )
     is_trained = _IS_TRAINED[way](len(model.encoder.blocks) - 1)
     return Parts(*nnx.split(model, is_trained, ...))
+
+
+def tail(model: Classifier) -> Parts:
+    """The last block and the head, all trained, on hidden states of the block before.
+
+    As "last block" trains them; what is frozen is not computed in every step.
+    """
+    return Parts(*nnx.split(Tail(nnx.clone(model)), nnx.Param, ...))
 
 
 def _places(model: Classifier) -> list[nnx.Module]:

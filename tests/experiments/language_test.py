@@ -1,5 +1,6 @@
 """The encoder against PyTorch, ways to fine-tune it, its data, batches by length."""
 
+import dataclasses
 import gzip
 import json
 import zipfile
@@ -19,11 +20,14 @@ tokenizers = pytest.importorskip("tokenizers")
 
 from flax import nnx  # noqa: E402
 
+from benchmarks import experiment  # noqa: E402
 from benchmarks.language import (  # noqa: E402
     buckets,
     data,
     encoder,
     encoder_reference,
+    features,
+    finetune,
     ways,
 )
 from tests import common  # noqa: E402
@@ -280,10 +284,10 @@ def test_buckets_change_nothing(model, way):
 def test_groups_are_sorted_and_hold_each_text_once():
     texts, padding = _texts(LENGTHS), jnp.array(PADDING)
     groups, is_padding, lengths = buckets._grouped(
-        data.Tokens(*map(jnp.asarray, texts)), padding, 4
+        tuple(map(jnp.asarray, texts)), padding, 4
     )
-    assert groups.tokens.shape == (3, 4, 16)
-    rows = groups.tokens.reshape(-1, 16)[~is_padding.ravel()]
+    assert groups[0].shape == (3, 4, 16)
+    rows = groups[0].reshape(-1, 16)[~is_padding.ravel()]
     kept = texts.tokens[~PADDING]
     assert sorted(map(tuple, rows.tolist())) == sorted(map(tuple, kept.tolist()))
     assert (np.diff(lengths.ravel()) >= 0).all()
@@ -298,8 +302,8 @@ def _cut_off(parts, lengths, size):
         groups, padding, _ = buckets._grouped(texts, is_padding_example, size)
         total = optax.tree.zeros_like(trained)
         for i, length in enumerate(lengths):
-            tokens, types = (x[i, :, :length] for x in (groups.tokens, groups.types))
-            args = trained, frozen, tokens, types, groups.labels[i]
+            tokens, types = (x[i, :, :length] for x in groups[:2])
+            args = trained, frozen, tokens, types, groups[2][i]
             clipped = fun(*args, is_padding_example=padding[i])
             total = optax.tree.add(total, clipped)
         return total
@@ -363,6 +367,122 @@ def test_fit_changes_what_is_trained_alone(model, way):
     assert all(jax.tree.leaves(changed))
     after = ways.split(parts.model(trained), way)
     chex.assert_trees_all_equal(after.frozen, parts.frozen)
+
+
+def test_the_tail_on_hidden_states_is_the_whole_model(model, tmp_path):
+    texts = _texts(LENGTHS)
+    seen = features.extract(texts, tmp_path, model.encoder, "tiny")
+    tail = ways.tail(model)
+    whole = jax.vmap(model)(texts.tokens, texts.types)
+    ours = jax.vmap(tail.model())(texts.tokens, jnp.asarray(seen.hidden))
+    np.testing.assert_allclose(ours, whole, rtol=0.01, atol=0.01)  # of float16
+    np.testing.assert_allclose(
+        jax.vmap(model.head)(seen.pooled), whole, rtol=1e-4, atol=1e-4
+    )
+    last = ways.split(model, "last block")
+    assert optax.tree.size(tail.trained) == optax.tree.size(last.trained)
+
+
+def test_features_are_kept_by_the_tokens_and_the_weights(model, tmp_path, monkeypatch):
+    texts = _texts([3, 9])
+    first = features.extract(texts, tmp_path, model.encoder, "tiny")
+    features.extract(_texts([3, 9], seed=1), tmp_path, model.encoder, "tiny")
+    features.extract(texts, tmp_path, model.encoder, "other weights")
+    assert len(list(tmp_path.iterdir())) == 6
+    monkeypatch.setattr(features, "_see", lambda *_: pytest.fail("computed again"))
+    again = features.extract(texts, tmp_path, model.encoder, "tiny")
+    chex.assert_trees_all_equal(again, first)
+
+
+SETTING = finetune.Setting(
+    way="LoRA",
+    method="DP-AdamBC",
+    target_epsilon=8.0,
+    epochs=4,
+    batch_size=10,
+    learning_rate=0.1,
+    l2_clip_norm=0.5,
+)
+
+
+@pytest.fixture
+def short(monkeypatch):
+    monkeypatch.setattr(finetune, "LENGTHS", (8, 16))
+    monkeypatch.setattr(finetune, "GROUP_SIZE", 4)
+    monkeypatch.setattr(finetune, "SAVE_EVERY", 3)
+
+
+def test_a_fine_tuning_that_was_cut_off_ends_with_the_same_bits(
+    model, short, tmp_path, monkeypatch
+):
+    parts, texts = _parts(model, "LoRA"), tuple(_texts(2 * LENGTHS))
+    whole = finetune.train(SETTING, 0, parts, texts, texts, tmp_path / "whole")
+    assert whole["iterations"] == 8 and whole["num_examples"] == 20
+    assert whole["noise_stddev"] > 0
+    saves, save = [], finetune._save
+
+    def cut_off(state, path):
+        save(state, path)
+        saves.append(int(state.step))
+        if saves == [3, 6]:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(finetune, "_save", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        finetune.train(SETTING, 0, parts, texts, texts, tmp_path / "cut")
+    finetune.train(SETTING, 0, parts, texts, texts, tmp_path / "cut")
+    assert saves == [3, 6, 8]
+    with (
+        np.load(tmp_path / "whole/state.npz") as x,
+        np.load(tmp_path / "cut/state.npz") as y,
+    ):
+        for name in x:
+            np.testing.assert_array_equal(x[name], y[name])
+
+
+def test_a_step_is_that_of_the_library(model, short):
+    """Without the groups: clip, noise, optimizer, on the batch of the same key."""
+    parts, texts = _parts(model, "LoRA"), tuple(_texts(2 * LENGTHS))
+    mechanism = SETTING.mechanism(20)
+    key = jax.random.key(0)
+    run = experiment.Run(jnp.float32(SETTING.learning_rate), key)
+    trainer = finetune.Trainer(parts.graph, mechanism, SETTING.method)
+    start = trainer.start(run, parts.trained)
+    found = trainer.take_step(run, start, parts.frozen, texts).trained
+    sampling_key, noise_key = jax.random.split(key)
+    batch = mechanism.sample(jax.random.fold_in(sampling_key, 0), num_examples=20)
+    clipped = dpadambc.clipped_grad(
+        parts.loss_fn, l2_clip_norm=0.5, normalize_by=10, batch_argnums=(2, 3, 4)
+    )(
+        parts.trained,
+        parts.frozen,
+        *batch.gather(texts),
+        is_padding_example=batch.is_padding_example,
+    )
+    schedule = optax.linear_schedule(SETTING.learning_rate, 0, mechanism.iterations)
+    optimizer = optax.chain(
+        dpadambc.add_dp_noise(mechanism.noise_stddev, key=noise_key),
+        experiment.PRIVATE[SETTING.method](schedule, mechanism.noise_stddev),
+        optax.masked(optax.scale(finetune.HEAD_RATE), finetune._is_head),
+    )
+    state = optimizer.init(parts.trained)
+    updates, _ = optimizer.update(clipped, state, parts.trained)
+    expected = optax.apply_updates(parts.trained, updates)
+    chex.assert_trees_all_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_logits_come_in_the_order_of_the_texts(model, short):
+    parts, texts = ways.split(model, "full"), _texts(LENGTHS)
+    found = finetune.logits(parts, parts.trained, texts[:2])
+    expected = jax.vmap(model)(texts.tokens, texts.types)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_without_privacy_nothing_is_clipped_and_no_noise_added():
+    setting = dataclasses.replace(SETTING, target_epsilon=None)
+    mechanism = setting.mechanism(20)
+    assert mechanism.noise_stddev == 0 and mechanism.l2_clip_norm == finetune.NO_CLIP
+    assert mechanism.iterations == SETTING.mechanism(20).iterations
 
 
 # The data, as made up here.

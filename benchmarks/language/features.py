@@ -1,0 +1,87 @@
+"""What MiniLM sees in each text before its last block and after it, kept in files.
+
+    DIR/hidden-NAME.npy    shape=(num_texts, T, width), float16: before the last block
+    DIR/pooled-NAME.npy    shape=(num_texts, width), float32: the embedding
+
+The names follow from the tokens and the weights. MiniLM has seen no label, and
+the row of a text depends on it alone: private training begins after it.
+"""
+
+import hashlib
+import pathlib
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import rich.progress
+from flax import nnx
+
+from benchmarks.language import encoder
+from benchmarks.language.data import Tokens
+
+LENGTHS = (8, 12, 16, 24, 32, 48)  # to which groups are padded, and then that of all
+GROUP_SIZE = 64
+
+
+class Features(NamedTuple):
+    hidden: np.ndarray  # stays on the disk until it is used
+    pooled: np.ndarray
+
+
+@jax.jit
+def _see(weights: Any, tokens: jax.Array, types: jax.Array) -> Any:
+    model = nnx.merge(*weights)
+
+    def one(tokens, types):
+        hidden = model.before_last_block(tokens, types)
+        last = model.blocks[-1](hidden, tokens == encoder.PADDING)
+        return hidden.astype(jnp.float16), encoder.mean_pool(last, tokens)
+
+    return jax.vmap(one)(tokens, types)
+
+
+def extract(
+    texts: Tokens,
+    cache_dir: pathlib.Path,
+    model: encoder.Encoder,
+    name_of_weights: str = encoder.SHA256,
+) -> Features:
+    """Computes the rows unless they are in the cache; positions of padding are zero."""
+    tokens, types = map(np.asarray, texts[:2])
+    content = name_of_weights.encode() + tokens.tobytes() + types.tobytes()
+    name = hashlib.sha256(content).hexdigest()[:16]
+    paths = [cache_dir / f"{field}-{name}.npy" for field in Features._fields]
+    if not all(path.exists() for path in paths):
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        _write(tokens, types, model, paths)
+    return Features(*(np.load(path, mmap_mode="r") for path in paths))
+
+
+def _write(
+    tokens: np.ndarray,
+    types: np.ndarray,
+    model: encoder.Encoder,
+    paths: list[pathlib.Path],
+) -> None:
+    width = model.norm.num_features
+    shapes = [((*tokens.shape, width), np.float16), ((len(tokens), width), np.float32)]
+    drafts = [path.with_suffix(".draft.npy") for path in paths]
+    files = [
+        np.lib.format.open_memmap(draft, "w+", dtype, shape)
+        for draft, (shape, dtype) in zip(drafts, shapes, strict=True)
+    ]
+    lengths = np.sum(tokens != encoder.PADDING, axis=1)
+    order = np.argsort(lengths, kind="stable")
+    weights = nnx.split(model)
+    for first in rich.progress.track(range(0, len(order), GROUP_SIZE), "MiniLM"):
+        group = order[first : first + GROUP_SIZE]
+        filled = np.resize(group, GROUP_SIZE)
+        fitting = (x for x in LENGTHS if x >= lengths[group].max())
+        length = min(next(fitting, tokens.shape[1]), tokens.shape[1])
+        hidden, pooled = _see(weights, tokens[filled, :length], types[filled, :length])
+        files[0][group, :length] = np.asarray(hidden)[: len(group)]
+        files[1][group] = np.asarray(pooled)[: len(group)]
+    del files  # writes them out
+    for draft, path in zip(drafts, paths, strict=True):
+        draft.replace(path)

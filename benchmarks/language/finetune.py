@@ -1,0 +1,258 @@
+"""One fine-tuning of an encoder, private or not, which goes on where it ended.
+
+The batches are Poisson's, their clipped sums those of `buckets`, and the noise and the
+optimizer a chain of Optax. All learning rates fall linearly to zero, as in BERT's own
+fine-tuning.
+"""
+
+import dataclasses
+import functools
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+import dpadambc
+from benchmarks import experiment, records
+from benchmarks.language import buckets, encoder, ways
+
+TARGET_DELTA = 1e-5
+MOMENTUM = 0.9
+LENGTHS = (8, 12, 16, 24, 32, 48, 64)  # to which groups are padded
+GROUP_SIZE = 32
+SAVE_EVERY = 10  # steps
+NOT_PRIVATE = "AdamW, not private"
+NO_CLIP = 1e6  # far above every gradient
+HEAD_RATE = 30.0  # the head begins with nothing, so its steps are that much longer
+
+
+def _sgd(
+    learning_rate: optax.Schedule, noise_stddev: float
+) -> optax.GradientTransformation:
+    """With momentum, its learning rate in the unit of Adam's.
+
+    That is what DP-Adam's step is where the second moment is the noise's.
+    """
+    return optax.chain(
+        optax.trace(MOMENTUM),
+        optax.scale((1 - MOMENTUM) / noise_stddev),
+        optax.scale_by_learning_rate(learning_rate),
+    )
+
+
+# Of the private gradient, each made of a schedule and the level of the noise.
+OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
+    **experiment.PRIVATE,
+    "DP-SGD": _sgd,
+    NOT_PRIVATE: lambda schedule, _: optax.adamw(
+        schedule, b2=experiment.B2, weight_decay=experiment.WEIGHT_DECAY
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """One training, but for its seed and for what it trains on."""
+
+    way: str
+    method: str
+    target_epsilon: float | None  # None is without privacy
+    epochs: float
+    batch_size: int  # expected
+    learning_rate: float
+    l2_clip_norm: float
+
+    def mechanism(self, num_examples: int) -> dpadambc.PoissonGaussian:
+        """With the least noise for the target, or with none and no clip."""
+        sampling_prob = self.batch_size / num_examples
+        public = {
+            "sampling_prob": sampling_prob,
+            "iterations": round(self.epochs / sampling_prob),
+            "normalize_by": self.batch_size,
+        }
+        if self.target_epsilon is None:
+            return dpadambc.PoissonGaussian(
+                noise_multiplier=0.0, l2_clip_norm=NO_CLIP, **public
+            )
+        return dpadambc.PoissonGaussian.calibrate(
+            target_epsilon=self.target_epsilon,
+            target_delta=TARGET_DELTA,
+            l2_clip_norm=self.l2_clip_norm,
+            **public,
+        )
+
+
+def _is_head(tree: Any) -> Any:
+    """Which of the parameters, or of their gradients, are those of the head."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: jax.tree_util.keystr(path[:1], simple=True) == "head", tree
+    )
+
+
+class State(NamedTuple):
+    step: jax.Array
+    trained: Any
+    noise: Any
+    optimizer: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Trainer:
+    """What is compiled once for all learning rates and seeds."""
+
+    graph: nnx.GraphDef
+    mechanism: dpadambc.PoissonGaussian
+    method: str
+
+    def _optimizer(
+        self, learning_rate: jax.typing.ArrayLike
+    ) -> optax.GradientTransformation:
+        """Of the private gradient."""
+        schedule = optax.linear_schedule(learning_rate, 0.0, self.mechanism.iterations)
+        make = OPTIMIZERS[self.method]
+        return optax.chain(
+            make(schedule, self.mechanism.noise_stddev),
+            optax.masked(optax.scale(HEAD_RATE), _is_head),
+        )
+
+    def _noise(self, key: jax.Array) -> optax.GradientTransformation:
+        return dpadambc.add_dp_noise(self.mechanism.noise_stddev, key=key)
+
+    def start(self, run: experiment.Run, trained: Any) -> State:
+        """The state before the first step, of copies, since steps donate it."""
+        _, noise_key = jax.random.split(run.key)
+        return State(
+            jnp.zeros((), jnp.int32),
+            jax.tree.map(jnp.copy, trained),
+            self._noise(noise_key).init(trained),
+            self._optimizer(run.learning_rate).init(trained),
+        )
+
+    @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
+    def take_step(
+        self, run: experiment.Run, state: State, frozen: Any, texts: buckets.Texts
+    ) -> State:
+        """On a batch of its own."""
+        mechanism = self.mechanism
+        sampling_key, noise_key = jax.random.split(run.key)
+        batch = mechanism.sample(
+            jax.random.fold_in(sampling_key, state.step), num_examples=len(texts[-1])
+        )
+        grad_fn = buckets.clipped_grad(
+            ways.Parts(self.graph, state.trained, frozen).loss_fn,
+            lengths=LENGTHS,
+            microbatch_size=GROUP_SIZE,
+            l2_clip_norm=mechanism.l2_clip_norm,
+            normalize_by=mechanism.normalize_by,
+        )
+        clipped = grad_fn(
+            state.trained,
+            frozen,
+            batch.gather(texts),
+            is_padding_example=jnp.asarray(batch.is_padding_example),
+        )
+        private, noise = self._noise(noise_key).update(clipped, state.noise)
+        updates, opt_state = self._optimizer(run.learning_rate).update(
+            private, state.optimizer, state.trained
+        )
+        trained = optax.apply_updates(state.trained, updates)
+        return State(state.step + 1, trained, noise, opt_state)
+
+
+def _save(state: State, path: pathlib.Path) -> None:
+    draft = path.with_suffix(".draft.npz")
+    is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    data = [jax.random.key_data(x) if is_key(x) else x for x in jax.tree.leaves(state)]
+    np.savez(draft, *map(np.asarray, data))
+    draft.replace(path)
+
+
+def _restore(state: State, path: pathlib.Path) -> State:
+    """The state on file, or the one given if there is none."""
+    if not path.exists():
+        return state
+    leaves, structure = jax.tree.flatten(state)
+    with np.load(path) as file:
+        arrays = [jnp.asarray(file[f"arr_{i}"]) for i in range(len(leaves))]
+    is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    found = [
+        jax.random.wrap_key_data(new) if is_key(old) else new
+        for old, new in zip(leaves, arrays, strict=True)
+    ]
+    return jax.tree.unflatten(structure, found)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _logits(graph: Any, trained: Any, frozen: Any, inputs: Any) -> jax.Array:
+    parts = ways.Parts(graph, trained, frozen)
+    return jax.vmap(parts.model())(*inputs)
+
+
+def logits(parts: ways.Parts, trained: Any, inputs: buckets.Texts) -> np.ndarray:
+    """Of all texts, shape (num_texts, num_classes), in groups of like length."""
+    lengths = np.sum(np.asarray(inputs[0]) != encoder.PADDING, axis=1)
+    order, found = np.argsort(lengths, kind="stable"), []
+    for first in range(0, len(order), GROUP_SIZE):
+        group = np.resize(order[first : first + GROUP_SIZE], GROUP_SIZE)
+        length = min(x for x in LENGTHS if x >= lengths[group].max())
+        rows = tuple(x[group, :length] for x in inputs)
+        found.append(_logits(parts.graph, trained, parts.frozen, rows))
+    inverse = np.argsort(order, kind="stable")
+    return np.concatenate(found)[: len(order)][inverse]
+
+
+def accuracy(parts: ways.Parts, trained: Any, texts: buckets.Texts) -> float:
+    """The share of texts that are labeled correctly."""
+    *inputs, labels = texts
+    labeled = logits(parts, trained, tuple(inputs)).argmax(-1)
+    return float(np.mean(labeled == np.asarray(labels)))
+
+
+def train(
+    setting: Setting,
+    seed: int,
+    parts: ways.Parts,
+    texts: buckets.Texts,
+    scored: buckets.Texts,
+    folder: pathlib.Path,
+) -> records.Row:
+    """Trains on the texts, or goes on where it ended, and scores on the others.
+
+    Args:
+      setting: what to do.
+      seed: of the batches and the noise.
+      parts: the model.
+      texts: to train on.
+      scored: to score on; nothing is chosen by it here.
+      folder: of the state that it goes on from.
+    """
+    mechanism = setting.mechanism(len(texts[-1]))
+    trainer = Trainer(parts.graph, mechanism, setting.method)
+    run = experiment.Run(jnp.float32(setting.learning_rate), jax.random.key(seed))
+    folder.mkdir(parents=True, exist_ok=True)
+    state = _restore(trainer.start(run, parts.trained), folder / "state.npz")
+    texts = tuple(map(jnp.asarray, texts))
+    started, began = time.perf_counter(), int(state.step)
+    for step in range(began, mechanism.iterations):
+        state = trainer.take_step(run, state, parts.frozen, texts)
+        if (step + 1) % SAVE_EVERY == 0 or step + 1 == mechanism.iterations:
+            jax.block_until_ready(state)
+            _save(state, folder / "state.npz")
+    taken = mechanism.iterations - began
+    seconds = (time.perf_counter() - started) / max(taken, 1)
+    return {
+        "accuracy": round(accuracy(parts, state.trained, scored), 4),
+        "num_examples": len(texts[-1]),
+        "num_scored": len(scored[-1]),
+        "num_trained": int(optax.tree.size(parts.trained)),
+        "noise_multiplier": mechanism.noise_multiplier,
+        "noise_stddev": cast(float, mechanism.noise_stddev),
+        "iterations": mechanism.iterations,
+        "seconds_per_step": round(seconds, 3) if taken else None,
+    }
