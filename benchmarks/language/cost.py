@@ -1,6 +1,7 @@
 """Seconds and memory of a private step of MiniLM against an ordinary one.
 
     taskset -c 0 python -m benchmarks.language.cost [--rounds 5] [--output FILE]
+    python -m benchmarks.language.cost --table           # of what is on record
 
 For each way to fine-tune and each length of the texts, four programs are compiled and
 called in turns in one process: the clipped gradient, the gradient of the mean, and the
@@ -12,6 +13,7 @@ the bytes of the temporaries.
 import argparse
 import json
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -23,10 +25,12 @@ from flax import nnx
 import dpadambc
 from benchmarks import environment, experiment
 from benchmarks.language import data, encoder, ways
+from benchmarks.ogbn_arxiv_gcn.table import markdown
 from benchmarks.speed import timing
 
 RESULTS = pathlib.Path(__file__).with_suffix(".json")
 WAYS, LENGTHS, BATCH_SIZE, RANK = ("full", "LoRA", "last block"), (32, 64), 64, 8
+KINDS = ("ordinary", "private")
 L2_CLIP_NORM, NOISE_STDDEV, LEARNING_RATE = 0.1, 1e-3, 1e-3
 
 
@@ -108,11 +112,36 @@ def measure(way: str, length: int, rounds: int) -> dict[str, Any]:
     return row
 
 
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """One line for each way and length: ordinary, private, and their ratio."""
+    body = []
+    for row in rows:
+        seconds = [row["seconds"][f"{x} step"]["median"] for x in KINDS]
+        megabytes = [row["peak_bytes"][f"{x} step"] / 1e6 for x in KINDS]
+        ratio = row["ratio_of_step"]
+        body.append(
+            [
+                row["way"],
+                str(row["length"]),
+                *(f"{x:.2f}" for x in seconds),
+                f"{ratio['median']:.2f} ({ratio['q1']:.2f} to {ratio['q3']:.2f})",
+                *(f"{x:,.0f}" for x in megabytes),
+                f"{megabytes[1] / megabytes[0]:.2f}",
+            ]
+        )
+    head = "way", "tokens", "s", "s, private", "ratio", "MB", "MB, private", "ratio"
+    return markdown(list(head), body)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
+    parser.add_argument("--table", action="store_true", help="measures nothing")
     arguments = parser.parse_args()
+    if arguments.table:
+        print(table(json.loads(arguments.output.read_text())["rows"]))
+        return
     rows = []
     for length in LENGTHS:
         for way in WAYS:
@@ -120,6 +149,7 @@ def main() -> None:
             print(json.dumps(rows[-1]), flush=True)
             record = {"environment": environment.environment(), "rows": rows}
             arguments.output.write_text(json.dumps(record, indent=1) + "\n")
+    print(table(rows))
 
 
 if __name__ == "__main__":
