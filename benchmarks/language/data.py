@@ -120,8 +120,8 @@ def split_validation(
     """The numbers of the training examples to fit, and of those to validate on.
 
     The same for every choice, so that no example is on both sides in the course of
-    them. (SST-2 has phrases of its sentences beside them, so what is validated is closer
-    to what was fit than the test set is.)
+    them. (SST-2 has phrases of its sentences beside them, so what is validated is
+    closer to what was fit than the test set is.)
     """
     order = np.random.default_rng(seed).permutation(num_examples)
     validation, fit = np.split(order, [num_validation])

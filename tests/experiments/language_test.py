@@ -92,6 +92,11 @@ def model():
     return _classifier()
 
 
+def _logits(model: encoder.Classifier, texts: data.Tokens) -> jax.Array:
+    """Of all texts, each padded to the same length."""
+    return jax.jit(jax.vmap(model))(texts.tokens, texts.types)
+
+
 def _with_adapters(model: encoder.Classifier, names=ways.ALL_LINEAR):
     """Whose adapters do something."""
     model = ways.with_lora(model, rank=2, key=jax.random.key(3), names=names)
@@ -262,9 +267,7 @@ def _bucketed(parts, lengths=(4, 16), microbatch_size=4):
 PADDING = np.arange(len(LENGTHS)) % 5 == 3
 
 
-@pytest.mark.parametrize(
-    "way", ["LoRA", *map(common.slow, ("full", "last block", "linear probe"))]
-)
+@pytest.mark.parametrize("way", ["LoRA", common.slow("full")])
 def test_buckets_change_nothing(model, way):
     parts, texts = _parts(model, way), _texts(LENGTHS)
     whole = dpadambc.clipped_grad(parts.loss_fn, batch_argnums=(2, 3, 4), **CLIP)
@@ -346,9 +349,8 @@ def test_lengths_that_would_cut_texts_off_are_refused(model):
         _bucketed(parts, (16, 8))
 
 
-@pytest.mark.parametrize("way", ["LoRA", "last block"])
-def test_fit_changes_what_is_trained_alone(model, way):
-    parts, texts = _parts(model, way), _texts(2 * LENGTHS)
+def test_fit_changes_what_is_trained_alone(model):
+    parts, texts = _parts(model, "LoRA"), _texts(2 * LENGTHS)
     mechanism = dpadambc.PoissonGaussian(
         noise_multiplier=1.0, sampling_prob=0.3, iterations=2, **CLIP
     )
@@ -365,7 +367,7 @@ def test_fit_changes_what_is_trained_alone(model, way):
     trained = result.state.params
     changed = jax.tree.map(lambda x, y: bool((x != y).all()), trained, parts.trained)
     assert all(jax.tree.leaves(changed))
-    after = ways.split(parts.model(trained), way)
+    after = ways.split(parts.model(trained), "LoRA")
     chex.assert_trees_all_equal(after.frozen, parts.frozen)
 
 
@@ -373,8 +375,8 @@ def test_the_tail_on_hidden_states_is_the_whole_model(model, tmp_path):
     texts = _texts(LENGTHS)
     seen = features.extract(texts, tmp_path, model.encoder, "tiny")
     tail = ways.tail(model)
-    whole = jax.vmap(model)(texts.tokens, texts.types)
-    ours = jax.vmap(tail.model())(texts.tokens, jnp.asarray(seen.hidden))
+    whole = _logits(model, texts)
+    ours = jax.jit(jax.vmap(tail.model()))(texts.tokens, jnp.asarray(seen.hidden))
     np.testing.assert_allclose(ours, whole, rtol=0.01, atol=0.01)  # of float16
     np.testing.assert_allclose(
         jax.vmap(model.head)(seen.pooled), whole, rtol=1e-4, atol=1e-4
@@ -451,9 +453,10 @@ def test_a_step_is_that_of_the_library(model, short):
     found = trainer.take_step(run, start, parts.frozen, texts).trained
     sampling_key, noise_key = jax.random.split(key)
     batch = mechanism.sample(jax.random.fold_in(sampling_key, 0), num_examples=20)
-    clipped = dpadambc.clipped_grad(
+    grad_fn = dpadambc.clipped_grad(
         parts.loss_fn, l2_clip_norm=0.5, normalize_by=10, batch_argnums=(2, 3, 4)
-    )(
+    )
+    clipped = jax.jit(grad_fn.fun)(
         parts.trained,
         parts.frozen,
         *batch.gather(texts),
@@ -474,7 +477,7 @@ def test_a_step_is_that_of_the_library(model, short):
 def test_logits_come_in_the_order_of_the_texts(model, short):
     parts, texts = ways.split(model, "full"), _texts(LENGTHS)
     found = finetune.logits(parts, parts.trained, texts[:2])
-    expected = jax.vmap(model)(texts.tokens, texts.types)
+    expected = _logits(model, texts)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
