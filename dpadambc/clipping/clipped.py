@@ -42,23 +42,25 @@ class ClippedGrad:
         )
 
 
-def _extend(tree: Any, size: int, order: jax.Array | None = None) -> Any:
-    """Every array repeated along axis 0, its last row over and over, up to `size`.
-
-    Args:
-      tree: of arrays with as many rows each.
-      size: how many rows there are then.
-      order: which of them comes first, second and so on; as they are by default.
-    """
+def _extend(tree: Any, size: int) -> Any:
+    """Every array repeated along axis 0, its last row over and over, up to `size`."""
 
     def extend(x: jax.Array) -> jax.Array:
-        # An index would gather what lies on several devices.
-        if order is None and x.shape[0] == size:
+        if x.shape[0] == size:  # an index would gather what lies on several devices
             return x
-        rows = jnp.arange(size) if order is None else order
-        return jnp.asarray(x)[jnp.minimum(rows, x.shape[0] - 1)]
+        return jnp.asarray(x)[jnp.minimum(jnp.arange(size), x.shape[0] - 1)]
 
     return jax.tree.map(extend, tree)
+
+
+def _interleave(tree: Any, distance: int) -> Any:
+    """Every array with neighbors along axis 0 that far apart."""
+
+    def interleave(x: jax.Array) -> jax.Array:
+        groups = jnp.asarray(x).reshape(distance, -1, *x.shape[1:])
+        return groups.swapaxes(0, 1).reshape(x.shape)
+
+    return jax.tree.map(interleave, tree)
 
 
 def _in_microbatches(
@@ -71,18 +73,21 @@ def _in_microbatches(
 
     def fun(example_ids, is_padding_example, *args):
         batch_size = example_ids.shape[0]
-        num_microbatches = -(-batch_size // size)
-        full_size = num_microbatches * size
-        rows = jnp.arange(full_size)
-        # Optax takes every n-th row into one of n microbatches, so that arrays stay
-        # where they are on several devices. Neighbors are together in this order:
-        order = rows.reshape(-1, size).T.ravel() if skip_padding else None
-        place = lambda tree: _extend(tree, full_size, order)
-        args = [place(x) if i in batched else x for i, x in enumerate(args)]
-        added = jnp.ones(full_size - batch_size, bool)
-        is_padding = jnp.concatenate([is_padding_example, added])
-        present = ~is_padding.reshape(-1, size).all(1)  # of the microbatches in order
-        last = jnp.max(jnp.where(present, jnp.arange(num_microbatches), -1))
+        num = -(-batch_size // size)
+        added = jnp.ones(num * size - batch_size, bool)
+        is_padding_example = jnp.concatenate([is_padding_example, added])
+        rows = [jnp.arange(num * size), is_padding_example]
+        rows += [_extend(args[i], num * size) for i in batched]
+        num_real = None
+        if skip_padding:
+            # Optax takes every n-th row into one of n microbatches, so that arrays stay
+            # where they are on several devices; here neighbors are to be together.
+            rows = _interleave(rows, num)
+            is_real = ~is_padding_example.reshape(num, size).all(1)
+            num_real = jnp.max(jnp.where(is_real, jnp.arange(1, num + 1), 0))
+        args = list(args)
+        for i, arg in zip(batched, rows[2:], strict=True):
+            args[i] = arg
         values, clipped = optax.microbatching.microbatch(
             clipped_batch,
             argnums=(0, 1, *(2 + i for i in batched)),
@@ -91,11 +96,10 @@ def _in_microbatches(
                 optax.microbatching.AccumulationType.CONCAT,
                 optax.microbatching.AccumulationType.SUM,
             ),
-            num_real_microbatches=last + 1 if skip_padding else None,
-        )(place(rows), place(is_padding), *args)
+            num_real_microbatches=num_real,
+        )(*rows[:2], *args)
         if skip_padding:
-            back = rows.reshape(size, -1).T.ravel()
-            values = jax.tree.map(lambda x: x[back], values)
+            values = _interleave(values, size)
         return jax.tree.map(lambda x: x[:batch_size], values), clipped
 
     return fun
