@@ -190,7 +190,10 @@ def fit(
         "auto" is the largest number with which a step, as compiled, takes nine tenths
         of a device's memory at most; a few are compiled to find it. Where the devices
         do not state their memory, as a CPU does not, it is all of them. Another
-        number is another program to a checkpoint: give it, to go on elsewhere.
+        number is another program to a checkpoint: give it, to go on elsewhere. On one
+        device those of padding alone are not computed, so how long a step takes tells
+        how many examples it drew. Epsilon is for who sees what is released; where the
+        time is seen too, `Step` computes all of them unless told otherwise.
       average_decay: of a moving average of the parameters; none by default.
       steps_per_call: how many steps are compiled into one call, where the data are
         arrays. It changes the result by rounding at most.
