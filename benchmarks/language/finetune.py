@@ -7,6 +7,7 @@ fine-tuning.
 
 import dataclasses
 import functools
+import json
 import pathlib
 import time
 from collections.abc import Callable
@@ -67,6 +68,13 @@ class Setting:
     batch_size: int  # expected
     learning_rate: float
     l2_clip_norm: float
+
+    def __post_init__(self):
+        if (self.target_epsilon is None) != (self.method == NOT_PRIVATE):
+            raise ValueError(
+                f"Expected no target_epsilon for {NOT_PRIVATE!r} alone, got"
+                f" {self.target_epsilon} for {self.method!r}."
+            )
 
     def mechanism(self, num_examples: int) -> dpadambc.PoissonGaussian:
         """With the least noise for the target, or with none and no clip."""
@@ -165,27 +173,39 @@ class Trainer:
         return State(state.step + 1, trained, noise, opt_state)
 
 
-def _save(state: State, path: pathlib.Path) -> None:
+def _save(state: State, about: str, path: pathlib.Path) -> None:
     draft = path.with_suffix(".draft.npz")
     is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
     data = [jax.random.key_data(x) if is_key(x) else x for x in jax.tree.leaves(state)]
-    np.savez(draft, *map(np.asarray, data))
+    np.savez(draft, *map(np.asarray, data), about=np.array(about))
     draft.replace(path)
 
 
-def _restore(state: State, path: pathlib.Path) -> State:
-    """The state on file, or the one given if there is none."""
+def _restore(state: State, about: str, path: pathlib.Path) -> State:
+    """The state on file, or the one given if there is none.
+
+    Raises:
+      ValueError: if it is of another run, whose noise this one would add again.
+    """
     if not path.exists():
         return state
     leaves, structure = jax.tree.flatten(state)
     with np.load(path) as file:
+        if (found := str(file["about"])) != about:
+            raise ValueError(
+                f"Expected the state of {about} in {path}, got that of {found}. Give"
+                " another folder."
+            )
         arrays = [jnp.asarray(file[f"arr_{i}"]) for i in range(len(leaves))]
     is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-    found = [
-        jax.random.wrap_key_data(new) if is_key(old) else new
+    wrap = lambda key, data: jax.random.wrap_key_data(
+        data, impl=jax.random.key_impl(key)
+    )
+    restored = [
+        wrap(old, new) if is_key(old) else new
         for old, new in zip(leaves, arrays, strict=True)
     ]
-    return jax.tree.unflatten(structure, found)
+    return jax.tree.unflatten(structure, restored)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -231,19 +251,25 @@ def train(
       texts: to train on.
       scored: to score on; nothing is chosen by it here.
       folder: of the state that it goes on from.
+
+    Raises:
+      ValueError: if the state in the folder is of another setting, seed or number of
+        texts. (It cannot tell other texts of the same number, or another model.)
     """
     mechanism = setting.mechanism(len(texts[-1]))
     trainer = Trainer(parts.graph, mechanism, setting.method)
     run = experiment.Run(jnp.float32(setting.learning_rate), jax.random.key(seed))
     folder.mkdir(parents=True, exist_ok=True)
-    state = _restore(trainer.start(run, parts.trained), folder / "state.npz")
+    about = json.dumps([dataclasses.asdict(setting), seed, len(texts[-1])])
+    file = folder / "state.npz"
+    state = _restore(trainer.start(run, parts.trained), about, file)
     texts = tuple(map(jnp.asarray, texts))
     started, began = time.perf_counter(), int(state.step)
     for step in range(began, mechanism.iterations):
         state = trainer.take_step(run, state, parts.frozen, texts)
         if (step + 1) % SAVE_EVERY == 0 or step + 1 == mechanism.iterations:
             jax.block_until_ready(state)
-            _save(state, folder / "state.npz")
+            _save(state, about, file)
     taken = mechanism.iterations - began
     seconds = (time.perf_counter() - started) / max(taken, 1)
     return {

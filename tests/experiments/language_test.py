@@ -423,8 +423,8 @@ def test_a_fine_tuning_that_was_cut_off_ends_with_the_same_bits(
     assert whole["noise_stddev"] > 0
     saves, save = [], finetune._save
 
-    def cut_off(state, path):
-        save(state, path)
+    def cut_off(state, about, path):
+        save(state, about, path)
         saves.append(int(state.step))
         if saves == [3, 6]:
             raise KeyboardInterrupt
@@ -434,6 +434,10 @@ def test_a_fine_tuning_that_was_cut_off_ends_with_the_same_bits(
         finetune.train(SETTING, 0, parts, texts, texts, tmp_path / "cut")
     finetune.train(SETTING, 0, parts, texts, texts, tmp_path / "cut")
     assert saves == [3, 6, 8]
+    other = dataclasses.replace(SETTING, target_epsilon=1.0)
+    for setting, seed in ((other, 0), (SETTING, 1)):
+        with pytest.raises(ValueError, match="Give another folder"):
+            finetune.train(setting, seed, parts, texts, texts, tmp_path / "cut")
     with (
         np.load(tmp_path / "whole/state.npz") as x,
         np.load(tmp_path / "cut/state.npz") as y,
@@ -482,7 +486,11 @@ def test_logits_come_in_the_order_of_the_texts(model, short):
 
 
 def test_without_privacy_nothing_is_clipped_and_no_noise_added():
-    setting = dataclasses.replace(SETTING, target_epsilon=None)
+    with pytest.raises(ValueError, match="no target_epsilon for"):
+        dataclasses.replace(SETTING, target_epsilon=None)
+    setting = dataclasses.replace(
+        SETTING, method=finetune.NOT_PRIVATE, target_epsilon=None
+    )
     mechanism = setting.mechanism(20)
     assert mechanism.noise_stddev == 0 and mechanism.l2_clip_norm == finetune.NO_CLIP
     assert mechanism.iterations == SETTING.mechanism(20).iterations
