@@ -127,9 +127,8 @@ def some(cases, *fast):
 
 @pytest.mark.parametrize("name", some(OPTIMIZERS, "adam_bc"))
 def test_no_optimizer_in_fit_keeps_what_has_no_noise(name):
-    """The sum and its noise do not depend on it; the zoo has the checks of these."""
     pipeline = audit.Pipeline.of_fit(loss_fn, PARAMS, DATA, MECHANISM, OPTIMIZERS[name])
-    checks = ("state",)
+    checks = ("sensitivity", "noise", "state")
     if name not in ("if_finite", "clipped", "averaged"):  # they change the level
         checks = (*checks, "correction")
     assert not failures(pipeline, checks)
