@@ -222,10 +222,11 @@ def clipped_grad(
       prng_argnum: which positional argument is a PRNG key, if any.
       method: "factored" or "vmap"; see `per_example_value_and_grad`.
       skip_padding: whether microbatches of padding alone, at the end of a batch, are
-        left out. A Poisson batch is padded by a tenth to a third, which takes as much
-        time otherwise. It changes the result by rounding. Leave it off where a batch
-        lies on several devices, since it would be moved between them, and where whoever
-        can time a step must not learn the size of its batch.
+        left out. A Poisson batch of 256 is padded by half its size, one of 8,192 by a
+        twelfth, and padding takes as long as examples otherwise. It changes the result
+        as microbatches do. Leave it off where a batch lies on several devices, since
+        it would be moved between them, and where whoever can time a step must not learn
+        the size of its batch.
 
     Returns:
       A function of the arguments of `fun`, in batches, and of
