@@ -11,6 +11,7 @@ The order is such that whatever is cut off leaves tables with all optimizers in 
 import argparse
 import dataclasses
 import itertools
+import json
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -124,6 +125,17 @@ class Plan:
             cell += f" ± {statistics.stdev(values):.2f}"
         there, all_seeds = len(values), len(self.seeds)
         return cell if there == all_seeds else f"{cell} ({there} of {all_seeds})"
+
+
+def reader(rows: Sequence[records.Row], identity: Callable[..., records.Row]) -> Get:
+    """Finds what is on record, and makes nothing."""
+
+    def get(setting: Any, seed: int, split: str) -> records.Row | None:
+        known = json.loads(json.dumps(identity(setting, seed, split)))
+        found = (row for row in rows if known.items() <= row.items())
+        return next(found, None)
+
+    return get
 
 
 def share(text: str) -> tuple[int, int]:
