@@ -35,6 +35,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 import dpadambc
@@ -42,7 +43,7 @@ from benchmarks.language.encoder import PADDING
 from dpadambc.clipping import ClippedGrad
 
 # Of a batch: tokens first, labels last, all but the labels with positions in axis 1.
-Texts = tuple[jax.Array, ...]
+Texts = tuple[jax.Array | np.ndarray, ...]
 
 
 def _grouped(

@@ -14,7 +14,7 @@ as that product; the gradient of the table of words is a lookup.
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -92,6 +92,13 @@ class Block(nnx.Module):
         return self.norm(x + self.narrow(hidden))
 
 
+def through(blocks: Sequence[Block], x: jax.Array, tokens: jax.Array) -> jax.Array:
+    """What these blocks make of the hidden states of one text, shape (T, width)."""
+    for block in blocks:
+        x = block(x, tokens == PADDING)
+    return x
+
+
 class Encoder(nnx.Module):
     """Hidden states of one text."""
 
@@ -108,12 +115,10 @@ class Encoder(nnx.Module):
         positions = self.positions(jnp.arange(len(tokens)))
         return self.norm(self.words(tokens) + positions + self.types(types))
 
-    def before_last_block(self, tokens: jax.Array, types: jax.Array) -> jax.Array:
-        """What the last block sees, shape (T, width)."""
-        x = self.embed(tokens, types)
-        for block in self.blocks[:-1]:
-            x = block(x, tokens == PADDING)
-        return x
+    def before(self, num_blocks: int, tokens: jax.Array, types: jax.Array) -> jax.Array:
+        """What the last so many blocks see, shape (T, width)."""
+        first = self.blocks[: len(self.blocks) - num_blocks]
+        return through(first, self.embed(tokens, types), tokens)
 
     def __call__(self, tokens: jax.Array, types: jax.Array) -> jax.Array:
         """Hidden states of all positions.
@@ -125,7 +130,7 @@ class Encoder(nnx.Module):
         Returns:
           Shape (T, width). Those of padding mean nothing.
         """
-        return self.blocks[-1](self.before_last_block(tokens, types), tokens == PADDING)
+        return through(self.blocks, self.embed(tokens, types), tokens)
 
 
 def mean_pool(hidden: jax.Array, tokens: jax.Array) -> jax.Array:
@@ -134,11 +139,15 @@ def mean_pool(hidden: jax.Array, tokens: jax.Array) -> jax.Array:
     return jnp.sum(hidden, 0, where=present) / jnp.maximum(jnp.sum(present), 1)
 
 
-class Classifier(nnx.Module):
-    """Logits of one text: a linear map of its embedding, as the weights were made for.
+def embedding(hidden: jax.Array, tokens: jax.Array) -> jax.Array:
+    """What the weights were trained for, shape (width,): the mean, of norm one."""
+    pooled = mean_pool(hidden, tokens)
+    # Of a row that is all padding, the gradient is finite too.
+    return pooled * jax.lax.rsqrt(jnp.sum(pooled**2) + 1e-12)
 
-    An embedding is the mean of the hidden states.
-    """
+
+class Classifier(nnx.Module):
+    """Logits of one text: a linear map of its embedding."""
 
     def __init__(self, encoder: Encoder, num_classes: int, *, rngs: nnx.Rngs):
         self.encoder = encoder
@@ -149,25 +158,30 @@ class Classifier(nnx.Module):
             rngs=rngs,
         )
 
-    def pooled(self, tokens: jax.Array, types: jax.Array) -> jax.Array:
+    @property
+    def blocks(self) -> nnx.List:
+        return self.encoder.blocks
+
+    def embed(self, tokens: jax.Array, types: jax.Array) -> jax.Array:
         """The embedding of one text, shape (width,)."""
-        return mean_pool(self.encoder(tokens, types), tokens)
+        return embedding(self.encoder(tokens, types), tokens)
 
     def __call__(self, tokens: jax.Array, types: jax.Array) -> jax.Array:
         """Shape (num_classes,)."""
-        return self.head(self.pooled(tokens, types))
+        return self.head(self.embed(tokens, types))
 
 
 class Tail(nnx.Module):
-    """The last block and the head of a classifier, on what the block before gives."""
+    """The last blocks and the head of a classifier, on what the block before gives."""
 
-    def __init__(self, classifier: Classifier):
-        self.block, self.head = classifier.encoder.blocks[-1], classifier.head
+    def __init__(self, classifier: Classifier, num_blocks: int):
+        self.blocks = nnx.List(classifier.blocks[-num_blocks:])
+        self.head = classifier.head
 
     def __call__(self, tokens: jax.Array, hidden: jax.Array) -> jax.Array:
         """Logits of one text, from shapes (T,) and (T, width)."""
-        x = self.block(hidden.astype(jnp.float32), tokens == PADDING)
-        return self.head(mean_pool(x, tokens))
+        x = through(self.blocks, hidden.astype(jnp.float32), tokens)
+        return self.head(embedding(x, tokens))
 
 
 # Where the published weights have the modules.

@@ -1,12 +1,13 @@
-"""What MiniLM sees in each text before its last block and after it, kept in files.
+"""What MiniLM sees in each text before its last blocks and after them, kept in files.
 
-    DIR/hidden-NAME.npy    shape=(num_texts, T, width), float16: before the last block
-    DIR/pooled-NAME.npy    shape=(num_texts, width), float32: the embedding
+    DIR/hidden-NAME.npy    shape=(num_texts, T, width), float16: before the last blocks
+    DIR/pooled-NAME.npy    shape=(num_texts, width), float32: the mean after them
 
 The names follow from the tokens and the weights. MiniLM has seen no label, and
 the row of a text depends on it alone: private training begins after it.
 """
 
+import functools
 import hashlib
 import pathlib
 from typing import Any, NamedTuple
@@ -29,13 +30,13 @@ class Features(NamedTuple):
     pooled: np.ndarray
 
 
-@jax.jit
-def _see(weights: Any, tokens: jax.Array, types: jax.Array) -> Any:
+@functools.partial(jax.jit, static_argnums=0)
+def _see(num_blocks: int, weights: Any, tokens: jax.Array, types: jax.Array) -> Any:
     model = nnx.merge(*weights)
 
     def one(tokens, types):
-        hidden = model.before_last_block(tokens, types)
-        last = model.blocks[-1](hidden, tokens == encoder.PADDING)
+        hidden = model.before(num_blocks, tokens, types)
+        last = encoder.through(model.blocks[-num_blocks:], hidden, tokens)
         return hidden.astype(jnp.float16), encoder.mean_pool(last, tokens)
 
     return jax.vmap(one)(tokens, types)
@@ -45,16 +46,17 @@ def extract(
     texts: Tokens,
     cache_dir: pathlib.Path,
     model: encoder.Encoder,
+    num_blocks: int = 1,
     name_of_weights: str = encoder.PACKAGE.sha256,
 ) -> Features:
     """Computes the rows unless they are in the cache; positions of padding are zero."""
     tokens, types = map(np.asarray, texts[:2])
     content = name_of_weights.encode() + tokens.tobytes() + types.tobytes()
-    name = hashlib.sha256(content).hexdigest()[:16]
+    name = f"{num_blocks}-{hashlib.sha256(content).hexdigest()[:16]}"
     paths = [cache_dir / f"{field}-{name}.npy" for field in Features._fields]
     if not all(path.exists() for path in paths):
         cache_dir.mkdir(parents=True, exist_ok=True)
-        _write(tokens, types, model, paths)
+        _write(tokens, types, model, num_blocks, paths)
     return Features(*(np.load(path, mmap_mode="r") for path in paths))
 
 
@@ -62,6 +64,7 @@ def _write(
     tokens: np.ndarray,
     types: np.ndarray,
     model: encoder.Encoder,
+    num_blocks: int,
     paths: list[pathlib.Path],
 ) -> None:
     width = model.norm.num_features
@@ -79,7 +82,8 @@ def _write(
         filled = np.resize(group, GROUP_SIZE)
         fitting = (x for x in LENGTHS if x >= lengths[group].max())
         length = min(next(fitting, tokens.shape[1]), tokens.shape[1])
-        hidden, pooled = _see(weights, tokens[filled, :length], types[filled, :length])
+        rows = tokens[filled, :length], types[filled, :length]
+        hidden, pooled = _see(num_blocks, weights, *rows)
         files[0][group, :length] = np.asarray(hidden)[: len(group)]
         files[1][group] = np.asarray(pooled)[: len(group)]
     del files  # writes them out

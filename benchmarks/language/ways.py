@@ -11,8 +11,9 @@ The head is trained in all of them. Adapters are those of Hu et al. (arXiv:2106.
 x @ w + x @ a @ b with w frozen, and b zero at the start.
 """
 
+import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,10 @@ from benchmarks.language.encoder import Classifier, Tail
 # The linear maps of a block; the adapters' paper has them on the first two.
 QUERY_AND_VALUE = ("query", "value")
 ALL_LINEAR = (*QUERY_AND_VALUE, "key", "out", "widen", "narrow")
+
+
+Model = Classifier | Tail
+M = TypeVar("M", Classifier, Tail)
 
 
 class Parts(NamedTuple):
@@ -55,14 +60,14 @@ _IS_TRAINED = {
     "full": lambda last: nnx.Param,
     "LoRA": lambda last: nnx.Any(nnx.LoRAParam, _HEAD),
     "last block": lambda last: nnx.Any(
-        lambda path, _: tuple(path[:3]) == ("encoder", "blocks", last), _HEAD
+        lambda path, _: ("blocks", last) in itertools.pairwise(path), _HEAD
     ),
     "linear probe": lambda last: _HEAD,
 }
 WAYS = tuple(_IS_TRAINED)
 
 
-def split(model: Classifier, way: str) -> Parts:
+def split(model: Model, way: str) -> Parts:
     """What is trained, and what is not.
 
     Raises:
@@ -76,30 +81,30 @@ def split(model: Classifier, way: str) -> Parts:
             f"Expected adapters for LoRA alone, got way={way!r} and"
             f" {'some' if has_adapters else 'none'}. See `with_lora`."
         )
-    is_trained = _IS_TRAINED[way](len(model.encoder.blocks) - 1)
+    is_trained = _IS_TRAINED[way](len(model.blocks) - 1)
     return Parts(*nnx.split(model, is_trained, ...))
 
 
-def tail(model: Classifier) -> Parts:
-    """The last block and the head, all trained, on hidden states of the block before.
+def tail(model: Classifier, num_blocks: int) -> Tail:
+    """A copy of the last blocks and the head, on hidden states of the block before.
 
-    As "last block" trains them; what is frozen is not computed in every step.
+    What is frozen before them is not computed in every step: `features` keeps it.
     """
-    return Parts(*nnx.split(Tail(nnx.clone(model)), nnx.Param, ...))
+    return Tail(nnx.clone(model), num_blocks)
 
 
-def _places(model: Classifier) -> list[nnx.Module]:
+def _places(model: Model) -> list[nnx.Module]:
     """What has linear maps."""
-    return [x for block in model.encoder.blocks for x in (block.attention, block)]
+    return [x for block in model.blocks for x in (block.attention, block)]
 
 
 def with_lora(
-    model: Classifier,
+    model: M,
     *,
     rank: int,
     key: jax.Array,
     names: Sequence[str] = QUERY_AND_VALUE,
-) -> Classifier:
+) -> M:
     """A copy with adapters beside the linear maps of these names, in every block."""
     if not names or not set(names) <= set(ALL_LINEAR):
         raise ValueError(
@@ -115,7 +120,7 @@ def with_lora(
     return model
 
 
-def merged(model: Classifier) -> Classifier:
+def merged(model: M) -> M:
     """The same function without adapters: their products are in the kernels."""
     model = nnx.clone(model)
     for place in _places(model):
@@ -128,16 +133,14 @@ def merged(model: Classifier) -> Classifier:
     return model
 
 
-def with_new_last_block(
-    model: Classifier, key: jax.Array, stddev: float = 1.0
-) -> Classifier:
+def with_new_last_block(model: M, key: jax.Array, stddev: float = 1.0) -> M:
     """A copy whose last block has forgotten what it was trained for.
 
     Kernels are normal, of the standard deviation of the first two seeds' protocol by
     default (BERT itself began with 0.02); biases are zero, scales one.
     """
     model = nnx.clone(model)
-    last = model.encoder.blocks[-1]
+    last = model.blocks[-1]
     graph, state = nnx.split(last)
     keys = iter(jax.random.split(key, len(jax.tree.leaves(state))))
 
@@ -148,5 +151,5 @@ def with_new_last_block(
         fill = jnp.ones if path[-1] == "scale" else jnp.zeros
         return variable.replace(fill(variable.shape))
 
-    model.encoder.blocks[-1] = nnx.merge(graph, nnx.map_state(draw, state))
+    model.blocks[-1] = nnx.merge(graph, nnx.map_state(draw, state))
     return model
