@@ -30,7 +30,6 @@ GROUP_SIZE = 32
 SAVE_EVERY = 10  # steps
 NOT_PRIVATE = "AdamW, not private"
 NO_CLIP = 1e6  # far above every gradient
-HEAD_RATE = 30.0  # the head begins with nothing, so its steps are that much longer
 
 
 def _sgd(
@@ -96,13 +95,6 @@ class Setting:
         )
 
 
-def _is_head(tree: Any) -> Any:
-    """Which of the parameters, or of their gradients, are those of the head."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, _: jax.tree_util.keystr(path[:1], simple=True) == "head", tree
-    )
-
-
 class State(NamedTuple):
     step: jax.Array
     trained: Any
@@ -123,11 +115,7 @@ class Trainer:
     ) -> optax.GradientTransformation:
         """Of the private gradient."""
         schedule = optax.linear_schedule(learning_rate, 0.0, self.mechanism.iterations)
-        make = OPTIMIZERS[self.method]
-        return optax.chain(
-            make(schedule, self.mechanism.noise_stddev),
-            optax.masked(optax.scale(HEAD_RATE), _is_head),
-        )
+        return OPTIMIZERS[self.method](schedule, self.mechanism.noise_stddev)
 
     def _noise(self, key: jax.Array) -> optax.GradientTransformation:
         return dpadambc.add_dp_noise(self.mechanism.noise_stddev, key=key)
