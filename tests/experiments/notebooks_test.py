@@ -18,14 +18,21 @@ SHORTER = {
     "iterations=300": "iterations=60",
     "steps, size = 10_000, 10_000": "steps, size = 1_000, 1_000",
     "epochs = [32, 64, 128, 256, 512], 48": "epochs = [32, 64, 128, 256, 512], 5",
+    "B, N = 1_024": "B, N = 16",
 }
+REVIEWS = "a joy\t1", "a bore\t0", "one of the best this year\t1", "not good\t0"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 @pytest.mark.filterwarnings("default")
-def test_the_notebook_runs(path):
-    """With fewer seeds and steps, where it has many."""
+def test_the_notebook_runs(path, monkeypatch, tmp_path):
+    """With fewer seeds and steps, where it has many, and few reviews."""
+    (tmp_path / "sst2").mkdir()
+    for split, times in (("train", 10), ("dev", 1)):
+        rows = "\n".join(["sentence\tlabel", *times * REVIEWS]) + "\n"
+        (tmp_path / "sst2" / f"{split}.tsv").write_text(rows)
+    monkeypatch.setenv("SST2_DIR", str(tmp_path))
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
         for long, short in SHORTER.items():
@@ -52,7 +59,7 @@ def test_what_is_shortened_is_there():
 
 def test_there_are_notebooks_with_their_outputs():
     """Readers see them without running them."""
-    assert len(PATHS) == 5
+    assert len(PATHS) == 6
     for path in PATHS:
         cells = nbformat.read(path, as_version=4).cells
         assert any(cell.get("outputs") for cell in cells)
