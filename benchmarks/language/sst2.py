@@ -1,0 +1,226 @@
+"""SST-2 by fine-tuning MiniLM: four ways, all optimizers, three epsilons.
+
+    python -m benchmarks.language.sst2 --data-dir DIR --cache-dir DIR --way LoRA
+    python -m benchmarks.language.sst2                   # prints the tables
+
+The search, `benchmarks.rates`, has as many trials for each optimizer at epsilon 3,
+scored on 3,000 training phrases that they do not see; the best is trained on all
+phrases, at every epsilon, and tested on GLUE's development set. All learning rates are
+in Adam's unit. A call makes what is not on record, and goes on where one was cut off;
+several calls, of a way each, may write to one record.
+"""
+
+import argparse
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from benchmarks import rates, records
+from benchmarks.language import data, encoder, features, finetune, prompts, ways
+from benchmarks.language.finetune import NOT_PRIVATE, Setting
+from dpadambc.mechanisms import trials
+
+RESULTS = pathlib.Path(__file__).with_suffix(".jsonl")
+
+MAX_LENGTH = 64  # tokens; less than one sentence in a thousand is longer
+L2_CLIP_NORM = 0.5
+EPSILON_OF_TRIALS, OTHER_EPSILONS = 3.0, (8.0, 1.0)
+RANK = 8
+MODEL_KEY = 0  # of what is random in a model before it is trained
+
+
+class Way(NamedTuple):
+    """How a part of the model is trained.
+
+    Attributes:
+      num_blocks: how many of the last blocks it trains; the states before them are
+        computed once. None trains the whole model, with its embeddings.
+      parts: of a model with these blocks, what is trained and what is not.
+      epochs: of training.
+      batch_size: expected.
+      learning_rates: of the trials of each optimizer.
+      seeds: of what is tested.
+    """
+
+    num_blocks: int | None
+    parts: Callable[..., ways.Parts]
+    epochs: int
+    batch_size: int
+    learning_rates: Mapping[str, Sequence[float]]
+    seeds: Sequence[int]
+
+
+def _with_lora(model: encoder.Tail) -> ways.Parts:
+    adapted = ways.with_lora(
+        model, rank=RANK, key=jax.random.key(MODEL_KEY), names=ways.ALL_LINEAR
+    )
+    return ways.split(adapted, "LoRA")
+
+
+def _with_new_last_block(model: encoder.Tail) -> ways.Parts:
+    new = ways.with_new_last_block(model, jax.random.key(MODEL_KEY))
+    return ways.split(new, "full")
+
+
+# Everything below is for the grids of learning rates to be filled in.
+PLAIN = (1e-3, 2e-3, 4e-3)
+CORRECTED = (2e-4, 4e-4, 8e-4)
+ALL_FIVE = {
+    "DP-AdamW": PLAIN,
+    "DP-AdamBC": CORRECTED,
+    "DP-Adam": PLAIN,
+    "DP-AdamW-BC": CORRECTED,
+    "DP-SGD": PLAIN,
+    NOT_PRIVATE: PLAIN,
+}
+
+WAYS = {
+    "last block": Way(
+        1, lambda tail: ways.split(tail, "full"), 1, 1_024, ALL_FIVE, range(5)
+    ),
+    "new last block": Way(1, _with_new_last_block, 1, 1_024, ALL_FIVE, range(5)),
+    "LoRA": Way(3, _with_lora, 3, 4_096, ALL_FIVE, range(2)),
+    "full": Way(
+        None, lambda model: ways.split(model, "full"), 3, 4_096, ALL_FIVE, range(2)
+    ),
+}
+
+
+def setting(way: str, method: str, target_epsilon: float, rate: float) -> Setting:
+    """One training; without privacy, for any epsilon."""
+    how = WAYS[way]
+    return Setting(
+        way=way,
+        method=method,
+        target_epsilon=None if method == NOT_PRIVATE else target_epsilon,
+        epochs=how.epochs,
+        batch_size=how.batch_size,
+        learning_rate=rate,
+        l2_clip_norm=L2_CLIP_NORM,
+    )
+
+
+def plan(way: str) -> rates.Plan:
+    return rates.Plan(
+        functools.partial(setting, way),
+        WAYS[way].learning_rates,
+        EPSILON_OF_TRIALS,
+        OTHER_EPSILONS,
+        WAYS[way].seeds,
+    )
+
+
+class Laboratory:
+    """Trains what is not on record, on the texts that a split stands for."""
+
+    def __init__(self, way: str, arguments: argparse.Namespace):
+        self._records = records.Records(arguments.output)
+        self._checkpoints = arguments.checkpoints
+        body, num_blocks = encoder.load(), WAYS[way].num_blocks
+        model = prompts.classifier(body, prompts.SST2)
+        if num_blocks is not None:
+            model = ways.tail(model, num_blocks)
+        self._parts = WAYS[way].parts(model)
+        train, test = (
+            _texts(arguments, split, body, num_blocks) for split in ("train", "dev")
+        )
+        fit, validation = data.split_validation(len(train[-1]))
+        take = lambda rows: tuple(x[rows] for x in train)
+        self._texts = {
+            "validation": (take(fit), take(validation)),
+            "test": (train, test),
+        }
+
+    def get(self, setting: Setting, seed: int, split: str) -> records.Row:
+        """The training, made and written down if it is not there."""
+        row = identity(setting, seed, split)
+        folder = self._checkpoints / folder_name(row)
+        make = lambda: finetune.train(
+            setting, seed, self._parts, *self._texts[split], folder
+        )
+        return self._records.get(row, make)
+
+
+def _texts(
+    arguments: argparse.Namespace,
+    split: str,
+    body: encoder.Encoder,
+    num_blocks: int | None,
+) -> tuple[np.ndarray, ...]:
+    """What the model takes of the texts of a file, and their labels."""
+    examples = data.load(arguments.data_dir, "sst2", split)
+    tokens = data.cached(examples, MAX_LENGTH, arguments.cache_dir, data.tokenizer())
+    if num_blocks is None:
+        return tuple(map(np.asarray, tokens))
+    seen = features.extract(tokens, arguments.cache_dir, body, num_blocks)
+    return np.asarray(tokens.tokens), seen.hidden, np.asarray(tokens.labels)
+
+
+def identity(setting: Setting, seed: int, split: str) -> records.Row:
+    """What tells a training from others: scored on "validation" or "test" texts."""
+    return {"setting": dataclasses.asdict(setting), "seed": seed, "split": split}
+
+
+def folder_name(row: records.Row) -> str:
+    """Of the state of one training."""
+    setting = row["setting"]
+    names = "way", "method", "target_epsilon", "learning_rate"
+    parts = [*(str(setting[name]) for name in names), str(row["seed"]), row["split"]]
+    return "_".join(parts).replace(" ", "-")
+
+
+def search_epsilon(way: str, num_train: int) -> float:
+    """Of a search of as many trials, their number random and only the best told."""
+    number = max(len(several) for several in WAYS[way].learning_rates.values())
+    of_one = setting(way, "DP-Adam", EPSILON_OF_TRIALS, 1.0).mechanism(num_train)
+    tuned = of_one.tuned_epsilon(finetune.TARGET_DELTA, trials=trials.Geometric(number))
+    return tuned.epsilon
+
+
+def render(rows: Sequence[records.Row]) -> str:
+    """The tables of each way that there is something of."""
+    get, parts = rates.reader(rows, identity), []
+    for way in WAYS:
+        known = [row for row in rows if row["setting"]["way"] == way]
+        if not known:
+            continue
+        of_way = plan(way)
+        searched = search_epsilon(way, known[0]["num_examples"])
+        parts += [
+            f"{way}, test accuracy in percent:",
+            of_way.results_table(get, of_way.accuracy),
+            f"The trials, on validation phrases (a search costs ε {searched:.2f}):",
+            of_way.trials_table(get),
+        ]
+    return "\n\n".join(parts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--data-dir", type=pathlib.Path, help="trains, where given")
+    parser.add_argument("--cache-dir", type=pathlib.Path, help="of the features")
+    parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
+    parser.add_argument("--way", choices=WAYS, nargs="+", default=tuple(WAYS))
+    parser.add_argument(
+        "--checkpoints",
+        type=pathlib.Path,
+        default=pathlib.Path("sst2_checkpoints"),
+        help="where trainings go on from",
+    )
+    arguments = parser.parse_args()
+    if arguments.data_dir:
+        if not arguments.cache_dir:
+            parser.error("Expected --cache-dir beside --data-dir, for the features.")
+        for way in arguments.way:
+            laboratory = Laboratory(way, arguments)
+            plan(way).run(laboratory.get, 0, 1)
+    print(render(records.read(arguments.output)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""The head made of words, and the experiment on SST-2, with a tiny model."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+pytest.importorskip("safetensors")
+tokenizers = pytest.importorskip("tokenizers")
+
+from flax import nnx  # noqa: E402
+
+from benchmarks import records  # noqa: E402
+from benchmarks.language import (  # noqa: E402
+    data,
+    encoder,
+    features,
+    finetune,
+    prompts,
+    sst2,
+)
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdef"]
+TINY = encoder.Config(
+    num_tokens=len(WORDS), max_length=16, width=8, hidden=12, num_heads=2, num_blocks=2
+)
+
+
+@pytest.fixture
+def words():
+    """A tokenizer of six letters."""
+    vocabulary = {name: i for i, name in enumerate(WORDS)}
+    model = tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]")
+    found = tokenizers.Tokenizer(model)
+    found.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    found.post_processor = tokenizers.processors.BertProcessing(
+        ("[SEP]", 3), ("[CLS]", 2)
+    )
+    return found
+
+
+@pytest.fixture
+def tiny():
+    return encoder.Encoder(TINY, rngs=nnx.Rngs(0))
+
+
+def test_logits_are_cosines_with_the_words_of_a_class(tiny, words):
+    classes = ("a", "b c"), ("d",)
+    model = prompts.classifier(tiny, classes, words)
+    embed = lambda text: prompts.embeddings(tiny, [text], words)[0]
+    text = embed("a f")
+    np.testing.assert_allclose(np.linalg.norm(text), 1, rtol=1e-5)
+    tokens = data.tokenize(data.Examples((("a f",),), np.zeros(1, np.int32)), 9, words)
+    expected = [np.mean([20 * embed(x) @ text for x in each]) for each in classes]
+    logits = model(tokens.tokens[0], tokens.types[0])
+    np.testing.assert_allclose(logits, expected, rtol=1e-4)
+
+
+def test_words_alone_tell_plain_sentences_apart():
+    try:
+        model = prompts.classifier(encoder.load(), prompts.SST2)
+    except ModuleNotFoundError as error:
+        pytest.skip(str(error))
+    texts = "a joy from start to end", "a waste of time", "i loved it", "i hated it"
+    labels = np.array([1, 0, 1, 0], np.int32)
+    found = prompts.embeddings(model.encoder, texts, data.tokenizer())
+    assert jax.vmap(model.head)(found).argmax(-1).tolist() == labels.tolist()
+
+
+@pytest.fixture
+def small(tiny, words, monkeypatch, tmp_path):
+    """Two trials and two epsilons of one optimizer, forty texts of letters."""
+    rng = np.random.default_rng(0)
+    for split, number in (("train", 40), ("dev", 10)):
+        labels = rng.integers(2, size=number)
+        rows = [f"{' '.join(rng.choice(list('abc'), 3))}\t{y}" for y in labels]
+        path = tmp_path / "data/sst2" / f"{split}.tsv"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
+    monkeypatch.setattr(encoder, "load", lambda: tiny)
+    monkeypatch.setattr(data, "tokenizer", lambda: words)
+    monkeypatch.setattr(
+        data, "split_validation", lambda n: (np.arange(n - 8), np.arange(n - 8, n))
+    )
+    monkeypatch.setattr(features, "LENGTHS", (8,))
+    monkeypatch.setattr(finetune, "LENGTHS", (8,))
+    monkeypatch.setattr(finetune, "GROUP_SIZE", 8)
+    monkeypatch.setattr(sst2, "MAX_LENGTH", 8)
+    monkeypatch.setattr(sst2, "OTHER_EPSILONS", (8.0,))
+    ways = {
+        name: way._replace(
+            num_blocks=way.num_blocks and min(way.num_blocks, 2),
+            epochs=1,
+            batch_size=16,
+            learning_rates={"DP-AdamBC": (0.1, 0.2)},
+            seeds=(0,),
+        )
+        for name, way in sst2.WAYS.items()
+    }
+    monkeypatch.setattr(sst2, "WAYS", ways)
+    folders = [f"--{x}-dir={tmp_path / x}" for x in ("data", "cache")]
+    return [*folders, f"--checkpoints={tmp_path}", f"--output={tmp_path / 'out'}"]
+
+
+def test_the_experiment_runs_and_prints_its_tables(
+    small, monkeypatch, tmp_path, capsys
+):
+    monkeypatch.setattr("sys.argv", ["sst2", *small, "--way", "LoRA"])
+    sst2.main()
+    rows = records.read(tmp_path / "out")
+    found = [(x["split"], x["setting"]["target_epsilon"]) for x in rows]
+    assert found == 2 * [("validation", 3.0)] + [("test", 3.0), ("test", 8.0)]
+    assert [row["num_examples"] for row in rows] == [32, 32, 40, 40]
+    assert {row["setting"]["way"] for row in rows} == {"LoRA"}
+    assert rows[2]["noise_stddev"] > 1.5 * rows[3]["noise_stddev"]
+    printed = capsys.readouterr().out
+    assert "LoRA, test accuracy" in printed
+    assert f"| {100 * rows[3]['accuracy']:.2f} |" in printed
+
+    # A later call finds everything on record.
+    monkeypatch.setattr(finetune, "train", lambda *_: pytest.fail("trained again"))
+    sst2.main()
+    assert records.read(tmp_path / "out") == rows
+
+
+def test_without_privacy_one_training_stands_for_all_epsilons():
+    settings = {sst2.setting("LoRA", finetune.NOT_PRIVATE, x, 0.1) for x in (1.0, 3.0)}
+    assert len(settings) == 1
+    assert settings.pop().mechanism(100_000).noise_stddev == 0
+
+
+def test_every_training_has_a_folder_of_its_own():
+    found = {}
+    for way in sst2.WAYS:
+        plan = sst2.plan(way)
+        methods = list(plan.learning_rates)
+        best = lambda setting, seed, split: {"accuracy": setting.learning_rate}
+        tasks = [*plan.trials(methods), *plan.results(best, methods)]
+        for task in tasks:
+            row = sst2.identity(*task)
+            found.setdefault(sst2.folder_name(row), set()).add(json.dumps(row))
+    assert len(found) > 100
+    assert {len(rows) for rows in found.values()} == {1}
