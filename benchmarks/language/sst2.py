@@ -140,9 +140,8 @@ class Laboratory:
         """The training, made and written down if it is not there."""
         row = identity(setting, seed, split)
         folder = self._checkpoints / folder_name(row)
-        make = lambda: finetune.train(
-            setting, seed, self._parts, *self._texts[split], folder
-        )
+        texts, scored = self._texts[split]
+        make = lambda: finetune.train(setting, seed, self._parts, texts, scored, folder)
         return self._records.get(row, make)
 
 
