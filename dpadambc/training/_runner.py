@@ -93,7 +93,10 @@ class Runner:
         return found | scalars
 
     def _identity(self, state: TrainState) -> dict[str, Any]:
-        step = dataclasses.replace(self._step, shardings=Shardings())
+        # The program of one device that skips nothing, wherever the run is.
+        step = dataclasses.replace(
+            self._step, shardings=Shardings(), skip_padding=False
+        )
         on_one_device = _programs.Programs(step, self._num_examples)
         if self._source is None:
             program = _fingerprint.of_program(
