@@ -39,7 +39,7 @@ import numpy as np
 import optax
 
 import dpadambc
-from benchmarks.language.encoder import PADDING
+from benchmarks.language import encoder
 from dpadambc.clipping import ClippedGrad
 
 # Of a batch: tokens first, labels last, all but the labels with positions in axis 1.
@@ -53,7 +53,7 @@ def _grouped(
 
     Padding examples fill up the first group.
     """
-    lengths = jnp.where(is_padding_example, 0, jnp.sum(texts[0] != PADDING, axis=1))
+    lengths = jnp.where(is_padding_example, 0, encoder.lengths(texts[0]))
     order = jnp.argsort(lengths)
     added = -len(order) % size
     order = jnp.concatenate([jnp.broadcast_to(order[:1], added), order])

@@ -148,6 +148,7 @@ def tokenize(
     """
     tokenizer = tokenizers.Tokenizer.from_str(tokenizer.to_str())
     tokenizer.enable_truncation(max_length)
+    tokenizer.encode_special_tokens = True  # as any words: "[PAD]" is no padding
     texts = [x[0] if len(x) == 1 else x for x in examples.texts]
     encoded = tokenizer.encode_batch(texts)
     shape = len(encoded), max_length

@@ -37,6 +37,17 @@ NUM_PARAMETERS = 22_565_376  # without the pooler, which nothing here uses
 PADDING = 0  # the token
 
 
+def lengths(tokens: jax.typing.ArrayLike) -> jax.Array:
+    """How long texts are, shape (...), from shape (..., T): what follows is padding.
+
+    Not the number of tokens that are no padding: a text that had one in its middle
+    would be cut off by it.
+    """
+    tokens = jnp.asarray(tokens)
+    ends = jnp.arange(1, tokens.shape[-1] + 1)
+    return jnp.max(jnp.where(tokens != PADDING, ends, 0), axis=-1)
+
+
 @dataclasses.dataclass(frozen=True)
 class Config:
     """The sizes of an encoder; by default those of MiniLM."""

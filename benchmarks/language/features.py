@@ -74,7 +74,7 @@ def _write(
         np.lib.format.open_memmap(draft, "w+", dtype, shape)
         for draft, (shape, dtype) in zip(drafts, shapes, strict=True)
     ]
-    lengths = np.sum(tokens != encoder.PADDING, axis=1)
+    lengths = np.asarray(encoder.lengths(tokens))
     order = np.argsort(lengths, kind="stable")
     weights = nnx.split(model)
     for first in rich.progress.track(range(0, len(order), GROUP_SIZE), "MiniLM"):
