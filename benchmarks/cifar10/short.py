@@ -88,10 +88,11 @@ def render(rows: Sequence[records.Row]) -> str:
             "Cosine of the last update to the first moment, and share at the floor:",
             PLAN.results_table(get, _moments),
             f"The trials, on validation images, at ε {tuned.of_one_trial:.2f} each. A"
-            f" search of {number} trials of one optimizer, were their number random"
-            f" (geometric) and only the best told, costs ε {tuned.epsilon:.2f}; all"
-            f" {number} told cost {tuned.of_composition:.2f}. What was trained on all"
-            " images comes on top:",
+            f" search of {number} trials of one optimizer, with keys of their own, were"
+            " their number random (geometric) and only the best told, costs ε"
+            f" {tuned.epsilon:.2f}; all {number} told would cost"
+            f" {tuned.of_composition:.2f}. What was trained on all images comes on top."
+            " (Here they share a key, for comparison: each ε is of one training.)",
             PLAN.trials_table(get),
         ]
     )

@@ -7,6 +7,7 @@ fine-tuning.
 
 import dataclasses
 import functools
+import hashlib
 import json
 import pathlib
 import time
@@ -204,7 +205,7 @@ def _logits(graph: Any, trained: Any, frozen: Any, inputs: Any) -> jax.Array:
 
 def logits(parts: ways.Parts, trained: Any, inputs: buckets.Texts) -> np.ndarray:
     """Of all texts, shape (num_texts, num_classes), in groups of like length."""
-    lengths = np.sum(np.asarray(inputs[0]) != encoder.PADDING, axis=1)
+    lengths = np.asarray(encoder.lengths(inputs[0]))
     order, found = np.argsort(lengths, kind="stable"), []
     for first in range(0, len(order), GROUP_SIZE):
         group = np.resize(order[first : first + GROUP_SIZE], GROUP_SIZE)
@@ -220,6 +221,16 @@ def accuracy(parts: ways.Parts, trained: Any, texts: buckets.Texts) -> float:
     *inputs, labels = texts
     labeled = logits(parts, trained, tuple(inputs)).argmax(-1)
     return float(np.mean(labeled == np.asarray(labels)))
+
+
+def _digest(parts: ways.Parts, texts: buckets.Texts) -> str:
+    """Of the model at the start, its labels and the tokens it follows from."""
+    found = hashlib.sha256()
+    arrays = jax.tree.leaves((parts.trained, parts.frozen, texts[0], texts[-1]))
+    for array in arrays:
+        found.update(f"{array.shape} {array.dtype}".encode())
+        found.update(np.asarray(array).tobytes())
+    return found.hexdigest()[:16]
 
 
 def train(
@@ -241,14 +252,14 @@ def train(
       folder: of the state that it goes on from.
 
     Raises:
-      ValueError: if the state in the folder is of another setting, seed or number of
-        texts. (It cannot tell other texts of the same number, or another model.)
+      ValueError: if the state in the folder is of another setting, seed, model or of
+        other texts.
     """
     mechanism = setting.mechanism(len(texts[-1]))
     trainer = Trainer(parts.graph, mechanism, setting.method)
     run = experiment.Run(jnp.float32(setting.learning_rate), jax.random.key(seed))
     folder.mkdir(parents=True, exist_ok=True)
-    about = json.dumps([dataclasses.asdict(setting), seed, len(texts[-1])])
+    about = json.dumps([dataclasses.asdict(setting), seed, _digest(parts, texts)])
     file = folder / "state.npz"
     state = _restore(trainer.start(run, parts.trained), about, file)
     texts = tuple(map(jnp.asarray, texts))

@@ -136,7 +136,7 @@ def merged(model: M) -> M:
 def with_new_last_block(model: M, key: jax.Array, stddev: float = 1.0) -> M:
     """A copy whose last block has forgotten what it was trained for.
 
-    Kernels are normal, of the standard deviation of the first two seeds' protocol by
+    Kernels are normal, of the standard deviation of the first two papers' protocol by
     default (BERT itself began with 0.02); biases are zero, scales one.
     """
     model = nnx.clone(model)

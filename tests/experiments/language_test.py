@@ -297,6 +297,28 @@ def test_groups_are_sorted_and_hold_each_text_once():
     assert is_padding.ravel().tolist() == 4 * [True] + 8 * [False]
 
 
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_padding_in_the_middle_of_a_text_cuts_nothing_off(
+    model, is_broken, monkeypatch
+):
+    """One text more would else change what is seen of its neighbors."""
+    if is_broken:
+        count = lambda tokens: jnp.sum(tokens != encoder.PADDING, axis=-1)
+        monkeypatch.setattr(encoder, "lengths", count)
+    parts = ways.split(model, "linear probe")
+    tokens = np.array(_texts(8 * [10]).tokens)
+    tokens[:, 2:8] = encoder.PADDING
+    types = np.zeros_like(tokens)
+    texts = data.Tokens(*map(jnp.asarray, (tokens, types, _texts(8 * [10]).labels)))
+    grad_fn, present = jax.jit(_bucketed(parts)), jnp.zeros(8, bool)
+    args = parts.trained, parts.frozen
+    found = grad_fn(*args, texts, is_padding_example=present)
+    shorter = jnp.asarray(np.where(np.arange(16) < 9, tokens, encoder.PADDING))
+    unseen = grad_fn(*args, texts._replace(tokens=shorter), is_padding_example=present)
+    ends_matter = optax.tree.norm(optax.tree.sub(found, unseen)) > 1e-3
+    assert ends_matter == (not is_broken)
+
+
 def _cut_off(parts, lengths, size):
     """Broken: a group is padded to the length of its place, whatever it holds."""
     fun = dpadambc.clipped_grad(parts.loss_fn, batch_argnums=(2, 3, 4), **CLIP)
@@ -443,10 +465,17 @@ def test_a_fine_tuning_that_was_cut_off_ends_with_the_same_bits(
         finetune.train(SETTING, 0, parts, texts, texts, tmp_path / "cut")
     finetune.train(SETTING, 0, parts, texts, texts, tmp_path / "cut")
     assert saves == [3, 6, 8]
-    other = dataclasses.replace(SETTING, target_epsilon=1.0)
-    for setting, seed in ((other, 0), (SETTING, 1)):
+    setting = dataclasses.replace(SETTING, target_epsilon=1.0)
+    others = tuple(_texts(2 * LENGTHS, seed=1))
+    model = parts._replace(frozen=jax.tree.map(lambda x: x + 1, parts.frozen))
+    for other in (
+        (setting, 0, parts, texts),
+        (SETTING, 1, parts, texts),
+        (SETTING, 0, parts, others),
+        (SETTING, 0, model, texts),
+    ):
         with pytest.raises(ValueError, match="Give another folder"):
-            finetune.train(setting, seed, parts, texts, texts, tmp_path / "cut")
+            finetune.train(*other, texts, tmp_path / "cut")
     with (
         np.load(tmp_path / "whole/state.npz") as x,
         np.load(tmp_path / "cut/state.npz") as y,
@@ -575,6 +604,13 @@ def test_texts_are_cut_off_for_their_own_length_alone(words):
         [2, 4, 5, 3, 8, 3],
     ]
     assert found.types.tolist() == [6 * [0], 6 * [0], [0, 0, 0, 0, 1, 1]]
+
+
+def test_a_text_has_no_special_tokens(words):
+    examples = data.Examples((("[PAD] a [SEP]",),), np.zeros(1, np.int32))
+    words.add_special_tokens(["[PAD]", "[SEP]"])
+    found = data.tokenize(examples, 12, words).tokens[0]
+    assert found[1] != encoder.PADDING and (found == 3).sum() == 1
 
 
 def test_tokens_are_kept_by_what_they_follow_from(words, tmp_path, monkeypatch):
