@@ -66,7 +66,7 @@ def _norm(width: int, rngs: nnx.Rngs) -> nnx.LayerNorm:
 
 
 class Attention(nnx.Module):
-    """Of every position to all that are no padding."""
+    """Of every position to all that are not hidden from it."""
 
     def __init__(self, config: Config, rngs: nnx.Rngs):
         square = lambda: nnx.Linear(config.width, config.width, rngs=rngs)
@@ -76,19 +76,34 @@ class Attention(nnx.Module):
     def _heads(self, x: jax.Array) -> jax.Array:
         return x.reshape(x.shape[0], self.num_heads, -1)
 
-    def __call__(self, x: jax.Array, is_padding: jax.Array) -> jax.Array:
+    def project(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Queries, keys and values, each of shape (T, num_heads, width of a head)."""
         query, key, value = (
             self._heads(project(x)) for project in (self.query, self.key, self.value)
         )
+        return query, key, value
+
+    def attend(
+        self, query: jax.Array, key: jax.Array, value: jax.Array, is_hidden: jax.Array
+    ) -> jax.Array:
+        """The values that the queries find among the keys, shape (queries, width)."""
         scores = jnp.einsum("qhd,khd->hqk", query, key) / np.sqrt(query.shape[-1])
         least = jnp.finfo(scores.dtype).min  # finite, for a text that is all padding
-        scores = jnp.where(is_padding[None, None], least, scores)
+        is_hidden = jnp.broadcast_to(is_hidden, scores.shape)
+        scores = jnp.where(is_hidden, least, scores)
         heads = jnp.einsum("hqk,khd->qhd", jax.nn.softmax(scores), value)
-        return self.out(heads.reshape(x.shape))
+        return self.out(heads.reshape(len(query), -1))
+
+    def __call__(self, x: jax.Array, is_hidden: jax.Array) -> jax.Array:
+        return self.attend(*self.project(x), is_hidden)
 
 
 class Block(nnx.Module):
-    """Attention and two layers, each added to its input and normalized after it."""
+    """Attention and two layers, each added to its input and normalized after it.
+
+    `is_hidden` says which positions are not attended to: shape (T,) from any, such as
+    padding, or (T, T) from the position in axis 0.
+    """
 
     def __init__(self, config: Config, rngs: nnx.Rngs):
         self.attention = Attention(config, rngs)
@@ -97,8 +112,12 @@ class Block(nnx.Module):
         self.narrow = nnx.Linear(config.hidden, config.width, rngs=rngs)
         self.norm = _norm(config.width, rngs)
 
-    def __call__(self, x: jax.Array, is_padding: jax.Array) -> jax.Array:
-        x = self.attention_norm(x + self.attention(x, is_padding))
+    def __call__(self, x: jax.Array, is_hidden: jax.Array) -> jax.Array:
+        return self.after_attention(x, self.attention(x, is_hidden))
+
+    def after_attention(self, x: jax.Array, attended: jax.Array) -> jax.Array:
+        """The rest, which each position does for itself."""
+        x = self.attention_norm(x + attended)
         hidden = jax.nn.gelu(self.widen(x), approximate=False)
         return self.norm(x + self.narrow(hidden))
 
@@ -121,9 +140,11 @@ class Encoder(nnx.Module):
         self.norm = _norm(config.width, rngs)
         self.blocks = nnx.List([Block(config, rngs) for _ in range(config.num_blocks)])
 
-    def embed(self, tokens: jax.Array, types: jax.Array) -> jax.Array:
-        """What the first block sees, shape (T, width)."""
-        positions = self.positions(jnp.arange(len(tokens)))
+    def embed(
+        self, tokens: jax.Array, types: jax.Array, first: jax.typing.ArrayLike = 0
+    ) -> jax.Array:
+        """What the first block sees, shape (T, width), from this position on."""
+        positions = self.positions(first + jnp.arange(len(tokens)))
         return self.norm(self.words(tokens) + positions + self.types(types))
 
     def before(self, num_blocks: int, tokens: jax.Array, types: jax.Array) -> jax.Array:
