@@ -42,7 +42,8 @@ import dpadambc
 from benchmarks.language import encoder
 from dpadambc.clipping import ClippedGrad
 
-# Of a batch: tokens first, labels last, all but the labels with positions in axis 1.
+# Of a batch: tokens first, labels last. What has more than one axis, with positions in
+# axis 1; labels may be one for each text, or one for each of its positions.
 Texts = tuple[jax.Array | np.ndarray, ...]
 
 
@@ -76,8 +77,8 @@ def clipped_grad(
 
     Args:
       loss_fn: of `(trained, frozen, *text)`, where a text is its tokens, whatever else
-        has its positions in axis 0, and its label. Padding at the end must not change
-        it.
+        has its positions in axis 0, and its label, or those of its positions. Padding
+        at the end must not change it.
       lengths: to which groups are padded, rising; the last is that of the arrays.
       microbatch_size: how many texts are in a group.
       l2_clip_norm: C.
@@ -97,20 +98,15 @@ def clipped_grad(
 
     def at(length: int) -> Callable[..., optax.Updates]:
         def grad_fn(trained, frozen, texts, is_padding_example):
-            *positions, labels = texts
             whole = dpadambc.clipped_grad(
                 loss_fn,
                 l2_clip_norm=l2_clip_norm,
                 normalize_by=normalize_by,
                 batch_argnums=tuple(range(2, 2 + len(texts))),
             )
-            shorter = (x[:, :length] for x in positions)
+            shorter = (x[:, :length] if x.ndim > 1 else x for x in texts)
             return whole(
-                trained,
-                frozen,
-                *shorter,
-                labels,
-                is_padding_example=is_padding_example,
+                trained, frozen, *shorter, is_padding_example=is_padding_example
             )
 
         return grad_fn

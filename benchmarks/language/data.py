@@ -48,7 +48,7 @@ class Tokens(NamedTuple):
     # shape=(num_examples, T), int32, `encoder.PADDING` at the end
     tokens: np.ndarray | jax.Array
     types: np.ndarray | jax.Array  # shape=(num_examples, T), int32, 1 in second texts
-    labels: np.ndarray | jax.Array  # shape=(num_examples,), int32
+    labels: np.ndarray | jax.Array  # shape=(num_examples,) or that of tokens, int32
 
     def take(self, indices: np.ndarray | slice) -> "Tokens":
         return Tokens(*(x[indices] for x in self))

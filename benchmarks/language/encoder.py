@@ -35,6 +35,7 @@ PACKAGE = weights.Package(
 NUM_PARAMETERS = 22_565_376  # without the pooler, which nothing here uses
 
 PADDING = 0  # the token
+UNLABELED = -1  # the label of a position that has none
 
 
 def lengths(tokens: jax.typing.ArrayLike) -> jax.Array:
@@ -61,7 +62,8 @@ class Config:
     num_blocks: int = 6
 
 
-def _norm(width: int, rngs: nnx.Rngs) -> nnx.LayerNorm:
+def layer_norm(width: int, rngs: nnx.Rngs) -> nnx.LayerNorm:
+    """BERT's."""
     return nnx.LayerNorm(width, epsilon=1e-12, use_fast_variance=False, rngs=rngs)
 
 
@@ -107,10 +109,10 @@ class Block(nnx.Module):
 
     def __init__(self, config: Config, rngs: nnx.Rngs):
         self.attention = Attention(config, rngs)
-        self.attention_norm = _norm(config.width, rngs)
+        self.attention_norm = layer_norm(config.width, rngs)
         self.widen = nnx.Linear(config.width, config.hidden, rngs=rngs)
         self.narrow = nnx.Linear(config.hidden, config.width, rngs=rngs)
-        self.norm = _norm(config.width, rngs)
+        self.norm = layer_norm(config.width, rngs)
 
     def __call__(self, x: jax.Array, is_hidden: jax.Array) -> jax.Array:
         return self.after_attention(x, self.attention(x, is_hidden))
@@ -137,14 +139,14 @@ class Encoder(nnx.Module):
         self.words = table(config.num_tokens)
         self.positions = table(config.max_length)
         self.types = table(config.num_types)
-        self.norm = _norm(config.width, rngs)
+        self.norm = layer_norm(config.width, rngs)
         self.blocks = nnx.List([Block(config, rngs) for _ in range(config.num_blocks)])
 
     def embed(
         self, tokens: jax.Array, types: jax.Array, first: jax.typing.ArrayLike = 0
     ) -> jax.Array:
         """What the first block sees, shape (T, width), from this position on."""
-        positions = self.positions(first + jnp.arange(len(tokens)))
+        positions = self.positions(jnp.asarray(first) + jnp.arange(len(tokens)))
         return self.norm(self.words(tokens) + positions + self.types(types))
 
     def before(self, num_blocks: int, tokens: jax.Array, types: jax.Array) -> jax.Array:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import pathlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -110,6 +110,7 @@ class Trainer:
     graph: nnx.GraphDef
     mechanism: dpadambc.PoissonGaussian
     method: str
+    lengths: tuple[int, ...]  # to which groups are padded
 
     def _optimizer(
         self, learning_rate: jax.typing.ArrayLike
@@ -143,7 +144,7 @@ class Trainer:
         )
         grad_fn = buckets.clipped_grad(
             ways.Parts(self.graph, state.trained, frozen).loss_fn,
-            lengths=LENGTHS,
+            lengths=self.lengths,
             microbatch_size=GROUP_SIZE,
             l2_clip_norm=mechanism.l2_clip_norm,
             normalize_by=mechanism.normalize_by,
@@ -203,17 +204,50 @@ def _logits(graph: Any, trained: Any, frozen: Any, inputs: Any) -> jax.Array:
     return jax.vmap(parts.model())(*inputs)
 
 
-def logits(parts: ways.Parts, trained: Any, inputs: buckets.Texts) -> np.ndarray:
-    """Of all texts, shape (num_texts, num_classes), in groups of like length."""
-    lengths = np.asarray(encoder.lengths(inputs[0]))
-    order, found = np.argsort(lengths, kind="stable"), []
+def by_length(
+    fun: Callable[[buckets.Texts], jax.Array],
+    texts: buckets.Texts,
+    lengths: Sequence[int],
+) -> np.ndarray:
+    """What a function makes of all texts, a group of like length at a time.
+
+    Args:
+      fun: of `GROUP_SIZE` texts, with a row for each.
+      texts: of all of them; tokens first.
+      lengths: to which groups are padded, rising.
+
+    Returns:
+      The rows, in the order of the texts.
+    """
+    own = np.asarray(encoder.lengths(texts[0]))
+    order, found = np.argsort(own, kind="stable"), []
     for first in range(0, len(order), GROUP_SIZE):
         group = np.resize(order[first : first + GROUP_SIZE], GROUP_SIZE)
-        length = min(x for x in LENGTHS if x >= lengths[group].max())
-        rows = tuple(x[group, :length] for x in inputs)
-        found.append(_logits(parts.graph, trained, parts.frozen, rows))
+        length = min(x for x in lengths if x >= own[group].max())
+        rows = (x[group, :length] if x.ndim > 1 else x[group] for x in texts)
+        found.append(fun(tuple(rows)))
     inverse = np.argsort(order, kind="stable")
     return np.concatenate(found)[: len(order)][inverse]
+
+
+def logits(parts: ways.Parts, trained: Any, inputs: buckets.Texts) -> np.ndarray:
+    """Of all texts, shape (num_texts, num_classes)."""
+    of_group = functools.partial(_logits, parts.graph, trained, parts.frozen)
+    return by_length(of_group, inputs, LENGTHS)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _losses(graph: Any, trained: Any, frozen: Any, texts: Any) -> jax.Array:
+    loss_fn = ways.Parts(graph, trained, frozen).loss_fn
+    return jax.vmap(lambda *text: loss_fn(trained, frozen, *text))(*texts)
+
+
+def losses(
+    parts: ways.Parts, trained: Any, texts: buckets.Texts, lengths: Sequence[int]
+) -> np.ndarray:
+    """Of all texts, shape (num_texts,). Not private."""
+    of_group = functools.partial(_losses, parts.graph, trained, parts.frozen)
+    return by_length(of_group, texts, lengths)
 
 
 def accuracy(parts: ways.Parts, trained: Any, texts: buckets.Texts) -> float:
@@ -233,30 +267,33 @@ def _digest(parts: ways.Parts, texts: buckets.Texts) -> str:
     return found.hexdigest()[:16]
 
 
-def train(
+def fit(
     setting: Setting,
     seed: int,
     parts: ways.Parts,
     texts: buckets.Texts,
-    scored: buckets.Texts,
     folder: pathlib.Path,
-) -> records.Row:
-    """Trains on the texts, or goes on where it ended, and scores on the others.
+    lengths: Sequence[int],
+) -> tuple[Any, records.Row]:
+    """Trains on the texts, or goes on where it ended.
 
     Args:
       setting: what to do.
       seed: of the batches and the noise.
       parts: the model.
       texts: to train on.
-      scored: to score on; nothing is chosen by it here.
       folder: of the state that it goes on from.
+      lengths: to which groups are padded, rising; the last is that of the texts.
+
+    Returns:
+      What is trained, and what to write down.
 
     Raises:
       ValueError: if the state in the folder is of another setting, seed, model or of
         other texts.
     """
     mechanism = setting.mechanism(len(texts[-1]))
-    trainer = Trainer(parts.graph, mechanism, setting.method)
+    trainer = Trainer(parts.graph, mechanism, setting.method, tuple(lengths))
     run = experiment.Run(jnp.float32(setting.learning_rate), jax.random.key(seed))
     folder.mkdir(parents=True, exist_ok=True)
     about = json.dumps([dataclasses.asdict(setting), seed, _digest(parts, texts)])
@@ -271,13 +308,28 @@ def train(
             _save(state, about, file)
     taken = mechanism.iterations - began
     seconds = (time.perf_counter() - started) / max(taken, 1)
-    return {
-        "accuracy": round(accuracy(parts, state.trained, scored), 4),
+    return state.trained, {
         "num_examples": len(texts[-1]),
-        "num_scored": len(scored[-1]),
         "num_trained": int(optax.tree.size(parts.trained)),
         "noise_multiplier": mechanism.noise_multiplier,
         "noise_stddev": cast(float, mechanism.noise_stddev),
         "iterations": mechanism.iterations,
         "seconds_per_step": round(seconds, 3) if taken else None,
     }
+
+
+def train(
+    setting: Setting,
+    seed: int,
+    parts: ways.Parts,
+    texts: buckets.Texts,
+    scored: buckets.Texts,
+    folder: pathlib.Path,
+) -> records.Row:
+    """`fit` of a classifier, and its accuracy on other texts.
+
+    Nothing is chosen by them here.
+    """
+    trained, row = fit(setting, seed, parts, texts, folder, LENGTHS)
+    own = accuracy(parts, trained, scored)
+    return {"accuracy": round(own, 4), "num_scored": len(scored[-1])} | row

@@ -1,6 +1,6 @@
 """Ways to fine-tune: all parameters, adapters of low rank, the last block, the head.
 
-Each splits a `Classifier` into what is trained and what is frozen, two states that
+Each splits a model into what is trained and what is frozen, two states that
 `dpadambc.training.fit` takes as `params` and `frozen`:
 
     parts = ways.split(ways.with_lora(model, rank=8, key=key), "LoRA")
@@ -20,15 +20,16 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from benchmarks.language.encoder import Classifier, Tail
+from benchmarks.language.encoder import UNLABELED, Classifier, Tail
+from benchmarks.language.generator import Generator
 
 # The linear maps of a block; the adapters' paper has them on the first two.
 QUERY_AND_VALUE = ("query", "value")
 ALL_LINEAR = (*QUERY_AND_VALUE, "key", "out", "widen", "narrow")
 
 
-Model = Classifier | Tail
-M = TypeVar("M", Classifier, Tail)
+Model = Classifier | Tail | Generator
+M = TypeVar("M", Classifier, Tail, Generator)
 
 
 class Parts(NamedTuple):
@@ -49,10 +50,15 @@ class Parts(NamedTuple):
         frozen: Any,
         *text: jax.Array,
     ) -> jax.Array:
-        """Cross-entropy of one text: what the model takes of it, and its label."""
-        *inputs, label = text
+        """Cross-entropy of one text: what the model takes of it, and its label.
+
+        With a label for each position, the mean over those that have one.
+        """
+        *inputs, labels = text
         logits = nnx.merge(self.graph, trained, frozen)(*inputs)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, label)
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        is_labeled = labels != UNLABELED
+        return jnp.sum(losses, where=is_labeled) / jnp.maximum(jnp.sum(is_labeled), 1)
 
 
 _HEAD = nnx.PathContains("head")

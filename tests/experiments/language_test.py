@@ -490,7 +490,7 @@ def test_a_step_is_that_of_the_library(model, short):
     mechanism = SETTING.mechanism(20)
     key = jax.random.key(0)
     run = experiment.Run(jnp.float32(SETTING.learning_rate), key)
-    trainer = finetune.Trainer(parts.graph, mechanism, SETTING.method)
+    trainer = finetune.Trainer(parts.graph, mechanism, SETTING.method, (8, 16))
     start = trainer.start(run, parts.trained)
     found = trainer.take_step(run, start, parts.frozen, texts).trained
     sampling_key, noise_key = jax.random.split(key)
