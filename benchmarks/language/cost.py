@@ -42,27 +42,27 @@ def parts_of(way: str) -> ways.Parts:
     return ways.split(model, way)
 
 
-def random_texts(length: int) -> data.Tokens:
+def random_texts(length: int, batch_size: int = BATCH_SIZE) -> data.Tokens:
     rng = np.random.default_rng(0)
-    shape = BATCH_SIZE, length
+    shape = batch_size, length
     tokens = rng.integers(1, encoder.Config().num_tokens, shape).astype(np.int32)
-    labels = rng.integers(2, size=BATCH_SIZE).astype(np.int32)
+    labels = rng.integers(2, size=batch_size).astype(np.int32)
     return data.Tokens(tokens, np.zeros(shape, np.int32), labels)
 
 
-def cases_of(way: str, length: int) -> timing.Cases:
+def cases_of(way: str, length: int, batch_size: int = BATCH_SIZE) -> timing.Cases:
     """The ordinary and the private program, of the gradient and of the step."""
-    parts, texts = parts_of(way), random_texts(length)
+    parts, texts = parts_of(way), random_texts(length, batch_size)
     clipped = dpadambc.clipped_grad(
         parts.loss_fn,
         l2_clip_norm=L2_CLIP_NORM,
-        normalize_by=BATCH_SIZE,
+        normalize_by=batch_size,
         batch_argnums=(2, 3, 4),
     )
 
     def ordinary(trained, frozen, *texts):
         loss_fn = lambda trained, *text: parts.loss_fn(trained, frozen, *text)
-        present = jnp.zeros(BATCH_SIZE, bool)
+        present = jnp.zeros(batch_size, bool)
         return experiment.mean_grad(loss_fn)(
             trained, *texts, is_padding_example=present
         )
