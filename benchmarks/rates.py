@@ -5,7 +5,8 @@
 2. The best, trained on all training data and scored on test data: at that epsilon,
    then at the others with the same learning rate, then with more seeds.
 
-The order is such that whatever is cut off leaves tables with all optimizers in them.
+An optimizer with one learning rate has no trials. The order is such that whatever is
+cut off leaves tables with all optimizers in them.
 """
 
 import argparse
@@ -51,7 +52,9 @@ class Plan:
         return setting, self.seed_of_trials, "validation"
 
     def best(self, get: Get, method: str) -> float | None:
-        """The learning rate of the best trial, once all are there."""
+        """The learning rate of the best trial, once all are there, or the only one."""
+        if len(self.learning_rates[method]) == 1:
+            return self.learning_rates[method][0]
         found = {
             rate: get(*self.trial(method, rate)) for rate in self.learning_rates[method]
         }
@@ -61,9 +64,10 @@ class Plan:
 
     def trials(self, methods: Sequence[str]) -> Iterator[Task]:
         """The first of each optimizer before the second of any."""
-        several = (self.learning_rates[method] for method in methods)
+        searched = [name for name in methods if len(self.learning_rates[name]) > 1]
+        several = (self.learning_rates[method] for method in searched)
         for rates in zip(*several, strict=True):
-            yield from map(self.trial, methods, rates)
+            yield from map(self.trial, searched, rates)
 
     def results(self, get: Get, methods: Sequence[str]) -> Iterator[Task]:
         """The best of each optimizer with all seeds, what matters most first."""
@@ -76,9 +80,8 @@ class Plan:
                 for method, rate in chosen.items():
                     yield self.setting(method, epsilon, rate), seed, "test"
 
-    def run(self, get: Get, part: int, whole: int) -> None:
-        """Makes every `whole`-th optimizer, beginning with number `part`."""
-        methods = list(self.learning_rates)[part::whole]
+    def run(self, get: Get, methods: Sequence[str]) -> None:
+        """Makes what there is to make of these optimizers."""
         for each in self.trials(methods):
             get(*each)
         for each in self.results(get, methods):

@@ -108,7 +108,8 @@ def main() -> None:
     if arguments.data_dir:
         cifar = data.load(arguments.data_dir)
         laboratory = cnn5_training.Laboratory(cifar, found, arguments.checkpoints)
-        PLAN.run(laboratory.get, *arguments.share)
+        part, whole = arguments.share
+        PLAN.run(laboratory.get, list(LEARNING_RATES)[part::whole])
     print(render(records.read(arguments.output)))
 
 

@@ -100,7 +100,8 @@ def small(tiny, words, monkeypatch, tmp_path):
     }
     monkeypatch.setattr(sst2, "WAYS", ways)
     folders = [f"--{x}-dir={tmp_path / x}" for x in ("data", "cache")]
-    return [*folders, f"--checkpoints={tmp_path}", f"--output={tmp_path / 'out'}"]
+    chosen = ["--method", "DP-AdamBC", f"--output={tmp_path / 'out'}"]
+    return [*folders, f"--checkpoints={tmp_path}", *chosen]
 
 
 def test_the_experiment_runs_and_prints_its_tables(
@@ -122,6 +123,17 @@ def test_the_experiment_runs_and_prints_its_tables(
     monkeypatch.setattr(finetune, "train", lambda *_: pytest.fail("trained again"))
     sst2.main()
     assert records.read(tmp_path / "out") == rows
+
+
+def test_nothing_is_searched_where_there_is_one_learning_rate():
+    plan = sst2.plan("LoRA")
+    methods, made = list(plan.learning_rates), []
+    plan.run(lambda *task: made.append(task), methods)
+    assert {split for *_, split in made} == {"test"}
+    private = [task for task in made if task[0].method != finetune.NOT_PRIVATE]
+    assert len(private) == 5 * 3 * 2  # optimizers, epsilons, seeds
+    assert "trials" not in sst2.render([sst2.identity(*made[0]) | {"accuracy": 0.5}])
+    assert len(list(sst2.plan("last block").trials(methods))) == 6 * 3
 
 
 def test_without_privacy_one_training_stands_for_all_epsilons():
