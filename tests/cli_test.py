@@ -195,7 +195,9 @@ def test_every_mechanism_has_options_for_all_its_fields(name):
     }
     assert needed == COMMON | set(sampling.needs)
     fields = {field.name for field in dataclasses.fields(cls)}
-    assert fields - needed == {"neighboring_relation", *sampling.takes}
+    # Epsilon and noise, which the commands are about, do not depend on the rule.
+    optional = {"neighboring_relation", "clip_rule", *sampling.takes}
+    assert fields - needed == optional
     assert {*sampling.needs, *sampling.takes} <= set(_options.FIELDS)
     if name in planning.SAMPLINGS:
         assert planning.SAMPLINGS[name] is cls

@@ -225,7 +225,8 @@ def run(
     report = {
         "epsilon": epsilon,
         "delta": TARGET_DELTA,
-        "mechanism": dataclasses.asdict(mechanism) | {"neighboring_relation": relation},
+        "mechanism": vars(mechanism)
+        | {"neighboring_relation": relation, "clip_rule": repr(mechanism.clip_rule)},
         "num_examples": train.num_examples,
         "environment": environment.environment(),
         "seeds": list(seeds),

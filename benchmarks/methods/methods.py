@@ -5,6 +5,7 @@ mechanism clips at one. So C is drawn like a learning rate, and no learning rate
 on it.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -79,7 +80,10 @@ Optimizer = Callable[[Candidate, Any], optax.GradientTransformation]
 def _behind_noise(optimizer: Optimizer, clip_rule: clipping.ClipRule = FLAT) -> Make:
     """An optimizer of the private gradient, made of a candidate and the noise level."""
     return lambda candidate, mechanism, key: optax.chain(
-        dpadambc.privatize(mechanism, key=key, clip_rule=clip_rule),
+        dpadambc.privatize(
+            dataclasses.replace(mechanism, clip_rule=clip_rule),  # pyright: ignore[reportArgumentType]
+            key=key,
+        ),
         optimizer(candidate, mechanism.noise_stddev),
     )
 

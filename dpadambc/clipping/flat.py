@@ -107,6 +107,50 @@ def _of_gradients(
     return {name: group for name, group in known.items() if group[1]}
 
 
+def _members(updates: optax.Updates, groups: rules.Groups) -> dict[str, Any]:
+    """The gradients of each group."""
+    leaves = _leaves.flatten(updates)
+    return {name: [leaves[i] for i in places] for name, (_, places) in groups.items()}
+
+
+def _weights(
+    updates: optax.Updates,
+    groups: rules.Groups,
+    l2_clip_norm: jax.typing.ArrayLike,
+    is_padding_example: jax.Array | None,
+    clip_rule: rules.ClipRule,
+) -> tuple[dict[str, jax.Array], jax.Array]:
+    """The factors of each group's gradients, and which examples are finite in all."""
+    members = _members(updates, groups)
+    norms = {
+        name: _leaves.per_example_squared_norms(several)
+        for name, several in members.items()
+    }
+    are_finite = jnp.stack([jnp.isfinite(x) for x in norms.values()]).all(0)
+    leave_out = ~are_finite
+    if is_padding_example is not None:
+        leave_out |= is_padding_example
+    weights = {}
+    for name, (share, _) in groups.items():
+        size = sum(math.prod(leaf.shape) for leaf in members[name])
+        weights[name] = _clip_weights(
+            norms[name], l2_clip_norm * share, leave_out, clip_rule, size
+        )
+    return weights, are_finite
+
+
+def _per_example_weights(
+    updates: optax.Updates,
+    params: optax.Params,
+    l2_clip_norm: jax.typing.ArrayLike,
+    clip_rule: rules.ClipRule,
+) -> list[jax.Array]:
+    """The factor of each example, for each group of parameters; *not private*."""
+    groups = _of_gradients(clip_rule, params, updates)
+    weights, _ = _weights(updates, groups, l2_clip_norm, None, clip_rule)
+    return list(weights.values())
+
+
 def _clipped_sum(
     updates: optax.Updates,
     groups: rules.Groups,
@@ -116,27 +160,16 @@ def _clipped_sum(
     clip_rule: rules.ClipRule,
 ) -> optax.Updates:
     """The sum over examples, each group of parameters clipped to its share of C."""
-    leaves = _leaves.flatten(updates)
-    members: dict[str, Any] = {
-        name: [leaves[i] for i in places] for name, (_, places) in groups.items()
-    }
-    norms = {
-        name: _leaves.per_example_squared_norms(several)
-        for name, several in members.items()
-    }
-    are_finite = jnp.stack([jnp.isfinite(x) for x in norms.values()]).all(0)
-    leave_out = ~are_finite
-    if is_padding_example is not None:
-        leave_out |= is_padding_example
+    weights, are_finite = _weights(
+        updates, groups, l2_clip_norm, is_padding_example, clip_rule
+    )
+    members, leaves = _members(updates, groups), _leaves.flatten(updates)
     # What has come this far in another way than through an index ends here.
     whole = _seal.are_whole([leaf.seal for leaf in leaves])
     sums: dict[int, jax.Array] = {}
-    for name, (share, places) in groups.items():
-        bound = l2_clip_norm * share
-        size = sum(math.prod(leaf.shape) for leaf in members[name])
-        weights = _clip_weights(norms[name], bound, leave_out, clip_rule, size)
-        weights = jnp.where(whole, weights, jnp.nan) / normalize_by
-        several: Any = _leaves.weighted_sums(members[name], weights, are_finite.all())
+    for name, (_, places) in groups.items():
+        own = jnp.where(whole, weights[name], jnp.nan) / normalize_by
+        several: Any = _leaves.weighted_sums(members[name], own, are_finite.all())
         sums.update(zip(places, several, strict=True))
     structure = jax.tree.structure(updates, is_leaf=_leaves.is_per_example)
     return structure.unflatten([sums[i] for i in range(len(leaves))])

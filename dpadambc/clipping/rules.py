@@ -142,7 +142,8 @@ class PerSampleAdaptive(ClipRule):
         + \frac{r}{\lVert g \rVert + r}\Bigr)
 
     A gradient much shorter than r is scaled by C, one much longer to the length C. The
-    formula was not checked against the paper's text.
+    formula was checked against two public implementations, one of which names line 5 of
+    the paper's Algorithm 1 as its source, and not against the text.
 
     Args:
       r: in the unit of the gradient, positive.

@@ -30,7 +30,9 @@ __all__ = [
 class GradientStatistics(NamedTuple):
     """Of one batch, and *not private*."""
 
-    clip_fraction: jax.Array  # of examples whose norm exceeds the clip norm
+    # Of examples whose gradient is not added as it is: shortened, or left out, or
+    # made longer by the mechanism's rule of clipping.
+    clip_fraction: jax.Array
     norm: jax.Array  # of gradients, at `QUANTILES`, shape=(len(QUANTILES),)
     l2_clip_norm: jax.Array
     signal_norm: jax.Array  # of the clipped sum over normalize_by, without the noise
@@ -53,8 +55,7 @@ def gradient_statistics(
 
     Args:
       per_example_gradients: what `per_example_grad` returns, factored or not.
-      mechanism: the public numbers. Gradients are clipped by `clipping.Flat`: by
-        another rule the signal is another.
+      mechanism: the public numbers, by whose rule the gradients are clipped.
       is_padding_example: True for rows that are no examples, shape (batch,).
       step: the number of steps made before, where the noise level is a schedule.
 
@@ -78,7 +79,9 @@ def gradient_statistics(
     if is_padding_example is None:
         is_padding_example = jnp.zeros(norms.shape, bool)
     clip = flat.clip_per_example(
-        mechanism.l2_clip_norm, normalize_by=mechanism.normalize_by
+        mechanism.l2_clip_norm,
+        normalize_by=mechanism.normalize_by,
+        clip_rule=mechanism.clip_rule,
     )
     like = jax.tree.map(
         lambda leaf: jnp.zeros(leaf.shape), gradients, is_leaf=_leaves.is_per_example
@@ -88,9 +91,12 @@ def gradient_statistics(
     )
     stddev = _noise_level.at_step(mechanism.noise_stddev, step)
     present = jnp.where(is_padding_example, jnp.nan, norms)
-    exceeds = norms > mechanism.l2_clip_norm
+    weights = flat._per_example_weights(
+        gradients, like, mechanism.l2_clip_norm, mechanism.clip_rule
+    )
+    is_changed = jnp.stack([weight != 1 for weight in weights]).any(0)
     return GradientStatistics(
-        clip_fraction=jnp.mean(exceeds, where=~is_padding_example),
+        clip_fraction=jnp.mean(is_changed, where=~is_padding_example),
         norm=jnp.nanquantile(present, jnp.array(readout.QUANTILES)),
         l2_clip_norm=jnp.asarray(mechanism.l2_clip_norm),
         signal_norm=optax.tree.norm(clean),

@@ -11,6 +11,7 @@ import dp_accounting
 import optax
 
 from dpadambc._core import validate
+from dpadambc.clipping import rules
 from dpadambc.clipping.flat import NeighboringRelation
 from dpadambc.graphs._poisson_terms import PoissonTermsDpEvent
 from dpadambc.mechanisms import _replaced_terms, accounting
@@ -61,6 +62,8 @@ class PoissonGaussian(_MultiTermGaussian, PoissonSampled):
       normalize_by: B, positive; usually `sampling_prob * num_roots`, rounded.
       neighboring_relation: ADD_OR_REMOVE_ONE, REPLACE_SPECIAL (a node replaced by one
         without features or edges, whose own term is zero) or REPLACE_ONE.
+      clip_rule: which share of each gradient is taken; see `clip_per_example`. No
+        rule changes epsilon.
 
     Raises:
       TypeError: if a number is not a number, or a count not an int.
@@ -89,6 +92,7 @@ class PoissonGaussian(_MultiTermGaussian, PoissonSampled):
     iterations: int
     normalize_by: float
     neighboring_relation: NeighboringRelation = _ADD_OR_REMOVE_ONE
+    clip_rule: rules.ClipRule = rules.FLAT
 
     _solvable = ("noise_multiplier", "iterations", "sampling_prob")
     _relations = {
@@ -133,6 +137,8 @@ class FixedSizeGaussian(_MultiTermGaussian, FixedSizeSampled):
       iterations: the number of steps.
       normalize_by: B, positive; usually `batch_size`.
       neighboring_relation: REPLACE_ONE.
+      clip_rule: which share of each gradient is taken; see `clip_per_example`. No
+        rule changes epsilon.
 
     Raises:
       TypeError: if a number is not a number, or a count not an int.
@@ -162,6 +168,7 @@ class FixedSizeGaussian(_MultiTermGaussian, FixedSizeSampled):
     iterations: int
     normalize_by: float
     neighboring_relation: NeighboringRelation = _REPLACE_ONE
+    clip_rule: rules.ClipRule = rules.FLAT
 
     _relations = {_REPLACE_ONE: ("pld", "rdp")}
     _refusal = "a batch of fixed size changes when a node is added or removed."

@@ -20,7 +20,7 @@ import numpy as np
 import optax
 
 from dpadambc._core import validate
-from dpadambc.clipping import flat
+from dpadambc.clipping import flat, rules
 from dpadambc.clipping.flat import NeighboringRelation
 from dpadambc.mechanisms import (
     _epochs,
@@ -39,7 +39,8 @@ from dpadambc.transforms.noise import add_dp_noise
 class Mechanism(abc.ABC):
     """What all mechanisms share: a Gaussian on a clipped sum, step after step.
 
-    Subclasses are frozen dataclasses with the fields annotated here.
+    Subclasses are frozen dataclasses with the fields annotated here. One of your own
+    may leave out the rule of clipping, and has the usual one then.
     """
 
     l2_clip_norm: float
@@ -47,6 +48,8 @@ class Mechanism(abc.ABC):
     iterations: int
     normalize_by: float
     neighboring_relation: NeighboringRelation
+    # Who clips for a mechanism clips by it; it does not change epsilon.
+    clip_rule: rules.ClipRule = rules.FLAT
 
     # Which fields `calibrate` can solve for, and who accounts for the sampling under
     # which relation: the tightest accountant first.
@@ -61,6 +64,7 @@ class Mechanism(abc.ABC):
     def __post_init__(self):
         validate.positive(l2_clip_norm=self.l2_clip_norm)
         validate.positive(normalize_by=self.normalize_by)
+        rules._check(self.clip_rule)
         if not callable(self.noise_multiplier):
             validate.non_negative(noise_multiplier=self.noise_multiplier)
         validate.count(iterations=self.iterations)

@@ -24,6 +24,7 @@ import dp_accounting
 import jax.numpy as jnp
 
 from dpadambc._core import validate
+from dpadambc.clipping import rules
 from dpadambc.clipping.flat import NeighboringRelation
 from dpadambc.mechanisms import _epsilon, _events, _names
 from dpadambc.mechanisms.base import Mechanism
@@ -33,16 +34,25 @@ __all__ = ["Spending", "compose"]
 # What of a mechanism does not change epsilon, or is told apart from it.
 _UNTOLD = {"l2_clip_norm", "normalize_by", "iterations", "neighboring_relation"}
 _LEVELS = "noise_multiplier"
+_RULE = "clip_rule"
 _KIND, _STEPS, _RELATION = "mechanism", "steps", "neighboring_relation"
 
 
 def _fields(mechanism: Mechanism) -> dict[str, Any]:
     fields = dataclasses.fields(mechanism)  # pyright: ignore[reportArgumentType]
-    return {f.name: _names.plain(getattr(mechanism, f.name)) for f in fields if f.init}
+    names = [f.name for f in fields if f.init and f.name != _RULE]
+    return {name: _names.plain(getattr(mechanism, name)) for name in names}
 
 
 def _with(mechanism: Mechanism, **changes: Any) -> Mechanism:
     return dataclasses.replace(mechanism, **changes)  # pyright: ignore[reportArgumentType]
+
+
+def _spender(mechanism: Mechanism) -> Mechanism:
+    """With the usual rule of clipping: none changes epsilon, and JSON has no rules."""
+    if mechanism.clip_rule == rules.FLAT:
+        return mechanism
+    return _with(mechanism, clip_rule=rules.FLAT)
 
 
 def _kinds(kind: type[Mechanism] = Mechanism) -> Iterator[type[Mechanism]]:
@@ -80,6 +90,7 @@ class _Run:
     def of(cls, mechanism: Mechanism, steps: int | None) -> Self:
         steps = mechanism.iterations if steps is None else steps
         validate.count(steps=steps)
+        mechanism = _spender(mechanism)
         z, steps = mechanism.noise_multiplier, int(steps)
         if not callable(z):
             return cls(mechanism, ((float(z), steps),))

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 
 from dpadambc._core import validate
+from dpadambc.clipping import rules
 from dpadambc.clipping.flat import NeighboringRelation
 from dpadambc.mechanisms import (
     _allocation_sampling,
@@ -73,6 +74,8 @@ class CorrelatedGaussian(Mechanism):
       normalize_by: B, positive; usually `num_examples / batches_per_epoch`, rounded.
         It does not change epsilon.
       neighboring_relation: what two neighboring datasets differ in.
+      clip_rule: which share of each gradient is taken; see `clip_per_example`. No
+        rule changes epsilon.
 
     Raises:
       TypeError: if a number is not a number, or a count not an int.
@@ -105,6 +108,7 @@ class CorrelatedGaussian(Mechanism):
     iterations: int
     normalize_by: float
     neighboring_relation: NeighboringRelation = _ADD_OR_REMOVE_ONE
+    clip_rule: rules.ClipRule = rules.FLAT
 
     # Not iterations, which decide how large the matrix is.
     _solvable = ("noise_multiplier",)

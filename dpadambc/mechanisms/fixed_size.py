@@ -5,6 +5,7 @@ import dataclasses
 import dp_accounting
 import optax
 
+from dpadambc.clipping import rules
 from dpadambc.clipping.flat import NeighboringRelation
 from dpadambc.mechanisms import _events, _replaced_terms
 from dpadambc.mechanisms._sampled import FixedSizeSampled
@@ -27,6 +28,8 @@ class FixedSizeGaussian(FixedSizeSampled):
       iterations: the number of steps.
       normalize_by: B, positive; usually `batch_size`.
       neighboring_relation: REPLACE_ONE.
+      clip_rule: which share of each gradient is taken; see `clip_per_example`. No
+        rule changes epsilon.
 
     Raises:
       TypeError: if a number is not a number, or a count not an int.
@@ -53,6 +56,7 @@ class FixedSizeGaussian(FixedSizeSampled):
     iterations: int
     normalize_by: float
     neighboring_relation: NeighboringRelation = _REPLACE_ONE
+    clip_rule: rules.ClipRule = rules.FLAT
 
     _relations = {_REPLACE_ONE: ("pld", "rdp")}
     _refusal = "a batch of fixed size changes when an example is added or removed."

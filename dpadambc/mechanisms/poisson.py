@@ -5,6 +5,7 @@ import dataclasses
 import dp_accounting
 import optax
 
+from dpadambc.clipping import rules
 from dpadambc.clipping.flat import NeighboringRelation
 from dpadambc.mechanisms import _events
 from dpadambc.mechanisms._sampled import PoissonSampled
@@ -36,6 +37,8 @@ class PoissonGaussian(PoissonSampled):
       normalize_by: B, positive; usually `sampling_prob * num_examples`, rounded. It
         does not change epsilon.
       neighboring_relation: what two neighboring datasets differ in.
+      clip_rule: which share of each gradient is taken; see `clip_per_example`. No
+        rule changes epsilon.
 
     Raises:
       TypeError: if a number is not a number, or `iterations` not an int.
@@ -67,6 +70,7 @@ class PoissonGaussian(PoissonSampled):
     iterations: int
     normalize_by: float
     neighboring_relation: NeighboringRelation = _ADD_OR_REMOVE_ONE
+    clip_rule: rules.ClipRule = rules.FLAT
 
     _solvable = ("noise_multiplier", "iterations", "sampling_prob")
     _relations = {

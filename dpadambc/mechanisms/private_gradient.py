@@ -7,7 +7,6 @@ import jax
 import optax
 
 from dpadambc._core import validate
-from dpadambc.clipping import rules
 from dpadambc.clipping.flat import clip_per_example
 from dpadambc.gradients import _leaves
 from dpadambc.mechanisms import _check
@@ -57,17 +56,15 @@ def _refuse_parts(params: optax.Params) -> None:
 
 
 def privatize(
-    mechanism: Mechanism,
-    *,
-    key: jax.Array,
-    clip_rule: rules.ClipRule = rules.FLAT,
+    mechanism: Mechanism, *, key: jax.Array
 ) -> optax.GradientTransformationExtraArgs:
     r"""From per-example gradients to the private gradient: clip, sum, add noise.
 
     .. math:: \tilde g = \frac{1}{B} \sum_i g_i \min(1, C / \lVert g_i \rVert_2)
         + \mathcal{N}(0, \sigma^2 I)
 
-    with C, B and :math:`\sigma` = `mechanism.noise_stddev`. It comes first. What leaves
+    with C, B and :math:`\sigma` = `mechanism.noise_stddev`, or with the factor of
+    another `mechanism.clip_rule`. It comes first. What leaves
     it is as private as the mechanism says, whatever is done to it afterwards: any Optax
     optimizer may follow, with `optax.masked`, `optax.MultiSteps` or a state of its own.
     What `update` is given beside it, such as the `value` of a loss for those optimizers
@@ -84,7 +81,6 @@ def privatize(
     Args:
       mechanism: the public numbers, such as a `PoissonGaussian`.
       key: a typed key for the noise; a new one for each run.
-      clip_rule: see `clip_per_example`; no rule changes epsilon.
 
     Returns:
       An Optax transformation, to be called as
@@ -138,7 +134,7 @@ def privatize(
     clip = clip_per_example(
         mechanism.l2_clip_norm,
         normalize_by=mechanism.normalize_by,
-        clip_rule=clip_rule,
+        clip_rule=mechanism.clip_rule,
     )
     noise = mechanism.add_noise(key=key)
 

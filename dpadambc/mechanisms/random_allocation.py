@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from dpadambc._core import validate
+from dpadambc.clipping import rules
 from dpadambc.clipping.flat import NeighboringRelation
 from dpadambc.mechanisms import _allocation_sampling, _events, sampling
 from dpadambc.mechanisms._random_allocation import RandomAllocationDpEvent
@@ -48,6 +49,8 @@ class RandomAllocationGaussian(Mechanism):
       normalize_by: B, positive; usually `num_examples * participations /
         batches_per_epoch`, rounded. It does not change epsilon.
       neighboring_relation: ADD_OR_REMOVE_ONE or REPLACE_SPECIAL.
+      clip_rule: which share of each gradient is taken; see `clip_per_example`. No
+        rule changes epsilon.
 
     Raises:
       TypeError: if a number is not a number, or a count not an int.
@@ -82,6 +85,7 @@ class RandomAllocationGaussian(Mechanism):
     iterations: int
     normalize_by: float
     neighboring_relation: NeighboringRelation = _ADD_OR_REMOVE_ONE
+    clip_rule: rules.ClipRule = rules.FLAT
 
     _relations = {_ADD_OR_REMOVE_ONE: ("pld",), _REPLACE_SPECIAL: ("pld",)}
     _refusal = (

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from dpadambc._core import validate
+from dpadambc.clipping import rules
 from dpadambc.clipping.flat import NeighboringRelation
 from dpadambc.mechanisms import _events, sampling
 from dpadambc.mechanisms.base import Mechanism
@@ -39,6 +40,8 @@ class ShuffledGaussian(Mechanism):
       iterations: the number of steps; an epoch that is begun counts in full.
       normalize_by: B, positive; usually `batch_size`.
       neighboring_relation: REPLACE_ONE or REPLACE_SPECIAL.
+      clip_rule: which share of each gradient is taken; see `clip_per_example`. No
+        rule changes epsilon.
 
     Raises:
       TypeError: if a number is not a number, or a count not an int.
@@ -61,6 +64,7 @@ class ShuffledGaussian(Mechanism):
     iterations: int
     normalize_by: float
     neighboring_relation: NeighboringRelation = _REPLACE_ONE
+    clip_rule: rules.ClipRule = rules.FLAT
 
     _relations = {_REPLACE_ONE: ("pld", "rdp"), _REPLACE_SPECIAL: ("pld", "rdp")}
     _refusal = "adding or removing an example changes every batch of an epoch."

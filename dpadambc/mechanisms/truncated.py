@@ -9,6 +9,7 @@ import numpy as np
 import optax
 
 from dpadambc._core import validate
+from dpadambc.clipping import rules
 from dpadambc.clipping.flat import NeighboringRelation
 from dpadambc.mechanisms import _events, sampling
 from dpadambc.mechanisms.base import Mechanism
@@ -37,6 +38,8 @@ class TruncatedPoissonGaussian(Mechanism):
       iterations: the number of steps.
       normalize_by: B, positive.
       neighboring_relation: REPLACE_SPECIAL or REPLACE_ONE.
+      clip_rule: which share of each gradient is taken; see `clip_per_example`. No
+        rule changes epsilon.
 
     Raises:
       TypeError: if a number is not a number, or a count not an int.
@@ -64,6 +67,7 @@ class TruncatedPoissonGaussian(Mechanism):
     iterations: int
     normalize_by: float
     neighboring_relation: NeighboringRelation = _REPLACE_SPECIAL
+    clip_rule: rules.ClipRule = rules.FLAT
 
     _solvable = ("noise_multiplier", "iterations", "sampling_prob")
     _relations = {

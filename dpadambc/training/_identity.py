@@ -3,12 +3,14 @@
 import dataclasses
 import hashlib
 import json
+import re
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpadambc.clipping import rules
 from dpadambc.mechanisms import _names
 from dpadambc.mechanisms.accounting import Spending
 from dpadambc.mechanisms.base import Mechanism
@@ -16,7 +18,9 @@ from dpadambc.training import _keys
 
 
 def _number(field: Any) -> Any:
-    """A field as JSON can hold it; a schedule is in the program too."""
+    """A field as JSON can hold it; a schedule and a rule are in the program too."""
+    if isinstance(field, rules.ClipRule):
+        return re.sub(" at 0x[0-9a-f]+", "", repr(field))  # of a function
     if callable(field):
         first: Any = field(jnp.zeros([], int))
         return f"a schedule from {float(first):g}"
@@ -30,7 +34,8 @@ def public_numbers(mechanism: Mechanism) -> dict[str, Any]:
       mechanism: the public numbers, such as a `PoissonGaussian`.
 
     Returns:
-      A dictionary that JSON can hold. Of a schedule it has the first value, as text.
+      A dictionary that JSON can hold. Of a schedule it has the first value, as text,
+      and of a rule of clipping what it prints.
 
     Example:
       >>> import dpadambc

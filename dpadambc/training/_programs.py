@@ -156,9 +156,11 @@ def _numbers(mechanism: Mechanism) -> Hashable | None:
     fields: Any = dataclasses.fields(mechanism)  # pyright: ignore[reportArgumentType]
     values = {f.name: getattr(mechanism, f.name) for f in fields}
     del values["iterations"]
+    # Whatever a rule reads, the clip bounds what it takes: as with a loss.
+    rule = values.pop("clip_rule")
     if not all(
         isinstance(x, int | float | np.number | enum.Enum) for x in values.values()
     ):
         return None
     # 1 and 1.0 are equal, and may be two programs.
-    return kind, *((name, type(x), x) for name, x in values.items())
+    return kind, rule, *((name, type(x), x) for name, x in values.items())

@@ -11,7 +11,6 @@ import optax
 from jax.sharding import NamedSharding
 
 from dpadambc._core import validate
-from dpadambc.clipping import rules
 from dpadambc.mechanisms import _events
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.training import _checks, _data, _identity, _keys, _memory, budget
@@ -100,7 +99,6 @@ def fit(
     uses_key: bool = False,
     microbatch_size: MicrobatchSize = "auto",
     average_decay: float | None = None,
-    clip_rule: rules.ClipRule = rules.FLAT,
     steps_per_call: int = 1,
     batch_sharding: NamedSharding | None = None,
     eval_fn: Callable[[optax.Params], Any] | None = None,
@@ -197,8 +195,6 @@ def fit(
         how many examples it drew. Epsilon is for who sees what is released; where the
         time is seen too, `Step` computes all of them unless told otherwise.
       average_decay: of a moving average of the parameters; none by default.
-      clip_rule: which share of each gradient is taken, such as `clipping.Automatic()`;
-        see `clip_per_example`. No rule changes epsilon.
       steps_per_call: how many steps are compiled into one call, where the data are
         arrays. It changes the result by rounding at most.
       batch_sharding: the sharding of each batch along axis 0, such as
@@ -257,7 +253,6 @@ def fit(
         uses_key=uses_key,
         microbatch_size=_memory.check(microbatch_size),
         average_decay=average_decay,
-        clip_rule=clip_rule,
     )
     steps_per_call = 1 if _data.is_source(data) else steps_per_call
     begins = Start(account, is_told=spent is not None)

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import optax
 
 from dpadambc._core import precision, threefry, validate
-from dpadambc.clipping import rules
 from dpadambc.clipping.clipped import clipped_value_and_grad
 from dpadambc.mechanisms import _check
 from dpadambc.mechanisms.base import Mechanism
@@ -64,7 +63,6 @@ class Step:
       microbatch_size: how many examples are in memory at once; all by default.
       average_decay: of a moving average of the parameters; none by default.
       skip_padding: see `clipped_grad`; `fit` sets it where the run has one device.
-      clip_rule: see `clip_per_example`; no rule changes epsilon.
       shardings: of the state and the examples; `fit` sets it.
 
     Raises:
@@ -115,7 +113,6 @@ class Step:
     microbatch_size: int | None = None
     average_decay: float | None = None
     skip_padding: bool = False
-    clip_rule: rules.ClipRule = rules.FLAT
     shardings: Shardings = Shardings()
 
     def __post_init__(self):
@@ -185,7 +182,7 @@ class Step:
             batch_argnums=tuple(range(first, first + len(examples))),
             prng_argnum=len(arguments) if self.uses_key else None,
             skip_padding=self.skip_padding,
-            clip_rule=self.clip_rule,
+            clip_rule=self.mechanism.clip_rule,
         )
         losses, clipped = fun(
             self.shardings.gather_params(state.params),

@@ -12,7 +12,6 @@ import numpy as np
 import optax
 
 from dpadambc._core import keys, validate
-from dpadambc.clipping import rules
 from dpadambc.mechanisms import _events, _selection, tuning
 from dpadambc.mechanisms.accounting import Spending
 from dpadambc.mechanisms.base import Mechanism
@@ -247,7 +246,6 @@ def search(
     frozen: Any = None,
     uses_key: bool = False,
     microbatch_size: int | None = None,
-    clip_rule: rules.ClipRule = rules.FLAT,
     trials_at_once: int = 1,
     spent: tuple[()] | None = None,
 ) -> SearchResult:
@@ -299,7 +297,6 @@ def search(
       uses_key: whether the loss takes a key, one for each example.
       microbatch_size: how many examples of a trial are in memory at once; all by
         default.
-      clip_rule: as for `fit`.
       trials_at_once: how many trials are trained in one call. It changes the result by
         rounding at most.
       spent: an empty tuple says that earlier runs and searches are not to be counted:
@@ -355,7 +352,6 @@ def search(
         has_frozen=frozen is not None,
         uses_key=uses_key,
         microbatch_size=microbatch_size,
-        clip_rule=clip_rule,
     )
     for candidate in listed.listed:
         _checks.optimizer_of(_made(make_optimizer, candidate), params, mechanism)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 
 import chex
 import hypothesis
@@ -13,8 +14,10 @@ import optax
 import pytest
 
 import dpadambc
-from dpadambc import clipping, training
+from dpadambc import audit, clipping, training
 from dpadambc.clipping import flat
+from dpadambc.diagnostics import not_private
+from dpadambc.mechanisms import accounting, trials
 
 C, B = 0.7, 4.0
 PARAMS = {"w": jnp.zeros((3, 2)), "b": jnp.zeros(2)}
@@ -43,6 +46,9 @@ def clipped(rule, gradients, padding=None, l2_clip_norm=C):
     return clip.update(
         per_example, clip.init(params), params, is_padding_example=padding
     )[0]
+
+
+_compiled = jax.jit(clipped, static_argnums=(0, 3))
 
 
 def _random(seed, num=5, scale=1.0):
@@ -109,13 +115,25 @@ def test_one_example_moves_the_sum_by_no_more_than_the_sensitivity(
         row = lambda x: jnp.ones(x.shape[1:]) * jnp.float32(number)
         return {k: x.at[place].set(row(x)) for k, x in gradients.items()}
 
-    here, there = (clipped(RULES[name], with_row(x)) for x in (size, other))
+    here, there = (_compiled(RULES[name], with_row(x)) for x in (size, other))
     padding = jnp.arange(5) == place
-    without = clipped(RULES[name], with_row(size), padding)
+    without = _compiled(RULES[name], with_row(size), padding)
     # A sum of five rows of float32 is rounded.
     rounding = 1e-6 * C
     assert _distance(here, without) <= C / B + rounding
     assert _distance(here, there) <= 2 * C / B + rounding
+
+
+@pytest.mark.guarantee
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("name", RULES)
+def test_gradients_of_low_precision_are_clipped_in_full(name, dtype):
+    row = {k: jnp.full((1, 500), 0.117, dtype) for k in "wb"}
+    found = clipped(RULES[name], row)
+    assert all(x.dtype == jnp.float32 for x in found.values())
+    wide = jax.tree.map(lambda x: np.asarray(x, np.float64), found)
+    norm = np.sqrt(sum(np.sum(x**2) for x in wide.values()))
+    assert 0.98 * C / B <= norm <= C / B
 
 
 @dataclasses.dataclass(frozen=True)
@@ -249,7 +267,8 @@ MECHANISM = dpadambc.PoissonGaussian(
 
 @functools.partial(jax.jit, static_argnames="rule")
 def _private(rule, gradients):
-    tx = dpadambc.privatize(MECHANISM, key=jax.random.key(1), clip_rule=rule)
+    mechanism = dataclasses.replace(MECHANISM, clip_rule=rule)
+    tx = dpadambc.privatize(mechanism, key=jax.random.key(1))
     per_example = dpadambc.as_per_example(
         gradients, is_padding_example=jnp.zeros(5, bool)
     )
@@ -270,31 +289,162 @@ def test_privatize_adds_the_same_noise_whatever_the_rule(name):
     chex.assert_trees_all_close(difference(RULES[name]), noise, atol=1e-6)
 
 
-def test_a_run_uses_the_rule():
-    loss_fn = lambda w, x, y: (w @ x - y) ** 2
-    key = jax.random.key(0)
-    x = jax.random.normal(key, (16, 2))
-    mechanism = dataclasses.replace(MECHANISM, noise_multiplier=1e-6, sampling_prob=1.0)
-    of = lambda **options: (
-        training.fit(
-            loss_fn,
-            jnp.ones(2),
-            (x, x[:, 0]),
-            mechanism,
-            optax.sgd(1.0),
-            key=jax.random.key(2),
-            target_delta=1e-3,
-            **options,
-        ).state.params
-    )
-    default = of()
-    chex.assert_trees_all_equal(of(clip_rule=clipping.Flat()), default)
-    normalized = of(clip_rule=clipping.Automatic(0.0))
+LOSS = lambda w, x, y: (w @ x - y) ** 2
+X = jax.random.normal(jax.random.key(0), (16, 2))
+DATA = X, X[:, 0]
+ALMOST_PUBLIC = dataclasses.replace(
+    MECHANISM, noise_multiplier=1e-6, sampling_prob=1.0, clip_rule=clipping.Automatic(0)
+)
+
+
+def _by_fit(mechanism):
+    return training.fit(
+        LOSS,
+        jnp.ones(2),
+        DATA,
+        mechanism,
+        optax.sgd(1.0),
+        key=jax.random.key(2),
+        target_delta=1e-3,
+    ).state.params
+
+
+def _by_a_chain(mechanism):
+    optimizer = dpadambc.dp_sgd(1.0, mechanism, key=jax.random.key(2))
+    gradients = dpadambc.per_example_grad(LOSS)
+    params = jnp.ones(2)
+    state = optimizer.init(params)
+    for _ in range(3):
+        found = gradients(params, *DATA, is_padding_example=jnp.zeros(16, bool))
+        updates, state = optimizer.update(found, state, params)
+        params = optax.apply_updates(params, updates)
+    return params
+
+
+def _by_the_audit(mechanism):
+    step = audit.Pipeline.of_fit(LOSS, jnp.ones(2), DATA, mechanism, optax.sgd(1.0))
+    state = step.init(jax.random.key(2))
+    for _ in range(3):
+        state = step.step(state, *DATA)
+    return state.params
+
+
+@pytest.mark.parametrize("run", [_by_fit, _by_a_chain, _by_the_audit])
+def test_all_who_clip_for_a_mechanism_use_its_rule(run):
     # Three steps of the mean of gradients of length C.
     w = np.ones(2)
     for _ in range(3):
-        each = 2 * (x @ w - x[:, 0])[:, None] * x
+        each = 2 * (X @ w - X[:, 0])[:, None] * X
         norms = np.linalg.norm(each, axis=1, keepdims=True)
         w = w - np.sum(0.5 * each / norms, 0) / 8
-    np.testing.assert_allclose(normalized, w, rtol=1e-3, atol=1e-3)
-    assert not np.allclose(normalized, default, atol=1e-2)
+    found = run(ALMOST_PUBLIC)
+    np.testing.assert_allclose(found, w, rtol=1e-3, atol=1e-3)
+    usual = run(dataclasses.replace(ALMOST_PUBLIC, clip_rule=clipping.Flat()))
+    assert not np.allclose(usual, found, atol=1e-2)
+
+
+def test_a_search_uses_the_rule():
+    result = training.search(
+        LOSS,
+        jnp.ones(2),
+        DATA,
+        ALMOST_PUBLIC,
+        optax.sgd,
+        [1.0],
+        trials=trials.Fixed(1),
+        score=training.PublicScore(lambda w, x, y: x[0], (X + 9, X[:, 0])),
+        key=jax.random.key(2),
+        target_delta=1e-3,
+        spent=(),
+    )
+    expected = _by_fit(ALMOST_PUBLIC)
+    np.testing.assert_allclose(result.best.params, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_no_rule_changes_epsilon(name):
+    changed = dataclasses.replace(MECHANISM, clip_rule=RULES[name])
+    assert changed.epsilon(1e-5) == MECHANISM.epsilon(1e-5)
+    assert changed.sensitivity == MECHANISM.sensitivity
+    assert changed.noise_stddev == MECHANISM.noise_stddev
+    assert accounting.compose([changed]) == accounting.compose([MECHANISM])
+    text = json.dumps(accounting.compose([changed]).to_json())
+    assert accounting.Spending.from_json(json.loads(text)).epsilon(
+        1e-5
+    ) == changed.epsilon(1e-5)
+
+
+def test_a_rule_is_one_of_the_public_numbers():
+    of = lambda rule: training.public_numbers(
+        dataclasses.replace(MECHANISM, clip_rule=rule)
+    )["clip_rule"]
+    assert of(clipping.Automatic(0.1)) == "Automatic(gamma=0.1)"
+    assert json.dumps(of(GROUPS))
+    by_name = clipping.PerGroup(lambda params: params, {"w": 1.0})
+    assert "0x" in repr(by_name) and "0x" not in of(by_name)
+
+
+def test_a_run_does_not_go_on_with_another_rule(tmp_path):
+    def run(**changes):
+        return training.fit(
+            LOSS,
+            jnp.ones(2),
+            DATA,
+            dataclasses.replace(MECHANISM, **changes),
+            optax.sgd(1.0),
+            key=jax.random.key(2),
+            target_delta=1e-3,
+            checkpoints=training.Checkpoints(tmp_path, every=1),
+        )
+
+    run(clip_rule=clipping.Automatic(0.1))
+    with pytest.raises(ValueError, match="clip_rule: Automatic"):
+        run(clip_rule=clipping.Flat(), iterations=5)
+    assert run(clip_rule=clipping.Automatic(0.1), iterations=5).iterations == 5
+
+
+def test_a_mechanism_takes_no_other_thing_for_a_rule():
+    with pytest.raises(TypeError, match="Expected clip_rule"):
+        dataclasses.replace(MECHANISM, clip_rule="automatic")
+
+
+@pytest.mark.parametrize("name", ["AUTO-S", "groups, AUTO-S"])
+def test_a_node_in_several_terms_moves_the_sum_by_its_sensitivity(name):
+    """Each term is clipped by the rule, and a node changes several."""
+    mechanism = dpadambc.graphs.PoissonGaussian(
+        l2_clip_norm=C,
+        noise_multiplier=1.0,
+        max_terms=3,
+        sampling_prob=1.0,
+        iterations=1,
+        normalize_by=B,
+        neighboring_relation=dpadambc.NeighboringRelation.REPLACE_ONE,
+        clip_rule=RULES[name],
+    )
+    here = _random(3, scale=1e3)
+    there = jax.tree.map(lambda x: x.at[:3].multiply(-1), here)
+    moved = _distance(
+        clipped(mechanism.clip_rule, here), clipped(mechanism.clip_rule, there)
+    )
+    assert moved <= mechanism.sensitivity
+    # The directions are random: negative control with a bound for one term.
+    assert moved > mechanism.sensitivity / 6
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_what_is_read_of_a_batch_is_clipped_by_the_rule(name):
+    mechanism = dataclasses.replace(
+        MECHANISM, l2_clip_norm=C, normalize_by=B, clip_rule=RULES[name]
+    )
+    gradients = _random(4)
+    seen = not_private.gradient_statistics(gradients, mechanism)
+    signal = optax.tree.norm(clipped(RULES[name], gradients))
+    np.testing.assert_allclose(seen.signal_norm, signal, rtol=1e-6)
+    norms = {
+        k: np.linalg.norm(np.reshape(x, (5, -1)), axis=1) for k, x in gradients.items()
+    }
+    expected = {
+        "flat": np.hypot(norms["w"], norms["b"]) > C,
+        "groups": (norms["w"] > 0.6 * C) | (norms["b"] > 0.8 * C),
+    }.get(name, np.ones(5, bool))
+    assert float(seen.clip_fraction) == pytest.approx(expected.mean())

@@ -230,6 +230,7 @@ def test_the_demo_writes_its_results_and_pictures(tmp_path, monkeypatch, capsys)
     assert tuple(written["methods"]) == methods
 
     relation = written["mechanism"].pop("neighboring_relation")
+    assert written["mechanism"].pop("clip_rule") == "Flat()"
     mechanism = dpadambc.PoissonGaussian(
         **written["mechanism"],
         neighboring_relation=dpadambc.NeighboringRelation[relation],

@@ -18,7 +18,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import dpadambc
-from dpadambc import graphs, training
+from dpadambc import clipping, graphs, training
 from dpadambc.training import _fingerprint, _programs
 from tests import common
 
@@ -134,11 +134,8 @@ ANOTHER = {
     "sampling": {"mechanism": common.poisson_gaussian(sampling_prob=0.2)},
     "normalizer": {"mechanism": common.poisson_gaussian(normalize_by=60)},
     "type of a number": {"mechanism": common.poisson_gaussian(l2_clip_norm=1)},
-    "mechanism": {
-        "mechanism": graphs.PoissonGaussian(
-            **dataclasses.asdict(MECHANISM), max_terms=1
-        )
-    },
+    "mechanism": {"mechanism": graphs.PoissonGaussian(**vars(MECHANISM), max_terms=1)},
+    "rule": {"mechanism": common.poisson_gaussian(clip_rule=clipping.Automatic())},
     "loss": {"loss_fn": lambda w, x, y: (w @ x + y) ** 2},
     "microbatches": {"microbatch_size": 16},
     "average": {"average_decay": 0.5},
@@ -146,7 +143,7 @@ ANOTHER = {
 }
 
 
-QUICK = ("clip norm", "noise", "sampling")
+QUICK = ("clip norm", "noise", "sampling", "rule")
 
 
 @pytest.mark.parametrize(
@@ -214,7 +211,7 @@ def test_a_mechanism_of_somebody_else_may_read_anything(kind):
     global LEVEL
     for iterations in (4, 8):
         LEVEL = float(iterations)
-        mechanism = kind(**dataclasses.asdict(MECHANISM) | {"iterations": iterations})
+        mechanism = kind(**vars(MECHANISM) | {"iterations": iterations})
         options = {"mechanism": mechanism, "optimizer": SGD}
         run = fit(**options)
     assert_same(run, anew(**options))

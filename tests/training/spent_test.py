@@ -141,9 +141,7 @@ def test_a_release_says_what_all_runs_spent(tmp_path):
 
 @pytest.mark.slow
 def test_a_file_may_name_what_nobody_has_imported_yet():
-    mechanism = graphs.PoissonGaussian(
-        **dataclasses.asdict(MECHANISM) | {"max_terms": 2}
-    )
+    mechanism = graphs.PoissonGaussian(**vars(MECHANISM), max_terms=2)
     text = json.dumps({"spent": accounting.compose([mechanism]).to_json()})
     program = (
         "import json, sys\n"
