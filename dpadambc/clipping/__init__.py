@@ -9,6 +9,7 @@ from dpadambc.clipping.explanation import (
     explain,
 )
 from dpadambc.clipping.flat import NeighboringRelation, clip_per_example, sensitivity
+from dpadambc.clipping.quantile import QuantileClipping
 from dpadambc.clipping.rules import (
     Automatic,
     ClipRule,
@@ -29,6 +30,7 @@ __all__ = [
     "PerGroup",
     "PerSampleAdaptive",
     "Plan",
+    "QuantileClipping",
     "clip_per_example",
     "clipped_grad",
     "clipped_value_and_grad",

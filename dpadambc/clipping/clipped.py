@@ -157,14 +157,48 @@ def clipped_value_and_grad(
     clip = flat.clip_per_example(
         l2_clip_norm, normalize_by=normalize_by, clip_rule=clip_rule
     )
+    value_and_grad_fn = _value_and_clipped(
+        clip,
+        fun,
+        Arguments(argnums, batch_argnums, prng_argnum),
+        has_aux,
+        microbatch_size=microbatch_size,
+        method=method,
+        skip_padding=skip_padding,
+    )
+    return ClippedGrad(value_and_grad_fn, l2_clip_norm, normalize_by)
+
+
+def _value_and_clipped(
+    clip: optax.GradientTransformationExtraArgs,
+    fun: Callable[..., Any],
+    parts: Arguments,
+    has_aux: bool,
+    *,
+    microbatch_size: int | None,
+    method: Method = "factored",
+    skip_padding: bool = False,
+    counts: bool = False,
+) -> Callable[..., Any]:
+    """Values of a batch, and the sum over microbatches of what a clip makes of them.
+
+    Args:
+      clip: of per-example gradients, such as `clip_per_example`.
+      fun: the loss of one example.
+      parts: what its arguments are.
+      has_aux: whether it returns `(loss, aux)`.
+      microbatch_size: how many examples are in memory at once.
+      method: "factored" or "vmap".
+      skip_padding: see `clipped_grad`.
+      counts: whether the clip returns a count beside the gradient.
+    """
     if microbatch_size is not None:
         validate.count(least=1, microbatch_size=microbatch_size)
-    parts = Arguments(argnums, batch_argnums, prng_argnum)
     all_examples = batched_value_and_grad(fun, parts, has_aux, method)
 
     def params_of(args):
         several = tuple(args[i] for i in parts.differentiated)
-        return several[0] if isinstance(argnums, int) else several
+        return several[0] if isinstance(parts.argnums, int) else several
 
     def clipped_batch(example_ids, is_padding_example, *args):
         output, gradients = all_examples(example_ids, *args)
@@ -185,13 +219,14 @@ def clipped_value_and_grad(
                 clipped_batch, parts.batched(args), microbatch_size, skip_padding
             )
         numbered = lambda *args: clip_all(jnp.arange(batch_size), *args)
+        of_clipped = flat._split_as if counts else explicit_mesh.split_as
         specs = (
             explicit_mesh.split_as_examples([args[i] for i in parts.batched(args)]),
-            explicit_mesh.split_as(params_of(args)),
+            of_clipped(params_of(args)),
         )
         return explicit_mesh.automatic(numbered, specs, is_padding_example, *args)
 
-    return ClippedGrad(value_and_grad_fn, l2_clip_norm, normalize_by)
+    return value_and_grad_fn
 
 
 def clipped_grad(

@@ -2,12 +2,14 @@
 
 import math
 import warnings
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import dp_accounting
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import PartitionSpec
 
 from dpadambc._core import explicit_mesh, validate
 from dpadambc.clipping import _untouched, rules
@@ -107,20 +109,42 @@ def _of_gradients(
     return {name: group for name, group in known.items() if group[1]}
 
 
+class _Counted(NamedTuple):
+    """A clipped sum, and the votes of its examples on the bound."""
+
+    gradient: optax.Updates
+    # 1/2 for each norm within the bound, -1/2 for each beyond it: their sum, shape=().
+    votes: jax.Array
+
+
+def _split_as(params: Any) -> Any:
+    """How each part of a `_Counted` is split on a mesh."""
+    votes: Any = PartitionSpec()
+    return _Counted(explicit_mesh.split_as(params), votes)
+
+
+class _Factors(NamedTuple):
+    """What of each example's gradient is added up."""
+
+    weights: dict[str, jax.Array]  # by group
+    are_finite: jax.Array  # in all groups, shape=(batch,)
+    votes: jax.Array  # shape=(batch,)
+
+
 def _members(updates: optax.Updates, groups: rules.Groups) -> dict[str, Any]:
     """The gradients of each group."""
     leaves = _leaves.flatten(updates)
     return {name: [leaves[i] for i in places] for name, (_, places) in groups.items()}
 
 
-def _weights(
+def _factors(
     updates: optax.Updates,
     groups: rules.Groups,
     l2_clip_norm: jax.typing.ArrayLike,
     is_padding_example: jax.Array | None,
     clip_rule: rules.ClipRule,
-) -> tuple[dict[str, jax.Array], jax.Array]:
-    """The factors of each group's gradients, and which examples are finite in all."""
+) -> _Factors:
+    """Zero for padding, and for examples that are not finite."""
     members = _members(updates, groups)
     norms = {
         name: _leaves.per_example_squared_norms(several)
@@ -136,7 +160,11 @@ def _weights(
         weights[name] = _clip_weights(
             norms[name], l2_clip_norm * share, leave_out, clip_rule, size
         )
-    return weights, are_finite
+    norm = jnp.sqrt(sum(norms.values()))
+    votes = jnp.where(norm <= l2_clip_norm, 0.5, -0.5).astype(norm.dtype)
+    # Padding may come as gradients of zero, without its mask: neither has a vote, or
+    # an example would move the sum of votes by one where it takes the place of padding.
+    return _Factors(weights, are_finite, jnp.where(leave_out | (norm == 0), 0, votes))
 
 
 def _per_example_weights(
@@ -147,8 +175,8 @@ def _per_example_weights(
 ) -> list[jax.Array]:
     """The factor of each example, for each group of parameters; *not private*."""
     groups = _of_gradients(clip_rule, params, updates)
-    weights, _ = _weights(updates, groups, l2_clip_norm, None, clip_rule)
-    return list(weights.values())
+    factors = _factors(updates, groups, l2_clip_norm, None, clip_rule)
+    return list(factors.weights.values())
 
 
 def _clipped_sum(
@@ -158,9 +186,9 @@ def _clipped_sum(
     normalize_by: jax.typing.ArrayLike,
     is_padding_example: jax.Array | None,
     clip_rule: rules.ClipRule,
-) -> optax.Updates:
+) -> _Counted:
     """The sum over examples, each group of parameters clipped to its share of C."""
-    weights, are_finite = _weights(
+    weights, are_finite, votes = _factors(
         updates, groups, l2_clip_norm, is_padding_example, clip_rule
     )
     members, leaves = _members(updates, groups), _leaves.flatten(updates)
@@ -172,7 +200,8 @@ def _clipped_sum(
         several: Any = _leaves.weighted_sums(members[name], own, are_finite.all())
         sums.update(zip(places, several, strict=True))
     structure = jax.tree.structure(updates, is_leaf=_leaves.is_per_example)
-    return structure.unflatten([sums[i] for i in range(len(leaves))])
+    gradient = structure.unflatten([sums[i] for i in range(len(leaves))])
+    return _Counted(gradient, jnp.sum(jnp.where(whole, votes, jnp.nan)))
 
 
 def _warn_of_parts(params: optax.Params) -> None:
@@ -266,6 +295,35 @@ def clip_per_example(
     validate.positive_or_infinite(l2_clip_norm=l2_clip_norm)
     validate.positive(normalize_by=normalize_by)
     rules._check(clip_rule)
+    if clip_rule._moves:
+        raise ValueError(
+            f"Expected a rule of one norm and a fixed bound, got {clip_rule!r}, whose"
+            " bound follows from a count that needs noise. Give it to a mechanism, as"
+            " its clip_rule, for privatize, a chain such as dp_adam_bc, or"
+            " training.fit."
+        )
+    clip = _counting(l2_clip_norm, normalize_by=normalize_by, clip_rule=clip_rule)
+    # Where nobody looks at the count, it is not computed.
+    return _then(clip, lambda counted: counted.gradient)
+
+
+def _then(
+    clip: optax.GradientTransformationExtraArgs, fun: Callable[[Any], Any]
+) -> optax.GradientTransformationExtraArgs:
+    def update_fn(updates, state, params=None, **extra_args):
+        counted, state = clip.update(updates, state, params, **extra_args)
+        return fun(counted), state
+
+    return optax.GradientTransformationExtraArgs(clip.init, update_fn)
+
+
+def _counting(
+    l2_clip_norm: jax.typing.ArrayLike,
+    *,
+    normalize_by: jax.typing.ArrayLike,
+    clip_rule: rules.ClipRule,
+) -> optax.GradientTransformationExtraArgs:
+    """`clip_per_example` that returns a `_Counted`."""
 
     def init_fn(params):
         _warn_of_parts(params)
@@ -277,7 +335,7 @@ def clip_per_example(
     ):
         found = _untouched.leaves_of(updates, params)
         if not found:
-            return updates, state
+            return _Counted(updates, jnp.zeros([])), state
         _untouched.refuse_misspelt_mask(extra_args, found[0].batch_size)
         if is_padding_example is not None:
             validate.padding(is_padding_example, found[0].batch_size)
@@ -294,9 +352,8 @@ def clip_per_example(
                 clip_rule,
             )
 
-        specs = explicit_mesh.split_as(params)
         return explicit_mesh.automatic(
-            clipped_sum, specs, updates, is_padding_example
+            clipped_sum, _split_as(params), updates, is_padding_example
         ), state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

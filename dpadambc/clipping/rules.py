@@ -11,7 +11,7 @@ something made of the data is a function of all examples, and nothing can see it
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +43,9 @@ class ClipRule(abc.ABC):
       >>> clip.update(grads, clip.init(params), params)[0].item()
       0.5
     """
+
+    # Whether the bound is another in each step.
+    _moves: ClassVar[bool] = False
 
     @abc.abstractmethod
     def weight(self, norm: jax.Array, l2_clip_norm: jax.Array) -> jax.Array:
@@ -232,7 +235,8 @@ class PerGroup(ClipRule):
     def __post_init__(self):
         for name, share in self.shares.items():
             validate.positive(**{f"the share of {name}": share})
-        if not isinstance(self.rule, ClipRule) or isinstance(self.rule, PerGroup):
+        is_rule = isinstance(self.rule, ClipRule) and not self.rule._moves
+        if not is_rule or isinstance(self.rule, PerGroup):
             raise TypeError(
                 "Expected rule to be a ClipRule for one group, such as clipping.Flat(),"
                 f" got {self.rule!r}."

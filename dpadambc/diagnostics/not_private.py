@@ -62,6 +62,10 @@ def gradient_statistics(
     Returns:
       A `GradientStatistics`. The quantiles of an empty batch are NaN.
 
+    Raises:
+      ValueError: if the bound of the mechanism moves: another value of it has no place
+        for that of a step.
+
     Example:
       >>> import jax.numpy as jnp
       >>> import dpadambc
@@ -74,6 +78,13 @@ def gradient_statistics(
       >>> print(seen.clip_fraction, seen.signal_norm.round(2))
       0.5 0.75
     """
+    if mechanism.clip_rule._moves:
+        raise ValueError(
+            "Expected a mechanism with a fixed bound, got one with"
+            f" {mechanism.clip_rule!r}, which does not know the bound of a step. Give"
+            " dataclasses.replace(mechanism, clip_rule=clipping.Flat(),"
+            " l2_clip_norm=...), with the l2_clip_norm of its state."
+        )
     gradients = _leaves.in_any_form(per_example_gradients)
     norms = _leaves.per_example_norms(gradients)
     if is_padding_example is None:

@@ -69,6 +69,28 @@ class Mechanism(abc.ABC):
             validate.non_negative(noise_multiplier=self.noise_multiplier)
         validate.count(iterations=self.iterations)
         self._check_relation()
+        self._check_moving()
+
+    def _check_moving(self) -> None:
+        """Raises where a bound that moves would not be accounted for."""
+        if not self.clip_rule._moves:
+            return
+        if not self._has_independent_noise:
+            raise ValueError(
+                f"Expected a rule with a fixed bound for {type(self).__name__}, whose"
+                f" noise is correlated over steps, got {self.clip_rule!r}, whose count"
+                " is accounted for with independent noise alone."
+            )
+        self._multiplier_of_gradient  # noqa: B018
+
+    @property
+    def _multiplier_of_gradient(self) -> Any:
+        """The noise over the sensitivity: more than what a count beside it leaves."""
+        rule: Any = self.clip_rule
+        if not rule._moves:
+            return self.noise_multiplier
+        largest_votes = self.sensitivity / self.l2_clip_norm
+        return rule._multiplier_left(self.noise_multiplier, largest_votes)
 
     def _check_relation(self, accountant: str | None = None) -> None:
         relation = self.neighboring_relation
@@ -111,9 +133,10 @@ class Mechanism(abc.ABC):
         """Standard deviation of the noise in the gradient that Adam sees.
 
         The noise multiplier times the sensitivity, a schedule if the multiplier is
-        one. This value goes to `add_dp_noise` and to `scale_by_adam_bc`.
+        one; a little more with `clipping.QuantileClipping`. This value goes to
+        `add_dp_noise` and to `scale_by_adam_bc`.
         """
-        z, sensitivity = self.noise_multiplier, self.sensitivity
+        z, sensitivity = self._multiplier_of_gradient, self.sensitivity
         if callable(z):
             return lambda step: jnp.asarray(z(step), float) * sensitivity
         return z * sensitivity
@@ -516,6 +539,8 @@ class Mechanism(abc.ABC):
             )
         _events.check_delta(target_delta, public_numbers.get("num_examples"))
         public_numbers = cls._as_fields(public_numbers)
+        # No rule changes epsilon, and not every trial would do for one.
+        rule = {k: public_numbers.pop(k) for k in {"clip_rule"} & set(public_numbers)}
         unknown = [x for x in cls._solvable if public_numbers.get(x) is None]
         if len(unknown) != 1:
             raise TypeError(
@@ -534,4 +559,4 @@ class Mechanism(abc.ABC):
             neighboring_relation=trial.neighboring_relation,
             accountant=accountant,
         )
-        return with_value(solution)
+        return cls(**{**public_numbers, name: solution, **rule})

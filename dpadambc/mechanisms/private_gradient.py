@@ -7,9 +7,8 @@ import jax
 import optax
 
 from dpadambc._core import validate
-from dpadambc.clipping.flat import clip_per_example
 from dpadambc.gradients import _leaves
-from dpadambc.mechanisms import _check
+from dpadambc.mechanisms import _check, _seam
 from dpadambc.mechanisms.base import Mechanism
 
 
@@ -131,12 +130,7 @@ def privatize(
       <https://arxiv.org/abs/1607.00133>`_, 2016
     """
     _check.is_mechanism(mechanism)
-    clip = clip_per_example(
-        mechanism.l2_clip_norm,
-        normalize_by=mechanism.normalize_by,
-        clip_rule=mechanism.clip_rule,
-    )
-    noise = mechanism.add_noise(key=key)
+    noise = _seam.add_noise(mechanism, key=key)
 
     def init_fn(params):
         _refuse_parts(params)
@@ -145,7 +139,7 @@ def privatize(
     def update_fn(
         updates, state, params=None, *, is_padding_example=None, **extra_args
     ):
-        summed, _ = clip.update(
+        summed, _ = _seam.clip(mechanism, state).update(
             updates,
             optax.EmptyState(),
             params,

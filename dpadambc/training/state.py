@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from dpadambc._core import keys, precision
+from dpadambc.mechanisms import _seam
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.transforms.noise import AddDPNoiseState
 
@@ -18,7 +19,8 @@ class TrainState(NamedTuple):
     params: optax.Params
     opt_state: optax.OptState
     average: optax.Params | None  # moving average of the parameters
-    noise: AddDPNoiseState  # whoever has it can subtract all later noise
+    # Whoever has it can subtract all later noise. A bound that moves is in it.
+    noise: AddDPNoiseState | _seam.MovingBoundState
     sampling_key: (
         jax.Array
     )  # who takes part must stay secret: amplification rests on it
@@ -113,7 +115,7 @@ def init_state(
     noise_key, run_key = jax.random.split(keys.of_domain(key, "fit"))
     sampling_key, loss_key = jax.random.split(run_key)
     wide = lambda: jax.tree.map(lambda x: jnp.array(precision.wide(x)), params)
-    noise: Any = mechanism.add_noise(key=noise_key).init(params)
+    noise: Any = _seam.add_noise(mechanism, key=noise_key).init(params)
     return TrainState(
         step=jnp.zeros([], jnp.int32),
         params=params,

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import optax
 
 from dpadambc._core import precision, threefry, validate
-from dpadambc.clipping.clipped import clipped_value_and_grad
-from dpadambc.mechanisms import _check
+from dpadambc.clipping import clipped
+from dpadambc.gradients import _batched
+from dpadambc.mechanisms import _check, _seam
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.mechanisms.batch import Batch
 from dpadambc.training import _data
@@ -137,21 +138,22 @@ class Step:
         frozen: Any = None,
     ) -> tuple[TrainState, Seen]:
         """The state after the step, and what was seen of the examples."""
-        losses, clipped = self._clipped(state, examples, is_padding_example, frozen)
-        noise = self.mechanism.add_noise(key=state.noise.rng_key)
+        losses, summed = self._clipped(state, examples, is_padding_example, frozen)
+        noise = _seam.add_noise(self.mechanism, key=state.noise.rng_key)
         with threefry.split_over_a_mesh(self.shardings.mesh is not None):
-            private, noise_state = noise.update(clipped, state.noise, state.params)
+            private, noise_state = noise.update(summed, state.noise, state.params)
         updates, opt_state = self.optimizer.update(
             private, state.opt_state, state.params
         )
         params = optax.apply_updates(state.params, updates)
         present = ~is_padding_example
+        gradient = summed.gradient if self._counts else summed
         seen = Seen(
             loss=jnp.sum(losses, where=present),
             num_examples=jnp.sum(present),
             num_nan=jnp.sum(jnp.isnan(losses), where=present),
             has_gradient=jnp.any(
-                jnp.stack([jnp.any(g != 0) for g in jax.tree.leaves(clipped)])
+                jnp.stack([jnp.any(g != 0) for g in jax.tree.leaves(gradient)])
             ),
         )
         after = state._replace(
@@ -165,8 +167,8 @@ class Step:
 
     def _clipped(
         self, state: TrainState, examples: Any, padding: jax.Array, frozen: Any
-    ) -> tuple[jax.Array, optax.Updates]:
-        """Losses of the examples, and the clipped sum of their gradients."""
+    ) -> tuple[jax.Array, Any]:
+        """Losses of the examples, and what is summed of them, for the noise."""
         examples, padding = self.shardings.shard_examples(
             (_data.arguments(examples), padding)
         )
@@ -174,22 +176,33 @@ class Step:
         shared = (frozen,) if self.has_frozen else ()
         arguments = (*shared, *examples, *((key,) if self.uses_key else ()))
         first = 1 + len(shared)
-        fun = clipped_value_and_grad(
+        fun = clipped._value_and_clipped(
+            _seam.clip(self.mechanism, state.noise),
             self.loss_fn,
-            l2_clip_norm=self.mechanism.l2_clip_norm,
-            normalize_by=self.mechanism.normalize_by,
+            _batched.Arguments(
+                0,
+                batch_argnums=tuple(range(first, first + len(examples))),
+                prng_argnum=len(arguments) if self.uses_key else None,
+            ),
+            has_aux=False,
             microbatch_size=self.microbatch_size,
-            batch_argnums=tuple(range(first, first + len(examples))),
-            prng_argnum=len(arguments) if self.uses_key else None,
             skip_padding=self.skip_padding,
-            clip_rule=self.mechanism.clip_rule,
+            counts=self._counts,
         )
-        losses, clipped = fun(
+        losses, summed = fun(
             self.shardings.gather_params(state.params),
             *arguments,
             is_padding_example=padding,
         )
-        return losses, self.shardings.scatter_gradient(clipped)
+        if not self._counts:
+            return losses, self.shardings.scatter_gradient(summed)
+        gradient = self.shardings.scatter_gradient(summed.gradient)
+        return losses, summed._replace(gradient=gradient)
+
+    @property
+    def _counts(self) -> bool:
+        """Whether a count is released with the gradient."""
+        return self.mechanism.clip_rule._moves
 
     def _average(self, params: optax.Params, average: optax.Params | None):
         if self.average_decay is None or average is None:
