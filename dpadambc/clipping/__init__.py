@@ -17,6 +17,7 @@ from dpadambc.clipping.rules import (
     PerGroup,
     PerSampleAdaptive,
 )
+from dpadambc.clipping.slack import SlackClipping
 
 __all__ = [
     "Automatic",
@@ -31,6 +32,7 @@ __all__ = [
     "PerSampleAdaptive",
     "Plan",
     "QuantileClipping",
+    "SlackClipping",
     "clip_per_example",
     "clipped_grad",
     "clipped_value_and_grad",

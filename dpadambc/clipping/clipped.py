@@ -178,7 +178,7 @@ def _value_and_clipped(
     microbatch_size: int | None,
     method: Method = "factored",
     skip_padding: bool = False,
-    counts: bool = False,
+    observes: bool = False,
 ) -> Callable[..., Any]:
     """Values of a batch, and the sum over microbatches of what a clip makes of them.
 
@@ -190,7 +190,7 @@ def _value_and_clipped(
       microbatch_size: how many examples are in memory at once.
       method: "factored" or "vmap".
       skip_padding: see `clipped_grad`.
-      counts: whether the clip returns a count beside the gradient.
+      observes: whether the clip returns an `_Observed`.
     """
     if microbatch_size is not None:
         validate.count(least=1, microbatch_size=microbatch_size)
@@ -219,7 +219,7 @@ def _value_and_clipped(
                 clipped_batch, parts.batched(args), microbatch_size, skip_padding
             )
         numbered = lambda *args: clip_all(jnp.arange(batch_size), *args)
-        of_clipped = flat._split_as if counts else explicit_mesh.split_as
+        of_clipped = flat._split_as if observes else explicit_mesh.split_as
         specs = (
             explicit_mesh.split_as_examples([args[i] for i in parts.batched(args)]),
             of_clipped(params_of(args)),

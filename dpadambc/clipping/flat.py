@@ -80,9 +80,9 @@ def _clip_weights(
     # The norm itself is rounded. Aiming a few units in the last place below C keeps
     # the clipped norm from exceeding it.
     target = jnp.asarray(l2_clip_norm * (1 - 8 * finfo.eps), norms.dtype)
-    # Squares of coordinates below the root of `tiny` vanish from the norm: what a rule
-    # makes long may be up to this much longer. A thousandth of C is left for it.
-    unseen = 1e3 * math.sqrt(size * float(finfo.tiny))
+    # What a rule makes long may be longer by what the norm does not see. A thousandth
+    # of C is left for it.
+    unseen = 1e3 * _unseen(size, norms.dtype)
     # Of one norm at a time, so that no rule can mix examples; and limited, so that none
     # can exceed the bound.
     weights = jax.vmap(clip_rule.weight, (0, None))(norms, target)
@@ -92,6 +92,22 @@ def _clip_weights(
     if is_padding_example is not None:
         takes_part &= ~is_padding_example
     return jnp.where(takes_part, weights, 0)
+
+
+def _unseen(size: int, dtype: Any) -> float:
+    """How long a gradient may be that seems to be zero.
+
+    Squares of coordinates below the root of `tiny` vanish from its norm.
+    """
+    return math.sqrt(size * float(jnp.finfo(dtype).tiny))
+
+
+def _longest(squared_norms: jax.Array, weights: jax.Array, size: int) -> jax.Array:
+    """What the norms of clipped gradients are at most, with what rounding hides."""
+    norms = jnp.sqrt(squared_norms)
+    rounding = 16 * jnp.finfo(norms.dtype).eps
+    longest = weights * (norms * (1 + rounding) + _unseen(size, norms.dtype))
+    return jnp.where(weights > 0, longest, 0)  # where it is not finite, too
 
 
 def _of_gradients(
@@ -109,18 +125,17 @@ def _of_gradients(
     return {name: group for name, group in known.items() if group[1]}
 
 
-class _Counted(NamedTuple):
-    """A clipped sum, and the votes of its examples on the bound."""
+class _Observed(NamedTuple):
+    """A clipped sum, and the sum of what a rule with a moving bound looks at."""
 
     gradient: optax.Updates
-    # 1/2 for each norm within the bound, -1/2 for each beyond it: their sum, shape=().
-    votes: jax.Array
+    indicator: jax.Array  # shape=()
 
 
 def _split_as(params: Any) -> Any:
-    """How each part of a `_Counted` is split on a mesh."""
-    votes: Any = PartitionSpec()
-    return _Counted(explicit_mesh.split_as(params), votes)
+    """How each part of an `_Observed` is split on a mesh."""
+    indicator: Any = PartitionSpec()
+    return _Observed(explicit_mesh.split_as(params), indicator)
 
 
 class _Factors(NamedTuple):
@@ -128,7 +143,7 @@ class _Factors(NamedTuple):
 
     weights: dict[str, jax.Array]  # by group
     are_finite: jax.Array  # in all groups, shape=(batch,)
-    votes: jax.Array  # shape=(batch,)
+    indicators: jax.Array  # see `ClipRule._indicator`, shape=(batch,)
 
 
 def _members(updates: optax.Updates, groups: rules.Groups) -> dict[str, Any]:
@@ -154,17 +169,23 @@ def _factors(
     leave_out = ~are_finite
     if is_padding_example is not None:
         leave_out |= is_padding_example
-    weights = {}
+    weights, longest = {}, []
     for name, (share, _) in groups.items():
         size = sum(math.prod(leaf.shape) for leaf in members[name])
         weights[name] = _clip_weights(
             norms[name], l2_clip_norm * share, leave_out, clip_rule, size
         )
+        longest.append(_longest(norms[name], weights[name], size))
     norm = jnp.sqrt(sum(norms.values()))
-    votes = jnp.where(norm <= l2_clip_norm, 0.5, -0.5).astype(norm.dtype)
-    # Padding may come as gradients of zero, without its mask: neither has a vote, or
-    # an example would move the sum of votes by one where it takes the place of padding.
-    return _Factors(weights, are_finite, jnp.where(leave_out | (norm == 0), 0, votes))
+    clipped = jnp.linalg.norm(jnp.stack(longest), axis=0)
+    # Of one example at a time, as the weights.
+    indicators = jax.vmap(clip_rule._indicator, (0, 0, None))(
+        norm, clipped, jnp.asarray(l2_clip_norm, norm.dtype)
+    )
+    # Padding may come as gradients of zero, without its mask. An example that takes its
+    # place must not move the sum further than from nothing.
+    tells = ~leave_out & (norm > 0)
+    return _Factors(weights, are_finite, jnp.where(tells, indicators, 0))
 
 
 def _per_example_weights(
@@ -186,9 +207,9 @@ def _clipped_sum(
     normalize_by: jax.typing.ArrayLike,
     is_padding_example: jax.Array | None,
     clip_rule: rules.ClipRule,
-) -> _Counted:
+) -> _Observed:
     """The sum over examples, each group of parameters clipped to its share of C."""
-    weights, are_finite, votes = _factors(
+    weights, are_finite, indicators = _factors(
         updates, groups, l2_clip_norm, is_padding_example, clip_rule
     )
     members, leaves = _members(updates, groups), _leaves.flatten(updates)
@@ -201,7 +222,7 @@ def _clipped_sum(
         sums.update(zip(places, several, strict=True))
     structure = jax.tree.structure(updates, is_leaf=_leaves.is_per_example)
     gradient = structure.unflatten([sums[i] for i in range(len(leaves))])
-    return _Counted(gradient, jnp.sum(jnp.where(whole, votes, jnp.nan)))
+    return _Observed(gradient, jnp.sum(jnp.where(whole, indicators, jnp.nan)))
 
 
 def _warn_of_parts(params: optax.Params) -> None:
@@ -298,32 +319,31 @@ def clip_per_example(
     if clip_rule._moves:
         raise ValueError(
             f"Expected a rule of one norm and a fixed bound, got {clip_rule!r}, whose"
-            " bound follows from a count that needs noise. Give it to a mechanism, as"
+            " bound follows from a sum that needs noise. Give it to a mechanism, as"
             " its clip_rule, for privatize, a chain such as dp_adam_bc, or"
             " training.fit."
         )
-    clip = _counting(l2_clip_norm, normalize_by=normalize_by, clip_rule=clip_rule)
-    # Where nobody looks at the count, it is not computed.
-    return _then(clip, lambda counted: counted.gradient)
+    clip = _observing(l2_clip_norm, normalize_by=normalize_by, clip_rule=clip_rule)
+    return _then(clip, lambda observed: observed.gradient)
 
 
 def _then(
     clip: optax.GradientTransformationExtraArgs, fun: Callable[[Any], Any]
 ) -> optax.GradientTransformationExtraArgs:
     def update_fn(updates, state, params=None, **extra_args):
-        counted, state = clip.update(updates, state, params, **extra_args)
-        return fun(counted), state
+        observed, state = clip.update(updates, state, params, **extra_args)
+        return fun(observed), state
 
     return optax.GradientTransformationExtraArgs(clip.init, update_fn)
 
 
-def _counting(
+def _observing(
     l2_clip_norm: jax.typing.ArrayLike,
     *,
     normalize_by: jax.typing.ArrayLike,
     clip_rule: rules.ClipRule,
 ) -> optax.GradientTransformationExtraArgs:
-    """`clip_per_example` that returns a `_Counted`."""
+    """`clip_per_example` that returns an `_Observed`."""
 
     def init_fn(params):
         _warn_of_parts(params)
@@ -335,7 +355,7 @@ def _counting(
     ):
         found = _untouched.leaves_of(updates, params)
         if not found:
-            return _Counted(updates, jnp.zeros([])), state
+            return _Observed(updates, jnp.zeros([])), state
         _untouched.refuse_misspelt_mask(extra_args, found[0].batch_size)
         if is_padding_example is not None:
             validate.padding(is_padding_example, found[0].batch_size)

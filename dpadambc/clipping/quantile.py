@@ -5,18 +5,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from dpadambc._core import validate
-from dpadambc.clipping import rules
-
-# The bound stays within this factor of the one that it starts from, either way: far
-# from where squares of float32 numbers vanish or overflow.
-_FARTHEST = 1e6
+from dpadambc.clipping import _moving, rules
 
 
 @dataclasses.dataclass(frozen=True)
-class QuantileClipping(rules.ClipRule):
+class QuantileClipping(_moving.MovingRule):
     r"""The bound goes where a share of the norms is within it.
 
     .. math::
@@ -61,7 +56,8 @@ class QuantileClipping(rules.ClipRule):
         :math:`u B / C_0` and the noise is :math:`z_g \Delta`; divide the last by 2 s,
         and it is :math:`\sigma_b`. So far as accounting goes it is the sum of clipped
         gradients with C = 1: adding or removing an example moves it by 1, padding has
-        the vector zero, and replacing moves it by 2. A node in several terms moves each as a gradient would.
+        the vector zero, and replacing moves it by 2. The terms of a node are as many
+        examples.
       * :math:`C_t` is made of what earlier steps released, and of nothing else: given
         that it is a constant, and steps compose adaptively, each the same.
       * An example whose norm is zero or not finite has no vote, as padding has none.
@@ -115,38 +111,25 @@ class QuantileClipping(rules.ClipRule):
     fraction_stddev: float = 0.05
     rule: rules.ClipRule = rules.FLAT
 
-    _moves = True
-
     def __post_init__(self):
+        super().__post_init__()
         validate.open_unit_interval(target_quantile=self.target_quantile)
-        validate.positive(learning_rate=self.learning_rate)
         validate.positive(fraction_stddev=self.fraction_stddev)
-        if not isinstance(self.rule, rules.ClipRule) or self.rule._moves:
-            raise TypeError(
-                "Expected rule to be a ClipRule with a fixed bound, such as"
-                f" clipping.Flat(), got {self.rule!r}."
-            )
 
-    def weight(self, norm: jax.Array, l2_clip_norm: jax.Array) -> jax.Array:
-        """See `ClipRule.weight`: at the bound of the step."""
-        return self.rule.weight(norm, l2_clip_norm)
+    def _indicator(
+        self, norm: jax.Array, clipped_norm: jax.Array, l2_clip_norm: jax.Array
+    ) -> jax.Array:
+        del clipped_norm
+        return jnp.where(norm <= l2_clip_norm, 0.5, -0.5).astype(norm.dtype)
 
-    def _groups(self, params: optax.Params) -> rules.Groups:
-        return self.rule._groups(params)
-
-    def _multiplier_left(self, noise_multiplier: Any, largest_votes: float) -> float:
-        """That of the gradient alone, where both together have a noise multiplier.
-
-        Args:
-          noise_multiplier: of both, z.
-          largest_votes: by how many whole votes neighbors differ, over B: k / B.
-        """
+    def _multiplier_left(self, noise_multiplier: Any, changed: float) -> float:
         if callable(noise_multiplier):
             raise ValueError(
                 "Expected a number as noise_multiplier with QuantileClipping, got a"
-                " schedule: the noise of its count would have to follow it."
+                " schedule: the noise of its count would have to follow it. Give"
+                " SlackClipping, which has no noise of its own."
             )
-        of_count = 2 * self.fraction_stddev / largest_votes
+        of_count = 2 * self.fraction_stddev / changed
         z = float(noise_multiplier)
         if z >= of_count:
             raise ValueError(
@@ -157,16 +140,10 @@ class QuantileClipping(rules.ClipRule):
             )
         return z / (1 - (z / of_count) ** 2) ** 0.5
 
-    def _moved(
-        self, l2_clip_norm: jax.Array, fraction: jax.Array, start: float
-    ) -> jax.Array:
-        """The bound of the next step.
+    def _unit(self, noise_stddev: Any, longest: float, normalize_by: float) -> float:
+        del longest
+        # Without noise there is no privacy, and any number will do.
+        return noise_stddev / (self.fraction_stddev * normalize_by) or 1.0
 
-        Args:
-          l2_clip_norm: of this step.
-          fraction: of norms within it, with noise.
-          start: the bound of the first step.
-        """
-        step = jnp.exp(-self.learning_rate * (fraction - self.target_quantile))
-        low, high = start / _FARTHEST, start * _FARTHEST
-        return jnp.clip(l2_clip_norm * step, low, high).astype(l2_clip_norm.dtype)
+    def _error(self, mean: jax.Array) -> jax.Array:
+        return 0.5 + mean - self.target_quantile

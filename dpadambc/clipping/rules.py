@@ -60,6 +60,19 @@ class ClipRule(abc.ABC):
           The factor, shape (). It is limited to :math:`[0, C / \mathrm{norm}]`.
         """
 
+    def _indicator(
+        self, norm: jax.Array, clipped_norm: jax.Array, l2_clip_norm: jax.Array
+    ) -> jax.Array:
+        """What a bound that moves looks at: zero for a rule without one, shape ().
+
+        Args:
+          norm: of its gradient, shape ().
+          clipped_norm: what the norm of the clipped one is at most, shape ().
+          l2_clip_norm: the bound of the step, shape ().
+        """
+        del clipped_norm, l2_clip_norm
+        return jnp.zeros_like(norm)
+
     def _groups(self, params: optax.Params) -> Groups:
         """The groups of parameters that are clipped each on their own.
 

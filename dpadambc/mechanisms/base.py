@@ -78,19 +78,19 @@ class Mechanism(abc.ABC):
         if not self._has_independent_noise:
             raise ValueError(
                 f"Expected a rule with a fixed bound for {type(self).__name__}, whose"
-                f" noise is correlated over steps, got {self.clip_rule!r}, whose count"
+                f" noise is correlated over steps, got {self.clip_rule!r}, whose sum"
                 " is accounted for with independent noise alone."
             )
         self._multiplier_of_gradient  # noqa: B018
 
     @property
     def _multiplier_of_gradient(self) -> Any:
-        """The noise over the sensitivity: more than what a count beside it leaves."""
+        """The noise over the sensitivity: what a sum beside the gradient leaves."""
         rule: Any = self.clip_rule
         if not rule._moves:
             return self.noise_multiplier
-        largest_votes = self.sensitivity / self.l2_clip_norm
-        return rule._multiplier_left(self.noise_multiplier, largest_votes)
+        changed = self.sensitivity / self.l2_clip_norm
+        return rule._multiplier_left(self.noise_multiplier, changed)
 
     def _check_relation(self, accountant: str | None = None) -> None:
         relation = self.neighboring_relation

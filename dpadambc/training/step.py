@@ -147,7 +147,7 @@ class Step:
         )
         params = optax.apply_updates(state.params, updates)
         present = ~is_padding_example
-        gradient = summed.gradient if self._counts else summed
+        gradient = summed.gradient if self._observes else summed
         seen = Seen(
             loss=jnp.sum(losses, where=present),
             num_examples=jnp.sum(present),
@@ -187,21 +187,21 @@ class Step:
             has_aux=False,
             microbatch_size=self.microbatch_size,
             skip_padding=self.skip_padding,
-            counts=self._counts,
+            observes=self._observes,
         )
         losses, summed = fun(
             self.shardings.gather_params(state.params),
             *arguments,
             is_padding_example=padding,
         )
-        if not self._counts:
+        if not self._observes:
             return losses, self.shardings.scatter_gradient(summed)
         gradient = self.shardings.scatter_gradient(summed.gradient)
         return losses, summed._replace(gradient=gradient)
 
     @property
-    def _counts(self) -> bool:
-        """Whether a count is released with the gradient."""
+    def _observes(self) -> bool:
+        """Whether the bound moves, by a sum that is noised with the gradient."""
         return self.mechanism.clip_rule._moves
 
     def _average(self, params: optax.Params, average: optax.Params | None):
