@@ -54,14 +54,14 @@ NUM_VALIDATION = 1_000
 WIDTHS = {"greedy": 1, "beam": 4}
 NUM_SAMPLES = 8
 
-EPOCHS, BATCH_SIZE = 3, 1_024
+EPOCHS, BATCH_SIZE = 1, 512
 L2_CLIP_NORM = 0.1
 RANK = 8
 MODEL_KEY = 0  # of what is random in a model before it is trained
 EPSILONS = (3.0, 8.0)
 METHODS = ("DP-AdamBC", "DP-Adam", NOT_PRIVATE)
 LEARNING_RATES = {
-    "LoRA": {"DP-AdamBC": 2e-3, "DP-Adam": 2e-3, NOT_PRIVATE: 2e-3},
+    "LoRA": {"DP-AdamBC": 5e-3, "DP-Adam": 5e-3, NOT_PRIVATE: 5e-3},
     "full": {"DP-AdamBC": 5e-4, "DP-Adam": 5e-4, NOT_PRIVATE: 5e-4},
 }
 

@@ -1,11 +1,13 @@
 """What private fine-tuning costs beside others: the largest batches, the table."""
 
+import json
+
 import pytest
 
 pytest.importorskip("safetensors")
 pytest.importorskip("tokenizers")
 
-from benchmarks.language import largest, peers  # noqa: E402
+from benchmarks.language import cost, largest, peers  # noqa: E402
 
 LINE = {2: 500, 4: 500, 8: 800, 16: 1_600}  # the optimizer first, then the texts
 
@@ -73,3 +75,16 @@ def test_the_compiled_step_of_a_larger_batch_takes_more():
     except ModuleNotFoundError as error:
         pytest.skip(str(error))
     assert sizes[0] < sizes[1]
+
+
+def test_on_record_are_all_ways_and_their_gradients_are_ours():
+    """Else the steps that are compared would not do the same."""
+    record = json.loads(peers.RESULTS.read_text())
+    names = {"Opacus, hooks", "Opacus, ghost", "Opake"}
+    compared = {(row["way"], row["step"]) for row in record["agreement"]}
+    assert compared >= {(way, name) for way in cost.WAYS for name in names}
+    assert all(max(row["norms"], row["clipped"]) < 1e-4 for row in record["agreement"])
+    measured = {(row["way"], row["length"]) for row in record["rows"]}
+    assert measured == {(way, length) for way in cost.WAYS for length in cost.LENGTHS}
+    ours = json.loads(largest.RESULTS.read_text())
+    assert peers.table(record["rows"], ours).count("dpadambc") == len(measured)
