@@ -409,7 +409,7 @@ def test_the_experiment_trains_writes_and_does_nothing_twice(
     assert 0 <= row["greedy"]["bleu"] <= 100 and row["loss_per_token"] > 0
     assert set(row["samples"][0]) == {"table", "greedy", "beam"}
     printed = capsys.readouterr().out
-    assert "| LoRA, DP-AdamBC, ε 8, η 0.002 | 1 |" in printed
+    assert "| LoRA, DP-AdamBC, ε 8, η 0.005 | 1 |" in printed
     assert row["samples"][0]["beam"] in printed
     monkeypatch.setattr(finetune, "fit", lambda *_: pytest.fail("trained again"))
     _run(e2e, small_world, monkeypatch, *chosen)
@@ -469,7 +469,7 @@ def test_canaries_tell_what_they_are(small_world, monkeypatch, capsys):
     assert row["num_examples"] == 48 + 5 + 3 and len(row["canaries"]) == 6
     assert all(0 <= x["exposure"] <= 3 for x in row["canaries"])
     assert 0 <= row["epsilon_at_least"] < 8
-    assert "| LoRA, DP-Adam, ε 8, η 0.002 |" in capsys.readouterr().out
+    assert "| LoRA, DP-Adam, ε 8, η 0.005 |" in capsys.readouterr().out
 
 
 def test_codes_and_names_are_what_the_seed_says(small_world, monkeypatch):
