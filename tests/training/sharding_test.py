@@ -471,7 +471,8 @@ def run_processes(folder, devices_of_each, kind_of_key="known"):
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         address = f"localhost:{probe.getsockname()[1]}"
-    flags = f"--xla_force_host_platform_device_count={devices_of_each}"
+    count = f"--xla_force_host_platform_device_count={devices_of_each}"
+    flags = f"{os.environ['XLA_FLAGS']} {count}"  # of two counts, the last is taken
     command = [sys.executable, "-m", "tests.one_of_several", address, "2"]
     running = [
         subprocess.Popen(
