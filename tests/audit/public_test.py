@@ -128,7 +128,8 @@ def some(cases, *fast):
 @pytest.mark.parametrize("name", some(OPTIMIZERS, "adam_bc"))
 def test_no_optimizer_in_fit_keeps_what_has_no_noise(name):
     pipeline = audit.Pipeline.of_fit(loss_fn, PARAMS, DATA, MECHANISM, OPTIMIZERS[name])
-    checks = ("sensitivity", "noise", "state")
+    # What comes before the noise is the same for all; one of them has it checked.
+    checks = ("sensitivity", "noise", "state") if name == "adam_bc" else ("state",)
     if name not in ("if_finite", "clipped", "averaged"):  # they change the level
         checks = (*checks, "correction")
     assert not failures(pipeline, checks)
