@@ -79,13 +79,14 @@ Optimizer = Callable[[Candidate, Any], optax.GradientTransformation]
 
 def _behind_noise(optimizer: Optimizer, clip_rule: clipping.ClipRule = FLAT) -> Make:
     """An optimizer of the private gradient, made of a candidate and the noise level."""
-    return lambda candidate, mechanism, key: optax.chain(
-        dpadambc.privatize(
-            dataclasses.replace(mechanism, clip_rule=clip_rule),  # pyright: ignore[reportArgumentType]
-            key=key,
-        ),
-        optimizer(candidate, mechanism.noise_stddev),
-    )
+
+    def make(candidate, mechanism, key):
+        own = dataclasses.replace(mechanism, clip_rule=clip_rule)
+        return optax.chain(
+            dpadambc.privatize(own, key=key), optimizer(candidate, own.noise_stddev)
+        )
+
+    return make
 
 
 def _correlated(coefficients: Sequence[float]) -> Callable[..., Mechanism]:
@@ -195,6 +196,8 @@ METHODS = {
     "AUTO-S, DP-SGD": Method(_SGD, _behind_noise(_sgd, clipping.Automatic())),
     "AUTO-S, DP-Adam": Method(_ADAM, _behind_noise(_adam, clipping.Automatic())),
     "DP-PSAC, DP-SGD": Method(_SGD, _behind_noise(_sgd, clipping.PerSampleAdaptive())),
+    "quantile, DP-SGD": Method(_SGD, _behind_noise(_sgd, clipping.QuantileClipping())),
+    "slack, DP-SGD": Method(_SGD, _behind_noise(_sgd, clipping.SlackClipping())),
     "BISR, DP-SGD": Method(
         _SGD,
         _behind_noise(_sgd),

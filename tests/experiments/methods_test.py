@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks import records
-from benchmarks.methods import run, table, tasks
+from benchmarks.methods import clip_norms, run, table, tasks
 from benchmarks.methods.methods import METHODS, NUM_TRIALS
 
 
@@ -116,3 +116,24 @@ def test_a_run_has_equal_trials_then_the_seeds_of_the_best_and_is_not_made_again
     before = path.read_text()
     run.Laboratory(task, parts, records.Records(path)).compare("DP-AdamBC", 3.0)
     assert path.read_text() == before
+
+
+def test_a_wrong_clip_norm_is_tabled_at_the_learning_rate_that_is_best_of_all(
+    compared, monkeypatch
+):
+    path, task, parts = compared
+    path = path.with_name("clip_norms.jsonl")
+    monkeypatch.setattr(clip_norms, "CLIP_NORMS", (0.1, 1.0))
+    monkeypatch.setattr(clip_norms, "LEARNING_RATES", (0.1, 1.0))
+    monkeypatch.setattr(clip_norms, "NUM_SEEDS", 1)
+    found = records.Records(path)
+    clip_norms.measure("digits", "slack", parts, task, found)
+    (row,) = records.read(path)
+    assert np.shape(row["accuracies"]) == (2, 2)
+    rows = [
+        {"task": "digits", "rule": "flat", "accuracies": [[0.5, 0.2], [x, 0.9]]}
+        for x in (0.7, 0.9)
+    ]
+    line = clip_norms.render(rows).splitlines()[-1]
+    assert line == "| digits | flat | 20.0 | 90.0 | 70.0 |"
+    assert len(clip_norms.picture(rows).axes) == 1
