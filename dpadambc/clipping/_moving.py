@@ -1,7 +1,7 @@
 """Rules whose bound is another in each step, made of what earlier steps released."""
 
 import abc
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,18 @@ from dpadambc.clipping import rules
 # The bound stays within this factor of the one that it starts from, either way: far
 # from where squares of float32 numbers vanish or overflow.
 _FARTHEST = 1e6
+
+
+class MovingBoundState(NamedTuple):
+    """Of a mechanism whose bound moves: secret for the key in it."""
+
+    l2_clip_norm: jax.Array  # of the next step, shape=(): as private as a gradient
+    noise: Any
+
+    @property
+    def rng_key(self) -> jax.Array:
+        """That of the noise."""
+        return self.noise.rng_key
 
 
 class MovingRule(rules.ClipRule):
@@ -50,7 +62,7 @@ class MovingRule(rules.ClipRule):
         """
 
     @abc.abstractmethod
-    def _unit(self, noise_stddev: Any, longest: float, normalize_by: float) -> float:
+    def _unit(self, noise_stddev: Any, longest: Any, normalize_by: Any) -> Any:
         """What the sum is multiplied by, for the noise of the gradient to hide it.
 
         Args:

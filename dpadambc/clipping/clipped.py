@@ -1,6 +1,7 @@
 """The clipped sum of the gradients of a batch, a few examples in memory at a time."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -183,7 +184,8 @@ def _value_and_clipped(
     """Values of a batch, and the sum over microbatches of what a clip makes of them.
 
     Args:
-      clip: of per-example gradients, such as `clip_per_example`.
+      clip: of per-example gradients, such as `clip_per_example`. The function that is
+        returned takes its state as `clip_state`; the first one by default.
       fun: the loss of one example.
       parts: what its arguments are.
       has_aux: whether it returns `(loss, aux)`.
@@ -200,31 +202,41 @@ def _value_and_clipped(
         several = tuple(args[i] for i in parts.differentiated)
         return several[0] if isinstance(parts.argnums, int) else several
 
-    def clipped_batch(example_ids, is_padding_example, *args):
+    def clipped_batch(clip_state, example_ids, is_padding_example, *args):
         output, gradients = all_examples(example_ids, *args)
         params = params_of(args)
+        start = clip.init(params)
         clipped, _ = clip.update(
-            gradients, clip.init(params), params, is_padding_example=is_padding_example
+            gradients,
+            start if clip_state is None else clip_state,
+            params,
+            is_padding_example=is_padding_example,
         )
         return output, clipped
 
-    def value_and_grad_fn(*args, is_padding_example=None):
+    def value_and_grad_fn(*args, is_padding_example=None, clip_state=None):
         batch_size = parts.check(args)
         if is_padding_example is None:
             is_padding_example = jnp.zeros(batch_size, bool)
         validate.padding(is_padding_example, batch_size)
-        clip_all = clipped_batch
-        if microbatch_size is not None and microbatch_size < batch_size:
-            clip_all = _in_microbatches(
-                clipped_batch, parts.batched(args), microbatch_size, skip_padding
-            )
-        numbered = lambda *args: clip_all(jnp.arange(batch_size), *args)
+
+        def clip_all(clip_state, *args):
+            clip_some = functools.partial(clipped_batch, clip_state)
+            if microbatch_size is not None and microbatch_size < batch_size:
+                clip_some = _in_microbatches(
+                    clip_some, batched, microbatch_size, skip_padding
+                )
+            return clip_some(jnp.arange(batch_size), *args)
+
+        batched = parts.batched(args)
         of_clipped = flat._split_as if observes else explicit_mesh.split_as
         specs = (
-            explicit_mesh.split_as_examples([args[i] for i in parts.batched(args)]),
+            explicit_mesh.split_as_examples([args[i] for i in batched]),
             of_clipped(params_of(args)),
         )
-        return explicit_mesh.automatic(numbered, specs, is_padding_example, *args)
+        return explicit_mesh.automatic(
+            clip_all, specs, clip_state, is_padding_example, *args
+        )
 
     return value_and_grad_fn
 

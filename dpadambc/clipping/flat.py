@@ -2,7 +2,6 @@
 
 import math
 import warnings
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import dp_accounting
@@ -177,10 +176,11 @@ def _factors(
         )
         longest.append(_longest(norms[name], weights[name], size))
     norm = jnp.sqrt(sum(norms.values()))
-    clipped = jnp.linalg.norm(jnp.stack(longest), axis=0)
+    # In units of the bound, since squares of what is short vanish.
+    used = jnp.linalg.norm(jnp.stack(longest) / l2_clip_norm, axis=0)
     # Of one example at a time, as the weights.
     indicators = jax.vmap(clip_rule._indicator, (0, 0, None))(
-        norm, clipped, jnp.asarray(l2_clip_norm, norm.dtype)
+        norm, used, jnp.asarray(l2_clip_norm, norm.dtype)
     )
     # Padding may come as gradients of zero, without its mask. An example that takes its
     # place must not move the sum further than from nothing.
@@ -323,27 +323,33 @@ def clip_per_example(
             " its clip_rule, for privatize, a chain such as dp_adam_bc, or"
             " training.fit."
         )
-    clip = _observing(l2_clip_norm, normalize_by=normalize_by, clip_rule=clip_rule)
-    return _then(clip, lambda observed: observed.gradient)
+    clip: Any = _observing(clip_rule)
+    bound = _Bound(l2_clip_norm, normalize_by)
 
+    def init_fn(params):
+        clip.init(params)
+        return optax.EmptyState()
 
-def _then(
-    clip: optax.GradientTransformationExtraArgs, fun: Callable[[Any], Any]
-) -> optax.GradientTransformationExtraArgs:
     def update_fn(updates, state, params=None, **extra_args):
-        observed, state = clip.update(updates, state, params, **extra_args)
-        return fun(observed), state
+        observed: Any
+        observed, _ = clip.update(updates, bound, params, **extra_args)
+        return observed.gradient, state
 
-    return optax.GradientTransformationExtraArgs(clip.init, update_fn)
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def _observing(
-    l2_clip_norm: jax.typing.ArrayLike,
-    *,
-    normalize_by: jax.typing.ArrayLike,
-    clip_rule: rules.ClipRule,
-) -> optax.GradientTransformationExtraArgs:
-    """`clip_per_example` that returns an `_Observed`."""
+class _Bound(NamedTuple):
+    """What one example is cut to, and what the sum is divided by."""
+
+    l2_clip_norm: jax.typing.ArrayLike
+    normalize_by: jax.typing.ArrayLike
+
+
+def _observing(clip_rule: rules.ClipRule) -> optax.GradientTransformationExtraArgs:
+    """`clip_per_example` at the `_Bound` that is its state; it returns an `_Observed`.
+
+    The bound is an argument wherever it is used, as arrays are on Explicit meshes.
+    """
 
     def init_fn(params):
         _warn_of_parts(params)
@@ -355,25 +361,22 @@ def _observing(
     ):
         found = _untouched.leaves_of(updates, params)
         if not found:
-            return _Observed(updates, jnp.zeros([])), state
+            nothing: Any = _Observed(updates, jnp.zeros([]))
+            return nothing, state
         _untouched.refuse_misspelt_mask(extra_args, found[0].batch_size)
         if is_padding_example is not None:
             validate.padding(is_padding_example, found[0].batch_size)
 
         groups = _of_gradients(clip_rule, params, updates)
 
-        def clipped_sum(updates, is_padding_example):
+        def clipped_sum(bound, updates, is_padding_example):
+            c, divisor = bound
             return _clipped_sum(
-                updates,
-                groups,
-                l2_clip_norm,
-                normalize_by,
-                is_padding_example,
-                clip_rule,
+                updates, groups, c, divisor, is_padding_example, clip_rule
             )
 
         return explicit_mesh.automatic(
-            clipped_sum, _split_as(params), updates, is_padding_example
+            clipped_sum, _split_as(params), state, updates, is_padding_example
         ), state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -42,7 +42,8 @@ class QuantileClipping(_moving.MovingRule):
 
     .. math:: z_g = (z^{-2} - z_b^{-2})^{-1/2}, \qquad z_b = 2 \sigma_b / k
 
-    where :math:`k = \Delta B / C_0` is 1, or 2 under REPLACE_ONE. `noise_stddev` says
+    where :math:`k = \Delta B / C_0` is the number of examples that neighbors differ in:
+    1, or 2 under REPLACE_ONE, and more for a node in several terms. `noise_stddev` says
     so. At B = 1,000, z = 1 and the usual 0.05 it is 0.005 % more.
 
     Guarantees:
@@ -62,8 +63,8 @@ class QuantileClipping(_moving.MovingRule):
         that it is a constant, and steps compose adaptively, each the same.
       * An example whose norm is zero or not finite has no vote, as padding has none.
       * Without noise for the count there is no such rule: `clip_per_example` refuses
-        it, and so does a mechanism of too little noise (z must be less than
-        :math:`z_b`), of a schedule, or of noise that is correlated over steps.
+        it, and so does a mechanism with more noise than its count (z must be less than
+        :math:`z_b`), with a schedule, or with a way of its own to add noise.
 
     The share is of B, a public number: with more or fewer examples in a batch than
     that, the bound goes to the quantile :math:`1/2 + (\gamma - 1/2) B / n` of n. Make
@@ -72,7 +73,7 @@ class QuantileClipping(_moving.MovingRule):
     Args:
       target_quantile: γ, in (0, 1).
       learning_rate: η, positive.
-      fraction_stddev: the standard deviation of the noise in the share, positive.
+      fraction_stddev: the standard deviation of the noise in the share, in (0, 1).
       rule: what is done with a norm at the bound of the step, such as `Flat()`.
 
     Raises:
@@ -114,12 +115,12 @@ class QuantileClipping(_moving.MovingRule):
     def __post_init__(self):
         super().__post_init__()
         validate.open_unit_interval(target_quantile=self.target_quantile)
-        validate.positive(fraction_stddev=self.fraction_stddev)
+        validate.open_unit_interval(fraction_stddev=self.fraction_stddev)
 
     def _indicator(
-        self, norm: jax.Array, clipped_norm: jax.Array, l2_clip_norm: jax.Array
+        self, norm: jax.Array, used: jax.Array, l2_clip_norm: jax.Array
     ) -> jax.Array:
-        del clipped_norm
+        del used
         return jnp.where(norm <= l2_clip_norm, 0.5, -0.5).astype(norm.dtype)
 
     def _multiplier_left(self, noise_multiplier: Any, changed: float) -> float:
@@ -135,15 +136,16 @@ class QuantileClipping(_moving.MovingRule):
             raise ValueError(
                 f"Expected a noise_multiplier below {of_count:g}, that of the count of"
                 f" {self!r}, got {z:g}: the count alone would spend more than the"
-                " mechanism says. Give it more noise, a larger fraction_stddev, or make"
-                " normalize_by the size of a batch."
+                " mechanism says. Give the rule a larger fraction_stddev, or make"
+                " normalize_by the size of a batch; each means more noise in the count."
             )
         return z / (1 - (z / of_count) ** 2) ** 0.5
 
-    def _unit(self, noise_stddev: Any, longest: float, normalize_by: float) -> float:
+    def _unit(self, noise_stddev: Any, longest: Any, normalize_by: Any) -> jax.Array:
         del longest
+        unit = noise_stddev / (self.fraction_stddev * normalize_by)
         # Without noise there is no privacy, and any number will do.
-        return noise_stddev / (self.fraction_stddev * normalize_by) or 1.0
+        return jnp.where(unit > 0, unit, 1.0)
 
     def _error(self, mean: jax.Array) -> jax.Array:
         return 0.5 + mean - self.target_quantile

@@ -61,16 +61,16 @@ class ClipRule(abc.ABC):
         """
 
     def _indicator(
-        self, norm: jax.Array, clipped_norm: jax.Array, l2_clip_norm: jax.Array
+        self, norm: jax.Array, used: jax.Array, l2_clip_norm: jax.Array
     ) -> jax.Array:
         """What a bound that moves looks at: zero for a rule without one, shape ().
 
         Args:
           norm: of its gradient, shape ().
-          clipped_norm: what the norm of the clipped one is at most, shape ().
+          used: what the norm of the clipped one is at most, over the bound, shape ().
           l2_clip_norm: the bound of the step, shape ().
         """
-        del clipped_norm, l2_clip_norm
+        del used, l2_clip_norm
         return jnp.zeros_like(norm)
 
     def _groups(self, params: optax.Params) -> Groups:

@@ -25,7 +25,8 @@ class SlackClipping(_moving.MovingRule):
 
     with :math:`g_i'` the gradient clipped at :math:`C_t`, :math:`C_0` =
     `mechanism.l2_clip_norm`, B = `normalize_by`, z and Δ the mechanism's noise
-    multiplier and sensitivity, and k = Δ B / C₀: 1, or 2 under REPLACE_ONE. Of the
+    multiplier and sensitivity, and k = Δ B / C₀: the examples that neighbors differ in,
+    1, or 2 under REPLACE_ONE, and more for a node in several terms. Of the
     arguments η = `learning_rate` and s = `target_slack`. A gradient at the bound has no
     slack, a short one has all of it. It is the `clip_rule` of a mechanism, and all that
     clip and noise for one follow it. The gradient comes out in units of the bound, as
@@ -44,7 +45,7 @@ class SlackClipping(_moving.MovingRule):
         that it is a constant, and steps compose adaptively, each the same.
       * An example whose norm is zero or not finite has no slack, as padding has none.
       * Without noise for the sum there is no such rule: `clip_per_example` refuses it,
-        and so does a mechanism whose noise is correlated over steps.
+        and so does a mechanism with a way of its own to add noise.
 
     The mean is over B, a public number. Where half of the norms are beyond the bound,
     and the others anywhere within it, it is 0.39; at a lower target the bound is lower.
@@ -97,17 +98,16 @@ class SlackClipping(_moving.MovingRule):
         validate.open_unit_interval(target_slack=self.target_slack)
 
     def _indicator(
-        self, norm: jax.Array, clipped_norm: jax.Array, l2_clip_norm: jax.Array
+        self, norm: jax.Array, used: jax.Array, l2_clip_norm: jax.Array
     ) -> jax.Array:
-        del norm
-        used = jnp.minimum(clipped_norm / l2_clip_norm, 1)
-        return jnp.sqrt(1 - used**2)
+        del norm, l2_clip_norm
+        return jnp.sqrt(1 - jnp.minimum(used, 1) ** 2)
 
     def _multiplier_left(self, noise_multiplier: Any, changed: float) -> Any:
         del changed
         return noise_multiplier
 
-    def _unit(self, noise_stddev: Any, longest: float, normalize_by: float) -> float:
+    def _unit(self, noise_stddev: Any, longest: Any, normalize_by: Any) -> Any:
         del noise_stddev, normalize_by
         return longest
 

@@ -29,8 +29,8 @@ class _MultiTermGaussian(Mechanism):
     max_terms: int
 
     def __post_init__(self):
-        super().__post_init__()
         validate.count(max_terms=self.max_terms, least=1)
+        super().__post_init__()
 
     @property
     def _largest_shift(self) -> int:

@@ -5,45 +5,41 @@ hidden. The sum that moves it is one more coordinate of the gradient, and is noi
 it, by the same key and at the same level.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from dpadambc.clipping import flat
+from dpadambc.clipping._moving import MovingBoundState
 from dpadambc.mechanisms.base import Mechanism
 
 
-class MovingBoundState(NamedTuple):
-    """Of a mechanism whose bound moves: secret for the key in it."""
-
-    l2_clip_norm: jax.Array  # of the next step, shape=(): as private as a gradient
-    noise: Any
-
-    @property
-    def rng_key(self) -> jax.Array:
-        """That of the noise."""
-        return self.noise.rng_key
-
-
-def clip(mechanism: Mechanism, state: Any) -> optax.GradientTransformationExtraArgs:
-    """The clip of a step, whose sum goes to `add_noise`.
-
-    Args:
-      mechanism: the public numbers.
-      state: that of `add_noise` before the step.
-    """
-    start, divisor = mechanism.l2_clip_norm, mechanism.normalize_by
+def clip(mechanism: Mechanism) -> optax.GradientTransformationExtraArgs:
+    """The clip of each step, at the `bound` that is its state."""
     rule = mechanism.clip_rule
-    if not rule._moves:
-        return flat.clip_per_example(start, normalize_by=divisor, clip_rule=rule)
-    # In units of the bound: the sensitivity is that of the first step.
-    return flat._observing(
-        state.l2_clip_norm,
-        normalize_by=divisor * (state.l2_clip_norm / start),
-        clip_rule=rule,
+    if rule._moves:
+        return flat._observing(rule)
+    return flat.clip_per_example(
+        mechanism.l2_clip_norm, normalize_by=mechanism.normalize_by, clip_rule=rule
     )
+
+
+def bound(mechanism: Mechanism, state: Any) -> Any:
+    """The state of `clip` in a step, from that of `add_noise` before it."""
+    moves = mechanism.clip_rule._moves
+    if isinstance(state, MovingBoundState) != moves:
+        raise TypeError(
+            f"Expected the state of a mechanism with {mechanism.clip_rule!r}, got"
+            f" {type(state).__name__}, that of one whose bound"
+            f" {'stays' if moves else 'moves'}. Call init again for another rule."
+        )
+    if not moves:
+        return optax.EmptyState()
+    # In units of the bound: the sensitivity is that of the first step.
+    units = state.l2_clip_norm / mechanism.l2_clip_norm
+    return flat._Bound(state.l2_clip_norm, mechanism.normalize_by * units)
 
 
 def add_noise(mechanism: Mechanism, *, key: jax.Array) -> optax.GradientTransformation:
@@ -52,6 +48,7 @@ def add_noise(mechanism: Mechanism, *, key: jax.Array) -> optax.GradientTransfor
     noise = mechanism.add_noise(key=key)
     if not rule._moves:
         return noise
+    mechanism._check_moving()
     start, divisor = mechanism.l2_clip_norm, mechanism.normalize_by
     unit = rule._unit(mechanism.noise_stddev, start / divisor, divisor)
 

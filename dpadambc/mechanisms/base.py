@@ -75,11 +75,13 @@ class Mechanism(abc.ABC):
         """Raises where a bound that moves would not be accounted for."""
         if not self.clip_rule._moves:
             return
-        if not self._has_independent_noise:
+        kind = type(self)
+        ours = Mechanism.add_noise, Mechanism.noise_stddev
+        if (kind.add_noise, kind.noise_stddev) != ours:
             raise ValueError(
-                f"Expected a rule with a fixed bound for {type(self).__name__}, whose"
-                f" noise is correlated over steps, got {self.clip_rule!r}, whose sum"
-                " is accounted for with independent noise alone."
+                f"Expected a rule with a fixed bound for {kind.__name__}, which has a"
+                f" way of its own to add noise, got {self.clip_rule!r}, whose sum is"
+                " hidden by independent noise at the level of noise_stddev alone."
             )
         self._multiplier_of_gradient  # noqa: B018
 

@@ -115,7 +115,11 @@ class PlannedRun:
             noise_multiplier=z,
             neighboring_relation=neighboring_relation,
         )
-        mechanism = of_noise(self.noise_stddev / of_noise(1.0).sensitivity)
+        # Not noise_stddev, which is more where a rule of clipping takes a part.
+        stddev = (
+            cast(float, self.mechanism.noise_multiplier) * self.mechanism.sensitivity
+        )
+        mechanism = of_noise(stddev / of_noise(1.0).sensitivity)
         accountant = accountant or mechanism._default_accountant
         return Spent(
             sampling=sampling,

@@ -130,7 +130,7 @@ def privatize(
       <https://arxiv.org/abs/1607.00133>`_, 2016
     """
     _check.is_mechanism(mechanism)
-    noise = _seam.add_noise(mechanism, key=key)
+    clip, noise = _seam.clip(mechanism), _seam.add_noise(mechanism, key=key)
 
     def init_fn(params):
         _refuse_parts(params)
@@ -139,9 +139,9 @@ def privatize(
     def update_fn(
         updates, state, params=None, *, is_padding_example=None, **extra_args
     ):
-        summed, _ = _seam.clip(mechanism, state).update(
+        summed, _ = clip.update(
             updates,
-            optax.EmptyState(),
+            _seam.bound(mechanism, state),
             params,
             is_padding_example=is_padding_example,
             **extra_args,

@@ -156,7 +156,8 @@ def _numbers(mechanism: Mechanism) -> Hashable | None:
     fields: Any = dataclasses.fields(mechanism)  # pyright: ignore[reportArgumentType]
     values = {f.name: getattr(mechanism, f.name) for f in fields}
     del values["iterations"]
-    # Whatever a rule reads, the clip bounds what it takes: as with a loss.
+    # Whatever a rule of others reads, the clip bounds what it takes, as with a loss;
+    # those of ours are equal where their numbers are.
     rule = values.pop("clip_rule")
     if not all(
         isinstance(x, int | float | np.number | enum.Enum) for x in values.values()

@@ -177,7 +177,7 @@ class Step:
         arguments = (*shared, *examples, *((key,) if self.uses_key else ()))
         first = 1 + len(shared)
         fun = clipped._value_and_clipped(
-            _seam.clip(self.mechanism, state.noise),
+            _seam.clip(self.mechanism),
             self.loss_fn,
             _batched.Arguments(
                 0,
@@ -193,6 +193,7 @@ class Step:
             self.shardings.gather_params(state.params),
             *arguments,
             is_padding_example=padding,
+            clip_state=_seam.bound(self.mechanism, state.noise),
         )
         if not self._observes:
             return losses, self.shardings.scatter_gradient(summed)

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 
+from dpadambc.clipping._moving import MovingBoundState
 from dpadambc.transforms.noise import AddDPNoiseState
 
 
@@ -17,10 +18,21 @@ def refuse_other_things(private_gradient: Any) -> None:
         )
 
 
-def refuse_without_noise(inner_state: Any) -> None:
-    """Raises unless some noise is added in it."""
-    is_noise = lambda node: isinstance(node, AddDPNoiseState)
-    if not any(map(is_noise, jax.tree.leaves(inner_state, is_leaf=is_noise))):
+def check(inner_state: Any) -> None:
+    """Raises unless some noise is added in it, to what is clipped at a fixed bound."""
+    has = lambda kind: any(
+        isinstance(node, kind)
+        for node in jax.tree.leaves(
+            inner_state, is_leaf=lambda node: isinstance(node, kind)
+        )
+    )
+    if has(MovingBoundState):
+        raise ValueError(
+            "Expected a mechanism with a fixed bound, got one whose clip_rule moves it:"
+            " gradients come out in units of the bound, and would be divided by moments"
+            " in other units. Give it clip_rule=clipping.Flat(), say."
+        )
+    if not has(AddDPNoiseState):
         raise ValueError(
             "Expected a transformation that clips gradients and adds noise to their"
             " sum, got one without add_dp_noise: gradients would be divided by what"

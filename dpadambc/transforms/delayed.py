@@ -158,7 +158,7 @@ def delayed_preconditioner(
 
     def init_fn(params):
         inner_state = inner.init(params)
-        _around.refuse_without_noise(inner_state)
+        _around.check(inner_state)
         zeros = precision.zeros_like(params)
         return DelayedPreconditionerState(
             count=jnp.zeros([], jnp.int32),

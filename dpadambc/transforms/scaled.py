@@ -165,7 +165,7 @@ def scale_then_privatize(
 
     def init_fn(params):
         inner_state = inner.init(params)
-        _around.refuse_without_noise(inner_state)
+        _around.check(inner_state)
         return ScaleThenPrivatizeState(
             count=jnp.zeros([], jnp.int32),
             nu=jax.tree.map(moments, precision.zeros_like(params)),

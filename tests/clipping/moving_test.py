@@ -17,10 +17,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import dpadambc
-from dpadambc import NeighboringRelation, audit, clipping, training
+from dpadambc import NeighboringRelation, audit, clipping, training, transforms
 from dpadambc.clipping import flat
 from dpadambc.diagnostics import not_private
-from dpadambc.mechanisms import CorrelatedGaussian, _seam, accounting
+from dpadambc.mechanisms import CorrelatedGaussian, _seam, accounting, planning
 
 ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE = NeighboringRelation.REPLACE_ONE
@@ -147,12 +147,11 @@ _NUMBERS = st.sampled_from(
 def _released(own, bound, gradients, mask, told_by="the update"):
     """Without the noise, in units of the noise of each part."""
     state = _seam.MovingBoundState(bound, None)
-    clip = _seam.clip(own, state)
     masks = {"is_padding_example": mask}
     by_update = told_by == "the update"
-    counted, _ = clip.update(
+    counted, _ = _seam.clip(own).update(
         dpadambc.as_per_example(gradients, **({} if by_update else masks)),
-        optax.EmptyState(),
+        _seam.bound(own, state),
         PARAMS,
         **(masks if by_update else {}),
     )
@@ -349,7 +348,7 @@ def test_what_cannot_be_accounted_for_is_refused():
         mechanism(neighboring_relation=REPLACE, noise_multiplier=0.61)
     with pytest.raises(ValueError, match="got a schedule"):
         mechanism(noise_multiplier=lambda step: 1.0)
-    with pytest.raises(ValueError, match="correlated over steps"):
+    with pytest.raises(ValueError, match="way of its own to add noise"):
         CorrelatedGaussian(
             l2_clip_norm=1.0,
             noise_multiplier=1.0,
@@ -528,3 +527,116 @@ def test_the_audit_passes(rule):
         lambda key: dpadambc.dp_sgd(0.1, own, key=key),
     )
     assert audit.run(pipeline, checks=("sensitivity", "noise", "state")).passed
+
+
+def test_a_mechanism_with_a_way_of_its_own_to_add_noise_is_refused():
+    """Its noise would not be that of the sum, whatever `noise_stddev` says."""
+
+    class Mine(dpadambc.PoissonGaussian):
+        def add_noise(self, *, key):
+            return dpadambc.add_dp_noise(self.noise_multiplier, key=key)
+
+    class Less(dpadambc.PoissonGaussian):
+        @property
+        def noise_stddev(self):
+            return self.noise_multiplier * self.sensitivity
+
+    class Unchecked(Mine):
+        def __post_init__(self):
+            pass
+
+    fields = vars(OF_RUN)
+    for kind in (Mine, Less):
+        assert kind(**fields | {"clip_rule": clipping.Flat()})
+        with pytest.raises(ValueError, match="way of its own to add noise"):
+            kind(**fields)
+    with pytest.raises(ValueError, match="way of its own to add noise"):
+        dpadambc.privatize(Unchecked(**fields), key=jax.random.key(0))
+
+
+def test_what_the_same_noise_spends_is_that_of_both():
+    own = mechanism(sampling_prob=0.01, normalize_by=10.0, iterations=100)
+    run = planning.PlannedRun(
+        target_epsilon=1.0,
+        target_delta=1e-5,
+        batch_size=10,
+        epochs=1,
+        num_examples=1_000,
+        mechanism=own,
+        accountant="pld",
+    )
+    spent = run.spent("poisson", ADD).epsilon
+    assert spent == pytest.approx(own.epsilon(run.target_delta), rel=1e-3)
+
+
+@pytest.mark.guarantee
+@pytest.mark.parametrize("bound", [1e-3, 1e-19, 1e-22])
+def test_groups_leave_no_slack_that_is_not_there(bound):
+    """Although squares of what is short vanish."""
+    groups = clipping.PerGroup({"w": "w", "b": "b"}, {"w": 1.0, "b": 1.0})
+    own = mechanism(dataclasses.replace(SLACK, rule=groups), noise_multiplier=0.5)
+    moved = largest_movement(own, 1e3, 0.0, 0, jnp.float32(bound))
+    assert moved == pytest.approx(2, rel=1e-3) and moved <= 2 * (1 + 1e-5)
+
+
+@BOTH
+def test_on_an_explicit_mesh_it_moves_as_on_one_device(rule):
+    own = dataclasses.replace(OF_RUN, clip_rule=rule)
+    step = training.Step(LOSS, own, optax.sgd(0.1), microbatch_size=16)
+    nobody = jnp.zeros(64, bool)
+
+    def after(place):
+        state = step.init(place(jnp.ones(4), P()), key=jax.random.key(0))
+        examples = tuple(place(x, P("data")) for x in DATA)
+        return jax.jit(step)(state, examples, place(nobody, P("data")))[0]
+
+    expected = after(lambda x, spec: x)
+    kinds = (jax.sharding.AxisType.Explicit,)
+    mesh = jax.make_mesh((4,), ("data",), kinds, devices=jax.devices()[:4])
+    with jax.set_mesh(mesh):
+        found = after(lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec)))
+    np.testing.assert_allclose(found.params, expected.params, rtol=1e-4)
+    np.testing.assert_allclose(
+        found.noise.l2_clip_norm, expected.noise.l2_clip_norm, rtol=1e-5
+    )
+
+
+@BOTH
+def test_moments_of_gradients_in_units_of_the_bound_precondition_nothing(rule):
+    own = mechanism(rule)
+    inner = dpadambc.privatize(own, key=jax.random.key(0))
+    scaled = transforms.scale_then_privatize(inner, eps=1e-3)
+    delayed = dpadambc.dp2_rmsprop(
+        0.1, own, key=jax.random.key(0), interval=2, preconditioned_clip_norm=1.0
+    )
+    for around in (scaled, delayed):
+        with pytest.raises(ValueError, match="in units of the bound"):
+            around.init(PARAMS)
+
+
+def test_a_state_of_another_rule_is_refused():
+    gradients = dpadambc.as_per_example(gradients_of(0))
+    make = lambda rule: dpadambc.privatize(mechanism(rule), key=jax.random.key(0))
+    flat_one, moving = make(clipping.Flat()), make(RULE)
+    for one, other in ((flat_one, moving), (moving, flat_one)):
+        with pytest.raises(TypeError, match="Call init again"):
+            one.update(
+                gradients,
+                other.init(PARAMS),
+                PARAMS,
+                is_padding_example=jnp.zeros(6, bool),
+            )
+
+
+def test_the_terms_of_a_node_are_checked_first():
+    for wrong, error in ((0, ValueError), ("3", TypeError)):
+        with pytest.raises(error, match="max_terms"):
+            dpadambc.graphs.PoissonGaussian(
+                l2_clip_norm=1.0,
+                noise_multiplier=1.0,
+                max_terms=wrong,
+                sampling_prob=0.5,
+                iterations=2,
+                normalize_by=100.0,
+                clip_rule=RULE,
+            )
