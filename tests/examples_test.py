@@ -1,0 +1,103 @@
+"""The scripts of `examples/` run, and print the epsilon of what they did."""
+
+import pathlib
+import re
+import runpy
+import sys
+
+import dp_accounting
+import jax
+import numpy as np
+import pytest
+
+FOLDER = pathlib.Path(__file__).parents[1] / "examples"
+PATHS = sorted(FOLDER.glob("*.py"))
+ITERATIONS = 8
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs a script with few steps: the names that it leaves, and what it prints."""
+
+    def of(path):
+        monkeypatch.setattr(sys, "argv", [str(path), "--iterations", str(ITERATIONS)])
+        names = runpy.run_path(str(path), run_name="__main__")
+        return names, capsys.readouterr().out
+
+    return of
+
+
+def poisson(mechanism):
+    """What a run does to the protected data, as dp-accounting has it."""
+    step = dp_accounting.PoissonSampledDpEvent(
+        mechanism.sampling_prob,
+        dp_accounting.GaussianDpEvent(mechanism.noise_multiplier),
+    )
+    return dp_accounting.SelfComposedDpEvent(step, ITERATIONS)
+
+
+def epsilon(event, delta):
+    return dp_accounting.pld.PLDAccountant().compose(event).get_epsilon(delta)
+
+
+def check(text, expected, delta):
+    """Raises unless the script says this epsilon, and an accuracy."""
+    (found,) = re.findall(r"^epsilon (\S+) at delta ([^\s,]+)", text, re.MULTILINE)
+    assert float(found[0]) == pytest.approx(expected, abs=0.011)
+    assert float(found[1]) == delta
+    accuracies = re.findall(r"^test accuracy .*?([\d.]+)%$", text, re.MULTILINE)
+    assert accuracies and all(5 < float(accuracy) <= 100 for accuracy in accuracies)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "train_nnx",
+        pytest.param("finetune_lora", marks=pytest.mark.slow),
+        pytest.param("many_devices", marks=pytest.mark.slow),
+    ],
+)
+def test_the_script_says_the_epsilon_of_its_steps(name, run):
+    names, text = run(FOLDER / f"{name}.py")
+    assert names["result"].iterations == ITERATIONS
+    spent = epsilon(poisson(names["mechanism"]), 1e-5)
+    check(text, spent, 1e-5)
+    with pytest.raises(AssertionError):  # negative control
+        check(re.sub(r"epsilon \S+", "epsilon 2.9", text), spent, 1e-5)
+    if name == "many_devices":
+        assert f"on {jax.device_count()} devices" in text
+    if name == "finetune_lora":
+        before, after = (
+            jax.tree.leaves(names[each]) for each in ("adapters", "trained")
+        )
+        assert all(np.any(a != b) for a, b in zip(before, after, strict=True))
+
+
+def test_the_search_says_what_it_costs(run):
+    names, text = run(FOLDER / "search.py")
+    score = dp_accounting.GaussianDpEvent(names["score"].noise_multiplier)
+    one = dp_accounting.ComposedDpEvent([poisson(names["mechanism"]), score])
+    cost = names["cost"]
+    assert cost.of_one_trial == pytest.approx(epsilon(one, 1e-5), rel=0.01)
+    assert cost.of_one_trial < cost.epsilon < cost.of_composition
+    check(text, cost.epsilon, 1e-5)
+    with pytest.raises(AssertionError):  # negative control
+        check(text, cost.of_one_trial, 1e-5)
+
+
+def test_no_node_of_the_graph_is_in_more_terms_than_it_says(run):
+    names, text = run(FOLDER / "graph.py")
+    mechanism, (features, is_padding, _) = names["mechanism"], names["data"]
+    assert names["result"].iterations == mechanism.iterations == ITERATIONS
+    check(text, mechanism.epsilon(1e-4), 1e-4)
+    # The features of two nodes are never the same, so they tell nodes apart.
+    most = lambda x, out: np.unique(x[~out], axis=0, return_counts=True)[1].max()
+    assert most(np.asarray(features), np.asarray(is_padding)) == mechanism.max_terms
+    x, is_padding, _ = names["examples"](np.arange(1_400), names["K"] + 1)
+    assert most(np.asarray(x), np.asarray(is_padding)) > mechanism.max_terms  # control
+
+
+def test_there_is_a_test_of_every_script_and_it_is_short():
+    names = {"train_nnx", "finetune_lora", "many_devices", "search", "graph"}
+    assert {path.stem for path in PATHS} == names
+    assert all(len(path.read_text().splitlines()) <= 70 for path in PATHS)
