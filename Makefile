@@ -7,7 +7,8 @@ PYTEST_ARGS ?=
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal -q $(PYTEST_ARGS)
 
-.PHONY: demo quick test test-slow test-experiments test-all check speed notebooks docs clean
+.PHONY: demo quick test test-slow test-experiments test-all check speed notebooks docs release-check \
+	clean
 
 demo: $(VENV)/demo
 	$(BIN)/python -m benchmarks.digits.run --output-dir demo
@@ -49,6 +50,10 @@ notebooks: $(VENV)/notebooks
 docs: $(VENV)/docs
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 
+# What is published, in dist: built, checked, and tried in an environment of its own.
+release-check:
+	$(PYTHON) .ci/release.py
+
 # The marker file of an extra is newer than pyproject.toml once it is installed.
 $(VENV)/%: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -57,5 +62,5 @@ $(VENV)/%: pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) demo docs/benchmarks.md \
+	rm -rf $(VENV) demo dist docs/benchmarks.md \
 		docs/_build docs/_generated docs/api docs/notebooks
