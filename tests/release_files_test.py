@@ -1,0 +1,88 @@
+"""The files that speak of versions agree, and what is published is checked."""
+
+import pathlib
+import re
+import runpy
+import tomllib
+
+import pytest
+
+import dpadambc
+
+ROOT = pathlib.Path(__file__).parents[1]
+PYPROJECT = (ROOT / "pyproject.toml").read_text()
+PROJECT = tomllib.loads(PYPROJECT)["project"]
+
+
+def pins(text):
+    """The versions of the tools that a text names, each with all that it has."""
+    found = re.findall(r"\b(ruff|pyright)(?:\[\w+\])?==([\w.]+)", text)
+    return {tool: {v for t, v in found if t == tool} for tool in ("ruff", "pyright")}
+
+
+def versions(lines, relation):
+    """The version of each package: of `jax>=0.10.2`, or `scipy==1.14.*`, any patch."""
+    pattern = re.compile(rf"([\w-]+){relation}([\d.]+?)(?:\.\*)?")
+    matches = (pattern.fullmatch(line) for line in lines)
+    return {match[1]: match[2] for match in matches if match}
+
+
+def test_pre_commit_runs_the_tools_that_make_check_runs():
+    expected = pins(PYPROJECT)
+    text = (ROOT / ".pre-commit-config.yaml").read_text()
+    assert pins(text) == expected
+    assert all(len(each) == 1 for each in expected.values())
+    assert pins(text.replace("ruff==", "ruff==9", 1)) != expected  # negative control
+
+
+def test_what_is_cited_and_what_is_imported_is_what_is_built():
+    citation = (ROOT / "CITATION.cff").read_text()
+    (cited,) = re.findall(r"^version: (\S+)$", citation, re.MULTILINE)
+    assert cited == PROJECT["version"] == dpadambc.__version__
+
+
+def test_the_papers_that_are_cited_are_the_sources_of_the_readme():
+    papers = re.compile(r"https://arxiv\.org/abs/[\d.]+\d")
+    readme = (ROOT / "README.md").read_text().split("## Sources")[1]
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert papers.findall(citation) == papers.findall(readme)
+
+
+def test_the_lower_bounds_are_the_versions_that_are_tested():
+    bounds = versions(PROJECT["dependencies"], ">=")
+    assert len(bounds) == len(PROJECT["dependencies"])
+    oldest = versions((ROOT / ".ci" / "oldest.txt").read_text().splitlines(), "==")
+    assert oldest.pop("jaxlib") == bounds["jax"]
+    assert oldest == bounds
+
+
+def test_the_workflows_run_the_oldest_python():
+    oldest = PROJECT["requires-python"].removeprefix(">=")
+    for name in ("ci", "publish"):
+        text = (ROOT / ".github" / "workflows" / f"{name}.yml").read_text()
+        # The last that is set up is `python3`.
+        assert re.findall(r"\b3\.\d+\b", text)[-1] == oldest
+
+
+def test_what_is_missing_from_an_archive_or_too_much_in_it_is_found():
+    release = runpy.run_path(str(ROOT / ".ci" / "release.py"))
+    package = release["package"]()
+    wheel = package | {"dpadambc-0.1.0.dist-info/METADATA"}
+    beside = release["BESIDE"] | release["files_of"]("examples")
+    sdist = {f"dpadambc-0.1.0/{name}" for name in package | beside}
+    release["check_wheel"](wheel)
+    release["check_sdist"](sdist)
+    for wrong in (wheel - {"dpadambc/py.typed"}, wheel | {"tests/common.py"}):
+        with pytest.raises(SystemExit, match="the wheel lacks"):
+            release["check_wheel"](wrong)
+    for name in ("dpadambc/__pycache__/x.pyc", "benchmarks/results.jsonl"):
+        with pytest.raises(SystemExit, match="should not have"):
+            release["check_sdist"](sdist | {f"dpadambc-0.1.0/{name}"})
+
+
+def test_a_tag_of_another_version_is_not_published():
+    check_tag = runpy.run_path(str(ROOT / ".ci" / "release.py"))["check_tag"]
+    check_tag("v1.2.3", "1.2.3")
+    for tag in ("v1.2.4", "1.2.3"):
+        with pytest.raises(SystemExit, match=f"the tag v1.2.3, .* got {tag}"):
+            check_tag(tag, "1.2.3")
