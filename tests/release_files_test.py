@@ -43,9 +43,9 @@ def test_what_is_cited_and_what_is_imported_is_what_is_built():
 
 def test_the_papers_that_are_cited_are_the_sources_of_the_readme():
     papers = re.compile(r"https://arxiv\.org/abs/[\d.]+\d")
-    readme = (ROOT / "README.md").read_text().split("## Sources")[1]
+    readme = (ROOT / "README.md").read_text()
     citation = (ROOT / "CITATION.cff").read_text()
-    assert papers.findall(citation) == papers.findall(readme)
+    assert papers.findall(citation) == papers.findall(readme) != []
 
 
 def test_the_lower_bounds_are_the_versions_that_are_tested():
