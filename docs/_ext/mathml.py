@@ -17,6 +17,11 @@ _SYNONYMS = (
     (r"\\[bB]igg?l?(?=[(\[])", r"\\left"),
     (r"\\[bB]igg?r?(?=[)\]])", r"\\right"),
     (r"\\[bB]igg?(?=\|)", ""),
+    # An index of an accented letter would come to stand below it.
+    (
+        r"(\\(?:hat|tilde|bar)\s*(?:\{[^{}]*\}|\\[a-zA-Z]+|[a-zA-Z]))\s*(?=[_^])",
+        r"\1{}",
+    ),
 )
 
 
