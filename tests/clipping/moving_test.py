@@ -24,7 +24,6 @@ from dpadambc.mechanisms import CorrelatedGaussian, _seam, accounting, planning
 
 ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE = NeighboringRelation.REPLACE_ONE
-SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,7 +184,7 @@ def largest_movement(own, size, other, seed, bound, told_by="the update"):
 
 
 @pytest.mark.guarantee
-@pytest.mark.parametrize("relation", [ADD, SPECIAL, REPLACE])
+@pytest.mark.parametrize("relation", [ADD, REPLACE])
 @pytest.mark.parametrize("inner", [clipping.Flat(), clipping.Automatic(0.01)])
 @BOTH
 @hypothesis.given(

@@ -253,7 +253,7 @@ SETTING = finetune.Setting(
     way="full",
     method=finetune.NOT_PRIVATE,
     target_epsilon=None,
-    epochs=75,
+    epochs=40,
     batch_size=64,
     learning_rate=0.02,
     l2_clip_norm=0.1,
@@ -261,13 +261,13 @@ SETTING = finetune.Setting(
 
 
 def test_without_privacy_it_learns_to_copy(tmp_path, monkeypatch):
-    monkeypatch.setattr(finetune, "SAVE_EVERY", 300)
+    monkeypatch.setattr(finetune, "SAVE_EVERY", 160)
     config = dataclasses.replace(TINY, width=16, hidden=32)
     body = encoder.Encoder(config, rngs=nnx.Rngs(0))
     parts = ways.split(generator.Generator(body, rngs=nnx.Rngs(1)), "full")
     texts = _copies(256, 0)
     trained, row = finetune.fit(SETTING, 0, parts, texts, tmp_path, lengths=(7,))
-    assert row["iterations"] == 300
+    assert row["iterations"] == 160
     tables = _copies(16, 1).tokens[:, :4]
     found = decoding.write_all(parts.model(trained), tables, width=2, length=4, end=END)
     copied = (found[:, :2] == tables[:, 1:3]).all(axis=1) & (found[:, 2] == END)
