@@ -10,8 +10,8 @@ import optax
 from dpadambc._core import validate
 from dpadambc.clipping import rules
 
-# The bound stays within this factor of the one that it starts from, either way: far
-# from where squares of float32 numbers vanish or overflow.
+# The bound stays within this factor of the one that it starts from, either way. For a
+# start near one that is far from where squares of float32 numbers vanish or overflow.
 _FARTHEST = 1e6
 
 

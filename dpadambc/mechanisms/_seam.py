@@ -37,8 +37,10 @@ def bound(mechanism: Mechanism, state: Any) -> Any:
         )
     if not moves:
         return optax.EmptyState()
-    # In units of the bound: the sensitivity is that of the first step.
-    units = state.l2_clip_norm / mechanism.l2_clip_norm
+    # In units of the bound: the sensitivity is that of the first step. Rounded up, for
+    # the bound is in float32, and the sum may be in float64.
+    rounding = 1 + 4 * jnp.finfo(jnp.float32).eps
+    units = state.l2_clip_norm / mechanism.l2_clip_norm * rounding
     return flat._Bound(state.l2_clip_norm, mechanism.normalize_by * units)
 
 

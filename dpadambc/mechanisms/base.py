@@ -136,7 +136,8 @@ class Mechanism(abc.ABC):
 
         The noise multiplier times the sensitivity, a schedule if the multiplier is
         one; a little more with `clipping.QuantileClipping`. This value goes to
-        `add_dp_noise` and to `scale_by_adam_bc`.
+        `add_dp_noise` and to `scale_by_adam_bc`. Account with `noise_multiplier`: what
+        this value is over the sensitivity leaves out the count of such a rule.
         """
         z, sensitivity = self._multiplier_of_gradient, self.sensitivity
         if callable(z):

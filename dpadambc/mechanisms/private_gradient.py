@@ -63,11 +63,12 @@ def privatize(
         + \mathcal{N}(0, \sigma^2 I)
 
     with C, B and :math:`\sigma` = `mechanism.noise_stddev`, or with the factor of
-    another `mechanism.clip_rule`. It comes first. What leaves
-    it is as private as the mechanism says, whatever is done to it afterwards: any Optax
-    optimizer may follow, with `optax.masked`, `optax.MultiSteps` or a state of its own.
-    What `update` is given beside it, such as the `value` of a loss for those optimizers
-    that ask for it, has no noise, and is warned of.
+    another `mechanism.clip_rule`; where that moves the bound, the sum is in units of it,
+    as `clipping.QuantileClipping` says. It comes first. What leaves it is as private as
+    the mechanism says, whatever is done to it afterwards: any Optax optimizer may
+    follow, with `optax.masked`, `optax.MultiSteps` or a state of its own. What `update`
+    is given beside it, such as the `value` of a loss for those optimizers that ask for
+    it, has no noise, and is warned of.
 
     Guarantees:
       * Those of `clip_per_example` and of `add_dp_noise`: every coordinate gets noise

@@ -578,6 +578,17 @@ def test_groups_leave_no_slack_that_is_not_there(bound):
     assert moved == pytest.approx(2, rel=1e-3) and moved <= 2 * (1 + 1e-5)
 
 
+@pytest.mark.guarantee
+@pytest.mark.parametrize("bound", [0.1, 0.3, 0.5, 0.7, 11.0])
+def test_a_bound_in_float32_does_not_lengthen_what_is_in_float64(x64, bound):
+    own = mechanism(SLACK, noise_multiplier=0.5)
+    gradients = {k: jnp.full((6, *x.shape), 1e6, float) for k, x in PARAMS.items()}
+    alone = jnp.arange(6) != 0
+    found, told = _released(own, jnp.float32(bound), gradients, alone)
+    assert found["w"].dtype == jnp.float64
+    assert 1.999 < float(optax.tree.norm((found, told))) <= 2 * (1 + 1e-12)
+
+
 @BOTH
 def test_on_an_explicit_mesh_it_moves_as_on_one_device(rule):
     own = dataclasses.replace(OF_RUN, clip_rule=rule)
