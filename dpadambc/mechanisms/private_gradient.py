@@ -63,7 +63,7 @@ def privatize(
         + \mathcal{N}(0, \sigma^2 I)
 
     with C, B and :math:`\sigma` = `mechanism.noise_stddev`, or with the factor of
-    another `mechanism.clip_rule`; where that moves the bound, the sum is in units of it,
+    another `mechanism.clip_rule`; where that moves the bound, the sum is in its units,
     as `clipping.QuantileClipping` says. It comes first. What leaves it is as private as
     the mechanism says, whatever is done to it afterwards: any Optax optimizer may
     follow, with `optax.masked`, `optax.MultiSteps` or a state of its own. What `update`
