@@ -7,7 +7,8 @@ PYTEST_ARGS ?=
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal -q $(PYTEST_ARGS)
 
-.PHONY: demo quick test test-slow test-experiments test-all check speed notebooks docs release-check \
+.PHONY: demo quick test test-slow test-experiments test-all \
+	test-thorough check speed notebooks docs release-check \
 	clean
 
 demo: $(VENV)/demo
@@ -15,25 +16,30 @@ demo: $(VENV)/demo
 
 # The contract of every public object: its names, its example, its properties.
 quick: $(VENV)/test
-	$(PYTEST) dpadambc tests/api_test.py tests/array_contract_test.py \
+	$(PYTEST) -m "not slow and not thorough" dpadambc tests/api_test.py tests/array_contract_test.py \
 		tests/contract_test.py tests/layering_test.py
 
 test: $(VENV)/test
-	$(PYTEST) -m "not slow" --ignore=tests/experiments
+	$(PYTEST) -m "not slow and not thorough" --ignore=tests/experiments
 
 # What takes long, and the guarantees once more, on code that XLA has optimized.
 test-slow: $(VENV)/test
-	$(PYTEST) -m "slow and not guarantee" --ignore=tests/experiments
+	$(PYTEST) -m "slow and not guarantee and not thorough" --ignore=tests/experiments
 	DPADAMBC_OPTIMIZED_TESTS=1 $(PYTEST) -m guarantee --ignore=tests/experiments
 
 # Of the benchmarks and the notebooks.
 test-experiments: $(VENV)/test
-	$(PYTEST) tests/experiments
+	$(PYTEST) -m "not thorough" tests/experiments
 
 # All of these, each once: the guarantees on optimized code, which is what users run.
 test-all: $(VENV)/test
 	DPADAMBC_OPTIMIZED_TESTS=1 $(PYTEST) -m guarantee --ignore=tests/experiments
-	$(PYTEST) -m "not guarantee"
+	$(PYTEST) -m "not guarantee and not thorough"
+
+# More rows of tables, and more draws: before a release, and after a change of what they
+# are about.
+test-thorough: $(VENV)/test
+	$(PYTEST) -m thorough
 
 check: $(VENV)/check
 	$(BIN)/ruff check .

@@ -25,6 +25,11 @@ def slow(*values, id=None):
     return pytest.param(*values, marks=pytest.mark.slow, id=id)
 
 
+def thorough(*values, id=None):
+    """A row whose parts are in other rows: `make test-thorough` has it."""
+    return pytest.param(*values, marks=pytest.mark.thorough, id=id)
+
+
 def plain(tree):
     """With keys as numbers, which can be compared."""
     return optax.tree.unwrap_random_key_data(tree)

@@ -45,6 +45,12 @@ def pytest_configure(config):
         jax.config.update(name, value)
 
 
+def pytest_collection_finish(session):
+    """What was imported stays, so no collection of garbage has to look at it."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def traces_are_counted_anew():
     """In each test, those of `chex.assert_max_traces`."""

@@ -131,7 +131,7 @@ def test_double_precision_stays_double(name, x64):
 
 @every_row
 @pytest.mark.parametrize(
-    "dtype", ["float32", common.slow("bfloat16"), common.slow("float16")]
+    "dtype", ["float32", common.slow("bfloat16"), common.thorough("float16")]
 )
 def test_runs_in_scan_and_cond_as_in_a_loop(name, dtype):
     tx, params = make(name, mechanism=SCHEDULED), params_of(dtype)

@@ -131,7 +131,9 @@ leading_rows = pytest.mark.parametrize(
 every_row_and_dtype = pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        slow_unless(name in LEADING and dtype == dtype_of(name), name, dtype)
+        slow_unless(name in LEADING, name, dtype)
+        if dtype == dtype_of(name)
+        else common.thorough(name, dtype)
         for name in ROWS
         for dtype in ("float32", "bfloat16")
     ],
@@ -440,7 +442,11 @@ def types(tree):
 
 @pytest.mark.parametrize(
     ("name", "kind", "enter"),
-    [slow_unless(name in LEADING, name, kind, True) for name in ROWS for kind in KINDS]
+    [
+        (name, kind, True) if name in LEADING else common.thorough(name, kind, True)
+        for name in ROWS
+        for kind in KINDS
+    ]
     + [("dp_adamw_bc", kind, False) for kind in KINDS],
 )
 def test_steps_on_a_mesh_are_those_of_one_device(name, kind, enter):
@@ -458,7 +464,9 @@ def test_steps_on_a_mesh_are_those_of_one_device(name, kind, enter):
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        slow_unless(name in LEADING and kind == "explicit", name, kind)
+        slow_unless(name in LEADING, name, kind)
+        if kind == "explicit"
+        else common.thorough(name, kind)
         for name in ROWS
         for kind in KINDS
     ],

@@ -127,7 +127,7 @@ def fit(
     )
 
 
-@pytest.mark.parametrize("iterations", [20, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("iterations", [20, common.slow(400), common.thorough(2000)])
 def test_no_key_is_used_twice(iterations):
     mechanism = dataclasses.replace(MECHANISM, iterations=iterations)
     uses = traced(lambda: fit(mechanism=mechanism))

@@ -105,6 +105,14 @@ MECHANISMS = {
 }
 
 
+# One for each form of state, and for each way to sample and to add noise.
+SLOW = ("muon", "schedule_free", "multi_steps", "injected", "if_finite", "rounded")
+SLOW_MECHANISMS = (
+    *("poisson, replace one", "truncated", "shuffled", "random allocation"),
+    *("scheduled", "nodes"),
+)
+
+
 def loss_fn(params, x, y):
     return jnp.tanh(params["w"] @ x + params["b"] - y) * 3 + params["w"] @ x
 
@@ -120,12 +128,14 @@ def failures(pipeline, checks=audit.CHECKS):
     ]
 
 
-def some(cases, *fast):
-    marked = lambda n: () if n in fast else pytest.mark.slow
-    return [pytest.param(n, marks=marked(n)) for n in cases]
+def some(cases, *fast, slow=()):
+    """The rest are chains of the same parts."""
+    rows = {n: n for n in fast} | {n: common.slow(n) for n in slow}
+    assert rows.keys() <= cases.keys()
+    return [rows.get(name) or common.thorough(name) for name in cases]
 
 
-@pytest.mark.parametrize("name", some(OPTIMIZERS, "adam_bc"))
+@pytest.mark.parametrize("name", some(OPTIMIZERS, "adam_bc", slow=SLOW))
 def test_no_optimizer_in_fit_keeps_what_has_no_noise(name):
     pipeline = audit.Pipeline.of_fit(loss_fn, PARAMS, DATA, MECHANISM, OPTIMIZERS[name])
     # What comes before the noise is the same for all; one of them has it checked.
@@ -135,7 +145,7 @@ def test_no_optimizer_in_fit_keeps_what_has_no_noise(name):
     assert not failures(pipeline, checks)
 
 
-@pytest.mark.parametrize("name", some(CHAINS))
+@pytest.mark.parametrize("name", some(CHAINS, slow=("dp_adamw_bc", "dp_rms_bc")))
 def test_the_full_chains_pass(name):
     make = functools.partial(CHAINS[name], 0.1, MECHANISM)
     pipeline = audit.Pipeline.of_chain(
@@ -183,7 +193,7 @@ def test_nor_does_fit_with_arguments_in_a_dictionary():
     assert not failures(pipeline)
 
 
-@pytest.mark.parametrize("name", some(MECHANISMS))
+@pytest.mark.parametrize("name", some(MECHANISMS, slow=SLOW_MECHANISMS))
 def test_noise_and_sensitivity_are_those_of_every_mechanism(name):
     mechanism = MECHANISMS[name]
     if isinstance(

@@ -7,6 +7,8 @@ import nbclient
 import nbformat
 import pytest
 
+from tests import common
+
 FOLDER = pathlib.Path(__file__).parents[2] / "notebooks"
 PATHS = sorted(FOLDER.glob("*.ipynb"))
 
@@ -23,8 +25,17 @@ SHORTER = {
 REVIEWS = "a joy\t1", "a bore\t0", "one of the best this year\t1", "not good\t0"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+# They have many trainings, and the others have each of their cells' parts.
+THOROUGH = {"2_bias", "3_choosing", "5_ablations"}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        (common.thorough if path.stem in THOROUGH else common.slow)(path, id=path.stem)
+        for path in PATHS
+    ],
+)
 @pytest.mark.filterwarnings("default")
 def test_the_notebook_runs(path, monkeypatch, tmp_path):
     """With fewer seeds and steps, where it has many, and few reviews."""

@@ -57,6 +57,7 @@ def test_logits_are_cosines_with_the_words_of_a_class(tiny, words):
     np.testing.assert_allclose(logits, expected, rtol=1e-4)
 
 
+@pytest.mark.thorough
 def test_words_alone_tell_plain_sentences_apart():
     try:
         model = prompts.classifier(encoder.load(), prompts.SST2)

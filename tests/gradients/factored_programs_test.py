@@ -204,7 +204,7 @@ def test_random_programs_find_a_wrong_rule(rule, monkeypatch):
         first(hypothesis.given(programs)(in_double_precision))()
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @hypothesis.settings(max_examples=40)
 @hypothesis.given(programs)
 def test_many_random_programs(program):

@@ -9,14 +9,18 @@ import dpadambc
 from dpadambc.mechanisms import planning
 
 Relation = dpadambc.NeighboringRelation
-ROWS = planning.plan(
-    target_epsilons=[1.0, 4.0],
-    target_delta=1e-5,
-    batch_sizes=[100, 250],
-    epochs=[2, 3.5],
-    num_examples=2_000,
-    accountant="rdp",
-)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return planning.plan(
+        target_epsilons=[1.0, 4.0],
+        target_delta=1e-5,
+        batch_sizes=[100, 250],
+        epochs=[2, 3.5],
+        num_examples=2_000,
+        accountant="rdp",
+    )
 
 
 def of_epochs(cls=dpadambc.PoissonGaussian, **numbers):
@@ -24,10 +28,10 @@ def of_epochs(cls=dpadambc.PoissonGaussian, **numbers):
     return cls.of_epochs(**{**common, **numbers})
 
 
-def test_a_plan_has_a_row_for_each_combination_and_each_meets_its_budget():
-    seen = [(row.epochs, row.target_epsilon, row.batch_size) for row in ROWS]
+def test_a_plan_has_a_row_for_each_combination_and_each_meets_its_budget(rows):
+    seen = [(row.epochs, row.target_epsilon, row.batch_size) for row in rows]
     assert seen == [(t, e, b) for t in (2, 3.5) for e in (1, 4) for b in (100, 250)]
-    for row in ROWS:
+    for row in rows:
         spent = row.mechanism.epsilon(1e-5, accountant="rdp")
         assert 0.995 * row.target_epsilon < spent <= row.target_epsilon
         assert row.mechanism.iterations == row.epochs * 2_000 / row.batch_size
@@ -37,15 +41,15 @@ def test_a_plan_has_a_row_for_each_combination_and_each_meets_its_budget():
         )
 
 
-def test_more_budget_or_larger_batches_need_less_noise_and_more_epochs_more():
-    noise = {(r.epochs, r.target_epsilon, r.batch_size): r.noise_stddev for r in ROWS}
+def test_more_budget_or_larger_batches_need_less_noise_and_more_epochs_more(rows):
+    noise = {(r.epochs, r.target_epsilon, r.batch_size): r.noise_stddev for r in rows}
     for (epochs, epsilon, size), stddev in noise.items():
         assert noise[epochs, 4.0, size] <= stddev
         assert noise[epochs, epsilon, 250] <= stddev
         assert noise[3.5, epsilon, size] >= stddev
 
 
-def test_one_number_is_as_good_as_a_list_of_it():
+def test_one_number_is_as_good_as_a_list_of_it(rows):
     (row,) = planning.plan(
         target_epsilons=4.0,
         target_delta=1e-5,
@@ -54,12 +58,12 @@ def test_one_number_is_as_good_as_a_list_of_it():
         num_examples=2_000,
         accountant="rdp",
     )
-    assert row == ROWS[3]
+    assert row == rows[3]
 
 
-def test_other_samplings_are_compared_at_the_same_noise():
+def test_other_samplings_are_compared_at_the_same_noise(rows):
     """Each epsilon is that of the mechanism which a user would make by hand."""
-    row = ROWS[0]
+    row = rows[0]
     stddev = row.mechanism.noise_stddev
     found = {
         (s.sampling, s.neighboring_relation, s.accountant): s.epsilon

@@ -677,8 +677,8 @@ def command(folder, output):
     return [sys.executable, "-c", PROGRAM, str(folder), str(output)]
 
 
-@pytest.mark.slow
-def test_a_process_killed_at_random_moments_ends_with_the_same_bits(tmp_path):
+@pytest.mark.parametrize("times", [common.slow(2), common.thorough(6)])
+def test_a_process_killed_at_random_moments_ends_with_the_same_bits(tmp_path, times):
     expected, output = tmp_path / "whole.npy", tmp_path / "resumed.npy"
     subprocess.run(command("", expected), check=True, stdout=subprocess.DEVNULL)
     moments, kills = random.Random(0), 0
@@ -686,12 +686,12 @@ def test_a_process_killed_at_random_moments_ends_with_the_same_bits(tmp_path):
         again = command(tmp_path / "folder", output)
         with subprocess.Popen(again, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
-            if kills < 4 and process.stdout.readline():
+            if kills < times and process.stdout.readline():
                 time.sleep(moments.uniform(0, 0.3))
                 process.send_signal(signal.SIGKILL)
                 kills += 1
             process.communicate()
-    assert kills == 4
+    assert kills == times
     np.testing.assert_array_equal(np.load(expected), np.load(output))
 
 

@@ -489,7 +489,7 @@ def run_processes(folder, devices_of_each, kind_of_key="known"):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices_of_each", [1, 4])
+@pytest.mark.parametrize("devices_of_each", [common.thorough(1), 4])
 def test_two_processes_train_as_one_and_go_on(tmp_path, devices_of_each):
     run_processes(tmp_path, devices_of_each)
     assert (tmp_path / "checkpoints" / "5").exists()
@@ -507,7 +507,7 @@ def test_two_processes_train_as_one_and_go_on(tmp_path, devices_of_each):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind_of_key", ["secret", "own"])
+@pytest.mark.parametrize("kind_of_key", ["secret", common.thorough("own")])
 def test_a3_processes_with_keys_of_their_own_train_with_one(tmp_path, kind_of_key):
     """Else each would draw other batches, and an example be in the sum of both."""
     run_processes(tmp_path, 1, kind_of_key)
