@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import scipy.special
 import scipy.stats
 
 FALSE_ALARM = 1e-6  # of each test, whatever it compares
@@ -25,11 +26,24 @@ def spread_of_stddev(count: int) -> float:
     return 1 / math.sqrt(2 * max(count, 1))
 
 
+_QUANTILES = 1 << 18
+
+
 def kolmogorov_smirnov(normalized: np.ndarray) -> tuple[float, float]:
-    """The distance to the standard normal distribution, and its bound."""
-    statistic = scipy.stats.kstest(normalized, "norm").statistic
+    """The distance to the standard normal distribution, and its bound.
+
+    Millions of numbers are counted between a fourth of a million quantiles, which is
+    faster than sorting them, and makes the distance 4e-6 too short at most.
+    """
     bound = scipy.stats.kstwobign.isf(FALSE_ALARM) / math.sqrt(len(normalized))
-    return float(statistic), float(bound)
+    ranks = scipy.special.ndtr(normalized)
+    if np.isnan(ranks).any():
+        return math.nan, float(bound)
+    bins = np.minimum(ranks * _QUANTILES, _QUANTILES - 1).astype(np.int32)
+    counts = np.bincount(bins, minlength=_QUANTILES)
+    shares = np.cumsum(counts) / len(normalized)
+    quantiles = np.arange(1, _QUANTILES + 1) / _QUANTILES
+    return float(np.abs(shares - quantiles).max()), float(bound)
 
 
 def correlation(one: np.ndarray, two: np.ndarray) -> float:

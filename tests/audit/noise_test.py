@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import scipy.stats
 
 import dpadambc
 from dpadambc import audit
@@ -52,7 +53,7 @@ def test_any_kind_of_key_will_do(impl):
     assert audited(make).passed
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_two_million_coordinates_of_a_parameter_are_independent():
     assert audited(added, params=jnp.zeros((1400, 1500))).passed
 
@@ -160,6 +161,27 @@ def test_frozen_parameters_need_no_noise():
     frozen = lambda key: optax.masked(optax.set_to_zero(), {"w": False, "b": True})
     assert audited(added, frozen).passed
     assert audited(frozen, added).passed
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.random.default_rng(0).normal(size=10_000),
+        np.random.default_rng(0).uniform(-1.7, 1.7, 999),
+        np.array([np.inf, -np.inf, 0.0]),
+        np.zeros(50),
+    ],
+    ids=["normal", "uniform", "infinite", "constant"],
+)
+def test_the_distance_between_quantiles_is_that_of_all_numbers(values):
+    figure, _ = _statistics.kolmogorov_smirnov(values)
+    expected = scipy.stats.kstest(values, "norm").statistic
+    assert expected - 1 / 2**18 - 1e-12 <= figure <= expected + 1e-12
+
+
+def test_what_is_no_number_has_no_distance():
+    figure, bound = _statistics.kolmogorov_smirnov(np.array([0.0, np.nan]))
+    assert not figure <= bound
 
 
 def alarms(of_seed, runs=400):
