@@ -2,11 +2,12 @@
 
 import dataclasses
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from benchmarks import records
-from benchmarks.methods import clip_norms, run, table, tasks
+from benchmarks.methods import clip_norms, recipe, run, table, tasks
 from benchmarks.methods.methods import METHODS, NUM_TRIALS
 
 
@@ -137,3 +138,58 @@ def test_a_wrong_clip_norm_is_tabled_at_the_learning_rate_that_is_best_of_all(
     line = clip_norms.render(rows).splitlines()[-1]
     assert line == "| digits | flat | 20.0 | 90.0 | 70.0 |"
     assert len(clip_norms.picture(rows).axes) == 1
+
+
+def _reaches(task, method, scores, epsilon=3.0):
+    accuracies = [0.1] * (len(recipe.REACHES) - len(scores)) + scores
+    common = {"task": task, "method": method, "target_epsilon": epsilon}
+    return {"what": "reaches", "accuracies": accuracies, **common}
+
+
+def test_the_reach_is_that_of_the_output_of_the_first_layer():
+    task = dataclasses.replace(tasks.TASKS["digits"], iterations=100)
+    examples = tasks.Data(jnp.array([[1.0, -1.0], [2.0, 0.0]]), jnp.zeros(2, int))
+    assert recipe.learning_rate(40.0, task, examples) == pytest.approx(0.2)
+
+
+def test_a_reach_is_chosen_on_the_other_tasks():
+    rows = [
+        _reaches("digits", "DP-Adam", [0.9, 0.2, 0.2]),
+        _reaches("Adult", "DP-Adam", [0.2, 0.9, 0.8]),
+        _reaches("Cora, words alone", "DP-Adam", [0.2, 0.8, 0.9]),
+    ]
+    # Adult and Cora lose a tenth together at each of the last two, the first is first.
+    assert recipe.chosen(rows, "digits", "DP-Adam") == recipe.REACHES[-2]
+    assert recipe.chosen(rows[1:], "Adult", "DP-Adam") is None  # one other task
+    assert recipe.chosen(rows, "digits", "DP-AdamBC") is None
+
+
+def test_a_recipe_is_tested_beside_what_searches_found(compared, monkeypatch):
+    path, task, parts = compared
+    path = path.with_name("recipe.jsonl")
+    monkeypatch.setattr(recipe, "SEEDS_OF_TRIALS", (0,))
+    monkeypatch.setattr(run, "NUM_SEEDS", 2)
+    seen = []
+
+    def accuracies(method, task, mechanism, keys, columns, examples, held_out):
+        assert keys.shape == columns["learning_rate"].shape
+        seen.append(held_out.num_examples)
+        return np.full(len(keys), 0.8)
+
+    monkeypatch.setattr(recipe.train, "accuracies", accuracies)
+    laboratory = recipe.Laboratory(task, parts, records.Records(path))
+    laboratory.try_reaches("DP-Adam", 3.0)
+    laboratory.test("DP-Adam", 3.0, recipe.REACHES[-1])
+    assert seen == [20, 100, 100]  # validation, then the test examples
+    rows = records.read(path)
+    rows += [_reaches(x, "DP-Adam", [0.9]) for x in ("Adult", "Cora, words alone")]
+    tuned = table.scores(
+        [*_rows("digits", "DP-Adam", [0.85]), *_rows("digits", "Muon", [0.9])]
+    )
+    text = recipe.render(rows, tuned)
+    assert "| digits | 3 | 80.00 ± 0.00 | 85.00 | - | - | - | - | Muon: 90.00 |" in text
+    assert text.splitlines()[-1] == "| DP-Adam | 1 | 5.0 | 5.0 | 10.0 | 10.0 |"
+    before = path.read_text()
+    again = recipe.Laboratory(task, parts, records.Records(path))
+    again.try_reaches("DP-Adam", 3.0)
+    assert path.read_text() == before
