@@ -33,7 +33,8 @@ test-experiments: $(VENV)/test
 
 # All of these, each once: the guarantees on optimized code, which is what users run.
 test-all: $(VENV)/test
-	DPADAMBC_OPTIMIZED_TESTS=1 $(PYTEST) -m guarantee --ignore=tests/experiments
+	DPADAMBC_OPTIMIZED_TESTS=1 $(PYTEST) -m "guarantee and not thorough" \
+		--ignore=tests/experiments
 	$(PYTEST) -m "not guarantee and not thorough"
 
 # More rows of tables, and more draws: before a release, and after a change of what they

@@ -89,7 +89,7 @@ FULLEST = {
     *("dp_adamw", "dp_adamw_bc mask", "dp_rms_bc", "dp2_rmsprop"),
 }
 every_row = pytest.mark.parametrize(
-    "name", [name if name in FULLEST else common.slow(name) for name in ROWS]
+    "name", [name if name in FULLEST else common.thorough(name) for name in ROWS]
 )
 
 

@@ -579,13 +579,13 @@ OPTIMIZERS = {
     "masked": lambda: optax.masked(optax.adam(1e-3), {"w": True, "b": False}),
     "apply_if_finite": lambda: optax.apply_if_finite(optax.adam(1e-3), 3),
 }
-# One for each form of state and arguments; `make test-slow` has the others.
+# One for each form of state and arguments; `make test-thorough` has the others.
 FORMS = {
     *("adafactor", "adamw", "lbfgs", "lion", "muon", "schedule_free"),
     *("mechanize", "MultiSteps", "masked", "apply_if_finite"),
 }
 every_optimizer = pytest.mark.parametrize(
-    "name", [slow_unless(name in FORMS, name) for name in OPTIMIZERS]
+    "name", [x if x in FORMS else common.thorough(x) for x in OPTIMIZERS]
 )
 
 

@@ -260,6 +260,7 @@ SETTING = finetune.Setting(
 )
 
 
+@pytest.mark.thorough
 def test_without_privacy_it_learns_to_copy(tmp_path, monkeypatch):
     monkeypatch.setattr(finetune, "SAVE_EVERY", 160)
     config = dataclasses.replace(TINY, width=16, hidden=32)

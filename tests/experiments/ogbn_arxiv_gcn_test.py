@@ -779,7 +779,7 @@ def test_what_one_node_changes_in_the_sum_over_stars_is_within_the_sensitivity()
     assert max(moved) > 0.5
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_the_other_experiments_write_their_records_and_tables(monkeypatch, tmp_path):
     monkeypatch.setattr(settings, "NUM_TRIALS", 2)
     monkeypatch.setattr(settings, "ITERATIONS", (10,))
