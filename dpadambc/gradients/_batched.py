@@ -66,7 +66,7 @@ class Arguments:
                 f" the {len(args)} given."
             )
         for i in _tuple(self.argnums):
-            _check_parameters(args[i])
+            check_parameters(args[i])
         if self.prng_argnum is not None:
             validate.typed_key(key=args[self.prng_argnum])
         return _batch_size([args[i] for i in self.batched(args)])
@@ -137,7 +137,8 @@ def batched_value_and_grad(
     return _on_each_device({"factored": factored, "vmap": materialized}[method], parts)
 
 
-def _check_parameters(params: Any) -> None:
+def check_parameters(params: Any) -> None:
+    """Raises unless all of it can be trained."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         if callable(leaf):
             raise TypeError(
@@ -182,6 +183,11 @@ def _scalar_loss(loss_fn: Callable[..., Any], has_aux: bool) -> Callable[..., An
             output = loss_fn(*args)
         except Exception as error:
             if type(error).__name__ != "TraceContextError":  # of Flax
+                error.add_note(
+                    "dpadambc called loss_fn with one example, without the batch axis:"
+                    f" loss_fn({', '.join(map(_described, args))}). A random loss takes"
+                    " its key last: say so by prng_argnum, or by uses_key=True in fit."
+                )
                 raise
             raise ValueError(
                 "Expected loss_fn to be a function of its arguments, got one that"
@@ -202,3 +208,11 @@ def _scalar_loss(loss_fn: Callable[..., Any], has_aux: bool) -> Callable[..., An
         return output
 
     return checked
+
+
+def _described(argument: Any) -> str:
+    """An argument in a few words, such as float32[3]."""
+    found = jax.tree.leaves(argument)
+    if len(found) == 1 and hasattr(argument, "shape"):
+        return f"{argument.dtype}{list(argument.shape)}"
+    return f"{type(argument).__name__} of {len(found)} arrays"

@@ -12,6 +12,7 @@ import optax
 
 from dpadambc._core import precision
 from dpadambc.clipping import explanation
+from dpadambc.gradients import _batched
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.training import _correction, _data
 from dpadambc.training.step import Seen, Step
@@ -41,6 +42,7 @@ def optimizer_of(optimizer: Any, params: optax.Params, mechanism: Mechanism) -> 
         )
     if not jax.tree.leaves(params):
         raise ValueError("Expected parameters to train, got a tree without arrays.")
+    _batched.check_parameters(params)
     params = _shapes(params)
     state = jax.eval_shape(optimizer.init, jax.tree.map(precision.wide, params))
     is_noise = lambda node: isinstance(node, AddDPNoiseState)
@@ -109,7 +111,7 @@ class FirstBatch:
         if num_nan == num_examples:
             self.warn(
                 "The loss of every example of the first steps is NaN: nothing is"
-                " learnt from them, and epsilon is spent all the same.",
+                " learned from them, and epsilon is spent all the same.",
                 stacklevel=3,
             )
         elif not has_gradient:

@@ -47,6 +47,11 @@ def _countable(size: int) -> int:
             " source repeated? Then each example is in it many times, and none is"
             " protected."
         )
+    if not size:
+        raise ValueError(
+            "Expected at least one example, got none: the run would publish noise alone"
+            " and spend epsilon."
+        )
     return size
 
 
@@ -60,13 +65,25 @@ def num_examples(data: Any) -> int:
             " of arrays with the examples along axis 0, or a source with __len__ and"
             f" __getitem__, got {type(data).__name__}."
         )
+    for path, leaf in jax.tree_util.tree_leaves_with_path(data):
+        _refuse_text(jax.tree_util.keystr(path), leaf)
     sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(data)}
     if len(sizes) != 1 or () in sizes:
         raise ValueError(
             "Expected arrays with the examples along axis 0, all of one length, got"
             f" shapes {[jnp.shape(leaf) for leaf in jax.tree.leaves(data)]}."
         )
-    return sizes.pop()[0]
+    return _countable(*sizes.pop())
+
+
+def _refuse_text(name: str, leaf: Any) -> None:
+    """Raises where NumPy has no numbers."""
+    dtype = getattr(leaf, "dtype", None)
+    if isinstance(dtype, np.dtype) and dtype.kind in "OSUMm":
+        raise TypeError(
+            f"Expected arrays of numbers, got dtype {dtype} at data{name}. Encode text"
+            " and categories as numbers, by rules that do not depend on protected data."
+        )
 
 
 def sample_of(source: Source) -> Any:

@@ -103,6 +103,14 @@ class Result(NamedTuple):
     resumed_from: int | None  # the step of the checkpoint it went on from
     spent: Spending  # this run and those before it, for the `spent` of the next
 
+    def __repr__(self) -> str:
+        """The public numbers, without parameters, keys and losses."""
+        return (
+            f"Result(iterations={self.iterations}, epsilon={self.epsilon:.4g},"
+            f" target_delta={self.target_delta:g}, stopped_by={self.stopped_by!r},"
+            f" mechanism={self.mechanism!r})"
+        )
+
     def epsilon_of_this_run(self) -> float:
         """What this run would have spent as the only one on these people's data."""
         return self.mechanism.epsilon(self.target_delta, iterations=self.iterations)

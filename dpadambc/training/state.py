@@ -26,6 +26,10 @@ class TrainState(NamedTuple):
     )  # who takes part must stay secret: amplification rests on it
     loss_key: jax.Array
 
+    def __repr__(self) -> str:
+        """Without the arrays: a notebook that is shared must not show the keys."""
+        return f"TrainState(step={self.step}, ...: secret)"
+
 
 class Releasable(NamedTuple):
     """What is as private as the model: a function of noised gradients."""

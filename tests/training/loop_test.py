@@ -512,3 +512,46 @@ def test_warnings_name_the_line_that_calls_fit():
     messages = " ".join(str(w.message) for w in caught)
     assert "gets no gradient" in messages and "at least 1 / num_examples" in messages
     assert {w.filename for w in caught} == {__file__}
+
+
+def test_a_result_does_not_print_keys_parameters_or_losses():
+    result = plain_run()
+    shown = f"{result!r} {result} {result.state!r}"
+    for key in (result.state.noise.rng_key, result.state.sampling_key):
+        for word in np.asarray(jax.random.key_data(key)).ravel():
+            assert str(word) in tuple.__repr__(result.state)  # what is to be hidden
+            assert str(word) not in shown
+    assert "Array" not in shown and "loss" not in shown
+    assert f"epsilon={result.epsilon:.4g}" in shown
+
+
+@pytest.mark.parametrize(
+    "data, error, message",
+    [
+        ((X[:0], Y[:0]), ValueError, "at least one example, got none"),
+        ((X, np.array(["a"] * 200)), TypeError, r"got dtype <U1 at data\[1\]"),
+    ],
+)
+def test_data_to_learn_nothing_from_are_refused(data, error, message):
+    with pytest.raises(error, match=message):
+        fit(data=data)
+
+
+def test_an_error_in_the_loss_says_what_the_loss_was_called_with():
+    def of_a_batch(w, x, y):
+        return jax.vmap(lambda x: w @ x)(x).mean() - y
+
+    with pytest.raises(ValueError) as found:
+        fit(of_a_batch)
+    note = "with one example, without the batch axis: loss_fn(float32[3], float32[3],"
+    assert note in found.value.__notes__[0]
+    with pytest.raises(TypeError) as found:
+        fit(lambda w, x, y, key: loss_fn(w, x, y))
+    assert "uses_key=True" in found.value.__notes__[0]
+
+
+@pytest.mark.parametrize("leaf", [jax.random.key(0), loss_fn, jnp.arange(3)])
+def test_parameters_that_cannot_be_trained_are_refused(leaf):
+    """Keys come with the dropout of an nnx module, functions with Equinox modules."""
+    with pytest.raises(TypeError, match="parameters.* got .* at params"):
+        fit(params={"w": jnp.zeros(3), "other": leaf})
