@@ -1,12 +1,15 @@
 """What is public: reachable by one import, exported by name, and shown by example."""
 
 import ast
+import dataclasses
 import importlib
 import inspect
 import pathlib
 import pkgutil
+import re
 import subprocess
 import sys
+from typing import NamedTuple
 
 import pytest
 
@@ -160,6 +163,41 @@ def test_public_objects_are_explained_and_shown(name):
     if inspect.isfunction(value) and inspect.signature(value).parameters:
         assert "Args:" in documentation
         assert "Returns:" in documentation or "Yields:" in documentation
+
+
+def fields_of(value):
+    """Of a named tuple, of a dataclass, or annotated in a class of another kind."""
+    if dataclasses.is_dataclass(value):
+        found = [field.name for field in dataclasses.fields(value)]
+    else:
+        found = [*getattr(value, "_fields", ()), *inspect.get_annotations(value)]
+    return {name for name in found if not name.startswith("_")}
+
+
+def without_words(value):
+    """The fields that no line of the docstring explains, under Args or Attributes."""
+    documentation = inspect.getdoc(value) or ""
+    _, _, sections = documentation.partition(":\n  ")
+    explained = re.findall(r"^  (\w+)(?: \(.*\))?: \S", "  " + sections, re.MULTILINE)
+    return fields_of(value) - set(explained)
+
+
+class _Unexplained(NamedTuple):
+    """A pair.
+
+    Attributes:
+      first: has words.
+    """
+
+    first: int
+    second: int
+
+
+def test_every_field_of_a_public_class_has_words_in_its_help():
+    assert without_words(_Unexplained) == {"second"}
+    classes = {name: v for name, v in objects().items() if inspect.isclass(v)}
+    found = {name: without_words(value) for name, value in classes.items()}
+    assert not {name: names for name, names in found.items() if names}
 
 
 def test_what_needs_an_extra_is_not_imported_and_says_what_to_install():

@@ -14,6 +14,15 @@ class Finding:
     A check passes where its figure is at most its bound. A check that cannot tell has
     `passed=None`: *not tested* is no pass.
 
+    Attributes:
+      check: the name of the check.
+      passed: whether it passed; None if it was not tested.
+      figure: what was measured, if it is a number.
+      bound: the largest figure that passes.
+      sentence: the outcome in words.
+      fails_if: what makes the check fail, with its power.
+      parts: the findings of a check that makes several.
+
     Example:
       >>> from dpadambc import audit
       >>> finding = audit.Finding(
@@ -28,8 +37,8 @@ class Finding:
     figure: float | None
     bound: float | None
     sentence: str
-    fails_if: str = ""  # what makes the check fail, with its power
-    parts: tuple["Finding", ...] = ()  # of a check that makes several
+    fails_if: str = ""
+    parts: tuple["Finding", ...] = ()
 
     @property
     def word(self) -> str:

@@ -31,7 +31,11 @@ __all__ = ["CHECKS", "Report", "run"]
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What all checks found. Printed, it is a table."""
+    """What all checks found. Printed, it is a table.
+
+    Attributes:
+      findings: one for each check, in the order of the checks.
+    """
 
     findings: tuple[Finding, ...]
 

@@ -103,10 +103,15 @@ def one_run_epsilon(
 
 @dataclasses.dataclass(frozen=True)
 class Observed:
-    """Bounds on the two errors of an attack, of a stated confidence together."""
+    """Bounds on the two errors of an attack, of a stated confidence together.
 
-    false_positive_rate: np.ndarray  # shape=(thresholds,), upper bounds
-    false_negative_rate: np.ndarray  # shape=(thresholds,), upper bounds
+    Attributes:
+      false_positive_rate: upper bounds, one for each threshold. shape=(thresholds,).
+      false_negative_rate: upper bounds, one for each threshold. shape=(thresholds,).
+    """
+
+    false_positive_rate: np.ndarray
+    false_negative_rate: np.ndarray
 
     def epsilon(self, delta: float) -> float:
         """The largest ε that these errors refute."""

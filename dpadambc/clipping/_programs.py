@@ -16,12 +16,19 @@ from dpadambc.gradients import _batched
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """One way to the gradient, and what it takes."""
+    """One way to the gradient, and what it takes.
 
-    method: str  # "ordinary", "factored" or "vmap"
+    Attributes:
+      method: "ordinary", "factored" or "vmap".
+      microbatch_size: how many examples are in memory at once.
+      peak_bytes: arguments, outputs and temporaries of the compiled program.
+      product_flops: operations of matrix products and convolutions.
+    """
+
+    method: str
     microbatch_size: int
-    peak_bytes: int  # arguments, outputs and temporaries of the compiled program
-    product_flops: int  # of matrix products and convolutions
+    peak_bytes: int
+    product_flops: int
 
 
 Grad = Callable[..., Any]  # of (*args), and of the padding as a keyword

@@ -24,6 +24,11 @@ class ClippedGrad:
     """A function whose gradients are clipped per example, with its own bound.
 
     Made by `clipped_grad` and `clipped_value_and_grad`.
+
+    Attributes:
+      fun: computes the clipped gradient.
+      l2_clip_norm: C, the bound on the norm of one example's gradient.
+      normalize_by: the public number that the clipped sum is divided by.
     """
 
     fun: Callable[..., Any]

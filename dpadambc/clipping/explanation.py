@@ -20,13 +20,21 @@ Choice = _programs.Choice
 
 @dataclasses.dataclass(frozen=True)
 class ParameterCost:
-    """How the gradients of one parameter are held."""
+    """How the gradients of one parameter are held.
+
+    Attributes:
+      name: the path of the parameter.
+      shape: the shape of the parameter.
+      rule: how the norms are computed, as `explain` lists the rules.
+      factored_bytes: memory of the factors, for the batch.
+      materialized_bytes: memory of one gradient for each example of the batch.
+    """
 
     name: str
     shape: tuple[int, ...]
     rule: str
-    factored_bytes: int  # of the factors, for the batch
-    materialized_bytes: int  # of one gradient for each example
+    factored_bytes: int
+    materialized_bytes: int
 
     @property
     def is_formed(self) -> bool:
@@ -43,12 +51,19 @@ class ParameterCost:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Ways to the gradient of a batch, or to a whole step, and the one that fits."""
+    """Ways to the gradient of a batch, or to a whole step, and the one that fits.
+
+    Attributes:
+      memory_limit: in bytes.
+      ordinary: the gradient of the mean loss, without privacy.
+      factored: microbatches of falling size: the chosen one and its neighbors.
+      vmap: all gradients at once, materialized.
+    """
 
     memory_limit: float
-    ordinary: Choice  # the gradient of the mean loss, without privacy
-    factored: tuple[Choice, ...]  # by falling size: the chosen, and its neighbors
-    vmap: Choice  # of all gradients at once
+    ordinary: Choice
+    factored: tuple[Choice, ...]
+    vmap: Choice
 
     @property
     def chosen(self) -> Choice | None:
@@ -93,15 +108,25 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """The tables of `explain`; printed, they are tables."""
+    """The tables of `explain`; printed, they are tables.
+
+    Attributes:
+      parameters: one row for each parameter.
+      batch_size: how many examples the table is for.
+      factored_bytes: memory of all distinct factors; some serve several parameters.
+      without_gradient: a sentence for each parameter that the loss does not depend on.
+      costly: a sentence for each parameter that takes needless memory.
+      mixing: a sentence for each way in which the loss mixes examples.
+      plan: the programs that were compared, if there is a memory limit.
+    """
 
     parameters: tuple[ParameterCost, ...]
     batch_size: int
-    factored_bytes: int  # of all distinct factors: some serve several parameters
-    without_gradient: tuple[str, ...]  # a sentence for each parameter
-    costly: tuple[str, ...]  # a sentence for each parameter that takes needless memory
-    mixing: tuple[str, ...]  # a sentence for each way in which examples are mixed
-    plan: Plan | None = None  # with a memory limit
+    factored_bytes: int
+    without_gradient: tuple[str, ...]
+    costly: tuple[str, ...]
+    mixing: tuple[str, ...]
+    plan: Plan | None = None
 
     @property
     def warnings(self) -> tuple[str, ...]:

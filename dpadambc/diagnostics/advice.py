@@ -20,7 +20,13 @@ _STANDARD_ERRORS = 3.0
 
 
 class Advice(NamedTuple):
-    """One sentence or two, and the figures that led to them."""
+    """One sentence or two, and the figures that led to them.
+
+    Attributes:
+      topic: what it is about, in a word or two.
+      sentence: what was found, and what to do.
+      figures: the numbers that led to it, by name.
+    """
 
     topic: str
     sentence: str

@@ -28,15 +28,22 @@ __all__ = [
 
 
 class GradientStatistics(NamedTuple):
-    """Of one batch, and *not private*."""
+    """Of one batch, and *not private*.
 
-    # Of examples whose gradient is not added as it is: shortened, or left out, or
-    # made longer by the mechanism's rule of clipping.
+    Attributes:
+      clip_fraction: the share of examples whose gradient is not added as it is:
+        shortened, left out, or made longer by the mechanism's rule of clipping.
+      norm: quantiles of the norms of the gradients. shape=(len(QUANTILES),).
+      l2_clip_norm: C.
+      signal_norm: the norm of the clipped sum over normalize_by, without the noise.
+      noise_norm: the expected norm of the noise in it.
+    """
+
     clip_fraction: jax.Array
-    norm: jax.Array  # of gradients, at `QUANTILES`, shape=(len(QUANTILES),)
+    norm: jax.Array
     l2_clip_norm: jax.Array
-    signal_norm: jax.Array  # of the clipped sum over normalize_by, without the noise
-    noise_norm: jax.Array  # expected norm of the noise in it
+    signal_norm: jax.Array
+    noise_norm: jax.Array
 
     @property
     def signal_to_noise(self) -> jax.Array:

@@ -24,24 +24,43 @@ BIN_EDGES = np.sinh(np.linspace(-_REACH, _REACH, NUM_BINS + 1))
 
 
 class Readout(NamedTuple):
-    """Of one parameter. Several have the time as the first axis of every field."""
+    """Of one parameter. Several have the time as the first axis of every field.
 
-    size: jax.Array  # how many coordinates
-    noise_variance: jax.Array  # that nu_hat has averaged; unit of the squared gradient
-    variance_floor: jax.Array  # of the correction; unit of the squared gradient
-    correction: jax.Array  # the share of the noise variance that is subtracted
-    first_moment_unit: jax.Array  # spread of mu_hat under noise alone
-    second_moment_unit: jax.Array  # spread of nu_hat under noise alone
-    mean_second_moment: jax.Array  # of nu_hat
-    share_at_floor: jax.Array  # of coordinates whose corrected moment is the floor
-    # At `QUANTILES`, shape=(len(QUANTILES),).
+    Attributes:
+      size: the number of coordinates.
+      noise_variance: the noise variance that nu_hat has averaged, in units of the
+        squared gradient.
+      variance_floor: the floor of the correction, in units of the squared gradient.
+      correction: the share of the noise variance that is subtracted.
+      first_moment_unit: the spread of mu_hat under noise alone.
+      second_moment_unit: the spread of nu_hat under noise alone.
+      mean_second_moment: the mean of nu_hat over the coordinates.
+      share_at_floor: the share of coordinates whose corrected moment is the floor.
+      mu_hat: quantiles of mu_hat. shape=(len(QUANTILES),), like the next three.
+      nu_hat: quantiles of nu_hat.
+      update: quantiles of the update at a learning rate of one.
+      step_size: quantiles of what mu_hat is multiplied by: one over the denominator.
+      mu_hat_shares: the shares of coordinates between `BIN_EDGES`, in units of
+        first_moment_unit. shape=(NUM_BINS,), like the next two.
+      excess_shares: likewise of nu_hat - noise_variance, in units of
+        second_moment_unit.
+      update_shares: likewise of the update at a learning rate of one.
+    """
+
+    size: jax.Array
+    noise_variance: jax.Array
+    variance_floor: jax.Array
+    correction: jax.Array
+    first_moment_unit: jax.Array
+    second_moment_unit: jax.Array
+    mean_second_moment: jax.Array
+    share_at_floor: jax.Array
     mu_hat: jax.Array
     nu_hat: jax.Array
-    update: jax.Array  # of learning rate one
-    step_size: jax.Array  # what mu_hat is multiplied by: one over the denominator
-    # Shares of the coordinates between `BIN_EDGES`, shape=(NUM_BINS,).
-    mu_hat_shares: jax.Array  # in units of first_moment_unit
-    excess_shares: jax.Array  # nu_hat - noise_variance, in units of second_moment_unit
+    update: jax.Array
+    step_size: jax.Array
+    mu_hat_shares: jax.Array
+    excess_shares: jax.Array
     update_shares: jax.Array
 
     @property
@@ -64,17 +83,26 @@ class Readout(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """One moment of a run, or several, with the time as the first axis."""
+    """One moment of a run, or several, with the time as the first axis.
 
-    step: jax.Array  # how many steps were taken
-    parameters: dict[str, Readout]  # by path
-    # Cosine of the update to mu_hat, which is the update with all coordinates at the
-    # floor: one is SGD with momentum.
+    Attributes:
+      step: the number of steps taken.
+      parameters: a `Readout` for each parameter, by its path.
+      cosine_to_momentum: cosine of the update to mu_hat, which is the update with all
+        coordinates at the floor. One is SGD with momentum.
+      cosine_to_sign: cosine of the update to the sign of mu_hat. One is sign descent.
+      cosine_of_correction: cosine between the updates that the corrected and the plain
+        optimizer would make here.
+      rms_update: root mean square of the update at a learning rate of one.
+      rms_plain_update: likewise of the update without the correction.
+      rms_corrected_update: likewise of the update with the correction.
+    """
+
+    step: jax.Array
+    parameters: dict[str, Readout]
     cosine_to_momentum: jax.Array
-    cosine_to_sign: jax.Array  # of mu_hat: one is sign descent
-    # Between the updates that the corrected and the plain optimizer would make here.
+    cosine_to_sign: jax.Array
     cosine_of_correction: jax.Array
-    # Root mean squares of updates of learning rate one.
     rms_update: jax.Array
     rms_plain_update: jax.Array
     rms_corrected_update: jax.Array

@@ -35,16 +35,26 @@ class PerExampleGradient(metaclass=_SaysWhatToDo):
     an error: it would be on factors of the gradients rather than on gradients, and what
     mixes examples before they are clipped breaks the bound of the clip. See `seal` for
     how. `clip_per_example`, `per_example_norms` and `materialize` are what it is for.
+
+    Attributes:
+      sealed: the gradients; their arrays are closed, with the examples along axis 0.
+      seal: what arithmetic breaks. shape=(batch,).
+      shape: of the parameter, and of the gradient of one example.
+      dtype: of the gradients.
+      rule: how the norms are computed; see `dpadambc.explain`.
+      dtypes: of the arrays when they are open.
+      axes: the axes of a `jax.shard_map` over which the examples vary.
+      is_masked: whether a padding mask was applied, even one that is all False.
     """
 
-    sealed: interface.Gradient  # its arrays are closed, with the examples along axis 0
-    seal: jax.Array  # shape=(batch,)
-    shape: tuple[int, ...]  # of the parameter, and of one example's gradient
+    sealed: interface.Gradient
+    seal: jax.Array
+    shape: tuple[int, ...]
     dtype: Any
-    rule: str  # how the norms are computed; see `dpadambc.explain`
-    dtypes: tuple[Any, ...]  # of the arrays when they are open
-    axes: tuple[str, ...]  # of a `jax.shard_map`, over which the examples vary
-    is_masked: bool  # whether a padding mask was applied, all False or not
+    rule: str
+    dtypes: tuple[Any, ...]
+    axes: tuple[str, ...]
+    is_masked: bool
 
     @property
     def factored(self) -> interface.Gradient:

@@ -50,9 +50,14 @@ class KroneckerPreconditioner:
 
     A pytree: it goes through `jax.jit` as an argument, so that a new one with the same
     shapes compiles nothing anew.
+
+    Attributes:
+      factors: for each parameter, one factor for each axis.
+      names: the paths of the parameters.
+      shapes: the shapes of the parameters.
     """
 
-    factors: tuple[tuple[_Factor, ...], ...]  # for each parameter
+    factors: tuple[tuple[_Factor, ...], ...]
     names: tuple[str, ...]
     shapes: tuple[Shape, ...]
 

@@ -46,9 +46,14 @@ Edges = tuple[np.ndarray, np.ndarray]
 
 
 class Subgraphs(NamedTuple):
-    """The nodes of each root's subgraph, as rows of the features: see `gather`."""
+    """The nodes of each root's subgraph, as rows of the features: see `gather`.
 
-    members: np.ndarray  # shape (num_roots, 1 + max_degree), int32; the root first
+    Attributes:
+      members: rows of the features: the root first, then its neighbors, then -1.
+        shape=(num_roots, 1 + max_degree), int32.
+    """
+
+    members: np.ndarray
 
     @property
     def is_padding(self) -> np.ndarray:

@@ -12,6 +12,11 @@ class ReadableDpEvent(dp_accounting.DpEvent, abc.ABC):
 
     A Gaussian step with a public noise multiplier, which affects a neighbor at a rate.
 
+    Attributes:
+      noise_multiplier: the noise over the sensitivity.
+      neighboring_relation: what the event is stated for. Accountants of another
+        relation refuse it. None is for all relations.
+
     Example:
       >>> import dpadambc
       >>> from dpadambc.mechanisms import accounting
@@ -24,7 +29,6 @@ class ReadableDpEvent(dp_accounting.DpEvent, abc.ABC):
     """
 
     noise_multiplier: float
-    # What it is stated for; accountants of another relation refuse it. None: for all.
     neighboring_relation: dp_accounting.NeighboringRelation | None = None
 
     @property

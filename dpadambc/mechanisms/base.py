@@ -41,6 +41,16 @@ class Mechanism(abc.ABC):
 
     Subclasses are frozen dataclasses with the fields annotated here. One of your own
     may leave out the rule of clipping, and has the usual one then.
+
+    Attributes:
+      l2_clip_norm: C, the bound on one example's gradient norm.
+      noise_multiplier: z, the noise over the sensitivity; a number, or a schedule of
+        the step.
+      iterations: T, the number of steps.
+      normalize_by: B, the public number that the clipped sum is divided by.
+      neighboring_relation: what two neighboring data sets differ in.
+      clip_rule: which share of each gradient is taken. All that clip for the mechanism
+        use it. A rule with a fixed bound does not change epsilon.
     """
 
     l2_clip_norm: float
@@ -48,7 +58,6 @@ class Mechanism(abc.ABC):
     iterations: int
     normalize_by: float
     neighboring_relation: NeighboringRelation
-    # Who clips for a mechanism clips by it; it does not change epsilon.
     clip_rule: rules.ClipRule = rules.FLAT
 
     # Which fields `calibrate` can solve for, and who accounts for the sampling under

@@ -24,6 +24,11 @@ class Batch:
     out of the sum: without it, that example counts as often as there is padding, and no
     bound on sensitivity holds.
 
+    Attributes:
+      indices: rows of the data set, -1 for padding. shape=(size,), int32.
+      is_padding_example: True for padding. shape=(size,), bool.
+      num_examples: the size of the data set.
+
     Example:
       >>> import numpy as np
       >>> import dpadambc
@@ -33,9 +38,9 @@ class Batch:
       [30 10  0] [False False  True]
     """
 
-    indices: np.ndarray | jax.Array  # shape=(size,), int32
-    is_padding_example: np.ndarray | jax.Array  # shape=(size,), bool
-    num_examples: int  # of the data set that they are rows of
+    indices: np.ndarray | jax.Array
+    is_padding_example: np.ndarray | jax.Array
+    num_examples: int
 
     def __iter__(self) -> Iterator[np.ndarray | jax.Array]:
         return iter((self.indices, self.is_padding_example))

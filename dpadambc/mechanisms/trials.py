@@ -159,6 +159,9 @@ class Geometric(TruncatedNegativeBinomial):
     Args:
       mean: the expected number of trials, at least 1.
 
+    Attributes:
+      shape: always 1.
+
     Raises:
       TypeError: if it is not a number.
       ValueError: if it is less than one.

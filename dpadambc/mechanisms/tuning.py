@@ -22,6 +22,14 @@ __all__ = ["TunedEpsilon", "tuned_epsilon"]
 class TunedEpsilon(NamedTuple):
     """What a search costs, beside what it is to be compared with.
 
+    Attributes:
+      epsilon: of the search.
+      bound: which bound gave it: of the privacy profile, of Rényi divergences, or of
+        composition.
+      of_one_trial: the epsilon of one trial.
+      of_composition: the epsilon of as many trials as are expected, rounded up, all of
+        which may be published.
+
     Example:
       >>> import dpadambc
       >>> from dpadambc.mechanisms import trials
@@ -34,11 +42,9 @@ class TunedEpsilon(NamedTuple):
       1.77, search 2.70, composition 5.69, by profile
     """
 
-    epsilon: float  # of the search
-    # Which bound gave it: of the privacy profile, of Rényi, or of composition.
+    epsilon: float
     bound: Literal["profile", "renyi", "composition"]
     of_one_trial: float
-    # Of as many trials as are expected, rounded up, all of which may be published.
     of_composition: float
 
     @property

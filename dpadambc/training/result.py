@@ -46,11 +46,19 @@ def _copied(tree: Any) -> Any:
 
 
 class Progress:
-    """What a callback is told after every call of the compiled steps."""
+    """What a callback is told after every call of the compiled steps.
 
-    iterations: int  # steps taken
-    iterations_in_all: int  # when the run will end
-    seen: Seen  # of the examples in these steps; *not private*
+    Attributes:
+      iterations: the steps taken.
+      iterations_in_all: the step at which the run will end.
+      seen: sums over the examples in these steps; *not private*.
+      mechanism: that draws the batches and sets the noise.
+      target_delta: the delta of `epsilon`.
+    """
+
+    iterations: int
+    iterations_in_all: int
+    seen: Seen
     mechanism: Mechanism
     target_delta: float
 
@@ -91,17 +99,29 @@ class Progress:
 
 
 class Result(NamedTuple):
-    """What `fit` returns."""
+    """What `fit` returns.
+
+    Attributes:
+      state: the last state; *secret*, for its keys.
+      iterations: steps taken, those before a resumption too.
+      epsilon: spent at target_delta, by this run and those before it.
+      target_delta: the delta of this epsilon.
+      mechanism: that drew the batches and set the noise.
+      stopped_by: "iterations", "budget" or "callback".
+      history: a record for each evaluation; *not private*.
+      resumed_from: the step of the checkpoint that it went on from, or None.
+      spent: this run and those before it, for the `spent` of the next run.
+    """
 
     state: TrainState
-    iterations: int  # steps taken, those before a resumption too
-    epsilon: float  # spent at the target delta, by this run and those before it
+    iterations: int
+    epsilon: float
     target_delta: float
     mechanism: Mechanism
     stopped_by: Literal["iterations", "budget", "callback"]
-    history: list[dict[str, Any]]  # a record for each evaluation; *not private*
-    resumed_from: int | None  # the step of the checkpoint it went on from
-    spent: Spending  # this run and those before it, for the `spent` of the next
+    history: list[dict[str, Any]]
+    resumed_from: int | None
+    spent: Spending
 
     def __repr__(self) -> str:
         """The public numbers, without parameters, keys and losses."""

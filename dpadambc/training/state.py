@@ -13,17 +13,26 @@ from dpadambc.transforms.noise import AddDPNoiseState
 
 
 class TrainState(NamedTuple):
-    """All that a run needs to go on: *secret*, for its keys. See `releasable`."""
+    """All that a run needs to go on: *secret*, for its keys. See `releasable`.
 
-    step: jax.Array  # shape=(), int32: how many steps were taken
+    Attributes:
+      step: the number of steps taken. shape=(), int32.
+      params: the parameters.
+      opt_state: the optimizer's state.
+      average: the moving average of the parameters, if there is one.
+      noise: the key of the noise, and a bound that moves. Whoever has it can subtract
+        all later noise.
+      sampling_key: decides who takes part. It must stay secret, since amplification
+        rests on it.
+      loss_key: gives each example a key, if the loss is random.
+    """
+
+    step: jax.Array
     params: optax.Params
     opt_state: optax.OptState
-    average: optax.Params | None  # moving average of the parameters
-    # Whoever has it can subtract all later noise. A bound that moves is in it.
+    average: optax.Params | None
     noise: AddDPNoiseState | _seam.MovingBoundState
-    sampling_key: (
-        jax.Array
-    )  # who takes part must stay secret: amplification rests on it
+    sampling_key: jax.Array
     loss_key: jax.Array
 
     def __repr__(self) -> str:
@@ -32,11 +41,18 @@ class TrainState(NamedTuple):
 
 
 class Releasable(NamedTuple):
-    """What is as private as the model: a function of noised gradients."""
+    """What is as private as the model: a function of noised gradients.
+
+    Attributes:
+      step: the number of steps taken. shape=(), int32.
+      params: the parameters.
+      opt_state: the optimizer's state, with None in the place of every key.
+      average: the moving average of the parameters, if there is one.
+    """
 
     step: jax.Array
     params: optax.Params
-    opt_state: optax.OptState  # with None in the place of every key
+    opt_state: optax.OptState
     average: optax.Params | None
 
 

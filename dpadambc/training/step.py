@@ -20,12 +20,19 @@ from dpadambc.training.state import TrainState, init_state
 
 
 class Seen(NamedTuple):
-    """What a step saw of its examples: *not private*."""
+    """What a step saw of its examples: *not private*.
 
-    loss: jax.Array  # sum over the examples
+    Attributes:
+      loss: the sum over the examples.
+      num_examples: how many examples took part.
+      num_nan: how many of them have a loss that is not a number.
+      has_gradient: bool: whether any example had a gradient.
+    """
+
+    loss: jax.Array
     num_examples: jax.Array
-    num_nan: jax.Array  # examples whose loss is not a number
-    has_gradient: jax.Array  # bool: whether any example had one
+    num_nan: jax.Array
+    has_gradient: jax.Array
 
     def total(self) -> "Seen":
         """Of several steps, stacked along axis 0."""

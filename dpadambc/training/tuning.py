@@ -28,7 +28,13 @@ Candidate = float | dict[str, float]
 
 
 class Trial(NamedTuple):
-    """A model, what it was trained with, and its score."""
+    """A model, what it was trained with, and its score.
+
+    Attributes:
+      params: of the model.
+      candidate: what it was trained with.
+      score: the higher, the better.
+    """
 
     params: optax.Params
     candidate: Candidate
@@ -36,16 +42,26 @@ class Trial(NamedTuple):
 
 
 class SearchResult(NamedTuple):
-    """What `search` returns: all of it may be published, at `epsilon`."""
+    """What `search` returns: all of it may be published, at `epsilon`.
 
-    best: Trial | None  # None where a Poisson distribution drew no trial
+    Attributes:
+      best: None if a Poisson distribution drew no trial.
+      cost: epsilon of the search, beside others.
+      target_delta: the delta of these epsilons.
+      mechanism: of one trial.
+      trials: the distribution of the number of trials.
+      told: all trials, in the order of the candidates, if their number is fixed; else
+        None.
+      runs: the runs that the search is made of, scores included, if their number is
+        fixed; else None.
+    """
+
+    best: Trial | None
     cost: TunedEpsilon
     target_delta: float
     mechanism: Mechanism
     trials: Trials
-    # All of them, in the order of the candidates, where their number is fixed.
     told: tuple[Trial, ...] | None
-    # The runs that it is made of, scores included, where their number is fixed.
     runs: Spending | None
 
     @property

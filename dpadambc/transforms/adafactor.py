@@ -34,19 +34,31 @@ from dpadambc.transforms.second_moment import RelativeFloor, corrected_second_mo
 
 
 class FactoredMoment(NamedTuple):
-    """Averages of the squared gradient of one parameter over an axis each."""
+    """Averages of the squared gradient of one parameter over an axis each.
 
-    row: jax.Array  # shape=that of the parameter without its largest axis
-    column: jax.Array  # shape=that of the parameter without its second largest axis
+    Attributes:
+      row: shape=that of the parameter without its largest axis.
+      column: shape=that of the parameter without its second largest axis.
+    """
+
+    row: jax.Array
+    column: jax.Array
 
 
 class ScaleByAdafactorBCState(NamedTuple):
-    """State of `scale_by_adafactor_bc`: moving averages of noised gradients only."""
+    """State of `scale_by_adafactor_bc`: moving averages of noised gradients only.
 
-    count: jax.Array  # shape=(), dtype=int32
-    squared_weights: jax.Array  # shape=(), the sum over the weights of the averages
-    nu: Any  # a FactoredMoment or an array for each parameter
-    noise_variance: Any  # one scalar per level of noise, averaged as nu is
+    Attributes:
+      count: the number of steps. shape=(), int32.
+      squared_weights: the sum of the squared weights of the averages. shape=().
+      nu: a `FactoredMoment` or an array for each parameter.
+      noise_variance: one scalar for each level of noise, averaged as nu is.
+    """
+
+    count: jax.Array
+    squared_weights: jax.Array
+    nu: Any
+    noise_variance: Any
 
 
 def _check_size(min_dim_size_to_factor: Any) -> None:

@@ -12,13 +12,21 @@ from dpadambc.transforms.second_moment import RelativeFloor
 
 
 class ScaleByAdemamixBCState(NamedTuple):
-    """State of `scale_by_ademamix_bc`: moving averages of noised gradients only."""
+    """State of `scale_by_ademamix_bc`: moving averages of noised gradients only.
 
-    count: jax.Array  # shape=(), dtype=int32
+    Attributes:
+      count: the number of steps. shape=(), int32.
+      m1: the fast first moment.
+      m2: the slow first moment.
+      nu: the second moment, noise included.
+      noise_variance: one scalar for each level of noise, averaged as nu is.
+    """
+
+    count: jax.Array
     m1: optax.Updates
     m2: optax.Updates
     nu: optax.Updates
-    noise_variance: Any  # one scalar per level of noise, averaged as nu is
+    noise_variance: Any
 
 
 def scale_by_ademamix_bc(

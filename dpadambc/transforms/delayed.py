@@ -13,10 +13,17 @@ from dpadambc.transforms import _around
 
 
 class DelayedPreconditionerState(NamedTuple):
-    """State of `delayed_preconditioner`: sums and squares of private gradients only."""
+    """State of `delayed_preconditioner`: sums and squares of private gradients only.
 
-    count: jax.Array  # shape=(), dtype=int32
-    accumulator: optax.Updates  # of the private gradients of a plain phase
+    Attributes:
+      count: the number of steps. shape=(), int32.
+      accumulator: the sum of the private gradients of a plain phase.
+      nu: the delayed second moment.
+      inner_state: the state of the transformation inside.
+    """
+
+    count: jax.Array
+    accumulator: optax.Updates
     nu: optax.Updates
     inner_state: Any
 

@@ -18,10 +18,15 @@ _LEFT = 1e-9
 
 
 class LowPassState(NamedTuple):
-    """State of `low_pass`: sums of private gradients only."""
+    """State of `low_pass`: sums of private gradients only.
 
-    delays: tuple[optax.Updates, ...]  # as many as the order of the filter
-    delays_of_one: tuple[jax.Array, ...]  # of shape () each, of a gradient of one
+    Attributes:
+      delays: the filter's memory, as many trees as its order.
+      delays_of_one: the same for a gradient that is always one, each of shape ().
+    """
+
+    delays: tuple[optax.Updates, ...]
+    delays_of_one: tuple[jax.Array, ...]
 
 
 def _coefficients(numerator: Any, denominator: Any) -> tuple[np.ndarray, np.ndarray]:

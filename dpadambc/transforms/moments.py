@@ -12,12 +12,19 @@ from dpadambc.transforms.second_moment import RelativeFloor
 
 
 class ScaleByAdamBCState(NamedTuple):
-    """State of `scale_by_adam_bc`: moving averages of noised gradients only."""
+    """State of `scale_by_adam_bc`: moving averages of noised gradients only.
 
-    count: jax.Array  # shape=(), dtype=int32
+    Attributes:
+      count: the number of steps. shape=(), int32.
+      mu: the first moment.
+      nu: the second moment, noise included.
+      noise_variance: one scalar for each level of noise, averaged as nu is.
+    """
+
+    count: jax.Array
     mu: optax.Updates
     nu: optax.Updates
-    noise_variance: Any  # one scalar per level of noise, averaged as nu is
+    noise_variance: Any
 
 
 def scale_by_adam_bc(

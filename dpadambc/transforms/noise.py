@@ -15,10 +15,14 @@ class AddDPNoiseState(NamedTuple):
     """State of `add_dp_noise`. The key is secret: whoever has it knows later noise.
 
     That of `add_correlated_noise` tells earlier noise too.
+
+    Attributes:
+      count: the number of steps. shape=(), int32.
+      rng_key: a typed key; *secret*. shape=().
     """
 
-    count: jax.Array  # shape=(), dtype=int32
-    rng_key: jax.Array  # shape=(), a typed key
+    count: jax.Array
+    rng_key: jax.Array
 
 
 def _gaussian_like(key: jax.Array, tree: optax.Updates) -> optax.Updates:

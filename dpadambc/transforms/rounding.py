@@ -14,9 +14,13 @@ _DTYPES = tuple(
 
 
 class RoundStochasticallyState(NamedTuple):
-    """State of `round_stochastically`. The key is of no use against the noise."""
+    """State of `round_stochastically`. The key is of no use against the noise.
 
-    rng_key: jax.Array  # shape=(), a typed key
+    Attributes:
+      rng_key: a typed key. shape=().
+    """
+
+    rng_key: jax.Array
 
 
 def stochastic_round(key: jax.Array, x: jax.Array, dtype: Any) -> jax.Array:

@@ -13,10 +13,16 @@ from dpadambc.transforms import _around
 
 
 class ScaleThenPrivatizeState(NamedTuple):
-    """State of `scale_then_privatize`: squares of private gradients only."""
+    """State of `scale_then_privatize`: squares of private gradients only.
 
-    count: jax.Array  # shape=(), dtype=int32
-    nu: Any  # for each parameter an array; if factored, its mean along each axis
+    Attributes:
+      count: the number of steps. shape=(), int32.
+      nu: for each parameter an array; if factored, its mean along each axis.
+      inner_state: the state of the transformation inside.
+    """
+
+    count: jax.Array
+    nu: Any
     inner_state: Any
 
 
