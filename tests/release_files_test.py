@@ -48,6 +48,26 @@ def test_the_papers_that_are_cited_are_the_sources_of_the_readme():
     assert papers.findall(citation) == papers.findall(readme) != []
 
 
+def test_the_citation_page_has_what_the_citation_file_has():
+    citation = (ROOT / "CITATION.cff").read_text()
+    page = " ".join((ROOT / "docs" / "citation.md").read_text().split())
+    papers = citation.split("references:")[1].split("  - type: article")[1:]
+    assert page.count("@article") == len(papers) > 0
+    version = re.search(r"^version: (\S+)$", citation, re.MULTILINE)
+    assert version and f"version = {{{version[1]}}}" in page
+    for paper in papers:
+        title = re.search(r"title: (?:>-\s+)?(.*?)\n    authors:", paper, re.DOTALL)
+        names = re.findall(r"family-names: ([^,]+), given-names: ([^}]+)\}", paper)
+        year, url = re.search(r"year: (\d+)\n    url: (\S+)", paper).groups()
+        assert title and names
+        entry = (
+            f"title = {{{' '.join(title[1].split()).strip(chr(34))}}},"
+            f" author = {{{' and '.join(f'{a}, {b}' for a, b in names)}}},"
+            f" year = {{{year}}}, url = {{{url}}},"
+        )
+        assert entry in page
+
+
 def test_the_lower_bounds_are_the_versions_that_are_tested():
     bounds = versions(PROJECT["dependencies"], ">=")
     assert len(bounds) == len(PROJECT["dependencies"])
