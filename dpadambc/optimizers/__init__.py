@@ -18,9 +18,9 @@ optimizer        update of the parameters, with the private gradient g
                  divided by √v + eps before they are clipped
 ================ =====================================================================
 
-Updates have the dtype of the parameters; all that comes before, the moments too, is in
-at least float32. For a gradient that `clipped_grad` has clipped and summed already,
-chain `add_dp_noise` with an optimizer of the private gradient.
+Updates have the dtype of the parameters. Everything before them, moments included, is
+in at least float32. `clipped_grad` returns a gradient that is clipped and summed
+already: for it, chain `add_dp_noise` with an optimizer of the private gradient.
 """
 
 from dpadambc.optimizers.adafactor import adafactor_bc

@@ -23,17 +23,17 @@ def adafactor_bc(
 ) -> optax.GradientTransformationExtraArgs:
     """Adafactor on a private gradient, with the noise out of its second moments.
 
-    It stands where `optax.adafactor` may stand: see `adam_bc`.
+    Use it in place of `optax.adafactor`: see `adam_bc`.
 
     Args:
       learning_rate: a number or a schedule: relative to the size of a parameter, where
         it is multiplied by that.
-      noise_stddev: of the noise in the gradient that comes in; see `adam_bc`.
+      noise_stddev: of the noise in the incoming gradient; see `adam_bc`.
       decay_rate: the exponent of the moving averages; see `scale_by_adafactor_bc`.
       min_dim_size_to_factor: the least second largest axis of what is factored.
-      clipping_threshold: largest root mean square of the update of one parameter,
-        before the learning rate. It is not the clip that privacy needs, which came
-        before the noise.
+      clipping_threshold: the largest root mean square of the update of one parameter,
+        before the learning rate. It is not the clip for privacy, which comes before the
+        noise.
       multiply_by_parameter_scale: whether the update of a parameter is multiplied by
         the root mean square of it, or 1e-3 if that is less.
       variance_floor: least corrected second moment, absolute or a `RelativeFloor`; see

@@ -23,14 +23,14 @@ def adam_bc(
 ) -> optax.GradientTransformationExtraArgs:
     """Adam on a private gradient, with the noise variance out of its second moment.
 
-    It stands where `optax.adam` may stand: in `training.fit`, behind `privatize`, or
-    behind `add_dp_noise`. What is private it takes as it comes.
+    Use it in place of `optax.adam`: in `training.fit`, behind `privatize`, or behind
+    `add_dp_noise`. It takes the private gradient as it comes.
 
     Args:
       learning_rate: a number or a schedule.
-      noise_stddev: of the noise in the gradient that comes in, `mechanism.noise_stddev`
-        if it comes as it left `privatize`; see `scale_by_adam_bc` for what stands
-        between.
+      noise_stddev: of the noise in the incoming gradient. Directly behind `privatize`
+        it is `mechanism.noise_stddev`; `scale_by_adam_bc` says what a stage in between
+        changes.
       b1: decay rate of the first moment.
       b2: decay rate of the second moment.
       variance_floor: least corrected second moment, absolute or a `RelativeFloor`;
@@ -89,7 +89,7 @@ def dp_adam(
 ) -> optax.GradientTransformationExtraArgs:
     """DP-Adam: Adam on the private gradient, uncorrected.
 
-    The noise dominates its second moment, which makes it DP-SGD with momentum: see
+    Where the noise dominates the second moment, this is DP-SGD with momentum: see
     `dp_adam_bc`.
 
     Args:

@@ -28,7 +28,7 @@ def adamw_bc(
 
     Args:
       learning_rate: a number or a schedule.
-      noise_stddev: of the noise in the gradient that comes in; see `adam_bc`.
+      noise_stddev: of the noise in the incoming gradient; see `adam_bc`.
       b1: decay rate of the first moment.
       b2: decay rate of the second moment.
       variance_floor: least corrected second moment; see `adam_bc`.
@@ -91,8 +91,8 @@ def dp_adamw(
 ) -> optax.GradientTransformationExtraArgs:
     """DP-AdamW: `dp_adam` with decoupled weight decay.
 
-    The paper's Algorithm 1 has its constant inside the root (`eps_root`), its code
-    outside (`eps`), and they differ where the second moment is as small as 1e-8.
+    The paper's Algorithm 1 adds its constant inside the root (`eps_root`). Its code
+    adds it outside (`eps`). The two differ where the second moment is as small as 1e-8.
 
     Args:
       learning_rate: a number or a schedule.

@@ -23,12 +23,12 @@ def ademamix_bc(
 ) -> optax.GradientTransformationExtraArgs:
     """AdEMAMix on a private gradient, with the noise out of its second moment.
 
-    It stands where `optax.contrib.ademamix` may stand: see `adam_bc`. Weight decay is
+    Use it in place of `optax.contrib.ademamix`: see `adam_bc`. For weight decay, chain
     `add_decoupled_weight_decay` between `scale_by_ademamix_bc` and the learning rate.
 
     Args:
       learning_rate: a number or a schedule.
-      noise_stddev: of the noise in the gradient that comes in; see `adam_bc`.
+      noise_stddev: of the noise in the incoming gradient; see `adam_bc`.
       b1: decay rate of the fast first moment.
       b2: decay rate of the second moment.
       b3: decay rate of the slow first moment, a number or a schedule. The default

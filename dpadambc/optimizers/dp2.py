@@ -26,17 +26,19 @@ def dp2_rmsprop(
 ) -> optax.GradientTransformationExtraArgs:
     r"""DP²-RMSProp: divide by a delayed second moment, clip, add noise, step.
 
-    Phases of DP-SGD take turns with phases in which each example's gradient is divided
-    by :math:`\sqrt v + \mathrm{eps}` before it is clipped; v is made of the private
-    gradients of the phases of DP-SGD. Formulas and guarantees are those of
-    `delayed_preconditioner`; epsilon is the mechanism's.
+    Phases of DP-SGD alternate with phases that divide each example's gradient by
+    :math:`\sqrt v + \mathrm{eps}` before the clip. The private gradients of the DP-SGD
+    phases give v. See `delayed_preconditioner` for the formulas and guarantees. Epsilon
+    is the mechanism's.
 
-    The learning rate of one phase is seldom that of the other: what is divided by its
-    size has another unit. For IMDB the authors' code is run with 0.1 and 3, clip norms
-    of 0.5 and 5, eps 1e-7, and phases of half an epoch. Its defaults are those here.
+    The two phases seldom want the same learning rate, since a divided gradient has
+    another unit. For IMDB the authors run their code with rates of 0.1 and 3, clip
+    norms of 0.5 and 5, eps 1e-7, and phases of half an epoch. The defaults here are
+    those of their code.
 
-    It takes gradients per example, in a loop of your own: `training.fit` refuses it.
-    The gradients of all examples of a batch are formed, as by `jax.vmap`.
+    It takes per-example gradients, so it needs a loop of your own: `training.fit`
+    refuses it. It materializes the gradients of all examples of a batch, as `jax.vmap`
+    does.
 
     Args:
       learning_rate: of the phases of DP-SGD, a number or a schedule of all steps.

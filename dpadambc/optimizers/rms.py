@@ -20,11 +20,11 @@ def rms_bc(
 ) -> optax.GradientTransformationExtraArgs:
     """RMSProp on a private gradient, with the noise out of its second moment.
 
-    It stands where `optax.rmsprop` may stand: see `adam_bc`.
+    Use it in place of `optax.rmsprop`: see `adam_bc`.
 
     Args:
       learning_rate: a number or a schedule.
-      noise_stddev: of the noise in the gradient that comes in; see `adam_bc`.
+      noise_stddev: of the noise in the incoming gradient; see `adam_bc`.
       decay: decay rate of the second moment.
       variance_floor: least corrected second moment, absolute or a `RelativeFloor`;
         see `scale_by_adam_bc`. Tune it together with the learning rate.

@@ -1,6 +1,6 @@
 """Optax transformations of a clipped sum and of the private gradient, one a file.
 
-Two stand around both and take gradients per example: `delayed_preconditioner` and
+Two wrap both and take per-example gradients: `delayed_preconditioner` and
 `scale_then_privatize`.
 """
 

@@ -151,21 +151,21 @@ def scale_by_adafactor_bc(
       \hat c = \max(c_t - \Phi_t, \gamma') \\
       u_t &= g_t / \sqrt{\max(\hat r \hat c^\top / \mathrm{mean}\, \hat r, \gamma')}
 
-    The weights of the averages sum to one from the first step on, so nothing is divided
-    by :math:`1 - \beta^t`. :math:`\mathbb{E}[r_t - \Phi_t]` and
+    The weights of the averages sum to one from the first step on, so there is no
+    division by :math:`1 - \beta^t`. :math:`\mathbb{E}[r_t - \Phi_t]` and
     :math:`\mathbb{E}[c_t - \Phi_t]` are the means of the clean squares, at any schedule
-    of the noise: this module's docstring has the proof. What is of rank one only in
-    approximation stays as wrong as it is in Adafactor. Parameters with fewer than two
-    axes of `min_dim_size_to_factor` keep a second moment for each coordinate.
+    of the noise: this module's docstring has the proof. The error of Adafactor's
+    rank-one approximation stays as it is. Parameters with fewer than two axes of
+    `min_dim_size_to_factor` keep a second moment for each coordinate.
 
     Advice. The floor is needed less than in `scale_by_adam_bc`, since the mean of n
     squares is finer by :math:`\sqrt n`, and a `RelativeFloor` is less by that: by the
     shorter of rows and columns. It is the floor of the product too, which is less than
     its factors where a quiet row meets a quiet column: without it such a coordinate,
-    all noise, would take the longest steps. Memory is that of SGD, for there is no
-    first moment either: the noise of a step arrives whole, and an `optax.ema` behind
-    this may be worth its memory. No comparison under privacy is known to us: Opake
-    offers this optimizer with a correction, and publishes no result. Compare it with
+    all noise, would take the longest steps. Without a first moment, the memory is that
+    of SGD, but the noise of a step reaches the update undamped. An `optax.ema` behind
+    this may be worth its memory. We know of no comparison under privacy: Opake has this
+    optimizer with a correction, and publishes no result. Compare it with
     `correction=0`, the control.
 
     Guarantees:

@@ -42,8 +42,8 @@ def scale_by_ademamix_bc(
 ) -> optax.GradientTransformation:
     r"""Rescales by AdEMAMix's rule, corrected for the noise in the second moment.
 
-    It is `scale_by_adam_bc` with a second, slow first moment, which remembers what
-    the fast one has forgotten:
+    This is `scale_by_adam_bc` with a second, slow first moment that averages over more
+    steps:
 
     .. math::
 
@@ -60,9 +60,9 @@ def scale_by_ademamix_bc(
     :math:`\sigma` in the limit, 0.7 % for the default against 23 %. A private run is
     often shorter than that: after 1,000 steps the default holds a tenth of a constant
     gradient. Choose b3 by the number of steps, or let it grow by a schedule, as the
-    paper does. No comparison under privacy is known to us: Opake offers this optimizer
-    with a correction, and publishes no result. Try `scale_by_adam_bc` with a larger b1
-    first, which costs a third of the memory less, and `correction=0`, the control.
+    paper does. We know of no comparison under privacy: Opake has this optimizer with a
+    correction, and publishes no result. First try `scale_by_adam_bc` with a larger b1,
+    which needs a third less memory, and `correction=0`, the control.
 
     Guarantees:
       * The state is computed from what comes in and from public numbers alone: behind

@@ -22,19 +22,19 @@ def add_correlated_noise(
     with :math:`\sigma` = `noise_stddev`, d = `coefficients`, w of them, and no z before
     the first step. With negative :math:`d_j` a step takes back a part of the noise of
     earlier ones, so that a sum of many gradients has less of it than the sum of
-    independent noise. How much it hides is a matter of all steps together:
-    `mechanisms.CorrelatedGaussian` has that epsilon, and `mechanisms.strategies` the
-    proof. *The epsilon of independent noise does not hold for it.*
+    independent noise. All steps together decide how much the noise hides:
+    `mechanisms.CorrelatedGaussian` computes that epsilon, and `mechanisms.strategies`
+    has the proof. *The epsilon of independent noise does not hold for it.*
 
     Guarantees:
       * The z are independent over coordinates, leaves, steps and keys. Those of step t
         are a function of the key and of t alone, so none is kept: each step draws
         those of w steps anew. That takes w times the time of `add_dp_noise`, and the
         memory of one gradient more, whatever w is.
-      * A state tells the noise of *all* steps, earlier ones too: with it, each
-        gradient that was ever released is bare. It is more secret than that of
-        `add_dp_noise`, which does not tell earlier noise. A saved state continues with
-        the same noise, bit for bit.
+      * The state reveals the noise of *all* steps, earlier ones too. Whoever has it can
+        subtract the noise from every gradient that was ever released. The state of
+        `add_dp_noise` does not reveal earlier noise; this one does. A saved state
+        continues with the same noise, bit for bit.
       * Inside `jax.shard_map`, in low precision and for gradients per example, what
         `add_dp_noise` says of devices, dtypes and shapes holds here too.
 

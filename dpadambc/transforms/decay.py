@@ -15,7 +15,7 @@ def add_decoupled_weight_decay(
 ) -> optax.GradientTransformation:
     r"""Adds :math:`\lambda \theta` to the update.
 
-    Its place is after the scaling and before the learning rate, as in AdamW:
+    Chain it after the scaling and before the learning rate, as in AdamW:
 
     .. math:: \theta_t = \theta_{t-1} - \eta_t (u_t + \lambda \theta_{t-1})
 

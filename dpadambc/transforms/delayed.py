@@ -66,12 +66,12 @@ def delayed_preconditioner(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Private gradients of what is divided by a delayed second moment first: DP².
 
-    Adam divides the noise with the gradient. Here each example's gradient is divided
-    *before* it is clipped, so that small coordinates are not lost in the noise of large
-    ones. What divides it may not be made of the examples of this step: it is an average
-    over earlier private gradients, and so has less noise than any of them. Two phases
-    take turns, of :math:`s_1` plain and :math:`s_2` preconditioned steps, with B, z and
-    the noise of the wrapped private gradient:
+    Adam divides the noise along with the gradient. This divides each example's gradient
+    *before* the clip, so that small coordinates do not drown in noise. The divisor must
+    not depend on the examples of this step. It is an average over earlier private
+    gradients, so it has less noise than any of them. Two phases take turns, of
+    :math:`s_1` plain and :math:`s_2` preconditioned steps, with B, z and the noise of
+    the wrapped private gradient:
 
     .. math::
 
@@ -102,10 +102,10 @@ def delayed_preconditioner(
         it.
       * It is refused around a transformation without `add_dp_noise`.
 
-    What is divided coordinate by coordinate has no factored form: the gradients of all
-    examples of a batch are formed, in either phase, batch times the parameters in at
-    least float32. It takes gradients per example, and no place in `training.fit`,
-    which hands over a sum.
+    A gradient that is divided coordinate by coordinate has no factored form. So both
+    phases materialize the gradients of all examples of a batch, in at least float32.
+    This takes per-example gradients, so `training.fit`, which hands over a sum, cannot
+    use it.
 
     Args:
       private_gradient: `privatize(mechanism, key=key)`, or clip and noise of your own.

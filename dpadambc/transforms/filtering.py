@@ -78,9 +78,9 @@ def low_pass(
 ) -> optax.GradientTransformation:
     r"""Filters private gradients over the steps, and corrects for the start: DOPPLER.
 
-    Gradients change slowly from step to step, and their noise does not: an average over
-    steps keeps most of the one and little of the other. Any linear filter is such an
-    average,
+    Gradients change slowly from step to step, and their noise is independent. So an
+    average over steps keeps most of the gradient and little of the noise. Any linear
+    filter is such an average,
 
     .. math::
 
@@ -93,16 +93,16 @@ def low_pass(
     ``(1 - b,), (1.0, -b)`` it is `optax.ema(b)`. `scipy.signal` designs others, by
     ``butter(1, 0.1)`` for instance.
 
-    What stands behind it sees less noise than the mechanism adds, and noise that is
-    correlated over steps. A correction needs `low_pass_noise_stddev`, the level that
+    The stages behind the filter see less noise than the mechanism adds, and this noise
+    is correlated over steps. A correction needs `low_pass_noise_stddev`, the level that
     arrives, and a floor for the correlation: `theory.correlated_second_moment_spread`
     has the ratio, 3.1 for an average of decay 0.9 before `scale_by_adam_bc`, and
     ``RelativeFloor(3.1)`` is then what the default is without a filter. `training.fit`
     refuses the mechanism's own level there, and warns of a schedule, which it cannot
     compare.
 
-    Its place is behind the noise. Between the clip and the noise each sum would hold
-    what examples of all steps before made, which no epsilon of one step covers.
+    Chain it behind the noise. Between the clip and the noise, each sum would depend on
+    the examples of all earlier steps, which the epsilon of one step does not cover.
 
     Advice. The paper reports 3 to 10 points over optimizers without a filter. In the
     one independent comparison known to us it never helped alone. Momentum and Adam's

@@ -60,18 +60,18 @@ def scale_by_adam_bc(
     :math:`\gamma'`, whatever it is, and move by :math:`\hat m / \sqrt{\gamma'}`: the
     floor is a second learning rate. The papers give an absolute number, tuned for each
     task (1e-8 to 5e-8 for CIFAR-10, 3e-10 for SNLI), which means nothing for another
-    noise level. The default is therefore relative to the noise, one standard deviation
-    of what :math:`\hat v` can resolve by then (`RelativeFloor`): it keeps its meaning
-    when the batch size, the clip norm or epsilon change, and bounds the steps of
-    coordinates without signal to :math:`(2(1-b_2)/(1+b_2))^{-1/4}` times those of plain
-    DP-Adam (5.6 for b2 = 0.999), and to less while :math:`\hat v` is still settling.
+    noise level. The default is therefore relative to the noise: one standard deviation
+    of :math:`\hat v` under noise alone (`RelativeFloor`). It keeps its meaning when the
+    batch size, the clip norm or epsilon changes. It bounds the steps of coordinates
+    without signal to :math:`(2(1-b_2)/(1+b_2))^{-1/4}` times those of plain DP-Adam
+    (5.6 for b2 = 0.999), and to less while :math:`\hat v` is still settling.
 
-    What comes in must be the noised gradient itself. Whatever stands between the noise
-    and this stage changes the variance that is to be subtracted, and then the level
-    given here must be that of what arrives: :math:`\sigma / \sqrt k` inside
-    `optax.MultiSteps(..., k)`, which averages k gradients; :math:`c \sigma` behind
-    `optax.scale(c)`; for an average of decay b, :math:`\sigma \sqrt{(1-b)/(1+b)}` once
-    it has settled. `training.fit` sees such a stage, and refuses the wrong level.
+    The input must be the noised gradient itself. A stage between the noise and this one
+    changes the variance to subtract, and then `noise_stddev` must be the level of the
+    noise that arrives here: :math:`\sigma / \sqrt k` inside `optax.MultiSteps(..., k)`,
+    which averages k gradients; :math:`c \sigma` behind `optax.scale(c)`; for an average
+    of decay b, :math:`\sigma \sqrt{(1-b)/(1+b)}` once it has settled. `training.fit`
+    finds such a stage, and refuses the wrong level.
 
     Guarantees:
       * The state is computed from what comes in and from public numbers alone: behind

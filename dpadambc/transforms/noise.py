@@ -113,16 +113,16 @@ def add_dp_noise(
       * Noise is drawn and added in at least float32, and the result stays there: in
         bfloat16 or float16 the noise would take a few hundred values, or vanish.
 
-    What it protects against, and what not. Epsilon is that of ideal Gaussian noise.
-    What is added are float32 numbers made from 23 random bits each, none beyond 5.42
-    standard deviations, and the sum is rounded to a grid that depends on it. Whoever
-    looks at parameters, however many, finds Gaussian noise of the stated level. Whoever
-    has the exact bits of a noised sum, and the candidates for what was added to it, can
-    rule some of them out: `Mironov 2012 <https://doi.org/10.1145/2382196.2382264>`_. In
-    double precision (`jax.enable_x64`, parameters in float64) there are 52 bits and 8.3
-    standard deviations, which makes that harder, not impossible; noise that is exact on
-    a grid is not offered here. The key has 64 bits with JAX's default generator, which
-    is not a cryptographic one: give it entropy (`training.secret_key`) and keep it.
+    Limits. Epsilon is that of ideal Gaussian noise. The noise here consists of float32
+    numbers from 23 random bits each, none beyond 5.42 standard deviations, and the sum
+    is rounded to a grid that depends on it. An attacker who looks at parameters,
+    however many, sees Gaussian noise of the stated level. An attacker who has the exact
+    bits of a noised sum, and candidates for the clipped sum, can rule some of them out:
+    `Mironov 2012 <https://doi.org/10.1145/2382196.2382264>`_. In double precision
+    (`jax.enable_x64`, parameters in float64) there are 52 bits and 8.3 standard
+    deviations, which makes that harder, not impossible; noise that is exact on a grid
+    is not offered here. The key has 64 bits with JAX's default generator, which is not
+    a cryptographic one: give it entropy (`training.secret_key`) and keep it.
 
     Args:
       noise_stddev: a non-negative number, a schedule (a callable of the step,

@@ -26,10 +26,10 @@ class RoundStochasticallyState(NamedTuple):
 def stochastic_round(key: jax.Array, x: jax.Array, dtype: Any) -> jax.Array:
     r"""One of the two neighbors of each number in a dtype, the nearer more likely.
 
-    With probabilities such that the expectation is the number itself:
-    :math:`\mathbb{E}[\mathrm{round}(x)] = x`. What has no neighbor on both sides is
-    rounded as always: beyond the largest number, and where it is not finite. (So are,
-    where the hardware takes them for zero, numbers below 1.2e-38.)
+    The expectation is the number itself: :math:`\mathbb{E}[\mathrm{round}(x)] = x`. A
+    number without a neighbor on both sides, beyond the largest one or not finite, is
+    rounded as usual. (So are numbers below 1.2e-38, where the hardware takes them for
+    zero.)
 
     Args:
       key: a typed key.
@@ -69,11 +69,11 @@ def stochastic_round(key: jax.Array, x: jax.Array, dtype: Any) -> jax.Array:
 def round_stochastically(*, key: jax.Array) -> optax.GradientTransformation:
     r"""Makes updates that `optax.apply_updates` adds to parameters without rounding.
 
-    Parameters in bfloat16 have three digits. A step that is smaller than half of the
-    last is rounded away, every time, with the noise in it: the steps of private
-    training mostly are. Rounded at random, up as often as it is near to the number
-    above, the parameter moves by the step on average. It takes the place of masters
-    in float32 (`training.with_compute_dtype` has those), and their memory.
+    Parameters in bfloat16 have three digits. Rounding drops every step that is smaller
+    than half of the last digit, with the noise in it, and most steps of private
+    training are that small. Random rounding moves the parameter by the step on average.
+    It replaces a float32 copy of the parameters (see `training.with_compute_dtype`),
+    and saves its memory.
 
     It comes last in a chain, after the learning rate. Rounding what is noised already
     costs no privacy, whatever becomes of this key.

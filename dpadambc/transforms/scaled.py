@@ -62,10 +62,9 @@ def scale_then_privatize(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Private gradients of what is divided by its own size first.
 
-    Noise that is the same in every coordinate drowns the small ones. Here each
-    example's gradient is divided by the root of a second moment before it is clipped
-    and noised, and the sum is multiplied by it again, so that the noise is in
-    proportion:
+    Noise of one level in all coordinates drowns the small ones. This divides each
+    example's gradient by the root of a second moment before the clip and the noise.
+    Then it multiplies the sum by that root, so that the noise is proportional to it:
 
     .. math::
 
@@ -78,11 +77,11 @@ def scale_then_privatize(
     after t steps, with B, z, C and the noise of the wrapped private gradient, and
     :math:`\hat v = 0` in the first. Any optimizer may follow; the paper has Adam.
 
-    The second moment has the noise in it, in the unit of D. If
-    :math:`\sigma = z C / B`, the `noise_stddev` of the mechanism, is 1 or more, v grows
-    without end. If C is far below the root of the number of parameters, most of the
-    gradient is clipped, and v shrinks until eps holds it: then all coordinates are
-    divided by eps, and it is DP-SGD of the clip norm :math:`C \cdot \mathrm{eps}`.
+    The second moment contains the noise, in the unit of D. If :math:`\sigma = z C / B`,
+    the `noise_stddev` of the mechanism, is 1 or more, v grows without end. If C is far
+    below the root of the number of parameters, most of the gradient is clipped, and v
+    shrinks until eps holds it: then all coordinates are divided by eps, and it is
+    DP-SGD of the clip norm :math:`C \cdot \mathrm{eps}`.
 
     Guarantees:
       * Each release has the sensitivity and the noise of the wrapped transformation,

@@ -16,7 +16,7 @@ class RelativeFloor:
     After t steps of noise of variance :math:`\Phi` alone, :math:`\hat v` spreads about
     :math:`\Phi` with the standard deviation `theory.second_moment_spread`: 141 % of
     :math:`\Phi` at the first step, 8 % at step 300 and 3 % in the limit, for
-    b2 = 0.999. A corrected moment below that cannot be told from zero. The floor is
+    b2 = 0.999. A corrected moment below that is no different from zero. The floor is
     `factor` times this resolution.
 
     Args:
