@@ -21,7 +21,7 @@ from dpadambc.gradients._batched import (
 
 @dataclasses.dataclass(frozen=True)
 class ClippedGrad:
-    """A function whose gradients are clipped per example, with its own bound.
+    """A function that returns a clipped sum of gradients, with its sensitivity.
 
     Made by `clipped_grad` and `clipped_value_and_grad`.
 
@@ -263,8 +263,8 @@ def clipped_grad(
     r"""Like `jax.grad` of a batch, but clipped per example: sum, divided by a constant.
 
     The value is that of `per_example_grad` followed by `clip_per_example`, with the
-    same guarantees, and with memory for `microbatch_size` examples only. It knows of no
-    mechanism, so it cannot ask for `is_padding_example`: without the mask every row of
+    same guarantees, and with memory for `microbatch_size` examples only. It knows no
+    mechanism, so it cannot require `is_padding_example`. Without the mask every row of
     the batch counts as an example, padding too.
 
     Args:
@@ -282,9 +282,10 @@ def clipped_grad(
       skip_padding: whether microbatches of padding alone, at the end of a batch, are
         left out. A Poisson batch of 256 is padded by half its size, one of 8,192 by a
         twelfth, and padding takes as long as examples otherwise. It changes the result
-        as microbatches do. Leave it off where a batch lies on several devices, since
-        it would be moved between them, and where whoever can time a step must not learn
-        the size of its batch. Rows of `aux` that are left out are zeros.
+        by rounding, as microbatches do. Leave it off if a batch is sharded over several
+        devices, since the shards would move between them. Leave it off too if someone
+        who can time a step must not learn the size of its batch. Rows of `aux` that are
+        left out are zeros.
       clip_rule: which share of each gradient is taken; see `clip_per_example`.
 
     Returns:

@@ -273,18 +273,18 @@ def explain(
 ) -> Explanation:
     """How the per-example gradients of a loss will be held, and what that takes.
 
-    Nothing runs: the loss is traced with the shapes of its arguments. With a memory
-    limit it is compiled too, a few times, to find the largest `microbatch_size` for
-    `clipped_grad` whose program stays within the limit, by the compiler's own analysis.
-    Factors are held until the norms are known, so where `jax.checkpoint` saves memory
-    in ordinary training, microbatches are what gives it back in private training.
+    Nothing runs: JAX traces the loss with the shapes of its arguments. With a memory
+    limit, JAX also compiles it a few times, to find the largest `microbatch_size` for
+    `clipped_grad` that the compiler's own analysis says fits. Factors are in memory
+    until the norms are known. So private training needs microbatches to save the memory
+    that `jax.checkpoint` saves in ordinary training.
 
     The rules: `gram` and `outer product` keep the two factors of a kernel's gradient,
-    `lookup` ids and rows, `convolution: gram` and `convolution: taps` the input and
-    the output gradient. `direct` is a gradient that is formed because it is no larger
-    than its factors. The name of a primitive (`reduce_sum`, `mul`) is one that reverse
-    mode forms anyway. `materialized: ...` is one without a rule, which is formed too,
-    and warned of.
+    `lookup` ids and rows, `convolution: gram` and `convolution: taps` the input and the
+    output gradient. `direct` is a gradient that is materialized because it is no larger
+    than its factors. The name of a primitive (`reduce_sum`, `mul`) is a gradient that
+    reverse mode materializes anyway. `materialized: ...` is a gradient without a rule:
+    it is materialized too, with a warning.
 
     Args:
       fun: the loss of one example; see `per_example_value_and_grad`.

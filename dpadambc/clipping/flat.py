@@ -254,11 +254,10 @@ def clip_per_example(
 
     `update` takes gradients as `per_example_grad` or `as_per_example` returns them,
     needs `params`, and accepts `is_padding_example`, shape (batch,), bool: True where
-    an example is padding. It comes first: what was done to the gradients before it
-    would not be covered by its bound, and is refused. It returns leaves of the
-    parameter's shape, in at least float32. They stay in float32 for bfloat16 and
-    float16 gradients because rounding the sum before the noise would let one example
-    move it by more than the sensitivity.
+    an example is padding. Chain it first: its bound would not cover a stage before it,
+    so such a stage is refused. It returns leaves of the parameter's shape, in at least
+    float32. They stay in float32 for bfloat16 and float16 gradients because rounding
+    the sum before the noise would let one example move it by more than the sensitivity.
 
     Gradients that were summed over devices first, or whose parameters' rows are no
     longer those of the same examples, give NaN where that cannot be told while tracing.

@@ -12,7 +12,7 @@ from dpadambc.clipping import _moving, rules
 
 @dataclasses.dataclass(frozen=True)
 class QuantileClipping(_moving.MovingRule):
-    r"""The bound goes where a share of the norms is within it.
+    r"""The bound moves until a given share of the norms is within it.
 
     .. math::
 

@@ -1,11 +1,11 @@
 r"""How much of each example's gradient is added up: the factor that clipping applies.
 
 A rule gives a factor w of the norm of one example's gradient, and of the clip norm C.
-Whatever it gives, the clip takes no more than :math:`C / \lVert g \rVert` of it, and no
-less than zero; and it is given the norm of one example at a time. So no rule, not even
-one of your own, changes what one example can add, or epsilon: it changes what is
-learned. That is, as long as it is made of public numbers: a rule that closes over
-something made of the data is a function of all examples, and nothing can see it.
+The clip limits this factor to the range from zero to :math:`C / \lVert g \rVert`, and a
+rule sees the norm of one example at a time. So no rule, not even one of your own,
+changes how much one example can add, or epsilon: it changes only what the model learns.
+This holds if the rule depends on public numbers alone. A rule that closes over
+something computed from the data depends on all examples, and nothing can detect it.
 """
 
 import abc
@@ -114,8 +114,8 @@ class Automatic(ClipRule):
 
     .. math:: w = C / (\lVert g \rVert + \gamma)
 
-    So C is a factor of the learning rate alone, and for Adam and its like it does
-    nothing: there is one number less to choose. A short gradient counts as much as a
+    So C only scales the learning rate, and has no effect on Adam and similar
+    optimizers: there is one number less to choose. A short gradient counts as much as a
     long one, which biases the sum towards examples that are learned already; gamma
     leaves those much shorter than it short. With gamma 0 it is normalization (AUTO-V),
     which does not converge where gradients of examples cancel.
@@ -206,10 +206,10 @@ class PerGroup(ClipRule):
     have bounds :math:`C_k`, give them as shares, and the mechanism the root of the sum
     of their squares.
 
-    It helps where one part of a model has long gradients that would take all of C, such
-    as a new head. The noise is that of C in every group, so one with a small share
-    drowns in it; a single bound is better where it can be had, since norms of groups
-    are seldom long all at once.
+    It helps where one part of a model, such as a new head, has long gradients that
+    would take all of C. The noise in every group is that of C, so a group with a small
+    share drowns in it. Prefer a single bound if it works, since the groups' norms are
+    seldom all large at once.
 
     Args:
       labels: a tree prefix of the parameters with a string for each leaf, or a function

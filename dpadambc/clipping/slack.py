@@ -12,7 +12,7 @@ from dpadambc.clipping import _moving, rules
 
 @dataclasses.dataclass(frozen=True)
 class SlackClipping(_moving.MovingRule):
-    r"""The bound goes where the mean slack of the gradients is what it should be.
+    r"""The bound moves until the mean slack of the gradients is at its target.
 
     .. math::
 

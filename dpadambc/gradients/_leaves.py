@@ -32,9 +32,9 @@ class PerExampleGradient(metaclass=_SaysWhatToDo):
 
     A pytree node: it crosses `jax.jit`, `jax.lax.scan`, donation and sharding, and can
     be indexed along the examples with `jax.tree.map`. Arithmetic with `jax.tree.map` is
-    an error: it would be on factors of the gradients rather than on gradients, and what
-    mixes examples before they are clipped breaks the bound of the clip. See `seal` for
-    how. `clip_per_example`, `per_example_norms` and `materialize` are what it is for.
+    an error: it would change factors rather than gradients, and mixing examples before
+    the clip breaks its bound. `clip_per_example`, `per_example_norms` and `materialize`
+    are what it is for.
 
     Attributes:
       sealed: the gradients; their arrays are closed, with the examples along axis 0.
@@ -143,16 +143,17 @@ def flatten(gradients: optax.Updates) -> list[PerExampleGradient]:
 def as_per_example(
     gradients: optax.Updates, *, is_padding_example: jax.Array | None = None
 ) -> optax.Updates:
-    r"""Says that arrays are gradients of single examples, which nothing has touched.
+    r"""Declares that arrays are gradients of single examples, which nothing has
+    changed.
 
-    For gradients that `per_example_grad` has not made, but `jax.vmap(jax.grad(...))`,
-    say. `clip_per_example` takes no bare arrays, since it cannot tell what became of
-    them.
+    Use it for gradients from elsewhere than `per_example_grad`, such as
+    `jax.vmap(jax.grad(...))`. `clip_per_example` takes no bare arrays, since it cannot
+    know what happened to them.
 
     Guarantees:
-      * None of its own: that a row follows from one example alone is what you say by
-        calling this. Scaling all rows by a norm over the batch, averages over steps or
-        statistics of the batch break it, and with it the sensitivity. So does
+      * None of its own: by calling this you vouch that each row depends on one example
+        alone. Scaling all rows by a norm over the batch, averages over steps, and
+        statistics of the batch break this, and with it the sensitivity. So does
         `jax.vmap(jax.grad(...))` inside `jax.shard_map`, where JAX sums over devices.
 
     Args:
@@ -345,9 +346,9 @@ def _open(gradients: optax.Updates) -> list[interface.Gradient]:
 def per_example_norms(gradients: optax.Updates) -> jax.Array:
     """The L2 norm of each example's gradient over the whole tree, shape (batch,).
 
-    As `clip_per_example` sees it: in at least float32, and in factored form with an
-    allowance for rounding, so that it is never less than the true norm. These norms
-    are *not private*.
+    The norm that `clip_per_example` uses: in at least float32, and in factored form
+    with an allowance for rounding, so that it is never less than the true norm. These
+    norms are *not private*.
 
     Args:
       gradients: what `per_example_grad` returns, or a tree of arrays of shape

@@ -38,16 +38,17 @@ def per_example_value_and_grad(
       has_aux: whether `fun` returns auxiliary output.
       batch_argnums: which positional arguments are batches, pytrees whose arrays all
         have the examples along axis 0. By default all but those of `argnums` and
-        `prng_argnum`. Any others are shared by all examples, and must be public: a
-        batch that is given so would be in the gradient of each example.
+        `prng_argnum`. All examples share the others, which must be public: a batch
+        given this way would be in the gradient of each example.
       prng_argnum: which positional argument is a PRNG key, if any. Example i is given
         `jax.random.fold_in(key, i)`: dropout, say, differs between examples.
       method: "factored" keeps each gradient in the form in which reverse mode produces
-        it, and forms no gradient that is larger than its factors; see
-        `PerExampleGradient` and `explain`. "vmap" forms all of them, arrays of shape
-        (batch, \*parameter shape): the reference, equal up to rounding. A kernel that
-        the loss computes from parameters, `w + a @ b` say, is no parameter: its
-        gradient is formed on the way to theirs, where `x @ w + x @ a @ b` needs none.
+        it, and materializes no gradient that is larger than its factors; see
+        `PerExampleGradient` and `explain`. "vmap" materializes all of them, as arrays
+        of shape (batch, \*parameter shape): the reference, equal up to rounding. A
+        kernel that the loss computes from parameters, `w + a @ b` say, is no parameter:
+        its gradient is formed on the way to theirs, where `x @ w + x @ a @ b` needs
+        none.
 
     Returns:
       A function of the arguments of `fun`, in batches, and of

@@ -1,9 +1,9 @@
 """Private training that stops within its budget and survives interruption.
 
-`fit` is the loop, and `Step` is a step of it for a loop of one's own; `search` trains
-with several hyperparameters, and accounts for the choice;
-`Checkpoints` (with the extra `checkpoints`) makes a run exact to resume; `ProgressBar`
-(with the extra `progress`) shows how far it is.
+`fit` is the loop, and `Step` is one step for a loop of your own. `search` trains with
+several hyperparameters, and accounts for the choice. `Checkpoints` (with the extra
+`checkpoints`) resumes a run exactly. `ProgressBar` (with the extra `progress`) shows
+how far the run is.
 """
 
 from typing import TYPE_CHECKING

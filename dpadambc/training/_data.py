@@ -14,10 +14,11 @@ from dpadambc.mechanisms.batch import Batch
 class Source(Protocol):
     """Examples by their index, such as a data source or a `MapDataset` of Grain.
 
-    What is under an index must be the same each time: a step that is taken again after
-    an interruption would else add its noise to another gradient. Augmentation belongs
-    in the loss; see `with_augmentations`. And a person must be under one index alone: a
-    dataset that is repeated, or has several rows of one person, protects a row.
+    The example under an index must be the same each time. Otherwise a step that is
+    repeated after an interruption would add its noise to another gradient. Augmentation
+    belongs in the loss; see `with_augmentations`. A person must be under one index
+    alone: in a data set that is repeated, or has several rows of one person, the
+    guarantee is for a row.
     """
 
     def __len__(self) -> int:

@@ -14,11 +14,11 @@ _DRAWN: set[bytes] = set()
 def secret_key() -> jax.Array:
     """A key from the operating system's entropy, for a run that nobody can repeat.
 
-    JAX's default generator takes 64 bits. A key made from a small number that is in a
-    script, or that can be guessed, gives the noise away to whoever has both.
+    JAX's default generator takes 64 bits. Anyone who knows or guesses the number behind
+    a key, such as a seed in a script, can compute the noise.
 
-    Where a program runs in several processes (`jax.distributed.initialize`), all of
-    them get the key that the first one draws, so all of them must call this.
+    In a program of several processes (`jax.distributed.initialize`), the first one
+    draws the key and all get it. So all of them must call this.
 
     Returns:
       A typed key.

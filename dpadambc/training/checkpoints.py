@@ -102,12 +102,12 @@ class Checkpoints:
     """A folder of checkpoints, for `training.fit`.
 
     Guarantees:
-      * A checkpoint is there as a whole or not at all, whenever the run is killed, and
-        when the disk is full; the one before is removed only then.
+      * A checkpoint is complete or absent, whenever the run is killed, and when the
+        disk is full. The previous one is removed only when the new one is complete.
       * A state comes back bit for bit, with its keys and its step, or not at all: a
-        checksum tells what was damaged.
-      * It is given to a run with the same mechanism, program, data, start and key only,
-        which counts the same earlier runs. The number of iterations may grow.
+        checksum finds damage.
+      * Only a run with the same mechanism, program, data, start, key and earlier runs
+        gets it. The number of iterations may grow.
 
     Args:
       folder: made if it is not there.

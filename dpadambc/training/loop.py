@@ -109,22 +109,21 @@ def fit(
 ) -> Result:
     """Trains privately, for the iterations of the mechanism or as far as a budget goes.
 
-    Every batch is drawn by the mechanism, the gradient of each example is clipped, and
-    noise of the mechanism's level is added to the sum: what the optimizer gets is the
-    private gradient, so it may be any, and keep what it likes of it. The epsilon
-    returned is of the steps that were taken, on top of what earlier runs on the same
-    people's data `spent`; it is computed before the first.
+    The mechanism draws every batch. `fit` clips the gradient of each example and adds
+    noise of the mechanism's level to the sum. The optimizer gets this private gradient,
+    so it may be any, and may keep any state. The epsilon returned covers the steps
+    taken, on top of what earlier runs on the same people's data `spent`. It is computed
+    before the first step.
 
-    The state after a step follows from the key, the data and the number of steps alone,
-    so a run that was interrupted and goes on from a checkpoint ends with the same bits,
-    on the same devices and with as many steps per call; with others, the steps that
-    were not saved are taken again with the same noise, and gradients that differ by
-    rounding.
+    The state after a step follows from the key, the data and the number of steps alone.
+    So a run that resumes from a checkpoint, on the same devices and with as many steps
+    per call, ends with the same bits. On other devices the steps that were not saved
+    are repeated with the same noise, and with gradients that differ by rounding.
 
     Guarantees:
       * Every coordinate of `params` gets noise of the mechanism's level in every step,
-        whatever the optimizer is; its state and its updates are functions of gradients
-        that have it.
+        whatever the optimizer is. The optimizer's state and updates are functions of
+        gradients with this noise.
       * With `target_epsilon`, the step that would exceed it is not taken.
       * A run that begins with parameters that an earlier run of this process returned,
         or that `load_release` read, in `params` or `frozen`, must be told of that run
@@ -148,8 +147,9 @@ def fit(
         all examples is one draw; the result differs by rounding.
 
     It warns of parameters without a gradient, of a loss that mixes examples, such as
-    batch normalization, of a correction with the level of other noise; and, after the
-    first steps, of losses that are all NaN and of examples without any gradient.
+    batch normalization, and of a correction with the level of other noise. After the
+    first steps it warns of losses that are all NaN, and of examples without any
+    gradient.
 
     A second run is not compiled again if it has the same `loss_fn` and `optimizer` (the
     same objects: `optax.adam(1e-3)` called twice makes two), equal options, shapes and
@@ -184,7 +184,7 @@ def fit(
         Epsilon is of all of them together, and each has a key of its own. An empty
         tuple says that nobody in these data was in an earlier run. The steps that a
         checkpoint has taken are counted anyway, and are not to be given.
-      frozen: a pytree that the loss needs and that is not trained.
+      frozen: a pytree that the loss reads and that is not trained.
       uses_key: whether the loss takes a key: for dropout, one for each example.
       microbatch_size: how many examples are in memory at once; None is all of them.
         "auto" is the largest number with which a step, as compiled, takes nine tenths

@@ -21,9 +21,9 @@ def with_augmentations(
     """The mean loss over several augmented views of one example.
 
     The gradient of the mean is the mean of the gradients, taken *before* clipping: an
-    example counts once however many views it has, so epsilon does not change. (Views
-    that are clipped each for itself would count as examples, and the noise be too
-    small by the multiplicity.)
+    example counts once however many views it has, so epsilon does not change. (If each
+    view were clipped on its own, it would count as an example, and the noise would be
+    too small by the multiplicity.)
 
     Args:
       loss_fn: of `(params, *example, key)`, or of
@@ -71,11 +71,11 @@ def with_augmentations(
 def with_compute_dtype(loss_fn: Loss, dtype: Any) -> Loss:
     """The loss computed in low precision, with parameters that stay in float32.
 
-    All floating-point arguments are cast on the way in, what is frozen and the example
-    too; what the optimizer keeps are full-precision masters. Steps far below the
-    resolution of bfloat16 add up there, where adding them to bfloat16 parameters would
-    round most of them away, noise included. Clipping, noise and moments are in float32
-    in any case.
+    All floating-point arguments are cast on the way in, `frozen` and the example too.
+    The parameters that the optimizer updates stay in full precision. There, steps far
+    below the resolution of bfloat16 add up. Added to bfloat16 parameters, most of them
+    would be rounded away, noise included. Clipping, noise and moments are in float32 in
+    any case.
 
     Args:
       loss_fn: of `(params, *rest)`.

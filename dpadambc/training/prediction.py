@@ -50,11 +50,11 @@ def with_prediction(
     .. math:: a f(x + \gamma d) + (1 - a) f(x), \qquad
         a = \frac{1 - \kappa}{\kappa \gamma}
 
-    It takes the direction d, the last change of the parameters, where other losses take
-    what is frozen: it is for a `Step` with `has_frozen`. Behind the noise stands
+    It takes the direction d, the last change of the parameters, in the place of
+    `frozen`: use it in a `Step` with `has_frozen`. Behind the noise, chain
     ``transforms.low_pass((kappa,), (1.0, kappa - 1.0))``, the correction by the gain.
-    Then any optimizer; one with a correction has the level that
-    `transforms.low_pass_noise_stddev` gives.
+    Any optimizer may follow. Give one with a correction the level of
+    `transforms.low_pass_noise_stddev`.
 
     Guarantees:
       * The gradient of an example is the combination of its gradients at two points,

@@ -19,10 +19,10 @@ class ProgressBar:
     """Steps, time, epsilon and loss of a run, as a callback of `training.fit`.
 
     Args:
-      updates_of_epsilon: how often in a run to compute it, which takes the accountant a
-        second or so each time. What is shown is that of the step it stands beside.
-      shows_loss: the mean loss of the last steps, which is *not private*: for eyes that
-        may see the data.
+      updates_of_epsilon: how often in a run to compute epsilon, which takes the
+        accountant about a second each time. The bar shows the step that it is of.
+      shows_loss: whether to show the mean loss of the last steps, which is *not
+        private*: only for people who may see the data.
       console: where to print.
 
     Raises:

@@ -44,10 +44,10 @@ def save_release(path: str | pathlib.Path, result: Result) -> dict[str, Any]:
       result: what `fit` returns.
 
     Returns:
-      What is in the file beside the parameters, and their average if there is one: the
-      mechanism with its public numbers, the neighboring relation among them, which is
-      also the way of sampling; the steps taken, epsilon, delta, the runs that epsilon
-      is of, earlier ones included, and the version of this library.
+      What the file has besides the parameters, and their average if there is one. These
+      are the mechanism, which names the sampling, with its public numbers and the
+      neighboring relation; the steps taken, epsilon and delta; the runs that epsilon
+      covers, earlier ones included; and the version of this library.
 
     Raises:
       TypeError: if it is no result of `fit`, but that of a search, say.
@@ -97,7 +97,7 @@ def _spending(about: dict[str, Any]) -> Spending | None:
 def load_release(
     path: str | pathlib.Path, *, like: optax.Params
 ) -> tuple[optax.Params, dict[str, Any]]:
-    """Reads the parameters of `save_release`, and what is said of them.
+    """Reads the parameters that `save_release` wrote, and their guarantee.
 
     Args:
       path: of the file.

@@ -18,8 +18,8 @@ from dpadambc.training.step import Seen
 class Stop(Exception):
     """Raised by a callback or an `eval_fn` to end a run, with a `Result` all the same.
 
-    The state is saved where there are checkpoints. When to stop is a choice: made by
-    looking at private data, a loss say, it is not covered by epsilon.
+    With checkpoints, the state is saved. When to stop is a choice. If it depends on
+    protected data, such as a loss, epsilon does not cover it.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax

@@ -1,7 +1,7 @@
 """What the models of a search are scored by: public data, or protected data with noise.
 
-A score decides which model is published, so it may not look at protected data unless
-the epsilon of a trial has it: hence two classes, and no third.
+A score decides which model is published. So it may read protected data only if the
+epsilon of a trial covers it: hence two classes, and no third.
 """
 
 import dataclasses
@@ -48,10 +48,10 @@ def _per_example(
 class PublicScore:
     """The mean of a score over examples that need no protection: it costs nothing.
 
-    Data are public that anyone may have, or that is of people who are not protected. A
-    validation set of the people whose data is protected is not: see `NoisyScore`. Rows
-    that are among the training data are refused, in the data and in what the function
-    closes over; that a person has other rows there cannot be seen.
+    Data are public if anyone may have them, or if their people are not protected. A
+    validation set of protected people is not public: see `NoisyScore`. Rows of the
+    training data are refused, in `data` and in what the function closes over. Other
+    rows of a person cannot be found.
 
     Args:
       fn: the score of one example, of `(params, *example)`, or, in a search with
@@ -113,9 +113,9 @@ class NoisyScore:
     .. math:: \frac{1}{B} \left(\sum_i \min(\max(s_i, 0), 1)
         + \mathcal{N}(0, z^2)\right)
 
-    One example, added, removed or replaced, moves the sum by 1 at most: the function
-    may have no protected data of its own, and rows that are known in it are refused.
-    The data may be those of the training or others: a person may have one row in each.
+    One example, added, removed or replaced, moves the sum by at most 1. So the function
+    must not contain protected data of its own, and known rows in it are refused. The
+    data may be the training data or others. A person may have one row in each.
 
     Args:
       fn: the score of one example, in [0, 1], outside of which it is clipped; NaN

@@ -59,9 +59,9 @@ class Releasable(NamedTuple):
 def releasable(run: Any) -> Releasable:
     """The part of a run that may be published at its epsilon.
 
-    Keys are left out: with the key of the noise whoever has the state knows all later
-    noise, and with that of the sampling who took part in which step. So is the history,
-    which has losses. What an `eval_fn` or a callback was told is not covered either.
+    It has no keys: the key of the noise reveals all later noise, and the key of the
+    sampling reveals who took part in which step. It has no history, which contains
+    losses. Epsilon does not cover the output of an `eval_fn` or a callback either.
 
     Args:
       run: what `fit` returns, or a `TrainState`.

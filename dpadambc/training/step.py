@@ -42,7 +42,7 @@ class Seen(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One private step on examples that were sampled, for a loop of one's own.
+    """One private step on sampled examples, for a loop of your own.
 
     `step(state, examples, is_padding_example)` returns the next `TrainState` and what
     was `Seen`. It is a function of arrays: compile it, with `donate_argnums=0` to
@@ -55,10 +55,10 @@ class Step:
       * The state is `init_state`'s, which has the keys; no step uses a key of another.
       * Epsilon is `mechanism.epsilon(delta, iterations=state.step)` if each batch was
         drawn as the mechanism says, `draw_batch` for one, and no state was used twice.
-      * Under `jax.vmap` over states, each made from a key of its own, every row is a
-        run of its own, with its own batches and noise, and costs that epsilon. k runs
-        of T steps on the same data cost `accounting.compose(k * [(mechanism, T)])`:
-        where an epoch that is begun counts in full, it does so in each.
+      * Under `jax.vmap` over states, each from a key of its own, every row is a
+        separate run with its own batches and noise, and costs that epsilon. k runs of T
+        steps on the same data cost `accounting.compose(k * [(mechanism, T)])`: where an
+        epoch that is begun counts in full, it does so in each.
 
     Args:
       loss_fn: the loss of one example, of `(params, *example)`; with `has_frozen`, of

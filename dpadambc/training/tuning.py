@@ -267,20 +267,20 @@ def search(
 ) -> SearchResult:
     """Trains with several hyperparameters, and returns the best model with one epsilon.
 
-    The number of trials is drawn from `trials`, and is secret. Each trial draws a
-    candidate, with replacement, trains for the iterations of the mechanism, and is
-    scored; the best is returned, of equal ones any. With
-    `trials.Fixed(len(candidates))` there is one trial of each candidate, and all of
-    them are told.
+    `search` draws the number of trials from `trials`, and keeps it secret. Each trial
+    draws a candidate with replacement, trains for the iterations of the mechanism, and
+    gets a score. The best trial is returned, or any of the best if several are equal.
+    With `trials.Fixed(len(candidates))` there is one trial of each candidate, and all
+    are returned.
 
     Guarantees:
       * `result.epsilon` is of all that is returned: the parameters, the candidate and
         the score, chosen by whatever score. It is computed before the first step.
       * A score of protected data has noise, and its event is part of each trial; one
         on data that need no protection is refused where it is of the training data.
-      * Where the number of trials is random, nothing is returned of it, nor of the
-        other trials. *The time that a search takes shows the number*: who publishes the
-        model keeps the time, and what else tells of the machine's load, to himself.
+      * Where the number of trials is random, neither it nor the other trials are
+        returned. *The time that a search takes reveals the number*: do not publish the
+        time, or anything else that depends on the load of the machine.
       * Each trial has a key of its own, made from `key`; the number of trials and the
         candidates are drawn from it too, so it must be secret. See `secret_key`.
 
@@ -290,9 +290,9 @@ def search(
     or another search of this process has trained are refused as a start, unless `spent`
     says that they need not be counted.
 
-    Whatever the candidates are, and however many trials there are, one program is
-    compiled, in which their numbers are arguments. So `make_optimizer` gets traced
-    numbers, which it may compute with but not branch on.
+    One program is compiled for all candidates and trials, with the candidates' numbers
+    as arguments. So `make_optimizer` gets traced numbers: it may compute with them, but
+    not branch on them.
 
     Args:
       loss_fn: the loss of one example, as for `fit`.
