@@ -1,9 +1,9 @@
-"""Checks that a user runs on his own training: is it as private as it says?
+"""Checks of your own training: is it as private as it says?
 
-`run` makes all checks of a `Pipeline`, and each can be made alone: `sensitivity`,
+`run` makes all checks of a `Pipeline`. You can also make each one alone: `sensitivity`,
 `noise`, `state`, `isolation`, `sampling`, `correction`. `empirical_epsilon` bounds
-epsilon from below after a run with canaries. A `Finding` says pass, fail or not tested;
-a pass means that no breach was found by this check, of the power it states.
+epsilon from below after a run with canaries. A `Finding` says pass, fail or not tested.
+A pass means that this check, with the power that it states, found no breach.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Examples that are put into the data to see whether the model shows them."""
+"""Examples that you insert into the data to see whether the model reveals them."""
 
 import dataclasses
 from collections.abc import Callable
@@ -18,11 +18,11 @@ __all__ = ["GradientCanaries", "with_sum"]
 class GradientCanaries:
     """Examples whose gradient is one coordinate, at the clip norm.
 
-    An example has one more argument, the first: which canary it is, or -1. The loss of
-    a canary is linear in its coordinate, of the largest array of parameters, so that
-    its gradient is known and its trace in the private gradient is one number:
-    `scores`. They are the strongest examples that a clipped sum admits, and no canary
-    disturbs another.
+    Each example gets one more argument, the first: which canary it is, or -1. The loss
+    of a canary is linear in one coordinate of the largest array of parameters. So its
+    gradient is known, and its trace in the private gradient is one number: see
+    `scores`. No example can be stronger in a clipped sum, and no canary disturbs
+    another.
 
     Args:
       params: what is trained.

@@ -60,13 +60,13 @@ def is_corrected(make_optimizer: _noise.Make, params: optax.Params) -> bool:
 def correction(
     make_optimizer: _noise.Make, params: optax.Params, mechanism: Mechanism
 ) -> Finding:
-    r"""Compares the noise that the correction knows of with that in its second moment.
+    r"""Compares the noise that a correction subtracts with that in its second moment.
 
     A gradient of zero has the clean second moment 0, so that
     :math:`\mathbb{E}[\hat v - \hat \Phi]` must be 0: all of :math:`\hat v` is noise.
     The chain runs 24 steps with keys of its own in each of many runs, and the mean of
-    :math:`\hat v` is compared with that of :math:`\hat \Phi`. Whatever stands between
-    the noise and the correction is in both. Of :math:`\hat \Phi` the share named
+    :math:`\hat v` is compared with that of :math:`\hat \Phi`. Both include every stage
+    between the noise and the correction. Of :math:`\hat \Phi` the share named
     `correction` is subtracted, which is no part of the state, and not looked at.
 
     Args:

@@ -49,16 +49,16 @@ def empirical_epsilon(
     """Bounds epsilon from below by guessing which canaries were in the data.
 
     Args:
-      scores: shape (canaries,), of a finished run: high for a canary that seems to have
-        been in the data, such as the fall of its loss, or `GradientCanaries.scores`.
+      scores: shape (canaries,), of a finished run: high for a canary that seems to be
+        in the data, such as the decrease of its loss, or `GradientCanaries.scores`.
       is_member: shape (canaries,), bool: who was, by fair coins.
       mechanism: whose epsilon is claimed.
       target_delta: the δ that goes with it.
       confidence: of each bound: a sound run fails with probability 1 - confidence.
       independent: whether scores are independent given who is a member, as those of
-        `GradientCanaries` are but for the gradients of the data. Adds a bound by error
-        rates, which is tighter, and a comparison of these with the mechanism's
-        trade-off function.
+        `GradientCanaries` are but for the gradients of the data. If so, there is also a
+        tighter bound by error rates, and a comparison of these rates with the
+        mechanism's trade-off function.
 
     Returns:
       A `Finding`: the largest lower bound, against the epsilon claimed.

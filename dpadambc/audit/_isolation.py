@@ -28,11 +28,11 @@ def _rows(tree: Any, size: int) -> np.ndarray:
 
 
 def isolation(fun: Callable[..., Any], params: Any, batch: _neighbors.Batch) -> Finding:
-    """Changes one example and looks at what is computed of the others.
+    """Changes one example, and compares the outputs of the others.
 
-    The first and the last example are replaced: by another, a huge, an infinite, a NaN
-    one. Batch normalization, a loss over pairs, a mean that is subtracted, or a sum
-    over the devices change what the others get.
+    It replaces the first and the last example by another, a huge, an infinite and a NaN
+    example. Batch normalization, a loss over pairs, subtracting a mean, or a sum over
+    devices then changes the outputs of the others.
 
     Args:
       fun: of `(params, *batch)`, returns arrays with the examples along axis 0: losses,

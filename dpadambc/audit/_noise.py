@@ -100,12 +100,12 @@ def _gradients(params: optax.Params, norm: float) -> list[optax.Updates]:
 def noise(make_optimizer: Make, params: optax.Params, mechanism: Mechanism) -> Finding:
     """What is added to the gradient before the optimizer sees it.
 
-    The program of the update is traced. Where random numbers are added to the gradient
-    they are recorded, over runs with keys of their own and over three steps, and
-    tested: their level relative to what arrives there of the gradient, their
-    distribution, their dtype, their independence over leaves, steps, runs, coordinates,
-    the first state and the devices of a `jax.shard_map`. One longer run shows whether
-    they fade or repeat. And no part of the gradient goes past them.
+    It traces the program of the update, and records the random numbers that are added
+    to the gradient, in runs with keys of their own and over three steps. It tests their
+    level relative to the gradient that arrives there, their distribution and their
+    dtype. It tests their independence over leaves, steps, runs, coordinates, the first
+    state and the devices of a `jax.shard_map`. One longer run shows whether they fade
+    or repeat. It also checks that no part of the gradient bypasses them.
 
     Each statistical test has a false-alarm rate of 1e-6; `fails_if` states what it
     misses but once in a thousand. It draws four million numbers, or those of four

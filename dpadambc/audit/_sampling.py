@@ -377,7 +377,7 @@ def sampling(
     *,
     num_examples: int,
 ) -> Finding:
-    """Draws batches, and tests that they are those that are accounted for.
+    """Draws batches, and tests whether the mechanism accounts for such batches.
 
     For Poisson sampling: the rate, the distribution of sizes, how often each example
     takes part, the overlap of any two batches of a run and of two runs, whether

@@ -285,12 +285,13 @@ def sensitivity(
 ) -> Finding:
     """Replays what the noise is added to on neighboring batches.
 
-    One example is taken out (masked, and left out), or replaced by another, by its
-    opposite, by a huge, an infinite and a NaN one, and by those that a search finds:
-    gradient ascent on the distance that the noise has to hide. It is put into an empty
-    batch, with larger parameters too, and padding is given other contents. A pass is no
-    proof: it says that none of these neighbors broke the bound. It takes some 120
-    values of `fun`, and 24 of its gradients where it has one.
+    It takes out one example (masked, and left out), and replaces it by another, by its
+    opposite, by a huge, an infinite and a NaN one. It also replaces it by examples that
+    a search finds: gradient ascent on the distance that the noise has to hide. It puts
+    the example into an empty batch, with larger parameters too, and changes the
+    contents of padding. A pass is no proof: it says that none of these neighbors broke
+    the bound. It takes some 120 values of `fun`, and 24 of its gradients where it has
+    one.
 
     Args:
       fun: of `(params, *batch, is_padding_example=None)`, returns what the noise will

@@ -14,15 +14,16 @@ _CHECK = "state"
 
 
 def state(pipeline: Pipeline) -> Finding:
-    """Traces the step: nothing it returns depends on examples but through the noise.
+    """Traces the step: all that depends on the examples must pass through the noise.
 
-    Every value of the program that is computed from an example is followed to the
-    additions of noise, and past them to what the step returns: parameters, moments,
-    averages, whatever a checkpoint would hold. An addition counts if its noise is of
-    the order that the mechanism claims; `noise` and `sensitivity` say whether it is
-    enough. Then the step is replayed with other data and with other keys: what follows
-    the data follows the keys, unless the noise is taken out again. (A step that takes
-    no mask has no batch without examples to begin from, and is not replayed.)
+    It follows every value that depends on an example to the additions of noise, and
+    past them to the outputs of the step: parameters, moments, averages, all that a
+    checkpoint would hold. An addition counts if its noise is of the order that the
+    mechanism claims; `noise` and `sensitivity` say whether it is enough. Then it
+    replays the step with other data and with other keys: an output that changes with
+    the data must change with the keys, unless the noise is taken out again. (A step
+    that takes no mask has no batch without examples to begin from, and is not
+    replayed.)
 
     Args:
       pipeline: whose step is traced.

@@ -22,7 +22,7 @@ def trade_off(
     *,
     confidence: float = 0.95,
 ) -> Figure:
-    """The errors of an attack, observed and bounded, beside those that are claimed.
+    """The errors of an attack, observed and bounded, beside the claim.
 
     Args:
       mechanism: whose trade-off function is drawn.
@@ -31,7 +31,8 @@ def trade_off(
       confidence: of the bounds.
 
     Returns:
-      A matplotlib figure. What is observed lies above the claim, unless it is refuted.
+      A matplotlib figure. The observed errors lie above the claim, unless they refute
+      it.
 
     Example:
       >>> import numpy as np

@@ -1,4 +1,4 @@
-"""One's own training, as far as an audit has to know it."""
+"""Your own training, as far as an audit has to know it."""
 
 import dataclasses
 import functools
@@ -23,11 +23,11 @@ _BATCH_SIZE = 8
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """A step of training, its start, and what is claimed of it.
+    """A step of training, its first state, and the mechanism that it claims.
 
     `of_fit` makes one from the arguments of `training.fit`, `of_chain` one from a loss
-    and a chain that begins with `privatize`. Any other step is described by its
-    functions; what is left out is *not tested*.
+    and a chain that begins with `privatize`. Describe any other step by its functions.
+    A check without its function is *not tested*.
 
     Args:
       mechanism: whose epsilon is claimed.
@@ -151,7 +151,7 @@ class Pipeline:
         *,
         loader: Callable[[int], Iterable[Any]] | None = None,
     ) -> "Pipeline":
-        """A chain of gradients per example: `privatize`, `dp_adam_bc`, or one's own.
+        """A chain of per-example gradients: `privatize`, `dp_adam_bc`, or your own.
 
         Args:
           loss_fn: the loss of one example, of `(params, *example)`.

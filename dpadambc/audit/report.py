@@ -101,15 +101,15 @@ def run(
 ) -> Report:
     """Makes all checks of a pipeline.
 
-    A dozen tests are statistical, each with a nominal false-alarm rate of 1e-6, from
-    the distributions that large numbers have.
+    A dozen tests are statistical, each with a nominal false-alarm rate of 1e-6 by its
+    asymptotic distribution.
 
-    What it costs: the step is traced a few times and compiled about eight times; some
-    150 gradients of its batch are taken, and 4 to 4,096 short runs of it, until there
-    are four million numbers of its noise, and one run of at most 512 steps.
+    The cost: it traces the step a few times, compiles it about eight times, and takes
+    some 150 gradients of its batch. It makes 4 to 4,096 short runs, until there are
+    four million numbers of noise, and one run of at most 512 steps.
 
     Args:
-      pipeline: one's own training.
+      pipeline: your own training.
       checks: some of `CHECKS`. `correction` is left out by default where the optimizer
         has none.
       progress: told of each check before it begins and after it ends, such as `print`.

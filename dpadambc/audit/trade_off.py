@@ -1,4 +1,4 @@
-"""What is claimed of telling two data sets apart, and what is observed of it."""
+"""How well an attack can tell two data sets apart: the claim, and observed errors."""
 
 import dataclasses
 import math
@@ -16,8 +16,8 @@ __all__ = ["Observed", "claimed", "family_epsilon", "observed", "one_run_epsilon
 def claimed(mechanism: Mechanism, false_positive_rate: np.ndarray) -> np.ndarray:
     """The least rate of misses that the mechanism allows, for each rate of alarms.
 
-    That of `Mechanism.trade_off`, from below: the curve is no higher than the claim, so
-    that nothing fails for the grid it is computed on.
+    The curve of `Mechanism.trade_off`, from below: it is no higher than the claim, so
+    the grid that it is computed on makes nothing fail.
 
     Args:
       mechanism: with the PLD accountant.
@@ -132,7 +132,7 @@ def observed(
 ) -> Observed:
     """The errors of an attack that calls high scores members.
 
-    Half of the scores choose the thresholds, at which the other half is counted; the
+    Half of the scores choose the thresholds, and the other half is counted at them. The
     counts have Clopper-Pearson bounds, with the confidence split among all of them.
     They assume that scores are independent given who is a member, as those of canaries
     in separate runs are, or of gradient canaries in coordinates of their own.

@@ -1,8 +1,8 @@
-"""Is the correction of any use in this run? Read-outs, and advice from them.
+"""Does the correction help in this run? Read-outs, and advice from them.
 
-`snapshot` reads the state of an optimizer and is private, as the state is. What needs
-gradients before the noise is in `not_private`, and is not. `pictures` draws both (with
-the extra of that name).
+`snapshot` reads the state of an optimizer, and is as private as the state.
+`not_private` reads gradients before the noise, so it is not private. `pictures` draws
+both (with the extra of that name).
 """
 
 from typing import TYPE_CHECKING

@@ -1,9 +1,9 @@
 """Read-outs of gradients before the noise, which are *not private*.
 
-Publish none of this, choose nothing by it that is published, and keep it out of
-checkpoints: no epsilon covers it. It is for public or synthetic data, and for research.
-Nothing here is an Optax transformation, so that it does not end up in the state of one,
-and `dpadambc.diagnostics.snapshot` refuses a state with it.
+Publish none of this, choose nothing by it that you publish, and keep it out of
+checkpoints: no epsilon covers it. Use it with public or synthetic data, or for
+research. Nothing here is an Optax transformation, so it cannot get into an optimizer's
+state, and `dpadambc.diagnostics.snapshot` refuses a state with it.
 """
 
 from typing import NamedTuple

@@ -267,7 +267,7 @@ def snapshot(
     correction: jax.typing.ArrayLike = 1.0,
     sample_size: int = 16_384,
 ) -> Snapshot:
-    """What the moments of a private Adam look like, from the optimizer's state alone.
+    """Summarizes the moments of a private Adam, from the optimizer's state alone.
 
     The state is found wherever it sits: in a chain, under `optax.masked`,
     `optax.multi_transform`, `optax.inject_hyperparams`. It holds the moments but not

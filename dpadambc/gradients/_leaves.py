@@ -143,8 +143,7 @@ def flatten(gradients: optax.Updates) -> list[PerExampleGradient]:
 def as_per_example(
     gradients: optax.Updates, *, is_padding_example: jax.Array | None = None
 ) -> optax.Updates:
-    r"""Declares that arrays are gradients of single examples, which nothing has
-    changed.
+    r"""Declares that arrays are untouched gradients of single examples.
 
     Use it for gradients from elsewhere than `per_example_grad`, such as
     `jax.vmap(jax.grad(...))`. `clip_per_example` takes no bare arrays, since it cannot

@@ -235,7 +235,7 @@ def subgraphs(
     r"""The 1-hop subgraph of each root, with each node in a bounded number of them.
 
     Features flow from sender to receiver: an edge (s, r) belongs to s, and makes s a
-    neighbor of the root r. Self loops and repetitions are dropped. Nothing is drawn:
+    neighbor of the root r. Self loops and repetitions are dropped. Nothing is random:
     the same edges and seed give the same subgraphs.
 
     Guarantees: a node is in its own subgraph and in at most `max_memberships` others,

@@ -1,8 +1,9 @@
 """The Gaussian mechanism where one node is in several clipped terms of the sum.
 
 Training on a graph clips one term for each root, the gradient of the loss on its
-subgraph. A node is in its own term and in those of the roots that gather it, so it can
-change as many. `graphs.subgraphs` bounds their number; these mechanisms account for it.
+subgraph. A node is in its own term and in those of the roots that gather it, and can
+change all of them. `graphs.subgraphs` bounds their number; these mechanisms account for
+it.
 """
 
 import dataclasses
@@ -48,9 +49,9 @@ class PoissonGaussian(_MultiTermGaussian, PoissonSampled):
     r"""Poisson sampling of roots, where a node is in at most `max_terms` terms.
 
     At every step each root takes part independently with probability `sampling_prob`.
-    Under ADD_OR_REMOVE_ONE one node goes, with its own term (C) and with what it is to
-    the other T - 1 (2 C each); the sensitivity is (2 T - 1) C / B. Under REPLACE_ONE a
-    node changes, and stays in the terms that it was in: 2 T C / B.
+    Under ADD_OR_REMOVE_ONE one node is removed: its own term vanishes (C), and the
+    other T - 1 change (2 C each). The sensitivity is (2 T - 1) C / B. Under REPLACE_ONE
+    a node changes, and stays in the terms that it was in: 2 T C / B.
 
     Args:
       l2_clip_norm: C, positive.

@@ -8,7 +8,7 @@ from dp_accounting import pld, rdp
 
 
 class ReadableDpEvent(dp_accounting.DpEvent, abc.ABC):
-    """An event that dp-accounting does not know, with what its accountants need of it.
+    """An event that dp-accounting does not know, with what its accountants need.
 
     A Gaussian step with a public noise multiplier, which affects a neighbor at a rate.
 

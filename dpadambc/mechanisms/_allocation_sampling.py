@@ -71,11 +71,12 @@ def random_allocation_batches(
 ) -> Iterator[Batch]:
     """Random allocation on the host: each example in random steps of each epoch.
 
-    Independently of the others, and afresh in every epoch, an example takes part in
-    exactly `participations` steps, uniformly random among the `batches_per_epoch`. So
-    batches have random sizes; they are padded to that of `random_allocation_sample`.
-    Never truncated: should a batch not fit, once in 1e15 steps, it has the size of the
-    data set. A second call begins a new epoch, so take all batches of a run from one.
+    In every epoch, and independently of the others, an example takes part in exactly
+    `participations` steps, uniformly random among the `batches_per_epoch`. So batches
+    have random sizes. They are padded to the size of `random_allocation_sample`, and
+    never truncated: a batch that does not fit, once in 1e15 steps, has the size of the
+    data set. A second call begins a new epoch, so take all batches of a run from one
+    call.
 
     Args:
       rng: the generator to draw from; its seed is secret, and fresh for each run.

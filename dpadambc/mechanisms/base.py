@@ -39,8 +39,8 @@ from dpadambc.transforms.noise import add_dp_noise
 class Mechanism(abc.ABC):
     """What all mechanisms share: a Gaussian on a clipped sum, step after step.
 
-    Subclasses are frozen dataclasses with the fields annotated here. One of your own
-    may leave out the rule of clipping, and has the usual one then.
+    Subclasses are frozen dataclasses with the fields annotated here. A subclass of your
+    own may leave out `clip_rule`, which is `Flat()` then.
 
     Attributes:
       l2_clip_norm: C, the bound on one example's gradient norm.
@@ -143,10 +143,10 @@ class Mechanism(abc.ABC):
     def noise_stddev(self) -> float | optax.Schedule:
         """Standard deviation of the noise in the gradient that Adam sees.
 
-        The noise multiplier times the sensitivity, a schedule if the multiplier is
-        one; a little more with `clipping.QuantileClipping`. This value goes to
-        `add_dp_noise` and to `scale_by_adam_bc`. Account with `noise_multiplier`: what
-        this value is over the sensitivity leaves out the count of such a rule.
+        The noise multiplier times the sensitivity, a schedule if the multiplier is one;
+        a little more with `clipping.QuantileClipping`. Give this value to
+        `add_dp_noise` and to `scale_by_adam_bc`. Account with `noise_multiplier`: this
+        value over the sensitivity leaves out the count of such a rule.
         """
         z, sensitivity = self._multiplier_of_gradient, self.sensitivity
         if callable(z):
@@ -164,7 +164,7 @@ class Mechanism(abc.ABC):
     def add_noise(self, *, key: jax.Array) -> optax.GradientTransformation:
         """The transformation that adds this mechanism's noise to the clipped sum.
 
-        `privatize` and `training` add noise by it, and by nothing else.
+        `privatize` and `training` add noise in this way only.
 
         Args:
           key: a typed key for the noise; a new one for each run.
@@ -384,7 +384,7 @@ class Mechanism(abc.ABC):
         )
 
     def trade_off(self, iterations: int | None = None) -> trade_off.TradeOff:
-        """What epsilon means: the errors that an attacker cannot avoid.
+        """The errors that an attacker cannot avoid: what epsilon means.
 
         Args:
           iterations: the number of steps taken; `self.iterations` by default.

@@ -1,9 +1,9 @@
 r"""What several runs on the same people's data spend together.
 
-Phases, a fine-tuning, a run that was thrown away: each was a function of the same data,
-and whoever sees what came of them sees all. One person's data is what neighbors differ
-in, in every run at once; so the privacy losses of all runs are composed, and epsilon is
-of the composition: no less than that of any run, and mostly well below their sum.
+Phases of training, a fine-tuning, a run that was discarded: each depends on the same
+data, and an attacker may see the outputs of all. Neighbors differ in one person's data
+in every run at once. So the privacy losses of all runs compose. Epsilon of the
+composition is no less than that of any run, and mostly well below their sum.
 
 *What is assumed.* The neighbors of the whole must be neighbors of each run, or equal
 there. They are where each run is on all of the data, or on a part of which who is in it
@@ -12,8 +12,8 @@ a high loss, say) may change in size when one person's data are replaced, and th
 no neighbor of a known size. Hence runs that state a size (`num_examples`) must state
 the same one.
 
-Runs on the data of other people, none of whom is in both, cost each person the epsilon
-of the run that they are in, and are not to be composed.
+Do not compose runs on disjoint sets of people: each person then has the epsilon of the
+run that they are in.
 """
 
 import dataclasses
@@ -385,8 +385,8 @@ def compose(
     Mechanisms and ways of sampling may differ; a run that is given twice counts twice.
     Part of an epoch of a `ShuffledGaussian` counts as the whole of it, for each run.
 
-    Runs on the data of *other* people are not to be composed: each person then has the
-    epsilon of the run that they are in.
+    Do not compose runs on the data of *other* people: each person then has the epsilon
+    of the run that they are in.
 
     Args:
       runs: for each run `(mechanism, steps)`, where None stands for all

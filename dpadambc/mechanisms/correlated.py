@@ -36,26 +36,26 @@ class CorrelatedGaussian(Mechanism):
     deviation z Δ in each coordinate: matrix factorization, or DP-FTRL. With negative
     d the noise in a sum of many steps is far less than that of independent noise.
 
-    Each example is dealt once, at random and independently of the others, into one of
-    `batches_per_epoch` batches, which then come in the same order in every epoch. So
-    from one step with an example to its next there are exactly so many steps. Epsilon
-    is that of *one* Gaussian on all steps together, with the sensitivity of
-    `mechanisms.strategies`. The random order is given *no* credit: amplification by
-    sampling is not proved for these strategies, whose inverse is banded.
+    The mechanism deals each example once, at random and independently of the others,
+    into one of `batches_per_epoch` batches. The batches come in the same order in every
+    epoch. So an example takes part in every `batches_per_epoch`-th step. Epsilon is
+    that of *one* Gaussian on all steps together, with the sensitivity of
+    `mechanisms.strategies`. The random order gets *no* credit: there is no proof of
+    amplification by sampling for these strategies, whose inverse is banded.
 
-    When it helps: at a large epsilon and with few epochs, where privacy is dear without
-    amplification as well. At a small epsilon the amplification of `PoissonGaussian` or
-    `RandomAllocationGaussian` is worth more: compare the `noise_stddev` of both at one
-    epsilon, and what is left of the noise in a sum of steps, before you choose.
+    It helps at a large epsilon and with few epochs, where amplification gains little.
+    At a small epsilon the amplification of `PoissonGaussian` or
+    `RandomAllocationGaussian` is worth more. Before you choose, compare the
+    `noise_stddev` of both at one epsilon, and the noise that remains in a sum of steps.
 
-    It takes the time of w draws of the noise in a step, for w coefficients, and the
-    memory of one; see `transforms.add_correlated_noise`. All its states are secret:
-    they tell the noise of earlier steps too.
+    With w coefficients, a step takes the time of w draws of the noise and the memory of
+    one; see `transforms.add_correlated_noise`. All states are secret: they reveal the
+    noise of earlier steps too.
 
     Guarantees:
       * Epsilon is an upper bound for the outputs of all steps together, and for steps
-        that depend on earlier outputs. It is that of the batches that this mechanism
-        draws, and of the noise that `add_noise` adds, and of no others.
+        that depend on earlier outputs. It holds for the batches that this mechanism
+        draws and the noise that `add_noise` adds, and for no others.
       * It depends on `iterations` by steps that were taken alone, and never decreases
         with them; a run may be extended without a change of its noise.
       * `noise_stddev` is a schedule: the standard deviation of the noise that is in

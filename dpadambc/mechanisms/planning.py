@@ -162,7 +162,7 @@ def plan(
     """The least noise for each budget, batch size and number of epochs.
 
     Batches are drawn by Poisson sampling: `PlannedRun.comparison` says what other ways
-    would spend. Nothing of the data enters but its size.
+    would spend. It uses nothing of the data but their number.
 
     Args:
       target_epsilons: each to be reached and not exceeded; a number or several.

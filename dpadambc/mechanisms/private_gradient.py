@@ -64,18 +64,17 @@ def privatize(
 
     with C, B and :math:`\sigma` = `mechanism.noise_stddev`, or with the factor of
     another `mechanism.clip_rule`; where that moves the bound, the sum is in its units,
-    as `clipping.QuantileClipping` says. It comes first. What leaves it is as private as
-    the mechanism says, whatever is done to it afterwards: any Optax optimizer may
-    follow, with `optax.masked`, `optax.MultiSteps` or a state of its own. What `update`
-    is given beside it, such as the `value` of a loss for those optimizers that ask for
-    it, has no noise, and is warned of.
+    as `clipping.QuantileClipping` says. Chain it first. Its output is as private as the
+    mechanism says, whatever follows: any Optax optimizer, with `optax.masked`,
+    `optax.MultiSteps` or a state of its own. Other arguments of `update`, such as the
+    `value` of a loss that some optimizers ask for, have no noise, and give a warning.
 
     Guarantees:
       * Those of `clip_per_example` and of `add_dp_noise`: every coordinate gets noise
         of the mechanism's level, on a sum whose sensitivity is the mechanism's.
       * Epsilon is that of the mechanism if batches are drawn as it says, each with its
         mask, one for each update, and the key is of this run alone.
-      * Gradients that were touched since `per_example_grad` are refused, and so are
+      * Gradients that were changed since `per_example_grad` are refused, and so are
         gradients without a padding mask where the mechanism's batches are padded.
 
     Args:

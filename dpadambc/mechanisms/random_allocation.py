@@ -27,8 +27,8 @@ class RandomAllocationGaussian(Mechanism):
     In an epoch each example takes part in exactly `participations` steps, uniformly
     random among the `batches_per_epoch` and independently of the others: balls and
     bins. Batches have random sizes, unlike those of a shuffled data set, for which
-    there is no such proof (`ShuffledGaussian`). At a small delta epsilon is
-    mostly below that of Poisson sampling, and every example is used equally often.
+    there is no such proof (`ShuffledGaussian`). At a small delta, epsilon is mostly
+    below that of Poisson sampling, and every example takes part equally often.
 
     All batches of an epoch follow from one key. `sample_step` draws them on the device,
     as `training.fit` does, and `batches` on the host; `sample` is refused.

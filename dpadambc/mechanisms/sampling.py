@@ -2,9 +2,9 @@
 
 Each function draws by one scheme, and each scheme has the mechanism that accounts for
 it. On the host they take a NumPy generator and yield one batch for each step; inside
-`jax.jit` and `jax.lax.scan` they take a key and return one batch. Epsilon rests on
-nobody knowing who takes part, so the seed or the key must be secret, from entropy
-(`np.random.default_rng()`, `training.secret_key()`) and of this run alone.
+`jax.jit` and `jax.lax.scan` they take a key and return one batch. Epsilon holds only if
+nobody knows who takes part. So the seed or the key must be secret, drawn from entropy
+(`np.random.default_rng()`, `training.secret_key()`), and used in this run alone.
 
 ================================  =================================
 sampling                          mechanism
@@ -60,8 +60,8 @@ def padded_sizes(num_examples: int, sampling_prob: float) -> tuple[int, ...]:
 
     The batch size of Poisson sampling is binomial. The sizes are its quantiles at
     probability 0.9, 1 - 1e-4 and 1 - 1e-15, and the whole data set. In most steps the
-    first does, which saves the most where the expected batch is small; but a second
-    program is compiled in the middle of training, and a third.
+    first is enough, which saves the most where the expected batch is small. But JAX
+    compiles a second and a third program in the middle of training.
 
     Args:
       num_examples: size of the data set.
@@ -109,9 +109,9 @@ def poisson_batches(
 ) -> Iterator[Batch]:
     """Poisson sampling on the host: each example takes part independently.
 
-    All batches have one shape, that of `poisson_sample`, so that a step is compiled
-    once. Never truncated: should a sample not fit, once in 1e15 steps, its batch has
-    the size of the data set.
+    All batches have one shape, that of `poisson_sample`, so JAX compiles a step once.
+    They are never truncated: a sample that does not fit, once in 1e15 steps, has a
+    batch of the size of the data set.
 
     Args:
       rng: the generator to draw from; its seed is secret, and fresh for each run.
@@ -256,10 +256,10 @@ def shuffled_batches(
 ) -> Iterator[Batch]:
     """Epochs over a shuffled data set, which is *not* Poisson sampling.
 
-    Each epoch deals the whole data set, in a fresh random order, into batches; the
-    last one is padded. Shuffling is given no credit: `ShuffledGaussian` accounts for
-    each epoch as one use of the whole data set without sampling. A second call begins
-    a new epoch, so take all batches of a run from one call.
+    Each epoch deals the whole data set, in a fresh random order, into batches; the last
+    one is padded. Shuffling gets no credit: `ShuffledGaussian` accounts for each epoch
+    as one use of the whole data set without sampling. A second call begins a new epoch,
+    so take all batches of a run from one call.
 
     Args:
       rng: the generator to draw from; its seed is secret, and fresh for each run.

@@ -23,11 +23,11 @@ _REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 class ShuffledGaussian(Mechanism):
     """The Gaussian mechanism on epochs over shuffled data: *not* Poisson sampling.
 
-    An example takes part once in each epoch. The order is given no credit: it is
-    accounted for as if it were known, so an epoch costs what one step on the whole
-    data set would. Most published runs shuffle, and state the epsilon of Poisson
-    sampling, which is far smaller. `RandomAllocationGaussian` has epochs too, in
-    batches of random sizes, and a proof of an epsilon about that of Poisson sampling.
+    An example takes part once in each epoch. The order gets no credit: epsilon is
+    computed as if it were known, so an epoch costs as much as one step on the whole
+    data set. Most published runs shuffle, and state the epsilon of Poisson sampling,
+    which is far smaller. `RandomAllocationGaussian` has epochs too, in batches of
+    random sizes, and a proof of an epsilon about that of Poisson sampling.
 
     Adding or removing an example would re-deal all batches, so privacy is stated for
     replacing one by another (or, REPLACE_SPECIAL, by one without gradient).

@@ -1,7 +1,7 @@
 r"""What an epsilon means: how well an attacker tells two neighboring data sets apart.
 
-An attacker sees all that was released and says whether one example was in the data. He
-is wrong in two ways: a false alarm (false positive rate α) and a miss (false negative
+An attacker sees all that was released and says whether one example was in the data.
+There are two errors: a false alarm (false positive rate α) and a miss (false negative
 rate β). A mechanism that is (ε, δ)-private, for all ε of its profile δ(ε), forces
 
 .. math:: \beta \ge f(\alpha) = \max_{\varepsilon \ge 0} \max(0,\;

@@ -1,8 +1,8 @@
 """How many trials a search over hyperparameters makes.
 
-The best of a fixed number of private runs is far less private than one of them: that a
-number of trials *all* did badly tells of each. Drawn at random, and kept secret, the
-number hides what a single trial did. The distributions are public; what is drawn is
+The best of a fixed number of private runs is far less private than one of them: if
+*all* other trials did worse, this reveals something of each. A random, secret number of
+trials hides what a single trial did. The distributions are public; what is drawn is
 secret. `tuning` has what a search costs.
 """
 

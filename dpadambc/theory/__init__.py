@@ -2,8 +2,8 @@ r"""What noise does to Adam's moments, in closed form.
 
 A gradient g with Gaussian noise of variance :math:`\Phi` in every coordinate,
 :math:`\tilde g = g + z`, gives the moments :math:`\hat m` and :math:`\hat v` after t
-steps. The functions here say how far these lie from the moments of g, and what that
-makes of Adam's step. They take and return numbers or arrays, one entry for each
+steps. The functions here compute how far these are from the moments of g, and the
+effect on Adam's step. They take and return numbers or arrays, one entry for each
 coordinate or step, and work under `jax.jit`.
 
 `as_printed` has two published theorems that are false, to be refuted, not to be used.

@@ -331,7 +331,7 @@ def decay_shrinkage(
 
     .. math:: 1 - \prod_t (1 - \eta_t \lambda)
 
-    One that takes 5e-5, as that of the DP-AdamW paper on CIFAR-10 does, has no effect.
+    A share of 5e-5, as in the DP-AdamW paper on CIFAR-10, has no effect.
 
     Args:
       learning_rates: :math:`\eta_t`, a number or a schedule.
