@@ -34,7 +34,7 @@ def _refuse_array(name: str, leaf: Any, expected: tuple[int, ...]) -> None:
         )
     raise TypeError(
         f"Expected {name} as dpadambc.per_example_grad returns it, got an array of"
-        f" shape {shape}, which does not say what became of it: put clip_per_example"
+        f" shape {shape}, which may have been changed: put clip_per_example"
         " first, with nothing before it that could mix examples. Gradients per example"
         " of your own go through dpadambc.as_per_example."
     )

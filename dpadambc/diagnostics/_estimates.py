@@ -124,7 +124,7 @@ def _adam_states(opt_state: optax.OptState) -> list[Any]:
     if any(isinstance(node, CleanMoments) for node in nodes):
         raise ValueError(
             "Expected the state of an optimizer, got moments of gradients before the"
-            " noise with it, which are not private. They belong apart, and to"
+            " noise with it, which are not private. Keep them apart, for"
             " not_private.snapshot."
         )
     states = [node for node in nodes if is_known(node)]

@@ -214,5 +214,5 @@ class CorrelatedGaussian(Mechanism):
             "Expected sample_step(run_key, step), with one key for all steps, got"
             " sample(key): all batches follow from one key, and with a key for each"
             " step an example would take part any number of times, which this epsilon"
-            " is not for. For independent steps use a PoissonGaussian."
+            " does not cover. For independent steps use a PoissonGaussian."
         )

@@ -34,9 +34,9 @@ def _warn_of_losses(extra_args: dict[str, Any]) -> None:
     found = sorted(_OF_THE_LOSS & set(extra_args))
     if found:
         warnings.warn(
-            f"update is given {', '.join(found)}, which stages behind privatize may use"
-            " and keep, and to which no noise is added. If it is of the data to be"
-            " protected, epsilon does not cover it.",
+            f"update is given {', '.join(found)}, which has no noise, and which stages"
+            " behind privatize may use and keep. If it depends on protected data,"
+            " epsilon does not cover it.",
             stacklevel=4,
         )
 

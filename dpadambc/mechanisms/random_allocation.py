@@ -150,5 +150,5 @@ class RandomAllocationGaussian(Mechanism):
             "Expected sample_step(run_key, step), with one key for all steps, got"
             " sample(key): all batches of an epoch follow from one key, and with a key"
             " for each step an example would take part any number of times, which this"
-            " epsilon is not for. For independent steps use a PoissonGaussian."
+            " epsilon does not cover. For independent steps use a PoissonGaussian."
         )

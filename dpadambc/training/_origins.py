@@ -212,7 +212,7 @@ class Start:
         if spending is not None and not self.account.earlier.includes(spending):
             warnings.warn(
                 f"{name} is what {known.text}, and spent= does not have all of that:"
-                f" expected {spending!r}, got {self.account.earlier!r}. Epsilon is"
-                " right for those alone who are in none of the runs that are left out.",
+                f" expected {spending!r}, got {self.account.earlier!r}. Epsilon holds"
+                " only for people who are in none of the omitted runs.",
                 stacklevel=5,
             )

@@ -252,6 +252,6 @@ class Checkpoints:
         raise ValueError(
             f"The checkpoint {path} is of another run ({'; '.join(lines)}). With its"
             " keys, other gradients would get noise that was used before, and the"
-            " difference would show them. Go on with what it was made with, or begin"
-            " anew in another folder with another key; both runs then count."
+            " difference would reveal them. Resume with the original settings, or"
+            " begin anew in another folder with another key; then both runs count."
         )

@@ -28,8 +28,8 @@ def _storable(x: Any) -> np.ndarray:
     """As NumPy's files can hold it: what has fewer bits than float32 as float32."""
     if isinstance(x, jax.Array) and not x.is_fully_addressable:
         raise ValueError(
-            "Expected parameters that this process has whole, got some that are split"
-            " over several processes. Gather them first, such as by"
+            "Expected parameters that this process can address, got some that are"
+            " sharded over several processes. Gather them first, with"
             " jax.experimental.multihost_utils.process_allgather."
         )
     is_low = jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits < 32

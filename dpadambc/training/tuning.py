@@ -124,8 +124,9 @@ class _Candidates:
         if len(structures) > 1 or any(map(_is_nested, listed)):
             raise ValueError(
                 "Expected candidates that are all numbers, or all dictionaries of"
-                f" numbers by the same names, got {sorted(map(str, names))}. What is no"
-                " number makes another program: fix it, and search over numbers."
+                f" numbers by the same names, got {sorted(map(str, names))}. A"
+                " setting that is no number needs another program: fix it, and search"
+                " over numbers."
             )
         for leaf in jax.tree.leaves(listed):
             _check_number(leaf)

@@ -79,9 +79,9 @@ def _check_devices(updates: optax.Updates, key: jax.Array) -> None:
                 f" {jax.tree_util.keystr(path) or 'the gradient'}, got a key that"
                 f" differs along {sorted(of_key)}. If each device has its own examples,"
                 " sum over them first, with jax.lax.psum; if it has a part of the"
-                " parameters, fold jax.lax.axis_index into the key of the state. The"
-                " same noise on two parts is gone from their difference, and other"
-                " noise on two copies from their mean."
+                " parameters, fold jax.lax.axis_index into the key of the state. Equal"
+                " noise on two parts cancels in their difference, and different noise"
+                " on two copies averages out."
             )
 
 
