@@ -32,6 +32,7 @@ OF_EXTRAS = {
 }
 # What other functions return, or are made by.
 RETURNED = {
+    "AddBandedNoiseState",
     "AddDPNoiseState",
     "Advice",
     "Choice",

@@ -27,7 +27,7 @@ from dpadambc import (
     transforms,
 )
 from dpadambc.diagnostics import not_private
-from dpadambc.mechanisms import CorrelatedGaussian, sampling
+from dpadambc.mechanisms import BandedGaussian, CorrelatedGaussian, sampling
 from tests import api_test, common, optax_contract_test
 
 MECHANISM = common.poisson_gaussian()
@@ -46,6 +46,14 @@ CORRELATED = CorrelatedGaussian(
     noise_multiplier=1.0,
     noising_coefficients=(1.0, -0.5),
     batches_per_epoch=4,
+    iterations=8,
+    normalize_by=5,
+)
+BANDED = BandedGaussian(
+    l2_clip_norm=1.0,
+    noise_multiplier=1.0,
+    strategy_coefficients=(1.0, 0.5),
+    sampling_prob=0.5,
     iterations=8,
     normalize_by=5,
 )
@@ -156,6 +164,13 @@ def correlated_step(gradient, key, step):
     return *tx.update(gradient, state, gradient), CORRELATED.noise_stddev(step)
 
 
+def banded_step(gradient, key, step):
+    """The second, which takes a part of the first back."""
+    tx = BANDED.add_noise(key=key)
+    _, state = tx.update(gradient, tx.init(gradient), gradient)
+    return *tx.update(gradient, state, gradient), BANDED.noise_stddev(step)
+
+
 def after_a_step(gradient):
     return ADAM_BC.update(gradient, ADAM_BC.init(gradient))[1]
 
@@ -252,6 +267,15 @@ ROWS = {name: stage(name) for name in optax_contract_test.ROWS} | {
     " mechanisms.CorrelatedGaussian.noise_stddev": (
         correlated_step,
         lambda d: (d.params(), d.key, d.integers(0, 9)),
+    ),
+    "transforms.add_banded_noise mechanisms.BandedGaussian.add_noise"
+    " mechanisms.BandedGaussian.noise_stddev": (
+        banded_step,
+        lambda d: (d.params(), d.key, d.integers(0, 9)),
+    ),
+    "mechanisms.sampling.cyclic_poisson_sample": (
+        lambda key, step: BANDED.sample_step(key, step, num_examples=20),
+        lambda d: (d.key, d.integers(0, 8)),
     ),
     "Batch.gather": (
         lambda batch, data: batch.gather(data),

@@ -617,6 +617,17 @@ PADDED["correlated"] = (
     ),
     True,
 )
+PADDED["banded"] = (
+    dpadambc.mechanisms.BandedGaussian(
+        l2_clip_norm=C,
+        noise_multiplier=1.0,
+        strategy_coefficients=(1.0, 0.5),
+        sampling_prob=1.0,
+        iterations=2,
+        normalize_by=B,
+    ),
+    True,
+)
 for size in (8, 10):
     PADDED[f"shuffled by {size}"] = (
         dpadambc.ShuffledGaussian(

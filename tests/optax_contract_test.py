@@ -59,6 +59,10 @@ ROWS = {
         transforms.add_correlated_noise,
         LEVEL | dict(key=KEY, coefficients=(1.0, -0.5)),
     ),
+    "transforms.add_banded_noise": (
+        transforms.add_banded_noise,
+        LEVEL | dict(key=KEY, strategy_coefficients=(1.0, 0.5)),
+    ),
     "scale_by_adam_bc": (dpadambc.scale_by_adam_bc, LEVEL),
     "scale_by_rms_bc": (dpadambc.scale_by_rms_bc, LEVEL),
     "transforms.scale_by_ademamix_bc": (transforms.scale_by_ademamix_bc, LEVEL),
@@ -79,6 +83,8 @@ ROWS = {
 }
 # How many arrays of the state there are for each parameter.
 MOMENTS = {
+    # Of two bands: the noise of one earlier step.
+    "transforms.add_banded_noise": 1,
     "dp_sgd momentum": 1,
     "dp_adam": 2,
     "dp_adam_bc": 2,

@@ -14,6 +14,7 @@ from dpadambc.audit import _statistics
 from dpadambc.audit._finding import Finding, combined, not_tested, within
 from dpadambc.mechanisms import _check
 from dpadambc.mechanisms._sampled import FixedSizeSampled, PoissonSampled
+from dpadambc.mechanisms.banded import BandedGaussian
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.mechanisms.batch import Batch
 from dpadambc.mechanisms.random_allocation import RandomAllocationGaussian
@@ -91,6 +92,8 @@ def _identical(runs: list[list[np.ndarray]], num_examples: int) -> tuple[int, in
 def _expected_size(mechanism: Any, num_examples: int) -> float:
     if isinstance(mechanism, PoissonSampled | TruncatedPoissonGaussian):
         return mechanism.sampling_prob * num_examples
+    if isinstance(mechanism, BandedGaussian):
+        return mechanism.sampling_prob / mechanism.parts * num_examples
     if isinstance(mechanism, RandomAllocationGaussian):
         return _allocated(mechanism) * num_examples
     return getattr(mechanism, "batch_size", num_examples)
@@ -313,6 +316,62 @@ def _allocated(mechanism: RandomAllocationGaussian) -> float:
     return mechanism.participations / mechanism.batches_per_epoch
 
 
+def _in_turn(drawn: _Drawn, mechanism: BandedGaussian) -> Finding:
+    """Whether each example is only in steps of one part, in each run."""
+    wrong = 0
+    for matrix in drawn.matrices():
+        turns = [matrix[part :: mechanism.parts] for part in range(mechanism.parts)]
+        is_in = [np.asarray(turn.sum(axis=0)) > 0 for turn in turns]
+        wrong += int(np.sum(np.sum(is_in, axis=0) > 1))
+    sentence = (
+        f"{wrong} examples are in steps that are not a multiple of {mechanism.parts}"
+        " apart, where what they move overlaps."
+    )
+    return within("sampling turns", wrong, 0, sentence, "fails at one such example")
+
+
+def _rate_of_turns(drawn: _Drawn, mechanism: BandedGaussian) -> Finding:
+    """How many are drawn in whole cycles, in which each example has one turn."""
+    parts, prob = mechanism.parts, mechanism.sampling_prob
+    cycles = [len(sizes) // parts for sizes in drawn.sizes]
+    count = sum(
+        int(s[: n * parts].sum()) for s, n in zip(drawn.sizes, cycles, strict=True)
+    )
+    turns = sum(cycles) * drawn.num_examples
+    return _standard_errors(
+        "rate",
+        count,
+        turns * prob,
+        turns * prob * (1 - prob),
+        "The number of participations in whole cycles",
+    )
+
+
+def _independent_turns(drawn: _Drawn, mechanism: BandedGaussian) -> Finding:
+    """Whether who is drawn in a turn says anything of the next one of the part."""
+    parts, prob = mechanism.parts, mechanism.sampling_prob
+    both = eligible = 0
+    for matrix in drawn.matrices():
+        cycles = matrix.shape[0] // parts
+        whole = matrix[: cycles * parts]
+        both += int(whole[parts:].multiply(whole[:-parts]).sum())
+        eligible += max(cycles - 1, 0) * drawn.num_examples
+    # Of pairs that share a turn the covariance is prob^3 (1 - prob), twice each.
+    variance = eligible * prob**2 * (1 - prob) * (1 + prob + 2 * prob)
+    return _standard_errors(
+        "independence",
+        both,
+        eligible * prob**2,
+        variance,
+        "The number of examples that are in two turns of their part in a row",
+    )
+
+
+def _parts_of_cycles(drawn: _Drawn, mechanism: BandedGaussian) -> list[Finding]:
+    tests = (_in_turn, _rate_of_turns, _independent_turns)
+    return [test(drawn, mechanism) for test in tests]
+
+
 def _so_often_an_epoch(drawn: _Drawn, mechanism: RandomAllocationGaussian) -> Finding:
     length, wrong, epochs = mechanism.batches_per_epoch, 0, 0
     for matrix in drawn.matrices():
@@ -441,6 +500,8 @@ def _parts(drawn: _Drawn, mechanism: Mechanism) -> list[Finding] | None:
             return [_once_an_epoch(drawn, mechanism)]
         case RandomAllocationGaussian():
             return _parts_of_allocation(drawn, mechanism)
+        case BandedGaussian():
+            return _parts_of_cycles(drawn, mechanism)
         case PoissonSampled() if mechanism.sampling_prob == 1:
             return [_fixed_sizes(drawn, drawn.num_examples)]
         case PoissonSampled():

@@ -9,6 +9,7 @@ from dpadambc.mechanisms import (
     trials,
     tuning,
 )
+from dpadambc.mechanisms.banded import BandedGaussian
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.mechanisms.batch import Batch
 from dpadambc.mechanisms.correlated import CorrelatedGaussian
@@ -20,6 +21,7 @@ from dpadambc.mechanisms.shuffled import ShuffledGaussian
 from dpadambc.mechanisms.truncated import TruncatedPoissonGaussian
 
 __all__ = [
+    "BandedGaussian",
     "Batch",
     "CorrelatedGaussian",
     "FixedSizeGaussian",

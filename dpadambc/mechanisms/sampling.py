@@ -14,6 +14,7 @@ sampling                          mechanism
 `fixed_size_*`                    `FixedSizeGaussian`
 `random_allocation_*`             `RandomAllocationGaussian`
 `shuffled_batches`                `ShuffledGaussian`
+`cyclic_poisson_*`                `BandedGaussian`
 ================================  =================================
 """
 
@@ -25,15 +26,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpadambc._core import validate
-from dpadambc.mechanisms import _padding
+from dpadambc.mechanisms import _bernoulli, _padding
 from dpadambc.mechanisms._allocation_sampling import (
     random_allocation_batches,
     random_allocation_sample,
+)
+from dpadambc.mechanisms._cyclic_sampling import (
+    cyclic_poisson_batches,
+    cyclic_poisson_sample,
 )
 from dpadambc.mechanisms._padding import padded, size_exceeded_with
 from dpadambc.mechanisms.batch import Batch
 
 __all__ = [
+    "cyclic_poisson_batches",
+    "cyclic_poisson_sample",
     "fixed_size_batches",
     "fixed_size_sample",
     "padded_sizes",
@@ -309,21 +316,6 @@ def _check_fixed_size(num_examples: int, batch_size: int) -> None:
         )
 
 
-def _selection_bits(
-    key: jax.Array, num_examples: int, sampling_prob: float
-) -> tuple[jax.Array, jax.Array]:
-    """One random word for each example, and whether it selects the example.
-
-    Comparing 32-bit words selects with probability floor(q 2^32) / 2^32, at most q; a
-    float32 uniform has 2^-23 steps, and would exceed a small q by far more.
-    """
-    bits = jax.random.bits(key, (num_examples,), jnp.uint32)
-    threshold = int(float(sampling_prob) * 2**32)
-    if threshold == 2**32:
-        return bits, jnp.ones(num_examples, bool)
-    return bits, bits < np.uint32(threshold)
-
-
 def poisson_sample(
     key: jax.Array,
     *,
@@ -368,7 +360,7 @@ def poisson_sample(
             f" {_OVERFLOW_PROB:g}, got {size=}. To cap batches at that size, use"
             " truncated_poisson_sample with TruncatedPoissonGaussian."
         )
-    _, selected = _selection_bits(key, num_examples, sampling_prob)
+    _, selected = _bernoulli.selection_bits(key, num_examples, sampling_prob)
     (indices,) = jnp.nonzero(selected, size=size, fill_value=-1)
     return Batch(indices.astype(jnp.int32), indices < 0, num_examples)
 
@@ -408,7 +400,7 @@ def truncated_poisson_sample(
     validate.typed_key(key=key)
     _check(num_examples, sampling_prob)
     validate.count(truncated_batch_size=truncated_batch_size, least=1)
-    bits, selected = _selection_bits(key, num_examples, sampling_prob)
+    bits, selected = _bernoulli.selection_bits(key, num_examples, sampling_prob)
     # The selected have the lowest words, and among themselves a random order.
     kept = min(truncated_batch_size, num_examples)
     order = jnp.argsort(bits)[:kept]

@@ -45,7 +45,12 @@ import numpy as np
 from dpadambc._core import validate
 from dpadambc.transforms import _noising
 
-__all__ = ["banded_inverse_square_root", "coefficients_of_inverse", "sensitivity"]
+__all__ = [
+    "banded_inverse_square_root",
+    "banded_square_root",
+    "coefficients_of_inverse",
+    "sensitivity",
+]
 
 
 def banded_inverse_square_root(bandwidth: int) -> tuple[float, ...]:
@@ -78,6 +83,37 @@ def banded_inverse_square_root(bandwidth: int) -> tuple[float, ...]:
     validate.count(bandwidth=bandwidth, least=1)
     later = np.arange(1, bandwidth)
     return tuple(np.cumprod([1.0, *(1 - 1.5 / later)]).tolist())
+
+
+def banded_square_root(bands: int) -> tuple[float, ...]:
+    r"""Strategy coefficients of BSR: of :math:`1 / \sqrt{1 - x}`, cut after so many.
+
+    The same square root of the matrix of prefix sums as that of
+    `banded_inverse_square_root`, but here the strategy itself is banded, and not its
+    inverse: that is what `BandedGaussian` needs.
+
+    Args:
+      bands: how many coefficients, at least 1; one is independent noise.
+
+    Returns:
+      Floats, of which the first is 1; they are positive and decrease.
+
+    Raises:
+      TypeError: if `bands` is not an int.
+      ValueError: if it is less than 1.
+
+    Example:
+      >>> from dpadambc.mechanisms import strategies
+      >>> strategies.banded_square_root(4)
+      (1.0, 0.5, 0.375, 0.3125)
+
+    References:
+      Kalinin and Lampert, `Banded Square Root Matrix Factorization for Differentially
+      Private Model Training <https://arxiv.org/abs/2405.13763>`_, 2024
+    """
+    validate.count(bands=bands, least=1)
+    later = np.arange(1, bands)
+    return tuple(np.cumprod([1.0, *(1 - 0.5 / later)]).tolist())
 
 
 def coefficients_of_inverse(

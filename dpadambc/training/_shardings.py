@@ -133,6 +133,7 @@ class Shardings:
             params=jax.tree.map(self._sharding_of, params),
             opt_state=self._like_params(shapes.opt_state, params),
             average=self._like_params(shapes.average, params),
+            noise=self._like_params(shapes.noise, params),
         )
         return dataclasses.replace(self, state=state)
 

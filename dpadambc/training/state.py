@@ -9,6 +9,7 @@ import optax
 from dpadambc._core import keys, precision
 from dpadambc.mechanisms import _seam
 from dpadambc.mechanisms.base import Mechanism
+from dpadambc.transforms.banded_noise import AddBandedNoiseState
 from dpadambc.transforms.noise import AddDPNoiseState
 
 
@@ -20,8 +21,8 @@ class TrainState(NamedTuple):
       params: the parameters.
       opt_state: the optimizer's state.
       average: the moving average of the parameters, if there is one.
-      noise: the key of the noise, and a bound that moves. Whoever has it can subtract
-        all later noise.
+      noise: the key of the noise, a bound that moves, and the noise of earlier steps if
+        later ones take it back. Whoever has it can subtract all later noise.
       sampling_key: decides who takes part. It must stay secret, since amplification
         rests on it.
       loss_key: gives each example a key, if the loss is random.
@@ -31,7 +32,7 @@ class TrainState(NamedTuple):
     params: optax.Params
     opt_state: optax.OptState
     average: optax.Params | None
-    noise: AddDPNoiseState | _seam.MovingBoundState
+    noise: AddDPNoiseState | AddBandedNoiseState | _seam.MovingBoundState
     sampling_key: jax.Array
     loss_key: jax.Array
 

@@ -13,6 +13,7 @@ from dpadambc.transforms.ademamix import (
     ScaleByAdemamixBCState,
     scale_by_ademamix_bc,
 )
+from dpadambc.transforms.banded_noise import AddBandedNoiseState, add_banded_noise
 from dpadambc.transforms.correlated_noise import add_correlated_noise
 from dpadambc.transforms.decay import add_decoupled_weight_decay
 from dpadambc.transforms.delayed import (
@@ -37,6 +38,7 @@ from dpadambc.transforms.scaled import ScaleThenPrivatizeState, scale_then_priva
 from dpadambc.transforms.second_moment import RelativeFloor, corrected_second_moment
 
 __all__ = [
+    "AddBandedNoiseState",
     "AddDPNoiseState",
     "DelayedPreconditionerState",
     "FactoredMoment",
@@ -48,6 +50,7 @@ __all__ = [
     "ScaleByAdemamixBCState",
     "ScaleByRmsBCState",
     "ScaleThenPrivatizeState",
+    "add_banded_noise",
     "add_correlated_noise",
     "add_decoupled_weight_decay",
     "add_dp_noise",

@@ -10,7 +10,7 @@ import pytest
 
 import dpadambc
 from dpadambc import NeighboringRelation, training
-from dpadambc.mechanisms import CorrelatedGaussian
+from dpadambc.mechanisms import BandedGaussian, CorrelatedGaussian
 
 ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE = NeighboringRelation.REPLACE_ONE
@@ -29,6 +29,7 @@ ALL = {
     dpadambc.ShuffledGaussian: SIZED,
     dpadambc.RandomAllocationGaussian: ALLOCATED,
     CorrelatedGaussian: dict(ALLOCATED, noising_coefficients=(1.0, -0.8)),
+    BandedGaussian: dict(POISSON, strategy_coefficients=(1.0, 0.5)),
 }
 
 
@@ -44,7 +45,7 @@ def test_a_mechanism_is_a_frozen_value(cls):
     assert dataclasses.replace(one, noise_multiplier=3.0).noise_multiplier == 3.0
 
 
-@pytest.mark.parametrize("cls", [cls for cls in ALL if cls is not CorrelatedGaussian])
+@pytest.mark.parametrize("cls", [cls for cls in ALL if cls._has_independent_noise])
 def test_noise_is_the_multiplier_times_the_sensitivity(cls):
     mechanism = cls(**ALL[cls])
     bound = dpadambc.sensitivity(
@@ -72,6 +73,9 @@ SUPPORTED = {
     (CorrelatedGaussian, ADD): "pld rdp",
     (CorrelatedGaussian, REPLACE): "pld rdp",
     (CorrelatedGaussian, SPECIAL): "pld rdp",
+    (BandedGaussian, ADD): "pld rdp",
+    (BandedGaussian, SPECIAL): "pld rdp",
+    (BandedGaussian, REPLACE): "pld",
 }
 
 
@@ -149,6 +153,9 @@ def test_fixed_size_sampling_under_replacement_uses_the_doubled_sensitivity():
         (dpadambc.RandomAllocationGaussian, "noise_multiplier"),
         (dpadambc.RandomAllocationGaussian, "iterations"),
         (CorrelatedGaussian, "noise_multiplier"),
+        (BandedGaussian, "noise_multiplier"),
+        (BandedGaussian, "iterations"),
+        (BandedGaussian, "sampling_prob"),
     ],
 )
 def test_every_mechanism_calibrates(cls, unknown):
