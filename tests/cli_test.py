@@ -217,8 +217,7 @@ def test_every_mechanism_of_the_library_can_be_named():
         getattr(getattr(dpadambc, sampling.package), sampling.name)
         for sampling in _options.SAMPLINGS.values()
     }
-    # A strategy is no number; what it is for is chosen in Python.
-    assert named == mechanisms - {dpadambc.mechanisms.CorrelatedGaussian}
+    assert named == mechanisms
 
 
 OF_MECHANISMS = {
@@ -227,6 +226,8 @@ OF_MECHANISMS = {
     "fixed-size": ["--batch-size", 100, "--accountant", "rdp"],
     "shuffled": ["--batch-size", 100],
     "random-allocation": ["--batch-size", 100],
+    "correlated": ["--batch-size", 100, "--noising-coefficients", 1, -0.9],
+    "banded": ["--batch-size", 100, "--strategy-coefficients", 1, 0.5, 0.375],
     "graph-poisson": ["--batch-size", 100, "--max-terms", 2, "--accountant", "rdp"],
     "graph-fixed-size": ["--batch-size", 100, "--max-terms", 2, "--accountant", "rdp"],
 }
@@ -252,9 +253,37 @@ def test_each_mechanism_spends_what_it_says_and_states_what_it_assumes(name, cap
     )
     assert report["iterations"] == 20
     assert report["epsilon"] == expected.epsilon(1e-5, accountant=report["accountant"])
-    assert report["noise_stddev"] == expected.noise_stddev
+    stddev = expected.noise_stddev
+    if callable(stddev):
+        first, last = float(stddev(0)), float(stddev(19))
+        stddev = {"first": first, "largest": last, "last": last}
+    assert report["noise_stddev"] == pytest.approx(stddev)
     assert report["sampling"] == name
     assert report["assumed"] == sampling.assumed
+
+
+def test_the_noise_of_a_schedule_is_told_for_three_steps(capsys):
+    arguments = ["--mechanism", "banded", "--strategy-coefficients", 1, 0.5]
+    arguments += ["--sampling-prob", 0.2, "--normalize-by", 10, "--delta", 1e-5]
+    numbers = ["--noise-multiplier", 2, "--iterations", 5]
+    assert run("epsilon", *arguments, *numbers) == 0
+    out = capsys.readouterr().out
+    assert "0.2 (first), 0.230827 (largest), 0.230827 (last)" in out
+    assert "1.0 0.5\n" in out
+    assert "take turns" in out
+    # Solved for, it is that of the noise that is told.
+    given = ["--epsilon", 2, "--iterations", 5, "--json"]
+    assert run("calibrate", *arguments, *given) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert 1.99 < report["epsilon"] <= 2
+    assert report["noise_stddev"]["first"] * 10 == pytest.approx(
+        report["noise_multiplier"]
+    )
+    # Their options are of no other mechanism, and needed for these.
+    assert run("epsilon", *arguments[2:], *numbers) == 2
+    assert "got --strategy-coefficients" in capsys.readouterr().err
+    assert run("epsilon", *arguments[:2], *arguments[5:], *numbers) == 2
+    assert "Expected --strategy-coefficients to be given" in capsys.readouterr().err
 
 
 def test_what_an_epsilon_means(capsys, tmp_path):

@@ -6,6 +6,9 @@ import math
 import textwrap
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from dpadambc import diagnostics
 from dpadambc.cli import _options
 from dpadambc.clipping.flat import NeighboringRelation
@@ -58,10 +61,19 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
         "iterations": found.iterations,
         "l2_clip_norm": found.l2_clip_norm,
         "normalize_by": found.normalize_by,
-        "noise_stddev": found.noise_stddev,
+        "noise_stddev": _noise_stddev(found),
         **(_meaning(args, found, pictures) if args.command == "meaning" else {}),
         "assumed": sampling.assumed,
     }
+
+
+def _noise_stddev(found: Any) -> Any:
+    """One number, or of a schedule the first step's, the largest and the last one's."""
+    level = found.noise_stddev
+    if not callable(level):
+        return level
+    values = [float(x) for x in jax.vmap(level)(jnp.arange(max(found.iterations, 1)))]
+    return {"first": values[0], "largest": max(values), "last": values[-1]}
 
 
 def _meaning(args: argparse.Namespace, found: Any, pictures: Any) -> dict[str, Any]:
@@ -89,8 +101,19 @@ def as_text(numbers: dict[str, Any]) -> str:
     assumed = numbers.pop("assumed")
     meaning = _meaning_as_text(numbers) if "gaussian_mu" in numbers else []
     width = max(map(len, numbers)) + 1
-    rows = (f"  {k.replace('_', ' '):<{width}} {v}" for k, v in numbers.items())
+    rows = (
+        f"  {k.replace('_', ' '):<{width}} {_value_as_text(v)}"
+        for k, v in numbers.items()
+    )
     return "\n".join([line, *rows, *meaning, *textwrap.wrap(assumed, 80)])
+
+
+def _value_as_text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return " ".join(map(str, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{number:.6g} ({step})" for step, number in value.items())
+    return str(value)
 
 
 def _meaning_as_text(numbers: dict[str, Any]) -> list[str]:

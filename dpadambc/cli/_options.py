@@ -74,6 +74,23 @@ SAMPLINGS = {
         " data are not drawn so.",
         takes=("participations",),
     ),
+    "correlated": Sampling(
+        "mechanisms",
+        "CorrelatedGaussian",
+        ("noising_coefficients", "batches_per_epoch"),
+        "Each example is dealt once, at random, into one batch of an epoch, and all"
+        " epochs have the same order, which is given no credit. Later steps take back a"
+        " part of the noise: independent noise of that level is not for this epsilon.",
+    ),
+    "banded": Sampling(
+        "mechanisms",
+        "BandedGaussian",
+        ("strategy_coefficients", "sampling_prob"),
+        "As many parts of the data as the strategy has coefficients take turns, and"
+        " each example of the part takes part independently, with the sampling"
+        " probability. Later steps take back a part of the noise: independent noise of"
+        " that level is not for this epsilon, and neither are other batches.",
+    ),
     "graph-poisson": Sampling(
         "graphs",
         "PoissonGaussian",
@@ -111,9 +128,12 @@ _FIELDS = {
     "participations": (int, "in how many steps of an epoch an example takes part"),
     "truncated_batch_size": (int, "the largest batch"),
     "max_terms": (int, "the most terms of the sum that a node is in"),
+    "noising_coefficients": (float, "shares of earlier noise, such as 1 -0.9"),
+    "strategy_coefficients": (float, "of a banded strategy, such as 1 0.5 0.375"),
     "normalize_by": (float, "what the sum is divided by (default: --batch-size, or 1)"),
 }
 FIELDS = tuple(_FIELDS)
+_OF_SEVERAL_NUMBERS = {"noising_coefficients", "strategy_coefficients"}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -176,7 +196,8 @@ def _add_mechanism(command: argparse.ArgumentParser) -> None:
         help="how batches are drawn (default: poisson)",
     )
     for name, (kind, text) in _FIELDS.items():
-        add(option(name), type=kind, help=text)
+        several = {"nargs": "+"} if name in _OF_SEVERAL_NUMBERS else {}
+        add(option(name), type=kind, help=text, **several)
     add("--clip-norm", type=float, default=1.0, help="for the noise's unit (default 1)")
 
 

@@ -197,13 +197,12 @@ class BandedGaussian(Mechanism):
         if size is None:
             return fields
         # A batch is drawn from one part alone.
-        prob = len(fields["strategy_coefficients"]) * size / num_examples
+        parts = len(fields.get("strategy_coefficients", (1.0,)))
+        prob = parts * size / num_examples
         if prob > 1:
             raise ValueError(
-                "Expected a batch_size of one part at most, of num_examples /"
-                f" len(strategy_coefficients), got batch_size={size} of"
-                f" {num_examples} examples in"
-                f" {len(fields['strategy_coefficients'])} parts. Take fewer bands."
+                "Expected a batch_size of one part at most, got batch_size="
+                f"{size} of {num_examples} examples in {parts} parts. Take fewer bands."
             )
         return {**fields, "sampling_prob": prob}
 
