@@ -36,6 +36,7 @@ RETURNED = {
     "AddDPNoiseState",
     "Advice",
     "Choice",
+    "ClipBound",
     "ClippedGrad",
     "DelayedPreconditionerState",
     "Explanation",

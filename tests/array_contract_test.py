@@ -171,6 +171,17 @@ def banded_step(gradient, key, step):
     return *tx.update(gradient, state, gradient), BANDED.noise_stddev(step)
 
 
+def banded_key(key):
+    return jax.random.key_data(BANDED.add_noise(key=key).init(jnp.zeros(2)).rng_key)
+
+
+def moved_bound(bound):
+    moves = common.poisson_gaussian(clip_rule=clipping.SlackClipping())
+    state = dpadambc.privatize(moves, key=jax.random.key(0)).init(bound)
+    found = diagnostics.clip_bound(moves, state._replace(l2_clip_norm=bound))
+    return found.l2_clip_norm, found.relative_to_start
+
+
 def after_a_step(gradient):
     return ADAM_BC.update(gradient, ADAM_BC.init(gradient))[1]
 
@@ -273,6 +284,7 @@ ROWS = {name: stage(name) for name in optax_contract_test.ROWS} | {
         banded_step,
         lambda d: (d.params(), d.key, d.integers(0, 9)),
     ),
+    "transforms.AddBandedNoiseState.rng_key": (banded_key, lambda d: (d.key,)),
     "mechanisms.sampling.cyclic_poisson_sample": (
         lambda key, step: BANDED.sample_step(key, step, num_examples=20),
         lambda d: (d.key, d.integers(0, 8)),
@@ -309,6 +321,7 @@ ROWS = {name: stage(name) for name in optax_contract_test.ROWS} | {
         graphs.gather,
         lambda d: (d(6, 3), d.integers(-1, 6, 4, 2)),
     ),
+    "diagnostics.clip_bound": (moved_bound, lambda d: (d.positive(),)),
     "diagnostics.snapshot": (
         lambda gradient: diagnostics.snapshot(after_a_step(gradient)),
         lambda d: (d.params(),),
