@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dpadambc import diagnostics
 from dpadambc.cli import _options
@@ -72,7 +73,8 @@ def _noise_stddev(found: Any) -> Any:
     level = found.noise_stddev
     if not callable(level):
         return level
-    values = [float(x) for x in jax.vmap(level)(jnp.arange(max(found.iterations, 1)))]
+    steps = jnp.arange(max(found.iterations, 1))
+    values = np.asarray(jax.vmap(level)(steps), float).tolist()
     return {"first": values[0], "largest": max(values), "last": values[-1]}
 
 

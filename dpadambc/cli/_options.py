@@ -196,8 +196,8 @@ def _add_mechanism(command: argparse.ArgumentParser) -> None:
         help="how batches are drawn (default: poisson)",
     )
     for name, (kind, text) in _FIELDS.items():
-        several = {"nargs": "+"} if name in _OF_SEVERAL_NUMBERS else {}
-        add(option(name), type=kind, help=text, **several)
+        nargs = "+" if name in _OF_SEVERAL_NUMBERS else None
+        add(option(name), type=kind, help=text, nargs=nargs)
     add("--clip-norm", type=float, default=1.0, help="for the noise's unit (default 1)")
 
 
