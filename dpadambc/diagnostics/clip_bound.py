@@ -20,11 +20,18 @@ from dpadambc.mechanisms.base import Mechanism
 )
 @dataclasses.dataclass(frozen=True)
 class ClipBound:
-    """How the next step clips; printed, it is a line."""
+    """How the next step clips; printed, it is a line.
+
+    Attributes:
+      rule: of the mechanism.
+      l2_clip_norm: the bound on one example's gradient in the next step. shape=().
+      relative_to_start: the bound over the first one; one if it does not move.
+        shape=().
+    """
 
     rule: rules.ClipRule
-    l2_clip_norm: jax.Array  # shape=(): on one example's gradient, in the next step
-    relative_to_start: jax.Array  # shape=(): one where the bound does not move
+    l2_clip_norm: jax.Array
+    relative_to_start: jax.Array
 
     def __str__(self) -> str:
         bound = f"{self.rule!r} at {float(self.l2_clip_norm):.4g}"

@@ -13,12 +13,15 @@ from dpadambc.transforms.noise import AddDPNoiseState
 
 
 class AddBandedNoiseState(NamedTuple):
-    """State of `add_banded_noise`: *secret*, for it has the noise of earlier steps."""
+    """State of `add_banded_noise`: *secret*, for it has the noise of earlier steps.
 
-    draws: AddDPNoiseState  # of the independent z
-    earlier: tuple[
-        optax.Updates, ...
-    ]  # the noise of the last step, of that before, ...
+    Attributes:
+      draws: the state of the independent z.
+      earlier: the noise of the last step, of the step before, and so on.
+    """
+
+    draws: AddDPNoiseState
+    earlier: tuple[optax.Updates, ...]
 
     @property
     def rng_key(self) -> jax.Array:
