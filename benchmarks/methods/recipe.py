@@ -166,8 +166,9 @@ def tests_table(rows: Sequence[records.Row], tuned: table.Scores) -> str:
                 searched = of_all.get(method)
                 cells.append(spread(searched) if searched else "-")
             if any(cell != "-" for cell in cells[::2]):
-                best = max(of_all, key=lambda name: statistics.fmean(of_all[name]))
-                cells.append(f"{best}: {100 * statistics.fmean(of_all[best]):.2f}")
+                means = {name: statistics.fmean(x) for name, x in of_all.items()}
+                best = max(means, key=lambda name: means[name], default=None)
+                cells.append(f"{best}: {100 * means[best]:.2f}" if best else "-")
                 body.append([task, f"{epsilon:g}", *cells])
     head = [cell for method in METHODS for cell in (method, "tuned")]
     return markdown(["task", "ε", *head, "best of all, tuned"], body)
@@ -180,7 +181,7 @@ def summary(rows: Sequence[records.Row], tuned: table.Scores) -> str:
         own, best = [], []
         for (task, epsilon), of_all in tuned.items():
             found = _tests(rows, task, method, epsilon)
-            if found:
+            if found and method in of_all:
                 mean = statistics.fmean(found)
                 own.append(100 * (statistics.fmean(of_all[method]) - mean))
                 best.append(100 * (max(map(statistics.fmean, of_all.values())) - mean))
