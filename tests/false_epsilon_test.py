@@ -414,7 +414,7 @@ def test_a2_a_loss_that_goes_past_the_noise_is_warned_of():
         optax.adam(0.1),
         optax.contrib.reduce_on_plateau(),
     )
-    with pytest.warns(UserWarning, match="value, which stages behind privatize may"):
+    with pytest.warns(UserWarning, match="value, which has no noise"):
         tx.update(gradients(), tx.init(PARAMS), PARAMS, value=1.0)
 
 

@@ -23,6 +23,10 @@ class AddBandedNoiseState(NamedTuple):
     draws: AddDPNoiseState
     earlier: tuple[optax.Updates, ...]
 
+    def __repr__(self) -> str:
+        """Without the noise, with which gradients are bare."""
+        return f"AddBandedNoiseState(draws={self.draws}, earlier=...: secret)"
+
     @property
     def rng_key(self) -> jax.Array:
         """That of the draws."""

@@ -24,6 +24,10 @@ class AddDPNoiseState(NamedTuple):
     count: jax.Array
     rng_key: jax.Array
 
+    def __repr__(self) -> str:
+        """Without the key: a notebook that is shared must not show it."""
+        return f"AddDPNoiseState(count={self.count}, rng_key=...: secret)"
+
 
 def _gaussian_like(key: jax.Array, tree: optax.Updates) -> optax.Updates:
     """Independent standard normal draws in at least float32, shaped like the tree."""
