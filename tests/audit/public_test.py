@@ -145,7 +145,7 @@ def test_no_optimizer_in_fit_keeps_what_has_no_noise(name):
     assert not failures(pipeline, checks)
 
 
-@pytest.mark.parametrize("name", some(CHAINS, slow=("dp_adamw_bc", "dp_rms_bc")))
+@pytest.mark.parametrize("name", some(CHAINS, slow=("dp_adamw_bc",)))
 def test_the_full_chains_pass(name):
     make = functools.partial(CHAINS[name], 0.1, MECHANISM)
     pipeline = audit.Pipeline.of_chain(
@@ -180,7 +180,7 @@ def test_dp2_rmsprop_passes_from_a_preconditioned_step_on():
     )
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_nor_does_fit_with_arguments_in_a_dictionary():
     """The other kinds of data and losses are in the zoo."""
     pipeline = audit.Pipeline.of_fit(

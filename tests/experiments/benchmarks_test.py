@@ -403,6 +403,7 @@ def test_the_speed_of_a_small_network_is_measured_and_tabled():
     assert "| dpadambc |" in report
 
 
+@pytest.mark.thorough
 @written_by_users
 def test_microbatches_are_tabled_with_their_memory_and_operations(monkeypatch):
     names = ("non-private", "dpadambc", "dpadambc, microbatches of 2")
@@ -417,6 +418,7 @@ def test_microbatches_are_tabled_with_their_memory_and_operations(monkeypatch):
     assert speed_table.microbatches({"models": {}}) == ""
 
 
+@pytest.mark.thorough
 @written_by_users
 def test_the_loop_its_checkpoints_and_devices_are_measured_and_tabled():
     problem = models.mlp(8, (4, 3, 2))
@@ -490,6 +492,7 @@ def test_the_plan_is_asked_for_one_example_and_a_whole_batch(monkeypatch):
     assert asked == [([(5,), ()], 4, 1_000_000)]
 
 
+@pytest.mark.thorough
 @written_by_users
 def test_the_time_of_compilation_is_measured_and_tabled():
     sizes = dict(batch_size=2, width=8, layers=2, heads=2, length=3, vocabulary=5)

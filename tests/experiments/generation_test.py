@@ -126,7 +126,7 @@ def _several() -> data.Tokens:
     return data.Tokens(*map(np.concatenate, zip(*rows, strict=True)))
 
 
-@pytest.mark.parametrize("way", ["full", common.slow("LoRA")])
+@pytest.mark.parametrize("way", ["full", common.thorough("LoRA")])
 def test_the_clipped_sum_is_that_of_a_loop(model, way):
     parts, texts = _parts(model, way), _several()
     is_padding = np.arange(5) == 3

@@ -267,7 +267,7 @@ def _bucketed(parts, lengths=(4, 16), microbatch_size=4):
 PADDING = np.arange(len(LENGTHS)) % 5 == 3
 
 
-@pytest.mark.parametrize("way", ["LoRA", common.slow("full")])
+@pytest.mark.parametrize("way", ["LoRA", common.thorough("full")])
 def test_buckets_change_nothing(model, way):
     parts, texts = _parts(model, way), _texts(LENGTHS)
     whole = dpadambc.clipped_grad(parts.loss_fn, batch_argnums=(2, 3, 4), **CLIP)

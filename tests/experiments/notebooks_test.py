@@ -26,7 +26,7 @@ REVIEWS = "a joy\t1", "a bore\t0", "one of the best this year\t1", "not good\t0"
 
 
 # They have many trainings, and the others have each of their cells' parts.
-THOROUGH = {"2_bias", "3_choosing", "5_ablations"}
+THOROUGH = {"2_bias", "3_choosing", "5_ablations", "6_finetune"}
 
 
 @pytest.mark.parametrize(

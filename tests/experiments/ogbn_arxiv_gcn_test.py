@@ -360,7 +360,7 @@ def test_the_published_protocol_clips_each_tensor_for_itself():
     assert total > 1.2 * published.L2_CLIP_NORM
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_search_that_was_cut_off_goes_on(small_search, tmp_path):
     graph = blocks()
     laboratory = gcn_run.Laboratory(graph)

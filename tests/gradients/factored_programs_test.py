@@ -189,7 +189,7 @@ def test_random_programs(program):
 
 
 @pytest.mark.parametrize(
-    "rule", ["products", pytest.param("sums", marks=pytest.mark.slow)]
+    "rule", ["products", pytest.param("sums", marks=pytest.mark.thorough)]
 )
 def test_random_programs_find_a_wrong_rule(rule, monkeypatch):
     """That adds the squared norms of parts, as if they were orthogonal."""

@@ -677,7 +677,7 @@ def command(folder, output):
     return [sys.executable, "-c", PROGRAM, str(folder), str(output)]
 
 
-@pytest.mark.parametrize("times", [common.slow(2), common.thorough(6)])
+@pytest.mark.parametrize("times", [common.slow(1), common.thorough(6)])
 def test_a_process_killed_at_random_moments_ends_with_the_same_bits(tmp_path, times):
     expected, output = tmp_path / "whole.npy", tmp_path / "resumed.npy"
     subprocess.run(command("", expected), check=True, stdout=subprocess.DEVNULL)
