@@ -2,10 +2,13 @@
 
 import chex
 import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
 import dpadambc
+from dpadambc import training
 
 
 def poisson_gaussian(**changes):
@@ -44,3 +47,30 @@ def assert_jit_changes_nothing(fun, *calls, rtol=1e-5, atol=1e-6):
         chex.assert_trees_all_equal_shapes_and_dtypes(by_hand, shapes)
         got, expected = plain(compiled(*args)), plain(by_hand)
         chex.assert_trees_all_close(got, expected, rtol=rtol, atol=atol)
+
+
+def assert_fit_goes_on_bit_for_bit(made, folder):
+    """With a mechanism of so many iterations, from a checkpoint at half of them."""
+    data = (np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32),)
+    mechanism = made(iterations=6)
+    run = lambda mechanism, **options: training.fit(
+        lambda w, x: jnp.sum((w - x) ** 2),
+        jnp.zeros(3),
+        data,
+        mechanism,
+        dpadambc.adam_bc(0.1, mechanism.noise_stddev),
+        key=jax.random.key(5),
+        target_delta=1e-5,
+        steps_per_call=3,
+        spent=(),
+        **options,
+    )
+    whole = run(mechanism)
+    assert whole.epsilon == pytest.approx(mechanism.epsilon(1e-5))
+    saved = training.Checkpoints(folder)
+    half = run(made(iterations=3), checkpoints=saved)
+    assert half.epsilon == pytest.approx(mechanism.epsilon(1e-5, iterations=3))
+    rest = run(mechanism, checkpoints=saved)
+    np.testing.assert_array_equal(whole.state.params, rest.state.params)
+    assert rest.epsilon == whole.epsilon
+    assert not hasattr(training.releasable(whole), "noise")

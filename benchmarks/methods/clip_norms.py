@@ -9,7 +9,6 @@ of the clip norm, so a learning rate means the same at all of them. A rule whose
 moves begins at the clip norm.
 """
 
-import argparse
 import itertools
 import pathlib
 import time
@@ -21,7 +20,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks import records
-from benchmarks.methods import tasks, train
+from benchmarks.methods import options, tasks, train
 from benchmarks.ogbn_arxiv_gcn.table import markdown
 
 RESULTS = pathlib.Path(__file__).with_suffix(".jsonl")
@@ -111,16 +110,10 @@ def picture(rows: Sequence[records.Row]) -> Figure:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--data-dir", type=pathlib.Path, help="trains, where given")
-    parser.add_argument("--cache-dir", type=pathlib.Path, help="of the features")
-    parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
-    parser.add_argument("--task", choices=tasks.TASKS, nargs="+", default=tasks.TASKS)
+    parser = options.parser(__doc__, RESULTS)
     parser.add_argument("--pictures", action="store_true", help="draws the lines")
-    arguments = parser.parse_args()
+    arguments = options.parsed(parser)
     if arguments.data_dir:
-        if not arguments.cache_dir:
-            parser.error("Expected --cache-dir beside --data-dir, for the features.")
         found = records.Records(arguments.output)
         for name in arguments.task:
             parts = tasks.load(name, arguments.data_dir, arguments.cache_dir)

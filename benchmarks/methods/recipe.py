@@ -17,7 +17,6 @@ The mean of |x|_1 is that of the training part. A user takes it from public data
 how features are scaled: 0.8 times their number, where they are standardized.
 """
 
-import argparse
 import pathlib
 import statistics
 import time
@@ -29,7 +28,7 @@ import numpy as np
 
 from benchmarks import records
 from benchmarks.experiment import Data
-from benchmarks.methods import run, table, tasks, train
+from benchmarks.methods import options, run, table, tasks, train
 from benchmarks.ogbn_arxiv_gcn.table import markdown, spread
 
 RESULTS = pathlib.Path(__file__).with_suffix(".jsonl")
@@ -199,15 +198,8 @@ def render(rows: Sequence[records.Row], tuned: table.Scores) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--data-dir", type=pathlib.Path, help="trains, where given")
-    parser.add_argument("--cache-dir", type=pathlib.Path, help="of the features")
-    parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
-    parser.add_argument("--task", choices=tasks.TASKS, nargs="+", default=tasks.TASKS)
-    arguments = parser.parse_args()
+    arguments = options.parsed(options.parser(__doc__, RESULTS))
     if arguments.data_dir:
-        if not arguments.cache_dir:
-            parser.error("Expected --cache-dir beside --data-dir, for the features.")
         found = records.Records(arguments.output)
         laboratories = {
             name: Laboratory(

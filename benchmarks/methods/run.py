@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks import experiment, records
-from benchmarks.methods import table, tasks, train
+from benchmarks.methods import options, table, tasks, train
 from benchmarks.methods.methods import METHODS, NUM_TRIALS
 
 RESULTS = pathlib.Path(__file__).with_name("results.jsonl")
@@ -105,17 +105,11 @@ def todo(arguments: argparse.Namespace) -> Iterator[tuple[float, str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--data-dir", type=pathlib.Path, help="trains, where given")
-    parser.add_argument("--cache-dir", type=pathlib.Path, help="of the features")
-    parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
-    parser.add_argument("--task", choices=tasks.TASKS, nargs="+", default=tasks.TASKS)
+    parser = options.parser(__doc__, RESULTS)
     parser.add_argument("--method", choices=METHODS, nargs="+", default=METHODS)
     parser.add_argument("--pictures", action="store_true", help="draws the ranks")
-    arguments = parser.parse_args()
+    arguments = options.parsed(parser)
     if arguments.data_dir:
-        if not arguments.cache_dir:
-            parser.error("Expected --cache-dir beside --data-dir, for the features.")
         found = records.Records(arguments.output)
         for name in arguments.task:
             parts = tasks.load(name, arguments.data_dir, arguments.cache_dir)

@@ -15,6 +15,7 @@ import scipy.stats
 import dpadambc
 from dpadambc import NeighboringRelation, audit, training
 from dpadambc.mechanisms import CorrelatedGaussian, accounting, strategies
+from tests import common
 
 NUMBERS = dict(
     l2_clip_norm=2.0,
@@ -175,28 +176,7 @@ DATA = (np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32),)
 
 
 def test_fit_trains_with_it_and_goes_on_bit_for_bit(tmp_path):
-    mechanism = made(iterations=6)
-    run = lambda mechanism, **options: training.fit(
-        loss_fn,
-        jnp.zeros(3),
-        DATA,
-        mechanism,
-        dpadambc.adam_bc(0.1, mechanism.noise_stddev),
-        key=jax.random.key(5),
-        target_delta=1e-5,
-        steps_per_call=3,
-        spent=(),
-        **options,
-    )
-    whole = run(mechanism)
-    assert whole.epsilon == pytest.approx(mechanism.epsilon(1e-5))
-    saved = training.Checkpoints(tmp_path)
-    half = run(made(iterations=3), checkpoints=saved)
-    assert half.epsilon == pytest.approx(mechanism.epsilon(1e-5, iterations=3))
-    rest = run(mechanism, checkpoints=saved)
-    np.testing.assert_array_equal(whole.state.params, rest.state.params)
-    assert rest.epsilon == whole.epsilon
-    assert not hasattr(training.releasable(whole), "noise")
+    common.assert_fit_goes_on_bit_for_bit(made, tmp_path)
 
 
 def test_fit_stops_before_the_budget_is_exceeded():
