@@ -942,3 +942,42 @@ def test_epsilon_below_the_guard_is_what_it_was():
     """The guard is far from what anybody asks for."""
     assert mechanism(noise_multiplier=0.3).epsilon(1e-5) < 1e3
     assert 1e3 < mechanism(noise_multiplier=0.05).epsilon(1e-5) < np.inf
+
+
+# A11: parts of one gradient, each with an optimizer of its own.
+
+
+def two_parts(a, b, x):
+    return a @ x + b @ x
+
+
+def test_a11_a_part_of_the_gradients_is_refused():
+    """Backbone and head, say: each part alone has a norm of C."""
+    both = dpadambc.per_example_grad(two_parts, argnums=(0, 1))
+    grads = both(PARAMS, PARAMS, X, is_padding_example=NO_PADDING)
+    tx = dpadambc.dp_sgd(0.1, MECHANISM, key=jax.random.key(0))
+    with pytest.raises(ValueError, match="all 2 parameters .* got 1 of them"):
+        tx.update(grads[0], tx.init(PARAMS), PARAMS)
+    with pytest.raises(ValueError, match="got 1 of them"):
+        jax.jit(tx.update)(grads[0], tx.init(PARAMS), PARAMS)
+    clip = dpadambc.clip_per_example(C, normalize_by=B)
+    with pytest.warns(UserWarning, match="sees a part of the parameters only"):
+        clip.update(grads[0], clip.init(PARAMS), PARAMS)
+    tx.update(grads, tx.init((PARAMS, PARAMS)), (PARAMS, PARAMS))
+    alone = dpadambc.per_example_grad(two_parts, batch_argnums=2)
+    grads = alone(PARAMS, PARAMS, X, is_padding_example=NO_PADDING)
+    tx.update(grads, tx.init(PARAMS), PARAMS)
+
+
+def test_a11_what_two_parts_did():
+    """Negative control: clipped apart, one example moves them by the root of 2 C."""
+    rows = jnp.full((1, 8), 1e3)
+    parts = [
+        dpadambc.clipped_grad(
+            two_parts, argnum, batch_argnums=2, l2_clip_norm=C, normalize_by=B
+        )(PARAMS, PARAMS, rows)
+        for argnum in (0, 1)
+    ]
+    assert optax.tree.norm(parts) > 1.41 * C
+    together = dpadambc.clipped_grad(two_parts, (0, 1), l2_clip_norm=C, normalize_by=B)
+    assert optax.tree.norm(together(PARAMS, PARAMS, rows)) <= C * 1.0001

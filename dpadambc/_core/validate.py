@@ -181,7 +181,7 @@ def padding(is_padding_example: Any, batch_size: int) -> None:
         )
 
 
-def sees_a_part(params: optax.Params) -> bool:
+def sees_a_part(params: optax.Params | None) -> bool:
     """Whether `optax.masked` or `optax.multi_transform` hides some parameters."""
     is_hidden = lambda x: isinstance(x, optax.MaskedNode)
     return any(map(is_hidden, jax.tree.leaves(params, is_leaf=is_hidden)))

@@ -65,6 +65,15 @@ def _refuse_touched(name: str, leaf: _leaves.PerExampleGradient) -> None:
         )
 
 
+def are_a_part(gradients: optax.Updates) -> bool:
+    """Whether gradients of other parameters were taken together with these."""
+    leaves = _leaves.flatten(gradients)
+    return any(
+        _leaves.is_per_example(leaf) and leaf.num_together > len(leaves)
+        for leaf in leaves
+    )
+
+
 def leaves_of(
     gradients: optax.Updates, params: optax.Params | None
 ) -> list[_leaves.PerExampleGradient]:

@@ -225,17 +225,16 @@ def _clipped_sum(
     return _Observed(gradient, jnp.sum(jnp.where(whole, indicators, jnp.nan)))
 
 
-def _warn_of_parts(params: optax.Params) -> None:
-    if validate.sees_a_part(params):
-        warnings.warn(
-            "clip_per_example sees a part of the parameters only, so its clip norm"
-            " bounds that part. If other parts are trained too, their sensitivities add"
-            " up to more than a mechanism of this clip norm accounts for. Clip all"
-            " parameters together and divide them afterwards, as in"
-            " optax.chain(clip_per_example, add_dp_noise, optax.multi_transform(...));"
-            " to train a part alone, differentiate that part (argnums).",
-            stacklevel=3,
-        )
+def _warn_of_parts() -> None:
+    warnings.warn(
+        "clip_per_example sees a part of the parameters only, so its clip norm"
+        " bounds that part. If other parts are trained too, their sensitivities add"
+        " up to more than a mechanism of this clip norm accounts for. Clip all"
+        " parameters together and divide them afterwards, as in"
+        " optax.chain(clip_per_example, add_dp_noise, optax.multi_transform(...));"
+        " to train a part alone, differentiate that part (argnums).",
+        stacklevel=4,
+    )
 
 
 def clip_per_example(
@@ -351,7 +350,8 @@ def _observing(clip_rule: rules.ClipRule) -> optax.GradientTransformationExtraAr
     """
 
     def init_fn(params):
-        _warn_of_parts(params)
+        if validate.sees_a_part(params):
+            _warn_of_parts()
         clip_rule._groups(params)
         return optax.EmptyState()
 
@@ -363,6 +363,8 @@ def _observing(clip_rule: rules.ClipRule) -> optax.GradientTransformationExtraAr
             nothing: Any = _Observed(updates, jnp.zeros([]))
             return nothing, state
         _untouched.refuse_misspelt_mask(extra_args, found[0].batch_size)
+        if _untouched.are_a_part(updates) and not validate.sees_a_part(params):
+            _warn_of_parts()  # of what `init` could not see
         if is_padding_example is not None:
             validate.padding(is_padding_example, found[0].batch_size)
 

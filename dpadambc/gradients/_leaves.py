@@ -45,6 +45,7 @@ class PerExampleGradient(metaclass=_SaysWhatToDo):
       dtypes: of the arrays when they are open.
       axes: the axes of a `jax.shard_map` over which the examples vary.
       is_masked: whether a padding mask was applied, even one that is all False.
+      num_together: of how many parameters the gradients were taken with it.
     """
 
     sealed: interface.Gradient
@@ -55,6 +56,7 @@ class PerExampleGradient(metaclass=_SaysWhatToDo):
     dtypes: tuple[Any, ...]
     axes: tuple[str, ...]
     is_masked: bool
+    num_together: int
 
     @property
     def factored(self) -> interface.Gradient:
@@ -120,6 +122,7 @@ def sealed(
                 dtypes=tuple(x.dtype for x in arrays),
                 axes=axes,
                 is_masked=False,
+                num_together=len(several),
             )
         )
     return found

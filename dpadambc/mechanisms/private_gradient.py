@@ -7,6 +7,7 @@ import jax
 import optax
 
 from dpadambc._core import validate
+from dpadambc.clipping import _untouched
 from dpadambc.gradients import _leaves
 from dpadambc.mechanisms import _check, _seam
 from dpadambc.mechanisms.base import Mechanism
@@ -38,6 +39,20 @@ def _warn_of_losses(extra_args: dict[str, Any]) -> None:
             " behind privatize may use and keep. If it depends on protected data,"
             " epsilon does not cover it.",
             stacklevel=4,
+        )
+
+
+def _refuse_some_gradients(gradients: optax.Updates) -> None:
+    """Raises where gradients of other parameters were taken with these."""
+    if _untouched.are_a_part(gradients):
+        leaves = _leaves.flatten(gradients)
+        raise ValueError(
+            f"Expected the gradients of all {leaves[0].num_together} parameters that"
+            f" were differentiated together, got {len(leaves)} of them: two parts that"
+            " are privatized apart move by more than the mechanism accounts for."
+            " Privatize all of them together, and divide them behind it, by"
+            " optax.multi_transform; to train a part alone, differentiate that part"
+            " (argnums)."
         )
 
 
@@ -75,7 +90,8 @@ def privatize(
       * Epsilon is that of the mechanism if batches are drawn as it says, each with its
         mask, one for each update, and the key is of this run alone.
       * Gradients that were changed since `per_example_grad` are refused, and so are
-        gradients without a padding mask where the mechanism's batches are padded.
+        gradients without a padding mask where the mechanism's batches are padded, and
+        a part of those that were taken together.
 
     Args:
       mechanism: the public numbers, such as a `PoissonGaussian`.
@@ -91,7 +107,7 @@ def privatize(
     Raises:
       TypeError: if `mechanism` is none, `key` not a typed key, or a gradient is not, or
         no longer, as `per_example_grad` returned it.
-      ValueError: if there is no mask, or only a part of the parameters.
+      ValueError: if there is no mask, or only a part of the parameters or gradients.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax
@@ -139,6 +155,7 @@ def privatize(
     def update_fn(
         updates, state, params=None, *, is_padding_example=None, **extra_args
     ):
+        _refuse_some_gradients(updates)
         summed, _ = clip.update(
             updates,
             _seam.bound(mechanism, state),
