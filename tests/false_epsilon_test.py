@@ -646,7 +646,7 @@ for size in (8, 10):
 def test_a5_masks_are_asked_for_where_batches_are_padded(made, is_padded):
     assert made.pads_batches == is_padded
     tx = dpadambc.privatize(made, key=jax.random.key(0))
-    grads = dpadambc.per_example_grad(linear)(PARAMS, X)
+    grads = dpadambc.per_example_grad(linear)(PARAMS, X[:8])
     if is_padded:
         with pytest.raises(ValueError, match="Expected is_padding_example"):
             tx.update(grads, tx.init(PARAMS), PARAMS)
@@ -981,3 +981,28 @@ def test_a11_what_two_parts_did():
     assert optax.tree.norm(parts) > 1.41 * C
     together = dpadambc.clipped_grad(two_parts, (0, 1), l2_clip_norm=C, normalize_by=B)
     assert optax.tree.norm(together(PARAMS, PARAMS, rows)) <= C * 1.0001
+
+
+# A12: batches of another size than the mechanism draws.
+
+
+@pytest.mark.parametrize("name", ["fixed", "shuffled by 8"])
+def test_a12_a_larger_batch_than_the_mechanism_draws_is_refused(name):
+    made, _ = PADDED[name]
+    tx = dpadambc.privatize(made, key=jax.random.key(0))
+    state, grad_fn = tx.init(PARAMS), dpadambc.per_example_grad(linear)
+    for update in (tx.update, jax.jit(tx.update)):
+        with pytest.raises(ValueError, match="Expected 8 examples at most.*got 64"):
+            update(grad_fn(PARAMS, X), state, PARAMS)
+    tx.update(grad_fn(PARAMS, X[:8]), state, PARAMS)
+    # A loader's own padding, for several devices say, is told of.
+    padding = jnp.arange(16) >= 8
+    tx.update(grad_fn(PARAMS, X[:16]), state, PARAMS, is_padding_example=padding)
+    tx.update(grad_fn(PARAMS, X[:16], is_padding_example=padding), state, PARAMS)
+
+
+def test_a12_what_a_larger_batch_spends():
+    """Negative control: epsilon of batches of 8, and of those of 64 that were given."""
+    stated = dataclasses.replace(PADDED["fixed"][0], iterations=20)
+    given = dataclasses.replace(stated, batch_size=BATCH)
+    assert given.epsilon(1e-5) > 2.5 * stated.epsilon(1e-5)

@@ -86,6 +86,10 @@ class FixedSizeSampled(Mechanism):
         """Whether a batch can have padding: it has none."""
         return False
 
+    @property
+    def _largest_batch(self) -> int | None:
+        return self.batch_size
+
     def _batches(self, rng: np.random.Generator, num_examples: int) -> Iterator[Batch]:
         return sampling.fixed_size_batches(
             rng,

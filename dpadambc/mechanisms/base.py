@@ -140,6 +140,11 @@ class Mechanism(abc.ABC):
         return True
 
     @property
+    def _largest_batch(self) -> int | None:
+        """The most examples that a step draws, where the epsilon is for so many."""
+        return None
+
+    @property
     def noise_stddev(self) -> float | optax.Schedule:
         """Standard deviation of the noise in the gradient that Adam sees.
 

@@ -26,6 +26,23 @@ def _refuse_unmasked(gradients: optax.Updates, mechanism: Mechanism) -> None:
         )
 
 
+def _refuse_large(gradients: optax.Updates, mechanism: Mechanism) -> None:
+    """Raises for more examples than a step draws, none of which is said to be padding.
+
+    In a batch of twice the size each takes part with twice the probability.
+    """
+    largest, leaves = mechanism._largest_batch, _leaves.flatten(gradients)
+    if largest is None or not leaves or leaves[0].is_masked:
+        return
+    if leaves[0].batch_size > largest:
+        raise ValueError(
+            f"Expected {largest} examples at most, as a step of this"
+            f" {type(mechanism).__name__} draws them and its epsilon is for, got"
+            f" {leaves[0].batch_size}. Make the mechanism with the batch_size of your"
+            " batches; what is padding among them, say by is_padding_example."
+        )
+
+
 # What optimizers of Optax are told of the loss.
 _OF_THE_LOSS = {"grad", "loss", "obj_fn", "value", "value_fn"}
 
@@ -91,7 +108,8 @@ def privatize(
         mask, one for each update, and the key is of this run alone.
       * Gradients that were changed since `per_example_grad` are refused, and so are
         gradients without a padding mask where the mechanism's batches are padded, and
-        a part of those that were taken together.
+        a part of those that were taken together, and more examples, without a mask,
+        than a mechanism with batches of one size draws.
 
     Args:
       mechanism: the public numbers, such as a `PoissonGaussian`.
@@ -164,8 +182,10 @@ def privatize(
             **extra_args,
         )
         _warn_of_losses(extra_args)
-        if mechanism.pads_batches and is_padding_example is None:
-            _refuse_unmasked(updates, mechanism)
+        if is_padding_example is None:
+            _refuse_large(updates, mechanism)
+            if mechanism.pads_batches:
+                _refuse_unmasked(updates, mechanism)
         return noise.update(summed, state, params)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

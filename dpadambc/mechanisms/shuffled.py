@@ -81,6 +81,10 @@ class ShuffledGaussian(Mechanism):
         """Whether a batch can have padding: the last one of an epoch."""
         return self.num_examples % self.batch_size > 0
 
+    @property
+    def _largest_batch(self) -> int | None:
+        return self.batch_size
+
     def _compositions(self, iterations: int) -> int:
         return math.ceil(iterations / math.ceil(self.num_examples / self.batch_size))
 
