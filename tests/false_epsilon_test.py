@@ -1006,3 +1006,28 @@ def test_a12_what_a_larger_batch_spends():
     stated = dataclasses.replace(PADDED["fixed"][0], iterations=20)
     given = dataclasses.replace(stated, batch_size=BATCH)
     assert given.epsilon(1e-5) > 2.5 * stated.epsilon(1e-5)
+
+
+# A13: noise for a part of the parameters.
+
+
+def test_a13_noise_for_a_part_is_warned_of():
+    noise = dpadambc.add_dp_noise(1.0, key=jax.random.key(0))
+    params = {"w": PARAMS, "b": PARAMS}
+    for some in (
+        optax.masked(noise, {"w": True, "b": False}),
+        optax.multi_transform({"w": noise, "b": noise}, {"w": "w", "b": "b"}),
+    ):
+        with pytest.warns(UserWarning, match="adds noise to no other"):
+            some.init(params)
+    noise.init(params)
+
+
+@pytest.mark.filterwarnings("ignore:add_dp_noise sees a part")
+def test_a13_what_is_left_out_has_no_noise():
+    """Negative control."""
+    noise = dpadambc.add_dp_noise(1.0, key=jax.random.key(0))
+    params = {"w": PARAMS, "b": PARAMS}
+    some = optax.masked(noise, {"w": True, "b": False})
+    noised, _ = some.update(params, some.init(params), params)
+    assert noised["w"].all() and not noised["b"].any()

@@ -176,6 +176,7 @@ def test_noise_whose_key_stands_still_is_seen(monkeypatch):
     assert reuses(traced(fit))
 
 
+@pytest.mark.filterwarnings("ignore:add_dp_noise sees a part")
 def test_parts_with_one_key_draw_with_keys_of_their_own():
     """As `optax.multi_transform` may be given them."""
     key = jax.random.key(0, impl=TOLD)

@@ -1,5 +1,6 @@
 """Add the Gaussian noise that makes a clipped sum private."""
 
+import warnings
 from typing import NamedTuple
 
 import jax
@@ -89,6 +90,17 @@ def _check_devices(updates: optax.Updates, key: jax.Array) -> None:
             )
 
 
+def _warn_of_parts(params: optax.Params) -> None:
+    if validate.sees_a_part(params):
+        warnings.warn(
+            "add_dp_noise sees a part of the parameters only, and adds noise to no"
+            " other: what optax.masked leaves out goes on as it came, without noise,"
+            " and no epsilon covers it. Add noise to all parameters, before anything"
+            " divides them; for a level of each, give a tree of levels.",
+            stacklevel=3,
+        )
+
+
 def add_dp_noise(
     noise_stddev: _noise_level.NoiseStddev, *, key: jax.Array
 ) -> optax.GradientTransformation:
@@ -133,7 +145,8 @@ def add_dp_noise(
         counted from 0), or a tree prefix of the parameters whose leaves are such. With
         several levels, the sum is as private as its *lowest* level makes it.
       key: a typed JAX key, from `jax.random.key`. Never give one key to two optimizers
-        or two runs. Inside `optax.masked`, what is masked out gets no noise.
+        or two runs. Inside `optax.masked`, what is masked out gets no noise, which
+        `init` warns of.
 
     Returns:
       An Optax transformation.
@@ -163,6 +176,7 @@ def add_dp_noise(
     _noise_level.check(noise_stddev)
 
     def init_fn(params):
+        _warn_of_parts(params)
         _noise_level.per_leaf(noise_stddev, params)
         rng_key = keys.of_domain(key, "add_dp_noise")
         return AddDPNoiseState(count=jnp.zeros([], jnp.int32), rng_key=rng_key)

@@ -59,6 +59,7 @@ def test_two_million_coordinates_of_a_parameter_are_independent():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:add_dp_noise sees a part")
 def test_parts_of_multi_transform_with_one_key_have_noise_of_their_own():
     def make(key):
         part = lambda: optax.chain(added(key), optax.sgd(0.1))
