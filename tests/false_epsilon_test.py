@@ -1031,3 +1031,62 @@ def test_a13_what_is_left_out_has_no_noise():
     some = optax.masked(noise, {"w": True, "b": False})
     noised, _ = some.update(params, some.init(params), params)
     assert noised["w"].all() and not noised["b"].any()
+
+
+# A14: the data in the loss of every example.
+
+
+def mixed_up(w, x, key):
+    """The mean with another row of the data, closed over."""
+    other = X[jax.random.randint(key, (), 0, BATCH)]
+    return square(w, (x + other) / 2)
+
+
+def test_a14_rows_of_the_data_in_the_loss_are_warned_of():
+    with pytest.warns(UserWarning, match="64 rows of the data in it, closed over"):
+        fit(loss_fn=mixed_up, uses_key=True)
+    attends = lambda w, memory, x: square(w, jax.nn.softmax(memory @ x) @ memory)
+    with pytest.warns(UserWarning, match="has 32 rows of the data in it"):
+        fit(loss_fn=attends, frozen=X[32:])
+    public = RNG.normal(size=X.shape).astype(np.float32)
+    fit(loss_fn=attends, frozen=public)
+
+
+def test_a14_what_they_did():
+    """Negative control: a row that is not in the batch moves all gradients in it."""
+    centered = lambda w, rows, x: linear(w, x - rows.mean(0))
+    clipped = dpadambc.clipped_grad(
+        centered, batch_argnums=2, l2_clip_norm=C, normalize_by=B
+    )
+    moved = distance(*(clipped(PARAMS, one_replaced(by), X[1:]) for by in (1e3, -1e3)))
+    assert moved > 10 * C
+
+
+# A15: terms of a graph, and the epsilon of examples.
+
+
+def test_a15_subgraphs_are_refused_with_a_mechanism_of_examples():
+    members = jnp.stack([jnp.arange(BATCH), jnp.zeros(BATCH, int)], 1)
+    gathered = lambda w, i: square(w, dpadambc.graphs.gather(X, i).sum(0))
+    inside = jax.checkpoint(gathered)
+    for loss in (gathered, inside):
+        with pytest.raises(ValueError, match="Expected a mechanism of nodes.*max_term"):
+            fit(loss_fn=loss, data=(members,))
+    numbers = {
+        f.name: getattr(MECHANISM, f.name) for f in dataclasses.fields(MECHANISM)
+    }
+    of_nodes = dpadambc.graphs.PoissonGaussian(max_terms=BATCH, **numbers)
+    fit(loss_fn=gathered, data=(members,), mechanism=of_nodes)
+    assert of_nodes.sensitivity > 100 * MECHANISM.sensitivity
+
+
+def test_a15_what_one_node_did():
+    """Negative control: node 0 is in all terms."""
+    members = jnp.stack([jnp.arange(BATCH), jnp.zeros(BATCH, int)], 1)
+
+    def total(features):
+        loss = lambda w, i: linear(w, dpadambc.graphs.gather(features, i).sum(0))
+        clipped = dpadambc.clipped_grad(loss, l2_clip_norm=C, normalize_by=B)
+        return clipped(PARAMS, members[1:])
+
+    assert distance(total(one_replaced(1e3)), total(one_replaced(-1e3))) > 10 * C

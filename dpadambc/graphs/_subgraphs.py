@@ -34,13 +34,13 @@ first, by the year of the papers, say, is right where that is public of each nod
 wrong where it depends on which nodes are there, or on their labels.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc._core import validate
+from dpadambc._core import jaxprs, validate
 
 Edges = tuple[np.ndarray, np.ndarray]
 
@@ -87,7 +87,22 @@ def gather(features: jax.Array, members: jax.Array) -> jax.Array:
       [[1.]
        [0.]]
     """
+    return graph_members(features, members)
+
+
+@jax.jit
+def graph_members(features: jax.Array, members: jax.Array) -> jax.Array:
+    """As a call of this name, by which a program shows that it is of a graph."""
     return jnp.where((members >= 0)[..., None], features[members], 0)
+
+
+def gathers(jaxpr: Any) -> bool:
+    """Whether there is a `gather` in a program, or in one inside it."""
+    return any(
+        eqn.params.get("name") == "graph_members"
+        or any(gathers(inner.jaxpr) for inner in jaxprs.inner(eqn))
+        for eqn in jaxpr.eqns
+    )
 
 
 def max_terms(max_memberships: int) -> int:

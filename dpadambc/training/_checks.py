@@ -13,8 +13,9 @@ import optax
 from dpadambc._core import precision
 from dpadambc.clipping import explanation
 from dpadambc.gradients import _batched
+from dpadambc.graphs import _subgraphs
 from dpadambc.mechanisms.base import Mechanism
-from dpadambc.training import _correction, _data
+from dpadambc.training import _correction, _data, _fingerprint, scores
 from dpadambc.training.step import Seen, Step
 from dpadambc.transforms.noise import AddDPNoiseState
 
@@ -72,13 +73,48 @@ def _shapes(tree: Any) -> Any:
     return jax.tree.map(of_one, tree)
 
 
+def _refuse_nodes(gathers: bool, mechanism: Mechanism) -> None:
+    """Raises for terms of a graph under the epsilon of one term."""
+    if gathers and not hasattr(mechanism, "max_terms"):
+        raise ValueError(
+            "Expected a mechanism of nodes for a loss with graphs.gather, such as"
+            " graphs.PoissonGaussian(max_terms=graphs.max_terms(max_memberships), ...),"
+            f" got {type(mechanism).__name__}, whose epsilon is for one term of the"
+            " sum: a node is in those of several roots. With max_terms=1 it is that of"
+            " one term, for subgraphs that share no node, or features that are public."
+        )
+
+
+def _warn_of_rows(constants: list[Any], frozen: Any, data: Any) -> None:
+    """Warns of rows of the data in what the loss of every example has."""
+    arrays = [*constants, *jax.tree.leaves(frozen)]
+    is_here = lambda x: getattr(x, "is_fully_addressable", True)
+    if _data.is_source(data) or not all(map(is_here, jax.tree.leaves((arrays, data)))):
+        return
+    # So few numbers may be anybody's.
+    long = [x for x in arrays if np.prod(jnp.shape(x)[1:]) > 1]
+    found = scores._num_common(long, data)
+    if found:
+        warnings.warn(
+            f"The loss of every example has {found} rows of the data in it, closed over"
+            " or frozen: one person's row would change the gradients of all, which the"
+            " noise is not for. Epsilon holds only if the loss of an example is of that"
+            " example, and of what is public, alone.",
+            stacklevel=5,  # of the call of fit
+        )
+
+
 def loss_of(step: Step, params: optax.Params, frozen: Any, data: Any) -> None:
-    """Warns of what `explain` finds wrong with the loss of one example."""
+    """Raises or warns where a loss is not of one example alone, as far as it shows."""
     example = _data.one_example(data)
     shared = (frozen,) if step.has_frozen else ()
     key = (jax.random.key(0),) if step.uses_key else ()
     arguments = _shapes((params, *shared, *example, *key))
     first = 1 + len(shared)
+    traced = jax.make_jaxpr(step.loss_fn)(*arguments)
+    _refuse_nodes(_subgraphs.gathers(traced.jaxpr), step.mechanism)
+    constants = _fingerprint.constants(traced.jaxpr, list(traced.consts))
+    _warn_of_rows(list(constants), frozen, data)
     found = explanation.explain(
         step.loss_fn,
         *arguments,

@@ -147,9 +147,9 @@ def fit(
         all examples is one draw; the result differs by rounding.
 
     It warns of parameters without a gradient, of a loss that mixes examples, such as
-    batch normalization, and of a correction with the level of other noise. After the
-    first steps it warns of losses that are all NaN, and of examples without any
-    gradient.
+    batch normalization, of rows of the data in the loss, closed over or frozen, and of a
+    correction with the level of other noise. After the first steps it warns of losses
+    that are all NaN, and of examples without any gradient.
 
     A second run is not compiled again if it has the same `loss_fn` and `optimizer` (the
     same objects: `optax.adam(1e-3)` called twice makes two), equal options, shapes and
@@ -220,7 +220,8 @@ def fit(
         should be.
       ValueError: if not even one step is within the budget, a number is out of its
         range, a checkpoint is of another run, the optimizer adds noise, a stage stands
-        before a correction that has the mechanism's level of noise, `spent` is under
+        before a correction that has the mechanism's level of noise, the loss gathers
+        members of subgraphs and the mechanism is not of nodes, `spent` is under
         another neighboring relation, or missing where it must be told.
 
     Example:

@@ -240,11 +240,12 @@ def _num_common(ours: list[Any], data: Any) -> int:
     size = lambda leaf: math.prod(jnp.shape(leaf)[1:])
     largest = max(map(size, leaves))
     kind = lambda leaf: (jnp.shape(leaf)[1:], jnp.result_type(leaf))
+    inputs = [leaf for leaf in leaves if size(leaf) == largest]
+    kinds = set(map(kind, inputs))
+    comparable = [x for x in ours if jnp.ndim(x) and kind(x) in kinds]
     theirs: Mapping[Any, set[bytes]] = {}
-    for leaf in leaves:
-        if size(leaf) == largest:
-            theirs.setdefault(kind(leaf), set()).update(_rows(leaf))
-    comparable = [x for x in ours if jnp.ndim(x) and kind(x) in theirs]
+    for leaf in inputs if comparable else []:
+        theirs.setdefault(kind(leaf), set()).update(_rows(leaf))
     return max(
         (sum(row in theirs[kind(x)] for row in _rows(x)) for x in comparable),
         default=0,

@@ -349,6 +349,7 @@ NOISES = optax.chain(dpadambc.add_dp_noise(0.1, key=jax.random.key(0)), optax.sg
         ({"spent": MECHANISM}, TypeError, r"Expected spent=\(\) or none"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:The loss of every example")
 def test_refused_before_anything_is_trained(change, error, message, monkeypatch):
     monkeypatch.setattr(tuning, "_Trainer", None)
     with pytest.raises(error, match=message):
