@@ -64,7 +64,7 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
         "normalize_by": found.normalize_by,
         "noise_stddev": _noise_stddev(found),
         **(_meaning(args, found, pictures) if args.command == "meaning" else {}),
-        "assumed": sampling.assumed,
+        "assumed": sampling.assumed + _unit(found),
     }
 
 
@@ -76,6 +76,20 @@ def _noise_stddev(found: Any) -> Any:
     steps = jnp.arange(max(found.iterations, 1))
     values = np.asarray(jax.vmap(level)(steps), float).tolist()
     return {"first": values[0], "largest": max(values), "last": values[-1]}
+
+
+def _unit(found: Any) -> str:
+    """What a noise multiplier is of, where it is not of the clip norm.
+
+    Elsewhere it mostly is, and with the noise of that epsilon is larger.
+    """
+    clip_norms = round(found.sensitivity * found.normalize_by / found.l2_clip_norm)
+    if clip_norms == 1:
+        return ""
+    return (
+        f" The noise multiplier is in units of the sensitivity, here {clip_norms} clip"
+        f" norms: divide by {clip_norms} one that is in units of the clip norm."
+    )
 
 
 def _meaning(args: argparse.Namespace, found: Any, pictures: Any) -> dict[str, Any]:
