@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import pathlib
+import warnings
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from dpadambc.mechanisms.accounting import Spending
 from dpadambc.training import _account, _identity, _origins
 from dpadambc.training._account import SPENT
 from dpadambc.training.result import Result
-from dpadambc.training.state import releasable
+from dpadambc.training.state import TrainState, keys_of_run, releasable
 
 _ABOUT = "about"
 
@@ -36,8 +37,37 @@ def _storable(x: Any) -> np.ndarray:
     return np.asarray(x.astype(jnp.float32) if is_low else x)
 
 
+# So many numbers are tried, as an attacker would.
+_SEEDS = 10_000
+
+
+def _guessed_seed(state: TrainState) -> int | None:
+    """The number for which `jax.random.key` gives the keys of a run, if it is small."""
+    found = state.sampling_key
+    if str(jax.random.key_impl(found)) != "threefry2x32" or found.shape:
+        return None
+    sampling = lambda seed: jax.random.key_data(keys_of_run(jax.random.key(seed))[1])
+    tried = np.asarray(jax.jit(jax.vmap(sampling))(jnp.arange(_SEEDS)))
+    same = (tried == np.asarray(jax.random.key_data(found))).all(1)
+    return int(same.argmax()) if same.any() else None
+
+
+def _warn_of_a_guessed_key(state: TrainState) -> None:
+    seed = _guessed_seed(state)
+    if seed is not None:
+        warnings.warn(
+            f"The key of this run is jax.random.key({seed}), which was found by trying"
+            " small numbers, as anybody can: with it all noise and all batches can be"
+            " drawn again, and the epsilon that is written does not hold. Publish a run"
+            " with training.secret_key().",
+            stacklevel=3,
+        )
+
+
 def save_release(path: str | pathlib.Path, result: Result) -> dict[str, Any]:
     """Writes the parameters of a run to a file that says how private they are.
+
+    It warns where the key of the run is `jax.random.key` of a small number.
 
     Args:
       path: of a file in NumPy's format `npz`, which any language reads.
@@ -62,7 +92,7 @@ def save_release(path: str | pathlib.Path, result: Result) -> dict[str, Any]:
       ...     normalize_by=4)
       >>> result = training.fit(
       ...     lambda w, x: w @ x, jnp.zeros(2), (jnp.ones((8, 2)),), mechanism,
-      ...     optax.sgd(0.1), key=jax.random.key(0), target_delta=1e-5)
+      ...     optax.sgd(0.1), key=training.secret_key(), target_delta=1e-5)
       >>> with tempfile.TemporaryDirectory() as folder:
       ...     path = pathlib.Path(folder) / "model.npz"
       ...     about = training.save_release(path, result)
@@ -71,6 +101,7 @@ def save_release(path: str | pathlib.Path, result: Result) -> dict[str, Any]:
       ('dpadambc.mechanisms.PoissonGaussian', 4, 6.68)
     """
     path, state = pathlib.Path(path), releasable(result)
+    _warn_of_a_guessed_key(result.state)
     arrays = _named(state.params, "params") | _named(state.average, "average")
     about = _identity.public_numbers(result.mechanism) | {
         "iterations": result.iterations,
@@ -119,7 +150,7 @@ def load_release(
       ...     normalize_by=4)
       >>> result = training.fit(
       ...     lambda w, x: w @ x, jnp.zeros(2), (jnp.ones((8, 2)),), mechanism,
-      ...     optax.sgd(0.1), key=jax.random.key(0), target_delta=1e-5)
+      ...     optax.sgd(0.1), key=training.secret_key(), target_delta=1e-5)
       >>> with tempfile.TemporaryDirectory() as folder:
       ...     path = pathlib.Path(folder) / "model.npz"
       ...     _ = training.save_release(path, result)

@@ -16,6 +16,7 @@ from tests import common
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(100, 3)), jnp.float32)
 MECHANISM = common.poisson_gaussian(iterations=5, normalize_by=25)
+KEY = training.secret_key()
 
 
 def fit(params, loss_fn, **options):
@@ -25,7 +26,7 @@ def fit(params, loss_fn, **options):
         (X,),
         MECHANISM,
         optax.adam(0.1),
-        key=jax.random.key(0),
+        key=options.pop("key", KEY),
         target_delta=1e-5,
         **options,
     )
@@ -109,3 +110,22 @@ def test_the_file_of_another_model_is_refused(tmp_path):
         training.load_release(tmp_path / "x", like={"v": jnp.zeros(3)})
     with pytest.raises(ValueError, match="of shape"):
         training.load_release(tmp_path / "x", like={**TREE, "w": jnp.zeros(4)})
+
+
+@pytest.mark.parametrize("seed", [0, 1234])
+def test_a_key_that_can_be_guessed_is_warned_of(tmp_path, seed):
+    """Its noise can be drawn again."""
+    result = fit(TREE, of_tree, key=jax.random.key(seed))
+    with pytest.warns(UserWarning, match=rf"is jax.random.key\({seed}\), which was"):
+        training.save_release(tmp_path / "x", result)
+    # Negative control: what the guess is worth.
+    guessed = training.init_state(
+        TREE, MECHANISM, optax.adam(0.1), key=jax.random.key(seed)
+    )
+    noise = MECHANISM.add_noise(key=jax.random.key(0))
+    state = guessed.noise
+    for _ in range(MECHANISM.iterations):
+        _, state = noise.update(TREE, state, TREE)
+    chex.assert_trees_all_equal(common.plain(state), common.plain(result.state.noise))
+    # And a key of entropy is not found.
+    training.save_release(tmp_path / "x", fit(TREE, of_tree))

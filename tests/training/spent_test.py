@@ -126,6 +126,7 @@ def test_a_run_keeps_to_the_budget_of_all():
         fit(spent=[OTHER], target_epsilon=OTHER.epsilon(DELTA))
 
 
+@pytest.mark.filterwarnings("ignore:The key of this run")
 def test_a_release_says_what_all_runs_spent(tmp_path):
     second = fit(first().state.params, OTHER, spent=first())
     about = training.save_release(tmp_path / "x", second)
@@ -176,6 +177,7 @@ def copies(params):
     return [params, on_host, wide, {**START, "w": params["w"] + 0}]
 
 
+@pytest.mark.filterwarnings("ignore:The key of this run")
 def test_a_warm_start_must_say_what_was_spent(tmp_path):
     given = copies(first().state.params) + copies(first().state.average)
     training.save_release(tmp_path / "x", first())
