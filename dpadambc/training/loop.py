@@ -147,8 +147,8 @@ def fit(
         all examples is one draw; the result differs by rounding.
 
     It warns of parameters without a gradient, of a loss that mixes examples, such as
-    batch normalization, of rows of the data in the loss, closed over or frozen, and of a
-    correction with the level of other noise. After the first steps it warns of losses
+    batch normalization, of rows of the data in the loss, closed over or frozen, and of
+    a correction with the level of other noise. After the first steps it warns of losses
     that are all NaN, and of examples without any gradient.
 
     A second run is not compiled again if it has the same `loss_fn` and `optimizer` (the
