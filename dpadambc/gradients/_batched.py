@@ -94,7 +94,7 @@ def batched_value_and_grad(
     """A function of (example ids, *args) that maps over the ids and the batches."""
     validate.one_of(("factored", "vmap"), method=method)
     value_and_grad = jax.value_and_grad(
-        _scalar_loss(loss_fn, has_aux), parts.argnums, has_aux
+        scalar_loss(loss_fn, has_aux), parts.argnums, has_aux
     )
 
     def one_example(example_id, *args):
@@ -175,7 +175,7 @@ def _batch_size(batches: Sequence[Any]) -> int:
     return next(iter(sizes))
 
 
-def _scalar_loss(loss_fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
+def scalar_loss(loss_fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
     """The loss with its output checked."""
 
     def checked(*args):

@@ -15,7 +15,7 @@ from dpadambc.mechanisms.accounting import Spending
 from dpadambc.training import _account, _identity, _origins
 from dpadambc.training._account import SPENT
 from dpadambc.training.result import Result
-from dpadambc.training.state import TrainState, keys_of_run, releasable
+from dpadambc.training.state import TrainState, _keys_of_run, releasable
 
 _ABOUT = "about"
 
@@ -46,7 +46,7 @@ def _guessed_seed(state: TrainState) -> int | None:
     found = state.sampling_key
     if str(jax.random.key_impl(found)) != "threefry2x32" or found.shape:
         return None
-    sampling = lambda seed: jax.random.key_data(keys_of_run(jax.random.key(seed))[1])
+    sampling = lambda seed: jax.random.key_data(_keys_of_run(jax.random.key(seed))[1])
     tried = np.asarray(jax.jit(jax.vmap(sampling))(jnp.arange(_SEEDS)))
     same = (tried == np.asarray(jax.random.key_data(found))).all(1)
     return int(same.argmax()) if same.any() else None

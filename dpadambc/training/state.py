@@ -97,7 +97,7 @@ def releasable(run: Any) -> Releasable:
     return Releasable(state.step, state.params, without_keys, state.average)
 
 
-def keys_of_run(key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _keys_of_run(key: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Of the noise, the sampling and the loss, from the key of a run."""
     noise_key, run_key = jax.random.split(keys.of_domain(key, "fit"))
     sampling_key, loss_key = jax.random.split(run_key)
@@ -140,7 +140,7 @@ def init_state(
     """
     # Copies: a step that is given the buffers of a state must not take others with it.
     params = jax.tree.map(jnp.array, params)
-    noise_key, sampling_key, loss_key = keys_of_run(key)
+    noise_key, sampling_key, loss_key = _keys_of_run(key)
     wide = lambda: jax.tree.map(lambda x: jnp.array(precision.wide(x)), params)
     noise: Any = _seam.add_noise(mechanism, key=noise_key).init(params)
     return TrainState(

@@ -147,10 +147,11 @@ def test_a_file_may_name_what_nobody_has_imported_yet():
     program = (
         "import json, sys\n"
         "from dpadambc.mechanisms import accounting\n"
-        "from dpadambc.training import _account\n"
         f"about = json.loads({text!r})\n"
         "try: accounting.Spending.from_json(about['spent'])\n"
-        "except ValueError: print('unknown, then', _account.earlier(about))\n"
+        "except ValueError:\n"
+        "    from dpadambc.training import _account\n"
+        "    print('unknown, then', _account.earlier(about))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
