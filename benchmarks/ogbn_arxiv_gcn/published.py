@@ -15,6 +15,7 @@ import functools
 import itertools
 import json
 import pathlib
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -139,7 +140,9 @@ def clipped_by_tensor(grads: Any, params: Any) -> Any:
     def one(param, leaf):
         return clip.update(leaf, clip.init(param), param)[0]
 
-    return jax.tree.map(one, params, grads)
+    with warnings.catch_warnings():  # of just that
+        warnings.filterwarnings("ignore", message="clip_per_example sees a part")
+        return jax.tree.map(one, params, grads)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
