@@ -34,6 +34,8 @@ PRECONDITIONED_CLIP_NORM = (1.0, 100.0)  # of gradients whose coordinates are ab
 FLOOR = (0.1, 10.0)  # the factor of a `RelativeFloor`
 WEIGHT_DECAY = (1e-3, 1.0)
 B3, ALPHA = (0.9, 0.999), (0.5, 8.0)  # of the slow moment, for a few hundred steps
+LEAST_DIVISOR = (1e-4, 1e-1)  # of gradients that are divided by their size
+NUM_PHASES = 10  # of DP²: five pairs
 
 
 Make = Callable[[Candidate, Any, jax.Array], optax.GradientTransformationExtraArgs]
@@ -87,6 +89,35 @@ def _behind_noise(optimizer: Optimizer, clip_rule: clipping.ClipRule = FLAT) -> 
         )
 
     return make
+
+
+def _dp2_rmsprop(candidate, mechanism, key):
+    """Without the `eps` of RMSProp: the noise in its moment is above it."""
+    return dpadambc.dp2_rmsprop(
+        candidate["learning_rate"],
+        mechanism,
+        key=key,
+        interval=mechanism.iterations // NUM_PHASES,
+        preconditioned_clip_norm=candidate["preconditioned_clip_norm"],
+        preconditioned_learning_rate=candidate["preconditioned_learning_rate"],
+    )
+
+
+def _scale_then_privatize(candidate, mechanism, key):
+    """What gradients are in units of is the least divisor, and clips nothing.
+
+    Divided gradients have no unit, and a clip norm of their own.
+    """
+    clip_norm = candidate["preconditioned_clip_norm"]
+    noise_stddev = mechanism.noise_stddev * clip_norm
+    private_gradient = optax.chain(
+        dpadambc.clip_per_example(clip_norm, normalize_by=mechanism.normalize_by),
+        dpadambc.add_dp_noise(noise_stddev, key=key),
+    )
+    return optax.chain(
+        transforms.scale_then_privatize(private_gradient, eps=1.0, decay=experiment.B2),
+        _adam(candidate, noise_stddev),
+    )
 
 
 def _correlated(coefficients: Sequence[float]) -> Callable[..., Mechanism]:
@@ -218,5 +249,21 @@ METHODS = {
         {**_WITH_FLOOR, "l2_clip_norm": PRECONDITIONED_CLIP_NORM},
         _behind_noise(_adam_bc(1.0)),
         is_preconditioned=True,
+    ),
+    "DP²-RMSProp": Method(
+        {
+            **_SGD,
+            "preconditioned_learning_rate": LEARNING_RATE,
+            "preconditioned_clip_norm": PRECONDITIONED_CLIP_NORM,
+        },
+        _dp2_rmsprop,
+    ),
+    "scale-then-privatize": Method(
+        {
+            **_ADAM,
+            "l2_clip_norm": LEAST_DIVISOR,
+            "preconditioned_clip_norm": PRECONDITIONED_CLIP_NORM,
+        },
+        _scale_then_privatize,
     ),
 }

@@ -154,15 +154,7 @@ def _cifar10(data_dir: pathlib.Path, cache_dir: pathlib.Path) -> Parts:
     file = cache_dir / f"quadrants_{digest.hexdigest()[:16]}.npz"
     if not file.exists():
         cache_dir.mkdir(parents=True, exist_ok=True)
-        seen = [
-            np.concatenate(
-                [
-                    _scattered(x.images[i : i + 500])
-                    for i in range(0, len(x.images), 500)
-                ]
-            )
-            for x in several
-        ]
+        seen = [_scattered_in_parts(x.images) for x in several]
         draft = file.with_suffix(".draft.npz")
         np.savez(draft, *seen)
         draft.replace(file)
