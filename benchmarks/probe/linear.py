@@ -4,6 +4,7 @@ Where the norm of an example x is 1, that of its gradient is at most sqrt(2), an
 statistic of the private examples is needed to choose a clip norm.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,10 +16,11 @@ import optax
 
 import dpadambc
 from benchmarks import experiment
-from dpadambc import training
+from dpadambc import clipping, training
 
 MOMENTUM = 0.9
 CONTROL = "floor alone"
+AUTOMATIC = "AUTO-S, DP-Adam"
 NUM_EVALUATIONS = 20
 
 
@@ -60,7 +62,17 @@ OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
     ),
     CONTROL: _corrected(dpadambc.adam_bc, correction=0.0),
 }
+OPTIMIZERS[AUTOMATIC] = OPTIMIZERS["DP-Adam"]
 WITH_A_FLOOR = ("DP-AdamBC", "DP-AdamW-BC", CONTROL)
+
+
+def with_rule_of(
+    method: str, mechanism: dpadambc.PoissonGaussian
+) -> dpadambc.PoissonGaussian:
+    """The mechanism with the rule of clipping of a method, at the same epsilon."""
+    if method != AUTOMATIC:
+        return mechanism
+    return dataclasses.replace(mechanism, clip_rule=clipping.Automatic())
 
 
 class Data(NamedTuple):
@@ -107,7 +119,7 @@ def train(
 
     Args:
       method: of `OPTIMIZERS`.
-      mechanism: of each run.
+      mechanism: of each run, with the flat rule.
       num_classes: how many logits there are.
       keys: one for each run.
       candidates: of arrays with one number for each run.
@@ -122,6 +134,8 @@ def train(
             f"Expected a multiple of {NUM_EVALUATIONS} iterations, got"
             f" {mechanism.iterations}."
         )
+
+    mechanism = with_rule_of(method, mechanism)
 
     def step_of(candidate):
         optimizer = OPTIMIZERS[method](candidate, mechanism.noise_stddev)

@@ -10,7 +10,10 @@ from benchmarks import records
 from benchmarks.digits.pictures import STYLES
 from benchmarks.probe import linear
 
-CONTROL_STYLE = {"color": "black", "linestyle": "--", "marker": "*"}
+MORE_STYLES = {
+    linear.CONTROL: {"color": "black", "linestyle": "--", "marker": "*"},
+    linear.AUTOMATIC: {"color": "0.5", "linestyle": "-.", "marker": "P"},
+}
 
 
 def learning_curves(rows: Sequence[records.Row]) -> Figure:
@@ -34,7 +37,7 @@ def learning_curves(rows: Sequence[records.Row]) -> Figure:
                 continue
             mean = np.mean(curves, 0)
             steps = np.arange(1, len(mean) + 1) / len(mean)
-            style = dict(STYLES.get(method, CONTROL_STYLE))
+            style = dict(STYLES.get(method) or MORE_STYLES[method])
             style |= {"markevery": (i % 3, 3), "markersize": 6}
             (shown[method],) = axes.plot(steps, mean, **style)
         axes.set_title(f"ε = {epsilon:g}")

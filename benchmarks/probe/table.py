@@ -48,7 +48,8 @@ def _by_epsilon(rows: Sequence[Row], what: str, cell: Cell, *below: list[str]) -
     body = []
     for method in linear.OPTIMIZERS:
         found = [_of(rows, what, method=method, target_epsilon=e) for e in epsilons]
-        body.append([method, *(cell(x) if x else "-" for x in found)])
+        if any(found):
+            body.append([method, *(cell(x) if x else "-" for x in found)])
     header = ["optimizer", *(f"ε = {e:g}" for e in epsilons)]
     return markdown(header, [*body, *below])
 
