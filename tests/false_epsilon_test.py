@@ -1090,3 +1090,25 @@ def test_a15_what_one_node_did():
         return clipped(PARAMS, members[1:])
 
     assert distance(total(one_replaced(1e3)), total(one_replaced(-1e3))) > 10 * C
+
+
+# A16: more steps, in a loop by hand, than epsilon is for.
+
+
+def test_a16_steps_after_the_last_are_refused():
+    made = dataclasses.replace(MECHANISM, iterations=3)
+    draw = lambda step: made.sample_step(jax.random.key(0), step, num_examples=BATCH)
+    for step in (0, np.int64(2)):
+        draw(step)
+    for step in (3, np.int64(3)):
+        with pytest.raises(ValueError, match="Expected a step below 3.*got 3"):
+            draw(step)
+    # A step on the device is not waited for, and fit counts its own steps.
+    jax.jit(draw)(3)
+    draw(jnp.asarray(3))
+
+
+def test_a16_what_they_spend():
+    """Negative control: epsilon of ten times the steps."""
+    more = dataclasses.replace(MECHANISM, iterations=10 * MECHANISM.iterations)
+    assert more.epsilon(1e-5) > 1.5 * MECHANISM.epsilon(1e-5)

@@ -227,7 +227,8 @@ class Mechanism(abc.ABC):
 
         Args:
           run_key: a typed key, secret, and *the same for all steps* of one run.
-          step: of the run, counted from 0; it may be traced.
+          step: of the run, counted from 0; it may be traced. A Python or NumPy number
+            is checked; one on a device is not waited for.
           num_examples: the size of the data set; static.
 
         Returns:
@@ -236,7 +237,8 @@ class Mechanism(abc.ABC):
         Raises:
           TypeError: if `run_key` is not a typed key, or the batches can only be drawn
             on the host.
-          ValueError: if the mechanism is for another number of examples.
+          ValueError: if the mechanism is for another number of examples, or the step is
+            beyond its `iterations`, which its epsilon is for.
 
         Example:
           >>> import jax
@@ -252,6 +254,7 @@ class Mechanism(abc.ABC):
           [-1 -1 -1 -1 -1 -1]
         """
         self._check_size(num_examples)
+        self._check_step(step)
         return self._sample_step(run_key, step, num_examples)
 
     def _sample_step(
@@ -265,6 +268,16 @@ class Mechanism(abc.ABC):
             raise ValueError(
                 f"Expected num_examples={known}, the size that the epsilon of this"
                 f" {type(self).__name__} is for, got {num_examples}."
+            )
+
+    def _check_step(self, step: int | jax.Array) -> None:
+        """Raises for a step that nobody has accounted for."""
+        if isinstance(step, int | np.integer) and step >= self.iterations:
+            raise ValueError(
+                f"Expected a step below {self.iterations}, since the epsilon of this"
+                f" {type(self).__name__} is for iterations={self.iterations}, got"
+                f" {step}. To go on, make the mechanism with more iterations: its"
+                " epsilon is larger."
             )
 
     @property
