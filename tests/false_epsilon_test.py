@@ -1112,3 +1112,62 @@ def test_a16_what_they_spend():
     """Negative control: epsilon of ten times the steps."""
     more = dataclasses.replace(MECHANISM, iterations=10 * MECHANISM.iterations)
     assert more.epsilon(1e-5) > 1.5 * MECHANISM.epsilon(1e-5)
+
+
+# A17: runs side by side with one key.
+
+NOISES = {
+    "independent": dpadambc.add_dp_noise,
+    "correlated": lambda stddev, key: transforms.add_correlated_noise(
+        stddev, (1.0, -0.5), key=key
+    ),
+    "banded": lambda stddev, key: transforms.add_banded_noise(
+        stddev, (1.0, 0.5), key=key
+    ),
+}
+SEVERAL = jnp.arange(3.0)
+CLIPPED = jnp.full(8, 0.1)  # a sum, before the noise
+
+
+def noised_runs(make, key, scale):
+    """The noised sums of two steps of one run."""
+    tx = make(1.0, key=key)
+
+    def step(state, _):
+        noised, state = tx.update(scale * CLIPPED, state, PARAMS)
+        return state, noised
+
+    return jax.lax.scan(step, tx.init(PARAMS), length=2)[1]
+
+
+@pytest.mark.parametrize("jit", [lambda f: f, jax.jit])
+@pytest.mark.parametrize("make", NOISES.values(), ids=NOISES)
+def test_a17_runs_side_by_side_with_one_key_are_refused(make, jit):
+    run = functools.partial(noised_runs, make)
+    with pytest.raises(ValueError, match="Expected a key for each of 3 runs.*got"):
+        jit(jax.vmap(run, (None, 0)))(jax.random.key(0), SEVERAL)
+    tx = make(1.0, key=jax.random.key(0))
+    with pytest.raises(ValueError, match="Expected a key for each of 3 runs.*got"):
+        jit(jax.vmap(tx.init))(jnp.ones((3, 4)))
+
+
+@pytest.mark.parametrize("make", NOISES.values(), ids=NOISES)
+def test_a17_with_a_key_each_they_are_what_they_are_alone(make):
+    keys_of_runs = jax.random.split(jax.random.key(0), 3)
+    run = functools.partial(noised_runs, make)
+    together = jax.jit(jax.vmap(run))(keys_of_runs, SEVERAL)
+    alone = jnp.stack([run(*each) for each in zip(keys_of_runs, SEVERAL, strict=True)])
+    chex.assert_trees_all_close(together, alone, atol=1e-5)
+    assert distance(together[0], together[1]) > 0.1
+    # Whoever differentiates through a step can go on.
+    of_scale = lambda scale: run(keys_of_runs[0], scale).sum()
+    assert jax.grad(of_scale)(1.0) == pytest.approx(2 * 8 * 0.1, abs=1e-4)
+
+
+def test_a17_what_one_key_did():
+    """Negative control: without the check, two runs differ by their gradients alone."""
+    one_key = jax.random.key(0)
+    noised = [noised_runs(dpadambc.add_dp_noise, one_key, x) for x in (1.0, 3.0)]
+    chex.assert_trees_all_close(
+        noised[1] - noised[0], jnp.stack([2 * CLIPPED] * 2), atol=1e-5
+    )

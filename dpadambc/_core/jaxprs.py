@@ -8,6 +8,8 @@ import jax.extend.core as jex
 INLINED = {"jit", "pjit", "closed_call", "core_call"}
 # Calls with a derivative of their own, where they are not differentiated any more.
 CUSTOM = {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
+# Calls with a rule of their own for `jax.vmap`, where they are not mapped any more.
+CUSTOM_VMAP = {"custom_vmap_call"}
 REMATERIALIZED = {"checkpoint", "remat", "remat2"}
 
 
@@ -18,7 +20,7 @@ def closed(jaxpr: Any) -> jex.ClosedJaxpr:
 
 def body(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr:
     """What a call calls, or a scan does at each step."""
-    names = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+    names = ("jaxpr", "call_jaxpr", "fun_jaxpr", "call")
     return closed(next(eqn.params[name] for name in names if name in eqn.params))
 
 

@@ -41,6 +41,30 @@ def of_leaves(key: jax.Array, tree: Any) -> jax.Array:
     )
 
 
+@jax.custom_batching.custom_vmap
+def _of_one_run(key: jax.Array, leaves: Sequence[jax.Array]) -> jax.Array:
+    del leaves
+    return key
+
+
+@_of_one_run.def_vmap
+def _(axis_size, are_batched, key, leaves):
+    is_key_batched, are_leaves_batched = are_batched
+    if any(are_leaves_batched) and not is_key_batched:
+        raise ValueError(
+            f"Expected a key for each of {axis_size} runs side by side (jax.vmap), got"
+            " one for all: their noise is the same, and the difference of two of them"
+            " has none. Map over keys too, as in"
+            " jax.vmap(train)(jax.random.split(key, n), learning_rates)."
+        )
+    return _of_one_run(key, leaves), is_key_batched
+
+
+def of_one_run(key: jax.Array, tree: Any) -> jax.Array:
+    """The key, which is refused if `jax.vmap` maps over the tree and not over it."""
+    return _of_one_run(key, jax.tree.leaves(jax.lax.stop_gradient(tree)))
+
+
 def per_leaf(key: jax.Array, tree: Any) -> Any:
     """The tree with a key in place of each leaf."""
     structure = jax.tree.structure(tree)

@@ -44,8 +44,14 @@ _HOST = {"pure_callback", "io_callback"}
 _TELLS_HOST = {"debug_callback", "debug_print", "io_callback", "pure_callback"}
 _SUMS = {"add", "add_any", "sub"}
 # Where noise may be added too, in a way that is not followed.
-_MERGES = {"concatenate", "custom_vmap_call", "scatter-add", "stack"} | _SUMS
-ENTERED = jaxprs.INLINED | jaxprs.CUSTOM | jaxprs.REMATERIALIZED | {"shard_map"}
+_MERGES = {"concatenate", "scatter-add", "stack"} | _SUMS
+ENTERED = (
+    jaxprs.INLINED
+    | jaxprs.CUSTOM
+    | jaxprs.CUSTOM_VMAP
+    | jaxprs.REMATERIALIZED
+    | {"shard_map"}
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -97,7 +97,7 @@ def add_banded_noise(
 
     def init_fn(params):
         correlated_noise._refuse_parts(params)
-        rng_key = keys.of_domain(key, "add_banded_noise")
+        rng_key = keys.of_one_run(keys.of_domain(key, "add_banded_noise"), params)
         zeros = lambda x: jnp.zeros_like(x, noise._like(x).dtype)
         return AddBandedNoiseState(
             AddDPNoiseState(count=jnp.zeros([], jnp.int32), rng_key=rng_key),
@@ -108,7 +108,8 @@ def add_banded_noise(
         draws = state.draws
         noise._check_summed(updates, params)
         noise._check_devices(updates, draws.rng_key)
-        rng_key, step_key = jax.random.split(draws.rng_key)
+        own_key = keys.of_one_run(draws.rng_key, updates)
+        rng_key, step_key = jax.random.split(own_key)
         sigma = _noise_level.at_step(noise_stddev, draws.count)
 
         def without_earlier(z, *earlier):

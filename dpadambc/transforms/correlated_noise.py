@@ -76,17 +76,17 @@ def add_correlated_noise(
 
     def init_fn(params):
         _refuse_parts(params)
-        rng_key = keys.of_domain(key, "add_correlated_noise")
+        rng_key = keys.of_one_run(keys.of_domain(key, "add_correlated_noise"), params)
         return AddDPNoiseState(count=jnp.zeros([], jnp.int32), rng_key=rng_key)
 
     def update_fn(updates, state, params=None):
         noise._check_summed(updates, params)
         noise._check_devices(updates, state.rng_key)
-        shares = jnp.array(d, float)
+        own_key, shares = keys.of_one_run(state.rng_key, updates), jnp.array(d, float)
 
         def with_draws_of(j, noised):
             """Adds the share of the step that was j steps ago."""
-            step_key = jax.random.fold_in(state.rng_key, state.count - j)
+            step_key = jax.random.fold_in(own_key, state.count - j)
             share = jnp.where(j <= state.count, shares[j], 0.0) * sigma
             return jax.tree.map(
                 lambda g, z: g + share.astype(z.dtype) * z,

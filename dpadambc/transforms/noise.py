@@ -118,9 +118,9 @@ def add_dp_noise(
         nothing about the noise of earlier steps; the noise of later steps follows
         from it, so it must stay secret. (`optax.inject_hyperparams` keeps the first
         key in its state unless it is given `static_args=("key",)`.)
-      * The noise is a function of the key: `init` called twice, or under `jax.vmap`
-        over parameters alone, gives two runs the same noise, which their difference
-        then lacks. Give each a key, as in
+      * The noise is a function of the key: `init` called twice gives two runs the same
+        noise, which their difference then lacks. Under `jax.vmap` over parameters or
+        gradients alone that is refused. Give each run a key, as in
         `jax.vmap(lambda key, params: make(key).init(params))(keys, params)`.
       * Inside `jax.shard_map` the noise must differ along the axes along which the
         gradient does, and along no others: one draw for one coordinate, whatever device
@@ -156,7 +156,8 @@ def add_dp_noise(
         complex: noise of a stated level per real coordinate is not defined for it.
       ValueError: if a level is negative or not finite, the tree is no prefix of the
         parameters, gradients still have their batch axis, or the devices of a
-        `jax.shard_map` would have the same noise for different coordinates.
+        `jax.shard_map`, or runs under `jax.vmap`, would have the same noise for
+        different coordinates.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -178,13 +179,14 @@ def add_dp_noise(
     def init_fn(params):
         _warn_of_parts(params)
         _noise_level.per_leaf(noise_stddev, params)
-        rng_key = keys.of_domain(key, "add_dp_noise")
+        rng_key = keys.of_one_run(keys.of_domain(key, "add_dp_noise"), params)
         return AddDPNoiseState(count=jnp.zeros([], jnp.int32), rng_key=rng_key)
 
     def update_fn(updates, state, params=None):
         _check_summed(updates, params)
         _check_devices(updates, state.rng_key)
-        rng_key, step_key = jax.random.split(state.rng_key)
+        own_key = keys.of_one_run(state.rng_key, updates)
+        rng_key, step_key = jax.random.split(own_key)
         stddev = _noise_level.at_step(noise_stddev, state.count)
         noised = jax.tree.map(
             lambda g, s, z: g + s.astype(z.dtype) * z,
