@@ -262,7 +262,7 @@ def test_each_mechanism_spends_what_it_says_and_states_what_it_assumes(name, cap
     assert report["assumed"].startswith(sampling.assumed)
     # Else who gives the noise in clip norms is told the epsilon of more noise.
     clip_norms = round(expected.sensitivity * 100 / 0.5)
-    is_told = f"here {clip_norms} clip norms: divide by {clip_norms}"
+    is_told = f"here {clip_norms} clip norms. If yours is"
     assert (is_told in report["assumed"]) == (clip_norms > 1)
     one = {"poisson", "truncated-poisson", "random-allocation", "correlated", "banded"}
     assert (clip_norms > 1) == (name not in one)

@@ -103,7 +103,7 @@ both_methods = pytest.mark.parametrize("method", ["factored", "vmap"])
 def test_a1_nothing_comes_before_the_clip(method, before):
     tx = optax.chain(before, dpadambc.dp_sgd(0.1, SILENT, key=jax.random.key(0)))
     state = tx.init(PARAMS)
-    with pytest.raises((TypeError, ValueError), match="put clip_per_example first"):
+    with pytest.raises((TypeError, ValueError), match="(?i)put clip_per_example first"):
         jax.jit(tx.update)(gradients(method=method), state, PARAMS)
     with pytest.raises((TypeError, ValueError, NotImplementedError)):
         tx.update(gradients(method=method), state, PARAMS)
@@ -169,7 +169,7 @@ def test_a1_other_rows_for_another_parameter_are_an_error():
 def test_a1_a_broken_seal_is_told_from_a_whole_one():
     broken = dataclasses.replace(gradients(), seal=jnp.zeros(BATCH))
     clip = dpadambc.clip_per_example(C, normalize_by=B)
-    with pytest.raises(TypeError, match="broken seal.*put clip_per_example first"):
+    with pytest.raises(TypeError, match="seal.*is broken.*Put.*clip_per_example first"):
         clip.update(broken, clip.init(PARAMS), PARAMS)
 
 
@@ -356,7 +356,7 @@ CHANGED = {
 
 @pytest.mark.parametrize("make", CHANGED.values(), ids=CHANGED)
 def test_a_stage_before_the_correction_is_refused_at_the_mechanisms_level(make):
-    with pytest.raises(ValueError, match="the level of the noise that arrives there"):
+    with pytest.raises(ValueError, match="the level of the noise that reaches it"):
         fit(make(NOISE))
     assert fit(make(NOISE / 2)).iterations == 20
 
@@ -386,10 +386,10 @@ def test_a_level_that_cannot_be_seen_is_warned_of_behind_a_stage():
     scheduled = mechanism(noise_multiplier=lambda step: 1.0 + (step > 10))
     level = lambda step: scheduled.noise_stddev(step) / 2
     hidden = optax.inject_hyperparams(dpadambc.adam_bc)(0.1, NOISE)
-    with pytest.warns(UserWarning, match="cannot be seen here"):
+    with pytest.warns(UserWarning, match="cannot see which level"):
         fit(optax.MultiSteps(hidden, 4))
     assert fit(CHANGED["MultiSteps"](level), mechanism=scheduled).iterations == 20
-    with pytest.raises(ValueError, match="that arrives there"):
+    with pytest.raises(ValueError, match="that reaches it"):
         same = scheduled.noise_stddev
         fit(CHANGED["MultiSteps"](same), mechanism=scheduled)
 
@@ -992,7 +992,7 @@ def test_a12_a_larger_batch_than_the_mechanism_draws_is_refused(name):
     tx = dpadambc.privatize(made, key=jax.random.key(0))
     state, grad_fn = tx.init(PARAMS), dpadambc.per_example_grad(linear)
     for update in (tx.update, jax.jit(tx.update)):
-        with pytest.raises(ValueError, match="Expected 8 examples at most.*got 64"):
+        with pytest.raises(ValueError, match="Expected at most 8 examples.*got 64"):
             update(grad_fn(PARAMS, X), state, PARAMS)
     tx.update(grad_fn(PARAMS, X[:8]), state, PARAMS)
     # A loader's own padding, for several devices say, is told of.

@@ -75,7 +75,7 @@ def isolation(fun: Callable[..., Any], params: Any, batch: _neighbors.Batch) -> 
             if moved > worst:
                 worst, pair = moved, candidate.name
     sentence = (
-        f"Replaced by one that is {pair}, an example changes what others get by"
+        f"Replacing an example by one that is {pair} changes what others get by"
         f" {worst:.2g} of the largest value."
         if worst > _ROUNDING
         else "No example changes what others get, but for rounding."

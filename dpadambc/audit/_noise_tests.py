@@ -14,8 +14,8 @@ from dpadambc.mechanisms.base import Mechanism
 
 _ROUNDING = 1e-3
 UNFOLLOWED = (
-    "a part is made in a way that is not followed, by a callback to the host, or by"
-    " noise that is concatenated, scattered, or scaled by what is private."
+    "a part cannot be followed: a callback to the host makes it, or its noise is"
+    " concatenated, scattered, or scaled by what is private."
 )
 
 

@@ -88,7 +88,7 @@ def _unit(found: Any) -> str:
         return ""
     return (
         f" The noise multiplier is in units of the sensitivity, here {clip_norms} clip"
-        f" norms: divide by {clip_norms} one that is in units of the clip norm."
+        f" norms. If yours is in units of the clip norm, divide it by {clip_norms}."
     )
 
 
@@ -138,9 +138,10 @@ def _meaning_as_text(numbers: dict[str, Any]) -> list[str]:
         gaussian = ["Nothing is hidden: an attacker can be right of everybody."]
     else:
         gaussian = [
-            f"As private as one number with Gaussian noise of which an example moves it"
-            f" by {mu:.3f}",
-            f"standard deviations, for attacks with at least {least:g} of both errors.",
+            f"As private as one number with Gaussian noise that an example moves by"
+            f" {mu:.3f}",
+            f"standard deviations, against attacks with both error rates at least"
+            f" {least:g}.",
         ]
     rows = [
         f"  {float(rate):>23.2%}  {best:>20.2%}"

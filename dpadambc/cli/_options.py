@@ -47,8 +47,8 @@ SAMPLINGS = {
         "mechanisms",
         "TruncatedPoissonGaussian",
         ("sampling_prob", "truncated_batch_size", "num_examples"),
-        "Poisson sampling, of which a random part is kept where a batch is too large;"
-        " neighbors have the same number of examples, which is taken as known.",
+        "Poisson sampling; of a batch that is too large, a random part is kept."
+        " Neighbors have the same number of examples, which is taken as known.",
     ),
     "fixed-size": Sampling(
         "mechanisms",
@@ -225,7 +225,7 @@ def _add_audit(commands) -> None:
     command = commands.add_parser(
         "audit",
         help="check a training pipeline; exits with 1 if a check fails, with 3 if none"
-        " does and one was not made",
+        " fails but one could not be made",
     )
     command.add_argument(
         "factory",

@@ -44,16 +44,17 @@ def _refuse_touched(name: str, leaf: _leaves.PerExampleGradient) -> None:
     """Raises where something has been between the gradient function and the clip."""
     if not _seal.has_its_kind(leaf.seal):
         raise TypeError(
-            f"Expected {name} untouched since dpadambc.per_example_grad, got a broken"
-            f" seal, of dtype {leaf.seal.dtype}: put clip_per_example first."
+            f"Expected {name} as dpadambc.per_example_grad returned it, got one that"
+            f" was changed since: its seal, of dtype {leaf.seal.dtype}, is broken. Put"
+            " clip_per_example first, with nothing before it."
         )
     varying = set(shard_map.varying_axes(leaf.seal))
     summed = set(leaf.axes) & shard_map.all_axes() - varying
     if summed:
         raise ValueError(
-            f"Expected {name} of the examples of each device, got what was made of all"
-            f" along {sorted(summed)}, by jax.lax.psum, say: put clip_per_example"
-            " first, and sum over devices what it returns."
+            f"Expected {name} of the device's own examples, got one that combines"
+            f" devices along {sorted(summed)}, as jax.lax.psum does. Put"
+            " clip_per_example first, and sum what it returns over devices."
         )
     split = set(shard_map.varying_axes(leaf.sealed)) - varying
     if split:

@@ -409,10 +409,10 @@ def _mixing(fun: Callable, args: Any) -> tuple[str, ...]:
         _batch_norm.check(jax.make_jaxpr(fun)(*args).jaxpr)
     except _batch_norm.CentersOverOne:
         return (
-            "The loss subtracts a mean over an axis of size one: batch normalization,"
-            " say. It mixes the examples of a batch, which per-example gradients"
-            " cannot, so it sees one example alone: other data than the model was made"
-            " for, without a gradient where that is a single number. Use group or layer"
-            " normalization, or statistics that are fixed.",
+            "The loss subtracts a mean over an axis of size one, as batch normalization"
+            " does. That mixes the examples of a batch, but here it sees one example"
+            " alone: the model was not made for that, and where an example is a single"
+            " number, it has no gradient. Use group or layer normalization, or fixed"
+            " statistics.",
         )
     return ()

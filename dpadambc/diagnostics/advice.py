@@ -110,7 +110,7 @@ def _of_ratio(ratio: float) -> str:
     if ratio > _SMALL:
         return (
             f"Noise and signal both make up the second moment: {ratio:.2g} to one in"
-            " the mean, which a few large coordinates may rule."
+            " the mean, which a few large coordinates may dominate."
         )
     return (
         f"Noise is small in the second moment: {ratio:.2g} times the signal. The"

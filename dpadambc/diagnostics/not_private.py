@@ -90,8 +90,8 @@ def gradient_statistics(
             "Expected a mechanism with a fixed bound, got one with"
             f" {mechanism.clip_rule!r}, which does not know the bound of a step. Give"
             " dataclasses.replace(mechanism, clip_rule=mechanism.clip_rule.rule,"
-            " l2_clip_norm=...), with the l2_clip_norm of its state: in the unit of the"
-            " data, not in that of the bound, in which updates are."
+            " l2_clip_norm=...), with the l2_clip_norm of its state. That is in the"
+            " unit of the data; updates are in units of the bound."
         )
     gradients = _leaves.in_any_form(per_example_gradients)
     norms = _leaves.per_example_norms(gradients)

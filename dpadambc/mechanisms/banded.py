@@ -201,7 +201,7 @@ class BandedGaussian(Mechanism):
         prob = parts * size / num_examples
         if prob > 1:
             raise ValueError(
-                "Expected a batch_size of one part at most, got batch_size="
+                "Expected a batch_size of at most one part, got batch_size="
                 f"{size} of {num_examples} examples in {parts} parts. Take fewer bands."
             )
         return {**fields, "sampling_prob": prob}
@@ -287,7 +287,7 @@ class BandedGaussian(Mechanism):
     def _sample(self, key: jax.Array, num_examples: int) -> Batch:
         raise TypeError(
             "Expected sample_step(run_key, step), with one key for all steps, got"
-            " sample(key): who is in which part follows from one key, and with a key"
-            " for each step examples would change parts, which this epsilon is not for."
+            " sample(key): one key decides which part an example is in. With a key for"
+            " each step examples would change parts, and this epsilon would not hold."
             " For independent steps use a PoissonGaussian."
         )

@@ -71,8 +71,8 @@ class Batch:
         if jnp.shape(x)[:1] != (self.num_examples,):
             raise ValueError(
                 f"Expected {self.num_examples} rows, as they were sampled from, got"
-                f" shape {jnp.shape(x)} at data{jax.tree_util.keystr(path)}. Rows that"
-                " are not there would count as others."
+                f" shape {jnp.shape(x)} at data{jax.tree_util.keystr(path)}. An index"
+                " beyond the rows would be read as another row."
             )
         if isinstance(x, np.ndarray) and isinstance(self.indices, np.ndarray):
             rows = x[np.where(self.is_padding_example, 0, self.indices)]

@@ -184,8 +184,8 @@ class CorrelatedGaussian(Mechanism):
         self, noise_multiplier: float, accountant: _events.Accountant
     ) -> dp_accounting.DpEvent:
         raise TypeError(
-            "Expected the event of all steps, got one step of correlated noise, of"
-            " which no number of compositions is the whole."
+            "Expected the event of all steps, got one step of correlated noise: no"
+            " number of single steps composes to the run."
         )
 
     def _batches(self, rng: np.random.Generator, num_examples: int) -> Iterator[Batch]:

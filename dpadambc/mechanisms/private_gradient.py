@@ -36,10 +36,10 @@ def _refuse_large(gradients: optax.Updates, mechanism: Mechanism) -> None:
         return
     if leaves[0].batch_size > largest:
         raise ValueError(
-            f"Expected {largest} examples at most, as a step of this"
-            f" {type(mechanism).__name__} draws them and its epsilon is for, got"
-            f" {leaves[0].batch_size}. Make the mechanism with the batch_size of your"
-            " batches; what is padding among them, say by is_padding_example."
+            f"Expected at most {largest} examples, as many as a step of this"
+            f" {type(mechanism).__name__} draws, got {leaves[0].batch_size}: its"
+            " epsilon would not hold. Make the mechanism with the batch_size of your"
+            " batches. If some rows are padding, say which by is_padding_example."
         )
 
 
@@ -52,8 +52,8 @@ def _warn_of_losses(extra_args: dict[str, Any]) -> None:
     found = sorted(_OF_THE_LOSS & set(extra_args))
     if found:
         warnings.warn(
-            f"update is given {', '.join(found)}, which has no noise, and which stages"
-            " behind privatize may use and keep. If it depends on protected data,"
+            f"update is given {', '.join(found)}, which has no noise. Stages behind"
+            " privatize may use it and keep it. If it depends on protected data,"
             " epsilon does not cover it.",
             stacklevel=4,
         )

@@ -219,7 +219,7 @@ class Poisson(Trials):
 
 @dataclasses.dataclass(frozen=True)
 class Fixed(Trials):
-    """So many trials: they compose, and all of them may be published.
+    """A fixed number of trials: they compose, and all of them may be published.
 
     Args:
       number: of trials, at least 1.

@@ -5,9 +5,9 @@ number or a simulation. `theory.adam_convergence_bound` and
 `theory.adam_bc_convergence_bound` are what can be proved.
 
 The setting is that of `Setting`. With :math:`\Phi` the noise variance, C the clip norm,
-:math:`C_1 \le C` the bound on gradients and R a logarithm that each theorem has of its
-own, both take the least :math:`\delta_0` that a tail bound admits, and both add W for
-weight decay:
+:math:`C_1 \le C` the bound on gradients and R a logarithm that differs between the
+theorems, both take the least :math:`\delta_0` that a tail bound admits, and both add W
+for weight decay:
 
 .. math::
   \mu_* = b_2 \frac{1 - b_2^T}{1 - b_2}
@@ -38,14 +38,14 @@ What is wrong:
    the squared gradient and :math:`d^2` times the printed term. In Theorem 3.6 that
    product is not divided by T either.
 5. :math:`\delta_0` bounds a square and :math:`C_1` a gradient; their sum has no unit,
-   and the sum in W has three. In other units of the loss the printed number is another
-   one, and in small ones it is *below* the squared gradient of a run, where a large
-   :math:`\epsilon_0`, which the sum leaves out, slows the run down.
+   and the sum in W has three. So the printed number changes with the unit of the loss.
+   In small units it is *below* the squared gradient of a run that a large
+   :math:`\epsilon_0`, which the sum leaves out, slows down.
 6. For DP-AdamW-BC :math:`-\Phi` stands where :math:`\epsilon_0` stood, and the floor is
    nowhere: a large floor stops the run, which the theorem does not see. Half of the
    coordinates without signal have :math:`\hat v < \Phi`, where its root is not real.
-7. Theorem 3.6 holds for no :math:`b_1 \ge b_2`, which it does not say, and has
-   :math:`\delta_0` in the place of the :math:`\delta_0 + C_1` of its proof.
+7. Theorem 3.6 needs :math:`b_1 < b_2`, which it does not say, and has
+   :math:`\delta_0` where its proof has :math:`\delta_0 + C_1`.
 """
 
 import dataclasses
@@ -82,7 +82,7 @@ class Setting:
       eps_root: :math:`\epsilon_0`.
       num_coordinates: :math:`d`.
       initial_norm: :math:`\|\theta_0\|`.
-      alpha: the probability that the theorem is not about a run.
+      alpha: the probability that the theorem says nothing about a run.
 
     Example:
       >>> from dpadambc.theory import as_printed

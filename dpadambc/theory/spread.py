@@ -18,11 +18,10 @@ cross term has :math:`\mathbb{E} z^3 = 0`. For :math:`|g_i| \le G`
 with equality on the left for constant :math:`|g_i| = G`. The corrected moment therefore
 converges to the clean one, in mean square, if and only if t grows *and* b2 tends to 1,
 at the rate :math:`1/\sqrt t + \sqrt{1 - b_2}`. At a fixed b2 it is unbiased and never
-consistent: it keeps the spread that `second_moment_spread` gives in the limit. Nothing
-is asked of the clean gradients, such as that they be stationary, but their bound. Under
-a floor the limit is the larger of the clean moment and the floor. The update converges
-only if b1 tends to 1 too: at a fixed b1 the first moment keeps its
-`first_moment_spread`.
+consistent: it keeps the spread that `second_moment_spread` gives in the limit. The
+clean gradients must be bounded; they need not be stationary. Under a floor the limit is
+the larger of the clean moment and the floor. The update converges only if b1 tends to 1
+too: at a fixed b1 the first moment keeps its `first_moment_spread`.
 """
 
 import math
@@ -36,7 +35,7 @@ from dpadambc.theory._decay import Number, settled
 
 
 def _relative_spread(decay: Number, count: Number) -> jax.Array:
-    """Standard deviation of the average of `count` uncorrelated numbers over theirs."""
+    """Standard deviation of an average of `count` uncorrelated numbers, over theirs."""
     faded = jnp.power(decay, count)
     return jnp.sqrt((1 - decay) / (1 + decay) * (1 + faded) / settled(decay, count))
 
@@ -148,8 +147,8 @@ def second_moment_deviation(
     generating function fails at :math:`\lambda = 1 / (4 \Phi)`. Far above
     :math:`\Phi`, it is of little use.
 
-    Always smaller, by a factor of up to :math:`\sqrt 2` in the first branch and of up
-    to four in the second, where few steps count, is
+    A bound that is always smaller, by a factor of up to :math:`\sqrt 2` in the first
+    branch and of up to four in the second, where few steps count, is
     :math:`\sqrt{2 \ln(2/\alpha)}` times `second_moment_spread` with `gradient=G`, plus
     :math:`2 \Phi \ln(2/\alpha) (1 - b_2) / (1 - b_2^t)`. For that logarithm is also at
     most :math:`\lambda^2 (\Phi^2 + 2 g^2 \Phi) / (1 - 2 \Phi |\lambda|)`, which makes

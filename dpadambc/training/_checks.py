@@ -153,8 +153,8 @@ class FirstBatch:
             )
         elif not has_gradient:
             self.warn(
-                "No example of the first steps has a gradient: the loss is constant, as"
-                " that of a contrast within a batch of one is, or not finite. Noise"
-                " alone moves the parameters, and epsilon is spent all the same.",
+                "No example of the first steps has a gradient: the loss is constant (a"
+                " contrastive one is, in a batch of one) or not finite. Noise alone"
+                " moves the parameters, and epsilon is spent all the same.",
                 stacklevel=3,
             )

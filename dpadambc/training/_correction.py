@@ -125,22 +125,22 @@ def check(
             wrong = levels[is_level.index(False)]
             warnings.warn(
                 f"The correction takes out noise of {wrong}, but the mechanism adds"
-                f" {mechanism.noise_stddev}: give it"
-                " mechanism.noise_stddev.",
+                f" {mechanism.noise_stddev}: give it mechanism.noise_stddev.",
                 stacklevel=3,
             )
     elif True in is_level:
         raise ValueError(
-            "Expected the correction to have the level of the noise that arrives there,"
-            f" got the mechanism's, {mechanism.noise_stddev}, with a stage before it"
-            " that changes it. Inside optax.MultiSteps(..., k), which averages k"
+            "Expected the correction to have the level of the noise that reaches it,"
+            f" got the mechanism's, {mechanism.noise_stddev}, although a stage before"
+            " it changes the level. Inside optax.MultiSteps(..., k), which averages k"
             " gradients, give mechanism.noise_stddev / k**0.5; behind optax.scale(c),"
             " c times it; or put the correction first."
         )
     elif None in is_level:
         warnings.warn(
-            "A stage before the correction changes the level of the noise, and what it"
-            " is given cannot be seen here: it must be the level of what arrives, such"
-            " as mechanism.noise_stddev / k**0.5 inside optax.MultiSteps(..., k).",
+            "A stage before the correction changes the level of the noise, and fit"
+            " cannot see which level the correction was given. It must be that of the"
+            " noise that reaches it, such as mechanism.noise_stddev / k**0.5 inside"
+            " optax.MultiSteps(..., k).",
             stacklevel=3,
         )

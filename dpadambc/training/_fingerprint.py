@@ -93,11 +93,11 @@ def _refuse_callbacks(jaxpr: jex.Jaxpr) -> None:
     for equation in jaxpr.eqns:
         if equation.primitive.name in _CALLBACKS:
             raise ValueError(
-                "Expected a loss that is told apart by its program, got a callback to"
-                f" the host in it ({equation.primitive.name}): what that computes may"
-                " be another when the run goes on from its checkpoint, and its gradient"
-                " would get noise that was used before. Compute it beforehand, as data,"
-                " or run without checkpoints."
+                "Expected a loss whose program shows all that it computes, got a"
+                f" callback to the host in it ({equation.primitive.name}). If that"
+                " computes something else when the run goes on from its checkpoint,"
+                " another gradient gets noise that was used before. Compute its result"
+                " beforehand, as data, or run without checkpoints."
             )
         for inner in jaxprs.inner(equation):
             _refuse_callbacks(inner.jaxpr)

@@ -68,10 +68,10 @@ def check_earlier(there: dict[str, Any], here: dict[str, Any]) -> None:
         return
     named = [repr(_read(text)) if text else "nothing" for text in pair]
     raise ValueError(
-        f"Expected spent= as the run of the checkpoint began with it, {named[0]}, got"
-        f" {named[1]}. Its epsilon counts that, and all steps of the run itself, which"
-        " are not to be given. What was forgotten when it began is added to its result"
-        " by mechanisms.accounting.compose."
+        f"Expected the spent= that the run of the checkpoint began with, {named[0]},"
+        f" got {named[1]}. Its epsilon counts that and all steps of the run itself, so"
+        " do not give those. To add an earlier run that was forgotten then, compose it"
+        " with the result: dpadambc.mechanisms.accounting.compose."
     )
 
 

@@ -65,9 +65,9 @@ class Saved:
         step = int(found.step)
         if step > iterations:
             raise ValueError(
-                f"Expected at least the {step} steps that the checkpoint has taken and"
-                f" spent for, got a run of {iterations}. Ask for as many iterations, or"
-                " a larger budget."
+                f"Expected a run of at least {step} steps, since the checkpoint has"
+                f" taken and paid for as many, got {iterations}. Ask for more"
+                " iterations, or a larger budget."
             )
         _LOGGER.warning(
             "Goes on from step %d of %d, from %r, with the keys that are there.",

@@ -81,9 +81,9 @@ class SearchResult(NamedTuple):
 
 
 _ADVICE = (
-    "Epsilons of both add, and so do deltas: state the sums, and give spent=() to have"
-    " that of the last alone; or give it if nobody whose data the earlier had is in"
-    " these data."
+    "The epsilons of the two add, and so do the deltas: state the sums. Give spent=()"
+    " to compute the epsilon of this one alone, or if nobody whose data the earlier one"
+    " had is in these data."
 )
 
 

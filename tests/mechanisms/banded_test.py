@@ -180,7 +180,7 @@ def test_epochs_batch_sizes_and_targets():
         target_epsilon=3.0, target_delta=1e-5, epochs=3, **numbers
     )
     assert 2.99 < found.epsilon(1e-5) <= 3
-    with pytest.raises(ValueError, match="of one part at most.*Take fewer bands"):
+    with pytest.raises(ValueError, match="of at most one part.*Take fewer bands"):
         BandedGaussian.of_epochs(
             epochs=3, noise_multiplier=1.0, **numbers | dict(batch_size=400)
         )

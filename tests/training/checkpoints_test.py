@@ -203,7 +203,7 @@ def test_an_extended_run_keeps_to_its_budget(tmp_path):
 )
 def test_steps_that_were_taken_cannot_be_taken_back(tmp_path, options):
     fit(tmp_path)
-    with pytest.raises(ValueError, match="at least the 20 steps .* taken and spent"):
+    with pytest.raises(ValueError, match="at least 20 steps, .* taken and paid"):
         fit(tmp_path, **options)
 
 

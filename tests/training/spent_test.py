@@ -239,7 +239,7 @@ def test_a_search_has_trained_too():
     options = dict(params=fixed.best.params, spent=(), key=jax.random.key(1))
     found = search(trials.Geometric(1), **options)
     for spent in (found, [MECHANISM]):
-        with pytest.raises(ValueError, match="Epsilons of both add"):
+        with pytest.raises(ValueError, match="epsilons of the two add"):
             fit(found.best.params, spent=spent)
     assert fit(found.best.params, spent=(), callback=stop_after(1)).iterations == 1
 
@@ -247,7 +247,7 @@ def test_a_search_has_trained_too():
 def test_a_search_does_not_begin_with_what_a_run_has_made(monkeypatch):
     made = first().state.params
     monkeypatch.setattr(tuning, "_Trainer", None)  # nothing is trained
-    with pytest.raises(ValueError, match="10 steps of .*Epsilons of both add"):
+    with pytest.raises(ValueError, match="10 steps of .*epsilons of the two add"):
         search(trials.Fixed(2), params=made)
     with pytest.raises(TypeError, match=r"Expected spent=\(\) or none for a search"):
         search(trials.Fixed(2), params=made, spent=first())

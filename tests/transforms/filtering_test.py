@@ -191,10 +191,10 @@ def test_fit_refuses_the_level_of_what_went_in():
         target_delta=1e-5,
     )
     filtering = transforms.low_pass(*FILTERS["average"])
-    with pytest.raises(ValueError, match="the level of the noise that arrives there"):
+    with pytest.raises(ValueError, match="the level of the noise that reaches it"):
         fit(optax.chain(filtering, dpadambc.adam_bc(0.1, mechanism.noise_stddev)))
     level = transforms.low_pass_noise_stddev(
         mechanism.noise_stddev, *FILTERS["average"]
     )
-    with pytest.warns(UserWarning, match="what it is given cannot be seen here"):
+    with pytest.warns(UserWarning, match="cannot see which level the correction"):
         fit(optax.chain(filtering, dpadambc.adam_bc(0.1, level)))
