@@ -58,6 +58,14 @@ def ranks(found: Scores) -> dict[str, float]:
     return dict(zip(methods, map(float, mean_ranks), strict=True))
 
 
+def equal_ranks(found: Scores) -> float:
+    """The p value of Friedman's test that all methods are alike."""
+    methods, blocks = compared(found)
+    columns = [[statistics.fmean(found[b][name]) for b in blocks] for name in methods]
+    test: Any = scipy.stats.friedmanchisquare(*columns)
+    return float(test.pvalue)
+
+
 def critical_difference(num_methods: int, num_blocks: int) -> float:
     """Of mean ranks, by Nemenyi's test at the level of five percent."""
     q = scipy.stats.studentized_range.ppf(1 - LEVEL, num_methods, np.inf) / math.sqrt(2)
@@ -174,8 +182,8 @@ def render(rows: Sequence[Row]) -> str:
         body = [[name, f"{by_rank[name]:.1f}"] for name in in_order]
         difference = critical_difference(len(methods), len(blocks))
         parts += [
-            f"Mean ranks over {len(blocks)} blocks; methods are told apart by a"
-            f" difference of {difference:.1f}:",
+            f"Mean ranks over {len(blocks)} blocks; two methods are told apart by a"
+            f" difference of {difference:.1f}{_together(found)}:",
             markdown(["method", "mean rank"], body),
             pairs(found),
             "Candidates tuned at ε = 3 alone, against those tuned at each ε:",
@@ -184,6 +192,14 @@ def render(rows: Sequence[Row]) -> str:
             recipes(rows),
         ]
     return "\n\n".join(parts)
+
+
+def _together(found: Scores) -> str:
+    """Whether methods differ at all, of at least three in two blocks."""
+    methods, blocks = compared(found)
+    if len(methods) < 3 or len(blocks) < 2:
+        return ""
+    return f" (that any differ: p = {equal_ranks(found):.2g}, Friedman's test)"
 
 
 def ranks_picture(rows: Sequence[Row]) -> Figure:

@@ -60,9 +60,9 @@ def scale_by_ademamix_bc(
     :math:`\sigma` in the limit, 0.7 % for the default against 23 %. A private run is
     often shorter than that: after 1,000 steps the default holds a tenth of a constant
     gradient. Choose b3 by the number of steps, or let it grow by a schedule, as the
-    paper does. We know of no comparison under privacy: Opake has this optimizer with a
-    correction, and publishes no result. First try `scale_by_adam_bc` with a larger b1,
-    which needs a third less memory, and `correction=0`, the control.
+    paper does. In the equal trials of `benchmarks/methods` it ranks 11th of 19 methods,
+    and first on features of CIFAR-10 at ε 3 and 8. First try `scale_by_adam_bc` with a
+    larger b1, which needs a third less memory, and `correction=0`, the control.
 
     Guarantees:
       * The state is computed from what comes in and from public numbers alone: behind

@@ -111,6 +111,9 @@ def scale_then_privatize(
     formed. It takes gradients per example, and no place in `training.fit`, which hands
     over a sum.
 
+    Advice. In the equal trials of `benchmarks/methods`, with Adam behind it, it is
+    level with Adam alone: 0.0 points in the mean of 12 blocks, from -2.2 to +2.5.
+
     Of the paper: its algorithm was checked against the public code of jax_privacy,
     which names it as its source, not against the text. There v is that of the optimizer
     behind, not divided by :math:`1 - \mathrm{decay}^t`; `factored` is not in it.
