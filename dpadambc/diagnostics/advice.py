@@ -151,7 +151,8 @@ def _correction(seen: Snapshot) -> Advice:
         "correction",
         f"The correction makes steps {ratio:.2g} times as large (root mean square)"
         f" {what} (cosine {cosine:.3f} to those without): the learning rates of the two"
-        " differ by about that factor.",
+        " differ by about that factor. Compare it with its floor alone, correction=0,"
+        " at equal trials: of 19 methods on four tasks that ranked first.",
         figures,
     )
 
@@ -218,7 +219,8 @@ def _clipping(seen: GradientStatistics) -> Advice:
     if share < _FEW_CLIPPED:
         sentence = (
             f"{start}; 95 % are below {high:.2g}. Lower the clip norm towards the"
-            f" median of {median:.2g}: the noise falls with it, at the same epsilon."
+            f" median of {median:.2g}: the noise falls with it, at the same epsilon. Or"
+            " take clip_rule=clipping.Automatic(), which needs no search for it."
         )
     elif share > _ALL_CLIPPED:
         sentence = (
@@ -242,7 +244,8 @@ def advise(
 
     Returns:
       Advice on the noise, the direction of the update, the correction, the floor, the
-      layers and the clip norm, each with its figures.
+      layers and the clip norm, each with its figures. What it advises by default is
+      what the equal trials of `benchmarks/methods` found.
 
     Example:
       >>> import jax, jax.numpy as jnp
