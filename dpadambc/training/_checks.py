@@ -1,6 +1,7 @@
 """What is wrong with a run can mostly be told before its first step."""
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -27,8 +28,8 @@ def mechanism_of(mechanism: Any, num_examples: int) -> None:
             "Expected a mechanism that draws each batch from a key, such as a"
             f" PoissonGaussian, got {mechanism!r}."
         )
-    draw = lambda key: mechanism.sample_step(key, 0, num_examples=num_examples)
-    jax.eval_shape(draw, jax.random.key(0))
+    draw = functools.partial(mechanism.sample_step, num_examples=num_examples)
+    jax.eval_shape(draw, jax.random.key(0), 0)
 
 
 def optimizer_of(optimizer: Any, params: optax.Params, mechanism: Mechanism) -> None:

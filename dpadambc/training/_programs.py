@@ -42,9 +42,10 @@ class Programs:
         self.step = jax.jit(step, donate_argnums=0)
         self.steps = jax.jit(self.scan, static_argnums=3, donate_argnums=0)
         self.sample = jax.jit(lambda s: step.shardings.replicate(self.draw(s)))
-        self.sample_first = jax.jit(
-            lambda key: step.mechanism.sample_step(key, 0, num_examples=num_examples)
+        sample = functools.partial(
+            step.mechanism.sample_step, num_examples=num_examples
         )
+        self.sample_first = jax.jit(lambda key: sample(key, jnp.int32(0)))
 
     def peak_bytes(
         self, microbatch_size: int | None, iterations: int | None, *args: Any

@@ -349,7 +349,7 @@ def test_a_checkpoint_holds_what_was_spent_before(tmp_path):
     key = jax.random.key(1)
     with pytest.raises(RuntimeError):
         fit(key=key, folder=tmp_path, spent=[OTHER], callback=_raise)
-    text = r"began with it, Spending.*6 steps of [^\n]*, got {}"
+    text = r"began with, Spending.*6 steps of [^\n]*, got {}"
     for spent, got in ((None, "nothing"), ([(OTHER, 5)], "Spending"), ((), "nothing")):
         with pytest.raises(ValueError, match="(?s)" + text.format(got)):
             fit(key=key, folder=tmp_path, spent=spent)
@@ -368,7 +368,7 @@ def test_the_steps_of_a_checkpoint_are_not_given_once_more(tmp_path):
     key = jax.random.key(2)
     done = fit(key=key, folder=tmp_path)
     longer = dataclasses.replace(MECHANISM, iterations=15)
-    with pytest.raises(ValueError, match="began with it, nothing, got Spending"):
+    with pytest.raises(ValueError, match="began with, nothing, got Spending"):
         fit(mechanism=longer, key=key, folder=tmp_path, spent=done)
     result = fit(mechanism=longer, key=key, folder=tmp_path)
     assert result.resumed_from == 10 and result.epsilon == longer.epsilon(DELTA)
