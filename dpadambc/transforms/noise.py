@@ -121,7 +121,8 @@ def add_dp_noise(
       * The noise is a function of the key: `init` called twice gives two runs the same
         noise, which their difference then lacks. Under `jax.vmap` over parameters or
         gradients alone that is refused. Give each run a key, as in
-        `jax.vmap(lambda key, params: make(key).init(params))(keys, params)`.
+        `jax.vmap(lambda key, params: make(key).init(params))(keys, params)`. (To
+        compare runs on public data by their differences, map over copies of a key.)
       * Inside `jax.shard_map` the noise must differ along the axes along which the
         gradient does, and along no others: one draw for one coordinate, whatever device
         has it. Anything else is refused, and so is `check_vma=False`.
