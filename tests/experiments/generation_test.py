@@ -462,12 +462,18 @@ def test_absent_canaries_leave_empty_rows_without_a_gradient(small_world, monkey
 
 def test_canaries_tell_what_they_are(small_world, monkeypatch, capsys):
     _made(monkeypatch, small_world)
-    monkeypatch.setattr(canaries, "NUM_OTHERS", 7)
-    monkeypatch.setattr(canaries, "LENGTHS", (24,))
+    for name, value in {
+        "NUM_PAIRS": 32,
+        "EPOCHS": 0.5,
+        "BATCH_SIZE": 8,
+        "NUM_OTHERS": 7,
+        "LENGTHS": (24,),
+    }.items():
+        monkeypatch.setattr(canaries, name, value)
     chosen = "--data-dir", str(small_world), "--epsilon", "8"
     _run(canaries, small_world, monkeypatch, *chosen, "--method", "DP-Adam")
     (row,) = records.read(small_world / "results.jsonl")
-    assert row["num_examples"] == 48 + 5 + 3 and len(row["canaries"]) == 6
+    assert row["num_examples"] == 32 + 5 + 3 and len(row["canaries"]) == 6
     assert all(0 <= x["exposure"] <= 3 for x in row["canaries"])
     assert 0 <= row["epsilon_at_least"] < 8
     assert "| LoRA, DP-Adam, ε 8, η 0.005 |" in capsys.readouterr().out
