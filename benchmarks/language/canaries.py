@@ -241,9 +241,7 @@ def main() -> None:
         found, begin = records.Records(arguments.output), e2e.start()
         train = e2e.tokens(arguments.data_dir, "train", begin.tokenizer)
         for seed, shorter in e2e.settings(arguments):
-            setting = dataclasses.replace(
-                shorter, epochs=EPOCHS, batch_size=BATCH_SIZE
-            )
+            setting = dataclasses.replace(shorter, epochs=EPOCHS, batch_size=BATCH_SIZE)
             make_row = functools.partial(
                 measure, setting, seed, begin, train, arguments.checkpoints
             )
