@@ -107,6 +107,7 @@ _MEANING = {
     "batches": "as this version or configuration of JAX draws them",
     "key": "which would draw other batches and other noise",
 }
+_MAY_DIFFER = "iterations", _NUMBERS, _ENTROPY
 
 
 def _differing(there: dict[str, Any], here: dict[str, Any]) -> dict[str, Any]:
@@ -116,6 +117,12 @@ def _differing(there: dict[str, Any], here: dict[str, Any]) -> dict[str, Any]:
         for name in {**there, **here}
     }
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def numbers_apart(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
+    """One line for each number in a closure or a state that is not the same."""
+    apart = _differing(there.get(_NUMBERS, {}), here.get(_NUMBERS, {}))
+    return [f"{name}: {a} there, {b} here" for name, (a, b) in apart.items()]
 
 
 def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
@@ -128,12 +135,11 @@ def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
     # Who begins with `secret_key`, and goes on with it, means the run and not a key.
     if there.get(_ENTROPY) and here.get(_ENTROPY):
         apart.pop("key", None)
-    for name in ("iterations", _NUMBERS, _ENTROPY):
+    for name in _MAY_DIFFER:
         apart.pop(name, None)
     lines = []
     if {"program", "start"} & set(apart):
-        of_program = _differing(there.get(_NUMBERS, {}), here.get(_NUMBERS, {}))
-        lines = [f"{name}: {a} there, {b} here" for name, (a, b) in of_program.items()]
+        lines = numbers_apart(there, here)
     for name, (a, b) in apart.items():
         if name not in _MEANING:
             lines.append(f"{name}: {a} there, {b} here")

@@ -88,6 +88,16 @@ def _marks(tree: Any) -> Iterator[tuple[str, bytes]]:
             yield jax.tree_util.keystr(path), mark
 
 
+def mark(tree: Any) -> str:
+    """What all arrays of a tree are known by together, keys excepted."""
+    found = hashlib.blake2b(digest_size=8)
+    for x in jax.tree.leaves(tree):
+        if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            found.update(f"{x.shape} {x.dtype}".encode())
+            found.update(_sample(x).tobytes())
+    return found.hexdigest()
+
+
 @dataclasses.dataclass(frozen=True)
 class _Known:
     """What an array is of."""

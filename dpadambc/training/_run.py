@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import jax
 
-from dpadambc.training import _account, _checks, _identity
+from dpadambc.training import _account, _checks, _identity, _reuse
 from dpadambc.training._account import Account, Spent
 from dpadambc.training._history import History
 from dpadambc.training._origins import Origin
@@ -47,6 +47,7 @@ class Saved:
         spent: Spent,
     ):
         self._checkpoints, self._start, self._spent = checkpoints, start, spent
+        self._runner, self._key = runner, key
         self._identity: dict[str, Any] = {}
         if checkpoints is not None:
             self._identity = runner.identity(start) | _identity.of_key(key)
@@ -54,6 +55,8 @@ class Saved:
 
     def restore(self, iterations: int) -> tuple[TrainState, int | None]:
         """The last state saved and its step; or the first state, saved."""
+        outline = self._runner.outline(self._start)
+        _reuse.check(_identity.name_of_key(self._key), outline)
         found = None
         if self._checkpoints is not None:
             found = self._checkpoints.restore(self._start, self._identity)

@@ -8,7 +8,14 @@ from typing import Any
 import jax
 import optax
 
-from dpadambc.training import _data, _fingerprint, _identity, _numbers, _programs
+from dpadambc.training import (
+    _data,
+    _fingerprint,
+    _identity,
+    _numbers,
+    _origins,
+    _programs,
+)
 from dpadambc.training._shardings import Shardings
 from dpadambc.training.state import TrainState, releasable
 from dpadambc.training.step import Seen, Step
@@ -91,6 +98,18 @@ class Runner:
             if x.shape == () and x.is_fully_addressable
         }
         return found | scalars
+
+    def outline(self, state: TrainState) -> dict[str, Any]:
+        """What of the identity can be told at once: that of two runs may be the same.
+
+        A source is known by its size.
+        """
+        return _identity.public_numbers(self._step.mechanism) | {
+            "num_examples": self._num_examples,
+            "data": _origins.mark(self._arrays),
+            "start": _origins.mark(releasable(state)),
+            "numbers": self._numbers(state),
+        }
 
     def _identity(self, state: TrainState) -> dict[str, Any]:
         # The program of one device that skips nothing, wherever the run is.

@@ -147,9 +147,11 @@ def fit(
         all examples is one draw; the result differs by rounding.
 
     It warns of parameters without a gradient, of a loss that mixes examples, such as
-    batch normalization, of rows of the data in the loss, closed over or frozen, and of
-    a correction with the level of other noise. After the first steps it warns of losses
-    that are all NaN, and of examples without any gradient.
+    batch normalization, of rows of the data in the loss, closed over or frozen, of a
+    correction with the level of other noise, and of a key that another run of this
+    process began with, as far as the two are seen to differ: in the mechanism, the
+    start, the data, or a number of the optimizer or the loss. After the first steps it
+    warns of losses that are all NaN, and of examples without any gradient.
 
     A second run is not compiled again if it has the same `loss_fn` and `optimizer` (the
     same objects: `optax.adam(1e-3)` called twice makes two), equal options, shapes and

@@ -1,0 +1,39 @@
+"""With which keys the runs of this process began, to warn of one that serves two."""
+
+import collections
+import warnings
+from typing import Any
+
+from dpadambc.training import _identity
+
+_MOST_KNOWN = 2**14  # keys, the latest
+
+_BEGAN: collections.OrderedDict[str, dict[str, Any]] = collections.OrderedDict()
+
+
+def check(key: str, outline: dict[str, Any]) -> None:
+    """Warns if a run of this process began with the key that was another run.
+
+    The same run once more, be it for more iterations, adds the same noise to the same
+    gradients, which tells nothing new.
+
+    Args:
+      key: the name of it.
+      outline: what the run is, as far as that is known without tracing it.
+    """
+    known = _BEGAN.pop(key, outline)
+    _BEGAN[key] = known
+    while len(_BEGAN) > _MOST_KNOWN:
+        _BEGAN.popitem(last=False)
+    apart = _identity.differences(known, outline)
+    apart += _identity.numbers_apart(known, outline)
+    if apart:
+        warnings.warn(
+            "Expected a key of its own for each run, got that of an earlier run of this"
+            " process that was another. Both add the same noise, which is gone from the"
+            " difference of what they return, so epsilon does not hold where both are"
+            " released, or one is chosen. Draw a new key, such as"
+            " training.secret_key() or jax.random.fold_in(key, run). What differs:\n  "
+            + "\n  ".join(dict.fromkeys(apart)),
+            stacklevel=2,
+        )

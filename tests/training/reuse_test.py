@@ -1,0 +1,108 @@
+"""Two runs with one key add the same noise: the second is warned of."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dpadambc import training
+from dpadambc.training import _reuse, checkpoints
+from tests import common
+
+pytestmark = pytest.mark.filterwarnings(
+    "error:Expected a key of its own for each run:UserWarning"
+)
+
+X = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+WARNED = "Expected a key of its own for each run"
+
+
+def mechanism(**changes):
+    """One step on all examples, its sums divided by 50, unless told otherwise."""
+    return common.poisson_gaussian(
+        **{"noise_multiplier": 5.0, "sampling_prob": 1.0, "iterations": 1} | changes
+    )
+
+
+def squared(w, x):
+    return jnp.sum((w - x) ** 2)
+
+
+SGD = optax.sgd(1.0)
+
+
+@pytest.fixture(autouse=True)
+def no_run_before(monkeypatch):
+    monkeypatch.setattr(_reuse, "_BEGAN", type(_reuse._BEGAN)())
+
+
+def fit(loss_fn=squared, start=None, data=X, made=None, optimizer=SGD, **options):
+    numbers = {"key": jax.random.key(7), "target_delta": 1e-5, "spent": ()} | options
+    start = jnp.ones(3) if start is None else start
+    made = mechanism() if made is None else made
+    return training.fit(loss_fn, start, (data,), made, optimizer, **numbers)
+
+
+@pytest.mark.guarantee
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"optimizer": optax.sgd(0.5)}, r"step_size: -1\.0 there, -0\.5 here"),
+        ({"made": mechanism(l2_clip_norm=2.0)}, r"l2_clip_norm: 1\.0 there, 2\.0 here"),
+        ({"start": jnp.arange(3.0)}, "start: another, with other parameters"),
+        ({"data": X + 1}, "data: another, with other examples"),
+        ({"data": X[1:]}, "num_examples: 40 there, 39 here"),
+    ],
+    ids=["optimizer", "mechanism", "start", "data", "one example fewer"],
+)
+def test_another_run_with_the_key_of_an_earlier_one_is_warned_of(changes, said):
+    fit()
+    with pytest.warns(UserWarning, match=f"(?s){WARNED}.*{said}"):
+        fit(**changes)
+    fit(**changes, key=jax.random.key(8))
+
+
+def test_a_number_in_the_loss_is_named():
+    made = lambda scale: lambda w, x: scale * squared(w, x)
+    fit(made(1.0))
+    with pytest.warns(UserWarning, match=r"loss_fn\.scale: 1\.0 there, 2\.0 here"):
+        fit(made(2.0))
+
+
+@pytest.mark.guarantee
+def test_what_it_warns_of_the_noise_is_gone_from_the_difference():
+    """One example fewer, and the difference of two models is its clipped gradient."""
+    both = fit()
+    with pytest.warns(UserWarning, match=WARNED):
+        without_first = fit(data=X[1:])
+    models = [np.asarray(x.state.params) for x in (both, without_first)]
+    difference = models[1] - models[0]
+    gradient = 2 * (np.ones(3) - X[0])
+    clipped = gradient / max(1, np.linalg.norm(gradient)) / 50
+    np.testing.assert_allclose(difference, clipped, atol=1e-5)
+    own_key = fit(data=X[1:], key=jax.random.key(8))
+    apart = np.asarray(own_key.state.params) - models[0]
+    assert np.linalg.norm(apart - clipped) > 0.05  # noise of 0.1 by coordinate
+
+
+def test_the_same_run_again_or_for_longer_is_not_warned_of(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first, again = fit(), fit(optimizer=optax.sgd(1.0))
+        np.testing.assert_array_equal(first.state.params, again.state.params)
+        fit(made=mechanism(iterations=3))
+        fit(made=mechanism(iterations=2), checkpoints=checkpoints.Checkpoints(tmp_path))
+        fit(made=mechanism(iterations=4), checkpoints=checkpoints.Checkpoints(tmp_path))
+
+
+def test_the_latest_keys_are_known(monkeypatch):
+    monkeypatch.setattr(_reuse, "_MOST_KNOWN", 2)
+    for seed in range(3):
+        fit(key=jax.random.key(seed))
+    assert len(_reuse._BEGAN) == 2
+    fit(key=jax.random.key(0), optimizer=optax.sgd(0.5))  # forgotten
+    with pytest.warns(UserWarning, match=WARNED):
+        fit(key=jax.random.key(2), optimizer=optax.sgd(0.5))
