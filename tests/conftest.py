@@ -57,6 +57,14 @@ def traces_are_counted_anew():
     chex.clear_trace_counter()
 
 
+@pytest.fixture(autouse=True)
+def no_run_came_before():
+    """Each test, of those whose keys `fit` remembers."""
+    from dpadambc.training import _reuse
+
+    _reuse._BEGAN.clear()
+
+
 @pytest.fixture
 def x64():
     """Double precision for one test."""

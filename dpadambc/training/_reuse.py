@@ -35,5 +35,5 @@ def check(key: str, outline: dict[str, Any]) -> None:
             " released, or one is chosen. Draw a new key, such as"
             " training.secret_key() or jax.random.fold_in(key, run). What differs:\n  "
             + "\n  ".join(dict.fromkeys(apart)),
-            stacklevel=2,
+            stacklevel=5,  # of the call of fit
         )

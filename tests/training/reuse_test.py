@@ -34,11 +34,6 @@ def squared(w, x):
 SGD = optax.sgd(1.0)
 
 
-@pytest.fixture(autouse=True)
-def no_run_before(monkeypatch):
-    monkeypatch.setattr(_reuse, "_BEGAN", type(_reuse._BEGAN)())
-
-
 def fit(loss_fn=squared, start=None, data=X, made=None, optimizer=SGD, **options):
     numbers = {"key": jax.random.key(7), "target_delta": 1e-5, "spent": ()} | options
     start = jnp.ones(3) if start is None else start
@@ -60,8 +55,9 @@ def fit(loss_fn=squared, start=None, data=X, made=None, optimizer=SGD, **options
 )
 def test_another_run_with_the_key_of_an_earlier_one_is_warned_of(changes, said):
     fit()
-    with pytest.warns(UserWarning, match=f"(?s){WARNED}.*{said}"):
+    with pytest.warns(UserWarning, match=f"(?s){WARNED}.*{said}") as caught:
         fit(**changes)
+    assert {warning.filename for warning in caught} == {__file__}
     fit(**changes, key=jax.random.key(8))
 
 
