@@ -28,6 +28,12 @@ def slow(*values, id=None):
     return pytest.param(*values, marks=pytest.mark.slow, id=id)
 
 
+def rest_slow(rows, *, quick):
+    """The first rows of a table that has one value in each; the others are slow."""
+    rows = list(rows)
+    return rows[:quick] + [slow(row) for row in rows[quick:]]
+
+
 def thorough(*values, id=None):
     """A row whose parts are in other rows: `make test-thorough` has it."""
     return pytest.param(*values, marks=pytest.mark.thorough, id=id)

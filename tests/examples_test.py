@@ -73,6 +73,7 @@ def test_the_script_says_the_epsilon_of_its_steps(name, run):
         assert all(np.any(a != b) for a, b in zip(before, after, strict=True))
 
 
+@pytest.mark.slow
 def test_the_search_says_what_it_costs(run):
     names, text = run(FOLDER / "search.py")
     score = dp_accounting.GaussianDpEvent(names["score"].noise_multiplier)
@@ -85,6 +86,7 @@ def test_the_search_says_what_it_costs(run):
         check(text, cost.of_one_trial, 1e-5)
 
 
+@pytest.mark.slow
 def test_no_node_of_the_graph_is_in_more_terms_than_it_says(run):
     names, text = run(FOLDER / "graph.py")
     mechanism, (features, is_padding, _) = names["mechanism"], names["data"]

@@ -366,9 +366,11 @@ def test_a_stage_before_the_correction_is_refused_at_the_mechanisms_level(make):
     [
         lambda tx: tx,
         lambda tx: optax.masked(tx, True),
-        lambda tx: optax.apply_if_finite(tx, 3),
-        lambda tx: optax.flatten(tx),
-        lambda tx: optax.GradientTransformation(tx.init, jax.jit(tx.update)),
+        common.slow(lambda tx: optax.apply_if_finite(tx, 3)),
+        common.slow(lambda tx: optax.flatten(tx)),
+        common.slow(
+            lambda tx: optax.GradientTransformation(tx.init, jax.jit(tx.update))
+        ),
         lambda tx: optax.chain(optax.identity(), tx, optax.ema(0.9)),
     ],
     ids=["plain", "masked", "if_finite", "flat", "jitted", "behind"],
@@ -761,7 +763,9 @@ def in_a_while(x, g):
 
 
 @pytest.mark.parametrize(
-    "call", [with_own_jvp(), with_own_vjp(), in_a_while], ids=["jvp", "vjp", "while"]
+    "call",
+    [with_own_jvp(), *map(common.slow, [with_own_vjp(), in_a_while])],
+    ids=["jvp", "vjp", "while"],
 )
 @both_methods
 def test_a8_nan_stays_in_its_example_through_calls_of_ones_own(method, call):
@@ -839,9 +843,9 @@ def batch_normalized(w, x):
     ("loss", "what"),
     [
         (lambda w, x: x.sum(), "gets no gradient"),
-        (lambda w, x: jax.lax.stop_gradient(w) @ x, "gets no gradient"),
-        (lambda w, x: jnp.sum(0 * w * x), "No example of the first steps has a grad"),
-        (contrast, "No example of the first steps has a gradient"),
+        common.slow(lambda w, x: jax.lax.stop_gradient(w) @ x, "gets no gradient"),
+        common.slow(lambda w, x: jnp.sum(0 * w * x), "No example of the first steps"),
+        common.slow(contrast, "No example of the first steps has a gradient"),
         (batch_normalized, "subtracts a mean over an axis of size one"),
         (lambda w, x: jnp.log(-1 - (w @ x) ** 2), "every example.* is NaN"),
     ],
@@ -1151,6 +1155,7 @@ def test_a17_runs_side_by_side_with_one_key_are_refused(make, jit):
         jit(jax.vmap(tx.init))(jnp.ones((3, 4)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", NOISES.values(), ids=NOISES)
 def test_a17_with_a_key_each_they_are_what_they_are_alone(make):
     keys_of_runs = jax.random.split(jax.random.key(0), 3)

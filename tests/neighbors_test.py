@@ -131,6 +131,7 @@ KINDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["source", common.slow("several steps a call"), "sharded"]
 )
@@ -138,6 +139,7 @@ def test_nor_does_it_with_another_kind_of_data(kind):
     assert max(moved(-1.0, np.nan, **KINDS[kind])) <= 1.0001
 
 
+@pytest.mark.slow
 def test_nor_does_it_where_batches_are_padded():
     assert 0.4 < max(moved(-1.0, np.nan, -1e20, mechanism=POISSON)) <= 1.0001
 

@@ -340,6 +340,7 @@ def test_map_params_finds_the_moments(name):
 # Numbers, on one device.
 
 
+@pytest.mark.slow
 @leading_rows
 def test_steps_by_hand_are_those_compiled(name):
     gradient, dtype = jax.jit(dpadambc.per_example_grad(loss_fn)), dtype_of(name)
@@ -348,6 +349,7 @@ def test_steps_by_hand_are_those_compiled(name):
     assert_close(by_hand, on_one_device(name, dtype), dtype)
 
 
+@pytest.mark.slow
 @leading_rows
 def test_vmapped_over_keys_is_each_key_by_itself(name):
     dtype = dtype_of(name)
@@ -449,7 +451,9 @@ def types(tree):
 @pytest.mark.parametrize(
     ("name", "kind", "enter"),
     [
-        (name, kind, True) if name in LEADING else common.thorough(name, kind, True)
+        common.slow(name, kind, True)
+        if name in LEADING
+        else common.thorough(name, kind, True)
         for name in ROWS
         for kind in KINDS
     ]
@@ -467,6 +471,7 @@ def test_steps_on_a_mesh_are_those_of_one_device(name, kind, enter):
         assert types(carry) == types(begin)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
@@ -516,7 +521,7 @@ INITS = {
 
 @pytest.mark.parametrize("name", MOMENTS)
 @every_kind
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", common.slow("bfloat16")])
 def test_moments_begin_where_those_of_adam_do(name, kind, dtype):
     for how, given in INITS.items():
         with on_mesh(kind, dtype) as (params, _):
@@ -528,6 +533,7 @@ def test_moments_begin_where_those_of_adam_do(name, kind, dtype):
             assert specs == {(8, 4): SPECS["w"], (4,): SPECS["b"]}
 
 
+@pytest.mark.slow
 @every_row_and_dtype
 def test_explicit_types_are_the_same_by_hand_and_traced(name, dtype):
     with on_mesh("explicit", dtype) as (params, _):
@@ -621,6 +627,7 @@ def differ(a, b):
     return any((x != y).any() for x, y in pairs)
 
 
+@pytest.mark.slow
 def test_batches_apart_have_the_same_clipped_sum():
     params = {"w": jnp.zeros((3, 2)), "b": jnp.zeros(2)}
     (one, padding), (other, _) = gradients_of(0), gradients_of(0, apart=1)

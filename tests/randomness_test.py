@@ -138,12 +138,14 @@ def test_no_key_is_used_twice(iterations):
     assert draws == iterations * (1 + 2 + 1 + size * 2 * 2)
 
 
+@pytest.mark.slow
 def test_the_trace_is_the_same_however_the_steps_are_compiled():
     together = traced(fit)
     apart = traced(lambda: fit(steps_per_call=1))
     assert sorted(together) == sorted(apart) and len(together) > 20 * 10
 
 
+@pytest.mark.slow
 def test_two_runs_with_one_key_are_seen_to_share_it():
     """Negative control."""
     both = traced(lambda: [fit() for _ in range(2)])

@@ -117,6 +117,7 @@ def own(update):
     return stage
 
 
+@pytest.mark.slow
 def test_one_key_for_all_leaves_is_found():
     draw = own(
         lambda g, key: jax.tree.map(

@@ -47,6 +47,7 @@ def outcomes(**changes):
     return {finding.check: finding.passed for finding in report.findings}
 
 
+@pytest.mark.slow
 def test_a_step_of_plain_jax_passes_as_far_as_it_is_described():
     assert outcomes() == {
         "sensitivity": True,
@@ -88,6 +89,7 @@ def telling_the_host(state, x, is_padding_example=None):
     return step(state, x, is_padding_example)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_what_is_told_to_the_host_is_not_tested(capsys):
     finding = audit.state(pipeline(telling_the_host))

@@ -135,6 +135,7 @@ def some(cases, *fast, slow=()):
     return [rows.get(name) or common.thorough(name) for name in cases]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", some(OPTIMIZERS, "adam_bc", slow=SLOW))
 def test_no_optimizer_in_fit_keeps_what_has_no_noise(name):
     pipeline = audit.Pipeline.of_fit(loss_fn, PARAMS, DATA, MECHANISM, OPTIMIZERS[name])

@@ -83,6 +83,7 @@ def module(tmp_path, monkeypatch):
     return "own_training"
 
 
+@pytest.mark.slow
 def test_the_command_exits_with_what_was_found(module, capsys):
     checks = ["--check", "state", "--check", "isolation"]
     assert cli.main(["audit", f"{module}:sound", *checks]) == 0

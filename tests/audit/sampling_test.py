@@ -34,6 +34,7 @@ def failed(finding):
     return {part.check for part in finding.parts if part.passed is False}
 
 
+@pytest.mark.slow
 def test_false_alarms_are_no_more_than_stated(monkeypatch):
     """Of each part, in 200 sound loaders, at a rate that these can measure."""
     monkeypatch.setattr(_statistics, "FALSE_ALARM", 0.05)
@@ -100,6 +101,7 @@ def test_a_few_batches_are_not_tested():
     assert finding.passed is None and "5 batches only" in finding.sentence
 
 
+@pytest.mark.slow
 def test_overlaps_that_are_rare_are_no_surprise():
     """Of batches of 32 among 100,000, two share an example now and then."""
     rare = common.poisson_gaussian(sampling_prob=32e-5, iterations=100)

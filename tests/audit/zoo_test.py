@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks.audit import zoo
 from dpadambc import audit
+from tests import common
 
 FAST = {
     "clip_per_layer",
@@ -56,7 +57,7 @@ def test_the_zoo_is_large():
     assert FAST | THOROUGH | OPTIMIZED <= zoo.BROKEN.keys() | zoo.SOUND.keys()
 
 
-@pytest.mark.parametrize("name", some(zoo.BROKEN))
+@pytest.mark.parametrize("name", common.rest_slow(some(zoo.BROKEN), quick=2))
 def test_what_is_broken_is_found(name):
     row = zoo.BROKEN[name]
     with warnings.catch_warnings():

@@ -47,6 +47,7 @@ def test_factors_that_serve_two_parameters_count_once():
     assert found.factored_bytes == both // 2 == 10 * 5 * (32 + 64) * 4
 
 
+@pytest.mark.slow
 def test_the_bytes_are_those_of_the_gradients_that_are_made():
     found = dpadambc.explain(loss_fn, PARAMS, *EXAMPLE, batch_size=3)
     batch = [jnp.stack([x] * 3) for x in EXAMPLE]

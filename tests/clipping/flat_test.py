@@ -100,6 +100,7 @@ def test_norm_is_taken_over_the_whole_tree():
     assert norm == pytest.approx(2.0, rel=1e-5)
 
 
+@pytest.mark.slow
 @hypothesis.given(
     seed=st.integers(0, 2**32 - 1),
     batch_size=st.sampled_from([1, 2, 9]),
@@ -238,6 +239,7 @@ def test_optax_empty_batch_is_not_nan():
     assert clipped_sum({"w": jnp.zeros((0, 2))})["w"].tolist() == [0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 10, 1000, 100_000])
 def test_jax_privacy_clipped_norm_does_not_exceed_the_bound_by_rounding(size):
     rng = np.random.default_rng(size)
@@ -247,6 +249,7 @@ def test_jax_privacy_clipped_norm_does_not_exceed_the_bound_by_rounding(size):
         assert np.sqrt(np.sum(clipped**2)) <= 1.0
 
 
+@pytest.mark.slow
 def test_sum_is_not_rounded_to_bfloat16_before_the_noise():
     """Rounded so, a sum near 256 moves by 2 when one example of norm 1 leaves."""
     ones = {"w": jnp.ones((258, 1), jnp.bfloat16)}

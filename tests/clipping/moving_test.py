@@ -296,6 +296,7 @@ def test_gradient_and_count_have_the_noise_that_is_accounted_for(relation):
     assert stddev > 1.03 * 0.5 * k * 0.7 / 3.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("relation", [ADD, REPLACE])
 def test_epsilon_is_that_of_both(relation):
     numbers = dict(neighboring_relation=relation, noise_multiplier=0.4)
@@ -434,6 +435,7 @@ def fit(**changes):
     return training.fit(**options).state
 
 
+@pytest.mark.slow
 def test_fit_takes_the_steps_of_the_chain():
     """And its bound moves, in microbatches and in several steps a call too."""
     own = dataclasses.replace(OF_RUN, sampling_prob=1.0)
@@ -455,6 +457,7 @@ def test_fit_takes_the_steps_of_the_chain():
     assert bound > 1.5 * 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{"microbatch_size": 5}, {"steps_per_call": 4}], ids=str
 )
@@ -467,6 +470,7 @@ def test_how_a_step_is_computed_does_not_change_it(options):
     )
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_its_bound_bit_for_bit(tmp_path):
     saved = training.Checkpoints(tmp_path, every=5)
     whole = fit()
@@ -481,6 +485,7 @@ def test_a_run_goes_on_with_its_bound_bit_for_bit(tmp_path):
     chex.assert_trees_all_equal(fit(checkpoints=saved), whole)
 
 
+@pytest.mark.slow
 def test_a_run_on_several_devices_counts_all_votes():
     mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
     split = fit(batch_sharding=NamedSharding(mesh, P("data")))
@@ -514,6 +519,7 @@ def test_a_loss_without_gradient_is_warned_of():
         fit(loss_fn=lambda w, x, y: jnp.sum(0 * w) + y)
 
 
+@pytest.mark.slow
 @BOTH
 def test_the_audit_passes(rule):
     """It gives padding as gradients of zero, without a mask."""
@@ -589,6 +595,7 @@ def test_a_bound_in_float32_does_not_lengthen_what_is_in_float64(x64, bound):
     assert 1.999 < float(optax.tree.norm((found, told))) <= 2 * (1 + 1e-12)
 
 
+@pytest.mark.slow
 @BOTH
 def test_on_an_explicit_mesh_it_moves_as_on_one_device(rule):
     own = dataclasses.replace(OF_RUN, clip_rule=rule)

@@ -99,6 +99,7 @@ def test_the_plan_never_exceeds_its_limit(loss_fn, batch_size, limit):
         assert compiled(larger[0]) > limit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [1e6, 1.5e6, 1e9])
 def test_a_plan_is_of_the_program_that_will_run(limit):
     found = explained(16, limit)
@@ -121,6 +122,7 @@ def test_a_plan_tells_its_neighbors_and_the_other_ways():
     assert f"microbatch_size={found.microbatch_size}" in text
 
 
+@pytest.mark.slow
 def test_microbatches_give_back_what_rematerialization_saves():
     """The factors of all layers are held; those of few examples are few."""
     ordinary = explained(64, 1e9).plan.ordinary.peak_bytes
@@ -131,6 +133,7 @@ def test_microbatches_give_back_what_rematerialization_saves():
     assert chosen.product_flops < 1.4 * found.plan.ordinary.product_flops
 
 
+@pytest.mark.slow
 def test_a_whole_step_takes_more_than_its_gradient():
     optimizer = optax.chain(
         dpadambc.add_dp_noise(0.1, key=jax.random.key(0)), dpadambc.adam_bc(1e-3, 0.1)

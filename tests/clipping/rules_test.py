@@ -18,6 +18,7 @@ from dpadambc import audit, clipping, training
 from dpadambc.clipping import flat
 from dpadambc.diagnostics import not_private
 from dpadambc.mechanisms import accounting, trials
+from tests import common
 
 C, B = 0.7, 4.0
 PARAMS = {"w": jnp.zeros((3, 2)), "b": jnp.zeros(2)}
@@ -195,7 +196,7 @@ def test_what_the_norm_does_not_see_is_not_made_long(name):
     assert float(jnp.linalg.norm(found["w"] * 1e15)) / 1e15 <= 1.002 * C / B
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", common.rest_slow(RULES, quick=2))
 def test_factored_gradients_are_clipped_as_formed_ones(name):
     def loss_fn(params, x, y):
         out = jnp.tanh(x @ params["w"] + params["b"])
@@ -384,6 +385,7 @@ def test_a_rule_is_one_of_the_public_numbers():
     assert "0x" in repr(by_name) and "0x" not in of(by_name)
 
 
+@pytest.mark.slow
 def test_a_run_does_not_go_on_with_another_rule(tmp_path):
     def run(**changes):
         return training.fit(

@@ -72,6 +72,7 @@ def check(figure, *labels, panels=1):
         artist.set_visible(True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("record", [RECORD, SINGLE], ids=["record", "single"])
 @pytest.mark.parametrize("clean", [None, CLEAN], ids=["private", "with_clean"])
 def test_histograms_show_the_last_snapshot_and_name_what_is_not_private(record, clean):
@@ -260,6 +261,7 @@ def test_a_heat_map_has_the_numbers_and_a_frame_around_the_best():
             pictures.heat_map(rows, columns, none, **labels)
 
 
+@pytest.mark.slow
 def test_a_plan_shows_its_noise_and_where_each_budget_is_reached():
     numbers = dict(target_delta=1e-5, num_examples=2_000, accountant="rdp")
     rows = planning.plan(

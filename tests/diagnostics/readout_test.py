@@ -180,6 +180,7 @@ def test_the_state_is_found_in_every_wrapper(wrapper):
     chex.assert_trees_all_close(wrapped, plain, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dp_adam", "dp_adam_bc", "dp_adamw", "dp_adamw_bc"])
 def test_the_full_optimizers_can_be_looked_at(name):
     stddev = mechanism().noise_stddev
@@ -240,6 +241,7 @@ def test_inside_scan_every_n_steps_without_compiling_again():
     assert sparse.step.tolist() == [i * (i % 2 == 0) for i in range(1, 41)]
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_parameters():
     """The temporaries of one parameter at a time, and none of them all together."""
     size, count = 100_000, 8
@@ -253,6 +255,7 @@ def test_memory_does_not_grow_with_the_number_of_parameters():
     assert analysis.temp_size_in_bytes < 12 * 4 * size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize("spec", [P("x", None), P(None, "x")])
 def test_sharded_parameters_are_read_without_gathering_them(kind, spec):
@@ -586,6 +589,7 @@ def test_advice_on_the_correction_gives_the_ratio_of_the_steps():
     assert 2 < ratio < 5
 
 
+@pytest.mark.slow
 def test_advice_on_the_floor():
     low = advice_on(state_of(0.0, variance_floor=1e-9), variance_floor=1e-9)["floor"]
     assert "RelativeFloor(1) puts it there" in low.sentence
@@ -613,6 +617,7 @@ def test_advice_names_the_layers_where_signal_shows():
     assert found.sentence == "In no parameter by itself does signal show."
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scale", "expected"),
     [

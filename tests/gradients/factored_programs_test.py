@@ -182,6 +182,7 @@ def in_double_precision(program):
         check(program)
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=10)
 @hypothesis.given(programs)
 def test_random_programs(program):

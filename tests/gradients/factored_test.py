@@ -187,20 +187,6 @@ def check_forms(model):
     check_rules(grads[0] if model.has_aux else grads, model.rules)
 
 
-# Whole layers take long to compile; the forms in them are tested one by one.
-SUMMED = [common.slow(n) if n in models.ARCHITECTURES else n for n in models.MODELS]
-
-
-@pytest.mark.parametrize("name", SUMMED)
-def test_gradients_norms_and_clipped_sums_are_those_of_a_loop(name, x64):
-    assert check(models.MODELS[name]).any()
-
-
-@pytest.mark.parametrize("name", models.MODELS)
-def test_each_parameter_keeps_its_form(name, x64):
-    check_forms(models.MODELS[name])
-
-
 # One for each form of gradient, and for each kind of argument.
 KINDS = [
     "mlp of few vectors",
@@ -219,6 +205,18 @@ KINDS = [
     "embedding of repeated ids",
     "tied head",
 ]
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in KINDS else common.slow(name) for name in models.MODELS]
+)
+def test_gradients_norms_and_clipped_sums_are_those_of_a_loop(name, x64):
+    assert check(models.MODELS[name]).any()
+
+
+@pytest.mark.parametrize("name", models.MODELS)
+def test_each_parameter_keeps_its_form(name, x64):
+    check_forms(models.MODELS[name])
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -595,6 +593,7 @@ def test_gradients_cross_jit_and_donation(name, x64):
         assert_close(donated(grads, args[0]), expected, 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BORDERS)
 def test_gradients_are_carried_and_emitted_by_a_scan(name, x64):
     model = models.MODELS[name]
@@ -643,6 +642,7 @@ def test_a_gradient_is_shown_in_one_short_line(name):
         assert repr(leaf.rule) in repr(leaf)
 
 
+@pytest.mark.slow
 def test_clipping_precedes_a_chain_that_divides_the_parameters(x64):
     grads, (params, _) = gradients()
     labels = {"table": "trained", "w": "frozen"}

@@ -140,6 +140,7 @@ def test_linen_and_nnx_take_the_same_private_step():
     )
 
 
+@pytest.mark.slow
 def test_part_of_a_linen_model_is_trained():
     x, label = two_moons(16)
     model = LinenMLP()

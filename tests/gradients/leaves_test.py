@@ -197,6 +197,7 @@ def test_the_norm_is_never_less_than_the_true_one():
         np.testing.assert_allclose(norms, true, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_low_precision_factors_are_squared_and_summed_in_float32():
     """jax_privacy in float16 overflows, and drops every example."""
     a, g = factors(0, 5, 3)
@@ -250,6 +251,7 @@ def peak_bytes(fun, *args):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model, bound", [(mlp, 1.5), (attention, 1.3)], ids=["mlp", "attention"]
 )

@@ -13,6 +13,7 @@ import pytest
 
 import dpadambc
 from dpadambc import NeighboringRelation
+from tests import common
 
 
 def mlp_loss(params, x, y):
@@ -118,7 +119,10 @@ def test_per_example_grad_agrees_with_a_loop(name, method, x64):
 
 @both_methods
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("microbatch_size", [None, 1, 3, 7])  # of 7 examples
+@pytest.mark.parametrize(
+    "microbatch_size",
+    [3, *map(common.slow, [None, 1, 7])],  # of 7 examples
+)
 def test_clipped_grad_agrees_with_a_loop(name, microbatch_size, method, x64):
     loss_fn, params, x, y = problem(name, 7)
     fun = dpadambc.clipped_grad(

@@ -85,6 +85,7 @@ def test_it_is_the_product_with_the_roots_of_both_moments(x64):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(16, 16), (20, 16), (16, 20)])
 def test_a_kernel_of_any_shape_stays_in_its_factors(shape):
     linear_loss = lambda w, x: jnp.sum(jnp.tanh(x @ w))
@@ -101,6 +102,7 @@ def test_a_kernel_of_any_shape_stays_in_its_factors(shape):
     )
 
 
+@pytest.mark.slow
 def test_a_convolution_has_the_moment_of_its_patches(x64):
     def conv_loss(kernel, x, y):
         out = jax.lax.conv_general_dilated(
@@ -139,6 +141,7 @@ def test_a_convolution_has_the_moment_of_its_patches(x64):
     assert explained.rules == {"params": "direct"}
 
 
+@pytest.mark.slow
 def test_stacked_layers_and_heads_have_matrices_of_their_own(x64):
     def stacked_loss(params, x):
         def layer(x, w):
@@ -167,6 +170,7 @@ def test_stacked_layers_and_heads_have_matrices_of_their_own(x64):
         )
 
 
+@pytest.mark.slow
 def test_what_it_does_not_know_stays_as_it_is(x64):
     def table_loss(params, ids, x):
         rows = params["table"][ids]
@@ -240,6 +244,7 @@ def test_an_example_that_overflows_contributes_nothing():
         chex.assert_trees_all_close(found, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_new_one_compiles_nothing_anew_and_low_precision_works():
     params = params_of()
 

@@ -9,6 +9,7 @@ import pytest
 
 import dpadambc
 from dpadambc.gradients import _leaves
+from tests import common
 from tests.gradients import factored_models as models
 from tests.gradients import factored_test
 
@@ -78,13 +79,14 @@ def check(model):
     return grads, found
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", common.rest_slow(FORMS, quick=3))
 def test_it_is_the_scale_of_each_coordinate_and_keeps_the_form(name, x64):
     grads, found = check(models.MODELS[name])
     rules = [factored_test.rules_of(tree) for tree in (grads, found)]
     assert (rules[0] == rules[1]) == FORMS[name]
 
 
+@pytest.mark.slow
 def test_from_low_precision_it_comes_in_float32():
     model = models.MODELS["tied head"]
     args = factored_test.arguments(model, 5)
@@ -102,6 +104,7 @@ def test_from_low_precision_it_comes_in_float32():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee
 @pytest.mark.parametrize("size", [1.0, 1e-25, 1e25, np.nan])
 def test_what_was_scaled_is_sealed_masked_and_clipped_whatever_the_scale(size):

@@ -15,6 +15,7 @@ import dpadambc
 from dpadambc._core import shard_map
 from dpadambc.clipping import _untouched
 from dpadambc.gradients import _collectives
+from tests import common
 
 pytestmark = pytest.mark.guarantee
 
@@ -68,11 +69,11 @@ def test_each_device_of_a_pmap_clips_its_own(method):
     [
         ("factored", None, True, AxisType.Auto),
         ("factored", 3, False, AxisType.Explicit),
-        ("vmap", 3, True, AxisType.Auto),
-        ("vmap", None, False, AxisType.Auto),
-        ("vmap", 3, True, AxisType.Explicit),
-        ("factored", None, True, AxisType.Explicit),
-        ("factored", 3, False, AxisType.Auto),
+        common.slow("vmap", 3, True, AxisType.Auto),
+        common.slow("vmap", None, False, AxisType.Auto),
+        common.slow("vmap", 3, True, AxisType.Explicit),
+        common.slow("factored", None, True, AxisType.Explicit),
+        common.slow("factored", 3, False, AxisType.Auto),
     ],
 )
 def test_the_sum_over_devices_is_that_of_one(method, microbatch_size, check_vma, kind):

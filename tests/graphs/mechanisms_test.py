@@ -58,6 +58,7 @@ def test_the_published_runs_spend_far_less_than_they_state(iterations, epsilon):
     assert published(iterations).epsilon(DELTA) == pytest.approx(epsilon, abs=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("max_terms", "batch_size", "iterations", "target", "by_joint_convexity", "ratio"),
     [

@@ -335,6 +335,7 @@ def test_a_schedule_is_grouped_into_equal_steps():
     assert mechanism.noise_variance(0) == pytest.approx((2.0 / 100) ** 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "schedule",
     [
@@ -431,6 +432,7 @@ def test_refuses_an_unknown_accountant():
         poisson().epsilon(1e-5, accountant="gdp")
 
 
+@pytest.mark.slow
 def test_few_participations_over_many_steps_are_accounted_for_tightly():
     """On a grid of 1e-4 this epsilon comes out twice as large."""
     mechanism = poisson(noise_multiplier=5.0, sampling_prob=1e-4, iterations=10**6)
@@ -573,7 +575,9 @@ def tilted_epsilon(q, z, relation, steps, delta, width):
 
 
 @pytest.mark.parametrize("relation", [ADD, REPLACE])
-@pytest.mark.parametrize("delta", [1e-9, 1e-10, 1e-11, 1e-12, 1e-14])
+@pytest.mark.parametrize(
+    "delta", [1e-10, *map(common.slow, [1e-9, 1e-11, 1e-12, 1e-14])]
+)
 def test_epsilon_at_a_rare_delta_is_no_less_than_it_is(relation, delta):
     """With the rounding of plain FFTs it is up to 7 % less."""
     z, q, steps = 1.0, 0.01, 100_000

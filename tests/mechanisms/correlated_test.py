@@ -175,6 +175,7 @@ def loss_fn(w, x):
 DATA = (np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32),)
 
 
+@pytest.mark.slow
 def test_fit_trains_with_it_and_goes_on_bit_for_bit(tmp_path):
     common.assert_fit_goes_on_bit_for_bit(made, tmp_path)
 

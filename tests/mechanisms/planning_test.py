@@ -28,6 +28,7 @@ def of_epochs(cls=dpadambc.PoissonGaussian, **numbers):
     return cls.of_epochs(**{**common, **numbers})
 
 
+@pytest.mark.slow
 def test_a_plan_has_a_row_for_each_combination_and_each_meets_its_budget(rows):
     seen = [(row.epochs, row.target_epsilon, row.batch_size) for row in rows]
     assert seen == [(t, e, b) for t in (2, 3.5) for e in (1, 4) for b in (100, 250)]
@@ -147,6 +148,7 @@ def test_an_epoch_that_deals_all_examples_is_a_whole_number_of_steps():
     assert one_more.dp_event().count == 31
 
 
+@pytest.mark.slow
 def test_calibrate_takes_the_same_numbers():
     target = dict(target_epsilon=3.0, target_delta=1e-5, accountant="rdp")
     fields = dict(l2_clip_norm=1.0, batch_size=100, num_examples=2_000)

@@ -34,6 +34,7 @@ def weights():
     return w / w.sum()
 
 
+@pytest.mark.slow
 @every_filter
 @pytest.mark.parametrize("gradient", [0.0, 0.7, np.linspace(-1, 1, STEPS)])
 def test_variances_and_spread_are_those_of_the_dense_matrix(name, gradient):
@@ -48,6 +49,7 @@ def test_variances_and_spread_are_those_of_the_dense_matrix(name, gradient):
     assert found == pytest.approx(expected, rel=2e-5)
 
 
+@pytest.mark.slow
 @every_filter
 @pytest.mark.parametrize("gradient", [0.0, 0.7])
 def test_bias_and_spread_are_as_simulated(name, gradient):

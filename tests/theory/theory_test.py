@@ -81,6 +81,7 @@ def test_constant_noise_has_the_same_bias_at_every_step():
     np.testing.assert_allclose(bias, SNLI, rtol=3e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("square", "ratio"), [(0.1, 0.3015), (10.0, 0.9535)])
 def test_sign_descent_ratio_is_as_simulated(square, ratio):
     gradient = square**0.5
@@ -160,6 +161,7 @@ def test_the_schedule_refuses_what_has_no_equivalent():
         theory.equivalent_sgdm_schedule(1e-3, 1.0, b1=1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 3, 30, 300])
 def test_spreads_under_noise_alone_are_exact_at_every_step(steps):
     size, stddev = 40_000, 0.3
@@ -248,6 +250,7 @@ def adaptive_run(steps, size, b2, stddev, gradient_of):
     return nu / (1 - b2**steps), clean / (1 - b2**steps)
 
 
+@pytest.mark.slow
 def test_deviation_holds_for_batches_of_clipped_gradients():
     """Proposition 4: nothing is asked but that they are clipped."""
     alpha, phi, steps, clip_norm = 0.05, 0.04, 50, 3.0
@@ -310,6 +313,7 @@ def root_mean_square(deviations):
     return root, squares.std() / np.sqrt(squares.size) / (2 * root)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradient", [0.0, common.slow(0.5), 3.0])
 def test_the_corrected_moment_is_consistent_as_steps_grow_and_b2_tends_to_one(gradient):
     """Proposition 2, at its exact rate; gradients have the sign of the last noise."""
@@ -406,6 +410,7 @@ def adamw(iterations, learning_rate, b2, eps_root, weight_decay):
     )
 
 
+@pytest.mark.slow
 def test_squared_gradients_stay_below_the_convergence_bound():
     """Where it is far below the squared gradient at the start, without and with decay.
 
@@ -440,6 +445,7 @@ def test_squared_gradients_stay_below_the_convergence_bound():
     assert_below(found[1.0], bounds[1.0])
 
 
+@pytest.mark.slow
 def test_squared_gradients_of_the_corrected_optimizer_stay_below_its_bound():
     """By this library's optimizer, and not far below where the floor is high.
 

@@ -120,6 +120,7 @@ def test_a_run_that_is_done_is_not_run_again(tmp_path):
     assert_same(first.state, again.state)
 
 
+@pytest.mark.slow
 def test_no_step_is_counted_twice_or_not_at_all(tmp_path):
     """Three interruptions between and at checkpoints; the step counts what is spent."""
     for after in (3, 5, 12):
@@ -130,6 +131,7 @@ def test_no_step_is_counted_twice_or_not_at_all(tmp_path):
     assert result.epsilon == MECHANISM.epsilon(1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
@@ -159,6 +161,7 @@ def test_another_mechanism_is_refused_and_the_number_named(tmp_path, changes, li
     assert_same(fit(tmp_path).state, whole().state)
 
 
+@pytest.mark.slow
 def test_a_schedule_of_noise_is_told_from_another(tmp_path):
     make = lambda low: dataclasses.replace(
         MECHANISM, noise_multiplier=optax.linear_schedule(2.0, low, 20)
@@ -172,6 +175,7 @@ def test_a_schedule_of_noise_is_told_from_another(tmp_path):
 # A run that goes on for longer than it was to.
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_extended_and_all_its_steps_count(tmp_path):
     fit(tmp_path)
     longer = dataclasses.replace(MECHANISM, iterations=30)
@@ -185,6 +189,7 @@ def test_a_finished_run_is_extended_and_all_its_steps_count(tmp_path):
     assert_same(result.state, fit(mechanism=longer).state)
 
 
+@pytest.mark.slow
 def test_an_extended_run_keeps_to_its_budget(tmp_path):
     fit(tmp_path)
     longer = dataclasses.replace(MECHANISM, iterations=40)
@@ -193,6 +198,7 @@ def test_an_extended_run_keeps_to_its_budget(tmp_path):
     assert result.iterations == 25 and result.stopped_by == "budget"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -207,6 +213,7 @@ def test_steps_that_were_taken_cannot_be_taken_back(tmp_path, options):
         fit(tmp_path, **options)
 
 
+@pytest.mark.slow
 def test_a_schedule_of_noise_is_that_of_the_run_when_it_is_extended(tmp_path):
     make = lambda late, n: dataclasses.replace(
         MECHANISM,
@@ -235,16 +242,16 @@ def with_frozen(w, frozen, x, y):
     ("first", "second", "what"),
     [
         ({}, {"rate": 0.2}, "step_size: -0.1 there, -0.2 here"),
-        ({}, {"loss_fn": lambda w, x, y: jnp.abs(w @ x - y)}, "program"),
-        ({}, {"microbatch_size": 7}, "program"),
-        (
+        common.slow({}, {"loss_fn": lambda w, x, y: jnp.abs(w @ x - y)}, "program"),
+        common.slow({}, {"microbatch_size": 7}, "program"),
+        common.slow(
             {"loss_fn": preprocessed(1.0)},
             {"loss_fn": preprocessed(2.0)},
             "constant: 1.0 there, 2.0 here",
         ),
         ({}, {"data": (X.at[7].set(0), Y)}, "data"),
-        ({}, {"params": jnp.ones(3)}, "start"),
-        (
+        common.slow({}, {"params": jnp.ones(3)}, "start"),
+        common.slow(
             {"loss_fn": with_frozen, "frozen": jnp.ones(3)},
             {"loss_fn": with_frozen, "frozen": 2 * jnp.ones(3)},
             "frozen",
@@ -266,6 +273,7 @@ def test_another_run_is_refused_since_it_would_reuse_the_noise(
         assert taken == list(range(1, 21))
 
 
+@pytest.mark.slow
 def test_what_noise_gives_away_if_it_is_used_for_another_gradient():
     """Negative control: two runs of one key differ by their gradients alone."""
     certain = dataclasses.replace(MECHANISM, sampling_prob=1.0, iterations=1)
@@ -310,6 +318,7 @@ def arrays_of(folder):
     return last, [p for p in files if "/d/" in p.as_posix() or p.stat().st_size > 200]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "harm",
     ["truncated", common.slow("overwritten"), "removed", common.slow("emptied")],
@@ -341,6 +350,7 @@ def test_a_damaged_checkpoint_is_an_error_and_the_one_before_still_there(
     assert_same(again.state, whole().state)
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_in_any_array_is_noticed(tmp_path, monkeypatch):
     """Even where the storage does not notice."""
     interrupted(tmp_path)
@@ -363,6 +373,7 @@ def test_a_flipped_bit_in_any_array_is_noticed(tmp_path, monkeypatch):
             fit(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*'empty'. gets no gradient")
 def test_plain_orbax_reads_a_checkpoint_by_the_names_of_its_fields(tmp_path):
     params = {"dense": [jnp.zeros(3)], "a.b": {"c%": jnp.zeros(())}}
@@ -412,6 +423,7 @@ ALIKE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -515,6 +527,7 @@ def test_what_changes_gradients_is_another_run(tmp_path, change):
     assert fit(tmp_path, **before).iterations == 20
 
 
+@pytest.mark.slow
 def test_a_configuration_that_draws_other_batches_is_another_run(tmp_path):
     interrupted(tmp_path)
     with (
@@ -531,6 +544,7 @@ class Model:
     activation: object = dataclasses.field(metadata=dict(static=True))
 
 
+@pytest.mark.slow
 def test_a_function_in_the_parameters_is_the_same_in_another_process(tmp_path):
     """Its address is not."""
 
@@ -566,6 +580,7 @@ class Recording:
         return np.asarray(X[index]) * self.scale, np.asarray(Y[index])
 
 
+@pytest.mark.slow
 def test_a_source_goes_on_and_another_one_is_refused(tmp_path):
     interrupted(tmp_path, data=Recording())
     with pytest.raises(ValueError, match="data: "):
@@ -574,6 +589,7 @@ def test_a_source_goes_on_and_another_one_is_refused(tmp_path):
     assert_same(again.state, fit(data=Recording()).state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "params",
     [common.slow(np.zeros(3), id="numpy"), pytest.param([0.0, 0.0, 0.0], id="list")],
@@ -586,6 +602,7 @@ def test_parameters_that_are_no_jax_arrays_are_found_again(tmp_path, params):
     assert fit(tmp_path, params=params, loss_fn=loss).iterations == 20
 
 
+@pytest.mark.slow
 def test_parameters_in_low_precision_are_found_again(tmp_path):
     params = jnp.zeros(3, jnp.bfloat16)
     interrupted(tmp_path, params=params)
@@ -594,6 +611,7 @@ def test_parameters_in_low_precision_are_found_again(tmp_path):
     assert_same(again.state, fit(params=params).state)
 
 
+@pytest.mark.slow
 def test_empty_parameters_are_found_again(tmp_path):
     options = dict(
         params={"none": jnp.zeros((0, 3)), "w": jnp.zeros(3)},
@@ -610,6 +628,7 @@ def test_numbers_of_numpy_are_recorded(tmp_path):
     assert fit(tmp_path).iterations == 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", ["parameters", common.slow("data")])
 def test_a_sharded_run_goes_on(tmp_path, split):
     """Without a word on how to split its batches, too."""
@@ -695,6 +714,7 @@ def test_a_process_killed_at_random_moments_ends_with_the_same_bits(tmp_path, ti
     np.testing.assert_array_equal(np.load(expected), np.load(output))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     sys.platform != "linux" or os.geteuid() != 0, reason="needs a small file system"
 )
@@ -721,6 +741,7 @@ def test_a_full_disk_loses_nothing(tmp_path):
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+@pytest.mark.slow
 def test_paths_may_be_relative(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     interrupted(pathlib.Path("run"))

@@ -32,6 +32,7 @@ def fit(**options):
     return training.fit(loss_fn, jnp.zeros(3), (X, Y), MECHANISM, optimizer, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps_per_call", [1, common.slow(3), 50])
 def test_a_run_is_evaluated_every_n_steps_and_at_its_end(steps_per_call):
     asked = []
@@ -69,6 +70,7 @@ def test_without_an_evaluation_there_is_a_record_of_the_end():
     assert record["seconds"] > 0
 
 
+@pytest.mark.slow
 def test_long_runs_do_not_keep_all_their_steps_on_the_device(monkeypatch):
     monkeypatch.setattr(_history, "_MOST_WAITING", 3)
     (record,), (other,) = fit().history, fit(steps_per_call=20).history
@@ -126,6 +128,7 @@ def test_looking_at_a_state_changes_nothing():
     np.testing.assert_array_equal(seen[-1].params, fit().state.params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["callback", "eval_fn"])
 def test_a_run_may_be_stopped_and_goes_on_later(tmp_path, where):
     told = []

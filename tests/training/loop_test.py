@@ -98,6 +98,7 @@ class Examples:
         return np.asarray(X[index]), np.asarray(Y[index])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps_per_call", [1, 7, 30])
 def test_steps_in_one_call_and_a_source_change_nothing(steps_per_call):
     alone = fit(steps_per_call=steps_per_call).state
@@ -162,6 +163,7 @@ def test_affordable_iterations_are_the_most_that_fit():
     assert spent(most) <= 5.0 < spent(most + 1)
 
 
+@pytest.mark.slow
 def test_a_schedule_of_noise_is_accounted_for_up_to_the_step_taken():
     scheduled = mechanism(noise_multiplier=lambda step: 1.0 + (step >= 10))
     target = scheduled.epsilon(DELTA, iterations=20) + 1e-6
@@ -277,6 +279,7 @@ def test_microbatches_change_rounding_alone():
     )
 
 
+@pytest.mark.slow
 def test_views_of_an_example_count_as_one_example():
     """The clipped gradient of a mean of views; negative control, views as examples."""
     views = 8
@@ -297,6 +300,7 @@ def test_views_of_an_example_count_as_one_example():
     assert fit(loss, uses_key=True).epsilon == plain_run().epsilon
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["plain", "jitted"])
 def test_views_may_be_compiled_and_the_loss_have_frozen_parts(wrap):
     shift = wrap(lambda key, x, y: (x + 0.1 * jax.random.normal(key, x.shape), y))
@@ -318,6 +322,7 @@ def test_the_mean_of_views_is_the_mean_of_their_losses():
 # Low precision.
 
 
+@pytest.mark.slow
 def test_masters_keep_the_steps_that_low_precision_would_round_away():
     """With steps of 1e-4 on parameters of one, bfloat16 keeps next to nothing."""
     tiny = adam_bc(MECHANISM, 1e-4)

@@ -96,6 +96,7 @@ def step_bytes(microbatch_size, data=(DATA,)):
     return found[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "data", [common.slow((DATA,)), Source()], ids=["arrays", "source"]
 )
@@ -138,6 +139,7 @@ def test_a_size_that_does_not_fit_is_warned_of_and_one_that_does_is_not(state_me
         fit(microbatch_size=64)
 
 
+@pytest.mark.slow
 def test_where_nothing_fits_it_says_so_and_takes_one(state_memory, microbatches):
     state_memory(1.0)
     with pytest.warns(UserWarning, match="No fewer than 1 examples"):
@@ -145,6 +147,7 @@ def test_where_nothing_fits_it_says_so_and_takes_one(state_memory, microbatches)
     assert microbatches == [1]
 
 
+@pytest.mark.slow
 def test_a_plan_is_made_once_for_equal_runs(state_memory, microbatches, monkeypatch):
     state_memory((step_bytes(4) + step_bytes(None)) // 2)
     fit()
@@ -155,6 +158,7 @@ def test_a_plan_is_made_once_for_equal_runs(state_memory, microbatches, monkeypa
     assert microbatches[0] == microbatches[1] and not compiled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps_per_call", [common.slow(1), 2])
 def test_a_planned_run_is_extended_from_its_checkpoint(
     tmp_path, state_memory, microbatches, steps_per_call

@@ -55,6 +55,7 @@ def fit(data=DATA, **options):
     )
 
 
+@pytest.mark.slow
 def test_fit_is_a_loop_of_steps_that_are_traced_once():
     step = training.Step(loss_fn, MECHANISM, optimizer())
     traced_once = chex.assert_max_traces(step.__call__, n=1)
@@ -85,6 +86,7 @@ def private_gradients():
     return found
 
 
+@pytest.mark.slow
 def test_hidden_matrices_get_muons_update_and_the_rest_the_corrected_one():
     """Each as if it were alone, with the level of noise that the mechanism adds."""
     hidden = PARAMS["hidden"]["w"]
@@ -104,6 +106,7 @@ def test_hidden_matrices_get_muons_update_and_the_rest_the_corrected_one():
         chex.assert_trees_all_close(updates, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee
 def test_state_is_of_noised_gradients_alone():
     """Data whose clipped sums agree at each step leave the same state, not others."""

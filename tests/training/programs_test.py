@@ -98,7 +98,9 @@ SECOND = {
 @pytest.mark.parametrize(
     "is_source", [False, common.slow(True)], ids=["arrays", "source"]
 )
-@pytest.mark.parametrize("options", SECOND.values(), ids=SECOND)
+@pytest.mark.parametrize(
+    "options", common.rest_slow(SECOND.values(), quick=2), ids=SECOND
+)
 def test_a_second_run_compiles_nothing_and_is_what_it_would_be(options, is_source):
     if is_source:
         options = options | {"data": Rows(options.get("data", DATA))}
@@ -146,6 +148,7 @@ ANOTHER = {
 QUICK = ("clip norm", "noise", "sampling", "rule")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -175,6 +178,7 @@ def test_an_optimizer_made_anew_is_another():
 LEVEL = 1.0
 
 
+@pytest.mark.slow
 def test_noise_of_a_schedule_is_that_of_now():
     """Epsilon is of the schedule as it is now, and so must the noise be."""
     global LEVEL
@@ -206,6 +210,7 @@ class ReadsMore(dpadambc.PoissonGaussian):
         return LEVEL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [FromTheEnd, ReadsMore])
 def test_a_mechanism_of_somebody_else_may_read_anything(kind):
     global LEVEL
@@ -238,6 +243,7 @@ OURS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "numbers"), OURS.values(), ids=OURS)
 def test_no_step_of_ours_depends_on_how_many_there_are(kind, numbers):
     programs = set()
@@ -269,6 +275,7 @@ class NotHashable:
         return loss_fn(self.scale * w, x, y)
 
 
+@pytest.mark.slow
 def test_a_loss_that_has_no_hash_is_compiled_each_time():
     loss = NotHashable()
     first = fit(loss)
@@ -277,6 +284,7 @@ def test_a_loss_that_has_no_hash_is_compiled_each_time():
         assert_same(fit(loss), first)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_names_the_program_that_runs(tmp_path):
     """Not that of a loss that has changed since it was traced."""
     scale = np.ones(3, np.float32)
@@ -304,6 +312,7 @@ def mesh_of(devices):
     )
 
 
+@pytest.mark.slow
 def test_programs_on_devices_are_told_apart():
     def options(devices, split):
         mesh = mesh_of(devices)
@@ -372,6 +381,7 @@ def test_the_key_of_a_run_is_in_no_program(tmp_path):
         jax.config.update("jax_dump_ir_to", "")
 
 
+@pytest.mark.slow
 def test_what_becomes_of_a_mechanism_later_does_not_reach_its_program():
     """It is frozen, and may be changed by force all the same."""
     first = common.poisson_gaussian(iterations=8)

@@ -86,6 +86,7 @@ def test_the_steps_taken_count_rather_than_those_planned(tmp_path):
     assert about["epsilon"] == MECHANISM.epsilon(1e-5, iterations=2)
 
 
+@pytest.mark.slow
 def test_modules_are_found_again(tmp_path):
     graph, state = nnx.split(nnx.Linear(3, 1, rngs=nnx.Rngs(0)))
     module, static = eqx.partition(

@@ -129,17 +129,20 @@ def test_the_number_of_devices_changes_rounding_only(devices, options):
     assert mesh.size == devices and mesh.axis_names == ("data",)
 
 
+@pytest.mark.slow
 def test_another_key_is_not_mistaken_for_rounding():
     """The negative control of the test above."""
     assert apart(fit(8, key=4), on_one_device()) > 0.05
 
 
+@pytest.mark.slow
 def test_data_may_be_split_too():
     rows = tuple(column[:200] for column in DATA)
     split = jax.device_put(rows, NamedSharding(mesh_of(8), P("data")))
     assert apart(fit(8, data=split), fit(data=rows)) < 1e-5
 
 
+@pytest.mark.slow
 def test_dropout_has_the_same_masks_on_any_number_of_devices():
     def with_dropout(params, x, y, key):
         return loss_fn(params, x * jax.random.bernoulli(key, 0.5, x.shape), y)
@@ -148,6 +151,7 @@ def test_dropout_has_the_same_masks_on_any_number_of_devices():
     assert apart(fit(8, **options), fit(**options)) < 1e-5
 
 
+@pytest.mark.slow
 def test_features_may_be_split_over_another_axis():
     mesh = mesh_of(8, names=("data", "model"), shape=(4, 2))
     specs = {"w1": P("data", "model"), "b": P("model"), "w2": P("model"), "scale": P()}
@@ -158,6 +162,7 @@ def test_features_may_be_split_over_another_axis():
     assert result.state.params["w1"].sharding.spec == P("data", "model")
 
 
+@pytest.mark.slow
 def test_a_loss_may_name_the_axes_of_the_mesh():
     def constrained(params, x, y):
         hidden = jnp.tanh(x @ params["w1"] + params["b"])
@@ -170,6 +175,7 @@ def test_a_loss_may_name_the_axes_of_the_mesh():
     assert apart(result, on_one_device()) < 1e-5
 
 
+@pytest.mark.slow
 def test_what_is_frozen_may_be_split():
     def with_base(params, frozen, x, y):
         return loss_fn(params | {"w1": frozen}, x, y)
@@ -248,6 +254,7 @@ def test_optimizers_that_look_into_the_parameters_run_on_a_mesh():
     assert all(m.sharding.spec == specs[m.shape] for m in moments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_in_a_mesh_of_the_users_own_and_from_its_callback(kind):
     mesh = mesh_of(8, kind)
@@ -264,6 +271,7 @@ def test_in_a_mesh_of_the_users_own_and_from_its_callback(kind):
     assert heard == pytest.approx([2 * X[:200].sum()] * 2, abs=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["mesh", "device"])
 def test_the_key_may_lie_anywhere(where):
     place = jax.devices()[3]
@@ -300,6 +308,7 @@ def compiled_update(tx, shardings, state):
         return jax.jit(update).lower(gradient, state).compile()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_noise_and_update_need_no_other_device(optimizer):
     tx, shardings, state = started(optimizer)
@@ -352,6 +361,7 @@ def of_sentence(params, tokens, target):
     return jnp.sum((hidden.mean(0) - target) ** 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split_params", [False, True])
 def test_a_step_sums_each_gradient_once_and_gathers_none(split_params):
     compiled = compiled_step(8, of_sentence, WIDE, SENTENCES, split_params)
@@ -369,6 +379,7 @@ def test_a_step_sums_each_gradient_once_and_gathers_none(split_params):
     assert large == {"all-reduce": every} | gathered
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split_params", [False, True])
 def test_factored_gradients_stay_factored_and_split(split_params):
     """A device has the factors of its examples, and forms none of their gradients."""

@@ -224,6 +224,7 @@ def search(distribution, **options):
     )
 
 
+@pytest.mark.slow
 def test_a_search_has_trained_too():
     fixed = search(trials.Fixed(2))
     for trial in fixed.told:
@@ -345,6 +346,7 @@ def test_so_is_one_that_was_rounded(kind):
 # Checkpoints, and going on with a run.
 
 
+@pytest.mark.slow
 def test_a_checkpoint_holds_what_was_spent_before(tmp_path):
     key = jax.random.key(1)
     with pytest.raises(RuntimeError):

@@ -60,6 +60,7 @@ def test_a_loop_of_steps_is_fit():
     assert_same(seen, told)
 
 
+@pytest.mark.slow
 def test_with_all_its_options():
     def noisy(w, frozen, x, y, key):
         return (w @ (frozen * x) + 0.1 * jax.random.normal(key) - y) ** 2
@@ -96,6 +97,7 @@ class Rows:
         return {name: np.asarray(column[index]) for name, column in DATA.items()}
 
 
+@pytest.mark.slow
 def test_an_example_may_be_a_dictionary_from_arrays_or_from_a_source():
     of_two = lambda w, x, y: loss_fn(w, {"x": x, "y": y})
     expected = fit(of_two, (DATA["x"], DATA["y"])).state
@@ -112,6 +114,7 @@ def test_a_step_on_padding_alone_is_noise():
     assert (after.params != 0).all() and int(after.step) == 1
 
 
+@pytest.mark.slow
 def test_runs_under_vmap_are_the_runs_alone():
     optimizer = optax.inject_hyperparams(optax.adam)(0.1)
     step = training.Step(loss_fn, MECHANISM, optimizer, average_decay=0.9)

@@ -108,6 +108,7 @@ def test_a_saved_state_goes_on_with_the_same_bits():
     assert int(state.count) == 6
 
 
+@pytest.mark.slow
 def test_by_hand_compiled_and_vmapped_are_the_same():
     params = jnp.zeros(20)
 

@@ -112,7 +112,7 @@ ALONE = {
 
 
 @pytest.mark.parametrize("options", ALONE.values(), ids=ALONE)
-@pytest.mark.parametrize("z", [0.0, 0.7])
+@pytest.mark.parametrize("z", [common.slow(0.0), 0.7])
 def test_it_is_the_published_algorithm_over_several_intervals(options, z, x64):
     steps = 13
     mechanism = dataclasses.replace(MECHANISM, noise_multiplier=z)
@@ -196,6 +196,7 @@ def test_noise_is_of_the_level_of_the_clip_norm_of_each_phase():
     assert abs(v - 1) < 5 * np.sqrt(2 / size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [0, 1])
 def test_factored_gradients_are_scaled_as_arrays_are(count):
     def loss_fn(params, x):
@@ -334,6 +335,7 @@ def test_a_broken_example_contributes_nothing_and_changes_no_other(count, bad):
     assert np.linalg.norm(without) > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee
 def test_what_is_kept_is_a_function_of_private_gradients_alone():
     """Two data sets with the same clipped sums in both phases leave the same state."""
@@ -377,6 +379,7 @@ def test_seal_and_mask_come_out_of_the_scaling_as_they_went_in(count):
     )
 
 
+@pytest.mark.slow
 def test_gradients_of_several_devices_are_summed_between_clip_and_noise():
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
     params = of_float32(PARAMS)

@@ -64,7 +64,7 @@ LEVELS = {"constant": 0.5, "schedule": lambda t: 0.8 * 0.97**t}
 
 
 @every_filter
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", common.rest_slow(LEVELS, quick=1))
 def test_noise_behind_it_has_the_stated_level_at_every_step(name, level):
     """Within 5 standard errors, of 10,000 coordinates, at each of 40 steps."""
     sigma, size = LEVELS[level], 10_000

@@ -146,6 +146,7 @@ def test_corrected_second_moment_is_the_clean_one(name):
     assert abs(score(nu_hat, tracked * 1.05**2, 0.05**2)) > 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["drops", "decays", "rises"])
 def test_subtracting_the_present_level_instead_of_the_tracked_one_is_off(name):
     """Negative control for the schedules."""
@@ -204,7 +205,7 @@ def test_dp_adam_is_dp_sgd_with_momentum_where_noise_dominates():
     assert np.std(ends[0]) / np.std(ends[1]) < 0.1
 
 
-@pytest.mark.parametrize("steps", [1, 10, 100, 800])
+@pytest.mark.parametrize("steps", [1, *map(common.slow, [10, 100]), 800])
 def test_noise_alone_spreads_as_the_floor_assumes_from_the_first_step(steps):
     nu_hat, tracked = noised_run(0.2, jnp.zeros(100_000), steps)
     floor = float(RelativeFloor(1.0).variance(tracked, 0.99, steps))
@@ -217,11 +218,13 @@ def test_noise_alone_spreads_as_the_floor_assumes_from_the_first_step(steps):
         )
 
 
+@pytest.mark.slow
 def test_half_of_the_coordinates_without_signal_have_less_than_the_noise():
     nu_hat, tracked = noised_run(0.2, jnp.zeros(40_000), 800)
     assert np.mean(nu_hat - tracked < 0) == pytest.approx(0.53, abs=0.03)
 
 
+@pytest.mark.slow
 def test_share_at_the_floor_under_noise_alone_is_as_simulated():
     """Published: 46.9 % unclamped at step 40 and 48.2 % at 190, with b2 0.99."""
     for steps, share in [(40, 0.469), (190, 0.482)]:

@@ -84,6 +84,7 @@ def looped(batches, draws, decay, z, factored):
     return found
 
 
+@pytest.mark.slow
 @every_form
 def test_it_is_the_algorithm_over_several_steps(factored, x64):
     steps, decay = 6, 0.7
@@ -225,6 +226,7 @@ def test_what_is_kept_is_a_function_of_private_gradients_alone():
     assert all(map(np.any, jax.tree.leaves(state.nu)))
 
 
+@pytest.mark.slow
 def test_factored_gradients_stay_so_and_are_divided_as_arrays_are():
     def loss_fn(params, ids, x):
         rows = params["table"][ids]
@@ -253,6 +255,7 @@ def test_factored_gradients_stay_so_and_are_divided_as_arrays_are():
     assert ("lookup", "gram") in seen
 
 
+@pytest.mark.slow
 def test_it_composes_with_what_optax_has():
     """Injected numbers, Adam behind, a mask behind that, in a scan."""
     params = of_float32(PARAMS)
