@@ -658,6 +658,7 @@ def test_clipping_precedes_a_chain_that_divides_the_parameters(x64):
     assert not updates["w"].any()
 
 
+@pytest.mark.slow
 def test_a_masked_clip_sees_its_part_and_leaves_the_others_factored(x64):
     grads, (params, _) = gradients()
     mask = {"table": True, "w": False}

@@ -659,6 +659,7 @@ def test_a_lone_damaged_checkpoint_says_that_there_is_none_before(tmp_path):
         saved.restore(state, {"a": 1})
 
 
+@pytest.mark.slow
 def test_saves_are_kept_as_asked(tmp_path):
     fit(tmp_path, every=3)
     kept = sorted(int(p.name) for p in tmp_path.iterdir() if p.name.isdigit())

@@ -111,14 +111,12 @@ WAYS = {
 }
 
 
-# Each of these is a part of another row.
-PARTS = {"two", "two, split", "eight", "one microbatch", "on one device before"}
-
-
 @pytest.mark.parametrize(
     ("devices", "options"),
     [
-        common.slow(*row, id=name) if name in PARTS else pytest.param(*row, id=name)
+        pytest.param(*row, id=name)
+        if name == "explicit"
+        else common.slow(*row, id=name)
         for name, row in WAYS.items()
     ],
 )
