@@ -6,11 +6,8 @@ import pytest
 
 from benchmarks.audit import zoo
 from dpadambc import audit
-from tests import common
 
 FAST = {
-    "clip_per_layer",
-    "multi_steps_around_the_noise",
     "shuffled_epochs_as_poisson",
     "correction_of_another_level",
     "loss_over_pairs",
@@ -57,7 +54,7 @@ def test_the_zoo_is_large():
     assert FAST | THOROUGH | OPTIMIZED <= zoo.BROKEN.keys() | zoo.SOUND.keys()
 
 
-@pytest.mark.parametrize("name", common.rest_slow(some(zoo.BROKEN), quick=2))
+@pytest.mark.parametrize("name", some(zoo.BROKEN))
 def test_what_is_broken_is_found(name):
     row = zoo.BROKEN[name]
     with warnings.catch_warnings():
