@@ -219,7 +219,7 @@ def test_each_parameter_keeps_its_form(name, x64):
     check_forms(models.MODELS[name])
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", common.rest_slow(KINDS, quick=5))
 def test_microbatches_with_padding_change_rounding_only(name, x64):
     model = models.MODELS[name]
     args = arguments(model, len(PADDING))
@@ -238,7 +238,7 @@ def test_microbatches_with_padding_change_rounding_only(name, x64):
     assert_close(clipped, clipped_by_weights(slow, l2_clip_norm), model.tolerance)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", common.rest_slow(KINDS, quick=5))
 def test_an_empty_batch_has_no_gradients_and_sums_to_zero(name, x64):
     model = models.MODELS[name]
     args = arguments(model, 0)

@@ -11,6 +11,7 @@ import pytest
 import dpadambc
 from dpadambc import NeighboringRelation, training
 from dpadambc.mechanisms import BandedGaussian, CorrelatedGaussian
+from tests import common
 
 ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE = NeighboringRelation.REPLACE_ONE
@@ -145,16 +146,16 @@ def test_fixed_size_sampling_under_replacement_uses_the_doubled_sensitivity():
 @pytest.mark.parametrize(
     ("cls", "unknown"),
     [
-        (dpadambc.TruncatedPoissonGaussian, "noise_multiplier"),
+        common.slow(dpadambc.TruncatedPoissonGaussian, "noise_multiplier"),
         (dpadambc.FixedSizeGaussian, "noise_multiplier"),
-        (dpadambc.FixedSizeGaussian, "iterations"),
+        common.slow(dpadambc.FixedSizeGaussian, "iterations"),
         (dpadambc.ShuffledGaussian, "noise_multiplier"),
-        (dpadambc.ShuffledGaussian, "iterations"),
+        common.slow(dpadambc.ShuffledGaussian, "iterations"),
         (dpadambc.RandomAllocationGaussian, "noise_multiplier"),
-        (dpadambc.RandomAllocationGaussian, "iterations"),
+        common.slow(dpadambc.RandomAllocationGaussian, "iterations"),
         (CorrelatedGaussian, "noise_multiplier"),
         (BandedGaussian, "noise_multiplier"),
-        (BandedGaussian, "iterations"),
+        common.slow(BandedGaussian, "iterations"),
         (BandedGaussian, "sampling_prob"),
     ],
 )

@@ -42,6 +42,7 @@ def test_a_plan_has_a_row_for_each_combination_and_each_meets_its_budget(rows):
         )
 
 
+@pytest.mark.slow
 def test_more_budget_or_larger_batches_need_less_noise_and_more_epochs_more(rows):
     noise = {(r.epochs, r.target_epsilon, r.batch_size): r.noise_stddev for r in rows}
     for (epochs, epsilon, size), stddev in noise.items():
