@@ -177,8 +177,9 @@ def identity(setting: Setting, seed: int, split: str) -> records.Row:
 def folder_name(row: records.Row) -> str:
     """Of the state of one training."""
     setting = row["setting"]
-    names = "way", "method", "target_epsilon", "learning_rate"
-    parts = [*(str(setting[name]) for name in names), str(row["seed"]), row["split"]]
+    names = "way", "method", "target_epsilon", "learning_rate", "batch_size"
+    numbers = [setting[name] for name in (*names, "l2_clip_norm")]
+    parts = [*map(str, (*numbers, row["seed"])), row["split"]]
     return "_".join(parts).replace(" ", "-")
 
 
@@ -215,25 +216,36 @@ def render(rows: Sequence[records.Row]) -> str:
     return "\n\n".join(parts)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+def options(doc: str | None) -> argparse.ArgumentParser:
+    """Of a command that trains where it has the data, and then prints its tables."""
+    parser = argparse.ArgumentParser(description=(doc or "").split("\n")[0])
     parser.add_argument("--data-dir", type=pathlib.Path, help="trains, where given")
     parser.add_argument("--cache-dir", type=pathlib.Path, help="of the features")
     parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
-    parser.add_argument("--way", choices=WAYS, nargs="+", default=tuple(WAYS))
-    parser.add_argument(
-        "--method", choices=SEARCHED, nargs="+", default=tuple(SEARCHED)
-    )
     parser.add_argument(
         "--checkpoints",
         type=pathlib.Path,
         default=pathlib.Path("sst2_checkpoints"),
         help="where trainings go on from",
     )
+    return parser
+
+
+def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
     arguments = parser.parse_args()
+    if arguments.data_dir and not arguments.cache_dir:
+        parser.error("Expected --cache-dir beside --data-dir, for the features.")
+    return arguments
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--way", choices=WAYS, nargs="+", default=tuple(WAYS))
+    parser.add_argument(
+        "--method", choices=SEARCHED, nargs="+", default=tuple(SEARCHED)
+    )
+    arguments = parse(parser)
     if arguments.data_dir:
-        if not arguments.cache_dir:
-            parser.error("Expected --cache-dir beside --data-dir, for the features.")
         for way in arguments.way:
             laboratory = Laboratory(way, arguments)
             plan(way).run(laboratory.get, arguments.method)

@@ -13,6 +13,7 @@ from flax import nnx  # noqa: E402
 
 from benchmarks import records  # noqa: E402
 from benchmarks.language import (  # noqa: E402
+    batches,
     data,
     encoder,
     features,
@@ -101,14 +102,15 @@ def small(tiny, words, monkeypatch, tmp_path):
     }
     monkeypatch.setattr(sst2, "WAYS", ways)
     folders = [f"--{x}-dir={tmp_path / x}" for x in ("data", "cache")]
-    chosen = ["--method", "DP-AdamBC", f"--output={tmp_path / 'out'}"]
-    return [*folders, f"--checkpoints={tmp_path}", *chosen]
+    return [*folders, f"--checkpoints={tmp_path}", f"--output={tmp_path / 'out'}"]
 
 
 def test_the_experiment_runs_and_prints_its_tables(
     small, monkeypatch, tmp_path, capsys
 ):
-    monkeypatch.setattr("sys.argv", ["sst2", *small, "--way", "LoRA"])
+    monkeypatch.setattr(
+        "sys.argv", ["sst2", *small, "--way", "LoRA", "--method", "DP-AdamBC"]
+    )
     sst2.main()
     rows = records.read(tmp_path / "out")
     found = [(x["split"], x["setting"]["target_epsilon"]) for x in rows]
@@ -145,13 +147,40 @@ def test_without_privacy_one_training_stands_for_all_epsilons():
 
 def test_every_training_has_a_folder_of_its_own():
     found = {}
+    tasks = [*map(batches.task, batches.settings())]
     for way in sst2.WAYS:
         plan = sst2.plan(way)
         methods = list(plan.learning_rates)
         best = lambda setting, seed, split: {"accuracy": setting.learning_rate}
-        tasks = [*plan.trials(methods), *plan.results(best, methods)]
-        for task in tasks:
-            row = sst2.identity(*task)
-            found.setdefault(sst2.folder_name(row), set()).add(json.dumps(row))
+        tasks += [*plan.trials(methods), *plan.results(best, methods)]
+    for task in tasks:
+        row = sst2.identity(*task)
+        found.setdefault(sst2.folder_name(row), set()).add(json.dumps(row))
     assert len(found) > 100
     assert {len(rows) for rows in found.values()} == {1}
+
+
+def test_the_grid_shares_its_middle_with_the_search(
+    small, monkeypatch, tmp_path, capsys
+):
+    way = sst2.WAYS["last block"]._replace(learning_rates={batches.METHOD: (0.1, 0.2)})
+    monkeypatch.setitem(sst2.WAYS, "last block", way)
+    base = sst2.setting("last block", batches.METHOD, 3.0, 0.2)
+    monkeypatch.setattr(batches, "BASE", base)
+    monkeypatch.setattr(batches, "BATCH_SIZES", (8, 16))
+    monkeypatch.setattr(batches, "LEARNING_RATES", (0.1, 0.2, 0.4))
+    monkeypatch.setattr(batches, "L2_CLIP_NORMS", (0.1, 0.5))
+    assert next(batches.settings()) == base
+    trials = [*sst2.plan("last block").trials([batches.METHOD])]
+    assert set(trials) < {batches.task(setting) for setting in batches.settings()}
+
+    monkeypatch.setattr("sys.argv", ["batches", *small])
+    batches.main()
+    rows = records.read(tmp_path / "out")
+    assert len(rows) == 2 * 3 + 1  # the clip norm of the grid is in it
+    smaller = [row["setting"]["batch_size"] == 8 for row in rows]
+    assert {row["iterations"] for row in rows} == {2, 4} and sum(smaller) == 3
+    printed = capsys.readouterr().out
+    scores = [f"{100 * row['accuracy']:.2f}" for row in rows]
+    assert all(f"| {score} |" in printed for score in scores)
+    assert "| - |" not in printed
