@@ -11,7 +11,7 @@ _MOST_KNOWN = 2**14  # keys, the latest
 _BEGAN: collections.OrderedDict[str, dict[str, Any]] = collections.OrderedDict()
 
 
-def check(key: str, outline: dict[str, Any]) -> None:
+def check(key: str, outline: dict[str, Any], *, stacklevel: int) -> None:
     """Warns if a run of this process began with the key that was another run.
 
     The same run once more, be it for more iterations, adds the same noise to the same
@@ -20,6 +20,7 @@ def check(key: str, outline: dict[str, Any]) -> None:
     Args:
       key: the name of it.
       outline: what the run is, as far as that is known without tracing it.
+      stacklevel: of the line to name, from here.
     """
     known = _BEGAN.pop(key, outline)
     _BEGAN[key] = known
@@ -35,5 +36,5 @@ def check(key: str, outline: dict[str, Any]) -> None:
             " released, or one is chosen. Draw a new key, such as"
             " training.secret_key() or jax.random.fold_in(key, run). What differs:\n  "
             + "\n  ".join(dict.fromkeys(apart)),
-            stacklevel=5,  # of the call of fit
+            stacklevel=stacklevel,
         )

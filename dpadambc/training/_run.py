@@ -56,7 +56,8 @@ class Saved:
     def restore(self, iterations: int) -> tuple[TrainState, int | None]:
         """The last state saved and its step; or the first state, saved."""
         outline = self._runner.outline(self._start)
-        _reuse.check(_identity.name_of_key(self._key), outline)
+        name = _identity.name_of_key(self._key)
+        _reuse.check(name, outline, stacklevel=5)  # of the call of fit
         found = None
         if self._checkpoints is not None:
             found = self._checkpoints.restore(self._start, self._identity)

@@ -12,7 +12,6 @@ from dpadambc.training import (
     _data,
     _fingerprint,
     _identity,
-    _numbers,
     _origins,
     _programs,
 )
@@ -84,32 +83,16 @@ class Runner:
         self._programs = _programs.of(self._step, self._num_examples, program)
         return found
 
-    def _numbers(self, state: TrainState) -> dict[str, float]:
-        """Those that have a name: in closures, and in the state at the start."""
-        found = _numbers.of(
-            optimizer=self._step.optimizer,
-            loss_fn=self._step.loss_fn,
-            noise_multiplier=self._step.mechanism.noise_multiplier,
-        )
-        start = jax.tree_util.tree_leaves_with_path(releasable(state))
-        scalars = {
-            f"start{jax.tree_util.keystr(path)}": float(x)
-            for path, x in start
-            if x.shape == () and x.is_fully_addressable
-        }
-        return found | scalars
-
     def outline(self, state: TrainState) -> dict[str, Any]:
         """What of the identity can be told at once: that of two runs may be the same.
 
         A source is known by its size.
         """
-        return _identity.public_numbers(self._step.mechanism) | {
+        data = {
             "num_examples": self._num_examples,
             "data": _origins.mark(self._arrays),
-            "start": _origins.mark(releasable(state)),
-            "numbers": self._numbers(state),
         }
+        return data | self._step._outline(state)
 
     def _identity(self, state: TrainState) -> dict[str, Any]:
         # The program of one device that skips nothing, wherever the run is.
@@ -135,7 +118,7 @@ class Runner:
             "data": _fingerprint.of_values(data),
             "frozen": _fingerprint.of_values(self._frozen),
             "start": _fingerprint.of_values(releasable(state)),
-            "numbers": self._numbers(state),
+            "numbers": self._step._numbers(state),
             # They differ where JAX draws differently: another version or configuration.
             "batches": _fingerprint.of_values(self._programs.sample_first(known)),
         }

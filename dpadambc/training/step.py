@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax import core
 
 from dpadambc._core import precision, threefry, validate
 from dpadambc.clipping import clipped
@@ -14,9 +15,9 @@ from dpadambc.gradients import _batched
 from dpadambc.mechanisms import _check, _seam
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.mechanisms.batch import Batch
-from dpadambc.training import _data
+from dpadambc.training import _data, _identity, _numbers, _origins, _reuse
 from dpadambc.training._shardings import Shardings
-from dpadambc.training.state import TrainState, init_state
+from dpadambc.training.state import TrainState, init_state, releasable
 
 
 class Seen(NamedTuple):
@@ -131,11 +132,43 @@ class Step:
             validate.decay(average_decay=self.average_decay)
 
     def init(self, params: optax.Params, *, key: jax.Array) -> TrainState:
-        """The state before the first step; see `init_state`."""
+        """The state before the first step; see `init_state`.
+
+        Warns if the key, outside of a transformation, began another run before in this
+        process, with another mechanism, start, loss or optimizer: both would add the
+        same noise.
+        """
         averages = self.average_decay is not None
-        return init_state(
+        state = init_state(
             params, self.mechanism, self.optimizer, key=key, averages=averages
         )
+        if not any(isinstance(x, core.Tracer) for x in jax.tree.leaves(state)):
+            # Not the name of the key alone: `fit` knows more of its runs.
+            name = f"step {_identity.name_of_key(key)}"
+            _reuse.check(name, self._outline(state), stacklevel=3)  # of this
+        return state
+
+    def _outline(self, state: TrainState) -> dict[str, Any]:
+        """What of a run can be told from its first state, without tracing it."""
+        return _identity.public_numbers(self.mechanism) | {
+            "start": _origins.mark(releasable(state)),
+            "numbers": self._numbers(state),
+        }
+
+    def _numbers(self, state: TrainState) -> dict[str, float]:
+        """Those that have a name: in closures, and in the state at the start."""
+        found = _numbers.of(
+            optimizer=self.optimizer,
+            loss_fn=self.loss_fn,
+            noise_multiplier=self.mechanism.noise_multiplier,
+        )
+        start = jax.tree_util.tree_leaves_with_path(releasable(state))
+        scalars = {
+            f"start{jax.tree_util.keystr(path)}": float(x)
+            for path, x in start
+            if x.shape == () and x.is_fully_addressable
+        }
+        return found | scalars
 
     def __call__(
         self,

@@ -94,6 +94,33 @@ def test_the_same_run_again_or_for_longer_is_not_warned_of(tmp_path):
         fit(made=mechanism(iterations=4), checkpoints=checkpoints.Checkpoints(tmp_path))
 
 
+def begin(key, loss_fn=squared, optimizer=SGD, start=(1.0, 1.0)):
+    step = training.Step(loss_fn, mechanism(), optimizer)
+    return step.init(jnp.array(start), key=key)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"optimizer": optax.sgd(0.5)}, r"step_size: -1\.0 there, -0\.5 here"),
+        ({"start": (1.0, 2.0)}, "start: another, with other parameters"),
+    ],
+    ids=["optimizer", "start"],
+)
+def test_a_loop_of_ones_own_is_warned_of_too(changes, said):
+    key = jax.random.key(7)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            begin(key)
+        begin(jax.random.key(8), **changes)
+        jax.jit(lambda key: begin(key, **changes))(key)  # as in a program for many keys
+        jax.vmap(lambda key: begin(key, **changes))(jax.random.split(key, 2))
+    with pytest.warns(UserWarning, match=f"(?s){WARNED}.*{said}") as caught:
+        begin(key, **changes)
+    assert {warning.filename for warning in caught} == {__file__}
+
+
 def test_the_latest_keys_are_known(monkeypatch):
     monkeypatch.setattr(_reuse, "_MOST_KNOWN", 2)
     for seed in range(3):
