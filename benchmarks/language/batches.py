@@ -1,7 +1,7 @@
 """Batch size, learning rate and clip norm, as Li et al. (arXiv:2110.05679) vary them.
 
     python -m benchmarks.language.batches --data-dir DIR --cache-dir DIR
-    python -m benchmarks.language.batches                    # prints the tables
+    python -m benchmarks.language.batches [--pictures]       # the tables, the heat map
 
 DP-Adam on the last block of MiniLM, at one epsilon and for one epoch, so that a larger
 batch takes fewer steps. One number is changed at a time, but for learning rate and
@@ -14,10 +14,13 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 
+from matplotlib.figure import Figure
+
 from benchmarks import rates, records
 from benchmarks.language import sst2
 from benchmarks.language.finetune import Setting
 from benchmarks.ogbn_arxiv_gcn.table import markdown
+from dpadambc.diagnostics import pictures
 
 METHOD = "DP-Adam"
 BASE = sst2.setting("last block", METHOD, sst2.EPSILON_OF_TRIALS, 1e-2)
@@ -83,13 +86,39 @@ def render(rows: Sequence[records.Row]) -> str:
     )
 
 
+def heat_map(get: rates.Get) -> Figure:
+    """Accuracy by batch size and learning rate."""
+    scores = [
+        [_accuracy(get, size, rate) for rate in LEARNING_RATES] for size in BATCH_SIZES
+    ]
+    return pictures.heat_map(
+        BATCH_SIZES,
+        LEARNING_RATES,
+        {f"{METHOD}, ε {BASE.target_epsilon:g}": scores},
+        row_label="batch size",
+        column_label="learning rate",
+        score_label="validation accuracy (%)",
+    )
+
+
+def _accuracy(get: rates.Get, batch_size: int, learning_rate: float) -> float:
+    row = get(*task(_vary(BASE, batch_size=batch_size, learning_rate=learning_rate)))
+    return 100 * row["accuracy"] if row else float("nan")
+
+
 def main() -> None:
-    arguments = sst2.parse(sst2.options(__doc__))
+    parser = sst2.options(__doc__)
+    parser.add_argument("--pictures", action="store_true", help="draws the heat map")
+    arguments = sst2.parse(parser)
     if arguments.data_dir:
         laboratory = sst2.Laboratory(BASE.way, arguments)
         for each in settings():
             laboratory.get(*task(each))
-    print(render(records.read(arguments.output)))
+    rows = records.read(arguments.output)
+    print(render(rows))
+    if arguments.pictures:
+        figure = heat_map(rates.reader(rows, sst2.identity))
+        figure.savefig(arguments.output.with_name("batches.png"), dpi=150)
 
 
 if __name__ == "__main__":

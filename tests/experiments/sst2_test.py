@@ -174,7 +174,7 @@ def test_the_grid_shares_its_middle_with_the_search(
     trials = [*sst2.plan("last block").trials([batches.METHOD])]
     assert set(trials) < {batches.task(setting) for setting in batches.settings()}
 
-    monkeypatch.setattr("sys.argv", ["batches", *small])
+    monkeypatch.setattr("sys.argv", ["batches", *small, "--pictures"])
     batches.main()
     rows = records.read(tmp_path / "out")
     assert len(rows) == 2 * 3 + 1  # the clip norm of the grid is in it
@@ -184,3 +184,4 @@ def test_the_grid_shares_its_middle_with_the_search(
     scores = [f"{100 * row['accuracy']:.2f}" for row in rows]
     assert all(f"| {score} |" in printed for score in scores)
     assert "| - |" not in printed
+    assert (tmp_path / "batches.png").stat().st_size > 10_000
