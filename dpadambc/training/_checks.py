@@ -46,6 +46,10 @@ def optimizer_of(optimizer: Any, params: optax.Params, mechanism: Mechanism) -> 
         raise ValueError("Expected parameters to train, got a tree without arrays.")
     _batched.check_parameters(params)
     params = _shapes(params)
+    optimizer = optax.GradientTransformation(
+        _noted(optimizer.init, "init(params)"),
+        _noted(optimizer.update, "update(private_gradient, state, params)"),
+    )
     state = jax.eval_shape(optimizer.init, jax.tree.map(precision.wide, params))
     is_noise = lambda node: isinstance(node, AddDPNoiseState)
     if any(map(is_noise, jax.tree.leaves(state, is_leaf=is_noise))):
@@ -66,6 +70,23 @@ def optimizer_of(optimizer: Any, params: optax.Params, mechanism: Mechanism) -> 
             "Expected an optimizer of the private gradient and the parameters alone:"
             f" {error}. Losses are not private, and fit gives it none."
         ) from error
+
+
+def _noted(fun: Callable[..., Any], call: str) -> Callable[..., Any]:
+    """The function, whose errors say how it was called."""
+
+    def called(*args):
+        try:
+            return fun(*args)
+        except Exception as error:
+            error.add_note(
+                f"dpadambc called optimizer.{call}, and with nothing else. An optimizer"
+                " that needs more, such as the loss, or parameters in a container of"
+                " its own, is for a loop of your own, behind dpadambc.privatize."
+            )
+            raise
+
+    return called
 
 
 def _shapes(tree: Any) -> Any:

@@ -561,6 +561,22 @@ def test_an_error_in_the_loss_says_what_the_loss_was_called_with():
     assert "uses_key=True" in found.value.__notes__[0]
 
 
+@pytest.mark.parametrize(
+    "init, update, call",
+    [
+        (lambda params: params.kernel, optax.sgd(0.1).update, "init(params)"),
+        (optax.sgd(0.1).init, lambda grad, *_: grad.kernel, "update(private_gradient,"),
+    ],
+)
+def test_an_error_in_the_optimizer_says_what_the_optimizer_was_called_with(
+    init, update, call
+):
+    optimizer = optax.GradientTransformation(init, update)
+    with pytest.raises(AttributeError) as found:
+        fit(optimizer=optimizer)
+    assert f"dpadambc called optimizer.{call}" in found.value.__notes__[0]
+
+
 @pytest.mark.parametrize("leaf", [jax.random.key(0), loss_fn, jnp.arange(3)])
 def test_parameters_that_cannot_be_trained_are_refused(leaf):
     """Keys come with the dropout of an nnx module, functions with Equinox modules."""
