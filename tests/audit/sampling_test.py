@@ -5,7 +5,7 @@ import pytest
 
 import dpadambc
 from dpadambc import audit
-from dpadambc.audit import _sampling, _statistics
+from dpadambc.audit import _draw_tests, _statistics
 from tests import common
 
 NUM_EXAMPLES = 400
@@ -39,7 +39,7 @@ def test_false_alarms_are_no_more_than_stated(monkeypatch):
     """Of each part, in 200 sound loaders, at a rate that these can measure."""
     monkeypatch.setattr(_statistics, "FALSE_ALARM", 0.05)
     bound = _statistics.normal_bound(5)
-    monkeypatch.setattr(_sampling, "_NO_MORE_THAN_CHANCE", bound)
+    monkeypatch.setattr(_draw_tests, "_NO_MORE_THAN_CHANCE", bound)
     alarms = [failed(finding_of(poisson, seed)) for seed in range(200)]
     counts = {name: sum(name in x for x in alarms) for name in set().union(*alarms)}
     # One in twenty for the overlaps, one in a hundred for each of the five numbers.
