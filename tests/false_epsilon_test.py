@@ -1056,6 +1056,14 @@ def test_a14_rows_of_the_data_in_the_loss_are_warned_of():
     fit(loss_fn=attends, frozen=public)
 
 
+def test_a14_rows_of_the_data_in_the_optimizer_are_warned_of():
+    polyak = optax.polyak_sgd()
+    loss = lambda w: jnp.mean(jax.vmap(square, (None, 0))(w, X))
+    told = lambda g, s, p: polyak.update(g, s, p, value=loss(p))
+    with pytest.warns(UserWarning, match="64 rows of the data in it, closed over"):
+        fit(optimizer=optax.GradientTransformation(polyak.init, told))
+
+
 def test_a14_what_they_did():
     """Negative control: a row that is not in the batch moves all gradients in it."""
     centered = lambda w, rows, x: linear(w, x - rows.mean(0))

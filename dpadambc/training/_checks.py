@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -16,7 +17,7 @@ from dpadambc.clipping import explanation
 from dpadambc.gradients import _batched
 from dpadambc.graphs import _subgraphs
 from dpadambc.mechanisms.base import Mechanism
-from dpadambc.training import _correction, _data, _fingerprint, scores
+from dpadambc.training import _correction, _data, scores
 from dpadambc.training.step import Seen, Step
 from dpadambc.transforms.noise import AddDPNoiseState
 
@@ -32,8 +33,10 @@ def mechanism_of(mechanism: Any, num_examples: int) -> None:
     jax.eval_shape(draw, jax.random.key(0), 0)
 
 
-def optimizer_of(optimizer: Any, params: optax.Params, mechanism: Mechanism) -> None:
-    """Raises unless it is an optimizer of the private gradient."""
+def optimizer_of(
+    optimizer: Any, params: optax.Params, mechanism: Mechanism
+) -> jex.ClosedJaxpr:
+    """The program of an update; raises unless it is of the private gradient."""
     has = lambda name: callable(getattr(optimizer, name, None))
     if isinstance(optimizer, type) or not (has("init") and has("update")):
         raise TypeError(
@@ -62,7 +65,7 @@ def optimizer_of(optimizer: Any, params: optax.Params, mechanism: Mechanism) -> 
             " a loop of your own."
         )
     try:
-        _correction.check(optimizer, state, params, mechanism)
+        return _correction.check(optimizer, state, params, mechanism)
     except TypeError as error:
         if "keyword-only argument" not in str(error):
             raise
@@ -107,9 +110,9 @@ def _refuse_nodes(gathers: bool, mechanism: Mechanism) -> None:
         )
 
 
-def _warn_of_rows(constants: list[Any], frozen: Any, data: Any) -> None:
-    """Warns of rows of the data in what the loss of every example has."""
-    arrays = [*constants, *jax.tree.leaves(frozen)]
+def warn_of_rows(shared: Any, data: Any) -> None:
+    """Warns of rows of the data in what the loss of every example has, or an update."""
+    arrays = jax.tree.leaves(shared)
     is_here = lambda x: getattr(x, "is_fully_addressable", True)
     if _data.is_source(data) or not all(map(is_here, jax.tree.leaves((arrays, data)))):
         return
@@ -118,16 +121,22 @@ def _warn_of_rows(constants: list[Any], frozen: Any, data: Any) -> None:
     found = scores._num_common(long, data)
     if found:
         warnings.warn(
-            f"The loss of every example has {found} rows of the data in it, closed over"
-            " or frozen: one person's row would change the gradients of all, which the"
-            " noise is not for. Epsilon holds only if the loss of an example is of that"
-            " example, and of what is public, alone.",
-            stacklevel=5,  # of the call of fit
+            f"The loss of every example, or the optimizer, has {found} rows of the data"
+            " in it, closed over or frozen: one person's row would change the gradients"
+            " of all, or the update, which the noise is not for. Epsilon holds only if"
+            " the loss of an example is of that example, and of what is public, alone,"
+            " and the optimizer's update of the private gradient.",
+            stacklevel=4,  # of the call of fit
         )
 
 
-def loss_of(step: Step, params: optax.Params, frozen: Any, data: Any) -> None:
-    """Raises or warns where a loss is not of one example alone, as far as it shows."""
+def loss_of(
+    step: Step, params: optax.Params, frozen: Any, data: Any
+) -> jex.ClosedJaxpr:
+    """The program of a loss; raises or warns where it shows that it is not of one.
+
+    That is, not of one example alone.
+    """
     example = _data.one_example(data)
     shared = (frozen,) if step.has_frozen else ()
     key = (jax.random.key(0),) if step.uses_key else ()
@@ -136,8 +145,6 @@ def loss_of(step: Step, params: optax.Params, frozen: Any, data: Any) -> None:
     of_one = _batched.scalar_loss(step.loss_fn, has_aux=False)
     traced = jax.make_jaxpr(of_one)(*arguments)
     _refuse_nodes(_subgraphs.gathers(traced.jaxpr), step.mechanism)
-    constants = _fingerprint.constants(traced.jaxpr, list(traced.consts))
-    _warn_of_rows(list(constants), frozen, data)
     found = explanation.explain(
         step.loss_fn,
         *arguments,
@@ -147,6 +154,7 @@ def loss_of(step: Step, params: optax.Params, frozen: Any, data: Any) -> None:
     )
     for sentence in (*found.without_gradient, *found.mixing):
         warnings.warn(sentence, stacklevel=4)  # of the call of fit
+    return traced
 
 
 @dataclasses.dataclass

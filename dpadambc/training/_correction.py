@@ -101,7 +101,7 @@ def check(
     opt_state: optax.OptState,
     params: optax.Params,
     mechanism: Mechanism,
-) -> None:
+) -> jex.ClosedJaxpr:
     """Raises where a correction has the level of noise that something has changed.
 
     Args:
@@ -109,6 +109,9 @@ def check(
       opt_state: its state, arrays or shapes.
       params: the parameters, arrays or shapes.
       mechanism: whose noise is in the gradient.
+
+    Returns:
+      The program of an update.
 
     Raises:
       ValueError: if a stage stands before a correction that has the mechanism's level.
@@ -144,3 +147,4 @@ def check(
             " optax.MultiSteps(..., k).",
             stacklevel=3,
         )
+    return closed

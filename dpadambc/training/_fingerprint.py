@@ -75,15 +75,15 @@ def of_values(tree: Any) -> str:
     return digest.hexdigest()[:16]
 
 
-def constants(jaxpr: jex.Jaxpr, consts: list[Any]) -> Iterator[Any]:
+def constants(traced: jex.ClosedJaxpr) -> Iterator[Any]:
     """The constants of a program and of all programs inside it."""
-    yield from consts
-    for equation in jaxpr.eqns:
+    yield from traced.consts
+    for equation in traced.jaxpr.eqns:
         for atom in equation.invars:
             if isinstance(atom, jex.Literal):
                 yield atom.val
         for inner in jaxprs.inner(equation):
-            yield from constants(inner.jaxpr, list(inner.consts))
+            yield from constants(inner)
 
 
 _CALLBACKS = {"pure_callback", "io_callback"}
@@ -103,16 +103,22 @@ def _refuse_callbacks(jaxpr: jex.Jaxpr) -> None:
             _refuse_callbacks(inner.jaxpr)
 
 
-def of_program(fun: Callable[..., Any], *args: Any) -> str:
-    """Of a traced function: its operations and every constant in it.
+def of_traced(traced: jex.ClosedJaxpr) -> str:
+    """Of a program: its operations and every constant in it.
 
     It does not depend on the devices: the same program on others differs by rounding.
+    """
+    values = of_values(list(constants(traced)))
+    text = _essence(str(traced)) + values
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def of_program(fun: Callable[..., Any], *args: Any) -> str:
+    """`of_traced`, of a function of these arguments.
 
     Raises:
       ValueError: if it calls back to the host, whose state it cannot show.
     """
     traced = jax.make_jaxpr(fun)(*args)
     _refuse_callbacks(traced.jaxpr)
-    values = of_values(list(constants(traced.jaxpr, list(traced.consts))))
-    text = _essence(str(traced)) + values
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return of_traced(traced)

@@ -104,10 +104,12 @@ _MEANING = {
     "data": "with other examples",
     "frozen": "with other numbers in what is frozen",
     "start": "with other parameters or another state of the optimizer",
+    "functions": "with other code in the loss or the optimizer",
     "batches": "as this version or configuration of JAX draws them",
     "key": "which would draw other batches and other noise",
 }
 _MAY_DIFFER = "iterations", _NUMBERS, _ENTROPY
+_OF_NUMBERS = {"program", "start", "functions"}  # where one with a name may say more
 
 
 def _differing(there: dict[str, Any], here: dict[str, Any]) -> dict[str, Any]:
@@ -137,12 +139,13 @@ def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
         apart.pop("key", None)
     for name in _MAY_DIFFER:
         apart.pop(name, None)
-    lines = []
-    if {"program", "start"} & set(apart):
-        lines = numbers_apart(there, here)
+    if "program" in apart:
+        apart.pop("functions", None)
+    numbers = numbers_apart(there, here) if _OF_NUMBERS & set(apart) else []
+    lines = [*numbers]
     for name, (a, b) in apart.items():
         if name not in _MEANING:
             lines.append(f"{name}: {a} there, {b} here")
-        elif not (lines and name in ("program", "start")):
+        elif not (numbers and name in _OF_NUMBERS):
             lines.append(f"{name}: another, {_MEANING[name]}")
     return lines

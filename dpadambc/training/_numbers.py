@@ -2,10 +2,12 @@
 
 A program is told from another by a checksum, which says no more. Its numbers are mostly
 in closures: of `optax.adam(1e-3)`, say, in those of its stages. What is found here is
-for a message; what tells runs apart is `fingerprint`.
+for a message; what tells runs apart is `fingerprint`, or, where nothing is traced yet,
+the code of the functions that hold the numbers.
 """
 
 import functools
+import hashlib
 import types
 from typing import Any
 
@@ -62,11 +64,18 @@ def _is_number(value: Any) -> bool:
     )
 
 
+def _words(code: types.CodeType) -> str:
+    """What a function does, as far as its own code says it, wherever it is written."""
+    inner = [_words(x) if hasattr(x, "co_code") else repr(x) for x in code.co_consts]
+    return " ".join([code.co_code.hex(), *code.co_names, *inner])
+
+
 class _Walk:
     """Goes into everything once."""
 
     def __init__(self):
         self.found: dict[str, float] = {}
+        self.code = hashlib.blake2b(digest_size=8)
         self._seen: list[Any] = []  # kept, so that no other takes its place in memory
 
     def visit(self, name: str, value: Any) -> None:
@@ -74,6 +83,8 @@ class _Walk:
         if _is_number(value):
             self.found[name] = float(value)
         elif not isinstance(value, _LEAVES) and self._is_new(value):
+            if isinstance(code := getattr(value, "__code__", None), types.CodeType):
+                self.code.update(_words(code).encode())
             for part, inner in _parts(value).items():
                 if len(self.found) < _MOST:
                     self.visit(f"{name}.{part}" if part else name, inner)
@@ -93,7 +104,16 @@ def of(**named: Any) -> dict[str, float]:
       >>> _numbers.of(optimizer=optax.sgd(0.5))
       {'optimizer.update.update_fns.1.tx.update.step_size': -0.5}
     """
+    return _walked(named).found
+
+
+def functions(**named: Any) -> str:
+    """A checksum of the code of these functions, and of those in their closures."""
+    return _walked(named).code.hexdigest()
+
+
+def _walked(named: dict[str, Any]) -> _Walk:
     walk = _Walk()
     for name, value in named.items():
         walk.visit(name, value)
-    return walk.found
+    return walk

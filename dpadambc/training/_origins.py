@@ -28,6 +28,7 @@ from dpadambc.training import _account
 from dpadambc.training._account import Account
 
 _PLACES = 256
+_MOST_NUMBERS = 2**22  # that are looked at: labels, or a table of a thousand rows
 _MOST_KNOWN = 2**18  # arrays and rounded copies, the latest
 # As models are kept and shared; by their numbers, whatever type these are in later.
 _ROUNDED = (jnp.bfloat16, np.float16)
@@ -88,13 +89,17 @@ def _marks(tree: Any) -> Iterator[tuple[str, bytes]]:
             yield jax.tree_util.keystr(path), mark
 
 
-def mark(tree: Any) -> str:
-    """What all arrays of a tree are known by together, keys excepted."""
+def mark(tree: Any, *, closely: bool = False) -> str:
+    """What all arrays of a tree are known by together, keys excepted.
+
+    `closely`, an array is known by all its numbers, if these are not too many.
+    """
     found = hashlib.blake2b(digest_size=8)
     for x in jax.tree.leaves(tree):
         if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
             found.update(f"{x.shape} {x.dtype}".encode())
-            found.update(_sample(x).tobytes())
+            is_whole = closely and x.size <= _MOST_NUMBERS and x.is_fully_addressable
+            found.update((np.asarray(x) if is_whole else _sample(x)).tobytes())
     return found.hexdigest()
 
 
@@ -186,12 +191,13 @@ class Start:
         " data it had is in these data."
     )
 
-    def checked(self, params: Any, frozen: Any, key: str) -> Origin:
+    def checked(self, params: Any, frozen: Any, closed_over: Any, key: str) -> Origin:
         """Raises if an earlier run returned it, and that run is not counted.
 
         Args:
           params: to train.
           frozen: what the loss has besides.
+          closed_over: what is in the loss or the optimizer as a constant.
           key: the name of the run's key.
 
         Returns:
@@ -199,6 +205,9 @@ class Start:
         """
         marks = [(f"params{path}", mark) for path, mark in _marks(params)]
         others = [(f"frozen{path}", mark) for path, mark in _marks(frozen)]
+        constants = [jnp.asarray(x) for x in jax.tree.leaves(closed_over)]
+        name = "an array that the loss or the optimizer closes over"
+        others += [(name, mark) for _, mark in _marks(constants)]
         found: dict[str, _Known] = {}
         for name, mark in marks + others:
             if mark in _KNOWN:

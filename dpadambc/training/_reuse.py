@@ -19,15 +19,17 @@ def check(key: str, outline: dict[str, Any], *, stacklevel: int) -> None:
 
     Args:
       key: the name of it.
-      outline: what the run is, as far as that is known without tracing it.
+      outline: what the run is, as far as that is known before its first step. Of two
+        runs what both tell is compared: a loop by hand does not show its data.
       stacklevel: of the line to name, from here.
     """
     known = _BEGAN.pop(key, outline)
-    _BEGAN[key] = known
+    _BEGAN[key] = outline | known
     while len(_BEGAN) > _MOST_KNOWN:
         _BEGAN.popitem(last=False)
-    apart = _identity.differences(known, outline)
-    apart += _identity.numbers_apart(known, outline)
+    both = known.keys() & outline.keys()
+    there, here = ({name: run[name] for name in both} for run in (known, outline))
+    apart = _identity.differences(there, here) + _identity.numbers_apart(there, here)
     if apart:
         warnings.warn(
             "Expected a key of its own for each run, got that of an earlier run of this"

@@ -21,10 +21,18 @@ from dpadambc.training.step import Seen, Step
 
 
 class Runner:
-    """The compiled steps, for arrays on the devices or a source on the host."""
+    """The compiled steps, for arrays on the devices or a source on the host.
 
-    def __init__(self, step: Step, data: Any, frozen: Any):
+    Args:
+      step: what it does.
+      data: arrays or a source.
+      frozen: what the loss has besides.
+      program: what tells the loss and the update from others.
+    """
+
+    def __init__(self, step: Step, data: Any, frozen: Any, program: str):
         self._step, self._shardings = step, step.shardings
+        self._program = program
         self._frozen = self._shardings.device_put(frozen)
         self._source = data if _data.is_source(data) else None
         self._arrays = (
@@ -86,13 +94,15 @@ class Runner:
     def outline(self, state: TrainState) -> dict[str, Any]:
         """What of the identity can be told at once: that of two runs may be the same.
 
-        A source is known by its size.
+        A source is known by its size, and a large array by some of its numbers.
         """
-        data = {
+        own = {
             "num_examples": self._num_examples,
-            "data": _origins.mark(self._arrays),
+            "data": _origins.mark(self._arrays, closely=True),
+            "frozen": _origins.mark(self._frozen),
+            "program": self._program,
         }
-        return data | self._step._outline(state)
+        return own | self._step._outline(state)
 
     def _identity(self, state: TrainState) -> dict[str, Any]:
         # The program of one device that skips nothing, wherever the run is.

@@ -13,7 +13,15 @@ from jax.sharding import NamedSharding
 from dpadambc._core import validate
 from dpadambc.mechanisms import _events
 from dpadambc.mechanisms.base import Mechanism
-from dpadambc.training import _checks, _data, _identity, _keys, _memory, budget
+from dpadambc.training import (
+    _checks,
+    _data,
+    _fingerprint,
+    _identity,
+    _keys,
+    _memory,
+    budget,
+)
 from dpadambc.training._account import Account, Spent, earlier
 from dpadambc.training._history import History
 from dpadambc.training._memory import MicrobatchSize
@@ -71,16 +79,20 @@ def _built(
     trees = (params, frozen, None if _data.is_source(data) else data)
     shardings = Shardings.of(trees, batch_sharding, step.microbatch_size)
     with shardings.context():
-        _checks.optimizer_of(step.optimizer, params, step.mechanism)
-        _checks.loss_of(step, params, frozen, data)
+        update = _checks.optimizer_of(step.optimizer, params, step.mechanism)
+        loss = _checks.loss_of(step, params, frozen, data)
+        closed_over = [x for fun in (loss, update) for x in _fingerprint.constants(fun)]
+        _checks.warn_of_rows((closed_over, frozen), data)
         key = _keys.the_same_everywhere(key)
         params, frozen = map(shardings.device_put, (params, frozen))
-        origin = begins.checked(params, frozen, _identity.name_of_key(key))
+        name = _identity.name_of_key(key)
+        origin = begins.checked(params, frozen, closed_over, name)
         shardings = shardings.of_state(functools.partial(step.init, key=key), params)
     step = dataclasses.replace(
         step, shardings=shardings, skip_padding=shardings.mesh is None
     )
-    runner = Runner(step, data, frozen)
+    program = " ".join(map(_fingerprint.of_traced, (loss, update)))
+    runner = Runner(step, data, frozen, program)
     return runner, runner.start(params, key), key, origin
 
 
@@ -147,10 +159,11 @@ def fit(
         all examples is one draw; the result differs by rounding.
 
     It warns of parameters without a gradient, of a loss that mixes examples, such as
-    batch normalization, of rows of the data in the loss, closed over or frozen, of a
-    correction with the level of other noise, and of a key that another run of this
-    process began with, as far as the two are seen to differ: in the mechanism, the
-    start, the data, or a number of the optimizer or the loss. After the first steps it
+    batch normalization, of rows of the data in the loss or the optimizer, closed over
+    or frozen, of a correction with the level of other noise, and of a key that another
+    run of this process began with, as far as the two are seen to differ: in the
+    mechanism, the start, the loss, the optimizer, what is frozen, or the data, of
+    which large arrays are known by some of their numbers. After the first steps it
     warns of losses that are all NaN, and of examples without any gradient.
 
     A second run is not compiled again if it has the same `loss_fn` and `optimizer` (the

@@ -219,7 +219,7 @@ def _check(fn: Any, data: Any) -> None:
 def _closed_over(score: "Score", arguments: tuple[Any, ...]) -> list[Any]:
     """What a score has beside the example: its function's constants, what is frozen."""
     traced = jax.make_jaxpr(score.per_example)(*arguments, score.data)
-    constants = _fingerprint.constants(traced.jaxpr, list(traced.consts))
+    constants = _fingerprint.constants(traced)
     _, shared = arguments
     return [*constants, *jax.tree.leaves(shared)]
 

@@ -143,9 +143,8 @@ class Step:
             params, self.mechanism, self.optimizer, key=key, averages=averages
         )
         if not any(isinstance(x, core.Tracer) for x in jax.tree.leaves(state)):
-            # Not the name of the key alone: `fit` knows more of its runs.
-            name = f"step {_identity.name_of_key(key)}"
-            _reuse.check(name, self._outline(state), stacklevel=3)  # of this
+            name, outline = _identity.name_of_key(key), self._outline(state)
+            _reuse.check(name, outline, stacklevel=3)  # of this
         return state
 
     def _outline(self, state: TrainState) -> dict[str, Any]:
@@ -153,6 +152,9 @@ class Step:
         return _identity.public_numbers(self.mechanism) | {
             "start": _origins.mark(releasable(state)),
             "numbers": self._numbers(state),
+            "functions": _numbers.functions(
+                optimizer=self.optimizer, loss_fn=self.loss_fn
+            ),
         }
 
     def _numbers(self, state: TrainState) -> dict[str, float]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -17,7 +18,15 @@ from dpadambc.mechanisms.accounting import Spending
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.mechanisms.trials import Fixed, Trials
 from dpadambc.mechanisms.tuning import TunedEpsilon
-from dpadambc.training import _checks, _data, _identity, _keys
+from dpadambc.training import (
+    _checks,
+    _data,
+    _fingerprint,
+    _identity,
+    _keys,
+    _origins,
+    _reuse,
+)
 from dpadambc.training._account import Account
 from dpadambc.training._origins import Origin, Start
 from dpadambc.training.scores import Score
@@ -288,8 +297,9 @@ def search(
     Another search on the same data composes with this one, and so does a `fit` of the
     candidate that was found: publish the model that is returned. A `fit` after a search
     with a fixed number of trials takes the result as its `spent`. Parameters that a run
-    or another search of this process has trained are refused as a start, unless `spent`
-    says that they need not be counted.
+    or another search of this process has trained are refused as a start, and in a loss
+    that closes over them, unless `spent` says that they need not be counted. A key that
+    another search of this process had is warned of.
 
     One program is compiled for all candidates and trials, with the candidates' numbers
     as arguments. So `make_optimizer` gets traced numbers: it may compute with them, but
@@ -370,10 +380,15 @@ def search(
         uses_key=uses_key,
         microbatch_size=microbatch_size,
     )
-    for candidate in listed.listed:
+    updates = [
         _checks.optimizer_of(_made(make_optimizer, candidate), params, mechanism)
-    _checks.loss_of(step_of(listed.listed[0]), params, frozen, data)
-    origin = _origin_of(params, frozen, key, begins)
+        for candidate in listed.listed
+    ]
+    loss = _checks.loss_of(step_of(listed.listed[0]), params, frozen, data)
+    origin = _origin_of(loss, params, frozen, data, key, begins)
+    outline = _outline([loss, *updates], params, frozen, (data, score.data), mechanism)
+    told = {"candidates": str(listed.listed), "trials": str(trials)}
+    _reuse.check(_name_of(key), outline | told, stacklevel=3)  # of this
     shared = () if frozen is None else (frozen,)
     score.check(mechanism, data, params, shared)
     cost = tuning.tuned_epsilon(
@@ -399,12 +414,41 @@ def search(
     return SearchResult(best, cost, target_delta, mechanism, trials, told, runs)
 
 
-def _origin_of(params: Any, frozen: Any, key: jax.Array, begins: Start) -> Origin:
+def _origin_of(
+    loss: jex.ClosedJaxpr,
+    params: Any,
+    frozen: Any,
+    data: Any,
+    key: jax.Array,
+    begins: Start,
+) -> Origin:
     """Raises where the search begins with what a run has made, and is not told."""
-    # The name is not that of a run with this key, which draws other numbers.
-    name = f"search {_identity.name_of_key(key)}"
+    closed_over = list(_fingerprint.constants(loss))
+    _checks.warn_of_rows((closed_over, frozen), data)
     params, frozen = jax.tree.map(jnp.asarray, (params, frozen))
-    return begins.checked(params, frozen, name)
+    return begins.checked(params, frozen, closed_over, _name_of(key))
+
+
+def _outline(
+    programs: list[jex.ClosedJaxpr],
+    params: Any,
+    frozen: Any,
+    data: Any,
+    mechanism: Mechanism,
+) -> dict[str, Any]:
+    """What tells a search from others, as far as that is known before it."""
+    params, frozen, data = jax.tree.map(jnp.asarray, (params, frozen, data))
+    return _identity.public_numbers(mechanism) | {
+        "program": " ".join(map(_fingerprint.of_traced, programs)),
+        "start": _origins.mark(params),
+        "frozen": _origins.mark(frozen),
+        "data": _origins.mark(data, closely=True),
+    }
+
+
+def _name_of(key: jax.Array) -> str:
+    """Not that of a run with this key, which draws other numbers."""
+    return f"search {_identity.name_of_key(key)}"
 
 
 def _is_told(spent: Any) -> bool:

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from dpadambc import training
+from dpadambc.mechanisms import trials
 from dpadambc.training import _reuse, checkpoints
 from tests import common
 
@@ -61,6 +62,77 @@ def test_another_run_with_the_key_of_an_earlier_one_is_warned_of(changes, said):
     fit(**changes, key=jax.random.key(8))
 
 
+OTHER_LABEL = X.copy()
+OTHER_LABEL[17, 0] += 1
+
+
+@pytest.mark.guarantee
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        ({}, {"loss_fn": lambda w, x: jnp.sum(jnp.abs(w - x))}, "program: another"),
+        (
+            {"loss_fn": lambda w, x: squared(w, x) + 0.1 * w @ w},
+            {"loss_fn": lambda w, x: squared(w, x) + 0.2 * w @ w},
+            "program: another",
+        ),
+        (
+            {"optimizer": optax.sgd(lambda step: 1 / (1 + step))},
+            {"optimizer": optax.sgd(lambda step: 2 / (1 + step))},
+            "program: another",
+        ),
+        (
+            {"loss_fn": lambda w, scale, x: squared(w * scale, x), "frozen": X[0]},
+            {"loss_fn": lambda w, scale, x: squared(w * scale, x), "frozen": X[1]},
+            "frozen: another",
+        ),
+        ({}, {"data": OTHER_LABEL}, "data: another"),
+    ],
+    ids=["loss", "literal in the loss", "schedule", "frozen", "one number of the data"],
+)
+@pytest.mark.filterwarnings("ignore:The loss of every example:UserWarning")
+def test_another_program_with_the_key_of_an_earlier_one_is_warned_of(
+    first, second, said
+):
+    fit(**first)
+    fit(**first)
+    with pytest.warns(UserWarning, match=f"(?s){WARNED}.*{said}"):
+        fit(**second)
+
+
+def search(candidates=(0.1, 0.2), data=X, key=None):
+    return training.search(
+        squared,
+        jnp.ones(3),
+        (data,),
+        mechanism(),
+        optax.sgd,
+        list(candidates),
+        trials=trials.Geometric(2),
+        score=training.PublicScore(lambda w, x: -squared(w, x), (X[:5] + 1,)),
+        key=jax.random.key(7) if key is None else key,
+        target_delta=1e-5,
+    )
+
+
+@pytest.mark.guarantee
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"candidates": (0.1, 0.3)}, r"candidates: \(0\.1, 0\.2\) there"),
+        ({"data": OTHER_LABEL}, "data: another"),
+    ],
+    ids=["candidates", "data"],
+)
+def test_another_search_with_the_key_of_an_earlier_one_is_warned_of(changes, said):
+    search()
+    search()
+    search(**changes, key=jax.random.key(8))
+    with pytest.warns(UserWarning, match=f"(?s){WARNED}.*{said}") as caught:
+        search(**changes)
+    assert {warning.filename for warning in caught} == {__file__}
+
+
 def test_a_number_in_the_loss_is_named():
     made = lambda scale: lambda w, x: scale * squared(w, x)
     fit(made(1.0))
@@ -104,8 +176,9 @@ def begin(key, loss_fn=squared, optimizer=SGD, start=(1.0, 1.0)):
     [
         ({"optimizer": optax.sgd(0.5)}, r"step_size: -1\.0 there, -0\.5 here"),
         ({"start": (1.0, 2.0)}, "start: another, with other parameters"),
+        ({"loss_fn": lambda w, x: jnp.sum(w - x)}, "functions: another"),
     ],
-    ids=["optimizer", "start"],
+    ids=["optimizer", "start", "loss"],
 )
 def test_a_loop_of_ones_own_is_warned_of_too(changes, said):
     key = jax.random.key(7)
@@ -119,6 +192,13 @@ def test_a_loop_of_ones_own_is_warned_of_too(changes, said):
     with pytest.warns(UserWarning, match=f"(?s){WARNED}.*{said}") as caught:
         begin(key, **changes)
     assert {warning.filename for warning in caught} == {__file__}
+
+
+def test_a_loop_of_ones_own_after_fit_is_warned_of_where_it_is_seen_to_differ():
+    fit(start=jnp.ones(2), data=X[:, :2])
+    begin(jax.random.key(7))
+    with pytest.warns(UserWarning, match="functions: another"):
+        begin(jax.random.key(7), loss_fn=lambda w, x: jnp.sum(w - x))
 
 
 def test_the_latest_keys_are_known(monkeypatch):

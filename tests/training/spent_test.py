@@ -211,6 +211,22 @@ def test_so_must_one_that_begins_in_the_middle_of_another_or_freezes_it():
     )
 
 
+def test_so_must_one_whose_loss_or_optimizer_closes_over_it():
+    result = fit()
+    body = result.state.params["w"]
+    closes_over = lambda params, x: loss_fn(params, body * x)
+    told = "got none for an array that the loss or the optimizer closes over"
+    with pytest.raises(ValueError, match=told):
+        fit(loss_fn=closes_over)
+    assert fit(loss_fn=closes_over, spent=result).epsilon > result.epsilon
+    tree = lambda g, params: jax.tree.map(lambda g, w: g + (w - body), g, params)
+    towards = optax.stateless(tree)
+    with pytest.raises(ValueError, match=told):
+        fit(optimizer=optax.chain(towards, optax.sgd(0.1)))
+    other = jnp.asarray(body) * 0.5
+    fit(loss_fn=lambda params, x: loss_fn(params, other * x))
+
+
 def search(distribution, **options):
     arguments = dict(
         score=training.NoisyScore(lambda *_: 0.5, (X,), 3.0, 200), target_delta=DELTA
@@ -331,16 +347,16 @@ def test_so_is_one_that_was_rounded(kind):
     known = lambda x: {mark for _, mark in _origins._marks(jnp.asarray(x))}
     account = _account.Account(MECHANISM, DELTA)
     begins = _origins.Start(account, is_told=False)
-    origin = begins.checked(jnp.asarray(start), None, "a key")
+    origin = begins.checked(jnp.asarray(start), None, [], "a key")
     # Its start is not known, nor what rounds to it.
     origin.remember(jnp.asarray(end), 10)
     origin.remember(jnp.asarray(start * (1 + 1e-7)), 10)
     for rounded in (end.astype(kind), end.astype(kind).astype(np.float32)):
         with pytest.raises(ValueError, match="10 steps .* has trained"):
-            begins.checked(jnp.asarray(rounded), None, "another")
+            begins.checked(jnp.asarray(rounded), None, [], "another")
     for free in (start, start.astype(kind), other.astype(kind), end[:30], end + 0.1):
         assert not known(free) & set(_origins._KNOWN)
-        begins.checked(jnp.asarray(free), None, "another")
+        begins.checked(jnp.asarray(free), None, [], "another")
 
 
 # Checkpoints, and going on with a run.
