@@ -1092,6 +1092,26 @@ def test_a15_subgraphs_are_refused_with_a_mechanism_of_examples():
     assert of_nodes.sensitivity > 100 * MECHANISM.sensitivity
 
 
+def test_a15_a_node_in_more_terms_than_are_accounted_for_is_refused():
+    senders, receivers = np.arange(1, 9), np.zeros(8, int)  # all of one root
+    senders, receivers = np.r_[senders, receivers], np.r_[receivers, senders]
+    roots = np.arange(9)
+    members = dpadambc.graphs.subgraphs(
+        senders, receivers, roots, max_memberships=2, max_degree=8
+    ).members
+    numbers = {
+        f.name: getattr(MECHANISM, f.name) for f in dataclasses.fields(MECHANISM)
+    }
+    of_nodes = lambda terms: dpadambc.graphs.PoissonGaussian(max_terms=terms, **numbers)
+    gather = lambda w, i: square(w, dpadambc.graphs.gather(X, i).sum(0))
+    data = {"members": jnp.asarray(members), "of": jnp.asarray(roots)}
+    for loss in (gather, jax.checkpoint(gather), jax.jit(gather)):
+        of_one = lambda w, example, loss=loss: loss(w, example["members"])
+        with pytest.raises(ValueError, match="at most 2 terms.*got one in 3"):
+            fit(loss_fn=of_one, data=data, mechanism=of_nodes(2))
+        fit(loss_fn=of_one, data=data, mechanism=of_nodes(3))
+
+
 def test_a15_what_one_node_did():
     """Negative control: node 0 is in all terms."""
     members = jnp.stack([jnp.arange(BATCH), jnp.zeros(BATCH, int)], 1)

@@ -105,6 +105,37 @@ def gathers(jaxpr: Any) -> bool:
     )
 
 
+def members_of(jaxpr: Any) -> set[int]:
+    """Which inputs of a program are the members of a `gather`, just as they came in."""
+    return _members(jaxpr, {var: i for i, var in enumerate(jaxpr.invars)})
+
+
+def _members(jaxpr: Any, known: dict[Any, int]) -> set[int]:
+    """The same, of a program inside it; `known` says which input a variable is."""
+    found = set()
+    for eqn in jaxpr.eqns:
+        inputs = [None if jaxprs.is_literal(x) else known.get(x) for x in eqn.invars]
+        if eqn.params.get("name") == "graph_members":
+            found.add(inputs[1])
+            continue
+        for inner in jaxprs.inner(eqn):
+            own = inner.jaxpr.invars
+            if len(own) == len(inputs):  # a call
+                pairs = zip(own, inputs, strict=True)
+                found |= _members(
+                    inner.jaxpr, {v: i for v, i in pairs if i is not None}
+                )
+    return found - {None}
+
+
+def most_terms(members: np.ndarray) -> int:
+    """In how many terms the node is that is in most, shape (num_terms, ...)."""
+    rows = members.reshape(len(members), -1)
+    terms = np.broadcast_to(np.arange(len(rows))[:, None], rows.shape)
+    pairs = np.unique(np.stack([terms[rows >= 0], rows[rows >= 0]]), axis=1)
+    return int(np.bincount(pairs[1]).max(initial=0))
+
+
 def max_terms(max_memberships: int) -> int:
     """The most clipped terms that one node is in: its own, and K others.
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -110,11 +111,34 @@ def _refuse_nodes(gathers: bool, mechanism: Mechanism) -> None:
         )
 
 
+def _is_here(x: Any) -> bool:
+    return getattr(x, "is_fully_addressable", True)
+
+
+def _check_terms(
+    traced: jex.ClosedJaxpr, num_shared: int, data: Any, mechanism: Mechanism
+) -> None:
+    """Raises where a node is in more terms than the mechanism accounts for."""
+    leaves: list[Any] = [] if _data.is_source(data) else jax.tree.leaves(data)
+    own = dict(enumerate(leaves, start=num_shared))
+    allowed = getattr(mechanism, "max_terms", math.inf)
+    for members in map(own.get, _subgraphs.members_of(traced.jaxpr)):
+        if members is None or not _is_here(members):
+            continue
+        most = _subgraphs.most_terms(np.asarray(members))
+        if most > allowed:
+            raise ValueError(
+                f"Expected each node in at most {allowed} terms, the max_terms of this"
+                f" {type(mechanism).__name__}, got one in {most}: its epsilon would not"
+                " hold. Give max_terms=graphs.max_terms(max_memberships), which counts"
+                " the node's own term too."
+            )
+
+
 def warn_of_rows(shared: Any, data: Any) -> None:
     """Warns of rows of the data in what the loss of every example has, or an update."""
     arrays = jax.tree.leaves(shared)
-    is_here = lambda x: getattr(x, "is_fully_addressable", True)
-    if _data.is_source(data) or not all(map(is_here, jax.tree.leaves((arrays, data)))):
+    if _data.is_source(data) or not all(map(_is_here, jax.tree.leaves((arrays, data)))):
         return
     # So few numbers may be anybody's.
     long = [x for x in arrays if np.prod(jnp.shape(x)[1:]) > 1]
@@ -145,6 +169,8 @@ def loss_of(
     of_one = _batched.scalar_loss(step.loss_fn, has_aux=False)
     traced = jax.make_jaxpr(of_one)(*arguments)
     _refuse_nodes(_subgraphs.gathers(traced.jaxpr), step.mechanism)
+    num_shared = len(jax.tree.leaves((params, *shared)))
+    _check_terms(traced, num_shared, data, step.mechanism)
     found = explanation.explain(
         step.loss_fn,
         *arguments,
