@@ -61,9 +61,10 @@ SAMPLINGS = {
         "mechanisms",
         "ShuffledGaussian",
         ("batch_size", "num_examples"),
-        "Each epoch deals all examples into batches. The order is given no credit, as"
-        " if the attacker knew it: this is not the epsilon of Poisson sampling, which"
-        " is far smaller.",
+        "Each epoch deals all examples into batches, a smaller one at the end included:"
+        " for a loader that drops that, give the number of examples that it keeps. The"
+        " order is given no credit, as if the attacker knew it: this is not the epsilon"
+        " of Poisson sampling, which is far smaller.",
     ),
     "random-allocation": Sampling(
         "mechanisms",

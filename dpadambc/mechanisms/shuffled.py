@@ -29,6 +29,10 @@ class ShuffledGaussian(Mechanism):
     which is far smaller. `RandomAllocationGaussian` has epochs too, in batches of
     random sizes, and a proof of an epsilon about that of Poisson sampling.
 
+    The last, smaller batch of an epoch is dealt too. A loader that drops it has shorter
+    epochs, so the same number of steps is of more of them: account for it with
+    (num_examples // batch_size) * batch_size as `num_examples`.
+
     Adding or removing an example would re-deal all batches, so privacy is stated for
     replacing one by another (or, REPLACE_SPECIAL, by one without gradient).
 
