@@ -410,14 +410,43 @@ def test_behind_multi_steps_the_level_is_that_of_the_mean(k, level):
     assert off == pytest.approx(1 / k - level**2, abs=0.02)
 
 
-def test_a2_a_loss_that_goes_past_the_noise_is_warned_of():
-    tx = optax.chain(
-        dpadambc.privatize(MECHANISM, key=jax.random.key(0)),
-        optax.adam(0.1),
-        optax.contrib.reduce_on_plateau(),
-    )
+PRIVATIZERS = {
+    "one stage": (dpadambc.privatize(MECHANISM, key=jax.random.key(0)),),
+    "clip and noise": (
+        dpadambc.clip_per_example(C, normalize_by=B),
+        dpadambc.add_dp_noise(100.0, key=jax.random.key(0)),
+    ),
+}
+
+
+@pytest.mark.parametrize("privatizer", PRIVATIZERS.values(), ids=PRIVATIZERS)
+def test_a2_a_loss_that_goes_past_the_noise_is_warned_of(privatizer):
+    tx = optax.chain(*privatizer, optax.adam(0.1), optax.contrib.reduce_on_plateau())
     with pytest.warns(UserWarning, match="value, which has no noise"):
         tx.update(gradients(), tx.init(PARAMS), PARAMS, value=1.0)
+
+
+def ascent(learning_rate):
+    """Sharpness-aware: the gradient of a second point is asked for, and not noised."""
+    toward = optax.chain(optax.contrib.normalize(), optax.sgd(0.05))
+    return optax.contrib.sam(
+        optax.sgd(learning_rate), toward, sync_period=2, opaque_mode=True
+    )
+
+
+@pytest.mark.parametrize("privatizer", PRIVATIZERS.values(), ids=PRIVATIZERS)
+def test_a2_a_gradient_function_behind_the_noise_is_warned_of(privatizer):
+    tx = optax.chain(*privatizer, ascent(1.0))
+    total = lambda w: jnp.mean(X @ w)
+    with pytest.warns(UserWarning, match="grad_fn, which has no noise"):
+        updates, _ = tx.update(
+            gradients(),
+            tx.init(PARAMS),
+            PARAMS,
+            grad_fn=lambda w, _: jax.grad(total)(w),
+        )
+    # What it did: the update is the gradient without noise.
+    chex.assert_trees_all_close(updates, -X.mean(0), rtol=1e-5)
 
 
 # A3: several processes, in training/sharding_test. A4: collectives in the loss.

@@ -336,6 +336,17 @@ def clip_per_example(
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
+def _warn_of_what_passes(extra_args: dict[str, Any]) -> None:
+    """Warns of an argument that goes past the noise, to the stages behind it."""
+    if extra_args:
+        warnings.warn(
+            f"update is given {', '.join(sorted(extra_args))}, which has no noise."
+            " Stages behind it may use it and keep it. If it depends on protected data,"
+            " epsilon does not cover it.",
+            stacklevel=5,
+        )
+
+
 class _Bound(NamedTuple):
     """What one example is cut to, and what the sum is divided by."""
 
@@ -363,6 +374,7 @@ def _observing(clip_rule: rules.ClipRule) -> optax.GradientTransformationExtraAr
             nothing: Any = _Observed(updates, jnp.zeros([]))
             return nothing, state
         _untouched.refuse_misspelt_mask(extra_args, found[0].batch_size)
+        _warn_of_what_passes(extra_args)
         if _untouched.are_a_part(updates) and not validate.sees_a_part(params):
             _warn_of_parts()  # of what `init` could not see
         if is_padding_example is not None:

@@ -1,8 +1,5 @@
 """The seam between what is private and what is not: clip and noise, as one stage."""
 
-import warnings
-from typing import Any
-
 import jax
 import optax
 
@@ -40,22 +37,6 @@ def _refuse_large(gradients: optax.Updates, mechanism: Mechanism) -> None:
             f" {type(mechanism).__name__} draws, got {leaves[0].batch_size}: its"
             " epsilon would not hold. Make the mechanism with the batch_size of your"
             " batches. If some rows are padding, say which by is_padding_example."
-        )
-
-
-# What optimizers of Optax are told of the loss.
-_OF_THE_LOSS = {"grad", "loss", "obj_fn", "value", "value_fn"}
-
-
-def _warn_of_losses(extra_args: dict[str, Any]) -> None:
-    """Warns of an argument that goes past the noise, to the stages behind it."""
-    found = sorted(_OF_THE_LOSS & set(extra_args))
-    if found:
-        warnings.warn(
-            f"update is given {', '.join(found)}, which has no noise. Stages behind"
-            " privatize may use it and keep it. If it depends on protected data,"
-            " epsilon does not cover it.",
-            stacklevel=4,
         )
 
 
@@ -181,7 +162,6 @@ def privatize(
             is_padding_example=is_padding_example,
             **extra_args,
         )
-        _warn_of_losses(extra_args)
         if is_padding_example is None:
             _refuse_large(updates, mechanism)
             if mechanism.pads_batches:
