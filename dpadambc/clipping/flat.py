@@ -336,13 +336,18 @@ def clip_per_example(
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def _warn_of_what_passes(extra_args: dict[str, Any]) -> None:
+# What optimizers of Optax are told of the loss.
+_OF_THE_LOSS = {"grad", "grad_fn", "loss", "obj_fn", "value", "value_fn"}
+
+
+def _warn_of_losses(extra_args: dict[str, Any]) -> None:
     """Warns of an argument that goes past the noise, to the stages behind it."""
-    if extra_args:
+    found = sorted(_OF_THE_LOSS & set(extra_args))
+    if found:
         warnings.warn(
-            f"update is given {', '.join(sorted(extra_args))}, which has no noise."
-            " Stages behind it may use it and keep it. If it depends on protected data,"
-            " epsilon does not cover it.",
+            f"update is given {', '.join(found)}, which has no noise. Stages behind may"
+            " use it and keep it. If it depends on protected data, epsilon does not"
+            " cover it.",
             stacklevel=5,
         )
 
@@ -374,7 +379,7 @@ def _observing(clip_rule: rules.ClipRule) -> optax.GradientTransformationExtraAr
             nothing: Any = _Observed(updates, jnp.zeros([]))
             return nothing, state
         _untouched.refuse_misspelt_mask(extra_args, found[0].batch_size)
-        _warn_of_what_passes(extra_args)
+        _warn_of_losses(extra_args)
         if _untouched.are_a_part(updates) and not validate.sees_a_part(params):
             _warn_of_parts()  # of what `init` could not see
         if is_padding_example is not None:
