@@ -32,13 +32,13 @@ _vary = dataclasses.replace
 
 
 def settings() -> Iterator[Setting]:
-    """Each once, those in the middle first."""
+    """Each once: clip norms, then those in the middle of the grid first."""
     from_the_middle = sorted(
         LEARNING_RATES, key=lambda rate: max(rate, BASE.learning_rate**2 / rate)
     )
     pairs = itertools.product(from_the_middle, reversed(BATCH_SIZES))
-    found = [_vary(BASE, learning_rate=rate, batch_size=size) for rate, size in pairs]
-    found += [_vary(BASE, l2_clip_norm=norm) for norm in L2_CLIP_NORMS]
+    found = [BASE, *(_vary(BASE, l2_clip_norm=norm) for norm in L2_CLIP_NORMS)]
+    found += [_vary(BASE, learning_rate=rate, batch_size=size) for rate, size in pairs]
     yield from dict.fromkeys(found)
 
 
