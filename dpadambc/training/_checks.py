@@ -107,7 +107,8 @@ def _refuse_nodes(gathers: bool, mechanism: Mechanism) -> None:
             " graphs.PoissonGaussian(max_terms=graphs.max_terms(max_memberships), ...),"
             f" got {type(mechanism).__name__}, whose epsilon is for one term of the"
             " sum: a node is in those of several roots. With max_terms=1 it is that of"
-            " one term, for subgraphs that share no node, or features that are public."
+            " one term, for subgraphs that share no node. Features that are public need"
+            " no graphs.gather: index them, features[members]."
         )
 
 
@@ -131,7 +132,8 @@ def _check_terms(
                 f"Expected each node in at most {allowed} terms, the max_terms of this"
                 f" {type(mechanism).__name__}, got one in {most}: its epsilon would not"
                 " hold. Give max_terms=graphs.max_terms(max_memberships), which counts"
-                " the node's own term too."
+                " the node's own term too. Features that are public need no"
+                " graphs.gather: index them, features[members]."
             )
 
 

@@ -236,8 +236,9 @@ def fit(
       ValueError: if not even one step is within the budget, a number is out of its
         range, a checkpoint is of another run, the optimizer adds noise, a stage stands
         before a correction that has the mechanism's level of noise, the loss gathers
-        members of subgraphs and the mechanism is not of nodes, `spent` is under
-        another neighboring relation, or missing where it must be told.
+        members of subgraphs and the mechanism is not of nodes, or not of as many terms
+        as a node is in, `spent` is under another neighboring relation, or missing where
+        it must be told.
 
     Example:
       >>> import jax, jax.numpy as jnp
