@@ -60,9 +60,9 @@ def traces_are_counted_anew():
 @pytest.fixture(autouse=True)
 def no_run_came_before():
     """Each test, of those whose keys `fit` remembers."""
-    from dpadambc.training import _reuse
+    from dpadambc._core import key_uses
 
-    _reuse._BEGAN.clear()
+    key_uses._BEGAN.clear()
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Keys made from keys, so that no two draws have the same."""
 
+import hashlib
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +16,13 @@ def of_domain(key: jax.Array, name: str) -> jax.Array:
     Initial parameters, say, or the noise where this is the key of the rounding.
     """
     return jax.random.fold_in(key, zlib.crc32(f"dpadambc.{name}".encode()))
+
+
+def name_of(key: jax.Array) -> str:
+    """What tells a key from others, *secret* as it is."""
+    words = np.asarray(jax.random.key_data(key)).tobytes()
+    name = f"{jax.random.key_impl(key)} ".encode()
+    return hashlib.sha256(name + words).hexdigest()[:16]
 
 
 def _fold_in_each(key: jax.Array, data: Sequence[int]) -> jax.Array:

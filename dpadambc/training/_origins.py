@@ -21,44 +21,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 
+from dpadambc._core import marks
 from dpadambc.mechanisms.accounting import Spending
 from dpadambc.training import _account
 from dpadambc.training._account import Account
 
-_PLACES = 256
-_MOST_NUMBERS = 2**22  # that are looked at: labels, or a table of a thousand rows
 _MOST_KNOWN = 2**18  # arrays and rounded copies, the latest
 # As models are kept and shared; by their numbers, whatever type these are in later.
 _ROUNDED = (jnp.bfloat16, np.float16)
 _LEAST_ROUNDED = 16
-
-
-@functools.cache
-def _places(size: int) -> np.ndarray:
-    """Places in an array, far from each other and in no pattern of rows."""
-    if size <= _PLACES:
-        return np.arange(size)
-    golden = (np.sqrt(5) - 1) / 2
-    return (np.arange(_PLACES) * golden % 1 * size).astype(np.int64)
-
-
-def _take(x: jax.Array, index: tuple[Any, ...]) -> jax.Array:
-    return x[index]
-
-
-def _sample(x: jax.Array) -> np.ndarray:
-    """The numbers at those places, with nothing else moved to the host."""
-    x = x.addressable_data(0) if x.is_fully_replicated else x
-    devices, places = x.sharding.device_set, _places(x.size)
-    if len(devices) == 1 and next(iter(devices)).platform == "cpu":
-        return np.asarray(x).reshape(-1)[places]  # no copy
-    replicated = None
-    if isinstance(x.sharding, NamedSharding):
-        replicated = NamedSharding(x.sharding.mesh, PartitionSpec())
-    index = np.unravel_index(places, x.shape)
-    return np.asarray(jax.jit(_take, out_shardings=replicated)(x, index))
 
 
 def _mark(numbers: np.ndarray, size: int) -> bytes | None:
@@ -74,33 +46,19 @@ def _marks_of(x: jax.Array) -> list[bytes]:
     """What an array is known by, whatever its shape: itself, then rounded copies."""
     if not jnp.issubdtype(x.dtype, jnp.floating) or x.size < 2:
         return []
-    numbers = _sample(x)
+    numbers = marks.sample(x)
     # So few rounded numbers may be anybody's.
     kinds = _ROUNDED if x.size >= _LEAST_ROUNDED else ()
     with np.errstate(over="ignore"):
         copies = [numbers, *(numbers.astype(kind) for kind in kinds)]
-        marks = [_mark(copy, x.size) for copy in copies]
-    return [mark for mark in marks if mark is not None]
+        found = [_mark(copy, x.size) for copy in copies]
+    return [mark for mark in found if mark is not None]
 
 
 def _marks(tree: Any) -> Iterator[tuple[str, bytes]]:
     for path, x in jax.tree_util.tree_leaves_with_path(tree):
         for mark in _marks_of(x):
             yield jax.tree_util.keystr(path), mark
-
-
-def mark(tree: Any, *, closely: bool = False) -> str:
-    """What all arrays of a tree are known by together, keys excepted.
-
-    `closely`, an array is known by all its numbers, if these are not too many.
-    """
-    found = hashlib.blake2b(digest_size=8)
-    for x in jax.tree.leaves(tree):
-        if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            found.update(f"{x.shape} {x.dtype}".encode())
-            is_whole = closely and x.size <= _MOST_NUMBERS and x.is_fully_addressable
-            found.update((np.asarray(x) if is_whole else _sample(x)).tobytes())
-    return found.hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)

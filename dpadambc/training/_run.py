@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 import jax
 
-from dpadambc.training import _account, _checks, _identity, _reuse
+from dpadambc._core import key_uses, keys
+from dpadambc.training import _account, _checks, _identity
 from dpadambc.training._account import Account, Spent
 from dpadambc.training._history import History
 from dpadambc.training._origins import Origin
@@ -56,8 +57,8 @@ class Saved:
     def restore(self, iterations: int) -> tuple[TrainState, int | None]:
         """The last state saved and its step; or the first state, saved."""
         outline = self._runner.outline(self._start)
-        name = _identity.name_of_key(self._key)
-        _reuse.check(name, outline, stacklevel=5)  # of the call of fit
+        name = keys.name_of(self._key)
+        key_uses.check(name, outline, stacklevel=5)  # of the call of fit
         found = None
         if self._checkpoints is not None:
             found = self._checkpoints.restore(self._start, self._identity)

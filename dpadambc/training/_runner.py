@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import optax
 
+from dpadambc._core import marks
 from dpadambc.training import (
     _data,
     _fingerprint,
     _identity,
-    _origins,
     _programs,
 )
 from dpadambc.training._shardings import Shardings
@@ -98,8 +98,8 @@ class Runner:
         """
         own = {
             "num_examples": self._num_examples,
-            "data": _origins.mark(self._arrays, closely=True),
-            "frozen": _origins.mark(self._frozen),
+            "data": marks.of(self._arrays, closely=True),
+            "frozen": marks.of(self._frozen),
             "program": self._program,
         }
         return own | self._step._outline(state)

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc._core import validate
+from dpadambc._core import differences, validate
 from dpadambc.training import TrainState, _fingerprint, _identity
 
 try:
@@ -246,7 +246,7 @@ class Checkpoints:
     def _check_identity(
         path: pathlib.Path, found: Any, identity: dict[str, Any]
     ) -> None:
-        lines = _identity.differences(found, identity)
+        lines = differences.of_identities(found, identity)
         if not lines:
             return
         raise ValueError(

@@ -10,14 +10,13 @@ import jax
 import optax
 from jax.sharding import NamedSharding
 
-from dpadambc._core import validate
+from dpadambc._core import keys, validate
 from dpadambc.mechanisms import _events
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.training import (
     _checks,
     _data,
     _fingerprint,
-    _identity,
     _keys,
     _memory,
     budget,
@@ -85,7 +84,7 @@ def _built(
         _checks.warn_of_rows((closed_over, frozen), data)
         key = _keys.the_same_everywhere(key)
         params, frozen = map(shardings.device_put, (params, frozen))
-        name = _identity.name_of_key(key)
+        name = keys.name_of(key)
         origin = begins.checked(params, frozen, closed_over, name)
         shardings = shardings.of_state(functools.partial(step.init, key=key), params)
     step = dataclasses.replace(

@@ -9,13 +9,21 @@ import jax.numpy as jnp
 import optax
 from jax import core
 
-from dpadambc._core import precision, threefry, validate
+from dpadambc._core import (
+    closures,
+    key_uses,
+    keys,
+    marks,
+    precision,
+    threefry,
+    validate,
+)
 from dpadambc.clipping import clipped
 from dpadambc.gradients import _batched
 from dpadambc.mechanisms import _check, _seam
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.mechanisms.batch import Batch
-from dpadambc.training import _data, _identity, _numbers, _origins, _reuse
+from dpadambc.training import _data, _identity
 from dpadambc.training._shardings import Shardings
 from dpadambc.training.state import TrainState, init_state, releasable
 
@@ -143,23 +151,23 @@ class Step:
             params, self.mechanism, self.optimizer, key=key, averages=averages
         )
         if not any(isinstance(x, core.Tracer) for x in jax.tree.leaves(state)):
-            name, outline = _identity.name_of_key(key), self._outline(state)
-            _reuse.check(name, outline, stacklevel=3)  # of this
+            name, outline = keys.name_of(key), self._outline(state)
+            key_uses.check(name, outline, stacklevel=3)  # of this
         return state
 
     def _outline(self, state: TrainState) -> dict[str, Any]:
         """What of a run can be told from its first state, without tracing it."""
         return _identity.public_numbers(self.mechanism) | {
-            "start": _origins.mark(releasable(state)),
+            "start": marks.of(releasable(state)),
             "numbers": self._numbers(state),
-            "functions": _numbers.functions(
+            "functions": closures.functions(
                 optimizer=self.optimizer, loss_fn=self.loss_fn
             ),
         }
 
     def _numbers(self, state: TrainState) -> dict[str, float]:
         """Those that have a name: in closures, and in the state at the start."""
-        found = _numbers.of(
+        found = closures.of(
             optimizer=self.optimizer,
             loss_fn=self.loss_fn,
             noise_multiplier=self.mechanism.noise_multiplier,

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc._core import keys, validate
+from dpadambc._core import key_uses, keys, marks, validate
 from dpadambc.mechanisms import _events, _selection, tuning
 from dpadambc.mechanisms.accounting import Spending
 from dpadambc.mechanisms.base import Mechanism
@@ -24,8 +24,6 @@ from dpadambc.training import (
     _fingerprint,
     _identity,
     _keys,
-    _origins,
-    _reuse,
 )
 from dpadambc.training._account import Account
 from dpadambc.training._origins import Origin, Start
@@ -388,7 +386,7 @@ def search(
     origin = _origin_of(loss, params, frozen, data, key, begins)
     outline = _outline([loss, *updates], params, frozen, (data, score.data), mechanism)
     told = {"candidates": str(listed.listed), "trials": str(trials)}
-    _reuse.check(_name_of(key), outline | told, stacklevel=3)  # of this
+    key_uses.check(_name_of(key), outline | told, stacklevel=3)  # of this
     shared = () if frozen is None else (frozen,)
     score.check(mechanism, data, params, shared)
     cost = tuning.tuned_epsilon(
@@ -440,15 +438,15 @@ def _outline(
     params, frozen, data = jax.tree.map(jnp.asarray, (params, frozen, data))
     return _identity.public_numbers(mechanism) | {
         "program": " ".join(map(_fingerprint.of_traced, programs)),
-        "start": _origins.mark(params),
-        "frozen": _origins.mark(frozen),
-        "data": _origins.mark(data, closely=True),
+        "start": marks.of(params),
+        "frozen": marks.of(frozen),
+        "data": marks.of(data, closely=True),
     }
 
 
 def _name_of(key: jax.Array) -> str:
     """Not that of a run with this key, which draws other numbers."""
-    return f"search {_identity.name_of_key(key)}"
+    return f"search {keys.name_of(key)}"
 
 
 def _is_told(spent: Any) -> bool:

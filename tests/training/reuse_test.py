@@ -9,8 +9,9 @@ import optax
 import pytest
 
 from dpadambc import training
+from dpadambc._core import key_uses
 from dpadambc.mechanisms import trials
-from dpadambc.training import _reuse, checkpoints
+from dpadambc.training import checkpoints
 from tests import common
 
 pytestmark = pytest.mark.filterwarnings(
@@ -202,10 +203,10 @@ def test_a_loop_of_ones_own_after_fit_is_warned_of_where_it_is_seen_to_differ():
 
 
 def test_the_latest_keys_are_known(monkeypatch):
-    monkeypatch.setattr(_reuse, "_MOST_KNOWN", 2)
+    monkeypatch.setattr(key_uses, "_MOST_KNOWN", 2)
     for seed in range(3):
         fit(key=jax.random.key(seed))
-    assert len(_reuse._BEGAN) == 2
+    assert len(key_uses._BEGAN) == 2
     fit(key=jax.random.key(0), optimizer=optax.sgd(0.5))  # forgotten
     with pytest.warns(UserWarning, match=WARNED):
         fit(key=jax.random.key(2), optimizer=optax.sgd(0.5))

@@ -8,13 +8,13 @@ import optax
 import pytest
 
 import dpadambc
-from dpadambc.training import _numbers
+from dpadambc._core import closures
 
 GLOBAL_SCALE = 3.0
 
 
 def values(**named):
-    return {name.rsplit(".", 1)[-1]: x for name, x in _numbers.of(**named).items()}
+    return {name.rsplit(".", 1)[-1]: x for name, x in closures.of(**named).items()}
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_those_of_losses():
 def test_what_goes_round_in_circles_or_is_large_ends():
     around = {"x": 1.0}
     around["again"] = around
-    assert _numbers.of(a=around) == {"a.x": 1.0}
+    assert closures.of(a=around) == {"a.x": 1.0}
     many = list(range(10_000))
-    assert len(_numbers.of(many=many)) == _numbers._MOST
-    assert _numbers.of(a=np.zeros(5), b=np, c="1.0", d=1j) == {}
+    assert len(closures.of(many=many)) == closures._MOST
+    assert closures.of(a=np.zeros(5), b=np, c="1.0", d=1j) == {}

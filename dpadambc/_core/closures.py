@@ -100,8 +100,8 @@ def of(**named: Any) -> dict[str, float]:
 
     Example:
       >>> import optax
-      >>> from dpadambc.training import _numbers
-      >>> _numbers.of(optimizer=optax.sgd(0.5))
+      >>> from dpadambc._core import closures
+      >>> closures.of(optimizer=optax.sgd(0.5))
       {'optimizer.update.update_fns.1.tx.update.step_size': -0.5}
     """
     return _walked(named).found

@@ -4,7 +4,7 @@ import collections
 import warnings
 from typing import Any
 
-from dpadambc.training import _identity
+from dpadambc._core import differences
 
 _MOST_KNOWN = 2**14  # keys, the latest
 
@@ -29,7 +29,7 @@ def check(key: str, outline: dict[str, Any], *, stacklevel: int) -> None:
         _BEGAN.popitem(last=False)
     both = known.keys() & outline.keys()
     there, here = ({name: run[name] for name in both} for run in (known, outline))
-    apart = _identity.differences(there, here) + _identity.numbers_apart(there, here)
+    apart = differences.of_identities(there, here) + differences.of_numbers(there, here)
     if apart:
         warnings.warn(
             "Expected a key of its own for each run, got that of an earlier run of this"

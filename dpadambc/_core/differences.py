@@ -1,0 +1,58 @@
+"""What is not the same in two runs, for a message."""
+
+from typing import Any
+
+_NUMBERS = "numbers"
+ENTROPY = "key_of_entropy"  # whether a key is drawn from it
+_MISSING = "nothing"
+# What an identity has a checksum of.
+_MEANING = {
+    "program": "with other operations, or other constants in them",
+    "data": "with other examples",
+    "frozen": "with other numbers in what is frozen",
+    "start": "with other parameters or another state of the optimizer",
+    "functions": "with other code in the loss or the optimizer",
+    "batches": "as this version or configuration of JAX draws them",
+    "key": "which would draw other batches and other noise",
+}
+_MAY_DIFFER = "iterations", _NUMBERS, ENTROPY
+_OF_NUMBERS = {"program", "start", "functions"}  # where one with a name may say more
+
+
+def _differing(there: dict[str, Any], here: dict[str, Any]) -> dict[str, Any]:
+    """What is there and what is here, by name."""
+    pairs = {
+        name: (there.get(name, _MISSING), here.get(name, _MISSING))
+        for name in {**there, **here}
+    }
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def of_numbers(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
+    """One line for each number in a closure or a state that is not the same."""
+    apart = _differing(there.get(_NUMBERS, {}), here.get(_NUMBERS, {}))
+    return [f"{name}: {a} there, {b} here" for name, (a, b) in apart.items()]
+
+
+def of_identities(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
+    """One line for each thing that is not the same in two identities.
+
+    Where the program differs, its numbers that do are named, as far as they have names.
+    How many steps a run was to have is no difference: a run may be extended.
+    """
+    apart = _differing(there, here)
+    # Who begins with `secret_key`, and goes on with it, means the run and not a key.
+    if there.get(ENTROPY) and here.get(ENTROPY):
+        apart.pop("key", None)
+    for name in _MAY_DIFFER:
+        apart.pop(name, None)
+    if "program" in apart:
+        apart.pop("functions", None)
+    numbers = of_numbers(there, here) if _OF_NUMBERS & set(apart) else []
+    lines = [*numbers]
+    for name, (a, b) in apart.items():
+        if name not in _MEANING:
+            lines.append(f"{name}: {a} there, {b} here")
+        elif not (numbers and name in _OF_NUMBERS):
+            lines.append(f"{name}: another, {_MEANING[name]}")
+    return lines
