@@ -1,14 +1,58 @@
 """With which keys the runs of this process began, to warn of one that serves two."""
 
 import collections
+import contextlib
+import contextvars
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
-from dpadambc._core import differences
+import jax
+import jax.numpy as jnp
+from jax import core
+
+from dpadambc._core import closures, differences, keys, marks
 
 _MOST_KNOWN = 2**14  # keys, the latest
 
 _BEGAN: collections.OrderedDict[str, dict[str, Any]] = collections.OrderedDict()
+
+_IS_TOLD = contextvars.ContextVar("is_told", default=False)
+
+
+@contextlib.contextmanager
+def told_by_caller() -> Iterator[None]:
+    """Where the caller, who knows more of the run, does `check`."""
+    token = _IS_TOLD.set(True)
+    try:
+        yield
+    finally:
+        _IS_TOLD.reset(token)
+
+
+def check_noise(
+    key: jax.Array, params: Any, made_of: dict[str, Any], *, stacklevel: int
+) -> None:
+    """`check`, of noise that begins for these parameters, if they are numbers.
+
+    Args:
+      key: of the noise, as its state has it first.
+      params: the parameters.
+      made_of: what else tells the run from others, such as its learning rate.
+      stacklevel: of the line to name, from here.
+    """
+    leaves = jax.tree.leaves(params)  # none where `optax.tree.map_params` asks
+    # Inside `jax.jit` a key is a number until something is done with it.
+    parts = jax.random.key_data(key), *leaves
+    is_abstract = any(isinstance(x, core.Tracer | jax.ShapeDtypeStruct) for x in parts)
+    if _IS_TOLD.get() or is_abstract or not leaves:
+        return
+    outline = {
+        "start": marks.of([jnp.asarray(x) for x in leaves]),
+        "functions": closures.functions(**made_of),
+        "numbers": closures.of(**made_of),
+    }
+    check(f"noise {keys.name_of(key)}", outline, stacklevel=stacklevel + 1)
 
 
 def check(key: str, outline: dict[str, Any], *, stacklevel: int) -> None:

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from dpadambc._core import explicit_mesh
+
 _PLACES = 256
 _MOST_NUMBERS = 2**22  # that are looked at: labels, or a table of a thousand rows
 
@@ -23,7 +25,8 @@ def _places(size: int) -> np.ndarray:
 
 
 def _take(x: jax.Array, index: tuple[Any, ...]) -> jax.Array:
-    return x[index]
+    take = lambda x, index: x[index]
+    return explicit_mesh.automatic(take, PartitionSpec(), x, index)
 
 
 def sample(x: jax.Array) -> np.ndarray:

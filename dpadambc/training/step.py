@@ -147,9 +147,10 @@ class Step:
         same noise.
         """
         averages = self.average_decay is not None
-        state = init_state(
-            params, self.mechanism, self.optimizer, key=key, averages=averages
-        )
+        with key_uses.told_by_caller():
+            state = init_state(
+                params, self.mechanism, self.optimizer, key=key, averages=averages
+            )
         if not any(isinstance(x, core.Tracer) for x in jax.tree.leaves(state)):
             name, outline = keys.name_of(key), self._outline(state)
             key_uses.check(name, outline, stacklevel=3)  # of this

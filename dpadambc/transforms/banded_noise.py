@@ -97,7 +97,7 @@ def add_banded_noise(
 
     def init_fn(params):
         correlated_noise._refuse_parts(params)
-        rng_key = keys.of_one_run(keys.of_domain(key, "add_banded_noise"), params)
+        rng_key = noise._key_of_run(key, "add_banded_noise", params, noise_stddev)
         zeros = lambda x: jnp.zeros_like(x, noise._like(x).dtype)
         return AddBandedNoiseState(
             AddDPNoiseState(count=jnp.zeros([], jnp.int32), rng_key=rng_key),

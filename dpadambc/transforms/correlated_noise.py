@@ -76,7 +76,7 @@ def add_correlated_noise(
 
     def init_fn(params):
         _refuse_parts(params)
-        rng_key = keys.of_one_run(keys.of_domain(key, "add_correlated_noise"), params)
+        rng_key = noise._key_of_run(key, "add_correlated_noise", params, noise_stddev)
         return AddDPNoiseState(count=jnp.zeros([], jnp.int32), rng_key=rng_key)
 
     def update_fn(updates, state, params=None):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc._core import keys, precision, shard_map, threefry, validate
+from dpadambc._core import key_uses, keys, precision, shard_map, threefry, validate
 from dpadambc.gradients import _leaves
 from dpadambc.transforms import _noise_level
 
@@ -90,6 +90,22 @@ def _check_devices(updates: optax.Updates, key: jax.Array) -> None:
             )
 
 
+def _key_of_run(
+    key: jax.Array,
+    name: str,
+    params: optax.Params,
+    noise_stddev: _noise_level.NoiseStddev,
+) -> jax.Array:
+    """The first key of a state; warns if it was that of another run."""
+    own_key = keys.of_one_run(keys.of_domain(key, name), params)
+    is_zero = isinstance(noise_stddev, int | float) and noise_stddev == 0
+    # Parts of the parameters, in `optax.multi_transform`, may share a key.
+    if not (is_zero or validate.sees_a_part(params)):
+        made_of = {"noise_stddev": noise_stddev}
+        key_uses.check_noise(own_key, params, made_of, stacklevel=4)  # of init
+    return own_key
+
+
 def _warn_of_parts(params: optax.Params) -> None:
     if validate.sees_a_part(params):
         warnings.warn(
@@ -119,8 +135,11 @@ def add_dp_noise(
         from it, so it must stay secret. (`optax.inject_hyperparams` keeps the first
         key in its state unless it is given `static_args=("key",)`.)
       * The noise is a function of the key: `init` called twice gives two runs the same
-        noise, which their difference then lacks. Under `jax.vmap` over parameters or
-        gradients alone that is refused. Give each run a key, as in
+        noise, which their difference then lacks. `init` warns of it where it sees
+        numbers, not tracers, and the second has other parameters or another level; in
+        `dp_sgd` and its like, another mechanism or optimizer too. (The shape of a state
+        is `jax.eval_shape(optimizer.init, params)`.) Under `jax.vmap` over parameters
+        or gradients alone it is refused. Give each run a key, as in
         `jax.vmap(lambda key, params: make(key).init(params))(keys, params)`. (To
         compare runs on public data by their differences, map over copies of a key.)
       * Inside `jax.shard_map` the noise must differ along the axes along which the
@@ -180,7 +199,7 @@ def add_dp_noise(
     def init_fn(params):
         _warn_of_parts(params)
         _noise_level.per_leaf(noise_stddev, params)
-        rng_key = keys.of_one_run(keys.of_domain(key, "add_dp_noise"), params)
+        rng_key = _key_of_run(key, "add_dp_noise", params, noise_stddev)
         return AddDPNoiseState(count=jnp.zeros([], jnp.int32), rng_key=rng_key)
 
     def update_fn(updates, state, params=None):
