@@ -1,9 +1,8 @@
 """A search over hyperparameters with one epsilon: all of it is accounted for."""
 
-import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -26,12 +25,11 @@ from dpadambc.training import (
     _keys,
 )
 from dpadambc.training._account import Account
+from dpadambc.training._candidates import Candidate, Candidates, made
 from dpadambc.training._origins import Origin, Start
+from dpadambc.training._trainer import Trainer
 from dpadambc.training.scores import Score
-from dpadambc.training.step import Step, draw_batch
-
-# A number, or several by name: what `make_optimizer` is called with.
-Candidate = float | dict[str, float]
+from dpadambc.training.step import Step
 
 
 class Trial(NamedTuple):
@@ -108,106 +106,6 @@ def _runs_of(mechanism: Mechanism, score: Score, trials: Trials) -> Spending | N
         return None
     one = score.spent(mechanism)
     return Spending(one.runs * int(trials.number))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Candidates:
-    """Candidates as arrays, one entry each."""
-
-    listed: tuple[Candidate, ...]
-    numbers: Any  # a pytree of arrays of shape (number of candidates,)
-
-    @classmethod
-    def of(cls, candidates: Any) -> "_Candidates":
-        """Raises unless they are numbers, all under the same names."""
-        listed = tuple(candidates) if isinstance(candidates, Sequence) else ()
-        if not listed or isinstance(candidates, str):
-            raise TypeError(
-                "Expected candidates as a list of numbers, or of dictionaries of"
-                f" numbers by name, got {candidates!r}."
-            )
-        structures = {jax.tree.structure(each) for each in listed}
-        names = {tuple(each) if isinstance(each, dict) else None for each in listed}
-        if len(structures) > 1 or any(map(_is_nested, listed)):
-            raise ValueError(
-                "Expected candidates that are all numbers, or all dictionaries of"
-                f" numbers by the same names, got {sorted(map(str, names))}. A"
-                " setting that is no number needs another program: fix it, and search"
-                " over numbers."
-            )
-        for leaf in jax.tree.leaves(listed):
-            _check_number(leaf)
-        # On the host: no program has the shape of what is taken of them.
-        as_jax_has_them = lambda *x: np.asarray(jnp.asarray(x))
-        return cls(listed, jax.tree.map(as_jax_has_them, *listed))
-
-
-def _is_nested(candidate: Any) -> bool:
-    values = candidate.values() if isinstance(candidate, dict) else [candidate]
-    return any(jax.tree.structure(x) != jax.tree.structure(0) for x in values)
-
-
-def _check_number(value: Any) -> None:
-    if isinstance(value, bool | np.bool_) or validate.known_number("x", value) is None:
-        raise TypeError(
-            f"Expected every hyperparameter of a candidate to be a number, got {value}."
-        )
-
-
-def _made(make_optimizer: Callable[..., Any], candidate: Any) -> Any:
-    if isinstance(candidate, dict):
-        return make_optimizer(**candidate)
-    return make_optimizer(candidate)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Trainer:
-    """Trains and scores, several trials in one call of one program."""
-
-    step_of: Callable[[Any], Step]
-    mechanism: Mechanism
-    score: Score
-    has_frozen: bool
-    at_once: int
-
-    @functools.cached_property
-    def _program(self) -> Callable[..., Any]:
-        axes = (0, 0, None, None, None, None)
-        one = jax.vmap(self._one, axes) if self.at_once > 1 else self._alone
-        return jax.jit(one)
-
-    def _alone(self, key, numbers, *rest):
-        found = self._one(*jax.tree.map(lambda x: x[0], (key, numbers)), *rest)
-        return jax.tree.map(lambda x: x[None], found)
-
-    def _one(self, key, numbers, params, frozen, data, score_data):
-        """One trial: its parameters, and the score of each example."""
-        step = self.step_of(numbers)
-        num_examples = _data.num_examples(data)
-
-        def take_step(state, _):
-            batch = draw_batch(self.mechanism, state, num_examples)
-            examples = batch.gather(data)
-            return step(state, examples, batch.is_padding_example, frozen)[0], None
-
-        state = step.init(params, key=key)
-        state, _ = jax.lax.scan(take_step, state, length=self.mechanism.iterations)
-        shared = (frozen,) if self.has_frozen else ()
-        return state.params, self.score.per_example(state.params, shared, score_data)
-
-    def __call__(
-        self, trial_keys: list[jax.Array], numbers: Any, *shared: Any
-    ) -> Iterator[tuple[optax.Params, np.ndarray]]:
-        """Parameters and scores of each trial; a last call is filled, and cut."""
-        number = len(trial_keys)
-        for first in range(0, number, self.at_once):
-            rows = np.minimum(np.arange(first, first + self.at_once), number - 1)
-            row_keys = jnp.stack([trial_keys[row] for row in rows])
-            chosen = jax.tree.map(lambda x: x[rows], numbers)  # noqa: B023
-            params, scores = self._program(row_keys, chosen, *shared)
-            scores = np.asarray(scores)
-            for row in range(min(self.at_once, number - first)):
-                yield jax.tree.map(lambda x: x[row], params), scores[row]  # noqa: B023
 
 
 def _events_of(mechanism: Mechanism, score: Score) -> _selection.Events:
@@ -364,7 +262,7 @@ def search(
       <https://arxiv.org/abs/2110.03620>`_, 2021
     """
     _check_score(score)
-    listed = _Candidates.of(candidates)
+    listed = Candidates.of(candidates)
     _check_trials(trials, len(listed.listed))
     _check_key(key, trials_at_once)
     validate.count(least=1, trials_at_once=trials_at_once)
@@ -373,13 +271,13 @@ def search(
     step_of = lambda candidate: Step(
         loss_fn,
         mechanism,
-        _made(make_optimizer, candidate),
+        made(make_optimizer, candidate),
         has_frozen=frozen is not None,
         uses_key=uses_key,
         microbatch_size=microbatch_size,
     )
     updates = [
-        _checks.optimizer_of(_made(make_optimizer, candidate), params, mechanism)
+        _checks.optimizer_of(made(make_optimizer, candidate), params, mechanism)
         for candidate in listed.listed
     ]
     loss = _checks.loss_of(step_of(listed.listed[0]), params, frozen, data)
@@ -396,7 +294,7 @@ def search(
         neighboring_relation=mechanism.neighboring_relation,
     )
     runs = _runs_of(mechanism, score, trials)
-    trainer = _Trainer(step_of, mechanism, score, frozen is not None, trials_at_once)
+    trainer = Trainer(step_of, mechanism, score, frozen is not None, trials_at_once)
     rng, trial_keys = _drawn_from(key, trials)
     chosen = _chosen(rng, trials, len(listed.listed), len(trial_keys))
     numbers = jax.tree.map(lambda x: x[chosen], listed.numbers)

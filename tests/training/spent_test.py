@@ -263,7 +263,7 @@ def test_a_search_has_trained_too():
 
 def test_a_search_does_not_begin_with_what_a_run_has_made(monkeypatch):
     made = first().state.params
-    monkeypatch.setattr(tuning, "_Trainer", None)  # nothing is trained
+    monkeypatch.setattr(tuning, "Trainer", None)  # nothing is trained
     with pytest.raises(ValueError, match="10 steps of .*epsilons of the two add"):
         search(trials.Fixed(2), params=made)
     with pytest.raises(TypeError, match=r"Expected spent=\(\) or none for a search"):

@@ -351,7 +351,7 @@ NOISES = optax.chain(dpadambc.add_dp_noise(0.1, key=jax.random.key(0)), optax.sg
 )
 @pytest.mark.filterwarnings("ignore:The loss of every example")
 def test_refused_before_anything_is_trained(change, error, message, monkeypatch):
-    monkeypatch.setattr(tuning, "_Trainer", None)
+    monkeypatch.setattr(tuning, "Trainer", None)
     with pytest.raises(error, match=message):
         search(**change)
 
