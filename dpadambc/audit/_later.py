@@ -1,6 +1,5 @@
 """Later steps of a run: the noise does not fade, repeat, or fall behind the data."""
 
-import functools
 import math
 from typing import Any, NamedTuple
 
@@ -46,9 +45,12 @@ def _run(
         }
         return state, seen
 
-    start = jax.tree.map(jnp.asarray, init(jax.random.key(0)))
-    run = functools.partial(jax.lax.scan, advance, length=iterations)
-    return jax.jit(run)(start)
+    @jax.jit
+    def run(key):
+        start = jax.tree.map(jnp.asarray, init(key))  # traced: it begins no run
+        return jax.lax.scan(advance, start, length=iterations)
+
+    return run(jax.random.key(0))
 
 
 def _fades(

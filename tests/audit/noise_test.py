@@ -14,6 +14,11 @@ from dpadambc import audit
 from dpadambc.audit import _statistics
 from tests import common
 
+# An audit begins no run, with whatever key.
+pytestmark = pytest.mark.filterwarnings(
+    "error:Expected a key of its own for each run:UserWarning"
+)
+
 PARAMS = {"w": jnp.zeros((100, 10)), "b": jnp.zeros(10)}
 MECHANISM = common.poisson_gaussian()
 NOISE = MECHANISM.noise_stddev
