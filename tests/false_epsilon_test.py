@@ -1169,6 +1169,24 @@ def test_a16_steps_after_the_last_are_refused():
     draw(jnp.asarray(3))
 
 
+def test_a16_fractions_of_a_step_are_refused():
+    made = dataclasses.replace(MECHANISM, iterations=10)
+    draw = lambda step: made.sample_step(jax.random.key(0), step, num_examples=BATCH)
+    for step in (0.5, 1.0, np.float64(1), jnp.float32(1), -1, np.arange(2)):
+        with pytest.raises(ValueError, match="step to be a whole number >= 0"):
+            draw(step)
+    with pytest.raises(ValueError, match="step to be a whole number >= 0"):
+        jax.jit(draw)(0.5)
+    with pytest.raises(ValueError, match="Expected a step below 10"):
+        draw(np.array(10))
+
+
+def test_a16_what_fractions_of_a_step_would_draw():
+    """Negative control: JAX rounds them, so that ten of them draw one batch."""
+    folded = [jax.random.fold_in(jax.random.key(0), step / 10) for step in range(10)]
+    assert len({tuple(jax.random.key_data(key).tolist()) for key in folded}) == 1
+
+
 def test_a16_what_they_spend():
     """Negative control: epsilon of ten times the steps."""
     more = dataclasses.replace(MECHANISM, iterations=10 * MECHANISM.iterations)

@@ -11,11 +11,16 @@ _MEANING = {
     "data": "with other examples",
     "frozen": "with other numbers in what is frozen",
     "start": "with other parameters or another state of the optimizer",
-    "functions": "with other code in the loss or the optimizer",
+    "functions": "with other code, or other constants, in the loss or the optimizer",
+    "params": "with other parameters",
+    "noise": "by another schedule or rule of clipping",
+    "level": "of another level or with other coefficients",
     "batches": "as this version or configuration of JAX draws them",
     "key": "which would draw other batches and other noise",
 }
 _MAY_DIFFER = "iterations", _NUMBERS, ENTROPY
+# What the one tells, it tells better: two functions may differ by a word alone.
+_TELLS = {"program": {"functions", "noise"}, "start": {"params"}}
 _OF_NUMBERS = {"program", "start", "functions"}  # where one with a name may say more
 
 
@@ -25,7 +30,11 @@ def _differing(there: dict[str, Any], here: dict[str, Any]) -> dict[str, Any]:
         name: (there.get(name, _MISSING), here.get(name, _MISSING))
         for name in {**there, **here}
     }
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    return {name: pair for name, pair in pairs.items() if not _is_same(*pair)}
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    return a == b or (a != a and b != b)  # NaN is what it was
 
 
 def of_numbers(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
@@ -40,14 +49,14 @@ def of_identities(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
     Where the program differs, its numbers that do are named, as far as they have names.
     How many steps a run was to have is no difference: a run may be extended.
     """
-    apart = _differing(there, here)
+    left_out = {*_MAY_DIFFER}
     # Who begins with `secret_key`, and goes on with it, means the run and not a key.
     if there.get(ENTROPY) and here.get(ENTROPY):
-        apart.pop("key", None)
-    for name in _MAY_DIFFER:
-        apart.pop(name, None)
-    if "program" in apart:
-        apart.pop("functions", None)
+        left_out.add("key")
+    for name in _TELLS.keys() & there.keys() & here.keys():
+        left_out |= _TELLS[name]
+    every = _differing(there, here)
+    apart = {name: pair for name, pair in every.items() if name not in left_out}
     numbers = of_numbers(there, here) if _OF_NUMBERS & set(apart) else []
     lines = [*numbers]
     for name, (a, b) in apart.items():

@@ -4,14 +4,15 @@ import collections
 import contextlib
 import contextvars
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import core
 
-from dpadambc._core import closures, differences, keys, marks
+from dpadambc._core import differences, keys, marks
 
 _MOST_KNOWN = 2**14  # keys, the latest
 
@@ -30,29 +31,48 @@ def told_by_caller() -> Iterator[None]:
         _IS_TOLD.reset(token)
 
 
-def check_noise(
-    key: jax.Array, params: Any, made_of: dict[str, Any], *, stacklevel: int
+def name_of(state: Any) -> str:
+    """Of the first key in a state, that of its noise."""
+    return keys.name_of(next(filter(_is_key, jax.tree.leaves(state))))
+
+
+def _is_key(x: Any) -> bool:
+    return jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
+
+
+def check_start(
+    state: Any, params: Any, outline: Callable[[], dict[str, Any]], *, stacklevel: int
 ) -> None:
-    """`check`, of noise that begins for these parameters, if they are numbers.
+    """`check`, where noise begins for parameters, if all that matters are numbers.
 
     Args:
-      key: of the noise, as its state has it first.
+      state: the first of a run.
       params: the parameters.
-      made_of: what else tells the run from others, such as its learning rate.
+      outline: what else tells the run from others.
       stacklevel: of the line to name, from here.
     """
     leaves = jax.tree.leaves(params)  # none where `optax.tree.map_params` asks
-    # Inside `jax.jit` a key is a number until something is done with it.
-    parts = jax.random.key_data(key), *leaves
-    is_abstract = any(isinstance(x, core.Tracer | jax.ShapeDtypeStruct) for x in parts)
-    if _IS_TOLD.get() or is_abstract or not leaves:
+    if _IS_TOLD.get() or not leaves or not all(map(_is_known, (state, *leaves))):
         return
-    outline = {
-        "start": marks.of([jnp.asarray(x) for x in leaves]),
-        "functions": closures.functions(**made_of),
-        "numbers": closures.of(**made_of),
-    }
-    check(f"noise {keys.name_of(key)}", outline, stacklevel=stacklevel + 1)
+    try:
+        known = outline()
+    except jax.errors.JAXTypeError:  # a hyperparameter is traced: no such run is known
+        return
+    known["params"] = marks.of([x if _has_dtype(x) else np.asarray(x) for x in leaves])
+    check(name_of(state), known, stacklevel=stacklevel + 1)
+
+
+def _is_known(tree: Any) -> bool:
+    """Whether all numbers in it can be read."""
+    return not any(
+        isinstance(x, core.Tracer | jax.ShapeDtypeStruct)
+        or (isinstance(x, jax.Array) and x.is_deleted())
+        for x in jax.tree.leaves(tree)
+    )
+
+
+def _has_dtype(x: Any) -> bool:
+    return hasattr(x, "dtype")
 
 
 def check(key: str, outline: dict[str, Any], *, stacklevel: int) -> None:

@@ -1,10 +1,16 @@
 """Mechanisms and their numbers as JSON can hold them."""
 
+import dataclasses
 import enum
+import re
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+
+from dpadambc._core import closures
+from dpadambc.clipping import rules
 
 
 def name_of(kind: type) -> str:
@@ -20,3 +26,29 @@ def plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [plain(x) for x in value]
     return value.name if isinstance(value, enum.Enum) else value
+
+
+def _number(field: Any) -> Any:
+    """A field as JSON can hold it; a schedule and a rule are in the program too."""
+    if isinstance(field, rules.ClipRule):
+        return re.sub(" at 0x[0-9a-f]+", "", repr(field))  # of a function
+    if callable(field):
+        first: Any = field(jnp.zeros([], int))
+        return f"a schedule from {float(first):g}"
+    return plain(field)
+
+
+def public_numbers(mechanism: Any) -> dict[str, Any]:
+    """The class of a mechanism and every field."""
+    fields = dataclasses.fields(mechanism)
+    numbers = {f.name: _number(getattr(mechanism, f.name)) for f in fields}
+    # Two packages have a PoissonGaussian.
+    return {"mechanism": name_of(type(mechanism)), **numbers}
+
+
+def outline(mechanism: Any) -> dict[str, Any]:
+    """The same, with what tells schedules and rules from others."""
+    held = closures.checksum(
+        noise_multiplier=mechanism.noise_multiplier, clip_rule=mechanism.clip_rule
+    )
+    return public_numbers(mechanism) | {"noise": held}

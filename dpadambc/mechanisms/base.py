@@ -237,8 +237,8 @@ class Mechanism(abc.ABC):
         Raises:
           TypeError: if `run_key` is not a typed key, or the batches can only be drawn
             on the host.
-          ValueError: if the mechanism is for another number of examples, or the step is
-            beyond its `iterations`, which its epsilon is for.
+          ValueError: if the mechanism is for another number of examples, the step is no
+            whole number, or beyond its `iterations`, which its epsilon is for.
 
         Example:
           >>> import jax
@@ -271,8 +271,19 @@ class Mechanism(abc.ABC):
             )
 
     def _check_step(self, step: int | jax.Array) -> None:
-        """Raises for a step that nobody has accounted for."""
-        if isinstance(step, int | np.integer) and step >= self.iterations:
+        """Raises for a step that nobody has accounted for, and for no step at all."""
+        is_number = jnp.ndim(step) == 0 and jnp.isdtype(
+            jnp.result_type(step), "integral"
+        )
+        is_on_device = isinstance(step, jax.Array)  # to read it is to wait for it
+        if not is_number or (not is_on_device and step < 0):
+            raise ValueError(
+                "Expected step to be a whole number >= 0, counted over all epochs, got"
+                f" {step!r}. Fractions of one draw the same batch."
+            )
+        if is_on_device:
+            return
+        if step >= self.iterations:
             raise ValueError(
                 f"Expected a step below {self.iterations}, since the epsilon of this"
                 f" {type(self).__name__} is for iterations={self.iterations}, got"

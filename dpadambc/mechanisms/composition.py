@@ -1,6 +1,6 @@
 r"""What several runs on the same people's data spend together.
 
-Phases of training, a fine-tuning, a run that was discarded: each depends on the same
+Trainings, a fine-tuning, a run that was discarded: each depends on the same
 data, and an attacker may see the outputs of all. Neighbors differ in one person's data
 in every run at once. So the privacy losses of all runs compose. Epsilon of the
 composition is no less than that of any run, and mostly well below their sum.
@@ -383,6 +383,10 @@ def compose(
     """What several runs on the same people's data spend together.
 
     Mechanisms and ways of sampling may differ; a run that is given twice counts twice.
+    A run has a key of its own. Steps that go on from the state of earlier ones are of
+    the same run: give them together. With correlated noise they spend more than two
+    runs of as many steps do, since later noise takes back earlier noise.
+
     Part of an epoch of a `ShuffledGaussian` counts as the whole of it, for each run.
 
     Do not compose runs on the data of *other* people: each person then has the epsilon

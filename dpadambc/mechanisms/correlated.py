@@ -57,7 +57,9 @@ class CorrelatedGaussian(Mechanism):
         that depend on earlier outputs. It holds for the batches that this mechanism
         draws and the noise that `add_noise` adds, and for no others.
       * It depends on `iterations` by steps that were taken alone, and never decreases
-        with them; a run may be extended without a change of its noise.
+        with them; a run may be extended without a change of its noise. Its epsilon is
+        that of all its steps together, and more than that of its epochs as runs of
+        their own.
       * `noise_stddev` is a schedule: the standard deviation of the noise that is in
         the gradient of each step, which is what the second moment sees.
 

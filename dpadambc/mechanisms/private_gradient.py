@@ -3,11 +3,12 @@
 import jax
 import optax
 
-from dpadambc._core import validate
+from dpadambc._core import key_uses, validate
 from dpadambc.clipping import _untouched
 from dpadambc.gradients import _leaves
-from dpadambc.mechanisms import _check, _seam
+from dpadambc.mechanisms import _check, _names, _seam
 from dpadambc.mechanisms.base import Mechanism
+from dpadambc.transforms import _noise_level
 
 
 def _refuse_unmasked(gradients: optax.Updates, mechanism: Mechanism) -> None:
@@ -149,7 +150,12 @@ def privatize(
 
     def init_fn(params):
         _refuse_parts(params)
-        return noise.init(params)
+        with key_uses.told_by_caller():
+            state = noise.init(params)
+        if not _noise_level.is_zero(mechanism.noise_multiplier):
+            outline = lambda: _names.outline(mechanism)
+            key_uses.check_start(state, params, outline, stacklevel=3)  # of init
+        return state
 
     def update_fn(
         updates, state, params=None, *, is_padding_example=None, **extra_args

@@ -1,6 +1,5 @@
 """What the chains have in common: their beginning and their end."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -8,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc._core import key_uses, precision, validate
-from dpadambc.mechanisms import _check
+from dpadambc._core import closures, key_uses, precision, validate
+from dpadambc.mechanisms import _check, _names
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.mechanisms.private_gradient import privatize
 from dpadambc.transforms import _noise_level
@@ -23,29 +22,34 @@ def private_chain(
     key: jax.Array,
     *stages: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
-    """The private gradient, then the stages, then the step.
+    """The private gradient, then the stages, then the step."""
+    rest = *stages, *stepping(learning_rate)
+    return of_one_run(mechanism, privatize(mechanism, key=key), rest)
 
-    `init` warns of a key that was another run's.
-    """
-    private = privatize(mechanism, key=key)
-    rest = optax.chain(*stages, *stepping(learning_rate))
-    chain: Any = optax.chain(private, *stages, *stepping(learning_rate))
+
+def of_one_run(
+    mechanism: Mechanism,
+    private: optax.GradientTransformationExtraArgs,
+    rest: tuple[optax.GradientTransformation, ...],
+) -> optax.GradientTransformationExtraArgs:
+    """The private gradient, then the rest; `init` warns of a key of another run."""
+    chain: Any = optax.chain(private, *rest)
+
+    def outline():
+        made_of = {"optimizer": rest}
+        return _names.outline(mechanism) | {
+            "functions": closures.checksum(**made_of),
+            "numbers": closures.of(**made_of),
+        }
 
     def init_fn(params):
         with key_uses.told_by_caller():
             state = chain.init(params)
-        if mechanism.noise_multiplier != 0:
-            made_of = _fields_but_iterations(mechanism) | {"optimizer": rest}
-            key_uses.check_noise(key, params, made_of, stacklevel=3)  # of init
+        if not _noise_level.is_zero(mechanism.noise_multiplier):
+            key_uses.check_start(state, params, outline, stacklevel=3)  # of init
         return state
 
     return optax.GradientTransformationExtraArgs(init_fn, chain.update)
-
-
-def _fields_but_iterations(mechanism: Any) -> dict[str, Any]:
-    """What must be the same in the same run, which may be extended."""
-    names = {field.name for field in dataclasses.fields(mechanism)} - {"iterations"}
-    return {name: getattr(mechanism, name) for name in sorted(names)}
 
 
 def stepping(

@@ -102,18 +102,16 @@ def dp2_rmsprop(
             interval,
             preconditioned_interval,
         )
-    return optax.chain(
-        delayed_preconditioner(
-            privatize(mechanism, key=key),
-            interval=interval,
-            preconditioned_interval=preconditioned_interval,
-            l2_clip_norm=mechanism.l2_clip_norm,
-            preconditioned_clip_norm=preconditioned_clip_norm,
-            decay=decay,
-            eps=eps,
-        ),
-        *_chains.stepping(rates),
+    private = delayed_preconditioner(
+        privatize(mechanism, key=key),
+        interval=interval,
+        preconditioned_interval=preconditioned_interval,
+        l2_clip_norm=mechanism.l2_clip_norm,
+        preconditioned_clip_norm=preconditioned_clip_norm,
+        decay=decay,
+        eps=eps,
     )
+    return _chains.of_one_run(mechanism, private, _chains.stepping(rates))
 
 
 def _in_turns(

@@ -1,31 +1,17 @@
 """What tells a run from others: its public numbers, and checksums of the rest."""
 
-import dataclasses
 import json
-import re
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from dpadambc._core import differences, keys
-from dpadambc.clipping import rules
 from dpadambc.mechanisms import _names
 from dpadambc.mechanisms.accounting import Spending
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.training import _keys
 
 _EARLIER = "spent_before"
-
-
-def _number(field: Any) -> Any:
-    """A field as JSON can hold it; a schedule and a rule are in the program too."""
-    if isinstance(field, rules.ClipRule):
-        return re.sub(" at 0x[0-9a-f]+", "", repr(field))  # of a function
-    if callable(field):
-        first: Any = field(jnp.zeros([], int))
-        return f"a schedule from {float(first):g}"
-    return _names.plain(field)
 
 
 def public_numbers(mechanism: Mechanism) -> dict[str, Any]:
@@ -48,10 +34,7 @@ def public_numbers(mechanism: Mechanism) -> dict[str, Any]:
       >>> numbers["mechanism"], numbers["noise_multiplier"], numbers["iterations"]
       ('dpadambc.mechanisms.PoissonGaussian', 1.0, 4)
     """
-    fields = dataclasses.fields(mechanism)  # pyright: ignore[reportArgumentType]
-    numbers = {f.name: _number(getattr(mechanism, f.name)) for f in fields}
-    # Two packages have a PoissonGaussian.
-    return {"mechanism": _names.name_of(type(mechanism)), **numbers}
+    return _names.public_numbers(mechanism)
 
 
 def of_earlier(earlier: Spending | None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import jax
 
-from dpadambc._core import key_uses, keys
+from dpadambc._core import key_uses
 from dpadambc.training import _account, _checks, _identity
 from dpadambc.training._account import Account, Spent
 from dpadambc.training._history import History
@@ -57,7 +57,7 @@ class Saved:
     def restore(self, iterations: int) -> tuple[TrainState, int | None]:
         """The last state saved and its step; or the first state, saved."""
         outline = self._runner.outline(self._start)
-        name = keys.name_of(self._key)
+        name = key_uses.name_of(self._start.noise)
         key_uses.check(name, outline, stacklevel=5)  # of the call of fit
         found = None
         if self._checkpoints is not None:

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc._core import keys, precision
-from dpadambc.mechanisms import _seam
+from dpadambc._core import key_uses, keys, precision
+from dpadambc.mechanisms import _names, _seam
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.transforms.banded_noise import AddBandedNoiseState
 from dpadambc.transforms.noise import AddDPNoiseState
@@ -142,7 +142,11 @@ def init_state(
     params = jax.tree.map(jnp.array, params)
     noise_key, sampling_key, loss_key = _keys_of_run(key)
     wide = lambda: jax.tree.map(lambda x: jnp.array(precision.wide(x)), params)
-    noise: Any = _seam.add_noise(mechanism, key=noise_key).init(params)
+    with key_uses.told_by_caller():
+        noise: Any = _seam.add_noise(mechanism, key=noise_key).init(params)
+    key_uses.check_start(
+        noise, params, lambda: _names.outline(mechanism), stacklevel=3
+    )  # of this
     return TrainState(
         step=jnp.zeros([], jnp.int32),
         params=params,

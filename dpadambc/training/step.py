@@ -12,7 +12,6 @@ from jax import core
 from dpadambc._core import (
     closures,
     key_uses,
-    keys,
     marks,
     precision,
     threefry,
@@ -20,10 +19,10 @@ from dpadambc._core import (
 )
 from dpadambc.clipping import clipped
 from dpadambc.gradients import _batched
-from dpadambc.mechanisms import _check, _seam
+from dpadambc.mechanisms import _check, _names, _seam
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.mechanisms.batch import Batch
-from dpadambc.training import _data, _identity
+from dpadambc.training import _data
 from dpadambc.training._shardings import Shardings
 from dpadambc.training.state import TrainState, init_state, releasable
 
@@ -152,16 +151,17 @@ class Step:
                 params, self.mechanism, self.optimizer, key=key, averages=averages
             )
         if not any(isinstance(x, core.Tracer) for x in jax.tree.leaves(state)):
-            name, outline = keys.name_of(key), self._outline(state)
+            name, outline = key_uses.name_of(state.noise), self._outline(state)
             key_uses.check(name, outline, stacklevel=3)  # of this
         return state
 
     def _outline(self, state: TrainState) -> dict[str, Any]:
         """What of a run can be told from its first state, without tracing it."""
-        return _identity.public_numbers(self.mechanism) | {
+        return _names.outline(self.mechanism) | {
+            "params": marks.of(state.params),
             "start": marks.of(releasable(state)),
             "numbers": self._numbers(state),
-            "functions": closures.functions(
+            "functions": closures.checksum(
                 optimizer=self.optimizer, loss_fn=self.loss_fn
             ),
         }

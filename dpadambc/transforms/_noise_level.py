@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from dpadambc._core import validate
@@ -20,6 +21,13 @@ def check(noise_stddev: NoiseStddev) -> None:
     for level in jax.tree.leaves(noise_stddev, is_leaf=lambda x: x is None):
         if not callable(level):
             validate.non_negative(noise_stddev=level)
+
+
+def is_zero(noise_stddev: NoiseStddev) -> bool:
+    """Whether there is no noise, where one known number says so."""
+    numbers = int | float | np.generic | np.ndarray | jax.Array
+    is_number = isinstance(noise_stddev, numbers)
+    return is_number and validate.known_number("noise_stddev", noise_stddev) == 0
 
 
 def at_step(noise_stddev: NoiseStddev, count: jax.typing.ArrayLike) -> Any:

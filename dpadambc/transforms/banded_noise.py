@@ -97,7 +97,8 @@ def add_banded_noise(
 
     def init_fn(params):
         correlated_noise._refuse_parts(params)
-        rng_key = noise._key_of_run(key, "add_banded_noise", params, noise_stddev)
+        made_of = {"noise_stddev": noise_stddev, "coefficients": later}
+        rng_key = noise._key_of_run(key, "add_banded_noise", params, made_of)
         zeros = lambda x: jnp.zeros_like(x, noise._like(x).dtype)
         return AddBandedNoiseState(
             AddDPNoiseState(count=jnp.zeros([], jnp.int32), rng_key=rng_key),

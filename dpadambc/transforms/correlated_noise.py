@@ -76,7 +76,8 @@ def add_correlated_noise(
 
     def init_fn(params):
         _refuse_parts(params)
-        rng_key = noise._key_of_run(key, "add_correlated_noise", params, noise_stddev)
+        made_of = {"noise_stddev": noise_stddev, "coefficients": d}
+        rng_key = noise._key_of_run(key, "add_correlated_noise", params, made_of)
         return AddDPNoiseState(count=jnp.zeros([], jnp.int32), rng_key=rng_key)
 
     def update_fn(updates, state, params=None):

@@ -1,13 +1,21 @@
 """Add the Gaussian noise that makes a clipped sum private."""
 
 import warnings
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc._core import key_uses, keys, precision, shard_map, threefry, validate
+from dpadambc._core import (
+    closures,
+    key_uses,
+    keys,
+    precision,
+    shard_map,
+    threefry,
+    validate,
+)
 from dpadambc.gradients import _leaves
 from dpadambc.transforms import _noise_level
 
@@ -91,18 +99,18 @@ def _check_devices(updates: optax.Updates, key: jax.Array) -> None:
 
 
 def _key_of_run(
-    key: jax.Array,
-    name: str,
-    params: optax.Params,
-    noise_stddev: _noise_level.NoiseStddev,
+    key: jax.Array, name: str, params: optax.Params, made_of: dict[str, Any]
 ) -> jax.Array:
     """The first key of a state; warns if it was that of another run."""
     own_key = keys.of_one_run(keys.of_domain(key, name), params)
-    is_zero = isinstance(noise_stddev, int | float) and noise_stddev == 0
     # Parts of the parameters, in `optax.multi_transform`, may share a key.
-    if not (is_zero or validate.sees_a_part(params)):
-        made_of = {"noise_stddev": noise_stddev}
-        key_uses.check_noise(own_key, params, made_of, stacklevel=4)  # of init
+    is_part = validate.sees_a_part(params)
+    if not (is_part or _noise_level.is_zero(made_of["noise_stddev"])):
+        outline = lambda: {
+            "level": closures.checksum(**made_of),
+            **closures.of(**made_of),
+        }
+        key_uses.check_start(own_key, params, outline, stacklevel=4)  # of init
     return own_key
 
 
@@ -136,10 +144,10 @@ def add_dp_noise(
         key in its state unless it is given `static_args=("key",)`.)
       * The noise is a function of the key: `init` called twice gives two runs the same
         noise, which their difference then lacks. `init` warns of it where it sees
-        numbers, not tracers, and the second has other parameters or another level; in
-        `dp_sgd` and its like, another mechanism or optimizer too. (The shape of a state
-        is `jax.eval_shape(optimizer.init, params)`.) Under `jax.vmap` over parameters
-        or gradients alone it is refused. Give each run a key, as in
+        numbers, not tracers, and the second has other parameters or another level; that
+        of `privatize` another mechanism too, of `dp_sgd` another optimizer. (The shape
+        of a state is `jax.eval_shape(optimizer.init, params)`.) Under `jax.vmap` over
+        parameters or gradients alone it is refused. Give each run a key, as in
         `jax.vmap(lambda key, params: make(key).init(params))(keys, params)`. (To
         compare runs on public data by their differences, map over copies of a key.)
       * Inside `jax.shard_map` the noise must differ along the axes along which the
@@ -199,7 +207,8 @@ def add_dp_noise(
     def init_fn(params):
         _warn_of_parts(params)
         _noise_level.per_leaf(noise_stddev, params)
-        rng_key = _key_of_run(key, "add_dp_noise", params, noise_stddev)
+        made_of = {"noise_stddev": noise_stddev}
+        rng_key = _key_of_run(key, "add_dp_noise", params, made_of)
         return AddDPNoiseState(count=jnp.zeros([], jnp.int32), rng_key=rng_key)
 
     def update_fn(updates, state, params=None):

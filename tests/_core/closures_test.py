@@ -61,5 +61,90 @@ def test_what_goes_round_in_circles_or_is_large_ends():
     around["again"] = around
     assert closures.of(a=around) == {"a.x": 1.0}
     many = list(range(10_000))
-    assert len(closures.of(many=many)) == closures._MOST
+    assert len(closures.of(many=many)) == closures._MOST_NAMED
     assert closures.of(a=np.zeros(5), b=np, c="1.0", d=1j) == {}
+
+
+def rated(step, rate=0.1):
+    return rate * step
+
+
+class Slotted:
+    __slots__ = ("rate",)
+
+    def __init__(self, rate):
+        self.rate = rate
+
+    def __call__(self, step):
+        return self.rate * step
+
+
+class Trainer:
+    def __init__(self, rate):
+        self.rate, self.epoch = rate, 0
+        self.rows = [(str(i), i) for i in range(60_000)]
+
+    def schedule(self, step):
+        return self._decayed(step)
+
+    def _decayed(self, step):
+        return self.rate * 0.9**step
+
+
+def held(array):
+    return lambda step: array[step]
+
+
+def one(step, rate=0.1):
+    return rate * step
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (rated, lambda step, rate=0.2: rate * step),
+        (held(jnp.ones(10)), held(2 * jnp.ones(10))),
+        (held(np.ones(10)), held(2 * np.ones(10))),
+        (held({0: "a"}), held({0: "b"})),
+        (Slotted(0.1), Slotted(0.2)),
+        (Trainer(0.1).schedule, Trainer(0.2).schedule),
+        (held(list(range(300)) + [1]), held(list(range(300)) + [2])),
+        (functools.partial(rated, rate=1), functools.partial(rated, rate=2)),
+    ],
+    ids=["default", "array", "NumPy", "text", "slots", "method", "many", "partial"],
+)
+def test_the_checksum_is_of_all_that_a_function_holds(first, second):
+    assert closures.checksum(f=first) == closures.checksum(f=first)
+    assert closures.checksum(f=first) != closures.checksum(f=second)
+
+
+def test_of_a_global_function_too(monkeypatch):
+    caller = lambda step: rated(step)
+    before = closures.checksum(f=caller)
+    monkeypatch.setitem(globals(), "rated", lambda step: step)
+    assert closures.checksum(f=caller) != before
+
+
+def test_fields_that_a_method_does_not_use_are_not_looked_at():
+    trainer = Trainer(0.1)
+    before = closures.checksum(f=trainer.schedule)
+    trainer.epoch = 3
+    assert closures.checksum(f=trainer.schedule) == before
+    assert closures.of(f=trainer.schedule) == {"f.self.rate": 0.1}
+
+
+class Unwilling:
+    def __getattr__(self, name):
+        raise KeyError(name)
+
+
+def test_no_object_stops_it():
+    nested = lambda: 0
+    for _ in range(1_000):
+        nested = functools.partial(nested)
+    deleted = jnp.ones(())
+    deleted.delete()
+    strange = {"a": Unwilling(), "b": nested, "c": 10**400, "d": deleted}
+    strange |= {"e": float("nan"), "f": np.array(["x"]), "g": object(), "h": iter(())}
+    assert closures.checksum(**strange) == closures.checksum(**strange)
+    assert set(closures.of(**strange)) == {"e"}

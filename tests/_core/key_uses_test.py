@@ -72,7 +72,7 @@ each_kind = pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
 def test_one_chain_for_two_models_is_warned_of(make):
     chain = make(KEY)
     chain.init(PARAMS)
-    with pytest.warns(UserWarning, match=f"(?s){WARNED}.*start: another") as caught:
+    with pytest.warns(UserWarning, match=f"(?s){WARNED}.*params: another") as caught:
         chain.init(OTHERS)
     assert len(caught) == 1
 
@@ -187,3 +187,138 @@ def test_what_one_thread_tells_is_not_left_untold_in_another():
         thread.start()
         thread.join()
     assert WARNED in str(found[0].message)
+
+
+@pytest.mark.guarantee
+def test_a_chain_of_the_package_and_one_by_hand_with_one_key_are_told():
+    """Of one key the noise is the same, whoever asked for it."""
+    first = dpadambc.dp_sgd(1.0, MADE, key=KEY)
+    second = optax.chain(dpadambc.privatize(MADE, key=KEY), optax.sgd(1.0))
+    for one, other in ((first, second), (second, first)):
+        key_uses._BEGAN.clear()
+        one.init(PARAMS)
+        with pytest.warns(UserWarning, match="params: another"):
+            other.init(OTHERS)
+
+
+@pytest.mark.guarantee
+def test_a_state_by_hand_and_a_step_with_one_key_are_told():
+    step = training.Step(lambda w, x: w @ x, MADE, optax.sgd(0.1))
+    step.init(jnp.zeros(3), key=KEY)
+    with pytest.warns(UserWarning, match="params: another"):
+        training.init_state(jnp.ones(3), MADE, optax.sgd(0.1), key=KEY)
+    key_uses._BEGAN.clear()
+    training.init_state(jnp.zeros(3), MADE, optax.sgd(0.1), key=KEY)
+    step.init(jnp.zeros(3), key=KEY)
+
+
+def per_group(labels):
+    rule = clipping.PerGroup(labels, {"one": 0.6, "two": 0.8})
+    return dpadambc.privatize(mechanism(clip_rule=rule), key=KEY)
+
+
+@pytest.mark.guarantee
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (
+            lambda: transforms.add_correlated_noise(5.0, (1.0, -0.9), key=KEY),
+            lambda: transforms.add_correlated_noise(5.0, (1.0, -0.5), key=KEY),
+        ),
+        (
+            lambda: transforms.add_banded_noise(5.0, (1.0, 0.9), key=KEY),
+            lambda: transforms.add_banded_noise(5.0, (1.0, 0.5), key=KEY),
+        ),
+        (
+            lambda: dpadambc.privatize(mechanism(sampling_prob=0.5), key=KEY),
+            lambda: dpadambc.privatize(mechanism(sampling_prob=0.1), key=KEY),
+        ),
+        (
+            lambda: dpadambc.privatize(mechanism(normalize_by=4.0), key=KEY),
+            lambda: dpadambc.privatize(
+                mechanism(l2_clip_norm=0.25, normalize_by=1.0), key=KEY
+            ),
+        ),
+        (
+            lambda: dpadambc.privatize(MADE, key=KEY),
+            lambda: dpadambc.privatize(
+                mechanism(clip_rule=clipping.Automatic()), key=KEY
+            ),
+        ),
+        (
+            lambda: per_group({"w": "one", "b": "two"}),
+            lambda: per_group({"w": "two", "b": "one"}),
+        ),
+        (
+            lambda: dpadambc.dp2_rmsprop(
+                0.1, MADE, key=KEY, interval=2, preconditioned_clip_norm=1.0
+            ),
+            lambda: dpadambc.dp2_rmsprop(
+                0.2, MADE, key=KEY, interval=2, preconditioned_clip_norm=1.0
+            ),
+        ),
+    ],
+    ids=[
+        "coefficients",
+        "bands",
+        "sampling",
+        "clip and divisor",
+        "rule",
+        "groups",
+        "dp2",
+    ],
+)
+def test_whatever_else_differs_is_told(first, second):
+    first().init(PARAMS)
+    first().init(PARAMS)
+    with pytest.warns(UserWarning, match=WARNED):
+        second().init(PARAMS)
+
+
+@pytest.mark.guarantee
+def test_a_sweep_over_a_default_argument_is_told():
+    schedules = [lambda step, rate=rate: rate * 0.99**step for rate in (0.1, 0.2)]
+    first, second = (dpadambc.dp_sgd(each, MADE, key=KEY) for each in schedules)
+    first.init(PARAMS)
+    with pytest.warns(UserWarning, match=r"rate: 0\.1 there, 0\.2 here"):
+        second.init(PARAMS)
+
+
+def test_numbers_that_are_traced_are_let_through():
+    """Each run has its own key; what is not known is not compared."""
+
+    def run(key, z):
+        chain = dpadambc.dp_sgd(0.1, mechanism(noise_multiplier=z), key=key)
+        return chain.init(PARAMS)[0].count
+
+    levels = jnp.array([1.0, 2.0])
+    jax.vmap(run)(jax.random.split(KEY, 2), levels)
+    jax.jit(run)(KEY, 1.0)
+
+    def stepped(rate):
+        chain = dpadambc.dp_sgd(rate, mechanism(normalize_by=2.0), key=KEY)
+        gradients = dpadambc.as_per_example(
+            {"w": jnp.ones((2, 3)), "b": jnp.ones((2, 2))},
+            is_padding_example=jnp.zeros(2, bool),
+        )
+        updates, _ = chain.update(gradients, chain.init(PARAMS), PARAMS)
+        return jnp.sum(updates["w"])
+
+    assert jnp.isfinite(jax.grad(stepped)(0.1))
+    level = lambda x: dpadambc.add_dp_noise(x, key=KEY).init(PARAMS).count * x
+    assert jax.grad(level)(0.1) == 0.0
+
+
+def test_parameters_that_were_given_away_are_let_through():
+    params = {"w": jnp.ones(3), "b": jnp.ones(2)}
+    dpadambc.dp_sgd(0.1, MADE, key=KEY).init(params)
+    for leaf in jax.tree.leaves(params):
+        leaf.delete()
+    jax.tree.map(lambda x: x.shape, dpadambc.dp_sgd(0.1, MADE, key=KEY).init(params))
+
+
+def test_a_level_of_zero_of_any_kind_is_no_noise():
+    for zero in (0, 0.0, np.float32(0), jnp.float32(0)):
+        for params in (PARAMS, OTHERS):
+            dpadambc.add_dp_noise(zero, key=KEY).init(params)
+            dpadambc.privatize(mechanism(noise_multiplier=zero), key=KEY).init(params)
