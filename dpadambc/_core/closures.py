@@ -59,8 +59,16 @@ def _fields(value: Any) -> dict[str, Any]:
     several = ((x,) if isinstance(x, str) else tuple(x) for x in slots)
     found = {x: _attribute(value, x) for x in itertools.chain(*several)}
     found |= _attribute(value, "__dict__") or {}
+    # Flax numbers its modules, each anew, and says so to itself.
+    is_of_flax = any(_package(kind) == "flax" for kind in type(value).__mro__)
+    hidden = "_" if is_of_flax else "__"
+    found = {name: x for name, x in found.items() if not name.startswith(hidden)}
     call = inspect.getattr_static(type(value), "__call__", None)
     return found | ({"": call} if isinstance(call, types.FunctionType) else {})
+
+
+def _package(value: Any) -> str:
+    return str(_attribute(value, "__module__")).partition(".")[0]
 
 
 def _used_by(method: types.MethodType) -> Any:
@@ -69,6 +77,8 @@ def _used_by(method: types.MethodType) -> Any:
     Others, such as a count of epochs, may change from one run of a cell to the next.
     """
     owner, names = method.__self__, set()
+    if isinstance(owner, tuple) or _package(method.__func__) in _LIBRARIES:
+        return owner
     called = [method.__func__]
     while called:
         new = set(_names(called.pop())) - names
@@ -94,7 +104,7 @@ def _held(function: types.FunctionType) -> dict[str, Any]:
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         if _is_filled(cell):
             found[name] = cell.cell_contents
-    is_mine = str(function.__module__).partition(".")[0] not in _LIBRARIES
+    is_mine = _package(function) not in _LIBRARIES
     kinds = types.FunctionType | dict | list | tuple
     for name in _names(function):
         value = function.__globals__.get(name)

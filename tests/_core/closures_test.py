@@ -2,6 +2,7 @@
 
 import functools
 
+import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -136,6 +137,21 @@ def test_fields_that_a_method_does_not_use_are_not_looked_at():
 class Unwilling:
     def __getattr__(self, name):
         raise KeyError(name)
+
+
+class Network(nn.Module):
+    rate: float
+
+    def __call__(self, x):
+        return self.rate * x
+
+
+def test_a_module_of_flax_is_what_it_computes():
+    held = lambda rate: Network(rate).apply
+    dense = lambda size: nn.Dense(size).apply
+    for made in (held, dense):
+        assert closures.checksum(f=made(1)) == closures.checksum(f=made(1))
+        assert closures.checksum(f=made(1)) != closures.checksum(f=made(2))
 
 
 def test_no_object_stops_it():
