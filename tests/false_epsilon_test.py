@@ -1185,6 +1185,13 @@ def test_a16_what_fractions_of_a_step_would_draw():
     """Negative control: JAX rounds them, so that ten of them draw one batch."""
     folded = [jax.random.fold_in(jax.random.key(0), step / 10) for step in range(10)]
     assert len({tuple(jax.random.key_data(key).tolist()) for key in folded}) == 1
+    # Ten steps on one batch are one of a tenth of the noise variance: .72 and 13.1.
+    made = common.poisson_gaussian(sampling_prob=0.01, iterations=100)
+    repeated = common.poisson_gaussian(
+        sampling_prob=0.01, iterations=10, noise_multiplier=10**-0.5
+    )
+    assert made.noise_multiplier == 1.0
+    assert repeated.epsilon(1e-5) > 10 * made.epsilon(1e-5)
 
 
 def test_a16_what_they_spend():

@@ -154,6 +154,8 @@ def _float(value: Any) -> float | None:
 
 def _text(value: Any) -> str | None:
     """What a value says that has no parts; None where it has some."""
+    if isinstance(value, int):
+        return f"{value:x}"  # of any length
     if _is_number(value):
         return str(value)
     if _is_array(value):
