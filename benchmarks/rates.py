@@ -9,7 +9,6 @@ An optimizer with one learning rate has no trials. The order is such that whatev
 cut off leaves tables with all optimizers in them.
 """
 
-import argparse
 import dataclasses
 import itertools
 import json
@@ -139,11 +138,3 @@ def reader(rows: Sequence[records.Row], identity: Callable[..., records.Row]) ->
         return next(found, None)
 
     return get
-
-
-def share(text: str) -> tuple[int, int]:
-    """Of an option such as 0/2: the first of two parts."""
-    part, whole = map(int, text.split("/"))
-    if not 0 <= part < whole:
-        raise argparse.ArgumentTypeError(f"Expected 0/2 or 1/2, say, got {text}.")
-    return part, whole

@@ -1,6 +1,6 @@
 """CNN5 for 20 epochs: every optimizer at three epsilons, with a search of its own.
 
-    python -m benchmarks.cifar10.short --data-dir DIR [--share 0/2] [--checkpoints DIR]
+    python -m benchmarks.cifar10.short --data-dir DIR [--method DP-AdamW] [--checkpoints DIR]
     python -m benchmarks.cifar10.short      # prints the tables
 
 The network, the batches, the clip norm and the views are those of `published`, the
@@ -18,8 +18,9 @@ subtracted, is below every second moment, so that control would be DP-Adam. Here
 where the correction has it, at the variance of the noise and one deviation, so the same
 coordinates are at the floor.
 
-That is 72 trainings of eleven to twenty minutes of a core each. `--share 1/2` makes
-every second optimizer; both may write to one record. Trainings go on where they ended.
+That is 72 trainings of eleven to twenty minutes of a core each, the control's last.
+Several calls, of some optimizers each, may write to one record. Trainings go on where
+they ended.
 """
 
 import pathlib
@@ -46,6 +47,7 @@ LEARNING_RATES = {
     "DP-Adam": PLAIN,
     "floor alone": PLAIN,
 }
+*OPTIMIZERS, CONTROL = LEARNING_RATES
 
 
 def setting(method: str, target_epsilon: float, learning_rate: float) -> Setting:
@@ -101,15 +103,15 @@ def render(rows: Sequence[records.Row]) -> str:
 def main() -> None:
     parser = cnn5_training.options(__doc__, RESULTS)
     parser.add_argument(
-        "--share", type=rates.share, default=(0, 1), help="which part, such as 0/2"
+        "--method", choices=LEARNING_RATES, nargs="+", default=tuple(LEARNING_RATES)
     )
     arguments = parser.parse_args()
     found = records.Records(arguments.output)
     if arguments.data_dir:
         cifar = data.load(arguments.data_dir)
         laboratory = cnn5_training.Laboratory(cifar, found, arguments.checkpoints)
-        part, whole = arguments.share
-        PLAN.run(laboratory.get, list(LEARNING_RATES)[part::whole])
+        for methods in OPTIMIZERS, [CONTROL]:
+            PLAN.run(laboratory.get, [x for x in methods if x in arguments.method])
     print(render(records.read(arguments.output)))
 
 
