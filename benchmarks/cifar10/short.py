@@ -1,6 +1,6 @@
 """CNN5 for 20 epochs: every optimizer at three epsilons, with a search of its own.
 
-    python -m benchmarks.cifar10.short --data-dir DIR [--method DP-AdamW] [--checkpoints DIR]
+    python -m benchmarks.cifar10.short --data-dir DIR [--method DP-Adam]
     python -m benchmarks.cifar10.short      # prints the tables
 
 The network, the batches, the clip norm and the views are those of `published`, the

@@ -8,13 +8,14 @@ at epsilon 3, scored on 3,000 training phrases that they do not see; the best is
 on all phrases, at every epsilon, and tested on GLUE's development set. A training of
 the whole model takes most of an hour, so LoRA and full fine-tuning are not searched:
 the learning rates of LoRA are the first ones of the search, which did best in short
-tries on these phrases, and those of full fine-tuning a twentieth. Their batches are
-those of 1,024 that did best in `batches`; large ones are a way of their own. Trainings of one seed
-have the same batches and, but for its level, the same noise, so that optimizers differ
-by themselves alone: each epsilon is of one training whose key nobody knows, not of all
-that are printed. All learning rates are in Adam's unit. A call makes what is not on
-record, and goes on where one was cut off; several calls, of a way each, may write to
-one record.
+tries on these phrases, and those of full fine-tuning a twentieth. Their batches are of
+1,024, which are enough in `batches`; larger ones are a way of their own.
+
+Trainings of one seed have the same batches and, but for its level, the same noise, so
+that optimizers differ by themselves alone: each epsilon is of one training whose key
+nobody knows, not of all that are printed. All learning rates are in Adam's unit. A call
+makes what is not on record, and goes on where one was cut off; several calls, of a way
+each, may write to one record.
 """
 
 import argparse
