@@ -20,6 +20,7 @@ import optax
 from dpadambc._core import validate
 from dpadambc.clipping import flat, rules
 from dpadambc.clipping.flat import NeighboringRelation
+from dpadambc.mechanisms import _draws
 from dpadambc.mechanisms._accounted import Accounted
 from dpadambc.mechanisms.batch import Batch
 from dpadambc.transforms.noise import add_dp_noise
@@ -169,12 +170,19 @@ class Mechanism(Accounted):
           A `Batch` of static size: see the function of `sampling` for this way of
           sampling.
 
+        Warns:
+          UserWarning: if this very key has drawn a batch before, or is a constant of
+            what is compiled, so that each call of it draws the same batch.
+
         Raises:
           TypeError: if `key` is not a typed key, or batches cannot be drawn one by one.
           ValueError: if the mechanism is for another number of examples.
         """
         self._check_size(num_examples)
-        return self._sample(key, num_examples)
+        batch = self._sample(key, num_examples)
+        if self._leaves_some_out(batch):
+            _draws.check_key(key, batch, stacklevel=2)
+        return batch
 
     def sample_step(
         self, run_key: jax.Array, step: int | jax.Array, *, num_examples: int
@@ -193,6 +201,10 @@ class Mechanism(Accounted):
 
         Returns:
           A `Batch` of static size.
+
+        Warns:
+          UserWarning: if this very key has drawn the batch of the step before, such as
+            in an epoch that counts from 0 again. A step on a device is not looked at.
 
         Raises:
           TypeError: if `run_key` is not a typed key, or the batches can only be drawn
@@ -215,12 +227,19 @@ class Mechanism(Accounted):
         """
         self._check_size(num_examples)
         self._check_step(step)
-        return self._sample_step(run_key, step, num_examples)
+        batch = self._sample_step(run_key, step, num_examples)
+        if self._leaves_some_out(batch):
+            _draws.check_step(run_key, step, batch, stacklevel=2)
+        return batch
+
+    def _leaves_some_out(self, batch: Batch) -> bool:
+        """Whether chance decides who takes part."""
+        return self.pads_batches or len(batch.indices) < batch.num_examples
 
     def _sample_step(
         self, run_key: jax.Array, step: int | jax.Array, num_examples: int
     ) -> Batch:
-        return self.sample(jax.random.fold_in(run_key, step), num_examples=num_examples)
+        return self._sample(jax.random.fold_in(run_key, step), num_examples)
 
     def _check_size(self, num_examples: int) -> None:
         known = self._known_size
@@ -232,10 +251,9 @@ class Mechanism(Accounted):
 
     def _check_step(self, step: int | jax.Array) -> None:
         """Raises for a step that nobody has accounted for, and for no step at all."""
-        is_number = jnp.ndim(step) == 0 and jnp.isdtype(
-            jnp.result_type(step), "integral"
-        )
         is_on_device = isinstance(step, jax.Array)  # to read it is to wait for it
+        seen = step if is_on_device else np.asarray(step)
+        is_number = seen.ndim == 0 and jnp.issubdtype(seen.dtype, jnp.integer)
         if not is_number or (not is_on_device and step < 0):
             raise ValueError(
                 "Expected step to be a whole number >= 0, counted over all epochs, got"

@@ -251,10 +251,8 @@ def test_mechanisms_draw_from_their_own_numbers():
         poisson.batches(rng(0), num_examples=N), host_poisson(steps=3), strict=True
     ):
         np.testing.assert_array_equal(mine.indices, plain.indices)
-    key = jax.random.key(0)
-    assert poisson.sample(key, num_examples=N).indices.shape == (
-        sampling.padded_sizes(N, Q)[2],
-    )
+    draw = lambda made, size: made.sample(jax.random.key(0), num_examples=size).indices
+    assert draw(poisson, N).shape == (sampling.padded_sizes(N, Q)[2],)
     truncated = dpadambc.TruncatedPoissonGaussian(
         sampling_prob=Q, truncated_batch_size=22, num_examples=N, **numbers
     )
@@ -265,12 +263,12 @@ def test_mechanisms_draw_from_their_own_numbers():
         assert [len(b.indices) for b in batches] == [size] * 3
         with pytest.raises(ValueError, match=f"Expected num_examples={N}, the size"):
             mechanism.batches(rng(0), num_examples=N + 1)
-    assert truncated.sample(key, num_examples=N).indices.shape == (22,)
-    assert fixed.sample(key, num_examples=N).indices.shape == (20,)
+    assert draw(truncated, N).shape == (22,)
+    assert draw(fixed, N).shape == (20,)
     with pytest.raises(ValueError, match=f"Expected num_examples={N}, the size"):
-        fixed.sample(key, num_examples=N - 1)
+        draw(fixed, N - 1)
     with pytest.raises(TypeError, match="deals all batches of an epoch from one"):
-        shuffled.sample(key, num_examples=N)
+        draw(shuffled, N)
 
 
 def test_opacus_expected_batch_size_is_not_truncated():

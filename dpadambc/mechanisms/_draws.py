@@ -1,0 +1,77 @@
+"""Which batches were drawn by hand in this process, to warn of one drawn twice.
+
+Epsilon is for batches that are drawn independently. The same one again, at every step
+or in every epoch, takes part without the chance of being left out.
+"""
+
+import warnings
+import weakref
+
+import jax
+from jax import core
+
+from dpadambc.mechanisms.batch import Batch
+
+# By the identity of a key: (step, number of examples). To read a key is to wait for the
+# device, so one that is made anew of its seed is not known.
+_DRAWN: dict[int, set[tuple[int | None, int]]] = {}
+
+
+def check_key(key: jax.Array, batch: Batch, *, stacklevel: int) -> None:
+    """Warns where a key draws a batch again, of itself or compiled into a program.
+
+    Args:
+      key: what the batch was drawn with.
+      batch: of as many examples, drawn the same way.
+      stacklevel: of the line to name, from here.
+    """
+    if isinstance(key, core.Tracer):
+        return
+    found = None
+    if isinstance(batch.indices, core.Tracer):
+        found = "a constant of what is compiled, which draws one batch in every call"
+    elif _is_known(key, None, batch.num_examples):
+        found = "one that has drawn a batch before, and draws the same again"
+    if found:
+        warnings.warn(
+            f"Expected a new key for each batch, got {found}. Epsilon is for batches"
+            " drawn independently. Call sample_step(run_key, step), or"
+            " sample(jax.random.fold_in(run_key, step)), with the key and the step as"
+            " arguments of what is compiled.",
+            stacklevel=stacklevel + 1,
+        )
+
+
+def check_step(
+    run_key: jax.Array, step: int | jax.Array, batch: Batch, *, stacklevel: int
+) -> None:
+    """Warns where a key draws the batch of a step again.
+
+    Args:
+      run_key: that of the run.
+      step: of the run; one on a device is not waited for.
+      batch: of as many examples, drawn the same way.
+      stacklevel: of the line to name, from here.
+    """
+    arrays = run_key, step, batch.indices
+    if any(isinstance(x, core.Tracer) for x in arrays) or isinstance(step, jax.Array):
+        return
+    if _is_known(run_key, int(step), batch.num_examples):
+        warnings.warn(
+            "Expected each step of a run once, counted over all epochs, got step"
+            f" {step} again with the same key, which draws the same batch. Epsilon is"
+            " for batches drawn independently. Go on counting, or draw a key for each"
+            " run, such as training.secret_key().",
+            stacklevel=stacklevel + 1,
+        )
+
+
+def _is_known(key: jax.Array, step: int | None, num_examples: int) -> bool:
+    """Whether the batch was drawn before; it is now."""
+    if id(key) not in _DRAWN:
+        _DRAWN[id(key)] = set()
+        weakref.finalize(key, _DRAWN.pop, id(key), None)
+    drawn = _DRAWN[id(key)]
+    is_known = (step, num_examples) in drawn
+    drawn.add((step, num_examples))
+    return is_known

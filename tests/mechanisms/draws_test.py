@@ -1,0 +1,140 @@
+"""One key draws a batch once (A21), where that can be seen without reading it."""
+
+import gc
+import warnings
+
+import jax
+import numpy as np
+import pytest
+
+import dpadambc
+from dpadambc.mechanisms import _draws
+from tests import common
+
+pytestmark = pytest.mark.guarantee
+
+N = 8
+POISSON = common.poisson_gaussian(sampling_prob=0.5, iterations=6)
+ALLOCATED = dpadambc.RandomAllocationGaussian(
+    l2_clip_norm=1.0,
+    noise_multiplier=1.0,
+    batches_per_epoch=3,
+    iterations=6,
+    normalize_by=2.0,
+)
+AGAIN = "Expected a new key for each batch, got one that has drawn"
+CONSTANT = "Expected a new key for each batch, got a constant"
+
+
+def draw(key, mechanism=POISSON, num_examples=N):
+    return mechanism.sample(key, num_examples=num_examples)
+
+
+def draw_step(key, step, mechanism=POISSON):
+    return mechanism.sample_step(key, step, num_examples=N)
+
+
+def test_a_key_that_draws_twice_is_warned_of():
+    key = jax.random.key(0)
+    first = draw(key)
+    with pytest.warns(UserWarning, match=AGAIN):
+        second = draw(key)
+    np.testing.assert_array_equal(first.indices, second.indices)
+
+
+def test_a_key_that_is_compiled_in_is_warned_of():
+    key = jax.random.key(0)
+    step = jax.jit(lambda x: x + draw(key).indices)
+    with pytest.warns(UserWarning, match=CONSTANT):
+        step(0)
+
+    def turn(carry, _):
+        return carry, draw(key).indices
+
+    with pytest.warns(UserWarning, match=CONSTANT):
+        _, drawn = jax.lax.scan(turn, 0, length=3)
+    assert (drawn == drawn[:1]).all()  # what it did
+
+
+@pytest.mark.parametrize("mechanism", [POISSON, ALLOCATED], ids=["Poisson", "epochs"])
+def test_steps_that_begin_anew_with_each_epoch_are_warned_of(mechanism):
+    key = jax.random.key(0)
+    epoch = [draw_step(key, step, mechanism) for step in range(3)]
+    with pytest.warns(UserWarning, match="Expected each step of a run once.*step 0"):
+        again = draw_step(key, np.int64(0), mechanism)
+    np.testing.assert_array_equal(epoch[0].indices, again.indices)
+
+
+def test_the_warning_names_the_line_of_the_caller():
+    key = jax.random.key(0)
+    for call in (lambda: draw(key), lambda: draw_step(key, 0)):
+        call()
+        with pytest.warns(UserWarning) as told:
+            call()
+        assert {warning.filename for warning in told} == {__file__}
+
+
+def test_a_run_is_not():
+    key = jax.random.key(0)
+    for step in range(6):
+        draw_step(key, step)
+        draw(jax.random.fold_in(key, step))
+    draw(key)
+    draw(key, num_examples=N + 1)  # of other data
+    in_turn = jax.jit(lambda key, step: draw_step(key, step).indices)
+    of_its_own = jax.jit(lambda key: draw(key).indices)
+    with_constant = jax.jit(lambda step: draw_step(key, step).indices)
+    for step in range(3):
+        in_turn(key, step)
+        of_its_own(jax.random.fold_in(key, step))
+        with_constant(step)
+    jax.vmap(of_its_own)(jax.random.split(key, 3))
+    jax.lax.scan(lambda _, i: (0, draw_step(key, i).indices), 0, np.arange(3))
+
+
+@pytest.mark.parametrize(
+    "full_batch",
+    [
+        common.poisson_gaussian(sampling_prob=1.0, iterations=6),
+        dpadambc.FixedSizeGaussian(
+            l2_clip_norm=1.0,
+            noise_multiplier=1.0,
+            batch_size=N,
+            num_examples=N,
+            iterations=6,
+            normalize_by=float(N),
+        ),
+    ],
+    ids=["Poisson", "fixed size"],
+)
+def test_where_all_take_part_there_is_nothing_to_draw(full_batch):
+    key = jax.random.key(0)
+    for _ in range(2):
+        draw(key, full_batch)
+        draw_step(key, 0, full_batch)
+
+
+def test_keys_that_are_gone_are_forgotten():
+    known = len(_draws._DRAWN)
+    key = jax.random.key(0)
+    draw(key)
+    assert len(_draws._DRAWN) == known + 1
+    del key
+    gc.collect()
+    assert len(_draws._DRAWN) <= known
+
+
+def test_what_one_batch_spends():
+    """Negative control: an epoch of 10 batches, ten times, has a tenth of the noise."""
+    numbers = dict(sampling_prob=0.01, iterations=100)
+    stated = common.poisson_gaussian(**numbers).epsilon(1e-5)
+    spent = common.poisson_gaussian(
+        **numbers | {"iterations": 10}, noise_multiplier=10**-0.5
+    ).epsilon(1e-5)
+    assert spent > 10 * stated
+
+
+def test_nothing_else_is_told():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        draw(jax.random.key(0))
