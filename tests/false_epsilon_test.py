@@ -1106,6 +1106,13 @@ def test_a14_what_they_did():
 # A15: terms of a graph, and the epsilon of examples.
 
 
+def of_nodes(max_terms):
+    numbers = {
+        f.name: getattr(MECHANISM, f.name) for f in dataclasses.fields(MECHANISM)
+    }
+    return dpadambc.graphs.PoissonGaussian(max_terms=max_terms, **numbers)
+
+
 def test_a15_subgraphs_are_refused_with_a_mechanism_of_examples():
     members = jnp.stack([jnp.arange(BATCH), jnp.zeros(BATCH, int)], 1)
     gathered = lambda w, i: square(w, dpadambc.graphs.gather(X, i).sum(0))
@@ -1113,12 +1120,8 @@ def test_a15_subgraphs_are_refused_with_a_mechanism_of_examples():
     for loss in (gathered, inside):
         with pytest.raises(ValueError, match="Expected a mechanism of nodes.*max_term"):
             fit(loss_fn=loss, data=(members,))
-    numbers = {
-        f.name: getattr(MECHANISM, f.name) for f in dataclasses.fields(MECHANISM)
-    }
-    of_nodes = dpadambc.graphs.PoissonGaussian(max_terms=BATCH, **numbers)
-    fit(loss_fn=gathered, data=(members,), mechanism=of_nodes)
-    assert of_nodes.sensitivity > 100 * MECHANISM.sensitivity
+    fit(loss_fn=gathered, data=(members,), mechanism=of_nodes(BATCH))
+    assert of_nodes(BATCH).sensitivity > 100 * MECHANISM.sensitivity
 
 
 def test_a15_a_node_in_more_terms_than_are_accounted_for_is_refused():
@@ -1128,10 +1131,6 @@ def test_a15_a_node_in_more_terms_than_are_accounted_for_is_refused():
     members = dpadambc.graphs.subgraphs(
         senders, receivers, roots, max_memberships=2, max_degree=8
     ).members
-    numbers = {
-        f.name: getattr(MECHANISM, f.name) for f in dataclasses.fields(MECHANISM)
-    }
-    of_nodes = lambda terms: dpadambc.graphs.PoissonGaussian(max_terms=terms, **numbers)
     gather = lambda w, i: square(w, dpadambc.graphs.gather(X, i).sum(0))
     data = {"members": jnp.asarray(members), "of": jnp.asarray(roots)}
     for loss in (gather, jax.checkpoint(gather), jax.jit(gather)):
@@ -1139,6 +1138,35 @@ def test_a15_a_node_in_more_terms_than_are_accounted_for_is_refused():
         with pytest.raises(ValueError, match="at most 2 terms.*got one in 3"):
             fit(loss_fn=of_one, data=data, mechanism=of_nodes(2))
         fit(loss_fn=of_one, data=data, mechanism=of_nodes(3))
+
+
+WITH_GAPS = jnp.stack([jnp.arange(BATCH), jnp.full(BATCH, -1)], 1)
+
+
+def test_a15_an_index_in_place_of_gather_is_warned_of():
+    indexed = lambda w, members: square(w, X[members].mean(0))
+    with pytest.warns(UserWarning, match=r"Expected graphs.gather.*the 3 that") as told:
+        fit(loss_fn=indexed, data=(WITH_GAPS,), mechanism=of_nodes(3))
+    assert {warning.filename for warning in told} == {__file__}
+    # Without gaps nothing is taken for one, and examples may count below 0.
+    fit(loss_fn=indexed, data=(abs(WITH_GAPS),), mechanism=of_nodes(BATCH))
+    fit(loss_fn=indexed, data=(WITH_GAPS,))
+    gathered = lambda w, i: square(w, dpadambc.graphs.gather(X, i).mean(0))
+    fit(loss_fn=gathered, data=(WITH_GAPS,), mechanism=of_nodes(3))
+
+
+def test_a15_what_an_index_did():
+    """Negative control: the last node is in all terms."""
+
+    def total(take, last):
+        features = X.at[-1].set(last)
+        loss = lambda w, i: linear(w, take(features, i).sum(0))
+        clipped = dpadambc.clipped_grad(loss, l2_clip_norm=C, normalize_by=B)
+        return clipped(PARAMS, WITH_GAPS[:-1])
+
+    moved = lambda take: distance(total(take, 1e3), total(take, -1e3))
+    assert moved(lambda features, i: features[i]) > 10 * C
+    assert moved(dpadambc.graphs.gather) == 0
 
 
 def test_a15_what_one_node_did():

@@ -137,6 +137,26 @@ def _check_terms(
             )
 
 
+def _warn_of_gaps(gathers: bool, data: Any, mechanism: Mechanism) -> None:
+    """Warns where -1 may have taken the last node of a graph for every gap."""
+    if gathers or not hasattr(mechanism, "max_terms") or _data.is_source(data):
+        return
+    has_gaps = lambda x: (
+        jnp.ndim(x) > 1
+        and jnp.issubdtype(jnp.result_type(x), jnp.integer)
+        and _is_here(x)
+        and np.min(np.asarray(x), initial=0) < 0
+    )
+    if any(map(has_gaps, jax.tree.leaves(data))):
+        warnings.warn(
+            "Expected graphs.gather(features, members) in the loss, got members with"
+            " -1 where there is none, and no gather. features[members] takes the last"
+            " node for each -1, so that it is in the terms of all roots with a gap, and"
+            f" not in the {mechanism.max_terms} that its epsilon is for.",
+            stacklevel=5,  # of the call of fit
+        )
+
+
 def warn_of_rows(shared: Any, data: Any) -> None:
     """Warns of rows of the data in what the loss of every example has, or an update."""
     arrays = jax.tree.leaves(shared)
@@ -170,7 +190,9 @@ def loss_of(
     first = 1 + len(shared)
     of_one = _batched.scalar_loss(step.loss_fn, has_aux=False)
     traced = jax.make_jaxpr(of_one)(*arguments)
-    _refuse_nodes(_subgraphs.gathers(traced.jaxpr), step.mechanism)
+    gathers = _subgraphs.gathers(traced.jaxpr)
+    _refuse_nodes(gathers, step.mechanism)
+    _warn_of_gaps(gathers, data, step.mechanism)
     num_shared = len(jax.tree.leaves((params, *shared)))
     _check_terms(traced, num_shared, data, step.mechanism)
     found = explanation.explain(
