@@ -76,7 +76,9 @@ def count(*, least: int = 0, **named: Any) -> None:
     """A whole number of at least `least`."""
     name, value = _single(named)
     if not isinstance(value, int | np.integer) or isinstance(value, bool):
-        raise TypeError(f"Expected {name} to be an int, got {value!r}.")
+        is_array = getattr(value, "shape", None) == () and hasattr(value, "astype")
+        what = f" Give int({name})." if is_array else ""
+        raise TypeError(f"Expected {name} to be an int, got {value!r}.{what}")
     if value < least:
         raise ValueError(f"Expected {name} >= {least}, got {name}={value}.")
 

@@ -203,7 +203,8 @@ def scalar_loss(loss_fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any
             raise ValueError(
                 "Expected loss_fn to return the loss of one example, a floating-point"
                 f" scalar, got {got}. It is called without the batch axis; a pair"
-                " (loss, aux) needs has_aux=True."
+                " (loss, aux) needs has_aux=True, where there is one; fit and Step take"
+                " the loss alone."
             )
         return output
 

@@ -3,7 +3,7 @@
 import jax
 import optax
 
-from dpadambc._core import key_uses, validate
+from dpadambc._core import key_uses, shard_map, validate
 from dpadambc.clipping import _untouched
 from dpadambc.gradients import _leaves
 from dpadambc.mechanisms import _check, _names, _seam
@@ -20,24 +20,31 @@ def _refuse_unmasked(gradients: optax.Updates, mechanism: Mechanism) -> None:
             " padded, and without the mask padding would be summed as if it were data,"
             " got none. Give batch.is_padding_example to the gradient function, or to"
             " update(..., is_padding_example=...); a wrapper that does not pass it on"
-            " loses it. If nothing is padded, it is all False."
+            " loses it. If nothing is padded, it is all False; if it never is, since"
+            " batches have one size, they are not drawn as this mechanism says: those"
+            " of a loader that shuffles are of a ShuffledGaussian."
         )
 
 
-def _refuse_large(gradients: optax.Updates, mechanism: Mechanism) -> None:
-    """Raises for more examples than a step draws, none of which is said to be padding.
+def _refuse_other_sizes(gradients: optax.Updates, mechanism: Mechanism) -> None:
+    """Raises for a batch that no step draws, where none is said to be padding.
 
-    In a batch of twice the size each takes part with twice the probability.
+    In a batch of twice the size each takes part with twice the probability. A smaller
+    one is the last of an epoch: that epoch was dealt out, and no step was drawn alone.
     """
-    largest, leaves = mechanism._largest_batch, _leaves.flatten(gradients)
-    if largest is None or not leaves or leaves[0].is_masked:
+    drawn, leaves = mechanism._largest_batch, _leaves.flatten(gradients)
+    if drawn is None or not leaves or leaves[0].is_masked:
         return
-    if leaves[0].batch_size > largest:
+    may_be_smaller = mechanism.pads_batches or shard_map.all_axes()  # of one device
+    found = leaves[0].batch_size
+    if found > drawn or (found < drawn and not may_be_smaller):
         raise ValueError(
-            f"Expected at most {largest} examples, as many as a step of this"
-            f" {type(mechanism).__name__} draws, got {leaves[0].batch_size}: its"
-            " epsilon would not hold. Make the mechanism with the batch_size of your"
-            " batches. If some rows are padding, say which by is_padding_example."
+            f"Expected {drawn} examples, as many as each step of this"
+            f" {type(mechanism).__name__} draws, got {found}: its epsilon would not"
+            " hold. Make the mechanism with the batch_size of your batches; if they are"
+            " dealt out epoch by epoch, so that the last is smaller, use a"
+            " ShuffledGaussian. If some rows are padding, say which by"
+            " is_padding_example."
         )
 
 
@@ -169,7 +176,7 @@ def privatize(
             **extra_args,
         )
         if is_padding_example is None:
-            _refuse_large(updates, mechanism)
+            _refuse_other_sizes(updates, mechanism)
             if mechanism.pads_batches:
                 _refuse_unmasked(updates, mechanism)
         return noise.update(summed, state, params)

@@ -66,7 +66,7 @@ def optimizer_of(
             " a loop of your own."
         )
     try:
-        return _correction.check(optimizer, state, params, mechanism)
+        program = _correction.check(optimizer, state, params, mechanism)
     except TypeError as error:
         if "keyword-only argument" not in str(error):
             raise
@@ -74,6 +74,22 @@ def optimizer_of(
             "Expected an optimizer of the private gradient and the parameters alone:"
             f" {error}. Losses are not private, and fit gives it none."
         ) from error
+    _refuse_other_shapes(program, params)
+    return program
+
+
+def _refuse_other_shapes(update: jex.ClosedJaxpr, params: optax.Params) -> None:
+    """Raises for updates that would be broadcast to the parameters."""
+    expected = [x.shape for x in jax.tree.leaves(params)]
+    found = [x.shape for x in update.out_avals[: len(expected)]]
+    if found != expected:
+        apart = next(p for p in zip(expected, found, strict=False) if p[0] != p[1])
+        raise ValueError(
+            "Expected an optimizer whose updates have the shapes of the parameters,"
+            f" such as {apart[0]}, got {apart[1]}. One that takes the gradients of"
+            " single examples, such as optax.contrib.dpsgd, sums over their first axis:"
+            " fit clips and sums them itself."
+        )
 
 
 def _noted(fun: Callable[..., Any], call: str) -> Callable[..., Any]:

@@ -72,7 +72,8 @@ def num_examples(data: Any) -> int:
     if len(sizes) != 1 or () in sizes:
         raise ValueError(
             "Expected arrays with the examples along axis 0, all of one length, got"
-            f" shapes {[jnp.shape(leaf) for leaf in jax.tree.leaves(data)]}."
+            f" shapes {list(dict.fromkeys(map(jnp.shape, jax.tree.leaves(data))))[:9]}."
+            " Make arrays of lists, with np.asarray."
         )
     return _countable(*sizes.pop())
 

@@ -5,6 +5,7 @@ import secrets
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import core
 from jax.experimental import multihost_utils
 
 # Of the keys that this process has drawn from entropy: nobody means one of them.
@@ -28,6 +29,12 @@ def secret_key() -> jax.Array:
       >>> bool((training.secret_key() != training.secret_key()).all())
       True
     """
+    if isinstance(jnp.zeros(()), core.Tracer):
+        raise TypeError(
+            "Expected secret_key outside jax.jit and other transformations, got a call"
+            " inside, where it is one constant for all calls of what is compiled. Draw"
+            " the key before, and give it as an argument."
+        )
     words = [secrets.randbits(32) for _ in range(2)]
     key = jax.random.wrap_key_data(jnp.array(words, jnp.uint32), impl="threefry2x32")
     key = the_same_everywhere(key)

@@ -61,8 +61,9 @@ class Step:
         added to every coordinate of the sum before the optimizer sees it. Parameters,
         the optimizer's state and the average are functions of what is noised alone.
       * The state is `init_state`'s, which has the keys; no step uses a key of another.
-      * Epsilon is `mechanism.epsilon(delta, iterations=state.step)` if each batch was
-        drawn as the mechanism says, `draw_batch` for one, and no state was used twice.
+      * Epsilon is `mechanism.epsilon(delta, iterations=int(state.step))` if each batch
+        was drawn as the mechanism says, `draw_batch` for one, and no state was used
+        twice.
       * Under `jax.vmap` over states, each from a key of its own, every row is a
         separate run with its own batches and noise, and costs that epsilon. k runs of T
         steps on the same data cost `accounting.compose(k * [(mechanism, T)])`: where an

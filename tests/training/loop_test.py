@@ -582,3 +582,24 @@ def test_parameters_that_cannot_be_trained_are_refused(leaf):
     """Keys come with the dropout of an nnx module, functions with Equinox modules."""
     with pytest.raises(TypeError, match="parameters.* got .* at params"):
         fit(params={"w": jnp.zeros(3), "other": leaf})
+
+
+def test_an_optimizer_whose_updates_would_be_broadcast_is_refused():
+    """`optax.contrib.dpsgd` takes the first axis of a parameter for the examples."""
+    summed = optax.stateless(lambda grads, _: jax.tree.map(lambda x: x.sum(0), grads))
+    column = lambda w, x, y: loss_fn(w[:, 0], x, y)
+    with pytest.raises(ValueError, match=r"of the parameters.*\(3, 1\), got \(1,\)"):
+        fit(column, jnp.zeros((3, 1)), optimizer=summed)
+    fit(column, jnp.zeros((3, 1)), optimizer=optax.sgd(0.1))
+
+
+def test_lists_are_refused_in_a_few_words():
+    with pytest.raises(ValueError, match="Make arrays of lists") as found:
+        fit(data=(X.tolist(), Y.tolist()))
+    assert len(str(found.value)) < 300
+
+
+def test_a_secret_key_is_drawn_outside_of_what_is_compiled():
+    """Inside it would be one key for all calls."""
+    with pytest.raises(TypeError, match="Expected secret_key outside jax.jit"):
+        jax.jit(lambda: jax.random.normal(training.secret_key()))()
