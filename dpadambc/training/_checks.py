@@ -155,7 +155,8 @@ def _check_terms(
 
 def _warn_of_gaps(gathers: bool, data: Any, mechanism: Mechanism) -> None:
     """Warns where -1 may have taken the last node of a graph for every gap."""
-    if gathers or not hasattr(mechanism, "max_terms") or _data.is_source(data):
+    max_terms = getattr(mechanism, "max_terms", None)
+    if gathers or max_terms is None or _data.is_source(data):
         return
     has_gaps = lambda x: (
         jnp.ndim(x) > 1
@@ -168,7 +169,7 @@ def _warn_of_gaps(gathers: bool, data: Any, mechanism: Mechanism) -> None:
             "Expected graphs.gather(features, members) in the loss, got members with"
             " -1 where there is none, and no gather. features[members] takes the last"
             " node for each -1, so that it is in the terms of all roots with a gap, and"
-            f" not in the {mechanism.max_terms} that its epsilon is for.",
+            f" not in the {max_terms} that its epsilon is for.",
             stacklevel=5,  # of the call of fit
         )
 

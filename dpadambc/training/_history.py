@@ -4,6 +4,7 @@ import contextlib
 import json
 import pathlib
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -117,6 +118,18 @@ def _read(path: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def _named(found: Any) -> dict[str, float]:
-    """What an `eval_fn` returned, by name."""
+    """What an `eval_fn` returned, by name; nothing of what are no numbers.
+
+    They are no error: a run that is lost at its end has spent its epsilon.
+    """
     several = found if isinstance(found, Mapping) else {"eval": found}
-    return {str(name): float(value) for name, value in several.items()}
+    try:
+        return {str(name): float(value) for name, value in several.items()}
+    except (TypeError, ValueError):
+        what = jax.tree.map(lambda x: getattr(x, "shape", type(x).__name__), several)
+        warnings.warn(
+            "Expected eval_fn to return a number, or several by name, got"
+            f" {what}, which the history leaves out.",
+            stacklevel=2,
+        )
+        return {}

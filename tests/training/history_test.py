@@ -81,6 +81,15 @@ def test_a_number_is_an_evaluation_too():
     assert fit(eval_fn=error).history[0]["eval"] > 0
 
 
+@pytest.mark.parametrize("found", [jnp.zeros(3), {"a": 1.0, "b": "text"}, None])
+def test_an_evaluation_that_is_no_number_does_not_end_a_run(found):
+    """It has spent its epsilon."""
+    with pytest.warns(UserWarning, match="Expected eval_fn to return a number"):
+        result = fit(eval_fn=lambda _: found)
+    assert result.iterations == 20
+    assert not result.history[0].keys() & {"eval", "a", "b"}
+
+
 def test_records_are_written_as_lines_and_go_on_where_the_run_does(tmp_path):
     class Killed(Exception):
         pass
