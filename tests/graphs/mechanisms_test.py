@@ -157,7 +157,7 @@ def test_the_optimizers_take_the_mechanism_unchanged():
     import jax
     import jax.numpy as jnp
 
-    mechanism = published(50)
+    mechanism = published(50, batch_size=4, num_examples=10)
     tx = dpadambc.dp_adam_bc(1e-3, mechanism, key=jax.random.key(0))
     params = {"w": jnp.zeros((3, 2))}
     grad_fn = dpadambc.per_example_grad(lambda p, x: (x @ p["w"]).sum())

@@ -219,7 +219,7 @@ def test_so_must_one_whose_loss_or_optimizer_closes_over_it():
     with pytest.raises(ValueError, match=told):
         fit(loss_fn=closes_over)
     assert fit(loss_fn=closes_over, spent=result).epsilon > result.epsilon
-    tree = lambda g, params: jax.tree.map(lambda g, w: g + (w - body), g, params)
+    tree = lambda g, params: g | {"w": g["w"] + (params["w"] - body)}
     towards = optax.stateless(tree)
     with pytest.raises(ValueError, match=told):
         fit(optimizer=optax.chain(towards, optax.sgd(0.1)))
