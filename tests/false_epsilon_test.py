@@ -1042,6 +1042,21 @@ def test_a12_what_a_larger_batch_spends():
     assert given.epsilon(1e-5) > 2.5 * stated.epsilon(1e-5)
 
 
+def test_a12_what_the_epochs_of_a_loader_spend():
+    """Negative control: 64 of 600 in each batch but the last of an epoch, with 24."""
+    numbers = dict(
+        l2_clip_norm=C,
+        noise_multiplier=2.0,
+        batch_size=64,
+        num_examples=600,
+        iterations=20,
+        normalize_by=64.0,
+    )
+    stated = dpadambc.FixedSizeGaussian(**numbers).epsilon(1e-5)
+    spent = dpadambc.ShuffledGaussian(**numbers).epsilon(1e-5)
+    assert (round(stated, 1), round(spent, 1)) == (1.2, 2.9)
+
+
 # A13: noise for a part of the parameters.
 
 

@@ -83,7 +83,8 @@ def _refuse_other_shapes(update: jex.ClosedJaxpr, params: optax.Params) -> None:
     expected = [x.shape for x in jax.tree.leaves(params)]
     found = [x.shape for x in update.out_avals[: len(expected)]]
     if found != expected:
-        apart = next(p for p in zip(expected, found, strict=False) if p[0] != p[1])
+        pairs = zip(expected, found, strict=False)
+        apart = next((p for p in pairs if p[0] != p[1]), (expected, found))
         raise ValueError(
             "Expected an optimizer whose updates have the shapes of the parameters,"
             f" such as {apart[0]}, got {apart[1]}. One that takes the gradients of"
