@@ -495,6 +495,24 @@ def test_scanned_steps_on_a_mesh_are_those_of_one_device(name, kind):
     assert_close(carry, on_one_device(name, dtype), dtype)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [slow_unless(name == "dp_adamw_bc", name) for name in LEADING]
+    + [
+        common.thorough(name)
+        for name in ROWS
+        # Whose loop over earlier draws JAX compiles anew.
+        if name not in LEADING | {"transforms.add_correlated_noise"}
+    ],
+)
+def test_steps_that_are_not_jitted_compile_once(name):
+    """As a beginner calls them: what compiles in each would take a second of it."""
+    tx = whole(name)
+    batches = [batch_of(i) for i in range(4)]
+    counts, _ = compilations(stepper(tx), start(tx, params_of()), batches)
+    assert counts[2:] == [0, 0], counts
+
+
 def test_the_count_sees_what_compiles_again():
     """The negative control: the batch grows."""
     tx = whole("dp_sgd")

@@ -147,12 +147,12 @@ def _groups(sizes: Sequence[int]) -> list[list[int]]:
     return groups
 
 
-def _written_out(keys: jax.Array, shapes: Sequence[Shape]) -> list[jax.Array]:
+def _written_out(
+    keys: jax.Array, shapes: Sequence[Shape], is_split: bool
+) -> list[jax.Array]:
     """Standard normal numbers of each key, in as few draws as memory allows."""
     sizes = [math.prod(shape) for shape in shapes]
     # On a mesh each is split along its own axes, which only a draw of its own can be.
-    told = _IS_SPLIT.get()
-    is_split = not jax.sharding.get_abstract_mesh().empty if told is None else told
     found = []
     groups = [[i] for i in range(len(sizes))] if is_split else _groups(sizes)
     for group in filter(None, groups):
@@ -183,6 +183,16 @@ def normals(keys: jax.Array, likes: Sequence[Like]) -> list[jax.Array]:
       keys: shape (n,).
       likes: the shapes and dtypes of n arrays.
     """
+    told = _IS_SPLIT.get()
+    is_split = not jax.sharding.get_abstract_mesh().empty if told is None else told
+    return _normals(keys, tuple(Like(x.shape, x.dtype) for x in likes), is_split)
+
+
+# Jitted for those who draw in a step that is not, where JAX would compile it each time.
+@functools.partial(jax.jit, static_argnames=("likes", "is_split"), inline=True)
+def _normals(
+    keys: jax.Array, likes: tuple[Like, ...], is_split: bool
+) -> list[jax.Array]:
     of_jax = lambda key, like: jax.random.normal(key, like.shape, like.dtype)
 
     def all_of_jax(keys):
@@ -192,7 +202,7 @@ def normals(keys: jax.Array, likes: Sequence[Like]) -> list[jax.Array]:
         # One word counts the numbers of a key.
         known = [x.dtype == jnp.float32 and x.size < 2**32 for x in likes]
         shapes = [x.shape for x, is_known in zip(likes, known, strict=True) if is_known]
-        ours = _written_out(keys[np.flatnonzero(known)], shapes)
+        ours = _written_out(keys[np.flatnonzero(known)], shapes, is_split)
         return [
             ours.pop(0) if is_known else of_jax(key, like)
             for is_known, key, like in zip(known, keys, likes, strict=True)

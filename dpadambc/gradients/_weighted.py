@@ -46,6 +46,19 @@ def _rows(values: jax.Array, x: jax.Array) -> jax.Array:
     return values.reshape((-1,) + (1,) * (x.ndim - 1))
 
 
+# Functions of the module, so that JAX compiles the loop once where it is not jitted.
+_Blanking = tuple[jax.Array, jax.Array, list[jax.Array]]  # skip, keep and the arrays
+
+
+def _is_left(state: _Blanking) -> jax.Array:
+    return ~state[0]
+
+
+def _blanked(state: _Blanking) -> _Blanking:
+    skip, keep, arrays = state
+    return ~skip, keep, [jnp.where(_rows(keep, x), x, 0) for x in arrays]
+
+
 def _blanked_unless(
     skip: jax.Array, gradients: Sequence[Gradient], keep: jax.Array
 ) -> list[Gradient]:
@@ -55,13 +68,7 @@ def _blanked_unless(
     a second copy of all that the gradients hold, made or not.
     """
     distinct = {id(x): x for grad in gradients for x in grad.unscaled()}
-    _, clean = jax.lax.while_loop(
-        lambda state: ~state[0],
-        lambda state: (
-            ~state[0],
-            [jnp.where(_rows(keep, x), x, 0) for x in state[1]],
-        ),
-        (skip, list(distinct.values())),
-    )
+    start = skip, keep, list(distinct.values())
+    _, _, clean = jax.lax.while_loop(_is_left, _blanked, start)
     by_id = dict(zip(distinct, clean, strict=True))
     return jax.tree.map(lambda x: by_id.get(id(x), x), list(gradients))

@@ -36,7 +36,7 @@ from dpadambc.theory._decay import Number, settled
 
 def _relative_spread(decay: Number, count: Number) -> jax.Array:
     """Standard deviation of an average of `count` uncorrelated numbers, over theirs."""
-    faded = jnp.power(decay, count)
+    faded = jnp.power(decay, count * 1.0)  # JAX compiles each power that is an integer
     return jnp.sqrt((1 - decay) / (1 + decay) * (1 + faded) / settled(decay, count))
 
 

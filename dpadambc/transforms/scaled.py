@@ -183,7 +183,7 @@ def scale_then_privatize(
     def update_fn(updates, state, params=None, **extra_args):
         _untouched.leaves_of(updates, params)
         # In the first step nu is zero, over any number.
-        correction = 1 - decay ** jnp.maximum(state.count, 1)
+        correction = 1 - decay ** jnp.maximum(state.count, 1.0)
         is_moment = lambda x: isinstance(x, _leaves.OuterProduct)
 
         def divisor(nu):
