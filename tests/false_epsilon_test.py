@@ -1302,3 +1302,32 @@ def test_a17_what_one_key_did():
     chex.assert_trees_all_close(
         noised[1] - noised[0], jnp.stack([2 * CLIPPED] * 2), atol=1e-5
     )
+
+
+# A22: a sum divided by what tells of the batch.
+
+
+@pytest.mark.parametrize("jit", [lambda f: f, jax.jit])
+def test_a22_a_sum_divided_by_the_size_of_its_batch_is_refused(jit):
+    for make in dpadambc.clipped_grad, dpadambc.clipped_value_and_grad:
+
+        def step(mask, make=make):
+            fun = make(linear, l2_clip_norm=C, normalize_by=jnp.sum(~mask))
+            return fun(PARAMS, X, is_padding_example=mask)
+
+        with pytest.raises(TypeError, match="Expected normalize_by to be a number of"):
+            jit(step)(NO_PADDING)
+
+
+def test_a22_what_it_did():
+    """Negative control: one example moved B times what is said of a sum over B."""
+    pair = jnp.stack([X[0], -X[0]]) * 100  # clipped, they are opposite
+
+    def divided_by_size(x):
+        fun = dpadambc.clipped_grad(linear, l2_clip_norm=C, normalize_by=float(len(x)))
+        return fun(PARAMS, x)
+
+    moved = distance(divided_by_size(pair), divided_by_size(pair[:1]))
+    stated = dpadambc.clipped_grad(linear, l2_clip_norm=C, normalize_by=float(BATCH))
+    bound = stated.sensitivity(dpadambc.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    assert moved == pytest.approx(BATCH * bound, rel=1e-5)

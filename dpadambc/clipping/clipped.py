@@ -132,7 +132,7 @@ def clipped_value_and_grad(
       argnums: which positional arguments to differentiate.
       has_aux: whether `fun` returns `(loss, aux)`.
       l2_clip_norm: see `clip_per_example`.
-      normalize_by: see `clip_per_example`.
+      normalize_by: see `clipped_grad`.
       microbatch_size: how many examples are in memory at once; all by default.
       batch_argnums: which positional arguments are batches; by default all others.
       prng_argnum: which positional argument is a PRNG key, if any.
@@ -160,6 +160,7 @@ def clipped_value_and_grad(
       >>> print(values, f"{gradient:.3f}")
       [0.5 3. ] 0.750
     """
+    _refuse_array(normalize_by)
     clip = flat.clip_per_example(
         l2_clip_norm, normalize_by=normalize_by, clip_rule=clip_rule
     )
@@ -173,6 +174,17 @@ def clipped_value_and_grad(
         skip_padding=skip_padding,
     )
     return ClippedGrad(value_and_grad_fn, l2_clip_norm, normalize_by)
+
+
+def _refuse_array(normalize_by: float) -> None:
+    """Raises for what may be of a batch, such as the sum of its mask."""
+    if isinstance(normalize_by, jax.Array):
+        raise TypeError(
+            "Expected normalize_by to be a number of Python, fixed before a batch is"
+            f" drawn, got an array, {normalize_by!r}. Divided by what tells of the"
+            " batch, such as its size, the sum has no bound on its sensitivity. If the"
+            " array is public, give float(normalize_by)."
+        )
 
 
 def _value_and_clipped(
@@ -272,7 +284,8 @@ def clipped_grad(
       argnums: which positional arguments to differentiate.
       has_aux: whether `fun` returns `(loss, aux)`.
       l2_clip_norm: C, the bound on one example's gradient norm.
-      normalize_by: B, the public number that the sum is divided by.
+      normalize_by: B, the public number that the sum is divided by: no array, which
+        may be of the batch, such as its size.
       microbatch_size: how many examples are in memory at once; all by default. It
         changes the result by rounding only, and need not divide the batch size. (With a
         key of JAX's kinds `rbg`, dropout depends on it too.)
@@ -296,7 +309,7 @@ def clipped_grad(
 
     Raises:
       ValueError: as `per_example_value_and_grad` and `clip_per_example`.
-      TypeError: as `per_example_value_and_grad` and `clip_per_example`.
+      TypeError: as these, and if `normalize_by` is an array.
 
     Example:
       >>> import jax.numpy as jnp
