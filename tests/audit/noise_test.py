@@ -50,7 +50,8 @@ def test_the_noise_is_the_mechanisms(z):
 
 
 @pytest.mark.parametrize(
-    "impl", [common.slow("threefry2x32"), common.slow("rbg"), common.slow("unsafe_rbg")]
+    "impl",
+    [common.slow("threefry2x32"), common.slow("rbg"), common.thorough("unsafe_rbg")],
 )
 def test_any_kind_of_key_will_do(impl):
     seed = lambda key: jax.random.key_data(key)[0]

@@ -226,7 +226,7 @@ def test_noise_that_is_taken_out_again_is_found():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("factor", [1.0, 0.5])
+@pytest.mark.parametrize("factor", [common.thorough(1.0), 0.5])
 def test_each_parameter_is_compared_with_its_own_noise(factor):
     """Ten and more of them: the order of a program is not that of its sorted paths."""
     names = [f"p{number}" for number in range(12)]

@@ -106,11 +106,8 @@ MECHANISMS = {
 
 
 # One for each form of state, and for each way to sample and to add noise.
-SLOW = ("muon", "schedule_free", "multi_steps", "injected", "if_finite", "rounded")
-SLOW_MECHANISMS = (
-    *("poisson, replace one", "truncated", "shuffled", "random allocation"),
-    *("scheduled", "nodes"),
-)
+SLOW = ("muon", "multi_steps", "injected")
+SLOW_MECHANISMS = (*("truncated", "random allocation", "scheduled", "nodes"),)
 
 
 def loss_fn(params, x, y):

@@ -25,6 +25,8 @@ THOROUGH = {
     *("fit_with_a_linen_model", "fit_with_an_equinox_model", "fit_with_fixed_size"),
     *("fit_with_truncated_batches", "chain_with_rounding", "chain_with_dp_sgd"),
     *("chain_with_dp_adam", "by_hand_in_four_parts", "by_hand_on_the_sum"),
+    *("fit_with_an_nnx_model", "fit_in_microbatches", "chain_with_dp2_rmsprop"),
+    *("chain_for_replacement", "by_hand_with_more_noise_afterwards"),
 }
 
 

@@ -254,7 +254,7 @@ def test_the_best_of_all_trials_is_trained_with_all_seeds():
 
     methods = list(short.LEARNING_RATES)
     trials = list(short.PLAN.trials(methods))
-    assert len(trials) == 18 and {seed for _, seed, _ in trials} == {1_000}
+    assert len(trials) == 24 and {seed for _, seed, _ in trials} == {1_000}
     assert [x.method for x, *_ in trials[:6]] == methods
     results = list(short.PLAN.results(get, methods))
     assert {split for *_, split in asked} == {"validation"}

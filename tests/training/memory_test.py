@@ -98,7 +98,7 @@ def step_bytes(microbatch_size, data=(DATA,)):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "data", [common.slow((DATA,)), Source()], ids=["arrays", "source"]
+    "data", [common.thorough((DATA,)), Source()], ids=["arrays", "source"]
 )
 def test_a_run_takes_as_many_examples_at_a_time_as_fit(
     data, state_memory, microbatches

@@ -406,7 +406,8 @@ def test_clipping_under_a_jit_of_ones_own():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("devices", "options"), [(None, {"microbatch_size": 16}), (2, {}), (4, {})]
+    ("devices", "options"),
+    [(None, {"microbatch_size": 16}), common.thorough(2, {}), (4, {})],
 )
 def test_a_run_goes_on_with_another_number_of_devices(tmp_path, devices, options):
     """On one device, microbatches of padding alone are left out besides."""
