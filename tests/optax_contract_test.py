@@ -497,7 +497,7 @@ def test_scanned_steps_on_a_mesh_are_those_of_one_device(name, kind):
 
 @pytest.mark.parametrize(
     "name",
-    [slow_unless(name == "dp_adamw_bc", name) for name in LEADING]
+    [slow_unless(name == "dp_adamw_bc", name) for name in sorted(LEADING)]
     + [
         common.thorough(name)
         for name in ROWS
