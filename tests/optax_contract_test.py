@@ -506,7 +506,7 @@ def test_scanned_steps_on_a_mesh_are_those_of_one_device(name, kind):
     ],
 )
 def test_steps_that_are_not_jitted_compile_once(name):
-    """As a beginner calls them: what compiles in each would take a second of it."""
+    """As a beginner calls them; the control is below."""
     tx = whole(name)
     batches = [batch_of(i) for i in range(4)]
     counts, _ = compilations(stepper(tx), start(tx, params_of()), batches)

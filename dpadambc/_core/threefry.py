@@ -152,8 +152,8 @@ def _written_out(
 ) -> list[jax.Array]:
     """Standard normal numbers of each key, in as few draws as memory allows."""
     sizes = [math.prod(shape) for shape in shapes]
-    # On a mesh each is split along its own axes, which only a draw of its own can be.
     found = []
+    # On a mesh each is split along its own axes, which only a draw of its own can be.
     groups = [[i] for i in range(len(sizes))] if is_split else _groups(sizes)
     for group in filter(None, groups):
         first = keys[group[0]]

@@ -106,8 +106,11 @@ MECHANISMS = {
 
 
 # One for each form of state, and for each way to sample and to add noise.
-SLOW = ("muon", "multi_steps", "injected")
-SLOW_MECHANISMS = (*("truncated", "random allocation", "scheduled", "nodes"),)
+SLOW = ("muon", "schedule_free", "multi_steps", "injected", "if_finite", "rounded")
+SLOW_MECHANISMS = (
+    *("poisson, replace one", "truncated", "shuffled", "random allocation"),
+    *("scheduled", "nodes"),
+)
 
 
 def loss_fn(params, x, y):
