@@ -7,6 +7,10 @@ PYTEST_ARGS ?=
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal -q $(PYTEST_ARGS)
 
+# Python keeps the modules that it compiled, also where the shell says not to: many
+# processes import the same ones. So pip need not compile those that nobody imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo quick test test-slow test-experiments test-all \
 	test-thorough check speed notebooks docs release-check \
 	clean
@@ -64,7 +68,7 @@ release-check:
 # The marker file of an extra is newer than pyproject.toml once it is installed.
 $(VENV)/%: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile \
 		$(if $(CONSTRAINTS),--constraint $(CONSTRAINTS)) --editable '.[$*]'
 	touch $@
 
