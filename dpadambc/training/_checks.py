@@ -18,7 +18,7 @@ from dpadambc.clipping import explanation
 from dpadambc.gradients import _batched
 from dpadambc.graphs import _subgraphs
 from dpadambc.mechanisms.base import Mechanism
-from dpadambc.training import _correction, _data, scores
+from dpadambc.training import _correction, _data
 from dpadambc.training.step import Seen, Step
 from dpadambc.transforms.noise import AddDPNoiseState
 
@@ -129,10 +129,6 @@ def _refuse_nodes(gathers: bool, mechanism: Mechanism) -> None:
         )
 
 
-def _is_here(x: Any) -> bool:
-    return getattr(x, "is_fully_addressable", True)
-
-
 def _check_terms(
     traced: jex.ClosedJaxpr, num_shared: int, data: Any, mechanism: Mechanism
 ) -> None:
@@ -141,7 +137,7 @@ def _check_terms(
     own = dict(enumerate(leaves, start=num_shared))
     allowed = getattr(mechanism, "max_terms", math.inf)
     for members in map(own.get, _subgraphs.members_of(traced.jaxpr)):
-        if members is None or not _is_here(members):
+        if members is None or not _data.is_here(members):
             continue
         most = _subgraphs.most_terms(np.asarray(members))
         if most > allowed:
@@ -162,7 +158,7 @@ def _warn_of_gaps(gathers: bool, data: Any, mechanism: Mechanism) -> None:
     has_gaps = lambda x: (
         jnp.ndim(x) > 1
         and jnp.issubdtype(jnp.result_type(x), jnp.integer)
-        and _is_here(x)
+        and _data.is_here(x)
         and np.min(np.asarray(x), initial=0) < 0
     )
     if any(map(has_gaps, jax.tree.leaves(data))):
@@ -172,25 +168,6 @@ def _warn_of_gaps(gathers: bool, data: Any, mechanism: Mechanism) -> None:
             " node for each -1, so that it is in the terms of all roots with a gap, and"
             f" not in the {max_terms} that its epsilon is for.",
             stacklevel=5,  # of the call of fit
-        )
-
-
-def warn_of_rows(shared: Any, data: Any) -> None:
-    """Warns of rows of the data in what the loss of every example has, or an update."""
-    arrays = jax.tree.leaves(shared)
-    if _data.is_source(data) or not all(map(_is_here, jax.tree.leaves((arrays, data)))):
-        return
-    # So few numbers may be anybody's.
-    long = [x for x in arrays if np.prod(jnp.shape(x)[1:]) > 1]
-    found = scores._num_common(long, data)
-    if found:
-        warnings.warn(
-            f"The loss of every example, or the optimizer, has {found} rows of the data"
-            " in it, closed over or frozen: one person's row would change the gradients"
-            " of all, or the update, which the noise is not for. Epsilon holds only if"
-            " the loss of an example is of that example, and of what is public, alone,"
-            " and the optimizer's update of the private gradient.",
-            stacklevel=4,  # of the call of fit
         )
 
 

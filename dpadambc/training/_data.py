@@ -36,6 +36,11 @@ def is_source(data: Any) -> bool:
     return isinstance(data, Source) and not isinstance(data, containers)
 
 
+def is_here(x: Any) -> bool:
+    """Whether this process can read all numbers of an array."""
+    return getattr(x, "is_fully_addressable", True)
+
+
 def arguments(examples: Any) -> tuple[Any, ...]:
     """What the loss is called with: a dictionary is one argument."""
     return examples if isinstance(examples, tuple) else (examples,)

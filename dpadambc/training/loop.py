@@ -19,6 +19,7 @@ from dpadambc.training import (
     _fingerprint,
     _keys,
     _memory,
+    _rows,
     budget,
 )
 from dpadambc.training._account import Account, Spent, earlier
@@ -81,7 +82,7 @@ def _built(
         update = _checks.optimizer_of(step.optimizer, params, step.mechanism)
         loss = _checks.loss_of(step, params, frozen, data)
         closed_over = [x for fun in (loss, update) for x in _fingerprint.constants(fun)]
-        _checks.warn_of_rows((closed_over, frozen), data)
+        _rows.warn_of_shared((closed_over, frozen), data)
         key = _keys.the_same_everywhere(key)
         params, frozen = map(shardings.device_put, (params, frozen))
         name = keys.name_of(key)

@@ -5,9 +5,8 @@ epsilon of a trial covers it: hence two classes, and no third.
 """
 
 import dataclasses
-import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import dp_accounting
@@ -21,7 +20,7 @@ from dpadambc.mechanisms._selection import Events
 from dpadambc.mechanisms.accounting import Spending
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.mechanisms.poisson import PoissonGaussian
-from dpadambc.training import _data, _fingerprint
+from dpadambc.training import _data, _fingerprint, _rows
 
 # How many examples are scored at once.
 _AT_ONCE = 256
@@ -79,7 +78,7 @@ class PublicScore:
         """Raises where a row is among the training data; for `search`."""
         del mechanism
         ours = [*jax.tree.leaves(self.data), *_closed_over(self, arguments)]
-        found = _num_common(ours, data)
+        found = _rows.num_common(ours, data)
         if found:
             raise ValueError(
                 "Expected a PublicScore on examples that need no protection, got"
@@ -159,7 +158,7 @@ class NoisyScore:
                 " nodes that need no protection, by a PublicScore."
             )
         ours = _closed_over(self, arguments)
-        found = max(_num_common(ours, rows) for rows in (data, self.data))
+        found = max(_rows.num_common(ours, rows) for rows in (data, self.data))
         if found:
             raise ValueError(
                 "Expected the score of one example to be of that example alone, got a"
@@ -222,31 +221,3 @@ def _closed_over(score: "Score", arguments: tuple[Any, ...]) -> list[Any]:
     constants = _fingerprint.constants(traced)
     _, shared = arguments
     return [*constants, *jax.tree.leaves(shared)]
-
-
-def _rows(leaf: Any) -> Iterator[bytes]:
-    """A checksum of each row, as JAX has its numbers."""
-    array = np.asarray(leaf)
-    array = array.astype(jnp.result_type(leaf))
-    if np.issubdtype(array.dtype, np.number):
-        array = array + np.zeros([], array.dtype)  # no negative zero
-    for row in np.ascontiguousarray(array.reshape(len(array), -1)):
-        yield hashlib.blake2b(row.tobytes(), digest_size=16).digest()
-
-
-def _num_common(ours: list[Any], data: Any) -> int:
-    """How many rows of ours are inputs: rows of the arrays with the largest ones."""
-    leaves = jax.tree.leaves(data)
-    size = lambda leaf: math.prod(jnp.shape(leaf)[1:])
-    largest = max(map(size, leaves))
-    kind = lambda leaf: (jnp.shape(leaf)[1:], jnp.result_type(leaf))
-    inputs = [leaf for leaf in leaves if size(leaf) == largest]
-    kinds = set(map(kind, inputs))
-    comparable = [x for x in ours if jnp.ndim(x) and kind(x) in kinds]
-    theirs: Mapping[Any, set[bytes]] = {}
-    for leaf in inputs if comparable else []:
-        theirs.setdefault(kind(leaf), set()).update(_rows(leaf))
-    return max(
-        (sum(row in theirs[kind(x)] for row in _rows(x)) for x in comparable),
-        default=0,
-    )

@@ -23,6 +23,7 @@ from dpadambc.training import (
     _fingerprint,
     _identity,
     _keys,
+    _rows,
 )
 from dpadambc.training._account import Account
 from dpadambc.training._candidates import Candidate, Candidates, made
@@ -320,7 +321,7 @@ def _origin_of(
 ) -> Origin:
     """Raises where the search begins with what a run has made, and is not told."""
     closed_over = list(_fingerprint.constants(loss))
-    _checks.warn_of_rows((closed_over, frozen), data)
+    _rows.warn_of_shared((closed_over, frozen), data)
     params, frozen = jax.tree.map(jnp.asarray, (params, frozen))
     return begins.checked(params, frozen, closed_over, _name_of(key))
 

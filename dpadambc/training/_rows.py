@@ -1,0 +1,64 @@
+"""Rows of the data where none should be."""
+
+import hashlib
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpadambc.training import _data
+
+
+def _checksums(leaf: Any) -> Iterator[bytes]:
+    """A checksum of each row, as JAX has its numbers."""
+    array = np.asarray(leaf)
+    array = array.astype(jnp.result_type(leaf))
+    if np.issubdtype(array.dtype, np.number):
+        array = array + np.zeros([], array.dtype)  # no negative zero
+    for row in np.ascontiguousarray(array.reshape(len(array), -1)):
+        yield hashlib.blake2b(row.tobytes(), digest_size=16).digest()
+
+
+def num_common(ours: list[Any], data: Any) -> int:
+    """How many rows of ours are inputs: rows of the arrays with the largest ones."""
+    leaves = jax.tree.leaves(data)
+    size = lambda leaf: math.prod(jnp.shape(leaf)[1:])
+    largest = max(map(size, leaves))
+    kind = lambda leaf: (jnp.shape(leaf)[1:], jnp.result_type(leaf))
+    inputs = [leaf for leaf in leaves if size(leaf) == largest]
+    kinds = set(map(kind, inputs))
+    comparable = [x for x in ours if jnp.ndim(x) and kind(x) in kinds]
+    theirs: Mapping[Any, set[bytes]] = {}
+    for leaf in inputs if comparable else []:
+        theirs.setdefault(kind(leaf), set()).update(_checksums(leaf))
+    return max(
+        (sum(row in theirs[kind(x)] for row in _checksums(x)) for x in comparable),
+        default=0,
+    )
+
+
+def _can_be_read(data: Any) -> bool:
+    return not _data.is_source(data) and all(map(_data.is_here, jax.tree.leaves(data)))
+
+
+def warn_of_shared(shared: Any, data: Any) -> None:
+    """Warns of rows of the data in what the loss of every example has, or an update."""
+    arrays = jax.tree.leaves(shared)
+    if not (_can_be_read(data) and all(map(_data.is_here, arrays))):
+        return
+    # So few numbers may be anybody's.
+    long = [x for x in arrays if np.prod(jnp.shape(x)[1:]) > 1]
+    found = num_common(long, data)
+    if found:
+        warnings.warn(
+            f"The loss of every example, or the optimizer, has {found} rows of the data"
+            " in it, closed over or frozen: one person's row would change the gradients"
+            " of all, or the update, which the noise is not for. Epsilon holds only if"
+            " the loss of an example is of that example, and of what is public, alone,"
+            " and the optimizer's update of the private gradient.",
+            stacklevel=4,  # of the call of fit
+        )
