@@ -22,6 +22,7 @@ import dpadambc
 from dpadambc import optimizers, training, transforms
 from dpadambc._core import keys
 from dpadambc.gradients import _collectives
+from dpadambc.mechanisms import trials
 from dpadambc.training import checkpoints
 from tests import common
 
@@ -1331,3 +1332,60 @@ def test_a22_what_it_did():
     stated = dpadambc.clipped_grad(linear, l2_clip_norm=C, normalize_by=float(BATCH))
     bound = stated.sensitivity(dpadambc.NeighboringRelation.ADD_OR_REMOVE_ONE)
     assert moved == pytest.approx(BATCH * bound, rel=1e-5)
+
+
+# A23: one person in several rows.
+
+DISTINCT = RNG.normal(size=(1_000, 8)).astype(np.float32)
+FEW = dict(mechanism=mechanism(sampling_prob=0.01, iterations=2))
+
+
+def repeated(rows, copies):
+    """The rows, and copies of the first hundred."""
+    return np.concatenate([rows, np.resize(rows[:100], (copies, rows.shape[1]))])
+
+
+def test_a23_a_minority_that_is_repeated_is_warned_of():
+    expected = "got 500 of 1500 rows that are copies of others, one of them 6 times"
+    with pytest.warns(UserWarning, match=expected):
+        fit(data=(repeated(DISTINCT, 500),), **FEW)
+    of_all = repeated(DISTINCT, 500), np.arange(1_500)  # no two are of one person
+    fit(data=of_all, loss_fn=lambda w, x, y: square(w, x) * y, **FEW)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    {
+        "some are equal": repeated(DISTINCT, 200),
+        "few numbers": repeated(DISTINCT, 500)[:, :4],
+        "few rows": np.ones((500, 8), np.float32),
+    }.items(),
+    ids=lambda item: item[0],
+)
+def test_a23_rows_that_are_equal_by_chance_are_not_warned_of(rows):
+    fit(data=(rows[1],), params=jnp.zeros(rows[1].shape[1]), **FEW)
+
+
+def test_a23_a_data_set_that_is_repeated_is_warned_of_by_a_search():
+    twice = jnp.concatenate([DISTINCT, DISTINCT])
+    with pytest.warns(UserWarning, match="got 1000 of 2000 rows that are copies"):
+        training.search(
+            square,
+            PARAMS,
+            (twice,),
+            FEW["mechanism"],
+            optax.sgd,
+            [0.1],
+            trials=trials.Fixed(1),
+            score=training.PublicScore(square, (X,)),
+            key=jax.random.key(0),
+            target_delta=1e-5,
+        )
+
+
+def test_a23_what_it_did():
+    """Negative control: a person in k rows moves the sum k times as far."""
+    clipped = dpadambc.clipped_grad(linear, l2_clip_norm=C, normalize_by=B)
+    rows = np.resize(100 * X[:1], (6, 8))
+    with_them, without = clipped(PARAMS, rows), clipped(PARAMS, 0 * rows)
+    assert distance(with_them, without) == pytest.approx(6 * C, rel=1e-5)

@@ -1,5 +1,6 @@
 """Rows of the data where none should be."""
 
+import collections
 import hashlib
 import math
 import warnings
@@ -11,6 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpadambc.training import _data
+
+# Of fewer numbers, or where there are few of them, rows may well be equal by chance.
+_LEAST_NUMBERS, _LEAST_ROWS = 8, 1_000
+_MOST_ROWS = 2**17  # are compared, the first
+_MOST_COPIES = 0.2  # of all rows; in census data a tenth are equal
 
 
 def _checksums(leaf: Any) -> Iterator[bytes]:
@@ -62,3 +68,30 @@ def warn_of_shared(shared: Any, data: Any) -> None:
             " and the optimizer's update of the private gradient.",
             stacklevel=4,  # of the call of fit
         )
+
+
+def warn_of_copies(data: Any) -> None:
+    """Warns where many rows are equal: one person may be in all of them."""
+    if not _can_be_read(data):
+        return
+    leaves = [x for x in jax.tree.leaves(data) if not _is_key(x)]
+    rows = [x[:_MOST_ROWS] for x in leaves]
+    num_rows = min(map(len, rows), default=0)
+    numbers = sum(math.prod(jnp.shape(x)[1:]) for x in rows)
+    if num_rows < _LEAST_ROWS or numbers < _LEAST_NUMBERS:
+        return
+    times = collections.Counter(zip(*map(_checksums, rows), strict=True))
+    copies = num_rows - len(times)
+    if copies > _MOST_COPIES * num_rows:
+        warnings.warn(
+            f"Expected each person in one row, got {copies} of {num_rows} rows that are"
+            f" copies of others, one of them {max(times.values())} times. Is a minority"
+            " repeated, or the whole data set? Epsilon is of one row, and for a person"
+            " in several it is larger than said. To count some examples for more,"
+            " multiply their loss instead: clipping bounds it all the same.",
+            stacklevel=4,  # of the call of fit
+        )
+
+
+def _is_key(x: Any) -> bool:
+    return jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)

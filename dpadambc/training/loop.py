@@ -83,6 +83,7 @@ def _built(
         loss = _checks.loss_of(step, params, frozen, data)
         closed_over = [x for fun in (loss, update) for x in _fingerprint.constants(fun)]
         _rows.warn_of_shared((closed_over, frozen), data)
+        _rows.warn_of_copies(data)
         key = _keys.the_same_everywhere(key)
         params, frozen = map(shardings.device_put, (params, frozen))
         name = keys.name_of(key)
@@ -160,10 +161,11 @@ def fit(
 
     It warns of parameters without a gradient, of a loss that mixes examples, such as
     batch normalization, of rows of the data in the loss or the optimizer, closed over
-    or frozen, of a correction with the level of other noise, and of a key that another
-    run of this process began with, as far as the two are seen to differ: in the
-    mechanism, the start, the loss, the optimizer, what is frozen, or the data, of
-    which large arrays are known by some of their numbers. After the first steps it
+    or frozen, of many rows that are copies of others, of a correction with the level of
+    other noise, and of a key that another run of this process began with, as far as the
+    two are seen to differ: in the mechanism, the start, the loss, the optimizer, what
+    is frozen, or the data, of which large arrays are known by some of their numbers.
+    After the first steps it
     warns of losses that are all NaN, and of examples without any gradient.
 
     A second run is not compiled again if it has the same `loss_fn` and `optimizer` (the

@@ -322,6 +322,7 @@ def _origin_of(
     """Raises where the search begins with what a run has made, and is not told."""
     closed_over = list(_fingerprint.constants(loss))
     _rows.warn_of_shared((closed_over, frozen), data)
+    _rows.warn_of_copies(data)
     params, frozen = jax.tree.map(jnp.asarray, (params, frozen))
     return begins.checked(params, frozen, closed_over, _name_of(key))
 
