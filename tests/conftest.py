@@ -59,10 +59,12 @@ def traces_are_counted_anew():
 
 @pytest.fixture(autouse=True)
 def no_run_came_before():
-    """Each test, of those whose keys `fit` remembers."""
+    """Each test, of those whose keys and data `fit` remembers."""
     from dpadambc._core import key_uses
+    from dpadambc.training import _siblings
 
     key_uses._BEGAN.clear()
+    _siblings._RUNS.clear()
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ _MISSING = "nothing"
 _MEANING = {
     "program": "with other operations, or other constants in them",
     "data": "with other examples",
+    "scored": "scored by other examples",
     "frozen": "with other numbers in what is frozen",
     "start": "with other parameters or another state of the optimizer",
     "functions": "with other code, or other constants, in the loss or the optimizer",

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import jax
 
-from dpadambc._core import key_uses
-from dpadambc.training import _account, _checks, _identity
+from dpadambc._core import key_uses, keys
+from dpadambc.training import _account, _checks, _identity, _siblings
 from dpadambc.training._account import Account, Spent
 from dpadambc.training._history import History
 from dpadambc.training._origins import Origin
@@ -62,6 +62,9 @@ class Saved:
         found = None
         if self._checkpoints is not None:
             found = self._checkpoints.restore(self._start, self._identity)
+        if "data" in outline:
+            began = self._start if found is None else found
+            _siblings.remember(outline["data"], keys.name_of(began.sampling_key))
         if found is None:
             _account.check_key(self._spent, self._start.sampling_key)
             # From before the first step on, what gets this noise is known.

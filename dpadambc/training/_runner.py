@@ -98,10 +98,11 @@ class Runner:
         """
         own = {
             "num_examples": self._num_examples,
-            "data": marks.of(self._arrays, closely=True),
             "frozen": marks.of(self._frozen),
             "program": self._program,
         }
+        if self._source is None:
+            own["data"] = marks.of(self._arrays, closely=True)
         return own | self._step._outline(state)
 
     def _identity(self, state: TrainState) -> dict[str, Any]:

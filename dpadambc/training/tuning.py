@@ -24,6 +24,7 @@ from dpadambc.training import (
     _identity,
     _keys,
     _rows,
+    _siblings,
 )
 from dpadambc.training._account import Account
 from dpadambc.training._candidates import Candidate, Candidates, made
@@ -283,9 +284,14 @@ def search(
     ]
     loss = _checks.loss_of(step_of(listed.listed[0]), params, frozen, data)
     origin = _origin_of(loss, params, frozen, data, key, begins)
-    outline = _outline([loss, *updates], params, frozen, (data, score.data), mechanism)
-    told = {"candidates": str(listed.listed), "trials": str(trials)}
+    outline = _outline([loss, *updates], params, frozen, data, mechanism)
+    told = {
+        "candidates": str(listed.listed),
+        "trials": str(trials),
+        "scored": marks.of(score.data, closely=True),
+    }
     key_uses.check(_name_of(key), outline | told, stacklevel=3)  # of this
+    _siblings.remember(outline["data"], _name_of(key))
     shared = () if frozen is None else (frozen,)
     score.check(mechanism, data, params, shared)
     cost = tuning.tuned_epsilon(

@@ -1,5 +1,6 @@
 """What is published of a run, and the file that says how private it is."""
 
+import contextlib
 import json
 
 import chex
@@ -12,6 +13,7 @@ import pytest
 from flax import nnx
 
 from dpadambc import training
+from dpadambc.mechanisms import trials
 from tests import common
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(100, 3)), jnp.float32)
@@ -23,7 +25,7 @@ def fit(params, loss_fn, **options):
     return training.fit(
         loss_fn,
         params,
-        (X,),
+        options.pop("data", (X,)),
         MECHANISM,
         optax.adam(0.1),
         key=options.pop("key", KEY),
@@ -130,3 +132,74 @@ def test_a_key_that_can_be_guessed_is_warned_of(tmp_path, seed):
     chex.assert_trees_all_equal(common.plain(state), common.plain(result.state.noise))
     # And a key of entropy is not found.
     training.save_release(tmp_path / "x", fit(TREE, of_tree))
+
+
+def loss_of_vector(w, x):
+    return (w @ x - 1) ** 2
+
+
+def of_vector(**options):
+    return fit(jnp.zeros(3), loss_of_vector, key=training.secret_key(), **options)
+
+
+OTHERS = "has made {} other runs on these data, and the epsilon that is written is of"
+
+
+@pytest.mark.guarantee
+def test_the_best_of_several_runs_is_warned_of(tmp_path):
+    first, second, third = (of_vector() for _ in range(3))
+    for result in first, second, third:
+        with pytest.warns(UserWarning, match=OTHERS.format(2) + " this run alone. It"):
+            training.save_release(tmp_path / "x", result)
+    told = of_vector(spent=[first])
+    with pytest.warns(UserWarning, match=OTHERS.format(3) + " .* and of 1 before it"):
+        training.save_release(tmp_path / "x", told)
+    told = of_vector(spent=[first, second, third, told])
+    training.save_release(tmp_path / "x", told)
+
+
+@pytest.mark.guarantee
+def test_a_run_after_a_search_is_warned_of(tmp_path):
+    training.search(
+        loss_of_vector,
+        jnp.zeros(3),
+        (X,),
+        MECHANISM,
+        optax.adam,
+        [0.1, 0.2],
+        trials=trials.Fixed(2),
+        score=training.NoisyScore(
+            lambda w, x: w @ x > 0, (X,), noise_multiplier=5.0, normalize_by=100
+        ),
+        key=training.secret_key(),
+        target_delta=1e-5,
+    )
+    with pytest.warns(UserWarning, match=OTHERS.format(1)):
+        training.save_release(tmp_path / "x", of_vector())
+
+
+class Rows:
+    """The same examples, one by one."""
+
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, index):
+        return (np.asarray(X)[index],)
+
+
+def test_runs_on_other_data_and_one_that_goes_on_are_not_warned_of(tmp_path):
+    checkpoints = training.Checkpoints(tmp_path / "run")
+
+    def interrupt(progress):
+        if progress.iterations == 2:
+            raise KeyboardInterrupt
+
+    of_vector(data=(X + 1,))
+    of_vector(data=Rows())  # of a source only its size is known
+    for callback in interrupt, None:
+        with contextlib.suppress(KeyboardInterrupt):
+            result = of_vector(checkpoints=checkpoints, callback=callback)
+    assert result.resumed_from == 0
+    training.save_release(tmp_path / "x", result)
+    training.save_release(tmp_path / "x", of_vector(data=Rows()))
