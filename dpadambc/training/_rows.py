@@ -88,7 +88,8 @@ def warn_of_copies(data: Any) -> None:
             f" copies of others, one of them {max(times.values())} times. Is a minority"
             " repeated, or the whole data set? Epsilon is of one row, and for a person"
             " in several it is larger than said. To count some examples for more,"
-            " multiply their loss instead: clipping bounds it all the same.",
+            " multiply the loss of the others by less than one: clipping bounds it all"
+            " the same, and takes off a factor above one.",
             stacklevel=4,  # of the call of fit
         )
 
