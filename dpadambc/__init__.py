@@ -55,6 +55,7 @@ __all__ = [
     "scale_by_adam_bc",
     "scale_by_rms_bc",
     "sensitivity",
+    "steps_taken",
     "theory",
     "training",
     "transforms",
@@ -119,6 +120,7 @@ if TYPE_CHECKING:
         round_stochastically,
         scale_by_adam_bc,
         scale_by_rms_bc,
+        steps_taken,
     )
 else:
     __getattr__ = lazy.attribute(
@@ -168,6 +170,7 @@ else:
             "scale_by_adam_bc": "transforms",
             "scale_by_rms_bc": "transforms",
             "sensitivity": "clipping",
+            "steps_taken": "transforms",
             "theory": "theory",
             "training": "training",
             "transforms": "transforms",

@@ -36,6 +36,7 @@ from dpadambc.transforms.rounding import (
 )
 from dpadambc.transforms.scaled import ScaleThenPrivatizeState, scale_then_privatize
 from dpadambc.transforms.second_moment import RelativeFloor, corrected_second_moment
+from dpadambc.transforms.steps import steps_taken
 
 __all__ = [
     "AddBandedNoiseState",
@@ -65,5 +66,6 @@ __all__ = [
     "scale_by_ademamix_bc",
     "scale_by_rms_bc",
     "scale_then_privatize",
+    "steps_taken",
     "stochastic_round",
 ]

@@ -1,0 +1,63 @@
+"""Count the steps that epsilon is for."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpadambc.transforms.noise import AddDPNoiseState
+
+
+def steps_taken(state: Any) -> int:
+    """How many steps the noise in a state was added in: for epsilon, after a loop.
+
+    A loop that stopped early, or went on for one more epoch, has not taken the
+    `iterations` of its mechanism. The stage that adds the noise counts them. A state
+    that was kept, and gone back to, does not know of the steps taken from it before.
+
+    Args:
+      state: of a chain that adds noise, with whatever there is around it: the state of
+        the optimizer, or that of a training with the optimizer's in it.
+
+    Returns:
+      The number of steps, for `Mechanism.epsilon(target_delta, iterations=...)`.
+
+    Raises:
+      ValueError: if nothing in it adds noise, or its parts took different numbers of
+        steps, for which epsilon is not known.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import dpadambc
+      >>> mechanism = dpadambc.PoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.5, iterations=10,
+      ...     normalize_by=4)
+      >>> optimizer = dpadambc.dp_adam(0.1, mechanism, key=jax.random.key(0))
+      >>> params = jnp.ones(3)
+      >>> state = optimizer.init(params)
+      >>> grad_fn = dpadambc.per_example_grad(lambda w, x: (w @ x) ** 2)
+      >>> for step in range(4):
+      ...     batch = mechanism.sample_step(jax.random.key(1), step, num_examples=8)
+      ...     grads = grad_fn(
+      ...         params, batch.gather(jnp.ones((8, 3))),
+      ...         is_padding_example=batch.is_padding_example)
+      ...     updates, state = optimizer.update(grads, state, params)
+      >>> taken = dpadambc.steps_taken(state)
+      >>> taken, round(mechanism.epsilon(1e-5, iterations=taken), 2)
+      (4, 6.68)
+    """
+    is_noise = lambda node: isinstance(node, AddDPNoiseState)
+    parts = filter(is_noise, jax.tree.leaves(state, is_leaf=is_noise))
+    counts = {int(n) for part in parts for n in np.ravel(_number(part.count))}
+    if len(counts) != 1:
+        found = f"parts of {sorted(counts)}" if counts else "one without noise"
+        raise ValueError(
+            "Expected the state of an optimizer that adds noise, such as"
+            f" dpadambc.dp_adam, all in as many steps, got {found}."
+        )
+    return counts.pop()
+
+
+def _number(x: Any) -> np.ndarray:
+    """Of an array, also in a variable of Flax."""
+    return np.asarray(x[...])
