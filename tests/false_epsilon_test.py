@@ -23,7 +23,7 @@ from dpadambc import optimizers, training, transforms
 from dpadambc._core import keys
 from dpadambc.gradients import _collectives
 from dpadambc.mechanisms import trials
-from dpadambc.training import checkpoints
+from dpadambc.training import _rows, checkpoints
 from tests import common
 
 pytestmark = pytest.mark.guarantee
@@ -1353,17 +1353,33 @@ def test_a23_a_minority_that_is_repeated_is_warned_of():
     fit(data=of_all, loss_fn=lambda w, x, y: square(w, x) * y, **FEW)
 
 
-@pytest.mark.parametrize(
-    "rows",
-    {
-        "some are equal": repeated(DISTINCT, 200),
-        "few numbers": repeated(DISTINCT, 500)[:, :4],
-        "few rows": np.ones((500, 8), np.float32),
-    }.items(),
-    ids=lambda item: item[0],
-)
-def test_a23_rows_that_are_equal_by_chance_are_not_warned_of(rows):
-    fit(data=(rows[1],), params=jnp.zeros(rows[1].shape[1]), **FEW)
+MANY = RNG.normal(size=(70_000, 8)).astype(np.float32)
+LIKE_OTHERS = {
+    "a tenth are equal": repeated(DISTINCT, 110),
+    "few rows": np.ones((500, 8), np.float32),
+    "yes or no": RNG.integers(2, size=(1_000, 8)),
+    "rare events": RNG.uniform(size=(2_000, 50)) < 0.02,
+    "one number": np.round(repeated(DISTINCT, 500)[:, :1]),
+}
+
+
+@pytest.mark.parametrize("name", LIKE_OTHERS)
+def test_a23_rows_that_are_equal_by_chance_are_not_warned_of(name):
+    rows = np.asarray(LIKE_OTHERS[name], np.float32)
+    fit(data=(rows,), params=jnp.zeros(rows.shape[1]), **FEW)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "complex64", "bool"])
+def test_a23_copies_are_found_wherever_they_are(dtype):
+    """Those at the end of many rows too, in several arrays, on the host or not."""
+    rows = (10 * MANY).astype(dtype)
+    numbers = np.arange(len(rows), dtype=np.int32)
+    twice = [np.concatenate([x, x]) for x in (rows, numbers)]
+    with pytest.warns(UserWarning, match="got 70000 of 140000 rows .* them 2 times"):
+        _rows.warn_of_copies(tuple(twice))
+    with pytest.warns(UserWarning, match="got 70000 of 140000 rows .* them 2 times"):
+        _rows.warn_of_copies(tuple(map(jnp.asarray, twice)))
+    _rows.warn_of_copies((twice[0], np.arange(140_000)))
 
 
 def test_a23_a_data_set_that_is_repeated_is_warned_of_by_a_search():

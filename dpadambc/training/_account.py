@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import jax
-import numpy as np
 
+from dpadambc._core import keys
 from dpadambc.mechanisms import accounting
 from dpadambc.mechanisms.accounting import Spending
 from dpadambc.mechanisms.base import Mechanism
@@ -59,23 +59,50 @@ def same_key(of_what: str) -> ValueError:
     )
 
 
-# With which keys the runs of this process began that a run was told of: by its own.
-_KEYS_BEFORE: dict[bytes, frozenset[bytes]] = {}
+@dataclasses.dataclass(frozen=True)
+class Told:
+    """Which runs a run was told of.
+
+    Attributes:
+      keys: the names of the keys of those that are known by them, its own excepted.
+      unnamed: how many others: of a file, a list of mechanisms, or a search, as one.
+    """
+
+    keys: frozenset[str] = frozenset()
+    unnamed: int = 0
 
 
-def _words(key: jax.Array) -> bytes:
-    return np.asarray(jax.random.key_data(key)).tobytes()
+# By the key of a run of this process.
+_TOLD: dict[str, Told] = {}
 
 
-def check_key(spent: Any, sampling_key: jax.Array) -> None:
-    """Raises if a run in `spent`, or one before it, has the key of this one."""
-    states = [getattr(entry, "state", None) for entry in _several(spent)]
-    last = {_words(state.sampling_key) for state in states if state is not None}
-    before = last.union(*(_KEYS_BEFORE.get(key, ()) for key in last))
-    if _words(sampling_key) in before:
+def told(sampling_key: jax.Array) -> Told:
+    """Which runs the run of this key was told of."""
+    return _TOLD.get(keys.name_of(sampling_key), Told())
+
+
+def _told_by(spent: Any) -> Told:
+    names, unnamed = set(), 0
+    for entry in _several(spent):
+        state = getattr(entry, "state", None)
+        if state is not None:
+            before = told(state.sampling_key)
+            names |= before.keys | {keys.name_of(state.sampling_key)}
+            unnamed += before.unnamed
+        else:
+            is_search = hasattr(entry, "trials")
+            unnamed += (
+                1 if is_search else len(accounting.compose([_of_one(entry)]).runs)
+            )
+    return Told(frozenset(names), unnamed)
+
+
+def tell(spent: Any, sampling_key: jax.Array) -> None:
+    """That the run of this key was told of these; raises if one of them has its key."""
+    found = _told_by(spent)
+    if keys.name_of(sampling_key) in found.keys:
         raise same_key("a run in spent=")
-    if before:
-        _KEYS_BEFORE[_words(sampling_key)] = frozenset(before)
+    _TOLD[keys.name_of(sampling_key)] = found
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """Rows of the data where none should be."""
 
-import collections
 import hashlib
 import math
 import warnings
@@ -16,7 +15,11 @@ from dpadambc.training import _data
 # Of fewer numbers, or where there are few of them, rows may well be equal by chance.
 _LEAST_NUMBERS, _LEAST_ROWS = 8, 1_000
 _MOST_ROWS = 2**17  # are compared, the first
+_LEAST_ROWS = 1_000  # among which copies are looked for
 _MOST_COPIES = 0.2  # of all rows; in census data a tenth are equal
+_BY_CHANCE = 0.1  # rows that are equal to a given one
+_AT_ONCE = 2**23  # numbers that are read
+_SAMPLED = 2**14  # rows, for how often numbers are equal
 
 
 def _checksums(leaf: Any) -> Iterator[bytes]:
@@ -74,18 +77,17 @@ def warn_of_copies(data: Any) -> None:
     """Warns where many rows are equal: one person may be in all of them."""
     if not _can_be_read(data):
         return
-    leaves = [x for x in jax.tree.leaves(data) if not _is_key(x)]
-    rows = [x[:_MOST_ROWS] for x in leaves]
+    rows = [x for x in jax.tree.leaves(data) if math.prod(jnp.shape(x)[1:])]
+    rows = [x for x in rows if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key)]
     num_rows = min(map(len, rows), default=0)
-    numbers = sum(math.prod(jnp.shape(x)[1:]) for x in rows)
-    if num_rows < _LEAST_ROWS or numbers < _LEAST_NUMBERS:
+    if num_rows < _LEAST_ROWS:
         return
-    times = collections.Counter(zip(*map(_checksums, rows), strict=True))
+    _, times = np.unique(sum(map(_hashes, rows)), return_counts=True)
     copies = num_rows - len(times)
-    if copies > _MOST_COPIES * num_rows:
+    if copies > _MOST_COPIES * num_rows and not _are_equal_by_chance(rows):
         warnings.warn(
             f"Expected each person in one row, got {copies} of {num_rows} rows that are"
-            f" copies of others, one of them {max(times.values())} times. Is a minority"
+            f" copies of others, one of them {times.max()} times. Is a minority"
             " repeated, or the whole data set? Epsilon is of one row, and for a person"
             " in several it is larger than said. To count some examples for more,"
             " multiply the loss of the others by less than one: clipping bounds it all"
@@ -94,5 +96,35 @@ def warn_of_copies(data: Any) -> None:
         )
 
 
-def _is_key(x: Any) -> bool:
-    return jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
+def _hashes(leaf: Any) -> np.ndarray:
+    """A number of 64 bits for each row: random multiples of its words, added up."""
+    width = math.prod(jnp.shape(leaf)[1:])
+    words = np.dtype(f"u{min(leaf.dtype.itemsize, 8)}")
+    per_number = leaf.dtype.itemsize // words.itemsize
+    factors = np.random.default_rng(width).integers(
+        2**64, size=width * per_number, dtype=np.uint64
+    )
+    if all(device.platform == "cpu" for device in getattr(leaf, "devices", set)()):
+        leaf = np.asarray(leaf)  # no copy
+    several = max(1, _AT_ONCE // width)
+    found = []
+    for first in range(0, len(leaf), several):
+        part = leaf if several >= len(leaf) else leaf[first : first + several]
+        part = np.ascontiguousarray(part).reshape(len(part), width).view(words)
+        found.append(part.astype(np.uint64) @ factors)
+    return np.concatenate(found)
+
+
+def _are_equal_by_chance(leaves: list[Any]) -> bool:
+    """Whether so many people would have equal rows if their numbers were independent.
+
+    Answers of yes and no to ten questions are those of others, in a thousand.
+    """
+    log_equal = math.log(len(leaves[0]))
+    for leaf in leaves:
+        sampled = np.asarray(leaf[:_SAMPLED])
+        for column in sampled.reshape(len(sampled), -1).T:
+            _, times = np.unique(column, return_counts=True)
+            pairs = np.sum(times * (times - 1)) + 1  # of equal ones, or just none
+            log_equal += math.log(pairs / len(column) ** 2)
+    return log_equal > math.log(_BY_CHANCE)

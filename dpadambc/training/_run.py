@@ -62,11 +62,9 @@ class Saved:
         found = None
         if self._checkpoints is not None:
             found = self._checkpoints.restore(self._start, self._identity)
-        if "data" in outline:
-            began = self._start if found is None else found
-            _siblings.remember(outline["data"], keys.name_of(began.sampling_key))
+        began = self._start if found is None else found
+        _account.tell(self._spent, began.sampling_key)
         if found is None:
-            _account.check_key(self._spent, self._start.sampling_key)
             # From before the first step on, what gets this noise is known.
             self.save(self._start)
             return self._start, None
@@ -118,6 +116,7 @@ class Run:
         now, resumed_from = self.saved.restore(self.iterations)
         done, stopped = int(now.step), False
         self.history.goes_on_from(done)
+        _siblings.remember(self.runner.data, keys.name_of(now.sampling_key))
         while done < self.iterations and not stopped:
             now, done, stopped = self._advance(now, done, steps_per_call)
         account = self.account

@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 
 from dpadambc._core import marks
@@ -91,18 +92,25 @@ class Runner:
         self._programs = _programs.of(self._step, self._num_examples, program)
         return found
 
+    @functools.cached_property
+    def data(self) -> str:
+        """What the data are known by."""
+        if self._source is None:
+            return marks.of(self._arrays, closely=True)
+        sample = jax.tree.map(np.asarray, _data.sample_of(self._source))
+        return marks.of(sample, closely=True)
+
     def outline(self, state: TrainState) -> dict[str, Any]:
         """What of the identity can be told at once: that of two runs may be the same.
 
-        A source is known by its size, and a large array by some of its numbers.
+        A large array is known by some of its numbers, a source by a few examples.
         """
         own = {
             "num_examples": self._num_examples,
+            "data": self.data,
             "frozen": marks.of(self._frozen),
             "program": self._program,
         }
-        if self._source is None:
-            own["data"] = marks.of(self._arrays, closely=True)
         return own | self._step._outline(state)
 
     def _identity(self, state: TrainState) -> dict[str, Any]:

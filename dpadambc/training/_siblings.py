@@ -15,7 +15,7 @@ def remember(data: str, key: str) -> None:
     _RUNS.append((data, key))
 
 
-def num_others(key: str) -> int:
-    """How many others had the data of the run of this key."""
+def others(key: str) -> set[str]:
+    """The keys of others that had the data of the run of this key."""
     own = {data for data, name in _RUNS if name == key}
-    return len({name for data, name in _RUNS if data in own} - {key})
+    return {name for data, name in _RUNS if data in own} - {key}

@@ -67,15 +67,15 @@ def _warn_of_a_guessed_key(state: TrainState) -> None:
 
 def _warn_of_other_runs(result: Result) -> None:
     """Where runs of this process had the same data, and epsilon is not of them."""
-    others = _siblings.num_others(keys.name_of(result.state.sampling_key))
-    counted = len(result.spent.runs) - 1
-    if others > counted:
-        told = f", and of {counted} before it" if counted else ""
+    own = result.state.sampling_key
+    told = _account.told(own)
+    others = len(_siblings.others(keys.name_of(own)) - told.keys) - told.unnamed
+    if others > 0:
         warnings.warn(
-            f"This process has made {others} other runs on these data, and the epsilon"
-            f" that is written is of this run alone{told}. It leaves out those that are"
-            " released too, and the choice of this one, where it was chosen for what it"
-            " does on protected data. All together cost"
+            f"This process has made {others} other runs on these data that the epsilon"
+            " that is written does not cover. It leaves out those that are released"
+            " too, and the choice of this one, where it was chosen for what it does on"
+            " protected data. All together cost"
             " dpadambc.mechanisms.accounting.compose([...]) of their results; and"
             " training.search makes the choice within its epsilon. A run that nobody"
             " saw, and that no choice came of, costs nothing.",
@@ -87,8 +87,8 @@ def save_release(path: str | pathlib.Path, result: Result) -> dict[str, Any]:
     """Writes the parameters of a run to a file that says how private they are.
 
     It warns where the key of the run is `jax.random.key` of a small number, and where
-    runs of this process that its epsilon does not cover had the same arrays for data:
-    the best of several is not what epsilon says of one.
+    runs of this process had the same data, and `spent` did not tell of them: the best
+    of several is not what epsilon says of one.
 
     Args:
       path: of a file in NumPy's format `npz`, which any language reads.

@@ -291,7 +291,6 @@ def search(
         "scored": marks.of(score.data, closely=True),
     }
     key_uses.check(_name_of(key), outline | told, stacklevel=3)  # of this
-    _siblings.remember(outline["data"], _name_of(key))
     shared = () if frozen is None else (frozen,)
     score.check(mechanism, data, params, shared)
     cost = tuning.tuned_epsilon(
@@ -302,6 +301,7 @@ def search(
     )
     runs = _runs_of(mechanism, score, trials)
     trainer = Trainer(step_of, mechanism, score, frozen is not None, trials_at_once)
+    _siblings.remember(outline["data"], _name_of(key))
     rng, trial_keys = _drawn_from(key, trials)
     chosen = _chosen(rng, trials, len(listed.listed), len(trial_keys))
     numbers = jax.tree.map(lambda x: x[chosen], listed.numbers)

@@ -14,6 +14,8 @@ def steps_taken(state: Any) -> int:
     A loop that stopped early, or went on for one more epoch, has not taken the
     `iterations` of its mechanism. The stage that adds the noise counts them. A state
     that was kept, and gone back to, does not know of the steps taken from it before.
+    Every batch that is drawn is a step, also one without examples: a loop that skips
+    those takes as many steps as its data say, and no epsilon is known of it.
 
     Args:
       state: of a chain that adds noise, with whatever there is around it: the state of
@@ -23,8 +25,8 @@ def steps_taken(state: Any) -> int:
       The number of steps, for `Mechanism.epsilon(target_delta, iterations=...)`.
 
     Raises:
-      ValueError: if nothing in it adds noise, or its parts took different numbers of
-        steps, for which epsilon is not known.
+      ValueError: if nothing in it adds noise, or if it is of several runs, with keys of
+        their own or different numbers of steps.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -47,17 +49,24 @@ def steps_taken(state: Any) -> int:
       (4, 6.68)
     """
     is_noise = lambda node: isinstance(node, AddDPNoiseState)
-    parts = filter(is_noise, jax.tree.leaves(state, is_leaf=is_noise))
-    counts = {int(n) for part in parts for n in np.ravel(_number(part.count))}
-    if len(counts) != 1:
-        found = f"parts of {sorted(counts)}" if counts else "one without noise"
+    parts = [x for x in jax.tree.leaves(state, is_leaf=is_noise) if is_noise(x)]
+    # An array, also in a variable of Flax, and of several states at once.
+    counts = {int(n) for part in parts for n in np.ravel(part.count[...])}
+    keys = {name for part in parts for name in _names(part.rng_key[...])}
+    if not counts:
         raise ValueError(
             "Expected the state of an optimizer that adds noise, such as"
-            f" dpadambc.dp_adam, all in as many steps, got {found}."
+            " dpadambc.dp_adam, got one without noise."
+        )
+    if len(counts) > 1 or len(keys) > 1:
+        raise ValueError(
+            f"Expected the state of one run, got noise of {len(keys)} keys, in"
+            f" {sorted(counts)} steps. Ask for each alone, and for the epsilon of all"
+            " by dpadambc.mechanisms.accounting.compose, a list of (mechanism, steps)."
         )
     return counts.pop()
 
 
-def _number(x: Any) -> np.ndarray:
-    """Of an array, also in a variable of Flax."""
-    return np.asarray(x[...])
+def _names(keys: jax.Array) -> list[bytes]:
+    words = np.asarray(jax.random.key_data(keys))
+    return [key.tobytes() for key in words.reshape(-1, words.shape[-1])]

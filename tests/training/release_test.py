@@ -142,25 +142,40 @@ def of_vector(**options):
     return fit(jnp.zeros(3), loss_of_vector, key=training.secret_key(), **options)
 
 
-OTHERS = "has made {} other runs on these data, and the epsilon that is written is of"
+OTHERS = (
+    "has made {} other runs on these data that the epsilon that is written does not"
+)
 
 
 @pytest.mark.guarantee
 def test_the_best_of_several_runs_is_warned_of(tmp_path):
     first, second, third = (of_vector() for _ in range(3))
     for result in first, second, third:
-        with pytest.warns(UserWarning, match=OTHERS.format(2) + " this run alone. It"):
+        with pytest.warns(UserWarning, match=OTHERS.format(2)):
             training.save_release(tmp_path / "x", result)
-    told = of_vector(spent=[first])
-    with pytest.warns(UserWarning, match=OTHERS.format(3) + " .* and of 1 before it"):
-        training.save_release(tmp_path / "x", told)
-    told = of_vector(spent=[first, second, third, told])
-    training.save_release(tmp_path / "x", told)
+    fourth = of_vector(spent=[first])
+    with pytest.warns(UserWarning, match=OTHERS.format(2)):
+        training.save_release(tmp_path / "x", fourth)
+    last = of_vector(spent=[second, third, fourth])  # which was told of the first
+    about = training.save_release(tmp_path / "x", last)
+    training.save_release(tmp_path / "x", of_vector(spent=about))
+
+
+@pytest.mark.guarantee
+def test_the_best_of_several_runs_after_one_on_other_people_is_warned_of(tmp_path):
+    """By its key, or from a file, it covers no run on these."""
+    before = of_vector(data=(X + 1,))
+    of_vector(spent=before)
+    with pytest.warns(UserWarning, match=OTHERS.format(1)):
+        training.save_release(tmp_path / "x", of_vector(spent=before))
+    about = training.save_release(tmp_path / "x", before)
+    with pytest.warns(UserWarning, match=OTHERS.format(1)):
+        training.save_release(tmp_path / "x", of_vector(spent=about))
 
 
 @pytest.mark.guarantee
 def test_a_run_after_a_search_is_warned_of(tmp_path):
-    training.search(
+    found = training.search(
         loss_of_vector,
         jnp.zeros(3),
         (X,),
@@ -176,6 +191,18 @@ def test_a_run_after_a_search_is_warned_of(tmp_path):
     )
     with pytest.warns(UserWarning, match=OTHERS.format(1)):
         training.save_release(tmp_path / "x", of_vector())
+    # A search is one, however many trials it told.
+    with pytest.warns(UserWarning, match=OTHERS.format(1)):
+        training.save_release(tmp_path / "x", of_vector(spent=found))
+
+
+@pytest.mark.guarantee
+def test_a_run_that_was_refused_is_none(tmp_path):
+    file = tmp_path / "history"
+    file.write_text("{}\n")
+    with pytest.raises((ValueError, FileExistsError)):
+        of_vector(history_file=file)
+    training.save_release(tmp_path / "x", of_vector())
 
 
 class Rows:
@@ -196,10 +223,11 @@ def test_runs_on_other_data_and_one_that_goes_on_are_not_warned_of(tmp_path):
             raise KeyboardInterrupt
 
     of_vector(data=(X + 1,))
-    of_vector(data=Rows())  # of a source only its size is known
     for callback in interrupt, None:
         with contextlib.suppress(KeyboardInterrupt):
             result = of_vector(checkpoints=checkpoints, callback=callback)
     assert result.resumed_from == 0
     training.save_release(tmp_path / "x", result)
     training.save_release(tmp_path / "x", of_vector(data=Rows()))
+    with pytest.warns(UserWarning, match=OTHERS.format(1)):
+        training.save_release(tmp_path / "x", of_vector(data=Rows()))

@@ -63,6 +63,37 @@ def test_another_run_with_the_key_of_an_earlier_one_is_warned_of(changes, said):
     fit(**changes, key=jax.random.key(8))
 
 
+class Rows:
+    """The rows of an array, one by one."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return (self.rows[index],)
+
+
+@pytest.mark.guarantee
+def test_one_key_for_two_sources_is_warned_of():
+    run = lambda rows: training.fit(
+        squared,
+        jnp.ones(3),
+        Rows(rows),
+        mechanism(),
+        SGD,
+        key=jax.random.key(7),
+        target_delta=1e-5,
+        spent=(),
+    )
+    run(X)
+    run(X.copy())
+    with pytest.warns(UserWarning, match=f"(?s){WARNED}.*data: another, with other ex"):
+        run(X + 1)
+
+
 OTHER_LABEL = X.copy()
 OTHER_LABEL[17, 0] += 1
 
