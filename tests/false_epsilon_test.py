@@ -1369,10 +1369,10 @@ def test_a23_rows_that_are_equal_by_chance_are_not_warned_of(name):
     fit(data=(rows,), params=jnp.zeros(rows.shape[1]), **FEW)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "complex64", "bool"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "complex64", "bool"])
 def test_a23_copies_are_found_wherever_they_are(dtype):
     """Those at the end of many rows too, in several arrays, on the host or not."""
-    rows = (10 * MANY).astype(dtype)
+    rows = (10 * MANY).astype(jnp.dtype(dtype))
     numbers = np.arange(len(rows), dtype=np.int32)
     twice = [np.concatenate([x, x]) for x in (rows, numbers)]
     with pytest.warns(UserWarning, match="got 70000 of 140000 rows .* them 2 times"):
@@ -1380,6 +1380,8 @@ def test_a23_copies_are_found_wherever_they_are(dtype):
     with pytest.warns(UserWarning, match="got 70000 of 140000 rows .* them 2 times"):
         _rows.warn_of_copies(tuple(map(jnp.asarray, twice)))
     _rows.warn_of_copies((twice[0], np.arange(140_000)))
+    pair = MANY, MANY[::-1].copy()  # each row is in two pairs, one the other way round
+    _rows.warn_of_copies(pair)
 
 
 def test_a23_a_data_set_that_is_repeated_is_warned_of_by_a_search():

@@ -89,11 +89,10 @@ def _told_by(spent: Any) -> Told:
             before = told(state.sampling_key)
             names |= before.keys | {keys.name_of(state.sampling_key)}
             unnamed += before.unnamed
+        elif hasattr(entry, "trials"):  # a search
+            unnamed += 1
         else:
-            is_search = hasattr(entry, "trials")
-            unnamed += (
-                1 if is_search else len(accounting.compose([_of_one(entry)]).runs)
-            )
+            unnamed += len(accounting.compose([_of_one(entry)]).runs)
     return Told(frozenset(names), unnamed)
 
 

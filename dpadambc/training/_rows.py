@@ -12,9 +12,6 @@ import numpy as np
 
 from dpadambc.training import _data
 
-# Of fewer numbers, or where there are few of them, rows may well be equal by chance.
-_LEAST_NUMBERS, _LEAST_ROWS = 8, 1_000
-_MOST_ROWS = 2**17  # are compared, the first
 _LEAST_ROWS = 1_000  # among which copies are looked for
 _MOST_COPIES = 0.2  # of all rows; in census data a tenth are equal
 _BY_CHANCE = 0.1  # rows that are equal to a given one
@@ -82,7 +79,7 @@ def warn_of_copies(data: Any) -> None:
     num_rows = min(map(len, rows), default=0)
     if num_rows < _LEAST_ROWS:
         return
-    _, times = np.unique(sum(map(_hashes, rows)), return_counts=True)
+    _, times = np.unique(sum(_hashes(*x) for x in enumerate(rows)), return_counts=True)
     copies = num_rows - len(times)
     if copies > _MOST_COPIES * num_rows and not _are_equal_by_chance(rows):
         warnings.warn(
@@ -96,12 +93,15 @@ def warn_of_copies(data: Any) -> None:
         )
 
 
-def _hashes(leaf: Any) -> np.ndarray:
-    """A number of 64 bits for each row: random multiples of its words, added up."""
+def _hashes(index: int, leaf: Any) -> np.ndarray:
+    """A number of 64 bits for each row: random multiples of its words, added up.
+
+    Those of several arrays, each with an index of its own, add up to one of all.
+    """
     width = math.prod(jnp.shape(leaf)[1:])
     words = np.dtype(f"u{min(leaf.dtype.itemsize, 8)}")
     per_number = leaf.dtype.itemsize // words.itemsize
-    factors = np.random.default_rng(width).integers(
+    factors = np.random.default_rng(index).integers(
         2**64, size=width * per_number, dtype=np.uint64
     )
     if all(device.platform == "cpu" for device in getattr(leaf, "devices", set)()):
