@@ -66,6 +66,7 @@ class Told:
     Attributes:
       keys: the names of the keys of those that are known by them, its own excepted.
       unnamed: how many others: of a file, a list of mechanisms, or a search, as one.
+        On which data they were is not known.
     """
 
     keys: frozenset[str] = frozenset()

@@ -15,7 +15,10 @@ def steps_taken(state: Any) -> int:
     `iterations` of its mechanism. The stage that adds the noise counts them. A state
     that was kept, and gone back to, does not know of the steps taken from it before.
     Every batch that is drawn is a step, also one without examples: a loop that skips
-    those takes as many steps as its data say, and no epsilon is known of it.
+    those takes as many steps as its data say, and no epsilon is known of it. Where
+    gradients are summed over several small batches before the noise, as by
+    `optax.MultiSteps`, a step is of all of them together: they must be parts of one
+    batch of the mechanism.
 
     Args:
       state: of a chain that adds noise, with whatever there is around it: the state of

@@ -16,6 +16,9 @@ from dpadambc import training
 from dpadambc.mechanisms import trials
 from tests import common
 
+# Where no warning is expected, one is an error, also of those that other tests ignore.
+pytestmark = pytest.mark.filterwarnings("error:This process has made")
+
 X = jnp.asarray(np.random.default_rng(0).normal(size=(100, 3)), jnp.float32)
 MECHANISM = common.poisson_gaussian(iterations=5, normalize_by=25)
 KEY = training.secret_key()
@@ -131,7 +134,7 @@ def test_a_key_that_can_be_guessed_is_warned_of(tmp_path, seed):
         _, state = noise.update(TREE, state, TREE)
     chex.assert_trees_all_equal(common.plain(state), common.plain(result.state.noise))
     # And a key of entropy is not found.
-    training.save_release(tmp_path / "x", fit(TREE, of_tree))
+    training.save_release(tmp_path / "x", fit(TREE, of_tree, data=(X + 1,)))
 
 
 def loss_of_vector(w, x):
@@ -163,7 +166,7 @@ def test_the_best_of_several_runs_is_warned_of(tmp_path):
 
 @pytest.mark.guarantee
 def test_the_best_of_several_runs_after_one_on_other_people_is_warned_of(tmp_path):
-    """By its key, or from a file, it covers no run on these."""
+    """By its key that covers no run on these; a file names no key, and covers one."""
     before = of_vector(data=(X + 1,))
     of_vector(spent=before)
     with pytest.warns(UserWarning, match=OTHERS.format(1)):

@@ -45,7 +45,7 @@ def test_it_counts_the_noise_of_every_step(name):
 
 
 def test_it_counts_the_large_steps_of_several_small_ones():
-    """The noise is added to a sum over four batches, once."""
+    """The noise is added to four parts of a batch together, once."""
     several = optax.MultiSteps(NOISE, 4).gradient_transformation()
     assert dpadambc.steps_taken(after(several, 9)) == 2
 
