@@ -15,6 +15,7 @@ from dpadambc.mechanisms._accountants import (
     RdpAccountant,
 )
 from dpadambc.mechanisms._events import Accountant
+from dpadambc.mechanisms._remembered import remembered
 
 # A delta below this for each step is of the size of what rounding leaves.
 _RARE_DELTA = 1e-14
@@ -33,6 +34,7 @@ class _QuietOrders(logging.Filter):
         return "failed to converge" not in record.getMessage()
 
 
+@remembered
 def _by_rdp(
     event: dp_accounting.DpEvent,
     neighboring_relation: dp_accounting.NeighboringRelation,
@@ -47,6 +49,7 @@ def _by_rdp(
         logger.removeFilter(quiet)
 
 
+@remembered
 def _by_pld(
     event: dp_accounting.DpEvent,
     neighboring_relation: dp_accounting.NeighboringRelation,
