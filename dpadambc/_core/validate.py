@@ -42,6 +42,16 @@ def _require(named: dict[str, Any], holds: Callable[[float], bool], expected: st
         raise ValueError(f"Expected {name} {expected}, got {name}={number:g}.")
 
 
+def python_number(**named: Any) -> Any:
+    """What is an array of one number, as that; anything else as it is."""
+    full_precision(**named)
+    _, value = _single(named)
+    is_array = isinstance(value, np.generic | np.ndarray | jax.Array)
+    if not is_array or isinstance(value, jax.core.Tracer) or value.shape != ():
+        return value
+    return value.item()
+
+
 def positive(**named: Any) -> None:
     """Finite and greater than zero."""
     _require(named, lambda x: 0 < x < math.inf, "to be positive and finite")

@@ -9,8 +9,9 @@ known size.
 """
 
 import abc
+import dataclasses
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -54,6 +55,7 @@ class Mechanism(Accounted):
     _has_independent_noise: ClassVar[bool] = True
 
     def __post_init__(self):
+        self._keep_python_numbers()
         validate.positive(l2_clip_norm=self.l2_clip_norm)
         validate.positive(normalize_by=self.normalize_by)
         rules._check(self.clip_rule)
@@ -62,6 +64,12 @@ class Mechanism(Accounted):
         validate.count(iterations=self.iterations)
         self._check_relation()
         self._check_moving()
+
+    def _keep_python_numbers(self) -> None:
+        """In place of arrays, which have no hash."""
+        for field in dataclasses.fields(cast(Any, self)):
+            number = validate.python_number(**{field.name: getattr(self, field.name)})
+            object.__setattr__(self, field.name, number)
 
     def _check_moving(self) -> None:
         """Raises where a bound that moves would not be accounted for."""

@@ -5,6 +5,7 @@ import pickle
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
@@ -44,6 +45,27 @@ def test_a_mechanism_is_a_frozen_value(cls):
     with pytest.raises(dataclasses.FrozenInstanceError):
         one.noise_multiplier = 0.0
     assert dataclasses.replace(one, noise_multiplier=3.0).noise_multiplier == 3.0
+
+
+@pytest.mark.parametrize("array", [np.float32, np.array, jnp.array])
+@pytest.mark.parametrize("cls", ALL)
+def test_numbers_that_are_arrays_become_those_of_python(cls, array):
+    """Arrays have no hash, and NumPy's float32 rounds what is computed of it."""
+    numbers = ALL[cls]
+    arrays = {n: array(v) if isinstance(v, float) else v for n, v in numbers.items()}
+    plain = {
+        n: float(v) if isinstance(numbers[n], float) else v for n, v in arrays.items()
+    }
+    one, two = cls(**arrays), cls(**plain)
+    assert one == two
+    assert hash(one) == hash(two)
+    assert {type(getattr(one, n)) for n in numbers} <= {float, int, tuple}
+    assert one.dp_event() == two.dp_event()
+
+
+def test_a_number_of_low_precision_is_refused():
+    with pytest.raises(TypeError, match=r"sampling_prob in at least float32"):
+        dpadambc.PoissonGaussian(**{**POISSON, "sampling_prob": jnp.bfloat16(0.05)})
 
 
 @pytest.mark.parametrize("cls", [cls for cls in ALL if cls._has_independent_noise])
