@@ -13,8 +13,8 @@ from dpadambc.mechanisms.base import Mechanism
 
 Spent: TypeAlias = Any  # a Result, a Spending, a mechanism, or a list: see `earlier`
 
-# As `save_release` writes it, beside the parameters.
-SPENT = "spent"
+# As `save_release` writes them, beside the parameters: the runs, and a random name.
+SPENT, NAME = "spent", "name"
 
 
 def read(found: Any) -> Spending:
@@ -65,8 +65,8 @@ class Told:
 
     Attributes:
       keys: the names of the keys of those that are known by them, its own excepted.
-      unnamed: how many others: of a file, a list of mechanisms, or a search, as one.
-        On which data they were is not known.
+      unnamed: how many others: of a list of mechanisms, or a search, as one. On which
+        data they were is not known.
     """
 
     keys: frozenset[str] = frozenset()
@@ -75,6 +75,8 @@ class Told:
 
 # By the key of a run of this process.
 _TOLD: dict[str, Told] = {}
+# By the name of a file that this process wrote: its run, and what that was told of.
+_WRITTEN: dict[str, Told] = {}
 
 
 def told(sampling_key: jax.Array) -> Told:
@@ -82,19 +84,32 @@ def told(sampling_key: jax.Array) -> Told:
     return _TOLD.get(keys.name_of(sampling_key), Told())
 
 
+def _and_itself(sampling_key: jax.Array) -> Told:
+    before = told(sampling_key)
+    return Told(before.keys | {keys.name_of(sampling_key)}, before.unnamed)
+
+
+def wrote(name: str, sampling_key: jax.Array) -> None:
+    """That a file of this name has the run of this key."""
+    _WRITTEN[name] = _and_itself(sampling_key)
+
+
+def _told_by_one(entry: Any) -> Told:
+    state = getattr(entry, "state", None)
+    if state is not None:
+        return _and_itself(state.sampling_key)
+    if hasattr(entry, "trials"):  # a search
+        return Told(unnamed=1)
+    if isinstance(entry, Mapping) and NAME in entry:
+        # A file of another process has no run of this one.
+        return _WRITTEN.get(entry[NAME], Told())
+    return Told(unnamed=len(accounting.compose([_of_one(entry)]).runs))
+
+
 def _told_by(spent: Any) -> Told:
-    names, unnamed = set(), 0
-    for entry in _several(spent):
-        state = getattr(entry, "state", None)
-        if state is not None:
-            before = told(state.sampling_key)
-            names |= before.keys | {keys.name_of(state.sampling_key)}
-            unnamed += before.unnamed
-        elif hasattr(entry, "trials"):  # a search
-            unnamed += 1
-        else:
-            unnamed += len(accounting.compose([_of_one(entry)]).runs)
-    return Told(frozenset(names), unnamed)
+    each = [_told_by_one(entry) for entry in _several(spent)]
+    names = frozenset[str]().union(*(x.keys for x in each))
+    return Told(names, sum(x.unnamed for x in each))
 
 
 def tell(spent: Any, sampling_key: jax.Array) -> None:

@@ -166,14 +166,35 @@ def test_the_best_of_several_runs_is_warned_of(tmp_path):
 
 @pytest.mark.guarantee
 def test_the_best_of_several_runs_after_one_on_other_people_is_warned_of(tmp_path):
-    """By its key that covers no run on these; a file names no key, and covers one."""
+    """By its key, or its file, that covers no run on these."""
     before = of_vector(data=(X + 1,))
     of_vector(spent=before)
     with pytest.warns(UserWarning, match=OTHERS.format(1)):
         training.save_release(tmp_path / "x", of_vector(spent=before))
     about = training.save_release(tmp_path / "x", before)
-    with pytest.warns(UserWarning, match=OTHERS.format(1)):
+    with pytest.warns(UserWarning, match=OTHERS.format(2)):
         training.save_release(tmp_path / "x", of_vector(spent=about))
+
+
+@pytest.mark.guarantee
+def test_the_better_of_two_runs_after_one_of_another_process_is_warned_of(tmp_path):
+    """Its file covers neither; a list of mechanisms may be of them, and covers one."""
+    about = training.save_release(tmp_path / "x", of_vector(data=(X + 1,)))
+    elsewhere = about | {"name": "0123456789abcdef"}
+    of_vector(spent=elsewhere)
+    with pytest.warns(UserWarning, match=OTHERS.format(1)):
+        training.save_release(tmp_path / "x", of_vector(spent=elsewhere))
+    with pytest.warns(UserWarning, match=OTHERS.format(1)):
+        training.save_release(tmp_path / "x", of_vector(spent=[(MECHANISM, 4)]))
+
+
+def test_a_file_of_the_very_key_is_refused(tmp_path):
+    """The two would add the same noise."""
+    key = training.secret_key()
+    first = fit(jnp.zeros(3), loss_of_vector, key=key)
+    about = training.save_release(tmp_path / "x", first)
+    with pytest.raises(ValueError, match="that of a run in spent="):
+        fit(jnp.zeros(3), loss_of_vector, key=key, spent=about)
 
 
 @pytest.mark.guarantee
