@@ -60,7 +60,7 @@ def test_an_event_around_one_of_a_user_is_computed_each_time(monkeypatch):
 
 def test_an_event_whose_fields_changed_is_another(counted):
     """A list of events has no hash, and may be added to."""
-    events = [GAUSSIAN(2.0)]
+    events: list[dp_accounting.DpEvent] = [GAUSSIAN(2.0)]
     both = dp_accounting.ComposedDpEvent(events)
     epsilon = lambda: accounting.epsilon(
         both, target_delta=1e-5, neighboring_relation=ADD
