@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax import core
 
 
 def _single(named: dict[str, Any]) -> tuple[str, Any]:
@@ -47,7 +48,7 @@ def python_number(**named: Any) -> Any:
     full_precision(**named)
     _, value = _single(named)
     is_array = isinstance(value, np.generic | np.ndarray | jax.Array)
-    if not is_array or isinstance(value, jax.core.Tracer) or value.shape != ():
+    if not is_array or isinstance(value, core.Tracer) or value.shape != ():
         return value
     return value.item()
 
