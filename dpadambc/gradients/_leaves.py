@@ -8,7 +8,7 @@ reaches it through the functions of this file alone.
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple, NoReturn, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -81,6 +81,15 @@ class PerExampleGradient(metaclass=_SaysWhatToDo):
     def materialize(self) -> jax.Array:
         r"""The gradients, shape (batch, \*shape): as large as what is avoided here."""
         return jax.vmap(type(self.factored).dense)(self.factored).astype(self.dtype)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        does = f": put clip_per_example first, and take {name} of what it returns"
+        is_of_arrays = not name.startswith("_") and hasattr(jax.Array, name)
+        raise AttributeError(
+            f"A {type(self).__name__} has no {name}{does if is_of_arrays else ''}.",
+            name=name,
+            obj=self,
+        )
 
     def __repr__(self) -> str:
         return (

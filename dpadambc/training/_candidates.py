@@ -59,7 +59,16 @@ def _check_number(value: Any) -> None:
 
 
 def made(make_optimizer: Callable[..., Any], candidate: Any) -> Any:
-    """The optimizer of a candidate."""
-    if isinstance(candidate, dict):
-        return make_optimizer(**candidate)
-    return make_optimizer(candidate)
+    """The optimizer of a candidate; an error says that its numbers are traced."""
+    try:
+        if isinstance(candidate, dict):
+            return make_optimizer(**candidate)
+        return make_optimizer(candidate)
+    except jax.errors.ConcretizationTypeError as error:
+        error.add_note(
+            "A search compiles one program for all candidates, so make_optimizer gets"
+            " their numbers traced, and nothing in it may branch on them. Schedules of"
+            " Optax do, some of them, on their peak. Make one with a peak of 1, and"
+            " multiply it: lambda step: learning_rate * schedule(step)."
+        )
+        raise

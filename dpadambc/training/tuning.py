@@ -201,7 +201,8 @@ def search(
 
     One program is compiled for all candidates and trials, with the candidates' numbers
     as arguments. So `make_optimizer` gets traced numbers: it may compute with them, but
-    not branch on them.
+    not branch on them. Schedules of Optax that do, such as a warm-up with a cosine, are
+    made with a peak of 1: `lambda step: learning_rate * schedule(step)`.
 
     Args:
       loss_fn: the loss of one example, as for `fit`.

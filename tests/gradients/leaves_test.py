@@ -1,5 +1,6 @@
 """Factored gradients keep the guarantee of the clip, and stay within their memory."""
 
+import copy
 import functools
 
 import hypothesis
@@ -284,6 +285,15 @@ def test_a_leaf_is_printed_in_a_line_and_knows_its_parameter():
         "PerExampleGradient(batch_size=5, shape=(7, 9), dtype=float32, rule='gram')"
     )
     assert (grads.shape, grads.dtype, grads.batch_size) == ((7, 9), np.float32, 5)
+
+
+def test_a_method_of_arrays_names_the_clip():
+    grad = dpadambc.per_example_grad(lambda w, x: w @ x)(jnp.ones(3), jnp.ones((4, 3)))
+    with pytest.raises(AttributeError, match="put clip_per_example first, and take me"):
+        grad.mean()
+    with pytest.raises(AttributeError, match=r"has no other\.$"):
+        _ = grad.other
+    assert not hasattr(copy.copy(grad), "__len__")
 
 
 def test_blanking_happens_only_where_a_norm_is_not_finite(x64):

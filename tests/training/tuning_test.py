@@ -107,6 +107,21 @@ def test_one_program_is_traced_however_many_trials_and_candidates_there_are():
     assert found.best.candidate in candidates
 
 
+def test_an_optimizer_that_branches_on_a_candidate_is_told_what_to_do():
+    def branches(rate):
+        return optax.adam(rate) if rate > 0 else optax.sgd(rate)
+
+    with pytest.raises(jax.errors.ConcretizationTypeError) as error:
+        search(make_optimizer=branches)
+    assert "learning_rate * schedule(step)" in "".join(error.value.__notes__)
+
+
+def test_a_schedule_of_peak_one_may_be_multiplied_by_a_candidate():
+    schedule = optax.warmup_cosine_decay_schedule(0.0, 1.0, 2, 8)
+    found = search(make_optimizer=lambda r: optax.adam(lambda step: r * schedule(step)))
+    assert found.best.candidate in RATES
+
+
 @pytest.mark.slow
 def test_how_many_at_once_changes_nothing():
     alone, together = search(), search(trials_at_once=3)
