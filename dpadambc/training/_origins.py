@@ -133,6 +133,19 @@ def remember_release(params: Any, spending: Spending | None) -> None:
         _remember(mark, known)
 
 
+def warn_of_start(params: Any, *, stacklevel: int) -> None:
+    """Warns of the first array that an earlier run of this process has made."""
+    made = ((name, _KNOWN[mark]) for name, mark in _marks(params) if mark in _KNOWN)
+    for name, known in made:
+        warnings.warn(
+            f"params{name} is what {known.text}, and the mechanism's epsilon leaves out"
+            " what that spent: state that of both, accounting.compose([...]), unless"
+            " nobody whose data it had is in these data.",
+            stacklevel=stacklevel + 1,
+        )
+        return
+
+
 @dataclasses.dataclass(frozen=True)
 class Start:
     """What a run is about to begin with.

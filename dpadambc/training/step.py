@@ -22,7 +22,7 @@ from dpadambc.gradients import _batched
 from dpadambc.mechanisms import _check, _names, _seam
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.mechanisms.batch import Batch
-from dpadambc.training import _data
+from dpadambc.training import _data, _origins
 from dpadambc.training._shardings import Shardings
 from dpadambc.training.state import TrainState, init_state, releasable
 
@@ -144,7 +144,8 @@ class Step:
 
         Warns if the key, outside of a transformation, began another run before in this
         process, with another mechanism, start, loss or optimizer: both would add the
-        same noise.
+        same noise. Warns of parameters that an earlier run of this process has trained:
+        epsilon is of both.
         """
         averages = self.average_decay is not None
         with key_uses.told_by_caller():
@@ -154,6 +155,7 @@ class Step:
         if not any(isinstance(x, core.Tracer) for x in jax.tree.leaves(state)):
             name, outline = key_uses.name_of(state.noise), self._outline(state)
             key_uses.check(name, outline, stacklevel=3)  # of this
+            _origins.warn_of_start(params, stacklevel=2)
         return state
 
     def _outline(self, state: TrainState) -> dict[str, Any]:

@@ -227,6 +227,19 @@ def test_so_must_one_whose_loss_or_optimizer_closes_over_it():
     fit(loss_fn=lambda params, x: loss_fn(params, other * x))
 
 
+def test_a_loop_of_ones_own_is_warned_of_a_start_that_was_trained():
+    step = training.Step(loss_fn, MECHANISM, ADAM)
+    trained = fit().state.params
+    told = r"params\['w'\] is what a run of 10 steps of PoissonGaussian"
+    with pytest.warns(UserWarning, match=told) as caught:
+        step.init(trained, key=training.secret_key())
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step.init(START, key=training.secret_key())
+        step.init(jax.tree.map(lambda x: 0.5 * x, trained), key=training.secret_key())
+
+
 def search(distribution, **options):
     arguments = dict(
         score=training.NoisyScore(lambda *_: 0.5, (X,), 3.0, 200), target_delta=DELTA
