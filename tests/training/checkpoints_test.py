@@ -680,7 +680,7 @@ from dpadambc import training
 folder, output = sys.argv[1:]
 size = 200_000  # a save takes a while
 mechanism = dpadambc.PoissonGaussian(
-    l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.25, iterations=40,
+    l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.25, iterations=20,
     normalize_by=50)
 x = jnp.linspace(-1, 1, 200)
 saved = training.Checkpoints(folder, every=1) if folder else None
