@@ -16,7 +16,8 @@ class _Content(pickle.Pickler):
     """All fields of an event, and of those in it, of packages that are known."""
 
     def reducer_override(self, obj):
-        module = obj.__module__ if isinstance(obj, type) else type(obj).__module__
+        # Of a class or a function its own, of an object that of its class.
+        module = getattr(obj, "__module__", None) or type(obj).__module__
         if module.partition(".")[0] not in _KNOWN_PACKAGES:
             raise pickle.PicklingError(f"{module} may change.")
         return NotImplemented

@@ -58,6 +58,19 @@ def test_an_event_around_one_of_a_user_is_computed_each_time(monkeypatch):
     assert of_inner(composed) == 5.0
 
 
+def two():
+    return 2.0
+
+
+def test_an_event_with_a_function_of_a_user_is_computed_each_time(monkeypatch):
+    """Of a function, too, a pickle has the name alone."""
+    event = GAUSSIAN(two)  # pyright: ignore[reportArgumentType]
+    of_inner = remembered(lambda event: event.noise_multiplier())
+    assert of_inner(event) == 2.0
+    monkeypatch.setattr(two, "__code__", (lambda: 5.0).__code__)
+    assert of_inner(event) == 5.0
+
+
 def test_an_event_whose_fields_changed_is_another(counted):
     """A list of events has no hash, and may be added to."""
     events: list[dp_accounting.DpEvent] = [GAUSSIAN(2.0)]
