@@ -436,6 +436,10 @@ ROWS = {name: stage(name) for name in optax_contract_test.ROWS} | {
         training.with_prediction(loss_fn),
         lambda d: (d.params(), d.params(), d(3)),
     ),
+    "training.with_rows": (
+        training.with_rows(loss_with_key, uses_key=True),
+        lambda d: (d.params(), d(4, 3), jnp.arange(4) > 1, d.key),
+    ),
     "training.with_compute_dtype": (
         training.with_compute_dtype(loss_fn, jnp.bfloat16),
         lambda d: (d.params(), d(3)),
@@ -459,6 +463,7 @@ ON_THE_HOST = {
     "audit.Pipeline.of_fit": "returns what is to be audited",
     "clipping.ParameterCost.kind": "has no arrays",
     "training.fully_sharded": "returns shardings",
+    "training.group_by_user": "reads ids, and how many there are is in the shapes",
     "training.load_release": "reads a file",
     "training.secret_key": "draws from the operating system",
 }

@@ -27,6 +27,7 @@ from dpadambc.training.state import (
 )
 from dpadambc.training.step import Seen, Step, draw_batch
 from dpadambc.training.tuning import SearchResult, Trial, search
+from dpadambc.training.users import group_by_user, with_rows
 
 __all__ = [
     "NoisyScore",
@@ -44,6 +45,7 @@ __all__ = [
     "draw_batch",
     "fit",
     "fully_sharded",
+    "group_by_user",
     "init_state",
     "load_release",
     "public_numbers",
@@ -54,6 +56,7 @@ __all__ = [
     "with_augmentations",
     "with_compute_dtype",
     "with_prediction",
+    "with_rows",
 ]
 
 if TYPE_CHECKING:

@@ -64,7 +64,7 @@ def two():
 
 def test_an_event_with_a_function_of_a_user_is_computed_each_time(monkeypatch):
     """Of a function, too, a pickle has the name alone."""
-    event = GAUSSIAN(two)  # pyright: ignore[reportArgumentType]
+    event = GAUSSIAN(two)
     of_inner = remembered(lambda event: event.noise_multiplier())
     assert of_inner(event) == 2.0
     monkeypatch.setattr(two, "__code__", (lambda: 5.0).__code__)
@@ -73,7 +73,7 @@ def test_an_event_with_a_function_of_a_user_is_computed_each_time(monkeypatch):
 
 def test_an_event_whose_fields_changed_is_another(counted):
     """A list of events has no hash, and may be added to."""
-    events: list[dp_accounting.DpEvent] = [GAUSSIAN(2.0)]
+    events = [GAUSSIAN(2.0)]
     both = dp_accounting.ComposedDpEvent(events)
     epsilon = lambda: accounting.epsilon(
         both, target_delta=1e-5, neighboring_relation=ADD

@@ -1,0 +1,146 @@
+"""Privacy of a user with several rows: all that a user has is one example.
+
+Epsilon is of one example. A user in ten rows can move the sum ten times as far as one
+row does, so the rows of a user are put into one example, whose gradient is clipped as a
+whole.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpadambc._core import validate
+
+Loss = Callable[..., jax.Array]
+
+
+def _as_ids(user_ids: Any) -> np.ndarray:
+    """Raises unless they are whole numbers or strings, one for each row.
+
+    What is missing is often NaN, which differs from itself: each such row would be a
+    user of its own.
+    """
+    ids = np.asarray(user_ids)
+    kinds = {type(x) for x in ids.ravel()} if ids.dtype == object else set()
+    if kinds in ({str}, {int}):  # a column of pandas
+        ids = ids.astype(kinds.pop())
+    if ids.ndim != 1 or ids.dtype.kind not in "iuSU":
+        found = " and ".join(sorted(x.__name__ for x in kinds)) or ids.dtype
+        raise TypeError(
+            "Expected user_ids to be whole numbers or strings, one for each row, got an"
+            f" array of shape {ids.shape} with {found}. Leave out the rows of which the"
+            " user is not known: each would be taken for a user of its own."
+        )
+    return ids
+
+
+def _rows_of_users(ids: np.ndarray, max_rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of each user, and which of them are padding: copies of the first."""
+    order = np.argsort(ids, kind="stable")
+    _, first, counts = np.unique(ids[order], return_index=True, return_counts=True)
+    place = np.arange(max_rows)
+    is_padding = place >= counts[:, None]
+    return order[first[:, None] + np.where(is_padding, 0, place)], is_padding
+
+
+def group_by_user(data: Any, user_ids: Any, *, max_rows: int) -> tuple[Any, ...]:
+    """One example for each user, of the first rows that the user has.
+
+    Guarantees:
+      * The example of a user is a function of the rows of this user alone, in their
+        order. So users whose rows differ, or one user more or less, change one example.
+      * Every row that is used is in the example of one user.
+
+    Args:
+      data: arrays as for `fit`, with the rows along axis 0.
+      user_ids: whole numbers or strings, shape (rows,): whose each row is.
+      max_rows: how many rows of a user are used at most; public, so not the largest
+        number that a user has.
+
+    Returns:
+      Arrays as `fit` takes them, with shape (users, max_rows, ...), and after them
+      where a row is padding, shape (users, max_rows), bool. Padding is a copy of the
+      first row of the same user. Users are in the order of their ids.
+
+    Raises:
+      TypeError: if ids are of another type: those that are missing often are.
+      ValueError: if there are not as many ids as rows, or none.
+
+    Example:
+      >>> import numpy as np
+      >>> from dpadambc import training
+      >>> x, y = np.arange(5.0), np.array([0, 1, 0, 1, 1])
+      >>> x, y, is_padding_row = training.group_by_user(
+      ...     (x, y), ["bo", "al", "bo", "bo", "cy"], max_rows=2)
+      >>> x.tolist()
+      [[1.0, 1.0], [0.0, 2.0], [4.0, 4.0]]
+      >>> is_padding_row.tolist()
+      [[False, True], [False, False], [False, True]]
+    """
+    validate.count(least=1, max_rows=max_rows)
+    ids = _as_ids(user_ids)
+    for path, column in jax.tree_util.tree_leaves_with_path(data):
+        if not np.shape(column) or len(column) != len(ids) or not len(ids):
+            name = f"data{jax.tree_util.keystr(path)}"
+            raise ValueError(
+                f"Expected one id for each row, at least one, got {len(ids)} ids for"
+                f" {name} of shape {np.shape(column)}."
+            )
+    rows, is_padding_row = _rows_of_users(ids, max_rows)
+    grouped = jax.tree.map(lambda column: column[rows], data)
+    several = grouped if isinstance(grouped, tuple) else (grouped,)
+    return *several, is_padding_row
+
+
+def with_rows(
+    loss_fn: Loss, *, has_frozen: bool = False, uses_key: bool = False
+) -> Loss:
+    """The mean loss over the rows of one user.
+
+    The gradient of the mean is clipped, so the user counts once however many rows there
+    are: epsilon is of a user.
+
+    Args:
+      loss_fn: of one row: `(params, *row)`; with `has_frozen`, `(params, frozen,
+        *row)`; with `uses_key`, a key comes last.
+      has_frozen: whether the second argument is what `fit` is given as `frozen`.
+      uses_key: whether the last argument is a key; each row gets its own.
+
+    Returns:
+      A loss of the same arguments for an example of `group_by_user`: rows, and before
+      the key where a row is padding.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, numpy as np, optax
+      >>> import dpadambc
+      >>> from dpadambc import training
+      >>> rng = np.random.default_rng(0)
+      >>> x = rng.normal(size=(2_000, 3)).astype(np.float32)
+      >>> data = training.group_by_user(
+      ...     (x, x @ np.float32([1, 2, 3])), rng.integers(500, size=2_000), max_rows=4)
+      >>> mechanism = dpadambc.PoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.1, iterations=100,
+      ...     normalize_by=50)
+      >>> loss_fn = lambda w, x, y: (w @ x - y) ** 2
+      >>> result = training.fit(
+      ...     training.with_rows(loss_fn), jnp.zeros(3), data, mechanism,
+      ...     optax.adam(0.1), key=jax.random.key(0), target_delta=1e-5,
+      ...     steps_per_call=100)
+      >>> print(result.state.params.round(0))
+      [1. 2. 3.]
+    """
+    num_shared = 2 if has_frozen else 1
+
+    def mean(*arguments):
+        *rest, key = arguments if uses_key else (*arguments, None)
+        shared, (*rows, is_padding_row) = rest[:num_shared], rest[num_shared:]
+        if uses_key:
+            rows.append(jax.random.split(key, len(is_padding_row)))
+        losses = jax.vmap(lambda *row: loss_fn(*shared, *row))(*rows)
+        used = jnp.where(is_padding_row, 0, losses)
+        return used.sum() / (~is_padding_row).sum()
+
+    return mean

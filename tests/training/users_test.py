@@ -1,0 +1,169 @@
+"""All rows of a user are one example, whatever rows others have."""
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpadambc
+from dpadambc import training
+from tests import common
+
+IDS = st.lists(st.integers(-3, 3), min_size=1, max_size=12)
+
+
+def loss_fn(w, x):
+    return jnp.vdot(w, x)
+
+
+def looped(ids, max_rows):
+    """The rows of each user, by a loop over users."""
+    found = []
+    for user in sorted(set(ids)):
+        own = [row for row, owner in enumerate(ids) if owner == user][:max_rows]
+        num_padding = max_rows - len(own)
+        found.append((own + num_padding * own[:1], num_padding))
+    return found
+
+
+@hypothesis.given(ids=IDS, max_rows=st.integers(1, 4), as_strings=st.booleans())
+def test_it_is_a_loop_over_users(ids, max_rows, as_strings):
+    ids = [f"user {x + 3}" for x in ids] if as_strings else ids
+    rows, is_padding_row = training.group_by_user(
+        np.arange(len(ids)), ids, max_rows=max_rows
+    )
+    expected = looped(ids, max_rows)
+    assert rows.tolist() == [own for own, _ in expected]
+    assert is_padding_row.sum(1).tolist() == [padding for _, padding in expected]
+    assert (np.diff(is_padding_row.astype(int)) >= 0).all()  # it comes last
+
+
+@pytest.mark.guarantee
+@hypothesis.given(ids=IDS.filter(lambda ids: len(set(ids)) > 1), data=st.data())
+def test_another_user_less_changes_the_examples_of_nobody_else(ids, data):
+    ids = np.array(ids)
+    rows = np.arange(len(ids))
+    gone = data.draw(st.sampled_from(sorted(set(ids.tolist()))))
+    left = ids != gone
+    group = lambda rows, ids: training.group_by_user(rows, ids, max_rows=2)
+    both, without = group(rows, ids), group(rows[left], ids[left])
+    kept = np.unique(ids) != gone
+    for whole, part in zip(both, without, strict=True):
+        np.testing.assert_array_equal(whole[kept], part)
+
+
+def distance_without(clipped, params, columns, user):
+    """How far the clipped sum moves without these examples."""
+    left = jax.tree.map(lambda x: np.delete(x, user, axis=0), columns)
+    return np.linalg.norm(clipped(params, *columns) - clipped(params, *left))
+
+
+@pytest.mark.guarantee
+def test_a_user_moves_the_sum_by_the_clip_norm_however_many_rows_there_are():
+    ids = np.array([0, 1, 1, 1, 1, 1, 2])
+    x = 100 * np.ones((7, 3), np.float32)
+    w = jnp.zeros(3)
+    of = lambda loss: dpadambc.clipped_grad(loss, l2_clip_norm=1.0, normalize_by=1.0)
+    by_user = training.group_by_user((x,), ids, max_rows=4)
+    moved = distance_without(of(training.with_rows(loss_fn)), w, by_user, 1)
+    assert moved == pytest.approx(1.0, rel=1e-5)
+    # Negative control: rows as examples.
+    moved = distance_without(of(loss_fn), w, (x,), np.flatnonzero(ids == 1))
+    assert moved == pytest.approx(5.0, rel=1e-5)
+
+
+def test_the_loss_is_the_mean_over_the_rows_that_a_user_has():
+    x, y = np.float32([[1, 2], [3, 4], [5, 6]]), np.float32([1, 2, 3])
+    log_loss = lambda w, x, y: jnp.log(w @ x) * y
+    data = training.group_by_user((x, y), [7, 7, 8], max_rows=3)
+    w = jnp.array([0.5, 2.0])
+    value_and_grad = jax.value_and_grad(training.with_rows(log_loss))
+    for user, rows in enumerate(([0, 1], [2])):
+        of_user = [column[user] for column in data]
+        mean = lambda w, rows=rows: jnp.mean(
+            jax.vmap(log_loss, (None, 0, 0))(w, x[rows], y[rows])
+        )
+        expected = jax.value_and_grad(mean)(w)
+        found = value_and_grad(w, *of_user)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found, expected
+        )
+
+
+def test_frozen_is_shared_and_each_row_has_a_key():
+    def drawn(w, frozen, x, key):
+        return w * x + frozen * jax.random.uniform(key)
+
+    loss = training.with_rows(drawn, has_frozen=True, uses_key=True)
+    key = jax.random.key(3)
+    draws = jax.vmap(jax.random.uniform)(jax.random.split(key, 4))
+    is_padding = np.array([False, False, True, True])
+    found = loss(2.0, 10.0, np.arange(4.0), is_padding, key)
+    assert found == pytest.approx(2 * 0.5 + 10 * float(draws[:2].mean()), rel=1e-5)
+    assert abs(draws[0] - draws[1]) > 1e-3
+
+
+def test_gradients_stay_in_their_factors():
+    def dense(params, x):
+        return jnp.sum(jnp.tanh(x @ params["hidden"]) @ params["out"])
+
+    params = {"hidden": jnp.ones((64, 64)), "out": jnp.ones((64, 64))}
+    example = jnp.ones((3, 64)), jnp.zeros(3, bool)
+    batch = jax.tree.map(lambda x: jnp.stack(6 * [x]), example)
+    grads = dpadambc.per_example_grad(training.with_rows(dense))(params, *batch)
+    assert {grad.rule for grad in grads.values()} == {"gram"}
+
+
+def test_fit_takes_what_it_gives():
+    rng = np.random.default_rng(0)
+    rows = {"x": rng.normal(size=(60, 3)).astype(np.float32)}
+    data = training.group_by_user(rows, rng.integers(20, size=60), max_rows=3)
+    result = training.fit(
+        training.with_rows(lambda w, row: jnp.vdot(w, row["x"])),
+        jnp.zeros(3),
+        data,
+        common.poisson_gaussian(iterations=2),
+        optax.sgd(0.1),
+        key=training.secret_key(),
+        target_delta=1e-5,
+    )
+    assert np.isfinite(result.state.params).all()
+
+
+@pytest.mark.parametrize(
+    ("ids", "found"),
+    [
+        ([1.0, np.nan, 2.0], "float64"),
+        (["a", None, "b"], "NoneType and str"),
+        (np.array([1, "a", 2], dtype=object), "int and str"),
+        ([[1], [2], [3]], r"shape \(3, 1\)"),
+        ([True, False, True], "bool"),
+    ],
+)
+def test_ids_that_may_be_missing_are_refused(ids, found):
+    with pytest.raises(TypeError, match=f"Expected user_ids .*{found}"):
+        training.group_by_user(np.zeros(3), ids, max_rows=2)
+
+
+@pytest.mark.parametrize("column", [np.zeros(4), np.zeros(()), np.zeros((2, 3))])
+def test_as_many_rows_as_ids(column):
+    with pytest.raises(ValueError, match=r"got 3 ids for data\[1\] of shape"):
+        training.group_by_user((np.zeros(3), column), [1, 2, 3], max_rows=2)
+
+
+def test_none_are_refused():
+    with pytest.raises(ValueError, match="got 0 ids"):
+        training.group_by_user((np.zeros(0),), np.zeros(0, int), max_rows=2)
+    with pytest.raises(ValueError, match="max_rows >= 1"):
+        training.group_by_user((np.zeros(2),), [1, 2], max_rows=0)
+
+
+def test_ids_of_a_column_of_objects_are_read():
+    for ids in (["b", "a", "b"], [2, 1, 2]):
+        rows, _ = training.group_by_user(
+            jnp.arange(3), np.array(ids, dtype=object), max_rows=2
+        )
+        assert rows.tolist() == [[1, 1], [0, 2]]
