@@ -161,12 +161,14 @@ def calibrate(
       3.73
     """
     validate.positive(target_epsilon=target_epsilon)
+    _events.check_delta(target_delta)
     _events.check_accountant(accountant)
+    # In double precision, whatever they are in.
+    target_epsilon, target_delta = float(target_epsilon), float(target_delta)
 
     def gap_of(spent: float) -> float:
         # Bounded, since the search cannot use infinity.
-        # In double precision, whatever the target is in.
-        return math.log(np.clip(spent / float(target_epsilon), 1e-3, 1e3))
+        return math.log(np.clip(spent / target_epsilon, 1e-3, 1e3))
 
     @functools.cache
     def gap(x: float) -> float:

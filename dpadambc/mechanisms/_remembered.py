@@ -27,7 +27,7 @@ def _content(event: dp_accounting.DpEvent) -> bytes | None:
     written = io.BytesIO()
     try:
         _Content(written).dump(event)
-    except (pickle.PicklingError, AttributeError, TypeError):
+    except (pickle.PicklingError, AttributeError, TypeError, RecursionError):
         return None
     return written.getvalue()
 

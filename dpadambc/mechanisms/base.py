@@ -67,9 +67,10 @@ class Mechanism(Accounted):
 
     def _keep_python_numbers(self) -> None:
         """In place of arrays, which have no hash."""
-        for field in dataclasses.fields(cast(Any, self)):
-            number = validate.python_number(**{field.name: getattr(self, field.name)})
-            object.__setattr__(self, field.name, number)
+        given = (x.name for x in dataclasses.fields(cast(Any, self)) if x.init)
+        for name in given:
+            number = validate.python_number(**{name: getattr(self, name)})
+            object.__setattr__(self, name, number)
 
     def _check_moving(self) -> None:
         """Raises where a bound that moves would not be accounted for."""

@@ -155,7 +155,7 @@ class Step:
         if not any(isinstance(x, core.Tracer) for x in jax.tree.leaves(state)):
             name, outline = key_uses.name_of(state.noise), self._outline(state)
             key_uses.check(name, outline, stacklevel=3)  # of this
-            _origins.warn_of_start(params, stacklevel=2)
+            _origins.warn_of_start(state.params, stacklevel=2)
         return state
 
     def _outline(self, state: TrainState) -> dict[str, Any]:

@@ -520,6 +520,18 @@ def test_delta_may_be_an_array():
     )
 
 
+def test_targets_of_a_calibration_may_be_arrays():
+    calibrated = lambda of: dpadambc.PoissonGaussian.calibrate(
+        target_epsilon=of(3.0),
+        target_delta=of(2.0**-17),
+        sampling_prob=0.1,
+        iterations=10,
+        l2_clip_norm=1.0,
+        normalize_by=100,
+    )
+    assert calibrated(jnp.float32) == calibrated(np.array) == calibrated(float)
+
+
 def loss_cells(q, z, relation, width):
     """The mass of each cell of losses under P, of the Poisson-subsampled Gaussian."""
     moved = 0.5 if relation == REPLACE else 1.0  # in sensitivities

@@ -63,6 +63,18 @@ def test_numbers_that_are_arrays_become_those_of_python(cls, array):
     assert one.dp_event() == two.dp_event()
 
 
+def test_a_field_of_a_subclass_may_be_made_from_others():
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class WithExpected(dpadambc.PoissonGaussian):
+        expected: float = dataclasses.field(init=False)
+
+        def __post_init__(self):
+            super().__post_init__()
+            object.__setattr__(self, "expected", self.sampling_prob * 1_000)
+
+    assert WithExpected(**POISSON).expected == 50
+
+
 def test_a_number_of_low_precision_is_refused():
     with pytest.raises(TypeError, match=r"sampling_prob in at least float32"):
         dpadambc.PoissonGaussian(**{**POISSON, "sampling_prob": jnp.bfloat16(0.05)})

@@ -71,6 +71,13 @@ def test_an_event_with_a_function_of_a_user_is_computed_each_time(monkeypatch):
     assert of_inner(event) == 5.0
 
 
+def test_an_event_that_is_too_deep_for_a_pickle_is_computed():
+    event = GAUSSIAN(2.0)
+    for _ in range(2_000):
+        event = dp_accounting.SelfComposedDpEvent(event, 1)
+    assert remembered(lambda event: event.count)(event) == 1
+
+
 def test_an_event_whose_fields_changed_is_another(counted):
     """A list of events has no hash, and may be added to."""
     events = [GAUSSIAN(2.0)]

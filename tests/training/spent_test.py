@@ -237,6 +237,7 @@ def test_a_loop_of_ones_own_is_warned_of_a_start_that_was_trained():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         step.init(START, key=training.secret_key())
+        step.init({"w": [0.0, 1.0, 2.0], "b": 0.5}, key=training.secret_key())
         step.init(jax.tree.map(lambda x: 0.5 * x, trained), key=training.secret_key())
 
 
