@@ -1,6 +1,8 @@
 """What a run spends, on top of what earlier runs on the same people's data spent."""
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -13,8 +15,9 @@ from dpadambc.mechanisms.base import Mechanism
 
 Spent: TypeAlias = Any  # a Result, a Spending, a mechanism, or a list: see `earlier`
 
-# As `save_release` writes them, beside the parameters: the runs, and a random name.
-SPENT, NAME = "spent", "name"
+# As `save_release` writes them, beside the parameters: the runs, and random names, of
+# the file and of those that its run was told of.
+SPENT, NAMES = "spent", "names"
 
 
 def read(found: Any) -> Spending:
@@ -67,10 +70,20 @@ class Told:
       keys: the names of the keys of those that are known by them, its own excepted.
       unnamed: how many others: of a list of mechanisms, or a search, as one. On which
         data they were is not known.
+      files: the names of the files among them.
     """
 
     keys: frozenset[str] = frozenset()
     unnamed: int = 0
+    files: frozenset[str] = frozenset()
+
+    def __or__(self, other: "Told") -> "Told":
+        """Both together."""
+        return Told(
+            self.keys | other.keys,
+            self.unnamed + other.unnamed,
+            self.files | other.files,
+        )
 
 
 # By the key of a run of this process.
@@ -85,8 +98,7 @@ def told(sampling_key: jax.Array) -> Told:
 
 
 def _and_itself(sampling_key: jax.Array) -> Told:
-    before = told(sampling_key)
-    return Told(before.keys | {keys.name_of(sampling_key)}, before.unnamed)
+    return told(sampling_key) | Told(frozenset([keys.name_of(sampling_key)]))
 
 
 def wrote(name: str, sampling_key: jax.Array) -> None:
@@ -100,16 +112,17 @@ def _told_by_one(entry: Any) -> Told:
         return _and_itself(state.sampling_key)
     if hasattr(entry, "trials"):  # a search
         return Told(unnamed=1)
-    if isinstance(entry, Mapping) and NAME in entry:
-        # A file of another process has no run of this one.
-        return _WRITTEN.get(entry[NAME], Told())
+    if isinstance(entry, Mapping) and NAMES in entry:
+        # A file of another process has runs of this one by their files alone.
+        written = [_WRITTEN.get(name, Told()) for name in entry[NAMES]]
+        return functools.reduce(
+            operator.or_, written, Told(files=frozenset(entry[NAMES]))
+        )
     return Told(unnamed=len(accounting.compose([_of_one(entry)]).runs))
 
 
 def _told_by(spent: Any) -> Told:
-    each = [_told_by_one(entry) for entry in _several(spent)]
-    names = frozenset[str]().union(*(x.keys for x in each))
-    return Told(names, sum(x.unnamed for x in each))
+    return functools.reduce(operator.or_, map(_told_by_one, _several(spent)), Told())
 
 
 def tell(spent: Any, sampling_key: jax.Array) -> None:

@@ -15,7 +15,7 @@ import optax
 from dpadambc._core import keys
 from dpadambc.mechanisms.accounting import Spending
 from dpadambc.training import _account, _identity, _origins, _siblings
-from dpadambc.training._account import NAME, SPENT
+from dpadambc.training._account import NAMES, SPENT
 from dpadambc.training.result import Result
 from dpadambc.training.state import TrainState, _keys_of_run, releasable
 
@@ -99,8 +99,8 @@ def save_release(path: str | pathlib.Path, result: Result) -> dict[str, Any]:
       What the file has besides the parameters, and their average if there is one. These
       are the mechanism, which names the sampling, with its public numbers and the
       neighboring relation; the steps taken, epsilon and delta; the runs that epsilon
-      covers, earlier ones included; a random name of the file; and the version of this
-      library.
+      covers, earlier ones included; random names, of the file and of those that `spent`
+      told of; and the version of this library.
 
     Raises:
       TypeError: if it is no result of `fit`, but that of a search, say.
@@ -127,19 +127,20 @@ def save_release(path: str | pathlib.Path, result: Result) -> dict[str, Any]:
     _warn_of_a_guessed_key(result.state)
     _warn_of_other_runs(result)
     arrays = _named(state.params, "params") | _named(state.average, "average")
+    name = secrets.token_hex(8)
     about = _identity.public_numbers(result.mechanism) | {
         "iterations": result.iterations,
         "epsilon": result.epsilon,
         "delta": result.target_delta,
         SPENT: result.spent.to_json(),
-        NAME: secrets.token_hex(8),
+        NAMES: [name, *sorted(_account.told(result.state.sampling_key).files)],
         "dtypes": {name: str(x.dtype) for name, x in arrays.items()},
         "dpadambc": importlib.metadata.version("dpadambc"),
     }
     stored: dict[str, Any] = {name: _storable(x) for name, x in arrays.items()}
     with path.open("wb") as file:
         np.savez(file, **{_ABOUT: json.dumps(about)}, **stored)
-    _account.wrote(about[NAME], result.state.sampling_key)
+    _account.wrote(name, result.state.sampling_key)
     return about
 
 

@@ -1,5 +1,6 @@
 """What is published of a run, and the file that says how private it is."""
 
+import collections
 import contextlib
 import json
 
@@ -14,6 +15,7 @@ from flax import nnx
 
 from dpadambc import training
 from dpadambc.mechanisms import trials
+from dpadambc.training import _account, _siblings
 from tests import common
 
 # Where no warning is expected, one is an error, also of those that other tests ignore.
@@ -180,12 +182,26 @@ def test_the_best_of_several_runs_after_one_on_other_people_is_warned_of(tmp_pat
 def test_the_better_of_two_runs_after_one_of_another_process_is_warned_of(tmp_path):
     """Its file covers neither; a list of mechanisms may be of them, and covers one."""
     about = training.save_release(tmp_path / "x", of_vector(data=(X + 1,)))
-    elsewhere = about | {"name": "0123456789abcdef"}
+    elsewhere = about | {"names": ["0123456789abcdef"]}
     of_vector(spent=elsewhere)
     with pytest.warns(UserWarning, match=OTHERS.format(1)):
         training.save_release(tmp_path / "x", of_vector(spent=elsewhere))
     with pytest.warns(UserWarning, match=OTHERS.format(1)):
         training.save_release(tmp_path / "x", of_vector(spent=[(MECHANISM, 4)]))
+
+
+@pytest.mark.guarantee
+def test_a_file_of_another_process_that_was_told_of_this_one_covers_it(
+    tmp_path, monkeypatch
+):
+    ours = training.save_release(tmp_path / "x", of_vector())
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(_account, "_TOLD", {})
+        elsewhere.setattr(_account, "_WRITTEN", {})
+        elsewhere.setattr(_siblings, "_RUNS", collections.deque())
+        theirs = training.save_release(tmp_path / "x", of_vector(spent=ours))
+    assert theirs["names"][1:] == ours["names"]
+    training.save_release(tmp_path / "x", of_vector(spent=theirs))
 
 
 def test_a_file_of_the_very_key_is_refused(tmp_path):
