@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc.training import _data
+from dpadambc.training import _data, _grouped
 
 _LEAST_ROWS = 1_000  # among which copies are looked for
 _MOST_COPIES = 0.2  # of all rows; in census data a tenth are equal
@@ -30,8 +30,11 @@ def _checksums(leaf: Any) -> Iterator[bytes]:
 
 
 def num_common(ours: list[Any], data: Any) -> int:
-    """How many rows of ours are inputs: rows of the arrays with the largest ones."""
-    leaves = jax.tree.leaves(data)
+    """How many rows of ours are inputs: rows of the arrays with the largest ones.
+
+    Of the examples of users it is rows that are compared.
+    """
+    leaves = jax.tree.leaves(_grouped.rows_of(data))
     size = lambda leaf: math.prod(jnp.shape(leaf)[1:])
     largest = max(map(size, leaves))
     kind = lambda leaf: (jnp.shape(leaf)[1:], jnp.result_type(leaf))

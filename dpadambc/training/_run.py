@@ -116,7 +116,7 @@ class Run:
         now, resumed_from = self.saved.restore(self.iterations)
         done, stopped = int(now.step), False
         self.history.goes_on_from(done)
-        _siblings.remember(self.runner.data, keys.name_of(now.sampling_key))
+        _siblings.remember(self.runner.known_as, keys.name_of(now.sampling_key))
         while done < self.iterations and not stopped:
             now, done, stopped = self._advance(now, done, steps_per_call)
         account = self.account

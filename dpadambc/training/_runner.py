@@ -13,6 +13,7 @@ from dpadambc._core import marks
 from dpadambc.training import (
     _data,
     _fingerprint,
+    _grouped,
     _identity,
     _programs,
 )
@@ -99,6 +100,11 @@ class Runner:
             return marks.of(self._arrays, closely=True)
         sample = jax.tree.map(np.asarray, _data.sample_of(self._source))
         return marks.of(sample, closely=True)
+
+    @property
+    def known_as(self) -> set[str]:
+        """The same, and the rows that were grouped by user."""
+        return {self.data} | _grouped.sources_of(self._arrays)
 
     def outline(self, state: TrainState) -> dict[str, Any]:
         """What of the identity can be told at once: that of two runs may be the same.

@@ -10,9 +10,9 @@ import collections
 _RUNS: collections.deque[tuple[str, str]] = collections.deque(maxlen=2**14)
 
 
-def remember(data: str, key: str) -> None:
+def remember(data: set[str], key: str) -> None:
     """That a run, or a search, of this key had these data."""
-    _RUNS.append((data, key))
+    _RUNS.extend((name, key) for name in data)
 
 
 def others(key: str) -> set[str]:

@@ -20,7 +20,7 @@ from dpadambc.mechanisms._selection import Events
 from dpadambc.mechanisms.accounting import Spending
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.mechanisms.poisson import PoissonGaussian
-from dpadambc.training import _data, _fingerprint, _rows
+from dpadambc.training import _data, _fingerprint, _grouped, _rows
 
 # How many examples are scored at once.
 _AT_ONCE = 256
@@ -77,7 +77,8 @@ class PublicScore:
     def check(self, mechanism: Mechanism, data: Any, *arguments: Any) -> None:
         """Raises where a row is among the training data; for `search`."""
         del mechanism
-        ours = [*jax.tree.leaves(self.data), *_closed_over(self, arguments)]
+        rows = jax.tree.leaves(_grouped.rows_of(self.data))
+        ours = [*rows, *_closed_over(self, arguments)]
         found = _rows.num_common(ours, data)
         if found:
             raise ValueError(
@@ -156,6 +157,13 @@ class NoisyScore:
                 f" {type(mechanism).__module__}.{type(mechanism).__name__}: a node is"
                 " in several rows, and would move the score by more than one. Score"
                 " nodes that need no protection, by a PublicScore."
+            )
+        if _grouped.sources_of(data) and not _grouped.sources_of(self.data):
+            raise ValueError(
+                "Expected the data of a NoisyScore as group_by_user makes them, like"
+                " those that are trained on, got others: a user with several rows would"
+                " move the score by more than one. Score the rows of a user together,"
+                " with a number for each user."
             )
         ours = _closed_over(self, arguments)
         found = max(_rows.num_common(ours, rows) for rows in (data, self.data))

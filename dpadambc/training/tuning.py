@@ -21,6 +21,7 @@ from dpadambc.training import (
     _checks,
     _data,
     _fingerprint,
+    _grouped,
     _identity,
     _keys,
     _rows,
@@ -302,7 +303,7 @@ def search(
     )
     runs = _runs_of(mechanism, score, trials)
     trainer = Trainer(step_of, mechanism, score, frozen is not None, trials_at_once)
-    _siblings.remember(outline["data"], _name_of(key))
+    _siblings.remember({outline["data"]} | _grouped.sources_of(data), _name_of(key))
     rng, trial_keys = _drawn_from(key, trials)
     chosen = _chosen(rng, trials, len(listed.listed), len(trial_keys))
     numbers = jax.tree.map(lambda x: x[chosen], listed.numbers)

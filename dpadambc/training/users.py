@@ -13,26 +13,49 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpadambc._core import validate
+from dpadambc.training import _grouped
 
 Loss = Callable[..., jax.Array]
+
+
+# As what is missing is written, where a column becomes text.
+_MISSING = {"", "nan", "none", "null", "nat", "<na>", "na"}
+
+
+def _kind(x: Any) -> str:
+    """What an id is; a bool and a string of bytes are none."""
+    is_whole = isinstance(x, int | np.integer) and not isinstance(x, bool)
+    return "int" if is_whole else "str" if isinstance(x, str) else type(x).__name__
 
 
 def _as_ids(user_ids: Any) -> np.ndarray:
     """Raises unless they are whole numbers or strings, one for each row.
 
     What is missing is often NaN, which differs from itself: each such row would be a
-    user of its own.
+    user of its own. As text it would be one user, whom several people are.
     """
-    ids = np.asarray(user_ids)
-    kinds = {type(x) for x in ids.ravel()} if ids.dtype == object else set()
-    if kinds in ({str}, {int}):  # a column of pandas
-        ids = ids.astype(kinds.pop())
-    if ids.ndim != 1 or ids.dtype.kind not in "iuSU":
-        found = " and ".join(sorted(x.__name__ for x in kinds)) or ids.dtype
+    if isinstance(user_ids, np.ma.MaskedArray | jax.Array):
         raise TypeError(
-            "Expected user_ids to be whole numbers or strings, one for each row, got an"
-            f" array of shape {ids.shape} with {found}. Leave out the rows of which the"
-            " user is not known: each would be taken for a user of its own."
+            f"Expected user_ids as NumPy has them, got a {type(user_ids).__name__}: a"
+            " mask would be lost, and JAX cuts off whole numbers of 64 bits."
+        )
+    is_column = hasattr(user_ids, "dtype")
+    # NumPy would make text of a list with some text in it.
+    ids = np.asarray(user_ids) if is_column else np.asarray(user_ids, object)
+    several = ids.dtype == object or ids.dtype.kind == "U"
+    kinds = set(map(_kind, ids.ravel())) if several else {_kind(ids.dtype.type())}
+    if ids.ndim != 1 or (len(ids) and kinds not in ({"int"}, {"str"})):
+        raise TypeError(
+            "Expected user_ids to be whole numbers or strings, one for each row, got"
+            f" shape {ids.shape} and {' and '.join(sorted(kinds))}. Leave out the rows"
+            " of which the user is not known."
+        )
+    missing = {x for x in ids if x.lower() in _MISSING} if kinds == {"str"} else set()
+    if missing:
+        raise ValueError(
+            f"Expected an id for each row, got {sorted(missing)}, as what is missing is"
+            " written. Leave out the rows of which the user is not known: they would be"
+            " those of one user, whom several people are."
         )
     return ids
 
@@ -53,6 +76,8 @@ def group_by_user(data: Any, user_ids: Any, *, max_rows: int) -> tuple[Any, ...]
       * The example of a user is a function of the rows of this user alone, in their
         order. So users whose rows differ, or one user more or less, change one example.
       * Every row that is used is in the example of one user.
+      * Where an example may be added or removed, that is a user with all rows. One who
+        changes some of them replaces an example: it moves the sum by up to 2 C.
 
     Args:
       data: arrays as for `fit`, with the rows along axis 0.
@@ -67,7 +92,7 @@ def group_by_user(data: Any, user_ids: Any, *, max_rows: int) -> tuple[Any, ...]
 
     Raises:
       TypeError: if ids are of another type: those that are missing often are.
-      ValueError: if there are not as many ids as rows, or none.
+      ValueError: if there are not as many ids as rows, or none, or if some are missing.
 
     Example:
       >>> import numpy as np
@@ -90,6 +115,7 @@ def group_by_user(data: Any, user_ids: Any, *, max_rows: int) -> tuple[Any, ...]
                 f" {name} of shape {np.shape(column)}."
             )
     rows, is_padding_row = _rows_of_users(ids, max_rows)
+    _grouped.remember(is_padding_row, data)
     grouped = jax.tree.map(lambda column: column[rows], data)
     several = grouped if isinstance(grouped, tuple) else (grouped,)
     return *several, is_padding_row
@@ -111,7 +137,7 @@ def with_rows(
 
     Returns:
       A loss of the same arguments for an example of `group_by_user`: rows, and before
-      the key where a row is padding.
+      the key where a row is padding. It raises where the loss of a row is no number.
 
     Example:
       >>> import jax, jax.numpy as jnp, numpy as np, optax
@@ -135,11 +161,17 @@ def with_rows(
     num_shared = 2 if has_frozen else 1
 
     def mean(*arguments):
-        *rest, key = arguments if uses_key else (*arguments, None)
+        rest = arguments[:-1] if uses_key else arguments
         shared, (*rows, is_padding_row) = rest[:num_shared], rest[num_shared:]
+        validate.padding(is_padding_row, len(is_padding_row))
         if uses_key:
-            rows.append(jax.random.split(key, len(is_padding_row)))
+            rows.append(jax.random.split(arguments[-1], len(is_padding_row)))
         losses = jax.vmap(lambda *row: loss_fn(*shared, *row))(*rows)
+        if jnp.shape(losses) != is_padding_row.shape:
+            raise ValueError(
+                "Expected the loss of one row to be a number, got shape"
+                f" {jnp.shape(losses)[1:]}."
+            )
         used = jnp.where(is_padding_row, 0, losses)
         return used.sum() / (~is_padding_row).sum()
 

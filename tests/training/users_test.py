@@ -10,6 +10,7 @@ import pytest
 
 import dpadambc
 from dpadambc import training
+from dpadambc.mechanisms import trials
 from tests import common
 
 IDS = st.lists(st.integers(-3, 3), min_size=1, max_size=12)
@@ -106,6 +107,86 @@ def test_frozen_is_shared_and_each_row_has_a_key():
     assert abs(draws[0] - draws[1]) > 1e-3
 
 
+def test_the_loss_of_a_row_is_a_number_and_the_mask_is_bool():
+    """A vector, or a mask of whole numbers, would let padding count."""
+    rows, is_padding = jnp.ones((2, 3)), jnp.array([False, True])
+    for loss in (lambda w, x: w * x, lambda w, x: (w @ x)[None]):
+        with pytest.raises(ValueError, match="Expected the loss of one row"):
+            training.with_rows(loss)(jnp.ones(3), rows, is_padding)
+    with pytest.raises(TypeError, match="bool"):
+        training.with_rows(loss_fn)(jnp.ones(3), rows, is_padding.astype(int))
+
+
+ROWS = np.random.default_rng(1).normal(size=(200, 3)).astype(np.float32)
+USERS = np.random.default_rng(2).integers(50, size=200)
+
+
+def of_users(max_rows=4):
+    return training.group_by_user((ROWS,), USERS, max_rows=max_rows)
+
+
+def search(score):
+    return training.search(
+        training.with_rows(loss_fn),
+        jnp.zeros(3),
+        of_users(),
+        common.poisson_gaussian(iterations=2),
+        optax.sgd,
+        [0.1, 0.2],
+        trials=trials.Fixed(2),
+        score=score,
+        key=training.secret_key(),
+        target_delta=1e-5,
+    )
+
+
+@pytest.mark.guarantee
+@pytest.mark.parametrize("data", [(ROWS[:50],), of_users(2)])
+def test_a_public_score_of_the_rows_of_users_is_refused(data):
+    score = training.PublicScore(lambda w, *_: jnp.sum(w), data)
+    with pytest.raises(ValueError, match="are among the training data"):
+        search(score)
+
+
+@pytest.mark.guarantee
+def test_a_private_score_is_of_users_too():
+    """A user with several rows would move it by several."""
+    noisy = lambda data: training.NoisyScore(
+        lambda w, *_: 0.5, data, noise_multiplier=5.0, normalize_by=50
+    )
+    with pytest.raises(ValueError, match="as group_by_user makes them"):
+        search(noisy((ROWS,)))
+    search(noisy(of_users(2)))
+
+
+@pytest.mark.guarantee
+def test_rows_of_users_in_the_loss_are_warned_of():
+    loss = lambda w, x: jnp.vdot(w, x) + jnp.sum(ROWS[:20] @ w)
+    with pytest.warns(UserWarning, match="20 rows of the data"):
+        fit(training.with_rows(loss), of_users())
+
+
+def fit(loss, data):
+    return training.fit(
+        loss,
+        jnp.zeros(3),
+        data,
+        common.poisson_gaussian(iterations=2),
+        optax.sgd(0.1),
+        key=training.secret_key(),
+        target_delta=1e-5,
+    )
+
+
+@pytest.mark.guarantee
+def test_runs_with_other_numbers_of_rows_are_on_the_same_data(tmp_path):
+    of_rows = fit(loss_fn, (ROWS,))
+    several = [fit(training.with_rows(loss_fn), of_users(k)) for k in (2, 4)]
+    for result in (of_rows, *several):
+        with pytest.warns(UserWarning, match="has made 2 other runs on these data"):
+            training.save_release(tmp_path / "x", result)
+
+
 def test_gradients_stay_in_their_factors():
     def dense(params, x):
         return jnp.sum(jnp.tanh(x @ params["hidden"]) @ params["out"])
@@ -117,26 +198,22 @@ def test_gradients_stay_in_their_factors():
     assert {grad.rule for grad in grads.values()} == {"gram"}
 
 
-def test_fit_takes_what_it_gives():
-    rng = np.random.default_rng(0)
-    rows = {"x": rng.normal(size=(60, 3)).astype(np.float32)}
-    data = training.group_by_user(rows, rng.integers(20, size=60), max_rows=3)
-    result = training.fit(
-        training.with_rows(lambda w, row: jnp.vdot(w, row["x"])),
-        jnp.zeros(3),
-        data,
-        common.poisson_gaussian(iterations=2),
-        optax.sgd(0.1),
-        key=training.secret_key(),
-        target_delta=1e-5,
-    )
-    assert np.isfinite(result.state.params).all()
+def test_fit_takes_what_it_gives_of_a_dictionary():
+    data = training.group_by_user({"x": ROWS}, USERS, max_rows=3)
+    loss = training.with_rows(lambda w, row: jnp.vdot(w, row["x"]))
+    assert np.isfinite(fit(loss, data).state.params).all()
 
 
 @pytest.mark.parametrize(
     ("ids", "found"),
     [
-        ([1.0, np.nan, 2.0], "float64"),
+        ([1.0, np.nan, 2.0], "float"),
+        (np.array([1.0, 2.0, np.nan]), "float64"),
+        (["a", np.nan, "b"], "float and str"),
+        ([1, 1.0, "a"], "float and int and str"),
+        (np.ma.array([1, 2, 3], mask=[0, 0, 1]), "MaskedArray"),
+        (jnp.arange(3), "got a ArrayImpl"),
+        (np.array([b"a", b"b", b"c"]), "bytes"),
         (["a", None, "b"], "NoneType and str"),
         (np.array([1, "a", 2], dtype=object), "int and str"),
         ([[1], [2], [3]], r"shape \(3, 1\)"),
@@ -146,6 +223,14 @@ def test_fit_takes_what_it_gives():
 def test_ids_that_may_be_missing_are_refused(ids, found):
     with pytest.raises(TypeError, match=f"Expected user_ids .*{found}"):
         training.group_by_user(np.zeros(3), ids, max_rows=2)
+
+
+@pytest.mark.parametrize("missing", ["", "nan", "None", "<NA>"])
+def test_ids_that_say_that_they_are_missing_are_refused(missing):
+    """Several people would be one user, and one who leaves would not take it away."""
+    for ids in (["a", missing, "b"], np.array(["a", missing, "b"])):
+        with pytest.raises(ValueError, match="an id for each row, got"):
+            training.group_by_user(np.zeros(3), ids, max_rows=2)
 
 
 @pytest.mark.parametrize("column", [np.zeros(4), np.zeros(()), np.zeros((2, 3))])
@@ -162,7 +247,7 @@ def test_none_are_refused():
 
 
 def test_ids_of_a_column_of_objects_are_read():
-    for ids in (["b", "a", "b"], [2, 1, 2]):
+    for ids in (["b", "a", "b"], [2, 1, 2], [2**70, 1, 2**70]):
         rows, _ = training.group_by_user(
             jnp.arange(3), np.array(ids, dtype=object), max_rows=2
         )
