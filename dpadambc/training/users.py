@@ -91,7 +91,8 @@ def group_by_user(data: Any, user_ids: Any, *, max_rows: int) -> tuple[Any, ...]
       first row of the same user. Users are in the order of their ids.
 
     Raises:
-      TypeError: if ids are of another type: those that are missing often are.
+      TypeError: if ids are of another type: those that are missing often are; or if
+        data has what is no array, such as a list or a table.
       ValueError: if there are not as many ids as rows, or none, or if some are missing.
 
     Example:
@@ -108,11 +109,15 @@ def group_by_user(data: Any, user_ids: Any, *, max_rows: int) -> tuple[Any, ...]
     validate.count(least=1, max_rows=max_rows)
     ids = _as_ids(user_ids)
     for path, column in jax.tree_util.tree_leaves_with_path(data):
-        if not np.shape(column) or len(column) != len(ids) or not len(ids):
-            name = f"data{jax.tree_util.keystr(path)}"
+        name = f"data{jax.tree_util.keystr(path)}"
+        if not isinstance(column, np.ndarray | jax.Array):
+            raise TypeError(
+                f"Expected {name} to be an array, got {type(column).__name__}."
+            )
+        if column.shape[:1] != ids.shape or not len(ids):
             raise ValueError(
                 f"Expected one id for each row, at least one, got {len(ids)} ids for"
-                f" {name} of shape {np.shape(column)}."
+                f" {name} of shape {column.shape}."
             )
     rows, is_padding_row = _rows_of_users(ids, max_rows)
     _grouped.remember(is_padding_row, data)

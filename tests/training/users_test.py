@@ -239,6 +239,11 @@ def test_as_many_rows_as_ids(column):
         training.group_by_user((np.zeros(3), column), [1, 2, 3], max_rows=2)
 
 
+def test_what_is_no_array_is_refused():
+    with pytest.raises(TypeError, match=r"Expected data\['x'\]\[0\] to be an array"):
+        training.group_by_user({"x": [1.0, 2.0]}, [1, 2], max_rows=2)
+
+
 def test_none_are_refused():
     with pytest.raises(ValueError, match="got 0 ids"):
         training.group_by_user((np.zeros(0),), np.zeros(0, int), max_rows=2)
