@@ -36,7 +36,7 @@ def _as_ids(user_ids: Any) -> np.ndarray:
     """
     if isinstance(user_ids, np.ma.MaskedArray | jax.Array):
         raise TypeError(
-            f"Expected user_ids as NumPy has them, got a {type(user_ids).__name__}: a"
+            f"Expected user_ids as NumPy has them, got {type(user_ids).__name__}: a"
             " mask would be lost, and JAX cuts off whole numbers of 64 bits."
         )
     is_column = hasattr(user_ids, "dtype")

@@ -212,7 +212,7 @@ def test_fit_takes_what_it_gives_of_a_dictionary():
         (["a", np.nan, "b"], "float and str"),
         ([1, 1.0, "a"], "float and int and str"),
         (np.ma.array([1, 2, 3], mask=[0, 0, 1]), "MaskedArray"),
-        (jnp.arange(3), "got a ArrayImpl"),
+        (jnp.arange(3), "got ArrayImpl"),
         (np.array([b"a", b"b", b"c"]), "bytes"),
         (["a", None, "b"], "NoneType and str"),
         (np.array([1, "a", 2], dtype=object), "int and str"),
