@@ -77,7 +77,7 @@ def compiled_bytes(batch_size, microbatch_size, loss_fn=loss_fn):
 
 
 @pytest.mark.slow
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     st.sampled_from([loss_fn, unrolled_loss_fn, tied_loss_fn]),
     st.integers(1, 40),

@@ -340,7 +340,7 @@ def test_a_schedule_is_grouped_into_equal_steps():
     "schedule",
     [
         optax.linear_schedule(3.0, 1.0, 400),
-        common.slow(optax.exponential_decay(2.0, 100, 0.7)),
+        common.thorough(optax.exponential_decay(2.0, 100, 0.7)),
     ],
     ids=["linear", "exponential"],
 )
