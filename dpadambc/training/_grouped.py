@@ -29,12 +29,17 @@ def remember(is_padding_row: Any, source: Any) -> None:
         _SOURCES.popitem(last=False)
 
 
+def have_the_form(data: Any) -> bool:
+    """Whether they end with a mask of rows, as a part of such examples does too."""
+    mask = data[-1] if isinstance(data, tuple) and len(data) > 1 else None
+    return getattr(mask, "ndim", 0) == 2 and jnp.result_type(mask) == jnp.bool_
+
+
 def sources_of(data: Any) -> set[str]:
     """What the arrays are known by that `group_by_user` made these of, if it did."""
-    mask = data[-1] if isinstance(data, tuple) and len(data) > 1 else None
-    if getattr(mask, "ndim", 0) != 2 or jnp.result_type(mask) != jnp.bool_:
+    if not have_the_form(data):
         return set()
-    return _SOURCES.get(marks.of(mask, closely=True), set())
+    return _SOURCES.get(marks.of(data[-1], closely=True), set())
 
 
 def rows_of(data: Any) -> Any:

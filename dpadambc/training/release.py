@@ -127,20 +127,20 @@ def save_release(path: str | pathlib.Path, result: Result) -> dict[str, Any]:
     _warn_of_a_guessed_key(result.state)
     _warn_of_other_runs(result)
     arrays = _named(state.params, "params") | _named(state.average, "average")
-    name = secrets.token_hex(8)
+    own_name = secrets.token_hex(8)
     about = _identity.public_numbers(result.mechanism) | {
         "iterations": result.iterations,
         "epsilon": result.epsilon,
         "delta": result.target_delta,
         SPENT: result.spent.to_json(),
-        NAMES: [name, *sorted(_account.told(result.state.sampling_key).files)],
+        NAMES: [own_name, *sorted(_account.told(result.state.sampling_key).files)],
         "dtypes": {name: str(x.dtype) for name, x in arrays.items()},
         "dpadambc": importlib.metadata.version("dpadambc"),
     }
     stored: dict[str, Any] = {name: _storable(x) for name, x in arrays.items()}
     with path.open("wb") as file:
         np.savez(file, **{_ABOUT: json.dumps(about)}, **stored)
-    _account.wrote(name, result.state.sampling_key)
+    _account.wrote(own_name, result.state.sampling_key)
     return about
 
 

@@ -157,6 +157,7 @@ def test_a_private_score_is_of_users_too():
     with pytest.raises(ValueError, match="as group_by_user makes them"):
         search(noisy((ROWS,)))
     search(noisy(of_users(2)))
+    search(noisy(tuple(column[:20] for column in of_users())))
 
 
 @pytest.mark.guarantee
