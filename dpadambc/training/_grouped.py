@@ -1,6 +1,8 @@
 """Which examples are all rows of a user, and of which arrays they were made.
 
-What compares rows with rows looks into such examples, by the mask of their rows.
+What compares rows with rows looks into such examples. All that were made together are
+known by the mask of their rows; a part of them by its form: padding comes last, and is
+a copy of the first row.
 """
 
 import collections
@@ -8,8 +10,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dpadambc._core import marks
+from dpadambc.training import _data
 
 _MOST_KNOWN = 2**10
 # What the arrays were known by, by the mask.
@@ -42,8 +46,35 @@ def sources_of(data: Any) -> set[str]:
     return _SOURCES.get(marks.of(data[-1], closely=True), set())
 
 
+def _is_key(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _is_padded_by_copies(data: Any) -> bool:
+    """Whether some rows are padding, and come as those of `group_by_user` do."""
+    *columns, mask = jax.tree.leaves(data)
+    if not all(map(_data.is_here, [*columns, mask])):
+        return False
+    is_padding = np.asarray(mask)
+    comes_last = (is_padding[:, :-1] <= is_padding[:, 1:]).all()
+    if is_padding[:, :1].any() or not is_padding.any() or not comes_last:
+        return False
+    if any(jnp.shape(x)[:2] != is_padding.shape for x in columns):
+        return False
+    users, _ = np.nonzero(is_padding)
+    arrays = [np.asarray(x) for x in columns if not _is_key(x)]
+    return all(x[is_padding].tobytes() == x[users, 0].tobytes() for x in arrays)
+
+
+def are_of_users(data: Any) -> bool:
+    """Whether an example is all rows of a user."""
+    if not have_the_form(data):
+        return False
+    return bool(sources_of(data)) or _is_padded_by_copies(data)
+
+
 def rows_of(data: Any) -> Any:
     """With rows along axis 0, where an example is all rows of a user."""
-    if not sources_of(data):
+    if not are_of_users(data):
         return data
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), data[:-1])

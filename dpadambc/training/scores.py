@@ -158,7 +158,7 @@ class NoisyScore:
                 " in several rows, and would move the score by more than one. Score"
                 " nodes that need no protection, by a PublicScore."
             )
-        if _grouped.sources_of(data) and not _grouped.have_the_form(self.data):
+        if _grouped.are_of_users(data) and not _grouped.have_the_form(self.data):
             raise ValueError(
                 "Expected the data of a NoisyScore as group_by_user makes them, like"
                 " those that are trained on, got others: a user with several rows would"

@@ -11,6 +11,7 @@ import pytest
 import dpadambc
 from dpadambc import training
 from dpadambc.mechanisms import trials
+from dpadambc.training import _grouped
 from tests import common
 
 IDS = st.lists(st.integers(-3, 3), min_size=1, max_size=12)
@@ -125,11 +126,15 @@ def of_users(max_rows=4):
     return training.group_by_user((ROWS,), USERS, max_rows=max_rows)
 
 
-def search(score):
+def some_of(data):
+    return tuple(column[10:] for column in data)
+
+
+def search(score, data=None):
     return training.search(
         training.with_rows(loss_fn),
         jnp.zeros(3),
-        of_users(),
+        of_users() if data is None else data,
         common.poisson_gaussian(iterations=2),
         optax.sgd,
         [0.1, 0.2],
@@ -141,11 +146,12 @@ def search(score):
 
 
 @pytest.mark.guarantee
-@pytest.mark.parametrize("data", [(ROWS[:50],), of_users(2)])
-def test_a_public_score_of_the_rows_of_users_is_refused(data):
+@pytest.mark.parametrize("trained_on", [of_users(), some_of(of_users())])
+@pytest.mark.parametrize("data", [(ROWS[:50],), of_users(2), some_of(of_users(2))])
+def test_a_public_score_of_the_rows_of_users_is_refused(data, trained_on):
     score = training.PublicScore(lambda w, *_: jnp.sum(w), data)
     with pytest.raises(ValueError, match="are among the training data"):
-        search(score)
+        search(score, trained_on)
 
 
 @pytest.mark.guarantee
@@ -154,10 +160,25 @@ def test_a_private_score_is_of_users_too():
     noisy = lambda data: training.NoisyScore(
         lambda w, *_: 0.5, data, noise_multiplier=5.0, normalize_by=50
     )
-    with pytest.raises(ValueError, match="as group_by_user makes them"):
-        search(noisy((ROWS,)))
+    for data in (of_users(), some_of(of_users())):
+        with pytest.raises(ValueError, match="as group_by_user makes them"):
+            search(noisy((ROWS,)), data)
     search(noisy(of_users(2)))
-    search(noisy(tuple(column[:20] for column in of_users())))
+    search(noisy(some_of(of_users())), some_of(of_users()))
+
+
+@pytest.mark.parametrize("changed", ["padding", "its place", "whose copy it is"])
+def test_other_examples_with_a_mask_are_not_of_users(changed):
+    """Of texts, say: what is compared are texts, not words."""
+    rows, is_padding_row = some_of(of_users())
+    assert _grouped.are_of_users((rows, is_padding_row))
+    assert _grouped.are_of_users((jnp.asarray(rows) / 0, is_padding_row))  # NaN
+    others = {
+        "padding": (np.where(is_padding_row[..., None], 0, rows), is_padding_row),
+        "its place": (rows[:, ::-1], is_padding_row[:, ::-1]),
+        "whose copy it is": (np.roll(rows, 1, axis=1), is_padding_row),
+    }
+    assert not _grouped.are_of_users(others[changed])
 
 
 @pytest.mark.guarantee
