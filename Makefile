@@ -26,20 +26,22 @@ quick: $(VENV)/test
 test: $(VENV)/test
 	$(PYTEST) -m "not slow and not thorough" --ignore=tests/experiments
 
-# What takes long, and the guarantees once more, on code that XLA has optimized.
+# What takes long, and the guarantees of numbers once more, on code that XLA has optimized.
 test-slow: $(VENV)/test
-	$(PYTEST) -m "slow and not guarantee and not thorough" --ignore=tests/experiments
-	DPADAMBC_OPTIMIZED_TESTS=1 $(PYTEST) -m guarantee --ignore=tests/experiments
+	$(PYTEST) -m "slow and not optimized and not thorough" --ignore=tests/experiments
+	DPADAMBC_OPTIMIZED_TESTS=1 $(PYTEST) -m "optimized and not thorough" \
+		--ignore=tests/experiments
 
 # Of the benchmarks and the notebooks.
 test-experiments: $(VENV)/test
 	$(PYTEST) -m "not thorough" tests/experiments
 
-# All of these, each once: the guarantees on optimized code, which is what users run.
+# All of these, each once: guarantees of numbers on optimized code, which is what users
+# run.
 test-all: $(VENV)/test
-	DPADAMBC_OPTIMIZED_TESTS=1 $(PYTEST) -m "guarantee and not thorough" \
+	DPADAMBC_OPTIMIZED_TESTS=1 $(PYTEST) -m "optimized and not thorough" \
 		--ignore=tests/experiments
-	$(PYTEST) -m "not guarantee and not thorough"
+	$(PYTEST) -m "not optimized and not thorough"
 
 # More rows of tables, and more draws: before a release, and after a change of what they
 # are about.

@@ -279,7 +279,7 @@ KINDS_IN_FIT = {
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in KINDS_IN_FIT else common.slow(name) for name in PLAIN]
+    "name", [name if name in KINDS_IN_FIT else common.thorough(name) for name in PLAIN]
 )
 def test_a2_any_optimizer_of_the_private_gradient_is_safe_in_fit(name):
     """Two data sets whose clipped sums agree end in the same state: no example is
