@@ -1,6 +1,7 @@
 """The site has a page for every public name, and loads nothing from other hosts."""
 
 import pathlib
+import re
 import sys
 
 import pytest
@@ -85,3 +86,48 @@ def test_links_and_own_files_are_no_resources_of_others():
     text = '<a href="https://example.org">x</a><img src="_images/x.png">'
     assert not offline.loaded_from_elsewhere(text)
     assert offline.loaded_from_elsewhere("a { b: url(//example.org/c) }", ".css")
+
+
+# Written when the site is built.
+GENERATED = {"benchmarks.md", "notebooks", "api", "_generated", "_build"}
+
+
+def pages():
+    """What a reader of the repository reads."""
+    found = [
+        path
+        for path in FOLDER.rglob("*.md")
+        if path.relative_to(FOLDER).parts[0] not in GENERATED
+    ]
+    return [*found, *FOLDER.parent.glob("*.md"), FOLDER.parent / "benchmarks/README.md"]
+
+
+def test_links_lead_to_files_of_the_repository():
+    """And so not to what is there once the site was built."""
+    checked = 0
+    for page in pages():
+        for target in re.findall(r"\]\((?!https?:|#)([^)\s#]+)", page.read_text()):
+            file = (page.parent / target).resolve()
+            checked += 1
+            assert file.exists(), (page, target)
+            if file.is_relative_to(FOLDER):
+                assert file.relative_to(FOLDER).parts[0] not in GENERATED, page
+    assert checked > 100
+
+
+@pytest.mark.parametrize(
+    ("in_the_repository", "on_the_site"),
+    [
+        ("](../benchmarks/README.md#audit)", "](benchmarks.md#audit)"),
+        ("](../../benchmarks/README.md)", "](../benchmarks.md)"),
+        ("](../../notebooks/2_bias.ipynb)", "](../notebooks/2_bias.ipynb)"),
+        ("](guides/audit.md)", "](guides/audit.md)"),
+        ("](../benchmarks/run.py)", "](../benchmarks/run.py)"),
+    ],
+)
+def test_links_lead_to_the_copies_of_the_site(in_the_repository, on_the_site):
+    import copies
+
+    source = [in_the_repository]
+    copies._lead_to_copies(None, "page", source)
+    assert source == [on_the_site]

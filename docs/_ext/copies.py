@@ -13,6 +13,8 @@ import dpadambc
 ROOT = pathlib.Path(__file__).parents[2]
 # An address inside the repository, after `](`.
 _RELATIVE = re.compile(r"\]\((?!https?:|#)([^)\s]+)\)")
+# Of what is copied, from a page in `docs`, with what leads out of its folder there.
+_COPIED = re.compile(r"\]\(((?:\.\./)*)\.\./(benchmarks/README|notebooks/)")
 
 
 def _mechanisms():
@@ -71,7 +73,15 @@ def _write(app):
             path.write_text(text)
 
 
+def _lead_to_copies(app, docname, source):
+    """Addresses that hold in the repository, for a reader there, are of copies here."""
+    names = {"benchmarks/README": "benchmarks"}
+    moved = lambda match: f"]({match[1]}{names.get(match[2], match[2])}"
+    source[0] = _COPIED.sub(moved, source[0])
+
+
 def setup(app):
     """Sphinx calls this."""
+    app.connect("source-read", _lead_to_copies)
     app.connect("builder-inited", _write, priority=100)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
