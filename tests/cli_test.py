@@ -151,6 +151,7 @@ def test_the_installed_module_runs():
     assert done.stdout.startswith("epsilon = 2.925")
 
 
+@pytest.mark.slow
 def test_help_and_wrong_options_do_not_wait_for_what_computes():
     code = """
 import sys

@@ -532,6 +532,7 @@ def test_a4_operations_that_are_given_the_whole_batch_are_refused():
             dpadambc.clipped_grad(loss, l2_clip_norm=C, normalize_by=B)(PARAMS, X)
 
 
+@pytest.mark.slow
 def test_a4_collectives_that_mix_no_examples_are_not():
     """Over an axis of the model, and over one that the loss makes for itself."""
     mesh = mesh_of(("data", "model"), (2, 2))
@@ -691,6 +692,7 @@ def test_a5_masks_are_asked_for_where_batches_are_padded(made, is_padded):
         assert not any(batch.is_padding_example.any() for batch in batches)
 
 
+@pytest.mark.slow
 def test_a5_what_a_forgotten_mask_did():
     """Negative control: the last example counts as often as there is padding."""
     rare = mechanism(sampling_prob=0.05)
@@ -1110,6 +1112,7 @@ def test_a14_rows_of_the_data_in_the_optimizer_are_warned_of():
         fit(optimizer=optax.GradientTransformation(polyak.init, told))
 
 
+@pytest.mark.slow
 def test_a14_what_they_did():
     """Negative control: a row that is not in the batch moves all gradients in it."""
     centered = lambda w, rows, x: linear(w, x - rows.mean(0))
@@ -1160,6 +1163,7 @@ def test_a15_a_node_in_more_terms_than_are_accounted_for_is_refused():
 WITH_GAPS = jnp.stack([jnp.arange(BATCH), jnp.full(BATCH, -1)], 1)
 
 
+@pytest.mark.slow
 def test_a15_an_index_in_place_of_gather_is_warned_of():
     indexed = lambda w, members: square(w, X[members].mean(0))
     with pytest.warns(UserWarning, match=r"Expected graphs.gather.*the 3 that") as told:

@@ -107,6 +107,7 @@ def test_a_plan_is_of_the_program_that_will_run(limit):
     assert found.plan.chosen.peak_bytes <= limit
 
 
+@pytest.mark.slow
 def test_a_plan_tells_its_neighbors_and_the_other_ways():
     found = explained(16, 6e5)
     plan, sizes = found.plan, [choice.microbatch_size for choice in found.plan.factored]

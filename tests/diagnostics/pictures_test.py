@@ -105,6 +105,7 @@ def test_noise_alone_is_drawn_as_the_normal_that_it_is():
     assert np.sum(curve.values * np.diff(curve.edges)) == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_two_floors_are_drawn_side_by_side_on_the_same_axes():
     floors = {"low": 0.1, "high": 3.0}
     seen, params = {}, jnp.ones(SIZE)

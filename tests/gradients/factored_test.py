@@ -214,7 +214,9 @@ def test_gradients_norms_and_clipped_sums_are_those_of_a_loop(name, x64):
     assert check(models.MODELS[name]).any()
 
 
-@pytest.mark.parametrize("name", models.MODELS)
+@pytest.mark.parametrize(
+    "name", [name if name in KINDS else common.slow(name) for name in models.MODELS]
+)
 def test_each_parameter_keeps_its_form(name, x64):
     check_forms(models.MODELS[name])
 
@@ -298,6 +300,7 @@ def test_a_partial_sum_of_a_carry_that_is_used_elsewhere_is_not_dropped():
     assert_close([grad.dense() for grad in found], list(expected), 1e-5)
 
 
+@pytest.mark.slow
 def test_parameters_and_inputs_of_no_size_have_no_gradient():
     def loss_fn(params, x):
         hidden = x @ params["w"]
@@ -552,7 +555,7 @@ MUTANTS = {
 }
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
+@pytest.mark.parametrize("mutant", common.rest_slow(MUTANTS, quick=8))
 def test_the_table_finds_a_wrong_rule(mutant, monkeypatch, x64):
     name, owner, attribute, wrong = MUTANTS[mutant]
     monkeypatch.setattr(owner, attribute, wrong)
@@ -580,7 +583,7 @@ def gradients(name="tied head"):
 BORDERS = ["mlp of few vectors", "tied head", "conv", "layers by index"]
 
 
-@pytest.mark.parametrize("name", BORDERS)
+@pytest.mark.parametrize("name", common.rest_slow(BORDERS, quick=2))
 def test_gradients_cross_jit_and_donation(name, x64):
     model = models.MODELS[name]
     args = arguments(model, len(PADDING))

@@ -105,7 +105,7 @@ both_methods = pytest.mark.parametrize("method", ["factored", "vmap"])
 
 
 @both_methods
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", common.rest_slow(MODELS, quick=1))
 def test_per_example_grad_agrees_with_a_loop(name, method, x64):
     loss_fn, params, x, y = problem(name, 5)
     grad_fn = dpadambc.per_example_value_and_grad(loss_fn, method=method)
@@ -118,7 +118,7 @@ def test_per_example_grad_agrees_with_a_loop(name, method, x64):
 
 
 @both_methods
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", common.rest_slow(MODELS, quick=1))
 @pytest.mark.parametrize(
     "microbatch_size",
     [3, *map(common.slow, [None, 1, 7])],  # of 7 examples
@@ -191,6 +191,7 @@ def test_microbatches_of_padding_are_left_out_if_asked(skip_padding):
     assert (values[4:] == (0 if skip_padding else 2 * x[4:])).all()
 
 
+@pytest.mark.slow
 def test_clipped_grad_is_per_example_grad_then_clip_per_example():
     loss_fn, params, x, y = problem("mlp", 6)
     clip = dpadambc.clip_per_example(0.3, normalize_by=5.0)
@@ -205,6 +206,7 @@ def test_clipped_grad_is_per_example_grad_then_clip_per_example():
     )
 
 
+@pytest.mark.slow
 def test_padding_given_to_the_gradient_or_to_the_clip_is_the_same():
     """Flax's TrainState.apply_gradients forwards no extra arguments."""
     loss_fn, params, x, y = problem("mlp", 6)
@@ -228,6 +230,7 @@ def test_padding_given_to_the_gradient_or_to_the_clip_is_the_same():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("microbatch_size", [None, 2])
 def test_an_empty_batch_gives_zero(microbatch_size):
     """jax_privacy 2.0.0 raises."""

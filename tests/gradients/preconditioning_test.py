@@ -269,6 +269,7 @@ def test_a_new_one_compiles_nothing_anew_and_low_precision_works():
     assert jnp.all(jnp.isfinite(dpadambc.per_example_norms(grads)))
 
 
+@pytest.mark.slow
 def test_it_goes_into_a_training():
     params, private = params_of(), data(2, 40)
     mechanism = common.poisson_gaussian(iterations=2)

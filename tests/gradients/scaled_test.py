@@ -79,7 +79,7 @@ def check(model):
     return grads, found
 
 
-@pytest.mark.parametrize("name", common.rest_slow(FORMS, quick=3))
+@pytest.mark.parametrize("name", common.rest_slow(FORMS, quick=1))
 def test_it_is_the_scale_of_each_coordinate_and_keeps_the_form(name, x64):
     grads, found = check(models.MODELS[name])
     rules = [factored_test.rules_of(tree) for tree in (grads, found)]

@@ -55,6 +55,7 @@ def densities(pair, sampling_prob, stddev):
     )
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=60, deadline=None)
 @hypothesis.given(
     before=worlds.clipped(3),

@@ -96,7 +96,7 @@ def interrupted(folder, after=13, **options):
         fit(folder, callback=killed_after(after), **options)
 
 
-@pytest.mark.parametrize("steps_per_call", [1, 3])
+@pytest.mark.parametrize("steps_per_call", [common.slow(1), 3])
 def test_a_run_goes_on_from_its_last_checkpoint_with_the_same_bits(
     tmp_path, steps_per_call
 ):
@@ -513,7 +513,7 @@ CHANGES = {
     "change",
     [
         "key of the loss",
-        "frozen key",
+        common.slow("frozen key"),
         common.slow("key in the data"),
         common.slow("devices in the loss"),
     ],

@@ -178,6 +178,7 @@ def test_the_best_of_several_runs_after_one_on_other_people_is_warned_of(tmp_pat
         training.save_release(tmp_path / "x", of_vector(spent=about))
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee
 def test_the_better_of_two_runs_after_one_of_another_process_is_warned_of(tmp_path):
     """Its file covers neither; a list of mechanisms may be of them, and covers one."""
@@ -255,6 +256,7 @@ class Rows:
         return (np.asarray(X)[index],)
 
 
+@pytest.mark.slow
 def test_runs_on_other_data_and_one_that_goes_on_are_not_warned_of(tmp_path):
     checkpoints = training.Checkpoints(tmp_path / "run")
 

@@ -195,6 +195,7 @@ def test_a_warm_start_must_say_what_was_spent(tmp_path):
     first.cache_clear()
 
 
+@pytest.mark.slow
 def test_so_must_one_that_begins_in_the_middle_of_another_or_freezes_it():
     kept = []
     result = fit(callback=lambda p: kept.append(p.params))
