@@ -140,22 +140,26 @@ class Laboratory:
         if num_blocks is not None:
             model = ways.tail(model, num_blocks)
         self._parts = WAYS[way].parts(model)
-        train, test = (
+        self._train, self._dev = (
             _texts(arguments, split, body, num_blocks) for split in ("train", "dev")
         )
-        fit, validation = data.split_validation(len(train[-1]))
-        take = lambda rows: tuple(x[rows] for x in train)
-        self._texts = {
-            "validation": (take(fit), take(validation)),
-            "test": (train, test),
-        }
+
+    def _of_split(self, split: str) -> tuple[tuple[np.ndarray, ...], ...]:
+        """What is trained on and what is scored, which may be gigabytes."""
+        if split == "test":
+            return self._train, self._dev
+        parts = data.split_validation(len(self._train[-1]))
+        return tuple(tuple(x[rows] for x in self._train) for rows in parts)
 
     def get(self, setting: Setting, seed: int, split: str) -> records.Row:
         """The training, made and written down if it is not there."""
         row = identity(setting, seed, split)
         folder = self._checkpoints / folder_name(row)
-        texts, scored = self._texts[split]
-        make = lambda: finetune.train(setting, seed, self._parts, texts, scored, folder)
+
+        def make():
+            texts = self._of_split(split)
+            return finetune.train(setting, seed, self._parts, *texts, folder)
+
         return self._records.get(row, make)
 
 
