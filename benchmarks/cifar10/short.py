@@ -18,7 +18,7 @@ subtracted, is below every second moment, so that control would be DP-Adam. Here
 where the correction has it, at the variance of the noise and one deviation, so the same
 coordinates are at the floor.
 
-That is 78 trainings of 11 to 39 minutes of a core each, those of the control last.
+That is 78 trainings of 15 to 40 minutes of a core each, those of the control last.
 Several calls, of some optimizers each, may write to one record. Trainings go on where
 they ended.
 """
