@@ -144,12 +144,15 @@ class Laboratory:
             _texts(arguments, split, body, num_blocks) for split in ("train", "dev")
         )
 
-    def _of_split(self, split: str) -> tuple[tuple[np.ndarray, ...], ...]:
+    def _of_split(
+        self, split: str
+    ) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
         """What is trained on and what is scored, which may be gigabytes."""
         if split == "test":
             return self._train, self._dev
-        parts = data.split_validation(len(self._train[-1]))
-        return tuple(tuple(x[rows] for x in self._train) for rows in parts)
+        fit, validation = data.split_validation(len(self._train[-1]))
+        take = lambda rows: tuple(x[rows] for x in self._train)
+        return take(fit), take(validation)
 
     def get(self, setting: Setting, seed: int, split: str) -> records.Row:
         """The training, made and written down if it is not there."""
@@ -157,8 +160,8 @@ class Laboratory:
         folder = self._checkpoints / folder_name(row)
 
         def make():
-            texts = self._of_split(split)
-            return finetune.train(setting, seed, self._parts, *texts, folder)
+            texts, scored = self._of_split(split)
+            return finetune.train(setting, seed, self._parts, texts, scored, folder)
 
         return self._records.get(row, make)
 
