@@ -50,7 +50,7 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(items):
     """Guarantees of numbers are for optimized code.
 
-    What is refused or warned of is so before anything is compiled.
+    What is refused or warned of does not depend on what XLA makes of a program.
     """
     for item in items:
         is_said = {"refused", "warned"} & set(re.split(r"\W|_", item.name))
