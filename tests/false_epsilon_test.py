@@ -17,6 +17,7 @@ import optax
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from scipy import optimize, stats
 
 import dpadambc
 from dpadambc import optimizers, training, transforms
@@ -1411,3 +1412,88 @@ def test_a23_what_it_did():
     rows = np.resize(100 * X[:1], (6, 8))
     with_them, without = clipped(PARAMS, rows), clipped(PARAMS, 0 * rows)
     assert distance(with_them, without) == pytest.approx(6 * C, rel=1e-5)
+
+
+# A25. One key, with which all devices draw: row i of each takes part where that of the
+# others does, so whoever knows who did on one device knows it of all.
+
+
+ROWS = jnp.asarray(RNG.normal(size=(2 * BATCH, 8)), jnp.float32)
+
+
+def drawn_by_devices(key_of, rows=P("data"), mechanism=MECHANISM, **options):
+    """The sum over two devices, and which rows took part, one line for each."""
+    clipped = dpadambc.clipped_grad(linear, l2_clip_norm=C, normalize_by=B)
+
+    def step(w, x):
+        batch = mechanism.sample(key_of("data"), num_examples=len(x))
+        examples, mask = batch.gather(x), batch.is_padding_example
+        grads = clipped(w, examples, is_padding_example=mask)
+        took_part = jnp.zeros(len(x), bool).at[batch.indices].max(~mask)
+        return jax.lax.psum(grads, "data"), took_part[None]
+
+    mapped = jax.shard_map(
+        step,
+        mesh=mesh_of(("data",), (2,)),
+        in_specs=(P(), rows),
+        out_specs=(P(), P("data")),
+        **options,
+    )
+    return jax.jit(mapped)(PARAMS, ROWS)
+
+
+def of_all(axis_name):
+    return jax.random.key(0)
+
+
+def of_each(axis_name):
+    return jax.random.fold_in(jax.random.key(0), jax.lax.axis_index(axis_name))
+
+
+@pytest.mark.filterwarnings("ignore:Expected a new key for each batch")
+def test_a25_one_key_for_the_rows_of_all_devices_is_refused():
+    with pytest.raises(ValueError, match=r"Expected devices along \['data'\] to draw"):
+        drawn_by_devices(of_all)
+
+
+def test_a25_a_key_for_each_device_is_not():
+    _, took_part = drawn_by_devices(of_each)
+    assert (took_part[0] != took_part[1]).any()
+
+
+@pytest.mark.filterwarnings("ignore:Expected a new key for each batch")
+def test_a25_where_all_devices_have_the_same_rows_they_draw_the_same():
+    drawn_by_devices(of_all, rows=P(), check_vma=False)
+
+
+def test_a25_where_all_examples_take_part_there_is_nothing_to_draw():
+    _, took_part = drawn_by_devices(of_all, mechanism=mechanism(sampling_prob=1.0))
+    assert took_part.all()
+
+
+@pytest.mark.filterwarnings("ignore:Expected a new key for each batch")
+def test_a25_what_one_key_did(monkeypatch):
+    """Negative control: with check_vma=False nobody knows whose rows they are."""
+    _, took_part = drawn_by_devices(of_all, check_vma=False)
+    assert 0 < took_part[0].sum() < BATCH
+    np.testing.assert_array_equal(took_part[0], took_part[1])
+
+
+def test_a25_what_it_spends():
+    """Negative control: with many devices it is known in which steps a row takes part.
+
+    In k of 100 steps, k binomial, the noise is all that hides it.
+    """
+    delta, q = 1e-5, 0.01
+    stated = mechanism(sampling_prob=q, iterations=100).epsilon(delta)
+    k = np.arange(1, 101)
+    mu = np.sqrt(k)
+
+    def delta_at(epsilon):
+        ahead = stats.norm.cdf(mu / 2 - epsilon / mu)
+        behind = np.exp(epsilon) * stats.norm.cdf(-mu / 2 - epsilon / mu)
+        return np.sum(stats.binom.pmf(k, 100, q) * (ahead - behind))
+
+    spent = optimize.brentq(lambda epsilon: delta_at(epsilon) - delta, 0.1, 30)
+    assert spent == pytest.approx(8.6, abs=0.1)
+    assert stated == pytest.approx(0.72, abs=0.01)

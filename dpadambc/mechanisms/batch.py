@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpadambc._core import shard_map
+
 
 @functools.partial(
     jax.tree_util.register_dataclass,
@@ -55,7 +57,9 @@ class Batch:
           The same tree, of arrays with `size` rows.
 
         Raises:
-          ValueError: if an array has another number of rows than was sampled from.
+          ValueError: if an array has another number of rows than was sampled from; or,
+            inside `jax.shard_map`, if each device has rows of its own and all draw the
+            same of them.
 
         Example:
           >>> import jax, jax.numpy as jnp
@@ -74,6 +78,7 @@ class Batch:
                 f" shape {jnp.shape(x)} at data{jax.tree_util.keystr(path)}. An index"
                 " beyond the rows would be read as another row."
             )
+        self._refuse_one_draw_of_many_devices(path, x)
         if isinstance(x, np.ndarray) and isinstance(self.indices, np.ndarray):
             rows = x[np.where(self.is_padding_example, 0, self.indices)]
             rows[self.is_padding_example] = 0
@@ -83,3 +88,18 @@ class Batch:
         # An index of -1 would wrap around; one past the end is filled.
         rows = jnp.where(self.is_padding_example, self.num_examples, self.indices)
         return jnp.asarray(x).at[rows].get(mode="fill", fill_value=0)
+
+    def _refuse_one_draw_of_many_devices(self, path: Any, x: Any) -> None:
+        """Who takes part on one device would tell who does on another."""
+        if len(self.indices) == self.num_examples:
+            return  # all may take part, and nothing be drawn
+        drawn = shard_map.varying_axes(self.indices)
+        same = [name for name in shard_map.varying_axes(x) if name not in drawn]
+        if same:
+            raise ValueError(
+                f"Expected devices along {same} to draw each for itself from the rows"
+                f" of its own that it has of data{jax.tree_util.keystr(path)}, got one"
+                " key for all: row 5 of each device takes part where that of another"
+                " does, and epsilon is for examples drawn independently. Draw with"
+                f" jax.random.fold_in(key, jax.lax.axis_index({same[0]!r}))."
+            )
