@@ -1421,7 +1421,7 @@ def test_a23_what_it_did():
 ROWS = jnp.asarray(RNG.normal(size=(2 * BATCH, 8)), jnp.float32)
 
 
-def drawn_by_devices(key_of, rows=P("data"), mechanism=MECHANISM, **options):
+def drawn_by_devices(key_of, axes=("data",), mechanism=MECHANISM, **options):
     """The sum over two devices, and which rows took part, one line for each."""
     clipped = dpadambc.clipped_grad(linear, l2_clip_norm=C, normalize_by=B)
 
@@ -1435,7 +1435,7 @@ def drawn_by_devices(key_of, rows=P("data"), mechanism=MECHANISM, **options):
     mapped = jax.shard_map(
         step,
         mesh=mesh_of(("data",), (2,)),
-        in_specs=(P(), rows),
+        in_specs=(P(), P(*axes)),
         out_specs=(P(), P("data")),
         **options,
     )
@@ -1463,7 +1463,7 @@ def test_a25_a_key_for_each_device_is_not():
 
 @pytest.mark.filterwarnings("ignore:Expected a new key for each batch")
 def test_a25_where_all_devices_have_the_same_rows_they_draw_the_same():
-    drawn_by_devices(of_all, rows=P(), check_vma=False)
+    drawn_by_devices(of_all, axes=(), check_vma=False)
 
 
 def test_a25_where_all_examples_take_part_there_is_nothing_to_draw():
