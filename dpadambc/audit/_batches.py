@@ -1,6 +1,7 @@
 """Who took part in the batches of several runs."""
 
 import itertools
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -47,7 +48,9 @@ class Drawn:
         steps = int(_MOST_INDICES / (_RUNS * max(expected, 1)))
         steps = min(max(steps, 8), mechanism.iterations)
         take = lambda seed: itertools.islice(iter(loader(seed)), steps)
-        whole = [[_indices(b) for b in take(seed)] for seed in range(_RUNS)]
+        with warnings.catch_warnings():  # of the seeds of an earlier audit
+            warnings.filterwarnings("ignore", "Expected a generator of its own")
+            whole = [[_indices(b) for b in take(seed)] for seed in range(_RUNS)]
         self.identical, self.compared = _identical(whole, num_examples)
         self.runs = [run[:_MOST_BATCHES] for run in whole]
         self.steps = min(map(len, self.runs))

@@ -43,12 +43,15 @@ class PoissonSampled(Mechanism):
         Yields:
           One `Batch` of NumPy arrays a step.
 
+        Warns:
+          UserWarning: if another run began with a generator in the same state.
+
         Raises:
           TypeError: if a size is not an int.
           ValueError: if the sizes do not increase, or do not hold every batch.
         """
         self._check_size(num_examples)
-        return self._batches(rng, num_examples, batch_sizes)
+        return self._watched(rng, self._batches(rng, num_examples, batch_sizes))
 
     def _batches(
         self,

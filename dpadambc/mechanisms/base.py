@@ -115,6 +115,11 @@ class Mechanism(Accounted):
         return None
 
     @property
+    def _steps_of_one_key(self) -> int | None:
+        """How many batches follow from one key; None where each has its own."""
+        return None
+
+    @property
     def noise_stddev(self) -> float | optax.Schedule:
         """Standard deviation of the noise in the gradient that Adam sees.
 
@@ -162,11 +167,26 @@ class Mechanism(Accounted):
           One `Batch` of NumPy arrays a step: see the function of `sampling` for this
           way of sampling.
 
+        Warns:
+          UserWarning: if another run of the process began with a generator in the same
+            state, such as one made of the same seed in each epoch.
+
         Raises:
           ValueError: if the mechanism is for another number of examples.
         """
         self._check_size(num_examples)
-        return self._batches(rng, num_examples)
+        return self._watched(rng, self._batches(rng, num_examples))
+
+    def _watched(
+        self, rng: np.random.Generator, batches: Iterator[Batch]
+    ) -> Iterator[Batch]:
+        """The same, with a warning where they were drawn before."""
+        state = _draws.state_of(rng)
+        for step, batch in enumerate(batches):
+            is_drawn = self._leaves_some_out(batch) and not self._deals_epochs
+            if step == 0 and is_drawn:
+                _draws.check_state(state, batch, stacklevel=2)
+            yield batch
 
     def sample(self, key: jax.Array, *, num_examples: int) -> Batch:
         """One batch on the device, inside `jax.jit` and `jax.lax.scan`.
@@ -213,7 +233,9 @@ class Mechanism(Accounted):
 
         Warns:
           UserWarning: if this very key has drawn the batch of the step before, such as
-            in an epoch that counts from 0 again. A step on a device is not looked at.
+            in an epoch that counts from 0 again; or if the batches of several steps
+            follow from one key, and this is another than at the step before. A step on
+            a device is not looked at.
 
         Raises:
           TypeError: if `run_key` is not a typed key, or the batches can only be drawn
@@ -239,6 +261,8 @@ class Mechanism(Accounted):
         batch = self._sample_step(run_key, step, num_examples)
         if self._leaves_some_out(batch):
             _draws.check_step(run_key, step, batch, stacklevel=2)
+            if steps := self._steps_of_one_key:
+                _draws.check_dealt(self, steps, run_key, step, batch, stacklevel=2)
         return batch
 
     def _leaves_some_out(self, batch: Batch) -> bool:

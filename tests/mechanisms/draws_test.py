@@ -1,6 +1,9 @@
 """One key draws a batch once (A21), where that can be seen without reading it."""
 
+import contextlib
+import functools
 import gc
+import secrets
 import warnings
 
 import jax
@@ -8,10 +11,20 @@ import numpy as np
 import pytest
 
 import dpadambc
-from dpadambc.mechanisms import _draws
+from dpadambc import audit
+from dpadambc.mechanisms import (
+    BandedGaussian,
+    CorrelatedGaussian,
+    _draws,
+    accounting,
+    sampling,
+)
 from tests import common
 
-pytestmark = pytest.mark.guarantee
+pytestmark = [
+    pytest.mark.guarantee,
+    pytest.mark.filterwarnings("error:Expected a generator of its own"),
+]
 
 N = 8
 POISSON = common.poisson_gaussian(sampling_prob=0.5, iterations=6)
@@ -24,6 +37,8 @@ ALLOCATED = dpadambc.RandomAllocationGaussian(
 )
 AGAIN = "Expected a new key for each batch, got one that has drawn"
 CONSTANT = "Expected a new key for each batch, got a constant"
+GENERATOR = "Expected a generator of its own for each run"
+SPLIT = "Expected one run_key for all steps"
 
 
 def draw(key, mechanism=POISSON, num_examples=N):
@@ -65,9 +80,127 @@ def test_steps_that_begin_anew_with_each_epoch_are_warned_of(mechanism):
     np.testing.assert_array_equal(epoch[0].indices, again.indices)
 
 
-def test_the_warning_names_the_line_of_the_caller():
+def on_the_host(rng, mechanism=POISSON, num_examples=N):
+    return list(mechanism.batches(rng, num_examples=num_examples))
+
+
+def with_sizes(rng):
+    sizes = sampling.padded_sizes(N, POISSON.sampling_prob)
+    return list(POISSON.batches(rng, num_examples=N, batch_sizes=sizes))
+
+
+@pytest.mark.parametrize("kind", [np.random.PCG64, np.random.MT19937, np.random.SFC64])
+@pytest.mark.parametrize("batches", [on_the_host, with_sizes])
+def test_a_generator_that_is_made_again_is_warned_of(batches, kind):
+    seed = secrets.randbits(64)  # one that no other test has had
+    made = lambda: np.random.Generator(kind(seed))
+    first = batches(made())
+    with pytest.warns(UserWarning, match=GENERATOR):
+        again = batches(made())
+    for before, after in zip(first, again, strict=True):
+        np.testing.assert_array_equal(before.indices, after.indices)
+
+
+def test_a_generator_that_goes_on_is_not():
+    rng = np.random.default_rng(secrets.randbits(64))
+    for _ in range(3):
+        on_the_host(rng)
+    side_by_side = (
+        POISSON.batches(rng, num_examples=N),
+        POISSON.batches(rng, num_examples=N),
+    )
+    list(zip(*side_by_side, strict=True))
+
+
+def test_a_generator_of_other_data_is_not():
+    seed = secrets.randbits(64)
+    for num_examples in (N, N + 1):
+        on_the_host(np.random.default_rng(seed), num_examples=num_examples)
+
+
+def test_batches_of_another_mechanism_are_drawn_of_the_same_numbers():
+    seed = secrets.randbits(64)
+    on_the_host(np.random.default_rng(seed))
+    with pytest.warns(UserWarning, match=GENERATOR):
+        on_the_host(np.random.default_rng(seed), ALLOCATED)
+
+
+BANDED = BandedGaussian(
+    l2_clip_norm=1.0,
+    noise_multiplier=1.0,
+    strategy_coefficients=(1.0, 0.5),
+    sampling_prob=0.5,
+    iterations=6,
+    normalize_by=2.0,
+)
+CORRELATED = CorrelatedGaussian(
+    l2_clip_norm=1.0,
+    noise_multiplier=1.0,
+    noising_coefficients=(1.0, -0.5),
+    batches_per_epoch=3,
+    iterations=6,
+    normalize_by=2.0,
+)
+of_one_key = pytest.mark.parametrize(
+    "mechanism",
+    [ALLOCATED, BANDED, CORRELATED],
+    ids=lambda x: type(x).__name__,
+)
+
+
+@of_one_key
+def test_a_key_that_is_split_for_each_step_is_warned_of(mechanism):
+    key = jax.random.key(secrets.randbits(32))
+    for step in range(3):
+        key, subkey = jax.random.split(key)
+        told = (
+            pytest.warns(UserWarning, match=SPLIT) if step else contextlib.nullcontext()
+        )
+        with told:
+            draw_step(subkey, step, mechanism)
+
+
+@of_one_key
+def test_one_key_for_all_steps_is_not(mechanism):
+    seeds = [secrets.randbits(32) for _ in range(2)]
+    for step in range(6):
+        for seed in seeds:  # in turns, each time made anew
+            draw_step(jax.random.key(seed), step, mechanism)
+    key = jax.random.key(secrets.randbits(32))
+    for step in range(6):
+        draw_step(key, step, mechanism)
+
+
+def test_a_key_for_each_epoch_is_not_where_epochs_are_independent():
+    for epoch in range(2):
+        key = jax.random.key(secrets.randbits(32))
+        for step in range(3 * epoch, 3 * epoch + 3):
+            draw_step(key, step, ALLOCATED)
+
+
+def test_where_steps_are_independent_a_split_key_is_not():
     key = jax.random.key(0)
-    for call in (lambda: draw(key), lambda: draw_step(key, 0)):
+    for step in range(6):
+        key, subkey = jax.random.split(key)
+        draw_step(subkey, step)
+
+
+def test_what_a_split_key_did():
+    """Negative control: an example takes part any number of times in an epoch."""
+    key, took_part = jax.random.key(0), np.zeros(N, int)
+    for step in range(ALLOCATED.batches_per_epoch):
+        draw = functools.partial(ALLOCATED._sample_step, num_examples=N)
+        key, subkey = jax.random.split(key)
+        batch = draw(subkey, step)
+        took_part[np.asarray(batch.indices)[~np.asarray(batch.is_padding_example)]] += 1
+    assert took_part.min() == 0
+    assert took_part.max() > ALLOCATED.participations
+
+
+def test_the_warning_names_the_line_of_the_caller():
+    key, seed = jax.random.key(0), secrets.randbits(64)
+    on_host = lambda: on_the_host(np.random.default_rng(seed))
+    for call in (lambda: draw(key), lambda: draw_step(key, 0), on_host):
         call()
         with pytest.warns(UserWarning) as told:
             call()
@@ -132,6 +265,23 @@ def test_what_one_batch_spends():
         **numbers | {"iterations": 10}, noise_multiplier=10**-0.5
     ).epsilon(1e-5)
     assert spent > 10 * stated
+
+
+def test_what_runs_with_the_same_batches_spend():
+    """Negative control: a sum of eight, in which who takes part does so in all."""
+    run = dict(sampling_prob=0.05, iterations=200)
+    stated = accounting.compose(
+        [common.poisson_gaussian(**run, noise_multiplier=2)] * 8
+    )
+    together = common.poisson_gaussian(**run, noise_multiplier=2 / 8**0.5)
+    assert stated.epsilon(1e-5) == pytest.approx(4.8, abs=0.1)
+    assert together.epsilon(1e-5) == pytest.approx(10.3, abs=0.1)
+
+
+def test_an_audit_may_draw_the_same_again():
+    loader = lambda seed: POISSON.batches(np.random.default_rng(seed), num_examples=N)
+    for _ in range(2):
+        audit.sampling(loader, POISSON, num_examples=N)
 
 
 def test_nothing_else_is_told():
