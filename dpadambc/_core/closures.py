@@ -24,6 +24,8 @@ from dpadambc._core import marks
 _MOST_NAMED = 200  # numbers, of a program that has more
 _MOST_VISITED = 10_000  # values
 _MOST_NESTED = 100
+# A program shows of them what they compute, and no derivative before one is taken.
+_WITH_OWN_DERIVATIVE = jax.custom_vjp | jax.custom_jvp
 # Whose functions are as they were when the process began.
 _LIBRARIES = {"dpadambc", "flax", "jax", "numpy", "optax"}
 
@@ -41,6 +43,9 @@ def _parts(value: Any) -> dict[str, Any]:
         return {"self": _used_by(value), "": value.__func__}
     if isinstance(value, types.FunctionType):
         return _held(value)
+    if isinstance(value, _WITH_OWN_DERIVATIVE):
+        rules = {name: _attribute(value, name) for name in ("fwd", "bwd", "jvp")}
+        return rules | {"": _attribute(value, "fun")}
     if (wrapped := _attribute(value, "__wrapped__")) is not None:
         return {"": wrapped}
     return _fields(value)
@@ -105,7 +110,7 @@ def _held(function: types.FunctionType) -> dict[str, Any]:
         if _is_filled(cell):
             found[name] = cell.cell_contents
     is_mine = _package(function) not in _LIBRARIES
-    kinds = types.FunctionType | dict | list | tuple
+    kinds = types.FunctionType | dict | list | tuple | _WITH_OWN_DERIVATIVE
     for name in _names(function):
         value = function.__globals__.get(name)
         if _is_number(value) or (is_mine and isinstance(value, kinds)):
@@ -172,6 +177,7 @@ class _Walk:
     def __init__(self):
         self.found: dict[str, float] = {}
         self.content = hashlib.blake2b(digest_size=8)
+        self.with_own_derivative: list[Any] = []
         self._seen: dict[int, Any] = {}  # kept, so that no other takes its place
 
     def visit(self, name: str, value: Any, depth: int = 0) -> None:
@@ -182,6 +188,8 @@ class _Walk:
             self._add(text)
         elif not isinstance(value, core.Tracer) and self._is_new(value, depth):
             self._add(type(value).__name__)
+            if isinstance(value, _WITH_OWN_DERIVATIVE):
+                self.with_own_derivative.append(value)
             if isinstance(code := _attribute(value, "__code__"), types.CodeType):
                 self._add(_words(code))
             for part, inner in _parts(value).items():
@@ -214,6 +222,11 @@ def checksum(**named: Any) -> str:
     That is numbers, text, a few numbers of each array, and functions in turn.
     """
     return _walked(named).content.hexdigest()
+
+
+def derivatives(**named: Any) -> str:
+    """`checksum`, of the functions that have a derivative of their own."""
+    return checksum(functions=_walked(named).with_own_derivative)
 
 
 def _walked(named: dict[str, Any]) -> _Walk:

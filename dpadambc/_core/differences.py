@@ -8,6 +8,7 @@ _MISSING = "nothing"
 # What an identity has a checksum of.
 _MEANING = {
     "program": "with other operations, or other constants in them",
+    "derivatives": "with another derivative of its own in the loss",
     "data": "with other examples",
     "scored": "scored by other examples",
     "frozen": "with other numbers in what is frozen",

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import optax
 
-from dpadambc._core import marks
+from dpadambc._core import closures, marks
 from dpadambc.training import (
     _data,
     _fingerprint,
@@ -116,6 +116,7 @@ class Runner:
             "data": self.data,
             "frozen": marks.of(self._frozen),
             "program": self._program,
+            "derivatives": closures.derivatives(loss_fn=self._step.loss_fn),
         }
         return own | self._step._outline(state)
 

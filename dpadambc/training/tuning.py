@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc._core import key_uses, keys, marks, validate
+from dpadambc._core import closures, key_uses, keys, marks, validate
 from dpadambc.mechanisms import _events, _selection, tuning
 from dpadambc.mechanisms.accounting import Spending
 from dpadambc.mechanisms.base import Mechanism
@@ -289,6 +289,7 @@ def search(
     outline = _outline([loss, *updates], params, frozen, data, mechanism)
     told = {
         "candidates": str(listed.listed),
+        "derivatives": closures.derivatives(loss_fn=loss_fn),
         "trials": str(trials),
         "scored": marks.of(score.data, closely=True),
     }

@@ -3,6 +3,7 @@
 import functools
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -100,9 +101,23 @@ def one(step, rate=0.1):
     return rate * step
 
 
+def scaled_backward(rate):
+    scaled = jax.custom_vjp(lambda x: x)
+    scaled.defvjp(lambda x: (x, None), lambda _, g: (rate * g,))
+    return scaled
+
+
+def scaled_forward(rate):
+    scaled = jax.custom_jvp(lambda x: x)
+    scaled.defjvp(lambda x, t: (x[0], rate * t[0]))
+    return scaled
+
+
 @pytest.mark.parametrize(
     ("first", "second"),
     [
+        (held(scaled_backward(0.1)), held(scaled_backward(0.2))),
+        (held(scaled_forward(0.1)), held(scaled_forward(0.2))),
         (rated, lambda step, rate=0.2: rate * step),
         (held(jnp.ones(10)), held(2 * jnp.ones(10))),
         (held(np.ones(10)), held(2 * np.ones(10))),
@@ -112,7 +127,18 @@ def one(step, rate=0.1):
         (held(list(range(300)) + [1]), held(list(range(300)) + [2])),
         (functools.partial(rated, rate=1), functools.partial(rated, rate=2)),
     ],
-    ids=["default", "array", "NumPy", "text", "slots", "method", "many", "partial"],
+    ids=[
+        "custom_vjp",
+        "custom_jvp",
+        "default",
+        "array",
+        "NumPy",
+        "text",
+        "slots",
+        "method",
+        "many",
+        "partial",
+    ],
 )
 def test_the_checksum_is_of_all_that_a_function_holds(first, second):
     assert closures.checksum(f=first) == closures.checksum(f=first)
@@ -123,6 +149,29 @@ def test_of_a_global_function_too(monkeypatch):
     caller = lambda step: rated(step)
     before = closures.checksum(f=caller)
     monkeypatch.setitem(globals(), "rated", lambda step: step)
+    assert closures.checksum(f=caller) != before
+
+
+def test_the_checksum_of_derivatives_is_of_those_alone():
+    found = [
+        closures.derivatives(f=lambda step, scaled=scaled, rate=rate: scaled(rate))
+        for scaled, rate in [
+            (scaled_backward(0.1), 1.0),
+            (scaled_backward(0.1), 2.0),
+            (scaled_backward(0.2), 1.0),
+        ]
+    ]
+    assert found[0] == found[1] != found[2]
+    assert closures.derivatives(f=rated) == closures.derivatives(f=one)
+
+
+REVERSED = scaled_backward(-1.0)
+
+
+def test_of_a_global_function_with_a_derivative_of_its_own(monkeypatch):
+    caller = lambda step: REVERSED(step)
+    before = closures.checksum(f=caller)
+    monkeypatch.setitem(globals(), "REVERSED", scaled_backward(-2.0))
     assert closures.checksum(f=caller) != before
 
 

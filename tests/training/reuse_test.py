@@ -98,11 +98,23 @@ OTHER_LABEL = X.copy()
 OTHER_LABEL[17, 0] += 1
 
 
+def with_gradient_of(backward):
+    """The program of its loss is the same for all of them."""
+    scaled = jax.custom_vjp(lambda w: w)
+    scaled.defvjp(lambda w: (w, None), lambda _, g: (backward(g),))
+    return lambda w, x: squared(scaled(w), x)
+
+
+OWN_DERIVATIVE = {"loss_fn": with_gradient_of(lambda g: g)}
+ANOTHER_DERIVATIVE = {"loss_fn": with_gradient_of(lambda g: -g)}
+
+
 @pytest.mark.guarantee
 @pytest.mark.parametrize(
     ("first", "second", "said"),
     [
         ({}, {"loss_fn": lambda w, x: jnp.sum(jnp.abs(w - x))}, "program: another"),
+        (OWN_DERIVATIVE, ANOTHER_DERIVATIVE, "derivatives: another"),
         (
             {"loss_fn": lambda w, x: squared(w, x) + 0.1 * w @ w},
             {"loss_fn": lambda w, x: squared(w, x) + 0.2 * w @ w},
@@ -120,7 +132,14 @@ OTHER_LABEL[17, 0] += 1
         ),
         ({}, {"data": OTHER_LABEL}, "data: another"),
     ],
-    ids=["loss", "literal in the loss", "schedule", "frozen", "one number of the data"],
+    ids=[
+        "loss",
+        "derivative",
+        "literal in the loss",
+        "schedule",
+        "frozen",
+        "one number of the data",
+    ],
 )
 @pytest.mark.filterwarnings("ignore:The loss of every example:UserWarning")
 def test_another_program_with_the_key_of_an_earlier_one_is_warned_of(
@@ -132,9 +151,9 @@ def test_another_program_with_the_key_of_an_earlier_one_is_warned_of(
         fit(**second)
 
 
-def search(candidates=(0.1, 0.2), data=X, key=None):
+def search(candidates=(0.1, 0.2), data=X, key=None, loss_fn=squared):
     return training.search(
-        squared,
+        loss_fn,
         jnp.ones(3),
         (data,),
         mechanism(),
@@ -149,16 +168,19 @@ def search(candidates=(0.1, 0.2), data=X, key=None):
 
 @pytest.mark.guarantee
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("first", "changes", "said"),
     [
-        ({"candidates": (0.1, 0.3)}, r"candidates: \(0\.1, 0\.2\) there"),
-        ({"data": OTHER_LABEL}, "data: another"),
+        ({}, {"candidates": (0.1, 0.3)}, r"candidates: \(0\.1, 0\.2\) there"),
+        ({}, {"data": OTHER_LABEL}, "data: another"),
+        (OWN_DERIVATIVE, ANOTHER_DERIVATIVE, "derivatives: another"),
     ],
-    ids=["candidates", "data"],
+    ids=["candidates", "data", "derivative"],
 )
-def test_another_search_with_the_key_of_an_earlier_one_is_warned_of(changes, said):
-    search()
-    search()
+def test_another_search_with_the_key_of_an_earlier_one_is_warned_of(
+    first, changes, said
+):
+    search(**first)
+    search(**first)
     search(**changes, key=jax.random.key(8))
     with pytest.warns(UserWarning, match=f"(?s){WARNED}.*{said}") as caught:
         search(**changes)
