@@ -13,9 +13,9 @@ from dpadambc._core import closures, marks
 from dpadambc.training import (
     _data,
     _fingerprint,
-    _grouped,
     _identity,
     _programs,
+    _siblings,
 )
 from dpadambc.training._shardings import Shardings
 from dpadambc.training.state import TrainState, releasable
@@ -103,8 +103,8 @@ class Runner:
 
     @property
     def known_as(self) -> set[str]:
-        """The same, and the rows that were grouped by user."""
-        return {self.data} | _grouped.sources_of(self._arrays)
+        """The same, and what each array is known by."""
+        return {self.data} | _siblings.names_of(self._arrays)
 
     def outline(self, state: TrainState) -> dict[str, Any]:
         """What of the identity can be told at once: that of two runs may be the same.

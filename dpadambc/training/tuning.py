@@ -2,6 +2,7 @@
 
 import functools
 import math
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -21,7 +22,6 @@ from dpadambc.training import (
     _checks,
     _data,
     _fingerprint,
-    _grouped,
     _identity,
     _keys,
     _rows,
@@ -232,6 +232,10 @@ def search(
     Returns:
       A `SearchResult`.
 
+    Warns:
+      UserWarning: if this process has made other runs on these data, or on data with
+        one of their arrays, and nothing is said by `spent`.
+
     Raises:
       TypeError: if the score does not say what its data are, or the data, the
         mechanism, an optimizer, a candidate or the key are not what they should be.
@@ -304,7 +308,10 @@ def search(
     )
     runs = _runs_of(mechanism, score, trials)
     trainer = Trainer(step_of, mechanism, score, frozen is not None, trials_at_once)
-    _siblings.remember({outline["data"]} | _grouped.sources_of(data), _name_of(key))
+    known_as = {outline["data"]} | _siblings.names_of(data)
+    if not _is_told(spent):
+        _warn_of_other_runs(known_as, key)
+    _siblings.remember(known_as, _name_of(key))
     rng, trial_keys = _drawn_from(key, trials)
     chosen = _chosen(rng, trials, len(listed.listed), len(trial_keys))
     numbers = jax.tree.map(lambda x: x[chosen], listed.numbers)
@@ -365,6 +372,21 @@ def _is_told(spent: Any) -> bool:
         "Expected spent=() or none for a search, got what earlier runs spent, which is"
         f" not composed with it. {_ADVICE}"
     )
+
+
+def _warn_of_other_runs(data: set[str], key: jax.Array) -> None:
+    """Where runs of this process had the same data, and nothing was said of them."""
+    others = len(_siblings.others_on(data, _name_of(key)))
+    if others:
+        warnings.warn(
+            f"This process has made {others} other runs on these data that the epsilon"
+            " of this search does not cover. It leaves out those that are released too,"
+            " and what was chosen by them, such as candidates by what an earlier search"
+            " has found. The epsilons and deltas of all add up. spent=() says that they"
+            " are added by hand, or that nobody saw those runs and no choice came of"
+            " them.",
+            stacklevel=3,
+        )
 
 
 def _check_data(data: Any, mechanism: Mechanism, target_delta: float) -> None:

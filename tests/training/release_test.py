@@ -237,6 +237,84 @@ def test_a_run_after_a_search_is_warned_of(tmp_path):
         training.save_release(tmp_path / "x", of_vector(spent=found))
 
 
+def search(**options):
+    return training.search(
+        loss_of_vector,
+        jnp.zeros(3),
+        (X,),
+        MECHANISM,
+        optax.adam,
+        [0.1, 0.2],
+        trials=trials.Geometric(2),
+        score=training.PublicScore(lambda w, x: -loss_of_vector(w, x), (X[:50] + 1,)),
+        target_delta=1e-5,
+        **{"key": training.secret_key()} | options,
+    )
+
+
+@pytest.mark.guarantee
+def test_a_search_after_another_is_warned_of():
+    """The second may have the candidates that the first made one think of."""
+    key = training.secret_key()
+    search(key=key)
+    search(key=key)  # the same, again
+    with pytest.warns(UserWarning, match="made 1 other runs .* of this search"):
+        search()
+    search(spent=())
+
+
+LABELED = X, jnp.asarray(np.random.default_rng(1).integers(2, size=100))
+
+
+def labeled_loss(w, x, y):
+    return (w @ x - y) ** 2
+
+
+@pytest.mark.guarantee
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda x, y, w: (x, y - x @ w),
+        lambda x, y, w: (jnp.tanh(x), y),
+        lambda x, y, w: (jnp.tanh(x), np.asarray(y)),
+    ],
+    ids=["what a model left", "other features", "NumPy"],
+)
+def test_a_run_with_the_same_labels_or_features_is_warned_of(tmp_path, other):
+    run = lambda data: fit(
+        jnp.zeros(3), labeled_loss, data=data, key=training.secret_key()
+    )
+    first = run(LABELED)
+    second = run(other(*LABELED, first.state.params))
+    with pytest.warns(UserWarning, match=OTHERS.format(1)):
+        training.save_release(tmp_path / "x", second)
+
+
+GRID = jnp.tile(jnp.arange(3.0), (100, 1))
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        jnp.ones(100),
+        jnp.arange(100),
+        np.repeat(np.arange(2), 50),
+        GRID,
+        jax.random.split(jax.random.key(0), 100),
+    ],
+    ids=["one weight", "numbers of rows", "sorted labels", "grid", "keys"],
+)
+def test_what_two_data_sets_have_by_their_form_is_not(tmp_path, column):
+    run = lambda x: fit(
+        jnp.zeros(3),
+        lambda w, x, y: loss_of_vector(w, x),
+        data=(x, column),
+        key=training.secret_key(),
+    )
+    run(X)
+    training.save_release(tmp_path / "x", run(X + 1))
+
+
 @pytest.mark.guarantee
 def test_a_run_that_was_refused_is_none(tmp_path):
     file = tmp_path / "history"
