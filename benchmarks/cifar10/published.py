@@ -42,7 +42,8 @@ SETTINGS = (
         {"weight_decay": 1e-5, "variance_floor": 5e-8},
     ),
     # Of the code of the paper on DP-AdamBC, at epsilon 1 and C = 3: in units of C = 1,
-    # the same updates have a ninth of the floor, and three times DP-SGD's rate.
+    # the same updates have a ninth of the floor, and three times DP-SGD's rate. DP-Adam
+    # had batches of 512 there.
     Setting("DP-AdamBC", EPSILON, EPOCHS, 5e-6, {"variance_floor": 1e-9 / 9}),
     Setting("DP-SGD", EPSILON, EPOCHS, 0.03, {"momentum": 0.9}),
     Setting("DP-Adam", EPSILON, EPOCHS, 1e-3),

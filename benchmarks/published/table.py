@@ -165,14 +165,15 @@ def render(published: Row, found: Numbers, trained: dict[str, Accuracies]) -> st
     total = f"{sum(counts.values())} published numbers and differences: "
     total += ", ".join(f"{n} {word}" for word, n in counts.most_common())
     table = [HEADER, ("---",) * len(HEADER), *(row.cells for row in rows)]
-    decays = [f"{share:.0e} ({name})" for name, share in found["decay"].items()]
+    decays = [f"{share:.1e} ({name})" for name, share in found["decay"].items()]
     papers = [f"[{name}]({link})" for name, link in published["papers"].items()]
     return "\n\n".join(
         [
             f"{total}. The papers: {', '.join(papers)}.",
             "\n".join(f"| {' | '.join(cells)} |" for cells in table),
-            "The weight decay of DP-AdamW takes this share of a parameter in a whole"
-            f" published run: {', '.join(decays)}.",
+            "The weight decay of DP-AdamW takes this share of a parameter in a"
+            " published run, up to its last evaluation, at the weight decay that the"
+            f" paper states: {', '.join(decays)}.",
             f"Own protocol: {published['own_protocol']}.",
             f"No counterpart yet: {'; '.join(published['without_counterpart'])}.",
         ]

@@ -55,8 +55,9 @@ class TruncatedPoissonGaussian(Mechanism):
       2.59
 
     References:
-      The accounting is dp-accounting's `TruncatedSubsampledGaussianDpEvent`: `Scaling
-      Up DP Training <https://arxiv.org/abs/2508.15089>`_, 2025
+      The accounting is dp-accounting's `TruncatedSubsampledGaussianDpEvent`: Ganesh,
+      `Tighter Privacy Analysis for Truncated Poisson Sampling
+      <https://arxiv.org/abs/2508.15089>`_, 2025
     """
 
     l2_clip_norm: float

@@ -347,7 +347,7 @@ def decay_shrinkage(
       5e-05
 
     References:
-      `DP-AdamW <https://arxiv.org/abs/2511.07843>`_, Tables 1 and 2
+      `DP-AdamW <https://arxiv.org/abs/2511.07843>`_, its settings for CIFAR-10
     """
     steps = np.arange(iterations)
     rates = learning_rates(steps) if callable(learning_rates) else learning_rates

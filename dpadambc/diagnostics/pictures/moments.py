@@ -77,7 +77,7 @@ def _ratio_of_units(seen: Snapshot) -> float:
 def first_moments(snapshots: Snapshot, *, clean: Snapshot | None = None) -> Figure:
     """How the first moment is distributed, beside what the noise alone would give.
 
-    As in the DP-AdamBC paper's Figures 1 and 4. Where noise dominates, the two agree.
+    As the DP-AdamBC paper shows moments. Where noise dominates, the two agree.
 
     Args:
       snapshots: of `diagnostics.snapshot`; the last of several.
