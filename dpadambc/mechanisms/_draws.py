@@ -5,12 +5,11 @@ or in every epoch, takes part without the chance of being left out.
 """
 
 import collections
-import dataclasses
 import hashlib
 import json
 import warnings
 import weakref
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
@@ -23,24 +22,6 @@ from dpadambc.mechanisms.batch import Batch
 _DRAWN: dict[int, set[tuple[int | None, int]]] = {}
 # The latest states of generators that a run began with, and for how many examples.
 _BEGUN: collections.deque[tuple[str, int]] = collections.deque(maxlen=2**12)
-
-
-@dataclasses.dataclass
-class _Dealt:
-    """A run whose batches follow from one key, and the step that it is at."""
-
-    mechanism: Any
-    num_examples: int
-    key: jax.Array
-    step: int
-
-    def is_alike(self, other: "_Dealt") -> bool:
-        """Whether they are steps of the same data, drawn the same way."""
-        own = self.mechanism, self.num_examples
-        return own == (other.mechanism, other.num_examples)
-
-
-_DEALT: collections.deque[_Dealt] = collections.deque(maxlen=2**8)
 
 
 def check_key(key: jax.Array, batch: Batch, *, stacklevel: int) -> None:
@@ -92,68 +73,50 @@ def check_step(
         )
 
 
-def check_dealt(
-    mechanism: Any,
-    steps: int,
-    run_key: jax.Array,
-    step: int | jax.Array,
-    batch: Batch,
-    *,
-    stacklevel: int,
-) -> None:
-    """Warns where a step is drawn with another key than the step before.
+def watched(
+    rng: np.random.Generator,
+    batches: Iterator[Batch],
+    is_drawn: Callable[[Batch], bool],
+) -> Iterator[Batch]:
+    """The same batches, with a warning where the generator drew them before.
 
     Args:
-      mechanism: whose batches follow from one key.
-      steps: how many do.
-      run_key: that of the run; read where it is another array than before.
-      step: of the run; one on a device is not waited for.
-      batch: of as many examples, drawn the same way.
-      stacklevel: of the line to name, from here.
+      rng: what they are drawn from, in the state before the first of them.
+      batches: all of a run.
+      is_drawn: whether chance decides who takes part in one.
+
+    Raises:
+      TypeError: if it is no generator, at once.
     """
-    arrays = run_key, step, batch.indices
-    if any(isinstance(x, core.Tracer) for x in arrays) or isinstance(step, jax.Array):
-        return
-    dealt = _Dealt(mechanism, batch.num_examples, run_key, int(step))
-    alike = [run for run in _DEALT if run.is_alike(dealt)]
-    before = [run for run in alike if step % steps and run.step == dealt.step - 1]
-    own = [run for run in alike if run.key is run_key]
-    own = own or [run for run in before if _are_equal(run.key, run_key)]
-    if own:
-        own[0].key, own[0].step = run_key, dealt.step
-        return
-    _DEALT.append(dealt)
-    if before:
-        warnings.warn(
-            f"Expected one run_key for all steps, got another at step {step} than at"
-            f" the step before. The batches of {type(mechanism).__name__} follow from"
-            " one key: with several an example takes part any number of times, which"
-            " epsilon does not cover. Do not split the key: each step has its number.",
-            stacklevel=stacklevel + 1,
+    if not isinstance(rng, np.random.Generator):
+        raise TypeError(
+            "Expected rng to be a numpy.random.Generator, such as"
+            f" numpy.random.default_rng(), got {type(rng).__name__}."
         )
+    return _watched(rng, batches, is_drawn)
 
 
-def _are_equal(key: jax.Array, other: jax.Array) -> bool:
-    if key.is_deleted() or key.dtype != other.dtype:
-        return False
-    return np.array_equal(jax.random.key_data(key), jax.random.key_data(other))
+def _watched(
+    rng: np.random.Generator,
+    batches: Iterator[Batch],
+    is_drawn: Callable[[Batch], bool],
+) -> Iterator[Batch]:
+    state = _state_of(rng)
+    for step, batch in enumerate(batches):
+        if step == 0 and is_drawn(batch):
+            _check_state(state, batch, stacklevel=2)
+        yield batch
 
 
-def state_of(rng: np.random.Generator) -> str:
+def _state_of(rng: np.random.Generator) -> str:
     """What a generator will draw, by a checksum."""
-    as_list = lambda x: x.tolist()
+    as_list = lambda x: x.tolist()  # of an array
     state = json.dumps(rng.bit_generator.state, default=as_list, sort_keys=True)
     return hashlib.blake2b(state.encode(), digest_size=16).hexdigest()
 
 
-def check_state(state: str, batch: Batch, *, stacklevel: int) -> None:
-    """Warns where the generator of a run begins where that of another did.
-
-    Args:
-      state: of the generator before the first batch.
-      batch: the first.
-      stacklevel: of the line to name, from here.
-    """
+def _check_state(state: str, batch: Batch, *, stacklevel: int) -> None:
+    """Warns where the generator of a run begins where that of another did."""
     begun = state, batch.num_examples
     if begun in _BEGUN:
         warnings.warn(

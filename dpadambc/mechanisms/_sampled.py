@@ -47,7 +47,7 @@ class PoissonSampled(Mechanism):
           UserWarning: if another run began with a generator in the same state.
 
         Raises:
-          TypeError: if a size is not an int.
+          TypeError: if a size is not an int, or `rng` no generator.
           ValueError: if the sizes do not increase, or do not hold every batch.
         """
         self._check_size(num_examples)

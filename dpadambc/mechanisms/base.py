@@ -21,7 +21,7 @@ import optax
 from dpadambc._core import validate
 from dpadambc.clipping import flat, rules
 from dpadambc.clipping.flat import NeighboringRelation
-from dpadambc.mechanisms import _draws
+from dpadambc.mechanisms import _dealt, _draws
 from dpadambc.mechanisms._accounted import Accounted
 from dpadambc.mechanisms.batch import Batch
 from dpadambc.transforms.noise import add_dp_noise
@@ -172,6 +172,7 @@ class Mechanism(Accounted):
             state, such as one made of the same seed in each epoch.
 
         Raises:
+          TypeError: if `rng` is no generator.
           ValueError: if the mechanism is for another number of examples.
         """
         self._check_size(num_examples)
@@ -181,12 +182,8 @@ class Mechanism(Accounted):
         self, rng: np.random.Generator, batches: Iterator[Batch]
     ) -> Iterator[Batch]:
         """The same, with a warning where they were drawn before."""
-        state = _draws.state_of(rng)
-        for step, batch in enumerate(batches):
-            is_drawn = self._leaves_some_out(batch) and not self._deals_epochs
-            if step == 0 and is_drawn:
-                _draws.check_state(state, batch, stacklevel=2)
-            yield batch
+        is_drawn = lambda b: self._leaves_some_out(b) and not self._deals_epochs
+        return _draws.watched(rng, batches, is_drawn)
 
     def sample(self, key: jax.Array, *, num_examples: int) -> Batch:
         """One batch on the device, inside `jax.jit` and `jax.lax.scan`.
@@ -262,7 +259,7 @@ class Mechanism(Accounted):
         if self._leaves_some_out(batch):
             _draws.check_step(run_key, step, batch, stacklevel=2)
             if steps := self._steps_of_one_key:
-                _draws.check_dealt(self, steps, run_key, step, batch, stacklevel=2)
+                _dealt.check(self, steps, run_key, step, batch, stacklevel=2)
         return batch
 
     def _leaves_some_out(self, batch: Batch) -> bool:

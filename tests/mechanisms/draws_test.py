@@ -1,7 +1,5 @@
 """One key draws a batch once (A21), where that can be seen without reading it."""
 
-import contextlib
-import functools
 import gc
 import secrets
 import warnings
@@ -13,8 +11,6 @@ import pytest
 import dpadambc
 from dpadambc import audit
 from dpadambc.mechanisms import (
-    BandedGaussian,
-    CorrelatedGaussian,
     _draws,
     accounting,
     sampling,
@@ -38,7 +34,6 @@ ALLOCATED = dpadambc.RandomAllocationGaussian(
 AGAIN = "Expected a new key for each batch, got one that has drawn"
 CONSTANT = "Expected a new key for each batch, got a constant"
 GENERATOR = "Expected a generator of its own for each run"
-SPLIT = "Expected one run_key for all steps"
 
 
 def draw(key, mechanism=POISSON, num_examples=N):
@@ -101,6 +96,12 @@ def test_a_generator_that_is_made_again_is_warned_of(batches, kind):
         np.testing.assert_array_equal(before.indices, after.indices)
 
 
+@pytest.mark.parametrize("rng", [np.random, np.random.RandomState(0), 0])
+def test_what_is_no_generator_is_refused(rng):
+    with pytest.raises(TypeError, match="Expected rng to be a numpy.random.Generator"):
+        POISSON.batches(rng, num_examples=N)
+
+
 def test_a_generator_that_goes_on_is_not():
     rng = np.random.default_rng(secrets.randbits(64))
     for _ in range(3):
@@ -123,78 +124,6 @@ def test_batches_of_another_mechanism_are_drawn_of_the_same_numbers():
     on_the_host(np.random.default_rng(seed))
     with pytest.warns(UserWarning, match=GENERATOR):
         on_the_host(np.random.default_rng(seed), ALLOCATED)
-
-
-BANDED = BandedGaussian(
-    l2_clip_norm=1.0,
-    noise_multiplier=1.0,
-    strategy_coefficients=(1.0, 0.5),
-    sampling_prob=0.5,
-    iterations=6,
-    normalize_by=2.0,
-)
-CORRELATED = CorrelatedGaussian(
-    l2_clip_norm=1.0,
-    noise_multiplier=1.0,
-    noising_coefficients=(1.0, -0.5),
-    batches_per_epoch=3,
-    iterations=6,
-    normalize_by=2.0,
-)
-of_one_key = pytest.mark.parametrize(
-    "mechanism",
-    [ALLOCATED, BANDED, CORRELATED],
-    ids=lambda x: type(x).__name__,
-)
-
-
-@of_one_key
-def test_a_key_that_is_split_for_each_step_is_warned_of(mechanism):
-    key = jax.random.key(secrets.randbits(32))
-    for step in range(3):
-        key, subkey = jax.random.split(key)
-        told = (
-            pytest.warns(UserWarning, match=SPLIT) if step else contextlib.nullcontext()
-        )
-        with told:
-            draw_step(subkey, step, mechanism)
-
-
-@of_one_key
-def test_one_key_for_all_steps_is_not(mechanism):
-    seeds = [secrets.randbits(32) for _ in range(2)]
-    for step in range(6):
-        for seed in seeds:  # in turns, each time made anew
-            draw_step(jax.random.key(seed), step, mechanism)
-    key = jax.random.key(secrets.randbits(32))
-    for step in range(6):
-        draw_step(key, step, mechanism)
-
-
-def test_a_key_for_each_epoch_is_not_where_epochs_are_independent():
-    for epoch in range(2):
-        key = jax.random.key(secrets.randbits(32))
-        for step in range(3 * epoch, 3 * epoch + 3):
-            draw_step(key, step, ALLOCATED)
-
-
-def test_where_steps_are_independent_a_split_key_is_not():
-    key = jax.random.key(0)
-    for step in range(6):
-        key, subkey = jax.random.split(key)
-        draw_step(subkey, step)
-
-
-def test_what_a_split_key_did():
-    """Negative control: an example takes part any number of times in an epoch."""
-    key, took_part = jax.random.key(0), np.zeros(N, int)
-    for step in range(ALLOCATED.batches_per_epoch):
-        draw = functools.partial(ALLOCATED._sample_step, num_examples=N)
-        key, subkey = jax.random.split(key)
-        batch = draw(subkey, step)
-        took_part[np.asarray(batch.indices)[~np.asarray(batch.is_padding_example)]] += 1
-    assert took_part.min() == 0
-    assert took_part.max() > ALLOCATED.participations
 
 
 def test_the_warning_names_the_line_of_the_caller():
