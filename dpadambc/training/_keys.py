@@ -1,6 +1,9 @@
 """Where the key of a run comes from."""
 
+import hashlib
 import secrets
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +13,8 @@ from jax.experimental import multihost_utils
 
 # Of the keys that this process has drawn from entropy: nobody means one of them.
 _DRAWN: set[bytes] = set()
+# What is known by the code of functions, which two processes may write otherwise.
+_OF_A_PROCESS = {"functions", "derivatives", "noise"}
 
 
 def secret_key() -> jax.Array:
@@ -19,7 +24,8 @@ def secret_key() -> jax.Array:
     a key, such as a seed in a script, can compute the noise.
 
     In a program of several processes (`jax.distributed.initialize`), the first one
-    draws the key and all get it. So all of them must call this.
+    draws the key and all get it. So all of them must call this. One that trains a model
+    of its own folds in its number: `jax.random.fold_in(key, jax.process_index())`.
 
     Returns:
       A typed key.
@@ -50,10 +56,43 @@ def is_from_entropy(key: jax.Array) -> bool:
 def the_same_everywhere(key: jax.Array) -> jax.Array:
     """The key of the first process, on no device in particular.
 
-    Processes with keys of their own would each draw other batches and other noise, and
-    an example be in the sum of several.
+    Processes of one run with keys of their own would each draw other batches and other
+    noise, and an example be in the sum of several.
     """
     words = np.asarray(jax.random.key_data(key))
     if jax.process_count() > 1:
         words = np.asarray(multihost_utils.broadcast_one_to_all(words))
     return jax.random.wrap_key_data(jnp.asarray(words), impl=jax.random.key_impl(key))
+
+
+def of_this_process(key: jax.Array) -> jax.Array:
+    """The same key, on no device in particular."""
+    words = jnp.asarray(np.asarray(jax.random.key_data(key)))
+    return jax.random.wrap_key_data(words, impl=jax.random.key_impl(key))
+
+
+def refuse_one_of_several_runs(key: jax.Array, outline: Mapping[str, Any]) -> None:
+    """Raises where another process has another run with the key of this one.
+
+    Args:
+      key: of a run of this process alone, for which another trains something else.
+      outline: what the run is.
+    """
+    if jax.process_count() == 1:
+        return
+    told = {name: x for name, x in outline.items() if name not in _OF_A_PROCESS}
+    texts = np.asarray(jax.random.key_data(key)).tobytes(), repr(sorted(told.items()))
+    digests = [
+        hashlib.blake2b(x if isinstance(x, bytes) else x.encode()) for x in texts
+    ]
+    own = np.stack([np.frombuffer(x.digest(), np.uint32) for x in digests])
+    same_key, same_run = (multihost_utils.process_allgather(own) == own).all(-1).T
+    if (same_key & ~same_run).any():
+        raise ValueError(
+            "Expected a key of its own for the run of each process, got one key for"
+            " runs that differ, in the data or in what is trained: both add the same"
+            " noise, which is gone from the difference of what they return."
+            " training.secret_key() is the same in all processes. Give"
+            " jax.random.fold_in(key, jax.process_index()); or, where all processes are"
+            " to train one model, batch_sharding over the devices of all."
+        )

@@ -85,6 +85,12 @@ class Shardings:
             )
         return shardings
 
+    @property
+    def spans_processes(self) -> bool:
+        """Whether the devices of the mesh are of several processes."""
+        devices = () if self.mesh is None else self.mesh.devices.flat
+        return len({device.process_index for device in devices}) > 1
+
     def context(self) -> contextlib.AbstractContextManager[Any]:
         """Sets the mesh for tracing, so that a loss may name its axes."""
         if self.mesh is None:

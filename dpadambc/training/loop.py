@@ -84,7 +84,9 @@ def _built(
         closed_over = [x for fun in (loss, update) for x in _fingerprint.constants(fun)]
         _rows.warn_of_shared((closed_over, frozen), data)
         _rows.warn_of_copies(data)
-        key = _keys.the_same_everywhere(key)
+        is_of_all = shardings.spans_processes
+        of_run = _keys.the_same_everywhere if is_of_all else _keys.of_this_process
+        key = of_run(key)
         params, frozen = map(shardings.device_put, (params, frozen))
         name = keys.name_of(key)
         origin = begins.checked(params, frozen, closed_over, name)
@@ -94,7 +96,10 @@ def _built(
     )
     program = " ".join(map(_fingerprint.of_traced, (loss, update)))
     runner = Runner(step, data, frozen, program)
-    return runner, runner.start(params, key), key, origin
+    start = runner.start(params, key)
+    if not is_of_all:
+        _keys.refuse_one_of_several_runs(key, runner.outline(start))
+    return runner, start, key, origin
 
 
 def fit(

@@ -312,6 +312,10 @@ def search(
     if not _is_told(spent):
         _warn_of_other_runs(known_as, key)
     _siblings.remember(known_as, _name_of(key))
+    if any(not x.is_fully_addressable for x in _arrays((params, frozen, data))):
+        key = _keys.the_same_everywhere(key)
+    else:
+        _keys.refuse_one_of_several_runs(key, outline | told)
     rng, trial_keys = _drawn_from(key, trials)
     chosen = _chosen(rng, trials, len(listed.listed), len(trial_keys))
     numbers = jax.tree.map(lambda x: x[chosen], listed.numbers)
@@ -358,6 +362,10 @@ def _outline(
         "frozen": marks.of(frozen),
         "data": marks.of(data, closely=True),
     }
+
+
+def _arrays(tree: Any) -> list[jax.Array]:
+    return [x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array)]
 
 
 def _name_of(key: jax.Array) -> str:
@@ -408,7 +416,7 @@ def _drawn_from(
     In a list: an array of them would have their secret number in its shape, which JAX
     writes to its log as it compiles.
     """
-    key = keys.of_domain(_keys.the_same_everywhere(key), "search")
+    key = keys.of_domain(_keys.of_this_process(key), "search")
     host_key, trial_key = jax.random.split(key)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(host_key)).tolist())
     number = trials.sample(rng)

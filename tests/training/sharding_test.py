@@ -24,7 +24,7 @@ from dpadambc import training
 from dpadambc.training import checkpoints
 from dpadambc.training._programs import Programs
 from dpadambc.training._shardings import Shardings
-from tests import common
+from tests import alone_of_several, common
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(203, 16)).astype(np.float32)
@@ -476,17 +476,17 @@ def test_each_parameter_is_split_along_its_longest_axis_that_divides():
     }
 
 
-def run_processes(folder, devices_of_each, kind_of_key="known"):
+def run_processes(folder, devices_of_each, *arguments, module="one_of_several"):
     """Two processes that know of each other through the loopback device."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         address = f"localhost:{probe.getsockname()[1]}"
     count = f"--xla_force_host_platform_device_count={devices_of_each}"
     flags = f"{os.environ['XLA_FLAGS']} {count}"  # of two counts, the last is taken
-    command = [sys.executable, "-m", "tests.one_of_several", address, "2"]
+    command = [sys.executable, "-m", f"tests.{module}", address, "2"]
     running = [
         subprocess.Popen(
-            [*command, str(process), str(folder), kind_of_key],
+            [*command, str(process), str(folder), *arguments],
             env={**os.environ, "XLA_FLAGS": flags},
             stderr=subprocess.PIPE,
             text=True,
@@ -501,10 +501,10 @@ def run_processes(folder, devices_of_each, kind_of_key="known"):
 @pytest.mark.slow
 @pytest.mark.parametrize("devices_of_each", [common.thorough(1), 4])
 def test_two_processes_train_as_one_and_go_on(tmp_path, devices_of_each):
-    run_processes(tmp_path, devices_of_each)
+    run_processes(tmp_path, devices_of_each, "known")
     assert (tmp_path / "checkpoints" / "5").exists()
     assert not (tmp_path / "0.npz").exists()
-    run_processes(tmp_path, devices_of_each)
+    run_processes(tmp_path, devices_of_each, "known")
     first, second = (np.load(tmp_path / f"{process}.npz") for process in range(2))
     for name, expected in on_one_device().state.params.items():
         np.testing.assert_array_equal(first[name], second[name])
@@ -532,3 +532,21 @@ def test_a3_processes_with_keys_of_their_own_train_with_one(tmp_path, kind_of_ke
     )
     # The key of the first process; or none that anybody knows.
     assert gap < 1e-5 if kind_of_key == "own" else gap > 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.guarantee
+def test_a26_processes_that_train_alone_have_noise_of_their_own(tmp_path):
+    """All took the key of the first, and the difference of two models had no noise."""
+    run_processes(tmp_path, 1, module="alone_of_several")
+    first, second = (np.load(tmp_path / f"{process}.npz") for process in range(2))
+    step = alone_of_several.MECHANISM.noise_stddev
+    alone = np.std(first["own"]), np.std(second["own"])
+    apart = np.std(first["own"] - second["own"])
+    # Two steps each, of 400 coordinates: to four standard errors, and the gradients.
+    assert min(alone) > 2**0.5 * step * (1 - 4 / 800**0.5)
+    assert apart > 2 * step * (1 - 4 / 800**0.5)
+    np.testing.assert_array_equal(first["same"], second["same"])
+    for name in ("fit", "search"):
+        for told in (first, second):
+            assert "Expected a key of its own for the run of each" in str(told[name])
