@@ -177,13 +177,18 @@ def poisson(seed):
 
 def of_chain(*stages, mechanism: Any = MECHANISM, loss=loss_fn, **options):
     """A chain of gradients per example: each stage made of a key."""
+
+    def loader(seed):
+        rng = np.random.default_rng(seed)
+        return mechanism.batches(rng, num_examples=NUM_EXAMPLES)
+
     return audit.Pipeline.of_chain(
         loss,
         PARAMS,
         DATA,
         mechanism,
         lambda key: optax.chain(*(stage(key) for stage in stages)),
-        **options,
+        **{"loader": loader} | options,
     )
 
 

@@ -160,7 +160,8 @@ class Pipeline:
           mechanism: whose epsilon is claimed.
           make_optimizer: of a key, returns the chain, which takes gradients as
             `per_example_grad` makes them.
-          loader: of a seed, returns batches of indices; the mechanism's by default.
+          loader: of a seed, returns batches of indices, as your loop draws them.
+            Without it `sampling` is not tested: a chain does not show them.
 
         Returns:
           A `Pipeline`.
@@ -187,7 +188,7 @@ class Pipeline:
             per_example=_per_example(loss_fn, (), ()),
             params=params,
             make_optimizer=make_optimizer,
-            loader=loader or (lambda seed: _drawn(mechanism, seed, num_examples)),
+            loader=loader,
             num_examples=num_examples,
         )
 

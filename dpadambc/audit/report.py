@@ -217,7 +217,7 @@ class _Traced:
     def sampling(self) -> Finding:
         pipeline = self._pipeline
         if pipeline.loader is None or pipeline.num_examples is None:
-            return not_tested("sampling", "no loader is given.")
+            return not_tested("sampling", "no loader shows the batches of your loop.")
         return _sampling.sampling(
             pipeline.loader, pipeline.mechanism, num_examples=pipeline.num_examples
         )

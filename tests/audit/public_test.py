@@ -150,9 +150,33 @@ def test_no_optimizer_in_fit_keeps_what_has_no_noise(name):
 def test_the_full_chains_pass(name):
     make = functools.partial(CHAINS[name], 0.1, MECHANISM)
     pipeline = audit.Pipeline.of_chain(
-        loss_fn, PARAMS, DATA, MECHANISM, lambda key: make(key=key)
+        loss_fn,
+        PARAMS,
+        DATA,
+        MECHANISM,
+        lambda key: make(key=key),
+        loader=host(MECHANISM),
     )
     assert not failures(pipeline)
+
+
+def test_batches_of_a_loop_that_are_not_shown_are_not_tested():
+    """It tested the mechanism's own, and a loop that shuffles got a pass."""
+    make = lambda key: dpadambc.dp_sgd(0.1, MECHANISM, key=key)
+    pipeline = audit.Pipeline.of_chain(loss_fn, PARAMS, DATA, MECHANISM, make)
+    report = audit.run(pipeline, checks=("sampling",))
+    assert report.passed is None
+    assert "no loader shows" in str(report)
+
+    def shuffled(seed):
+        rng = np.random.default_rng(seed)
+        for _ in range(10):
+            yield from rng.permutation(NUM_EXAMPLES).reshape(-1, NUM_EXAMPLES // 10)
+
+    pipeline = audit.Pipeline.of_chain(
+        loss_fn, PARAMS, DATA, MECHANISM, make, loader=shuffled
+    )
+    assert audit.run(pipeline, checks=("sampling",)).passed is False
 
 
 @pytest.mark.slow
