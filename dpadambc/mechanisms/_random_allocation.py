@@ -188,15 +188,21 @@ def _sum_of(steps: int, noise_multiplier: float) -> _Ratios:
 class RandomAllocationDpEvent(_accountants.ReadableDpEvent):
     """Gaussian steps, of which an example takes part in a random one.
 
-    The accountants of `mechanisms.accounting` read it, and no others.
+    The accountants of `mechanisms.accounting` read it, and no others. It is of an
+    example that is added, removed or exchanged for one that adds nothing: one that is
+    exchanged for any other moves twice as far.
 
     Args:
       noise_multiplier: the standard deviation, in units of what the example adds.
       steps: how many, at least 2.
+      neighboring_relation: ADD_OR_REMOVE_ONE or REPLACE_SPECIAL.
     """
 
     noise_multiplier: float
     steps: int
+    neighboring_relation: dp_accounting.NeighboringRelation | None = (
+        dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+    )
 
     @property
     def rate(self) -> float:

@@ -111,13 +111,14 @@ class RandomAllocationGaussian(Mechanism):
         self, noise_multiplier: float, accountant: _events.Accountant
     ) -> dp_accounting.DpEvent:
         """An epoch: blocks of steps, with one participation in each."""
+        relation = self.neighboring_relation
         size, longer = divmod(self.batches_per_epoch, self.participations)
         counts = {size: self.participations - longer, size + 1: longer}
         blocks: list[dp_accounting.DpEvent] = [
             dp_accounting.SelfComposedDpEvent(
                 self._gaussian(noise_multiplier, accountant)
                 if steps == 1
-                else RandomAllocationDpEvent(float(noise_multiplier), steps),
+                else RandomAllocationDpEvent(float(noise_multiplier), steps, relation),
                 count,
             )
             for steps, count in counts.items()

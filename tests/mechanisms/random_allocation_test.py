@@ -520,3 +520,24 @@ def test_a_run_of_another_allocation_is_refused(tmp_path):
     for name, value in (("participations", 1), ("batches_per_epoch", 9)):
         with pytest.raises(ValueError, match=f"{name}: . there, . here"):
             fit(tmp_path, made=dataclasses.replace(MECHANISM, **{name: value}))
+
+
+@pytest.mark.guarantee
+def test_its_event_is_refused_for_one_example_in_place_of_any_other():
+    """It came out as if the example had been removed, which moves half as far."""
+    mechanism = dpadambc.RandomAllocationGaussian(
+        l2_clip_norm=1.0,
+        noise_multiplier=1.0,
+        batches_per_epoch=10,
+        iterations=10,
+        normalize_by=1.0,
+    )
+    event, relations = mechanism.dp_event(), dpadambc.NeighboringRelation
+    numbers = dict(target_delta=1e-3)
+    for relation in (relations.REPLACE_ONE, relations.REPLACE_SPECIAL):
+        with pytest.raises(ValueError, match="Expected neighboring_relation ADD_OR_"):
+            accounting.epsilon(event, neighboring_relation=relation, **numbers)
+    own = accounting.epsilon(
+        event, neighboring_relation=relations.ADD_OR_REMOVE_ONE, **numbers
+    )
+    assert own == mechanism.epsilon(1e-3)
