@@ -1497,3 +1497,44 @@ def test_a25_what_it_spends():
     spent = optimize.brentq(lambda epsilon: delta_at(epsilon) - delta, 0.1, 30)
     assert spent == pytest.approx(8.6, abs=0.1)
     assert stated == pytest.approx(0.72, abs=0.01)
+
+
+# A27. The batch itself in the loss of each example, such as the negatives of a
+# contrastive loss: each gradient is clipped, and all change with one example.
+
+
+def contrastive(w, x, all_x):
+    return jax.nn.logsumexp(all_x @ (w * x)) - x @ (w * x)
+
+
+BOTH_MAKE = {
+    "per_example_grad": lambda: dpadambc.per_example_grad(contrastive, batch_argnums=1),
+    "clipped_grad": lambda: dpadambc.clipped_grad(
+        contrastive, batch_argnums=1, l2_clip_norm=C, normalize_by=B
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BOTH_MAKE)
+@pytest.mark.parametrize("jit", [False, True])
+def test_a27_the_batch_in_the_loss_of_each_example_is_warned_of(name, jit):
+    grads = lambda w, x: BOTH_MAKE[name]()(w, x, x)
+    with pytest.warns(UserWarning, match="to be public, got the batch itself") as told:
+        (jax.jit(grads) if jit else grads)(PARAMS, X)
+    assert {warning.filename for warning in told} == {__file__}
+
+
+@pytest.mark.parametrize("name", BOTH_MAKE)
+def test_a27_what_is_public_is_not(name):
+    BOTH_MAKE[name]()(PARAMS, X, jnp.ones((3, 8)))
+
+
+@pytest.mark.filterwarnings("ignore:Expected what all examples share")
+def test_a27_what_it_did():
+    """Negative control: one example in place of another moves the sum by more than 2 C.
+
+    The row is long, so that it is the nearest of all in every other example's loss.
+    """
+    clipped = BOTH_MAKE["clipped_grad"]()
+    sums = [clipped(PARAMS + 1, x, x) for x in (X, X.at[0].set(30 * X[0]))]
+    assert distance(*sums) > 4 * C

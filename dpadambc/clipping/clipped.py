@@ -232,7 +232,7 @@ def _value_and_clipped(
         return output, clipped
 
     def value_and_grad_fn(*args, is_padding_example=None, clip_state=None):
-        batch_size = parts.check(args)
+        batch_size = parts.check(args, stacklevel=6)
         if is_padding_example is None:
             is_padding_example = jnp.zeros(batch_size, bool)
         validate.padding(is_padding_example, batch_size)

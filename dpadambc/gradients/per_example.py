@@ -39,7 +39,8 @@ def per_example_value_and_grad(
       batch_argnums: which positional arguments are batches, pytrees whose arrays all
         have the examples along axis 0. By default all but those of `argnums` and
         `prng_argnum`. All examples share the others, which must be public: a batch
-        given this way would be in the gradient of each example.
+        given this way would be in the gradient of each example, and is warned of where
+        it is the very array.
       prng_argnum: which positional argument is a PRNG key, if any. Example i is given
         `jax.random.fold_in(key, i)`: dropout, say, differs between examples.
       method: "factored" keeps each gradient in the form in which reverse mode produces
