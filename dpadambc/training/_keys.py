@@ -2,7 +2,7 @@
 
 import hashlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -71,21 +71,22 @@ def of_this_process(key: jax.Array) -> jax.Array:
     return jax.random.wrap_key_data(words, impl=jax.random.key_impl(key))
 
 
-def refuse_one_of_several_runs(key: jax.Array, outline: Mapping[str, Any]) -> None:
+def refuse_one_of_several_runs(
+    key: jax.Array, outline: Callable[[], Mapping[str, Any]]
+) -> None:
     """Raises where another process has another run with the key of this one.
 
     Args:
       key: of a run of this process alone, for which another trains something else.
-      outline: what the run is.
+      outline: what the run is; all processes tell theirs.
     """
     if jax.process_count() == 1:
         return
-    told = {name: x for name, x in outline.items() if name not in _OF_A_PROCESS}
-    texts = np.asarray(jax.random.key_data(key)).tobytes(), repr(sorted(told.items()))
-    digests = [
-        hashlib.blake2b(x if isinstance(x, bytes) else x.encode()) for x in texts
-    ]
-    own = np.stack([np.frombuffer(x.digest(), np.uint32) for x in digests])
+    told = {name: x for name, x in outline().items() if name not in _OF_A_PROCESS}
+    words = np.asarray(jax.random.key_data(key)).tobytes()
+    texts = words, repr(sorted(told.items())).encode()
+    digests = [hashlib.blake2b(text).digest() for text in texts]
+    own = np.stack([np.frombuffer(digest, np.uint32) for digest in digests])
     same_key, same_run = (multihost_utils.process_allgather(own) == own).all(-1).T
     if (same_key & ~same_run).any():
         raise ValueError(

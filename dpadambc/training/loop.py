@@ -98,7 +98,8 @@ def _built(
     runner = Runner(step, data, frozen, program)
     start = runner.start(params, key)
     if not is_of_all:
-        _keys.refuse_one_of_several_runs(key, runner.outline(start))
+        outline = functools.partial(runner.outline, start)
+        _keys.refuse_one_of_several_runs(key, outline)
     return runner, start, key, origin
 
 

@@ -291,13 +291,13 @@ def search(
     loss = _checks.loss_of(step_of(listed.listed[0]), params, frozen, data)
     origin = _origin_of(loss, params, frozen, data, key, begins)
     outline = _outline([loss, *updates], params, frozen, data, mechanism)
-    told = {
+    outline |= {
         "candidates": str(listed.listed),
         "derivatives": closures.derivatives(loss_fn=loss_fn),
         "trials": str(trials),
         "scored": marks.of(score.data, closely=True),
     }
-    key_uses.check(_name_of(key), outline | told, stacklevel=3)  # of this
+    key_uses.check(_name_of(key), outline, stacklevel=3)  # of this
     shared = () if frozen is None else (frozen,)
     score.check(mechanism, data, params, shared)
     cost = tuning.tuned_epsilon(
@@ -315,7 +315,7 @@ def search(
     if any(not x.is_fully_addressable for x in _arrays((params, frozen, data))):
         key = _keys.the_same_everywhere(key)
     else:
-        _keys.refuse_one_of_several_runs(key, outline | told)
+        _keys.refuse_one_of_several_runs(key, lambda: outline)
     rng, trial_keys = _drawn_from(key, trials)
     chosen = _chosen(rng, trials, len(listed.listed), len(trial_keys))
     numbers = jax.tree.map(lambda x: x[chosen], listed.numbers)
