@@ -92,7 +92,9 @@ class Batch:
     def _refuse_one_draw_of_many_devices(self, path: Any, x: Any) -> None:
         """Who takes part on one device would tell who does on another."""
         if len(self.indices) == self.num_examples:
-            return  # all may take part, and nothing be drawn
+            # It has room for all, so all may take part and nothing be drawn. Drawn rows
+            # of so small a data set that a batch has room for it are not seen.
+            return
         drawn = shard_map.varying_axes(self.indices)
         same = [name for name in shard_map.varying_axes(x) if name not in drawn]
         if same:

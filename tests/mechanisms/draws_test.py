@@ -196,6 +196,16 @@ def test_what_one_batch_spends():
     assert spent > 10 * stated
 
 
+def test_what_an_epoch_taken_ten_times_spends():
+    """Negative control: 50 batches, with a tenth of the noise's variance."""
+    stated = common.poisson_gaussian(sampling_prob=0.02, iterations=500)
+    spent = common.poisson_gaussian(
+        sampling_prob=0.02, iterations=50, noise_multiplier=10**-0.5
+    )
+    assert stated.epsilon(1e-5) == pytest.approx(2.77, abs=0.01)
+    assert spent.epsilon(1e-5) == pytest.approx(26.1, abs=0.1)
+
+
 def test_what_runs_with_the_same_batches_spend():
     """Negative control: a sum of eight, in which who takes part does so in all."""
     run = dict(sampling_prob=0.05, iterations=200)
