@@ -125,12 +125,13 @@ def _told_by(spent: Any) -> Told:
     return functools.reduce(operator.or_, map(_told_by_one, _several(spent)), Told())
 
 
-def tell(spent: Any, sampling_key: jax.Array) -> None:
-    """That the run of this key was told of these; raises if one of them has its key."""
+def tell(spent: Any, sampling_key: jax.Array) -> Told:
+    """What the run of this key was told of; raises if one of them has its key."""
     found = _told_by(spent)
     if keys.name_of(sampling_key) in found.keys:
         raise same_key("a run in spent=")
     _TOLD[keys.name_of(sampling_key)] = found
+    return found
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,14 +20,10 @@ _MOST_KNOWN = 2**10
 _SOURCES: collections.OrderedDict[str, set[str]] = collections.OrderedDict()
 
 
-def remember(is_padding_row: Any, source: Any) -> None:
-    """That examples with this mask were made of these arrays."""
+def remember(is_padding_row: Any, sources: set[str]) -> None:
+    """That examples with this mask were made of arrays that are known by these."""
     mask = marks.of(is_padding_row, closely=True)
-    as_jax_has_them = jax.tree.map(
-        lambda x: x.astype(jnp.result_type(x), copy=False), source
-    )
-    found = marks.of(as_jax_has_them, closely=True)
-    _SOURCES.setdefault(mask, set()).add(found)
+    _SOURCES.setdefault(mask, set()).update(sources)
     _SOURCES.move_to_end(mask)
     while len(_SOURCES) > _MOST_KNOWN:
         _SOURCES.popitem(last=False)

@@ -63,7 +63,8 @@ class Saved:
         if self._checkpoints is not None:
             found = self._checkpoints.restore(self._start, self._identity)
         began = self._start if found is None else found
-        _account.tell(self._spent, began.sampling_key)
+        told = _account.tell(self._spent, began.sampling_key)
+        _siblings.refuse_other_units(self._runner.known_as, told.keys)
         if found is None:
             # From before the first step on, what gets this noise is known.
             self.save(self._start)

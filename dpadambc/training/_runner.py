@@ -101,10 +101,10 @@ class Runner:
         sample = jax.tree.map(np.asarray, _data.sample_of(self._source))
         return marks.of(sample, closely=True)
 
-    @property
-    def known_as(self) -> set[str]:
+    @functools.cached_property
+    def known_as(self) -> _siblings.Names:
         """The same, and what each array is known by."""
-        return {self.data} | _siblings.names_of(self._arrays)
+        return _siblings.names_of(self._arrays, self.data)
 
     def outline(self, state: TrainState) -> dict[str, Any]:
         """What of the identity can be told at once: that of two runs may be the same.

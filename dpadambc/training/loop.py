@@ -245,8 +245,8 @@ def fit(
         range, a checkpoint is of another run, the optimizer adds noise, a stage stands
         before a correction that has the mechanism's level of noise, the loss gathers
         members of subgraphs and the mechanism is not of nodes, or not of as many terms
-        as a node is in, `spent` is under another neighboring relation, or missing where
-        it must be told.
+        as a node is in, `spent` is under another neighboring relation, of a run on rows
+        for one on their users or the other way round, or missing where it must be told.
 
     Example:
       >>> import jax, jax.numpy as jnp

@@ -308,7 +308,7 @@ def search(
     )
     runs = _runs_of(mechanism, score, trials)
     trainer = Trainer(step_of, mechanism, score, frozen is not None, trials_at_once)
-    known_as = {outline["data"]} | _siblings.names_of(data)
+    known_as = _siblings.names_of(data, outline["data"])
     if not _is_told(spent):
         _warn_of_other_runs(known_as, key)
     _siblings.remember(known_as, _name_of(key))
@@ -382,7 +382,7 @@ def _is_told(spent: Any) -> bool:
     )
 
 
-def _warn_of_other_runs(data: set[str], key: jax.Array) -> None:
+def _warn_of_other_runs(data: _siblings.Names, key: jax.Array) -> None:
     """Where runs of this process had the same data, and nothing was said of them."""
     others = len(_siblings.others_on(data, _name_of(key)))
     if others:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpadambc._core import validate
-from dpadambc.training import _grouped
+from dpadambc.training import _grouped, _siblings
 
 Loss = Callable[..., jax.Array]
 
@@ -120,7 +120,7 @@ def group_by_user(data: Any, user_ids: Any, *, max_rows: int) -> tuple[Any, ...]
                 f" {name} of shape {column.shape}."
             )
     rows, is_padding_row = _rows_of_users(ids, max_rows)
-    _grouped.remember(is_padding_row, data)
+    _grouped.remember(is_padding_row, _siblings.names_of_rows(data))
     grouped = jax.tree.map(lambda column: column[rows], data)
     several = grouped if isinstance(grouped, tuple) else (grouped,)
     return *several, is_padding_row

@@ -188,7 +188,7 @@ def test_rows_of_users_in_the_loss_are_warned_of():
         fit(training.with_rows(loss), of_users())
 
 
-def fit(loss, data):
+def fit(loss, data, **options):
     return training.fit(
         loss,
         jnp.zeros(3),
@@ -197,6 +197,7 @@ def fit(loss, data):
         optax.sgd(0.1),
         key=training.secret_key(),
         target_delta=1e-5,
+        **options,
     )
 
 
@@ -207,6 +208,37 @@ def test_runs_with_other_numbers_of_rows_are_on_the_same_data(tmp_path):
     for result in (of_rows, *several):
         with pytest.warns(UserWarning, match="has made 2 other runs on these data"):
             training.save_release(tmp_path / "x", result)
+
+
+def loss_with_labels(w, x, y):
+    return jnp.vdot(w, x) * y
+
+
+@pytest.mark.guarantee
+def test_what_rows_have_spent_is_refused_for_their_users():
+    """Of 49 users of whom each has some four rows, a step draws four of one user."""
+    labels = np.random.default_rng(3).normal(size=200).astype(np.float32)
+    by_user = training.group_by_user((ROWS, labels), USERS, max_rows=2)
+    of_users = training.with_rows(loss_with_labels), by_user
+    of_rows = loss_with_labels, (ROWS, labels)
+    of_features = loss_fn, (ROWS,)
+    for rows in (of_rows, of_features):
+        for earlier, later in ((rows, of_users), (of_users, rows)):
+            spent = fit(*earlier)
+            # Through another run that was told of it, too.
+            for before in (spent, [spent], fit(*earlier, spent=spent)):
+                with pytest.raises(ValueError, match="no common epsilon"):
+                    fit(*later, spent=before)
+            assert np.isfinite(fit(*later, spent=()).epsilon)
+
+
+def test_what_users_have_spent_is_of_users():
+    """Whatever rows of them are used, and of other data."""
+    of_users_rows = training.with_rows(loss_fn)
+    two = fit(of_users_rows, of_users(2))
+    four = fit(of_users_rows, of_users(4), spent=two)
+    other = fit(loss_fn, (ROWS[:150] + 1,), spent=four)
+    assert two.epsilon < four.epsilon < other.epsilon
 
 
 def test_gradients_stay_in_their_factors():
