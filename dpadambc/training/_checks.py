@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -16,9 +15,8 @@ import optax
 from dpadambc._core import precision
 from dpadambc.clipping import explanation
 from dpadambc.gradients import _batched
-from dpadambc.graphs import _subgraphs
 from dpadambc.mechanisms.base import Mechanism
-from dpadambc.training import _correction, _data
+from dpadambc.training import _correction, _data, _nodes
 from dpadambc.training.step import Seen, Step
 from dpadambc.transforms.noise import AddDPNoiseState
 
@@ -116,61 +114,6 @@ def _shapes(tree: Any) -> Any:
     return jax.tree.map(of_one, tree)
 
 
-def _refuse_nodes(gathers: bool, mechanism: Mechanism) -> None:
-    """Raises for terms of a graph under the epsilon of one term."""
-    if gathers and not hasattr(mechanism, "max_terms"):
-        raise ValueError(
-            "Expected a mechanism of nodes for a loss with graphs.gather, such as"
-            " graphs.PoissonGaussian(max_terms=graphs.max_terms(max_memberships), ...),"
-            f" got {type(mechanism).__name__}, whose epsilon is for one term of the"
-            " sum: a node is in those of several roots. With max_terms=1 it is that of"
-            " one term, for subgraphs that share no node. Features that are public need"
-            " no graphs.gather: index them, features[members]."
-        )
-
-
-def _check_terms(
-    traced: jex.ClosedJaxpr, num_shared: int, data: Any, mechanism: Mechanism
-) -> None:
-    """Raises where a node is in more terms than the mechanism accounts for."""
-    leaves: list[Any] = [] if _data.is_source(data) else jax.tree.leaves(data)
-    own = dict(enumerate(leaves, start=num_shared))
-    allowed = getattr(mechanism, "max_terms", math.inf)
-    for members in map(own.get, _subgraphs.members_of(traced.jaxpr)):
-        if members is None or not _data.is_here(members):
-            continue
-        most = _subgraphs.most_terms(np.asarray(members))
-        if most > allowed:
-            raise ValueError(
-                f"Expected each node in at most {allowed} terms, the max_terms of this"
-                f" {type(mechanism).__name__}, got one in {most}: its epsilon would not"
-                " hold. Give max_terms=graphs.max_terms(max_memberships), which counts"
-                " the node's own term too. Features that are public need no"
-                " graphs.gather: index them, features[members]."
-            )
-
-
-def _warn_of_gaps(gathers: bool, data: Any, mechanism: Mechanism) -> None:
-    """Warns where -1 may have taken the last node of a graph for every gap."""
-    max_terms = getattr(mechanism, "max_terms", None)
-    if gathers or max_terms is None or _data.is_source(data):
-        return
-    has_gaps = lambda x: (
-        jnp.ndim(x) > 1
-        and jnp.issubdtype(jnp.result_type(x), jnp.integer)
-        and _data.is_here(x)
-        and np.min(np.asarray(x), initial=0) < 0
-    )
-    if any(map(has_gaps, jax.tree.leaves(data))):
-        warnings.warn(
-            "Expected graphs.gather(features, members) in the loss, got members with"
-            " -1 where there is none, and no gather. features[members] takes the last"
-            " node for each -1, so that it is in the terms of all roots with a gap, and"
-            f" not in the {max_terms} that its epsilon is for.",
-            stacklevel=5,  # of the call of fit
-        )
-
-
 def loss_of(
     step: Step, params: optax.Params, frozen: Any, data: Any
 ) -> jex.ClosedJaxpr:
@@ -185,11 +128,8 @@ def loss_of(
     first = 1 + len(shared)
     of_one = _batched.scalar_loss(step.loss_fn, has_aux=False)
     traced = jax.make_jaxpr(of_one)(*arguments)
-    gathers = _subgraphs.gathers(traced.jaxpr)
-    _refuse_nodes(gathers, step.mechanism)
-    _warn_of_gaps(gathers, data, step.mechanism)
     num_shared = len(jax.tree.leaves((params, *shared)))
-    _check_terms(traced, num_shared, data, step.mechanism)
+    _nodes.check(traced, num_shared, data, step.mechanism)
     found = explanation.explain(
         step.loss_fn,
         *arguments,
