@@ -1177,6 +1177,68 @@ def test_a15_an_index_in_place_of_gather_is_warned_of():
     fit(loss_fn=gathered, data=(WITH_GAPS,), mechanism=of_nodes(3))
 
 
+OF_NEXT = jnp.stack([jnp.arange(BATCH), (jnp.arange(BATCH) + 1) % BATCH], 1)
+
+
+def centered(x):
+    return x - x.mean(0, keepdims=True)
+
+
+def same(loss):
+    return loss
+
+
+def of_unit_norm(x):
+    return x / jnp.linalg.norm(x, axis=1, keepdims=True)
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "inside", [jax.jit, pytest.param(jax.checkpoint, marks=SLOW), same]
+)
+def test_a15_all_rows_of_a_table_in_a_term_are_warned_of(inside):
+    gather = dpadambc.graphs.gather
+    warned = (
+        lambda w, table, i: square(w, gather(table, i).sum(0) + table.mean(0)),
+        lambda w, table, i: square(w, gather(centered(table), i).sum(0)),
+        lambda w, table, i: square(w, gather(table, i).sum(0) + table[-1]),
+    )
+    quiet = (
+        lambda w, table, i: square(w, gather(table, i).sum(0)),
+        lambda w, table, i: square(w, gather(of_unit_norm(table), i).sum(0)),
+    )
+    kinds = {"data": (OF_NEXT,), "mechanism": of_nodes(2)}
+    message = "Expected a loss that has of a table of nodes"
+    for loss in warned:
+        closed_over = lambda w, i, loss=loss: loss(w, X, i)
+        for options in ({"loss_fn": loss, "frozen": X}, {"loss_fn": closed_over}):
+            with pytest.warns(UserWarning, match=message) as told:
+                fit(**kinds, **options | {"loss_fn": inside(options["loss_fn"])})
+            assert __file__ in {warning.filename for warning in told}
+    for loss in quiet:
+        fit(loss_fn=inside(loss), frozen=X, **kinds)
+
+
+def test_a15_what_the_mean_of_all_features_did():
+    """Negative control: the last node is in two terms, and moves all."""
+    gather = dpadambc.graphs.gather
+
+    def total(table, whole):
+        features = lambda i: gather(table, i).sum(0) + whole * table.mean(0)
+        clipped = dpadambc.clipped_grad(
+            lambda w, i: linear(w, features(i)), l2_clip_norm=C, normalize_by=B
+        )
+        return clipped(PARAMS, OF_NEXT[1:-2])
+
+    moved = lambda whole: distance(
+        *(total(X.at[-1].set(x), whole) for x in (1e6, -1e6))
+    )
+    assert moved(whole=1.0) > 10 * C
+    assert moved(whole=0.0) == 0
+
+
 def test_a15_what_an_index_did():
     """Negative control: the last node is in all terms."""
 

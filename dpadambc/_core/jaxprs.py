@@ -35,6 +35,24 @@ def inner(eqn: jex.JaxprEqn) -> Iterator[jex.ClosedJaxpr]:
             values[:0] = value
 
 
+def with_constants(program: Any, change: Callable[[Any], Any]) -> Any:
+    """The same program, with its constants changed and those of all inside it."""
+    if isinstance(program, jex.ClosedJaxpr):
+        inner = with_constants(program.jaxpr, change)
+        return jex.ClosedJaxpr(inner, [*map(change, program.consts)])
+    if isinstance(program, jex.Jaxpr):
+        eqns = [
+            eqn.replace(
+                params={k: with_constants(x, change) for k, x in eqn.params.items()}
+            )
+            for eqn in program.eqns
+        ]
+        return program.replace(eqns=eqns)
+    if type(program) in (tuple, list):
+        return type(program)(with_constants(x, change) for x in program)
+    return program
+
+
 def is_literal(atom: Any) -> bool:
     """Whether an operand is a number written in place."""
     return isinstance(atom, jex.Literal)

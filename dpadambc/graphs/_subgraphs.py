@@ -34,6 +34,7 @@ first, by the year of the papers, say, is right where that is public of each nod
 wrong where it depends on which nodes are there, or on their labels.
 """
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -96,13 +97,24 @@ def graph_members(features: jax.Array, members: jax.Array) -> jax.Array:
     return jnp.where((members >= 0)[..., None], features[members], 0)
 
 
+def _gathers(jaxpr: Any) -> Iterator[Any]:
+    """The calls of `gather` in a program, and in those inside it."""
+    for eqn in jaxpr.eqns:
+        if eqn.params.get("name") == "graph_members":
+            yield eqn
+        else:
+            for inner in jaxprs.inner(eqn):
+                yield from _gathers(inner.jaxpr)
+
+
 def gathers(jaxpr: Any) -> bool:
     """Whether there is a `gather` in a program, or in one inside it."""
-    return any(
-        eqn.params.get("name") == "graph_members"
-        or any(gathers(inner.jaxpr) for inner in jaxprs.inner(eqn))
-        for eqn in jaxpr.eqns
-    )
+    return any(True for _ in _gathers(jaxpr))
+
+
+def num_nodes(jaxpr: Any) -> set[int]:
+    """How many rows the tables have that it gathers from."""
+    return {eqn.invars[0].aval.shape[0] for eqn in _gathers(jaxpr)}
 
 
 def members_of(jaxpr: Any) -> set[int]:

@@ -128,8 +128,7 @@ def loss_of(
     first = 1 + len(shared)
     of_one = _batched.scalar_loss(step.loss_fn, has_aux=False)
     traced = jax.make_jaxpr(of_one)(*arguments)
-    num_shared = len(jax.tree.leaves((params, *shared)))
-    _nodes.check(traced, num_shared, data, step.mechanism)
+    _nodes.check(traced, params, shared, data, step.mechanism)
     found = explanation.explain(
         step.loss_fn,
         *arguments,

@@ -9,26 +9,41 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
+from dpadambc._core import jaxprs
 from dpadambc.graphs import _subgraphs
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.training import _data
 
 
 def check(
-    traced: jex.ClosedJaxpr, num_shared: int, data: Any, mechanism: Mechanism
+    traced: jex.ClosedJaxpr,
+    params: Any,
+    shared: tuple[Any, ...],
+    data: Any,
+    mechanism: Mechanism,
 ) -> None:
     """Raises or warns where one node is in more terms than the mechanism knows.
 
     Args:
-      traced: the program of the loss.
-      num_shared: how many of its inputs are not of the example.
+      traced: the program of the loss: of the parameters, what all examples share, an
+        example, and a key or none.
+      params: to train.
+      shared: what all examples share.
       data: of all examples.
       mechanism: that accounts for the terms.
     """
     gathers = _subgraphs.gathers(traced.jaxpr)
     _refuse_nodes(gathers, mechanism)
     _warn_of_gaps(gathers, data, mechanism)
-    _check_terms(traced, num_shared, data, mechanism)
+    if not gathers or _data.is_source(data):
+        return
+    num_shared = len(jax.tree.leaves((params, shared)))
+    own = dict(enumerate(jax.tree.leaves(data), start=num_shared))
+    found = map(own.get, _subgraphs.members_of(traced.jaxpr))
+    members = [x for x in found if x is not None and _data.is_here(x)]
+    _check_terms(members, mechanism)
+    if members and all(map(_data.is_here, jax.tree.leaves((params, shared, data)))):
+        _warn_of_other_rows(traced, params, shared, data, members)
 
 
 def _refuse_nodes(gathers: bool, mechanism: Mechanism) -> None:
@@ -44,16 +59,10 @@ def _refuse_nodes(gathers: bool, mechanism: Mechanism) -> None:
         )
 
 
-def _check_terms(
-    traced: jex.ClosedJaxpr, num_shared: int, data: Any, mechanism: Mechanism
-) -> None:
+def _check_terms(every: list[Any], mechanism: Mechanism) -> None:
     """Raises where a node is in more terms than the mechanism accounts for."""
-    leaves: list[Any] = [] if _data.is_source(data) else jax.tree.leaves(data)
-    own = dict(enumerate(leaves, start=num_shared))
     allowed = getattr(mechanism, "max_terms", math.inf)
-    for members in map(own.get, _subgraphs.members_of(traced.jaxpr)):
-        if members is None or not _data.is_here(members):
-            continue
+    for members in every:
         most = _subgraphs.most_terms(np.asarray(members))
         if most > allowed:
             raise ValueError(
@@ -63,6 +72,50 @@ def _check_terms(
                 " the node's own term too. Features that are public need no"
                 " graphs.gather: index them, features[members]."
             )
+
+
+def _warn_of_other_rows(
+    traced: jex.ClosedJaxpr, params: Any, shared: Any, data: Any, every: list[Any]
+) -> None:
+    """Warns where rows of a table that are no members' are in a gradient all the same.
+
+    The mean of all features has each node in every term. What is not a number in those
+    rows is none in the gradient then either.
+    """
+    one = len(every[0]) // 2  # the first has the first node, and the last the last
+    members = np.concatenate([np.asarray(x[one]).ravel() for x in every])
+    num_nodes = _subgraphs.num_nodes(traced.jaxpr)
+    example = jax.tree.map(lambda x: jnp.asarray(x[one]), data)
+    rest = jax.tree.leaves(example)
+    num_inputs = len(traced.jaxpr.invars)
+    if num_inputs > len(jax.tree.leaves((params, shared))) + len(rest):
+        rest.append(jax.random.key(0))
+
+    def without_others(x):
+        is_table = jnp.ndim(x) and len(x) in num_nodes
+        if not is_table or not jnp.issubdtype(jnp.result_type(x), jnp.floating):
+            return x
+        is_kept = jnp.isin(jnp.arange(len(x)), members)
+        return jnp.where(is_kept.reshape(-1, *(jnp.ndim(x) - 1) * [1]), x, jnp.nan)
+
+    def are_finite(change):
+        """Whether the gradients are, with the tables changed."""
+        loss = jex.jaxpr_as_fun(jaxprs.with_constants(traced, change))
+        of = lambda w, x: loss(*jax.tree.leaves((w, jax.tree.map(change, x))), *rest)[0]
+        grads = jax.jit(jax.grad(of))(params, shared)
+        return np.array([jnp.isfinite(x).all() for x in jax.tree.leaves(grads)])
+
+    with jax.debug_nans(False):
+        before, after = are_finite(lambda x: x), are_finite(without_others)
+    if (before & ~after).any():
+        warnings.warn(
+            "Expected a loss that has of a table of nodes what graphs.gather takes, got"
+            " one whose gradient depends on rows that are no members of its subgraph,"
+            " such as through the mean of all features. Every node is in every term"
+            " then, and max_terms is for the members alone: epsilon does not hold. What"
+            " is public of the table compute before, and give it as another array.",
+            stacklevel=6,  # of the call of fit
+        )
 
 
 def _warn_of_gaps(gathers: bool, data: Any, mechanism: Mechanism) -> None:

@@ -167,12 +167,13 @@ def fit(
 
     It warns of parameters without a gradient, of a loss that mixes examples, such as
     batch normalization, of rows of the data in the loss or the optimizer, closed over
-    or frozen, of many rows that are copies of others, of a correction with the level of
-    other noise, and of a key that another run of this process began with, as far as the
-    two are seen to differ: in the mechanism, the start, the loss, the optimizer, what
-    is frozen, or the data, of which large arrays are known by some of their numbers and
-    a source by a few examples. After the first steps it warns of losses that are all
-    NaN, and of examples without any gradient.
+    or frozen, of a table of nodes that the loss uses besides `graphs.gather`, of many
+    rows that are copies of others, of a correction with the level of other noise, and
+    of a key that another run of this process began with, as far as the two are seen to
+    differ: in the mechanism, the start, the loss, the optimizer, what is frozen, or the
+    data, of which large arrays are known by some of their numbers and a source by a few
+    examples. After the first steps it warns of losses that are all NaN, and of examples
+    without any gradient.
 
     A second run is not compiled again if it has the same `loss_fn` and `optimizer` (the
     same objects: `optax.adam(1e-3)` called twice makes two), equal options, shapes and

@@ -215,21 +215,20 @@ def loss_with_labels(w, x, y):
 
 
 @pytest.mark.guarantee
-def test_what_rows_have_spent_is_refused_for_their_users():
+@pytest.mark.parametrize("of", ["all", pytest.param("x", marks=pytest.mark.slow)])
+def test_what_rows_have_spent_is_refused_for_their_users(of):
     """Of 49 users of whom each has some four rows, a step draws four of one user."""
     labels = np.random.default_rng(3).normal(size=200).astype(np.float32)
     by_user = training.group_by_user((ROWS, labels), USERS, max_rows=2)
     of_users = training.with_rows(loss_with_labels), by_user
-    of_rows = loss_with_labels, (ROWS, labels)
-    of_features = loss_fn, (ROWS,)
-    for rows in (of_rows, of_features):
-        for earlier, later in ((rows, of_users), (of_users, rows)):
-            spent = fit(*earlier)
-            # Through another run that was told of it, too.
-            for before in (spent, [spent], fit(*earlier, spent=spent)):
-                with pytest.raises(ValueError, match="no common epsilon"):
-                    fit(*later, spent=before)
-            assert np.isfinite(fit(*later, spent=()).epsilon)
+    rows = {"all": (loss_with_labels, (ROWS, labels)), "x": (loss_fn, (ROWS,))}[of]
+    for earlier, later in ((rows, of_users), (of_users, rows)):
+        spent = fit(*earlier)
+        # Through another run that was told of it, too.
+        for before in (spent, [fit(*earlier, spent=spent)]):
+            with pytest.raises(ValueError, match="no common epsilon"):
+                fit(*later, spent=before)
+    assert np.isfinite(fit(*later, spent=()).epsilon)
 
 
 def test_what_users_have_spent_is_of_users():
