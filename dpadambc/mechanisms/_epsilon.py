@@ -8,12 +8,11 @@ from collections.abc import Callable
 
 import dp_accounting
 import numpy as np
+from dp_accounting import NeighboringRelation
 
 from dpadambc._core import validate
 from dpadambc.mechanisms import _astronomical, _events, _losses, _search
-from dpadambc.mechanisms._accountants import (
-    RdpAccountant,
-)
+from dpadambc.mechanisms._accountants import RdpAccountant, ReadableDpEvent
 from dpadambc.mechanisms._events import Accountant
 from dpadambc.mechanisms._remembered import remembered
 
@@ -37,7 +36,7 @@ class _QuietOrders(logging.Filter):
 @remembered
 def _by_rdp(
     event: dp_accounting.DpEvent,
-    neighboring_relation: dp_accounting.NeighboringRelation,
+    neighboring_relation: NeighboringRelation,
     target_delta: float,
 ) -> float:
     logger, quiet = logging.getLogger("absl"), _QuietOrders()
@@ -49,10 +48,32 @@ def _by_rdp(
         logger.removeFilter(quiet)
 
 
+def _in_unit_of_rdp(
+    event: dp_accounting.DpEvent, neighboring_relation: NeighboringRelation
+) -> dp_accounting.DpEvent:
+    """The same steps, in the unit of "rdp" in place of that of "pld".
+
+    Under REPLACE_ONE a multiplier is halved: see `_events.gaussian`.
+    """
+    same_unit = neighboring_relation != NeighboringRelation.REPLACE_ONE
+    if same_unit or isinstance(event, ReadableDpEvent):
+        return event
+    convert = lambda part: _in_unit_of_rdp(part, neighboring_relation)
+    if isinstance(event, dp_accounting.GaussianDpEvent):
+        return dp_accounting.GaussianDpEvent(event.noise_multiplier / 2)
+    if isinstance(event, dp_accounting.SelfComposedDpEvent):
+        return dp_accounting.SelfComposedDpEvent(convert(event.event), event.count)
+    if isinstance(event, dp_accounting.ComposedDpEvent):
+        return dp_accounting.ComposedDpEvent([*map(convert, event.events)])
+    raise dp_accounting.UnsupportedEventError(
+        f"Expected Gaussian steps under REPLACE_ONE, got {event!r}."
+    )
+
+
 @remembered
 def _by_pld(
     event: dp_accounting.DpEvent,
-    neighboring_relation: dp_accounting.NeighboringRelation,
+    neighboring_relation: NeighboringRelation,
     target_delta: float,
     **how: float,
 ) -> float:
@@ -61,6 +82,7 @@ def _by_pld(
         return bound
     # What is spent on rounding counts, and Rényi divergences have no such.
     with contextlib.suppress(dp_accounting.UnsupportedEventError):
+        event = _in_unit_of_rdp(event, neighboring_relation)
         bound = min(bound, _by_rdp(event, neighboring_relation, target_delta))
     return bound
 
@@ -69,7 +91,7 @@ def epsilon(
     event: dp_accounting.DpEvent,
     *,
     target_delta: float,
-    neighboring_relation: dp_accounting.NeighboringRelation,
+    neighboring_relation: NeighboringRelation,
     accountant: Accountant = "pld",
 ) -> float:
     """The epsilon that an event spends.
@@ -130,7 +152,7 @@ def calibrate(
     *,
     target_epsilon: float,
     target_delta: float,
-    neighboring_relation: dp_accounting.NeighboringRelation,
+    neighboring_relation: NeighboringRelation,
     accountant: Accountant = "pld",
 ) -> float | int:
     """Solves for one parameter of an event.

@@ -57,6 +57,29 @@ def test_without_sampling_it_is_the_gaussian_mechanism(relation, z):
     assert exact <= by_rdp <= 1.25 * exact
 
 
+@pytest.mark.guarantee
+@pytest.mark.parametrize("relation", [ADD, REPLACE, SPECIAL])
+@pytest.mark.parametrize("iterations", [1, 1_000])
+def test_a_delta_of_the_size_of_rounding_does_not_halve_the_sensitivity(
+    iterations, relation
+):
+    """There the bound is that of Rényi divergences, which are in another unit."""
+    z = 2.0 * iterations**0.5
+    mechanism = poisson(
+        noise_multiplier=z,
+        sampling_prob=1.0,
+        iterations=iterations,
+        neighboring_relation=relation,
+    )
+    composed = accounting.compose([(mechanism, 1), (mechanism, iterations - 1)])
+    spent = 0.0
+    for delta in (1e-10, 1e-12, 1e-14, 1e-15, 1e-16):
+        for whole in (mechanism, composed):
+            assert whole.epsilon(delta) >= max(spent, gaussian_epsilon(2.0, delta))
+        spent = mechanism.epsilon(delta)
+    assert spent < np.inf
+
+
 def test_dp_accounting_rdp_does_not_forget_the_doubled_sensitivity():
     """Composed by hand, dp-accounting's two accountants differ by a factor of two."""
     event = dp_accounting.GaussianDpEvent(2.0)
