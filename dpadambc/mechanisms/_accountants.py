@@ -6,6 +6,8 @@ import dp_accounting
 import numpy as np
 from dp_accounting import pld, rdp
 
+from dpadambc.mechanisms import _units
+
 
 class ReadableDpEvent(dp_accounting.DpEvent, abc.ABC):
     """An event that dp-accounting does not know, with what its accountants need.
@@ -48,18 +50,20 @@ class ReadableDpEvent(dp_accounting.DpEvent, abc.ABC):
 
 
 def _refusal(
-    event: ReadableDpEvent, relation: dp_accounting.NeighboringRelation
+    event: dp_accounting.DpEvent,
+    accountant: str,
+    relation: dp_accounting.NeighboringRelation,
 ) -> dp_accounting.PrivacyAccountant.CompositionErrorDetails | None:
-    own = event.neighboring_relation
-    if own in (None, relation):
-        return None
-    return dp_accounting.PrivacyAccountant.CompositionErrorDetails(
-        invalid_event=event,
-        error_message=(
+    own = getattr(event, "neighboring_relation", None)
+    message = _units.refusal(event, accountant, relation)
+    if isinstance(event, ReadableDpEvent) and own not in (None, relation):
+        message = (
             f"Expected neighboring_relation {own.name}, which this event is stated for,"
             f" got {relation.name}. Make the event of a mechanism with that relation."
-        ),
-    )
+        )
+    if message is None:
+        return None
+    return dp_accounting.PrivacyAccountant.CompositionErrorDetails(event, message)
 
 
 class PLDAccountant(pld.PLDAccountant):
@@ -91,11 +95,12 @@ class PLDAccountant(pld.PLDAccountant):
     def _maybe_compose(
         self, event: dp_accounting.DpEvent, count: int, do_compose: bool
     ) -> dp_accounting.PrivacyAccountant.CompositionErrorDetails | None:
+        if refusal := _refusal(event, "pld", self.neighboring_relation):
+            return refusal
         if not isinstance(event, ReadableDpEvent):
             return super()._maybe_compose(event, count, do_compose)
-        refusal = _refusal(event, self.neighboring_relation)
-        if refusal or not do_compose or event.rate == 0:
-            return refusal
+        if not do_compose or event.rate == 0:
+            return None
         if event.noise_multiplier == 0:
             self._contains_non_dp_event = True
             return None
@@ -126,11 +131,10 @@ class RdpAccountant(rdp.RdpAccountant):
     def _maybe_compose(
         self, event: dp_accounting.DpEvent, count: int, do_compose: bool
     ) -> dp_accounting.PrivacyAccountant.CompositionErrorDetails | None:
+        if refusal := _refusal(event, "rdp", self.neighboring_relation):
+            return refusal
         if not isinstance(event, ReadableDpEvent):
             return super()._maybe_compose(event, count, do_compose)
-        refusal = _refusal(event, self.neighboring_relation)
-        if refusal:
-            return refusal
         if do_compose and event.rate > 0:
             without_noise = event.noise_multiplier == 0
             step = np.inf if without_noise else event.renyi_divergences(self._orders)

@@ -101,7 +101,8 @@ class Accounted(abc.ABC):
         Under REPLACE_ONE dp-accounting's accountants read a Gaussian's noise
         multiplier in two units: the PLD accountant relative to the clip norm, doubling
         the sensitivity itself, the RDP accountant relative to the sensitivity. Hence
-        the argument; compose the event with that accountant and no other.
+        the argument; compose the event with that accountant and no other. Those of
+        `accounting` refuse an event of the other kind.
 
         Args:
           iterations: the number of steps taken; `self.iterations` by default.

@@ -11,7 +11,7 @@ import numpy as np
 from dp_accounting import NeighboringRelation
 
 from dpadambc._core import validate
-from dpadambc.mechanisms import _astronomical, _events, _losses, _search
+from dpadambc.mechanisms import _astronomical, _events, _losses, _search, _units
 from dpadambc.mechanisms._accountants import RdpAccountant, ReadableDpEvent
 from dpadambc.mechanisms._events import Accountant
 from dpadambc.mechanisms._remembered import remembered
@@ -125,6 +125,8 @@ def epsilon(
     """
     _events.check_accountant(accountant)
     _events.check_delta(target_delta)
+    if message := _units.refusal(event, accountant, neighboring_relation):
+        raise ValueError(message)
     if _astronomical.is_astronomical(event, accountant):
         return math.inf
     target_delta = float(target_delta)  # in whatever precision it was given

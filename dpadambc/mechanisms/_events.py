@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 from dpadambc._core import validate
+from dpadambc.mechanisms import _units
 
 Accountant = Literal["pld", "rdp"]
 
@@ -57,7 +58,9 @@ def gaussian(
         accountant == "pld"
         and neighboring_relation == dp_accounting.NeighboringRelation.REPLACE_ONE
     )
-    return dp_accounting.GaussianDpEvent(noise_multiplier * (1 + supplies_two))
+    event = dp_accounting.GaussianDpEvent(noise_multiplier * (1 + supplies_two))
+    _units.remember(event, _units.unit_of(accountant, neighboring_relation))
+    return event
 
 
 def level_counts(schedule: optax.Schedule, iterations: int) -> dict[float, int]:

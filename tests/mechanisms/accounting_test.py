@@ -80,6 +80,34 @@ def test_a_delta_of_the_size_of_rounding_does_not_halve_the_sensitivity(
     assert spent < np.inf
 
 
+@pytest.mark.guarantee
+@pytest.mark.parametrize("sampling_prob", [1.0, 0.02])
+def test_an_event_in_the_unit_of_another_accountant_is_refused(sampling_prob):
+    """By "rdp" that of "pld" would have half the sensitivity."""
+    replaced = poisson(sampling_prob=1.0, neighboring_relation=REPLACE)
+    added = poisson(sampling_prob=sampling_prob)
+    mistaken = [
+        (replaced.dp_event(accountant="pld"), "rdp"),
+        (replaced.dp_event(accountant="rdp"), "pld"),
+        (accounting.compose([replaced, replaced]).dp_event(accountant="pld"), "rdp"),
+        (added.dp_event(), "rdp"),
+    ]
+    accountants = {"pld": accounting.PLDAccountant, "rdp": accounting.RdpAccountant}
+    for event, name in mistaken:
+        with pytest.raises(ValueError, match="with its noise in units of"):
+            accounting.epsilon(
+                event, target_delta=1e-5, neighboring_relation=REPLACE, accountant=name
+            )
+        accountant = accountants[name](neighboring_relation=REPLACE)
+        with pytest.raises(dp_accounting.UnsupportedEventError, match="in units of"):
+            accountant.compose(event)
+    # Those of two mechanisms are equal, and made for one accountant each.
+    half = poisson(noise_multiplier=0.75, sampling_prob=1.0, neighboring_relation=ADD)
+    event = half.dp_event(accountant="pld")
+    doubled = accounting.epsilon(event, target_delta=1e-5, neighboring_relation=REPLACE)
+    assert doubled > 2 * half.epsilon(1e-5)
+
+
 def test_dp_accounting_rdp_does_not_forget_the_doubled_sensitivity():
     """Composed by hand, dp-accounting's two accountants differ by a factor of two."""
     event = dp_accounting.GaussianDpEvent(2.0)
