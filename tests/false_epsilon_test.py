@@ -1161,6 +1161,26 @@ def test_a15_a_node_in_more_terms_than_are_accounted_for_is_refused():
         fit(loss_fn=of_one, data=data, mechanism=of_nodes(3))
 
 
+def test_a15_two_kinds_of_edges_are_counted_together():
+    """A node is in the terms of both; where tables differ, they are of other nodes."""
+    gather = dpadambc.graphs.gather
+    roots = np.arange(9)
+    senders, receivers = np.arange(9), (np.arange(9) + 1) % 9
+    one, other = (
+        dpadambc.graphs.subgraphs(
+            *edges, roots, max_memberships=1, max_degree=2
+        ).members
+        for edges in ((senders, receivers), (receivers, senders))
+    )
+    both = lambda w, i, j: square(w, gather(X, i).sum(0) + gather(X, j).sum(0))
+    with pytest.raises(ValueError, match="at most 2 terms.*got one in 3"):
+        fit(loss_fn=both, data=(one, other), mechanism=of_nodes(2))
+    fit(loss_fn=both, data=(one, other), mechanism=of_nodes(3))
+    fit(loss_fn=both, data=(one, one), mechanism=of_nodes(2))
+    apart = lambda w, i, j: square(w, gather(X, i).sum(0) + gather(X[:9], j).sum(0))
+    fit(loss_fn=apart, data=(one, other), mechanism=of_nodes(2))
+
+
 WITH_GAPS = jnp.stack([jnp.arange(BATCH), jnp.full(BATCH, -1)], 1)
 
 

@@ -117,18 +117,22 @@ def num_nodes(jaxpr: Any) -> set[int]:
     return {eqn.invars[0].aval.shape[0] for eqn in _gathers(jaxpr)}
 
 
-def members_of(jaxpr: Any) -> set[int]:
-    """Which inputs of a program are the members of a `gather`, just as they came in."""
+def members_of(jaxpr: Any) -> set[tuple[int, int]]:
+    """Which inputs of a program are the members of a `gather`, just as they came in.
+
+    Each with how many rows the table has that they are of.
+    """
     return _members(jaxpr, {var: i for i, var in enumerate(jaxpr.invars)})
 
 
-def _members(jaxpr: Any, known: dict[Any, int]) -> set[int]:
+def _members(jaxpr: Any, known: dict[Any, int]) -> set[tuple[int, int]]:
     """The same, of a program inside it; `known` says which input a variable is."""
     found = set()
     for eqn in jaxpr.eqns:
         inputs = [None if jaxprs.is_literal(x) else known.get(x) for x in eqn.invars]
         if eqn.params.get("name") == "graph_members":
-            found.add(inputs[1])
+            if inputs[1] is not None:
+                found.add((inputs[1], eqn.invars[0].aval.shape[0]))
             continue
         for inner in jaxprs.inner(eqn):
             own = inner.jaxpr.invars
@@ -137,12 +141,12 @@ def _members(jaxpr: Any, known: dict[Any, int]) -> set[int]:
                 found |= _members(
                     inner.jaxpr, {v: i for v, i in pairs if i is not None}
                 )
-    return found - {None}
+    return found
 
 
-def most_terms(members: np.ndarray) -> int:
-    """In how many terms the node is that is in most, shape (num_terms, ...)."""
-    rows = members.reshape(len(members), -1)
+def most_terms(*members: np.ndarray) -> int:
+    """In how many terms the node is that is in most, each of shape (num_terms, ...)."""
+    rows = np.concatenate([x.reshape(len(x), -1) for x in members], axis=1)
     terms = np.broadcast_to(np.arange(len(rows))[:, None], rows.shape)
     pairs = np.unique(np.stack([terms[rows >= 0], rows[rows >= 0]]), axis=1)
     return int(np.bincount(pairs[1]).max(initial=0))

@@ -1,5 +1,6 @@
 """Whether a loss on a graph has as many terms of each node as are accounted for."""
 
+import itertools
 import math
 import warnings
 from typing import Any
@@ -39,9 +40,12 @@ def check(
         return
     num_shared = len(jax.tree.leaves((params, shared)))
     own = dict(enumerate(jax.tree.leaves(data), start=num_shared))
-    found = map(own.get, _subgraphs.members_of(traced.jaxpr))
-    members = [x for x in found if x is not None and _data.is_here(x)]
-    _check_terms(members, mechanism)
+    by_table: dict[int, list[np.ndarray]] = {}
+    for place, num_nodes in sorted(_subgraphs.members_of(traced.jaxpr)):
+        if place in own and _data.is_here(own[place]):
+            by_table.setdefault(num_nodes, []).append(np.asarray(own[place]))
+    _check_terms(by_table, mechanism)
+    members = list(itertools.chain(*by_table.values()))
     if members and all(map(_data.is_here, jax.tree.leaves((params, shared, data)))):
         _warn_of_other_rows(traced, params, shared, data, members)
 
@@ -59,23 +63,32 @@ def _refuse_nodes(gathers: bool, mechanism: Mechanism) -> None:
         )
 
 
-def _check_terms(every: list[Any], mechanism: Mechanism) -> None:
-    """Raises where a node is in more terms than the mechanism accounts for."""
+def _check_terms(by_table: dict[int, list[np.ndarray]], mechanism: Mechanism) -> None:
+    """Raises where a node is in more terms than the mechanism accounts for.
+
+    Two kinds of edges are two arrays of members, and a node is in the terms of both.
+    Tables with as many rows are of the same nodes.
+    """
     allowed = getattr(mechanism, "max_terms", math.inf)
-    for members in every:
-        most = _subgraphs.most_terms(np.asarray(members))
+    for members in by_table.values():
+        most = _subgraphs.most_terms(*members)
         if most > allowed:
             raise ValueError(
                 f"Expected each node in at most {allowed} terms, the max_terms of this"
                 f" {type(mechanism).__name__}, got one in {most}: its epsilon would not"
                 " hold. Give max_terms=graphs.max_terms(max_memberships), which counts"
-                " the node's own term too. Features that are public need no"
+                " the node's own term too: K of all kinds of edges together, where"
+                " there are several. Features that are public need no"
                 " graphs.gather: index them, features[members]."
             )
 
 
 def _warn_of_other_rows(
-    traced: jex.ClosedJaxpr, params: Any, shared: Any, data: Any, every: list[Any]
+    traced: jex.ClosedJaxpr,
+    params: Any,
+    shared: Any,
+    data: Any,
+    every: list[np.ndarray],
 ) -> None:
     """Warns where rows of a table that are no members' are in a gradient all the same.
 
@@ -83,7 +96,7 @@ def _warn_of_other_rows(
     rows is none in the gradient then either.
     """
     one = len(every[0]) // 2  # the first has the first node, and the last the last
-    members = np.concatenate([np.asarray(x[one]).ravel() for x in every])
+    members = np.concatenate([x[one].ravel() for x in every])
     num_nodes = _subgraphs.num_nodes(traced.jaxpr)
     example = jax.tree.map(lambda x: jnp.asarray(x[one]), data)
     rest = jax.tree.leaves(example)
