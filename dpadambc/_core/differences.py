@@ -8,9 +8,11 @@ _MISSING = "nothing"
 # What an identity has a checksum of.
 _MEANING = {
     "program": "with other operations, or other constants in them",
+    "loss_and_optimizer": "with other operations, or other constants in them",
     "derivatives": "with another derivative of its own in the loss",
     "data": "with other examples",
     "scored": "scored by other examples",
+    "score": "scored by another function",
     "frozen": "with other numbers in what is frozen",
     "start": "with other parameters or another state of the optimizer",
     "functions": "with other code, or other constants, in the loss or the optimizer",
@@ -22,8 +24,18 @@ _MEANING = {
 }
 _MAY_DIFFER = "iterations", _NUMBERS, ENTROPY
 # What the one tells, it tells better: two functions may differ by a word alone.
-_TELLS = {"program": {"functions", "noise"}, "start": {"params"}}
-_OF_NUMBERS = {"program", "start", "functions"}  # where one with a name may say more
+# A program is of a whole step. What is traced is the loss and the optimizer alone.
+_TELLS = {
+    "program": {"functions", "noise"},
+    "loss_and_optimizer": {"functions"},
+    "start": {"params"},
+}
+_OF_NUMBERS = {
+    "program",
+    "loss_and_optimizer",
+    "start",
+    "functions",
+}  # where one with a name may say more
 
 
 def _differing(there: dict[str, Any], here: dict[str, Any]) -> dict[str, Any]:

@@ -39,15 +39,73 @@ def check(
     if not gathers or _data.is_source(data):
         return
     num_shared = len(jax.tree.leaves((params, shared)))
-    own = dict(enumerate(jax.tree.leaves(data), start=num_shared))
-    by_table: dict[int, list[np.ndarray]] = {}
-    for place, num_nodes in sorted(_subgraphs.members_of(traced.jaxpr)):
-        if place in own and _data.is_here(own[place]):
-            by_table.setdefault(num_nodes, []).append(np.asarray(own[place]))
+    by_table = members_by_table(traced, num_shared, data)
     _check_terms(by_table, mechanism)
     members = list(itertools.chain(*by_table.values()))
     if members and all(map(_data.is_here, jax.tree.leaves((params, shared, data)))):
         _warn_of_other_rows(traced, params, shared, data, members)
+
+
+def members_by_table(
+    traced: jex.ClosedJaxpr, num_shared: int, data: Any
+) -> dict[int, list[np.ndarray]]:
+    """The arrays of the data that a program gathers members by, as they are.
+
+    By how many rows a table has: those with as many are of the same nodes.
+    """
+    own = dict(enumerate(jax.tree.leaves(data), start=num_shared))
+    found: dict[int, list[np.ndarray]] = {}
+    for place, num_nodes in sorted(_subgraphs.members_of(traced.jaxpr)):
+        if place in own and _data.is_here(own[place]):
+            found.setdefault(num_nodes, []).append(np.asarray(own[place]))
+    return found
+
+
+def check_score(
+    loss: jex.ClosedJaxpr,
+    traced: jex.ClosedJaxpr,
+    num_shared: int,
+    data: Any,
+    scored: Any,
+    *,
+    is_public: bool,
+) -> None:
+    """Raises for a score that has of nodes what its epsilon does not cover.
+
+    Args:
+      loss: the program of the loss.
+      traced: the program of the score of one example.
+      num_shared: how many of the inputs of both are not of the example.
+      data: that are trained on.
+      scored: the examples of the score.
+      is_public: whether the score is said to need no protection.
+    """
+    if not _subgraphs.gathers(traced.jaxpr):
+        return
+    if not is_public:
+        raise ValueError(
+            "Expected a NoisyScore without graphs.gather, got one with it: a node is in"
+            " several rows, and would move the score by more than one. Score nodes that"
+            " need no protection, by a PublicScore."
+        )
+    ours = members_by_table(traced, num_shared, scored)
+    trained = members_by_table(loss, num_shared, data)
+    common = [
+        np.intersect1d(x[x >= 0], y[y >= 0])
+        for size in ours.keys() & trained.keys()
+        for x in ours[size]
+        for y in trained[size]
+    ]
+    num_common = len(np.unique(np.concatenate([*common, []])))
+    if num_common or not ours:
+        got = f"{num_common} that are" if num_common else "members that may be"
+        raise ValueError(
+            "Expected a PublicScore that gathers nodes that need no protection, got"
+            f" {got} in the subgraphs that are trained on. A prediction reads the"
+            " features of neighbors, and the epsilon of a search does not cover it."
+            " Make the subgraphs of the score of edges between public nodes alone; and"
+            " features that are public need no graphs.gather: index them."
+        )
 
 
 def _refuse_nodes(gathers: bool, mechanism: Mechanism) -> None:
@@ -67,7 +125,6 @@ def _check_terms(by_table: dict[int, list[np.ndarray]], mechanism: Mechanism) ->
     """Raises where a node is in more terms than the mechanism accounts for.
 
     Two kinds of edges are two arrays of members, and a node is in the terms of both.
-    Tables with as many rows are of the same nodes.
     """
     allowed = getattr(mechanism, "max_terms", math.inf)
     for members in by_table.values():

@@ -115,7 +115,7 @@ class Runner:
             "num_examples": self._num_examples,
             "data": self.data,
             "frozen": marks.of(self._frozen),
-            "program": self._program,
+            "loss_and_optimizer": self._program,
             "derivatives": closures.derivatives(loss_fn=self._step.loss_fn),
         }
         return own | self._step._outline(state)

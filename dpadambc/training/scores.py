@@ -11,16 +11,17 @@ from typing import Any
 
 import dp_accounting
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc._core import validate
+from dpadambc._core import closures, marks, validate
 from dpadambc.mechanisms import _events, accounting
 from dpadambc.mechanisms._selection import Events
 from dpadambc.mechanisms.accounting import Spending
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.mechanisms.poisson import PoissonGaussian
-from dpadambc.training import _data, _fingerprint, _grouped, _rows
+from dpadambc.training import _data, _fingerprint, _grouped, _nodes, _rows
 
 # How many examples are scored at once.
 _AT_ONCE = 256
@@ -74,9 +75,16 @@ class PublicScore:
     def __post_init__(self):
         _check(self.fn, self.data)
 
-    def check(self, mechanism: Mechanism, data: Any, *arguments: Any) -> None:
+    def check(
+        self,
+        mechanism: Mechanism,
+        loss: jex.ClosedJaxpr,
+        data: Any,
+        *arguments: Any,
+    ) -> None:
         """Raises where a row is among the training data; for `search`."""
         del mechanism
+        _check_nodes(self, loss, data, arguments, is_public=True)
         rows = jax.tree.leaves(_grouped.rows_of(self.data))
         ours = [*rows, *_closed_over(self, arguments)]
         found = _rows.num_common(ours, data)
@@ -86,6 +94,11 @@ class PublicScore:
                 f" {found} whose inputs are among the training data. Take them out, or"
                 " make it a NoisyScore, which is accounted for."
             )
+
+    @property
+    def outline(self) -> dict[str, str]:
+        """What tells it from others; for `search`."""
+        return _outline(self)
 
     def per_example(self, params: Any, shared: tuple[Any, ...], data: Any) -> jax.Array:
         """The score of each example; for `search`."""
@@ -149,7 +162,13 @@ class NoisyScore:
         validate.non_negative(noise_multiplier=self.noise_multiplier)
         validate.positive(noise_multiplier=self.noise_multiplier)
 
-    def check(self, mechanism: Mechanism, data: Any, *arguments: Any) -> None:
+    def check(
+        self,
+        mechanism: Mechanism,
+        loss: jex.ClosedJaxpr,
+        data: Any,
+        *arguments: Any,
+    ) -> None:
         """Raises where one row moves more than its own score; for `search`."""
         if hasattr(mechanism, "max_terms"):
             raise ValueError(
@@ -158,6 +177,8 @@ class NoisyScore:
                 " in several rows, and would move the score by more than one. Score"
                 " nodes that need no protection, by a PublicScore."
             )
+        _check_nodes(self, loss, data, arguments, is_public=False)
+        _rows.warn_of_copies(self.data)
         if _grouped.are_of_users(data) and not _grouped.have_the_form(self.data):
             raise ValueError(
                 "Expected the data of a NoisyScore as group_by_user makes them, like"
@@ -174,6 +195,12 @@ class NoisyScore:
                 " would move the score of every example, and the noise is for one."
                 " Take them out of the function."
             )
+
+    @property
+    def outline(self) -> dict[str, str]:
+        """What tells it from others; for `search`."""
+        numbers = self.noise_multiplier, self.normalize_by
+        return _outline(self, *map(float, numbers))
 
     def per_example(self, params: Any, shared: tuple[Any, ...], data: Any) -> jax.Array:
         """The score of each example; for `search`."""
@@ -221,6 +248,29 @@ def _check(fn: Any, data: Any) -> None:
         raise TypeError("Expected the examples of a score as arrays, got a source.")
     if _data.num_examples(data) == 0:
         raise ValueError("Expected at least one example to score by, got none.")
+
+
+def _outline(score: "Score", *numbers: float) -> dict[str, str]:
+    return {
+        "scored": marks.of(score.data, closely=True),
+        "score": closures.checksum(fn=score.fn),
+        "scored_by": " ".join(map(str, (type(score).__name__, *numbers))),
+    }
+
+
+def _check_nodes(
+    score: "Score",
+    loss: jex.ClosedJaxpr,
+    data: Any,
+    arguments: tuple[Any, ...],
+    *,
+    is_public: bool,
+) -> None:
+    params, shared = arguments
+    example = _data.one_example(score.data)
+    traced = jax.make_jaxpr(score.fn)(params, *shared, *example)
+    num_shared = len(jax.tree.leaves(arguments))
+    _nodes.check_score(loss, traced, num_shared, data, score.data, is_public=is_public)
 
 
 def _closed_over(score: "Score", arguments: tuple[Any, ...]) -> list[Any]:

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 from dpadambc._core import closures, key_uses, keys, marks, validate
-from dpadambc.mechanisms import _events, _selection, tuning
+from dpadambc.mechanisms import _events, _names, _selection, tuning
 from dpadambc.mechanisms.accounting import Spending
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.mechanisms.trials import Fixed, Trials
@@ -22,7 +22,6 @@ from dpadambc.training import (
     _checks,
     _data,
     _fingerprint,
-    _identity,
     _keys,
     _rows,
     _siblings,
@@ -295,11 +294,11 @@ def search(
         "candidates": str(listed.listed),
         "derivatives": closures.derivatives(loss_fn=loss_fn),
         "trials": str(trials),
-        "scored": marks.of(score.data, closely=True),
+        **score.outline,
     }
     key_uses.check(_name_of(key), outline, stacklevel=3)  # of this
     shared = () if frozen is None else (frozen,)
-    score.check(mechanism, data, params, shared)
+    score.check(mechanism, loss, data, params, shared)
     cost = tuning.tuned_epsilon(
         _events_of(mechanism, score),
         trials,
@@ -356,8 +355,10 @@ def _outline(
 ) -> dict[str, Any]:
     """What tells a search from others, as far as that is known before it."""
     params, frozen, data = jax.tree.map(jnp.asarray, (params, frozen, data))
-    return _identity.public_numbers(mechanism) | {
-        "program": " ".join(map(_fingerprint.of_traced, programs)),
+    # Scores after more steps are others, with the same noise.
+    return _names.outline(mechanism) | {
+        "steps": mechanism.iterations,
+        "loss_and_optimizer": " ".join(map(_fingerprint.of_traced, programs)),
         "start": marks.of(params),
         "frozen": marks.of(frozen),
         "data": marks.of(data, closely=True),

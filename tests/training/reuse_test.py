@@ -113,17 +113,21 @@ ANOTHER_DERIVATIVE = {"loss_fn": with_gradient_of(lambda g: -g)}
 @pytest.mark.parametrize(
     ("first", "second", "said"),
     [
-        ({}, {"loss_fn": lambda w, x: jnp.sum(jnp.abs(w - x))}, "program: another"),
+        (
+            {},
+            {"loss_fn": lambda w, x: jnp.sum(jnp.abs(w - x))},
+            "loss_and_optimizer: another",
+        ),
         (OWN_DERIVATIVE, ANOTHER_DERIVATIVE, "derivatives: another"),
         (
             {"loss_fn": lambda w, x: squared(w, x) + 0.1 * w @ w},
             {"loss_fn": lambda w, x: squared(w, x) + 0.2 * w @ w},
-            "program: another",
+            "loss_and_optimizer: another",
         ),
         (
             {"optimizer": optax.sgd(lambda step: 1 / (1 + step))},
             {"optimizer": optax.sgd(lambda step: 2 / (1 + step))},
-            "program: another",
+            "loss_and_optimizer: another",
         ),
         (
             {"loss_fn": lambda w, scale, x: squared(w * scale, x), "frozen": X[0]},
@@ -131,6 +135,11 @@ ANOTHER_DERIVATIVE = {"loss_fn": with_gradient_of(lambda g: -g)}
             "frozen: another",
         ),
         ({}, {"data": OTHER_LABEL}, "data: another"),
+        (
+            {"made": mechanism(noise_multiplier=lambda t: jnp.where(t < 1, 5.0, 5.0))},
+            {"made": mechanism(noise_multiplier=lambda t: jnp.where(t < 1, 5.0, 9.0))},
+            "noise: another",
+        ),
     ],
     ids=[
         "loss",
@@ -139,6 +148,7 @@ ANOTHER_DERIVATIVE = {"loss_fn": with_gradient_of(lambda g: -g)}
         "schedule",
         "frozen",
         "one number of the data",
+        "schedule of the noise",
     ],
 )
 @pytest.mark.filterwarnings("ignore:The loss of every example:UserWarning")
@@ -151,16 +161,26 @@ def test_another_program_with_the_key_of_an_earlier_one_is_warned_of(
         fit(**second)
 
 
-def search(candidates=(0.1, 0.2), data=X, key=None, loss_fn=squared):
+def negative(w, x):
+    return -squared(w, x)
+
+
+def noisy(fn=negative, noise_multiplier=9.0, normalize_by=40):
+    return training.NoisyScore(fn, (X,), noise_multiplier, normalize_by)
+
+
+def search(
+    candidates=(0.1, 0.2), data=X, key=None, loss_fn=squared, score=None, made=None
+):
     return training.search(
         loss_fn,
         jnp.ones(3),
         (data,),
-        mechanism(),
+        mechanism() if made is None else made,
         optax.sgd,
         list(candidates),
         trials=trials.Geometric(2),
-        score=training.PublicScore(lambda w, x: -squared(w, x), (X[:5] + 1,)),
+        score=score or training.PublicScore(negative, (X[:5] + 1,)),
         key=jax.random.key(7) if key is None else key,
         target_delta=1e-5,
     )
@@ -173,8 +193,20 @@ def search(candidates=(0.1, 0.2), data=X, key=None, loss_fn=squared):
         ({}, {"candidates": (0.1, 0.3)}, r"candidates: \(0\.1, 0\.2\) there"),
         ({}, {"data": OTHER_LABEL}, "data: another"),
         (OWN_DERIVATIVE, ANOTHER_DERIVATIVE, "derivatives: another"),
+        ({"score": noisy()}, {"score": noisy(squared)}, "score: another"),
+        ({"score": noisy()}, {"score": noisy(noise_multiplier=3.0)}, "9.0 40.0 there"),
+        ({"score": noisy()}, {}, "scored_by: NoisyScore.* there, PublicScore here"),
+        ({}, {"made": mechanism(iterations=2)}, "steps: 1 there, 2 here"),
+        (
+            {"made": mechanism(noise_multiplier=lambda t: jnp.where(t < 1, 5.0, 5.0))},
+            {"made": mechanism(noise_multiplier=lambda t: jnp.where(t < 1, 5.0, 9.0))},
+            "noise: another",
+        ),
     ],
-    ids=["candidates", "data", "derivative"],
+    ids=[
+        *("candidates", "data", "derivative", "score", "noise of the score"),
+        *("kind of score", "steps", "schedule"),
+    ],
 )
 def test_another_search_with_the_key_of_an_earlier_one_is_warned_of(
     first, changes, said

@@ -317,6 +317,46 @@ def noisy(fn, *data):
 NOISES = optax.chain(dpadambc.add_dp_noise(0.1, key=jax.random.key(0)), optax.sgd(0.1))
 
 
+NODES = dict(
+    loss_fn=lambda w, x, i, y: (dpadambc.graphs.gather(x, i).mean(0) @ w - y) ** 2,
+    data=(np.stack([np.arange(200), np.arange(1, 201)], 1), Y[:200]),
+    frozen=jnp.asarray(X),
+    mechanism=graph_mechanism(),
+)
+
+
+def of_nodes(first, last, *, loss_fn=NODES["loss_fn"], **options):
+    members = np.stack([np.arange(first, last), np.arange(first, last) + 1], 1)
+    fn = lambda *arguments: -loss_fn(*arguments)
+    score = training.PublicScore(fn, (members, np.zeros(len(members), np.float32)))
+    return {"score": score, **NODES, **options}
+
+
+@pytest.mark.guarantee
+def test_a_score_that_gathers_nodes_that_are_trained_on_is_refused():
+    """Its prediction is of the features of neighbors, without any noise."""
+    with pytest.raises(ValueError, match="got 1 that are in the subgraphs"):
+        search(**of_nodes(200, 210))
+    hidden = lambda w, x, i, y: NODES["loss_fn"](w, x, i + 0, y)
+    with pytest.raises(ValueError, match="members that may be in the subgraphs"):
+        search(**of_nodes(201, 210, loss_fn=hidden) | {"loss_fn": NODES["loss_fn"]})
+    assert search(**of_nodes(201, 210), trials=trials.Fixed(3)).best
+    noisy_score = training.NoisyScore(
+        lambda *arguments: 0 * NODES["loss_fn"](*arguments), NODES["data"], 3.0, 200
+    )
+    plain = {"loss_fn": lambda w, x, i, y: (w @ X[0] - y) ** 2, "mechanism": MECHANISM}
+    with pytest.raises(ValueError, match="a NoisyScore without graphs.gather"):
+        search(**NODES | plain | {"score": noisy_score})
+
+
+@pytest.mark.guarantee
+@pytest.mark.slow
+def test_copies_among_what_is_scored_with_noise_are_warned_of():
+    copied = np.repeat(X[:200], 10, 0), np.repeat(Y[:200], 10)
+    with pytest.warns(UserWarning, match="1800 of 2000 rows that are copies"):
+        search(**noisy(lambda w, x, y: 0.5, *copied))
+
+
 @pytest.mark.guarantee
 @pytest.mark.parametrize(
     ("change", "error", "message"),
