@@ -1,6 +1,7 @@
 """Who took part in the batches of several runs."""
 
 import itertools
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -17,7 +18,7 @@ from dpadambc.mechanisms.truncated import TruncatedPoissonGaussian
 _RUNS = 4
 _MOST_BATCHES = 400
 _MOST_INDICES = 5_000_000
-_LEAST_SIZE = 16  # of batches that are never the same by chance
+_LEAST_SIZE = 16  # of what is never the same by chance
 
 
 def _indices(batch: Any) -> np.ndarray:
@@ -46,11 +47,15 @@ class Drawn:
         self.num_examples = num_examples
         expected = _expected_size(mechanism, num_examples)
         steps = int(_MOST_INDICES / (_RUNS * max(expected, 1)))
-        steps = min(max(steps, 8), mechanism.iterations)
-        take = lambda seed: itertools.islice(iter(loader(seed)), steps)
+        self.asked = min(max(steps, 8), mechanism.iterations)
+        # One more, for a loader that goes on after the steps that epsilon is for.
+        most = self.asked + (self.asked == mechanism.iterations)
+        take = lambda seed: itertools.islice(iter(loader(seed)), most)
         with warnings.catch_warnings():  # of the seeds of an earlier audit
             warnings.filterwarnings("ignore", "Expected a generator of its own")
             whole = [[_indices(b) for b in take(seed)] for seed in range(_RUNS)]
+        self.lengths = [len(run) for run in whole]
+        whole = [run[: self.asked] for run in whole]
         self.identical, self.compared = _identical(whole, num_examples)
         self.runs = [run[:_MOST_BATCHES] for run in whole]
         self.steps = min(map(len, self.runs))
@@ -73,10 +78,20 @@ class Drawn:
 
 
 def _identical(runs: list[list[np.ndarray]], num_examples: int) -> tuple[int, int]:
-    """How many batches are an earlier one again, where there are many sets."""
-    is_one_of_many = lambda b: _LEAST_SIZE <= len(b) <= num_examples - _LEAST_SIZE
-    batches = filter(is_one_of_many, itertools.chain(*runs))
-    hashes = [hash(np.sort(batch).tobytes()) for batch in batches]
+    """How many batches are an earlier one again, where there are many sets.
+
+    Of small ones as many in a row as together are one of many.
+    """
+    # How many examples are hardly in two of them by chance, or hardly left out of two.
+    told = [min(len(b), num_examples - len(b)) for run in runs for b in run]
+    in_a_row = math.ceil(_LEAST_SIZE / max(np.mean(told or [0]), 0.1))
+    hashes = []
+    for run in runs:
+        each = [(hash(np.sort(b).tobytes()), len(b)) for b in run]
+        for first in range(len(run) - in_a_row + 1):
+            names, sizes = zip(*each[first : first + in_a_row], strict=True)
+            if sum(min(size, num_examples - size) for size in sizes) >= _LEAST_SIZE:
+                hashes.append(hash(names))
     return len(hashes) - len(set(hashes)), len(hashes)
 
 

@@ -49,13 +49,12 @@ def duplicates(drawn: Drawn) -> Finding:
 
 
 def same_batches(drawn: Drawn) -> Finding:
-    """Whether two large batches are the same set."""
+    """Whether two batches are the same set, or of small ones some in a row."""
     sentence = (
         f"{drawn.identical} of {drawn.compared:,} batches are the same set as another."
     )
-    return within(
-        "sampling repetition", drawn.identical, 0, sentence, "fails at one such batch"
-    )
+    power = f"fails at one such batch among the first {drawn.asked:,}"
+    return within("sampling repetition", drawn.identical, 0, sentence, power)
 
 
 def rate(drawn: Drawn, prob: float) -> Finding:

@@ -44,7 +44,8 @@ def sampling(
 
     Returns:
       A `Finding` with a part for each test. *Not tested* for a mechanism of another
-      kind, or fewer than 8 batches.
+        kind, fewer than 8 batches, or a loader that ends before `iterations` or goes on
+        after them.
 
     Raises:
       TypeError: if a batch is none.
@@ -70,7 +71,8 @@ def sampling(
     _check.is_mechanism(mechanism)
     validate.count(num_examples=num_examples, least=2)
     drawn = Drawn(loader, mechanism, num_examples)
-    if drawn.steps < 8 and getattr(mechanism, "sampling_prob", 0) != 1:
+    least = 1 if getattr(mechanism, "sampling_prob", 0) == 1 else 8
+    if drawn.steps < least:
         return not_tested(_CHECK, f"a run has {drawn.steps} batches only.")
     if any((batch >= num_examples).any() for batch in drawn.batches):
         return combined(_CHECK, [_draw_tests.duplicates(drawn)])
@@ -78,7 +80,28 @@ def sampling(
     if parts is None:
         name = type(mechanism).__name__
         return not_tested(_CHECK, f"there is no test for batches of {name}.")
-    return combined(_CHECK, [*parts, _draw_tests.duplicates(drawn)])
+    parts = [*parts, _draw_tests.duplicates(drawn), *_length(drawn, mechanism)]
+    return combined(_CHECK, parts)
+
+
+def _length(drawn: Drawn, mechanism: Mechanism) -> list[Finding]:
+    """Not tested, where a loader has other batches than those of a run."""
+    steps, shortest = mechanism.iterations, min(drawn.lengths)
+    if shortest < drawn.asked:
+        reason = (
+            f"the loader ends after {shortest} batches, and epsilon is for"
+            f" iterations={steps}. Whether it begins again with the same ones is not"
+            " seen: let it yield the batches of a whole run."
+        )
+    elif max(drawn.lengths) > steps:
+        reason = (
+            f"the loader goes on after iterations={steps}, the batches that epsilon is"
+            " for. Give the mechanism as many iterations as the loop takes, and let the"
+            " loader end there."
+        )
+    else:
+        return []
+    return [not_tested("sampling length", reason)]
 
 
 def _parts(drawn: Drawn, mechanism: Mechanism) -> list[Finding] | None:

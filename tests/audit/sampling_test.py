@@ -101,6 +101,51 @@ def test_a_few_batches_are_not_tested():
     assert finding.passed is None and "5 batches only" in finding.sentence
 
 
+def of_batches(number, rng, prob=0.05):
+    return (poisson(rng, prob) for _ in range(number))
+
+
+@pytest.mark.parametrize(
+    ("number", "said"), [(20, "ends after 20"), (61, "goes on after iterations=60")]
+)
+def test_other_batches_than_those_of_a_run_are_not_tested(number, said):
+    """One epoch that a loop takes three times, or three where epsilon is for one."""
+    loader = lambda seed: of_batches(number, np.random.default_rng(seed))
+    finding = audit.sampling(loader, MECHANISM, num_examples=NUM_EXAMPLES)
+    assert finding.passed is None and said in finding.sentence
+    loader = lambda seed: of_batches(60, np.random.default_rng(seed))
+    assert audit.sampling(loader, MECHANISM, num_examples=NUM_EXAMPLES).passed
+
+
+def test_nothing_is_not_tested_where_all_examples_are_in_each_batch():
+    whole = common.poisson_gaussian(sampling_prob=1.0, iterations=2)
+    every = lambda seed: [np.arange(NUM_EXAMPLES)] * 2
+    for loader, passed in ((lambda seed: [], None), (every, True)):
+        finding = audit.sampling(loader, whole, num_examples=NUM_EXAMPLES)
+        assert finding.passed is passed
+
+
+def test_small_batches_that_come_again_in_a_row_are_found():
+    """Of four examples each, in epochs that begin with one seed."""
+    small = common.poisson_gaussian(sampling_prob=0.01, iterations=60)
+
+    def loader(seed, is_new):
+        for epoch in range(3):
+            rng = np.random.default_rng([seed, epoch if is_new else 0])
+            yield from of_batches(20, rng, 0.01)
+
+    found = {
+        is_new: audit.sampling(
+            lambda seed, is_new=is_new: loader(seed, is_new),
+            small,
+            num_examples=NUM_EXAMPLES,
+        )
+        for is_new in (True, False)
+    }
+    assert found[True].passed
+    assert "sampling repetition" in failed(found[False])
+
+
 @pytest.mark.slow
 def test_overlaps_that_are_rare_are_no_surprise():
     """Of batches of 32 among 100,000, two share an example now and then."""
