@@ -1,6 +1,11 @@
 """A lower bound on epsilon, from what a run shows of its canaries."""
 
+import dataclasses
+import functools
+from typing import NamedTuple
+
 import numpy as np
+import scipy.stats
 
 from dpadambc._core import validate
 from dpadambc.audit import trade_off
@@ -10,14 +15,30 @@ from dpadambc.mechanisms.base import Mechanism
 
 _CHECK = "empirical epsilon"
 # Guesses for so many of the canaries: the surest first.
+_BY_CHANCE = 1e-6
 _SHARES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
+
+
+class _OneRun(NamedTuple):
+    """What the guesses of one run show."""
+
+    epsilon: float
+    correct: int
+    guesses: int
+    most: float  # epsilon, had all guesses been right
 
 
 def _one_run(
     scores: np.ndarray, is_member: np.ndarray, delta: float, confidence: float
-):
+) -> _OneRun:
     """The best bound over some numbers of guesses, each with its part of the risk."""
     count = len(scores)
+    bound = functools.partial(
+        trade_off.one_run_epsilon,
+        num_canaries=count,
+        delta=delta,
+        confidence=1 - (1 - confidence) / len(_SHARES),
+    )
     # Canaries of one score are in no order: least of all that of who is a member.
     order = np.lexsort((np.random.default_rng(0).permutation(count), scores))
     found = []
@@ -26,15 +47,20 @@ def _one_run(
         guesses = 2 * each
         correct = int(np.sum(is_member[order[-each:]]))
         correct += int(np.sum(~is_member[order[:each]]))
-        epsilon = trade_off.one_run_epsilon(
-            correct,
-            guesses,
-            num_canaries=count,
-            delta=delta,
-            confidence=1 - (1 - confidence) / len(_SHARES),
+        _refuse_backwards(correct, guesses)
+        found.append((bound(correct, guesses), correct, guesses))
+    most = max(bound(guesses, guesses) for _, _, guesses in found)
+    return _OneRun(*max(found), most)
+
+
+def _refuse_backwards(correct: int, guesses: int) -> None:
+    """Raises where guesses are wrong more often than those of a coin."""
+    if scipy.stats.binom.cdf(correct, guesses, 0.5) < _BY_CHANCE:
+        raise ValueError(
+            "Expected scores that are high for who was in the data, got ones by which"
+            f" {correct} of {guesses} guesses are right, fewer than of a coin. Are they"
+            " the wrong way round? A loss is low for members: give its decrease."
         )
-        found.append((epsilon, correct, guesses))
-    return max(found)
 
 
 def empirical_epsilon(
@@ -61,10 +87,13 @@ def empirical_epsilon(
         mechanism's trade-off function.
 
     Returns:
-      A `Finding`: the largest lower bound, against the epsilon claimed.
+      A `Finding`: the largest lower bound, against the epsilon claimed. *Not tested*
+      where it could not fail: where as many canaries, all of them guessed, would not
+      refute the claim. Its `figure` is the bound all the same.
 
     Raises:
-      ValueError: if the shapes differ, a score is NaN, or all or none are members.
+      ValueError: if the shapes differ, a score is NaN, all or none are members, or the
+        scores are low for members.
 
     Example:
       >>> import numpy as np
@@ -103,20 +132,32 @@ def empirical_epsilon(
     claim = mechanism.epsilon(target_delta)
     if not np.isfinite(claim):
         return not_tested(_CHECK, "the mechanism claims no finite epsilon.")
-    epsilon, correct, guesses = _one_run(scores, is_member, target_delta, confidence)
-    parts = [
-        within(
-            "empirical epsilon, one run",
-            epsilon,
-            claim,
-            f"Epsilon is at least {epsilon:.3g} with confidence {confidence:g}"
-            f" ({correct} of {guesses} guesses are right); {claim:.3g} is claimed.",
-            "fails if the guesses refute the claim",
-        )
-    ]
-    if independent:
-        parts += _by_errors(scores, is_member, mechanism, target_delta, confidence)
-    return combined(_CHECK, parts)
+    shown = _one_run(scores, is_member, target_delta, confidence)
+    of_one_run = _of_one_run(shown, claim, confidence)
+    if not independent:
+        return combined(_CHECK, [of_one_run])
+    others = _by_errors(scores, is_member, mechanism, target_delta, confidence)
+    tested = [of_one_run, *others] if shown.most > claim else others
+    return dataclasses.replace(combined(_CHECK, tested), parts=(of_one_run, *others))
+
+
+def _of_one_run(shown: _OneRun, claim: float, confidence: float) -> Finding:
+    """Not tested, where all guesses right would not refute the claim."""
+    sentence = (
+        f"Epsilon is at least {shown.epsilon:.3g} with confidence {confidence:g}"
+        f" ({shown.correct} of {shown.guesses} guesses are right); {claim:.3g} is"
+        " claimed."
+    )
+    power = "fails if the guesses refute the claim"
+    found = within("empirical epsilon, one run", shown.epsilon, claim, sentence, power)
+    if shown.most > claim:
+        return found
+    return dataclasses.replace(
+        found,
+        passed=None,
+        sentence=f"Not tested: all guesses right would show no more than"
+        f" {shown.most:.3g}, with so few canaries. {sentence}",
+    )
 
 
 def _by_errors(scores, is_member, mechanism, target_delta, confidence) -> list[Finding]:

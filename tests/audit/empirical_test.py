@@ -89,6 +89,33 @@ def test_scores_that_tell_nothing_show_nothing():
         assert finding.passed and finding.parts[0].figure < 0.2
 
 
+def known(canaries):
+    """Every guess is right."""
+    is_member = np.arange(canaries) % 2 == 0
+    return is_member + np.arange(canaries) / canaries / 2, is_member
+
+
+def test_a_claim_that_so_few_canaries_cannot_refute_is_not_tested():
+    """GAUSSIAN claims 4.38."""
+    few, many = (
+        audit.empirical_epsilon(*known(k), GAUSSIAN, target_delta=DELTA)
+        for k in (100, 4_000)
+    )
+    assert few.passed is None and many.passed is False
+    assert few.figure < GAUSSIAN.epsilon(DELTA) < many.figure
+    with_errors = audit.empirical_epsilon(
+        *known(100), GAUSSIAN, target_delta=DELTA, independent=True
+    )
+    assert with_errors.passed is False  # by the trade-off function
+    assert with_errors.parts[0].passed is None
+
+
+def test_scores_that_are_the_wrong_way_round_are_refused():
+    scores, is_member = known(200)
+    with pytest.raises(ValueError, match="0 of .* right.*wrong way round"):
+        audit.empirical_epsilon(-scores, is_member, GAUSSIAN, target_delta=DELTA)
+
+
 @pytest.mark.slow
 def test_half_the_noise_is_seen_in_the_errors():
     finding = audit.empirical_epsilon(
