@@ -118,7 +118,7 @@ def run(
       A `Report`.
 
     Raises:
-      ValueError: for an unknown check.
+      ValueError: for an unknown check, or none.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -135,8 +135,8 @@ def run(
       True
     """
     unknown = sorted(set(checks) - set(CHECKS))
-    if unknown:
-        raise ValueError(f"Expected checks among {CHECKS}, got {unknown}.")
+    if unknown or not checks:
+        raise ValueError(f"Expected checks among {CHECKS}, got {unknown or 'none'}.")
     tell = progress or (lambda text: None)
     findings, traced = [], _Traced(pipeline)
     for check in checks:

@@ -20,6 +20,8 @@ from dpadambc.mechanisms.batch import Batch
 # By the identity of a key: (step, number of examples). To read a key is to wait for the
 # device, so one that is made anew of its seed is not known.
 _DRAWN: dict[int, set[tuple[int | None, int]]] = {}
+# By the identity of a generator's lock: (mechanism, number of examples) of its runs.
+_ORDERED: dict[int, set[tuple[str, int]]] = {}
 # The latest states of generators that a run began with, and for how many examples.
 _BEGUN: collections.deque[tuple[str, int]] = collections.deque(maxlen=2**12)
 
@@ -77,6 +79,7 @@ def watched(
     rng: np.random.Generator,
     batches: Iterator[Batch],
     is_drawn: Callable[[Batch], bool],
+    in_one_order: str | None = None,
 ) -> Iterator[Batch]:
     """The same batches, with a warning where the generator drew them before.
 
@@ -84,6 +87,8 @@ def watched(
       rng: what they are drawn from, in the state before the first of them.
       batches: all of a run.
       is_drawn: whether chance decides who takes part in one.
+      in_one_order: the name of a mechanism of which all batches of a run follow from
+        one order of the examples.
 
     Raises:
       TypeError: if it is no generator, at once.
@@ -93,19 +98,42 @@ def watched(
             "Expected rng to be a numpy.random.Generator, such as"
             f" numpy.random.default_rng(), got {type(rng).__name__}."
         )
-    return _watched(rng, batches, is_drawn)
+    return _watched(rng, batches, is_drawn, in_one_order)
 
 
 def _watched(
     rng: np.random.Generator,
     batches: Iterator[Batch],
     is_drawn: Callable[[Batch], bool],
+    in_one_order: str | None,
 ) -> Iterator[Batch]:
     state = _state_of(rng)
     for step, batch in enumerate(batches):
         if step == 0 and is_drawn(batch):
             _check_state(state, batch, stacklevel=2)
+        if step == 0 and in_one_order:
+            _check_order(rng, in_one_order, batch, stacklevel=2)
         yield batch
+
+
+def _check_order(
+    rng: np.random.Generator, name: str, batch: Batch, *, stacklevel: int
+) -> None:
+    """Warns where a generator deals the examples in another order than before."""
+    lock = rng.bit_generator.lock  # lives as long, and knows weak references
+    if id(lock) not in _ORDERED:
+        _ORDERED[id(lock)] = set()
+        weakref.finalize(lock, _ORDERED.pop, id(lock), None)
+    if (name, batch.num_examples) in _ORDERED[id(lock)]:
+        warnings.warn(
+            "Expected a generator of its own for each run, got one that has drawn a run"
+            f" of {name} before. One call of batches is the whole run: its steps follow"
+            " from one order of the examples, and called anew in each epoch an example"
+            " takes part in other steps than epsilon is for. Another run needs another"
+            " generator.",
+            stacklevel=stacklevel + 1,
+        )
+    _ORDERED[id(lock)].add((name, batch.num_examples))
 
 
 def _state_of(rng: np.random.Generator) -> str:

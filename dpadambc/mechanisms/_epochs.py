@@ -28,6 +28,11 @@ def _check(numbers: dict[str, Any]) -> None:
         validate.count(num_examples=num_examples, least=1)
     if batch_size is not None:
         validate.positive(batch_size=batch_size)
+        if batch_size < 1:
+            raise ValueError(
+                "Expected batch_size to be a number of examples, at least 1, got"
+                f" {batch_size!r}. A probability is sampling_prob={batch_size!r}."
+            )
         if num_examples is None:
             raise TypeError(
                 f"Expected num_examples with batch_size, got batch_size={batch_size!r}"

@@ -169,7 +169,8 @@ class Mechanism(Accounted):
 
         Warns:
           UserWarning: if another run of the process began with a generator in the same
-            state, such as one made of the same seed in each epoch.
+            state, such as one made of the same seed in each epoch; or if the batches of
+            a run follow from one order, and this generator has drawn a run before.
 
         Raises:
           TypeError: if `rng` is no generator.
@@ -183,7 +184,9 @@ class Mechanism(Accounted):
     ) -> Iterator[Batch]:
         """The same, with a warning where they were drawn before."""
         is_drawn = lambda b: self._leaves_some_out(b) and not self._deals_epochs
-        return _draws.watched(rng, batches, is_drawn)
+        is_in_one_order = self._steps_of_one_key == self.iterations
+        name = type(self).__name__ if is_in_one_order else None
+        return _draws.watched(rng, batches, is_drawn, name)
 
     def sample(self, key: jax.Array, *, num_examples: int) -> Batch:
         """One batch on the device, inside `jax.jit` and `jax.lax.scan`.

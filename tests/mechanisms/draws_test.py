@@ -13,6 +13,7 @@ from dpadambc import audit
 from dpadambc.mechanisms import (
     _draws,
     accounting,
+    correlated,
     sampling,
 )
 from tests import common
@@ -111,6 +112,29 @@ def test_a_generator_that_goes_on_is_not():
         POISSON.batches(rng, num_examples=N),
     )
     list(zip(*side_by_side, strict=True))
+
+
+CORRELATED = correlated.CorrelatedGaussian(
+    l2_clip_norm=1.0,
+    noise_multiplier=1.0,
+    noising_coefficients=(1.0, -0.5),
+    batches_per_epoch=4,
+    iterations=8,
+    normalize_by=10,
+)
+
+
+def test_a_generator_that_deals_anew_in_each_epoch_is_warned_of():
+    """What follows from one order does not from several."""
+    rng = np.random.default_rng(secrets.randbits(64))
+    made = lambda rng: list(CORRELATED.batches(rng, num_examples=100))
+    first = made(rng)
+    with pytest.warns(UserWarning, match="One call of batches is the whole run"):
+        second = made(rng)
+    # Negative control: the first epochs differ, those of one call do not.
+    same = lambda a, b: np.array_equal(a.indices, b.indices)
+    assert same(first[0], first[4]) and not same(first[0], second[0])
+    made(np.random.default_rng(secrets.randbits(64)))
 
 
 def test_a_generator_of_other_data_is_not():
