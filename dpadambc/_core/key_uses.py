@@ -96,10 +96,10 @@ def check(key: str, outline: dict[str, Any], *, stacklevel: int) -> None:
     apart = differences.of_identities(there, here) + differences.of_numbers(there, here)
     if apart:
         warnings.warn(
-            "Expected a key of its own for each run, got that of an earlier run of this"
-            " process that was another. Both add the same noise, which is gone from the"
-            " difference of what they return, so epsilon does not hold where both are"
-            " released, or one is chosen. Draw a new key, such as"
+            "Expected a key of its own for each run, got the key of an earlier,"
+            " different run of this process. Both runs add the same noise, and it"
+            " cancels in the difference of what they return. So epsilon does not hold"
+            " if both are released, or one of them is chosen. Draw a new key, such as"
             " training.secret_key() or jax.random.fold_in(key, run). What differs:\n  "
             + "\n  ".join(dict.fromkeys(apart)),
             stacklevel=stacklevel,

@@ -152,9 +152,9 @@ def typed_key(**named: Any) -> None:
     if dtype is None or not jnp.issubdtype(dtype, jax.dtypes.prng_key):
         what = f"dtype {dtype}" if dtype is not None else repr(value)
         raise TypeError(
-            f"Expected {name} to be a typed JAX key, got {what}. Make one with"
-            " jax.random.key(seed), or wrap raw key data with"
-            " jax.random.wrap_key_data."
+            f"Expected {name} to be a typed JAX key, got {what}. Take"
+            " dpadambc.training.secret_key() for a run on protected data, and"
+            " jax.random.key(seed) to try; jax.random.wrap_key_data wraps raw key data."
         )
     if value.shape != ():
         raise ValueError(

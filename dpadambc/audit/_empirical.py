@@ -49,8 +49,9 @@ def _one_run(
         correct += int(np.sum(~is_member[order[:each]]))
         _refuse_backwards(correct, guesses)
         found.append((bound(correct, guesses), correct, guesses))
-    most = max(bound(guesses, guesses) for _, _, guesses in found)
-    return _OneRun(*max(found), most)
+    epsilon, correct, guesses = max(found)
+    most = max(bound(number, number) for _, _, number in found)
+    return _OneRun(epsilon, correct, guesses, most)
 
 
 def _refuse_backwards(correct: int, guesses: int) -> None:

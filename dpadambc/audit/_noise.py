@@ -128,7 +128,7 @@ def noise(make_optimizer: Make, params: optax.Params, mechanism: Mechanism) -> F
       be traced, draws from the host, or the mechanism has no noise.
 
     Raises:
-      TypeError: if `mechanism` is none.
+      TypeError: if `mechanism` is no mechanism.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax

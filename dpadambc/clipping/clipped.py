@@ -284,8 +284,8 @@ def clipped_grad(
       argnums: which positional arguments to differentiate.
       has_aux: whether `fun` returns `(loss, aux)`.
       l2_clip_norm: C, the bound on one example's gradient norm.
-      normalize_by: B, the public number that the sum is divided by: no array, which
-        may be of the batch, such as its size.
+      normalize_by: B, the public number that the sum is divided by. An array is
+        refused: it could depend on the batch, as its size does.
       microbatch_size: how many examples are in memory at once; all by default. It
         changes the result by rounding only, and need not divide the batch size. (With a
         key of JAX's kinds `rbg`, dropout depends on it too.)

@@ -302,9 +302,9 @@ def explain(
 
     Returns:
       An `Explanation`: `print` it, or read `parameters`, `rules`, `warnings`, and with
-      a memory limit `microbatch_size` and `plan`, which has the neighboring choices,
-      the ordinary gradient and that from all gradients at once beside it. A row stands
-      for all layers alike, and says how many. It
+      a memory limit `microbatch_size` and `plan`. The plan compares the chosen
+      microbatch with its neighbors, with the ordinary gradient and with `jax.vmap`. One
+      row stands for several layers that are alike, and says how many. The explanation
       warns of parameters without a gradient, of those without a rule, of kernels
       that are formed and take more than all the others, and of a mean over an axis of
       size one, as batch normalization has it.

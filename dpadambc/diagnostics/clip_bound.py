@@ -59,7 +59,7 @@ def clip_bound(mechanism: Mechanism, state: Any) -> ClipBound:
       what comes out of a rule that moves is in units of the first bound.
 
     Raises:
-      TypeError: if `mechanism` is none.
+      TypeError: if `mechanism` is no mechanism.
       ValueError: if the state is not of a run with the mechanism's rule, or has several
         bounds that move.
 

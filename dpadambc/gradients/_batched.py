@@ -206,8 +206,10 @@ def scalar_loss(loss_fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any
             if type(error).__name__ != "TraceContextError":  # of Flax
                 error.add_note(
                     "dpadambc called loss_fn with one example, without the batch axis:"
-                    f" loss_fn({', '.join(map(_described, args))}). A random loss takes"
-                    " its key last: say so by prng_argnum, or by uses_key=True in fit."
+                    f" loss_fn({', '.join(map(_described, args))}). To a model that"
+                    " wants a batch axis give x[None], and take [0] of what it returns."
+                    " A random loss takes its key last: say so by prng_argnum, or by"
+                    " uses_key=True in fit."
                 )
                 raise
             raise ValueError(

@@ -91,6 +91,16 @@ class PerExampleGradient(metaclass=_SaysWhatToDo):
             obj=self,
         )
 
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise TypeError(
+            "Expected per-example gradients as they are, got arithmetic on them: what"
+            " changes them before the clip may change epsilon. Clip first, by"
+            " dpadambc.privatize or a chain such as dp_adam, or change the loss."
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
+    __truediv__ = __rtruediv__ = __matmul__ = __rmatmul__ = __neg__ = _refuse
+
     def __repr__(self) -> str:
         return (
             f"PerExampleGradient(batch_size={self.batch_size}, shape={self.shape},"

@@ -38,9 +38,9 @@ def per_example_value_and_grad(
       has_aux: whether `fun` returns auxiliary output.
       batch_argnums: which positional arguments are batches, pytrees whose arrays all
         have the examples along axis 0. By default all but those of `argnums` and
-        `prng_argnum`. All examples share the others, which must be public: a batch
-        given this way would be in the gradient of each example, and is warned of where
-        it is the very array.
+        `prng_argnum`. All examples share the others, which must be public. If one of
+        them were the batch, it would be in the gradient of each example; there is a
+        warning where it is the same array object.
       prng_argnum: which positional argument is a PRNG key, if any. Example i is given
         `jax.random.fold_in(key, i)`: dropout, say, differs between examples.
       method: "factored" keeps each gradient in the form in which reverse mode produces

@@ -135,7 +135,7 @@ def kronecker_preconditioner(
     .. math::
 
       A &= \mathbb{E} \, \frac{1}{T} \sum_t a_t a_t^\top, \qquad
-      G = \mathbb{E} \sum_t g_t g_t^\top \
+      G = \mathbb{E} \sum_t g_t g_t^\top \\
       U_A &= (A + \gamma \bar\lambda_A I)^{-1/2}, \qquad
       U_G = (G + \gamma \bar\lambda_G I)^{-1/2}
 

@@ -340,8 +340,9 @@ class Accounted(abc.ABC):
         unknown = [x for x in cls._solvable if public_numbers.get(x) is None]
         if len(unknown) != 1:
             raise TypeError(
-                f"Expected all but one of {', '.join(cls._solvable)} to be given, and"
-                f" to solve for that one; missing: {', '.join(unknown) or 'none'}."
+                f"Expected all but one of {', '.join(cls._solvable)} to be given: the"
+                " one left out is solved for. Left out:"
+                f" {', '.join(unknown) or 'none'}."
             )
         (name,) = unknown
         with_value = lambda x: cls(**{**public_numbers, name: x})

@@ -18,11 +18,11 @@ def _refuse_unmasked(gradients: optax.Updates, mechanism: Mechanism) -> None:
         raise ValueError(
             f"Expected is_padding_example: batches of {type(mechanism).__name__} are"
             " padded, and without the mask padding would be summed as if it were data,"
-            " got none. Give batch.is_padding_example to the gradient function, or to"
-            " update(..., is_padding_example=...); a wrapper that does not pass it on"
-            " loses it. If nothing is padded, it is all False; if it never is, since"
-            " batches have one size, they are not drawn as this mechanism says: those"
-            " of a loader that shuffles are of a ShuffledGaussian."
+            " got none. Give batch.is_padding_example to"
+            " update(..., is_padding_example=...), or to the gradient function if a"
+            " wrapper does not pass it on. A loader that shuffles, with batches of one"
+            " size and without padding, does not draw as this mechanism says: use a"
+            " ShuffledGaussian."
         )
 
 
@@ -112,8 +112,8 @@ def privatize(
       first step where that is lower.
 
     Raises:
-      TypeError: if `mechanism` is none, `key` not a typed key, or a gradient is not, or
-        no longer, as `per_example_grad` returned it.
+      TypeError: if `mechanism` is no mechanism, `key` no typed key, or a gradient is
+        not, or no longer, as `per_example_grad` returned it.
       ValueError: if there is no mask, or only a part of the parameters or gradients.
 
     Example:

@@ -107,7 +107,7 @@ def dp_adam(
       An Optax transformation; see `dp_sgd`.
 
     Raises:
-      TypeError: if `mechanism` is none, or `key` not a typed key.
+      TypeError: if `mechanism` is no mechanism, or `key` no typed key.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -165,7 +165,7 @@ def dp_adam_bc(
       An Optax transformation; see `dp_sgd`.
 
     Raises:
-      TypeError: if `mechanism` is none, or `key` not a typed key.
+      TypeError: if `mechanism` is no mechanism, or `key` no typed key.
 
     Example:
       >>> import jax, jax.numpy as jnp

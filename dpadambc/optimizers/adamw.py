@@ -111,7 +111,7 @@ def dp_adamw(
       An Optax transformation; see `dp_sgd`.
 
     Raises:
-      TypeError: if `mechanism` is none, or `key` not a typed key.
+      TypeError: if `mechanism` is no mechanism, or `key` no typed key.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -173,7 +173,7 @@ def dp_adamw_bc(
       An Optax transformation; see `dp_sgd`.
 
     Raises:
-      TypeError: if `mechanism` is none, or `key` not a typed key.
+      TypeError: if `mechanism` is no mechanism, or `key` no typed key.
 
     Example:
       >>> import jax, jax.numpy as jnp

@@ -60,7 +60,8 @@ def dp2_rmsprop(
       An Optax transformation; see `dp_sgd`.
 
     Raises:
-      TypeError: if `mechanism` is none, `key` not a typed key, or an interval no int.
+      TypeError: if `mechanism` is no mechanism, `key` no typed key, or an interval no
+        int.
       ValueError: if a number is out of its range.
 
     Example:

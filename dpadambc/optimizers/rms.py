@@ -89,7 +89,7 @@ def dp_rms_bc(
       An Optax transformation; see `dp_sgd`.
 
     Raises:
-      TypeError: if `mechanism` is none, or `key` not a typed key.
+      TypeError: if `mechanism` is no mechanism, or `key` no typed key.
 
     Example:
       >>> import jax, jax.numpy as jnp

@@ -32,7 +32,7 @@ def dp_sgd(
       An Optax transformation of per-example gradients; see `privatize` for its masks.
 
     Raises:
-      TypeError: if `mechanism` is none, or `key` not a typed key.
+      TypeError: if `mechanism` is no mechanism, or `key` no typed key.
 
     Example:
       >>> import jax, jax.numpy as jnp

@@ -163,12 +163,12 @@ class FirstBatch:
             self.warn(
                 "The loss of every example of the first steps is NaN: nothing is"
                 " learned from them, and epsilon is spent all the same.",
-                stacklevel=3,
+                stacklevel=5,  # of the call of fit
             )
         elif not has_gradient:
             self.warn(
                 "No example of the first steps has a gradient: the loss is constant (a"
                 " contrastive one is, in a batch of one) or not finite. Noise alone"
                 " moves the parameters, and epsilon is spent all the same.",
-                stacklevel=3,
+                stacklevel=5,  # of the call of fit
             )

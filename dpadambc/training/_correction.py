@@ -129,7 +129,7 @@ def check(
             warnings.warn(
                 f"The correction takes out noise of {wrong}, but the mechanism adds"
                 f" {mechanism.noise_stddev}: give it mechanism.noise_stddev.",
-                stacklevel=3,
+                stacklevel=5,  # of the call of fit
             )
     elif True in is_level:
         raise ValueError(
@@ -145,6 +145,6 @@ def check(
             " cannot see which level the correction was given. It must be that of the"
             " noise that reaches it, such as mechanism.noise_stddev / k**0.5 inside"
             " optax.MultiSteps(..., k).",
-            stacklevel=3,
+            stacklevel=5,  # of the call of fit
         )
     return closed

@@ -63,13 +63,20 @@ def _countable(size: int) -> int:
 
 def num_examples(data: Any) -> int:
     """How many examples there are, the same in every array."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(data):
+        if hasattr(leaf, "to_numpy"):  # a table of pandas or polars
+            raise TypeError(
+                f"Expected arrays of numbers, got {type(leaf).__name__} at"
+                f" data{jax.tree_util.keystr(path)}. Give what its to_numpy() returns."
+            )
     if is_source(data):
         return _countable(len(data))
     if not isinstance(data, tuple | dict):
         raise TypeError(
             "Expected data to be a tuple of the arguments of loss_fn or a dictionary,"
             " of arrays with the examples along axis 0, or a source with __len__ and"
-            f" __getitem__, got {type(data).__name__}."
+            f" __getitem__, got {type(data).__name__}. A single array x is given as"
+            " (x,)."
         )
     for path, leaf in jax.tree_util.tree_leaves_with_path(data):
         _refuse_text(jax.tree_util.keystr(path), leaf)
@@ -78,7 +85,7 @@ def num_examples(data: Any) -> int:
         raise ValueError(
             "Expected arrays with the examples along axis 0, all of one length, got"
             f" shapes {list(dict.fromkeys(map(jnp.shape, jax.tree.leaves(data))))[:9]}."
-            " Make arrays of lists, with np.asarray."
+            " If the data are lists, turn them into arrays by np.asarray."
         )
     return _countable(*sizes.pop())
 

@@ -22,8 +22,8 @@ def affordable_iterations(
       spent: what earlier runs have spent of the budget, as for `fit`.
 
     Returns:
-      At most `mechanism.iterations`, to four digits and never too many; 0 if not even
-      one step is affordable.
+      The number of steps, at most `mechanism.iterations`: never more than the budget
+      allows, and fewer by one in 10,000 at most; 0 if not even one is affordable.
 
     Raises:
       ValueError: if the target is negative, delta not in (0, 1), or what was spent is

@@ -146,11 +146,14 @@ def fit(
       * With `target_epsilon`, the step that would exceed it is not taken.
       * A run that begins with parameters that an earlier run of this process returned,
         or that `load_release` read, in `params` or `frozen`, must be told of that run
-        by `spent`, and spends on top of it. (They are known by their numbers: copies
-        are, and not what was changed since, or read otherwise in another process.)
+        by `spent`, and spends on top of it. (They are recognized by their numbers, also
+        in a copy; not if they were changed since, or if another process read them by
+        other means.)
       * The noise, the batches and the loss have keys of their own, made from `key` in a
         domain of theirs: what else is drawn with it shows nothing of them. No key is
-        used for two draws. Several processes take the key of the first.
+        used for two draws. Processes that train one model take the key of the first;
+        one whose arrays are its own keeps its key, and one key for different runs is
+        refused.
       * The state has no losses, norms or gradients before the noise. They reach the
         callback alone, as `Progress.loss`, which is *not private*.
       * A checkpoint of a run with another mechanism, program, data, start or key is
@@ -179,11 +182,11 @@ def fit(
     same objects: `optax.adam(1e-3)` called twice makes two), equal options, shapes and
     shardings, and a mechanism with the same numbers; `iterations` and the budget may
     differ, where the calls have as many steps. The programs of eight steps are kept,
-    with the arrays that their functions close over. As with `jax.jit`, what a function
-    reads besides its arguments may be as old as its program; with `checkpoints`, or
-    where it is the noise, a schedule for one, it never is. In another process JAX's
-    `jax_compilation_cache_dir` helps: of keys and data there is nothing in it, unless
-    the loss closes over them.
+    with the arrays that their functions close over. As with `jax.jit`, a compiled
+    program may keep the old value of what a function reads besides its arguments, but
+    not with `checkpoints`, and never of the noise, such as a schedule. To compile less
+    in another process, set JAX's `jax_compilation_cache_dir`. It holds no keys and no
+    data, unless the loss closes over them.
 
     Args:
       loss_fn: the loss of one example, of `(params, *example)`; with `frozen`, of
@@ -215,9 +218,9 @@ def fit(
         of a device's memory at most; a few are compiled to find it. Where the devices
         do not state their memory, as a CPU does not, it is all of them. Another
         number is another program to a checkpoint: give it, to go on elsewhere. On one
-        device those of padding alone are not computed, so how long a step takes tells
-        how many examples it drew. Epsilon is for who sees what is released; where the
-        time is seen too, `Step` computes all of them unless told otherwise.
+        device, microbatches of padding alone are left out, so the time of a step tells
+        how many examples it drew. Epsilon covers what is released, not the time. If
+        somebody sees the time, use `Step`, which computes all microbatches by default.
       average_decay: of a moving average of the parameters; none by default.
       steps_per_call: how many steps are compiled into one call, where the data are
         arrays. It changes the result by rounding at most.
@@ -228,7 +231,9 @@ def fit(
         the same mesh with axes of type `AxisType.Auto`.
       eval_fn: called with the parameters; returns a number, or several by name, for the
         history. On data that need no protection it costs nothing. What it says of
-        protected data is not covered by epsilon, and neither is a choice made by it.
+        protected data is not covered by epsilon, and neither is a choice made by it. An
+        error in it ends the run without a `Result`, and by default it is called after
+        the last step: call it on the first parameters before, or give `checkpoints`.
       eval_every: after how many steps a record is made and `eval_fn` called; by default
         after the last alone.
       history_file: to which the records are written as JSON lines, as they come.
@@ -267,6 +272,11 @@ def fit(
     """
     validate.typed_key(key=key)
     validate.count(least=1, steps_per_call=steps_per_call)
+    if isinstance(checkpoints, str | pathlib.Path):
+        raise TypeError(
+            f"Expected checkpoints to be training.Checkpoints, got {checkpoints!r}."
+            f" Give training.Checkpoints({str(checkpoints)!r})."
+        )
     account = _account_of(mechanism, data, target_delta, spent)
     # Before the first step, since a failure here must not cost the model.
     iterations, epsilon = _planned(account, target_epsilon)

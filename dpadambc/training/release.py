@@ -73,13 +73,12 @@ def _warn_of_other_runs(result: Result) -> None:
     others = len(_siblings.others(keys.name_of(own)) - told.keys) - told.unnamed
     if others > 0:
         warnings.warn(
-            f"This process has made {others} other runs on these data that the epsilon"
-            " that is written does not cover. It leaves out those that are released"
-            " too, and the choice of this one, where it was chosen for what it does on"
-            " protected data. All together cost"
-            " dpadambc.mechanisms.accounting.compose([...]) of their results; and"
-            " training.search makes the choice within its epsilon. A run that nobody"
-            " saw, and that no choice came of, costs nothing.",
+            f"This process has made {others} other runs on these data. The epsilon in"
+            " this file does not cover them. If you release them too, state the epsilon"
+            " of all: dpadambc.mechanisms.accounting.compose([...]) of their results."
+            " If you chose this run by protected data, no epsilon covers the choice:"
+            " training.search makes it within its epsilon. A run that nobody saw, and"
+            " that no choice came of, costs nothing.",
             stacklevel=3,
         )
 

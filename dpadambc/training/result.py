@@ -104,7 +104,7 @@ class Result(NamedTuple):
     Attributes:
       state: the last state; *secret*, for its keys.
       iterations: steps taken, those before a resumption too.
-      epsilon: spent at target_delta, by this run and those before it.
+      epsilon: spent at target_delta, by this run and those that `spent` told of.
       target_delta: the delta of this epsilon.
       mechanism: that drew the batches and set the noise.
       stopped_by: "iterations", "budget" or "callback".

@@ -83,7 +83,8 @@ class Step:
       shardings: of the state and the examples; `fit` sets it.
 
     Raises:
-      TypeError: if `mechanism` is none, or the mask or a gradient has the wrong dtype.
+      TypeError: if `mechanism` is no mechanism, or the mask or a gradient has the wrong
+        dtype.
       ValueError: if a number is out of its range.
 
     Example:

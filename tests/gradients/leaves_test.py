@@ -315,3 +315,20 @@ def test_more_cells_than_an_integer_numbers_are_not_looked_up():
     ).rules["params"]
     assert rule(40_000, 50_000) == "lookup"
     assert rule(60_000, 60_000).startswith("materialized")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda grads: grads * 0.5,
+        lambda grads: jnp.ones(3) * grads,
+        lambda grads: -grads,
+        lambda grads: grads / 2 + grads,
+        lambda grads: optax.apply_updates(jnp.zeros(3), grads),
+    ],
+    ids=["scaled", "of an array", "negative", "sum", "applied"],
+)
+def test_arithmetic_before_the_clip_says_what_to_do(change):
+    grads = dpadambc.per_example_grad(lambda w, x: w @ x)(jnp.ones(3), jnp.ones((8, 3)))
+    with pytest.raises(TypeError, match=r"got arithmetic on them.*Clip first, by"):
+        change(grads)

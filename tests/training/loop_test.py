@@ -594,9 +594,31 @@ def test_an_optimizer_whose_updates_would_be_broadcast_is_refused():
 
 
 def test_lists_are_refused_in_a_few_words():
-    with pytest.raises(ValueError, match="Make arrays of lists") as found:
+    with pytest.raises(ValueError, match="turn them into arrays") as found:
         fit(data=(X.tolist(), Y.tolist()))
     assert len(str(found.value)) < 300
+
+
+class Column:
+    """A column of a table, as pandas and polars have it."""
+
+    def to_numpy(self):
+        return X
+
+    def __repr__(self):
+        return "the rows"
+
+
+@pytest.mark.parametrize("data", [Column(), (Column(), Y), {"x": Column()}])
+def test_tables_are_refused_without_showing_them(data):
+    with pytest.raises(TypeError, match="got Column at data.*to_numpy") as found:
+        fit(data=data)
+    assert "the rows" not in str(found.value)
+
+
+def test_a_folder_in_place_of_checkpoints_is_refused():
+    with pytest.raises(TypeError, match=r"Give training.Checkpoints\('run'\)"):
+        fit(checkpoints="run")
 
 
 def test_a_secret_key_is_drawn_outside_of_what_is_compiled():

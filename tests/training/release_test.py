@@ -147,9 +147,7 @@ def of_vector(**options):
     return fit(jnp.zeros(3), loss_of_vector, key=training.secret_key(), **options)
 
 
-OTHERS = (
-    "has made {} other runs on these data that the epsilon that is written does not"
-)
+OTHERS = "has made {} other runs on these data. The epsilon in this file does not"
 
 
 @pytest.mark.guarantee
