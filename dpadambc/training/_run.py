@@ -115,15 +115,17 @@ class Run:
     def to_the_end(self, steps_per_call: int) -> Result:
         """All steps that are left, from the last checkpoint on."""
         now, resumed_from = self.saved.restore(self.iterations)
-        done, stopped = int(now.step), False
+        done, stop = int(now.step), None
         self.history.goes_on_from(done)
         _siblings.remember(self.runner.known_as, keys.name_of(now.sampling_key))
-        while done < self.iterations and not stopped:
-            now, done, stopped = self._advance(now, done, steps_per_call)
+        while done < self.iterations and stop is None:
+            now, done, stop = self._advance(now, done, steps_per_call)
         account = self.account
+        # Of all that might have been taken, unless what stopped it is public.
+        counted = done if stop is not None and stop.is_public else self.iterations
         epsilon = self.epsilon
-        if done < self.iterations:
-            epsilon = account.epsilon(done)
+        if counted < self.iterations:
+            epsilon = account.epsilon(counted)
         by_budget = "budget" if done < account.mechanism.iterations else "iterations"
         self.origin.remember((now.params, now.average), done)
         return Result(
@@ -132,16 +134,16 @@ class Run:
             epsilon=epsilon,
             target_delta=account.target_delta,
             mechanism=account.mechanism,
-            stopped_by="callback" if stopped else by_budget,
+            stopped_by="callback" if stop is not None else by_budget,
             history=self.history.records,
             resumed_from=resumed_from,
-            spent=account.spending(done),
+            spent=account.spending(counted),
         )
 
     def _advance(
         self, now: TrainState, done: int, most: int
-    ) -> tuple[TrainState, int, bool]:
-        """So many steps at most, in one call; and whether somebody said to stop."""
+    ) -> tuple[TrainState, int, Stop | None]:
+        """So many steps at most, in one call; and what stops the run, if anything."""
         left = self.history.steps_until_due(done) or most
         before, done = done, done + min(most, left, self.iterations - done)
         now, seen = self.runner.advance(now, done - before)
@@ -150,18 +152,18 @@ class Run:
         is_saved = is_last or self.saved.is_due(before, done)
         if is_saved:
             self.saved.save(now)
-        stopped = self._tell(Progress(now, seen, self, done), is_last)
-        if stopped and not is_saved:
+        stop = self._tell(Progress(now, seen, self, done), is_last)
+        if stop is not None and not is_saved:
             self.saved.save(now)
-        return now, done, stopped
+        return now, done, stop
 
-    def _tell(self, progress: Progress, is_last: bool) -> bool:
+    def _tell(self, progress: Progress, is_last: bool) -> Stop | None:
         try:
             self.history.tell(progress, is_last=is_last)
             if self.callback is not None:
                 self.callback(progress)
-        except Stop:
+        except Stop as stop:
             with contextlib.suppress(Stop):
                 self.history.end(progress)
-            return True
-        return False
+            return stop
+        return None

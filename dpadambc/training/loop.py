@@ -130,9 +130,9 @@ def fit(
 
     The mechanism draws every batch. `fit` clips the gradient of each example and adds
     noise of the mechanism's level to the sum. The optimizer gets this private gradient,
-    so it may be any, and may keep any state. The epsilon returned covers the steps
-    taken, on top of what earlier runs on the same people's data `spent`. It is computed
-    before the first step.
+    so it may be any, and may keep any state. The epsilon returned covers the steps that
+    might be taken, on top of what earlier runs on the same people's data `spent`. It is
+    computed before the first step.
 
     The state after a step follows from the key, the data and the number of steps alone.
     So a run that resumes from a checkpoint, on the same devices and with as many steps

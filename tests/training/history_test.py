@@ -152,7 +152,7 @@ def test_a_run_may_be_stopped_and_goes_on_later(tmp_path, where):
     options = dict(eval_every=2, steps_per_call=2, checkpoints=saved())
     result = fit(**{where: stop}, **options)
     assert result.iterations == 6 and result.stopped_by == "callback"
-    assert result.epsilon == MECHANISM.epsilon(1e-5, iterations=6)
+    assert result.epsilon == MECHANISM.epsilon(1e-5)
     assert result.history[-1]["iterations"] == 6
     # The state was saved, though it was not due.
     rest = fit(checkpoints=saved(), steps_per_call=2)

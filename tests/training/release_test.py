@@ -86,7 +86,7 @@ def test_a_file_says_what_was_done(tmp_path):
 def test_the_steps_taken_count_rather_than_those_planned(tmp_path):
     def stop(progress):
         if progress.iterations == 2:
-            raise training.Stop
+            raise training.Stop(is_public=True)
 
     about = training.save_release(tmp_path / "x", fit(TREE, of_tree, callback=stop))
     assert about["iterations"] == 2

@@ -63,7 +63,7 @@ def first():
 def stop_after(iterations):
     def callback(progress):
         if progress.iterations >= iterations:
-            raise training.Stop
+            raise training.Stop(is_public=True)
 
     return callback
 
