@@ -135,7 +135,7 @@ def movements(
     Returns:
       A state in which noise is added in the next step, and the movements.
     """
-    recorded = jax.jit(steps.recorded(crossings))
+    recorded = steps.compiled(crossings)
     state, (first, *others) = steps.state if state is None else state, data
     for _ in range(64):  # until noise is added: not in every step of `MultiSteps`
         (_, after), records = recorded(state, first)

@@ -36,6 +36,13 @@ class Examined:
     moved: list[_drawn.Response]
 
     @property
+    def everybody(self) -> _Data | None:
+        """The batch with all its examples, where the first neighbor has none."""
+        if not self.pipeline.takes_mask:
+            return None
+        return self.pipeline.batch, jnp.zeros(_rows(self.pipeline.batch), bool)
+
+    @property
     def before_noise(self) -> Callable[..., list[jax.Array]]:
         """A function of the state and a batch: what the noise is added to.
 

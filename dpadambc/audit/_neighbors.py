@@ -82,7 +82,10 @@ def candidates(batch: Batch, index: int, rng: np.random.Generator) -> list[Candi
     """What an example is replaced by: other ones, huge, opposite and broken ones."""
     own = row_of(batch, index)
     other = int(index + 1 + rng.integers(num_examples(batch) - 1)) % num_examples(batch)
-    found = [Candidate("as it is", own), Candidate("another", row_of(batch, other))]
+    found = [
+        *(Candidate("as it is", own), Candidate("another", row_of(batch, other))),
+        *(Candidate("one token repeated", row) for row in _repeated(own)),
+    ]
     if not has_numbers(batch):
         return found
     draw = lambda x: jnp.asarray(rng.normal(size=x.shape))
@@ -103,6 +106,14 @@ def candidates(batch: Batch, index: int, rng: np.random.Generator) -> list[Candi
         ),
         Candidate("NaN", on_numbers(lambda x: jnp.full_like(x, jnp.nan), own)),
     ]
+
+
+def _repeated(row: Any) -> Iterator[Any]:
+    """The first of its whole numbers in all places, where it has several."""
+    is_several = lambda x: jnp.issubdtype(x.dtype, jnp.integer) and x.size > 1
+    if any(map(is_several, jax.tree.leaves(row))):
+        fill = lambda x: jnp.full_like(x, x.ravel()[0]) if is_several(x) else x
+        yield jax.tree.map(fill, row)
 
 
 def ascend(

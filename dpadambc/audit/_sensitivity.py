@@ -67,11 +67,16 @@ class _Replay:
     def at(self, factor: float) -> "_Replay":
         """With larger parameters: a bound that holds, holds for any."""
         larger = copy.copy(self)
-        grow = lambda x: (
-            x * factor
-            if jnp.ndim(x) and jnp.issubdtype(jnp.result_type(x), jnp.floating)
-            else x
-        )
+        rng = np.random.default_rng(0)
+
+        def grow(x):
+            is_real = jnp.issubdtype(jnp.result_type(x), jnp.floating)
+            if not jnp.ndim(x) or not is_real:
+                return x
+            # Of zeros no multiple is larger. Positive: it may be a second moment.
+            start = x if jnp.any(x) else np.abs(rng.normal(size=x.shape))
+            return jnp.asarray(factor * start, x.dtype)
+
         larger.params = jax.tree.map(grow, self.params)
         return larger
 

@@ -84,6 +84,7 @@ class Steps:
 
     def __init__(self, step: Step, state: Any, data: Any):
         self.step, self.state, self.data = step, state, data
+        self._compiled: dict[tuple[_flow.Crossing, ...], Callable[..., Any]] = {}
         try:
             trace = lambda: jax.make_jaxpr(
                 lambda *args: step(*args), return_shape=True
@@ -140,6 +141,13 @@ class Steps:
         if any(_begins_with(x, leaf) for leaf in first):
             return _flow.Label.DATA
         return _flow.label_of_public(x)
+
+    def compiled(self, crossings: Iterable[_flow.Crossing]) -> Callable[..., Any]:
+        """`recorded`, compiled once for the same crossings."""
+        name = tuple(crossings)
+        if name not in self._compiled:
+            self._compiled[name] = jax.jit(self.recorded(name))
+        return self._compiled[name]
 
     def recorded(self, crossings: Iterable[_flow.Crossing]) -> Callable[..., Any]:
         """A function of `(state, data)`: what is kept, and what met at crossings."""

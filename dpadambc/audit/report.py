@@ -201,7 +201,9 @@ class _Traced:
         followed, neighbors = found.followed, found.neighbors
         tests = _noise_tests.all_tests(mechanism, followed, found.noise, found.moved)
         later = _later.later(
-            found.steps, init, followed, mechanism, found.noise, neighbors, found.factor
+            *(found.steps, init, followed, mechanism, found.noise, neighbors),
+            found.factor,
+            found.everybody,
         )
         return combined("noise", [*tests, later])
 

@@ -237,3 +237,40 @@ def test_repetitions_are_found_at_any_scale_and_nothing_else():
     assert repeated == 0 and runs == 50 * 995
     again = [*rows, -3.0 * rows[7][100:120]]
     assert 10 <= _statistics.repetitions(again)[0] <= 15
+
+
+SMALL = jnp.zeros(5)
+LONG = common.poisson_gaussian(iterations=400)
+
+
+def repeating(key, period=None):
+    """Noise of its own that comes again after so many steps."""
+
+    def update(updates, step, params=None):
+        number = step if period is None else step % period
+        noise = jax.random.normal(jax.random.fold_in(key, number), updates.shape)
+        return updates + NOISE * noise, step + 1
+
+    return optax.GradientTransformation(lambda params: jnp.zeros([], int), update)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("period", "passed"), [(None, True), (10, False)])
+def test_noise_that_comes_again_is_found_in_a_small_model(period, passed):
+    """Of five parameters: a step has fewer numbers than are compared."""
+    make = functools.partial(repeating, period=period)
+    finding = audited(make, mechanism=LONG, params=SMALL)
+    found = {part.check: part for part in finding.parts[-1].parts}
+    assert found["noise of later steps, repetition"].passed is passed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fade", "passed"), [(0.0, True), (0.5, False)])
+def test_noise_that_fades_slowly_is_found_in_a_small_model(fade, passed):
+    """No step by itself has so little that it could not be chance."""
+    level = lambda step: NOISE * (1 - fade * jnp.minimum(step / 200, 1))
+    make = functools.partial(added, stddev=level)
+    finding = audited(make, mechanism=LONG, params=jnp.zeros(20))
+    assert {part.check: part.passed for part in finding.parts[-1].parts}[
+        "noise of later steps"
+    ] is passed

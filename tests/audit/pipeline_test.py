@@ -254,3 +254,49 @@ def test_each_parameter_is_compared_with_its_own_noise(factor):
         pipeline(step, init=init), checks=["sensitivity", "noise", "state"]
     )
     assert report.passed, report
+
+
+def adaptive(data_size, state, x, is_padding_example):
+    """The bound follows the share that is clipped; the noise stays at the first."""
+    (key, params), bound = state
+    key, noise_key, share_key = jax.random.split(key, 3)
+    mask = is_padding_example
+    grads = jax.vmap(jax.grad(lambda w, x: 30 * w @ x), (None, 0))(params, x)
+    norms = jnp.linalg.norm(grads, axis=1)
+    is_used = jnp.isfinite(norms) & ~mask
+    weights = jnp.where(is_used, jnp.minimum(1, bound / norms), 0)
+    total = weights @ jnp.where(jnp.isfinite(grads), grads, 0) / 10
+    share = jnp.sum(is_used & (norms > bound)) / data_size
+    share += 0.1 * jax.random.normal(share_key)
+    return (key, params - noised(noise_key, total)), bound * jnp.exp(share - 0.5)
+
+
+@pytest.mark.slow
+def test_a_bound_that_outgrows_its_noise_is_found_in_what_happens_to_all():
+    """It shrinks where nobody is in the batch."""
+    begin = lambda key: (init(key), jnp.ones([]))
+    of_all = pipeline(lambda *a, **k: adaptive(8, *a, **k), init=begin)
+    (finding,) = audit.run(of_all, checks=["noise"]).findings
+    found = {part.check: part.passed for part in finding.parts[-1].parts}
+    assert found["sensitivity of later steps"] is False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_constant", [True, False])
+def test_a_bound_that_rises_and_falls_again_is_found_at_its_highest(is_constant):
+    rises = optax.cosine_onecycle_schedule(60, peak_value=25.0, div_factor=25.0)
+    bound = 1.0 if is_constant else rises
+    clip = optax.inject_hyperparams(
+        dpadambc.clip_per_example, static_args=("normalize_by",)
+    )
+    make = lambda key: optax.chain(
+        clip(l2_clip_norm=bound, normalize_by=10),
+        dpadambc.add_dp_noise(NOISE, key=key),
+        optax.sgd(0.1),
+    )
+    of_chain = audit.Pipeline.of_chain(
+        lambda w, x: w @ x, PARAMS, (20 * X,), MECHANISM, make
+    )
+    (finding,) = audit.run(of_chain, checks=["noise"]).findings
+    found = {part.check: part.passed for part in finding.parts[-1].parts}
+    assert found["sensitivity of later steps"] is is_constant

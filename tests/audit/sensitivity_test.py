@@ -159,3 +159,19 @@ def test_refuses_bounds_and_relations_that_are_none(options, error, message):
 def test_refuses_a_batch_of_one():
     with pytest.raises(ValueError, match="Expected a batch of at least 2 examples"):
         audit.sensitivity(clipped(), PARAMS, (X[:1], jnp.ones(1)), bound=1.0)
+
+
+@pytest.mark.parametrize("is_clipped", [True, False])
+def test_tokens_with_parameters_of_zero_show_a_missing_clip(is_clipped):
+    """No two of the batch have a token twice, and no multiple of zero is larger."""
+    tokens, labels = jnp.arange(24).reshape(8, 3), jnp.arange(8) % 2
+    loss = lambda w, x, y: jnp.logaddexp(0.0, (1 - 2 * y) * w[x].sum())
+
+    def summed(params, tokens, labels, is_padding_example):
+        grads = jax.vmap(jax.grad(loss), (None, 0, 0))(params, tokens, labels)
+        norms = jnp.linalg.norm(grads, axis=1, keepdims=True)
+        grads = grads / jnp.maximum(norms, 1) if is_clipped else grads
+        return jnp.where(is_padding_example[:, None], 0, grads).sum(0)
+
+    finding = audit.sensitivity(summed, jnp.zeros(24), (tokens, labels), bound=1.0)
+    assert finding.passed is is_clipped
