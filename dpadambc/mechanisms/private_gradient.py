@@ -18,11 +18,11 @@ def _refuse_unmasked(gradients: optax.Updates, mechanism: Mechanism) -> None:
         raise ValueError(
             f"Expected is_padding_example: batches of {type(mechanism).__name__} are"
             " padded, and without the mask padding would be summed as if it were data,"
-            " got none. Give batch.is_padding_example to"
-            " update(..., is_padding_example=...), or to the gradient function if a"
-            " wrapper does not pass it on. A loader that shuffles, with batches of one"
-            " size and without padding, does not draw as this mechanism says: use a"
-            " ShuffledGaussian."
+            " got none. Give batch.is_padding_example to the gradient function, or to"
+            " update(..., is_padding_example=...); a wrapper that does not pass it on"
+            " loses it. If nothing is padded, give a mask that is all False. A loader"
+            " that shuffles, with batches of one size and no padding, does not draw as"
+            " this mechanism says: use a ShuffledGaussian."
         )
 
 
