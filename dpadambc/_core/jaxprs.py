@@ -37,17 +37,18 @@ def inner(eqn: jex.JaxprEqn) -> Iterator[jex.ClosedJaxpr]:
 
 def with_constants(program: Any, change: Callable[[Any], Any]) -> Any:
     """The same program, with its constants changed and those of all inside it."""
-    if isinstance(program, jex.ClosedJaxpr):
-        inner = with_constants(program.jaxpr, change)
-        return jex.ClosedJaxpr(inner, [*map(change, program.consts)])
-    if isinstance(program, jex.Jaxpr):
+    if isinstance(program, jex.ClosedJaxpr | jex.Jaxpr):
         eqns = [
             eqn.replace(
                 params={k: with_constants(x, change) for k, x in eqn.params.items()}
             )
             for eqn in program.eqns
         ]
-        return program.replace(eqns=eqns)
+        # The two are one class in later releases of JAX.
+        changed = closed(program).jaxpr.replace(eqns=eqns)
+        if not hasattr(program, "consts"):
+            return changed
+        return jex.ClosedJaxpr(changed, [*map(change, program.consts)])
     if type(program) in (tuple, list):
         return type(program)(with_constants(x, change) for x in program)
     return program
