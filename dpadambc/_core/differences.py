@@ -30,12 +30,8 @@ _TELLS = {
     "loss_and_optimizer": {"functions"},
     "start": {"params"},
 }
-_OF_NUMBERS = {
-    "program",
-    "loss_and_optimizer",
-    "start",
-    "functions",
-}  # where one with a name may say more
+# Where a number with a name may say more.
+_OF_NUMBERS = {"program", "loss_and_optimizer", "start", "functions"}
 
 
 def _differing(there: dict[str, Any], here: dict[str, Any]) -> dict[str, Any]:

@@ -40,7 +40,8 @@ class Pipeline:
         as losses, with the examples along axis 0; for `isolation`.
       params: the first argument of `per_example`.
       make_optimizer: of a key, returns the optimizer; for `correction`.
-      loader: of a seed, returns batches of indices; for `sampling`.
+      loader: of a seed, returns batches of indices, as many as `mechanism.iterations`;
+        for `sampling`.
       num_examples: of the data set that `loader` takes from.
 
     Example:
@@ -160,7 +161,8 @@ class Pipeline:
           mechanism: whose epsilon is claimed.
           make_optimizer: of a key, returns the chain, which takes gradients as
             `per_example_grad` makes them.
-          loader: of a seed, returns batches of indices, as your loop draws them.
+          loader: of a seed, returns batches of indices, as your loop draws them in a
+            whole run.
             Without it `sampling` is not tested: a chain does not show them.
 
         Returns:

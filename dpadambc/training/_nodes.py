@@ -176,8 +176,10 @@ def _warn_of_other_rows(
         return np.array([jnp.isfinite(x).all() for x in jax.tree.leaves(grads)])
 
     with jax.debug_nans(False):
-        before, after = are_finite(lambda x: x), are_finite(without_others)
-    if (before & ~after).any():
+        is_lost = ~are_finite(without_others)
+        if is_lost.any():  # or it was none before: to know that costs another program
+            is_lost &= are_finite(lambda x: x)
+    if is_lost.any():
         warnings.warn(
             "Expected a loss that has of a table of nodes what graphs.gather takes, got"
             " one whose gradient depends on rows that are no members of its subgraph,"

@@ -56,6 +56,8 @@ class Stop(Exception):
       <https://arxiv.org/abs/1605.08294>`_, 2016
     """
 
+    is_public = False  # also of a subclass that does not call this
+
     def __init__(self, *args: Any, is_public: bool = False):
         super().__init__(*args)
         self.is_public = is_public
