@@ -46,9 +46,10 @@ def with_constants(program: Any, change: Callable[[Any], Any]) -> Any:
         ]
         # The two are one class in later releases of JAX.
         changed = closed(program).jaxpr.replace(eqns=eqns)
-        if not hasattr(program, "consts"):
+        consts = getattr(program, "consts", None)
+        if consts is None:
             return changed
-        return jex.ClosedJaxpr(changed, [*map(change, program.consts)])
+        return jex.ClosedJaxpr(changed, [*map(change, consts)])
     if type(program) in (tuple, list):
         return type(program)(with_constants(x, change) for x in program)
     return program
