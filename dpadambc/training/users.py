@@ -5,6 +5,8 @@ row does, so the rows of a user are put into one example, whose gradient is clip
 whole.
 """
 
+import unicodedata
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -60,6 +62,27 @@ def _as_ids(user_ids: Any) -> np.ndarray:
     return ids
 
 
+def _without_spelling(name: str) -> str:
+    """What is left of a name without case, blanks, and ways to encode a letter."""
+    return "".join(unicodedata.normalize("NFKC", name).casefold().split())
+
+
+def _warn_of_spellings(ids: np.ndarray, *, stacklevel: int) -> None:
+    """Warns of two ids that differ in spelling alone: one person, and two users."""
+    seen: dict[str, str] = {}
+    for name in sorted({x for x in ids if isinstance(x, str)}):
+        other = seen.setdefault(_without_spelling(name), name)
+        if other != name:
+            warnings.warn(
+                f"user_ids has {str(other)!r} and {str(name)!r}, two users for epsilon:"
+                " one person who is both has twice the influence. Write the ids of a"
+                " person alike, as with str.strip and str.casefold, unless these are"
+                " two people.",
+                stacklevel=stacklevel + 1,
+            )
+            return
+
+
 def _rows_of_users(ids: np.ndarray, max_rows: int) -> tuple[np.ndarray, np.ndarray]:
     """The rows of each user, and which of them are padding: copies of the first."""
     order = np.argsort(ids, kind="stable")
@@ -95,6 +118,9 @@ def group_by_user(data: Any, user_ids: Any, *, max_rows: int) -> tuple[Any, ...]
         data has what is no array, such as a list or a table.
       ValueError: if there are not as many ids as rows, or none, or if some are missing.
 
+    Warns:
+      UserWarning: if ids differ in case or blanks alone.
+
     Example:
       >>> import numpy as np
       >>> from dpadambc import training
@@ -119,6 +145,7 @@ def group_by_user(data: Any, user_ids: Any, *, max_rows: int) -> tuple[Any, ...]
                 f"Expected one id for each row, at least one, got {len(ids)} ids for"
                 f" {name} of shape {column.shape}."
             )
+    _warn_of_spellings(ids, stacklevel=2)
     rows, is_padding_row = _rows_of_users(ids, max_rows)
     _grouped.remember(is_padding_row, _siblings.names_of_rows(data))
     grouped = jax.tree.map(lambda column: column[rows], data)

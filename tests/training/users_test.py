@@ -286,6 +286,24 @@ def test_ids_that_say_that_they_are_missing_are_refused(missing):
             training.group_by_user(np.zeros(3), ids, max_rows=2)
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("bo", "Bo"), ("bo", "bo "), ("al bo", "albo"), ("é", "e\u0301"), ("ß", "SS")],
+)
+def test_two_spellings_of_an_id_are_warned_of(one, other):
+    """A person who is both has rows in two examples, of which a step has the sum."""
+    for ids in ([one, "cy", other], np.array([one, "cy", other])):
+        with pytest.warns(UserWarning, match=f"{one!r}.*two users") as caught:
+            rows, _ = training.group_by_user(np.arange(3), ids, max_rows=1)
+        assert len(rows) == 3
+        assert caught[0].filename == __file__
+
+
+def test_other_ids_are_not_warned_of():
+    for ids in (["bo", "bo", "cy"], ["1", "11", "111"], [1, 11, 1]):
+        training.group_by_user(np.arange(3), ids, max_rows=1)
+
+
 @pytest.mark.parametrize("column", [np.zeros(4), np.zeros(()), np.zeros((2, 3))])
 def test_as_many_rows_as_ids(column):
     with pytest.raises(ValueError, match=r"got 3 ids for data\[1\] of shape"):
