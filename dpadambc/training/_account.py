@@ -18,6 +18,8 @@ Spent: TypeAlias = Any  # a Result, a Spending, a mechanism, or a list: see `ear
 # As `save_release` writes them, beside the parameters: the runs, and random names, of
 # the file and of those that its run was told of.
 SPENT, NAMES = "spent", "names"
+# And whether an example was all rows of a user, or null.
+OF_USERS = "examples_are_users"
 
 
 def read(found: Any) -> Spending:
@@ -71,11 +73,13 @@ class Told:
       unnamed: how many others: of a list of mechanisms, or a search, as one. On which
         data they were is not known.
       files: the names of the files among them.
+      of_users: what these say of whether an example was all rows of a user.
     """
 
     keys: frozenset[str] = frozenset()
     unnamed: int = 0
     files: frozenset[str] = frozenset()
+    of_users: frozenset[bool | None] = frozenset()
 
     def __or__(self, other: "Told") -> "Told":
         """Both together."""
@@ -83,6 +87,7 @@ class Told:
             self.keys | other.keys,
             self.unnamed + other.unnamed,
             self.files | other.files,
+            self.of_users | other.of_users,
         )
 
 
@@ -115,9 +120,10 @@ def _told_by_one(entry: Any) -> Told:
     if isinstance(entry, Mapping) and NAMES in entry:
         # A file of another process has runs of this one by their files alone.
         written = [_WRITTEN.get(name, Told()) for name in entry[NAMES]]
-        return functools.reduce(
-            operator.or_, written, Told(files=frozenset(entry[NAMES]))
+        itself = Told(
+            files=frozenset(entry[NAMES]), of_users=frozenset([entry.get(OF_USERS)])
         )
+        return functools.reduce(operator.or_, written, itself)
     return Told(unnamed=len(accounting.compose([_of_one(entry)]).runs))
 
 

@@ -69,6 +69,13 @@ def are_of_users(data: Any) -> bool:
     return bool(sources_of(data)) or _is_padded_by_copies(data)
 
 
+def are_known_of_users(data: Any) -> bool | None:
+    """The same; None of a source, and where another mask of that form comes last."""
+    if not jax.tree.leaves(data):
+        return None
+    return are_of_users(data) or (None if have_the_form(data) else False)
+
+
 def rows_of(data: Any) -> Any:
     """With rows along axis 0, where an example is all rows of a user."""
     if not are_of_users(data):

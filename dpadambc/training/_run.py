@@ -64,7 +64,9 @@ class Saved:
             found = self._checkpoints.restore(self._start, self._identity)
         began = self._start if found is None else found
         told = _account.tell(self._spent, began.sampling_key)
-        _siblings.refuse_other_units(self._runner.known_as, told.keys)
+        _siblings.check_units(
+            self._runner.known_as, told.keys, told.of_users, stacklevel=5
+        )
         if found is None:
             # From before the first step on, what gets this noise is known.
             self.save(self._start)

@@ -5,6 +5,7 @@ the epsilon of one.
 """
 
 import collections
+import warnings
 from collections.abc import Set
 from typing import Any, NamedTuple
 
@@ -24,10 +25,12 @@ class Names(NamedTuple):
     Attributes:
       own: all arrays together, and each alone.
       sources: the arrays that `group_by_user` made them of, if it did.
+      are_of_users: whether an example is all rows of a user; None if nothing tells.
     """
 
     own: Set[str]
     sources: Set[str]
+    are_of_users: bool | None
 
 
 # The key of each run, and the names of its data.
@@ -51,23 +54,42 @@ def others_on(data: Names, key: str) -> set[str]:
     return {name for name, had in _RUNS if known & (had.own | had.sources)} - {key}
 
 
-def refuse_other_units(data: Names, keys: Set[str]) -> None:
-    """Raises if a run of these keys was on rows, and this one is on their users.
+def are_of_users(key: str) -> bool | None:
+    """Whether an example of the run of this key was all rows of a user, if known."""
+    return next((had.are_of_users for name, had in _RUNS if name == key), None)
 
-    Or the other way round: no epsilon is of both.
+
+def check_units(
+    data: Names, keys: Set[str], of_files: Set[bool | None], *, stacklevel: int
+) -> None:
+    """That earlier runs had the same kind of example: rows, or all rows of a user.
+
+    Raises if a run of these keys was on rows, and this one is on their users, or the
+    other way round: no epsilon is of both. Warns if these and those of files differ in
+    kind: each user may have had one row.
     """
-    units = {"rows": "their users", "users": "their rows"}
     for name, had in _RUNS:
         of_users, of_rows = data.sources & had.own, had.sources & data.own
         if name in keys and (of_users or of_rows):
-            earlier = "rows" if of_users else "users"
+            earlier, now = ("rows", "users") if of_users else ("users", "rows")
             raise ValueError(
                 "Expected spent= of runs that have one kind of example with this one,"
-                f" got a run on {earlier} for one on {units[earlier]}: they have no"
+                f" got a run on {earlier} for one on their {now}: they have no"
                 " common epsilon, for a user of several rows is one example in one of"
                 " them and several in the other. Group the rows by user in all runs; or"
                 " give spent=(), and state each epsilon with what it is of."
             )
+    kinds = {are_of_users(key) for key in keys} | of_files
+    if data.are_of_users is not None and (not data.are_of_users) in kinds:
+        of_users, of_rows = "this run", "a run in spent="
+        if not data.are_of_users:
+            of_users, of_rows = of_rows, of_users
+        warnings.warn(
+            f"An example of {of_users} is all rows of a user, and one of {of_rows} is a"
+            " single row: a user of several rows there spends more than epsilon says."
+            " Group the rows by user in all runs, unless each user has one row there.",
+            stacklevel=stacklevel + 1,
+        )
 
 
 def names_of_rows(data: Any) -> set[str]:
@@ -80,7 +102,8 @@ def names_of_rows(data: Any) -> set[str]:
 
 def names_of(data: Any, together: str) -> Names:
     """The names of arrays, given what they are known by together."""
-    return Names({together} | alone(data), _grouped.sources_of(data))
+    own = {together} | alone(data)
+    return Names(own, _grouped.sources_of(data), _grouped.are_known_of_users(data))
 
 
 def alone(data: Any) -> set[str]:

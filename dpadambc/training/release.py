@@ -15,7 +15,7 @@ import optax
 from dpadambc._core import keys
 from dpadambc.mechanisms.accounting import Spending
 from dpadambc.training import _account, _identity, _origins, _siblings
-from dpadambc.training._account import NAMES, SPENT
+from dpadambc.training._account import NAMES, OF_USERS, SPENT
 from dpadambc.training.result import Result
 from dpadambc.training.state import TrainState, _keys_of_run, releasable
 
@@ -98,8 +98,9 @@ def save_release(path: str | pathlib.Path, result: Result) -> dict[str, Any]:
       What the file has besides the parameters, and their average if there is one. These
       are the mechanism, which names the sampling, with its public numbers and the
       neighboring relation; the steps taken, epsilon and delta; the runs that epsilon
-      covers, earlier ones included; random names, of the file and of those that `spent`
-      told of; and the version of this library.
+      covers, earlier ones included; whether an example was all rows of a user, None
+      where nothing tells; random names, of the file and of those that `spent` told of;
+      and the version of this library.
 
     Raises:
       TypeError: if it is no result of `fit`, but that of a search, say.
@@ -133,6 +134,7 @@ def save_release(path: str | pathlib.Path, result: Result) -> dict[str, Any]:
         "delta": result.target_delta,
         SPENT: result.spent.to_json(),
         NAMES: [own_name, *sorted(_account.told(result.state.sampling_key).files)],
+        OF_USERS: _siblings.are_of_users(keys.name_of(result.state.sampling_key)),
         "dtypes": {name: str(x.dtype) for name, x in arrays.items()},
         "dpadambc": importlib.metadata.version("dpadambc"),
     }

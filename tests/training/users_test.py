@@ -236,8 +236,54 @@ def test_what_users_have_spent_is_of_users():
     of_users_rows = training.with_rows(loss_fn)
     two = fit(of_users_rows, of_users(2))
     four = fit(of_users_rows, of_users(4), spent=two)
-    other = fit(loss_fn, (ROWS[:150] + 1,), spent=four)
+    x, is_padding_row = of_users(2)
+    other = fit(of_users_rows, (x + 1, is_padding_row), spent=four)
     assert two.epsilon < four.epsilon < other.epsilon
+
+
+@pytest.mark.guarantee
+def test_what_other_rows_have_spent_is_warned_of_for_users(tmp_path):
+    """Other arrays, or a file of another process: nothing tells whose rows they are."""
+    rows, users = (
+        (loss_fn, (ROWS[:150] + 1,)),
+        (training.with_rows(loss_fn), of_users(2)),
+    )
+    of = {"rows": fit(*rows), "users": fit(*users)}
+    files = {
+        name: training.save_release(tmp_path / name, result) | {"names": ["elsewhere"]}
+        for name, result in of.items()
+    }
+    assert not files["rows"]["examples_are_users"]
+    assert files["users"]["examples_are_users"]
+    for found in of, files:
+        for spent, later, said in (
+            (found["rows"], users, "one of a run in spent= is a single row"),
+            (found["users"], rows, "one of this run is a single row"),
+        ):
+            with pytest.warns(UserWarning, match=said) as caught:
+                fit(*later, spent=spent)
+            assert caught[0].filename == __file__
+        fit(*rows, spent=found["rows"])
+        fit(*users, spent=found["users"])
+
+
+class OfUsers:
+    """A source whose index is a user, or a row: nothing tells."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return (ROWS[index],)
+
+
+def test_a_source_may_be_of_users(tmp_path):
+    of_source = fit(loss_fn, OfUsers())
+    about = training.save_release(tmp_path / "x", of_source)
+    assert about["examples_are_users"] is None
+    users = fit(training.with_rows(loss_fn), of_users(2), spent=of_source)
+    fit(training.with_rows(loss_fn), of_users(2), spent=about | {"names": ["y"]})
+    fit(loss_fn, OfUsers(), spent=users)
 
 
 def test_gradients_stay_in_their_factors():
