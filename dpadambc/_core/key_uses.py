@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import core
 
-from dpadambc._core import differences, keys, marks
+from dpadambc._core import differences, keys, marks, origins
 
 _MOST_KNOWN = 2**14  # keys, the latest
 
@@ -45,6 +45,8 @@ def check_start(
 ) -> None:
     """`check`, where noise begins for parameters, if all that matters are numbers.
 
+    Warns too of parameters that an earlier run has trained.
+
     Args:
       state: the first of a run.
       params: the parameters.
@@ -54,11 +56,13 @@ def check_start(
     leaves = jax.tree.leaves(params)  # none where `optax.tree.map_params` asks
     if _IS_TOLD.get() or not leaves or not all(map(_is_known, (state, *leaves))):
         return
+    arrays = jax.tree.map(lambda x: x if _has_dtype(x) else np.asarray(x), params)
+    origins.warn_of_start(arrays, stacklevel=stacklevel)
     try:
         known = outline()
     except jax.errors.JAXTypeError:  # a hyperparameter is traced: no such run is known
         return
-    known["params"] = marks.of([x if _has_dtype(x) else np.asarray(x) for x in leaves])
+    known["params"] = marks.of(arrays)
     check(name_of(state), known, stacklevel=stacklevel + 1)
 
 

@@ -94,7 +94,8 @@ def privatize(
       * Those of `clip_per_example` and of `add_dp_noise`: every coordinate gets noise
         of the mechanism's level, on a sum whose sensitivity is the mechanism's.
       * Epsilon is that of the mechanism if batches are drawn as it says, each with its
-        mask, one for each update, and the key is of this run alone.
+        mask, one for each update, and the key is of this run alone. `init` warns of a
+        key, and of parameters, of an earlier run of this process where it sees numbers.
       * Gradients that were changed since `per_example_grad` are refused, and so are
         gradients without a padding mask where the mechanism's batches are padded, and
         a part of those that were taken together, and more examples, without a mask,

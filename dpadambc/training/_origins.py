@@ -1,83 +1,23 @@
 """Which arrays came out of a private run, so that no later run forgets what they cost.
 
 Parameters that a run has trained are a function of its data: a run that begins with
-them spends on top of it, where the data are of the same people. What runs of this
-process returned, and what `load_release` read, is known by a few numbers of each array,
-at places that depend on its size alone. Noise is added to every coordinate in every
-step, so those tell an array from where its run began, and from any other.
-
-It is a guard against forgetting, not against intent: an array that was changed since,
-or saved and read by other means in another process, is not known.
+them spends on top of it, where the data are of the same people. Known is what runs of
+this process returned, and what `load_release` read.
 """
 
-import collections
 import dataclasses
 import functools
-import hashlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from dpadambc._core import marks
+from dpadambc._core import origins
 from dpadambc.mechanisms.accounting import Spending
 from dpadambc.training import _account
 from dpadambc.training._account import Account
-
-_MOST_KNOWN = 2**18  # arrays and rounded copies, the latest
-# As models are kept and shared; by their numbers, whatever type these are in later.
-_ROUNDED = (jnp.bfloat16, np.float16)
-_LEAST_ROUNDED = 16
-
-
-def _mark(numbers: np.ndarray, size: int) -> bytes | None:
-    """What so many numbers of an array say of it; None where they are all the same."""
-    words = numbers.astype(np.float32).view(np.uint32)
-    if (words == words[0]).all():
-        return None
-    content = size.to_bytes(8, "big") + words.tobytes()
-    return hashlib.blake2b(content, digest_size=16).digest()
-
-
-def _marks_of(x: jax.Array) -> list[bytes]:
-    """What an array is known by, whatever its shape: itself, then rounded copies."""
-    if not jnp.issubdtype(x.dtype, jnp.floating) or x.size < 2:
-        return []
-    numbers = marks.sample(x)
-    # So few rounded numbers may be anybody's.
-    kinds = _ROUNDED if x.size >= _LEAST_ROUNDED else ()
-    with np.errstate(over="ignore"):
-        copies = [numbers, *(numbers.astype(kind) for kind in kinds)]
-        found = [_mark(copy, x.size) for copy in copies]
-    return [mark for mark in found if mark is not None]
-
-
-def _marks(tree: Any) -> Iterator[tuple[str, bytes]]:
-    for path, x in jax.tree_util.tree_leaves_with_path(tree):
-        for mark in _marks_of(x):
-            yield jax.tree_util.keystr(path), mark
-
-
-@dataclasses.dataclass(frozen=True)
-class _Known:
-    """What an array is of."""
-
-    text: str
-    spending: Callable[[], Spending | None]
-    key: str | None = None
-
-
-_KNOWN: collections.OrderedDict[bytes, _Known] = collections.OrderedDict()
-
-
-def _remember(mark: bytes, known: _Known) -> None:
-    _KNOWN.pop(mark, None)
-    _KNOWN[mark] = known
-    while len(_KNOWN) > _MOST_KNOWN:
-        _KNOWN.popitem(last=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +39,7 @@ class Origin:
         if not iterations:
             return
         kind = type(self.account.mechanism).__name__
-        known = _Known(
+        known = origins.Known(
             f"a run of {iterations} steps of {kind} has trained",
             functools.partial(self.account.spending, iterations),
             self.key,
@@ -109,12 +49,12 @@ class Origin:
     def remember_search(self, tree: Any, spending: Callable[[], Spending]) -> None:
         """That a search has told these; `spending` raises where it is of no runs."""
         text = "a search over hyperparameters has trained"
-        self._remember(tree, _Known(text, spending, self.key))
+        self._remember(tree, origins.Known(text, spending, self.key))
 
-    def _remember(self, tree: Any, known: _Known) -> None:
-        for _, mark in _marks(tree):
+    def _remember(self, tree: Any, known: origins.Known) -> None:
+        for _, mark in origins.marks_in(tree):
             if mark not in self.start:
-                _remember(mark, known)
+                origins.remember(mark, known)
 
     def remember_copies(self, tree: Any, iterations: int) -> None:
         """The same, of what one of several processes may ask for alone."""
@@ -128,22 +68,9 @@ def _is_here(x: jax.Array) -> bool:
 
 def remember_release(params: Any, spending: Spending | None) -> None:
     """That these parameters were read from a file of `save_release`."""
-    known = _Known("was released by a private run", lambda: spending)
-    for _, mark in _marks(params):
-        _remember(mark, known)
-
-
-def warn_of_start(params: Any, *, stacklevel: int) -> None:
-    """Warns of the first array that an earlier run of this process has made."""
-    made = ((name, _KNOWN[mark]) for name, mark in _marks(params) if mark in _KNOWN)
-    for name, known in made:
-        warnings.warn(
-            f"params{name} is what {known.text}, and the mechanism's epsilon leaves out"
-            " what that spent: state that of both, accounting.compose([...]), unless"
-            " nobody whose data it had is in these data.",
-            stacklevel=stacklevel + 1,
-        )
-        return
+    known = origins.Known("was released by a private run", lambda: spending)
+    for _, mark in origins.marks_in(params):
+        origins.remember(mark, known)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,20 +101,22 @@ class Start:
         Returns:
           The origin of what the run will return.
         """
-        marks = [(f"params{path}", mark) for path, mark in _marks(params)]
-        others = [(f"frozen{path}", mark) for path, mark in _marks(frozen)]
         constants = [jnp.asarray(x) for x in jax.tree.leaves(closed_over)]
-        name = "an array that the loss or the optimizer closes over"
-        others += [(name, mark) for _, mark in _marks(constants)]
-        found: dict[str, _Known] = {}
-        for name, mark in marks + others:
-            if mark in _KNOWN:
-                found.setdefault(name, _KNOWN[mark])  # itself before rounded copies
-        for name, known in found.items():
+        of_constants = "an array that the loss or the optimizer closes over"
+        several = [
+            *((f"params{path}", known) for path, known in origins.found(params)),
+            *((f"frozen{path}", known) for path, known in origins.found(frozen)),
+            *((of_constants, known) for _, known in origins.found(constants)),
+        ]
+        first: dict[str, origins.Known] = {}
+        for name, known in several:
+            first.setdefault(name, known)  # itself before rounded copies
+        for name, known in first.items():
             self._check(name, known, key)
-        return Origin(self.account, key, frozenset(mark for _, mark in marks))
+        marks = frozenset(mark for _, mark in origins.marks_in(params))
+        return Origin(self.account, key, marks)
 
-    def _check(self, name: str, known: _Known, key: str) -> None:
+    def _check(self, name: str, known: origins.Known, key: str) -> None:
         if not self.is_told:
             raise ValueError(
                 f"Expected spent= with the runs before this one, got none for {name},"

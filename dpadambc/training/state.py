@@ -114,6 +114,9 @@ def init_state(
 ) -> TrainState:
     """The state before the first step, for `Step`.
 
+    Warns of a key that began another run of this process, and of parameters that one
+    has trained: epsilon is of both.
+
     Args:
       params: the parameters.
       mechanism: whose noise is added.

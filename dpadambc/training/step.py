@@ -13,6 +13,7 @@ from dpadambc._core import (
     closures,
     key_uses,
     marks,
+    origins,
     precision,
     threefry,
     validate,
@@ -22,7 +23,7 @@ from dpadambc.gradients import _batched
 from dpadambc.mechanisms import _check, _names, _seam
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.mechanisms.batch import Batch
-from dpadambc.training import _data, _origins
+from dpadambc.training import _data
 from dpadambc.training._shardings import Shardings
 from dpadambc.training.state import TrainState, init_state, releasable
 
@@ -156,7 +157,7 @@ class Step:
         if not any(isinstance(x, core.Tracer) for x in jax.tree.leaves(state)):
             name, outline = key_uses.name_of(state.noise), self._outline(state)
             key_uses.check(name, outline, stacklevel=3)  # of this
-            _origins.warn_of_start(state.params, stacklevel=2)
+            origins.warn_of_start(state.params, stacklevel=2)
         return state
 
     def _outline(self, state: TrainState) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import dpadambc
 from dpadambc import graphs, training
+from dpadambc._core import origins
 from dpadambc.mechanisms import accounting, trials
 from dpadambc.training import _account, _origins, checkpoints, tuning
 from tests import common
@@ -187,7 +188,7 @@ def test_a_warm_start_must_say_what_was_spent(tmp_path):
             fit(params)
     assert fit(given[0], spent=first()).spent.runs[0].steps == 10
     # Read from a file, where this process has not run it.
-    _origins._KNOWN.clear()
+    origins._KNOWN.clear()
     assert fit(given[0]).spent.runs[0].steps == 10  # negative control
     params, _ = training.load_release(tmp_path / "x", like=START)
     with pytest.raises(ValueError, match="released by a private run"):
@@ -228,18 +229,43 @@ def test_so_must_one_whose_loss_or_optimizer_closes_over_it():
     fit(loss_fn=lambda params, x: loss_fn(params, other * x))
 
 
-def test_a_loop_of_ones_own_is_warned_of_a_start_that_was_trained():
-    step = training.Step(loss_fn, MECHANISM, ADAM)
+STARTS = {
+    "Step": lambda params, key: training.Step(loss_fn, MECHANISM, ADAM).init(
+        params, key=key
+    ),
+    "init_state": lambda params, key: training.init_state(
+        params, MECHANISM, ADAM, key=key
+    ),
+    "privatize": lambda params, key: dpadambc.privatize(MECHANISM, key=key).init(
+        params
+    ),
+    "dp_adam": lambda params, key: dpadambc.dp_adam(0.1, MECHANISM, key=key).init(
+        params
+    ),
+    "add_dp_noise": lambda params, key: dpadambc.add_dp_noise(0.1, key=key).init(
+        params
+    ),
+}
+
+
+@pytest.mark.guarantee
+@pytest.mark.parametrize("name", STARTS)
+def test_a_loop_of_ones_own_is_warned_of_a_start_that_was_trained(name):
+    start = lambda params: STARTS[name](params, training.secret_key())
     trained = fit().state.params
     told = r"params\['w'\] is what a run of 10 steps of PoissonGaussian"
     with pytest.warns(UserWarning, match=told) as caught:
-        step.init(trained, key=training.secret_key())
+        start(trained)
     assert caught[0].filename == __file__
+    assert len(caught) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        step.init(START, key=training.secret_key())
-        step.init({"w": [0.0, 1.0, 2.0], "b": 0.5}, key=training.secret_key())
-        step.init(jax.tree.map(lambda x: 0.5 * x, trained), key=training.secret_key())
+        start(START)
+        start({"w": [0.0, 1.0, 2.0], "b": 0.5})
+        start(jax.tree.map(lambda x: 0.5 * x, trained))
+        jax.eval_shape(
+            functools.partial(STARTS[name], key=training.secret_key()), trained
+        )
 
 
 def search(distribution, **options):
@@ -330,15 +356,15 @@ def test_there_are_no_false_alarms():
     fit({**left, "b": START["b"]})
     # A constant, or a single number, may be anybody's.
     anybodys = {"w": jnp.ones(50), "n": jnp.arange(9), "b": jnp.asarray(0.1)}
-    assert not list(_origins._marks(anybodys))
+    assert not list(origins.marks_in(anybodys))
 
 
 def test_what_is_known_does_not_grow_without_end(monkeypatch):
-    monkeypatch.setattr(_origins, "_MOST_KNOWN", 3)
+    monkeypatch.setattr(origins, "_MOST_KNOWN", 3)
     # The first step of Adam has one length: its results may be anybody's.
     once, sgd = common.poisson_gaussian(iterations=1), optax.sgd(0.1)
     results = [fit(mechanism=once, optimizer=sgd) for _ in range(5)]
-    assert len(_origins._KNOWN) == 3
+    assert len(origins._KNOWN) == 3
     with pytest.raises(ValueError, match="got none"):
         fit(results[-1].state.params)
 
@@ -348,7 +374,7 @@ def test_an_array_is_known_wherever_it_is():
     mesh = jax.make_mesh(
         (2, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4]
     )
-    mark_of = lambda values: _origins._marks_of(jnp.asarray(values))[0]
+    mark_of = lambda values: origins.marks_of(jnp.asarray(values))[0]
     mark = mark_of(values)
     for spec in [(), ("a",), ("b", "a"), (None, ("a", "b"))]:
         sharding = NamedSharding(mesh, PartitionSpec(*spec))
@@ -361,7 +387,7 @@ def test_an_array_is_known_wherever_it_is():
 @pytest.mark.parametrize("kind", [jnp.bfloat16, jnp.float16])
 def test_so_is_one_that_was_rounded(kind):
     start, end, other = np.random.default_rng(3).normal(size=(3, 40))
-    known = lambda x: {mark for _, mark in _origins._marks(jnp.asarray(x))}
+    known = lambda x: {mark for _, mark in origins.marks_in(jnp.asarray(x))}
     account = _account.Account(MECHANISM, DELTA)
     begins = _origins.Start(account, is_told=False)
     origin = begins.checked(jnp.asarray(start), None, [], "a key")
@@ -372,7 +398,7 @@ def test_so_is_one_that_was_rounded(kind):
         with pytest.raises(ValueError, match="10 steps .* has trained"):
             begins.checked(jnp.asarray(rounded), None, [], "another")
     for free in (start, start.astype(kind), other.astype(kind), end[:30], end + 0.1):
-        assert not known(free) & set(_origins._KNOWN)
+        assert not known(free) & set(origins._KNOWN)
         begins.checked(jnp.asarray(free), None, [], "another")
 
 
