@@ -1216,7 +1216,7 @@ SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    "inside", [jax.jit, pytest.param(jax.checkpoint, marks=SLOW), same]
+    "inside", [jax.jit, *(pytest.param(x, marks=SLOW) for x in (jax.checkpoint, same))]
 )
 def test_a15_all_rows_of_a_table_in_a_term_are_warned_of(inside):
     gather = dpadambc.graphs.gather

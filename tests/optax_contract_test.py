@@ -537,7 +537,7 @@ INITS = {
 }
 
 
-@pytest.mark.parametrize("name", MOMENTS)
+@pytest.mark.parametrize("name", common.rest_slow(MOMENTS, quick=8))
 @every_kind
 @pytest.mark.parametrize("dtype", ["float32", common.slow("bfloat16")])
 def test_moments_begin_where_those_of_adam_do(name, kind, dtype):

@@ -324,6 +324,7 @@ def test_clean_moments_are_refused_wherever_they_sit():
             diagnostics.snapshot(state, noise_stddev=STDDEV)
 
 
+@pytest.mark.slow
 def test_low_precision_moments_are_read_in_full_precision():
     key = jax.random.key(0)
     values = jax.random.normal(key, (50_000,))
@@ -531,6 +532,7 @@ def test_advice_tells_noise_from_signal():
     assert "is not that of DP-SGD" in much["direction"].sentence
 
 
+@pytest.mark.slow
 def test_advice_where_there_is_nothing_to_see():
     """One sentence alone, and no figure made of zeros or NaN."""
     silent = advice_on(state_of(0.1, noise_stddev=0.0, variance_floor=1e-8))
@@ -560,6 +562,7 @@ def test_advice_is_on_the_parameters_with_noise():
         assert found[topic].figures == pytest.approx(alone[topic].figures)
 
 
+@pytest.mark.slow
 def test_advice_sees_momentum_where_the_denominator_is_flat():
     plain = optax.ScaleByAdamState(
         jnp.int32(5_000),
@@ -580,6 +583,7 @@ def test_advice_sees_momentum_where_the_denominator_is_flat():
     assert f"at {ratio:.2g} times the rates" in sentence
 
 
+@pytest.mark.slow
 def test_advice_on_the_correction_gives_the_ratio_of_the_steps():
     found = advice_on(state_of(0.0))["correction"]
     seen = diagnostics.snapshot(state_of(0.0))
@@ -639,6 +643,7 @@ def test_advice_on_clipping_is_named_not_private(scale, expected):
         )
 
 
+@pytest.mark.slow
 def test_advice_judges_the_last_snapshot_of_a_record():
     early, late = (diagnostics.snapshot(state_of(s)) for s in (0.0, 1.0))
     record = diagnostics.stack([early, late])

@@ -267,7 +267,7 @@ def clipped_with_and_without(method, is_formed, hostile):
     return clipped(w, x), clipped(w, jnp.delete(x, 1, 0))
 
 
-@pytest.mark.parametrize("hostile", [np.nan, np.inf])
+@pytest.mark.parametrize("hostile", [np.nan, common.slow(np.inf)])
 @pytest.mark.parametrize("is_formed", [False, True])
 @pytest.mark.parametrize("method", ["factored", "vmap"])
 def test_a_broken_example_leaves_others_alone_in_a_grouped_convolution(
@@ -555,7 +555,7 @@ MUTANTS = {
 }
 
 
-@pytest.mark.parametrize("mutant", common.rest_slow(MUTANTS, quick=8))
+@pytest.mark.parametrize("mutant", common.rest_slow(MUTANTS, quick=4))
 def test_the_table_finds_a_wrong_rule(mutant, monkeypatch, x64):
     name, owner, attribute, wrong = MUTANTS[mutant]
     monkeypatch.setattr(owner, attribute, wrong)

@@ -246,6 +246,7 @@ def test_no_mass_is_lost_and_the_mean_stays(z, b):
     np.testing.assert_allclose(remove._probs * np.exp(-grid), add._probs[::-1])
 
 
+@pytest.mark.slow
 def test_epsilon_grows_with_epochs_and_falls_with_noise_and_batches():
     of = lambda **changes: mechanism(**changes).epsilon(1e-5)
     by_epochs = [of(iterations=15 * n) for n in (1, 2, 8)]
@@ -256,6 +257,7 @@ def test_epsilon_grows_with_epochs_and_falls_with_noise_and_batches():
         assert values == sorted(values) and values[0] < 0.9 * values[-1]
 
 
+@pytest.mark.slow
 def test_noise_of_any_size_has_an_epsilon():
     of = lambda z: mechanism(noise_multiplier=z, iterations=15).epsilon(1e-5)
     assert of(0.0) == np.inf

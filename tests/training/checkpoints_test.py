@@ -648,6 +648,7 @@ def test_a_sharded_run_goes_on(tmp_path, split):
     assert np.abs(whole.state.params).max() > 0.01
 
 
+@pytest.mark.slow
 def test_a_lone_damaged_checkpoint_says_that_there_is_none_before(tmp_path):
     saved = checkpoints.Checkpoints(tmp_path)
     state = training.init_state(

@@ -164,6 +164,7 @@ def test_the_best_of_several_runs_is_warned_of(tmp_path):
     training.save_release(tmp_path / "x", of_vector(spent=about))
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee
 def test_the_best_of_several_runs_after_one_on_other_people_is_warned_of(tmp_path):
     """By its key, or its file, that covers no run on these."""
@@ -212,6 +213,7 @@ def test_a_file_of_the_very_key_is_refused(tmp_path):
         fit(jnp.zeros(3), loss_of_vector, key=key, spent=about)
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee
 def test_a_run_after_a_search_is_warned_of(tmp_path):
     found = training.search(

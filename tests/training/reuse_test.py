@@ -129,13 +129,13 @@ ANOTHER_DERIVATIVE = {"loss_fn": with_gradient_of(lambda g: -g)}
             {"optimizer": optax.sgd(lambda step: 2 / (1 + step))},
             "loss_and_optimizer: another",
         ),
-        (
+        common.slow(
             {"loss_fn": lambda w, scale, x: squared(w * scale, x), "frozen": X[0]},
             {"loss_fn": lambda w, scale, x: squared(w * scale, x), "frozen": X[1]},
             "frozen: another",
         ),
         ({}, {"data": OTHER_LABEL}, "data: another"),
-        (
+        common.slow(
             {"made": mechanism(noise_multiplier=lambda t: jnp.where(t < 1, 5.0, 5.0))},
             {"made": mechanism(noise_multiplier=lambda t: jnp.where(t < 1, 5.0, 9.0))},
             "noise: another",
@@ -190,13 +190,19 @@ def search(
 @pytest.mark.parametrize(
     ("first", "changes", "said"),
     [
-        ({}, {"candidates": (0.1, 0.3)}, r"candidates: \(0\.1, 0\.2\) there"),
-        ({}, {"data": OTHER_LABEL}, "data: another"),
+        common.slow(
+            {}, {"candidates": (0.1, 0.3)}, r"candidates: \(0\.1, 0\.2\) there"
+        ),
+        common.slow({}, {"data": OTHER_LABEL}, "data: another"),
         (OWN_DERIVATIVE, ANOTHER_DERIVATIVE, "derivatives: another"),
         ({"score": noisy()}, {"score": noisy(squared)}, "score: another"),
-        ({"score": noisy()}, {"score": noisy(noise_multiplier=3.0)}, "9.0 40.0 there"),
-        ({"score": noisy()}, {}, "scored_by: NoisyScore.* there, PublicScore here"),
-        ({}, {"made": mechanism(iterations=2)}, "steps: 1 there, 2 here"),
+        common.slow(
+            {"score": noisy()}, {"score": noisy(noise_multiplier=3.0)}, "9.0 40.0 there"
+        ),
+        common.slow(
+            {"score": noisy()}, {}, "scored_by: NoisyScore.* there, PublicScore here"
+        ),
+        common.slow({}, {"made": mechanism(iterations=2)}, "steps: 1 there, 2 here"),
         (
             {"made": mechanism(noise_multiplier=lambda t: jnp.where(t < 1, 5.0, 5.0))},
             {"made": mechanism(noise_multiplier=lambda t: jnp.where(t < 1, 5.0, 9.0))},

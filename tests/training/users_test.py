@@ -154,6 +154,7 @@ def test_a_public_score_of_the_rows_of_users_is_refused(data, trained_on):
         search(score, trained_on)
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee
 def test_a_private_score_is_of_users_too():
     """A user with several rows would move it by several."""
@@ -201,6 +202,7 @@ def fit(loss, data, **options):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee
 def test_runs_with_other_numbers_of_rows_are_on_the_same_data(tmp_path):
     of_rows = fit(loss_fn, (ROWS,))
@@ -241,6 +243,7 @@ def test_what_users_have_spent_is_of_users():
     assert two.epsilon < four.epsilon < other.epsilon
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee
 def test_what_other_rows_have_spent_is_warned_of_for_users(tmp_path):
     """Other arrays, or a file of another process: nothing tells whose rows they are."""
