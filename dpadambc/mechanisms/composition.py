@@ -18,7 +18,7 @@ run that they are in.
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import dp_accounting
 import jax.numpy as jnp
@@ -361,14 +361,22 @@ class Spending:
         return cls(tuple(map(_Run.from_json, found)))
 
 
+class _Result(Protocol):
+    """What `training.fit` and `training.search` return, as far as it is read here."""
+
+    @property
+    def spent(self) -> Spending: ...
+
+
 def _runs_of(entry: Any) -> tuple[_Run, ...]:
+    entry = getattr(entry, "spent", entry)  # of a result
     if isinstance(entry, Spending):
         return entry.runs
     mechanism, steps = entry if _is_pair(entry) else (entry, None)
     if not isinstance(mechanism, Mechanism):
         raise TypeError(
-            "Expected a mechanism, a (mechanism, steps) or an earlier result of compose"
-            f" for each run, got {entry!r}."
+            "Expected a mechanism, a (mechanism, steps), an earlier result of compose,"
+            f" or what fit or search returned, for each run, got {entry!r}."
         )
     return (_Run.of(mechanism, steps),)
 
@@ -378,7 +386,7 @@ def _is_pair(entry: Any) -> bool:
 
 
 def compose(
-    runs: Iterable[Spending | Mechanism | tuple[Mechanism, int | None]],
+    runs: Iterable[Spending | Mechanism | tuple[Mechanism, int | None] | _Result],
 ) -> Spending:
     """What several runs on the same people's data spend together.
 
@@ -395,7 +403,9 @@ def compose(
     Args:
       runs: for each run `(mechanism, steps)`, where None stands for all
         `mechanism.iterations`; or a mechanism, for all of its steps; or what `compose`
-        returned. All are under one neighboring relation. (A `PoissonGaussian` under
+        returned; or what `training.fit` or `training.search` returned, which counts as
+        its `spent`: more steps than were taken where what was released decided when to
+        stop. All are under one neighboring relation. (A `PoissonGaussian` under
         ADD_OR_REMOVE_ONE adds the noise of one under REPLACE_ONE with half its
         `noise_multiplier`, and may be stated as that.)
 
@@ -405,7 +415,8 @@ def compose(
     Raises:
       TypeError: if a run is none of these, or steps not an int.
       ValueError: if there is no run, the neighboring relations differ, the sizes of the
-        data differ where mechanisms state them, or no accountant knows all mechanisms.
+        data differ where mechanisms state them, no accountant knows all mechanisms, or
+        a search drew the number of its trials.
 
     Example:
       >>> import dataclasses

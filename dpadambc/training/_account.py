@@ -70,9 +70,9 @@ class Told:
 
     Attributes:
       keys: the names of the keys of those that are known by them, its own excepted.
-      unnamed: how many others: of a list of mechanisms, or a search, as one. On which
-        data they were is not known.
-      files: the names of the files among them.
+      unnamed: how many others, of a list of mechanisms. On which data they were is not
+        known.
+      files: the names of the files, and of the searches, among them.
       of_users: what these say of whether an example was all rows of a user.
     """
 
@@ -93,7 +93,8 @@ class Told:
 
 # By the key of a run of this process.
 _TOLD: dict[str, Told] = {}
-# By the name of a file that this process wrote: its run, and what that was told of.
+# By the name of a search, or of a file that this process wrote: its run, and what that
+# was told of.
 _WRITTEN: dict[str, Told] = {}
 
 
@@ -111,12 +112,17 @@ def wrote(name: str, sampling_key: jax.Array) -> None:
     _WRITTEN[name] = _and_itself(sampling_key)
 
 
+def searched(name: str, key: str) -> None:
+    """That a search of this name has a key of this name."""
+    _WRITTEN[name] = Told(frozenset([key]), files=frozenset([name]))
+
+
 def _told_by_one(entry: Any) -> Told:
     state = getattr(entry, "state", None)
     if state is not None:
         return _and_itself(state.sampling_key)
     if hasattr(entry, "trials"):  # a search
-        return Told(unnamed=1)
+        return _WRITTEN.get(entry.name, Told(unnamed=1))
     if isinstance(entry, Mapping) and NAMES in entry:
         # A file of another process has runs of this one by their files alone.
         written = [_WRITTEN.get(name, Told()) for name in entry[NAMES]]

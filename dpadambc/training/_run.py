@@ -129,7 +129,7 @@ class Run:
         if counted < self.iterations:
             epsilon = account.epsilon(counted)
         by_budget = "budget" if done < account.mechanism.iterations else "iterations"
-        self.origin.remember((now.params, now.average), done)
+        self.origin.remember((now.params, now.average), counted)
         return Result(
             state=now,
             iterations=done,

@@ -75,7 +75,7 @@ def _warn_of_other_runs(result: Result) -> None:
         warnings.warn(
             f"This process has made {others} other runs on these data. The epsilon in"
             " this file does not cover them. If you release them too, state the epsilon"
-            " of all: dpadambc.mechanisms.accounting.compose([...]) of their results."
+            " of all: dpadambc.mechanisms.accounting.compose([result, ...])."
             " If you chose this run by protected data, no epsilon covers the choice:"
             " training.search makes it within its epsilon. A run that nobody saw, and"
             " that no choice came of, costs nothing.",

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import secrets
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from dpadambc.mechanisms.base import Mechanism
 from dpadambc.mechanisms.trials import Fixed, Trials
 from dpadambc.mechanisms.tuning import TunedEpsilon
 from dpadambc.training import (
+    _account,
     _checks,
     _data,
     _fingerprint,
@@ -61,6 +63,7 @@ class SearchResult(NamedTuple):
         None.
       runs: the runs that the search is made of, scores included, if their number is
         fixed; else None.
+      name: a random one, by which this process knows its data where it is `spent`.
     """
 
     best: Trial | None
@@ -70,6 +73,7 @@ class SearchResult(NamedTuple):
     trials: Trials
     told: tuple[Trial, ...] | None
     runs: Spending | None
+    name: str
 
     @property
     def spent(self) -> Spending:
@@ -327,7 +331,9 @@ def search(
     best = _best(told or scored, rng)
     models = [trial.params for trial in told or [best] if trial]
     origin.remember_search(models, functools.partial(_composed, runs))
-    return SearchResult(best, cost, target_delta, mechanism, trials, told, runs)
+    name = secrets.token_hex(8)
+    _account.searched(name, _name_of(key))
+    return SearchResult(best, cost, target_delta, mechanism, trials, told, runs, name)
 
 
 def _origin_of(

@@ -237,18 +237,27 @@ def test_a_run_after_a_search_is_warned_of(tmp_path):
         training.save_release(tmp_path / "x", of_vector(spent=found))
 
 
-def search(**options):
+@pytest.mark.slow
+@pytest.mark.guarantee
+def test_the_better_of_two_runs_after_a_search_on_other_people_is_warned_of(tmp_path):
+    found = search(data=(X - 1,), trials=trials.Fixed(2))
+    of_vector()
+    with pytest.warns(UserWarning, match=OTHERS.format(1)):
+        about = training.save_release(tmp_path / "x", of_vector(spent=found))
+    assert found.name in about["names"]
+
+
+def search(data=(X,), **options):
     return training.search(
         loss_of_vector,
         jnp.zeros(3),
-        (X,),
+        data,
         MECHANISM,
         optax.adam,
         [0.1, 0.2],
-        trials=trials.Geometric(2),
         score=training.PublicScore(lambda w, x: -loss_of_vector(w, x), (X[:50] + 1,)),
         target_delta=1e-5,
-        **{"key": training.secret_key()} | options,
+        **{"key": training.secret_key(), "trials": trials.Geometric(2)} | options,
     )
 
 

@@ -323,6 +323,28 @@ def test_one_that_says_less_than_was_spent_is_warned_of():
         fit(second.state.params, spent=[(OTHER, 6), (MECHANISM, 10)])
 
 
+@pytest.mark.guarantee
+def test_the_steps_before_a_stop_are_too_few_and_warned_of():
+    """As the epsilon of that run is of all steps that it might have taken."""
+
+    def stop(progress):
+        if progress.iterations == 4:
+            raise training.Stop
+
+    stopped = fit(callback=stop)
+    with pytest.warns(UserWarning, match="spent= does not have all of that"):
+        fit(stopped.state.params, spent=[(MECHANISM, stopped.iterations)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        told = fit(stopped.state.params, spent=stopped)
+        public = fit(callback=stop_after(4))
+        fit(public.state.params, spent=[(MECHANISM, 4)])
+    # Results compose as they are.
+    both = accounting.compose([stopped, public])
+    assert both == accounting.compose([(MECHANISM, 10), (MECHANISM, 4)])
+    assert told.spent == accounting.compose([stopped, (MECHANISM, 10)])
+
+
 def test_the_key_of_the_run_before_would_repeat_its_noise():
     key = jax.random.key(7)
     result = fit(key=key)

@@ -270,6 +270,35 @@ def test_what_other_rows_have_spent_is_warned_of_for_users(tmp_path):
         fit(*users, spent=found["users"])
 
 
+def searched(loss_fn, data):
+    public = jax.tree.map(lambda x: x + (x.dtype != bool), data)
+    return training.search(
+        loss_fn,
+        jnp.zeros(3, np.float32),
+        data,
+        common.poisson_gaussian(iterations=2),
+        optax.sgd,
+        [0.1, 0.2],
+        trials=trials.Fixed(2),
+        score=training.PublicScore(lambda w, *row: loss_fn(w, *row), public),
+        key=training.secret_key(),
+        target_delta=1e-5,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.guarantee
+def test_what_a_search_on_rows_has_spent_is_refused_for_their_users():
+    rows, users = (loss_fn, (ROWS,)), (training.with_rows(loss_fn), of_users(2))
+    of_rows, of_all_users = searched(*rows), searched(*users)
+    with pytest.raises(ValueError, match="a run on rows for one on their users"):
+        fit(*users, spent=of_rows)
+    with pytest.raises(ValueError, match="a run on users for one on their rows"):
+        fit(*rows, spent=of_all_users)
+    assert fit(*users, spent=of_all_users).epsilon > of_all_users.epsilon
+    assert fit(*rows, spent=of_rows).epsilon > of_rows.epsilon
+
+
 class OfUsers:
     """A source whose index is a user, or a row: nothing tells."""
 
