@@ -1154,7 +1154,13 @@ def test_a15_a_node_in_more_terms_than_are_accounted_for_is_refused():
     ).members
     gather = lambda w, i: square(w, dpadambc.graphs.gather(X, i).sum(0))
     data = {"members": jnp.asarray(members), "of": jnp.asarray(roots)}
-    for loss in (gather, jax.checkpoint(gather), jax.jit(gather)):
+    in_cond = lambda w, i: jax.lax.cond(w[0] > 2, gather, jax.jit(gather), w, i)
+    turns = lambda i: jax.lax.while_loop(
+        lambda n: n < jnp.minimum(jnp.abs(dpadambc.graphs.gather(X, i)).sum(), 3),
+        *(lambda n: n + 1, 0),
+    )
+    in_while = lambda w, i: square(w, turns(i) * jnp.ones(len(w)))
+    for loss in (gather, jax.checkpoint(gather), jax.jit(gather), in_cond, in_while):
         of_one = lambda w, example, loss=loss: loss(w, example["members"])
         with pytest.raises(ValueError, match="at most 2 terms.*got one in 3"):
             fit(loss_fn=of_one, data=data, mechanism=of_nodes(2))
@@ -1177,8 +1183,15 @@ def test_a15_two_kinds_of_edges_are_counted_together():
         fit(loss_fn=both, data=(one, other), mechanism=of_nodes(2))
     fit(loss_fn=both, data=(one, other), mechanism=of_nodes(3))
     fit(loss_fn=both, data=(one, one), mechanism=of_nodes(2))
-    apart = lambda w, i, j: square(w, gather(X, i).sum(0) + gather(X[:9], j).sum(0))
-    fit(loss_fn=apart, data=(one, other), mechanism=of_nodes(2))
+    of_second = lambda table: (
+        lambda w, i, j: square(w, gather(X, i).sum(0) + gather(table(X), j).sum(0))
+    )
+    padded = lambda x: jnp.pad(x, ((0, 1), (0, 0)))
+    for table in (padded, lambda x: x[:9], lambda x: padded(centered(x))):
+        with pytest.raises(ValueError, match="at most 2 terms.*got one in 3"):
+            fit(loss_fn=of_second(table), data=(one, other), mechanism=of_nodes(2))
+    others = jnp.asarray(RNG.normal(size=(9, X.shape[1])), X.dtype)
+    fit(loss_fn=of_second(lambda _: others), data=(one, other), mechanism=of_nodes(2))
 
 
 WITH_GAPS = jnp.stack([jnp.arange(BATCH), jnp.full(BATCH, -1)], 1)
@@ -1239,6 +1252,21 @@ def test_a15_all_rows_of_a_table_in_a_term_are_warned_of(inside):
             assert __file__ in {warning.filename for warning in told}
     for loss in quiet:
         fit(loss_fn=inside(loss), frozen=X, **kinds)
+
+
+@pytest.mark.parametrize("kind", ["counts", common.slow("int8"), common.slow("bool")])
+def test_a15_what_nan_does_not_come_through_is_warned_of(kind):
+    """Words that are in few nodes count for more; and tables of whole numbers."""
+    gather = lambda table, i: dpadambc.graphs.gather(table, i).astype(X.dtype).sum(0)
+    weights = lambda table: jnp.log(len(X) / (1 + (table > 0).sum(0)))
+    table = {"counts": X, "int8": (4 * X).astype(jnp.int8), "bool": X > 0}[kind]
+    kinds = {"data": (OF_NEXT,), "mechanism": of_nodes(2), "frozen": table}
+    with pytest.warns(UserWarning, match="Expected a loss that has of a table of nod"):
+        fit(
+            loss_fn=lambda w, x, i: square(w, gather(x, i) * weights(x) / 8),
+            **kinds,
+        )
+    fit(loss_fn=lambda w, x, i: square(w, gather(x, i) / 8), **kinds)
 
 
 def test_a15_what_the_mean_of_all_features_did():

@@ -55,6 +55,18 @@ def with_constants(program: Any, change: Callable[[Any], Any]) -> Any:
     return program
 
 
+def constants_in(program: Any) -> list[Any]:
+    """The constants of a program and of all inside it, as `with_constants` asks."""
+    found: list[Any] = []
+
+    def note(x):
+        found.append(x)
+        return x
+
+    with_constants(program, note)
+    return found
+
+
 def is_literal(atom: Any) -> bool:
     """Whether an operand is a number written in place."""
     return isinstance(atom, jex.Literal)

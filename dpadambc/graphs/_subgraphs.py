@@ -34,14 +34,13 @@ first, by the year of the papers, say, is right where that is public of each nod
 wrong where it depends on which nodes are there, or on their labels.
 """
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc._core import jaxprs, validate
+from dpadambc._core import validate
 
 Edges = tuple[np.ndarray, np.ndarray]
 
@@ -95,53 +94,6 @@ def gather(features: jax.Array, members: jax.Array) -> jax.Array:
 def graph_members(features: jax.Array, members: jax.Array) -> jax.Array:
     """As a call of this name, by which a program shows that it is of a graph."""
     return jnp.where((members >= 0)[..., None], features[members], 0)
-
-
-def _gathers(jaxpr: Any) -> Iterator[Any]:
-    """The calls of `gather` in a program, and in those inside it."""
-    for eqn in jaxpr.eqns:
-        if eqn.params.get("name") == "graph_members":
-            yield eqn
-        else:
-            for inner in jaxprs.inner(eqn):
-                yield from _gathers(inner.jaxpr)
-
-
-def gathers(jaxpr: Any) -> bool:
-    """Whether there is a `gather` in a program, or in one inside it."""
-    return any(True for _ in _gathers(jaxpr))
-
-
-def num_nodes(jaxpr: Any) -> set[int]:
-    """How many rows the tables have that it gathers from."""
-    return {eqn.invars[0].aval.shape[0] for eqn in _gathers(jaxpr)}
-
-
-def members_of(jaxpr: Any) -> set[tuple[int, int]]:
-    """Which inputs of a program are the members of a `gather`, just as they came in.
-
-    Each with how many rows the table has that they are of.
-    """
-    return _members(jaxpr, {var: i for i, var in enumerate(jaxpr.invars)})
-
-
-def _members(jaxpr: Any, known: dict[Any, int]) -> set[tuple[int, int]]:
-    """The same, of a program inside it; `known` says which input a variable is."""
-    found = set()
-    for eqn in jaxpr.eqns:
-        inputs = [None if jaxprs.is_literal(x) else known.get(x) for x in eqn.invars]
-        if eqn.params.get("name") == "graph_members":
-            if inputs[1] is not None:
-                found.add((inputs[1], eqn.invars[0].aval.shape[0]))
-            continue
-        for inner in jaxprs.inner(eqn):
-            own = inner.jaxpr.invars
-            if len(own) == len(inputs):  # a call
-                pairs = zip(own, inputs, strict=True)
-                found |= _members(
-                    inner.jaxpr, {v: i for v, i in pairs if i is not None}
-                )
-    return found
 
 
 def most_terms(*members: np.ndarray) -> int:

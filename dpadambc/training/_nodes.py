@@ -1,5 +1,6 @@
 """Whether a loss on a graph has as many terms of each node as are accounted for."""
 
+import dataclasses
 import itertools
 import math
 import warnings
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpadambc._core import jaxprs
-from dpadambc.graphs import _subgraphs
+from dpadambc.graphs import _gathers, _subgraphs
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.training import _data
 
@@ -33,32 +34,58 @@ def check(
       data: of all examples.
       mechanism: that accounts for the terms.
     """
-    gathers = _subgraphs.gathers(traced.jaxpr)
+    gathers = _gathers.are_in(traced.jaxpr)
     _refuse_nodes(gathers, mechanism)
     _warn_of_gaps(gathers, data, mechanism)
     if not gathers or _data.is_source(data):
         return
     num_shared = len(jax.tree.leaves((params, shared)))
-    by_table = members_by_table(traced, num_shared, data)
-    _check_terms(by_table, mechanism)
-    members = list(itertools.chain(*by_table.values()))
+    several = kinds_of_nodes(traced, num_shared, data)
+    _check_terms(several, mechanism)
+    members = [x for kind in several for x in kind.members]
     if members and all(map(_data.is_here, jax.tree.leaves((params, shared, data)))):
         _warn_of_other_rows(traced, params, shared, data, members)
 
 
-def members_by_table(
-    traced: jex.ClosedJaxpr, num_shared: int, data: Any
-) -> dict[int, list[np.ndarray]]:
-    """The arrays of the data that a program gathers members by, as they are.
+@dataclasses.dataclass
+class Kind:
+    """Nodes of one kind, as far as that can be told.
 
-    By how many rows a table has: those with as many are of the same nodes.
+    Attributes:
+      num_nodes: how many rows tables of them have.
+      made_of: what tables of them are made of.
+      members: the arrays of the data that they are gathered by.
     """
+
+    num_nodes: set[int]
+    made_of: set[int | str]
+    members: list[np.ndarray]
+
+    def is_of(self, other: "Kind") -> bool:
+        """Whether both have tables of one length, or made of the same."""
+        return bool(self.num_nodes & other.num_nodes or self.made_of & other.made_of)
+
+
+def kinds_of_nodes(traced: jex.ClosedJaxpr, num_shared: int, data: Any) -> list[Kind]:
+    """The kinds of nodes of a program, gathered by arrays of the data as they are."""
     own = dict(enumerate(jax.tree.leaves(data), start=num_shared))
-    found: dict[int, list[np.ndarray]] = {}
-    for place, num_nodes in sorted(_subgraphs.members_of(traced.jaxpr)):
-        if place in own and _data.is_here(own[place]):
-            found.setdefault(num_nodes, []).append(np.asarray(own[place]))
-    return found
+    members = {
+        i: np.asarray(x)
+        for i, x in own.items()
+        if _data.is_here(x) and not jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    }
+    kinds: list[Kind] = []
+    for call in sorted(set(_gathers.in_program(traced)), key=str):
+        if call.members not in members:
+            continue
+        new = Kind({call.num_nodes}, {*call.made_of}, [members[call.members]])
+        for known in [kind for kind in kinds if kind.is_of(new)]:
+            kinds.remove(known)
+            new.num_nodes |= known.num_nodes
+            new.made_of |= known.made_of
+            new.members += known.members
+        kinds.append(new)
+    return kinds
 
 
 def check_score(
@@ -80,7 +107,7 @@ def check_score(
       scored: the examples of the score.
       is_public: whether the score is said to need no protection.
     """
-    if not _subgraphs.gathers(traced.jaxpr):
+    if not _gathers.are_in(traced.jaxpr):
         return
     if not is_public:
         raise ValueError(
@@ -88,13 +115,13 @@ def check_score(
             " several rows, and would move the score by more than one. Score nodes that"
             " need no protection, by a PublicScore."
         )
-    ours = members_by_table(traced, num_shared, scored)
-    trained = members_by_table(loss, num_shared, data)
+    ours = kinds_of_nodes(traced, num_shared, scored)
+    trained = kinds_of_nodes(loss, num_shared, data)
     common = [
         np.intersect1d(x[x >= 0], y[y >= 0])
-        for size in ours.keys() & trained.keys()
-        for x in ours[size]
-        for y in trained[size]
+        for own, other in itertools.product(ours, trained)
+        if own.num_nodes & other.num_nodes
+        for x, y in itertools.product(own.members, other.members)
     ]
     num_common = len(np.unique(np.concatenate([*common, []])))
     if num_common or not ours:
@@ -121,14 +148,14 @@ def _refuse_nodes(gathers: bool, mechanism: Mechanism) -> None:
         )
 
 
-def _check_terms(by_table: dict[int, list[np.ndarray]], mechanism: Mechanism) -> None:
+def _check_terms(kinds: list[Kind], mechanism: Mechanism) -> None:
     """Raises where a node is in more terms than the mechanism accounts for.
 
     Two kinds of edges are two arrays of members, and a node is in the terms of both.
     """
     allowed = getattr(mechanism, "max_terms", math.inf)
-    for members in by_table.values():
-        most = _subgraphs.most_terms(*members)
+    for kind in kinds:
+        most = _subgraphs.most_terms(*kind.members)
         if most > allowed:
             raise ValueError(
                 f"Expected each node in at most {allowed} terms, the max_terms of this"
@@ -136,7 +163,8 @@ def _check_terms(by_table: dict[int, list[np.ndarray]], mechanism: Mechanism) ->
                 " hold. Give max_terms=graphs.max_terms(max_memberships), which counts"
                 " the node's own term too: K of all kinds of edges together, where"
                 " there are several. Features that are public need no"
-                " graphs.gather: index them, features[members]."
+                " graphs.gather: index them, features[members]. Two kinds of nodes with"
+                " tables of one length are taken for one: give one a row of padding."
             )
 
 
@@ -150,36 +178,60 @@ def _warn_of_other_rows(
     """Warns where rows of a table that are no members' are in a gradient all the same.
 
     The mean of all features has each node in every term. What is not a number in those
-    rows is none in the gradient then either.
+    rows is none in the gradient then either; and where a count or a comparison stands
+    between, other numbers there make another gradient.
     """
     one = len(every[0]) // 2  # the first has the first node, and the last the last
     members = np.concatenate([x[one].ravel() for x in every])
-    num_nodes = _subgraphs.num_nodes(traced.jaxpr)
+    num_nodes = _gathers.num_nodes(traced.jaxpr)
     example = jax.tree.map(lambda x: jnp.asarray(x[one]), data)
     rest = jax.tree.leaves(example)
     num_inputs = len(traced.jaxpr.invars)
     if num_inputs > len(jax.tree.leaves((params, shared))) + len(rest):
         rest.append(jax.random.key(0))
 
-    def without_others(x):
-        is_table = jnp.ndim(x) and len(x) in num_nodes
-        if not is_table or not jnp.issubdtype(jnp.result_type(x), jnp.floating):
-            return x
-        is_kept = jnp.isin(jnp.arange(len(x)), members)
-        return jnp.where(is_kept.reshape(-1, *(jnp.ndim(x) - 1) * [1]), x, jnp.nan)
+    is_table = lambda x: jnp.ndim(x) and len(x) in num_nodes and _is_of_numbers(x)
 
-    def are_finite(change):
-        """Whether the gradients are, with the tables changed."""
+    def others(change):
+        """Changes the rows that are no members', where `change` has what to put."""
+
+        def changed(x):
+            put = change(x) if is_table(x) else None
+            if put is None:
+                return x
+            is_kept = jnp.isin(jnp.arange(len(x)), members)
+            return jnp.where(is_kept.reshape(-1, *(jnp.ndim(x) - 1) * [1]), x, put)
+
+        return changed
+
+    def gradient(change):
+        """A program of it, whose constants are changed."""
         loss = jex.jaxpr_as_fun(jaxprs.with_constants(traced, change))
-        of = lambda w, x: loss(*jax.tree.leaves((w, jax.tree.map(change, x))), *rest)[0]
-        grads = jax.jit(jax.grad(of))(params, shared)
-        return np.array([jnp.isfinite(x).all() for x in jax.tree.leaves(grads)])
+        of = lambda w, x: loss(*jax.tree.leaves((w, x)), *rest)[0]
+        return jax.jit(jax.grad(of))
 
+    plain = gradient(lambda x: x)
+    has_tables = any(map(is_table, jaxprs.constants_in(traced)))
+
+    def with_others(change):
+        changed = others(change)
+        of = gradient(changed) if has_tables else plain
+        grads = of(params, jax.tree.map(changed, shared))
+        return [np.asarray(x, np.float32) for x in jax.tree.leaves(grads)]
+
+    is_float = lambda x: jnp.issubdtype(jnp.result_type(x), jnp.floating)
+    first = np.max(members)  # a member's row: its numbers may be places in a table
     with jax.debug_nans(False):
-        is_lost = ~are_finite(without_others)
-        if is_lost.any():  # or it was none before: to know that costs another program
-            is_lost &= are_finite(lambda x: x)
-    if is_lost.any():
+        as_it_is = [
+            np.asarray(x, np.float32) for x in jax.tree.leaves(plain(params, shared))
+        ]
+        lost = with_others(lambda x: jnp.nan if is_float(x) else None)
+        other = with_others(lambda x: x[first] * 2 + 1 if is_float(x) else x[first])
+    depends = any(
+        np.isfinite(x).all() and not (np.isfinite(y).all() and _are_close(x, z))
+        for x, y, z in zip(as_it_is, lost, other, strict=True)
+    )
+    if depends:
         warnings.warn(
             "Expected a loss that has of a table of nodes what graphs.gather takes, got"
             " one whose gradient depends on rows that are no members of its subgraph,"
@@ -188,6 +240,16 @@ def _warn_of_other_rows(
             " is public of the table compute before, and give it as another array.",
             stacklevel=6,  # of the call of fit
         )
+
+
+def _is_of_numbers(x: Any) -> bool:
+    kinds = jnp.floating, jnp.integer, jnp.bool_
+    return any(jnp.issubdtype(jnp.result_type(x), kind) for kind in kinds)
+
+
+def _are_close(x: np.ndarray, y: np.ndarray) -> bool:
+    """Whether they differ by rounding alone."""
+    return bool(np.abs(x - y).max(initial=0) <= 1e-5 * np.abs(x).max(initial=0))
 
 
 def _warn_of_gaps(gathers: bool, data: Any, mechanism: Mechanism) -> None:
