@@ -88,6 +88,15 @@ def kinds_of_nodes(traced: jex.ClosedJaxpr, num_shared: int, data: Any) -> list[
     return kinds
 
 
+def without_members(traced: jex.ClosedJaxpr, num_shared: int, data: Any) -> Any:
+    """The arrays of the data that a program gathers nothing by; all, if it does not."""
+    members = {call.members for call in _gathers.in_program(traced)}
+    if not members:
+        return data
+    leaves = enumerate(jax.tree.leaves(data), start=num_shared)
+    return [x for place, x in leaves if place not in members]
+
+
 def check_score(
     loss: jex.ClosedJaxpr,
     traced: jex.ClosedJaxpr,
@@ -131,7 +140,8 @@ def check_score(
             f" {got} in the subgraphs that are trained on. A prediction reads the"
             " features of neighbors, and the epsilon of a search does not cover it."
             " Make the subgraphs of the score of edges between public nodes alone; and"
-            " features that are public need no graphs.gather: index them."
+            " features that are public need no graphs.gather: index them. Nodes of two"
+            " tables of one length are taken for the same: give one a row of padding."
         )
 
 

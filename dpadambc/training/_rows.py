@@ -1,9 +1,7 @@
 """Rows of the data where none should be."""
 
-import hashlib
 import math
 import warnings
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -17,37 +15,110 @@ _MOST_COPIES = 0.2  # of all rows; in census data a tenth are equal
 _BY_CHANCE = 0.1  # rows that are equal to a given one
 _AT_ONCE = 2**23  # numbers that are read
 _SAMPLED = 2**14  # rows, for how often numbers are equal
+_HARDLY_EVER = -100.0  # the logarithm of the chance that two rows are equal
+_MOST_STARTS = 1_000  # where rows that follow each other are looked for
 
 
-def _checksums(leaf: Any) -> Iterator[bytes]:
-    """A checksum of each row, as JAX has its numbers."""
-    array = np.asarray(leaf)
-    array = array.astype(jnp.result_type(leaf))
-    if np.issubdtype(array.dtype, np.number):
-        array = array + np.zeros([], array.dtype)  # no negative zero
-    for row in np.ascontiguousarray(array.reshape(len(array), -1)):
-        yield hashlib.blake2b(row.tobytes(), digest_size=16).digest()
+def _size(leaf: Any) -> int:
+    return math.prod(jnp.shape(leaf)[1:])
+
+
+def _is_bool(leaf: Any) -> bool:
+    return jnp.result_type(leaf) == jnp.bool_
+
+
+def _inputs(data: Any) -> list[tuple[str, Any]]:
+    """The arrays with the largest rows, with their paths; masks only among masks."""
+    named = jax.tree_util.tree_leaves_with_path(data)
+    arrays = [(str(p), x) for p, x in named if jnp.ndim(x) and not _is_key(x)]
+    largest = max((_size(x) for _, x in arrays), default=0)
+    inputs = [(name, x) for name, x in arrays if _size(x) == largest]
+    return [(name, x) for name, x in inputs if not _is_bool(x)] or inputs
+
+
+def _is_key(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _coarser(x: Any, y: Any) -> np.dtype:
+    """In which the numbers of both are equal, if they were before one was rounded."""
+    types = [jnp.result_type(leaf) for leaf in (x, y)]
+    floats = [t for t in types if jnp.issubdtype(t, jnp.floating)]
+    return min(floats, key=lambda t: jnp.finfo(t).bits, default=np.dtype("float32"))
+
+
+def _numbers_of(ours: list[Any], theirs: list[Any], leaf_of: list[Any]) -> np.ndarray:
+    """A number for each row of some arrays, in the coarser types of two lists."""
+    pairs = enumerate(zip(ours, theirs, leaf_of, strict=True))
+    found = [_hashes(i, leaf, _coarser(x, y)) for i, (x, y, leaf) in pairs]
+    return np.sum(found, axis=0, dtype=np.uint64)
+
+
+def _num_equal(
+    ours: list[Any], theirs: list[Any], *, are_in_order: bool = False
+) -> int:
+    """How many rows of some arrays are rows of others, and not by chance.
+
+    A row of equal numbers, such as zeros, is nobody's. `are_in_order`, rows that chance
+    may repeat count too where they follow each other as in the others.
+    """
+    is_somebodys = np.any([_varies(x) for x in ours], axis=0)
+    own, others = (_numbers_of(ours, theirs, x) for x in (ours, theirs))
+    num_pairs = len(own) * len(others)
+    log_equal = sum(map(_log_equal, theirs))
+    if log_equal + math.log(max(num_pairs, 1)) > math.log(_BY_CHANCE):
+        is_part = are_in_order and _is_part(own, others, log_equal)
+        return len(own) if is_part else 0
+    return int(np.isin(own[is_somebodys], others).sum())
+
+
+def _is_part(own: np.ndarray, others: np.ndarray, log_equal: float) -> bool:
+    """Whether these are others that follow each other, and not by chance."""
+    length = len(own)
+    by_chance = length * log_equal + math.log(len(others))
+    if length > len(others) or by_chance > math.log(_BY_CHANCE):
+        return False
+    first = np.flatnonzero(others[: len(others) - length + 1] == own[0])
+    return any(
+        np.array_equal(others[i : i + length], own) for i in first[:_MOST_STARTS]
+    )
+
+
+def _varies(leaf: Any) -> np.ndarray:
+    """Which rows have different numbers; all do that have one."""
+    rows = np.asarray(leaf).reshape(len(leaf), -1)
+    return (rows != rows[:, :1]).any(1) | (rows.shape[1] == 1)
 
 
 def num_common(ours: list[Any], data: Any) -> int:
-    """How many rows of ours are inputs: rows of the arrays with the largest ones.
+    """How many rows of one of these arrays are inputs: rows of the largest arrays.
 
-    Of the examples of users it is rows that are compared.
+    Whatever their shape is, and if they were rounded since. Of the examples of users it
+    is rows that are compared.
     """
-    leaves = jax.tree.leaves(_grouped.rows_of(data))
-    size = lambda leaf: math.prod(jnp.shape(leaf)[1:])
-    largest = max(map(size, leaves))
-    kind = lambda leaf: (jnp.shape(leaf)[1:], jnp.result_type(leaf))
-    inputs = [leaf for leaf in leaves if size(leaf) == largest]
-    kinds = set(map(kind, inputs))
-    comparable = [x for x in ours if jnp.ndim(x) and kind(x) in kinds]
-    theirs: Mapping[Any, set[bytes]] = {}
-    for leaf in inputs if comparable else []:
-        theirs.setdefault(kind(leaf), set()).update(_checksums(leaf))
-    return max(
-        (sum(row in theirs[kind(x)] for row in _checksums(x)) for x in comparable),
-        default=0,
+    inputs = [x for _, x in _inputs(_grouped.rows_of(data))]
+    pairs = [
+        (x, y)
+        for x in ours
+        if jnp.ndim(x) and len(x) and not _is_key(x)
+        for y in inputs
+        if _size(x) == _size(y) and _is_bool(x) == _is_bool(y)
+    ]
+    return max((_num_equal([x], [y]) for x, y in pairs), default=0)
+
+
+def num_common_examples(ours: Any, data: Any) -> int:
+    """The same of examples: whether one input is in the others, or all are together."""
+    ours, data = map(_grouped.rows_of, (ours, data))
+    own, others = map(dict, map(_inputs, (ours, data)))
+    is_alike = own.keys() == others.keys() and all(
+        _size(own[name]) == _size(others[name]) for name in own
     )
+    together = 0
+    if is_alike:
+        arrays = [[x[name] for name in sorted(own)] for x in (own, others)]
+        together = _num_equal(*arrays, are_in_order=True)
+    return max(together, num_common(jax.tree.leaves(ours), data))
 
 
 def _can_be_read(data: Any) -> bool:
@@ -78,7 +149,7 @@ def warn_of_copies(data: Any) -> None:
     if not _can_be_read(data):
         return
     rows = [x for x in jax.tree.leaves(data) if math.prod(jnp.shape(x)[1:])]
-    rows = [x for x in rows if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key)]
+    rows = [x for x in rows if not _is_key(x)]
     num_rows = min(map(len, rows), default=0)
     if num_rows < _LEAST_ROWS:
         return
@@ -96,14 +167,16 @@ def warn_of_copies(data: Any) -> None:
         )
 
 
-def _hashes(index: int, leaf: Any) -> np.ndarray:
+def _hashes(index: int, leaf: Any, rounded: np.dtype | None = None) -> np.ndarray:
     """A number of 64 bits for each row: random multiples of its words, added up.
 
     Those of several arrays, each with an index of its own, add up to one of all.
+    `rounded`, numbers are taken as this type has them, in float32.
     """
-    width = math.prod(jnp.shape(leaf)[1:])
-    words = np.dtype(f"u{min(leaf.dtype.itemsize, 8)}")
-    per_number = leaf.dtype.itemsize // words.itemsize
+    width = _size(leaf)
+    itemsize = leaf.dtype.itemsize if rounded is None else 4
+    words = np.dtype(f"u{min(itemsize, 8)}")
+    per_number = itemsize // words.itemsize
     factors = np.random.default_rng(index).integers(
         2**64, size=width * per_number, dtype=np.uint64
     )
@@ -113,7 +186,10 @@ def _hashes(index: int, leaf: Any) -> np.ndarray:
     found = []
     for first in range(0, len(leaf), several):
         part = leaf if several >= len(leaf) else leaf[first : first + several]
-        part = np.ascontiguousarray(part).reshape(len(part), width).view(words)
+        part = np.ascontiguousarray(part).reshape(len(part), width)
+        if rounded is not None:
+            part = part.astype(rounded).astype(np.float32) + np.float32(0)  # not -0
+        part = part.view(words)
         found.append(part.astype(np.uint64) @ factors)
     return np.concatenate(found)
 
@@ -123,11 +199,25 @@ def _are_equal_by_chance(leaves: list[Any]) -> bool:
 
     Answers of yes and no to ten questions are those of others, in a thousand.
     """
-    log_equal = math.log(len(leaves[0]))
-    for leaf in leaves:
-        sampled = np.asarray(leaf[:_SAMPLED])
-        for column in sampled.reshape(len(sampled), -1).T:
-            _, times = np.unique(column, return_counts=True)
-            pairs = np.sum(times * (times - 1)) + 1  # of equal ones, or just none
-            log_equal += math.log(pairs / len(column) ** 2)
+    log_equal = math.log(len(leaves[0])) + sum(map(_log_equal, leaves))
     return log_equal > math.log(_BY_CHANCE)
+
+
+def _log_equal(leaf: Any) -> float:
+    """The logarithm of how often two rows would be equal, column for column.
+
+    Of columns enough are looked at to know that it is hardly ever.
+    """
+    num_rows = min(_SAMPLED, max(2, _AT_ONCE // max(1, _size(leaf))))
+    sampled = np.asarray(leaf[:num_rows])
+    sampled = sampled.reshape(len(sampled), -1)
+    log_equal = 0.0
+    # Neighbors are alike in images, and the first may all be blank.
+    for place in np.random.default_rng(0).permutation(sampled.shape[1]):
+        if log_equal < _HARDLY_EVER:
+            break
+        column = sampled[:, place]
+        _, times = np.unique(column, return_counts=True)
+        pairs = np.sum(times * (times - 1)) + 1  # of equal ones, or just none
+        log_equal += math.log(pairs / len(column) ** 2)
+    return log_equal

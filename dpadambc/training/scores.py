@@ -50,8 +50,9 @@ class PublicScore:
 
     Data are public if anyone may have them, or if their people are not protected. A
     validation set of protected people is not public: see `NoisyScore`. Rows of the
-    training data are refused, in `data` and in what the function closes over. Other
-    rows of a person cannot be found.
+    training data are refused, in `data` and in what the function closes over, whatever
+    their shape is and if they were rounded since. Other rows of a person cannot be
+    found, nor rows of a few answers that chance repeats, unless all come as they are.
 
     Args:
       fn: the score of one example, of `(params, *example)`, or, in a search with
@@ -85,9 +86,15 @@ class PublicScore:
         """Raises where a row is among the training data; for `search`."""
         del mechanism
         _check_nodes(self, loss, data, arguments, is_public=True)
-        rows = jax.tree.leaves(_grouped.rows_of(self.data))
-        ours = [*rows, *_closed_over(self, arguments)]
-        found = _rows.num_common(ours, data)
+        num_shared = len(jax.tree.leaves(arguments))
+        ours, theirs = (
+            _nodes.without_members(program, num_shared, of)
+            for program, of in ((_traced(self, arguments), self.data), (loss, data))
+        )
+        found = max(
+            _rows.num_common_examples(ours, theirs),
+            _rows.num_common(_closed_over(self, arguments), theirs),
+        )
         if found:
             raise ValueError(
                 "Expected a PublicScore on examples that need no protection, got"
@@ -258,6 +265,13 @@ def _outline(score: "Score", *numbers: float) -> dict[str, str]:
     }
 
 
+def _traced(score: "Score", arguments: tuple[Any, ...]) -> jex.ClosedJaxpr:
+    """The program of the score of one example."""
+    params, shared = arguments
+    example = _data.one_example(score.data)
+    return jax.make_jaxpr(score.fn)(params, *shared, *example)
+
+
 def _check_nodes(
     score: "Score",
     loss: jex.ClosedJaxpr,
@@ -266,9 +280,7 @@ def _check_nodes(
     *,
     is_public: bool,
 ) -> None:
-    params, shared = arguments
-    example = _data.one_example(score.data)
-    traced = jax.make_jaxpr(score.fn)(params, *shared, *example)
+    traced = _traced(score, arguments)
     num_shared = len(jax.tree.leaves(arguments))
     _nodes.check_score(loss, traced, num_shared, data, score.data, is_public=is_public)
 

@@ -15,7 +15,7 @@ import scipy.stats
 import dpadambc
 from dpadambc import graphs, training
 from dpadambc.mechanisms import accounting, trials
-from dpadambc.training import tuning
+from dpadambc.training import _rows, tuning
 from tests import common
 
 X = np.random.default_rng(0).normal(size=(300, 3)).astype(np.float32)
@@ -288,6 +288,73 @@ def shuffled():
         iterations=8,
         normalize_by=50,
     )
+
+
+TOKENS = np.random.default_rng(8).integers(1, 1000, (300, 6))
+MASK = np.arange(6) < np.random.default_rng(9).integers(2, 7, (300, 1))
+COLUMNS = {
+    "age": np.random.default_rng(10).integers(18, 90, 300),
+    "income": np.random.default_rng(11).normal(size=300),
+}
+ANSWERS = np.random.default_rng(12).integers(0, 2, (300, 4)).astype(np.float32)
+IMAGES = np.random.default_rng(13).normal(size=(300, 4, 4, 1)).astype(np.float32)
+BLANK = np.r_[np.zeros((3, 4)), np.random.default_rng(14).normal(size=(3, 4))]
+
+
+def rows_of(data, which):
+    return jax.tree.map(lambda x: x[which], data)
+
+
+@pytest.mark.guarantee
+@pytest.mark.parametrize(
+    "data",
+    [
+        (TOKENS, MASK, TOKENS[:, 0] % 2),
+        (MASK[:, :2], TOKENS),
+        COLUMNS,
+        (IMAGES, TOKENS[:, 0] % 2),
+        (np.random.default_rng(15).integers(0, 2, (300, 64)) > 0,),
+        # These come from a few that many people have: known by their order.
+        (ANSWERS, ANSWERS[:, 0]),
+    ],
+    ids=["texts", "mask first", "columns", "images", "truth values", "answers"],
+)
+def test_rows_of_the_data_are_told_from_those_of_others(data):
+    ours, held_out = rows_of(data, slice(200)), rows_of(data, slice(200, 300))
+    assert _rows.num_common_examples(held_out, ours) == 0
+    some = rows_of(data, slice(150, 190))
+    assert _rows.num_common_examples(some, ours) == 40
+
+
+@pytest.mark.guarantee
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda x: x.reshape(len(x), -1),
+        lambda x: x.astype(jnp.bfloat16),
+        lambda x: x.astype(np.float64),
+        jnp.asarray,
+    ],
+)
+def test_so_are_those_in_another_form(changed):
+    for one, other in ((changed(IMAGES), IMAGES), (IMAGES, changed(IMAGES))):
+        assert _rows.num_common_examples((one[:9],), (other,)) == 9
+        assert _rows.num_common([one[:9]], (other,)) == 9
+
+
+@pytest.mark.parametrize(
+    ("public", "data"),
+    [
+        (np.array([50.0, 30.0]), COLUMNS),
+        (np.eye(4, dtype=np.float32), (np.eye(4, dtype=np.float32)[TOKENS[:, 0] % 4],)),
+        (BLANK[:4] * np.ones((4, 1)), (np.r_[BLANK[:3], BLANK[4:]],)),
+        (np.tril(np.ones((6, 6), bool)), (TOKENS, MASK)),
+        (np.zeros((2, 4)), (BLANK,)),
+    ],
+    ids=["scalars", "one-hot", "one blank row", "causal mask", "zeros"],
+)
+def test_what_may_be_anybodys_is_no_row_of_the_data(public, data):
+    assert _rows.num_common([public], data) == 0
 
 
 class Rows:
