@@ -5,6 +5,7 @@ or in every epoch, takes part without the chance of being left out.
 """
 
 import collections
+import contextlib
 import hashlib
 import json
 import warnings
@@ -24,6 +25,17 @@ _DRAWN: dict[int, set[tuple[int | None, int]]] = {}
 _ORDERED: dict[int, set[tuple[str, int]]] = {}
 # The latest states of generators that a run began with, and for how many examples.
 _BEGUN: collections.deque[tuple[str, int]] = collections.deque(maxlen=2**12)
+
+
+@contextlib.contextmanager
+def forgotten() -> Iterator[None]:
+    """Forgets with which states the runs inside began: nobody trains with them."""
+    before = list(_BEGUN)
+    try:
+        yield
+    finally:
+        _BEGUN.clear()
+        _BEGUN.extend(before)
 
 
 def check_key(key: jax.Array, batch: Batch, *, stacklevel: int) -> None:

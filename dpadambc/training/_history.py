@@ -46,18 +46,22 @@ class History:
         self._started = 0.0
         self.records: list[dict[str, Any]] = []
 
-    def goes_on_from(self, iterations: int) -> None:
-        """Keeps the records of the steps taken, and forgets those to be taken again."""
+    def goes_on_from(self, iterations: int | None) -> None:
+        """Keeps the records of the steps taken, and forgets those to be taken again.
+
+        Raises if there are records where a run is new, and goes on from None.
+        """
         self._started = time.perf_counter()
         if self._path is None:
             return
         records = _read(self._path)
-        if records and not iterations:
+        if records and iterations is None:
             raise ValueError(
                 f"Expected history_file to be new, got {str(self._path)!r}, which has"
                 " the records of another run. Remove it, or give another name."
             )
-        self.records = [r for r in records if 0 < r["iterations"] <= iterations]
+        taken = iterations or 0
+        self.records = [r for r in records if 0 < r["iterations"] <= taken]
         self._path.write_text("".join(map(_line, self.records)))
 
     def steps_until_due(self, iterations: int) -> int | None:

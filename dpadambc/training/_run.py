@@ -55,10 +55,7 @@ class Saved:
             self._identity |= _identity.of_earlier(_account.earlier(spent))
 
     def restore(self, iterations: int) -> tuple[TrainState, int | None]:
-        """The last state saved and its step; or the first state, saved."""
-        outline = self._runner.outline(self._start)
-        name = key_uses.name_of(self._start.noise)
-        key_uses.check(name, outline, stacklevel=5)  # of the call of fit
+        """The last state saved and its step; or the first state, and None."""
         found = None
         if self._checkpoints is not None:
             found = self._checkpoints.restore(self._start, self._identity)
@@ -67,9 +64,11 @@ class Saved:
         _siblings.check_units(
             self._runner.known_as, told.keys, told.of_users, stacklevel=5
         )
+        # What is refused draws nothing with its key.
+        outline = self._runner.outline(self._start)
+        name = key_uses.name_of(self._start.noise)
+        key_uses.check(name, outline, stacklevel=5)  # of the call of fit
         if found is None:
-            # From before the first step on, what gets this noise is known.
-            self.save(self._start)
             return self._start, None
         step = int(found.step)
         if step > iterations:
@@ -118,7 +117,10 @@ class Run:
         """All steps that are left, from the last checkpoint on."""
         now, resumed_from = self.saved.restore(self.iterations)
         done, stop = int(now.step), None
-        self.history.goes_on_from(done)
+        self.history.goes_on_from(resumed_from)
+        if resumed_from is None:
+            # From before the first step on, what gets this noise is known.
+            self.saved.save(now)
         _siblings.remember(self.runner.known_as, keys.name_of(now.sampling_key))
         while done < self.iterations and stop is None:
             now, done, stop = self._advance(now, done, steps_per_call)

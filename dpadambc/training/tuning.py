@@ -300,9 +300,9 @@ def search(
         "trials": str(trials),
         **score.outline,
     }
-    key_uses.check(_name_of(key), outline, stacklevel=3)  # of this
     shared = () if frozen is None else (frozen,)
     score.check(mechanism, loss, data, params, shared)
+    key_uses.check(_name_of(key), outline, stacklevel=3)  # of this
     cost = tuning.tuned_epsilon(
         _events_of(mechanism, score),
         trials,

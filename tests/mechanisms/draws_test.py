@@ -251,3 +251,13 @@ def test_nothing_else_is_told():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         draw(jax.random.key(0))
+
+
+def test_an_audit_is_no_run_that_another_draws_again():
+    loader = lambda seed: POISSON.batches(np.random.default_rng(seed), num_examples=300)
+    before = list(loader(0))
+    audit.sampling(loader, POISSON, num_examples=300)
+    list(loader(1))
+    assert len(before) == POISSON.iterations
+    with pytest.warns(UserWarning, match=GENERATOR):  # negative control
+        list(loader(0))

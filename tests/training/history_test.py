@@ -115,6 +115,25 @@ def test_records_are_written_as_lines_and_go_on_where_the_run_does(tmp_path):
     assert [r["eval"] for r in whole] == [r["eval"] for r in result.history]
 
 
+@pytest.mark.slow
+def test_a_run_that_was_killed_before_its_second_checkpoint_goes_on(tmp_path):
+    """From the first state, with the records that it had written itself forgotten."""
+
+    def kill(progress):
+        if progress.iterations == 13:
+            raise KeyboardInterrupt
+
+    path = tmp_path / "history.jsonl"
+    options = dict(eval_fn=error, eval_every=4, history_file=path)
+    saved = lambda: checkpoints.Checkpoints(tmp_path / "run", every=100)
+    with pytest.raises(KeyboardInterrupt):
+        fit(checkpoints=saved(), callback=kill, **options)
+    result = fit(checkpoints=saved(), **options)
+    assert result.resumed_from == 0
+    assert [r["iterations"] for r in result.history] == [4, 8, 12, 16, 20]
+    assert path.read_text().count("\n") == 5
+
+
 def test_a_callback_may_keep_the_best_model():
     """Its buffers are not given to the next step."""
     best = []
@@ -190,8 +209,11 @@ def test_records_of_another_run_are_not_overwritten(tmp_path):
     path = tmp_path / "history.jsonl"
     fit(history_file=path)
     before = path.read_text()
-    with pytest.raises(ValueError, match="the records of another run"):
-        fit(history_file=path)
+    saved = checkpoints.Checkpoints(tmp_path / "run")
+    # Nor is one begun, which the second call would go on with.
+    for _ in range(2):
+        with pytest.raises(ValueError, match="the records of another run"):
+            fit(history_file=path, checkpoints=saved)
     assert path.read_text() == before
     path.write_text('{"a": 1}\n')
     with pytest.raises(ValueError, match="Expected records of a run"):

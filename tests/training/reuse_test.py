@@ -225,6 +225,12 @@ def test_another_search_with_the_key_of_an_earlier_one_is_warned_of(
     assert {warning.filename for warning in caught} == {__file__}
 
 
+def test_a_search_that_was_refused_has_not_used_its_key():
+    with pytest.raises(ValueError, match="among the training data"):
+        search(score=training.PublicScore(negative, (X[:5],)))
+    search()  # its rows taken out, as it was told
+
+
 def test_a_number_in_the_loss_is_named():
     made = lambda scale: lambda w, x: scale * squared(w, x)
     fit(made(1.0))
