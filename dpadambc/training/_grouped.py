@@ -1,8 +1,8 @@
 """Which examples are all rows of a user, and of which arrays they were made.
 
 What compares rows with rows looks into such examples. All that were made together are
-known by the mask of their rows; a part of them by its form: padding comes last, and is
-a copy of the first row.
+known by the mask of their rows, with a column where all users have as many; a part of
+them by its form: padding comes last, and is a copy of the first row.
 """
 
 import collections
@@ -16,17 +16,31 @@ from dpadambc._core import marks
 from dpadambc.training import _data
 
 _MOST_KNOWN = 2**10
-# What the arrays were known by, by the mask.
+# What the arrays were known by, by the mask, and a column if need be.
 _SOURCES: collections.OrderedDict[str, set[str]] = collections.OrderedDict()
 
 
-def remember(is_padding_row: Any, sources: set[str]) -> None:
-    """That examples with this mask were made of arrays that are known by these."""
-    mask = marks.of(is_padding_row, closely=True)
-    _SOURCES.setdefault(mask, set()).update(sources)
-    _SOURCES.move_to_end(mask)
+def remember(columns: Any, is_padding_row: Any, sources: set[str]) -> None:
+    """That examples of these were made of arrays that are known by those."""
+    for name in _names(columns, is_padding_row):
+        _SOURCES.setdefault(name, set()).update(sources)
+        _SOURCES.move_to_end(name)
     while len(_SOURCES) > _MOST_KNOWN:
         _SOURCES.popitem(last=False)
+
+
+def _names(columns: Any, is_padding_row: Any) -> set[str]:
+    """By the mask alone, whatever becomes of the columns, if it tells users apart."""
+    mask = marks.of(is_padding_row, closely=True)
+    if not _data.is_here(is_padding_row):
+        return {mask}
+    rows = np.asarray(is_padding_row)
+    if (rows != rows[:1]).any():
+        return {mask}
+    # Other people may have as many rows each.
+    as_jax_has_them = lambda x: x.astype(jnp.result_type(x), copy=False)
+    arrays = map(as_jax_has_them, jax.tree.leaves(columns))
+    return {f"{mask} {marks.of(x, closely=True)}" for x in arrays}
 
 
 def have_the_form(data: Any) -> bool:
@@ -39,7 +53,8 @@ def sources_of(data: Any) -> set[str]:
     """What the arrays are known by that `group_by_user` made these of, if it did."""
     if not have_the_form(data):
         return set()
-    return _SOURCES.get(marks.of(data[-1], closely=True), set())
+    *columns, mask = data
+    return set().union(*(_SOURCES.get(x, ()) for x in _names(columns, mask)))
 
 
 def _is_key(x: Any) -> bool:

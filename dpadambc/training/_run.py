@@ -60,10 +60,10 @@ class Saved:
         if self._checkpoints is not None:
             found = self._checkpoints.restore(self._start, self._identity)
         began = self._start if found is None else found
-        told = _account.tell(self._spent, began.sampling_key)
-        _siblings.check_units(
-            self._runner.known_as, told.keys, told.of_users, stacklevel=5
-        )
+        known_as, own = self._runner.known_as, keys.name_of(began.sampling_key)
+        alike = _siblings.others_on(known_as, own)
+        told = _account.tell(self._spent, began.sampling_key, alike=alike)
+        _siblings.check_units(known_as, told.keys, told.of_users, stacklevel=5)
         # What is refused draws nothing with its key.
         outline = self._runner.outline(self._start)
         name = key_uses.name_of(self._start.noise)

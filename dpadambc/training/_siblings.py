@@ -17,6 +17,7 @@ from dpadambc._core import marks
 from dpadambc.training import _grouped
 
 _MOST_ROWS = 64  # that are looked at
+_MOST_NUMBERS = 2**22  # of an array that is known in any form
 
 
 class Names(NamedTuple):
@@ -114,7 +115,14 @@ def alone(data: Any) -> set[str]:
     """
     columns = data[:-1] if _grouped.have_the_form(data) else data
     each = [x for x in jax.tree.leaves(columns) if _tells_people_apart(x)]
-    return {marks.of(jnp.asarray(x), closely=True) for x in each}
+    return {marks.of(_as_numbers(x), closely=True) for x in each}
+
+
+def _as_numbers(x: Any) -> Any:
+    """In one form, whatever kind of numbers labels come as; what is large as it is."""
+    if x.size > _MOST_NUMBERS:
+        return jnp.asarray(x)
+    return np.asarray(x).astype(np.float32).reshape(len(x), -1)
 
 
 def _tells_people_apart(x: Any) -> bool:
@@ -125,4 +133,11 @@ def _tells_people_apart(x: Any) -> bool:
         return False
     rows = np.linspace(0, len(x) - 1, min(len(x), _MOST_ROWS)).astype(int)
     steps = np.diff(np.asarray(x[rows], np.float64), axis=0)
-    return bool((steps > 0).any() and (steps < 0).any())
+    return bool((steps > 0).any() and (steps < 0).any()) and not _repeats(x)
+
+
+def _repeats(x: Any) -> bool:
+    """Whether its first rows come again and again, as the hours of days do."""
+    rows = np.asarray(x[: 4 * _MOST_ROWS])
+    periods = range(1, min(_MOST_ROWS, len(rows) // 2) + 1)
+    return any(np.array_equal(rows[p:], rows[:-p]) for p in periods)

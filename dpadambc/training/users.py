@@ -147,8 +147,8 @@ def group_by_user(data: Any, user_ids: Any, *, max_rows: int) -> tuple[Any, ...]
             )
     _warn_of_spellings(ids, stacklevel=2)
     rows, is_padding_row = _rows_of_users(ids, max_rows)
-    _grouped.remember(is_padding_row, _siblings.names_of_rows(data))
     grouped = jax.tree.map(lambda column: column[rows], data)
+    _grouped.remember(grouped, is_padding_row, _siblings.names_of_rows(data))
     several = grouped if isinstance(grouped, tuple) else (grouped,)
     return *several, is_padding_row
 

@@ -286,13 +286,15 @@ def labeled_loss(w, x, y):
         lambda x, y, w: (x, y - x @ w),
         lambda x, y, w: (jnp.tanh(x), y),
         lambda x, y, w: (jnp.tanh(x), np.asarray(y)),
+        lambda x, y, w: (jnp.tanh(x), y.astype(jnp.float32)[:, None]),
+        lambda x, y, w: (jnp.tanh(x), y.astype(jnp.int8)),
+        lambda x, y, w: (x[:, :, None], -y),
     ],
-    ids=["what a model left", "other features", "NumPy"],
+    ids=["what a model left", "other features", "NumPy", "column", "int8", "image"],
 )
 def test_a_run_with_the_same_labels_or_features_is_warned_of(tmp_path, other):
-    run = lambda data: fit(
-        jnp.zeros(3), labeled_loss, data=data, key=training.secret_key()
-    )
+    loss = lambda w, x, y: labeled_loss(w, x.reshape(3), y.reshape(()))
+    run = lambda data: fit(jnp.zeros(3), loss, data=data, key=training.secret_key())
     first = run(LABELED)
     second = run(other(*LABELED, first.state.params))
     with pytest.warns(UserWarning, match=OTHERS.format(1)):
@@ -309,9 +311,19 @@ GRID = jnp.tile(jnp.arange(3.0), (100, 1))
         jnp.arange(100),
         np.repeat(np.arange(2), 50),
         GRID,
+        np.arange(100) % 24,
+        np.arange(100, dtype=np.float32) % 2,
         jax.random.split(jax.random.key(0), 100),
     ],
-    ids=["one weight", "numbers of rows", "sorted labels", "grid", "keys"],
+    ids=[
+        "one weight",
+        "numbers of rows",
+        "sorted labels",
+        "grid",
+        "hours",
+        "turns",
+        "keys",
+    ],
 )
 def test_what_two_data_sets_have_by_their_form_is_not(tmp_path, column):
     run = lambda x: fit(
@@ -322,6 +334,18 @@ def test_what_two_data_sets_have_by_their_form_is_not(tmp_path, column):
     )
     run(X)
     training.save_release(tmp_path / "x", run(X + 1))
+
+
+@pytest.mark.guarantee
+def test_runs_that_were_said_to_be_of_other_people_are_not_counted(tmp_path):
+    first = of_vector()
+    second = of_vector(spent=())
+    training.save_release(tmp_path / "x", second)
+    with pytest.warns(UserWarning, match=OTHERS.format(1)):  # nothing was said there
+        training.save_release(tmp_path / "x", first)
+    of_vector()
+    with pytest.warns(UserWarning, match=OTHERS.format(1)):  # that came after it
+        training.save_release(tmp_path / "x", second)
 
 
 @pytest.mark.guarantee

@@ -270,6 +270,23 @@ def test_what_other_rows_have_spent_is_warned_of_for_users(tmp_path):
         fit(*users, spent=found["users"])
 
 
+@pytest.mark.guarantee
+def test_as_many_rows_of_other_people_are_not_those_of_the_same(tmp_path):
+    """Where all have the same number, the masks of two cohorts are equal."""
+    ours, theirs = ROWS[:120], ROWS[:120] + 1
+    ids = np.repeat(np.arange(30), 4)
+    users = lambda x: training.group_by_user((x,), ids, max_rows=4)
+    loss = training.with_rows(loss_fn)
+    result = fit(loss, users(ours))
+    fit(loss_fn, (theirs,))
+    training.save_release(tmp_path / "x", result)
+    of_their_rows = fit(loss_fn, (theirs,))
+    with pytest.warns(UserWarning, match="a run in spent= is a single row"):
+        fit(loss, users(ours), spent=of_their_rows)
+    with pytest.raises(ValueError, match="a run on rows for one on their users"):
+        fit(loss, users(theirs), spent=of_their_rows)
+
+
 def searched(loss_fn, data):
     public = jax.tree.map(lambda x: x + (x.dtype != bool), data)
     return training.search(
