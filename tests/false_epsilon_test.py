@@ -881,8 +881,9 @@ def batch_normalized(w, x):
         common.slow(contrast, "No example of the first steps has a gradient"),
         (batch_normalized, "subtracts a mean over an axis of size one"),
         (lambda w, x: jnp.log(-1 - (w @ x) ** 2), "every example.* is NaN"),
+        (lambda w, x: jnp.log(w @ x), r"\d+ of \d+ examples of .* is NaN"),
     ],
-    ids=["without", "stopped", "zero", "contrast", "batch norm", "nan"],
+    ids=["without", "stopped", "zero", "contrast", "batch norm", "nan", "many nan"],
 )
 def test_a9_losses_that_teach_nothing_are_warned_of(loss, what):
     with pytest.warns(UserWarning) as caught:
@@ -894,6 +895,14 @@ def test_a9_a_loss_that_teaches_is_not():
     """Warnings are errors here. And an empty batch says nothing."""
     fit()
     fit(mechanism=mechanism(sampling_prob=1e-9, iterations=3))
+
+
+def test_a9_noise_in_another_unit_is_warned_of():
+    """The noise of a mean, in units of the clip norm, hides nobody."""
+    with pytest.warns(UserWarning, match="epsilon inf. Is the noise_multiplier, 0.00"):
+        fit(mechanism=mechanism(noise_multiplier=1e-3))
+    # Without noise nothing else is expected.
+    assert fit(mechanism=mechanism(noise_multiplier=0.0)).epsilon == np.inf
 
 
 # A10: another key for the same folder.
@@ -908,6 +917,25 @@ def test_a10_another_key_for_the_same_folder_is_refused(tmp_path):
         fit(checkpoints=saved(), key=training.secret_key())
     again = fit(checkpoints=saved())
     np.testing.assert_array_equal(again.state.params, first.state.params)
+
+
+def test_a10_fewer_steps_than_were_planned_are_warned_of(tmp_path):
+    """After a stop by what was released, the folder has the steps that were taken."""
+
+    def stop(progress):
+        if progress.iterations == 8:
+            raise training.Stop
+
+    few = mechanism(iterations=8)
+    options = dict(optimizer=optax.adam(0.1), steps_per_call=8)
+    saved = lambda: checkpoints.Checkpoints(tmp_path)
+    stopped = fit(checkpoints=saved(), callback=stop, **options)
+    with pytest.warns(UserWarning, match="to take 20 steps, and is asked for 8 now"):
+        again = fit(checkpoints=saved(), mechanism=few, **options)
+    assert stopped.iterations == again.iterations == 8
+    assert stopped.epsilon == MECHANISM.epsilon(1e-5) > again.epsilon
+    whole = fit(checkpoints=saved(), **options)
+    assert whole.iterations == 20 and whole.epsilon == stopped.epsilon
 
 
 def test_a10_a_run_begun_with_entropy_goes_on_with_its_own_key(tmp_path, caplog):

@@ -16,7 +16,7 @@ from dpadambc._core import precision
 from dpadambc.clipping import explanation
 from dpadambc.gradients import _batched
 from dpadambc.mechanisms.base import Mechanism
-from dpadambc.training import _correction, _data, _nodes
+from dpadambc.training import _correction, _data, _nodes, users
 from dpadambc.training.step import Seen, Step
 from dpadambc.transforms.noise import AddDPNoiseState
 
@@ -121,6 +121,7 @@ def loss_of(
 
     That is, not of one example alone.
     """
+    users.check_arguments(step.loss_fn, frozen is not None, step.uses_key)
     example = _data.one_example(data)
     shared = (frozen,) if step.has_frozen else ()
     key = (jax.random.key(0),) if step.uses_key else ()
@@ -141,6 +142,10 @@ def loss_of(
     return traced
 
 
+# Some examples may be broken; of so many the loss is.
+_MOST_NAN = 0.1
+
+
 @dataclasses.dataclass
 class FirstBatch:
     """Looks at the first batch that is not empty, for what was not in the program."""
@@ -149,7 +154,7 @@ class FirstBatch:
     is_done: bool = False
 
     def look(self, seen: Seen) -> None:
-        """Warns where no loss of the batch is a number, or no example has a gradient.
+        """Warns where many losses are no numbers, or no example has a gradient.
 
         The warning is *not private*: it is for whoever may see the data.
         """
@@ -159,9 +164,12 @@ class FirstBatch:
         self.is_done = bool(num_examples)
         if not num_examples:
             return
-        if num_nan == num_examples:
+        if num_nan > _MOST_NAN * num_examples:
+            how_many = f"{num_nan} of {num_examples} examples"
+            if num_nan == num_examples:
+                how_many = "every example"
             self.warn(
-                "The loss of every example of the first steps is NaN: nothing is"
+                f"The loss of {how_many} of the first steps is NaN: nothing is"
                 " learned from them, and epsilon is spent all the same.",
                 stacklevel=5,  # of the call of fit
             )

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import logging
+import warnings
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -31,8 +32,14 @@ class Checkpoints(Protocol):
         """Whether to save, having gone from so many steps to so many."""
         ...
 
-    def save(self, state: TrainState, identity: dict[str, Any]) -> None:
+    def save(
+        self, state: TrainState, identity: dict[str, Any], *, planned: int
+    ) -> None:
         """Saves all of a state, or nothing."""
+        ...
+
+    def planned(self) -> int:
+        """How many steps the run was to take that saved the last state; 0 if none."""
         ...
 
 
@@ -48,7 +55,7 @@ class Saved:
         spent: Spent,
     ):
         self._checkpoints, self._start, self._spent = checkpoints, start, spent
-        self._runner, self._key = runner, key
+        self._runner, self._key, self._planned = runner, key, 0
         self._identity: dict[str, Any] = {}
         if checkpoints is not None:
             self._identity = runner.identity(start) | _identity.of_key(key)
@@ -56,9 +63,10 @@ class Saved:
 
     def restore(self, iterations: int) -> tuple[TrainState, int | None]:
         """The last state saved and its step; or the first state, and None."""
-        found = None
+        found, self._planned = None, iterations
         if self._checkpoints is not None:
             found = self._checkpoints.restore(self._start, self._identity)
+            self._planned = max(iterations, self._checkpoints.planned())
         began = self._start if found is None else found
         known_as, own = self._runner.known_as, keys.name_of(began.sampling_key)
         alike = _siblings.others_on(known_as, own)
@@ -77,6 +85,13 @@ class Saved:
                 f" taken and paid for as many, got {iterations}. Ask for more"
                 " iterations, or a larger budget."
             )
+        if iterations < self._planned:
+            warnings.warn(
+                f"The run of the checkpoint was to take {self._planned} steps, and is"
+                f" asked for {iterations} now. Epsilon of so many holds only if nothing"
+                " that it has released decided so; else ask for as many as before.",
+                stacklevel=4,  # of the call of fit
+            )
         _LOGGER.warning(
             "Goes on from step %d of %d, from %r, with the keys that are there.",
             *(step, iterations, self._checkpoints),
@@ -90,7 +105,7 @@ class Saved:
     def save(self, state: TrainState) -> None:
         """Saves all of a state, if there is where to."""
         if self._checkpoints is not None:
-            self._checkpoints.save(state, self._identity)
+            self._checkpoints.save(state, self._identity, planned=self._planned)
 
 
 @dataclasses.dataclass

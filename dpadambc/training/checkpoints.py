@@ -158,19 +158,22 @@ class Checkpoints:
         """Whether to save, having gone from so many steps to so many."""
         return before // self._every < after // self._every
 
-    def save(self, state: TrainState, identity: dict[str, Any]) -> None:
+    def save(
+        self, state: TrainState, identity: dict[str, Any], *, planned: int = 0
+    ) -> None:
         """Saves all of a state, or nothing.
 
         Args:
           state: to be found by a later run.
           identity: what tells runs apart; see `restore`.
+          planned: how many steps the run is to take.
 
         Raises:
           OSError: if it cannot be written; the checkpoint before is as it was.
         """
         arrays = _nested(_leaves(state))
         about = {"identity": identity, "checksum": _fingerprint.of_values(arrays)}
-        about["arrays"] = _shapes(arrays)
+        about |= {"arrays": _shapes(arrays), "planned": planned}
         try:
             self._manager.save(
                 int(state.step),
@@ -184,6 +187,13 @@ class Checkpoints:
                 f"Could not save step {int(state.step)} to {self._folder}: {error}. The"
                 " checkpoint before is as it was."
             ) from error
+
+    def planned(self) -> int:
+        """How many steps the run was to take that saved the last state; 0 if none."""
+        step = self._manager.latest_step()
+        if step is None:
+            return 0
+        return self._read(step, "about", ocp.args.JsonRestore()).get("planned", 0)
 
     def restore(self, like: TrainState, identity: dict[str, Any]) -> TrainState | None:
         """The last state saved, or None where there is none.

@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+import math
 import pathlib
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +34,7 @@ from dpadambc.training._shardings import Shardings
 from dpadambc.training.result import Progress, Result
 from dpadambc.training.state import TrainState
 from dpadambc.training.step import Step
+from dpadambc.transforms import _noise_level
 
 
 def _account_of(
@@ -280,6 +283,13 @@ def fit(
     account = _account_of(mechanism, data, target_delta, spent)
     # Before the first step, since a failure here must not cost the model.
     iterations, epsilon = _planned(account, target_epsilon)
+    if math.isinf(epsilon) and not _noise_level.is_zero(mechanism.noise_multiplier):
+        warnings.warn(
+            "Expected noise that hides an example, got epsilon inf. Is the"
+            f" noise_multiplier, {mechanism.noise_multiplier}, the deviation of the"
+            " noise? It is in units of the sensitivity, and usually 0.5 or more.",
+            stacklevel=2,
+        )
     history = History(eval_fn, eval_every, history_file)
     step = Step(
         loss_fn,

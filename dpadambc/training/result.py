@@ -116,6 +116,9 @@ class Progress:
     def epsilon(self) -> float:
         """What the steps so far spend, earlier runs that `fit` was told of included.
 
+        It is not that of a snapshot which was chosen by what later steps released: such
+        a choice is made of all steps, and spends what they do.
+
         It takes the accountant a second or so.
         """
         return self._account.epsilon(self.iterations)

@@ -5,8 +5,10 @@ row does, so the rows of a user are put into one example, whose gradient is clip
 whole.
 """
 
+import inspect
 import unicodedata
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +21,9 @@ from dpadambc.training import _grouped, _siblings
 
 Loss = Callable[..., jax.Array]
 
+
+# Of a loss of `with_rows`: has_frozen and uses_key.
+_TAKE: weakref.WeakKeyDictionary[Loss, tuple[bool, bool]] = weakref.WeakKeyDictionary()
 
 # As what is missing is written, where a column becomes text.
 _MISSING = {"", "nan", "none", "null", "nat", "<na>", "na"}
@@ -207,4 +212,19 @@ def with_rows(
         used = jnp.where(is_padding_row, 0, losses)
         return used.sum() / (~is_padding_row).sum()
 
+    _TAKE[mean] = has_frozen, uses_key
     return mean
+
+
+def check_arguments(loss_fn: Loss, has_frozen: bool, uses_key: bool) -> None:
+    """Raises if a loss of `with_rows` would take what is frozen for rows of a user."""
+    if not inspect.isfunction(loss_fn):  # others may have no hash
+        return
+    takes = _TAKE.get(loss_fn, (has_frozen, uses_key))
+    if takes != (has_frozen, uses_key):
+        got = f"has_frozen={takes[0]}, uses_key={takes[1]}"
+        raise ValueError(
+            f"Expected with_rows(loss_fn, has_frozen={has_frozen},"
+            f" uses_key={uses_key}), as fit is given frozen= and uses_key=, got {got}:"
+            " the loss would take one argument for another."
+        )

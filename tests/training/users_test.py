@@ -316,6 +316,23 @@ def test_what_a_search_on_rows_has_spent_is_refused_for_their_users():
     assert fit(*rows, spent=of_rows).epsilon > of_rows.epsilon
 
 
+@pytest.mark.guarantee
+def test_what_the_loss_of_a_row_takes_is_what_fit_gives():
+    """A user has three rows, and so has what is frozen: it is taken for them."""
+    frozen = jnp.arange(9.0).reshape(3, 3)
+    loss = lambda w, frozen, x: jnp.vdot(w, frozen[0] * x)
+    data = of_users(3)
+    right = training.with_rows(loss, has_frozen=True)
+    fit(right, data, frozen=frozen)
+    with pytest.raises(ValueError, match=r"has_frozen=True, uses_key=False.*got has_f"):
+        fit(training.with_rows(loss), data, frozen=frozen)
+    with pytest.raises(ValueError, match="uses_key=True.*got has_frozen=False, uses_k"):
+        fit(training.with_rows(loss_fn), data, uses_key=True)
+    # Negative control: there is a number all the same.
+    arguments = jnp.ones(3), frozen, *(x[0] for x in data)
+    assert abs(training.with_rows(loss)(*arguments) - right(*arguments)) > 0.1
+
+
 class OfUsers:
     """A source whose index is a user, or a row: nothing tells."""
 
