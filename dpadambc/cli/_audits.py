@@ -14,6 +14,8 @@ def _pipeline(factory: str) -> Pipeline:
     module, _, name = factory.partition(":")
     if not name:
         raise ValueError(f"Expected MODULE:FACTORY, got {factory!r}.")
+    if module.endswith(".py"):
+        raise ValueError(f"Expected the name of a module, without .py, got {module!r}.")
     sys.path.insert(0, os.getcwd())
     try:
         made = getattr(importlib.import_module(module), name)()

@@ -181,9 +181,12 @@ def _batch_size(batches: Sequence[Any]) -> int:
     sizes = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(batches):
         if jnp.ndim(leaf) == 0:
+            is_key = jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
+            got = "a key" if is_key else "a scalar"
+            advice = " Name the argument of a key by prng_argnum." if is_key else ""
             raise ValueError(
                 "Expected every array of the batch to have examples along axis 0, got"
-                f" a scalar at batch{jax.tree_util.keystr(path)}."
+                f" {got} at batch{jax.tree_util.keystr(path)}.{advice}"
             )
         sizes.setdefault(jnp.shape(leaf)[0], jax.tree_util.keystr(path))
     if len(sizes) != 1:

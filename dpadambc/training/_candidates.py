@@ -72,3 +72,10 @@ def made(make_optimizer: Callable[..., Any], candidate: Any) -> Any:
             " multiply it: lambda step: learning_rate * schedule(step)."
         )
         raise
+    except TypeError as error:
+        if isinstance(candidate, dict):
+            error.add_note(
+                "A candidate that is a dictionary is given by name:"
+                f" make_optimizer({', '.join(f'{name}=...' for name in candidate)})."
+            )
+        raise

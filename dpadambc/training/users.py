@@ -49,20 +49,21 @@ def _as_ids(user_ids: Any) -> np.ndarray:
     is_column = hasattr(user_ids, "dtype")
     # NumPy would make text of a list with some text in it.
     ids = np.asarray(user_ids) if is_column else np.asarray(user_ids, object)
-    several = ids.dtype == object or ids.dtype.kind == "U"
+    several = ids.dtype == object or ids.dtype.kind in "UT"  # text, also of NumPy 2
     kinds = set(map(_kind, ids.ravel())) if several else {_kind(ids.dtype.type())}
     if ids.ndim != 1 or (len(ids) and kinds not in ({"int"}, {"str"})):
         raise TypeError(
             "Expected user_ids to be whole numbers or strings, one for each row, got"
             f" shape {ids.shape} and {' and '.join(sorted(kinds))}. Leave out the rows"
-            " of which the user is not known."
+            " of which the user is not known, and decode bytes."
         )
     missing = {x for x in ids if x.lower() in _MISSING} if kinds == {"str"} else set()
     if missing:
         raise ValueError(
             f"Expected an id for each row, got {sorted(missing)}, as what is missing is"
             " written. Leave out the rows of which the user is not known: they would be"
-            " those of one user, whom several people are."
+            " those of one user, whom several people are. Write it otherwise if it is"
+            " the id of one."
         )
     return ids
 

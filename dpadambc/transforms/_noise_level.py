@@ -18,6 +18,11 @@ NoiseStddev = Any  # a number, an optax.Schedule, or a tree prefix with such lea
 
 def check(noise_stddev: NoiseStddev) -> None:
     """Raises unless every number is non-negative, finite and of full precision."""
+    if hasattr(noise_stddev, "noise_stddev"):
+        raise TypeError(
+            "Expected noise_stddev to be a number, got a mechanism. Give its"
+            " noise_stddev, mechanism.noise_stddev."
+        )
     for level in jax.tree.leaves(noise_stddev, is_leaf=lambda x: x is None):
         if not callable(level):
             validate.non_negative(noise_stddev=level)

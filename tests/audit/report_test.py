@@ -102,6 +102,7 @@ def test_the_command_exits_with_what_was_found(module, capsys):
     [
         ("own_training", "Expected MODULE:FACTORY"),
         ("own_training:nothing", "Expected a function 'nothing' in 'own_training'"),
+        ("own_training.py:sound", "the name of a module, without .py"),
         ("no_such_module:f", "Expected a function 'f' in 'no_such_module'"),
         ("own_training:something_else", "to return a dpadambc.audit.Pipeline, got 3"),
     ],

@@ -431,6 +431,7 @@ def test_refuses_batches_of_different_sizes():
 def test_refuses_a_scalar_for_a_batch_and_no_batch_at_all():
     fun = grad_fn_of(lambda w, x: w * x)
     refusal(ValueError, "got a scalar at batch", fun, 1.0, 2.0)
+    refusal(ValueError, "got a key at .* by prng_argnum", fun, 1.0, jax.random.key(0))
     refusal(ValueError, "got no arrays", grad_fn_of(lambda w: w), 1.0)
 
 

@@ -379,6 +379,10 @@ def test_fit_takes_what_it_gives_of_a_dictionary():
         (np.ma.array([1, 2, 3], mask=[0, 0, 1]), "MaskedArray"),
         (jnp.arange(3), "got ArrayImpl"),
         (np.array([b"a", b"b", b"c"]), "bytes"),
+        (
+            np.array(["a", np.nan, "b"], np.dtypes.StringDType(na_object=np.nan)),
+            "float and str",
+        ),
         (["a", None, "b"], "NoneType and str"),
         (np.array([1, "a", 2], dtype=object), "int and str"),
         ([[1], [2], [3]], r"shape \(3, 1\)"),

@@ -11,6 +11,7 @@ import pytest
 import scipy.stats
 
 import dpadambc
+from tests import common
 
 pytestmark = pytest.mark.guarantee
 
@@ -198,6 +199,13 @@ def test_refuses_what_is_not_one_typed_key(key, error):
 def test_refuses_a_level_that_is_no_standard_deviation(bad):
     with pytest.raises(ValueError, match="noise_stddev to be non-negative and finite"):
         dpadambc.add_dp_noise(bad, key=jax.random.key(0))
+
+
+def test_refuses_a_mechanism_for_its_level():
+    with pytest.raises(
+        TypeError, match=r"got a mechanism. Give .* mechanism\.noise_st"
+    ):
+        dpadambc.adam_bc(0.1, common.poisson_gaussian())
 
 
 @pytest.mark.parametrize("bad", ["0.1", None, jnp.ones(2)])
