@@ -44,7 +44,7 @@ def _coarser(x: Any, y: Any) -> np.dtype:
     """In which the numbers of both are equal, if they were before one was rounded."""
     types = [jnp.result_type(leaf) for leaf in (x, y)]
     floats = [t for t in types if jnp.issubdtype(t, jnp.floating)]
-    return min(floats, key=lambda t: jnp.finfo(t).bits, default=np.dtype("float32"))
+    return min(floats, key=lambda t: jnp.finfo(t).bits, default=np.dtype("int64"))
 
 
 def _numbers_of(ours: list[Any], theirs: list[Any], leaf_of: list[Any]) -> np.ndarray:
@@ -62,13 +62,15 @@ def _num_equal(
     A row of equal numbers, such as zeros, is nobody's. `are_in_order`, rows that chance
     may repeat count too where they follow each other as in the others.
     """
-    is_somebodys = np.any([_varies(x) for x in ours], axis=0)
-    own, others = (_numbers_of(ours, theirs, x) for x in (ours, theirs))
-    num_pairs = len(own) * len(others)
     log_equal = sum(map(_log_equal, theirs))
-    if log_equal + math.log(max(num_pairs, 1)) > math.log(_BY_CHANCE):
-        is_part = are_in_order and _is_part(own, others, log_equal)
-        return len(own) if is_part else 0
+    num_pairs = len(ours[0]) * len(theirs[0])
+    is_chance = log_equal + math.log(max(num_pairs, 1)) > math.log(_BY_CHANCE)
+    if is_chance and not are_in_order:
+        return 0
+    own, others = (_numbers_of(ours, theirs, x) for x in (ours, theirs))
+    if is_chance:
+        return len(own) if _is_part(own, others, log_equal) else 0
+    is_somebodys = np.any([_varies(x) for x in ours], axis=0)
     return int(np.isin(own[is_somebodys], others).sum())
 
 
@@ -171,10 +173,12 @@ def _hashes(index: int, leaf: Any, rounded: np.dtype | None = None) -> np.ndarra
     """A number of 64 bits for each row: random multiples of its words, added up.
 
     Those of several arrays, each with an index of its own, add up to one of all.
-    `rounded`, numbers are taken as this type has them, in float32.
+    `rounded`, numbers are taken as this type has them: whole, or in float32.
     """
     width = _size(leaf)
-    itemsize = leaf.dtype.itemsize if rounded is None else 4
+    itemsize = leaf.dtype.itemsize
+    if rounded is not None:
+        itemsize = 8 if rounded == np.int64 else 4
     words = np.dtype(f"u{min(itemsize, 8)}")
     per_number = itemsize // words.itemsize
     factors = np.random.default_rng(index).integers(
@@ -188,10 +192,18 @@ def _hashes(index: int, leaf: Any, rounded: np.dtype | None = None) -> np.ndarra
         part = leaf if several >= len(leaf) else leaf[first : first + several]
         part = np.ascontiguousarray(part).reshape(len(part), width)
         if rounded is not None:
-            part = part.astype(rounded).astype(np.float32) + np.float32(0)  # not -0
+            part = _rounded(part, rounded)
         part = part.view(words)
         found.append(part.astype(np.uint64) @ factors)
     return np.concatenate(found)
+
+
+def _rounded(numbers: np.ndarray, kind: np.dtype) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        found = numbers.astype(kind)
+        if found.dtype == np.int64:
+            return found
+        return found.astype(np.float32) + np.float32(0)  # without negative zeros
 
 
 def _are_equal_by_chance(leaves: list[Any]) -> bool:

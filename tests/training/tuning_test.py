@@ -316,8 +316,13 @@ def rows_of(data, which):
         (np.random.default_rng(15).integers(0, 2, (300, 64)) > 0,),
         # These come from a few that many people have: known by their order.
         (ANSWERS, ANSWERS[:, 0]),
+        # In float32 each is the next.
+        (2**25 + 2 * np.arange(600).reshape(300, 2) // 2,),
     ],
-    ids=["texts", "mask first", "columns", "images", "truth values", "answers"],
+    ids=[
+        *("texts", "mask first", "columns", "images", "truth values", "answers"),
+        "large numbers",
+    ],
 )
 def test_rows_of_the_data_are_told_from_those_of_others(data):
     ours, held_out = rows_of(data, slice(200)), rows_of(data, slice(200, 300))
