@@ -330,6 +330,7 @@ def _by_the_audit(mechanism):
     return state.params
 
 
+@pytest.mark.filterwarnings("ignore:Expected noise that hides an example")
 @pytest.mark.parametrize("run", [_by_fit, _by_a_chain, _by_the_audit])
 def test_all_who_clip_for_a_mechanism_use_its_rule(run):
     # Three steps of the mean of gradients of length C.
@@ -344,6 +345,7 @@ def test_all_who_clip_for_a_mechanism_use_its_rule(run):
     assert not np.allclose(usual, found, atol=1e-2)
 
 
+@pytest.mark.filterwarnings("ignore:Expected noise that hides an example")
 def test_a_search_uses_the_rule():
     result = training.search(
         LOSS,
