@@ -121,7 +121,7 @@ def loss_of(
 
     That is, not of one example alone.
     """
-    users.check_arguments(step.loss_fn, frozen is not None, step.uses_key)
+    users._check_arguments(step.loss_fn, frozen is not None, step.uses_key)
     example = _data.one_example(data)
     shared = (frozen,) if step.has_frozen else ()
     key = (jax.random.key(0),) if step.uses_key else ()

@@ -102,10 +102,14 @@ class Saved:
         """Whether to save, having gone from so many steps to so many."""
         return self._checkpoints is not None and self._checkpoints.is_due(before, after)
 
-    def save(self, state: TrainState) -> None:
-        """Saves all of a state, if there is where to."""
+    def save(self, state: TrainState, *, is_last: bool = False) -> None:
+        """Saves all of a state, if there is where to.
+
+        It is the last if what is public decided so: no more steps are planned then.
+        """
+        planned = int(state.step) if is_last else self._planned
         if self._checkpoints is not None:
-            self._checkpoints.save(state, self._identity, planned=self._planned)
+            self._checkpoints.save(state, self._identity, planned=planned)
 
 
 @dataclasses.dataclass
@@ -173,7 +177,7 @@ class Run:
             self.saved.save(now)
         stop = self._tell(Progress(now, seen, self, done), is_last)
         if stop is not None and not is_saved:
-            self.saved.save(now)
+            self.saved.save(now, is_last=stop.is_public)
         return now, done, stop
 
     def _tell(self, progress: Progress, is_last: bool) -> Stop | None:

@@ -217,7 +217,7 @@ def with_rows(
     return mean
 
 
-def check_arguments(loss_fn: Loss, has_frozen: bool, uses_key: bool) -> None:
+def _check_arguments(loss_fn: Loss, has_frozen: bool, uses_key: bool) -> None:
     """Raises if a loss of `with_rows` would take what is frozen for rows of a user."""
     if not inspect.isfunction(loss_fn):  # others may have no hash
         return

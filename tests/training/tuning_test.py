@@ -152,6 +152,7 @@ def test_of_a_random_number_the_best_alone_is_told():
     assert found.told is found.runs is None
     assert found._fields == (
         *("best", "cost", "target_delta", "mechanism", "trials", "told", "runs"),
+        "name",
     )
     assert found.trials == distribution
     # The epsilon is that of the distribution, whatever was drawn from it.
