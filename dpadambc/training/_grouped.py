@@ -22,8 +22,10 @@ _SOURCES: collections.OrderedDict[str, set[str]] = collections.OrderedDict()
 
 def remember(columns: Any, is_padding_row: Any, sources: set[str]) -> None:
     """That examples of these were made of arrays that are known by those."""
-    for name in _names(columns, is_padding_row):
-        _SOURCES.setdefault(name, set()).update(sources)
+    found = dict.fromkeys(_names(columns, is_padding_row), sources)
+    # Whatever becomes of the columns, their rows are those of users.
+    for name, of in ({marks.of(is_padding_row, closely=True): set()} | found).items():
+        _SOURCES.setdefault(name, set()).update(of)
         _SOURCES.move_to_end(name)
     while len(_SOURCES) > _MOST_KNOWN:
         _SOURCES.popitem(last=False)
@@ -39,7 +41,7 @@ def _names(columns: Any, is_padding_row: Any) -> set[str]:
         return {mask}
     # Other people may have as many rows each.
     as_jax_has_them = lambda x: x.astype(jnp.result_type(x), copy=False)
-    arrays = map(as_jax_has_them, jax.tree.leaves(columns))
+    arrays = [as_jax_has_them(x) for x in jax.tree.leaves(columns) if not _is_key(x)]
     return {f"{mask} {marks.of(x, closely=True)}" for x in arrays}
 
 
@@ -81,7 +83,8 @@ def are_of_users(data: Any) -> bool:
     """Whether an example is all rows of a user."""
     if not have_the_form(data):
         return False
-    return bool(sources_of(data)) or _is_padded_by_copies(data)
+    is_known = marks.of(data[-1], closely=True) in _SOURCES
+    return is_known or _is_padded_by_copies(data)
 
 
 def are_known_of_users(data: Any) -> bool | None:

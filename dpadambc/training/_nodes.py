@@ -236,7 +236,8 @@ def _warn_of_other_rows(
             np.asarray(x, np.float32) for x in jax.tree.leaves(plain(params, shared))
         ]
         lost = with_others(lambda x: jnp.nan if is_float(x) else None)
-        other = with_others(lambda x: x[first] * 2 + 1 if is_float(x) else x[first])
+        row_of = lambda x: x[min(first, len(x) - 1)]
+        other = with_others(lambda x: row_of(x) * 2 + 1 if is_float(x) else row_of(x))
     depends = any(
         np.isfinite(x).all() and not (np.isfinite(y).all() and _are_close(x, z))
         for x, y, z in zip(as_it_is, lost, other, strict=True)

@@ -1,8 +1,10 @@
 """Rows of the data where none should be."""
 
+import functools
 import math
 import warnings
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -47,43 +49,45 @@ def _coarser(x: Any, y: Any) -> np.dtype:
     return min(floats, key=lambda t: jnp.finfo(t).bits, default=np.dtype("int64"))
 
 
-def _numbers_of(ours: list[Any], theirs: list[Any], leaf_of: list[Any]) -> np.ndarray:
-    """A number for each row of some arrays, in the coarser types of two lists."""
-    pairs = enumerate(zip(ours, theirs, leaf_of, strict=True))
-    found = [_hashes(i, leaf, _coarser(x, y)) for i, (x, y, leaf) in pairs]
-    return np.sum(found, axis=0, dtype=np.uint64)
+class _Rows(NamedTuple):
+    """Rows of arrays, as they are compared.
 
-
-def _num_equal(
-    ours: list[Any], theirs: list[Any], *, are_in_order: bool = False
-) -> int:
-    """How many rows of some arrays are rows of others, and not by chance.
-
-    A row of equal numbers, such as zeros, is nobody's. `are_in_order`, rows that chance
-    may repeat count too where they follow each other as in the others.
+    Attributes:
+      numbers: one for each row.
+      log_equal: the logarithm of how often two are equal by chance.
     """
-    log_equal = sum(map(_log_equal, theirs))
-    num_pairs = len(ours[0]) * len(theirs[0])
-    is_chance = log_equal + math.log(max(num_pairs, 1)) > math.log(_BY_CHANCE)
-    if is_chance and not are_in_order:
-        return 0
-    own, others = (_numbers_of(ours, theirs, x) for x in (ours, theirs))
-    if is_chance:
-        return len(own) if _is_part(own, others, log_equal) else 0
-    is_somebodys = np.any([_varies(x) for x in ours], axis=0)
-    return int(np.isin(own[is_somebodys], others).sum())
 
+    numbers: np.ndarray
+    log_equal: float
 
-def _is_part(own: np.ndarray, others: np.ndarray, log_equal: float) -> bool:
-    """Whether these are others that follow each other, and not by chance."""
-    length = len(own)
-    by_chance = length * log_equal + math.log(len(others))
-    if length > len(others) or by_chance > math.log(_BY_CHANCE):
-        return False
-    first = np.flatnonzero(others[: len(others) - length + 1] == own[0])
-    return any(
-        np.array_equal(others[i : i + length], own) for i in first[:_MOST_STARTS]
-    )
+    @classmethod
+    def of(cls, leaves: Sequence[Any], kinds: Sequence[np.dtype]) -> "_Rows":
+        """Of several arrays together, with numbers of these kinds."""
+        pairs = list(zip(leaves, kinds, strict=True))
+        each = [_hashes(i, leaf, kind) for i, (leaf, kind) in enumerate(pairs)]
+        log_equal = sum(_log_equal(leaf, kind) for leaf, kind in pairs)
+        return cls(np.sum(each, axis=0, dtype=np.uint64), log_equal)
+
+    def num_equal(self, own: np.ndarray, varies: np.ndarray) -> int:
+        """How many of these rows are among them, if not as many as chance has there.
+
+        A row of equal numbers, such as zeros, is nobody's.
+        """
+        found = int(np.isin(own[varies], self.numbers).sum())
+        log_pairs = math.log(max(len(own) * len(self.numbers), 1))
+        by_chance = math.exp(self.log_equal + log_pairs)
+        return found if found > by_chance / _BY_CHANCE else 0
+
+    def has_in_order(self, own: np.ndarray) -> bool:
+        """Whether these follow each other there too, and not by chance."""
+        length, others = len(own), self.numbers
+        by_chance = length * self.log_equal + math.log(max(len(others), 1))
+        if length > len(others) or by_chance > math.log(_BY_CHANCE):
+            return False
+        first = np.flatnonzero(others[: len(others) - length + 1] == own[0])
+        return any(
+            np.array_equal(others[i : i + length], own) for i in first[:_MOST_STARTS]
+        )
 
 
 def _varies(leaf: Any) -> np.ndarray:
@@ -92,35 +96,58 @@ def _varies(leaf: Any) -> np.ndarray:
     return (rows != rows[:, :1]).any(1) | (rows.shape[1] == 1)
 
 
+def _as_real(leaf: Any) -> Any:
+    """A complex number as two."""
+    if not jnp.issubdtype(jnp.result_type(leaf), jnp.complexfloating):
+        return leaf
+    return np.stack([np.real(leaf), np.imag(leaf)], axis=-1)
+
+
 def num_common(ours: list[Any], data: Any) -> int:
     """How many rows of one of these arrays are inputs: rows of the largest arrays.
 
     Whatever their shape is, and if they were rounded since. Of the examples of users it
     is rows that are compared.
     """
-    inputs = [x for _, x in _inputs(_grouped.rows_of(data))]
-    pairs = [
-        (x, y)
-        for x in ours
-        if jnp.ndim(x) and len(x) and not _is_key(x)
-        for y in inputs
-        if _size(x) == _size(y) and _is_bool(x) == _is_bool(y)
-    ]
-    return max((_num_equal([x], [y]) for x, y in pairs), default=0)
+    inputs = [_as_real(x) for _, x in _inputs(_grouped.rows_of(data))]
+    of_input = functools.cache(lambda i, kind: _Rows.of([inputs[i]], [kind]))
+    found = 0
+    for x in ours:
+        if not jnp.ndim(x) or not len(x) or _is_key(x):
+            continue
+        x = _as_real(x)
+        for i, y in enumerate(inputs):
+            if _size(x) == _size(y) and _is_bool(x) == _is_bool(y):
+                kind = np.dtype(_coarser(x, y))
+                own = _hashes(0, x, kind)
+                found = max(found, of_input(i, kind).num_equal(own, _varies(x)))
+    return found
 
 
 def num_common_examples(ours: Any, data: Any) -> int:
-    """The same of examples: whether one input is in the others, or all are together."""
+    """The same of examples: whether one input is in the others, or all are together.
+
+    Rows that chance may repeat are known if all follow each other as in the data.
+    """
     ours, data = map(_grouped.rows_of, (ours, data))
-    own, others = map(dict, map(_inputs, (ours, data)))
-    is_alike = own.keys() == others.keys() and all(
-        _size(own[name]) == _size(others[name]) for name in own
+    own, others = (
+        {name: _as_real(x) for name, x in _inputs(tree)} for tree in (ours, data)
     )
-    together = 0
-    if is_alike:
-        arrays = [[x[name] for name in sorted(own)] for x in (own, others)]
-        together = _num_equal(*arrays, are_in_order=True)
-    return max(together, num_common(jax.tree.leaves(ours), data))
+    alone = num_common(jax.tree.leaves(ours), data)
+    if own.keys() != others.keys() or any(
+        _size(own[name]) != _size(others[name]) for name in own
+    ):
+        return alone
+    if not own:
+        return alone
+    names = sorted(own)
+    kinds = [np.dtype(_coarser(own[name], others[name])) for name in names]
+    numbers = _Rows.of([own[name] for name in names], kinds).numbers
+    them = _Rows.of([others[name] for name in names], kinds)
+    if them.has_in_order(numbers):
+        return len(numbers)
+    varies = np.any([_varies(x) for x in own.values()], axis=0)
+    return max(alone, them.num_equal(numbers, varies))
 
 
 def _can_be_read(data: Any) -> bool:
@@ -186,7 +213,7 @@ def _hashes(index: int, leaf: Any, rounded: np.dtype | None = None) -> np.ndarra
     )
     if all(device.platform == "cpu" for device in getattr(leaf, "devices", set)()):
         leaf = np.asarray(leaf)  # no copy
-    several = max(1, _AT_ONCE // width)
+    several = max(1, _AT_ONCE // max(1, width))
     found = []
     for first in range(0, len(leaf), several):
         part = leaf if several >= len(leaf) else leaf[first : first + several]
@@ -215,14 +242,17 @@ def _are_equal_by_chance(leaves: list[Any]) -> bool:
     return log_equal > math.log(_BY_CHANCE)
 
 
-def _log_equal(leaf: Any) -> float:
+def _log_equal(leaf: Any, rounded: np.dtype | None = None) -> float:
     """The logarithm of how often two rows would be equal, column for column.
 
-    Of columns enough are looked at to know that it is hardly ever.
+    `rounded`, as for `_hashes`. Of columns enough are looked at to know that it is
+    hardly ever.
     """
     num_rows = min(_SAMPLED, max(2, _AT_ONCE // max(1, _size(leaf))))
     sampled = np.asarray(leaf[:num_rows])
     sampled = sampled.reshape(len(sampled), -1)
+    if rounded is not None:
+        sampled = _rounded(sampled, rounded)
     log_equal = 0.0
     # Neighbors are alike in images, and the first may all be blank.
     for place in np.random.default_rng(0).permutation(sampled.shape[1]):

@@ -137,9 +137,13 @@ def _tells_people_apart(x: Any) -> bool:
 
 
 def _repeats(x: Any) -> bool:
-    """Whether its first rows come again and again, as the hours of days do."""
-    rows = np.asarray(x[: 4 * _MOST_ROWS])
-    rows = rows.reshape(len(rows), -1)
-    rows = rows[:, np.linspace(0, rows.shape[1] - 1, _MOST_ROWS).astype(int)]
-    periods = range(1, min(_MOST_ROWS, len(rows) // 2) + 1)
-    return any(np.array_equal(rows[p:], rows[:-p]) for p in periods)
+    """Whether some rows come again and again, as the hours of days do."""
+
+    def has_period(rows, period):
+        rows = np.asarray(rows).reshape(len(rows), -1)
+        rows = rows[:, np.linspace(0, rows.shape[1] - 1, _MOST_ROWS).astype(int)]
+        return np.array_equal(rows[period:], rows[:-period])
+
+    first = x[: 4 * _MOST_ROWS]
+    periods = range(1, min(_MOST_ROWS, len(first) // 2) + 1)
+    return any(has_period(first, p) and has_period(x, p) for p in periods)

@@ -283,7 +283,8 @@ def fit(
     account = _account_of(mechanism, data, target_delta, spent)
     # Before the first step, since a failure here must not cost the model.
     iterations, epsilon = _planned(account, target_epsilon)
-    if math.isinf(epsilon) and not _noise_level.is_zero(mechanism.noise_multiplier):
+    has_noise = not _noise_level.is_zero(mechanism.noise_multiplier)
+    if math.isinf(epsilon) and has_noise and account.earlier is None:
         warnings.warn(
             "Expected noise that hides an example, got epsilon inf. Is the"
             f" noise_multiplier, {mechanism.noise_multiplier}, the deviation of the"

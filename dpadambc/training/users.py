@@ -82,8 +82,8 @@ def _warn_of_spellings(ids: np.ndarray, *, stacklevel: int) -> None:
             warnings.warn(
                 f"user_ids has {str(other)!r} and {str(name)!r}, two users for epsilon:"
                 " one person who is both has twice the influence. Write the ids of a"
-                " person alike, as with str.strip and str.casefold, unless these are"
-                " two people.",
+                " person alike, in one case and without blanks, unless these are two"
+                " people.",
                 stacklevel=stacklevel + 1,
             )
             return

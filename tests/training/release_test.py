@@ -290,7 +290,9 @@ def labeled_loss(w, x, y):
         lambda x, y, w: (jnp.tanh(x), y.astype(jnp.int8)),
         lambda x, y, w: (x[:, :, None], -y),
     ],
-    ids=["what a model left", "other features", "NumPy", "column", "int8", "image"],
+    ids=[
+        *("what a model left", "other features", "NumPy", "column", "int8", "image"),
+    ],
 )
 def test_a_run_with_the_same_labels_or_features_is_warned_of(tmp_path, other):
     loss = lambda w, x, y: labeled_loss(w, x.reshape(3), y.reshape(()))
@@ -299,6 +301,13 @@ def test_a_run_with_the_same_labels_or_features_is_warned_of(tmp_path, other):
     second = run(other(*LABELED, first.state.params))
     with pytest.warns(UserWarning, match=OTHERS.format(1)):
         training.save_release(tmp_path / "x", second)
+
+
+def test_a_column_repeats_if_all_of_it_does():
+    blocks = np.r_[np.zeros(256), np.random.default_rng(2).integers(2, size=700)]
+    assert not _siblings._repeats(blocks)
+    assert _siblings._repeats(np.arange(900) % 24)
+    assert not _siblings._repeats(np.r_[np.arange(900) % 24, 5])
 
 
 GRID = jnp.tile(jnp.arange(3.0), (100, 1))

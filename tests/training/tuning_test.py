@@ -348,6 +348,29 @@ def test_so_are_those_in_another_form(changed):
         assert _rows.num_common([one[:9]], (other,)) == 9
 
 
+@pytest.mark.guarantee
+@pytest.mark.parametrize("shape", [(20_000,), (20_000, 1)])
+def test_so_is_a_part_of_a_single_column_in_any_order(shape):
+    rng = np.random.default_rng(16)
+    x = rng.normal(size=shape).astype(np.float32)
+    some = rng.choice(len(x), 4_000, replace=False)
+    assert _rows.num_common_examples((x[some],), (x,)) == 4_000
+    assert _rows.num_common([rng.normal(size=shape).astype(np.float32)], (x,)) == 0
+
+
+def test_rows_of_other_numbers_are_not_taken_for_those_of_the_data():
+    """Complex ones, of which no integer is left, and ones that were rounded."""
+    rng = np.random.default_rng(17)
+    real = rng.normal(size=(2, 3_000, 2)).astype(np.float32)
+    waves = real[0] + 1j * real[1]
+    assert _rows.num_common_examples((waves[:99],), (waves[99:],)) == 0
+    assert _rows.num_common_examples((waves[:99],), (waves,)) == 99
+    rounded = real[0].astype(jnp.bfloat16)
+    assert _rows.num_common_examples((rounded,), (real[1],)) == 0
+    empty = np.zeros((5, 0), np.float32)
+    assert _rows.num_common_examples((empty,), (empty,)) == 0
+
+
 @pytest.mark.parametrize(
     ("public", "data"),
     [

@@ -287,6 +287,17 @@ def test_as_many_rows_of_other_people_are_not_those_of_the_same(tmp_path):
         fit(loss, users(theirs), spent=of_their_rows)
 
 
+@pytest.mark.guarantee
+def test_users_with_as_many_rows_are_users_whatever_becomes_of_the_columns():
+    ids = np.repeat(np.arange(30), 4)
+    x, mask = training.group_by_user((ROWS[:120],), ids, max_rows=4)
+    assert _grouped.are_of_users((2 * x, mask))
+    keys = jax.random.split(jax.random.key(0), (30, 4))
+    assert _grouped.are_of_users((x, keys, mask))
+    fit(training.with_rows(lambda w, x, key: loss_fn(w, x)), (x, keys, mask))
+    assert not _grouped.are_of_users((x[:9], mask[:9]))  # negative control
+
+
 def searched(loss_fn, data):
     public = jax.tree.map(lambda x: x + (x.dtype != bool), data)
     return training.search(
