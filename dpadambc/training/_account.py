@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import operator
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import jax
@@ -74,15 +74,12 @@ class Told:
         known.
       files: the names of the files, and of the searches, among them.
       of_users: what these say of whether an example was all rows of a user.
-      of_others: the keys of runs that had the same arrays, and were said to be of other
-        people.
     """
 
     keys: frozenset[str] = frozenset()
     unnamed: int = 0
     files: frozenset[str] = frozenset()
     of_users: frozenset[bool | None] = frozenset()
-    of_others: frozenset[str] = frozenset()
 
     def __or__(self, other: "Told") -> "Told":
         """Both together."""
@@ -91,7 +88,6 @@ class Told:
             self.unnamed + other.unnamed,
             self.files | other.files,
             self.of_users | other.of_users,
-            self.of_others | other.of_others,
         )
 
 
@@ -141,14 +137,9 @@ def _told_by(spent: Any) -> Told:
     return functools.reduce(operator.or_, map(_told_by_one, _several(spent)), Told())
 
 
-def tell(spent: Any, sampling_key: jax.Array, *, alike: Set[str]) -> Told:
-    """What the run of this key was told of; raises if one of them has its key.
-
-    Nothing, in an empty tuple, says that runs with `alike` data were of other people.
-    """
+def tell(spent: Any, sampling_key: jax.Array) -> Told:
+    """What the run of this key was told of; raises if one of them has its key."""
     found = _told_by(spent)
-    if isinstance(spent, tuple) and not spent:
-        found = Told(of_others=frozenset(alike))
     if keys.name_of(sampling_key) in found.keys:
         raise same_key("a run in spent=")
     _TOLD[keys.name_of(sampling_key)] = found

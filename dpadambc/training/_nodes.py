@@ -69,16 +69,12 @@ class Kind:
 def kinds_of_nodes(traced: jex.ClosedJaxpr, num_shared: int, data: Any) -> list[Kind]:
     """The kinds of nodes of a program, gathered by arrays of the data as they are."""
     own = dict(enumerate(jax.tree.leaves(data), start=num_shared))
-    members = {
-        i: np.asarray(x)
-        for i, x in own.items()
-        if _data.is_here(x) and not jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-    }
     kinds: list[Kind] = []
     for call in sorted(set(_gathers.in_program(traced)), key=str):
-        if call.members not in members:
+        if call.members not in own or not _data.is_here(own[call.members]):
             continue
-        new = Kind({call.num_nodes}, {*call.made_of}, [members[call.members]])
+        members = np.asarray(own[call.members])
+        new = Kind({call.num_nodes}, {*call.made_of}, [members])
         for known in [kind for kind in kinds if kind.is_of(new)]:
             kinds.remove(known)
             new.num_nodes |= known.num_nodes

@@ -68,10 +68,10 @@ class Saved:
             found = self._checkpoints.restore(self._start, self._identity)
             self._planned = max(iterations, self._checkpoints.planned())
         began = self._start if found is None else found
-        known_as, own = self._runner.known_as, keys.name_of(began.sampling_key)
-        alike = _siblings.others_on(known_as, own)
-        told = _account.tell(self._spent, began.sampling_key, alike=alike)
-        _siblings.check_units(known_as, told.keys, told.of_users, stacklevel=5)
+        told = _account.tell(self._spent, began.sampling_key)
+        _siblings.check_units(
+            self._runner.known_as, told.keys, told.of_users, stacklevel=5
+        )
         # What is refused draws nothing with its key.
         outline = self._runner.outline(self._start)
         name = key_uses.name_of(self._start.noise)

@@ -70,8 +70,7 @@ def _warn_of_other_runs(result: Result) -> None:
     """Where runs of this process had the same data, and epsilon is not of them."""
     own = result.state.sampling_key
     told = _account.told(own)
-    others = _siblings.others(keys.name_of(own)) - told.keys - told.of_others
-    others = len(others) - told.unnamed
+    others = len(_siblings.others(keys.name_of(own)) - told.keys) - told.unnamed
     if others > 0:
         warnings.warn(
             f"This process has made {others} other runs on these data. The epsilon in"
