@@ -11,10 +11,9 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc._core import jaxprs
 from dpadambc.graphs import _gathers, _subgraphs
 from dpadambc.mechanisms.base import Mechanism
-from dpadambc.training import _data
+from dpadambc.training import _data, _other_rows
 
 
 def check(
@@ -181,64 +180,11 @@ def _warn_of_other_rows(
     data: Any,
     every: list[np.ndarray],
 ) -> None:
-    """Warns where rows of a table that are no members' are in a gradient all the same.
-
-    The mean of all features has each node in every term. What is not a number in those
-    rows is none in the gradient then either; and where a count or a comparison stands
-    between, other numbers there make another gradient.
-    """
+    """Warns where the mean of all features, or the like, is in the term of a root."""
     one = len(every[0]) // 2  # the first has the first node, and the last the last
     members = np.concatenate([x[one].ravel() for x in every])
-    num_nodes = _gathers.num_nodes(traced.jaxpr)
     example = jax.tree.map(lambda x: jnp.asarray(x[one]), data)
-    rest = jax.tree.leaves(example)
-    num_inputs = len(traced.jaxpr.invars)
-    if num_inputs > len(jax.tree.leaves((params, shared))) + len(rest):
-        rest.append(jax.random.key(0))
-
-    is_table = lambda x: jnp.ndim(x) and len(x) in num_nodes and _is_of_numbers(x)
-
-    def others(change):
-        """Changes the rows that are no members', where `change` has what to put."""
-
-        def changed(x):
-            put = change(x) if is_table(x) else None
-            if put is None:
-                return x
-            is_kept = jnp.isin(jnp.arange(len(x)), members)
-            return jnp.where(is_kept.reshape(-1, *(jnp.ndim(x) - 1) * [1]), x, put)
-
-        return changed
-
-    def gradient(change):
-        """A program of it, whose constants are changed."""
-        loss = jex.jaxpr_as_fun(jaxprs.with_constants(traced, change))
-        of = lambda w, x: loss(*jax.tree.leaves((w, x)), *rest)[0]
-        return jax.jit(jax.grad(of))
-
-    plain = gradient(lambda x: x)
-    has_tables = any(map(is_table, jaxprs.constants_in(traced)))
-
-    def with_others(change):
-        changed = others(change)
-        of = gradient(changed) if has_tables else plain
-        grads = of(params, jax.tree.map(changed, shared))
-        return [np.asarray(x, np.float32) for x in jax.tree.leaves(grads)]
-
-    is_float = lambda x: jnp.issubdtype(jnp.result_type(x), jnp.floating)
-    first = np.max(members)  # a member's row: its numbers may be places in a table
-    with jax.debug_nans(False):
-        as_it_is = [
-            np.asarray(x, np.float32) for x in jax.tree.leaves(plain(params, shared))
-        ]
-        lost = with_others(lambda x: jnp.nan if is_float(x) else None)
-        row_of = lambda x: x[min(first, len(x) - 1)]
-        other = with_others(lambda x: row_of(x) * 2 + 1 if is_float(x) else row_of(x))
-    depends = any(
-        np.isfinite(x).all() and not (np.isfinite(y).all() and _are_close(x, z))
-        for x, y, z in zip(as_it_is, lost, other, strict=True)
-    )
-    if depends:
+    if _other_rows.are_used(traced, params, shared, example, members):
         warnings.warn(
             "Expected a loss that has of a table of nodes what graphs.gather takes, got"
             " one whose gradient depends on rows that are no members of its subgraph,"
@@ -247,16 +193,6 @@ def _warn_of_other_rows(
             " is public of the table compute before, and give it as another array.",
             stacklevel=6,  # of the call of fit
         )
-
-
-def _is_of_numbers(x: Any) -> bool:
-    kinds = jnp.floating, jnp.integer, jnp.bool_
-    return any(jnp.issubdtype(jnp.result_type(x), kind) for kind in kinds)
-
-
-def _are_close(x: np.ndarray, y: np.ndarray) -> bool:
-    """Whether they differ by rounding alone."""
-    return bool(np.abs(x - y).max(initial=0) <= 1e-5 * np.abs(x).max(initial=0))
 
 
 def _warn_of_gaps(gathers: bool, data: Any, mechanism: Mechanism) -> None:
