@@ -116,7 +116,7 @@ class Automatic(ClipRule):
 
     So C only scales the learning rate, and has no effect on Adam and similar
     optimizers: there is one number less to choose. A short gradient counts as much as a
-    long one, which biases the sum towards examples that are learned already; gamma
+    long one, which biases the sum toward examples that are learned already; gamma
     leaves those much shorter than it short. With gamma 0 it is normalization (AUTO-V),
     which does not converge where gradients of examples cancel.
 

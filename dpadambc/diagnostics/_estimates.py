@@ -55,13 +55,13 @@ class Estimates(NamedTuple):
 
     @property
     def mu_hat(self) -> jax.Array:
-        """The first moment without its bias towards zero."""
+        """The first moment without its bias toward zero."""
         mu = self.mu.astype(precision.at_least_float32(self.mu.dtype))
         return optax.tree.bias_correction(mu, self.b1, self.count)
 
     @property
     def nu_hat(self) -> jax.Array:
-        """The second moment without its bias towards zero."""
+        """The second moment without its bias toward zero."""
         nu = self.nu.astype(precision.at_least_float32(self.nu.dtype))
         return optax.tree.bias_correction(nu, self.b2, self.count)
 

@@ -218,7 +218,7 @@ def _clipping(seen: GradientStatistics) -> Advice:
     start = f"Not private: {share:.0%} of the gradients are clipped to {clip_norm:.3g}"
     if share < _FEW_CLIPPED:
         sentence = (
-            f"{start}; 95 % are below {high:.2g}. Lower the clip norm towards the"
+            f"{start}; 95 % are below {high:.2g}. Lower the clip norm toward the"
             f" median of {median:.2g}: the noise falls with it, at the same epsilon. Or"
             " take clip_rule=clipping.Automatic(), which needs no search for it."
         )

@@ -168,10 +168,11 @@ def check_parameters(params: Any) -> None:
                 " params, static = eqx.partition(model, eqx.is_inexact_array), and"
                 " eqx.combine(params, static) in the loss."
             )
-        dtype = jnp.result_type(leaf)
-        if not jnp.issubdtype(dtype, jnp.floating):
+        is_array = hasattr(leaf, "dtype") or isinstance(leaf, int | float | complex)
+        got = jnp.result_type(leaf) if is_array else repr(leaf)
+        if not is_array or not jnp.issubdtype(got, jnp.floating):
             raise TypeError(
-                f"Expected floating-point parameters, got {dtype} at params"
+                f"Expected floating-point parameters, got {got} at params"
                 f"{jax.tree_util.keystr(path)}. Give what is not trained as another"
                 " argument of loss_fn."
             )

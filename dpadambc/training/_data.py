@@ -82,10 +82,15 @@ def num_examples(data: Any) -> int:
         _refuse_text(jax.tree_util.keystr(path), leaf)
     sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(data)}
     if len(sizes) != 1 or () in sizes:
+        first: dict[tuple[int, ...], str] = {}
+        for path, leaf in jax.tree_util.tree_leaves_with_path(data):
+            first.setdefault(jnp.shape(leaf), jax.tree_util.keystr(path))
+        shapes = [f"{shape} at data{name}" for shape, name in first.items()]
         raise ValueError(
             "Expected arrays with the examples along axis 0, all of one length, got"
-            f" shapes {list(dict.fromkeys(map(jnp.shape, jax.tree.leaves(data))))[:9]}."
-            " If the data are lists, turn them into arrays by np.asarray."
+            f" {', '.join(shapes[:4]) or 'none'}. If the data are lists, turn them into"
+            " arrays by np.asarray; examples of several lengths pad to one before, with"
+            " what tells the loss where the padding is."
         )
     return _countable(*sizes.pop())
 
@@ -139,6 +144,7 @@ def fetch(source: Source, batch: Batch, sharding: NamedSharding | None = None) -
     needed = ~padding & _is_local(padding.shape, sharding)
     chosen = np.asarray(batch.indices)[needed]
     rows = [_checked(source[int(i)]) for i in chosen] or [_checked(source[0])]
+    _check_alike(rows, chosen)
 
     def stacked(*leaves):
         values = np.stack(leaves)
@@ -151,6 +157,19 @@ def fetch(source: Source, batch: Batch, sharding: NamedSharding | None = None) -
         return jax.make_array_from_callback(column.shape, sharding, part)
 
     return jax.tree.map(stacked, *rows)
+
+
+def _check_alike(rows: list[Any], indices: np.ndarray) -> None:
+    """Raises unless all examples have arrays of the same names and shapes."""
+    shapes = [jax.tree.map(np.shape, row) for row in rows]
+    for index, row in zip(indices, shapes, strict=False):
+        if row != shapes[0]:
+            raise ValueError(
+                "Expected every example of the source to have the same arrays, got"
+                f" shapes {shapes[0]} under {indices[0]} and {row} under {index}. Pad"
+                " what has several lengths to one, with what tells the loss where the"
+                " padding is."
+            )
 
 
 def _is_local(shape: tuple[int, ...], sharding: NamedSharding | None) -> np.ndarray:

@@ -25,7 +25,7 @@ Loss = Callable[..., jax.Array]
 # Of a loss of `with_rows`: has_frozen and uses_key.
 _TAKE: weakref.WeakKeyDictionary[Loss, tuple[bool, bool]] = weakref.WeakKeyDictionary()
 
-# As what is missing is written, where a column becomes text.
+# As what is missing is written, where a column becomes text; among numbers it is -1.
 _MISSING = {"", "nan", "none", "null", "nat", "<na>", "na"}
 
 
@@ -57,7 +57,8 @@ def _as_ids(user_ids: Any) -> np.ndarray:
             f" shape {ids.shape} and {' and '.join(sorted(kinds))}. Leave out the rows"
             " of which the user is not known, and decode bytes."
         )
-    missing = {x for x in ids if x.lower() in _MISSING} if kinds == {"str"} else set()
+    is_missing = lambda x: x.lower() in _MISSING if isinstance(x, str) else x == -1
+    missing = {x.item() if hasattr(x, "item") else x for x in ids if is_missing(x)}
     if missing:
         raise ValueError(
             f"Expected an id for each row, got {sorted(missing)}, as what is missing is"
@@ -201,7 +202,7 @@ def with_rows(
     def mean(*arguments):
         rest = arguments[:-1] if uses_key else arguments
         shared, (*rows, is_padding_row) = rest[:num_shared], rest[num_shared:]
-        validate.padding(is_padding_row, len(is_padding_row))
+        _check_rows(is_padding_row)
         if uses_key:
             rows.append(jax.random.split(arguments[-1], len(is_padding_row)))
         losses = jax.vmap(lambda *row: loss_fn(*shared, *row))(*rows)
@@ -215,6 +216,17 @@ def with_rows(
 
     _TAKE[mean] = has_frozen, uses_key
     return mean
+
+
+def _check_rows(is_padding_row: Any) -> None:
+    """Raises unless it says which rows of a user are padding."""
+    shape, dtype = jnp.shape(is_padding_row), jnp.result_type(is_padding_row)
+    if len(shape) != 1 or dtype != jnp.bool_:
+        raise TypeError(
+            "Expected an example of training.group_by_user, whose last array says which"
+            f" rows of the user are padding, bool of shape (max_rows,), got {dtype} of"
+            f" shape {shape}. Give fit all that group_by_user returns, in its order."
+        )
 
 
 def _check_arguments(loss_fn: Loss, has_frozen: bool, uses_key: bool) -> None:

@@ -420,6 +420,8 @@ def test_refuses_integer_parameters():
     match = r"floating-point parameters, got int32 at params\['steps'\]"
     fun = grad_fn_of(lambda p, x: p["w"].sum() * x)
     refusal(TypeError, match, fun, params, jnp.ones(3))
+    match = r"floating-point parameters, got 'bert' at params\['name'\]"
+    refusal(TypeError, match, fun, {"w": jnp.ones(2), "name": "bert"}, jnp.ones(3))
 
 
 def test_refuses_batches_of_different_sizes():

@@ -14,7 +14,7 @@ from dpadambc.mechanisms import trials
 from dpadambc.training import _grouped
 from tests import common
 
-IDS = st.lists(st.integers(-3, 3), min_size=1, max_size=12)
+IDS = st.lists(st.integers(0, 6), min_size=1, max_size=12)
 
 
 def loss_fn(w, x):
@@ -116,6 +116,13 @@ def test_the_loss_of_a_row_is_a_number_and_the_mask_is_bool():
             training.with_rows(loss)(jnp.ones(3), rows, is_padding)
     with pytest.raises(TypeError, match="bool"):
         training.with_rows(loss_fn)(jnp.ones(3), rows, is_padding.astype(int))
+
+
+def test_rows_that_were_not_grouped_are_refused_in_a_few_words():
+    rows = jnp.ones(200), jnp.ones(200)  # of no user, and without a mask
+    loss = training.with_rows(lambda w, x: w * x)
+    with pytest.raises(TypeError, match="an example of training.group_by_user"):
+        fit(loss, rows)
 
 
 ROWS = np.random.default_rng(1).normal(size=(200, 3)).astype(np.float32)
@@ -411,6 +418,14 @@ def test_ids_that_say_that_they_are_missing_are_refused(missing):
     for ids in (["a", missing, "b"], np.array(["a", missing, "b"])):
         with pytest.raises(ValueError, match="an id for each row, got"):
             training.group_by_user(np.zeros(3), ids, max_rows=2)
+
+
+def test_so_is_what_pandas_makes_of_them():
+    """Among codes, what is missing is -1."""
+    codes = np.array([0, -1, 1, -1])
+    with pytest.raises(ValueError, match=r"an id for each row, got \[-1\]"):
+        training.group_by_user(np.zeros(4), codes, max_rows=2)
+    training.group_by_user(np.zeros(4), codes * 2, max_rows=2)  # others may be ids
 
 
 @pytest.mark.parametrize(
