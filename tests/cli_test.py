@@ -1,6 +1,7 @@
 """The command line says what the mechanism says."""
 
 import dataclasses
+import importlib.metadata
 import json
 import subprocess
 import sys
@@ -358,3 +359,44 @@ def test_a_plan_is_json_and_a_picture_and_compares(capsys, tmp_path):
     text = _plans.as_text(report)
     assert "with the noise of epsilon 1, batch size 50 and 2.5 epochs:" in text
     assert "shuffled           REPLACE_ONE        PLD  epsilon" in text
+
+
+def test_large_numbers_are_read_as_people_write_them(capsys):
+    arguments = "plan --epsilon 3 --batch-size 512 --epochs 2 --delta 1e-5".split()
+    printed = []
+    for number in ("10000", "10,000", "1e4"):
+        assert run(*arguments, "--accountant", "rdp", "--num-examples", number) == 0
+        printed.append(capsys.readouterr().out)
+    assert len(set(printed)) == 1
+    with pytest.raises(SystemExit):
+        run(*arguments, "--num-examples", "1e4.5")
+    with pytest.raises(SystemExit):
+        run(*arguments, "--num-examples", "0.5")
+    assert "Expected a whole number, got 0.5" in capsys.readouterr().err
+
+
+def test_it_tells_its_version(capsys):
+    with pytest.raises(SystemExit) as end:
+        run("--version")
+    assert end.value.code == 0
+    version = importlib.metadata.version("dpadambc")
+    assert capsys.readouterr().out == f"dpadambc {version}\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "match"),
+    [("there/plan.png", "a folder that exists"), ("plan", "end in .png or .pdf")],
+)
+def test_a_picture_that_could_not_be_written_is_refused(
+    capsys, monkeypatch, path, match
+):
+    """Before anything is computed."""
+    monkeypatch.setattr(_plans, "report", None)
+    arguments = "plan --epsilon 3 --batch-size 512 --epochs 2 --delta 1e-5".split()
+    assert run(*arguments, "--num-examples", 10_000, "--picture", path) == 2
+    assert match in capsys.readouterr().err
+
+
+def test_an_audit_of_what_takes_arguments_is_refused(capsys):
+    assert run("audit", "json:loads") == 2
+    assert "to be a function without arguments" in capsys.readouterr().err

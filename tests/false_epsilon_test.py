@@ -897,6 +897,12 @@ def test_a9_a_loss_that_teaches_is_not():
     fit(mechanism=mechanism(sampling_prob=1e-9, iterations=3))
 
 
+def test_a9_a_run_that_diverges_is_warned_of():
+    """Its first steps are as they should be."""
+    with pytest.warns(UserWarning, match="every example of the last steps is NaN"):
+        fit(optimizer=optax.sgd(np.nan), mechanism=mechanism(iterations=3))
+
+
 def test_a9_noise_in_another_unit_is_warned_of():
     """The noise of a mean, in units of the clip norm, hides nobody."""
     with pytest.warns(UserWarning, match="epsilon inf. Is the noise_multiplier, 0.00"):

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import inspect
 import os
 import sys
 
@@ -18,13 +19,20 @@ def _pipeline(factory: str) -> Pipeline:
         raise ValueError(f"Expected the name of a module, without .py, got {module!r}.")
     sys.path.insert(0, os.getcwd())
     try:
-        made = getattr(importlib.import_module(module), name)()
+        make = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"Expected a function {name!r} in {module!r}: {error}.") from (
             error
         )
     finally:
         sys.path.remove(os.getcwd())
+    try:
+        inspect.signature(make).bind()
+    except TypeError as error:
+        raise TypeError(
+            f"Expected {factory} to be a function without arguments: {error}."
+        ) from error
+    made = make()
     if not isinstance(made, Pipeline):
         raise TypeError(
             f"Expected {factory} to return a dpadambc.audit.Pipeline, got {made!r}."

@@ -2,9 +2,12 @@
 
 import argparse
 import dataclasses
+import importlib.metadata
+import pathlib
 
 RELATIONS = ("add_or_remove_one", "replace_one", "replace_special")
 CHECKS = ("sensitivity", "noise", "state", "isolation", "sampling", "correction")
+_PICTURES = (".png", ".pdf", ".svg")
 _EPILOG = """\
 examples:
   dpadambc plan --epsilon 1 3 8 --batch-size 256 1024 4096 --epochs 30 \\
@@ -110,11 +113,17 @@ SAMPLINGS = {
 
 
 def number(text: str) -> float | int:
-    """A whole number as an int, so that it may be a count."""
-    try:
-        return int(text)
-    except ValueError:
-        return float(text)
+    """A whole number as an int, so that it may be a count; 60,000 and 6e4 are."""
+    value = float(text.replace(",", ""))
+    return int(value) if value.is_integer() else value
+
+
+def count(text: str) -> int:
+    """A whole number."""
+    value = number(text)
+    if not isinstance(value, int):
+        raise argparse.ArgumentTypeError(f"Expected a whole number, got {text}.")
+    return value
 
 
 # The fields of mechanisms, and what may stand in their place.
@@ -122,13 +131,13 @@ _FIELDS = {
     "noise_multiplier": (float, "noise over sensitivity"),
     "sampling_prob": (float, "the probability of taking part in a step"),
     "batch_size": (number, "examples in a step, on average where batches are drawn"),
-    "num_examples": (int, "size of the data set"),
+    "num_examples": (count, "size of the data set"),
     "epochs": (float, "in place of --iterations"),
-    "iterations": (int, "number of steps"),
-    "batches_per_epoch": (int, "number of steps in an epoch"),
-    "participations": (int, "in how many steps of an epoch an example takes part"),
-    "truncated_batch_size": (int, "the largest batch"),
-    "max_terms": (int, "the most terms of the sum that a node is in"),
+    "iterations": (count, "number of steps"),
+    "batches_per_epoch": (count, "number of steps in an epoch"),
+    "participations": (count, "in how many steps of an epoch an example takes part"),
+    "truncated_batch_size": (count, "the largest batch"),
+    "max_terms": (count, "the most terms of the sum that a node is in"),
     "noising_coefficients": (float, "shares of earlier noise, such as 1 -0.9"),
     "strategy_coefficients": (float, "of a banded strategy, such as 1 0.5 0.375"),
     "normalize_by": (float, "what the sum is divided by (default: --batch-size, or 1)"),
@@ -145,6 +154,8 @@ def parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    version = importlib.metadata.version("dpadambc")
+    made.add_argument("--version", action="version", version=f"dpadambc {version}")
     commands = made.add_subparsers(dest="command", required=True)
     _add_plan(commands)
     epsilon = commands.add_parser("epsilon", help="the epsilon that training spends")
@@ -175,9 +186,9 @@ def _add_plan(commands) -> None:
     )
     add = command.add_argument
     add("--epsilon", type=float, nargs="+", required=True, help="targets")
-    add("--batch-size", type=int, nargs="+", required=True, help="expected sizes")
+    add("--batch-size", type=count, nargs="+", required=True, help="expected sizes")
     add("--epochs", type=float, nargs="+", required=True, help="one number or several")
-    add("--num-examples", type=int, required=True, help="size of the data set")
+    add("--num-examples", type=count, required=True, help="size of the data set")
     add(
         "--compare",
         action="store_true",
@@ -251,6 +262,7 @@ def check(args: argparse.Namespace) -> None:
     """Raises a ValueError for options that cannot fit, before anything is imported."""
     if args.command == "audit":
         return
+    _check_picture(getattr(args, "picture", None))
     if args.delta is None:
         such_as = (
             f", such as {0.1 / args.num_examples:.0e}" if args.num_examples else ""
@@ -266,6 +278,16 @@ def check(args: argparse.Namespace) -> None:
             "Expected one number of --epochs with --picture, got"
             f" {len(args.epochs)}. Draw one picture for each."
         )
+
+
+def _check_picture(path: str | None) -> None:
+    """Raises where it could not be written once it is drawn."""
+    if path is None:
+        return
+    if pathlib.Path(path).suffix not in _PICTURES:
+        raise ValueError(f"Expected --picture to end in .png or .pdf, got {path}.")
+    if not pathlib.Path(path).absolute().parent.is_dir():
+        raise ValueError(f"Expected --picture in a folder that exists, got {path}.")
 
 
 def _check_fields(args: argparse.Namespace) -> None:

@@ -238,9 +238,14 @@ def scalar_loss(loss_fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any
     return checked
 
 
+_MOST_DESCRIBED = 6  # arrays by name
+
+
 def _described(argument: Any) -> str:
     """An argument in a few words, such as float32[3]."""
-    found = jax.tree.leaves(argument)
-    if len(found) == 1 and hasattr(argument, "shape"):
+    if hasattr(argument, "shape"):
         return f"{argument.dtype}{list(argument.shape)}"
-    return f"{type(argument).__name__} of {len(found)} arrays"
+    if isinstance(argument, dict) and len(argument) <= _MOST_DESCRIBED:
+        several = (f"{name!r}: {_described(x)}" for name, x in argument.items())
+        return f"{{{', '.join(several)}}}"
+    return f"{type(argument).__name__} of {len(jax.tree.leaves(argument))} arrays"

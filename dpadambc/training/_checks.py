@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from dpadambc._core import precision
@@ -146,37 +145,61 @@ def loss_of(
 _MOST_NAN = 0.1
 
 
+def _share_of_nan(seen: Seen) -> str | None:
+    """Of how many examples the loss is NaN, where they are too many."""
+    num_examples, num_nan = int(seen.num_examples), int(seen.num_nan)
+    if num_nan <= _MOST_NAN * num_examples:
+        return None
+    if num_nan == num_examples:
+        return "every example"
+    return f"{num_nan} of {num_examples} examples"
+
+
 @dataclasses.dataclass
-class FirstBatch:
-    """Looks at the first batch that is not empty, for what was not in the program."""
+class Watch:
+    """Looks at the first steps that have examples, and at the last ones.
+
+    They show what was not in the program. The warnings are *not private*: they are for
+    whoever may see the data.
+    """
 
     warn: Callable[..., Any] = warnings.warn
+    last: Seen | None = None
     is_done: bool = False
+    is_told_of_nan: bool = False
 
     def look(self, seen: Seen) -> None:
-        """Warns where many losses are no numbers, or no example has a gradient.
-
-        The warning is *not private*: it is for whoever may see the data.
-        """
+        """Warns where many losses are no numbers, or no example has a gradient."""
+        self.last = seen
         if self.is_done:
             return
-        _, num_examples, num_nan, has_gradient = map(np.asarray, jax.device_get(seen))
-        self.is_done = bool(num_examples)
-        if not num_examples:
+        seen = jax.device_get(seen)
+        self.is_done = bool(seen.num_examples)
+        if not self.is_done:
             return
-        if num_nan > _MOST_NAN * num_examples:
-            how_many = f"{num_nan} of {num_examples} examples"
-            if num_nan == num_examples:
-                how_many = "every example"
+        if how_many := _share_of_nan(seen):
+            self.is_told_of_nan = True
             self.warn(
                 f"The loss of {how_many} of the first steps is NaN: nothing is"
                 " learned from them, and epsilon is spent all the same.",
                 stacklevel=5,  # of the call of fit
             )
-        elif not has_gradient:
+        elif not seen.has_gradient:
             self.warn(
                 "No example of the first steps has a gradient: the loss is constant (a"
                 " contrastive one is, in a batch of one) or not finite. Noise alone"
                 " moves the parameters, and epsilon is spent all the same.",
                 stacklevel=5,  # of the call of fit
+            )
+
+    def look_back(self) -> None:
+        """Warns where many losses are no numbers at the end, and were at first."""
+        if self.last is None or self.is_told_of_nan:
+            return
+        if how_many := _share_of_nan(jax.device_get(self.last)):
+            self.warn(
+                f"The loss of {how_many} of the last steps is NaN, which it was not at"
+                " first, and epsilon is spent all the same. Is the learning rate too"
+                " large, or NaN?",
+                stacklevel=4,  # of the call of fit
             )

@@ -12,6 +12,7 @@ import jax
 import optax
 
 from dpadambc._core import validate
+from dpadambc.training.result import Stop
 from dpadambc.training.step import Seen
 
 LOSS = "loss_not_private"
@@ -36,6 +37,11 @@ class History:
     ):
         if every is not None:
             validate.count(least=1, eval_every=every)
+        if eval_fn is not None and not callable(eval_fn):
+            raise TypeError(
+                "Expected eval_fn to be a function of the parameters, got"
+                f" {type(eval_fn).__name__}."
+            )
         self._eval_fn, self._every = eval_fn, every
         # Of several processes, the first writes.
         self._path = None
@@ -73,14 +79,14 @@ class History:
         self._seen.append(progress.seen)
         is_due = self._every and progress.iterations % self._every == 0
         if is_last or is_due:
-            self._record(progress)
+            self._record(progress, is_last=is_last)
         elif len(self._seen) >= _MOST_WAITING:
             self._fetch()
 
     def end(self, progress: Any) -> None:
         """Records the last step, if it is not recorded yet."""
         if not self.records or self.records[-1]["iterations"] != progress.iterations:
-            self._record(progress)
+            self._record(progress, is_last=True)
 
     def _fetch(self) -> None:
         """Adds up what is on the device."""
@@ -88,7 +94,7 @@ class History:
         self._loss += sum(float(seen.loss) for seen in several)
         self._count += sum(int(seen.num_examples) for seen in several)
 
-    def _record(self, progress: Any) -> None:
+    def _record(self, progress: Any, *, is_last: bool) -> None:
         self._fetch()
         record: dict[str, Any] = {
             "iterations": progress.iterations,
@@ -97,13 +103,33 @@ class History:
         }
         self._loss, self._count = 0.0, 0
         try:
-            if self._eval_fn is not None:
-                record |= _named(self._eval_fn(progress.params))
+            record |= self._evaluated(progress.params, is_last)
         finally:  # it may end the run
             self.records.append(record)
             if self._path is not None:
                 with self._path.open("a") as file:
                     file.write(_line(record))
+
+    def _evaluated(self, params: optax.Params, is_last: bool) -> dict[str, float]:
+        """What `eval_fn` says, if there is one; nothing if it fails at the end.
+
+        That is no error: a run that is lost at its end has spent its epsilon.
+        """
+        if self._eval_fn is None:
+            return {}
+        try:
+            return _named(self._eval_fn(params))
+        except Stop:
+            raise
+        except Exception as error:
+            if not is_last:
+                raise
+            warnings.warn(
+                f"eval_fn raised {type(error).__name__} at the end of the run: {error}."
+                " The history leaves out what it was to return.",
+                stacklevel=6,  # of the call of fit
+            )
+            return {}
 
 
 def _line(record: Mapping[str, Any]) -> str:
@@ -122,10 +148,7 @@ def _read(path: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def _named(found: Any) -> dict[str, float]:
-    """What an `eval_fn` returned, by name; nothing of what are no numbers.
-
-    They are no error: a run that is lost at its end has spent its epsilon.
-    """
+    """What an `eval_fn` returned, by name; nothing of what are no numbers."""
     several = found if isinstance(found, Mapping) else {"eval": found}
     try:
         return {str(name): float(value) for name, value in several.items()}

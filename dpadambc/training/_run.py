@@ -123,9 +123,7 @@ class Run:
     origin: Origin  # of what it returns
     iterations: int
     epsilon: float  # of all iterations, and of the runs before
-    first_batch: _checks.FirstBatch = dataclasses.field(
-        default_factory=_checks.FirstBatch
-    )
+    watch: _checks.Watch = dataclasses.field(default_factory=_checks.Watch)
 
     @property
     def account(self) -> Account:
@@ -143,6 +141,7 @@ class Run:
         _siblings.remember(self.runner.known_as, keys.name_of(now.sampling_key))
         while done < self.iterations and stop is None:
             now, done, stop = self._advance(now, done, steps_per_call)
+        self.watch.look_back()
         account = self.account
         # Of all that might have been taken, unless what stopped it is public.
         counted = done if stop is not None and stop.is_public else self.iterations
@@ -170,7 +169,7 @@ class Run:
         left = self.history.steps_until_due(done) or most
         before, done = done, done + min(most, left, self.iterations - done)
         now, seen = self.runner.advance(now, done - before)
-        self.first_batch.look(seen)
+        self.watch.look(seen)
         is_last = done == self.iterations
         is_saved = is_last or self.saved.is_due(before, done)
         if is_saved:

@@ -235,8 +235,8 @@ def fit(
       eval_fn: called with the parameters; returns a number, or several by name, for the
         history. On data that need no protection it costs nothing. What it says of
         protected data is not covered by epsilon, and neither is a choice made by it. An
-        error in it ends the run without a `Result`, and by default it is called after
-        the last step: call it on the first parameters before, or give `checkpoints`.
+        error in it ends the run without a `Result`; after the last step it is a
+        warning, since the run has spent its epsilon.
       eval_every: after how many steps a record is made and `eval_fn` called; by default
         after the last alone.
       history_file: to which the records are written as JSON lines, as they come.

@@ -5,6 +5,7 @@ import json
 import pathlib
 import secrets
 import warnings
+import zipfile
 from typing import Any
 
 import jax
@@ -123,6 +124,12 @@ def save_release(path: str | pathlib.Path, result: Result) -> dict[str, Any]:
       >>> about["mechanism"], about["iterations"], round(about["epsilon"], 2)
       ('dpadambc.mechanisms.PoissonGaussian', 4, 6.68)
     """
+    if not isinstance(result, Result):
+        raise TypeError(
+            f"Expected what fit returns, got {type(result).__name__}. A TrainState does"
+            " not know its epsilon. Of a SearchResult all may be published, at its"
+            " epsilon: write that beside its params, in a file of your own."
+        )
     path, state = pathlib.Path(path), releasable(result)
     _warn_of_a_guessed_key(result.state)
     _warn_of_other_runs(result)
@@ -153,6 +160,20 @@ def _spending(about: dict[str, Any]) -> Spending | None:
         return None
 
 
+def _opened(path: str | pathlib.Path) -> Any:
+    """A file of `save_release`; raises for others."""
+    try:
+        file = np.load(path, allow_pickle=False)
+    except (EOFError, ValueError, zipfile.BadZipFile) as error:
+        raise ValueError(f"Expected {path} to be a file of save_release.") from error
+    if _ABOUT not in getattr(file, "files", ()):
+        raise ValueError(
+            f"Expected {path} to be a file of save_release, got one that does not say"
+            " what its parameters are worth."
+        )
+    return file
+
+
 def load_release(
     path: str | pathlib.Path, *, like: optax.Params
 ) -> tuple[optax.Params, dict[str, Any]]:
@@ -167,7 +188,8 @@ def load_release(
       begins with these parameters takes it as `spent`.
 
     Raises:
-      ValueError: if the file has other parameters.
+      OSError: if there is no such file.
+      ValueError: if the file has other parameters, or is of something else.
 
     Example:
       >>> import pathlib, tempfile, jax, jax.numpy as jnp, optax
@@ -186,7 +208,7 @@ def load_release(
       >>> bool((params == result.state.params).all()), round(about["epsilon"], 2)
       (True, 6.68)
     """
-    with np.load(path, allow_pickle=False) as file:
+    with _opened(path) as file:
         about = json.loads(str(file[_ABOUT]))
         names = list(_named(like, "params"))
         found = [name for name in file.files if name.startswith("params")]

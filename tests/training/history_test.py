@@ -90,6 +90,22 @@ def test_an_evaluation_that_is_no_number_does_not_end_a_run(found):
     assert not result.history[0].keys() & {"eval", "a", "b"}
 
 
+def test_an_evaluation_that_fails_ends_a_run_before_its_end_alone():
+    """The run has spent its epsilon then."""
+
+    def fails(params):
+        raise ZeroDivisionError("no data")
+
+    with pytest.warns(UserWarning, match="eval_fn raised ZeroDivisionError.*: no data"):
+        result = fit(eval_fn=fails)
+    np.testing.assert_array_equal(result.state.params, fit().state.params)
+    assert "eval" not in result.history[0]
+    with pytest.raises(ZeroDivisionError):
+        fit(eval_fn=fails, eval_every=5)
+    with pytest.raises(TypeError, match="eval_fn to be a function.*got int"):
+        fit(eval_fn=3)
+
+
 def test_records_are_written_as_lines_and_go_on_where_the_run_does(tmp_path):
     class Killed(Exception):
         pass

@@ -215,6 +215,29 @@ def test_a_file_of_the_very_key_is_refused(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.guarantee
+def test_what_is_no_run_is_refused(tmp_path):
+    path = tmp_path / "model.npz"
+    with pytest.raises(TypeError, match="got TrainState.*does not know its epsilon"):
+        training.save_release(path, fit(TREE, of_tree).state)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("found", ["text", "array", "arrays"])
+def test_what_is_no_file_of_a_release_is_refused(tmp_path, found):
+    path = tmp_path / "model.npz"
+    with path.open("wb") as file:
+        if found == "text":
+            file.write(b"a model")
+        elif found == "array":
+            np.save(file, np.zeros(3))
+        else:
+            np.savez(file, params=np.zeros(3))
+    with pytest.raises(ValueError, match="to be a file of save_release"):
+        training.load_release(path, like=jnp.zeros(3))
+    with pytest.raises(FileNotFoundError):
+        training.load_release(tmp_path / "other.npz", like=jnp.zeros(3))
+
+
 def test_a_run_after_a_search_is_warned_of(tmp_path):
     found = training.search(
         loss_of_vector,
