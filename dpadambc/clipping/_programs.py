@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from dpadambc._core import flops
@@ -79,16 +78,12 @@ class Programs:
     def _mean_loss(self, *args: Any) -> jax.Array:
         batched = self.parts.batched(args)
 
-        def loss(example_id, *args):
-            args, key = list(args), self.parts.prng_argnum
-            if key is not None:
-                args[key] = jax.random.fold_in(args[key], example_id)
-            output = self.fun(*args)
+        def loss(*args):
+            output = self.fun(*self.parts.with_own_key(args))
             return output[0] if self.has_aux else output
 
         in_axes = [0 if i in batched else None for i in range(len(args))]
-        ids = jnp.arange(self.batch_size)
-        return jax.vmap(loss, (0, *in_axes))(ids, *args).mean()
+        return jax.vmap(loss, in_axes)(*args).mean()
 
     def _choice(self, method: str, size: int, grad: Grad) -> Choice:
         fun, args, donated = self._program(grad)

@@ -75,14 +75,14 @@ def _in_microbatches(
     size: int,
     skip_padding: bool,
 ) -> Callable[..., Any]:
-    """The same function of (example ids, padding, *args), `size` examples at a time."""
+    """The same function of (padding, *args), `size` examples at a time."""
 
-    def fun(example_ids, is_padding_example, *args):
-        batch_size = example_ids.shape[0]
+    def fun(is_padding_example, *args):
+        batch_size = is_padding_example.shape[0]
         num = -(-batch_size // size)
         added = jnp.ones(num * size - batch_size, bool)
         is_padding_example = jnp.concatenate([is_padding_example, added])
-        rows = [jnp.arange(num * size), is_padding_example]
+        rows = [is_padding_example]
         rows += [_extend(args[i], num * size) for i in batched]
         num_real = None
         if skip_padding:
@@ -92,18 +92,18 @@ def _in_microbatches(
             is_real = ~is_padding_example.reshape(num, size).all(1)
             num_real = jnp.max(jnp.where(is_real, jnp.arange(1, num + 1), 0))
         args = list(args)
-        for i, arg in zip(batched, rows[2:], strict=True):
+        for i, arg in zip(batched, rows[1:], strict=True):
             args[i] = arg
         values, clipped = optax.microbatching.microbatch(
             clipped_batch,
-            argnums=(0, 1, *(2 + i for i in batched)),
+            argnums=(0, *(1 + i for i in batched)),
             microbatch_size=size,
             accumulator=(
                 optax.microbatching.AccumulationType.CONCAT,
                 optax.microbatching.AccumulationType.SUM,
             ),
             num_real_microbatches=num_real,
-        )(*rows[:2], *args)
+        )(rows[0], *args)
         if skip_padding:
             values = _interleave(values, size)
         return jax.tree.map(lambda x: x[:batch_size], values), clipped
@@ -219,8 +219,8 @@ def _value_and_clipped(
         several = tuple(args[i] for i in parts.differentiated)
         return several[0] if isinstance(parts.argnums, int) else several
 
-    def clipped_batch(clip_state, example_ids, is_padding_example, *args):
-        output, gradients = all_examples(example_ids, *args)
+    def clipped_batch(clip_state, is_padding_example, *args):
+        output, gradients = all_examples(*args)
         params = params_of(args)
         start = clip.init(params)
         clipped, _ = clip.update(
@@ -243,7 +243,7 @@ def _value_and_clipped(
                 clip_some = _in_microbatches(
                     clip_some, batched, microbatch_size, skip_padding
                 )
-            return clip_some(jnp.arange(batch_size), *args)
+            return clip_some(*args)
 
         batched = parts.batched(args)
         of_clipped = flat._split_as if observes else explicit_mesh.split_as

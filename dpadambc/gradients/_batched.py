@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from dpadambc._core import shard_map, validate
-from dpadambc.gradients import _collectives, _leaves
+from dpadambc.gradients import _collectives, _example_keys, _leaves
 from dpadambc.gradients._factored import factored_outputs, isolated_outputs
 
 Argnums = int | Sequence[int]
@@ -54,6 +54,14 @@ class Arguments:
             return _tuple(self.batch_argnums)
         others = (*_tuple(self.argnums), self.prng_argnum)
         return tuple(i for i in range(len(args)) if i not in others)
+
+    def with_own_key(self, args: Sequence[Any]) -> list[Any]:
+        """The arguments of one example, with a key of its own where there is one."""
+        args, place = list(args), self.prng_argnum
+        if place is not None:
+            example = [args[i] for i in self.batched(args)]
+            args[place] = _example_keys.key_of(args[place], example)
+        return args
 
     def check(self, args: Sequence[Any], *, stacklevel: int = 4) -> int:
         """The batch size; raises unless the arguments fit their parts.
@@ -99,12 +107,12 @@ Method = Literal["factored", "vmap"]
 def _on_each_device(fun: Callable[..., Any], parts: Arguments) -> Callable[..., Any]:
     """With gradients of its own for each device: see `_core.shard_map`."""
 
-    def on_this_device(example_ids, *args):
+    def on_this_device(*args):
         axes = shard_map.varying_axes([args[i] for i in parts.batched(args)])
         args = list(args)
         for i in parts.differentiated:
             args[i] = shard_map.varying(args[i], axes)
-        return fun(example_ids, *args)
+        return fun(*args)
 
     return on_this_device
 
@@ -112,24 +120,18 @@ def _on_each_device(fun: Callable[..., Any], parts: Arguments) -> Callable[..., 
 def batched_value_and_grad(
     loss_fn: Callable[..., Any], parts: Arguments, has_aux: bool, method: Method
 ) -> Callable[..., Any]:
-    """A function of (example ids, *args) that maps over the ids and the batches."""
+    """A function of the arguments of the loss that maps over the batches."""
     validate.one_of(("factored", "vmap"), method=method)
     value_and_grad = jax.value_and_grad(
         scalar_loss(loss_fn, has_aux), parts.argnums, has_aux
     )
 
-    def one_example(example_id, *args):
-        args = list(args)
-        if parts.prng_argnum is not None:
-            # Depends neither on the batch size nor on the padding.
-            args[parts.prng_argnum] = jax.random.fold_in(
-                args[parts.prng_argnum], example_id
-            )
-        return value_and_grad(*args)
+    def one_example(*args):
+        return value_and_grad(*parts.with_own_key(args))
 
-    def over_examples(fun, example_ids, args):
+    def over_examples(fun, args):
         in_axes = [0 if i in parts.batched(args) else None for i in range(len(args))]
-        return jax.vmap(fun, in_axes=(0, *in_axes))(example_ids, *args)
+        return jax.vmap(fun, in_axes=in_axes)(*args)
 
     batches = lambda args: [args[i] for i in parts.batched(args)]
     axes_of = lambda args: shard_map.varying_axes(batches(args))
@@ -137,19 +139,19 @@ def batched_value_and_grad(
         _collectives.refuse, allowed=shard_map.axes_without_examples(batches(args))
     )
 
-    def materialized(example_ids, *args):
+    def materialized(*args):
         fun = isolated_outputs(one_example, check_of(args))
-        output, gradients = over_examples(fun, example_ids, args)
+        output, gradients = over_examples(fun, args)
         return output, _leaves.of_arrays(gradients, axes_of(args))
 
-    def factored(example_ids, *args):
+    def factored(*args):
         traced, fun = {}, factored_outputs(one_example, check_of(args))
 
         def one_example_factored(*args):
             output, factored, *traced["static"] = fun(*args)
             return output, factored
 
-        output, factored = over_examples(one_example_factored, example_ids, args)
+        output, factored = over_examples(one_example_factored, args)
         shapes, rules = traced["static"]
         shapes, structure = jax.tree.flatten(shapes)
         gradients = _leaves.sealed(factored, shapes, rules, axes_of(args))

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from dpadambc._core import explicit_mesh, validate
 from dpadambc.gradients import _leaves
@@ -41,8 +40,10 @@ def per_example_value_and_grad(
         `prng_argnum`. All examples share the others, which must be public. If one of
         them were the batch, it would be in the gradient of each example; there is a
         warning where it is the same array object.
-      prng_argnum: which positional argument is a PRNG key, if any. Example i is given
-        `jax.random.fold_in(key, i)`: dropout, say, differs between examples.
+      prng_argnum: which positional argument is a PRNG key, if any. Each example is
+        given its own, made of this one and of the numbers of the example, for dropout,
+        say. It does not depend on the other examples, nor on the place in the batch, so
+        the sensitivity holds for who knows the key. Equal examples have equal keys.
       method: "factored" keeps each gradient in the form in which reverse mode produces
         it, and materializes no gradient that is larger than its factors; see
         `PerExampleGradient` and `explain`. "vmap" materializes all of them, as arrays
@@ -86,7 +87,7 @@ def per_example_value_and_grad(
             validate.padding(is_padding_example, batch_size)
 
         def masked(is_padding_example, *args):
-            output, gradients = all_examples(jnp.arange(batch_size), *args)
+            output, gradients = all_examples(*args)
             if is_padding_example is not None:
                 gradients = _leaves.masked(gradients, is_padding_example)
             return output, gradients

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 import dpadambc
-from dpadambc.gradients import _factored, _leaves, _weighted
+from dpadambc.gradients import _example_keys, _factored, _leaves, _weighted
 from dpadambc.gradients._factored import (
     convolution,
     evaluate,
@@ -60,7 +60,8 @@ def looped_grads(model, args):
     def grad_of(i):
         example = [row(x, i) if at in batched else x for at, x in enumerate(args)]
         if model.with_key:
-            example[-1] = jax.random.fold_in(args[-1], i)
+            own = [example[at] for at in batched]
+            example[-1] = _example_keys.key_of(args[-1], own)
         grad = grad_fn(*example)
         return grad[0] if model.has_aux else grad
 

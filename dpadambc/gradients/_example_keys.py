@@ -1,0 +1,49 @@
+"""A key for each example of a batch, from the key of the batch and its numbers alone.
+
+Were it from the place in the batch, one example more would give those behind it other
+keys, and all of their gradients would change: to who knows the key of the batch, as one
+may of dropout, the sensitivity would be no clip norm.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def key_of(key: jax.Array, example: Any) -> jax.Array:
+    """The key of an example; equal examples have equal keys."""
+    return jax.random.fold_in(key, _hashed(example))
+
+
+def _hashed(example: Any) -> jax.Array:
+    """A number for all numbers of an example, uint32."""
+    found = jnp.zeros((), jnp.uint32)
+    for words in map(_words, jax.tree.leaves(example)):
+        places = jax.lax.iota(jnp.uint32, words.size)
+        of_words = _mixed(words ^ _mixed(places + jnp.uint32(1)))
+        found = _mixed(_mixed(found) + jnp.sum(of_words, dtype=jnp.uint32))
+    return found
+
+
+def _words(x: Any) -> jax.Array:
+    """The bits of an array, as uint32 of shape (words,)."""
+    x = jnp.asarray(x)
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        x = jax.random.key_data(x)
+    if jnp.iscomplexobj(x):
+        x = jnp.stack([x.real, x.imag])
+    bits = 8 * x.dtype.itemsize
+    is_packed = str(x.dtype) in ("bool", "int2", "uint2", "int4", "uint4")
+    if not is_packed:
+        x = jax.lax.bitcast_convert_type(x, f"uint{min(bits, 32)}")
+    return x.astype(jnp.uint32).ravel()
+
+
+def _mixed(x: jax.Array) -> jax.Array:
+    """A bijection after which each bit depends on all: the finalizer of MurmurHash3."""
+    x ^= x >> jnp.uint32(16)
+    x *= jnp.uint32(0x85EBCA6B)
+    x ^= x >> jnp.uint32(13)
+    x *= jnp.uint32(0xC2B2AE35)
+    return x ^ (x >> jnp.uint32(16))
