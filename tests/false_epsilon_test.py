@@ -1749,3 +1749,67 @@ def gaussian_epsilon(mu, delta):
     cdf = stats.norm.cdf
     of = lambda e: cdf(mu / 2 - e / mu) - np.exp(e) * cdf(-mu / 2 - e / mu) - delta
     return optimize.brentq(of, 0, 60) if of(0) > 0 else 0.0
+
+
+# A29. A state that is set back.
+
+
+STAGES = {
+    "independent": lambda level: dpadambc.add_dp_noise(level, key=jax.random.key(0)),
+    "correlated": lambda level: transforms.add_correlated_noise(
+        level, (1.0, -0.5), key=jax.random.key(0)
+    ),
+    "banded": lambda level: transforms.add_banded_noise(
+        level, (1.0, 0.5), key=jax.random.key(0)
+    ),
+}
+ZEROS = jnp.zeros(4)
+
+
+def noise_of_steps(noise, number, state=None):
+    """The noise of so many steps, and the state after them."""
+    state, drawn = noise.init(ZEROS) if state is None else state, []
+    for _ in range(number):
+        noised, state = noise.update(ZEROS, state, ZEROS)
+        drawn.append(np.asarray(noised))
+    return np.stack(drawn), state
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a29_a_count_that_is_set_back_is_not_that_of_the_noise(name):
+    """As `optax.tree.set` does to all fields of the name, to warm up once more."""
+    noise = STAGES[name](0.1)
+    chain = optax.chain(noise, optax.adam(optax.linear_schedule(1.0, 0.1, 5)))
+    state = chain.init(ZEROS)
+    for _ in range(2):
+        _, state = chain.update(ZEROS, state, ZEROS)
+    restarted = optax.tree.set(state, count=jnp.zeros([], jnp.int32))
+    assert restarted[1][0].count == 0 and dpadambc.steps_taken(restarted) == 2
+    whole, _ = noise_of_steps(noise, 4)
+    rest, _ = noise_of_steps(noise, 2, restarted[0])
+    np.testing.assert_array_equal(rest, whole[2:])
+
+
+def test_a29_what_a_count_that_is_set_back_did():
+    """Negative control: the noise of the first step once more, and a level too low."""
+    back = lambda state: state._replace(noised_steps=jnp.zeros([], jnp.int32))
+    first, state = noise_of_steps(STAGES["correlated"](0.1), 1)
+    again, _ = noise_of_steps(STAGES["correlated"](0.1), 1, back(state))
+    np.testing.assert_array_equal(first, again)
+    rising = STAGES["independent"](lambda step: 0.1 * (1 + step))
+    _, state = noise_of_steps(rising, 3)
+    fourth, _ = noise_of_steps(rising, 1, state)
+    lower, _ = noise_of_steps(rising, 1, back(state))
+    np.testing.assert_allclose(fourth, 4 * lower, rtol=1e-5)
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["plain", "jitted"])
+@pytest.mark.parametrize("name", STAGES)
+def test_a29_zeros_for_a_state_are_no_key(name, wrap):
+    """As one sets moments back: the noise would be that of a key that all know."""
+    noise = STAGES[name](0.1)
+    _, state = noise_of_steps(noise, 2)
+    update = wrap(noise.update)
+    assert np.isfinite(update(ZEROS, state, ZEROS)[0]).all()
+    lost = optax.tree.zeros_like(state)
+    assert np.isnan(update(ZEROS, lost, ZEROS)[0]).all()

@@ -58,6 +58,8 @@ def check(
     if any(isinstance(x, core.Tracer) for x in arrays) or isinstance(step, jax.Array):
         return
     now = _Run(mechanism, batch.num_examples, run_key, int(step))
+    if step % steps:
+        _warn_of_another_size(now, stacklevel=stacklevel + 1)
     alike = [run for run in _RUNS if run.is_alike(now)]
     before = [run for run in alike if step % steps and run.step == now.step - 1]
     own = [run for run in alike if run.key is run_key]
@@ -74,6 +76,23 @@ def check(
             " epsilon does not cover. Do not split the key: each step has its number.",
             stacklevel=stacklevel + 1,
         )
+
+
+def _warn_of_another_size(now: _Run, *, stacklevel: int) -> None:
+    """Where the step before, with this very key, was of more or fewer examples."""
+    for run in _RUNS:
+        is_before = run.mechanism == now.mechanism and run.step == now.step - 1
+        if is_before and run.num_examples != now.num_examples and run.key is now.key:
+            warnings.warn(
+                f"Expected {run.num_examples} examples in all steps of a run, got"
+                f" {now.num_examples} at step {now.step}. The batches of"
+                f" {type(now.mechanism).__name__} follow from one order: with another"
+                " number all are dealt anew, and an example takes part in other steps"
+                " than epsilon is for. Keep the row of who leaves, and mask it, until a"
+                " new run begins.",
+                stacklevel=stacklevel + 1,
+            )
+            return
 
 
 def _are_equal(key: jax.Array, other: jax.Array) -> bool:

@@ -11,6 +11,7 @@ import json
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -21,8 +22,9 @@ from dpadambc.mechanisms.batch import Batch
 # By the identity of a key: (step, number of examples). To read a key is to wait for the
 # device, so one that is made anew of its seed is not known.
 _DRAWN: dict[int, set[tuple[int | None, int]]] = {}
-# By the identity of a generator's lock: (mechanism, number of examples) of its runs.
-_ORDERED: dict[int, set[tuple[str, int]]] = {}
+# By the identity of a generator's lock, and the mechanism and number of examples of a
+# run of it: how many batches the last such run has drawn.
+_DEALT: dict[int, dict[tuple[str, int], int]] = {}
 # The latest states of generators that a run began with, and for how many examples.
 _BEGUN: collections.deque[tuple[str, int]] = collections.deque(maxlen=2**12)
 
@@ -87,11 +89,30 @@ def check_step(
         )
 
 
+class Order(NamedTuple):
+    """Of a mechanism of which several batches follow from one order of the examples.
+
+    Attributes:
+      name: of the mechanism.
+      steps: how many batches follow from one order.
+      iterations: of a run.
+    """
+
+    name: str
+    steps: int
+    iterations: int
+
+    def is_cut(self, drawn: int) -> bool:
+        """Whether a run that begins after so many batches of another deals anew."""
+        is_whole_run = self.steps == self.iterations  # another has its own generator
+        return is_whole_run or 0 < drawn < self.iterations and drawn % self.steps > 0
+
+
 def watched(
     rng: np.random.Generator,
     batches: Iterator[Batch],
     is_drawn: Callable[[Batch], bool],
-    in_one_order: str | None = None,
+    order: Order | None = None,
 ) -> Iterator[Batch]:
     """The same batches, with a warning where the generator drew them before.
 
@@ -99,8 +120,7 @@ def watched(
       rng: what they are drawn from, in the state before the first of them.
       batches: all of a run.
       is_drawn: whether chance decides who takes part in one.
-      in_one_order: the name of a mechanism of which all batches of a run follow from
-        one order of the examples.
+      order: of a mechanism that deals the examples into several batches.
 
     Raises:
       TypeError: if it is no generator, at once.
@@ -110,42 +130,45 @@ def watched(
             "Expected rng to be a numpy.random.Generator, such as"
             f" numpy.random.default_rng(), got {type(rng).__name__}."
         )
-    return _watched(rng, batches, is_drawn, in_one_order)
+    return _watched(rng, batches, is_drawn, order)
 
 
 def _watched(
     rng: np.random.Generator,
     batches: Iterator[Batch],
     is_drawn: Callable[[Batch], bool],
-    in_one_order: str | None,
+    order: Order | None,
 ) -> Iterator[Batch]:
     state = _state_of(rng)
     for step, batch in enumerate(batches):
         if step == 0 and is_drawn(batch):
             _check_state(state, batch, stacklevel=2)
-        if step == 0 and in_one_order:
-            _check_order(rng, in_one_order, batch, stacklevel=2)
+        if order:
+            _check_order(rng, order, step, batch, stacklevel=2)
         yield batch
 
 
 def _check_order(
-    rng: np.random.Generator, name: str, batch: Batch, *, stacklevel: int
+    rng: np.random.Generator, order: Order, step: int, batch: Batch, *, stacklevel: int
 ) -> None:
-    """Warns where a generator deals the examples in another order than before."""
+    """Warns where a generator deals the examples anew within what it dealt before."""
     lock = rng.bit_generator.lock  # lives as long, and knows weak references
-    if id(lock) not in _ORDERED:
-        _ORDERED[id(lock)] = set()
-        weakref.finalize(lock, _ORDERED.pop, id(lock), None)
-    if (name, batch.num_examples) in _ORDERED[id(lock)]:
+    if id(lock) not in _DEALT:
+        _DEALT[id(lock)] = {}
+        weakref.finalize(lock, _DEALT.pop, id(lock), None)
+    runs, name = _DEALT[id(lock)], (order.name, batch.num_examples)
+    if step == 0 and name in runs and order.is_cut(runs[name]):
         warnings.warn(
-            "Expected a generator of its own for each run, got one that has drawn a run"
-            f" of {name} before. One call of batches is the whole run: its steps follow"
-            " from one order of the examples, and called anew in each epoch an example"
-            " takes part in other steps than epsilon is for. Another run needs another"
+            "Expected a generator of its own for each run, got one that has drawn"
+            f" {runs[name]} batches of a run of {order.name} before. One call of"
+            f" batches is the whole run: {order.steps} steps follow from one order of"
+            " the examples, and called anew within them an example takes part in other"
+            " steps than epsilon is for. Take all batches of one call, as in"
+            " `for batch in mechanism.batches(...)`; another run needs another"
             " generator.",
             stacklevel=stacklevel + 1,
         )
-    _ORDERED[id(lock)].add((name, batch.num_examples))
+    runs[name] = step + 1
 
 
 def _state_of(rng: np.random.Generator) -> str:

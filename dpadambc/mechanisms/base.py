@@ -120,6 +120,11 @@ class Mechanism(Accounted):
         return None
 
     @property
+    def _steps_of_one_order(self) -> int | None:
+        """How many batches of the host follow from one order of the examples."""
+        return self._steps_of_one_key
+
+    @property
     def noise_stddev(self) -> float | optax.Schedule:
         """Standard deviation of the noise in the gradient that Adam sees.
 
@@ -169,8 +174,8 @@ class Mechanism(Accounted):
 
         Warns:
           UserWarning: if another run of the process began with a generator in the same
-            state, such as one made of the same seed in each epoch; or if the batches of
-            a run follow from one order, and this generator has drawn a run before.
+            state, such as one made of the same seed in each epoch; or if batches follow
+            from one order, and this generator has drawn only some of them before.
 
         Raises:
           TypeError: if `rng` is no generator.
@@ -184,9 +189,10 @@ class Mechanism(Accounted):
     ) -> Iterator[Batch]:
         """The same, with a warning where they were drawn before."""
         is_drawn = lambda b: self._leaves_some_out(b) and not self._deals_epochs
-        is_in_one_order = self._steps_of_one_key == self.iterations
-        name = type(self).__name__ if is_in_one_order else None
-        return _draws.watched(rng, batches, is_drawn, name)
+        order, steps = None, self._steps_of_one_order
+        if steps is not None:
+            order = _draws.Order(type(self).__name__, steps, self.iterations)
+        return _draws.watched(rng, batches, is_drawn, order)
 
     def sample(self, key: jax.Array, *, num_examples: int) -> Batch:
         """One batch on the device, inside `jax.jit` and `jax.lax.scan`.

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from dpadambc._core import keys, validate
-from dpadambc.transforms import _noise_level, _noising, correlated_noise, noise
+from dpadambc.transforms import _noising, correlated_noise, noise
 from dpadambc.transforms.noise import AddDPNoiseState
 
 
@@ -101,7 +101,7 @@ def add_banded_noise(
         rng_key = noise._key_of_run(key, "add_banded_noise", params, made_of)
         zeros = lambda x: jnp.zeros_like(x, noise._like(x).dtype)
         return AddBandedNoiseState(
-            AddDPNoiseState(count=jnp.zeros([], jnp.int32), rng_key=rng_key),
+            noise._first_state(rng_key),
             tuple(jax.tree.map(zeros, params) for _ in later),
         )
 
@@ -111,7 +111,7 @@ def add_banded_noise(
         noise._check_devices(updates, draws.rng_key)
         own_key = keys.of_one_run(draws.rng_key, updates)
         rng_key, step_key = jax.random.split(own_key)
-        sigma = _noise_level.at_step(noise_stddev, draws.count)
+        sigma = noise._stddev(noise_stddev, draws)
 
         def without_earlier(z, *earlier):
             taken_back = sum(c * y for c, y in zip(later, earlier, strict=True))
@@ -120,9 +120,8 @@ def add_banded_noise(
         drawn = noise._gaussian_like(step_key, updates)
         added = jax.tree.map(without_earlier, drawn, *state.earlier)
         noised = jax.tree.map(jnp.add, updates, added)
-        count = jnp.asarray(optax.safe_increment(draws.count))
         return noised, AddBandedNoiseState(
-            AddDPNoiseState(count=count, rng_key=rng_key),
+            noise._next_state(draws, rng_key),
             (added, *state.earlier)[: len(later)],
         )
 

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from dpadambc._core import keys, validate
-from dpadambc.transforms import _noise_level, _noising, noise
-from dpadambc.transforms.noise import AddDPNoiseState
+from dpadambc.transforms import _noising, noise
 
 
 def add_correlated_noise(
@@ -78,7 +77,7 @@ def add_correlated_noise(
         _refuse_parts(params)
         made_of = {"noise_stddev": noise_stddev, "coefficients": d}
         rng_key = noise._key_of_run(key, "add_correlated_noise", params, made_of)
-        return AddDPNoiseState(count=jnp.zeros([], jnp.int32), rng_key=rng_key)
+        return noise._first_state(rng_key)
 
     def update_fn(updates, state, params=None):
         noise._check_summed(updates, params)
@@ -87,19 +86,18 @@ def add_correlated_noise(
 
         def with_draws_of(j, noised):
             """Adds the share of the step that was j steps ago."""
-            step_key = jax.random.fold_in(own_key, state.count - j)
-            share = jnp.where(j <= state.count, shares[j], 0.0) * sigma
+            step_key = jax.random.fold_in(own_key, state.noised_steps - j)
+            share = jnp.where(j <= state.noised_steps, shares[j], 0.0) * sigma
             return jax.tree.map(
                 lambda g, z: g + share.astype(z.dtype) * z,
                 noised,
                 noise._gaussian_like(step_key, noised),
             )
 
-        sigma = _noise_level.at_step(noise_stddev, state.count)
+        sigma = noise._stddev(noise_stddev, state)
         noised = with_draws_of(0, updates)
         noised = jax.lax.fori_loop(1, len(d), with_draws_of, noised)
-        count = jnp.asarray(optax.safe_increment(state.count))
-        return noised, AddDPNoiseState(count=count, rng_key=state.rng_key)
+        return noised, noise._next_state(state, state.rng_key)
 
     return optax.GradientTransformation(init_fn, update_fn)
 

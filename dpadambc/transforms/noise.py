@@ -25,17 +25,21 @@ class AddDPNoiseState(NamedTuple):
 
     That of `add_correlated_noise` tells earlier noise too.
 
+    No field is called `count`, since `optax.tree.set(state, count=0)`, which begins a
+    schedule anew, sets all that are: the noise of earlier steps would come again.
+
     Attributes:
-      count: the number of steps. shape=(), int32.
-      rng_key: a typed key; *secret*. shape=().
+      noised_steps: their number. shape=(), int32.
+      rng_key: a typed key; *secret*. shape=(). Zeros, as `optax.tree.zeros_like` has
+        them, are a key that everybody knows: the noise is NaN then.
     """
 
-    count: jax.Array
+    noised_steps: jax.Array
     rng_key: jax.Array
 
     def __repr__(self) -> str:
         """Without the key: a notebook that is shared must not show it."""
-        return f"AddDPNoiseState(count={self.count}, rng_key=...: secret)"
+        return f"AddDPNoiseState(noised_steps={self.noised_steps}, rng_key=...: secret)"
 
 
 def _gaussian_like(key: jax.Array, tree: optax.Updates) -> optax.Updates:
@@ -112,6 +116,22 @@ def _key_of_run(
         }
         key_uses.check_start(own_key, params, outline, stacklevel=4)  # of init
     return own_key
+
+
+def _first_state(rng_key: jax.Array) -> AddDPNoiseState:
+    return AddDPNoiseState(noised_steps=jnp.zeros([], jnp.int32), rng_key=rng_key)
+
+
+def _next_state(state: AddDPNoiseState, rng_key: jax.Array) -> AddDPNoiseState:
+    noised_steps = jnp.asarray(optax.safe_increment(state.noised_steps))
+    return AddDPNoiseState(noised_steps=noised_steps, rng_key=rng_key)
+
+
+def _stddev(noise_stddev: _noise_level.NoiseStddev, state: AddDPNoiseState) -> Any:
+    """The level of a step, or NaN where the state has lost its key."""
+    is_lost = jnp.all(jax.random.key_data(state.rng_key) == 0)
+    stddev = _noise_level.at_step(noise_stddev, state.noised_steps)
+    return jax.tree.map(lambda s: jnp.where(is_lost, jnp.nan, s), stddev)
 
 
 def _warn_of_parts(params: optax.Params) -> None:
@@ -209,21 +229,20 @@ def add_dp_noise(
         _noise_level.per_leaf(noise_stddev, params)
         made_of = {"noise_stddev": noise_stddev}
         rng_key = _key_of_run(key, "add_dp_noise", params, made_of)
-        return AddDPNoiseState(count=jnp.zeros([], jnp.int32), rng_key=rng_key)
+        return _first_state(rng_key)
 
     def update_fn(updates, state, params=None):
         _check_summed(updates, params)
         _check_devices(updates, state.rng_key)
         own_key = keys.of_one_run(state.rng_key, updates)
         rng_key, step_key = jax.random.split(own_key)
-        stddev = _noise_level.at_step(noise_stddev, state.count)
+        stddev = _stddev(noise_stddev, state)
         noised = jax.tree.map(
             lambda g, s, z: g + s.astype(z.dtype) * z,
             updates,
             _noise_level.per_leaf(stddev, updates),
             _gaussian_like(step_key, updates),
         )
-        count = jnp.asarray(optax.safe_increment(state.count))
-        return noised, AddDPNoiseState(count=count, rng_key=rng_key)
+        return noised, _next_state(state, rng_key)
 
     return optax.GradientTransformation(init_fn, update_fn)

@@ -54,7 +54,7 @@ def steps_taken(state: Any) -> int:
     is_noise = lambda node: isinstance(node, AddDPNoiseState)
     parts = [x for x in jax.tree.leaves(state, is_leaf=is_noise) if is_noise(x)]
     # An array, also in a variable of Flax, and of several states at once.
-    counts = {int(n) for part in parts for n in np.ravel(part.count[...])}
+    counts = {int(n) for part in parts for n in np.ravel(part.noised_steps[...])}
     keys = {name for part in parts for name in _names(part.rng_key[...])}
     if not counts:
         raise ValueError(

@@ -289,7 +289,7 @@ def test_numbers_that_are_traced_are_let_through():
 
     def run(key, z):
         chain = dpadambc.dp_sgd(0.1, mechanism(noise_multiplier=z), key=key)
-        return chain.init(PARAMS)[0].count
+        return chain.init(PARAMS)[0].noised_steps
 
     levels = jnp.array([1.0, 2.0])
     jax.vmap(run)(jax.random.split(KEY, 2), levels)
@@ -305,7 +305,7 @@ def test_numbers_that_are_traced_are_let_through():
         return jnp.sum(updates["w"])
 
     assert jnp.isfinite(jax.grad(stepped)(0.1))
-    level = lambda x: dpadambc.add_dp_noise(x, key=KEY).init(PARAMS).count * x
+    level = lambda x: dpadambc.add_dp_noise(x, key=KEY).init(PARAMS).noised_steps * x
     assert jax.grad(level)(0.1) == 0.0
 
 

@@ -74,6 +74,27 @@ def test_one_key_for_all_steps_is_not(mechanism):
         draw_step(key, step, mechanism)
 
 
+@of_one_key
+def test_other_examples_within_a_run_are_warned_of(mechanism):
+    """All are dealt anew then, and one is in two batches that follow on each other."""
+    key = jax.random.key(secrets.randbits(32))
+    draw = lambda step, n: mechanism.sample_step(key, step, num_examples=n)
+    draw(0, N)
+    with pytest.warns(UserWarning, match="Expected 8 examples in all steps.* got 9 at"):
+        draw(1, N + 1)
+    draw(2, N + 1)
+
+
+def test_other_examples_are_not_where_an_epoch_deals_its_own():
+    key = jax.random.key(secrets.randbits(32))
+    for step in range(6):
+        draw = functools.partial(ALLOCATED.sample_step, key, step)
+        draw(num_examples=N + step // ALLOCATED.batches_per_epoch)
+    key = jax.random.key(secrets.randbits(32))
+    for step in range(6):  # whose steps are independent
+        POISSON.sample_step(key, step, num_examples=N + step)
+
+
 def test_a_key_for_each_epoch_is_not_where_epochs_are_independent():
     for epoch in range(2):
         key = jax.random.key(secrets.randbits(32))

@@ -1,6 +1,8 @@
 """One key draws a batch once (A21), where that can be seen without reading it."""
 
+import contextlib
 import gc
+import itertools
 import secrets
 import warnings
 
@@ -135,6 +137,47 @@ def test_a_generator_that_deals_anew_in_each_epoch_is_warned_of():
     same = lambda a, b: np.array_equal(a.indices, b.indices)
     assert same(first[0], first[4]) and not same(first[0], second[0])
     made(np.random.default_rng(secrets.randbits(64)))
+
+
+SHUFFLED = dpadambc.ShuffledGaussian(
+    l2_clip_norm=1.0,
+    noise_multiplier=1.0,
+    batch_size=3,
+    num_examples=N,
+    iterations=8,
+    normalize_by=3.0,
+)
+dealt = pytest.mark.parametrize(
+    "mechanism", [ALLOCATED, SHUFFLED], ids=["RA", "shuffled"]
+)
+
+
+@dealt
+def test_a_generator_that_deals_anew_within_an_epoch_is_warned_of(mechanism):
+    """`next(mechanism.batches(rng))` in each step: each time all are dealt anew."""
+    rng = np.random.default_rng(secrets.randbits(64))
+    first = lambda: next(mechanism.batches(rng, num_examples=N))
+    took_part = np.zeros(N, int)
+    for step in range(mechanism.iterations):
+        told = pytest.warns(UserWarning, match="drawn 1 batches of a run of")
+        with told if step else contextlib.nullcontext():
+            batch = first()
+        took_part[batch.indices[~batch.is_padding_example]] += 1
+    # Negative control: in one call each takes part once in an epoch.
+    whole, rng = np.zeros(N, int), np.random.default_rng(secrets.randbits(64))
+    for batch in mechanism.batches(rng, num_examples=N):
+        whole[batch.indices[~batch.is_padding_example]] += 1
+    epochs = -(-mechanism.iterations // 3)
+    assert whole.max() <= epochs
+    assert len(set(took_part)) > 1
+
+
+@dealt
+def test_a_generator_that_deals_whole_epochs_is_not(mechanism):
+    rng = np.random.default_rng(secrets.randbits(64))
+    for _ in range(2):
+        on_the_host(rng, mechanism)
+        list(itertools.islice(mechanism.batches(rng, num_examples=N), 3))
 
 
 def test_a_generator_of_other_data_is_not():

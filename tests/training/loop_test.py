@@ -522,7 +522,7 @@ def test_warnings_name_the_line_that_calls_fit():
 def test_a_result_does_not_print_keys_parameters_or_losses():
     result = plain_run()
     noise, *_ = jax.tree.leaves(
-        result.state.noise, is_leaf=lambda x: hasattr(x, "count")
+        result.state.noise, is_leaf=lambda x: hasattr(x, "noised_steps")
     )
     shown = f"{result!r} {result} {result.state!r} {noise!r} {[noise]}"
     for holder, key in (

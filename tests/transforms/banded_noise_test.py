@@ -107,7 +107,7 @@ def test_noise_and_what_is_kept_of_it_are_in_at_least_float32(dtype, expected):
         params = {"w": jnp.zeros(1_000, dtype), "none": None, "empty": {}}
         state, drawn = noise_of(made(), params, steps=2)
     assert drawn["w"].dtype == state.earlier[1]["w"].dtype == expected
-    assert state.draws.count.dtype == "int32"
+    assert state.draws.noised_steps.dtype == "int32"
     assert len(np.unique(drawn["w"])) > 1_990
 
 

@@ -96,7 +96,8 @@ def test_a_saved_state_goes_on_with_the_same_bits():
     saved = jax.tree.map(np.asarray, half._replace(rng_key=None))
     data = np.asarray(jax.random.key_data(half.rng_key))
     state = half._replace(
-        count=jnp.asarray(saved.count), rng_key=jax.random.wrap_key_data(data)
+        noised_steps=jnp.asarray(saved.noised_steps),
+        rng_key=jax.random.wrap_key_data(data),
     )
     later = []
     # Another transformation, of another key: the state alone says what is drawn.
@@ -105,7 +106,7 @@ def test_a_saved_state_goes_on_with_the_same_bits():
         noised, state = update(params, state, params)
         later.append(noised)
     np.testing.assert_allclose(np.stack([*first, *later]), all_steps, atol=1e-6)
-    assert int(state.count) == 6
+    assert int(state.noised_steps) == 6
 
 
 @pytest.mark.slow
@@ -135,7 +136,7 @@ def test_noise_is_in_at_least_float32(dtype, expected):
         params = {"w": jnp.zeros(1_000, dtype), "none": None, "empty": {}}
         state, drawn = noise_of(made(), params, steps=2)
     assert drawn["w"].dtype == expected
-    assert state.count.dtype == "int32"
+    assert state.noised_steps.dtype == "int32"
     assert len(np.unique(drawn["w"])) > 1_990
 
 
