@@ -22,7 +22,7 @@ from scipy import optimize, stats
 import dpadambc
 from dpadambc import optimizers, training, transforms
 from dpadambc._core import keys
-from dpadambc.gradients import _collectives
+from dpadambc.gradients import _collectives, preconditioning
 from dpadambc.mechanisms import trials
 from dpadambc.training import _rows, checkpoints
 from tests import common
@@ -1138,6 +1138,24 @@ def test_a14_rows_of_the_data_in_the_loss_are_warned_of():
         fit(loss_fn=attends, frozen=X[32:])
     public = RNG.normal(size=X.shape).astype(np.float32)
     fit(loss_fn=attends, frozen=public)
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_a14_rows_of_the_data_in_a_preconditioner_are_warned_of(is_frozen):
+    """The row of one person would turn the gradients of all."""
+
+    def run(examples):
+        made = preconditioning.kronecker_preconditioner(
+            linear, PARAMS, public_examples=(examples,)
+        )
+        if not is_frozen:
+            return fit(loss_fn=preconditioning.preconditioned(linear, made))
+        with_it = lambda w, made, x: preconditioning.preconditioned(linear, made)(w, x)
+        return fit(loss_fn=with_it, frozen=made)
+
+    with pytest.warns(UserWarning, match="64 rows .*in what a preconditioner is made"):
+        run(X)
+    run(RNG.normal(size=X.shape).astype(np.float32))
 
 
 def test_a14_rows_of_the_data_in_the_optimizer_are_warned_of():

@@ -6,12 +6,15 @@ engine sees a product of factors times a matrix, which is a product of factors.
 """
 
 import functools
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from jax import core
 
 from dpadambc._core import precision, validate
 from dpadambc.gradients import _batched, _collectives
@@ -150,7 +153,8 @@ def kronecker_preconditioner(
         noise, and what they are made of has *no privacy at all*. Made of the batch,
         they also let one example turn the gradients of all others, and the sensitivity
         is no longer that of the clip. Nothing can tell private examples from public
-        ones: that these are public is what you say by giving them.
+        ones: that these are public is what you say by giving them. `training.fit` warns
+        where they are rows of its data, if their arrays are still there.
       * `params` may be those of a private training: what it has released.
 
     Of the paper: its authors average over positions in both moments, which differs by a
@@ -233,7 +237,29 @@ def kronecker_preconditioner(
     roots = jax.tree.map(
         lambda factor: _inverse_root(factor, damping), mean, is_leaf=is_factor
     )
+    _remember(roots, public_examples)
     return KroneckerPreconditioner(roots, names, shapes)
+
+
+# By the identity of a matrix: the arrays that it is made of, while they are there.
+_MADE_OF: dict[int, list[weakref.ref]] = {}
+
+
+def _remember(roots: Any, examples: Any) -> None:
+    is_array = lambda x: isinstance(x, jax.Array | np.ndarray)
+    arrays = list(filter(is_array, jax.tree.leaves(examples)))
+    if any(isinstance(x, core.Tracer) for x in (*arrays, *jax.tree.leaves(roots))):
+        return
+    for matrix in jax.tree.leaves(roots):
+        _MADE_OF[id(matrix)] = list(map(weakref.ref, arrays))
+        weakref.finalize(matrix, _MADE_OF.pop, id(matrix), None)
+
+
+def _examples_behind(arrays: Sequence[Any]) -> list[Any]:
+    """The arrays of examples that some of these, matrices, are made of."""
+    refs = [ref for x in arrays for ref in _MADE_OF.get(id(x), ())]
+    found = {id(x): x for ref in refs if (x := ref()) is not None}
+    return list(found.values())
 
 
 @jax.custom_vjp

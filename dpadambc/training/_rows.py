@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dpadambc.gradients import preconditioning
 from dpadambc.training import _data, _grouped
 
 _LEAST_ROWS = 1_000  # among which copies are looked for
@@ -157,6 +158,7 @@ def _can_be_read(data: Any) -> bool:
 def warn_of_shared(shared: Any, data: Any) -> None:
     """Warns of rows of the data in what the loss of every example has, or an update."""
     arrays = jax.tree.leaves(shared)
+    arrays += preconditioning._examples_behind(arrays)
     if not (_can_be_read(data) and all(map(_data.is_here, arrays))):
         return
     # So few numbers may be anybody's.
@@ -165,8 +167,9 @@ def warn_of_shared(shared: Any, data: Any) -> None:
     if found:
         warnings.warn(
             f"The loss of every example, or the optimizer, has {found} rows of the data"
-            " in it, closed over or frozen: one person's row would change the gradients"
-            " of all, or the update, which the noise is not for. Epsilon holds only if"
+            " in it, closed over or frozen, or in what a preconditioner is made of: one"
+            " person's row would change the gradients of all, or the update, which the"
+            " noise is not for. Epsilon holds only if"
             " the loss of an example is of that example, and of what is public, alone,"
             " and the optimizer's update of the private gradient.",
             stacklevel=4,  # of the call of fit

@@ -109,7 +109,7 @@ def test_state_forgets_the_noise_it_has_given():
     zeros = jnp.zeros(SIZE)
     first, state = noise.update(zeros, noise.init(zeros), zeros)
     for count in (0, 1):
-        replay = state._replace(count=jnp.int32(count))
+        replay = state._replace(noised_steps=jnp.int32(count))
         again, _ = noise.update(zeros, replay, zeros)
         assert abs(correlation_score(np.float64(first), np.float64(again))) < 4
 
