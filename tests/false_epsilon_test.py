@@ -4,6 +4,7 @@ Each test is named after its row in the changelog. It shows that the use is an e
 warning or harmless now, and, as a negative control, what it did.
 """
 
+import contextlib
 import dataclasses
 import functools
 import re
@@ -895,6 +896,21 @@ def test_a9_a_loss_that_teaches_is_not():
     """Warnings are errors here. And an empty batch says nothing."""
     fit()
     fit(mechanism=mechanism(sampling_prob=1e-9, iterations=3))
+
+
+@pytest.mark.parametrize("is_used", [True, False])
+def test_a9_one_mask_of_dropout_for_all_is_warned_of(is_used):
+    """Warnings are errors here, also of a key that is there and not used."""
+    frozen = {"rngs": jax.random.key(0), "scale": jnp.ones(PARAMS.shape)}
+
+    def loss(w, frozen, x):
+        if not is_used:
+            return linear(w, frozen["scale"] * x)
+        return linear(w, jax.random.bernoulli(frozen["rngs"], 0.5, x.shape) * x)
+
+    told = pytest.warns(UserWarning, match=r"a key at frozen\['rngs'\]: it gives all")
+    with told if is_used else contextlib.nullcontext():
+        fit(loss_fn=loss, frozen=frozen)
 
 
 def test_a9_a_run_that_diverges_is_warned_of():

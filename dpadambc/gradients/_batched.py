@@ -207,7 +207,7 @@ def scalar_loss(loss_fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any
 
     def checked(*args):
         try:
-            output = loss_fn(*args)
+            output = _called(loss_fn, args)
         except Exception as error:
             if type(error).__name__ != "TraceContextError":  # of Flax
                 error.add_note(
@@ -238,6 +238,20 @@ def scalar_loss(loss_fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any
         return output
 
     return checked
+
+
+def _called(loss_fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """What a loss returns.
+
+    An nnx module that is merged from arguments of several traces cannot be scanned:
+    what `nnx.merge(..., copy=True)` would make, copies of this trace, are given then.
+    """
+    try:
+        return loss_fn(*args)
+    except ValueError as error:  # of Flax
+        if "different trace level" not in str(error):
+            raise
+    return loss_fn(*jax.tree.map(lambda x: x, args))
 
 
 _MOST_DESCRIBED = 6  # arrays by name

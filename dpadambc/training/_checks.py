@@ -129,6 +129,7 @@ def loss_of(
     of_one = _batched.scalar_loss(step.loss_fn, has_aux=False)
     traced = jax.make_jaxpr(of_one)(*arguments)
     _nodes.check(traced, params, shared, data, step.mechanism)
+    _warn_of_frozen_keys(traced, params, shared)
     found = explanation.explain(
         step.loss_fn,
         *arguments,
@@ -139,6 +140,26 @@ def loss_of(
     for sentence in (*found.without_gradient, *found.mixing):
         warnings.warn(sentence, stacklevel=4)  # of the call of fit
     return traced
+
+
+def _warn_of_frozen_keys(
+    traced: jex.ClosedJaxpr, params: optax.Params, shared: tuple[Any, ...]
+) -> None:
+    """Where all examples of all steps have the same random numbers, as of a dropout."""
+    used = {id(x) for eqn in traced.jaxpr.eqns for x in eqn.invars}
+    inputs = traced.jaxpr.invars[len(jax.tree.leaves(params)) :]
+    named = jax.tree_util.tree_leaves_with_path(shared)
+    for var, (path, leaf) in zip(inputs, named, strict=False):
+        is_key = jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
+        if is_key and id(var) in used:
+            warnings.warn(
+                "Expected a random loss to take its key last, with uses_key=True, got a"
+                f" key at frozen{jax.tree_util.keystr(path[1:])}: it gives all examples"
+                " the same random numbers in all steps, such as one mask of dropout. To"
+                " an nnx.Dropout give rngs=key where it is called.",
+                stacklevel=5,  # of the call of fit
+            )
+            return
 
 
 # Some examples may be broken; of so many the loss is.

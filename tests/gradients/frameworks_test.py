@@ -155,3 +155,45 @@ def test_part_of_a_linen_model_is_trained():
         grad_fn(trained, frozen, x, label), tx.init(trained), trained
     )
     assert set(updates) == {"Dense_1"}
+
+
+class ScannedBlock(nnx.Module):
+    def __init__(self, rngs):
+        self.dense = nnx.LoRALinear(4, 4, lora_rank=2, rngs=rngs)
+
+    def __call__(self, x):
+        return jnp.tanh(self.dense(x))
+
+
+class Scanned(nnx.Module):
+    """Layers with adapters, made by nnx.vmap and called by nnx.scan."""
+
+    def __init__(self, rngs):
+        self.layers = nnx.split_rngs(splits=2)(nnx.vmap(ScannedBlock))(rngs)
+
+    def __call__(self, x):
+        carry = (0, nnx.Carry)
+        call = nnx.scan(lambda layer, x: layer(x), in_axes=carry, out_axes=nnx.Carry)
+        return call(self.layers, x)
+
+
+@pytest.mark.parametrize("method", ["factored", "vmap"])
+def test_adapters_of_nnx_layers_that_are_scanned_beside_their_base(method):
+    """`nnx.merge` alone mixes the traces of both, which Flax refuses."""
+    graph, adapters, base = nnx.split(Scanned(nnx.Rngs(0)), nnx.LoRAParam, ...)
+    x = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+    merged = lambda copy: (
+        lambda adapters, base, x: (
+            nnx.merge(graph, adapters, base, copy=copy)(x).sum() ** 2
+        )
+    )
+    grads = dpadambc.per_example_grad(
+        merged(copy=False), batch_argnums=2, method=method
+    )(adapters, base, x)
+    expected = jax.vmap(jax.grad(merged(copy=True)), (None, None, 0))(adapters, base, x)
+    chex.assert_trees_all_close(
+        jax.tree.leaves(dpadambc.materialize(grads)),
+        jax.tree.leaves(expected),
+        rtol=1e-4,
+        atol=1e-6,
+    )
