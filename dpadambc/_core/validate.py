@@ -112,6 +112,25 @@ def one_of(choices: Sequence[str], **named: Any) -> None:
         raise ValueError(f"Expected {name} to be one of {listed}, got {value!r}.")
 
 
+def function(**named: Any) -> None:
+    """What can be called."""
+    name, value = _single(named)
+    if not callable(value):
+        raise TypeError(f"Expected {name} to be a function, got {value!r}.")
+
+
+def of_private_gradient(optimizer: Any) -> None:
+    """An Optax transformation, rather than its name or the function that makes it."""
+    has = lambda name: callable(getattr(optimizer, name, None))
+    if isinstance(optimizer, type) or not (has("init") and has("update")):
+        raise TypeError(
+            "Expected optimizer to be an Optax transformation of the private gradient,"
+            " such as optax.adam(1e-3) or"
+            " dpadambc.adam_bc(1e-3, mechanism.noise_stddev), got"
+            f" {optimizer!r}."
+        )
+
+
 def full_precision(**named: Any) -> None:
     """Of at least 32 bits, where it has a dtype of its own.
 

@@ -52,7 +52,10 @@ def _is_nested(candidate: Any) -> bool:
 
 
 def _check_number(value: Any) -> None:
-    if isinstance(value, bool | np.bool_) or validate.known_number("x", value) is None:
+    if (
+        isinstance(value, bool | np.bool_)
+        or validate.known_number("candidates", value) is None
+    ):
         raise TypeError(
             f"Expected every hyperparameter of a candidate to be a number, got {value}."
         )

@@ -11,7 +11,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import optax
 
-from dpadambc._core import precision
+from dpadambc._core import precision, validate
 from dpadambc.clipping import explanation
 from dpadambc.gradients import _batched
 from dpadambc.mechanisms.base import Mechanism
@@ -35,14 +35,7 @@ def optimizer_of(
     optimizer: Any, params: optax.Params, mechanism: Mechanism
 ) -> jex.ClosedJaxpr:
     """The program of an update; raises unless it is of the private gradient."""
-    has = lambda name: callable(getattr(optimizer, name, None))
-    if isinstance(optimizer, type) or not (has("init") and has("update")):
-        raise TypeError(
-            "Expected optimizer to be an Optax transformation of the private gradient,"
-            " such as optax.adam(1e-3) or"
-            " dpadambc.adam_bc(1e-3, mechanism.noise_stddev), got"
-            f" {optimizer!r}."
-        )
+    validate.of_private_gradient(optimizer)
     if not jax.tree.leaves(params):
         raise ValueError("Expected parameters to train, got a tree without arrays.")
     _batched.check_parameters(params)

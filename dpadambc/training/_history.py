@@ -37,11 +37,8 @@ class History:
     ):
         if every is not None:
             validate.count(least=1, eval_every=every)
-        if eval_fn is not None and not callable(eval_fn):
-            raise TypeError(
-                "Expected eval_fn to be a function of the parameters, got"
-                f" {type(eval_fn).__name__}."
-            )
+        if eval_fn is not None:
+            validate.function(eval_fn=eval_fn)
         self._eval_fn, self._every = eval_fn, every
         # Of several processes, the first writes.
         self._path = None

@@ -275,6 +275,8 @@ def fit(
     """
     validate.typed_key(key=key)
     validate.count(least=1, steps_per_call=steps_per_call)
+    if callback is not None:
+        validate.function(callback=callback)
     if isinstance(checkpoints, str | pathlib.Path):
         raise TypeError(
             f"Expected checkpoints to be training.Checkpoints, got {checkpoints!r}."

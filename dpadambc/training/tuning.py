@@ -276,6 +276,7 @@ def search(
     listed = Candidates.of(candidates)
     _check_trials(trials, len(listed.listed))
     _check_key(key, trials_at_once)
+    validate.function(make_optimizer=make_optimizer)
     validate.count(least=1, trials_at_once=trials_at_once)
     _check_data(data, mechanism, target_delta)
     begins = Start(Account(mechanism, target_delta), _is_told(spent), _ADVICE)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpadambc._core import validate
-from dpadambc.training import _grouped, _siblings
+from dpadambc.training import _data, _grouped, _siblings
 
 Loss = Callable[..., jax.Array]
 
@@ -122,7 +122,7 @@ def group_by_user(data: Any, user_ids: Any, *, max_rows: int) -> tuple[Any, ...]
 
     Raises:
       TypeError: if ids are of another type: those that are missing often are; or if
-        data has what is no array, such as a list or a table.
+        data has what is no array of numbers, such as a list, a table or text.
       ValueError: if there are not as many ids as rows, or none, or if some are missing.
 
     Warns:
@@ -147,6 +147,7 @@ def group_by_user(data: Any, user_ids: Any, *, max_rows: int) -> tuple[Any, ...]
             raise TypeError(
                 f"Expected {name} to be an array, got {type(column).__name__}."
             )
+        _data._refuse_text(jax.tree_util.keystr(path), column)
         if column.shape[:1] != ids.shape or not len(ids):
             raise ValueError(
                 f"Expected one id for each row, at least one, got {len(ids)} ids for"

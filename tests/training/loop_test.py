@@ -599,6 +599,16 @@ def test_lists_are_refused_in_a_few_words():
     assert len(str(found.value)) < 400
 
 
+def test_what_is_no_function_or_optimizer_is_refused():
+    with pytest.raises(TypeError, match="loss_fn to be a function, got 3"):
+        fit(3)
+    with pytest.raises(TypeError, match="callback to be a function, got 3"):
+        fit(callback=3)
+    for optimizer in ("adam", optax.adam):
+        with pytest.raises(TypeError, match="Expected optimizer to be an Optax"):
+            training.Step(loss_fn, MECHANISM, optimizer)
+
+
 def test_examples_of_several_lengths_are_refused_by_name():
     several = [np.ones(3), np.ones(4)]
     with pytest.raises(ValueError, match=r"\(4,\) at data\[0\]\[1\].*pad to one"):

@@ -420,6 +420,16 @@ def test_ids_that_say_that_they_are_missing_are_refused(missing):
             training.group_by_user(np.zeros(3), ids, max_rows=2)
 
 
+@pytest.mark.guarantee
+def test_text_is_refused_without_showing_it():
+    """A message of an error may be where protected data are not."""
+    for dtype in (str, object):
+        notes = np.array(["one has X", "another"], dtype)
+        with pytest.raises(TypeError, match=r"dtype .* at data\[0\]") as found:
+            training.group_by_user((notes,), [1, 2], max_rows=1)
+        assert "has X" not in str(found.value)
+
+
 def test_so_is_what_pandas_makes_of_them():
     """Among codes, what is missing is -1."""
     codes = np.array([0, -1, 1, -1])
