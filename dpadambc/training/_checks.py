@@ -20,6 +20,9 @@ from dpadambc.training.step import Seen, Step
 from dpadambc.transforms.noise import AddDPNoiseState
 
 
+_LEAST_EXPECTED = 0.5  # examples in a step
+
+
 def mechanism_of(mechanism: Any, num_examples: int) -> None:
     """Raises unless it is a mechanism that draws batches of this data."""
     if not isinstance(mechanism, Mechanism):
@@ -29,6 +32,16 @@ def mechanism_of(mechanism: Any, num_examples: int) -> None:
         )
     draw = functools.partial(mechanism.sample_step, num_examples=num_examples)
     jax.eval_shape(draw, jax.random.key(0), 0)
+    sampling_prob = getattr(mechanism, "sampling_prob", 1.0)
+    expected = sampling_prob * num_examples
+    if expected < _LEAST_EXPECTED:
+        warnings.warn(
+            "Expected an example in most steps, got"
+            f" sampling_prob={sampling_prob:.3g} of {num_examples} examples:"
+            f" {expected:.2g} in a step, and noise in all. Is the mechanism for data of"
+            " another size?",
+            stacklevel=4,  # of the call of fit
+        )
 
 
 def optimizer_of(
