@@ -19,7 +19,6 @@ from dpadambc.training import _correction, _data, _nodes, users
 from dpadambc.training.step import Seen, Step
 from dpadambc.transforms.noise import AddDPNoiseState
 
-
 _LEAST_EXPECTED = 0.5  # examples in a step
 
 
