@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.metadata
 import json
+import math
 import subprocess
 import sys
 import typing
@@ -400,3 +401,22 @@ def test_a_picture_that_could_not_be_written_is_refused(
 def test_an_audit_of_what_takes_arguments_is_refused(capsys):
     assert run("audit", "json:loads") == 2
     assert "to be a function without arguments" in capsys.readouterr().err
+
+
+def test_a_claim_means_what_its_inequality_says(capsys):
+    """Of each pair of rates, TPR <= e^epsilon FPR + delta, and the other way round."""
+    epsilon, delta = 3.0, 1e-5
+    arguments = ("meaning", "--epsilon", epsilon, "--delta", delta)
+    assert run(*arguments, "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    for rate, reached in report["true_positive_rates"].items():
+        alpha, factor = float(rate), math.exp(epsilon)
+        best = min(factor * alpha + delta, 1 - (1 - alpha - delta) / factor)
+        assert reached == pytest.approx(best, rel=1e-9)
+    assert run(*arguments) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("epsilon = 3.0000 at delta = 1e-05\nAn attacker takes")
+    assert "hides more" in out
+    assert run(*arguments, *NUMBERS) == 2
+    assert "or a mechanism without --epsilon" in capsys.readouterr().err
+    assert run("meaning", "--epsilon", -1, "--delta", delta) == 2

@@ -11,8 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpadambc import diagnostics
+from dpadambc._core import validate
 from dpadambc.cli import _options
 from dpadambc.clipping.flat import NeighboringRelation
+from dpadambc.mechanisms import trade_off
 
 _RATES = (1e-4, 1e-3, 1e-2, 1e-1)
 _LEAST_ERROR_RATE = 1e-6
@@ -42,6 +44,8 @@ def mechanism(args: argparse.Namespace) -> Any:
 
 def report(args: argparse.Namespace) -> dict[str, Any]:
     """What is printed, by name."""
+    if _options.is_of_a_claim(args):
+        return _claim(args)
     wants_picture = args.command == "meaning" and args.picture
     # Before anything is computed: it says what to install.
     pictures = diagnostics.pictures if wants_picture else None
@@ -66,6 +70,25 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
         **(_meaning(args, found, pictures) if args.command == "meaning" else {}),
         "assumed": sampling.assumed + _unit(found),
     }
+
+
+def _claim(args: argparse.Namespace) -> dict[str, Any]:
+    """What an epsilon means of which nothing else is known."""
+    validate.non_negative(epsilon=args.epsilon)
+    validate.probability(delta=args.delta)
+    claim = trade_off.TradeOff(np.array([args.epsilon]), np.array([args.delta]))
+    return {
+        "epsilon": args.epsilon,
+        "delta": args.delta,
+        "true_positive_rates": _true_positive_rates(claim),
+        "assumed": "A mechanism of this epsilon hides more: give its numbers in place"
+        " of --epsilon.",
+    }
+
+
+def _true_positive_rates(found: trade_off.TradeOff) -> dict[str, float]:
+    reached = found.true_positive_rate(_RATES)
+    return {f"{rate:g}": float(x) for rate, x in zip(_RATES, reached, strict=True)}
 
 
 def _noise_stddev(found: Any) -> Any:
@@ -93,30 +116,29 @@ def _unit(found: Any) -> str:
 
 
 def _meaning(args: argparse.Namespace, found: Any, pictures: Any) -> dict[str, Any]:
-    trade_off = found.trade_off()
+    hidden = found.trade_off()
     if pictures:
-        figure = pictures.trade_off({args.mechanism: trade_off})
+        figure = pictures.trade_off({args.mechanism: hidden})
         figure.savefig(args.picture, dpi=150)
-    reached = trade_off.true_positive_rate(_RATES)
     return {
-        "gaussian_mu": trade_off.gaussian_mu(_LEAST_ERROR_RATE),
+        "gaussian_mu": hidden.gaussian_mu(_LEAST_ERROR_RATE),
         "least_error_rate": _LEAST_ERROR_RATE,
-        "true_positive_rates": {
-            f"{rate:g}": float(best) for rate, best in zip(_RATES, reached, strict=True)
-        },
+        "true_positive_rates": _true_positive_rates(hidden),
     }
 
 
 def as_text(numbers: dict[str, Any]) -> str:
     """The report for a reader."""
     numbers = dict(numbers)
-    line = (
-        f"epsilon = {numbers.pop('epsilon'):.4f} at delta = {numbers.pop('delta'):g}"
-        f" ({numbers.pop('neighboring_relation')}, {numbers.pop('accountant').upper()})"
-    )
+    line = f"epsilon = {numbers.pop('epsilon'):.4f} at delta = {numbers.pop('delta'):g}"
+    if "accountant" in numbers:
+        accountant = numbers.pop("accountant").upper()
+        line += f" ({numbers.pop('neighboring_relation')}, {accountant})"
     assumed = numbers.pop("assumed")
-    meaning = _meaning_as_text(numbers) if "gaussian_mu" in numbers else []
-    width = max(map(len, numbers)) + 1
+    meaning = _gaussian_as_text(numbers) if "gaussian_mu" in numbers else []
+    if "true_positive_rates" in numbers:
+        meaning += _rates_as_text(numbers.pop("true_positive_rates"))
+    width = max(map(len, numbers), default=0) + 1
     rows = (
         f"  {k.replace('_', ' '):<{width}} {_value_as_text(v)}"
         for k, v in numbers.items()
@@ -132,20 +154,19 @@ def _value_as_text(value: Any) -> str:
     return str(value)
 
 
-def _meaning_as_text(numbers: dict[str, Any]) -> list[str]:
+def _gaussian_as_text(numbers: dict[str, Any]) -> list[str]:
     mu, least = numbers.pop("gaussian_mu"), numbers.pop("least_error_rate")
     if mu == math.inf:
-        gaussian = ["Nothing is hidden: an attacker can be right of everybody."]
-    else:
-        gaussian = [
-            f"As private as one number with Gaussian noise that an example moves by"
-            f" {mu:.3f}",
-            f"standard deviations, against attacks with both error rates at least"
-            f" {least:g}.",
-        ]
-    rows = [
-        f"  {float(rate):>23.2%}  {best:>20.2%}"
-        for rate, best in numbers.pop("true_positive_rates").items()
+        return ["Nothing is hidden: an attacker can be right of everybody."]
+    return [
+        f"As private as one number with Gaussian noise that an example moves by"
+        f" {mu:.3f}",
+        f"standard deviations, against attacks with both error rates at least"
+        f" {least:g}.",
     ]
+
+
+def _rates_as_text(rates: dict[str, float]) -> list[str]:
+    rows = [f"  {float(rate):>23.2%}  {best:>20.2%}" for rate, best in rates.items()]
     head = f"  {'of those not in the data':>23}  {'of those in it, at most':>20}"
-    return [*gaussian, "An attacker takes for members", head, *rows]
+    return ["An attacker takes for members", head, *rows]

@@ -18,6 +18,7 @@ examples:
       --num-examples 50000 --epochs 60
   dpadambc meaning --mechanism shuffled --noise-multiplier 8 --batch-size 1024 \\
       --num-examples 50000 --epochs 10 --delta 1e-6
+  dpadambc meaning --epsilon 3 --delta 1e-5
   dpadambc audit my_training:make_pipeline
 
 Poisson sampling is assumed unless --mechanism says otherwise: each example takes part
@@ -175,6 +176,9 @@ def parser() -> argparse.ArgumentParser:
         _add_accountant(command)
     # Rényi divergences do not say what attackers reach.
     meaning.set_defaults(accountant="pld")
+    meaning.add_argument(
+        "--epsilon", type=float, help="of a claim, of which no mechanism is known"
+    )
     meaning.add_argument("--picture", metavar="FILE", help="draw it, to a .png or .pdf")
     _add_audit(commands)
     return made
@@ -293,6 +297,13 @@ def _check_picture(path: str | None) -> None:
 def _check_fields(args: argparse.Namespace) -> None:
     sampling = SAMPLINGS[args.mechanism]
     given = {name for name in FIELDS if getattr(args, name) is not None}
+    if is_of_a_claim(args):
+        if given or args.picture:
+            raise ValueError(
+                "Expected --epsilon and --delta alone, or a mechanism without"
+                f" --epsilon, got {_listed(given) or '--picture'} too."
+            )
+        return
     needs = {
         "noise_multiplier",
         "iterations",
@@ -316,6 +327,11 @@ def _check_fields(args: argparse.Namespace) -> None:
         missing -= {"noise_multiplier", "iterations", "sampling_prob"}
     if missing:
         raise ValueError(f"Expected {_listed(missing)} to be given.")
+
+
+def is_of_a_claim(args: argparse.Namespace) -> bool:
+    """Whether an epsilon is to be explained that nothing else is known of."""
+    return args.command == "meaning" and args.epsilon is not None
 
 
 def _listed(names: set[str]) -> str:
