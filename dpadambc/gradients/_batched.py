@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import inspect
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -210,13 +211,7 @@ def scalar_loss(loss_fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any
             output = _called(loss_fn, args)
         except Exception as error:
             if type(error).__name__ != "TraceContextError":  # of Flax
-                error.add_note(
-                    "dpadambc called loss_fn with one example, without the batch axis:"
-                    f" loss_fn({', '.join(map(_described, args))}). To a model that"
-                    " wants a batch axis give x[None], and take [0] of what it returns."
-                    " A random loss takes its key last: say so by prng_argnum, or by"
-                    " uses_key=True in fit."
-                )
+                error.add_note(_how_it_was_called(loss_fn, args))
                 raise
             raise ValueError(
                 "Expected loss_fn to be a function of its arguments, got one that"
@@ -238,6 +233,30 @@ def scalar_loss(loss_fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any
         return output
 
     return checked
+
+
+def _how_it_was_called(loss_fn: Callable[..., Any], args: tuple[Any, ...]) -> str:
+    call = (
+        "dpadambc called loss_fn with one example, without the batch axis:"
+        f" loss_fn({', '.join(map(_described, args))})."
+    )
+    try:
+        inspect.signature(loss_fn).bind(*args)
+    except TypeError as error:
+        return (
+            f"{call} It does not take them: {error}. A loss takes the parameters, in"
+            " fit what is frozen if anything is, and each array of the data, a"
+            " dictionary as one argument, or what group_by_user returns by with_rows."
+            " A random loss takes its key last: say so by prng_argnum, or by"
+            " uses_key=True in fit."
+        )
+    except ValueError:  # it has no signature
+        pass
+    return (
+        f"{call} To a model that wants a batch axis give x[None], and take [0] of what"
+        " it returns. A random loss takes its key last: say so by prng_argnum, or by"
+        " uses_key=True in fit."
+    )
 
 
 def _called(loss_fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:

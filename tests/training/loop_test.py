@@ -559,7 +559,12 @@ def test_an_error_in_the_loss_says_what_the_loss_was_called_with():
     assert any(note in each for each in found.value.__notes__)
     with pytest.raises(TypeError) as found:
         fit(lambda w, x, y, key: loss_fn(w, x, y))
+    note = "It does not take them: missing a required argument: 'key'"
+    assert note in found.value.__notes__[0]
     assert "uses_key=True" in found.value.__notes__[0]
+    with pytest.raises(KeyError) as found:
+        fit(lambda w, example: example["y"], data=({"x": X, "z": Y},))
+    assert "{'x': float32[3], 'z': float32[]})" in found.value.__notes__[0]
 
 
 @pytest.mark.parametrize(
