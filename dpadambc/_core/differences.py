@@ -7,7 +7,8 @@ ENTROPY = "key_of_entropy"  # whether a key is drawn from it
 _MISSING = "nothing"
 # What an identity has a checksum of.
 _MEANING = {
-    "program": "with other operations, or other constants in them",
+    "program": "with other operations, such as those of another microbatch_size, or"
+    " other constants in them",
     "loss_and_optimizer": "with other operations, or other constants in them",
     "derivatives": "with another derivative of its own in the loss",
     "data": "with other examples",

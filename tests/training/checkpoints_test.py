@@ -509,6 +509,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:Expected a random loss to take its key last")
 @pytest.mark.parametrize(
     "change",
     [
