@@ -369,8 +369,9 @@ def test_large_numbers_are_read_as_people_write_them(capsys):
         assert run(*arguments, "--accountant", "rdp", "--num-examples", number) == 0
         printed.append(capsys.readouterr().out)
     assert len(set(printed)) == 1
-    with pytest.raises(SystemExit):
-        run(*arguments, "--num-examples", "1e4.5")
+    for number in ("1e4.5", "256,102", "1,5"):
+        with pytest.raises(SystemExit):
+            run(*arguments, "--num-examples", number)
     with pytest.raises(SystemExit):
         run(*arguments, "--num-examples", "0.5")
     assert "Expected a whole number, got 0.5" in capsys.readouterr().err
@@ -386,7 +387,7 @@ def test_it_tells_its_version(capsys):
 
 @pytest.mark.parametrize(
     ("path", "match"),
-    [("there/plan.png", "a folder that exists"), ("plan", "end in .png or .pdf")],
+    [("there/plan.png", "a folder that exists"), ("plan", "end in one of .png, .pdf")],
 )
 def test_a_picture_that_could_not_be_written_is_refused(
     capsys, monkeypatch, path, match
@@ -420,3 +421,13 @@ def test_a_claim_means_what_its_inequality_says(capsys):
     assert run(*arguments, *NUMBERS) == 2
     assert "or a mechanism without --epsilon" in capsys.readouterr().err
     assert run("meaning", "--epsilon", -1, "--delta", delta) == 2
+
+
+def test_an_audit_finds_what_its_factory_imports(capsys, monkeypatch, tmp_path):
+    (tmp_path / "own_data.py").write_text("ROWS = 3\n")
+    factory = "def make():\n    import own_data\n    return own_data.ROWS\n"
+    (tmp_path / "own_training.py").write_text(factory)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert run("audit", "own_training:make") == 2
+    assert "to return a dpadambc.audit.Pipeline, got 3" in capsys.readouterr().err

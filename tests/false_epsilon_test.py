@@ -899,8 +899,9 @@ def test_a9_a_loss_that_teaches_is_not():
         fit(mechanism=mechanism(sampling_prob=1e-9, iterations=3))
 
 
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, jax.checkpoint])
 @pytest.mark.parametrize("is_used", [True, False])
-def test_a9_one_mask_of_dropout_for_all_is_warned_of(is_used):
+def test_a9_one_mask_of_dropout_for_all_is_warned_of(is_used, wrap):
     """Warnings are errors here, also of a key that is there and not used."""
     frozen = {"rngs": jax.random.key(0), "scale": jnp.ones(PARAMS.shape)}
 
@@ -909,9 +910,11 @@ def test_a9_one_mask_of_dropout_for_all_is_warned_of(is_used):
             return linear(w, frozen["scale"] * x)
         return linear(w, jax.random.bernoulli(frozen["rngs"], 0.5, x.shape) * x)
 
-    told = pytest.warns(UserWarning, match=r"a key at frozen\['rngs'\]: it gives all")
+    told = pytest.warns(
+        UserWarning, match=r"a key at frozen\['rngs'\]: by itself it gives"
+    )
     with told if is_used else contextlib.nullcontext():
-        fit(loss_fn=loss, frozen=frozen)
+        fit(loss_fn=wrap(loss), frozen=frozen)
 
 
 def test_a9_a_run_that_diverges_is_warned_of():
@@ -1173,6 +1176,15 @@ def test_a14_rows_of_the_data_in_a_preconditioner_are_warned_of(is_frozen):
     with pytest.warns(UserWarning, match="64 rows .*in what a preconditioner is made"):
         run(X)
     run(RNG.normal(size=X.shape).astype(np.float32))
+    gone = X + 0
+    with_it = preconditioning.preconditioned(
+        linear,
+        preconditioning.kronecker_preconditioner(
+            linear, PARAMS, public_examples=(gone,)
+        ),
+    )
+    gone.delete()
+    fit(loss_fn=with_it)  # what is gone cannot be looked at
 
 
 def test_a14_rows_of_the_data_in_the_optimizer_are_warned_of():

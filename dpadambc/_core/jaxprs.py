@@ -117,3 +117,21 @@ def bind(
     fun = transform(fun) if transform else fun
     results = dict(zip(outs, fun(*known.values()), strict=True))
     return [results.get(v) for v in eqn.outvars]
+
+
+def used_inputs(program: Any) -> list[bool]:
+    """Whether something is computed from each input, also in all inside it."""
+    jaxpr = closed(program).jaxpr
+    used = {id(x) for eqn in jaxpr.eqns for x in _used(eqn)} | set(
+        map(id, jaxpr.outvars)
+    )
+    return [id(x) in used for x in jaxpr.invars]
+
+
+def _used(eqn: jex.JaxprEqn) -> list[Any]:
+    """What an equation computes from; all that it takes, if it cannot be told."""
+    inside = list(inner(eqn))
+    if len(inside) != 1 or len(inside[0].jaxpr.invars) != len(eqn.invars):
+        return list(eqn.invars)
+    pairs = zip(eqn.invars, used_inputs(inside[0]), strict=True)
+    return [x for x, is_used in pairs if is_used]

@@ -5,6 +5,7 @@ import importlib
 import inspect
 import os
 import sys
+from typing import Any
 
 from dpadambc.audit import report
 from dpadambc.audit.pipeline import Pipeline
@@ -24,20 +25,26 @@ def _pipeline(factory: str) -> Pipeline:
         raise ValueError(f"Expected a function {name!r} in {module!r}: {error}.") from (
             error
         )
-    finally:
-        sys.path.remove(os.getcwd())
-    try:
-        inspect.signature(make).bind()
-    except TypeError as error:
-        raise TypeError(
-            f"Expected {factory} to be a function without arguments: {error}."
-        ) from error
+    _check_takes_nothing(factory, make)
     made = make()
     if not isinstance(made, Pipeline):
         raise TypeError(
             f"Expected {factory} to return a dpadambc.audit.Pipeline, got {made!r}."
         )
     return made
+
+
+def _check_takes_nothing(factory: str, make: Any) -> None:
+    try:
+        signature = inspect.signature(make)
+    except ValueError:  # of what is not written in Python
+        return
+    try:
+        signature.bind()
+    except TypeError as error:
+        raise TypeError(
+            f"Expected {factory} to be a function without arguments: {error}."
+        ) from error
 
 
 def run(args: argparse.Namespace) -> int:

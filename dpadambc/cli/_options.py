@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import importlib.metadata
 import pathlib
+import re
 
 RELATIONS = ("add_or_remove_one", "replace_one", "replace_special")
 CHECKS = ("sensitivity", "noise", "state", "isolation", "sampling", "correction")
@@ -115,7 +116,12 @@ SAMPLINGS = {
 
 def number(text: str) -> float | int:
     """A whole number as an int, so that it may be a count; 60,000 and 6e4 are."""
-    value = float(text.replace(",", ""))
+    if re.fullmatch(r"\d{1,3}(,000)+", text):  # 256,102 may be two numbers
+        text = text.replace(",", "")
+    try:
+        return int(text)
+    except ValueError:
+        value = float(text)
     return int(value) if value.is_integer() else value
 
 
@@ -288,8 +294,10 @@ def _check_picture(path: str | None) -> None:
     """Raises where it could not be written once it is drawn."""
     if path is None:
         return
-    if pathlib.Path(path).suffix not in _PICTURES:
-        raise ValueError(f"Expected --picture to end in .png or .pdf, got {path}.")
+    if pathlib.Path(path).suffix.lower() not in _PICTURES:
+        raise ValueError(
+            f"Expected --picture to end in one of {', '.join(_PICTURES)}, got {path}."
+        )
     if not pathlib.Path(path).absolute().parent.is_dir():
         raise ValueError(f"Expected --picture in a folder that exists, got {path}.")
 

@@ -278,7 +278,7 @@ _MOST_DESCRIBED = 6  # arrays by name
 
 def _described(argument: Any) -> str:
     """An argument in a few words, such as float32[3]."""
-    if hasattr(argument, "shape"):
+    if hasattr(argument, "shape") and hasattr(argument, "dtype"):
         return f"{argument.dtype}{list(argument.shape)}"
     if isinstance(argument, dict) and len(argument) <= _MOST_DESCRIBED:
         several = (f"{name!r}: {_described(x)}" for name, x in argument.items())

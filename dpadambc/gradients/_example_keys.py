@@ -10,9 +10,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+_DEFAULT = "threefry2x32"
+
 
 def key_of(key: jax.Array, example: Any) -> jax.Array:
-    """The key of an example; equal examples have equal keys."""
+    """The key of an example; examples of equal bits have equal keys.
+
+    Of JAX's default kind: what others draw depends on what else `jax.vmap` maps over.
+    """
+    if str(jax.random.key_impl(key)) != _DEFAULT:
+        words = jax.random.key_data(key)
+        both = jnp.stack([_hashed((words, jnp.uint32(i))) for i in range(2)])
+        key = jax.random.wrap_key_data(both, impl=_DEFAULT)
     return jax.random.fold_in(key, _hashed(example))
 
 
@@ -33,9 +42,10 @@ def _words(x: Any) -> jax.Array:
         x = jax.random.key_data(x)
     if jnp.iscomplexobj(x):
         x = jnp.stack([x.real, x.imag])
-    bits = 8 * x.dtype.itemsize
-    is_packed = str(x.dtype) in ("bool", "int2", "uint2", "int4", "uint4")
-    if not is_packed:
+    if jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits < 8:
+        x = x.astype(jnp.float32)
+    if str(x.dtype) not in ("bool", "int2", "uint2", "int4", "uint4"):
+        bits = 8 * x.dtype.itemsize
         x = jax.lax.bitcast_convert_type(x, f"uint{min(bits, 32)}")
     return x.astype(jnp.uint32).ravel()
 

@@ -43,7 +43,8 @@ def per_example_value_and_grad(
       prng_argnum: which positional argument is a PRNG key, if any. Each example is
         given its own, made of this one and of the numbers of the example, for dropout,
         say. It does not depend on the other examples, nor on the place in the batch, so
-        the sensitivity holds for who knows the key. Equal examples have equal keys.
+        the sensitivity holds for who knows the key. Examples of equal bits have equal
+        keys, of JAX's default kind.
       method: "factored" keeps each gradient in the form in which reverse mode produces
         it, and materializes no gradient that is larger than its factors; see
         `PerExampleGradient` and `explain`. "vmap" materializes all of them, as arrays

@@ -259,7 +259,8 @@ def _examples_behind(arrays: Sequence[Any]) -> list[Any]:
     """The arrays of examples that some of these, matrices, are made of."""
     refs = [ref for x in arrays for ref in _MADE_OF.get(id(x), ())]
     found = {id(x): x for ref in refs if (x := ref()) is not None}
-    return list(found.values())
+    is_gone = lambda x: isinstance(x, jax.Array) and x.is_deleted()
+    return [x for x in found.values() if not is_gone(x)]
 
 
 @jax.custom_vjp

@@ -79,10 +79,20 @@ def check(
 
 
 def _warn_of_another_size(now: _Run, *, stacklevel: int) -> None:
-    """Where the step before, with this very key, was of more or fewer examples."""
-    for run in _RUNS:
-        is_before = run.mechanism == now.mechanism and run.step == now.step - 1
-        if is_before and run.num_examples != now.num_examples and run.key is now.key:
+    """Where the step before, with this very key, was of more or fewer examples.
+
+    Unless one was of as many: of two runs with one key, on two data sets.
+    """
+    is_before = lambda run: (
+        run.mechanism == now.mechanism
+        and run.key is now.key
+        and run.step == now.step - 1
+    )
+    before = list(filter(is_before, _RUNS))
+    if any(run.num_examples == now.num_examples for run in before):
+        return
+    for run in before:
+        if run.num_examples != now.num_examples:
             warnings.warn(
                 f"Expected {run.num_examples} examples in all steps of a run, got"
                 f" {now.num_examples} at step {now.step}. The batches of"

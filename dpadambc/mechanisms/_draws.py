@@ -22,22 +22,25 @@ from dpadambc.mechanisms.batch import Batch
 # By the identity of a key: (step, number of examples). To read a key is to wait for the
 # device, so one that is made anew of its seed is not known.
 _DRAWN: dict[int, set[tuple[int | None, int]]] = {}
-# By the identity of a generator's lock, and the mechanism and number of examples of a
-# run of it: how many batches the last such run has drawn.
-_DEALT: dict[int, dict[tuple[str, int], int]] = {}
+# By the identity of a generator's lock, and how a run of it deals how many examples:
+# how many batches the last such run has drawn.
+_DEALT: dict[int, dict[tuple["Order", int], int]] = {}
 # The latest states of generators that a run began with, and for how many examples.
 _BEGUN: collections.deque[tuple[str, int]] = collections.deque(maxlen=2**12)
 
 
 @contextlib.contextmanager
 def forgotten() -> Iterator[None]:
-    """Forgets with which states the runs inside began: nobody trains with them."""
-    before = list(_BEGUN)
+    """Forgets what the runs inside have drawn: nobody trains with it."""
+    begun, dealt = list(_BEGUN), {name: dict(runs) for name, runs in _DEALT.items()}
     try:
         yield
     finally:
         _BEGUN.clear()
-        _BEGUN.extend(before)
+        _BEGUN.extend(begun)
+        for name, runs in _DEALT.items():
+            runs.clear()
+            runs.update(dealt.get(name, {}))
 
 
 def check_key(key: jax.Array, batch: Batch, *, stacklevel: int) -> None:
@@ -156,7 +159,7 @@ def _check_order(
     if id(lock) not in _DEALT:
         _DEALT[id(lock)] = {}
         weakref.finalize(lock, _DEALT.pop, id(lock), None)
-    runs, name = _DEALT[id(lock)], (order.name, batch.num_examples)
+    runs, name = _DEALT[id(lock)], (order, batch.num_examples)
     if step == 0 and name in runs and order.is_cut(runs[name]):
         warnings.warn(
             "Expected a generator of its own for each run, got one that has drawn"

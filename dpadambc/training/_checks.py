@@ -11,7 +11,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import optax
 
-from dpadambc._core import precision, validate
+from dpadambc._core import jaxprs, precision, validate
 from dpadambc.clipping import explanation
 from dpadambc.gradients import _batched
 from dpadambc.mechanisms.base import Mechanism
@@ -151,17 +151,17 @@ def _warn_of_frozen_keys(
     traced: jex.ClosedJaxpr, params: optax.Params, shared: tuple[Any, ...]
 ) -> None:
     """Where all examples of all steps have the same random numbers, as of a dropout."""
-    used = {id(x) for eqn in traced.jaxpr.eqns for x in eqn.invars}
-    inputs = traced.jaxpr.invars[len(jax.tree.leaves(params)) :]
+    used = jaxprs.used_inputs(traced)[len(jax.tree.leaves(params)) :]
     named = jax.tree_util.tree_leaves_with_path(shared)
-    for var, (path, leaf) in zip(inputs, named, strict=False):
+    for is_used, (path, leaf) in zip(used, named, strict=False):
         is_key = jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
-        if is_key and id(var) in used:
+        if is_key and is_used:
             warnings.warn(
                 "Expected a random loss to take its key last, with uses_key=True, got a"
-                f" key at frozen{jax.tree_util.keystr(path[1:])}: it gives all examples"
-                " the same random numbers in all steps, such as one mask of dropout. To"
-                " an nnx.Dropout give rngs=key where it is called.",
+                f" key at frozen{jax.tree_util.keystr(path[1:])}: by itself it gives"
+                " all examples the same random numbers in all steps, such as one mask"
+                " of dropout. To an nnx.Dropout give rngs=key where it is called. What"
+                " shall be the same for all, draw before.",
                 stacklevel=5,  # of the call of fit
             )
             return
@@ -169,12 +169,13 @@ def _warn_of_frozen_keys(
 
 # Some examples may be broken; of so many the loss is.
 _MOST_NAN = 0.1
+_MOST_NAN_AT_THE_END = 0.5  # the last batch may be small
 
 
-def _share_of_nan(seen: Seen) -> str | None:
+def _share_of_nan(seen: Seen, most: float) -> str | None:
     """Of how many examples the loss is NaN, where they are too many."""
     num_examples, num_nan = int(seen.num_examples), int(seen.num_nan)
-    if num_nan <= _MOST_NAN * num_examples:
+    if num_nan <= most * num_examples:
         return None
     if num_nan == num_examples:
         return "every example"
@@ -203,7 +204,7 @@ class Watch:
         self.is_done = bool(seen.num_examples)
         if not self.is_done:
             return
-        if how_many := _share_of_nan(seen):
+        if how_many := _share_of_nan(seen, _MOST_NAN):
             self.is_told_of_nan = True
             self.warn(
                 f"The loss of {how_many} of the first steps is NaN: nothing is"
@@ -222,10 +223,10 @@ class Watch:
         """Warns where many losses are no numbers at the end, and were at first."""
         if self.last is None or self.is_told_of_nan:
             return
-        if how_many := _share_of_nan(jax.device_get(self.last)):
+        if how_many := _share_of_nan(jax.device_get(self.last), _MOST_NAN_AT_THE_END):
             self.warn(
-                f"The loss of {how_many} of the last steps is NaN, which it was not at"
-                " first, and epsilon is spent all the same. Is the learning rate too"
-                " large, or NaN?",
+                f"The loss of {how_many} of the last steps is NaN, of fewer at first,"
+                " and epsilon is spent all the same. Is the learning rate too large, or"
+                " NaN?",
                 stacklevel=4,  # of the call of fit
             )

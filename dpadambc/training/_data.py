@@ -161,14 +161,18 @@ def fetch(source: Source, batch: Batch, sharding: NamedSharding | None = None) -
 
 def _check_alike(rows: list[Any], indices: np.ndarray) -> None:
     """Raises unless all examples have arrays of the same names and shapes."""
-    shapes = [jax.tree.map(np.shape, row) for row in rows]
-    for index, row in zip(indices, shapes, strict=False):
-        if row != shapes[0]:
+    of = lambda row: (
+        jax.tree.structure(row),
+        list(map(np.shape, jax.tree.leaves(row))),
+    )
+    shapes = lambda row: jax.tree.map(np.shape, row)
+    for index, row in zip(indices, rows, strict=False):
+        if of(row) != of(rows[0]):
             raise ValueError(
                 "Expected every example of the source to have the same arrays, got"
-                f" shapes {shapes[0]} under {indices[0]} and {row} under {index}. Pad"
-                " what has several lengths to one, with what tells the loss where the"
-                " padding is."
+                f" shapes {shapes(rows[0])} under {indices[0]} and {shapes(row)} under"
+                f" {index}. Pad what has several lengths to one, with what tells the"
+                " loss where the padding is."
             )
 
 

@@ -124,7 +124,7 @@ class History:
             warnings.warn(
                 f"eval_fn raised {type(error).__name__} at the end of the run: {error}."
                 " The history leaves out what it was to return.",
-                stacklevel=6,  # of the call of fit
+                stacklevel=8,  # of the call of fit
             )
             return {}
 

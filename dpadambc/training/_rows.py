@@ -158,7 +158,7 @@ def _can_be_read(data: Any) -> bool:
 def warn_of_shared(shared: Any, data: Any) -> None:
     """Warns of rows of the data in what the loss of every example has, or an update."""
     arrays = jax.tree.leaves(shared)
-    arrays += preconditioning._examples_behind(arrays)
+    arrays += filter(_data.is_here, preconditioning._examples_behind(arrays))
     if not (_can_be_read(data) and all(map(_data.is_here, arrays))):
         return
     # So few numbers may be anybody's.

@@ -26,7 +26,7 @@ Loss = Callable[..., jax.Array]
 _TAKE: weakref.WeakKeyDictionary[Loss, tuple[bool, bool]] = weakref.WeakKeyDictionary()
 
 # As what is missing is written, where a column becomes text; among numbers it is -1.
-_MISSING = {"", "nan", "none", "null", "nat", "<na>", "na"}
+_MISSING = {"", "-1", "nan", "none", "null", "nat", "<na>", "na"}
 
 
 def _kind(x: Any) -> str:
@@ -57,8 +57,10 @@ def _as_ids(user_ids: Any) -> np.ndarray:
             f" shape {ids.shape} and {' and '.join(sorted(kinds))}. Leave out the rows"
             " of which the user is not known, and decode bytes."
         )
-    is_missing = lambda x: x.lower() in _MISSING if isinstance(x, str) else x == -1
-    missing = {x.item() if hasattr(x, "item") else x for x in ids if is_missing(x)}
+    if kinds == {"str"}:
+        missing = {str(x) for x in ids if x.lower() in _MISSING}
+    else:
+        missing = {-1} if (ids == -1).any() else set()
     if missing:
         raise ValueError(
             f"Expected an id for each row, got {sorted(missing)}, as what is missing is"

@@ -38,6 +38,18 @@ def by_place(x):
 
 
 @pytest.mark.guarantee
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
+def test_draws_of_an_example_are_its_own_with_any_kind_of_key(impl):
+    """What `jax.vmap` draws with others depends on all that it maps over."""
+    grad_fn = dpadambc.per_example_grad(loss_fn, prng_argnum=2)
+    key = jax.random.key(1, impl=impl)
+    grads = lambda x: np.asarray(grad_fn(jnp.ones(3), x, key).materialize())
+    np.testing.assert_array_equal(grads(X)[1:], grads(X[1:]))
+    other = grad_fn(jnp.ones(3), X, jax.random.key(2, impl=impl)).materialize()
+    assert not np.isclose(grads(X), other).any()
+
+
+@pytest.mark.guarantee
 @pytest.mark.parametrize("size", [None, 5])
 def test_one_example_moves_the_sum_by_the_clip_norm_whoever_knows_the_key(size):
     """Negative control: by their place, all that stand behind it get other keys."""
@@ -59,6 +71,7 @@ ARRAYS = {
     "int8": np.int8([1, -2, 3]),
     "int32": np.int32([1, -2, 3]),
     "uint16": np.uint16([1, 2, 3]),
+    "float4": jnp.asarray([1, -2, 3], jnp.float4_e2m1fn),
     "int4": jnp.asarray([1, -2, 3], jnp.int4),
     "bool": np.array([True, False, True]),
     "complex": (X[0] + 1j * X[1]).astype(np.complex64),

@@ -85,6 +85,15 @@ def test_other_examples_within_a_run_are_warned_of(mechanism):
     draw(2, N + 1)
 
 
+@of_one_key
+def test_two_runs_of_one_key_on_two_data_sets_are_not(mechanism):
+    key = jax.random.key(secrets.randbits(32))
+    mechanism.sample_step(key, 0, num_examples=N)
+    for step in range(3):
+        for num_examples in (N + 1, N + 2):
+            mechanism.sample_step(key, step, num_examples=num_examples)
+
+
 def test_other_examples_are_not_where_an_epoch_deals_its_own():
     key = jax.random.key(secrets.randbits(32))
     for step in range(6):

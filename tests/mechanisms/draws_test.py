@@ -1,6 +1,7 @@
 """One key draws a batch once (A21), where that can be seen without reading it."""
 
 import contextlib
+import dataclasses
 import gc
 import itertools
 import secrets
@@ -178,6 +179,14 @@ def test_a_generator_that_deals_whole_epochs_is_not(mechanism):
     for _ in range(2):
         on_the_host(rng, mechanism)
         list(itertools.islice(mechanism.batches(rng, num_examples=N), 3))
+    list(itertools.islice(mechanism.batches(rng, num_examples=N), 2))
+    on_the_host(rng, dataclasses.replace(mechanism, iterations=5))  # another
+    with _draws.forgotten():
+        list(
+            itertools.islice(
+                mechanism.batches(np.random.default_rng(0), num_examples=N), 1
+            )
+        )
 
 
 def test_a_generator_of_other_data_is_not():

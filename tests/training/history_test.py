@@ -96,8 +96,11 @@ def test_an_evaluation_that_fails_ends_a_run_before_its_end_alone():
     def fails(params):
         raise ZeroDivisionError("no data")
 
-    with pytest.warns(UserWarning, match="eval_fn raised ZeroDivisionError.*: no data"):
+    with pytest.warns(
+        UserWarning, match="eval_fn raised ZeroDivisionError.*: no da"
+    ) as (told):
         result = fit(eval_fn=fails)
+    assert {warning.filename for warning in told} == {__file__}
     np.testing.assert_array_equal(result.state.params, fit().state.params)
     assert "eval" not in result.history[0]
     with pytest.raises(ZeroDivisionError):

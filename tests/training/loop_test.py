@@ -562,6 +562,9 @@ def test_an_error_in_the_loss_says_what_the_loss_was_called_with():
     note = "It does not take them: missing a required argument: 'key'"
     assert note in found.value.__notes__[0]
     assert "uses_key=True" in found.value.__notes__[0]
+    with pytest.raises(ZeroDivisionError) as found:
+        fit(lambda model, x, y: 1 / 0, eqx.nn.LayerNorm(3))  # with a shape, no dtype
+    assert "LayerNorm of 2 arrays" in found.value.__notes__[0]
     with pytest.raises(KeyError) as found:
         fit(lambda w, example: example["y"], data=({"x": X, "z": Y},))
     assert "{'x': float32[3], 'z': float32[]})" in found.value.__notes__[0]
@@ -629,6 +632,36 @@ def test_examples_of_several_lengths_are_refused_by_name():
 
     with pytest.raises(ValueError, match=r"got shapes .*2,.* under.*Pad"):
         fit(lambda w, x, y: (w[0] * x[0] - y) ** 2, data=Source())
+
+
+@jax.tree_util.register_pytree_node_class
+class Box:
+    """A container that is equal to itself alone."""
+
+    def __init__(self, x):
+        self.x = x
+
+    def tree_flatten(self):
+        return (self.x,), None
+
+    @classmethod
+    def tree_unflatten(cls, _, leaves):
+        return cls(*leaves)
+
+
+def test_examples_of_a_source_may_be_in_any_container():
+    class Source:
+        def __len__(self):
+            return len(X)
+
+        def __getitem__(self, index):
+            return Box(np.asarray(X[index])), Y[index]
+
+    fit(
+        lambda w, x, y: (w @ x.x - y) ** 2,
+        data=Source(),
+        mechanism=mechanism(iterations=1),
+    )
 
 
 class Column:
