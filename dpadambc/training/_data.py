@@ -144,7 +144,6 @@ def fetch(source: Source, batch: Batch, sharding: NamedSharding | None = None) -
     needed = ~padding & _is_local(padding.shape, sharding)
     chosen = np.asarray(batch.indices)[needed]
     rows = [_checked(source[int(i)]) for i in chosen] or [_checked(source[0])]
-    _check_alike(rows, chosen)
 
     def stacked(*leaves):
         values = np.stack(leaves)
@@ -156,18 +155,19 @@ def fetch(source: Source, batch: Batch, sharding: NamedSharding | None = None) -
         part = lambda index: column[index]
         return jax.make_array_from_callback(column.shape, sharding, part)
 
-    return jax.tree.map(stacked, *rows)
+    try:
+        return jax.tree.map(stacked, *rows)
+    except ValueError:
+        _check_alike(rows, chosen)
+        raise
 
 
 def _check_alike(rows: list[Any], indices: np.ndarray) -> None:
     """Raises unless all examples have arrays of the same names and shapes."""
-    of = lambda row: (
-        jax.tree.structure(row),
-        list(map(np.shape, jax.tree.leaves(row))),
-    )
-    shapes = lambda row: jax.tree.map(np.shape, row)
+    structure_of, shapes = jax.tree.structure, lambda row: jax.tree.map(np.shape, row)
     for index, row in zip(indices, rows, strict=False):
-        if of(row) != of(rows[0]):
+        own, first = (jax.tree.leaves(shapes(x)) for x in (row, rows[0]))
+        if structure_of(row) != structure_of(rows[0]) or own != first:
             raise ValueError(
                 "Expected every example of the source to have the same arrays, got"
                 f" shapes {shapes(rows[0])} under {indices[0]} and {shapes(row)} under"
