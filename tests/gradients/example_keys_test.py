@@ -11,6 +11,7 @@ import pytest
 
 import dpadambc
 from dpadambc.gradients import _example_keys
+from tests import common
 
 KEY = jax.random.key(0)
 RNG = np.random.default_rng(0)
@@ -50,7 +51,7 @@ def test_draws_of_an_example_are_its_own_with_any_kind_of_key(impl):
 
 
 @pytest.mark.guarantee
-@pytest.mark.parametrize("size", [None, 5])
+@pytest.mark.parametrize("size", [None, common.slow(5)])
 def test_one_example_moves_the_sum_by_the_clip_norm_whoever_knows_the_key(size):
     """Negative control: by their place, all that stand behind it get other keys."""
     moved = {sum_of_clipped: [], by_place: []}
