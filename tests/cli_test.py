@@ -424,10 +424,12 @@ def test_a_claim_means_what_its_inequality_says(capsys):
 
 
 def test_an_audit_finds_what_its_factory_imports(capsys, monkeypatch, tmp_path):
-    (tmp_path / "own_data.py").write_text("ROWS = 3\n")
-    factory = "def make():\n    import own_data\n    return own_data.ROWS\n"
-    (tmp_path / "own_training.py").write_text(factory)
+    (tmp_path / "rows_of_its_own.py").write_text("ROWS = 3\n")
+    factory = (
+        "def make():\n    import rows_of_its_own\n    return rows_of_its_own.ROWS\n"
+    )
+    (tmp_path / "training_with_rows_of_its_own.py").write_text(factory)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    assert run("audit", "own_training:make") == 2
+    assert run("audit", "training_with_rows_of_its_own:make") == 2
     assert "to return a dpadambc.audit.Pipeline, got 3" in capsys.readouterr().err

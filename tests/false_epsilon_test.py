@@ -895,8 +895,7 @@ def test_a9_losses_that_teach_nothing_are_warned_of(loss, what):
 def test_a9_a_loss_that_teaches_is_not():
     """Warnings are errors here. And an empty batch says nothing."""
     fit()
-    with pytest.warns(UserWarning, match=r"6.4e-08 in a step, .*of another size"):
-        fit(mechanism=mechanism(sampling_prob=1e-9, iterations=3))
+    fit(mechanism=mechanism(sampling_prob=1e-9, iterations=3))
 
 
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, jax.checkpoint])

@@ -20,6 +20,7 @@ from dpadambc.training.step import Seen, Step
 from dpadambc.transforms.noise import AddDPNoiseState
 
 _LEAST_EXPECTED = 0.5  # examples in a step
+_LEAST_EXAMPLES = 100  # a toy has fewer
 
 
 def mechanism_of(mechanism: Any, num_examples: int) -> None:
@@ -33,7 +34,7 @@ def mechanism_of(mechanism: Any, num_examples: int) -> None:
     jax.eval_shape(draw, jax.random.key(0), 0)
     sampling_prob = getattr(mechanism, "sampling_prob", 1.0)
     expected = sampling_prob * num_examples
-    if expected < _LEAST_EXPECTED:
+    if num_examples >= _LEAST_EXAMPLES and expected < _LEAST_EXPECTED:
         warnings.warn(
             "Expected an example in most steps, got"
             f" sampling_prob={sampling_prob:.3g} of {num_examples} examples:"

@@ -199,7 +199,9 @@ def test_the_parameters_that_came_in_are_still_there():
 def test_empty_batches_are_steps_too():
     rare = mechanism(sampling_prob=1e-6, iterations=5)
     for data in ((X, Y), Examples()):
-        with pytest.warns(UserWarning, match="for data of another size"):
+        with pytest.warns(
+            UserWarning, match="0.0002 in a step, .* for data of another size"
+        ):
             result = fit(mechanism=rare, data=data)
         assert result.iterations == 5
         assert np.isfinite(result.state.params).all()
