@@ -11,14 +11,16 @@ import jax
 import jax.numpy as jnp
 
 _DEFAULT = "threefry2x32"
+_OF_SEVERAL = {"rbg", "unsafe_rbg"}
 
 
 def key_of(key: jax.Array, example: Any) -> jax.Array:
     """The key of an example; examples of equal bits have equal keys.
 
-    Of JAX's default kind: what others draw depends on what else `jax.vmap` maps over.
+    What keys of kind "rbg" draw depends on what else `jax.vmap` maps over: an example
+    is given one of JAX's default kind then.
     """
-    if str(jax.random.key_impl(key)) != _DEFAULT:
+    if str(jax.random.key_impl(key)) in _OF_SEVERAL:
         words = jax.random.key_data(key)
         both = jnp.stack([_hashed((words, jnp.uint32(i))) for i in range(2)])
         key = jax.random.wrap_key_data(both, impl=_DEFAULT)

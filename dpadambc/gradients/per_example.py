@@ -44,7 +44,7 @@ def per_example_value_and_grad(
         given its own, made of this one and of the numbers of the example, for dropout,
         say. It does not depend on the other examples, nor on the place in the batch, so
         the sensitivity holds for who knows the key. Examples of equal bits have equal
-        keys, of JAX's default kind.
+        keys. In place of one of kind "rbg" it is of JAX's default kind.
       method: "factored" keeps each gradient in the form in which reverse mode produces
         it, and materializes no gradient that is larger than its factors; see
         `PerExampleGradient` and `explain`. "vmap" materializes all of them, as arrays
