@@ -18,6 +18,7 @@ def _pipeline(factory: str) -> Pipeline:
         raise ValueError(f"Expected MODULE:FACTORY, got {factory!r}.")
     if module.endswith(".py"):
         raise ValueError(f"Expected the name of a module, without .py, got {module!r}.")
+    # It stays: the factory, and what it returns, may import from there later.
     sys.path.insert(0, os.getcwd())
     try:
         make = getattr(importlib.import_module(module), name)

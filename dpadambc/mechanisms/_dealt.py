@@ -91,18 +91,16 @@ def _warn_of_another_size(now: _Run, *, stacklevel: int) -> None:
     before = list(filter(is_before, _RUNS))
     if any(run.num_examples == now.num_examples for run in before):
         return
-    for run in before:
-        if run.num_examples != now.num_examples:
-            warnings.warn(
-                f"Expected {run.num_examples} examples in all steps of a run, got"
-                f" {now.num_examples} at step {now.step}. The batches of"
-                f" {type(now.mechanism).__name__} follow from one order: with another"
-                " number all are dealt anew, and an example takes part in other steps"
-                " than epsilon is for. Keep the row of who leaves, and mask it, until a"
-                " new run begins.",
-                stacklevel=stacklevel + 1,
-            )
-            return
+    if before:
+        warnings.warn(
+            f"Expected {before[0].num_examples} examples in all steps of a run, got"
+            f" {now.num_examples} at step {now.step}. The batches of"
+            f" {type(now.mechanism).__name__} follow from one order: with another"
+            " number all are dealt anew, and an example takes part in other steps"
+            " than epsilon is for. Keep the row of who leaves, and mask it, until a"
+            " new run begins.",
+            stacklevel=stacklevel + 1,
+        )
 
 
 def _are_equal(key: jax.Array, other: jax.Array) -> bool:

@@ -117,9 +117,9 @@ def test_examples_that_differ_have_other_keys(rows):
 
 def test_an_example_without_numbers_has_the_key_of_all_such():
     empty = np.zeros((0, 3), np.float32)
-    assert words(_example_keys.key_of(KEY, ())) != words(KEY)
-    again = _example_keys.key_of(KEY, (empty,))
-    assert words(again) == words(_example_keys.key_of(KEY, (empty,)))
+    of_none = _example_keys.key_of(KEY, ())
+    assert words(of_none) != words(KEY)
+    assert words(of_none) == words(_example_keys.key_of(KEY, (empty,)))
 
 
 def test_few_of_many_examples_have_the_same():
