@@ -140,7 +140,7 @@ def _stage(name: str) -> str:
 def _without(replay: _Replay, index: int) -> dict[str, np.ndarray]:
     """What the function returns without an example: masked, and not there at all.
 
-    The last one is left out: others would move up, and get each other's random numbers.
+    The last one is left out: of others, see `_goes_by_place`.
     """
     found = {}
     if replay.takes_mask:
@@ -250,6 +250,18 @@ def _stages(replay: _Replay, leaks: list[_Movement], bound: float) -> str:
     )
 
 
+def _goes_by_place(replay: _Replay, allowed: float) -> bool:
+    """Whether others add something else once the first is not there and they move up.
+
+    They do where random numbers go by the place. It is no leak where those are secret.
+    """
+    try:
+        rest = replay(_neighbors.without_row(replay.batch, 0))
+    except (TypeError, ValueError):  # a batch of this size may not be allowed
+        return False
+    return rest.shape == replay.start.shape and _apart(rest, replay.start) > allowed
+
+
 def _verdict(
     replay: _Replay, found: list[_Movement], bound: float, relation: Any
 ) -> Finding:
@@ -276,6 +288,14 @@ def _verdict(
             f"One example moves it by {worst.distance:.5g},"
             f" {worst.distance / bound:.4g} times the bound under {relation.name}."
             f" What leaks: {stages}."
+        )
+    elif relation is NeighboringRelation.ADD_OR_REMOVE_ONE and _goes_by_place(
+        replay, bound + slack
+    ):
+        sentence += (
+            " Without the first example, those behind it change what they add by more"
+            " than the bound: it holds only if what goes by the place in the batch, such"
+            " as keys, is random, secret and new in each step."
         )
     return Finding(_CHECK, not leaks, worst.distance, bound, sentence, fails_if)
 
@@ -310,7 +330,8 @@ def sensitivity(
     Returns:
       A `Finding`: the largest movement, the bound, and the stage that leaks: the clip,
       examples that are not finite, padding, or the mixing of examples. *Not tested* if
-      `fun` returns something else for the same batch.
+      `fun` returns something else for the same batch. A pass says so where examples
+      change what they add with their place in the batch, as they do by keys of places.
 
     Raises:
       ValueError: if the bound is not positive, or the batch is none.

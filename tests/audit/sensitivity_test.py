@@ -175,3 +175,46 @@ def test_tokens_with_parameters_of_zero_show_a_missing_clip(is_clipped):
 
     finding = audit.sensitivity(summed, jnp.zeros(24), (tokens, labels), bound=1.0)
     assert finding.passed is is_clipped
+
+
+def dropped_by_place(params, x, y, is_padding_example=None):
+    keys = jax.random.split(jax.random.key(0), len(x))
+
+    def loss(params, x, y, key):
+        kept = jax.random.bernoulli(key, shape=x.shape)
+        return loss_fn(params, jnp.where(kept, x, 0.0), y)
+
+    summed = dpadambc.clipped_grad(loss, l2_clip_norm=1.0, normalize_by=4)
+    return summed(params, x, y, keys, is_padding_example=is_padding_example)
+
+
+def dropped_by_contents(params, x, y, is_padding_example=None):
+    def loss(params, x, y, key):
+        kept = jax.random.bernoulli(key, shape=x.shape)
+        return loss_fn(params, jnp.where(kept, x, 0.0), y)
+
+    summed = dpadambc.clipped_grad(
+        loss, l2_clip_norm=1.0, normalize_by=4, prng_argnum=3
+    )
+    key = jax.random.key(0)
+    return summed(params, x, y, key, is_padding_example=is_padding_example)
+
+
+@pytest.mark.parametrize(
+    ("fun", "says_so"), [(dropped_by_place, True), (dropped_by_contents, False)]
+)
+def test_keys_that_go_by_the_place_in_a_batch_are_told(fun, says_so):
+    """Only if they are secret does the bound hold for one who stands in front."""
+    finding = audit.sensitivity(fun, PARAMS, BATCH, bound=1 / 4)
+    assert finding.passed
+    assert ("goes by the place in the batch" in finding.sentence) is says_so
+
+
+def test_a_batch_that_must_keep_its_size_is_left_at_it():
+    def of_eight(params, x, y, is_padding_example=None):
+        if len(x) != 8:
+            raise ValueError(f"Expected 8 examples, got {len(x)}.")
+        return dropped_by_place(params, x, y, is_padding_example)
+
+    finding = audit.sensitivity(of_eight, PARAMS, BATCH, bound=1 / 4)
+    assert finding.passed and "place" not in finding.sentence
