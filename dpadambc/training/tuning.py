@@ -288,10 +288,10 @@ def search(
         uses_key=uses_key,
         microbatch_size=microbatch_size,
     )
-    updates = [
-        _checks.optimizer_of(made(make_optimizer, candidate), params, mechanism)
-        for candidate in listed.listed
-    ]
+    update_of = lambda candidate: _checks.optimizer_of(
+        made(make_optimizer, candidate), params, mechanism
+    )
+    updates = list(map(update_of, listed.listed))
     loss = _checks.loss_of(step_of(listed.listed[0]), params, frozen, data)
     origin = _origin_of(loss, params, frozen, data, key, begins)
     outline = _outline([loss, *updates], params, frozen, data, mechanism)

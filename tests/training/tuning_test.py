@@ -107,6 +107,24 @@ def test_one_program_is_traced_however_many_trials_and_candidates_there_are():
     assert found.best.candidate in candidates
 
 
+def test_a_warning_of_an_optimizer_names_the_line_of_the_search():
+    corrected = lambda rate: dpadambc.adam_bc(rate, 2 * MECHANISM.noise_stddev)
+    with pytest.warns(UserWarning, match="takes out noise of") as caught:
+        training.search(
+            loss_fn,
+            jnp.zeros(3),
+            DATA,
+            MECHANISM,
+            corrected,
+            RATES[:1],
+            trials=trials.Fixed(1),
+            score=PUBLIC,
+            key=jax.random.key(0),
+            target_delta=1e-5,
+        )
+    assert {warning.filename for warning in caught} == {__file__}
+
+
 def test_an_optimizer_that_branches_on_a_candidate_is_told_what_to_do():
     def branches(rate):
         return optax.adam(rate) if rate > 0 else optax.sgd(rate)
