@@ -62,7 +62,7 @@ class Pipeline:
     mechanism: Mechanism
     init: Callable[[jax.Array], Any]
     step: Callable[..., Any]
-    batch: _neighbors.Batch
+    batch: _neighbors.Batch = dataclasses.field(repr=False)  # may be people's
     per_example: Callable[..., Any] | None = None
     params: Any = None
     make_optimizer: Callable[[jax.Array], optax.GradientTransformation] | None = None

@@ -376,7 +376,7 @@ def explain(
         factored_bytes=distinct["bytes"],
         without_gradient=_without_gradient(rows),
         costly=_costly(rows),
-        mixing=_mixing(fun, args),
+        mixing=_mixing(fun, args, arguments.batched(args)),
         plan=plan,
     )
 
@@ -403,16 +403,20 @@ def _with_batch_axis(tree: Any, batch_size: int) -> Any:
     return jax.tree.map(add, tree)
 
 
-def _mixing(fun: Callable, args: Any) -> tuple[str, ...]:
+def _mixing(
+    fun: Callable, args: Sequence[Any], batched: Sequence[int]
+) -> tuple[str, ...]:
     """What mixes examples in the program of one."""
+    leaves = [(i in batched) for i, x in enumerate(args) for _ in jax.tree.leaves(x)]
     try:
-        _batch_norm.check(jax.make_jaxpr(fun)(*args).jaxpr)
+        _batch_norm.check(jax.make_jaxpr(fun)(*args).jaxpr, leaves)
     except _batch_norm.CentersOverOne:
         return (
             "The loss subtracts a mean over an axis of size one, as batch normalization"
             " does. That mixes the examples of a batch, but here it sees one example"
             " alone: the model was not made for that, and where an example is a single"
-            " number, it has no gradient. Use group or layer normalization, or fixed"
-            " statistics.",
+            " number, it has no gradient. Use layer normalization, fixed statistics, or"
+            " group normalization: that of Flax takes axis 0 for the batch, so the model"
+            " of one example is net(x[None])[0].",
         )
     return ()

@@ -125,21 +125,32 @@ def num_common(ours: list[Any], data: Any) -> int:
     return found
 
 
+def _ungrouped(x: Any, width: int) -> Any:
+    """An array whose rows hold several of this width, with a row for each."""
+    size = _size(x)
+    return x.reshape(-1, width) if size > width > 0 and size % width == 0 else x
+
+
 def num_common_examples(ours: Any, data: Any) -> int:
     """The same of examples: whether one input is in the others, or all are together.
 
-    Rows that chance may repeat are known if all follow each other as in the data.
+    One of ours may hold several: a score that is no mean over rows takes them so. Rows
+    that chance may repeat are known if all follow each other as in the data.
     """
     ours, data = map(_grouped.rows_of, (ours, data))
     own, others = (
         {name: _as_real(x) for name, x in _inputs(tree)} for tree in (ours, data)
     )
-    alone = num_common(jax.tree.leaves(ours), data)
-    if own.keys() != others.keys() or any(
-        _size(own[name]) != _size(others[name]) for name in own
-    ):
+    widths = {_size(x) for x in others.values()} - {1}  # a number may be anybody's
+    leaves = list(map(_as_real, jax.tree.leaves(ours)))
+    parts = [_ungrouped(x, w) for x in leaves for w in widths if _size(x) > w]
+    alone = num_common([*leaves, *parts], data)
+    if not own or own.keys() != others.keys():
         return alone
-    if not own:
+    own = {name: _ungrouped(x, _size(others[name])) for name, x in own.items()}
+    if any(_size(own[name]) != _size(others[name]) for name in own):
+        return alone
+    if len({len(x) for x in own.values()}) > 1:  # in groups of several sizes
         return alone
     names = sorted(own)
     kinds = [np.dtype(_coarser(own[name], others[name])) for name in names]

@@ -28,7 +28,7 @@ def with_augmentations(
     Args:
       loss_fn: of `(params, *example, key)`, or of
         `(params, frozen, *example, key)`; the key is for dropout, say.
-      augment: of `(key, *example)`, returns a view: the arguments of an example.
+      augment: of `(key, *example)`, returns a view: a tuple of as many arguments.
       multiplicity: how many views.
       has_frozen: whether the second argument is what `fit` is given as `frozen`.
 
@@ -36,6 +36,7 @@ def with_augmentations(
       A loss of the same arguments, for `fit(..., uses_key=True)`.
 
     Raises:
+      TypeError: from the loss, if `augment` returns no tuple of as many arguments.
       ValueError: if the multiplicity is less than one.
 
     Example:
@@ -61,11 +62,25 @@ def with_augmentations(
 
         def one_view(key):
             augment_key, loss_key = jax.random.split(key)
-            return loss_fn(*shared, *augment(augment_key, *example), loss_key)
+            view = augment(augment_key, *example)
+            _check_view(view, len(example))
+            return loss_fn(*shared, *view, loss_key)
 
         return jnp.mean(jax.vmap(one_view)(jax.random.split(key, multiplicity)))
 
     return augmented
+
+
+def _check_view(view: Any, num_arguments: int) -> None:
+    is_tuple = isinstance(view, tuple | list)
+    if is_tuple and len(view) == num_arguments:
+        return
+    got = f"{len(view)}" if is_tuple else f"a {type(view).__name__}"
+    returns = "(x,)" if num_arguments == 1 else "(x, y)"
+    raise TypeError(
+        f"Expected augment to return a tuple of the {num_arguments} arguments that an"
+        f" example has, such as {returns}, got {got}."
+    )
 
 
 def with_compute_dtype(loss_fn: Loss, dtype: Any) -> Loss:

@@ -128,7 +128,9 @@ def save_release(path: str | pathlib.Path, result: Result) -> dict[str, Any]:
         raise TypeError(
             f"Expected what fit returns, got {type(result).__name__}. A TrainState does"
             " not know its epsilon. Of a SearchResult all may be published, at its"
-            " epsilon: write that beside its params, in a file of your own."
+            " epsilon: write that beside its params, in a file of your own. Of a loop of"
+            " your own publish the parameters alone, at mechanism.epsilon(target_delta,"
+            " iterations=steps_taken(opt_state))."
         )
     path, state = pathlib.Path(path), releasable(result)
     _warn_of_a_guessed_key(result.state)
@@ -175,13 +177,15 @@ def _opened(path: str | pathlib.Path) -> Any:
 
 
 def load_release(
-    path: str | pathlib.Path, *, like: optax.Params
+    path: str | pathlib.Path, *, like: optax.Params, average: bool = False
 ) -> tuple[optax.Params, dict[str, Any]]:
     """Reads the parameters that `save_release` wrote, and their guarantee.
 
     Args:
       path: of the file.
       like: parameters of the same structure, arrays or shapes.
+      average: whether to read their moving average, of a run with `average_decay`,
+        rather than the last ones.
 
     Returns:
       The parameters, and the dictionary that `save_release` returned. A `fit` that
@@ -189,7 +193,8 @@ def load_release(
 
     Raises:
       OSError: if there is no such file.
-      ValueError: if the file has other parameters, or is of something else.
+      ValueError: if the file has other parameters or no average, or is of something
+        else.
 
     Example:
       >>> import pathlib, tempfile, jax, jax.numpy as jnp, optax
@@ -210,10 +215,20 @@ def load_release(
     """
     with _opened(path) as file:
         about = json.loads(str(file[_ABOUT]))
-        names = list(_named(like, "params"))
-        found = [name for name in file.files if name.startswith("params")]
+        what = "average" if average else "params"
+        names = list(_named(like, what))
+        found = [name for name in file.files if name.startswith(what)]
+        if average and not found:
+            raise ValueError(
+                f"Expected an average in {path}, got the last parameters alone: the run"
+                " was made without average_decay."
+            )
         if sorted(names) != sorted(found):
-            raise ValueError(f"Expected parameters {names} in {path}, got {found}.")
+            raise ValueError(
+                f"Expected parameters {names} in {path}, got {found}. Give as `like` what"
+                " has the structure of those that were trained: nnx.split(model)[1] of"
+                " a module of Flax NNX."
+            )
         leaves = [jnp.asarray(file[n], about["dtypes"][n]) for n in names]
     for name, leaf, expected in zip(names, leaves, jax.tree.leaves(like), strict=True):
         if leaf.shape != jnp.shape(expected):

@@ -51,8 +51,9 @@ class PublicScore:
     Data are public if anyone may have them, or if their people are not protected. A
     validation set of protected people is not public: see `NoisyScore`. Rows of the
     training data are refused, in `data` and in what the function closes over, whatever
-    their shape is and if they were rounded since. Other rows of a person cannot be
-    found, nor rows of a few answers that chance repeats, unless all come as they are.
+    their shape is and if they were rounded since; in `data` also if an example holds
+    several of them. Other rows of a person cannot be found, nor rows of a few answers
+    that chance repeats, unless all come as they are.
 
     Args:
       fn: the score of one example, of `(params, *example)`, or, in a search with
@@ -71,7 +72,7 @@ class PublicScore:
     """
 
     fn: Callable[..., Any]
-    data: Any
+    data: Any = dataclasses.field(repr=False)  # may be people's
 
     def __post_init__(self):
         _check(self.fn, self.data)
@@ -159,7 +160,7 @@ class NoisyScore:
     """
 
     fn: Callable[..., Any]
-    data: Any
+    data: Any = dataclasses.field(repr=False)  # people's
     noise_multiplier: float
     normalize_by: float
 

@@ -90,7 +90,9 @@ def releasable(run: Any) -> Releasable:
         raise TypeError(
             "Expected what fit returns, or a TrainState, got"
             f" {type(run).__name__}. Of a SearchResult all may be published, at its"
-            " epsilon, which is of the whole search and not of one run."
+            " epsilon, which is of the whole search and not of one run. Of a loop of"
+            " your own publish the parameters alone: the optimizer's state has the key"
+            " of the noise."
         )
     is_key = lambda x: jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
     without_keys = jax.tree.map(lambda x: None if is_key(x) else x, state.opt_state)

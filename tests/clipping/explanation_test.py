@@ -177,6 +177,25 @@ NOT_CENTERED = {
 }
 
 
+def test_does_not_warn_of_standardized_kernels():
+    """Of one pixel: it is the example that must not be centered."""
+
+    def loss(kernel, x):
+        centered = kernel - kernel.mean((0, 1, 2), keepdims=True)
+        shape = dict(window_strides=(1, 1), padding="SAME")
+        numbers = "NHWC", "HWIO", "NHWC"
+        out = jax.lax.conv_general_dilated(
+            x[None], centered, **shape, dimension_numbers=numbers
+        )
+        return jnp.sum(out**2)
+
+    kernel, x = jnp.ones((1, 1, 4, 2)), jnp.ones((5, 5, 4))
+    assert not dpadambc.explain(loss, kernel, x, batch_size=2).mixing
+    of_example = lambda x, kernel: loss(kernel, x)
+    found = dpadambc.explain(of_example, jnp.ones((5, 5, 4)), kernel, batch_size=2)
+    assert found.mixing
+
+
 @pytest.mark.parametrize("loss", NOT_CENTERED.values(), ids=NOT_CENTERED)
 def test_does_not_warn_where_nothing_is_centered(loss):
     found = dpadambc.explain(loss, jnp.ones((3, 2)), jnp.ones(3), batch_size=2)

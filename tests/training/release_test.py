@@ -57,6 +57,12 @@ def test_a_release_has_no_key_and_no_loss():
     chex.assert_trees_all_equal_structs(found, same)
 
 
+def test_an_average_that_was_not_made_is_not_read(tmp_path):
+    training.save_release(tmp_path / "model.npz", fit(TREE, of_tree))
+    with pytest.raises(ValueError, match="made without average_decay"):
+        training.load_release(tmp_path / "model.npz", like=TREE, average=True)
+
+
 def test_a_file_says_what_was_done(tmp_path):
     path = tmp_path / "model.npz"
     result = fit(TREE, of_tree, average_decay=0.9)
@@ -65,6 +71,9 @@ def test_a_file_says_what_was_done(tmp_path):
     assert read == about
     chex.assert_trees_all_equal_dtypes(params, TREE)
     chex.assert_trees_all_equal(params, result.state.params)
+    average, _ = training.load_release(path, like=TREE, average=True)
+    chex.assert_trees_all_equal(average, result.state.average)
+    assert not np.array_equal(average["inner"][0], params["inner"][0])
     assert about["epsilon"] == MECHANISM.epsilon(1e-5)
     expected = dict(
         mechanism="dpadambc.mechanisms.PoissonGaussian",

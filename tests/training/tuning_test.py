@@ -348,6 +348,10 @@ def test_rows_of_the_data_are_told_from_those_of_others(data):
     assert _rows.num_common_examples(held_out, ours) == 0
     some = rows_of(data, slice(150, 190))
     assert _rows.num_common_examples(some, ours) == 40
+    for num_groups in (1, 10):
+        groups = lambda x: x.reshape(num_groups, -1, *x.shape[1:])  # noqa: B023
+        assert _rows.num_common_examples(jax.tree.map(groups, held_out), ours) == 0
+        assert _rows.num_common_examples(jax.tree.map(groups, some), ours) == 40
 
 
 @pytest.mark.guarantee
@@ -402,6 +406,18 @@ def test_rows_of_other_numbers_are_not_taken_for_those_of_the_data():
 )
 def test_what_may_be_anybodys_is_no_row_of_the_data(public, data):
     assert _rows.num_common([public], data) == 0
+
+
+@pytest.mark.guarantee
+def test_a_score_that_is_printed_shows_no_data():
+    """As a notebook does with what stands last in a cell, and a log."""
+    data = np.full((3, 2), 4321.5), np.full(3, 4321.5)
+    noisy = training.NoisyScore(
+        negative_loss, data, noise_multiplier=3.0, normalize_by=2.0
+    )
+    for shown in (repr(training.PublicScore(negative_loss, data)), repr(noisy)):
+        assert "fn=" in shown and "4321" not in shown
+    assert "normalize_by=2.0" in repr(noisy)
 
 
 class Rows:
