@@ -34,21 +34,21 @@ within = (senders < 1_400) == (receivers < 1_400)
 edges = senders[within], receivers[within]
 
 
-def examples(roots, max_memberships):
-    """Of each root: features of its subgraph, what is padding there, and the label."""
-    limits = {"max_memberships": max_memberships, "max_degree": 8}
-    members = jnp.asarray(graphs.subgraphs(*edges, roots, **limits).members)
-    return graphs.gather(features, members), members < 0, jnp.asarray(labels[roots])
+def examples(roots, most):
+    """Of each root: who is in its subgraph, -1 where nobody is, and its label."""
+    found = graphs.subgraphs(*edges, roots, max_memberships=most, max_degree=8)
+    return jnp.asarray(found.members), jnp.asarray(labels[roots])
 
 
-def logits(params, x, is_padding):
-    mean = jnp.mean(x, axis=-2, where=~is_padding[..., None])
+def logits(params, features, members):
+    x = graphs.gather(features, members)
+    mean = jnp.mean(x, axis=-2, where=(members >= 0)[..., None])
     return x[..., 0, :] @ params["own"] + mean @ params["mean"]
 
 
-def loss_fn(params, x, is_padding, y):
-    """The loss of one root, from its subgraph alone."""
-    return cross_entropy(logits(params, x, is_padding), y)
+def loss_fn(params, features, members, y):
+    """The loss of one root. It gathers, so that `fit` counts in how many a node is."""
+    return cross_entropy(logits(params, features, members), y)
 
 
 mechanism = graphs.PoissonGaussian.calibrate(
@@ -61,10 +61,10 @@ mechanism = graphs.PoissonGaussian.calibrate(
     normalize_by=280,
 )
 params = {"own": jnp.zeros((64, 10)), "mean": jnp.zeros((64, 10))}
-secret = {"key": training.secret_key(), "target_delta": 1e-4}
+options = {"key": training.secret_key(), "target_delta": 1e-4, "frozen": features}
 adam, data = optax.adam(0.003), examples(np.arange(1_400), K)
-result = training.fit(loss_fn, params, data, mechanism, adam, **secret)
-*inputs, y = examples(np.arange(1_400, len(labels)), max_memberships=100)
-predicted = logits(result.state.params, *inputs).argmax(-1)
+result = training.fit(loss_fn, params, data, mechanism, adam, **options)
+members, y = examples(np.arange(1_400, len(labels)), most=100)
+predicted = logits(result.state.params, features, members).argmax(-1)
 print(f"epsilon {result.epsilon:.2f} at delta 0.0001, of a node and its list")
 print(f"test accuracy {jnp.mean(predicted == y):.1%}")

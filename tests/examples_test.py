@@ -10,6 +10,8 @@ import jax
 import numpy as np
 import pytest
 
+from dpadambc import training
+
 FOLDER = pathlib.Path(__file__).parents[1] / "examples"
 PATHS = sorted(FOLDER.glob("*.py"))
 ITERATIONS = 8
@@ -89,14 +91,22 @@ def test_the_search_says_what_it_costs(run):
 @pytest.mark.slow
 def test_no_node_of_the_graph_is_in_more_terms_than_it_says(run):
     names, text = run(FOLDER / "graph.py")
-    mechanism, (features, is_padding, _) = names["mechanism"], names["data"]
+    mechanism, (members, _) = names["mechanism"], names["data"]
     assert names["result"].iterations == mechanism.iterations == ITERATIONS
     check(text, mechanism.epsilon(1e-4), 1e-4)
-    # The features of two nodes are never the same, so they tell nodes apart.
-    most = lambda x, out: np.unique(x[~out], axis=0, return_counts=True)[1].max()
-    assert most(np.asarray(features), np.asarray(is_padding)) == mechanism.max_terms
-    x, is_padding, _ = names["examples"](np.arange(1_400), names["K"] + 1)
-    assert most(np.asarray(x), np.asarray(is_padding)) > mechanism.max_terms  # control
+    most = lambda members: np.bincount(members[members >= 0]).max()
+    assert most(np.asarray(members)) == mechanism.max_terms
+    data = names["examples"](np.arange(1_400), names["K"] + 1)
+    assert most(np.asarray(data[0])) > mechanism.max_terms  # negative control
+    with pytest.raises(ValueError, match="Expected each node in at most 4 terms"):
+        training.fit(
+            names["loss_fn"],
+            names["params"],
+            data,
+            mechanism,
+            names["adam"],
+            **names["options"],
+        )
 
 
 def test_there_is_a_test_of_every_script_and_it_is_short():

@@ -1174,6 +1174,8 @@ def test_a14_rows_of_the_data_in_a_preconditioner_are_warned_of(is_frozen):
 
     with pytest.warns(UserWarning, match="64 rows .*in what a preconditioner is made"):
         run(X)
+    with pytest.warns(UserWarning, match="32 rows .*in what a preconditioner is made"):
+        run(X[:32])  # an array that nobody else has
     run(RNG.normal(size=X.shape).astype(np.float32))
     gone = X + 0
     with_it = preconditioning.preconditioned(
@@ -1614,7 +1616,9 @@ def test_a23_what_it_did():
 ROWS = jnp.asarray(RNG.normal(size=(2 * BATCH, 8)), jnp.float32)
 
 
-def drawn_by_devices(key_of, axes=("data",), mechanism=MECHANISM, **options):
+def drawn_by_devices(
+    key_of, axes=("data",), mechanism=MECHANISM, spread=False, **options
+):
     """The sum over two devices, and which rows took part, one line for each."""
     clipped = dpadambc.clipped_grad(linear, l2_clip_norm=C, normalize_by=B)
 
@@ -1623,6 +1627,8 @@ def drawn_by_devices(key_of, axes=("data",), mechanism=MECHANISM, **options):
         examples, mask = batch.gather(x), batch.is_padding_example
         grads = clipped(w, examples, is_padding_example=mask)
         took_part = jnp.zeros(len(x), bool).at[batch.indices].max(~mask)
+        if spread:
+            grads, took_part = jax.lax.pcast((grads, took_part), "data", to="varying")
         return jax.lax.psum(grads, "data"), took_part[None]
 
     mapped = jax.shard_map(
@@ -1656,7 +1662,55 @@ def test_a25_a_key_for_each_device_is_not():
 
 @pytest.mark.filterwarnings("ignore:Expected a new key for each batch")
 def test_a25_where_all_devices_have_the_same_rows_they_draw_the_same():
-    drawn_by_devices(of_all, axes=(), check_vma=False)
+    _, took_part = drawn_by_devices(of_all, axes=(), spread=True)
+    np.testing.assert_array_equal(took_part[0], took_part[1])
+
+
+def test_a25_a_key_for_each_device_and_the_same_rows_are_warned_of():
+    """A row may be in both batches, and so twice in the sum: see `test_a30`."""
+    with pytest.warns(UserWarning, match="got the same rows on all, and a key") as told:
+        _, took_part = drawn_by_devices(of_each, axes=())
+    assert {warning.filename for warning in told} == {__file__}
+    assert (took_part[0] & took_part[1]).any()
+
+
+def test_a25_one_batch_that_is_split_over_devices_is_not():
+    """Drawn outside, or with one key inside: each device takes its part of it."""
+
+    def outside(w, x, batch):
+        return jax.lax.psum(clipped_sum(w, x, batch), "data")
+
+    def clipped_sum(w, x, batch):
+        clipped = dpadambc.clipped_grad(linear, l2_clip_norm=C, normalize_by=B)
+        mask = batch.is_padding_example
+        return clipped(w, batch.gather(x), is_padding_example=mask)
+
+    drawn = MECHANISM.sample(jax.random.key(3), num_examples=len(ROWS))
+    indices = jnp.pad(drawn.indices, (0, len(drawn.indices) % 2), constant_values=-1)
+    batch = dpadambc.Batch(indices, indices < 0, len(ROWS))
+    mapped = jax.shard_map(
+        outside,
+        mesh=mesh_of(("data",), (2,)),
+        in_specs=(P(), P(), P("data")),
+        out_specs=P(),
+    )
+    expected = clipped_sum(PARAMS, ROWS, batch)
+    chex.assert_trees_all_close(
+        jax.jit(mapped)(PARAMS, ROWS, batch), expected, rtol=1e-4, atol=1e-6
+    )
+
+
+def test_a25_batches_of_one_size_are_drawn_from_the_rows_of_each_device():
+    fixed = dpadambc.FixedSizeGaussian(
+        l2_clip_norm=C,
+        noise_multiplier=1.0,
+        batch_size=4,
+        num_examples=BATCH,
+        iterations=10,
+        normalize_by=B,
+    )
+    _, took_part = drawn_by_devices(of_each, mechanism=fixed)
+    np.testing.assert_array_equal(took_part.sum(1), 4)
 
 
 def test_a25_where_all_examples_take_part_there_is_nothing_to_draw():
@@ -1665,9 +1719,10 @@ def test_a25_where_all_examples_take_part_there_is_nothing_to_draw():
 
 
 @pytest.mark.filterwarnings("ignore:Expected a new key for each batch")
-def test_a25_what_one_key_did(monkeypatch):
+def test_a25_what_one_key_did():
     """Negative control: with check_vma=False nobody knows whose rows they are."""
-    _, took_part = drawn_by_devices(of_all, check_vma=False)
+    with pytest.warns(UserWarning, match="shard_map with check_vma=True"):
+        _, took_part = drawn_by_devices(of_all, check_vma=False)
     assert 0 < took_part[0].sum() < BATCH
     np.testing.assert_array_equal(took_part[0], took_part[1])
 
@@ -1859,3 +1914,45 @@ def test_a29_zeros_for_a_state_are_no_key(name, wrap):
     assert np.isfinite(update(ZEROS, state, ZEROS)[0]).all()
     lost = optax.tree.zeros_like(state)
     assert np.isnan(update(ZEROS, lost, ZEROS)[0]).all()
+
+
+# A30. A key for each device, all of which have the same rows: one is drawn by several
+# in a step, as if several batches were added up with the noise of one.
+
+
+def test_a30_what_several_draws_in_one_step_spend():
+    """Negative control: with four, how often a row is in the sum is binomial."""
+    q, delta = 0.1, 1e-5
+    stated = mechanism(sampling_prob=q, iterations=1).epsilon(delta)
+    x = np.linspace(-12.0, 16.0, 100_001)
+
+    def delta_of(num_devices):
+        k = np.arange(num_devices + 1)
+        density = stats.norm.pdf(x[:, None], k) @ stats.binom.pmf(k, num_devices, q)
+        ahead = density - np.exp(stated) * stats.norm.pdf(x)
+        return np.sum(np.maximum(ahead, 0)) * (x[1] - x[0])
+
+    assert delta_of(1) == pytest.approx(delta, rel=0.01)
+    assert delta_of(4) > 1_000 * delta
+
+
+# A31. A batch that serves several steps, and a clipped sum that is added up several
+# times: both are listed as what nobody sees.
+
+
+def test_a31_what_a_batch_spends_that_serves_four_steps():
+    """Negative control: 50 steps of half the noise, where 200 of all are stated."""
+    epsilon = lambda z, steps: mechanism(
+        sampling_prob=0.1, noise_multiplier=z, iterations=steps
+    ).epsilon(1e-5)
+    assert epsilon(1.0, 200) == pytest.approx(10.0, abs=0.05)
+    assert epsilon(1 / 4**0.5, 50) == pytest.approx(22.6, abs=0.05)
+
+
+def test_a31_what_one_batch_on_four_devices_spends():
+    """Negative control: an example moves the sum four times as far."""
+    epsilon = lambda z: mechanism(
+        sampling_prob=0.1, noise_multiplier=z, iterations=50
+    ).epsilon(1e-5)
+    assert epsilon(1.0) == pytest.approx(5.15, abs=0.05)
+    assert epsilon(1 / 4) == pytest.approx(110, abs=1)

@@ -294,8 +294,8 @@ def _verdict(
     ):
         sentence += (
             " Without the first example, those behind it change what they add by more"
-            " than the bound: it holds only if what goes by the place in the batch, such"
-            " as keys, is random, secret and new in each step."
+            " than the bound: it holds only if what goes by the place in the batch,"
+            " such as keys, is random, secret and new in each step."
         )
     return Finding(_CHECK, not leaks, worst.distance, bound, sentence, fails_if)
 

@@ -416,7 +416,7 @@ def _mixing(
             " does. That mixes the examples of a batch, but here it sees one example"
             " alone: the model was not made for that, and where an example is a single"
             " number, it has no gradient. Use layer normalization, fixed statistics, or"
-            " group normalization: that of Flax takes axis 0 for the batch, so the model"
-            " of one example is net(x[None])[0].",
+            " group normalization: that of Flax takes axis 0 for the batch, so the"
+            " output for one example is net(x[None])[0].",
         )
     return ()

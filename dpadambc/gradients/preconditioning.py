@@ -241,8 +241,8 @@ def kronecker_preconditioner(
     return KroneckerPreconditioner(roots, names, shapes)
 
 
-# By the identity of a matrix: the arrays that it is made of, while they are there.
-_MADE_OF: dict[int, list[weakref.ref]] = {}
+# By the identity of a matrix: the arrays that it is made of, as long as it is there.
+_MADE_OF: dict[int, list[Any]] = {}
 
 
 def _remember(roots: Any, examples: Any) -> None:
@@ -251,14 +251,13 @@ def _remember(roots: Any, examples: Any) -> None:
     if any(isinstance(x, core.Tracer) for x in (*arrays, *jax.tree.leaves(roots))):
         return
     for matrix in jax.tree.leaves(roots):
-        _MADE_OF[id(matrix)] = list(map(weakref.ref, arrays))
+        _MADE_OF[id(matrix)] = arrays
         weakref.finalize(matrix, _MADE_OF.pop, id(matrix), None)
 
 
 def _examples_behind(arrays: Sequence[Any]) -> list[Any]:
     """The arrays of examples that some of these, matrices, are made of."""
-    refs = [ref for x in arrays for ref in _MADE_OF.get(id(x), ())]
-    found = {id(x): x for ref in refs if (x := ref()) is not None}
+    found = {id(x): x for matrix in arrays for x in _MADE_OF.get(id(matrix), ())}
     is_gone = lambda x: isinstance(x, jax.Array) and x.is_deleted()
     return [x for x in found.values() if not is_gone(x)]
 

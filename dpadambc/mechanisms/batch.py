@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ from dpadambc._core import shard_map
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=("indices", "is_padding_example"),
-    meta_fields=("num_examples",),
+    meta_fields=("num_examples", "_drawn_along"),
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Batch:
@@ -43,6 +44,8 @@ class Batch:
     indices: np.ndarray | jax.Array
     is_padding_example: np.ndarray | jax.Array
     num_examples: int
+    # The axes of a `jax.shard_map` along which each device has drawn for itself.
+    _drawn_along: tuple[str, ...] = dataclasses.field(default=(), repr=False)
 
     def __iter__(self) -> Iterator[np.ndarray | jax.Array]:
         return iter((self.indices, self.is_padding_example))
@@ -55,6 +58,10 @@ class Batch:
 
         Returns:
           The same tree, of arrays with `size` rows.
+
+        Warns:
+          UserWarning: inside `jax.shard_map`, if all devices have the same rows and
+            each draws for itself, or if JAX does not know which rows they have.
 
         Raises:
           ValueError: if an array has another number of rows than was sampled from; or,
@@ -69,6 +76,7 @@ class Batch:
           >>> print(batch.gather({"x": jnp.array([10, 20, 30, 40])}))
           {'x': Array([30, 40,  0,  0], dtype=int32)}
         """
+        self._check_devices(data)
         return jax.tree_util.tree_map_with_path(self._gather_one, data)
 
     def _gather_one(self, path: Any, x: Any) -> Any:
@@ -78,7 +86,6 @@ class Batch:
                 f" shape {jnp.shape(x)} at data{jax.tree_util.keystr(path)}. An index"
                 " beyond the rows would be read as another row."
             )
-        self._refuse_one_draw_of_many_devices(path, x)
         if isinstance(x, np.ndarray) and isinstance(self.indices, np.ndarray):
             rows = x[np.where(self.is_padding_example, 0, self.indices)]
             rows[self.is_padding_example] = 0
@@ -89,12 +96,39 @@ class Batch:
         rows = jnp.where(self.is_padding_example, self.num_examples, self.indices)
         return jnp.asarray(x).at[rows].get(mode="fill", fill_value=0)
 
-    def _refuse_one_draw_of_many_devices(self, path: Any, x: Any) -> None:
-        """Who takes part on one device would tell who does on another."""
-        if len(self.indices) == self.num_examples:
+    def _check_devices(self, data: Any) -> None:
+        """Raises or warns where devices do not draw each from the rows that it has."""
+        if len(self.indices) == self.num_examples or not shard_map.all_axes():
             # It has room for all, so all may take part and nothing be drawn. Drawn rows
             # of so small a data set that a batch has room for it are not seen.
             return
+        arrays = [x for x in jax.tree.leaves(data) if isinstance(x, jax.Array)]
+        if not all(map(shard_map.is_followed, arrays)):
+            warnings.warn(
+                "Expected a jax.shard_map with check_vma=True, got one where it cannot"
+                " be told whether devices have rows of their own: with one key for the"
+                " rows of all, or a key for each and the same rows, epsilon does not"
+                " hold.",
+                stacklevel=3,
+            )
+            return
+        for path, x in jax.tree_util.tree_leaves_with_path(data):
+            self._refuse_one_draw_of_many_devices(path, x)
+        own = shard_map.varying_axes(data)
+        alike = [name for name in self._drawn_along if name not in own]
+        if alike:
+            warnings.warn(
+                f"Expected devices along {alike} to draw each from rows of its own, got"
+                " the same rows on all, and a key for each: an example may be in the"
+                " batches of several. In a sum over these devices it counts several"
+                " times, and epsilon does not hold. Draw one batch, before"
+                " jax.shard_map or with one key, and give each device its part of that."
+                " If each device makes a run of its own, the epsilons of all add up.",
+                stacklevel=3,
+            )
+
+    def _refuse_one_draw_of_many_devices(self, path: Any, x: Any) -> None:
+        """Who takes part on one device would tell who does on another."""
         drawn = shard_map.varying_axes(self.indices)
         same = [name for name in shard_map.varying_axes(x) if name not in drawn]
         if same:

@@ -128,9 +128,9 @@ def save_release(path: str | pathlib.Path, result: Result) -> dict[str, Any]:
         raise TypeError(
             f"Expected what fit returns, got {type(result).__name__}. A TrainState does"
             " not know its epsilon. Of a SearchResult all may be published, at its"
-            " epsilon: write that beside its params, in a file of your own. Of a loop of"
-            " your own publish the parameters alone, at mechanism.epsilon(target_delta,"
-            " iterations=steps_taken(opt_state))."
+            " epsilon: write that beside its params, in a file of your own. Of a loop"
+            " of your own publish the parameters alone, at"
+            " mechanism.epsilon(target_delta, iterations=steps_taken(opt_state))."
         )
     path, state = pathlib.Path(path), releasable(result)
     _warn_of_a_guessed_key(result.state)
@@ -225,9 +225,9 @@ def load_release(
             )
         if sorted(names) != sorted(found):
             raise ValueError(
-                f"Expected parameters {names} in {path}, got {found}. Give as `like` what"
-                " has the structure of those that were trained: nnx.split(model)[1] of"
-                " a module of Flax NNX."
+                f"Expected parameters {names} in {path}, got {found}. Give as `like`"
+                " what has the structure of those that were trained:"
+                " nnx.split(model)[1] of a module of Flax NNX."
             )
         leaves = [jnp.asarray(file[n], about["dtypes"][n]) for n in names]
     for name, leaf, expected in zip(names, leaves, jax.tree.leaves(like), strict=True):
