@@ -95,10 +95,11 @@ def _check_devices(updates: optax.Updates, key: jax.Array) -> None:
                 " jax.shard_map, as the gradient does at"
                 f" {jax.tree_util.keystr(path) or 'the gradient'}, got a key that"
                 f" differs along {sorted(of_key)}. If each device has its own examples,"
-                " sum over them first, with jax.lax.psum; if it has a part of the"
-                " parameters, fold jax.lax.axis_index into the key of the state. Equal"
-                " noise on two parts cancels in their difference, and different noise"
-                " on two copies averages out."
+                " sum over them first: by clipped_grad and jax.lax.psum, then"
+                " add_dp_noise, in place of a chain that does both. If it has a part of"
+                " the parameters, fold jax.lax.axis_index into the key of the state."
+                " Equal noise on two parts cancels in their difference, and different"
+                " noise on two copies averages out."
             )
 
 

@@ -224,7 +224,7 @@ def test_copies_of_a_gradient_do_not_get_noise_of_their_own():
 
 def test_a_sum_over_devices_that_is_forgotten_is_an_error():
     clipped = dpadambc.clipped_grad(inner_product, l2_clip_norm=C, normalize_by=1.0)
-    with pytest.raises(ValueError, match=r"sum over them first, with jax.lax.psum"):
+    with pytest.raises(ValueError, match="sum over them first: by clipped_grad"):
         on_four(lambda w, x: noised(clipped(w, x)), P(), P("d"), P("d"))
 
 
