@@ -1700,6 +1700,32 @@ def test_a25_one_batch_that_is_split_over_devices_is_not():
     )
 
 
+def test_a25_a_batch_that_leaves_its_devices_is_warned_of():
+    """Those of all are put together: an example may be in it several times."""
+    key = jax.random.key(3)
+    drawn = lambda: MECHANISM.sample(
+        jax.random.fold_in(key, jax.lax.axis_index("data")), num_examples=BATCH
+    )
+    mesh = mesh_of(("data",), (2,))
+    batch = jax.shard_map(drawn, mesh=mesh, in_specs=(), out_specs=P("data"))()
+    with pytest.warns(UserWarning, match="got the same rows on all, and a key for"):
+        batch.gather(X)
+
+
+def test_a25_a_batch_of_a_device_has_the_structure_of_others():
+    def step(x):
+        key = jax.random.fold_in(jax.random.key(3), jax.lax.axis_index("data"))
+        draw = lambda: MECHANISM.sample(key, num_examples=len(x))
+        nobody = jnp.full_like(draw().indices, -1)
+        by_hand = lambda: dpadambc.Batch(nobody, nobody < 0, len(x))
+        batch = jax.lax.cond(x.sum() > jnp.inf, draw, by_hand)
+        return jax.lax.psum(batch.gather(x).sum(), "data")
+
+    mesh = mesh_of(("data",), (2,))
+    mapped = jax.shard_map(step, mesh=mesh, in_specs=P("data"), out_specs=P())
+    assert jax.jit(mapped)(ROWS) == 0
+
+
 def test_a25_batches_of_one_size_are_drawn_from_the_rows_of_each_device():
     fixed = dpadambc.FixedSizeGaussian(
         l2_clip_norm=C,
@@ -1721,7 +1747,7 @@ def test_a25_where_all_examples_take_part_there_is_nothing_to_draw():
 @pytest.mark.filterwarnings("ignore:Expected a new key for each batch")
 def test_a25_what_one_key_did():
     """Negative control: with check_vma=False nobody knows whose rows they are."""
-    with pytest.warns(UserWarning, match="shard_map with check_vma=True"):
+    with pytest.warns(UserWarning, match="With check_vma=True it is checked"):
         _, took_part = drawn_by_devices(of_all, check_vma=False)
     assert 0 < took_part[0].sum() < BATCH
     np.testing.assert_array_equal(took_part[0], took_part[1])

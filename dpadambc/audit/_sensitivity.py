@@ -250,16 +250,19 @@ def _stages(replay: _Replay, leaks: list[_Movement], bound: float) -> str:
     )
 
 
-def _goes_by_place(replay: _Replay, allowed: float) -> bool:
+def _goes_by_place(replay: _Replay, bound: float, slack: float) -> bool:
     """Whether others add something else once the first is not there and they move up.
 
     They do where random numbers go by the place. It is no leak where those are secret.
     """
+    with_first, allowed = replay.start, bound + slack
+    if replay.takes_mask:  # what the first adds is out of both
+        with_first, allowed = replay(replay.batch, np.arange(replay.size) == 0), slack
     try:
         rest = replay(_neighbors.without_row(replay.batch, 0))
     except (TypeError, ValueError):  # a batch of this size may not be allowed
         return False
-    return rest.shape == replay.start.shape and _apart(rest, replay.start) > allowed
+    return rest.shape == with_first.shape and _apart(rest, with_first) > allowed
 
 
 def _verdict(
@@ -290,12 +293,12 @@ def _verdict(
             f" What leaks: {stages}."
         )
     elif relation is NeighboringRelation.ADD_OR_REMOVE_ONE and _goes_by_place(
-        replay, bound + slack
+        replay, bound, slack
     ):
         sentence += (
-            " Without the first example, those behind it change what they add by more"
-            " than the bound: it holds only if what goes by the place in the batch,"
-            " such as keys, is random, secret and new in each step."
+            " Without the first example, those behind it change what they add: the"
+            " bound holds only if what goes by the place in the batch, such as keys, is"
+            " random, secret and new in each step."
         )
     return Finding(_CHECK, not leaks, worst.distance, bound, sentence, fails_if)
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc._core import shard_map, validate
+from dpadambc._core import validate
 from dpadambc.clipping import flat, rules
 from dpadambc.clipping.flat import NeighboringRelation
 from dpadambc.mechanisms import _dealt, _draws
@@ -214,7 +214,7 @@ class Mechanism(Accounted):
           ValueError: if the mechanism is for another number of examples.
         """
         self._check_size(num_examples)
-        batch = _as_drawn(key, self._sample(key, num_examples))
+        batch = self._sample(key, num_examples)._drawn_by(key)
         if self._leaves_some_out(batch):
             _draws.check_key(key, batch, stacklevel=2)
         return batch
@@ -264,7 +264,7 @@ class Mechanism(Accounted):
         """
         self._check_size(num_examples)
         self._check_step(step)
-        batch = _as_drawn(run_key, self._sample_step(run_key, step, num_examples))
+        batch = self._sample_step(run_key, step, num_examples)._drawn_by(run_key)
         if self._leaves_some_out(batch):
             _draws.check_step(run_key, step, batch, stacklevel=2)
             if steps := self._steps_of_one_key:
@@ -315,14 +315,3 @@ class Mechanism(Accounted):
     @abc.abstractmethod
     def _sample(self, key: jax.Array, num_examples: int) -> Batch:
         """One batch on the device."""
-
-
-def _as_drawn(key: jax.Array, batch: Batch) -> Batch:
-    """A batch that knows along which axes each device has drawn for itself.
-
-    JAX loses it where it permutes.
-    """
-    axes = shard_map.varying_axes(key)
-    if not axes:
-        return batch
-    return dataclasses.replace(shard_map.varying(batch, axes), _drawn_along=axes)

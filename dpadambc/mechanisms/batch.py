@@ -13,6 +13,16 @@ import numpy as np
 from dpadambc._core import shard_map
 
 
+class _Axes(tuple[str, ...]):
+    """Names of axes. All are equal, so that batches have the structure of others."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, tuple)
+
+    def __hash__(self) -> int:
+        return 0
+
+
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=("indices", "is_padding_example"),
@@ -45,7 +55,7 @@ class Batch:
     is_padding_example: np.ndarray | jax.Array
     num_examples: int
     # The axes of a `jax.shard_map` along which each device has drawn for itself.
-    _drawn_along: tuple[str, ...] = dataclasses.field(default=(), repr=False)
+    _drawn_along: _Axes = dataclasses.field(default=_Axes(), repr=False)
 
     def __iter__(self) -> Iterator[np.ndarray | jax.Array]:
         return iter((self.indices, self.is_padding_example))
@@ -96,26 +106,37 @@ class Batch:
         rows = jnp.where(self.is_padding_example, self.num_examples, self.indices)
         return jnp.asarray(x).at[rows].get(mode="fill", fill_value=0)
 
+    def _drawn_by(self, key: jax.Array) -> "Batch":
+        """The same batch, knowing for which devices this key has drawn it."""
+        axes = shard_map.varying_axes(key)
+        if not axes:
+            return self
+        batch = shard_map.varying(self, axes)  # JAX loses it where it permutes
+        return dataclasses.replace(batch, _drawn_along=_Axes(axes))
+
     def _check_devices(self, data: Any) -> None:
         """Raises or warns where devices do not draw each from the rows that it has."""
-        if len(self.indices) == self.num_examples or not shard_map.all_axes():
-            # It has room for all, so all may take part and nothing be drawn. Drawn rows
-            # of so small a data set that a batch has room for it are not seen.
-            return
-        arrays = [x for x in jax.tree.leaves(data) if isinstance(x, jax.Array)]
-        if not all(map(shard_map.is_followed, arrays)):
-            warnings.warn(
-                "Expected a jax.shard_map with check_vma=True, got one where it cannot"
-                " be told whether devices have rows of their own: with one key for the"
-                " rows of all, or a key for each and the same rows, epsilon does not"
-                " hold.",
-                stacklevel=3,
-            )
-            return
-        for path, x in jax.tree_util.tree_leaves_with_path(data):
-            self._refuse_one_draw_of_many_devices(path, x)
-        own = shard_map.varying_axes(data)
-        alike = [name for name in self._drawn_along if name not in own]
+        if shard_map.all_axes():
+            if len(self.indices) == self.num_examples:
+                # It has room for all, so all may take part and nothing be drawn. Drawn
+                # rows of so small a data set that a batch has room for it are not seen.
+                return
+            arrays = jax.tree.leaves((data, self.indices))
+            arrays = [x for x in arrays if isinstance(x, jax.Array)]
+            if not all(map(shard_map.is_followed, arrays)):
+                warnings.warn(
+                    "Inside jax.pmap, and jax.shard_map with check_vma=False, it cannot"
+                    " be told which rows a device has. If they are its own, each needs"
+                    " a key of its own; if all have the same, one key for all, and a"
+                    " part of that batch for each. Else epsilon does not hold. With"
+                    " check_vma=True it is checked.",
+                    stacklevel=3,
+                )
+                return
+            for path, x in jax.tree_util.tree_leaves_with_path(data):
+                self._refuse_one_draw_of_many_devices(path, x)
+        own = list(map(shard_map.varying_axes, jax.tree.leaves(data)))
+        alike = [name for name in self._drawn_along if any(name not in x for x in own)]
         if alike:
             warnings.warn(
                 f"Expected devices along {alike} to draw each from rows of its own, got"

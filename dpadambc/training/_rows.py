@@ -20,6 +20,7 @@ _AT_ONCE = 2**23  # numbers that are read
 _SAMPLED = 2**14  # rows, for how often numbers are equal
 _HARDLY_EVER = -100.0  # the logarithm of the chance that two rows are equal
 _MOST_STARTS = 1_000  # where rows that follow each other are looked for
+_LEAST_OF_PARTS = 0.1  # of those of longer rows: ends of padded texts are alike
 
 
 def _size(leaf: Any) -> int:
@@ -125,6 +126,23 @@ def num_common(ours: list[Any], data: Any) -> int:
     return found
 
 
+def _num_together(own: dict[str, Any], others: dict[str, Any]) -> int:
+    """How many rows of several arrays together are those of others."""
+    sizes = [(_size(own[name]), _size(others[name])) for name in own if name in others]
+    if not own or own.keys() != others.keys() or any(x != y for x, y in sizes):
+        return 0
+    if len(set(map(len, own.values()))) > 1:
+        return 0
+    names = sorted(own)
+    kinds = [np.dtype(_coarser(own[name], others[name])) for name in names]
+    numbers = _Rows.of([own[name] for name in names], kinds).numbers
+    them = _Rows.of([others[name] for name in names], kinds)
+    if them.has_in_order(numbers):
+        return len(numbers)
+    varies = np.any([_varies(x) for x in own.values()], axis=0)
+    return them.num_equal(numbers, varies)
+
+
 def _ungrouped(x: Any, width: int) -> Any:
     """An array whose rows hold several of this width, with a row for each."""
     size = _size(x)
@@ -134,32 +152,24 @@ def _ungrouped(x: Any, width: int) -> Any:
 def num_common_examples(ours: Any, data: Any) -> int:
     """The same of examples: whether one input is in the others, or all are together.
 
-    One of ours may hold several: a score that is no mean over rows takes them so. Rows
-    that chance may repeat are known if all follow each other as in the data.
+    One of ours may hold several, if a tenth are in the data: a score that is no mean
+    over rows takes them so. Rows that chance may repeat are known if all follow each
+    other as in the data.
     """
     ours, data = map(_grouped.rows_of, (ours, data))
     own, others = (
         {name: _as_real(x) for name, x in _inputs(tree)} for tree in (ours, data)
     )
-    widths = {_size(x) for x in others.values()} - {1}  # a number may be anybody's
-    leaves = list(map(_as_real, jax.tree.leaves(ours)))
-    parts = [_ungrouped(x, w) for x in leaves for w in widths if _size(x) > w]
-    alone = num_common([*leaves, *parts], data)
-    if not own or own.keys() != others.keys():
-        return alone
-    own = {name: _ungrouped(x, _size(others[name])) for name, x in own.items()}
-    if any(_size(own[name]) != _size(others[name]) for name in own):
-        return alone
-    if len({len(x) for x in own.values()}) > 1:  # in groups of several sizes
-        return alone
-    names = sorted(own)
-    kinds = [np.dtype(_coarser(own[name], others[name])) for name in names]
-    numbers = _Rows.of([own[name] for name in names], kinds).numbers
-    them = _Rows.of([others[name] for name in names], kinds)
-    if them.has_in_order(numbers):
-        return len(numbers)
-    varies = np.any([_varies(x) for x in own.values()], axis=0)
-    return max(alone, them.num_equal(numbers, varies))
+    found = max(num_common(jax.tree.leaves(ours), data), _num_together(own, others))
+    width = max(map(_size, others.values()), default=0)
+    parts = {name: _ungrouped(x, width) for name, x in own.items()}
+    if all(parts[name] is own[name] for name in own):
+        return found
+    of_parts = _num_together(parts, others)
+    if width > 1:  # a number may be anybody's
+        of_parts = max(of_parts, num_common(list(parts.values()), data))
+    least = _LEAST_OF_PARTS * max(np.sum(_varies(x)) for x in parts.values())
+    return max(found, of_parts) if of_parts > least else found
 
 
 def _can_be_read(data: Any) -> bool:

@@ -370,6 +370,21 @@ def test_so_are_those_in_another_form(changed):
         assert _rows.num_common([one[:9]], (other,)) == 9
 
 
+def test_ends_of_longer_texts_are_nobodys():
+    """Padded ones end alike; as long as a tenth of the parts are not in the data."""
+    rng = np.random.default_rng(18)
+
+    def texts(number, width):
+        lengths = rng.integers(1, width, (number, 1))
+        place, words = np.arange(width), rng.integers(3, 500, (number, width))
+        return np.where(place < lengths, words, 2 * (place == lengths))
+
+    ours = texts(3_000, 8)
+    assert _rows.num_common_examples((texts(200, 64),), (ours,)) == 0
+    grouped = ours[:160].reshape(20, 64)
+    assert _rows.num_common_examples((grouped,), (ours,)) > 100
+
+
 @pytest.mark.guarantee
 @pytest.mark.parametrize("shape", [(20_000,), (20_000, 1)])
 def test_so_is_a_part_of_a_single_column_in_any_order(shape):
