@@ -1675,7 +1675,7 @@ def test_a25_a_key_for_each_device_and_the_same_rows_are_warned_of():
 
 
 def test_a25_one_batch_that_is_split_over_devices_is_not():
-    """Drawn outside, or with one key inside: each device takes its part of it."""
+    """Drawn outside: each device takes its part of it, from the same rows."""
 
     def outside(w, x, batch):
         return jax.lax.psum(clipped_sum(w, x, batch), "data")
@@ -1967,7 +1967,7 @@ def test_a30_what_several_draws_in_one_step_spend():
 
 
 def test_a31_what_a_batch_spends_that_serves_four_steps():
-    """Negative control: 50 steps of half the noise, where 200 of all are stated."""
+    """Negative control: 50 steps of half the noise, where 200 of full are stated."""
     epsilon = lambda z, steps: mechanism(
         sampling_prob=0.1, noise_multiplier=z, iterations=steps
     ).epsilon(1e-5)

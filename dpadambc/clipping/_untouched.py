@@ -30,9 +30,9 @@ def _refuse_array(name: str, leaf: Any, expected: tuple[int, ...]) -> None:
             " are averaged over the batch cannot be clipped per example: make them"
             " with dpadambc.per_example_grad. Behind dpadambc.clipped_grad, which has"
             " clipped and summed already, chain dpadambc.add_dp_noise with an optimizer"
-            " of the private gradient, such as dpadambc.adam_bc. optax.MultiSteps sums"
-            " gradients up before the clip: to save memory give microbatch_size to"
-            " dpadambc.clipped_grad or training.fit."
+            " of the private gradient, such as dpadambc.adam_bc. optax.MultiSteps"
+            " around a chain averages before the clip: to save memory give"
+            " microbatch_size to dpadambc.clipped_grad or training.fit."
         )
     raise TypeError(
         f"Expected {name} as dpadambc.per_example_grad returns it, got an array of"

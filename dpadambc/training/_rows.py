@@ -128,8 +128,9 @@ def num_common(ours: list[Any], data: Any) -> int:
 
 def _num_together(own: dict[str, Any], others: dict[str, Any]) -> int:
     """How many rows of several arrays together are those of others."""
-    sizes = [(_size(own[name]), _size(others[name])) for name in own if name in others]
-    if not own or own.keys() != others.keys() or any(x != y for x, y in sizes):
+    if not own or own.keys() != others.keys():
+        return 0
+    if any(_size(own[name]) != _size(others[name]) for name in own):
         return 0
     if len(set(map(len, own.values()))) > 1:
         return 0

@@ -51,9 +51,9 @@ class PublicScore:
     Data are public if anyone may have them, or if their people are not protected. A
     validation set of protected people is not public: see `NoisyScore`. Rows of the
     training data are refused, in `data` and in what the function closes over, whatever
-    their shape is and if they were rounded since; in `data` also if examples hold
-    several of them each. Other rows of a person cannot be found, nor rows of a few
-    answers that chance repeats, unless all come as they are.
+    their shape is and if they were rounded since; in `data` also in examples that hold
+    several rows each, if a tenth of these are. Other rows of a person cannot be found,
+    nor rows of a few answers that chance repeats, unless all come as they are.
 
     Args:
       fn: the score of one example, of `(params, *example)`, or, in a search with

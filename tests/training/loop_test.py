@@ -316,14 +316,14 @@ def test_views_may_be_compiled_and_the_loss_have_frozen_parts(wrap):
 @pytest.mark.parametrize(
     ("augment", "got"),
     [
-        (lambda key, x, y: x, "Array"),
+        (lambda key, x, y: x, r"\w*(Array|Tracer)"),
         (lambda key, x, y: {"x": x, "y": y}, "dict"),
     ],
 )
 def test_a_view_that_is_no_example_is_refused(augment, got):
     """One array of several rows would be taken apart, and a dictionary give names."""
     loss = training.with_augmentations(lambda w, x, y, key: w * x.sum(), augment, 2)
-    with pytest.raises(TypeError, match=f"a tuple of the arguments.*{got}|Tracer"):
+    with pytest.raises(TypeError, match=f"a tuple of the arguments.*got a {got}"):
         loss(1.0, jnp.ones(3), 1, jax.random.key(0))
 
 
