@@ -7,6 +7,8 @@ import pathlib
 import platform
 from typing import Any
 
+import jax
+
 
 def processor() -> str:
     """The processor's name, where the system tells it."""
@@ -24,6 +26,7 @@ def environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "processor": processor(),
         "cpu_count": os.cpu_count(),
+        "device": jax.devices()[0].device_kind,
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in packages},
     }

@@ -6,8 +6,8 @@ sampling every example is in a batch independently of all else, and a batch that
 chosen by length is no such sample, so the amplification would not hold. So:
 
 1. The batch is drawn from all examples, whatever their lengths.
-2. Within the step its rows are sorted by length, and cut into groups of
-   `microbatch_size` neighbors.
+2. Within the step its rows are sorted by length, and cut into groups of as many
+   neighbors.
 3. Each group is computed at the least of a few lengths that holds its longest row.
 4. The clipped sums of the groups are added, and the noise is drawn once, for the total.
 
@@ -21,17 +21,17 @@ more text would push others over the edge: their gradients would change too, and
 by several times C. Here nothing is cut off and nothing dropped; the last of the lengths
 is that of the whole array.
 
-*Why the compiled program says nothing.* `lengths` and `microbatch_size` are public, and
-chosen before the data are seen (powers of two, up to where all texts are cut off, each
-for its own length). There is one program for each length, compiled beforehand.
+*Why the compiled program says nothing.* The lengths and the size of a group are public,
+and chosen before the data are seen (powers of two, up to where all texts are cut off,
+each for its own length). There is one program for each length, compiled beforehand.
 
 *What remains.* How long a step takes depends on how many long texts were drawn, and is
 not noised: whoever can time the steps learns something. The guarantee is for one who
 sees what is released. Where the time is seen too, give one length only.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +45,26 @@ from dpadambc.clipping import ClippedGrad
 # Of a batch: tokens first, labels last. What has more than one axis, with positions in
 # axis 1; labels may be one for each text, or one for each of its positions.
 Texts = tuple[jax.Array | np.ndarray, ...]
+
+
+class Groups(NamedTuple):
+    """How a batch is cut up.
+
+    Attributes:
+      lengths: to which groups are padded, rising; the last is that of all texts.
+      size: how many texts are in a group.
+    """
+
+    lengths: tuple[int, ...]
+    size: int
+
+
+def groups_of_backend(on_cpu: Groups, on_accelerator: Groups) -> Groups:
+    """What suits the device: an accelerator has more to do at once, and in fewer ways.
+
+    Padding costs it less than waiting, and each length takes a compiler of its own.
+    """
+    return on_cpu if jax.default_backend() == "cpu" else on_accelerator
 
 
 def _grouped(
@@ -68,8 +88,7 @@ def _grouped(
 def clipped_grad(
     loss_fn: Callable[..., jax.Array],
     *,
-    lengths: Sequence[int],
-    microbatch_size: int,
+    groups: Groups,
     l2_clip_norm: float,
     normalize_by: float,
 ) -> ClippedGrad:
@@ -79,8 +98,7 @@ def clipped_grad(
       loss_fn: of `(trained, frozen, *text)`, where a text is its tokens, whatever else
         has its positions in axis 0, and its label, or those of its positions. Padding
         at the end must not change it.
-      lengths: to which groups are padded, rising; the last is that of the arrays.
-      microbatch_size: how many texts are in a group.
+      groups: how a batch is cut up.
       l2_clip_norm: C.
       normalize_by: B.
 
@@ -92,7 +110,7 @@ def clipped_grad(
       ValueError: if lengths do not rise, the texts are longer or shorter, or there is
         no mask.
     """
-    lengths = tuple(lengths)
+    lengths = groups.lengths
     if not lengths or list(lengths) != sorted(set(lengths)):
         raise ValueError(f"Expected lengths that rise, got {lengths}.")
 
@@ -141,13 +159,13 @@ def clipped_grad(
             )
             return optax.tree.add(total, clipped), None
 
-        groups = _grouped(texts, is_padding_example, microbatch_size)
-        shapes = jax.eval_shape(branches[0], trained, frozen, *_first(groups)[:2])
+        grouped = _grouped(texts, is_padding_example, groups.size)
+        shapes = jax.eval_shape(branches[0], trained, frozen, *_first(grouped)[:2])
         zeros = optax.tree.zeros_like(shapes)
-        return jax.lax.scan(add, zeros, groups)[0]
+        return jax.lax.scan(add, zeros, grouped)[0]
 
     return ClippedGrad(grad_fn, l2_clip_norm, normalize_by)
 
 
-def _first(groups: Any) -> Any:
-    return jax.tree.map(lambda x: x[0], groups)
+def _first(grouped: Any) -> Any:
+    return jax.tree.map(lambda x: x[0], grouped)

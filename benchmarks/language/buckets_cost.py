@@ -44,7 +44,7 @@ def main() -> None:
         **clip,
     )
     grouped = buckets.clipped_grad(
-        parts.loss_fn, lengths=LENGTHS, microbatch_size=MICROBATCH_SIZE, **clip
+        parts.loss_fn, groups=buckets.Groups(LENGTHS, MICROBATCH_SIZE), **clip
     )
     programs = {
         "at one length": jax.jit(

@@ -35,7 +35,7 @@ import numpy as np
 import tokenizers
 
 from benchmarks import records
-from benchmarks.language import data, e2e, encoder, finetune, pairs, ways
+from benchmarks.language import buckets, data, e2e, encoder, finetune, pairs, ways
 from benchmarks.language.finetune import Setting
 from benchmarks.ogbn_arxiv_gcn.table import markdown
 from dpadambc import audit
@@ -47,7 +47,7 @@ EPOCHS, BATCH_SIZE = 10, 128
 NUM_CANARIES = {1: 192, 16: 32}  # by how often they are in
 NUM_DIGITS = 6
 NUM_OTHERS = 127
-LENGTHS = (24, 32, 48)  # of a canary, in tokens
+GROUPS = buckets.Groups((24, 32, 48), 32)  # of canaries
 CLAIM_WITHOUT_PRIVACY = 8.0  # what the canaries are held against there
 
 
@@ -138,8 +138,8 @@ def losses(
         for canary in all_of
         for code in (canary.code, *_codes(rng, NUM_OTHERS))
     ]
-    texts = pairs.tokenize(rows, LENGTHS[-1], tokenizer)
-    of_each = finetune.losses(parts, trained, texts, LENGTHS)
+    texts = pairs.tokenize(rows, GROUPS.lengths[-1], tokenizer)
+    of_each = finetune.losses(parts, trained, texts, GROUPS)
     return of_each.reshape(len(all_of), 1 + NUM_OTHERS)
 
 
@@ -181,11 +181,11 @@ def measure(
     """One training, and what its canaries show."""
     all_of = make(begin.tokenizer, seed)
     own = [canary.pair() for canary in all_of]
-    rows = pairs.tokenize(own, e2e.LENGTHS[-1], begin.tokenizer)
+    rows = pairs.tokenize(own, e2e.MAX_LENGTH, begin.tokenizer)
     texts = insert(_some(train, seed), rows, all_of)
     parts = e2e.parts_of(begin.model, setting.way)
     folder = checkpoints / e2e.folder_name(e2e.identity(setting, seed))
-    trained, row = finetune.fit(setting, seed, parts, texts, folder, e2e.LENGTHS)
+    trained, row = finetune.fit(setting, seed, parts, texts, folder, e2e.groups())
     of_each = losses(parts, trained, all_of, begin.tokenizer, seed)
     bits = exposure(of_each[:, 0], of_each[:, 1:])
     model = ways.merged(parts.model(trained))
@@ -236,12 +236,11 @@ def render(rows: Sequence[records.Row]) -> str:
 
 
 def main() -> None:
-    arguments = e2e.options(__doc__, RESULTS).parse_args()
+    arguments = e2e.options(__doc__, RESULTS, EPOCHS, BATCH_SIZE).parse_args()
     if arguments.data_dir:
         found, begin = records.Records(arguments.output), e2e.start()
         train = e2e.tokens(arguments.data_dir, "train", begin.tokenizer)
-        for seed, shorter in e2e.settings(arguments):
-            setting = dataclasses.replace(shorter, epochs=EPOCHS, batch_size=BATCH_SIZE)
+        for seed, setting in e2e.settings(arguments):
             make_row = functools.partial(
                 measure, setting, seed, begin, train, arguments.checkpoints
             )

@@ -1,6 +1,6 @@
 """Seconds and memory of a private step of MiniLM against an ordinary one.
 
-    taskset -c 0 python -m benchmarks.language.cost [--rounds 5] [--output FILE]
+    taskset -c 0 python -m benchmarks.language.cost [--rounds 5] [--batch-size 64]
     python -m benchmarks.language.cost --table           # of what is on record
 
 For each way to fine-tune and each length of the texts, four programs are compiled and
@@ -94,8 +94,8 @@ def cases_of(way: str, length: int, batch_size: int = BATCH_SIZE) -> timing.Case
     return cases
 
 
-def measure(way: str, length: int, rounds: int) -> dict[str, Any]:
-    cases = cases_of(way, length)
+def measure(way: str, length: int, batch_size: int, rounds: int) -> dict[str, Any]:
+    cases = cases_of(way, length, batch_size)
     compiled = timing.compile_cases(cases)
     seconds = timing.interleaved_times(cases, compiled, rounds)
     temporaries = {
@@ -103,7 +103,7 @@ def measure(way: str, length: int, rounds: int) -> dict[str, Any]:
         for name, program in compiled.items()
     }
     peaks = {name: timing.peak_bytes(program) for name, program in compiled.items()}
-    row: dict[str, Any] = {"way": way, "length": length, "batch_size": BATCH_SIZE}
+    row: dict[str, Any] = {"way": way, "length": length, "batch_size": batch_size}
     row["seconds"] = {name: timing.quartiles(each) for name, each in seconds.items()}
     row["temporary_bytes"], row["peak_bytes"] = temporaries, peaks
     for what in ("gradient", "step"):
@@ -136,6 +136,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--batch-size", type=int, default=BATCH_SIZE)
+    parser.add_argument("--length", type=int, nargs="+", default=LENGTHS)
+    parser.add_argument("--way", choices=WAYS, nargs="+", default=WAYS)
     parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
     parser.add_argument("--table", action="store_true", help="measures nothing")
     arguments = parser.parse_args()
@@ -143,9 +146,10 @@ def main() -> None:
         print(table(json.loads(arguments.output.read_text())["rows"]))
         return
     rows = []
-    for length in LENGTHS:
-        for way in WAYS:
-            rows.append(measure(way, length, arguments.rounds))
+    for length in arguments.length:
+        for way in arguments.way:
+            found = measure(way, length, arguments.batch_size, arguments.rounds)
+            rows.append(found)
             print(json.dumps(rows[-1]), flush=True)
             record = {"environment": environment.environment(), "rows": rows}
             arguments.output.write_text(json.dumps(record, indent=1) + "\n")

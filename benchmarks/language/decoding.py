@@ -18,7 +18,7 @@ from flax import nnx
 from benchmarks.language.encoder import PADDING
 from benchmarks.language.generator import Generator
 
-GROUP_SIZE = 16  # tables
+GROUP_SIZE = 16  # tables; eight times as many on an accelerator
 
 KeysAndValues = list[tuple[jax.Array, jax.Array]]  # of each block
 
@@ -152,13 +152,12 @@ def _write(graph: Any, state: Any, tables: jax.Array, **options: int) -> jax.Arr
 def write_all(
     model: Generator, tables: np.ndarray, *, width: int, length: int, end: int
 ) -> np.ndarray:
-    """`beam_search` about all tables, `GROUP_SIZE` at a time."""
+    """`beam_search` about all tables, a group at a time."""
+    size = GROUP_SIZE if jax.default_backend() == "cpu" else 8 * GROUP_SIZE
     graph, state = nnx.split(model)
     found = []
-    for first in range(0, len(tables), GROUP_SIZE):
-        group = np.resize(
-            np.arange(len(tables))[first : first + GROUP_SIZE], GROUP_SIZE
-        )
+    for first in range(0, len(tables), size):
+        group = np.resize(np.arange(len(tables))[first : first + size], size)
         options = {"width": width, "length": length, "end": end}
         found.append(_write(graph, state, tables[group], **options))
     return np.concatenate(found)[: len(tables)]

@@ -33,6 +33,7 @@ from flax import nnx
 
 from benchmarks import records
 from benchmarks.language import (
+    buckets,
     data,
     decoding,
     encoder,
@@ -48,7 +49,9 @@ from benchmarks.ogbn_arxiv_gcn.table import markdown
 
 RESULTS = pathlib.Path(__file__).with_suffix(".jsonl")
 
-LENGTHS = (48, 56, 64, 72, 80, 96, 128)  # of a table and a text, in tokens
+ON_CPU = buckets.Groups((48, 56, 64, 72, 80, 96, 128), 32)  # tables and texts
+ON_ACCELERATOR = buckets.Groups((64, 80, 128), 128)
+MAX_LENGTH = ON_CPU.lengths[-1]
 TABLE_LENGTH, TEXT_LENGTH = 48, 80
 NUM_VALIDATION = 1_000
 WIDTHS = {"greedy": 1, "beam": 4}
@@ -66,6 +69,11 @@ LEARNING_RATES = {
 }
 
 
+def groups() -> buckets.Groups:
+    """How pairs are grouped."""
+    return buckets.groups_of_backend(ON_CPU, ON_ACCELERATOR)
+
+
 def parts_of(model: generator.Generator, way: str) -> ways.Parts:
     """What is trained, and what is not."""
     if way == "LoRA":
@@ -75,14 +83,19 @@ def parts_of(model: generator.Generator, way: str) -> ways.Parts:
 
 
 def setting(
-    way: str, method: str, target_epsilon: float | None, rate: float
+    way: str,
+    method: str,
+    target_epsilon: float | None,
+    rate: float,
+    epochs: float,
+    batch_size: int,
 ) -> Setting:
     return Setting(
         way=way,
         method=method,
         target_epsilon=target_epsilon,
-        epochs=EPOCHS,
-        batch_size=BATCH_SIZE,
+        epochs=epochs,
+        batch_size=batch_size,
         learning_rate=rate,
         l2_clip_norm=L2_CLIP_NORM,
     )
@@ -90,13 +103,14 @@ def setting(
 
 def settings(arguments: argparse.Namespace) -> Iterator[tuple[int, Setting]]:
     """Those that are asked for, with their seeds: without privacy first."""
+    size = arguments.epochs, arguments.batch_size
     by_epsilon = [None, *sorted(arguments.epsilon, reverse=True)]
     for seed, epsilon, way, method in itertools.product(
         range(arguments.seeds), by_epsilon, arguments.way, arguments.method
     ):
         if (epsilon is None) == (method == NOT_PRIVATE):
             for rate in arguments.learning_rate or [LEARNING_RATES[way][method]]:
-                yield seed, setting(way, method, epsilon, rate)
+                yield seed, setting(way, method, epsilon, rate, *size)
 
 
 class Start(NamedTuple):
@@ -130,7 +144,7 @@ def write(
 
 def loss_per_token(parts: ways.Parts, trained: Any, texts: data.Tokens) -> float:
     """The mean over all tokens of all texts."""
-    of_each = finetune.losses(parts, trained, texts, LENGTHS)
+    of_each = finetune.losses(parts, trained, texts, groups())
     return float(np.average(of_each, weights=pairs.num_labels(texts)))
 
 
@@ -162,7 +176,7 @@ def tokens(
     data_dir: pathlib.Path, split: str, tokenizer: tokenizers.Tokenizer
 ) -> data.Tokens:
     """All pairs of a file."""
-    return pairs.tokenize(data.load_e2e(data_dir, split), LENGTHS[-1], tokenizer)
+    return pairs.tokenize(data.load_e2e(data_dir, split), MAX_LENGTH, tokenizer)
 
 
 class Laboratory:
@@ -186,7 +200,8 @@ class Laboratory:
     def _make(self, setting: Setting, seed: int) -> records.Row:
         parts = parts_of(self._start.model, setting.way)
         folder = self._checkpoints / folder_name(identity(setting, seed))
-        trained, row = finetune.fit(setting, seed, parts, self._train, folder, LENGTHS)
+        texts = self._train
+        trained, row = finetune.fit(setting, seed, parts, texts, folder, groups())
         model = ways.merged(parts.model(trained))
         loss = loss_per_token(parts, trained, self._validation)
         row["loss_per_token"] = round(loss, 4)
@@ -201,7 +216,7 @@ def identity(setting: Setting, seed: int) -> records.Row:
 def folder_name(row: records.Row) -> str:
     """Of the state of one training."""
     setting = row["setting"]
-    names = "way", "method", "target_epsilon", "learning_rate"
+    names = "way", "method", "target_epsilon", "epochs", "batch_size", "learning_rate"
     parts = [*(str(setting[name]) for name in names), str(row["seed"])]
     return "_".join(parts).replace(" ", "-")
 
@@ -212,11 +227,14 @@ class Line(NamedTuple):
     way: str
     method: str
     target_epsilon: float | None
+    epochs: float
+    batch_size: int
     learning_rate: float
 
     def __str__(self) -> str:
         epsilon = "" if self.target_epsilon is None else f", ε {self.target_epsilon:g}"
-        return f"{self.way}, {self.method}{epsilon}, η {self.learning_rate:g}"
+        epochs = f"{self.epochs:g} epochs of {self.batch_size:,}"
+        return f"{self.way}, {self.method}{epsilon}, {epochs}, η {self.learning_rate:g}"
 
 
 def by_line(rows: Sequence[records.Row]) -> dict[Line, list[records.Row]]:
@@ -233,7 +251,7 @@ def best(found: Mapping[Line, Sequence[records.Row]]) -> list[Line]:
     loss = lambda line: statistics.fmean(row["loss_per_token"] for row in found[line])
     chosen: dict[tuple, Line] = {}
     for line in sorted(found, key=loss, reverse=True):
-        chosen[line[:3]] = line
+        chosen[line[:-1]] = line
     return [line for line in found if line in chosen.values()]
 
 
@@ -263,7 +281,9 @@ def render(rows: Sequence[records.Row]) -> str:
     return "\n\n".join([table, *(_samples(line, found[line][0]) for line in chosen)])
 
 
-def options(doc: str | None, results: pathlib.Path) -> argparse.ArgumentParser:
+def options(
+    doc: str | None, results: pathlib.Path, epochs: float, batch_size: int
+) -> argparse.ArgumentParser:
     """Of a command that trains where it has the data, and then prints its tables."""
     parser = argparse.ArgumentParser(description=(doc or "").split("\n")[0])
     parser.add_argument("--data-dir", type=pathlib.Path, help="trains, where given")
@@ -274,6 +294,8 @@ def options(doc: str | None, results: pathlib.Path) -> argparse.ArgumentParser:
     )
     parser.add_argument("--epsilon", type=float, nargs="+", default=EPSILONS)
     parser.add_argument("--learning-rate", type=float, nargs="+", help="to compare")
+    parser.add_argument("--epochs", type=float, default=epochs)
+    parser.add_argument("--batch-size", type=int, default=batch_size)
     parser.add_argument("--seeds", type=int, default=1, help="how many")
     parser.add_argument(
         "--checkpoints",
@@ -285,7 +307,7 @@ def options(doc: str | None, results: pathlib.Path) -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    arguments = options(__doc__, RESULTS).parse_args()
+    arguments = options(__doc__, RESULTS, EPOCHS, BATCH_SIZE).parse_args()
     if arguments.data_dir:
         laboratory = Laboratory(arguments)
         for seed, each in settings(arguments):

@@ -11,7 +11,7 @@ import hashlib
 import json
 import pathlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -26,9 +26,9 @@ from benchmarks.language import buckets, encoder, ways
 
 TARGET_DELTA = 1e-5
 MOMENTUM = 0.9
-LENGTHS = (8, 12, 16, 24, 32, 48, 64)  # to which groups are padded
-GROUP_SIZE = 32
-SAVE_EVERY = 10  # steps
+ON_CPU = buckets.Groups((8, 12, 16, 24, 32, 48, 64), 32)
+ON_ACCELERATOR = buckets.Groups((16, 32, 64), 512)
+SAVE_EVERY = 60.0  # seconds
 NOT_PRIVATE = "AdamW, not private"
 NO_CLIP = 1e6  # far above every gradient
 
@@ -103,14 +103,45 @@ class State(NamedTuple):
     optimizer: Any
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _clipped(
+    graph: nnx.GraphDef,
+    mechanism: dpadambc.PoissonGaussian,
+    groups: buckets.Groups,
+    key: jax.Array,
+    trained: Any,
+    frozen: Any,
+    texts: buckets.Texts,
+) -> optax.Updates:
+    """The clipped gradient of a batch of this key."""
+    batch = mechanism.sample(key, num_examples=len(texts[-1]))
+    grad_fn = buckets.clipped_grad(
+        ways.Parts(graph, trained, frozen).loss_fn,
+        groups=groups,
+        l2_clip_norm=mechanism.l2_clip_norm,
+        normalize_by=mechanism.normalize_by,
+    )
+    return grad_fn(
+        trained,
+        frozen,
+        batch.gather(texts),
+        is_padding_example=jnp.asarray(batch.is_padding_example),
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class Trainer:
-    """What is compiled once for all learning rates and seeds."""
+    """Steps of a model.
+
+    What takes a compiler minutes, the clipped gradient, is compiled once for all
+    optimizers, levels of noise, learning rates and seeds; the rest once for all
+    learning rates and seeds.
+    """
 
     graph: nnx.GraphDef
     mechanism: dpadambc.PoissonGaussian
     method: str
-    lengths: tuple[int, ...]  # to which groups are padded
+    groups: buckets.Groups
 
     def _optimizer(
         self, learning_rate: jax.typing.ArrayLike
@@ -132,29 +163,23 @@ class Trainer:
             self._optimizer(run.learning_rate).init(trained),
         )
 
-    @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
     def take_step(
         self, run: experiment.Run, state: State, frozen: Any, texts: buckets.Texts
     ) -> State:
         """On a batch of its own."""
-        mechanism = self.mechanism
-        sampling_key, noise_key = jax.random.split(run.key)
-        batch = mechanism.sample(
-            jax.random.fold_in(sampling_key, state.step), num_examples=len(texts[-1])
-        )
-        grad_fn = buckets.clipped_grad(
-            ways.Parts(self.graph, state.trained, frozen).loss_fn,
-            lengths=self.lengths,
-            microbatch_size=GROUP_SIZE,
-            l2_clip_norm=mechanism.l2_clip_norm,
-            normalize_by=mechanism.normalize_by,
-        )
-        clipped = grad_fn(
-            state.trained,
-            frozen,
-            batch.gather(texts),
-            is_padding_example=jnp.asarray(batch.is_padding_example),
-        )
+        sampling_key, _ = jax.random.split(run.key)
+        noiseless = dataclasses.replace(self.mechanism, noise_multiplier=0.0)
+        key = jax.random.fold_in(sampling_key, state.step)
+        args = key, state.trained, frozen, texts
+        clipped = _clipped(self.graph, noiseless, self.groups, *args)
+        return self._with_noise(run, state, clipped)
+
+    @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
+    def _with_noise(
+        self, run: experiment.Run, state: State, clipped: optax.Updates
+    ) -> State:
+        """The noise, and the optimizer's step."""
+        _, noise_key = jax.random.split(run.key)
         private, noise = self._noise(noise_key).update(clipped, state.noise)
         updates, opt_state = self._optimizer(run.learning_rate).update(
             private, state.optimizer, state.trained
@@ -207,33 +232,38 @@ def _logits(graph: Any, trained: Any, frozen: Any, inputs: Any) -> jax.Array:
 def by_length(
     fun: Callable[[buckets.Texts], jax.Array],
     texts: buckets.Texts,
-    lengths: Sequence[int],
+    groups: buckets.Groups,
 ) -> np.ndarray:
     """What a function makes of all texts, a group of like length at a time.
 
     Args:
-      fun: of `GROUP_SIZE` texts, with a row for each.
+      fun: of the texts of a group, with a row for each.
       texts: of all of them; tokens first.
-      lengths: to which groups are padded, rising.
+      groups: how they are cut up.
 
     Returns:
       The rows, in the order of the texts.
     """
     own = np.asarray(encoder.lengths(texts[0]))
     order, found = np.argsort(own, kind="stable"), []
-    for first in range(0, len(order), GROUP_SIZE):
-        group = np.resize(order[first : first + GROUP_SIZE], GROUP_SIZE)
-        length = min(x for x in lengths if x >= own[group].max())
+    for first in range(0, len(order), groups.size):
+        group = np.resize(order[first : first + groups.size], groups.size)
+        length = min(x for x in groups.lengths if x >= own[group].max())
         rows = (x[group, :length] if x.ndim > 1 else x[group] for x in texts)
         found.append(fun(tuple(rows)))
     inverse = np.argsort(order, kind="stable")
     return np.concatenate(found)[: len(order)][inverse]
 
 
+def _groups() -> buckets.Groups:
+    """Of texts of `sst2.MAX_LENGTH` tokens."""
+    return buckets.groups_of_backend(ON_CPU, ON_ACCELERATOR)
+
+
 def logits(parts: ways.Parts, trained: Any, inputs: buckets.Texts) -> np.ndarray:
     """Of all texts, shape (num_texts, num_classes)."""
     of_group = functools.partial(_logits, parts.graph, trained, parts.frozen)
-    return by_length(of_group, inputs, LENGTHS)
+    return by_length(of_group, inputs, _groups())
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -243,11 +273,11 @@ def _losses(graph: Any, trained: Any, frozen: Any, texts: Any) -> jax.Array:
 
 
 def losses(
-    parts: ways.Parts, trained: Any, texts: buckets.Texts, lengths: Sequence[int]
+    parts: ways.Parts, trained: Any, texts: buckets.Texts, groups: buckets.Groups
 ) -> np.ndarray:
     """Of all texts, shape (num_texts,). Not private."""
     of_group = functools.partial(_losses, parts.graph, trained, parts.frozen)
-    return by_length(of_group, texts, lengths)
+    return by_length(of_group, texts, groups)
 
 
 def accuracy(parts: ways.Parts, trained: Any, texts: buckets.Texts) -> float:
@@ -273,7 +303,7 @@ def fit(
     parts: ways.Parts,
     texts: buckets.Texts,
     folder: pathlib.Path,
-    lengths: Sequence[int],
+    groups: buckets.Groups,
 ) -> tuple[Any, records.Row]:
     """Trains on the texts, or goes on where it ended.
 
@@ -283,7 +313,7 @@ def fit(
       parts: the model.
       texts: to train on.
       folder: of the state that it goes on from.
-      lengths: to which groups are padded, rising; the last is that of the texts.
+      groups: how batches are cut up.
 
     Returns:
       What is trained, and what to write down.
@@ -293,22 +323,25 @@ def fit(
         other texts.
     """
     mechanism = setting.mechanism(len(texts[-1]))
-    trainer = Trainer(parts.graph, mechanism, setting.method, tuple(lengths))
+    trainer = Trainer(parts.graph, mechanism, setting.method, groups)
     run = experiment.Run(jnp.float32(setting.learning_rate), jax.random.key(seed))
     folder.mkdir(parents=True, exist_ok=True)
     about = json.dumps([dataclasses.asdict(setting), seed, _digest(parts, texts)])
     file = folder / "state.npz"
     state = _restore(trainer.start(run, parts.trained), about, file)
     texts = tuple(map(jnp.asarray, texts))
-    started, began = 0.0, int(state.step)
+    frozen = jax.tree.map(jnp.asarray, parts.frozen)
+    began, saved = int(state.step), time.perf_counter()
+    started = saved
     for step in range(began, mechanism.iterations):
-        state = trainer.take_step(run, state, parts.frozen, texts)
+        state = trainer.take_step(run, state, frozen, texts)
+        jax.block_until_ready(state)
         if step == began:  # which waits for the compiler
-            jax.block_until_ready(state)
             started = time.perf_counter()
-        if (step + 1) % SAVE_EVERY == 0 or step + 1 == mechanism.iterations:
-            jax.block_until_ready(state)
+        is_last = step + 1 == mechanism.iterations
+        if is_last or time.perf_counter() - saved > SAVE_EVERY:
             _save(state, about, file)
+            saved = time.perf_counter()
     timed = mechanism.iterations - began - 1
     seconds = (time.perf_counter() - started) / timed if timed > 0 else None
     return state.trained, {
@@ -333,6 +366,6 @@ def train(
 
     Nothing is chosen by them here.
     """
-    trained, row = fit(setting, seed, parts, texts, folder, LENGTHS)
+    trained, row = fit(setting, seed, parts, texts, folder, _groups())
     own = accuracy(parts, trained, scored)
     return {"accuracy": round(own, 4), "num_scored": len(scored[-1])} | row

@@ -182,8 +182,7 @@ def describe() -> dict[str, Any]:
         version = importlib.metadata.version("jax-privacy")
     except importlib.metadata.PackageNotFoundError:
         version = None
-    device = jax.devices()[0].device_kind
-    return environment() | {"device": device, "jax-privacy": version}
+    return environment() | {"jax-privacy": version}
 
 
 def main() -> None:

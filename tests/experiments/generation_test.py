@@ -131,7 +131,7 @@ def test_the_clipped_sum_is_that_of_a_loop(model, way):
     parts, texts = _parts(model, way), _several()
     is_padding = np.arange(5) == 3
     grad_fn = buckets.clipped_grad(
-        parts.loss_fn, lengths=(8, 16), microbatch_size=2, **CLIP
+        parts.loss_fn, groups=buckets.Groups((8, 16), 2), **CLIP
     )
     found = jax.jit(grad_fn)(
         parts.trained, parts.frozen, texts, is_padding_example=jnp.array(is_padding)
@@ -260,21 +260,23 @@ SETTING = finetune.Setting(
 )
 
 
+GROUPS = buckets.Groups((7,), 32)
+
+
 @pytest.mark.thorough
-def test_without_privacy_it_learns_to_copy(tmp_path, monkeypatch):
-    monkeypatch.setattr(finetune, "SAVE_EVERY", 160)
+def test_without_privacy_it_learns_to_copy(tmp_path):
     config = dataclasses.replace(TINY, width=16, hidden=32)
     body = encoder.Encoder(config, rngs=nnx.Rngs(0))
     parts = ways.split(generator.Generator(body, rngs=nnx.Rngs(1)), "full")
     texts = _copies(256, 0)
-    trained, row = finetune.fit(SETTING, 0, parts, texts, tmp_path, lengths=(7,))
+    trained, row = finetune.fit(SETTING, 0, parts, texts, tmp_path, GROUPS)
     assert row["iterations"] == 160
     tables = _copies(16, 1).tokens[:, :4]
     found = decoding.write_all(parts.model(trained), tables, width=2, length=4, end=END)
     copied = (found[:, :2] == tables[:, 1:3]).all(axis=1) & (found[:, 2] == END)
     assert copied.mean() > 0.9
-    losses = finetune.losses(parts, trained, _copies(16, 1), (7,))
-    before = finetune.losses(parts, parts.trained, _copies(16, 1), (7,))
+    losses = finetune.losses(parts, trained, _copies(16, 1), GROUPS)
+    before = finetune.losses(parts, parts.trained, _copies(16, 1), GROUPS)
     assert losses.mean() < 0.2 < 2 < before.mean()
 
 
@@ -368,7 +370,8 @@ def small_world(tmp_path, monkeypatch):
     begin = e2e.Start(tokenizer, _generator(config))
     monkeypatch.setattr(e2e, "start", lambda: begin)
     for name, value in {
-        "LENGTHS": (16, 24),
+        "ON_CPU": buckets.Groups((16, 24), 8),
+        "MAX_LENGTH": 24,
         "TABLE_LENGTH": 12,
         "TEXT_LENGTH": 4,
         "NUM_VALIDATION": 5,
@@ -376,7 +379,6 @@ def small_world(tmp_path, monkeypatch):
         "EPOCHS": 0.5,
     }.items():
         monkeypatch.setattr(e2e, name, value)
-    monkeypatch.setattr(finetune, "GROUP_SIZE", 8)
     rng, nouns = np.random.default_rng(0), "red lion blue boar gold king".split()
     (tmp_path / "e2e").mkdir()
     with zipfile.ZipFile(tmp_path / "e2e/e2e-dataset.zip", "w") as archive:
@@ -410,7 +412,7 @@ def test_the_experiment_trains_writes_and_does_nothing_twice(
     assert 0 <= row["greedy"]["bleu"] <= 100 and row["loss_per_token"] > 0
     assert set(row["samples"][0]) == {"table", "greedy", "beam"}
     printed = capsys.readouterr().out
-    assert "| LoRA, DP-AdamBC, ε 8, η 0.005 | 1 |" in printed
+    assert "| LoRA, DP-AdamBC, ε 8, 0.5 epochs of 8, η 0.005 | 1 |" in printed
     assert row["samples"][0]["beam"] in printed
     monkeypatch.setattr(finetune, "fit", lambda *_: pytest.fail("trained again"))
     _run(e2e, small_world, monkeypatch, *chosen)
@@ -419,12 +421,12 @@ def test_the_experiment_trains_writes_and_does_nothing_twice(
 
 def test_of_several_learning_rates_the_table_has_the_best():
     def row(rate, loss):
-        setting = {"way": "LoRA", "method": "DP-Adam", "target_epsilon": 3.0}
-        return {"setting": setting | {"learning_rate": rate}, "loss_per_token": loss}
+        setting = e2e.setting("LoRA", "DP-Adam", 3.0, rate, 1, 512)
+        return {"setting": dataclasses.asdict(setting), "loss_per_token": loss}
 
     found = e2e.by_line([row(1.0, 2.0), row(2.0, 1.0), row(1.0, 3.0)])
     assert [len(rows) for rows in found.values()] == [2, 1]
-    assert e2e.best(found) == [e2e.Line("LoRA", "DP-Adam", 3.0, 2.0)]
+    assert e2e.best(found) == [e2e.Line("LoRA", "DP-Adam", 3.0, 1, 512, 2.0)]
 
 
 def test_exposure_is_the_bits_that_a_rank_tells():
@@ -467,7 +469,7 @@ def test_canaries_tell_what_they_are(small_world, monkeypatch, capsys):
         "EPOCHS": 0.5,
         "BATCH_SIZE": 8,
         "NUM_OTHERS": 7,
-        "LENGTHS": (24,),
+        "GROUPS": buckets.Groups((24,), 32),
     }.items():
         monkeypatch.setattr(canaries, name, value)
     chosen = "--data-dir", str(small_world), "--epsilon", "8"
@@ -476,7 +478,7 @@ def test_canaries_tell_what_they_are(small_world, monkeypatch, capsys):
     assert row["num_examples"] == 32 + 5 + 3 and len(row["canaries"]) == 6
     assert all(0 <= x["exposure"] <= 3 for x in row["canaries"])
     assert 0 <= row["epsilon_at_least"] < 8
-    assert "| LoRA, DP-Adam, ε 8, η 0.005 |" in capsys.readouterr().out
+    assert "| LoRA, DP-Adam, ε 8, 0.5 epochs of 8, η 0.005 |" in capsys.readouterr().out
 
 
 def test_codes_and_names_are_what_the_seed_says(small_world, monkeypatch):

@@ -14,6 +14,7 @@ from flax import nnx  # noqa: E402
 from benchmarks import records  # noqa: E402
 from benchmarks.language import (  # noqa: E402
     batches,
+    buckets,
     data,
     encoder,
     features,
@@ -86,8 +87,7 @@ def small(tiny, words, monkeypatch, tmp_path):
         data, "split_validation", lambda n: (np.arange(n - 8), np.arange(n - 8, n))
     )
     monkeypatch.setattr(features, "LENGTHS", (8,))
-    monkeypatch.setattr(finetune, "LENGTHS", (8,))
-    monkeypatch.setattr(finetune, "GROUP_SIZE", 8)
+    monkeypatch.setattr(finetune, "ON_CPU", buckets.Groups((8,), 8))
     monkeypatch.setattr(sst2, "MAX_LENGTH", 8)
     monkeypatch.setattr(sst2, "OTHER_EPSILONS", (8.0,))
     ways = {
