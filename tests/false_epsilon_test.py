@@ -195,6 +195,7 @@ def test_a1_what_examples_may_go_through_leaves_the_seal_whole(method):
     np.testing.assert_allclose(total(chosen), expected, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [1e6, np.nan])
 def test_a1_what_a_clip_of_the_batch_did(bad):
     """Negative control: one of 64 examples moves the sum by far more than 2 C."""
@@ -944,6 +945,7 @@ def test_a10_another_key_for_the_same_folder_is_refused(tmp_path):
     np.testing.assert_array_equal(again.state.params, first.state.params)
 
 
+@pytest.mark.slow
 def test_a10_fewer_steps_than_were_planned_are_warned_of(tmp_path):
     """After a stop by what was released, the folder has the steps that were taken."""
 
@@ -963,6 +965,7 @@ def test_a10_fewer_steps_than_were_planned_are_warned_of(tmp_path):
     assert whole.iterations == 20 and whole.epsilon == stopped.epsilon
 
 
+@pytest.mark.slow
 def test_a10_a_run_begun_with_entropy_goes_on_with_its_own_key(tmp_path, caplog):
     saved = lambda: checkpoints.Checkpoints(tmp_path)
     first = fit(checkpoints=saved(), key=training.secret_key())
@@ -977,6 +980,7 @@ def test_a10_a_run_begun_with_entropy_goes_on_with_its_own_key(tmp_path, caplog)
         fit(checkpoints=saved(), key=jax.random.key(1))
 
 
+@pytest.mark.slow
 def test_a10_a_key_of_entropy_that_was_kept_goes_on_too(tmp_path, monkeypatch):
     saved, key = lambda: checkpoints.Checkpoints(tmp_path), training.secret_key()
     fit(checkpoints=saved(), key=key)
@@ -1060,6 +1064,7 @@ def test_a11_a_part_of_the_gradients_is_refused():
     tx.update(grads, tx.init(PARAMS), PARAMS)
 
 
+@pytest.mark.slow
 def test_a11_what_two_parts_did():
     """Negative control: clipped apart, one example moves them by the root of 2 C."""
     rows = jnp.full((1, 8), 1e3)
@@ -1159,6 +1164,7 @@ def test_a14_rows_of_the_data_in_the_loss_are_warned_of():
     fit(loss_fn=attends, frozen=public)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_frozen", [False, True])
 def test_a14_rows_of_the_data_in_a_preconditioner_are_warned_of(is_frozen):
     """The row of one person would turn the gradients of all."""
@@ -1250,6 +1256,7 @@ def test_a15_a_node_in_more_terms_than_are_accounted_for_is_refused():
         fit(loss_fn=of_one, data=data, mechanism=of_nodes(3))
 
 
+@pytest.mark.slow
 def test_a15_two_kinds_of_edges_are_counted_together():
     """A node is in the terms of both; where tables differ, they are of other nodes."""
     gather = dpadambc.graphs.gather
@@ -1354,6 +1361,7 @@ def test_a15_what_nan_does_not_come_through_is_warned_of(kind):
     fit(loss_fn=lambda w, x, i: square(w, gather(x, i) / 8), **kinds)
 
 
+@pytest.mark.slow
 def test_a15_what_the_mean_of_all_features_did():
     """Negative control: the last node is in two terms, and moves all."""
     gather = dpadambc.graphs.gather
@@ -1372,6 +1380,7 @@ def test_a15_what_the_mean_of_all_features_did():
     assert moved(whole=0.0) == 0
 
 
+@pytest.mark.slow
 def test_a15_what_an_index_did():
     """Negative control: the last node is in all terms."""
 
@@ -1496,6 +1505,7 @@ def test_a17_with_a_key_each_they_are_what_they_are_alone(make):
     assert jax.grad(of_scale)(1.0) == pytest.approx(2 * 8 * 0.1, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_a17_what_one_key_did():
     """Negative control: without the check, two runs differ by their gradients alone."""
     one_key = jax.random.key(0)
@@ -1520,6 +1530,7 @@ def test_a22_a_sum_divided_by_the_size_of_its_batch_is_refused(jit):
             jit(step)(NO_PADDING)
 
 
+@pytest.mark.slow
 def test_a22_what_it_did():
     """Negative control: one example moved B times what is said of a sum over B."""
     pair = jnp.stack([X[0], -X[0]]) * 100  # clipped, they are opposite
@@ -1584,6 +1595,7 @@ def test_a23_copies_are_found_wherever_they_are(dtype):
     _rows.warn_of_copies(pair)
 
 
+@pytest.mark.slow
 def test_a23_a_data_set_that_is_repeated_is_warned_of_by_a_search():
     twice = jnp.concatenate([DISTINCT, DISTINCT])
     with pytest.warns(UserWarning, match="got 1000 of 2000 rows that are copies"):
@@ -1601,6 +1613,7 @@ def test_a23_a_data_set_that_is_repeated_is_warned_of_by_a_search():
         )
 
 
+@pytest.mark.slow
 def test_a23_what_it_did():
     """Negative control: a person in k rows moves the sum k times as far."""
     clipped = dpadambc.clipped_grad(linear, l2_clip_norm=C, normalize_by=B)
@@ -1700,6 +1713,7 @@ def test_a25_one_batch_that_is_split_over_devices_is_not():
     )
 
 
+@pytest.mark.slow
 def test_a25_a_batch_that_leaves_its_devices_is_warned_of():
     """Those of all are put together: an example may be in it several times."""
     key = jax.random.key(3)
@@ -1744,6 +1758,7 @@ def test_a25_where_all_examples_take_part_there_is_nothing_to_draw():
     assert took_part.all()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Expected a new key for each batch")
 def test_a25_what_one_key_did():
     """Negative control: with check_vma=False nobody knows whose rows they are."""
@@ -1840,6 +1855,7 @@ def test_a28_a_stop_that_may_depend_on_the_data_costs_all_steps():
     assert within.epsilon == target
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("delta", "times"), [(1e-3, 5.5), (1e-5, 8.0)])
 def test_a28_what_stopping_at_the_right_moment_did(delta, times):
     """Negative control: delta of the epsilon of the steps that were taken.
@@ -1917,6 +1933,7 @@ def test_a29_a_count_that_is_set_back_is_not_that_of_the_noise(name):
     np.testing.assert_array_equal(rest, whole[2:])
 
 
+@pytest.mark.slow
 def test_a29_what_a_count_that_is_set_back_did():
     """Negative control: the noise of the first step once more, and a level too low."""
     back = lambda state: state._replace(noised_steps=jnp.zeros([], jnp.int32))

@@ -139,6 +139,7 @@ def test_the_bound_of_the_family_comes_near_the_claim():
     assert figures["empirical epsilon, one run"] < 0.6 * claim
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Expected noise that hides an example")
 def test_gradient_canaries_show_what_was_added():
     """Without noise, a canary is there in full or not at all."""

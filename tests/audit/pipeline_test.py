@@ -174,6 +174,7 @@ def test_noise_on_examples_is_not_the_noise():
     assert audit.state(pipeline(augmented)).passed is False
 
 
+@pytest.mark.slow
 def test_correction_is_checked_where_there_is_one():
     make = lambda level: (
         lambda key: optax.chain(

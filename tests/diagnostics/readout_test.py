@@ -518,6 +518,7 @@ def advice_on(state, gradients=None, **options):
     return {a.topic: a for a in diagnostics.advise(seen, gradients)}
 
 
+@pytest.mark.slow
 def test_advice_tells_noise_from_signal():
     nothing = advice_on(state_of(0.0))
     assert "No signal shows" in nothing["noise"].sentence

@@ -66,6 +66,7 @@ def poisson_batches():
     return MECHANISM.batches(rng, num_examples=64)
 
 
+@pytest.mark.slow
 def test_linen_train_state_with_dropout_and_padding_given_to_the_gradient():
     x, label = two_moons()
     model = LinenMLP()

@@ -151,6 +151,7 @@ def clipped_mlp(microbatch_size, skip_padding):
     )
 
 
+@pytest.mark.slow
 @hypothesis.given(
     seed=st.integers(0, 2**32 - 1),
     microbatch_size=st.sampled_from([None, 1, 3, 8, 9]),

@@ -61,6 +61,7 @@ def made(params, *examples, **options):
     )
 
 
+@pytest.mark.slow
 def test_it_is_the_product_with_the_roots_of_both_moments(x64):
     params, public, private = params_of(), data(1, 20), data(2)
     scaled = gradients.preconditioned(loss_fn, made(params, *public))

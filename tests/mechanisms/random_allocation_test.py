@@ -372,6 +372,7 @@ def test_a_batch_that_does_not_fit_is_never_cut_on_the_host(monkeypatch):
     assert (participation(batches).sum(1) == 1).all()
 
 
+@pytest.mark.slow
 def test_the_steps_of_an_epoch_follow_from_the_key_of_the_run_alone():
     whole = on_device(2, 2)
     made = mechanism(batches_per_epoch=B, participations=2, iterations=2 * B)

@@ -118,6 +118,7 @@ def test_a_run_takes_as_many_examples_at_a_time_as_fit(
     chex.assert_trees_all_close(*params, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_all_at_once_where_they_fit_or_the_memory_is_not_stated(
     state_memory, microbatches
 ):

@@ -102,6 +102,7 @@ def test_the_noise_is_that_of_the_mechanism(name):
     assert abs(ratio - 1 / divided) > 10 / np.sqrt(2 * size)
 
 
+@pytest.mark.slow
 def test_on_a_quadratic_the_estimate_does_not_lag():
     """Without noise: the gradient itself, where a low pass is behind."""
     kappa, curvature = 0.3, jnp.array([1.0, 0.4, 0.1])

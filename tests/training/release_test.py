@@ -159,6 +159,7 @@ def of_vector(**options):
 OTHERS = "has made {} other runs on these data. The epsilon in this file does not"
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee
 def test_the_best_of_several_runs_is_warned_of(tmp_path):
     first, second, third = (of_vector() for _ in range(3))
@@ -247,6 +248,7 @@ def test_what_is_no_file_of_a_release_is_refused(tmp_path, found):
         training.load_release(tmp_path / "other.npz", like=jnp.zeros(3))
 
 
+@pytest.mark.slow
 def test_a_run_after_a_search_is_warned_of(tmp_path):
     found = training.search(
         loss_of_vector,

@@ -72,6 +72,7 @@ def stop_after(iterations):
 # What is stated.
 
 
+@pytest.mark.slow
 def test_all_runs_count_and_not_the_last_alone():
     told = []
     second = fit(

@@ -90,6 +90,7 @@ def test_every_trial_is_a_run_of_fit():
     assert found.epsilon == MECHANISM.epsilon(1e-5, trials=trials.Fixed(3))
 
 
+@pytest.mark.slow
 def test_one_program_is_traced_however_many_trials_and_candidates_there_are():
     @chex.assert_max_traces(n=1)
     def make_optimizer(*, rate, b1):

@@ -30,6 +30,7 @@ def updates_of(tx, params=PARAMS, gradients=GRADIENTS):
     return updates, state
 
 
+@pytest.mark.slow
 def test_without_noise_it_is_that_of_optax():
     floor = dict(variance_floor=1e-30)
     ours = transforms.scale_by_adafactor_bc(0.0, **floor, **SMALL)

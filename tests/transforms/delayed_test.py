@@ -111,6 +111,7 @@ ALONE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", ALONE.values(), ids=ALONE)
 @pytest.mark.parametrize("z", [common.slow(0.0), 0.7])
 def test_it_is_the_published_algorithm_over_several_intervals(options, z, x64):

@@ -161,6 +161,7 @@ def test_injected_arrays_are_refused_and_tuples_are_not():
         jax.jit(tx.init)(PARAMS)
 
 
+@pytest.mark.slow
 def test_the_audit_tells_the_level_that_arrives_from_the_one_that_went_in():
     mechanism = common.poisson_gaussian()
     first = FILTERS["first order"]
