@@ -1,6 +1,5 @@
 """Where the key of a run comes from."""
 
-import hashlib
 import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,10 +10,10 @@ import numpy as np
 from jax import core
 from jax.experimental import multihost_utils
 
+from dpadambc.training import _processes
+
 # Of the keys that this process has drawn from entropy: nobody means one of them.
 _DRAWN: set[bytes] = set()
-# What is known by the code of functions, which two processes may write otherwise.
-_OF_A_PROCESS = {"functions", "derivatives", "noise"}
 
 
 def secret_key() -> jax.Array:
@@ -82,11 +81,9 @@ def refuse_one_of_several_runs(
     """
     if jax.process_count() == 1:
         return
-    told = {name: x for name, x in outline().items() if name not in _OF_A_PROCESS}
     words = np.asarray(jax.random.key_data(key)).tobytes()
-    texts = words, repr(sorted(told.items())).encode()
-    digests = [hashlib.blake2b(text).digest() for text in texts]
-    own = np.stack([np.frombuffer(digest, np.uint32) for digest in digests])
+    told = words, _processes.common(outline())
+    own = np.stack(list(map(_processes.digest, told)))
     same_key, same_run = (multihost_utils.process_allgather(own) == own).all(-1).T
     if (same_key & ~same_run).any():
         raise ValueError(

@@ -21,6 +21,7 @@ from dpadambc.training import (
     _fingerprint,
     _keys,
     _memory,
+    _processes,
     _rows,
     budget,
 )
@@ -87,7 +88,16 @@ def _built(
         closed_over = [x for fun in (loss, update) for x in _fingerprint.constants(fun)]
         _rows.warn_of_shared((closed_over, frozen), data)
         _rows.warn_of_copies(data)
+        program = " ".join(map(_fingerprint.of_traced, (loss, update)))
         is_of_all = shardings.spans_processes
+        if is_of_all:
+            _processes.refuse_different(
+                mechanism=_processes.mechanism(step.mechanism),
+                loss_and_optimizer=program,
+                params=_processes.arrays(params),
+                frozen=_processes.arrays(frozen),
+                data=_processes.data(data),
+            )
         of_run = _keys.the_same_everywhere if is_of_all else _keys.of_this_process
         key = of_run(key)
         params, frozen = map(shardings.device_put, (params, frozen))
@@ -97,7 +107,6 @@ def _built(
     step = dataclasses.replace(
         step, shardings=shardings, skip_padding=shardings.mesh is None
     )
-    program = " ".join(map(_fingerprint.of_traced, (loss, update)))
     runner = Runner(step, data, frozen, program)
     start = runner.start(params, key)
     if not is_of_all:

@@ -25,6 +25,7 @@ from dpadambc.training import (
     _data,
     _fingerprint,
     _keys,
+    _processes,
     _rows,
     _siblings,
 )
@@ -293,7 +294,7 @@ def search(
     )
     updates = list(map(update_of, listed.listed))
     loss = _checks.loss_of(step_of(listed.listed[0]), params, frozen, data)
-    origin = _origin_of(loss, params, frozen, data, key, begins)
+    origin = _origin_of([loss, *updates], params, frozen, data, key, begins)
     outline = _outline([loss, *updates], params, frozen, data, mechanism)
     outline |= {
         "candidates": str(listed.listed),
@@ -318,6 +319,7 @@ def search(
     _siblings.remember(known_as, _name_of(key))
     if any(not x.is_fully_addressable for x in _arrays((params, frozen, data))):
         key = _keys.the_same_everywhere(key)
+        _processes.refuse_different(search=_processes.common(outline))
     else:
         _keys.refuse_one_of_several_runs(key, lambda: outline)
     rng, trial_keys = _drawn_from(key, trials)
@@ -338,7 +340,7 @@ def search(
 
 
 def _origin_of(
-    loss: jex.ClosedJaxpr,
+    programs: list[jex.ClosedJaxpr],
     params: Any,
     frozen: Any,
     data: Any,
@@ -346,7 +348,7 @@ def _origin_of(
     begins: Start,
 ) -> Origin:
     """Raises where the search begins with what a run has made, and is not told."""
-    closed_over = list(_fingerprint.constants(loss))
+    closed_over = [x for fun in programs for x in _fingerprint.constants(fun)]
     _rows.warn_of_shared((closed_over, frozen), data)
     _rows.warn_of_copies(data)
     params, frozen = jax.tree.map(jnp.asarray, (params, frozen))

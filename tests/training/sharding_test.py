@@ -535,6 +535,25 @@ def test_a3_processes_with_keys_of_their_own_train_with_one(tmp_path, kind_of_ke
 
 
 @pytest.mark.slow
+def test_a32_processes_of_one_run_with_parts_of_their_own_are_refused(tmp_path):
+    """One half of the batch came from each source, so one person pushed out another."""
+    run_processes(tmp_path, 1, module="different_of_several")
+    first, second = (np.load(tmp_path / f"{process}.npz") for process in range(2))
+    np.testing.assert_array_equal(first["same"], second["same"])
+    parts = {
+        "source": "data",
+        "shorter": "data",
+        "arrays": "data",
+        "mechanism": "mechanism",
+        "loss": "loss_and_optimizer",
+        "params": "params",
+    }
+    for name, part in parts.items():
+        for told in (first, second):
+            assert f"Expected the same {part} in all processes" in str(told[name])
+
+
+@pytest.mark.slow
 @pytest.mark.guarantee
 def test_a26_processes_that_train_alone_have_noise_of_their_own(tmp_path):
     """All took the key of the first, and the difference of two models had no noise."""
