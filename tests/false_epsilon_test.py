@@ -1202,6 +1202,44 @@ def test_a14_rows_of_the_data_in_the_optimizer_are_warned_of():
         fit(optimizer=optax.GradientTransformation(polyak.init, told))
 
 
+def test_a14_labels_in_the_loss_are_warned_of():
+    """Such as a weight by how often a class is among all labels."""
+    labels = RNG.integers(2, size=BATCH)
+    weighted = lambda w, seen, x, y: square(w, x) / (1 + jnp.sum(seen == y))
+    closing_over = lambda w, x, y: weighted(w, jnp.asarray(labels), x, y)
+    with pytest.warns(UserWarning, match="64 rows of the data in it, closed over"):
+        fit(loss_fn=closing_over, data=(X, labels))
+    half = labels[:32].astype(np.float32)
+    with pytest.warns(UserWarning, match="has 32 rows of the data in it"):
+        fit(loss_fn=weighted, data=(X, labels), frozen=half)
+    others = RNG.integers(2, size=BATCH), np.arange(BATCH), np.zeros(BATCH)
+    for public in others:
+        fit(loss_fn=weighted, data=(X, labels), frozen=public.astype(np.float32))
+
+
+def test_a14_rows_of_the_data_in_the_optimizer_of_a_search_are_warned_of():
+    def reads(learning_rate):
+        scale = lambda updates, _: jnp.tanh(X.sum()) * optax.tree.norm(updates)
+        sgd = optax.sgd(learning_rate)
+        told = lambda g, s, p: sgd.update(optax.tree.scale(scale(g, p), g), s, p)
+        return optax.GradientTransformation(sgd.init, told)
+
+    with pytest.warns(UserWarning, match="64 rows of the data in it, closed over"):
+        training.search(
+            square,
+            PARAMS,
+            (X,),
+            FEW["mechanism"],
+            reads,
+            [0.1],
+            trials=trials.Fixed(1),
+            score=training.PublicScore(square, (jnp.ones((3, 8)),)),
+            key=jax.random.key(0),
+            target_delta=1e-5,
+            spent=(),
+        )
+
+
 @pytest.mark.slow
 def test_a14_what_they_did():
     """Negative control: a row that is not in the batch moves all gradients in it."""

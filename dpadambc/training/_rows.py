@@ -20,6 +20,7 @@ _AT_ONCE = 2**23  # numbers that are read
 _SAMPLED = 2**14  # rows, for how often numbers are equal
 _HARDLY_EVER = -100.0  # the logarithm of the chance that two rows are equal
 _MOST_STARTS = 1_000  # where rows that follow each other are looked for
+_LOOKED_AT = 64  # rows, of which it is known whether they are of people
 _LEAST_OF_PARTS = 0.1  # of those of longer rows: ends of padded texts are alike
 
 
@@ -177,15 +178,54 @@ def _can_be_read(data: Any) -> bool:
     return not _data.is_source(data) and all(map(_data.is_here, jax.tree.leaves(data)))
 
 
+def _num_in_a_column(ours: Any, data: Any) -> int:
+    """How many numbers are those of a column of the data, such as labels, in order."""
+    columns = [x for x in jax.tree.leaves(_grouped.rows_of(data)) if _size(x) == 1]
+    found = 0
+    for x in ours:
+        if _size(x) != 1 or not tells_people_apart(x):
+            continue
+        for column in columns:
+            kind = np.dtype(_coarser(x, column))
+            if _Rows.of([column], [kind]).has_in_order(_hashes(0, x, kind)):
+                found = max(found, len(x))
+    return found
+
+
+def tells_people_apart(x: Any) -> bool:
+    """Whether an array is hardly that of other people: its rows go up and down."""
+    is_on_many = isinstance(x, jax.Array) and len(x.sharding.device_set) > 1
+    kinds = jnp.bool_, jnp.integer, jnp.floating
+    if is_on_many or not any(jnp.issubdtype(x.dtype, kind) for kind in kinds):
+        return False
+    rows = np.linspace(0, len(x) - 1, min(len(x), _LOOKED_AT)).astype(int)
+    steps = np.diff(np.asarray(x[rows], np.float64), axis=0)
+    return bool((steps > 0).any() and (steps < 0).any()) and not _repeats(x)
+
+
+def _repeats(x: Any) -> bool:
+    """Whether some rows come again and again, as the hours of days do."""
+
+    def has_period(rows, period):
+        rows = np.asarray(rows).reshape(len(rows), -1)
+        rows = rows[:, np.linspace(0, rows.shape[1] - 1, _LOOKED_AT).astype(int)]
+        return np.array_equal(rows[period:], rows[:-period])
+
+    first = x[: 4 * _LOOKED_AT]
+    periods = range(1, min(_LOOKED_AT, len(first) // 2) + 1)
+    return any(has_period(first, p) and has_period(x, p) for p in periods)
+
+
 def warn_of_shared(shared: Any, data: Any) -> None:
     """Warns of rows of the data in what the loss of every example has, or an update."""
     arrays = jax.tree.leaves(shared)
     arrays += filter(_data.is_here, preconditioning._examples_behind(arrays))
     if not (_can_be_read(data) and all(map(_data.is_here, arrays))):
         return
-    # So few numbers may be anybody's.
-    long = [x for x in arrays if np.prod(jnp.shape(x)[1:]) > 1]
-    found = num_common(long, data)
+    arrays = [x for x in arrays if jnp.ndim(x) and not _is_key(x)]
+    # So few numbers may be anybody's, if they are not a column.
+    long = [x for x in arrays if _size(x) > 1]
+    found = num_common(long, data) or _num_in_a_column(arrays, data)
     if found:
         warnings.warn(
             f"The loss of every example, or the optimizer, has {found} rows of the data"

@@ -14,9 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpadambc._core import marks
-from dpadambc.training import _grouped
+from dpadambc.training import _grouped, _rows
 
-_MOST_ROWS = 64  # that are looked at
 _MOST_NUMBERS = 2**22  # of an array that is known in any form
 
 
@@ -114,7 +113,7 @@ def alone(data: Any) -> set[str]:
     features are with other labels, such as what an earlier model has left of them.
     """
     columns = data[:-1] if _grouped.have_the_form(data) else data
-    each = [x for x in jax.tree.leaves(columns) if _tells_people_apart(x)]
+    each = [x for x in jax.tree.leaves(columns) if _rows.tells_people_apart(x)]
     return {marks.of(_as_numbers(x), closely=True) for x in each}
 
 
@@ -123,27 +122,3 @@ def _as_numbers(x: Any) -> Any:
     if x.size > _MOST_NUMBERS:
         return jnp.asarray(x)
     return np.asarray(x).astype(np.float32).reshape(len(x), -1)
-
-
-def _tells_people_apart(x: Any) -> bool:
-    """Whether an array is hardly that of other people: its rows go up and down."""
-    is_on_many = isinstance(x, jax.Array) and len(x.sharding.device_set) > 1
-    kinds = jnp.bool_, jnp.integer, jnp.floating
-    if is_on_many or not any(jnp.issubdtype(x.dtype, kind) for kind in kinds):
-        return False
-    rows = np.linspace(0, len(x) - 1, min(len(x), _MOST_ROWS)).astype(int)
-    steps = np.diff(np.asarray(x[rows], np.float64), axis=0)
-    return bool((steps > 0).any() and (steps < 0).any()) and not _repeats(x)
-
-
-def _repeats(x: Any) -> bool:
-    """Whether some rows come again and again, as the hours of days do."""
-
-    def has_period(rows, period):
-        rows = np.asarray(rows).reshape(len(rows), -1)
-        rows = rows[:, np.linspace(0, rows.shape[1] - 1, _MOST_ROWS).astype(int)]
-        return np.array_equal(rows[period:], rows[:-period])
-
-    first = x[: 4 * _MOST_ROWS]
-    periods = range(1, min(_MOST_ROWS, len(first) // 2) + 1)
-    return any(has_period(first, p) and has_period(x, p) for p in periods)
