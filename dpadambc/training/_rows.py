@@ -20,7 +20,8 @@ _AT_ONCE = 2**23  # numbers that are read
 _SAMPLED = 2**14  # rows, for how often numbers are equal
 _HARDLY_EVER = -100.0  # the logarithm of the chance that two rows are equal
 _MOST_STARTS = 1_000  # where rows that follow each other are looked for
-_LOOKED_AT = 64  # rows, of which it is known whether they are of people
+_LOOKED_AT = 64  # rows, of which it is known whose they are
+_MOST_COLUMNS = 512  # by which they are
 _LEAST_OF_PARTS = 0.1  # of those of longer rows: ends of padded texts are alike
 
 
@@ -172,6 +173,26 @@ def num_common_examples(ours: Any, data: Any) -> int:
         of_parts = max(of_parts, num_common(list(parts.values()), data))
     least = _LEAST_OF_PARTS * max(np.sum(_varies(x)) for x in parts.values())
     return max(found, of_parts) if of_parts > least else found
+
+
+def a_few(data: Any) -> frozenset[int]:
+    """A few rows of the largest array, those with the least numbers, by these.
+
+    So they are the same in any order of the rows, and many of them in any large part.
+    None where rows are equal by chance, as labels are.
+    """
+    inputs = _inputs(_grouped.rows_of(data))
+    if not inputs or not _can_be_read(data):
+        return frozenset()
+    leaf = _as_real(inputs[0][1]).reshape(len(inputs[0][1]), -1)
+    places = np.linspace(0, leaf.shape[1] - 1, min(leaf.shape[1], _MOST_COLUMNS))
+    leaf = leaf[:, places.astype(int)]
+    kind = np.dtype(np.float32 if jnp.issubdtype(leaf.dtype, jnp.floating) else int)
+    others = math.log(max(len(leaf), 1))
+    if not leaf.size or _log_equal(leaf, kind) + others > math.log(_BY_CHANCE):
+        return frozenset()
+    numbers = np.unique(_hashes(0, leaf, kind)[_varies(leaf)])
+    return frozenset(numbers[:_LOOKED_AT].tolist())
 
 
 def _can_be_read(data: Any) -> bool:

@@ -17,6 +17,7 @@ from dpadambc._core import marks
 from dpadambc.training import _grouped, _rows
 
 _MOST_NUMBERS = 2**22  # of an array that is known in any form
+_MOST_COMMON = 0.3  # of a few rows, by chance: in census data a tenth are equal
 
 
 class Names(NamedTuple):
@@ -26,11 +27,20 @@ class Names(NamedTuple):
       own: all arrays together, and each alone.
       sources: the arrays that `group_by_user` made them of, if it did.
       are_of_users: whether an example is all rows of a user; None if nothing tells.
+      few_rows: a few of their rows, the same ones in whatever order or part of them.
     """
 
     own: Set[str]
     sources: Set[str]
     are_of_users: bool | None
+    few_rows: Set[int] = frozenset()
+
+    def are_on_those_of(self, other: "Names") -> bool:
+        """Whether many people of these data are in those of another run too."""
+        if (self.own | self.sources) & (other.own | other.sources):
+            return True
+        fewer = min(len(self.few_rows), len(other.few_rows))
+        return len(self.few_rows & other.few_rows) > _MOST_COMMON * fewer
 
 
 # The key of each run, and the names of its data.
@@ -50,8 +60,7 @@ def others(key: str) -> set[str]:
 
 def others_on(data: Names, key: str) -> set[str]:
     """The keys of others than this one that had any of these data."""
-    known = data.own | data.sources
-    return {name for name, had in _RUNS if known & (had.own | had.sources)} - {key}
+    return {name for name, had in _RUNS if data.are_on_those_of(had)} - {key}
 
 
 def are_of_users(key: str) -> bool | None:
@@ -102,8 +111,12 @@ def names_of_rows(data: Any) -> set[str]:
 
 def names_of(data: Any, together: str) -> Names:
     """The names of arrays, given what they are known by together."""
-    own = {together} | alone(data)
-    return Names(own, _grouped.sources_of(data), _grouped.are_known_of_users(data))
+    return Names(
+        {together} | alone(data),
+        _grouped.sources_of(data),
+        _grouped.are_known_of_users(data),
+        _rows.a_few(data),
+    )
 
 
 def alone(data: Any) -> set[str]:

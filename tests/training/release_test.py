@@ -15,7 +15,7 @@ from flax import nnx
 
 from dpadambc import training
 from dpadambc.mechanisms import trials
-from dpadambc.training import _account, _siblings
+from dpadambc.training import _account, _rows, _siblings
 from tests import common
 
 # Where no warning is expected, one is an error, also of those that other tests ignore.
@@ -337,11 +337,35 @@ def test_a_run_with_the_same_labels_or_features_is_warned_of(tmp_path, other):
         training.save_release(tmp_path / "x", second)
 
 
+@pytest.mark.guarantee
+def test_runs_on_the_same_people_in_another_order_or_split_are_warned_of(tmp_path):
+    """Shuffled, or split, by the seed of each run."""
+    rows = np.random.default_rng(3).normal(size=(130, 3)).astype(np.float32)
+    run = lambda rows: of_vector(data=(rows,))
+    first = run(rows[:100])
+    run(np.random.default_rng(4).normal(size=(100, 3)).astype(np.float32))
+    training.save_release(tmp_path / "x", first)  # the other is on other people
+    shuffled = np.random.default_rng(5).permutation(100)
+    for number, same in enumerate((rows[shuffled], rows[30:])):
+        with pytest.warns(UserWarning, match=OTHERS.format(number + 1)):
+            training.save_release(tmp_path / "x", run(same))
+
+
+def test_rows_that_many_people_have_tell_nobody():
+    answers = np.random.default_rng(0).integers(2, size=(1_000, 8))
+    assert _rows.a_few((answers,)) == _rows.a_few((np.zeros((9, 40)),)) == frozenset()
+    ages = np.random.default_rng(0).normal(size=(1_000, 1))
+    found = _rows.a_few((ages, answers[:, 0]))
+    assert found == _rows.a_few((jnp.asarray(ages[::-1]),)) and len(found) == 64
+    assert len(found & _rows.a_few((ages[:500],))) > 16
+    assert not found & _rows.a_few((ages + 1,))
+
+
 def test_a_column_repeats_if_all_of_it_does():
     blocks = np.r_[np.zeros(256), np.random.default_rng(2).integers(2, size=700)]
-    assert not _siblings._repeats(blocks)
-    assert _siblings._repeats(np.arange(900) % 24)
-    assert not _siblings._repeats(np.r_[np.arange(900) % 24, 5])
+    assert not _rows._repeats(blocks)
+    assert _rows._repeats(np.arange(900) % 24)
+    assert not _rows._repeats(np.r_[np.arange(900) % 24, 5])
 
 
 GRID = jnp.tile(jnp.arange(3.0), (100, 1))
