@@ -2037,3 +2037,21 @@ def test_a31_what_one_batch_on_four_devices_spends():
     ).epsilon(1e-5)
     assert epsilon(1.0) == pytest.approx(5.15, abs=0.05)
     assert epsilon(1 / 4) == pytest.approx(110, abs=1)
+
+
+# A32: processes of one run with parts of their own; the tests are in `sharding_test`.
+
+
+def test_a32_what_a_source_of_its_own_in_each_process_did():
+    """Negative control: each of two gave its rows for its half of one batch."""
+    first, second = np.eye(2)
+    person = -first
+
+    def half_from_each(drawn):
+        padded = np.append(drawn, np.full(8 - len(drawn), -1))  # padding comes last
+        ours, theirs = np.split(padded, 2)
+        own = [person if i == 0 else first for i in ours if i >= 0]
+        return sum(own) + sum(second for i in theirs if i >= 0)
+
+    without = half_from_each([3, 5, 6, 8, 9])
+    assert np.linalg.norm(half_from_each([0, 3, 5, 6, 8, 9]) - without) > 2 * C
