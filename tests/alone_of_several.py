@@ -24,7 +24,7 @@ def loss_fn(w, x):
     return w @ x
 
 
-def fit(rows, key):
+def fit(rows, key, **options):
     data = (np.random.default_rng(rows).normal(size=(50, SIZE)).astype(np.float32),)
     result = training.fit(
         loss_fn,
@@ -34,6 +34,7 @@ def fit(rows, key):
         optax.sgd(1.0),
         key=key,
         target_delta=1e-5,
+        **options,
     )
     return np.asarray(result.state.params)
 
@@ -73,7 +74,12 @@ def main(address, processes, process, folder):
         "fit": refusal(fit, process),
         "search": refusal(search, process),
     }
-    np.savez(pathlib.Path(folder) / f"{process}.npz", **found)
+    try:
+        folder = pathlib.Path(folder)
+        fit(0, own, checkpoints=training.Checkpoints(folder / f"{process}"))
+    except ValueError as error:
+        found["checkpoints"] = str(error)
+    np.savez(folder / f"{process}.npz", **found)
 
 
 if __name__ == "__main__":

@@ -47,12 +47,17 @@ def extract(
     cache_dir: pathlib.Path,
     model: encoder.Encoder,
     num_blocks: int = 1,
-    name_of_weights: str = encoder.PACKAGE.sha256,
 ) -> Features:
-    """Computes the rows unless they are in the cache; positions of padding are zero."""
+    """Computes the rows unless they are in the cache; positions of padding are zero.
+
+    Files are named for the tokens and the weights, so that features of a model that
+    was trained on protected texts are not taken for those of the public one.
+    """
     tokens, types = map(np.asarray, texts[:2])
-    content = name_of_weights.encode() + tokens.tobytes() + types.tobytes()
-    name = f"{num_blocks}-{hashlib.sha256(content).hexdigest()[:16]}"
+    content = hashlib.sha256()
+    for array in (tokens, types, *jax.tree.leaves(nnx.state(model))):
+        content.update(np.asarray(array).tobytes())
+    name = f"{num_blocks}-{content.hexdigest()[:16]}"
     paths = [cache_dir / f"{field}-{name}.npy" for field in Features._fields]
     if not all(path.exists() for path in paths):
         cache_dir.mkdir(parents=True, exist_ok=True)

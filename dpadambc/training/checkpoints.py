@@ -67,6 +67,18 @@ def _nested(leaves: dict[tuple[str, ...], jax.Array]) -> dict[str, Any]:
     return tree
 
 
+def _check_is_of_all_processes(arrays: Any) -> None:
+    """Before Orbax says so, with the numbers of a key in its message."""
+    is_alone = all(x.is_fully_addressable for x in jax.tree.leaves(arrays))
+    if jax.process_count() > 1 and is_alone:
+        raise ValueError(
+            "Expected a run of all processes, with batch_sharding over their devices,"
+            " got one of this process alone: Orbax saves what all hold. Train it in a"
+            " program of one process, without jax.distributed.initialize, with a key of"
+            " its own."
+        )
+
+
 def _place(x: jax.Array) -> Any:
     """Where to read an array to: its sharding if it has one, else the host."""
     if x.committed:
@@ -207,8 +219,10 @@ class Checkpoints:
 
         Raises:
           ValueError: if the checkpoint is of another mechanism, program or model, or
-            damaged. It is left as it is.
+            damaged. It is left as it is. Also of a process that trains a model of its
+            own beside others.
         """
+        _check_is_of_all_processes(_nested(_leaves(like)))
         step = self._manager.latest_step()
         if step is None:
             return None

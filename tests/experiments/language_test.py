@@ -395,7 +395,7 @@ def test_fit_changes_what_is_trained_alone(model):
 @pytest.mark.parametrize("num_blocks", [1, 2])
 def test_the_tail_on_hidden_states_is_the_whole_model(model, num_blocks, tmp_path):
     texts = _texts(LENGTHS)
-    seen = features.extract(texts, tmp_path, model.encoder, num_blocks, "tiny")
+    seen = features.extract(texts, tmp_path, model.encoder, num_blocks)
     tail = ways.tail(model, num_blocks)
     whole = _logits(model, texts)
     ours = jax.jit(jax.vmap(tail))(texts.tokens, jnp.asarray(seen.hidden))
@@ -417,12 +417,14 @@ def test_the_last_block_of_a_tail_is_that_of_the_whole(model):
 
 def test_features_are_kept_by_the_tokens_and_the_weights(model, tmp_path, monkeypatch):
     texts = _texts([3, 9])
-    first = features.extract(texts, tmp_path, model.encoder, 1, "tiny")
-    features.extract(_texts([3, 9], seed=1), tmp_path, model.encoder, 1, "tiny")
-    features.extract(texts, tmp_path, model.encoder, 1, "other weights")
+    first = features.extract(texts, tmp_path, model.encoder, 1)
+    features.extract(_texts([3, 9], seed=1), tmp_path, model.encoder, 1)
+    others = nnx.clone(model.encoder)
+    others.words.embedding[...] += 1
+    features.extract(texts, tmp_path, others, 1)
     assert len(list(tmp_path.iterdir())) == 6
     monkeypatch.setattr(features, "_see", lambda *_: pytest.fail("computed again"))
-    again = features.extract(texts, tmp_path, model.encoder, 1, "tiny")
+    again = features.extract(texts, tmp_path, model.encoder, 1)
     chex.assert_trees_all_equal(again, first)
 
 

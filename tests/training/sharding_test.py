@@ -566,6 +566,8 @@ def test_a26_processes_that_train_alone_have_noise_of_their_own(tmp_path):
     assert min(alone) > 2**0.5 * step * (1 - 4 / 800**0.5)
     assert apart > 2 * step * (1 - 4 / 800**0.5)
     np.testing.assert_array_equal(first["same"], second["same"])
+    for told in (first, second):
+        assert "Expected a run of all processes" in str(told["checkpoints"])
     for name in ("fit", "search"):
         for told in (first, second):
             assert "Expected a key of its own for the run of each" in str(told[name])
