@@ -6,6 +6,7 @@ trained, and what it was told of one key for different runs.
 
 import pathlib
 import sys
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +37,7 @@ def fit(rows, key, **options):
         target_delta=1e-5,
         **options,
     )
-    return np.asarray(result.state.params)
+    return result
 
 
 def search(rows, key):
@@ -68,11 +69,15 @@ def main(address, processes, process, folder):
     process = int(process)
     jax.distributed.initialize(address, int(processes), process)
     own = jax.random.fold_in(training.secret_key(), process)
+    last = fit(0, own)
+    with warnings.catch_warnings(record=True) as told:
+        training.save_release(pathlib.Path(folder) / f"model{process}", last)
     found = {
-        "own": fit(0, own),
-        "same": fit(0, jax.random.key(5)),
+        "own": np.asarray(last.state.params),
+        "same": np.asarray(fit(1, jax.random.key(5)).state.params),
         "fit": refusal(fit, process),
         "search": refusal(search, process),
+        "release": " ".join(str(warning.message) for warning in told),
     }
     try:
         folder = pathlib.Path(folder)

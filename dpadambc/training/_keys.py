@@ -70,21 +70,25 @@ def of_this_process(key: jax.Array) -> jax.Array:
     return jax.random.wrap_key_data(words, impl=jax.random.key_impl(key))
 
 
-def refuse_one_of_several_runs(
+def compared_with_other_processes(
     key: jax.Array, outline: Callable[[], Mapping[str, Any]]
-) -> None:
+) -> set[str]:
     """Raises where another process has another run with the key of this one.
 
     Args:
       key: of a run of this process alone, for which another trains something else.
-      outline: what the run is; all processes tell theirs.
+      outline: what the run is, with its "data"; all processes tell theirs.
+
+    Returns:
+      Names of the runs of others that have the same data.
     """
     if jax.process_count() == 1:
-        return
-    words = np.asarray(jax.random.key_data(key)).tobytes()
-    told = words, _processes.common(outline())
-    own = np.stack(list(map(_processes.digest, told)))
-    same_key, same_run = (multihost_utils.process_allgather(own) == own).all(-1).T
+        return set()
+    words, told = np.asarray(jax.random.key_data(key)).tobytes(), outline()
+    parts = words, _processes.common(told), told["data"]
+    own = np.stack(list(map(_processes.digest, parts)))
+    everyone = np.asarray(multihost_utils.process_allgather(own))
+    same_key, same_run, same_data = (everyone == own).all(-1).T
     if (same_key & ~same_run).any():
         raise ValueError(
             "Expected a key of its own for the run of each process, got one key for"
@@ -94,3 +98,5 @@ def refuse_one_of_several_runs(
             " jax.random.fold_in(key, jax.process_index()); or, where all processes are"
             " to train one model, batch_sharding over the devices of all."
         )
+    others = everyone[same_data & ~same_key, 0]
+    return {f"of another process: {key.tobytes().hex()}" for key in others}

@@ -23,6 +23,7 @@ from dpadambc.training import (
     _memory,
     _processes,
     _rows,
+    _siblings,
     budget,
 )
 from dpadambc.training._account import Account, Spent, earlier
@@ -111,7 +112,8 @@ def _built(
     start = runner.start(params, key)
     if not is_of_all:
         outline = functools.partial(runner.outline, start)
-        _keys.refuse_one_of_several_runs(key, outline)
+        for other in _keys.compared_with_other_processes(key, outline):
+            _siblings.remember(runner.known_as, other)
     return runner, start, key, origin
 
 

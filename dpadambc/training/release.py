@@ -88,8 +88,8 @@ def save_release(path: str | pathlib.Path, result: Result) -> dict[str, Any]:
     """Writes the parameters of a run to a file that says how private they are.
 
     It warns where the key of the run is `jax.random.key` of a small number, and where
-    runs of this process had the same data, and `spent` did not tell of them: the best
-    of several is not what epsilon says of one.
+    runs of this process, or of others beside it, had the same data, and `spent` did not
+    tell of them: the best of several is not what epsilon says of one.
 
     Args:
       path: of a file in NumPy's format `npz`, which any language reads.

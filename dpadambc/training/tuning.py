@@ -321,7 +321,8 @@ def search(
         key = _keys.the_same_everywhere(key)
         _processes.refuse_different(search=_processes.common(outline))
     else:
-        _keys.refuse_one_of_several_runs(key, lambda: outline)
+        for other in _keys.compared_with_other_processes(key, lambda: outline):
+            _siblings.remember(known_as, other)
     rng, trial_keys = _drawn_from(key, trials)
     chosen = _chosen(rng, trials, len(listed.listed), len(trial_keys))
     numbers = jax.tree.map(lambda x: x[chosen], listed.numbers)

@@ -568,6 +568,7 @@ def test_a26_processes_that_train_alone_have_noise_of_their_own(tmp_path):
     np.testing.assert_array_equal(first["same"], second["same"])
     for told in (first, second):
         assert "Expected a run of all processes" in str(told["checkpoints"])
+        assert "has made 1 other runs on these data" in str(told["release"])
     for name in ("fit", "search"):
         for told in (first, second):
             assert "Expected a key of its own for the run of each" in str(told[name])
