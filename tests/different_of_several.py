@@ -32,7 +32,7 @@ class Rows:
         return (self.rows[index].astype(np.float32),)
 
 
-def fit(*, data=None, noise_multiplier=1.0, scale=1.0, params=None):
+def fit(*, data=None, noise_multiplier=1.0, scale=1.0, params=None, target_delta=1e-3):
     mesh = jax.make_mesh((jax.device_count(),), ("data",))
     mechanism = common.poisson_gaussian(
         noise_multiplier=noise_multiplier, sampling_prob=0.2, iterations=2
@@ -44,7 +44,7 @@ def fit(*, data=None, noise_multiplier=1.0, scale=1.0, params=None):
         mechanism,
         optax.sgd(1.0),
         key=training.secret_key(),
-        target_delta=1e-3,
+        target_delta=target_delta,
         batch_sharding=NamedSharding(mesh, P("data")),
     )
     return np.asarray(result.state.params)
@@ -60,6 +60,7 @@ def main(address, processes, process, folder):
         "shorter": {"data": Rows(0, 50 - process)},
         "arrays": {"data": arrays},
         "mechanism": {"noise_multiplier": 1.0 + process},
+        "target_delta": {"target_delta": 1e-3 * (1 + process)},
         "loss": {"scale": 1.0 + process},
         "params": {"params": np.full(SIZE, process, np.float32)},
     }

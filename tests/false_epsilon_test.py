@@ -24,7 +24,7 @@ import dpadambc
 from dpadambc import optimizers, training, transforms
 from dpadambc._core import keys
 from dpadambc.gradients import _collectives, preconditioning
-from dpadambc.mechanisms import trials
+from dpadambc.mechanisms import _padding, trials
 from dpadambc.training import _rows, checkpoints
 from tests import common
 
@@ -965,7 +965,6 @@ def test_a10_fewer_steps_than_were_planned_are_warned_of(tmp_path):
     assert whole.iterations == 20 and whole.epsilon == stopped.epsilon
 
 
-@pytest.mark.slow
 def test_a10_a_run_begun_with_entropy_goes_on_with_its_own_key(tmp_path, caplog):
     saved = lambda: checkpoints.Checkpoints(tmp_path)
     first = fit(checkpoints=saved(), key=training.secret_key())
@@ -1215,6 +1214,18 @@ def test_a14_labels_in_the_loss_are_warned_of():
     others = RNG.integers(2, size=BATCH), np.arange(BATCH), np.zeros(BATCH)
     for public in others:
         fit(loss_fn=weighted, data=(X, labels), frozen=public.astype(np.float32))
+
+
+def test_a14_a_part_of_a_column_is_found_wherever_it_is():
+    labels = RNG.integers(2, size=20_000)
+    found = lambda x: _rows._num_in_a_column([x], (np.zeros((20_000, 3)), labels))
+    assert found(labels[15_000:].astype(np.float32)) == 5_000
+    assert not found(labels[15_000:][::-1]) and not found(RNG.integers(2, size=5_000))
+    rare = (RNG.random(20_000) < 0.05).astype(int)
+    one_of_many = (np.arange(150) == 70).astype(int)  # chance has it among rare ones
+    assert not _rows._num_in_a_column([one_of_many], (labels, rare))
+    hours = np.sin(np.arange(20_000) % 24 * np.pi / 12)
+    assert not _rows._num_in_a_column([hours[:24]], (hours,))
 
 
 def test_a14_rows_of_the_data_in_the_optimizer_of_a_search_are_warned_of():
@@ -1633,7 +1644,6 @@ def test_a23_copies_are_found_wherever_they_are(dtype):
     _rows.warn_of_copies(pair)
 
 
-@pytest.mark.slow
 def test_a23_a_data_set_that_is_repeated_is_warned_of_by_a_search():
     twice = jnp.concatenate([DISTINCT, DISTINCT])
     with pytest.warns(UserWarning, match="got 1000 of 2000 rows that are copies"):
@@ -2039,19 +2049,19 @@ def test_a31_what_one_batch_on_four_devices_spends():
     assert epsilon(1 / 4) == pytest.approx(110, abs=1)
 
 
-# A32: processes of one run with parts of their own; the tests are in `sharding_test`.
+# A32: processes of one run with parts of their own. More of it is in `sharding_test`.
 
 
 def test_a32_what_a_source_of_its_own_in_each_process_did():
-    """Negative control: each of two gave its rows for its half of one batch."""
+    """Negative control: each half of a batch is of another source."""
     first, second = np.eye(2)
     person = -first
 
     def half_from_each(drawn):
-        padded = np.append(drawn, np.full(8 - len(drawn), -1))  # padding comes last
-        ours, theirs = np.split(padded, 2)
-        own = [person if i == 0 else first for i in ours if i >= 0]
-        return sum(own) + sum(second for i in theirs if i >= 0)
+        batch = _padding.padded(np.array(drawn), size=8, num_examples=10)
+        one = [person if i == 0 else first for i in batch.indices[:4]]
+        other = np.tile(second, (4, 1))
+        return np.concatenate([one, other])[~batch.is_padding_example].sum(0)
 
     without = half_from_each([3, 5, 6, 8, 9])
     assert np.linalg.norm(half_from_each([0, 3, 5, 6, 8, 9]) - without) > 2 * C

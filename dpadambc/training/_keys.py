@@ -86,9 +86,8 @@ def compared_with_other_processes(
         return set()
     words, told = np.asarray(jax.random.key_data(key)).tobytes(), outline()
     parts = words, _processes.common(told), told["data"]
-    own = np.stack(list(map(_processes.digest, parts)))
-    everyone = np.asarray(multihost_utils.process_allgather(own))
-    same_key, same_run, same_data = (everyone == own).all(-1).T
+    own, everyone = _processes.gathered("alone", *parts)
+    same_key, same_run, same_data, *_ = (everyone == own).all(-1).T
     if (same_key & ~same_run).any():
         raise ValueError(
             "Expected a key of its own for the run of each process, got one key for"

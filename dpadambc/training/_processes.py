@@ -22,13 +22,41 @@ _WHAT_TO_DO = {
     " jax.make_array_from_process_local_data makes one array of them.",
     "mechanism": " Each would add noise of its own level, and state an epsilon of its"
     " own. Give all the numbers of the whole data.",
+    "settings": " They decide how many steps are taken, and what epsilon is stated.",
+    "search": " Give all the same data, candidates, trials and settings.",
 }
+_MOST_PARTS = 8
 
 
 def digest(told: Any) -> np.ndarray:
     """Sixteen numbers, which another text hardly has."""
     text = told if isinstance(told, bytes) else repr(told).encode()
     return np.frombuffer(hashlib.blake2b(text).digest(), np.uint32)
+
+
+def gathered(kind: str, *told: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Digests of what this process tells, and of what each one does.
+
+    Args:
+      kind: of the run, "alone" or "of all processes".
+      *told: at most `_MOST_PARTS`.
+
+    Returns:
+      Shapes (parts, 16) and (processes, parts, 16).
+
+    Raises:
+      ValueError: if another process begins with a run of another kind.
+    """
+    rows = [*told, *[""] * (_MOST_PARTS - len(told)), kind]  # as many for each kind
+    own = np.stack(list(map(digest, rows)))
+    everyone = np.asarray(multihost_utils.process_allgather(own))
+    if (everyone[:, -1] != own[-1]).any():
+        raise ValueError(
+            "Expected all processes to train one model, with batch_sharding over the"
+            " devices of all, or each its own, got some of each: runs of all processes"
+            " compare what they are at their start."
+        )
+    return own[:-1], everyone[:, :-1]
 
 
 def refuse_different(**parts: Any) -> None:
@@ -39,8 +67,8 @@ def refuse_different(**parts: Any) -> None:
     """
     if jax.process_count() == 1:
         return
-    own = np.stack([digest(told) for told in parts.values()])
-    same = (multihost_utils.process_allgather(own) == own).all((0, 2))
+    own, everyone = gathered("of all processes", *parts.values())
+    same = (everyone == own).all((0, 2))[: len(parts)]
     different = [name for name, is_same in zip(parts, same, strict=True) if not is_same]
     if different:
         raise ValueError(
@@ -61,15 +89,21 @@ def mechanism(of_run: Any) -> list[tuple[str, Any]]:
 
 
 def arrays(tree: Any) -> tuple[str, list[str]]:
-    """What can be told of arrays; of one that several processes hold, its shape."""
-    leaves = jax.tree.leaves(tree)
-    here = [np.asarray(x) for x in leaves if _data.is_here(x) and not _is_key(x)]
+    """What can be told of arrays; of one that no process has whole, its shape."""
+    leaves = list(map(_without_keys, jax.tree.leaves(tree)))
+    here = [np.asarray(x) for x in map(_of_this_process, leaves) if _data.is_here(x)]
     shapes = [f"{np.shape(x)} {jax.numpy.result_type(x)}" for x in leaves]
     return marks.of(here, closely=True), shapes
 
 
-def _is_key(x: Any) -> bool:
-    return jax.numpy.issubdtype(jax.numpy.result_type(x), jax.dtypes.prng_key)
+def _without_keys(x: Any) -> Any:
+    is_key = jax.numpy.issubdtype(jax.numpy.result_type(x), jax.dtypes.prng_key)
+    return jax.random.key_data(x) if is_key else x
+
+
+def _of_this_process(x: Any) -> Any:
+    """Its own copy of an array that all have."""
+    return x.addressable_data(0) if getattr(x, "is_fully_replicated", False) else x
 
 
 def data(of_run: Any) -> Any:

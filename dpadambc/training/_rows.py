@@ -22,6 +22,7 @@ _HARDLY_EVER = -100.0  # the logarithm of the chance that two rows are equal
 _MOST_STARTS = 1_000  # where rows that follow each other are looked for
 _LOOKED_AT = 64  # rows, of which it is known whose they are
 _MOST_COLUMNS = 512  # by which they are
+_LEAST_DISTINCT = 0.8  # of all rows, where a row tells whose it is
 _LEAST_OF_PARTS = 0.1  # of those of longer rows: ends of padded texts are alike
 
 
@@ -85,12 +86,22 @@ class _Rows(NamedTuple):
     def has_in_order(self, own: np.ndarray) -> bool:
         """Whether these follow each other there too, and not by chance."""
         length, others = len(own), self.numbers
-        by_chance = length * self.log_equal + math.log(max(len(others), 1))
-        if length > len(others) or by_chance > math.log(_BY_CHANCE):
+        if not length or length > len(others):
             return False
-        first = np.flatnonzero(others[: len(others) - length + 1] == own[0])
+        kinds, times = np.unique(others, return_counts=True)
+        places = np.minimum(np.searchsorted(kinds, own), len(kinds) - 1)
+        if (kinds[places] != own).any():
+            return False
+        starts_by_chance = np.log(times[places] / len(others)).sum()
+        if starts_by_chance + math.log(len(others)) > math.log(_BY_CHANCE):
+            return False
+        starts = np.arange(len(others) - length + 1)
+        for i in range(length):
+            if len(starts) <= _MOST_STARTS:
+                break
+            starts = starts[others[starts + i] == own[i]]
         return any(
-            np.array_equal(others[i : i + length], own) for i in first[:_MOST_STARTS]
+            np.array_equal(others[i : i + length], own) for i in starts[:_MOST_STARTS]
         )
 
 
@@ -176,23 +187,40 @@ def num_common_examples(ours: Any, data: Any) -> int:
 
 
 def a_few(data: Any) -> frozenset[int]:
-    """A few rows of the largest array, those with the least numbers, by these.
+    """A few rows of the largest arrays, those with the least numbers, by these.
 
     So they are the same in any order of the rows, and many of them in any large part.
-    None where rows are equal by chance, as labels are.
+    None where rows are equal by chance, as labels are, or in an order, as numbers of
+    rows are, which those of other people have too.
     """
-    inputs = _inputs(_grouped.rows_of(data))
-    if not inputs or not _can_be_read(data):
+    if not _can_be_read(data):
         return frozenset()
-    leaf = _as_real(inputs[0][1]).reshape(len(inputs[0][1]), -1)
-    places = np.linspace(0, leaf.shape[1] - 1, min(leaf.shape[1], _MOST_COLUMNS))
-    leaf = leaf[:, places.astype(int)]
-    kind = np.dtype(np.float32 if jnp.issubdtype(leaf.dtype, jnp.floating) else int)
-    others = math.log(max(len(leaf), 1))
-    if not leaf.size or _log_equal(leaf, kind) + others > math.log(_BY_CHANCE):
+    inputs = [_as_real(x) for _, x in _inputs(_grouped.rows_of(data))]
+    inputs = [x for x in inputs if len(x) and _size(x) and tells_people_apart(x)]
+    if not inputs:
         return frozenset()
-    numbers = np.unique(_hashes(0, leaf, kind)[_varies(leaf)])
-    return frozenset(numbers[:_LOOKED_AT].tolist())
+    numbers = sum(_hashes_of_some(i, x) for i, x in enumerate(inputs))
+    log_equal = sum(_log_equal(x, _kind(x)) for x in inputs)
+    distinct = np.unique(numbers)
+    are_equal = len(distinct) < _LEAST_DISTINCT * len(numbers)
+    if are_equal or log_equal + math.log(len(numbers)) > math.log(_BY_CHANCE):
+        return frozenset()
+    return frozenset(distinct[:_LOOKED_AT].tolist())
+
+
+def _kind(x: Any) -> np.dtype:
+    is_float = jnp.issubdtype(jnp.result_type(x), jnp.floating)
+    return np.dtype(np.float32 if is_float else np.int64)
+
+
+def _hashes_of_some(index: int, leaf: Any) -> np.ndarray:
+    """`_hashes` by some of the columns, a piece of the rows at a time."""
+    leaf, width = _on_the_host(leaf), _size(leaf)
+    places = np.linspace(0, width - 1, min(width, _MOST_COLUMNS)).astype(int)
+    several = max(1, _AT_ONCE // width)
+    pieces = (leaf[i : i + several] for i in range(0, len(leaf), several))
+    rows = (np.asarray(x).reshape(len(x), width)[:, places] for x in pieces)
+    return np.concatenate([_hashes(index, x, _kind(x)) for x in rows])
 
 
 def _can_be_read(data: Any) -> bool:
@@ -201,16 +229,27 @@ def _can_be_read(data: Any) -> bool:
 
 def _num_in_a_column(ours: Any, data: Any) -> int:
     """How many numbers are those of a column of the data, such as labels, in order."""
-    columns = [x for x in jax.tree.leaves(_grouped.rows_of(data)) if _size(x) == 1]
+    vectors = [x for x in ours if _size(x) == 1 and tells_people_apart(x)]
+    if not vectors:
+        return 0
+    leaves = jax.tree.leaves(_grouped.rows_of(data))
+    columns = [x for x in leaves if _size(x) == 1 and tells_people_apart(x)]
+    of_column = functools.cache(lambda i, kind: _Rows.of([columns[i]], [kind]))
     found = 0
-    for x in ours:
-        if _size(x) != 1 or not tells_people_apart(x):
-            continue
-        for column in columns:
+    for x in vectors:
+        for i, column in enumerate(columns):
             kind = np.dtype(_coarser(x, column))
-            if _Rows.of([column], [kind]).has_in_order(_hashes(0, x, kind)):
+            if len(x) <= len(column) and of_column(i, kind).has_in_order(
+                _hashes(0, x, kind)
+            ):
                 found = max(found, len(x))
     return found
+
+
+def _on_the_host(x: Any) -> Any:
+    """A view without a copy, where the device is a processor: no operation of JAX."""
+    devices = getattr(x, "devices", set)()
+    return np.asarray(x) if all(d.platform == "cpu" for d in devices) else x
 
 
 def tells_people_apart(x: Any) -> bool:
@@ -219,6 +258,7 @@ def tells_people_apart(x: Any) -> bool:
     kinds = jnp.bool_, jnp.integer, jnp.floating
     if is_on_many or not any(jnp.issubdtype(x.dtype, kind) for kind in kinds):
         return False
+    x = _on_the_host(x)
     rows = np.linspace(0, len(x) - 1, min(len(x), _LOOKED_AT)).astype(int)
     steps = np.diff(np.asarray(x[rows], np.float64), axis=0)
     return bool((steps > 0).any() and (steps < 0).any()) and not _repeats(x)
@@ -297,8 +337,7 @@ def _hashes(index: int, leaf: Any, rounded: np.dtype | None = None) -> np.ndarra
     factors = np.random.default_rng(index).integers(
         2**64, size=width * per_number, dtype=np.uint64
     )
-    if all(device.platform == "cpu" for device in getattr(leaf, "devices", set)()):
-        leaf = np.asarray(leaf)  # no copy
+    leaf = _on_the_host(leaf)
     several = max(1, _AT_ONCE // max(1, width))
     found = []
     for first in range(0, len(leaf), several):
@@ -335,7 +374,7 @@ def _log_equal(leaf: Any, rounded: np.dtype | None = None) -> float:
     hardly ever.
     """
     num_rows = min(_SAMPLED, max(2, _AT_ONCE // max(1, _size(leaf))))
-    sampled = np.asarray(leaf[:num_rows])
+    sampled = np.asarray(_on_the_host(leaf)[:num_rows])
     sampled = sampled.reshape(len(sampled), -1)
     if rounded is not None:
         sampled = _rounded(sampled, rounded)

@@ -79,6 +79,7 @@ def _built(
     key: jax.Array,
     batch_sharding: NamedSharding | None,
     begins: Start,
+    settings: dict[str, Any],
 ) -> tuple[Runner, TrainState, jax.Array, Origin]:
     """The compiled steps, the first state, the key of all processes, and the origin."""
     trees = (params, frozen, None if _data.is_source(data) else data)
@@ -86,19 +87,21 @@ def _built(
     with shardings.context():
         update = _checks.optimizer_of(step.optimizer, params, step.mechanism)
         loss = _checks.loss_of(step, params, frozen, data)
-        closed_over = [x for fun in (loss, update) for x in _fingerprint.constants(fun)]
-        _rows.warn_of_shared((closed_over, frozen), data)
-        _rows.warn_of_copies(data)
-        program = " ".join(map(_fingerprint.of_traced, (loss, update)))
-        is_of_all = shardings.spans_processes
-        if is_of_all:
-            _processes.refuse_different(
-                mechanism=_processes.mechanism(step.mechanism),
-                loss_and_optimizer=program,
-                params=_processes.arrays(params),
-                frozen=_processes.arrays(frozen),
-                data=_processes.data(data),
-            )
+    closed_over = [x for fun in (loss, update) for x in _fingerprint.constants(fun)]
+    _rows.warn_of_shared((closed_over, frozen), data)
+    _rows.warn_of_copies(data)
+    program = " ".join(map(_fingerprint.of_traced, (loss, update)))
+    is_of_all = shardings.spans_processes
+    if is_of_all:
+        _processes.refuse_different(
+            mechanism=_processes.mechanism(step.mechanism),
+            loss_and_optimizer=program,
+            params=_processes.arrays(params),
+            frozen=_processes.arrays(frozen),
+            data=_processes.data(data),
+            settings=settings,
+        )
+    with shardings.context():
         of_run = _keys.the_same_everywhere if is_of_all else _keys.of_this_process
         key = of_run(key)
         params, frozen = map(shardings.device_put, (params, frozen))
@@ -316,8 +319,15 @@ def fit(
     )
     steps_per_call = 1 if _data.is_source(data) else steps_per_call
     begins = Start(account, is_told=spent is not None)
+    settings = {
+        "target_delta": float(target_delta),
+        "iterations": iterations,
+        "epsilon": float(epsilon),
+        "steps_per_call": steps_per_call,
+        "average_decay": average_decay,
+    }
     runner, start, key, origin = _built(
-        step, params, frozen, data, key, batch_sharding, begins
+        step, params, frozen, data, key, batch_sharding, begins, settings
     )
     runner = _memory.planned(runner, start, microbatch_size)
     run = Run(

@@ -183,7 +183,6 @@ def largest_movement(own, size, other, seed, bound, told_by="the update"):
     return float(optax.tree.norm(jax.tree.map(jnp.subtract, pair, second)))
 
 
-@pytest.mark.slow
 @pytest.mark.guarantee
 @pytest.mark.parametrize("relation", [ADD, REPLACE])
 @pytest.mark.parametrize("inner", [clipping.Flat(), clipping.Automatic(0.01)])

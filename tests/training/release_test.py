@@ -354,11 +354,15 @@ def test_runs_on_the_same_people_in_another_order_or_split_are_warned_of(tmp_pat
 def test_rows_that_many_people_have_tell_nobody():
     answers = np.random.default_rng(0).integers(2, size=(1_000, 8))
     assert _rows.a_few((answers,)) == _rows.a_few((np.zeros((9, 40)),)) == frozenset()
-    ages = np.random.default_rng(0).normal(size=(1_000, 1))
+    ages = np.random.default_rng(0).normal(size=(1_000, 2))
     found = _rows.a_few((ages, answers[:, 0]))
     assert found == _rows.a_few((jnp.asarray(ages[::-1]),)) and len(found) == 64
     assert len(found & _rows.a_few((ages[:500],))) > 16
     assert not found & _rows.a_few((ages + 1,))
+    numbers = np.arange(1_000), answers[:, 0]  # others have the same
+    ages_in_years = np.round(40 + 20 * ages[:, :1]).clip(20, 60)
+    splines = np.maximum(ages_in_years - np.arange(20, 60, 5), 0)
+    assert _rows.a_few(numbers) == _rows.a_few((splines,)) == frozenset()
 
 
 def test_a_column_repeats_if_all_of_it_does():

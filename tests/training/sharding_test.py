@@ -544,7 +544,8 @@ def test_a32_processes_of_one_run_with_parts_of_their_own_are_refused(tmp_path):
         "source": "data",
         "shorter": "data",
         "arrays": "data",
-        "mechanism": "mechanism",
+        "mechanism": "mechanism and settings",  # epsilon is another
+        "target_delta": "settings",
         "loss": "loss_and_optimizer",
         "params": "params",
     }

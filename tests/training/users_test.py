@@ -277,7 +277,6 @@ def test_what_other_rows_have_spent_is_warned_of_for_users(tmp_path):
         fit(*users, spent=found["users"])
 
 
-@pytest.mark.slow
 @pytest.mark.guarantee
 def test_as_many_rows_of_other_people_are_not_those_of_the_same(tmp_path):
     """Where all have the same number, the masks of two cohorts are equal."""
