@@ -23,11 +23,14 @@ quick: $(VENV)/test
 	$(PYTEST) -m "not slow and not thorough" dpadambc tests/api_test.py tests/array_contract_test.py \
 		tests/contract_test.py tests/layering_test.py
 
+# Recipes train.
 test: $(VENV)/test
-	$(PYTEST) -m "not slow and not thorough" --ignore=tests/experiments
+	$(PYTEST) -m "not slow and not thorough" --ignore=tests/experiments \
+		--deselect=docs/recipes/
 
 # What takes long, and the guarantees of numbers once more, on code that XLA has optimized.
 test-slow: $(VENV)/test
+	$(PYTEST) docs/recipes/*.md
 	$(PYTEST) -m "slow and not optimized and not thorough" --ignore=tests/experiments
 	DPADAMBC_OPTIMIZED_TESTS=1 $(PYTEST) -m "optimized and not thorough" \
 		--ignore=tests/experiments

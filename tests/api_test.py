@@ -105,6 +105,7 @@ def test_one_import_reaches_every_public_module_and_name():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.slow
 def test_the_names_of_the_package_are_lazy_and_type_checkers_see_them_all():
     tree = ast.parse(pathlib.Path(dpadambc.__file__).read_text())
     (branch,) = (node for node in tree.body if isinstance(node, ast.If))

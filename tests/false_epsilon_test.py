@@ -1369,6 +1369,7 @@ def of_unit_norm(x):
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "inside", [jax.jit, *(pytest.param(x, marks=SLOW) for x in (jax.checkpoint, same))]
 )
@@ -1623,6 +1624,7 @@ LIKE_OTHERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LIKE_OTHERS)
 def test_a23_rows_that_are_equal_by_chance_are_not_warned_of(name):
     rows = np.asarray(LIKE_OTHERS[name], np.float32)

@@ -665,6 +665,7 @@ def private_run(name):
     return stepper(tx, examples), start(tx, params)
 
 
+@pytest.mark.slow
 @every_optimizer
 def test_any_optimizer_of_optax_may_follow_and_sees_the_private_gradient_alone(name):
     step, begin = private_run(name)

@@ -78,6 +78,7 @@ def nan_unsafe(params, x, y, is_padding_example=None):
     return jnp.sum(jnp.where(present, weights, 0.0)[:, None] * x, axis=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fun", "stage"),
     [
@@ -205,6 +206,7 @@ def dropped_by_contents(params, x, y, is_padding_example=None):
     return summed(params, x, y, key, is_padding_example=is_padding_example)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fun", "says_so"),
     [

@@ -330,6 +330,7 @@ def _by_the_audit(mechanism):
     return state.params
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Expected noise that hides an example")
 @pytest.mark.parametrize("run", [_by_fit, _by_a_chain, _by_the_audit])
 def test_all_who_clip_for_a_mechanism_use_its_rule(run):

@@ -85,6 +85,7 @@ def words(key):
     return jax.random.key_data(key).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ARRAYS)
 def test_it_depends_on_every_number_of_an_example_and_its_place(name):
     x = jnp.asarray(ARRAYS[name])

@@ -160,6 +160,7 @@ CANCELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CANCELS)
 def test_what_cancels_differently_in_the_sum_stays_within_the_clip_norm(
     name, monkeypatch

@@ -64,6 +64,7 @@ def test_each_device_of_a_pmap_clips_its_own(method):
 
 
 # Every pair of values of two columns.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "microbatch_size", "check_vma", "kind"),
     [

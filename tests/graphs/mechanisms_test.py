@@ -129,6 +129,7 @@ def test_more_terms_at_the_same_noise_cost_more():
     assert (np.diff(spent) > 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unknown", ["noise_multiplier", "iterations", "sampling_prob"])
 def test_calibration_meets_its_target(unknown):
     numbers = dict(

@@ -80,6 +80,7 @@ def test_a_delta_of_the_size_of_rounding_does_not_halve_the_sensitivity(
     assert spent < np.inf
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee
 @pytest.mark.parametrize("sampling_prob", [1.0, 0.02])
 def test_an_event_in_the_unit_of_another_accountant_is_refused(sampling_prob):
@@ -282,6 +283,7 @@ SOLVED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unknown", SOLVED)
 @pytest.mark.parametrize(
     ("accountant", "target"),

@@ -190,6 +190,7 @@ def test_fixed_size_sampling_under_replacement_uses_the_doubled_sensitivity():
     assert exact <= fixed.epsilon(1e-5, accountant="rdp") < 1.3 * exact
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cls", "unknown"),
     [

@@ -51,6 +51,7 @@ def test_more_budget_or_larger_batches_need_less_noise_and_more_epochs_more(rows
         assert noise[3.5, epsilon, size] >= stddev
 
 
+@pytest.mark.slow
 def test_one_number_is_as_good_as_a_list_of_it(rows):
     (row,) = planning.plan(
         target_epsilons=4.0,

@@ -335,6 +335,7 @@ def participation(batches):
     return out.reshape(-1, B, N)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draw", [on_host, on_device])
 @pytest.mark.parametrize("k", [1, 2, 4, B])
 def test_each_example_takes_part_so_often_an_epoch_in_uniform_steps(draw, k):

@@ -108,6 +108,7 @@ def slow_deltas(step, alphas):
 PROBS = [(0.9, 0.1), (0.3, 0.0, 0.7), (0.0, 0.4, 0.6), (0.5, 0.3, 0.15, 0.05)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probs", PROBS)
 @pytest.mark.parametrize("noise_multiplier", [0.3, 1.0, 5.0])
 def test_the_supremum_is_found(probs, noise_multiplier):

@@ -131,6 +131,7 @@ def test_all_at_once_where_they_fit_or_the_memory_is_not_stated(
     assert microbatches == [None, None, None]
 
 
+@pytest.mark.slow
 def test_a_size_that_does_not_fit_is_warned_of_and_one_that_does_is_not(state_memory):
     state_memory(step_bytes(8))
     with warnings.catch_warnings():

@@ -37,6 +37,7 @@ def slow_gradients(share, gamma=0.5, clip=lambda g: g):
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
 
 
+@pytest.mark.slow
 @every_setting
 @pytest.mark.parametrize("method", ["factored", "vmap"])
 def test_gradient_is_the_combination_of_those_at_two_points(name, method):

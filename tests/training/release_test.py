@@ -313,6 +313,7 @@ def labeled_loss(w, x, y):
     return (w @ x - y) ** 2
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee
 @pytest.mark.parametrize(
     "other",
@@ -375,6 +376,7 @@ def test_a_column_repeats_if_all_of_it_does():
 GRID = jnp.tile(jnp.arange(3.0), (100, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "column",
     [

@@ -186,6 +186,7 @@ def search(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee
 @pytest.mark.parametrize(
     ("first", "changes", "said"),

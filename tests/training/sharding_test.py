@@ -111,6 +111,7 @@ WAYS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("devices", "options"),
     [

@@ -191,6 +191,7 @@ def moved(seed, hostile, level, factored, is_broken=False):
     return float(optax.tree.norm(optax.tree.sub(*ends))), ends
 
 
+@pytest.mark.slow
 @pytest.mark.guarantee
 @every_form
 @pytest.mark.parametrize("level", [0.0, 1e6])
