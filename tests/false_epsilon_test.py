@@ -1370,9 +1370,7 @@ SLOW = pytest.mark.slow
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "inside", [jax.jit, *(pytest.param(x, marks=SLOW) for x in (jax.checkpoint, same))]
-)
+@pytest.mark.parametrize("inside", [jax.jit, jax.checkpoint, same])
 def test_a15_all_rows_of_a_table_in_a_term_are_warned_of(inside):
     gather = dpadambc.graphs.gather
     warned = (

@@ -133,7 +133,7 @@ def _clipped(
 class Trainer:
     """Steps of a model.
 
-    What takes a compiler minutes, the clipped gradient, is compiled once for all
+    What takes a compiler longest, the clipped gradient, is compiled once for all
     optimizers, levels of noise, learning rates and seeds; the rest once for all
     learning rates and seeds.
     """

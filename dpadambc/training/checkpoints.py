@@ -69,8 +69,9 @@ def _nested(leaves: dict[tuple[str, ...], jax.Array]) -> dict[str, Any]:
 
 def _check_is_of_all_processes(arrays: Any) -> None:
     """Before Orbax says so, with the numbers of a key in its message."""
-    is_alone = all(x.is_fully_addressable for x in jax.tree.leaves(arrays))
-    if jax.process_count() > 1 and is_alone:
+    if jax.process_count() == 1:
+        return
+    if all(x.is_fully_addressable for x in jax.tree.leaves(arrays)):
         raise ValueError(
             "Expected a run of all processes, with batch_sharding over their devices,"
             " got one of this process alone: Orbax saves what all hold. Train it in a"

@@ -269,7 +269,8 @@ def fit(
         before a correction that has the mechanism's level of noise, the loss gathers
         members of subgraphs and the mechanism is not of nodes, or not of as many terms
         as a node is in, `spent` is under another neighboring relation, of a run on rows
-        for one on their users or the other way round, or missing where it must be told.
+        for one on their users or the other way round, or missing where it must be told,
+        or the processes of one run differ in more than the key.
 
     Example:
       >>> import jax, jax.numpy as jnp

@@ -318,7 +318,8 @@ def search(
         _warn_of_other_runs(known_as, key)
     _siblings.remember(known_as, _name_of(key))
     if any(not x.is_fully_addressable for x in _arrays((params, frozen, data))):
-        _processes.refuse_different(search=_processes.common(outline))
+        told = _processes.common(outline), float(target_delta)
+        _processes.refuse_different(search=told)
         key = _keys.the_same_everywhere(key)
     else:
         for other in _keys.compared_with_other_processes(key, lambda: outline):
