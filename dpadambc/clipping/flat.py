@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
-from dpadambc._core import explicit_mesh, validate
+from dpadambc._core import explicit_mesh, losses, stages, validate
 from dpadambc.clipping import _untouched, rules
 from dpadambc.gradients import _leaves, _seal
 
@@ -209,6 +209,7 @@ def _clipped_sum(
     clip_rule: rules.ClipRule,
 ) -> _Observed:
     """The sum over examples, each group of parameters clipped to its share of C."""
+    stages.traced("clip")
     weights, are_finite, indicators = _factors(
         updates, groups, l2_clip_norm, is_padding_example, clip_rule
     )
@@ -336,22 +337,6 @@ def clip_per_example(
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-# What optimizers of Optax are told of the loss.
-_OF_THE_LOSS = {"grad", "grad_fn", "loss", "obj_fn", "value", "value_fn"}
-
-
-def _warn_of_losses(extra_args: dict[str, Any]) -> None:
-    """Warns of an argument that goes past the noise, to the stages behind it."""
-    found = sorted(_OF_THE_LOSS & set(extra_args))
-    if found:
-        warnings.warn(
-            f"update is given {', '.join(found)}, which has no noise. Stages behind may"
-            " use it and keep it. If it depends on protected data, epsilon does not"
-            " cover it.",
-            stacklevel=5,
-        )
-
-
 class _Bound(NamedTuple):
     """What one example is cut to, and what the sum is divided by."""
 
@@ -379,7 +364,7 @@ def _observing(clip_rule: rules.ClipRule) -> optax.GradientTransformationExtraAr
             nothing: Any = _Observed(updates, jnp.zeros([]))
             return nothing, state
         _untouched.refuse_misspelt_mask(extra_args, found[0].batch_size)
-        _warn_of_losses(extra_args)
+        losses.warn_of(extra_args, stacklevel=4)
         if _untouched.are_a_part(updates) and not validate.sees_a_part(params):
             _warn_of_parts()  # of what `init` could not see
         if is_padding_example is not None:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc._core import validate
+from dpadambc._core import stages, validate
 from dpadambc.clipping import flat, rules
 from dpadambc.clipping.flat import NeighboringRelation
 from dpadambc.mechanisms import _dealt, _draws
@@ -136,7 +136,7 @@ class Mechanism(Accounted):
         z, sensitivity = self._multiplier_of_gradient, self.sensitivity
         if callable(z):
             return lambda step: jnp.asarray(z(step), float) * sensitivity
-        return z * sensitivity
+        return stages.stated(z * sensitivity)
 
     @property
     def noise_variance(self) -> float | optax.Schedule:

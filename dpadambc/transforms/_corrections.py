@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import jax
 import optax
 
+from dpadambc._core import stages
 from dpadambc.transforms import _noise_level
 
 # Who hears of each correction in a program that is being traced.
@@ -36,7 +37,12 @@ def noise_is_corrected(updates: optax.Updates) -> optax.Updates:
 
 
 def tell(noise_stddev: _noise_level.NoiseStddev) -> None:
-    """Tells whoever traces the program of one level that it corrects for."""
+    """Tells whoever traces the program of one level that it corrects for.
+
+    Where nobody asks, it warns of a process without noise.
+    """
     levels = _LEVELS.get()
-    if levels is not None:
+    if levels is None:
+        stages.expect("noise", noise_stddev, stacklevel=4)
+    else:
         levels.append(noise_stddev)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc._core import keys, validate
+from dpadambc._core import keys, losses, validate
 from dpadambc.transforms import _noising, correlated_noise, noise
 from dpadambc.transforms.noise import AddDPNoiseState
 
@@ -105,10 +105,12 @@ def add_banded_noise(
             tuple(jax.tree.map(zeros, params) for _ in later),
         )
 
-    def update_fn(updates, state, params=None):
+    def update_fn(updates, state, params=None, **extra_args):
+        losses.warn_of(extra_args, stacklevel=3)
         draws = state.draws
         noise._check_summed(updates, params)
         noise._check_devices(updates, draws.rng_key)
+        noise._check_state(noise_stddev, draws, updates)
         own_key = keys.of_one_run(draws.rng_key, updates)
         rng_key, step_key = jax.random.split(own_key)
         sigma = noise._stddev(noise_stddev, draws)
@@ -125,4 +127,4 @@ def add_banded_noise(
             (added, *state.earlier)[: len(later)],
         )
 
-    return optax.GradientTransformation(init_fn, update_fn)
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc._core import keys, validate
+from dpadambc._core import keys, losses, validate
 from dpadambc.transforms import _noising, noise
 
 
@@ -79,9 +79,11 @@ def add_correlated_noise(
         rng_key = noise._key_of_run(key, "add_correlated_noise", params, made_of)
         return noise._first_state(rng_key)
 
-    def update_fn(updates, state, params=None):
+    def update_fn(updates, state, params=None, **extra_args):
+        losses.warn_of(extra_args, stacklevel=3)
         noise._check_summed(updates, params)
         noise._check_devices(updates, state.rng_key)
+        noise._check_state(noise_stddev, state, updates)
         own_key, shares = keys.of_one_run(state.rng_key, updates), jnp.array(d, float)
 
         def with_draws_of(j, noised):
@@ -99,7 +101,7 @@ def add_correlated_noise(
         noised = jax.lax.fori_loop(1, len(d), with_draws_of, noised)
         return noised, noise._next_state(state, state.rng_key)
 
-    return optax.GradientTransformation(init_fn, update_fn)
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
 def _refuse_parts(params: optax.Params) -> None:

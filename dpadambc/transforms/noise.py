@@ -11,8 +11,11 @@ from dpadambc._core import (
     closures,
     key_uses,
     keys,
+    losses,
     precision,
     shard_map,
+    stages,
+    state_uses,
     threefry,
     validate,
 )
@@ -120,7 +123,19 @@ def _key_of_run(
 
 
 def _first_state(rng_key: jax.Array) -> AddDPNoiseState:
-    return AddDPNoiseState(noised_steps=jnp.zeros([], jnp.int32), rng_key=rng_key)
+    noised_steps = jnp.zeros([], jnp.int32)
+    state_uses.begins(noised_steps)
+    return AddDPNoiseState(noised_steps=noised_steps, rng_key=rng_key)
+
+
+def _check_state(
+    noise_stddev: Any, state: AddDPNoiseState, updates: optax.Updates
+) -> None:
+    """Warns where the noise of a step is that of another, or hides no example."""
+    stages.traced("noise")
+    if not _noise_level.is_zero(noise_stddev):
+        stages.expect("clip", noise_stddev, stacklevel=4)
+        state_uses.check_step(state.noised_steps, updates, stacklevel=4)
 
 
 def _next_state(state: AddDPNoiseState, rng_key: jax.Array) -> AddDPNoiseState:
@@ -232,9 +247,11 @@ def add_dp_noise(
         rng_key = _key_of_run(key, "add_dp_noise", params, made_of)
         return _first_state(rng_key)
 
-    def update_fn(updates, state, params=None):
+    def update_fn(updates, state, params=None, **extra_args):
+        losses.warn_of(extra_args, stacklevel=3)
         _check_summed(updates, params)
         _check_devices(updates, state.rng_key)
+        _check_state(noise_stddev, state, updates)
         own_key = keys.of_one_run(state.rng_key, updates)
         rng_key, step_key = jax.random.split(own_key)
         stddev = _stddev(noise_stddev, state)
@@ -246,4 +263,4 @@ def add_dp_noise(
         )
         return noised, _next_state(state, rng_key)
 
-    return optax.GradientTransformation(init_fn, update_fn)
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -477,7 +477,7 @@ def test_a_sum_is_refused_in_fit_and_elsewhere():
     optimizer = dpadambc.dp2_rmsprop(
         0.1, MECHANISM, key=KEY, interval=1, preconditioned_clip_norm=1.0
     )
-    x, loss_fn = jnp.ones((200, 3)), lambda w, x: w @ x
+    x, loss_fn = jnp.ones((40, 3)), lambda w, x: w @ x
     options = dict(key=KEY, target_delta=1e-5)
     with pytest.raises(ValueError, match="fit clips and .* a loop of your own"):
         training.fit(loss_fn, jnp.zeros(3), (x,), MECHANISM, optimizer, **options)

@@ -314,7 +314,7 @@ def test_wrong_use_is_refused():
         training.fit(
             lambda w, x: w @ x,
             jnp.zeros(3),
-            (jnp.ones((200, 3)),),
+            (jnp.ones((40, 3)),),
             MECHANISM,
             optax.chain(tx, optax.sgd(0.1)),
             key=KEY,
