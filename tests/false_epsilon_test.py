@@ -438,6 +438,28 @@ def ascent(learning_rate):
     )
 
 
+@pytest.mark.parametrize(
+    "noise",
+    [
+        transforms.add_dp_noise(1.0, key=jax.random.key(0)),
+        transforms.add_correlated_noise(1.0, (1.0, -0.5), key=jax.random.key(1)),
+        transforms.add_banded_noise(1.0, (1.0, 0.5), key=jax.random.key(2)),
+    ],
+    ids=["add_dp_noise", "add_correlated_noise", "add_banded_noise"],
+)
+def test_a2_a_loss_past_the_noise_alone_is_warned_of(noise):
+    """Behind `clipped_value_and_grad`, where no stage of the chain clips."""
+    tx = optax.chain(noise, optax.sgd(0.1), optax.contrib.reduce_on_plateau(patience=1))
+    states = []
+    for value in (0.0, -1e4):  # of one label that is another
+        state = tx.init(PARAMS)
+        for step in range(3):
+            with pytest.warns(UserWarning, match="value, which has no noise"):
+                _, state = tx.update(PARAMS, state, PARAMS, value=value * step)
+        states.append(state[-1].scale)
+    assert states[0] != states[1]  # what it did: a rate that tells of the label
+
+
 @pytest.mark.parametrize("privatizer", PRIVATIZERS.values(), ids=PRIVATIZERS)
 def test_a2_a_gradient_function_behind_the_noise_is_warned_of(privatizer):
     tx = optax.chain(*privatizer, ascent(1.0))
@@ -884,8 +906,12 @@ def batch_normalized(w, x):
         (batch_normalized, "subtracts a mean over an axis of size one"),
         (lambda w, x: jnp.log(-1 - (w @ x) ** 2), "every example.* is NaN"),
         (lambda w, x: jnp.log(w @ x), r"\d+ of \d+ examples of .* is NaN"),
+        (
+            lambda w, x: jnp.log(w @ x + 5.8),
+            r"\d of \d+ examples of .* is NaN: .* public",
+        ),
     ],
-    ids=["without", "stopped", "zero", "contrast", "batch norm", "nan", "many nan"],
+    ids=["without", "stopped", "zero", "contrast", "batch norm", "nan", "many", "few"],
 )
 def test_a9_losses_that_teach_nothing_are_warned_of(loss, what):
     with pytest.warns(UserWarning) as caught:
@@ -900,20 +926,23 @@ def test_a9_a_loss_that_teaches_is_not():
 
 
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit, jax.checkpoint])
-@pytest.mark.parametrize("is_used", [True, False])
-def test_a9_one_mask_of_dropout_for_all_is_warned_of(is_used, wrap):
-    """Warnings are errors here, also of a key that is there and not used."""
+@pytest.mark.parametrize("use", ["mask", "nothing", "zeros"])
+def test_a9_one_mask_of_dropout_for_all_is_warned_of(use, wrap):
+    """Warnings are errors here, also of a key of which nothing comes."""
     frozen = {"rngs": jax.random.key(0), "scale": jnp.ones(PARAMS.shape)}
 
     def loss(w, frozen, x):
-        if not is_used:
-            return linear(w, frozen["scale"] * x)
-        return linear(w, jax.random.bernoulli(frozen["rngs"], 0.5, x.shape) * x)
+        if use == "mask":
+            x = jax.random.bernoulli(frozen["rngs"], 0.5, x.shape) * x
+        if use == "zeros":  # as the first state of an nnx.RNN
+            key = jax.random.fold_in(frozen["rngs"], 1)
+            x = x + jax.nn.initializers.zeros(key, x.shape)
+        return linear(w, frozen["scale"] * x)
 
     told = pytest.warns(
         UserWarning, match=r"a key at frozen\['rngs'\]: by itself it gives"
     )
-    with told if is_used else contextlib.nullcontext():
+    with told if use == "mask" else contextlib.nullcontext():
         fit(loss_fn=wrap(loss), frozen=frozen)
 
 
@@ -1090,10 +1119,10 @@ def test_a12_a_batch_of_another_size_than_the_mechanism_draws_is_refused(name):
         for size in (BATCH, 5):  # the last of an epoch of a loader is smaller
             with pytest.raises(ValueError, match=f"Expected 8 examples.*got {size}"):
                 update(grad_fn(PARAMS, X[:size]), state, PARAMS)
-    tx.update(grad_fn(PARAMS, X[:8]), state, PARAMS)
+    _, state = tx.update(grad_fn(PARAMS, X[:8]), state, PARAMS)
     # A loader's own padding, for several devices say, is told of.
-    padding = jnp.arange(16) >= 8
-    tx.update(grad_fn(PARAMS, X[:16]), state, PARAMS, is_padding_example=padding)
+    padding, gradients = jnp.arange(16) >= 8, grad_fn(PARAMS, X[:16])
+    _, state = tx.update(gradients, state, PARAMS, is_padding_example=padding)
     tx.update(grad_fn(PARAMS, X[:16], is_padding_example=padding), state, PARAMS)
 
 

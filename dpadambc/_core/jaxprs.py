@@ -120,11 +120,15 @@ def bind(
 
 
 def used_inputs(program: Any) -> list[bool]:
-    """Whether something is computed from each input, also in all inside it."""
+    """Whether something that is returned is computed from each input.
+
+    Of a program inside it, whether anything is that it returns.
+    """
     jaxpr = closed(program).jaxpr
-    used = {id(x) for eqn in jaxpr.eqns for x in _used(eqn)} | set(
-        map(id, jaxpr.outvars)
-    )
+    used = set(map(id, jaxpr.outvars))
+    for eqn in reversed(jaxpr.eqns):
+        if eqn.effects or not used.isdisjoint(map(id, eqn.outvars)):
+            used |= set(map(id, _used(eqn)))
     return [id(x) in used for x in jaxpr.invars]
 
 

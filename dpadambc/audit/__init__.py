@@ -44,3 +44,7 @@ if TYPE_CHECKING:
     from dpadambc.audit import pictures as pictures
 
 __getattr__ = lazy.attribute(__name__, {"pictures": "pictures"})
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "pictures"})

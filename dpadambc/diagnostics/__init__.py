@@ -38,3 +38,7 @@ if TYPE_CHECKING:
     from dpadambc.diagnostics import pictures as pictures
 
 __getattr__ = lazy.attribute(__name__, {"pictures": "pictures"})
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "pictures"})

@@ -156,7 +156,8 @@ def _of_plain_adam(state: Any, settings: Settings) -> list[Any]:
         raise ValueError(
             "Expected noise_stddev to be the standard deviation of the noise (a number,"
             " or a tree prefix of numbers), since the state of plain Adam does not hold"
-            f" it, got {settings.noise_stddev!r}. A schedule is followed by"
+            f" it, got {settings.noise_stddev!r}. Give"
+            " noise_stddev=mechanism.noise_stddev. A schedule is followed by"
             " scale_by_adam_bc alone."
         )
     variances = []

@@ -177,7 +177,8 @@ def check_parameters(params: Any) -> None:
             raise TypeError(
                 f"Expected floating-point parameters, got {got} at params"
                 f"{jax.tree_util.keystr(path)}. Give what is not trained as another"
-                " argument of loss_fn."
+                " argument of loss_fn; of an nnx module graphdef, params, rest ="
+                " nnx.split(model, nnx.Param, ...) tells them apart."
             )
 
 
@@ -219,6 +220,9 @@ def scalar_loss(loss_fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any
                 " loss with nnx.merge, dropout with a key that is an argument"
                 " (nnx.Rngs(key)); batch normalization mixes the examples of a batch,"
                 " so use group or layer normalization, or use_running_average=True."
+                " Where only a count is changed, such as that of the keys for the"
+                " zeros that an nnx.RNN begins with, merge a copy:"
+                " nnx.merge(graphdef, params, rest, copy=True)."
             ) from error
         loss = output[0] if has_aux else output
         shape = jnp.shape(loss) if not isinstance(loss, tuple | dict | list) else None

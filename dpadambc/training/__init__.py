@@ -74,3 +74,7 @@ __getattr__ = lazy.attribute(
         "progress": "progress",
     },
 )
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "Checkpoints", "ProgressBar"})

@@ -21,6 +21,7 @@ from dpadambc.transforms.noise import AddDPNoiseState
 
 _LEAST_EXPECTED = 0.5  # examples in a step
 _LEAST_EXAMPLES = 100  # a toy has fewer
+_MOST_APART = 4  # of the size of a batch and what its sum is divided by
 
 
 def mechanism_of(mechanism: Any, num_examples: int) -> None:
@@ -32,15 +33,34 @@ def mechanism_of(mechanism: Any, num_examples: int) -> None:
         )
     draw = functools.partial(mechanism.sample_step, num_examples=num_examples)
     jax.eval_shape(draw, jax.random.key(0), 0)
-    sampling_prob = getattr(mechanism, "sampling_prob", 1.0)
+    if hasattr(mechanism, "sampling_prob") and num_examples >= _LEAST_EXAMPLES:
+        _warn_of_other_data(mechanism, num_examples, stacklevel=4)  # of the call of fit
+
+
+def _warn_of_other_data(mechanism: Any, num_examples: int, *, stacklevel: int) -> None:
+    """Where the numbers of a mechanism are those of more examples, or of fewer."""
+    sampling_prob, divisor = mechanism.sampling_prob, mechanism.normalize_by
     expected = sampling_prob * num_examples
-    if num_examples >= _LEAST_EXAMPLES and expected < _LEAST_EXPECTED:
+    most = getattr(mechanism, "truncated_batch_size", expected)
+    is_a_mean = divisor != 1  # else Adam makes up for the sum
+    if expected < _LEAST_EXPECTED:
         warnings.warn(
             "Expected an example in most steps, got"
             f" sampling_prob={sampling_prob:.3g} of {num_examples} examples:"
             f" {expected:.2g} in a step, and noise in all. Is the mechanism for data of"
             " another size?",
-            stacklevel=4,  # of the call of fit
+            stacklevel=stacklevel,
+        )
+    elif (
+        is_a_mean
+        and not 1 / _MOST_APART <= min(expected, most) / divisor <= _MOST_APART
+    ):
+        warnings.warn(
+            "Expected normalize_by to be about the number of examples in a step, got"
+            f" normalize_by={divisor:g} where sampling_prob={sampling_prob:.3g} of"
+            f" {num_examples} examples makes {expected:.3g}. Epsilon holds, and the"
+            " optimizer sees no mean. Is the mechanism for data of another size?",
+            stacklevel=stacklevel,
         )
 
 
@@ -168,8 +188,8 @@ def _warn_of_frozen_keys(
             return
 
 
-# Some examples may be broken; of so many the loss is.
-_MOST_NAN = 0.1
+# Some examples may be broken; of so many the loss or the data are.
+_MOST_NAN = 0.01
 _MOST_NAN_AT_THE_END = 0.5  # the last batch may be small
 
 
@@ -209,7 +229,9 @@ class Watch:
             self.is_told_of_nan = True
             self.warn(
                 f"The loss of {how_many} of the first steps is NaN: nothing is"
-                " learned from them, and epsilon is spent all the same.",
+                " learned from them, and epsilon is spent all the same. Where NaN is a"
+                " missing value of the data, put a public number in its place, and say"
+                " by one more column that it was missing.",
                 stacklevel=5,  # of the call of fit
             )
         elif not seen.has_gradient:

@@ -61,6 +61,12 @@ def _countable(size: int) -> int:
     return size
 
 
+_ENCODE = (
+    "Encode text and categories as numbers, by rules that do not depend on protected"
+    " data."
+)
+
+
 def num_examples(data: Any) -> int:
     """How many examples there are, the same in every array."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(data):
@@ -68,6 +74,7 @@ def num_examples(data: Any) -> int:
             raise TypeError(
                 f"Expected arrays of numbers, got {type(leaf).__name__} at"
                 f" data{jax.tree_util.keystr(path)}. Give what its to_numpy() returns."
+                f" {_ENCODE}"
             )
     if is_source(data):
         return _countable(len(data))
@@ -76,7 +83,7 @@ def num_examples(data: Any) -> int:
             "Expected data to be a tuple of the arguments of loss_fn or a dictionary,"
             " of arrays with the examples along axis 0, or a source with __len__ and"
             f" __getitem__, got {type(data).__name__}. A single array x is given as"
-            " (x,)."
+            " (x,), a list of arrays as tuple(data)."
         )
     for path, leaf in jax.tree_util.tree_leaves_with_path(data):
         _refuse_text(jax.tree_util.keystr(path), leaf)
@@ -100,8 +107,7 @@ def _refuse_text(name: str, leaf: Any) -> None:
     dtype = getattr(leaf, "dtype", None)
     if isinstance(dtype, np.dtype) and dtype.kind in "OSUMm":
         raise TypeError(
-            f"Expected arrays of numbers, got dtype {dtype} at data{name}. Encode text"
-            " and categories as numbers, by rules that do not depend on protected data."
+            f"Expected arrays of numbers, got dtype {dtype} at data{name}. {_ENCODE}"
         )
 
 

@@ -196,6 +196,19 @@ def test_the_parameters_that_came_in_are_still_there():
     assert params.tolist() == [1.0, 1.0, 1.0]
 
 
+@pytest.mark.parametrize("normalize_by", [5, 500])
+def test_a_divisor_of_other_data_is_warned_of(normalize_by):
+    expected = "200 examples makes 50. .* no mean. .* for data of another size"
+    with pytest.warns(UserWarning, match=expected):
+        fit(mechanism=mechanism(normalize_by=normalize_by, iterations=2))
+
+
+@pytest.mark.parametrize("normalize_by", [1, 20, 50, 150])
+def test_a_sum_or_about_a_mean_is_not(normalize_by):
+    """Warnings are errors here."""
+    fit(mechanism=mechanism(normalize_by=normalize_by, iterations=2))
+
+
 def test_empty_batches_are_steps_too():
     rare = mechanism(sampling_prob=1e-6, iterations=5)
     for data in ((X, Y), Examples()):
