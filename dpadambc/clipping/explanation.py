@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -309,6 +310,9 @@ def explain(
       that are formed and take more than all the others, and of a mean over an axis of
       size one, as batch normalization has it.
 
+    Warns:
+      UserWarning: if all arrays of the example are as long as the batch.
+
     Raises:
       ValueError: as `per_example_value_and_grad`; `microbatch_size` does, if not even
         one example fits.
@@ -338,6 +342,7 @@ def explain(
     elif optimizer is not None:
         raise ValueError("Expected a memory_limit to plan for, with an optimizer.")
     arguments = _batched.Arguments(argnums, batch_argnums, prng_argnum)
+    _warn_of_a_batch([args[i] for i in arguments.batched(args)], batch_size)
     grad_fn = per_example.per_example_grad(
         fun,
         argnums,
@@ -379,6 +384,18 @@ def explain(
         mixing=_mixing(fun, args, arguments.batched(args)),
         plan=plan,
     )
+
+
+def _warn_of_a_batch(example: Any, batch_size: int) -> None:
+    """Where what is given for one example has the axis of a batch."""
+    shapes = [jnp.shape(x) for x in jax.tree.leaves(example)]
+    if batch_size > 1 and all(shape[:1] == (batch_size,) for shape in shapes):
+        warnings.warn(
+            "Expected the arguments of one example, got arrays that all have"
+            f" {batch_size} along axis 0, as many as a batch. If they are a batch, give"
+            " its first example: jax.tree.map(lambda x: x[0], batch).",
+            stacklevel=3,  # of the call of explain
+        )
 
 
 def _planned(programs: _programs.Programs, memory_limit: float) -> Plan:

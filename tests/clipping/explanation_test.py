@@ -39,6 +39,14 @@ def test_every_parameter_has_a_rule_and_its_bytes():
     assert not found.warnings
 
 
+def test_a_batch_in_place_of_an_example_is_warned_of():
+    batch = jax.tree.map(lambda x: jnp.stack([x] * 10), EXAMPLE)
+    loss = lambda params, ids, x: loss_fn(params, ids[0], x[0])
+    with pytest.warns(UserWarning, match="10 along axis 0, as many as a batch"):
+        dpadambc.explain(loss, PARAMS, *batch, batch_size=10)
+    dpadambc.explain(loss, PARAMS, *batch, batch_size=11)  # warnings are errors here
+
+
 def test_factors_that_serve_two_parameters_count_once():
     loss = lambda p, x: jnp.sum(jnp.tanh(x @ p["v"] + x @ p["w"]))
     params = {"v": jnp.ones((32, 64)), "w": jnp.ones((32, 64))}
