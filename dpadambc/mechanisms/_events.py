@@ -1,5 +1,6 @@
 """Events of dp-accounting, in the unit of the accountant that reads them."""
 
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Literal
@@ -12,6 +13,7 @@ import optax
 
 from dpadambc._core import validate
 from dpadambc.mechanisms import _units
+from dpadambc.transforms import _noise_level
 
 Accountant = Literal["pld", "rdp"]
 
@@ -87,7 +89,8 @@ def level_counts(schedule: optax.Schedule, iterations: int) -> dict[float, int]:
     """
     if iterations == 0:
         return {}
-    values = np.asarray(jax.vmap(schedule)(jnp.arange(iterations)), float)
+    at_steps = jax.vmap(functools.partial(_noise_level.of_schedule, schedule))
+    values = np.asarray(at_steps(jnp.arange(iterations)), float)
     for value in (values.min(), values.max()):
         validate.non_negative(noise_multiplier=value)
     levels = np.unique(values)

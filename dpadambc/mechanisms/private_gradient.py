@@ -58,7 +58,8 @@ def _refuse_some_gradients(gradients: optax.Updates) -> None:
             " are privatized apart move by more than the mechanism accounts for."
             " Privatize all of them together, and divide them behind it, by"
             " optax.multi_transform; to train a part alone, differentiate that part"
-            " (argnums)."
+            " (argnums), of an nnx module what nnx.split(model, nnx.Param, ...) gives:"
+            " with wrt=, nnx.Optimizer leaves out gradients that were taken."
         )
 
 

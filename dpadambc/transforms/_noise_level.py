@@ -35,12 +35,25 @@ def is_zero(noise_stddev: NoiseStddev) -> bool:
     return is_number and validate.known_number("noise_stddev", noise_stddev) == 0
 
 
+def of_schedule(schedule: optax.Schedule, step: Any) -> Any:
+    """Its value at a step; an error says that the step may be traced."""
+    try:
+        return schedule(step)
+    except jax.errors.ConcretizationTypeError as error:
+        error.add_note(
+            "A schedule of the noise is called with a traced step, and cannot branch"
+            " on it: write jnp.where(step < 100, 2.0, 1.0) in place of if, or take"
+            " optax.piecewise_constant_schedule."
+        )
+        raise
+
+
 def at_step(noise_stddev: NoiseStddev, count: jax.typing.ArrayLike) -> Any:
     """The numbers in force at step `count`, in the same tree prefix."""
 
     def number(level):
         if callable(level):
-            level = level(count)
+            level = of_schedule(level, count)
             validate.full_precision(noise_stddev=level)
         return jnp.asarray(level, float)
 

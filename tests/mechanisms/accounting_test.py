@@ -4,6 +4,7 @@ import dp_accounting
 import hypothesis
 import hypothesis.strategies as st
 import jax.numpy as jnp
+import jax
 import numpy as np
 import optax
 import pytest
@@ -369,6 +370,12 @@ def test_calibration_solves_for_exactly_one_number(given):
             normalize_by=1.0,
             **given,
         )
+
+
+def test_a_schedule_that_branches_says_what_to_write():
+    with pytest.raises(jax.errors.TracerBoolConversionError) as found:
+        accounting.level_counts(lambda step: 2.0 if step < 5 else 1.0, 10)
+    assert "jnp.where(step < 100, 2.0, 1.0)" in "".join(found.value.__notes__)
 
 
 def test_a_schedule_is_grouped_into_equal_steps():
