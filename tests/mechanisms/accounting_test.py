@@ -3,8 +3,8 @@
 import dp_accounting
 import hypothesis
 import hypothesis.strategies as st
-import jax.numpy as jnp
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
