@@ -213,6 +213,8 @@ def scalar_loss(loss_fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any
         except Exception as error:
             if type(error).__name__ != "TraceContextError":  # of Flax
                 error.add_note(_how_it_was_called(loss_fn, args))
+                if "unbound axis name" in str(error):  # of JAX
+                    error.add_note(_NO_AXIS)
                 raise
             raise ValueError(
                 "Expected loss_fn to be a function of its arguments, got one that"
@@ -237,6 +239,13 @@ def scalar_loss(loss_fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any
         return output
 
     return checked
+
+
+_NO_AXIS = (
+    "The loss is of one example, and has no axis of the batch: an operation over it,"
+    " such as batch normalization with an axis_name, mixes examples. Use group or layer"
+    " normalization."
+)
 
 
 def _how_it_was_called(loss_fn: Callable[..., Any], args: tuple[Any, ...]) -> str:

@@ -363,6 +363,13 @@ def test_examples_do_not_leak_into_each_other():
         assert (a[2] != b[2]).any()
 
 
+def test_an_operation_over_the_batch_by_name_says_that_it_mixes_examples():
+    loss = lambda w, x: jnp.sum(w * (x - jax.lax.pmean(x, "batch")))
+    with pytest.raises(NameError, match="unbound axis name") as found:
+        dpadambc.per_example_grad(loss)(jnp.ones(3), jnp.ones((8, 3)))
+    assert "mixes examples. Use group" in "".join(found.value.__notes__)
+
+
 def test_jax_privacy_batch_norm_of_one_example_cannot_mix_examples():
     """It has no gradient, which is loud in training, and leaks nothing."""
 
