@@ -75,4 +75,4 @@ def of_identities(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
             lines.append(f"{name}: {a} there, {b} here")
         elif not (numbers and name in _OF_NUMBERS):
             lines.append(f"{name}: another, {_MEANING[name]}")
-    return lines
+    return list(dict.fromkeys(lines))  # a number may be in a closure, too

@@ -63,7 +63,7 @@ def _countable(size: int) -> int:
 
 _ENCODE = (
     "Encode text and categories as numbers, by rules that do not depend on protected"
-    " data."
+    " data: see the recipe for tables."
 )
 
 

@@ -278,5 +278,7 @@ class Checkpoints:
             f"The checkpoint {path} is of another run ({'; '.join(lines)}). With its"
             " keys, other gradients would get noise that was used before, and the"
             " difference would reveal them. Resume with the original settings, or"
-            " begin anew in another folder with another key; then both runs count."
+            " begin anew in another folder with another key; then both runs count. From"
+            " the parameters of this one, with other settings, another run goes on by"
+            " spent=."
         )
