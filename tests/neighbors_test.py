@@ -114,6 +114,7 @@ def moved(*by, mechanism=MECHANISM, **options):
     return [apart(start, end) / mechanism.sensitivity for end in ends]
 
 
+@pytest.mark.filterwarnings("ignore:The loss of 1 of 16 examples:UserWarning")
 def test_the_optimizer_sees_no_more_of_an_example_than_the_sensitivity():
     """Replaced by the opposite, an example reaches the bound; by NaN, half of it."""
     opposite, broken = moved(-1.0, np.nan)
@@ -132,6 +133,7 @@ KINDS = {
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The loss of 1 of 16 examples:UserWarning")
 @pytest.mark.parametrize(
     "kind", ["source", common.slow("several steps a call"), "sharded"]
 )
@@ -140,6 +142,7 @@ def test_nor_does_it_with_another_kind_of_data(kind):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The loss of 1 of .* examples:UserWarning")
 def test_nor_does_it_where_batches_are_padded():
     assert 0.4 < max(moved(-1.0, np.nan, -1e20, mechanism=POISSON)) <= 1.0001
 
