@@ -4,6 +4,7 @@ The noise and the second-moment correction read it through these functions, so t
 same value means the same thing to both.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -35,7 +36,7 @@ def is_zero(noise_stddev: NoiseStddev) -> bool:
     return is_number and validate.known_number("noise_stddev", noise_stddev) == 0
 
 
-def of_schedule(schedule: optax.Schedule, step: Any) -> Any:
+def of_schedule(schedule: Callable[..., Any], step: Any) -> Any:
     """Its value at a step; an error says that the step may be traced."""
     try:
         return schedule(step)
