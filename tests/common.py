@@ -8,7 +8,7 @@ import optax
 import pytest
 
 import dpadambc
-from dpadambc import training
+from dpadambc import mechanisms, training
 
 
 def poisson_gaussian(**changes):
@@ -21,6 +21,18 @@ def poisson_gaussian(**changes):
         normalize_by=50,
     )
     return dpadambc.PoissonGaussian(**numbers | changes)
+
+
+def correlated_gaussian():
+    """A small mechanism whose noise takes back a half of that of the step before."""
+    return mechanisms.CorrelatedGaussian(
+        l2_clip_norm=1.0,
+        noise_multiplier=1.0,
+        iterations=4,
+        normalize_by=4,
+        batches_per_epoch=4,
+        noising_coefficients=(1.0, -0.5),
+    )
 
 
 def slow(*values, id=None):

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import dpadambc
-from dpadambc import clipping, mechanisms, training, transforms
+from dpadambc import clipping, training, transforms
 from dpadambc._core import key_uses
 from tests import common
 
@@ -31,14 +31,7 @@ def mechanism(**changes):
 
 
 MADE = mechanism()
-CORRELATED = mechanisms.CorrelatedGaussian(
-    l2_clip_norm=1.0,
-    noise_multiplier=1.0,
-    iterations=4,
-    normalize_by=4,
-    batches_per_epoch=4,
-    noising_coefficients=(1.0, -0.5),
-)
+CORRELATED = common.correlated_gaussian()
 KINDS = {
     "dp_sgd": lambda key: dpadambc.dp_sgd(0.1, MADE, key=key),
     "dp_adam_bc": lambda key: dpadambc.dp_adam_bc(0.1, MADE, key=key),

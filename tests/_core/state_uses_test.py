@@ -18,14 +18,7 @@ pytestmark = pytest.mark.guarantee
 WARNED = "Expected the state that the step before has returned, got one that"
 PARAMS, GRADIENT = {"w": jnp.ones(3)}, {"w": jnp.ones(3)}
 MECHANISM = common.poisson_gaussian()
-CORRELATED = mechanisms.CorrelatedGaussian(
-    l2_clip_norm=1.0,
-    noise_multiplier=1.0,
-    iterations=4,
-    normalize_by=4,
-    batches_per_epoch=4,
-    noising_coefficients=(1.0, -0.5),
-)
+CORRELATED = common.correlated_gaussian()
 BANDED = mechanisms.BandedGaussian(
     l2_clip_norm=1.0,
     noise_multiplier=1.0,
