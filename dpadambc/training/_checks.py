@@ -49,7 +49,7 @@ def _warn_of_other_data(mechanism: Any, num_examples: int, *, stacklevel: int) -
             f" sampling_prob={sampling_prob:.3g} of {num_examples} examples:"
             f" {expected:.2g} in a step, and noise in all. Is the mechanism for data of"
             " another size?",
-            stacklevel=stacklevel,
+            stacklevel=stacklevel + 1,
         )
     elif (
         is_a_mean
@@ -60,7 +60,7 @@ def _warn_of_other_data(mechanism: Any, num_examples: int, *, stacklevel: int) -
             f" normalize_by={divisor:g} where sampling_prob={sampling_prob:.3g} of"
             f" {num_examples} examples makes {expected:.3g}. Epsilon holds, and the"
             " optimizer sees no mean. Is the mechanism for data of another size?",
-            stacklevel=stacklevel,
+            stacklevel=stacklevel + 1,
         )
 
 
