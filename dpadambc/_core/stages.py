@@ -40,6 +40,7 @@ def stated(level: Any) -> Any:
     """The level of noise; if it is a number, known from now on as a mechanism's."""
     if isinstance(level, float):
         _STATED[level] = None
+        _STATED.move_to_end(level)
     while len(_STATED) > _MOST_STATED:
         _STATED.popitem(last=False)
     return level

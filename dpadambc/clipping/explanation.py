@@ -342,7 +342,7 @@ def explain(
     elif optimizer is not None:
         raise ValueError("Expected a memory_limit to plan for, with an optimizer.")
     arguments = _batched.Arguments(argnums, batch_argnums, prng_argnum)
-    _warn_of_a_batch([args[i] for i in arguments.batched(args)], batch_size)
+    _warn_of_a_batch(fun, args, arguments, batch_size)
     grad_fn = per_example.per_example_grad(
         fun,
         argnums,
@@ -386,16 +386,40 @@ def explain(
     )
 
 
-def _warn_of_a_batch(example: Any, batch_size: int) -> None:
+def _warn_of_a_batch(
+    fun: Callable[..., Any],
+    args: tuple[Any, ...],
+    arguments: _batched.Arguments,
+    batch_size: int,
+) -> None:
     """Where what is given for one example has the axis of a batch."""
-    shapes = [jnp.shape(x) for x in jax.tree.leaves(example)]
-    if batch_size > 1 and all(shape[:1] == (batch_size,) for shape in shapes):
+    places = arguments.batched(args)
+    shapes = [jnp.shape(x) for i in places for x in jax.tree.leaves(args[i])]
+    are_as_long = all(shape[:1] == (batch_size,) for shape in shapes)
+    first = lambda x: jax.ShapeDtypeStruct(jnp.shape(x)[1:], jnp.result_type(x))
+    if (
+        batch_size > 1
+        and are_as_long
+        and _takes(
+            fun,
+            [jax.tree.map(first, x) if i in places else x for i, x in enumerate(args)],
+        )
+    ):
         warnings.warn(
             "Expected the arguments of one example, got arrays that all have"
             f" {batch_size} along axis 0, as many as a batch. If they are a batch, give"
             " its first example: jax.tree.map(lambda x: x[0], batch).",
             stacklevel=3,  # of the call of explain
         )
+
+
+def _takes(fun: Callable[..., Any], args: list[Any]) -> bool:
+    """Whether a function is one of such arguments."""
+    try:
+        jax.eval_shape(fun, *args)
+    except Exception:
+        return False
+    return True
 
 
 def _planned(programs: _programs.Programs, memory_limit: float) -> Plan:

@@ -77,4 +77,6 @@ __getattr__ = lazy.attribute(
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "Checkpoints", "ProgressBar"})
+    return sorted(
+        {*globals(), *__all__, "Checkpoints", "ProgressBar", "checkpoints", "progress"}
+    )

@@ -40,8 +40,9 @@ def mechanism_of(mechanism: Any, num_examples: int) -> None:
 def _warn_of_other_data(mechanism: Any, num_examples: int, *, stacklevel: int) -> None:
     """Where the numbers of a mechanism are those of more examples, or of fewer."""
     sampling_prob, divisor = mechanism.sampling_prob, mechanism.normalize_by
-    expected = sampling_prob * num_examples
-    most = getattr(mechanism, "truncated_batch_size", expected)
+    # Parts of the data may take turns, and a batch may be cut.
+    drawn = sampling_prob * num_examples / getattr(mechanism, "parts", 1)
+    expected = min(drawn, getattr(mechanism, "truncated_batch_size", drawn))
     is_a_mean = divisor != 1  # else Adam makes up for the sum
     if expected < _LEAST_EXPECTED:
         warnings.warn(
@@ -51,14 +52,11 @@ def _warn_of_other_data(mechanism: Any, num_examples: int, *, stacklevel: int) -
             " another size?",
             stacklevel=stacklevel + 1,
         )
-    elif (
-        is_a_mean
-        and not 1 / _MOST_APART <= min(expected, most) / divisor <= _MOST_APART
-    ):
+    elif is_a_mean and not 1 / _MOST_APART <= expected / divisor <= _MOST_APART:
         warnings.warn(
             "Expected normalize_by to be about the number of examples in a step, got"
-            f" normalize_by={divisor:g} where sampling_prob={sampling_prob:.3g} of"
-            f" {num_examples} examples makes {expected:.3g}. Epsilon holds, and the"
+            f" normalize_by={divisor:g} where {type(mechanism).__name__} draws"
+            f" {expected:.3g} of {num_examples}. Epsilon holds, and the"
             " optimizer sees no mean. Is the mechanism for data of another size?",
             stacklevel=stacklevel + 1,
         )

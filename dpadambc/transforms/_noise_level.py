@@ -40,11 +40,11 @@ def of_schedule(schedule: Callable[..., Any], step: Any) -> Any:
     """Its value at a step; an error says that the step may be traced."""
     try:
         return schedule(step)
-    except jax.errors.ConcretizationTypeError as error:
+    except jax.errors.JAXTypeError as error:
         error.add_note(
-            "A schedule of the noise is called with a traced step, and cannot branch"
-            " on it: write jnp.where(step < 100, 2.0, 1.0) in place of if, or take"
-            " optax.piecewise_constant_schedule."
+            "A schedule of the noise is called with a traced step. It cannot branch on"
+            " it, nor leave JAX: write jnp.where(step < 100, 2.0, 1.0) in place of if,"
+            " or take optax.piecewise_constant_schedule."
         )
         raise
 

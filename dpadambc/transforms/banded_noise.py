@@ -101,7 +101,7 @@ def add_banded_noise(
         rng_key = noise._key_of_run(key, "add_banded_noise", params, made_of)
         zeros = lambda x: jnp.zeros_like(x, noise._like(x).dtype)
         return AddBandedNoiseState(
-            noise._first_state(rng_key),
+            noise._first_state(rng_key, key),
             tuple(jax.tree.map(zeros, params) for _ in later),
         )
 

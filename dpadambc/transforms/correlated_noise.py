@@ -77,7 +77,7 @@ def add_correlated_noise(
         _refuse_parts(params)
         made_of = {"noise_stddev": noise_stddev, "coefficients": d}
         rng_key = noise._key_of_run(key, "add_correlated_noise", params, made_of)
-        return noise._first_state(rng_key)
+        return noise._first_state(rng_key, key)
 
     def update_fn(updates, state, params=None, **extra_args):
         losses.warn_of(extra_args, stacklevel=3)

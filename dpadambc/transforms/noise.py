@@ -122,9 +122,9 @@ def _key_of_run(
     return own_key
 
 
-def _first_state(rng_key: jax.Array) -> AddDPNoiseState:
+def _first_state(rng_key: jax.Array, key: jax.Array) -> AddDPNoiseState:
     noised_steps = jnp.zeros([], jnp.int32)
-    state_uses.begins(noised_steps)
+    state_uses.begins(noised_steps, key)
     return AddDPNoiseState(noised_steps=noised_steps, rng_key=rng_key)
 
 
@@ -132,8 +132,8 @@ def _check_state(
     noise_stddev: Any, state: AddDPNoiseState, updates: optax.Updates
 ) -> None:
     """Warns where the noise of a step is that of another, or hides no example."""
-    stages.traced("noise")
     if not _noise_level.is_zero(noise_stddev):
+        stages.traced("noise")
         stages.expect("clip", noise_stddev, stacklevel=4)
         state_uses.check_step(state.noised_steps, updates, stacklevel=4)
 
@@ -245,7 +245,7 @@ def add_dp_noise(
         _noise_level.per_leaf(noise_stddev, params)
         made_of = {"noise_stddev": noise_stddev}
         rng_key = _key_of_run(key, "add_dp_noise", params, made_of)
-        return _first_state(rng_key)
+        return _first_state(rng_key, key)
 
     def update_fn(updates, state, params=None, **extra_args):
         losses.warn_of(extra_args, stacklevel=3)

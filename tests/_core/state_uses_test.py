@@ -96,6 +96,24 @@ def carried_on_donated(noise):
     return state
 
 
+def carried_on_in_an_eager_map(noise):
+    """Of copies of a state, as runs on public data are compared."""
+    state = jax.tree.map(lambda x: jnp.stack([x, x]), noise.init(PARAMS))
+    gradients = jax.tree.map(lambda x: jnp.stack([x, x]), GRADIENT)
+    for _ in range(3):
+        _, state = jax.vmap(lambda s, g: noise.update(g, s, PARAMS))(state, gradients)
+    return jax.tree.map(lambda x: x[0], state)
+
+
+def carried_on_from_a_file(noise):
+    state, rest = jax.tree.flatten(noise.init(PARAMS))
+    numbers = [np.asarray(x)[()] if x.dtype == jnp.int32 else x for x in state]
+    state = jax.tree.unflatten(rest, numbers)
+    for _ in range(3):
+        _, state = noise.update(GRADIENT, state, PARAMS)
+    return state
+
+
 def carried_on_in_one_program(noise):
     @jax.jit
     def train(params):
@@ -119,6 +137,8 @@ CARRIED_ON = [
     carried_on_by_hand,
     carried_on_compiled,
     carried_on_donated,
+    carried_on_in_an_eager_map,
+    carried_on_from_a_file,
     carried_on_in_one_program,
     carried_on_by_steps_or_not,
 ]
@@ -129,6 +149,17 @@ def test_a_state_that_is_carried_on_is_not(run, noise):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert dpadambc.steps_taken(run(noise)) == 3
+
+
+def test_a_key_that_is_an_argument_is_another_in_each_call():
+    def step(key):
+        noise = dpadambc.add_dp_noise(1.0, key=key)
+        return noise.update(GRADIENT, noise.init(PARAMS), PARAMS)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        one, two = map(jax.jit(step), jax.random.split(jax.random.key(3)))
+    assert (noise_of(one) != noise_of(two)).all()
 
 
 def test_nothing_is_said_where_there_is_no_noise():

@@ -40,11 +40,16 @@ def test_every_parameter_has_a_rule_and_its_bytes():
 
 
 def test_a_batch_in_place_of_an_example_is_warned_of():
-    batch = jax.tree.map(lambda x: jnp.stack([x] * 10), EXAMPLE)
-    loss = lambda params, ids, x: loss_fn(params, ids[0], x[0])
+    """A loss of one example takes a batch of them too, by NumPy's rules."""
+    loss = lambda w, x, y: jnp.sum((x @ w - y) ** 2)
+    w, x, y = jnp.ones(3), jnp.ones((10, 3)), jnp.ones(10)
     with pytest.warns(UserWarning, match="10 along axis 0, as many as a batch"):
-        dpadambc.explain(loss, PARAMS, *batch, batch_size=10)
-    dpadambc.explain(loss, PARAMS, *batch, batch_size=11)  # warnings are errors here
+        dpadambc.explain(loss, w, x, y, batch_size=10)
+    # Warnings are errors here.
+    dpadambc.explain(loss, w, x, y, batch_size=11)
+    dpadambc.explain(loss, w, x[0], y[0], batch_size=10)
+    of_rows = lambda w, x, y: jnp.sum((x @ w - y) ** 2, axis=0)
+    dpadambc.explain(of_rows, w, x, y, batch_size=10)  # ten rows make an example
 
 
 def test_factors_that_serve_two_parameters_count_once():

@@ -14,7 +14,7 @@ import pytest
 from flax import nnx
 
 import dpadambc
-from dpadambc import training
+from dpadambc import mechanisms, training
 from dpadambc._core import keys
 from dpadambc.training import _data as training_data
 
@@ -198,7 +198,7 @@ def test_the_parameters_that_came_in_are_still_there():
 
 @pytest.mark.parametrize("normalize_by", [5, 500])
 def test_a_divisor_of_other_data_is_warned_of(normalize_by):
-    expected = "200 examples makes 50. .* no mean. .* for data of another size"
+    expected = "PoissonGaussian draws 50 of 200. .* no mean. .* of another size"
     with pytest.warns(UserWarning, match=expected):
         fit(mechanism=mechanism(normalize_by=normalize_by, iterations=2))
 
@@ -207,6 +207,25 @@ def test_a_divisor_of_other_data_is_warned_of(normalize_by):
 def test_a_sum_or_about_a_mean_is_not(normalize_by):
     """Warnings are errors here."""
     fit(mechanism=mechanism(normalize_by=normalize_by, iterations=2))
+
+
+def test_nor_is_a_mean_where_parts_take_turns_or_batches_are_cut():
+    numbers = dict(l2_clip_norm=1.0, noise_multiplier=1.0, iterations=8)
+    banded = mechanisms.BandedGaussian(
+        strategy_coefficients=(1.0, *7 * (0.1,)),
+        sampling_prob=0.4,
+        normalize_by=10,
+        **numbers,
+    )
+    cut = dpadambc.TruncatedPoissonGaussian(
+        sampling_prob=0.9,
+        truncated_batch_size=10,
+        num_examples=200,
+        normalize_by=10,
+        **numbers,
+    )
+    for each in (banded, cut):
+        fit(mechanism=each, optimizer=optax.sgd(0.1))
 
 
 def test_empty_batches_are_steps_too():
