@@ -633,7 +633,7 @@ def test_a5_a_mask_that_is_forgotten_or_lost_is_an_error(method):
     with pytest.raises(ValueError, match="a wrapper that does not pass it on loses it"):
         dropped.update(grads, state, PARAMS, is_padding_example=NO_PADDING)
     # It is the gradients' own, if they were given it.
-    lost.update(gradients(method=method), state, PARAMS)
+    _, state = lost.update(gradients(method=method), state, PARAMS)
     tx.update(grads, state, PARAMS, is_padding_example=NO_PADDING)
 
 
