@@ -30,7 +30,7 @@ def adam_bc(
       learning_rate: a number or a schedule.
       noise_stddev: of the noise in the incoming gradient. Directly behind `privatize`
         it is `mechanism.noise_stddev`; `scale_by_adam_bc` says what a stage in between
-        changes.
+        changes. It is taken out of the second moment; no noise is added here.
       b1: decay rate of the first moment.
       b2: decay rate of the second moment.
       variance_floor: least corrected second moment, absolute or a `RelativeFloor`;

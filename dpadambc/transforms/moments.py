@@ -87,7 +87,7 @@ def scale_by_adam_bc(
     Args:
       noise_stddev: :math:`\sigma`, the standard deviation of the noise in the gradient
         that comes in, *the same value that `add_dp_noise` was given*: a number, a
-        schedule, or a tree prefix.
+        schedule, or a tree prefix. It is taken out; nothing is added here.
       b1: decay rate of the first moment.
       b2: decay rate of the second moment and of the noise variance.
       variance_floor: :math:`\gamma'`, either a number (the papers' absolute floor, in

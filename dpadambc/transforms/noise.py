@@ -215,6 +215,12 @@ def add_dp_noise(
     Returns:
       An Optax transformation.
 
+    Warns:
+      UserWarning: if a state serves several steps, as far as that is seen: it has taken
+        one before, or is a constant or made anew in what is compiled; if `update` is
+        given the loss, which passes the noise by; or if a process that has clipped no
+        example adds noise of a mechanism's level.
+
     Raises:
       TypeError: if `key` is not a typed key, a number is not a number, or a gradient is
         complex: noise of a stated level per real coordinate is not defined for it.

@@ -30,7 +30,7 @@ def steps_taken(state: Any) -> int:
 
     Warns:
       UserWarning: if the state is the one that `init` has made, though this process has
-        taken steps since: they were not carried on, and all had the same noise.
+        traced steps since: if they began with it, all had the same noise.
 
     Raises:
       ValueError: if nothing in it adds noise, or if it is of several runs, with keys of
