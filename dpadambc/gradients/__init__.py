@@ -6,6 +6,7 @@ from dpadambc.gradients._leaves import (
     materialize,
     per_example_norms,
 )
+from dpadambc.gradients.clipped_sum import ClippedSum, as_clipped_sum
 from dpadambc.gradients.per_example import per_example_grad, per_example_value_and_grad
 from dpadambc.gradients.preconditioning import (
     KroneckerPreconditioner,
@@ -14,8 +15,10 @@ from dpadambc.gradients.preconditioning import (
 )
 
 __all__ = [
+    "ClippedSum",
     "KroneckerPreconditioner",
     "PerExampleGradient",
+    "as_clipped_sum",
     "as_per_example",
     "kronecker_preconditioner",
     "materialize",
