@@ -112,7 +112,7 @@ def loss_of(
     arguments = _shapes((params, *shared, *_data.one_example(data), *key))
     of_one = _batched.scalar_loss(step.loss_fn, has_aux=False)
     traced = jax.make_jaxpr(of_one)(*arguments)
-    _nodes.check(traced, params, shared, data, step.mechanism)
+    _nodes.check(traced, data, step.mechanism)
     return traced
 
 
