@@ -233,6 +233,7 @@ class PerGroup(ClipRule):
       ...     {"body": jnp.array([[30.0, 40.0]]), "head": jnp.array([[1.0]])})
       >>> clip = dpadambc.clip_per_example(5.0, normalize_by=1, clip_rule=rule)
       >>> clipped, _ = clip.update(grads, clip.init(params), params)
+      >>> clipped = dpadambc.materialize(clipped)
       >>> print(clipped["body"].round(3), clipped["head"])
       [2.4 3.2] [1.]
 

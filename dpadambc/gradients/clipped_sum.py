@@ -195,8 +195,8 @@ def as_clipped_sum(
       >>> clipped = gradients / jnp.maximum(norms, 1.0)
       >>> summed = dpadambc.as_clipped_sum(
       ...     clipped.sum(0) / 2, l2_clip_norm=1.0, normalize_by=2)
-      >>> print(summed.value.round(2))
-      [0.3  0.65]
+      >>> print([f"{x:.2f}" for x in summed.value])
+      ['0.30', '0.65']
     """
     validate.positive_or_infinite(l2_clip_norm=l2_clip_norm)
     validate.positive(normalize_by=normalize_by)
@@ -206,6 +206,37 @@ def as_clipped_sum(
             raise TypeError(f"Expected {name} to be an array, got {leaf!r}.")
         validate.real_floating(leaf.dtype, name)
     return closed(gradient, l2_clip_norm, normalize_by)
+
+
+def materialize(gradients: optax.Updates) -> optax.Updates:
+    r"""Per-example gradients or clipped sums as arrays, to look at: *not private*.
+
+    Args:
+      gradients: what `per_example_grad`, `clipped_grad` or `clip_per_example` returns.
+
+    Returns:
+      The same tree, with an array of shape (batch, \*parameter shape) in place of each
+      `PerExampleGradient`, and one of the parameter's shape in place of each
+      `ClippedSum`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import dpadambc
+      >>> grads = dpadambc.per_example_grad(lambda w, x: w * x)(1.0, jnp.arange(3.0))
+      >>> print(dpadambc.materialize(grads))
+      [0. 1. 2.]
+    """
+
+    def array(leaf: Any) -> Any:
+        if _leaves.is_per_example(leaf):
+            return leaf.materialize()
+        return leaf.value if is_clipped_sum(leaf) else leaf
+
+    return jax.tree.map(array, gradients, is_leaf=_is_closed)
+
+
+def _is_closed(leaf: Any) -> bool:
+    return is_clipped_sum(leaf) or _leaves.is_per_example(leaf)
 
 
 def opened(
@@ -227,8 +258,7 @@ def opened(
       TypeError: if a leaf is no `ClippedSum`.
       ValueError: if some are missing, or have other shapes or numbers.
     """
-    is_leaf = lambda x: is_clipped_sum(x) or _leaves.is_per_example(x)
-    named = jax.tree_util.tree_leaves_with_path(sums, is_leaf=is_leaf)
+    named = jax.tree_util.tree_leaves_with_path(sums, is_leaf=_is_closed)
     for path, leaf in named:
         if not is_clipped_sum(leaf):
             _refuse_other(jax.tree_util.keystr(path) or "the gradient", leaf)
