@@ -40,7 +40,7 @@ class ClipRule(abc.ABC):
       ...     1.0, normalize_by=1, clip_rule=LeaveOutLong())
       >>> grads = dpadambc.as_per_example(jnp.array([[0.5], [9.0]]))
       >>> params = jnp.zeros(1)
-      >>> clip.update(grads, clip.init(params), params)[0].item()
+      >>> clip.update(grads, clip.init(params), params)[0].value.item()
       0.5
     """
 
