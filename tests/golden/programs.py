@@ -189,7 +189,7 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
         fit, loss=loss_with_dropout, frozen=np.float32([1, 2, 3]), uses_key=True
     ),
     "fit_from_a_source": partial(fit, data=Source()),
-    "fit_within_a_budget": partial(fit, target_epsilon=8.0),
+    "fit_within_a_budget": partial(fit, target_epsilon=3.5),
     "fit_on_eight_devices": fit_on_eight_devices,
     "fit_with_quantile_clipping": partial(fit, QUANTILE),
     "fit_with_correlated_noise": partial(fit, MECHANISMS["correlated"]),
