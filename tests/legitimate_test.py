@@ -1136,8 +1136,8 @@ def compute_in_double_precision():
 @program
 def promote_no_types():
     with jax.numpy_dtype_promotion("strict"):
-        fit(optimizer=dpadambc.adam_bc(0.1, LEVEL))
-        two_steps(dp_adam())
+        fit(optimizer=optax.sgd(0.1), average_decay=0.9)
+        two_steps(dpadambc.dp_sgd(0.1, MECHANISM, key=jax.random.key(0)))
 
 
 @program
@@ -1183,6 +1183,11 @@ def refusal(fun):
         except Exception as error:
             return "".join(traceback.format_exception_only(error)).strip()
     return None
+
+
+def test_a_warning_counts_as_a_refusal():
+    assert refusal(lambda: warnings.warn("no", stacklevel=1)) == "UserWarning: no"
+    assert refusal(lambda: fit(params=jnp.arange(3))).startswith("TypeError: Expected")
 
 
 @pytest.mark.parametrize("order", [1, -1], ids=["in_order", "in_reverse_order"])
