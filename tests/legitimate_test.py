@@ -5,7 +5,6 @@ for two runs on public data; none is one that breaks what epsilon says. They run
 after another, in two orders, since nothing may depend on what a process did before.
 """
 
-import collections
 import concurrent.futures
 import copy
 import dataclasses
@@ -864,7 +863,7 @@ def stop_early_by_a_public_loss():
 
 @program
 def evaluate_in_a_callback():
-    seen = collections.deque()
+    seen = []
     fit(callback=lambda p: seen.append((p.loss, public_loss(p.params), p.epsilon())))
     assert len(seen) == 2
 
@@ -1129,8 +1128,8 @@ def stop_at_nans():
 @program
 def compute_in_double_precision():
     with jax.enable_x64(True):
-        fit(params=jnp.zeros(3), data=(np.float64(X), np.float64(Y)))
-        two_steps(dp_adam(), jnp.zeros(3, jnp.float32))
+        result = fit(params=jnp.zeros(3), data=(np.float64(X), np.float64(Y)))
+        assert result.state.params.dtype == jnp.float64
 
 
 @program
