@@ -170,7 +170,6 @@ def noise(make_optimizer: Make, params: optax.Params, mechanism: Mechanism) -> F
                 *_noise_tests.all_tests(mechanism, followed, drawn, moved),
                 _later.later(
                     steps,
-                    update.init,
                     followed,
                     mechanism,
                     drawn,

@@ -197,11 +197,11 @@ class _Traced:
         found = self._examined
         if not found.noise:
             return _noise.without_crossings(found.followed)
-        mechanism, init = self._pipeline.mechanism, self._pipeline.init
+        mechanism = self._pipeline.mechanism
         followed, neighbors = found.followed, found.neighbors
         tests = _noise_tests.all_tests(mechanism, followed, found.noise, found.moved)
         later = _later.later(
-            *(found.steps, init, followed, mechanism, found.noise, neighbors),
+            *(found.steps, followed, mechanism, found.noise, neighbors),
             found.factor,
             found.everybody,
         )
