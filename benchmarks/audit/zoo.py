@@ -833,6 +833,23 @@ def correction_of_256_for_255():
     )
 
 
+# Broken: the engine.
+
+
+@broken("factored")
+def engine_with_a_wrong_factor():
+    """A rule of the engine makes the gradient of the weights a hundredth too small."""
+    pipeline = of_fit()
+    right: Any = pipeline.gradients_by
+
+    def gradients_by(method, params, *batch):
+        grads = right(method, params, *batch)
+        wrong = {"w": 0.99 * jnp.ones(NUM_FEATURES), "b": jnp.ones(())}
+        return _leaves.scaled(grads, wrong) if method == "factored" else grads
+
+    return dataclasses.replace(pipeline, gradients_by=gradients_by)
+
+
 # Broken: the batches.
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpadambc._core import validate
-from dpadambc.audit import _neighbors
+from dpadambc.audit import _arrays, _neighbors
 from dpadambc.audit._finding import Finding, not_tested
 from dpadambc.clipping.flat import NeighboringRelation
 
@@ -58,9 +58,9 @@ class _Replay:
 
     def tree(self, batch: Any, mask: Any = None) -> Any:
         """What the function returns."""
-        if mask is None or not self.takes_mask:
-            return self._fun(self.params, *batch)
-        return self._fun(self.params, *batch, is_padding_example=mask)
+        own = mask is not None and self.takes_mask
+        options = {"is_padding_example": mask} if own else {}
+        return _arrays.opened(self._fun(self.params, *batch, **options))
 
     def at(self, factor: float) -> "_Replay":
         """With larger parameters: a bound that holds, holds for any."""
@@ -79,8 +79,7 @@ class _Replay:
         return larger
 
     def __call__(self, batch: Any, mask: Any = None) -> np.ndarray:
-        leaves = jax.tree.leaves(self.tree(batch, mask))
-        return np.concatenate([np.ravel(np.asarray(x, float)) for x in leaves] or [[]])
+        return _arrays.flat(self.tree(batch, mask))
 
     @property
     def rounding(self) -> float:

@@ -11,6 +11,7 @@ from typing import Any
 from dpadambc.audit import (
     _correction,
     _examined,
+    _factored,
     _isolation,
     _later,
     _noise,
@@ -24,7 +25,15 @@ from dpadambc.audit import (
 from dpadambc.audit._finding import Finding, combined, not_tested
 from dpadambc.audit.pipeline import Pipeline
 
-CHECKS = ("sensitivity", "noise", "state", "isolation", "sampling", "correction")
+CHECKS = (
+    "sensitivity",
+    "noise",
+    "state",
+    "isolation",
+    "factored",
+    "sampling",
+    "correction",
+)
 
 __all__ = ["CHECKS", "Report", "run"]
 
@@ -215,6 +224,9 @@ class _Traced:
         if pipeline.per_example is None:
             return _isolation.unknown()
         return _isolation.of_loss(pipeline.per_example, pipeline.params, pipeline.batch)
+
+    def factored(self) -> Finding:
+        return _factored.factored(self._pipeline)
 
     def sampling(self) -> Finding:
         pipeline = self._pipeline
