@@ -21,9 +21,10 @@ def flat(tree: Any) -> np.ndarray:
     return np.concatenate(leaves or [[]])
 
 
-def sums_as_noise_takes_them(
-    arrays: Any, mechanism: Mechanism
-) -> Iterator[Callable[[Any], Any]]:
-    """The forms in which an optimizer may take a clipped sum: as arrays, or closed."""
-    del arrays, mechanism
+def forms_of_sums(mechanism: Mechanism) -> Iterator[Callable[[Any], Any]]:
+    """How an optimizer may take a clipped sum: as arrays, or closed, as clips give it.
+
+    Each is a function of the arrays.
+    """
+    del mechanism
     yield lambda arrays: arrays

@@ -40,22 +40,21 @@ class _Run:
         self._start, self._iterations = steps.state, iterations
         self._length = math.ceil(iterations / _STATES)
 
-        def advance(data, state, _):
-            (_, state), records = recorded(state, data)
+        def advance(data, state, number):
+            (_, state), records = recorded(state, steps.vary(data, number))
             return state, {path: _seen(record) for path, record in records.items()}
 
-        @functools.partial(jax.jit, static_argnames="length")
-        def run(data, state, length):
-            return jax.lax.scan(functools.partial(advance, data), state, length=length)
-
-        self._run = run
+        self._run = jax.jit(
+            lambda data, state, numbers: jax.lax.scan(
+                functools.partial(advance, data), state, numbers
+            )
+        )
 
     def walk(self, data: Any) -> Iterator[tuple[Any, dict[_flow.Path, _Seen]]]:
         """A few states, up to the last, and what was seen since the one before."""
-        state = self._start
+        state, numbers = self._start, jnp.arange(self._iterations)
         for first in range(0, self._iterations, self._length):
-            length = min(self._length, self._iterations - first)
-            state, seen = self._run(data, state, length)
+            state, seen = self._run(data, state, numbers[first : first + self._length])
             yield state, seen
 
 
