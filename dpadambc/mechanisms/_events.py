@@ -8,7 +8,6 @@ unit as a field. One of dp-accounting has none, and is read as it is.
 
 import dataclasses
 import functools
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Literal
 
@@ -39,18 +38,15 @@ def check_accountant(accountant: str) -> None:
         )
 
 
-def check_delta(
-    target_delta: float, num_examples: int | None = None, *, stacklevel: int = 3
-) -> None:
-    """Raises for a delta outside (0, 1); warns for one of a whole example or more."""
+def check_delta(target_delta: float, num_examples: int | None = None) -> None:
+    """Raises for a delta outside (0, 1), and for one of a whole example or more."""
     validate.open_unit_interval(target_delta=target_delta)
     if num_examples is not None and target_delta * num_examples >= 1:
-        warnings.warn(
-            f"target_delta={target_delta:g} is at least 1 / num_examples ="
-            f" {1 / num_examples:.3g}: publishing a random example in full would be as"
-            " private. Ask for a delta well below that, such as"
-            f" {0.1 / num_examples:.0e}.",
-            stacklevel=stacklevel,
+        raise ValueError(
+            f"Expected target_delta below 1 / num_examples = {1 / num_examples:.3g},"
+            " since publishing a random example in full would be as private, got"
+            f" {target_delta:g}. Ask for a delta well below that, such as"
+            f" {0.1 / num_examples:.0e}."
         )
 
 

@@ -10,23 +10,14 @@ from dpadambc.mechanisms.base import Mechanism
 from dpadambc.training import _data
 
 
-def check(
-    traced: jex.ClosedJaxpr,
-    params: Any,
-    shared: tuple[Any, ...],
-    data: Any,
-    mechanism: Mechanism,
-) -> None:
+def check(traced: jex.ClosedJaxpr, data: Any, mechanism: Mechanism) -> None:
     """Raises where a node may be in more terms than the mechanism accounts for.
 
     Args:
       traced: the program of the loss.
-      params: to train; not looked at.
-      shared: what all examples share; not looked at.
       data: of all examples, whose types are looked at and no numbers.
       mechanism: that accounts for the terms.
     """
-    del params, shared
     if _gathers.are_in(traced.jaxpr) and not hasattr(mechanism, "max_terms"):
         raise ValueError(
             "Expected a mechanism of nodes for a loss with graphs.gather, such as"

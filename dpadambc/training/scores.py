@@ -11,11 +11,10 @@ from typing import Any
 
 import dp_accounting
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc._core import closures, marks, validate
+from dpadambc._core import validate
 from dpadambc.graphs import _gathers
 from dpadambc.mechanisms import _events, accounting
 from dpadambc.mechanisms._selection import Events
@@ -76,13 +75,8 @@ class PublicScore:
     def __post_init__(self):
         _check(self.fn, self.data)
 
-    def check(self, mechanism: Mechanism, *rest: Any) -> None:
+    def check(self, mechanism: Mechanism, params: Any, shared: tuple[Any, ...]) -> None:
         """Raises nothing: public data go with every mechanism; for `search`."""
-
-    @property
-    def outline(self) -> dict[str, str]:
-        """What tells it from others; for `search`."""
-        return _outline(self)
 
     def per_example(self, params: Any, shared: tuple[Any, ...], data: Any) -> jax.Array:
         """The score of each example; for `search`."""
@@ -147,16 +141,8 @@ class NoisyScore:
         validate.non_negative(noise_multiplier=self.noise_multiplier)
         validate.positive(noise_multiplier=self.noise_multiplier)
 
-    def check(
-        self,
-        mechanism: Mechanism,
-        loss: jex.ClosedJaxpr,
-        data: Any,
-        params: Any,
-        shared: tuple[Any, ...],
-    ) -> None:
+    def check(self, mechanism: Mechanism, params: Any, shared: tuple[Any, ...]) -> None:
         """Raises where a node moves more than one score; for `search`."""
-        del loss, data
         traced = jax.make_jaxpr(self.fn)(params, *shared, *_data.one_example(self.data))
         if hasattr(mechanism, "max_terms") or _gathers.are_in(traced.jaxpr):
             raise ValueError(
@@ -165,12 +151,6 @@ class NoisyScore:
                 " in several rows, and would move the score by more than one. Score"
                 " nodes that need no protection, by a PublicScore."
             )
-
-    @property
-    def outline(self) -> dict[str, str]:
-        """What tells it from others; for `search`."""
-        numbers = self.noise_multiplier, self.normalize_by
-        return _outline(self, *map(float, numbers))
 
     def per_example(self, params: Any, shared: tuple[Any, ...], data: Any) -> jax.Array:
         """The score of each example; for `search`."""
@@ -218,11 +198,3 @@ def _check(fn: Any, data: Any) -> None:
         raise TypeError("Expected the examples of a score as arrays, got a source.")
     if _data.num_examples(data) == 0:
         raise ValueError("Expected at least one example to score by, got none.")
-
-
-def _outline(score: "Score", *numbers: float) -> dict[str, str]:
-    return {
-        "scored": marks.of(score.data, closely=True),
-        "score": closures.checksum(fn=score.fn),
-        "scored_by": " ".join(map(str, (type(score).__name__, *numbers))),
-    }
