@@ -61,7 +61,8 @@ def test_another_user_less_changes_the_examples_of_nobody_else(ids, data):
 def distance_without(clipped, params, columns, user):
     """How far the clipped sum moves without these examples."""
     left = jax.tree.map(lambda x: np.delete(x, user, axis=0), columns)
-    return np.linalg.norm(clipped(params, *columns) - clipped(params, *left))
+    of_all, of_others = clipped(params, *columns), clipped(params, *left)
+    return np.linalg.norm(of_all.value - of_others.value)
 
 
 @pytest.mark.guarantee
