@@ -5,6 +5,7 @@ import functools
 import logging
 import math
 from collections.abc import Callable
+from typing import Any
 
 import dp_accounting
 import numpy as np
