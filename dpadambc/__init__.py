@@ -12,6 +12,7 @@ from dpadambc._core import lazy
 __version__ = importlib.metadata.version("dpadambc")
 __all__ = [
     "Batch",
+    "ClippedSum",
     "Explanation",
     "FixedSizeGaussian",
     "Mechanism",
@@ -26,6 +27,7 @@ __all__ = [
     "adamw_bc",
     "add_decoupled_weight_decay",
     "add_dp_noise",
+    "as_clipped_sum",
     "as_per_example",
     "audit",
     "clip_per_example",
@@ -84,7 +86,9 @@ if TYPE_CHECKING:
         sensitivity,
     )
     from dpadambc.gradients import (
+        ClippedSum,
         PerExampleGradient,
+        as_clipped_sum,
         as_per_example,
         materialize,
         per_example_grad,
@@ -127,6 +131,7 @@ else:
         __name__,
         {
             "Batch": "mechanisms",
+            "ClippedSum": "gradients",
             "Explanation": "clipping",
             "FixedSizeGaussian": "mechanisms",
             "Mechanism": "mechanisms",
@@ -141,6 +146,7 @@ else:
             "adamw_bc": "optimizers",
             "add_decoupled_weight_decay": "transforms",
             "add_dp_noise": "transforms",
+            "as_clipped_sum": "gradients",
             "as_per_example": "gradients",
             "audit": "audit",
             "clip_per_example": "clipping",

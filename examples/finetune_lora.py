@@ -58,7 +58,7 @@ mechanism = dpadambc.PoissonGaussian.calibrate(
     l2_clip_norm=1.0,
     normalize_by=180,
 )
-optimizer = dpadambc.adam_bc(0.01, mechanism.noise_stddev)
+optimizer = dpadambc.adam_bc(0.01, mechanism)
 secret = {"key": training.secret_key(), "target_delta": 1e-5}
 result = training.fit(
     loss_fn, adapters, data, mechanism, optimizer, frozen=base, **secret

@@ -47,7 +47,7 @@ def logits(params, features, members):
 
 
 def loss_fn(params, features, members, y):
-    """The loss of one root. It gathers, so that `fit` counts in how many a node is."""
+    """The loss of one root. It gathers, so `fit` sees that a node is in several."""
     return cross_entropy(logits(params, features, members), y)
 
 

@@ -58,7 +58,7 @@ result = training.fit(
     params,
     (x, y),
     mechanism,
-    dpadambc.adam_bc(0.005, mechanism.noise_stddev),
+    dpadambc.adam_bc(0.005, mechanism),
     batch_sharding=NamedSharding(mesh, PartitionSpec("data")),
     key=training.secret_key(),
     target_delta=DELTA,

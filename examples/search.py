@@ -45,7 +45,7 @@ mechanism = dpadambc.PoissonGaussian.calibrate(
     normalize_by=280,
 )
 # The protected images choose the model, so the score has noise, and is paid for. With
-# images that need no protection, `training.PublicScore` costs nothing.
+# images that need no protection, `training.PublicScore` adds nothing to the search.
 score = training.NoisyScore(is_right, (x, y), noise_multiplier=20.0, normalize_by=1_400)
 found = training.search(
     loss_fn,

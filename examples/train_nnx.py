@@ -59,7 +59,7 @@ result = training.fit(
     params,
     (x, y),
     mechanism,
-    dpadambc.adam_bc(0.004, mechanism.noise_stddev),  # or any optimizer of Optax
+    dpadambc.adam_bc(0.004, mechanism),  # or any optimizer of Optax
     key=training.secret_key(),  # with a key that is known the noise could be subtracted
     target_delta=DELTA,
     steps_per_call=50,

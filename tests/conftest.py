@@ -70,16 +70,6 @@ def traces_are_counted_anew():
     chex.clear_trace_counter()
 
 
-@pytest.fixture(autouse=True)
-def no_run_came_before():
-    """Each test, of those whose keys and data `fit` remembers."""
-    from dpadambc._core import key_uses
-    from dpadambc.training import _siblings
-
-    key_uses._BEGAN.clear()
-    _siblings._RUNS.clear()
-
-
 @pytest.fixture
 def x64():
     """Double precision for one test."""

@@ -94,6 +94,16 @@ def count(*, least: int = 0, **named: Any) -> None:
         raise ValueError(f"Expected {name} >= {least}, got {name}={value}.")
 
 
+def generator(**named: Any) -> None:
+    """A generator of NumPy."""
+    name, value = _single(named)
+    if not isinstance(value, np.random.Generator):
+        raise TypeError(
+            f"Expected {name} to be a numpy.random.Generator, such as"
+            f" numpy.random.default_rng(), got {type(value).__name__}."
+        )
+
+
 def whole(*, least: int, **named: Any) -> None:
     """As `count`, of a number that JAX may be tracing, or that is an array of it."""
     name, value = _single(named)

@@ -1,19 +1,20 @@
 """What may not be clipped per example: anything but gradients of single examples."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc._core import shard_map
+from dpadambc._core import shard_map, validate
 from dpadambc.gradients import _leaves, _seal
 
 
-def refuse_misspelt_mask(extra_args: dict[str, Any], batch_size: int) -> None:
-    """Raises for an extra argument that can only be meant as the padding mask."""
-    for name, value in extra_args.items():
-        if "padding" in name or getattr(value, "shape", None) == (batch_size,):
+def refuse_misspelt_mask(extra_args: dict[str, Any]) -> None:
+    """Raises for an extra argument whose name says that it is the padding mask."""
+    for name in extra_args:
+        if "padding" in name:
             raise TypeError(
                 f"Expected the padding mask as is_padding_example, got {name}. Without"
                 " the mask, padding would be summed as if it were data."
@@ -68,13 +69,32 @@ def _refuse_touched(name: str, leaf: _leaves.PerExampleGradient) -> None:
         )
 
 
-def are_a_part(gradients: optax.Updates) -> bool:
-    """Whether gradients of other parameters were taken together with these."""
-    leaves = _leaves.flatten(gradients)
-    return any(
-        _leaves.is_per_example(leaf) and leaf.num_together > len(leaves)
-        for leaf in leaves
-    )
+def refuse_some_gradients(leaves: Sequence[_leaves.PerExampleGradient]) -> None:
+    """Raises where gradients of other parameters were taken with these."""
+    together = max(leaf.num_together for leaf in leaves)
+    if together > len(leaves):
+        raise ValueError(
+            f"Expected the gradients of all {together} parameters that were"
+            f" differentiated together, got {len(leaves)} of them: two parts that are"
+            " clipped apart move by more than one clip norm. Clip all of them together,"
+            " and divide them behind the noise, by optax.multi_transform; to train a"
+            " part alone, differentiate that part (argnums), of an nnx module what"
+            " nnx.split(model, nnx.Param, ...) gives: with wrt=, nnx.Optimizer leaves"
+            " out gradients that were taken."
+        )
+
+
+def refuse_parts(params: optax.Params) -> None:
+    """Raises where a part of the parameters is hidden."""
+    if validate.sees_a_part(params):
+        raise ValueError(
+            "Expected all parameters that are trained, got a part of them, inside"
+            " optax.masked or optax.multi_transform: the others would be released"
+            " without noise, or the sensitivities of several parts add up to more than"
+            " the mechanism accounts for. Privatize all of them first, as in"
+            " optax.chain(dpadambc.privatize(...), optax.multi_transform(...)); to"
+            " train a part alone, differentiate that part (argnums)."
+        )
 
 
 def leaves_of(

@@ -11,6 +11,7 @@ import optax
 
 from dpadambc._core import explicit_mesh, validate
 from dpadambc.clipping import flat, rules
+from dpadambc.gradients import clipped_sum
 from dpadambc.gradients._batched import (
     Argnums,
     Arguments,
@@ -157,15 +158,14 @@ def clipped_value_and_grad(
       >>> fun = dpadambc.clipped_value_and_grad(
       ...     loss_fn, l2_clip_norm=1.0, normalize_by=2, microbatch_size=1)
       >>> values, gradient = fun(1.0, jnp.array([0.5, 3.0]))
-      >>> print(values, f"{gradient:.3f}")
+      >>> print(values, f"{gradient.value:.3f}")
       [0.5 3. ] 0.750
     """
     _refuse_array(normalize_by)
-    clip = flat.clip_per_example(
-        l2_clip_norm, normalize_by=normalize_by, clip_rule=clip_rule
-    )
-    value_and_grad_fn = _value_and_clipped(
-        clip,
+    # For what it refuses.
+    flat.clip_per_example(l2_clip_norm, normalize_by=normalize_by, clip_rule=clip_rule)
+    value_and_clipped = _value_and_clipped(
+        flat._observing(clip_rule),
         fun,
         Arguments(argnums, batch_argnums, prng_argnum),
         has_aux,
@@ -173,6 +173,14 @@ def clipped_value_and_grad(
         method=method,
         skip_padding=skip_padding,
     )
+    bound = flat._Bound(l2_clip_norm, normalize_by)
+
+    def value_and_grad_fn(*args, is_padding_example=None):
+        output, observed = value_and_clipped(
+            bound, *args, is_padding_example=is_padding_example
+        )
+        return output, clipped_sum.closed(observed.gradient, *bound)
+
     return ClippedGrad(value_and_grad_fn, l2_clip_norm, normalize_by)
 
 
@@ -196,20 +204,18 @@ def _value_and_clipped(
     microbatch_size: int | None,
     method: Method = "factored",
     skip_padding: bool = False,
-    observes: bool = False,
 ) -> Callable[..., Any]:
     """Values of a batch, and the sum over microbatches of what a clip makes of them.
 
     Args:
-      clip: of per-example gradients, such as `clip_per_example`. The function that is
-        returned takes its state as `clip_state`; the first one by default.
+      clip: of per-example gradients, `flat._observing`. The function that is returned
+        takes its state, a `_Bound`, first, and returns values and an `_Observed`.
       fun: the loss of one example.
       parts: what its arguments are.
       has_aux: whether it returns `(loss, aux)`.
       microbatch_size: how many examples are in memory at once.
       method: "factored" or "vmap".
       skip_padding: see `clipped_grad`.
-      observes: whether the clip returns an `_Observed`.
     """
     if microbatch_size is not None:
         validate.count(least=1, microbatch_size=microbatch_size)
@@ -219,26 +225,21 @@ def _value_and_clipped(
         several = tuple(args[i] for i in parts.differentiated)
         return several[0] if isinstance(parts.argnums, int) else several
 
-    def clipped_batch(clip_state, is_padding_example, *args):
+    def clipped_batch(bound, is_padding_example, *args):
         output, gradients = all_examples(*args)
-        params = params_of(args)
-        start = clip.init(params)
         clipped, _ = clip.update(
-            gradients,
-            start if clip_state is None else clip_state,
-            params,
-            is_padding_example=is_padding_example,
+            gradients, bound, params_of(args), is_padding_example=is_padding_example
         )
         return output, clipped
 
-    def value_and_grad_fn(*args, is_padding_example=None, clip_state=None):
-        batch_size = parts.check(args, stacklevel=6)
+    def value_and_clipped(bound, *args, is_padding_example=None):
+        batch_size = parts.check(args)
         if is_padding_example is None:
             is_padding_example = jnp.zeros(batch_size, bool)
         validate.padding(is_padding_example, batch_size)
 
-        def clip_all(clip_state, *args):
-            clip_some = functools.partial(clipped_batch, clip_state)
+        def clip_all(bound, *args):
+            clip_some = functools.partial(clipped_batch, bound)
             if microbatch_size is not None and microbatch_size < batch_size:
                 clip_some = _in_microbatches(
                     clip_some, batched, microbatch_size, skip_padding
@@ -246,16 +247,15 @@ def _value_and_clipped(
             return clip_some(*args)
 
         batched = parts.batched(args)
-        of_clipped = flat._split_as if observes else explicit_mesh.split_as
         specs = (
             explicit_mesh.split_as_examples([args[i] for i in batched]),
-            of_clipped(params_of(args)),
+            flat._split_as(params_of(args)),
         )
         return explicit_mesh.automatic(
-            clip_all, specs, clip_state, is_padding_example, *args
+            clip_all, specs, bound, is_padding_example, *args
         )
 
-    return value_and_grad_fn
+    return value_and_clipped
 
 
 def clipped_grad(
@@ -303,9 +303,9 @@ def clipped_grad(
 
     Returns:
       A function of the arguments of `fun`, in batches, and of
-      `is_padding_example`, that returns the clipped gradient in at least float32,
-      with `has_aux` `(gradient, aux)`. Its method `sensitivity(neighboring_relation)`
-      is the bound on what one example can change.
+      `is_padding_example`, that returns a `ClippedSum` for each parameter, in at least
+      float32, for `add_dp_noise`; with `has_aux` `(gradient, aux)`. Its method
+      `sensitivity(neighboring_relation)` is the bound on what one example can change.
 
     Raises:
       ValueError: as `per_example_value_and_grad` and `clip_per_example`.
@@ -318,7 +318,7 @@ def clipped_grad(
       >>> fun = dpadambc.clipped_grad(
       ...     loss_fn, l2_clip_norm=1.0, normalize_by=2, microbatch_size=1)
       >>> gradient = fun(jnp.zeros(2), jnp.array([[3.0, 4.0], [0.0, 0.5]]))
-      >>> print([f"{x:.3f}" for x in gradient])
+      >>> print([f"{x:.3f}" for x in gradient.value])
       ['0.300', '0.650']
       >>> fun.sensitivity(dpadambc.NeighboringRelation.ADD_OR_REMOVE_ONE)
       0.5

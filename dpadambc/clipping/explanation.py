@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import math
 import re
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ import optax
 
 from dpadambc._core import validate
 from dpadambc.clipping import _plan, _programs
-from dpadambc.gradients import _batch_norm, _batched, _leaves, per_example
+from dpadambc.gradients import _batched, _leaves, per_example
 
 Choice = _programs.Choice
 
@@ -117,7 +116,6 @@ class Explanation:
       factored_bytes: memory of all distinct factors; some serve several parameters.
       without_gradient: a sentence for each parameter that the loss does not depend on.
       costly: a sentence for each parameter that takes needless memory.
-      mixing: a sentence for each way in which the loss mixes examples.
       plan: the programs that were compared, if there is a memory limit.
     """
 
@@ -126,13 +124,12 @@ class Explanation:
     factored_bytes: int
     without_gradient: tuple[str, ...]
     costly: tuple[str, ...]
-    mixing: tuple[str, ...]
     plan: Plan | None = None
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """All sentences."""
-        return (*self.without_gradient, *self.costly, *self.mixing)
+        return (*self.without_gradient, *self.costly)
 
     @property
     def rules(self) -> dict[str, str]:
@@ -342,7 +339,6 @@ def explain(
     elif optimizer is not None:
         raise ValueError("Expected a memory_limit to plan for, with an optimizer.")
     arguments = _batched.Arguments(argnums, batch_argnums, prng_argnum)
-    _warn_of_a_batch(fun, args, arguments, batch_size)
     grad_fn = per_example.per_example_grad(
         fun,
         argnums,
@@ -381,45 +377,8 @@ def explain(
         factored_bytes=distinct["bytes"],
         without_gradient=_without_gradient(rows),
         costly=_costly(rows),
-        mixing=_mixing(fun, args, arguments.batched(args)),
         plan=plan,
     )
-
-
-def _warn_of_a_batch(
-    fun: Callable[..., Any],
-    args: tuple[Any, ...],
-    arguments: _batched.Arguments,
-    batch_size: int,
-) -> None:
-    """Where what is given for one example has the axis of a batch."""
-    places = arguments.batched(args)
-    shapes = [jnp.shape(x) for i in places for x in jax.tree.leaves(args[i])]
-    are_as_long = all(shape[:1] == (batch_size,) for shape in shapes)
-    first = lambda x: jax.ShapeDtypeStruct(jnp.shape(x)[1:], jnp.result_type(x))
-    if (
-        batch_size > 1
-        and are_as_long
-        and _takes(
-            fun,
-            [jax.tree.map(first, x) if i in places else x for i, x in enumerate(args)],
-        )
-    ):
-        warnings.warn(
-            "Expected the arguments of one example, got arrays that all have"
-            f" {batch_size} along axis 0, as many as a batch. If they are a batch, give"
-            " its first example: jax.tree.map(lambda x: x[0], batch).",
-            stacklevel=3,  # of the call of explain
-        )
-
-
-def _takes(fun: Callable[..., Any], args: list[Any]) -> bool:
-    """Whether a function is one of such arguments."""
-    try:
-        jax.eval_shape(fun, *args)
-    except Exception:
-        return False
-    return True
 
 
 def _planned(programs: _programs.Programs, memory_limit: float) -> Plan:
@@ -442,22 +401,3 @@ def _with_batch_axis(tree: Any, batch_size: int) -> Any:
         (batch_size, *jnp.shape(x)), jnp.result_type(x)
     )
     return jax.tree.map(add, tree)
-
-
-def _mixing(
-    fun: Callable, args: Sequence[Any], batched: Sequence[int]
-) -> tuple[str, ...]:
-    """What mixes examples in the program of one."""
-    leaves = [(i in batched) for i, x in enumerate(args) for _ in jax.tree.leaves(x)]
-    try:
-        _batch_norm.check(jax.make_jaxpr(fun)(*args).jaxpr, leaves)
-    except _batch_norm.CentersOverOne:
-        return (
-            "The loss subtracts a mean over an axis of size one, as batch normalization"
-            " does. That mixes the examples of a batch, but here it sees one example"
-            " alone: the model was not made for that, and where an example is a single"
-            " number, it has no gradient. Use layer normalization, fixed statistics, or"
-            " group normalization: that of Flax takes axis 0 for the batch, so the"
-            " output for one example is net(x[None])[0].",
-        )
-    return ()

@@ -1,7 +1,6 @@
 """Clip each example's gradient, sum, divide by a public number."""
 
 import math
-import warnings
 from typing import Any, NamedTuple
 
 import dp_accounting
@@ -10,9 +9,9 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
-from dpadambc._core import explicit_mesh, losses, stages, validate
+from dpadambc._core import explicit_mesh, validate
 from dpadambc.clipping import _untouched, rules
-from dpadambc.gradients import _leaves, _seal
+from dpadambc.gradients import _leaves, _seal, clipped_sum
 
 NeighboringRelation = dp_accounting.NeighboringRelation
 
@@ -209,7 +208,6 @@ def _clipped_sum(
     clip_rule: rules.ClipRule,
 ) -> _Observed:
     """The sum over examples, each group of parameters clipped to its share of C."""
-    stages.traced("clip")
     weights, are_finite, indicators = _factors(
         updates, groups, l2_clip_norm, is_padding_example, clip_rule
     )
@@ -224,18 +222,6 @@ def _clipped_sum(
     structure = jax.tree.structure(updates, is_leaf=_leaves.is_per_example)
     gradient = structure.unflatten([sums[i] for i in range(len(leaves))])
     return _Observed(gradient, jnp.sum(jnp.where(whole, indicators, jnp.nan)))
-
-
-def _warn_of_parts() -> None:
-    warnings.warn(
-        "clip_per_example sees a part of the parameters only, so its clip norm"
-        " bounds that part. If other parts are trained too, their sensitivities add"
-        " up to more than a mechanism of this clip norm accounts for. Clip all"
-        " parameters together and divide them afterwards, as in"
-        " optax.chain(clip_per_example, add_dp_noise, optax.multi_transform(...));"
-        " to train a part alone, differentiate that part (argnums).",
-        stacklevel=4,
-    )
 
 
 def clip_per_example(
@@ -255,9 +241,10 @@ def clip_per_example(
     `update` takes gradients as `per_example_grad` or `as_per_example` returns them,
     needs `params`, and accepts `is_padding_example`, shape (batch,), bool: True where
     an example is padding. Chain it first: its bound would not cover a stage before it,
-    so such a stage is refused. It returns leaves of the parameter's shape, in at least
-    float32. They stay in float32 for bfloat16 and float16 gradients because rounding
-    the sum before the noise would let one example move it by more than the sensitivity.
+    so such a stage is refused. It returns a `ClippedSum` for each parameter, which
+    `add_dp_noise` opens, in at least float32. It stays in float32 for bfloat16 and
+    float16 gradients because rounding the sum before the noise would let one example
+    move it by more than the sensitivity.
 
     Gradients that were summed over devices first, or whose parameters' rows are no
     longer those of the same examples, give NaN where that cannot be told while tracing.
@@ -275,10 +262,9 @@ def clip_per_example(
       They hold up to the rounding of a float32 sum. Norms of factored gradients carry
       an allowance for rounding, which keeps what it hides below C / 1000 however the
       parts of a gradient cancel. For arrays C must be well above 1e-18, where squares
-      of float32 numbers vanish. Inside `optax.masked` or
-      `optax.multi_transform` the tree is that part of the parameters alone, and two
-      clipped parts together move by the root of the sum of squares of theirs: `init`
-      warns of it. Clip and add noise first, and divide the parameters after that.
+      of float32 numbers vanish. A part of the parameters, inside `optax.masked` or
+      `optax.multi_transform`, is refused, since two parts that are clipped apart move
+      by more. Clip and add noise first, and divide the parameters after that.
 
     Args:
       l2_clip_norm: C, positive; infinity turns clipping off, and the guarantee too.
@@ -293,7 +279,8 @@ def clip_per_example(
 
     Raises:
       ValueError: if a number is not positive, `params` is missing, the leaves
-        disagree in batch size, or the gradients are not per example.
+        disagree in batch size, the gradients are not per example, or are a part of
+        those that were taken together.
       TypeError: if a leaf is a bare array or its seal is broken, the mask has the wrong
         dtype, or another argument looks like a mask.
 
@@ -305,7 +292,7 @@ def clip_per_example(
       >>> per_example = dpadambc.per_example_grad(lambda w, x: w @ x)(params, x)
       >>> clip = dpadambc.clip_per_example(1.0, normalize_by=2)
       >>> clipped, _ = clip.update(per_example, clip.init(params), params)
-      >>> print([f"{x:.3f}" for x in clipped])
+      >>> print([f"{x:.3f}" for x in clipped.value])
       ['0.300', '0.650']
 
     References:
@@ -322,8 +309,7 @@ def clip_per_example(
             " its clip_rule, for privatize, a chain such as dp_adam_bc, or"
             " training.fit."
         )
-    clip: Any = _observing(clip_rule)
-    bound = _Bound(l2_clip_norm, normalize_by)
+    clip, bound = _observing(clip_rule), _Bound(l2_clip_norm, normalize_by)
 
     def init_fn(params):
         clip.init(params)
@@ -332,7 +318,7 @@ def clip_per_example(
     def update_fn(updates, state, params=None, **extra_args):
         observed: Any
         observed, _ = clip.update(updates, bound, params, **extra_args)
-        return observed.gradient, state
+        return clipped_sum.closed(observed.gradient, *bound), state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -351,8 +337,7 @@ def _observing(clip_rule: rules.ClipRule) -> optax.GradientTransformationExtraAr
     """
 
     def init_fn(params):
-        if validate.sees_a_part(params):
-            _warn_of_parts()
+        _untouched.refuse_parts(params)
         clip_rule._groups(params)
         return optax.EmptyState()
 
@@ -363,10 +348,8 @@ def _observing(clip_rule: rules.ClipRule) -> optax.GradientTransformationExtraAr
         if not found:
             nothing: Any = _Observed(updates, jnp.zeros([]))
             return nothing, state
-        _untouched.refuse_misspelt_mask(extra_args, found[0].batch_size)
-        losses.warn_of(extra_args, stacklevel=4)
-        if _untouched.are_a_part(updates) and not validate.sees_a_part(params):
-            _warn_of_parts()  # of what `init` could not see
+        _untouched.refuse_misspelt_mask(extra_args)
+        _untouched.refuse_some_gradients(found)
         if is_padding_example is not None:
             validate.padding(is_padding_example, found[0].batch_size)
 

@@ -40,7 +40,7 @@ class ClipRule(abc.ABC):
       ...     1.0, normalize_by=1, clip_rule=LeaveOutLong())
       >>> grads = dpadambc.as_per_example(jnp.array([[0.5], [9.0]]))
       >>> params = jnp.zeros(1)
-      >>> clip.update(grads, clip.init(params), params)[0].item()
+      >>> clip.update(grads, clip.init(params), params)[0].value.item()
       0.5
     """
 
@@ -233,6 +233,7 @@ class PerGroup(ClipRule):
       ...     {"body": jnp.array([[30.0, 40.0]]), "head": jnp.array([[1.0]])})
       >>> clip = dpadambc.clip_per_example(5.0, normalize_by=1, clip_rule=rule)
       >>> clipped, _ = clip.update(grads, clip.init(params), params)
+      >>> clipped = dpadambc.materialize(clipped)
       >>> print(clipped["body"].round(3), clipped["head"])
       [2.4 3.2] [1.]
 

@@ -3,9 +3,9 @@
 from dpadambc.gradients._leaves import (
     PerExampleGradient,
     as_per_example,
-    materialize,
     per_example_norms,
 )
+from dpadambc.gradients.clipped_sum import ClippedSum, as_clipped_sum, materialize
 from dpadambc.gradients.per_example import per_example_grad, per_example_value_and_grad
 from dpadambc.gradients.preconditioning import (
     KroneckerPreconditioner,
@@ -14,8 +14,10 @@ from dpadambc.gradients.preconditioning import (
 )
 
 __all__ = [
+    "ClippedSum",
     "KroneckerPreconditioner",
     "PerExampleGradient",
+    "as_clipped_sum",
     "as_per_example",
     "kronecker_preconditioner",
     "materialize",

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import inspect
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -64,11 +63,8 @@ class Arguments:
             args[place] = _example_keys.key_of(args[place], example)
         return args
 
-    def check(self, args: Sequence[Any], *, stacklevel: int = 4) -> int:
-        """The batch size; raises unless the arguments fit their parts.
-
-        Warns, at a line so far from here, where the batch is in the loss of each.
-        """
+    def check(self, args: Sequence[Any]) -> int:
+        """The batch size; raises unless the arguments fit their parts."""
         parts = [*_tuple(self.argnums), *self.batched(args)]
         if self.prng_argnum is not None:
             parts.append(self.prng_argnum)
@@ -82,24 +78,7 @@ class Arguments:
             check_parameters(args[i])
         if self.prng_argnum is not None:
             validate.typed_key(key=args[self.prng_argnum])
-        self._warn_of_shared_examples(args, stacklevel + 1)
         return _batch_size([args[i] for i in self.batched(args)])
-
-    def _warn_of_shared_examples(self, args: Sequence[Any], stacklevel: int) -> None:
-        """Where the very array that is a batch is an argument of every example too."""
-        batched = {id(x) for i in self.batched(args) for x in jax.tree.leaves(args[i])}
-        used = {*self.differentiated, *self.batched(args), self.prng_argnum}
-        is_the_batch = lambda arg: any(id(x) in batched for x in jax.tree.leaves(arg))
-        shared = [i for i in {*range(len(args))} - used if is_the_batch(args[i])]
-        if shared:
-            warnings.warn(
-                "Expected what all examples share to be public, got the batch itself as"
-                f" argument {shared[0]} of the loss: the gradient of one example then"
-                " depends on all others, and what one of them moves is not bounded by"
-                " the clip norm. Compare an example with what is public, or make one"
-                " example of those that belong together.",
-                stacklevel=stacklevel,
-            )
 
 
 Method = Literal["factored", "vmap"]

@@ -200,7 +200,7 @@ def as_per_example(
       ...     jax.vmap(jax.grad(loss_fn), (None, 0))(params, x))
       >>> clip = dpadambc.clip_per_example(1.0, normalize_by=2)
       >>> clipped, _ = clip.update(grads, clip.init(params), params)
-      >>> print([f"{g:.3f}" for g in clipped])
+      >>> print([f"{g:.3f}" for g in clipped.value])
       ['0.300', '0.650']
     """
     found = jax.tree_util.tree_leaves_with_path(gradients, is_leaf=is_per_example)
@@ -330,26 +330,6 @@ def _formed_and_scaled(
         dtype=dtype,
         dtypes=(dtype,),
     )
-
-
-def materialize(gradients: optax.Updates) -> optax.Updates:
-    r"""The gradients as arrays of shape (batch, \*parameter shape).
-
-    Args:
-      gradients: what `per_example_grad` returns, factored or not.
-
-    Returns:
-      The same tree, with arrays in place of each `PerExampleGradient`.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> import dpadambc
-      >>> grads = dpadambc.per_example_grad(lambda w, x: w * x)(1.0, jnp.arange(3.0))
-      >>> print(dpadambc.materialize(grads))
-      [0. 1. 2.]
-    """
-    form = lambda leaf: leaf.materialize() if is_per_example(leaf) else leaf
-    return jax.tree.map(form, gradients, is_leaf=is_per_example)
 
 
 def per_example_squared_norms(gradients: optax.Updates) -> jax.Array:

@@ -29,30 +29,36 @@ def _refuse(*args: Any) -> Any:
     raise TypeError("What is sealed is no key: nothing can be drawn with it.")
 
 
-def _kind(words: int) -> Any:
+def _kinds(name: str, tag: str) -> dict[int, Any]:
+    """The kinds of keys of one and of two words that closed arrays are."""
+    return {words: _kind(words, name, tag) for words in (1, 2)}
+
+
+def _kind(words: int, name: str, tag: str) -> Any:
     return jax.extend.random.define_prng_impl(
         key_shape=(words,),
         seed=_refuse,
         split=_refuse,
         random_bits=_refuse,
         fold_in=_refuse,
-        name=f"dpadambc.sealed_{32 * words}",
-        tag="of a per-example gradient: put clip_per_example first",
+        name=f"dpadambc.{name}_{32 * words}",
+        tag=tag,
     )
 
 
-_KINDS = {1: _kind(1), 2: _kind(2)}
+OF_EXAMPLES = _kinds("sealed", "of a per-example gradient: put clip_per_example first")
+OF_SUMS = _kinds("clipped_sum", "of a clipped sum: put add_dp_noise first")
 
 
-def close(x: jax.Array) -> jax.Array:
+def close(x: jax.Array, kinds: dict[int, Any] = OF_EXAMPLES) -> jax.Array:
     """The same bits, in a dtype on which there is no arithmetic; the same shape."""
     if jnp.issubdtype(x.dtype, jnp.floating):
         x = jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
     if x.dtype.itemsize == 8:
         return jax.random.wrap_key_data(
-            jax.lax.bitcast_convert_type(x, jnp.uint32), impl=_KINDS[2]
+            jax.lax.bitcast_convert_type(x, jnp.uint32), impl=kinds[2]
         )
-    return jax.random.wrap_key_data(x.astype(jnp.uint32)[..., None], impl=_KINDS[1])
+    return jax.random.wrap_key_data(x.astype(jnp.uint32)[..., None], impl=kinds[1])
 
 
 def opened(x: jax.Array, dtype: Any) -> jax.Array:
@@ -83,7 +89,7 @@ def of(batch_size: int) -> jax.Array:
     """A seal of shape (batch,)."""
     rows = jnp.arange(batch_size, dtype=jnp.uint32)
     words = jnp.stack([jnp.full(batch_size, _WORD), rows], axis=-1)
-    return jax.random.wrap_key_data(words, impl=_KINDS[2])
+    return jax.random.wrap_key_data(words, impl=OF_EXAMPLES[2])
 
 
 _DTYPE = jax.eval_shape(lambda: of(0)).dtype

@@ -6,15 +6,12 @@ engine sees a product of factors times a matrix, which is a product of factors.
 """
 
 import functools
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
-from jax import core
 
 from dpadambc._core import precision, validate
 from dpadambc.gradients import _batched, _collectives
@@ -238,29 +235,7 @@ def kronecker_preconditioner(
     roots = jax.tree.map(
         lambda factor: _inverse_root(factor, damping), mean, is_leaf=is_factor
     )
-    _remember(roots, public_examples)
     return KroneckerPreconditioner(roots, names, shapes)
-
-
-# By the identity of a matrix: the arrays that it is made of, as long as it is there.
-_MADE_OF: dict[int, list[Any]] = {}
-
-
-def _remember(roots: Any, examples: Any) -> None:
-    is_array = lambda x: isinstance(x, jax.Array | np.ndarray)
-    arrays = list(filter(is_array, jax.tree.leaves(examples)))
-    if any(isinstance(x, core.Tracer) for x in (*arrays, *jax.tree.leaves(roots))):
-        return
-    for matrix in jax.tree.leaves(roots):
-        _MADE_OF[id(matrix)] = arrays
-        weakref.finalize(matrix, _MADE_OF.pop, id(matrix), None)
-
-
-def _examples_behind(arrays: Sequence[Any]) -> list[Any]:
-    """The arrays of examples that some of these, matrices, are made of."""
-    found = {id(x): x for matrix in arrays for x in _MADE_OF.get(id(matrix), ())}
-    is_gone = lambda x: isinstance(x, jax.Array) and x.is_deleted()
-    return [x for x in found.values() if not is_gone(x)]
 
 
 @jax.custom_vjp

@@ -28,13 +28,13 @@ stays as it is. x sends to at most K, before the change and after it; only there
 senders of a root change, or their features. Cutting the senders of a root to
 `max_degree` changes the subgraph of that root only. ∎
 
-So one node is in at most K + 1 clipped terms: `max_terms`, for
+So one node is in at most K + 1 clipped terms: `max_terms`, which `Subgraphs` carry to
 `PoissonGaussian`. The rule must see *whole* lists. To leave out edges
 first, by the year of the papers, say, is right where that is public of each node, and
 wrong where it depends on which nodes are there, or on their labels.
 """
 
-from typing import NamedTuple
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -45,25 +45,33 @@ from dpadambc._core import validate
 Edges = tuple[np.ndarray, np.ndarray]
 
 
-class Subgraphs(NamedTuple):
-    """The nodes of each root's subgraph, as rows of the features: see `gather`.
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Subgraphs:
+    """The nodes of each root's subgraph, and in how many of them a node is at most.
 
-    Attributes:
-      members: rows of the features: the root first, then its neighbors, then -1.
-        shape=(num_roots, 1 + max_degree), int32.
+    They may be among the data of `fit`, as they are: the example of a root has its
+    members, and a mechanism of fewer terms is refused.
+
+    Args:
+      members: rows of the features, see `gather`: the root first, then its neighbors,
+        then -1. shape=(num_roots, 1 + max_degree), int32; of one root, (1 +
+        max_degree,).
+      max_terms: for `PoissonGaussian` and `FixedSizeGaussian`; K + 1, see `max_terms`.
     """
 
-    members: np.ndarray
+    members: np.ndarray | jax.Array
+    max_terms: int = dataclasses.field(metadata={"static": True})
 
     @property
-    def is_padding(self) -> np.ndarray:
-        """True where there is no member, shape (num_roots, 1 + max_degree)."""
+    def is_padding(self) -> np.ndarray | jax.Array:
+        """True where there is no member, of the shape of the members."""
         return self.members < 0
 
     @property
-    def degrees(self) -> np.ndarray:
+    def degrees(self) -> np.ndarray | jax.Array:
         """The number of members beside the root, shape (num_roots,)."""
-        return (~self.is_padding[:, 1:]).sum(1)
+        return (~self.is_padding[..., 1:]).sum(-1)
 
 
 def gather(features: jax.Array, members: jax.Array) -> jax.Array:
@@ -96,18 +104,11 @@ def graph_members(features: jax.Array, members: jax.Array) -> jax.Array:
     return jnp.where((members >= 0)[..., None], features[members], 0)
 
 
-def most_terms(*members: np.ndarray) -> int:
-    """In how many terms the node is that is in most, each of shape (num_terms, ...)."""
-    rows = np.concatenate([x.reshape(len(x), -1) for x in members], axis=1)
-    terms = np.broadcast_to(np.arange(len(rows))[:, None], rows.shape)
-    pairs = np.unique(np.stack([terms[rows >= 0], rows[rows >= 0]]), axis=1)
-    return int(np.bincount(pairs[1]).max(initial=0))
-
-
 def max_terms(max_memberships: int) -> int:
     """The most clipped terms that one node is in: its own, and K others.
 
-    Where a node may be replaced by one with *another list*, it is 2 K + 1.
+    `Subgraphs` have this number. Where a node may be replaced by one with *another
+    list*, it is 2 K + 1: `dataclasses.replace` makes `Subgraphs` of that.
 
     Args:
       max_memberships: K, as `subgraphs` was given it.
@@ -267,7 +268,7 @@ def subgraphs(
 
     Returns:
       `Subgraphs`, with members of shape (num_roots, 1 + max_degree): the root, its
-      neighbors, and -1.
+      neighbors, and -1; and with the `max_terms` of a mechanism, K + 1.
 
     Raises:
       ValueError: if arrays are not vectors of node numbers of one length, there are no
@@ -277,11 +278,13 @@ def subgraphs(
       >>> import numpy as np
       >>> from dpadambc import graphs
       >>> senders, receivers = np.array([1, 2, 3, 3]), np.array([0, 0, 0, 2])
-      >>> graphs.subgraphs(
-      ...     senders, receivers, np.array([0, 2]), max_memberships=2, max_degree=3
-      ... ).members
+      >>> found = graphs.subgraphs(
+      ...     senders, receivers, np.array([0, 2]), max_memberships=2, max_degree=3)
+      >>> found.members
       array([[ 0,  3,  1,  2],
              [ 2,  3, -1, -1]], dtype=int32)
+      >>> found.max_terms
+      3
     """
     senders, receivers = distinct_edges(senders, receivers)
     roots = _nodes(roots=roots)
@@ -303,4 +306,4 @@ def subgraphs(
     members = np.full((len(roots), 1 + max_degree), -1, np.int32)
     members[:, 0] = roots
     members[rows[taken], 1 + places[taken]] = senders[taken]
-    return Subgraphs(members)
+    return Subgraphs(members, max_terms(max_memberships))

@@ -11,16 +11,49 @@ import numpy as np
 from dp_accounting import NeighboringRelation
 
 from dpadambc._core import validate
-from dpadambc.mechanisms import _astronomical, _events, _losses, _search, _units
+from dpadambc.mechanisms import _astronomical, _events, _losses, _search
 from dpadambc.mechanisms._accountants import RdpAccountant, ReadableDpEvent
 from dpadambc.mechanisms._events import Accountant
-from dpadambc.mechanisms._remembered import remembered
 
 # A delta below this for each step is of the size of what rounding leaves.
 _RARE_DELTA = 1e-14
 # How close a calibrated epsilon comes to its target, and where the search begins.
 _ACCURACY = 1e-4
 _ROUGHLY = 2e-2
+# How many epsilons are kept.
+_MOST_KNOWN = 4096
+
+
+def _hashable(event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
+    """The event with a tuple for a list; raises if it may be equal to others than it.
+
+    A class that does not say when its events are equal may compare no fields at all.
+    """
+    if "__eq__" not in vars(type(event)):
+        raise TypeError(f"{type(event).__name__} has no equality of its own.")
+    if isinstance(event, dp_accounting.ComposedDpEvent):
+        return dp_accounting.ComposedDpEvent(tuple(map(_hashable, event.events)))
+    if isinstance(event, dp_accounting.SelfComposedDpEvent):
+        return dp_accounting.SelfComposedDpEvent(_hashable(event.event), event.count)
+    if inner := getattr(event, "event", None):  # sampled
+        _hashable(inner)
+    hash(event)
+    return event
+
+
+def _cached(of_event: Callable[..., float]) -> Callable[..., float]:
+    """Computes a number of an event once, or each time where that has no hash."""
+    known = functools.lru_cache(_MOST_KNOWN)(of_event)
+
+    @functools.wraps(of_event)
+    def found(event: dp_accounting.DpEvent, *args, **kwargs) -> float:
+        try:
+            event = _hashable(event)
+        except TypeError:
+            return of_event(event, *args, **kwargs)
+        return known(event, *args, **kwargs)
+
+    return found
 
 
 class _QuietOrders(logging.Filter):
@@ -33,7 +66,7 @@ class _QuietOrders(logging.Filter):
         return "failed to converge" not in record.getMessage()
 
 
-@remembered
+@_cached
 def _by_rdp(
     event: dp_accounting.DpEvent,
     neighboring_relation: NeighboringRelation,
@@ -70,7 +103,7 @@ def _in_unit_of_rdp(
     )
 
 
-@remembered
+@_cached
 def _by_pld(
     event: dp_accounting.DpEvent,
     neighboring_relation: NeighboringRelation,
@@ -95,6 +128,9 @@ def epsilon(
     accountant: Accountant = "pld",
 ) -> float:
     """The epsilon that an event spends.
+
+    Those of events that are frozen and have a hash, as all of this library and most of
+    dp-accounting are, are computed once for the same relation and delta.
 
     Args:
       event: what was run, in the unit that the accountant reads (see
@@ -125,7 +161,7 @@ def epsilon(
     """
     _events.check_accountant(accountant)
     _events.check_delta(target_delta)
-    if message := _units.refusal(event, accountant, neighboring_relation):
+    if message := _events.refusal(event, accountant, neighboring_relation):
         raise ValueError(message)
     if _astronomical.is_astronomical(event, accountant):
         return math.inf

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc._core import closures
 from dpadambc.clipping import rules
 
 
@@ -44,11 +43,3 @@ def public_numbers(mechanism: Any) -> dict[str, Any]:
     numbers = {f.name: _number(getattr(mechanism, f.name)) for f in fields}
     # Two packages have a PoissonGaussian.
     return {"mechanism": name_of(type(mechanism)), **numbers}
-
-
-def outline(mechanism: Any) -> dict[str, Any]:
-    """The same, with what tells schedules and rules from others."""
-    held = closures.checksum(
-        noise_multiplier=mechanism.noise_multiplier, clip_rule=mechanism.clip_rule
-    )
-    return public_numbers(mechanism) | {"noise": held}

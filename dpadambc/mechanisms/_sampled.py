@@ -43,15 +43,13 @@ class PoissonSampled(Mechanism):
         Yields:
           One `Batch` of NumPy arrays a step.
 
-        Warns:
-          UserWarning: if another run began with a generator in the same state.
-
         Raises:
           TypeError: if a size is not an int, or `rng` no generator.
           ValueError: if the sizes do not increase, or do not hold every batch.
         """
         self._check_size(num_examples)
-        return self._watched(rng, self._batches(rng, num_examples, batch_sizes))
+        validate.generator(rng=rng)
+        return self._batches(rng, num_examples, batch_sizes)
 
     def _batches(
         self,

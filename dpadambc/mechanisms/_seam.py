@@ -13,17 +13,13 @@ import optax
 
 from dpadambc.clipping import flat
 from dpadambc.clipping._moving import MovingBoundState
+from dpadambc.gradients import clipped_sum
 from dpadambc.mechanisms.base import Mechanism
 
 
 def clip(mechanism: Mechanism) -> optax.GradientTransformationExtraArgs:
     """The clip of each step, at the `bound` that is its state."""
-    rule = mechanism.clip_rule
-    if rule._moves:
-        return flat._observing(rule)
-    return flat.clip_per_example(
-        mechanism.l2_clip_norm, normalize_by=mechanism.normalize_by, clip_rule=rule
-    )
+    return flat._observing(mechanism.clip_rule)
 
 
 def bound(mechanism: Mechanism, state: Any) -> Any:
@@ -36,7 +32,7 @@ def bound(mechanism: Mechanism, state: Any) -> Any:
             f" {'stays' if moves else 'moves'}. Call init again for another rule."
         )
     if not moves:
-        return optax.EmptyState()
+        return flat._Bound(mechanism.l2_clip_norm, mechanism.normalize_by)
     # In units of the bound: the sensitivity is that of the first step. Rounded up, for
     # the bound is in float32, and the sum may be in float64.
     rounding = 1 + 4 * jnp.finfo(jnp.float32).eps
@@ -46,10 +42,25 @@ def bound(mechanism: Mechanism, state: Any) -> Any:
 
 def add_noise(mechanism: Mechanism, *, key: jax.Array) -> optax.GradientTransformation:
     """The noise of a mechanism on what its `clip` returns: the private gradient."""
+    noise = optax.with_extra_args_support(mechanism.add_noise(key=key))
+    if mechanism.clip_rule._moves:
+        return _moving_noise(mechanism, noise)
+    numbers = mechanism.l2_clip_norm, mechanism.normalize_by
+
+    def update_fn(updates, state, params=None):
+        summed: Any = updates
+        return noise.update(
+            clipped_sum.closed(summed.gradient, *numbers), state, params
+        )
+
+    return optax.GradientTransformation(noise.init, update_fn)
+
+
+def _moving_noise(
+    mechanism: Mechanism, noise: optax.GradientTransformation
+) -> optax.GradientTransformation:
+    """The same, with the sum that moves the bound beside the gradient."""
     rule: Any = mechanism.clip_rule
-    noise = mechanism.add_noise(key=key)
-    if not rule._moves:
-        return noise
     mechanism._check_moving()
     start, divisor = mechanism.l2_clip_norm, mechanism.normalize_by
     unit = rule._unit(mechanism.noise_stddev, start / divisor, divisor)
@@ -62,8 +73,9 @@ def add_noise(mechanism: Mechanism, *, key: jax.Array) -> optax.GradientTransfor
     def update_fn(updates, state, params=None):
         summed: Any = updates
         noised: Any
+        both = _with(summed.gradient, unit * summed.indicator)
         noised, noise_state = noise.update(
-            _with(summed.gradient, unit * summed.indicator),
+            clipped_sum.closed(both, None, None),
             state.noise,
             None if params is None else _with(params, 0.0),
         )

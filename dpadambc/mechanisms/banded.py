@@ -273,10 +273,6 @@ class BandedGaussian(Mechanism):
             iterations=self.iterations,
         )
 
-    @property
-    def _steps_of_one_key(self) -> int:
-        return self.iterations
-
     def _sample_step(
         self, run_key: jax.Array, step: int | jax.Array, num_examples: int
     ) -> Batch:

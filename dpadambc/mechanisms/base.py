@@ -18,10 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc._core import stages, validate
+from dpadambc._core import validate
 from dpadambc.clipping import flat, rules
 from dpadambc.clipping.flat import NeighboringRelation
-from dpadambc.mechanisms import _dealt, _draws
 from dpadambc.mechanisms._accounted import Accounted
 from dpadambc.mechanisms.batch import Batch
 from dpadambc.transforms.noise import add_dp_noise
@@ -115,16 +114,6 @@ class Mechanism(Accounted):
         return None
 
     @property
-    def _steps_of_one_key(self) -> int | None:
-        """How many batches follow from one key; None where each has its own."""
-        return None
-
-    @property
-    def _steps_of_one_order(self) -> int | None:
-        """How many batches of the host follow from one order of the examples."""
-        return self._steps_of_one_key
-
-    @property
     def noise_stddev(self) -> float | optax.Schedule:
         """Standard deviation of the noise in the gradient that Adam sees.
 
@@ -136,7 +125,7 @@ class Mechanism(Accounted):
         z, sensitivity = self._multiplier_of_gradient, self.sensitivity
         if callable(z):
             return lambda step: jnp.asarray(z(step), float) * sensitivity
-        return stages.stated(z * sensitivity)
+        return z * sensitivity
 
     @property
     def noise_variance(self) -> float | optax.Schedule:
@@ -172,27 +161,13 @@ class Mechanism(Accounted):
           One `Batch` of NumPy arrays a step: see the function of `sampling` for this
           way of sampling.
 
-        Warns:
-          UserWarning: if another run of the process began with a generator in the same
-            state, such as one made of the same seed in each epoch; or if batches follow
-            from one order, and this generator has drawn only some of them before.
-
         Raises:
           TypeError: if `rng` is no generator.
           ValueError: if the mechanism is for another number of examples.
         """
         self._check_size(num_examples)
-        return self._watched(rng, self._batches(rng, num_examples))
-
-    def _watched(
-        self, rng: np.random.Generator, batches: Iterator[Batch]
-    ) -> Iterator[Batch]:
-        """The same, with a warning where they were drawn before."""
-        is_drawn = lambda b: self._leaves_some_out(b) and not self._deals_epochs
-        order, steps = None, self._steps_of_one_order
-        if steps is not None:
-            order = _draws.Order(type(self).__name__, steps, self.iterations)
-        return _draws.watched(rng, batches, is_drawn, order)
+        validate.generator(rng=rng)
+        return self._batches(rng, num_examples)
 
     def sample(self, key: jax.Array, *, num_examples: int) -> Batch:
         """One batch on the device, inside `jax.jit` and `jax.lax.scan`.
@@ -205,19 +180,12 @@ class Mechanism(Accounted):
           A `Batch` of static size: see the function of `sampling` for this way of
           sampling.
 
-        Warns:
-          UserWarning: if this very key has drawn a batch before, or is a constant of
-            what is compiled, so that each call of it draws the same batch.
-
         Raises:
           TypeError: if `key` is not a typed key, or batches cannot be drawn one by one.
           ValueError: if the mechanism is for another number of examples.
         """
         self._check_size(num_examples)
-        batch = self._sample(key, num_examples)._drawn_by(key)
-        if self._leaves_some_out(batch):
-            _draws.check_key(key, batch, stacklevel=2)
-        return batch
+        return self._sample(key, num_examples)
 
     def sample_step(
         self, run_key: jax.Array, step: int | jax.Array, *, num_examples: int
@@ -236,12 +204,6 @@ class Mechanism(Accounted):
 
         Returns:
           A `Batch` of static size.
-
-        Warns:
-          UserWarning: if this very key has drawn the batch of the step before, such as
-            in an epoch that counts from 0 again; or if the batches of several steps
-            follow from one key, and this is another than at the step before. A step on
-            a device is not looked at.
 
         Raises:
           TypeError: if `run_key` is not a typed key, or the batches can only be drawn
@@ -264,16 +226,7 @@ class Mechanism(Accounted):
         """
         self._check_size(num_examples)
         self._check_step(step)
-        batch = self._sample_step(run_key, step, num_examples)._drawn_by(run_key)
-        if self._leaves_some_out(batch):
-            _draws.check_step(run_key, step, batch, stacklevel=2)
-            if steps := self._steps_of_one_key:
-                _dealt.check(self, steps, run_key, step, batch, stacklevel=2)
-        return batch
-
-    def _leaves_some_out(self, batch: Batch) -> bool:
-        """Whether chance decides who takes part."""
-        return self.pads_batches or len(batch.indices) < batch.num_examples
+        return self._sample_step(run_key, step, num_examples)
 
     def _sample_step(
         self, run_key: jax.Array, step: int | jax.Array, num_examples: int

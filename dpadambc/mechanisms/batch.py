@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,20 +12,10 @@ import numpy as np
 from dpadambc._core import shard_map
 
 
-class _Axes(tuple[str, ...]):
-    """Names of axes. All are equal, so that batches have the structure of others."""
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, tuple)
-
-    def __hash__(self) -> int:
-        return 0
-
-
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=("indices", "is_padding_example"),
-    meta_fields=("num_examples", "_drawn_along"),
+    meta_fields=("num_examples",),
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Batch:
@@ -54,8 +43,6 @@ class Batch:
     indices: np.ndarray | jax.Array
     is_padding_example: np.ndarray | jax.Array
     num_examples: int
-    # The axes of a `jax.shard_map` along which each device has drawn for itself.
-    _drawn_along: _Axes = dataclasses.field(default=_Axes(), repr=False)
 
     def __iter__(self) -> Iterator[np.ndarray | jax.Array]:
         return iter((self.indices, self.is_padding_example))
@@ -68,10 +55,6 @@ class Batch:
 
         Returns:
           The same tree, of arrays with `size` rows.
-
-        Warns:
-          UserWarning: inside `jax.shard_map`, if all devices have the same rows and
-            each draws for itself, or if JAX does not know which rows they have.
 
         Raises:
           ValueError: if an array has another number of rows than was sampled from; or,
@@ -106,47 +89,12 @@ class Batch:
         rows = jnp.where(self.is_padding_example, self.num_examples, self.indices)
         return jnp.asarray(x).at[rows].get(mode="fill", fill_value=0)
 
-    def _drawn_by(self, key: jax.Array) -> "Batch":
-        """The same batch, knowing for which devices this key has drawn it."""
-        axes = shard_map.varying_axes(key)
-        if not axes:
-            return self
-        batch = shard_map.varying(self, axes)  # JAX loses it where it permutes
-        return dataclasses.replace(batch, _drawn_along=_Axes(axes))
-
     def _check_devices(self, data: Any) -> None:
-        """Raises or warns where devices do not draw each from the rows that it has."""
-        if shard_map.all_axes():
-            if len(self.indices) == self.num_examples:
-                # It has room for all, so all may take part and nothing be drawn. Drawn
-                # rows of so small a data set that a batch has room for it are not seen.
-                return
-            arrays = jax.tree.leaves((data, self.indices))
-            arrays = [x for x in arrays if isinstance(x, jax.Array)]
-            if not all(map(shard_map.is_followed, arrays)):
-                warnings.warn(
-                    "Inside jax.pmap, and jax.shard_map with check_vma=False, it cannot"
-                    " be told which rows a device has. If they are its own, each needs"
-                    " a key of its own; if all have the same, one key for all, and a"
-                    " part of that batch for each. Else epsilon does not hold. With"
-                    " check_vma=True it is checked.",
-                    stacklevel=3,
-                )
-                return
+        """Raises where devices with rows of their own all draw the same of them."""
+        # A batch with room for all rows may have been drawn from nothing.
+        if shard_map.all_axes() and len(self.indices) < self.num_examples:
             for path, x in jax.tree_util.tree_leaves_with_path(data):
                 self._refuse_one_draw_of_many_devices(path, x)
-        own = list(map(shard_map.varying_axes, jax.tree.leaves(data)))
-        alike = [name for name in self._drawn_along if any(name not in x for x in own)]
-        if alike:
-            warnings.warn(
-                f"Expected devices along {alike} to draw each from rows of its own, got"
-                " the same rows on all, and a key for each: an example may be in the"
-                " batches of several. In a sum over these devices it counts several"
-                " times, and epsilon does not hold. Draw one batch, before"
-                " jax.shard_map or with one key, and give each device its part of that."
-                " If each device makes a run of its own, the epsilons of all add up.",
-                stacklevel=3,
-            )
 
     def _refuse_one_draw_of_many_devices(self, path: Any, x: Any) -> None:
         """Who takes part on one device would tell who does on another."""

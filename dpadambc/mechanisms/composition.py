@@ -36,6 +36,7 @@ _UNTOLD = {"l2_clip_norm", "normalize_by", "iterations", "neighboring_relation"}
 _LEVELS = "noise_multiplier"
 _RULE = "clip_rule"
 _KIND, _STEPS, _RELATION = "mechanism", "steps", "neighboring_relation"
+_NAME = "run"
 
 
 def _fields(mechanism: Mechanism) -> dict[str, Any]:
@@ -85,18 +86,22 @@ class _Run:
 
     mechanism: Mechanism  # with the first of the levels
     levels: tuple[tuple[float, int], ...]  # noise multiplier, number of steps
+    name: str | None = None  # of a run that counts once, however often it is given
 
     @classmethod
-    def of(cls, mechanism: Mechanism, steps: int | None) -> Self:
+    def of(
+        cls, mechanism: Mechanism, steps: int | None, name: str | None = None
+    ) -> Self:
         steps = mechanism.iterations if steps is None else steps
         validate.count(steps=steps)
         mechanism = _spender(mechanism)
         z, steps = mechanism.noise_multiplier, int(steps)
         if not callable(z):
-            return cls(mechanism, ((float(z), steps),))
+            return cls(mechanism, ((float(z), steps),), name)
         first: Any = z(jnp.zeros([], int))
         counts = _events.level_counts(z, steps) or {float(first): 0}
-        return cls(_with(mechanism, noise_multiplier=[*counts][0]), (*counts.items(),))
+        mechanism = _with(mechanism, noise_multiplier=[*counts][0])
+        return cls(mechanism, (*counts.items(),), name)
 
     @property
     def steps(self) -> int:
@@ -122,6 +127,8 @@ class _Run:
 
     def to_json(self) -> dict[str, Any]:
         named = {_KIND: _names.name_of(type(self.mechanism)), _STEPS: self.steps}
+        if self.name is not None:
+            named[_NAME] = self.name
         levels = {_LEVELS: [list(level) for level in self.levels]}
         return named | _fields(self.mechanism) | levels
 
@@ -129,7 +136,7 @@ class _Run:
     def from_json(cls, found: dict[str, Any]) -> Self:
         known = {_names.name_of(kind): kind for kind in _kinds()}
         levels = _read_levels(found)
-        used = (_KIND, _STEPS, _LEVELS, _RELATION)
+        used = (_KIND, _STEPS, _LEVELS, _RELATION, _NAME)
         numbers = {k: v for k, v in found.items() if k not in used}
         name, relation = found[_KIND], NeighboringRelation[found[_RELATION]]
         if name not in known:
@@ -141,7 +148,7 @@ class _Run:
         mechanism = kind(
             **numbers, noise_multiplier=levels[0][0], neighboring_relation=relation
         )
-        return cls(mechanism, levels)
+        return cls(mechanism, levels, found.get(_NAME))
 
     @property
     def _apart_from_steps(self) -> tuple[type[Mechanism], dict[str, Any]]:
@@ -218,8 +225,8 @@ def _counted(events: list[dp_accounting.DpEvent]) -> list[dp_accounting.DpEvent]
 class Spending:
     """What several runs on the same people's data spend together: see `compose`.
 
-    It compares by value. Spendings are added by `+`, and each run counts as often as it
-    is in them.
+    It compares by value. Spendings are added by `+`. A run of `training.fit` has a
+    name, and counts once, with the most steps that any of them has of it.
 
     Attributes:
       runs: each with its mechanism and its steps.
@@ -360,6 +367,11 @@ class Spending:
         """
         return cls(tuple(map(_Run.from_json, found)))
 
+    @classmethod
+    def of_run(cls, mechanism: Mechanism, steps: int, *, name: str | None) -> Self:
+        """Of one run, with the name by which it counts once."""
+        return cls((_Run.of(mechanism, steps, name),))
+
 
 class _Result(Protocol):
     """What `training.fit` and `training.search` return, as far as it is read here."""
@@ -390,9 +402,10 @@ def compose(
 ) -> Spending:
     """What several runs on the same people's data spend together.
 
-    Mechanisms and ways of sampling may differ; a run that is given twice counts twice.
-    A run has a key of its own. Steps that go on from the state of earlier ones are of
-    the same run: give them together. With correlated noise they spend more than two
+    Mechanisms and ways of sampling may differ. A result of `fit` that is given twice,
+    or that another was told of, counts once; a mechanism that is given twice is two
+    runs. Steps that go on from the state of earlier ones are of the same run: give
+    them together. With correlated noise they spend more than two
     runs of as many steps do, since later noise takes back earlier noise.
 
     Part of an epoch of a `ShuffledGaussian` counts as the whole of it, for each run.
@@ -436,4 +449,18 @@ def compose(
     """
     if isinstance(runs, Spending | Mechanism):
         runs = [runs]
-    return Spending(tuple(run for entry in runs for run in _runs_of(entry)))
+    return Spending(_counted_once([run for entry in runs for run in _runs_of(entry)]))
+
+
+def _counted_once(runs: Sequence[_Run]) -> tuple[_Run, ...]:
+    """Runs of one name are one, with the most steps that are known of it."""
+    longest: dict[str | None, _Run] = {}
+    for run in runs:
+        known = longest.get(run.name, run)
+        longest[run.name] = run if run.steps >= known.steps else known
+    first = {run.name: i for i, run in reversed([*enumerate(runs)])}
+    return tuple(
+        run if run.name is None else longest[run.name]
+        for i, run in enumerate(runs)
+        if run.name is None or first[run.name] == i
+    )

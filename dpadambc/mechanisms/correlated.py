@@ -200,10 +200,6 @@ class CorrelatedGaussian(Mechanism):
         batches = list(epoch)
         return (batches[t % self.batches_per_epoch] for t in range(self.iterations))
 
-    @property
-    def _steps_of_one_key(self) -> int:
-        return self.iterations
-
     def _sample_step(
         self, run_key: jax.Array, step: int | jax.Array, num_examples: int
     ) -> Batch:

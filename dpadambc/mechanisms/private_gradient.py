@@ -3,12 +3,10 @@
 import jax
 import optax
 
-from dpadambc._core import key_uses, shard_map, validate
-from dpadambc.clipping import _untouched
+from dpadambc._core import shard_map
 from dpadambc.gradients import _leaves
-from dpadambc.mechanisms import _check, _names, _seam
+from dpadambc.mechanisms import _check, _seam
 from dpadambc.mechanisms.base import Mechanism
-from dpadambc.transforms import _noise_level
 
 
 def _refuse_unmasked(gradients: optax.Updates, mechanism: Mechanism) -> None:
@@ -48,34 +46,6 @@ def _refuse_other_sizes(gradients: optax.Updates, mechanism: Mechanism) -> None:
         )
 
 
-def _refuse_some_gradients(gradients: optax.Updates) -> None:
-    """Raises where gradients of other parameters were taken with these."""
-    if _untouched.are_a_part(gradients):
-        leaves = _leaves.flatten(gradients)
-        raise ValueError(
-            f"Expected the gradients of all {leaves[0].num_together} parameters that"
-            f" were differentiated together, got {len(leaves)} of them: two parts that"
-            " are privatized apart move by more than the mechanism accounts for."
-            " Privatize all of them together, and divide them behind it, by"
-            " optax.multi_transform; to train a part alone, differentiate that part"
-            " (argnums), of an nnx module what nnx.split(model, nnx.Param, ...) gives:"
-            " with wrt=, nnx.Optimizer leaves out gradients that were taken."
-        )
-
-
-def _refuse_parts(params: optax.Params) -> None:
-    """Raises where a part of the parameters is hidden."""
-    if validate.sees_a_part(params):
-        raise ValueError(
-            "Expected all parameters that are trained, got a part of them, inside"
-            " optax.masked or optax.multi_transform: the others would be released"
-            " without noise, or the sensitivities of several parts add up to more than"
-            " the mechanism accounts for. Privatize all of them first, as in"
-            " optax.chain(dpadambc.privatize(...), optax.multi_transform(...)); to"
-            " train a part alone, differentiate that part (argnums)."
-        )
-
-
 def privatize(
     mechanism: Mechanism, *, key: jax.Array
 ) -> optax.GradientTransformationExtraArgs:
@@ -89,14 +59,13 @@ def privatize(
     as `clipping.QuantileClipping` says. Chain it first. Its output is as private as the
     mechanism says, whatever follows: any Optax optimizer, with `optax.masked`,
     `optax.MultiSteps` or a state of its own. Other arguments of `update`, such as the
-    `value` of a loss that some optimizers ask for, have no noise, and give a warning.
+    `value` of a loss that some optimizers ask for, have no noise: give public ones.
 
     Guarantees:
       * Those of `clip_per_example` and of `add_dp_noise`: every coordinate gets noise
         of the mechanism's level, on a sum whose sensitivity is the mechanism's.
       * Epsilon is that of the mechanism if batches are drawn as it says, each with its
-        mask, one for each update, and the key is of this run alone. `init` warns of a
-        key, and of parameters, of an earlier run of this process where it sees numbers.
+        mask, one for each update, and the key is secret.
       * Gradients that were changed since `per_example_grad` are refused, and so are
         gradients without a padding mask where the mechanism's batches are padded, and
         a part of those that were taken together, and more examples, without a mask,
@@ -158,18 +127,12 @@ def privatize(
     clip, noise = _seam.clip(mechanism), _seam.add_noise(mechanism, key=key)
 
     def init_fn(params):
-        _refuse_parts(params)
-        with key_uses.told_by_caller():
-            state = noise.init(params)
-        if not _noise_level.is_zero(mechanism.noise_multiplier):
-            outline = lambda: _names.outline(mechanism)
-            key_uses.check_start(state, params, outline, stacklevel=3)  # of init
-        return state
+        clip.init(params)
+        return noise.init(params)
 
     def update_fn(
         updates, state, params=None, *, is_padding_example=None, **extra_args
     ):
-        _refuse_some_gradients(updates)
         summed, _ = clip.update(
             updates,
             _seam.bound(mechanism, state),

@@ -135,10 +135,6 @@ class RandomAllocationGaussian(Mechanism):
             iterations=self.iterations,
         )
 
-    @property
-    def _steps_of_one_key(self) -> int:
-        return self.batches_per_epoch
-
     def _sample_step(
         self, run_key: jax.Array, step: int | jax.Array, num_examples: int
     ) -> Batch:

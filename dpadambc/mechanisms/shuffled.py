@@ -89,12 +89,8 @@ class ShuffledGaussian(Mechanism):
     def _largest_batch(self) -> int | None:
         return self.batch_size
 
-    @property
-    def _steps_of_one_order(self) -> int:
-        return math.ceil(self.num_examples / self.batch_size)
-
     def _compositions(self, iterations: int) -> int:
-        return math.ceil(iterations / self._steps_of_one_order)
+        return math.ceil(iterations / math.ceil(self.num_examples / self.batch_size))
 
     def _step_event(
         self, noise_multiplier: float, accountant: _events.Accountant

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc._core import closures, key_uses, precision, validate
-from dpadambc.mechanisms import _check, _names
+from dpadambc._core import precision, validate
+from dpadambc.mechanisms import _check
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.mechanisms.private_gradient import privatize
 from dpadambc.transforms import _noise_level
@@ -23,33 +23,8 @@ def private_chain(
     *stages: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
     """The private gradient, then the stages, then the step."""
-    rest = *stages, *stepping(learning_rate)
-    return of_one_run(mechanism, privatize(mechanism, key=key), rest)
-
-
-def of_one_run(
-    mechanism: Mechanism,
-    private: optax.GradientTransformationExtraArgs,
-    rest: tuple[optax.GradientTransformation, ...],
-) -> optax.GradientTransformationExtraArgs:
-    """The private gradient, then the rest; `init` warns of a key of another run."""
-    chain: Any = optax.chain(private, *rest)
-
-    def outline():
-        made_of = {"optimizer": rest}
-        return _names.outline(mechanism) | {
-            "functions": closures.checksum(**made_of),
-            "numbers": closures.of(**made_of),
-        }
-
-    def init_fn(params):
-        with key_uses.told_by_caller():
-            state = chain.init(params)
-        if not _noise_level.is_zero(mechanism.noise_multiplier):
-            key_uses.check_start(state, params, outline, stacklevel=3)  # of init
-        return state
-
-    return optax.GradientTransformationExtraArgs(init_fn, chain.update)
+    private = privatize(mechanism, key=key)
+    return optax.chain(private, *stages, *stepping(learning_rate))
 
 
 def stepping(

@@ -112,7 +112,7 @@ def dp2_rmsprop(
         decay=decay,
         eps=eps,
     )
-    return _chains.of_one_run(mechanism, private, _chains.stepping(rates))
+    return optax.chain(private, *_chains.stepping(rates))
 
 
 def _in_turns(

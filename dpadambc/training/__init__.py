@@ -15,7 +15,7 @@ from dpadambc.training.budget import affordable_iterations
 from dpadambc.training.loop import fit
 from dpadambc.training.losses import with_augmentations, with_compute_dtype
 from dpadambc.training.prediction import with_prediction
-from dpadambc.training.release import load_release, save_release
+from dpadambc.training.release import Release, load_release, save_release
 from dpadambc.training.result import Progress, Result, Stop
 from dpadambc.training.scores import NoisyScore, PublicScore
 from dpadambc.training.sharding import fully_sharded
@@ -34,6 +34,7 @@ __all__ = [
     "Progress",
     "PublicScore",
     "Releasable",
+    "Release",
     "Result",
     "SearchResult",
     "Seen",

@@ -1,20 +1,39 @@
-"""What tells a run from others: its public numbers, and checksums of the rest."""
+"""What tells a run from others: its public numbers, and checksums of the rest.
 
+Three things rest on it. Batches are drawn by a key that the identity is folded into, so
+that two runs with one key do not draw the same. A checkpoint goes on only with the run
+that it is of. And processes that train one model must agree on it.
+"""
+
+import hashlib
 import json
 from typing import Any
 
-import jax
+import jax.extend.core as jex
+import numpy as np
+from jax.experimental import multihost_utils
 
-from dpadambc._core import differences, keys
 from dpadambc.mechanisms import _names
 from dpadambc.mechanisms.accounting import Spending
 from dpadambc.mechanisms.base import Mechanism
-from dpadambc.training import _keys
+from dpadambc.training import _data, _fingerprint
+from dpadambc.training.state import TrainState, releasable
+
+Identity = dict[str, Any]
 
 _EARLIER = "spent_before"
+_PROGRAM = "program"
+_MEANING = {
+    "program": "of another loss or optimizer, or of another release of JAX",
+    "start": "which begins elsewhere",
+    "frozen": "of other numbers in frozen",
+    "data": "of other data",
+}
+# How many steps a run was to have is no difference: a run may be extended.
+_MAY_DIFFER = ("iterations",)
 
 
-def public_numbers(mechanism: Mechanism) -> dict[str, Any]:
+def public_numbers(mechanism: Mechanism) -> Identity:
     """The mechanism by name: its class and every field.
 
     Args:
@@ -37,35 +56,73 @@ def public_numbers(mechanism: Mechanism) -> dict[str, Any]:
     return _names.public_numbers(mechanism)
 
 
-def of_earlier(earlier: Spending | None) -> dict[str, Any]:
-    """What was spent before a run, and is in its epsilon; nothing where there is none.
+def of_run(
+    start: TrainState,
+    programs: list[jex.ClosedJaxpr],
+    frozen: Any,
+    data: Any,
+    earlier: Spending | None,
+) -> Identity:
+    """What tells a run from others before its first step; *secret*.
 
-    As text, which is the same after JSON.
+    Args:
+      start: the state before the first step.
+      programs: of the loss of one example, of an update, and of a schedule of noise.
+      frozen: what the loss has besides.
+      data: arrays, or a source, which is known by its length and first example.
+      earlier: what was spent before, and is in the epsilon of the run.
     """
-    return {} if earlier is None else {_EARLIER: json.dumps(earlier.to_json())}
+    known = (len(data), data[0]) if _data.is_source(data) else data
+    return public_numbers(start.mechanism) | {
+        _PROGRAM: " ".join(map(_fingerprint.of_traced, programs)),
+        "start": _fingerprint.of_values(releasable(start)),
+        "frozen": _fingerprint.of_values(frozen),
+        "data": _fingerprint.of_values(known),
+        # As text, which is the same after JSON.
+        _EARLIER: None if earlier is None else json.dumps(earlier.to_json()),
+    }
 
 
-def check_earlier(there: dict[str, Any], here: dict[str, Any]) -> None:
-    """Raises if one run counts other earlier runs than the other."""
-    pair = there.get(_EARLIER), here.get(_EARLIER)
-    if pair[0] == pair[1]:
-        return
-    named = [repr(_read(text)) if text else "nothing" for text in pair]
-    raise ValueError(
-        f"Expected the spent= that the run of the checkpoint began with, {named[0]},"
-        f" got {named[1]}. Its epsilon counts that and all steps of the run itself, so"
-        " do not give those. To add an earlier run that was forgotten then, compose it"
-        " with the result: dpadambc.mechanisms.accounting.compose."
+def digest(identity: Identity) -> np.ndarray:
+    """64 bits of an identity, shape (2,), uint32."""
+    parts = {k: v for k, v in identity.items() if k not in _MAY_DIFFER}
+    text = json.dumps(parts, sort_keys=True).encode()
+    return np.frombuffer(hashlib.sha256(text).digest()[:8], np.uint32)
+
+
+def refuse_different_processes(identity: Identity, settings: tuple[Any, ...]) -> None:
+    """Raises where the processes of one run are not about to do the same."""
+    told = np.append(digest(identity), digest({"settings": repr(settings)}))
+    multihost_utils.assert_equal(
+        told,
+        "Expected the same mechanism, loss, optimizer, parameters, data and settings in"
+        " all processes of one run, got others in another process. A source has every"
+        " example, under the same index in all of them; where each process has a part"
+        " of the rows, jax.make_array_from_process_local_data makes one array of them.",
     )
 
 
-def _read(text: str) -> Any:
-    try:
-        return Spending.from_json(json.loads(text))
-    except ValueError:  # a mechanism that this process does not know
-        return text
-
-
-def of_key(key: jax.Array) -> dict[str, Any]:
-    """With which key a run began."""
-    return {"key": keys.name_of(key), differences.ENTROPY: _keys.is_from_entropy(key)}
+def refuse_other_run(path: Any, there: Identity, here: Identity) -> None:
+    """Raises where a checkpoint is of another run than the one that asks."""
+    if there.get(_EARLIER) != here.get(_EARLIER):
+        raise ValueError(
+            "Expected the spent= that the run of the checkpoint began with,"
+            f" {there.get(_EARLIER) or 'nothing'}, got {here[_EARLIER] or 'nothing'}."
+            " Its epsilon counts that and all of its own steps. To add an earlier run"
+            " that was forgotten then, compose it with the result:"
+            " dpadambc.mechanisms.accounting.compose."
+        )
+    names = [n for n in {**there, **here} if n not in _MAY_DIFFER]
+    apart = [
+        f"{name}: another, {_MEANING[name]}"
+        if name in _MEANING
+        else f"{name}: {there.get(name)} there, {here.get(name)} here"
+        for name in names
+        if there.get(name) != here.get(name)
+    ]
+    if apart:
+        raise ValueError(
+            f"The checkpoint {path} is of another run ({'; '.join(apart)}), whose steps"
+            " its epsilon counts. Resume with the original settings, or begin anew in"
+            " another folder; then both runs count, by spent=."
+        )

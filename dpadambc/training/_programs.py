@@ -3,14 +3,12 @@
 A program is kept as `jax.jit` keeps one: what its functions read besides their
 arguments is read once, when it is traced. No number of the noise may be that old, or a
 run would add other noise than its epsilon is computed from. So programs are kept for
-the mechanisms of this package alone, all of whose numbers are plain and are compared. A
-loss or an optimizer that has changed since is as private as it was: each example is
-clipped whatever its loss is, and the optimizer sees nothing but the private gradient.
+the mechanisms of this package alone, and for levels that are plain numbers. A loss or
+an optimizer that has changed since is as private as it was: each example is clipped
+whatever its loss is, and the optimizer sees nothing but the private gradient.
 """
 
-import copy
 import dataclasses
-import enum
 import functools
 from collections.abc import Hashable
 from typing import Any
@@ -21,7 +19,6 @@ import numpy as np
 import optax
 
 from dpadambc.clipping import _plan
-from dpadambc.mechanisms.base import Mechanism
 from dpadambc.mechanisms.batch import Batch
 from dpadambc.training.state import TrainState
 from dpadambc.training.step import Seen, Step, draw_batch
@@ -35,40 +32,13 @@ class Programs:
 
     def __init__(self, step: Step, num_examples: int):
         self._step, self._num_examples = step, num_examples
-        self._peak_bytes: dict[Hashable, int] = {}
         placed = step.shardings.state
         jit = functools.partial(jax.jit, out_shardings=placed) if placed else jax.jit
         self._start = jit(self._started, static_argnums=2)
+        self.with_batches_of = jit(_with_batches_of)
         self.step = jax.jit(step, donate_argnums=0)
         self.steps = jax.jit(self.scan, static_argnums=3, donate_argnums=0)
         self.sample = jax.jit(lambda s: step.shardings.replicate(self.draw(s)))
-        sample = functools.partial(
-            step.mechanism.sample_step, num_examples=num_examples
-        )
-        self.sample_first = jax.jit(lambda key: sample(key, jnp.int32(0)))
-
-    def peak_bytes(
-        self, microbatch_size: int | None, iterations: int | None, *args: Any
-    ) -> int:
-        """What the program takes on each device with microbatches of another size.
-
-        Args:
-          microbatch_size: in place of that of the step.
-          iterations: as for `steps`; of `step`, if None.
-          *args: the others of either.
-        """
-        leaves, structure = jax.tree.flatten(args)
-        shapes = tuple(map(jax.typeof, leaves))
-        which = microbatch_size, iterations, structure, shapes
-        if which not in self._peak_bytes:
-            step = dataclasses.replace(self._step, microbatch_size=microbatch_size)
-            other = Programs(step, self._num_examples)
-            if iterations is None:
-                lowered = other.step.lower(*args)
-            else:
-                lowered = other.steps.lower(*args, iterations)
-            self._peak_bytes[which] = _plan.peak_bytes(lowered.compile())
-        return self._peak_bytes[which]
 
     def start(self, params: optax.Params, key: jax.Array) -> TrainState:
         """The state before the first step, in buffers of its own."""
@@ -99,70 +69,73 @@ class Programs:
         if iterations == 1:  # a loop around it would cost some percent
             return one(state, None)
         state, seen = jax.lax.scan(one, state, length=iterations)
-        return state, seen.total()
+        return state, jax.tree.map(lambda x: x.sum(0), seen)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Kept:
-    """A step as the cache compares it."""
-
-    name: Hashable
-    step: Step = dataclasses.field(compare=False)
-    num_examples: int
+def _with_batches_of(state: TrainState, words: jax.Array) -> TrainState:
+    key = jax.random.fold_in(state.sampling_key, words[0])
+    key = jax.random.fold_in(key, words[1])
+    return dataclasses.replace(state, sampling_key=key)
 
 
-# It holds what the functions of a step close over: hence so few.
-@functools.lru_cache(maxsize=8)
-def _kept(kept: _Kept) -> Programs:
-    return Programs(kept.step, kept.num_examples)
-
-
-def of(step: Step, num_examples: int, fingerprint: str | None = None) -> Programs:
+def of(step: Step, num_examples: int) -> Programs:
     """The programs of a step, of an earlier run where one had an equal step.
 
     Args:
       step: with the shardings of its state.
       num_examples: the size of the data set.
-      fingerprint: of the program as it would be traced now, if it must be that one.
-
-    Returns:
-      Programs that are kept for the next run, or, where it cannot be told whether a
-      step is the same, that are not.
     """
-    numbers = _numbers(step.mechanism)
-    if numbers is None:
-        return Programs(step, num_examples)
-    parts = {f.name: getattr(step, f.name) for f in dataclasses.fields(step)}
-    parts |= {"mechanism": numbers, "shardings": step.shardings.name}
-    # A mechanism of the cache's own: whatever becomes of the other, its numbers stay.
-    own = dataclasses.replace(step, mechanism=copy.copy(step.mechanism))
-    kept = _Kept((*parts.items(), fingerprint), own, num_examples)
+    programs_of = _kept if _may_be_kept(step) else Programs
+    return programs_of(step, num_examples)
+
+
+def _may_be_kept(step: Step) -> bool:
+    """Whether an equal step has the same noise, and can be found at all."""
+    mechanism = step.mechanism
+    is_ours = type(mechanism).__module__.startswith("dpadambc.")
     try:
-        hash(kept)
+        hash(step)
     except TypeError:  # such as a module of Equinox, for its arrays
-        return Programs(step, num_examples)
-    return _kept(kept)
+        return False
+    return is_ours and not callable(mechanism.noise_multiplier)
 
 
-def _numbers(mechanism: Mechanism) -> Hashable | None:
-    """What a step reads of a mechanism; None where that may not be all that it reads.
+# It holds what the functions of a step close over: hence so few.
+_kept = functools.lru_cache(maxsize=8)(Programs)
 
-    A schedule may be made of what has changed since: then the noise would be of the old
-    one, and epsilon of the new one. A mechanism that is not of this package may have
-    more than its fields, and a step that depends on `iterations`; no step of ours does.
+
+def peak_bytes(
+    step: Step, num_examples: int, iterations: int | None, *args: Any
+) -> int:
+    """What a program takes on each device.
+
+    Args:
+      step: compiled.
+      num_examples: the size of the data set.
+      iterations: as for `Programs.steps`; of `Programs.step`, if None.
+      *args: the others of either.
     """
-    kind = type(mechanism)
-    if kind.__module__.partition(".")[0] != __name__.partition(".")[0]:
-        return None
-    fields: Any = dataclasses.fields(mechanism)  # pyright: ignore[reportArgumentType]
-    values = {f.name: getattr(mechanism, f.name) for f in fields}
-    del values["iterations"]
-    # Whatever a rule of others reads, the clip bounds what it takes, as with a loss;
-    # those of ours are equal where their numbers are.
-    rule = values.pop("clip_rule")
-    if not all(
-        isinstance(x, int | float | np.number | enum.Enum) for x in values.values()
-    ):
-        return None
-    # 1 and 1.0 are equal, and may be two programs.
-    return kind, rule, *((name, type(x), x) for name, x in values.items())
+    shape = lambda x: jax.ShapeDtypeStruct(
+        x.shape, x.dtype, sharding=getattr(x, "sharding", None)
+    )
+    leaves, structure = jax.tree.flatten(jax.tree.map(shape, args))
+    measure = _known_peak_bytes if _may_be_kept(step) else _peak_bytes
+    return measure(step, num_examples, iterations, structure, tuple(leaves))
+
+
+def _peak_bytes(
+    step: Step,
+    num_examples: int,
+    iterations: int | None,
+    structure: Any,
+    leaves: tuple[jax.ShapeDtypeStruct, ...],
+) -> int:
+    programs, args = Programs(step, num_examples), structure.unflatten(leaves)
+    if iterations is None:
+        lowered = programs.step.lower(*args)
+    else:
+        lowered = programs.steps.lower(*args, iterations)
+    return _plan.peak_bytes(lowered.compile())
+
+
+_known_peak_bytes = functools.lru_cache(maxsize=64)(_peak_bytes)

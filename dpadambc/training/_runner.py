@@ -6,19 +6,13 @@ import functools
 from typing import Any
 
 import jax
+import jax.extend.core as jex
 import numpy as np
 import optax
 
-from dpadambc._core import closures, marks
-from dpadambc.training import (
-    _data,
-    _fingerprint,
-    _identity,
-    _programs,
-    _siblings,
-)
-from dpadambc.training._shardings import Shardings
-from dpadambc.training.state import TrainState, releasable
+from dpadambc.mechanisms.accounting import Spending
+from dpadambc.training import _data, _identity, _programs
+from dpadambc.training.state import TrainState
 from dpadambc.training.step import Seen, Step
 
 
@@ -29,12 +23,10 @@ class Runner:
       step: what it does.
       data: arrays or a source.
       frozen: what the loss has besides.
-      program: what tells the loss and the update from others.
     """
 
-    def __init__(self, step: Step, data: Any, frozen: Any, program: str):
+    def __init__(self, step: Step, data: Any, frozen: Any):
         self._step, self._shardings = step, step.shardings
-        self._program = program
         self._frozen = self._shardings.device_put(frozen)
         self._source = data if _data.is_source(data) else None
         self._arrays = (
@@ -65,7 +57,8 @@ class Runner:
 
     def peak_bytes(self, state: TrainState, microbatch_size: int | None) -> int:
         """What a step takes on each device, compiled for it."""
-        measure = functools.partial(self._programs.peak_bytes, microbatch_size)
+        step = dataclasses.replace(self._step, microbatch_size=microbatch_size)
+        measure = functools.partial(_programs.peak_bytes, step, self._num_examples)
         with self._shardings.context():
             if self._source is None:
                 return measure(1, state, self._frozen, self._arrays)
@@ -79,75 +72,21 @@ class Runner:
         with self._shardings.context():
             return self._programs.start(params, key)
 
-    def identity(self, state: TrainState) -> dict[str, Any]:
-        """What tells this run from others, before its first step.
-
-        It does not depend on the number of devices, nor on the number of iterations.
-        *Secret*, as the checkpoint that it is for: it follows from the data.
-        """
+    def with_batches_of(self, state: TrainState, words: np.ndarray) -> TrainState:
+        """The state with batches drawn by a key that two words are folded into."""
         with self._shardings.context():
-            found = self._identity(state)
-        # A loss may have changed since a program of it was kept, and a checkpoint must
-        # name the program that runs: its steps may be taken again, with their noise.
-        program = found["program"]
-        self._programs = _programs.of(self._step, self._num_examples, program)
-        return found
+            return self._programs.with_batches_of(state, words)
 
-    @functools.cached_property
-    def data(self) -> str:
-        """What the data are known by."""
-        if self._source is None:
-            return marks.of(self._arrays, closely=True)
-        sample = jax.tree.map(np.asarray, _data.sample_of(self._source))
-        return marks.of(sample, closely=True)
-
-    @functools.cached_property
-    def known_as(self) -> _siblings.Names:
-        """The same, and what each array is known by."""
-        return _siblings.names_of(self._arrays, self.data)
-
-    def outline(self, state: TrainState) -> dict[str, Any]:
-        """What of the identity can be told at once: that of two runs may be the same.
-
-        A large array is known by some of its numbers, a source by a few examples.
-        """
-        own = {
-            "num_examples": self._num_examples,
-            "data": self.data,
-            "frozen": marks.of(self._frozen),
-            "loss_and_optimizer": self._program,
-            "derivatives": closures.derivatives(loss_fn=self._step.loss_fn),
-        }
-        return own | self._step._outline(state)
-
-    def _identity(self, state: TrainState) -> dict[str, Any]:
-        # The program of one device that skips nothing, wherever the run is.
-        step = dataclasses.replace(
-            self._step, shardings=Shardings(), skip_padding=False
-        )
-        on_one_device = _programs.Programs(step, self._num_examples)
-        if self._source is None:
-            program = _fingerprint.of_program(
-                functools.partial(on_one_device.scan, iterations=1),
-                *(state, self._frozen, self._arrays),
-            )
-        else:
-            batch = _data.no_examples(jax.eval_shape(on_one_device.draw, state))
-            examples = _data.fetch(self._source, batch)
-            program = _fingerprint.of_program(
-                step, state, examples, batch.is_padding_example, self._frozen
-            )
-        data = self._arrays if self._source is None else _data.sample_of(self._source)
-        known = jax.random.key(0, impl=jax.random.key_impl(state.sampling_key))
-        return _identity.public_numbers(step.mechanism) | {
-            "program": program,
-            "data": _fingerprint.of_values(data),
-            "frozen": _fingerprint.of_values(self._frozen),
-            "start": _fingerprint.of_values(releasable(state)),
-            "numbers": self._step._numbers(state),
-            # They differ where JAX draws differently: another version or configuration.
-            "batches": _fingerprint.of_values(self._programs.sample_first(known)),
-        }
+    def identity(
+        self,
+        start: TrainState,
+        programs: list[jex.ClosedJaxpr],
+        earlier: Spending | None,
+    ) -> _identity.Identity:
+        """What tells this run from others: see `_identity.of_run`."""
+        data = self._arrays if self._source is None else self._source
+        with self._shardings.context():
+            return _identity.of_run(start, programs, self._frozen, data, earlier)
 
     def advance(self, state: TrainState, iterations: int) -> tuple[TrainState, Seen]:
         """So many steps in one call; one, where examples come from the host."""

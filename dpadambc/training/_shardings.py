@@ -123,10 +123,15 @@ class Shardings:
         return jax.device_put(tree, jax.tree.map(self._sharding_of, tree))
 
     @property
-    def name(self) -> Hashable:
-        """What equal shardings have in common."""
+    def _name(self) -> Hashable:
         leaves, structure = jax.tree.flatten(self.state)
         return self.mesh, self.batch_axes, structure, tuple(leaves)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Shardings) and self._name == other._name
+
+    def __hash__(self) -> int:
+        return hash(self._name)
 
     def of_state(
         self, init: Callable[[optax.Params], TrainState], params: optax.Params
@@ -135,7 +140,8 @@ class Shardings:
         if self.mesh is None:
             return self
         shapes = jax.eval_shape(init, params)
-        state = jax.tree.map(lambda _: self._named(), shapes)._replace(
+        state = dataclasses.replace(
+            jax.tree.map(lambda _: self._named(), shapes),
             params=jax.tree.map(self._sharding_of, params),
             opt_state=self._like_params(shapes.opt_state, params),
             average=self._like_params(shapes.average, params),

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc._core import differences, validate
+from dpadambc._core import validate
 from dpadambc.training import TrainState, _fingerprint, _identity
 
 try:
@@ -119,8 +119,8 @@ class Checkpoints:
         disk is full. The previous one is removed only when the new one is complete.
       * A state comes back bit for bit, with its keys and its step, or not at all: a
         checksum finds damage.
-      * Only a run with the same mechanism, program, data, start, key and earlier runs
-        gets it. The number of iterations may grow.
+      * Only a run with the same mechanism, program, data, start and earlier runs gets
+        it, and goes on with the keys that are in it. The number of iterations may grow.
 
     Args:
       folder: made if it is not there.
@@ -172,21 +172,21 @@ class Checkpoints:
         return before // self._every < after // self._every
 
     def save(
-        self, state: TrainState, identity: dict[str, Any], *, planned: int = 0
+        self, state: TrainState, identity: dict[str, Any], notes: dict[str, Any]
     ) -> None:
         """Saves all of a state, or nothing.
 
         Args:
           state: to be found by a later run.
           identity: what tells runs apart; see `restore`.
-          planned: how many steps the run is to take.
+          notes: what `fit` wants back from `notes`, as JSON can hold it.
 
         Raises:
           OSError: if it cannot be written; the checkpoint before is as it was.
         """
         arrays = _nested(_leaves(state))
         about = {"identity": identity, "checksum": _fingerprint.of_values(arrays)}
-        about |= {"arrays": _shapes(arrays), "planned": planned}
+        about |= {"arrays": _shapes(arrays), "notes": notes}
         try:
             self._manager.save(
                 int(state.step),
@@ -201,12 +201,12 @@ class Checkpoints:
                 " checkpoint before is as it was."
             ) from error
 
-    def planned(self) -> int:
-        """How many steps the run was to take that saved the last state; 0 if none."""
+    def notes(self) -> dict[str, Any]:
+        """What was noted with the last state saved; nothing if there is none."""
         step = self._manager.latest_step()
         if step is None:
-            return 0
-        return self._read(step, "about", ocp.args.JsonRestore()).get("planned", 0)
+            return {}
+        return self._read(step, "about", ocp.args.JsonRestore())["notes"]
 
     def restore(self, like: TrainState, identity: dict[str, Any]) -> TrainState | None:
         """The last state saved, or None where there is none.
@@ -229,12 +229,14 @@ class Checkpoints:
             return None
         path = self._folder / str(step)
         about = self._read(step, "about", ocp.args.JsonRestore())
-        if not isinstance(about, dict) or not {"identity", "checksum", "arrays"} <= set(
-            about
-        ):
+        if not isinstance(about, dict) or not {
+            "identity",
+            "checksum",
+            "arrays",
+            "notes",
+        } <= set(about):
             raise ValueError(f"{path} is not a checkpoint of dpadambc.")
-        _identity.check_earlier(about["identity"], identity)
-        self._check_identity(path, about["identity"], identity)
+        _identity.refuse_other_run(path, about["identity"], identity)
         arrays = _nested(_leaves(like))
         if _shapes(arrays) != about["arrays"]:
             raise ValueError(
@@ -265,20 +267,4 @@ class Checkpoints:
         return message + (
             "There is none before it. A run that begins anew needs another key; the"
             " steps that this one took count as well."
-        )
-
-    @staticmethod
-    def _check_identity(
-        path: pathlib.Path, found: Any, identity: dict[str, Any]
-    ) -> None:
-        lines = differences.of_identities(found, identity)
-        if not lines:
-            return
-        raise ValueError(
-            f"The checkpoint {path} is of another run ({'; '.join(lines)}). With its"
-            " keys, other gradients would get noise that was used before, and the"
-            " difference would reveal them. Resume with the original settings, or"
-            " begin anew in another folder with another key; then both runs count. From"
-            " the parameters of this one, with other settings, another run goes on by"
-            " spent=."
         )

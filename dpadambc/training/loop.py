@@ -2,9 +2,7 @@
 
 import dataclasses
 import functools
-import math
 import pathlib
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,31 +10,20 @@ import jax
 import optax
 from jax.sharding import NamedSharding
 
-from dpadambc._core import keys, validate
+from dpadambc._core import validate
 from dpadambc.mechanisms import _events
 from dpadambc.mechanisms.base import Mechanism
-from dpadambc.training import (
-    _checks,
-    _data,
-    _fingerprint,
-    _keys,
-    _memory,
-    _processes,
-    _rows,
-    _siblings,
-    budget,
-)
+from dpadambc.training import _checks, _data, _identity, _keys, _memory, budget
 from dpadambc.training._account import Account, Spent, earlier
 from dpadambc.training._history import History
 from dpadambc.training._memory import MicrobatchSize
-from dpadambc.training._origins import Origin, Start
-from dpadambc.training._run import Checkpoints, Run, Saved
+from dpadambc.training._run import Checkpoints, Run
 from dpadambc.training._runner import Runner
 from dpadambc.training._shardings import Shardings
+from dpadambc.training.release import Release
 from dpadambc.training.result import Progress, Result
 from dpadambc.training.state import TrainState
 from dpadambc.training.step import Step
-from dpadambc.transforms import _noise_level
 
 
 def _account_of(
@@ -44,11 +31,20 @@ def _account_of(
 ) -> Account:
     """What will be spent; raises where the mechanism is not for these data."""
     num_examples = _data.num_examples(data)
-    _events.check_delta(target_delta, num_examples, stacklevel=4)
+    _events.check_delta(target_delta, num_examples)
     _checks.mechanism_of(mechanism, num_examples)
     account = Account(mechanism, target_delta, earlier(spent))
     account.spending(0)  # raises here rather than after the last step
     return account
+
+
+def _start_of(params: Any, spent: Spent) -> tuple[optax.Params, Spent]:
+    """The parameters to begin with, and what they and earlier runs have cost."""
+    if not isinstance(params, Result | Release):
+        return params, spent
+    several = spent if type(spent) in (list, tuple) else [spent]
+    found = params.state.params if isinstance(params, Result) else params.params
+    return found, [params, *(x for x in several if x is not None)]
 
 
 def _planned(account: Account, target_epsilon: float | None) -> tuple[int, float]:
@@ -71,53 +67,41 @@ def _planned(account: Account, target_epsilon: float | None) -> tuple[int, float
     return iterations, account.epsilon(iterations)
 
 
-def _built(
+def _set_up(
     step: Step,
     params: optax.Params,
     frozen: Any,
     data: Any,
     key: jax.Array,
     batch_sharding: NamedSharding | None,
-    begins: Start,
-    settings: dict[str, Any],
-) -> tuple[Runner, TrainState, jax.Array, Origin]:
-    """The compiled steps, the first state, the key of all processes, and the origin."""
+    account: Account,
+    settings: tuple[Any, ...],
+) -> tuple[Runner, TrainState, _identity.Identity]:
+    """The compiled steps, the first state, and what tells the run from others."""
     trees = (params, frozen, None if _data.is_source(data) else data)
     shardings = Shardings.of(trees, batch_sharding, step.microbatch_size)
     with shardings.context():
-        update = _checks.optimizer_of(step.optimizer, params, step.mechanism)
-        loss = _checks.loss_of(step, params, frozen, data)
-    closed_over = [x for fun in (loss, update) for x in _fingerprint.constants(fun)]
-    _rows.warn_of_shared((closed_over, frozen), data)
-    _rows.warn_of_copies(data)
-    program = " ".join(map(_fingerprint.of_traced, (loss, update)))
-    is_of_all = shardings.spans_processes
-    if is_of_all:
-        _processes.refuse_different(
-            mechanism=_processes.mechanism(step.mechanism),
-            loss_and_optimizer=program,
-            params=_processes.arrays(params),
-            frozen=_processes.arrays(frozen),
-            data=_processes.data(data),
-            settings=settings,
-        )
-    with shardings.context():
-        of_run = _keys.the_same_everywhere if is_of_all else _keys.of_this_process
+        programs = [
+            _checks.optimizer_of(step.optimizer, params),
+            _checks.loss_of(step, params, frozen, data),
+            *_checks.schedule_of(step.mechanism),
+        ]
+        of_run = _keys.of_this_process
+        if shardings.spans_processes:
+            of_run = _keys.the_same_everywhere
         key = of_run(key)
         params, frozen = map(shardings.device_put, (params, frozen))
-        name = keys.name_of(key)
-        origin = begins.checked(params, frozen, closed_over, name)
         shardings = shardings.of_state(functools.partial(step.init, key=key), params)
     step = dataclasses.replace(
         step, shardings=shardings, skip_padding=shardings.mesh is None
     )
-    runner = Runner(step, data, frozen, program)
+    runner = Runner(step, data, frozen)
     start = runner.start(params, key)
-    if not is_of_all:
-        outline = functools.partial(runner.outline, start)
-        for other in _keys.compared_with_other_processes(key, outline):
-            _siblings.remember(runner.known_as, other)
-    return runner, start, key, origin
+    identity = runner.identity(start, programs, account.earlier)
+    if shardings.spans_processes:
+        _identity.refuse_different_processes(identity, settings)
+    start = runner.with_batches_of(start, _identity.digest(identity))
+    return runner, start, identity
 
 
 def fit(
@@ -297,17 +281,10 @@ def fit(
             f"Expected checkpoints to be training.Checkpoints, got {checkpoints!r}."
             f" Give training.Checkpoints({str(checkpoints)!r})."
         )
+    params, spent = _start_of(params, spent)
     account = _account_of(mechanism, data, target_delta, spent)
     # Before the first step, since a failure here must not cost the model.
     iterations, epsilon = _planned(account, target_epsilon)
-    has_noise = not _noise_level.is_zero(mechanism.noise_multiplier)
-    if math.isinf(epsilon) and has_noise and account.earlier is None:
-        warnings.warn(
-            "Expected noise that hides an example, got epsilon inf. Is the"
-            f" noise_multiplier, {mechanism.noise_multiplier}, the deviation of the"
-            " noise? It is in units of the sensitivity, and usually 0.5 or more.",
-            stacklevel=2,
-        )
     history = History(eval_fn, eval_every, history_file)
     step = Step(
         loss_fn,
@@ -319,24 +296,18 @@ def fit(
         average_decay=average_decay,
     )
     steps_per_call = 1 if _data.is_source(data) else steps_per_call
-    begins = Start(account, is_told=spent is not None)
-    settings = {
-        "target_delta": float(target_delta),
-        "iterations": iterations,
-        "epsilon": float(epsilon),
-        "steps_per_call": steps_per_call,
-        "average_decay": average_decay,
-    }
-    runner, start, key, origin = _built(
-        step, params, frozen, data, key, batch_sharding, begins, settings
+    settings = target_delta, iterations, epsilon, steps_per_call, average_decay
+    runner, start, identity = _set_up(
+        step, params, frozen, data, key, batch_sharding, account, settings
     )
-    runner = _memory.planned(runner, start, microbatch_size)
     run = Run(
-        runner=runner,
-        saved=Saved(checkpoints, runner, start, key, spent),
+        runner=_memory.planned(runner, start, microbatch_size),
+        start=start,
+        identity=identity,
+        account=account,
+        checkpoints=checkpoints,
         history=history,
         callback=callback,
-        origin=origin,
         iterations=iterations,
         epsilon=epsilon,
     )

@@ -3,24 +3,47 @@
 import importlib.metadata
 import json
 import pathlib
-import secrets
-import warnings
 import zipfile
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc._core import keys
 from dpadambc.mechanisms.accounting import Spending
-from dpadambc.training import _account, _identity, _origins, _siblings
-from dpadambc.training._account import NAMES, OF_USERS, SPENT
+from dpadambc.training import _identity
 from dpadambc.training.result import Result
-from dpadambc.training.state import TrainState, _keys_of_run, releasable
+from dpadambc.training.state import releasable
 
 _ABOUT = "about"
+_SPENT = "spent"
+
+
+class Release(NamedTuple):
+    """What `load_release` reads: a model, and what it cost.
+
+    `fit` begins with it as it is, and counts what it `spent`.
+
+    Attributes:
+      params: of the model.
+      about: what `save_release` returned: public numbers, epsilon and delta.
+    """
+
+    params: optax.Params
+    about: dict[str, Any]
+
+    @property
+    def spent(self) -> Spending:
+        """The runs that the model is of, earlier ones included.
+
+        Raises:
+          ValueError: if this process does not know a mechanism of them.
+        """
+        from dpadambc import graphs
+
+        del graphs  # its mechanisms are known from here on
+        return Spending.from_json(self.about[_SPENT])
 
 
 def _named(tree: Any, prefix: str) -> dict[str, Any]:
@@ -40,56 +63,14 @@ def _storable(x: Any) -> np.ndarray:
     return np.asarray(x.astype(jnp.float32) if is_low else x)
 
 
-# So many numbers are tried, as an attacker would.
-_SEEDS = 10_000
-
-
-def _guessed_seed(state: TrainState) -> int | None:
-    """The number for which `jax.random.key` gives the keys of a run, if it is small."""
-    found = state.sampling_key
-    if str(jax.random.key_impl(found)) != "threefry2x32" or found.shape:
-        return None
-    sampling = lambda seed: jax.random.key_data(_keys_of_run(jax.random.key(seed))[1])
-    tried = np.asarray(jax.jit(jax.vmap(sampling))(jnp.arange(_SEEDS)))
-    same = (tried == np.asarray(jax.random.key_data(found))).all(1)
-    return int(same.argmax()) if same.any() else None
-
-
-def _warn_of_a_guessed_key(state: TrainState) -> None:
-    seed = _guessed_seed(state)
-    if seed is not None:
-        warnings.warn(
-            f"The key of this run is jax.random.key({seed}), which was found by trying"
-            " small numbers, as anybody can: with it all noise and all batches can be"
-            " drawn again, and the epsilon that is written does not hold. Publish a run"
-            " with training.secret_key().",
-            stacklevel=3,
-        )
-
-
-def _warn_of_other_runs(result: Result) -> None:
-    """Where runs of this process had the same data, and epsilon is not of them."""
-    own = result.state.sampling_key
-    told = _account.told(own)
-    others = len(_siblings.others(keys.name_of(own)) - told.keys) - told.unnamed
-    if others > 0:
-        warnings.warn(
-            f"This process has made {others} other runs on these data. The epsilon in"
-            " this file does not cover them. If you release them too, state the epsilon"
-            " of all: dpadambc.mechanisms.accounting.compose([result, ...])."
-            " If you chose this run by protected data, no epsilon covers the choice:"
-            " training.search makes it within its epsilon. A run that nobody saw, and"
-            " that no choice came of, costs nothing.",
-            stacklevel=3,
-        )
-
-
 def save_release(path: str | pathlib.Path, result: Result) -> dict[str, Any]:
     """Writes the parameters of a run to a file that says how private they are.
 
-    It warns where the key of the run is `jax.random.key` of a small number, and where
-    runs of this process, or of others beside it, had the same data, and `spent` did not
-    tell of them: the best of several is not what epsilon says of one.
+    Epsilon is of this run and of those that it was told of by `spent`. Of several runs,
+    all that are published add up, and so do all from which one was chosen, also by a
+    public score: the choice depends on each of them. `search` makes such a choice
+    within its epsilon. The best snapshot of *one* run costs nothing more if a public
+    score chose it.
 
     Args:
       path: of a file in NumPy's format `npz`, which any language reads.
@@ -99,9 +80,7 @@ def save_release(path: str | pathlib.Path, result: Result) -> dict[str, Any]:
       What the file has besides the parameters, and their average if there is one. These
       are the mechanism, which names the sampling, with its public numbers and the
       neighboring relation; the steps taken, epsilon and delta; the runs that epsilon
-      covers, earlier ones included; whether an example was all rows of a user, None
-      where nothing tells; random names, of the file and of those that `spent` told of;
-      and the version of this library.
+      covers, earlier ones included; and the version of this library.
 
     Raises:
       TypeError: if it is no result of `fit`, but that of a search, say.
@@ -120,7 +99,7 @@ def save_release(path: str | pathlib.Path, result: Result) -> dict[str, Any]:
       >>> with tempfile.TemporaryDirectory() as folder:
       ...     path = pathlib.Path(folder) / "model.npz"
       ...     about = training.save_release(path, result)
-      ...     params, about = training.load_release(path, like=result.state.params)
+      ...     release = training.load_release(path, like=result.state.params)
       >>> about["mechanism"], about["iterations"], round(about["epsilon"], 2)
       ('dpadambc.mechanisms.PoissonGaussian', 4, 6.68)
     """
@@ -133,33 +112,19 @@ def save_release(path: str | pathlib.Path, result: Result) -> dict[str, Any]:
             " mechanism.epsilon(target_delta, iterations=steps_taken(opt_state))."
         )
     path, state = pathlib.Path(path), releasable(result)
-    _warn_of_a_guessed_key(result.state)
-    _warn_of_other_runs(result)
     arrays = _named(state.params, "params") | _named(state.average, "average")
-    own_name = secrets.token_hex(8)
     about = _identity.public_numbers(result.mechanism) | {
         "iterations": result.iterations,
         "epsilon": result.epsilon,
         "delta": result.target_delta,
-        SPENT: result.spent.to_json(),
-        NAMES: [own_name, *sorted(_account.told(result.state.sampling_key).files)],
-        OF_USERS: _siblings.are_of_users(keys.name_of(result.state.sampling_key)),
+        _SPENT: result.spent.to_json(),
         "dtypes": {name: str(x.dtype) for name, x in arrays.items()},
         "dpadambc": importlib.metadata.version("dpadambc"),
     }
     stored: dict[str, Any] = {name: _storable(x) for name, x in arrays.items()}
     with path.open("wb") as file:
         np.savez(file, **{_ABOUT: json.dumps(about)}, **stored)
-    _account.wrote(own_name, result.state.sampling_key)
     return about
-
-
-def _spending(about: dict[str, Any]) -> Spending | None:
-    """The runs of a file, where it has them and this process knows their mechanisms."""
-    try:
-        return _account.read(about[SPENT])
-    except (KeyError, TypeError, ValueError):
-        return None
 
 
 def _opened(path: str | pathlib.Path) -> Any:
@@ -178,7 +143,7 @@ def _opened(path: str | pathlib.Path) -> Any:
 
 def load_release(
     path: str | pathlib.Path, *, like: optax.Params, average: bool = False
-) -> tuple[optax.Params, dict[str, Any]]:
+) -> Release:
     """Reads the parameters that `save_release` wrote, and their guarantee.
 
     Args:
@@ -188,8 +153,8 @@ def load_release(
         rather than the last ones.
 
     Returns:
-      The parameters, and the dictionary that `save_release` returned. A `fit` that
-      begins with these parameters takes it as `spent`.
+      A `Release`: the parameters, and the dictionary that `save_release` returned. A
+      `fit` that begins with it counts what it spent.
 
     Raises:
       OSError: if there is no such file.
@@ -209,8 +174,9 @@ def load_release(
       >>> with tempfile.TemporaryDirectory() as folder:
       ...     path = pathlib.Path(folder) / "model.npz"
       ...     _ = training.save_release(path, result)
-      ...     params, about = training.load_release(path, like=jnp.zeros(2))
-      >>> bool((params == result.state.params).all()), round(about["epsilon"], 2)
+      ...     release = training.load_release(path, like=jnp.zeros(2))
+      >>> same = release.params == result.state.params
+      >>> bool(same.all()), round(release.about["epsilon"], 2)
       (True, 6.68)
     """
     with _opened(path) as file:
@@ -236,5 +202,4 @@ def load_release(
                 f"Expected {name} of shape {jnp.shape(expected)} in {path}, got"
                 f" {leaf.shape}."
             )
-    _origins.remember_release(leaves, _spending(about))
-    return jax.tree.unflatten(jax.tree.structure(like), leaves), about
+    return Release(jax.tree.unflatten(jax.tree.structure(like), leaves), about)

@@ -10,7 +10,6 @@ import optax
 from dpadambc.mechanisms.accounting import Spending
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.training._account import Account
-from dpadambc.training._origins import Origin
 from dpadambc.training.state import TrainState
 from dpadambc.training.step import Seen
 
@@ -85,32 +84,32 @@ class Progress:
     mechanism: Mechanism
     target_delta: float
 
-    def __init__(self, state: TrainState, seen: Seen, run: Any, iterations: int):
-        self._state, self.seen = state, seen
-        self._account: Account = run.account
-        self._origin: Origin = run.origin
-        self.iterations, self.iterations_in_all = iterations, run.iterations
-        self.mechanism = self._account.mechanism
-        self.target_delta = self._account.target_delta
+    def __init__(
+        self,
+        state: TrainState,
+        seen: Seen,
+        account: Account,
+        iterations: int,
+        iterations_in_all: int,
+    ):
+        self._state, self.seen, self._account = state, seen, account
+        self.iterations, self.iterations_in_all = iterations, iterations_in_all
+        self.mechanism, self.target_delta = account.mechanism, account.target_delta
 
     @functools.cached_property
     def state(self) -> TrainState:
         """A copy of the state, which later steps leave as it is; *secret*."""
-        state = _copied(self._state)
-        self._origin.remember_copies((state.params, state.average), self.iterations)
-        return state
+        return _copied(self._state)
 
     @functools.cached_property
     def params(self) -> optax.Params:
         """A copy of the parameters, to keep."""
-        params = _copied(self._state.params)
-        self._origin.remember_copies(params, self.iterations)
-        return params
+        return _copied(self._state.params)
 
     @property
     def loss(self) -> float:
         """Mean over the examples of these steps; *not private*. It waits for them."""
-        total, count, *_ = jax.device_get(self.seen)
+        total, count = jax.device_get(self.seen)
         return float(total) / max(int(count), 1)
 
     def epsilon(self) -> float:

@@ -11,17 +11,17 @@ from typing import Any
 
 import dp_accounting
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc._core import closures, marks, validate
+from dpadambc._core import validate
+from dpadambc.graphs import _gathers
 from dpadambc.mechanisms import _events, accounting
 from dpadambc.mechanisms._selection import Events
 from dpadambc.mechanisms.accounting import Spending
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.mechanisms.poisson import PoissonGaussian
-from dpadambc.training import _data, _fingerprint, _grouped, _nodes, _rows
+from dpadambc.training import _data
 
 # How many examples are scored at once.
 _AT_ONCE = 256
@@ -48,12 +48,10 @@ def _per_example(
 class PublicScore:
     """The mean of a score over examples that need no protection: it costs nothing.
 
-    Data are public if anyone may have them, or if their people are not protected. A
-    validation set of protected people is not public: see `NoisyScore`. Rows of the
-    training data are refused, in `data` and in what the function closes over, whatever
-    their shape is and if they were rounded since; in `data` also in examples that hold
-    several rows each, if a tenth of these are. Other rows of a person cannot be found,
-    nor rows of a few answers that chance repeats, unless all come as they are.
+    Data are public if anyone may have them, or if their people are not protected: that
+    is the user's word, for `data` and for what the function closes over. A validation
+    set of protected people is not public: see `NoisyScore`. Nor is a node whose
+    prediction reads the features of neighbors that are trained on.
 
     Args:
       fn: the score of one example, of `(params, *example)`, or, in a search with
@@ -77,36 +75,8 @@ class PublicScore:
     def __post_init__(self):
         _check(self.fn, self.data)
 
-    def check(
-        self,
-        mechanism: Mechanism,
-        loss: jex.ClosedJaxpr,
-        data: Any,
-        *arguments: Any,
-    ) -> None:
-        """Raises where a row is among the training data; for `search`."""
-        del mechanism
-        _check_nodes(self, loss, data, arguments, is_public=True)
-        num_shared = len(jax.tree.leaves(arguments))
-        ours, theirs = (
-            _nodes.without_members(program, num_shared, of)
-            for program, of in ((_traced(self, arguments), self.data), (loss, data))
-        )
-        found = max(
-            _rows.num_common_examples(ours, theirs),
-            _rows.num_common(_closed_over(self, arguments), theirs),
-        )
-        if found:
-            raise ValueError(
-                "Expected a PublicScore on examples that need no protection, got"
-                f" {found} whose inputs are among the training data. Take them out, or"
-                " make it a NoisyScore, which is accounted for."
-            )
-
-    @property
-    def outline(self) -> dict[str, str]:
-        """What tells it from others; for `search`."""
-        return _outline(self)
+    def check(self, mechanism: Mechanism, params: Any, shared: tuple[Any, ...]) -> None:
+        """Raises nothing: public data go with every mechanism; for `search`."""
 
     def per_example(self, params: Any, shared: tuple[Any, ...], data: Any) -> jax.Array:
         """The score of each example; for `search`."""
@@ -134,9 +104,10 @@ class NoisyScore:
     .. math:: \frac{1}{B} \left(\sum_i \min(\max(s_i, 0), 1)
         + \mathcal{N}(0, z^2)\right)
 
-    One example, added, removed or replaced, moves the sum by at most 1. So the function
-    must not contain protected data of its own, and known rows in it are refused. The
-    data may be the training data or others. A person may have one row in each.
+    One example, added, removed or replaced, moves the sum by at most 1, if the function
+    has no protected data of its own. The data may be the training data or others. A
+    person may have one row in each: where users are trained on, score all rows of a
+    user together. A node of a graph is in several rows, and is refused.
 
     Args:
       fn: the score of one example, in [0, 1], outside of which it is clipped; NaN
@@ -170,45 +141,20 @@ class NoisyScore:
         validate.non_negative(noise_multiplier=self.noise_multiplier)
         validate.positive(noise_multiplier=self.noise_multiplier)
 
-    def check(
-        self,
-        mechanism: Mechanism,
-        loss: jex.ClosedJaxpr,
-        data: Any,
-        *arguments: Any,
-    ) -> None:
-        """Raises where one row moves more than its own score; for `search`."""
-        if hasattr(mechanism, "max_terms"):
-            raise ValueError(
-                "Expected a mechanism of examples with a NoisyScore, got"
-                f" {type(mechanism).__module__}.{type(mechanism).__name__}: a node is"
-                " in several rows, and would move the score by more than one. Score"
-                " nodes that need no protection, by a PublicScore."
+    def check(self, mechanism: Mechanism, params: Any, shared: tuple[Any, ...]) -> None:
+        """Raises where a node moves more than one score; for `search`."""
+        traced = jax.make_jaxpr(self.fn)(params, *shared, *_data.one_example(self.data))
+        is_of_nodes = hasattr(mechanism, "max_terms")
+        if is_of_nodes or _gathers.are_in(traced.jaxpr):
+            got = (
+                f"a {type(mechanism).__name__} of nodes" if is_of_nodes else "a gather"
             )
-        _check_nodes(self, loss, data, arguments, is_public=False)
-        _rows.warn_of_copies(self.data)
-        if _grouped.are_of_users(data) and not _grouped.have_the_form(self.data):
             raise ValueError(
-                "Expected the data of a NoisyScore as group_by_user makes them, like"
-                " those that are trained on, got others: a user with several rows would"
-                " move the score by more than one. Score the rows of a user together,"
-                " with a number for each user."
+                "Expected a NoisyScore of examples, without graphs.gather and with a"
+                f" mechanism of examples, got {got}: a node is in several rows, and"
+                " would move the score by more than one. Score nodes that need no"
+                " protection, by a PublicScore."
             )
-        ours = _closed_over(self, arguments)
-        found = max(_rows.num_common(ours, rows) for rows in (data, self.data))
-        if found:
-            raise ValueError(
-                "Expected the score of one example to be of that example alone, got a"
-                f" function with {found} rows of protected data in it: one of them"
-                " would move the score of every example, and the noise is for one."
-                " Take them out of the function."
-            )
-
-    @property
-    def outline(self) -> dict[str, str]:
-        """What tells it from others; for `search`."""
-        numbers = self.noise_multiplier, self.normalize_by
-        return _outline(self, *map(float, numbers))
 
     def per_example(self, params: Any, shared: tuple[Any, ...], data: Any) -> jax.Array:
         """The score of each example; for `search`."""
@@ -256,39 +202,3 @@ def _check(fn: Any, data: Any) -> None:
         raise TypeError("Expected the examples of a score as arrays, got a source.")
     if _data.num_examples(data) == 0:
         raise ValueError("Expected at least one example to score by, got none.")
-
-
-def _outline(score: "Score", *numbers: float) -> dict[str, str]:
-    return {
-        "scored": marks.of(score.data, closely=True),
-        "score": closures.checksum(fn=score.fn),
-        "scored_by": " ".join(map(str, (type(score).__name__, *numbers))),
-    }
-
-
-def _traced(score: "Score", arguments: tuple[Any, ...]) -> jex.ClosedJaxpr:
-    """The program of the score of one example."""
-    params, shared = arguments
-    example = _data.one_example(score.data)
-    return jax.make_jaxpr(score.fn)(params, *shared, *example)
-
-
-def _check_nodes(
-    score: "Score",
-    loss: jex.ClosedJaxpr,
-    data: Any,
-    arguments: tuple[Any, ...],
-    *,
-    is_public: bool,
-) -> None:
-    traced = _traced(score, arguments)
-    num_shared = len(jax.tree.leaves(arguments))
-    _nodes.check_score(loss, traced, num_shared, data, score.data, is_public=is_public)
-
-
-def _closed_over(score: "Score", arguments: tuple[Any, ...]) -> list[Any]:
-    """What a score has beside the example: its function's constants, what is frozen."""
-    traced = jax.make_jaxpr(score.per_example)(*arguments, score.data)
-    constants = _fingerprint.constants(traced)
-    _, shared = arguments
-    return [*constants, *jax.tree.leaves(shared)]

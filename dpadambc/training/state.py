@@ -1,20 +1,39 @@
 """The state of a run, and what of it is secret."""
 
+import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc._core import key_uses, keys, precision
-from dpadambc.mechanisms import _names, _seam
+from dpadambc._core import keys, precision
+from dpadambc.mechanisms import _seam
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.transforms.banded_noise import AddBandedNoiseState
 from dpadambc.transforms.noise import AddDPNoiseState
 
 
-class TrainState(NamedTuple):
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=(
+        "step",
+        "params",
+        "opt_state",
+        "average",
+        "noise",
+        "sampling_key",
+        "loss_key",
+    ),
+    meta_fields=("mechanism",),
+)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainState:
     """All that a run needs to go on: *secret*, for its keys. See `releasable`.
+
+    A pytree. The mechanism is a static part of it, so that a step of another mechanism
+    does not take it: epsilon is of one mechanism.
 
     Attributes:
       step: the number of steps taken. shape=(), int32.
@@ -26,6 +45,7 @@ class TrainState(NamedTuple):
       sampling_key: decides who takes part. It must stay secret, since amplification
         rests on it.
       loss_key: gives each example a key, if the loss is random.
+      mechanism: that draws the batches and sets the noise.
     """
 
     step: jax.Array
@@ -35,6 +55,7 @@ class TrainState(NamedTuple):
     noise: AddDPNoiseState | AddBandedNoiseState | _seam.MovingBoundState
     sampling_key: jax.Array
     loss_key: jax.Array
+    mechanism: Mechanism
 
     def __repr__(self) -> str:
         """Without the arrays: a notebook that is shared must not show the keys."""
@@ -116,9 +137,6 @@ def init_state(
 ) -> TrainState:
     """The state before the first step, for `Step`.
 
-    Warns of a key that began another run of this process, and of parameters that one
-    has trained: epsilon is of both.
-
     Args:
       params: the parameters.
       mechanism: whose noise is added.
@@ -147,11 +165,7 @@ def init_state(
     params = jax.tree.map(jnp.array, params)
     noise_key, sampling_key, loss_key = _keys_of_run(key)
     wide = lambda: jax.tree.map(lambda x: jnp.array(precision.wide(x)), params)
-    with key_uses.told_by_caller():
-        noise: Any = _seam.add_noise(mechanism, key=noise_key).init(params)
-    key_uses.check_start(
-        noise, params, lambda: _names.outline(mechanism), stacklevel=3
-    )  # of this
+    noise: Any = _seam.add_noise(mechanism, key=noise_key).init(params)
     return TrainState(
         step=jnp.zeros([], jnp.int32),
         params=params,
@@ -160,4 +174,5 @@ def init_state(
         noise=noise,
         sampling_key=sampling_key,
         loss_key=loss_key,
+        mechanism=mechanism,
     )

@@ -7,25 +7,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax import core
 
-from dpadambc._core import (
-    closures,
-    key_uses,
-    marks,
-    origins,
-    precision,
-    threefry,
-    validate,
-)
+from dpadambc._core import precision, threefry, validate
 from dpadambc.clipping import clipped
 from dpadambc.gradients import _batched
-from dpadambc.mechanisms import _check, _names, _seam
+from dpadambc.mechanisms import _check, _seam
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.mechanisms.batch import Batch
 from dpadambc.training import _data
 from dpadambc.training._shardings import Shardings
-from dpadambc.training.state import TrainState, init_state, releasable
+from dpadambc.training.state import TrainState, init_state
 
 
 class Seen(NamedTuple):
@@ -34,19 +25,10 @@ class Seen(NamedTuple):
     Attributes:
       loss: the sum over the examples.
       num_examples: how many examples took part.
-      num_nan: how many of them have a loss that is not a number.
-      has_gradient: bool: whether any example had a gradient.
     """
 
     loss: jax.Array
     num_examples: jax.Array
-    num_nan: jax.Array
-    has_gradient: jax.Array
-
-    def total(self) -> "Seen":
-        """Of several steps, stacked along axis 0."""
-        loss, num_examples, num_nan = (x.sum(0) for x in self[:3])
-        return Seen(loss, num_examples, num_nan, self.has_gradient.any(0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,8 +66,8 @@ class Step:
       shardings: of the state and the examples; `fit` sets it.
 
     Raises:
-      TypeError: if `mechanism` is no mechanism, or the mask or a gradient has the wrong
-        dtype.
+      TypeError: if `mechanism` is no mechanism, a state is of another mechanism, or the
+        mask or a gradient has the wrong dtype.
       ValueError: if a number is out of its range.
 
     Example:
@@ -144,49 +126,11 @@ class Step:
             validate.decay(average_decay=self.average_decay)
 
     def init(self, params: optax.Params, *, key: jax.Array) -> TrainState:
-        """The state before the first step; see `init_state`.
-
-        Warns if the key, outside of a transformation, began another run before in this
-        process, with another mechanism, start, loss or optimizer: both would add the
-        same noise. Warns of parameters that an earlier run of this process has trained:
-        epsilon is of both.
-        """
+        """The state before the first step; see `init_state`."""
         averages = self.average_decay is not None
-        with key_uses.told_by_caller():
-            state = init_state(
-                params, self.mechanism, self.optimizer, key=key, averages=averages
-            )
-        if not any(isinstance(x, core.Tracer) for x in jax.tree.leaves(state)):
-            name, outline = key_uses.name_of(state.noise), self._outline(state)
-            key_uses.check(name, outline, stacklevel=3)  # of this
-            origins.warn_of_start(state.params, stacklevel=2)
-        return state
-
-    def _outline(self, state: TrainState) -> dict[str, Any]:
-        """What of a run can be told from its first state, without tracing it."""
-        return _names.outline(self.mechanism) | {
-            "params": marks.of(state.params),
-            "start": marks.of(releasable(state)),
-            "numbers": self._numbers(state),
-            "functions": closures.checksum(
-                optimizer=self.optimizer, loss_fn=self.loss_fn
-            ),
-        }
-
-    def _numbers(self, state: TrainState) -> dict[str, float]:
-        """Those that have a name: in closures, and in the state at the start."""
-        found = closures.of(
-            optimizer=self.optimizer,
-            loss_fn=self.loss_fn,
-            noise_multiplier=self.mechanism.noise_multiplier,
+        return init_state(
+            params, self.mechanism, self.optimizer, key=key, averages=averages
         )
-        start = jax.tree_util.tree_leaves_with_path(releasable(state))
-        scalars = {
-            f"start{jax.tree_util.keystr(path)}": float(x)
-            for path, x in start
-            if x.shape == () and x.is_fully_addressable
-        }
-        return found | scalars
 
     def __call__(
         self,
@@ -196,6 +140,12 @@ class Step:
         frozen: Any = None,
     ) -> tuple[TrainState, Seen]:
         """The state after the step, and what was seen of the examples."""
+        if state.mechanism != self.mechanism:
+            raise TypeError(
+                f"Expected a state of {self.mechanism!r}, got one of"
+                f" {state.mechanism!r}: epsilon is of one mechanism. Begin a run of its"
+                " own by init, and compose the epsilons of both."
+            )
         losses, summed = self._clipped(state, examples, is_padding_example, frozen)
         noise = _seam.add_noise(self.mechanism, key=state.noise.rng_key)
         with threefry.split_over_a_mesh(self.shardings.mesh is not None):
@@ -205,16 +155,9 @@ class Step:
         )
         params = optax.apply_updates(state.params, updates)
         present = ~is_padding_example
-        gradient = summed.gradient if self._observes else summed
-        seen = Seen(
-            loss=jnp.sum(losses, where=present),
-            num_examples=jnp.sum(present),
-            num_nan=jnp.sum(jnp.isnan(losses), where=present),
-            has_gradient=jnp.any(
-                jnp.stack([jnp.any(g != 0) for g in jax.tree.leaves(gradient)])
-            ),
-        )
-        after = state._replace(
+        seen = Seen(loss=jnp.sum(losses, where=present), num_examples=jnp.sum(present))
+        after = dataclasses.replace(
+            state,
             step=state.step + 1,
             params=params,
             opt_state=opt_state,
@@ -245,23 +188,15 @@ class Step:
             has_aux=False,
             microbatch_size=self.microbatch_size,
             skip_padding=self.skip_padding,
-            observes=self._observes,
         )
         losses, summed = fun(
+            _seam.bound(self.mechanism, state.noise),
             self.shardings.gather_params(state.params),
             *arguments,
             is_padding_example=padding,
-            clip_state=_seam.bound(self.mechanism, state.noise),
         )
-        if not self._observes:
-            return losses, self.shardings.scatter_gradient(summed)
         gradient = self.shardings.scatter_gradient(summed.gradient)
         return losses, summed._replace(gradient=gradient)
-
-    @property
-    def _observes(self) -> bool:
-        """Whether the bound moves, by a sum that is noised with the gradient."""
-        return self.mechanism.clip_rule._moves
 
     def _average(self, params: optax.Params, average: optax.Params | None):
         if self.average_decay is None or average is None:

@@ -1,37 +1,21 @@
 """A search over hyperparameters with one epsilon: all of it is accounted for."""
 
-import functools
 import math
-import secrets
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.extend.core as jex
-import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc._core import closures, key_uses, keys, marks, validate
-from dpadambc.mechanisms import _events, _names, _selection, tuning
+from dpadambc._core import keys, validate
+from dpadambc.mechanisms import _events, _selection, tuning
 from dpadambc.mechanisms.accounting import Spending
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.mechanisms.trials import Fixed, Trials
 from dpadambc.mechanisms.tuning import TunedEpsilon
-from dpadambc.training import (
-    _account,
-    _checks,
-    _data,
-    _fingerprint,
-    _keys,
-    _processes,
-    _rows,
-    _siblings,
-)
-from dpadambc.training._account import Account
+from dpadambc.training import _checks, _data, _keys
 from dpadambc.training._candidates import Candidate, Candidates, made
-from dpadambc.training._origins import Origin, Start
 from dpadambc.training._trainer import Trainer
 from dpadambc.training.scores import Score
 from dpadambc.training.step import Step
@@ -64,7 +48,6 @@ class SearchResult(NamedTuple):
         None.
       runs: the runs that the search is made of, scores included, if their number is
         fixed; else None.
-      name: a random one, by which this process knows its data where it is `spent`.
     """
 
     best: Trial | None
@@ -74,7 +57,6 @@ class SearchResult(NamedTuple):
     trials: Trials
     told: tuple[Trial, ...] | None
     runs: Spending | None
-    name: str
 
     @property
     def spent(self) -> Spending:
@@ -84,28 +66,18 @@ class SearchResult(NamedTuple):
           ValueError: if the number of trials is random: such a search is no composition
             of runs.
         """
-        return _composed(self.runs)
+        if self.runs is None:
+            raise ValueError(
+                "Expected a search with a fixed number of trials in spent=, got one"
+                " that drew it, which is no composition of runs. The epsilons of the"
+                " two add, and so do the deltas: state the sums."
+            )
+        return self.runs
 
     @property
     def epsilon(self) -> float:
         """The epsilon of the whole search, at the target delta."""
         return self.cost.epsilon
-
-
-_ADVICE = (
-    "The epsilons of the two add, and so do the deltas: state the sums. Give spent=()"
-    " to compute the epsilon of this one alone, or if nobody whose data the earlier one"
-    " had is in these data."
-)
-
-
-def _composed(runs: Spending | None) -> Spending:
-    if runs is None:
-        raise ValueError(
-            "Expected a search with a fixed number of trials in spent=, got one that"
-            f" drew it, which is no composition of runs. {_ADVICE}"
-        )
-    return runs
 
 
 def _runs_of(mechanism: Mechanism, score: Score, trials: Trials) -> Spending | None:
@@ -176,7 +148,6 @@ def search(
     uses_key: bool = False,
     microbatch_size: int | None = None,
     trials_at_once: int = 1,
-    spent: tuple[()] | None = None,
 ) -> SearchResult:
     """Trains with several hyperparameters, and returns the best model with one epsilon.
 
@@ -189,8 +160,7 @@ def search(
     Guarantees:
       * `result.epsilon` is of all that is returned: the parameters, the candidate and
         the score, chosen by whatever score. It is computed before the first step.
-      * A score of protected data has noise, and its event is part of each trial; one
-        on data that need no protection is refused where it is of the training data.
+      * A score of protected data has noise, and its event is part of each trial.
       * Where the number of trials is random, neither it nor the other trials are
         returned. *The time that a search takes reveals the number*: do not publish the
         time, or anything else that depends on the load of the machine.
@@ -199,10 +169,9 @@ def search(
 
     Another search on the same data composes with this one, and so does a `fit` of the
     candidate that was found: publish the model that is returned. A `fit` after a search
-    with a fixed number of trials takes the result as its `spent`. Parameters that a run
-    or another search of this process has trained are refused as a start, and in a loss
-    that closes over them, unless `spent` says that they need not be counted. A key that
-    another search of this process had is warned of.
+    with a fixed number of trials takes the result as its `spent`. Epsilon covers
+    neither what earlier runs spent that made the parameters to begin with, nor runs by
+    which the candidates were chosen.
 
     One program is compiled for all candidates and trials, with the candidates' numbers
     as arguments. So `make_optimizer` gets traced numbers: it may compute with them, but
@@ -230,22 +199,15 @@ def search(
         default.
       trials_at_once: how many trials are trained in one call. It changes the result by
         rounding at most.
-      spent: an empty tuple says that earlier runs and searches are not to be counted:
-        nobody in these data was in them, or epsilons and deltas are added by hand.
 
     Returns:
       A `SearchResult`.
 
-    Warns:
-      UserWarning: if this process has made other runs on these data, or on data with
-        one of their arrays, and nothing is said by `spent`.
-
     Raises:
       TypeError: if the score does not say what its data are, or the data, the
         mechanism, an optimizer, a candidate or the key are not what they should be.
-      ValueError: if a public score is of rows of the training data, a number is out of
-        its range, an optimizer is not of the private gradient, or what an earlier run
-        has trained is given without `spent`.
+      ValueError: if a number is out of its range, an optimizer is not of the private
+        gradient, or a noisy score gathers nodes of a graph.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax
@@ -280,7 +242,6 @@ def search(
     validate.function(make_optimizer=make_optimizer)
     validate.count(least=1, trials_at_once=trials_at_once)
     _check_data(data, mechanism, target_delta)
-    begins = Start(Account(mechanism, target_delta), _is_told(spent), _ADVICE)
     step_of = lambda candidate: Step(
         loss_fn,
         mechanism,
@@ -289,22 +250,10 @@ def search(
         uses_key=uses_key,
         microbatch_size=microbatch_size,
     )
-    update_of = lambda candidate: _checks.optimizer_of(
-        made(make_optimizer, candidate), params, mechanism
-    )
-    updates = list(map(update_of, listed.listed))
-    loss = _checks.loss_of(step_of(listed.listed[0]), params, frozen, data)
-    origin = _origin_of([loss, *updates], params, frozen, data, key, begins)
-    outline = _outline([loss, *updates], params, frozen, data, mechanism)
-    outline |= {
-        "candidates": str(listed.listed),
-        "derivatives": closures.derivatives(loss_fn=loss_fn),
-        "trials": str(trials),
-        **score.outline,
-    }
-    shared = () if frozen is None else (frozen,)
-    score.check(mechanism, loss, data, params, shared)
-    key_uses.check(_name_of(key), outline, stacklevel=3)  # of this
+    for candidate in listed.listed:
+        _checks.optimizer_of(made(make_optimizer, candidate), params)
+    _checks.loss_of(step_of(listed.listed[0]), params, frozen, data)
+    score.check(mechanism, params, () if frozen is None else (frozen,))
     cost = tuning.tuned_epsilon(
         _events_of(mechanism, score),
         trials,
@@ -313,17 +262,9 @@ def search(
     )
     runs = _runs_of(mechanism, score, trials)
     trainer = Trainer(step_of, mechanism, score, frozen is not None, trials_at_once)
-    known_as = _siblings.names_of(data, outline["data"])
-    if not _is_told(spent):
-        _warn_of_other_runs(known_as, key)
-    _siblings.remember(known_as, _name_of(key))
-    if any(not x.is_fully_addressable for x in _arrays((params, frozen, data))):
-        told = _processes.common(outline), float(target_delta)
-        _processes.refuse_different(search=told)
+    arrays = jax.tree.leaves((params, frozen, data))
+    if not all(getattr(x, "is_fully_addressable", True) for x in arrays):
         key = _keys.the_same_everywhere(key)
-    else:
-        for other in _keys.compared_with_other_processes(key, lambda: outline):
-            _siblings.remember(known_as, other)
     rng, trial_keys = _drawn_from(key, trials)
     chosen = _chosen(rng, trials, len(listed.listed), len(trial_keys))
     numbers = jax.tree.map(lambda x: x[chosen], listed.numbers)
@@ -334,79 +275,7 @@ def search(
     )
     told = tuple(scored) if isinstance(trials, Fixed) else None
     best = _best(told or scored, rng)
-    models = [trial.params for trial in told or [best] if trial]
-    origin.remember_search(models, functools.partial(_composed, runs))
-    name = secrets.token_hex(8)
-    _account.searched(name, _name_of(key))
-    return SearchResult(best, cost, target_delta, mechanism, trials, told, runs, name)
-
-
-def _origin_of(
-    programs: list[jex.ClosedJaxpr],
-    params: Any,
-    frozen: Any,
-    data: Any,
-    key: jax.Array,
-    begins: Start,
-) -> Origin:
-    """Raises where the search begins with what a run has made, and is not told."""
-    closed_over = [x for fun in programs for x in _fingerprint.constants(fun)]
-    _rows.warn_of_shared((closed_over, frozen), data)
-    _rows.warn_of_copies(data)
-    params, frozen = jax.tree.map(jnp.asarray, (params, frozen))
-    return begins.checked(params, frozen, closed_over, _name_of(key))
-
-
-def _outline(
-    programs: list[jex.ClosedJaxpr],
-    params: Any,
-    frozen: Any,
-    data: Any,
-    mechanism: Mechanism,
-) -> dict[str, Any]:
-    """What tells a search from others, as far as that is known before it."""
-    params, frozen, data = jax.tree.map(jnp.asarray, (params, frozen, data))
-    # Scores after more steps are others, with the same noise.
-    return _names.outline(mechanism) | {
-        "steps": mechanism.iterations,
-        "loss_and_optimizer": " ".join(map(_fingerprint.of_traced, programs)),
-        "start": marks.of(params),
-        "frozen": marks.of(frozen),
-        "data": marks.of(data, closely=True),
-    }
-
-
-def _arrays(tree: Any) -> list[jax.Array]:
-    return [x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array)]
-
-
-def _name_of(key: jax.Array) -> str:
-    """Not that of a run with this key, which draws other numbers."""
-    return f"search {keys.name_of(key)}"
-
-
-def _is_told(spent: Any) -> bool:
-    if spent is None or (isinstance(spent, tuple) and not spent):
-        return spent is not None
-    raise TypeError(
-        "Expected spent=() or none for a search, got what earlier runs spent, which is"
-        f" not composed with it. {_ADVICE}"
-    )
-
-
-def _warn_of_other_runs(data: _siblings.Names, key: jax.Array) -> None:
-    """Where runs of this process had the same data, and nothing was said of them."""
-    others = len(_siblings.others_on(data, _name_of(key)))
-    if others:
-        warnings.warn(
-            f"This process has made {others} other runs on these data that the epsilon"
-            " of this search does not cover. It leaves out those that are released too,"
-            " and what was chosen by them, such as candidates by what an earlier search"
-            " has found. The epsilons and deltas of all add up. spent=() says that they"
-            " are added by hand, or that nobody saw those runs and no choice came of"
-            " them.",
-            stacklevel=3,
-        )
+    return SearchResult(best, cost, target_delta, mechanism, trials, told, runs)
 
 
 def _check_data(data: Any, mechanism: Mechanism, target_delta: float) -> None:
@@ -416,7 +285,7 @@ def _check_data(data: Any, mechanism: Mechanism, target_delta: float) -> None:
             " source."
         )
     num_examples = _data.num_examples(data)
-    _events.check_delta(target_delta, num_examples, stacklevel=4)
+    _events.check_delta(target_delta, num_examples)
     _checks.mechanism_of(mechanism, num_examples)
 
 

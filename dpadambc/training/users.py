@@ -5,10 +5,7 @@ row does, so the rows of a user are put into one example, whose gradient is clip
 whole.
 """
 
-import inspect
-import unicodedata
-import warnings
-import weakref
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -17,16 +14,41 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpadambc._core import validate
-from dpadambc.training import _data, _grouped, _siblings
+from dpadambc.training import _data
 
 Loss = Callable[..., jax.Array]
 
 
-# Of a loss of `with_rows`: has_frozen and uses_key.
-_TAKE: weakref.WeakKeyDictionary[Loss, tuple[bool, bool]] = weakref.WeakKeyDictionary()
+@dataclasses.dataclass(frozen=True)
+class RowsLoss:
+    """The mean loss over the rows of one user, as `with_rows` makes it.
 
-# As what is missing is written, where a column becomes text; among numbers it is -1.
-_MISSING = {"", "-1", "nan", "none", "null", "nat", "<na>", "na"}
+    Args:
+      loss_fn: of one row.
+      has_frozen: whether its second argument is what `fit` is given as `frozen`.
+      uses_key: whether its last argument is a key.
+    """
+
+    loss_fn: Loss
+    has_frozen: bool
+    uses_key: bool
+
+    def __call__(self, *arguments: Any) -> jax.Array:
+        """The loss of an example of `group_by_user`."""
+        num_shared = 2 if self.has_frozen else 1
+        rest = arguments[:-1] if self.uses_key else arguments
+        shared, (*rows, is_padding_row) = rest[:num_shared], rest[num_shared:]
+        _check_rows(is_padding_row)
+        if self.uses_key:
+            rows.append(jax.random.split(arguments[-1], len(is_padding_row)))
+        losses = jax.vmap(lambda *row: self.loss_fn(*shared, *row))(*rows)
+        if jnp.shape(losses) != is_padding_row.shape:
+            raise ValueError(
+                "Expected the loss of one row to be a number, got shape"
+                f" {jnp.shape(losses)[1:]}."
+            )
+        used = jnp.where(is_padding_row, 0, losses)
+        return used.sum() / (~is_padding_row).sum()
 
 
 def _kind(x: Any) -> str:
@@ -57,39 +79,7 @@ def _as_ids(user_ids: Any) -> np.ndarray:
             f" shape {ids.shape} and {' and '.join(sorted(kinds))}. Leave out the rows"
             " of which the user is not known, and decode bytes."
         )
-    if kinds == {"str"}:
-        missing = {str(x) for x in ids if x.lower() in _MISSING}
-    else:
-        missing = {-1} if (ids == -1).any() else set()
-    if missing:
-        raise ValueError(
-            f"Expected an id for each row, got {sorted(missing)}, as what is missing is"
-            " written. Leave out the rows of which the user is not known: they would be"
-            " those of one user, whom several people are. Write it otherwise if it is"
-            " the id of one."
-        )
     return ids
-
-
-def _without_spelling(name: str) -> str:
-    """What is left of a name without case, blanks, and ways to encode a letter."""
-    return "".join(unicodedata.normalize("NFKC", name).casefold().split())
-
-
-def _warn_of_spellings(ids: np.ndarray, *, stacklevel: int) -> None:
-    """Warns of two ids that differ in spelling alone: one person, and two users."""
-    seen: dict[str, str] = {}
-    for name in sorted({x for x in ids if isinstance(x, str)}):
-        other = seen.setdefault(_without_spelling(name), name)
-        if other != name:
-            warnings.warn(
-                f"user_ids has {str(other)!r} and {str(name)!r}, two users for epsilon:"
-                " one person who is both has twice the influence. Write the ids of a"
-                " person alike, in one case and without blanks, unless these are two"
-                " people.",
-                stacklevel=stacklevel + 1,
-            )
-            return
 
 
 def _rows_of_users(ids: np.ndarray, max_rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -113,7 +103,9 @@ def group_by_user(data: Any, user_ids: Any, *, max_rows: int) -> tuple[Any, ...]
 
     Args:
       data: arrays as for `fit`, with the rows along axis 0.
-      user_ids: whole numbers or strings, shape (rows,): whose each row is.
+      user_ids: whole numbers or strings, shape (rows,): whose each row is. Two that
+        differ are two users: write those of a person alike, and leave out the rows
+        whose user is not known.
       max_rows: how many rows of a user are used at most; public, so not the largest
         number that a user has.
 
@@ -123,12 +115,9 @@ def group_by_user(data: Any, user_ids: Any, *, max_rows: int) -> tuple[Any, ...]
       first row of the same user. Users are in the order of their ids.
 
     Raises:
-      TypeError: if ids are of another type: those that are missing often are; or if
+      TypeError: if ids are of another type, as those that are missing often are; or if
         data has what is no array of numbers, such as a list, a table or text.
-      ValueError: if there are not as many ids as rows, or none, or if some are missing.
-
-    Warns:
-      UserWarning: if ids differ in case or blanks alone.
+      ValueError: if there are not as many ids as rows, or none.
 
     Example:
       >>> import numpy as np
@@ -155,17 +144,15 @@ def group_by_user(data: Any, user_ids: Any, *, max_rows: int) -> tuple[Any, ...]
                 f"Expected one id for each row, at least one, got {len(ids)} ids for"
                 f" {name} of shape {column.shape}."
             )
-    _warn_of_spellings(ids, stacklevel=2)
     rows, is_padding_row = _rows_of_users(ids, max_rows)
     grouped = jax.tree.map(lambda column: column[rows], data)
-    _grouped.remember(grouped, is_padding_row, _siblings.names_of_rows(data))
     several = grouped if isinstance(grouped, tuple) else (grouped,)
     return *several, is_padding_row
 
 
 def with_rows(
     loss_fn: Loss, *, has_frozen: bool = False, uses_key: bool = False
-) -> Loss:
+) -> RowsLoss:
     """The mean loss over the rows of one user.
 
     The gradient of the mean is clipped, so the user counts once however many rows there
@@ -200,25 +187,7 @@ def with_rows(
       >>> print(result.state.params.round(0))
       [1. 2. 3.]
     """
-    num_shared = 2 if has_frozen else 1
-
-    def mean(*arguments):
-        rest = arguments[:-1] if uses_key else arguments
-        shared, (*rows, is_padding_row) = rest[:num_shared], rest[num_shared:]
-        _check_rows(is_padding_row)
-        if uses_key:
-            rows.append(jax.random.split(arguments[-1], len(is_padding_row)))
-        losses = jax.vmap(lambda *row: loss_fn(*shared, *row))(*rows)
-        if jnp.shape(losses) != is_padding_row.shape:
-            raise ValueError(
-                "Expected the loss of one row to be a number, got shape"
-                f" {jnp.shape(losses)[1:]}."
-            )
-        used = jnp.where(is_padding_row, 0, losses)
-        return used.sum() / (~is_padding_row).sum()
-
-    _TAKE[mean] = has_frozen, uses_key
-    return mean
+    return RowsLoss(loss_fn, has_frozen, uses_key)
 
 
 def _check_rows(is_padding_row: Any) -> None:
@@ -234,11 +203,10 @@ def _check_rows(is_padding_row: Any) -> None:
 
 def _check_arguments(loss_fn: Loss, has_frozen: bool, uses_key: bool) -> None:
     """Raises if a loss of `with_rows` would take what is frozen for rows of a user."""
-    if not inspect.isfunction(loss_fn):  # others may have no hash
+    if not isinstance(loss_fn, RowsLoss):
         return
-    takes = _TAKE.get(loss_fn, (has_frozen, uses_key))
-    if takes != (has_frozen, uses_key):
-        got = f"has_frozen={takes[0]}, uses_key={takes[1]}"
+    if (loss_fn.has_frozen, loss_fn.uses_key) != (has_frozen, uses_key):
+        got = f"has_frozen={loss_fn.has_frozen}, uses_key={loss_fn.uses_key}"
         raise ValueError(
             f"Expected with_rows(loss_fn, has_frozen={has_frozen},"
             f" uses_key={uses_key}), as fit is given frozen= and uses_key=, got {got}:"

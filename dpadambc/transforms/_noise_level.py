@@ -9,31 +9,30 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from dpadambc._core import validate
 
-NoiseStddev = Any  # a number, an optax.Schedule, or a tree prefix with such leaves
+# A number, an optax.Schedule, a tree prefix with such leaves, or a mechanism.
+NoiseStddev = Any
 
 
-def check(noise_stddev: NoiseStddev) -> None:
-    """Raises unless every number is non-negative, finite and of full precision."""
-    if hasattr(noise_stddev, "noise_stddev"):
-        raise TypeError(
-            "Expected noise_stddev to be a number, got a mechanism. Give its"
-            " noise_stddev, mechanism.noise_stddev."
-        )
+def resolved(noise_stddev: NoiseStddev) -> Any:
+    """The level itself, of a mechanism its own.
+
+    Raises unless every number is non-negative, finite and of full precision.
+    """
+    noise_stddev = getattr(noise_stddev, "noise_stddev", noise_stddev)
     for level in jax.tree.leaves(noise_stddev, is_leaf=lambda x: x is None):
         if not callable(level):
             validate.non_negative(noise_stddev=level)
+    return noise_stddev
 
 
-def is_zero(noise_stddev: NoiseStddev) -> bool:
-    """Whether there is no noise, where one known number says so."""
-    numbers = int | float | np.generic | np.ndarray | jax.Array
-    is_number = isinstance(noise_stddev, numbers)
-    return is_number and validate.known_number("noise_stddev", noise_stddev) == 0
+def numbers_of_sum(noise_stddev: NoiseStddev) -> dict[str, float | None]:
+    """What a mechanism says of the sum that its noise hides; nothing of a number."""
+    names = ("l2_clip_norm", "normalize_by")
+    return {name: getattr(noise_stddev, name, None) for name in names}
 
 
 def of_schedule(schedule: Callable[..., Any], step: Any) -> Any:

@@ -7,20 +7,21 @@ import jax.numpy as jnp
 import optax
 
 from dpadambc._core import validate
-from dpadambc.transforms import _corrections, _noise_level
+from dpadambc.transforms import _noise_level
 from dpadambc.transforms.second_moment import RelativeFloor, corrected_second_moment
 
 
-def check(
+def checked(
     noise_stddev: _noise_level.NoiseStddev,
     variance_floor: jax.typing.ArrayLike | RelativeFloor,
     correction: jax.typing.ArrayLike,
-) -> None:
-    """Raises unless these can be the numbers of a correction."""
-    _noise_level.check(noise_stddev)
+) -> Any:
+    """The level of the noise; raises unless these can be numbers of a correction."""
+    level = _noise_level.resolved(noise_stddev)
     validate.non_negative(correction=correction)
     if not isinstance(variance_floor, RelativeFloor):
         validate.non_negative(variance_floor=variance_floor)
+    return level
 
 
 def init_noise_variance(noise_stddev: _noise_level.NoiseStddev, params: Any) -> Any:
@@ -29,13 +30,10 @@ def init_noise_variance(noise_stddev: _noise_level.NoiseStddev, params: Any) -> 
     return jax.tree.map(lambda _: jnp.zeros([], float), noise_stddev)
 
 
-def arriving(
-    updates: optax.Updates, noise_stddev: _noise_level.NoiseStddev, nu: optax.Updates
-) -> optax.Updates:
-    """The noised gradient in the dtype of its second moment, seen to be corrected."""
+def arriving(updates: optax.Updates, nu: optax.Updates) -> optax.Updates:
+    """The noised gradient in the dtype of its second moment."""
     validate.real_tree(updates)
-    _corrections.tell(noise_stddev)
-    return optax.tree.cast_like(_corrections.noise_is_corrected(updates), nu)
+    return optax.tree.cast_like(updates, nu)
 
 
 def updated(

@@ -214,7 +214,7 @@ def scale_by_adafactor_bc(
       `optax.scale_by_factored_rms`; the idea of the correction is that of
       `DP-AdamBC <https://arxiv.org/abs/2312.14334>`_, 2024
     """
-    _second_moment.check(noise_stddev, variance_floor, correction)
+    noise_stddev = _second_moment.checked(noise_stddev, variance_floor, correction)
     validate.positive(decay_rate=decay_rate)
     _check_size(min_dim_size_to_factor)
 
@@ -234,7 +234,7 @@ def scale_by_adafactor_bc(
         del params
         of_dtype = lambda nu: nu.row if _is_factored(nu) else nu
         like = jax.tree.map(of_dtype, state.nu, is_leaf=_is_factored)
-        updates = _second_moment.arriving(updates, noise_stddev, like)
+        updates = _second_moment.arriving(updates, like)
         count = jnp.asarray(optax.safe_increment(state.count))
         new = 1 / jnp.power(count.astype(float), decay_rate)
 

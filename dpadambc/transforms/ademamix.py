@@ -111,7 +111,7 @@ def scale_by_ademamix_bc(
       `optax.contrib.scale_by_ademamix`; the correction of
       `DP-AdamBC <https://arxiv.org/abs/2312.14334>`_, 2024
     """
-    _second_moment.check(noise_stddev, variance_floor, correction)
+    noise_stddev = _second_moment.checked(noise_stddev, variance_floor, correction)
     validate.floating(mu_dtype=mu_dtype)
     validate.decay(b1=b1)
     validate.decay(b2=b2)
@@ -132,7 +132,7 @@ def scale_by_ademamix_bc(
 
     def update_fn(updates, state, params=None):
         del params
-        updates = _second_moment.arriving(updates, noise_stddev, state.nu)
+        updates = _second_moment.arriving(updates, state.nu)
 
         def at(number) -> Any:
             return number(state.count) if callable(number) else number

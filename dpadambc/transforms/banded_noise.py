@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc._core import keys, losses, validate
+from dpadambc._core import keys, validate
+from dpadambc.gradients import clipped_sum
 from dpadambc.transforms import _noising, correlated_noise, noise
 from dpadambc.transforms.noise import AddDPNoiseState
 
@@ -77,12 +78,15 @@ def add_banded_noise(
 
     Example:
       >>> import jax, jax.numpy as jnp
+      >>> import dpadambc
       >>> from dpadambc import transforms
       >>> noise = transforms.add_banded_noise(0.1, (1.0, 0.5), key=jax.random.key(0))
       >>> params = jnp.zeros(10_000)
       >>> state, total = noise.init(params), jnp.zeros(10_000)
+      >>> summed = dpadambc.as_clipped_sum(
+      ...     jnp.ones(10_000), l2_clip_norm=100.0, normalize_by=1)
       >>> for _ in range(4):
-      ...     noised, state = noise.update(jnp.ones(10_000), state, params)
+      ...     noised, state = noise.update(summed, state, params)
       ...     total += noised
       >>> print(f"{total.mean():.2f} +- {total.std():.2f}, independent 0.20")
       4.00 +- 0.15, independent 0.20
@@ -97,20 +101,17 @@ def add_banded_noise(
 
     def init_fn(params):
         correlated_noise._refuse_parts(params)
-        made_of = {"noise_stddev": noise_stddev, "coefficients": later}
-        rng_key = noise._key_of_run(key, "add_banded_noise", params, made_of)
         zeros = lambda x: jnp.zeros_like(x, noise._like(x).dtype)
         return AddBandedNoiseState(
-            noise._first_state(rng_key, key),
+            noise._first_state(key, "add_banded_noise", params),
             tuple(jax.tree.map(zeros, params) for _ in later),
         )
 
     def update_fn(updates, state, params=None, **extra_args):
-        losses.warn_of(extra_args, stacklevel=3)
+        del extra_args
         draws = state.draws
-        noise._check_summed(updates, params)
+        updates = clipped_sum.opened(updates, params)
         noise._check_devices(updates, draws.rng_key)
-        noise._check_state(noise_stddev, draws, updates)
         own_key = keys.of_one_run(draws.rng_key, updates)
         rng_key, step_key = jax.random.split(own_key)
         sigma = noise._stddev(noise_stddev, draws)

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc._core import keys, losses, validate
+from dpadambc._core import keys, validate
+from dpadambc.gradients import clipped_sum
 from dpadambc.transforms import _noising, noise
 
 
@@ -54,13 +55,16 @@ def add_correlated_noise(
 
     Example:
       >>> import jax, jax.numpy as jnp
+      >>> import dpadambc
       >>> from dpadambc import transforms
       >>> noise = transforms.add_correlated_noise(
       ...     0.1, (1.0, -0.9), key=jax.random.key(0))
       >>> params = jnp.zeros(10_000)
       >>> state, total = noise.init(params), jnp.zeros(10_000)
+      >>> summed = dpadambc.as_clipped_sum(
+      ...     jnp.ones(10_000), l2_clip_norm=100.0, normalize_by=1)
       >>> for _ in range(4):
-      ...     noised, state = noise.update(jnp.ones(10_000), state, params)
+      ...     noised, state = noise.update(summed, state, params)
       ...     total += noised
       >>> print(f"{total.mean():.2f} +- {total.std():.2f}, independent 0.20")
       4.00 +- 0.10, independent 0.20
@@ -75,15 +79,12 @@ def add_correlated_noise(
 
     def init_fn(params):
         _refuse_parts(params)
-        made_of = {"noise_stddev": noise_stddev, "coefficients": d}
-        rng_key = noise._key_of_run(key, "add_correlated_noise", params, made_of)
-        return noise._first_state(rng_key, key)
+        return noise._first_state(key, "add_correlated_noise", params)
 
     def update_fn(updates, state, params=None, **extra_args):
-        losses.warn_of(extra_args, stacklevel=3)
-        noise._check_summed(updates, params)
+        del extra_args
+        updates = clipped_sum.opened(updates, params)
         noise._check_devices(updates, state.rng_key)
-        noise._check_state(noise_stddev, state, updates)
         own_key, shares = keys.of_one_run(state.rng_key, updates), jnp.array(d, float)
 
         def with_draws_of(j, noised):

@@ -231,7 +231,7 @@ def low_pass_noise_stddev(
     References:
       See `low_pass`.
     """
-    _noise_level.check(noise_stddev)
+    noise_stddev = _noise_level.resolved(noise_stddev)
     impulse, constant = _responses(numerator, denominator)
     last = impulse.size - 1
 

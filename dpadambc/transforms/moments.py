@@ -124,7 +124,7 @@ def scale_by_adam_bc(
       Tang et al., `DP-AdamBC: Your DP-Adam Is Actually DP-SGD (Unless You Apply Bias
       Correction) <https://arxiv.org/abs/2312.14334>`_, 2024, Algorithm 1
     """
-    _second_moment.check(noise_stddev, variance_floor, correction)
+    noise_stddev = _second_moment.checked(noise_stddev, variance_floor, correction)
     validate.floating(mu_dtype=mu_dtype)
     validate.decay(b1=b1)
     validate.decay(b2=b2)
@@ -140,7 +140,7 @@ def scale_by_adam_bc(
 
     def update_fn(updates, state, params=None):
         del params
-        updates = _second_moment.arriving(updates, noise_stddev, state.nu)
+        updates = _second_moment.arriving(updates, state.nu)
         # A decay rate is rounded with what it multiplies: 0.999 in bfloat16 is 1.
         before = optax.tree.cast_like(state.mu, updates)
         mu = optax.tree.update_moment(updates, before, b1, 1)

@@ -1,25 +1,13 @@
 """Add the Gaussian noise that makes a clipped sum private."""
 
-import warnings
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc._core import (
-    closures,
-    key_uses,
-    keys,
-    losses,
-    precision,
-    shard_map,
-    stages,
-    state_uses,
-    threefry,
-    validate,
-)
-from dpadambc.gradients import _leaves
+from dpadambc._core import keys, precision, shard_map, threefry, validate
+from dpadambc.gradients import clipped_sum
 from dpadambc.transforms import _noise_level
 
 
@@ -58,27 +46,6 @@ def _like(x: jax.Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(jnp.shape(x), dtype)
 
 
-def _check_summed(updates: optax.Updates, params: optax.Params | None) -> None:
-    """Raises where a leaf is not real or does not have the shape of its parameter."""
-    if any(map(_leaves.is_per_example, _leaves.flatten(updates))):
-        raise ValueError(
-            "Expected gradients summed over the batch, got per-example gradients: they"
-            " go through dpadambc.clip_per_example first."
-        )
-    validate.real_tree(updates)
-    if params is None:
-        return
-    expected, got = (
-        [jnp.shape(x) for x in jax.tree.leaves(t)] for t in (params, updates)
-    )
-    if expected != got:
-        raise ValueError(
-            "Expected gradients summed over the batch, with the parameters' shapes"
-            f" {expected}, got shapes {got}. Per-example gradients go through"
-            " dpadambc.clip_per_example first."
-        )
-
-
 def _check_devices(updates: optax.Updates, key: jax.Array) -> None:
     """Raises where devices would not have one noise for each coordinate."""
     if not shard_map.all_axes():
@@ -106,36 +73,10 @@ def _check_devices(updates: optax.Updates, key: jax.Array) -> None:
             )
 
 
-def _key_of_run(
-    key: jax.Array, name: str, params: optax.Params, made_of: dict[str, Any]
-) -> jax.Array:
-    """The first key of a state; warns if it was that of another run."""
-    own_key = keys.of_one_run(keys.of_domain(key, name), params)
-    # Parts of the parameters, in `optax.multi_transform`, may share a key.
-    is_part = validate.sees_a_part(params)
-    if not (is_part or _noise_level.is_zero(made_of["noise_stddev"])):
-        outline = lambda: {
-            "level": closures.checksum(**made_of),
-            **closures.of(**made_of),
-        }
-        key_uses.check_start(own_key, params, outline, stacklevel=4)  # of init
-    return own_key
-
-
-def _first_state(rng_key: jax.Array, key: jax.Array) -> AddDPNoiseState:
-    noised_steps = jnp.zeros([], jnp.int32)
-    state_uses.begins(noised_steps, key)
-    return AddDPNoiseState(noised_steps=noised_steps, rng_key=rng_key)
-
-
-def _check_state(
-    noise_stddev: Any, state: AddDPNoiseState, updates: optax.Updates
-) -> None:
-    """Warns where the noise of a step is that of another, or hides no example."""
-    if not _noise_level.is_zero(noise_stddev):
-        stages.traced("noise")
-        stages.expect("clip", noise_stddev, stacklevel=4)
-        state_uses.check_step(state.noised_steps, updates, stacklevel=4)
+def _first_state(key: jax.Array, name: str, params: optax.Params) -> AddDPNoiseState:
+    """The state before the first step, with a key of the domain `name`."""
+    rng_key = keys.of_one_run(keys.of_domain(key, name), params)
+    return AddDPNoiseState(noised_steps=jnp.zeros([], jnp.int32), rng_key=rng_key)
 
 
 def _next_state(state: AddDPNoiseState, rng_key: jax.Array) -> AddDPNoiseState:
@@ -148,17 +89,6 @@ def _stddev(noise_stddev: _noise_level.NoiseStddev, state: AddDPNoiseState) -> A
     is_lost = jnp.all(jax.random.key_data(state.rng_key) == 0)
     stddev = _noise_level.at_step(noise_stddev, state.noised_steps)
     return jax.tree.map(lambda s: jnp.where(is_lost, jnp.nan, s), stddev)
-
-
-def _warn_of_parts(params: optax.Params) -> None:
-    if validate.sees_a_part(params):
-        warnings.warn(
-            "add_dp_noise sees a part of the parameters only, and adds noise to no"
-            " other: what optax.masked leaves out goes on as it came, without noise,"
-            " and no epsilon covers it. Add noise to all parameters, before anything"
-            " divides them; for a level of each, give a tree of levels.",
-            stacklevel=3,
-        )
 
 
 def add_dp_noise(
@@ -178,14 +108,10 @@ def add_dp_noise(
         nothing about the noise of earlier steps; the noise of later steps follows
         from it, so it must stay secret. (`optax.inject_hyperparams` keeps the first
         key in its state unless it is given `static_args=("key",)`.)
-      * The noise is a function of the key: `init` called twice gives two runs the same
-        noise, which their difference then lacks. `init` warns of it where it sees
-        numbers, not tracers, and the second has other parameters or another level; that
-        of `privatize` another mechanism too, of `dp_sgd` another optimizer. (The shape
-        of a state is `jax.eval_shape(optimizer.init, params)`.) Under `jax.vmap` over
-        parameters or gradients alone it is refused. Give each run a key, as in
-        `jax.vmap(lambda key, params: make(key).init(params))(keys, params)`. (To
-        compare runs on public data by their differences, map over copies of a key.)
+      * Under `jax.vmap` over parameters or gradients alone it is refused. Give each run
+        a key, as in `jax.vmap(lambda key, params: make(key).init(params))(keys,
+        params)`. (To compare runs on public data by their differences, map over copies
+        of a key.)
       * Inside `jax.shard_map` the noise must differ along the axes along which the
         gradient does, and along no others: one draw for one coordinate, whatever device
         has it. Anything else is refused, and so is `check_vma=False`.
@@ -205,29 +131,23 @@ def add_dp_noise(
     a cryptographic one: give it entropy (`training.secret_key`) and keep it.
 
     Args:
-      noise_stddev: a non-negative number, a schedule (a callable of the step,
+      noise_stddev: a mechanism, whose level it is, and which the sum has to have the
+        numbers of; or a non-negative number, a schedule (a callable of the step,
         counted from 0), or a tree prefix of the parameters whose leaves are such. With
         several levels, the sum is as private as its *lowest* level makes it.
-      key: a typed JAX key, from `jax.random.key`. Never give one key to two optimizers
-        or two runs. Inside `optax.masked`, what is masked out gets no noise, which
-        `init` warns of.
+      key: a typed JAX key, from `jax.random.key`, secret.
 
     Returns:
-      An Optax transformation.
-
-    Warns:
-      UserWarning: if a state serves several steps, as far as that is seen: it has taken
-        one before, or is a constant or made anew in what is compiled; if `update` is
-        given the loss, which passes the noise by; or if a process that has clipped no
-        example adds noise of a mechanism's level.
+      An Optax transformation. Its updates take `ClippedSum` in, all that were clipped
+      together, and give arrays out.
 
     Raises:
       TypeError: if `key` is not a typed key, a number is not a number, or a gradient is
-        complex: noise of a stated level per real coordinate is not defined for it.
+        no clipped sum.
       ValueError: if a level is negative or not finite, the tree is no prefix of the
-        parameters, gradients still have their batch axis, or the devices of a
-        `jax.shard_map`, or runs under `jax.vmap`, would have the same noise for
-        different coordinates.
+        parameters, some of the sums are missing or have other numbers than the
+        mechanism, or the devices of a `jax.shard_map`, or runs under `jax.vmap`, would
+        have the same noise for different coordinates.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -235,7 +155,9 @@ def add_dp_noise(
       >>> noise = dpadambc.add_dp_noise(0.1, key=jax.random.key(0))
       >>> params = {"w": jnp.zeros(10_000)}
       >>> state = noise.init(params)
-      >>> noised, state = noise.update({"w": jnp.ones(10_000)}, state, params)
+      >>> summed = dpadambc.as_clipped_sum(
+      ...     {"w": jnp.ones(10_000)}, l2_clip_norm=100.0, normalize_by=1)
+      >>> noised, state = noise.update(summed, state, params)
       >>> print(f"{noised['w'].mean():.2f} +- {noised['w'].std():.2f}")
       1.00 +- 0.10
 
@@ -244,20 +166,17 @@ def add_dp_noise(
       <https://arxiv.org/abs/1607.00133>`_, 2016
     """
     validate.typed_key(key=key)
-    _noise_level.check(noise_stddev)
+    of_sum = _noise_level.numbers_of_sum(noise_stddev)
+    noise_stddev = _noise_level.resolved(noise_stddev)
 
     def init_fn(params):
-        _warn_of_parts(params)
         _noise_level.per_leaf(noise_stddev, params)
-        made_of = {"noise_stddev": noise_stddev}
-        rng_key = _key_of_run(key, "add_dp_noise", params, made_of)
-        return _first_state(rng_key, key)
+        return _first_state(key, "add_dp_noise", params)
 
     def update_fn(updates, state, params=None, **extra_args):
-        losses.warn_of(extra_args, stacklevel=3)
-        _check_summed(updates, params)
+        del extra_args
+        updates = clipped_sum.opened(updates, params, **of_sum)
         _check_devices(updates, state.rng_key)
-        _check_state(noise_stddev, state, updates)
         own_key = keys.of_one_run(state.rng_key, updates)
         rng_key, step_key = jax.random.split(own_key)
         stddev = _stddev(noise_stddev, state)

@@ -83,7 +83,7 @@ def scale_by_rms_bc(
       `bias_correction`; the correction of
       `DP-AdamBC <https://arxiv.org/abs/2312.14334>`_, 2024
     """
-    _second_moment.check(noise_stddev, variance_floor, correction)
+    noise_stddev = _second_moment.checked(noise_stddev, variance_floor, correction)
     validate.decay(decay=decay)
 
     def init_fn(params):
@@ -95,7 +95,7 @@ def scale_by_rms_bc(
 
     def update_fn(updates, state, params=None):
         del params
-        updates = _second_moment.arriving(updates, noise_stddev, state.nu)
+        updates = _second_moment.arriving(updates, state.nu)
         count, nu, noise_variance = _second_moment.updated(
             updates, state, noise_stddev, decay
         )

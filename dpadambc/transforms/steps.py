@@ -5,7 +5,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpadambc._core import state_uses
 from dpadambc.transforms.noise import AddDPNoiseState
 
 
@@ -27,10 +26,6 @@ def steps_taken(state: Any) -> int:
 
     Returns:
       The number of steps, for `Mechanism.epsilon(target_delta, iterations=...)`.
-
-    Warns:
-      UserWarning: if the state is the one that `init` has made, though this process has
-        traced steps since: if they began with it, all had the same noise.
 
     Raises:
       ValueError: if nothing in it adds noise, or if it is of several runs, with keys of
@@ -60,9 +55,6 @@ def steps_taken(state: Any) -> int:
     parts = [x for x in jax.tree.leaves(state, is_leaf=is_noise) if is_noise(x)]
     # An array, also in a variable of Flax, and of several states at once.
     counts = {int(n) for part in parts for n in np.ravel(part.noised_steps[...])}
-    if counts == {0}:
-        for counter in jax.tree.leaves([part.noised_steps for part in parts]):
-            state_uses.warn_of_first(counter, stacklevel=2)
     keys = {name for part in parts for name in _names(part.rng_key[...])}
     if not counts:
         raise ValueError(
