@@ -45,7 +45,7 @@ DATA = X, X @ np.float32([1, -2, 3])
 
 def opened(tree: Any) -> Any:
     """The arrays of a clipped sum."""
-    return tree
+    return dpadambc.materialize(tree)
 
 
 def loss_fn(params, x, y):
