@@ -50,13 +50,13 @@ def of_leaves(key: jax.Array, tree: Any) -> jax.Array:
 
 
 @jax.custom_batching.custom_vmap
-def _of_one_run(key: jax.Array, leaves: Sequence[jax.Array]) -> jax.Array:
+def _of_one_run(words: jax.Array, leaves: Sequence[jax.Array]) -> jax.Array:
     del leaves
-    return key
+    return words
 
 
 @_of_one_run.def_vmap
-def _(axis_size, are_batched, key, leaves):
+def _(axis_size, are_batched, words, leaves):
     is_key_batched, are_leaves_batched = are_batched
     if any(are_leaves_batched) and not is_key_batched:
         raise ValueError(
@@ -65,12 +65,15 @@ def _(axis_size, are_batched, key, leaves):
             " has none. Map over keys too, as in"
             " jax.vmap(train)(jax.random.split(key, n), learning_rates)."
         )
-    return _of_one_run(key, leaves), is_key_batched
+    return _of_one_run(words, leaves), is_key_batched
 
 
 def of_one_run(key: jax.Array, tree: Any) -> jax.Array:
     """The key, which is refused if `jax.vmap` maps over the tree and not over it."""
-    return _of_one_run(key, jax.tree.leaves(jax.lax.stop_gradient(tree)))
+    # As words: a key that a function is called with counts as used (debug_key_reuse).
+    leaves = jax.tree.leaves(jax.lax.stop_gradient(tree))
+    words = _of_one_run(jax.random.key_data(key), leaves)
+    return jax.random.wrap_key_data(words, impl=jax.random.key_impl(key))
 
 
 def per_leaf(key: jax.Array, tree: Any) -> Any:
