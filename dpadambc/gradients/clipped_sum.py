@@ -10,7 +10,8 @@ none of its own.
 
 Closed arrays can be indexed, selected and moved between devices, since JAX has these
 for all arrays. Rows that are repeated in place multiply the sensitivity, and that is
-not seen.
+not seen; nor is one parameter's sum put in place of its sum from another clip of the
+same parameters and numbers, which moves the whole by up to the root of 2.
 """
 
 from collections.abc import Sequence

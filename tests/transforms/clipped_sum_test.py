@@ -275,6 +275,17 @@ def test_sums_of_two_clips_are_refused_together():
             once(SILENT, mixed)
 
 
+def test_what_sums_of_two_clips_of_the_same_parameters_do():
+    """Nobody sees these: their types are one, and the norm is the root of 2."""
+    row = jnp.full((1, 8), 10.0)
+    of_w = sums(row, loss=lambda p, x: jnp.sum(x @ p["w"]) + 0 * p["b"].sum())
+    of_b = sums(row, loss=lambda p, x: jnp.sum(p["b"]) * x[0] + 0 * p["w"].sum())
+    mixed = once(SILENT, {"w": of_w["w"], "b": of_b["b"]})
+    for whole in (of_w, of_b):
+        assert optax.tree.norm(dpadambc.materialize(whole)) <= C
+    assert optax.tree.norm(mixed) == pytest.approx(np.sqrt(2) * C, rel=1e-3)
+
+
 # What was never clipped, or is not summed.
 
 
@@ -387,6 +398,23 @@ def test_a_sum_goes_through_jit_scan_cond_and_donation():
         "w": (8, 3),
         "b": (3,),
     }
+
+
+@all_noises
+def test_jax_sees_no_key_that_is_used_twice(make):
+    noise = make(0.1)
+
+    def run(x):
+        def step(state, x):
+            clipped = sums(x)
+            doubled = jax.tree.map(lambda _, s: s.plus(s).value, PARAMS, clipped)
+            noised, state = noise.update(clipped, state, PARAMS)
+            return state, (noised, doubled)
+
+        return jax.lax.scan(step, noise.init(PARAMS), x)[1]
+
+    with jax.debug_key_reuse(True):
+        chex.assert_tree_all_finite(jax.jit(run)(X.reshape(4, -1, 8)))
 
 
 def test_a_sum_of_other_numbers_is_another_type():
