@@ -208,8 +208,8 @@ def _normals(
         shapes = [x.shape for x, is_known in zip(likes, known, strict=True) if is_known]
         ours = _written_out(keys[np.flatnonzero(known)], shapes, is_split)
         return [
-            ours.pop(0) if is_known else of_jax(key, like)
-            for is_known, key, like in zip(known, keys, likes, strict=True)
+            ours.pop(0) if is_known else of_jax(keys[i], likes[i])
+            for i, is_known in enumerate(known)
         ]
 
     if kind != "threefry2x32":

@@ -10,7 +10,8 @@ none of its own.
 
 Closed arrays can be indexed, selected and moved between devices, since JAX has these
 for all arrays. Rows that are repeated in place multiply the sensitivity, and that is
-not seen.
+not seen; nor is one parameter's sum put in place of its sum from another clip of the
+same parameters and numbers, which moves the whole by up to the root of 2.
 """
 
 import math
@@ -21,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc._core import precision, validate
+from dpadambc._core import precision, shard_map, validate
 from dpadambc.gradients import _leaves, _seal
 from dpadambc.gradients._factored import interface
 
@@ -91,7 +92,11 @@ class ClippedSum(metaclass=_SaysWhatOpensIt):
 
         Args:
           axis_name: of the mesh; each device along it has examples of its own.
+
+        Raises:
+          ValueError: if all devices along an axis have one sum.
         """
+        _refuse_one_sum_of_all(self.value, axis_name)
         return self._with(jax.lax.psum(self.value, axis_name))
 
     def _with(self, value: jax.Array) -> "ClippedSum":
@@ -139,6 +144,18 @@ def _closed(
         number=number,
         num_together=of,
     )
+
+
+def _refuse_one_sum_of_all(value: jax.Array, axis_name: Any) -> None:
+    names = set(jax.tree.leaves(axis_name))
+    same = names & shard_map.axes_without_examples(value)
+    if same:
+        raise ValueError(
+            f"Expected a sum of other examples on each device along {sorted(same)} of"
+            " the jax.shard_map, got one that all of them have: each example would"
+            " count once for each device. Sum over axes along which the examples are"
+            " split, and once."
+        )
 
 
 def is_clipped_sum(leaf: Any) -> TypeGuard[ClippedSum]:

@@ -1,6 +1,6 @@
 """Muon for the hidden matrices and `adam_bc` for the rest, behind one private gradient.
 
-`optax_contract_test` and `false_epsilon_test` show private gradients alone to Muon.
+`optax_contract_test` and `refusals_test` show private gradients alone to Muon.
 """
 
 import chex
