@@ -115,6 +115,7 @@ def moved(*by, mechanism=MECHANISM, **options):
 
 
 @pytest.mark.filterwarnings("ignore:The loss of 1 of 16 examples:UserWarning")
+@pytest.mark.usefixtures("without_nonces")
 def test_the_optimizer_sees_no_more_of_an_example_than_the_sensitivity():
     """Replaced by the opposite, an example reaches the bound; by NaN, half of it."""
     opposite, broken = moved(-1.0, np.nan)
@@ -137,12 +138,14 @@ KINDS = {
 @pytest.mark.parametrize(
     "kind", ["source", common.slow("several steps a call"), "sharded"]
 )
+@pytest.mark.usefixtures("without_nonces")
 def test_nor_does_it_with_another_kind_of_data(kind):
     assert max(moved(-1.0, np.nan, **KINDS[kind])) <= 1.0001
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The loss of 1 of .* examples:UserWarning")
+@pytest.mark.usefixtures("without_nonces")
 def test_nor_does_it_where_batches_are_padded():
     assert 0.4 < max(moved(-1.0, np.nan, -1e20, mechanism=POISSON)) <= 1.0001
 

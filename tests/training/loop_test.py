@@ -308,6 +308,7 @@ def test_the_average_is_that_of_the_parameters():
     assert plain_run().state.average is None
 
 
+@pytest.mark.usefixtures("without_nonces")
 def test_microbatches_change_rounding_alone():
     np.testing.assert_allclose(
         fit(microbatch_size=16).state.params, plain_run().state.params, rtol=1e-4

@@ -9,7 +9,6 @@ import pytest
 import scipy.linalg
 
 from dpadambc import transforms
-from dpadambc.transforms import noise
 
 pytestmark = pytest.mark.guarantee
 
@@ -58,10 +57,8 @@ def test_the_covariance_over_steps_is_that_of_the_inverse_of_the_strategy():
     assert worst_score(drawn, C, stddev=0.51) > 5
 
 
-def test_it_is_the_dense_inverse_times_the_draws(monkeypatch):
+def test_it_is_the_dense_inverse_times_the_draws(without_nonces):
     """The slow twin: the draws of each step by itself, and a matrix in float64."""
-    # Without nonces, which have the coefficients in them.
-    monkeypatch.setattr(noise, "_key_of_step", lambda key, *_: key)
     params = {"a": jnp.zeros((7, 3)), "b": jnp.zeros(2)}
     _, independent = noise_of(made((1.0,)), params, steps=20)
     _, drawn = noise_of(made(), params, steps=20)

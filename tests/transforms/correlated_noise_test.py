@@ -12,7 +12,6 @@ from jax.sharding import PartitionSpec as P
 
 import dpadambc
 from dpadambc import transforms
-from dpadambc.transforms import noise
 from tests import common
 
 pytestmark = pytest.mark.guarantee
@@ -63,10 +62,8 @@ def test_the_covariance_over_steps_is_that_of_the_dense_matrix(coefficients):
     assert worst_score(drawn, coefficients, 0.51) > 5
 
 
-def test_it_is_the_dense_matrix_times_the_draws(monkeypatch):
+def test_it_is_the_dense_matrix_times_the_draws(without_nonces):
     """The slow twin: the draws of each step by itself, and a matrix in float64."""
-    # Without nonces, which have the coefficients in them.
-    monkeypatch.setattr(noise, "_key_of_step", lambda key, *_: key)
     params = {"a": jnp.zeros((7, 3)), "b": jnp.zeros(2)}
     _, independent = noise_of(made((1.0,)), params)
     _, drawn = noise_of(made(), params)
