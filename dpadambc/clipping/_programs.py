@@ -10,7 +10,7 @@ import optax
 from dpadambc._core import flops
 from dpadambc.clipping import _plan
 from dpadambc.clipping.clipped import clipped_grad
-from dpadambc.gradients import _batched
+from dpadambc.gradients import _batched, clipped_sum
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,9 +71,14 @@ class Programs:
             prng_argnum=self.parts.prng_argnum,
             method=method,
         )
-        if not self.has_aux:
-            return grad
-        return lambda *args, **padding: grad(*args, **padding)[0]
+
+        def gradient(*args: Any, **padding: Any) -> optax.Updates:
+            found = grad(*args, **padding)
+            sums = clipped_sum.materialize(found[0] if self.has_aux else found)
+            # Of no known numbers: the optimizer may have the noise of any mechanism.
+            return clipped_sum.closed(sums, None, None)
+
+        return gradient
 
     def _mean_loss(self, *args: Any) -> jax.Array:
         batched = self.parts.batched(args)
