@@ -336,6 +336,14 @@ ROWS = {name: stage(name) for name in optax_contract_test.ROWS} | {
         graphs.gather,
         lambda d: (d(6, 3), d.integers(-1, 6, 4, 2)),
     ),
+    "graphs.Subgraphs.degrees graphs.Subgraphs.is_padding": (
+        lambda members: (
+            found := graphs.Subgraphs(members, max_terms=3),
+            found.degrees,
+            found.is_padding,
+        ),
+        lambda d: (d.integers(-1, 6, 4, 2),),
+    ),
     "diagnostics.clip_bound": (moved_bound, lambda d: (d.positive(),)),
     "diagnostics.snapshot": (
         lambda gradient: diagnostics.snapshot(after_a_step(gradient)),
@@ -473,6 +481,7 @@ ON_THE_HOST = {
     "audit.Pipeline.of_chain": "returns what is to be audited",
     "audit.Pipeline.of_fit": "returns what is to be audited",
     "clipping.ParameterCost.kind": "has no arrays",
+    "graphs.subgraphs": "reads edges, in NumPy",
     "training.fully_sharded": "returns shardings",
     "training.group_by_user": "reads ids, and how many there are is in the shapes",
     "training.load_release": "reads a file",

@@ -71,14 +71,9 @@ class Programs:
             prng_argnum=self.parts.prng_argnum,
             method=method,
         )
-
-        def gradient(*args: Any, **padding: Any) -> optax.Updates:
-            found = grad(*args, **padding)
-            sums = clipped_sum.materialize(found[0] if self.has_aux else found)
-            # Of no known numbers: the optimizer may have the noise of any mechanism.
-            return clipped_sum.closed(sums, None, None)
-
-        return gradient
+        if not self.has_aux:
+            return grad
+        return lambda *args, **padding: grad(*args, **padding)[0]
 
     def _mean_loss(self, *args: Any) -> jax.Array:
         batched = self.parts.batched(args)
@@ -112,8 +107,10 @@ class Programs:
             parts = (params,) if isinstance(self.parts.argnums, int) else params
             for i, part in zip(numbers, parts, strict=True):
                 args[i] = part
-            gradient = grad(*args, is_padding_example=padding)
-            updates, state = optimizer.update(gradient, state, params)
+            gradient = clipped_sum.materialize(grad(*args, is_padding_example=padding))
+            # Of no known numbers: the optimizer may have the noise of any mechanism.
+            summed = clipped_sum.closed(gradient, None, None)
+            updates, state = optimizer.update(summed, state, params)
             return optax.apply_updates(params, updates), state
 
         others = [None if i in numbers else x for i, x in enumerate(self.args)]

@@ -356,8 +356,8 @@ def test_seal_and_mask_come_out_of_the_scaling_as_they_went_in(count):
     with pytest.raises(ValueError, match="Expected is_padding_example"):
         tx.update(unmasked, state, params)
     tx.update(unmasked, state, params, is_padding_example=NO_PADDING)
-    with pytest.raises(TypeError, match="as is_padding_example, got mask"):
-        tx.update(whole, state, params, mask=NO_PADDING)
+    with pytest.raises(TypeError, match="as is_padding_example, got padding"):
+        tx.update(whole, state, params, padding=NO_PADDING)
     broken = whole | {"b": dataclasses.replace(whole["b"], seal=jnp.zeros(BATCH))}
     with pytest.raises(TypeError, match="seal.*is broken"):
         tx.update(broken, state, params)
