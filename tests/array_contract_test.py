@@ -338,7 +338,7 @@ ROWS = {name: stage(name) for name in optax_contract_test.ROWS} | {
     ),
     "graphs.Subgraphs.degrees graphs.Subgraphs.is_padding": (
         lambda members: (
-            found := graphs.Subgraphs(members, max_terms=3),
+            found := graphs.Subgraphs(jnp.asarray(members), max_terms=3),
             found.degrees,
             found.is_padding,
         ),
