@@ -9,6 +9,7 @@ import pytest
 
 import dpadambc
 from dpadambc import mechanisms, training
+from dpadambc._core import threefry
 
 
 def poisson_gaussian(**changes):
@@ -80,7 +81,6 @@ def assert_fit_goes_on_bit_for_bit(made, folder):
         key=jax.random.key(5),
         target_delta=1e-5,
         steps_per_call=3,
-        spent=(),
         **options,
     )
     whole = run(mechanism)
@@ -92,3 +92,27 @@ def assert_fit_goes_on_bit_for_bit(made, folder):
     np.testing.assert_array_equal(whole.state.params, rest.state.params)
     assert rest.epsilon == whole.epsilon
     assert not hasattr(training.releasable(whole), "noise")
+
+
+def summed(tree):
+    """Arrays as a clipped sum, such as what `add_dp_noise` takes."""
+    return dpadambc.as_clipped_sum(tree, l2_clip_norm=1.0, normalize_by=1.0)
+
+
+def sum_over(sums, axis_name):
+    """Clipped sums over the devices along an axis of a `jax.shard_map`."""
+    is_sum = lambda x: isinstance(x, dpadambc.ClippedSum)
+    return jax.tree.map(lambda x: x.sum_over(axis_name), sums, is_leaf=is_sum)
+
+
+def drawn_later(monkeypatch):
+    """A list that fills with the standard normal numbers of each step, as leaves."""
+    drawn, normals = [], threefry.normals
+
+    def recorded(keys, likes):
+        found = normals(keys, likes)
+        jax.debug.callback(lambda *leaves: drawn.append(leaves), *found, ordered=True)
+        return found
+
+    monkeypatch.setattr(threefry, "normals", recorded)
+    return drawn

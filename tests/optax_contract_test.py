@@ -110,6 +110,11 @@ IS_FULL = {name for name, (_, kwargs) in ROWS.items() if "learning_rate" in kwar
 TAKES_EXAMPLES = {"clip_per_example"} | {
     name for name, (_, kwargs) in ROWS.items() if "mechanism" in kwargs
 }
+TAKES_SUMS = {
+    "add_dp_noise",
+    "transforms.add_correlated_noise",
+    "transforms.add_banded_noise",
+}
 
 # Of which the others are parts, or the same chain.
 LEADING = {
@@ -148,9 +153,14 @@ KINDS = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
+OPENED = optax.stateless(lambda updates, params: dpadambc.materialize(updates))
+
+
 def make(name, key=KEY, wrap=lambda factory: factory):
+    """Its updates are arrays."""
     factory, kwargs = ROWS[name]
-    return wrap(factory)(**kwargs | (dict(key=key) if "key" in kwargs else {}))
+    tx = wrap(factory)(**kwargs | (dict(key=key) if "key" in kwargs else {}))
+    return optax.chain(tx, OPENED) if name == "clip_per_example" else tx
 
 
 def whole(name, key=KEY, **options):
@@ -158,6 +168,8 @@ def whole(name, key=KEY, **options):
     tx = make(name, key, **options)
     if name in TAKES_EXAMPLES:
         return tx
+    if name in TAKES_SUMS:
+        return optax.chain(dpadambc.clip_per_example(1.0, normalize_by=4.0), tx)
     # The key of one purpose may be that of another.
     return optax.chain(dpadambc.privatize(MECHANISM, key=key), tx)
 
@@ -270,10 +282,17 @@ def kinds(tree):
     return jax.tree.map(lambda x: (x.shape, x.dtype, is_weak(x)), tree)
 
 
+def sums_of(name, gradient):
+    """A gradient, as what it takes."""
+    if name not in TAKES_SUMS:
+        return gradient
+    return dpadambc.as_clipped_sum(gradient, l2_clip_norm=1.0, normalize_by=4.0)
+
+
 def inputs_of(name, params, size=6):
-    """What goes in: gradients of examples, or a gradient."""
+    """What goes in: gradients of examples, their clipped sum, or a gradient."""
     if name not in TAKES_EXAMPLES:
-        return jax.tree.map(jnp.ones_like, params)
+        return sums_of(name, jax.tree.map(jnp.ones_like, params))
     arrays = jax.tree.map(lambda p: jnp.ones((size, *p.shape), p.dtype), params)
     padding = jnp.zeros(size, bool)
     return dpadambc.as_per_example(arrays, is_padding_example=padding)
@@ -558,7 +577,7 @@ def test_moments_begin_where_those_of_adam_do(name, kind, dtype):
 def test_explicit_types_are_the_same_by_hand_and_traced(name, dtype):
     with on_mesh("explicit", dtype) as (params, _):
         tx = make(name)
-        state, gradients = tx.init(params), params
+        state, gradients = tx.init(params), sums_of(name, params)
         if name in TAKES_EXAMPLES:
             rows = jax.tree.map(lambda p: jnp.stack([p] * 4), params)
             padding = jnp.zeros(4, bool)

@@ -1,10 +1,8 @@
 """The default generator of JAX, written out: its words, and normal numbers of them."""
 
-import contextlib
-import contextvars
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -115,24 +113,6 @@ def _not_folded(number: int, key: jax.Array) -> jax.Array:
     return jax.lax.dynamic_index_in_dim(pair, zero, keepdims=False)
 
 
-_IS_SPLIT: contextvars.ContextVar[bool | None] = contextvars.ContextVar(
-    "is_split", default=None
-)
-
-
-@contextlib.contextmanager
-def split_over_a_mesh(is_split: bool) -> Iterator[None]:
-    """Whether arrays are split, for programs that are traced under a mesh all the same.
-
-    It changes no number, but the program, by which a checkpoint knows a run.
-    """
-    token = _IS_SPLIT.set(is_split)
-    try:
-        yield
-    finally:
-        _IS_SPLIT.reset(token)
-
-
 def _groups(sizes: Sequence[int]) -> list[list[int]]:
     """The positions of arrays that are drawn together; all of a draw is in memory."""
     most = min(max(_TOGETHER, sum(sizes) // 8, *sizes), _COUNTED)
@@ -183,8 +163,7 @@ def normals(keys: jax.Array, likes: Sequence[Like]) -> list[jax.Array]:
       keys: shape (n,).
       likes: the shapes and dtypes of n arrays.
     """
-    told = _IS_SPLIT.get()
-    is_split = not jax.sharding.get_abstract_mesh().empty if told is None else told
+    is_split = not jax.sharding.get_abstract_mesh().empty
     kind, of_keys = jax.random.key_impl(keys), jax.random.key_data(keys)
     likes = tuple(Like(x.shape, x.dtype) for x in likes)
     return _normals(of_keys, likes, kind, is_split)

@@ -10,7 +10,7 @@ import optax
 from dpadambc._core import flops
 from dpadambc.clipping import _plan
 from dpadambc.clipping.clipped import clipped_grad
-from dpadambc.gradients import _batched
+from dpadambc.gradients import _batched, clipped_sum
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,8 +107,10 @@ class Programs:
             parts = (params,) if isinstance(self.parts.argnums, int) else params
             for i, part in zip(numbers, parts, strict=True):
                 args[i] = part
-            gradient = grad(*args, is_padding_example=padding)
-            updates, state = optimizer.update(gradient, state, params)
+            gradient = clipped_sum.materialize(grad(*args, is_padding_example=padding))
+            # Of no known numbers: the optimizer may have the noise of any mechanism.
+            summed = clipped_sum.closed(gradient, None, None)
+            updates, state = optimizer.update(summed, state, params)
             return optax.apply_updates(params, updates), state
 
         others = [None if i in numbers else x for i, x in enumerate(self.args)]

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc._core import precision, threefry, validate
+from dpadambc._core import precision, validate
 from dpadambc.clipping import clipped
 from dpadambc.gradients import _batched
 from dpadambc.mechanisms import _check, _seam
@@ -148,8 +148,7 @@ class Step:
             )
         losses, summed = self._clipped(state, examples, is_padding_example, frozen)
         noise = _seam.add_noise(self.mechanism, key=state.noise.rng_key)
-        with threefry.split_over_a_mesh(self.shardings.mesh is not None):
-            private, noise_state = noise.update(summed, state.noise, state.params)
+        private, noise_state = noise.update(summed, state.noise, state.params)
         updates, opt_state = self.optimizer.update(
             private, state.opt_state, state.params
         )

@@ -1,6 +1,5 @@
 """The table of explain: rules, bytes and warnings, before anything runs."""
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import pytest
@@ -37,19 +36,6 @@ def test_every_parameter_has_a_rule_and_its_bytes():
     held = sum(row.factored_bytes for row in found.parameters)
     assert found.factored_bytes == held
     assert not found.warnings
-
-
-def test_a_batch_in_place_of_an_example_is_warned_of():
-    """A loss of one example takes a batch of them too, by NumPy's rules."""
-    loss = lambda w, x, y: jnp.sum((x @ w - y) ** 2)
-    w, x, y = jnp.ones(3), jnp.ones((10, 3)), jnp.ones(10)
-    with pytest.warns(UserWarning, match="10 along axis 0, as many as a batch"):
-        dpadambc.explain(loss, w, x, y, batch_size=10)
-    # Warnings are errors here.
-    dpadambc.explain(loss, w, x, y, batch_size=11)
-    dpadambc.explain(loss, w, x[0], y[0], batch_size=10)
-    of_rows = lambda w, x, y: jnp.sum((x @ w - y) ** 2, axis=0)
-    dpadambc.explain(of_rows, w, x, y, batch_size=10)  # ten rows make an example
 
 
 def test_factors_that_serve_two_parameters_count_once():
@@ -132,93 +118,6 @@ def test_warns_of_a_kernel_that_is_formed_and_takes_most_of_the_memory():
     # A bias and a scale are formed as well, and take little.
     plain = lambda params, x: jnp.sum(jnp.tanh(x @ params["w"] + params["b"]))
     assert not dpadambc.explain(plain, params, jnp.ones(64), batch_size=2).warnings
-
-
-class Normalized(nn.Module):
-    norm: type
-    kwargs: dict
-
-    @nn.compact
-    def __call__(self, x):
-        x = self.norm(**self.kwargs)(nn.Conv(8, (3, 3))(x))
-        return nn.Dense(2)(nn.relu(x).reshape(x.shape[0], -1))
-
-
-def normalized_warnings(norm, shape=(6, 6, 3), **kwargs):
-    model = Normalized(norm, kwargs)
-    variables = model.init(jax.random.key(0), jnp.ones((1, *shape)))
-    params, rest = variables["params"], {**variables}
-    del rest["params"]
-
-    def loss_fn(params, x):
-        variables = {"params": params, **rest}
-        out, _ = model.apply(variables, x[None], mutable=list(rest))
-        return jnp.sum(out**2)
-
-    return dpadambc.explain(loss_fn, params, jnp.ones(shape), batch_size=2).warnings
-
-
-def test_warns_of_batch_normalization():
-    (warning,) = normalized_warnings(nn.BatchNorm, use_running_average=False)
-    assert "mixes the examples of a batch" in warning
-
-
-@pytest.mark.parametrize(
-    "norm, kwargs",
-    [
-        (nn.BatchNorm, dict(use_running_average=True)),
-        (nn.GroupNorm, dict(num_groups=4)),
-        (nn.LayerNorm, {}),
-        (nn.RMSNorm, {}),
-    ],
-    ids=["fixed statistics", "group", "layer", "rms"],
-)
-def test_does_not_warn_of_norms_within_an_example(norm, kwargs):
-    assert not normalized_warnings(norm, **kwargs)
-
-
-NOT_CENTERED = {
-    "a sum of constants": lambda w, x: jnp.sum(
-        (1.0 - (x @ w) / jnp.ones(1).sum()) ** 2
-    ),
-    "a constant row": lambda w, x: jnp.sum(
-        (1.0 - jnp.ones((1, 3)).sum(0) * w[:, 0]) ** 2
-    ),
-    "an autoencoder of one channel": lambda w, x: jnp.sum(
-        (x[:, None] - (jnp.tanh(x[:, None].mean(-1) @ w) @ w.T)[:, None]) ** 2
-    ),
-}
-
-
-def test_does_not_warn_of_standardized_kernels():
-    """Of one pixel: it is the example that must not be centered."""
-
-    def loss(kernel, x):
-        centered = kernel - kernel.mean((0, 1, 2), keepdims=True)
-        shape = dict(window_strides=(1, 1), padding="SAME")
-        numbers = "NHWC", "HWIO", "NHWC"
-        out = jax.lax.conv_general_dilated(
-            x[None], centered, **shape, dimension_numbers=numbers
-        )
-        return jnp.sum(out**2)
-
-    kernel, x = jnp.ones((1, 1, 4, 2)), jnp.ones((5, 5, 4))
-    assert not dpadambc.explain(loss, kernel, x, batch_size=2).mixing
-    of_example = lambda x, kernel: loss(kernel, x)
-    found = dpadambc.explain(of_example, jnp.ones((5, 5, 4)), kernel, batch_size=2)
-    assert found.mixing
-
-
-@pytest.mark.parametrize("loss", NOT_CENTERED.values(), ids=NOT_CENTERED)
-def test_does_not_warn_where_nothing_is_centered(loss):
-    found = dpadambc.explain(loss, jnp.ones((3, 2)), jnp.ones(3), batch_size=2)
-    assert not found.mixing
-
-
-def test_does_not_warn_of_a_mean_over_a_batch_of_one():
-    loss = lambda w, x: jnp.mean(jnp.sum((x[None] @ w - 1.0) ** 2, axis=-1))
-    found = dpadambc.explain(loss, jnp.ones((3, 2)), jnp.ones(3), batch_size=2)
-    assert not found.warnings
 
 
 @pytest.mark.parametrize("bad", [0, -3])

@@ -21,7 +21,8 @@ def clipped_sum(gradients, l2_clip_norm=1.0, normalize_by=1.0, **kwargs):
     params = jax.tree.map(lambda g: jnp.zeros(g.shape[1:], g.dtype), gradients)
     clip = dpadambc.clip_per_example(l2_clip_norm, normalize_by=normalize_by)
     sealed = dpadambc.as_per_example(gradients)
-    return clip.update(sealed, clip.init(params), params, **kwargs)[0]
+    updates, _ = clip.update(sealed, clip.init(params), params, **kwargs)
+    return dpadambc.materialize(updates)
 
 
 def random_gradients(seed, batch_size, dtype=np.float32, scale=1.0):

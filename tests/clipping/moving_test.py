@@ -428,7 +428,6 @@ def fit(**changes):
             optimizer=dpadambc.adam_bc(0.1, OF_RUN.noise_stddev),
             key=jax.random.key(1),
             target_delta=1e-3,
-            spent=(),
         )
         | changes
     )
@@ -511,12 +510,6 @@ def test_runs_side_by_side_have_bounds_of_their_own():
         return jax.lax.scan(take_step, state, length=6)[0].noise.l2_clip_norm
 
     assert len(set(np.asarray(train(jax.random.split(jax.random.key(0), 3))))) == 3
-
-
-def test_a_loss_without_gradient_is_warned_of():
-    """Although its votes move the bound."""
-    with pytest.warns(UserWarning, match="gradient"):
-        fit(loss_fn=lambda w, x, y: jnp.sum(0 * w) + y)
 
 
 @pytest.mark.slow

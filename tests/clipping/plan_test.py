@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import dpadambc
 from dpadambc._core import flops
 from dpadambc.clipping import _plan
+from tests import common
 
 WIDTH = 64
 
@@ -163,7 +164,10 @@ def test_arguments_of_all_kinds_are_planned_for():
         batch_argnums=3,
         prng_argnum=4,
         memory_limit=1e9,
-        optimizer=optax.adam(1e-3),
+        optimizer=optax.chain(
+            dpadambc.add_dp_noise(common.poisson_gaussian(), key=jax.random.key(0)),
+            optax.adam(1e-3),
+        ),
     )
     assert found.microbatch_size == 8
 

@@ -27,7 +27,7 @@ def sum_of_clipped(x, **options):
     grad_fn = dpadambc.clipped_grad(
         loss_fn, l2_clip_norm=1.0, normalize_by=1.0, prng_argnum=2, **options
     )
-    return np.asarray(grad_fn(jnp.ones(3), x, KEY))
+    return np.asarray(grad_fn(jnp.ones(3), x, KEY).value)
 
 
 def by_place(x):

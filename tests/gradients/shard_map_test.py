@@ -49,6 +49,7 @@ def on_devices(fun, mesh=None, targets=TARGETS, **options):
 
 
 def assert_close(got, expected):
+    got, expected = dpadambc.materialize((got, expected))
     chex.assert_trees_all_close(got, expected, rtol=1e-4, atol=1e-6)
 
 
@@ -60,7 +61,8 @@ def test_each_device_of_a_pmap_clips_its_own(method):
     parts = TOKENS.reshape(8, 4, 5), TARGETS.reshape(8, 4, 4)
     together = jax.pmap(clipped, in_axes=(None, 0, 0))(PARAMS, *parts)
     alone = [jax.jit(clipped)(PARAMS, *part) for part in zip(*parts, strict=True)]
-    assert_close(together, jax.tree.map(lambda *x: np.stack(x), *alone))
+    stacked = jax.tree.map(lambda *x: np.stack(x), *dpadambc.materialize(alone))
+    assert_close(together, stacked)
 
 
 # Every pair of values of two columns.
@@ -85,7 +87,7 @@ def test_the_sum_over_devices_is_that_of_one(method, microbatch_size, check_vma,
         microbatch_size=microbatch_size,
         method=method,
     )
-    summed = lambda *args: jax.lax.psum(clipped(*args), "data")
+    summed = lambda *args: common.sum_over(clipped(*args), "data")
     got = on_devices(summed, mesh_of(kind), check_vma=check_vma)
     assert_close(got, clipped(PARAMS, TOKENS, TARGETS))
 
@@ -99,7 +101,7 @@ def private_sum(method, *args):
 @pytest.mark.parametrize("method", ["factored", "vmap"])
 def test_gradients_per_example_are_clipped_on_their_device(method):
     fun = functools.partial(private_sum, method)
-    got = on_devices(lambda *args: jax.lax.psum(fun(*args), "data"))
+    got = on_devices(lambda *args: common.sum_over(fun(*args), "data"))
     assert_close(got, fun(PARAMS, TOKENS, TARGETS))
 
 
@@ -113,10 +115,9 @@ def test_without_it_one_person_would_be_in_the_gradients_of_all_devices(monkeypa
 
     def influence():
         """Of the first example, which is replaced by another."""
-        total = lambda *args: jax.lax.psum(clipped(*args), "data")
-        gap = jax.tree.map(
-            jnp.subtract, on_devices(total), on_devices(total, targets=others)
-        )
+        total = lambda *args: common.sum_over(clipped(*args), "data")
+        both = on_devices(total), on_devices(total, targets=others)
+        gap = jax.tree.map(jnp.subtract, *dpadambc.materialize(both))
         return float(optax.tree.norm(gap))
 
     assert influence() <= 2 * C * 1.001
@@ -137,7 +138,7 @@ def test_noise_is_added_once_after_the_sum():
     noise = dpadambc.add_dp_noise(0.1, key=jax.random.key(0))
 
     def noised(*args):
-        total = jax.lax.psum(clipped(*args), "data")
+        total = common.sum_over(clipped(*args), "data")
         return noise.update(total, noise.init(PARAMS), PARAMS)[0]
 
     total = clipped(PARAMS, TOKENS, TARGETS)
@@ -165,7 +166,7 @@ def test_what_is_shared_over_an_axis_stays_shared():
         clipped = dpadambc.clipped_grad(loss_fn, l2_clip_norm=C, normalize_by=1.0)(
             params, tokens, targets
         )
-        return jax.lax.psum(clipped, "data")
+        return common.sum_over(clipped, "data")
 
     got = on_devices(look, mesh)
     assert set(seen) == {("data",)}
@@ -198,28 +199,34 @@ def inner_product(w, x):
     return w @ x
 
 
-def noised(gradient, key=None):
+def noised(summed, key=None):
     noise = dpadambc.add_dp_noise(1.0, key=jax.random.key(0))
-    state = noise.init(gradient)
+    state = noise.init(dpadambc.materialize(summed))
     if key is not None:
         state = state._replace(rng_key=key(state.rng_key))
-    return noise.update(gradient, state)[0]
+    return noise.update(summed, state)[0]
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_parts_of_the_parameters_do_not_get_the_same_noise(check_vma):
     """Its difference would be the gradient's."""
     with pytest.raises(ValueError, match="noise that differs|with check_vma=True"):
-        on_four(lambda w, x: noised(w), P("d"), P(), P("d"), check_vma=check_vma)
+        on_four(
+            lambda w, x: noised(common.summed(w)),
+            P("d"),
+            P(),
+            P("d"),
+            check_vma=check_vma,
+        )
     own = lambda key: jax.random.fold_in(key, jax.lax.axis_index("d"))
-    drawn = on_four(lambda w, x: noised(w, own), P("d"), P(), P("d"))
+    drawn = on_four(lambda w, x: noised(common.summed(w), own), P("d"), P(), P("d"))
     assert len(np.unique(np.asarray(drawn))) == 8
 
 
 def test_copies_of_a_gradient_do_not_get_noise_of_their_own():
     """Their mean would have half as much."""
     own = lambda key: jax.random.fold_in(key, jax.lax.axis_index("d"))
-    mean = lambda w, x: jax.lax.pmean(noised(w, own), "d")
+    mean = lambda w, x: jax.lax.pmean(noised(common.summed(w), own), "d")
     with pytest.raises(ValueError, match="noise that differs along .. of"):
         on_four(mean, P(), P())
 

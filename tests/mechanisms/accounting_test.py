@@ -461,10 +461,8 @@ def test_a_schedule_with_a_negative_value_is_refused():
         poisson(noise_multiplier=schedule).epsilon(1e-5)
 
 
-def test_a_delta_of_a_whole_example_warns():
-    with pytest.warns(
-        UserWarning, match="target_delta=0.001 is at least 1 / num_exampl"
-    ):
+def test_a_delta_of_a_whole_example_is_refused():
+    with pytest.raises(ValueError, match="target_delta below 1 / num_examples"):
         poisson().epsilon(1e-3, num_examples=1_000)
     poisson().epsilon(1e-3, num_examples=500)
     fixed = dpadambc.ShuffledGaussian(
@@ -475,9 +473,7 @@ def test_a_delta_of_a_whole_example_warns():
         iterations=1,
         normalize_by=5.0,
     )
-    with pytest.warns(
-        UserWarning, match="Ask for a delta well below that, such as 1e-0"
-    ):
+    with pytest.raises(ValueError, match="well below that, such as 1e-04"):
         fixed.epsilon(1e-3)
 
 

@@ -298,11 +298,16 @@ def test_the_audit_tells_cyclic_batches_from_others():
 def test_the_correction_follows_the_noise_that_is_added():
     mechanism = made(noise_multiplier=20.0)
     params = jnp.zeros(50_000)
+    summed = dpadambc.as_clipped_sum(
+        params,
+        l2_clip_norm=mechanism.l2_clip_norm,
+        normalize_by=mechanism.normalize_by,
+    )
     tx = mechanism.add_noise(key=jax.random.key(0))
     adam = dpadambc.scale_by_adam_bc(mechanism.noise_stddev, b1=0.9, b2=0.5)
 
     def step(states, _):
-        noised, noise_state = tx.update(jnp.zeros_like(params), states[0], params)
+        noised, noise_state = tx.update(summed, states[0], params)
         _, adam_state = adam.update(noised, states[1], params)
         return (noise_state, adam_state), noised
 
@@ -406,5 +411,4 @@ def test_wrong_use_is_an_error():
             optax.chain(made().add_noise(key=jax.random.key(0)), optax.sgd(0.1)),
             key=jax.random.key(0),
             target_delta=1e-5,
-            spent=(),
         )

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import warnings
 from typing import Any
 
 import dp_accounting
@@ -272,12 +271,10 @@ def test_what_is_not_a_run_is_refused(runs, error, message):
         accounting.compose(runs)
 
 
-def test_it_warns_of_a_delta_too_large_for_the_data():
-    with pytest.warns(UserWarning, match="at least 1 / num_examples"):
+def test_it_refuses_a_delta_too_large_for_the_data():
+    with pytest.raises(ValueError, match="target_delta below 1 / num_examples"):
         accounting.compose([SHUFFLED]).epsilon(2e-3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        accounting.compose([SHUFFLED]).epsilon(1e-4)
+    accounting.compose([SHUFFLED]).epsilon(1e-4)
 
 
 def test_a_spending_includes_shorter_runs_as_often_as_it_has_them():

@@ -148,11 +148,16 @@ def test_an_example_comes_again_after_one_epoch_and_not_before():
 def test_the_correction_follows_the_noise_that_is_added():
     mechanism = made(noise_multiplier=20.0)
     params = jnp.zeros(50_000)
+    summed = dpadambc.as_clipped_sum(
+        params,
+        l2_clip_norm=mechanism.l2_clip_norm,
+        normalize_by=mechanism.normalize_by,
+    )
     tx = mechanism.add_noise(key=jax.random.key(0))
     adam = dpadambc.scale_by_adam_bc(mechanism.noise_stddev, b1=0.9, b2=0.5)
 
     def step(states, _):
-        noised, noise_state = tx.update(jnp.zeros_like(params), states[0], params)
+        noised, noise_state = tx.update(summed, states[0], params)
         _, adam_state = adam.update(noised, states[1], params)
         return (noise_state, adam_state), noised
 
@@ -192,7 +197,6 @@ def test_fit_stops_before_the_budget_is_exceeded():
         target_epsilon=mechanism.epsilon(1e-5, iterations=9) + 1e-6,
         target_delta=1e-5,
         steps_per_call=1,
-        spent=(),
     )
     assert result.iterations == 9
 

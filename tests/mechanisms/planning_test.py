@@ -163,11 +163,14 @@ def test_calibrate_takes_the_same_numbers():
         **target, **fields, noise_multiplier=found.noise_multiplier
     )
     assert steps.iterations == 60
-    with pytest.warns(UserWarning, match="at least 1 / num_examples"):
-        own = dpadambc.PoissonGaussian.calibrate(
-            **{**target, "target_delta": 1e-3}, **fields, epochs=3, normalize_by=99
-        )
+    own = dpadambc.PoissonGaussian.calibrate(
+        **target, **fields, epochs=3, normalize_by=99
+    )
     assert own.normalize_by == 99
+    with pytest.raises(ValueError, match="target_delta below 1 / num_examples"):
+        dpadambc.PoissonGaussian.calibrate(
+            **{**target, "target_delta": 1e-3}, **fields, epochs=3
+        )
 
 
 @pytest.mark.parametrize(

@@ -511,9 +511,10 @@ def test_draw_batch_draws_each_epoch_whole():
         jnp.zeros(3), MECHANISM, optax.sgd(0.1), key=jax.random.key(0)
     )
     draw = jax.jit(lambda s: training.draw_batch(MECHANISM, s, num_examples=N))
+    at = lambda step: dataclasses.replace(state, step=jnp.int32(step))
     count = np.zeros((2, N), int)
     for step in range(16):
-        indices, padding = map(np.asarray, draw(state._replace(step=jnp.int32(step))))
+        indices, padding = map(np.asarray, draw(at(step)))
         count[step // 8, indices[~padding]] += 1
     assert (count == 2).all()
 

@@ -74,7 +74,7 @@ def noised_averages(level, runs=4_000):
         noise = dpadambc.add_dp_noise(level, key=key)
 
         def step(states, _):
-            noised, noise_state = noise.update(CLEAN, states[0])
+            noised, noise_state = noise.update(common.summed(CLEAN), states[0])
             return (noise_state, tx.update(noised, states[1])[1]), None
 
         start = noise.init(CLEAN), tx.init(CLEAN)

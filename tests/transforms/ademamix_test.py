@@ -63,7 +63,7 @@ def test_slow_moment_has_the_noise_and_the_signal_that_are_advised_of():
     gradient = jnp.full(size, signal)
 
     def step(states, _):
-        noised, noise_state = noise.update(gradient, states[0])
+        noised, noise_state = noise.update(common.summed(gradient), states[0])
         return (noise_state, tx.update(noised, states[1])[1]), None
 
     start = noise.init(gradient), tx.init(gradient)

@@ -9,6 +9,7 @@ import pytest
 import scipy.linalg
 
 from dpadambc import transforms
+from tests import common
 
 pytestmark = pytest.mark.guarantee
 
@@ -23,7 +24,7 @@ def made(coefficients=C, stddev=0.5, key=KEY):
 
 def noise_of(tx, params, steps=STEPS):
     """The noise of each step, stacked."""
-    zeros = optax.tree.zeros_like(params)
+    zeros = common.summed(optax.tree.zeros_like(params))
 
     def step(state, _):
         noised, state = tx.update(zeros, state, params)
@@ -72,7 +73,10 @@ def test_it_adds_to_the_gradient_and_other_keys_draw_other_noise():
     params = jnp.zeros(1_000)
     gradient = jnp.linspace(-1, 1, 1_000)
     one, two = (made(key=k) for k in (KEY, jax.random.key(4)))
-    noised, state = one.update(gradient, one.init(params), params)
+    silent = made(stddev=0.0)
+    noised, _ = silent.update(common.summed(gradient), silent.init(params), params)
+    np.testing.assert_array_equal(noised, gradient)
+    noised, state = one.update(common.summed(gradient), one.init(params), params)
     np.testing.assert_allclose(noised - gradient, state.earlier[0], atol=1e-6)
     drawn = [np.float64(noise_of(tx, params)[1]) for tx in (one, two)]
     rows = np.concatenate(
@@ -90,12 +94,13 @@ def test_a_saved_state_goes_on_with_the_same_bits():
     # Another transformation, of another key: the state alone says what is drawn.
     update = jax.jit(made(key=jax.random.key(9)).update)
     for _ in range(3):
-        noised, state = update(params, state, params)
+        noised, state = update(common.summed(params), state, params)
         later.append(noised)
     np.testing.assert_allclose(np.stack([*first, *later]), all_steps, atol=1e-6)
     # The negative control: a state without the earlier noise is another run.
     forgot = state._replace(earlier=optax.tree.zeros_like(state.earlier))
-    assert abs(update(params, forgot, params)[0] - update(params, state)[0]).max() > 0.1
+    zeros = common.summed(params)
+    assert abs(update(zeros, forgot)[0] - update(zeros, state)[0]).max() > 0.1
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def made(coefficients=D, stddev=0.5, key=KEY):
 
 def noise_of(tx, params, steps=STEPS):
     """The noise of each step, stacked."""
-    zeros = optax.tree.zeros_like(params)
+    zeros = common.summed(optax.tree.zeros_like(params))
 
     def step(state, _):
         noised, state = tx.update(zeros, state, params)
@@ -103,7 +103,7 @@ def test_a_saved_state_goes_on_with_the_same_bits():
     # Another transformation, of another key: the state alone says what is drawn.
     update = jax.jit(made(key=jax.random.key(9)).update)
     for _ in range(3):
-        noised, state = update(params, state, params)
+        noised, state = update(common.summed(params), state, params)
         later.append(noised)
     np.testing.assert_allclose(np.stack([*first, *later]), all_steps, atol=1e-6)
     assert int(state.draws.noised_steps) == 6
@@ -118,9 +118,10 @@ def test_by_hand_compiled_and_vmapped_are_the_same():
         return made().update(g, state, params)
 
     compiled, state = jax.jit(step), made().init(params)
+    ones = common.summed(jnp.ones(20))
     for _ in range(2):
-        before, (noised, state) = state, compiled(state, jnp.ones(20))
-    expected, _ = made().update(jnp.ones(20), before, params)
+        before, (noised, state) = state, compiled(state, ones)
+    expected, _ = made().update(ones, before, params)
     np.testing.assert_allclose(noised, expected, atol=1e-6)
     runs = lambda key: noise_of(made(key=key), params)[1]
     together = jax.vmap(runs)(jnp.stack([KEY, jax.random.key(5)]))
@@ -145,7 +146,7 @@ def test_devices_need_one_noise_for_a_coordinate():
     params = jnp.zeros(4)
 
     def step(state, g):
-        return made().update(g, state, params)[0]
+        return made().update(common.summed(g), state, params)[0]
 
     mapped = lambda spec, check=True: jax.shard_map(
         step, mesh=mesh, in_specs=(P(), spec), out_specs=spec, check_vma=check
@@ -181,7 +182,7 @@ def test_devices_need_one_noise_for_a_coordinate():
                 ),
                 made().init(jnp.zeros(2)),
             ),
-            ValueError,
+            TypeError,
             "per-example gradients",
         ),
     ],

@@ -112,7 +112,7 @@ def noised_run(noise_stddev, signal, steps, b2=0.99, seed=0):
     adam_bc = dpadambc.scale_by_adam_bc(noise_stddev, b2=b2)
 
     def step(states, _):
-        noised, noise_state = noise.update(signal, states[0])
+        noised, noise_state = noise.update(common.summed(signal), states[0])
         _, adam_state = adam_bc.update(noised, states[1])
         return (noise_state, adam_state), None
 
@@ -174,7 +174,7 @@ def test_injected_noise_levels_stay_corrected():
 
     @jax.jit
     def update(states):
-        noised, noise_state = noise.update(signal, states[0])
+        noised, noise_state = noise.update(common.summed(signal), states[0])
         return noise_state, adam_bc.update(noised, states[1])[1]
 
     for step in range(200):
@@ -243,7 +243,7 @@ def test_published_spread_of_the_moments_under_noise_alone():
 
     @jax.jit
     def step(states):
-        noised, noise_state = noise.update(zeros, states[0])
+        noised, noise_state = noise.update(common.summed(zeros), states[0])
         _, adam_state = adam_bc.update(noised, states[1])
         return noise_state, adam_state
 

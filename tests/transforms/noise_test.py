@@ -24,7 +24,8 @@ def draws(noise_stddev, params=None, *, seed=0, steps=1):
     noise = dpadambc.add_dp_noise(noise_stddev, key=jax.random.key(seed))
     state, out = noise.init(params), []
     for _ in range(steps):
-        updates, state = noise.update(optax.tree.zeros_like(params), state, params)
+        zeros = common.summed(optax.tree.zeros_like(params))
+        updates, state = noise.update(zeros, state, params)
         out.append(jax.tree.map(np.float64, updates))
     return out
 
@@ -47,7 +48,7 @@ def test_tails_are_gaussian_to_five_standard_deviations():
     zeros, limits, steps = jnp.zeros(1_000_000), jnp.array([3.0, 4.0, 5.0]), 60
 
     def step(state, _):
-        z, state = noise.update(zeros, state, zeros)
+        z, state = noise.update(common.summed(zeros), state, zeros)
         sides = jnp.stack([z, -z, 1.1 * z, jnp.minimum(z, 5.0)])
         return state, jnp.sum(sides[:, None] > limits[None, :, None], axis=-1)
 
@@ -64,7 +65,8 @@ def test_tails_are_gaussian_to_five_standard_deviations():
 def test_steps_by_themselves_jitted_and_scanned_draw_the_same():
     noise = dpadambc.add_dp_noise(1.0, key=jax.random.key(0))
     zeros = {"a": jnp.zeros((30, 7)), "b": jnp.zeros(())}
-    step = lambda state, _: noise.update(zeros, state, zeros)[::-1]
+    summed = common.summed(zeros)
+    step = lambda state, _: noise.update(summed, state, zeros)[::-1]
     _, scanned = jax.lax.scan(step, noise.init(zeros), None, 3)
     _, jitted = jax.jit(step)(noise.init(zeros), None)
     _, alone = step(noise.init(zeros), None)
@@ -78,7 +80,7 @@ def test_vmap_over_keys_draws_what_each_key_draws():
     @jax.jit
     def first_noise(key):
         noise = dpadambc.add_dp_noise(1.0, key=key)
-        return noise.update(zeros, noise.init(zeros), zeros)[0]
+        return noise.update(common.summed(zeros), noise.init(zeros), zeros)[0]
 
     keys = jax.random.split(jax.random.key(0), 5)
     together = jax.vmap(first_noise)(keys)
@@ -107,10 +109,11 @@ def test_state_forgets_the_noise_it_has_given():
     """With the state after a step, the noise of that step cannot be drawn again."""
     noise = dpadambc.add_dp_noise(1.0, key=jax.random.key(0))
     zeros = jnp.zeros(SIZE)
-    first, state = noise.update(zeros, noise.init(zeros), zeros)
+    summed = common.summed(zeros)
+    first, state = noise.update(summed, noise.init(zeros), zeros)
     for count in (0, 1):
         replay = state._replace(noised_steps=jnp.int32(count))
-        again, _ = noise.update(zeros, replay, zeros)
+        again, _ = noise.update(summed, replay, zeros)
         assert abs(correlation_score(np.float64(first), np.float64(again))) < 4
 
 
@@ -159,7 +162,7 @@ def test_jax_privacy_small_noise_does_not_vanish_in_float16():
 def test_double_precision_noise_is_drawn_in_double(x64):
     noise = dpadambc.add_dp_noise(1.0, key=jax.random.key(0))
     zeros = jnp.zeros(1000, jnp.float64)
-    updates, _ = noise.update(zeros, noise.init(zeros), zeros)
+    updates, _ = noise.update(common.summed(zeros), noise.init(zeros), zeros)
     assert updates.dtype == jnp.float64
     assert (updates != updates.astype(jnp.float32)).all()
 
@@ -201,11 +204,28 @@ def test_refuses_a_level_that_is_no_standard_deviation(bad):
         dpadambc.add_dp_noise(bad, key=jax.random.key(0))
 
 
-def test_refuses_a_mechanism_for_its_level():
-    with pytest.raises(
-        TypeError, match=r"got a mechanism. Give .* mechanism\.noise_st"
-    ):
-        dpadambc.adam_bc(0.1, common.poisson_gaussian())
+def test_a_mechanism_stands_for_its_level():
+    mechanism, params = common.poisson_gaussian(), jnp.zeros(100)
+    summed = dpadambc.as_clipped_sum(params, l2_clip_norm=1.0, normalize_by=50)
+    by_mechanism, by_number = (
+        dpadambc.add_dp_noise(level, key=jax.random.key(0))
+        for level in (mechanism, mechanism.noise_stddev)
+    )
+    found, expected = (
+        noise.update(summed, noise.init(params), params)[0]
+        for noise in (by_mechanism, by_number)
+    )
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("other", [dict(l2_clip_norm=2.0), dict(normalize_by=51)])
+def test_refuses_a_sum_of_other_numbers_than_the_mechanisms(other):
+    noise = dpadambc.add_dp_noise(common.poisson_gaussian(), key=jax.random.key(0))
+    params = jnp.zeros(3)
+    numbers = dict(l2_clip_norm=1.0, normalize_by=50) | other
+    with pytest.raises(ValueError, match=next(iter(other))):
+        summed = dpadambc.as_clipped_sum(params, **numbers)
+        noise.update(summed, noise.init(params), params)
 
 
 @pytest.mark.parametrize("bad", ["0.1", None, jnp.ones(2)])
@@ -223,8 +243,19 @@ def test_refuses_a_tree_that_is_no_prefix():
 def test_refuses_gradients_that_still_have_their_batch_axis():
     noise = dpadambc.add_dp_noise(1.0, key=jax.random.key(0))
     params = {"w": jnp.zeros(3)}
-    with pytest.raises(ValueError, match=r"go through dpadambc.clip_per_example first"):
-        noise.update({"w": jnp.zeros((5, 3))}, noise.init(params), params)
+    with pytest.raises(ValueError, match="shapes of the parameters"):
+        batch = common.summed({"w": jnp.zeros((5, 3))})
+        noise.update(batch, noise.init(params), params)
+    with pytest.raises(TypeError, match=r"go through dpadambc.clip_per_example first"):
+        batch = dpadambc.as_per_example({"w": jnp.zeros((5, 3))})
+        noise.update(batch, noise.init(params), params)
+
+
+def test_refuses_arrays_of_which_nothing_says_that_they_were_clipped():
+    noise = dpadambc.add_dp_noise(1.0, key=jax.random.key(0))
+    params = jnp.zeros(3)
+    with pytest.raises(TypeError, match="as_clipped_sum"):
+        noise.update(params, noise.init(params), params)
 
 
 def test_refuses_a_level_rounded_to_bfloat16():
@@ -239,7 +270,7 @@ def test_refuses_a_schedule_in_bfloat16():
     )
     zeros = jnp.zeros(3)
     with pytest.raises(TypeError, match="Expected noise_stddev in at least float32"):
-        noise.update(zeros, noise.init(zeros), zeros)
+        noise.update(common.summed(zeros), noise.init(zeros), zeros)
 
 
 def test_runs_vmapped_over_keys_are_independent():
@@ -250,7 +281,7 @@ def test_runs_vmapped_over_keys_are_independent():
     @jax.jit
     def first_noise(key, params):
         noise = make(key)
-        return noise.update(zeros, noise.init(params), params)[0]
+        return noise.update(common.summed(zeros), noise.init(params), params)[0]
 
     keys = jax.random.split(jax.random.key(0))
     one, two = np.float64(jax.vmap(first_noise)(keys, params))

@@ -54,7 +54,7 @@ def test_corrected_second_moment_is_the_clean_one():
     rms = dpadambc.scale_by_rms_bc(level, decay=decay)
 
     def step(states, _):
-        noised, noise_state = noise.update(signal, states[0])
+        noised, noise_state = noise.update(common.summed(signal), states[0])
         return (noise_state, rms.update(noised, states[1])[1]), None
 
     start = noise.init(signal), rms.init(signal)
