@@ -78,9 +78,17 @@ def of_run(
         "start": _fingerprint.of_values(releasable(start)),
         "frozen": _fingerprint.of_values(frozen),
         "data": _fingerprint.of_values(known),
-        # As text, which is the same after JSON.
-        _EARLIER: None if earlier is None else json.dumps(earlier.to_json()),
+        _EARLIER: None if earlier is None else _without_names(earlier),
     }
+
+
+def _without_names(earlier: Spending) -> str:
+    """What was spent before, as text, which is the same after JSON.
+
+    Names are random: a script that is run again makes other ones for the same runs.
+    """
+    runs = [{k: v for k, v in run.items() if k != "run"} for run in earlier.to_json()]
+    return json.dumps(runs)
 
 
 def digest(identity: Identity) -> np.ndarray:
@@ -92,14 +100,15 @@ def digest(identity: Identity) -> np.ndarray:
 
 def refuse_different_processes(identity: Identity, settings: tuple[Any, ...]) -> None:
     """Raises where the processes of one run are not about to do the same."""
-    told = np.append(digest(identity), digest({"settings": repr(settings)}))
-    multihost_utils.assert_equal(
-        told,
-        "Expected the same mechanism, loss, optimizer, parameters, data and settings in"
-        " all processes of one run, got others in another process. A source has every"
-        " example, under the same index in all of them; where each process has a part"
-        " of the rows, jax.make_array_from_process_local_data makes one array of them.",
-    )
+    here = digest(identity | {"settings": repr(settings)})
+    if (multihost_utils.process_allgather(here) != here).any():
+        raise ValueError(
+            "Expected the same mechanism, loss, optimizer, parameters, data and"
+            " settings in all processes of one run, got others in another process. A"
+            " source has every example, under the same index in all of them; where each"
+            " process has a part of the rows, jax.make_array_from_process_local_data"
+            " makes one array of them."
+        )
 
 
 def refuse_other_run(path: Any, there: Identity, here: Identity) -> None:

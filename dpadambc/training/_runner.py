@@ -40,6 +40,11 @@ class Runner:
         """The number of shards of a batch."""
         return self._shardings.num_shards
 
+    @property
+    def spans_processes(self) -> bool:
+        """Whether the devices are of several processes."""
+        return self._shardings.spans_processes
+
     def batch_size(self, state: TrainState) -> int:
         """The size of a batch, with its padding."""
         with self._shardings.context():
