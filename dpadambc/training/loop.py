@@ -183,8 +183,8 @@ def fit(
 
     A second run is not compiled again if it has the same `loss_fn` and `optimizer` (the
     same objects: `optax.adam(1e-3)` called twice makes two), equal options, shapes and
-    shardings, and a mechanism with the same numbers; `iterations` and the budget may
-    differ, where the calls have as many steps. The programs of eight steps are kept,
+    shardings, and an equal mechanism; the budget may differ, where the calls have as
+    many steps. The programs of eight steps are kept,
     with the arrays that their functions close over. As with `jax.jit`, a compiled
     program may keep the old value of what a function reads besides its arguments, but
     never of the noise, such as a schedule. To compile less in another process, set
