@@ -17,7 +17,6 @@ from dpadambc.mechanisms import _names
 from dpadambc.mechanisms.accounting import Spending
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.training import _data, _fingerprint
-from dpadambc.training.state import TrainState, releasable
 
 Identity = dict[str, Any]
 
@@ -57,8 +56,9 @@ def public_numbers(mechanism: Mechanism) -> Identity:
 
 
 def of_run(
-    start: TrainState,
+    mechanism: Mechanism,
     programs: list[jex.ClosedJaxpr],
+    params: Any,
     frozen: Any,
     data: Any,
     earlier: Spending | None,
@@ -66,16 +66,17 @@ def of_run(
     """What tells a run from others before its first step; *secret*.
 
     Args:
-      start: the state before the first step.
-      programs: of the loss of one example, of an update, and of a schedule of noise.
+      mechanism: the public numbers.
+      programs: of the optimizer, the loss of one example, and a schedule of noise.
+      params: where it begins.
       frozen: what the loss has besides.
       data: arrays, or a source, which is known by its length and first example.
       earlier: what was spent before, and is in the epsilon of the run.
     """
     known = (len(data), data[0]) if _data.is_source(data) else data
-    return public_numbers(start.mechanism) | {
+    return public_numbers(mechanism) | {
         _PROGRAM: " ".join(map(_fingerprint.of_traced, programs)),
-        "start": _fingerprint.of_values(releasable(start)),
+        "start": _fingerprint.of_values(params),
         "frozen": _fingerprint.of_values(frozen),
         "data": _fingerprint.of_values(known),
         _EARLIER: None if earlier is None else _without_names(earlier),

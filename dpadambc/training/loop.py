@@ -13,15 +13,7 @@ from jax.sharding import NamedSharding
 from dpadambc._core import validate
 from dpadambc.mechanisms import _events
 from dpadambc.mechanisms.base import Mechanism
-from dpadambc.training import (
-    _checks,
-    _data,
-    _fingerprint,
-    _identity,
-    _keys,
-    _memory,
-    budget,
-)
+from dpadambc.training import _checks, _data, _identity, _keys, _memory, budget
 from dpadambc.training._account import Account, Spent, earlier
 from dpadambc.training._history import History
 from dpadambc.training._memory import MicrobatchSize
@@ -91,27 +83,26 @@ def _set_up(
     trees = (params, frozen, None if _data.is_source(data) else data)
     shardings = Shardings.of(trees, batch_sharding, step.microbatch_size)
     with shardings.context():
-        programs = [
-            _checks.optimizer_of(step.optimizer, params),
-            _checks.loss_of(step, params, frozen, data),
-            *_checks.schedule_of(step.mechanism),
-        ]
-        for program in programs if is_saved else ():
-            _fingerprint.refuse_callbacks(program.jaxpr)
-        of_run = _keys.of_this_process
-        if shardings.spans_processes:
-            of_run = _keys.the_same_everywhere
-        key = of_run(key)
+        programs = _checks.programs_of(step, params, frozen, data, is_saved=is_saved)
+    of_run = functools.partial(_identity.of_run, step.mechanism, programs)
+    identity = None
+    if shardings.spans_processes:
+        # Before they are placed: JAX compares them too, and shows the rows that differ.
+        identity = of_run(params, frozen, data, account.earlier)
+        _identity.refuse_different_processes(identity, settings)
+        key = _keys.the_same_everywhere(key)
+    with shardings.context():
+        key = _keys.of_this_process(key)
         params, frozen = map(shardings.device_put, (params, frozen))
+        data = data if _data.is_source(data) else shardings.device_put(data)
+        if identity is None:
+            identity = of_run(params, frozen, data, account.earlier)
         shardings = shardings.of_state(functools.partial(step.init, key=key), params)
     step = dataclasses.replace(
         step, shardings=shardings, skip_padding=shardings.mesh is None
     )
     runner = Runner(step, data, frozen)
     start = runner.start(params, key)
-    identity = runner.identity(start, programs, account.earlier)
-    if shardings.spans_processes:
-        _identity.refuse_different_processes(identity, settings)
     start = runner.with_batches_of(start, _identity.digest(identity))
     return runner, start, identity
 

@@ -57,7 +57,7 @@ def run(*, key=KEY, mechanism=MECHANISM, rate=0.1, **options):
         options.pop("params", jnp.zeros(3)),
         options.pop("data", DATA),
         mechanism,
-        dpadambc.adam_bc(rate, mechanism),
+        options.pop("optimizer", None) or dpadambc.adam_bc(rate, mechanism),
         key=key,
         target_delta=1e-5,
         callback=callback,
@@ -82,6 +82,10 @@ APART = {
     "earlier runs": ({}, {"spent": [MECHANISM]}),
     "key": ({}, {"key": jax.random.key(1)}),
     "frozen": (FROZEN, FROZEN | {"frozen": 2 * jnp.ones(3)}),
+    "first moment": (
+        {"optimizer": optax.adagrad(0.1, 0.1)},
+        {"optimizer": optax.adagrad(0.1, 0.2)},
+    ),
     "source": ({"data": Rows()}, {"data": Rows(X[1])}),
 }
 

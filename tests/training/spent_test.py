@@ -151,6 +151,10 @@ def test_a_release_carries_what_it_cost_through_a_file(tmp_path):
     for spent in (second, [first(), second, release], release):
         told = fit(release, spent=spent, callback=stop_after(1))
         assert told.epsilon == third.epsilon
+    # A file of before this was written names no runs.
+    del release.about["spent"]
+    with pytest.raises(ValueError, match="spent="):
+        fit(release)
     # Negative control: its parameters alone say nothing.
     assert fit(release.params, callback=stop_after(1)).epsilon < 0.6 * third.epsilon
 
@@ -298,7 +302,7 @@ def test_the_steps_of_a_checkpoint_are_not_given_once_more(tmp_path):
     key = jax.random.key(2)
     done = fit(key=key, folder=tmp_path)
     longer = dataclasses.replace(MECHANISM, iterations=15)
-    with pytest.raises(ValueError, match="began with, nothing, got Spending"):
+    with pytest.raises(ValueError, match="spent= .*began with, nothing"):
         fit(mechanism=longer, key=key, folder=tmp_path, spent=done)
     result = fit(mechanism=longer, key=key, folder=tmp_path)
     assert result.resumed_from == 10 and result.epsilon == longer.epsilon(DELTA)
