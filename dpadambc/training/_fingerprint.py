@@ -1,8 +1,8 @@
-"""What tells one run from another, so that none gets noise that was given before."""
+"""Checksums of what tells one run from another: of arrays, and of programs."""
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -56,18 +56,18 @@ def constants(traced: jex.ClosedJaxpr) -> Iterator[Any]:
 _CALLBACKS = {"pure_callback", "io_callback"}
 
 
-def _refuse_callbacks(jaxpr: jex.Jaxpr) -> None:
+def refuse_callbacks(jaxpr: jex.Jaxpr) -> None:
+    """Raises for a program that calls back to the host, whose state it cannot show."""
     for equation in jaxpr.eqns:
         if equation.primitive.name in _CALLBACKS:
             raise ValueError(
-                "Expected a loss whose program shows all that it computes, got a"
-                f" callback to the host in it ({equation.primitive.name}). If that"
-                " computes something else when the run goes on from its checkpoint,"
-                " another gradient gets noise that was used before. Compute its result"
-                " beforehand, as data, or run without checkpoints."
+                "Expected a program that shows all that it computes, so that a"
+                " checkpoint goes on with the same run, got a callback to the host"
+                f" ({equation.primitive.name}). Compute its result beforehand, as data,"
+                " or run without checkpoints."
             )
         for inner in jaxprs.inner(equation):
-            _refuse_callbacks(inner.jaxpr)
+            refuse_callbacks(inner.jaxpr)
 
 
 def of_traced(traced: jex.ClosedJaxpr) -> str:
@@ -78,14 +78,3 @@ def of_traced(traced: jex.ClosedJaxpr) -> str:
     values = of_values(list(constants(traced)))
     text = _essence(str(traced)) + values
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def of_program(fun: Callable[..., Any], *args: Any) -> str:
-    """`of_traced`, of a function of these arguments.
-
-    Raises:
-      ValueError: if it calls back to the host, whose state it cannot show.
-    """
-    traced = jax.make_jaxpr(fun)(*args)
-    _refuse_callbacks(traced.jaxpr)
-    return of_traced(traced)

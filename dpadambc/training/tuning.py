@@ -251,12 +251,12 @@ def search(
         microbatch_size=microbatch_size,
     )
     programs = [
-        _checks.loss_of(step_of(listed.listed[0]), params, frozen, data),
-        *_checks.schedule_of(mechanism),
+        program
+        for candidate in listed.listed
+        for program in _checks.programs_of(
+            step_of(candidate), params, frozen, data, is_saved=False
+        )
     ]
-    for candidate in listed.listed:
-        optimizer = made(make_optimizer, candidate)
-        programs.append(_checks.optimizer_of(optimizer, params))
     score.check(mechanism, params, () if frozen is None else (frozen,))
     cost = tuning.tuned_epsilon(
         _events_of(mechanism, score),
