@@ -166,8 +166,22 @@ def of_noise(update):
     return of_sum(make_optimizer=make)
 
 
+def vouched(l2_clip_norm=C, normalize_by=B):
+    """Says that what comes is a clipped sum, as a careless person says it."""
+
+    def update_fn(updates, state, params=None):
+        own = dict(l2_clip_norm=l2_clip_norm, normalize_by=normalize_by)
+        return dpadambc.as_clipped_sum(dpadambc.materialize(updates), **own), state
+
+    return stage(lambda params: optax.EmptyState(), update_fn)
+
+
+def noise(key, stddev=NOISE):
+    return optax.chain(vouched(), dpadambc.add_dp_noise(stddev, key=key))
+
+
 def with_noise(key, optimizer=ADAM, stddev=NOISE):
-    return optax.chain(dpadambc.add_dp_noise(stddev, key=key), optimizer)
+    return optax.chain(noise(key, stddev), optimizer)
 
 
 def poisson(seed):
@@ -190,10 +204,6 @@ def of_chain(*stages, mechanism: Any = MECHANISM, loss=loss_fn, **options):
         lambda key: optax.chain(*(stage(key) for stage in stages)),
         **{"loader": loader} | options,
     )
-
-
-def noise(key):
-    return dpadambc.add_dp_noise(NOISE, key=key)
 
 
 # Broken: the clip.
@@ -514,10 +524,7 @@ def init_in_every_step():
 @broken("noise")
 def correction_for_the_noise():
     """`adam_bc` is taken for what adds the noise."""
-    return of_chain(
-        lambda key: dpadambc.clip_per_example(C, normalize_by=B),
-        lambda key: dpadambc.adam_bc(1e-3, C / B),
-    )
+    return of_sum(make_optimizer=lambda key: dpadambc.adam_bc(1e-3, NOISE))
 
 
 def of_noise_state(update):
@@ -768,6 +775,7 @@ def delayed_second_moment_without_noise():
             divided = _leaves.scaled(updates, factors)
             private, inner = private_gradient.update(divided, inner, params, **options)
             bare, _ = clip.update(updates, optax.EmptyState(), params, **options)
+            bare = dpadambc.materialize(bare)
             v = jax.tree.map(lambda v, g: 0.9 * v + 0.1 * g**2, v, bare)
             return private, (v, inner)
 
@@ -815,19 +823,18 @@ def adaptive_clip_without_noise():
     """The clip norm follows the share of clipped examples."""
 
     def init(key):
-        return PARAMS, dpadambc.add_dp_noise(NOISE, key=key).init(PARAMS), jnp.ones(())
+        return PARAMS, (key, noise(key).init(PARAMS)), jnp.ones(())
 
     def step(state, x, y, is_padding_example=None):
-        params, noise_state, bound = state
+        params, (key, noise_state), bound = state
         mask = is_padding_example
         mask = jnp.zeros(len(x), bool) if mask is None else mask
         grads = gradients(params, x, y)
         total = jax.tree.map(lambda g: g / B, clipped_sum(grads, mask, C))
-        add_noise = dpadambc.add_dp_noise(NOISE, key=noise_state.rng_key)
-        private, noise_state = add_noise.update(total, noise_state, params)
+        private, noise_state = noise(key).update(total, noise_state, params)
         params = jax.tree.map(lambda p, g: p - 0.1 * g, params, private)
         share = jnp.sum((norms_of(grads) < bound) & ~mask) / B
-        return params, noise_state, bound * jnp.exp(-0.2 * (share - 0.5))
+        return params, (key, noise_state), bound * jnp.exp(-0.2 * (share - 0.5))
 
     return of_sum(init=init, step=step, make_optimizer=None)
 
@@ -891,10 +898,8 @@ def correction_of_another_level():
 @broken("correction")
 def correction_of_256_for_255():
     """Φ = (σC/256)², where the noise is σC/255."""
-    stages = dpadambc.add_dp_noise, dpadambc.adam_bc(1e-3, C / 256)
-    return of_sum(
-        make_optimizer=lambda key: optax.chain(stages[0](C / 255, key=key), stages[1])
-    )
+    adam_bc = dpadambc.adam_bc(1e-3, C / 256)
+    return of_sum(make_optimizer=lambda key: with_noise(key, adam_bc, C / 255))
 
 
 # Broken: the engine.

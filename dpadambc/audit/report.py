@@ -114,9 +114,9 @@ def run(
     A dozen tests are statistical, each with a nominal false-alarm rate of 1e-6 by its
     asymptotic distribution.
 
-    The cost: it traces the step a few times, compiles it about eight times, and takes
+    The cost: it traces the step a few times, compiles it about six times, and takes
     some 150 gradients of its batch. It makes 4 to 4,096 short runs, until there are
-    four million numbers of noise, and one run of at most 512 steps.
+    four million numbers of noise, and two runs of at most 512 steps.
 
     Args:
       pipeline: your own training.

@@ -13,6 +13,7 @@ for all arrays. Rows that are repeated in place multiply the sensitivity, and th
 not seen.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, NoReturn, TypeGuard
 
@@ -151,13 +152,14 @@ def closed(
     normalize_by: jax.typing.ArrayLike | None,
 ) -> optax.Updates:
     """A tree of arrays, from here on closed; a traced number is none that is known."""
-    known = [
+    c, b = (
         None if number is None else validate.known_number("a bound", number)
         for number in (l2_clip_norm, normalize_by)
-    ]
+    )
     leaves, structure = jax.tree.flatten(sums)
+    of = len(leaves)
     return structure.unflatten(
-        _closed(precision.wide(x), *known, i, len(leaves)) for i, x in enumerate(leaves)
+        _closed(precision.wide(x), c, b, i, of) for i, x in enumerate(leaves)
     )
 
 
@@ -271,7 +273,8 @@ def opened(
             f"Expected clipped sums with the shapes of the parameters, {expected}, got"
             f" {[leaf.closed.shape for leaf in leaves]}."
         )
-    _refuse_other_numbers(leaves, l2_clip_norm, normalize_by)
+    of_noise = {"l2_clip_norm": l2_clip_norm, "normalize_by": normalize_by}
+    _refuse_other_numbers(leaves, of_noise)
     return jax.tree.map(lambda leaf: leaf.value, sums, is_leaf=is_clipped_sum)
 
 
@@ -302,17 +305,16 @@ def _refuse_a_part(leaves: Sequence[ClippedSum]) -> None:
 
 
 def _refuse_other_numbers(
-    leaves: Sequence[ClippedSum], l2_clip_norm: Any, normalize_by: Any
+    leaves: Sequence[ClippedSum], of_noise: dict[str, float | None]
 ) -> None:
-    for leaf in leaves:
-        for name, expected in (
-            ("l2_clip_norm", l2_clip_norm or leaves[0].l2_clip_norm),
-            ("normalize_by", normalize_by or leaves[0].normalize_by),
-        ):
-            got = getattr(leaf, name)
-            if None not in (got, expected) and abs(got - expected) > 1e-6 * expected:
-                raise ValueError(
-                    f"Expected a sum with {name}={expected:g}, that of the noise, got"
-                    f" {got:g}: epsilon would not hold. Give the mechanism's numbers to"
-                    " the clip, or leave both to dpadambc.privatize."
-                )
+    for name, expected in of_noise.items():
+        known = {getattr(leaf, name) for leaf in leaves} - {None}
+        several = known if expected is None else {*known, expected}
+        # As far apart as float32 tells numbers from each other.
+        if several and not math.isclose(min(several), max(several), rel_tol=1e-6):
+            listed = " and ".join(f"{x:g}" for x in sorted(several))
+            raise ValueError(
+                f"Expected one {name}, in the clip as in the mechanism whose noise it"
+                f" is, got {listed}: epsilon would not hold. Give the mechanism's"
+                " numbers to the clip, or leave both to dpadambc.privatize."
+            )

@@ -10,7 +10,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc._core import jaxprs, threefry
+from dpadambc._core import checksums, jaxprs
 
 # Addresses, and the devices that an array is placed on. (Over how many a program sums,
 # in `shard_map`, is no incident.)
@@ -30,48 +30,15 @@ def _essence(text: str) -> str:
     return re.sub(r" ?([\[\](){}]) ?", r"\1", one_line)
 
 
-def _words(x: Any) -> tuple[str, jax.Array]:
-    """The name of a dtype and the numbers: of a key, the words that it is made of."""
-    if jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key):
-        return str(jax.random.key_impl(x)), jax.random.key_data(x)
-    array = jnp.asarray(x)
-    return array.dtype.name, array
-
-
-def _bits(x: jax.Array) -> jax.Array:
-    """What an array is in memory, in words of 32 bits or in numbers of fewer."""
-    if jnp.iscomplexobj(x):
-        x = jnp.stack([x.real, x.imag])
-    if jnp.issubdtype(x.dtype, jnp.floating):
-        bits = jnp.finfo(x.dtype).bits
-        x = jax.lax.bitcast_convert_type(x, f"uint{bits}")
-    if x.itemsize > 4:
-        x = jax.lax.bitcast_convert_type(x, jnp.uint32)
-    return x.astype(jnp.uint32)
-
-
-@jax.jit
-def _checksum(index: int, x: jax.Array) -> jax.Array:
-    """Two words: a sum over what the generator makes of an array's elements.
-
-    Each counter is an element and its position, so that any change of one shows. And a
-    sum of integers is the same wherever the parts of an array are: nothing is gathered.
-    """
-    bits = _bits(x)
-    key = jnp.uint32(index), jnp.uint32(bits.ndim)
-    mixed = threefry.words(key, bits, threefry.positions(bits.shape))
-    return jnp.stack([jnp.sum(word, dtype=jnp.uint32) for word in mixed])
-
-
 def of_values(tree: Any) -> str:
     """Of all numbers in a tree, their shapes and their dtypes.
 
     It does not depend on the devices that have them.
     """
     digest = hashlib.sha256(_essence(str(jax.tree.structure(tree))).encode())
-    for index, (dtype, x) in enumerate(map(_words, jax.tree.leaves(tree))):
-        digest.update(f"{x.shape} {dtype}".encode())
-        digest.update(np.asarray(_checksum(index, x)).tobytes())
+    for x in map(jnp.asarray, jax.tree.leaves(tree)):
+        digest.update(f"{x.shape} {x.dtype}".encode())
+        digest.update(np.asarray(checksums.of_tree(x)).tobytes())
     return digest.hexdigest()[:16]
 
 

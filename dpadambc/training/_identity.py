@@ -9,7 +9,9 @@ import hashlib
 import json
 from typing import Any
 
+import jax
 import jax.extend.core as jex
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
@@ -17,7 +19,6 @@ from dpadambc.mechanisms import _names
 from dpadambc.mechanisms.accounting import Spending
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.training import _data, _fingerprint
-from dpadambc.training.state import TrainState, releasable
 
 Identity = dict[str, Any]
 
@@ -57,30 +58,39 @@ def public_numbers(mechanism: Mechanism) -> Identity:
 
 
 def of_run(
-    start: TrainState,
+    mechanism: Mechanism,
     programs: list[jex.ClosedJaxpr],
+    start: Any,
     frozen: Any,
     data: Any,
-    earlier: Spending | None,
+    earlier: Spending | None = None,
 ) -> Identity:
     """What tells a run from others before its first step; *secret*.
 
     Args:
-      start: the state before the first step.
+      mechanism: the public numbers.
+      start: what it begins with, without keys.
       programs: of the loss of one example, of an update, and of a schedule of noise.
       frozen: what the loss has besides.
       data: arrays, or a source, which is known by its length and first example.
       earlier: what was spent before, and is in the epsilon of the run.
     """
     known = (len(data), data[0]) if _data.is_source(data) else data
-    return public_numbers(start.mechanism) | {
+    return public_numbers(mechanism) | {
         _PROGRAM: " ".join(map(_fingerprint.of_traced, programs)),
-        "start": _fingerprint.of_values(releasable(start)),
+        "start": _fingerprint.of_values(start),
         "frozen": _fingerprint.of_values(frozen),
         "data": _fingerprint.of_values(known),
         # As text, which is the same after JSON.
         _EARLIER: None if earlier is None else json.dumps(earlier.to_json()),
     }
+
+
+def folded_in(key: jax.Array, digest: jax.typing.ArrayLike) -> jax.Array:
+    """A key for this run alone, of one that may serve several."""
+    for word in jnp.asarray(digest):
+        key = jax.random.fold_in(key, word)
+    return key
 
 
 def digest(identity: Identity) -> np.ndarray:

@@ -12,7 +12,7 @@ import optax
 
 from dpadambc.mechanisms.accounting import Spending
 from dpadambc.training import _data, _identity, _programs
-from dpadambc.training.state import TrainState
+from dpadambc.training.state import TrainState, releasable
 from dpadambc.training.step import Seen, Step
 
 
@@ -86,7 +86,14 @@ class Runner:
         """What tells this run from others: see `_identity.of_run`."""
         data = self._arrays if self._source is None else self._source
         with self._shardings.context():
-            return _identity.of_run(start, programs, self._frozen, data, earlier)
+            return _identity.of_run(
+                self._step.mechanism,
+                programs,
+                releasable(start),
+                self._frozen,
+                data,
+                earlier,
+            )
 
     def advance(self, state: TrainState, iterations: int) -> tuple[TrainState, Seen]:
         """So many steps in one call; one, where examples come from the host."""
