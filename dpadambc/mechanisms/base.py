@@ -151,7 +151,7 @@ class Mechanism(Accounted):
         Returns:
           `add_dp_noise` of `noise_stddev`, but for mechanisms with noise of their own.
         """
-        return add_dp_noise(self.noise_stddev, key=key)
+        return add_dp_noise(self, key=key)
 
     def batches(
         self, rng: np.random.Generator, *, num_examples: int

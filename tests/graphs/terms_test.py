@@ -82,7 +82,7 @@ def test_a15_subgraphs_of_more_terms_than_are_accounted_for_are_refused():
         with pytest.raises(ValueError, match="at most 2 terms.*, got 3. Give it max_t"):
             fit(loss_fn=gather, data=data, mechanism=of_nodes(2))
         with pytest.raises(
-            ValueError, match="at most 1 terms, which this PoissonGauss"
+            ValueError, match="at most 1 terms in all, which this Pois"
         ):
             fit(loss_fn=indexed, data=data)
     replaced = dataclasses.replace(found, max_terms=5)  # nodes that get another list
@@ -99,6 +99,17 @@ def test_a15_subgraphs_of_as_many_terms_are_not_refused():
     indexed = lambda w, of: square(w, X[of.members].sum(0))
     fit(loss_fn=indexed, data=(bounded(0),))
     fit(loss_fn=lambda w, i: square(w, X[i].sum(0)), data=(found.members,))
+
+
+def test_a15_terms_of_two_kinds_of_edges_add_up():
+    """Where they are of the same roots, the second says so by one term less."""
+    one, other = bounded(2), bounded(1)
+    loss = lambda w, i, j: square(w, X[i.members].sum(0) + X[j.members].sum(0))
+    with pytest.raises(ValueError, match="max_terms"):
+        fit(loss_fn=loss, data=(one, other), mechanism=of_nodes(4))
+    fit(loss_fn=loss, data=(one, other), mechanism=of_nodes(5))
+    other = dataclasses.replace(other, max_terms=1)
+    fit(loss_fn=loss, data=(one, other), mechanism=of_nodes(4))
 
 
 WITH_GAPS = jnp.stack([jnp.arange(BATCH), jnp.full(BATCH, -1)], 1)
