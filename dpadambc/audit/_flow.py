@@ -154,7 +154,9 @@ class Flow:
         self, eqn: jex.JaxprEqn, operands: list[Label], path: Path
     ) -> list[Label]:
         name = eqn.primitive.name
-        most = max(operands, default=Label.PUBLIC)
+        # Whatever is folded into a secret key, what it draws is random.
+        counted = operands[:1] if name == "random_fold_in" else operands
+        most = max(counted, default=Label.PUBLIC)
         if name in _TELLS_HOST and most == Label.DATA:
             self.tells_host = True
         if name in ENTERED:
