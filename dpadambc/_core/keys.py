@@ -71,8 +71,8 @@ def _(axis_size, are_batched, key, leaves):
     if any(are_leaves_batched) and not is_key_batched:
         raise ValueError(
             f"Expected a key for each of {axis_size} runs side by side (jax.vmap), got"
-            " one for all, so that equal sums of two runs have equal noise. Map over"
-            " keys too, as in jax.vmap(train)(jax.random.split(key, n), learning_rates)."
+            " one for all, with which equal sums of two runs have equal noise. Map over"
+            " keys too: jax.vmap(train)(jax.random.split(key, n), learning_rates)."
         )
     return _of_one_run(key, leaves), is_key_batched
 

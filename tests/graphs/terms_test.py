@@ -81,9 +81,7 @@ def test_a15_subgraphs_of_more_terms_than_are_accounted_for_are_refused():
     for data in ((found,), OfRoots(found)):
         with pytest.raises(ValueError, match="at most 2 terms.*, got 3. Give it max_t"):
             fit(loss_fn=gather, data=data, mechanism=of_nodes(2))
-        with pytest.raises(
-            ValueError, match="at most 1 terms in all, which this Pois"
-        ):
+        with pytest.raises(ValueError, match="at most 1 terms in all, which this Pois"):
             fit(loss_fn=indexed, data=data)
     replaced = dataclasses.replace(found, max_terms=5)  # nodes that get another list
     with pytest.raises(ValueError, match="at most 4 terms.*, got 5"):
