@@ -20,7 +20,7 @@ Loss = Callable[..., jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
-class RowsLoss:
+class _RowsLoss:
     """The mean loss over the rows of one user, as `with_rows` makes it.
 
     Args:
@@ -152,7 +152,7 @@ def group_by_user(data: Any, user_ids: Any, *, max_rows: int) -> tuple[Any, ...]
 
 def with_rows(
     loss_fn: Loss, *, has_frozen: bool = False, uses_key: bool = False
-) -> RowsLoss:
+) -> _RowsLoss:
     """The mean loss over the rows of one user.
 
     The gradient of the mean is clipped, so the user counts once however many rows there
@@ -187,7 +187,7 @@ def with_rows(
       >>> print(result.state.params.round(0))
       [1. 2. 3.]
     """
-    return RowsLoss(loss_fn, has_frozen, uses_key)
+    return _RowsLoss(loss_fn, has_frozen, uses_key)
 
 
 def _check_rows(is_padding_row: Any) -> None:
@@ -203,7 +203,7 @@ def _check_rows(is_padding_row: Any) -> None:
 
 def _check_arguments(loss_fn: Loss, has_frozen: bool, uses_key: bool) -> None:
     """Raises if a loss of `with_rows` would take what is frozen for rows of a user."""
-    if not isinstance(loss_fn, RowsLoss):
+    if not isinstance(loss_fn, _RowsLoss):
         return
     if (loss_fn.has_frozen, loss_fn.uses_key) != (has_frozen, uses_key):
         got = f"has_frozen={loss_fn.has_frozen}, uses_key={loss_fn.uses_key}"
