@@ -213,7 +213,8 @@ class Trainer:
                 gradient, state.opt_state, state.params
             )
             state = State(optax.apply_updates(state.params, updates), opt_state)
-            return state, gradient if self.returns_gradients else None
+            arrays = dpadambc.materialize(gradient)
+            return state, arrays if self.returns_gradients else None
 
         return jax.lax.scan(take_step, state, steps)
 

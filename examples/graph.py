@@ -37,24 +37,25 @@ edges = senders[within], receivers[within]
 def examples(roots, most):
     """Of each root: who is in its subgraph, -1 where nobody is, and its label."""
     found = graphs.subgraphs(*edges, roots, max_memberships=most, max_degree=8)
-    return jnp.asarray(found.members), jnp.asarray(labels[roots])
+    return found, jnp.asarray(labels[roots])
 
 
-def logits(params, features, members):
-    x = graphs.gather(features, members)
-    mean = jnp.mean(x, axis=-2, where=(members >= 0)[..., None])
+def logits(params, features, subgraph):
+    x = graphs.gather(features, subgraph.members)
+    mean = jnp.mean(x, axis=-2, where=~subgraph.is_padding[..., None])
     return x[..., 0, :] @ params["own"] + mean @ params["mean"]
 
 
-def loss_fn(params, features, members, y):
-    """The loss of one root. It gathers, so `fit` sees that a node is in several."""
-    return cross_entropy(logits(params, features, members), y)
+def loss_fn(params, features, subgraph, y):
+    """The loss of one root, which knows in how many of them a node is."""
+    return cross_entropy(logits(params, features, subgraph), y)
 
 
+subgraphs, y = data = examples(np.arange(1_400), K)
 mechanism = graphs.PoissonGaussian.calibrate(
     target_epsilon=8.0,
     target_delta=1e-4,
-    max_terms=graphs.max_terms(K),
+    max_terms=subgraphs.max_terms,
     sampling_prob=0.2,
     iterations=args.iterations,
     l2_clip_norm=1.0,
@@ -62,9 +63,9 @@ mechanism = graphs.PoissonGaussian.calibrate(
 )
 params = {"own": jnp.zeros((64, 10)), "mean": jnp.zeros((64, 10))}
 options = {"key": training.secret_key(), "target_delta": 1e-4, "frozen": features}
-adam, data = optax.adam(0.003), examples(np.arange(1_400), K)
+adam = optax.adam(0.003)
 result = training.fit(loss_fn, params, data, mechanism, adam, **options)
-members, y = examples(np.arange(1_400, len(labels)), most=100)
-predicted = logits(result.state.params, features, members).argmax(-1)
+subgraphs, y = examples(np.arange(1_400, len(labels)), most=100)
+predicted = logits(result.state.params, features, subgraphs).argmax(-1)
 print(f"epsilon {result.epsilon:.2f} at delta 0.0001, of a node and its list")
 print(f"test accuracy {jnp.mean(predicted == y):.1%}")

@@ -33,6 +33,7 @@ OF_EXTRAS = {
 # What other functions return, or are made by.
 RETURNED = {
     "AddBandedNoiseState",
+    "AddCorrelatedNoiseState",
     "AddDPNoiseState",
     "Advice",
     "Choice",

@@ -178,8 +178,9 @@ def banded_step(gradient, key, step):
     return *tx.update(summed, state, gradient), BANDED.noise_stddev(step)
 
 
-def banded_key(key):
-    return jax.random.key_data(BANDED.add_noise(key=key).init(jnp.zeros(2)).rng_key)
+def key_of_noise(mechanism):
+    noise = lambda key: mechanism.add_noise(key=key).init(jnp.zeros(2))
+    return lambda key: jax.random.key_data(noise(key).rng_key)
 
 
 def moved_bound(bound):
@@ -299,7 +300,14 @@ ROWS = {name: stage(name) for name in optax_contract_test.ROWS} | {
         banded_step,
         lambda d: (d.params(), d.key, d.integers(0, 9)),
     ),
-    "transforms.AddBandedNoiseState.rng_key": (banded_key, lambda d: (d.key,)),
+    "transforms.AddBandedNoiseState.rng_key": (
+        key_of_noise(BANDED),
+        lambda d: (d.key,),
+    ),
+    "transforms.AddCorrelatedNoiseState.rng_key": (
+        key_of_noise(common.correlated_gaussian()),
+        lambda d: (d.key,),
+    ),
     "mechanisms.sampling.cyclic_poisson_sample": (
         lambda key, step: BANDED.sample_step(key, step, num_examples=20),
         lambda d: (d.key, d.integers(0, 8)),

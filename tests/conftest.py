@@ -7,6 +7,7 @@ import re
 import chex
 import hypothesis
 import jax
+import numpy as np
 import pytest
 
 # XLA reads its flags when the first array is made. Arrays are on the first device
@@ -71,7 +72,24 @@ def traces_are_counted_anew():
 
 
 @pytest.fixture
+def one_identity(monkeypatch):
+    """All runs of one key draw the same batches, so that they can be compared."""
+    from dpadambc.training import _identity
+
+    zeros = np.zeros(2, np.uint32)
+    monkeypatch.setattr(_identity, "digest", lambda identity: zeros)
+
+
+@pytest.fixture
 def x64():
     """Double precision for one test."""
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture
+def without_nonces(monkeypatch):
+    """Noise of the key and the step alone, on sums that differ by rounding."""
+    from dpadambc.transforms import noise
+
+    monkeypatch.setattr(noise, "_key_of_step", lambda key, *_: key)

@@ -169,6 +169,7 @@ def test_same_key_same_result_other_key_other_result(name):
 
 
 @every_row
+@pytest.mark.usefixtures("without_nonces")
 def test_equals_itself_under_inject_hyperparams(name):
     factory, row = ROWS[name]
     static = ("mask",) if "mask" in row else ()
@@ -404,6 +405,7 @@ def test_wrong_arguments_are_refused(factory):
 
 
 @every_row
+@pytest.mark.usefixtures("without_nonces")
 def test_state_and_update_are_functions_of_the_noised_gradient_alone(name):
     """Two batches with the same clipped sum leave the same state and update."""
     tx, params = make(name), params_of()

@@ -32,21 +32,31 @@ class Rows:
         return (self.rows[index].astype(np.float32),)
 
 
-def fit(*, data=None, noise_multiplier=1.0, scale=1.0, params=None, target_delta=1e-3):
+def fit(
+    *,
+    data=None,
+    noise_multiplier=1.0,
+    scale=1.0,
+    params=None,
+    target_delta=1e-3,
+    times=1,
+):
     mesh = jax.make_mesh((jax.device_count(),), ("data",))
     mechanism = common.poisson_gaussian(
         noise_multiplier=noise_multiplier, sampling_prob=0.2, iterations=2
     )
-    result = training.fit(
-        lambda w, x: scale * (w @ x),
-        jnp.zeros(SIZE) if params is None else params,
-        Rows(0) if data is None else data,
-        mechanism,
-        optax.sgd(1.0),
-        key=training.secret_key(),
-        target_delta=target_delta,
-        batch_sharding=NamedSharding(mesh, P("data")),
-    )
+    result = jnp.zeros(SIZE) if params is None else params
+    for _ in range(times):  # each on top of the one before
+        result = training.fit(
+            lambda w, x: scale * (w @ x),
+            result,
+            Rows(0) if data is None else data,
+            mechanism,
+            optax.sgd(1.0),
+            key=training.secret_key(),
+            target_delta=target_delta,
+            batch_sharding=NamedSharding(mesh, P("data")),
+        )
     return np.asarray(result.state.params)
 
 
@@ -56,6 +66,7 @@ def main(address, processes, process, folder):
     arrays = (Rows(process).rows.astype(np.float32),)
     runs = {
         "same": {},
+        "again": {"times": 2},
         "source": {"data": Rows(process)},
         "shorter": {"data": Rows(0, 50 - process)},
         "arrays": {"data": arrays},

@@ -147,6 +147,7 @@ KINDS = {
 @pytest.mark.parametrize(
     "kind", ["source", common.slow("several steps a call"), "sharded"]
 )
+@pytest.mark.usefixtures("without_nonces")
 def test_nor_does_it_with_another_kind_of_data(kind):
     assert max(moved(-1.0, np.nan, **KINDS[kind])) <= 1.0001
 

@@ -15,12 +15,27 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dpadambc import training
+from dpadambc._core import checksums
 from dpadambc.training import checkpoints
+from dpadambc.transforms import noise
+
+
+def checksum_of_replicas(mesh):
+    """Of an array whose replicas differ in each process."""
+    own = np.float32([1, 2, jax.process_index()])
+    replicas = [jax.device_put(own, device) for device in mesh.local_devices]
+    array = jax.make_array_from_single_device_arrays(
+        own.shape, NamedSharding(mesh, P()), replicas
+    )
+    return np.asarray(checksums.of_tree(array).addressable_data(0))
 
 
 def main(address, processes, process, folder, kind_of_key):
     jax.distributed.initialize(address, int(processes), int(process))
     from tests.training import sharding_test  # which makes arrays
+
+    # Sums differ by rounding from those of one device, with which they are compared.
+    noise._key_of_step = lambda key, *_: key
 
     keys = {
         "known": lambda: jax.random.key(3),
@@ -54,7 +69,12 @@ def main(address, processes, process, folder, kind_of_key):
     params = {name: np.asarray(gather(x)) for name, x in result.state.params.items()}
     # What a process draws outside of `fit`, with what it takes for the same key.
     drawn = jax.random.uniform(training.secret_key())
-    found = dict(fetched=sorted(fetched), drawn=np.asarray(drawn), **params)
+    found = dict(
+        fetched=sorted(fetched),
+        drawn=np.asarray(drawn),
+        checksum=checksum_of_replicas(w1.sharding.mesh),
+        **params,
+    )
     np.savez(folder / f"{process}.npz", **found)
 
 

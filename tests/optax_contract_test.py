@@ -388,6 +388,7 @@ def test_vmapped_over_keys_is_each_key_by_itself(name):
 
 
 @every_row_and_dtype
+@pytest.mark.usefixtures("without_nonces")
 def test_steps_compile_once_and_are_the_same_with_hyperparameters_injected(name, dtype):
     arguments = inspect.signature(ROWS[name][0]).parameters
     inject = functools.partial(
@@ -478,6 +479,7 @@ def types(tree):
     ]
     + [("dp_adamw_bc", kind, False) for kind in KINDS],
 )
+@pytest.mark.usefixtures("without_nonces")
 def test_steps_on_a_mesh_are_those_of_one_device(name, kind, enter):
     dtype = dtype_of(name)
     with on_mesh(kind, dtype, enter) as (params, batches):

@@ -166,8 +166,22 @@ def of_noise(update):
     return of_sum(make_optimizer=make)
 
 
+def vouched(l2_clip_norm=C, normalize_by=B):
+    """Says that what comes is a clipped sum, as a careless person says it."""
+
+    def update_fn(updates, state, params=None):
+        own = dict(l2_clip_norm=l2_clip_norm, normalize_by=normalize_by)
+        return dpadambc.as_clipped_sum(dpadambc.materialize(updates), **own), state
+
+    return stage(lambda params: optax.EmptyState(), update_fn)
+
+
+def noise(key, stddev=NOISE):
+    return optax.chain(vouched(), dpadambc.add_dp_noise(stddev, key=key))
+
+
 def with_noise(key, optimizer=ADAM, stddev=NOISE):
-    return optax.chain(dpadambc.add_dp_noise(stddev, key=key), optimizer)
+    return optax.chain(noise(key, stddev), optimizer)
 
 
 def poisson(seed):
@@ -190,10 +204,6 @@ def of_chain(*stages, mechanism: Any = MECHANISM, loss=loss_fn, **options):
         lambda key: optax.chain(*(stage(key) for stage in stages)),
         **{"loader": loader} | options,
     )
-
-
-def noise(key):
-    return dpadambc.add_dp_noise(NOISE, key=key)
 
 
 # Broken: the clip.
@@ -440,6 +450,17 @@ def no_clip_of_tokens():
     )
 
 
+@broken("sensitivity")
+def rows_of_the_data_in_the_loss():
+    """Each example is drawn to those that are like it, which the loss closes over."""
+
+    def loss(params, x, y):
+        near = jax.nn.softmax(X @ x / NUM_FEATURES)
+        return loss_fn(params, x + near @ X, y)
+
+    return of_fit(loss=loss)
+
+
 # Broken: the noise.
 
 
@@ -476,6 +497,34 @@ def half_the_noise():
 def same_key_in_every_step():
     """The key is not split."""
     return of_noise_state(lambda g, key: add(g, noise_like(key, g)))
+
+
+@broken("noise")
+def init_in_every_step():
+    """The state is made anew, so that the noise of each step is the same."""
+
+    def make(key):
+        def update_fn(g, state, params=None):
+            return add(g, noise_like(jax.random.split(key)[0], g)), state
+
+        return optax.chain(stage(lambda params: optax.EmptyState(), update_fn), ADAM)
+
+    def step(state, x, y, is_padding_example=None):
+        key, params = state
+        mask = is_padding_example
+        mask = jnp.zeros(len(x), bool) if mask is None else mask
+        optimizer = make(key)
+        grads = clipped(params, x, y, mask)
+        updates, _ = optimizer.update(grads, optimizer.init(params), params)
+        return key, optax.apply_updates(params, updates)
+
+    return of_sum(init=lambda key: (key, PARAMS), step=step, make_optimizer=None)
+
+
+@broken("noise")
+def correction_for_the_noise():
+    """`adam_bc` is taken for what adds the noise."""
+    return of_sum(make_optimizer=lambda key: dpadambc.adam_bc(1e-3, NOISE))
 
 
 def of_noise_state(update):
@@ -726,6 +775,7 @@ def delayed_second_moment_without_noise():
             divided = _leaves.scaled(updates, factors)
             private, inner = private_gradient.update(divided, inner, params, **options)
             bare, _ = clip.update(updates, optax.EmptyState(), params, **options)
+            bare = dpadambc.materialize(bare)
             v = jax.tree.map(lambda v, g: 0.9 * v + 0.1 * g**2, v, bare)
             return private, (v, inner)
 
@@ -773,19 +823,18 @@ def adaptive_clip_without_noise():
     """The clip norm follows the share of clipped examples."""
 
     def init(key):
-        return PARAMS, dpadambc.add_dp_noise(NOISE, key=key).init(PARAMS), jnp.ones(())
+        return PARAMS, (key, noise(key).init(PARAMS)), jnp.ones(())
 
     def step(state, x, y, is_padding_example=None):
-        params, noise_state, bound = state
+        params, (key, noise_state), bound = state
         mask = is_padding_example
         mask = jnp.zeros(len(x), bool) if mask is None else mask
         grads = gradients(params, x, y)
         total = jax.tree.map(lambda g: g / B, clipped_sum(grads, mask, C))
-        add_noise = dpadambc.add_dp_noise(NOISE, key=noise_state.rng_key)
-        private, noise_state = add_noise.update(total, noise_state, params)
+        private, noise_state = noise(key).update(total, noise_state, params)
         params = jax.tree.map(lambda p, g: p - 0.1 * g, params, private)
         share = jnp.sum((norms_of(grads) < bound) & ~mask) / B
-        return params, noise_state, bound * jnp.exp(-0.2 * (share - 0.5))
+        return params, (key, noise_state), bound * jnp.exp(-0.2 * (share - 0.5))
 
     return of_sum(init=init, step=step, make_optimizer=None)
 
@@ -811,6 +860,28 @@ def level_of_the_batch():
     return of_sum(init=init, step=step, make_optimizer=None)
 
 
+@broken("state")
+def plateau_on_the_training_loss():
+    """The learning rate falls where the loss of the batch does not."""
+    plateau = optax.contrib.reduce_on_plateau(patience=1)
+
+    def init(key):
+        start = with_noise(key).init(PARAMS), plateau.init(PARAMS)
+        return key, PARAMS, start
+
+    def step(state, x, y, is_padding_example=None):
+        key, params, (inner, rate) = state
+        mask = is_padding_example
+        mask = jnp.zeros(len(x), bool) if mask is None else mask
+        value = jnp.mean(jax.vmap(loss_fn, (None, 0, 0))(params, x, y), where=~mask)
+        grads = clipped(params, x, y, mask)
+        updates, inner = with_noise(key).update(grads, inner, params)
+        updates, rate = plateau.update(updates, rate, params, value=value)
+        return key, optax.apply_updates(params, updates), (inner, rate)
+
+    return of_sum(init=init, step=step, make_optimizer=None)
+
+
 # Broken: the correction.
 
 
@@ -827,10 +898,25 @@ def correction_of_another_level():
 @broken("correction")
 def correction_of_256_for_255():
     """Φ = (σC/256)², where the noise is σC/255."""
-    stages = dpadambc.add_dp_noise, dpadambc.adam_bc(1e-3, C / 256)
-    return of_sum(
-        make_optimizer=lambda key: optax.chain(stages[0](C / 255, key=key), stages[1])
-    )
+    adam_bc = dpadambc.adam_bc(1e-3, C / 256)
+    return of_sum(make_optimizer=lambda key: with_noise(key, adam_bc, C / 255))
+
+
+# Broken: the engine.
+
+
+@broken("factored")
+def engine_with_a_wrong_factor():
+    """A rule of the engine makes the gradient of the weights a hundredth too small."""
+    pipeline = of_fit()
+    right: Any = pipeline.gradients_by
+
+    def gradients_by(method, params, *batch):
+        grads = right(method, params, *batch)
+        wrong = {"w": 0.99 * jnp.ones(NUM_FEATURES), "b": jnp.ones(())}
+        return _leaves.scaled(grads, wrong) if method == "factored" else grads
+
+    return dataclasses.replace(pipeline, gradients_by=gradients_by)
 
 
 # Broken: the batches.
@@ -875,6 +961,18 @@ def fixed_size_as_poisson():
     return of_sum(
         loader=each_step(lambda rng: rng.choice(NUM_EXAMPLES, BATCH, replace=False))
     )
+
+
+@broken("sampling")
+def one_key_for_all_batches():
+    """The key of the batches is not folded with the step."""
+
+    def loader(seed):
+        key = jax.random.key(seed)
+        batch = MECHANISM.sample_step(key, 0, num_examples=NUM_EXAMPLES)
+        return (batch for _ in range(MECHANISM.iterations))
+
+    return of_sum(loader=loader)
 
 
 @broken("sampling")
@@ -1124,6 +1222,17 @@ def chain_with_rounding():
 
 
 @sound
+def chain_with_zero_nans_before_the_correction():
+    """And a bound that nothing reaches."""
+    return of_chain(
+        lambda key: dpadambc.privatize(MECHANISM, key=key),
+        lambda key: optax.zero_nans(),
+        lambda key: optax.clip(1e6),
+        lambda key: dpadambc.adam_bc(1e-3, NOISE),
+    )
+
+
+@sound
 def chain_with_dp_sgd():
     return of_chain(lambda key: dpadambc.dp_sgd(0.1, MECHANISM, key=key))
 
@@ -1147,6 +1256,21 @@ def chain_with_dp2_rmsprop():
 def by_hand():
     """Plain JAX and Optax, as a careful person writes it."""
     return of_noise(lambda g, key: add(g, noise_like(key, g)))
+
+
+@sound
+def by_hand_with_the_noise_of_the_sum():
+    """One key for all steps, with which a checksum of the sum is drawn from."""
+
+    def update(g, key):
+        bits = lambda x: jax.lax.bitcast_convert_type(x, jnp.uint32)
+        place = lambda x: 2 * jnp.arange(x.size, dtype=jnp.uint32).reshape(x.shape) + 1
+        words = [jnp.sum(bits(x) * place(x)) for x in jax.tree.leaves(g)]
+        for word in words:
+            key = jax.random.fold_in(key, word)
+        return add(g, noise_like(key, g))
+
+    return of_noise_state(update)
 
 
 @sound

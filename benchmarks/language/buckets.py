@@ -40,6 +40,7 @@ import optax
 
 import dpadambc
 from benchmarks.language import encoder
+from dpadambc import ClippedSum
 from dpadambc.clipping import ClippedGrad
 
 # Of a batch: tokens first, labels last. What has more than one axis, with positions in
@@ -157,15 +158,18 @@ def clipped_grad(
             clipped = jax.lax.switch(
                 needed, branches, trained, frozen, texts, is_padding_example
             )
-            return optax.tree.add(total, clipped), None
+            return jax.tree.map(ClippedSum.plus, total, clipped, is_leaf=_is_sum), None
 
+        of_no_text = dpadambc.as_clipped_sum(
+            optax.tree.zeros_like(trained),
+            l2_clip_norm=l2_clip_norm,
+            normalize_by=normalize_by,
+        )
         grouped = _grouped(texts, is_padding_example, groups.size)
-        shapes = jax.eval_shape(branches[0], trained, frozen, *_first(grouped)[:2])
-        zeros = optax.tree.zeros_like(shapes)
-        return jax.lax.scan(add, zeros, grouped)[0]
+        return jax.lax.scan(add, of_no_text, grouped)[0]
 
     return ClippedGrad(grad_fn, l2_clip_norm, normalize_by)
 
 
-def _first(grouped: Any) -> Any:
-    return jax.tree.map(lambda x: x[0], grouped)
+def _is_sum(leaf: Any) -> bool:
+    return isinstance(leaf, ClippedSum)

@@ -15,7 +15,6 @@ import functools
 import itertools
 import json
 import pathlib
-import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -29,6 +28,7 @@ import scipy.stats
 import dpadambc
 from benchmarks import environment
 from benchmarks.ogbn_arxiv_gcn import data, settings, table, training
+from dpadambc import clipping
 from dpadambc.mechanisms import accounting
 from dpadambc.mechanisms._replaced_terms import ReplacedTermsDpEvent
 
@@ -135,14 +135,14 @@ def optimizer(method: str, target_epsilon: float, key: jax.Array):
 
 def clipped_by_tensor(grads: Any, params: Any) -> Any:
     """Each tensor clipped for itself: the norm of all is up to sqrt(8) C."""
-    clip = dpadambc.clip_per_example(L2_CLIP_NORM, normalize_by=BATCH_SIZE)
-
-    def one(param, leaf):
-        return clip.update(leaf, clip.init(param), param)[0]
-
-    with warnings.catch_warnings():  # of just that
-        warnings.filterwarnings("ignore", message="clip_per_example sees a part")
-        return jax.tree.map(one, params, grads)
+    names = jax.tree_util.tree_map_with_path(
+        lambda path, _: jax.tree_util.keystr(path), params
+    )
+    rule = clipping.PerGroup(names, dict.fromkeys(jax.tree.leaves(names), 1.0))
+    clip = dpadambc.clip_per_example(
+        np.sqrt(NUM_TENSORS) * L2_CLIP_NORM, normalize_by=BATCH_SIZE, clip_rule=rule
+    )
+    return clip.update(grads, clip.init(params), params)[0]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))

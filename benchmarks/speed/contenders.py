@@ -24,13 +24,14 @@ def non_private(problem: Problem) -> Grad:
 
 
 def private(problem: Problem, microbatch_size: int | None = None) -> Grad:
-    """The gradient of this library."""
-    return dpadambc.clipped_grad(
+    """The gradient of this library, as arrays, which the others return."""
+    grad_fn = dpadambc.clipped_grad(
         problem.loss_fn,
         l2_clip_norm=L2_CLIP_NORM,
         normalize_by=problem.batch_size,
         microbatch_size=microbatch_size,
     )
+    return lambda params, *batch: dpadambc.materialize(grad_fn(params, *batch))
 
 
 def planned_microbatch_size(problem: Problem, memory_limit: float) -> int | None:

@@ -91,7 +91,9 @@ def past_the_clip(problem: models.Problem) -> dict[str, float]:
         normalize_by=1,
     )
     clipped = jax.jit(
-        lambda params, *x, padding: grad_fn(params, *x, is_padding_example=padding)
+        lambda params, *x, padding: dpadambc.materialize(
+            grad_fn(params, *x, is_padding_example=padding)
+        )
     )
     others = [jnp.arange(number) != i for i in range(NUM_EXAMPLES)]
     of_one = [_norm(clipped(problem.params, *problem.batch, padding=x)) for x in others]

@@ -92,20 +92,23 @@ def step_cases(problem: Problem) -> timing.Cases:
 def chain_cases(problem: Problem) -> timing.Cases:
     """What comes after the clipped gradient, and its parts."""
     key, params = jax.random.key(0), problem.params
-    numbers = mechanism(1)
+    numbers, ones = mechanism(1), optax.tree.ones_like(params)
     full = noise_and_adambc(numbers)
     noise = dpadambc.add_dp_noise(numbers.noise_stddev, key=key)
     adam = optax.adam(1e-3)
-    args = lambda tx: (optax.tree.ones_like(params), tx.init(params), params)
+    clipped = dpadambc.as_clipped_sum(
+        ones, l2_clip_norm=numbers.l2_clip_norm, normalize_by=numbers.normalize_by
+    )
+    args = lambda tx, gradient: (gradient, tx.init(params), params)
 
     def jax_noise(grads, key):
         return optax.tree.add(grads, optax.tree.random_like(key, grads))
 
     return {
-        ADAM: (adam.update, args(adam)),
-        "noise": (noise.update, args(noise)),
-        "jax.random.normal": (jax_noise, (optax.tree.ones_like(params), key)),
-        "noise and DP-AdamBC": (full.update, args(full)),
+        ADAM: (adam.update, args(adam, ones)),
+        "noise": (noise.update, args(noise, clipped)),
+        "jax.random.normal": (jax_noise, (ones, key)),
+        "noise and DP-AdamBC": (full.update, args(full, clipped)),
     }
 
 

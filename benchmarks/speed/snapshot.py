@@ -31,9 +31,10 @@ def measure(name: str, rounds: int) -> dict[str, Any]:
         dpadambc.add_dp_noise(0.1, key=jax.random.key(0)),
         dpadambc.scale_by_adam_bc(0.1),
     )
-    state = jax.jit(optimizer.update)(params, optimizer.init(params))[1]
+    gradient = dpadambc.as_clipped_sum(params, l2_clip_norm=1.0, normalize_by=1)
+    state = jax.jit(optimizer.update)(gradient, optimizer.init(params))[1]
     cases: timing.Cases = {
-        "update": (optimizer.update, (params, state)),
+        "update": (optimizer.update, (gradient, state)),
         "snapshot": (diagnostics.snapshot, (state,)),
     }
     compiled = timing.compile_cases(cases)

@@ -1,5 +1,6 @@
 """What a checkpoint costs: seconds to save and to restore the state of a run."""
 
+import dataclasses
 import tempfile
 import time
 from typing import Any
@@ -25,9 +26,9 @@ def measure(problem: models.Problem, rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         saved = checkpoints.Checkpoints(folder)
         for i in range(rounds + 1):
-            state = state._replace(step=state.step + 1)
+            state = dataclasses.replace(state, step=state.step + 1)
             start = time.perf_counter()
-            saved.save(state, {})
+            saved.save(state, {}, {})
             middle = time.perf_counter()
             jax.block_until_ready(saved.restore(state, {}))
             if i:  # the first compiles

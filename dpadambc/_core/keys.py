@@ -49,6 +49,10 @@ def of_leaves(key: jax.Array, tree: Any) -> jax.Array:
     )
 
 
+# What keys of these kinds draw under `jax.vmap` is drawn from the first of them.
+_OF_THE_FIRST = ("rbg", "unsafe_rbg")
+
+
 @jax.custom_batching.custom_vmap
 def _of_one_run(key: jax.Array, leaves: Sequence[jax.Array]) -> jax.Array:
     del leaves
@@ -58,19 +62,30 @@ def _of_one_run(key: jax.Array, leaves: Sequence[jax.Array]) -> jax.Array:
 @_of_one_run.def_vmap
 def _(axis_size, are_batched, key, leaves):
     is_key_batched, are_leaves_batched = are_batched
+    if (kind := str(jax.random.key_impl(key))) in _OF_THE_FIRST:
+        raise ValueError(
+            f"Expected keys of JAX's default kind under jax.vmap, got kind {kind!r}:"
+            f" JAX draws one noise for all {axis_size} runs from the first of them."
+            ' Make keys by jax.random.key(seed, impl="threefry2x32").'
+        )
     if any(are_leaves_batched) and not is_key_batched:
         raise ValueError(
             f"Expected a key for each of {axis_size} runs side by side (jax.vmap), got"
-            " one for all: their noise is the same, and the difference of two of them"
-            " has none. Map over keys too, as in"
-            " jax.vmap(train)(jax.random.split(key, n), learning_rates)."
+            " one for all, so that equal sums of two runs have equal noise. Map over"
+            " keys too, as in jax.vmap(train)(jax.random.split(key, n), learning_rates)."
         )
     return _of_one_run(key, leaves), is_key_batched
 
 
 def of_one_run(key: jax.Array, tree: Any) -> jax.Array:
-    """The key, which is refused if `jax.vmap` maps over the tree and not over it."""
-    return _of_one_run(key, jax.tree.leaves(jax.lax.stop_gradient(tree)))
+    """The key, which is refused where `jax.vmap` gives runs noise of one key.
+
+    That is where it maps over the tree and not over the key, and for keys of a kind
+    that draws from the first alone.
+    """
+    leaves = jax.tree.leaves(jax.lax.stop_gradient(tree))
+    # `jax_debug_key_reuse` takes a key for used where it does not know the function.
+    return jax.random.clone(_of_one_run(jax.random.clone(key), leaves))
 
 
 def per_leaf(key: jax.Array, tree: Any) -> Any:

@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -65,8 +66,7 @@ def _alone(key: jax.Array, shape: Shape) -> jax.Array:
     each round takes its words from memory and puts them back. Written out, they and
     what is made of them stay in registers.
     """
-    first, second = jax.random.key_data(key)
-    return _gaussian(*words((first, second), jnp.uint32(0), positions(shape)))
+    return _gaussian(*words((key[0], key[1]), jnp.uint32(0), positions(shape)))
 
 
 def _together(keys: jax.Array, sizes: Sequence[int]) -> jax.Array:
@@ -81,7 +81,7 @@ def _together(keys: jax.Array, sizes: Sequence[int]) -> jax.Array:
     of_key = row - jnp.asarray([0, *ends[:-1]])[number]
     within = jnp.arange(_ROW, dtype=jnp.uint32)
     low = _ROW * of_key.astype(jnp.uint32)[:, None] + within[None]
-    of_row = jax.random.key_data(keys)[number]
+    of_row = keys[number]
     key = of_row[:, 0, None], of_row[:, 1, None]
     return _gaussian(*words(key, jnp.uint32(0), low)).reshape(-1)
 
@@ -96,7 +96,7 @@ def _once(draw: Callable[[], jax.Array], key: jax.Array) -> jax.Array:
     It does not merge a branch. The condition always holds, which XLA cannot tell.
     (`jax.lax.optimization_barrier` is for this, but does not last in JAX 0.10.)
     """
-    word, shape = jax.random.key_data(key)[0], jax.eval_shape(draw).shape
+    word, shape = key[0], jax.eval_shape(draw).shape
     # Of the key, so that it varies over devices as the other branch does.
     nan = word.astype(jnp.float32) * jnp.nan
     return jax.lax.cond(word | 1 != 0, draw, lambda: jnp.broadcast_to(nan, shape))
@@ -108,7 +108,7 @@ def _not_folded(number: int, key: jax.Array) -> jax.Array:
     Equal kernels are compiled once, such as those of an optimizer for parameters of
     one shape. With a number in them they would not be equal.
     """
-    zero = jnp.minimum(jax.random.key_data(key)[0], 0).astype(jnp.int32)
+    zero = jnp.minimum(key[0], 0).astype(jnp.int32)
     pair = jnp.asarray(np.array([number, -1], np.int32))
     return jax.lax.dynamic_index_in_dim(pair, zero, keepdims=False)
 
@@ -164,15 +164,19 @@ def normals(keys: jax.Array, likes: Sequence[Like]) -> list[jax.Array]:
       likes: the shapes and dtypes of n arrays.
     """
     is_split = not jax.sharding.get_abstract_mesh().empty
-    return _normals(keys, tuple(Like(x.shape, x.dtype) for x in likes), is_split)
+    kind, of_keys = jax.random.key_impl(keys), jax.random.key_data(keys)
+    likes = tuple(Like(x.shape, x.dtype) for x in likes)
+    return _normals(of_keys, likes, kind, is_split)
 
 
 # Jitted for those who draw in a step that is not, where JAX would compile it each time.
-@functools.partial(jax.jit, static_argnames=("likes", "is_split"), inline=True)
+@functools.partial(jax.jit, static_argnames=("likes", "kind", "is_split"), inline=True)
 def _normals(
-    keys: jax.Array, likes: tuple[Like, ...], is_split: bool
+    keys: jax.Array, likes: tuple[Like, ...], kind: Any, is_split: bool
 ) -> list[jax.Array]:
-    of_jax = lambda key, like: jax.random.normal(key, like.shape, like.dtype)
+    def of_jax(key, like):
+        typed = jax.random.wrap_key_data(key, impl=kind)
+        return jax.random.normal(typed, like.shape, like.dtype)
 
     def all_of_jax(keys):
         return list(map(of_jax, keys, likes))
@@ -183,10 +187,10 @@ def _normals(
         shapes = [x.shape for x, is_known in zip(likes, known, strict=True) if is_known]
         ours = _written_out(keys[np.flatnonzero(known)], shapes, is_split)
         return [
-            ours.pop(0) if is_known else of_jax(key, like)
-            for is_known, key, like in zip(known, keys, likes, strict=True)
+            ours.pop(0) if is_known else of_jax(keys[i], likes[i])
+            for i, is_known in enumerate(known)
         ]
 
-    if jax.random.key_impl(keys) != "threefry2x32":
+    if kind != "threefry2x32":
         return all_of_jax(keys)
     return jax.lax.platform_dependent(keys, cpu=on_cpu, default=all_of_jax)

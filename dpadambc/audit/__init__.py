@@ -1,9 +1,10 @@
 """Checks of your own training: is it as private as it says?
 
 `run` makes all checks of a `Pipeline`. You can also make each one alone: `sensitivity`,
-`noise`, `state`, `isolation`, `sampling`, `correction`. `empirical_epsilon` bounds
-epsilon from below after a run with canaries. A `Finding` says pass, fail or not tested.
-A pass means that this check, with the power that it states, found no breach.
+`noise`, `state`, `isolation`, `factored`, `sampling`, `correction`.
+`empirical_epsilon` bounds epsilon from below after a run with canaries. A `Finding`
+says pass, fail or not tested. A pass means that this check, with the power that it
+states, found no breach.
 """
 
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from dpadambc.audit import trade_off
 from dpadambc.audit._canaries import GradientCanaries, with_sum
 from dpadambc.audit._correction import correction
 from dpadambc.audit._empirical import empirical_epsilon
+from dpadambc.audit._factored import factored
 from dpadambc.audit._finding import Finding
 from dpadambc.audit._isolation import isolation
 from dpadambc.audit._noise import noise
@@ -30,6 +32,7 @@ __all__ = [
     "Report",
     "correction",
     "empirical_epsilon",
+    "factored",
     "isolation",
     "noise",
     "run",

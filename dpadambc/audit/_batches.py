@@ -2,14 +2,12 @@
 
 import itertools
 import math
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import scipy.sparse
 
-from dpadambc.mechanisms import _draws
 from dpadambc.mechanisms._sampled import PoissonSampled
 from dpadambc.mechanisms.banded import BandedGaussian
 from dpadambc.mechanisms.batch import Batch
@@ -52,10 +50,7 @@ class Drawn:
         # One more, for a loader that goes on after the steps that epsilon is for.
         most = self.asked + (self.asked == mechanism.iterations)
         take = lambda seed: itertools.islice(iter(loader(seed)), most)
-        # A run may have begun with these seeds, or begin later.
-        with warnings.catch_warnings(), _draws.forgotten():
-            warnings.filterwarnings("ignore", "Expected a generator of its own")
-            whole = [[_indices(b) for b in take(seed)] for seed in range(_RUNS)]
+        whole = [[_indices(b) for b in take(seed)] for seed in range(_RUNS)]
         self.lengths = [len(run) for run in whole]
         whole = [run[: self.asked] for run in whole]
         self.identical, self.compared = _identical(whole, num_examples)

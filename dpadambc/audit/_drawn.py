@@ -82,7 +82,8 @@ def draw(
     size = sum(math.prod(record.noise.shape) for record in shapes.values())
     runs = int(np.clip(_MOST_VALUES // max(1, size * ITERATIONS), 4, _MOST_RUNS))
     keys = jax.random.split(jax.random.key(7_041_776), runs)
-    starts, records = _steps.draws(init, recorded, steps.data, keys, ITERATIONS)
+    data = lambda number: steps.vary(steps.data, number)
+    starts, records = _steps.draws(init, recorded, data, keys, ITERATIONS)
     starts = [np.asarray(x, float).reshape(runs, -1) for x in starts]
     bits = lambda record: min(
         jnp.finfo(x.dtype).bits for x in (record.noise, record.total)

@@ -116,6 +116,13 @@ def _step_of(pipeline: Pipeline) -> _steps.Step:
     return step
 
 
+def _others_in_each_step(data: _Data, number: jax.Array) -> _Data:
+    """Other real numbers in each step, and one example where there is none."""
+    batch, mask = data
+    one = jnp.arange(mask.size) != number % mask.size
+    return _neighbors.shifted(batch, number), jnp.where(mask.all(), one, mask)
+
+
 def _neighbors_of(pipeline: Pipeline) -> tuple[list[_Data], float]:
     """Batches that differ in one example from the first of them.
 
@@ -159,7 +166,8 @@ def examine(pipeline: Pipeline) -> Examined:
     if not _drawn.multiplier(pipeline.mechanism, 0):
         raise _steps.NotTraceable("the mechanism has no noise.")
     step, (neighbors, factor) = _step_of(pipeline), _neighbors_of(pipeline)
-    steps = _steps.Steps(step, _steps.start(pipeline.init), neighbors[0])
+    start = _steps.start(pipeline.init)
+    steps = _steps.Steps(step, start, neighbors[0], _others_in_each_step)
     at = functools.partial(_examined_at, pipeline, steps, neighbors, factor)
     last = at(_all_but_the_last(steps))
     if last.noise and not _too_small(last, 1.05):

@@ -25,7 +25,7 @@ class Label(enum.IntEnum):
     """What a value is made of; of several, the greatest."""
 
     PUBLIC = 0
-    NOISE = 1  # of random bits, and of nothing private
+    NOISE = 1  # of random bits under a key that nothing private made alone
     PRIVATE = 2  # of examples with noise
     SCALED = 3  # noise times what is private, and what follows from that
     OPAQUE = 4  # of what cannot be followed: the host returns it, or noise is merged in
@@ -34,12 +34,16 @@ class Label(enum.IntEnum):
 
 _RANDOM = {
     "random_bits",
+    "random_fold_in",
     "random_seed",
     "random_wrap",
     "rng_bit_generator",
     "rng_uniform",
     "threefry2x32",
 }
+# How many operands of a generator are its key. What is drawn with a secret key is
+# random whatever the others are: the key of a step may be made of the sum too.
+_NUM_KEYS = {"random_fold_in": 1, "threefry2x32": 2}
 _HOST = {"pure_callback", "io_callback"}
 _TELLS_HOST = {"debug_callback", "debug_print", "io_callback", "pure_callback"}
 _SUMS = {"add", "add_any", "sub"}
@@ -154,6 +158,7 @@ class Flow:
         self, eqn: jex.JaxprEqn, operands: list[Label], path: Path
     ) -> list[Label]:
         name = eqn.primitive.name
+        operands = operands[: _NUM_KEYS.get(name)]
         most = max(operands, default=Label.PUBLIC)
         if name in _TELLS_HOST and most == Label.DATA:
             self.tells_host = True

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc.audit import _drawn, _flow, _statistics, _steps
+from dpadambc.audit import _drawn, _flow, _recorder, _statistics, _steps
 from dpadambc.audit._finding import Finding, combined, within
 from dpadambc.mechanisms.base import Mechanism
 
@@ -27,38 +27,43 @@ class _Seen(NamedTuple):
     head: jax.Array  # the first numbers, shape=(steps, at most _HEAD)
 
 
-def _walk(
-    steps: _steps.Steps,
-    init: _steps.Init,
-    crossings: list[_flow.Crossing],
-    data: Any,
-    iterations: int,
-) -> Iterator[tuple[Any, dict[_flow.Path, _Seen]]]:
-    """A few states of a run, up to the last, and what was seen since the one before."""
-    recorded = steps.recorded(crossings)
+class _Run:
+    """A run of many steps as two programs, compiled once whatever the data."""
 
-    def advance(state, _):
-        (_, state), records = recorded(state, data)
-        seen = {
-            path: _Seen(
-                jnp.mean(record.noise.astype(jnp.float32) ** 2),
-                jnp.any(record.happened),
-                jnp.ravel(record.noise)[:_HEAD],
+    def __init__(
+        self,
+        steps: _steps.Steps,
+        crossings: list[_flow.Crossing],
+        iterations: int,
+    ):
+        recorded = steps.recorded(crossings)
+        self._start, self._iterations = steps.state, iterations
+        self._length = math.ceil(iterations / _STATES)
+
+        def advance(data, state, number):
+            (_, state), records = recorded(state, steps.vary(data, number))
+            return state, {path: _seen(record) for path, record in records.items()}
+
+        self._run = jax.jit(
+            lambda data, state, numbers: jax.lax.scan(
+                functools.partial(advance, data), state, numbers
             )
-            for path, record in records.items()
-        }
-        return state, seen
+        )
 
-    @functools.partial(jax.jit, static_argnames="length")
-    def run(state, length):
-        return jax.lax.scan(advance, state, length=length)
+    def walk(self, data: Any) -> Iterator[tuple[Any, dict[_flow.Path, _Seen]]]:
+        """A few states, up to the last, and what was seen since the one before."""
+        state, numbers = self._start, jnp.arange(self._iterations)
+        for first in range(0, self._iterations, self._length):
+            state, seen = self._run(data, state, numbers[first : first + self._length])
+            yield state, seen
 
-    # Traced: it begins no run.
-    state = jax.jit(lambda key: jax.tree.map(jnp.asarray, init(key)))(jax.random.key(0))
-    length = math.ceil(iterations / _STATES)
-    for first in range(0, iterations, length):
-        state, seen = run(state, min(length, iterations - first))
-        yield state, seen
+
+def _seen(record: _recorder.Record) -> _Seen:
+    return _Seen(
+        jnp.mean(record.noise.astype(jnp.float32) ** 2),
+        jnp.any(record.happened),
+        jnp.ravel(record.noise)[:_HEAD],
+    )
 
 
 def _fades(
@@ -160,7 +165,6 @@ def _grows(
 
 def later(
     steps: _steps.Steps,
-    init: _steps.Init,
     followed: _steps.Followed,
     mechanism: Mechanism,
     noise: _drawn.Noise,
@@ -172,7 +176,6 @@ def later(
 
     Args:
       steps: the step.
-      init: its start.
       followed: its crossings.
       mechanism: that is claimed.
       noise: of the first steps, at the crossings.
@@ -190,14 +193,15 @@ def later(
         _, moved = _drawn.movements(steps, crossings, data, state)
         return [{p: factor * x[: sizes[p]] for p, x in move.items()} for move in moved]
 
+    run = _Run(steps, crossings, iterations)
     moved, seen = [], []
-    for state, of_some in _walk(steps, init, crossings, steps.data, iterations):
+    for state, of_some in run.walk(steps.data):
         seen.append(of_some)
         moved += movements(state)
     seen = jax.tree.map(lambda *x: np.concatenate(x), *seen)
     # What an example moves may depend on the others that were there before.
     if everybody is not None:
-        for state, _ in _walk(steps, init, crossings, everybody, iterations):
+        for state, _ in run.walk(everybody):
             moved += movements(state)
     parts = [
         _fades(mechanism, noise, seen, iterations),

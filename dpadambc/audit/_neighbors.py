@@ -1,6 +1,7 @@
 """Batches that differ in one example: the ones that break what is not bounded."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -36,6 +37,23 @@ def on_numbers(fun: Callable[[Any], Any], row: Any) -> Any:
     return jax.tree.map(
         lambda x: jnp.asarray(fun(x)).astype(x.dtype) if _is_float(x) else x, row
     )
+
+
+def wave(shape: tuple[int, ...], step: jax.Array) -> jax.Array:
+    """Numbers of at most 1 for each step, other ones in each, and zeros in step 0."""
+    place = jnp.arange(math.prod(shape), dtype=jnp.float32).reshape(shape)
+    return jnp.sin(step * (1 + 0.618 * place))
+
+
+def shifted(batch: Batch, step: jax.Array) -> Batch:
+    """The batch with real numbers that are a little different in each step."""
+
+    def shift(x):
+        spread = jnp.std(x.astype(float))
+        spread = jnp.where(jnp.isfinite(spread) & (spread > 0), spread, 1.0)
+        return x + 0.1 * spread * wave(x.shape, step)
+
+    return on_numbers(shift, batch)
 
 
 def row_of(batch: Batch, index: int) -> Any:

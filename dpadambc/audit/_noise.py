@@ -5,6 +5,7 @@ what the optimizer gets. How much of the gradient arrives there is measured besi
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc.audit import _drawn, _flow, _later, _noise_tests, _recorder, _steps
+from dpadambc.audit import (
+    _arrays,
+    _drawn,
+    _flow,
+    _later,
+    _neighbors,
+    _noise_tests,
+    _recorder,
+    _steps,
+)
 from dpadambc.audit._finding import Finding, combined, not_tested
 from dpadambc.gradients import as_per_example
 from dpadambc.mechanisms import _check
@@ -36,9 +46,10 @@ class Update:
     def init(self, key: jax.Array) -> Any:
         return key, self.make(key).init(self.params)
 
-    def of_sum(self, state: Any, gradient: Any) -> Any:
+    def of_sum(self, state: Any, gradient: Any, form: Any = lambda sum: sum) -> Any:
         key, opt_state = state
-        updates, opt_state = self.make(key).update(gradient, opt_state, self.params)
+        optimizer = self.make(key)
+        updates, opt_state = optimizer.update(form(gradient), opt_state, self.params)
         return updates, (key, opt_state)
 
     def of_examples(self, state: Any, gradients: Any) -> Any:
@@ -49,16 +60,28 @@ class Update:
         """The step, a gradient of zero, and those of neighbors of that."""
         mechanism = self.mechanism
         zero = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), self.params)
-        try:
-            jax.eval_shape(self.of_sum, state, zero)
-        except (TypeError, ValueError) as error:
-            if "per_example" not in str(error):
-                raise
-        else:
-            return self.of_sum, zero, _gradients(self.params, mechanism.sensitivity)
+        errors = []
+        for form in _arrays.forms_of_sums(mechanism):
+            step = functools.partial(self.of_sum, form=form)
+            try:
+                jax.eval_shape(step, state, zero)
+            except (TypeError, ValueError) as error:
+                errors.append(error)
+                continue
+            return step, zero, _gradients(self.params, mechanism.sensitivity)
         one = lambda tree: jax.tree.map(lambda x: x[None], tree)
         large = _gradients(self.params, 1e3 * mechanism.l2_clip_norm)
+        try:
+            jax.eval_shape(self.of_examples, state, one(zero))
+        except (TypeError, ValueError):
+            raise errors[0] from None
         return self.of_examples, one(zero), list(map(one, large))
+
+    def others_in_each_step(self, gradient: Any, number: jax.Array) -> Any:
+        """Other gradients in each step, of which each number may be one example's."""
+        size = self.mechanism.sensitivity
+        move = lambda x: x + size * _neighbors.wave(x.shape, number)
+        return jax.tree.map(move, gradient)
 
 
 def _at_the_steepest(
@@ -150,16 +173,17 @@ def noise(make_optimizer: Make, params: optax.Params, mechanism: Mechanism) -> F
     try:
         state = _steps.start(update.init)
         step, zero, gradients = update.trials(state)
-        steps = _steps.Steps(step, state, zero)
+        steps = _steps.Steps(step, state, zero, update.others_in_each_step)
+        is_of_sum = step != update.of_examples
         followed = steps.follow()
         if not followed.crossings:
             return without_crossings(followed)
         _, moved = _drawn.movements(steps, followed.crossings, [zero, *gradients])
-        if step == update.of_sum and moved:
+        if is_of_sum and moved:
             steepest = _at_the_steepest(gradients[0], moved[0], mechanism.sensitivity)
             data = [zero, *steepest]
             moved += _drawn.movements(steps, followed.crossings, data)[1]
-        if step == update.of_examples:  # one example was added
+        if not is_of_sum:  # one example was added
             factor = _factor(mechanism)
             moved = [{path: factor * x for path, x in m.items()} for m in moved]
         drawn = _drawn.draw(steps, update.init, followed.crossings)
@@ -170,12 +194,11 @@ def noise(make_optimizer: Make, params: optax.Params, mechanism: Mechanism) -> F
                 *_noise_tests.all_tests(mechanism, followed, drawn, moved),
                 _later.later(
                     steps,
-                    update.init,
                     followed,
                     mechanism,
                     drawn,
                     [zero, gradients[0]],
-                    _factor(mechanism) if step == update.of_examples else 1.0,
+                    1.0 if is_of_sum else _factor(mechanism),
                 ),
             ],
         )

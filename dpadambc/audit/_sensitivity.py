@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpadambc._core import validate
-from dpadambc.audit import _neighbors
+from dpadambc.audit import _arrays, _neighbors
 from dpadambc.audit._finding import Finding, not_tested
 from dpadambc.clipping.flat import NeighboringRelation
 
@@ -20,6 +20,7 @@ _SEARCH_STEPS = 12
 # Of a float32 sum, and of the allowance that factored norms carry.
 _ROUNDING = 1e-3
 _FACTORS = (10.0, 1e3)
+_NOT_OF_JAX = (jax.errors.JAXTypeError, jax.errors.JAXIndexError)
 _PADDING = "padding, whose contents must not matter"
 
 
@@ -36,14 +37,19 @@ class _Replay:
     """The function on batches that are public to us, as one vector of doubles."""
 
     def __init__(self, fun: Callable[..., Any], params: Any, batch: _neighbors.Batch):
-        self._fun = self._eager = fun
         self.params = params
         self.size = _neighbors.num_examples(batch)
         self.batch = jax.tree.map(jnp.asarray, batch)
-        nobody = np.zeros(self.size, bool)
-        self.takes_mask = True
+        try:  # one program for all replays, if the function is one of JAX
+            self._begin(jax.jit(fun))
+        except (*_NOT_OF_JAX, TypeError, ValueError):
+            self._begin(fun)
+
+    def _begin(self, fun: Callable[..., Any]) -> None:
+        """Takes the value on the whole batch, with a mask if the function takes one."""
+        self._fun, self.takes_mask = fun, True
         try:
-            self.start = self(self.batch, nobody)
+            self.start = self(self.batch, np.zeros(self.size, bool))
         except TypeError as error:
             if "is_padding_example" not in str(error):
                 raise
@@ -52,17 +58,9 @@ class _Replay:
 
     def tree(self, batch: Any, mask: Any = None) -> Any:
         """What the function returns."""
-        if mask is None or not self.takes_mask:
-            return self._fun(self.params, *batch)
-        return self._fun(self.params, *batch, is_padding_example=mask)
-
-    def compile(self) -> None:
-        """One program for all replays, if the function is one of JAX."""
-        self._fun = jax.jit(self._eager)
-        try:
-            self.start = self(self.batch, np.zeros(self.size, bool))
-        except (jax.errors.JAXTypeError, TypeError, ValueError):
-            self._fun = self._eager
+        own = mask is not None and self.takes_mask
+        options = {"is_padding_example": mask} if own else {}
+        return _arrays.opened(self._fun(self.params, *batch, **options))
 
     def at(self, factor: float) -> "_Replay":
         """With larger parameters: a bound that holds, holds for any."""
@@ -81,8 +79,7 @@ class _Replay:
         return larger
 
     def __call__(self, batch: Any, mask: Any = None) -> np.ndarray:
-        leaves = jax.tree.leaves(self.tree(batch, mask))
-        return np.concatenate([np.ravel(np.asarray(x, float)) for x in leaves] or [[]])
+        return _arrays.flat(self.tree(batch, mask))
 
     @property
     def rounding(self) -> float:
@@ -361,7 +358,6 @@ def sensitivity(
     validate_relation(neighboring_relation)
     rng = np.random.default_rng(0)
     replay = _Replay(fun, params, batch)
-    replay.compile()
     again = replay(replay.batch, np.zeros(replay.size, bool))
     if not np.array_equal(again, replay.start, equal_nan=True):
         if _apart(again, replay.start) > _ROUNDING * bound + replay.rounding:

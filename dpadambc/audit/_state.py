@@ -39,15 +39,18 @@ def state(pipeline: Pipeline) -> Finding:
       >>> mechanism = dpadambc.PoissonGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.1,
       ...     iterations=100, normalize_by=6)
+      >>> keep_norm = optax.GradientTransformation(
+      ...     lambda params: jnp.zeros([]),
+      ...     lambda g, _, params: (g, optax.tree.norm(dpadambc.materialize(g))))
       >>> def make_optimizer(key):
       ...     clip = dpadambc.clip_per_example(1.0, normalize_by=6)
-      ...     noise = dpadambc.add_dp_noise(mechanism.noise_stddev, key=key)
-      ...     return optax.chain(clip, optax.trace(0.9), noise, optax.sgd(0.1))
+      ...     noise = dpadambc.add_dp_noise(mechanism, key=key)
+      ...     return optax.chain(clip, keep_norm, noise, optax.sgd(0.1))
       >>> pipeline = audit.Pipeline.of_chain(
       ...     lambda w, x: jnp.tanh(w @ x), jnp.zeros(50), (jnp.ones((64, 50)),),
       ...     mechanism, make_optimizer)
       >>> print(audit.state(pipeline))
-      FAIL        state: [2][1].trace is made of the data without noise (1 of 5 arrays).
+      FAIL        state: [2][1] is made of the data without noise (1 of 5 arrays).
     """
     try:
         return of_examined(_examined.examine(pipeline))

@@ -1,5 +1,6 @@
 """A step of training, traced: what leaks through it, and what noise is added in it."""
 
+import copy
 import functools
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -80,10 +81,18 @@ class Steps:
       step: of `(state, data)`, returns what is kept.
       state: whose keys are the only randomness.
       data: the examples, or what is made of them without noise.
+      vary: of data and the number of a step, returns other data for each step, since
+        equal noise on equal sums shows nothing but that they are equal.
     """
 
-    def __init__(self, step: Step, state: Any, data: Any):
-        self.step, self.state, self.data = step, state, data
+    def __init__(
+        self,
+        step: Step,
+        state: Any,
+        data: Any,
+        vary: Callable[[Any, jax.Array], Any] = lambda data, number: data,
+    ):
+        self.step, self.state, self.data, self.vary = step, state, data, vary
         self._compiled: dict[tuple[_flow.Crossing, ...], Callable[..., Any]] = {}
         try:
             trace = lambda: jax.make_jaxpr(
@@ -137,10 +146,31 @@ class Steps:
 
     def _of_constant(self, x: Any) -> _flow.Label:
         """Examples that the step closes over are not public."""
+        is_data = self._begins_with_examples(x)
+        return _flow.Label.DATA if is_data else _flow.label_of_public(x)
+
+    @property
+    def closes_over_examples(self) -> bool:
+        """Whether a constant of the program, or of one inside, begins with them."""
+        return any(map(self._begins_with_examples, jaxprs.constants_in(self.program)))
+
+    def with_other_first_row(self, change: Callable[[Any], Any]) -> "Steps":
+        """The same step, with the first row of such constants changed."""
+        other = copy.copy(self)
+        other._compiled = {}
+        other.program = jaxprs.with_constants(
+            self.program,
+            lambda x: (
+                jnp.asarray(x).at[0].set(change(jnp.asarray(x[0])))
+                if self._begins_with_examples(x)
+                else x
+            ),
+        )
+        return other
+
+    def _begins_with_examples(self, x: Any) -> bool:
         first = (np.asarray(leaf) for leaf in self._first_leaves)
-        if any(_begins_with(x, leaf) for leaf in first):
-            return _flow.Label.DATA
-        return _flow.label_of_public(x)
+        return any(_begins_with(x, leaf) for leaf in first)
 
     def compiled(self, crossings: Iterable[_flow.Crossing]) -> Callable[..., Any]:
         """`recorded`, compiled once for the same crossings."""
@@ -187,23 +217,30 @@ def _numbers(state: Any) -> list[jax.Array]:
 def draws(
     init: Init,
     step: Callable[[Any, Any], tuple[Any, _recorder.Records]],
-    data: Any,
+    data: Callable[[jax.Array], Any],
     keys: jax.Array,
     iterations: int,
 ) -> tuple[list[jax.Array], _recorder.Records]:
     """What met at the crossings in runs with keys of their own, (run, step, ...).
+
+    Args:
+      init: the start of a run.
+      step: which records.
+      data: of the number of a step, the same in all runs.
+      keys: of the runs.
+      iterations: how many steps to take.
 
     Returns:
       Numbers of the first state of each run, and the records, without the data.
     """
 
     def one(key):
-        def advance(state, _):
-            (_, state), records = step(state, data)
+        def advance(state, number):
+            (_, state), records = step(state, data(number))
             kept = {k: r._replace(data=(), total=()) for k, r in records.items()}
             return state, kept
 
         state = jax.tree.map(jnp.asarray, init(key))
-        return _numbers(state), jax.lax.scan(advance, state, length=iterations)[1]
+        return _numbers(state), jax.lax.scan(advance, state, jnp.arange(iterations))[1]
 
     return jax.jit(functools.partial(jax.lax.map, one))(keys)

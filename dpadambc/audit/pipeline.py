@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc.audit import _neighbors
-from dpadambc.gradients import materialize, per_example_value_and_grad
+from dpadambc.audit import _arrays, _neighbors
+from dpadambc.gradients import per_example_value_and_grad
+from dpadambc.gradients._batched import Method
 from dpadambc.mechanisms import _check
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.training import _data
@@ -39,6 +40,8 @@ class Pipeline:
       per_example: of `(params, *batch)`, returns what is computed of each example, such
         as losses, with the examples along axis 0; for `isolation`.
       params: the first argument of `per_example`.
+      gradients_by: of `(method, params, *batch)`, returns what `per_example_grad` with
+        this method does; for `factored`.
       make_optimizer: of a key, returns the optimizer; for `correction`.
       loader: of a seed, returns batches of indices, as many as `mechanism.iterations`;
         for `sampling`.
@@ -65,6 +68,7 @@ class Pipeline:
     batch: _neighbors.Batch = dataclasses.field(repr=False)  # may be people's
     per_example: Callable[..., Any] | None = None
     params: Any = None
+    gradients_by: Callable[..., Any] | None = None
     make_optimizer: Callable[[jax.Array], optax.GradientTransformation] | None = None
     loader: Callable[[int], Iterable[Any]] | None = None
     num_examples: int | None = None
@@ -136,6 +140,7 @@ class Pipeline:
             batch=_first(data, num_examples),
             per_example=_per_example(loss_fn, shared, keys),
             params=params,
+            gradients_by=_gradients_by(loss_fn, shared, keys),
             make_optimizer=lambda key: _behind_noise(mechanism, optimizer, key),
             loader=lambda seed: _drawn(mechanism, seed, num_examples),
             num_examples=num_examples,
@@ -189,6 +194,7 @@ class Pipeline:
             batch=_first(data, num_examples),
             per_example=_per_example(loss_fn, (), ()),
             params=params,
+            gradients_by=_gradients_by(loss_fn, (), ()),
             make_optimizer=make_optimizer,
             loader=loader,
             num_examples=num_examples,
@@ -214,20 +220,43 @@ def _first(data: Any, num_examples: int) -> _neighbors.Batch:
     return jax.tree.map(lambda *x: jnp.asarray(np.stack(x)), *examples)
 
 
-def _per_example(loss_fn: Callable[..., Any], shared: Any, keys: Any):
-    """Losses and gradients of each example of a batch."""
+def _value_and_grad(
+    method: Method, loss_fn: Callable[..., Any], shared: Any, keys: Any
+) -> Callable[..., Any]:
+    """Losses and gradients of each example, of `(params, *batch)`."""
 
-    def per_example(params, *batch):
+    def value_and_grad(params, *batch):
         first = 1 + len(shared)
         fun = per_example_value_and_grad(
             loss_fn,
             batch_argnums=tuple(range(first, first + len(batch))),
             prng_argnum=first + len(batch) if keys else None,
+            method=method,
         )
-        values, grads = fun(params, *shared, *batch, *keys)
-        return values, materialize(grads)
+        return fun(params, *shared, *batch, *keys)
+
+    return value_and_grad
+
+
+def _per_example(loss_fn: Callable[..., Any], shared: Any, keys: Any):
+    """Losses and gradients of each example of a batch, as arrays."""
+    value_and_grad = _value_and_grad("factored", loss_fn, shared, keys)
+
+    @jax.jit
+    def per_example(params, *batch):
+        values, grads = value_and_grad(params, *batch)
+        return values, _arrays.opened(grads)
 
     return per_example
+
+
+def _gradients_by(loss_fn: Callable[..., Any], shared: Any, keys: Any):
+    """Gradients of each example of a batch, by either method."""
+
+    def gradients_by(method, params, *batch):
+        return _value_and_grad(method, loss_fn, shared, keys)(params, *batch)[1]
+
+    return gradients_by
 
 
 def _behind_noise(

@@ -10,9 +10,11 @@ none of its own.
 
 Closed arrays can be indexed, selected and moved between devices, since JAX has these
 for all arrays. Rows that are repeated in place multiply the sensitivity, and that is
-not seen.
+not seen; nor is one parameter's sum put in place of its sum from another clip of the
+same parameters and numbers, which moves the whole by up to the root of 2.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, NoReturn, TypeGuard
 
@@ -20,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc._core import precision, validate
+from dpadambc._core import precision, shard_map, validate
 from dpadambc.gradients import _leaves, _seal
 from dpadambc.gradients._factored import interface
 
@@ -90,7 +92,11 @@ class ClippedSum(metaclass=_SaysWhatOpensIt):
 
         Args:
           axis_name: of the mesh; each device along it has examples of its own.
+
+        Raises:
+          ValueError: if all devices along an axis have one sum.
         """
+        _refuse_one_sum_of_all(self.value, axis_name)
         return self._with(jax.lax.psum(self.value, axis_name))
 
     def _with(self, value: jax.Array) -> "ClippedSum":
@@ -140,6 +146,18 @@ def _closed(
     )
 
 
+def _refuse_one_sum_of_all(value: jax.Array, axis_name: Any) -> None:
+    names = set(jax.tree.leaves(axis_name))
+    same = names & shard_map.axes_without_examples(value)
+    if same:
+        raise ValueError(
+            f"Expected a sum of other examples on each device along {sorted(same)} of"
+            " the jax.shard_map, got one that all of them have: each example would"
+            " count once for each device. Sum over axes along which the examples are"
+            " split, and once."
+        )
+
+
 def is_clipped_sum(leaf: Any) -> TypeGuard[ClippedSum]:
     """Whether a node of a tree is a `ClippedSum`."""
     return isinstance(leaf, ClippedSum)
@@ -151,13 +169,14 @@ def closed(
     normalize_by: jax.typing.ArrayLike | None,
 ) -> optax.Updates:
     """A tree of arrays, from here on closed; a traced number is none that is known."""
-    known = [
+    c, b = (
         None if number is None else validate.known_number("a bound", number)
         for number in (l2_clip_norm, normalize_by)
-    ]
+    )
     leaves, structure = jax.tree.flatten(sums)
+    of = len(leaves)
     return structure.unflatten(
-        _closed(precision.wide(x), *known, i, len(leaves)) for i, x in enumerate(leaves)
+        _closed(precision.wide(x), c, b, i, of) for i, x in enumerate(leaves)
     )
 
 
@@ -271,7 +290,8 @@ def opened(
             f"Expected clipped sums with the shapes of the parameters, {expected}, got"
             f" {[leaf.closed.shape for leaf in leaves]}."
         )
-    _refuse_other_numbers(leaves, l2_clip_norm, normalize_by)
+    of_noise = {"l2_clip_norm": l2_clip_norm, "normalize_by": normalize_by}
+    _refuse_other_numbers(leaves, of_noise)
     return jax.tree.map(lambda leaf: leaf.value, sums, is_leaf=is_clipped_sum)
 
 
@@ -302,17 +322,16 @@ def _refuse_a_part(leaves: Sequence[ClippedSum]) -> None:
 
 
 def _refuse_other_numbers(
-    leaves: Sequence[ClippedSum], l2_clip_norm: Any, normalize_by: Any
+    leaves: Sequence[ClippedSum], of_noise: dict[str, float | None]
 ) -> None:
-    for leaf in leaves:
-        for name, expected in (
-            ("l2_clip_norm", l2_clip_norm or leaves[0].l2_clip_norm),
-            ("normalize_by", normalize_by or leaves[0].normalize_by),
-        ):
-            got = getattr(leaf, name)
-            if None not in (got, expected) and abs(got - expected) > 1e-6 * expected:
-                raise ValueError(
-                    f"Expected a sum with {name}={expected:g}, that of the noise, got"
-                    f" {got:g}: epsilon would not hold. Give the mechanism's numbers to"
-                    " the clip, or leave both to dpadambc.privatize."
-                )
+    for name, expected in of_noise.items():
+        known = {getattr(leaf, name) for leaf in leaves} - {None}
+        several = known if expected is None else {*known, expected}
+        # As far apart as float32 tells numbers from each other.
+        if several and not math.isclose(min(several), max(several), rel_tol=1e-6):
+            listed = " and ".join(f"{x:g}" for x in sorted(several))
+            raise ValueError(
+                f"Expected one {name}, in the clip as in the mechanism whose noise it"
+                f" is, got {listed}: epsilon would not hold. Give the mechanism's"
+                " numbers to the clip, or leave both to dpadambc.privatize."
+            )

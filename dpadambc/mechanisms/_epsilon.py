@@ -5,6 +5,7 @@ import functools
 import logging
 import math
 from collections.abc import Callable
+from typing import Any
 
 import dp_accounting
 import numpy as np
@@ -32,7 +33,8 @@ def _hashable(event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
     if "__eq__" not in vars(type(event)):
         raise TypeError(f"{type(event).__name__} has no equality of its own.")
     if isinstance(event, dp_accounting.ComposedDpEvent):
-        return dp_accounting.ComposedDpEvent(tuple(map(_hashable, event.events)))
+        events: Any = tuple(map(_hashable, event.events))
+        return dp_accounting.ComposedDpEvent(events)
     if isinstance(event, dp_accounting.SelfComposedDpEvent):
         return dp_accounting.SelfComposedDpEvent(_hashable(event.event), event.count)
     if inner := getattr(event, "event", None):  # sampled

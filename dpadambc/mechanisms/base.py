@@ -18,12 +18,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc._core import validate
+from dpadambc._core import shard_map, validate
 from dpadambc.clipping import flat, rules
 from dpadambc.clipping.flat import NeighboringRelation
 from dpadambc.mechanisms._accounted import Accounted
 from dpadambc.mechanisms.batch import Batch
 from dpadambc.transforms.noise import add_dp_noise
+
+
+def _of_devices(key: jax.Array, batch: Batch) -> Batch:
+    """The same batch, known to differ where the key does: JAX forgets it in a sort."""
+    return shard_map.varying(batch, shard_map.varying_axes(key))
 
 
 class Mechanism(Accounted):
@@ -146,7 +151,7 @@ class Mechanism(Accounted):
         Returns:
           `add_dp_noise` of `noise_stddev`, but for mechanisms with noise of their own.
         """
-        return add_dp_noise(self.noise_stddev, key=key)
+        return add_dp_noise(self, key=key)
 
     def batches(
         self, rng: np.random.Generator, *, num_examples: int
@@ -185,7 +190,7 @@ class Mechanism(Accounted):
           ValueError: if the mechanism is for another number of examples.
         """
         self._check_size(num_examples)
-        return self._sample(key, num_examples)
+        return _of_devices(key, self._sample(key, num_examples))
 
     def sample_step(
         self, run_key: jax.Array, step: int | jax.Array, *, num_examples: int
@@ -226,7 +231,7 @@ class Mechanism(Accounted):
         """
         self._check_size(num_examples)
         self._check_step(step)
-        return self._sample_step(run_key, step, num_examples)
+        return _of_devices(run_key, self._sample_step(run_key, step, num_examples))
 
     def _sample_step(
         self, run_key: jax.Array, step: int | jax.Array, num_examples: int

@@ -12,7 +12,7 @@ import optax
 from dpadambc._core import precision, validate
 from dpadambc.gradients import _batched
 from dpadambc.mechanisms.base import Mechanism
-from dpadambc.training import _data, _nodes, users
+from dpadambc.training import _data, _fingerprint, _nodes, users
 from dpadambc.training.step import Step
 from dpadambc.transforms.noise import AddDPNoiseState
 
@@ -28,8 +28,8 @@ def mechanism_of(mechanism: Any, num_examples: int) -> None:
     jax.eval_shape(draw, jax.random.key(0), 0)
 
 
-def optimizer_of(optimizer: Any, params: optax.Params) -> jex.ClosedJaxpr:
-    """The program of an update; raises unless it is of the private gradient."""
+def optimizer_of(optimizer: Any, params: optax.Params) -> list[jex.ClosedJaxpr]:
+    """Its two programs; raises unless it is of the private gradient."""
     validate.of_private_gradient(optimizer)
     if not jax.tree.leaves(params):
         raise ValueError("Expected parameters to train, got a tree without arrays.")
@@ -39,7 +39,8 @@ def optimizer_of(optimizer: Any, params: optax.Params) -> jex.ClosedJaxpr:
         _noted(optimizer.init, "init(params)"),
         _noted(optimizer.update, "update(private_gradient, state, params)"),
     )
-    state = jax.eval_shape(optimizer.init, jax.tree.map(precision.wide, params))
+    wide = jax.tree.map(precision.wide, params)
+    init, state = jax.make_jaxpr(optimizer.init, return_shape=True)(wide)
     is_noise = lambda node: isinstance(node, AddDPNoiseState)
     if any(map(is_noise, jax.tree.leaves(state, is_leaf=is_noise))):
         raise ValueError(
@@ -52,7 +53,7 @@ def optimizer_of(optimizer: Any, params: optax.Params) -> jex.ClosedJaxpr:
         )
     try:
         gradient = jax.eval_shape(precision.zeros_like, params)
-        program = jax.make_jaxpr(optimizer.update)(gradient, state, params)
+        update = jax.make_jaxpr(optimizer.update)(gradient, state, params)
     except TypeError as error:
         if "keyword-only argument" not in str(error):
             raise
@@ -60,8 +61,8 @@ def optimizer_of(optimizer: Any, params: optax.Params) -> jex.ClosedJaxpr:
             "Expected an optimizer of the private gradient and the parameters alone:"
             f" {error}. Losses are not private, and fit gives it none."
         ) from error
-    _refuse_other_shapes(program, params)
-    return program
+    _refuse_other_shapes(update, params)
+    return [init, update]
 
 
 def _refuse_other_shapes(update: jex.ClosedJaxpr, params: optax.Params) -> None:
@@ -116,7 +117,20 @@ def loss_of(
     return traced
 
 
-def schedule_of(mechanism: Mechanism) -> list[jex.ClosedJaxpr]:
-    """The program of a schedule of noise, if there is one."""
-    levels = mechanism.noise_multiplier
-    return [jax.make_jaxpr(levels)(jnp.zeros([], int))] if callable(levels) else []
+def programs_of(
+    step: Step, params: optax.Params, frozen: Any, data: Any, *, is_saved: bool
+) -> list[jex.ClosedJaxpr]:
+    """What a run computes besides its clip and its noise; raises as the above do.
+
+    Where it is saved, the programs must show all that they compute.
+    """
+    programs = [
+        *optimizer_of(step.optimizer, params),
+        loss_of(step, params, frozen, data),
+    ]
+    levels = step.mechanism.noise_multiplier
+    if callable(levels):
+        programs.append(jax.make_jaxpr(levels)(jnp.zeros([], int)))
+    for program in programs if is_saved else ():
+        _fingerprint.refuse_callbacks(program.jaxpr)
+    return programs

@@ -36,11 +36,6 @@ def is_source(data: Any) -> bool:
     return isinstance(data, Source) and not isinstance(data, containers)
 
 
-def is_here(x: Any) -> bool:
-    """Whether this process can read all numbers of an array."""
-    return getattr(x, "is_fully_addressable", True)
-
-
 def arguments(examples: Any) -> tuple[Any, ...]:
     """What the loss is called with: a dictionary is one argument."""
     return examples if isinstance(examples, tuple) else (examples,)
@@ -109,12 +104,6 @@ def _refuse_text(name: str, leaf: Any) -> None:
         raise TypeError(
             f"Expected arrays of numbers, got dtype {dtype} at data{name}. {_ENCODE}"
         )
-
-
-def sample_of(source: Source) -> Any:
-    """A few examples, which tell a source from others."""
-    size = len(source)
-    return [size, *(source[i] for i in sorted({0, size // 2, size - 1}) if i < size)]
 
 
 def no_examples(batch: Batch) -> Batch:

@@ -1,8 +1,8 @@
-"""What tells one run from another, so that none gets noise that was given before."""
+"""Checksums of what tells one run from another: of arrays, and of programs."""
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -10,7 +10,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc._core import jaxprs, threefry
+from dpadambc._core import checksums, jaxprs
 
 # Addresses, and the devices that an array is placed on. (Over how many a program sums,
 # in `shard_map`, is no incident.)
@@ -30,48 +30,15 @@ def _essence(text: str) -> str:
     return re.sub(r" ?([\[\](){}]) ?", r"\1", one_line)
 
 
-def _words(x: Any) -> tuple[str, jax.Array]:
-    """The name of a dtype and the numbers: of a key, the words that it is made of."""
-    if jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key):
-        return str(jax.random.key_impl(x)), jax.random.key_data(x)
-    array = jnp.asarray(x)
-    return array.dtype.name, array
-
-
-def _bits(x: jax.Array) -> jax.Array:
-    """What an array is in memory, in words of 32 bits or in numbers of fewer."""
-    if jnp.iscomplexobj(x):
-        x = jnp.stack([x.real, x.imag])
-    if jnp.issubdtype(x.dtype, jnp.floating):
-        bits = jnp.finfo(x.dtype).bits
-        x = jax.lax.bitcast_convert_type(x, f"uint{bits}")
-    if x.itemsize > 4:
-        x = jax.lax.bitcast_convert_type(x, jnp.uint32)
-    return x.astype(jnp.uint32)
-
-
-@jax.jit
-def _checksum(index: int, x: jax.Array) -> jax.Array:
-    """Two words: a sum over what the generator makes of an array's elements.
-
-    Each counter is an element and its position, so that any change of one shows. And a
-    sum of integers is the same wherever the parts of an array are: nothing is gathered.
-    """
-    bits = _bits(x)
-    key = jnp.uint32(index), jnp.uint32(bits.ndim)
-    mixed = threefry.words(key, bits, threefry.positions(bits.shape))
-    return jnp.stack([jnp.sum(word, dtype=jnp.uint32) for word in mixed])
-
-
 def of_values(tree: Any) -> str:
     """Of all numbers in a tree, their shapes and their dtypes.
 
     It does not depend on the devices that have them.
     """
     digest = hashlib.sha256(_essence(str(jax.tree.structure(tree))).encode())
-    for index, (dtype, x) in enumerate(map(_words, jax.tree.leaves(tree))):
-        digest.update(f"{x.shape} {dtype}".encode())
-        digest.update(np.asarray(_checksum(index, x)).tobytes())
+    for x in map(jnp.asarray, jax.tree.leaves(tree)):
+        digest.update(f"{x.shape} {x.dtype}".encode())
+        digest.update(np.asarray(checksums.of_tree(x)).tobytes())
     return digest.hexdigest()[:16]
 
 
@@ -89,18 +56,18 @@ def constants(traced: jex.ClosedJaxpr) -> Iterator[Any]:
 _CALLBACKS = {"pure_callback", "io_callback"}
 
 
-def _refuse_callbacks(jaxpr: jex.Jaxpr) -> None:
+def refuse_callbacks(jaxpr: jex.Jaxpr) -> None:
+    """Raises for a program that calls back to the host, whose state it cannot show."""
     for equation in jaxpr.eqns:
         if equation.primitive.name in _CALLBACKS:
             raise ValueError(
-                "Expected a loss whose program shows all that it computes, got a"
-                f" callback to the host in it ({equation.primitive.name}). If that"
-                " computes something else when the run goes on from its checkpoint,"
-                " another gradient gets noise that was used before. Compute its result"
-                " beforehand, as data, or run without checkpoints."
+                "Expected a program that shows all that it computes, so that a"
+                " checkpoint goes on with the same run, got a callback to the host"
+                f" ({equation.primitive.name}). Compute its result beforehand, as data,"
+                " or run without checkpoints."
             )
         for inner in jaxprs.inner(equation):
-            _refuse_callbacks(inner.jaxpr)
+            refuse_callbacks(inner.jaxpr)
 
 
 def of_traced(traced: jex.ClosedJaxpr) -> str:
@@ -111,14 +78,3 @@ def of_traced(traced: jex.ClosedJaxpr) -> str:
     values = of_values(list(constants(traced)))
     text = _essence(str(traced)) + values
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def of_program(fun: Callable[..., Any], *args: Any) -> str:
-    """`of_traced`, of a function of these arguments.
-
-    Raises:
-      ValueError: if it calls back to the host, whose state it cannot show.
-    """
-    traced = jax.make_jaxpr(fun)(*args)
-    _refuse_callbacks(traced.jaxpr)
-    return of_traced(traced)

@@ -9,7 +9,9 @@ import hashlib
 import json
 from typing import Any
 
+import jax
 import jax.extend.core as jex
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
@@ -17,7 +19,6 @@ from dpadambc.mechanisms import _names
 from dpadambc.mechanisms.accounting import Spending
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.training import _data, _fingerprint
-from dpadambc.training.state import TrainState, releasable
 
 Identity = dict[str, Any]
 
@@ -57,30 +58,47 @@ def public_numbers(mechanism: Mechanism) -> Identity:
 
 
 def of_run(
-    start: TrainState,
+    mechanism: Mechanism,
     programs: list[jex.ClosedJaxpr],
+    params: Any,
     frozen: Any,
     data: Any,
-    earlier: Spending | None,
+    earlier: Spending | None = None,
 ) -> Identity:
     """What tells a run from others before its first step; *secret*.
 
     Args:
-      start: the state before the first step.
-      programs: of the loss of one example, of an update, and of a schedule of noise.
+      mechanism: the public numbers.
+      programs: of the optimizer, the loss of one example, and a schedule of noise.
+      params: where it begins.
       frozen: what the loss has besides.
       data: arrays, or a source, which is known by its length and first example.
       earlier: what was spent before, and is in the epsilon of the run.
     """
     known = (len(data), data[0]) if _data.is_source(data) else data
-    return public_numbers(start.mechanism) | {
+    return public_numbers(mechanism) | {
         _PROGRAM: " ".join(map(_fingerprint.of_traced, programs)),
-        "start": _fingerprint.of_values(releasable(start)),
+        "start": _fingerprint.of_values(params),
         "frozen": _fingerprint.of_values(frozen),
         "data": _fingerprint.of_values(known),
-        # As text, which is the same after JSON.
-        _EARLIER: None if earlier is None else json.dumps(earlier.to_json()),
+        _EARLIER: None if earlier is None else _without_names(earlier),
     }
+
+
+def folded_in(key: jax.Array, digest: jax.typing.ArrayLike) -> jax.Array:
+    """A key for this run alone, of one that may serve several."""
+    for word in jnp.asarray(digest):
+        key = jax.random.fold_in(key, word)
+    return key
+
+
+def _without_names(earlier: Spending) -> str:
+    """What was spent before, as text, which is the same after JSON.
+
+    Names are random: a script that is run again makes other ones for the same runs.
+    """
+    runs = [{k: v for k, v in run.items() if k != "run"} for run in earlier.to_json()]
+    return json.dumps(runs)
 
 
 def digest(identity: Identity) -> np.ndarray:
@@ -92,14 +110,15 @@ def digest(identity: Identity) -> np.ndarray:
 
 def refuse_different_processes(identity: Identity, settings: tuple[Any, ...]) -> None:
     """Raises where the processes of one run are not about to do the same."""
-    told = np.append(digest(identity), digest({"settings": repr(settings)}))
-    multihost_utils.assert_equal(
-        told,
-        "Expected the same mechanism, loss, optimizer, parameters, data and settings in"
-        " all processes of one run, got others in another process. A source has every"
-        " example, under the same index in all of them; where each process has a part"
-        " of the rows, jax.make_array_from_process_local_data makes one array of them.",
-    )
+    here = digest(identity | {"settings": repr(settings)})
+    if (multihost_utils.process_allgather(here) != here).any():
+        raise ValueError(
+            "Expected the same mechanism, loss, optimizer, parameters, data and"
+            " settings in all processes of one run, got others in another process. A"
+            " source has every example, under the same index in all of them; where each"
+            " process has a part of the rows, jax.make_array_from_process_local_data"
+            " makes one array of them."
+        )
 
 
 def refuse_other_run(path: Any, there: Identity, here: Identity) -> None:

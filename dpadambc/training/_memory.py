@@ -27,16 +27,16 @@ def check(microbatch_size: MicrobatchSize) -> int | None:
     return microbatch_size
 
 
-def stated_bytes() -> float | None:
+def stated_bytes(*, spans_processes: bool = False) -> float | None:
     """What a program may take of each device, if all of them state their memory.
 
     It does not depend on what else is there: a run that goes on from a checkpoint must
-    be the same program.
+    be the same program. Of a run that spans processes, all have one program.
     """
     stats = [device.memory_stats() or {} for device in jax.local_devices()]
     limits = [each.get("bytes_limit") for each in stats]
     least = _SHARE * min(limit or 0 for limit in limits)
-    if jax.process_count() > 1:  # all of them run one program
+    if spans_processes:
         least = float(np.min(multihost_utils.process_allgather(np.float64(least))))
     return least or None
 
@@ -54,7 +54,7 @@ def planned(
       start: the state before the first step.
       microbatch_size: what was asked for.
     """
-    limit = stated_bytes()
+    limit = stated_bytes(spans_processes=runner.spans_processes)
     if limit is None:
         return runner
     needed = functools.partial(runner.peak_bytes, start)

@@ -28,11 +28,13 @@ def check(traced: jex.ClosedJaxpr, data: Any, mechanism: Mechanism) -> None:
         )
     allowed = getattr(mechanism, "max_terms", 1)
     is_graph = lambda x: isinstance(x, Subgraphs)
-    for part in jax.tree.leaves(_data.one_example(data), is_leaf=is_graph):
-        if is_graph(part) and part.max_terms > allowed:
-            raise ValueError(
-                f"Expected Subgraphs with a node in at most {allowed} terms, which this"
-                f" {type(mechanism).__name__} accounts for, got {part.max_terms}. Give"
-                " it max_terms=subgraphs.max_terms; or, where the features are public,"
-                " give the data subgraphs.members."
-            )
+    parts = jax.tree.leaves(_data.one_example(data), is_leaf=is_graph)
+    # Of several kinds of edges a node is in the terms of all.
+    max_terms = sum(part.max_terms for part in parts if is_graph(part))
+    if max_terms > allowed:
+        raise ValueError(
+            f"Expected Subgraphs with a node in at most {allowed} terms in all, which"
+            f" this {type(mechanism).__name__} accounts for, got {max_terms}. Give it"
+            " max_terms=subgraphs.max_terms; or, where the features are public, give"
+            " the data subgraphs.members."
+        )

@@ -20,6 +20,7 @@ import optax
 
 from dpadambc.clipping import _plan
 from dpadambc.mechanisms.batch import Batch
+from dpadambc.training import _identity
 from dpadambc.training.state import TrainState
 from dpadambc.training.step import Seen, Step, draw_batch
 
@@ -73,8 +74,7 @@ class Programs:
 
 
 def _with_batches_of(state: TrainState, words: jax.Array) -> TrainState:
-    key = jax.random.fold_in(state.sampling_key, words[0])
-    key = jax.random.fold_in(key, words[1])
+    key = _identity.folded_in(state.sampling_key, words)
     return dataclasses.replace(state, sampling_key=key)
 
 

@@ -50,6 +50,8 @@ class Run:
     callback: Callable[[Progress], Any] | None
     iterations: int
     epsilon: float  # of all iterations, and of the runs before
+    planned: int = 0  # steps that might have been taken, which epsilon is of
+    least: int = 0  # of these, those of an earlier stop, which count anyway
 
     def to_the_end(self, steps_per_call: int) -> Result:
         """All steps that are left, from the last checkpoint on."""
@@ -58,13 +60,10 @@ class Run:
         self.history.goes_on_from(resumed_from)
         if resumed_from is None:
             # From before the first step on, what the run is called is known.
-            self._save(now, self.iterations)
+            self._save(now)
         while done < self.iterations and stop is None:
             now, done, stop = self._advance(now, done, steps_per_call)
-        # Of all that might have been taken, unless what stopped it is public.
-        is_counted = stop is not None and stop.is_public
-        counted = done if is_counted else max(self.iterations, self._planned)
-        epsilon = self.epsilon
+        counted, epsilon = self.planned, self.epsilon
         if counted != self.iterations:
             epsilon = self.account.epsilon(counted)
         by_budget = done < self.account.mechanism.iterations
@@ -84,7 +83,7 @@ class Run:
 
     def _restored(self) -> tuple[TrainState, int | None]:
         """The last state saved and its step; or the first state, and None."""
-        self._planned = self.iterations
+        self.planned = self.iterations
         found, notes = None, {}
         if self.checkpoints is not None:
             found = self.checkpoints.restore(self.start, self.identity)
@@ -93,7 +92,8 @@ class Run:
         self.account = dataclasses.replace(self.account, name=name)
         if found is None:
             return self.start, None
-        self._planned = max(self.iterations, notes.get("planned", 0))
+        self.planned = max(self.iterations, notes.get("planned", 0))
+        self.least = notes.get("least", 0)
         step = int(found.step)
         if step > self.iterations:
             raise ValueError(
@@ -107,9 +107,10 @@ class Run:
         )
         return found, step
 
-    def _save(self, state: TrainState, planned: int) -> None:
+    def _save(self, state: TrainState) -> None:
         if self.checkpoints is not None:
-            notes = {"planned": planned, "run": self.account.name}
+            notes = {"planned": self.planned, "least": self.least}
+            notes |= {"run": self.account.name}
             self.checkpoints.save(state, self.identity, notes)
 
     def _advance(
@@ -123,13 +124,13 @@ class Run:
         is_saved = is_last or (
             self.checkpoints is not None and self.checkpoints.is_due(before, done)
         )
-        if is_saved:
-            self._save(now, self._planned)
-        progress = Progress(now, seen, self.account, done, self.iterations)
-        stop = self._tell(progress, is_last)
-        if stop is not None and not is_saved:
-            # Where what is public ends the run, no more steps are planned.
-            self._save(now, done if stop.is_public else self._planned)
+        stop = None
+        try:
+            told = Progress(now, seen, self.account, done, self.iterations)
+            stop = self._tell(told, is_last)
+        finally:  # where a callback fails, the step is taken all the same
+            if is_saved or stop is not None:
+                self._save(now)
         return now, done, stop
 
     def _tell(self, progress: Progress, is_last: bool) -> Stop | None:
@@ -138,6 +139,9 @@ class Run:
             if self.callback is not None:
                 self.callback(progress)
         except Stop as stop:
+            if stop.is_public:
+                self.planned = max(progress.iterations, self.least)
+            self.least = self.planned
             with contextlib.suppress(Stop):
                 self.history.end(progress)
             return stop

@@ -6,12 +6,10 @@ import functools
 from typing import Any
 
 import jax
-import jax.extend.core as jex
 import numpy as np
 import optax
 
-from dpadambc.mechanisms.accounting import Spending
-from dpadambc.training import _data, _identity, _programs
+from dpadambc.training import _data, _programs
 from dpadambc.training.state import TrainState
 from dpadambc.training.step import Seen, Step
 
@@ -21,17 +19,15 @@ class Runner:
 
     Args:
       step: what it does.
-      data: arrays or a source.
-      frozen: what the loss has besides.
+      data: arrays on its devices, or a source.
+      frozen: what the loss has besides, on its devices.
     """
 
     def __init__(self, step: Step, data: Any, frozen: Any):
         self._step, self._shardings = step, step.shardings
-        self._frozen = self._shardings.device_put(frozen)
-        self._source = data if _data.is_source(data) else None
-        self._arrays = (
-            None if self._source is not None else self._shardings.device_put(data)
-        )
+        self._frozen = frozen
+        is_source = _data.is_source(data)
+        self._source, self._arrays = (data, None) if is_source else (None, data)
         self._num_examples = _data.num_examples(data)
         self._programs = _programs.of(step, self._num_examples)
 
@@ -39,6 +35,11 @@ class Runner:
     def num_shards(self) -> int:
         """The number of shards of a batch."""
         return self._shardings.num_shards
+
+    @property
+    def spans_processes(self) -> bool:
+        """Whether the devices are of several processes."""
+        return self._shardings.spans_processes
 
     def batch_size(self, state: TrainState) -> int:
         """The size of a batch, with its padding."""
@@ -76,17 +77,6 @@ class Runner:
         """The state with batches drawn by a key that two words are folded into."""
         with self._shardings.context():
             return self._programs.with_batches_of(state, words)
-
-    def identity(
-        self,
-        start: TrainState,
-        programs: list[jex.ClosedJaxpr],
-        earlier: Spending | None,
-    ) -> _identity.Identity:
-        """What tells this run from others: see `_identity.of_run`."""
-        data = self._arrays if self._source is None else self._source
-        with self._shardings.context():
-            return _identity.of_run(start, programs, self._frozen, data, earlier)
 
     def advance(self, state: TrainState, iterations: int) -> tuple[TrainState, Seen]:
         """So many steps in one call; one, where examples come from the host."""

@@ -261,10 +261,9 @@ class Checkpoints:
         message = f"The checkpoint {path} cannot be read: {why}. "
         if len(self._manager.all_steps()) > 1:
             return message + (
-                "If it is damaged, remove it, and the run goes on from the one before,"
-                " with the same noise for the same gradients."
+                "If it is damaged, remove it, and the run goes on from the one before."
             )
         return message + (
-            "There is none before it. A run that begins anew needs another key; the"
-            " steps that this one took count as well."
+            "There is none before it. Begin anew in another folder; the steps that this"
+            " run took count as well, by spent=."
         )

@@ -76,30 +76,33 @@ def _set_up(
     batch_sharding: NamedSharding | None,
     account: Account,
     settings: tuple[Any, ...],
+    *,
+    is_saved: bool,
 ) -> tuple[Runner, TrainState, _identity.Identity]:
     """The compiled steps, the first state, and what tells the run from others."""
     trees = (params, frozen, None if _data.is_source(data) else data)
     shardings = Shardings.of(trees, batch_sharding, step.microbatch_size)
     with shardings.context():
-        programs = [
-            _checks.optimizer_of(step.optimizer, params),
-            _checks.loss_of(step, params, frozen, data),
-            *_checks.schedule_of(step.mechanism),
-        ]
-        of_run = _keys.of_this_process
-        if shardings.spans_processes:
-            of_run = _keys.the_same_everywhere
-        key = of_run(key)
+        programs = _checks.programs_of(step, params, frozen, data, is_saved=is_saved)
+    of_run = functools.partial(_identity.of_run, step.mechanism, programs)
+    identity = None
+    if shardings.spans_processes:
+        # Before they are placed: JAX compares them too, and shows the rows that differ.
+        identity = of_run(params, frozen, data, account.earlier)
+        _identity.refuse_different_processes(identity, settings)
+        key = _keys.the_same_everywhere(key)
+    with shardings.context():
+        key = _keys.of_this_process(key)
         params, frozen = map(shardings.device_put, (params, frozen))
+        data = data if _data.is_source(data) else shardings.device_put(data)
+        if identity is None:
+            identity = of_run(params, frozen, data, account.earlier)
         shardings = shardings.of_state(functools.partial(step.init, key=key), params)
     step = dataclasses.replace(
         step, shardings=shardings, skip_padding=shardings.mesh is None
     )
     runner = Runner(step, data, frozen)
     start = runner.start(params, key)
-    identity = runner.identity(start, programs, account.earlier)
-    if shardings.spans_processes:
-        _identity.refuse_different_processes(identity, settings)
     start = runner.with_batches_of(start, _identity.digest(identity))
     return runner, start, identity
 
@@ -135,93 +138,83 @@ def fit(
     might be taken, on top of what earlier runs on the same people's data `spent`. It is
     computed before the first step.
 
-    The state after a step follows from the key, the data and the number of steps alone.
-    So a run that resumes from a checkpoint, on the same devices and with as many steps
-    per call, ends with the same bits. On other devices the steps that were not saved
-    are repeated with the same noise, and with gradients that differ by rounding.
+    The state after a step follows from the arguments and the number of steps alone. So
+    a run that resumes from a checkpoint, on the same devices and with as many steps per
+    call, ends with the same bits. On other devices the steps that were not saved are
+    taken anew, with gradients that differ by rounding and noise of their own: if what
+    came of them before was published, it counts besides.
 
     Guarantees:
       * Every coordinate of `params` gets noise of the mechanism's level in every step,
         whatever the optimizer is. The optimizer's state and updates are functions of
         gradients with this noise.
       * With `target_epsilon`, the step that would exceed it is not taken.
-      * A run that begins with parameters that an earlier run of this process returned,
-        or that `load_release` read, in `params` or `frozen`, must be told of that run
-        by `spent`, and spends on top of it. (They are recognized by their numbers, also
-        in a copy; not if they were changed since, or if another process read them by
-        other means.)
+      * A run that begins with a `Result` or a `Release` spends on top of it. Plain
+        parameters do not say where they come from: name earlier runs by `spent`. A run
+        has a random name, by which it counts once, however often it is given.
       * The noise, the batches and the loss have keys of their own, made from `key` in a
-        domain of theirs: what else is drawn with it shows nothing of them. No key is
-        used for two draws. Processes that train one model take the key of the first;
-        one whose arrays are its own keeps its key, and one key for different runs is
-        refused.
+        domain of theirs: what else is drawn with it shows nothing of them. Runs with
+        one key have independent noise wherever their sums differ, and batches of their
+        own, unless mechanism, loss, optimizer, start, `frozen`, data and `spent` are
+        the same: checksums of these, of a source its length and first example, are
+        folded into the key of the batches. Processes of one run take the key of the
+        first, and compare these checksums; a run that is alone in its process does not
+        communicate.
       * The state has no losses, norms or gradients before the noise. They reach the
         callback alone, as `Progress.loss`, which is *not private*.
-      * A checkpoint of a run with another mechanism, program, data, start or key is
-        refused: its noise would be added to other gradients, and the difference of the
-        two would show them. (Of a source, a few examples are compared; a loss that
-        calls back to the host is refused with checkpoints. A key of `secret_key` goes
-        on with that of the checkpoint, which such a key began.) More iterations are no
-        difference, nor is a larger budget: a run that is done, or that a callback
-        stopped, goes on with them, and its epsilon counts all of them once. The
-        noise of the steps taken must be that of the checkpoint, and so must the whole
-        schedule of it: one that is stretched over more iterations is refused.
+      * A checkpoint goes on with its own keys, and is refused by a run in which one of
+        the above is another; a program that calls back to the host is refused with
+        checkpoints. More iterations or a larger budget are no difference: a run that is
+        done, or that a callback stopped, goes on with them, and its epsilon counts all
+        of them once; with fewer than were planned, it counts the planned ones. The
+        schedule of the noise must be the same as a whole: one that is stretched over
+        more iterations is refused.
       * On any number of devices the draws are the same and what is added to the sum of
         all examples is one draw; the result differs by rounding.
 
-    It warns of parameters without a gradient, of a loss that mixes examples, such as
-    batch normalization, of rows of the data in the loss or the optimizer, closed over
-    or frozen, of a table of nodes that the loss uses besides `graphs.gather`, of many
-    rows that are copies of others, of a correction with the level of other noise, and
-    of a key that another run of this process began with, as far as the two are seen to
-    differ: in the mechanism, the start, the loss, the optimizer, what is frozen, or the
-    data, of which large arrays are known by some of their numbers and a source by a few
-    examples. After the first steps it warns of losses that are all NaN, and of examples
-    without any gradient.
-
     A second run is not compiled again if it has the same `loss_fn` and `optimizer` (the
     same objects: `optax.adam(1e-3)` called twice makes two), equal options, shapes and
-    shardings, and a mechanism with the same numbers; `iterations` and the budget may
-    differ, where the calls have as many steps. The programs of eight steps are kept,
+    shardings, and an equal mechanism; the budget may differ, where the calls have as
+    many steps. The programs of eight steps are kept,
     with the arrays that their functions close over. As with `jax.jit`, a compiled
     program may keep the old value of what a function reads besides its arguments, but
-    not with `checkpoints`, and never of the noise, such as a schedule. To compile less
-    in another process, set JAX's `jax_compilation_cache_dir`. It holds no keys and no
-    data, unless the loss closes over them.
+    never of the noise, such as a schedule. To compile less in another process, set
+    JAX's `jax_compilation_cache_dir`. It holds no keys and no data, unless the loss
+    closes over them.
 
     Args:
       loss_fn: the loss of one example, of `(params, *example)`; with `frozen`, of
         `(params, frozen, *example)`; with `uses_key`, a key comes last.
       params: what is trained: any pytree of floating-point arrays, such as Linen's
-        parameters, `nnx.split`'s state, the arrays of an Equinox module, or adapters.
+        parameters, `nnx.split`'s state, the arrays of an Equinox module, or adapters;
+        or the `Result` or `Release` of an earlier run on the same people's data.
       data: a tuple of the arguments of an example, pytrees of arrays with the examples
         along axis 0; or a dictionary of such, which is one argument; or a source with
         `__len__` and `__getitem__` that returns a tuple or a dictionary of one example.
       mechanism: the public numbers.
       optimizer: any Optax transformation of the private gradient: `optax.adam(1e-3)`,
-        `dpadambc.adam_bc(1e-3, mechanism.noise_stddev)`, with `optax.masked`,
+        `dpadambc.adam_bc(1e-3, mechanism)`, with `optax.masked`,
         `optax.multi_transform`, `optax.MultiSteps` or others around it. Not `dp_adam`
         and the like, which would clip and add noise once more.
-      key: a typed key, a new one for each run; secret. See `secret_key`.
+      key: a typed key; secret. See `secret_key`.
       target_delta: for epsilon.
       target_epsilon: a budget, of this run and what was `spent` before; by default all
         iterations of the mechanism are run.
       spent: earlier runs on the same people's data, whether or not this one begins with
-        what they returned: a `Result`, a list of `(mechanism, steps)` or of these, what
-        `mechanisms.accounting.compose` returns, or what `load_release` says of a model.
-        Epsilon is of all of them together, and each has a key of its own. An empty
-        tuple says that nobody in these data was in an earlier run. The steps that a
+        what they returned: a `Result`, a `Release`, a mechanism, what
+        `mechanisms.accounting.compose` returns, or a list of these and of
+        `(mechanism, steps)`. Epsilon is of all of them together. The steps that a
         checkpoint has taken are counted anyway, and are not to be given.
       frozen: a pytree that the loss reads and that is not trained.
       uses_key: whether the loss takes a key: for dropout, one for each example.
       microbatch_size: how many examples are in memory at once; None is all of them.
         "auto" is the largest number with which a step, as compiled, takes nine tenths
         of a device's memory at most; a few are compiled to find it. Where the devices
-        do not state their memory, as a CPU does not, it is all of them. Another
-        number is another program to a checkpoint: give it, to go on elsewhere. On one
-        device, microbatches of padding alone are left out, so the time of a step tells
-        how many examples it drew. Epsilon covers what is released, not the time. If
-        somebody sees the time, use `Step`, which computes all microbatches by default.
+        do not state their memory, as a CPU does not, it is all of them. Another number
+        changes the result by rounding. On one device, microbatches of padding alone are
+        left out, so the time of a step tells how many examples it drew. Epsilon covers
+        what is released, not the time. If somebody sees the time, use `Step`, which
+        computes all microbatches by default.
       average_decay: of a moving average of the parameters; none by default.
       steps_per_call: how many steps are compiled into one call, where the data are
         arrays. It changes the result by rounding at most.
@@ -249,12 +242,11 @@ def fit(
       TypeError: if the data, the mechanism, the optimizer or the key are not what they
         should be.
       ValueError: if not even one step is within the budget, a number is out of its
-        range, a checkpoint is of another run, the optimizer adds noise, a stage stands
-        before a correction that has the mechanism's level of noise, the loss gathers
-        members of subgraphs and the mechanism is not of nodes, or not of as many terms
-        as a node is in, `spent` is under another neighboring relation, of a run on rows
-        for one on their users or the other way round, or missing where it must be told,
-        or the processes of one run differ in more than the key.
+        range, such as a delta of 1 / num_examples or more, a checkpoint is of another
+        run, the optimizer adds noise, the loss gathers members of subgraphs and the
+        mechanism is not of nodes, or not of as many terms as a node is in, `spent` is
+        under another neighboring relation, or the processes of one run differ in more
+        than the key.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -267,7 +259,7 @@ def fit(
       ...     l2_clip_norm=1.0, normalize_by=200)
       >>> result = training.fit(
       ...     lambda w, x, y: (w @ x - y) ** 2, jnp.zeros(3), data, mechanism,
-      ...     dpadambc.adam_bc(0.05, mechanism.noise_stddev), key=jax.random.key(1),
+      ...     dpadambc.adam_bc(0.05, mechanism), key=jax.random.key(1),
       ...     target_delta=1e-5, steps_per_call=50)
       >>> print(result.state.params.round(0), f"{result.epsilon:.2f}")
       [ 1. -2.  3.] 3.00
@@ -298,7 +290,8 @@ def fit(
     steps_per_call = 1 if _data.is_source(data) else steps_per_call
     settings = target_delta, iterations, epsilon, steps_per_call, average_decay
     runner, start, identity = _set_up(
-        step, params, frozen, data, key, batch_sharding, account, settings
+        *(step, params, frozen, data, key, batch_sharding, account, settings),
+        is_saved=checkpoints is not None,
     )
     run = Run(
         runner=_memory.planned(runner, start, microbatch_size),

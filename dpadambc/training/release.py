@@ -38,11 +38,17 @@ class Release(NamedTuple):
         """The runs that the model is of, earlier ones included.
 
         Raises:
-          ValueError: if this process does not know a mechanism of them.
+          ValueError: if this process does not know a mechanism of them, or an older
+            file does not name them.
         """
         from dpadambc import graphs
 
         del graphs  # its mechanisms are known from here on
+        if _SPENT not in self.about:
+            raise ValueError(
+                "Expected a release that names its runs, got one of an older version."
+                " Give fit its params, and a list of (mechanism, steps) as spent=."
+            )
         return Spending.from_json(self.about[_SPENT])
 
 

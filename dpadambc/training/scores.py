@@ -144,16 +144,12 @@ class NoisyScore:
     def check(self, mechanism: Mechanism, params: Any, shared: tuple[Any, ...]) -> None:
         """Raises where a node moves more than one score; for `search`."""
         traced = jax.make_jaxpr(self.fn)(params, *shared, *_data.one_example(self.data))
-        is_of_nodes = hasattr(mechanism, "max_terms")
-        if is_of_nodes or _gathers.are_in(traced.jaxpr):
-            got = (
-                f"a {type(mechanism).__name__} of nodes" if is_of_nodes else "a gather"
-            )
+        if hasattr(mechanism, "max_terms") or _gathers.are_in(traced.jaxpr):
             raise ValueError(
-                "Expected a NoisyScore of examples, without graphs.gather and with a"
-                f" mechanism of examples, got {got}: a node is in several rows, and"
-                " would move the score by more than one. Score nodes that need no"
-                " protection, by a PublicScore."
+                "Expected a NoisyScore without graphs.gather, and a mechanism of"
+                f" examples, got one of nodes, by {type(mechanism).__name__}: a node is"
+                " in several rows, and would move the score by more than one. Score"
+                " nodes that need no protection, by a PublicScore."
             )
 
     def per_example(self, params: Any, shared: tuple[Any, ...], data: Any) -> jax.Array:

@@ -12,6 +12,7 @@ from dpadambc._core import keys, precision
 from dpadambc.mechanisms import _seam
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.transforms.banded_noise import AddBandedNoiseState
+from dpadambc.transforms.correlated_noise import AddCorrelatedNoiseState
 from dpadambc.transforms.noise import AddDPNoiseState
 
 
@@ -52,7 +53,12 @@ class TrainState:
     params: optax.Params
     opt_state: optax.OptState
     average: optax.Params | None
-    noise: AddDPNoiseState | AddBandedNoiseState | _seam.MovingBoundState
+    noise: (
+        AddDPNoiseState
+        | AddCorrelatedNoiseState
+        | AddBandedNoiseState
+        | _seam.MovingBoundState
+    )
     sampling_key: jax.Array
     loss_key: jax.Array
     mechanism: Mechanism

@@ -14,7 +14,7 @@ from dpadambc.mechanisms.accounting import Spending
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.mechanisms.trials import Fixed, Trials
 from dpadambc.mechanisms.tuning import TunedEpsilon
-from dpadambc.training import _checks, _data, _keys
+from dpadambc.training import _checks, _data, _identity, _keys
 from dpadambc.training._candidates import Candidate, Candidates, made
 from dpadambc.training._trainer import Trainer
 from dpadambc.training.scores import Score
@@ -250,9 +250,13 @@ def search(
         uses_key=uses_key,
         microbatch_size=microbatch_size,
     )
-    for candidate in listed.listed:
-        _checks.optimizer_of(made(make_optimizer, candidate), params)
-    _checks.loss_of(step_of(listed.listed[0]), params, frozen, data)
+    programs = [
+        program
+        for candidate in listed.listed
+        for program in _checks.programs_of(
+            step_of(candidate), params, frozen, data, is_saved=False
+        )
+    ]
     score.check(mechanism, params, () if frozen is None else (frozen,))
     cost = tuning.tuned_epsilon(
         _events_of(mechanism, score),
@@ -265,6 +269,8 @@ def search(
     arrays = jax.tree.leaves((params, frozen, data))
     if not all(getattr(x, "is_fully_addressable", True) for x in arrays):
         key = _keys.the_same_everywhere(key)
+    identity = _identity.of_run(mechanism, programs, params, frozen, data)
+    key = _identity.folded_in(key, _identity.digest(identity))
     rng, trial_keys = _drawn_from(key, trials)
     chosen = _chosen(rng, trials, len(listed.listed), len(trial_keys))
     numbers = jax.tree.map(lambda x: x[chosen], listed.numbers)

@@ -14,7 +14,10 @@ from dpadambc.transforms.ademamix import (
     scale_by_ademamix_bc,
 )
 from dpadambc.transforms.banded_noise import AddBandedNoiseState, add_banded_noise
-from dpadambc.transforms.correlated_noise import add_correlated_noise
+from dpadambc.transforms.correlated_noise import (
+    AddCorrelatedNoiseState,
+    add_correlated_noise,
+)
 from dpadambc.transforms.decay import add_decoupled_weight_decay
 from dpadambc.transforms.delayed import (
     DelayedPreconditionerState,
@@ -40,6 +43,7 @@ from dpadambc.transforms.steps import steps_taken
 
 __all__ = [
     "AddBandedNoiseState",
+    "AddCorrelatedNoiseState",
     "AddDPNoiseState",
     "DelayedPreconditionerState",
     "FactoredMoment",

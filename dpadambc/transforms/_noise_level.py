@@ -30,7 +30,15 @@ def resolved(noise_stddev: NoiseStddev) -> Any:
 
 
 def numbers_of_sum(noise_stddev: NoiseStddev) -> dict[str, float | None]:
-    """What a mechanism says of the sum that its noise hides; nothing of a number."""
+    """What a mechanism says of the sum that its noise hides; nothing of a number.
+
+    Raises for one whose epsilon is not of independent noise.
+    """
+    if not getattr(noise_stddev, "_has_independent_noise", True):
+        raise TypeError(
+            "Expected a mechanism with independent noise in every step, got"
+            f" {noise_stddev!r}. Its own is mechanism.add_noise(key=key)."
+        )
     names = ("l2_clip_norm", "normalize_by")
     return {name: getattr(noise_stddev, name, None) for name in names}
 

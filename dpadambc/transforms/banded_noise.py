@@ -115,6 +115,8 @@ def add_banded_noise(
         own_key = keys.of_one_run(draws.rng_key, updates)
         rng_key, step_key = jax.random.split(own_key)
         sigma = noise._stddev(noise_stddev, draws)
+        also = sigma, jnp.array(later), state.earlier[:1]
+        step_key = noise._key_of_step(step_key, updates, *also)
 
         def without_earlier(z, *earlier):
             taken_back = sum(c * y for c, y in zip(later, earlier, strict=True))

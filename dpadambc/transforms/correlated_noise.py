@@ -1,6 +1,7 @@
 """Add Gaussian noise of which a part is taken back in later steps."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,29 @@ import optax
 from dpadambc._core import keys, validate
 from dpadambc.gradients import clipped_sum
 from dpadambc.transforms import _noising, noise
+from dpadambc.transforms.noise import AddDPNoiseState
+
+
+class AddCorrelatedNoiseState(NamedTuple):
+    """State of `add_correlated_noise`: *secret*, earlier noise follows from it.
+
+    Attributes:
+      draws: the state of the independent z.
+      earlier_keys: of the z of the last step, of the step before, and so on.
+        shape=(w - 1,) for w coefficients.
+    """
+
+    draws: AddDPNoiseState
+    earlier_keys: jax.Array
+
+    def __repr__(self) -> str:
+        """Without the keys."""
+        return f"AddCorrelatedNoiseState(draws={self.draws}, earlier_keys=...: secret)"
+
+    @property
+    def rng_key(self) -> jax.Array:
+        """That of the draws."""
+        return self.draws.rng_key
 
 
 def add_correlated_noise(
@@ -27,14 +51,13 @@ def add_correlated_noise(
     has the proof. *The epsilon of independent noise does not hold for it.*
 
     Guarantees:
-      * The z are independent over coordinates, leaves, steps and keys. Those of step t
-        are a function of the key and of t alone, so none is kept: each step draws
-        those of w steps anew. That takes w times the time of `add_dp_noise`, and the
-        memory of one gradient more, whatever w is.
-      * The state reveals the noise of *all* steps, earlier ones too. Whoever has it can
-        subtract the noise from every gradient that was ever released. The state of
-        `add_dp_noise` does not reveal earlier noise; this one does. A saved state
-        continues with the same noise, bit for bit.
+      * The z are independent over coordinates, leaves, steps, keys and sums, as those
+        of `add_dp_noise` are. None is kept: the state has the keys of the last w - 1
+        steps, and each step draws those of w steps anew. That takes w times the time
+        of `add_dp_noise`, and the memory of one gradient more, whatever w is.
+      * The state reveals the noise of the last w - 1 steps, and a saved one continues
+        with the same noise, bit for bit. The state of `add_dp_noise` reveals no
+        earlier noise.
       * Inside `jax.shard_map`, in low precision and for gradients per example, what
         `add_dp_noise` says of devices, dtypes and shapes holds here too.
 
@@ -46,7 +69,7 @@ def add_correlated_noise(
       key: a typed JAX key, of this run alone.
 
     Returns:
-      An Optax transformation. Its state is an `AddDPNoiseState`.
+      An Optax transformation. Its state is an `AddCorrelatedNoiseState`.
 
     Raises:
       TypeError: if `key` is not a typed key, or a number is not a number.
@@ -79,28 +102,39 @@ def add_correlated_noise(
 
     def init_fn(params):
         _refuse_parts(params)
-        return noise._first_state(key, "add_correlated_noise", params)
+        first = noise._first_state(key, "add_correlated_noise", params)
+        not_yet = jax.random.split(jax.random.fold_in(first.rng_key, 0), len(d) - 1)
+        return AddCorrelatedNoiseState(first, not_yet)
 
     def update_fn(updates, state, params=None, **extra_args):
         del extra_args
+        draws = state.draws
         updates = clipped_sum.opened(updates, params)
-        noise._check_devices(updates, state.rng_key)
-        own_key, shares = keys.of_one_run(state.rng_key, updates), jnp.array(d, float)
+        noise._check_devices(updates, draws.rng_key)
+        own_key = keys.of_one_run(draws.rng_key, updates)
+        rng_key, step_key = jax.random.split(own_key)
+        sigma = noise._stddev(noise_stddev, draws)
+        shares = jnp.array(d, float)
+        also = sigma, shares, state.earlier_keys
+        step_key = noise._key_of_step(step_key, updates, *also)
+        words = map(jax.random.key_data, (step_key[None], state.earlier_keys))
+        words, kind = jnp.concatenate([*words]), jax.random.key_impl(step_key)
 
         def with_draws_of(j, noised):
             """Adds the share of the step that was j steps ago."""
-            step_key = jax.random.fold_in(own_key, state.noised_steps - j)
-            share = jnp.where(j <= state.noised_steps, shares[j], 0.0) * sigma
+            key_then = jax.random.wrap_key_data(words[j], impl=kind)
+            share = jnp.where(j <= draws.noised_steps, shares[j], 0.0) * sigma
             return jax.tree.map(
                 lambda g, z: g + share.astype(z.dtype) * z,
                 noised,
-                noise._gaussian_like(step_key, noised),
+                noise._gaussian_like(key_then, noised),
             )
 
-        sigma = noise._stddev(noise_stddev, state)
         noised = with_draws_of(0, updates)
         noised = jax.lax.fori_loop(1, len(d), with_draws_of, noised)
-        return noised, noise._next_state(state, state.rng_key)
+        earlier_keys = jax.random.wrap_key_data(words[:-1], impl=kind)
+        next_state = noise._next_state(draws, rng_key)
+        return noised, AddCorrelatedNoiseState(next_state, earlier_keys)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 

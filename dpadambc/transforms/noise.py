@@ -1,4 +1,27 @@
-"""Add the Gaussian noise that makes a clipped sum private."""
+r"""Add the Gaussian noise that makes a clipped sum private.
+
+The key of the noise of step t is made of the key in the state, which is another at each
+step, and of h: a checksum of all bits of the sum :math:`s_t` that the noise hides, and
+of the level. Misuse-resistant encryption calls that a synthetic nonce.
+
+*Right use: each run has a key of its own.* Take the generator under a secret key as a
+random function F, so that :math:`z_t = F(t, h(s_t))`. Steps differ in t, so no input
+comes twice: given the data and all outputs before it, each :math:`z_t` is standard
+normal and independent of them. For every data set, the outputs are distributed as with
+noise of t alone. Privacy compares these distributions, so h needs no property.
+
+*A key used again.* Two sums that differ have independent noise, but for a collision of
+h, whose probability is about :math:`2^{-64}`: the runs compose as two runs. Two equal
+sums of one step have equal outputs, which show that the sums are equal and nothing
+else. Two levels would show the sum, so the level is in h. Where steps share noise, so
+are the coefficients and the step before: runs that share a draw share all before it.
+
+Limits. A run that goes on with other rounding, as on other devices, draws other noise
+for the steps that it repeats: both count. A nonce does not repair a key that others
+know. Keys of kind "rbg" and "unsafe_rbg" are refused under `jax.vmap`, where JAX draws
+from the first of them alone. Devices with replicas agree on h if `jax.typeof` has their
+mesh, which it has not where `in_shardings` of `jax.jit` is all that names it.
+"""
 
 from typing import Any, NamedTuple
 
@@ -6,15 +29,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc._core import keys, precision, shard_map, threefry, validate
+from dpadambc._core import checksums, keys, precision, shard_map, threefry, validate
 from dpadambc.gradients import clipped_sum
 from dpadambc.transforms import _noise_level
 
 
 class AddDPNoiseState(NamedTuple):
     """State of `add_dp_noise`. The key is secret: whoever has it knows later noise.
-
-    That of `add_correlated_noise` tells earlier noise too.
 
     No field is called `count`, since `optax.tree.set(state, count=0)`, which begins a
     schedule anew, sets all that are: the noise of earlier steps would come again.
@@ -44,6 +65,19 @@ def _gaussian_like(key: jax.Array, tree: optax.Updates) -> optax.Updates:
 def _like(x: jax.Array) -> jax.ShapeDtypeStruct:
     dtype = precision.at_least_float32(jnp.result_type(x))
     return jax.ShapeDtypeStruct(jnp.shape(x), dtype)
+
+
+def _key_of_step(key: jax.Array, updates: optax.Updates, *also: Any) -> jax.Array:
+    """A key for the noise that hides these updates, and for no other.
+
+    Args:
+      key: of the step.
+      updates: what gets the noise.
+      *also: the level; where steps share noise, the coefficients and the step before.
+    """
+    for word in checksums.of_tree((updates, also)):
+        key = jax.random.fold_in(key, word)
+    return key
 
 
 def _check_devices(updates: optax.Updates, key: jax.Array) -> None:
@@ -108,6 +142,9 @@ def add_dp_noise(
         nothing about the noise of earlier steps; the noise of later steps follows
         from it, so it must stay secret. (`optax.inject_hyperparams` keeps the first
         key in its state unless it is given `static_args=("key",)`.)
+      * Draws are independent over sums too: a checksum of all bits of the sum is in the
+        key of its noise. A key used again gives different sums independent noise, in
+        `jax.jit`, `jax.vmap` and `jax.lax.scan` too, and equal sums equal noise.
       * Under `jax.vmap` over parameters or gradients alone it is refused. Give each run
         a key, as in `jax.vmap(lambda key, params: make(key).init(params))(keys,
         params)`. (To compare runs on public data by their differences, map over copies
@@ -180,6 +217,7 @@ def add_dp_noise(
         own_key = keys.of_one_run(state.rng_key, updates)
         rng_key, step_key = jax.random.split(own_key)
         stddev = _stddev(noise_stddev, state)
+        step_key = _key_of_step(step_key, updates, stddev)
         noised = jax.tree.map(
             lambda g, s, z: g + s.astype(z.dtype) * z,
             updates,

@@ -122,6 +122,8 @@ def test_a_draw_is_one_of_some_eight_million_numbers(monkeypatch):
     """All of them, by their bits: what `add_dp_noise` says that it protects with."""
     every = jnp.arange(2**23, dtype=jnp.uint32) << 9
     monkeypatch.setattr(threefry, "words", lambda *_: (every, jnp.uint32(0)))
-    draws = np.asarray(threefry._alone(jax.random.key(0), every.shape))
+    draws = np.asarray(
+        threefry._alone(jax.random.key_data(jax.random.key(0)), every.shape)
+    )
     assert -5.42 < draws.min() < -5.41 and 5.22 < draws.max() < 5.23
     assert 0.99 * 2**23 < len(np.unique(draws)) <= 2**23

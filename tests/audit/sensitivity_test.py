@@ -59,7 +59,8 @@ def test_the_bound_of_add_or_remove_does_not_hold_for_replacement():
 
 
 def averaged(params, x, y):
-    return jax.tree.map(lambda g: 2 * g * 4 / len(x), clipped()(params, x, y))
+    summed = dpadambc.materialize(clipped()(params, x, y))
+    return jax.tree.map(lambda g: 2 * g * 4 / len(x), summed)
 
 
 def without_mask(params, x, y, is_padding_example=None):
@@ -191,7 +192,7 @@ def dropped_by_place(params, x, y, is_padding_example=None):
 
 def shrunk(gradient):
     """By so much that all examples together move less than the bound."""
-    return jax.tree.map(lambda x: x / 20, gradient)
+    return jax.tree.map(lambda x: x / 20, dpadambc.materialize(gradient))
 
 
 def dropped_by_contents(params, x, y, is_padding_example=None):

@@ -132,6 +132,7 @@ def test_without_it_one_person_would_be_in_the_gradients_of_all_devices(monkeypa
     assert influence() > 2 * 2 * C
 
 
+@pytest.mark.usefixtures("without_nonces")
 def test_noise_is_added_once_after_the_sum():
     clipped = dpadambc.clipped_grad(loss_fn, l2_clip_norm=C, normalize_by=1.0)
     noise = dpadambc.add_dp_noise(0.1, key=jax.random.key(0))

@@ -1,5 +1,9 @@
 """Bounded subgraphs: what one record changes, by brute force, and a slow twin."""
 
+import pickle
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -202,6 +206,28 @@ def test_no_memberships_and_no_degree_leave_the_root_alone():
     for kwargs in ({"max_memberships": 0}, {"max_degree": 0}):
         found = subgraphs_by_root(senders, receivers, roots, **kwargs)
         assert all(members == (root,) for root, members in found.items())
+
+
+def test_subgraphs_carry_what_a_mechanism_counts_through_whatever_is_made_of_them():
+    found = graphs.subgraphs(*random_graph(4), max_memberships=K, max_degree=DEGREE)
+    assert found.max_terms == graphs.max_terms(K)
+    of_one = jax.jit(lambda found: jax.tree.map(lambda x: x[0], found))(found)
+    for other in (jax.device_put(found), pickle.loads(pickle.dumps(found))):
+        assert other.max_terms == of_one.max_terms == found.max_terms
+        np.testing.assert_array_equal(other.members, found.members)
+    shapes = jax.eval_shape(lambda found: found, found)
+    assert (shapes.members.shape, shapes.max_terms) == (found.members.shape, K + 1)
+    degrees = jax.vmap(lambda one: one.degrees)(found)
+    np.testing.assert_array_equal(degrees, found.degrees)
+    np.testing.assert_array_equal(of_one.is_padding, found.is_padding[0])
+
+
+def test_subgraphs_of_other_terms_are_no_loop_of_one_program():
+    """The number is static, so that two of them do not mix."""
+    one, two = (graphs.Subgraphs(jnp.zeros((2, 3), int), n) for n in (1, 2))
+    with pytest.raises(ValueError, match="max_terms|metadata|structure|[Mm]ismatch"):
+        jax.tree.map(jnp.add, one, two)
+    jax.tree.map(jnp.add, one, one)
 
 
 EDGE = np.array([0]), np.array([1])

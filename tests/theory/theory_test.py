@@ -118,7 +118,8 @@ def test_the_schedule_makes_momentum_take_the_steps_of_dp_adam():
     learning_rate = optax.linear_schedule(1e-3, 1e-4, 300)
     adam = optax.chain(noise, optax.adam(learning_rate, b1, eps=0.0))
     sgdm = optax.chain(noise, optax.sgd(schedule, momentum=b1))
-    gradient = jnp.zeros_like(params)
+    zeros = jnp.zeros_like(params)
+    gradient = dpadambc.as_clipped_sum(zeros, l2_clip_norm=0.1, normalize_by=256)
 
     def run(optimizer):
         def step(carry, _):

@@ -63,7 +63,7 @@ def state_memory(monkeypatch):
     """Devices that state so many bytes."""
 
     def stated(num_bytes):
-        monkeypatch.setattr(_memory, "stated_bytes", lambda: num_bytes)
+        monkeypatch.setattr(_memory, "stated_bytes", lambda **_: num_bytes)
 
     return stated
 

@@ -71,7 +71,9 @@ def test_an_example_moves_the_clipped_sum_by_no_more_than_the_clip_norm(name):
     for last in (X[5], 1e4 * X[5], 1e-3 * X[5], jnp.full(3, jnp.nan)):
         rows = X.at[5].set(last)
         here, there = (
-            clipped_sum(PARAMS, DIRECTION, rows, is_padding_example=mask)
+            dpadambc.materialize(
+                clipped_sum(PARAMS, DIRECTION, rows, is_padding_example=mask)
+            )
             for mask in (padding, jnp.zeros(6, bool))
         )
         distance = optax.tree.norm(optax.tree.sub(there, here))
@@ -129,7 +131,8 @@ def test_on_a_quadratic_the_estimate_does_not_lag():
 
 
 def test_a_run_ends_where_it_would_compiled_once():
-    mechanism = common.poisson_gaussian(iterations=4)
+    # Sums that differ by rounding have noise of their own.
+    mechanism = common.poisson_gaussian(iterations=4, noise_multiplier=0.0)
     optimizer = optax.chain(
         transforms.low_pass((0.7,), (1.0, -0.3)),
         dpadambc.adam_bc(

@@ -1,7 +1,6 @@
 """The bar shows steps and epsilon, and the loss only where it was asked for."""
 
 import io
-import types
 
 import pytest
 import rich.console
@@ -22,10 +21,7 @@ class Mechanism:
 
 def told(iterations, iterations_in_all, mechanism):
     account = _account.Account(mechanism, target_delta=1e-5)
-    run = types.SimpleNamespace(
-        iterations=iterations_in_all, account=account, origin=None
-    )
-    return Progress(None, Seen(0.5, 1, 0, True), run, iterations)
+    return Progress(None, Seen(0.5, 1), account, iterations, iterations_in_all)
 
 
 def shown(steps=100, **options):

@@ -1,5 +1,7 @@
 """A step of one's own loop is the step of `fit`."""
 
+import dataclasses
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -7,12 +9,14 @@ import numpy as np
 import optax
 import pytest
 
-from dpadambc import training
+from dpadambc import graphs, training
+from dpadambc.training import _programs
 from tests import common
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(200, 3)), jnp.float32)
 DATA = {"x": X, "y": X @ jnp.array([1.0, -2.0, 0.5])}
 MECHANISM = common.poisson_gaussian(iterations=10)
+SILENT = common.poisson_gaussian(iterations=10, noise_multiplier=0.0)
 KEY = jax.random.key(0)
 
 
@@ -26,7 +30,7 @@ def fit(loss_fn=loss_fn, data=DATA, optimizer=None, **options):
         loss_fn,
         jnp.zeros(3),
         data,
-        MECHANISM,
+        SILENT,
         optimizer,
         key=KEY,
         target_delta=1e-5,
@@ -34,12 +38,13 @@ def fit(loss_fn=loss_fn, data=DATA, optimizer=None, **options):
     )
 
 
-def by_hand(step, gather, frozen=None):
+def by_hand(step, gather, sampling_key, frozen=None):
     state = step.init(jnp.zeros(3), key=KEY)
+    state = dataclasses.replace(state, sampling_key=sampling_key.copy())
     traced_once = chex.assert_max_traces(step.__call__, n=1)
     take_step, seen = jax.jit(traced_once, donate_argnums=0), []
-    for _ in range(MECHANISM.iterations):
-        batch = training.draw_batch(MECHANISM, state, num_examples=200)
+    for _ in range(SILENT.iterations):
+        batch = training.draw_batch(SILENT, state, num_examples=200)
         padding = jnp.asarray(batch.is_padding_example)
         state, told = take_step(state, gather(batch), padding, frozen)
         seen.append(told)
@@ -54,8 +59,9 @@ def assert_same(state, other):
 def test_a_loop_of_steps_is_fit():
     told = []
     result = fit(callback=lambda progress: told.append(progress.seen))
-    step = training.Step(loss_fn, MECHANISM, optax.adam(0.1))
-    state, seen = by_hand(step, lambda batch: batch.gather(DATA))
+    step = training.Step(loss_fn, SILENT, optax.adam(0.1))
+    gather, key = lambda batch: batch.gather(DATA), result.state.sampling_key
+    state, seen = by_hand(step, gather, key)
     assert_same(state, result.state)
     assert_same(seen, told)
 
@@ -76,14 +82,15 @@ def test_with_all_its_options():
     )
     step = training.Step(
         noisy,
-        MECHANISM,
+        SILENT,
         optax.adam(0.1),
         has_frozen=True,
         uses_key=True,
         microbatch_size=16,
         average_decay=0.9,
     )
-    state, _ = by_hand(step, lambda batch: batch.gather(data), frozen)
+    gather, key = lambda batch: batch.gather(data), result.state.sampling_key
+    state, _ = by_hand(step, gather, key, frozen)
     assert_same(state, result.state)
 
 
@@ -98,7 +105,7 @@ class Rows:
 
 
 @pytest.mark.slow
-def test_an_example_may_be_a_dictionary_from_arrays_or_from_a_source():
+def test_an_example_may_be_a_dictionary_from_arrays_or_from_a_source(one_identity):
     of_two = lambda w, x, y: loss_fn(w, {"x": x, "y": y})
     expected = fit(of_two, (DATA["x"], DATA["y"])).state
     assert_same(fit().state, expected)
@@ -110,26 +117,27 @@ def test_a_step_on_padding_alone_is_noise():
     state = step.init(jnp.zeros(3), key=KEY)
     rows = jax.tree.map(lambda x: x[:4], DATA)
     after, seen = step(state, rows, jnp.ones(4, bool))
-    assert int(seen.num_examples) == 0 and not seen.has_gradient
+    assert int(seen.num_examples) == 0
     assert (after.params != 0).all() and int(after.step) == 1
 
 
 @pytest.mark.slow
-def test_runs_under_vmap_are_the_runs_alone():
+def test_runs_under_vmap_are_the_runs_alone(one_identity):
     optimizer = optax.inject_hyperparams(optax.adam)(0.1)
-    step = training.Step(loss_fn, MECHANISM, optimizer, average_decay=0.9)
+    step = training.Step(loss_fn, SILENT, optimizer, average_decay=0.9)
 
     def train(key, learning_rate):
         state = step.init(jnp.zeros(3), key=key)
+        state = _programs._with_batches_of(state, np.zeros(2, np.uint32))
         state = optax.tree.set(state, learning_rate=learning_rate)
 
         def take_step(state, _):
-            batch = training.draw_batch(MECHANISM, state, num_examples=200)
+            batch = training.draw_batch(SILENT, state, num_examples=200)
             padding = batch.is_padding_example
             state, seen = step(state, batch.gather(DATA), padding)
             return state, (seen, batch.indices)
 
-        return jax.lax.scan(take_step, state, length=MECHANISM.iterations)
+        return jax.lax.scan(take_step, state, length=SILENT.iterations)
 
     keys, rates = jax.random.split(KEY, 3), jnp.array([0.01, 0.1, 0.1])
     rows = jax.jit(jax.vmap(train))(keys, rates)
@@ -138,7 +146,7 @@ def test_runs_under_vmap_are_the_runs_alone():
         assert_same(jax.tree.map(lambda x, i=i: x[i], rows), alone)
         # And a row is the run of `fit`.
         ours = training.fit(
-            *(loss_fn, jnp.zeros(3), DATA, MECHANISM, optax.adam(float(rate))),
+            *(loss_fn, jnp.zeros(3), DATA, SILENT, optax.adam(float(rate))),
             key=key,
             target_delta=1e-5,
         )
@@ -203,3 +211,52 @@ def test_the_mask_is_checked():
         step(state, rows, jnp.ones(4))
     with pytest.raises(ValueError, match="one entry per"):
         step(state, rows, jnp.ones(3, bool))
+
+
+# A state of another mechanism.
+
+OTHERS = {
+    "noise": common.poisson_gaussian(iterations=10, noise_multiplier=1.1),
+    "sampling": common.poisson_gaussian(iterations=10, sampling_prob=0.2),
+    "iterations": common.poisson_gaussian(iterations=11),
+    "kind": graphs.PoissonGaussian(**vars(MECHANISM), max_terms=1),
+}
+
+
+def take_step(mechanism, state):
+    step = training.Step(loss_fn, mechanism, optax.sgd(0.1))
+    rows = jax.tree.map(lambda x: x[:4], DATA)
+    return step(state, rows, jnp.zeros(4, bool))
+
+
+@pytest.mark.guarantee
+@pytest.mark.parametrize("is_jitted", [False, True])
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_a_state_of_another_mechanism_is_refused(other, is_jitted):
+    """One state that went from mechanism to mechanism had 9.54 for a claimed 1.08."""
+    take = jax.jit(take_step, static_argnums=0) if is_jitted else take_step
+    make = lambda mechanism: training.init_state(
+        jnp.zeros(3), mechanism, optax.sgd(0.1), key=KEY
+    )
+    with pytest.raises(TypeError, match="Expected a state of"):
+        take(other, make(MECHANISM))
+    # Near misses: its own, and one that was made anew with equal numbers.
+    equal = common.poisson_gaussian(iterations=10)
+    assert equal is not MECHANISM
+    for mechanism, state in ((other, other), (equal, MECHANISM), (MECHANISM, equal)):
+        after, _ = take(mechanism, make(state))
+        assert int(after.step) == 1
+
+
+def test_a_state_of_another_mechanism_is_refused_under_scan_and_vmap():
+    states = jax.vmap(
+        lambda key: training.init_state(
+            jnp.zeros(3), OTHERS["noise"], optax.sgd(0.1), key=key
+        )
+    )(jax.random.split(KEY, 2))
+    one = lambda state: take_step(MECHANISM, state)[0]
+    with pytest.raises(TypeError, match="Expected a state of"):
+        jax.vmap(one)(states)
+    first = jax.tree.map(lambda x: x[0], states)
+    with pytest.raises(TypeError, match="Expected a state of"):
+        jax.lax.scan(lambda state, _: (one(state), None), first, length=2)

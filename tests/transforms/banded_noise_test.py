@@ -58,7 +58,7 @@ def test_the_covariance_over_steps_is_that_of_the_inverse_of_the_strategy():
     assert worst_score(drawn, C, stddev=0.51) > 5
 
 
-def test_it_is_the_dense_inverse_times_the_draws():
+def test_it_is_the_dense_inverse_times_the_draws(without_nonces):
     """The slow twin: the draws of each step by itself, and a matrix in float64."""
     params = {"a": jnp.zeros((7, 3)), "b": jnp.zeros(2)}
     _, independent = noise_of(made((1.0,)), params, steps=20)
@@ -76,6 +76,8 @@ def test_it_adds_to_the_gradient_and_other_keys_draw_other_noise():
     silent = made(stddev=0.0)
     noised, _ = silent.update(common.summed(gradient), silent.init(params), params)
     np.testing.assert_array_equal(noised, gradient)
+    noised, state = one.update(common.summed(gradient), one.init(params), params)
+    np.testing.assert_allclose(noised - gradient, state.earlier[0], atol=1e-6)
     drawn = [np.float64(noise_of(tx, params)[1]) for tx in (one, two)]
     rows = np.concatenate(
         [np.tensordot(np.linalg.inv(inverse(C)), d, 1) for d in drawn]

@@ -286,3 +286,11 @@ def test_runs_vmapped_over_keys_are_independent():
     keys = jax.random.split(jax.random.key(0))
     one, two = np.float64(jax.vmap(first_noise)(keys, params))
     assert abs(correlation_score(one, two)) < 4
+
+
+def test_independent_noise_of_a_mechanism_with_correlated_noise_is_refused():
+    correlated = common.correlated_gaussian()
+    with pytest.raises(TypeError, match="independent noise"):
+        dpadambc.add_dp_noise(correlated, key=jax.random.key(0))
+    dpadambc.add_dp_noise(common.poisson_gaussian(), key=jax.random.key(0))
+    dpadambc.adam_bc(0.1, correlated)

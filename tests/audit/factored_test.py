@@ -1,0 +1,140 @@
+"""Factored gradients are compared with those of vmap, on a model of the user's own."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from benchmarks.audit import zoo
+from dpadambc import audit, training
+from dpadambc.gradients._factored import convolution, lookup, product
+from tests import common
+
+KEYS = jax.random.split(jax.random.key(0), 4)
+DRAW = lambda i, *shape: jax.random.normal(KEYS[i], shape)
+ROWS = DRAW(0, 8, 3, 50)  # sequences
+
+
+def conv_loss(w, x):
+    out = jax.lax.conv_general_dilated(x[None], w, (1, 1), "SAME")
+    return jnp.sum(jnp.tanh(out))
+
+
+def scan_loss(w, x):
+    cell = lambda h, row: (jnp.tanh(row @ w["x"] + h @ w["h"]), None)
+    return jnp.sum(jax.lax.scan(cell, jnp.zeros(40), x)[0])
+
+
+def attention_loss(w, x):
+    scores = (x @ w["q"]) @ (x @ w["k"] + w["b"][None]).T
+    return jnp.sum(jnp.tanh(jax.nn.softmax(scores) @ x))
+
+
+SEQUENCE = lambda w, x: jnp.sum(jnp.tanh(x @ w))
+EMBEDDING = lambda w, ids: jnp.sum(jnp.tanh(w[ids].sum(0)))
+TOKENS = jax.random.randint(KEYS[1], (8, 6), 0, 30)
+IMAGES = DRAW(1, 8, 8, 4, 4)
+MODELS = {
+    "dense": (SEQUENCE, DRAW(2, 50, 40), ROWS),
+    "dense at zero": (SEQUENCE, jnp.zeros((50, 40)), ROWS),
+    "bfloat16": (
+        training.with_compute_dtype(SEQUENCE, jnp.bfloat16),
+        *(DRAW(2, 50, 40), ROWS),
+    ),
+    "bfloat16 parameters": (SEQUENCE, DRAW(2, 50, 40).astype(jnp.bfloat16), ROWS),
+    "float16": (
+        training.with_compute_dtype(SEQUENCE, jnp.float16),
+        *(DRAW(2, 50, 40), ROWS),
+    ),
+    "convolution": (conv_loss, DRAW(2, 16, 8, 3, 3), IMAGES),
+    "embedding": (EMBEDDING, DRAW(2, 30, 40), TOKENS),
+    "scan": (scan_loss, {"x": DRAW(2, 50, 40), "h": DRAW(3, 40, 40)}, ROWS),
+    # The gradient of b is zero but for rounding.
+    "attention": (
+        attention_loss,
+        {"q": DRAW(2, 50, 40), "k": DRAW(3, 50, 40), "b": jnp.ones(40)},
+        ROWS,
+    ),
+    # Terms that cancel: what is added for rounding makes the norm larger.
+    "cancellation": (
+        lambda w, x: jnp.sum(jnp.concatenate([x, 1e-6 - x]) @ w),
+        DRAW(2, 50, 40),
+        ROWS,
+    ),
+}
+
+
+def pipeline_of(name):
+    loss, params, x = MODELS[name]
+    mechanism = common.poisson_gaussian(normalize_by=4)
+    make = lambda key: None
+    return audit.Pipeline.of_chain(loss, params, (x,), mechanism, make)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_of_all_kinds_pass(name):
+    finding = audit.factored(pipeline_of(name))
+    assert finding.passed, finding
+    assert finding.bound < (0.04 if "16" in name else 2e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("dense", product.Product),
+        ("convolution", convolution.Convolution),
+        ("embedding", lookup.Lookup),
+    ],
+)
+@pytest.mark.parametrize("factor", [0.98, 0.0])
+def test_a_rule_whose_norm_is_too_small_is_found(name, rule, factor, monkeypatch):
+    right = rule.squared_norm
+    monkeypatch.setattr(rule, "squared_norm", lambda self: factor * right(self))
+    finding = audit.factored(pipeline_of(name))
+    assert finding.passed is False
+    assert finding.figure == pytest.approx(1 - factor**0.5, rel=1e-2)
+
+
+def test_a_rule_whose_sum_is_wrong_is_found(monkeypatch):
+    """Its norm is right."""
+    right = product.Product.summed
+    wrong = lambda self: right(self).scaled(1.01)
+    monkeypatch.setattr(product.Product, "summed", wrong)
+    finding = audit.factored(pipeline_of("dense"))
+    assert finding.passed is False and 1e-3 < finding.figure < 0.02
+
+
+def test_a_rule_whose_norm_is_too_large_hides_nothing(monkeypatch):
+    right = product.Product.squared_norm
+    monkeypatch.setattr(product.Product, "squared_norm", lambda self: 4 * right(self))
+    finding = audit.factored(pipeline_of("dense"))
+    assert finding.passed and "more by 0.5" in finding.sentence
+
+
+def test_a_wrong_factor_of_the_zoo_is_found():
+    finding = audit.factored(zoo.BROKEN["engine_with_a_wrong_factor"].make())
+    assert finding.passed is False
+
+
+def test_without_a_loss_or_a_gradient_it_is_not_tested():
+    shown = pipeline_of("dense")
+    hidden = dataclasses.replace(shown, gradients_by=None)
+    assert "does not show its loss" in audit.factored(hidden).sentence
+    loss, params, _ = MODELS["dense"]
+    nothing = audit.Pipeline.of_chain(
+        loss, params, (0 * ROWS,), shown.mechanism, lambda key: None
+    )
+    assert audit.factored(nothing).passed is None
+
+
+def test_what_is_not_finite_in_one_way_only_fails():
+    shown = pipeline_of("dense")
+    right = shown.gradients_by
+
+    def gradients_by(method, params, *batch):
+        factor = jnp.nan if method == "vmap" else 1.0
+        return right(method, params, *(factor * x for x in batch))
+
+    broken = dataclasses.replace(shown, gradients_by=gradients_by)
+    assert audit.factored(broken).passed is False
