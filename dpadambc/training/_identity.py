@@ -25,7 +25,7 @@ Identity = dict[str, Any]
 _EARLIER = "spent_before"
 _PROGRAM = "program"
 _MEANING = {
-    "program": "of another loss or optimizer, or of another release of JAX",
+    "program": "of another loss, optimizer, schedule of noise or release of JAX",
     "start": "which begins elsewhere",
     "frozen": "of other numbers in frozen",
     "data": "of other data",

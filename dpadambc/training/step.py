@@ -57,7 +57,7 @@ class Step:
         `(params, frozen, *example)`; with `uses_key`, a key comes last.
       mechanism: the public numbers.
       optimizer: any Optax transformation of the private gradient, such as
-        `optax.adam(1e-3)` or `dpadambc.adam_bc(1e-3, mechanism.noise_stddev)`.
+        `optax.adam(1e-3)` or `dpadambc.adam_bc(1e-3, mechanism)`.
       has_frozen: whether the loss takes what is not trained.
       uses_key: whether the loss takes a key, one for each example.
       microbatch_size: how many examples are in memory at once; all by default.

@@ -177,9 +177,10 @@ def test_the_scan_equals_a_loop_over_steps_and_examples():
 
 
 def test_training_in_chunks_is_training_at_once():
+    """Noise depends on the rounding of the sum, so only its keys are compared."""
     data = small_data()
     trainer = experiment.Trainer(
-        "DP-AdamBC", small_mechanism(1.0), experiment.Mlp((4, 3))
+        "DP-Adam", small_mechanism(0.0), experiment.Mlp((4, 3))
     )
     run = experiment.Run(0.01, jax.random.key(1))
     start = trainer.start(run)
@@ -191,6 +192,8 @@ def test_training_in_chunks_is_training_at_once():
         at_once.params,
         in_chunks.params,
     )
+    keys = (optax.tree.get(x.opt_state, "rng_key") for x in (at_once, in_chunks))
+    np.testing.assert_array_equal(*map(jax.random.key_data, keys))
 
 
 def test_second_moments_are_those_of_the_optimizer():

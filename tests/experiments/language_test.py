@@ -495,16 +495,24 @@ def test_a_fine_tuning_that_was_cut_off_ends_with_the_same_bits(
 
 
 def test_a_step_is_that_of_the_library(model, short):
-    """Without the groups: clip, noise, optimizer, on the batch of the same key."""
+    """Without the groups: clip, noise, optimizer, on the batch of the same key.
+
+    The noise is that of the bits of its sum, which the groups round otherwise.
+    """
     parts, texts = _parts(model, "LoRA"), tuple(_texts(2 * LENGTHS))
     mechanism = SETTING.mechanism(20)
+    noiseless = dataclasses.replace(mechanism, noise_multiplier=0.0)
     key = jax.random.key(0)
     run = experiment.Run(jnp.float32(SETTING.learning_rate), key)
     trainer = finetune.Trainer(parts.graph, mechanism, SETTING.method, GROUPS)
     start = trainer.start(run, parts.trained)
     found = trainer.take_step(run, start, parts.frozen, texts).trained
     sampling_key, noise_key = jax.random.split(key)
-    batch = mechanism.sample(jax.random.fold_in(sampling_key, 0), num_examples=20)
+    batch_key = jax.random.fold_in(sampling_key, 0)
+    own = finetune._clipped(
+        parts.graph, noiseless, GROUPS, batch_key, *parts[1:], texts
+    )
+    batch = mechanism.sample(batch_key, num_examples=20)
     grad_fn = dpadambc.clipped_grad(
         parts.loss_fn, l2_clip_norm=0.5, normalize_by=10, batch_argnums=(2, 3, 4)
     )
@@ -514,13 +522,16 @@ def test_a_step_is_that_of_the_library(model, short):
         *batch.gather(texts),
         is_padding_example=batch.is_padding_example,
     )
+    chex.assert_trees_all_close(
+        *map(dpadambc.materialize, (own, clipped)), rtol=1e-4, atol=1e-5
+    )
     schedule = optax.linear_schedule(SETTING.learning_rate, 0, mechanism.iterations)
     optimizer = optax.chain(
         dpadambc.add_dp_noise(mechanism.noise_stddev, key=noise_key),
         experiment.PRIVATE[SETTING.method](schedule, mechanism.noise_stddev),
     )
     state = optimizer.init(parts.trained)
-    updates, _ = optimizer.update(clipped, state, parts.trained)
+    updates, _ = optimizer.update(own, state, parts.trained)
     expected = optax.apply_updates(parts.trained, updates)
     chex.assert_trees_all_close(found, expected, rtol=1e-4, atol=1e-5)
 

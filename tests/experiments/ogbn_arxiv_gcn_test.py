@@ -519,8 +519,9 @@ def test_weight_decay_takes_away_the_share_that_is_stated():
     optimizer = trainer.optimizer(setting.learning_rate, jax.random.key(0))
     params = jnp.ones(3)
     state = optimizer.init(params)
+    nothing = dpadambc.as_clipped_sum(0 * params, l2_clip_norm=1.0, normalize_by=60)
     for _ in range(setting.iterations):
-        updates, state = optimizer.update(0 * params, state, params)
+        updates, state = optimizer.update(nothing, state, params)
         params = params + updates
     np.testing.assert_allclose(1 - params, decay.shrinkage(setting), rtol=1e-5)
 
