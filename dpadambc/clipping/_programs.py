@@ -10,7 +10,7 @@ import optax
 from dpadambc._core import flops
 from dpadambc.clipping import _plan
 from dpadambc.clipping.clipped import clipped_grad
-from dpadambc.gradients import _batched, clipped_sum
+from dpadambc.gradients import _batched, _clipped_sum
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,9 +107,9 @@ class Programs:
             parts = (params,) if isinstance(self.parts.argnums, int) else params
             for i, part in zip(numbers, parts, strict=True):
                 args[i] = part
-            gradient = clipped_sum.materialize(grad(*args, is_padding_example=padding))
+            gradient = _clipped_sum.materialize(grad(*args, is_padding_example=padding))
             # Of no known numbers: the optimizer may have the noise of any mechanism.
-            summed = clipped_sum.closed(gradient, None, None)
+            summed = _clipped_sum.closed(gradient, None, None)
             updates, state = optimizer.update(summed, state, params)
             return optax.apply_updates(params, updates), state
 

@@ -11,7 +11,7 @@ import optax
 
 from dpadambc._core import explicit_mesh, validate
 from dpadambc.clipping import flat, rules
-from dpadambc.gradients import clipped_sum
+from dpadambc.gradients import _clipped_sum
 from dpadambc.gradients._batched import (
     Argnums,
     Arguments,
@@ -179,7 +179,7 @@ def clipped_value_and_grad(
         output, observed = value_and_clipped(
             bound, *args, is_padding_example=is_padding_example
         )
-        return output, clipped_sum.closed(observed.gradient, *bound)
+        return output, _clipped_sum.closed(observed.gradient, *bound)
 
     return ClippedGrad(value_and_grad_fn, l2_clip_norm, normalize_by)
 

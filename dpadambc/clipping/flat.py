@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 
 from dpadambc._core import explicit_mesh, validate
 from dpadambc.clipping import _untouched, rules
-from dpadambc.gradients import _leaves, _seal, clipped_sum
+from dpadambc.gradients import _clipped_sum, _leaves, _seal
 
 NeighboringRelation = dp_accounting.NeighboringRelation
 
@@ -318,7 +318,7 @@ def clip_per_example(
     def update_fn(updates, state, params=None, **extra_args):
         observed: Any
         observed, _ = clip.update(updates, bound, params, **extra_args)
-        return clipped_sum.closed(observed.gradient, *bound), state
+        return _clipped_sum.closed(observed.gradient, *bound), state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 

@@ -14,7 +14,7 @@ import optax
 
 from dpadambc.clipping import flat
 from dpadambc.diagnostics import _estimates, readout
-from dpadambc.gradients import _leaves, clipped_sum
+from dpadambc.gradients import _clipped_sum, _leaves
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.transforms import _noise_level
 
@@ -118,7 +118,7 @@ def gradient_statistics(
         clip_fraction=jnp.mean(is_changed, where=~is_padding_example),
         norm=jnp.nanquantile(present, jnp.array(readout.QUANTILES)),
         l2_clip_norm=jnp.asarray(mechanism.l2_clip_norm),
-        signal_norm=optax.tree.norm(clipped_sum.materialize(clean)),
+        signal_norm=optax.tree.norm(_clipped_sum.materialize(clean)),
         noise_norm=stddev * optax.tree.size(like) ** 0.5,
     )
 
@@ -172,7 +172,7 @@ def update_clean_moments(
       >>> print(moments.mu.round(3))  # a tenth, since b1 is 0.9
       [0.05 0.01]
     """
-    clipped_gradient = clipped_sum.materialize(clipped_gradient)
+    clipped_gradient = _clipped_sum.materialize(clipped_gradient)
     mu = optax.tree.update_moment(clipped_gradient, state.mu, b1, 1)
     nu = optax.tree.update_moment_per_elem_norm(clipped_gradient, state.nu, b2, 2)
     count = jnp.asarray(optax.safe_increment(state.count))

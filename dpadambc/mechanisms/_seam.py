@@ -13,7 +13,7 @@ import optax
 
 from dpadambc.clipping import flat
 from dpadambc.clipping._moving import MovingBoundState
-from dpadambc.gradients import clipped_sum
+from dpadambc.gradients import _clipped_sum
 from dpadambc.mechanisms.base import Mechanism
 
 
@@ -50,7 +50,7 @@ def add_noise(mechanism: Mechanism, *, key: jax.Array) -> optax.GradientTransfor
     def update_fn(updates, state, params=None):
         summed: Any = updates
         return noise.update(
-            clipped_sum.closed(summed.gradient, *numbers), state, params
+            _clipped_sum.closed(summed.gradient, *numbers), state, params
         )
 
     return optax.GradientTransformation(noise.init, update_fn)
@@ -75,7 +75,7 @@ def _moving_noise(
         noised: Any
         both = _with(summed.gradient, unit * summed.indicator)
         noised, noise_state = noise.update(
-            clipped_sum.closed(both, None, None),
+            _clipped_sum.closed(both, None, None),
             state.noise,
             None if params is None else _with(params, 0.0),
         )

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from dpadambc._core import keys, validate
-from dpadambc.gradients import clipped_sum
+from dpadambc.gradients import _clipped_sum
 from dpadambc.transforms import _noising, correlated_noise, noise
 from dpadambc.transforms.noise import AddDPNoiseState
 
@@ -110,7 +110,7 @@ def add_banded_noise(
     def update_fn(updates, state, params=None, **extra_args):
         del extra_args
         draws = state.draws
-        updates = clipped_sum.opened(updates, params)
+        updates = _clipped_sum.opened(updates, params)
         noise._check_devices(updates, draws.rng_key)
         own_key = keys.of_one_run(draws.rng_key, updates)
         rng_key, step_key = jax.random.split(own_key)

@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import optax
 
 from dpadambc._core import checksums, keys, precision, shard_map, threefry, validate
-from dpadambc.gradients import clipped_sum
+from dpadambc.gradients import _clipped_sum
 from dpadambc.transforms import _noise_level
 
 
@@ -212,7 +212,7 @@ def add_dp_noise(
 
     def update_fn(updates, state, params=None, **extra_args):
         del extra_args
-        updates = clipped_sum.opened(updates, params, **of_sum)
+        updates = _clipped_sum.opened(updates, params, **of_sum)
         _check_devices(updates, state.rng_key)
         own_key = keys.of_one_run(state.rng_key, updates)
         rng_key, step_key = jax.random.split(own_key)
