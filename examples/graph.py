@@ -51,11 +51,11 @@ def loss_fn(params, features, subgraph, y):
     return cross_entropy(logits(params, features, subgraph), y)
 
 
-subgraphs, y = data = examples(np.arange(1_400), K)
+adam, data = optax.adam(0.003), examples(np.arange(1_400), K)
 mechanism = graphs.PoissonGaussian.calibrate(
     target_epsilon=8.0,
     target_delta=1e-4,
-    max_terms=subgraphs.max_terms,
+    max_terms=data[0].max_terms,
     sampling_prob=0.2,
     iterations=args.iterations,
     l2_clip_norm=1.0,
@@ -63,7 +63,6 @@ mechanism = graphs.PoissonGaussian.calibrate(
 )
 params = {"own": jnp.zeros((64, 10)), "mean": jnp.zeros((64, 10))}
 options = {"key": training.secret_key(), "target_delta": 1e-4, "frozen": features}
-adam = optax.adam(0.003)
 result = training.fit(loss_fn, params, data, mechanism, adam, **options)
 subgraphs, y = examples(np.arange(1_400, len(labels)), most=100)
 predicted = logits(result.state.params, features, subgraphs).argmax(-1)
