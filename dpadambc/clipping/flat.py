@@ -199,7 +199,7 @@ def _per_example_weights(
     return list(factors.weights.values())
 
 
-def _clipped_sum(
+def _sum_of_clipped(
     updates: optax.Updates,
     groups: rules.Groups,
     l2_clip_norm: jax.typing.ArrayLike,
@@ -357,7 +357,7 @@ def _observing(clip_rule: rules.ClipRule) -> optax.GradientTransformationExtraAr
 
         def clipped_sum(bound, updates, is_padding_example):
             c, divisor = bound
-            return _clipped_sum(
+            return _sum_of_clipped(
                 updates, groups, c, divisor, is_padding_example, clip_rule
             )
 
