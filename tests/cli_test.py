@@ -142,9 +142,10 @@ def test_wrong_arguments_are_explained_in_one_line(arguments, message, capsys):
     assert captured.err.count("\n") == 1
 
 
-def test_a_delta_that_protects_no_one_is_warned_of(capsys):
-    assert run("epsilon", *NUMBERS, "--delta", 1e-3, "--num-examples", 50_000) == 0
-    assert "warning: target_delta=0.001 is at least 1 / num" in capsys.readouterr().err
+def test_a_delta_that_protects_no_one_is_refused(capsys):
+    assert run("epsilon", *NUMBERS, "--delta", 1e-3, "--num-examples", 50_000) == 2
+    assert "target_delta" in capsys.readouterr().err
+    assert run("epsilon", *NUMBERS, "--delta", 1e-5, "--num-examples", 50_000) == 0
 
 
 def test_the_installed_module_runs():

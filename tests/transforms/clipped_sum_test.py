@@ -271,7 +271,7 @@ def test_sums_of_two_clips_are_refused_together():
         once(NOISE, apart)
     for numbers in (dict(l2_clip_norm=2 * C), dict(normalize_by=2 * B)):
         mixed = total() | {"b": sums(**numbers)["b"]}
-        with pytest.raises(ValueError, match="Expected a sum with"):
+        with pytest.raises(ValueError, match="l2_clip_norm|normalize_by"):
             once(SILENT, mixed)
 
 
@@ -350,7 +350,7 @@ OTHERS = {
 @pytest.mark.parametrize("numbers", OTHERS.values(), ids=OTHERS)
 @jit_or_not
 def test_other_numbers_than_the_mechanisms_are_refused(wrap, numbers):
-    with pytest.raises(ValueError, match="Expected a sum with .* that of the noise"):
+    with pytest.raises(ValueError, match="l2_clip_norm|normalize_by"):
         wrap(lambda: once(NOISE, sums(**numbers)))()
     level = NOISES["independent"](1.0)  # says nothing of the sum
     chex.assert_tree_all_finite(once(level, sums(**numbers)))
@@ -592,7 +592,7 @@ def test_arrays_are_vouched_for(wrap):
         return once(noise, dpadambc.as_clipped_sum(arrays, **numbers))
 
     assert_same(wrap(step)(looked_at()))
-    with pytest.raises(ValueError, match="l2_clip_norm=1, that of the noise, got 2"):
+    with pytest.raises(ValueError, match="Expected one l2_clip_norm"):
         step(looked_at(), 2.0)
     assert_same(jax.jit(step)(looked_at(), 2.0))  # which is traced
 

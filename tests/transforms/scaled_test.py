@@ -210,6 +210,7 @@ def test_what_dividing_by_the_gradients_of_the_step_does():
 
 
 @pytest.mark.guarantee
+@pytest.mark.usefixtures("without_nonces")
 def test_what_is_kept_is_a_function_of_private_gradients_alone():
     """Two data sets with the same clipped sums leave the same state."""
     tx, params = transformation(MECHANISM, factored=True), of_float32(PARAMS)
