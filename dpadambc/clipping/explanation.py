@@ -282,7 +282,7 @@ def explain(
     output gradient. `direct` is a gradient that is materialized because it is no larger
     than its factors. The name of a primitive (`reduce_sum`, `mul`) is a gradient that
     reverse mode materializes anyway. `materialized: ...` is a gradient without a rule:
-    it is materialized too, with a warning.
+    it is materialized too, and one of the `warnings`.
 
     Args:
       fun: the loss of one example; see `per_example_value_and_grad`.
@@ -302,13 +302,9 @@ def explain(
       An `Explanation`: `print` it, or read `parameters`, `rules`, `warnings`, and with
       a memory limit `microbatch_size` and `plan`. The plan compares the chosen
       microbatch with its neighbors, with the ordinary gradient and with `jax.vmap`. One
-      row stands for several layers that are alike, and says how many. The explanation
-      warns of parameters without a gradient, of those without a rule, of kernels
-      that are formed and take more than all the others, and of a mean over an axis of
-      size one, as batch normalization has it.
-
-    Warns:
-      UserWarning: if all arrays of the example are as long as the batch.
+      row stands for several layers that are alike, and says how many. Its `warnings`
+      are of parameters without a gradient, of those without a rule, and of kernels that
+      are formed and take more than all the others.
 
     Raises:
       ValueError: as `per_example_value_and_grad`; `microbatch_size` does, if not even

@@ -38,8 +38,7 @@ def per_example_value_and_grad(
       batch_argnums: which positional arguments are batches, pytrees whose arrays all
         have the examples along axis 0. By default all but those of `argnums` and
         `prng_argnum`. All examples share the others, which must be public. If one of
-        them were the batch, it would be in the gradient of each example; there is a
-        warning where it is the same array object.
+        them were the batch, it would be in the gradient of each example.
       prng_argnum: which positional argument is a PRNG key, if any. Each example is
         given its own, made of this one and of the numbers of the example, for dropout,
         say. It does not depend on the other examples, nor on the place in the batch, so

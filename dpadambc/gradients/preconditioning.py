@@ -150,9 +150,7 @@ def kronecker_preconditioner(
         noise, and what they are made of has *no privacy at all*. Made of the batch,
         they also let one example turn the gradients of all others, and the sensitivity
         is no longer that of the clip. Nothing can tell private examples from public
-        ones: that these are public is what you say by giving them. `training.fit` warns
-        where they are rows of its data, but not of matrices that were made inside
-        `jax.jit` or copied. For that the examples are kept as long as the matrices.
+        ones: that these are public is what you say by giving them.
       * `params` may be those of a private training: what it has released.
 
     Of the paper: its authors average over positions in both moments, which differs by a

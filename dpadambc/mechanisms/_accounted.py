@@ -166,7 +166,7 @@ class Accounted(abc.ABC):
           iterations: the number of steps taken; `self.iterations` by default.
           accountant: "pld" (tight) or "rdp" (an upper bound, faster); by default "pld"
             where it can account for the sampling.
-          num_examples: if given, used for a warning where delta is too large for it.
+          num_examples: if given, a delta of one over it or more is refused.
           trials: the distribution of the number of runs of which the best is published;
             one run by default. See `tuned_epsilon`.
 
@@ -309,7 +309,7 @@ class Accounted(abc.ABC):
             given as None, is solved for: the least noise, the most iterations or the
             largest probability. `epochs`, `batch_size` and `num_examples` may stand
             in place of fields, as in `of_epochs`; `num_examples` alone may be given to
-            any class, for the warning of `epsilon`.
+            any class, for which a delta of one over it or more is refused.
 
         Returns:
           A mechanism whose epsilon at `target_delta` is at most `target_epsilon`.

@@ -145,15 +145,12 @@ def _read(path: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def _named(found: Any) -> dict[str, float]:
-    """What an `eval_fn` returned, by name; nothing of what are no numbers."""
+    """What an `eval_fn` returned, by name; raises unless these are numbers."""
     several = found if isinstance(found, Mapping) else {"eval": found}
     try:
         return {str(name): float(value) for name, value in several.items()}
     except (TypeError, ValueError):
         what = jax.tree.map(lambda x: getattr(x, "shape", type(x).__name__), several)
-        warnings.warn(
-            "Expected eval_fn to return a number, or several by name, got"
-            f" {what}, which the history leaves out.",
-            stacklevel=2,
-        )
-        return {}
+        raise TypeError(
+            f"Expected eval_fn to return a number, or several by name, got {what}."
+        ) from None

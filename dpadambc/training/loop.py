@@ -169,18 +169,17 @@ def fit(
         of them once; with fewer than were planned, it counts the planned ones. The
         schedule of the noise must be the same as a whole: one that is stretched over
         more iterations is refused.
-      * On any number of devices the draws are the same and what is added to the sum of
-        all examples is one draw; the result differs by rounding.
+      * On any number of devices, what is added to the sum of all examples is one draw.
+        Sums that differ by rounding, as on other devices, have other draws.
 
     A second run is not compiled again if it has the same `loss_fn` and `optimizer` (the
     same objects: `optax.adam(1e-3)` called twice makes two), equal options, shapes and
     shardings, and an equal mechanism; the budget may differ, where the calls have as
-    many steps. The programs of eight steps are kept,
-    with the arrays that their functions close over. As with `jax.jit`, a compiled
-    program may keep the old value of what a function reads besides its arguments, but
-    never of the noise, such as a schedule. To compile less in another process, set
-    JAX's `jax_compilation_cache_dir`. It holds no keys and no data, unless the loss
-    closes over them.
+    many steps. The programs of eight steps are kept, with the arrays that their
+    functions close over. As with `jax.jit`, a compiled program may keep the old value
+    of what a function reads besides its arguments, but never of the noise, such as a
+    schedule. To compile less in another process, set JAX's `jax_compilation_cache_dir`.
+    It holds no keys and no data, unless the loss closes over them.
 
     Args:
       loss_fn: the loss of one example, of `(params, *example)`; with `frozen`, of
@@ -211,13 +210,13 @@ def fit(
         "auto" is the largest number with which a step, as compiled, takes nine tenths
         of a device's memory at most; a few are compiled to find it. Where the devices
         do not state their memory, as a CPU does not, it is all of them. Another number
-        changes the result by rounding. On one device, microbatches of padding alone are
-        left out, so the time of a step tells how many examples it drew. Epsilon covers
-        what is released, not the time. If somebody sees the time, use `Step`, which
-        computes all microbatches by default.
+        rounds otherwise, and so draws other noise. On one device, microbatches of
+        padding alone are left out, so the time of a step tells how many examples it
+        drew. Epsilon covers what is released, not the time. If somebody sees the time,
+        use `Step`, which computes all microbatches by default.
       average_decay: of a moving average of the parameters; none by default.
       steps_per_call: how many steps are compiled into one call, where the data are
-        arrays. It changes the result by rounding at most.
+        arrays. Where they round otherwise, other noise is drawn.
       batch_sharding: the sharding of each batch along axis 0, such as
         `NamedSharding(mesh, PartitionSpec("data"))`. Place the parameters with the
         sharding you want (`fully_sharded` makes one); arrays on no mesh are replicated.

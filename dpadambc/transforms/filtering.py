@@ -97,9 +97,8 @@ def low_pass(
     is correlated over steps. A correction needs `low_pass_noise_stddev`, the level that
     arrives, and a floor for the correlation: `theory.correlated_second_moment_spread`
     has the ratio, 3.1 for an average of decay 0.9 before `scale_by_adam_bc`, and
-    ``RelativeFloor(3.1)`` is then what the default is without a filter. `training.fit`
-    refuses the mechanism's own level there, and warns of a schedule, which it cannot
-    compare.
+    ``RelativeFloor(3.1)`` is then what the default is without a filter. `audit`
+    measures whether the level is right.
 
     Chain it behind the noise. Between the clip and the noise, each sum would depend on
     the examples of all earlier steps, which the epsilon of one step does not cover.

@@ -71,8 +71,8 @@ def scale_by_adam_bc(
     changes the variance to subtract, and then `noise_stddev` must be the level of the
     noise that arrives here: :math:`\sigma / \sqrt k` inside `optax.MultiSteps(..., k)`,
     which averages k gradients; :math:`c \sigma` behind `optax.scale(c)`; for an average
-    of decay b, :math:`\sigma \sqrt{(1-b)/(1+b)}` once it has settled. `training.fit`
-    finds such a stage, and refuses the wrong level.
+    of decay b, :math:`\sigma \sqrt{(1-b)/(1+b)}` once it has settled. `audit` measures
+    whether the level is right.
 
     Guarantees:
       * The state is computed from what comes in and from public numbers alone: behind
@@ -86,8 +86,8 @@ def scale_by_adam_bc(
 
     Args:
       noise_stddev: :math:`\sigma`, the standard deviation of the noise in the gradient
-        that comes in, *the same value that `add_dp_noise` was given*: a number, a
-        schedule, or a tree prefix. It is taken out; nothing is added here.
+        that comes in, *the same value that `add_dp_noise` was given*: a mechanism, a
+        number, a schedule, or a tree prefix. It is taken out; nothing is added here.
       b1: decay rate of the first moment.
       b2: decay rate of the second moment and of the noise variance.
       variance_floor: :math:`\gamma'`, either a number (the papers' absolute floor, in

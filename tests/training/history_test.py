@@ -82,10 +82,12 @@ def test_a_number_is_an_evaluation_too():
 
 
 @pytest.mark.parametrize("found", [jnp.zeros(3), {"a": 1.0, "b": "text"}, None])
-def test_an_evaluation_that_is_no_number_does_not_end_a_run(found):
+def test_an_evaluation_that_is_no_number_ends_a_run_before_its_end_alone(found):
     """It has spent its epsilon."""
-    with pytest.warns(UserWarning, match="Expected eval_fn to return a number"):
+    with pytest.warns(UserWarning, match="eval_fn"):
         result = fit(eval_fn=lambda _: found)
+    with pytest.raises(TypeError, match="eval_fn"):
+        fit(eval_fn=lambda _: found, eval_every=5)
     assert result.iterations == 20
     assert not result.history[0].keys() & {"eval", "a", "b"}
 
