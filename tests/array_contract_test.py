@@ -526,6 +526,7 @@ every_row_and_dtype = pytest.mark.parametrize(
 
 
 @every_row_and_dtype
+@pytest.mark.usefixtures("without_nonces")
 def test_compiled_once_it_is_as_by_hand_off_the_device_and_on_it(name, dtype):
     fun, arguments = ROWS[name]
     with jax.enable_x64(dtype == "float64"):

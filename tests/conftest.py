@@ -73,9 +73,12 @@ def traces_are_counted_anew():
 @pytest.fixture
 def one_identity(monkeypatch):
     """All runs of one key draw the same batches, so that they can be compared."""
-    from dpadambc.training import _identity
+    from dpadambc.training import _keys, _programs
 
-    monkeypatch.setattr(_identity, "folded_in", lambda key, digest: key)
+    monkeypatch.setattr(_keys, "of_batches", lambda key, checksum: key)
+    _programs._kept.cache_clear()  # what was traced before has keys of its own
+    yield
+    _programs._kept.cache_clear()
 
 
 @pytest.fixture
@@ -86,8 +89,8 @@ def x64():
 
 
 @pytest.fixture
-def without_nonces(monkeypatch):
-    """Noise of the key and the step alone, on sums that differ by rounding."""
+def without_nonces(monkeypatch, one_identity):
+    """Noise and batches of the key and the step alone, where rounding differs."""
     from dpadambc.transforms import noise
 
     monkeypatch.setattr(noise, "_key_of_step", lambda key, *_: key)

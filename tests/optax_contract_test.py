@@ -361,6 +361,7 @@ def test_map_params_finds_the_moments(name):
 
 @pytest.mark.slow
 @leading_rows
+@pytest.mark.usefixtures("without_nonces")
 def test_steps_by_hand_are_those_compiled(name):
     gradient, dtype = jax.jit(dpadambc.per_example_grad(loss_fn)), dtype_of(name)
     tx = whole(name)
@@ -370,6 +371,7 @@ def test_steps_by_hand_are_those_compiled(name):
 
 @pytest.mark.slow
 @leading_rows
+@pytest.mark.usefixtures("without_nonces")
 def test_vmapped_over_keys_is_each_key_by_itself(name):
     dtype = dtype_of(name)
 
@@ -388,6 +390,7 @@ def test_vmapped_over_keys_is_each_key_by_itself(name):
 
 
 @every_row_and_dtype
+@pytest.mark.usefixtures("without_nonces")
 @pytest.mark.usefixtures("without_nonces")
 def test_steps_compile_once_and_are_the_same_with_hyperparameters_injected(name, dtype):
     arguments = inspect.signature(ROWS[name][0]).parameters
@@ -480,6 +483,7 @@ def types(tree):
     + [("dp_adamw_bc", kind, False) for kind in KINDS],
 )
 @pytest.mark.usefixtures("without_nonces")
+@pytest.mark.usefixtures("without_nonces")
 def test_steps_on_a_mesh_are_those_of_one_device(name, kind, enter):
     dtype = dtype_of(name)
     with on_mesh(kind, dtype, enter) as (params, batches):
@@ -503,6 +507,7 @@ def test_steps_on_a_mesh_are_those_of_one_device(name, kind, enter):
         for kind in KINDS
     ],
 )
+@pytest.mark.usefixtures("without_nonces")
 def test_scanned_steps_on_a_mesh_are_those_of_one_device(name, kind):
     dtype = dtype_of(name)
     with on_mesh(kind, dtype) as (params, batches):

@@ -33,6 +33,13 @@ def of_tree(tree: Any) -> jax.Array:
     return _agreed(_sums(jnp.stack(leaves))) if leaves else jnp.zeros(2, jnp.uint32)
 
 
+def folded_in(key: jax.Array, checksum: jax.typing.ArrayLike) -> jax.Array:
+    """A key made of a key and a checksum."""
+    for word in jnp.asarray(checksum):
+        key = jax.random.fold_in(key, word)
+    return key
+
+
 def _words(x: Any) -> jax.Array:
     """The bits of an array, with a number of at most 32 of them in each element."""
     x = jax.lax.stop_gradient(jnp.asarray(x))

@@ -39,7 +39,8 @@ class ClippedSum(metaclass=_SaysWhatOpensIt):
     """The clipped sum of one parameter's gradients, which the noise alone opens.
 
     A pytree node with one array, of the parameter's shape: it crosses `jax.jit`,
-    `jax.lax.scan`, donation and shardings. Arithmetic with `jax.tree.map` is an error.
+    `jax.lax.scan`, donation and shardings. Arithmetic with `jax.tree.map` is an error,
+    and it has no derivative: that of what the noise makes of it is zero.
     `clip_per_example` and `clipped_grad` return such sums; see `as_clipped_sum` too.
 
     Attributes:
@@ -47,8 +48,8 @@ class ClippedSum(metaclass=_SaysWhatOpensIt):
       shape: of the parameter.
       dtype: of the sum.
       l2_clip_norm: C, the bound on what one example adds to all sums together, before
-        the division; None where it was traced, or is another in each step.
-      normalize_by: B, what the sum was divided by; None where it was traced.
+        the division; None where it is an array, or another in each step.
+      normalize_by: B, what the sum was divided by; None where it is an array.
       number: of this sum among those that were clipped together.
       num_together: how many these are.
     """
@@ -148,13 +149,14 @@ def _closed(
 
 def _refuse_one_sum_of_all(value: jax.Array, axis_name: Any) -> None:
     names = set(jax.tree.leaves(axis_name))
+    others = names - shard_map.all_axes()
     same = names & shard_map.axes_without_examples(value)
-    if same:
+    if others or same:
         raise ValueError(
-            f"Expected a sum of other examples on each device along {sorted(same)} of"
-            " the jax.shard_map, got one that all of them have: each example would"
-            " count once for each device. Sum over axes along which the examples are"
-            " split, and once."
+            "Expected a sum of other examples on each device along axes of a"
+            f" jax.shard_map, got {sorted(map(str, others or same))}, along which all"
+            " have one sum, or may have: each example would count once for each device."
+            " Sum over axes along which the examples are split, and once."
         )
 
 
@@ -168,9 +170,10 @@ def closed(
     l2_clip_norm: jax.typing.ArrayLike | None,
     normalize_by: jax.typing.ArrayLike | None,
 ) -> optax.Updates:
-    """A tree of arrays, from here on closed; a traced number is none that is known."""
+    """A tree of arrays, from here on closed."""
+    # An array is traced in `jax.jit`, so nothing is known of one outside of it either.
     c, b = (
-        None if number is None else validate.known_number("a bound", number)
+        None if number is None or isinstance(number, jax.Array) else float(number)
         for number in (l2_clip_norm, normalize_by)
     )
     leaves, structure = jax.tree.flatten(sums)

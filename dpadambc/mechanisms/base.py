@@ -58,6 +58,13 @@ class Mechanism(Accounted):
     # Whether the noise of a step has nothing of that of another.
     _has_independent_noise: ClassVar[bool] = True
 
+    @property
+    def _draws_steps_alone(self) -> bool:
+        """Whether a batch has nothing of others, so that each may have its own key."""
+        kind = type(self)
+        own = kind.sample_step, kind._sample_step
+        return own == (Mechanism.sample_step, Mechanism._sample_step)
+
     def __post_init__(self):
         self._keep_python_numbers()
         validate.positive(l2_clip_norm=self.l2_clip_norm)

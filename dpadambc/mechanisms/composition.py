@@ -36,7 +36,7 @@ _UNTOLD = {"l2_clip_norm", "normalize_by", "iterations", "neighboring_relation"}
 _LEVELS = "noise_multiplier"
 _RULE = "clip_rule"
 _KIND, _STEPS, _RELATION = "mechanism", "steps", "neighboring_relation"
-_NAME = "run"
+_PARTS = "parts"
 
 
 def _fields(mechanism: Mechanism) -> dict[str, Any]:
@@ -86,22 +86,27 @@ class _Run:
 
     mechanism: Mechanism  # with the first of the levels
     levels: tuple[tuple[float, int], ...]  # noise multiplier, number of steps
-    name: str | None = None  # of a run that counts once, however often it is given
+    # Of a run of `training.fit`: the random names of the calls that it is made of, each
+    # with the step at which it ended, for it counts once however often it is given.
+    parts: tuple[tuple[str, int], ...] = ()
 
     @classmethod
     def of(
-        cls, mechanism: Mechanism, steps: int | None, name: str | None = None
+        cls,
+        mechanism: Mechanism,
+        steps: int | None,
+        parts: tuple[tuple[str, int], ...] = (),
     ) -> Self:
         steps = mechanism.iterations if steps is None else steps
         validate.count(steps=steps)
         mechanism = _spender(mechanism)
         z, steps = mechanism.noise_multiplier, int(steps)
         if not callable(z):
-            return cls(mechanism, ((float(z), steps),), name)
+            return cls(mechanism, ((float(z), steps),), parts)
         first: Any = z(jnp.zeros([], int))
         counts = _events.level_counts(z, steps) or {float(first): 0}
         mechanism = _with(mechanism, noise_multiplier=[*counts][0])
-        return cls(mechanism, (*counts.items(),), name)
+        return cls(mechanism, (*counts.items(),), parts)
 
     @property
     def steps(self) -> int:
@@ -127,8 +132,8 @@ class _Run:
 
     def to_json(self) -> dict[str, Any]:
         named = {_KIND: _names.name_of(type(self.mechanism)), _STEPS: self.steps}
-        if self.name is not None:
-            named[_NAME] = self.name
+        if self.parts:
+            named[_PARTS] = [list(part) for part in self.parts]
         levels = {_LEVELS: [list(level) for level in self.levels]}
         return named | _fields(self.mechanism) | levels
 
@@ -136,7 +141,7 @@ class _Run:
     def from_json(cls, found: dict[str, Any]) -> Self:
         known = {_names.name_of(kind): kind for kind in _kinds()}
         levels = _read_levels(found)
-        used = (_KIND, _STEPS, _LEVELS, _RELATION, _NAME)
+        used = (_KIND, _STEPS, _LEVELS, _RELATION, _PARTS)
         numbers = {k: v for k, v in found.items() if k not in used}
         name, relation = found[_KIND], NeighboringRelation[found[_RELATION]]
         if name not in known:
@@ -148,12 +153,26 @@ class _Run:
         mechanism = kind(
             **numbers, noise_multiplier=levels[0][0], neighboring_relation=relation
         )
-        return cls(mechanism, levels, found.get(_NAME))
+        return cls(mechanism, levels, tuple(map(tuple, found.get(_PARTS, ()))))
 
     @property
     def _apart_from_steps(self) -> tuple[type[Mechanism], dict[str, Any]]:
         fields = _fields(self.mechanism) | {"iterations": None, _LEVELS: None}
         return type(self.mechanism), fields
+
+    def begins(self, other: "_Run") -> bool:
+        """Whether the other has all steps of this one, by the same calls of `fit`."""
+        if not self.parts:
+            return False
+        *before, (name, last) = self.parts
+        there = other.parts[len(before) :]
+        is_same = other.parts[: len(before)] == tuple(before) and there
+        return bool(
+            is_same
+            and there[0][0] == name
+            and there[0][1] >= last
+            and other.steps >= self.steps
+        )
 
     def is_within(self, other: "_Run") -> bool:
         """Whether the other run is the same, and as long or longer."""
@@ -225,8 +244,9 @@ def _counted(events: list[dp_accounting.DpEvent]) -> list[dp_accounting.DpEvent]
 class Spending:
     """What several runs on the same people's data spend together: see `compose`.
 
-    It compares by value. Spendings are added by `+`. A run of `training.fit` has a
-    name, and counts once, with the most steps that any of them has of it.
+    It compares by value. Spendings are added by `+`. A run of `training.fit` counts
+    once, however often it is given. Where it went on from one checkpoint twice, both
+    ways count as runs.
 
     Attributes:
       runs: each with its mechanism and its steps.
@@ -368,9 +388,11 @@ class Spending:
         return cls(tuple(map(_Run.from_json, found)))
 
     @classmethod
-    def of_run(cls, mechanism: Mechanism, steps: int, *, name: str | None) -> Self:
-        """Of one run, with the name by which it counts once."""
-        return cls((_Run.of(mechanism, steps, name),))
+    def of_run(
+        cls, mechanism: Mechanism, steps: int, parts: tuple[tuple[str, int], ...]
+    ) -> Self:
+        """Of one run, with the names and last steps of its parts."""
+        return cls((_Run.of(mechanism, steps, parts),))
 
 
 class _Result(Protocol):
@@ -453,14 +475,10 @@ def compose(
 
 
 def _counted_once(runs: Sequence[_Run]) -> tuple[_Run, ...]:
-    """Runs of one name are one, with the most steps that are known of it."""
-    longest: dict[str | None, _Run] = {}
+    """Without runs that others begin with, step by step."""
+    kept: list[_Run] = []
     for run in runs:
-        known = longest.get(run.name, run)
-        longest[run.name] = run if run.steps >= known.steps else known
-    first = {run.name: i for i, run in reversed([*enumerate(runs)])}
-    return tuple(
-        run if run.name is None else longest[run.name]
-        for i, run in enumerate(runs)
-        if run.name is None or first[run.name] == i
-    )
+        if not any(map(run.begins, kept)):
+            kept = [other for other in kept if not other.begins(run)]
+            kept.append(run)
+    return tuple(kept)

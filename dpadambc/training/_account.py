@@ -1,6 +1,7 @@
 """What a run spends, on top of what earlier runs on the same people's data spent."""
 
 import dataclasses
+import secrets
 from typing import Any, TypeAlias
 
 from dpadambc.mechanisms import accounting
@@ -26,17 +27,26 @@ class Account:
       mechanism: of this run.
       target_delta: for epsilon.
       earlier: what was spent before it, if anything.
-      name: a random one, by which a run that is given twice counts once.
+      parts: the random names of earlier calls of `fit` that the run is made of, each
+        with the step at which it ended.
+      name: of this call.
     """
 
     mechanism: Mechanism
     target_delta: float
     earlier: Spending | None = None
-    name: str | None = None
+    parts: tuple[tuple[str, int], ...] = ()
+    name: str = dataclasses.field(default_factory=lambda: secrets.token_hex(8))
 
-    def spending(self, iterations: int) -> Spending:
-        """All runs, this one with so many steps."""
-        own = Spending.of_run(self.mechanism, iterations, name=self.name)
+    def parts_at(self, step: int) -> tuple[tuple[str, int], ...]:
+        """The parts of the run after so many steps."""
+        is_new = not self.parts or self.parts[-1][1] < step
+        return (*self.parts, (self.name, step)) if is_new else self.parts
+
+    def spending(self, iterations: int, taken: int | None = None) -> Spending:
+        """All runs, this one counted with so many steps, of which some were taken."""
+        parts = self.parts_at(iterations if taken is None else taken)
+        own = Spending.of_run(self.mechanism, iterations, parts)
         return own if self.earlier is None else accounting.compose([self.earlier, own])
 
     def epsilon(self, iterations: int) -> float:

@@ -9,9 +9,7 @@ import hashlib
 import json
 from typing import Any
 
-import jax
 import jax.extend.core as jex
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
@@ -85,19 +83,12 @@ def of_run(
     }
 
 
-def folded_in(key: jax.Array, digest: jax.typing.ArrayLike) -> jax.Array:
-    """A key for this run alone, of one that may serve several."""
-    for word in jnp.asarray(digest):
-        key = jax.random.fold_in(key, word)
-    return key
-
-
 def _without_names(earlier: Spending) -> str:
     """What was spent before, as text, which is the same after JSON.
 
     Names are random: a script that is run again makes other ones for the same runs.
     """
-    runs = [{k: v for k, v in run.items() if k != "run"} for run in earlier.to_json()]
+    runs = [{k: v for k, v in run.items() if k != "parts"} for run in earlier.to_json()]
     return json.dumps(runs)
 
 

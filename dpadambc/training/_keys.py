@@ -8,6 +8,8 @@ import numpy as np
 from jax import core
 from jax.experimental import multihost_utils
 
+from dpadambc._core import checksums
+
 
 def secret_key() -> jax.Array:
     """A key from the operating system's entropy, for a run that nobody can repeat.
@@ -37,6 +39,11 @@ def secret_key() -> jax.Array:
         )
     words = [secrets.randbits(32) for _ in range(2)]
     return jax.random.wrap_key_data(jnp.array(words, jnp.uint32), impl="threefry2x32")
+
+
+def of_batches(key: jax.Array, checksum: jax.typing.ArrayLike) -> jax.Array:
+    """The key of batches, of what tells them from those of other runs."""
+    return checksums.folded_in(key, checksum)
 
 
 def the_same_everywhere(key: jax.Array) -> jax.Array:

@@ -20,7 +20,7 @@ import optax
 
 from dpadambc.clipping import _plan
 from dpadambc.mechanisms.batch import Batch
-from dpadambc.training import _identity
+from dpadambc.training import _keys
 from dpadambc.training.state import TrainState
 from dpadambc.training.step import Seen, Step, draw_batch
 
@@ -36,7 +36,7 @@ class Programs:
         placed = step.shardings.state
         jit = functools.partial(jax.jit, out_shardings=placed) if placed else jax.jit
         self._start = jit(self._started, static_argnums=2)
-        self.with_batches_of = jit(_with_batches_of)
+        self.with_batches_of = jit(self._with_batches_of)
         self.step = jax.jit(step, donate_argnums=0)
         self.steps = jax.jit(self.scan, static_argnums=3, donate_argnums=0)
         self.sample = jax.jit(lambda s: step.shardings.replicate(self.draw(s)))
@@ -51,6 +51,11 @@ class Programs:
         key = jax.random.wrap_key_data(words, impl=impl)
         # The first step donates the buffers of the state; those of the user must stay.
         return jax.tree.map(jnp.copy, self._step.init(params, key=key))
+
+    def _with_batches_of(self, state: TrainState, words: jax.Array) -> TrainState:
+        """The state whose batches are drawn by a key that two words are folded into."""
+        key = _keys.of_batches(state.sampling_key, words)
+        return dataclasses.replace(state, sampling_key=key)
 
     def draw(self, state: TrainState) -> Batch:
         """The batch of the next step, its shards of equal sizes."""
@@ -71,11 +76,6 @@ class Programs:
             return one(state, None)
         state, seen = jax.lax.scan(one, state, length=iterations)
         return state, jax.tree.map(lambda x: x.sum(0), seen)
-
-
-def _with_batches_of(state: TrainState, words: jax.Array) -> TrainState:
-    key = _identity.folded_in(state.sampling_key, words)
-    return dataclasses.replace(state, sampling_key=key)
 
 
 def of(step: Step, num_examples: int) -> Programs:

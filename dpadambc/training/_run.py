@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import logging
-import secrets
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -78,7 +77,7 @@ class Run:
             ),
             history=self.history.records,
             resumed_from=resumed_from,
-            spent=self.account.spending(counted),
+            spent=self.account.spending(counted, taken=done),
         )
 
     def _restored(self) -> tuple[TrainState, int | None]:
@@ -88,8 +87,8 @@ class Run:
         if self.checkpoints is not None:
             found = self.checkpoints.restore(self.start, self.identity)
             notes = self.checkpoints.notes()
-        name = notes.get("run") or secrets.token_hex(8)
-        self.account = dataclasses.replace(self.account, name=name)
+        parts = tuple(map(tuple, notes.get("parts", ())))
+        self.account = dataclasses.replace(self.account, parts=parts)
         if found is None:
             return self.start, None
         self.planned = max(self.iterations, notes.get("planned", 0))
@@ -110,7 +109,7 @@ class Run:
     def _save(self, state: TrainState) -> None:
         if self.checkpoints is not None:
             notes = {"planned": self.planned, "least": self.least}
-            notes |= {"run": self.account.name}
+            notes["parts"] = self.account.parts_at(int(state.step))
             self.checkpoints.save(state, self.identity, notes)
 
     def _advance(

@@ -160,8 +160,12 @@ class NoisyScore:
         """The noisy score of a model, in double precision; for `search`."""
         clipped = np.clip(np.nan_to_num(np.asarray(scores, np.float64), nan=0.0), 0, 1)
         # Exact, in whatever order examples come: rounding would add to what one moves.
-        noised = math.fsum(clipped) + rng.normal(0.0, float(self.noise_multiplier))
-        return noised / float(self.normalize_by)
+        total, z = math.fsum(clipped), float(self.noise_multiplier)
+        # The sum and the level are in the seed of the noise: see `add_dp_noise`.
+        own = np.frombuffer(np.array([total, z]).tobytes(), np.uint32)
+        seed = *rng.integers(2**32, size=4), *own
+        noise = np.random.default_rng([int(word) for word in seed]).normal(0.0, z)
+        return (total + noise) / float(self.normalize_by)
 
     def compose(
         self, events: Events, relation: dp_accounting.NeighboringRelation

@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc._core import precision, validate
+from dpadambc._core import checksums, precision, validate
 from dpadambc.clipping import clipped
 from dpadambc.gradients import _batched
 from dpadambc.mechanisms import _check, _seam
 from dpadambc.mechanisms.base import Mechanism
 from dpadambc.mechanisms.batch import Batch
-from dpadambc.training import _data
+from dpadambc.training import _data, _keys
 from dpadambc.training._shardings import Shardings
 from dpadambc.training.state import TrainState, init_state
 
@@ -140,12 +140,7 @@ class Step:
         frozen: Any = None,
     ) -> tuple[TrainState, Seen]:
         """The state after the step, and what was seen of the examples."""
-        if state.mechanism != self.mechanism:
-            raise TypeError(
-                f"Expected a state of {self.mechanism!r}, got one of"
-                f" {state.mechanism!r}: epsilon is of one mechanism. Begin a run of its"
-                " own by init, and compose the epsilons of both."
-            )
+        _check_state(self.mechanism, state)
         losses, summed = self._clipped(state, examples, is_padding_example, frozen)
         noise = _seam.add_noise(self.mechanism, key=state.noise.rng_key)
         private, noise_state = noise.update(summed, state.noise, state.params)
@@ -205,7 +200,12 @@ class Step:
 
 
 def draw_batch(mechanism: Any, state: TrainState, num_examples: int) -> Batch:
-    """The batch of the next step: a function of the state's key and step alone.
+    """The batch of the next step: a function of the state alone.
+
+    Where a mechanism draws steps independently, a checksum of the parameters is in the
+    key of each, as one of the sum is in that of the noise: two runs with one key draw
+    batches of their own from where their parameters differ on. Parameters are functions
+    of what was released, so for every data set the batches are as likely as without.
 
     Args:
       mechanism: which samples from a key.
@@ -226,8 +226,21 @@ def draw_batch(mechanism: Any, state: TrainState, num_examples: int) -> Batch:
       ...     jnp.zeros(2), mechanism, optax.sgd(0.1), key=jax.random.key(0))
       >>> batch = training.draw_batch(mechanism, state, num_examples=8)
       >>> print(batch.gather(jnp.arange(10, 90, 10)))
-      [10 20 30 40 50 60 80  0]
+      [50 80  0  0  0  0  0  0]
     """
-    return mechanism.sample_step(
-        state.sampling_key, state.step, num_examples=num_examples
-    )
+    _check_state(mechanism, state)
+    key = state.sampling_key
+    if mechanism._draws_steps_alone:
+        key = _keys.of_batches(key, checksums.of_tree(state.params))
+    return mechanism.sample_step(key, state.step, num_examples=num_examples)
+
+
+def _check_state(mechanism: Mechanism, state: TrainState) -> None:
+    """Raises where a state is of another mechanism: epsilon is of one."""
+    if state.mechanism != mechanism:
+        raise TypeError(
+            f"Expected a state of {mechanism!r}, got one of {state.mechanism!r}:"
+            " epsilon is of one mechanism, and a schedule is equal to itself alone."
+            " Begin a run of its own by init; to go on with more iterations, give"
+            " dataclasses.replace(state, mechanism=mechanism)."
+        )

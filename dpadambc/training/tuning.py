@@ -270,7 +270,7 @@ def search(
     if not all(getattr(x, "is_fully_addressable", True) for x in arrays):
         key = _keys.the_same_everywhere(key)
     identity = _identity.of_run(mechanism, programs, params, frozen, data)
-    key = _identity.folded_in(key, _identity.digest(identity))
+    key = _keys.of_batches(key, _identity.digest(identity))
     rng, trial_keys = _drawn_from(key, trials)
     chosen = _chosen(rng, trials, len(listed.listed), len(trial_keys))
     numbers = jax.tree.map(lambda x: x[chosen], listed.numbers)

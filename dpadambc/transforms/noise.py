@@ -75,9 +75,7 @@ def _key_of_step(key: jax.Array, updates: optax.Updates, *also: Any) -> jax.Arra
       updates: what gets the noise.
       *also: the level; where steps share noise, the coefficients and the step before.
     """
-    for word in checksums.of_tree((updates, also)):
-        key = jax.random.fold_in(key, word)
-    return key
+    return checksums.folded_in(key, checksums.of_tree((updates, also)))
 
 
 def _check_devices(updates: optax.Updates, key: jax.Array) -> None:

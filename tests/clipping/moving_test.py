@@ -435,6 +435,7 @@ def fit(**changes):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("without_nonces")
 def test_fit_takes_the_steps_of_the_chain():
     """And its bound moves, in microbatches and in several steps a call too."""
     own = dataclasses.replace(OF_RUN, sampling_prob=1.0)
@@ -460,6 +461,7 @@ def test_fit_takes_the_steps_of_the_chain():
 @pytest.mark.parametrize(
     "options", [{"microbatch_size": 5}, {"steps_per_call": 4}], ids=str
 )
+@pytest.mark.usefixtures("without_nonces")
 def test_how_a_step_is_computed_does_not_change_it(options):
     found, expected = fit(**options), fit()
     chex.assert_trees_all_close(
@@ -485,6 +487,7 @@ def test_a_run_goes_on_with_its_bound_bit_for_bit(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("without_nonces")
 def test_a_run_on_several_devices_counts_all_votes():
     mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
     split = fit(batch_sharding=NamedSharding(mesh, P("data")))
@@ -590,6 +593,7 @@ def test_a_bound_in_float32_does_not_lengthen_what_is_in_float64(x64, bound):
 
 @pytest.mark.slow
 @BOTH
+@pytest.mark.usefixtures("without_nonces")
 def test_on_an_explicit_mesh_it_moves_as_on_one_device(rule):
     own = dataclasses.replace(OF_RUN, clip_rule=rule)
     step = training.Step(LOSS, own, optax.sgd(0.1), microbatch_size=16)

@@ -23,7 +23,7 @@ import jax  # isort: skip
 import numpy as np  # isort: skip
 
 from dpadambc import audit
-from dpadambc.training import _identity
+from dpadambc.training import _keys
 from dpadambc.transforms import noise
 from tests.golden import epsilons, programs
 
@@ -38,9 +38,8 @@ def on_any_machine(fun: Callable[[], Any]) -> Any:
     the batches of `fit` is made of a program as a release of JAX prints it.
     """
     of_the_key = mock.patch.object(noise, "_key_of_step", lambda key, *_: key)
-    of_all = mock.patch.object(_identity, "digest", lambda _: None)
-    as_it_is = mock.patch.object(_identity, "folded_in", lambda key, _: key)
-    with of_the_key, of_all, as_it_is:
+    as_it_is = mock.patch.object(_keys, "of_batches", lambda key, _: key)
+    with of_the_key, as_it_is:
         return fun()
 
 

@@ -489,6 +489,7 @@ def test_a_run_goes_on_within_an_epoch_with_the_same_bits(tmp_path, steps_per_ca
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("without_nonces")
 def test_a_source_and_a_mesh_train_as_arrays_do():
     mesh = jax.make_mesh(
         (len(jax.devices()),), ("data",), axis_types=(jax.sharding.AxisType.Auto,)

@@ -470,7 +470,7 @@ def test_a_checkpoint_holds_what_it_should_and_no_more(tmp_path):
         *("mechanism", "program", "data", "frozen", "start", "spent_before"),
         *(f.name for f in dataclasses.fields(MECHANISM)),
     }
-    assert set(about["notes"]) == {"run", "planned", "least"}
+    assert set(about["notes"]) == {"parts", "planned", "least"}
     shapes = [shape for shape, _ in about["arrays"].values()]
     # Step, parameters; of the optimizer: count, two moments and noise variance of Adam;
     # count and key of the noise; the keys of sampling and loss.

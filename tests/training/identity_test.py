@@ -45,16 +45,18 @@ class Rows:
 
 def run(*, key=KEY, mechanism=MECHANISM, rate=0.1, **options):
     """A result, and who took part in each of its steps."""
-    drawn = []
+    drawn, params = [], [options.pop("params", jnp.zeros(3))]
 
     def callback(progress):
-        before = dataclasses.replace(progress.state, step=progress.state.step - 1)
+        after = progress.state
+        before = dataclasses.replace(after, step=after.step - 1, params=params[-1])
         batch = training.draw_batch(mechanism, before, num_examples=200)
         drawn.append(np.asarray(batch.indices))
+        params.append(after.params)
 
     result = training.fit(
         options.pop("loss_fn", loss_fn),
-        options.pop("params", jnp.zeros(3)),
+        params[0],
         options.pop("data", DATA),
         mechanism,
         options.pop("optimizer", None) or dpadambc.adam_bc(rate, mechanism),
@@ -143,6 +145,65 @@ def test_these_are_the_batches_that_are_summed():
     )
     (moved,) = np.nonzero(np.asarray(result.state.params))
     np.testing.assert_array_equal(moved, np.sort(drawn[drawn >= 0]))
+
+
+@pytest.mark.guarantee
+def test_runs_of_one_key_draw_other_batches_from_where_they_differ_on():
+    """As after another rounding, where the noise is another too."""
+    start = training.init_state(
+        jnp.zeros(3), MECHANISM, dpadambc.adam_bc(0.1, MECHANISM), key=KEY
+    )
+    moved = dataclasses.replace(start, params=start.params.at[0].add(1e-7))
+    draw = lambda state: training.draw_batch(MECHANISM, state, num_examples=200)
+    assert (draw(start).indices == draw(start).indices).all()
+    assert (draw(start).indices != draw(moved).indices).any()
+    # Where the batches of an epoch are dealt, all follow from one key.
+    dealt = dpadambc.RandomAllocationGaussian(
+        l2_clip_norm=1.0,
+        noise_multiplier=1.0,
+        batches_per_epoch=4,
+        iterations=4,
+        normalize_by=50,
+    )
+    state = training.init_state(jnp.zeros(3), dealt, optax.sgd(0.1), key=KEY)
+    parts = [
+        training.draw_batch(
+            dealt,
+            dataclasses.replace(state, step=jnp.int32(i), params=jnp.ones(3) * i),
+            num_examples=200,
+        ).indices
+        for i in range(4)
+    ]
+    everyone = np.concatenate(parts)
+    np.testing.assert_array_equal(np.sort(everyone[everyone >= 0]), np.arange(200))
+
+
+@pytest.mark.guarantee
+def test_batches_for_another_mechanism_are_refused():
+    state = training.init_state(
+        jnp.zeros(3), MECHANISM, dpadambc.adam_bc(0.1, MECHANISM), key=KEY
+    )
+    other = dataclasses.replace(MECHANISM, sampling_prob=0.9)
+    with pytest.raises(TypeError, match="state"):
+        training.draw_batch(other, state, num_examples=200)
+    training.draw_batch(dataclasses.replace(MECHANISM), state, num_examples=200)
+
+
+@pytest.mark.guarantee
+def test_losses_that_differ_in_their_own_derivative_draw_other_batches():
+    def with_derivative(scale):
+        @jax.custom_vjp
+        def loss(w, x, y):
+            return loss_fn(w, x, y)
+
+        loss.defvjp(
+            lambda w, x, y: (loss_fn(w, x, y), (w, x, y)),
+            lambda kept, g: (scale * g * kept[0], None, None),
+        )
+        return loss
+
+    one, other = (run(loss_fn=with_derivative(scale))[1] for scale in (0.01, 0.02))
+    assert (one[0] != other[0]).any()
 
 
 def test_a_run_that_goes_on_is_the_run_without_an_interruption(tmp_path):

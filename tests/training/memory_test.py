@@ -100,6 +100,7 @@ def step_bytes(microbatch_size, data=(DATA,)):
 @pytest.mark.parametrize(
     "data", [common.thorough((DATA,)), Source()], ids=["arrays", "source"]
 )
+@pytest.mark.usefixtures("without_nonces")
 def test_a_run_takes_as_many_examples_at_a_time_as_fit(
     data, state_memory, microbatches
 ):

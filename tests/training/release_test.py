@@ -151,7 +151,7 @@ def test_a_release_has_no_name_but_that_of_its_runs(tmp_path):
     """Which is random, and tells nothing of a key."""
     runs = [fit(TREE, of_tree) for _ in range(2)]
     files = [training.save_release(tmp_path / "x", result) for result in runs]
-    names = [file["spent"][0]["run"] for file in files]
+    names = [file["spent"][0]["parts"][0][0] for file in files]
     assert names[0] != names[1]
     assert all(len(name) == 16 for name in names)
     again = training.save_release(tmp_path / "x", runs[0])

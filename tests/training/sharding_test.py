@@ -193,6 +193,7 @@ def test_features_may_be_split_over_another_axis():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("without_nonces")
 def test_a_loss_may_name_the_axes_of_the_mesh(one_identity):
     def constrained(params, x, y):
         hidden = jnp.tanh(x @ params["w1"] + params["b"])

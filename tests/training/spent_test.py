@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import shutil
 import subprocess
 import sys
 
@@ -72,7 +73,7 @@ def unnamed(spent):
 
 
 def names(spent):
-    return [run.name for run in spent.runs]
+    return [run.parts[0][0] for run in spent.runs]
 
 
 # What is stated.
@@ -197,9 +198,24 @@ def test_a_run_that_goes_on_keeps_its_name_and_counts_once(tmp_path):
     for several in ([part, whole], [whole, part], [part, whole, part]):
         assert accounting.compose(several) == whole.spent
     assert unnamed(part.spent) == accounting.compose([(MECHANISM, 3)])
+    # Found done, nothing is taken anew, and nothing counts.
+    assert fit(key=key, folder=tmp_path).spent == whole.spent
     # Negative control: a run in another folder is another.
     other = fit(key=key, callback=stop_after(3))
     assert len(accounting.compose([other, whole]).runs) == 2
+
+
+@pytest.mark.guarantee
+def test_two_ways_on_from_one_checkpoint_count_as_two_runs(tmp_path):
+    """Where they round otherwise, their steps have noise of their own."""
+    key = jax.random.key(5)
+    part = fit(key=key, folder=tmp_path / "one", callback=stop_after(3))
+    shutil.copytree(tmp_path / "one", tmp_path / "other")
+    one, other = (fit(key=key, folder=tmp_path / name) for name in ("one", "other"))
+    assert one.resumed_from == other.resumed_from == 3
+    together = accounting.compose([part, one, other])
+    assert unnamed(together) == accounting.compose([MECHANISM, MECHANISM])
+    assert accounting.compose([one, part]) == one.spent
 
 
 def test_a_run_keeps_to_the_budget_of_all():

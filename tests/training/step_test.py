@@ -67,7 +67,7 @@ def test_a_loop_of_steps_is_fit():
 
 
 @pytest.mark.slow
-def test_with_all_its_options():
+def test_with_all_its_options(one_identity):
     def noisy(w, frozen, x, y, key):
         return (w @ (frozen * x) + 0.1 * jax.random.normal(key) - y) ** 2
 
@@ -128,8 +128,7 @@ def test_runs_under_vmap_are_the_runs_alone(one_identity):
 
     def train(key, learning_rate):
         state = step.init(jnp.zeros(3), key=key)
-        state = _programs._with_batches_of(state, np.zeros(2, np.uint32))
-        state = optax.tree.set(state, learning_rate=learning_rate)
+            state = optax.tree.set(state, learning_rate=learning_rate)
 
         def take_step(state, _):
             batch = training.draw_batch(SILENT, state, num_examples=200)

@@ -1,5 +1,6 @@
 """A search returns what its epsilon is of, and nothing else."""
 
+import dataclasses
 import inspect
 import re
 
@@ -266,11 +267,30 @@ def test_a_private_score_has_the_noise_and_the_sensitivity_that_are_accounted_fo
     chi = lambda z: scipy.stats.chi2.cdf(np.var(drawn) / z**2 * 4_000, 3_999)
     assert 1e-3 < chi(3.0) < 1 - 1e-3
     assert not 1e-3 < chi(3.3) < 1 - 1e-3  # negative control
-    silent = lambda x: NOISY.summary(np.array(x), np.random.default_rng(1)) * 200
+    tiny = dataclasses.replace(NOISY, noise_multiplier=1e-12)
+    silent = lambda x: tiny.summary(np.array(x), np.random.default_rng(1)) * 200
     for worst in (1e30, -1e30, np.nan, np.inf):
         base = [0.5] * 50
         assert abs(silent([*base, worst]) - silent(base)) <= 1 + 1e-9
         assert abs(silent([*base, worst]) - silent([*base, 0.0])) <= 1 + 1e-9
+
+
+@pytest.mark.guarantee
+def test_a_private_score_has_other_noise_for_another_sum():
+    """One generator for two sums, of which the difference would be bare."""
+    noise_of = lambda x, **changes: (
+        dataclasses.replace(NOISY, **changes).summary(
+            np.array(x), np.random.default_rng(1)
+        )
+        * 200
+        - sum(x)
+    )
+    one, other = [0.5, 0.25], [0.5, 0.26]
+    assert noise_of(one) == noise_of(one)
+    assert abs(noise_of(one) - noise_of(other)) > 1e-3
+    # Nor do two levels show the sum.
+    twice = noise_of(one, noise_multiplier=2 * NOISY.noise_multiplier)
+    assert abs(twice / noise_of(one) - 2) > 1e-3
 
 
 def graph_mechanism():

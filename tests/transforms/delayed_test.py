@@ -331,6 +331,7 @@ def test_a_broken_example_contributes_nothing_and_changes_no_other(count, bad):
 
 @pytest.mark.slow
 @pytest.mark.guarantee
+@pytest.mark.usefixtures("without_nonces")
 def test_what_is_kept_is_a_function_of_private_gradients_alone():
     """Two data sets with the same clipped sums in both phases leave the same state."""
     tx = delayed(MECHANISM, interval=1, preconditioned_interval=1, decay=0.5)
@@ -374,6 +375,7 @@ def test_seal_and_mask_come_out_of_the_scaling_as_they_went_in(count):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("without_nonces")
 def test_gradients_of_several_devices_are_summed_between_clip_and_noise():
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
     params = of_float32(PARAMS)
