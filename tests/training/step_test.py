@@ -10,7 +10,6 @@ import optax
 import pytest
 
 from dpadambc import graphs, training
-from dpadambc.training import _programs
 from tests import common
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(200, 3)), jnp.float32)
@@ -128,7 +127,7 @@ def test_runs_under_vmap_are_the_runs_alone(one_identity):
 
     def train(key, learning_rate):
         state = step.init(jnp.zeros(3), key=key)
-            state = optax.tree.set(state, learning_rate=learning_rate)
+        state = optax.tree.set(state, learning_rate=learning_rate)
 
         def take_step(state, _):
             batch = training.draw_batch(SILENT, state, num_examples=200)
