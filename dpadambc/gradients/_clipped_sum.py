@@ -171,16 +171,17 @@ def closed(
     normalize_by: jax.typing.ArrayLike | None,
 ) -> optax.Updates:
     """A tree of arrays, from here on closed."""
-    # An array is traced in `jax.jit`, so nothing is known of one outside of it either.
-    c, b = (
-        None if number is None or isinstance(number, jax.Array) else float(number)
-        for number in (l2_clip_norm, normalize_by)
-    )
+    c, b = map(_known, (l2_clip_norm, normalize_by))
     leaves, structure = jax.tree.flatten(sums)
     of = len(leaves)
     return structure.unflatten(
         _closed(precision.wide(x), c, b, i, of) for i, x in enumerate(leaves)
     )
+
+
+def _known(number: Any) -> float | None:
+    """A number of Python; of an array nothing, for in `jax.jit` it is traced."""
+    return None if number is None or isinstance(number, jax.Array) else float(number)
 
 
 def as_clipped_sum(

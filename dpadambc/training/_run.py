@@ -108,8 +108,11 @@ class Run:
 
     def _save(self, state: TrainState) -> None:
         if self.checkpoints is not None:
-            notes = {"planned": self.planned, "least": self.least}
-            notes["parts"] = self.account.parts_at(int(state.step))
+            notes = {
+                "planned": self.planned,
+                "least": self.least,
+                "parts": self.account.parts_at(int(state.step)),
+            }
             self.checkpoints.save(state, self.identity, notes)
 
     def _advance(

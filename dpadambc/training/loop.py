@@ -151,13 +151,13 @@ def fit(
       * With `target_epsilon`, the step that would exceed it is not taken.
       * A run that begins with a `Result` or a `Release` spends on top of it. Plain
         parameters do not say where they come from: name earlier runs by `spent`. A run
-        has a random name, by which it counts once, however often it is given.
+        counts once, however often it is given; two ways on from one checkpoint are two.
       * The noise, the batches and the loss have keys of their own, made from `key` in a
         domain of theirs: what else is drawn with it shows nothing of them. Runs with
         one key have independent noise wherever their sums differ, and batches of their
         own, unless mechanism, loss, optimizer, start, `frozen`, data and `spent` are
         the same: checksums of these, of a source its length and first example, are
-        folded into the key of the batches. Processes of one run take the key of the
+        folded into the key of the batches, and `draw_batch` has more. Processes of one run take the key of the
         first, and compare these checksums; a run that is alone in its process does not
         communicate.
       * The state has no losses, norms or gradients before the noise. They reach the
