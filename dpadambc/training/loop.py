@@ -157,9 +157,9 @@ def fit(
         one key have independent noise wherever their sums differ, and batches of their
         own, unless mechanism, loss, optimizer, start, `frozen`, data and `spent` are
         the same: checksums of these, of a source its length and first example, are
-        folded into the key of the batches, and `draw_batch` has more. Processes of one run take the key of the
-        first, and compare these checksums; a run that is alone in its process does not
-        communicate.
+        folded into the key of the batches, and `draw_batch` has more. Processes of one
+        run take the key of the first, and compare these checksums; a run that is alone
+        in its process does not communicate.
       * The state has no losses, norms or gradients before the noise. They reach the
         callback alone, as `Progress.loss`, which is *not private*.
       * A checkpoint goes on with its own keys, and is refused by a run in which one of
