@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import AxisType, PartitionSpec
 
 import dpadambc
 from dpadambc import (
@@ -227,7 +228,12 @@ ROWS = {name: stage(name) for name in optax_contract_test.ROWS} | {
         lambda d: (d(3, 2), d(3, 2)),
     ),
     "ClippedSum.sum_over": (
-        jax.vmap(lambda x: vouched(x).sum_over("i").value, axis_name="i"),
+        lambda x: jax.shard_map(
+            lambda x: vouched(x).sum_over("i").value,
+            mesh=jax.make_mesh((1,), ("i",), axis_types=(AxisType.Auto,)),
+            in_specs=PartitionSpec("i"),
+            out_specs=PartitionSpec(),
+        )(x),
         lambda d: (d(4, 3),),
     ),
     "per_example_norms": (

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 import dpadambc
 from dpadambc import training
-from dpadambc.training import _identity, _programs
+from dpadambc.training import _identity, _keys
 from tests import common
 
 SIZE, BATCH = 64, 16
@@ -101,7 +101,8 @@ def private_gradient(columns, optimizer=ADAM_BC, mechanism=MECHANISM, **options)
 def taken_part(mechanism=MECHANISM):
     """An example that is in the batch of the first step."""
     state = training.init_state(PARAMS, mechanism, ADAM_BC, key=jax.random.key(1))
-    state = _programs._with_batches_of(state, DIGEST)
+    key = _keys.of_batches(state.sampling_key, DIGEST)
+    state = dataclasses.replace(state, sampling_key=key)
     batch = training.draw_batch(mechanism, state, SIZE)
     return int(batch.indices[0])
 
