@@ -155,30 +155,15 @@ class _Run:
         )
         return cls(mechanism, levels, tuple(map(tuple, found.get(_PARTS, ()))))
 
-    @property
-    def _apart_from_steps(self) -> tuple[type[Mechanism], dict[str, Any]]:
-        fields = _fields(self.mechanism) | {"iterations": None, _LEVELS: None}
-        return type(self.mechanism), fields
-
     def begins(self, other: "_Run") -> bool:
         """Whether the other has all steps of this one, by the same calls of `fit`."""
         if not self.parts:
             return False
         *before, (name, last) = self.parts
-        there = other.parts[len(before) :]
-        is_same = other.parts[: len(before)] == tuple(before) and there
-        return bool(
-            is_same
-            and there[0][0] == name
-            and there[0][1] >= last
-            and other.steps >= self.steps
-        )
-
-    def is_within(self, other: "_Run") -> bool:
-        """Whether the other run is the same, and as long or longer."""
-        there = dict(other.levels)
-        is_as_long = all(n <= there.get(z, 0) for z, n in self.levels)
-        return is_as_long and self._apart_from_steps == other._apart_from_steps
+        size = len(before)
+        if other.parts[:size] != tuple(before) or other.steps < self.steps:
+            return False
+        return any(x == name and n >= last for x, n in other.parts[size : size + 1])
 
 
 def _the_same_relation(runs: Sequence[_Run]) -> None:
@@ -352,16 +337,6 @@ class Spending:
             neighboring_relation=self.neighboring_relation,
             accountant=accountant,
         )
-
-    def includes(self, other: "Spending") -> bool:
-        """Whether each run of another spending is in this one, as long or longer."""
-        left = sorted(self.runs, key=lambda run: run.steps)
-        for run in sorted(other.runs, key=lambda run: run.steps, reverse=True):
-            found = [x for x in reversed(left) if run.is_within(x)]
-            if not found:
-                return False
-            left.remove(found[0])
-        return True
 
     def to_json(self) -> list[dict[str, Any]]:
         """What JSON can hold: of each run the mechanism, by name, and its steps.

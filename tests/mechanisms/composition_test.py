@@ -277,12 +277,17 @@ def test_it_refuses_a_delta_too_large_for_the_data():
     accounting.compose([SHUFFLED]).epsilon(1e-4)
 
 
-def test_a_spending_includes_shorter_runs_as_often_as_it_has_them():
-    both = accounting.compose([(FIRST, 10), (FIRST, 5), SECOND])
-    assert both.includes(both)
-    assert both.includes(accounting.compose([(FIRST, 9), (FIRST, 3)]))
-    assert not both.includes(accounting.compose([(FIRST, 9), (FIRST, 8)]))
-    assert not both.includes(accounting.compose([FIRST]))
-    assert not both.includes(accounting.compose([GRAPH]))
-    longer = dataclasses.replace(FIRST, iterations=500)
-    assert both.includes(accounting.compose([(longer, 10)]))
+def test_a_run_that_another_goes_on_from_counts_once_and_ways_apart_count_each():
+    of = lambda steps, *parts: accounting.Spending.of_run(FIRST, steps, parts)
+    begun, whole = of(3, ("a", 3)), of(9, ("a", 3), ("b", 9))
+    apart = of(9, ("a", 2), ("c", 9))
+    for several in ([begun, whole], [whole, begun], [whole, whole, begun]):
+        assert accounting.compose(several) == whole
+    assert len(accounting.compose([begun, whole, apart]).runs) == 2
+    # Steps that no other has: they count, with the whole run.
+    assert len(accounting.compose([of(5, ("a", 5)), whole]).runs) == 2
+    # More steps were counted of it than of the other.
+    assert len(accounting.compose([of(12, ("a", 3)), whole]).runs) == 2
+    # Runs that nothing is known of are runs of their own.
+    assert len(accounting.compose([of(3), of(3)]).runs) == 2
+    assert accounting.Spending.from_json(whole.to_json()) == whole
