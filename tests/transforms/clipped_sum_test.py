@@ -5,6 +5,7 @@ in and out of `jax.jit`. What moves it, and changes nothing, goes through.
 """
 
 import functools
+import os
 
 import chex
 import flax.training.train_state
@@ -675,3 +676,26 @@ def test_the_cost_of_a_closed_sum_is_that_of_arrays():
     )
     of = lambda f, x: jax.jit(f).lower(x).compile().cost_analysis()["flops"]
     assert of(noised, total()) < 1.001 * of(plain, looked_at())
+
+
+@pytest.mark.skipif(
+    os.environ.get("DPADAMBC_OPTIMIZED_TESTS") != "1", reason="of optimized code"
+)
+def test_a_sum_that_is_closed_and_opened_costs_a_copy():
+    """In one program nothing, and no byte more across the border of two."""
+    arrays = {"w": jnp.ones((300, 100)), "b": jnp.ones(100)}
+    close = lambda x: dpadambc.as_clipped_sum(x, l2_clip_norm=C, normalize_by=B)
+    through = lambda x: dpadambc.materialize(close(x))
+    copied = lambda x: jax.tree.map(jnp.copy, x)
+
+    def cost(fun):
+        compiled = jax.jit(fun).lower(arrays).compile()
+        memory = compiled.memory_analysis()
+        bytes_accessed = compiled.cost_analysis()["bytes accessed"]
+        return bytes_accessed, memory.temp_size_in_bytes, memory.output_size_in_bytes
+
+    plain = cost(copied)
+    assert cost(through) == plain
+    accessed, temporary, output = cost(close)
+    assert temporary == plain[1] and output == plain[2]
+    assert accessed <= 1.01 * plain[0]
