@@ -117,6 +117,7 @@ def test_a29_a_count_that_is_set_back_is_not_that_of_the_noise(name):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("without_nonces")
 def test_a29_what_a_count_that_is_set_back_did():
     """Negative control: a level too low."""
     back = lambda state: state._replace(noised_steps=jnp.zeros([], jnp.int32))
