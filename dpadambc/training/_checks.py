@@ -112,8 +112,7 @@ def loss_of(
     key = (jax.random.key(0),) if step.uses_key else ()
     arguments = _shapes((params, *shared, *_data.one_example(data), *key))
     of_one = _batched.scalar_loss(step.loss_fn, has_aux=False)
-    # With its derivative, which may be the loss's own.
-    traced = jax.make_jaxpr(jax.value_and_grad(of_one))(*arguments)
+    traced = jax.make_jaxpr(of_one)(*arguments)
     _nodes.check(traced, data, step.mechanism)
     return traced
 

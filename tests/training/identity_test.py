@@ -189,23 +189,6 @@ def test_batches_for_another_mechanism_are_refused():
     training.draw_batch(dataclasses.replace(MECHANISM), state, num_examples=200)
 
 
-@pytest.mark.guarantee
-def test_losses_that_differ_in_their_own_derivative_draw_other_batches():
-    def with_derivative(scale):
-        @jax.custom_vjp
-        def loss(w, x, y):
-            return loss_fn(w, x, y)
-
-        loss.defvjp(
-            lambda w, x, y: (loss_fn(w, x, y), (w, x, y)),
-            lambda kept, g: (scale * g * kept[0], None, None),
-        )
-        return loss
-
-    one, other = (run(loss_fn=with_derivative(scale))[1] for scale in (0.01, 0.02))
-    assert (one[0] != other[0]).any()
-
-
 def test_a_run_that_goes_on_is_the_run_without_an_interruption(tmp_path):
     class Killed(Exception):
         pass
