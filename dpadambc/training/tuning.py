@@ -197,8 +197,8 @@ def search(
       uses_key: whether the loss takes a key, one for each example.
       microbatch_size: how many examples of a trial are in memory at once; all by
         default.
-      trials_at_once: how many trials are trained in one call. It changes the result by
-        rounding at most.
+      trials_at_once: how many trials are trained in one call. Another number may round
+        otherwise, and so draw other noise.
 
     Returns:
       A `SearchResult`.
