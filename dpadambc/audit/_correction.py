@@ -127,7 +127,8 @@ def _of_steps(init: Any, step: Any, zero: Any) -> Finding:
 
     keys = jax.random.split(jax.random.key(1_312_333), runs)
     found = jax.jit(functools.partial(jax.lax.map, one))(keys)
-    worst = max(map(_compared, found), key=lambda x: abs(x[0] - 1) / x[1])
+    # Without noise the error is zero.
+    worst = max(map(_compared, found), key=lambda x: abs(x[0] - 1) / max(x[1], 1e-12))
     ratio, error = worst
     bound = _ROUNDING + _statistics.normal_bound() * error
     power = _ROUNDING + _statistics.detected() * error

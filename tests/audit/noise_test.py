@@ -274,3 +274,17 @@ def test_noise_that_fades_slowly_is_found_in_a_small_model(fade, passed):
     assert {part.check: part.passed for part in finding.parts[-1].parts}[
         "noise of later steps"
     ] is passed
+
+
+def test_a_correction_without_any_noise_fails_and_ends():
+    """It takes out noise that nobody has added, and has no spread to compare with."""
+
+    def make_optimizer(key):
+        del key
+        clip = dpadambc.clip_per_example(1.0, normalize_by=64)
+        looked_at = optax.stateless(lambda sums, _: dpadambc.materialize(sums))
+        return optax.chain(clip, looked_at, dpadambc.adam_bc(0.1, 0.5))
+
+    mechanism = common.poisson_gaussian(normalize_by=64)
+    found = audit.correction(make_optimizer, jnp.zeros(10), mechanism)
+    assert found.passed is False
