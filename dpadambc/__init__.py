@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING
 
 from dpadambc._core import lazy
 
-__version__ = importlib.metadata.version("dpadambc")
+try:
+    __version__ = importlib.metadata.version("dpadambc")
+except importlib.metadata.PackageNotFoundError:  # a source tree, not installed
+    __version__ = "0+unknown"
 __all__ = [
     "Batch",
     "ClippedSum",

@@ -18,6 +18,7 @@ from dpadambc.gradients._batched import (
     Method,
     batched_value_and_grad,
 )
+from dpadambc.gradients._factored import rounding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,6 +126,7 @@ def clipped_value_and_grad(
     method: Method = "factored",
     skip_padding: bool = False,
     clip_rule: rules.ClipRule = rules.FLAT,
+    precision: rounding.Precision = None,
 ) -> ClippedGrad:
     """`clipped_grad` that returns the value of each example too.
 
@@ -141,6 +143,7 @@ def clipped_value_and_grad(
       skip_padding: see `clipped_grad`. Values of padding may be zeros then, and so may
         its auxiliary output.
       clip_rule: see `clip_per_example`.
+      precision: see `clip_per_example`.
 
     Returns:
       A function that returns `(values, gradient)`, with `has_aux`
@@ -163,9 +166,14 @@ def clipped_value_and_grad(
     """
     _refuse_array(normalize_by)
     # For what it refuses.
-    flat.clip_per_example(l2_clip_norm, normalize_by=normalize_by, clip_rule=clip_rule)
+    flat.clip_per_example(
+        l2_clip_norm,
+        normalize_by=normalize_by,
+        clip_rule=clip_rule,
+        precision=precision,
+    )
     value_and_clipped = _value_and_clipped(
-        flat._observing(clip_rule),
+        flat._observing(clip_rule, precision),
         fun,
         Arguments(argnums, batch_argnums, prng_argnum),
         has_aux,
@@ -271,6 +279,7 @@ def clipped_grad(
     method: Method = "factored",
     skip_padding: bool = False,
     clip_rule: rules.ClipRule = rules.FLAT,
+    precision: rounding.Precision = None,
 ) -> ClippedGrad:
     r"""Like `jax.grad` of a batch, but clipped per example: sum, divided by a constant.
 
@@ -300,6 +309,7 @@ def clipped_grad(
         who can time a step must not learn the size of its batch. Rows of `aux` that are
         left out are zeros.
       clip_rule: which share of each gradient is taken; see `clip_per_example`.
+      precision: of the products in the clip; see `clip_per_example`.
 
     Returns:
       A function of the arguments of `fun`, in batches, and of
@@ -335,6 +345,7 @@ def clipped_grad(
         method=method,
         skip_padding=skip_padding,
         clip_rule=clip_rule,
+        precision=precision,
     )
 
     def grad_fn(*args, is_padding_example=None):

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec
 from dpadambc._core import explicit_mesh, validate
 from dpadambc.clipping import _untouched, rules
 from dpadambc.gradients import _clipped_sum, _leaves, _seal
+from dpadambc.gradients._factored import rounding
 
 NeighboringRelation = dp_accounting.NeighboringRelation
 
@@ -156,11 +157,12 @@ def _factors(
     l2_clip_norm: jax.typing.ArrayLike,
     is_padding_example: jax.Array | None,
     clip_rule: rules.ClipRule,
+    precision: rounding.Precision = None,
 ) -> _Factors:
     """Zero for padding, and for examples that are not finite."""
     members = _members(updates, groups)
     norms = {
-        name: _leaves.per_example_squared_norms(several)
+        name: _leaves.per_example_squared_norms(several, precision)
         for name, several in members.items()
     }
     are_finite = jnp.stack([jnp.isfinite(x) for x in norms.values()]).all(0)
@@ -206,10 +208,11 @@ def _sum_of_clipped(
     normalize_by: jax.typing.ArrayLike,
     is_padding_example: jax.Array | None,
     clip_rule: rules.ClipRule,
+    precision: rounding.Precision,
 ) -> _Observed:
     """The sum over examples, each group of parameters clipped to its share of C."""
     weights, are_finite, indicators = _factors(
-        updates, groups, l2_clip_norm, is_padding_example, clip_rule
+        updates, groups, l2_clip_norm, is_padding_example, clip_rule, precision
     )
     members, leaves = _members(updates, groups), _leaves.flatten(updates)
     # What has come this far in another way than through an index ends here.
@@ -217,7 +220,9 @@ def _sum_of_clipped(
     sums: dict[int, jax.Array] = {}
     for name, (_, places) in groups.items():
         own = jnp.where(whole, weights[name], jnp.nan) / normalize_by
-        several: Any = _leaves.weighted_sums(members[name], own, are_finite.all())
+        several: Any = _leaves.weighted_sums(
+            members[name], own, are_finite.all(), precision
+        )
         sums.update(zip(places, several, strict=True))
     structure = jax.tree.structure(updates, is_leaf=_leaves.is_per_example)
     gradient = structure.unflatten([sums[i] for i in range(len(leaves))])
@@ -229,6 +234,7 @@ def clip_per_example(
     *,
     normalize_by: jax.typing.ArrayLike,
     clip_rule: rules.ClipRule = rules.FLAT,
+    precision: rounding.Precision = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Clips each example's gradient, sums over examples and divides by a constant.
 
@@ -259,7 +265,8 @@ def clip_per_example(
       * B is the number given here, never the size of the batch, which is private
         under Poisson sampling.
 
-      They hold up to the rounding of a float32 sum. Norms of factored gradients carry
+      They hold up to the rounding of a float32 sum, also where products round what they
+      multiply. Norms of factored gradients carry
       an allowance for rounding, which keeps what it hides below C / 1000 however the
       parts of a gradient cancel. For arrays C must be well above 1e-18, where squares
       of float32 numbers vanish. A part of the parameters, inside `optax.masked` or
@@ -273,6 +280,11 @@ def clip_per_example(
       clip_rule: which share of each gradient is taken, such as `clipping.Automatic()`;
         by default min(1, C / norm) as above. No rule of public numbers changes the
         guarantees: it is given one norm at a time, and can take no more than C / norm.
+      precision: of the products in the clip, on a GPU or TPU. By default that of
+        `jax.default_matmul_precision`, else of the device: TF32 or bfloat16, and what
+        they round is added to the norm, .1 to 1 % of C. `jax.lax.Precision.HIGHEST`
+        rounds nothing, and costs as much again as the gradient; a
+        `jax.lax.DotAlgorithmPreset` names another. Processors multiply in full.
 
     Returns:
       An Optax transformation; its state is empty.
@@ -302,6 +314,7 @@ def clip_per_example(
     validate.positive_or_infinite(l2_clip_norm=l2_clip_norm)
     validate.positive(normalize_by=normalize_by)
     rules._check(clip_rule)
+    rounding.check(precision)
     if clip_rule._moves:
         raise ValueError(
             f"Expected a rule of one norm and a fixed bound, got {clip_rule!r}, whose"
@@ -309,7 +322,7 @@ def clip_per_example(
             " its clip_rule, for privatize, a chain such as dp_adam_bc, or"
             " training.fit."
         )
-    clip, bound = _observing(clip_rule), _Bound(l2_clip_norm, normalize_by)
+    clip, bound = _observing(clip_rule, precision), _Bound(l2_clip_norm, normalize_by)
 
     def init_fn(params):
         clip.init(params)
@@ -330,7 +343,9 @@ class _Bound(NamedTuple):
     normalize_by: jax.typing.ArrayLike
 
 
-def _observing(clip_rule: rules.ClipRule) -> optax.GradientTransformationExtraArgs:
+def _observing(
+    clip_rule: rules.ClipRule, precision: rounding.Precision = None
+) -> optax.GradientTransformationExtraArgs:
     """`clip_per_example` at the `_Bound` that is its state; it returns an `_Observed`.
 
     The bound is an argument wherever it is used, as arrays are on Explicit meshes.
@@ -358,7 +373,7 @@ def _observing(clip_rule: rules.ClipRule) -> optax.GradientTransformationExtraAr
         def clipped_sum(bound, updates, is_padding_example):
             c, divisor = bound
             return _sum_of_clipped(
-                updates, groups, c, divisor, is_padding_example, clip_rule
+                updates, groups, c, divisor, is_padding_example, clip_rule, precision
             )
 
         return explicit_mesh.automatic(

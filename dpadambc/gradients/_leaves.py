@@ -16,7 +16,7 @@ import optax
 
 from dpadambc._core import explicit_mesh, precision, shard_map, validate
 from dpadambc.gradients import _seal, _weighted
-from dpadambc.gradients._factored import forms, interface
+from dpadambc.gradients._factored import forms, interface, rounding
 
 
 class _SaysWhatToDo(type):
@@ -80,7 +80,8 @@ class PerExampleGradient(metaclass=_SaysWhatToDo):
 
     def materialize(self) -> jax.Array:
         r"""The gradients, shape (batch, \*shape): as large as what is avoided here."""
-        return jax.vmap(type(self.factored).dense)(self.factored).astype(self.dtype)
+        gradients = jax.vmap(lambda grad: grad.dense(rounding.FULL))(self.factored)
+        return gradients.astype(self.dtype)
 
     def __getattr__(self, name: str) -> NoReturn:
         does = f": put clip_per_example first, and take {name} of what it returns"
@@ -116,17 +117,13 @@ def sealed(
 ) -> list[PerExampleGradient]:
     """Per-example gradients, of several parameters, from here on untouched.
 
-    Factors of low precision are rounded here, once and for all. Between one operation
-    and the next XLA keeps more digits than the dtype has, where it can: the norm would
-    be that of one gradient, and the sum have another.
-
     Args:
       several: gradients whose arrays have the examples along axis 0.
       shapes: of the parameters, each with a shape and a dtype.
       rules: how the norms are computed.
       axes: of a `jax.shard_map`, over which the examples vary.
     """
-    close = _seal.once(lambda x: _seal.close(precision.rounded(jnp.asarray(x))))
+    close = _seal.once(lambda x: _seal.close(jnp.asarray(x)))
     found = []
     for grad, like, rule in zip(several, shapes, rules, strict=True):
         arrays = jax.tree.leaves(grad)
@@ -332,14 +329,42 @@ def _formed_and_scaled(
     )
 
 
-def per_example_squared_norms(gradients: optax.Updates) -> jax.Array:
-    """The squared norm of each example over the whole tree, shape (batch,)."""
-    norms = [jax.vmap(type(grad).squared_norm)(grad) for grad in _open(gradients)]
-    return functools.reduce(jnp.add, norms)
+def per_example_squared_norms(
+    gradients: optax.Updates, precision: rounding.Precision = None
+) -> jax.Array:
+    """The squared norm of each example over the whole tree, shape (batch,).
+
+    Where products round, it is that of the bound on what `weighted_sums` adds up at the
+    same precision; see `rounding`.
+    """
+    return rounding.on_device(_squared_norms, precision, _open(gradients))
+
+
+def _squared_norms(
+    units: rounding.Units, gradients: Sequence[interface.Gradient]
+) -> jax.Array:
+    if units is rounding.FULL:
+        gradients = rounding.pinned(gradients)
+        norms = [jax.vmap(type(grad).squared_norm)(grad) for grad in gradients]
+        return functools.reduce(jnp.add, norms)
+    operands = [grad.operands(units) for grad in gradients]
+    arrays, factored = forms.apart(operands)
+    joined, _ = forms.side_by_side(arrays)
+    of_each = [
+        jax.vmap(lambda grad: grad.norm(units))(grad) for grad in (*joined, *factored)
+    ]
+    bound = interface.Norm.of_all(of_each).bound
+    # Whose root is not below the bound.
+    return bound * bound * (1 + 4 * jnp.finfo(bound.dtype).eps)
 
 
 def _open(gradients: optax.Updates) -> list[interface.Gradient]:
-    """The gradients with open arrays; what they share, they share still."""
+    """The gradients with open arrays; what they share, they share still.
+
+    Between one operation and the next XLA keeps more digits than a dtype has, where it
+    can: the norm would be that of one gradient, and the sum have another. So what the
+    clip computes begins with the numbers that the dtype has (`rounding.pinned`).
+    """
     opened = _seal.once(_seal.opened)
     return [leaf.open(opened) for leaf in flatten(gradients)]
 
@@ -373,7 +398,10 @@ def per_example_norms(gradients: optax.Updates) -> jax.Array:
 
 
 def weighted_sums(
-    gradients: optax.Updates, weights: jax.Array, are_finite: jax.Array
+    gradients: optax.Updates,
+    weights: jax.Array,
+    are_finite: jax.Array,
+    precision: rounding.Precision = None,
 ) -> optax.Updates:
     """The sum over examples of weight times gradient, in the dtype of the weights.
 
@@ -384,7 +412,10 @@ def weighted_sums(
       gradients: a tree of per-example gradients.
       weights: shape (batch,).
       are_finite: shape (), bool: whether the norms of all examples are finite.
+      precision: of products, as in `clip_per_example`.
     """
     structure = jax.tree.structure(gradients, is_leaf=is_per_example)
-    sums = _weighted.sums(_open(gradients), weights, are_finite)
+    sums = rounding.on_device(
+        _weighted.sums, precision, _open(gradients), weights, are_finite
+    )
     return structure.unflatten([x.astype(weights.dtype) for x in sums])

@@ -15,7 +15,7 @@ import optax
 
 from dpadambc._core import precision, validate
 from dpadambc.gradients import _batched, _collectives
-from dpadambc.gradients._factored import factored_outputs
+from dpadambc.gradients._factored import factored_outputs, rounding
 from dpadambc.gradients._factored.interface import Gradient, Shape, Side, pytree
 
 
@@ -77,7 +77,7 @@ def _second_moment(side: Side, max_size: int, scale: float) -> tuple[_Factor, ..
     rows = side.rows.astype(precision.at_least_float32(side.rows.dtype))
     if rows.shape[-1] > max_size:
         return ()
-    return (_Factor(scale * precision.product(rows, rows), side.shared, side.own),)
+    return (_Factor(scale * rounding.EXACT.product(rows, rows), side.shared, side.own),)
 
 
 def _second_moments(grad: Gradient, max_size: int) -> tuple[_Factor, ...]:
@@ -106,7 +106,7 @@ def _inverse_root(factor: _Factor, damping: jax.typing.ArrayLike) -> _Factor:
     least = damping * values.mean(-1, keepdims=True)
     scales = jnp.where(least > 0, jax.lax.rsqrt(values + least), 1)
     scaled = vectors * scales[:, None, :]
-    matrix = precision.einsum(scaled, (0, 1, 3), vectors, (0, 2, 3), (0, 1, 2))
+    matrix = rounding.EXACT.einsum(scaled, (0, 1, 3), vectors, (0, 2, 3), (0, 1, 2))
     return _Factor(matrix, factor.shared, factor.axes)
 
 

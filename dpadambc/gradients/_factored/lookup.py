@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpadambc._core import precision
-from dpadambc.gradients._factored import forms, product, view
+from dpadambc.gradients._factored import forms, product, rounding, view
 from dpadambc.gradients._factored.interface import (
     Gradient,
     Shape,
@@ -58,7 +58,8 @@ class Lookup(Gradient):
             rows.reshape(stacked, count, width),
         )
 
-    def dense(self) -> jax.Array:
+    def dense(self, units: rounding.Units = rounding.DEFAULT) -> jax.Array:
+        del units
         ids, rows = self._rows()
         size = self.shape[self.axis]
         scatter = lambda i, x: jnp.zeros((size, x.shape[1]), x.dtype).at[i].add(x)
@@ -76,7 +77,9 @@ class Lookup(Gradient):
         squares = squared(rows).sum(2)
         sizes = equal.sum(2, dtype=rows.dtype)
         allowance = precision.rounding_allowance((sizes, squares), (0, width))
-        return jnp.sum(jnp.where(equal, precision.gram(rows), 0)) + jnp.sum(allowance)
+        return jnp.sum(jnp.where(equal, rounding.EXACT.gram(rows), 0)) + jnp.sum(
+            allowance
+        )
 
     def settled(self) -> Gradient:
         if self.ids.size + self.g.size < math.prod(self.shape):
@@ -97,7 +100,8 @@ class Lookup(Gradient):
         )
 
     def map_scale(self, fun: Callable[[jax.Array], jax.Array]) -> Gradient:
-        return dataclasses.replace(self, g=fun(self.g))
+        # In float32, in which it is added up too.
+        return dataclasses.replace(self, g=fun(precision.wide(self.g)))
 
     def unscaled(self) -> list[jax.Array]:
         return []
@@ -159,7 +163,7 @@ class Lookup(Gradient):
         assert head is not None
         (ids,), (rows,) = self._rows()
         others = head.g.reshape(head.g.shape[0], rows.shape[1])
-        products = precision.einsum(others, (0, 2), rows, (1, 2), (0, 1))
+        products = rounding.EXACT.einsum(others, (0, 2), rows, (1, 2), (0, 1))
         return jnp.sum(products * jnp.take(head.a, ids, axis=1))
 
 
