@@ -14,6 +14,7 @@ import optax
 import pytest
 
 import dpadambc
+from dpadambc.gradients._factored import product as factored
 from dpadambc.gradients._factored import rounding
 
 C = 1.0
@@ -198,6 +199,34 @@ def test_whatever_is_multiplied(rows, shape, family, seed, name):
         monkeypatch.setattr(rounding, "on_device", run)
         a, g = products(32, rows, *shape, seed, family)
         assert norms(product, kernel(shape), a, g).max() <= C
+
+
+@pytest.mark.parametrize("rows", [1, 16, 64])
+@pytest.mark.parametrize("unit", [TF32, BF16])
+def test_no_rounding_moves_a_product_further_than_it_says(unit, rows):
+    """Signs that add up along the largest singular vectors, and at random."""
+    rng = np.random.default_rng(rows)
+    units = rounding.Units(*[dataclasses.replace(unit, algorithm=None)] * 2)
+    u = 2.0**-10 if unit is TF32 else 2.0**-8
+    ratios = []
+    for family in FAMILIES:
+        a, g = (x[0] for x in products(4, rows, 48, 56, rows, family))
+        a, g = (unit.operand(x) for x in (a, g))
+        grad = factored.Product(a, g, (0, 1), (0, 2), (1, 2), (48, 56))
+        says = float(grad.norm(units).in_sum)
+        a, g = (np.asarray(x, np.float64) for x in (a, g))
+        (left_a, _, right_a), (left_g, _, right_g) = map(np.linalg.svd, (a, g))
+        top_a = np.sign(np.outer(left_g[:, 0], right_a[0]))
+        top_g = np.sign(np.outer(left_a[:, 0], right_g[0]))
+        random = [np.sign(rng.normal(size=x.shape)) for x in (a, g)]
+        for sign_a, sign_g in ((top_a, top_g), random, (np.sign(a), np.sign(g))):
+            # The smaller factor alone is scaled, and rounded, in bfloat16.
+            of_g = 0 if unit is BF16 else u
+            moved_a, moved_g = np.abs(a) * u * sign_a, np.abs(g) * of_g * sign_g
+            moved = (a + moved_a).T @ (g + moved_g) - a.T @ g
+            assert np.linalg.norm(moved) <= says
+            ratios.append(np.linalg.norm(moved) / says)
+    assert max(ratios) > 0.3
 
 
 def convolved(params, x, g):

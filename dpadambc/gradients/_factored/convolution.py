@@ -204,7 +204,7 @@ class Convolution(Gradient):
         dtype = unit.dtype
         if self._gram_is_cheaper:
             grams = self._gram_of_patches(unit), unit.gram(self._grouped(self.g, dtype))
-            return product.of_grams(unit, grams, (taps * self.x.size, self.g.size))
+            return product.of_grams(unit, grams, (taps * self.x.size, self.g.size), 1)
         # A tap sees no more than the whole input.
         squares = [taps * self._squares(self.x), self._squares(self.g)]
         counts = taps * self.x.size, self.g.size

@@ -333,8 +333,13 @@ def side_by_side(
       gradients: whose values have the examples along axis 0.
     """
     sizes = [math.prod(grad.shape) for grad in gradients]
-    small = [i for i, size in enumerate(sizes) if size <= _SMALL]
-    large = [i for i, size in enumerate(sizes) if size > _SMALL]
+    # Of low precision XLA would compute them again for each place of the whole.
+    small = [
+        i
+        for i, grad in enumerate(gradients)
+        if sizes[i] <= _SMALL and jnp.finfo(grad.value.dtype).bits >= 32
+    ]
+    large = [i for i in range(len(gradients)) if i not in small]
     if not small:
         return list(gradients), list
     rows = lambda x: x.reshape(x.shape[0], -1)

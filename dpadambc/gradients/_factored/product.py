@@ -138,7 +138,8 @@ class Product(Gradient):
             return Norm(square, 0.0, unit.in_sum * jnp.sqrt(square))
         matrices = self._matrices
         counts = [math.prod(x.shape[1:]) for x in matrices]
-        return of_grams(unit, [unit.gram(x) for x in matrices], counts)
+        scaled = 0 if self._scales_a else 1
+        return of_grams(unit, [unit.gram(x) for x in matrices], counts, scaled)
 
     def operands(self, units: rounding.Units) -> Gradient:
         # The norm of one term is that of its factors, which no product rounds.
@@ -181,13 +182,17 @@ class Product(Gradient):
         )
 
     def map_scale(self, fun: Callable[[jax.Array], jax.Array]) -> Gradient:
-        # The smaller factor.
-        if self.a.size < self.g.size:
+        if self._scales_a:
             return dataclasses.replace(self, a=fun(self.a))
         return dataclasses.replace(self, g=fun(self.g))
 
+    @property
+    def _scales_a(self) -> bool:
+        """The smaller factor is."""
+        return self.a.size < self.g.size
+
     def unscaled(self) -> list[jax.Array]:
-        return [self.g if self.a.size < self.g.size else self.a]
+        return [self.g if self._scales_a else self.a]
 
     def scaled_along(self, vectors: Sequence[jax.Array]) -> Gradient:
         """Each vector goes to the one factor that has its axis, or to one of both."""
@@ -352,22 +357,29 @@ class Product(Gradient):
 
 
 def of_grams(
-    unit: rounding.Unit, grams: Sequence[jax.Array], counts: Sequence[int]
+    unit: rounding.Unit,
+    grams: Sequence[jax.Array],
+    counts: Sequence[int],
+    scaled: int,
 ) -> Norm:
-    """Of Gram matrices with axes (l, t, t): what they have on the diagonal is enough.
+    """Of Gram matrices with axes (l, t, t), which have all that S needs.
 
     Args:
       unit: that multiplied them.
       grams: of the two factors.
       counts: how many numbers each factor holds.
+      scaled: which factor is scaled by the weight.
     """
-    both = jnp.multiply(*grams)
     # Sums of one shape, which XLA computes in one pass.
+    total = lambda x: x.sum((1, 2))
     diagonal = lambda x: jnp.where(jnp.eye(x.shape[1], dtype=bool), x, 0)
-    squares = [diagonal(x).sum((1, 2)) for x in grams]
-    terms = jnp.sqrt(diagonal(both)).sum((1, 2))
+    both = jnp.multiply(*grams)
+    squares = [total(diagonal(x)) for x in grams]
+    by_rows = total(jnp.sqrt(diagonal(both)))
+    largest = [jnp.sqrt(total(x * x)) for x in grams]
+    terms = jnp.minimum(by_rows, unit.spectral(squares, largest, scaled))
     allowance = jnp.sum(precision.rounding_allowance(squares, counts))
-    square = jnp.sum(both.sum((1, 2))) + allowance
+    square = jnp.sum(total(both)) + allowance
     return Norm.of_terms(square, jnp.linalg.norm(terms), unit)
 
 

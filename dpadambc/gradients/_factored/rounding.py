@@ -9,13 +9,21 @@ is by how much, and what the clip has to give away for it.
 it is on; it multiplies exactly and adds up in float32. Let
 :math:`N = \sum_t a_t g_t^\top` be the gradient of one example and one parameter,
 :math:`S = \sum_t \lVert a_t \rVert \lVert g_t \rVert` or more (of several kernels, such
-as the heads, the root of the sum of squares), and :math:`k = 2 u + u^2`.
+as the heads, the root of the sum of squares), and :math:`k = 2 u + u^2`. A and G have
+the rows :math:`a_t` and :math:`g_t`, and :math:`\lVert G \rVert_2` is the largest
+singular value.
 
 1. *What rounding moves.* If the terms are multiplied by such a product, the result
    :math:`\hat N` has :math:`\lVert \hat N - N \rVert \le k S`. For
    :math:`\hat a \hat g^\top - a g^\top = (\hat a - a) g^\top + a (\hat g - g)^\top +
    (\hat a - a) (\hat g - g)^\top`, whose norms are at most :math:`u`, :math:`u` and
-   :math:`u^2` times :math:`\lVert a \rVert \lVert g \rVert`; sum over t.
+   :math:`u^2` times :math:`\lVert a \rVert \lVert g \rVert`; sum over t. For
+   long sequences S may be less: what the matrices A and G are moved by has norms of at
+   most :math:`u \lVert A \rVert` and :math:`u \lVert G \rVert`, so
+   :math:`\lVert \hat N - N \rVert \le u (\lVert A \rVert \lVert G \rVert_2 +
+   \lVert A \rVert_2 \lVert G \rVert) + u^2 \lVert A \rVert \lVert G \rVert`. Where one
+   factor alone is rounded, one term is all. And :math:`\lVert G \rVert_2^2 \le
+   \lVert G G^\top \rVert`, the norm of a Gram matrix, which is there in any case.
 
 2. *The norm.* Two Gram matrices give :math:`q = \langle \hat N, \check N \rangle`, the
    inner product of two roundings of N, for the sides may round differently. With
@@ -86,10 +94,34 @@ class Unit:
     dtype: Any = None  # of the operands; None: theirs
     in_norm: float = 0.0  # k
     in_sum: float = 0.0  # k'
+    splits: bool = False  # operands, and multiplies in several passes
 
     def operand(self, x: jax.Array) -> jax.Array:
         """An array as the unit takes it, rounded to nearest if at all."""
         return x if self.dtype is None else rounded_to(x, self.dtype)
+
+    def spectral(
+        self, squares: Sequence[jax.Array], grams: Sequence[jax.Array], scaled: int
+    ) -> jax.Array:
+        """S by spectral norms.
+
+        Args:
+          squares: the squared Frobenius norms of both factors.
+          grams: the Frobenius norms of both Gram matrices.
+          scaled: which factor is rounded in the weighted sum, if one is.
+        """
+        a, g = squares
+        # Rounding may have taken k of a Gram matrix, too.
+        largest_a, largest_g = (
+            gram + self.in_norm * square
+            for gram, square in zip(grams, squares, strict=True)
+        )
+        by_side = jnp.sqrt(a * largest_g), jnp.sqrt(largest_a * g)
+        if self.splits:
+            return jnp.sqrt(a * g)
+        if not self.in_norm:
+            return by_side[scaled]
+        return (by_side[0] + by_side[1]) / 2 + self.in_norm * jnp.sqrt(a * g)
 
     def einsum(
         self,
@@ -156,8 +188,12 @@ _TF32 = Unit(
 _BF16 = Unit(_Preset.BF16_BF16_F32, jnp.bfloat16, 0.0, 1.01 * 2.0**-8)
 # Of x in two parts, each cut to u: u^2 |x| is left, and the product of the small parts
 # is left out, so 3 u^2 and what is smaller.
-_THREE_OF_BF16 = Unit(_Preset.BF16_BF16_F32_X3, jnp.float32, 4 * 2.0**-14, 4 * 2.0**-14)
-_THREE_OF_TF32 = Unit(_Preset.TF32_TF32_F32_X3, jnp.float32, 4 * 2.0**-20, 4 * 2.0**-20)
+_THREE_OF_BF16 = Unit(
+    _Preset.BF16_BF16_F32_X3, jnp.float32, 4 * 2.0**-14, 4 * 2.0**-14, splits=True
+)
+_THREE_OF_TF32 = Unit(
+    _Preset.TF32_TF32_F32_X3, jnp.float32, 4 * 2.0**-20, 4 * 2.0**-20, splits=True
+)
 
 
 @dataclasses.dataclass(frozen=True)
