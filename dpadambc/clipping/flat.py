@@ -282,7 +282,7 @@ def clip_per_example(
         guarantees: it is given one norm at a time, and can take no more than C / norm.
       precision: of the products in the clip, on a GPU or TPU. By default that of
         `jax.default_matmul_precision`, else of the device: TF32 or bfloat16, and what
-        they round is added to the norm, .1 to 1 % of C. `jax.lax.Precision.HIGHEST`
+        they round is added to the norm, .2 to 3 % of C. `jax.lax.Precision.HIGHEST`
         rounds nothing, and costs as much again as the gradient; a
         `jax.lax.DotAlgorithmPreset` names another. Processors multiply in full.
 

@@ -416,12 +416,13 @@ def norm_without_pairs(grad, *_):
     return jnp.sum((a**2).sum(2) * (g**2).sum(2))
 
 
-def interleaved_groups(grad, x, dtype):
+def interleaved_groups(grad, x, dtype=None):
     del dtype
     stacked = int(np.prod(x.shape[: grad.num_stacked]))
+    positions = int(np.prod(x.shape[grad.num_stacked : -1]))
     groups = grad.window.groups
-    x = x.reshape(stacked, grad._positions, -1, groups)
-    return jnp.moveaxis(x, 3, 1).reshape(stacked * groups, grad._positions, -1)
+    x = x.reshape(stacked, positions, -1, groups)
+    return jnp.moveaxis(x, 3, 1).reshape(stacked * groups, positions, -1)
 
 
 def block_at_the_end(grad, units):

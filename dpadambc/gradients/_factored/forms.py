@@ -342,8 +342,9 @@ def side_by_side(
     large = [i for i in range(len(gradients)) if i not in small]
     if not small:
         return list(gradients), list
-    rows = lambda x: x.reshape(x.shape[0], -1)
-    value = jnp.concatenate([rows(gradients[i].dense()) for i in small], axis=1)
+    count = gradients[0].value.shape[0]
+    rows = lambda i: gradients[i].dense().reshape(count, sizes[i])
+    value = jnp.concatenate([rows(i) for i in small], axis=1)
     together = Dense(value, value.shape[1:], "array")
 
     def parts(sums):
