@@ -7,7 +7,7 @@ Every name is imported when it is first used, so that what computes nothing, suc
 import importlib.metadata
 from typing import TYPE_CHECKING
 
-from dpadambc._core import lazy
+from dpadambc.core import lazy
 
 __version__ = importlib.metadata.version("dpadambc")
 __all__ = [
@@ -35,7 +35,6 @@ __all__ = [
     "clipped_value_and_grad",
     "clipping",
     "diagnostics",
-    "dp2_rmsprop",
     "dp_adam",
     "dp_adam_bc",
     "dp_adamw",
@@ -59,14 +58,18 @@ __all__ = [
     "sensitivity",
     "steps_taken",
     "theory",
+    "accounting",
+    "contrib",
     "training",
     "transforms",
 ]
 
 if TYPE_CHECKING:
     from dpadambc import (
+        accounting,
         audit,
         clipping,
+        contrib,
         diagnostics,
         gradients,
         graphs,
@@ -108,7 +111,6 @@ if TYPE_CHECKING:
     from dpadambc.optimizers import (
         adam_bc,
         adamw_bc,
-        dp2_rmsprop,
         dp_adam,
         dp_adam_bc,
         dp_adamw,
@@ -154,7 +156,6 @@ else:
             "clipped_value_and_grad": "clipping",
             "clipping": "clipping",
             "diagnostics": "diagnostics",
-            "dp2_rmsprop": "optimizers",
             "dp_adam": "optimizers",
             "dp_adam_bc": "optimizers",
             "dp_adamw": "optimizers",
@@ -178,6 +179,8 @@ else:
             "sensitivity": "clipping",
             "steps_taken": "transforms",
             "theory": "theory",
+            "accounting": "accounting",
+            "contrib": "contrib",
             "training": "training",
             "transforms": "transforms",
         },

@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 
 import dpadambc
 from dpadambc import training
-from dpadambc.mechanisms import trials
+from dpadambc.accounting import trials
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--iterations", type=int, default=100)

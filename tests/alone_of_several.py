@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 from dpadambc import training
-from dpadambc.mechanisms import trials
+from dpadambc.accounting import trials
 from tests import common
 
 SIZE = 400

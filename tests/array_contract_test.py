@@ -20,15 +20,16 @@ import dpadambc
 from dpadambc import (
     audit,
     clipping,
+    contrib,
     diagnostics,
-    gradients,
     graphs,
     theory,
     training,
     transforms,
 )
+from dpadambc.contrib import BandedGaussian, CorrelatedGaussian
 from dpadambc.diagnostics import not_private
-from dpadambc.mechanisms import BandedGaussian, CorrelatedGaussian, sampling
+from dpadambc.mechanisms import sampling
 from tests import api_test, common, optax_contract_test
 
 MECHANISM = common.poisson_gaussian()
@@ -152,7 +153,7 @@ def sampled(sample, **options):
 
 def delayed_step(gradients, padding, params):
     """The second, which divides by what came out of the first."""
-    tx = transforms.delayed_preconditioner(
+    tx = contrib.delayed_preconditioner(
         optax_contract_test.make("privatize"),
         interval=1,
         l2_clip_norm=1.0,
@@ -185,7 +186,7 @@ def key_of_noise(mechanism):
 
 
 def moved_bound(bound):
-    moves = common.poisson_gaussian(clip_rule=clipping.SlackClipping())
+    moves = common.poisson_gaussian(clip_rule=contrib.SlackClipping())
     state = dpadambc.privatize(moves, key=jax.random.key(0)).init(bound)
     found = diagnostics.clip_bound(moves, state._replace(l2_clip_norm=bound))
     return found.l2_clip_norm, found.relative_to_start
@@ -202,10 +203,10 @@ def clean_moments(params, gradient):
 
 def preconditioned(params, public, x):
     """The gradients of a loss, and those that its public examples precondition."""
-    found = gradients.kronecker_preconditioner(
+    found = contrib.kronecker_preconditioner(
         loss_fn, params, public_examples=(public,), damping=0.1
     )
-    return jax.grad(gradients.preconditioned(loss_fn, found))(params, x)
+    return jax.grad(contrib.preconditioned(loss_fn, found))(params, x)
 
 
 def statistics(gradients, padding):
@@ -244,7 +245,7 @@ ROWS = {name: stage(name) for name in optax_contract_test.ROWS} | {
     ),
     "per_example_grad": of_examples(dpadambc.per_example_grad),
     "per_example_value_and_grad": of_examples(dpadambc.per_example_value_and_grad),
-    "gradients.kronecker_preconditioner gradients.preconditioned"
+    "contrib.kronecker_preconditioner contrib.preconditioned"
     " gradients.KroneckerPreconditioner.untouched": (
         preconditioned,
         lambda d: (d.params(), d(5, 3), d(3)),
@@ -281,27 +282,27 @@ ROWS = {name: stage(name) for name in optax_contract_test.ROWS} | {
         lambda key, x: transforms.stochastic_round(key, x, "bfloat16"),
         lambda d: (d.key, d(3, 2)),
     ),
-    "transforms.is_preconditioned": (
-        lambda count: transforms.is_preconditioned(count, 1, 2),
+    "contrib.is_preconditioned": (
+        lambda count: contrib.is_preconditioned(count, 1, 2),
         lambda d: (d.integers(0, 9, 5),),
     ),
-    "transforms.low_pass_noise_stddev": (
-        transforms.low_pass_noise_stddev(
+    "contrib.low_pass_noise_stddev": (
+        contrib.low_pass_noise_stddev(
             optax.linear_schedule(1.0, 0.5, 4), (0.5,), (1.0, -0.5)
         ),
         lambda d: (d.integers(0, 9),),
     ),
-    "transforms.delayed_preconditioner": (
+    "contrib.delayed_preconditioner": (
         delayed_step,
         lambda d: (d.params(5), d.padding(), d.params()),
     ),
-    "transforms.add_correlated_noise Mechanism.add_noise"
+    "contrib.add_correlated_noise Mechanism.add_noise"
     " mechanisms.CorrelatedGaussian.add_noise"
     " mechanisms.CorrelatedGaussian.noise_stddev": (
         correlated_step,
         lambda d: (d.params(), d.key, d.integers(0, 9)),
     ),
-    "transforms.add_banded_noise mechanisms.BandedGaussian.add_noise"
+    "contrib.add_banded_noise mechanisms.BandedGaussian.add_noise"
     " mechanisms.BandedGaussian.noise_stddev": (
         banded_step,
         lambda d: (d.params(), d.key, d.integers(0, 9)),
@@ -465,8 +466,8 @@ ROWS = {name: stage(name) for name in optax_contract_test.ROWS} | {
         ),
         lambda d: (d.params(), d(3), d.key),
     ),
-    "training.with_prediction": (
-        training.with_prediction(loss_fn),
+    "contrib.with_prediction": (
+        contrib.with_prediction(loss_fn),
         lambda d: (d.params(), d.params(), d(3)),
     ),
     "training.with_rows": (

@@ -115,7 +115,7 @@ PADDED = {
     ),
     "fixed": (of_fixed_size(), False),
     "correlated": (
-        dpadambc.mechanisms.CorrelatedGaussian(
+        dpadambc.contrib.CorrelatedGaussian(
             noising_coefficients=(1.0, -0.5),
             batches_per_epoch=2,
             iterations=2,
@@ -124,7 +124,7 @@ PADDED = {
         True,
     ),
     "banded": (
-        dpadambc.mechanisms.BandedGaussian(
+        dpadambc.contrib.BandedGaussian(
             strategy_coefficients=(1.0, 0.5),
             sampling_prob=1.0,
             iterations=2,

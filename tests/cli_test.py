@@ -11,10 +11,10 @@ import typing
 import pytest
 
 import dpadambc
-from dpadambc import cli
+from dpadambc import accounting, cli
+from dpadambc.accounting import planning
 from dpadambc.audit.report import CHECKS
 from dpadambc.cli import _options, _plans
-from dpadambc.mechanisms import accounting, planning
 
 NUMBERS = "--noise-multiplier 1.85 --sampling-prob 0.02048 --iterations 3360".split()
 

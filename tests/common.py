@@ -8,8 +8,8 @@ import optax
 import pytest
 
 import dpadambc
-from dpadambc import mechanisms, training
-from dpadambc._core import threefry
+from dpadambc import contrib, training
+from dpadambc.engine import threefry
 
 
 def poisson_gaussian(**changes):
@@ -26,7 +26,7 @@ def poisson_gaussian(**changes):
 
 def correlated_gaussian():
     """A small mechanism whose noise takes back a half of that of the step before."""
-    return mechanisms.CorrelatedGaussian(
+    return contrib.CorrelatedGaussian(
         l2_clip_norm=1.0,
         noise_multiplier=1.0,
         iterations=4,

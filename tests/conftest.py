@@ -91,6 +91,6 @@ def x64():
 @pytest.fixture
 def without_nonces(monkeypatch, one_identity):
     """Noise and batches of the key and the step alone, where rounding differs."""
-    from dpadambc.transforms import noise
+    from dpadambc.core import noise
 
     monkeypatch.setattr(noise, "_key_of_step", lambda key, *_: key)

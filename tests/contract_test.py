@@ -45,7 +45,7 @@ ROWS = {
         ),
     ),
     "dp2_rmsprop": (
-        dpadambc.dp2_rmsprop,
+        dpadambc.contrib.dp2_rmsprop,
         dict(interval=1, preconditioned_interval=2, preconditioned_clip_norm=1.0),
     ),
 }

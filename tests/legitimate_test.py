@@ -31,8 +31,8 @@ from jax.sharding import PartitionSpec as P
 from sklearn import model_selection
 
 import dpadambc
-from dpadambc import mechanisms, training
-from dpadambc.mechanisms import trials
+from dpadambc import accounting, training
+from dpadambc.accounting import trials
 from tests import common
 
 RNG = np.random.default_rng(0)
@@ -299,7 +299,7 @@ def sweep_rates_on_public_data_with_one_key():
 def train_an_ensemble():
     runs = [fit(seed=seed) for seed in range(3)]
     mean = jnp.mean(jnp.stack([run.state.params for run in runs]), axis=0)
-    spending = mechanisms.accounting.compose(runs)
+    spending = accounting.compose(runs)
     assert mean.shape == (3,) and spending.epsilon(1e-5) > runs[0].epsilon
 
 
@@ -355,7 +355,7 @@ def train_a_model_for_each_target_and_publish_all():
     with tempfile.TemporaryDirectory() as folder:
         for number, result in enumerate(models):
             training.save_release(pathlib.Path(folder) / f"{number}.npz", result)
-    assert mechanisms.accounting.compose(models).epsilon(1e-5) > models[0].epsilon
+    assert accounting.compose(models).epsilon(1e-5) > models[0].epsilon
 
 
 @program
@@ -386,7 +386,7 @@ def train_in_two_threads():
 @program
 def add_up_what_a_project_has_spent():
     project = [(MECHANISM, 1), (dataclasses.replace(MECHANISM, sampling_prob=0.5), 2)]
-    spending = mechanisms.accounting.compose(project)
+    spending = accounting.compose(project)
     result = fit(spent=project)
     assert result.epsilon > spending.epsilon(1e-5)
 

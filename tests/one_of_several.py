@@ -15,9 +15,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dpadambc import training
-from dpadambc._core import checksums
+from dpadambc.core import checksums, noise
 from dpadambc.training import _keys, checkpoints
-from dpadambc.transforms import noise
 
 
 def checksum_of_replicas(mesh):

@@ -16,7 +16,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import dpadambc
-from dpadambc import optimizers, transforms
+from dpadambc import contrib, optimizers, transforms
 from tests import common
 
 KEY = jax.random.key(0)
@@ -31,7 +31,7 @@ PHASES = dict(interval=1, preconditioned_clip_norm=1.0)
 
 def scale_then_privatize(mechanism, key, eps):
     inner = dpadambc.privatize(mechanism, key=key)
-    return dpadambc.transforms.scale_then_privatize(inner, eps=eps)
+    return dpadambc.contrib.scale_then_privatize(inner, eps=eps)
 
 
 ROWS = {
@@ -41,38 +41,38 @@ ROWS = {
     "dp_adam_bc": (dpadambc.dp_adam_bc, RATE | PRIVATE),
     "dp_adamw": (dpadambc.dp_adamw, RATE | PRIVATE | dict(weight_decay=0.1)),
     "dp_adamw_bc": (dpadambc.dp_adamw_bc, RATE | PRIVATE | dict(weight_decay=0.1)),
-    "dp2_rmsprop": (dpadambc.dp2_rmsprop, RATE | PRIVATE | PHASES),
+    "dp2_rmsprop": (dpadambc.contrib.dp2_rmsprop, RATE | PRIVATE | PHASES),
     "adam_bc": (dpadambc.adam_bc, RATE | LEVEL),
     "adamw_bc": (dpadambc.adamw_bc, RATE | LEVEL | dict(weight_decay=0.1)),
     "dp_rms_bc": (dpadambc.dp_rms_bc, RATE | PRIVATE),
     "rms_bc": (dpadambc.rms_bc, RATE | LEVEL),
-    "optimizers.ademamix_bc": (optimizers.ademamix_bc, RATE | LEVEL),
-    "optimizers.adafactor_bc": (optimizers.adafactor_bc, RATE | LEVEL),
+    "contrib.ademamix_bc": (contrib.ademamix_bc, RATE | LEVEL),
+    "contrib.adafactor_bc": (contrib.adafactor_bc, RATE | LEVEL),
     "privatize": (dpadambc.privatize, PRIVATE),
-    "transforms.scale_then_privatize": (scale_then_privatize, PRIVATE | dict(eps=0.1)),
+    "contrib.scale_then_privatize": (scale_then_privatize, PRIVATE | dict(eps=0.1)),
     "clip_per_example": (
         dpadambc.clip_per_example,
         dict(l2_clip_norm=1.0, normalize_by=4.0),
     ),
     "add_dp_noise": (dpadambc.add_dp_noise, LEVEL | dict(key=KEY)),
-    "transforms.add_correlated_noise": (
-        transforms.add_correlated_noise,
+    "contrib.add_correlated_noise": (
+        contrib.add_correlated_noise,
         LEVEL | dict(key=KEY, coefficients=(1.0, -0.5)),
     ),
-    "transforms.add_banded_noise": (
-        transforms.add_banded_noise,
+    "contrib.add_banded_noise": (
+        contrib.add_banded_noise,
         LEVEL | dict(key=KEY, strategy_coefficients=(1.0, 0.5)),
     ),
     "scale_by_adam_bc": (dpadambc.scale_by_adam_bc, LEVEL),
     "scale_by_rms_bc": (dpadambc.scale_by_rms_bc, LEVEL),
-    "transforms.scale_by_ademamix_bc": (transforms.scale_by_ademamix_bc, LEVEL),
-    "transforms.scale_by_adafactor_bc": (transforms.scale_by_adafactor_bc, LEVEL),
-    "transforms.scale_by_adafactor_bc factored": (
-        transforms.scale_by_adafactor_bc,
+    "contrib.scale_by_ademamix_bc": (contrib.scale_by_ademamix_bc, LEVEL),
+    "contrib.scale_by_adafactor_bc": (contrib.scale_by_adafactor_bc, LEVEL),
+    "contrib.scale_by_adafactor_bc factored": (
+        contrib.scale_by_adafactor_bc,
         LEVEL | dict(min_dim_size_to_factor=2),
     ),
-    "transforms.low_pass": (
-        transforms.low_pass,
+    "contrib.low_pass": (
+        contrib.low_pass,
         dict(numerator=(0.1, 0.1), denominator=(1.0, -0.8)),
     ),
     "add_decoupled_weight_decay": (
@@ -84,7 +84,7 @@ ROWS = {
 # How many arrays of the state there are for each parameter.
 MOMENTS = {
     # Of two bands: the noise of one earlier step.
-    "transforms.add_banded_noise": 1,
+    "contrib.add_banded_noise": 1,
     "dp_sgd momentum": 1,
     "dp_adam": 2,
     "dp_adam_bc": 2,
@@ -95,25 +95,25 @@ MOMENTS = {
     "adamw_bc": 2,
     "dp_rms_bc": 1,
     "rms_bc": 1,
-    "transforms.scale_then_privatize": 1,
+    "contrib.scale_then_privatize": 1,
     "scale_by_adam_bc": 2,
     "scale_by_rms_bc": 1,
-    "optimizers.ademamix_bc": 3,
-    "transforms.scale_by_ademamix_bc": 3,
-    "optimizers.adafactor_bc": 1,
-    "transforms.scale_by_adafactor_bc": 1,
-    "transforms.low_pass": 1,
+    "contrib.ademamix_bc": 3,
+    "contrib.scale_by_ademamix_bc": 3,
+    "contrib.adafactor_bc": 1,
+    "contrib.scale_by_adafactor_bc": 1,
+    "contrib.low_pass": 1,
 }
 # How many arrays there are of other shapes than the parameters'.
-FACTORED = {"transforms.scale_by_adafactor_bc factored": 3}
+FACTORED = {"contrib.scale_by_adafactor_bc factored": 3}
 IS_FULL = {name for name, (_, kwargs) in ROWS.items() if "learning_rate" in kwargs}
 TAKES_EXAMPLES = {"clip_per_example"} | {
     name for name, (_, kwargs) in ROWS.items() if "mechanism" in kwargs
 }
 TAKES_SUMS = {
     "add_dp_noise",
-    "transforms.add_correlated_noise",
-    "transforms.add_banded_noise",
+    "contrib.add_correlated_noise",
+    "contrib.add_banded_noise",
 }
 
 # Of which the others are parts, or the same chain.
@@ -250,7 +250,7 @@ def test_every_public_transformation_has_a_row():
         if inspect.isfunction(f) and inspect.signature(f).return_annotation in kinds
     }
     # They take another transformation, and have rows as `dp2_rmsprop` and above.
-    public -= {transforms.delayed_preconditioner, transforms.scale_then_privatize}
+    public -= {contrib.delayed_preconditioner, contrib.scale_then_privatize}
     assert public <= {factory for factory, _ in ROWS.values()}
 
 
@@ -528,7 +528,7 @@ def test_scanned_steps_on_a_mesh_are_those_of_one_device(name, kind):
         common.thorough(name)
         for name in ROWS
         # Whose loop over earlier draws JAX compiles anew.
-        if name not in LEADING | {"transforms.add_correlated_noise"}
+        if name not in LEADING | {"contrib.add_correlated_noise"}
     ],
 )
 def test_steps_that_are_not_jitted_compile_once(name):

@@ -5,7 +5,7 @@
 The losses of one Poisson-sampled step, on a grid, are composed in two ways: by
 dp-accounting's Fourier transform, and by one of their law times exp(tilt * loss), whose
 rounding is relative to delta. What the first says less than the second, over the number
-of steps, is what `dpadambc.mechanisms._losses` must spend on rounding at least.
+of steps, is what `dpadambc.accounting.losses` must spend on rounding at least.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import rich.progress
 
 from benchmarks import environment
 from dpadambc import NeighboringRelation
-from dpadambc.mechanisms import _losses
+from dpadambc.accounting import losses as _losses
 
 RESULTS = pathlib.Path(__file__).with_name("rounding.json")
 DELTAS = (1e-8, 1e-9, 1e-10, 1e-11, 1e-12, 1e-13)

@@ -21,7 +21,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 import dpadambc
 from dpadambc import audit, training
-from dpadambc.gradients import _leaves
+from dpadambc.core import leaves as _leaves
 
 NUM_EXAMPLES, NUM_FEATURES, BATCH = 2_000, 400, 100
 MECHANISM = dpadambc.PoissonGaussian(
@@ -1246,7 +1246,7 @@ def chain_with_dp_adam():
 def chain_with_dp2_rmsprop():
     """Gradients are divided by what earlier private gradients made."""
     return of_chain(
-        lambda key: dpadambc.dp2_rmsprop(
+        lambda key: dpadambc.contrib.dp2_rmsprop(
             1e-3, MECHANISM, key=key, interval=1, preconditioned_clip_norm=10.0
         )
     )

@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from benchmarks import rates, records
 from benchmarks.cifar10 import cnn5_training, data
 from benchmarks.cifar10.cnn5_training import Setting
-from dpadambc.mechanisms import trials
+from dpadambc.accounting import trials
 
 RESULTS = pathlib.Path(__file__).with_name("short.jsonl")
 

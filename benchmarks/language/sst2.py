@@ -32,7 +32,7 @@ import numpy as np
 from benchmarks import rates, records
 from benchmarks.language import data, encoder, features, finetune, prompts, ways
 from benchmarks.language.finetune import NOT_PRIVATE, Setting
-from dpadambc.mechanisms import trials
+from dpadambc.accounting import trials
 
 RESULTS = pathlib.Path(__file__).with_suffix(".jsonl")
 

@@ -28,8 +28,7 @@ import scipy.stats
 import dpadambc
 from benchmarks import environment
 from benchmarks.ogbn_arxiv_gcn import data, settings, table, training
-from dpadambc import clipping
-from dpadambc.mechanisms import accounting
+from dpadambc import accounting, clipping
 from dpadambc.mechanisms._replaced_terms import ReplacedTermsDpEvent
 
 RESULTS = pathlib.Path(__file__).with_name("published.json")

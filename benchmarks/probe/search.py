@@ -14,7 +14,7 @@ import sklearn.linear_model
 import dpadambc
 from benchmarks import experiment, records
 from benchmarks.probe import linear
-from dpadambc.mechanisms import trials
+from dpadambc.accounting import trials
 
 DELTA = 1e-5
 NUM_TRIALS = 12

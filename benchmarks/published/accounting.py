@@ -10,7 +10,7 @@ import numpy as np
 
 import dpadambc
 from benchmarks.ogbn_arxiv_gcn import settings
-from dpadambc.mechanisms import accounting
+from dpadambc import accounting
 
 Numbers = dict[str, dict[str, float]]
 

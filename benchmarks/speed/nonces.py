@@ -19,7 +19,7 @@ import dpadambc
 from benchmarks.environment import environment
 from benchmarks.speed import timing
 from dpadambc import training
-from dpadambc.transforms import noise
+from dpadambc.core import noise
 
 SHAPES = {
     "1 array": [(10_000_000,)],

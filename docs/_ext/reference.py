@@ -26,11 +26,11 @@ OWN_WORDS = {
         " a tenth of a unit wide around zero, and a tenth of the value far off."
     ),
     "dpadambc.diagnostics.QUANTILES": "The levels of the quantiles of a `Readout`.",
-    "dpadambc.mechanisms.accounting.Accountant": (
+    "dpadambc.accounting.Accountant": (
         'What accounts for a run: ``"pld"``, privacy loss distributions, which is'
         ' tight; or ``"rdp"``, Rényi divergences, which is an upper bound, and fast.'
     ),
-    "dpadambc.mechanisms.planning.SAMPLINGS": (
+    "dpadambc.accounting.planning.SAMPLINGS": (
         "The ways of sampling that `plan` compares, by name, each with its mechanism."
     ),
 }
@@ -197,7 +197,7 @@ def _check_coverage(app, env):
 
 
 def _resolve(app, env, node, contnode):
-    """Links `dpadambc.fit_something` and `mechanisms.trials` as a reader means them."""
+    """Links `dpadambc.fit_something` and `accounting.trials` as a reader means them."""
     if node.get("refdomain") != "py":
         return None
     target = node.get("reftarget", "")

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from dpadambc.mechanisms._sampled import PoissonSampled
-from dpadambc.mechanisms.banded import BandedGaussian
-from dpadambc.mechanisms.batch import Batch
+from dpadambc.contrib.banded import BandedGaussian
+from dpadambc.core.batch import Batch
+from dpadambc.core.sampled import PoissonSampled
 from dpadambc.mechanisms.random_allocation import RandomAllocationGaussian
 from dpadambc.mechanisms.truncated import TruncatedPoissonGaussian
 

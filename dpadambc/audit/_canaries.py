@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc._core import validate
+from dpadambc.core import validate
 
 __all__ = ["GradientCanaries", "with_sum"]
 

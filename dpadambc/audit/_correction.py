@@ -11,14 +11,15 @@ import optax
 
 from dpadambc.audit import _noise, _statistics, _steps
 from dpadambc.audit._finding import Finding, not_tested, within
-from dpadambc.mechanisms import _check
-from dpadambc.mechanisms.base import Mechanism
-from dpadambc.transforms import (
+from dpadambc.contrib import (
     ScaleByAdafactorBCState,
-    ScaleByAdamBCState,
     ScaleByAdemamixBCState,
+)
+from dpadambc.core import check, noise_level
+from dpadambc.core.mechanism import Mechanism
+from dpadambc.transforms import (
+    ScaleByAdamBCState,
     ScaleByRmsBCState,
-    _noise_level,
 )
 
 _CHECK = "correction"
@@ -42,7 +43,7 @@ def _moments(opt_state: Any) -> list[tuple[jax.Array, jax.Array]]:
     found = []
     for node in jax.tree.leaves(opt_state, is_leaf=_is_correction):
         if _is_correction(node) and jax.tree.leaves(node.nu):
-            levels = _noise_level.per_leaf(node.noise_variance, node.nu)
+            levels = noise_level.per_leaf(node.noise_variance, node.nu)
             pairs = zip(jax.tree.leaves(node.nu), jax.tree.leaves(levels), strict=True)
             sums = [(jnp.sum(nu), level * nu.size) for nu, level in pairs]
             found.append(tuple(map(sum, zip(*sums, strict=True))))
@@ -95,7 +96,7 @@ def correction(
       >>> audit.correction(averaged, jnp.zeros(1_000), mechanism).word
       'FAIL'
     """
-    _check.is_mechanism(mechanism)
+    check.is_mechanism(mechanism)
     update = _noise.Update(make_optimizer, jax.tree.map(jnp.asarray, params), mechanism)
     try:
         step, zero, _ = update.trials(_steps.start(update.init))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpadambc.audit import _flow, _steps
-from dpadambc.mechanisms.base import Mechanism
+from dpadambc.core.mechanism import Mechanism
 
 ITERATIONS = 3
 _MOST_VALUES = 4_000_000

@@ -7,11 +7,10 @@ from typing import NamedTuple
 import numpy as np
 import scipy.stats
 
-from dpadambc._core import validate
 from dpadambc.audit import trade_off
 from dpadambc.audit._finding import Finding, combined, not_tested, within
-from dpadambc.mechanisms import _check
-from dpadambc.mechanisms.base import Mechanism
+from dpadambc.core import check, validate
+from dpadambc.core.mechanism import Mechanism
 
 _CHECK = "empirical epsilon"
 # Guesses for so many of the canaries: the surest first.
@@ -116,7 +115,7 @@ def empirical_epsilon(
       Steinke et al., `Privacy Auditing with One (1) Training Run
       <https://arxiv.org/abs/2305.08846>`_, 2023
     """
-    _check.is_mechanism(mechanism)
+    check.is_mechanism(mechanism)
     validate.open_unit_interval(confidence=confidence)
     scores, is_member = np.asarray(scores, float), np.asarray(is_member, bool)
     if scores.shape != is_member.shape or scores.ndim != 1:

@@ -12,7 +12,7 @@ import numpy as np
 
 from dpadambc.audit import _drawn, _flow, _neighbors, _recorder, _statistics, _steps
 from dpadambc.audit.pipeline import Pipeline
-from dpadambc.clipping.flat import NeighboringRelation
+from dpadambc.core.clip import NeighboringRelation
 
 # By how much noise may be too small before it counts as none: a dropout mask or an
 # augmentation that is added is not the mechanism's noise.

@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc._core import jaxprs, precision
 from dpadambc.audit import _arrays
 from dpadambc.audit._finding import Finding, not_tested, within
 from dpadambc.audit.pipeline import Pipeline
 from dpadambc.clipping import clip_per_example
+from dpadambc.core import precision
+from dpadambc.engine import jaxprs
 from dpadambc.gradients import per_example_norms
 
 _CHECK = "factored"

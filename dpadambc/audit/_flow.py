@@ -16,7 +16,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from dpadambc._core import jaxprs
+from dpadambc.engine import jaxprs
 
 Path = tuple[str, ...]  # of an equation: its number, and those that it is inside of
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from dpadambc.audit import _drawn, _flow, _recorder, _statistics, _steps
 from dpadambc.audit._finding import Finding, combined, within
-from dpadambc.mechanisms.base import Mechanism
+from dpadambc.core.mechanism import Mechanism
 
 _MOST_STEPS = 512
 _MOST_VALUES = 20_000_000

@@ -10,7 +10,7 @@ import scipy.stats
 
 from dpadambc.audit import _drawn, _flow, _statistics, _steps
 from dpadambc.audit._finding import Finding, combined, not_tested, within
-from dpadambc.mechanisms.base import Mechanism
+from dpadambc.core.mechanism import Mechanism
 
 _ROUNDING = 1e-3
 UNFOLLOWED = (

@@ -9,8 +9,9 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from dpadambc._core import jaxprs, shard_map
 from dpadambc.audit import _flow
+from dpadambc.core import shard_map
+from dpadambc.engine import jaxprs
 
 LONGEST_SCAN = 64  # that is unrolled, where noise is added inside it
 

@@ -3,14 +3,13 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from dpadambc._core import validate
 from dpadambc.audit import _draw_tests, _turn_tests
 from dpadambc.audit._batches import Drawn
 from dpadambc.audit._finding import Finding, combined, not_tested
-from dpadambc.mechanisms import _check
-from dpadambc.mechanisms._sampled import FixedSizeSampled, PoissonSampled
-from dpadambc.mechanisms.banded import BandedGaussian
-from dpadambc.mechanisms.base import Mechanism
+from dpadambc.contrib.banded import BandedGaussian
+from dpadambc.core import check, validate
+from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.sampled import FixedSizeSampled, PoissonSampled
 from dpadambc.mechanisms.random_allocation import RandomAllocationGaussian
 from dpadambc.mechanisms.shuffled import ShuffledGaussian
 from dpadambc.mechanisms.truncated import TruncatedPoissonGaussian
@@ -68,7 +67,7 @@ def sampling(
       >>> audit.sampling(shuffled, mechanism, num_examples=1_000).word
       'FAIL'
     """
-    _check.is_mechanism(mechanism)
+    check.is_mechanism(mechanism)
     validate.count(num_examples=num_examples, least=2)
     drawn = Drawn(loader, mechanism, num_examples)
     least = 1 if getattr(mechanism, "sampling_prob", 0) == 1 else 8

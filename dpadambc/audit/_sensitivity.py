@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc._core import validate
 from dpadambc.audit import _arrays, _neighbors
 from dpadambc.audit._finding import Finding, not_tested
-from dpadambc.clipping.flat import NeighboringRelation
+from dpadambc.core import validate
+from dpadambc.core.clip import NeighboringRelation
 
 _CHECK = "sensitivity"
 _SEARCH_STEPS = 12

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc._core import jaxprs
 from dpadambc.audit import _flow, _recorder
+from dpadambc.engine import jaxprs
 
 Init = Callable[[jax.Array], Any]  # a state, of a key
 # Of a state and of examples: what is given out, and the next state.

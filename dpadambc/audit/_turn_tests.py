@@ -7,7 +7,7 @@ import numpy as np
 from dpadambc.audit import _draw_tests, _statistics
 from dpadambc.audit._batches import Drawn, allocated
 from dpadambc.audit._finding import Finding, combined, not_tested, within
-from dpadambc.mechanisms.banded import BandedGaussian
+from dpadambc.contrib.banded import BandedGaussian
 from dpadambc.mechanisms.random_allocation import RandomAllocationGaussian
 from dpadambc.mechanisms.shuffled import ShuffledGaussian
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from dpadambc.audit import trade_off as _trade_off
-from dpadambc.mechanisms.base import Mechanism
+from dpadambc.core.mechanism import Mechanism
 
 try:
     from matplotlib.figure import Figure

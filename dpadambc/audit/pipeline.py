@@ -12,12 +12,12 @@ import numpy as np
 import optax
 
 from dpadambc.audit import _arrays, _neighbors
+from dpadambc.core import check
+from dpadambc.core import data as _data
+from dpadambc.core.batched import Method
+from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.step import Step
 from dpadambc.gradients import per_example_value_and_grad
-from dpadambc.gradients._batched import Method
-from dpadambc.mechanisms import _check
-from dpadambc.mechanisms.base import Mechanism
-from dpadambc.training import _data
-from dpadambc.training.step import Step
 
 _BATCH_SIZE = 8
 
@@ -74,7 +74,7 @@ class Pipeline:
     num_examples: int | None = None
 
     def __post_init__(self):
-        _check.has_independent_noise(self.mechanism)
+        check.has_independent_noise(self.mechanism)
         _neighbors.num_examples(self.batch)
 
     @property

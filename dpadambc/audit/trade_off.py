@@ -7,8 +7,8 @@ from typing import Any, cast
 import numpy as np
 import scipy.stats
 
-from dpadambc._core import validate
-from dpadambc.mechanisms.base import Mechanism
+from dpadambc.core import validate
+from dpadambc.core.mechanism import Mechanism
 
 __all__ = ["Observed", "claimed", "family_epsilon", "observed", "one_run_epsilon"]
 

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpadambc import diagnostics
-from dpadambc._core import validate
+from dpadambc.accounting import trade_off
 from dpadambc.cli import _options
-from dpadambc.clipping.flat import NeighboringRelation
-from dpadambc.mechanisms import trade_off
+from dpadambc.core import validate
+from dpadambc.core.clip import NeighboringRelation
 
 _RATES = (1e-4, 1e-3, 1e-2, 1e-1)
 _LEAST_ERROR_RATE = 1e-6

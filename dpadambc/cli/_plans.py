@@ -4,8 +4,8 @@ import argparse
 from typing import Any
 
 from dpadambc import diagnostics
-from dpadambc.clipping.flat import NeighboringRelation
-from dpadambc.mechanisms import planning
+from dpadambc.accounting import planning
+from dpadambc.core.clip import NeighboringRelation
 
 _COLUMNS = {
     "epochs": ("epochs", "{:g}"),

@@ -1,23 +1,6 @@
 """Clipped sums of per-example gradients, and how far one example can move them."""
 
-from dpadambc.clipping.clipped import ClippedGrad, clipped_grad, clipped_value_and_grad
-from dpadambc.clipping.explanation import (
-    Choice,
-    Explanation,
-    ParameterCost,
-    Plan,
-    explain,
-)
-from dpadambc.clipping.flat import NeighboringRelation, clip_per_example, sensitivity
-from dpadambc.clipping.quantile import QuantileClipping
-from dpadambc.clipping.rules import (
-    Automatic,
-    ClipRule,
-    Flat,
-    PerGroup,
-    PerSampleAdaptive,
-)
-from dpadambc.clipping.slack import SlackClipping
+from dpadambc.core import lazy
 
 __all__ = [
     "Automatic",
@@ -31,11 +14,30 @@ __all__ = [
     "PerGroup",
     "PerSampleAdaptive",
     "Plan",
-    "QuantileClipping",
-    "SlackClipping",
     "clip_per_example",
     "clipped_grad",
     "clipped_value_and_grad",
     "explain",
     "sensitivity",
 ]
+
+__getattr__ = lazy.attribute_of(
+    {
+        "Automatic": "dpadambc.clipping.rules:Automatic",
+        "Choice": "dpadambc.clipping.explanation:Choice",
+        "ClipRule": "dpadambc.clipping.rules:ClipRule",
+        "ClippedGrad": "dpadambc.core.clipped_grad:ClippedGrad",
+        "Explanation": "dpadambc.clipping.explanation:Explanation",
+        "Flat": "dpadambc.clipping.rules:Flat",
+        "NeighboringRelation": "dpadambc.core.clip:NeighboringRelation",
+        "ParameterCost": "dpadambc.clipping.explanation:ParameterCost",
+        "PerGroup": "dpadambc.clipping.rules:PerGroup",
+        "PerSampleAdaptive": "dpadambc.clipping.rules:PerSampleAdaptive",
+        "Plan": "dpadambc.clipping.explanation:Plan",
+        "clip_per_example": "dpadambc.core.clip:clip_per_example",
+        "clipped_grad": "dpadambc.core.clipped_grad:clipped_grad",
+        "clipped_value_and_grad": "dpadambc.core.clipped_grad:clipped_value_and_grad",
+        "explain": "dpadambc.clipping.explanation:explain",
+        "sensitivity": "dpadambc.core.clip:sensitivity",
+    }
+)

@@ -7,10 +7,11 @@ from typing import Any
 import jax
 import optax
 
-from dpadambc._core import flops
 from dpadambc.clipping import _plan
-from dpadambc.clipping.clipped import clipped_grad
-from dpadambc.gradients import _batched, _clipped_sum
+from dpadambc.core import batched as _batched
+from dpadambc.core import clipped_sum
+from dpadambc.core.clipped_grad import clipped_grad
+from dpadambc.engine import flops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,9 +108,9 @@ class Programs:
             parts = (params,) if isinstance(self.parts.argnums, int) else params
             for i, part in zip(numbers, parts, strict=True):
                 args[i] = part
-            gradient = _clipped_sum.materialize(grad(*args, is_padding_example=padding))
+            gradient = clipped_sum.materialize(grad(*args, is_padding_example=padding))
             # Of no known numbers: the optimizer may have the noise of any mechanism.
-            summed = _clipped_sum.closed(gradient, None, None)
+            summed = clipped_sum.closed(gradient, None, None)
             updates, state = optimizer.update(summed, state, params)
             return optax.apply_updates(params, updates), state
 

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc._core import validate
 from dpadambc.clipping import _plan, _programs
-from dpadambc.gradients import _batched, _leaves, per_example
+from dpadambc.core import batched as _batched
+from dpadambc.core import leaves, per_example, validate
 
 Choice = _programs.Choice
 
@@ -198,9 +198,7 @@ def _readable(num_bytes: float) -> str:
     return f"{num_bytes:.3g} {unit}"
 
 
-def _cost(
-    name: str, leaf: _leaves.PerExampleGradient, batch_size: int
-) -> ParameterCost:
+def _cost(name: str, leaf: leaves.PerExampleGradient, batch_size: int) -> ParameterCost:
     return ParameterCost(
         name=name,
         shape=leaf.shape,
@@ -231,7 +229,7 @@ def _without_gradient(rows: list[ParameterCost]) -> tuple[str, ...]:
         f"{row.name} gets no gradient: the loss does not depend on it. Noise will move"
         " it all the same; leave it out of what is trained."
         for row in rows
-        if row.rule == _leaves.NO_GRADIENT
+        if row.rule == leaves.NO_GRADIENT
     )
 
 
@@ -239,14 +237,14 @@ def _costly(rows: list[ParameterCost]) -> tuple[str, ...]:
     sentences = []
     for name, few in _by_kind(rows):
         row, (factored, materialized) = few[0], _total(few)
-        if row.rule.startswith(_leaves.MATERIALIZED):
+        if row.rule.startswith(leaves.MATERIALIZED):
             sentences.append(
                 f"{name} has no rule for how the loss uses it ({row.rule}), so a"
                 " gradient is formed for each example:"
                 f" {_readable(materialized)}."
             )
         elif (
-            row.rule != _leaves.NO_GRADIENT
+            row.rule != leaves.NO_GRADIENT
             and row.is_formed
             and 2 * factored > sum(other.factored_bytes for other in rows)
         ):
@@ -348,7 +346,7 @@ def explain(
         grads = grad_fn(*batched)
         grads = grads[0] if has_aux else grads
         paths = jax.tree_util.tree_leaves_with_path(
-            grads, is_leaf=_leaves.is_per_example
+            grads, is_leaf=leaves.is_per_example
         )
         for path, leaf in paths:
             name = jax.tree_util.keystr(path) or "params"

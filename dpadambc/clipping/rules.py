@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc._core import validate
+from dpadambc.core import validate
 
 Groups = Mapping[str, tuple[float, list[int]]]
 

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc._core import precision
-from dpadambc.transforms import _noise_level, _second_moment, moments, second_moment
+from dpadambc.core import noise_level, precision
+from dpadambc.transforms import _second_moment, moments, second_moment
 
 _STATES = (moments.ScaleByAdamBCState, optax.ScaleByAdamState)
 
@@ -24,7 +24,7 @@ class CleanMoments(NamedTuple):
 class Settings(NamedTuple):
     """What the state of an optimizer does not hold: how it was made."""
 
-    noise_stddev: _noise_level.NoiseStddev | None  # of the uncorrected optimizers
+    noise_stddev: noise_level.NoiseStddev | None  # of the uncorrected optimizers
     b1: jax.typing.ArrayLike
     b2: jax.typing.ArrayLike
     eps: jax.typing.ArrayLike
@@ -175,7 +175,7 @@ def _average_noise_variances(state: Any, settings: Settings) -> list[Any]:
         return _of_plain_adam(state, settings)
     count = jnp.maximum(state.count, 1)
     level = optax.tree.bias_correction(state.noise_variance, settings.b2, count)
-    return jax.tree.leaves(_noise_level.per_leaf(level, state.nu))
+    return jax.tree.leaves(noise_level.per_leaf(level, state.nu))
 
 
 def _of_state(state: Any, settings: Settings) -> Iterator[tuple[str, Estimates]]:

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from dpadambc.clipping import rules
-from dpadambc.clipping._moving import MovingBoundState
-from dpadambc.mechanisms import _check
-from dpadambc.mechanisms.base import Mechanism
+from dpadambc.contrib.moving_bound import MovingBoundState
+from dpadambc.core import check
+from dpadambc.core.mechanism import Mechanism
 
 
 @functools.partial(
@@ -69,13 +69,13 @@ def clip_bound(mechanism: Mechanism, state: Any) -> ClipBound:
       >>> from dpadambc import clipping, diagnostics
       >>> mechanism = dpadambc.PoissonGaussian(
       ...     l2_clip_norm=0.5, noise_multiplier=1.0, sampling_prob=0.1, iterations=9,
-      ...     normalize_by=100, clip_rule=clipping.SlackClipping())
+      ...     normalize_by=100, clip_rule=contrib.SlackClipping())
       >>> tx = dpadambc.dp_adam_bc(0.1, mechanism, key=jax.random.key(0))
       >>> found = diagnostics.clip_bound(mechanism, tx.init(jnp.zeros(3)))
       >>> type(found.rule).__name__, float(found.l2_clip_norm)
       ('SlackClipping', 0.5)
     """
-    _check.is_mechanism(mechanism)
+    check.is_mechanism(mechanism)
     rule, first = mechanism.clip_rule, mechanism.l2_clip_norm
     is_bound = lambda node: isinstance(node, MovingBoundState)
     bounds = list(filter(is_bound, jax.tree.leaves(state, is_leaf=is_bound)))

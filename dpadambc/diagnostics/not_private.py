@@ -12,11 +12,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.clipping import flat
+from dpadambc.core import clip as flat
+from dpadambc.core import clipped_sum, leaves, noise_level
+from dpadambc.core.mechanism import Mechanism
 from dpadambc.diagnostics import _estimates, readout
-from dpadambc.gradients import _clipped_sum, _leaves
-from dpadambc.mechanisms.base import Mechanism
-from dpadambc.transforms import _noise_level
 
 __all__ = [
     "GradientStatistics",
@@ -93,8 +92,8 @@ def gradient_statistics(
             " l2_clip_norm=...), with the l2_clip_norm of its state. That is in the"
             " unit of the data; updates are in units of the bound."
         )
-    gradients = _leaves.in_any_form(per_example_gradients)
-    norms = _leaves.per_example_norms(gradients)
+    gradients = leaves.in_any_form(per_example_gradients)
+    norms = leaves.per_example_norms(gradients)
     if is_padding_example is None:
         is_padding_example = jnp.zeros(norms.shape, bool)
     clip = flat.clip_per_example(
@@ -103,12 +102,12 @@ def gradient_statistics(
         clip_rule=mechanism.clip_rule,
     )
     like = jax.tree.map(
-        lambda leaf: jnp.zeros(leaf.shape), gradients, is_leaf=_leaves.is_per_example
+        lambda leaf: jnp.zeros(leaf.shape), gradients, is_leaf=leaves.is_per_example
     )
     clean, _ = clip.update(
         gradients, clip.init(like), like, is_padding_example=is_padding_example
     )
-    stddev = _noise_level.at_step(mechanism.noise_stddev, step)
+    stddev = noise_level.at_step(mechanism.noise_stddev, step)
     present = jnp.where(is_padding_example, jnp.nan, norms)
     weights = flat._per_example_weights(
         gradients, like, mechanism.l2_clip_norm, mechanism.clip_rule
@@ -118,7 +117,7 @@ def gradient_statistics(
         clip_fraction=jnp.mean(is_changed, where=~is_padding_example),
         norm=jnp.nanquantile(present, jnp.array(readout.QUANTILES)),
         l2_clip_norm=jnp.asarray(mechanism.l2_clip_norm),
-        signal_norm=optax.tree.norm(_clipped_sum.materialize(clean)),
+        signal_norm=optax.tree.norm(clipped_sum.materialize(clean)),
         noise_norm=stddev * optax.tree.size(like) ** 0.5,
     )
 
@@ -172,7 +171,7 @@ def update_clean_moments(
       >>> print(moments.mu.round(3))  # a tenth, since b1 is 0.9
       [0.05 0.01]
     """
-    clipped_gradient = _clipped_sum.materialize(clipped_gradient)
+    clipped_gradient = clipped_sum.materialize(clipped_gradient)
     mu = optax.tree.update_moment(clipped_gradient, state.mu, b1, 1)
     nu = optax.tree.update_moment_per_elem_norm(clipped_gradient, state.nu, b2, 2)
     count = jnp.asarray(optax.safe_increment(state.count))

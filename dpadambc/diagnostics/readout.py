@@ -10,10 +10,10 @@ import numpy as np
 import optax
 
 from dpadambc import theory
-from dpadambc._core import validate
+from dpadambc.core import noise_level, validate
 from dpadambc.diagnostics import _estimates
 from dpadambc.diagnostics._estimates import Estimates
-from dpadambc.transforms import _noise_level, second_moment
+from dpadambc.transforms import second_moment
 
 QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 
@@ -256,7 +256,7 @@ def _together(
 def snapshot(
     opt_state: optax.OptState,
     *,
-    noise_stddev: _noise_level.NoiseStddev | None = None,
+    noise_stddev: noise_level.NoiseStddev | None = None,
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.999,
     eps: jax.typing.ArrayLike = 1e-8,

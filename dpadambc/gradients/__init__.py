@@ -1,28 +1,27 @@
 """Gradients of single examples, in the form in which reverse mode makes them."""
 
-from dpadambc.gradients._clipped_sum import ClippedSum, as_clipped_sum, materialize
-from dpadambc.gradients._leaves import (
-    PerExampleGradient,
-    as_per_example,
-    per_example_norms,
-)
-from dpadambc.gradients.per_example import per_example_grad, per_example_value_and_grad
-from dpadambc.gradients.preconditioning import (
-    KroneckerPreconditioner,
-    kronecker_preconditioner,
-    preconditioned,
-)
+from dpadambc.core import lazy
 
 __all__ = [
     "ClippedSum",
-    "KroneckerPreconditioner",
     "PerExampleGradient",
     "as_clipped_sum",
     "as_per_example",
-    "kronecker_preconditioner",
     "materialize",
     "per_example_grad",
     "per_example_norms",
     "per_example_value_and_grad",
-    "preconditioned",
 ]
+
+__getattr__ = lazy.attribute_of(
+    {
+        "ClippedSum": "dpadambc.core.clipped_sum:ClippedSum",
+        "PerExampleGradient": "dpadambc.core.leaves:PerExampleGradient",
+        "as_clipped_sum": "dpadambc.core.clipped_sum:as_clipped_sum",
+        "as_per_example": "dpadambc.core.leaves:as_per_example",
+        "materialize": "dpadambc.core.clipped_sum:materialize",
+        "per_example_grad": "dpadambc.core.per_example:per_example_grad",
+        "per_example_norms": "dpadambc.core.leaves:per_example_norms",
+        "per_example_value_and_grad": "dpadambc.core.per_example:per_example_value_and_grad",
+    }
+)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dpadambc._core import jaxprs
+from dpadambc.engine import jaxprs
 
 
 def are_in(jaxpr: Any) -> bool:

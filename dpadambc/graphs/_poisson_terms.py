@@ -37,15 +37,16 @@ import scipy.special
 import scipy.stats
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from dpadambc.clipping.flat import NeighboringRelation
-from dpadambc.mechanisms import _normal_mixtures, accounting
+from dpadambc import accounting
+from dpadambc.core.clip import NeighboringRelation
+from dpadambc.mechanisms import _normal_mixtures
 
 
 @dataclasses.dataclass(frozen=True)
 class PoissonTermsDpEvent(accounting.ReadableDpEvent):
     """One step on Poisson-sampled terms, of which a node is in several.
 
-    The accountants of `mechanisms.accounting` read it, and no others.
+    The accountants of `accounting` read it, and no others.
 
     Args:
       noise_multiplier: the standard deviation, in units of `largest_shift` terms.

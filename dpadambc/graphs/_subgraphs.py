@@ -40,7 +40,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc._core import validate
+from dpadambc.core import validate
 
 Edges = tuple[np.ndarray, np.ndarray]
 

@@ -11,13 +11,14 @@ import dataclasses
 import dp_accounting
 import optax
 
-from dpadambc._core import validate
+from dpadambc import accounting
 from dpadambc.clipping import rules
-from dpadambc.clipping.flat import NeighboringRelation
+from dpadambc.core import validate
+from dpadambc.core.clip import NeighboringRelation
+from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.sampled import FixedSizeSampled, PoissonSampled
 from dpadambc.graphs._poisson_terms import PoissonTermsDpEvent
-from dpadambc.mechanisms import _replaced_terms, accounting
-from dpadambc.mechanisms._sampled import FixedSizeSampled, PoissonSampled
-from dpadambc.mechanisms.base import Mechanism
+from dpadambc.mechanisms import _replaced_terms
 
 _ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
 _REPLACE_ONE = NeighboringRelation.REPLACE_ONE

@@ -1,41 +1,29 @@
 """Mechanisms: the public numbers of a run, its sampling and its accounting."""
 
-from dpadambc.mechanisms import (
-    accounting,
-    planning,
-    sampling,
-    strategies,
-    trade_off,
-    trials,
-    tuning,
-)
-from dpadambc.mechanisms.banded import BandedGaussian
-from dpadambc.mechanisms.base import Mechanism
-from dpadambc.mechanisms.batch import Batch
-from dpadambc.mechanisms.correlated import CorrelatedGaussian
-from dpadambc.mechanisms.fixed_size import FixedSizeGaussian
-from dpadambc.mechanisms.poisson import PoissonGaussian
-from dpadambc.mechanisms.private_gradient import privatize
-from dpadambc.mechanisms.random_allocation import RandomAllocationGaussian
-from dpadambc.mechanisms.shuffled import ShuffledGaussian
-from dpadambc.mechanisms.truncated import TruncatedPoissonGaussian
+from dpadambc.core import lazy
 
 __all__ = [
-    "BandedGaussian",
     "Batch",
-    "CorrelatedGaussian",
     "FixedSizeGaussian",
     "Mechanism",
     "PoissonGaussian",
     "RandomAllocationGaussian",
     "ShuffledGaussian",
     "TruncatedPoissonGaussian",
-    "accounting",
-    "planning",
     "privatize",
     "sampling",
-    "strategies",
-    "trade_off",
-    "trials",
-    "tuning",
 ]
+
+__getattr__ = lazy.attribute_of(
+    {
+        "Batch": "dpadambc.core.batch:Batch",
+        "FixedSizeGaussian": "dpadambc.mechanisms.fixed_size:FixedSizeGaussian",
+        "Mechanism": "dpadambc.core.mechanism:Mechanism",
+        "PoissonGaussian": "dpadambc.core.poisson:PoissonGaussian",
+        "RandomAllocationGaussian": "dpadambc.mechanisms.random_allocation:RandomAllocationGaussian",
+        "ShuffledGaussian": "dpadambc.mechanisms.shuffled:ShuffledGaussian",
+        "TruncatedPoissonGaussian": "dpadambc.mechanisms.truncated:TruncatedPoissonGaussian",
+        "privatize": "dpadambc.core.privatize:privatize",
+        "sampling": "dpadambc.mechanisms.sampling",
+    }
+)

@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc._core import validate
-from dpadambc.mechanisms import _padding
-from dpadambc.mechanisms.batch import Batch
+from dpadambc.core import padding, validate
+from dpadambc.core.batch import Batch
 
 # Up to here products of two steps fit in 32 bits.
 _MOST_BATCHES = 2**16
@@ -58,7 +57,7 @@ def _ends(batches_per_epoch: int, participations: int) -> np.ndarray:
 
 def _size(num_examples: int, batches_per_epoch: int, participations: int) -> int:
     prob = participations / batches_per_epoch
-    return _padding.size_exceeded_with(_padding.OVERFLOW_PROB, num_examples, prob)
+    return padding.size_exceeded_with(padding.OVERFLOW_PROB, num_examples, prob)
 
 
 def random_allocation_batches(
@@ -120,7 +119,7 @@ def random_allocation_batches(
             for step in range(batches_per_epoch):
                 chosen = np.flatnonzero((steps == step).any(axis=0))
                 fits = len(chosen) <= size
-                yield _padding.padded(
+                yield padding.padded(
                     chosen, size if fits else num_examples, num_examples
                 )
 

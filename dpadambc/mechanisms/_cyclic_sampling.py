@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc._core import keys, validate
-from dpadambc.mechanisms import _allocation_sampling, _bernoulli, _padding
-from dpadambc.mechanisms.batch import Batch
+from dpadambc.core import bernoulli, keys, padding, validate
+from dpadambc.core.batch import Batch
+from dpadambc.mechanisms import _allocation_sampling
 
 # Of which one is drawn uniformly, by 32-bit words.
 _MOST_PARTS = 2**16
@@ -26,7 +26,7 @@ def check(num_examples: int, sampling_prob: float, parts: int) -> None:
 def _size(num_examples: int, sampling_prob: float, parts: int) -> int:
     """Of a batch, with who is in which part as random as who is drawn from it."""
     prob = sampling_prob / parts
-    return _padding.size_exceeded_with(_padding.OVERFLOW_PROB, num_examples, prob)
+    return padding.size_exceeded_with(padding.OVERFLOW_PROB, num_examples, prob)
 
 
 def cyclic_poisson_batches(
@@ -88,7 +88,7 @@ def cyclic_poisson_batches(
         is_drawn = rng.random(num_examples) < sampling_prob
         chosen = np.flatnonzero((part == step % parts) & is_drawn)
         fits = len(chosen) <= size
-        return _padding.padded(chosen, size if fits else num_examples, num_examples)
+        return padding.padded(chosen, size if fits else num_examples, num_examples)
 
     return map(batch, range(iterations))
 
@@ -143,7 +143,7 @@ def cyclic_poisson_sample(
     (part,) = _allocation_sampling._uniform(part_key, num_examples, np.array([[parts]]))
     turns_key = keys.of_domain(run_key, "turns of cyclic Poisson sampling")
     step_key = jax.random.fold_in(turns_key, step)
-    _, is_drawn = _bernoulli.selection_bits(step_key, num_examples, sampling_prob)
+    _, is_drawn = bernoulli.selection_bits(step_key, num_examples, sampling_prob)
     takes_part = (part == step % parts) & is_drawn
     size = _size(num_examples, sampling_prob, parts)
     (indices,) = jnp.nonzero(takes_part, size=size, fill_value=-1)

@@ -60,7 +60,7 @@ import scipy.special
 from dp_accounting import pld
 from dp_accounting.pld import pld_pmf
 
-from dpadambc.mechanisms import _accountants
+from dpadambc.accounting import accountants
 
 # What is cut off in each operation: mass under Q below, under P above.
 _TAIL = 1e-20
@@ -185,10 +185,10 @@ def _sum_of(steps: int, noise_multiplier: float) -> _Ratios:
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomAllocationDpEvent(_accountants.ReadableDpEvent):
+class RandomAllocationDpEvent(accountants.ReadableDpEvent):
     """Gaussian steps, of which an example takes part in a random one.
 
-    The accountants of `mechanisms.accounting` read it, and no others. It is of an
+    The accountants of `accounting` read it, and no others. It is of an
     example that is added, removed or exchanged for one that adds nothing: one that is
     exchanged for any other moves twice as far.
 

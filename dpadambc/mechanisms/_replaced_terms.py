@@ -41,8 +41,8 @@ import scipy.stats
 from dp_accounting.pld import pld_pmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from dpadambc.clipping.flat import NeighboringRelation
-from dpadambc.mechanisms._accountants import ReadableDpEvent
+from dpadambc.accounting.accountants import ReadableDpEvent
+from dpadambc.core.clip import NeighboringRelation
 
 # The profile is cut where it falls below this, or at a loss whose exponential is near
 # the largest number; the rest counts as infinite loss.
@@ -55,7 +55,7 @@ _ndtr = scipy.special.ndtr
 class ReplacedTermsDpEvent(ReadableDpEvent):
     """One step on a sample of fixed size, some terms of which a record can change.
 
-    The accountants of `mechanisms.accounting` read it, and no others.
+    The accountants of `accounting` read it, and no others.
 
     Args:
       noise_multiplier: the standard deviation, in units of what the most terms move.

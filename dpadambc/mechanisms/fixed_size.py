@@ -6,9 +6,10 @@ import dp_accounting
 import optax
 
 from dpadambc.clipping import rules
-from dpadambc.clipping.flat import NeighboringRelation
-from dpadambc.mechanisms import _events, _replaced_terms
-from dpadambc.mechanisms._sampled import FixedSizeSampled
+from dpadambc.core import events
+from dpadambc.core.clip import NeighboringRelation
+from dpadambc.core.sampled import FixedSizeSampled
+from dpadambc.mechanisms import _replaced_terms
 
 _REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 
@@ -62,7 +63,7 @@ class FixedSizeGaussian(FixedSizeSampled):
     _refusal = "a batch of fixed size changes when an example is added or removed."
 
     def _step_event(
-        self, noise_multiplier: float, accountant: _events.Accountant
+        self, noise_multiplier: float, accountant: events.Accountant
     ) -> dp_accounting.DpEvent:
         if accountant == "pld":
             return _replaced_terms.without_replacement(

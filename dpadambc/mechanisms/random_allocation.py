@@ -8,13 +8,13 @@ import dp_accounting
 import jax
 import numpy as np
 
-from dpadambc._core import validate
 from dpadambc.clipping import rules
-from dpadambc.clipping.flat import NeighboringRelation
-from dpadambc.mechanisms import _allocation_sampling, _events, sampling
+from dpadambc.core import events, validate
+from dpadambc.core.batch import Batch
+from dpadambc.core.clip import NeighboringRelation
+from dpadambc.core.mechanism import Mechanism
+from dpadambc.mechanisms import _allocation_sampling, sampling
 from dpadambc.mechanisms._random_allocation import RandomAllocationDpEvent
-from dpadambc.mechanisms.base import Mechanism
-from dpadambc.mechanisms.batch import Batch
 
 _ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
 _REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
@@ -108,7 +108,7 @@ class RandomAllocationGaussian(Mechanism):
         return math.ceil(iterations / self.batches_per_epoch)
 
     def _step_event(
-        self, noise_multiplier: float, accountant: _events.Accountant
+        self, noise_multiplier: float, accountant: events.Accountant
     ) -> dp_accounting.DpEvent:
         """An epoch: blocks of steps, with one participation in each."""
         relation = self.neighboring_relation

@@ -25,8 +25,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc._core import validate
-from dpadambc.mechanisms import _bernoulli, _padding
+from dpadambc.core import bernoulli, padding, validate
+from dpadambc.core.batch import Batch
+from dpadambc.core.padding import padded, size_exceeded_with
 from dpadambc.mechanisms._allocation_sampling import (
     random_allocation_batches,
     random_allocation_sample,
@@ -35,8 +36,6 @@ from dpadambc.mechanisms._cyclic_sampling import (
     cyclic_poisson_batches,
     cyclic_poisson_sample,
 )
-from dpadambc.mechanisms._padding import padded, size_exceeded_with
-from dpadambc.mechanisms.batch import Batch
 
 __all__ = [
     "cyclic_poisson_batches",
@@ -53,7 +52,7 @@ __all__ = [
     "truncated_poisson_sample",
 ]
 
-_OVERFLOW_PROB = _padding.OVERFLOW_PROB
+_OVERFLOW_PROB = padding.OVERFLOW_PROB
 
 
 def _check(num_examples: int, sampling_prob: float | None = None) -> None:
@@ -360,7 +359,7 @@ def poisson_sample(
             f" {_OVERFLOW_PROB:g}, got {size=}. To cap batches at that size, use"
             " truncated_poisson_sample with TruncatedPoissonGaussian."
         )
-    _, selected = _bernoulli.selection_bits(key, num_examples, sampling_prob)
+    _, selected = bernoulli.selection_bits(key, num_examples, sampling_prob)
     (indices,) = jnp.nonzero(selected, size=size, fill_value=-1)
     return Batch(indices.astype(jnp.int32), indices < 0, num_examples)
 
@@ -400,7 +399,7 @@ def truncated_poisson_sample(
     validate.typed_key(key=key)
     _check(num_examples, sampling_prob)
     validate.count(truncated_batch_size=truncated_batch_size, least=1)
-    bits, selected = _bernoulli.selection_bits(key, num_examples, sampling_prob)
+    bits, selected = bernoulli.selection_bits(key, num_examples, sampling_prob)
     # The selected have the lowest words, and among themselves a random order.
     kept = min(truncated_batch_size, num_examples)
     order = jnp.argsort(bits)[:kept]

@@ -8,12 +8,12 @@ import dp_accounting
 import jax
 import numpy as np
 
-from dpadambc._core import validate
 from dpadambc.clipping import rules
-from dpadambc.clipping.flat import NeighboringRelation
-from dpadambc.mechanisms import _events, sampling
-from dpadambc.mechanisms.base import Mechanism
-from dpadambc.mechanisms.batch import Batch
+from dpadambc.core import events, validate
+from dpadambc.core.batch import Batch
+from dpadambc.core.clip import NeighboringRelation
+from dpadambc.core.mechanism import Mechanism
+from dpadambc.mechanisms import sampling
 
 _REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 _REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
@@ -93,7 +93,7 @@ class ShuffledGaussian(Mechanism):
         return math.ceil(iterations / math.ceil(self.num_examples / self.batch_size))
 
     def _step_event(
-        self, noise_multiplier: float, accountant: _events.Accountant
+        self, noise_multiplier: float, accountant: events.Accountant
     ) -> dp_accounting.DpEvent:
         return self._gaussian(noise_multiplier, accountant)
 

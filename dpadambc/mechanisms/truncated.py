@@ -8,12 +8,12 @@ import jax
 import numpy as np
 import optax
 
-from dpadambc._core import validate
 from dpadambc.clipping import rules
-from dpadambc.clipping.flat import NeighboringRelation
-from dpadambc.mechanisms import _events, sampling
-from dpadambc.mechanisms.base import Mechanism
-from dpadambc.mechanisms.batch import Batch
+from dpadambc.core import events, validate
+from dpadambc.core.batch import Batch
+from dpadambc.core.clip import NeighboringRelation
+from dpadambc.core.mechanism import Mechanism
+from dpadambc.mechanisms import sampling
 
 _REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 _REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
@@ -87,7 +87,7 @@ class TruncatedPoissonGaussian(Mechanism):
         validate.count(num_examples=self.num_examples, least=1)
 
     def _step_event(
-        self, noise_multiplier: float, accountant: _events.Accountant
+        self, noise_multiplier: float, accountant: events.Accountant
     ) -> dp_accounting.DpEvent:
         gaussian = self._gaussian(noise_multiplier, accountant)
         return dp_accounting.TruncatedSubsampledGaussianDpEvent(

@@ -23,20 +23,11 @@ in at least float32. `clipped_grad` returns a gradient that is clipped and summe
 already: for it, chain `add_dp_noise` with an optimizer of the private gradient.
 """
 
-from dpadambc.optimizers.adafactor import adafactor_bc
-from dpadambc.optimizers.adam import adam_bc, dp_adam, dp_adam_bc
-from dpadambc.optimizers.adamw import adamw_bc, dp_adamw, dp_adamw_bc
-from dpadambc.optimizers.ademamix import ademamix_bc
-from dpadambc.optimizers.dp2 import dp2_rmsprop
-from dpadambc.optimizers.rms import dp_rms_bc, rms_bc
-from dpadambc.optimizers.sgd import dp_sgd
+from dpadambc.core import lazy
 
 __all__ = [
-    "adafactor_bc",
     "adam_bc",
     "adamw_bc",
-    "ademamix_bc",
-    "dp2_rmsprop",
     "dp_adam",
     "dp_adam_bc",
     "dp_adamw",
@@ -45,3 +36,17 @@ __all__ = [
     "dp_sgd",
     "rms_bc",
 ]
+
+__getattr__ = lazy.attribute_of(
+    {
+        "adam_bc": "dpadambc.optimizers.adam:adam_bc",
+        "adamw_bc": "dpadambc.optimizers.adamw:adamw_bc",
+        "dp_adam": "dpadambc.optimizers.adam:dp_adam",
+        "dp_adam_bc": "dpadambc.optimizers.adam:dp_adam_bc",
+        "dp_adamw": "dpadambc.optimizers.adamw:dp_adamw",
+        "dp_adamw_bc": "dpadambc.optimizers.adamw:dp_adamw_bc",
+        "dp_rms_bc": "dpadambc.optimizers.rms:dp_rms_bc",
+        "dp_sgd": "dpadambc.optimizers.sgd:dp_sgd",
+        "rms_bc": "dpadambc.optimizers.rms:rms_bc",
+    }
+)

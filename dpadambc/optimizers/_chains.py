@@ -7,11 +7,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc._core import precision, validate
-from dpadambc.mechanisms import _check
-from dpadambc.mechanisms.base import Mechanism
-from dpadambc.mechanisms.private_gradient import privatize
-from dpadambc.transforms import _noise_level
+from dpadambc.core import check, noise_level, precision, validate
+from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.privatize import privatize
 
 Mask = Any | Callable[[optax.Params], Any]
 
@@ -74,7 +72,7 @@ def _with_first_moment_in(
     return optax.GradientTransformation(init_fn, update_fn)
 
 
-def level(mechanism: Mechanism) -> _noise_level.NoiseStddev:
+def level(mechanism: Mechanism) -> noise_level.NoiseStddev:
     """Of the noise that the mechanism adds."""
-    _check.is_mechanism(mechanism)
+    check.is_mechanism(mechanism)
     return mechanism.noise_stddev

@@ -3,9 +3,9 @@
 import jax
 import optax
 
-from dpadambc.mechanisms.base import Mechanism
+from dpadambc.core import noise_level
+from dpadambc.core.mechanism import Mechanism
 from dpadambc.optimizers import _chains
-from dpadambc.transforms import _noise_level
 from dpadambc.transforms.decay import add_decoupled_weight_decay
 from dpadambc.transforms.moments import scale_by_adam_bc
 from dpadambc.transforms.second_moment import RelativeFloor
@@ -13,7 +13,7 @@ from dpadambc.transforms.second_moment import RelativeFloor
 
 def adamw_bc(
     learning_rate: optax.ScalarOrSchedule,
-    noise_stddev: _noise_level.NoiseStddev,
+    noise_stddev: noise_level.NoiseStddev,
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.999,
     *,

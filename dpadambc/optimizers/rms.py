@@ -3,16 +3,16 @@
 import jax
 import optax
 
-from dpadambc.mechanisms.base import Mechanism
+from dpadambc.core import noise_level
+from dpadambc.core.mechanism import Mechanism
 from dpadambc.optimizers import _chains
-from dpadambc.transforms import _noise_level
 from dpadambc.transforms.rms import scale_by_rms_bc
 from dpadambc.transforms.second_moment import RelativeFloor
 
 
 def rms_bc(
     learning_rate: optax.ScalarOrSchedule,
-    noise_stddev: _noise_level.NoiseStddev,
+    noise_stddev: noise_level.NoiseStddev,
     decay: jax.typing.ArrayLike = 0.9,
     *,
     variance_floor: jax.typing.ArrayLike | RelativeFloor = RelativeFloor(1.0),

@@ -3,8 +3,8 @@
 import jax
 import optax
 
-from dpadambc._core import precision, validate
-from dpadambc.mechanisms.base import Mechanism
+from dpadambc.core import precision, validate
+from dpadambc.core.mechanism import Mechanism
 from dpadambc.optimizers import _chains
 
 

@@ -53,7 +53,7 @@ import math
 
 import numpy as np
 
-from dpadambc._core import validate
+from dpadambc.core import validate
 
 __all__ = [
     "Setting",

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc._core import validate
+from dpadambc.core import validate
 from dpadambc.theory._decay import Number, settled
 
 

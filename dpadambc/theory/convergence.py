@@ -74,7 +74,7 @@ import math
 import numpy as np
 import optax
 
-from dpadambc._core import validate
+from dpadambc.core import validate
 from dpadambc.theory.spread import noise_bound
 
 

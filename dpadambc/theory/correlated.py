@@ -36,7 +36,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc._core import validate
+from dpadambc.core import validate
 from dpadambc.theory._decay import Number
 
 

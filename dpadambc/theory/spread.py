@@ -30,7 +30,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpadambc._core import validate
+from dpadambc.core import validate
 from dpadambc.theory._decay import Number, settled
 
 

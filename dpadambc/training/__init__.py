@@ -6,32 +6,13 @@ several hyperparameters, and accounts for the choice. `Checkpoints` (with the ex
 how far the run is.
 """
 
-from typing import TYPE_CHECKING
-
-from dpadambc._core import lazy
-from dpadambc.training._identity import public_numbers
-from dpadambc.training._keys import secret_key
-from dpadambc.training.budget import affordable_iterations
-from dpadambc.training.loop import fit
-from dpadambc.training.losses import with_augmentations, with_compute_dtype
-from dpadambc.training.prediction import with_prediction
-from dpadambc.training.release import Release, load_release, save_release
-from dpadambc.training.result import Progress, Result, Stop
-from dpadambc.training.scores import NoisyScore, PublicScore
-from dpadambc.training.sharding import fully_sharded
-from dpadambc.training.state import (
-    Releasable,
-    TrainState,
-    init_state,
-    releasable,
-)
-from dpadambc.training.step import Seen, Step, draw_batch
-from dpadambc.training.tuning import SearchResult, Trial, search
-from dpadambc.training.users import group_by_user, with_rows
+from dpadambc.core import lazy
 
 __all__ = [
+    "Checkpoints",
     "NoisyScore",
     "Progress",
+    "ProgressBar",
     "PublicScore",
     "Releasable",
     "Release",
@@ -43,12 +24,14 @@ __all__ = [
     "TrainState",
     "Trial",
     "affordable_iterations",
+    "checkpoints",
     "draw_batch",
     "fit",
     "fully_sharded",
     "group_by_user",
     "init_state",
     "load_release",
+    "progress",
     "public_numbers",
     "releasable",
     "save_release",
@@ -56,28 +39,41 @@ __all__ = [
     "secret_key",
     "with_augmentations",
     "with_compute_dtype",
-    "with_prediction",
     "with_rows",
 ]
 
-if TYPE_CHECKING:
-    from dpadambc.training import checkpoints as checkpoints
-    from dpadambc.training import progress as progress
-    from dpadambc.training.checkpoints import Checkpoints as Checkpoints
-    from dpadambc.training.progress import ProgressBar as ProgressBar
-
-__getattr__ = lazy.attribute(
-    __name__,
+__getattr__ = lazy.attribute_of(
     {
-        "Checkpoints": "checkpoints",
-        "ProgressBar": "progress",
-        "checkpoints": "checkpoints",
-        "progress": "progress",
-    },
+        "Checkpoints": "dpadambc.training.checkpoints:Checkpoints",
+        "NoisyScore": "dpadambc.training.scores:NoisyScore",
+        "Progress": "dpadambc.core.result:Progress",
+        "ProgressBar": "dpadambc.training.progress:ProgressBar",
+        "PublicScore": "dpadambc.training.scores:PublicScore",
+        "Releasable": "dpadambc.core.state:Releasable",
+        "Release": "dpadambc.training.release:Release",
+        "Result": "dpadambc.core.result:Result",
+        "SearchResult": "dpadambc.training.tuning:SearchResult",
+        "Seen": "dpadambc.core.step:Seen",
+        "Step": "dpadambc.core.step:Step",
+        "Stop": "dpadambc.core.result:Stop",
+        "TrainState": "dpadambc.core.state:TrainState",
+        "Trial": "dpadambc.training.tuning:Trial",
+        "affordable_iterations": "dpadambc.core.budget:affordable_iterations",
+        "checkpoints": "dpadambc.training.checkpoints",
+        "draw_batch": "dpadambc.core.step:draw_batch",
+        "fit": "dpadambc.core.fit:fit",
+        "fully_sharded": "dpadambc.training.sharding:fully_sharded",
+        "group_by_user": "dpadambc.training.users:group_by_user",
+        "init_state": "dpadambc.core.state:init_state",
+        "load_release": "dpadambc.training.release:load_release",
+        "progress": "dpadambc.training.progress",
+        "public_numbers": "dpadambc.core.identity:public_numbers",
+        "releasable": "dpadambc.core.state:releasable",
+        "save_release": "dpadambc.training.release:save_release",
+        "search": "dpadambc.training.tuning:search",
+        "secret_key": "dpadambc.training._keys:secret_key",
+        "with_augmentations": "dpadambc.training.losses:with_augmentations",
+        "with_compute_dtype": "dpadambc.training.losses:with_compute_dtype",
+        "with_rows": "dpadambc.training.users:with_rows",
+    }
 )
-
-
-def __dir__() -> list[str]:
-    return sorted(
-        {*globals(), *__all__, "Checkpoints", "ProgressBar", "checkpoints", "progress"}
-    )

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc._core import validate
+from dpadambc.core import validate
 
 # A number, or several by name: what `make_optimizer` is called with.
 Candidate = float | dict[str, float]

@@ -9,12 +9,12 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import optax
 
-from dpadambc._core import precision, validate
-from dpadambc.gradients import _batched
-from dpadambc.mechanisms.base import Mechanism
-from dpadambc.training import _data, _fingerprint, _nodes, users
-from dpadambc.training.step import Step
-from dpadambc.transforms.noise import AddDPNoiseState
+from dpadambc.core import batched, fingerprint, precision, validate
+from dpadambc.core import data as _data
+from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.noise import AddDPNoiseState
+from dpadambc.core.step import Step
+from dpadambc.training import _nodes, users
 
 
 def mechanism_of(mechanism: Any, num_examples: int) -> None:
@@ -33,7 +33,7 @@ def optimizer_of(optimizer: Any, params: optax.Params) -> list[jex.ClosedJaxpr]:
     validate.of_private_gradient(optimizer)
     if not jax.tree.leaves(params):
         raise ValueError("Expected parameters to train, got a tree without arrays.")
-    _batched.check_parameters(params)
+    batched.check_parameters(params)
     params = _shapes(params)
     optimizer = optax.GradientTransformation(
         _noted(optimizer.init, "init(params)"),
@@ -111,7 +111,7 @@ def loss_of(
     shared = (frozen,) if step.has_frozen else ()
     key = (jax.random.key(0),) if step.uses_key else ()
     arguments = _shapes((params, *shared, *_data.one_example(data), *key))
-    of_one = _batched.scalar_loss(step.loss_fn, has_aux=False)
+    of_one = batched.scalar_loss(step.loss_fn, has_aux=False)
     traced = jax.make_jaxpr(of_one)(*arguments)
     _nodes.check(traced, data, step.mechanism)
     return traced
@@ -132,5 +132,5 @@ def programs_of(
     if callable(levels):
         programs.append(jax.make_jaxpr(levels)(jnp.zeros([], int)))
     for program in programs if is_saved else ():
-        _fingerprint.refuse_callbacks(program.jaxpr)
+        fingerprint.refuse_callbacks(program.jaxpr)
     return programs

@@ -11,9 +11,9 @@ from typing import Any
 import jax
 import optax
 
-from dpadambc._core import validate
-from dpadambc.training.result import Stop
-from dpadambc.training.step import Seen
+from dpadambc.core import validate
+from dpadambc.core.result import Stop
+from dpadambc.core.step import Seen
 
 LOSS = "loss_not_private"
 _MOST_WAITING = 1000  # steps whose numbers are on the device

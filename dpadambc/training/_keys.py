@@ -8,7 +8,7 @@ import numpy as np
 from jax import core
 from jax.experimental import multihost_utils
 
-from dpadambc._core import checksums
+from dpadambc.core import checksums
 
 
 def secret_key() -> jax.Array:

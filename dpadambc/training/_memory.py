@@ -8,10 +8,10 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from dpadambc._core import validate
 from dpadambc.clipping import _plan
+from dpadambc.core import validate
+from dpadambc.core.state import TrainState
 from dpadambc.training._runner import Runner
-from dpadambc.training.state import TrainState
 
 MicrobatchSize = int | Literal["auto"] | None
 

@@ -5,9 +5,9 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 
+from dpadambc.core import data as _data
+from dpadambc.core.mechanism import Mechanism
 from dpadambc.graphs import Subgraphs, _gathers
-from dpadambc.mechanisms.base import Mechanism
-from dpadambc.training import _data
 
 
 def check(traced: jex.ClosedJaxpr, data: Any, mechanism: Mechanism) -> None:

@@ -19,10 +19,10 @@ import numpy as np
 import optax
 
 from dpadambc.clipping import _plan
-from dpadambc.mechanisms.batch import Batch
+from dpadambc.core.batch import Batch
+from dpadambc.core.state import TrainState
+from dpadambc.core.step import Seen, Step, draw_batch
 from dpadambc.training import _keys
-from dpadambc.training.state import TrainState
-from dpadambc.training.step import Seen, Step, draw_batch
 
 
 class Programs:

@@ -6,12 +6,12 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from dpadambc.training._account import Account
+from dpadambc.core.account import Account
+from dpadambc.core.identity import Identity
+from dpadambc.core.result import Progress, Result, Stop
+from dpadambc.core.state import TrainState
 from dpadambc.training._history import History
-from dpadambc.training._identity import Identity
 from dpadambc.training._runner import Runner
-from dpadambc.training.result import Progress, Result, Stop
-from dpadambc.training.state import TrainState
 
 _LOGGER = logging.getLogger("dpadambc")
 

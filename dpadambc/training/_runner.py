@@ -9,9 +9,10 @@ import jax
 import numpy as np
 import optax
 
-from dpadambc.training import _data, _programs
-from dpadambc.training.state import TrainState
-from dpadambc.training.step import Seen, Step
+from dpadambc.core import data as _data
+from dpadambc.core.state import TrainState
+from dpadambc.core.step import Seen, Step
+from dpadambc.training import _programs
 
 
 class Runner:

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from dpadambc.mechanisms.batch import Batch
-from dpadambc.training.state import TrainState
+from dpadambc.core.batch import Batch
+from dpadambc.core.state import TrainState
 
 
 def _automatic(mesh: Mesh) -> Mesh:

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc.mechanisms.base import Mechanism
-from dpadambc.training import _data
+from dpadambc.core import data as _data
+from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.step import Step, draw_batch
 from dpadambc.training.scores import Score
-from dpadambc.training.step import Step, draw_batch
 
 
 @dataclasses.dataclass(frozen=True)

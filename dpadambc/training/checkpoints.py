@@ -17,8 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc._core import validate
-from dpadambc.training import TrainState, _fingerprint, _identity
+from dpadambc.core import fingerprint, validate
+from dpadambc.core import identity as _identity
+from dpadambc.training import TrainState
 
 try:
     import orbax.checkpoint as ocp
@@ -185,7 +186,7 @@ class Checkpoints:
           OSError: if it cannot be written; the checkpoint before is as it was.
         """
         arrays = _nested(_leaves(state))
-        about = {"identity": identity, "checksum": _fingerprint.of_values(arrays)}
+        about = {"identity": identity, "checksum": fingerprint.of_values(arrays)}
         about |= {"arrays": _shapes(arrays), "notes": notes}
         try:
             self._manager.save(
@@ -245,7 +246,7 @@ class Checkpoints:
             )
         places = jax.tree.map(_place, arrays)
         found = self._read(step, "state", ocp.args.StandardRestore(places))
-        if _fingerprint.of_values(found) != about["checksum"]:
+        if fingerprint.of_values(found) != about["checksum"]:
             raise ValueError(self._damaged(path, "its checksum is another"))
         return _with_structure_of(like, found)
 

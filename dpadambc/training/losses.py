@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpadambc._core import validate
+from dpadambc.core import validate
 
 Loss = Callable[..., jax.Array]
 

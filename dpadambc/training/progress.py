@@ -3,7 +3,7 @@
 from types import TracebackType
 from typing import Any, Self
 
-from dpadambc._core import validate
+from dpadambc.core import validate
 from dpadambc.training import Progress
 
 try:

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc.mechanisms.accounting import Spending
-from dpadambc.training import _identity
-from dpadambc.training.result import Result
-from dpadambc.training.state import releasable
+from dpadambc.accounting import Spending
+from dpadambc.core import identity
+from dpadambc.core.result import Result
+from dpadambc.core.state import releasable
 
 _ABOUT = "about"
 _SPENT = "spent"
@@ -119,7 +119,7 @@ def save_release(path: str | pathlib.Path, result: Result) -> dict[str, Any]:
         )
     path, state = pathlib.Path(path), releasable(result)
     arrays = _named(state.params, "params") | _named(state.average, "average")
-    about = _identity.public_numbers(result.mechanism) | {
+    about = identity.public_numbers(result.mechanism) | {
         "iterations": result.iterations,
         "epsilon": result.epsilon,
         "delta": result.target_delta,

@@ -14,14 +14,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc._core import validate
+from dpadambc import accounting
+from dpadambc.accounting import Spending
+from dpadambc.accounting.selection import Events
+from dpadambc.core import data as _data
+from dpadambc.core import events as _events
+from dpadambc.core import validate
+from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.poisson import PoissonGaussian
 from dpadambc.graphs import _gathers
-from dpadambc.mechanisms import _events, accounting
-from dpadambc.mechanisms._selection import Events
-from dpadambc.mechanisms.accounting import Spending
-from dpadambc.mechanisms.base import Mechanism
-from dpadambc.mechanisms.poisson import PoissonGaussian
-from dpadambc.training import _data
 
 # How many examples are scored at once.
 _AT_ONCE = 256

@@ -8,17 +8,18 @@ import jax
 import numpy as np
 import optax
 
-from dpadambc._core import keys, validate
-from dpadambc.mechanisms import _events, _selection, tuning
-from dpadambc.mechanisms.accounting import Spending
-from dpadambc.mechanisms.base import Mechanism
-from dpadambc.mechanisms.trials import Fixed, Trials
-from dpadambc.mechanisms.tuning import TunedEpsilon
-from dpadambc.training import _checks, _data, _identity, _keys
+from dpadambc.accounting import Spending, selection, tuning
+from dpadambc.accounting.trials import Fixed, Trials
+from dpadambc.accounting.tuning import TunedEpsilon
+from dpadambc.core import data as _data
+from dpadambc.core import events, keys, validate
+from dpadambc.core import identity as _identity
+from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.step import Step
+from dpadambc.training import _checks, _keys
 from dpadambc.training._candidates import Candidate, Candidates, made
 from dpadambc.training._trainer import Trainer
 from dpadambc.training.scores import Score
-from dpadambc.training.step import Step
 
 
 class Trial(NamedTuple):
@@ -87,7 +88,7 @@ def _runs_of(mechanism: Mechanism, score: Score, trials: Trials) -> Spending | N
     return Spending(one.runs * int(trials.number))
 
 
-def _events_of(mechanism: Mechanism, score: Score) -> _selection.Events:
+def _events_of(mechanism: Mechanism, score: Score) -> selection.Events:
     """What one trial runs: the training, and a score of protected data."""
     return score.compose(mechanism.dp_events(), mechanism.neighboring_relation)
 
@@ -106,7 +107,7 @@ def _check_score(score: Any) -> None:
 
 
 def _check_trials(trials: Trials, num_candidates: int) -> None:
-    _selection.check(trials)
+    selection.check(trials)
     if isinstance(trials, Fixed) and trials.number != num_candidates:
         raise ValueError(
             f"Expected Fixed({num_candidates}) trials, one of each candidate, got"
@@ -213,7 +214,7 @@ def search(
       >>> import jax, jax.numpy as jnp, optax
       >>> import dpadambc
       >>> from dpadambc import training
-      >>> from dpadambc.mechanisms import trials
+      >>> from dpadambc.accounting import trials
       >>> x = jax.random.normal(jax.random.key(0), (1_200, 3))
       >>> y = x @ jnp.array([1.0, -2.0, 3.0])
       >>> loss_fn = lambda w, x, y: (w @ x - y) ** 2
@@ -291,7 +292,7 @@ def _check_data(data: Any, mechanism: Mechanism, target_delta: float) -> None:
             " source."
         )
     num_examples = _data.num_examples(data)
-    _events.check_delta(target_delta, num_examples)
+    events.check_delta(target_delta, num_examples)
     _checks.mechanism_of(mechanism, num_examples)
 
 

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc._core import validate
-from dpadambc.training import _data
+from dpadambc.core import data as _data
+from dpadambc.core import validate
 
 Loss = Callable[..., jax.Array]
 

@@ -6,27 +6,26 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc._core import validate
-from dpadambc.transforms import _noise_level
+from dpadambc.core import noise_level, validate
 from dpadambc.transforms.second_moment import RelativeFloor, corrected_second_moment
 
 
 def checked(
-    noise_stddev: _noise_level.NoiseStddev,
+    noise_stddev: noise_level.NoiseStddev,
     variance_floor: jax.typing.ArrayLike | RelativeFloor,
     correction: jax.typing.ArrayLike,
 ) -> Any:
     """The level of the noise; raises unless these can be numbers of a correction."""
-    level = _noise_level.resolved(noise_stddev)
+    level = noise_level.resolved(noise_stddev)
     validate.non_negative(correction=correction)
     if not isinstance(variance_floor, RelativeFloor):
         validate.non_negative(variance_floor=variance_floor)
     return level
 
 
-def init_noise_variance(noise_stddev: _noise_level.NoiseStddev, params: Any) -> Any:
+def init_noise_variance(noise_stddev: noise_level.NoiseStddev, params: Any) -> Any:
     """Zeros, one for each level of noise."""
-    _noise_level.per_leaf(noise_stddev, params)
+    noise_level.per_leaf(noise_stddev, params)
     return jax.tree.map(lambda _: jnp.zeros([], float), noise_stddev)
 
 
@@ -39,11 +38,11 @@ def arriving(updates: optax.Updates, nu: optax.Updates) -> optax.Updates:
 def updated(
     updates: optax.Updates,
     state: Any,
-    noise_stddev: _noise_level.NoiseStddev,
+    noise_stddev: noise_level.NoiseStddev,
     b2: jax.typing.ArrayLike,
 ) -> tuple[jax.Array, optax.Updates, Any]:
     """Count, second moment and noise variance of a state, after one more gradient."""
-    stddev = _noise_level.at_step(noise_stddev, state.count)
+    stddev = noise_level.at_step(noise_stddev, state.count)
     nu = optax.tree.update_moment_per_elem_norm(updates, state.nu, b2, 2)
     noise_variance = optax.tree.update_moment(stddev, state.noise_variance, b2, 2)
     return jnp.asarray(optax.safe_increment(state.count)), nu, noise_variance
@@ -68,7 +67,7 @@ def rescaled(
         denominator = jnp.sqrt(corrected_second_moment(v, correction * phi, floor))
         return jnp.where(denominator > 0, u / denominator, 0)
 
-    levels = _noise_level.per_leaf(noise_hat, nu_hat)
+    levels = noise_level.per_leaf(noise_hat, nu_hat)
     return jax.tree.map(rescale, updates, nu_hat, levels)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import optax
 
-from dpadambc._core import validate
+from dpadambc.core import validate
 
 
 def add_decoupled_weight_decay(

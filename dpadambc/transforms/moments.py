@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc._core import precision, validate
-from dpadambc.transforms import _noise_level, _second_moment
+from dpadambc.core import noise_level, precision, validate
+from dpadambc.transforms import _second_moment
 from dpadambc.transforms.second_moment import RelativeFloor
 
 
@@ -28,7 +28,7 @@ class ScaleByAdamBCState(NamedTuple):
 
 
 def scale_by_adam_bc(
-    noise_stddev: _noise_level.NoiseStddev,
+    noise_stddev: noise_level.NoiseStddev,
     *,
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.999,

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc._core import precision, validate
-from dpadambc.transforms import _noise_level, _second_moment
+from dpadambc.core import noise_level, precision, validate
+from dpadambc.transforms import _second_moment
 from dpadambc.transforms.second_moment import RelativeFloor
 
 
@@ -26,7 +26,7 @@ class ScaleByRmsBCState(NamedTuple):
 
 
 def scale_by_rms_bc(
-    noise_stddev: _noise_level.NoiseStddev,
+    noise_stddev: noise_level.NoiseStddev,
     *,
     decay: jax.typing.ArrayLike = 0.9,
     variance_floor: jax.typing.ArrayLike | RelativeFloor = RelativeFloor(1.0),

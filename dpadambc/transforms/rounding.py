@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc._core import keys, precision, validate
+from dpadambc.core import keys, precision, validate
 
 _DTYPES = tuple(
     map(jnp.dtype, (jnp.bfloat16, jnp.float16, jnp.float8_e4m3fn, jnp.float8_e5m2))

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from dpadambc import theory
-from dpadambc._core import validate
+from dpadambc.core import validate
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpadambc.transforms.noise import AddDPNoiseState
+from dpadambc.core.noise import AddDPNoiseState
 
 
 def steps_taken(state: Any) -> int:
@@ -65,7 +65,7 @@ def steps_taken(state: Any) -> int:
         raise ValueError(
             f"Expected the state of one run, got noise of {len(keys)} keys, in"
             f" {sorted(counts)} steps. Ask for each alone, and for the epsilon of all"
-            " by dpadambc.mechanisms.accounting.compose, a list of (mechanism, steps)."
+            " by dpadambc.accounting.compose, a list of (mechanism, steps)."
         )
     return counts.pop()
 

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.audit import zoo
 from dpadambc import audit, training
-from dpadambc.gradients._factored import convolution, lookup, product
+from dpadambc.engine import convolution, lookup, product
 from tests import common
 
 KEYS = jax.random.split(jax.random.key(0), 4)

@@ -66,7 +66,7 @@ CHAINS = {
     "dp_adamw_bc": dpadambc.dp_adamw_bc,
     "dp_rms_bc": dpadambc.dp_rms_bc,
     "dp2_rmsprop": functools.partial(
-        dpadambc.dp2_rmsprop, interval=1, preconditioned_clip_norm=1.0
+        dpadambc.contrib.dp2_rmsprop, interval=1, preconditioned_clip_norm=1.0
     ),
 }
 OF_SIZE = dict(batch_size=50, num_examples=NUM_EXAMPLES)
@@ -183,7 +183,7 @@ def test_batches_of_a_loop_that_are_not_shown_are_not_tested():
 def test_dp2_rmsprop_passes_from_a_preconditioned_step_on():
     """The checks look at the first steps; so they begin behind those of DP-SGD."""
     make = functools.partial(
-        dpadambc.dp2_rmsprop,
+        dpadambc.contrib.dp2_rmsprop,
         0.1,
         MECHANISM,
         interval=2,

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dpadambc
-from dpadambc._core import flops
 from dpadambc.clipping import _plan
+from dpadambc.engine import flops
 from tests import common
 
 WIDTH = 64

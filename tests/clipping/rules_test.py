@@ -13,10 +13,10 @@ import optax
 import pytest
 
 import dpadambc
-from dpadambc import audit, clipping, training
-from dpadambc.clipping import flat
+from dpadambc import accounting, audit, clipping, training
+from dpadambc.accounting import trials
+from dpadambc.core import clip as flat
 from dpadambc.diagnostics import not_private
-from dpadambc.mechanisms import accounting, trials
 from tests import common
 
 C, B = 0.7, 4.0

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import dpadambc
-from dpadambc import clipping, diagnostics, training
+from dpadambc import contrib, diagnostics, training
 
 FIXED = dpadambc.PoissonGaussian(
     l2_clip_norm=0.5,
@@ -19,7 +19,7 @@ FIXED = dpadambc.PoissonGaussian(
     normalize_by=20,
 )
 MOVES = dataclasses.replace(
-    FIXED, clip_rule=clipping.QuantileClipping(), noise_multiplier=0.5
+    FIXED, clip_rule=contrib.QuantileClipping(), noise_multiplier=0.5
 )
 DATA = (np.full((40, 3), 5.0, np.float32),)
 

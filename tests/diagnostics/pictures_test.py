@@ -7,8 +7,8 @@ import pytest
 
 import dpadambc
 from dpadambc import diagnostics
+from dpadambc.accounting import planning
 from dpadambc.diagnostics import not_private, pictures
-from dpadambc.mechanisms import planning
 
 STDDEV, SIZE = 0.1, 4_000
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import optax
 
 import dpadambc
-from dpadambc import NeighboringRelation, clipping
-from dpadambc.mechanisms import accounting, trials
+from dpadambc import NeighboringRelation, accounting, contrib
+from dpadambc.accounting import trials
 from tests.golden import programs
 
 DELTA = 1e-5
@@ -36,7 +36,7 @@ CHANGED = {
     "poisson without noise": ("poisson", {"noise_multiplier": 0.0}),
     "poisson with a moving bound": (
         "poisson",
-        {"clip_rule": clipping.QuantileClipping(fraction_stddev=0.2)},
+        {"clip_rule": contrib.QuantileClipping(fraction_stddev=0.2)},
     ),
     "random_allocation once": ("random_allocation", {"participations": 1}),
     "correlated more": ("correlated", {"noising_coefficients": (1.0, -0.9, -0.05)}),

@@ -12,7 +12,7 @@ import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import dpadambc
-from dpadambc import clipping, graphs, mechanisms, training
+from dpadambc import contrib, graphs, training
 
 NUM_EXAMPLES, BATCH = 48, 12
 COMMON = dict(l2_clip_norm=1.0, noise_multiplier=1.0, iterations=5, normalize_by=BATCH)
@@ -27,16 +27,14 @@ MECHANISMS: dict[str, Any] = {
     "fixed_size": dpadambc.FixedSizeGaussian(**SIZED),
     "shuffled": dpadambc.ShuffledGaussian(**SIZED),
     "random_allocation": dpadambc.RandomAllocationGaussian(**DEALT, participations=2),
-    "correlated": mechanisms.CorrelatedGaussian(
-        **DEALT, noising_coefficients=(1.0, -0.5)
-    ),
-    "banded": mechanisms.BandedGaussian(**SAMPLED, strategy_coefficients=(1.0, 0.5)),
+    "correlated": contrib.CorrelatedGaussian(**DEALT, noising_coefficients=(1.0, -0.5)),
+    "banded": contrib.BandedGaussian(**SAMPLED, strategy_coefficients=(1.0, 0.5)),
     "poisson_of_nodes": graphs.PoissonGaussian(**SAMPLED, max_terms=3),
     "fixed_size_of_nodes": graphs.FixedSizeGaussian(**SIZED, max_terms=3),
 }
 POISSON = MECHANISMS["poisson"]
 QUANTILE = dataclasses.replace(
-    POISSON, clip_rule=clipping.QuantileClipping(fraction_stddev=0.2)
+    POISSON, clip_rule=contrib.QuantileClipping(fraction_stddev=0.2)
 )
 PARAMS = {"w": np.zeros(3, np.float32), "b": np.zeros((), np.float32)}
 X = np.random.default_rng(0).normal(size=(NUM_EXAMPLES, 3)).astype(np.float32)

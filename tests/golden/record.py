@@ -23,8 +23,8 @@ import jax  # isort: skip
 import numpy as np  # isort: skip
 
 from dpadambc import audit
+from dpadambc.core import noise
 from dpadambc.training import _keys
-from dpadambc.transforms import noise
 from tests.golden import epsilons, programs
 
 FOLDER = pathlib.Path(__file__).parent

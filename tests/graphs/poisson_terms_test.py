@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 import dpadambc
-from dpadambc import NeighboringRelation
+from dpadambc import NeighboringRelation, accounting
 from dpadambc.graphs import _poisson_terms
-from dpadambc.mechanisms import accounting
 from tests import common, worlds
 
 ADD = NeighboringRelation.ADD_OR_REMOVE_ONE

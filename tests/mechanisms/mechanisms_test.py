@@ -11,7 +11,7 @@ import pytest
 
 import dpadambc
 from dpadambc import NeighboringRelation, training
-from dpadambc.mechanisms import BandedGaussian, CorrelatedGaussian
+from dpadambc.contrib import BandedGaussian, CorrelatedGaussian
 from tests import common
 
 ADD = NeighboringRelation.ADD_OR_REMOVE_ONE

@@ -14,8 +14,8 @@ import scipy.stats
 from jax.sharding import NamedSharding, PartitionSpec
 
 import dpadambc
-from dpadambc import training
-from dpadambc.mechanisms import accounting, sampling
+from dpadambc import accounting, training
+from dpadambc.mechanisms import sampling
 from dpadambc.mechanisms._random_allocation import RandomAllocationDpEvent
 from dpadambc.training import checkpoints
 
@@ -364,7 +364,7 @@ def test_batches_have_one_shape_that_holds_them(draw):
 
 
 def test_a_batch_that_does_not_fit_is_never_cut_on_the_host(monkeypatch):
-    monkeypatch.setattr("dpadambc.mechanisms._padding.OVERFLOW_PROB", 0.1)
+    monkeypatch.setattr("dpadambc.core.padding.OVERFLOW_PROB", 0.1)
     batches = on_host(1, 40)
     assert {len(b.indices) for b in batches} == {
         int(scipy.stats.binom.isf(0.1, N, 1 / B)),

@@ -8,7 +8,8 @@ import pytest
 import scipy.stats
 
 import dpadambc
-from dpadambc.mechanisms import _bernoulli, sampling
+from dpadambc.core import bernoulli
+from dpadambc.mechanisms import sampling
 
 N, Q, STEPS = 200, 0.1, 4_000
 
@@ -168,7 +169,7 @@ def test_device_sampling_never_exceeds_a_small_probability():
     words = np.uint32(q * 2**32)
     assert words / 2**32 <= q
     assert words / 2**32 == pytest.approx(q, rel=3e-4)
-    _, selected = _bernoulli.selection_bits(jax.random.key(0), 10, 1.0)
+    _, selected = bernoulli.selection_bits(jax.random.key(0), 10, 1.0)
     assert selected.all()
 
 

@@ -5,7 +5,8 @@ import io
 import pytest
 import rich.console
 
-from dpadambc.training import Progress, Seen, _account, progress
+from dpadambc.core import account as _account
+from dpadambc.training import Progress, Seen, progress
 
 
 class Mechanism:

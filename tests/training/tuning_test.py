@@ -14,8 +14,8 @@ import pytest
 import scipy.stats
 
 import dpadambc
-from dpadambc import graphs, training
-from dpadambc.mechanisms import accounting, trials
+from dpadambc import accounting, graphs, training
+from dpadambc.accounting import trials
 from dpadambc.training import tuning
 from tests import common
 

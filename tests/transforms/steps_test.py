@@ -9,7 +9,7 @@ from flax import nnx
 from flax.training import train_state
 
 import dpadambc
-from dpadambc import mechanisms, training, transforms
+from dpadambc import contrib, mechanisms, training, transforms
 from tests import common
 
 PARAMS = {"w": jnp.ones(3), "b": jnp.zeros(())}
@@ -21,8 +21,8 @@ COEFFICIENTS = (1.0, 0.5)
 CHAINS = {
     "alone": NOISE,
     "chain": optax.chain(NOISE, optax.adam(0.1)),
-    "correlated": transforms.add_correlated_noise(0.5, COEFFICIENTS, key=KEY),
-    "banded": transforms.add_banded_noise(0.5, COEFFICIENTS, key=KEY),
+    "correlated": contrib.add_correlated_noise(0.5, COEFFICIENTS, key=KEY),
+    "banded": contrib.add_banded_noise(0.5, COEFFICIENTS, key=KEY),
     "in parts": optax.multi_transform({"a": NOISE, "b": NOISE}, {"w": "a", "b": "b"}),
     "injected": optax.inject_hyperparams(
         lambda learning_rate: optax.chain(NOISE, optax.sgd(learning_rate))

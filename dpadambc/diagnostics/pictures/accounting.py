@@ -7,17 +7,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
+from dpadambc.accounting.planning import PlannedRun
+from dpadambc.accounting.trade_off import TradeOff
+from dpadambc.core.mechanism import Mechanism
 from dpadambc.diagnostics.pictures._axes import new_figure, style
-from dpadambc.mechanisms.base import Mechanism
-from dpadambc.mechanisms.planning import PlannedRun
-from dpadambc.mechanisms.trade_off import TradeOff
 
 
 def plan(rows: Sequence[PlannedRun]) -> Figure:
     """The noise that each budget and batch size takes, and how epsilon grows.
 
     Args:
-      rows: of `mechanisms.planning.plan`, for one number of epochs.
+      rows: of `accounting.planning.plan`, for one number of epochs.
 
     Returns:
       A matplotlib figure. On the left the noise in the mean gradient, in units of the
@@ -29,7 +29,7 @@ def plan(rows: Sequence[PlannedRun]) -> Figure:
 
     Example:
       >>> from dpadambc.diagnostics import pictures
-      >>> from dpadambc.mechanisms import planning
+      >>> from dpadambc.accounting import planning
       >>> rows = planning.plan(
       ...     target_epsilons=[1, 8], target_delta=1e-5, batch_sizes=[512, 1024],
       ...     epochs=2, num_examples=10_000, accountant="rdp")

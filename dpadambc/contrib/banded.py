@@ -1,0 +1,293 @@
+r"""Noise that a banded strategy correlates, amplified by cyclic Poisson sampling.
+
+*The theorem.* Let the strategy C have b bands, and each example take part in steps of
+one residue modulo b alone, in each independently with probability q. Then all outputs
+of T steps together are as private as :math:`\lceil T / b \rceil` steps of DP-SGD with
+Poisson sampling by q and the noise multiplier :math:`z / \|c\|`.
+
+*Proof.* Fix who is in which part, and all draws but those of one example, of part p:
+they depend on neither its data nor its draws, and what holds for each of them holds for
+their mixture. What is released is post-processing of the rows of :math:`C G + z`, one
+after the other. The sums of the others' gradients in a step follow from the rows before
+it, so that row r is
+
+.. math:: f_r(\text{rows before } r) + \sum_{j<b} c_j x_{r-j} + z_r
+
+with x what the example adds in a step. It takes part in steps :math:`p + k b` alone. So
+in the block of rows from :math:`p + k b` to :math:`p + k b + b - 1` only one x is not
+zero: that of the first step of the block, which is decided by earlier blocks and one
+draw with q, and has a norm of Δ at most. Subtracting :math:`f_r`, row by row, leaves
+:math:`(c_0, \dots, c_{b-1}) \otimes x + z` with probability q, and z otherwise: the
+Gaussian mechanism with sensitivity :math:`\|c\| \Delta`, sampled by Poisson. A block
+that the last step cuts has less of c, and rows before p have nothing of the example.
+Blocks are composed adaptively. With one example in the place of another, x is that of
+one or of the other, with the same draw. ∎
+
+References:
+  Choquette-Choo et al., `(Amplified) Banded Matrix Factorization: A unified approach
+  to private training <https://arxiv.org/abs/2306.08153>`_, 2023
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dpadambc.clipping import rules
+from dpadambc.contrib import _noising, strategies
+from dpadambc.contrib.banded_noise import add_banded_noise
+from dpadambc.core import events, validate
+from dpadambc.core.batch import Batch
+from dpadambc.core.clip import NeighboringRelation
+from dpadambc.core.mechanism import Mechanism
+from dpadambc.mechanisms import _cyclic_sampling
+
+_ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
+_REPLACE_ONE = NeighboringRelation.REPLACE_ONE
+_REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
+
+
+# In how many steps the inverse of a strategy has to die out.
+_MOST_STEPS = 2**17
+_NEGLIGIBLE = 1e-12
+_LARGE = 1e30
+
+
+@functools.lru_cache(maxsize=8)
+def _norms_of_noise(c: tuple[float, ...]) -> tuple[float, ...]:
+    """The noise of each step in units of the draws', until it does not grow."""
+    steps = max(64, 4 * len(c))
+    while steps <= max(_MOST_STEPS, 4 * len(c)):
+        d = np.array(strategies.coefficients_of_inverse(c, steps))
+        if not np.abs(d).max() < _LARGE:
+            break
+        squares = np.cumsum(np.square(d))
+        half = steps // 2  # where as many as there are bands are zero, all later are
+        if squares[-1] - squares[half] <= _NEGLIGIBLE * squares[-1]:
+            return tuple(np.sqrt(squares[: half + 1]).tolist())
+        steps *= 2
+    raise ValueError(
+        "Expected strategy_coefficients whose inverse dies out, such as those of"
+        " strategies.banded_square_root, got noise that grows with every step for"
+        f" {c}."
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BandedGaussian(Mechanism):
+    r"""Noise of which later steps take a part back, amplified by sampling.
+
+    The noise y of step t is :math:`z_t - \sum_{j=1}^{b-1} c_j y_{t-j}`, with
+    independent z of standard deviation z Δ in each coordinate: matrix factorization
+    with the strategy c, which has b bands. The data are in b parts that take turns, and
+    in each step the examples of one part take part, each with `sampling_prob`. So what
+    an example does in one step and in its next overlaps in no row of the strategy, and
+    each of them is amplified by the draw: see this module for the proof.
+
+    Each example is dealt into its part once, at random and independently of the others.
+    So neighbors that differ by one example, added or removed, have all others in the
+    same parts with the same probability. That random deal is given no credit.
+
+    When it helps: between `CorrelatedGaussian`, whose batches are not amplified, and
+    `PoissonGaussian`, whose noise is independent and which this is for b = 1. With more
+    bands a sum of steps has less noise, and each example's steps are fewer and sampled
+    by a larger probability, which is amplified less. Compare, at one epsilon and batch
+    size, the noise that is left in the sum of all steps.
+
+    It takes the memory of b - 1 gradients: see `contrib.add_banded_noise`. All its
+    states are secret, for they have the noise of earlier steps.
+
+    Guarantees:
+      * Epsilon is an upper bound for the outputs of all steps together, and for steps
+        that depend on earlier outputs. It is that of the batches that this mechanism
+        draws, and of the noise that `add_noise` adds, and of no others: with
+        `PoissonGaussian`'s batches an example could be in steps whose rows overlap.
+      * A strategy has never more bands than there are parts: `parts` is their number.
+      * It depends on `iterations` by steps that were taken alone, and never decreases
+        with them; turns that have begun count in full for every part. A run may be
+        extended from its saved state; a second run with new noise is another mechanism,
+        and composed with the first.
+      * `noise_stddev` is a schedule: the standard deviation of the noise that is in
+        the gradient of each step, which is what the second moment sees.
+
+    Args:
+      l2_clip_norm: C, positive.
+      noise_multiplier: z, non-negative: the standard deviation of the *independent*
+        draws, in units of the sensitivity of one step. Each step but the first adds
+        more than it. No schedule.
+      strategy_coefficients: c, the first of which is 1, such as
+        `strategies.banded_square_root(4)`. Zeros at the end make more parts.
+      sampling_prob: q, in [0, 1]: with which an example takes part in a step of its
+        part. An expected batch size m is q n / b, so q is b m / n.
+      iterations: the number of steps.
+      normalize_by: B, positive; usually the expected batch size, rounded. It does not
+        change epsilon.
+      neighboring_relation: what two neighboring datasets differ in.
+      clip_rule: which share of each gradient is taken; see `clip_per_example`. No
+        rule changes epsilon, and one that moves its bound is refused.
+
+    Raises:
+      TypeError: if a number is not a number, or a count not an int.
+      ValueError: if a number is out of its range.
+
+    Example:
+      >>> import dpadambc
+      >>> from dpadambc.contrib import BandedGaussian, strategies
+      >>> numbers = dict(target_epsilon=4.0, target_delta=1e-5, l2_clip_norm=1.0,
+      ...     batch_size=500, num_examples=50_000, epochs=4)
+      >>> mechanism = BandedGaussian.calibrate(
+      ...     strategy_coefficients=strategies.banded_square_root(4), **numbers)
+      >>> mechanism.parts, mechanism.sampling_prob, mechanism.iterations
+      (4, 0.04, 400)
+      >>> print(f"{mechanism.noise_multiplier:.2f}")
+      1.04
+      >>> print(f"{mechanism.noise_stddev(0):.5f} {mechanism.noise_stddev(399):.5f}")
+      0.00209 0.00241
+
+    References:
+      * Choquette-Choo et al., `(Amplified) Banded Matrix Factorization
+        <https://arxiv.org/abs/2306.08153>`_, 2023
+      * McKenna, `Scaling up the Banded Matrix Factorization Mechanism
+        <https://arxiv.org/abs/2405.15913>`_, 2024
+    """
+
+    l2_clip_norm: float
+    # A schedule would change the strategy, and with it the sensitivity.
+    noise_multiplier: float  # pyright: ignore[reportIncompatibleVariableOverride]
+    strategy_coefficients: tuple[float, ...]
+    sampling_prob: float
+    iterations: int
+    normalize_by: float
+    neighboring_relation: NeighboringRelation = _ADD_OR_REMOVE_ONE
+    clip_rule: rules.ClipRule = rules.FLAT
+
+    _solvable = ("noise_multiplier", "iterations", "sampling_prob")
+    # Those of Poisson sampling, which the theorem ends in.
+    _relations = {
+        _ADD_OR_REMOVE_ONE: ("pld", "rdp"),
+        _REPLACE_ONE: ("pld",),
+        _REPLACE_SPECIAL: ("pld", "rdp"),
+    }
+    _refusal = "dp-accounting has no RDP bound for Poisson sampling under REPLACE_ONE."
+    _has_independent_noise = False
+
+    def __post_init__(self):
+        validate.non_negative(noise_multiplier=self.noise_multiplier)
+        validate.probability(sampling_prob=self.sampling_prob)
+        super().__post_init__()
+        # JSON has lists.
+        c = _noising.check(self.strategy_coefficients, "strategy_coefficients")
+        object.__setattr__(self, "strategy_coefficients", c)
+        _cyclic_sampling.check(0, self.sampling_prob, self.parts)
+        _norms_of_noise(c)
+
+    @classmethod
+    def _as_fields(cls, public_numbers: dict[str, Any]) -> dict[str, Any]:
+        fields = super()._as_fields(public_numbers)
+        size, num_examples = (
+            public_numbers.get(name) for name in ("batch_size", "num_examples")
+        )
+        if size is None:
+            return fields
+        # A batch is drawn from one part alone.
+        parts = len(fields.get("strategy_coefficients", (1.0,)))
+        prob = parts * size / num_examples
+        if prob > 1:
+            raise ValueError(
+                "Expected a batch_size of at most one part, got batch_size="
+                f"{size} of {num_examples} examples in {parts} parts. Take fewer bands."
+            )
+        return {**fields, "sampling_prob": prob}
+
+    @property
+    def parts(self) -> int:
+        """How many parts of the data take turns: as many as the strategy has bands."""
+        return len(self.strategy_coefficients)
+
+    @property
+    def pads_batches(self) -> bool:
+        """Whether a batch can have padding: not where all examples take part."""
+        return self.parts > 1 or self.sampling_prob < 1
+
+    @property
+    def strategy_sensitivity(self) -> float:
+        """What a participation moves, in units of one step: the norm of a column."""
+        return float(np.linalg.norm(self.strategy_coefficients))
+
+    @property
+    def noise_stddev(self) -> Callable[..., jax.Array]:
+        """The standard deviation of the noise in each step's gradient, a schedule.
+
+        It grows over the first steps, by the norm of the first coefficients of the
+        inverse of the strategy, and is one number from then on, to twelve digits. This
+        goes to `scale_by_adam_bc`, and never to `add_dp_noise`: independent noise of
+        this level is not what epsilon is for.
+        """
+        level = self.noise_multiplier * self.sensitivity
+        norms = np.array(_norms_of_noise(self.strategy_coefficients))
+        last = len(norms) - 1
+        return lambda step: jnp.asarray(level * norms, float)[jnp.minimum(step, last)]
+
+    def add_noise(self, *, key: jax.Array) -> optax.GradientTransformation:
+        """The transformation that adds this mechanism's noise to the clipped sum.
+
+        Args:
+          key: a typed key for the noise; a new one for each run.
+
+        Returns:
+          `contrib.add_banded_noise` of its coefficients.
+        """
+        level = self.noise_multiplier * self.sensitivity
+        return add_banded_noise(level, self.strategy_coefficients, key=key)
+
+    def _check_relation(self, accountant: str | None = None) -> None:
+        # Without sampling there is nothing to refuse.
+        super()._check_relation(None if self.sampling_prob == 1 else accountant)
+
+    def _compositions(self, iterations: int) -> int:
+        return math.ceil(iterations / self.parts)
+
+    def _step_event(
+        self, noise_multiplier: float, accountant: events.Accountant
+    ) -> dp_accounting.DpEvent:
+        """One turn of each part: the rows that an example can be in."""
+        hidden = noise_multiplier / self.strategy_sensitivity
+        gaussian = self._gaussian(hidden, accountant)
+        if self.sampling_prob == 1:
+            return gaussian
+        return dp_accounting.PoissonSampledDpEvent(self.sampling_prob, gaussian)
+
+    def _batches(self, rng: np.random.Generator, num_examples: int) -> Iterator[Batch]:
+        return _cyclic_sampling.cyclic_poisson_batches(
+            rng,
+            num_examples=num_examples,
+            sampling_prob=self.sampling_prob,
+            parts=self.parts,
+            iterations=self.iterations,
+        )
+
+    def _sample_step(
+        self, run_key: jax.Array, step: int | jax.Array, num_examples: int
+    ) -> Batch:
+        return _cyclic_sampling.cyclic_poisson_sample(
+            run_key,
+            step,
+            num_examples=num_examples,
+            sampling_prob=self.sampling_prob,
+            parts=self.parts,
+        )
+
+    def _sample(self, key: jax.Array, num_examples: int) -> Batch:
+        raise TypeError(
+            "Expected sample_step(run_key, step), with one key for all steps, got"
+            " sample(key): one key decides which part an example is in. With a key for"
+            " each step examples would change parts, and this epsilon would not hold."
+            " For independent steps use a PoissonGaussian."
+        )

@@ -1,0 +1,116 @@
+"""A bound that follows what it leaves over of each gradient, at no price."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpadambc.clipping import rules
+from dpadambc.contrib import moving_bound
+from dpadambc.core import validate
+
+
+@dataclasses.dataclass(frozen=True)
+class SlackClipping(moving_bound.MovingRule):
+    r"""The bound moves until the mean slack of the gradients is at its target.
+
+    .. math::
+
+      s_i &= \sqrt{1 - \lVert g_i' \rVert^2 / C_t^2} \\
+      \tilde s_t &= \frac1B \Bigl(
+        \sum_i s_i + \mathcal{N}(0, z^2 k^2) \Bigr) \\
+      C_{t+1} &= C_t \exp(-\eta (\tilde s_t - s)) \\
+      \tilde g_t &= \frac{C_0}{C_t} \cdot \frac1B
+        \sum_i g_i' + \mathcal{N}(0, z^2 \Delta^2 I)
+
+    with :math:`g_i'` the gradient clipped at :math:`C_t`, :math:`C_0` =
+    `mechanism.l2_clip_norm`, B = `normalize_by`, z and Δ the mechanism's noise
+    multiplier and sensitivity, and k = Δ B / C₀: the examples that neighbors differ in,
+    1, or 2 under REPLACE_ONE, and more for a node in several terms. Of the
+    arguments η = `learning_rate` and s = `target_slack`. A gradient at the bound has no
+    slack, a short one has all of it. It is the `clip_rule` of a mechanism, and all that
+    clip and noise for one follow it. The gradient comes out in units of the bound, as
+    with `QuantileClipping`.
+
+    Guarantees:
+      * *It costs nothing.* Give each example the vector
+        :math:`v_i = (g_i' / C_t, s_i)`. It is no longer than 1, whatever the gradient:
+        a clipped gradient that is shorter than the bound leaves room that is paid for,
+        and the slack is what fits into it. What is released is a function of
+        :math:`\sum_i v_i` with noise of standard deviation z k in every coordinate: a
+        sum of clipped gradients with C = 1, so far as accounting goes. The noise in the
+        gradient, `noise_stddev`, is what it is without this rule, and so is epsilon.
+      * The length in :math:`s_i` is rounded up, by more than float32 may hide.
+      * :math:`C_t` is made of what earlier steps released, and of nothing else: given
+        that it is a constant, and steps compose adaptively, each the same.
+      * An example whose norm is zero or not finite has no slack, as padding has none.
+      * Without noise for the sum there is no such rule: `clip_per_example` refuses it,
+        and so does a mechanism with a way of its own to add noise.
+
+    The mean is over B, a public number. Where half of the norms are beyond the bound,
+    and the others anywhere within it, it is 0.39; at a lower target the bound is lower.
+
+    Args:
+      target_slack: s, in (0, 1).
+      learning_rate: η, positive.
+      rule: what is done with a norm at the bound of the step, such as `Flat()`. One
+        that makes all gradients long, such as `Automatic()`, leaves no slack.
+
+    Raises:
+      ValueError: if a number is out of its range.
+      TypeError: if `rule` is no `ClipRule` with a fixed bound.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import dpadambc
+      >>> from dpadambc import clipping
+      >>> mechanism = dpadambc.PoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=1.0, iterations=60,
+      ...     normalize_by=100, clip_rule=contrib.SlackClipping())
+      >>> mechanism.noise_stddev
+      0.01
+      >>> private = dpadambc.privatize(mechanism, key=jax.random.key(0))
+      >>> params = jnp.zeros(2)
+      >>> grads = dpadambc.as_per_example(
+      ...     5 * jax.random.normal(jax.random.key(1), (100, 2)),
+      ...     is_padding_example=jnp.zeros(100, bool))
+      >>> state = private.init(params)
+      >>> for _ in range(60):
+      ...     _, state = private.update(grads, state, params)
+      >>> share = (dpadambc.per_example_norms(grads) <= state.l2_clip_norm).mean()
+      >>> print(f"{state.l2_clip_norm:.1f}, {share:.0%} within")
+      6.9, 56% within
+
+    References:
+      Zou et al., "SlaClip: Gradient Norm Slacks can be Indicator for Adaptive Clipping
+      in DP-SGD", 2026. Its text was not read: that the slack is free follows from the
+      proof above, the rest from public words about it. It has several coordinates of
+      slack, which tell of the distribution of norms, and a controller of its own; here
+      there is one, and the step of Andrew et al. (see `QuantileClipping`).
+    """
+
+    target_slack: float = 0.4
+    learning_rate: float = 0.2
+    rule: rules.ClipRule = rules.FLAT
+
+    def __post_init__(self):
+        super().__post_init__()
+        validate.open_unit_interval(target_slack=self.target_slack)
+
+    def _indicator(
+        self, norm: jax.Array, used: jax.Array, l2_clip_norm: jax.Array
+    ) -> jax.Array:
+        del norm, l2_clip_norm
+        return jnp.sqrt(1 - jnp.minimum(used, 1) ** 2)
+
+    def _multiplier_left(self, noise_multiplier: Any, changed: float) -> Any:
+        del changed
+        return noise_multiplier
+
+    def _unit(self, noise_stddev: Any, longest: Any, normalize_by: Any) -> Any:
+        del noise_stddev, normalize_by
+        return longest
+
+    def _error(self, mean: jax.Array) -> jax.Array:
+        return mean - self.target_slack

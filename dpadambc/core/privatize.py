@@ -1,0 +1,148 @@
+"""The seam between what is private and what is not: clip and noise, as one stage."""
+
+import jax
+import optax
+
+from dpadambc.core import check, seam, shard_map
+from dpadambc.core import leaves as _leaves
+from dpadambc.core.mechanism import Mechanism
+
+
+def _refuse_unmasked(gradients: optax.Updates, mechanism: Mechanism) -> None:
+    """Raises for gradients of which nobody has said what is padding."""
+    found = _leaves.flatten(gradients)
+    if not all(_leaves.is_per_example(x) and x.is_masked for x in found):
+        raise ValueError(
+            f"Expected is_padding_example: batches of {type(mechanism).__name__} are"
+            " padded, and without the mask padding would be summed as if it were data,"
+            " got none. Give batch.is_padding_example to the gradient function, or to"
+            " update(..., is_padding_example=...); a wrapper that does not pass it on"
+            " loses it. If nothing is padded, give a mask that is all False. A loader"
+            " that shuffles, with batches of one size and no padding, does not draw as"
+            " this mechanism says: use a ShuffledGaussian."
+        )
+
+
+def _refuse_other_sizes(gradients: optax.Updates, mechanism: Mechanism) -> None:
+    """Raises for a batch that no step draws, where none is said to be padding.
+
+    In a batch of twice the size each takes part with twice the probability. A smaller
+    one is the last of an epoch: that epoch was dealt out, and no step was drawn alone.
+    """
+    drawn, leaves = mechanism._largest_batch, _leaves.flatten(gradients)
+    if drawn is None or not leaves or leaves[0].is_masked:
+        return
+    may_be_smaller = mechanism.pads_batches or shard_map.all_axes()  # of one device
+    found = leaves[0].batch_size
+    if found > drawn or (found < drawn and not may_be_smaller):
+        raise ValueError(
+            f"Expected {drawn} examples, as many as each step of this"
+            f" {type(mechanism).__name__} draws, got {found}: its epsilon would not"
+            " hold. Make the mechanism with the batch_size of your batches; if they are"
+            " dealt out epoch by epoch, so that the last is smaller, use a"
+            " ShuffledGaussian. If some rows are padding, say which by"
+            " is_padding_example."
+        )
+
+
+def privatize(
+    mechanism: Mechanism, *, key: jax.Array
+) -> optax.GradientTransformationExtraArgs:
+    r"""From per-example gradients to the private gradient: clip, sum, add noise.
+
+    .. math:: \tilde g = \frac{1}{B} \sum_i g_i \min(1, C / \lVert g_i \rVert_2)
+        + \mathcal{N}(0, \sigma^2 I)
+
+    with C, B and :math:`\sigma` = `mechanism.noise_stddev`, or with the factor of
+    another `mechanism.clip_rule`; where that moves the bound, the sum is in its units,
+    as `contrib.QuantileClipping` says. Chain it first. Its output is as private as the
+    mechanism says, whatever follows: any Optax optimizer, with `optax.masked`,
+    `optax.MultiSteps` or a state of its own. Other arguments of `update`, such as the
+    `value` of a loss that some optimizers ask for, have no noise: give public ones.
+
+    Guarantees:
+      * Those of `clip_per_example` and of `add_dp_noise`: every coordinate gets noise
+        of the mechanism's level, on a sum whose sensitivity is the mechanism's.
+      * Epsilon is that of the mechanism if batches are drawn as it says, each with its
+        mask, one for each update, and the key is secret.
+      * Gradients that were changed since `per_example_grad` are refused, and so are
+        gradients without a padding mask where the mechanism's batches are padded, and
+        a part of those that were taken together, and more examples, without a mask,
+        than a mechanism with batches of one size draws.
+
+    Args:
+      mechanism: the public numbers, such as a `PoissonGaussian`.
+      key: a typed key for the noise; a new one for each run.
+
+    Returns:
+      An Optax transformation, to be called as
+      `update(gradients, state, params, is_padding_example=mask)`; the mask may have
+      been given to the gradient function instead. Its updates are in at least float32,
+      and optimizers whose moments have the dtype of the parameters change it in their
+      first step where that is lower.
+
+    Raises:
+      TypeError: if `mechanism` is no mechanism, `key` no typed key, or a gradient is
+        not, or no longer, as `per_example_grad` returned it.
+      ValueError: if there is no mask, or only a part of the parameters or gradients.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax
+      >>> import dpadambc
+      >>> mechanism = dpadambc.PoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.5, iterations=10,
+      ...     normalize_by=2)
+      >>> optimizer = optax.chain(
+      ...     dpadambc.privatize(mechanism, key=jax.random.key(0)), optax.lion(1e-3))
+      >>> params, x = jnp.zeros(2), jnp.array([[3.0, 4.0], [0.0, 0.5]])
+      >>> grads = dpadambc.per_example_grad(lambda w, x: w @ x)(
+      ...     params, x, is_padding_example=jnp.zeros(2, bool))
+      >>> updates, state = optimizer.update(grads, optimizer.init(params), params)
+      >>> updates.shape
+      (2,)
+
+      One private gradient for two optimizers: Muon for hidden matrices, which one paper
+      found better than the others at large batches, and `adam_bc` for the rest.
+
+      >>> tx = optax.chain(
+      ...     dpadambc.privatize(mechanism, key=jax.random.key(0)),
+      ...     optax.multi_transform(
+      ...         {"muon": optax.contrib.muon(0.02),
+      ...          "adam_bc": dpadambc.adam_bc(1e-3, mechanism.noise_stddev)},
+      ...         {"hidden": "muon", "bias": "adam_bc"}))
+      >>> params = {"hidden": jnp.eye(4), "bias": jnp.zeros(4)}
+      >>> grads = dpadambc.per_example_grad(
+      ...     lambda params, x: jnp.sum(jnp.tanh(x @ params["hidden"] + params["bias"]))
+      ... )(params, jnp.eye(4), is_padding_example=jnp.zeros(4, bool))
+      >>> updates, state = tx.update(grads, tx.init(params), params)
+      >>> jax.tree.map(jnp.shape, updates)
+      {'bias': (4,), 'hidden': (4, 4)}
+
+    References:
+      Abadi et al., `Deep Learning with Differential Privacy
+      <https://arxiv.org/abs/1607.00133>`_, 2016
+    """
+    check.is_mechanism(mechanism)
+    clip, noise = seam.clip(mechanism), seam.add_noise(mechanism, key=key)
+
+    def init_fn(params):
+        clip.init(params)
+        return noise.init(params)
+
+    def update_fn(
+        updates, state, params=None, *, is_padding_example=None, **extra_args
+    ):
+        summed, _ = clip.update(
+            updates,
+            seam.bound(mechanism, state),
+            params,
+            is_padding_example=is_padding_example,
+            **extra_args,
+        )
+        if is_padding_example is None:
+            _refuse_other_sizes(updates, mechanism)
+            if mechanism.pads_batches:
+                _refuse_unmasked(updates, mechanism)
+        return noise.update(summed, state, params)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
