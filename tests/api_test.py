@@ -27,7 +27,6 @@ PUBLIC = [
 # Names that need an extra are imported when they are first used.
 OF_EXTRAS = {
     "dpadambc.audit": {"pictures"},
-    "dpadambc.diagnostics": {"pictures"},
     "dpadambc.training": {"Checkpoints", "ProgressBar", "checkpoints", "progress"},
 }
 # What other functions return, or are made by.
@@ -35,9 +34,7 @@ RETURNED = {
     "AddBandedNoiseState",
     "AddCorrelatedNoiseState",
     "AddDPNoiseState",
-    "Advice",
     "Choice",
-    "ClipBound",
     "ClippedGrad",
     "ClippedSum",
     "DelayedPreconditionerState",
@@ -215,7 +212,6 @@ for name in ("matplotlib", "matplotlib.axes", "orbax", "orbax.checkpoint", "rich
 import dpadambc
 for name, extra in [("training.Checkpoints", "checkpoints"),
                     ("training.ProgressBar", "progress"),
-                    ("diagnostics.pictures", "pictures"),
                     ("audit.pictures", "pictures")]:
     package, _, attribute = name.partition(".")
     try:

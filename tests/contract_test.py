@@ -35,7 +35,6 @@ ROWS = {
         dpadambc.dp_adam_bc,
         dict(nesterov=True, correction=0.5),
     ),
-    "dp_rms_bc": (dpadambc.dp_rms_bc, {}),
     "dp_adamw": (dpadambc.dp_adamw, dict(weight_decay=0.1)),
     "dp_adamw_bc": (dpadambc.dp_adamw_bc, dict(weight_decay=0.1)),
     "dp_adamw_bc mask": (
@@ -85,7 +84,7 @@ def take_steps(tx, params, steps=3, **kwargs):
 
 # Of which the other rows are parts: each public optimizer once, with most options.
 QUICK = {"dp_sgd nesterov", "dp_adam_bc", "dp_adamw_bc mask", "dp2_rmsprop"}
-SLOW = {"dp_adam eps_root", "dp_adamw", "dp_rms_bc"}  # parts of these
+SLOW = {"dp_adam eps_root", "dp_adamw"}  # parts of these
 
 
 def _row(name):

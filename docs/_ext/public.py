@@ -13,7 +13,6 @@ PACKAGE = "dpadambc"
 # Modules and names that their package imports when they are first used.
 LAZY = {
     "dpadambc.audit": ("pictures",),
-    "dpadambc.diagnostics": ("pictures",),
     "dpadambc.training": ("Checkpoints", "ProgressBar"),
 }
 # What is public but no attribute of the package.
