@@ -25,10 +25,10 @@ __getattr__ = lazy.attribute_of(
     {
         "Automatic": "dpadambc.clipping.rules:Automatic",
         "Choice": "dpadambc.clipping.explanation:Choice",
-        "ClipRule": "dpadambc.clipping.rules:ClipRule",
+        "ClipRule": "dpadambc.core.clip_rule:ClipRule",
         "ClippedGrad": "dpadambc.core.clipped_grad:ClippedGrad",
         "Explanation": "dpadambc.clipping.explanation:Explanation",
-        "Flat": "dpadambc.clipping.rules:Flat",
+        "Flat": "dpadambc.core.clip_rule:Flat",
         "NeighboringRelation": "dpadambc.core.clip:NeighboringRelation",
         "ParameterCost": "dpadambc.clipping.explanation:ParameterCost",
         "PerGroup": "dpadambc.clipping.rules:PerGroup",
