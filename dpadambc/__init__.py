@@ -7,7 +7,7 @@ Every name is imported when it is first used, so that what computes nothing, suc
 import importlib.metadata
 from typing import TYPE_CHECKING
 
-from dpadambc.core import lazy
+from dpadambc import lazy
 
 __version__ = importlib.metadata.version("dpadambc")
 __all__ = [

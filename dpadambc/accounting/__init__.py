@@ -1,6 +1,6 @@
 """What runs cost: the epsilon of events, of several runs and of a search."""
 
-from dpadambc.core import lazy
+from dpadambc import lazy
 
 __all__ = [
     "Accountant",

@@ -9,6 +9,7 @@ states, found no breach.
 
 from typing import TYPE_CHECKING
 
+from dpadambc import lazy
 from dpadambc.audit import trade_off
 from dpadambc.audit._canaries import GradientCanaries, with_sum
 from dpadambc.audit._correction import correction
@@ -22,7 +23,6 @@ from dpadambc.audit._sensitivity import sensitivity
 from dpadambc.audit._state import state
 from dpadambc.audit.pipeline import Pipeline
 from dpadambc.audit.report import CHECKS, Report, run
-from dpadambc.core import lazy
 
 __all__ = [
     "CHECKS",

@@ -15,8 +15,9 @@ from dpadambc.contrib import (
     ScaleByAdafactorBCState,
     ScaleByAdemamixBCState,
 )
-from dpadambc.core import check, noise_level
+from dpadambc.core import check
 from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.noise import stddev_per_leaf
 from dpadambc.transforms import (
     ScaleByAdamBCState,
     ScaleByRmsBCState,
@@ -43,7 +44,7 @@ def _moments(opt_state: Any) -> list[tuple[jax.Array, jax.Array]]:
     found = []
     for node in jax.tree.leaves(opt_state, is_leaf=_is_correction):
         if _is_correction(node) and jax.tree.leaves(node.nu):
-            levels = noise_level.per_leaf(node.noise_variance, node.nu)
+            levels = stddev_per_leaf(node.noise_variance, node.nu)
             pairs = zip(jax.tree.leaves(node.nu), jax.tree.leaves(levels), strict=True)
             sums = [(jnp.sum(nu), level * nu.size) for nu, level in pairs]
             found.append(tuple(map(sum, zip(*sums, strict=True))))

@@ -12,7 +12,7 @@ from dpadambc.audit import _arrays
 from dpadambc.audit._finding import Finding, not_tested, within
 from dpadambc.audit.pipeline import Pipeline
 from dpadambc.clipping import clip_per_example
-from dpadambc.core import precision
+from dpadambc.core.arrays import widen
 from dpadambc.engine import jaxprs
 from dpadambc.gradients import per_example_norms
 
@@ -142,8 +142,8 @@ def _perturbed(params: Any) -> Any:
     rng = np.random.default_rng(0)
 
     def move(x):
-        size = float(jnp.sqrt(jnp.mean(jnp.square(precision.wide(x))))) or 0.2
+        size = float(jnp.sqrt(jnp.mean(jnp.square(widen(x))))) or 0.2
         shift = 0.1 * size * rng.normal(size=jnp.shape(x))
-        return jnp.asarray(precision.wide(x) + shift, jnp.result_type(x))
+        return jnp.asarray(widen(x) + shift, jnp.result_type(x))
 
     return jax.tree.map(move, params)

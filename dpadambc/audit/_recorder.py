@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from dpadambc.audit import _flow
-from dpadambc.core import shard_map
+from dpadambc.core.arrays import make_varying
 from dpadambc.engine import jaxprs
 
 LONGEST_SCAN = 64  # that is unrolled, where noise is added inside it
@@ -154,7 +154,7 @@ class Recorder:
         def of_device(*args):
             outs, records = self.evaluate(inner, args, path)
             where[:] = records
-            own = lambda x: shard_map.varying(x, axes)[None]
+            own = lambda x: make_varying(x, axes)[None]
             return tuple(outs), jax.tree.map(own, list(records.values()))
 
         mapped = jax.shard_map(

@@ -14,8 +14,8 @@ import optax
 from dpadambc.audit import _arrays, _neighbors
 from dpadambc.core import check
 from dpadambc.core import data as _data
-from dpadambc.core.batched import Method
 from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.per_example import Method
 from dpadambc.core.step import Step
 from dpadambc.gradients import per_example_value_and_grad
 

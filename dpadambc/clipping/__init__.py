@@ -1,6 +1,6 @@
 """Clipped sums of per-example gradients, and how far one example can move them."""
 
-from dpadambc.core import lazy
+from dpadambc import lazy
 
 __all__ = [
     "Automatic",
@@ -25,10 +25,10 @@ __getattr__ = lazy.attribute_of(
     {
         "Automatic": "dpadambc.clipping.rules:Automatic",
         "Choice": "dpadambc.clipping.explanation:Choice",
-        "ClipRule": "dpadambc.core.clip_rule:ClipRule",
+        "ClipRule": "dpadambc.core.clip:ClipRule",
         "ClippedGrad": "dpadambc.core.clipped_grad:ClippedGrad",
         "Explanation": "dpadambc.clipping.explanation:Explanation",
-        "Flat": "dpadambc.core.clip_rule:Flat",
+        "Flat": "dpadambc.core.clip:Flat",
         "NeighboringRelation": "dpadambc.core.clip:NeighboringRelation",
         "ParameterCost": "dpadambc.clipping.explanation:ParameterCost",
         "PerGroup": "dpadambc.clipping.rules:PerGroup",

@@ -1,6 +1,6 @@
 """Methods of single papers, without a promise of stability."""
 
-from dpadambc.core import lazy
+from dpadambc import lazy
 
 __all__ = [
     "AddBandedNoiseState",

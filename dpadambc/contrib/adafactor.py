@@ -28,7 +28,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.core import noise_level, precision, validate
+from dpadambc.core import validate
+from dpadambc.core.arrays import wide_zeros_like
+from dpadambc.core.noise import NoiseStddev, stddev_at_step, stddev_per_leaf
 from dpadambc.transforms import _second_moment
 from dpadambc.transforms.second_moment import RelativeFloor, corrected_second_moment
 
@@ -132,7 +134,7 @@ def _floor(
 
 
 def scale_by_adafactor_bc(
-    noise_stddev: noise_level.NoiseStddev,
+    noise_stddev: NoiseStddev,
     *,
     decay_rate: jax.typing.ArrayLike = 0.8,
     min_dim_size_to_factor: int = 128,
@@ -220,7 +222,7 @@ def scale_by_adafactor_bc(
 
     def init_fn(params):
         def zeros(p):
-            squares = _squares(precision.zeros_like(p), min_dim_size_to_factor)
+            squares = _squares(wide_zeros_like(p), min_dim_size_to_factor)
             return jax.tree.map(jnp.zeros_like, squares)
 
         return ScaleByAdafactorBCState(
@@ -241,7 +243,7 @@ def scale_by_adafactor_bc(
         def averaged(old, x):
             return (old + new * (x - old)).astype(old.dtype)
 
-        stddev = noise_level.at_step(noise_stddev, state.count)
+        stddev = stddev_at_step(noise_stddev, state.count)
         noise_variance = jax.tree.map(
             averaged, state.noise_variance, jax.tree.map(jnp.square, stddev)
         )
@@ -256,7 +258,7 @@ def scale_by_adafactor_bc(
             root = jnp.sqrt(_corrected(nu, correction * phi, floor, g.shape, axes))
             return jnp.where(root > 0, g / root, 0)
 
-        levels = noise_level.per_leaf(noise_variance, updates)
+        levels = stddev_per_leaf(noise_variance, updates)
         return jax.tree.map(rescaled, updates, nu, levels), ScaleByAdafactorBCState(
             count=count,
             squared_weights=squared_weights.astype(state.squared_weights.dtype),

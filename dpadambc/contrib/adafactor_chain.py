@@ -4,14 +4,15 @@ import jax
 import optax
 
 from dpadambc.contrib.adafactor import scale_by_adafactor_bc
-from dpadambc.core import noise_level, validate
+from dpadambc.core import validate
+from dpadambc.core.noise import NoiseStddev
 from dpadambc.optimizers import _chains
 from dpadambc.transforms.second_moment import RelativeFloor
 
 
 def adafactor_bc(
     learning_rate: optax.ScalarOrSchedule,
-    noise_stddev: noise_level.NoiseStddev,
+    noise_stddev: NoiseStddev,
     *,
     decay_rate: jax.typing.ArrayLike = 0.8,
     min_dim_size_to_factor: int = 128,

@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.core import noise_level, precision, validate
+from dpadambc.core import validate
+from dpadambc.core.arrays import wide_zeros_like
+from dpadambc.core.noise import NoiseStddev
 from dpadambc.transforms import _second_moment
 from dpadambc.transforms.second_moment import RelativeFloor
 
@@ -30,7 +32,7 @@ class ScaleByAdemamixBCState(NamedTuple):
 
 
 def scale_by_ademamix_bc(
-    noise_stddev: noise_level.NoiseStddev,
+    noise_stddev: NoiseStddev,
     *,
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.999,
@@ -121,7 +123,7 @@ def scale_by_ademamix_bc(
         validate.non_negative(alpha=alpha)
 
     def init_fn(params):
-        zeros = precision.zeros_like(params)
+        zeros = wide_zeros_like(params)
         return ScaleByAdemamixBCState(
             count=jnp.zeros([], jnp.int32),
             m1=optax.tree.cast(zeros, mu_dtype),

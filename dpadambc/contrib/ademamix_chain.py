@@ -4,14 +4,14 @@ import jax
 import optax
 
 from dpadambc.contrib.ademamix import scale_by_ademamix_bc
-from dpadambc.core import noise_level
+from dpadambc.core.noise import NoiseStddev
 from dpadambc.optimizers import _chains
 from dpadambc.transforms.second_moment import RelativeFloor
 
 
 def ademamix_bc(
     learning_rate: optax.ScalarOrSchedule,
-    noise_stddev: noise_level.NoiseStddev,
+    noise_stddev: NoiseStddev,
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.999,
     b3: optax.ScalarOrSchedule = 0.9999,

@@ -14,10 +14,9 @@ from dpadambc.contrib import _noising, strategies
 from dpadambc.contrib.correlated_noise import add_correlated_noise
 from dpadambc.core import events, validate
 from dpadambc.core.batch import Batch
-from dpadambc.core.clip import NeighboringRelation
-from dpadambc.core.clip_rule import FLAT, ClipRule
+from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation
 from dpadambc.core.mechanism import Mechanism
-from dpadambc.core.private_gradient import Noise
+from dpadambc.core.privatize import Noise
 from dpadambc.mechanisms import _allocation_sampling, sampling
 
 _ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE

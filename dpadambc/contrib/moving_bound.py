@@ -15,11 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc.core import check, clip, clipped_sum, explicit_mesh, validate
+from dpadambc.core import check, clip, clipped_sum, validate
+from dpadambc.core.arrays import with_automatic_axes
 from dpadambc.core.batch import Batch
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.noise import add_dp_noise
-from dpadambc.core.private_gradient import Noise, PrivateGradient, scaled
+from dpadambc.core.privatize import Noise, PrivateGradient
+from dpadambc.core.privatize import scaled_multiplier as scaled
 
 # The bound stays within this factor of the one that it starts from, either way. For a
 # start near one that is far from where squares of float32 numbers vanish or overflow.
@@ -89,7 +91,7 @@ class _WithSum(Noise):
                     _sum_of_indicators(mechanism, gradients, found, bound),
                 )
 
-            return explicit_mesh.automatic(
+            return with_automatic_axes(
                 clip_and_sum,
                 clip.split_as(params),
                 state.l2_clip_norm,

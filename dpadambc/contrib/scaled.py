@@ -7,7 +7,10 @@ import jax.numpy as jnp
 import optax
 
 from dpadambc.contrib import _around
-from dpadambc.core import leaves, precision, untouched, validate
+from dpadambc.core import validate
+from dpadambc.core.arrays import wide_zeros_like
+from dpadambc.core.clip import checked_leaves
+from dpadambc.core.gradient import OuterProduct, scale_examples
 
 
 class ScaleThenPrivatizeState(NamedTuple):
@@ -30,16 +33,16 @@ def _axis_means(square: jax.Array) -> Any:
         return square
     axes = range(square.ndim)
     mean = lambda i: square.mean([j for j in axes if j != i])
-    return leaves.OuterProduct(tuple(map(mean, axes)))
+    return OuterProduct(tuple(map(mean, axes)))
 
 
 def _root(nu: Any) -> Any:
     """The root of a second moment, or of its best guess from its means."""
-    if not isinstance(nu, leaves.OuterProduct):
+    if not isinstance(nu, OuterProduct):
         return jnp.sqrt(nu)
     first, *others = nu.vectors
     roots = (jnp.sqrt(v / v.mean()) for v in others)
-    return leaves.OuterProduct((jnp.sqrt(first), *roots))
+    return OuterProduct((jnp.sqrt(first), *roots))
 
 
 def _inverse(divisor: Any) -> Any:
@@ -47,7 +50,7 @@ def _inverse(divisor: Any) -> Any:
 
 
 def _dense(divisor: Any) -> jax.Array:
-    return divisor.dense() if isinstance(divisor, leaves.OuterProduct) else divisor
+    return divisor.dense() if isinstance(divisor, OuterProduct) else divisor
 
 
 def scale_then_privatize(
@@ -174,15 +177,15 @@ def scale_then_privatize(
         _around.check(inner_state)
         return ScaleThenPrivatizeState(
             count=jnp.zeros([], jnp.int32),
-            nu=jax.tree.map(moments, precision.zeros_like(params)),
+            nu=jax.tree.map(moments, wide_zeros_like(params)),
             inner_state=inner_state,
         )
 
     def update_fn(updates, state, params=None, **extra_args):
-        untouched.leaves_of(updates, params)
+        checked_leaves(updates, params)
         # In the first step nu is zero, over any number.
         correction = 1 - decay ** jnp.maximum(state.count, 1.0)
-        is_moment = lambda x: isinstance(x, leaves.OuterProduct)
+        is_moment = lambda x: isinstance(x, OuterProduct)
 
         def divisor(nu):
             return _root(jax.tree.map(lambda v: v / correction + eps**2, nu))
@@ -190,7 +193,7 @@ def scale_then_privatize(
         divisors = jax.tree.map(divisor, state.nu, is_leaf=is_moment)
         inverses = jax.tree.map(_inverse, divisors, is_leaf=is_moment)
         divided, inner_state = inner.update(
-            leaves.scaled(updates, inverses), state.inner_state, params, **extra_args
+            scale_examples(updates, inverses), state.inner_state, params, **extra_args
         )
         private = jax.tree.map(lambda g, d: g * _dense(d), divided, divisors)
         squares = jax.tree.map(lambda g: moments(jnp.square(g)), private)

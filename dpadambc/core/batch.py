@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc.core import shard_map
+from dpadambc.core.arrays import shard_map_axes, varying_axes
 
 
 @functools.partial(
@@ -92,14 +92,14 @@ class Batch:
     def _check_devices(self, data: Any) -> None:
         """Raises where devices with rows of their own all draw the same of them."""
         # A batch with room for all rows may have been drawn from nothing.
-        if shard_map.all_axes() and len(self.indices) < self.num_examples:
+        if shard_map_axes() and len(self.indices) < self.num_examples:
             for path, x in jax.tree_util.tree_leaves_with_path(data):
                 self._refuse_one_draw_of_many_devices(path, x)
 
     def _refuse_one_draw_of_many_devices(self, path: Any, x: Any) -> None:
         """Who takes part on one device would tell who does on another."""
-        drawn = shard_map.varying_axes(self.indices)
-        same = [name for name in shard_map.varying_axes(x) if name not in drawn]
+        drawn = varying_axes(self.indices)
+        same = [name for name in varying_axes(x) if name not in drawn]
         if same:
             raise ValueError(
                 f"Expected devices along {same} to draw each for itself from the rows"

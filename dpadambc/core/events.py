@@ -18,7 +18,8 @@ import numpy as np
 import optax
 from dp_accounting import NeighboringRelation, dp_event
 
-from dpadambc.core import noise_level, validate
+from dpadambc.core import validate
+from dpadambc.core.noise import schedule_at_step
 
 Accountant = Literal["pld", "rdp"]
 Unit = Literal["C", "2 C"]
@@ -154,7 +155,7 @@ def level_counts(schedule: optax.Schedule, iterations: int) -> dict[float, int]:
     """
     if iterations == 0:
         return {}
-    at_steps = jax.vmap(functools.partial(noise_level.of_schedule, schedule))
+    at_steps = jax.vmap(functools.partial(schedule_at_step, schedule))
     values = np.asarray(at_steps(jnp.arange(iterations)), float)
     for value in (values.min(), values.max()):
         validate.non_negative(noise_multiplier=value)

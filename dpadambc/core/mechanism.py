@@ -18,17 +18,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc.core import clip, shard_map, validate
+from dpadambc.core import clip, validate
 from dpadambc.core.accounted import Accounted
+from dpadambc.core.arrays import make_varying, varying_axes
 from dpadambc.core.batch import Batch
-from dpadambc.core.clip import NeighboringRelation
-from dpadambc.core.clip_rule import FLAT, ClipRule, check_rule
-from dpadambc.core.private_gradient import INDEPENDENT, Noise, PrivateGradient
+from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation, check_rule
+from dpadambc.core.privatize import INDEPENDENT, Noise, PrivateGradient
 
 
 def _of_devices(key: jax.Array, batch: Batch) -> Batch:
     """The same batch, known to differ where the key does: JAX forgets it in a sort."""
-    return shard_map.varying(batch, shard_map.varying_axes(key))
+    return make_varying(batch, varying_axes(key))
 
 
 class Mechanism(Accounted):

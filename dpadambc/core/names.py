@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc.core.clip_rule import ClipRule
+from dpadambc.core.clip import ClipRule
 
 
 def name_of(kind: type) -> str:

@@ -27,8 +27,7 @@ from dpadambc.core import epsilon as _epsilon
 from dpadambc.core import events as _events
 from dpadambc.core import names as _names
 from dpadambc.core import validate
-from dpadambc.core.clip import NeighboringRelation
-from dpadambc.core.clip_rule import FLAT
+from dpadambc.core.clip import FLAT, NeighboringRelation
 from dpadambc.core.mechanism import Mechanism
 
 __all__ = ["Spending", "compose"]

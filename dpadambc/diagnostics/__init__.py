@@ -7,7 +7,7 @@ both (with the extra of that name).
 
 from typing import TYPE_CHECKING
 
-from dpadambc.core import lazy
+from dpadambc import lazy
 from dpadambc.diagnostics import not_private
 from dpadambc.diagnostics.advice import Advice, advise
 from dpadambc.diagnostics.readout import (

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.core import noise_level, precision
+from dpadambc.core.arrays import at_least_float32
+from dpadambc.core.noise import NoiseStddev, stddev_per_leaf
 from dpadambc.transforms import _second_moment, moments, second_moment
 
 _STATES = (moments.ScaleByAdamBCState, optax.ScaleByAdamState)
@@ -24,7 +25,7 @@ class CleanMoments(NamedTuple):
 class Settings(NamedTuple):
     """What the state of an optimizer does not hold: how it was made."""
 
-    noise_stddev: noise_level.NoiseStddev | None  # of the uncorrected optimizers
+    noise_stddev: NoiseStddev | None  # of the uncorrected optimizers
     b1: jax.typing.ArrayLike
     b2: jax.typing.ArrayLike
     eps: jax.typing.ArrayLike
@@ -56,13 +57,13 @@ class Estimates(NamedTuple):
     @property
     def mu_hat(self) -> jax.Array:
         """The first moment without its bias toward zero."""
-        mu = self.mu.astype(precision.at_least_float32(self.mu.dtype))
+        mu = self.mu.astype(at_least_float32(self.mu.dtype))
         return optax.tree.bias_correction(mu, self.b1, self.count)
 
     @property
     def nu_hat(self) -> jax.Array:
         """The second moment without its bias toward zero."""
-        nu = self.nu.astype(precision.at_least_float32(self.nu.dtype))
+        nu = self.nu.astype(at_least_float32(self.nu.dtype))
         return optax.tree.bias_correction(nu, self.b2, self.count)
 
     @property
@@ -175,7 +176,7 @@ def _average_noise_variances(state: Any, settings: Settings) -> list[Any]:
         return _of_plain_adam(state, settings)
     count = jnp.maximum(state.count, 1)
     level = optax.tree.bias_correction(state.noise_variance, settings.b2, count)
-    return jax.tree.leaves(noise_level.per_leaf(level, state.nu))
+    return jax.tree.leaves(stddev_per_leaf(level, state.nu))
 
 
 def _of_state(state: Any, settings: Settings) -> Iterator[tuple[str, Estimates]]:

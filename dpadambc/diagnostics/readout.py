@@ -10,7 +10,8 @@ import numpy as np
 import optax
 
 from dpadambc import theory
-from dpadambc.core import noise_level, validate
+from dpadambc.core import validate
+from dpadambc.core.noise import NoiseStddev
 from dpadambc.diagnostics import _estimates
 from dpadambc.diagnostics._estimates import Estimates
 from dpadambc.transforms import second_moment
@@ -256,7 +257,7 @@ def _together(
 def snapshot(
     opt_state: optax.OptState,
     *,
-    noise_stddev: noise_level.NoiseStddev | None = None,
+    noise_stddev: NoiseStddev | None = None,
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.999,
     eps: jax.typing.ArrayLike = 1e-8,

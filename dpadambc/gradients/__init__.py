@@ -1,6 +1,6 @@
 """Gradients of single examples, in the form in which reverse mode makes them."""
 
-from dpadambc.core import lazy
+from dpadambc import lazy
 
 __all__ = [
     "ClippedSum",
@@ -16,12 +16,12 @@ __all__ = [
 __getattr__ = lazy.attribute_of(
     {
         "ClippedSum": "dpadambc.core.clipped_sum:ClippedSum",
-        "PerExampleGradient": "dpadambc.core.leaves:PerExampleGradient",
+        "PerExampleGradient": "dpadambc.core.gradient:PerExampleGradient",
         "as_clipped_sum": "dpadambc.core.clipped_sum:as_clipped_sum",
-        "as_per_example": "dpadambc.core.leaves:as_per_example",
+        "as_per_example": "dpadambc.core.gradient:as_per_example",
         "materialize": "dpadambc.core.clipped_sum:materialize",
         "per_example_grad": "dpadambc.core.per_example:per_example_grad",
-        "per_example_norms": "dpadambc.core.leaves:per_example_norms",
+        "per_example_norms": "dpadambc.core.gradient:per_example_norms",
         "per_example_value_and_grad": "dpadambc.core.per_example:per_example_value_and_grad",
     }
 )

@@ -13,8 +13,7 @@ import optax
 
 from dpadambc import accounting
 from dpadambc.core import validate
-from dpadambc.core.clip import NeighboringRelation
-from dpadambc.core.clip_rule import FLAT, ClipRule
+from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.sampled import FixedSizeSampled, PoissonSampled
 from dpadambc.graphs._poisson_terms import PoissonTermsDpEvent

@@ -1,6 +1,6 @@
 """Mechanisms: the public numbers of a run, its sampling and its accounting."""
 
-from dpadambc.core import lazy
+from dpadambc import lazy
 
 __all__ = [
     "Batch",

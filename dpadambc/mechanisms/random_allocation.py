@@ -10,8 +10,7 @@ import numpy as np
 
 from dpadambc.core import events, validate
 from dpadambc.core.batch import Batch
-from dpadambc.core.clip import NeighboringRelation
-from dpadambc.core.clip_rule import FLAT, ClipRule
+from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.mechanisms import _allocation_sampling, sampling
 from dpadambc.mechanisms._random_allocation import RandomAllocationDpEvent

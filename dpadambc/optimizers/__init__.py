@@ -23,7 +23,7 @@ in at least float32. `clipped_grad` returns a gradient that is clipped and summe
 already: for it, chain `add_dp_noise` with an optimizer of the private gradient.
 """
 
-from dpadambc.core import lazy
+from dpadambc import lazy
 
 __all__ = [
     "adam_bc",

@@ -7,8 +7,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.core import check, noise_level, precision, validate
+from dpadambc.core import check, validate
+from dpadambc.core.arrays import with_wide_state
 from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.noise import NoiseStddev
 from dpadambc.core.privatize import privatize
 
 Mask = Any | Callable[[optax.Params], Any]
@@ -48,7 +50,7 @@ def scale_by_adam(
     validate.non_negative(eps_root=eps_root)
     validate.floating(mu_dtype=mu_dtype)
     adam = optax.scale_by_adam(b1, b2, eps, eps_root, nesterov=nesterov)
-    return _with_first_moment_in(mu_dtype, precision.with_wide_state(adam))
+    return _with_first_moment_in(mu_dtype, with_wide_state(adam))
 
 
 def _with_first_moment_in(
@@ -72,7 +74,7 @@ def _with_first_moment_in(
     return optax.GradientTransformation(init_fn, update_fn)
 
 
-def level(mechanism: Mechanism) -> noise_level.NoiseStddev:
+def level(mechanism: Mechanism) -> NoiseStddev:
     """Of the noise that the mechanism adds."""
     check.is_mechanism(mechanism)
     return mechanism.noise_stddev

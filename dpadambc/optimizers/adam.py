@@ -3,8 +3,8 @@
 import jax
 import optax
 
-from dpadambc.core import noise_level
 from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.noise import NoiseStddev
 from dpadambc.optimizers import _chains
 from dpadambc.transforms.moments import scale_by_adam_bc
 from dpadambc.transforms.second_moment import RelativeFloor
@@ -12,7 +12,7 @@ from dpadambc.transforms.second_moment import RelativeFloor
 
 def adam_bc(
     learning_rate: optax.ScalarOrSchedule,
-    noise_stddev: noise_level.NoiseStddev,
+    noise_stddev: NoiseStddev,
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.999,
     *,

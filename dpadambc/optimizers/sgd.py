@@ -3,7 +3,8 @@
 import jax
 import optax
 
-from dpadambc.core import precision, validate
+from dpadambc.core import validate
+from dpadambc.core.arrays import with_wide_state
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.optimizers import _chains
 
@@ -54,5 +55,5 @@ def dp_sgd(
     stages = []
     if momentum is not None:
         validate.decay(momentum=momentum)
-        stages = [precision.with_wide_state(optax.trace(momentum, nesterov))]
+        stages = [with_wide_state(optax.trace(momentum, nesterov))]
     return _chains.private_chain(learning_rate, mechanism, key, *stages)

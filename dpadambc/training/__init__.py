@@ -6,7 +6,7 @@ several hyperparameters, and accounts for the choice. `Checkpoints` (with the ex
 how far the run is.
 """
 
-from dpadambc.core import lazy
+from dpadambc import lazy
 
 __all__ = [
     "Checkpoints",
@@ -71,7 +71,7 @@ __getattr__ = lazy.attribute_of(
         "releasable": "dpadambc.core.state:releasable",
         "save_release": "dpadambc.training.release:save_release",
         "search": "dpadambc.training.tuning:search",
-        "secret_key": "dpadambc.training._keys:secret_key",
+        "secret_key": "dpadambc.core.keys:secret_key",
         "with_augmentations": "dpadambc.training.losses:with_augmentations",
         "with_compute_dtype": "dpadambc.training.losses:with_compute_dtype",
         "with_rows": "dpadambc.training.users:with_rows",

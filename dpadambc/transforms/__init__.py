@@ -4,7 +4,7 @@ Two wrap both and take per-example gradients: `delayed_preconditioner` and
 `scale_then_privatize`.
 """
 
-from dpadambc.core import lazy
+from dpadambc import lazy
 
 __all__ = [
     "AddDPNoiseState",

@@ -6,26 +6,27 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.core import noise_level, validate
+from dpadambc.core import validate
+from dpadambc.core.noise import NoiseStddev, stddev_at_step, stddev_of, stddev_per_leaf
 from dpadambc.transforms.second_moment import RelativeFloor, corrected_second_moment
 
 
 def checked(
-    noise_stddev: noise_level.NoiseStddev,
+    noise_stddev: NoiseStddev,
     variance_floor: jax.typing.ArrayLike | RelativeFloor,
     correction: jax.typing.ArrayLike,
 ) -> Any:
     """The level of the noise; raises unless these can be numbers of a correction."""
-    level = noise_level.resolved(noise_stddev)
+    level = stddev_of(noise_stddev)
     validate.non_negative(correction=correction)
     if not isinstance(variance_floor, RelativeFloor):
         validate.non_negative(variance_floor=variance_floor)
     return level
 
 
-def init_noise_variance(noise_stddev: noise_level.NoiseStddev, params: Any) -> Any:
+def init_noise_variance(noise_stddev: NoiseStddev, params: Any) -> Any:
     """Zeros, one for each level of noise."""
-    noise_level.per_leaf(noise_stddev, params)
+    stddev_per_leaf(noise_stddev, params)
     return jax.tree.map(lambda _: jnp.zeros([], float), noise_stddev)
 
 
@@ -38,11 +39,11 @@ def arriving(updates: optax.Updates, nu: optax.Updates) -> optax.Updates:
 def updated(
     updates: optax.Updates,
     state: Any,
-    noise_stddev: noise_level.NoiseStddev,
+    noise_stddev: NoiseStddev,
     b2: jax.typing.ArrayLike,
 ) -> tuple[jax.Array, optax.Updates, Any]:
     """Count, second moment and noise variance of a state, after one more gradient."""
-    stddev = noise_level.at_step(noise_stddev, state.count)
+    stddev = stddev_at_step(noise_stddev, state.count)
     nu = optax.tree.update_moment_per_elem_norm(updates, state.nu, b2, 2)
     noise_variance = optax.tree.update_moment(stddev, state.noise_variance, b2, 2)
     return jnp.asarray(optax.safe_increment(state.count)), nu, noise_variance
@@ -67,7 +68,7 @@ def rescaled(
         denominator = jnp.sqrt(corrected_second_moment(v, correction * phi, floor))
         return jnp.where(denominator > 0, u / denominator, 0)
 
-    levels = noise_level.per_leaf(noise_hat, nu_hat)
+    levels = stddev_per_leaf(noise_hat, nu_hat)
     return jax.tree.map(rescale, updates, nu_hat, levels)
 
 

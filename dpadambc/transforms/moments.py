@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.core import noise_level, precision, validate
+from dpadambc.core import validate
+from dpadambc.core.arrays import wide_zeros_like
+from dpadambc.core.noise import NoiseStddev
 from dpadambc.transforms import _second_moment
 from dpadambc.transforms.second_moment import RelativeFloor
 
@@ -28,7 +30,7 @@ class ScaleByAdamBCState(NamedTuple):
 
 
 def scale_by_adam_bc(
-    noise_stddev: noise_level.NoiseStddev,
+    noise_stddev: NoiseStddev,
     *,
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.999,
@@ -130,7 +132,7 @@ def scale_by_adam_bc(
     validate.decay(b2=b2)
 
     def init_fn(params):
-        zeros = precision.zeros_like(params)
+        zeros = wide_zeros_like(params)
         return ScaleByAdamBCState(
             count=jnp.zeros([], jnp.int32),
             mu=optax.tree.cast(zeros, mu_dtype),

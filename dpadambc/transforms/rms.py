@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.core import noise_level, precision, validate
+from dpadambc.core import validate
+from dpadambc.core.arrays import wide_zeros_like
+from dpadambc.core.noise import NoiseStddev
 from dpadambc.transforms import _second_moment
 from dpadambc.transforms.second_moment import RelativeFloor
 
@@ -26,7 +28,7 @@ class ScaleByRmsBCState(NamedTuple):
 
 
 def scale_by_rms_bc(
-    noise_stddev: noise_level.NoiseStddev,
+    noise_stddev: NoiseStddev,
     *,
     decay: jax.typing.ArrayLike = 0.9,
     variance_floor: jax.typing.ArrayLike | RelativeFloor = RelativeFloor(1.0),
@@ -89,7 +91,7 @@ def scale_by_rms_bc(
     def init_fn(params):
         return ScaleByRmsBCState(
             count=jnp.zeros([], jnp.int32),
-            nu=precision.zeros_like(params),
+            nu=wide_zeros_like(params),
             noise_variance=_second_moment.init_noise_variance(noise_stddev, params),
         )
 

@@ -7,16 +7,116 @@ reaches it through the functions of this file alone.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeGuard
 
 import jax
+import jax.extend.random
 import jax.numpy as jnp
+import numpy as np
 import optax
 
-from dpadambc.core import explicit_mesh, precision, shard_map, validate
-from dpadambc.core import seal as _seal
+from dpadambc.core import validate
+from dpadambc.core.arrays import (
+    at_least_float32,
+    make_varying,
+    round_to_dtype,
+    spec_of_examples,
+    spec_of_gradients,
+    varying_axes,
+    with_automatic_axes,
+)
 from dpadambc.engine import forms, interface, weighted
+
+_WORD = np.uint32(0x5EA1ED)
+
+
+def _refuse(*args: Any) -> Any:
+    raise TypeError("What is sealed is no key: nothing can be drawn with it.")
+
+
+def _kinds(name: str, tag: str) -> dict[int, Any]:
+    """The kinds of keys of one and of two words that closed arrays are."""
+    return {words: _kind(words, name, tag) for words in (1, 2)}
+
+
+def _kind(words: int, name: str, tag: str) -> Any:
+    return jax.extend.random.define_prng_impl(
+        key_shape=(words,),
+        seed=_refuse,
+        split=_refuse,
+        random_bits=_refuse,
+        fold_in=_refuse,
+        name=f"dpadambc.{name}_{32 * words}",
+        tag=tag,
+    )
+
+
+OF_EXAMPLES = _kinds("sealed", "of a per-example gradient: put clip_per_example first")
+OF_SUMS = _kinds("clipped_sum", "of a clipped sum: put add_dp_noise first")
+
+
+def close_array(x: jax.Array, kinds: dict[int, Any] = OF_EXAMPLES) -> jax.Array:
+    """The same bits, in a dtype on which there is no arithmetic; the same shape."""
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        x = jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
+    if x.dtype.itemsize == 8:
+        return jax.random.wrap_key_data(
+            jax.lax.bitcast_convert_type(x, jnp.uint32), impl=kinds[2]
+        )
+    return jax.random.wrap_key_data(x.astype(jnp.uint32)[..., None], impl=kinds[1])
+
+
+def open_array(x: jax.Array, dtype: Any) -> jax.Array:
+    """What was closed."""
+    words, bits = jax.random.key_data(x), 8 * jnp.dtype(dtype).itemsize
+    as_integer = f"uint{bits}" if jnp.issubdtype(dtype, jnp.floating) else dtype
+    if bits == 64:
+        x = jax.lax.bitcast_convert_type(words, as_integer)
+    else:
+        x = words[..., 0].astype(as_integer)
+    return jax.lax.bitcast_convert_type(x, dtype) if x.dtype != dtype else x
+
+
+def once(fun: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """The same function, called once for an array: several gradients may share it."""
+    known: dict[int, tuple[jax.Array, jax.Array]] = {}
+
+    @functools.wraps(fun)
+    def remembered(x: jax.Array, *args: Any) -> jax.Array:
+        if id(x) not in known:
+            known[id(x)] = x, fun(x, *args)
+        return known[id(x)][1]
+
+    return remembered
+
+
+def new_seal(batch_size: int) -> jax.Array:
+    """A seal of shape (batch,)."""
+    rows = jnp.arange(batch_size, dtype=jnp.uint32)
+    words = jnp.stack([jnp.full(batch_size, _WORD), rows], axis=-1)
+    return jax.random.wrap_key_data(words, impl=OF_EXAMPLES[2])
+
+
+_DTYPE = jax.eval_shape(lambda: new_seal(0)).dtype
+
+
+def has_seal_dtype(seal: Any) -> bool:
+    """Whether it is a seal, rather than what something may have made of it."""
+    return getattr(seal, "dtype", None) == _DTYPE
+
+
+def seals_agree(seals: list[jax.Array]) -> jax.Array:
+    """Whether all have the word of a seal, and the rows of the first; shape ()."""
+    words = [jax.random.key_data(seal) for seal in seals]
+    same = [jnp.all(w == words[0]) for w in words[1:]]
+    return functools.reduce(jnp.logical_and, same, jnp.all(words[0][:, 0] == _WORD))
+
+
+def num_bytes(x: Any, dtype: Any) -> int:
+    """What an array takes in memory while it is open."""
+    return math.prod(x.shape) * jnp.dtype(dtype).itemsize
 
 
 class _SaysWhatToDo(type):
@@ -61,7 +161,7 @@ class PerExampleGradient(metaclass=_SaysWhatToDo):
     @property
     def factored(self) -> interface.Gradient:
         """With open arrays."""
-        return self.open(_seal.opened)
+        return self.open(open_array)
 
     def open(self, opened: Callable[[jax.Array, Any], jax.Array]) -> interface.Gradient:
         """With each array as a function of it and its dtype."""
@@ -71,7 +171,7 @@ class PerExampleGradient(metaclass=_SaysWhatToDo):
     def num_bytes(self) -> dict[int, int]:
         """Of each array while it is open, by the array's identity."""
         pairs = zip(jax.tree.leaves(self.sealed), self.dtypes, strict=True)
-        return {id(x): _seal.num_bytes(x, dtype) for x, dtype in pairs}
+        return {id(x): num_bytes(x, dtype) for x, dtype in pairs}
 
     @property
     def batch_size(self) -> int:
@@ -108,7 +208,7 @@ class PerExampleGradient(metaclass=_SaysWhatToDo):
         )
 
 
-def sealed(
+def seal_gradients(
     several: Sequence[interface.Gradient],
     shapes: Sequence[Any],
     rules: Sequence[str],
@@ -126,11 +226,11 @@ def sealed(
       rules: how the norms are computed.
       axes: of a `jax.shard_map`, over which the examples vary.
     """
-    close = _seal.once(lambda x: _seal.close(precision.rounded(jnp.asarray(x))))
+    close = once(lambda x: close_array(round_to_dtype(jnp.asarray(x))))
     found = []
     for grad, like, rule in zip(several, shapes, rules, strict=True):
         arrays = jax.tree.leaves(grad)
-        (mark,) = shard_map.varying((_seal.of(arrays[0].shape[0]),), axes)
+        (mark,) = make_varying((new_seal(arrays[0].shape[0]),), axes)
         found.append(
             PerExampleGradient(
                 sealed=jax.tree.map(close, grad),
@@ -157,7 +257,7 @@ def is_per_example(leaf: Any) -> TypeGuard[PerExampleGradient]:
     return isinstance(leaf, PerExampleGradient)
 
 
-def flatten(gradients: optax.Updates) -> list[PerExampleGradient]:
+def per_example_leaves(gradients: optax.Updates) -> list[PerExampleGradient]:
     """The leaves of a tree."""
     return jax.tree.leaves(gradients, is_leaf=is_per_example)
 
@@ -212,11 +312,13 @@ def as_per_example(
         if not leaf.shape:
             raise ValueError(f"Expected {name} to have the examples along axis 0.")
     arrays = jax.tree.map(jnp.asarray, gradients)
-    tree = of_arrays(arrays, shard_map.varying_axes(arrays))
-    return tree if is_padding_example is None else masked(tree, is_padding_example)
+    tree = seal_arrays(arrays, varying_axes(arrays))
+    return (
+        tree if is_padding_example is None else mask_examples(tree, is_padding_example)
+    )
 
 
-def of_arrays(gradients: optax.Updates, axes: tuple[str, ...]) -> optax.Updates:
+def seal_arrays(gradients: optax.Updates, axes: tuple[str, ...]) -> optax.Updates:
     """Per-example gradients that are arrays of shape (batch, ...), from here on sealed.
 
     Args:
@@ -226,24 +328,28 @@ def of_arrays(gradients: optax.Updates, axes: tuple[str, ...]) -> optax.Updates:
     arrays, structure = jax.tree.flatten(gradients)
     shapes = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in arrays]
     dense = [forms.Dense(x, x.shape[1:], "array") for x in arrays]
-    return structure.unflatten(sealed(dense, shapes, ["array"] * len(arrays), axes))
+    return structure.unflatten(
+        seal_gradients(dense, shapes, ["array"] * len(arrays), axes)
+    )
 
 
 def in_any_form(gradients: optax.Updates) -> optax.Updates:
     """Per-example gradients; of arrays too, where they are only looked at."""
-    if all(map(is_per_example, flatten(gradients))):
+    if all(map(is_per_example, per_example_leaves(gradients))):
         return gradients
     return as_per_example(gradients)
 
 
-def masked(gradients: optax.Updates, is_padding_example: jax.Array) -> optax.Updates:
+def mask_examples(
+    gradients: optax.Updates, is_padding_example: jax.Array
+) -> optax.Updates:
     """Zero for the examples that are padding, whatever they held."""
 
     def blank(x: jax.Array, dtype: Any) -> jax.Array:
         rows = is_padding_example.reshape((-1,) + (1,) * (x.ndim - 1))
-        return _seal.close(jnp.where(rows, 0, _seal.opened(x, dtype)))
+        return close_array(jnp.where(rows, 0, open_array(x, dtype)))
 
-    blank = _seal.once(blank)
+    blank = once(blank)
 
     def mask(leaf: PerExampleGradient) -> PerExampleGradient:
         validate.padding(is_padding_example, leaf.batch_size)
@@ -262,7 +368,7 @@ class OuterProduct(NamedTuple):
         return functools.reduce(functools.partial(jnp.tensordot, axes=0), self.vectors)
 
 
-def scaled(gradients: optax.Updates, factors: optax.Params) -> optax.Updates:
+def scale_examples(gradients: optax.Updates, factors: optax.Params) -> optax.Updates:
     """Each example's gradient times the same factors, coordinate by coordinate.
 
     The one thing that may come before the clip: it mixes no examples, and what comes
@@ -296,16 +402,16 @@ def _scaled_along(
     def product(leaf, vectors):
         grad = jax.vmap(lambda grad: grad.scaled_along(vectors))(leaf.factored)
         dtypes.extend(x.dtype for x in jax.tree.leaves(grad))
-        return jax.tree.map(_seal.close, grad)
+        return jax.tree.map(close_array, grad)
 
     if jax.eval_shape(product, leaf, vectors) is None:
         return None
     dtypes.clear()
-    spec = explicit_mesh.split_as_examples(leaf.seal)
+    spec = spec_of_examples(leaf.seal)
     return dataclasses.replace(
         leaf,
-        sealed=explicit_mesh.automatic(product, spec, leaf, vectors),
-        dtype=precision.at_least_float32(leaf.dtype),
+        sealed=with_automatic_axes(product, spec, leaf, vectors),
+        dtype=at_least_float32(leaf.dtype),
         dtypes=tuple(dtypes),
     )
 
@@ -316,13 +422,13 @@ def _formed_and_scaled(
     """As an array."""
 
     def product(leaf, factor):
-        wide = dataclasses.replace(leaf, dtype=precision.at_least_float32(leaf.dtype))
+        wide = dataclasses.replace(leaf, dtype=at_least_float32(leaf.dtype))
         gradient = wide.materialize()
-        return _seal.close(gradient * factor[None].astype(gradient.dtype))
+        return close_array(gradient * factor[None].astype(gradient.dtype))
 
-    spec = explicit_mesh.split_as_gradients(leaf.seal, factor)
-    closed = explicit_mesh.automatic(product, spec, leaf, factor)
-    dtype = precision.at_least_float32(leaf.dtype)
+    spec = spec_of_gradients(leaf.seal, factor)
+    closed = with_automatic_axes(product, spec, leaf, factor)
+    dtype = at_least_float32(leaf.dtype)
     return dataclasses.replace(
         leaf,
         sealed=forms.Dense(closed, leaf.shape, SCALED),
@@ -340,8 +446,8 @@ def per_example_squared_norms(gradients: optax.Updates) -> jax.Array:
 
 def _open(gradients: optax.Updates) -> list[interface.Gradient]:
     """The gradients with open arrays; what they share, they share still."""
-    opened = _seal.once(_seal.opened)
-    return [leaf.open(opened) for leaf in flatten(gradients)]
+    opened = once(open_array)
+    return [leaf.open(opened) for leaf in per_example_leaves(gradients)]
 
 
 def per_example_norms(gradients: optax.Updates) -> jax.Array:

@@ -1,63 +1,15 @@
-"""At least float32 from the clip on, whatever the model computes in."""
+"""Products at full precision, in at least float32, and what rounding hides of them."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 
 def at_least_float32(dtype: Any) -> jnp.dtype:
-    """The dtype itself if it has 32 bits or more, else float32; keys stay keys."""
-    if jnp.issubdtype(dtype, jax.dtypes.extended):
-        return dtype
+    """The dtype itself if it has 32 bits or more, else float32."""
     return jnp.promote_types(dtype, jnp.float32)
-
-
-def zeros_like(tree: Any) -> Any:
-    """Zeros in at least float32, with the shapes of a tree, which lie as it does."""
-
-    def zeros(x: Any) -> jax.Array:
-        return jnp.zeros_like(x, dtype=at_least_float32(jnp.result_type(x)))
-
-    return jax.tree.map(zeros, tree)
-
-
-def with_wide_state(
-    optimizer: optax.GradientTransformation,
-) -> optax.GradientTransformationExtraArgs:
-    """The same optimizer, with state as for parameters in at least float32.
-
-    Gradients come in at least float32, and moments in less would not keep their dtype.
-    """
-    optimizer = optax.with_extra_args_support(optimizer)
-
-    def init_fn(params):
-        return optimizer.init(jax.tree.map(wide, params))
-
-    return optax.GradientTransformationExtraArgs(init_fn, optimizer.update)
-
-
-def wide(x: Any) -> Any:
-    """In at least float32; a shape stays a shape."""
-    dtype = at_least_float32(jnp.result_type(x))
-    if isinstance(x, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding)
-    return jnp.asarray(x, dtype)
-
-
-def rounded(x: jax.Array) -> jax.Array:
-    """The number that its dtype has, where XLA may be working with more digits.
-
-    By a round trip to float32: rounding in the dtype itself XLA takes for nothing to
-    do, and leaves out before it decides how many digits to keep.
-    """
-    if not jnp.issubdtype(x.dtype, jnp.floating) or jnp.finfo(x.dtype).bits >= 32:
-        return x
-    info = jnp.finfo(x.dtype)
-    wide = x.astype(jnp.float32)
-    return jax.lax.reduce_precision(wide, info.nexp, info.nmant).astype(x.dtype)
 
 
 def einsum(
