@@ -88,6 +88,7 @@ if TYPE_CHECKING:
         explain,
         sensitivity,
     )
+    from dpadambc.core.noise import add_dp_noise
     from dpadambc.gradients import (
         ClippedSum,
         PerExampleGradient,
@@ -122,7 +123,6 @@ if TYPE_CHECKING:
     from dpadambc.transforms import (
         RelativeFloor,
         add_decoupled_weight_decay,
-        add_dp_noise,
         round_stochastically,
         scale_by_adam_bc,
         scale_by_rms_bc,
@@ -147,7 +147,7 @@ else:
             "adam_bc": "optimizers",
             "adamw_bc": "optimizers",
             "add_decoupled_weight_decay": "transforms",
-            "add_dp_noise": "transforms",
+            "add_dp_noise": "core.noise",
             "as_clipped_sum": "gradients",
             "as_per_example": "gradients",
             "audit": "audit",

@@ -23,7 +23,7 @@ __all__ = [
 
 __getattr__ = lazy.attribute_of(
     {
-        "Accountant": "dpadambc.core.events:Accountant",
+        "Accountant": "dpadambc.core.accounting:Accountant",
         "PLDAccountant": "dpadambc.accounting.accountants:PLDAccountant",
         "RdpAccountant": "dpadambc.accounting.accountants:RdpAccountant",
         "ReadableDpEvent": "dpadambc.accounting.accountants:ReadableDpEvent",
@@ -32,7 +32,7 @@ __getattr__ = lazy.attribute_of(
         "calibrate": "dpadambc.core.epsilon:calibrate",
         "compose": "dpadambc.core.spending:compose",
         "epsilon": "dpadambc.core.epsilon:epsilon",
-        "level_counts": "dpadambc.core.events:level_counts",
+        "level_counts": "dpadambc.core.accounting:level_counts",
         "planning": "dpadambc.accounting.planning",
         "privacy_losses": "dpadambc.accounting.losses:privacy_losses",
         "trade_off": "dpadambc.accounting.trade_off",

@@ -9,8 +9,8 @@ import numpy as np
 import scipy.sparse
 
 from dpadambc.contrib.banded import BandedGaussian
-from dpadambc.core.batch import Batch
 from dpadambc.core.sampled import PoissonSampled
+from dpadambc.core.sampling import Batch
 from dpadambc.mechanisms.random_allocation import RandomAllocationGaussian
 from dpadambc.mechanisms.truncated import TruncatedPoissonGaussian
 

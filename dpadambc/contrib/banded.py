@@ -42,11 +42,11 @@ import optax
 
 from dpadambc.contrib import _noising, strategies
 from dpadambc.contrib.banded_noise import add_banded_noise
-from dpadambc.core import events, validate
-from dpadambc.core.batch import Batch
+from dpadambc.core import accounting, validate
 from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.privatize import Noise
+from dpadambc.core.sampling import Batch
 from dpadambc.mechanisms import _cyclic_sampling
 
 _ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -250,7 +250,7 @@ class BandedGaussian(Mechanism):
         return math.ceil(iterations / self.parts)
 
     def _step_event(
-        self, noise_multiplier: float, accountant: events.Accountant
+        self, noise_multiplier: float, accountant: accounting.Accountant
     ) -> dp_accounting.DpEvent:
         """One turn of each part: the rows that an example can be in."""
         hidden = noise_multiplier / self.strategy_sensitivity

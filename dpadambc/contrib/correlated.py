@@ -12,11 +12,11 @@ import optax
 
 from dpadambc.contrib import _noising, strategies
 from dpadambc.contrib.correlated_noise import add_correlated_noise
-from dpadambc.core import events, validate
-from dpadambc.core.batch import Batch
+from dpadambc.core import accounting, validate
 from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.privatize import Noise
+from dpadambc.core.sampling import Batch
 from dpadambc.mechanisms import _allocation_sampling, sampling
 
 _ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -168,14 +168,14 @@ class CorrelatedGaussian(Mechanism):
         return strategies.sensitivity(c, iterations, separation=self.batches_per_epoch)
 
     def _run_event(
-        self, iterations: int, accountant: events.Accountant
+        self, iterations: int, accountant: accounting.Accountant
     ) -> dp_accounting.DpEvent:
         """All steps, as one Gaussian."""
         hidden = self.noise_multiplier / self.strategy_sensitivity(iterations)
         return self._gaussian(hidden, accountant)
 
     def _step_event(
-        self, noise_multiplier: float, accountant: events.Accountant
+        self, noise_multiplier: float, accountant: accounting.Accountant
     ) -> dp_accounting.DpEvent:
         raise TypeError(
             "Expected the event of all steps, got one step of correlated noise: no"

@@ -17,11 +17,11 @@ import optax
 
 from dpadambc.core import check, clip, clipped_sum, validate
 from dpadambc.core.arrays import with_automatic_axes
-from dpadambc.core.batch import Batch
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.noise import add_dp_noise
 from dpadambc.core.privatize import Noise, PrivateGradient
 from dpadambc.core.privatize import scaled_multiplier as scaled
+from dpadambc.core.sampling import Batch
 
 # The bound stays within this factor of the one that it starts from, either way. For a
 # start near one that is far from where squares of float32 numbers vanish or overflow.

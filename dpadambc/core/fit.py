@@ -10,7 +10,7 @@ import jax
 import optax
 from jax.sharding import NamedSharding
 
-from dpadambc.core import budget, events, keys, validate
+from dpadambc.core import accounting, budget, keys, validate
 from dpadambc.core import data as _data
 from dpadambc.core import identity as _identity
 from dpadambc.core.account import Account, Spent, earlier
@@ -32,7 +32,7 @@ def _account_of(
 ) -> Account:
     """What will be spent; raises where the mechanism is not for these data."""
     num_examples = _data.num_examples(data)
-    events.check_delta(target_delta, num_examples)
+    accounting.check_delta(target_delta, num_examples)
     _checks.mechanism_of(mechanism, num_examples)
     account = Account(mechanism, target_delta, earlier(spent))
     account.spending(0)  # raises here rather than after the last step

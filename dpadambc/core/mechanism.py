@@ -21,9 +21,9 @@ import optax
 from dpadambc.core import clip, validate
 from dpadambc.core.accounted import Accounted
 from dpadambc.core.arrays import make_varying, varying_axes
-from dpadambc.core.batch import Batch
 from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation, check_rule
 from dpadambc.core.privatize import INDEPENDENT, Noise, PrivateGradient
+from dpadambc.core.sampling import Batch
 
 
 def _of_devices(key: jax.Array, batch: Batch) -> Batch:

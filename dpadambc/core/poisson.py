@@ -5,7 +5,7 @@ import dataclasses
 import dp_accounting
 import optax
 
-from dpadambc.core import events
+from dpadambc.core import accounting
 from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation
 from dpadambc.core.sampled import PoissonSampled
 
@@ -84,7 +84,7 @@ class PoissonGaussian(PoissonSampled):
         super()._check_relation(None if self.sampling_prob == 1 else accountant)
 
     def _step_event(
-        self, noise_multiplier: float, accountant: events.Accountant
+        self, noise_multiplier: float, accountant: accounting.Accountant
     ) -> dp_accounting.DpEvent:
         gaussian = self._gaussian(noise_multiplier, accountant)
         if self.sampling_prob == 1:

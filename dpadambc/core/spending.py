@@ -23,8 +23,8 @@ from typing import Any, Protocol, Self
 import dp_accounting
 import jax.numpy as jnp
 
+from dpadambc.core import accounting as _events
 from dpadambc.core import epsilon as _epsilon
-from dpadambc.core import events as _events
 from dpadambc.core import names as _names
 from dpadambc.core import validate
 from dpadambc.core.clip import FLAT, NeighboringRelation

@@ -10,9 +10,9 @@ import optax
 
 from dpadambc.core import check, clipped_grad, data, keys, validate
 from dpadambc.core.arrays import widen
-from dpadambc.core.batch import Batch
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.per_example import Arguments
+from dpadambc.core.sampling import Batch
 from dpadambc.core.state import TrainState, init_state
 from dpadambc.training._shardings import Shardings
 

@@ -16,7 +16,7 @@ __all__ = [
 
 __getattr__ = lazy.attribute_of(
     {
-        "Batch": "dpadambc.core.batch:Batch",
+        "Batch": "dpadambc.core.sampling:Batch",
         "FixedSizeGaussian": "dpadambc.mechanisms.fixed_size:FixedSizeGaussian",
         "Mechanism": "dpadambc.core.mechanism:Mechanism",
         "PoissonGaussian": "dpadambc.core.poisson:PoissonGaussian",

@@ -5,7 +5,7 @@ import dataclasses
 import dp_accounting
 import optax
 
-from dpadambc.core import events
+from dpadambc.core import accounting
 from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation
 from dpadambc.core.sampled import FixedSizeSampled
 from dpadambc.mechanisms import _replaced_terms
@@ -62,7 +62,7 @@ class FixedSizeGaussian(FixedSizeSampled):
     _refusal = "a batch of fixed size changes when an example is added or removed."
 
     def _step_event(
-        self, noise_multiplier: float, accountant: events.Accountant
+        self, noise_multiplier: float, accountant: accounting.Accountant
     ) -> dp_accounting.DpEvent:
         if accountant == "pld":
             return _replaced_terms.without_replacement(

@@ -8,10 +8,10 @@ import dp_accounting
 import jax
 import numpy as np
 
-from dpadambc.core import events, validate
-from dpadambc.core.batch import Batch
+from dpadambc.core import accounting, validate
 from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation
 from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.sampling import Batch
 from dpadambc.mechanisms import _allocation_sampling, sampling
 from dpadambc.mechanisms._random_allocation import RandomAllocationDpEvent
 
@@ -107,7 +107,7 @@ class RandomAllocationGaussian(Mechanism):
         return math.ceil(iterations / self.batches_per_epoch)
 
     def _step_event(
-        self, noise_multiplier: float, accountant: events.Accountant
+        self, noise_multiplier: float, accountant: accounting.Accountant
     ) -> dp_accounting.DpEvent:
         """An epoch: blocks of steps, with one participation in each."""
         relation = self.neighboring_relation

@@ -8,10 +8,10 @@ import dp_accounting
 import jax
 import numpy as np
 
-from dpadambc.core import events, validate
-from dpadambc.core.batch import Batch
+from dpadambc.core import accounting, validate
 from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation
 from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.sampling import Batch
 from dpadambc.mechanisms import sampling
 
 _REPLACE_ONE = NeighboringRelation.REPLACE_ONE
@@ -92,7 +92,7 @@ class ShuffledGaussian(Mechanism):
         return math.ceil(iterations / math.ceil(self.num_examples / self.batch_size))
 
     def _step_event(
-        self, noise_multiplier: float, accountant: events.Accountant
+        self, noise_multiplier: float, accountant: accounting.Accountant
     ) -> dp_accounting.DpEvent:
         return self._gaussian(noise_multiplier, accountant)
 

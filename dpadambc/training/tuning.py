@@ -11,8 +11,8 @@ import optax
 from dpadambc.accounting import Spending, selection, tuning
 from dpadambc.accounting.trials import Fixed, Trials
 from dpadambc.accounting.tuning import TunedEpsilon
+from dpadambc.core import accounting, keys, validate
 from dpadambc.core import data as _data
-from dpadambc.core import events, keys, validate
 from dpadambc.core import identity as _identity
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.step import Step
@@ -292,7 +292,7 @@ def _check_data(data: Any, mechanism: Mechanism, target_delta: float) -> None:
             " source."
         )
     num_examples = _data.num_examples(data)
-    events.check_delta(target_delta, num_examples)
+    accounting.check_delta(target_delta, num_examples)
     _checks.mechanism_of(mechanism, num_examples)
 
 

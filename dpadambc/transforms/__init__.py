@@ -1,10 +1,12 @@
-"""Optax transformations of a clipped sum and of the private gradient, one a file.
+"""Optax transformations of the private gradient, one a file, and their states."""
 
-Two wrap both and take per-example gradients: `delayed_preconditioner` and
-`scale_then_privatize`.
-"""
-
-from dpadambc import lazy
+from dpadambc.core.noise import AddDPNoiseState
+from dpadambc.transforms.decay import add_decoupled_weight_decay
+from dpadambc.transforms.moments import ScaleByAdamBCState, scale_by_adam_bc
+from dpadambc.transforms.rms import ScaleByRmsBCState, scale_by_rms_bc
+from dpadambc.transforms.rounding import RoundStochasticallyState, round_stochastically
+from dpadambc.transforms.second_moment import RelativeFloor
+from dpadambc.transforms.steps import steps_taken
 
 __all__ = [
     "AddDPNoiseState",
@@ -13,29 +15,8 @@ __all__ = [
     "ScaleByAdamBCState",
     "ScaleByRmsBCState",
     "add_decoupled_weight_decay",
-    "add_dp_noise",
-    "corrected_second_moment",
     "round_stochastically",
     "scale_by_adam_bc",
     "scale_by_rms_bc",
     "steps_taken",
-    "stochastic_round",
 ]
-
-__getattr__ = lazy.attribute_of(
-    {
-        "AddDPNoiseState": "dpadambc.core.noise:AddDPNoiseState",
-        "RelativeFloor": "dpadambc.transforms.second_moment:RelativeFloor",
-        "RoundStochasticallyState": "dpadambc.transforms.rounding:RoundStochasticallyState",
-        "ScaleByAdamBCState": "dpadambc.transforms.moments:ScaleByAdamBCState",
-        "ScaleByRmsBCState": "dpadambc.transforms.rms:ScaleByRmsBCState",
-        "add_decoupled_weight_decay": "dpadambc.transforms.decay:add_decoupled_weight_decay",
-        "add_dp_noise": "dpadambc.core.noise:add_dp_noise",
-        "corrected_second_moment": "dpadambc.transforms.second_moment:corrected_second_moment",
-        "round_stochastically": "dpadambc.transforms.rounding:round_stochastically",
-        "scale_by_adam_bc": "dpadambc.transforms.moments:scale_by_adam_bc",
-        "scale_by_rms_bc": "dpadambc.transforms.rms:scale_by_rms_bc",
-        "steps_taken": "dpadambc.transforms.steps:steps_taken",
-        "stochastic_round": "dpadambc.transforms.rounding:stochastic_round",
-    }
-)
