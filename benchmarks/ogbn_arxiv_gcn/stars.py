@@ -21,7 +21,7 @@ joins, and where it is cut off or lets another in is that star too. ∎
 
 The loss of a star is the mean over its members: of the root with all its leaves, and of
 each leaf with the root. Its gradient is clipped as one term. It becomes another where a
-leaf goes, so the sensitivity is 2 C: that of `graphs.PoissonGaussian` with one term
+leaf goes, so the sensitivity is 2 C: that of `graphs.NodePoissonGaussian` with one term
 under REPLACE_ONE, whose proof takes a star that goes, and then adds 0, as well. Nodes
 alone have C, the convolution with K = 1 has 3 C. The sampling probability is made of
 public numbers.
@@ -65,7 +65,7 @@ class Setting(settings.Setting):
         """With the least noise for the target; a node is in one term."""
         del num_roots  # it depends on the lists
         assert self.target_epsilon is not None
-        return dpadambc.graphs.PoissonGaussian.calibrate(
+        return dpadambc.graphs.NodePoissonGaussian.calibrate(
             target_epsilon=self.target_epsilon,
             target_delta=settings.TARGET_DELTA,
             l2_clip_norm=self.l2_clip_norm,

@@ -107,14 +107,14 @@ SAMPLINGS = {
     ),
     "graph-poisson": Sampling(
         "graphs",
-        "PoissonGaussian",
+        "NodePoissonGaussian",
         ("max_terms", "sampling_prob"),
         "Each root takes part in each step independently, with the sampling"
         " probability." + _PER_NODE,
     ),
     "graph-fixed-size": Sampling(
         "graphs",
-        "FixedSizeGaussian",
+        "NodeFixedSizeGaussian",
         ("max_terms", "batch_size", "num_examples"),
         "Each step draws a fresh uniform subset of the roots without replacement."
         + _PER_NODE,

@@ -9,13 +9,13 @@ from dpadambc.graphs._subgraphs import (
     undirected,
 )
 from dpadambc.graphs.mechanisms import (
-    FixedSizeGaussian,
-    PoissonGaussian,
+    NodeFixedSizeGaussian,
+    NodePoissonGaussian,
 )
 
 __all__ = [
-    "FixedSizeGaussian",
-    "PoissonGaussian",
+    "NodeFixedSizeGaussian",
+    "NodePoissonGaussian",
     "Subgraphs",
     "distinct_edges",
     "gather",

@@ -29,7 +29,7 @@ senders of a root change, or their features. Cutting the senders of a root to
 `max_degree` changes the subgraph of that root only. ∎
 
 So one node is in at most K + 1 clipped terms: `max_terms`, which `Subgraphs` carry to
-`PoissonGaussian`. The rule must see *whole* lists. To leave out edges
+`NodePoissonGaussian`. The rule must see *whole* lists. To leave out edges
 first, by the year of the papers, say, is right where that is public of each node, and
 wrong where it depends on which nodes are there, or on their labels.
 """
@@ -57,7 +57,7 @@ class Subgraphs:
       members: rows of the features, see `gather`: the root first, then its neighbors,
         then -1. shape=(num_roots, 1 + max_degree), int32; of one root, (1 +
         max_degree,).
-      max_terms: for `PoissonGaussian` and `FixedSizeGaussian`; K + 1, see `max_terms`.
+      max_terms: of the mechanism: K + 1, see `max_terms`.
     """
 
     members: np.ndarray | jax.Array
@@ -114,7 +114,7 @@ def max_terms(max_memberships: int) -> int:
       max_memberships: K, as `subgraphs` was given it.
 
     Returns:
-      The `max_terms` of `PoissonGaussian` and `FixedSizeGaussian`.
+      The `max_terms` of `NodePoissonGaussian` or `NodeFixedSizeGaussian`.
 
     Raises:
       TypeError: if `max_memberships` is not an int.

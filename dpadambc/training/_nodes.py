@@ -21,7 +21,7 @@ def check(traced: jex.ClosedJaxpr, data: Any, mechanism: Mechanism) -> None:
     if _gathers.are_in(traced.jaxpr) and not hasattr(mechanism, "max_terms"):
         raise ValueError(
             "Expected a mechanism of nodes for a loss with graphs.gather, such as"
-            " graphs.PoissonGaussian(max_terms=subgraphs.max_terms, ...), got"
+            " graphs.NodePoissonGaussian(max_terms=subgraphs.max_terms, ...), got"
             f" {type(mechanism).__name__}, whose epsilon is for one term of the sum."
             " Features that are public need no graphs.gather: index them,"
             " features[members]."
