@@ -41,7 +41,7 @@ import optax
 import dpadambc
 from benchmarks.ogbn_arxiv_gcn import data, run, settings, table, training
 from dpadambc import graphs
-from dpadambc.graphs import _subgraphs
+from dpadambc.graphs.subgraphs import edge_hashes, ranks_in_groups
 
 RESULTS = pathlib.Path(__file__).with_name("stars.jsonl")
 METHOD = "DP-Adam"
@@ -96,7 +96,7 @@ def trials(target_epsilon: float, searched: Sequence[run.Row]) -> list[Setting]:
 
 def is_root(nodes: np.ndarray, share_of_roots: float, seed: int = 0) -> np.ndarray:
     """Whether nodes are roots, by their numbers alone."""
-    hashes = _subgraphs._hash(nodes, nodes, seed)
+    hashes = edge_hashes(nodes, nodes, seed)
     return hashes < np.uint64(share_of_roots * 2.0**64)
 
 
@@ -128,10 +128,10 @@ def stars(
     to_root = is_root(listed, share_of_roots) & ~is_root(owners, share_of_roots)
     to_root &= np.isin(owners, nodes)
     leaves, roots = owners[to_root], listed[to_root]
-    hashes = _subgraphs._hash(leaves, roots, 0)
-    first = _subgraphs._ranks(leaves, hashes) == 0
+    hashes = edge_hashes(leaves, roots, 0)
+    first = ranks_in_groups(leaves, hashes) == 0
     leaves, roots, hashes = leaves[first], roots[first], hashes[first]
-    places = _subgraphs._ranks(roots, hashes)
+    places = ranks_in_groups(roots, hashes)
     centers = nodes[is_root(nodes, share_of_roots) | ~np.isin(nodes, leaves)]
     row_of = np.full(max(nodes.max(), listed.max(initial=0)) + 1, -1)
     row_of[centers] = np.arange(len(centers))

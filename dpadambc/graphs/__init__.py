@@ -1,16 +1,16 @@
 """Node-level privacy: bounded subgraphs, and mechanisms for what one node moves."""
 
-from dpadambc.graphs._subgraphs import (
+from dpadambc.graphs.mechanisms import (
+    NodeFixedSizeGaussian,
+    NodePoissonGaussian,
+)
+from dpadambc.graphs.subgraphs import (
     Subgraphs,
     distinct_edges,
     gather,
     max_terms,
     subgraphs,
     undirected,
-)
-from dpadambc.graphs.mechanisms import (
-    NodeFixedSizeGaussian,
-    NodePoissonGaussian,
 )
 
 __all__ = [

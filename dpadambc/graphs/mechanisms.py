@@ -17,7 +17,7 @@ from dpadambc.core import validate
 from dpadambc.core.clip import NeighboringRelation
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.sampled import FixedSizeSampled, PoissonSampled
-from dpadambc.graphs._poisson_terms import PoissonTermsDpEvent
+from dpadambc.graphs.poisson_terms import PoissonTermsDpEvent
 from dpadambc.mechanisms import _replaced_terms
 
 _ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -82,7 +82,7 @@ class NodePoissonGaussian(_MultiTermGaussian, PoissonSampled):
       2.25
 
     References:
-      The accounting is in `graphs._poisson_terms`. Node-level training by subgraphs:
+      The accounting is in `graphs.poisson_terms`. Node-level training by subgraphs:
       `Daigavane et al., Node-Level Differentially Private Graph Neural Networks
       <https://arxiv.org/abs/2111.15521>`_, 2021
     """

@@ -14,7 +14,7 @@ import pytest
 
 import dpadambc
 from dpadambc import NeighboringRelation, accounting
-from dpadambc.graphs import _poisson_terms
+from dpadambc.graphs import poisson_terms
 from tests import common, worlds
 
 ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -29,7 +29,7 @@ EPSILONS = worlds.EPSILONS
 def step_of(stddev, max_terms, sampling_prob, relation):
     """A step whose noise has this deviation where terms are clipped to one."""
     largest_shift = 2 * max_terms - (relation != REPLACE)
-    return _poisson_terms.PoissonTermsDpEvent(
+    return poisson_terms.PoissonTermsDpEvent(
         stddev / largest_shift, max_terms, sampling_prob, relation
     )
 
