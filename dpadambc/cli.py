@@ -182,7 +182,7 @@ def _check_fields(args: argparse.Namespace, fields: Sequence[Any]) -> None:
 
 def _mechanism(args: argparse.Namespace) -> Any:
     """The mechanism that the options describe, calibrated if they ask for that."""
-    from dpadambc import NeighboringRelation
+    from dpadambc.core.clip import NeighboringRelation
 
     package, _, name = _MECHANISMS[args.mechanism][0].partition(".")
     cls = getattr(importlib.import_module(f"dpadambc.{package}"), name)
@@ -268,8 +268,8 @@ _COLUMNS = {
 
 def _plan(args: argparse.Namespace) -> dict[str, Any]:
     """The report of `plan`."""
-    from dpadambc import NeighboringRelation
     from dpadambc.accounting import planning
+    from dpadambc.core.clip import NeighboringRelation
 
     relation = NeighboringRelation[(args.relation or "add_or_remove_one").upper()]
     planned = planning.plan(

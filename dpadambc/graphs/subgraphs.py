@@ -109,7 +109,7 @@ def graph_members(features: jax.Array, members: jax.Array) -> jax.Array:
 def gathers_members(jaxpr: Any) -> bool:
     """Whether a program calls `gather`, itself or in a program inside it."""
     return any(
-        eqn.params.get("name") == graph_members.__name__
+        eqn.params.get("name") == "graph_members"
         or any(gathers_members(inner.jaxpr) for inner in jaxprs.inner(eqn))
         for eqn in jaxpr.eqns
     )
