@@ -14,7 +14,8 @@ from dp_accounting import NeighboringRelation
 from dpadambc.accounting import losses
 from dpadambc.accounting.accountants import RdpAccountant, ReadableDpEvent
 from dpadambc.core import accounting as _events
-from dpadambc.core import astronomical, calibrate as search, validate
+from dpadambc.core import astronomical, validate
+from dpadambc.core import calibrate as search
 from dpadambc.core.accounting import Accountant
 
 # A delta below this for each step is of the size of what rounding leaves.
