@@ -17,10 +17,8 @@ from dpadambc.contrib import (
 )
 from dpadambc.core import check, noise_level
 from dpadambc.core.mechanism import Mechanism
-from dpadambc.transforms import (
-    ScaleByAdamBCState,
-    ScaleByRmsBCState,
-)
+from dpadambc.transforms.moments import ScaleByAdamBCState
+from dpadambc.transforms.rms import ScaleByRmsBCState
 
 _CHECK = "correction"
 _STEPS = 24
