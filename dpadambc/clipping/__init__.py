@@ -1,7 +1,7 @@
 """Other rules of clipping, and a plan for the memory of the clipped sum."""
 
 from dpadambc.clipping.rules import Automatic as Automatic
-from dpadambc.clipping.rules import ClipRule as ClipRule
-from dpadambc.clipping.rules import Flat as Flat
 from dpadambc.clipping.rules import PerGroup as PerGroup
 from dpadambc.clipping.rules import PerSampleAdaptive as PerSampleAdaptive
+from dpadambc.core.clip_rule import ClipRule as ClipRule
+from dpadambc.core.clip_rule import Flat as Flat

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
-from dpadambc.clipping import rules
 from dpadambc.core import clipped_sum as _clipped_sum
 from dpadambc.core import explicit_mesh, seal, untouched, validate
 from dpadambc.core import leaves as _leaves
+from dpadambc.core.clip_rule import FLAT, ClipRule, Groups, check_rule
 
 NeighboringRelation = dp_accounting.NeighboringRelation
 
@@ -66,7 +66,7 @@ def _clip_weights(
     squared_norms: jax.Array,
     l2_clip_norm: jax.typing.ArrayLike,
     is_padding_example: jax.Array | None = None,
-    clip_rule: rules.ClipRule = rules.FLAT,
+    clip_rule: ClipRule = FLAT,
     size: int = 1,
 ) -> jax.Array:
     """The factor of each example, at most C / norm, shape (batch,).
@@ -109,9 +109,7 @@ def _longest(squared_norms: jax.Array, weights: jax.Array, size: int) -> jax.Arr
     return jnp.where(weights > 0, longest, 0)  # where it is not finite, too
 
 
-def _of_gradients(
-    clip_rule: rules.ClipRule, params: Any, updates: optax.Updates
-) -> rules.Groups:
+def _of_gradients(clip_rule: ClipRule, params: Any, updates: optax.Updates) -> Groups:
     """The groups by the places of the gradients, of which some may be missing."""
     is_leaf = _leaves.is_per_example
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
@@ -119,117 +117,166 @@ def _of_gradients(
     places = {path: i for i, (path, _) in enumerate(found)}
     known = {
         name: (share, [places[paths[i]] for i in several if paths[i] in places])
-        for name, (share, several) in clip_rule._groups(params).items()
+        for name, (share, several) in clip_rule.groups(params).items()
     }
     return {name: group for name, group in known.items() if group[1]}
 
 
-class _Observed(NamedTuple):
-    """A clipped sum, and the sum of what a rule with a moving bound looks at."""
+class Sums(NamedTuple):
+    """Sums over the examples of a batch: those of several batches add up.
+
+    Attributes:
+      gradient: of the clipped gradients, divided.
+      beside: of other numbers of each example, where `contrib` has them.
+    """
 
     gradient: optax.Updates
-    indicator: jax.Array  # shape=()
+    beside: Any = ()
 
 
-def _split_as(params: Any) -> Any:
-    """How each part of an `_Observed` is split on a mesh."""
-    indicator: Any = PartitionSpec()
-    return _Observed(explicit_mesh.split_as(params), indicator)
+def split_as(params: Any) -> Any:
+    """How each part of `Sums` is split on a mesh."""
+    return Sums(explicit_mesh.split_as(params), PartitionSpec())
 
 
-class _Factors(NamedTuple):
-    """What of each example's gradient is added up."""
+class Factors(NamedTuple):
+    """How much of each example's gradient is added up; *not private*.
 
-    weights: dict[str, jax.Array]  # by group
-    are_finite: jax.Array  # in all groups, shape=(batch,)
-    indicators: jax.Array  # see `ClipRule._indicator`, shape=(batch,)
+    Attributes:
+      weights: the factor of each example, for each group of parameters. shape=(batch,)
+      longest: bounds on the norms of the clipped parts, for each group. shape=(batch,)
+      norm: of the whole gradient. shape=(batch,)
+      takes_part: False for padding, and where a norm is not finite. shape=(batch,)
+      are_finite: whether all norms of an example are. shape=(batch,)
+    """
+
+    weights: dict[str, jax.Array]
+    longest: dict[str, jax.Array]
+    norm: jax.Array
+    takes_part: jax.Array
+    are_finite: jax.Array
 
 
-def _members(updates: optax.Updates, groups: rules.Groups) -> dict[str, Any]:
+def _members(updates: optax.Updates, groups: Groups) -> dict[str, Any]:
     """The gradients of each group."""
     leaves = _leaves.flatten(updates)
     return {name: [leaves[i] for i in places] for name, (_, places) in groups.items()}
 
 
-def _factors(
+def factors(
     updates: optax.Updates,
-    groups: rules.Groups,
+    params: optax.Params,
     l2_clip_norm: jax.typing.ArrayLike,
-    is_padding_example: jax.Array | None,
-    clip_rule: rules.ClipRule,
-) -> _Factors:
-    """Zero for padding, and for examples that are not finite."""
+    is_padding_example: jax.Array | None = None,
+    clip_rule: ClipRule = FLAT,
+) -> Factors:
+    """The `Factors` of a batch at a bound: zero for padding, and where not finite."""
+    groups = _of_gradients(clip_rule, params, updates)
     members = _members(updates, groups)
     norms = {
         name: _leaves.per_example_squared_norms(several)
         for name, several in members.items()
     }
     are_finite = jnp.stack([jnp.isfinite(x) for x in norms.values()]).all(0)
-    leave_out = ~are_finite
+    takes_part = are_finite
     if is_padding_example is not None:
-        leave_out |= is_padding_example
-    weights, longest = {}, []
+        takes_part &= ~is_padding_example
+    weights, longest = {}, {}
     for name, (share, _) in groups.items():
         size = sum(math.prod(leaf.shape) for leaf in members[name])
         weights[name] = _clip_weights(
-            norms[name], l2_clip_norm * share, leave_out, clip_rule, size
+            norms[name], l2_clip_norm * share, ~takes_part, clip_rule, size
         )
-        longest.append(_longest(norms[name], weights[name], size))
+        longest[name] = _longest(norms[name], weights[name], size)
     norm = jnp.sqrt(sum(norms.values()))
-    # In units of the bound, since squares of what is short vanish.
-    used = jnp.linalg.norm(jnp.stack(longest) / l2_clip_norm, axis=0)
-    # Of one example at a time, as the weights.
-    indicators = jax.vmap(clip_rule._indicator, (0, 0, None))(
-        norm, used, jnp.asarray(l2_clip_norm, norm.dtype)
-    )
-    # Padding may come as gradients of zero, without its mask. An example that takes its
-    # place must not move the sum further than from nothing.
-    tells = ~leave_out & (norm > 0)
-    return _Factors(weights, are_finite, jnp.where(tells, indicators, 0))
+    return Factors(weights, longest, norm, takes_part, are_finite)
 
 
-def _per_example_weights(
+def weighted_sum(
     updates: optax.Updates,
     params: optax.Params,
-    l2_clip_norm: jax.typing.ArrayLike,
-    clip_rule: rules.ClipRule,
-) -> list[jax.Array]:
-    """The factor of each example, for each group of parameters; *not private*."""
-    groups = _of_gradients(clip_rule, params, updates)
-    factors = _factors(updates, groups, l2_clip_norm, None, clip_rule)
-    return list(factors.weights.values())
-
-
-def _sum_of_clipped(
-    updates: optax.Updates,
-    groups: rules.Groups,
-    l2_clip_norm: jax.typing.ArrayLike,
+    found: Factors,
     normalize_by: jax.typing.ArrayLike,
-    is_padding_example: jax.Array | None,
-    clip_rule: rules.ClipRule,
-) -> _Observed:
-    """The sum over examples, each group of parameters clipped to its share of C."""
-    weights, are_finite, indicators = _factors(
-        updates, groups, l2_clip_norm, is_padding_example, clip_rule
-    )
+    clip_rule: ClipRule = FLAT,
+) -> optax.Updates:
+    """The sum over examples, each times its factor, divided by a number."""
+    groups = _of_gradients(clip_rule, params, updates)
     members, leaves = _members(updates, groups), _leaves.flatten(updates)
-    # What has come this far in another way than through an index ends here.
-    whole = seal.are_whole([leaf.seal for leaf in leaves])
+    whole = is_whole(updates)
     sums: dict[int, jax.Array] = {}
     for name, (_, places) in groups.items():
-        own = jnp.where(whole, weights[name], jnp.nan) / normalize_by
-        several: Any = _leaves.weighted_sums(members[name], own, are_finite.all())
+        own = jnp.where(whole, found.weights[name], jnp.nan) / normalize_by
+        several: Any = _leaves.weighted_sums(members[name], own, found.are_finite.all())
         sums.update(zip(places, several, strict=True))
     structure = jax.tree.structure(updates, is_leaf=_leaves.is_per_example)
-    gradient = structure.unflatten([sums[i] for i in range(len(leaves))])
-    return _Observed(gradient, jnp.sum(jnp.where(whole, indicators, jnp.nan)))
+    return structure.unflatten([sums[i] for i in range(len(leaves))])
+
+
+def is_whole(updates: optax.Updates) -> jax.Array:
+    """Whether no row of the gradients has come another way than through an index."""
+    return seal.are_whole([leaf.seal for leaf in _leaves.flatten(updates)])
+
+
+def check_gradients(
+    updates: optax.Updates,
+    params: optax.Params | None,
+    *,
+    is_padding_example: jax.Array | None = None,
+    **extra_args: Any,
+) -> bool:
+    """Raises unless these are gradients of single examples; False if there is none."""
+    found = untouched.leaves_of(updates, params)
+    if not found:
+        return False
+    untouched.refuse_misspelt_mask(extra_args)
+    untouched.refuse_some_gradients(found)
+    if is_padding_example is not None:
+        validate.padding(is_padding_example, found[0].batch_size)
+    return True
+
+
+def check_parameters(params: optax.Params, clip_rule: ClipRule) -> None:
+    """Raises for a part of the parameters, and where the groups of a rule do not fit."""
+    untouched.refuse_parts(params)
+    clip_rule.groups(params)
+
+
+def clipped_sums(
+    updates: optax.Updates,
+    params: optax.Params | None,
+    l2_clip_norm: jax.typing.ArrayLike,
+    normalize_by: jax.typing.ArrayLike,
+    clip_rule: ClipRule = FLAT,
+    *,
+    is_padding_example: jax.Array | None = None,
+    **extra_args: Any,
+) -> Sums:
+    """The clipped sum of per-example gradients, as arrays: see `clip_per_example`."""
+    if not check_gradients(
+        updates, params, is_padding_example=is_padding_example, **extra_args
+    ):
+        return Sums(updates)
+
+    # The numbers are arguments wherever they are used, as arrays are on Explicit meshes.
+    def clip_and_sum(l2_clip_norm, normalize_by, updates, is_padding_example):
+        found = factors(updates, params, l2_clip_norm, is_padding_example, clip_rule)
+        return Sums(weighted_sum(updates, params, found, normalize_by, clip_rule))
+
+    return explicit_mesh.automatic(
+        clip_and_sum,
+        split_as(params),
+        l2_clip_norm,
+        normalize_by,
+        updates,
+        is_padding_example,
+    )
 
 
 def clip_per_example(
     l2_clip_norm: jax.typing.ArrayLike,
     *,
     normalize_by: jax.typing.ArrayLike,
-    clip_rule: rules.ClipRule = rules.FLAT,
+    clip_rule: ClipRule = FLAT,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Clips each example's gradient, sums over examples and divides by a constant.
 
@@ -302,68 +349,16 @@ def clip_per_example(
     """
     validate.positive_or_infinite(l2_clip_norm=l2_clip_norm)
     validate.positive(normalize_by=normalize_by)
-    rules._check(clip_rule)
-    if clip_rule._moves:
-        raise ValueError(
-            f"Expected a rule of one norm and a fixed bound, got {clip_rule!r}, whose"
-            " bound follows from a sum that needs noise. Give it to a mechanism, as"
-            " its clip_rule, for privatize, a chain such as dp_adam_bc, or"
-            " training.fit."
-        )
-    clip, bound = _observing(clip_rule), _Bound(l2_clip_norm, normalize_by)
+    check_rule(clip_rule)
 
     def init_fn(params):
-        clip.init(params)
+        check_parameters(params, clip_rule)
         return optax.EmptyState()
 
     def update_fn(updates, state, params=None, **extra_args):
-        observed: Any
-        observed, _ = clip.update(updates, bound, params, **extra_args)
-        return _clipped_sum.closed(observed.gradient, *bound), state
-
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
-
-
-class _Bound(NamedTuple):
-    """What one example is cut to, and what the sum is divided by."""
-
-    l2_clip_norm: jax.typing.ArrayLike
-    normalize_by: jax.typing.ArrayLike
-
-
-def _observing(clip_rule: rules.ClipRule) -> optax.GradientTransformationExtraArgs:
-    """`clip_per_example` at the `_Bound` that is its state; it returns an `_Observed`.
-
-    The bound is an argument wherever it is used, as arrays are on Explicit meshes.
-    """
-
-    def init_fn(params):
-        untouched.refuse_parts(params)
-        clip_rule._groups(params)
-        return optax.EmptyState()
-
-    def update_fn(
-        updates, state, params=None, *, is_padding_example=None, **extra_args
-    ):
-        found = untouched.leaves_of(updates, params)
-        if not found:
-            nothing: Any = _Observed(updates, jnp.zeros([]))
-            return nothing, state
-        untouched.refuse_misspelt_mask(extra_args)
-        untouched.refuse_some_gradients(found)
-        if is_padding_example is not None:
-            validate.padding(is_padding_example, found[0].batch_size)
-
-        groups = _of_gradients(clip_rule, params, updates)
-
-        def clipped_sum(bound, updates, is_padding_example):
-            c, divisor = bound
-            return _sum_of_clipped(
-                updates, groups, c, divisor, is_padding_example, clip_rule
-            )
-
-        return explicit_mesh.automatic(
-            clipped_sum, _split_as(params), state, updates, is_padding_example
-        ), state
+        sums = clipped_sums(
+            updates, params, l2_clip_norm, normalize_by, clip_rule, **extra_args
+        )
+        return _clipped_sum.closed(sums.gradient, l2_clip_norm, normalize_by), state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

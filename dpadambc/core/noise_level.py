@@ -34,7 +34,7 @@ def numbers_of_sum(noise_stddev: NoiseStddev) -> dict[str, float | None]:
 
     Raises for one whose epsilon is not of independent noise.
     """
-    if not getattr(noise_stddev, "_has_independent_noise", True):
+    if not getattr(noise_stddev, "has_independent_noise", True):
         raise TypeError(
             "Expected a mechanism with independent noise in every step, got"
             f" {noise_stddev!r}. Its own is mechanism.add_noise(key=key)."

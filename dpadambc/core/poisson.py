@@ -5,9 +5,9 @@ import dataclasses
 import dp_accounting
 import optax
 
-from dpadambc.clipping import rules
 from dpadambc.core import events
 from dpadambc.core.clip import NeighboringRelation
+from dpadambc.core.clip_rule import FLAT, ClipRule
 from dpadambc.core.sampled import PoissonSampled
 
 _ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -70,7 +70,7 @@ class PoissonGaussian(PoissonSampled):
     iterations: int
     normalize_by: float
     neighboring_relation: NeighboringRelation = _ADD_OR_REMOVE_ONE
-    clip_rule: rules.ClipRule = rules.FLAT
+    clip_rule: ClipRule = FLAT
 
     _solvable = ("noise_multiplier", "iterations", "sampling_prob")
     _relations = {

@@ -3,7 +3,7 @@
 import jax
 import optax
 
-from dpadambc.core import check, seam, shard_map
+from dpadambc.core import check, shard_map
 from dpadambc.core import leaves as _leaves
 from dpadambc.core.mechanism import Mechanism
 
@@ -54,8 +54,7 @@ def privatize(
         + \mathcal{N}(0, \sigma^2 I)
 
     with C, B and :math:`\sigma` = `mechanism.noise_stddev`, or with the factor of
-    another `mechanism.clip_rule`; where that moves the bound, the sum is in its units,
-    as `contrib.QuantileClipping` says. Chain it first. Its output is as private as the
+    another `mechanism.clip_rule`. Chain it first. Its output is as private as the
     mechanism says, whatever follows: any Optax optimizer, with `optax.masked`,
     `optax.MultiSteps` or a state of its own. Other arguments of `update`, such as the
     `value` of a loss that some optimizers ask for, have no noise: give public ones.
@@ -123,26 +122,18 @@ def privatize(
       <https://arxiv.org/abs/1607.00133>`_, 2016
     """
     check.is_mechanism(mechanism)
-    clip, noise = seam.clip(mechanism), seam.add_noise(mechanism, key=key)
-
-    def init_fn(params):
-        clip.init(params)
-        return noise.init(params)
+    private = mechanism.private_gradient(key)
 
     def update_fn(
         updates, state, params=None, *, is_padding_example=None, **extra_args
     ):
-        summed, _ = clip.update(
-            updates,
-            seam.bound(mechanism, state),
-            params,
-            is_padding_example=is_padding_example,
-            **extra_args,
+        sums = private.clip(
+            updates, state, params, is_padding_example=is_padding_example, **extra_args
         )
         if is_padding_example is None:
             _refuse_other_sizes(updates, mechanism)
             if mechanism.pads_batches:
                 _refuse_unmasked(updates, mechanism)
-        return noise.update(summed, state, params)
+        return private.add_noise(sums, state, params)
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    return optax.GradientTransformationExtraArgs(private.init, update_fn)

@@ -8,11 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.contrib.banded_noise import AddBandedNoiseState
-from dpadambc.contrib.correlated_noise import AddCorrelatedNoiseState
-from dpadambc.core import keys, precision, seam
+from dpadambc.core import keys, precision
 from dpadambc.core.mechanism import Mechanism
-from dpadambc.core.noise import AddDPNoiseState
 
 
 @functools.partial(
@@ -52,12 +49,7 @@ class TrainState:
     params: optax.Params
     opt_state: optax.OptState
     average: optax.Params | None
-    noise: (
-        AddDPNoiseState
-        | AddCorrelatedNoiseState
-        | AddBandedNoiseState
-        | seam.MovingBoundState
-    )
+    noise: Any
     sampling_key: jax.Array
     loss_key: jax.Array
     mechanism: Mechanism
@@ -170,7 +162,7 @@ def init_state(
     params = jax.tree.map(jnp.array, params)
     noise_key, sampling_key, loss_key = _keys_of_run(key)
     wide = lambda: jax.tree.map(lambda x: jnp.array(precision.wide(x)), params)
-    noise: Any = seam.add_noise(mechanism, key=noise_key).init(params)
+    noise: Any = mechanism.private_gradient(noise_key).init(params)
     return TrainState(
         step=jnp.zeros([], jnp.int32),
         params=params,

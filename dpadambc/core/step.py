@@ -15,7 +15,6 @@ from dpadambc.core import (
     clipped_grad,
     data,
     precision,
-    seam,
     validate,
 )
 from dpadambc.core.batch import Batch
@@ -148,8 +147,8 @@ class Step:
         """The state after the step, and what was seen of the examples."""
         _check_state(self.mechanism, state)
         losses, summed = self._clipped(state, examples, is_padding_example, frozen)
-        noise = seam.add_noise(self.mechanism, key=state.noise.rng_key)
-        private, noise_state = noise.update(summed, state.noise, state.params)
+        halves = self.mechanism.private_gradient(state.noise.rng_key)
+        private, noise_state = halves.add_noise(summed, state.noise, state.params)
         updates, opt_state = self.optimizer.update(
             private, state.opt_state, state.params
         )
@@ -177,8 +176,8 @@ class Step:
         shared = (frozen,) if self.has_frozen else ()
         arguments = (*shared, *examples, *((key,) if self.uses_key else ()))
         first = 1 + len(shared)
-        fun = clipped_grad._value_and_clipped(
-            seam.clip(self.mechanism),
+        fun = clipped_grad.values_and_sums(
+            self.mechanism.private_gradient(state.noise.rng_key).clip,
             self.loss_fn,
             batched.Arguments(
                 0,
@@ -190,7 +189,7 @@ class Step:
             skip_padding=self.skip_padding,
         )
         losses, summed = fun(
-            seam.bound(self.mechanism, state.noise),
+            state.noise,
             self.shardings.gather_params(state.params),
             *arguments,
             is_padding_example=padding,

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from dpadambc.core import lazy
 from dpadambc.diagnostics import not_private
 from dpadambc.diagnostics.advice import Advice, advise
-from dpadambc.diagnostics.clip_bound import ClipBound, clip_bound
 from dpadambc.diagnostics.readout import (
     BIN_EDGES,
     QUANTILES,
@@ -23,12 +22,10 @@ from dpadambc.diagnostics.readout import (
 __all__ = [
     "Advice",
     "BIN_EDGES",
-    "ClipBound",
     "QUANTILES",
     "Readout",
     "Snapshot",
     "advise",
-    "clip_bound",
     "not_private",
     "snapshot",
     "stack",

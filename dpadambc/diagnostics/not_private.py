@@ -84,14 +84,6 @@ def gradient_statistics(
       >>> print(seen.clip_fraction, seen.signal_norm.round(2))
       0.5 0.75
     """
-    if mechanism.clip_rule._moves:
-        raise ValueError(
-            "Expected a mechanism with a fixed bound, got one with"
-            f" {mechanism.clip_rule!r}, which does not know the bound of a step. Give"
-            " dataclasses.replace(mechanism, clip_rule=mechanism.clip_rule.rule,"
-            " l2_clip_norm=...), with the l2_clip_norm of its state. That is in the"
-            " unit of the data; updates are in units of the bound."
-        )
     gradients = leaves.in_any_form(per_example_gradients)
     norms = leaves.per_example_norms(gradients)
     if is_padding_example is None:
@@ -109,10 +101,10 @@ def gradient_statistics(
     )
     stddev = noise_level.at_step(mechanism.noise_stddev, step)
     present = jnp.where(is_padding_example, jnp.nan, norms)
-    weights = flat._per_example_weights(
-        gradients, like, mechanism.l2_clip_norm, mechanism.clip_rule
+    found = flat.factors(
+        gradients, like, mechanism.l2_clip_norm, clip_rule=mechanism.clip_rule
     )
-    is_changed = jnp.stack([weight != 1 for weight in weights]).any(0)
+    is_changed = jnp.stack([w != 1 for w in found.weights.values()]).any(0)
     return GradientStatistics(
         clip_fraction=jnp.mean(is_changed, where=~is_padding_example),
         norm=jnp.nanquantile(present, jnp.array(readout.QUANTILES)),

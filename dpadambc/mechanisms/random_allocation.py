@@ -8,10 +8,10 @@ import dp_accounting
 import jax
 import numpy as np
 
-from dpadambc.clipping import rules
 from dpadambc.core import events, validate
 from dpadambc.core.batch import Batch
 from dpadambc.core.clip import NeighboringRelation
+from dpadambc.core.clip_rule import FLAT, ClipRule
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.mechanisms import _allocation_sampling, sampling
 from dpadambc.mechanisms._random_allocation import RandomAllocationDpEvent
@@ -85,7 +85,7 @@ class RandomAllocationGaussian(Mechanism):
     iterations: int
     normalize_by: float
     neighboring_relation: NeighboringRelation = _ADD_OR_REMOVE_ONE
-    clip_rule: rules.ClipRule = rules.FLAT
+    clip_rule: ClipRule = FLAT
 
     _relations = {_ADD_OR_REMOVE_ONE: ("pld",), _REPLACE_SPECIAL: ("pld",)}
     _refusal = (

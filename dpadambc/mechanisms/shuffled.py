@@ -8,10 +8,10 @@ import dp_accounting
 import jax
 import numpy as np
 
-from dpadambc.clipping import rules
 from dpadambc.core import events, validate
 from dpadambc.core.batch import Batch
 from dpadambc.core.clip import NeighboringRelation
+from dpadambc.core.clip_rule import FLAT, ClipRule
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.mechanisms import sampling
 
@@ -68,7 +68,7 @@ class ShuffledGaussian(Mechanism):
     iterations: int
     normalize_by: float
     neighboring_relation: NeighboringRelation = _REPLACE_ONE
-    clip_rule: rules.ClipRule = rules.FLAT
+    clip_rule: ClipRule = FLAT
 
     _relations = {_REPLACE_ONE: ("pld", "rdp"), _REPLACE_SPECIAL: ("pld", "rdp")}
     _refusal = "adding or removing an example changes every batch of an epoch."

@@ -8,10 +8,10 @@ import jax
 import numpy as np
 import optax
 
-from dpadambc.clipping import rules
 from dpadambc.core import events, validate
 from dpadambc.core.batch import Batch
 from dpadambc.core.clip import NeighboringRelation
+from dpadambc.core.clip_rule import FLAT, ClipRule
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.mechanisms import sampling
 
@@ -68,7 +68,7 @@ class TruncatedPoissonGaussian(Mechanism):
     iterations: int
     normalize_by: float
     neighboring_relation: NeighboringRelation = _REPLACE_SPECIAL
-    clip_rule: rules.ClipRule = rules.FLAT
+    clip_rule: ClipRule = FLAT
 
     _solvable = ("noise_multiplier", "iterations", "sampling_prob")
     _relations = {

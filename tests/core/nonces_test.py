@@ -11,12 +11,12 @@ import optax
 import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
+from tests._core import checksums_test
 
 import dpadambc
 from dpadambc import contrib, graphs, training
 from dpadambc.core import checksums, seam
 from tests import common
-from tests._core import checksums_test
 
 pytestmark = pytest.mark.guarantee
 
