@@ -25,7 +25,7 @@ from tests import api_test, common, contract_test
 NUMBERS = dict(l2_clip_norm=1.0, noise_multiplier=1.0, iterations=8, normalize_by=5)
 MECHANISM = common.poisson_gaussian()
 SCHEDULED = common.poisson_gaussian(
-    noise_multiplier=optax.linear_schedule(2.0, 1.0, 10)
+    noise_multiplier=optax.linear_schedule(2.0, 1.0, 10), normalize_by=5
 )
 ALLOCATED = dpadambc.RandomAllocationGaussian(**NUMBERS, batches_per_epoch=4)
 CORRELATED = contrib.CorrelatedGaussian(
@@ -132,6 +132,14 @@ def noised(mechanism):
     return fun, lambda d: (d.params(), d.key, d.integers(0, 9))
 
 
+def in_halves(gradients, padding, params, key):
+    """A private gradient whose clip and noise are called one by one."""
+    gradients = dpadambc.as_per_example(gradients, is_padding_example=padding)
+    halves = SCHEDULED.private_gradient(key)
+    state = halves.init(params)
+    return halves.add_noise(halves.clip(gradients, state, params), state, params)
+
+
 def drawn(mechanism):
     fun = lambda key, step: mechanism.sample_step(key, step, num_examples=20)
     return fun, lambda d: (d.key, d.integers(0, 8))
@@ -205,10 +213,13 @@ ROWS = {name: stage(name) for name in contract_test.ROWS} | {
         lambda d: (d(4, 3),)),
     "per_example_grad": of_examples(dpadambc.per_example_grad),
     "per_example_value_and_grad": of_examples(dpadambc.per_example_value_and_grad),
-    "clipped_grad clipping.ClippedGrad.__call__ ClippedGrad.__call__": of_examples(dpadambc.clipped_grad, **CLIPPED),
+    "clipped_grad ClippedGrad.__call__": of_examples(dpadambc.clipped_grad, **CLIPPED),
+    "clipped_value_and_grad": of_examples(dpadambc.clipped_value_and_grad, method="vmap", microbatch_size=2, **CLIPPED),
     "RelativeFloor.variance": (dpadambc.RelativeFloor(0.5).variance, lambda d: (d.positive(), d.below_one(), d.integers(1, 9))),
     "Batch.gather": (lambda batch, data: batch.gather(data), lambda d: (d.batch(), d.params(4))),
+    "Mechanism.sample": (lambda key: MECHANISM.sample(key, num_examples=20), lambda d: (d.key,)),
     "Mechanism.sample_step": drawn(ALLOCATED),
+    "Mechanism.private_gradient": (in_halves, lambda d: (d.params(5), d.padding(), d.params(), d.key)),
     "Mechanism.add_noise Mechanism.noise_stddev": noised(SCHEDULED),
     "Mechanism.noise_variance": (SCHEDULED.noise_variance, lambda d: (d.integers(0, 9),)),
     "clipping.ClipRule.weight clipping.Flat.weight": weight(clipping.Flat()),
@@ -252,7 +263,7 @@ ROWS = {name: stage(name) for name in contract_test.ROWS} | {
     "contrib.BandedGaussian.sample_step": drawn(BANDED),
     "contrib.AddBandedNoiseState.rng_key": key_of_noise(BANDED),
     "contrib.AddCorrelatedNoiseState.rng_key": key_of_noise(CORRELATED),
-    "contrib.PerSampleAdaptive.weight clipping.PerSampleAdaptive.weight": weight(clipping.PerSampleAdaptive()),
+    "clipping.PerSampleAdaptive.weight": weight(clipping.PerSampleAdaptive()),
     "contrib.is_preconditioned": (lambda count: contrib.is_preconditioned(count, 1, 2), lambda d: (d.integers(0, 9, 5),)),
     "contrib.low_pass_noise_stddev": (
         contrib.low_pass_noise_stddev(optax.linear_schedule(1.0, 0.5, 4), (0.5,), (1.0, -0.5)),
