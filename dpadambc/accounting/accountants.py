@@ -22,7 +22,7 @@ class ReadableDpEvent(dp_accounting.DpEvent, abc.ABC):
     Example:
       >>> import dpadambc
       >>> from dpadambc import accounting
-      >>> mechanism = dpadambc.graphs.PoissonGaussian(
+      >>> mechanism = dpadambc.graphs.NodePoissonGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=2.0, max_terms=8, sampling_prob=0.1,
       ...     iterations=100, normalize_by=1_000)
       >>> step = mechanism.dp_event().event
@@ -73,7 +73,7 @@ class PLDAccountant(pld.PLDAccountant):
       >>> import dp_accounting
       >>> import dpadambc
       >>> from dpadambc import accounting
-      >>> mechanism = dpadambc.graphs.PoissonGaussian(
+      >>> mechanism = dpadambc.graphs.NodePoissonGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=2.0, max_terms=8, sampling_prob=0.1,
       ...     iterations=100, normalize_by=1_000)
       >>> accountant = accounting.PLDAccountant()
@@ -118,7 +118,7 @@ class RdpAccountant(rdp.RdpAccountant):
       >>> import dp_accounting
       >>> import dpadambc
       >>> from dpadambc import accounting
-      >>> mechanism = dpadambc.graphs.PoissonGaussian(
+      >>> mechanism = dpadambc.graphs.NodePoissonGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=2.0, max_terms=8, sampling_prob=0.1,
       ...     iterations=100, normalize_by=1_000)
       >>> accountant = accounting.RdpAccountant()

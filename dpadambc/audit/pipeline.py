@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc.audit import _arrays, _neighbors
+from dpadambc.audit import arrays as _arrays
+from dpadambc.audit import neighbors as _neighbors
 from dpadambc.core import check
 from dpadambc.core import data as _data
 from dpadambc.core.batched import Method

@@ -43,5 +43,4 @@ def public_numbers(mechanism: Any) -> dict[str, Any]:
     """The class of a mechanism and every field."""
     fields = dataclasses.fields(mechanism)
     numbers = {f.name: _number(getattr(mechanism, f.name)) for f in fields}
-    # Two packages have a PoissonGaussian.
     return {"mechanism": name_of(type(mechanism)), **numbers}

@@ -1,6 +1,10 @@
 """Node-level privacy: bounded subgraphs, and mechanisms for what one node moves."""
 
-from dpadambc.graphs._subgraphs import (
+from dpadambc.graphs.mechanisms import (
+    NodeFixedSizeGaussian,
+    NodePoissonGaussian,
+)
+from dpadambc.graphs.subgraphs import (
     Subgraphs,
     distinct_edges,
     gather,
@@ -8,14 +12,10 @@ from dpadambc.graphs._subgraphs import (
     subgraphs,
     undirected,
 )
-from dpadambc.graphs.mechanisms import (
-    FixedSizeGaussian,
-    PoissonGaussian,
-)
 
 __all__ = [
-    "FixedSizeGaussian",
-    "PoissonGaussian",
+    "NodeFixedSizeGaussian",
+    "NodePoissonGaussian",
     "Subgraphs",
     "distinct_edges",
     "gather",

@@ -17,7 +17,7 @@ from dpadambc.core.clip import NeighboringRelation
 from dpadambc.core.clip_rule import FLAT, ClipRule
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.sampled import FixedSizeSampled, PoissonSampled
-from dpadambc.graphs._poisson_terms import PoissonTermsDpEvent
+from dpadambc.graphs.poisson_terms import PoissonTermsDpEvent
 from dpadambc.mechanisms import _replaced_terms
 
 _ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -46,7 +46,7 @@ class _MultiTermGaussian(Mechanism):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PoissonGaussian(_MultiTermGaussian, PoissonSampled):
+class NodePoissonGaussian(_MultiTermGaussian, PoissonSampled):
     r"""Poisson sampling of roots, where a node is in at most `max_terms` terms.
 
     At every step each root takes part independently with probability `sampling_prob`.
@@ -73,7 +73,7 @@ class PoissonGaussian(_MultiTermGaussian, PoissonSampled):
 
     Example:
       >>> import dpadambc
-      >>> mechanism = dpadambc.graphs.PoissonGaussian(
+      >>> mechanism = dpadambc.graphs.NodePoissonGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=2.0, max_terms=8, sampling_prob=0.1,
       ...     iterations=100, normalize_by=1_000)
       >>> mechanism.sensitivity
@@ -82,7 +82,7 @@ class PoissonGaussian(_MultiTermGaussian, PoissonSampled):
       2.25
 
     References:
-      The accounting is in `graphs._poisson_terms`. Node-level training by subgraphs:
+      The accounting is in `graphs.poisson_terms`. Node-level training by subgraphs:
       `Daigavane et al., Node-Level Differentially Private Graph Neural Networks
       <https://arxiv.org/abs/2111.15521>`_, 2021
     """
@@ -123,7 +123,7 @@ class PoissonGaussian(_MultiTermGaussian, PoissonSampled):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FixedSizeGaussian(_MultiTermGaussian, FixedSizeSampled):
+class NodeFixedSizeGaussian(_MultiTermGaussian, FixedSizeSampled):
     """A fresh uniform subset of roots at every step, a node in at most `max_terms`.
 
     Sampling without replacement keeps the number of roots, so privacy is stated for
@@ -148,7 +148,7 @@ class FixedSizeGaussian(_MultiTermGaussian, FixedSizeSampled):
 
     Example:
       >>> import dpadambc
-      >>> mechanism = dpadambc.graphs.FixedSizeGaussian(
+      >>> mechanism = dpadambc.graphs.NodeFixedSizeGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=2.0, max_terms=8, batch_size=10_000,
       ...     num_examples=90_941, iterations=191, normalize_by=10_000)
       >>> round(mechanism.epsilon(target_delta=1 / 909_410, accountant="rdp"), 3)

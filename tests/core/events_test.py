@@ -101,7 +101,7 @@ EVENTS = {
         **MECHANISM | {"noise_multiplier": lambda step: 2.0 + step}, sampling_prob=0.1
     ),
     "of a fixed size": dpadambc.FixedSizeGaussian(**MECHANISM, **SIZED),
-    "of nodes": dpadambc.graphs.PoissonGaussian(
+    "of nodes": dpadambc.graphs.NodePoissonGaussian(
         **MECHANISM, sampling_prob=0.1, max_terms=3
     ),
     "of two runs": accounting.compose(

@@ -27,7 +27,7 @@ MAKERS = {
     "independent": functools.partial(dpadambc.add_dp_noise, 1.0),
     "correlated": functools.partial(contrib.add_correlated_noise, 1.0, (1.0, -0.5)),
     "banded": functools.partial(contrib.add_banded_noise, 1.0, (1.0, 0.5)),
-    "node-level": graphs.PoissonGaussian(
+    "node-level": graphs.NodePoissonGaussian(
         l2_clip_norm=1.0,
         noise_multiplier=1 / 3,
         sampling_prob=0.1,

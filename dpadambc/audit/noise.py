@@ -15,17 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc.audit import (
-    _arrays,
-    _drawn,
-    _flow,
-    _later,
-    _neighbors,
-    _noise_tests,
-    _recorder,
-    _steps,
-)
-from dpadambc.audit._finding import Finding, combined, not_tested
+from dpadambc.audit import arrays as _arrays
+from dpadambc.audit import draws as _drawn
+from dpadambc.audit import flow as _flow
+from dpadambc.audit import later_steps as _later
+from dpadambc.audit import neighbors as _neighbors
+from dpadambc.audit import noise_tests as _noise_tests
+from dpadambc.audit import recorder as _recorder
+from dpadambc.audit import steps as _steps
+from dpadambc.audit.finding import Finding, combined, not_tested
 from dpadambc.core import check
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.gradients import as_per_example

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import scipy.stats
 
-from dpadambc.audit import _statistics
-from dpadambc.audit._batches import Drawn
-from dpadambc.audit._finding import Finding, combined, not_tested, within
+from dpadambc.audit import statistics as _statistics
+from dpadambc.audit.batches import Drawn
+from dpadambc.audit.finding import Finding, combined, not_tested, within
 from dpadambc.mechanisms.truncated import TruncatedPoissonGaussian
 
 _NO_MORE_THAN_CHANCE = _statistics.normal_bound(5)

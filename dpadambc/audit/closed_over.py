@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc.audit import _arrays
-from dpadambc.audit._examined import Examined
-from dpadambc.audit._finding import Finding, within
+from dpadambc.audit import arrays as _arrays
+from dpadambc.audit.examined import Examined
+from dpadambc.audit.finding import Finding, within
 
 _ROUNDING = 1e-3
 

@@ -10,7 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc.audit import _drawn, _flow, _neighbors, _recorder, _statistics, _steps
+from dpadambc.audit import draws as _drawn
+from dpadambc.audit import flow as _flow
+from dpadambc.audit import neighbors as _neighbors
+from dpadambc.audit import recorder as _recorder
+from dpadambc.audit import statistics as _statistics
+from dpadambc.audit import steps as _steps
 from dpadambc.audit.pipeline import Pipeline
 from dpadambc.core.clip import NeighboringRelation
 

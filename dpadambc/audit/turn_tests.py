@@ -4,9 +4,10 @@ import math
 
 import numpy as np
 
-from dpadambc.audit import _draw_tests, _statistics
-from dpadambc.audit._batches import Drawn, allocated
-from dpadambc.audit._finding import Finding, combined, not_tested, within
+from dpadambc.audit import draw_tests as _draw_tests
+from dpadambc.audit import statistics as _statistics
+from dpadambc.audit.batches import Drawn, allocated
+from dpadambc.audit.finding import Finding, combined, not_tested, within
 from dpadambc.contrib.banded import BandedGaussian
 from dpadambc.mechanisms.random_allocation import RandomAllocationGaussian
 from dpadambc.mechanisms.shuffled import ShuffledGaussian

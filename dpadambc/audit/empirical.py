@@ -8,7 +8,7 @@ import numpy as np
 import scipy.stats
 
 from dpadambc.audit import trade_off
-from dpadambc.audit._finding import Finding, combined, not_tested, within
+from dpadambc.audit.finding import Finding, combined, not_tested, within
 from dpadambc.core import check, validate
 from dpadambc.core.mechanism import Mechanism
 

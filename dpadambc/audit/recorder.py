@@ -9,7 +9,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from dpadambc.audit import _flow
+from dpadambc.audit import flow as _flow
 from dpadambc.core import shard_map
 from dpadambc.engine import jaxprs
 

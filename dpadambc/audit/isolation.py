@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc.audit import _neighbors
-from dpadambc.audit._finding import Finding, not_tested, within
+from dpadambc.audit import neighbors as _neighbors
+from dpadambc.audit.finding import Finding, not_tested, within
 
 _CHECK = "isolation"
 _ROUNDING = 1e-4  # relative: other rows may be summed in another order

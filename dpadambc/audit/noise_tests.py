@@ -8,8 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 import scipy.stats
 
-from dpadambc.audit import _drawn, _flow, _statistics, _steps
-from dpadambc.audit._finding import Finding, combined, not_tested, within
+from dpadambc.audit import draws as _drawn
+from dpadambc.audit import flow as _flow
+from dpadambc.audit import statistics as _statistics
+from dpadambc.audit import steps as _steps
+from dpadambc.audit.finding import Finding, combined, not_tested, within
 from dpadambc.core.mechanism import Mechanism
 
 _ROUNDING = 1e-3

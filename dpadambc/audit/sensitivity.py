@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc.audit import _arrays, _neighbors
-from dpadambc.audit._finding import Finding, not_tested
+from dpadambc.audit import arrays as _arrays
+from dpadambc.audit import neighbors as _neighbors
+from dpadambc.audit.finding import Finding, not_tested
 from dpadambc.core import validate
 from dpadambc.core.clip import NeighboringRelation
 

@@ -6,8 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc.audit import _drawn, _examined, _flow, _noise_tests, _recorder, _steps
-from dpadambc.audit._finding import Finding, combined, not_tested, within
+from dpadambc.audit import draws as _drawn
+from dpadambc.audit import examined as _examined
+from dpadambc.audit import flow as _flow
+from dpadambc.audit import noise_tests as _noise_tests
+from dpadambc.audit import recorder as _recorder
+from dpadambc.audit import steps as _steps
+from dpadambc.audit.finding import Finding, combined, not_tested, within
 from dpadambc.audit.pipeline import Pipeline
 
 _CHECK = "state"

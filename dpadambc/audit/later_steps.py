@@ -9,8 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc.audit import _drawn, _flow, _recorder, _statistics, _steps
-from dpadambc.audit._finding import Finding, combined, within
+from dpadambc.audit import draws as _drawn
+from dpadambc.audit import flow as _flow
+from dpadambc.audit import recorder as _recorder
+from dpadambc.audit import statistics as _statistics
+from dpadambc.audit import steps as _steps
+from dpadambc.audit.finding import Finding, combined, within
 from dpadambc.core.mechanism import Mechanism
 
 _MOST_STEPS = 512

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from dpadambc.audit import _draw_tests, _turn_tests
-from dpadambc.audit._batches import Drawn
-from dpadambc.audit._finding import Finding, combined, not_tested
+from dpadambc.audit import draw_tests as _draw_tests
+from dpadambc.audit import turn_tests as _turn_tests
+from dpadambc.audit.batches import Drawn
+from dpadambc.audit.finding import Finding, combined, not_tested
 from dpadambc.contrib.banded import BandedGaussian
 from dpadambc.core import check, validate
 from dpadambc.core.mechanism import Mechanism

@@ -9,8 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc.audit import _noise, _statistics, _steps
-from dpadambc.audit._finding import Finding, not_tested, within
+from dpadambc.audit import statistics as _statistics
+from dpadambc.audit import steps as _steps
+from dpadambc.audit.finding import Finding, not_tested, within
+from dpadambc.audit.noise import Make, Update
 from dpadambc.contrib import (
     ScaleByAdafactorBCState,
     ScaleByAdemamixBCState,
@@ -48,7 +50,7 @@ def _moments(opt_state: Any) -> list[tuple[jax.Array, jax.Array]]:
     return found
 
 
-def is_corrected(make_optimizer: _noise.Make, params: optax.Params) -> bool:
+def is_corrected(make_optimizer: Make, params: optax.Params) -> bool:
     """Whether the state of an optimizer has a correction, as of `scale_by_adam_bc`."""
     state = jax.eval_shape(
         lambda key: make_optimizer(key).init(params), jax.random.key(0)
@@ -57,7 +59,7 @@ def is_corrected(make_optimizer: _noise.Make, params: optax.Params) -> bool:
 
 
 def correction(
-    make_optimizer: _noise.Make, params: optax.Params, mechanism: Mechanism
+    make_optimizer: Make, params: optax.Params, mechanism: Mechanism
 ) -> Finding:
     r"""Compares the noise that a correction subtracts with that in its second moment.
 
@@ -95,7 +97,7 @@ def correction(
       'FAIL'
     """
     check.is_mechanism(mechanism)
-    update = _noise.Update(make_optimizer, jax.tree.map(jnp.asarray, params), mechanism)
+    update = Update(make_optimizer, jax.tree.map(jnp.asarray, params), mechanism)
     try:
         step, zero, _ = update.trials(_steps.start(update.init))
     except _steps.NotTraceable as error:

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc.audit import _arrays
-from dpadambc.audit._finding import Finding, not_tested, within
+from dpadambc.audit import arrays as _arrays
+from dpadambc.audit.finding import Finding, not_tested, within
 from dpadambc.audit.pipeline import Pipeline
 from dpadambc.core import precision
 from dpadambc.core.clip import clip_per_example

@@ -29,18 +29,20 @@ senders of a root change, or their features. Cutting the senders of a root to
 `max_degree` changes the subgraph of that root only. ∎
 
 So one node is in at most K + 1 clipped terms: `max_terms`, which `Subgraphs` carry to
-`PoissonGaussian`. The rule must see *whole* lists. To leave out edges
+`NodePoissonGaussian`. The rule must see *whole* lists. To leave out edges
 first, by the year of the papers, say, is right where that is public of each node, and
 wrong where it depends on which nodes are there, or on their labels.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dpadambc.core import validate
+from dpadambc.engine import jaxprs
 
 Edges = tuple[np.ndarray, np.ndarray]
 
@@ -57,7 +59,7 @@ class Subgraphs:
       members: rows of the features, see `gather`: the root first, then its neighbors,
         then -1. shape=(num_roots, 1 + max_degree), int32; of one root, (1 +
         max_degree,).
-      max_terms: for `PoissonGaussian` and `FixedSizeGaussian`; K + 1, see `max_terms`.
+      max_terms: of the mechanism: K + 1, see `max_terms`.
     """
 
     members: np.ndarray | jax.Array
@@ -100,8 +102,17 @@ def gather(features: jax.Array, members: jax.Array) -> jax.Array:
 
 @jax.jit
 def graph_members(features: jax.Array, members: jax.Array) -> jax.Array:
-    """As a call of this name, by which a program shows that it is of a graph."""
+    """A call of its own name in a program: see `gathers_members`."""
     return jnp.where((members >= 0)[..., None], features[members], 0)
+
+
+def gathers_members(jaxpr: Any) -> bool:
+    """Whether a program calls `gather`, itself or in a program inside it."""
+    return any(
+        eqn.params.get("name") == "graph_members"
+        or any(gathers_members(inner.jaxpr) for inner in jaxprs.inner(eqn))
+        for eqn in jaxpr.eqns
+    )
 
 
 def max_terms(max_memberships: int) -> int:
@@ -114,7 +125,7 @@ def max_terms(max_memberships: int) -> int:
       max_memberships: K, as `subgraphs` was given it.
 
     Returns:
-      The `max_terms` of `PoissonGaussian` and `FixedSizeGaussian`.
+      The `max_terms` of `NodePoissonGaussian` or `NodeFixedSizeGaussian`.
 
     Raises:
       TypeError: if `max_memberships` is not an int.
@@ -136,7 +147,7 @@ def _mixed(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
-def _hash(senders: np.ndarray, receivers: np.ndarray, seed: int) -> np.ndarray:
+def edge_hashes(senders: np.ndarray, receivers: np.ndarray, seed: int) -> np.ndarray:
     """A 64-bit hash of each edge, of the two nodes and the seed alone."""
     gamma = np.uint64(0x9E3779B97F4A7C15)
     word = _mixed(np.full(1, seed, np.uint64) + gamma)
@@ -145,7 +156,7 @@ def _hash(senders: np.ndarray, receivers: np.ndarray, seed: int) -> np.ndarray:
     return word
 
 
-def _ranks(groups: np.ndarray, hashes: np.ndarray) -> np.ndarray:
+def ranks_in_groups(groups: np.ndarray, hashes: np.ndarray) -> np.ndarray:
     """The place of each edge in its group, in the order of the hashes."""
     order = np.lexsort((hashes, groups))
     is_first = np.diff(groups[order], prepend=-1) != 0
@@ -295,13 +306,13 @@ def subgraphs(
         raise ValueError("Expected at least one root to train on, got none.")
     if len(np.unique(roots)) != len(roots):
         raise ValueError("Expected distinct roots: one clipped term for each node.")
-    hashes = _hash(senders, receivers, seed)
-    sent = _ranks(senders, hashes) < max_memberships
+    hashes = edge_hashes(senders, receivers, seed)
+    sent = ranks_in_groups(senders, hashes) < max_memberships
     row_of = np.full(max(roots.max(), receivers.max(initial=0)) + 1, -1)
     row_of[roots] = np.arange(len(roots))
     sent &= row_of[receivers] >= 0
     rows, senders, hashes = row_of[receivers[sent]], senders[sent], hashes[sent]
-    places = _ranks(rows, hashes)
+    places = ranks_in_groups(rows, hashes)
     taken = places < max_degree
     members = np.full((len(roots), 1 + max_degree), -1, np.int32)
     members[:, 0] = roots

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc.audit import _flow, _recorder
+from dpadambc.audit import flow as _flow
+from dpadambc.audit import recorder as _recorder
 from dpadambc.engine import jaxprs
 
 Init = Callable[[jax.Array], Any]  # a state, of a key

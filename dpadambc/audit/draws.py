@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc.audit import _flow, _steps
+from dpadambc.audit import flow as _flow
+from dpadambc.audit import steps as _steps
 from dpadambc.core.mechanism import Mechanism
 
 ITERATIONS = 3
