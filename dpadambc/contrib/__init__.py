@@ -5,11 +5,11 @@ from dpadambc.contrib.adafactor import FactoredMoment as FactoredMoment
 from dpadambc.contrib.adafactor import (
     ScaleByAdafactorBCState as ScaleByAdafactorBCState,
 )
+from dpadambc.contrib.adafactor import adafactor_bc as adafactor_bc
 from dpadambc.contrib.adafactor import scale_by_adafactor_bc as scale_by_adafactor_bc
-from dpadambc.contrib.adafactor_chain import adafactor_bc as adafactor_bc
 from dpadambc.contrib.ademamix import ScaleByAdemamixBCState as ScaleByAdemamixBCState
+from dpadambc.contrib.ademamix import ademamix_bc as ademamix_bc
 from dpadambc.contrib.ademamix import scale_by_ademamix_bc as scale_by_ademamix_bc
-from dpadambc.contrib.ademamix_chain import ademamix_bc as ademamix_bc
 from dpadambc.contrib.banded import BandedGaussian as BandedGaussian
 from dpadambc.contrib.banded_noise import AddBandedNoiseState as AddBandedNoiseState
 from dpadambc.contrib.banded_noise import add_banded_noise as add_banded_noise

@@ -9,7 +9,7 @@ import optax
 from dpadambc.contrib.delayed import delayed_preconditioner, is_preconditioned
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.privatize import privatize
-from dpadambc.optimizers import _chains
+from dpadambc.transforms.cast import cast_to_params
 
 
 def dp2_rmsprop(
@@ -112,7 +112,7 @@ def dp2_rmsprop(
         decay=decay,
         eps=eps,
     )
-    return optax.chain(private, *_chains.stepping(rates))
+    return optax.chain(private, optax.scale_by_learning_rate(rates), cast_to_params())
 
 
 def _in_turns(

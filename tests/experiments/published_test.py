@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.published import accounting, formulas, noise, ours, run, table, verdict
 from benchmarks.published.verdict import Estimate
-from dpadambc import theory
+from benchmarks import theory
 
 
 @pytest.fixture(scope="module")

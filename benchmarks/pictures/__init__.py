@@ -9,18 +9,18 @@ try:
     import matplotlib as matplotlib
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "diagnostics.pictures needs matplotlib: pip install 'dpadambc[pictures]'."
+        "benchmarks.pictures needs matplotlib: pip install 'dpadambc[pictures]'."
     ) from error
 
-from dpadambc.diagnostics.pictures.accounting import plan, trade_off
-from dpadambc.diagnostics.pictures.curves import equivalence, learning_curves
-from dpadambc.diagnostics.pictures.moments import (
+from benchmarks.pictures.accounting import plan, trade_off
+from benchmarks.pictures.curves import equivalence, learning_curves
+from benchmarks.pictures.moments import (
     first_moments,
     floor_share,
     second_moments,
     updates,
 )
-from dpadambc.diagnostics.pictures.sweeps import heat_map, sweep
+from benchmarks.pictures.sweeps import heat_map, sweep
 
 __all__ = [
     "equivalence",

@@ -85,7 +85,7 @@ class Setting:
       alpha: the probability that the theorem says nothing about a run.
 
     Example:
-      >>> from dpadambc.theory import as_printed
+      >>> from benchmarks.theory import as_printed
       >>> setting = as_printed.Setting(
       ...     initial_gap=1.0, smoothness=1.0, l2_clip_norm=1.0, gradient_bound=1.0,
       ...     noise_variance=0.01, iterations=1_000, learning_rate=0.01, b2=0.999,
@@ -172,7 +172,7 @@ def adamw(setting: Setting) -> float:
       What is printed as a bound on the mean squared gradient.
 
     Example:
-      >>> from dpadambc.theory import as_printed
+      >>> from benchmarks.theory import as_printed
       >>> for T in (1_000, 1_000_000):  # it grows
       ...     print(round(as_printed.adamw(as_printed.Setting(
       ...         initial_gap=1.0, smoothness=1.0, l2_clip_norm=1.0, gradient_bound=1.0,
@@ -210,7 +210,7 @@ def adamw_bc(setting: Setting) -> float:
       real.
 
     Example:
-      >>> from dpadambc.theory import as_printed
+      >>> from benchmarks.theory import as_printed
       >>> print(round(as_printed.adamw_bc(as_printed.Setting(
       ...     initial_gap=1.0, smoothness=1.0, l2_clip_norm=1.0, gradient_bound=1.0,
       ...     noise_variance=0.01, iterations=1_000_000, learning_rate=1e-4,
@@ -252,7 +252,7 @@ def adamw_with_momentum(setting: Setting) -> float:
       ValueError: unless b1 < b2 and T > b1 / (1 - b1).
 
     Example:
-      >>> from dpadambc.theory import as_printed
+      >>> from benchmarks.theory import as_printed
       >>> setting = as_printed.Setting(
       ...     initial_gap=1.0, smoothness=1.0, l2_clip_norm=1.0, gradient_bound=1.0,
       ...     noise_variance=0.01, iterations=1_000_000, learning_rate=1e-4,
@@ -292,7 +292,7 @@ def adamw_bc_with_momentum(setting: Setting) -> float:
       ValueError: unless b1 < b2 and T > b1 / (1 - b1).
 
     Example:
-      >>> from dpadambc.theory import as_printed
+      >>> from benchmarks.theory import as_printed
       >>> as_printed.adamw_bc_with_momentum(as_printed.Setting(
       ...     initial_gap=1.0, smoothness=1.0, l2_clip_norm=1e-4, gradient_bound=1e-4,
       ...     noise_variance=1e-8, iterations=1_000, learning_rate=1e-2, b2=0.999,

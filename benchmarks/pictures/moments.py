@@ -9,8 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from dpadambc.diagnostics import BIN_EDGES, Snapshot
-from dpadambc.diagnostics.pictures._axes import new_figure, style
+from benchmarks.pictures._axes import new_figure, style
+from dpadambc.diagnostics import Snapshot
+from dpadambc.diagnostics.readout import BIN_EDGES
 
 # What is shown of a histogram: all but this share, at either end.
 _TAIL = 5e-4
@@ -25,6 +26,16 @@ def _last(snapshots: Snapshot) -> Snapshot:
     if np.ndim(snapshots.step) == 0:
         return snapshots
     return jax.tree.map(lambda x: x[-1], snapshots)
+
+
+def _shares(snapshots: Snapshot, field: str) -> np.ndarray:
+    """The histogram of all coordinates: of the field of that name."""
+    rows = snapshots.parameters.values()
+    sizes = [np.asarray(row.size)[..., None] for row in rows]
+    counts = [
+        np.asarray(getattr(row, field)) * n for row, n in zip(rows, sizes, strict=True)
+    ]
+    return np.sum(counts, axis=0) / np.sum(sizes, axis=0)
 
 
 def _density(shares: np.ndarray, edges: np.ndarray) -> Density:
@@ -89,22 +100,23 @@ def first_moments(snapshots: Snapshot, *, clean: Snapshot | None = None) -> Figu
     Example:
       >>> import jax, jax.numpy as jnp
       >>> import dpadambc
+      >>> from benchmarks import pictures
       >>> optimizer = dpadambc.scale_by_adam_bc(noise_stddev=1.0)
       >>> noise = jax.random.normal(jax.random.key(0), (1000,))
       >>> _, state = optimizer.update(noise, optimizer.init(noise))
       >>> seen = dpadambc.diagnostics.snapshot(state)
-      >>> figure = dpadambc.diagnostics.pictures.first_moments(seen)
+      >>> figure = pictures.first_moments(seen)
       >>> figure.axes[0].get_legend_handles_labels()[1]
       ['of the noised gradient', 'noise alone']
     """
     seen = _last(snapshots)
     densities = {
-        "of the noised gradient": _density(seen.shares("mu_hat_shares"), BIN_EDGES),
+        "of the noised gradient": _density(_shares(seen, "mu_hat_shares"), BIN_EDGES),
     }
     if all(row.noise_variance > 0 for row in seen.parameters.values()):
         densities["noise alone"] = _normal(BIN_EDGES)
     if clean is not None:
-        shares = _last(clean).shares("mu_hat_shares")
+        shares = _shares(_last(clean), "mu_hat_shares")
         densities["before the noise (not private)"] = _density(shares, BIN_EDGES)
     figure, (axes,) = new_figure()
     _stairs(axes, densities)
@@ -139,11 +151,12 @@ def second_moments(
     Example:
       >>> import jax, jax.numpy as jnp
       >>> import dpadambc
+      >>> from benchmarks import pictures
       >>> optimizer = dpadambc.scale_by_adam_bc(noise_stddev=1.0)
       >>> noise = jax.random.normal(jax.random.key(0), (1000,))
       >>> _, state = optimizer.update(noise, optimizer.init(noise))
       >>> seen = dpadambc.diagnostics.snapshot(state)
-      >>> figure = dpadambc.diagnostics.pictures.second_moments(seen)
+      >>> figure = pictures.second_moments(seen)
       >>> figure.axes[0].get_legend_handles_labels()[1]
       ["Adam's", 'corrected', 'floor, 1.4']
     """
@@ -179,14 +192,14 @@ def _second_moment(axes: Axes, seen: Snapshot, clean: Snapshot | None) -> None:
     unit = _ratio_of_units(seen)
     rows = seen.parameters.values()
     correction = max(float(row.correction) for row in rows)
-    shares = seen.shares("excess_shares")
+    shares = _shares(seen, "excess_shares")
     nu_hat = BIN_EDGES * unit + 1
     densities = {
         "Adam's": _density(shares, nu_hat),
         "corrected": _density(shares, nu_hat - correction),
     }
     if clean is not None:
-        other = clean.shares("excess_shares")
+        other = _shares(clean, "excess_shares")
         densities["before the noise (not private)"] = _density(other, BIN_EDGES * unit)
     _stairs(axes, densities)
     for floor in sorted({f"{r.variance_floor / r.noise_variance:.2g}" for r in rows}):
@@ -220,11 +233,12 @@ def updates(
     Example:
       >>> import jax, jax.numpy as jnp, optax
       >>> import dpadambc
+      >>> from benchmarks import pictures
       >>> optimizer = dpadambc.scale_by_adam_bc(noise_stddev=1.0)
       >>> noise = jax.random.normal(jax.random.key(0), (1000,))
       >>> _, state = optimizer.update(noise, optimizer.init(noise))
       >>> plain = optax.ScaleByAdamState(state.count, state.mu, state.nu)
-      >>> figure = dpadambc.diagnostics.pictures.updates({
+      >>> figure = pictures.updates({
       ...     "DP-Adam": dpadambc.diagnostics.snapshot(plain, noise_stddev=1.0),
       ...     "DP-AdamBC": dpadambc.diagnostics.snapshot(state)})
       >>> figure.axes[0].get_legend_handles_labels()[1]
@@ -232,11 +246,11 @@ def updates(
     """
     seen = _by_name(snapshots)
     found = {
-        name or "of the noised gradient": one.shares("update_shares")
+        name or "of the noised gradient": _shares(one, "update_shares")
         for name, one in seen.items()
     }
     if clean is not None:
-        found["before the noise (not private)"] = _last(clean).shares("update_shares")
+        found["before the noise (not private)"] = _shares(_last(clean), "update_shares")
     figure, (axes,) = new_figure()
     _stairs(axes, {k: _density(share, BIN_EDGES) for k, share in found.items()})
     axes.set_xlabel("update (units of the learning rate)")
@@ -260,19 +274,19 @@ def floor_share(snapshots: Snapshot) -> Figure:
     Example:
       >>> import jax, jax.numpy as jnp
       >>> import dpadambc
+      >>> from benchmarks import pictures
       >>> optimizer = dpadambc.scale_by_adam_bc(noise_stddev=1.0)
       >>> noise = jax.random.normal(jax.random.key(0), (1000,))
       >>> _, state = optimizer.update(noise, optimizer.init(noise))
       >>> seen = dpadambc.diagnostics.snapshot(state)
-      >>> several = dpadambc.diagnostics.stack([seen, seen])
-      >>> figure = dpadambc.diagnostics.pictures.floor_share(several)
+      >>> several = jax.tree.map(lambda *x: jnp.stack(x), seen, seen)
+      >>> figure = pictures.floor_share(several)
       >>> figure.axes[0].get_ylabel()
       'share of coordinates at the floor (%)'
     """
     if np.ndim(snapshots.step) == 0:
         raise ValueError(
-            "Expected several snapshots, got one. Return snapshots"
-            " from a scan, or join them with diagnostics.stack."
+            "Expected several snapshots, got one. Return snapshots from a scan."
         )
     figure, (axes,) = new_figure()
     steps, share = snapshots.step, snapshots.share_at_floor

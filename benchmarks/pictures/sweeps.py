@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import NullLocator
 
-from dpadambc.diagnostics.pictures._axes import mean_and_spread, new_figure, style
+from benchmarks.pictures._axes import mean_and_spread, new_figure, style
 
 
 def sweep(
@@ -42,8 +42,8 @@ def sweep(
       ValueError: if a value is not positive, or the scores do not match the values.
 
     Example:
-      >>> import dpadambc
-      >>> figure = dpadambc.diagnostics.pictures.sweep(
+      >>> from benchmarks import pictures
+      >>> figure = pictures.sweep(
       ...     [0.5, 1.0, 2.0], {"DP-AdamBC": [[61, 63], [66, 66], [58, 62]]},
       ...     xlabel="variance floor (units of its spread)",
       ...     reference={"DP-Adam": 60.0})
@@ -115,8 +115,8 @@ def heat_map(
         none of a panel is a number.
 
     Example:
-      >>> import dpadambc
-      >>> figure = dpadambc.diagnostics.pictures.heat_map(
+      >>> from benchmarks import pictures
+      >>> figure = pictures.heat_map(
       ...     [256, 1024], [1e-3, 1e-2], {"DP-Adam": [[40.0, 55.0], [35.0, 61.0]]},
       ...     row_label="batch size", column_label="learning rate")
       >>> figure.axes[0].get_title()

@@ -70,25 +70,24 @@ DP-AdamW (arXiv 2511.07843):
   protocol it loses 1.3, 0.9 and 0.5, of three seeds. See `benchmarks`.
 """
 
-from dpadambc.theory import as_printed
-from dpadambc.theory.bias import (
+from benchmarks.theory import as_printed
+from benchmarks.theory.bias import (
     corrected_sign_descent_ratio,
     equivalent_sgdm_schedule,
     noise_variance,
     second_moment_bias,
     sign_descent_ratio,
 )
-from dpadambc.theory.convergence import (
+from benchmarks.theory.convergence import (
     adam_bc_convergence_bound,
     adam_convergence_bound,
     decay_shrinkage,
 )
-from dpadambc.theory.correlated import (
+from benchmarks.theory.correlated import (
     correlated_noise_variances,
     correlated_second_moment_spread,
-    impulse_response,
 )
-from dpadambc.theory.spread import (
+from benchmarks.theory.spread import (
     first_moment_spread,
     noise_bound,
     second_moment_deviation,
@@ -105,7 +104,6 @@ __all__ = [
     "decay_shrinkage",
     "equivalent_sgdm_schedule",
     "first_moment_spread",
-    "impulse_response",
     "noise_bound",
     "noise_variance",
     "second_moment_bias",

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from benchmarks.theory._decay import Number, settled
 from dpadambc.core import validate
-from dpadambc.theory._decay import Number, settled
 
 
 def noise_variance(
@@ -28,7 +28,7 @@ def noise_variance(
       :math:`\Phi`, in the unit of the squared gradient.
 
     Example:
-      >>> from dpadambc import theory
+      >>> from benchmarks import theory
       >>> print(f"{theory.noise_variance(0.4, 0.1, 256):.6e}")
       2.441406e-08
 
@@ -56,7 +56,7 @@ def second_moment_bias(noise_variances: jax.Array, b2: float) -> jax.Array:
 
     Example:
       >>> import jax.numpy as jnp
-      >>> from dpadambc import theory
+      >>> from benchmarks import theory
       >>> print(theory.second_moment_bias(jnp.array([1.0, 1.0, 4.0]), b2=0.5))
       [1.        1.        2.7142856]
 
@@ -89,7 +89,7 @@ def sign_descent_ratio(gradient: Number, noise_variance: Number) -> jax.Array:
       The ratio of the expected step to the learning rate, in [-1, 1].
 
     Example:
-      >>> from dpadambc import theory
+      >>> from benchmarks import theory
       >>> print(theory.sign_descent_ratio(0.1**0.5, 1.0).round(4))
       0.3015
 
@@ -117,7 +117,7 @@ def corrected_sign_descent_ratio(gradient: Number, variance_floor: Number) -> ja
       The ratio of the step to the learning rate, in [-1, 1].
 
     Example:
-      >>> from dpadambc import theory
+      >>> from benchmarks import theory
       >>> print(theory.corrected_sign_descent_ratio(0.1**0.5, 0.03).round(4))
       1.0
 
@@ -152,7 +152,7 @@ def equivalent_sgdm_schedule(
       ValueError: if the noise level is not positive, or b1 not in [0, 1).
 
     Example:
-      >>> from dpadambc import theory
+      >>> from benchmarks import theory
       >>> schedule = theory.equivalent_sgdm_schedule(1e-3, noise_stddev=1.5625e-4)
       >>> print(f"{schedule(0):.3f} {schedule(9):.5f} {schedule(10_000):.4f}")
       6.400 0.98262 0.6400

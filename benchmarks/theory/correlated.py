@@ -30,54 +30,10 @@ The first term has squares: correlation of either sign widens the spread under n
 alone, and never narrows it.
 """
 
-from collections.abc import Sequence
-
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from dpadambc.core import validate
-from dpadambc.theory._decay import Number
-
-
-def impulse_response(
-    numerator: Sequence[float], denominator: Sequence[float], steps: int
-) -> np.ndarray:
-    r"""What a linear filter makes of a one and zeros after it: its coefficients.
-
-    .. math:: y_t = \sum_{k \ge 0} b_k x_{t-k} - \sum_{k \ge 1} a_k y_{t-k}
-        = \sum_{j \ge 0} d_j x_{t-j}
-
-    Args:
-      numerator: :math:`b_0, b_1, \ldots`
-      denominator: :math:`1, a_1, a_2, \ldots`, as `scipy.signal` has it.
-      steps: how many coefficients.
-
-    Returns:
-      :math:`d_0, d_1, \ldots`, shape (steps,), float64, on the host.
-
-    Raises:
-      ValueError: if the denominator does not begin with 1.
-      TypeError: if `steps` is no whole number.
-
-    Example:
-      >>> from dpadambc import theory
-      >>> print(theory.impulse_response((0.5,), (1.0, -0.5), 4))
-      [0.5    0.25   0.125  0.0625]
-    """
-    validate.count(steps=steps)
-    b, a = (np.asarray(x, float) for x in (numerator, denominator))
-    if not a.size or a[0] != 1:
-        raise ValueError(
-            "Expected denominator to begin with 1, as scipy.signal makes it, got"
-            f" {denominator!r}."
-        )
-    response = np.zeros(steps)
-    response[: b.size] = b[:steps]
-    for t in range(1, steps):
-        before = response[max(0, t - a.size + 1) : t][::-1]
-        response[t] -= a[1 : 1 + before.size] @ before
-    return response
+from benchmarks.theory._decay import Number
 
 
 def _vector(x: jax.typing.ArrayLike, name: str) -> jax.Array:
@@ -115,7 +71,7 @@ def correlated_noise_variances(
 
     Example:
       >>> import jax.numpy as jnp
-      >>> from dpadambc import theory
+      >>> from benchmarks import theory
       >>> print(theory.correlated_noise_variances([1.0, -0.5], jnp.array([1, 1, 4])))
       [1.   1.25 4.25]
     """
@@ -159,9 +115,10 @@ def correlated_second_moment_spread(
 
     Example:
       >>> import jax.numpy as jnp
-      >>> from dpadambc import theory
+      >>> from benchmarks import theory
+      >>> from dpadambc.contrib import filtering
       >>> spread = theory.correlated_second_moment_spread
-      >>> filtered = spread(theory.impulse_response([0.1], [1, -0.9], 100),
+      >>> filtered = spread(filtering.impulse_response([0.1], [1, -0.9], 100),
       ...                   jnp.ones(10_000))
       >>> independent = theory.second_moment_spread(0.1 / 1.9)
       >>> print(f"{filtered / independent:.1f}")

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import dpadambc
-from dpadambc import theory
+from benchmarks import theory
 from tests import common
 
 SNLI = 1.5625e-4**2  # the papers' noise variance there

@@ -1,6 +1,6 @@
 """Each flaw of two published theorems, by a number or a run that breaks them.
 
-The numbers are those of the list in `dpadambc.theory.as_printed`.
+The numbers are those of the list in `benchmarks.theory.as_printed`.
 """
 
 import dataclasses
@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpadambc import theory
-from dpadambc.theory import as_printed
+from benchmarks import theory
+from benchmarks.theory import as_printed
 from tests import common
 
 # Where the claim of convergence is made: eta = T^-a, 1 - b2 = T^-b, a = 2/3, b near 1.

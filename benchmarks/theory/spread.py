@@ -30,14 +30,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from benchmarks.theory._decay import Number, settled
 from dpadambc.core import validate
-from dpadambc.theory._decay import Number, settled
-
-
-def _relative_spread(decay: Number, count: Number) -> jax.Array:
-    """Standard deviation of an average of `count` uncorrelated numbers, over theirs."""
-    faded = jnp.power(decay, count * 1.0)  # JAX compiles each power that is an integer
-    return jnp.sqrt((1 - decay) / (1 + decay) * (1 + faded) / settled(decay, count))
+from dpadambc.transforms.second_moment import moving_average_spread
 
 
 def first_moment_spread(
@@ -60,11 +55,11 @@ def first_moment_spread(
       The standard deviation, in the unit of the gradient.
 
     Example:
-      >>> from dpadambc import theory
+      >>> from benchmarks import theory
       >>> print(theory.first_moment_spread(1.0).round(4))
       0.2294
     """
-    return jnp.sqrt(noise_variance) * _relative_spread(b1, count)
+    return jnp.sqrt(noise_variance) * moving_average_spread(b1, count)
 
 
 def second_moment_spread(
@@ -95,7 +90,7 @@ def second_moment_spread(
       The standard deviation, in the unit of the squared gradient.
 
     Example:
-      >>> from dpadambc import theory
+      >>> from benchmarks import theory
       >>> print(theory.second_moment_spread(1.0).round(4))
       0.0316
 
@@ -105,7 +100,7 @@ def second_moment_spread(
     noise_variance = jnp.asarray(noise_variance)
     # Not the root of a product, which may be less than float32 can hold.
     of_one = jnp.sqrt(2 * noise_variance + 4 * jnp.square(gradient))
-    return jnp.sqrt(noise_variance) * of_one * _relative_spread(b2, count)
+    return jnp.sqrt(noise_variance) * of_one * moving_average_spread(b2, count)
 
 
 def second_moment_deviation(
@@ -173,7 +168,7 @@ def second_moment_deviation(
         positive.
 
     Example:
-      >>> from dpadambc import theory
+      >>> from benchmarks import theory
       >>> print(f"{theory.second_moment_deviation(1.5625e-4**2, 10_000):.4e}")
       5.9330e-09
 
@@ -217,7 +212,7 @@ def noise_bound(
         noise is negative.
 
     Example:
-      >>> from dpadambc import theory
+      >>> from benchmarks import theory
       >>> print(round(theory.noise_bound(1.0, 1_000_000, 1_000), 2))
       6.99
     """

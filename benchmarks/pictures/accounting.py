@@ -7,10 +7,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
+from benchmarks.pictures._axes import new_figure, style
 from dpadambc.accounting.planning import PlannedRun
 from dpadambc.accounting.trade_off import TradeOff
 from dpadambc.core.mechanism import Mechanism
-from dpadambc.diagnostics.pictures._axes import new_figure, style
 
 
 def plan(rows: Sequence[PlannedRun]) -> Figure:
@@ -28,7 +28,7 @@ def plan(rows: Sequence[PlannedRun]) -> Figure:
       ValueError: if there are no rows, or of several numbers of epochs.
 
     Example:
-      >>> from dpadambc.diagnostics import pictures
+      >>> from benchmarks import pictures
       >>> from dpadambc.accounting import planning
       >>> rows = planning.plan(
       ...     target_epsilons=[1, 8], target_delta=1e-5, batch_sizes=[512, 1024],
@@ -107,10 +107,11 @@ def trade_off(mechanisms: Mapping[str, Mechanism | TradeOff]) -> Figure:
 
     Example:
       >>> import dpadambc
+      >>> from benchmarks import pictures
       >>> mechanism = dpadambc.PoissonGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=2.0, sampling_prob=0.1, iterations=50,
       ...     normalize_by=1)
-      >>> figure = dpadambc.diagnostics.pictures.trade_off({"DP-SGD": mechanism})
+      >>> figure = pictures.trade_off({"DP-SGD": mechanism})
       >>> figure.axes[0].get_legend_handles_labels()[1]
       ['DP-SGD', 'guessing']
 

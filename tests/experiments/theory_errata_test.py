@@ -1,10 +1,10 @@
-"""The numbers of the errata in `dpadambc.theory`, and those that they replace."""
+"""The numbers of the errata in `benchmarks.theory`, and those that they replace."""
 
 import numpy as np
 import pytest
 import scipy.stats
 
-from dpadambc import theory
+from benchmarks import theory
 
 SNLI = theory.noise_variance(0.4, 0.1, 256)
 LOG = np.log(2 / 0.05)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.signal
 
-from dpadambc import theory
+from benchmarks import theory
 
 # Of a mechanism that takes noise back, of a filter, and of none.
 COEFFICIENTS = {

@@ -74,8 +74,8 @@ import math
 import numpy as np
 import optax
 
+from benchmarks.theory.spread import noise_bound
 from dpadambc.core import validate
-from dpadambc.theory.spread import noise_bound
 
 
 def _bound(
@@ -181,7 +181,7 @@ def adam_convergence_bound(
         weight decay is more than 1.
 
     Example:
-      >>> from dpadambc import theory
+      >>> from benchmarks import theory
       >>> problem = dict(initial_gap=1.0, smoothness=1.0, gradient_bound=1.0,
       ...                num_coordinates=10, eps_root=1e-4)
       >>> for T in (10_000, 1_000_000):
@@ -288,7 +288,7 @@ def adam_bc_convergence_bound(
         weight decay is more than 1.
 
     Example:
-      >>> from dpadambc import theory
+      >>> from benchmarks import theory
       >>> problem = dict(initial_gap=1.0, smoothness=1.0, gradient_bound=1.0,
       ...                num_coordinates=10, variance_floor=1.0)
       >>> for T in (10_000, 1_000_000):
@@ -342,7 +342,7 @@ def decay_shrinkage(
       A number in [0, 1], for :math:`\eta_t \lambda \le 1`.
 
     Example:
-      >>> from dpadambc import theory
+      >>> from benchmarks import theory
       >>> print(f"{theory.decay_shrinkage(1.5e-3, 1e-5, 3360):.0e}")
       5e-05
 

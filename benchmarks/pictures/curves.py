@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from dpadambc.diagnostics.pictures._axes import mean_and_spread, new_figure, style
+from benchmarks.pictures._axes import mean_and_spread, new_figure, style
 
 
 def equivalence(
@@ -29,8 +29,8 @@ def equivalence(
       ValueError: unless there are two curves of one length.
 
     Example:
-      >>> import dpadambc
-      >>> figure = dpadambc.diagnostics.pictures.equivalence(
+      >>> from benchmarks import pictures
+      >>> figure = pictures.equivalence(
       ...     {"DP-Adam": [2.0, 1.5, 1.2], "DP-SGD": [2.0, 1.6, 1.2]})
       >>> figure.axes[1].get_title()
       'mean squared difference 0.0033'
@@ -80,8 +80,8 @@ def learning_curves(
       ValueError: if the scores do not match the steps.
 
     Example:
-      >>> import dpadambc
-      >>> figure = dpadambc.diagnostics.pictures.learning_curves(
+      >>> from benchmarks import pictures
+      >>> figure = pictures.learning_curves(
       ...     [100, 200],
       ...     {"DP-SGD": [[50, 54], [59, 62]], "DP-Adam": [[45, 47], [58, 60]]})
       >>> figure.axes[0].get_legend_handles_labels()[1]

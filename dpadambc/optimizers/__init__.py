@@ -1,1 +1,0 @@
-"""The full optimizers: chains and nothing else; `dpadambc` lists them."""
