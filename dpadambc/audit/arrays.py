@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from dpadambc.core.clipped_sum import as_clipped_sum, materialize
 from dpadambc.core.mechanism import Mechanism
-from dpadambc.gradients import as_clipped_sum, materialize
 
 
 def opened(tree: Any) -> Any:

@@ -20,10 +20,8 @@ from dpadambc.contrib import (
 from dpadambc.core import check
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.noise import stddev_per_leaf
-from dpadambc.transforms import (
-    ScaleByAdamBCState,
-    ScaleByRmsBCState,
-)
+from dpadambc.transforms.moments import ScaleByAdamBCState
+from dpadambc.transforms.rms import ScaleByRmsBCState
 
 _CHECK = "correction"
 _STEPS = 24

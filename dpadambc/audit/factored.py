@@ -13,8 +13,8 @@ from dpadambc.audit.finding import Finding, not_tested, within
 from dpadambc.audit.pipeline import Pipeline
 from dpadambc.clipping import clip_per_example
 from dpadambc.core.arrays import widen
+from dpadambc.core.gradient import per_example_norms
 from dpadambc.engine import jaxprs
-from dpadambc.gradients import per_example_norms
 
 _CHECK = "factored"
 _ROUNDINGS = 4  # that may add up: of the products, of the sum, in either program

@@ -25,8 +25,8 @@ from dpadambc.audit import recorder as _recorder
 from dpadambc.audit import steps as _steps
 from dpadambc.audit.finding import Finding, combined, not_tested
 from dpadambc.core import check
+from dpadambc.core.gradient import as_per_example
 from dpadambc.core.mechanism import Mechanism
-from dpadambc.gradients import as_per_example
 
 _CHECK = "noise"
 

@@ -16,9 +16,8 @@ from dpadambc.audit import neighbors as _neighbors
 from dpadambc.core import check
 from dpadambc.core import data as _data
 from dpadambc.core.mechanism import Mechanism
-from dpadambc.core.per_example import Method
+from dpadambc.core.per_example import Method, per_example_value_and_grad
 from dpadambc.core.step import Step
-from dpadambc.gradients import per_example_value_and_grad
 
 _BATCH_SIZE = 8
 

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import optax
 
 from dpadambc.core.noise import NoiseStddev, stddev_per_leaf
-from dpadambc.transforms import ScaleByAdamBCState, second_moment
+from dpadambc.transforms import second_moment
+from dpadambc.transforms.moments import ScaleByAdamBCState
 
 
 class CleanMoments(NamedTuple):

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import pytest
 
 from dpadambc import RelativeFloor
-from dpadambc.transforms import corrected_second_moment
+from dpadambc.transforms.second_moment import corrected_second_moment
 
 
 def test_corrected_second_moment_keeps_dtype_and_floor():
