@@ -154,7 +154,7 @@ class Trainer:
     """
 
     method: str
-    mechanism: dpadambc.PoissonGaussian | dpadambc.graphs.PoissonGaussian
+    mechanism: dpadambc.PoissonGaussian | dpadambc.graphs.NodePoissonGaussian
     task: Task
     returns_gradients: bool = False
     options: tuple[tuple[str, Any], ...] = ()  # of the optimizer, if it is private

@@ -26,8 +26,10 @@ from typing import Any
 import jax
 import optax
 
-from dpadambc.core import noise_level, precision, validate
+from dpadambc.core import validate
+from dpadambc.core.arrays import with_wide_state
 from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.noise import NoiseStddev
 from dpadambc.core.privatize import privatize
 from dpadambc.transforms.adam import scale_by_adam
 from dpadambc.transforms.cast import cast_to_params
@@ -52,7 +54,7 @@ Mask = Any | Callable[[optax.Params], Any]
 
 def adam_bc(
     learning_rate: optax.ScalarOrSchedule,
-    noise_stddev: noise_level.NoiseStddev,
+    noise_stddev: NoiseStddev,
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.999,
     *,
@@ -117,7 +119,7 @@ def adam_bc(
 
 def adamw_bc(
     learning_rate: optax.ScalarOrSchedule,
-    noise_stddev: noise_level.NoiseStddev,
+    noise_stddev: NoiseStddev,
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.999,
     *,
@@ -184,7 +186,7 @@ def adamw_bc(
 
 def rms_bc(
     learning_rate: optax.ScalarOrSchedule,
-    noise_stddev: noise_level.NoiseStddev,
+    noise_stddev: NoiseStddev,
     decay: jax.typing.ArrayLike = 0.9,
     *,
     variance_floor: jax.typing.ArrayLike | RelativeFloor = RelativeFloor(1.0),
@@ -285,7 +287,7 @@ def dp_sgd(
         validate.decay(momentum=momentum)
     return optax.chain(
         privatize(mechanism, key=key),
-        precision.with_wide_state(optax.sgd(learning_rate, momentum, nesterov)),
+        with_wide_state(optax.sgd(learning_rate, momentum, nesterov)),
         cast_to_params(),
     )
 

@@ -6,7 +6,7 @@ import dp_accounting
 import numpy as np
 from dp_accounting import pld, rdp
 
-from dpadambc.core import events
+from dpadambc.core import accounting
 
 
 class ReadableDpEvent(dp_accounting.DpEvent, abc.ABC):
@@ -22,7 +22,7 @@ class ReadableDpEvent(dp_accounting.DpEvent, abc.ABC):
     Example:
       >>> import dpadambc
       >>> from dpadambc import accounting
-      >>> mechanism = dpadambc.graphs.PoissonGaussian(
+      >>> mechanism = dpadambc.graphs.NodePoissonGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=2.0, max_terms=8, sampling_prob=0.1,
       ...     iterations=100, normalize_by=1_000)
       >>> step = mechanism.dp_event().event
@@ -51,11 +51,11 @@ class ReadableDpEvent(dp_accounting.DpEvent, abc.ABC):
 
 def _refusal(
     event: dp_accounting.DpEvent,
-    accountant: events.Accountant,
+    accountant: accounting.Accountant,
     relation: dp_accounting.NeighboringRelation,
 ) -> dp_accounting.PrivacyAccountant.CompositionErrorDetails | None:
     own = getattr(event, "neighboring_relation", None)
-    message = events.refusal(event, accountant, relation)
+    message = accounting.refusal(event, accountant, relation)
     if isinstance(event, ReadableDpEvent) and own not in (None, relation):
         message = (
             f"Expected neighboring_relation {own.name}, which this event is stated for,"
@@ -73,7 +73,7 @@ class PLDAccountant(pld.PLDAccountant):
       >>> import dp_accounting
       >>> import dpadambc
       >>> from dpadambc import accounting
-      >>> mechanism = dpadambc.graphs.PoissonGaussian(
+      >>> mechanism = dpadambc.graphs.NodePoissonGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=2.0, max_terms=8, sampling_prob=0.1,
       ...     iterations=100, normalize_by=1_000)
       >>> accountant = accounting.PLDAccountant()
@@ -118,7 +118,7 @@ class RdpAccountant(rdp.RdpAccountant):
       >>> import dp_accounting
       >>> import dpadambc
       >>> from dpadambc import accounting
-      >>> mechanism = dpadambc.graphs.PoissonGaussian(
+      >>> mechanism = dpadambc.graphs.NodePoissonGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=2.0, max_terms=8, sampling_prob=0.1,
       ...     iterations=100, normalize_by=1_000)
       >>> accountant = accounting.RdpAccountant()

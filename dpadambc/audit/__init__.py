@@ -9,20 +9,20 @@ states, found no breach.
 
 from typing import TYPE_CHECKING
 
+from dpadambc import lazy
 from dpadambc.audit import trade_off
-from dpadambc.audit._canaries import GradientCanaries, with_sum
-from dpadambc.audit._correction import correction
-from dpadambc.audit._empirical import empirical_epsilon
-from dpadambc.audit._factored import factored
-from dpadambc.audit._finding import Finding
-from dpadambc.audit._isolation import isolation
-from dpadambc.audit._noise import noise
-from dpadambc.audit._sampling import sampling
-from dpadambc.audit._sensitivity import sensitivity
-from dpadambc.audit._state import state
+from dpadambc.audit.canaries import GradientCanaries, with_sum
+from dpadambc.audit.correction import correction
+from dpadambc.audit.empirical import empirical_epsilon
+from dpadambc.audit.factored import factored
+from dpadambc.audit.finding import Finding
+from dpadambc.audit.isolation import isolation
+from dpadambc.audit.noise import noise
 from dpadambc.audit.pipeline import Pipeline
 from dpadambc.audit.report import CHECKS, Report, run
-from dpadambc.core import lazy
+from dpadambc.audit.sampling import sampling
+from dpadambc.audit.sensitivity import sensitivity
+from dpadambc.audit.state import state
 
 __all__ = [
     "CHECKS",

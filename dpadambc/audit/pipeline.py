@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc.audit import _arrays, _neighbors
+from dpadambc.audit import arrays as _arrays
+from dpadambc.audit import neighbors as _neighbors
 from dpadambc.core import check
 from dpadambc.core import data as _data
-from dpadambc.core.batched import Method
 from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.per_example import Method, per_example_value_and_grad
 from dpadambc.core.step import Step
-from dpadambc.gradients import per_example_value_and_grad
 
 _BATCH_SIZE = 8
 

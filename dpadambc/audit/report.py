@@ -8,23 +8,21 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dpadambc.audit import (
-    _closed_over,
-    _correction,
-    _examined,
-    _factored,
-    _isolation,
-    _later,
-    _noise,
-    _noise_tests,
-    _recorder,
-    _sampling,
-    _sensitivity,
-    _state,
-    _steps,
-)
-from dpadambc.audit._finding import Finding, combined, not_tested
+from dpadambc.audit import examined as _examined
+from dpadambc.audit import later_steps as _later
+from dpadambc.audit import noise_tests as _noise_tests
+from dpadambc.audit import recorder as _recorder
+from dpadambc.audit import steps as _steps
+from dpadambc.audit.closed_over import closed_over
+from dpadambc.audit.correction import correction, is_corrected
+from dpadambc.audit.factored import factored
+from dpadambc.audit.finding import Finding, combined, not_tested
+from dpadambc.audit.isolation import of_loss, unknown
+from dpadambc.audit.noise import without_crossings
 from dpadambc.audit.pipeline import Pipeline
+from dpadambc.audit.sampling import sampling
+from dpadambc.audit.sensitivity import sensitivity
+from dpadambc.audit.state import of_examined
 
 CHECKS = (
     "sensitivity",
@@ -191,14 +189,14 @@ class _Traced:
         """
         make, params = self._pipeline.make_optimizer, self._pipeline.params
         if check == "correction" and make is not None:
-            return not _correction.is_corrected(make, params)
+            return not is_corrected(make, params)
         return check == "factored" and self._pipeline.gradients_by is None
 
     def sensitivity(self) -> Finding:
         found = self._examined
         if not found.noise:
             return not_tested("sensitivity", "no noise is added to what examples make.")
-        finding = _sensitivity.sensitivity(
+        finding = sensitivity(
             found.before_noise,
             found.state,
             self._pipeline.batch,
@@ -208,13 +206,13 @@ class _Traced:
         figure, bound = finding.figure or 0.0, finding.bound or 0.0
         if finding.passed and figure < bound / 2:
             finding = dataclasses.replace(finding, passed=None)
-        others = _closed_over.closed_over(found)
+        others = closed_over(found)
         return combined("sensitivity", [finding, others]) if others else finding
 
     def noise(self) -> Finding:
         found = self._examined
         if not found.noise:
-            return _noise.without_crossings(found.followed)
+            return without_crossings(found.followed)
         mechanism = self._pipeline.mechanism
         followed, neighbors = found.followed, found.neighbors
         tests = _noise_tests.all_tests(mechanism, followed, found.noise, found.moved)
@@ -226,22 +224,22 @@ class _Traced:
         return combined("noise", [*tests, later])
 
     def state(self) -> Finding:
-        return _state.of_examined(self._examined)
+        return of_examined(self._examined)
 
     def isolation(self) -> Finding:
         pipeline = self._pipeline
         if pipeline.per_example is None:
-            return _isolation.unknown()
-        return _isolation.of_loss(pipeline.per_example, pipeline.params, pipeline.batch)
+            return unknown()
+        return of_loss(pipeline.per_example, pipeline.params, pipeline.batch)
 
     def factored(self) -> Finding:
-        return _factored.factored(self._pipeline)
+        return factored(self._pipeline)
 
     def sampling(self) -> Finding:
         pipeline = self._pipeline
         if pipeline.loader is None or pipeline.num_examples is None:
             return not_tested("sampling", "no loader shows the batches of your loop.")
-        return _sampling.sampling(
+        return sampling(
             pipeline.loader, pipeline.mechanism, num_examples=pipeline.num_examples
         )
 
@@ -249,6 +247,4 @@ class _Traced:
         pipeline = self._pipeline
         if pipeline.make_optimizer is None:
             return not_tested("correction", "no optimizer is given.")
-        return _correction.correction(
-            pipeline.make_optimizer, pipeline.params, pipeline.mechanism
-        )
+        return correction(pipeline.make_optimizer, pipeline.params, pipeline.mechanism)

@@ -33,7 +33,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.core import noise_level, precision, validate
+from dpadambc.core import validate
+from dpadambc.core.arrays import wide_zeros_like
+from dpadambc.core.noise import NoiseStddev, stddev_at_step, stddev_of, stddev_per_leaf
 from dpadambc.transforms import second_moment
 from dpadambc.transforms.cast import cast_to_params
 from dpadambc.transforms.second_moment import RelativeFloor
@@ -107,7 +109,7 @@ def _corrected(
 
 
 def scale_by_adafactor_bc(
-    noise_stddev: noise_level.NoiseStddev,
+    noise_stddev: NoiseStddev,
     *,
     decay_rate: jax.typing.ArrayLike = 0.8,
     min_dim_size_to_factor: int = 128,
@@ -172,7 +174,7 @@ def scale_by_adafactor_bc(
       <https://arxiv.org/abs/1804.04235>`_, 2018; the correction of
       `DP-AdamBC <https://arxiv.org/abs/2312.14334>`_, 2024
     """
-    noise_stddev = noise_level.resolved(noise_stddev)
+    noise_stddev = stddev_of(noise_stddev)
     validate.positive(decay_rate=decay_rate)
     if isinstance(min_dim_size_to_factor, jax.Array):
         raise TypeError(
@@ -186,7 +188,7 @@ def scale_by_adafactor_bc(
 
     def init_fn(params):
         def zeros(p):
-            squares = _mean_squares(precision.zeros_like(p), min_dim_size_to_factor)
+            squares = _mean_squares(wide_zeros_like(p), min_dim_size_to_factor)
             return jax.tree.map(jnp.zeros_like, squares)
 
         return ScaleByAdafactorBCState(
@@ -215,7 +217,7 @@ def scale_by_adafactor_bc(
             lambda g: _mean_squares(g, min_dim_size_to_factor), updates
         )
         nu = jax.tree.map(average, state.nu, squares)
-        stddev = noise_level.at_step(noise_stddev, state.count)
+        stddev = stddev_at_step(noise_stddev, state.count)
         noise_variance = jax.tree.map(
             average, state.noise_variance, jax.tree.map(jnp.square, stddev)
         )
@@ -232,7 +234,7 @@ def scale_by_adafactor_bc(
             root = jnp.sqrt(_corrected(nu, correction * phi, floor, g.shape, axes))
             return jnp.where(root > 0, g / root, 0)
 
-        levels = noise_level.per_leaf(noise_variance, updates)
+        levels = stddev_per_leaf(noise_variance, updates)
         return jax.tree.map(scale, updates, nu, levels), ScaleByAdafactorBCState(
             count=count,
             squared_weights=squared_weights.astype(state.squared_weights.dtype),
@@ -245,7 +247,7 @@ def scale_by_adafactor_bc(
 
 def adafactor_bc(
     learning_rate: optax.ScalarOrSchedule,
-    noise_stddev: noise_level.NoiseStddev,
+    noise_stddev: NoiseStddev,
     *,
     decay_rate: jax.typing.ArrayLike = 0.8,
     min_dim_size_to_factor: int = 128,

@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.core import noise_level, precision, validate
+from dpadambc.core import validate
+from dpadambc.core.arrays import wide_zeros_like
+from dpadambc.core.noise import NoiseStddev, stddev_at_step, stddev_of
 from dpadambc.transforms import second_moment
 from dpadambc.transforms.cast import cast_to_params
 from dpadambc.transforms.second_moment import RelativeFloor
@@ -36,7 +38,7 @@ class ScaleByAdemamixBCState(NamedTuple):
 
 
 def scale_by_ademamix_bc(
-    noise_stddev: noise_level.NoiseStddev,
+    noise_stddev: NoiseStddev,
     *,
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.999,
@@ -104,7 +106,7 @@ def scale_by_ademamix_bc(
       <https://arxiv.org/abs/2409.03137>`_, 2024; the correction of
       `DP-AdamBC <https://arxiv.org/abs/2312.14334>`_, 2024
     """
-    noise_stddev = noise_level.resolved(noise_stddev)
+    noise_stddev = stddev_of(noise_stddev)
     validate.decay(b1=b1)
     validate.decay(b2=b2)
     if not callable(b3):
@@ -116,7 +118,7 @@ def scale_by_ademamix_bc(
     validate.floating(mu_dtype=mu_dtype)
 
     def init_fn(params):
-        zeros = precision.zeros_like(params)
+        zeros = wide_zeros_like(params)
         return ScaleByAdemamixBCState(
             count=jnp.zeros([], jnp.int32),
             m1=optax.tree.cast(zeros, mu_dtype),
@@ -129,7 +131,7 @@ def scale_by_ademamix_bc(
         del params
         validate.real_tree(updates)
         updates = optax.tree.cast_like(updates, state.nu)
-        stddev = noise_level.at_step(noise_stddev, state.count)
+        stddev = stddev_at_step(noise_stddev, state.count)
         slow = b3(state.count) if callable(b3) else b3
         weight = alpha(state.count) if callable(alpha) else alpha
         # Widened first: a decay rate would be rounded to the dtype of the moments.
@@ -157,7 +159,7 @@ def scale_by_ademamix_bc(
 
 def ademamix_bc(
     learning_rate: optax.ScalarOrSchedule,
-    noise_stddev: noise_level.NoiseStddev,
+    noise_stddev: NoiseStddev,
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.999,
     b3: optax.ScalarOrSchedule = 0.9999,

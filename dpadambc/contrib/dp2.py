@@ -21,7 +21,10 @@ import jax.numpy as jnp
 import optax
 
 from dpadambc.contrib import _around
-from dpadambc.core import leaves, precision, untouched, validate
+from dpadambc.core import validate
+from dpadambc.core.arrays import wide_zeros_like
+from dpadambc.core.clip import checked_leaves
+from dpadambc.core.gradient import scale_examples
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.privatize import privatize
 from dpadambc.transforms.cast import cast_to_params
@@ -155,7 +158,7 @@ def delayed_preconditioner(
     def init_fn(params):
         inner_state = inner.init(params)
         _around.check_noise(inner_state)
-        zeros = precision.zeros_like(params)
+        zeros = wide_zeros_like(params)
         return DelayedPreconditionerState(
             count=jnp.zeros([], jnp.int32),
             accumulator=zeros,
@@ -164,7 +167,7 @@ def delayed_preconditioner(
         )
 
     def update_fn(updates, state, params=None, **extra_args):
-        untouched.leaves_of(updates, params)
+        checked_leaves(updates, params)
         at = lambda count: is_preconditioned(count, interval, preconditioned_interval)
         divides, is_end = at(state.count), ~at(state.count) & at(state.count + 1)
 
@@ -174,7 +177,7 @@ def delayed_preconditioner(
         def average(v, total):
             return decay * v + (1 - decay) * jnp.square(total / interval)
 
-        scaled = leaves.scaled(updates, jax.tree.map(factor, state.nu))
+        scaled = scale_examples(updates, jax.tree.map(factor, state.nu))
         private, inner_state = inner.update(
             scaled, state.inner_state, params, **extra_args
         )

@@ -18,7 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc.core import noise_level, precision, validate
+from dpadambc.core import validate
+from dpadambc.core.arrays import wide_zeros_like, widen
+from dpadambc.core.noise import NoiseStddev, stddev_of
 
 # The steps within which a filter must settle, and the share of it left by then.
 _MOST_STEPS = 1 << 16
@@ -180,7 +182,7 @@ def low_pass(
     b, a = (np.pad(x, (0, order + 1 - x.size)).tolist() for x in (b, a))
 
     def init_fn(params):
-        zeros = lambda: precision.zeros_like(params)
+        zeros = lambda: wide_zeros_like(params)
         return LowPassState(
             delays=tuple(zeros() for _ in range(order)),
             delays_of_one=tuple(jnp.zeros([], float) for _ in range(order)),
@@ -200,7 +202,7 @@ def low_pass(
         leaves, structure = jax.tree.flatten(updates)
         delays = [structure.flatten_up_to(tree) for tree in state.delays]
         pairs = [
-            filter_step(precision.wide(leaf), [tree[i] for tree in delays])
+            filter_step(widen(leaf), [tree[i] for tree in delays])
             for i, leaf in enumerate(leaves)
         ]
         new = LowPassState(
@@ -217,7 +219,7 @@ def low_pass(
 
 
 def low_pass_noise_stddev(
-    noise_stddev: noise_level.NoiseStddev,
+    noise_stddev: NoiseStddev,
     numerator: Sequence[float],
     denominator: Sequence[float] = (1.0,),
 ) -> Any:
@@ -256,7 +258,7 @@ def low_pass_noise_stddev(
     References:
       See `low_pass`.
     """
-    noise_stddev = noise_level.resolved(noise_stddev)
+    noise_stddev = stddev_of(noise_stddev)
     impulse, constant = _responses(numerator, denominator)
     last = impulse.size - 1
 

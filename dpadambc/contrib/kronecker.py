@@ -18,9 +18,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.core import batched, precision, validate
+from dpadambc.core import validate
+from dpadambc.core.arrays import at_least_float32, widen
+from dpadambc.core.per_example import Arguments
 from dpadambc.engine import collectives, factored_outputs
 from dpadambc.engine.interface import Gradient, Shape, Side, pytree
+from dpadambc.engine.precision import einsum, product
 
 
 @pytree(data_fields=("matrix",))
@@ -78,10 +81,10 @@ class KroneckerPreconditioner:
 
 def _second_moment(side: Side, max_size: int, scale: float) -> tuple[_Factor, ...]:
     """The sum over rows of their outer products; none where it is too large."""
-    rows = side.rows.astype(precision.at_least_float32(side.rows.dtype))
+    rows = side.rows.astype(at_least_float32(side.rows.dtype))
     if rows.shape[-1] > max_size:
         return ()
-    return (_Factor(scale * precision.product(rows, rows), side.shared, side.own),)
+    return (_Factor(scale * product(rows, rows), side.shared, side.own),)
 
 
 def _second_moments(grad: Gradient, max_size: int) -> tuple[_Factor, ...]:
@@ -110,7 +113,7 @@ def _inverse_root(factor: _Factor, damping: jax.typing.ArrayLike) -> _Factor:
     least = damping * values.mean(-1, keepdims=True)
     scales = jnp.where(least > 0, jax.lax.rsqrt(values + least), 1)
     scaled = vectors * scales[:, None, :]
-    matrix = precision.einsum(scaled, (0, 1, 3), vectors, (0, 2, 3), (0, 1, 2))
+    matrix = einsum(scaled, (0, 1, 3), vectors, (0, 2, 3), (0, 1, 2))
     return _Factor(matrix, factor.shared, factor.axes)
 
 
@@ -196,7 +199,7 @@ def kronecker_preconditioner(
             "Expected public_examples to be a tuple of batches, the arguments of"
             f" loss_fn after the parameters, got {type(public_examples).__name__}."
         )
-    num_examples = batched.Arguments(0, None, None).check((params, *public_examples))
+    num_examples = Arguments(0, None, None).check((params, *public_examples))
     names, shapes = _parameters(params)
     gradients_of = factored_outputs(
         lambda *args: (None, jax.grad(loss_fn)(*args)),
@@ -241,7 +244,7 @@ def _forward(x, factors):
 
 
 def _backward(factors, gradient):
-    wide = precision.wide(gradient)
+    wide = widen(gradient)
     for factor in factors:
         wide = factor.times(wide)
     return wide.astype(gradient.dtype), jax.tree.map(jnp.zeros_like, factors)

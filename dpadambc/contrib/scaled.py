@@ -23,7 +23,10 @@ import jax.numpy as jnp
 import optax
 
 from dpadambc.contrib import _around
-from dpadambc.core import leaves, precision, untouched, validate
+from dpadambc.core import validate
+from dpadambc.core.arrays import wide_zeros_like
+from dpadambc.core.clip import checked_leaves
+from dpadambc.core.gradient import OuterProduct, scale_examples
 
 
 class ScaleThenPrivatizeState(NamedTuple):
@@ -46,16 +49,16 @@ def _axis_means(square: jax.Array) -> Any:
         return square
     axes = range(square.ndim)
     mean = lambda i: square.mean([j for j in axes if j != i])
-    return leaves.OuterProduct(tuple(map(mean, axes)))
+    return OuterProduct(tuple(map(mean, axes)))
 
 
 def _root(nu: Any) -> Any:
     """The root of a second moment, or of the outer product of its means."""
-    if not isinstance(nu, leaves.OuterProduct):
+    if not isinstance(nu, OuterProduct):
         return jnp.sqrt(nu)
     first, *others = nu.vectors
     roots = (jnp.sqrt(v / v.mean()) for v in others)
-    return leaves.OuterProduct((jnp.sqrt(first), *roots))
+    return OuterProduct((jnp.sqrt(first), *roots))
 
 
 def scale_then_privatize(
@@ -132,26 +135,26 @@ def scale_then_privatize(
     validate.decay(decay=decay)
     inner = optax.with_extra_args_support(private_gradient)
     average_of = _axis_means if factored else lambda square: square
-    is_moment = lambda x: isinstance(x, leaves.OuterProduct)
+    is_moment = lambda x: isinstance(x, OuterProduct)
 
     def init_fn(params):
         inner_state = inner.init(params)
         _around.check_noise(inner_state)
         return ScaleThenPrivatizeState(
             count=jnp.zeros([], jnp.int32),
-            nu=jax.tree.map(average_of, precision.zeros_like(params)),
+            nu=jax.tree.map(average_of, wide_zeros_like(params)),
             inner_state=inner_state,
         )
 
     def update_fn(updates, state, params=None, **extra_args):
-        untouched.leaves_of(updates, params)
+        checked_leaves(updates, params)
         # In the first step nu is zero, over any number.
         weight = 1 - decay ** jnp.maximum(state.count, 1.0)
         squares = jax.tree.map(lambda v: v / weight + eps**2, state.nu)
         divisors = jax.tree.map(_root, squares, is_leaf=is_moment)
         inverses = jax.tree.map(lambda d: 1 / d, divisors)
         divided, inner_state = inner.update(
-            leaves.scaled(updates, inverses), state.inner_state, params, **extra_args
+            scale_examples(updates, inverses), state.inner_state, params, **extra_args
         )
 
         def scale_back(g, divisor):

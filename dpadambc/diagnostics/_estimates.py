@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.core import noise_level
-from dpadambc.transforms import ScaleByAdamBCState, second_moment
+from dpadambc.core.noise import NoiseStddev, stddev_per_leaf
+from dpadambc.transforms import second_moment
+from dpadambc.transforms.moments import ScaleByAdamBCState
 
 
 class CleanMoments(NamedTuple):
@@ -53,7 +54,7 @@ def _adam_states(opt_state: optax.OptState) -> list[Any]:
 
 
 def _noise_variances_of_plain_adam(
-    state: Any, noise_stddev: noise_level.NoiseStddev | None, b2: Any
+    state: Any, noise_stddev: NoiseStddev | None, b2: Any
 ) -> list[Any]:
     """The noise variance in each parameter's nu_hat, which the state does not hold."""
     levels = jax.tree_util.tree_leaves_with_path(noise_stddev)
@@ -79,7 +80,7 @@ def _noise_variances_of_plain_adam(
 def find(
     opt_state: optax.OptState,
     *,
-    noise_stddev: noise_level.NoiseStddev | None,
+    noise_stddev: NoiseStddev | None,
     variance_floor: jax.typing.ArrayLike | second_moment.RelativeFloor,
     b2: jax.typing.ArrayLike,
     **numbers: Any,
@@ -98,7 +99,7 @@ def find(
         count = jnp.maximum(state.count, 1)
         if is_corrected := isinstance(state, ScaleByAdamBCState):
             level = optax.tree.bias_correction(state.noise_variance, b2, count)
-            variances = jax.tree.leaves(noise_level.per_leaf(level, state.nu))
+            variances = jax.tree.leaves(stddev_per_leaf(level, state.nu))
         else:
             variances = _noise_variances_of_plain_adam(state, noise_stddev, b2)
         moments = jax.tree_util.tree_leaves_with_path(state.mu)

@@ -12,9 +12,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.core import clipped_sum, leaves, noise_level
+from dpadambc.core import clipped_sum
 from dpadambc.core.clip import clip_per_example
+from dpadambc.core.gradient import in_any_form, is_per_example, per_example_norms
 from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.noise import stddev_at_step
 from dpadambc.diagnostics import _estimates, readout
 
 __all__ = [
@@ -80,8 +82,8 @@ def gradient_statistics(
       >>> print(seen.clip_fraction, seen.signal_norm.round(2))
       0.5 0.75
     """
-    gradients = leaves.in_any_form(per_example_gradients)
-    norms = leaves.per_example_norms(gradients)
+    gradients = in_any_form(per_example_gradients)
+    norms = per_example_norms(gradients)
     if is_padding_example is None:
         is_padding_example = jnp.zeros(norms.shape, bool)
     clip = clip_per_example(
@@ -90,12 +92,12 @@ def gradient_statistics(
         clip_rule=mechanism.clip_rule,
     )
     like = jax.tree.map(
-        lambda leaf: jnp.zeros(leaf.shape), gradients, is_leaf=leaves.is_per_example
+        lambda leaf: jnp.zeros(leaf.shape), gradients, is_leaf=is_per_example
     )
     clean, _ = clip.update(
         gradients, clip.init(like), like, is_padding_example=is_padding_example
     )
-    stddev = noise_level.at_step(mechanism.noise_stddev, step)
+    stddev = stddev_at_step(mechanism.noise_stddev, step)
     present = jnp.where(is_padding_example, jnp.nan, norms)
     bound = jnp.asarray(mechanism.l2_clip_norm, norms.dtype)
     is_changed = mechanism.clip_rule.weight(norms, bound) != 1

@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc.core import noise_level, precision, validate
+from dpadambc.core import validate
+from dpadambc.core.arrays import at_least_float32
+from dpadambc.core.noise import NoiseStddev
 from dpadambc.diagnostics import _estimates
 from dpadambc.diagnostics._estimates import Estimates
 from dpadambc.transforms import second_moment
@@ -109,7 +111,7 @@ class Snapshot(NamedTuple):
 
 def _values(found: Estimates) -> dict[str, jax.Array]:
     """Arrays of the size of the parameter, for the compiler to fuse into their sums."""
-    wide = lambda x: x.astype(precision.at_least_float32(x.dtype))
+    wide = lambda x: x.astype(at_least_float32(x.dtype))
     mu_hat = optax.tree.bias_correction(wide(found.mu), found.b1, found.count)
     nu_hat = optax.tree.bias_correction(wide(found.nu), found.b2, found.count)
     subtracted = found.correction * found.noise_variance
@@ -267,7 +269,7 @@ def of_estimates(
 def snapshot(
     opt_state: optax.OptState,
     *,
-    noise_stddev: noise_level.NoiseStddev | None = None,
+    noise_stddev: NoiseStddev | None = None,
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.999,
     eps: jax.typing.ArrayLike = 1e-8,

@@ -12,12 +12,11 @@ import dp_accounting
 import optax
 
 from dpadambc import accounting
-from dpadambc.clipping import rules
 from dpadambc.core import validate
-from dpadambc.core.clip import NeighboringRelation
+from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.sampled import FixedSizeSampled, PoissonSampled
-from dpadambc.graphs._poisson_terms import PoissonTermsDpEvent
+from dpadambc.graphs.poisson_terms import PoissonTermsDpEvent
 from dpadambc.mechanisms import _replaced_terms
 
 _ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -46,7 +45,7 @@ class _MultiTermGaussian(Mechanism):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PoissonGaussian(_MultiTermGaussian, PoissonSampled):
+class NodePoissonGaussian(_MultiTermGaussian, PoissonSampled):
     r"""Poisson sampling of roots, where a node is in at most `max_terms` terms.
 
     At every step each root takes part independently with probability `sampling_prob`.
@@ -73,7 +72,7 @@ class PoissonGaussian(_MultiTermGaussian, PoissonSampled):
 
     Example:
       >>> import dpadambc
-      >>> mechanism = dpadambc.graphs.PoissonGaussian(
+      >>> mechanism = dpadambc.graphs.NodePoissonGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=2.0, max_terms=8, sampling_prob=0.1,
       ...     iterations=100, normalize_by=1_000)
       >>> mechanism.sensitivity
@@ -82,7 +81,7 @@ class PoissonGaussian(_MultiTermGaussian, PoissonSampled):
       2.25
 
     References:
-      The accounting is in `graphs._poisson_terms`. Node-level training by subgraphs:
+      The accounting is in `graphs.poisson_terms`. Node-level training by subgraphs:
       `Daigavane et al., Node-Level Differentially Private Graph Neural Networks
       <https://arxiv.org/abs/2111.15521>`_, 2021
     """
@@ -94,7 +93,7 @@ class PoissonGaussian(_MultiTermGaussian, PoissonSampled):
     iterations: int
     normalize_by: float
     neighboring_relation: NeighboringRelation = _ADD_OR_REMOVE_ONE
-    clip_rule: rules.ClipRule = rules.FLAT
+    clip_rule: ClipRule = FLAT
 
     _solvable = ("noise_multiplier", "iterations", "sampling_prob")
     _relations = {
@@ -123,7 +122,7 @@ class PoissonGaussian(_MultiTermGaussian, PoissonSampled):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FixedSizeGaussian(_MultiTermGaussian, FixedSizeSampled):
+class NodeFixedSizeGaussian(_MultiTermGaussian, FixedSizeSampled):
     """A fresh uniform subset of roots at every step, a node in at most `max_terms`.
 
     Sampling without replacement keeps the number of roots, so privacy is stated for
@@ -148,7 +147,7 @@ class FixedSizeGaussian(_MultiTermGaussian, FixedSizeSampled):
 
     Example:
       >>> import dpadambc
-      >>> mechanism = dpadambc.graphs.FixedSizeGaussian(
+      >>> mechanism = dpadambc.graphs.NodeFixedSizeGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=2.0, max_terms=8, batch_size=10_000,
       ...     num_examples=90_941, iterations=191, normalize_by=10_000)
       >>> round(mechanism.epsilon(target_delta=1 / 909_410, accountant="rdp"), 3)
@@ -170,7 +169,7 @@ class FixedSizeGaussian(_MultiTermGaussian, FixedSizeSampled):
     iterations: int
     normalize_by: float
     neighboring_relation: NeighboringRelation = _REPLACE_ONE
-    clip_rule: rules.ClipRule = rules.FLAT
+    clip_rule: ClipRule = FLAT
 
     _relations = {_REPLACE_ONE: ("pld", "rdp")}
     _refusal = "a batch of fixed size changes when a node is added or removed."

@@ -3,7 +3,8 @@
 import jax
 import optax
 
-from dpadambc.core import precision, validate
+from dpadambc.core import validate
+from dpadambc.core.arrays import with_wide_state
 
 
 def scale_by_adam(
@@ -24,7 +25,7 @@ def scale_by_adam(
     validate.non_negative(eps=eps)
     validate.non_negative(eps_root=eps_root)
     validate.floating(mu_dtype=mu_dtype)
-    adam = precision.with_wide_state(
+    adam = with_wide_state(
         optax.scale_by_adam(b1, b2, eps, eps_root, nesterov=nesterov)
     )
 

@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.core import noise_level, precision, validate
+from dpadambc.core import validate
+from dpadambc.core.arrays import wide_zeros_like
+from dpadambc.core.noise import NoiseStddev, stddev_at_step, stddev_of
 from dpadambc.transforms import second_moment
 from dpadambc.transforms.second_moment import RelativeFloor
 
@@ -28,7 +30,7 @@ class ScaleByAdamBCState(NamedTuple):
 
 
 def scale_by_adam_bc(
-    noise_stddev: noise_level.NoiseStddev,
+    noise_stddev: NoiseStddev,
     *,
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.999,
@@ -97,7 +99,7 @@ def scale_by_adam_bc(
       Tang et al., `DP-AdamBC: Your DP-Adam Is Actually DP-SGD (Unless You Apply Bias
       Correction) <https://arxiv.org/abs/2312.14334>`_, 2024, Algorithm 1
     """
-    noise_stddev = noise_level.resolved(noise_stddev)
+    noise_stddev = stddev_of(noise_stddev)
     validate.decay(b1=b1)
     validate.decay(b2=b2)
     second_moment.check_floor(variance_floor)
@@ -105,7 +107,7 @@ def scale_by_adam_bc(
     validate.floating(mu_dtype=mu_dtype)
 
     def init_fn(params):
-        zeros = precision.zeros_like(params)
+        zeros = wide_zeros_like(params)
         return ScaleByAdamBCState(
             count=jnp.zeros([], jnp.int32),
             mu=optax.tree.cast(zeros, mu_dtype),
@@ -117,7 +119,7 @@ def scale_by_adam_bc(
         del params
         validate.real_tree(updates)
         updates = optax.tree.cast_like(updates, state.nu)
-        stddev = noise_level.at_step(noise_stddev, state.count)
+        stddev = stddev_at_step(noise_stddev, state.count)
         # Widened first: b1 would be rounded to the dtype of mu, 0.999 in bfloat16 to 1.
         mu = optax.tree.cast_like(state.mu, updates)
         mu = optax.tree.update_moment(updates, mu, b1, 1)

@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.core import noise_level, precision, validate
+from dpadambc.core import validate
+from dpadambc.core.arrays import wide_zeros_like
+from dpadambc.core.noise import NoiseStddev, stddev_at_step, stddev_of
 from dpadambc.transforms import second_moment
 from dpadambc.transforms.second_moment import RelativeFloor
 
@@ -26,7 +28,7 @@ class ScaleByRmsBCState(NamedTuple):
 
 
 def scale_by_rms_bc(
-    noise_stddev: noise_level.NoiseStddev,
+    noise_stddev: NoiseStddev,
     *,
     decay: jax.typing.ArrayLike = 0.9,
     variance_floor: jax.typing.ArrayLike | RelativeFloor = RelativeFloor(1.0),
@@ -82,7 +84,7 @@ def scale_by_rms_bc(
       `bias_correction`; the correction of
       `DP-AdamBC <https://arxiv.org/abs/2312.14334>`_, 2024
     """
-    noise_stddev = noise_level.resolved(noise_stddev)
+    noise_stddev = stddev_of(noise_stddev)
     validate.decay(decay=decay)
     second_moment.check_floor(variance_floor)
     validate.non_negative(correction=correction)
@@ -90,7 +92,7 @@ def scale_by_rms_bc(
     def init_fn(params):
         return ScaleByRmsBCState(
             count=jnp.zeros([], jnp.int32),
-            nu=precision.zeros_like(params),
+            nu=wide_zeros_like(params),
             noise_variance=second_moment.init_noise_variance(noise_stddev, params),
         )
 
@@ -98,7 +100,7 @@ def scale_by_rms_bc(
         del params
         validate.real_tree(updates)
         updates = optax.tree.cast_like(updates, state.nu)
-        stddev = noise_level.at_step(noise_stddev, state.count)
+        stddev = stddev_at_step(noise_stddev, state.count)
         nu = optax.tree.update_moment_per_elem_norm(updates, state.nu, decay, 2)
         noise_variance = optax.tree.update_moment(
             stddev, state.noise_variance, decay, 2

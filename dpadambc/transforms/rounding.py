@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.core import keys, precision, validate
+from dpadambc.core import keys, validate
+from dpadambc.core.arrays import at_least_float32
 
 _DTYPES = tuple(
     map(jnp.dtype, (jnp.bfloat16, jnp.float16, jnp.float8_e4m3fn, jnp.float8_e5m2))
@@ -123,7 +124,7 @@ def round_stochastically(*, key: jax.Array) -> optax.GradientTransformation:
         rng_key, step_key = jax.random.split(state.rng_key)
 
         def round_leaf(key, update, param):
-            full = precision.at_least_float32(jnp.result_type(param))
+            full = at_least_float32(jnp.result_type(param))
             if jnp.result_type(param) == full:
                 return update
             new = param.astype(full) + update.astype(full)

@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.core import noise_level, validate
+from dpadambc.core import validate
+from dpadambc.core.noise import NoiseStddev, stddev_per_leaf
 
 Number = jax.typing.ArrayLike
 
@@ -117,11 +118,9 @@ def floor_at(
     return jnp.asarray(variance_floor, float)
 
 
-def init_noise_variance(
-    noise_stddev: noise_level.NoiseStddev, params: optax.Params
-) -> Any:
+def init_noise_variance(noise_stddev: NoiseStddev, params: optax.Params) -> Any:
     """Zeros, one for each level of noise; raises unless the levels fit `params`."""
-    noise_level.per_leaf(noise_stddev, params)
+    stddev_per_leaf(noise_stddev, params)
     return jax.tree.map(lambda _: jnp.zeros([], float), noise_stddev)
 
 
@@ -176,4 +175,4 @@ def scale_by_corrected_root(
         root = jnp.sqrt(corrected_second_moment(v, correction * phi, floor))
         return jnp.where(root > 0, u / root, 0)
 
-    return jax.tree.map(scale, updates, nu_hat, noise_level.per_leaf(noise_hat, nu_hat))
+    return jax.tree.map(scale, updates, nu_hat, stddev_per_leaf(noise_hat, nu_hat))

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks.audit import zoo
 from dpadambc import audit, training
 from dpadambc.engine import convolution, lookup, product
 from tests import common
+from tests.audit import zoo
 
 KEYS = jax.random.split(jax.random.key(0), 4)
 DRAW = lambda i, *shape: jax.random.normal(KEYS[i], shape)

@@ -11,7 +11,7 @@ import scipy.stats
 
 import dpadambc
 from dpadambc import audit
-from dpadambc.audit import _statistics
+from dpadambc.audit import statistics as _statistics
 from tests import common
 
 PARAMS = {"w": jnp.zeros((100, 10)), "b": jnp.zeros(10)}

@@ -5,7 +5,8 @@ import pytest
 
 import dpadambc
 from dpadambc import audit
-from dpadambc.audit import _draw_tests, _statistics
+from dpadambc.audit import draw_tests as _draw_tests
+from dpadambc.audit import statistics as _statistics
 from tests import common
 
 NUM_EXAMPLES = 400

@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks.audit import zoo
 from dpadambc import audit
+from tests.audit import zoo
 
 FAST = {
     "shuffled_epochs_as_poisson",

@@ -9,7 +9,7 @@ import pytest
 
 import dpadambc
 from dpadambc import contrib
-from dpadambc.audit import _correction
+from dpadambc.audit.correction import is_corrected
 from tests import common
 
 STEPS = 30
@@ -161,8 +161,8 @@ def test_state_is_of_rows_and_columns_and_seen_by_the_audit():
     (state, *_) = tx.init(params)
     assert state.nu.row.shape == (200,) and state.nu.column.shape == (300,)
     chex.assert_type(jax.tree.leaves(state.nu), jnp.float32)
-    assert _correction.is_corrected(lambda key: tx, params)
-    assert not _correction.is_corrected(lambda key: optax.adafactor(0.1), params)
+    assert is_corrected(lambda key: tx, params)
+    assert not is_corrected(lambda key: optax.adafactor(0.1), params)
 
 
 @pytest.mark.parametrize(

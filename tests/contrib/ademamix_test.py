@@ -9,7 +9,7 @@ import pytest
 
 import dpadambc
 from dpadambc import RelativeFloor, contrib
-from dpadambc.audit import _correction
+from dpadambc.audit.correction import is_corrected
 
 GRADIENTS = np.random.default_rng(0).normal(size=(40, 300)).astype(np.float32)
 SETTINGS = {
@@ -76,5 +76,5 @@ def test_the_audit_sees_the_correction():
     params = jnp.zeros(2)
     ours = lambda key: contrib.ademamix_bc(0.1, 0.3)
     plain = lambda key: optax.contrib.ademamix(0.1)
-    assert _correction.is_corrected(ours, params)
-    assert not _correction.is_corrected(plain, params)
+    assert is_corrected(ours, params)
+    assert not is_corrected(plain, params)

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import dpadambc
 from dpadambc import contrib, training
-from dpadambc.core import leaves
+from dpadambc.core.gradient import scale_examples
 from tests import common
 
 C, B = 0.8, 4.0
@@ -366,7 +366,7 @@ def test_seal_and_mask_come_out_of_the_scaling_as_they_went_in(count):
     found, _ = tx.update(mixed, state, params)
     assert all(np.isnan(x).all() for x in found.values())
     ones = jax.tree.map(jnp.ones_like, params)
-    scaled = leaves.scaled(whole, ones)
+    scaled = scale_examples(whole, ones)
     with pytest.raises((TypeError, ValueError)):
         tx.update(jax.tree.map(lambda g: 2 * g, scaled), state, params)
     chex.assert_trees_all_equal(
