@@ -121,7 +121,7 @@ def draw(
             of_seeds = [[100 * record[field] for record in curve] for curve in found]
             curves[setting.name] = list(zip(*of_seeds, strict=True))
     if curves:
-        figure = benchmarks.pictures.learning_curves(steps, curves, ylabel=ylabel)
+        figure = pictures.learning_curves(steps, curves, ylabel=ylabel)
         figure.savefig(path, dpi=150)
 
 
