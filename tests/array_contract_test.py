@@ -228,11 +228,9 @@ ROWS = {name: stage(name) for name in contract_test.ROWS} | {
     "graphs.gather": (graphs.gather, lambda d: (d(6, 3), d.integers(-1, 6, 4, 2))),
     "graphs.Subgraphs.degrees graphs.Subgraphs.is_padding": (of_subgraphs, lambda d: (d.integers(-1, 6, 4, 2),)),
     "diagnostics.snapshot": (lambda gradient: diagnostics.snapshot(after_a_step(gradient)), lambda d: (d.params(),)),
-    "diagnostics.stack": (lambda *snapshots: diagnostics.stack(snapshots), lambda d: (d.snapshot(), d.snapshot())),
     "diagnostics.Snapshot.share_at_floor": (lambda snapshot: snapshot.share_at_floor, lambda d: (d.snapshot(),)),
     "diagnostics.Readout.signal": read("signal"),
     "diagnostics.Readout.signal_stderr": read("signal_stderr"),
-    "diagnostics.Readout.noise_to_signal": read("noise_to_signal"),
     "diagnostics.not_private.gradient_statistics diagnostics.not_private.GradientStatistics.signal_to_noise": (
         statistics, lambda d: (d.params(5), d.padding())),
     "diagnostics.not_private.init_clean_moments diagnostics.not_private.update_clean_moments": (
@@ -264,7 +262,6 @@ ROWS = {name: stage(name) for name in contract_test.ROWS} | {
     "contrib.AddBandedNoiseState.rng_key": key_of_noise(BANDED),
     "contrib.AddCorrelatedNoiseState.rng_key": key_of_noise(CORRELATED),
     "clipping.PerSampleAdaptive.weight": weight(clipping.PerSampleAdaptive()),
-    "contrib.is_preconditioned": (lambda count: contrib.is_preconditioned(count, 1, 2), lambda d: (d.integers(0, 9, 5),)),
     "contrib.low_pass_noise_stddev": (
         contrib.low_pass_noise_stddev(optax.linear_schedule(1.0, 0.5, 4), (0.5,), (1.0, -0.5)),
         lambda d: (d.integers(0, 9),)),

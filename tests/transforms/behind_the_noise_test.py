@@ -1,6 +1,6 @@
-"""What stages behind the noise get that has none, and the level of what they get.
+"""Stages behind the noise: the level of their input, and arguments without noise.
 
-They are given as they are: `docs/pitfalls.md` says what it costs.
+Such arguments are passed on: `docs/pitfalls.md` has the cost.
 """
 
 import chex
