@@ -16,7 +16,7 @@ again.
 import pathlib
 from collections.abc import Sequence
 
-from benchmarks import records
+from benchmarks import pictures, records
 from benchmarks.cifar10 import cnn5_training, data
 from benchmarks.cifar10.cnn5_training import Setting
 from benchmarks.ogbn_arxiv_gcn.table import markdown
