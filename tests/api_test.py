@@ -26,7 +26,6 @@ PUBLIC = [
 ]
 # Names that need an extra are imported when they are first used.
 OF_EXTRAS = {
-    "dpadambc.audit": {"pictures"},
     "dpadambc.diagnostics": {"pictures"},
     "dpadambc.training": {"Checkpoints", "ProgressBar", "checkpoints", "progress"},
 }
@@ -47,7 +46,6 @@ RETURNED = {
     "KroneckerPreconditioner",
     "LowPassState",
     "Mechanism",
-    "Observed",
     "ParameterCost",
     "PerExampleGradient",
     "Plan",
@@ -215,8 +213,7 @@ for name in ("matplotlib", "matplotlib.axes", "orbax", "orbax.checkpoint", "rich
 import dpadambc
 for name, extra in [("training.Checkpoints", "checkpoints"),
                     ("training.ProgressBar", "progress"),
-                    ("diagnostics.pictures", "pictures"),
-                    ("audit.pictures", "pictures")]:
+                    ("diagnostics.pictures", "pictures")]:
     package, _, attribute = name.partition(".")
     try:
         getattr(getattr(dpadambc, package), attribute)

@@ -217,6 +217,9 @@ def statistics(gradients, padding):
 
 
 # By the names of what it covers: a function, and its arguments from `Draws`.
+CANARIES = audit.GradientCanaries(
+    {"w": np.zeros((3, 2)), "b": np.zeros(2)}, num_canaries=3, l2_clip_norm=1.0
+)
 ROWS = {name: stage(name) for name in optax_contract_test.ROWS} | {
     "as_per_example materialize PerExampleGradient.materialize": (
         lambda g, padding: dpadambc.materialize(
@@ -478,16 +481,14 @@ ROWS = {name: stage(name) for name in optax_contract_test.ROWS} | {
         training.with_compute_dtype(loss_fn, jnp.bfloat16),
         lambda d: (d.params(), d(3)),
     ),
-    "audit.with_sum": (
-        lambda gradient: (tx := audit.with_sum(optax.sgd(0.1))).update(
+    "audit.GradientCanaries.with_sum": (
+        lambda gradient: (tx := CANARIES.with_sum(optax.sgd(0.1))).update(
             gradient, tx.init(gradient)
         ),
         lambda d: (d.params(),),
     ),
     "audit.GradientCanaries.loss": (
-        audit.GradientCanaries(
-            {"w": np.zeros((3, 2)), "b": np.zeros(2)}, num_canaries=3, l2_clip_norm=1.0
-        ).loss(loss_fn),
+        CANARIES.loss(loss_fn),
         lambda d: (d.params(), d.integers(-1, 3), d(3)),
     ),
 }

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 PACKAGE = "dpadambc"
 # Modules and names that their package imports when they are first used.
 LAZY = {
-    "dpadambc.audit": ("pictures",),
     "dpadambc.diagnostics": ("pictures",),
     "dpadambc.training": ("Checkpoints", "ProgressBar"),
 }
