@@ -1,4 +1,4 @@
-"""Checks of your own training: is it as private as it says?
+"""Checks of your own training: is it as private as it claims?
 
 `run` makes all checks of a `Pipeline`. You can also make each one alone: `sensitivity`,
 `noise`, `state`, `isolation`, `factored`, `sampling`, `correction`.
@@ -7,17 +7,12 @@ says pass, fail or not tested. A pass means that this check, with the power that
 states, found no breach.
 """
 
-from typing import TYPE_CHECKING
-
-from dpadambc import lazy
-from dpadambc.audit import trade_off
-from dpadambc.audit.canaries import GradientCanaries, with_sum
+from dpadambc.audit.canaries import GradientCanaries
 from dpadambc.audit.correction import correction
-from dpadambc.audit.empirical import empirical_epsilon
-from dpadambc.audit.factored import factored
 from dpadambc.audit.finding import Finding
-from dpadambc.audit.isolation import isolation
+from dpadambc.audit.lower_bounds import empirical_epsilon
 from dpadambc.audit.noise import noise
+from dpadambc.audit.per_example import factored, isolation
 from dpadambc.audit.pipeline import Pipeline
 from dpadambc.audit.report import CHECKS, Report, run
 from dpadambc.audit.sampling import sampling
@@ -39,15 +34,4 @@ __all__ = [
     "sampling",
     "sensitivity",
     "state",
-    "trade_off",
-    "with_sum",
 ]
-
-if TYPE_CHECKING:
-    from dpadambc.audit import pictures as pictures
-
-__getattr__ = lazy.attribute(__name__, {"pictures": "pictures"})
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "pictures"})
