@@ -7,47 +7,32 @@ says pass, fail or not tested. A pass means that this check, with the power that
 states, found no breach.
 """
 
-from typing import TYPE_CHECKING
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from dpadambc import lazy
-from dpadambc.audit import trade_off
-from dpadambc.audit.canaries import GradientCanaries, with_sum
-from dpadambc.audit.correction import correction
-from dpadambc.audit.empirical import empirical_epsilon
-from dpadambc.audit.factored import factored
-from dpadambc.audit.finding import Finding
-from dpadambc.audit.isolation import isolation
-from dpadambc.audit.noise import noise
-from dpadambc.audit.pipeline import Pipeline
-from dpadambc.audit.report import CHECKS, Report, run
-from dpadambc.audit.sampling import sampling
-from dpadambc.audit.sensitivity import sensitivity
-from dpadambc.audit.state import state
-
-__all__ = [
-    "CHECKS",
-    "Finding",
-    "GradientCanaries",
-    "Pipeline",
-    "Report",
-    "correction",
-    "empirical_epsilon",
-    "factored",
-    "isolation",
-    "noise",
-    "run",
-    "sampling",
-    "sensitivity",
-    "state",
-    "trade_off",
-    "with_sum",
-]
+from dpadambc.audit import trade_off as trade_off
+from dpadambc.audit.canaries import GradientCanaries as GradientCanaries
+from dpadambc.audit.canaries import with_sum as with_sum
+from dpadambc.audit.correction import correction as correction
+from dpadambc.audit.empirical import empirical_epsilon as empirical_epsilon
+from dpadambc.audit.factored import factored as factored
+from dpadambc.audit.finding import Finding as Finding
+from dpadambc.audit.isolation import isolation as isolation
+from dpadambc.audit.noise import noise as noise
+from dpadambc.audit.pipeline import Pipeline as Pipeline
+from dpadambc.audit.report import CHECKS as CHECKS
+from dpadambc.audit.report import Report as Report
+from dpadambc.audit.report import run as run
+from dpadambc.audit.sampling import sampling as sampling
+from dpadambc.audit.sensitivity import sensitivity as sensitivity
+from dpadambc.audit.state import state as state
 
 if TYPE_CHECKING:
     from dpadambc.audit import pictures as pictures
 
-__getattr__ = lazy.attribute(__name__, {"pictures": "pictures"})
 
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "pictures"})
+def __getattr__(name: str) -> Any:
+    """Pictures need an extra: the module is imported when it is first used."""
+    if name == "pictures":
+        return importlib.import_module(f"{__name__}.pictures")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

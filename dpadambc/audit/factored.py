@@ -11,8 +11,8 @@ import optax
 from dpadambc.audit import arrays as _arrays
 from dpadambc.audit.finding import Finding, not_tested, within
 from dpadambc.audit.pipeline import Pipeline
-from dpadambc.clipping import clip_per_example
 from dpadambc.core.arrays import widen
+from dpadambc.core.clip import clip_per_example
 from dpadambc.core.gradient import per_example_norms
 from dpadambc.engine import jaxprs
 
