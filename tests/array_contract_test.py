@@ -205,6 +205,8 @@ ROWS = {name: stage(name) for name in contract_test.ROWS} | {
     "as_per_example PerExampleGradient.materialize": (
         lambda g, padding: common.arrays(dpadambc.as_per_example(g, is_padding_example=padding)),
         lambda d: (d.params(5), d.padding())),
+    "materialize": (lambda g: dpadambc.materialize(dpadambc.as_per_example(g)), lambda d: (d.params(5),)),
+    "per_example_norms": (lambda g: dpadambc.per_example_norms(dpadambc.as_per_example(g)), lambda d: (d.params(5),)),
     "as_clipped_sum ClippedSum.value ClippedSum.plus": (
         lambda one, other: vouched(one).plus(vouched(other)).value,
         lambda d: (d(3, 2), d(3, 2))),
