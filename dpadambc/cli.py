@@ -34,26 +34,26 @@ Epochs over shuffled data spend more: see --mechanism shuffled.
 # Each word of --mechanism: the class, and the assumption that its epsilon rests on.
 _MECHANISMS = {
     "poisson": (
-        "mechanisms.PoissonGaussian",
+        "dpadambc.PoissonGaussian",
         "Each example takes part in each step independently, with the sampling"
         " probability. Batches of shuffled data are not drawn so.",
     ),
     "truncated-poisson": (
-        "mechanisms.TruncatedPoissonGaussian",
+        "dpadambc.TruncatedPoissonGaussian",
         "Poisson sampling of a known number of examples; of a batch that is too large,"
         " a random part is kept.",
     ),
     "fixed-size": (
-        "mechanisms.FixedSizeGaussian",
+        "dpadambc.FixedSizeGaussian",
         "Each step draws a fresh uniform subset of a known number of examples.",
     ),
     "shuffled": (
-        "mechanisms.ShuffledGaussian",
+        "dpadambc.ShuffledGaussian",
         "Each epoch deals all examples into batches, a smaller one at the end included."
         " The order gets no credit: Poisson sampling spends far less.",
     ),
     "random-allocation": (
-        "mechanisms.RandomAllocationGaussian",
+        "dpadambc.RandomAllocationGaussian",
         "In each epoch each example takes part in random steps of its own. Batches of"
         " shuffled data are not drawn so.",
     ),

@@ -264,7 +264,6 @@ ROWS = {name: stage(name) for name in contract_test.ROWS} | {
     "contrib.AddBandedNoiseState.rng_key": key_of_noise(BANDED),
     "contrib.AddCorrelatedNoiseState.rng_key": key_of_noise(CORRELATED),
     "clipping.PerSampleAdaptive.weight": weight(clipping.PerSampleAdaptive()),
-    "contrib.is_preconditioned": (lambda count: contrib.is_preconditioned(count, 1, 2), lambda d: (d.integers(0, 9, 5),)),
     "contrib.low_pass_noise_stddev": (
         contrib.low_pass_noise_stddev(optax.linear_schedule(1.0, 0.5, 4), (0.5,), (1.0, -0.5)),
         lambda d: (d.integers(0, 9),)),

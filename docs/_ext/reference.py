@@ -21,11 +21,6 @@ OWN_WORDS = {
         " one is a null example in the other, whose gradient is zero."
     ),
     "dpadambc.audit.CHECKS": "The names of the checks that `run` can make, in order.",
-    "dpadambc.diagnostics.BIN_EDGES": (
-        "The edges of the bins in which a `Readout` counts coordinates: even in asinh,"
-        " a tenth of a unit wide around zero, and a tenth of the value far off."
-    ),
-    "dpadambc.diagnostics.QUANTILES": "The levels of the quantiles of a `Readout`.",
     "dpadambc.accounting.Accountant": (
         'What accounts for a run: ``"pld"``, privacy loss distributions, which is'
         ' tight; or ``"rdp"``, Rényi divergences, which is an upper bound, and fast.'

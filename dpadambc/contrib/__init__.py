@@ -20,11 +20,10 @@ from dpadambc.contrib.correlated_noise import (
 from dpadambc.contrib.correlated_noise import (
     add_correlated_noise as add_correlated_noise,
 )
-from dpadambc.contrib.delayed import (
+from dpadambc.contrib.dp2 import (
     DelayedPreconditionerState as DelayedPreconditionerState,
 )
-from dpadambc.contrib.delayed import delayed_preconditioner as delayed_preconditioner
-from dpadambc.contrib.delayed import is_preconditioned as is_preconditioned
+from dpadambc.contrib.dp2 import delayed_preconditioner as delayed_preconditioner
 from dpadambc.contrib.dp2 import dp2_rmsprop as dp2_rmsprop
 from dpadambc.contrib.filtering import LowPassState as LowPassState
 from dpadambc.contrib.filtering import low_pass as low_pass

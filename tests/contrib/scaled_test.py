@@ -290,13 +290,11 @@ def test_wrong_use_is_refused():
     params = of_float32(PARAMS)
     clip = dpadambc.clip_per_example(C, normalize_by=B)
     for inner in (clip, optax.identity(), optax.chain(clip, optax.trace(0.9))):
-        with pytest.raises(ValueError, match="got one without add_dp_noise"):
+        with pytest.raises(ValueError, match="private_gradient"):
             contrib.scale_then_privatize(inner, eps=EPS).init(params)
-    with pytest.raises(TypeError, match="got PoissonGaussian"):
-        contrib.scale_then_privatize(MECHANISM, eps=EPS)
-    with pytest.raises(ValueError, match="Expected eps to be positive"):
+    with pytest.raises(ValueError, match="eps"):
         transformation(eps=0.0)
-    with pytest.raises(ValueError, match=r"Expected decay in \[0, 1\)"):
+    with pytest.raises(ValueError, match="decay"):
         transformation(decay=1.0)
     tx = transformation()
     state, grads = tx.init(params), sealed(of_float32(random_gradients(0)))
@@ -305,7 +303,7 @@ def test_wrong_use_is_refused():
     with pytest.raises(TypeError, match="as dpadambc.per_example_grad returns it"):
         tx.update(of_float32(random_gradients(0)), state, params)
     unmasked = dpadambc.as_per_example(of_float32(random_gradients(0)))
-    with pytest.raises(ValueError, match="Expected is_padding_example"):
+    with pytest.raises(ValueError, match="is_padding_example"):
         tx.update(unmasked, state, params)
     with pytest.raises(ValueError, match="a part of them"):
         optax.masked(tx, {"b": False, "s": True, "w": True}).init(params)

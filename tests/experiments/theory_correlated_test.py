@@ -7,12 +7,13 @@ import pytest
 import scipy.signal
 
 from benchmarks import theory
+from dpadambc.contrib.filtering import impulse_response
 
 # Of a mechanism that takes noise back, of a filter, and of none.
 COEFFICIENTS = {
     "canceling": np.array([1.0, -0.6, -0.2]),
-    "low pass": theory.impulse_response((0.2,), (1.0, -0.8), 40),
-    "longer than the run": theory.impulse_response((0.1, 0.1), (1.0, -0.8), 90),
+    "low pass": impulse_response((0.2,), (1.0, -0.8), 40),
+    "longer than the run": impulse_response((0.1, 0.1), (1.0, -0.8), 90),
     "independent": np.array([1.0]),
 }
 STEPS, B2 = 50, 0.95
@@ -99,7 +100,7 @@ def test_correlation_of_either_sign_widens_the_spread_of_noise_alone():
 
 @pytest.mark.parametrize("decay", [0.5, 0.9])
 def test_the_ratio_behind_an_average_is_as_stated(decay):
-    response = theory.impulse_response((1 - decay,), (1.0, -decay), 200)
+    response = impulse_response((1 - decay,), (1.0, -decay), 200)
     found = theory.correlated_second_moment_spread(response, np.ones(2_000), 0.99)
     alone = theory.second_moment_spread((1 - decay) / (1 + decay), 0.99)
     ratio = np.sqrt((1 + 0.99 * decay**2) / (1 - 0.99 * decay**2))
@@ -121,7 +122,7 @@ def test_impulse_response_is_that_of_scipy(coefficients):
     one = np.zeros(30)
     one[0] = 1
     np.testing.assert_allclose(
-        theory.impulse_response(*coefficients, 30),
+        impulse_response(*coefficients, 30),
         scipy.signal.lfilter(*coefficients, one),
         atol=1e-15,
     )
@@ -133,5 +134,5 @@ def test_refuses_what_is_no_sequence_and_what_does_not_begin_with_one():
     with pytest.raises(ValueError, match="Expected coefficients to be a sequence"):
         theory.correlated_second_moment_spread([], [1.0])
     with pytest.raises(ValueError, match="Expected denominator to begin with 1"):
-        theory.impulse_response((1.0,), (2.0, -1.0), 3)
+        impulse_response((1.0,), (2.0, -1.0), 3)
     assert jax.eval_shape(theory.correlated_noise_variances, [1.0], jnp.ones(3)).shape

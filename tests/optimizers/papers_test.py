@@ -170,9 +170,11 @@ def test_privacy_noise_follows_a_scheduled_mechanism_and_so_does_the_correction(
 @pytest.mark.parametrize("bad", [dict(b1=1.5), dict(b2=-0.1), dict(eps=-1.0)])
 def test_adam_refuses_numbers_out_of_range(bad):
     for factory in (dpadambc.dp_adam, dpadambc.dp_adamw):
-        with pytest.raises(ValueError, match=f"Expected {next(iter(bad))} "):
+        with pytest.raises(ValueError, match=next(iter(bad))):
             factory(0.1, silent(), key=KEY, **bad)
-    with pytest.raises(ValueError, match=r"Expected momentum in \[0, 1\)"):
+    with pytest.raises(TypeError, match="mu_dtype"):
+        dpadambc.dp_adam(0.1, silent(), key=KEY, mu_dtype=jnp.int8)
+    with pytest.raises(ValueError, match="momentum"):
         dpadambc.dp_sgd(0.1, silent(), key=KEY, momentum=-3.0)
 
 

@@ -1,6 +1,6 @@
-"""What stages behind the noise get that has none, and the level of what they get.
+"""Stages behind the noise: the level of their input, and arguments without noise.
 
-They are given as they are: `docs/pitfalls.md` says what it costs.
+Such arguments are passed on: `docs/pitfalls.md` has the cost.
 """
 
 import chex
@@ -11,7 +11,7 @@ import optax.contrib
 import pytest
 
 import dpadambc
-from dpadambc import contrib, transforms
+from dpadambc import contrib
 from tests.attacks import MECHANISM, PARAMS, B, C, X, gradients
 
 
@@ -49,7 +49,7 @@ def ascent(learning_rate):
 @pytest.mark.parametrize(
     "noise",
     [
-        transforms.add_dp_noise(1.0, key=jax.random.key(0)),
+        dpadambc.add_dp_noise(1.0, key=jax.random.key(0)),
         contrib.add_correlated_noise(1.0, (1.0, -0.5), key=jax.random.key(1)),
         contrib.add_banded_noise(1.0, (1.0, 0.5), key=jax.random.key(2)),
     ],

