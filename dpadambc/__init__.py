@@ -32,7 +32,6 @@ __all__ = [
     "audit",
     "clip_per_example",
     "clipped_grad",
-    "clipped_value_and_grad",
     "clipping",
     "diagnostics",
     "dp_adam",
@@ -84,7 +83,6 @@ if TYPE_CHECKING:
         NeighboringRelation,
         clip_per_example,
         clipped_grad,
-        clipped_value_and_grad,
         explain,
         sensitivity,
     )
@@ -153,7 +151,6 @@ else:
             "audit": "audit",
             "clip_per_example": "clipping",
             "clipped_grad": "clipping",
-            "clipped_value_and_grad": "clipping",
             "clipping": "clipping",
             "diagnostics": "diagnostics",
             "dp_adam": "optimizers",

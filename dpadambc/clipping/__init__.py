@@ -6,7 +6,6 @@ __all__ = [
     "Automatic",
     "Choice",
     "ClipRule",
-    "ClippedGrad",
     "Explanation",
     "Flat",
     "NeighboringRelation",
@@ -16,7 +15,6 @@ __all__ = [
     "Plan",
     "clip_per_example",
     "clipped_grad",
-    "clipped_value_and_grad",
     "explain",
     "sensitivity",
 ]
@@ -26,7 +24,6 @@ __getattr__ = lazy.attribute_of(
         "Automatic": "dpadambc.clipping.rules:Automatic",
         "Choice": "dpadambc.clipping.explanation:Choice",
         "ClipRule": "dpadambc.core.clip:ClipRule",
-        "ClippedGrad": "dpadambc.core.clipped_grad:ClippedGrad",
         "Explanation": "dpadambc.clipping.explanation:Explanation",
         "Flat": "dpadambc.core.clip:Flat",
         "NeighboringRelation": "dpadambc.core.clip:NeighboringRelation",
@@ -36,7 +33,6 @@ __getattr__ = lazy.attribute_of(
         "Plan": "dpadambc.clipping.explanation:Plan",
         "clip_per_example": "dpadambc.core.clip:clip_per_example",
         "clipped_grad": "dpadambc.core.clipped_grad:clipped_grad",
-        "clipped_value_and_grad": "dpadambc.core.clipped_grad:clipped_value_and_grad",
         "explain": "dpadambc.clipping.explanation:explain",
         "sensitivity": "dpadambc.core.clip:sensitivity",
     }

@@ -110,7 +110,7 @@ class Programs:
                 args[i] = part
             gradient = clipped_sum.materialize(grad(*args, is_padding_example=padding))
             # Of no known numbers: the optimizer may have the noise of any mechanism.
-            summed = clipped_sum.closed(gradient, None, None)
+            summed = clipped_sum.close_sums(gradient, None, None)
             updates, state = optimizer.update(summed, state, params)
             return optax.apply_updates(params, updates), state
 

@@ -29,9 +29,9 @@ import jax.numpy as jnp
 import optax
 
 from dpadambc.core import validate
-from dpadambc.core.arrays import wide_zeros_like
 from dpadambc.core.noise import NoiseStddev, stddev_at_step, stddev_per_leaf
 from dpadambc.transforms import _second_moment
+from dpadambc.transforms.dtypes import wide_zeros_like
 from dpadambc.transforms.second_moment import RelativeFloor, corrected_second_moment
 
 

@@ -109,7 +109,7 @@ def add_banded_noise(
     def update_fn(updates, state, params=None, **extra_args):
         del extra_args
         draws = state.draws
-        updates = clipped_sum.opened(updates, params)
+        updates = clipped_sum.open_sums(updates, params)
         noise.check_devices(updates, draws.rng_key)
         own_key = keys.of_one_run(draws.rng_key, updates)
         rng_key, step_key = jax.random.split(own_key)

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import optax
 
 from dpadambc.contrib import _around
+from dpadambc.contrib.scaling import scale_examples
 from dpadambc.core import validate
-from dpadambc.core.arrays import wide_zeros_like
-from dpadambc.core.clip import checked_leaves
-from dpadambc.core.gradient import scale_examples
+from dpadambc.core.clip import check_gradients
+from dpadambc.transforms.dtypes import wide_zeros_like
 
 
 class DelayedPreconditionerState(NamedTuple):
@@ -53,6 +53,17 @@ def is_preconditioned(
     if preconditioned_interval is None:
         preconditioned_interval = interval
     return jnp.asarray(count) % (interval + preconditioned_interval) >= interval
+
+
+def _check_interval(**named: Any) -> None:
+    """A whole number, which `optax.inject_hyperparams` gives as an array."""
+    ((name, value),) = named.items()
+    if not isinstance(value, jax.Array):
+        validate.count(least=1, **named)
+    elif not jnp.issubdtype(value.dtype, jnp.integer):
+        raise TypeError(f"Expected {name} to be an int, got {value!r}.")
+    else:
+        validate.positive(**named)
 
 
 def delayed_preconditioner(
@@ -154,9 +165,9 @@ def delayed_preconditioner(
       Preconditioners <https://arxiv.org/abs/2212.00309>`_, 2023, Algorithm 1
     """
     _around.refuse_other_things(private_gradient)
-    validate.whole(least=1, interval=interval)
+    _check_interval(interval=interval)
     if preconditioned_interval is not None:
-        validate.whole(least=1, preconditioned_interval=preconditioned_interval)
+        _check_interval(preconditioned_interval=preconditioned_interval)
     validate.positive(l2_clip_norm=l2_clip_norm)
     validate.positive(preconditioned_clip_norm=preconditioned_clip_norm)
     validate.decay(decay=decay)
@@ -176,7 +187,7 @@ def delayed_preconditioner(
         )
 
     def update_fn(updates, state, params=None, **extra_args):
-        checked_leaves(updates, params)
+        check_gradients(updates, params)
         at = lambda count: is_preconditioned(count, interval, preconditioned_interval)
         divides, is_end = at(state.count), ~at(state.count) & at(state.count + 1)
 

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import optax
 
 from dpadambc.core import check, validate
-from dpadambc.core.arrays import with_wide_state
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.noise import NoiseStddev
 from dpadambc.core.privatize import privatize
+from dpadambc.transforms.dtypes import check_floating_dtype, with_wide_state
 
 Mask = Any | Callable[[optax.Params], Any]
 
@@ -48,7 +48,7 @@ def scale_by_adam(
     validate.decay(b2=b2)
     validate.non_negative(eps=eps)
     validate.non_negative(eps_root=eps_root)
-    validate.floating(mu_dtype=mu_dtype)
+    check_floating_dtype(mu_dtype=mu_dtype)
     adam = optax.scale_by_adam(b1, b2, eps, eps_root, nesterov=nesterov)
     return _with_first_moment_in(mu_dtype, with_wide_state(adam))
 

@@ -4,9 +4,9 @@ import jax
 import optax
 
 from dpadambc.core import validate
-from dpadambc.core.arrays import with_wide_state
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.optimizers import _chains
+from dpadambc.transforms.dtypes import with_wide_state
 
 
 def dp_sgd(

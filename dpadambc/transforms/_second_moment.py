@@ -8,6 +8,7 @@ import optax
 
 from dpadambc.core import validate
 from dpadambc.core.noise import NoiseStddev, stddev_at_step, stddev_of, stddev_per_leaf
+from dpadambc.transforms.dtypes import check_real
 from dpadambc.transforms.second_moment import RelativeFloor, corrected_second_moment
 
 
@@ -32,7 +33,7 @@ def init_noise_variance(noise_stddev: NoiseStddev, params: Any) -> Any:
 
 def arriving(updates: optax.Updates, nu: optax.Updates) -> optax.Updates:
     """The noised gradient in the dtype of its second moment."""
-    validate.real_tree(updates)
+    check_real(updates)
     return optax.tree.cast_like(updates, nu)
 
 

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import optax
 
 from dpadambc.core import validate
-from dpadambc.core.arrays import wide_zeros_like
 from dpadambc.core.noise import NoiseStddev
 from dpadambc.transforms import _second_moment
+from dpadambc.transforms.dtypes import check_floating_dtype, wide_zeros_like
 from dpadambc.transforms.second_moment import RelativeFloor
 
 
@@ -127,7 +127,7 @@ def scale_by_adam_bc(
       Correction) <https://arxiv.org/abs/2312.14334>`_, 2024, Algorithm 1
     """
     noise_stddev = _second_moment.checked(noise_stddev, variance_floor, correction)
-    validate.floating(mu_dtype=mu_dtype)
+    check_floating_dtype(mu_dtype=mu_dtype)
     validate.decay(b1=b1)
     validate.decay(b2=b2)
 

@@ -131,8 +131,10 @@ def round_stochastically(*, key: jax.Array) -> optax.GradientTransformation:
             new = stochastic_round(key, new, param.dtype)
             return new.astype(full) - param.astype(full)
 
-        per_leaf = keys.per_leaf(step_key, updates)
-        updates = jax.tree.map(rounded, per_leaf, updates, params)
+        structure = jax.tree.structure(updates)
+        if structure.num_leaves:
+            leaf_keys = structure.unflatten(keys.of_leaves(step_key, updates))
+            updates = jax.tree.map(rounded, leaf_keys, updates, params)
         return updates, RoundStochasticallyState(rng_key)
 
     return optax.GradientTransformation(init_fn, update_fn)

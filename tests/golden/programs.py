@@ -1,6 +1,5 @@
 """Small programs whose numbers are recorded: each returns a pytree of arrays."""
 
-import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any
