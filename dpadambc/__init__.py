@@ -78,14 +78,9 @@ if TYPE_CHECKING:
         training,
         transforms,
     )
-    from dpadambc.clipping import (
-        Explanation,
-        NeighboringRelation,
-        clip_per_example,
-        clipped_grad,
-        explain,
-        sensitivity,
-    )
+    from dpadambc.clipping import Explanation, explain
+    from dpadambc.core.clip import NeighboringRelation, clip_per_example, sensitivity
+    from dpadambc.core.clipped_grad import clipped_grad
     from dpadambc.gradients import (
         ClippedSum,
         PerExampleGradient,
@@ -135,7 +130,7 @@ else:
             "Explanation": "clipping",
             "FixedSizeGaussian": "mechanisms",
             "Mechanism": "mechanisms",
-            "NeighboringRelation": "clipping",
+            "NeighboringRelation": "core.clip",
             "PerExampleGradient": "gradients",
             "PoissonGaussian": "mechanisms",
             "RandomAllocationGaussian": "mechanisms",
@@ -149,8 +144,8 @@ else:
             "as_clipped_sum": "gradients",
             "as_per_example": "gradients",
             "audit": "audit",
-            "clip_per_example": "clipping",
-            "clipped_grad": "clipping",
+            "clip_per_example": "core.clip",
+            "clipped_grad": "core.clipped_grad",
             "clipping": "clipping",
             "diagnostics": "diagnostics",
             "dp_adam": "optimizers",
@@ -173,7 +168,7 @@ else:
             "round_stochastically": "transforms",
             "scale_by_adam_bc": "transforms",
             "scale_by_rms_bc": "transforms",
-            "sensitivity": "clipping",
+            "sensitivity": "core.clip",
             "steps_taken": "transforms",
             "theory": "theory",
             "accounting": "accounting",

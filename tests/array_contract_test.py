@@ -186,7 +186,7 @@ def key_of_noise(mechanism):
 
 
 def moved_bound(bound):
-    moves = common.poisson_gaussian(clip_rule=contrib.SlackClipping())
+    moves = contrib.SlackClipping(common.poisson_gaussian())
     state = dpadambc.privatize(moves, key=jax.random.key(0)).init(bound)
     found = diagnostics.clip_bound(moves, state._replace(l2_clip_norm=bound))
     return found.l2_clip_norm, found.relative_to_start
@@ -251,9 +251,6 @@ ROWS = {name: stage(name) for name in optax_contract_test.ROWS} | {
         lambda d: (d.params(), d(5, 3), d(3)),
     ),
     "clipped_grad": of_examples(dpadambc.clipped_grad, **CLIPPED),
-    "clipped_value_and_grad clipping.ClippedGrad.__call__": of_examples(
-        dpadambc.clipped_value_and_grad, method="vmap", microbatch_size=2, **CLIPPED
-    ),
     "clipping.Flat.weight clipping.ClipRule.weight": (
         clipping.Flat().weight,
         lambda d: (d.positive(), d.positive()),
@@ -262,8 +259,8 @@ ROWS = {name: stage(name) for name in optax_contract_test.ROWS} | {
         clipping.Automatic().weight,
         lambda d: (d.positive(), d.positive()),
     ),
-    "clipping.PerSampleAdaptive.weight": (
-        clipping.PerSampleAdaptive().weight,
+    "contrib.PerSampleAdaptive.weight": (
+        contrib.PerSampleAdaptive().weight,
         lambda d: (d.positive(), d.positive()),
     ),
     "clipping.PerGroup.weight": (

@@ -11,8 +11,8 @@ import optax
 from dpadambc.audit import _arrays
 from dpadambc.audit._finding import Finding, not_tested, within
 from dpadambc.audit.pipeline import Pipeline
-from dpadambc.clipping import clip_per_example
 from dpadambc.core.arrays import widen
+from dpadambc.core.clip import clip_per_example
 from dpadambc.engine import jaxprs
 from dpadambc.gradients import per_example_norms
 

@@ -19,7 +19,6 @@ from dp_accounting import NeighboringRelation, dp_event
 
 from dpadambc.core import validate
 
-
 Accountant = Literal["pld", "rdp"]
 Unit = Literal["C", "2 C"]
 
