@@ -17,8 +17,8 @@ from dpadambc.contrib import ScaleByAdafactorBCState, ScaleByAdemamixBCState
 from dpadambc.core import check
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.noise import stddev_per_leaf
-from dpadambc.transforms.moments import (ScaleByAdamBCState)
-from dpadambc.transforms.rms import (ScaleByRmsBCState)
+from dpadambc.transforms.moments import ScaleByAdamBCState
+from dpadambc.transforms.rms import ScaleByRmsBCState
 
 _CHECK = "correction"
 _STEPS = 24

@@ -7,8 +7,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.contrib import _noising, correlated_noise
+from dpadambc.contrib import _noising
 from dpadambc.core import clipped_sum, keys, noise, validate
+from dpadambc.core.arrays import widen
+from dpadambc.core.clip import refuse_parts
 from dpadambc.core.noise import AddDPNoiseState
 
 
@@ -99,8 +101,8 @@ def add_banded_noise(
     _, *later = _noising.check(strategy_coefficients, "strategy_coefficients")
 
     def init_fn(params):
-        correlated_noise._refuse_parts(params)
-        zeros = lambda x: jnp.zeros_like(x, noise._like(x).dtype)
+        refuse_parts(params)
+        zeros = lambda x: jnp.zeros_like(widen(x))
         return AddBandedNoiseState(
             noise.first_state(key, "add_banded_noise", params),
             tuple(jax.tree.map(zeros, params) for _ in later),
@@ -109,7 +111,7 @@ def add_banded_noise(
     def update_fn(updates, state, params=None, **extra_args):
         del extra_args
         draws = state.draws
-        updates = clipped_sum.opened(updates, params)
+        updates = clipped_sum.open_sums(updates, params)
         noise.check_devices(updates, draws.rng_key)
         own_key = keys.of_one_run(draws.rng_key, updates)
         rng_key, step_key = jax.random.split(own_key)

@@ -9,6 +9,7 @@ import optax
 
 from dpadambc.contrib import _noising
 from dpadambc.core import clipped_sum, keys, noise, validate
+from dpadambc.core.clip import refuse_parts
 from dpadambc.core.noise import AddDPNoiseState
 
 
@@ -100,7 +101,7 @@ def add_correlated_noise(
     d = _noising.check(coefficients)
 
     def init_fn(params):
-        _refuse_parts(params)
+        refuse_parts(params)
         first = noise.first_state(key, "add_correlated_noise", params)
         not_yet = jax.random.split(jax.random.fold_in(first.rng_key, 0), len(d) - 1)
         return AddCorrelatedNoiseState(first, not_yet)
@@ -108,7 +109,7 @@ def add_correlated_noise(
     def update_fn(updates, state, params=None, **extra_args):
         del extra_args
         draws = state.draws
-        updates = clipped_sum.opened(updates, params)
+        updates = clipped_sum.open_sums(updates, params)
         noise.check_devices(updates, draws.rng_key)
         own_key = keys.of_one_run(draws.rng_key, updates)
         rng_key, step_key = jax.random.split(own_key)
@@ -136,12 +137,3 @@ def add_correlated_noise(
         return noised, AddCorrelatedNoiseState(next_state, earlier_keys)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
-
-
-def _refuse_parts(params: optax.Params) -> None:
-    if validate.sees_a_part(params):
-        raise ValueError(
-            "Expected all parameters, got a part of them, inside optax.masked or"
-            " optax.multi_transform: parts with one key and other coefficients would"
-            " have noise of the same draws. Add the noise to all parameters first."
-        )

@@ -17,6 +17,7 @@ import optax
 
 from dpadambc.core import check, clip, clipped_sum, validate
 from dpadambc.core.arrays import with_automatic_axes
+from dpadambc.core.gradient import seals_agree
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.noise import add_dp_noise
 from dpadambc.core.privatize import Noise, PrivateGradient
@@ -93,7 +94,7 @@ class _WithSum(Noise):
 
             return with_automatic_axes(
                 clip_and_sum,
-                clip.split_as(params),
+                clip.specs_of_sums(params),
                 state.l2_clip_norm,
                 divisor * units,
                 gradients,
@@ -104,7 +105,7 @@ class _WithSum(Noise):
             both = _with(sums.gradient, unit * sums.beside)
             noised: Any
             noised, noise_state = noise.update(
-                clipped_sum.closed(both, None, None),
+                clipped_sum.close_sums(both, None, None),
                 state.noise,
                 None if params is None else _with(params, 0.0),
             )
@@ -129,7 +130,7 @@ def _sum_of_indicators(
     # place must not move the sum further than from nothing.
     tells = found.takes_part & (found.norm > 0)
     indicators = jnp.where(tells, indicators, 0)
-    return jnp.sum(jnp.where(clip.is_whole(gradients), indicators, jnp.nan))
+    return jnp.sum(jnp.where(seals_agree(gradients), indicators, jnp.nan))
 
 
 class MovingBound(Mechanism):

@@ -7,7 +7,6 @@ unit as a field. One of dp-accounting has none, and is read as it is.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator
 from typing import Literal
 
@@ -19,7 +18,6 @@ import optax
 from dp_accounting import NeighboringRelation, dp_event
 
 from dpadambc.core import validate
-from dpadambc.core.noise import schedule_at_step
 
 Accountant = Literal["pld", "rdp"]
 Unit = Literal["C", "2 C"]
@@ -155,7 +153,7 @@ def level_counts(schedule: optax.Schedule, iterations: int) -> dict[float, int]:
     """
     if iterations == 0:
         return {}
-    at_steps = jax.vmap(functools.partial(schedule_at_step, schedule))
+    at_steps = jax.vmap(schedule)
     values = np.asarray(at_steps(jnp.arange(iterations)), float)
     for value in (values.min(), values.max()):
         validate.non_negative(noise_multiplier=value)

@@ -117,7 +117,7 @@ class Step:
     def __post_init__(self):
         validate.function(loss_fn=self.loss_fn)
         check.is_mechanism(self.mechanism)
-        validate.of_private_gradient(self.optimizer)
+        validate.transformation(optimizer=self.optimizer)
         if self.microbatch_size is not None:
             validate.count(least=1, microbatch_size=self.microbatch_size)
         if self.average_decay is not None:
