@@ -1,43 +1,42 @@
-"""What runs cost: the epsilon of events, of several runs and of a search."""
+"""The epsilon of runs: of events, of several runs, of a plan and of a search."""
 
-from dpadambc.core import lazy
+from dpadambc.accounting.planning import PlannedEpsilon, PlannedRun, plan
+from dpadambc.accounting.records import spending_from_json, spending_to_json
+from dpadambc.accounting.search import TunedEpsilon, calibrate_search, tuned_epsilon
+from dpadambc.accounting.tradeoff import TradeOff, trade_off
+from dpadambc.accounting.trials import (
+    Fixed,
+    Geometric,
+    Poisson,
+    Trials,
+    TruncatedNegativeBinomial,
+)
+from dpadambc.core.accounting import PLD, RDP, Accountant, ReadableDpEvent, epsilon
+from dpadambc.core.calibrate import calibrate
+from dpadambc.core.spending import Spending, compose
 
 __all__ = [
+    "PLD",
+    "RDP",
     "Accountant",
-    "PLDAccountant",
-    "RdpAccountant",
+    "Fixed",
+    "Geometric",
+    "PlannedEpsilon",
+    "PlannedRun",
+    "Poisson",
     "ReadableDpEvent",
     "Spending",
+    "TradeOff",
+    "Trials",
+    "TruncatedNegativeBinomial",
     "TunedEpsilon",
     "calibrate",
+    "calibrate_search",
     "compose",
     "epsilon",
-    "level_counts",
-    "planning",
-    "privacy_losses",
+    "plan",
+    "spending_from_json",
+    "spending_to_json",
     "trade_off",
-    "trials",
     "tuned_epsilon",
-    "tuning",
 ]
-
-__getattr__ = lazy.attribute_of(
-    {
-        "Accountant": "dpadambc.core.events:Accountant",
-        "PLDAccountant": "dpadambc.accounting.accountants:PLDAccountant",
-        "RdpAccountant": "dpadambc.accounting.accountants:RdpAccountant",
-        "ReadableDpEvent": "dpadambc.accounting.accountants:ReadableDpEvent",
-        "Spending": "dpadambc.core.spending:Spending",
-        "TunedEpsilon": "dpadambc.accounting.tuning:TunedEpsilon",
-        "calibrate": "dpadambc.core.epsilon:calibrate",
-        "compose": "dpadambc.core.spending:compose",
-        "epsilon": "dpadambc.core.epsilon:epsilon",
-        "level_counts": "dpadambc.core.events:level_counts",
-        "planning": "dpadambc.accounting.planning",
-        "privacy_losses": "dpadambc.accounting.losses:privacy_losses",
-        "trade_off": "dpadambc.accounting.trade_off",
-        "trials": "dpadambc.accounting.trials",
-        "tuned_epsilon": "dpadambc.accounting.tuning:tuned_epsilon",
-        "tuning": "dpadambc.accounting.tuning",
-    }
-)

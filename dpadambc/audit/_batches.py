@@ -9,8 +9,9 @@ import numpy as np
 import scipy.sparse
 
 from dpadambc.contrib.banded import BandedGaussian
-from dpadambc.core.batch import Batch
-from dpadambc.core.sampled import PoissonSampled
+from dpadambc.core.mechanism import PoissonGaussian
+from dpadambc.core.sampling import Batch
+from dpadambc.mechanisms.fixed_size import FixedSizeGaussian
 from dpadambc.mechanisms.random_allocation import RandomAllocationGaussian
 from dpadambc.mechanisms.truncated import TruncatedPoissonGaussian
 
@@ -92,8 +93,20 @@ def _identical(runs: list[list[np.ndarray]], num_examples: int) -> tuple[int, in
     return len(hashes) - len(set(hashes)), len(hashes)
 
 
+def is_poisson(mechanism: Any) -> bool:
+    """Whether batches are drawn by Poisson sampling, of examples or of nodes."""
+    of_nodes = hasattr(mechanism, "max_terms") and hasattr(mechanism, "sampling_prob")
+    return of_nodes or isinstance(mechanism, PoissonGaussian)
+
+
+def is_of_fixed_size(mechanism: Any) -> bool:
+    """Whether batches are uniform subsets of one size, of examples or of nodes."""
+    of_nodes = hasattr(mechanism, "max_terms") and hasattr(mechanism, "batch_size")
+    return of_nodes or isinstance(mechanism, FixedSizeGaussian)
+
+
 def _expected_size(mechanism: Any, num_examples: int) -> float:
-    if isinstance(mechanism, PoissonSampled | TruncatedPoissonGaussian):
+    if is_poisson(mechanism) or isinstance(mechanism, TruncatedPoissonGaussian):
         return mechanism.sampling_prob * num_examples
     if isinstance(mechanism, BandedGaussian):
         return mechanism.sampling_prob / mechanism.parts * num_examples

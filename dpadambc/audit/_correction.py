@@ -15,8 +15,8 @@ from dpadambc.contrib import (
     ScaleByAdafactorBCState,
     ScaleByAdemamixBCState,
 )
-from dpadambc.core import check, noise_level
-from dpadambc.core.mechanism import Mechanism
+from dpadambc.core import noise_level
+from dpadambc.core.mechanism import Mechanism, check_mechanism
 from dpadambc.transforms import (
     ScaleByAdamBCState,
     ScaleByRmsBCState,
@@ -96,7 +96,7 @@ def correction(
       >>> audit.correction(averaged, jnp.zeros(1_000), mechanism).word
       'FAIL'
     """
-    check.is_mechanism(mechanism)
+    check_mechanism(mechanism)
     update = _noise.Update(make_optimizer, jax.tree.map(jnp.asarray, params), mechanism)
     try:
         step, zero, _ = update.trials(_steps.start(update.init))

@@ -9,8 +9,9 @@ import scipy.stats
 
 from dpadambc.audit import trade_off
 from dpadambc.audit._finding import Finding, combined, not_tested, within
-from dpadambc.core import check, validate
-from dpadambc.core.mechanism import Mechanism
+from dpadambc.core import validate
+from dpadambc.core.accounting import PLD
+from dpadambc.core.mechanism import Mechanism, check_mechanism
 
 _CHECK = "empirical epsilon"
 # Guesses for so many of the canaries: the surest first.
@@ -115,7 +116,7 @@ def empirical_epsilon(
       Steinke et al., `Privacy Auditing with One (1) Training Run
       <https://arxiv.org/abs/2305.08846>`_, 2023
     """
-    check.is_mechanism(mechanism)
+    check_mechanism(mechanism)
     validate.open_unit_interval(confidence=confidence)
     scores, is_member = np.asarray(scores, float), np.asarray(is_member, bool)
     if scores.shape != is_member.shape or scores.ndim != 1:
@@ -162,7 +163,7 @@ def _of_one_run(shown: _OneRun, claim: float, confidence: float) -> Finding:
 
 def _by_errors(scores, is_member, mechanism, target_delta, confidence) -> list[Finding]:
     errors = trade_off.observed(scores, is_member, confidence=confidence)
-    if mechanism._default_accountant != "pld":
+    if PLD not in mechanism.accountants:
         reason = "its accountant has no trade-off function."
         return [not_tested("trade-off", reason)]
     epsilon, claim = errors.epsilon(target_delta), mechanism.epsilon(target_delta)

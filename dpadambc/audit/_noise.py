@@ -26,8 +26,7 @@ from dpadambc.audit import (
     _steps,
 )
 from dpadambc.audit._finding import Finding, combined, not_tested
-from dpadambc.core import check
-from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.mechanism import Mechanism, check_independent_noise
 from dpadambc.gradients import as_per_example
 
 _CHECK = "noise"
@@ -166,7 +165,7 @@ def noise(make_optimizer: Make, params: optax.Params, mechanism: Mechanism) -> F
       >>> audit.noise(half, jnp.zeros(1_000), mechanism).word
       'FAIL'
     """
-    check.has_independent_noise(mechanism)
+    check_independent_noise(mechanism)
     if not callable(mechanism.noise_multiplier) and not mechanism.noise_multiplier:
         return not_tested(_CHECK, "the mechanism has no noise.")
     update = Update(make_optimizer, jax.tree.map(jnp.asarray, params), mechanism)

@@ -4,12 +4,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from dpadambc.audit import _draw_tests, _turn_tests
-from dpadambc.audit._batches import Drawn
+from dpadambc.audit._batches import Drawn, is_of_fixed_size, is_poisson
 from dpadambc.audit._finding import Finding, combined, not_tested
 from dpadambc.contrib.banded import BandedGaussian
-from dpadambc.core import check, validate
-from dpadambc.core.mechanism import Mechanism
-from dpadambc.core.sampled import FixedSizeSampled, PoissonSampled
+from dpadambc.core import validate
+from dpadambc.core.mechanism import Mechanism, check_mechanism
 from dpadambc.mechanisms.random_allocation import RandomAllocationGaussian
 from dpadambc.mechanisms.shuffled import ShuffledGaussian
 from dpadambc.mechanisms.truncated import TruncatedPoissonGaussian
@@ -50,14 +49,14 @@ def sampling(
       TypeError: if a batch is none.
 
     Example:
-      >>> import numpy as np
+      >>> import jax, numpy as np
       >>> import dpadambc
       >>> from dpadambc import audit
       >>> mechanism = dpadambc.PoissonGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.05,
       ...     iterations=200, normalize_by=50)
       >>> def loader(seed):
-      ...     return mechanism.batches(np.random.default_rng(seed), num_examples=1_000)
+      ...     return mechanism.batches(jax.random.key(seed), num_examples=1_000)
       >>> audit.sampling(loader, mechanism, num_examples=1_000).passed
       True
       >>> def shuffled(seed):
@@ -67,7 +66,7 @@ def sampling(
       >>> audit.sampling(shuffled, mechanism, num_examples=1_000).word
       'FAIL'
     """
-    check.is_mechanism(mechanism)
+    check_mechanism(mechanism)
     validate.count(num_examples=num_examples, least=2)
     drawn = Drawn(loader, mechanism, num_examples)
     least = 1 if getattr(mechanism, "sampling_prob", 0) == 1 else 8
@@ -112,14 +111,15 @@ def _parts(drawn: Drawn, mechanism: Mechanism) -> list[Finding] | None:
             return _turn_tests.of_allocation(drawn, mechanism)
         case BandedGaussian():
             return _turn_tests.of_cycles(drawn, mechanism)
-        case PoissonSampled() if mechanism.sampling_prob == 1:
-            return [_draw_tests.fixed_sizes(drawn, drawn.num_examples)]
-        case PoissonSampled():
-            return _draw_tests.of_poisson(drawn, mechanism.sampling_prob)
-        case FixedSizeSampled():
-            sizes = _draw_tests.fixed_sizes(drawn, mechanism.batch_size)
-            return [sizes, *_draw_tests.of_any(drawn)]
         case TruncatedPoissonGaussian():
             sizes = _draw_tests.truncated_sizes(drawn, mechanism)
             return [sizes, *_draw_tests.of_any(drawn)]
+    if is_poisson(mechanism):
+        prob = getattr(mechanism, "sampling_prob", 0.0)
+        if prob == 1:
+            return [_draw_tests.fixed_sizes(drawn, drawn.num_examples)]
+        return _draw_tests.of_poisson(drawn, prob)
+    if is_of_fixed_size(mechanism):
+        sizes = _draw_tests.fixed_sizes(drawn, getattr(mechanism, "batch_size", 0))
+        return [sizes, *_draw_tests.of_any(drawn)]
     return None

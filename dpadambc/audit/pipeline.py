@@ -12,10 +12,9 @@ import numpy as np
 import optax
 
 from dpadambc.audit import _arrays, _neighbors
-from dpadambc.core import check
 from dpadambc.core import data as _data
 from dpadambc.core.batched import Method
-from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.mechanism import Mechanism, check_independent_noise
 from dpadambc.core.step import Step
 from dpadambc.gradients import per_example_value_and_grad
 
@@ -74,7 +73,7 @@ class Pipeline:
     num_examples: int | None = None
 
     def __post_init__(self):
-        check.has_independent_noise(self.mechanism)
+        check_independent_noise(self.mechanism)
         _neighbors.num_examples(self.batch)
 
     @property
@@ -266,14 +265,5 @@ def _behind_noise(
 
 
 def _drawn(mechanism: Mechanism, seed: int, num_examples: int) -> Iterable[Any]:
-    """The batches that a mechanism draws from a key, or on the host if it cannot."""
-    key = jax.random.key(seed)
-    draw = jax.jit(
-        lambda step: mechanism.sample_step(key, step, num_examples=num_examples)
-    )
-    try:
-        jax.eval_shape(draw, 0)
-    except TypeError:
-        rng = np.random.default_rng(seed)
-        return mechanism.batches(rng, num_examples=num_examples)
-    return (draw(step) for step in range(mechanism.iterations))
+    """The batches that a mechanism draws from a key."""
+    return mechanism.batches(jax.random.key(seed), num_examples=num_examples)

@@ -7,6 +7,7 @@ from typing import Any, cast
 import numpy as np
 import scipy.stats
 
+from dpadambc import accounting
 from dpadambc.core import validate
 from dpadambc.core.mechanism import Mechanism
 
@@ -16,7 +17,7 @@ __all__ = ["Observed", "claimed", "family_epsilon", "observed", "one_run_epsilon
 def claimed(mechanism: Mechanism, false_positive_rate: np.ndarray) -> np.ndarray:
     """The least rate of misses that the mechanism allows, for each rate of alarms.
 
-    The curve of `Mechanism.trade_off`, from below: it is no higher than the claim, so
+    The curve of `accounting.trade_off`, from below: it is no higher than the claim, so
     the grid that it is computed on makes nothing fail.
 
     Args:
@@ -40,7 +41,7 @@ def claimed(mechanism: Mechanism, false_positive_rate: np.ndarray) -> np.ndarray
       Dong et al., `Gaussian Differential Privacy <https://arxiv.org/abs/1905.02383>`_,
       2019
     """
-    return mechanism.trade_off().false_negative_rate(false_positive_rate)
+    return accounting.trade_off(mechanism).false_negative_rate(false_positive_rate)
 
 
 def _p_value(epsilon: float, correct: int, guesses: int, canaries: int, delta: float):

@@ -11,11 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpadambc import diagnostics
-from dpadambc.accounting import trade_off
+from dpadambc.accounting import PLD, RDP, TradeOff, trade_off
 from dpadambc.cli import _options
 from dpadambc.core import validate
 from dpadambc.core.clip import NeighboringRelation
 
+ACCOUNTANTS = {None: None, "pld": PLD, "rdp": RDP}
 _RATES = (1e-4, 1e-3, 1e-2, 1e-1)
 _LEAST_ERROR_RATE = 1e-6
 
@@ -37,7 +38,7 @@ def mechanism(args: argparse.Namespace) -> Any:
     return cls.calibrate(
         target_epsilon=args.epsilon,
         target_delta=args.delta,
-        accountant=args.accountant,
+        accountant=ACCOUNTANTS[args.accountant],
         **numbers,
     )
 
@@ -50,7 +51,7 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
     # Before anything is computed: it says what to install.
     pictures = diagnostics.pictures if wants_picture else None
     found = mechanism(args)
-    accountant = args.accountant or found._default_accountant
+    accountant = ACCOUNTANTS[args.accountant] or found.accountants[0]
     sampling = _options.SAMPLINGS[args.mechanism]
     own = (*sampling.needs, *sampling.takes)
     return {
@@ -59,7 +60,7 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
         ),
         "delta": args.delta,
         "neighboring_relation": found.neighboring_relation.name,
-        "accountant": accountant,
+        "accountant": accountant.name,
         "sampling": args.mechanism,
         "noise_multiplier": found.noise_multiplier,
         **{name: getattr(found, name) for name in own},
@@ -76,7 +77,7 @@ def _claim(args: argparse.Namespace) -> dict[str, Any]:
     """What an epsilon means of which nothing else is known."""
     validate.non_negative(epsilon=args.epsilon)
     validate.probability(delta=args.delta)
-    claim = trade_off.TradeOff(np.array([args.epsilon]), np.array([args.delta]))
+    claim = TradeOff(np.array([args.epsilon]), np.array([args.delta]))
     return {
         "epsilon": args.epsilon,
         "delta": args.delta,
@@ -86,7 +87,7 @@ def _claim(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _true_positive_rates(found: trade_off.TradeOff) -> dict[str, float]:
+def _true_positive_rates(found: TradeOff) -> dict[str, float]:
     reached = found.true_positive_rate(_RATES)
     return {f"{rate:g}": float(x) for rate, x in zip(_RATES, reached, strict=True)}
 
@@ -116,7 +117,7 @@ def _unit(found: Any) -> str:
 
 
 def _meaning(args: argparse.Namespace, found: Any, pictures: Any) -> dict[str, Any]:
-    hidden = found.trade_off()
+    hidden = trade_off(found)
     if pictures:
         figure = pictures.trade_off({args.mechanism: hidden})
         figure.savefig(args.picture, dpi=150)

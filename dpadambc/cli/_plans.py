@@ -4,7 +4,8 @@ import argparse
 from typing import Any
 
 from dpadambc import diagnostics
-from dpadambc.accounting import planning
+from dpadambc.accounting import PlannedRun, plan
+from dpadambc.cli._epsilons import ACCOUNTANTS
 from dpadambc.core.clip import NeighboringRelation
 
 _COLUMNS = {
@@ -23,14 +24,14 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
     # Before anything is computed: it says what to install.
     pictures = diagnostics.pictures if args.picture else None
     relation = NeighboringRelation[(args.relation or "add_or_remove_one").upper()]
-    rows = planning.plan(
+    rows = plan(
         target_epsilons=args.epsilon,
         target_delta=args.delta,
         batch_sizes=args.batch_size,
         epochs=args.epochs,
         num_examples=args.num_examples,
         neighboring_relation=relation,
-        accountant=args.accountant,
+        accountant=ACCOUNTANTS[args.accountant],
     )
     if pictures:
         pictures.plan(rows).savefig(args.picture, dpi=150)
@@ -38,13 +39,13 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
         "delta": args.delta,
         "num_examples": args.num_examples,
         "neighboring_relation": relation.name,
-        "accountant": rows[0].accountant,
+        "accountant": rows[0].accountant.name,
         "sampling": "poisson",
         "rows": [_row(row, args.compare) for row in rows],
     }
 
 
-def _row(row: planning.PlannedRun, compare: bool) -> dict[str, Any]:
+def _row(row: PlannedRun, compare: bool) -> dict[str, Any]:
     numbers = {
         "epochs": row.epochs,
         "epsilon": row.target_epsilon,
@@ -61,7 +62,7 @@ def _row(row: planning.PlannedRun, compare: bool) -> dict[str, Any]:
             {
                 "sampling": spent.sampling,
                 "neighboring_relation": spent.neighboring_relation.name,
-                "accountant": spent.accountant,
+                "accountant": spent.accountant.name,
                 "epsilon": spent.epsilon,
             }
             for spent in row.comparison()

@@ -36,8 +36,8 @@ __all__ = [
 
 __getattr__ = lazy.attribute_of(
     {
-        "AddBandedNoiseState": "dpadambc.contrib.banded_noise:AddBandedNoiseState",
-        "AddCorrelatedNoiseState": "dpadambc.contrib.correlated_noise:AddCorrelatedNoiseState",
+        "AddBandedNoiseState": "dpadambc.contrib.banded:AddBandedNoiseState",
+        "AddCorrelatedNoiseState": "dpadambc.contrib.correlated:AddCorrelatedNoiseState",
         "BandedGaussian": "dpadambc.contrib.banded:BandedGaussian",
         "CorrelatedGaussian": "dpadambc.contrib.correlated:CorrelatedGaussian",
         "DelayedPreconditionerState": "dpadambc.contrib.delayed:DelayedPreconditionerState",
@@ -50,8 +50,8 @@ __getattr__ = lazy.attribute_of(
         "ScaleThenPrivatizeState": "dpadambc.contrib.scaled:ScaleThenPrivatizeState",
         "SlackClipping": "dpadambc.contrib.slack:SlackClipping",
         "adafactor_bc": "dpadambc.contrib.adafactor_chain:adafactor_bc",
-        "add_banded_noise": "dpadambc.contrib.banded_noise:add_banded_noise",
-        "add_correlated_noise": "dpadambc.contrib.correlated_noise:add_correlated_noise",
+        "add_banded_noise": "dpadambc.contrib.banded:add_banded_noise",
+        "add_correlated_noise": "dpadambc.contrib.correlated:add_correlated_noise",
         "ademamix_bc": "dpadambc.contrib.ademamix_chain:ademamix_bc",
         "delayed_preconditioner": "dpadambc.contrib.delayed:delayed_preconditioner",
         "dp2_rmsprop": "dpadambc.contrib.dp2:dp2_rmsprop",

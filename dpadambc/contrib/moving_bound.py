@@ -6,20 +6,19 @@ noised with them, by the same key and at the same level.
 """
 
 import abc
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import dp_accounting
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
-from dpadambc.core import check, clip, clipped_sum, explicit_mesh, validate
-from dpadambc.core.batch import Batch
-from dpadambc.core.mechanism import Mechanism
+from dpadambc.core import clip, clipped_sum, explicit_mesh, validate
+from dpadambc.core.accounting import Accountant
+from dpadambc.core.mechanism import Mechanism, check_independent_noise
 from dpadambc.core.noise import add_dp_noise
 from dpadambc.core.private_gradient import Noise, PrivateGradient, scaled
+from dpadambc.core.sampling import Batch
 
 # The bound stays within this factor of the one that it starts from, either way. For a
 # start near one that is far from where squares of float32 numbers vanish or overflow.
@@ -144,7 +143,7 @@ class MovingBound(Mechanism):
     _noise = _WithSum()
 
     def __post_init__(self):
-        check.has_independent_noise(self.mechanism)
+        check_independent_noise(self.mechanism)
         validate.positive(learning_rate=self.learning_rate)
         super().__post_init__()
         self.gradient_multiplier  # noqa: B018
@@ -155,11 +154,13 @@ class MovingBound(Mechanism):
     normalize_by = property(lambda self: self.mechanism.normalize_by)
     neighboring_relation = property(lambda self: self.mechanism.neighboring_relation)
     clip_rule = property(lambda self: self.mechanism.clip_rule)
+    num_examples = property(lambda self: self.mechanism.known_size)
+    batch_size = property(lambda self: self.mechanism.known_batch_size)
+    relations = property(lambda self: self.mechanism.relations)
+    draws_steps_alone = property(lambda self: self.mechanism.draws_steps_alone)
     pads_batches = property(lambda self: self.mechanism.pads_batches)
-    _largest_batch = property(lambda self: self.mechanism._largest_batch)
-    _known_size = property(lambda self: self.mechanism._known_size)
-    _relations = property(lambda self: self.mechanism._relations)
-    _draws_steps_alone = property(lambda self: self.mechanism._draws_steps_alone)
+    terms_per_unit = property(lambda self: self.mechanism.terms_per_unit)
+    accounted_as = property(lambda self: self.mechanism.accounted_as)
 
     @property
     @abc.abstractmethod
@@ -197,24 +198,10 @@ class MovingBound(Mechanism):
         low, high = self.l2_clip_norm / _FARTHEST, self.l2_clip_norm * _FARTHEST
         return jnp.clip(moved, low, high).astype(l2_clip_norm.dtype)
 
-    def _check_relation(self, accountant: Any = None) -> None:
-        self.mechanism._check_relation(accountant)
-
-    def _run_event(self, iterations: int, accountant: Any) -> dp_accounting.DpEvent:
-        return self.mechanism._run_event(iterations, accountant)
-
-    def _step_event(
-        self, noise_multiplier: float, accountant: Any
+    def _event(
+        self, steps: int, noise_multiplier: float, accountant: Accountant
     ) -> dp_accounting.DpEvent:
-        return self.mechanism._step_event(noise_multiplier, accountant)
+        return self.mechanism._event(steps, noise_multiplier, accountant)
 
-    def _batches(self, rng: np.random.Generator, num_examples: int) -> Iterator[Batch]:
-        return self.mechanism._batches(rng, num_examples)
-
-    def _sample(self, key: jax.Array, num_examples: int) -> Batch:
-        return self.mechanism._sample(key, num_examples)
-
-    def _sample_step(
-        self, run_key: jax.Array, step: int | jax.Array, num_examples: int
-    ) -> Batch:
-        return self.mechanism._sample_step(run_key, step, num_examples)
+    def _draw(self, key: jax.Array, step: int | jax.Array, num_examples: int) -> Batch:
+        return self.mechanism._draw(key, step, num_examples)

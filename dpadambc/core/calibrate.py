@@ -1,12 +1,42 @@
-"""Where a number that epsilon grows or falls with meets a target."""
+"""Where epsilon meets a target, and epochs as the fields of a mechanism.
 
+The search differs from dp-accounting's `calibrate_dp_mechanism` in its cost: it comes
+from the side where accounting is cheap, on coarse grids first, and takes a few fine
+ones at the end. No answer exceeds its target.
+"""
+
+import functools
+import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any
 
+import dp_accounting
+import numpy as np
 import scipy.optimize
+from dp_accounting import NeighboringRelation
+
+from dpadambc.core import validate
+from dpadambc.core.accounting import (
+    PLD,
+    Accountant,
+    check_accountant,
+    check_delta,
+    least_epsilon,
+)
+
+# How close a calibrated epsilon comes to its target, and where the search begins.
+_ACCURACY, _ROUGHLY = 1e-4, 2e-2
+# The parameter's grid of trial values, from the side of little epsilon.
+_GRIDS = {
+    "noise_multiplier": (2.0**14, 0.25, 2.0**-10),
+    "sampling_prob": (2.0**-24, 4.0, 1.0),
+    "iterations": (1, 4, 2**30),
+}
 
 
-def bracket(
+def _bracket(
     gap: Callable[[float], float], start: float, factor: float, end: float
 ) -> tuple[float, float]:
     """The last of start, start * factor, ... before a positive gap, and the next.
@@ -19,7 +49,7 @@ def bracket(
     return start, start * factor if start != end else end
 
 
-def root(
+def _root(
     gap: Callable[[float], float], good: float, bad: float, *, tolerance: float
 ) -> float:
     """A number near the sign change of the gap, to a relative tolerance."""
@@ -31,7 +61,7 @@ def root(
     return math.exp(solution.root)
 
 
-def polished(
+def _polished(
     gap: Callable[[float], float], near: float, good: float, bad: float, accuracy: float
 ) -> float:
     """A number where a gap is at most zero, and hardly less, by the secant method.
@@ -67,7 +97,7 @@ def polished(
     return math.exp(x)
 
 
-def whole_numbers_around(
+def _whole_numbers_around(
     gap: Callable[[int], float], near: float, good: int, bad: int
 ) -> tuple[int, int]:
     """Close to a number, one whose gap is not positive and one whose gap is."""
@@ -99,3 +129,176 @@ def last_affordable(gap: Callable[[int], float], affordable: int, too_many: int)
             too_many, high = middle, at_middle
         interpolates = 2 * (too_many - affordable) <= width or not interpolates
     return affordable
+
+
+def solved(
+    event_for: Callable[[Any, Accountant], dp_accounting.DpEvent],
+    unknown: str,
+    accountants: Sequence[Accountant],
+    *,
+    target_epsilon: float,
+    target_delta: float,
+    neighboring_relation: NeighboringRelation,
+) -> float | int:
+    """The value of the unknown with which an event meets a target: see `calibrate`.
+
+    Args:
+      event_for: a value and an accountant, in whose unit the event is.
+      unknown: "noise_multiplier", "sampling_prob" or "iterations".
+      accountants: that can read the event, the tightest first.
+      target_epsilon: to reach and not to exceed.
+      target_delta: that goes with it.
+      neighboring_relation: what two neighboring data sets differ in.
+    """
+    validate.positive(target_epsilon=target_epsilon)
+    check_delta(target_delta)
+    target_epsilon = float(target_epsilon)  # in double precision, whatever it is in
+
+    @functools.cache
+    def gap(x: float, **how: float) -> float:
+        spent = least_epsilon(
+            functools.partial(event_for, x),
+            accountants,
+            target_delta=float(target_delta),
+            neighboring_relation=neighboring_relation,
+            **how,
+        )
+        # Bounded, since the search cannot use infinity.
+        return math.log(np.clip(spent / target_epsilon, 1e-3, 1e3))
+
+    allowed = round if unknown == "iterations" else float
+    enough = (1 - _ROUGHLY) * target_epsilon
+    # To a few percent, and from above: where this is affordable, it is.
+    rough_gap = lambda x: gap(allowed(x), tolerance=_ROUGHLY, enough=enough)
+    start, factor, end = _GRIDS[unknown]
+    if gap(start) > 0:
+        raise ValueError(
+            f"Expected a target_epsilon that some {unknown} can reach at"
+            f" target_delta={target_delta:g}, got {target_epsilon:g}, which is exceeded"
+            f" even at {start:g}."
+        )
+    good, bad = _bracket(rough_gap, start, factor, end)
+    if good == bad:
+        return good
+    near = _root(rough_gap, good, bad, tolerance=_ROUGHLY / 2)
+    if unknown == "iterations":
+        good, bad = _whole_numbers_around(gap, near, round(good), round(bad))
+        return last_affordable(gap, good, bad)
+    return _polished(gap, near, good, bad, accuracy=_ACCURACY)
+
+
+def calibrate(
+    event_of: Callable[..., dp_accounting.DpEvent],
+    unknown: str,
+    *,
+    target_epsilon: float,
+    target_delta: float,
+    neighboring_relation: NeighboringRelation,
+    accountant: Accountant = PLD,
+) -> float | int:
+    """Solves for one parameter of an event.
+
+    Args:
+      event_of: the event as a function of the unknown.
+      unknown: "noise_multiplier", "sampling_prob" or "iterations".
+      target_epsilon: the epsilon to reach and not to exceed; positive.
+      target_delta: in (0, 1).
+      neighboring_relation: what two neighboring data sets differ in.
+      accountant: `accounting.PLD` or `accounting.RDP`.
+
+    Returns:
+      The least noise multiplier, the largest sampling probability or the largest
+      number of iterations, to four digits. Its epsilon never exceeds the target.
+
+    Raises:
+      TypeError: for another accountant.
+      ValueError: if the target cannot be reached.
+
+    Example:
+      >>> import dp_accounting
+      >>> from dpadambc import accounting
+      >>> z = accounting.calibrate(
+      ...     dp_accounting.GaussianDpEvent, "noise_multiplier",
+      ...     target_epsilon=1.0, target_delta=1e-5,
+      ...     neighboring_relation=dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
+      >>> round(z, 2)
+      3.73
+    """
+    check_accountant(accountant)
+    return solved(
+        lambda x, _: event_of(x),
+        unknown,
+        [accountant],
+        target_epsilon=target_epsilon,
+        target_delta=target_delta,
+        neighboring_relation=neighboring_relation,
+    )
+
+
+def _check_epochs(numbers: dict[str, Any]) -> None:
+    """Refuses an epoch or a batch that makes no sense by itself."""
+    batch_size, num_examples = numbers.get("batch_size"), numbers.get("num_examples")
+    if num_examples is not None:
+        validate.count(num_examples=num_examples, least=1)
+    if batch_size is not None:
+        validate.positive(batch_size=batch_size)
+        if num_examples is None:
+            raise TypeError(
+                "Expected num_examples with batch_size, whose ratio says how batches"
+                f" are drawn, got batch_size={batch_size!r} alone."
+            )
+        if not 1 <= batch_size <= num_examples:
+            raise ValueError(
+                f"Expected batch_size from 1 to num_examples={num_examples}, got"
+                f" {batch_size!r}. A probability is sampling_prob."
+            )
+    if "epochs" in numbers:
+        validate.positive(epochs=numbers["epochs"])
+        if batch_size is None and "batches_per_epoch" not in numbers:
+            raise TypeError(
+                "Expected batch_size and num_examples with epochs, which say how many"
+                " steps an epoch has, got neither. Or give iterations."
+            )
+
+
+def as_fields(
+    mechanism: type, numbers: dict[str, Any], *, deals_epochs: bool
+) -> dict[str, Any]:
+    """The numbers that users think of, as the fields of a mechanism.
+
+    Args:
+      mechanism: the class.
+      numbers: some fields, and `epochs`, `batch_size` and `num_examples`; None is as
+        good as left out.
+      deals_epochs: whether an epoch deals all examples into batches, and so is a whole
+        number of steps.
+    """
+    names = inspect.signature(mechanism).parameters
+    numbers = {name: value for name, value in numbers.items() if value is not None}
+    _check_epochs(numbers)
+    exactly = lambda number: Fraction(repr(float(number)))  # as written: 0.1 is a tenth
+    found = {k: v for k, v in numbers.items() if k in names or k not in _ASKED}
+    derived: dict[str, Any] = {}
+    steps = Fraction(int(numbers.get("batches_per_epoch", 0)))
+    if "batch_size" in numbers:
+        found.setdefault("normalize_by", numbers["batch_size"])
+        # Of Python, whose integers do not overflow.
+        rows = int(numbers["num_examples"]) * int(numbers.get("participations", 1))
+        steps = steps or rows / exactly(numbers["batch_size"])
+        if deals_epochs or "batches_per_epoch" in names:
+            steps = Fraction(math.ceil(steps))
+        if "batches_per_epoch" in names:
+            derived["batches_per_epoch"] = int(steps)
+        elif "sampling_prob" in names:
+            derived["sampling_prob"] = numbers["batch_size"] / numbers["num_examples"]
+    if "epochs" in numbers:
+        derived["iterations"] = math.ceil(exactly(numbers["epochs"]) * steps)
+    if twice := derived.keys() & found.keys():
+        raise TypeError(
+            f"Expected {', '.join(sorted(twice))} to be left out, which follows from"
+            " epochs, batch_size and num_examples, got both."
+        )
+    return found | derived
+
+
+_ASKED = ("epochs", "batch_size", "num_examples")

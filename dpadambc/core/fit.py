@@ -10,12 +10,14 @@ import jax
 import optax
 from jax.sharding import NamedSharding
 
-from dpadambc.core import budget, events, validate
 from dpadambc.core import data as _data
 from dpadambc.core import identity as _identity
+from dpadambc.core import validate
 from dpadambc.core.account import Account, Spent, earlier
+from dpadambc.core.accounting import check_delta
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.result import Progress, Result
+from dpadambc.core.spending import affordable_iterations
 from dpadambc.core.state import TrainState
 from dpadambc.core.step import Step
 from dpadambc.training import _checks, _keys, _memory
@@ -32,7 +34,7 @@ def _account_of(
 ) -> Account:
     """What will be spent; raises where the mechanism is not for these data."""
     num_examples = _data.num_examples(data)
-    events.check_delta(target_delta, num_examples)
+    check_delta(target_delta, num_examples)
     _checks.mechanism_of(mechanism, num_examples)
     account = Account(mechanism, target_delta, earlier(spent))
     account.spending(0)  # raises here rather than after the last step
@@ -52,7 +54,7 @@ def _planned(account: Account, target_epsilon: float | None) -> tuple[int, float
     """How many steps to take, and what is spent when they are taken."""
     iterations = account.mechanism.iterations
     if target_epsilon is not None:
-        iterations = budget.affordable_iterations(
+        iterations = affordable_iterations(
             account.mechanism,
             target_epsilon=target_epsilon,
             target_delta=account.target_delta,

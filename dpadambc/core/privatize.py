@@ -3,9 +3,9 @@
 import jax
 import optax
 
-from dpadambc.core import check, shard_map
 from dpadambc.core import leaves as _leaves
-from dpadambc.core.mechanism import Mechanism
+from dpadambc.core import shard_map
+from dpadambc.core.mechanism import Mechanism, check_mechanism
 
 
 def _refuse_unmasked(gradients: optax.Updates, mechanism: Mechanism) -> None:
@@ -29,7 +29,7 @@ def _refuse_other_sizes(gradients: optax.Updates, mechanism: Mechanism) -> None:
     In a batch of twice the size each takes part with twice the probability. A smaller
     one is the last of an epoch: that epoch was dealt out, and no step was drawn alone.
     """
-    drawn, leaves = mechanism._largest_batch, _leaves.flatten(gradients)
+    drawn, leaves = mechanism.known_batch_size, _leaves.flatten(gradients)
     if drawn is None or not leaves or leaves[0].is_masked:
         return
     may_be_smaller = mechanism.pads_batches or shard_map.all_axes()  # of one device
@@ -121,7 +121,7 @@ def privatize(
       Abadi et al., `Deep Learning with Differential Privacy
       <https://arxiv.org/abs/1607.00133>`_, 2016
     """
-    check.is_mechanism(mechanism)
+    check_mechanism(mechanism)
     private = mechanism.private_gradient(key)
 
     def update_fn(

@@ -10,15 +10,14 @@ import optax
 
 from dpadambc.core import (
     batched,
-    check,
     checksums,
     clipped_grad,
     data,
     precision,
     validate,
 )
-from dpadambc.core.batch import Batch
-from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.mechanism import Mechanism, check_mechanism
+from dpadambc.core.sampling import Batch
 from dpadambc.core.state import TrainState, init_state
 from dpadambc.training import _keys
 from dpadambc.training._shardings import Shardings
@@ -123,7 +122,7 @@ class Step:
 
     def __post_init__(self):
         validate.function(loss_fn=self.loss_fn)
-        check.is_mechanism(self.mechanism)
+        check_mechanism(self.mechanism)
         validate.of_private_gradient(self.optimizer)
         if self.microbatch_size is not None:
             validate.count(least=1, microbatch_size=self.microbatch_size)
@@ -235,7 +234,7 @@ def draw_batch(mechanism: Any, state: TrainState, num_examples: int) -> Batch:
     """
     _check_state(mechanism, state)
     key = state.sampling_key
-    if mechanism._draws_steps_alone:
+    if mechanism.draws_steps_alone:
         key = _keys.of_batches(key, checksums.of_tree(state.params))
     return mechanism.sample_step(key, state.step, num_examples=num_examples)
 

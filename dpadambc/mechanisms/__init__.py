@@ -1,6 +1,12 @@
 """Mechanisms: the public numbers of a run, its sampling and its accounting."""
 
-from dpadambc.core import lazy
+from dpadambc.core.mechanism import Mechanism, PoissonGaussian
+from dpadambc.core.privatize import privatize
+from dpadambc.core.sampling import Batch
+from dpadambc.mechanisms.fixed_size import FixedSizeGaussian
+from dpadambc.mechanisms.random_allocation import RandomAllocationGaussian
+from dpadambc.mechanisms.shuffled import ShuffledGaussian
+from dpadambc.mechanisms.truncated import TruncatedPoissonGaussian
 
 __all__ = [
     "Batch",
@@ -11,19 +17,4 @@ __all__ = [
     "ShuffledGaussian",
     "TruncatedPoissonGaussian",
     "privatize",
-    "sampling",
 ]
-
-__getattr__ = lazy.attribute_of(
-    {
-        "Batch": "dpadambc.core.batch:Batch",
-        "FixedSizeGaussian": "dpadambc.mechanisms.fixed_size:FixedSizeGaussian",
-        "Mechanism": "dpadambc.core.mechanism:Mechanism",
-        "PoissonGaussian": "dpadambc.core.poisson:PoissonGaussian",
-        "RandomAllocationGaussian": "dpadambc.mechanisms.random_allocation:RandomAllocationGaussian",
-        "ShuffledGaussian": "dpadambc.mechanisms.shuffled:ShuffledGaussian",
-        "TruncatedPoissonGaussian": "dpadambc.mechanisms.truncated:TruncatedPoissonGaussian",
-        "privatize": "dpadambc.core.privatize:privatize",
-        "sampling": "dpadambc.mechanisms.sampling",
-    }
-)

@@ -3,19 +3,29 @@
 import dataclasses
 
 import dp_accounting
+import jax
+import jax.numpy as jnp
 import optax
 
-from dpadambc.core import events
+from dpadambc.core import validate
+from dpadambc.core.accounting import PLD, RDP, Accountant
 from dpadambc.core.clip import NeighboringRelation
 from dpadambc.core.clip_rule import FLAT, ClipRule
-from dpadambc.core.sampled import FixedSizeSampled
-from dpadambc.mechanisms import _replaced_terms
+from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.sampling import Batch
+from dpadambc.mechanisms import replaced_terms
 
 _REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 
 
+def uniform_batch(key: jax.Array, num_examples: int, batch_size: int) -> Batch:
+    """A uniform subset of the examples, without padding."""
+    indices = jax.random.choice(key, num_examples, (batch_size,), replace=False)
+    return Batch(indices.astype(jnp.int32), jnp.zeros(batch_size, bool), num_examples)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FixedSizeGaussian(FixedSizeSampled):
+class FixedSizeGaussian(Mechanism):
     """The Gaussian mechanism on a fresh uniform subset of fixed size at every step.
 
     Sampling without replacement keeps the size of the data set, so privacy is stated
@@ -45,7 +55,7 @@ class FixedSizeGaussian(FixedSizeSampled):
       0.369
 
     References:
-      By "pld" the accounting is in `mechanisms._replaced_terms`. By "rdp": Wang et al.,
+      By "pld" the accounting is in `mechanisms.replaced_terms`. By "rdp": Wang et al.,
       `Subsampled Rényi Differential Privacy and Analytical Moments Accountant
       <https://arxiv.org/abs/1808.00087>`_, 2019
     """
@@ -59,21 +69,38 @@ class FixedSizeGaussian(FixedSizeSampled):
     neighboring_relation: NeighboringRelation = _REPLACE_ONE
     clip_rule: ClipRule = FLAT
 
-    _relations = {_REPLACE_ONE: ("pld", "rdp")}
-    _refusal = "a batch of fixed size changes when an example is added or removed."
+    # A batch of fixed size changes when an example is added or removed.
+    relations = {_REPLACE_ONE: (PLD, RDP)}
+    draws_steps_alone = True
 
-    def _step_event(
-        self, noise_multiplier: float, accountant: events.Accountant
+    def __post_init__(self):
+        super().__post_init__()
+        validate.count(batch_size=self.batch_size, least=1)
+        validate.count(num_examples=self.num_examples, least=self.batch_size)
+
+    @property
+    def pads_batches(self) -> bool:
+        """Whether a batch can have padding: it has none."""
+        return False
+
+    def _event(
+        self, steps: int, noise_multiplier: float, accountant: Accountant
     ) -> dp_accounting.DpEvent:
-        if accountant == "pld":
-            return _replaced_terms.without_replacement(
+        if accountant == PLD:
+            step: dp_accounting.DpEvent = replaced_terms.without_replacement(
                 noise_multiplier,
                 max_terms=1,
                 batch_size=self.batch_size,
                 num_terms=self.num_examples,
             )
-        return dp_accounting.SampledWithoutReplacementDpEvent(
-            self.num_examples,
-            self.batch_size,
-            self._gaussian(noise_multiplier, accountant),
-        )
+        else:
+            step = dp_accounting.SampledWithoutReplacementDpEvent(
+                self.num_examples,
+                self.batch_size,
+                accountant.gaussian(noise_multiplier, self.neighboring_relation),
+            )
+        return dp_accounting.SelfComposedDpEvent(step, steps)
+
+    def _draw(self, key: jax.Array, step: int | jax.Array, num_examples: int) -> Batch:
+        del step
+        return uniform_batch(key, num_examples, self.batch_size)

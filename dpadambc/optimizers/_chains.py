@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.core import check, noise_level, precision, validate
-from dpadambc.core.mechanism import Mechanism
+from dpadambc.core import noise_level, precision, validate
+from dpadambc.core.mechanism import Mechanism, check_mechanism
 from dpadambc.core.privatize import privatize
 
 Mask = Any | Callable[[optax.Params], Any]
@@ -74,5 +74,5 @@ def _with_first_moment_in(
 
 def level(mechanism: Mechanism) -> noise_level.NoiseStddev:
     """Of the noise that the mechanism adds."""
-    check.is_mechanism(mechanism)
+    check_mechanism(mechanism)
     return mechanism.noise_stddev

@@ -19,7 +19,7 @@ import numpy as np
 import optax
 
 from dpadambc.clipping import _plan
-from dpadambc.core.batch import Batch
+from dpadambc.core.sampling import Batch
 from dpadambc.core.state import TrainState
 from dpadambc.core.step import Seen, Step, draw_batch
 from dpadambc.training import _keys

@@ -16,12 +16,10 @@ import numpy as np
 
 from dpadambc import accounting
 from dpadambc.accounting import Spending
-from dpadambc.accounting.selection import Events
+from dpadambc.accounting.search import Events
 from dpadambc.core import data as _data
-from dpadambc.core import events as _events
 from dpadambc.core import validate
-from dpadambc.core.mechanism import Mechanism
-from dpadambc.core.poisson import PoissonGaussian
+from dpadambc.core.mechanism import Mechanism, PoissonGaussian
 from dpadambc.graphs import _gathers
 
 # How many examples are scored at once.
@@ -175,7 +173,7 @@ class NoisyScore:
         noise = float(self.noise_multiplier)
         return {
             accountant: dp_accounting.ComposedDpEvent(
-                [event, _events.gaussian(noise, relation, accountant)]
+                [event, accountant.gaussian(noise, relation)]
             )
             for accountant, event in events.items()
         }

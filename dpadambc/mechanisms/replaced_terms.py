@@ -41,7 +41,7 @@ import scipy.stats
 from dp_accounting.pld import pld_pmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from dpadambc.accounting.accountants import ReadableDpEvent
+from dpadambc.core.accounting import ReadableDpEvent
 from dpadambc.core.clip import NeighboringRelation
 
 # The profile is cut where it falls below this, or at a loss whose exponential is near
