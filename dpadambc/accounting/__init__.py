@@ -1,5 +1,6 @@
 """The epsilon of runs: of events, of several runs, of a plan and of a search."""
 
+from dpadambc.accounting.events import calibrate, epsilon
 from dpadambc.accounting.planning import PlannedEpsilon, PlannedRun, plan
 from dpadambc.accounting.records import spending_from_json, spending_to_json
 from dpadambc.accounting.search import TunedEpsilon, calibrate_search, tuned_epsilon
@@ -11,9 +12,9 @@ from dpadambc.accounting.trials import (
     Trials,
     TruncatedNegativeBinomial,
 )
-from dpadambc.core.accounting import PLD, RDP, Accountant, ReadableDpEvent, epsilon
-from dpadambc.core.calibrate import calibrate
+from dpadambc.core.accounting import PLD, RDP, Accountant
 from dpadambc.core.spending import Spending, compose
+from dpadambc.mechanisms.events import ReadableDpEvent
 
 __all__ = [
     "PLD",

@@ -56,15 +56,17 @@ References:
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import dp_accounting
 import numpy as np
 import scipy.optimize
-from dp_accounting import dp_event
+from dp_accounting import rdp
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from dp_accounting.rdp import rdp_privacy_accountant
 
+from dpadambc.accounting.events import epsilon
 from dpadambc.accounting.trials import (
     Fixed,
     Geometric,
@@ -77,16 +79,12 @@ from dpadambc.core.accounting import (
     PLD,
     RDP,
     Accountant,
-    check_accountant,
     check_delta,
-    epsilon,
     rounding_of,
 )
 from dpadambc.core.mechanism import Mechanism, check_mechanism
 
 MechanismT = TypeVar("MechanismT", bound=Mechanism)
-# One trial, in the unit of each accountant that can read it.
-Events = Mapping[Accountant, dp_accounting.DpEvent]
 Bound = Literal["profile", "renyi", "composition"]
 
 # Epsilon of one trial is solved for to about this, relative.
@@ -149,13 +147,14 @@ def _renyi_epsilon(
     target_delta: float,
     relation: dp_accounting.NeighboringRelation,
 ) -> float:
-    shape = getattr(trials, "shape", np.inf)  # of a Poisson, to dp-accounting
-    return epsilon(
-        dp_event.RepeatAndSelectDpEvent(event, trials.expected, float(shape)),
-        target_delta=target_delta,
-        neighboring_relation=relation,
-        accountant=RDP,
+    if RDP.is_astronomical(event):
+        return math.inf
+    accountant: Any = RDP.composed(event, rdp.RdpAccountant(None, relation))
+    shape = float(getattr(trials, "shape", np.inf))  # of a Poisson, to dp-accounting
+    accountant._rdp = rdp_privacy_accountant._compute_rdp_repeat_and_select(
+        accountant._orders, accountant._rdp, trials.expected, shape
     )
+    return float(accountant.get_epsilon(target_delta))
 
 
 class TunedEpsilon(NamedTuple):
@@ -193,8 +192,9 @@ class TunedEpsilon(NamedTuple):
         return "search" if self.epsilon < self.of_composition else "composition"
 
 
-def tuned_epsilon_of_events(
-    events: Events,
+def tuned_epsilon_of_event(
+    event: dp_accounting.DpEvent,
+    accountants: Sequence[Accountant],
     trials: Trials,
     *,
     target_delta: float,
@@ -203,22 +203,15 @@ def tuned_epsilon_of_events(
     """The least of the bounds that hold: see `tuned_epsilon`.
 
     Args:
-      events: one trial, by the accountant in whose unit it is.
+      event: one trial.
+      accountants: that can account for it.
       trials: the distribution of the number of trials.
       target_delta: the delta that goes with it, in (0, 1).
       neighboring_relation: what two neighboring data sets differ in.
     """
     check_trials(trials)
-    if not isinstance(events, Mapping) or not events:
-        raise TypeError(
-            "Expected events by accountant, such as"
-            f" {{accounting.PLD: dp_accounting.GaussianDpEvent(2.0)}}, got {events!r}."
-        )
-    for accountant in events:
-        check_accountant(accountant)
     check_delta(target_delta)
 
-    @functools.cache
     def composed(number: int) -> float:
         return min(
             epsilon(
@@ -227,18 +220,17 @@ def tuned_epsilon_of_events(
                 neighboring_relation=neighboring_relation,
                 accountant=accountant,
             )
-            for accountant, event in events.items()
+            for accountant in accountants
         )
 
     bounds: list[tuple[float, Bound]] = []
-    arguments = trials, target_delta, neighboring_relation
+    arguments = event, trials, target_delta, neighboring_relation
     if isinstance(trials, Fixed):
-        bounds = [(composed(trials.number), "composition")]
-    else:
-        if PLD in events:
-            bounds.append((_profile_epsilon(events[PLD], *arguments), "profile"))
-        if RDP in events:
-            bounds.append((_renyi_epsilon(events[RDP], *arguments), "renyi"))
+        bounds.append((composed(trials.number), "composition"))
+    elif PLD in accountants:
+        bounds.append((_profile_epsilon(*arguments), "profile"))
+    if RDP in accountants and not isinstance(trials, Fixed):
+        bounds.append((_renyi_epsilon(*arguments), "renyi"))
     least, bound = min(bounds)
     return TunedEpsilon(least, bound, composed(1), composed(math.ceil(trials.expected)))
 
@@ -282,11 +274,10 @@ def tuned_epsilon(
     """
     check_mechanism(mechanism)
     check_delta(target_delta, mechanism.known_size)
-    return tuned_epsilon_of_events(
-        {
-            reader: mechanism.dp_event(iterations, accountant=reader)
-            for reader in ((accountant,) if accountant else mechanism.accountants)
-        },
+    accountants = (accountant,) if accountant else mechanism.accountants
+    return tuned_epsilon_of_event(
+        mechanism.dp_event(iterations),
+        accountants,
         trials,
         target_delta=target_delta,
         neighboring_relation=mechanism.neighboring_relation,

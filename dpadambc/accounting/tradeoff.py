@@ -157,14 +157,14 @@ def trade_off(mechanism: Mechanism, iterations: int | None = None) -> TradeOff:
         neighboring relation.
     """
     check_mechanism(mechanism)
-    event = mechanism.dp_event(iterations, accountant=PLD)
+    event = mechanism.dp_event(iterations)
     return trade_off_of_event(event, mechanism.neighboring_relation)
 
 
 def trade_off_of_event(
     event: dp_accounting.DpEvent, relation: dp_accounting.NeighboringRelation
 ) -> TradeOff:
-    """The trade-off of an event, in the unit that `PLD` reads."""
+    """The trade-off of an event: see `trade_off`."""
     if PLD.is_astronomical(event):
         return TradeOff(np.zeros(1), np.ones(1))
     losses = PLD.on_fine_grid(event, relation, _TARGET_DELTA).losses

@@ -43,7 +43,7 @@ import optax
 from dpadambc.contrib import strategies
 from dpadambc.contrib.correlated import refuse_parts
 from dpadambc.core import clipped_sum, keys, noise, validate
-from dpadambc.core.accounting import Accountant
+from dpadambc.core.accounting import gaussian
 from dpadambc.core.clip import NeighboringRelation
 from dpadambc.core.clip_rule import FLAT, ClipRule
 from dpadambc.core.mechanism import Mechanism, PoissonGaussian
@@ -350,12 +350,10 @@ class BandedGaussian(Mechanism):
         """The move of a participation, in units of one step: the norm of a column."""
         return float(np.linalg.norm(self.strategy_coefficients))
 
-    def _event(
-        self, steps: int, noise_multiplier: float, accountant: Accountant
-    ) -> dp_accounting.DpEvent:
+    def _event(self, steps: int, noise_multiplier: float) -> dp_accounting.DpEvent:
         """Turns of each part: the rows that an example can be in."""
         hidden = noise_multiplier / self.strategy_sensitivity
-        turn = accountant.gaussian(hidden, self.neighboring_relation)
+        turn = gaussian(hidden, self.neighboring_relation)
         if self.sampling_prob < 1:
             turn = dp_accounting.PoissonSampledDpEvent(self.sampling_prob, turn)
         turns = math.ceil(steps / self.parts)

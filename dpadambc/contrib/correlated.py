@@ -12,7 +12,7 @@ import optax
 
 from dpadambc.contrib import strategies
 from dpadambc.core import clipped_sum, keys, noise, validate
-from dpadambc.core.accounting import PLD, RDP, Accountant
+from dpadambc.core.accounting import PLD, RDP, gaussian
 from dpadambc.core.clip import NeighboringRelation
 from dpadambc.core.clip_rule import FLAT, ClipRule
 from dpadambc.core.mechanism import Mechanism
@@ -303,12 +303,10 @@ class CorrelatedGaussian(Mechanism):
         c = strategies.coefficients_of_inverse(self.noising_coefficients, iterations)
         return strategies.sensitivity(c, iterations, separation=self.batches_per_epoch)
 
-    def _event(
-        self, steps: int, noise_multiplier: float, accountant: Accountant
-    ) -> dp_accounting.DpEvent:
+    def _event(self, steps: int, noise_multiplier: float) -> dp_accounting.DpEvent:
         """All steps, as one Gaussian."""
         hidden = noise_multiplier / self.strategy_sensitivity(steps)
-        return accountant.gaussian(hidden, self.neighboring_relation)
+        return gaussian(hidden, self.neighboring_relation)
 
     def _draw(self, key: jax.Array, step: int | jax.Array, num_examples: int) -> Batch:
         # One epoch, again and again.

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import optax
 
 from dpadambc.core import clip, clipped_sum, explicit_mesh, validate
-from dpadambc.core.accounting import Accountant
 from dpadambc.core.mechanism import Mechanism, check_independent_noise
 from dpadambc.core.noise import add_dp_noise
 from dpadambc.core.private_gradient import Noise, PrivateGradient, scaled
@@ -198,10 +197,8 @@ class MovingBound(Mechanism):
         low, high = self.l2_clip_norm / _FARTHEST, self.l2_clip_norm * _FARTHEST
         return jnp.clip(moved, low, high).astype(l2_clip_norm.dtype)
 
-    def _event(
-        self, steps: int, noise_multiplier: float, accountant: Accountant
-    ) -> dp_accounting.DpEvent:
-        return self.mechanism._event(steps, noise_multiplier, accountant)
+    def _event(self, steps: int, noise_multiplier: float) -> dp_accounting.DpEvent:
+        return self.mechanism._event(steps, noise_multiplier)
 
     def _draw(self, key: jax.Array, step: int | jax.Array, num_examples: int) -> Batch:
         return self.mechanism._draw(key, step, num_examples)

@@ -3,36 +3,31 @@
 A run is an event of dp-accounting. An `Accountant` reads it: `PLD`, by privacy loss
 distributions, which are tight, or `RDP`, by Rényi divergences, an upper bound.
 
-Under REPLACE_ONE the sensitivity is 2 C. dp-accounting's RDP accountant reads the noise
-multiplier of a Gaussian in that unit. Its PLD accountant reads it in units of C, as
-both do under other relations, and supplies the 2. So a Gaussian of this library has its
-unit as a field. One of dp-accounting has none, and is read as it is.
+The noise multiplier of a Gaussian event is in units of C, as dp-accounting's PLD
+accountant reads it: under REPLACE_ONE, where the sensitivity is 2 C, it supplies the 2.
+Its RDP accountant reads it in units of the sensitivity there. `RDP` translates.
 """
 
 import abc
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import dp_accounting
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from dp_accounting import NeighboringRelation, dp_event, pld, rdp
+from dp_accounting import NeighboringRelation, pld, rdp
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from dpadambc.core import noise_level, validate
 
-Unit = Literal["C", "2 C"]
-
 # A schedule with more levels than this is rounded down to so many.
 _MOST_LEVELS = 64
-# PLD says that epsilon is infinite where the privacy loss of a step, or the mean of
-# all, is beyond this: it means nothing, and its distribution would not fit into memory.
-_LARGEST_LOSS = 2e4
 # Its exponential is a number.
 _LARGEST_EXPONENT = 700.0
 # The coarsest grid of losses, and the relative error of epsilon that a grid may leave.
@@ -60,60 +55,38 @@ def check_delta(target_delta: float, num_examples: int | None = None) -> None:
         )
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class GaussianDpEvent(dp_accounting.GaussianDpEvent):
-    """One of dp-accounting with its unit, equal to one that has the same noise.
+def gaussian(
+    noise_multiplier: float, relation: NeighboringRelation
+) -> dp_accounting.GaussianDpEvent:
+    """A Gaussian on the whole data set.
 
     Args:
-      noise_multiplier: the standard deviation, in this unit.
-      unit: "C", or "2 C".
+      noise_multiplier: the standard deviation over the sensitivity.
+      relation: what two neighboring data sets differ in.
     """
-
-    noise_multiplier: float
-    unit: Unit
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, dp_accounting.GaussianDpEvent):
-            return NotImplemented
-        own = self.noise_multiplier, self.unit
-        return own == (other.noise_multiplier, getattr(other, "unit", self.unit))
-
-    __hash__ = dp_accounting.GaussianDpEvent.__hash__
-
-    def __reduce__(self):
-        return type(self), (self.noise_multiplier, self.unit)
-
-    def to_named_tuple(self) -> dp_event.DpEventNamedTuple:
-        """That of dp-accounting, for which its readers know no unit."""
-        return dp_accounting.GaussianDpEvent(self.noise_multiplier).to_named_tuple()
+    clip_norms = 1 + (relation == NeighboringRelation.REPLACE_ONE)
+    return dp_accounting.GaussianDpEvent(noise_multiplier * clip_norms)
 
 
-class ReadableDpEvent(dp_accounting.DpEvent, abc.ABC):
-    """An event that dp-accounting does not know, with the numbers to account for it.
-
-    A Gaussian step with a public noise multiplier, which affects a neighbor at a rate.
+class OwnDpEvent(dp_accounting.DpEvent, abc.ABC):
+    """Gaussian steps that dp-accounting does not know: they compose themselves.
 
     Attributes:
       noise_multiplier: the noise over the sensitivity.
-      neighboring_relation: the relation that the event is stated for. Accountants of
-        another relation refuse it. None is for all relations.
+      rate: the probability that a step affects what two neighbors differ in.
     """
 
     noise_multiplier: float
-    neighboring_relation: NeighboringRelation | None = None
-
-    @property
-    @abc.abstractmethod
-    def rate(self) -> float:
-        """The probability that a step affects what two neighbors differ in."""
+    rate: float
 
     @abc.abstractmethod
-    def privacy_losses(self, interval: float) -> PrivacyLossDistribution:
-        """The distribution of the privacy loss of one step, from above, on a grid."""
+    def compose_into(self, accountant: Any, count: int) -> None:
+        """Adds so many of them to one of dp-accounting's accountants.
 
-    @abc.abstractmethod
-    def renyi_divergences(self, orders: np.ndarray) -> np.ndarray:
-        """An upper bound on the Rényi divergence of one step at each order."""
+        Raises:
+          dp_accounting.UnsupportedEventError: for another accountant, or a neighboring
+            relation that they are not stated for.
+        """
 
 
 def steps_of(
@@ -140,7 +113,7 @@ def events_in(event: dp_accounting.DpEvent) -> Iterator[dp_accounting.DpEvent]:
 _NOISED = (
     dp_accounting.GaussianDpEvent,
     dp_accounting.TruncatedSubsampledGaussianDpEvent,
-    ReadableDpEvent,
+    OwnDpEvent,
 )
 
 
@@ -175,89 +148,55 @@ class Accountant(abc.ABC):
 
     Attributes:
       name: "pld" or "rdp".
+      largest_loss: where the privacy loss of a step, or the mean of all, is beyond it,
+        epsilon counts as infinite.
     """
 
     name: ClassVar[str]
+    largest_loss: ClassVar[float]
 
     def __repr__(self) -> str:
         return f"accounting.{self.name.upper()}"
 
     @abc.abstractmethod
-    def make(self, relation: NeighboringRelation, *options: Any) -> Any:
-        """dp-accounting's accountant, on a grid of losses or at Rényi orders."""
+    def bound(
+        self,
+        event: dp_accounting.DpEvent,
+        relation: NeighboringRelation,
+        target_delta: float,
+        tolerance: float,
+        enough: float,
+    ) -> float:
+        """Epsilon from above, to a tolerance: see `PrivacyLosses.on_fine_grid`."""
 
-    @abc.abstractmethod
-    def add(self, accountant: Any, step: ReadableDpEvent, count: int) -> None:
-        """Composes a step that dp-accounting does not know."""
+    def translated(
+        self, step: dp_accounting.DpEvent, relation: NeighboringRelation
+    ) -> dp_accounting.DpEvent:
+        """A step as dp-accounting's accountant reads it."""
+        del relation
+        return step
 
-    @abc.abstractmethod
-    def is_beyond(self, largest_loss: float, mean_loss: float) -> bool:
-        """Whether losses are so large that epsilon counts as infinite."""
-
-    @abc.abstractmethod
-    def bound(self, event: dp_accounting.DpEvent, *how: Any) -> float:
-        """Epsilon from above: see `PrivacyLosses.on_fine_grid`."""
-
-    def unit(self, relation: NeighboringRelation) -> Unit:
-        """In what it reads the noise of a Gaussian."""
-        is_twice = relation == NeighboringRelation.REPLACE_ONE
-        return "2 C" if self.name == "rdp" and is_twice else "C"
-
-    def gaussian(
-        self, noise_multiplier: float, relation: NeighboringRelation
-    ) -> GaussianDpEvent:
-        """A Gaussian on the whole data set, in the unit that this accountant reads.
+    def composed(self, event: dp_accounting.DpEvent, accountant: Any) -> Any:
+        """dp-accounting's accountant, with all steps of an event added to it.
 
         Args:
-          noise_multiplier: the standard deviation over the sensitivity.
-          relation: what two neighboring data sets differ in.
-        """
-        unit = self.unit(relation)
-        is_twice = relation == NeighboringRelation.REPLACE_ONE and unit == "C"
-        return GaussianDpEvent(noise_multiplier * (1 + is_twice), unit)
-
-    def check(self, event: dp_accounting.DpEvent, relation: NeighboringRelation):
-        """Raises for an event of another relation, or in another accountant's unit."""
-        read = self.unit(relation)
-        for found in events_in(event):
-            own = getattr(found, "neighboring_relation", None)
-            if isinstance(found, ReadableDpEvent) and own not in (None, relation):
-                raise ValueError(
-                    f"Expected neighboring_relation {own.name}, which this event is"
-                    f" stated for, got {relation.name}."
-                )
-            if isinstance(found, GaussianDpEvent) and found.unit != read:
-                raise ValueError(
-                    f"Expected an event with its noise in units of {read}, as {self!r}"
-                    f" reads it under {relation.name}, got one in units of"
-                    f" {found.unit}. Make it by mechanism.dp_event(accountant=...)."
-                )
-
-    def compose(
-        self, event: dp_accounting.DpEvent, relation: NeighboringRelation, *options: Any
-    ) -> Any:
-        """dp-accounting's accountant, with all steps of an event composed.
-
-        Args:
-          event: what was run, in the unit that this accountant reads.
-          relation: what two neighboring data sets differ in.
-          *options: the interval of the grid of losses, or the Rényi orders.
+          event: what was run, its noise in units of C.
+          accountant: a fresh one, of dp-accounting and this kind.
 
         Raises:
-          ValueError: if it cannot account for the event under this relation.
+          ValueError: if it cannot account for the event under its relation.
         """
-        self.check(event, relation)
-        accountant = self.make(relation, *options)
+        relation = accountant.neighboring_relation
         try:
             for step, count in steps_of(event):
-                if isinstance(step, ReadableDpEvent):
-                    self.add(accountant, step, count)
+                if isinstance(step, OwnDpEvent):
+                    step.compose_into(accountant, count)
                 else:
-                    accountant.compose(step, count)
+                    accountant.compose(self.translated(step, relation), count)
         except dp_accounting.UnsupportedEventError as error:
             raise ValueError(
-                f"Expected an event that {self!r} can account for under"
-                f" {relation.name}, got {event!r}: {error}"
+                f"Expected an accountant for {event!r} under {relation.name}, got"
+                f" {self}: {error}"
             ) from error
         return accountant
 
@@ -270,7 +209,7 @@ class Accountant(abc.ABC):
         tolerance: float = _TOLERANCE,
         enough: float = 0.0,
     ) -> float:
-        """The epsilon that an event spends: see the function `epsilon`."""
+        """The epsilon that an event spends: see `accounting.epsilon`."""
         if self.is_astronomical(event):
             return math.inf
         # In double precision, whatever delta is in.
@@ -286,8 +225,8 @@ class Accountant(abc.ABC):
     def is_astronomical(self, event: dp_accounting.DpEvent) -> bool:
         """Whether epsilon is infinite, or so large that it is not worth computing."""
         losses = [(*_loss_and_rate(step), count) for step, count in steps_of(event)]
-        largest = max((loss for loss, _, _ in losses), default=0.0)
-        return self.is_beyond(largest, sum(x * rate * n for x, rate, n in losses))
+        mean = sum(loss * rate * count for loss, rate, count in losses)
+        return max([mean, *(loss for loss, _, _ in losses)]) > self.largest_loss
 
 
 @functools.lru_cache(_MOST_KNOWN)
@@ -310,23 +249,8 @@ class PrivacyLosses(Accountant):
     """By privacy loss distributions: tight."""
 
     name = "pld"
-
-    def make(self, relation: NeighboringRelation, *options: Any) -> Any:
-        """With the interval of the grid."""
-        return pld.PLDAccountant(relation, *options)
-
-    def add(self, accountant: Any, step: ReadableDpEvent, count: int) -> None:
-        """By the privacy losses of the step."""
-        if step.rate == 0:
-            return
-        losses = step.privacy_losses(accountant._value_discretization_interval)
-        # Where the grid holds hardly any mass, bounds on its tails overflow.
-        with np.errstate(over="ignore", divide="ignore"):
-            accountant._pld = accountant._pld.compose(losses.self_compose(count))
-
-    def is_beyond(self, largest_loss: float, mean_loss: float) -> bool:
-        """Whether the grid would not fit into memory."""
-        return max(largest_loss, mean_loss) > _LARGEST_LOSS
+    # Beyond that the distribution would not fit into memory.
+    largest_loss = 2e4
 
     def bound(self, event: dp_accounting.DpEvent, *how: Any) -> float:
         """On a grid that is fine enough."""
@@ -357,7 +281,7 @@ class PrivacyLosses(Accountant):
         left = target_delta - rounding_of(event)
 
         def on(interval):
-            losses = self.compose(event, relation, interval)._pld
+            losses = self.composed(event, pld.PLDAccountant(relation, interval))._pld
             epsilon = losses.get_epsilon_for_delta(left) if left > 0 else math.inf
             return Bound(losses, float(epsilon), interval)
 
@@ -384,24 +308,23 @@ class RenyiDivergences(Accountant):
     """By Rényi divergences: an upper bound, and faster."""
 
     name = "rdp"
+    largest_loss = sys.float_info.max  # it knows no grid
 
-    def make(self, relation: NeighboringRelation, *options: Any) -> Any:
-        """At the Rényi orders."""
-        return rdp.RdpAccountant(*(options or (None,)), relation)
+    def translated(
+        self, step: dp_accounting.DpEvent, relation: NeighboringRelation
+    ) -> dp_accounting.DpEvent:
+        """Relative to the sensitivity, which is 2 C under REPLACE_ONE."""
+        if relation != NeighboringRelation.REPLACE_ONE:
+            return step
+        if type(step) is dp_accounting.GaussianDpEvent:
+            return dp_accounting.GaussianDpEvent(step.noise_multiplier / 2)
+        raise dp_accounting.UnsupportedEventError(f"No Rényi bound for {step!r}.")
 
-    def add(self, accountant: Any, step: ReadableDpEvent, count: int) -> None:
-        """By the Rényi divergences of the step."""
-        if step.rate > 0:
-            accountant._rdp += count * step.renyi_divergences(accountant._orders)
-
-    def is_beyond(self, largest_loss: float, mean_loss: float) -> bool:
-        """Whether there is no noise: it knows no grid."""
-        return largest_loss == math.inf
-
-    def bound(self, event: dp_accounting.DpEvent, *how: Any) -> float:
-        """Exact at each order; how well an epsilon is to be known is no matter."""
-        relation, target_delta, *_ = how
-        return float(self.compose(event, relation).get_epsilon(target_delta))
+    def bound(self, event, relation, target_delta, tolerance, enough) -> float:
+        """Exact at each order, whatever the tolerance is."""
+        del tolerance, enough
+        accountant = self.composed(event, rdp.RdpAccountant(None, relation))
+        return float(accountant.get_epsilon(target_delta))
 
 
 PLD = PrivacyLosses()
@@ -422,54 +345,8 @@ def rounding_of(event: dp_accounting.DpEvent) -> float:
     return _ROUNDING * sum(count for _, count in steps_of(event))
 
 
-def epsilon(
-    event: dp_accounting.DpEvent,
-    *,
-    target_delta: float,
-    neighboring_relation: NeighboringRelation,
-    accountant: Accountant = PLD,
-) -> float:
-    """The epsilon that an event spends.
-
-    The epsilon of an event that is frozen and has a hash, as all of this library and
-    most of dp-accounting have, is computed once for one relation and delta.
-
-    Args:
-      event: what was run, in the unit that the accountant reads (see
-        `Mechanism.dp_event`).
-      target_delta: the delta that goes with it, in (0, 1).
-      neighboring_relation: what two neighboring data sets differ in.
-      accountant: `accounting.PLD` (tight) or `accounting.RDP` (an upper bound, faster).
-
-    Returns:
-      Epsilon; infinity without noise, or where it is too large to compute: beyond some
-      700, and in any case where the noise is below 0.005 of what it has to hide. By
-      `PLD` it is infinite too where delta is below 4e-16 for each step, which is spent
-      on rounding.
-
-    Raises:
-      TypeError: for another accountant.
-      ValueError: for a delta outside (0, 1), or an event that the accountant cannot
-        account for under this relation.
-
-    Example:
-      >>> import dp_accounting
-      >>> from dpadambc import accounting
-      >>> relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
-      >>> event = dp_accounting.GaussianDpEvent(2.0)
-      >>> round(accounting.epsilon(
-      ...     event, target_delta=1e-5, neighboring_relation=relation), 3)
-      1.993
-    """
-    check_accountant(accountant)
-    check_delta(target_delta)
-    return accountant.epsilon(
-        event, target_delta=target_delta, neighboring_relation=neighboring_relation
-    )
-
-
 def least_epsilon(
-    event_for: Callable[[Accountant], dp_accounting.DpEvent],
+    event: dp_accounting.DpEvent,
     accountants: Sequence[Accountant],
     *,
     target_delta: float,
@@ -480,20 +357,16 @@ def least_epsilon(
     `PLD` spends a part of delta on rounding, and Rényi divergences have none.
 
     Args:
-      event_for: an accountant, in its unit.
-      accountants: that can read the event, the tightest first.
+      event: what was run.
+      accountants: that can account for the event, the tightest first.
       target_delta: the delta that goes with it.
       **how: the relation, and the tolerance, for `Accountant.epsilon`.
     """
-    first, *others = accountants
-    event = event_for(first)
-    spent = first.epsilon(event, target_delta=target_delta, **how)
-    if others and target_delta <= _RARE_DELTA / _ROUNDING * rounding_of(event):
-        rest = (
-            x.epsilon(event_for(x), target_delta=target_delta, **how) for x in others
-        )
-        spent = min(spent, *rest)
-    return spent
+    for accountant in accountants:
+        check_accountant(accountant)
+    is_rare = target_delta <= _RARE_DELTA / _ROUNDING * rounding_of(event)
+    used = accountants if is_rare else accountants[:1]
+    return min(x.epsilon(event, target_delta=target_delta, **how) for x in used)
 
 
 def level_counts(schedule: optax.Schedule, iterations: int) -> dict[float, int]:

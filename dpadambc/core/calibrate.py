@@ -6,9 +6,8 @@ ones at the end. No answer exceeds its target.
 """
 
 import functools
-import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -18,13 +17,7 @@ import scipy.optimize
 from dp_accounting import NeighboringRelation
 
 from dpadambc.core import validate
-from dpadambc.core.accounting import (
-    PLD,
-    Accountant,
-    check_accountant,
-    check_delta,
-    least_epsilon,
-)
+from dpadambc.core.accounting import Accountant, check_delta, least_epsilon
 
 # How close a calibrated epsilon comes to its target, and where the search begins.
 _ACCURACY, _ROUGHLY = 1e-4, 2e-2
@@ -34,6 +27,14 @@ _GRIDS = {
     "sampling_prob": (2.0**-24, 4.0, 1.0),
     "iterations": (1, 4, 2**30),
 }
+
+
+_ASKED = ("epochs", "batch_size", "num_examples")  # of as_fields
+
+
+def _exactly(number: float) -> Fraction:
+    """As it is written: 0.1 is a tenth."""
+    return Fraction(repr(float(number)))
 
 
 def _bracket(
@@ -132,7 +133,7 @@ def last_affordable(gap: Callable[[int], float], affordable: int, too_many: int)
 
 
 def solved(
-    event_for: Callable[[Any, Accountant], dp_accounting.DpEvent],
+    event_of: Callable[[Any], dp_accounting.DpEvent],
     unknown: str,
     accountants: Sequence[Accountant],
     *,
@@ -140,12 +141,12 @@ def solved(
     target_delta: float,
     neighboring_relation: NeighboringRelation,
 ) -> float | int:
-    """The value of the unknown with which an event meets a target: see `calibrate`.
+    """The value of the unknown with which an event meets a target.
 
     Args:
-      event_for: a value and an accountant, in whose unit the event is.
+      event_of: the event as a function of the unknown.
       unknown: "noise_multiplier", "sampling_prob" or "iterations".
-      accountants: that can read the event, the tightest first.
+      accountants: that can account for the event, the tightest first.
       target_epsilon: to reach and not to exceed.
       target_delta: that goes with it.
       neighboring_relation: what two neighboring data sets differ in.
@@ -157,7 +158,7 @@ def solved(
     @functools.cache
     def gap(x: float, **how: float) -> float:
         spent = least_epsilon(
-            functools.partial(event_for, x),
+            event_of(x),
             accountants,
             target_delta=float(target_delta),
             neighboring_relation=neighboring_relation,
@@ -187,118 +188,54 @@ def solved(
     return _polished(gap, near, good, bad, accuracy=_ACCURACY)
 
 
-def calibrate(
-    event_of: Callable[..., dp_accounting.DpEvent],
-    unknown: str,
-    *,
-    target_epsilon: float,
-    target_delta: float,
-    neighboring_relation: NeighboringRelation,
-    accountant: Accountant = PLD,
-) -> float | int:
-    """Solves for one parameter of an event.
-
-    Args:
-      event_of: the event as a function of the unknown.
-      unknown: "noise_multiplier", "sampling_prob" or "iterations".
-      target_epsilon: the epsilon to reach and not to exceed; positive.
-      target_delta: in (0, 1).
-      neighboring_relation: what two neighboring data sets differ in.
-      accountant: `accounting.PLD` or `accounting.RDP`.
-
-    Returns:
-      The least noise multiplier, the largest sampling probability or the largest
-      number of iterations, to four digits. Its epsilon never exceeds the target.
-
-    Raises:
-      TypeError: for another accountant.
-      ValueError: if the target cannot be reached.
-
-    Example:
-      >>> import dp_accounting
-      >>> from dpadambc import accounting
-      >>> z = accounting.calibrate(
-      ...     dp_accounting.GaussianDpEvent, "noise_multiplier",
-      ...     target_epsilon=1.0, target_delta=1e-5,
-      ...     neighboring_relation=dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
-      >>> round(z, 2)
-      3.73
-    """
-    check_accountant(accountant)
-    return solved(
-        lambda x, _: event_of(x),
-        unknown,
-        [accountant],
-        target_epsilon=target_epsilon,
-        target_delta=target_delta,
-        neighboring_relation=neighboring_relation,
-    )
-
-
-def _check_epochs(numbers: dict[str, Any]) -> None:
-    """Refuses an epoch or a batch that makes no sense by itself."""
-    batch_size, num_examples = numbers.get("batch_size"), numbers.get("num_examples")
-    if num_examples is not None:
-        validate.count(num_examples=num_examples, least=1)
-    if batch_size is not None:
-        validate.positive(batch_size=batch_size)
-        if num_examples is None:
-            raise TypeError(
-                "Expected num_examples with batch_size, whose ratio says how batches"
-                f" are drawn, got batch_size={batch_size!r} alone."
-            )
-        if not 1 <= batch_size <= num_examples:
-            raise ValueError(
-                f"Expected batch_size from 1 to num_examples={num_examples}, got"
-                f" {batch_size!r}. A probability is sampling_prob."
-            )
-    if "epochs" in numbers:
-        validate.positive(epochs=numbers["epochs"])
-        if batch_size is None and "batches_per_epoch" not in numbers:
-            raise TypeError(
-                "Expected batch_size and num_examples with epochs, which say how many"
-                " steps an epoch has, got neither. Or give iterations."
-            )
-
-
 def as_fields(
-    mechanism: type, numbers: dict[str, Any], *, deals_epochs: bool
+    names: Collection[str], numbers: dict[str, Any], *, deals_epochs: bool
 ) -> dict[str, Any]:
     """The numbers that users think of, as the fields of a mechanism.
 
     Args:
-      mechanism: the class.
+      names: the fields of the mechanism.
       numbers: some fields, and `epochs`, `batch_size` and `num_examples`; None is as
         good as left out.
       deals_epochs: whether an epoch deals all examples into batches, and so is a whole
         number of steps.
     """
-    names = inspect.signature(mechanism).parameters
-    numbers = {name: value for name, value in numbers.items() if value is not None}
-    _check_epochs(numbers)
-    exactly = lambda number: Fraction(repr(float(number)))  # as written: 0.1 is a tenth
-    found = {k: v for k, v in numbers.items() if k in names or k not in _ASKED}
-    derived: dict[str, Any] = {}
-    steps = Fraction(int(numbers.get("batches_per_epoch", 0)))
-    if "batch_size" in numbers:
-        found.setdefault("normalize_by", numbers["batch_size"])
+    given = {name: value for name, value in numbers.items() if value is not None}
+    found = {k: v for k, v in given.items() if k in names or k not in _ASKED}
+    batch_size, num_examples = given.get("batch_size"), given.get("num_examples")
+    per_epoch = Fraction(int(given.get("batches_per_epoch", 0)))
+    follows: dict[str, Any] = {}
+    if num_examples is not None:
+        validate.count(num_examples=num_examples, least=1)
+    if batch_size is not None:
+        validate.positive(batch_size=batch_size)
+        if num_examples is None or not 1 <= batch_size <= num_examples:
+            kind = TypeError if num_examples is None else ValueError
+            raise kind(
+                "Expected batch_size with num_examples, and from 1 to it, got"
+                f" {batch_size=} and {num_examples=}. A probability is sampling_prob."
+            )
+        found.setdefault("normalize_by", batch_size)
         # Of Python, whose integers do not overflow.
-        rows = int(numbers["num_examples"]) * int(numbers.get("participations", 1))
-        steps = steps or rows / exactly(numbers["batch_size"])
+        rows = int(num_examples) * int(given.get("participations", 1))
+        per_epoch = per_epoch or rows / _exactly(batch_size)
         if deals_epochs or "batches_per_epoch" in names:
-            steps = Fraction(math.ceil(steps))
+            per_epoch = Fraction(math.ceil(per_epoch))
         if "batches_per_epoch" in names:
-            derived["batches_per_epoch"] = int(steps)
+            follows["batches_per_epoch"] = int(per_epoch)
         elif "sampling_prob" in names:
-            derived["sampling_prob"] = numbers["batch_size"] / numbers["num_examples"]
-    if "epochs" in numbers:
-        derived["iterations"] = math.ceil(exactly(numbers["epochs"]) * steps)
-    if twice := derived.keys() & found.keys():
+            follows["sampling_prob"] = batch_size / num_examples
+    if "epochs" in given:
+        validate.positive(epochs=given["epochs"])
+        if not per_epoch:
+            raise TypeError(
+                "Expected batch_size and num_examples with epochs, which say how many"
+                " steps an epoch has, got neither. Or give iterations."
+            )
+        follows["iterations"] = math.ceil(_exactly(given["epochs"]) * per_epoch)
+    if twice := follows.keys() & found.keys():
         raise TypeError(
-            f"Expected {', '.join(sorted(twice))} to be left out, which follows from"
-            " epochs, batch_size and num_examples, got both."
+            f"Expected {' and '.join(sorted(twice))} to be left out, which follows from"
+            " epochs or batch_size, got both."
         )
-    return found | derived
-
-
-_ASKED = ("epochs", "batch_size", "num_examples")
+    return found | follows

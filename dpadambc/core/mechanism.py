@@ -12,6 +12,7 @@ known size.
 import abc
 import dataclasses
 import functools
+import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self, cast, final
 
@@ -26,8 +27,8 @@ from dpadambc.core.accounting import (
     PLD,
     RDP,
     Accountant,
-    check_accountant,
     check_delta,
+    gaussian,
     least_epsilon,
     level_counts,
 )
@@ -107,15 +108,12 @@ class Mechanism(abc.ABC):
             )
 
     @abc.abstractmethod
-    def _event(
-        self, steps: int, noise_multiplier: float, accountant: Accountant
-    ) -> dp_accounting.DpEvent:
-        """So many steps at one level of noise, in the unit of the accountant.
+    def _event(self, steps: int, noise_multiplier: float) -> dp_accounting.DpEvent:
+        """So many steps at one level of noise.
 
         Args:
           steps: how many, at least one, from the first on.
-          noise_multiplier: of these steps.
-          accountant: which will read it. `accountant.gaussian` has its unit.
+          noise_multiplier: of these steps, over the sensitivity.
         """
 
     @abc.abstractmethod
@@ -292,54 +290,37 @@ class Mechanism(abc.ABC):
         is_on_device = isinstance(step, jax.Array)  # to read it is to wait for it
         seen = step if is_on_device else np.asarray(step)
         is_number = seen.ndim == 0 and jnp.issubdtype(seen.dtype, jnp.integer)
-        if not is_number or (not is_on_device and step < 0):
+        if not is_number or not (is_on_device or 0 <= step < self.iterations):
             raise ValueError(
-                "Expected step to be a whole number >= 0, counted over all epochs, got"
-                f" {step!r}."
-            )
-        if not is_on_device and step >= self.iterations:
-            raise ValueError(
-                f"Expected step below iterations={self.iterations}, which the epsilon"
-                f" of this {type(self).__name__} is for, got {step}. To go on, make the"
-                " mechanism with more iterations: its epsilon is larger."
+                "Expected step to be a whole number from 0 and below"
+                f" iterations={self.iterations}, which epsilon is for, got {step!r}. To"
+                " go on, make the mechanism with more iterations: its epsilon is larger."
             )
 
     @final
-    def dp_event(
-        self, iterations: int | None = None, *, accountant: Accountant | None = None
-    ) -> dp_accounting.DpEvent:
+    def dp_event(self, iterations: int | None = None) -> dp_accounting.DpEvent:
         """What was run, as a dp-accounting event.
 
-        Under REPLACE_ONE dp-accounting's accountants read a Gaussian's noise
-        multiplier in two units: its PLD accountant relative to the clip norm, doubling
-        the sensitivity itself, its RDP accountant relative to the sensitivity. Hence
-        the argument; compose the event with that accountant and no other. Those of
-        `accounting` refuse an event of the other kind.
+        The noise multiplier of a Gaussian is in units of the clip norm, as the
+        accountants of `accounting` and dp-accounting's PLD accountant read it. Under
+        REPLACE_ONE, dp-accounting's RDP accountant reads it in units of the
+        sensitivity, and would state too small an epsilon: use `accounting.RDP`.
 
         Args:
           iterations: the number of steps taken; `self.iterations` by default.
-          accountant: which will read it, `accounting.PLD` or `accounting.RDP`; the
-            tightest that can, by default.
 
         Returns:
           A `dp_accounting.DpEvent`.
-
-        Raises:
-          TypeError: for another accountant.
         """
-        accountant = accountant or self.accountants[0]
-        check_accountant(accountant)
         iterations = self.iterations if iterations is None else iterations
         validate.count(iterations=iterations)
         iterations = int(iterations)  # dp-accounting takes no other kind
         if iterations == 0:
             return dp_accounting.NoOpDpEvent()
         if not callable(self.noise_multiplier):
-            return self._event(iterations, self.noise_multiplier, accountant)
-        levels = level_counts(self.noise_multiplier, iterations)
-        return dp_accounting.ComposedDpEvent(
-            [self._event(steps, z, accountant) for z, steps in levels.items()]
-        )
+            return self._event(iterations, self.noise_multiplier)
+        levels = level_counts(self.noise_multiplier, iterations).items()
+        return dp_accounting.ComposedDpEvent([self._event(n, z) for z, n in levels])
 
     @final
     def epsilon(
@@ -372,7 +353,7 @@ class Mechanism(abc.ABC):
         """
         check_delta(target_delta, num_examples or self.known_size)
         return least_epsilon(
-            lambda reader: self.dp_event(iterations, accountant=reader),
+            self.dp_event(iterations),
             (accountant,) if accountant else self.accountants,
             target_delta=target_delta,
             neighboring_relation=self.neighboring_relation,
@@ -459,7 +440,7 @@ class Mechanism(abc.ABC):
         with_value = lambda x: cls(**{**fields, name: x})
         trial = with_value(1)
         solution = solved(
-            lambda x, reader: with_value(x).dp_event(accountant=reader),
+            lambda x: with_value(x).dp_event(),
             name,
             (accountant,) if accountant else trial.accountants,
             target_epsilon=target_epsilon,
@@ -470,7 +451,8 @@ class Mechanism(abc.ABC):
 
     @classmethod
     def _as_fields(cls, public_numbers: dict[str, Any]) -> dict[str, Any]:
-        return as_fields(cls, public_numbers, deals_epochs=cls.deals_epochs)
+        names = inspect.signature(cls).parameters
+        return as_fields(names, public_numbers, deals_epochs=cls.deals_epochs)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
@@ -572,10 +554,8 @@ class PoissonGaussian(Mechanism):
         """Whether a batch can have padding: not where all examples take part."""
         return self.sampling_prob < 1
 
-    def _event(
-        self, steps: int, noise_multiplier: float, accountant: Accountant
-    ) -> dp_accounting.DpEvent:
-        step = accountant.gaussian(noise_multiplier, self.neighboring_relation)
+    def _event(self, steps: int, noise_multiplier: float) -> dp_accounting.DpEvent:
+        step = gaussian(noise_multiplier, self.neighboring_relation)
         if self.sampling_prob < 1:
             step = dp_accounting.PoissonSampledDpEvent(self.sampling_prob, step)
         return dp_accounting.SelfComposedDpEvent(step, steps)

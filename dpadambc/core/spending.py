@@ -17,20 +17,16 @@ run that they are in.
 """
 
 import dataclasses
-import enum
 import re
 from collections.abc import Iterable
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import dp_accounting
-import jax
 import jax.numpy as jnp
-import numpy as np
 
 from dpadambc.core import validate
 from dpadambc.core.accounting import (
     Accountant,
-    check_accountant,
     check_delta,
     least_epsilon,
     level_counts,
@@ -75,15 +71,18 @@ def public_numbers(mechanism: Any) -> dict[str, Any]:
         if callable(value):
             first: Any = value(jnp.zeros([], int))
             return f"a schedule from {float(first):g}"
-        if isinstance(value, np.generic | np.ndarray | jax.Array):
-            return value.item()
-        if isinstance(value, tuple):
-            return [*map(plain, value)]
-        return value.name if isinstance(value, enum.Enum) else value
+        return getattr(value, "name", value)  # of a member of an enumeration
 
-    fields = [field.name for field in dataclasses.fields(mechanism) if field.init]
+    fields = (field.name for field in dataclasses.fields(mechanism) if field.init)
     numbers = {name: plain(getattr(mechanism, name)) for name in fields}
     return {"mechanism": class_name(type(mechanism)), **numbers}
+
+
+# Fields that do not change epsilon, or are shown apart.
+_HIDDEN = (
+    *("mechanism", "noise_multiplier", "l2_clip_norm", "normalize_by"),
+    *("iterations", "neighboring_relation", "clip_rule"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,24 +102,22 @@ class Run:
     parts: tuple[tuple[str, int], ...] = ()
 
     def __str__(self) -> str:
-        hidden = {"mechanism", "noise_multiplier", "l2_clip_norm", "normalize_by"}
-        hidden |= {"iterations", "neighboring_relation", "clip_rule"}
         least, most = min(self.levels)[0], max(self.levels)[0]
-        level = f"{least:g} to {most:g}" if least < most else str(least)
-        numbers = {"noise_multiplier": level} | public_numbers(self.mechanism)
-        listed = ", ".join(f"{k}={v}" for k, v in numbers.items() if k not in hidden)
-        name = type(self.mechanism).__name__
-        return f"{self.steps} steps of {name}(noise_multiplier={level}, {listed})"
+        level = f"{least:g} to {most:g}" if least < most else least
+        numbers = public_numbers(self.mechanism).items()
+        shown = {"noise_multiplier": level}
+        shown |= {name: x for name, x in numbers if name not in _HIDDEN}
+        listed = ", ".join(f"{name}={x}" for name, x in shown.items())
+        return f"{self.steps} steps of {type(self.mechanism).__name__}({listed})"
 
     @property
     def steps(self) -> int:
         """How many steps it has."""
         return sum(n for _, n in self.levels)
 
-    def dp_events(self, accountant: Accountant) -> list[dp_accounting.DpEvent]:
-        """Its steps of each level, in the unit of an accountant."""
-        event = self.mechanism._event
-        return [event(n, z, accountant) for z, n in self.levels if n]
+    def dp_events(self) -> list[dp_accounting.DpEvent]:
+        """Its steps of each level."""
+        return [self.mechanism._event(n, z) for z, n in self.levels if n]
 
     def is_part_of(self, other: "Run") -> bool:
         """Whether the other has all of its steps, by the same calls of `fit`."""
@@ -142,13 +139,14 @@ def run_of(
     validate.count(steps=steps)
     mechanism = mechanism.accounted_as
     z, steps = mechanism.noise_multiplier, int(steps)
-    if not callable(z):
-        return Run(mechanism, ((float(z), steps),), parts)
-    levels = (*level_counts(z, max(steps, 1)).items(),) if steps else ()
-    first: Any = z(jnp.zeros([], int))
-    levels = levels or ((float(first), 0),)
-    numbers: Any = {"noise_multiplier": levels[0][0]}
-    return Run(dataclasses.replace(cast(Any, mechanism), **numbers), levels, parts)
+    if callable(z):
+        first: Any = z(jnp.zeros([], int))
+        levels = level_counts(z, steps) or {float(first): 0}
+    else:
+        levels = {float(z): steps}
+    numbers: Any = {"noise_multiplier": [*levels][0]}
+    mechanism = dataclasses.replace(cast(Any, mechanism), **numbers)
+    return Run(mechanism, tuple(levels.items()), parts)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -179,24 +177,23 @@ class Spending:
         if not self.runs:
             raise ValueError("Expected at least one run to compose, got none.")
         mechanisms = [run.mechanism for run in self.runs]
-        relations = {m.neighboring_relation.name for m in mechanisms}
+        relations = {mechanism.neighboring_relation.name for mechanism in mechanisms}
         if len(relations) > 1:
             raise ValueError(
                 "Expected one neighboring_relation for all runs, got"
-                f" {' and '.join(sorted(relations))}: an epsilon is for neighbors of"
-                " one kind."
+                f" {' and '.join(sorted(relations))}."
             )
-        sizes = {m.known_size for m in mechanisms} - {None}
+        sizes = {mechanism.known_size for mechanism in mechanisms} - {None}
         if len(sizes) > 1:
             raise ValueError(
                 "Expected one num_examples for all runs that state it, got"
-                f" {' and '.join(map(str, sorted(sizes)))}. Under ADD_OR_REMOVE_ONE"
-                " mechanisms know no size; runs on other people's data are not composed."
+                f" {' and '.join(map(str, sizes))}. Runs on other people's data are not"
+                " composed; under ADD_OR_REMOVE_ONE no size is stated."
             )
         if not self.accountants:
             raise ValueError(
                 "Expected mechanisms that one accountant can read all of, got"
-                f" {', '.join(type(m).__name__ for m in mechanisms)}."
+                f" {', '.join(type(mechanism).__name__ for mechanism in mechanisms)}."
             )
 
     def __repr__(self) -> str:
@@ -220,34 +217,19 @@ class Spending:
         first, *others = (run.mechanism.accountants for run in self.runs)
         return tuple(x for x in first if all(x in known for known in others))
 
-    def dp_event(
-        self, *, accountant: Accountant | None = None
-    ) -> dp_accounting.ComposedDpEvent:
-        """What was run, as a dp-accounting event.
-
-        Args:
-          accountant: which will read it, and no other (see `Mechanism.dp_event`); by
-            default the tightest that can read all runs.
+    def dp_event(self) -> dp_accounting.ComposedDpEvent:
+        """What was run, as a dp-accounting event: see `Mechanism.dp_event`.
 
         Returns:
           A `dp_accounting.ComposedDpEvent` of the steps of all runs.
-
-        Raises:
-          TypeError: for another accountant.
         """
-        accountant = accountant or self.accountants[0]
-        check_accountant(accountant)
-        counts: list[list[Any]] = []  # equal events are accounted for at once
-        for event in (x for run in self.runs for x in run.dp_events(accountant)):
-            alike = next((entry for entry in counts if entry[0] == event), None)
-            if alike is None:
-                counts.append([event, 1])
-            else:
-                alike[1] += 1
-        return dp_accounting.ComposedDpEvent(
+        events = [event for run in self.runs for event in run.dp_events()]
+        firsts = [i for i, event in enumerate(events) if events.index(event) == i]
+        counts = [(events[i], events.count(events[i])) for i in firsts]
+        return dp_accounting.ComposedDpEvent(  # equal ones are accounted for at once
             [
-                event if n == 1 else dp_accounting.SelfComposedDpEvent(event, n)
-                for event, n in counts
+                x if n == 1 else dp_accounting.SelfComposedDpEvent(x, n)
+                for x, n in counts
             ]
         )
 
@@ -268,21 +250,14 @@ class Spending:
           TypeError: for another accountant.
           ValueError: for one that cannot read all runs, or a delta outside (0, 1).
         """
-        sizes = (run.mechanism.known_size for run in self.runs)
-        check_delta(target_delta, next((size for size in sizes if size), None))
+        for run in self.runs:
+            check_delta(target_delta, run.mechanism.known_size)
         return least_epsilon(
-            lambda reader: self.dp_event(accountant=reader),
+            self.dp_event(),
             (accountant,) if accountant else self.accountants,
             target_delta=target_delta,
             neighboring_relation=self.neighboring_relation,
         )
-
-
-class _Result(Protocol):
-    """What `training.fit` and `training.search` return, as far as it is read here."""
-
-    @property
-    def spent(self) -> Spending: ...
 
 
 def _runs_of(entry: Any) -> tuple[Run, ...]:
@@ -300,7 +275,7 @@ def _runs_of(entry: Any) -> tuple[Run, ...]:
 
 
 def compose(
-    runs: Iterable[Spending | Mechanism | tuple[Mechanism, int | None] | _Result],
+    runs: Iterable[Any],
 ) -> Spending:
     """What several runs on the same people's data spend together.
 

@@ -37,9 +37,9 @@ import scipy.special
 import scipy.stats
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from dpadambc.core.accounting import ReadableDpEvent
 from dpadambc.core.clip import NeighboringRelation
 from dpadambc.mechanisms import normal_mixtures
+from dpadambc.mechanisms.events import ReadableDpEvent
 
 
 @dataclasses.dataclass(frozen=True)

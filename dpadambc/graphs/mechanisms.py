@@ -13,7 +13,7 @@ import jax
 import optax
 
 from dpadambc.core import validate
-from dpadambc.core.accounting import PLD, RDP, Accountant
+from dpadambc.core.accounting import PLD, RDP
 from dpadambc.core.clip import NeighboringRelation
 from dpadambc.core.clip_rule import FLAT, ClipRule
 from dpadambc.core.mechanism import Mechanism
@@ -110,10 +110,7 @@ class PoissonGaussian(_MultiTermGaussian):
         """Whether a batch can have padding: not where all roots take part."""
         return self.sampling_prob < 1
 
-    def _event(
-        self, steps: int, noise_multiplier: float, accountant: Accountant
-    ) -> dp_accounting.DpEvent:
-        del accountant  # both read it in the same unit
+    def _event(self, steps: int, noise_multiplier: float) -> dp_accounting.DpEvent:
         step = PoissonTermsDpEvent(
             noise_multiplier,
             self.max_terms,
@@ -193,10 +190,7 @@ class FixedSizeGaussian(_MultiTermGaussian):
         """Whether a batch can have padding: it has none."""
         return False
 
-    def _event(
-        self, steps: int, noise_multiplier: float, accountant: Accountant
-    ) -> dp_accounting.DpEvent:
-        del accountant  # both read it in the same unit
+    def _event(self, steps: int, noise_multiplier: float) -> dp_accounting.DpEvent:
         step = replaced_terms.without_replacement(
             noise_multiplier,
             max_terms=self.max_terms,

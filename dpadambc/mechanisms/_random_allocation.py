@@ -60,7 +60,7 @@ import scipy.special
 from dp_accounting import pld
 from dp_accounting.pld import pld_pmf
 
-from dpadambc.core.accounting import ReadableDpEvent
+from dpadambc.mechanisms.events import ReadableDpEvent
 
 # What is cut off in each operation: mass under Q below, under P above.
 _TAIL = 1e-20

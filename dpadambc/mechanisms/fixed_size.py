@@ -1,14 +1,16 @@
 """Sampling without replacement: batches of one size."""
 
 import dataclasses
+from typing import Any
 
 import dp_accounting
 import jax
 import jax.numpy as jnp
 import optax
+from dp_accounting import rdp
 
 from dpadambc.core import validate
-from dpadambc.core.accounting import PLD, RDP, Accountant
+from dpadambc.core.accounting import PLD, RDP
 from dpadambc.core.clip import NeighboringRelation
 from dpadambc.core.clip_rule import FLAT, ClipRule
 from dpadambc.core.mechanism import Mechanism
@@ -16,6 +18,31 @@ from dpadambc.core.sampling import Batch
 from dpadambc.mechanisms import replaced_terms
 
 _REPLACE_ONE = NeighboringRelation.REPLACE_ONE
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedSizeDpEvent(replaced_terms.ReplacedTermsDpEvent):
+    """One step on a uniform subset, of which one example is replaced.
+
+    Args:
+      noise_multiplier: over the sensitivity, 2 C / B.
+      probs: with which the sample has the example not, and has it.
+      num_examples: the size of the data set.
+      batch_size: of the subset.
+    """
+
+    num_examples: int = dataclasses.field(kw_only=True)
+    batch_size: int = dataclasses.field(kw_only=True)
+
+    def compose_into(self, accountant: Any, count: int) -> None:
+        """By Rényi divergences, the bound of dp-accounting, in its unit."""
+        if not isinstance(accountant, rdp.RdpAccountant):
+            return super().compose_into(accountant, count)
+        step = dp_accounting.GaussianDpEvent(self.noise_multiplier)
+        sampled = dp_accounting.SampledWithoutReplacementDpEvent(
+            self.num_examples, self.batch_size, step
+        )
+        return accountant.compose(sampled, count)
 
 
 def uniform_batch(key: jax.Array, num_examples: int, batch_size: int) -> Batch:
@@ -83,22 +110,17 @@ class FixedSizeGaussian(Mechanism):
         """Whether a batch can have padding: it has none."""
         return False
 
-    def _event(
-        self, steps: int, noise_multiplier: float, accountant: Accountant
-    ) -> dp_accounting.DpEvent:
-        if accountant == PLD:
-            step: dp_accounting.DpEvent = replaced_terms.without_replacement(
-                noise_multiplier,
-                max_terms=1,
-                batch_size=self.batch_size,
-                num_terms=self.num_examples,
-            )
-        else:
-            step = dp_accounting.SampledWithoutReplacementDpEvent(
-                self.num_examples,
-                self.batch_size,
-                accountant.gaussian(noise_multiplier, self.neighboring_relation),
-            )
+    def _event(self, steps: int, noise_multiplier: float) -> dp_accounting.DpEvent:
+        num_examples, batch_size = self.num_examples, self.batch_size
+        losses = replaced_terms.without_replacement(
+            noise_multiplier, max_terms=1, batch_size=batch_size, num_terms=num_examples
+        )
+        step = FixedSizeDpEvent(
+            losses.noise_multiplier,
+            losses.probs,
+            num_examples=num_examples,
+            batch_size=batch_size,
+        )
         return dp_accounting.SelfComposedDpEvent(step, steps)
 
     def _draw(self, key: jax.Array, step: int | jax.Array, num_examples: int) -> Batch:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpadambc.core import validate
-from dpadambc.core.accounting import PLD, Accountant
+from dpadambc.core.accounting import PLD, gaussian
 from dpadambc.core.clip import NeighboringRelation
 from dpadambc.core.clip_rule import FLAT, ClipRule
 from dpadambc.core.mechanism import Mechanism
@@ -179,9 +179,7 @@ class RandomAllocationGaussian(Mechanism):
         """Whether a batch can have padding: not where all examples take part."""
         return self.participations < self.batches_per_epoch
 
-    def _event(
-        self, steps: int, noise_multiplier: float, accountant: Accountant
-    ) -> dp_accounting.DpEvent:
+    def _event(self, steps: int, noise_multiplier: float) -> dp_accounting.DpEvent:
         """Epochs, each of blocks of steps with one participation in each."""
         z, relation = float(noise_multiplier), self.neighboring_relation
         size, longer = divmod(self.batches_per_epoch, self.participations)
@@ -192,7 +190,7 @@ class RandomAllocationGaussian(Mechanism):
         ):
             if count:
                 block = (
-                    accountant.gaussian(noise_multiplier, relation)
+                    gaussian(noise_multiplier, relation)
                     if num_steps == 1
                     else RandomAllocationDpEvent(z, num_steps, relation)
                 )

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from dpadambc.core import validate
-from dpadambc.core.accounting import PLD, RDP, Accountant
+from dpadambc.core.accounting import PLD, RDP, gaussian
 from dpadambc.core.clip import NeighboringRelation
 from dpadambc.core.clip_rule import FLAT, ClipRule
 from dpadambc.core.mechanism import Mechanism
@@ -89,10 +89,8 @@ class ShuffledGaussian(Mechanism):
         """The number of steps in an epoch, with the last, smaller batch."""
         return math.ceil(self.num_examples / self.batch_size)
 
-    def _event(
-        self, steps: int, noise_multiplier: float, accountant: Accountant
-    ) -> dp_accounting.DpEvent:
-        epoch = accountant.gaussian(noise_multiplier, self.neighboring_relation)
+    def _event(self, steps: int, noise_multiplier: float) -> dp_accounting.DpEvent:
+        epoch = gaussian(noise_multiplier, self.neighboring_relation)
         epochs = math.ceil(steps / self.batches_per_epoch)
         return dp_accounting.SelfComposedDpEvent(epoch, epochs)
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from dpadambc.core import validate
-from dpadambc.core.accounting import PLD, Accountant
+from dpadambc.core.accounting import PLD, gaussian
 from dpadambc.core.clip import NeighboringRelation
 from dpadambc.core.clip_rule import FLAT, ClipRule
 from dpadambc.core.mechanism import Mechanism
@@ -81,15 +81,13 @@ class TruncatedPoissonGaussian(Mechanism):
         validate.count(truncated_batch_size=self.truncated_batch_size, least=1)
         validate.count(num_examples=self.num_examples, least=1)
 
-    def _event(
-        self, steps: int, noise_multiplier: float, accountant: Accountant
-    ) -> dp_accounting.DpEvent:
-        gaussian = accountant.gaussian(noise_multiplier, self.neighboring_relation)
+    def _event(self, steps: int, noise_multiplier: float) -> dp_accounting.DpEvent:
+        one = gaussian(noise_multiplier, self.neighboring_relation)
         step = dp_accounting.TruncatedSubsampledGaussianDpEvent(
             self.num_examples,
             self.sampling_prob,
             self.truncated_batch_size,
-            gaussian.noise_multiplier,
+            one.noise_multiplier,
         )
         return dp_accounting.SelfComposedDpEvent(step, steps)
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from dpadambc import accounting
 from dpadambc.accounting import Spending
-from dpadambc.accounting.search import Events
 from dpadambc.core import data as _data
 from dpadambc.core import validate
+from dpadambc.core.accounting import gaussian
 from dpadambc.core.mechanism import Mechanism, PoissonGaussian
 from dpadambc.graphs import _gathers
 
@@ -86,10 +86,10 @@ class PublicScore:
         del rng
         return float(np.mean(scores, dtype=np.float64))
 
-    def compose(self, events: Events, relation: Any) -> Events:
+    def compose(self, event: Any, relation: Any) -> Any:
         """What a trial runs, with its score; for `search`."""
         del relation
-        return events
+        return event
 
     def spent(self, mechanism: Mechanism) -> Spending:
         """The same, as runs."""
@@ -167,16 +167,11 @@ class NoisyScore:
         return (total + noise) / float(self.normalize_by)
 
     def compose(
-        self, events: Events, relation: dp_accounting.NeighboringRelation
-    ) -> Events:
+        self, event: Any, relation: dp_accounting.NeighboringRelation
+    ) -> dp_accounting.DpEvent:
         """What a trial runs, with its score; for `search`."""
-        noise = float(self.noise_multiplier)
-        return {
-            accountant: dp_accounting.ComposedDpEvent(
-                [event, accountant.gaussian(noise, relation)]
-            )
-            for accountant, event in events.items()
-        }
+        noise = gaussian(float(self.noise_multiplier), relation)
+        return dp_accounting.ComposedDpEvent([event, noise])
 
     def spent(self, mechanism: Mechanism) -> Spending:
         """The same, as runs: the score is a sum over all examples, with noise."""

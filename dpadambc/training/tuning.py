@@ -4,16 +4,16 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+import dp_accounting
 import jax
 import numpy as np
 import optax
 
 from dpadambc.accounting import Spending
 from dpadambc.accounting.search import (
-    Events,
     TunedEpsilon,
     check_trials,
-    tuned_epsilon_of_events,
+    tuned_epsilon_of_event,
 )
 from dpadambc.accounting.trials import Fixed, Trials
 from dpadambc.core import data as _data
@@ -94,10 +94,9 @@ def _runs_of(mechanism: Mechanism, score: Score, trials: Trials) -> Spending | N
     return Spending(one.runs * int(trials.number))
 
 
-def _events_of(mechanism: Mechanism, score: Score) -> Events:
+def _event_of(mechanism: Mechanism, score: Score) -> dp_accounting.DpEvent:
     """What one trial runs: the training, and a score of protected data."""
-    events = {x: mechanism.dp_event(accountant=x) for x in mechanism.accountants}
-    return score.compose(events, mechanism.neighboring_relation)
+    return score.compose(mechanism.dp_event(), mechanism.neighboring_relation)
 
 
 def _check_score(score: Any) -> None:
@@ -266,8 +265,9 @@ def search(
         )
     ]
     score.check(mechanism, params, () if frozen is None else (frozen,))
-    cost = tuned_epsilon_of_events(
-        _events_of(mechanism, score),
+    cost = tuned_epsilon_of_event(
+        _event_of(mechanism, score),
+        mechanism.accountants,
         trials,
         target_delta=target_delta,
         neighboring_relation=mechanism.neighboring_relation,
