@@ -129,8 +129,9 @@ class PlannedRun:
         """Epsilon by every sampling, relation and accountant that is known for it.
 
         Returns:
-          Rows of `PlannedEpsilon`. Of the relations in which an example goes, one: adding or
-          removing it, or where the size of the data set is known, REPLACE_SPECIAL.
+          Rows of `PlannedEpsilon`. Of the relations in which an example goes, one:
+          adding or removing it, or where the size of the data set is known,
+          REPLACE_SPECIAL.
         """
         rows = []
         for sampling, cls in SAMPLINGS.items():

@@ -1,8 +1,8 @@
-"""Mechanisms whose bound is another in each step, made of what earlier steps released.
+"""Mechanisms whose bound moves, as a function of earlier noised sums.
 
-The gradient comes out in units of the bound, so that its sensitivity and its noise stay.
-The sum that moves the bound is one more coordinate of the clipped gradients. It is
-noised with them, by the same key and at the same level.
+The gradient comes out in units of the bound, so that its sensitivity and its noise
+stay. The sum that moves the bound is one more coordinate of the clipped gradients, and
+is noised with them, by the same key and at the same level.
 """
 
 import abc
@@ -128,6 +128,11 @@ def _sum_of_indicators(
     return jnp.sum(jnp.where(clip.is_whole(gradients), indicators, jnp.nan))
 
 
+def _of_mechanism(name: str) -> Any:
+    """A number of the other mechanism."""
+    return property(lambda self: getattr(self.mechanism, name))
+
+
 class MovingBound(Mechanism):
     """A mechanism with another one's batches and epsilon, at a bound that moves.
 
@@ -147,19 +152,19 @@ class MovingBound(Mechanism):
         super().__post_init__()
         self.gradient_multiplier  # noqa: B018
 
-    l2_clip_norm = property(lambda self: self.mechanism.l2_clip_norm)
-    noise_multiplier = property(lambda self: self.mechanism.noise_multiplier)
-    iterations = property(lambda self: self.mechanism.iterations)
-    normalize_by = property(lambda self: self.mechanism.normalize_by)
-    neighboring_relation = property(lambda self: self.mechanism.neighboring_relation)
-    clip_rule = property(lambda self: self.mechanism.clip_rule)
-    num_examples = property(lambda self: self.mechanism.known_size)
-    batch_size = property(lambda self: self.mechanism.known_batch_size)
-    relations = property(lambda self: self.mechanism.relations)
-    draws_steps_alone = property(lambda self: self.mechanism.draws_steps_alone)
-    pads_batches = property(lambda self: self.mechanism.pads_batches)
-    terms_per_unit = property(lambda self: self.mechanism.terms_per_unit)
-    accounted_as = property(lambda self: self.mechanism.accounted_as)
+    l2_clip_norm = _of_mechanism("l2_clip_norm")
+    noise_multiplier = _of_mechanism("noise_multiplier")
+    iterations = _of_mechanism("iterations")
+    normalize_by = _of_mechanism("normalize_by")
+    neighboring_relation = _of_mechanism("neighboring_relation")
+    clip_rule = _of_mechanism("clip_rule")
+    num_examples = _of_mechanism("known_size")
+    batch_size = _of_mechanism("known_batch_size")
+    relations = _of_mechanism("relations")
+    draws_steps_alone = _of_mechanism("draws_steps_alone")
+    pads_batches = _of_mechanism("pads_batches")
+    terms_per_unit = _of_mechanism("terms_per_unit")
+    accounted_as = _of_mechanism("accounted_as")
 
     @property
     @abc.abstractmethod

@@ -73,11 +73,14 @@ class OwnDpEvent(dp_accounting.DpEvent, abc.ABC):
 
     Attributes:
       noise_multiplier: the noise over the sensitivity.
-      rate: the probability that a step affects what two neighbors differ in.
     """
 
     noise_multiplier: float
-    rate: float
+
+    @property
+    @abc.abstractmethod
+    def rate(self) -> float:
+        """The probability that a step affects what two neighbors differ in."""
 
     @abc.abstractmethod
     def compose_into(self, accountant: Any, count: int) -> None:
@@ -232,7 +235,7 @@ class Accountant(abc.ABC):
 @functools.lru_cache(_MOST_KNOWN)
 def _known_bound(accountant: Accountant, steps: Any, *how: Any) -> float:
     """The bound of an event with these steps, computed once."""
-    parts = [dp_accounting.SelfComposedDpEvent(step, count) for step, count in steps]
+    parts: Any = [dp_accounting.SelfComposedDpEvent(*step) for step in steps]
     return accountant.bound(dp_accounting.ComposedDpEvent(parts), *how)
 
 

@@ -29,41 +29,8 @@ _GRIDS = {
 }
 
 
-_ASKED = ("epochs", "batch_size", "num_examples")  # of as_fields
-
-
-def _exactly(number: float) -> Fraction:
-    """As it is written: 0.1 is a tenth."""
-    return Fraction(repr(float(number)))
-
-
-def _bracket(
-    gap: Callable[[float], float], start: float, factor: float, end: float
-) -> tuple[float, float]:
-    """The last of start, start * factor, ... before a positive gap, and the next.
-
-    The search comes from the side of little epsilon, where accounting is cheap; at
-    the other end it can take more memory than there is.
-    """
-    while start != end and gap(start * factor) <= 0:
-        start *= factor
-    return start, start * factor if start != end else end
-
-
-def _root(
-    gap: Callable[[float], float], good: float, bad: float, *, tolerance: float
-) -> float:
-    """A number near the sign change of the gap, to a relative tolerance."""
-    solution = scipy.optimize.root_scalar(
-        lambda x: gap(math.exp(x)),
-        bracket=(math.log(good), math.log(bad)),
-        xtol=tolerance,
-    )
-    return math.exp(solution.root)
-
-
 def _polished(
-    gap: Callable[[float], float], near: float, good: float, bad: float, accuracy: float
+    gap: Callable[[float], float], near: float, good: float, bad: float
 ) -> float:
     """A number where a gap is at most zero, and hardly less, by the secant method.
 
@@ -72,42 +39,39 @@ def _polished(
       near: a number near its change of sign.
       good: where it is at most zero.
       bad: where it is positive, or hardly less.
-      accuracy: how far below zero it may be.
 
     Returns:
       A number between the good and the bad one.
     """
     to_good = math.copysign(1, good - bad)
     ends = sorted((math.log(good), math.log(bad)))
-    clipped = lambda x: min(max(x, ends[0]), ends[1])
-    x, slope = math.log(near), -to_good
-    at_x = gap(math.exp(x))
+    x, slope, at_x = math.log(near), -to_good, gap(near)
     for _ in range(10):
-        if -accuracy <= at_x <= 0:
+        if -_ACCURACY <= at_x <= 0:
             break
         before, at_before = x, at_x
-        x = clipped(x - (at_x + accuracy / 2) / slope)
+        x = min(max(x - (at_x + _ACCURACY / 2) / slope, ends[0]), ends[1])
         if x == before:
             break
         at_x = gap(math.exp(x))
         if (at_x - at_before) * (x - before) * to_good < 0:
             slope = (at_x - at_before) / (x - before)
     while at_x > 0:  # whatever its shape is
-        x += to_good * 2 * max(accuracy, at_x)
+        x += to_good * 2 * max(_ACCURACY, at_x)
         at_x = gap(math.exp(x))
     return math.exp(x)
 
 
-def _whole_numbers_around(
-    gap: Callable[[int], float], near: float, good: int, bad: int
-) -> tuple[int, int]:
-    """Close to a number, one whose gap is not positive and one whose gap is."""
+def _most_steps(gap: Callable[[int], float], near: float, good: int, bad: int) -> int:
+    """The last number of steps whose gap is not positive, close to one that is known."""
     low, high = math.floor(0.95 * near), math.ceil(1.05 * near)
-    if low <= good or gap(low) > 0:
-        return good, min(high, bad) if gap(min(high, bad)) > 0 else bad
-    while high < bad and gap(high) <= 0:
-        low, high = high, math.ceil(1.2 * high)
-    return low, min(high, bad)
+    if low > good and gap(low) <= 0:
+        good = low
+        while high < bad and gap(high) <= 0:
+            good, high = high, math.ceil(1.2 * high)
+    if high < bad and gap(high) > 0:
+        bad = high
+    return last_affordable(gap, good, bad)
 
 
 def last_affordable(gap: Callable[[int], float], affordable: int, too_many: int) -> int:
@@ -178,14 +142,46 @@ def solved(
             f" target_delta={target_delta:g}, got {target_epsilon:g}, which is exceeded"
             f" even at {start:g}."
         )
-    good, bad = _bracket(rough_gap, start, factor, end)
-    if good == bad:
-        return good
-    near = _root(rough_gap, good, bad, tolerance=_ROUGHLY / 2)
+    good = start
+    while good != end and rough_gap(good * factor) <= 0:
+        good *= factor
+    if good == end:
+        return end
+    bad = good * factor
+    ends = math.log(good), math.log(bad)
+    found: Any = scipy.optimize.root_scalar(
+        lambda x: rough_gap(math.exp(x)), bracket=ends, xtol=_ROUGHLY / 2
+    )
+    near = math.exp(found.root)
     if unknown == "iterations":
-        good, bad = _whole_numbers_around(gap, near, round(good), round(bad))
-        return last_affordable(gap, good, bad)
-    return _polished(gap, near, good, bad, accuracy=_ACCURACY)
+        return _most_steps(gap, near, round(good), round(bad))
+    return _polished(gap, near, good, bad)
+
+
+_ASKED = ("epochs", "batch_size", "num_examples")
+
+
+def _exactly(number: float) -> Fraction:
+    """As it is written: 0.1 is a tenth."""
+    return Fraction(repr(float(number)))
+
+
+def _sizes(given: dict[str, Any]) -> tuple[Any, Any]:
+    """The size of a batch and of the data set, of which the first is a part."""
+    batch_size, num_examples = given["batch_size"], given.get("num_examples")
+    if num_examples is None:
+        raise TypeError(
+            "Expected num_examples with batch_size, whose ratio says how batches are"
+            f" drawn, got {batch_size=} alone."
+        )
+    validate.count(num_examples=num_examples, least=1)
+    validate.positive(batch_size=batch_size)
+    if not 1 <= batch_size <= num_examples:
+        raise ValueError(
+            f"Expected batch_size from 1 to {num_examples=}, got {batch_size!r}. A"
+            " probability is sampling_prob."
+        )
+    return batch_size, num_examples
 
 
 def as_fields(
@@ -202,21 +198,11 @@ def as_fields(
     """
     given = {name: value for name, value in numbers.items() if value is not None}
     found = {k: v for k, v in given.items() if k in names or k not in _ASKED}
-    batch_size, num_examples = given.get("batch_size"), given.get("num_examples")
-    per_epoch = Fraction(int(given.get("batches_per_epoch", 0)))
     follows: dict[str, Any] = {}
-    if num_examples is not None:
-        validate.count(num_examples=num_examples, least=1)
-    if batch_size is not None:
-        validate.positive(batch_size=batch_size)
-        if num_examples is None or not 1 <= batch_size <= num_examples:
-            kind = TypeError if num_examples is None else ValueError
-            raise kind(
-                "Expected batch_size with num_examples, and from 1 to it, got"
-                f" {batch_size=} and {num_examples=}. A probability is sampling_prob."
-            )
+    per_epoch = Fraction(int(given.get("batches_per_epoch", 0)))
+    if "batch_size" in given:
+        batch_size, num_examples = _sizes(given)
         found.setdefault("normalize_by", batch_size)
-        # Of Python, whose integers do not overflow.
         rows = int(num_examples) * int(given.get("participations", 1))
         per_epoch = per_epoch or rows / _exactly(batch_size)
         if deals_epochs or "batches_per_epoch" in names:

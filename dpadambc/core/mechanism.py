@@ -94,17 +94,11 @@ class Mechanism(abc.ABC):
         if not callable(self.noise_multiplier):
             validate.non_negative(noise_multiplier=self.noise_multiplier)
         validate.count(iterations=self.iterations)
-        if not isinstance(self.neighboring_relation, NeighboringRelation):
-            raise TypeError(
-                "Expected neighboring_relation to be a dpadambc.NeighboringRelation,"
-                f" got {self.neighboring_relation!r}."
-            )
         if self.neighboring_relation not in self.relations:
             supported = " or ".join(relation.name for relation in self.relations)
             raise ValueError(
-                f"Expected neighboring_relation {supported}, for which"
-                f" {type(self).__name__} has a proof, got"
-                f" {self.neighboring_relation.name}."
+                f"Expected neighboring_relation to be the NeighboringRelation {supported}"
+                f" for {type(self).__name__}, got {self.neighboring_relation!r}."
             )
 
     @abc.abstractmethod
@@ -292,9 +286,9 @@ class Mechanism(abc.ABC):
         is_number = seen.ndim == 0 and jnp.issubdtype(seen.dtype, jnp.integer)
         if not is_number or not (is_on_device or 0 <= step < self.iterations):
             raise ValueError(
-                "Expected step to be a whole number from 0 and below"
+                "Expected step to be a whole number below"
                 f" iterations={self.iterations}, which epsilon is for, got {step!r}. To"
-                " go on, make the mechanism with more iterations: its epsilon is larger."
+                " go on, make the mechanism with more iterations."
             )
 
     @final

@@ -77,7 +77,7 @@ class Batch:
           ...     iterations=10, normalize_by=2)
           >>> batch = mechanism.sample_step(jax.random.key(0), 3, num_examples=4)
           >>> print(batch.gather({"x": jnp.array([10, 20, 30, 40])}))
-          {'x': Array([10, 20, 40,  0], dtype=int32)}
+          {'x': Array([10, 40,  0,  0], dtype=int32)}
         """
         self._check_devices(data)
         return jax.tree_util.tree_map_with_path(self._gather_one, data)

@@ -78,13 +78,6 @@ def public_numbers(mechanism: Any) -> dict[str, Any]:
     return {"mechanism": class_name(type(mechanism)), **numbers}
 
 
-# Fields that do not change epsilon, or are shown apart.
-_HIDDEN = (
-    *("mechanism", "noise_multiplier", "l2_clip_norm", "normalize_by"),
-    *("iterations", "neighboring_relation", "clip_rule"),
-)
-
-
 @dataclasses.dataclass(frozen=True)
 class Run:
     """Steps of one mechanism, by noise multiplier: a schedule may change afterwards.
@@ -102,13 +95,8 @@ class Run:
     parts: tuple[tuple[str, int], ...] = ()
 
     def __str__(self) -> str:
-        least, most = min(self.levels)[0], max(self.levels)[0]
-        level = f"{least:g} to {most:g}" if least < most else least
-        numbers = public_numbers(self.mechanism).items()
-        shown = {"noise_multiplier": level}
-        shown |= {name: x for name, x in numbers if name not in _HIDDEN}
-        listed = ", ".join(f"{name}={x}" for name, x in shown.items())
-        return f"{self.steps} steps of {type(self.mechanism).__name__}({listed})"
+        levels = f" at {len(self.levels)} levels of noise" if self.levels[1:] else ""
+        return f"{self.steps} steps{levels} of {self.mechanism!r}"
 
     @property
     def steps(self) -> int:
@@ -197,8 +185,7 @@ class Spending:
             )
 
     def __repr__(self) -> str:
-        lines = f"{self.neighboring_relation.name}:", *map(str, self.runs)
-        return "Spending(" + "\n  ".join(lines) + ")"
+        return f"Spending({'; '.join(map(str, self.runs))})"
 
     def __add__(self, other: "Spending | Mechanism") -> "Spending":
         """Both together."""
@@ -319,10 +306,8 @@ def compose(
       >>> both = accounting.compose([(first, 80), second])
       >>> [round(x.epsilon(1e-5), 2) for x in (first, second, both, both + first)]
       [2.34, 0.19, 2.1, 3.19]
-      >>> print(both)
-      Spending(ADD_OR_REMOVE_ONE:
-        80 steps of PoissonGaussian(noise_multiplier=2.0, sampling_prob=0.1)
-        100 steps of PoissonGaussian(noise_multiplier=2.0, sampling_prob=0.01))
+      >>> [(run.steps, run.mechanism.sampling_prob) for run in both.runs]
+      [(80, 0.1), (100, 0.01)]
     """
     if isinstance(runs, Spending | Mechanism):
         runs = [runs]

@@ -154,7 +154,8 @@ class FixedSizeGaussian(_MultiTermGaussian):
       >>> mechanism = dpadambc.graphs.FixedSizeGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=2.0, max_terms=8, batch_size=10_000,
       ...     num_examples=90_941, iterations=191, normalize_by=10_000)
-      >>> round(mechanism.epsilon(target_delta=1 / 909_410, accountant=accounting.RDP), 3)
+      >>> rdp = mechanism.epsilon(1 / 909_410, accountant=accounting.RDP)
+      >>> round(rdp, 3)
       5.957
       >>> round(mechanism.epsilon(target_delta=1 / 909_410), 2)
       3.66

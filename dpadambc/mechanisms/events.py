@@ -18,7 +18,6 @@ class ReadableDpEvent(OwnDpEvent):
 
     Attributes:
       noise_multiplier: the noise over the sensitivity.
-      rate: the probability that a step affects what two neighbors differ in.
       neighboring_relation: the relation that the event is stated for. Accountants of
         another relation refuse it. None is for all relations.
     """

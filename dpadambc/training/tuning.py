@@ -161,8 +161,8 @@ def search(
     `search` draws the number of trials from `trials`, and keeps it secret. Each trial
     draws a candidate with replacement, trains for the iterations of the mechanism, and
     gets a score. The best trial is returned, or any of the best if several are equal.
-    With `accounting.Fixed(len(candidates))` there is one trial of each candidate, and all
-    are returned.
+    With `accounting.Fixed(len(candidates))` there is one trial of each candidate, and
+    all are returned.
 
     Guarantees:
       * `result.epsilon` is of all that is returned: the parameters, the candidate and
@@ -194,8 +194,8 @@ def search(
         in `lambda learning_rate: optax.adam(learning_rate)`.
       candidates: numbers; or dictionaries of numbers, which `make_optimizer` is called
         with by name. Not chosen by looking at protected data.
-      trials: the distribution of the number of trials, such as `accounting.Geometric(8)`,
-        of `dpadambc.mechanisms`. With a mean of m, any one of n candidates goes
+      trials: the distribution of the number of trials, such as
+        `accounting.Geometric(8)`. With a mean of m, any one of n candidates goes
         untried with a probability of about n / (n + m); more trials cost little.
       score: a `PublicScore` or a `NoisyScore`.
       key: a typed key, a new one for each search; secret.
