@@ -318,7 +318,7 @@ def calibrate_search(
       ...     trials=accounting.Geometric(8), l2_clip_norm=1.0, sampling_prob=0.1,
       ...     iterations=30, normalize_by=100)
       >>> print(f"{mechanism.noise_multiplier:.1f} {mechanism.epsilon(1e-5):.1f}")
-      2.0 1.2
+      2.0 1.3
     """
     validate.positive(target_epsilon=target_epsilon)
 
