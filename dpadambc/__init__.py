@@ -25,13 +25,13 @@ from dpadambc.core.gradient import PerExampleGradient as PerExampleGradient
 from dpadambc.core.gradient import as_per_example as as_per_example
 from dpadambc.core.gradient import per_example_norms as per_example_norms
 from dpadambc.core.mechanism import Mechanism as Mechanism
+from dpadambc.core.mechanism import PoissonGaussian as PoissonGaussian
 from dpadambc.core.noise import AddDPNoiseState as AddDPNoiseState
 from dpadambc.core.noise import add_dp_noise as add_dp_noise
 from dpadambc.core.per_example import per_example_grad as per_example_grad
 from dpadambc.core.per_example import (
     per_example_value_and_grad as per_example_value_and_grad,
 )
-from dpadambc.core.poisson import PoissonGaussian as PoissonGaussian
 from dpadambc.core.privatize import privatize as privatize
 from dpadambc.core.sampling import Batch as Batch
 from dpadambc.mechanisms.fixed_size import FixedSizeGaussian as FixedSizeGaussian
