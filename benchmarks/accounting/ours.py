@@ -12,7 +12,7 @@ from benchmarks.accounting.settings import Setting
 _CLASSES = {
     "poisson": dpadambc.PoissonGaussian,
     "fixed": dpadambc.FixedSizeGaussian,
-    "node": dpadambc.graphs.PoissonGaussian,
+    "node": dpadambc.graphs.NodePoissonGaussian,
 }
 
 

@@ -94,7 +94,7 @@ def graph() -> Numbers:
     """Of nodes in eight terms at most, under one clip, sampled without replacement."""
 
     def run(iterations):
-        return dpadambc.graphs.FixedSizeGaussian(
+        return dpadambc.graphs.NodeFixedSizeGaussian(
             l2_clip_norm=3.0,
             noise_multiplier=2.0,
             max_terms=8,

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from dpadambc.core import validate
-from dpadambc.core.clip_rule import FLAT, ClipRule, Groups
+from dpadambc.core.clip import FLAT, ClipRule, Groups
 
 
 @dataclasses.dataclass(frozen=True)

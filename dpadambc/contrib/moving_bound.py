@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.core import clip, clipped_sum, explicit_mesh, validate
+from dpadambc.core import clip, clipped_sum, validate
+from dpadambc.core.arrays import with_automatic_axes
 from dpadambc.core.mechanism import Mechanism, check_independent_noise
 from dpadambc.core.noise import add_dp_noise
-from dpadambc.core.private_gradient import Noise, PrivateGradient, scaled
+from dpadambc.core.privatize import Noise, PrivateGradient, scaled_multiplier
 from dpadambc.core.sampling import Batch
 
 # The bound stays within this factor of the one that it starts from, either way. For a
@@ -46,7 +47,7 @@ class _WithSum(Noise):
 
     def stddev(self, mechanism: Any) -> Any:
         """What the price of the sum leaves for the gradient."""
-        return scaled(mechanism.gradient_multiplier, mechanism.sensitivity)
+        return scaled_multiplier(mechanism.gradient_multiplier, mechanism.sensitivity)
 
     def transformation(
         self, mechanism: Any, key: jax.Array
@@ -87,7 +88,7 @@ class _WithSum(Noise):
                     _sum_of_indicators(mechanism, gradients, found, bound),
                 )
 
-            return explicit_mesh.automatic(
+            return with_automatic_axes(
                 clip_and_sum,
                 clip.split_as(params),
                 state.l2_clip_norm,

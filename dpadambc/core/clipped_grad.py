@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import optax
 
 from dpadambc.core import clip as flat
-from dpadambc.core import clipped_sum, explicit_mesh, validate
-from dpadambc.core.batched import Argnums, Arguments, Method, batched_value_and_grad
-from dpadambc.core.clip_rule import FLAT, ClipRule
+from dpadambc.core import clipped_sum, validate
+from dpadambc.core.arrays import spec_of_examples, with_automatic_axes
+from dpadambc.core.clip import FLAT, ClipRule
+from dpadambc.core.per_example import Argnums, Arguments, Method, batched_value_and_grad
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,12 +248,10 @@ def values_and_sums(
 
         batched = parts.batched(args)
         specs = (
-            explicit_mesh.split_as_examples([args[i] for i in batched]),
+            spec_of_examples([args[i] for i in batched]),
             flat.split_as(params_of(args)),
         )
-        return explicit_mesh.automatic(
-            clip_all, specs, state, is_padding_example, *args
-        )
+        return with_automatic_axes(clip_all, specs, state, is_padding_example, *args)
 
     return value_and_clipped
 

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 
 from dpadambc.core import data as _data
 from dpadambc.core import identity as _identity
-from dpadambc.core import validate
+from dpadambc.core import keys, validate
 from dpadambc.core.account import Account, Spent, earlier
 from dpadambc.core.accounting import check_delta
 from dpadambc.core.mechanism import Mechanism
@@ -20,7 +20,7 @@ from dpadambc.core.result import Progress, Result
 from dpadambc.core.spending import affordable_iterations
 from dpadambc.core.state import TrainState
 from dpadambc.core.step import Step
-from dpadambc.training import _checks, _keys, _memory
+from dpadambc.training import _checks, _memory
 from dpadambc.training._history import History
 from dpadambc.training._memory import MicrobatchSize
 from dpadambc.training._run import Checkpoints, Run
@@ -93,9 +93,9 @@ def _set_up(
         # Before they are placed: JAX compares them too, and shows the rows that differ.
         identity = of_run(params, frozen, data, account.earlier)
         _identity.refuse_different_processes(identity, settings)
-        key = _keys.the_same_everywhere(key)
+        key = keys.the_same_everywhere(key)
     with shardings.context():
-        key = _keys.of_this_process(key)
+        key = keys.of_this_process(key)
         params, frozen = map(shardings.device_put, (params, frozen))
         data = data if _data.is_source(data) else shardings.device_put(data)
         if identity is None:

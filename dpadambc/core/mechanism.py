@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc.core import shard_map, validate
+from dpadambc.core import validate
 from dpadambc.core.accounting import (
     PLD,
     RDP,
@@ -32,10 +32,10 @@ from dpadambc.core.accounting import (
     least_epsilon,
     level_counts,
 )
+from dpadambc.core.arrays import make_varying, varying_axes
 from dpadambc.core.calibrate import as_fields, solved
-from dpadambc.core.clip import NeighboringRelation
-from dpadambc.core.clip_rule import FLAT, ClipRule, check_rule
-from dpadambc.core.private_gradient import INDEPENDENT, Noise, PrivateGradient
+from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation, check_rule
+from dpadambc.core.privatize import INDEPENDENT, Noise, PrivateGradient
 from dpadambc.core.sampling import Batch, poisson_batch
 
 _ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -97,8 +97,8 @@ class Mechanism(abc.ABC):
         if self.neighboring_relation not in self.relations:
             supported = " or ".join(relation.name for relation in self.relations)
             raise ValueError(
-                f"Expected neighboring_relation to be the NeighboringRelation {supported}"
-                f" for {type(self).__name__}, got {self.neighboring_relation!r}."
+                f"Expected neighboring_relation of {type(self).__name__} to be the"
+                f" NeighboringRelation {supported}, got {self.neighboring_relation!r}."
             )
 
     @abc.abstractmethod
@@ -249,7 +249,7 @@ class Mechanism(abc.ABC):
         key = jax.random.fold_in(run_key, step) if alone else run_key
         batch = self._draw(key, step, num_examples)
         # It differs between devices where the key does: JAX forgets it in a sort.
-        return shard_map.varying(batch, shard_map.varying_axes(run_key))
+        return make_varying(batch, varying_axes(run_key))
 
     @final
     def batches(self, key: jax.Array, *, num_examples: int) -> Iterator[Batch]:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.stats
 
-from dpadambc.core import shard_map
+from dpadambc.core.arrays import shard_map_axes, varying_axes
 
 # A batch has one static size. The chance that a sample does not fit is a failure
 # probability on top of delta, so it must be negligible.
@@ -104,11 +104,11 @@ class Batch:
         Who takes part on one device would tell who does on another.
         """
         # A batch with room for all rows may have been drawn from nothing.
-        if not shard_map.all_axes() or len(self.indices) >= self.num_examples:
+        if not shard_map_axes() or len(self.indices) >= self.num_examples:
             return
-        drawn = shard_map.varying_axes(self.indices)
+        drawn = varying_axes(self.indices)
         for path, x in jax.tree_util.tree_leaves_with_path(data):
-            same = [name for name in shard_map.varying_axes(x) if name not in drawn]
+            same = [name for name in varying_axes(x) if name not in drawn]
             if same:
                 raise ValueError(
                     f"Expected a key of its own for each device along {same}, since"

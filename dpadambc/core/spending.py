@@ -32,8 +32,7 @@ from dpadambc.core.accounting import (
     level_counts,
 )
 from dpadambc.core.calibrate import last_affordable
-from dpadambc.core.clip import NeighboringRelation
-from dpadambc.core.clip_rule import ClipRule
+from dpadambc.core.clip import ClipRule, NeighboringRelation
 from dpadambc.core.mechanism import Mechanism
 
 

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.core import keys, precision
+from dpadambc.core import keys
+from dpadambc.core.arrays import widen
 from dpadambc.core.mechanism import Mechanism
 
 
@@ -161,7 +162,7 @@ def init_state(
     # Copies: a step that is given the buffers of a state must not take others with it.
     params = jax.tree.map(jnp.array, params)
     noise_key, sampling_key, loss_key = _keys_of_run(key)
-    wide = lambda: jax.tree.map(lambda x: jnp.array(precision.wide(x)), params)
+    wide = lambda: jax.tree.map(lambda x: jnp.array(widen(x)), params)
     noise: Any = mechanism.private_gradient(noise_key).init(params)
     return TrainState(
         step=jnp.zeros([], jnp.int32),

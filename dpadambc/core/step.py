@@ -8,18 +8,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.core import (
-    batched,
-    checksums,
-    clipped_grad,
-    data,
-    precision,
-    validate,
-)
+from dpadambc.core import clipped_grad, data, keys, validate
+from dpadambc.core.arrays import widen
 from dpadambc.core.mechanism import Mechanism, check_mechanism
+from dpadambc.core.per_example import Arguments
 from dpadambc.core.sampling import Batch
 from dpadambc.core.state import TrainState, init_state
-from dpadambc.training import _keys
 from dpadambc.training._shardings import Shardings
 
 
@@ -178,7 +172,7 @@ class Step:
         fun = clipped_grad.values_and_sums(
             self.mechanism.private_gradient(state.noise.rng_key).clip,
             self.loss_fn,
-            batched.Arguments(
+            Arguments(
                 0,
                 batch_argnums=tuple(range(first, first + len(examples))),
                 prng_argnum=len(arguments) if self.uses_key else None,
@@ -199,7 +193,7 @@ class Step:
     def _average(self, params: optax.Params, average: optax.Params | None):
         if self.average_decay is None or average is None:
             return None
-        full = jax.tree.map(precision.wide, params)
+        full = jax.tree.map(widen, params)
         return optax.incremental_update(full, average, 1 - self.average_decay)
 
 
@@ -235,7 +229,7 @@ def draw_batch(mechanism: Any, state: TrainState, num_examples: int) -> Batch:
     _check_state(mechanism, state)
     key = state.sampling_key
     if mechanism.draws_steps_alone:
-        key = _keys.of_batches(key, checksums.of_tree(state.params))
+        key = keys.of_batches(key, keys.checksum(state.params))
     return mechanism.sample_step(key, state.step, num_examples=num_examples)
 
 

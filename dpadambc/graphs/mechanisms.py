@@ -14,11 +14,10 @@ import optax
 
 from dpadambc.core import validate
 from dpadambc.core.accounting import PLD, RDP
-from dpadambc.core.clip import NeighboringRelation
-from dpadambc.core.clip_rule import FLAT, ClipRule
+from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.sampling import Batch, poisson_batch
-from dpadambc.graphs._poisson_terms import PoissonTermsDpEvent
+from dpadambc.graphs.poisson_terms import PoissonTermsDpEvent
 from dpadambc.mechanisms import replaced_terms
 from dpadambc.mechanisms.fixed_size import uniform_batch
 
@@ -43,7 +42,7 @@ class _MultiTermGaussian(Mechanism):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PoissonGaussian(_MultiTermGaussian):
+class NodePoissonGaussian(_MultiTermGaussian):
     r"""Poisson sampling of roots, where a node is in at most `max_terms` terms.
 
     At every step each root takes part independently with probability `sampling_prob`.
@@ -70,7 +69,7 @@ class PoissonGaussian(_MultiTermGaussian):
 
     Example:
       >>> import dpadambc
-      >>> mechanism = dpadambc.graphs.PoissonGaussian(
+      >>> mechanism = dpadambc.graphs.NodePoissonGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=2.0, max_terms=8, sampling_prob=0.1,
       ...     iterations=100, normalize_by=1_000)
       >>> mechanism.sensitivity
@@ -79,7 +78,7 @@ class PoissonGaussian(_MultiTermGaussian):
       2.25
 
     References:
-      The accounting is in `graphs._poisson_terms`. Node-level training by subgraphs:
+      The accounting is in `graphs.poisson_terms`. Node-level training by subgraphs:
       `Daigavane et al., Node-Level Differentially Private Graph Neural Networks
       <https://arxiv.org/abs/2111.15521>`_, 2021
     """
@@ -125,7 +124,7 @@ class PoissonGaussian(_MultiTermGaussian):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FixedSizeGaussian(_MultiTermGaussian):
+class NodeFixedSizeGaussian(_MultiTermGaussian):
     """A fresh uniform subset of roots at every step, a node in at most `max_terms`.
 
     Sampling without replacement keeps the number of roots, so privacy is stated for
@@ -151,7 +150,7 @@ class FixedSizeGaussian(_MultiTermGaussian):
     Example:
       >>> import dpadambc
       >>> from dpadambc import accounting
-      >>> mechanism = dpadambc.graphs.FixedSizeGaussian(
+      >>> mechanism = dpadambc.graphs.NodeFixedSizeGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=2.0, max_terms=8, batch_size=10_000,
       ...     num_examples=90_941, iterations=191, normalize_by=10_000)
       >>> rdp = mechanism.epsilon(1 / 909_410, accountant=accounting.RDP)

@@ -11,8 +11,7 @@ from dp_accounting import rdp
 
 from dpadambc.core import validate
 from dpadambc.core.accounting import PLD, RDP
-from dpadambc.core.clip import NeighboringRelation
-from dpadambc.core.clip_rule import FLAT, ClipRule
+from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.sampling import Batch
 from dpadambc.mechanisms import replaced_terms

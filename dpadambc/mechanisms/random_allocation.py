@@ -10,8 +10,7 @@ import numpy as np
 
 from dpadambc.core import validate
 from dpadambc.core.accounting import PLD, gaussian
-from dpadambc.core.clip import NeighboringRelation
-from dpadambc.core.clip_rule import FLAT, ClipRule
+from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.sampling import Batch, batch_of, padded_size
 from dpadambc.mechanisms._random_allocation import RandomAllocationDpEvent

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 
 from dpadambc.core import validate
 from dpadambc.core.accounting import PLD, RDP, gaussian
-from dpadambc.core.clip import NeighboringRelation
-from dpadambc.core.clip_rule import FLAT, ClipRule
+from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.sampling import Batch
 

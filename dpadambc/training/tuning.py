@@ -16,13 +16,12 @@ from dpadambc.accounting.search import (
     tuned_epsilon_of_event,
 )
 from dpadambc.accounting.trials import Fixed, Trials
+from dpadambc.core import accounting, keys, validate
 from dpadambc.core import data as _data
 from dpadambc.core import identity as _identity
-from dpadambc.core import keys, validate
-from dpadambc.core.accounting import check_delta
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.step import Step
-from dpadambc.training import _checks, _keys
+from dpadambc.training import _checks
 from dpadambc.training._candidates import Candidate, Candidates, made
 from dpadambc.training._trainer import Trainer
 from dpadambc.training.scores import Score
@@ -194,8 +193,8 @@ def search(
         in `lambda learning_rate: optax.adam(learning_rate)`.
       candidates: numbers; or dictionaries of numbers, which `make_optimizer` is called
         with by name. Not chosen by looking at protected data.
-      trials: the distribution of the number of trials, such as
-        `accounting.Geometric(8)`. With a mean of m, any one of n candidates goes
+      trials: the distribution of the number of trials, such as `accounting.Geometric(8)`,
+        of `dpadambc.mechanisms`. With a mean of m, any one of n candidates goes
         untried with a probability of about n / (n + m); more trials cost little.
       score: a `PublicScore` or a `NoisyScore`.
       key: a typed key, a new one for each search; secret.
@@ -276,9 +275,9 @@ def search(
     trainer = Trainer(step_of, mechanism, score, frozen is not None, trials_at_once)
     arrays = jax.tree.leaves((params, frozen, data))
     if not all(getattr(x, "is_fully_addressable", True) for x in arrays):
-        key = _keys.the_same_everywhere(key)
+        key = keys.the_same_everywhere(key)
     identity = _identity.of_run(mechanism, programs, params, frozen, data)
-    key = _keys.of_batches(key, _identity.digest(identity))
+    key = keys.of_batches(key, _identity.digest(identity))
     rng, trial_keys = _drawn_from(key, trials)
     chosen = _chosen(rng, trials, len(listed.listed), len(trial_keys))
     numbers = jax.tree.map(lambda x: x[chosen], listed.numbers)
@@ -299,7 +298,7 @@ def _check_data(data: Any, mechanism: Mechanism, target_delta: float) -> None:
             " source."
         )
     num_examples = _data.num_examples(data)
-    check_delta(target_delta, num_examples)
+    accounting.check_delta(target_delta, num_examples)
     _checks.mechanism_of(mechanism, num_examples)
 
 
@@ -311,7 +310,7 @@ def _drawn_from(
     In a list: an array of them would have their secret number in its shape, which JAX
     writes to its log as it compiles.
     """
-    key = keys.of_domain(_keys.of_this_process(key), "search")
+    key = keys.of_domain(keys.of_this_process(key), "search")
     host_key, trial_key = jax.random.split(key)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(host_key)).tolist())
     number = trials.sample(rng)

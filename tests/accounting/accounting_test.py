@@ -675,9 +675,9 @@ CALIBRATED = [
     (dpadambc.PoissonGaussian, REPLACE, {}, True),
     (dpadambc.FixedSizeGaussian, REPLACE, SIZES, False),
     (dpadambc.ShuffledGaussian, SPECIAL, SIZES, False),
-    (dpadambc.graphs.PoissonGaussian, ADD, dict(max_terms=3), True),
-    (dpadambc.graphs.PoissonGaussian, REPLACE, dict(max_terms=2), True),
-    (dpadambc.graphs.FixedSizeGaussian, REPLACE, SIZES | dict(max_terms=3), False),
+    (dpadambc.graphs.NodePoissonGaussian, ADD, dict(max_terms=3), True),
+    (dpadambc.graphs.NodePoissonGaussian, REPLACE, dict(max_terms=2), True),
+    (dpadambc.graphs.NodeFixedSizeGaussian, REPLACE, SIZES | dict(max_terms=3), False),
 ]
 
 

@@ -139,7 +139,7 @@ def test_relations_and_sampling_are_those_of_the_mechanism():
         normalize_by=10,
     )
     assert shuffled.trade_off().gaussian_mu() == pytest.approx(1.0, rel=1e-3)
-    nodes = dpadambc.graphs.PoissonGaussian(
+    nodes = dpadambc.graphs.NodePoissonGaussian(
         l2_clip_norm=1.0,
         noise_multiplier=2.0,
         max_terms=4,

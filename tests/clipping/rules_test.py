@@ -409,7 +409,7 @@ def test_a_mechanism_takes_no_other_thing_for_a_rule():
 @pytest.mark.parametrize("name", ["AUTO-S", "groups, AUTO-S"])
 def test_a_node_in_several_terms_moves_the_sum_by_its_sensitivity(name):
     """Each term is clipped by the rule, and a node changes several."""
-    mechanism = dpadambc.graphs.PoissonGaussian(
+    mechanism = dpadambc.graphs.NodePoissonGaussian(
         l2_clip_norm=C,
         noise_multiplier=1.0,
         max_terms=3,

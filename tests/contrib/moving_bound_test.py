@@ -398,7 +398,7 @@ def test_a_node_in_several_terms_pays_for_all_its_votes():
         normalize_by=100.0,
         clip_rule=RULE,
     )
-    own = dpadambc.graphs.PoissonGaussian(**numbers, neighboring_relation=REPLACE)
+    own = dpadambc.graphs.NodePoissonGaussian(**numbers, neighboring_relation=REPLACE)
     # Three terms change from one side to the other: three votes, each of one half.
     of_count = 0.1 * 100.0 / 3
     of_gradient = own.noise_stddev / own.sensitivity
@@ -653,7 +653,7 @@ def test_a_state_of_another_rule_is_refused():
 def test_the_terms_of_a_node_are_checked_first():
     for wrong, error in ((0, ValueError), ("3", TypeError)):
         with pytest.raises(error, match="max_terms"):
-            dpadambc.graphs.PoissonGaussian(
+            dpadambc.graphs.NodePoissonGaussian(
                 l2_clip_norm=1.0,
                 noise_multiplier=1.0,
                 max_terms=wrong,

@@ -9,8 +9,8 @@ import pytest
 
 import dpadambc
 from dpadambc import NeighboringRelation, accounting
+from dpadambc.core import accounting as _events
 from dpadambc.core import epsilon as _epsilon
-from dpadambc.core import events as _events
 
 ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE = NeighboringRelation.REPLACE_ONE
@@ -101,7 +101,7 @@ EVENTS = {
         **MECHANISM | {"noise_multiplier": lambda step: 2.0 + step}, sampling_prob=0.1
     ),
     "of a fixed size": dpadambc.FixedSizeGaussian(**MECHANISM, **SIZED),
-    "of nodes": dpadambc.graphs.PoissonGaussian(
+    "of nodes": dpadambc.graphs.NodePoissonGaussian(
         **MECHANISM, sampling_prob=0.1, max_terms=3
     ),
     "of two runs": accounting.compose(

@@ -23,7 +23,7 @@ def test_b1_b2_epsilon_of_hardly_any_noise_is_infinite_at_once(made, z):
 
 def test_b1_graphs_too():
     for z in (0.0, 1e-9):
-        mechanism = dpadambc.graphs.PoissonGaussian(
+        mechanism = dpadambc.graphs.NodePoissonGaussian(
             l2_clip_norm=1.0,
             noise_multiplier=z,
             max_terms=3,

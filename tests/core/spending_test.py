@@ -19,7 +19,7 @@ SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 REPLACE = NeighboringRelation.REPLACE_ONE
 FIRST = common.poisson_gaussian(noise_multiplier=2.0)
 SECOND = common.poisson_gaussian(noise_multiplier=4.0, sampling_prob=0.5, iterations=7)
-GRAPH = dpadambc.graphs.PoissonGaussian(
+GRAPH = dpadambc.graphs.NodePoissonGaussian(
     l2_clip_norm=1.0,
     noise_multiplier=2.0,
     max_terms=3,

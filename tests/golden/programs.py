@@ -1,6 +1,5 @@
 """Small programs whose numbers are recorded: each returns a pytree of arrays."""
 
-import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -29,8 +28,8 @@ MECHANISMS: dict[str, Any] = {
     "random_allocation": dpadambc.RandomAllocationGaussian(**DEALT, participations=2),
     "correlated": contrib.CorrelatedGaussian(**DEALT, noising_coefficients=(1.0, -0.5)),
     "banded": contrib.BandedGaussian(**SAMPLED, strategy_coefficients=(1.0, 0.5)),
-    "poisson_of_nodes": graphs.PoissonGaussian(**SAMPLED, max_terms=3),
-    "fixed_size_of_nodes": graphs.FixedSizeGaussian(**SIZED, max_terms=3),
+    "poisson_of_nodes": graphs.NodePoissonGaussian(**SAMPLED, max_terms=3),
+    "fixed_size_of_nodes": graphs.NodeFixedSizeGaussian(**SIZED, max_terms=3),
 }
 POISSON = MECHANISMS["poisson"]
 QUANTILE = contrib.QuantileClipping(POISSON, fraction_stddev=0.2)

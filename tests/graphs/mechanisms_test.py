@@ -13,8 +13,8 @@ ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
 SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 REPLACE = NeighboringRelation.REPLACE_ONE
 
-Poisson = dpadambc.graphs.PoissonGaussian
-FixedSize = dpadambc.graphs.FixedSizeGaussian
+Poisson = dpadambc.graphs.NodePoissonGaussian
+FixedSize = dpadambc.graphs.NodeFixedSizeGaussian
 
 # The published runs: K = 7, 90,941 training nodes, batches of 10,000.
 DELTA = 1 / 909_410

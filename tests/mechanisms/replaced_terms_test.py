@@ -40,7 +40,7 @@ def check(pair, step, stddev):
 def test_sampling_without_replacement_stays_below(
     before, after, unaffected, stddev, batch_size
 ):
-    mechanism = dpadambc.graphs.FixedSizeGaussian(
+    mechanism = dpadambc.graphs.NodeFixedSizeGaussian(
         l2_clip_norm=1.0,
         noise_multiplier=stddev / 4,
         max_terms=2,
@@ -184,7 +184,7 @@ def test_batches_of_fixed_size_spend(noise_multiplier, batch_size, iterations, e
         normalize_by=1.0,
     )
     assert mechanism.epsilon(1e-5) == pytest.approx(epsilon, abs=6e-3)
-    node = dpadambc.graphs.FixedSizeGaussian(
+    node = dpadambc.graphs.NodeFixedSizeGaussian(
         max_terms=1,
         **{name: getattr(mechanism, name) for name in mechanism.__dataclass_fields__},
     )

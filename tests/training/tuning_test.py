@@ -294,7 +294,7 @@ def test_a_private_score_has_other_noise_for_another_sum():
 
 
 def graph_mechanism():
-    return graphs.PoissonGaussian(
+    return graphs.NodePoissonGaussian(
         l2_clip_norm=1.0,
         noise_multiplier=1.0,
         max_terms=4,
