@@ -7,7 +7,7 @@ from collections.abc import Callable
 import optax
 
 import dpadambc
-from dpadambc import NeighboringRelation, accounting, contrib
+from dpadambc import NeighboringRelation, accounting
 from tests.golden import programs
 
 DELTA = 1e-5

@@ -16,8 +16,7 @@ N, Q, STEPS = 200, 0.1, 4_000
 
 def host_poisson(seed=0, n=N, q=Q, steps=STEPS, batch_sizes=None):
     return list(
-        sampling.poisson_batches(
-            np.random.default_rng(seed),
+        sampling.poisson_batches(jax.random.key(seed),
             num_examples=n,
             sampling_prob=q,
             iterations=steps,
@@ -105,7 +104,7 @@ def test_a_step_on_the_batches_of_a_mechanism_is_compiled_once():
         chex.clear_trace_counter()
         total = lambda indices, mask: jnp.sum(indices, where=~mask)
         step = jax.jit(chex.assert_max_traces(total, n=traces))
-        batches = mechanism.batches(np.random.default_rng(0), num_examples=N, **options)
+        batches = mechanism.batches(jax.random.key(0), num_examples=N, **options)
         return [int(step(*batch)) for batch in batches]
 
     sizes = sampling.padded_sizes(N, Q)
@@ -202,8 +201,7 @@ def test_device_refuses_a_size_that_would_cut_batches():
 
 def host_truncated(steps=STEPS, cap=22):
     return list(
-        sampling.truncated_poisson_batches(
-            np.random.default_rng(0),
+        sampling.truncated_poisson_batches(jax.random.key(0),
             num_examples=N,
             sampling_prob=Q,
             truncated_batch_size=cap,
@@ -231,8 +229,7 @@ def test_truncation_to_more_than_there_is_pads(draw):
 
 def test_shuffled_epochs_use_every_example_once_each():
     batches = list(
-        sampling.shuffled_batches(
-            np.random.default_rng(0), num_examples=10, batch_size=4, iterations=7
+        sampling.shuffled_batches(jax.random.key(0), num_examples=10, batch_size=4, iterations=7
         )
     )
     assert [np.sum(~b.is_padding_example) for b in batches] == [4, 4, 2, 4, 4, 2, 4]
@@ -252,7 +249,7 @@ def test_mechanisms_draw_from_their_own_numbers():
         poisson.batches(rng(0), num_examples=N), host_poisson(steps=3), strict=True
     ):
         np.testing.assert_array_equal(mine.indices, plain.indices)
-    draw = lambda made, size: made.sample(jax.random.key(0), num_examples=size).indices
+    draw = lambda made, size: made.sample_step(jax.random.key(0), 0, num_examples=size).indices
     assert draw(poisson, N).shape == (sampling.padded_sizes(N, Q)[2],)
     truncated = dpadambc.TruncatedPoissonGaussian(
         sampling_prob=Q, truncated_batch_size=22, num_examples=N, **numbers
