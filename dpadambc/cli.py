@@ -210,6 +210,13 @@ def _mechanism(args: argparse.Namespace) -> Any:
     )
 
 
+def _accountant(args: argparse.Namespace) -> Any:
+    """The accountant that was asked for, if any."""
+    from dpadambc.accounting import PLD, RDP
+
+    return {"pld": PLD, "rdp": RDP}.get(args.accountant)
+
+
 def _unit(mechanism: Any) -> str:
     """Says so where the sensitivity, the unit of the noise, is not the clip norm."""
     sensitivity = mechanism.sensitivity * mechanism.normalize_by

@@ -224,7 +224,7 @@ ROWS = {name: stage(name) for name in contract_test.ROWS} | {
     "clipped_value_and_grad": of_examples(dpadambc.clipped_value_and_grad, method="vmap", microbatch_size=2, **CLIPPED),
     "RelativeFloor.variance": (dpadambc.RelativeFloor(0.5).variance, lambda d: (d.positive(), d.below_one(), d.integers(1, 9))),
     "Batch.gather": (lambda batch, data: batch.gather(data), lambda d: (d.batch(), d.params(4))),
-    "Mechanism.sample": (lambda key: MECHANISM.sample(key, num_examples=20), lambda d: (d.key,)),
+    "Mechanism.sample": (lambda key: MECHANISM.sample_step(key, 0, num_examples=20), lambda d: (d.key,)),
     "Mechanism.sample_step": drawn(ALLOCATED),
     "Mechanism.private_gradient": (in_halves, lambda d: (d.params(5), d.padding(), d.params(), d.key)),
     "Mechanism.add_noise Mechanism.noise_stddev": noised(SCHEDULED),
