@@ -92,8 +92,7 @@ def test_rows_of_data_are_refused():
 
 def test_a_few_batches_are_not_tested():
     short = common.poisson_gaussian(sampling_prob=0.05, iterations=5)
-    loader = lambda seed: short.batches(jax.random.key(seed), num_examples=NUM_EXAMPLES
-    )
+    loader = lambda seed: short.batches(jax.random.key(seed), num_examples=NUM_EXAMPLES)
     finding = audit.sampling(loader, short, num_examples=NUM_EXAMPLES)
     assert finding.passed is None
 
