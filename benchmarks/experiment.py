@@ -14,7 +14,7 @@ import numpy as np
 import optax
 
 import dpadambc
-from dpadambc.transforms import corrected_second_moment
+from dpadambc.transforms.second_moment import corrected_second_moment
 
 NON_PRIVATE = "Adam, not private"
 

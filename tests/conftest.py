@@ -73,9 +73,10 @@ def traces_are_counted_anew():
 @pytest.fixture
 def one_identity(monkeypatch):
     """All runs of one key draw the same batches, so that they can be compared."""
-    from dpadambc.training import _keys, _programs
+    from dpadambc.core import keys
+    from dpadambc.training import _programs
 
-    monkeypatch.setattr(_keys, "of_batches", lambda key, checksum: key)
+    monkeypatch.setattr(keys, "of_batches", lambda key, checksum: key)
     _programs._kept.cache_clear()  # what was traced before has keys of its own
     yield
     _programs._kept.cache_clear()
@@ -93,4 +94,4 @@ def without_nonces(monkeypatch, one_identity):
     """Noise and batches of the key and the step alone, where rounding differs."""
     from dpadambc.core import noise
 
-    monkeypatch.setattr(noise, "_key_of_step", lambda key, *_: key)
+    monkeypatch.setattr(noise, "key_of_step", lambda key, *_: key)

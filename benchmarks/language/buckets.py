@@ -40,8 +40,7 @@ import optax
 
 import dpadambc
 from benchmarks.language import encoder
-from dpadambc import ClippedSum
-from dpadambc.clipping import ClippedGrad
+from dpadambc import ClippedGrad, ClippedSum
 
 # Of a batch: tokens first, labels last. What has more than one axis, with positions in
 # axis 1; labels may be one for each text, or one for each of its positions.

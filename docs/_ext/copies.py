@@ -3,6 +3,7 @@
 They are written when the site is built, so that none of them can be out of date.
 """
 
+import importlib
 import pathlib
 import re
 
@@ -19,14 +20,12 @@ _COPIED = re.compile(r"\]\(((?:\.\./)*)\.\./(benchmarks/README|notebooks/)")
 
 def _mechanisms():
     """Every public mechanism, by the name of its page."""
-    for module, names in public.homes().items():
-        if module in ("dpadambc.mechanisms", "dpadambc.graphs"):
-            for name in names:
-                kind = getattr(getattr(dpadambc, module.partition(".")[2]), name)
-                is_class = isinstance(kind, type)
-                if is_class and issubclass(kind, dpadambc.Mechanism):
-                    if kind is not dpadambc.Mechanism:
-                        yield f"{module}.{name}", kind
+    for full in sorted(public.full_names()):
+        module, _, name = full.rpartition(".")
+        kind = getattr(importlib.import_module(module), name)
+        if isinstance(kind, type) and issubclass(kind, dpadambc.Mechanism):
+            if kind is not dpadambc.Mechanism and ".contrib." not in full:
+                yield full, kind
 
 
 def sampling_matrix():

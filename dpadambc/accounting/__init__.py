@@ -1,43 +1,17 @@
 """What runs cost: the epsilon of events, of several runs and of a search."""
 
-from dpadambc.core import lazy
-
-__all__ = [
-    "Accountant",
-    "PLDAccountant",
-    "RdpAccountant",
-    "ReadableDpEvent",
-    "Spending",
-    "TunedEpsilon",
-    "calibrate",
-    "compose",
-    "epsilon",
-    "level_counts",
-    "planning",
-    "privacy_losses",
-    "trade_off",
-    "trials",
-    "tuned_epsilon",
-    "tuning",
-]
-
-__getattr__ = lazy.attribute_of(
-    {
-        "Accountant": "dpadambc.core.events:Accountant",
-        "PLDAccountant": "dpadambc.accounting.accountants:PLDAccountant",
-        "RdpAccountant": "dpadambc.accounting.accountants:RdpAccountant",
-        "ReadableDpEvent": "dpadambc.accounting.accountants:ReadableDpEvent",
-        "Spending": "dpadambc.core.spending:Spending",
-        "TunedEpsilon": "dpadambc.accounting.tuning:TunedEpsilon",
-        "calibrate": "dpadambc.core.epsilon:calibrate",
-        "compose": "dpadambc.core.spending:compose",
-        "epsilon": "dpadambc.core.epsilon:epsilon",
-        "level_counts": "dpadambc.core.events:level_counts",
-        "planning": "dpadambc.accounting.planning",
-        "privacy_losses": "dpadambc.accounting.losses:privacy_losses",
-        "trade_off": "dpadambc.accounting.trade_off",
-        "trials": "dpadambc.accounting.trials",
-        "tuned_epsilon": "dpadambc.accounting.tuning:tuned_epsilon",
-        "tuning": "dpadambc.accounting.tuning",
-    }
-)
+from dpadambc.accounting import planning as planning
+from dpadambc.accounting import trade_off as trade_off
+from dpadambc.accounting import trials as trials
+from dpadambc.accounting.accountants import PLDAccountant as PLDAccountant
+from dpadambc.accounting.accountants import RdpAccountant as RdpAccountant
+from dpadambc.accounting.accountants import ReadableDpEvent as ReadableDpEvent
+from dpadambc.accounting.losses import privacy_losses as privacy_losses
+from dpadambc.accounting.tuning import TunedEpsilon as TunedEpsilon
+from dpadambc.accounting.tuning import tuned_epsilon as tuned_epsilon
+from dpadambc.core.accounting import Accountant as Accountant
+from dpadambc.core.accounting import level_counts as level_counts
+from dpadambc.core.epsilon import calibrate as calibrate
+from dpadambc.core.epsilon import epsilon as epsilon
+from dpadambc.core.spending import Spending as Spending
+from dpadambc.core.spending import compose as compose

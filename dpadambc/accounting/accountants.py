@@ -6,7 +6,7 @@ import dp_accounting
 import numpy as np
 from dp_accounting import pld, rdp
 
-from dpadambc.core import events
+from dpadambc.core import accounting
 
 
 class ReadableDpEvent(dp_accounting.DpEvent, abc.ABC):
@@ -51,11 +51,11 @@ class ReadableDpEvent(dp_accounting.DpEvent, abc.ABC):
 
 def _refusal(
     event: dp_accounting.DpEvent,
-    accountant: events.Accountant,
+    accountant: accounting.Accountant,
     relation: dp_accounting.NeighboringRelation,
 ) -> dp_accounting.PrivacyAccountant.CompositionErrorDetails | None:
     own = getattr(event, "neighboring_relation", None)
-    message = events.refusal(event, accountant, relation)
+    message = accounting.refusal(event, accountant, relation)
     if isinstance(event, ReadableDpEvent) and own not in (None, relation):
         message = (
             f"Expected neighboring_relation {own.name}, which this event is stated for,"

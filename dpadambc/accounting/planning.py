@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from dpadambc.core import events
+from dpadambc.core import accounting
 from dpadambc.core.clip import NeighboringRelation
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.poisson import PoissonGaussian
@@ -42,7 +42,7 @@ class Spent:
 
     sampling: str
     neighboring_relation: NeighboringRelation
-    accountant: events.Accountant
+    accountant: accounting.Accountant
     epsilon: float
 
 
@@ -67,7 +67,7 @@ class PlannedRun:
     epochs: float
     num_examples: int
     mechanism: PoissonGaussian
-    accountant: events.Accountant
+    accountant: accounting.Accountant
 
     @property
     def noise_stddev(self) -> float:
@@ -81,7 +81,7 @@ class PlannedRun:
         self,
         sampling: str,
         neighboring_relation: NeighboringRelation,
-        accountant: events.Accountant | None = None,
+        accountant: accounting.Accountant | None = None,
     ) -> Spent:
         """The epsilon that the same noise has where batches are drawn in another way.
 
@@ -157,7 +157,7 @@ def plan(
     epochs: float | Sequence[float],
     num_examples: int,
     neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
-    accountant: events.Accountant | None = None,
+    accountant: accounting.Accountant | None = None,
 ) -> list[PlannedRun]:
     """The least noise for each budget, batch size and number of epochs.
 

@@ -66,9 +66,9 @@ from dpadambc.accounting.trials import (
     Trials,
     TruncatedNegativeBinomial,
 )
+from dpadambc.core import accounting as _events
 from dpadambc.core import astronomical
 from dpadambc.core import epsilon as _epsilon
-from dpadambc.core import events as _events
 
 # What one trial runs, in the unit of each accountant that can read it.
 Events = Mapping[_events.Accountant, dp_accounting.DpEvent]

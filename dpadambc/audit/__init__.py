@@ -7,31 +7,17 @@ says pass, fail or not tested. A pass means that this check, with the power that
 states, found no breach.
 """
 
-from dpadambc.audit.canaries import GradientCanaries
-from dpadambc.audit.correction import correction
-from dpadambc.audit.finding import Finding
-from dpadambc.audit.lower_bounds import empirical_epsilon
-from dpadambc.audit.noise import noise
-from dpadambc.audit.per_example import factored, isolation
-from dpadambc.audit.pipeline import Pipeline
-from dpadambc.audit.report import CHECKS, Report, run
-from dpadambc.audit.sampling import sampling
-from dpadambc.audit.sensitivity import sensitivity
-from dpadambc.audit.state import state
-
-__all__ = [
-    "CHECKS",
-    "Finding",
-    "GradientCanaries",
-    "Pipeline",
-    "Report",
-    "correction",
-    "empirical_epsilon",
-    "factored",
-    "isolation",
-    "noise",
-    "run",
-    "sampling",
-    "sensitivity",
-    "state",
-]
+from dpadambc.audit.canaries import GradientCanaries as GradientCanaries
+from dpadambc.audit.correction import correction as correction
+from dpadambc.audit.finding import Finding as Finding
+from dpadambc.audit.lower_bounds import empirical_epsilon as empirical_epsilon
+from dpadambc.audit.noise import noise as noise
+from dpadambc.audit.per_example import factored as factored
+from dpadambc.audit.per_example import isolation as isolation
+from dpadambc.audit.pipeline import Pipeline as Pipeline
+from dpadambc.audit.report import CHECKS as CHECKS
+from dpadambc.audit.report import Report as Report
+from dpadambc.audit.report import run as run
+from dpadambc.audit.sampling import sampling as sampling
+from dpadambc.audit.sensitivity import sensitivity as sensitivity
+from dpadambc.audit.state import state as state

@@ -14,9 +14,11 @@ from dpadambc.audit.finding import Finding, not_tested, within
 from dpadambc.audit.noise import MakeOptimizer, Update
 from dpadambc.audit.steps import NotTraceable, start
 from dpadambc.contrib import ScaleByAdafactorBCState, ScaleByAdemamixBCState
-from dpadambc.core import check, noise_level
+from dpadambc.core import check
 from dpadambc.core.mechanism import Mechanism
-from dpadambc.transforms import ScaleByAdamBCState, ScaleByRmsBCState
+from dpadambc.core.noise import stddev_per_leaf
+from dpadambc.transforms.moments import ScaleByAdamBCState
+from dpadambc.transforms.rms import ScaleByRmsBCState
 
 _CHECK = "correction"
 _STEPS = 24
@@ -42,7 +44,7 @@ def _moments(opt_state: Any) -> list[tuple[jax.Array, jax.Array]]:
     for node in _corrections(opt_state):
         leaves = jax.tree.leaves(node.nu)
         if leaves:
-            levels = jax.tree.leaves(noise_level.per_leaf(node.noise_variance, node.nu))
+            levels = jax.tree.leaves(stddev_per_leaf(node.noise_variance, node.nu))
             noise = sum(v * nu.size for v, nu in zip(levels, leaves, strict=True))
             found.append((sum(map(jnp.sum, leaves)), noise))
     return found

@@ -23,7 +23,7 @@ from dpadambc.audit.recorder import NotRecordable
 from dpadambc.audit.steps import Followed, NotTraceable, Step, Steps, start
 from dpadambc.core import check
 from dpadambc.core.clipped_sum import as_clipped_sum
-from dpadambc.core.leaves import as_per_example
+from dpadambc.core.gradient import as_per_example
 from dpadambc.core.mechanism import Mechanism
 
 _CHECK = "noise"

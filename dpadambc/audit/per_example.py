@@ -12,10 +12,10 @@ import optax
 from dpadambc.audit import neighbors
 from dpadambc.audit.finding import Finding, not_tested, within
 from dpadambc.audit.pipeline import Pipeline
-from dpadambc.core import precision
+from dpadambc.core.arrays import widen
 from dpadambc.core.clip import clip_per_example
 from dpadambc.core.clipped_sum import materialize
-from dpadambc.core.leaves import per_example_norms
+from dpadambc.core.gradient import per_example_norms
 from dpadambc.engine import jaxprs
 
 _ROUNDING = 1e-4  # relative: other rows may be summed in another order
@@ -212,8 +212,8 @@ def _perturbed(params: Any) -> Any:
     rng = np.random.default_rng(0)
 
     def move(x):
-        size = float(jnp.sqrt(jnp.mean(jnp.square(precision.wide(x))))) or 0.2
+        size = float(jnp.sqrt(jnp.mean(jnp.square(widen(x))))) or 0.2
         shift = 0.1 * size * rng.normal(size=jnp.shape(x))
-        return jnp.asarray(precision.wide(x) + shift, jnp.result_type(x))
+        return jnp.asarray(widen(x) + shift, jnp.result_type(x))
 
     return jax.tree.map(move, params)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from dpadambc.audit.flow import ENTERED, Crossing, Path
-from dpadambc.core import shard_map
+from dpadambc.core.arrays import make_varying
 from dpadambc.engine import jaxprs
 
 _LONGEST_SCAN = 64  # that is unrolled, if noise is added inside it
@@ -126,7 +126,7 @@ class Recorder:
         def of_device(*args):
             outs, records = self.evaluate(inner, args, path)
             paths[:] = records
-            own = lambda x: shard_map.varying(x, axes)[None]
+            own = lambda x: make_varying(x, axes)[None]
             return tuple(outs), jax.tree.map(own, list(records.values()))
 
         mapped = jax.shard_map(

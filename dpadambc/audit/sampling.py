@@ -11,9 +11,9 @@ from dpadambc.audit.batch_tests import Batches
 from dpadambc.audit.finding import Finding, combined, not_tested
 from dpadambc.contrib.banded import BandedGaussian
 from dpadambc.core import check, validate
-from dpadambc.core.batch import Batch
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.sampled import FixedSizeSampled, PoissonSampled
+from dpadambc.core.sampling import Batch
 from dpadambc.mechanisms.random_allocation import RandomAllocationGaussian
 from dpadambc.mechanisms.shuffled import ShuffledGaussian
 from dpadambc.mechanisms.truncated import TruncatedPoissonGaussian

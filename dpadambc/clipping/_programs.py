@@ -8,9 +8,9 @@ import jax
 import optax
 
 from dpadambc.clipping import _plan
-from dpadambc.core import batched as _batched
 from dpadambc.core import clipped_sum
 from dpadambc.core.clipped_grad import clipped_grad
+from dpadambc.core.per_example import Arguments, Method
 from dpadambc.engine import flops
 
 
@@ -39,7 +39,7 @@ class Programs:
     """Programs on a batch that has shapes only; a whole step, if with an optimizer."""
 
     fun: Callable[..., Any]  # the loss of one example
-    parts: _batched.Arguments
+    parts: Arguments
     has_aux: bool
     args: tuple[Any, ...]  # with a batch axis
     batch_size: int
@@ -60,7 +60,7 @@ class Programs:
         ignoring = lambda *args, is_padding_example: grad(*args)
         return self._choice("ordinary", self.batch_size, ignoring)
 
-    def _clipped(self, size: int, method: _batched.Method = "factored") -> Grad:
+    def _clipped(self, size: int, method: Method = "factored") -> Grad:
         grad = clipped_grad(
             self.fun,
             self.parts.argnums,

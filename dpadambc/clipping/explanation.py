@@ -12,8 +12,14 @@ import jax.numpy as jnp
 import optax
 
 from dpadambc.clipping import _plan, _programs
-from dpadambc.core import batched as _batched
-from dpadambc.core import leaves, per_example, validate
+from dpadambc.core import per_example, validate
+from dpadambc.core.gradient import (
+    MATERIALIZED,
+    NO_GRADIENT,
+    PerExampleGradient,
+    is_per_example,
+)
+from dpadambc.core.per_example import Argnums, Arguments
 
 Choice = _programs.Choice
 
@@ -198,7 +204,7 @@ def _readable(num_bytes: float) -> str:
     return f"{num_bytes:.3g} {unit}"
 
 
-def _cost(name: str, leaf: leaves.PerExampleGradient, batch_size: int) -> ParameterCost:
+def _cost(name: str, leaf: PerExampleGradient, batch_size: int) -> ParameterCost:
     return ParameterCost(
         name=name,
         shape=leaf.shape,
@@ -229,7 +235,7 @@ def _without_gradient(rows: list[ParameterCost]) -> tuple[str, ...]:
         f"{row.name} gets no gradient: the loss does not depend on it. Noise will move"
         " it all the same; leave it out of what is trained."
         for row in rows
-        if row.rule == leaves.NO_GRADIENT
+        if row.rule == NO_GRADIENT
     )
 
 
@@ -237,14 +243,14 @@ def _costly(rows: list[ParameterCost]) -> tuple[str, ...]:
     sentences = []
     for name, few in _by_kind(rows):
         row, (factored, materialized) = few[0], _total(few)
-        if row.rule.startswith(leaves.MATERIALIZED):
+        if row.rule.startswith(MATERIALIZED):
             sentences.append(
                 f"{name} has no rule for how the loss uses it ({row.rule}), so a"
                 " gradient is formed for each example:"
                 f" {_readable(materialized)}."
             )
         elif (
-            row.rule != leaves.NO_GRADIENT
+            row.rule != NO_GRADIENT
             and row.is_formed
             and 2 * factored > sum(other.factored_bytes for other in rows)
         ):
@@ -260,9 +266,9 @@ def explain(
     fun: Callable[..., Any],
     *args: Any,
     batch_size: int,
-    argnums: _batched.Argnums = 0,
+    argnums: Argnums = 0,
     has_aux: bool = False,
-    batch_argnums: _batched.Argnums | None = None,
+    batch_argnums: Argnums | None = None,
     prng_argnum: int | None = None,
     memory_limit: float | None = None,
     optimizer: optax.GradientTransformation | None = None,
@@ -332,7 +338,7 @@ def explain(
         validate.positive(memory_limit=memory_limit)
     elif optimizer is not None:
         raise ValueError("Expected a memory_limit to plan for, with an optimizer.")
-    arguments = _batched.Arguments(argnums, batch_argnums, prng_argnum)
+    arguments = Arguments(argnums, batch_argnums, prng_argnum)
     grad_fn = per_example.per_example_grad(
         fun,
         argnums,
@@ -345,9 +351,7 @@ def explain(
     def trace(*batched):
         grads = grad_fn(*batched)
         grads = grads[0] if has_aux else grads
-        paths = jax.tree_util.tree_leaves_with_path(
-            grads, is_leaf=leaves.is_per_example
-        )
+        paths = jax.tree_util.tree_leaves_with_path(grads, is_leaf=is_per_example)
         for path, leaf in paths:
             name = jax.tree_util.keystr(path) or "params"
             rows.append(_cost(name, leaf, batch_size))

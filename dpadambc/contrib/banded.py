@@ -40,13 +40,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc.clipping import rules
 from dpadambc.contrib import _noising, strategies
 from dpadambc.contrib.banded_noise import add_banded_noise
-from dpadambc.core import events, validate
-from dpadambc.core.batch import Batch
-from dpadambc.core.clip import NeighboringRelation
+from dpadambc.core import accounting, validate
+from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation
 from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.privatize import Noise
+from dpadambc.core.sampling import Batch
 from dpadambc.mechanisms import _cyclic_sampling
 
 _ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -78,6 +78,27 @@ def _norms_of_noise(c: tuple[float, ...]) -> tuple[float, ...]:
         " strategies.banded_square_root, got noise that grows with every step for"
         f" {c}."
     )
+
+
+class _Banded(Noise):
+    """Noise of which later steps take a part back."""
+
+    def stddev(self, mechanism: Any) -> Callable[..., jax.Array]:
+        """A schedule, which grows over the first steps and then is one number."""
+        norms = np.array(_norms_of_noise(mechanism.strategy_coefficients))
+        level = mechanism.noise_multiplier * mechanism.sensitivity
+        last = len(norms) - 1
+        return lambda step: jnp.asarray(level * norms, float)[jnp.minimum(step, last)]
+
+    def transformation(
+        self, mechanism: Any, key: jax.Array
+    ) -> optax.GradientTransformation:
+        """`add_banded_noise` of the mechanism's coefficients."""
+        level = mechanism.noise_multiplier * mechanism.sensitivity
+        return add_banded_noise(level, mechanism.strategy_coefficients, key=key)
+
+
+_NOISE = _Banded()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -166,7 +187,7 @@ class BandedGaussian(Mechanism):
     iterations: int
     normalize_by: float
     neighboring_relation: NeighboringRelation = _ADD_OR_REMOVE_ONE
-    clip_rule: rules.ClipRule = rules.FLAT
+    clip_rule: ClipRule = FLAT
 
     _solvable = ("noise_multiplier", "iterations", "sampling_prob")
     # Those of Poisson sampling, which the theorem ends in.
@@ -176,7 +197,7 @@ class BandedGaussian(Mechanism):
         _REPLACE_SPECIAL: ("pld", "rdp"),
     }
     _refusal = "dp-accounting has no RDP bound for Poisson sampling under REPLACE_ONE."
-    _has_independent_noise = False
+    _noise = _NOISE
 
     def __post_init__(self):
         validate.non_negative(noise_multiplier=self.noise_multiplier)
@@ -221,32 +242,6 @@ class BandedGaussian(Mechanism):
         """What a participation moves, in units of one step: the norm of a column."""
         return float(np.linalg.norm(self.strategy_coefficients))
 
-    @property
-    def noise_stddev(self) -> Callable[..., jax.Array]:
-        """The standard deviation of the noise in each step's gradient, a schedule.
-
-        It grows over the first steps, by the norm of the first coefficients of the
-        inverse of the strategy, and is one number from then on, to twelve digits. This
-        goes to `scale_by_adam_bc`, and never to `add_dp_noise`: independent noise of
-        this level is not what epsilon is for.
-        """
-        level = self.noise_multiplier * self.sensitivity
-        norms = np.array(_norms_of_noise(self.strategy_coefficients))
-        last = len(norms) - 1
-        return lambda step: jnp.asarray(level * norms, float)[jnp.minimum(step, last)]
-
-    def add_noise(self, *, key: jax.Array) -> optax.GradientTransformation:
-        """The transformation that adds this mechanism's noise to the clipped sum.
-
-        Args:
-          key: a typed key for the noise; a new one for each run.
-
-        Returns:
-          `contrib.add_banded_noise` of its coefficients.
-        """
-        level = self.noise_multiplier * self.sensitivity
-        return add_banded_noise(level, self.strategy_coefficients, key=key)
-
     def _check_relation(self, accountant: str | None = None) -> None:
         # Without sampling there is nothing to refuse.
         super()._check_relation(None if self.sampling_prob == 1 else accountant)
@@ -255,7 +250,7 @@ class BandedGaussian(Mechanism):
         return math.ceil(iterations / self.parts)
 
     def _step_event(
-        self, noise_multiplier: float, accountant: events.Accountant
+        self, noise_multiplier: float, accountant: accounting.Accountant
     ) -> dp_accounting.DpEvent:
         """One turn of each part: the rows that an example can be in."""
         hidden = noise_multiplier / self.strategy_sensitivity

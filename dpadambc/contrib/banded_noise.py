@@ -102,7 +102,7 @@ def add_banded_noise(
         correlated_noise._refuse_parts(params)
         zeros = lambda x: jnp.zeros_like(x, noise._like(x).dtype)
         return AddBandedNoiseState(
-            noise._first_state(key, "add_banded_noise", params),
+            noise.first_state(key, "add_banded_noise", params),
             tuple(jax.tree.map(zeros, params) for _ in later),
         )
 
@@ -110,22 +110,22 @@ def add_banded_noise(
         del extra_args
         draws = state.draws
         updates = clipped_sum.opened(updates, params)
-        noise._check_devices(updates, draws.rng_key)
+        noise.check_devices(updates, draws.rng_key)
         own_key = keys.of_one_run(draws.rng_key, updates)
         rng_key, step_key = jax.random.split(own_key)
-        sigma = noise._stddev(noise_stddev, draws)
+        sigma = noise.stddev_of_step(noise_stddev, draws)
         also = sigma, jnp.array(later), state.earlier[:1]
-        step_key = noise._key_of_step(step_key, updates, *also)
+        step_key = noise.key_of_step(step_key, updates, *also)
 
         def without_earlier(z, *earlier):
             taken_back = sum(c * y for c, y in zip(later, earlier, strict=True))
             return sigma.astype(z.dtype) * z - taken_back
 
-        drawn = noise._gaussian_like(step_key, updates)
+        drawn = noise.gaussian_like(step_key, updates)
         added = jax.tree.map(without_earlier, drawn, *state.earlier)
         noised = jax.tree.map(jnp.add, updates, added)
         return noised, AddBandedNoiseState(
-            noise._next_state(draws, rng_key),
+            noise.next_state(draws, rng_key),
             (added, *state.earlier)[: len(later)],
         )
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import dp_accounting
 import jax
@@ -9,18 +10,39 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc.clipping import rules
 from dpadambc.contrib import _noising, strategies
 from dpadambc.contrib.correlated_noise import add_correlated_noise
-from dpadambc.core import events, validate
-from dpadambc.core.batch import Batch
-from dpadambc.core.clip import NeighboringRelation
+from dpadambc.core import accounting, validate
+from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation
 from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.privatize import Noise
+from dpadambc.core.sampling import Batch
 from dpadambc.mechanisms import _allocation_sampling, sampling
 
 _ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
 _REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 _REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
+
+
+class _Correlated(Noise):
+    """Noise of which later steps take a part back."""
+
+    def stddev(self, mechanism: Any) -> Callable[..., jax.Array]:
+        """A schedule, which grows over the first steps and then is one number."""
+        norms = np.sqrt(np.cumsum(np.square(mechanism.noising_coefficients)))
+        level = mechanism.noise_multiplier * mechanism.sensitivity
+        last = len(norms) - 1
+        return lambda step: jnp.asarray(level * norms, float)[jnp.minimum(step, last)]
+
+    def transformation(
+        self, mechanism: Any, key: jax.Array
+    ) -> optax.GradientTransformation:
+        """`add_correlated_noise` of the mechanism's coefficients."""
+        level = mechanism.noise_multiplier * mechanism.sensitivity
+        return add_correlated_noise(level, mechanism.noising_coefficients, key=key)
+
+
+_NOISE = _Correlated()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,7 +127,7 @@ class CorrelatedGaussian(Mechanism):
     iterations: int
     normalize_by: float
     neighboring_relation: NeighboringRelation = _ADD_OR_REMOVE_ONE
-    clip_rule: rules.ClipRule = rules.FLAT
+    clip_rule: ClipRule = FLAT
 
     # Not iterations, which decide how large the matrix is.
     _solvable = ("noise_multiplier",)
@@ -117,7 +139,7 @@ class CorrelatedGaussian(Mechanism):
     }
     _refusal = "none."
     _deals_epochs = True
-    _has_independent_noise = False
+    _noise = _NOISE
 
     def __post_init__(self):
         validate.non_negative(noise_multiplier=self.noise_multiplier)
@@ -145,40 +167,15 @@ class CorrelatedGaussian(Mechanism):
         c = strategies.coefficients_of_inverse(self.noising_coefficients, iterations)
         return strategies.sensitivity(c, iterations, separation=self.batches_per_epoch)
 
-    @property
-    def noise_stddev(self) -> Callable[..., jax.Array]:
-        """The standard deviation of the noise in each step's gradient, a schedule.
-
-        It grows over the first steps, which have less to take back, and is one number
-        from then on. This goes to `scale_by_adam_bc`, and never to `add_dp_noise`:
-        independent noise of this level is not what epsilon is for.
-        """
-        level = self.noise_multiplier * self.sensitivity
-        norms = np.sqrt(np.cumsum(np.square(self.noising_coefficients)))
-        last = len(norms) - 1
-        return lambda step: jnp.asarray(level * norms, float)[jnp.minimum(step, last)]
-
-    def add_noise(self, *, key: jax.Array) -> optax.GradientTransformation:
-        """The transformation that adds this mechanism's noise to the clipped sum.
-
-        Args:
-          key: a typed key for the noise; a new one for each run.
-
-        Returns:
-          `contrib.add_correlated_noise` of its coefficients.
-        """
-        level = self.noise_multiplier * self.sensitivity
-        return add_correlated_noise(level, self.noising_coefficients, key=key)
-
     def _run_event(
-        self, iterations: int, accountant: events.Accountant
+        self, iterations: int, accountant: accounting.Accountant
     ) -> dp_accounting.DpEvent:
         """All steps, as one Gaussian."""
         hidden = self.noise_multiplier / self.strategy_sensitivity(iterations)
         return self._gaussian(hidden, accountant)
 
     def _step_event(
-        self, noise_multiplier: float, accountant: events.Accountant
+        self, noise_multiplier: float, accountant: accounting.Accountant
     ) -> dp_accounting.DpEvent:
         raise TypeError(
             "Expected the event of all steps, got one step of correlated noise: no"

@@ -101,7 +101,7 @@ def add_correlated_noise(
 
     def init_fn(params):
         _refuse_parts(params)
-        first = noise._first_state(key, "add_correlated_noise", params)
+        first = noise.first_state(key, "add_correlated_noise", params)
         not_yet = jax.random.split(jax.random.fold_in(first.rng_key, 0), len(d) - 1)
         return AddCorrelatedNoiseState(first, not_yet)
 
@@ -109,13 +109,13 @@ def add_correlated_noise(
         del extra_args
         draws = state.draws
         updates = clipped_sum.opened(updates, params)
-        noise._check_devices(updates, draws.rng_key)
+        noise.check_devices(updates, draws.rng_key)
         own_key = keys.of_one_run(draws.rng_key, updates)
         rng_key, step_key = jax.random.split(own_key)
-        sigma = noise._stddev(noise_stddev, draws)
+        sigma = noise.stddev_of_step(noise_stddev, draws)
         shares = jnp.array(d, float)
         also = sigma, shares, state.earlier_keys
-        step_key = noise._key_of_step(step_key, updates, *also)
+        step_key = noise.key_of_step(step_key, updates, *also)
         words = map(jax.random.key_data, (step_key[None], state.earlier_keys))
         words, kind = jnp.concatenate([*words]), jax.random.key_impl(step_key)
 
@@ -126,13 +126,13 @@ def add_correlated_noise(
             return jax.tree.map(
                 lambda g, z: g + share.astype(z.dtype) * z,
                 noised,
-                noise._gaussian_like(key_then, noised),
+                noise.gaussian_like(key_then, noised),
             )
 
         noised = with_draws_of(0, updates)
         noised = jax.lax.fori_loop(1, len(d), with_draws_of, noised)
         earlier_keys = jax.random.wrap_key_data(words[:-1], impl=kind)
-        next_state = noise._next_state(draws, rng_key)
+        next_state = noise.next_state(draws, rng_key)
         return noised, AddCorrelatedNoiseState(next_state, earlier_keys)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

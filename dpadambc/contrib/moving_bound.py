@@ -1,14 +1,27 @@
-"""Rules whose bound is another in each step, made of what earlier steps released."""
+"""Mechanisms whose bound is another in each step, made of what earlier steps released.
+
+The gradient comes out in units of the bound, so that its sensitivity and its noise stay.
+The sum that moves the bound is one more coordinate of the clipped gradients. It is
+noised with them, by the same key and at the same level.
+"""
 
 import abc
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import dp_accounting
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
-from dpadambc.clipping import rules
-from dpadambc.core import validate
+from dpadambc.core import check, clip, clipped_sum, validate
+from dpadambc.core.arrays import with_automatic_axes
+from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.noise import add_dp_noise
+from dpadambc.core.privatize import Noise, PrivateGradient
+from dpadambc.core.privatize import scaled_multiplier as scaled
+from dpadambc.core.sampling import Batch
 
 # The bound stays within this factor of the one that it starts from, either way. For a
 # start near one that is far from where squares of float32 numbers vanish or overflow.
@@ -27,64 +40,183 @@ class MovingBoundState(NamedTuple):
         return self.noise.rng_key
 
 
-class MovingRule(rules.ClipRule):
-    """A rule at a bound that moves by a sum, one number of each example.
+def _with(tree: Any, number: Any) -> Any:
+    """A gradient with one more coordinate."""
+    return tree, jnp.asarray(number)
 
-    The sum is one more coordinate of the clipped gradients, and is noised with them.
-    """
 
-    _moves = True
-    learning_rate: float
-    rule: rules.ClipRule
+class _WithSum(Noise):
+    """Independent noise on the gradient and on the sum that moves the bound."""
 
-    def __post_init__(self):
-        validate.positive(learning_rate=self.learning_rate)
-        if not isinstance(self.rule, rules.ClipRule) or self.rule._moves:
-            raise TypeError(
-                "Expected rule to be a ClipRule with a fixed bound, such as"
-                f" clipping.Flat(), got {self.rule!r}."
+    def stddev(self, mechanism: Any) -> Any:
+        """What the price of the sum leaves for the gradient."""
+        return scaled(mechanism.gradient_multiplier, mechanism.sensitivity)
+
+    def transformation(
+        self, mechanism: Any, key: jax.Array
+    ) -> optax.GradientTransformation:
+        """None of a sum without the one that moves the bound."""
+        raise TypeError(
+            "Expected privatize, a chain such as dp_adam_bc, or training.fit for"
+            f" {type(mechanism).__name__}, whose bound follows from a sum of its own,"
+            " got add_noise."
+        )
+
+    def private_gradient(self, mechanism: Any, key: jax.Array) -> PrivateGradient:
+        """A clip at the bound in the state, which the noise moves."""
+        noise = add_dp_noise(mechanism.noise_stddev, key=key)
+        start, divisor = mechanism.l2_clip_norm, mechanism.normalize_by
+        rule = mechanism.clip_rule
+        unit = mechanism.unit()
+
+        def init_fn(params):
+            clip.check_parameters(params, rule)
+            # In float32 whatever the parameters are in: a constant to the clip.
+            first = jnp.asarray(start, jnp.float32)
+            return MovingBoundState(first, noise.init(_with(params, 0.0)))
+
+        def clip_fn(gradients, state, params, *, is_padding_example=None, **extra_args):
+            masks = {"is_padding_example": is_padding_example, **extra_args}
+            if not clip.check_gradients(gradients, params, **masks):
+                return clip.Sums(gradients, jnp.zeros([]))
+            # In units of the bound: the sensitivity is that of the first step. Rounded
+            # up, for the bound is in float32, and the sum may be in float64.
+            rounding = 1 + 4 * jnp.finfo(jnp.float32).eps
+            units = state.l2_clip_norm / start * rounding
+
+            def clip_and_sum(bound, normalize_by, gradients, is_padding_example):
+                found = clip.factors(gradients, params, bound, is_padding_example, rule)
+                return clip.Sums(
+                    clip.weighted_sum(gradients, params, found, normalize_by, rule),
+                    _sum_of_indicators(mechanism, gradients, found, bound),
+                )
+
+            return with_automatic_axes(
+                clip_and_sum,
+                clip.split_as(params),
+                state.l2_clip_norm,
+                divisor * units,
+                gradients,
+                is_padding_example,
             )
 
-    def weight(self, norm: jax.Array, l2_clip_norm: jax.Array) -> jax.Array:
-        """See `ClipRule.weight`: at the bound of the step."""
-        return self.rule.weight(norm, l2_clip_norm)
+        def noise_fn(sums, state, params=None):
+            both = _with(sums.gradient, unit * sums.beside)
+            noised: Any
+            noised, noise_state = noise.update(
+                clipped_sum.closed(both, None, None),
+                state.noise,
+                None if params is None else _with(params, 0.0),
+            )
+            gradient, observed = noised
+            mean = observed / (unit * divisor)
+            moved = mechanism.moved(state.l2_clip_norm, mean)
+            return gradient, MovingBoundState(moved, noise_state)
 
-    def _groups(self, params: optax.Params) -> rules.Groups:
-        return self.rule._groups(params)
+        return PrivateGradient(init_fn, clip_fn, noise_fn)
+
+
+def _sum_of_indicators(
+    mechanism: "MovingBound", gradients: Any, found: clip.Factors, bound: jax.Array
+) -> jax.Array:
+    """The sum that moves the bound; not private."""
+    longest = jnp.stack([*found.longest.values()])
+    # In units of the bound, since squares of what is short vanish.
+    used = jnp.linalg.norm(longest / bound, axis=0)
+    of_one = jax.vmap(mechanism.indicator, (0, 0, None))
+    indicators = of_one(found.norm, used, jnp.asarray(bound, found.norm.dtype))
+    # Padding may come as gradients of zero, without its mask. An example that takes its
+    # place must not move the sum further than from nothing.
+    tells = found.takes_part & (found.norm > 0)
+    indicators = jnp.where(tells, indicators, 0)
+    return jnp.sum(jnp.where(clip.is_whole(gradients), indicators, jnp.nan))
+
+
+class MovingBound(Mechanism):
+    """A mechanism with another one's batches and epsilon, at a bound that moves.
+
+    Attributes:
+      mechanism: the other one, whose `l2_clip_norm` is the bound of the first step.
+      learning_rate: of the bound.
+    """
+
+    mechanism: Mechanism
+    learning_rate: float
+
+    _noise = _WithSum()
+
+    def __post_init__(self):
+        check.has_independent_noise(self.mechanism)
+        validate.positive(learning_rate=self.learning_rate)
+        super().__post_init__()
+        self.gradient_multiplier  # noqa: B018
+
+    l2_clip_norm = property(lambda self: self.mechanism.l2_clip_norm)
+    noise_multiplier = property(lambda self: self.mechanism.noise_multiplier)
+    iterations = property(lambda self: self.mechanism.iterations)
+    normalize_by = property(lambda self: self.mechanism.normalize_by)
+    neighboring_relation = property(lambda self: self.mechanism.neighboring_relation)
+    clip_rule = property(lambda self: self.mechanism.clip_rule)
+    pads_batches = property(lambda self: self.mechanism.pads_batches)
+    _largest_batch = property(lambda self: self.mechanism._largest_batch)
+    _known_size = property(lambda self: self.mechanism._known_size)
+    _relations = property(lambda self: self.mechanism._relations)
+    _draws_steps_alone = property(lambda self: self.mechanism._draws_steps_alone)
+
+    @property
+    @abc.abstractmethod
+    def gradient_multiplier(self) -> Any:
+        """The noise in the gradient over its sensitivity."""
 
     @abc.abstractmethod
-    def _multiplier_left(self, noise_multiplier: Any, changed: float) -> Any:
-        """That of the gradient, where it and the sum together have a noise multiplier.
-
-        Args:
-          noise_multiplier: of both.
-          changed: how many examples neighbors differ in, over `normalize_by`.
-        """
+    def unit(self) -> Any:
+        """What the sum is multiplied by, for the noise of the gradient to hide it."""
 
     @abc.abstractmethod
-    def _unit(self, noise_stddev: Any, longest: Any, normalize_by: Any) -> Any:
-        """What the sum is multiplied by, for the noise of the gradient to hide it.
-
-        Args:
-          noise_stddev: of the gradient.
-          longest: of one example in it.
-          normalize_by: B.
-        """
-
-    @abc.abstractmethod
-    def _error(self, mean: jax.Array) -> jax.Array:
-        """How far the noisy sum over B is above where it shall be."""
-
-    def _moved(
-        self, l2_clip_norm: jax.Array, mean: jax.Array, start: float
+    def indicator(
+        self, norm: jax.Array, used: jax.Array, l2_clip_norm: jax.Array
     ) -> jax.Array:
+        """The number of one example in the sum, shape ().
+
+        Args:
+          norm: of its gradient, shape ().
+          used: a bound on the norm of the clipped one over that of the step, shape ().
+          l2_clip_norm: the bound of the step, shape ().
+        """
+
+    @abc.abstractmethod
+    def error(self, mean: jax.Array) -> jax.Array:
+        """How far the noisy sum over B is above its target."""
+
+    def moved(self, l2_clip_norm: jax.Array, mean: jax.Array) -> jax.Array:
         """The bound of the next step.
 
         Args:
           l2_clip_norm: of this step.
           mean: the noisy sum, over B.
-          start: the bound of the first step.
         """
-        moved = l2_clip_norm * jnp.exp(-self.learning_rate * self._error(mean))
-        low, high = start / _FARTHEST, start * _FARTHEST
+        moved = l2_clip_norm * jnp.exp(-self.learning_rate * self.error(mean))
+        low, high = self.l2_clip_norm / _FARTHEST, self.l2_clip_norm * _FARTHEST
         return jnp.clip(moved, low, high).astype(l2_clip_norm.dtype)
+
+    def _check_relation(self, accountant: Any = None) -> None:
+        self.mechanism._check_relation(accountant)
+
+    def _run_event(self, iterations: int, accountant: Any) -> dp_accounting.DpEvent:
+        return self.mechanism._run_event(iterations, accountant)
+
+    def _step_event(
+        self, noise_multiplier: float, accountant: Any
+    ) -> dp_accounting.DpEvent:
+        return self.mechanism._step_event(noise_multiplier, accountant)
+
+    def _batches(self, rng: np.random.Generator, num_examples: int) -> Iterator[Batch]:
+        return self.mechanism._batches(rng, num_examples)
+
+    def _sample(self, key: jax.Array, num_examples: int) -> Batch:
+        return self.mechanism._sample(key, num_examples)
+
+    def _sample_step(
+        self, run_key: jax.Array, step: int | jax.Array, num_examples: int
+    ) -> Batch:
+        return self.mechanism._sample_step(run_key, step, num_examples)

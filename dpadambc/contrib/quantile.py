@@ -1,18 +1,17 @@
 """A bound that follows a quantile of the norms, from a noised count in each step."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from dpadambc.clipping import rules
-from dpadambc.contrib import moving_bound
+from dpadambc.contrib.moving_bound import MovingBound
 from dpadambc.core import validate
+from dpadambc.core.mechanism import Mechanism
 
 
 @dataclasses.dataclass(frozen=True)
-class QuantileClipping(moving_bound.MovingRule):
+class QuantileClipping(MovingBound):
     r"""The bound moves until a given share of the norms is within it.
 
     .. math::
@@ -28,8 +27,8 @@ class QuantileClipping(moving_bound.MovingRule):
 
     with :math:`C_0` = `mechanism.l2_clip_norm`, B = `normalize_by`, Δ the mechanism's
     sensitivity, and of the arguments η = `learning_rate`, γ = `target_quantile` and
-    :math:`\sigma_b / B` = `fraction_stddev`. It is the `clip_rule` of a mechanism, and
-    all that clip and noise for one follow it.
+    :math:`\sigma_b / B` = `fraction_stddev`. It is a mechanism with the batches and the epsilon of
+    another one, whose `clip_rule` says what is done with a norm at the bound.
 
     The gradient comes out in units of the bound: what was clipped at :math:`C_t` is
     divided by :math:`C_t / C_0`. So its sensitivity, its noise and the Φ of a
@@ -63,31 +62,29 @@ class QuantileClipping(moving_bound.MovingRule):
       * :math:`C_t` is made of what earlier steps released, and of nothing else: given
         that it is a constant, and steps compose adaptively, each the same.
       * An example whose norm is zero or not finite has no vote, as padding has none.
-      * Without noise for the count there is no such rule: `clip_per_example` refuses
-        it, and so does a mechanism with more noise than its count (z must be less than
-        :math:`z_b`), with a schedule, or with a way of its own to add noise.
+      * z must be less than :math:`z_b`, and no schedule.
 
     The share is of B, a public number: with more or fewer examples in a batch than
     that, the bound goes to the quantile :math:`1/2 + (\gamma - 1/2) B / n` of n. Make
     B the expected size of a batch, or γ one half.
 
     Args:
+      mechanism: that draws the batches, with independent noise.
       target_quantile: γ, in (0, 1).
       learning_rate: η, positive.
       fraction_stddev: the standard deviation of the noise in the share, in (0, 1).
-      rule: what is done with a norm at the bound of the step, such as `Flat()`.
 
     Raises:
       ValueError: if a number is out of its range.
-      TypeError: if `rule` is no `ClipRule` with a fixed bound.
+      TypeError: if `mechanism` is no mechanism with a fixed bound.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax
       >>> import dpadambc
-      >>> from dpadambc import clipping
-      >>> mechanism = dpadambc.PoissonGaussian(
+      >>> from dpadambc import contrib
+      >>> mechanism = contrib.QuantileClipping(dpadambc.PoissonGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=1.0, iterations=40,
-      ...     normalize_by=100, clip_rule=contrib.QuantileClipping())
+      ...     normalize_by=100))
       >>> f"{mechanism.noise_stddev:.6f}"  # instead of 0.01
       '0.010050'
       >>> private = dpadambc.privatize(mechanism, key=jax.random.key(0))
@@ -108,45 +105,50 @@ class QuantileClipping(moving_bound.MovingRule):
       against the public code of TensorFlow Federated.
     """
 
+    mechanism: Mechanism
     target_quantile: float = 0.5
     learning_rate: float = 0.2
     fraction_stddev: float = 0.05
-    rule: rules.ClipRule = rules.FLAT
 
     def __post_init__(self):
-        super().__post_init__()
         validate.open_unit_interval(target_quantile=self.target_quantile)
         validate.open_unit_interval(fraction_stddev=self.fraction_stddev)
+        super().__post_init__()
 
-    def _indicator(
-        self, norm: jax.Array, used: jax.Array, l2_clip_norm: jax.Array
-    ) -> jax.Array:
-        del used
-        return jnp.where(norm <= l2_clip_norm, 0.5, -0.5).astype(norm.dtype)
-
-    def _multiplier_left(self, noise_multiplier: Any, changed: float) -> float:
-        if callable(noise_multiplier):
+    @property
+    def gradient_multiplier(self) -> float:
+        """z_g."""
+        if callable(self.noise_multiplier):
             raise ValueError(
                 "Expected a number as noise_multiplier with QuantileClipping, got a"
                 " schedule: the noise of its count would have to follow it. Give"
                 " SlackClipping, which has no noise of its own."
             )
+        changed = self.sensitivity / self.l2_clip_norm
         of_count = 2 * self.fraction_stddev / changed
-        z = float(noise_multiplier)
+        z = float(self.noise_multiplier)
         if z >= of_count:
             raise ValueError(
                 f"Expected a noise_multiplier below {of_count:g}, that of the count of"
-                f" {self!r}, got {z:g}: the count alone would spend more than the"
-                " mechanism says. Give the rule a larger fraction_stddev, or make"
+                f" QuantileClipping, got {z:g}: the count alone would spend more than"
+                " the mechanism says. Give a larger fraction_stddev, or make"
                 " normalize_by the size of a batch; each means more noise in the count."
             )
         return z / (1 - (z / of_count) ** 2) ** 0.5
 
-    def _unit(self, noise_stddev: Any, longest: Any, normalize_by: Any) -> jax.Array:
-        del longest
-        unit = noise_stddev / (self.fraction_stddev * normalize_by)
+    def unit(self) -> jax.Array:
+        """See `MovingBound.unit`."""
+        unit = self.noise_stddev / (self.fraction_stddev * self.normalize_by)
         # Without noise there is no privacy, and any number will do.
         return jnp.where(unit > 0, unit, 1.0)
 
-    def _error(self, mean: jax.Array) -> jax.Array:
+    def indicator(
+        self, norm: jax.Array, used: jax.Array, l2_clip_norm: jax.Array
+    ) -> jax.Array:
+        """b: one half within the bound, minus one half beyond it."""
+        del used
+        return jnp.where(norm <= l2_clip_norm, 0.5, -0.5).astype(norm.dtype)
+
+    def error(self, mean: jax.Array) -> jax.Array:
+        """How far the share is above the target."""
         return 0.5 + mean - self.target_quantile

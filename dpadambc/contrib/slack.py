@@ -6,13 +6,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpadambc.clipping import rules
-from dpadambc.contrib import moving_bound
+from dpadambc.contrib.moving_bound import MovingBound
 from dpadambc.core import validate
+from dpadambc.core.mechanism import Mechanism
 
 
 @dataclasses.dataclass(frozen=True)
-class SlackClipping(moving_bound.MovingRule):
+class SlackClipping(MovingBound):
     r"""The bound moves until the mean slack of the gradients is at its target.
 
     .. math::
@@ -29,8 +29,8 @@ class SlackClipping(moving_bound.MovingRule):
     multiplier and sensitivity, and k = Δ B / C₀: the examples that neighbors differ in,
     1, or 2 under REPLACE_ONE, and more for a node in several terms. Of the
     arguments η = `learning_rate` and s = `target_slack`. A gradient at the bound has no
-    slack, a short one has all of it. It is the `clip_rule` of a mechanism, and all that
-    clip and noise for one follow it. The gradient comes out in units of the bound, as
+    slack, a short one has all of it. It is a mechanism with the batches and the epsilon
+    of another one. The gradient comes out in units of the bound, as
     with `QuantileClipping`.
 
     Guarantees:
@@ -45,29 +45,27 @@ class SlackClipping(moving_bound.MovingRule):
       * :math:`C_t` is made of what earlier steps released, and of nothing else: given
         that it is a constant, and steps compose adaptively, each the same.
       * An example whose norm is zero or not finite has no slack, as padding has none.
-      * Without noise for the sum there is no such rule: `clip_per_example` refuses it,
-        and so does a mechanism with a way of its own to add noise.
 
     The mean is over B, a public number. Where half of the norms are beyond the bound,
     and the others anywhere within it, it is 0.39; at a lower target the bound is lower.
 
     Args:
+      mechanism: that draws the batches, with independent noise. A `clip_rule` that
+        makes all gradients long, such as `Automatic()`, leaves no slack.
       target_slack: s, in (0, 1).
       learning_rate: η, positive.
-      rule: what is done with a norm at the bound of the step, such as `Flat()`. One
-        that makes all gradients long, such as `Automatic()`, leaves no slack.
 
     Raises:
       ValueError: if a number is out of its range.
-      TypeError: if `rule` is no `ClipRule` with a fixed bound.
+      TypeError: if `mechanism` is no mechanism with a fixed bound.
 
     Example:
       >>> import jax, jax.numpy as jnp
       >>> import dpadambc
-      >>> from dpadambc import clipping
-      >>> mechanism = dpadambc.PoissonGaussian(
+      >>> from dpadambc import contrib
+      >>> mechanism = contrib.SlackClipping(dpadambc.PoissonGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=1.0, iterations=60,
-      ...     normalize_by=100, clip_rule=contrib.SlackClipping())
+      ...     normalize_by=100))
       >>> mechanism.noise_stddev
       0.01
       >>> private = dpadambc.privatize(mechanism, key=jax.random.key(0))
@@ -90,27 +88,30 @@ class SlackClipping(moving_bound.MovingRule):
       there is one, and the step of Andrew et al. (see `QuantileClipping`).
     """
 
+    mechanism: Mechanism
     target_slack: float = 0.4
     learning_rate: float = 0.2
-    rule: rules.ClipRule = rules.FLAT
 
     def __post_init__(self):
-        super().__post_init__()
         validate.open_unit_interval(target_slack=self.target_slack)
+        super().__post_init__()
 
-    def _indicator(
+    @property
+    def gradient_multiplier(self) -> Any:
+        """z: the slack is free."""
+        return self.noise_multiplier
+
+    def unit(self) -> float:
+        """See `MovingBound.unit`."""
+        return self.l2_clip_norm / self.normalize_by
+
+    def indicator(
         self, norm: jax.Array, used: jax.Array, l2_clip_norm: jax.Array
     ) -> jax.Array:
+        """s: what is left of the bound."""
         del norm, l2_clip_norm
         return jnp.sqrt(1 - jnp.minimum(used, 1) ** 2)
 
-    def _multiplier_left(self, noise_multiplier: Any, changed: float) -> Any:
-        del changed
-        return noise_multiplier
-
-    def _unit(self, noise_stddev: Any, longest: Any, normalize_by: Any) -> Any:
-        del noise_stddev, normalize_by
-        return longest
-
-    def _error(self, mean: jax.Array) -> jax.Array:
+    def error(self, mean: jax.Array) -> jax.Array:
+        """How far the mean slack is above the target."""
         return mean - self.target_slack

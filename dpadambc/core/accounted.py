@@ -10,7 +10,7 @@ import optax
 from dpadambc.accounting import search_target, trade_off, tuning
 from dpadambc.accounting.selection import least_bound
 from dpadambc.accounting.trials import Trials
-from dpadambc.core import epochs, events, validate
+from dpadambc.core import accounting, epochs, validate
 from dpadambc.core import epsilon as _epsilon
 from dpadambc.core.clip import NeighboringRelation
 
@@ -25,7 +25,7 @@ class Accounted(abc.ABC):
     # Which fields `calibrate` can solve for, and who accounts for the sampling under
     # which relation: the tightest accountant first.
     _solvable: ClassVar[tuple[str, ...]] = ("noise_multiplier", "iterations")
-    _relations: ClassVar[dict[NeighboringRelation, tuple[events.Accountant, ...]]]
+    _relations: ClassVar[dict[NeighboringRelation, tuple[accounting.Accountant, ...]]]
     _refusal: ClassVar[str]
     # Whether an epoch deals all examples into a whole number of batches.
     _deals_epochs: ClassVar[bool] = False
@@ -49,7 +49,7 @@ class Accounted(abc.ABC):
             )
 
     @property
-    def _default_accountant(self) -> events.Accountant:
+    def _default_accountant(self) -> accounting.Accountant:
         return self._relations[self.neighboring_relation][0]
 
     @property
@@ -59,26 +59,26 @@ class Accounted(abc.ABC):
 
     @abc.abstractmethod
     def _step_event(
-        self, noise_multiplier: float, accountant: events.Accountant
+        self, noise_multiplier: float, accountant: accounting.Accountant
     ) -> dp_accounting.DpEvent:
         """One step, in the unit of the accountant."""
 
     def _gaussian(
-        self, noise_multiplier: float, accountant: events.Accountant
+        self, noise_multiplier: float, accountant: accounting.Accountant
     ) -> dp_accounting.GaussianDpEvent:
         """One step on the whole data set, in the unit of the accountant."""
         relation = self.neighboring_relation
-        return events.gaussian(noise_multiplier, relation, accountant)
+        return accounting.gaussian(noise_multiplier, relation, accountant)
 
     def _compositions(self, iterations: int) -> int:
         """How many times `_step_event` is composed in so many steps."""
         return iterations
 
     def _run_event(
-        self, iterations: int, accountant: events.Accountant
+        self, iterations: int, accountant: accounting.Accountant
     ) -> dp_accounting.DpEvent:
         """So many steps, at least one."""
-        return events.composed(
+        return accounting.composed(
             lambda z: self._step_event(z, accountant),
             self.noise_multiplier,
             self._compositions(iterations),
@@ -88,7 +88,7 @@ class Accounted(abc.ABC):
         self,
         iterations: int | None = None,
         *,
-        accountant: events.Accountant | None = None,
+        accountant: accounting.Accountant | None = None,
     ) -> dp_accounting.DpEvent:
         """What was run, as a dp-accounting event.
 
@@ -111,7 +111,7 @@ class Accounted(abc.ABC):
             sampling under the neighboring relation.
         """
         accountant = accountant or self._default_accountant
-        events.check_accountant(accountant)
+        accounting.check_accountant(accountant)
         self._check_relation(accountant)
         iterations = self.iterations if iterations is None else iterations
         validate.count(iterations=iterations)
@@ -124,8 +124,8 @@ class Accounted(abc.ABC):
         self,
         iterations: int | None = None,
         *,
-        accountant: events.Accountant | None = None,
-    ) -> dict[events.Accountant, dp_accounting.DpEvent]:
+        accountant: accounting.Accountant | None = None,
+    ) -> dict[accounting.Accountant, dp_accounting.DpEvent]:
         """What was run, as an event for each accountant that can read it.
 
         Args:
@@ -149,7 +149,7 @@ class Accounted(abc.ABC):
         target_delta: float,
         *,
         iterations: int | None = None,
-        accountant: events.Accountant | None = None,
+        accountant: accounting.Accountant | None = None,
         num_examples: int | None = None,
         trials: Trials | None = None,
     ) -> float:
@@ -174,7 +174,7 @@ class Accounted(abc.ABC):
           ValueError: for an unknown accountant, one that cannot account for the
             sampling under the neighboring relation, or a delta outside (0, 1).
         """
-        events.check_delta(target_delta, num_examples or self._known_size)
+        accounting.check_delta(target_delta, num_examples or self._known_size)
         if trials is not None:
             return least_bound(
                 self.dp_events(iterations, accountant=accountant),
@@ -196,7 +196,7 @@ class Accounted(abc.ABC):
         *,
         trials: Trials,
         iterations: int | None = None,
-        accountant: events.Accountant | None = None,
+        accountant: accounting.Accountant | None = None,
     ) -> tuning.TunedEpsilon:
         """The epsilon of publishing the best of a random number of runs.
 
@@ -214,7 +214,7 @@ class Accounted(abc.ABC):
           TypeError: if `trials` is no such distribution.
           ValueError: as `epsilon`.
         """
-        events.check_delta(target_delta, self._known_size)
+        accounting.check_delta(target_delta, self._known_size)
         return tuning.tuned_epsilon(
             self.dp_events(iterations, accountant=accountant),
             trials,
@@ -284,7 +284,7 @@ class Accounted(abc.ABC):
         *,
         target_epsilon: float,
         target_delta: float,
-        accountant: events.Accountant | None = None,
+        accountant: accounting.Accountant | None = None,
         trials: Trials | None = None,
         **public_numbers: Any,
     ) -> Self:
@@ -313,7 +313,7 @@ class Accounted(abc.ABC):
           ValueError: if the target cannot be reached, or a number is out of its range.
         """
         if accountant is not None:
-            events.check_accountant(accountant)
+            accounting.check_accountant(accountant)
         if trials is not None:
             return search_target.calibrated(
                 lambda target: cls.calibrate(
@@ -327,7 +327,7 @@ class Accounted(abc.ABC):
                 ),
                 target_epsilon,
             )
-        events.check_delta(target_delta, public_numbers.get("num_examples"))
+        accounting.check_delta(target_delta, public_numbers.get("num_examples"))
         public_numbers = cls._as_fields(public_numbers)
         # No rule changes epsilon, and not every trial would do for one.
         rule = {k: public_numbers.pop(k) for k in {"clip_rule"} & set(public_numbers)}

@@ -6,7 +6,7 @@ import dp_accounting
 import numpy as np
 
 from dpadambc.accounting.accountants import ReadableDpEvent
-from dpadambc.core.events import Accountant
+from dpadambc.core.accounting import Accountant
 
 # Epsilon counts as infinite where the privacy loss of a step, or the mean of all, is
 # beyond this: it means nothing, and its distribution would not fit into memory.

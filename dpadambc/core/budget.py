@@ -1,6 +1,6 @@
 """How far a budget goes."""
 
-from dpadambc.core import search, validate
+from dpadambc.core import calibrate, validate
 from dpadambc.core.account import Account, Spent, earlier
 from dpadambc.core.mechanism import Mechanism
 
@@ -47,4 +47,4 @@ def affordable_iterations(
         return mechanism.iterations
     if gap(0) >= 0:
         return 0
-    return search.last_affordable(gap, 0, mechanism.iterations)
+    return calibrate.last_affordable(gap, 0, mechanism.iterations)

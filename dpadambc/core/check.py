@@ -17,7 +17,7 @@ def is_mechanism(mechanism: Any) -> None:
 def has_independent_noise(mechanism: Any) -> None:
     """Raises unless it is a mechanism whose noise is independent over steps."""
     is_mechanism(mechanism)
-    if not mechanism._has_independent_noise:
+    if not mechanism.has_independent_noise:
         raise ValueError(
             "Expected a mechanism with independent noise in every step, got a"
             f" {type(mechanism).__name__}, whose noise is correlated: the level of one"

@@ -1,6 +1,9 @@
 """Clip each example's gradient, sum, divide by a public number."""
 
+import abc
+import dataclasses
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import dp_accounting
@@ -9,10 +12,225 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
-from dpadambc.clipping import rules
 from dpadambc.core import clipped_sum as _clipped_sum
-from dpadambc.core import explicit_mesh, seal, untouched, validate
-from dpadambc.core import leaves as _leaves
+from dpadambc.core import validate
+from dpadambc.core.arrays import (
+    shard_map_axes,
+    specs_of,
+    varying_axes,
+    with_automatic_axes,
+)
+from dpadambc.core.gradient import (
+    PerExampleGradient,
+    has_seal_dtype,
+    is_per_example,
+    per_example_leaves,
+    per_example_squared_norms,
+    seals_agree,
+    weighted_sums,
+)
+
+Groups = Mapping[str, tuple[float, list[int]]]
+
+
+class ClipRule(abc.ABC):
+    r"""The factor of an example's gradient, as a function of its norm alone.
+
+    Subclasses are frozen dataclasses, so that they are equal where their numbers are.
+
+    Example:
+      >>> import dataclasses
+      >>> import jax.numpy as jnp
+      >>> import dpadambc
+      >>> from dpadambc import clipping
+      >>> @dataclasses.dataclass(frozen=True)
+      ... class LeaveOutLong(clipping.ClipRule):
+      ...     def weight(self, norm, l2_clip_norm):
+      ...         return jnp.where(norm <= l2_clip_norm, 1, 0)
+      >>> clip = dpadambc.clip_per_example(
+      ...     1.0, normalize_by=1, clip_rule=LeaveOutLong())
+      >>> grads = dpadambc.as_per_example(jnp.array([[0.5], [9.0]]))
+      >>> params = jnp.zeros(1)
+      >>> clip.update(grads, clip.init(params), params)[0].value.item()
+      0.5
+    """
+
+    @abc.abstractmethod
+    def weight(self, norm: jax.Array, l2_clip_norm: jax.Array) -> jax.Array:
+        r"""The factor of one example.
+
+        Args:
+          norm: of its gradient, shape (), not negative; it may be infinite or NaN, and
+            what is returned then does not count.
+          l2_clip_norm: C, shape ().
+
+        Returns:
+          The factor, shape (). It is limited to :math:`[0, C / \mathrm{norm}]`.
+        """
+
+    def groups(self, params: optax.Params) -> Groups:
+        """The groups of parameters that are clipped each on their own.
+
+        By name a share of C, and the leaves by their places among all leaves. The
+        squares of the shares add up to one.
+        """
+        return {"all": (1.0, list(range(len(jax.tree.leaves(params)))))}
+
+
+@dataclasses.dataclass(frozen=True)
+class Flat(ClipRule):
+    r"""Gradients longer than C are cut to C: the usual rule, and the default.
+
+    .. math:: w = \min(1, C / \lVert g \rVert)
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from dpadambc import clipping
+      >>> norms = jnp.array([0.5, 2.0])
+      >>> print(jax.vmap(lambda x: clipping.Flat().weight(x, 1.0))(norms))
+      [1.  0.5]
+
+    References:
+      Abadi et al., `Deep Learning with Differential Privacy
+      <https://arxiv.org/abs/1607.00133>`_, 2016
+    """
+
+    def weight(self, norm: jax.Array, l2_clip_norm: jax.Array) -> jax.Array:
+        """See `ClipRule.weight`."""
+        return jnp.where(norm <= l2_clip_norm, 1, l2_clip_norm / norm)
+
+
+FLAT = Flat()
+
+
+def check_rule(clip_rule: Any) -> None:
+    """Raises unless it is a rule."""
+    if not isinstance(clip_rule, ClipRule):
+        raise TypeError(
+            "Expected clip_rule to be a dpadambc.clipping.ClipRule, such as"
+            f" clipping.Automatic(), got {clip_rule!r}."
+        )
+
+
+def refuse_misspelt_mask(extra_args: dict[str, Any]) -> None:
+    """Raises for an extra argument whose name says that it is the padding mask."""
+    for name in extra_args:
+        if "padding" in name:
+            raise TypeError(
+                f"Expected the padding mask as is_padding_example, got {name}. Without"
+                " the mask, padding would be summed as if it were data."
+            )
+
+
+def _refuse_array(name: str, leaf: Any, expected: tuple[int, ...]) -> None:
+    """Raises for what is not, or no longer, gradients of single examples."""
+    shape, dtype = jnp.shape(leaf), jnp.result_type(leaf)
+    if shape[1:] != expected or not shape or not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(
+            f"Expected {name} to hold one gradient per example, for parameters of"
+            f" shape {expected}, got an array of shape {shape}, {dtype}. Gradients that"
+            " are averaged over the batch cannot be clipped per example: make them"
+            " with dpadambc.per_example_grad. Behind dpadambc.clipped_grad, which has"
+            " clipped and summed already, chain dpadambc.add_dp_noise with an optimizer"
+            " of the private gradient, such as dpadambc.adam_bc. optax.MultiSteps"
+            " around a chain averages before the clip: to save memory give"
+            " microbatch_size to dpadambc.clipped_grad or training.fit."
+        )
+    raise TypeError(
+        f"Expected {name} as dpadambc.per_example_grad returns it, got an array of"
+        f" shape {shape}, which may have been changed: put clip_per_example"
+        " first, with nothing before it that could mix examples. Gradients per example"
+        " of your own go through dpadambc.as_per_example."
+    )
+
+
+def _refuse_touched(name: str, leaf: PerExampleGradient) -> None:
+    """Raises where something has been between the gradient function and the clip."""
+    if not has_seal_dtype(leaf.seal):
+        raise TypeError(
+            f"Expected {name} as dpadambc.per_example_grad returned it, got one that"
+            f" was changed since: its seal, of dtype {leaf.seal.dtype}, is broken. Put"
+            " clip_per_example first, with nothing before it."
+        )
+    varying = set(varying_axes(leaf.seal))
+    summed = set(leaf.axes) & shard_map_axes() - varying
+    if summed:
+        raise ValueError(
+            f"Expected {name} of the device's own examples, got one that combines"
+            f" devices along {sorted(summed)}, as jax.lax.psum does. Put"
+            " clip_per_example first, and sum what it returns over devices."
+        )
+    split = set(varying_axes(leaf.sealed)) - varying
+    if split:
+        raise ValueError(
+            f"Expected {name} whole on each device, got parameters that are split"
+            f" along {sorted(split)} of a jax.shard_map: the norm of a part is not that"
+            " of the gradient. Gather them before the gradient is taken, or leave it to"
+            " jax.jit to split them, on a mesh with Auto or Explicit axes."
+        )
+
+
+def refuse_some_gradients(leaves: Sequence[PerExampleGradient]) -> None:
+    """Raises where gradients of other parameters were taken with these."""
+    together = max(leaf.num_together for leaf in leaves)
+    if together > len(leaves):
+        raise ValueError(
+            f"Expected the gradients of all {together} parameters that were"
+            f" differentiated together, got {len(leaves)} of them: two parts that are"
+            " clipped apart move by more than one clip norm. Clip all of them together,"
+            " and divide them behind the noise, by optax.multi_transform; to train a"
+            " part alone, differentiate that part (argnums), of an nnx module what"
+            " nnx.split(model, nnx.Param, ...) gives: with wrt=, nnx.Optimizer leaves"
+            " out gradients that were taken."
+        )
+
+
+def refuse_parts(params: optax.Params) -> None:
+    """Raises where a part of the parameters is hidden."""
+    if validate.sees_a_part(params):
+        raise ValueError(
+            "Expected all parameters that are trained, got a part of them, inside"
+            " optax.masked or optax.multi_transform: the others would be released"
+            " without noise, or the sensitivities of several parts add up to more than"
+            " the mechanism accounts for. Privatize all of them first, as in"
+            " optax.chain(dpadambc.privatize(...), optax.multi_transform(...)); to"
+            " train a part alone, differentiate that part (argnums)."
+        )
+
+
+def checked_leaves(
+    gradients: optax.Updates, params: optax.Params | None
+) -> list[PerExampleGradient]:
+    """The leaves; raises unless each is sealed, of its parameter, and as long."""
+    if params is None:
+        raise ValueError(
+            "clip_per_example needs the parameters, to tell per-example gradients from"
+            " averaged ones. Call update(gradients, state, params)."
+        )
+    parameters = dict(jax.tree_util.tree_leaves_with_path(params))
+    paths = jax.tree_util.tree_leaves_with_path(gradients, is_leaf=is_per_example)
+    sizes: dict[int, str] = {}
+    for path, leaf in paths:
+        name = jax.tree_util.keystr(path) or "the gradient"
+        if path not in parameters:
+            raise ValueError(f"Expected gradients shaped like params, got {name} too.")
+        expected = jnp.shape(parameters[path])
+        if not is_per_example(leaf):
+            _refuse_array(name, leaf, expected)
+        if leaf.shape != expected:
+            raise ValueError(
+                f"Expected {name} to hold gradients of shape {expected}, got"
+                f" {leaf.shape}."
+            )
+        _refuse_touched(name, leaf)
+        sizes.setdefault(leaf.batch_size, name)
+    if len(sizes) > 1:
+        listed = ", ".join(f"{name} has {size}" for size, name in sizes.items())
+        raise ValueError(
+            f"Expected all gradients to have the same batch size, but {listed}."
+        )
+    return [leaf for _, leaf in paths]
+
 
 NeighboringRelation = dp_accounting.NeighboringRelation
 
@@ -66,7 +284,7 @@ def _clip_weights(
     squared_norms: jax.Array,
     l2_clip_norm: jax.typing.ArrayLike,
     is_padding_example: jax.Array | None = None,
-    clip_rule: rules.ClipRule = rules.FLAT,
+    clip_rule: ClipRule = FLAT,
     size: int = 1,
 ) -> jax.Array:
     """The factor of each example, at most C / norm, shape (batch,).
@@ -109,127 +327,173 @@ def _longest(squared_norms: jax.Array, weights: jax.Array, size: int) -> jax.Arr
     return jnp.where(weights > 0, longest, 0)  # where it is not finite, too
 
 
-def _of_gradients(
-    clip_rule: rules.ClipRule, params: Any, updates: optax.Updates
-) -> rules.Groups:
+def _of_gradients(clip_rule: ClipRule, params: Any, updates: optax.Updates) -> Groups:
     """The groups by the places of the gradients, of which some may be missing."""
-    is_leaf = _leaves.is_per_example
+    is_leaf = is_per_example
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
     found = jax.tree_util.tree_leaves_with_path(updates, is_leaf=is_leaf)
     places = {path: i for i, (path, _) in enumerate(found)}
     known = {
         name: (share, [places[paths[i]] for i in several if paths[i] in places])
-        for name, (share, several) in clip_rule._groups(params).items()
+        for name, (share, several) in clip_rule.groups(params).items()
     }
     return {name: group for name, group in known.items() if group[1]}
 
 
-class _Observed(NamedTuple):
-    """A clipped sum, and the sum of what a rule with a moving bound looks at."""
+class Sums(NamedTuple):
+    """Sums over the examples of a batch: those of several batches add up.
+
+    Attributes:
+      gradient: of the clipped gradients, divided.
+      beside: of other numbers of each example, where `contrib` has them.
+    """
 
     gradient: optax.Updates
-    indicator: jax.Array  # shape=()
+    beside: Any = ()
 
 
-def _split_as(params: Any) -> Any:
-    """How each part of an `_Observed` is split on a mesh."""
-    indicator: Any = PartitionSpec()
-    return _Observed(explicit_mesh.split_as(params), indicator)
+def split_as(params: Any) -> Any:
+    """How each part of `Sums` is split on a mesh."""
+    return Sums(specs_of(params), PartitionSpec())
 
 
-class _Factors(NamedTuple):
-    """What of each example's gradient is added up."""
+class Factors(NamedTuple):
+    """How much of each example's gradient is added up; *not private*.
 
-    weights: dict[str, jax.Array]  # by group
-    are_finite: jax.Array  # in all groups, shape=(batch,)
-    indicators: jax.Array  # see `ClipRule._indicator`, shape=(batch,)
+    Attributes:
+      weights: the factor of each example, for each group of parameters. shape=(batch,)
+      longest: bounds on the norms of the clipped parts, for each group. shape=(batch,)
+      norm: of the whole gradient. shape=(batch,)
+      takes_part: False for padding, and where a norm is not finite. shape=(batch,)
+      are_finite: whether all norms of an example are. shape=(batch,)
+    """
+
+    weights: dict[str, jax.Array]
+    longest: dict[str, jax.Array]
+    norm: jax.Array
+    takes_part: jax.Array
+    are_finite: jax.Array
 
 
-def _members(updates: optax.Updates, groups: rules.Groups) -> dict[str, Any]:
+def _members(updates: optax.Updates, groups: Groups) -> dict[str, Any]:
     """The gradients of each group."""
-    leaves = _leaves.flatten(updates)
+    leaves = per_example_leaves(updates)
     return {name: [leaves[i] for i in places] for name, (_, places) in groups.items()}
 
 
-def _factors(
-    updates: optax.Updates,
-    groups: rules.Groups,
-    l2_clip_norm: jax.typing.ArrayLike,
-    is_padding_example: jax.Array | None,
-    clip_rule: rules.ClipRule,
-) -> _Factors:
-    """Zero for padding, and for examples that are not finite."""
-    members = _members(updates, groups)
-    norms = {
-        name: _leaves.per_example_squared_norms(several)
-        for name, several in members.items()
-    }
-    are_finite = jnp.stack([jnp.isfinite(x) for x in norms.values()]).all(0)
-    leave_out = ~are_finite
-    if is_padding_example is not None:
-        leave_out |= is_padding_example
-    weights, longest = {}, []
-    for name, (share, _) in groups.items():
-        size = sum(math.prod(leaf.shape) for leaf in members[name])
-        weights[name] = _clip_weights(
-            norms[name], l2_clip_norm * share, leave_out, clip_rule, size
-        )
-        longest.append(_longest(norms[name], weights[name], size))
-    norm = jnp.sqrt(sum(norms.values()))
-    # In units of the bound, since squares of what is short vanish.
-    used = jnp.linalg.norm(jnp.stack(longest) / l2_clip_norm, axis=0)
-    # Of one example at a time, as the weights.
-    indicators = jax.vmap(clip_rule._indicator, (0, 0, None))(
-        norm, used, jnp.asarray(l2_clip_norm, norm.dtype)
-    )
-    # Padding may come as gradients of zero, without its mask. An example that takes its
-    # place must not move the sum further than from nothing.
-    tells = ~leave_out & (norm > 0)
-    return _Factors(weights, are_finite, jnp.where(tells, indicators, 0))
-
-
-def _per_example_weights(
+def factors(
     updates: optax.Updates,
     params: optax.Params,
     l2_clip_norm: jax.typing.ArrayLike,
-    clip_rule: rules.ClipRule,
-) -> list[jax.Array]:
-    """The factor of each example, for each group of parameters; *not private*."""
+    is_padding_example: jax.Array | None = None,
+    clip_rule: ClipRule = FLAT,
+) -> Factors:
+    """The `Factors` of a batch at a bound: zero for padding, and where not finite."""
     groups = _of_gradients(clip_rule, params, updates)
-    factors = _factors(updates, groups, l2_clip_norm, None, clip_rule)
-    return list(factors.weights.values())
+    members = _members(updates, groups)
+    norms = {
+        name: per_example_squared_norms(several) for name, several in members.items()
+    }
+    are_finite = jnp.stack([jnp.isfinite(x) for x in norms.values()]).all(0)
+    takes_part = are_finite
+    if is_padding_example is not None:
+        takes_part &= ~is_padding_example
+    weights, longest = {}, {}
+    for name, (share, _) in groups.items():
+        size = sum(math.prod(leaf.shape) for leaf in members[name])
+        weights[name] = _clip_weights(
+            norms[name], l2_clip_norm * share, ~takes_part, clip_rule, size
+        )
+        longest[name] = _longest(norms[name], weights[name], size)
+    norm = jnp.sqrt(sum(norms.values()))
+    return Factors(weights, longest, norm, takes_part, are_finite)
 
 
-def _sum_of_clipped(
+def weighted_sum(
     updates: optax.Updates,
-    groups: rules.Groups,
-    l2_clip_norm: jax.typing.ArrayLike,
+    params: optax.Params,
+    found: Factors,
     normalize_by: jax.typing.ArrayLike,
-    is_padding_example: jax.Array | None,
-    clip_rule: rules.ClipRule,
-) -> _Observed:
-    """The sum over examples, each group of parameters clipped to its share of C."""
-    weights, are_finite, indicators = _factors(
-        updates, groups, l2_clip_norm, is_padding_example, clip_rule
-    )
-    members, leaves = _members(updates, groups), _leaves.flatten(updates)
-    # What has come this far in another way than through an index ends here.
-    whole = seal.are_whole([leaf.seal for leaf in leaves])
+    clip_rule: ClipRule = FLAT,
+) -> optax.Updates:
+    """The sum over examples, each times its factor, divided by a number."""
+    groups = _of_gradients(clip_rule, params, updates)
+    members, leaves = _members(updates, groups), per_example_leaves(updates)
+    whole = is_whole(updates)
     sums: dict[int, jax.Array] = {}
     for name, (_, places) in groups.items():
-        own = jnp.where(whole, weights[name], jnp.nan) / normalize_by
-        several: Any = _leaves.weighted_sums(members[name], own, are_finite.all())
+        own = jnp.where(whole, found.weights[name], jnp.nan) / normalize_by
+        several: Any = weighted_sums(members[name], own, found.are_finite.all())
         sums.update(zip(places, several, strict=True))
-    structure = jax.tree.structure(updates, is_leaf=_leaves.is_per_example)
-    gradient = structure.unflatten([sums[i] for i in range(len(leaves))])
-    return _Observed(gradient, jnp.sum(jnp.where(whole, indicators, jnp.nan)))
+    structure = jax.tree.structure(updates, is_leaf=is_per_example)
+    return structure.unflatten([sums[i] for i in range(len(leaves))])
+
+
+def is_whole(updates: optax.Updates) -> jax.Array:
+    """Whether no row of the gradients has come another way than through an index."""
+    return seals_agree([leaf.seal for leaf in per_example_leaves(updates)])
+
+
+def check_gradients(
+    updates: optax.Updates,
+    params: optax.Params | None,
+    *,
+    is_padding_example: jax.Array | None = None,
+    **extra_args: Any,
+) -> bool:
+    """Raises unless these are gradients of single examples; False if there is none."""
+    found = checked_leaves(updates, params)
+    if not found:
+        return False
+    refuse_misspelt_mask(extra_args)
+    refuse_some_gradients(found)
+    if is_padding_example is not None:
+        validate.padding(is_padding_example, found[0].batch_size)
+    return True
+
+
+def check_parameters(params: optax.Params, clip_rule: ClipRule) -> None:
+    """Raises for a part of the parameters, and where the groups of a rule do not fit."""
+    refuse_parts(params)
+    clip_rule.groups(params)
+
+
+def clipped_sums(
+    updates: optax.Updates,
+    params: optax.Params | None,
+    l2_clip_norm: jax.typing.ArrayLike,
+    normalize_by: jax.typing.ArrayLike,
+    clip_rule: ClipRule = FLAT,
+    *,
+    is_padding_example: jax.Array | None = None,
+    **extra_args: Any,
+) -> Sums:
+    """The clipped sum of per-example gradients, as arrays: see `clip_per_example`."""
+    if not check_gradients(
+        updates, params, is_padding_example=is_padding_example, **extra_args
+    ):
+        return Sums(updates)
+
+    # The numbers are arguments wherever they are used, as arrays are on Explicit meshes.
+    def clip_and_sum(l2_clip_norm, normalize_by, updates, is_padding_example):
+        found = factors(updates, params, l2_clip_norm, is_padding_example, clip_rule)
+        return Sums(weighted_sum(updates, params, found, normalize_by, clip_rule))
+
+    return with_automatic_axes(
+        clip_and_sum,
+        split_as(params),
+        l2_clip_norm,
+        normalize_by,
+        updates,
+        is_padding_example,
+    )
 
 
 def clip_per_example(
     l2_clip_norm: jax.typing.ArrayLike,
     *,
     normalize_by: jax.typing.ArrayLike,
-    clip_rule: rules.ClipRule = rules.FLAT,
+    clip_rule: ClipRule = FLAT,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Clips each example's gradient, sums over examples and divides by a constant.
 
@@ -302,68 +566,16 @@ def clip_per_example(
     """
     validate.positive_or_infinite(l2_clip_norm=l2_clip_norm)
     validate.positive(normalize_by=normalize_by)
-    rules._check(clip_rule)
-    if clip_rule._moves:
-        raise ValueError(
-            f"Expected a rule of one norm and a fixed bound, got {clip_rule!r}, whose"
-            " bound follows from a sum that needs noise. Give it to a mechanism, as"
-            " its clip_rule, for privatize, a chain such as dp_adam_bc, or"
-            " training.fit."
-        )
-    clip, bound = _observing(clip_rule), _Bound(l2_clip_norm, normalize_by)
+    check_rule(clip_rule)
 
     def init_fn(params):
-        clip.init(params)
+        check_parameters(params, clip_rule)
         return optax.EmptyState()
 
     def update_fn(updates, state, params=None, **extra_args):
-        observed: Any
-        observed, _ = clip.update(updates, bound, params, **extra_args)
-        return _clipped_sum.closed(observed.gradient, *bound), state
-
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
-
-
-class _Bound(NamedTuple):
-    """What one example is cut to, and what the sum is divided by."""
-
-    l2_clip_norm: jax.typing.ArrayLike
-    normalize_by: jax.typing.ArrayLike
-
-
-def _observing(clip_rule: rules.ClipRule) -> optax.GradientTransformationExtraArgs:
-    """`clip_per_example` at the `_Bound` that is its state; it returns an `_Observed`.
-
-    The bound is an argument wherever it is used, as arrays are on Explicit meshes.
-    """
-
-    def init_fn(params):
-        untouched.refuse_parts(params)
-        clip_rule._groups(params)
-        return optax.EmptyState()
-
-    def update_fn(
-        updates, state, params=None, *, is_padding_example=None, **extra_args
-    ):
-        found = untouched.leaves_of(updates, params)
-        if not found:
-            nothing: Any = _Observed(updates, jnp.zeros([]))
-            return nothing, state
-        untouched.refuse_misspelt_mask(extra_args)
-        untouched.refuse_some_gradients(found)
-        if is_padding_example is not None:
-            validate.padding(is_padding_example, found[0].batch_size)
-
-        groups = _of_gradients(clip_rule, params, updates)
-
-        def clipped_sum(bound, updates, is_padding_example):
-            c, divisor = bound
-            return _sum_of_clipped(
-                updates, groups, c, divisor, is_padding_example, clip_rule
-            )
-
-        return explicit_mesh.automatic(
-            clipped_sum, _split_as(params), state, updates, is_padding_example
-        ), state
+        sums = clipped_sums(
+            updates, params, l2_clip_norm, normalize_by, clip_rule, **extra_args
+        )
+        return _clipped_sum.closed(sums.gradient, l2_clip_norm, normalize_by), state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

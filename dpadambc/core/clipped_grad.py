@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.clipping import rules
 from dpadambc.core import clip as flat
-from dpadambc.core import clipped_sum, explicit_mesh, validate
-from dpadambc.core.batched import Argnums, Arguments, Method, batched_value_and_grad
+from dpadambc.core import clipped_sum, validate
+from dpadambc.core.arrays import spec_of_examples, with_automatic_axes
+from dpadambc.core.clip import FLAT, ClipRule
+from dpadambc.core.per_example import Argnums, Arguments, Method, batched_value_and_grad
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +120,7 @@ def clipped_value_and_grad(
     prng_argnum: int | None = None,
     method: Method = "factored",
     skip_padding: bool = False,
-    clip_rule: rules.ClipRule = rules.FLAT,
+    clip_rule: ClipRule = FLAT,
 ) -> ClippedGrad:
     """`clipped_grad` that returns the value of each example too.
 
@@ -159,8 +160,12 @@ def clipped_value_and_grad(
     _refuse_array(normalize_by)
     # For what it refuses.
     flat.clip_per_example(l2_clip_norm, normalize_by=normalize_by, clip_rule=clip_rule)
-    value_and_clipped = _value_and_clipped(
-        flat._observing(clip_rule),
+
+    def clip_fn(gradients, numbers, params, **masks):
+        return flat.clipped_sums(gradients, params, *numbers, clip_rule, **masks)
+
+    value_and_clipped = values_and_sums(
+        clip_fn,
         fun,
         Arguments(argnums, batch_argnums, prng_argnum),
         has_aux,
@@ -168,13 +173,13 @@ def clipped_value_and_grad(
         method=method,
         skip_padding=skip_padding,
     )
-    bound = flat._Bound(l2_clip_norm, normalize_by)
+    numbers = l2_clip_norm, normalize_by
 
     def value_and_grad_fn(*args, is_padding_example=None):
-        output, observed = value_and_clipped(
-            bound, *args, is_padding_example=is_padding_example
+        output, sums = value_and_clipped(
+            numbers, *args, is_padding_example=is_padding_example
         )
-        return output, clipped_sum.closed(observed.gradient, *bound)
+        return output, clipped_sum.closed(sums.gradient, *numbers)
 
     return ClippedGrad(value_and_grad_fn, l2_clip_norm, normalize_by)
 
@@ -190,8 +195,8 @@ def _refuse_array(normalize_by: float) -> None:
         )
 
 
-def _value_and_clipped(
-    clip: optax.GradientTransformationExtraArgs,
+def values_and_sums(
+    clip_fn: Callable[..., flat.Sums],
     fun: Callable[..., Any],
     parts: Arguments,
     has_aux: bool,
@@ -203,8 +208,8 @@ def _value_and_clipped(
     """Values of a batch, and the sum over microbatches of what a clip makes of them.
 
     Args:
-      clip: of per-example gradients, `flat._observing`. The function that is returned
-        takes its state, a `_Bound`, first, and returns values and an `_Observed`.
+      clip_fn: of per-example gradients, a state, parameters and a mask. The function
+        that is returned takes this state first, and returns values and `Sums`.
       fun: the loss of one example.
       parts: what its arguments are.
       has_aux: whether it returns `(loss, aux)`.
@@ -220,21 +225,21 @@ def _value_and_clipped(
         several = tuple(args[i] for i in parts.differentiated)
         return several[0] if isinstance(parts.argnums, int) else several
 
-    def clipped_batch(bound, is_padding_example, *args):
+    def clipped_batch(state, is_padding_example, *args):
         output, gradients = all_examples(*args)
-        clipped, _ = clip.update(
-            gradients, bound, params_of(args), is_padding_example=is_padding_example
+        sums = clip_fn(
+            gradients, state, params_of(args), is_padding_example=is_padding_example
         )
-        return output, clipped
+        return output, sums
 
-    def value_and_clipped(bound, *args, is_padding_example=None):
+    def value_and_clipped(state, *args, is_padding_example=None):
         batch_size = parts.check(args)
         if is_padding_example is None:
             is_padding_example = jnp.zeros(batch_size, bool)
         validate.padding(is_padding_example, batch_size)
 
-        def clip_all(bound, *args):
-            clip_some = functools.partial(clipped_batch, bound)
+        def clip_all(state, *args):
+            clip_some = functools.partial(clipped_batch, state)
             if microbatch_size is not None and microbatch_size < batch_size:
                 clip_some = _in_microbatches(
                     clip_some, batched, microbatch_size, skip_padding
@@ -243,12 +248,10 @@ def _value_and_clipped(
 
         batched = parts.batched(args)
         specs = (
-            explicit_mesh.split_as_examples([args[i] for i in batched]),
-            flat._split_as(params_of(args)),
+            spec_of_examples([args[i] for i in batched]),
+            flat.split_as(params_of(args)),
         )
-        return explicit_mesh.automatic(
-            clip_all, specs, bound, is_padding_example, *args
-        )
+        return with_automatic_axes(clip_all, specs, state, is_padding_example, *args)
 
     return value_and_clipped
 
@@ -265,7 +268,7 @@ def clipped_grad(
     prng_argnum: int | None = None,
     method: Method = "factored",
     skip_padding: bool = False,
-    clip_rule: rules.ClipRule = rules.FLAT,
+    clip_rule: ClipRule = FLAT,
 ) -> ClippedGrad:
     r"""Like `jax.grad` of a batch, but clipped per example: sum, divided by a constant.
 

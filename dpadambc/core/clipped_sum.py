@@ -22,8 +22,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.core import leaves as _leaves
-from dpadambc.core import precision, seal, shard_map, validate
+from dpadambc.core import validate
+from dpadambc.core.arrays import invariant_axes, shard_map_axes, widen
+from dpadambc.core.gradient import OF_SUMS, close_array, is_per_example, open_array
 from dpadambc.engine import interface
 
 
@@ -65,7 +66,7 @@ class ClippedSum(metaclass=_SaysWhatOpensIt):
     @property
     def value(self) -> jax.Array:
         """The sum as an array, to look at: *not private*."""
-        return seal.opened(self.closed, self.dtype)
+        return open_array(self.closed, self.dtype)
 
     def plus(self, other: "ClippedSum") -> "ClippedSum":
         """The sum with that of *other examples* of the same batch.
@@ -137,7 +138,7 @@ def _closed(
     value: jax.Array, l2_clip_norm: Any, normalize_by: Any, number: int, of: int
 ) -> ClippedSum:
     return ClippedSum(
-        closed=seal.close(value, seal.OF_SUMS),
+        closed=close_array(value, OF_SUMS),
         shape=value.shape,
         dtype=value.dtype,
         l2_clip_norm=l2_clip_norm,
@@ -149,8 +150,8 @@ def _closed(
 
 def _refuse_one_sum_of_all(value: jax.Array, axis_name: Any) -> None:
     names = set(jax.tree.leaves(axis_name))
-    others = names - shard_map.all_axes()
-    same = names & shard_map.axes_without_examples(value)
+    others = names - shard_map_axes()
+    same = names & invariant_axes(value)
     if others or same:
         raise ValueError(
             "Expected a sum of other examples on each device along axes of a"
@@ -175,7 +176,7 @@ def closed(
     leaves, structure = jax.tree.flatten(sums)
     of = len(leaves)
     return structure.unflatten(
-        _closed(precision.wide(x), c, b, i, of) for i, x in enumerate(leaves)
+        _closed(widen(x), c, b, i, of) for i, x in enumerate(leaves)
     )
 
 
@@ -225,7 +226,7 @@ def as_clipped_sum(
     validate.positive(normalize_by=normalize_by)
     for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):
         name = jax.tree_util.keystr(path) or "gradient"
-        if _leaves.is_per_example(leaf) or not hasattr(leaf, "dtype"):
+        if is_per_example(leaf) or not hasattr(leaf, "dtype"):
             raise TypeError(f"Expected {name} to be an array, got {leaf!r}.")
         validate.real_floating(leaf.dtype, name)
     return closed(gradient, l2_clip_norm, normalize_by)
@@ -251,7 +252,7 @@ def materialize(gradients: optax.Updates) -> optax.Updates:
     """
 
     def array(leaf: Any) -> Any:
-        if _leaves.is_per_example(leaf):
+        if is_per_example(leaf):
             return leaf.materialize()
         return leaf.value if is_clipped_sum(leaf) else leaf
 
@@ -259,7 +260,7 @@ def materialize(gradients: optax.Updates) -> optax.Updates:
 
 
 def _is_closed(leaf: Any) -> bool:
-    return is_clipped_sum(leaf) or _leaves.is_per_example(leaf)
+    return is_clipped_sum(leaf) or is_per_example(leaf)
 
 
 def opened(
@@ -300,7 +301,7 @@ def opened(
 
 
 def _refuse_other(name: str, leaf: Any) -> NoReturn:
-    if _leaves.is_per_example(leaf):
+    if is_per_example(leaf):
         raise TypeError(
             f"Expected {name} clipped and summed over the batch, got per-example"
             " gradients: they go through dpadambc.clip_per_example first."

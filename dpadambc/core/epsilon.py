@@ -13,9 +13,10 @@ from dp_accounting import NeighboringRelation
 
 from dpadambc.accounting import losses
 from dpadambc.accounting.accountants import RdpAccountant, ReadableDpEvent
-from dpadambc.core import astronomical, search, validate
-from dpadambc.core import events as _events
-from dpadambc.core.events import Accountant
+from dpadambc.core import accounting as _events
+from dpadambc.core import astronomical, validate
+from dpadambc.core import calibrate as search
+from dpadambc.core.accounting import Accountant
 
 # A delta below this for each step is of the size of what rounding leaves.
 _RARE_DELTA = 1e-14

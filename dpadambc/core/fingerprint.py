@@ -10,7 +10,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc.core import checksums
+from dpadambc.core import keys
 from dpadambc.engine import jaxprs
 
 # Addresses, and the devices that an array is placed on. (Over how many a program sums,
@@ -39,7 +39,7 @@ def of_values(tree: Any) -> str:
     digest = hashlib.sha256(_essence(str(jax.tree.structure(tree))).encode())
     for x in map(jnp.asarray, jax.tree.leaves(tree)):
         digest.update(f"{x.shape} {x.dtype}".encode())
-        digest.update(np.asarray(checksums.of_tree(x)).tobytes())
+        digest.update(np.asarray(keys.checksum(x)).tobytes())
     return digest.hexdigest()[:16]
 
 

@@ -10,7 +10,7 @@ import jax
 import optax
 from jax.sharding import NamedSharding
 
-from dpadambc.core import budget, events, validate
+from dpadambc.core import accounting, budget, keys, validate
 from dpadambc.core import data as _data
 from dpadambc.core import identity as _identity
 from dpadambc.core.account import Account, Spent, earlier
@@ -18,7 +18,7 @@ from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.result import Progress, Result
 from dpadambc.core.state import TrainState
 from dpadambc.core.step import Step
-from dpadambc.training import _checks, _keys, _memory
+from dpadambc.training import _checks, _memory
 from dpadambc.training._history import History
 from dpadambc.training._memory import MicrobatchSize
 from dpadambc.training._run import Checkpoints, Run
@@ -32,7 +32,7 @@ def _account_of(
 ) -> Account:
     """What will be spent; raises where the mechanism is not for these data."""
     num_examples = _data.num_examples(data)
-    events.check_delta(target_delta, num_examples)
+    accounting.check_delta(target_delta, num_examples)
     _checks.mechanism_of(mechanism, num_examples)
     account = Account(mechanism, target_delta, earlier(spent))
     account.spending(0)  # raises here rather than after the last step
@@ -91,9 +91,9 @@ def _set_up(
         # Before they are placed: JAX compares them too, and shows the rows that differ.
         identity = of_run(params, frozen, data, account.earlier)
         _identity.refuse_different_processes(identity, settings)
-        key = _keys.the_same_everywhere(key)
+        key = keys.the_same_everywhere(key)
     with shardings.context():
-        key = _keys.of_this_process(key)
+        key = keys.of_this_process(key)
         params, frozen = map(shardings.device_put, (params, frozen))
         data = data if _data.is_source(data) else shardings.device_put(data)
         if identity is None:

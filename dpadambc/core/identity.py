@@ -51,7 +51,7 @@ def public_numbers(mechanism: Mechanism) -> Identity:
       ...     normalize_by=4)
       >>> numbers = training.public_numbers(mechanism)
       >>> numbers["mechanism"], numbers["noise_multiplier"], numbers["iterations"]
-      ('dpadambc.mechanisms.PoissonGaussian', 1.0, 4)
+      ('dpadambc.PoissonGaussian', 1.0, 4)
     """
     return _names.public_numbers(mechanism)
 

@@ -1,6 +1,8 @@
 """Keys made from keys, so that no two draws have the same."""
 
 import hashlib
+import math
+import secrets
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -8,6 +10,95 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import core
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from dpadambc.core.arrays import make_varying, shard_map_axes, varying_axes
+from dpadambc.engine import threefry
+
+_SPLITS = {
+    AxisType.Auto: jax.lax.with_sharding_constraint,
+    AxisType.Explicit: jax.sharding.reshard,
+}
+_GOLDEN, _FIRST, _SECOND = map(np.uint32, (0x9E3779B9, 0x85EBCA6B, 0xC2B2AE35))
+
+
+@jax.jit
+def checksum(tree: Any) -> jax.Array:
+    """64 bits of all numbers in a tree, their positions and the order of the leaves.
+
+    Wrapping integer sums do not depend on the order of the additions, so no sharding
+    changes the checksum. Shapes and dtypes are not part of it. Where the replicas of
+    an array differ, all devices get the checksum of the first. In `jax.shard_map`,
+    devices along an axis over which an array varies have checksums of their own.
+
+    Returns:
+      shape=(2,), uint32.
+    """
+    leaves = [_sums(_words(x)) for x in jax.tree.leaves(tree)]
+    return _agreed(_sums(jnp.stack(leaves))) if leaves else jnp.zeros(2, jnp.uint32)
+
+
+def folded_in(key: jax.Array, words: jax.typing.ArrayLike) -> jax.Array:
+    """A key made of a key and a checksum."""
+    for word in jnp.asarray(words):
+        key = jax.random.fold_in(key, word)
+    return key
+
+
+def _words(x: Any) -> jax.Array:
+    """The bits of an array, with a number of at most 32 of them in each element."""
+    x = jax.lax.stop_gradient(jnp.asarray(x))
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        x = jax.random.key_data(x)
+    if jnp.iscomplexobj(x):
+        x = jnp.stack([x.real, x.imag])
+    if jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits < 8:
+        x = x.astype(jnp.float32)
+    if jnp.issubdtype(x.dtype, jnp.floating) or x.dtype.itemsize > 4:
+        x = jax.lax.bitcast_convert_type(x, f"uint{min(8 * x.dtype.itemsize, 32)}")
+    return x.astype(jnp.uint32)
+
+
+def _sums(words: jax.Array) -> jax.Array:
+    """Two sums over what each word and its position are mixed to.
+
+    The first adds the finalizer of MurmurHash3, after which each bit depends on all;
+    the second a product, in which two words that change places show too.
+    """
+    place = threefry.positions(words.shape) * _GOLDEN + _GOLDEN
+    mixed = words ^ place
+    mixed = (mixed ^ mixed >> 16) * _FIRST
+    mixed = (mixed ^ mixed >> 13) * _SECOND
+    mixed ^= mixed >> 16
+    product = mixed * (mixed >> 16 ^ place)
+    # Both in one pass over memory, which on a CPU takes all threads.
+    add = lambda x, y: (x[0] + y[0], x[1] + y[1])
+    zeros = np.uint32(0), np.uint32(0)
+    return jnp.stack(jax.lax.reduce((mixed, product), zeros, add, range(words.ndim)))
+
+
+def _agreed(checksum: jax.Array) -> jax.Array:
+    """That of the first device: replicas may differ in a last bit.
+
+    Each device puts its own in its part of a vector that is split over all of them.
+    """
+    mesh = jax.typeof(checksum).sharding.mesh
+    for kind, split in _SPLITS.items():
+        kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+        axes = tuple(name for name, of_axis in kinds if of_axis == kind)
+        number = math.prod(mesh.shape[name] for name in axes)
+        if number > 1:
+            of_each = jnp.broadcast_to(checksum, (number, 2))
+            of_each = split(of_each, NamedSharding(mesh, PartitionSpec(axes)))
+            is_first = jnp.arange(number)[:, None] == 0
+            checksum = jnp.where(is_first, of_each, 0).sum(0, dtype=jnp.uint32)
+    for name in sorted(shard_map_axes() - set(varying_axes(checksum))):
+        of_each = make_varying(checksum, (name,))
+        is_first = jax.lax.axis_index(name) == 0
+        checksum = jax.lax.psum(jnp.where(is_first, of_each, 0), name)
+    return checksum
 
 
 def of_domain(key: jax.Array, name: str) -> jax.Array:
@@ -92,3 +183,55 @@ def per_leaf(key: jax.Array, tree: Any) -> Any:
     """The tree with a key in place of each leaf."""
     structure = jax.tree.structure(tree)
     return structure.unflatten(of_leaves(key, tree)) if structure.num_leaves else tree
+
+
+def secret_key() -> jax.Array:
+    """A key from the operating system's entropy, for a run that nobody can repeat.
+
+    JAX's default generator takes 64 bits. Anyone who knows or guesses the number behind
+    a key, such as a seed in a script, can compute the noise.
+
+    Each process of a program of several (`jax.distributed.initialize`) draws a key of
+    its own. A `fit` whose arrays span them takes the key of the first process.
+
+    Returns:
+      A typed key.
+
+    Raises:
+      TypeError: if it is called inside a transformation of JAX.
+
+    Example:
+      >>> from dpadambc import training
+      >>> bool((training.secret_key() != training.secret_key()).all())
+      True
+    """
+    if isinstance(jnp.zeros(()), core.Tracer):
+        raise TypeError(
+            "Expected secret_key outside jax.jit and other transformations, got a call"
+            " inside, where it is one constant for all calls of what is compiled. Draw"
+            " the key before, and give it as an argument."
+        )
+    words = [secrets.randbits(32) for _ in range(2)]
+    return jax.random.wrap_key_data(jnp.array(words, jnp.uint32), impl="threefry2x32")
+
+
+def of_batches(key: jax.Array, checksum: jax.typing.ArrayLike) -> jax.Array:
+    """The key of batches, of what tells them from those of other runs."""
+    return folded_in(key, checksum)
+
+
+def the_same_everywhere(key: jax.Array) -> jax.Array:
+    """The key of the first process, on no device in particular.
+
+    Processes of one run with keys of their own would each draw other batches and other
+    noise, and an example be in the sum of several.
+    """
+    words = multihost_utils.broadcast_one_to_all(np.asarray(jax.random.key_data(key)))
+    impl = jax.random.key_impl(key)
+    return jax.random.wrap_key_data(jnp.asarray(np.asarray(words)), impl=impl)
+
+
+def of_this_process(key: jax.Array) -> jax.Array:
+    """The same key, on no device in particular."""
+    words = jnp.asarray(np.asarray(jax.random.key_data(key)))
+    return jax.random.wrap_key_data(words, impl=jax.random.key_impl(key))

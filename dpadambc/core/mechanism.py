@@ -18,17 +18,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc.clipping import rules
-from dpadambc.core import clip, shard_map, validate
+from dpadambc.core import clip, validate
 from dpadambc.core.accounted import Accounted
-from dpadambc.core.batch import Batch
-from dpadambc.core.clip import NeighboringRelation
-from dpadambc.core.noise import add_dp_noise
+from dpadambc.core.arrays import make_varying, varying_axes
+from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation, check_rule
+from dpadambc.core.privatize import INDEPENDENT, Noise, PrivateGradient
+from dpadambc.core.sampling import Batch
 
 
 def _of_devices(key: jax.Array, batch: Batch) -> Batch:
     """The same batch, known to differ where the key does: JAX forgets it in a sort."""
-    return shard_map.varying(batch, shard_map.varying_axes(key))
+    return make_varying(batch, varying_axes(key))
 
 
 class Mechanism(Accounted):
@@ -53,10 +53,9 @@ class Mechanism(Accounted):
     iterations: int
     normalize_by: float
     neighboring_relation: NeighboringRelation
-    clip_rule: rules.ClipRule = rules.FLAT
+    clip_rule: ClipRule = FLAT
 
-    # Whether the noise of a step has nothing of that of another.
-    _has_independent_noise: ClassVar[bool] = True
+    _noise: ClassVar[Noise] = INDEPENDENT
 
     @property
     def _draws_steps_alone(self) -> bool:
@@ -69,12 +68,11 @@ class Mechanism(Accounted):
         self._keep_python_numbers()
         validate.positive(l2_clip_norm=self.l2_clip_norm)
         validate.positive(normalize_by=self.normalize_by)
-        rules._check(self.clip_rule)
+        check_rule(self.clip_rule)
         if not callable(self.noise_multiplier):
             validate.non_negative(noise_multiplier=self.noise_multiplier)
         validate.count(iterations=self.iterations)
         self._check_relation()
-        self._check_moving()
 
     def _keep_python_numbers(self) -> None:
         """In place of arrays, which have no hash."""
@@ -83,28 +81,10 @@ class Mechanism(Accounted):
             number = validate.python_number(**{name: getattr(self, name)})
             object.__setattr__(self, name, number)
 
-    def _check_moving(self) -> None:
-        """Raises where a bound that moves would not be accounted for."""
-        if not self.clip_rule._moves:
-            return
-        kind = type(self)
-        ours = Mechanism.add_noise, Mechanism.noise_stddev
-        if (kind.add_noise, kind.noise_stddev) != ours:
-            raise ValueError(
-                f"Expected a rule with a fixed bound for {kind.__name__}, which has a"
-                f" way of its own to add noise, got {self.clip_rule!r}, whose sum is"
-                " hidden by independent noise at the level of noise_stddev alone."
-            )
-        self._multiplier_of_gradient  # noqa: B018
-
     @property
-    def _multiplier_of_gradient(self) -> Any:
-        """The noise over the sensitivity: what a sum beside the gradient leaves."""
-        rule: Any = self.clip_rule
-        if not rule._moves:
-            return self.noise_multiplier
-        changed = self.sensitivity / self.l2_clip_norm
-        return rule._multiplier_left(self.noise_multiplier, changed)
+    def has_independent_noise(self) -> bool:
+        """Whether the noise of a step has nothing of that of another."""
+        return self._noise is INDEPENDENT
 
     @property
     def sensitivity(self) -> float:
@@ -129,15 +109,10 @@ class Mechanism(Accounted):
     def noise_stddev(self) -> float | optax.Schedule:
         """Standard deviation of the noise in the gradient that Adam sees.
 
-        The noise multiplier times the sensitivity, a schedule if the multiplier is one;
-        a little more with `contrib.QuantileClipping`. Give this value to
-        `add_dp_noise` and to `scale_by_adam_bc`. Account with `noise_multiplier`: this
-        value over the sensitivity leaves out the count of such a rule.
+        The noise multiplier times the sensitivity, a schedule if the multiplier is one.
+        Give this value, or the mechanism, to `add_dp_noise` and to `scale_by_adam_bc`.
         """
-        z, sensitivity = self._multiplier_of_gradient, self.sensitivity
-        if callable(z):
-            return lambda step: jnp.asarray(z(step), float) * sensitivity
-        return z * sensitivity
+        return self._noise.stddev(self)
 
     @property
     def noise_variance(self) -> float | optax.Schedule:
@@ -158,7 +133,15 @@ class Mechanism(Accounted):
         Returns:
           `add_dp_noise` of `noise_stddev`, but for mechanisms with noise of their own.
         """
-        return add_dp_noise(self, key=key)
+        return self._noise.transformation(self, key)
+
+    def private_gradient(self, key: jax.Array) -> PrivateGradient:
+        """The clip and the noise of this mechanism, as two halves.
+
+        Args:
+          key: a typed key for the noise; a new one for each run.
+        """
+        return self._noise.private_gradient(self, key)
 
     def batches(
         self, rng: np.random.Generator, *, num_examples: int

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc.clipping import rules
+from dpadambc.core.clip import ClipRule
 
 
 def name_of(kind: type) -> str:
@@ -29,7 +29,9 @@ def plain(value: Any) -> Any:
 
 def _number(field: Any) -> Any:
     """A field as JSON can hold it; a schedule and a rule are in the program too."""
-    if isinstance(field, rules.ClipRule):
+    if hasattr(field, "private_gradient"):  # a mechanism inside of another
+        return public_numbers(field)
+    if isinstance(field, ClipRule):
         return re.sub(" at 0x[0-9a-f]+", "", repr(field))  # of a function
     if callable(field):
         first: Any = field(jnp.zeros([], int))

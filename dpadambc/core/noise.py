@@ -23,22 +23,89 @@ from the first of them alone. Devices with replicas agree on h if `jax.typeof` h
 mesh, which it has not where `in_shardings` of `jax.jit` is all that names it.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.core import (
-    checksums,
-    clipped_sum,
-    keys,
-    noise_level,
-    precision,
-    shard_map,
-    validate,
+from dpadambc.core import clipped_sum, keys, validate
+from dpadambc.core.arrays import (
+    at_least_float32,
+    is_vma_known,
+    shard_map_axes,
+    varying_axes,
 )
 from dpadambc.engine import threefry
+
+# A number, an optax.Schedule, a tree prefix with such leaves, or a mechanism.
+NoiseStddev = Any
+
+
+def stddev_of(noise_stddev: NoiseStddev) -> Any:
+    """The level itself, of a mechanism its own.
+
+    Raises unless every number is non-negative, finite and of full precision.
+    """
+    noise_stddev = getattr(noise_stddev, "noise_stddev", noise_stddev)
+    for level in jax.tree.leaves(noise_stddev, is_leaf=lambda x: x is None):
+        if not callable(level):
+            validate.non_negative(noise_stddev=level)
+    return noise_stddev
+
+
+def numbers_of_sum(noise_stddev: NoiseStddev) -> dict[str, float | None]:
+    """What a mechanism says of the sum that its noise hides; nothing of a number.
+
+    Raises for one whose epsilon is not of independent noise.
+    """
+    if not getattr(noise_stddev, "has_independent_noise", True):
+        raise TypeError(
+            "Expected a mechanism with independent noise in every step, got"
+            f" {noise_stddev!r}. Its own is mechanism.add_noise(key=key)."
+        )
+    names = ("l2_clip_norm", "normalize_by")
+    return {name: getattr(noise_stddev, name, None) for name in names}
+
+
+def schedule_at_step(schedule: Callable[..., Any], step: Any) -> Any:
+    """Its value at a step; an error says that the step may be traced."""
+    try:
+        return schedule(step)
+    except jax.errors.JAXTypeError as error:
+        error.add_note(
+            "A schedule of the noise is called with a traced step. It cannot branch on"
+            " it, nor leave JAX: write jnp.where(step < 100, 2.0, 1.0) in place of if,"
+            " or take optax.piecewise_constant_schedule."
+        )
+        raise
+
+
+def stddev_at_step(noise_stddev: NoiseStddev, count: jax.typing.ArrayLike) -> Any:
+    """The numbers in force at step `count`, in the same tree prefix."""
+
+    def number(level):
+        if callable(level):
+            level = schedule_at_step(level, count)
+            validate.full_precision(noise_stddev=level)
+        return jnp.asarray(level, float)
+
+    return jax.tree.map(number, noise_stddev)
+
+
+def stddev_per_leaf(prefix: Any, tree: optax.Params) -> Any:
+    """The prefix broadcast to one value for each leaf of the tree."""
+    if not jax.tree.leaves(tree):
+        return tree
+    try:
+        return jax.tree.broadcast(prefix, tree)
+    except ValueError as error:
+        raise ValueError(
+            "Expected noise_stddev to be a number, a schedule, or a tree prefix of the"
+            f" parameters, got a tree of structure {jax.tree.structure(prefix)} for"
+            f" parameters of structure {jax.tree.structure(tree)}."
+        ) from error
 
 
 class AddDPNoiseState(NamedTuple):
@@ -61,7 +128,7 @@ class AddDPNoiseState(NamedTuple):
         return f"AddDPNoiseState(noised_steps={self.noised_steps}, rng_key=...: secret)"
 
 
-def _gaussian_like(key: jax.Array, tree: optax.Updates) -> optax.Updates:
+def gaussian_like(key: jax.Array, tree: optax.Updates) -> optax.Updates:
     """Independent standard normal draws in at least float32, shaped like the tree."""
     leaves, structure = jax.tree.flatten(jax.tree.map(_like, tree))
     if not leaves:
@@ -70,11 +137,11 @@ def _gaussian_like(key: jax.Array, tree: optax.Updates) -> optax.Updates:
 
 
 def _like(x: jax.Array) -> jax.ShapeDtypeStruct:
-    dtype = precision.at_least_float32(jnp.result_type(x))
+    dtype = at_least_float32(jnp.result_type(x))
     return jax.ShapeDtypeStruct(jnp.shape(x), dtype)
 
 
-def _key_of_step(key: jax.Array, updates: optax.Updates, *also: Any) -> jax.Array:
+def key_of_step(key: jax.Array, updates: optax.Updates, *also: Any) -> jax.Array:
     """A key for the noise that hides these updates, and for no other.
 
     Args:
@@ -82,22 +149,22 @@ def _key_of_step(key: jax.Array, updates: optax.Updates, *also: Any) -> jax.Arra
       updates: what gets the noise.
       *also: the level; where steps share noise, the coefficients and the step before.
     """
-    return checksums.folded_in(key, checksums.of_tree((updates, also)))
+    return keys.folded_in(key, keys.checksum((updates, also)))
 
 
-def _check_devices(updates: optax.Updates, key: jax.Array) -> None:
+def check_devices(updates: optax.Updates, key: jax.Array) -> None:
     """Raises where devices would not have one noise for each coordinate."""
-    if not shard_map.all_axes():
+    if not shard_map_axes():
         return
-    if not all(map(shard_map.is_followed, [key, *jax.tree.leaves(updates)])):
+    if not all(map(is_vma_known, [key, *jax.tree.leaves(updates)])):
         raise ValueError(
             "Expected a jax.shard_map with check_vma=True, got one where it cannot be"
             " told which devices have the same gradient: the same noise on parts of it,"
             " or other noise on each copy, would not hide it."
         )
-    of_key = set(shard_map.varying_axes(key))
+    of_key = set(varying_axes(key))
     for path, leaf in jax.tree_util.tree_leaves_with_path(updates):
-        of_gradient = set(shard_map.varying_axes(leaf))
+        of_gradient = set(varying_axes(leaf))
         if of_gradient != of_key:
             raise ValueError(
                 f"Expected noise that differs along {sorted(of_gradient)} of the"
@@ -112,26 +179,26 @@ def _check_devices(updates: optax.Updates, key: jax.Array) -> None:
             )
 
 
-def _first_state(key: jax.Array, name: str, params: optax.Params) -> AddDPNoiseState:
+def first_state(key: jax.Array, name: str, params: optax.Params) -> AddDPNoiseState:
     """The state before the first step, with a key of the domain `name`."""
     rng_key = keys.of_one_run(keys.of_domain(key, name), params)
     return AddDPNoiseState(noised_steps=jnp.zeros([], jnp.int32), rng_key=rng_key)
 
 
-def _next_state(state: AddDPNoiseState, rng_key: jax.Array) -> AddDPNoiseState:
+def next_state(state: AddDPNoiseState, rng_key: jax.Array) -> AddDPNoiseState:
     noised_steps = jnp.asarray(optax.safe_increment(state.noised_steps))
     return AddDPNoiseState(noised_steps=noised_steps, rng_key=rng_key)
 
 
-def _stddev(noise_stddev: noise_level.NoiseStddev, state: AddDPNoiseState) -> Any:
+def stddev_of_step(noise_stddev: NoiseStddev, state: AddDPNoiseState) -> Any:
     """The level of a step, or NaN where the state has lost its key."""
     is_lost = jnp.all(jax.random.key_data(state.rng_key) == 0)
-    stddev = noise_level.at_step(noise_stddev, state.noised_steps)
+    stddev = stddev_at_step(noise_stddev, state.noised_steps)
     return jax.tree.map(lambda s: jnp.where(is_lost, jnp.nan, s), stddev)
 
 
 def add_dp_noise(
-    noise_stddev: noise_level.NoiseStddev, *, key: jax.Array
+    noise_stddev: NoiseStddev, *, key: jax.Array
 ) -> optax.GradientTransformation:
     r"""Adds independent Gaussian noise to every coordinate.
 
@@ -208,27 +275,27 @@ def add_dp_noise(
       <https://arxiv.org/abs/1607.00133>`_, 2016
     """
     validate.typed_key(key=key)
-    of_sum = noise_level.numbers_of_sum(noise_stddev)
-    noise_stddev = noise_level.resolved(noise_stddev)
+    of_sum = numbers_of_sum(noise_stddev)
+    noise_stddev = stddev_of(noise_stddev)
 
     def init_fn(params):
-        noise_level.per_leaf(noise_stddev, params)
-        return _first_state(key, "add_dp_noise", params)
+        stddev_per_leaf(noise_stddev, params)
+        return first_state(key, "add_dp_noise", params)
 
     def update_fn(updates, state, params=None, **extra_args):
         del extra_args
         updates = clipped_sum.opened(updates, params, **of_sum)
-        _check_devices(updates, state.rng_key)
+        check_devices(updates, state.rng_key)
         own_key = keys.of_one_run(state.rng_key, updates)
         rng_key, step_key = jax.random.split(own_key)
-        stddev = _stddev(noise_stddev, state)
-        step_key = _key_of_step(step_key, updates, stddev)
+        stddev = stddev_of_step(noise_stddev, state)
+        step_key = key_of_step(step_key, updates, stddev)
         noised = jax.tree.map(
             lambda g, s, z: g + s.astype(z.dtype) * z,
             updates,
-            noise_level.per_leaf(stddev, updates),
-            _gaussian_like(step_key, updates),
+            stddev_per_leaf(stddev, updates),
+            gaussian_like(step_key, updates),
         )
-        return noised, _next_state(state, rng_key)
+        return noised, next_state(state, rng_key)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -3,7 +3,7 @@
 import numpy as np
 import scipy.stats
 
-from dpadambc.core.batch import Batch
+from dpadambc.core.sampling import Batch
 
 # Batches have one static size. On the device, the chance that a batch does not fit is a
 # failure probability on top of delta, so it must be negligible; on the host, that of a

@@ -5,9 +5,8 @@ import dataclasses
 import dp_accounting
 import optax
 
-from dpadambc.clipping import rules
-from dpadambc.core import events
-from dpadambc.core.clip import NeighboringRelation
+from dpadambc.core import accounting
+from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation
 from dpadambc.core.sampled import PoissonSampled
 
 _ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -70,7 +69,7 @@ class PoissonGaussian(PoissonSampled):
     iterations: int
     normalize_by: float
     neighboring_relation: NeighboringRelation = _ADD_OR_REMOVE_ONE
-    clip_rule: rules.ClipRule = rules.FLAT
+    clip_rule: ClipRule = FLAT
 
     _solvable = ("noise_multiplier", "iterations", "sampling_prob")
     _relations = {
@@ -85,7 +84,7 @@ class PoissonGaussian(PoissonSampled):
         super()._check_relation(None if self.sampling_prob == 1 else accountant)
 
     def _step_event(
-        self, noise_multiplier: float, accountant: events.Accountant
+        self, noise_multiplier: float, accountant: accounting.Accountant
     ) -> dp_accounting.DpEvent:
         gaussian = self._gaussian(noise_multiplier, accountant)
         if self.sampling_prob == 1:

@@ -1,17 +1,105 @@
 """The seam between what is private and what is not: clip and noise, as one stage."""
 
+import abc
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
 import jax
+import jax.numpy as jnp
 import optax
 
-from dpadambc.core import check, seam, shard_map
-from dpadambc.core import leaves as _leaves
-from dpadambc.core.mechanism import Mechanism
+from dpadambc.core import clip, clipped_sum
+from dpadambc.core.arrays import shard_map_axes
+from dpadambc.core.gradient import is_per_example, per_example_leaves
+from dpadambc.core.noise import add_dp_noise
+
+if TYPE_CHECKING:
+    from dpadambc.core.mechanism import Mechanism
 
 
-def _refuse_unmasked(gradients: optax.Updates, mechanism: Mechanism) -> None:
+class PrivateGradient(NamedTuple):
+    """The two halves, which share a state.
+
+    Attributes:
+      init: the state, of the parameters.
+      clip: of per-example gradients, the state, the parameters and the padding mask,
+        the `clip.Sums` over the examples. Those of microbatches add up.
+      add_noise: of these sums, the state and the parameters, the private gradient and
+        the next state.
+    """
+
+    init: Callable[[optax.Params], Any]
+    clip: Callable[..., clip.Sums]
+    add_noise: Callable[..., tuple[optax.Updates, Any]]
+
+
+def scaled_multiplier(
+    noise_multiplier: float | optax.Schedule, sensitivity: float
+) -> float | optax.Schedule:
+    """A noise multiplier times the sensitivity, a schedule if it is one."""
+    if callable(noise_multiplier):
+        return lambda step: jnp.asarray(noise_multiplier(step), float) * sensitivity
+    return noise_multiplier * sensitivity
+
+
+class Noise(abc.ABC):
+    """Which noise hides the clipped sums of a mechanism."""
+
+    @abc.abstractmethod
+    def stddev(self, mechanism: Any) -> float | optax.Schedule:
+        """The standard deviation of the noise in each step's gradient."""
+
+    @abc.abstractmethod
+    def transformation(
+        self, mechanism: Any, key: jax.Array
+    ) -> optax.GradientTransformation:
+        """The noise of a key on a tree of `ClippedSum`."""
+
+    def private_gradient(self, mechanism: Any, key: jax.Array) -> PrivateGradient:
+        """A flat clip at the bound of the mechanism, and the noise on its sum."""
+        numbers = mechanism.l2_clip_norm, mechanism.normalize_by
+        noise = self.transformation(mechanism, key)
+
+        def init_fn(params):
+            clip.check_parameters(params, mechanism.clip_rule)
+            return noise.init(params)
+
+        def clip_fn(gradients, state, params, **extra_args):
+            del state
+            return clip.clipped_sums(
+                gradients, params, *numbers, mechanism.clip_rule, **extra_args
+            )
+
+        def noise_fn(sums, state, params=None):
+            closed = clipped_sum.closed(sums.gradient, *numbers)
+            return noise.update(closed, state, params)
+
+        return PrivateGradient(init_fn, clip_fn, noise_fn)
+
+
+@dataclasses.dataclass(frozen=True)
+class Independent(Noise):
+    """Independent Gaussian noise in every step, at the level of the mechanism."""
+
+    def stddev(self, mechanism: Any) -> float | optax.Schedule:
+        """The noise multiplier times the sensitivity."""
+        return scaled_multiplier(mechanism.noise_multiplier, mechanism.sensitivity)
+
+    def transformation(
+        self, mechanism: Any, key: jax.Array
+    ) -> optax.GradientTransformation:
+        """`add_dp_noise`."""
+        return add_dp_noise(mechanism, key=key)
+
+
+INDEPENDENT = Independent()
+
+
+def _refuse_unmasked(gradients: optax.Updates, mechanism: "Mechanism") -> None:
     """Raises for gradients of which nobody has said what is padding."""
-    found = _leaves.flatten(gradients)
-    if not all(_leaves.is_per_example(x) and x.is_masked for x in found):
+    found = per_example_leaves(gradients)
+    if not all(is_per_example(x) and x.is_masked for x in found):
         raise ValueError(
             f"Expected is_padding_example: batches of {type(mechanism).__name__} are"
             " padded, and without the mask padding would be summed as if it were data,"
@@ -23,16 +111,16 @@ def _refuse_unmasked(gradients: optax.Updates, mechanism: Mechanism) -> None:
         )
 
 
-def _refuse_other_sizes(gradients: optax.Updates, mechanism: Mechanism) -> None:
+def _refuse_other_sizes(gradients: optax.Updates, mechanism: "Mechanism") -> None:
     """Raises for a batch that no step draws, where none is said to be padding.
 
     In a batch of twice the size each takes part with twice the probability. A smaller
     one is the last of an epoch: that epoch was dealt out, and no step was drawn alone.
     """
-    drawn, leaves = mechanism._largest_batch, _leaves.flatten(gradients)
+    drawn, leaves = mechanism._largest_batch, per_example_leaves(gradients)
     if drawn is None or not leaves or leaves[0].is_masked:
         return
-    may_be_smaller = mechanism.pads_batches or shard_map.all_axes()  # of one device
+    may_be_smaller = mechanism.pads_batches or shard_map_axes()  # of one device
     found = leaves[0].batch_size
     if found > drawn or (found < drawn and not may_be_smaller):
         raise ValueError(
@@ -46,7 +134,7 @@ def _refuse_other_sizes(gradients: optax.Updates, mechanism: Mechanism) -> None:
 
 
 def privatize(
-    mechanism: Mechanism, *, key: jax.Array
+    mechanism: "Mechanism", *, key: jax.Array
 ) -> optax.GradientTransformationExtraArgs:
     r"""From per-example gradients to the private gradient: clip, sum, add noise.
 
@@ -54,8 +142,7 @@ def privatize(
         + \mathcal{N}(0, \sigma^2 I)
 
     with C, B and :math:`\sigma` = `mechanism.noise_stddev`, or with the factor of
-    another `mechanism.clip_rule`; where that moves the bound, the sum is in its units,
-    as `contrib.QuantileClipping` says. Chain it first. Its output is as private as the
+    another `mechanism.clip_rule`. Chain it first. Its output is as private as the
     mechanism says, whatever follows: any Optax optimizer, with `optax.masked`,
     `optax.MultiSteps` or a state of its own. Other arguments of `update`, such as the
     `value` of a loss that some optimizers ask for, have no noise: give public ones.
@@ -122,27 +209,23 @@ def privatize(
       Abadi et al., `Deep Learning with Differential Privacy
       <https://arxiv.org/abs/1607.00133>`_, 2016
     """
-    check.is_mechanism(mechanism)
-    clip, noise = seam.clip(mechanism), seam.add_noise(mechanism, key=key)
-
-    def init_fn(params):
-        clip.init(params)
-        return noise.init(params)
+    if isinstance(mechanism, type) or not hasattr(mechanism, "private_gradient"):
+        raise TypeError(
+            "Expected mechanism to be a dpadambc mechanism, such as a"
+            f" PoissonGaussian, got {mechanism!r}."
+        )
+    private = mechanism.private_gradient(key)
 
     def update_fn(
         updates, state, params=None, *, is_padding_example=None, **extra_args
     ):
-        summed, _ = clip.update(
-            updates,
-            seam.bound(mechanism, state),
-            params,
-            is_padding_example=is_padding_example,
-            **extra_args,
+        sums = private.clip(
+            updates, state, params, is_padding_example=is_padding_example, **extra_args
         )
         if is_padding_example is None:
             _refuse_other_sizes(updates, mechanism)
             if mechanism.pads_batches:
                 _refuse_unmasked(updates, mechanism)
-        return noise.update(summed, state, params)
+        return private.add_noise(sums, state, params)
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    return optax.GradientTransformationExtraArgs(private.init, update_fn)

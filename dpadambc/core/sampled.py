@@ -6,8 +6,8 @@ import jax
 import numpy as np
 
 from dpadambc.core import validate
-from dpadambc.core.batch import Batch
 from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.sampling import Batch
 from dpadambc.mechanisms import sampling
 
 

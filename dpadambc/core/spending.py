@@ -23,12 +23,11 @@ from typing import Any, Protocol, Self
 import dp_accounting
 import jax.numpy as jnp
 
-from dpadambc.clipping import rules
+from dpadambc.core import accounting as _events
 from dpadambc.core import epsilon as _epsilon
-from dpadambc.core import events as _events
 from dpadambc.core import names as _names
 from dpadambc.core import validate
-from dpadambc.core.clip import NeighboringRelation
+from dpadambc.core.clip import FLAT, NeighboringRelation
 from dpadambc.core.mechanism import Mechanism
 
 __all__ = ["Spending", "compose"]
@@ -53,9 +52,9 @@ def _with(mechanism: Mechanism, **changes: Any) -> Mechanism:
 
 def _spender(mechanism: Mechanism) -> Mechanism:
     """With the usual rule of clipping: none changes epsilon, and JSON has no rules."""
-    if mechanism.clip_rule == rules.FLAT:
+    if mechanism.clip_rule == FLAT:
         return mechanism
-    return _with(mechanism, clip_rule=rules.FLAT)
+    return _with(mechanism, clip_rule=FLAT)
 
 
 def _kinds(kind: type[Mechanism] = Mechanism) -> Iterator[type[Mechanism]]:

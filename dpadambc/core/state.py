@@ -8,11 +8,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.contrib.banded_noise import AddBandedNoiseState
-from dpadambc.contrib.correlated_noise import AddCorrelatedNoiseState
-from dpadambc.core import keys, precision, seam
+from dpadambc.core import keys
+from dpadambc.core.arrays import widen
 from dpadambc.core.mechanism import Mechanism
-from dpadambc.core.noise import AddDPNoiseState
 
 
 @functools.partial(
@@ -52,12 +50,7 @@ class TrainState:
     params: optax.Params
     opt_state: optax.OptState
     average: optax.Params | None
-    noise: (
-        AddDPNoiseState
-        | AddCorrelatedNoiseState
-        | AddBandedNoiseState
-        | seam.MovingBoundState
-    )
+    noise: Any
     sampling_key: jax.Array
     loss_key: jax.Array
     mechanism: Mechanism
@@ -169,8 +162,8 @@ def init_state(
     # Copies: a step that is given the buffers of a state must not take others with it.
     params = jax.tree.map(jnp.array, params)
     noise_key, sampling_key, loss_key = _keys_of_run(key)
-    wide = lambda: jax.tree.map(lambda x: jnp.array(precision.wide(x)), params)
-    noise: Any = seam.add_noise(mechanism, key=noise_key).init(params)
+    wide = lambda: jax.tree.map(lambda x: jnp.array(widen(x)), params)
+    noise: Any = mechanism.private_gradient(noise_key).init(params)
     return TrainState(
         step=jnp.zeros([], jnp.int32),
         params=params,

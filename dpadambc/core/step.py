@@ -8,20 +8,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.core import (
-    batched,
-    check,
-    checksums,
-    clipped_grad,
-    data,
-    precision,
-    seam,
-    validate,
-)
-from dpadambc.core.batch import Batch
+from dpadambc.core import check, clipped_grad, data, keys, validate
+from dpadambc.core.arrays import widen
 from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.per_example import Arguments
+from dpadambc.core.sampling import Batch
 from dpadambc.core.state import TrainState, init_state
-from dpadambc.training import _keys
 from dpadambc.training._shardings import Shardings
 
 
@@ -148,8 +140,8 @@ class Step:
         """The state after the step, and what was seen of the examples."""
         _check_state(self.mechanism, state)
         losses, summed = self._clipped(state, examples, is_padding_example, frozen)
-        noise = seam.add_noise(self.mechanism, key=state.noise.rng_key)
-        private, noise_state = noise.update(summed, state.noise, state.params)
+        halves = self.mechanism.private_gradient(state.noise.rng_key)
+        private, noise_state = halves.add_noise(summed, state.noise, state.params)
         updates, opt_state = self.optimizer.update(
             private, state.opt_state, state.params
         )
@@ -177,10 +169,10 @@ class Step:
         shared = (frozen,) if self.has_frozen else ()
         arguments = (*shared, *examples, *((key,) if self.uses_key else ()))
         first = 1 + len(shared)
-        fun = clipped_grad._value_and_clipped(
-            seam.clip(self.mechanism),
+        fun = clipped_grad.values_and_sums(
+            self.mechanism.private_gradient(state.noise.rng_key).clip,
             self.loss_fn,
-            batched.Arguments(
+            Arguments(
                 0,
                 batch_argnums=tuple(range(first, first + len(examples))),
                 prng_argnum=len(arguments) if self.uses_key else None,
@@ -190,7 +182,7 @@ class Step:
             skip_padding=self.skip_padding,
         )
         losses, summed = fun(
-            seam.bound(self.mechanism, state.noise),
+            state.noise,
             self.shardings.gather_params(state.params),
             *arguments,
             is_padding_example=padding,
@@ -201,7 +193,7 @@ class Step:
     def _average(self, params: optax.Params, average: optax.Params | None):
         if self.average_decay is None or average is None:
             return None
-        full = jax.tree.map(precision.wide, params)
+        full = jax.tree.map(widen, params)
         return optax.incremental_update(full, average, 1 - self.average_decay)
 
 
@@ -237,7 +229,7 @@ def draw_batch(mechanism: Any, state: TrainState, num_examples: int) -> Batch:
     _check_state(mechanism, state)
     key = state.sampling_key
     if mechanism._draws_steps_alone:
-        key = _keys.of_batches(key, checksums.of_tree(state.params))
+        key = keys.of_batches(key, keys.checksum(state.params))
     return mechanism.sample_step(key, state.step, num_examples=num_examples)
 
 

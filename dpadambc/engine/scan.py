@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.extend.core as jex
 
-from dpadambc.core import precision
-from dpadambc.engine import forms, jaxprs, program, rules
+from dpadambc.engine import forms, jaxprs, precision, program, rules
 from dpadambc.engine.interface import Gradient
 
 Values = list[Any]  # arrays and gradients

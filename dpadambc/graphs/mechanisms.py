@@ -12,9 +12,8 @@ import dp_accounting
 import optax
 
 from dpadambc import accounting
-from dpadambc.clipping import rules
 from dpadambc.core import validate
-from dpadambc.core.clip import NeighboringRelation
+from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.sampled import FixedSizeSampled, PoissonSampled
 from dpadambc.graphs.poisson_terms import PoissonTermsDpEvent
@@ -94,7 +93,7 @@ class NodePoissonGaussian(_MultiTermGaussian, PoissonSampled):
     iterations: int
     normalize_by: float
     neighboring_relation: NeighboringRelation = _ADD_OR_REMOVE_ONE
-    clip_rule: rules.ClipRule = rules.FLAT
+    clip_rule: ClipRule = FLAT
 
     _solvable = ("noise_multiplier", "iterations", "sampling_prob")
     _relations = {
@@ -170,7 +169,7 @@ class NodeFixedSizeGaussian(_MultiTermGaussian, FixedSizeSampled):
     iterations: int
     normalize_by: float
     neighboring_relation: NeighboringRelation = _REPLACE_ONE
-    clip_rule: rules.ClipRule = rules.FLAT
+    clip_rule: ClipRule = FLAT
 
     _relations = {_REPLACE_ONE: ("pld", "rdp")}
     _refusal = "a batch of fixed size changes when a node is added or removed."

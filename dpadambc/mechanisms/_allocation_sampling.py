@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpadambc.core import padding, validate
-from dpadambc.core.batch import Batch
+from dpadambc.core.sampling import Batch
 
 # Up to here products of two steps fit in 32 bits.
 _MOST_BATCHES = 2**16

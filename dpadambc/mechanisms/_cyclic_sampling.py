@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpadambc.core import bernoulli, keys, padding, validate
-from dpadambc.core.batch import Batch
+from dpadambc.core.sampling import Batch
 from dpadambc.mechanisms import _allocation_sampling
 
 # Of which one is drawn uniformly, by 32-bit words.

@@ -5,9 +5,8 @@ import dataclasses
 import dp_accounting
 import optax
 
-from dpadambc.clipping import rules
-from dpadambc.core import events
-from dpadambc.core.clip import NeighboringRelation
+from dpadambc.core import accounting
+from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation
 from dpadambc.core.sampled import FixedSizeSampled
 from dpadambc.mechanisms import _replaced_terms
 
@@ -57,13 +56,13 @@ class FixedSizeGaussian(FixedSizeSampled):
     iterations: int
     normalize_by: float
     neighboring_relation: NeighboringRelation = _REPLACE_ONE
-    clip_rule: rules.ClipRule = rules.FLAT
+    clip_rule: ClipRule = FLAT
 
     _relations = {_REPLACE_ONE: ("pld", "rdp")}
     _refusal = "a batch of fixed size changes when an example is added or removed."
 
     def _step_event(
-        self, noise_multiplier: float, accountant: events.Accountant
+        self, noise_multiplier: float, accountant: accounting.Accountant
     ) -> dp_accounting.DpEvent:
         if accountant == "pld":
             return _replaced_terms.without_replacement(

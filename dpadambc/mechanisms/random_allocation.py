@@ -8,11 +8,10 @@ import dp_accounting
 import jax
 import numpy as np
 
-from dpadambc.clipping import rules
-from dpadambc.core import events, validate
-from dpadambc.core.batch import Batch
-from dpadambc.core.clip import NeighboringRelation
+from dpadambc.core import accounting, validate
+from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation
 from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.sampling import Batch
 from dpadambc.mechanisms import _allocation_sampling, sampling
 from dpadambc.mechanisms._random_allocation import RandomAllocationDpEvent
 
@@ -85,7 +84,7 @@ class RandomAllocationGaussian(Mechanism):
     iterations: int
     normalize_by: float
     neighboring_relation: NeighboringRelation = _ADD_OR_REMOVE_ONE
-    clip_rule: rules.ClipRule = rules.FLAT
+    clip_rule: ClipRule = FLAT
 
     _relations = {_ADD_OR_REMOVE_ONE: ("pld",), _REPLACE_SPECIAL: ("pld",)}
     _refusal = (
@@ -108,7 +107,7 @@ class RandomAllocationGaussian(Mechanism):
         return math.ceil(iterations / self.batches_per_epoch)
 
     def _step_event(
-        self, noise_multiplier: float, accountant: events.Accountant
+        self, noise_multiplier: float, accountant: accounting.Accountant
     ) -> dp_accounting.DpEvent:
         """An epoch: blocks of steps, with one participation in each."""
         relation = self.neighboring_relation

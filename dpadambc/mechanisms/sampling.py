@@ -26,8 +26,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpadambc.core import bernoulli, padding, validate
-from dpadambc.core.batch import Batch
 from dpadambc.core.padding import padded, size_exceeded_with
+from dpadambc.core.sampling import Batch
 from dpadambc.mechanisms._allocation_sampling import (
     random_allocation_batches,
     random_allocation_sample,

@@ -8,11 +8,10 @@ import dp_accounting
 import jax
 import numpy as np
 
-from dpadambc.clipping import rules
-from dpadambc.core import events, validate
-from dpadambc.core.batch import Batch
-from dpadambc.core.clip import NeighboringRelation
+from dpadambc.core import accounting, validate
+from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation
 from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.sampling import Batch
 from dpadambc.mechanisms import sampling
 
 _REPLACE_ONE = NeighboringRelation.REPLACE_ONE
@@ -68,7 +67,7 @@ class ShuffledGaussian(Mechanism):
     iterations: int
     normalize_by: float
     neighboring_relation: NeighboringRelation = _REPLACE_ONE
-    clip_rule: rules.ClipRule = rules.FLAT
+    clip_rule: ClipRule = FLAT
 
     _relations = {_REPLACE_ONE: ("pld", "rdp"), _REPLACE_SPECIAL: ("pld", "rdp")}
     _refusal = "adding or removing an example changes every batch of an epoch."
@@ -93,7 +92,7 @@ class ShuffledGaussian(Mechanism):
         return math.ceil(iterations / math.ceil(self.num_examples / self.batch_size))
 
     def _step_event(
-        self, noise_multiplier: float, accountant: events.Accountant
+        self, noise_multiplier: float, accountant: accounting.Accountant
     ) -> dp_accounting.DpEvent:
         return self._gaussian(noise_multiplier, accountant)
 

@@ -8,11 +8,10 @@ import jax
 import numpy as np
 import optax
 
-from dpadambc.clipping import rules
-from dpadambc.core import events, validate
-from dpadambc.core.batch import Batch
-from dpadambc.core.clip import NeighboringRelation
+from dpadambc.core import accounting, validate
+from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation
 from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.sampling import Batch
 from dpadambc.mechanisms import sampling
 
 _REPLACE_ONE = NeighboringRelation.REPLACE_ONE
@@ -68,7 +67,7 @@ class TruncatedPoissonGaussian(Mechanism):
     iterations: int
     normalize_by: float
     neighboring_relation: NeighboringRelation = _REPLACE_SPECIAL
-    clip_rule: rules.ClipRule = rules.FLAT
+    clip_rule: ClipRule = FLAT
 
     _solvable = ("noise_multiplier", "iterations", "sampling_prob")
     _relations = {
@@ -87,7 +86,7 @@ class TruncatedPoissonGaussian(Mechanism):
         validate.count(num_examples=self.num_examples, least=1)
 
     def _step_event(
-        self, noise_multiplier: float, accountant: events.Accountant
+        self, noise_multiplier: float, accountant: accounting.Accountant
     ) -> dp_accounting.DpEvent:
         gaussian = self._gaussian(noise_multiplier, accountant)
         return dp_accounting.TruncatedSubsampledGaussianDpEvent(

@@ -9,10 +9,12 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import optax
 
-from dpadambc.core import batched, fingerprint, precision, validate
 from dpadambc.core import data as _data
+from dpadambc.core import fingerprint, validate
+from dpadambc.core.arrays import wide_zeros_like, widen
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.noise import AddDPNoiseState
+from dpadambc.core.per_example import check_floating, scalar_loss
 from dpadambc.core.step import Step
 from dpadambc.training import _nodes, users
 
@@ -33,13 +35,13 @@ def optimizer_of(optimizer: Any, params: optax.Params) -> list[jex.ClosedJaxpr]:
     validate.of_private_gradient(optimizer)
     if not jax.tree.leaves(params):
         raise ValueError("Expected parameters to train, got a tree without arrays.")
-    batched.check_parameters(params)
+    check_floating(params)
     params = _shapes(params)
     optimizer = optax.GradientTransformation(
         _noted(optimizer.init, "init(params)"),
         _noted(optimizer.update, "update(private_gradient, state, params)"),
     )
-    wide = jax.tree.map(precision.wide, params)
+    wide = jax.tree.map(widen, params)
     init, state = jax.make_jaxpr(optimizer.init, return_shape=True)(wide)
     is_noise = lambda node: isinstance(node, AddDPNoiseState)
     if any(map(is_noise, jax.tree.leaves(state, is_leaf=is_noise))):
@@ -52,7 +54,7 @@ def optimizer_of(optimizer: Any, params: optax.Params) -> list[jex.ClosedJaxpr]:
             " a loop of your own."
         )
     try:
-        gradient = jax.eval_shape(precision.zeros_like, params)
+        gradient = jax.eval_shape(wide_zeros_like, params)
         update = jax.make_jaxpr(optimizer.update)(gradient, state, params)
     except TypeError as error:
         if "keyword-only argument" not in str(error):
@@ -111,7 +113,7 @@ def loss_of(
     shared = (frozen,) if step.has_frozen else ()
     key = (jax.random.key(0),) if step.uses_key else ()
     arguments = _shapes((params, *shared, *_data.one_example(data), *key))
-    of_one = batched.scalar_loss(step.loss_fn, has_aux=False)
+    of_one = scalar_loss(step.loss_fn, has_aux=False)
     traced = jax.make_jaxpr(of_one)(*arguments)
     _nodes.check(traced, data, step.mechanism)
     return traced

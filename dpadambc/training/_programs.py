@@ -19,10 +19,10 @@ import numpy as np
 import optax
 
 from dpadambc.clipping import _plan
-from dpadambc.core.batch import Batch
+from dpadambc.core import keys
+from dpadambc.core.sampling import Batch
 from dpadambc.core.state import TrainState
 from dpadambc.core.step import Seen, Step, draw_batch
-from dpadambc.training import _keys
 
 
 class Programs:
@@ -54,7 +54,7 @@ class Programs:
 
     def _with_batches_of(self, state: TrainState, words: jax.Array) -> TrainState:
         """The state whose batches are drawn by a key that two words are folded into."""
-        key = _keys.of_batches(state.sampling_key, words)
+        key = keys.of_batches(state.sampling_key, words)
         return dataclasses.replace(state, sampling_key=key)
 
     def draw(self, state: TrainState) -> Batch:

@@ -107,7 +107,7 @@ def save_release(path: str | pathlib.Path, result: Result) -> dict[str, Any]:
       ...     about = training.save_release(path, result)
       ...     release = training.load_release(path, like=result.state.params)
       >>> about["mechanism"], about["iterations"], round(about["epsilon"], 2)
-      ('dpadambc.mechanisms.PoissonGaussian', 4, 6.68)
+      ('dpadambc.PoissonGaussian', 4, 6.68)
     """
     if not isinstance(result, Result):
         raise TypeError(

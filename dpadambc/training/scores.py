@@ -17,8 +17,8 @@ import numpy as np
 from dpadambc import accounting
 from dpadambc.accounting import Spending
 from dpadambc.accounting.selection import Events
+from dpadambc.core import accounting as _events
 from dpadambc.core import data as _data
-from dpadambc.core import events as _events
 from dpadambc.core import validate
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.poisson import PoissonGaussian

@@ -11,12 +11,12 @@ import optax
 from dpadambc.accounting import Spending, selection, tuning
 from dpadambc.accounting.trials import Fixed, Trials
 from dpadambc.accounting.tuning import TunedEpsilon
+from dpadambc.core import accounting, keys, validate
 from dpadambc.core import data as _data
-from dpadambc.core import events, keys, validate
 from dpadambc.core import identity as _identity
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.step import Step
-from dpadambc.training import _checks, _keys
+from dpadambc.training import _checks
 from dpadambc.training._candidates import Candidate, Candidates, made
 from dpadambc.training._trainer import Trainer
 from dpadambc.training.scores import Score
@@ -269,9 +269,9 @@ def search(
     trainer = Trainer(step_of, mechanism, score, frozen is not None, trials_at_once)
     arrays = jax.tree.leaves((params, frozen, data))
     if not all(getattr(x, "is_fully_addressable", True) for x in arrays):
-        key = _keys.the_same_everywhere(key)
+        key = keys.the_same_everywhere(key)
     identity = _identity.of_run(mechanism, programs, params, frozen, data)
-    key = _keys.of_batches(key, _identity.digest(identity))
+    key = keys.of_batches(key, _identity.digest(identity))
     rng, trial_keys = _drawn_from(key, trials)
     chosen = _chosen(rng, trials, len(listed.listed), len(trial_keys))
     numbers = jax.tree.map(lambda x: x[chosen], listed.numbers)
@@ -292,7 +292,7 @@ def _check_data(data: Any, mechanism: Mechanism, target_delta: float) -> None:
             " source."
         )
     num_examples = _data.num_examples(data)
-    events.check_delta(target_delta, num_examples)
+    accounting.check_delta(target_delta, num_examples)
     _checks.mechanism_of(mechanism, num_examples)
 
 
@@ -304,7 +304,7 @@ def _drawn_from(
     In a list: an array of them would have their secret number in its shape, which JAX
     writes to its log as it compiles.
     """
-    key = keys.of_domain(_keys.of_this_process(key), "search")
+    key = keys.of_domain(keys.of_this_process(key), "search")
     host_key, trial_key = jax.random.split(key)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(host_key)).tolist())
     number = trials.sample(rng)

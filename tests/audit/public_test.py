@@ -64,7 +64,6 @@ CHAINS = {
     "dp_adam_bc": dpadambc.dp_adam_bc,
     "dp_adamw": dpadambc.dp_adamw,
     "dp_adamw_bc": dpadambc.dp_adamw_bc,
-    "dp_rms_bc": dpadambc.dp_rms_bc,
     "dp2_rmsprop": functools.partial(
         dpadambc.contrib.dp2_rmsprop, interval=1, preconditioned_clip_norm=1.0
     ),

@@ -21,7 +21,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 import dpadambc
 from dpadambc import audit, training
-from dpadambc.core import leaves as _leaves
+from dpadambc.core.gradient import scale_examples
 
 NUM_EXAMPLES, NUM_FEATURES, BATCH = 2_000, 400, 100
 MECHANISM = dpadambc.PoissonGaussian(
@@ -772,7 +772,7 @@ def delayed_second_moment_without_noise():
         def update_fn(updates, state, params=None, **options):
             v, inner = state
             factors = jax.tree.map(lambda v: 1 / (jnp.sqrt(v) + 1.0), v)
-            divided = _leaves.scaled(updates, factors)
+            divided = scale_examples(updates, factors)
             private, inner = private_gradient.update(divided, inner, params, **options)
             bare, _ = clip.update(updates, optax.EmptyState(), params, **options)
             bare = dpadambc.materialize(bare)
@@ -914,7 +914,7 @@ def engine_with_a_wrong_factor():
     def gradients_by(method, params, *batch):
         grads = right(method, params, *batch)
         wrong = {"w": 0.99 * jnp.ones(NUM_FEATURES), "b": jnp.ones(())}
-        return _leaves.scaled(grads, wrong) if method == "factored" else grads
+        return scale_examples(grads, wrong) if method == "factored" else grads
 
     return dataclasses.replace(pipeline, gradients_by=gradients_by)
 

@@ -165,14 +165,7 @@ def test_parameters_in_low_precision_stay_so():
     chex.assert_trees_all_equal_shapes_and_dtypes(gradient, low)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "match"),
-    [
-        (dict(kappa=0.0), r"Expected kappa in \(0, 1\)"),
-        (dict(kappa=1.0), r"Expected kappa in \(0, 1\)"),
-        (dict(gamma=0.0), "Expected gamma to be positive"),
-    ],
-)
-def test_refuses_what_is_out_of_range(wrong, match):
-    with pytest.raises(ValueError, match=match):
+@pytest.mark.parametrize("wrong", [dict(kappa=0.0), dict(kappa=1.0), dict(gamma=0.0)])
+def test_refuses_numbers_out_of_their_range(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
         contrib.with_prediction(loss_fn, **wrong)

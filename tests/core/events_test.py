@@ -9,8 +9,8 @@ import pytest
 
 import dpadambc
 from dpadambc import NeighboringRelation, accounting
+from dpadambc.core import accounting as _events
 from dpadambc.core import epsilon as _epsilon
-from dpadambc.core import events as _events
 
 ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE = NeighboringRelation.REPLACE_ONE

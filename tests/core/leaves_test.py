@@ -12,7 +12,7 @@ import optax
 import pytest
 
 import dpadambc
-from dpadambc.core import precision
+from dpadambc.engine import precision
 
 pytestmark = pytest.mark.guarantee
 

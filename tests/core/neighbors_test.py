@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 import dpadambc
 from dpadambc import training
 from dpadambc.core import identity as _identity
-from dpadambc.training import _keys
+from dpadambc.core import keys
 from tests import common
 
 SIZE, BATCH = 64, 16
@@ -102,7 +102,7 @@ def private_gradient(columns, optimizer=ADAM_BC, mechanism=MECHANISM, **options)
 def taken_part(mechanism=MECHANISM):
     """An example that is in the batch of the first step."""
     state = training.init_state(PARAMS, mechanism, ADAM_BC, key=jax.random.key(1))
-    key = _keys.of_batches(state.sampling_key, DIGEST)
+    key = keys.of_batches(state.sampling_key, DIGEST)
     state = dataclasses.replace(state, sampling_key=key)
     batch = training.draw_batch(mechanism, state, SIZE)
     return int(batch.indices[0])

@@ -14,9 +14,9 @@ from jax.sharding import PartitionSpec as P
 
 import dpadambc
 from dpadambc import contrib, graphs, training
-from dpadambc.core import checksums, seam
+from dpadambc.core import keys
 from tests import common
-from tests._core import checksums_test
+from tests.core import checksums_test
 
 pytestmark = pytest.mark.guarantee
 
@@ -204,7 +204,7 @@ def test_devices_whose_replicas_differ_have_one_noise(make, kind):
 
 def test_without_agreement_devices_have_noise_of_their_own(monkeypatch):
     """The negative control."""
-    monkeypatch.setattr(checksums, "of_tree", checksums_test.sums_of_each)
+    monkeypatch.setattr(keys, "checksum", checksums_test.sums_of_each)
     mesh = jax.make_mesh((8,), ("a",), (AxisType.Auto,))
     sums = checksums_test.replicas(mesh, P())
     out = jax.jit(lambda sums: first(MAKERS["independent"], sums))(sums)
@@ -283,7 +283,7 @@ class Observed(NamedTuple):
 
 def test_the_sum_that_moves_a_bound_is_a_part_of_what_is_hidden():
     mechanism = common.poisson_gaussian(clip_rule=contrib.SlackClipping())
-    tx = seam.add_noise(mechanism, key=KEY)
+    tx = mechanism.add_noise(key=KEY)
     observed = [Observed(ZEROS, jnp.float32(n)) for n in (3, 4, 3)]
     drawn = [np.float64(tx.update(x, tx.init(ZEROS))[0]) for x in observed]
     assert_independent(drawn[0], drawn[1])

@@ -12,7 +12,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import dpadambc
-from dpadambc.core import shard_map, untouched
+from dpadambc.core import clip, per_example
+from dpadambc.core.arrays import varying_axes
 from dpadambc.engine import collectives
 from tests import common
 
@@ -120,14 +121,14 @@ def test_without_it_one_person_would_be_in_the_gradients_of_all_devices(monkeypa
         return float(optax.tree.norm(gap))
 
     assert influence() <= 2 * C * 1.001
-    monkeypatch.setattr(shard_map, "varying", lambda tree, axes: tree)
+    monkeypatch.setattr(per_example, "make_varying", lambda tree, axes: tree)
     # What JAX would do by itself is seen, too.
     with pytest.raises(ValueError, match="a collective in it"):
         influence()
     monkeypatch.setattr(collectives, "refuse", lambda jaxpr, allowed: None)
     with pytest.raises(ValueError, match="combines devices along"):
         influence()
-    monkeypatch.setattr(untouched, "_refuse_touched", lambda name, leaf: None)
+    monkeypatch.setattr(clip, "_refuse_touched", lambda name, leaf: None)
     assert influence() > 2 * 2 * C
 
 
@@ -146,12 +147,10 @@ def test_noise_is_added_once_after_the_sum():
 
 
 def test_outside_of_shard_map_nothing_varies():
-    assert shard_map.varying_axes((PARAMS, jnp.ones(3))) == ()
+    assert varying_axes((PARAMS, jnp.ones(3))) == ()
     seen = []
-    jax.jit(lambda x: seen.append(shard_map.varying_axes(x)) or x)(jnp.ones(3))
-    jax.vmap(lambda x: seen.append(shard_map.varying_axes(x)) or x, axis_name="data")(
-        jnp.ones(3)
-    )
+    jax.jit(lambda x: seen.append(varying_axes(x)) or x)(jnp.ones(3))
+    jax.vmap(lambda x: seen.append(varying_axes(x)) or x, axis_name="data")(jnp.ones(3))
     assert seen == [(), ()]
 
 
@@ -161,7 +160,7 @@ def test_what_is_shared_over_an_axis_stays_shared():
     seen = []
 
     def look(params, tokens, targets):
-        seen.append(shard_map.varying_axes((tokens, targets)))
+        seen.append(varying_axes((tokens, targets)))
         clipped = dpadambc.clipped_grad(loss_fn, l2_clip_norm=C, normalize_by=1.0)(
             params, tokens, targets
         )

@@ -8,7 +8,12 @@ import optax
 import pytest
 
 import dpadambc
-from dpadambc.core import leaves as _leaves
+from dpadambc.core.gradient import (
+    OuterProduct,
+    per_example_leaves,
+    scale_examples,
+    weighted_sums,
+)
 from tests import common
 from tests.engine import factored_models as models
 from tests.engine import factored_test
@@ -35,7 +40,7 @@ def scales_of(params, seed=0):
         draw = lambda n: jnp.asarray(10 ** rng.uniform(-1, 1, n))
         if not param.ndim:
             return draw(())
-        return _leaves.OuterProduct(tuple(map(draw, param.shape)))
+        return OuterProduct(tuple(map(draw, param.shape)))
 
     return jax.tree.map(of_one, params)
 
@@ -45,7 +50,7 @@ def looped(gradients, scales):
 
     def of_one(gradient, scale):
         total = np.ones(())
-        vectors = scale.vectors if isinstance(scale, _leaves.OuterProduct) else [scale]
+        vectors = scale.vectors if isinstance(scale, OuterProduct) else [scale]
         for vector in vectors:
             total = np.multiply.outer(total, vector)
         return np.stack([total * one for one in gradient])
@@ -61,7 +66,7 @@ def check(model):
     )
     grads = grads[0] if model.has_aux else grads
     scales = scales_of(args[0])
-    found = jax.jit(_leaves.scaled)(grads, scales)
+    found = jax.jit(scale_examples)(grads, scales)
     expected = looped(dpadambc.materialize(grads), scales)
     tolerance = max(1e-12, model.tolerance)
     factored_test.assert_close(dpadambc.materialize(found), expected, tolerance)
@@ -70,7 +75,7 @@ def check(model):
         norms, factored_test.norms_of(expected), max(1e-6, tolerance), 1e-9
     )
     weights = jnp.linspace(0.0, 1.0, 5)
-    sums = _leaves.weighted_sums(found, weights, jnp.array(True))
+    sums = weighted_sums(found, weights, jnp.array(True))
     factored_test.assert_close(
         sums,
         jax.tree.map(lambda x: np.tensordot(weights, x, 1), expected),
@@ -93,7 +98,7 @@ def test_from_low_precision_it_comes_in_float32():
     args[0] = jax.tree.map(lambda x: x.astype(jnp.bfloat16), args[0])
     grads = dpadambc.per_example_grad(model.loss_fn)(*args)
     scales = jax.tree.map(jnp.float32, scales_of(args[0]))
-    found = _leaves.scaled(grads, scales)
+    found = scale_examples(grads, scales)
     expected = looped(dpadambc.materialize(grads), scales)
     materialized = dpadambc.materialize(found)
     chex.assert_trees_all_equal_dtypes(materialized, jax.tree.map(jnp.float32, args[0]))
@@ -115,8 +120,8 @@ def test_what_was_scaled_is_sealed_masked_and_clipped_whatever_the_scale(size):
         *args, is_padding_example=factored_test.PADDING
     )
     scales = jax.tree.map(lambda x: jnp.float32(size * x), scales_of(args[0]))
-    found = _leaves.scaled(grads, scales)
-    leaves = _leaves.flatten(found)
+    found = scale_examples(grads, scales)
+    leaves = per_example_leaves(found)
     assert all(leaf.is_masked for leaf in leaves)
     with pytest.raises(TypeError):
         jax.tree.map(lambda x: 2 * x, found)

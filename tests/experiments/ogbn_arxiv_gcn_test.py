@@ -447,7 +447,7 @@ def test_hostile_shapes_go_through_the_whole_pipeline():
 
 
 def test_the_errata_quote_what_the_correction_did_to_dp_adamw():
-    """In points of test accuracy, as the errata of `dpadambc.theory` have them."""
+    """In points of test accuracy, as the errata of `benchmarks.theory` have them."""
     rows = [json.loads(line) for line in table.RESULTS.read_text().splitlines()]
     found = table.lines(rows)
 

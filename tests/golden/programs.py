@@ -1,6 +1,5 @@
 """Small programs whose numbers are recorded: each returns a pytree of arrays."""
 
-import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -33,9 +32,7 @@ MECHANISMS: dict[str, Any] = {
     "fixed_size_of_nodes": graphs.NodeFixedSizeGaussian(**SIZED, max_terms=3),
 }
 POISSON = MECHANISMS["poisson"]
-QUANTILE = dataclasses.replace(
-    POISSON, clip_rule=contrib.QuantileClipping(fraction_stddev=0.2)
-)
+QUANTILE = contrib.QuantileClipping(POISSON, fraction_stddev=0.2)
 PARAMS = {"w": np.zeros(3, np.float32), "b": np.zeros((), np.float32)}
 X = np.random.default_rng(0).normal(size=(NUM_EXAMPLES, 3)).astype(np.float32)
 DATA = X, X @ np.float32([1, -2, 3])
