@@ -122,7 +122,7 @@ def test_without_a_loss_or_a_gradient_it_is_not_tested():
     assert audit.factored(nothing).passed is None
 
 
-def test_what_is_not_finite_in_one_way_only_fails():
+def test_a_gradient_that_is_not_finite_by_one_method_fails():
     shown = pipeline_of("dense")
     right = shown.gradients_by
 
