@@ -1,4 +1,4 @@
-"""`audit.sampling`: its false alarms, its power, and what it refuses."""
+"""`audit.sampling`: its false alarms, its power, and its refusals."""
 
 import numpy as np
 import pytest
