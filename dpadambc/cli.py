@@ -13,7 +13,6 @@ from typing import Any
 
 import dpadambc
 from dpadambc import NeighboringRelation, graphs
-from dpadambc.accounting import planning
 
 __all__ = ["main"]
 

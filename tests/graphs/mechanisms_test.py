@@ -7,7 +7,6 @@ import pytest
 
 import dpadambc
 from dpadambc import NeighboringRelation, accounting
-from tests import common
 
 ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
 SPECIAL = NeighboringRelation.REPLACE_SPECIAL
