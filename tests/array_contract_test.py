@@ -194,8 +194,13 @@ def started(params, key):
     return state, batch, training.releasable(state)
 
 
+CANARIES = audit.GradientCanaries(
+    {"w": np.zeros((3, 2)), "b": np.zeros(2)}, num_canaries=3, l2_clip_norm=1.0
+)
+
+
 def summed_by(gradient):
-    tx = audit.with_sum(optax.sgd(0.1))
+    tx = CANARIES.with_sum(optax.sgd(0.1))
     return tx.update(gradient, tx.init(gradient))
 
 
@@ -254,9 +259,9 @@ ROWS = {name: stage(name) for name in contract_test.ROWS} | {
         training.with_rows(loss_with_key, uses_key=True),
         lambda d: (d.params(), d(4, 3), jnp.arange(4) > 1, d.key)),
     "training.with_compute_dtype": (training.with_compute_dtype(loss_fn, jnp.bfloat16), lambda d: (d.params(), d(3))),
-    "audit.with_sum": (summed_by, lambda d: (d.params(),)),
+    "audit.GradientCanaries.with_sum": (summed_by, lambda d: (d.params(),)),
     "audit.GradientCanaries.loss": (
-        audit.GradientCanaries({"w": np.zeros((3, 2)), "b": np.zeros(2)}, num_canaries=3, l2_clip_norm=1.0).loss(loss_fn),
+        CANARIES.loss(loss_fn),
         lambda d: (d.params(), d.integers(-1, 3), d(3))),
     "contrib.CorrelatedGaussian.add_noise contrib.CorrelatedGaussian.noise_stddev": noised(CORRELATED),
     "contrib.BandedGaussian.add_noise contrib.BandedGaussian.noise_stddev": noised(BANDED),

@@ -11,24 +11,22 @@ import optax
 
 from dpadambc.core import validate
 
-__all__ = ["GradientCanaries", "with_sum"]
-
 
 @dataclasses.dataclass(frozen=True)
 class GradientCanaries:
     """Examples whose gradient is one coordinate, at the clip norm.
 
-    Each example gets one more argument, the first: which canary it is, or -1. The loss
-    of a canary is linear in one coordinate of the largest array of parameters. So its
-    gradient is known, and its trace in the private gradient is one number: see
+    Each example gets one more argument, the first: the number of its canary, or -1. The
+    loss of a canary is linear in one coordinate of the largest array of parameters. So
+    its gradient is known, and its trace in the private gradients is one number: see
     `scores`. No example can be stronger in a clipped sum, and no canary disturbs
     another.
 
     Args:
-      params: what is trained.
-      num_canaries: how many; at most the size of the largest array.
+      params: the parameters that are trained.
+      num_canaries: at most the size of the largest array.
       l2_clip_norm: C.
-      seed: of the coordinates, and of who is a member.
+      seed: of the coordinates, and of the members.
 
     Raises:
       ValueError: if there are more canaries than coordinates.
@@ -38,16 +36,18 @@ class GradientCanaries:
       >>> import dpadambc
       >>> from dpadambc import audit, training
       >>> params, x = jnp.zeros(200), jnp.ones((50, 200))
-      >>> found = audit.GradientCanaries(params, num_canaries=100, l2_clip_norm=1.0)
-      >>> data = found.insert((x,))
+      >>> canaries = audit.GradientCanaries(params, num_canaries=100, l2_clip_norm=1.0)
+      >>> data = canaries.insert((x,))
       >>> mechanism = dpadambc.PoissonGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=1.0, iterations=4,
       ...     normalize_by=10)
       >>> result = training.fit(
-      ...     found.loss(lambda w, x: jnp.tanh(w @ x)), params, data, mechanism,
-      ...     audit.with_sum(optax.sgd(0.1)), key=jax.random.key(0), target_delta=1e-5)
-      >>> scores = found.scores(result.state.opt_state)
-      >>> bool(scores[found.is_member].mean() > scores[~found.is_member].mean() + 0.2)
+      ...     canaries.loss(lambda w, x: jnp.tanh(w @ x)), params, data, mechanism,
+      ...     canaries.with_sum(optax.sgd(0.1)), key=jax.random.key(0),
+      ...     target_delta=1e-5)
+      >>> scores = canaries.scores(result.state.opt_state)
+      >>> members, others = scores[canaries.is_member], scores[~canaries.is_member]
+      >>> bool(members.mean() > others.mean() + 0.2)
       True
     """
 
@@ -62,13 +62,13 @@ class GradientCanaries:
         size = int(np.size(self._largest(self.params)))
         if self.num_canaries > size:
             raise ValueError(
-                f"Expected at most {size} canaries, one for each coordinate of the"
-                f" largest array of parameters, got {self.num_canaries}."
+                f"Expected num_canaries of at most {size}, one for each coordinate of"
+                f" the largest array of parameters, got {self.num_canaries}."
             )
 
     @property
     def is_member(self) -> np.ndarray:
-        """Who is in the data: a fair coin for each canary, shape (num_canaries,)."""
+        """Whether a canary is in the data: a fair coin each, shape (num_canaries,)."""
         rng = np.random.default_rng([self.seed, 1])
         return rng.random(self.num_canaries) < 0.5
 
@@ -97,48 +97,30 @@ class GradientCanaries:
         """The data with the members among the canaries behind them."""
         members = np.flatnonzero(self.is_member).astype(np.int32)
         size = jax.tree.leaves(data)[0].shape[0]
-        which = np.concatenate([np.full(size, -1, np.int32), members])
+        numbers = np.concatenate([np.full(size, -1, np.int32), members])
         longer = lambda x: jnp.concatenate(
             [jnp.asarray(x), jnp.repeat(jnp.asarray(x)[:1], len(members), axis=0)]
         )
-        return jnp.asarray(which), *jax.tree.map(longer, data)
+        return jnp.asarray(numbers), *jax.tree.map(longer, data)
+
+    def with_sum(
+        self, optimizer: optax.GradientTransformation
+    ) -> optax.GradientTransformationExtraArgs:
+        """The same optimizer, with the sum of its private gradients in its state."""
+        of_sum = optax.GradientTransformation(
+            lambda params: optax.tree.zeros_like(params),
+            lambda g, total, params=None: (g, optax.tree.add(total, g)),
+        )
+        return optax.chain(of_sum, optimizer)
 
     def scores(self, opt_state: Any) -> np.ndarray:
         """How far the private gradients went along each canary's, in total.
 
         Args:
-          opt_state: of an optimizer inside `with_sum`.
+          opt_state: the state of an optimizer `with_sum`.
 
         Returns:
           An array of shape (num_canaries,).
         """
         total = np.ravel(np.asarray(self._largest(opt_state[0]), float))
         return -total[self._coordinates]
-
-
-def with_sum(
-    optimizer: optax.GradientTransformation,
-) -> optax.GradientTransformationExtraArgs:
-    """The same optimizer, and in its state the sum of all gradients it was given.
-
-    Args:
-      optimizer: of the private gradient.
-
-    Returns:
-      A transformation whose state is `(sum, state of the optimizer)`.
-
-    Example:
-      >>> import jax.numpy as jnp, optax
-      >>> from dpadambc import audit
-      >>> optimizer = audit.with_sum(optax.sgd(0.1))
-      >>> state = optimizer.init(jnp.zeros(2))
-      >>> _, state = optimizer.update(jnp.array([1.0, 2.0]), state)
-      >>> _, state = optimizer.update(jnp.array([1.0, 2.0]), state)
-      >>> print(state[0])
-      [2. 4.]
-    """
-    of_sum = optax.GradientTransformation(
-        lambda params: optax.tree.zeros_like(params),
-        lambda updates, state, params=None: (updates, optax.tree.add(state, updates)),
-    )
-    return optax.chain(of_sum, optimizer)

@@ -1,4 +1,4 @@
-"""That the correction takes out the noise that arrives there."""
+"""The noise that a correction subtracts, against the noise that arrives there."""
 
 import functools
 import math
@@ -9,19 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc.audit import statistics as _statistics
-from dpadambc.audit import steps as _steps
+from dpadambc.audit import statistics
 from dpadambc.audit.finding import Finding, not_tested, within
-from dpadambc.audit.noise import Make, Update
-from dpadambc.contrib import (
-    ScaleByAdafactorBCState,
-    ScaleByAdemamixBCState,
-)
+from dpadambc.audit.noise import MakeOptimizer, Update
+from dpadambc.audit.steps import NotTraceable, start
+from dpadambc.contrib import ScaleByAdafactorBCState, ScaleByAdemamixBCState
 from dpadambc.core import check
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.noise import stddev_per_leaf
-from dpadambc.transforms.moments import ScaleByAdamBCState
-from dpadambc.transforms.rms import ScaleByRmsBCState
+from dpadambc.transforms.moments import (ScaleByAdamBCState)
+from dpadambc.transforms.rms import (ScaleByRmsBCState)
 
 _CHECK = "correction"
 _STEPS = 24
@@ -35,32 +32,32 @@ _STATES = (
 )
 
 
-def _is_correction(node: Any) -> bool:
-    return isinstance(node, _STATES)
+def _corrections(opt_state: Any) -> list[Any]:
+    """The states of corrections in the state of an optimizer."""
+    is_one = lambda node: isinstance(node, _STATES)
+    return list(filter(is_one, jax.tree.leaves(opt_state, is_leaf=is_one)))
 
 
 def _moments(opt_state: Any) -> list[tuple[jax.Array, jax.Array]]:
-    """Of each correction: the sums of second moments, and of what is subtracted."""
+    """The sum of second moments of each correction, and of the noise it subtracts."""
     found = []
-    for node in jax.tree.leaves(opt_state, is_leaf=_is_correction):
-        if _is_correction(node) and jax.tree.leaves(node.nu):
-            levels = stddev_per_leaf(node.noise_variance, node.nu)
-            pairs = zip(jax.tree.leaves(node.nu), jax.tree.leaves(levels), strict=True)
-            sums = [(jnp.sum(nu), level * nu.size) for nu, level in pairs]
-            found.append(tuple(map(sum, zip(*sums, strict=True))))
+    for node in _corrections(opt_state):
+        leaves = jax.tree.leaves(node.nu)
+        if leaves:
+            levels = jax.tree.leaves(stddev_per_leaf(node.noise_variance, node.nu))
+            noise = sum(v * nu.size for v, nu in zip(levels, leaves, strict=True))
+            found.append((sum(map(jnp.sum, leaves)), noise))
     return found
 
 
-def is_corrected(make_optimizer: Make, params: optax.Params) -> bool:
+def is_corrected(make_optimizer: MakeOptimizer, params: optax.Params) -> bool:
     """Whether the state of an optimizer has a correction, as of `scale_by_adam_bc`."""
-    state = jax.eval_shape(
-        lambda key: make_optimizer(key).init(params), jax.random.key(0)
-    )
-    return any(map(_is_correction, jax.tree.leaves(state, is_leaf=_is_correction)))
+    init = lambda key: make_optimizer(key).init(params)
+    return bool(_corrections(jax.eval_shape(init, jax.random.key(0))))
 
 
 def correction(
-    make_optimizer: Make, params: optax.Params, mechanism: Mechanism
+    make_optimizer: MakeOptimizer, params: optax.Params, mechanism: Mechanism
 ) -> Finding:
     r"""Compares the noise that a correction subtracts with that in its second moment.
 
@@ -68,12 +65,12 @@ def correction(
     :math:`\mathbb{E}[\hat v - \hat \Phi]` must be 0: all of :math:`\hat v` is noise.
     The chain runs 24 steps with keys of its own in each of many runs, and the mean of
     :math:`\hat v` is compared with that of :math:`\hat \Phi`. Both include every stage
-    between the noise and the correction. Of :math:`\hat \Phi` the share named
-    `correction` is subtracted, which is no part of the state, and not looked at.
+    between the noise and the correction. The share of :math:`\hat \Phi` that is
+    subtracted, the argument `correction`, is not in the state and is not checked.
 
     Args:
       make_optimizer: as for `noise`: of a key, returns the chain with the noise in it.
-      params: what is trained, or arrays of the same shapes.
+      params: the parameters, or arrays of the same shapes.
       mechanism: whose gradients come in.
 
     Returns:
@@ -100,53 +97,37 @@ def correction(
     check.is_mechanism(mechanism)
     update = Update(make_optimizer, jax.tree.map(jnp.asarray, params), mechanism)
     try:
-        step, zero, _ = update.trials(_steps.start(update.init))
-    except _steps.NotTraceable as error:
+        step, _ = update.step(start(update.init))
+    except NotTraceable as error:
         return not_tested(_CHECK, f"{error}")
-    return _of_steps(update.init, step, zero)
-
-
-def _of_steps(init: Any, step: Any, zero: Any) -> Finding:
-    """The finding for a step, with data whose gradient is zero."""
-    shapes = jax.eval_shape(init, jax.random.key(0))
-    if not jax.eval_shape(_moments, shapes):
+    shapes = jax.eval_shape(update.init, jax.random.key(0))
+    leaves = [jax.tree.leaves(node.nu) for node in _corrections(shapes)]
+    size = sum(math.prod(x.shape) for nu in leaves for x in nu)
+    if not any(leaves):
         return not_tested(
             _CHECK, "no correction in the state, such as of scale_by_adam_bc."
         )
-    nodes = jax.tree.leaves(shapes, is_leaf=_is_correction)
-    size = sum(
-        math.prod(x.shape)
-        for node in nodes
-        if _is_correction(node)
-        for x in jax.tree.leaves(node.nu)
-    )
-    runs = int(np.clip(_MOST_VALUES // max(1, size * _STEPS), 32, 2_048))
 
     def one(key):
-        advance = lambda state, _: (step(state, zero)[1], None)
-        state = jax.tree.map(jnp.asarray, init(key))
+        advance = lambda state, _: (step(state, update.zero())[1], None)
+        state = jax.tree.map(jnp.asarray, update.init(key))
         return _moments(jax.lax.scan(advance, state, length=_STEPS)[0])
 
+    runs = int(np.clip(_MOST_VALUES // max(1, size * _STEPS), 32, 2_048))
     keys = jax.random.split(jax.random.key(1_312_333), runs)
-    found = jax.jit(functools.partial(jax.lax.map, one))(keys)
+    found = []
+    for moments, noise in jax.jit(functools.partial(jax.lax.map, one))(keys):
+        moments, noise = np.asarray(moments, float), np.asarray(noise, float)
+        if not np.any(noise):
+            found.append((math.inf, 1.0))
+            continue
+        ratios = moments / np.mean(noise)
+        error = float(ratios.std(ddof=1) / math.sqrt(runs))
+        found.append((float(ratios.mean()), error))
     # Without noise the error is zero.
-    worst = max(map(_compared, found), key=lambda x: abs(x[0] - 1) / max(x[1], 1e-12))
-    ratio, error = worst
-    bound = _ROUNDING + _statistics.normal_bound() * error
-    power = _ROUNDING + _statistics.detected() * error
-    return within(
-        _CHECK,
-        abs(ratio - 1),
-        bound,
-        f"The second moment has {ratio:.4g} of the noise that the correction knows of.",
-        f"fails if the noise variance is off by {power:.2g}",
-    )
-
-
-def _compared(pair: tuple[jax.Array, jax.Array]) -> tuple[float, float]:
-    """The mean of v̂ over that of Φ̂, and its standard error."""
-    moments, subtracted = (np.asarray(x, float) for x in pair)
-    if not np.any(subtracted):
-        return math.inf, 1.0
-    ratios = moments / np.mean(subtracted)
-    return float(ratios.mean()), float(ratios.std(ddof=1) / math.sqrt(len(ratios)))
+    ratio, error = max(found, key=lambda x: abs(x[0] - 1) / max(x[1], 1e-12))
+    bound = _ROUNDING + statistics.normal_bound() * error
+    power = _ROUNDING + statistics.detected() * error
+    sentence = f"The second moment has {ratio:.4g} of the noise that is subtracted."
+    fails_if = f"fails if the noise variance is off by {power:.2g}"
+    return within(_CHECK, abs(ratio - 1), bound, sentence, fails_if)

@@ -1,26 +1,24 @@
-"""What a check found: pass, fail or not tested, with its figure and its bound."""
+"""The outcome of a check: pass, fail or not tested, with its figure and its bound."""
 
 import dataclasses
 import math
 from collections.abc import Sequence
-
-_WORDS = {True: "pass", False: "FAIL", None: "not tested"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
     """The outcome of one check.
 
-    A check passes where its figure is at most its bound. A check that cannot tell has
+    A check passes if its figure is at most its bound. A check that cannot decide has
     `passed=None`: *not tested* is no pass.
 
     Attributes:
       check: the name of the check.
       passed: whether it passed; None if it was not tested.
-      figure: what was measured, if it is a number.
+      figure: the measured number, if there is one.
       bound: the largest figure that passes.
       sentence: the outcome in words.
-      fails_if: what makes the check fail, with its power.
+      fails_if: the condition under which the check fails, with its power.
       parts: the findings of a check that makes several.
 
     Example:
@@ -43,7 +41,7 @@ class Finding:
     @property
     def word(self) -> str:
         """`pass`, `FAIL` or `not tested`."""
-        return _WORDS[self.passed]
+        return {True: "pass", False: "FAIL", None: "not tested"}[self.passed]
 
     def __str__(self) -> str:
         return f"{self.word:<11} {self.check}: {self.sentence}"
@@ -52,13 +50,13 @@ class Finding:
 def within(
     check: str, figure: float, bound: float, sentence: str, fails_if: str = ""
 ) -> Finding:
-    """A finding that passes where the figure is a number and at most the bound."""
+    """A finding that passes if the figure is a number and at most the bound."""
     passed = bool(figure <= bound)
     return Finding(check, passed, float(figure), float(bound), sentence, fails_if)
 
 
 def not_tested(check: str, reason: str) -> Finding:
-    """A finding of a check that cannot tell."""
+    """The finding of a check that cannot decide."""
     return Finding(check, None, None, None, f"Not tested: {reason}")
 
 
@@ -73,20 +71,19 @@ def _excess(finding: Finding) -> float:
 def combined(check: str, parts: Sequence[Finding]) -> Finding:
     """One finding of several: it fails if one does, and passes if all do.
 
-    Its figure, bound and sentence are those of the part that is furthest beyond its
-    bound, or of the first if all pass; if it does not, the sentences of all that do
-    not.
+    Figure and bound are those of the failed part that is furthest beyond its bound,
+    else of the first part that was not tested, else of the first. The sentence joins
+    those of all parts that do not pass, or is that of the first if all do.
     """
     failed = [part for part in parts if part.passed is False]
-    open_ = [part for part in parts if part.passed is None]
-    chosen = max(failed, key=_excess) if failed else (open_ or parts)[0]
-    told = failed or open_ or [chosen]
+    untested = [part for part in parts if part.passed is None]
+    chosen = max(failed, key=_excess) if failed else (untested or parts)[0]
     return Finding(
         check,
         chosen.passed,
         chosen.figure,
         chosen.bound,
-        " ".join(part.sentence for part in told),
+        " ".join(part.sentence for part in failed or untested or [chosen]),
         "; ".join(dict.fromkeys(part.fails_if for part in parts if part.fails_if)),
         tuple(parts),
     )

@@ -1,9 +1,9 @@
-"""Where a program adds noise to what it makes of the examples, and what has none.
+"""The places where a program adds noise to data, and the outputs that have none.
 
 Every value of a program (a jaxpr) gets a label. The examples are `DATA`, and so is all
 that is computed from them, until something random is added; from there on it is
 `PRIVATE`, and so is all that is computed from that alone. Such an addition is a
-*crossing*. Whether its noise is enough is a question for numbers (`_crossings`).
+*crossing*. Whether its noise is enough is measured elsewhere (`steps`, `noise_tests`).
 """
 
 import collections
@@ -22,48 +22,36 @@ Path = tuple[str, ...]  # of an equation: its number, and those that it is insid
 
 
 class Label(enum.IntEnum):
-    """What a value is made of; of several, the greatest."""
+    """The origin of a value; of several, the greatest."""
 
     PUBLIC = 0
-    NOISE = 1  # of random bits under a key that nothing private made alone
-    PRIVATE = 2  # of examples with noise
-    SCALED = 3  # noise times what is private, and what follows from that
-    OPAQUE = 4  # of what cannot be followed: the host returns it, or noise is merged in
-    DATA = 5  # of examples without noise
+    NOISE = 1  # random bits under a key that nothing private made alone
+    PRIVATE = 2  # examples with noise
+    SCALED = 3  # noise times a private value, and all that follows from it
+    OPAQUE = 4  # cannot be followed: the host returns it, or noise is merged in
+    DATA = 5  # examples without noise
 
 
-_RANDOM = {
-    "random_bits",
-    "random_fold_in",
-    "random_seed",
-    "random_wrap",
-    "rng_bit_generator",
-    "rng_uniform",
-    "threefry2x32",
-}
-# How many operands of a generator are its key. What is drawn with a secret key is
-# random whatever the others are: the key of a step may be made of the sum too.
+_RANDOM = {"random_bits", "random_fold_in", "random_seed", "random_wrap"}
+_RANDOM |= {"rng_bit_generator", "rng_uniform", "threefry2x32"}
+# How many operands of a generator are its key. A draw with a secret key is random
+# whatever its other operands are: the key of a step may be made of the sum too.
 _NUM_KEYS = {"random_fold_in": 1, "threefry2x32": 2}
 _HOST = {"pure_callback", "io_callback"}
 _TELLS_HOST = {"debug_callback", "debug_print", "io_callback", "pure_callback"}
 _SUMS = {"add", "add_any", "sub"}
-# Where noise may be added too, in a way that is not followed.
+# Noise may be added by these too, in a way that is not followed.
 _MERGES = {"concatenate", "scatter-add", "stack"} | _SUMS
-ENTERED = (
-    jaxprs.INLINED
-    | jaxprs.CUSTOM
-    | jaxprs.CUSTOM_VMAP
-    | jaxprs.REMATERIALIZED
-    | {"shard_map"}
-)
+ENTERED = jaxprs.INLINED | jaxprs.CUSTOM | jaxprs.CUSTOM_VMAP
+ENTERED |= jaxprs.REMATERIALIZED | {"shard_map"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Crossing:
-    """An addition of noise to what examples made.
+    """An addition of noise to a value that examples made.
 
-    Where more noise is added to the result at once, or taken from it, that is part of
-    the same crossing: the noise is the sum.
+    If more noise is added to the result at once, or taken from it, that is part of the
+    same crossing: the noise is the sum.
     """
 
     path: Path
@@ -77,15 +65,6 @@ class Crossing:
         return (self.before.chain if self.before else frozenset()) | {self.path}
 
 
-def while_counts(eqn: jex.JaxprEqn) -> tuple[int, int]:
-    """How many operands of a loop are constants of its condition, of its body."""
-    condition, step = (
-        jaxprs.closed(eqn.params[f"{x}_jaxpr"]).jaxpr for x in ("cond", "body")
-    )
-    num_carry = len(step.outvars)
-    return len(condition.invars) - num_carry, len(step.invars) - num_carry
-
-
 def is_key(x: Any) -> bool:
     """Whether an array holds keys: typed, or the words of one."""
     dtype = getattr(x, "dtype", None)
@@ -97,18 +76,8 @@ def is_key(x: Any) -> bool:
 
 
 def label_of_public(x: Any) -> Label:
-    """Of what a program is given beside the examples: a key, or a public number."""
+    """The label of an input beside the examples: a key, or a public number."""
     return Label.NOISE if is_key(x) else Label.PUBLIC
-
-
-def uses(jaxpr: jex.Jaxpr) -> collections.Counter[Any]:
-    """How often each variable of a program is an operand or an output."""
-    atoms = [*jaxpr.outvars, *(x for eqn in jaxpr.eqns for x in eqn.invars)]
-    return collections.Counter(x for x in atoms if not jaxprs.is_literal(x))
-
-
-def _is_real(aval: Any) -> bool:
-    return jnp.issubdtype(aval.dtype, jnp.floating)
 
 
 @dataclasses.dataclass
@@ -116,7 +85,7 @@ class Flow:
     """Labels of a program, and its crossings.
 
     Args:
-      ignored: additions whose noise does not count: what goes through is `DATA` still.
+      ignored: additions whose noise does not count: their results are `DATA` still.
       of_constant: the label of a constant of the program.
     """
 
@@ -136,36 +105,37 @@ class Flow:
         known.update(
             zip(jaxpr.constvars, map(self.of_constant, program.consts), strict=True)
         )
-        times, chains = uses(jaxpr), {}
+        atoms = [*jaxpr.outvars, *(x for eqn in jaxpr.eqns for x in eqn.invars)]
+        uses = collections.Counter(x for x in atoms if not jaxprs.is_literal(x))
+        noised: dict[Any, Crossing] = {}  # results of crossings
         read = lambda x: Label.PUBLIC if jaxprs.is_literal(x) else known[x]
         for number, eqn in enumerate(jaxpr.eqns):
             operands, here = [read(x) for x in eqn.invars], (*path, str(number))
-            if eqn.primitive.name in _SUMS and _is_real(eqn.outvars[0].aval):
-                # What has noise already, and is used here alone.
+            name, (out, *_) = eqn.primitive.name, (*eqn.outvars, None)
+            if name in _SUMS and jnp.issubdtype(out.aval.dtype, jnp.floating):
+                # A result with noise that is used here alone.
                 before = [
-                    chains.get(x) if times.get(x, 0) == 1 else None
-                    for x in (None if jaxprs.is_literal(x) else x for x in eqn.invars)
+                    None if jaxprs.is_literal(x) or uses[x] != 1 else noised.get(x)
+                    for x in eqn.invars
                 ]
-                outs = [self._sum(eqn, operands, here, before)]
+                outs = [self._sum(name == "sub", operands, here, before)]
                 if here in self.crossings:
-                    chains[eqn.outvars[0]] = self.crossings[here]
+                    noised[out] = self.crossings[here]
+            elif name in ENTERED:
+                outs = self.follow(jaxprs.body(eqn), operands, here)
+            elif name in ("cond", "scan", "while"):
+                outs = getattr(self, f"_{name}")(eqn, operands, here)
             else:
-                outs = self._equation(eqn, operands, here)
+                outs = [self._result(name, operands)] * len(eqn.outvars)
             known.update(zip(eqn.outvars, outs, strict=True))
         return [read(x) for x in jaxpr.outvars]
 
-    def _equation(
-        self, eqn: jex.JaxprEqn, operands: list[Label], path: Path
-    ) -> list[Label]:
-        name = eqn.primitive.name
+    def _result(self, name: str, operands: list[Label]) -> Label:
+        """The label of the results of a primitive that has no program inside."""
         operands = operands[: _NUM_KEYS.get(name)]
         most = max(operands, default=Label.PUBLIC)
         if name in _TELLS_HOST and most == Label.DATA:
             self.tells_host = True
-        if name in ENTERED:
-            return self.follow(jaxprs.body(eqn), operands, path)
-        if name in ("cond", "scan", "while"):
-            return getattr(self, f"_{name}")(eqn, operands, path)
         if name in _RANDOM:
             most = max(most, Label.NOISE)
         if name in _HOST:
@@ -174,28 +144,25 @@ class Flow:
             most = Label.OPAQUE
         if name in ("mul", "div") and set(operands) == {Label.NOISE, Label.PRIVATE}:
             most = Label.SCALED
-        return [most for _ in eqn.outvars]
+        return most
 
     def _sum(
         self,
-        eqn: jex.JaxprEqn,
+        is_difference: bool,
         operands: list[Label],
         path: Path,
         before: list[Crossing | None],
     ) -> Label:
-        """What the sum or the difference of two floating-point arrays is."""
+        """The label of a sum or a difference of two floating-point arrays."""
         most = max(operands)
         if most == Label.DATA and {Label.OPAQUE, Label.SCALED} & set(operands):
-            return Label.OPAQUE  # it may be noise, of a level that is not known
-        if Label.NOISE not in operands or most < Label.PRIVATE:
+            return Label.OPAQUE  # it may be noise, of an unknown level
+        if Label.NOISE not in operands or most < Label.PRIVATE or path in self.ignored:
             return most
         noise_operand = operands.index(Label.NOISE)
         earlier = before[1 - noise_operand]
         if most in (Label.PRIVATE, Label.SCALED) and earlier is None:
             return most
-        if path in self.ignored:
-            return most
-        is_difference = eqn.primitive.name == "sub"
         self.crossings[path] = Crossing(path, noise_operand, is_difference, earlier)
         if earlier is not None:
             self.crossings.pop(earlier.path, None)
@@ -224,9 +191,10 @@ class Flow:
         condition, step = (
             jaxprs.closed(eqn.params[f"{x}_jaxpr"]) for x in ("cond", "body")
         )
-        of_condition, of_step = while_counts(eqn)
-        consts, carry = operands[: of_condition + of_step], operands[of_condition:]
-        carry = carry[of_step:]
+        num_carry = len(step.jaxpr.outvars)
+        num_consts = len(operands) - num_carry
+        consts, carry = operands[:num_consts], operands[num_consts:]
+        of_condition = len(condition.jaxpr.invars) - num_carry
         while True:
             (goes_on,) = self.follow(
                 condition, [*consts[:of_condition], *carry], (*path, "cond")

@@ -1,7 +1,8 @@
 """The noise that reaches the optimizer: its level, its distribution, its independence.
 
 The noise is taken from the program of the update, at the additions that make private
-what the optimizer gets. How much of the gradient arrives there is measured beside it.
+the gradient that the optimizer gets. The movement of that gradient is measured beside
+it.
 """
 
 import dataclasses
@@ -15,77 +16,101 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc.audit import arrays as _arrays
-from dpadambc.audit import draws as _drawn
-from dpadambc.audit import flow as _flow
-from dpadambc.audit import later_steps as _later
-from dpadambc.audit import neighbors as _neighbors
-from dpadambc.audit import noise_tests as _noise_tests
-from dpadambc.audit import recorder as _recorder
-from dpadambc.audit import steps as _steps
-from dpadambc.audit.finding import Finding, combined, not_tested
+from dpadambc.audit import draws, neighbors
+from dpadambc.audit.finding import Finding, not_tested
+from dpadambc.audit.noise_tests import noise_finding
+from dpadambc.audit.recorder import NotRecordable
+from dpadambc.audit.steps import Followed, NotTraceable, Step, Steps, start
 from dpadambc.core import check
+from dpadambc.core.clipped_sum import as_clipped_sum
 from dpadambc.core.gradient import as_per_example
 from dpadambc.core.mechanism import Mechanism
 
 _CHECK = "noise"
 
-Make = Callable[[jax.Array], optax.GradientTransformation]
+MakeOptimizer = Callable[[jax.Array], optax.GradientTransformation]
 
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-    """The update of an optimizer as a step, and what it is tried with."""
+    """The update of an optimizer as a step, and the gradients that it is tried with.
 
-    make: Make
+    Args:
+      make_optimizer: of a key, returns the optimizer.
+      params: what is trained.
+      mechanism: whose noise is claimed.
+    """
+
+    make_optimizer: MakeOptimizer
     params: optax.Params
     mechanism: Mechanism
 
     def init(self, key: jax.Array) -> Any:
-        return key, self.make(key).init(self.params)
+        """The state before the first step."""
+        return key, self.make_optimizer(key).init(self.params)
 
-    def of_sum(self, state: Any, gradient: Any, form: Any = lambda sum: sum) -> Any:
-        key, opt_state = state
-        optimizer = self.make(key)
-        updates, opt_state = optimizer.update(form(gradient), opt_state, self.params)
-        return updates, (key, opt_state)
+    def zero(self) -> optax.Updates:
+        """A gradient of zero."""
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), self.params)
 
-    def of_examples(self, state: Any, gradients: Any) -> Any:
-        mask = jnp.zeros(1, bool)
-        return self.of_sum(state, as_per_example(gradients, is_padding_example=mask))
+    def step(self, state: Any) -> tuple[Step, bool]:
+        """A function of a state and arrays, and whether the arrays are a clipped sum.
 
-    def trials(self, state: Any) -> tuple[_steps.Step, Any, list[Any]]:
-        """The step, a gradient of zero, and those of neighbors of that."""
-        mechanism = self.mechanism
-        zero = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), self.params)
+        The optimizer may take a clipped sum, as arrays or sealed, or gradients per
+        example: then the arrays are the gradient of one example.
+        """
+
+        def update(form, state, arrays):
+            key, opt_state = state
+            optimizer = self.make_optimizer(key)
+            updates, opt_state = optimizer.update(form(arrays), opt_state, self.params)
+            return updates, (key, opt_state)
+
+        bounds = dict(
+            l2_clip_norm=self.mechanism.l2_clip_norm,
+            normalize_by=self.mechanism.normalize_by,
+        )
+        of_one = lambda arrays: as_per_example(
+            jax.tree.map(lambda x: x[None], arrays),
+            is_padding_example=jnp.zeros(1, bool),
+        )
+        forms = lambda x: x, functools.partial(as_clipped_sum, **bounds), of_one
         errors = []
-        for form in _arrays.forms_of_sums(mechanism):
-            step = functools.partial(self.of_sum, form=form)
+        for form in forms:
+            step = functools.partial(update, form)
             try:
-                jax.eval_shape(step, state, zero)
+                jax.eval_shape(step, state, self.zero())
             except (TypeError, ValueError) as error:
                 errors.append(error)
-                continue
-            return step, zero, _gradients(self.params, mechanism.sensitivity)
-        one = lambda tree: jax.tree.map(lambda x: x[None], tree)
-        large = _gradients(self.params, 1e3 * mechanism.l2_clip_norm)
-        try:
-            jax.eval_shape(self.of_examples, state, one(zero))
-        except (TypeError, ValueError):
-            raise errors[0] from None
-        return self.of_examples, one(zero), list(map(one, large))
+            else:
+                return step, form is not of_one
+        raise errors[0]
 
-    def others_in_each_step(self, gradient: Any, number: jax.Array) -> Any:
+    def gradients(self, norm: float) -> list[optax.Updates]:
+        """Gradients of one norm: in all leaves, and in each alone."""
+        leaves, structure = jax.tree.flatten(self.params)
+        rng = np.random.default_rng(0)
+        normal = [rng.normal(size=x.shape) for x in leaves]
+        found = []
+        for alone in (None, *range(min(len(leaves), 64))):
+            g = [x if alone in (None, i) else 0 * x for i, x in enumerate(normal)]
+            size = math.sqrt(sum(float(np.sum(x**2)) for x in g))
+            if size:
+                scaled = [jnp.asarray(norm / size * x, jnp.float32) for x in g]
+                found.append(jax.tree.unflatten(structure, scaled))
+        return found
+
+    def varied(self, gradient: Any, number: jax.Array) -> Any:
         """Other gradients in each step, of which each number may be one example's."""
         size = self.mechanism.sensitivity
-        move = lambda x: x + size * _neighbors.wave(x.shape, number)
+        move = lambda x: x + size * neighbors.wave(x.shape, number)
         return jax.tree.map(move, gradient)
 
 
-def _at_the_steepest(
-    gradient: optax.Updates, response: _drawn.Response, norm: float
+def _steepest(
+    gradient: optax.Updates, response: draws.Response, norm: float
 ) -> list[optax.Updates]:
-    """In one coordinate: that which is multiplied by most on its way to the noise."""
+    """A gradient in the coordinate that is multiplied by most before the noise."""
     leaves, structure = jax.tree.flatten(gradient)
     steepest = (0.0, 0, 0)
     for number, leaf in enumerate(leaves):
@@ -103,23 +128,10 @@ def _at_the_steepest(
     return [jax.tree.unflatten(structure, found)]
 
 
-def _gradients(params: optax.Params, norm: float) -> list[optax.Updates]:
-    """Of one norm: in all leaves, and in each alone."""
-    leaves, structure = jax.tree.flatten(params)
-    rng = np.random.default_rng(0)
-    draws = [rng.normal(size=x.shape) for x in leaves]
-    found = []
-    for alone in (None, *range(min(len(leaves), 64))):
-        g = [x if alone in (None, i) else 0 * x for i, x in enumerate(draws)]
-        size = math.sqrt(sum(float(np.sum(x**2)) for x in g))
-        if size:
-            scaled = [jnp.asarray(norm / size * x, jnp.float32) for x in g]
-            found.append(jax.tree.unflatten(structure, scaled))
-    return found
-
-
-def noise(make_optimizer: Make, params: optax.Params, mechanism: Mechanism) -> Finding:
-    """What is added to the gradient before the optimizer sees it.
+def noise(
+    make_optimizer: MakeOptimizer, params: optax.Params, mechanism: Mechanism
+) -> Finding:
+    """Tests the noise that is added to the gradient before the optimizer sees it.
 
     It traces the program of the update, and records the random numbers that are added
     to the gradient, in runs with keys of their own and over three steps. It tests their
@@ -128,19 +140,20 @@ def noise(make_optimizer: Make, params: optax.Params, mechanism: Mechanism) -> F
     state and the devices of a `jax.shard_map`. One longer run shows whether they fade
     or repeat. It also checks that no part of the gradient bypasses them.
 
-    Each statistical test has a false-alarm rate of 1e-6; `fails_if` states what it
-    misses but once in a thousand. It draws four million numbers, or those of four
-    runs, and holds them in double: a gigabyte for a million parameters. The longer run
-    has as many steps as the mechanism, at most 512, or twenty million numbers.
+    Each statistical test has a false-alarm rate of 1e-6; `fails_if` states the size of
+    a defect that it misses once in a thousand. It draws four million numbers, or those
+    of four runs, and holds them in double: a gigabyte for a million parameters. The
+    longer run has as many steps as the mechanism, at most 512, or twenty million
+    numbers.
 
-    What it cannot find: noise that repeats after more steps than that, or in one run of
-    thousands; noise that several devices or microbatches add in parts counts as each
+    It cannot find noise that repeats after more steps than that, or in one run of
+    thousands. Noise that several devices or microbatches add in parts counts as each
     part alone, unless all are added at one place.
 
     Args:
       make_optimizer: of a key, returns a transformation of a clipped sum with the noise
         in it, or one of gradients per example, such as `dp_adam`.
-      params: what is trained, or arrays of the same shapes.
+      params: the parameters, or arrays of the same shapes.
       mechanism: whose level of noise is claimed.
 
     Returns:
@@ -169,50 +182,31 @@ def noise(make_optimizer: Make, params: optax.Params, mechanism: Mechanism) -> F
         return not_tested(_CHECK, "the mechanism has no noise.")
     update = Update(make_optimizer, jax.tree.map(jnp.asarray, params), mechanism)
     try:
-        state = _steps.start(update.init)
-        step, zero, gradients = update.trials(state)
-        steps = _steps.Steps(step, state, zero, update.others_in_each_step)
-        is_of_sum = step != update.of_examples
+        state = start(update.init)
+        step, is_sum = update.step(state)
+        steps = Steps(step, state, update.zero(), update.varied)
         followed = steps.follow()
-        if not followed.crossings:
-            return without_crossings(followed)
-        _, moved = _drawn.movements(steps, followed.crossings, [zero, *gradients])
-        if is_of_sum and moved:
-            steepest = _at_the_steepest(gradients[0], moved[0], mechanism.sensitivity)
-            data = [zero, *steepest]
-            moved += _drawn.movements(steps, followed.crossings, data)[1]
-        if not is_of_sum:  # one example was added
-            factor = _factor(mechanism)
-            moved = [{path: factor * x for path, x in m.items()} for m in moved]
-        drawn = _drawn.draw(steps, update.init, followed.crossings)
-        drawn, moved = _drawn.once(drawn, moved)
-        return combined(
-            _CHECK,
-            [
-                *_noise_tests.all_tests(mechanism, followed, drawn, moved),
-                _later.later(
-                    steps,
-                    followed,
-                    mechanism,
-                    drawn,
-                    [zero, gradients[0]],
-                    1.0 if is_of_sum else _factor(mechanism),
-                ),
-            ],
-        )
-    except (_steps.NotTraceable, _recorder.NotRecordable) as error:
+        if followed.crossings:
+            return _of_steps(update, steps, followed, is_sum)
+        return noise_finding(steps, followed, mechanism, {}, [], [], 1.0)
+    except (NotTraceable, NotRecordable) as error:
         return not_tested(_CHECK, f"{error}")
 
 
-def _factor(mechanism: Mechanism) -> float:
-    """How far neighbors are apart, in units of one example and none."""
-    return mechanism.sensitivity * mechanism.normalize_by / mechanism.l2_clip_norm
-
-
-def without_crossings(followed: _steps.Followed) -> Finding:
-    """Where no noise is added at all."""
-    if followed.of(_flow.Label.OPAQUE):
-        return not_tested(_CHECK, _noise_tests.UNFOLLOWED)
-    if not followed.of(_flow.Label.DATA):
-        return not_tested(_CHECK, "nothing that is kept depends on the data.")
-    return combined(_CHECK, [_noise_tests.coverage(followed, {}, [])])
+def _of_steps(
+    update: Update, steps: Steps, followed: Followed, is_sum: bool
+) -> Finding:
+    mechanism, crossings, zero = update.mechanism, followed.crossings, steps.data
+    largest = mechanism.sensitivity if is_sum else 1e3 * mechanism.l2_clip_norm
+    gradients = update.gradients(largest)
+    _, moved = draws.movements(steps, crossings, [zero, *gradients])
+    if is_sum and moved:
+        steepest = _steepest(gradients[0], moved[0], largest)
+        moved += draws.movements(steps, crossings, [zero, *steepest])[1]
+    factor = 1.0
+    if not is_sum:  # one example was added; neighbors may be further apart
+        factor = mechanism.sensitivity * mechanism.normalize_by / mechanism.l2_clip_norm
+        moved = [{path: factor * x for path, x in m.items()} for m in moved]
+    drawn, moved = draws.once(draws.draw(steps, update.init, crossings), moved)
+    pair = [zero, gradients[0]]
+    return noise_finding(steps, followed, mechanism, drawn, moved, pair, factor)

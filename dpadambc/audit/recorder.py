@@ -1,7 +1,6 @@
 """Runs a program as it is, and records the operands of its crossings."""
 
-import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -9,32 +8,32 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from dpadambc.audit import flow as _flow
+from dpadambc.audit.flow import ENTERED, Crossing, Path
 from dpadambc.core.arrays import make_varying
 from dpadambc.engine import jaxprs
 
-LONGEST_SCAN = 64  # that is unrolled, where noise is added inside it
+_LONGEST_SCAN = 64  # that is unrolled, if noise is added inside it
+_STEP = "step"  # in the path of a record, before the number of the step of a scan
 
 
 class NotRecordable(Exception):
-    """A crossing is where its operands cannot be taken out."""
+    """A crossing is at a place from where its operands cannot be taken out."""
 
 
 class Record(NamedTuple):
-    """What met at a crossing; inside `jax.shard_map`, on each device, along axis 0."""
+    """The operands of a crossing; in `jax.shard_map`, of each device along axis 0."""
 
-    data: jax.Array  # what examples made
+    data: jax.Array  # made of examples
     noise: jax.Array
     happened: jax.Array  # bool, shape=() or that of the mesh: was the branch taken?
     total: jax.Array  # their sum, in the dtype that the program gives it
 
 
-Records = dict[_flow.Path, Record]
-_STEP = "step"  # in the path of a record, before the number of the step of a scan
+Records = dict[Path, Record]
 
 
-def crossing_of(path: _flow.Path) -> _flow.Path:
-    """The path of the crossing that a record is of, for any step of a scan."""
+def crossing_of(path: Path) -> Path:
+    """The path of the crossing of a record, without the steps of scans."""
     return tuple(
         part
         for before, part in zip((None, *path), path, strict=False)
@@ -42,33 +41,32 @@ def crossing_of(path: _flow.Path) -> _flow.Path:
     )
 
 
-@dataclasses.dataclass
 class Recorder:
     """Evaluates programs, and records at the crossings among them."""
 
-    crossings: dict[_flow.Path, _flow.Crossing]
-
-    def __post_init__(self):
-        self._all: dict[_flow.Path, _flow.Crossing] = {}
-        for crossing in self.crossings.values():
+    def __init__(self, crossings: Iterable[Crossing]):
+        self._crossings: dict[Path, Crossing] = {}
+        self._last = [crossing.path for crossing in crossings]
+        for crossing in crossings:
             while crossing is not None:
-                self._all[crossing.path] = crossing
+                self._crossings[crossing.path] = crossing
                 crossing = crossing.before
 
     def evaluate(
-        self, program: jex.ClosedJaxpr, args: Sequence[Any], path: _flow.Path = ()
+        self, program: jex.ClosedJaxpr, args: Sequence[Any], path: Path = ()
     ) -> tuple[list[Any], Records]:
-        """The outputs of a program, and what met at its crossings."""
+        """The outputs of a program, and the records of its crossings."""
         jaxpr, records = program.jaxpr, {}
         known: dict[Any, Any] = dict(zip(jaxpr.constvars, program.consts, strict=True))
         known.update(zip(jaxpr.invars, args, strict=True))
         read = lambda x: x.val if jaxprs.is_literal(x) else known[x]
         for number, eqn in enumerate(jaxpr.eqns):
             values, here = [read(x) for x in eqn.invars], (*path, str(number))
-            if here in self._all:
+            if here in self._crossings:
                 outs = jaxprs.bind(jaxpr, eqn, values)
-                records[here] = self._record(self._all[here], values, outs[0], records)
-            elif self._has_crossings(here):
+                crossing = self._crossings[here]
+                records[here] = _record(crossing, values, outs[0], records)
+            elif any(last[: len(here)] == here for last in self._last):
                 outs, inner = self._enter(eqn, values, here)
                 records.update(inner)
             else:
@@ -76,60 +74,38 @@ class Recorder:
             known.update(zip(eqn.outvars, outs, strict=True))
         return [read(x) for x in jaxpr.outvars], records
 
-    def _record(
-        self, crossing: _flow.Crossing, values: list[Any], total: Any, records: Records
-    ) -> Record:
-        """Signed, so that the sum of data and noise is the total."""
-        index = crossing.noise_operand
-        signs = (1, -1 if crossing.is_difference else 1)
-        data, noise = (
-            signs[i] * jnp.broadcast_to(values[i], jnp.shape(total))
-            for i in (1 - index, index)
-        )
-        if crossing.before is not None:
-            earlier, sign = records.pop(crossing.before.path), signs[1 - index]
-            spread = lambda x: sign * jnp.broadcast_to(x, jnp.shape(total))
-            data, noise = spread(earlier.data), spread(earlier.noise) + noise
-        return Record(data, noise, jnp.asarray(True), total)
-
-    def _has_crossings(self, path: _flow.Path) -> bool:
-        return any(other[: len(path)] == path for other in self.crossings)
-
     def _enter(
-        self, eqn: jex.JaxprEqn, values: list[Any], path: _flow.Path
+        self, eqn: jex.JaxprEqn, values: list[Any], path: Path
     ) -> tuple[list[Any], Records]:
         name = eqn.primitive.name
-        if name == "shard_map":
-            return self._shard_map(eqn, values, path)
-        if name in _flow.ENTERED:
+        if name in ("cond", "scan", "shard_map"):
+            return getattr(self, f"_{name}")(eqn, values, path)
+        if name in ENTERED:
             return self.evaluate(jaxprs.body(eqn), values, path)
-        if name == "cond":
-            return self._cond(eqn, values, path)
-        if name == "scan":
-            return self._scan(eqn, values, path)
         raise NotRecordable(f"noise is added inside {name}")
 
-    def _cond(self, eqn: jex.JaxprEqn, values: list[Any], path: _flow.Path):
+    def _cond(self, eqn: jex.JaxprEqn, values: list[Any], path: Path):
         index, *rest = values
-        results, records = [], {}
+        index = jnp.asarray(index, jnp.int32)
+        chosen, records = [], {}
         for number, branch in enumerate(eqn.params["branches"]):
-            outs, inner = self.evaluate(
-                jaxprs.closed(branch), rest, (*path, str(number))
-            )
-            results.append(outs)
-            taken = jnp.asarray(index, jnp.int32) == number
+            where = (*path, str(number))
+            outs, inner = self.evaluate(jaxprs.closed(branch), rest, where)
+            taken = index == number
+            if chosen:
+                outs = [
+                    jnp.where(taken, *pair) for pair in zip(outs, chosen, strict=True)
+                ]
+            chosen = outs
             for where, record in inner.items():
-                happened = record.happened & taken
-                records[where] = record._replace(happened=happened)
-        choose = lambda *outs: _select(index, outs)
-        return [choose(*outs) for outs in zip(*results, strict=True)], records
+                records[where] = record._replace(happened=record.happened & taken)
+        return chosen, records
 
-    def _scan(self, eqn: jex.JaxprEqn, values: list[Any], path: _flow.Path):
+    def _scan(self, eqn: jex.JaxprEqn, values: list[Any], path: Path):
         num_consts, num_carry = jaxprs.scan_counts(eqn)
         consts, carry = values[:num_consts], values[num_consts:][:num_carry]
-        xs = values[num_consts + num_carry :]
-        length = eqn.params["length"]
-        if length > LONGEST_SCAN:
+        xs, length = values[num_consts + num_carry :], eqn.params["length"]
+        if length > _LONGEST_SCAN:
             raise NotRecordable(f"noise is added inside a scan of {length} steps")
         numbers, each, records = range(length), [None] * length, {}
         for i in reversed(numbers) if eqn.params["reverse"] else numbers:
@@ -139,47 +115,41 @@ class Recorder:
                 path,
             )
             carry, each[i] = outs[:num_carry], outs[num_carry:]
-            records.update(
-                {(*where, _STEP, str(i)): record for where, record in inner.items()}
-            )
+            records.update({(*p, _STEP, str(i)): record for p, record in inner.items()})
         stacked = [jnp.stack(rows) for rows in zip(*each, strict=True)]
         return [*carry, *stacked], records
 
-    def _shard_map(self, eqn: jex.JaxprEqn, values: list[Any], path: _flow.Path):
-        inner, mesh = jaxprs.body(eqn), eqn.params["mesh"]
-        where: list[_flow.Path] = []
-
-        axes = tuple(sorted(eqn.params["newly_manual_axes"]))
+    def _shard_map(self, eqn: jex.JaxprEqn, values: list[Any], path: Path):
+        inner, axes = jaxprs.body(eqn), tuple(sorted(eqn.params["newly_manual_axes"]))
+        paths: list[Path] = []
 
         def of_device(*args):
             outs, records = self.evaluate(inner, args, path)
-            where[:] = records
+            paths[:] = records
             own = lambda x: make_varying(x, axes)[None]
             return tuple(outs), jax.tree.map(own, list(records.values()))
 
         mapped = jax.shard_map(
             of_device,
-            mesh=mesh,
+            mesh=eqn.params["mesh"],
             in_specs=tuple(eqn.params["in_specs"]),
             out_specs=(tuple(eqn.params["out_specs"]), PartitionSpec(axes)),
             axis_names=set(axes),
             check_vma=eqn.params["check_vma"],
         )
         outs, records = mapped(*values)
-        return list(outs), dict(zip(where, records, strict=True))
+        return list(outs), dict(zip(paths, records, strict=True))
 
 
-def _select(index: Any, outs: Sequence[Any]) -> Any:
-    """The output of the branch that is taken."""
-    chosen, index = outs[0], jnp.asarray(index, jnp.int32)
-    for number, out in enumerate(outs[1:], start=1):
-        chosen = jnp.where(index == number, out, chosen)
-    return chosen
-
-
-def recording(
-    program: jex.ClosedJaxpr, crossings: Collection[_flow.Crossing]
-) -> Callable[..., tuple[list[Any], Records]]:
-    """A function of the operands of a program, that records at its crossings."""
-    recorder = Recorder({crossing.path: crossing for crossing in crossings})
-    return lambda *args: recorder.evaluate(program, args)
+def _record(
+    crossing: Crossing, values: list[Any], total: Any, records: Records
+) -> Record:
+    """Signed, so that the sum of data and noise is the total."""
+    index = crossing.noise_operand
+    signs = (1, -1 if crossing.is_difference else 1)
+    spread = lambda sign, x: sign * jnp.broadcast_to(x, jnp.shape(total))
+    data, noise = (spread(signs[i], values[i]) for i in (1 - index, index))
+    if crossing.before is not None:
+        earlier, sign = records.pop(crossing.before.path), signs[1 - index]
+        data, noise = spread(sign, earlier.data), spread(sign, earlier.noise) + noise
+    return Record(data, noise, jnp.asarray(True), total)

@@ -1,21 +1,26 @@
-"""That the batches are drawn as they are accounted for."""
+"""The batches of a loop, against those that its mechanism accounts for."""
 
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from dpadambc.audit import draw_tests as _draw_tests
-from dpadambc.audit import turn_tests as _turn_tests
-from dpadambc.audit.batches import Drawn
+import numpy as np
+
+from dpadambc.audit import batch_tests
+from dpadambc.audit.batch_tests import Batches
 from dpadambc.audit.finding import Finding, combined, not_tested
 from dpadambc.contrib.banded import BandedGaussian
 from dpadambc.core import check, validate
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.sampled import FixedSizeSampled, PoissonSampled
+from dpadambc.core.sampling import Batch
 from dpadambc.mechanisms.random_allocation import RandomAllocationGaussian
 from dpadambc.mechanisms.shuffled import ShuffledGaussian
 from dpadambc.mechanisms.truncated import TruncatedPoissonGaussian
 
 _CHECK = "sampling"
+_RUNS = 4
+_MOST_INDICES = 5_000_000
 
 
 def sampling(
@@ -70,57 +75,91 @@ def sampling(
     """
     check.is_mechanism(mechanism)
     validate.count(num_examples=num_examples, least=2)
-    drawn = Drawn(loader, mechanism, num_examples)
+    expected = _expected_size(mechanism, num_examples)
+    asked = max(int(_MOST_INDICES / (_RUNS * max(expected, 1))), 8)
+    asked = min(asked, mechanism.iterations)
+    # One more, for a loader that goes on after the steps that epsilon is for.
+    most = asked + (asked == mechanism.iterations)
+    take = lambda seed: itertools.islice(iter(loader(seed)), most)
+    runs = [[_indices(batch) for batch in take(seed)] for seed in range(_RUNS)]
+    lengths = list(map(len, runs))
+    drawn = Batches([run[:asked] for run in runs], num_examples)
     least = 1 if getattr(mechanism, "sampling_prob", 0) == 1 else 8
     if drawn.steps < least:
         return not_tested(_CHECK, f"a run has {drawn.steps} batches only.")
-    if any((batch >= num_examples).any() for batch in drawn.batches):
-        return combined(_CHECK, [_draw_tests.duplicates(drawn)])
-    parts = _parts(drawn, mechanism)
+    duplicates = batch_tests.duplicates(drawn)
+    if any((batch >= num_examples).any() for batch in drawn.each):
+        return combined(_CHECK, [duplicates])
+    parts = _tests(drawn, mechanism)
     if parts is None:
         name = type(mechanism).__name__
         return not_tested(_CHECK, f"there is no test for batches of {name}.")
-    parts = [*parts, _draw_tests.duplicates(drawn), *_length(drawn, mechanism)]
+    parts.append(duplicates)
+    if min(lengths) < asked:
+        reason = (
+            f"the loader ends after {min(lengths)} batches, and epsilon is for"
+            f" iterations={mechanism.iterations}. Let it yield the batches of a whole"
+            " run: whether it begins again with the same ones is not seen."
+        )
+        parts.append(not_tested("sampling length", reason))
+    elif max(lengths) > mechanism.iterations:
+        reason = (
+            f"the loader goes on after iterations={mechanism.iterations}, the batches"
+            " that epsilon is for. Let the loader end there, or give the mechanism as"
+            " many iterations as the loop takes."
+        )
+        parts.append(not_tested("sampling length", reason))
     return combined(_CHECK, parts)
 
 
-def _length(drawn: Drawn, mechanism: Mechanism) -> list[Finding]:
-    """Not tested, where a loader has other batches than those of a run."""
-    steps, shortest = mechanism.iterations, min(drawn.lengths)
-    if shortest < drawn.asked:
-        reason = (
-            f"the loader ends after {shortest} batches, and epsilon is for"
-            f" iterations={steps}. Whether it begins again with the same ones is not"
-            " seen: let it yield the batches of a whole run."
+def _indices(batch: Any) -> np.ndarray:
+    """The indices of a batch, without padding."""
+    if isinstance(batch, Batch):
+        batch = (batch.indices, batch.is_padding_example)
+    if isinstance(batch, tuple):
+        indices, mask = map(np.asarray, batch)
+        return indices[~mask]
+    found = np.asarray(batch)
+    if found.shape == (0,):
+        return np.zeros(0, int)
+    if found.ndim != 1 or not np.issubdtype(found.dtype, np.integer):
+        raise TypeError(
+            "Expected loader to yield a dpadambc.Batch, indices and their mask, or an"
+            f" array of indices with -1 for padding, got shape {found.shape},"
+            f" {found.dtype}."
         )
-    elif max(drawn.lengths) > steps:
-        reason = (
-            f"the loader goes on after iterations={steps}, the batches that epsilon is"
-            " for. Give the mechanism as many iterations as the loop takes, and let the"
-            " loader end there."
-        )
-    else:
-        return []
-    return [not_tested("sampling length", reason)]
+    return found[found >= 0]
 
 
-def _parts(drawn: Drawn, mechanism: Mechanism) -> list[Finding] | None:
-    """What is tested of the batches of a mechanism; None of one that is not known."""
+def _expected_size(mechanism: Any, num_examples: int) -> float:
+    match mechanism:
+        case PoissonSampled() | TruncatedPoissonGaussian():
+            return mechanism.sampling_prob * num_examples
+        case BandedGaussian():
+            return mechanism.sampling_prob / mechanism.parts * num_examples
+        case RandomAllocationGaussian():
+            share = mechanism.participations / mechanism.batches_per_epoch
+            return share * num_examples
+    return getattr(mechanism, "batch_size", num_examples)
+
+
+def _tests(drawn: Batches, mechanism: Mechanism) -> list[Finding] | None:
+    """The tests of the batches of a mechanism; None for one that is not known."""
     match mechanism:
         case ShuffledGaussian():
-            return [_turn_tests.once_an_epoch(drawn, mechanism)]
+            return [batch_tests.shuffled(drawn, mechanism)]
         case RandomAllocationGaussian():
-            return _turn_tests.of_allocation(drawn, mechanism)
+            return batch_tests.allocation(drawn, mechanism)
         case BandedGaussian():
-            return _turn_tests.of_cycles(drawn, mechanism)
+            return batch_tests.cycles(drawn, mechanism)
         case PoissonSampled() if mechanism.sampling_prob == 1:
-            return [_draw_tests.fixed_sizes(drawn, drawn.num_examples)]
+            return [batch_tests.fixed_sizes(drawn, drawn.num_examples)]
         case PoissonSampled():
-            return _draw_tests.of_poisson(drawn, mechanism.sampling_prob)
+            return batch_tests.poisson(drawn, mechanism.sampling_prob)
         case FixedSizeSampled():
-            sizes = _draw_tests.fixed_sizes(drawn, mechanism.batch_size)
-            return [sizes, *_draw_tests.of_any(drawn)]
+            sizes = batch_tests.fixed_sizes(drawn, mechanism.batch_size)
+            return [sizes, *batch_tests.independent(drawn)]
         case TruncatedPoissonGaussian():
-            sizes = _draw_tests.truncated_sizes(drawn, mechanism)
-            return [sizes, *_draw_tests.of_any(drawn)]
+            sizes = batch_tests.truncated_sizes(drawn, mechanism)
+            return [sizes, *batch_tests.independent(drawn)]
     return None

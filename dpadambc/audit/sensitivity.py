@@ -1,4 +1,4 @@
-"""How far one example moves what the noise is added to."""
+"""The movement, by one example, of the sum that the noise is added to."""
 
 import copy
 import dataclasses
@@ -10,16 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc.audit import arrays as _arrays
-from dpadambc.audit import neighbors as _neighbors
+from dpadambc.audit import neighbors
 from dpadambc.audit.finding import Finding, not_tested
 from dpadambc.core import validate
 from dpadambc.core.clip import NeighboringRelation
+from dpadambc.core.clipped_sum import materialize
 
 _CHECK = "sensitivity"
 _SEARCH_STEPS = 12
-# Of a float32 sum, and of the allowance that factored norms carry.
-_ROUNDING = 1e-3
+_ROUNDING = 1e-3  # of a float32 sum, and of the allowance of factored norms
 _FACTORS = (10.0, 1e3)
 _NOT_OF_JAX = (jax.errors.JAXTypeError, jax.errors.JAXIndexError)
 _PADDING = "padding, whose contents must not matter"
@@ -27,20 +26,21 @@ _PADDING = "padding, whose contents must not matter"
 
 @dataclasses.dataclass(frozen=True)
 class _Movement:
-    """How far the value is apart on two neighboring batches."""
+    """The distance of the values on two neighboring batches."""
 
     distance: float
-    stage: str  # what leaks, if it is too far
+    stage: str  # that leaks, if the distance is too large
     pair: str
 
 
 class _Replay:
     """The function on batches that are public to us, as one vector of doubles."""
 
-    def __init__(self, fun: Callable[..., Any], params: Any, batch: _neighbors.Batch):
+    def __init__(self, fun: Callable[..., Any], params: Any, batch: neighbors.Batch):
         self.params = params
-        self.size = _neighbors.num_examples(batch)
+        self.size = neighbors.num_examples(batch)
         self.batch = jax.tree.map(jnp.asarray, batch)
+        self.nobody = np.zeros(self.size, bool)  # is padding
         try:  # one program for all replays, if the function is one of JAX
             self._begin(jax.jit(fun))
         except (*_NOT_OF_JAX, TypeError, ValueError):
@@ -50,7 +50,7 @@ class _Replay:
         """Takes the value on the whole batch, with a mask if the function takes one."""
         self._fun, self.takes_mask = fun, True
         try:
-            self.start = self(self.batch, np.zeros(self.size, bool))
+            self.start = self(self.batch, self.nobody)
         except TypeError as error:
             if "is_padding_example" not in str(error):
                 raise
@@ -58,19 +58,33 @@ class _Replay:
             self.start = self(self.batch)
 
     def tree(self, batch: Any, mask: Any = None) -> Any:
-        """What the function returns."""
+        """The value of the function, with open arrays."""
         own = mask is not None and self.takes_mask
         options = {"is_padding_example": mask} if own else {}
-        return _arrays.opened(self._fun(self.params, *batch, **options))
+        return materialize(self._fun(self.params, *batch, **options))
+
+    def __call__(self, batch: Any, mask: Any = None) -> np.ndarray:
+        return neighbors.flat(self.tree(batch, mask))
+
+    def with_row(self, index: int, row: Any) -> Any:
+        """The batch with another example in one place."""
+        return neighbors.with_row(self.batch, index, row)
+
+    def without(self, index: int) -> np.ndarray | None:
+        """The value without an example; None if the function refuses such a batch."""
+        try:
+            value = self(neighbors.without_row(self.batch, index))
+        except (TypeError, ValueError):
+            return None
+        return value if value.shape == self.start.shape else None
 
     def at(self, factor: float) -> "_Replay":
-        """With larger parameters: a bound that holds, holds for any."""
+        """With larger parameters: the bound must hold for any."""
         larger = copy.copy(self)
         rng = np.random.default_rng(0)
 
         def grow(x):
-            is_real = jnp.issubdtype(jnp.result_type(x), jnp.floating)
-            if not jnp.ndim(x) or not is_real:
+            if not jnp.ndim(x) or not neighbors.is_real(x):
                 return x
             # Of zeros no multiple is larger. Positive: it may be a second moment.
             start = x if jnp.any(x) else np.abs(rng.normal(size=x.shape))
@@ -79,13 +93,10 @@ class _Replay:
         larger.params = jax.tree.map(grow, self.params)
         return larger
 
-    def __call__(self, batch: Any, mask: Any = None) -> np.ndarray:
-        return _arrays.flat(self.tree(batch, mask))
-
-    @property
-    def rounding(self) -> float:
-        """By how much sums of this size differ that are the same on paper."""
-        return 8 * float(np.finfo(np.float32).eps * np.linalg.norm(self.start))
+    def slack(self, bound: float) -> float:
+        """By how much sums of this size differ that are equal on paper."""
+        rounding = np.finfo(np.float32).eps * np.linalg.norm(self.start)
+        return _ROUNDING * bound + 8 * float(rounding)
 
 
 def _apart(one: np.ndarray, two: np.ndarray) -> float:
@@ -93,40 +104,31 @@ def _apart(one: np.ndarray, two: np.ndarray) -> float:
     return distance if np.isfinite(distance) else np.inf
 
 
-def _searched(
-    replay: _Replay,
-    index: int,
-    row: Any,
-    against: np.ndarray,
-    rng: np.random.Generator,
-) -> Iterator[_neighbors.Candidate]:
-    """Rows that move the value far from another one, beginning with one that does."""
-
-    def distance(row):
-        tree = replay.tree(
-            _neighbors.with_row(replay.batch, index, row), np.zeros(replay.size, bool)
-        )
-        flat = [jnp.ravel(x) for x in jax.tree.leaves(tree)]
-        return jnp.sum((jnp.concatenate(flat) - against) ** 2)
-
-    return _neighbors.ascend(distance, row, _SEARCH_STEPS, rng)
-
-
 def _values(
     replay: _Replay, index: int, rng: np.random.Generator
 ) -> dict[str, np.ndarray]:
-    """What the function returns with each candidate in one place of the batch."""
-    nobody = np.zeros(replay.size, bool)
-    at = lambda row: replay(_neighbors.with_row(replay.batch, index, row), nobody)
-    rows = _neighbors.candidates(replay.batch, index, rng)
+    """The values with each candidate in one place of the batch.
+
+    The last ones are found by a search, which begins with the candidate that moves the
+    value furthest from that without the example.
+    """
+    at = lambda row: replay(replay.with_row(index, row), replay.nobody)
+    rows = neighbors.candidates(replay.batch, index, rng)
     found = {candidate.name: at(candidate.row) for candidate in rows}
     masked = np.arange(replay.size) == index
     rest = replay(replay.batch, masked) if replay.takes_mask else replay.start
     reach = lambda candidate: np.nan_to_num(
         np.linalg.norm(found[candidate.name] - rest), nan=-1.0, posinf=-1.0
     )
-    best = max(rows, key=reach)
-    for number, candidate in enumerate(_searched(replay, index, best.row, rest, rng)):
+
+    def distance(row):
+        tree = replay.tree(replay.with_row(index, row), replay.nobody)
+        flat = [jnp.ravel(x) for x in jax.tree.leaves(tree)]
+        return jnp.sum((jnp.concatenate(flat) - rest) ** 2)
+
+    best = max(rows, key=reach).row
+    search = neighbors.ascend(distance, best, _SEARCH_STEPS, rng)
+    for number, candidate in enumerate(search):
         found[f"{candidate.name} ({number + 1})"] = at(candidate.row)
     return found
 
@@ -135,204 +137,178 @@ def _stage(name: str) -> str:
     return "examples that are not finite" if name in ("NaN", "infinite") else "clip"
 
 
-def _without(replay: _Replay, index: int) -> dict[str, np.ndarray]:
-    """What the function returns without an example: masked, and not there at all.
-
-    The last one is left out: of others, see `_goes_by_place`.
-    """
-    found = {}
-    if replay.takes_mask:
-        found["masked"] = replay(replay.batch, np.arange(replay.size) == index)
-    if index == replay.size - 1:
-        try:
-            value = replay(_neighbors.without_row(replay.batch, index))
-        except (TypeError, ValueError):  # a batch of this size may not be allowed
-            return found
-        if value.shape == replay.start.shape:
-            found["left out"] = value
-    return found
-
-
-def _removals(replay: _Replay, index: int, rng: np.random.Generator):
-    values, without = _values(replay, index, rng), _without(replay, index)
-    if not without:
-        yield from _halves(values)
-    for how, rest in without.items():
-        for name, value in values.items():
-            yield _Movement(_apart(value, rest), _stage(name), f"{name}, or {how}")
-
-
-def _pairs(values: dict[str, np.ndarray]) -> Iterator[_Movement]:
+def _replacements(values: dict[str, np.ndarray]) -> Iterator[_Movement]:
     for (other, another), (name, value) in itertools.combinations(values.items(), 2):
         stage = _stage(name) if _stage(other) == "clip" else _stage(other)
         yield _Movement(_apart(value, another), stage, f"{name}, or {other}")
 
 
-def _halves(values: dict[str, np.ndarray]) -> Iterator[_Movement]:
-    """Where no example can be left out: no replacement moves further than twice."""
-    for pair in _pairs(values):
+def _removals(
+    replay: _Replay, index: int, values: dict[str, np.ndarray]
+) -> Iterator[_Movement]:
+    """Without an example: masked, and not in the batch at all.
+
+    Only the last one is left out: for others, see `_depends_on_place`. If no example
+    can be left out, two replacements are at most twice as far apart as a removal.
+    """
+    without = {}
+    if replay.takes_mask:
+        without["masked"] = replay(replay.batch, np.arange(replay.size) == index)
+    rest = replay.without(index) if index == replay.size - 1 else None
+    if rest is not None:
+        without["left out"] = rest
+    for (how, rest), (name, value) in itertools.product(
+        without.items(), values.items()
+    ):
+        yield _Movement(_apart(value, rest), _stage(name), f"{name}, or {how}")
+    for pair in () if without else _replacements(values):
         yield dataclasses.replace(pair, distance=pair.distance / 2)
 
 
-def _replacements(replay: _Replay, index: int, rng: np.random.Generator):
-    return _pairs(_values(replay, index, rng))
-
-
 def _alone(replay: _Replay) -> Iterator[_Movement]:
-    """One example in an empty batch: a normalizer that is the batch's own shows."""
+    """One example in an empty batch: this shows a normalizer of the batch."""
     if replay.takes_mask:
-        nobody = np.ones(replay.size, bool)
-        empty = replay(replay.batch, nobody)
+        empty = replay(replay.batch, ~replay.nobody)
         for index in range(min(3, replay.size)):
             only = replay(replay.batch, np.arange(replay.size) != index)
             yield _Movement(_apart(only, empty), "clip", "alone, or not there")
 
 
-def _of_padding(replay: _Replay, rng: np.random.Generator) -> Iterator[_Movement]:
-    """What the padding holds must not matter: it may be anybody's."""
+def _paddings(replay: _Replay, rng: np.random.Generator) -> Iterator[_Movement]:
+    """The contents of padding must not matter: they may be anybody's."""
     if not replay.takes_mask:
         return
     last = replay.size - 1
     mask = np.arange(replay.size) == last
     here = replay(replay.batch, mask)
-    for candidate in _neighbors.candidates(replay.batch, last, rng):
-        there = replay(_neighbors.with_row(replay.batch, last, candidate.row), mask)
-        yield _Movement(
-            _apart(here, there), _PADDING, f"padding that is {candidate.name}"
-        )
-
-
-def _mixes(replay: _Replay, bound: float, rng: np.random.Generator) -> bool:
-    """Whether what the first example holds changes what the others add."""
-    if not replay.takes_mask:
-        return False
-    nobody, others = np.zeros(replay.size, bool), np.arange(replay.size) != 0
-
-    def of_others(row):
-        batch = _neighbors.with_row(replay.batch, 0, row)
-        return replay(batch, nobody) - replay(batch, others)
-
-    first, *rest = _neighbors.candidates(replay.batch, 0, rng)
-    start = of_others(first.row)
-    moved = [_apart(of_others(candidate.row), start) for candidate in rest]
-    finite = [distance for distance in moved if np.isfinite(distance)]
-    return max(finite, default=0.0) > _ROUNDING * bound + replay.rounding
+    for candidate in neighbors.candidates(replay.batch, last, rng):
+        there = replay(replay.with_row(last, candidate.row), mask)
+        pair = f"padding that is {candidate.name}"
+        yield _Movement(_apart(here, there), _PADDING, pair)
 
 
 def _movements(
     replay: _Replay, relation: NeighboringRelation, rng: np.random.Generator
 ) -> Iterator[_Movement]:
     replaces = relation is NeighboringRelation.REPLACE_ONE
-    of_row = _replacements if replaces else _removals
-    rows = {0, replay.size - 1} if replay.takes_mask or replaces else {replay.size - 1}
-    for index in sorted(rows):
-        yield from of_row(replay, index, rng)
+    last = replay.size - 1
+    for index in (0, last) if replay.takes_mask or replaces else (last,):
+        values = _values(replay, index, rng)
+        yield from (
+            _replacements(values) if replaces else _removals(replay, index, values)
+        )
     yield from _alone(replay)
     for factor in _FACTORS:
         for movement in _alone(replay.at(factor)):
             pair = f"{movement.pair}, parameters {factor:g} times as large"
             yield dataclasses.replace(movement, pair=pair)
+    yield from _paddings(replay, rng)
 
 
-def _stages(replay: _Replay, leaks: list[_Movement], bound: float) -> str:
-    """What leaks, the stage of each with its furthest movement."""
-    furthest: dict[str, _Movement] = {}
-    for leak in sorted(leaks, key=lambda leak: leak.distance):
-        furthest[leak.stage] = leak
-    if "clip" in furthest and _mixes(replay, bound, np.random.default_rng(0)):
-        mixing = "mixing of examples, where one changes what others add"
-        furthest[mixing] = furthest.pop("clip")
-    return "; ".join(
-        f"{stage} ({leak.pair}: {leak.distance:.5g})"
-        for stage, leak in furthest.items()
-    )
+def _mixes(replay: _Replay, slack: float) -> bool:
+    """Whether the contents of the first example change the sum of the others."""
+    if not replay.takes_mask:
+        return False
+    others = np.arange(replay.size) != 0
+
+    def of_others(row):
+        batch = replay.with_row(0, row)
+        return replay(batch, replay.nobody) - replay(batch, others)
+
+    rng = np.random.default_rng(0)
+    first, *rest = neighbors.candidates(replay.batch, 0, rng)
+    start = of_others(first.row)
+    moved = [_apart(of_others(candidate.row), start) for candidate in rest]
+    return max(filter(np.isfinite, moved), default=0.0) > slack
 
 
-def _goes_by_place(replay: _Replay, bound: float, slack: float) -> bool:
-    """Whether others add something else once the first is not there and they move up.
+def _depends_on_place(replay: _Replay, bound: float, slack: float) -> bool:
+    """Whether the sum of the others changes once the first is gone and they move up.
 
-    They do where random numbers go by the place. It is no leak where those are secret.
+    It does if random numbers depend on the place. That is no leak if they are secret.
     """
     with_first, allowed = replay.start, bound + slack
-    if replay.takes_mask:  # what the first adds is out of both
+    if replay.takes_mask:  # the part of the first is out of both
         with_first, allowed = replay(replay.batch, np.arange(replay.size) == 0), slack
-    try:
-        rest = replay(_neighbors.without_row(replay.batch, 0))
-    except (TypeError, ValueError):  # a batch of this size may not be allowed
-        return False
-    return rest.shape == with_first.shape and _apart(rest, with_first) > allowed
+    rest = replay.without(0)
+    return rest is not None and _apart(rest, with_first) > allowed
 
 
 def _verdict(
-    replay: _Replay, found: list[_Movement], bound: float, relation: Any
+    replay: _Replay, found: list[_Movement], bound: float, relation: NeighboringRelation
 ) -> Finding:
+    slack = replay.slack(bound)
     moved = [movement for movement in found if movement.stage != _PADDING]
     worst = max(moved, key=lambda movement: movement.distance)
-    slack = _ROUNDING * bound + replay.rounding
-    allowed = lambda movement: slack + (bound if movement.stage != _PADDING else 0.0)
-    leaks = [
-        movement for movement in found if not movement.distance <= allowed(movement)
-    ]
+    furthest: dict[str, _Movement] = {}  # leak of each stage
+    for move in sorted(found, key=lambda movement: movement.distance):
+        allowed = slack + (0.0 if move.stage == _PADDING else bound)
+        if not move.distance <= allowed:
+            furthest[move.stage] = move
+    if "clip" in furthest and _mixes(replay, slack):
+        mixing = "mixing of examples, where one changes the sum of the others"
+        furthest[mixing] = furthest.pop("clip")
+    share = f"{worst.distance / bound:.4g}"
+    if furthest:
+        leaks = (
+            f"{stage} ({x.pair}: {x.distance:.5g})" for stage, x in furthest.items()
+        )
+        sentence = (
+            f"One example moves it by {worst.distance:.5g}, {share} times the bound"
+            f" under {relation.name}. Leaks: {'; '.join(leaks)}."
+        )
+    else:
+        sentence = (
+            f"One example ({worst.pair}) moves it by {worst.distance:.5g}, {share} of"
+            f" the bound under {relation.name}."
+        )
+        if worst.distance < bound / 2:
+            sentence += " No example came near the bound: the clip may not have acted."
+        adds = relation is NeighboringRelation.ADD_OR_REMOVE_ONE
+        if adds and _depends_on_place(replay, bound, slack):
+            sentence += (
+                " Without the first example the sum of the others changes: the bound"
+                " holds only if all that depends on the place in the batch, such as"
+                " keys, is random, secret and new in each step."
+            )
     fails_if = (
         f"fails if one of {len(moved)} neighbors moves the value by more than"
         f" {1 + _ROUNDING:g} times the bound and rounding, or padding does at all"
     )
-    sentence = (
-        f"One example ({worst.pair}) moves it by {worst.distance:.5g},"
-        f" {worst.distance / bound:.4g} of the bound under {relation.name}."
-    )
-    if worst.distance < bound / 2:
-        sentence += " No example came near the bound: the clip may not have acted."
-    if leaks:
-        stages = _stages(replay, leaks, bound)
-        sentence = (
-            f"One example moves it by {worst.distance:.5g},"
-            f" {worst.distance / bound:.4g} times the bound under {relation.name}."
-            f" What leaks: {stages}."
-        )
-    elif relation is NeighboringRelation.ADD_OR_REMOVE_ONE and _goes_by_place(
-        replay, bound, slack
-    ):
-        sentence += (
-            " Without the first example, those behind it change what they add: the"
-            " bound holds only if what goes by the place in the batch, such as keys, is"
-            " random, secret and new in each step."
-        )
-    return Finding(_CHECK, not leaks, worst.distance, bound, sentence, fails_if)
+    return Finding(_CHECK, not furthest, worst.distance, bound, sentence, fails_if)
 
 
 def sensitivity(
     fun: Callable[..., Any],
     params: Any,
-    batch: _neighbors.Batch,
+    batch: neighbors.Batch,
     *,
     bound: float,
     neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
 ) -> Finding:
-    """Replays what the noise is added to on neighboring batches.
+    """Replays the sum before the noise on neighboring batches.
 
     It takes out one example (masked, and left out), and replaces it by another, by its
     opposite, by a huge, an infinite and a NaN one. It also replaces it by examples that
     a search finds: gradient ascent on the distance that the noise has to hide. It puts
     the example into an empty batch, with larger parameters too, and changes the
     contents of padding. A pass is no proof: it says that none of these neighbors broke
-    the bound. It takes some 120 values of `fun`, and 24 of its gradients where it has
-    one.
+    the bound. It takes some 120 values of `fun`, and 24 of its gradients if it has one.
 
     Args:
-      fun: of `(params, *batch, is_padding_example=None)`, returns what the noise will
-        be added to, a pytree of arrays: a `clipped_grad`, or a step up to the noise. If
+      fun: of `(params, *batch, is_padding_example=None)`, returns a pytree of arrays
+        that the noise will be added to: a `clipped_grad`, or a step up to the noise. If
         it has no argument `is_padding_example`, examples are left out only.
       params: its first argument.
       batch: a tuple of pytrees of arrays, with at least two examples along axis 0.
       bound: the L2 sensitivity that is claimed.
-      neighboring_relation: what neighboring batches differ in.
+      neighboring_relation: how neighboring batches differ.
 
     Returns:
       A `Finding`: the largest movement, the bound, and the stage that leaks: the clip,
       examples that are not finite, padding, or the mixing of examples. *Not tested* if
-      `fun` returns something else for the same batch. A pass says so where examples
-      change what they add with their place in the batch, as they do by keys of places.
+      `fun` returns something else for the same batch. A pass says so if the sum depends
+      on the places of examples in the batch, as with keys of places.
 
     Raises:
       ValueError: if the bound is not positive, or the batch is none.
@@ -356,26 +332,18 @@ def sensitivity(
       <https://arxiv.org/abs/2602.17454>`_, 2026
     """
     validate.positive(bound=bound)
-    validate_relation(neighboring_relation)
-    rng = np.random.default_rng(0)
+    if not isinstance(neighboring_relation, NeighboringRelation):
+        raise TypeError(
+            "Expected neighboring_relation to be a dpadambc.NeighboringRelation, got"
+            f" {neighboring_relation!r}."
+        )
     replay = _Replay(fun, params, batch)
-    again = replay(replay.batch, np.zeros(replay.size, bool))
+    again = replay(replay.batch, replay.nobody)
     if not np.array_equal(again, replay.start, equal_nan=True):
-        if _apart(again, replay.start) > _ROUNDING * bound + replay.rounding:
+        if _apart(again, replay.start) > replay.slack(bound):
             return not_tested(
                 _CHECK, "the function returns something else for the same batch."
             )
-    found = [
-        *_movements(replay, neighboring_relation, rng),
-        *_of_padding(replay, rng),
-    ]
+    rng = np.random.default_rng(0)
+    found = list(_movements(replay, neighboring_relation, rng))
     return _verdict(replay, found, bound, neighboring_relation)
-
-
-def validate_relation(relation: Any) -> None:
-    """Raises unless it is a neighboring relation."""
-    if not isinstance(relation, NeighboringRelation):
-        raise TypeError(
-            "Expected neighboring_relation to be a dpadambc.NeighboringRelation, got"
-            f" {relation!r}."
-        )

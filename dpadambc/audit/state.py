@@ -1,4 +1,4 @@
-"""What is kept of a step, in the state or in a checkpoint, has noise."""
+"""The noise in all that a step keeps, in the state or in a checkpoint."""
 
 from typing import Any
 
@@ -6,16 +6,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc.audit import draws as _drawn
-from dpadambc.audit import examined as _examined
-from dpadambc.audit import flow as _flow
-from dpadambc.audit import noise_tests as _noise_tests
-from dpadambc.audit import recorder as _recorder
-from dpadambc.audit import steps as _steps
+from dpadambc.audit import draws
 from dpadambc.audit.finding import Finding, combined, not_tested, within
+from dpadambc.audit.flow import Label, label_of_public
+from dpadambc.audit.noise_tests import UNFOLLOWED
 from dpadambc.audit.pipeline import Pipeline
+from dpadambc.audit.recorder import NotRecordable
+from dpadambc.audit.steps import NotTraceable
+from dpadambc.audit.whole_step import WholeStep, whole_step
 
 _CHECK = "state"
+_KEYS = 24  # all of them leave the sign of a noised number once in 2**24 times
+_FURTHER = 1e3
 
 
 def state(pipeline: Pipeline) -> Finding:
@@ -58,87 +60,76 @@ def state(pipeline: Pipeline) -> Finding:
       FAIL        state: [2][1] is made of the data without noise (1 of 5 arrays).
     """
     try:
-        return of_examined(_examined.examine(pipeline))
-    except (_steps.NotTraceable, _recorder.NotRecordable) as error:
+        return of_whole_step(whole_step(pipeline))
+    except (NotTraceable, NotRecordable) as error:
         return not_tested(_CHECK, f"{error}")
 
 
-def of_examined(found: _examined.Examined) -> Finding:
+def of_whole_step(step: WholeStep) -> Finding:
     """The finding for a step that has been traced."""
-    followed = found.followed
-    bare = [path.removeprefix("[1]") for path in followed.of(_flow.Label.DATA)]
-    opaque = followed.of(_flow.Label.OPAQUE)
-    fails_if = "fails if an array that the step returns is made of examples alone"
+    followed = step.followed
+    bare = [path.removeprefix("[1]") for path in followed.paths(Label.DATA)]
     total = f"{len(followed.labels)} arrays"
-    sentence = (
-        f"{bare[0]} is made of the data without noise ({len(bare)} of {total})."
-        if bare
-        else f"All {total} that are kept have noise, or nothing of the data."
-    )
+    sentence = f"All {total} that are kept have noise, or nothing of the data."
+    if bare:
+        sentence = (
+            f"{bare[0]} is made of the data without noise ({len(bare)} of {total})."
+        )
+    fails_if = "fails if an array that the step returns is made of examples alone"
     of_arrays = within(_CHECK, len(bare), 0, sentence, fails_if)
     if bare:
         return of_arrays
-    if opaque:
-        return not_tested(_CHECK, _noise_tests.UNFOLLOWED)
+    if followed.paths(Label.OPAQUE):
+        return not_tested(_CHECK, UNFOLLOWED)
     parts = [of_arrays]
-    if found.pipeline.takes_mask and found.noise:
-        parts.append(_replayed(found))
+    if step.pipeline.takes_mask and step.noise:
+        parts.append(_replayed(step))
     if followed.tells_host:
-        told = "a callback tells the host what has no noise; what it does is not seen."
-        parts.append(not_tested(_CHECK, told))
+        reason = "a callback tells the host a value without noise; its use is unknown."
+        parts.append(not_tested(_CHECK, reason))
     return combined(_CHECK, parts)
-
-
-# All of them leave the sign of a noised number as it was once in 2**24 times.
-_KEYS = 24
-_FURTHER = 1e3
 
 
 def _with_keys_of(state: Any, other: Any) -> Any:
     """The state with the keys of another."""
-    choose = lambda x, y: y if _flow.label_of_public(x) == _flow.Label.NOISE else x
+    choose = lambda x, y: y if label_of_public(x) == Label.NOISE else x
     return jax.tree.map(choose, state, other)
 
 
-def _replayed(found: _examined.Examined) -> Finding:
-    """Whether what follows the data follows the keys too: noise may cancel on its way.
+def _replayed(step: WholeStep) -> Finding:
+    """Whether all that follows the data follows the keys: noise may cancel on its way.
 
     Compared with the step on no data at all, so that nothing outweighs the noise.
     """
-    private = found.followed.of(_flow.Label.PRIVATE)
-    step = jax.jit(found.steps.step)
-    kept = lambda state, data: {
-        path: np.asarray(x, float)
-        for path, x in zip(
-            found.followed.labels, jax.tree.leaves(step(state, data)), strict=True
-        )
-        if path in private and jnp.issubdtype(x.dtype, jnp.floating) and x.itemsize > 2
-    }
-    empty, *others = found.neighbors
-    start = kept(found.state, empty)
-    by_data = [kept(found.state, data) for data in others]
-    init, keys = (
-        jax.jit(found.pipeline.init),
-        jax.random.split(jax.random.key(1), _KEYS),
-    )
-    by_key = [kept(_with_keys_of(found.state, init(key)), empty) for key in keys]
+    private, program = step.followed.paths(Label.PRIVATE), jax.jit(step.steps.step)
+
+    def kept(state, data):
+        leaves = jax.tree.leaves(program(state, data))
+        named = zip(step.followed.labels, leaves, strict=True)
+        is_wide = lambda x: jnp.issubdtype(x.dtype, jnp.floating) and x.itemsize > 2
+        return {
+            p: np.asarray(x, float) for p, x in named if p in private and is_wide(x)
+        }
+
+    empty, *others = step.neighbors
+    start, init = kept(step.state, empty), jax.jit(step.pipeline.init)
+    by_data = [kept(step.state, data) for data in others]
+    by_key = [
+        kept(_with_keys_of(step.state, init(key)), empty)
+        for key in jax.random.split(jax.random.key(1), _KEYS)
+    ]
     apart = lambda ends, path: max(
         np.nan_to_num(np.linalg.norm(end[path] - start[path]), posinf=0.0)
         for end in ends
     )
-    z = _drawn.multiplier(found.pipeline.mechanism, 0)
+    z = min(draws.multiplier(step.pipeline.mechanism, 0), 1.0)
     bare = [
         path.removeprefix("[1]")
         for path in start
-        if apart(by_data, path) * min(z, 1.0) > _FURTHER * apart(by_key, path)
+        if apart(by_data, path) * z > _FURTHER * apart(by_key, path)
     ]
-    sentence = (
-        f"{bare[0]} follows the data, but hardly the keys: the noise is not in it."
-        if bare
-        else "All arrays that follow the data follow the keys of the noise."
-    )
-    fails_if = (
-        f"fails if an array moves {_FURTHER:g} times as far with the data as with any"
-        f" of {_KEYS} keys"
-    )
+    sentence = "All arrays that follow the data follow the keys of the noise."
+    if bare:
+        sentence = f"{bare[0]} follows the data, but hardly the keys: it has no noise."
+    fails_if = f"fails if data move an array {_FURTHER:g} times as far as {_KEYS} keys"
     return within(_CHECK, len(bare), 0, sentence, fails_if)

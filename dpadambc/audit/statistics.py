@@ -7,12 +7,14 @@ import numpy as np
 import scipy.special
 import scipy.stats
 
-FALSE_ALARM = 1e-6  # of each test, whatever it compares
-MISS = 1e-3  # of a defect of the size that is stated
+FALSE_ALARM = 1e-6  # the rate of each test, over all its comparisons
+MISS = 1e-3  # the rate for a defect of the stated size
+_QUANTILES = 1 << 18
+_WINDOW = 6
 
 
 def normal_bound(comparisons: int = 1) -> float:
-    """What none of so many standard normal numbers exceeds, but for a false alarm."""
+    """The bound that so many standard normal numbers keep, but for a false alarm."""
     return float(scipy.stats.norm.isf(FALSE_ALARM / (2 * comparisons)))
 
 
@@ -26,22 +28,18 @@ def spread_of_stddev(count: int) -> float:
     return 1 / math.sqrt(2 * max(count, 1))
 
 
-_QUANTILES = 1 << 18
-
-
 def kolmogorov_smirnov(normalized: np.ndarray) -> tuple[float, float]:
     """The distance to the standard normal distribution, and its bound.
 
-    Millions of numbers are counted between a fourth of a million quantiles, which is
-    faster than sorting them, and makes the distance 4e-6 too short at most.
+    It counts the numbers between a fourth of a million quantiles. That is faster than
+    sorting millions of them, and makes the distance at most 4e-6 too short.
     """
     bound = scipy.stats.kstwobign.isf(FALSE_ALARM) / math.sqrt(len(normalized))
     ranks = scipy.special.ndtr(normalized)
     if np.isnan(ranks).any():
         return math.nan, float(bound)
     bins = np.minimum(ranks * _QUANTILES, _QUANTILES - 1).astype(np.int32)
-    counts = np.bincount(bins, minlength=_QUANTILES)
-    shares = np.cumsum(counts) / len(normalized)
+    shares = np.cumsum(np.bincount(bins, minlength=_QUANTILES)) / len(normalized)
     quantiles = np.arange(1, _QUANTILES + 1) / _QUANTILES
     return float(np.abs(shares - quantiles).max()), float(bound)
 
@@ -49,23 +47,21 @@ def kolmogorov_smirnov(normalized: np.ndarray) -> tuple[float, float]:
 def correlation(one: np.ndarray, two: np.ndarray) -> float:
     """The correlation of two vectors in its standard errors."""
     size = math.sqrt(float(one @ one) * float(two @ two))
-    if not size:
-        return 0.0
-    return float(one @ two) / size * math.sqrt(len(one))
+    return float(one @ two) / size * math.sqrt(len(one)) if size else 0.0
 
 
 def _score(upper: float, lower: float, fallback: float) -> float:
-    """The two tails of a number as a standard normal one, with its sign."""
+    """The normal number, with its sign, whose tails are these."""
     tail = min(upper, lower)
     size = float(scipy.stats.norm.isf(min(tail, 0.5))) if tail > 0 else abs(fallback)
     return size if upper < lower else -size
 
 
 def score_of_count(count: float, mean: float, variance: float) -> float:
-    """How surprising a count is, in standard errors.
+    """The surprise of a count, in standard errors.
 
-    Above its mean it is taken for a Poisson number, of which a few are no surprise
-    however small the mean is; below it for a normal one of this variance.
+    Above its mean the count is taken for Poisson, so that a few are no surprise even
+    for a tiny mean. Below it the count is taken for normal, of this variance.
     """
     shift = (count - mean) / math.sqrt(max(variance, 1e-300)) if count != mean else 0.0
     if count <= mean:
@@ -74,13 +70,10 @@ def score_of_count(count: float, mean: float, variance: float) -> float:
 
 
 def score_of_dispersion(ratio: float, variance: float) -> float:
-    """How surprising a variance is that should be 1: skewed, as a gamma number is."""
+    """The surprise of a variance that should be 1: skewed, as a gamma number is."""
     gamma = scipy.stats.gamma(1 / variance, scale=variance)
     shift = (ratio - 1) / math.sqrt(variance)
     return _score(float(gamma.sf(ratio)), float(gamma.cdf(ratio)), shift)
-
-
-_WINDOW = 6
 
 
 def repetitions(sequences: Sequence[np.ndarray]) -> tuple[int, int]:

@@ -90,16 +90,14 @@ def delayed_preconditioner(
 
     .. math::
 
-      D &= 1, \; C = C_1 \text{ (plain)} \quad \text{or} \quad
-        D = \sqrt v + \mathrm{eps}, \; C = C_2 \text{ (preconditioned)} \\
+      D, C &= 1, C_1 \text{ (plain)} \;\text{or}\; \sqrt v + \mathrm{eps}, C_2 \\
       \tilde g &= \tfrac{1}{B} \bigl(
         \sum_i \mathrm{clip}(g_i / D, C) + \mathcal{N}(0, z^2 C^2 I) \bigr) \\
       G &\leftarrow G + \tilde g \text{ in plain steps; at the end of their phase} \\
       v &\leftarrow \mathrm{decay} \cdot v + (1 - \mathrm{decay}) (G / s_1)^2, \;
         G \leftarrow 0
 
-    Both phases materialize the gradients of all examples. `training.fit`, which hands
-    over a sum, cannot use it.
+    It materializes all gradients, and has no place in `training.fit`.
 
     Guarantees:
       * Epsilon is the mechanism's: this module's docstring has the proof.
@@ -122,8 +120,7 @@ def delayed_preconditioner(
       ValueError: if a number is out of its range, or `private_gradient` has no noise.
 
     Example:
-      >>> import jax, jax.numpy as jnp, optax
-      >>> import dpadambc
+      >>> import dpadambc, jax, jax.numpy as jnp
       >>> from dpadambc import contrib
       >>> mechanism = dpadambc.PoissonGaussian(
       ...     l2_clip_norm=10.0, noise_multiplier=0.0, sampling_prob=1.0, iterations=2,
@@ -270,12 +267,9 @@ def dp2_rmsprop(
     """
 
     def schedule(count):
-        plain, other = (
-            rate(count) if callable(rate) else rate
-            for rate in (learning_rate, preconditioned_learning_rate)
-        )
+        at: Any = lambda rate: rate(count) if callable(rate) else rate
         divides = is_preconditioned(count, interval, preconditioned_interval)
-        return jnp.where(divides, other, plain)
+        return jnp.where(divides, at(preconditioned_learning_rate), at(learning_rate))
 
     one_rate = preconditioned_learning_rate is None
     return optax.chain(

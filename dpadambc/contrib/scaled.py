@@ -83,9 +83,8 @@ def scale_then_privatize(
       v &\leftarrow \mathrm{decay} \cdot v + (1 - \mathrm{decay}) \, \tilde g^2
 
     with B, z, C and the noise of the wrapped private gradient. The level of the noise
-    differs by coordinate and step, so put no `adam_bc` behind it; with
-    `scales_back=False` it is :math:`\sigma` everywhere, and a correction may follow.
-    `training.fit`, which hands over a sum, cannot use it.
+    differs by coordinate and step, so put no `adam_bc` behind it, except with
+    `scales_back=False`. It has no place in `training.fit`, which hands over a sum.
 
     Guarantees:
       * Epsilon is the mechanism's: this module's docstring has the proof.
@@ -107,8 +106,7 @@ def scale_then_privatize(
       ValueError: if a number is out of its range, or `private_gradient` has no noise.
 
     Example:
-      >>> import jax, jax.numpy as jnp, optax
-      >>> import dpadambc
+      >>> import dpadambc, jax, jax.numpy as jnp
       >>> from dpadambc import contrib
       >>> mechanism = dpadambc.PoissonGaussian(
       ...     l2_clip_norm=100.0, noise_multiplier=0.0, sampling_prob=1.0,

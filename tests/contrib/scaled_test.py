@@ -255,36 +255,6 @@ def test_factored_gradients_stay_so_and_are_divided_as_arrays_are():
     assert ("lookup", "gram") in seen
 
 
-@pytest.mark.slow
-def test_it_composes_with_what_optax_has():
-    """Injected numbers, Adam behind, a mask behind that, in a scan."""
-    params = of_float32(PARAMS)
-
-    def chain(eps, decay):
-        return optax.chain(
-            transformation(MECHANISM, eps=eps, decay=decay, factored=True),
-            optax.masked(optax.scale_by_adam(), {"b": False, "s": True, "w": True}),
-            optax.scale_by_learning_rate(0.1),
-        )
-
-    tx = optax.inject_hyperparams(chain)(eps=EPS, decay=0.9)
-    batches = [of_float32(random_gradients(seed)) for seed in range(4)]
-
-    def step(carry, batch):
-        updates, state = tx.update(sealed(batch), carry[1], carry[0])
-        return (optax.apply_updates(carry[0], updates), state), None
-
-    start = params, tx.init(params)
-    (scanned, _), _ = jax.lax.scan(
-        step, start, jax.tree.map(lambda *x: jnp.stack(x), *batches)
-    )
-    carry = start
-    for batch in batches:
-        carry, _ = step(carry, batch)
-    chex.assert_trees_all_close(scanned, carry[0], rtol=1e-4)
-    assert np.all(scanned["w"] != params["w"])
-
-
 @pytest.mark.guarantee
 def test_wrong_use_is_refused():
     params = of_float32(PARAMS)
