@@ -10,7 +10,7 @@ import pytest
 import dpadambc
 from dpadambc import NeighboringRelation, accounting
 from dpadambc.core import accounting as _events
-from dpadambc.core import epsilon as _epsilon
+from dpadambc.core.accounting import _cached
 
 ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE = NeighboringRelation.REPLACE_ONE
@@ -75,7 +75,7 @@ def counted():
     """A function of an event, and for what it was called."""
     calls = []
 
-    @_epsilon._cached
+    @_cached
     def count(event, factor, *, shift=0.0):
         calls.append(event)
         return factor * event.noise_multiplier + shift
@@ -116,7 +116,7 @@ EVENTS = {
 @pytest.mark.parametrize("mechanism", EVENTS.values(), ids=EVENTS.keys())
 def test_epsilon_of_a_mechanism_is_computed_once(mechanism):
     calls = []
-    spent = _epsilon._cached(lambda event: len(calls.append(event) or calls))
+    spent = _cached(lambda event: len(calls.append(event) or calls))
     assert [spent(mechanism.dp_event()) for _ in range(3)] == [1, 1, 1]
 
 
@@ -138,13 +138,13 @@ class OfOnesOwn(dp_accounting.DpEvent):
 )
 def test_an_event_that_may_be_equal_to_another_is_computed_each_time(around):
     calls = []
-    spent = _epsilon._cached(lambda event: len(calls.append(event) or calls))
+    spent = _cached(lambda event: len(calls.append(event) or calls))
     assert [spent(around(OfOnesOwn(z))) for z in (1.0, 2.0)] == [1, 2]
 
 
 def test_an_event_without_a_hash_is_computed_each_time():
     calls = []
-    spent = _epsilon._cached(lambda event: len(calls.append(event) or calls))
+    spent = _cached(lambda event: len(calls.append(event) or calls))
     assert [spent(GAUSSIAN(np.ones(1))) for _ in range(2)] == [1, 2]
 
 
