@@ -19,17 +19,12 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
-from dpadambc.core import validate
-from dpadambc.core.arrays import (
-    shard_map_axes,
-    specs_of,
-    varying_axes,
-    with_automatic_axes,
-)
+from dpadambc.core import arrays, validate
 from dpadambc.core.clipped_sum import close_sums
 from dpadambc.core.gradient import (
     SEAL_DTYPE,
     PerExampleGradient,
+    closed_leaves,
     is_per_example,
     per_example_leaves,
     per_example_squared_norms,
@@ -123,10 +118,7 @@ FLAT = Flat()
 def check_rule(clip_rule: Any) -> None:
     """Raises unless it is a `ClipRule`."""
     if not isinstance(clip_rule, ClipRule):
-        raise TypeError(
-            "Expected clip_rule to be a dpadambc.clipping.ClipRule, such as"
-            f" clipping.Automatic(), got {clip_rule!r}."
-        )
+        raise TypeError(f"Expected clip_rule to be a ClipRule, got {clip_rule!r}.")
 
 
 def sensitivity(
@@ -161,7 +153,7 @@ def sensitivity(
     """
     if not isinstance(neighboring_relation, NeighboringRelation):
         raise TypeError(
-            "Expected neighboring_relation to be a dpadambc.NeighboringRelation, got"
+            "Expected neighboring_relation to be a NeighboringRelation, got"
             f" {neighboring_relation!r}."
         )
     return _EXAMPLES_CHANGED[neighboring_relation] * l2_clip_norm / normalize_by
@@ -228,7 +220,7 @@ class Sums(NamedTuple):
 
 def specs_of_sums(params: Any) -> Any:
     """The partition of each part of `Sums` on a mesh."""
-    return Sums(specs_of(params), PartitionSpec())
+    return Sums(arrays.specs_of(params), PartitionSpec())
 
 
 class Factors(NamedTuple):
@@ -304,9 +296,8 @@ def refuse_parts(params: optax.Params) -> None:
     is_hidden = lambda x: isinstance(x, optax.MaskedNode)
     if any(map(is_hidden, jax.tree.leaves(params, is_leaf=is_hidden))):
         raise ValueError(
-            "Expected all parameters, got a part of them, inside optax.masked or"
-            " optax.multi_transform. Privatize all of them first, as in"
-            " optax.chain(dpadambc.privatize(...), optax.multi_transform(...))."
+            "Expected params to be all parameters, got a part of them. Put optax.masked"
+            " and optax.multi_transform behind the noise."
         )
 
 
@@ -329,57 +320,38 @@ def check_gradients(
         raise TypeError(f"Expected is_padding_example as the mask, got {misspelt}.")
     if params is None:
         raise ValueError("Expected params: call update(gradients, state, params).")
-    found = jax.tree_util.tree_leaves_with_path(updates, is_leaf=is_per_example)
-    expected = jax.tree_util.tree_leaves_with_path(params)
-    paths = [[jax.tree_util.keystr(path) for path, _ in x] for x in (expected, found)]
-    if found and paths[0] != paths[1]:
-        raise ValueError(f"Expected gradients of params, {paths[0]}, got {paths[1]}.")
-    for (path, leaf), (_, param) in zip(found, expected, strict=False):
-        name = jax.tree_util.keystr(path) or "the gradient"
-        _check_type(name, leaf, jnp.shape(param))
-        _check_devices(name, leaf)
-    sizes = {leaf.batch_size for _, leaf in found}
+    leaves = closed_leaves(updates, PerExampleGradient, params)
+    sizes = {leaf.batch_size for leaf in leaves}
     if len(sizes) > 1:
         raise ValueError(f"Expected gradients of one batch size, got {sorted(sizes)}.")
-    together = max((leaf.num_together for _, leaf in found), default=0)
-    if together > len(found):
+    together = max((leaf.num_together for leaf in leaves), default=0)
+    if together > len(leaves):
         raise ValueError(
             f"Expected the gradients of all {together} parameters that were"
-            f" differentiated together, got {len(found)}: parts that are clipped apart"
+            f" differentiated together, got {len(leaves)}: parts that are clipped apart"
             " move by more than one clip norm. To train a part, differentiate it alone."
         )
-    if found and is_padding_example is not None:
+    if leaves and is_padding_example is not None:
         validate.padding(is_padding_example, *sizes)
-    return bool(found)
+    for leaf in leaves:
+        _check_seal(leaf)
+    return bool(leaves)
 
 
-def _check_type(name: str, leaf: Any, shape: tuple[int, ...]) -> None:
-    """Raises unless a leaf is sealed, and of the parameter of this shape."""
-    if is_per_example(leaf) and getattr(leaf.seal, "dtype", None) != SEAL_DTYPE:
+def _check_seal(leaf: PerExampleGradient) -> None:
+    """Raises unless a leaf is as sealed: of the device's examples, of whole params."""
+    if getattr(leaf.seal, "dtype", None) != SEAL_DTYPE:
         raise TypeError(
-            f"Expected {name} as dpadambc.per_example_grad returned it, got one whose"
-            " seal is broken. Put clip_per_example first."
+            f"Expected gradients as dpadambc.per_example_grad returned them, got {leaf}"
+            " with a broken seal. Put clip_per_example first."
         )
-    if not is_per_example(leaf) or leaf.shape != shape:
-        may_be_whole = jnp.shape(leaf)[1:] == shape and not is_per_example(leaf)
-        got = leaf if is_per_example(leaf) else f"an array of shape {jnp.shape(leaf)}"
-        raise (TypeError if may_be_whole else ValueError)(
-            f"Expected {name} to hold one gradient per example for a parameter of shape"
-            f" {shape}, as dpadambc.per_example_grad returns them, got {got}. Put"
-            " clip_per_example first; arrays of your own, if they were not averaged, go"
-            " through dpadambc.as_per_example."
-        )
-
-
-def _check_devices(name: str, leaf: PerExampleGradient) -> None:
-    """Raises unless a leaf is of the device's own examples and a whole parameter."""
-    varying = set(varying_axes(leaf.seal))
-    combined = set(leaf.axes) & shard_map_axes() - varying
-    split = set(varying_axes(leaf.sealed)) - varying
+    varying = set(arrays.varying_axes(leaf.seal))
+    combined = set(leaf.axes) & arrays.shard_map_axes() - varying
+    split = set(arrays.varying_axes(leaf.sealed)) - varying
     if combined or split:
         raise ValueError(
-            f"Expected {name} of whole parameters and the device's own examples, got"
-            f" one that is {'combined' if combined else 'split'} along"
+            "Expected gradients of whole parameters and the device's own examples, got"
+            f" {leaf} {'combined' if combined else 'split'} along"
             f" {sorted(combined or split)} of a jax.shard_map. Sum over devices behind"
             " the clip; gather parameters before the gradient is taken."
         )
@@ -406,7 +378,7 @@ def clipped_sums(
         found = factors(updates, params, l2_clip_norm, is_padding_example, clip_rule)
         return Sums(weighted_sum(updates, params, found, normalize_by, clip_rule))
 
-    return with_automatic_axes(
+    return arrays.with_automatic_axes(
         clip_and_sum,
         specs_of_sums(params),
         l2_clip_norm,
