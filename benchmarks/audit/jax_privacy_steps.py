@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax_privacy import batch_selection, clipping, noise_addition
+from jax_privacy import batch_selection, noise_addition
 
-from benchmarks.audit import zoo
+import dpadambc
 from dpadambc import audit
+from tests.audit import zoo
 
 C, B = zoo.C, zoo.B
 
@@ -23,7 +24,7 @@ def pipeline(
 ) -> audit.Pipeline:
     """Its clipped gradient, its privatizer, its Poisson batches, and Adam."""
     params = jax.tree.map(lambda x: x.astype(dtype), zoo.PARAMS)
-    gradient = clipping.clipped_grad(
+    gradient = dpadambc.clipped_grad(
         zoo.loss_fn,
         l2_clip_norm=C,
         normalize_by=B,

@@ -16,9 +16,8 @@ import optax
 import dpadambc
 from benchmarks import experiment
 from benchmarks.methods.tasks import Task
-from dpadambc import clipping, contrib
+from dpadambc import Mechanism, clipping, contrib
 from dpadambc.contrib import CorrelatedGaussian, strategies
-from dpadambc.mechanisms import Mechanism
 
 NUM_TRIALS = 16
 FLAT = clipping.Flat()

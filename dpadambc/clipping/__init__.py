@@ -1,16 +1,6 @@
-"""Rules of clipping, and the memory that per-example gradients take."""
+"""Other rules of clipping, and a plan for the memory of the clipped sum."""
 
-from dpadambc import lazy
-
-__all__ = ["Automatic", "ClipRule", "Explanation", "Flat", "PerGroup", "explain"]
-
-__getattr__ = lazy.attribute_of(
-    {
-        "Automatic": "dpadambc.clipping.rules:Automatic",
-        "ClipRule": "dpadambc.core.clip:ClipRule",
-        "Explanation": "dpadambc.clipping.explanation:Explanation",
-        "Flat": "dpadambc.core.clip:Flat",
-        "PerGroup": "dpadambc.clipping.rules:PerGroup",
-        "explain": "dpadambc.clipping.explanation:explain",
-    }
-)
+from dpadambc.clipping.rules import Automatic as Automatic
+from dpadambc.clipping.rules import PerGroup as PerGroup
+from dpadambc.core.clip import ClipRule as ClipRule
+from dpadambc.core.clip import Flat as Flat

@@ -202,7 +202,7 @@ def _check_unmasked_batch(batch_size: int, mechanism: "Mechanism") -> None:
     In a batch of twice the size each takes part with twice the probability. A smaller
     one is the last of an epoch: that epoch was dealt out, and no step was drawn alone.
     """
-    drawn, name = mechanism._largest_batch, type(mechanism).__name__
+    drawn, name = mechanism.known_batch_size, type(mechanism).__name__
     if mechanism.pads_batches:
         raise ValueError(
             f"Expected is_padding_example: batches of {name} are padded, and padding"

@@ -7,7 +7,7 @@ import jax.extend.core as jex
 
 from dpadambc.core import data as _data
 from dpadambc.core.mechanism import Mechanism
-from dpadambc.graphs import Subgraphs, _gathers
+from dpadambc.graphs.subgraphs import Subgraphs, gathers_members
 
 
 def check(traced: jex.ClosedJaxpr, data: Any, mechanism: Mechanism) -> None:
@@ -18,10 +18,10 @@ def check(traced: jex.ClosedJaxpr, data: Any, mechanism: Mechanism) -> None:
       data: of all examples, whose types are looked at and no numbers.
       mechanism: that accounts for the terms.
     """
-    if _gathers.are_in(traced.jaxpr) and not hasattr(mechanism, "max_terms"):
+    if gathers_members(traced.jaxpr) and not hasattr(mechanism, "max_terms"):
         raise ValueError(
             "Expected a mechanism of nodes for a loss with graphs.gather, such as"
-            " graphs.PoissonGaussian(max_terms=subgraphs.max_terms, ...), got"
+            " graphs.NodePoissonGaussian(max_terms=subgraphs.max_terms, ...), got"
             f" {type(mechanism).__name__}, whose epsilon is for one term of the sum."
             " Features that are public need no graphs.gather: index them,"
             " features[members]."

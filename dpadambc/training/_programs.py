@@ -20,7 +20,7 @@ import optax
 
 from dpadambc.clipping import memory
 from dpadambc.core import keys
-from dpadambc.core.batch import Batch
+from dpadambc.core.sampling import Batch
 from dpadambc.core.state import TrainState
 from dpadambc.core.step import Seen, Step, draw_batch
 

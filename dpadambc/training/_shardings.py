@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from dpadambc.core.batch import Batch
+from dpadambc.core.sampling import Batch
 from dpadambc.core.state import TrainState
 
 

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks.audit import zoo
 from dpadambc import audit, training
 from dpadambc.engine import convolution, lookup, product
 from tests import common
@@ -112,15 +111,10 @@ def test_a_rule_whose_norm_is_too_large_hides_nothing(monkeypatch):
     assert finding.passed and "more by 0.5" in finding.sentence
 
 
-def test_a_wrong_factor_of_the_zoo_is_found():
-    finding = audit.factored(zoo.BROKEN["engine_with_a_wrong_factor"].make())
-    assert finding.passed is False
-
-
 def test_without_a_loss_or_a_gradient_it_is_not_tested():
     shown = pipeline_of("dense")
     hidden = dataclasses.replace(shown, gradients_by=None)
-    assert "does not show its loss" in audit.factored(hidden).sentence
+    assert audit.factored(hidden).passed is None
     loss, params, _ = MODELS["dense"]
     nothing = audit.Pipeline.of_chain(
         loss, params, (0 * ROWS,), shown.mechanism, lambda key: None

@@ -11,7 +11,7 @@ import scipy.stats
 
 import dpadambc
 from dpadambc import audit
-from dpadambc.audit import _statistics
+from dpadambc.audit import statistics
 from tests import common
 
 PARAMS = {"w": jnp.zeros((100, 10)), "b": jnp.zeros(10)}
@@ -182,13 +182,13 @@ def test_frozen_parameters_need_no_noise():
     ids=["normal", "uniform", "infinite", "constant"],
 )
 def test_the_distance_between_quantiles_is_that_of_all_numbers(values):
-    figure, _ = _statistics.kolmogorov_smirnov(values)
+    figure, _ = statistics.kolmogorov_smirnov(values)
     expected = scipy.stats.kstest(values, "norm").statistic
     assert expected - 1 / 2**18 - 1e-12 <= figure <= expected + 1e-12
 
 
 def test_what_is_no_number_has_no_distance():
-    figure, bound = _statistics.kolmogorov_smirnov(np.array([0.0, np.nan]))
+    figure, bound = statistics.kolmogorov_smirnov(np.array([0.0, np.nan]))
     assert not figure <= bound
 
 
@@ -199,33 +199,33 @@ def alarms(of_seed, runs=400):
 
 def test_false_alarms_and_misses_are_as_often_as_stated(monkeypatch):
     """Of each statistic, at rates that 400 repetitions can measure."""
-    monkeypatch.setattr(_statistics, "FALSE_ALARM", 0.05)
-    monkeypatch.setattr(_statistics, "MISS", 0.2)
+    monkeypatch.setattr(statistics, "FALSE_ALARM", 0.05)
+    monkeypatch.setattr(statistics, "MISS", 0.2)
     runs, n = 400, 2_000
 
     def by_distribution(rng):
-        figure, bound = _statistics.kolmogorov_smirnov(rng.normal(size=n))
+        figure, bound = statistics.kolmogorov_smirnov(rng.normal(size=n))
         return figure > bound
 
     def by_correlation(rng, shift=0.0):
         one, two = rng.normal(size=(2, n))
         two = two + shift / np.sqrt(n) * one
-        return abs(_statistics.correlation(one, two)) > _statistics.normal_bound()
+        return abs(statistics.correlation(one, two)) > statistics.normal_bound()
 
     def by_spread(rng, excess=0.0):
         stddev = np.sqrt(np.mean(rng.normal(size=n) ** 2)) * (1 + excess)
-        error = _statistics.spread_of_stddev(n)
-        return abs(stddev - 1) > _statistics.normal_bound() * error
+        error = statistics.spread_of_stddev(n)
+        return abs(stddev - 1) > statistics.normal_bound() * error
 
     # Three standard errors of the share of 400.
     limit = runs * (0.05 + 3 * np.sqrt(0.05 * 0.95 / runs))
     for test in (by_distribution, by_correlation, by_spread):
         assert alarms(test) <= limit
-    shift = _statistics.detected()
+    shift = statistics.detected()
     found = [
         alarms(functools.partial(by_correlation, shift=shift)),
         alarms(
-            functools.partial(by_spread, excess=shift * _statistics.spread_of_stddev(n))
+            functools.partial(by_spread, excess=shift * statistics.spread_of_stddev(n))
         ),
     ]
     assert min(found) >= runs * (0.8 - 3 * np.sqrt(0.8 * 0.2 / runs))
@@ -233,10 +233,10 @@ def test_false_alarms_and_misses_are_as_often_as_stated(monkeypatch):
 
 def test_repetitions_are_found_at_any_scale_and_nothing_else():
     rows = np.random.default_rng(0).normal(size=(50, 1000))
-    repeated, runs = _statistics.repetitions(list(rows))
+    repeated, runs = statistics.repetitions(list(rows))
     assert repeated == 0 and runs == 50 * 995
     again = [*rows, -3.0 * rows[7][100:120]]
-    assert 10 <= _statistics.repetitions(again)[0] <= 15
+    assert 10 <= statistics.repetitions(again)[0] <= 15
 
 
 SMALL = jnp.zeros(5)

@@ -185,7 +185,10 @@ def test_correction_is_checked_where_there_is_one():
     assert audit.correction(make(NOISE), params, MECHANISM).passed
     wrong = audit.correction(make(NOISE * 0.99), params, MECHANISM)
     assert wrong.passed is False and wrong.figure == pytest.approx(0.02, abs=5e-3)
-    control = lambda key: dpadambc.dp_rms_bc(0.1, MECHANISM, key=key, correction=0.0)
+    control = lambda key: optax.chain(
+        dpadambc.privatize(MECHANISM, key=key),
+        dpadambc.rms_bc(0.1, MECHANISM, correction=0.0),
+    )
     of_control = audit.correction(control, params, MECHANISM)
     assert of_control.passed and "subtracted" not in str(of_control)
     none = lambda key: dpadambc.dp_adam(0.1, MECHANISM, key=key)

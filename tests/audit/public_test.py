@@ -64,7 +64,6 @@ CHAINS = {
     "dp_adam_bc": dpadambc.dp_adam_bc,
     "dp_adamw": dpadambc.dp_adamw,
     "dp_adamw_bc": dpadambc.dp_adamw_bc,
-    "dp_rms_bc": dpadambc.dp_rms_bc,
     "dp2_rmsprop": functools.partial(
         dpadambc.contrib.dp2_rmsprop, interval=1, preconditioned_clip_norm=1.0
     ),
@@ -96,10 +95,10 @@ MECHANISMS = {
     "scheduled": dataclasses.replace(
         MECHANISM, noise_multiplier=optax.linear_schedule(1.0, 0.5, 50)
     ),
-    "nodes": dpadambc.graphs.PoissonGaussian(
+    "nodes": dpadambc.graphs.NodePoissonGaussian(
         max_terms=4, sampling_prob=0.05, **NUMBERS
     ),
-    "nodes, fixed size": dpadambc.graphs.FixedSizeGaussian(
+    "nodes, fixed size": dpadambc.graphs.NodeFixedSizeGaussian(
         max_terms=4, **OF_SIZE, **NUMBERS
     ),
 }
@@ -223,7 +222,7 @@ def test_noise_and_sensitivity_are_those_of_every_mechanism(name):
     mechanism = MECHANISMS[name]
     if isinstance(
         mechanism,
-        dpadambc.graphs.PoissonGaussian | dpadambc.graphs.FixedSizeGaussian,
+        dpadambc.graphs.NodePoissonGaussian | dpadambc.graphs.NodeFixedSizeGaussian,
     ):
         make = lambda key: dpadambc.add_dp_noise(mechanism.noise_stddev, key=key)
         assert audit.noise(make, jnp.zeros(1_000), mechanism).passed
@@ -234,8 +233,7 @@ def test_noise_and_sensitivity_are_those_of_every_mechanism(name):
 
 
 def host(mechanism):
-    return lambda seed: mechanism.batches(
-        np.random.default_rng(seed), num_examples=NUM_EXAMPLES
+    return lambda seed: mechanism.batches(jax.random.key(seed), num_examples=NUM_EXAMPLES
     )
 
 

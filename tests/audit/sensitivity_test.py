@@ -159,7 +159,7 @@ def test_refuses_bounds_and_relations_that_are_none(options, error, message):
 
 
 def test_refuses_a_batch_of_one():
-    with pytest.raises(ValueError, match="Expected a batch of at least 2 examples"):
+    with pytest.raises(ValueError, match="batch"):
         audit.sensitivity(clipped(), PARAMS, (X[:1], jnp.ones(1)), bound=1.0)
 
 

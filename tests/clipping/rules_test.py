@@ -349,7 +349,7 @@ def test_a_search_uses_the_rule():
         ALMOST_PUBLIC,
         optax.sgd,
         [1.0],
-        trials=trials.Fixed(1),
+        trials=accounting.Fixed(1),
         score=training.PublicScore(lambda w, x, y: x[0], (X + 9, X[:, 0])),
         key=jax.random.key(2),
         target_delta=1e-3,
@@ -365,8 +365,8 @@ def test_no_rule_changes_epsilon(name):
     assert changed.sensitivity == MECHANISM.sensitivity
     assert changed.noise_stddev == MECHANISM.noise_stddev
     assert accounting.compose([changed]) == accounting.compose([MECHANISM])
-    text = json.dumps(accounting.compose([changed]).to_json())
-    assert accounting.Spending.from_json(json.loads(text)).epsilon(
+    text = json.dumps(accounting.accounting.spending_to_json(compose([changed])))
+    assert accounting.spending_from_json(json.loads(text)).epsilon(
         1e-5
     ) == changed.epsilon(1e-5)
 
@@ -409,7 +409,7 @@ def test_a_mechanism_takes_no_other_thing_for_a_rule():
 @pytest.mark.parametrize("name", ["AUTO-S", "groups, AUTO-S"])
 def test_a_node_in_several_terms_moves_the_sum_by_its_sensitivity(name):
     """Each term is clipped by the rule, and a node changes several."""
-    mechanism = dpadambc.graphs.PoissonGaussian(
+    mechanism = dpadambc.graphs.NodePoissonGaussian(
         l2_clip_norm=C,
         noise_multiplier=1.0,
         max_terms=3,

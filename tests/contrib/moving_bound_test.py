@@ -25,7 +25,6 @@ from dpadambc import (
     contrib,
     training,
 )
-from dpadambc.accounting import planning
 from dpadambc.contrib import CorrelatedGaussian
 from dpadambc.core import clip, seam
 from dpadambc.diagnostics import not_private
@@ -398,7 +397,7 @@ def test_a_node_in_several_terms_pays_for_all_its_votes():
         normalize_by=100.0,
         clip_rule=RULE,
     )
-    own = dpadambc.graphs.PoissonGaussian(**numbers, neighboring_relation=REPLACE)
+    own = dpadambc.graphs.NodePoissonGaussian(**numbers, neighboring_relation=REPLACE)
     # Three terms change from one side to the other: three votes, each of one half.
     of_count = 0.1 * 100.0 / 3
     of_gradient = own.noise_stddev / own.sensitivity
@@ -565,14 +564,14 @@ def test_a_mechanism_with_a_way_of_its_own_to_add_noise_is_refused():
 
 def test_what_the_same_noise_spends_is_that_of_both():
     own = mechanism(sampling_prob=0.01, normalize_by=10.0, iterations=100)
-    run = planning.PlannedRun(
+    run = accounting.PlannedRun(
         target_epsilon=1.0,
         target_delta=1e-5,
         batch_size=10,
         epochs=1,
         num_examples=1_000,
         mechanism=own,
-        accountant="pld",
+        accountant=accounting.PLD,
     )
     spent = run.spent("poisson", ADD).epsilon
     assert spent == pytest.approx(own.epsilon(run.target_delta), rel=1e-3)
@@ -653,7 +652,7 @@ def test_a_state_of_another_rule_is_refused():
 def test_the_terms_of_a_node_are_checked_first():
     for wrong, error in ((0, ValueError), ("3", TypeError)):
         with pytest.raises(error, match="max_terms"):
-            dpadambc.graphs.PoissonGaussian(
+            dpadambc.graphs.NodePoissonGaussian(
                 l2_clip_norm=1.0,
                 noise_multiplier=1.0,
                 max_terms=wrong,

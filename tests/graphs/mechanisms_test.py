@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 import dpadambc
-from dpadambc import NeighboringRelation
+from dpadambc import NeighboringRelation, accounting
 from tests import common
 
 ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
 SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 REPLACE = NeighboringRelation.REPLACE_ONE
 
-Poisson = dpadambc.graphs.PoissonGaussian
-FixedSize = dpadambc.graphs.FixedSizeGaussian
+Poisson = dpadambc.graphs.NodePoissonGaussian
+FixedSize = dpadambc.graphs.NodeFixedSizeGaussian
 
 # The published runs: K = 7, 90,941 training nodes, batches of 10,000.
 DELTA = 1 / 909_410
@@ -38,7 +38,7 @@ def published(iterations, **kwargs):
     "iterations, epsilon", [(41, 2.82520), (191, 5.95673), (661, 11.91532)]
 )
 def test_epsilon_by_renyi_is_that_of_the_published_logs(iterations, epsilon):
-    found = published(iterations).epsilon(DELTA, accountant="rdp")
+    found = published(iterations).epsilon(DELTA, accountant=accounting.RDP)
     assert found == pytest.approx(epsilon, abs=1.5e-3)
     assert found <= epsilon + 1e-5
 
@@ -46,7 +46,7 @@ def test_epsilon_by_renyi_is_that_of_the_published_logs(iterations, epsilon):
 def test_the_most_steps_within_a_budget_are_the_published_ones():
     for target, iterations in ((3.0, 47), (6.0, 193), (12.0, 668)):
         mechanism = FixedSize.calibrate(
-            target_epsilon=target, target_delta=DELTA, accountant="rdp", **PUBLISHED
+            target_epsilon=target, target_delta=DELTA, accountant=accounting.RDP, **PUBLISHED
         )
         # Finer orders than the published ones give a step more at most.
         assert mechanism.iterations - iterations in (0, 1)
@@ -175,10 +175,10 @@ def test_the_samplers_draw_roots():
         iterations=3,
         normalize_by=5.0,
     )
-    batches = list(mechanism.batches(np.random.default_rng(0), num_examples=10))
+    batches = list(mechanism.batches(jax.random.key(0), num_examples=10))
     assert len(batches) == 3
     fixed = published(2, batch_size=4, num_examples=10)
-    for batch in fixed.batches(np.random.default_rng(0), num_examples=10):
+    for batch in fixed.batches(jax.random.key(0), num_examples=10):
         assert len(set(batch.indices)) == 4
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import dpadambc
 from dpadambc import NeighboringRelation, accounting
-from dpadambc.graphs import _poisson_terms
+from dpadambc.graphs import poisson_terms
 from tests import common, worlds
 
 ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -29,7 +29,7 @@ EPSILONS = worlds.EPSILONS
 def step_of(stddev, max_terms, sampling_prob, relation):
     """A step whose noise has this deviation where terms are clipped to one."""
     largest_shift = 2 * max_terms - (relation != REPLACE)
-    return _poisson_terms.PoissonTermsDpEvent(
+    return poisson_terms.PoissonTermsDpEvent(
         stddev / largest_shift, max_terms, sampling_prob, relation
     )
 
@@ -69,7 +69,7 @@ def test_worlds_stay_below_the_pair_of_their_direction(
 ):
     if relation != REPLACE:
         after[0] = 0.0
-    mechanism = dpadambc.graphs.PoissonGaussian(
+    mechanism = dpadambc.graphs.NodePoissonGaussian(
         l2_clip_norm=1.0,
         noise_multiplier=stddev / (6 if relation == REPLACE else 5),
         max_terms=3,
@@ -200,7 +200,7 @@ NUMBERS = dict(
 )
 def test_one_term_is_the_subsampled_gaussian(relation, epsilon):
     exact = dpadambc.PoissonGaussian(**NUMBERS, neighboring_relation=relation)
-    node = dpadambc.graphs.PoissonGaussian(
+    node = dpadambc.graphs.NodePoissonGaussian(
         **NUMBERS, max_terms=1, neighboring_relation=relation
     )
     assert node.noise_stddev == exact.noise_stddev
@@ -236,7 +236,7 @@ def test_a_node_that_is_always_there_is_the_gaussian():
     assert exact <= of("rdp") < 1.1 * exact
 
 
-@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("accountant", [accounting.PLD, accounting.RDP])
 def test_steps_of_several_kinds_compose(accountant):
     """One Gaussian, one step of a node and a nested composition of both."""
     node, gaussian = step_of(1.0, 1, 1.0, ADD), dp_accounting.GaussianDpEvent(1.0)
@@ -257,7 +257,7 @@ def test_what_affects_nobody_costs_nothing_and_no_noise_everything():
         assert cls().compose(bare).get_epsilon(1e-5) == np.inf
 
 
-@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("accountant", [accounting.PLD, accounting.RDP])
 def test_an_event_has_no_epsilon_for_another_relation(accountant):
     """Removal moves the sum by 2 T - 1 terms, replacement by 2 T: more epsilon."""
     for relation, other in [(ADD, REPLACE), (REPLACE, ADD), (SPECIAL, ADD)]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpadambc import graphs
-from dpadambc.graphs import _subgraphs
+from dpadambc.graphs.subgraphs import edge_hashes
 
 K, DEGREE = 2, 4
 
@@ -116,7 +116,7 @@ def test_a_rule_that_fills_the_gap_is_unstable_where_a_hub_goes():
 
 def slow_subgraphs(senders, receivers, roots, seed):
     """The same, node by node."""
-    order = lambda edge: _subgraphs._hash(*(np.array([i]) for i in edge), seed)[0]
+    order = lambda edge: edge_hashes(*(np.array([i]) for i in edge), seed)[0]
     edges = {(int(s), int(r)) for s, r in zip(senders, receivers, strict=True)}
     sent = set()
     for node in {s for s, _ in edges}:

@@ -29,7 +29,7 @@ def of_nodes(max_terms):
     numbers = {
         f.name: getattr(MECHANISM, f.name) for f in dataclasses.fields(MECHANISM)
     }
-    return dpadambc.graphs.PoissonGaussian(max_terms=max_terms, **numbers)
+    return dpadambc.graphs.NodePoissonGaussian(max_terms=max_terms, **numbers)
 
 
 def test_a15_subgraphs_are_refused_with_a_mechanism_of_examples():

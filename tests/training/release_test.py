@@ -69,7 +69,7 @@ def test_a_file_says_what_was_done(tmp_path):
     assert not np.array_equal(average["inner"][0], params["inner"][0])
     assert about["epsilon"] == MECHANISM.epsilon(1e-5)
     expected = dict(
-        mechanism="dpadambc.mechanisms.PoissonGaussian",
+        mechanism="dpadambc.PoissonGaussian",
         sampling_prob=0.25,
         neighboring_relation="ADD_OR_REMOVE_ONE",
         iterations=5,
