@@ -178,7 +178,7 @@ def _clip_weights(
     target = jnp.asarray(l2_clip_norm * (1 - 8 * finfo.eps), norms.dtype)
     # What a rule makes long may be longer by what the norm does not see. A thousandth
     # of C is left for it.
-    unseen = 1e3 * _unseen(size, norms.dtype)
+    unseen = 1e3 * unseen_norm(size, norms.dtype)
     # Of one norm at a time, so that no rule can mix examples; and limited, so that none
     # can exceed the bound.
     weights = jax.vmap(clip_rule.weight, (0, None))(norms, target)
@@ -190,20 +190,12 @@ def _clip_weights(
     return jnp.where(takes_part, weights, 0)
 
 
-def _unseen(size: int, dtype: Any) -> float:
+def unseen_norm(size: int, dtype: Any) -> float:
     """How long a gradient may be that seems to be zero.
 
     Squares of coordinates below the root of `tiny` vanish from its norm.
     """
     return math.sqrt(size * float(jnp.finfo(dtype).tiny))
-
-
-def _longest(squared_norms: jax.Array, weights: jax.Array, size: int) -> jax.Array:
-    """What the norms of clipped gradients are at most, with what rounding hides."""
-    norms = jnp.sqrt(squared_norms)
-    rounding = 16 * jnp.finfo(norms.dtype).eps
-    longest = weights * (norms * (1 + rounding) + _unseen(size, norms.dtype))
-    return jnp.where(weights > 0, longest, 0)  # where it is not finite, too
 
 
 class Sums(NamedTuple):
@@ -228,16 +220,12 @@ class Factors(NamedTuple):
 
     Attributes:
       weights: the factors, for each group of parameters. shape=(batch,)
-      longest: bounds on the norms of the clipped parts, for each group. shape=(batch,)
-      norm: of the whole gradient. shape=(batch,)
-      takes_part: False for padding, and where a norm is not finite. shape=(batch,)
+      squared_norms: of the gradients, for each group. shape=(batch,)
       are_finite: whether all norms of an example are. shape=(batch,)
     """
 
     weights: dict[str, jax.Array]
-    longest: dict[str, jax.Array]
-    norm: jax.Array
-    takes_part: jax.Array
+    squared_norms: dict[str, jax.Array]
     are_finite: jax.Array
 
 
@@ -255,18 +243,16 @@ def factors(
     }
     norms = {name: per_example_squared_norms(group) for name, group in members.items()}
     are_finite = jnp.stack([jnp.isfinite(x) for x in norms.values()]).all(0)
-    takes_part = are_finite
+    left_out = ~are_finite
     if is_padding_example is not None:
-        takes_part &= ~is_padding_example
-    weights, longest = {}, {}
+        left_out |= is_padding_example
+    weights = {}
     for name, (share, _) in groups.items():
         size = sum(math.prod(leaf.shape) for leaf in members[name])
         weights[name] = _clip_weights(
-            norms[name], l2_clip_norm * share, ~takes_part, clip_rule, size
+            norms[name], l2_clip_norm * share, left_out, clip_rule, size
         )
-        longest[name] = _longest(norms[name], weights[name], size)
-    norm = jnp.sqrt(sum(norms.values()))
-    return Factors(weights, longest, norm, takes_part, are_finite)
+    return Factors(weights, norms, are_finite)
 
 
 def weighted_sum(

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 
 from dpadambc.core import data as _data
 from dpadambc.core import identity as _identity
-from dpadambc.core import keys, validate
+from dpadambc.core import validate
 from dpadambc.core.account import Account, Spent, earlier
 from dpadambc.core.accounting import check_delta
 from dpadambc.core.keys import of_this_process, the_same_everywhere

@@ -101,13 +101,6 @@ def count(*, least: int = 0, **named: Any) -> None:
         raise ValueError(f"Expected {name} >= {least}, got {name}={value}.")
 
 
-def generator(**named: Any) -> None:
-    """A random generator of NumPy."""
-    name, value = _single(named)
-    if not isinstance(value, np.random.Generator):
-        raise TypeError(f"Expected {name} to be a NumPy generator, got {value!r}.")
-
-
 def function(**named: Any) -> None:
     """A callable."""
     name, value = _single(named)

@@ -14,7 +14,6 @@ import pytest
 
 import dpadambc
 from dpadambc import accounting, audit, clipping, contrib, training
-from dpadambc.accounting import trials
 from dpadambc.core import clip as flat
 from dpadambc.diagnostics import not_private
 from tests import common
