@@ -3,14 +3,13 @@
 import dataclasses
 import math
 
-import dp_accounting
 import numpy as np
 import pytest
 import scipy.stats
 
 import dpadambc
 from dpadambc import accounting
-from dpadambc.accounting import losses, trade_off
+from dpadambc.core import accounting as core
 
 norm = scipy.stats.norm
 Relation = dpadambc.NeighboringRelation
@@ -41,7 +40,9 @@ def test_of_a_gaussian_it_is_the_closed_form_from_below(z, iterations):
 
 @pytest.mark.parametrize("relation", list(Relation))
 def test_it_falls_and_is_convex_and_symmetric(relation):
-    found = accounting.trade_off(mechanism(1.0, 0.02, 300, neighboring_relation=relation))
+    found = accounting.trade_off(
+        mechanism(1.0, 0.02, 300, neighboring_relation=relation)
+    )
     rates = np.linspace(0, 1, 501)
     misses = found.false_negative_rate(rates)
     assert np.all(np.diff(misses) <= 0)
@@ -73,7 +74,9 @@ def test_the_best_attack_on_a_sampled_step_reaches_it_and_is_not_below():
     # The attacker who tests the other way round does better at large rates.
     assert np.all(below[RATES[1:] < 0.1] < 1e-4)
     # Negative control: with more noise than there was, the claim is refuted.
-    claimed = accounting.trade_off(mechanism(1.05 * z, q)).false_negative_rate(RATES[1:])
+    claimed = accounting.trade_off(mechanism(1.05 * z, q)).false_negative_rate(
+        RATES[1:]
+    )
     assert np.any(reached < claimed - 1e-3)
 
 
@@ -91,7 +94,9 @@ def test_simulated_attackers_on_several_steps_are_not_below():
         bound = found.true_positive_rate(rate)
         assert hits - error < bound < hits + error + 0.01
         # Negative control.
-        with_more_noise = accounting.trade_off(mechanism(1.5, q, steps)).true_positive_rate(rate)
+        with_more_noise = accounting.trade_off(
+            mechanism(1.5, q, steps)
+        ).true_positive_rate(rate)
         assert hits - error > with_more_noise or rate < 1e-2
 
 
@@ -113,7 +118,7 @@ def test_without_noise_nothing_is_hidden_and_without_steps_everything():
         found = accounting.trade_off(bare)
         assert found.gaussian_mu() == math.inf
         assert np.all(found.true_positive_rate(RATES) == 1)
-    found = mechanism().trade_off(iterations=0)
+    found = accounting.trade_off(mechanism(), iterations=0)
     assert found.gaussian_mu() < 1e-9
     np.testing.assert_allclose(found.true_positive_rate(RATES), RATES, atol=1e-12)
 
@@ -154,17 +159,10 @@ def test_relations_and_sampling_are_those_of_the_mechanism():
 def test_wrong_numbers_are_refused():
     found = accounting.trade_off(mechanism())
     for rate in (-0.1, 1.1, math.nan):
-        with pytest.raises(ValueError, match=r"false_positive_rate in \[0, 1\]"):
+        with pytest.raises(ValueError, match="false_positive_rate"):
             found.true_positive_rate([0.1, rate])
     with pytest.raises(ValueError, match="least_error_rate"):
         found.gaussian_mu(0.0)
-    with pytest.raises(ValueError, match="No privacy loss distribution"):
-        trade_off.of_event(
-            dp_accounting.SampledWithoutReplacementDpEvent(
-                9, 3, dp_accounting.GaussianDpEvent(1.0)
-            ),
-            neighboring_relation=Relation.ADD_OR_REMOVE_ONE,
-        )
     with pytest.raises(dataclasses.FrozenInstanceError):
         found.epsilons = np.zeros(1)
 
@@ -173,6 +171,6 @@ def test_what_rounding_takes_off_delta_is_given_to_the_attacker(monkeypatch):
     false_positives = np.array([1e-6, 1e-2, 0.3])
     of = lambda: accounting.trade_off(mechanism(2.0, iterations=3))
     before = of().false_negative_rate(false_positives)
-    monkeypatch.setattr(losses, "_ROUNDING", 1e-4)
+    monkeypatch.setattr(core, "_ROUNDING", 1e-4)
     after = of().false_negative_rate(false_positives)
     assert np.all(after < before) and before[0] - after[0] > 2e-4

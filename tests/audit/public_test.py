@@ -233,7 +233,8 @@ def test_noise_and_sensitivity_are_those_of_every_mechanism(name):
 
 
 def host(mechanism):
-    return lambda seed: mechanism.batches(jax.random.key(seed), num_examples=NUM_EXAMPLES
+    return lambda seed: mechanism.batches(
+        jax.random.key(seed), num_examples=NUM_EXAMPLES
     )
 
 

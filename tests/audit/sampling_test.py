@@ -1,5 +1,6 @@
 """`audit.sampling`: its false alarms, its power, and what it refuses."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -92,8 +93,7 @@ def test_rows_of_data_are_refused():
 
 def test_a_few_batches_are_not_tested():
     short = common.poisson_gaussian(sampling_prob=0.05, iterations=5)
-    loader = lambda seed: short.batches(jax.random.key(seed), num_examples=NUM_EXAMPLES
-    )
+    loader = lambda seed: short.batches(jax.random.key(seed), num_examples=NUM_EXAMPLES)
     finding = audit.sampling(loader, short, num_examples=NUM_EXAMPLES)
     assert finding.passed is None
 
@@ -145,7 +145,7 @@ def test_overlaps_that_are_rare_are_no_surprise():
     rare = common.poisson_gaussian(sampling_prob=32e-5, iterations=100)
     for seed in range(25):
         loader = lambda run, seed=seed: rare.batches(
-            np.random.default_rng([seed, run]), num_examples=100_000
+            jax.random.key(1_000 * seed + run), num_examples=100_000
         )
         finding = audit.sampling(loader, rare, num_examples=100_000)
         assert finding.passed, finding

@@ -2,6 +2,7 @@
 
 import itertools
 
+import jax
 import numpy as np
 import pytest
 
@@ -46,7 +47,10 @@ def test_epsilon_by_renyi_is_that_of_the_published_logs(iterations, epsilon):
 def test_the_most_steps_within_a_budget_are_the_published_ones():
     for target, iterations in ((3.0, 47), (6.0, 193), (12.0, 668)):
         mechanism = FixedSize.calibrate(
-            target_epsilon=target, target_delta=DELTA, accountant=accounting.RDP, **PUBLISHED
+            target_epsilon=target,
+            target_delta=DELTA,
+            accountant=accounting.RDP,
+            **PUBLISHED,
         )
         # Finer orders than the published ones give a step more at most.
         assert mechanism.iterations - iterations in (0, 1)
