@@ -193,7 +193,7 @@ def test_the_samplers_draw_roots():
         (FixedSize, dict(max_terms=2.5), TypeError, "max_terms"),
         (FixedSize, dict(num_examples=5), ValueError, "num_examples >= 10000"),
         (FixedSize, dict(batch_size=1, num_examples=7), ValueError, ">= 8"),
-        (FixedSize, dict(neighboring_relation=ADD), ValueError, "fixed size"),
+        (FixedSize, dict(neighboring_relation=ADD), ValueError, "neighboring_relation"),
         (Poisson, dict(sampling_prob=1.5), ValueError, "sampling_prob"),
     ],
 )
