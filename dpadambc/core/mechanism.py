@@ -153,7 +153,7 @@ class Mechanism(abc.ABC):
     @final
     def has_independent_noise(self) -> bool:
         """Whether the noise of a step has nothing of that of another."""
-        return self._noise is INDEPENDENT
+        return self._noise.is_independent
 
     @property
     @final

@@ -1,5 +1,6 @@
 """`audit.sampling`: its false alarms, its power, and its refusals."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -144,7 +145,7 @@ def test_overlaps_that_are_rare_are_no_surprise():
     rare = common.poisson_gaussian(sampling_prob=32e-5, iterations=100)
     for seed in range(25):
         loader = lambda run, seed=seed: rare.batches(
-            np.random.default_rng([seed, run]), num_examples=100_000
+            jax.random.key(1_000 * seed + run), num_examples=100_000
         )
         finding = audit.sampling(loader, rare, num_examples=100_000)
         assert finding.passed, finding

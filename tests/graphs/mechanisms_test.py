@@ -2,6 +2,7 @@
 
 import itertools
 
+import jax
 import numpy as np
 import pytest
 
@@ -170,11 +171,12 @@ def test_the_samplers_draw_roots():
 @pytest.mark.parametrize(
     "cls, numbers, error",
     [
-        (FixedSize, dict(max_terms=0), ValueError),
-        (FixedSize, dict(max_terms=2.5), TypeError),
-        (FixedSize, dict(num_examples=7, batch_size=1), ValueError),
-        (FixedSize, dict(neighboring_relation=ADD), ValueError),
-        (Poisson, dict(sampling_prob=1.5), ValueError),
+        (FixedSize, dict(max_terms=0), ValueError, "max_terms >= 1"),
+        (FixedSize, dict(max_terms=2.5), TypeError, "max_terms"),
+        (FixedSize, dict(num_examples=5), ValueError, "num_examples >= 10000"),
+        (FixedSize, dict(batch_size=1, num_examples=7), ValueError, ">= 8"),
+        (FixedSize, dict(neighboring_relation=ADD), ValueError, "neighboring_relation"),
+        (Poisson, dict(sampling_prob=1.5), ValueError, "sampling_prob"),
     ],
 )
 def test_wrong_numbers_are_refused(cls, numbers, error):
