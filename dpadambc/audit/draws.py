@@ -11,7 +11,7 @@ import numpy as np
 
 from dpadambc.audit.flow import Crossing, Path
 from dpadambc.audit.neighbors import is_real
-from dpadambc.audit.steps import Init, Steps
+from dpadambc.audit.steps import Followed, Init, Steps
 from dpadambc.core.mechanism import Mechanism
 
 ITERATIONS = 3
@@ -64,6 +64,21 @@ class Drawn:
 # The data that arrives at each crossing, flat, or its movement.
 Response = dict[Path, np.ndarray]
 Noise = dict[Path, Drawn]
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """A step of a mechanism: the noise at its crossings, and the movement of data."""
+
+    mechanism: Mechanism
+    steps: Steps
+    followed: Followed
+    state: Any  # one in which noise is added in the next step
+    neighbors: list[Any]  # data; the others differ from the first in one example
+    factor: float = 1.0  # how much further apart neighbors may be than these
+    everybody: Any = None  # data of another run of many steps
+    noise: Noise = dataclasses.field(default_factory=dict)
+    moved: list[Response] = dataclasses.field(default_factory=list)
 
 
 def draw(steps: Steps, init: Init, crossings: list[Crossing]) -> Noise:
