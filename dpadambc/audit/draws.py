@@ -151,10 +151,11 @@ def movements(
         state = after
 
     def response(data):
-        return {
-            path: np.ravel(np.asarray(record.data, float)) * np.any(record.happened)
-            for path, record in recorded(state, data)[1].items()
-        }
+        found = {}
+        for path, record in recorded(state, data)[1].items():
+            happened = bool(np.any(record.happened))  # else the product is no double
+            found[path] = np.ravel(np.asarray(record.data, float)) * happened
+        return found
 
     start, *ends = map(response, data)
     return state, [{path: end[path] - start[path] for path in start} for end in ends]
