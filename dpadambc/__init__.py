@@ -17,9 +17,7 @@ from dpadambc.clipping.explanation import explain as explain
 from dpadambc.core.clip import NeighboringRelation as NeighboringRelation
 from dpadambc.core.clip import clip_per_example as clip_per_example
 from dpadambc.core.clip import sensitivity as sensitivity
-from dpadambc.core.clipped_grad import ClippedGrad as ClippedGrad
 from dpadambc.core.clipped_grad import clipped_grad as clipped_grad
-from dpadambc.core.clipped_grad import clipped_value_and_grad as clipped_value_and_grad
 from dpadambc.core.clipped_sum import ClippedSum as ClippedSum
 from dpadambc.core.clipped_sum import as_clipped_sum as as_clipped_sum
 from dpadambc.core.clipped_sum import materialize as materialize
@@ -27,13 +25,13 @@ from dpadambc.core.gradient import PerExampleGradient as PerExampleGradient
 from dpadambc.core.gradient import as_per_example as as_per_example
 from dpadambc.core.gradient import per_example_norms as per_example_norms
 from dpadambc.core.mechanism import Mechanism as Mechanism
+from dpadambc.core.mechanism import PoissonGaussian as PoissonGaussian
 from dpadambc.core.noise import AddDPNoiseState as AddDPNoiseState
 from dpadambc.core.noise import add_dp_noise as add_dp_noise
 from dpadambc.core.per_example import per_example_grad as per_example_grad
 from dpadambc.core.per_example import (
     per_example_value_and_grad as per_example_value_and_grad,
 )
-from dpadambc.core.poisson import PoissonGaussian as PoissonGaussian
 from dpadambc.core.privatize import privatize as privatize
 from dpadambc.core.sampling import Batch as Batch
 from dpadambc.mechanisms.fixed_size import FixedSizeGaussian as FixedSizeGaussian

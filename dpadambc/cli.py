@@ -13,7 +13,6 @@ from typing import Any
 
 import dpadambc
 from dpadambc import NeighboringRelation, graphs
-from dpadambc.accounting import planning
 
 __all__ = ["main"]
 
@@ -179,6 +178,13 @@ def _check_fields(args: argparse.Namespace, fields: Sequence[Any]) -> None:
         raise ValueError(f"Expected {listed(missing)} to be given.")
 
 
+def _accountant(args: argparse.Namespace) -> Any:
+    """The accountant of the option, or None."""
+    from dpadambc import accounting
+
+    return getattr(accounting, args.accountant.upper()) if args.accountant else None
+
+
 def _mechanism(args: argparse.Namespace) -> Any:
     """The mechanism that the options describe, calibrated if they ask for that."""
     cls = _MECHANISMS[args.mechanism][0]
@@ -194,9 +200,16 @@ def _mechanism(args: argparse.Namespace) -> Any:
     return cls.calibrate(
         target_epsilon=args.epsilon,
         target_delta=args.delta,
-        accountant=args.accountant,
+        accountant=_accountant(args),
         **numbers,
     )
+
+
+def _accountant(args: argparse.Namespace) -> Any:
+    """The accountant that was asked for, if any."""
+    from dpadambc.accounting import PLD, RDP
+
+    return {"pld": PLD, "rdp": RDP}.get(args.accountant)
 
 
 def _unit(mechanism: Any) -> str:
@@ -214,7 +227,7 @@ def _unit(mechanism: Any) -> str:
 def _spent(args: argparse.Namespace) -> dict[str, Any]:
     """The report of `epsilon` and `calibrate`."""
     mechanism = _mechanism(args)
-    accountant = args.accountant or mechanism._default_accountant
+    accountant = _accountant(args) or mechanism.accountants[0]
     names = {field.name for field in dataclasses.fields(mechanism)}
     return {
         "epsilon": mechanism.epsilon(
@@ -222,7 +235,7 @@ def _spent(args: argparse.Namespace) -> dict[str, Any]:
         ),
         "delta": args.delta,
         "neighboring_relation": mechanism.neighboring_relation.name,
-        "accountant": accountant,
+        "accountant": accountant.name,
         "sampling": args.mechanism,
         **{name: getattr(mechanism, name) for name in _FIELDS if name in names},
         "l2_clip_norm": mechanism.l2_clip_norm,
@@ -264,22 +277,25 @@ _COLUMNS = {
 
 def _plan(args: argparse.Namespace) -> dict[str, Any]:
     """The report of `plan`."""
+    from dpadambc.accounting import plan
+    from dpadambc.core.clip import NeighboringRelation
+
     relation = NeighboringRelation[(args.relation or "add_or_remove_one").upper()]
-    planned = planning.plan(
+    planned = plan(
         target_epsilons=args.epsilon,
         target_delta=args.delta,
         batch_sizes=args.batch_size,
         epochs=args.epochs,
         num_examples=args.num_examples,
         neighboring_relation=relation,
-        accountant=args.accountant,
+        accountant=_accountant(args),
     )
     read = lambda run, path: operator.attrgetter(path)(run)
     return {
         "delta": args.delta,
         "num_examples": args.num_examples,
         "neighboring_relation": relation.name,
-        "accountant": planned[0].accountant,
+        "accountant": planned[0].accountant.name,
         "sampling": "poisson",
         "rows": [
             {name: read(run, path) for name, (_, _, path) in _COLUMNS.items()}

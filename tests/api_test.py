@@ -213,7 +213,8 @@ for name in ("matplotlib", "matplotlib.axes", "orbax", "orbax.checkpoint", "rich
     sys.modules[name] = None
 import dpadambc
 for name, extra in [("training.Checkpoints", "checkpoints"),
-                    ("training.ProgressBar", "progress")]:
+                    ("training.ProgressBar", "progress"),
+                    ("audit.pictures", "pictures")]:
     package, _, attribute = name.partition(".")
     try:
         getattr(getattr(dpadambc, package), attribute)

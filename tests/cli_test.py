@@ -9,8 +9,7 @@ import sys
 import pytest
 
 import dpadambc
-from dpadambc import cli
-from dpadambc.accounting import planning
+from dpadambc import accounting, cli
 from dpadambc.cli import _FIELDS, _MECHANISMS
 
 NUMBERS = "--noise-multiplier 1.85 --sampling-prob 0.02048 --iterations 3360".split()
@@ -51,7 +50,7 @@ def test_relation_and_accountant_are_arguments(capsys):
     report = report_of(capsys, *arguments)
     special = dpadambc.NeighboringRelation.REPLACE_SPECIAL
     expected = mechanism(neighboring_relation=special)
-    assert report["epsilon"] == expected.epsilon(1e-5, accountant="rdp")
+    assert report["epsilon"] == expected.epsilon(1e-5, accountant=accounting.RDP)
     assert report["accountant"] == "rdp"
     assert report["neighboring_relation"] == "REPLACE_SPECIAL"
 
@@ -182,7 +181,7 @@ def test_a_plan_is_a_table(capsys):
     trained = mechanism(
         noise_multiplier=first["noise_multiplier"], sampling_prob=0.05, iterations=50
     )
-    assert 0.99 < trained.epsilon(1e-5, accountant="rdp") <= 1
+    assert 0.99 < trained.epsilon(1e-5, accountant=accounting.RDP) <= 1
     assert first["noise_stddev"] == pytest.approx(first["noise_multiplier"] / 50)
     rounded = [f"{first['noise_multiplier']:.4f}", f"{first['noise_stddev']:.3g}"]
     assert rows[0] == ["2.5", "1", "50", "0.05000", "50", *rounded]

@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec as P
 
 import dpadambc
 from dpadambc import contrib
-from tests import common
+from tests import api_test, common
 
 KEY = jax.random.key(0)
 NUMBERS = dict(sampling_prob=0.1, iterations=100, normalize_by=4.0)
@@ -242,7 +242,7 @@ def test_every_public_transformation_has_a_row():
     public = {
         f
         for module in (dpadambc, contrib)
-        for f in (getattr(module, name) for name in module.__all__)
+        for f in (getattr(module, name) for name in api_test.names_of(module))
         if inspect.isfunction(f) and inspect.signature(f).return_annotation in kinds
     }
     # These take another transformation, and are in a row by the functions above.

@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from benchmarks.pictures._axes import new_figure, style
-from dpadambc.accounting.planning import PlannedRun
-from dpadambc.accounting.trade_off import TradeOff
+from dpadambc import accounting
+from dpadambc.accounting import PlannedRun, TradeOff
 from dpadambc.core.mechanism import Mechanism
 
 
@@ -17,7 +17,7 @@ def plan(rows: Sequence[PlannedRun]) -> Figure:
     """The noise that each budget and batch size takes, and how epsilon grows.
 
     Args:
-      rows: of `accounting.planning.plan`, for one number of epochs.
+      rows: of `accounting.plan`, for one number of epochs.
 
     Returns:
       A matplotlib figure. On the left the noise in the mean gradient, in units of the
@@ -29,10 +29,10 @@ def plan(rows: Sequence[PlannedRun]) -> Figure:
 
     Example:
       >>> from benchmarks import pictures
-      >>> from dpadambc.accounting import planning
-      >>> rows = planning.plan(
+      >>> from dpadambc import accounting
+      >>> rows = accounting.plan(
       ...     target_epsilons=[1, 8], target_delta=1e-5, batch_sizes=[512, 1024],
-      ...     epochs=2, num_examples=10_000, accountant="rdp")
+      ...     epochs=2, num_examples=10_000, accountant=accounting.RDP)
       >>> figure = pictures.plan(rows)
       >>> figure.axes[0].get_legend_handles_labels()[1]
       ['ε = 1', 'ε = 8']
@@ -96,7 +96,7 @@ def trade_off(mechanisms: Mapping[str, Mechanism | TradeOff]) -> Figure:
     sure of it, is a breach, even if it is wrong about most.
 
     Args:
-      mechanisms: by name, or their `trade_off()`.
+      mechanisms: by name, or their `accounting.trade_off`.
 
     Returns:
       A matplotlib figure: the largest true positive rate against the false positive
@@ -124,7 +124,7 @@ def trade_off(mechanisms: Mapping[str, Mechanism | TradeOff]) -> Figure:
     rates = np.geomspace(1e-5, 1, 400)
     figure, (axes,) = new_figure()
     for i, (name, one) in enumerate(mechanisms.items()):
-        curve = one if isinstance(one, TradeOff) else one.trade_off()
+        curve = one if isinstance(one, TradeOff) else accounting.trade_off(one)
         axes.plot(
             rates,
             curve.true_positive_rate(rates),

@@ -7,15 +7,12 @@ from typing import Any, cast
 
 import numpy as np
 
-from dpadambc.core import accounting
+from dpadambc.core.accounting import Accountant
 from dpadambc.core.clip import NeighboringRelation
-from dpadambc.core.mechanism import Mechanism
-from dpadambc.core.poisson import PoissonGaussian
+from dpadambc.core.mechanism import Mechanism, PoissonGaussian
 from dpadambc.mechanisms.fixed_size import FixedSizeGaussian
 from dpadambc.mechanisms.random_allocation import RandomAllocationGaussian
 from dpadambc.mechanisms.shuffled import ShuffledGaussian
-
-__all__ = ["SAMPLINGS", "PlannedRun", "Spent", "plan"]
 
 # What a plan compares: ways to draw batches that need no more numbers than it has.
 SAMPLINGS: dict[str, type[Mechanism]] = {
@@ -28,7 +25,7 @@ _REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Spent:
+class PlannedEpsilon:
     """The epsilon of one way to draw the batches, at the noise of a plan.
 
     Attributes:
@@ -36,13 +33,13 @@ class Spent:
       neighboring_relation: what this epsilon is stated for. One for REPLACE_ONE is not
         to be compared with one for ADD_OR_REMOVE_ONE: there an example can move the sum
         twice as far.
-      accountant: "pld" or "rdp".
+      accountant: `accounting.PLD` or `accounting.RDP`.
       epsilon: at the delta of the plan; infinity where it is astronomical.
     """
 
     sampling: str
     neighboring_relation: NeighboringRelation
-    accountant: accounting.Accountant
+    accountant: Accountant
     epsilon: float
 
 
@@ -58,7 +55,7 @@ class PlannedRun:
       num_examples: the size of the data set.
       mechanism: that meets the target, with `noise_multiplier`, `sampling_prob` and
         `iterations`; for a clip norm of 1.
-      accountant: by which it does, "pld" or "rdp".
+      accountant: by which it does, `accounting.PLD` or `accounting.RDP`.
     """
 
     target_epsilon: float
@@ -67,7 +64,7 @@ class PlannedRun:
     epochs: float
     num_examples: int
     mechanism: PoissonGaussian
-    accountant: accounting.Accountant
+    accountant: Accountant
 
     @property
     def noise_stddev(self) -> float:
@@ -81,8 +78,8 @@ class PlannedRun:
         self,
         sampling: str,
         neighboring_relation: NeighboringRelation,
-        accountant: accounting.Accountant | None = None,
-    ) -> Spent:
+        accountant: Accountant | None = None,
+    ) -> PlannedEpsilon:
         """The epsilon that the same noise has where batches are drawn in another way.
 
         The noise keeps its standard deviation, and the run its epochs and batch size.
@@ -93,10 +90,10 @@ class PlannedRun:
           sampling: a name of `SAMPLINGS`.
           neighboring_relation: what neighboring data sets differ in; one that the
             mechanism of this sampling is stated for.
-          accountant: "pld" or "rdp"; the tightest by default.
+          accountant: `accounting.PLD` or `accounting.RDP`; the tightest by default.
 
         Returns:
-          A `Spent`.
+          A `PlannedEpsilon`.
 
         Raises:
           ValueError: for an unknown sampling, or a relation or accountant that does not
@@ -120,26 +117,27 @@ class PlannedRun:
             cast(float, self.mechanism.noise_multiplier) * self.mechanism.sensitivity
         )
         mechanism = of_noise(stddev / of_noise(1.0).sensitivity)
-        accountant = accountant or mechanism._default_accountant
-        return Spent(
+        accountant = accountant or mechanism.accountants[0]
+        return PlannedEpsilon(
             sampling=sampling,
             neighboring_relation=neighboring_relation,
             accountant=accountant,
             epsilon=mechanism.epsilon(self.target_delta, accountant=accountant),
         )
 
-    def comparison(self) -> tuple[Spent, ...]:
+    def comparison(self) -> tuple[PlannedEpsilon, ...]:
         """Epsilon by every sampling, relation and accountant that is known for it.
 
         Returns:
-          Rows of `Spent`. Of the relations in which an example goes, one: adding or
-          removing it, or where the size of the data set is known, REPLACE_SPECIAL.
+          Rows of `PlannedEpsilon`. Of the relations in which an example goes, one:
+          adding or removing it, or where the size of the data set is known,
+          REPLACE_SPECIAL.
         """
         rows = []
         for sampling, cls in SAMPLINGS.items():
-            goes = [r for r in cls._relations if r != _REPLACE_ONE]
+            goes = [r for r in cls.relations if r != _REPLACE_ONE]
             for relation in (*goes[:1], _REPLACE_ONE):
-                for accountant in cls._relations.get(relation, ()):
+                for accountant in cls.relations.get(relation, ()):
                     rows.append(self.spent(sampling, relation, accountant))
         return tuple(rows)
 
@@ -157,7 +155,7 @@ def plan(
     epochs: float | Sequence[float],
     num_examples: int,
     neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
-    accountant: accounting.Accountant | None = None,
+    accountant: Accountant | None = None,
 ) -> list[PlannedRun]:
     """The least noise for each budget, batch size and number of epochs.
 
@@ -172,7 +170,8 @@ def plan(
         are epochs * num_examples / batch_size, rounded up.
       num_examples: the size of the data set.
       neighboring_relation: what neighboring data sets differ in.
-      accountant: "pld" (tight) or "rdp" (an upper bound, faster); "pld" by default.
+      accountant: `accounting.PLD` (tight) or `accounting.RDP` (an upper bound,
+        faster); the tightest by default.
 
     Returns:
       A `PlannedRun` for each combination: by epochs, then epsilon, then batch size.
@@ -182,8 +181,8 @@ def plan(
       ValueError: if a target cannot be reached, or a number is out of its range.
 
     Example:
-      >>> from dpadambc.accounting import planning
-      >>> rows = planning.plan(
+      >>> from dpadambc import accounting
+      >>> rows = accounting.plan(
       ...     target_epsilons=[3.0], target_delta=1e-5, batch_sizes=[4096, 8192],
       ...     epochs=30, num_examples=60_000)
       >>> for row in rows:
@@ -212,7 +211,7 @@ def plan(
                 target_delta=target_delta,
                 epochs=passes,
                 mechanism=mechanism,
-                accountant=accountant or mechanism._default_accountant,
+                accountant=accountant or mechanism.accountants[0],
                 **numbers,
             )
         )

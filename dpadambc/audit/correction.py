@@ -14,8 +14,7 @@ from dpadambc.audit.finding import Finding, not_tested, within
 from dpadambc.audit.noise import MakeOptimizer, Update
 from dpadambc.audit.steps import NotTraceable, start
 from dpadambc.contrib import ScaleByAdafactorBCState, ScaleByAdemamixBCState
-from dpadambc.core import check
-from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.mechanism import Mechanism, check_mechanism
 from dpadambc.core.noise import stddev_per_leaf
 from dpadambc.transforms.moments import ScaleByAdamBCState
 from dpadambc.transforms.rms import ScaleByRmsBCState
@@ -94,7 +93,7 @@ def correction(
       >>> audit.correction(averaged, jnp.zeros(1_000), mechanism).word
       'FAIL'
     """
-    check.is_mechanism(mechanism)
+    check_mechanism(mechanism)
     update = Update(make_optimizer, jax.tree.map(jnp.asarray, params), mechanism)
     try:
         step, _ = update.step(start(update.init))

@@ -7,9 +7,10 @@ from typing import Any, cast
 import numpy as np
 import scipy.stats
 
+from dpadambc import accounting
 from dpadambc.audit.finding import Finding, combined, not_tested, within
-from dpadambc.core import check, validate
-from dpadambc.core.mechanism import Mechanism
+from dpadambc.core import validate
+from dpadambc.core.mechanism import Mechanism, check_mechanism
 
 _CHECK = "empirical epsilon"
 _BY_CHANCE = 1e-6
@@ -102,7 +103,9 @@ class Errors:
 
     def shortfall(self, mechanism: Mechanism) -> float:
         """How far misses are below the trade-off function; negative if they are not."""
-        least = mechanism.trade_off().false_negative_rate(self.false_positive_rate)
+        least = accounting.trade_off(mechanism).false_negative_rate(
+            self.false_positive_rate
+        )
         return float(np.max(least - self.false_negative_rate))
 
     def family_epsilon(self, mechanism: Mechanism, target_delta: float) -> float:
@@ -228,7 +231,7 @@ def empirical_epsilon(
       Steinke et al., `Privacy Auditing with One (1) Training Run
       <https://arxiv.org/abs/2305.08846>`_, 2023
     """
-    check.is_mechanism(mechanism)
+    check_mechanism(mechanism)
     validate.open_unit_interval(confidence=confidence)
     scores, is_member = np.asarray(scores, float), np.asarray(is_member, bool)
     if scores.shape != is_member.shape or scores.ndim != 1:

@@ -21,10 +21,9 @@ from dpadambc.audit.finding import Finding, not_tested
 from dpadambc.audit.noise_tests import noise_finding
 from dpadambc.audit.recorder import NotRecordable
 from dpadambc.audit.steps import NotTraceable, Step, Steps, start
-from dpadambc.core import check
 from dpadambc.core.clipped_sum import as_clipped_sum
 from dpadambc.core.gradient import as_per_example
-from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.mechanism import Mechanism, check_independent_noise
 
 _CHECK = "noise"
 
@@ -177,7 +176,7 @@ def noise(
       >>> audit.noise(half, jnp.zeros(1_000), mechanism).word
       'FAIL'
     """
-    check.has_independent_noise(mechanism)
+    check_independent_noise(mechanism)
     if not callable(mechanism.noise_multiplier) and not mechanism.noise_multiplier:
         return not_tested(_CHECK, "the mechanism has no noise.")
     update = Update(make_optimizer, jax.tree.map(jnp.asarray, params), mechanism)

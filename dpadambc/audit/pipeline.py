@@ -11,10 +11,9 @@ import numpy as np
 import optax
 
 from dpadambc.audit import neighbors
-from dpadambc.core import check
 from dpadambc.core import data as data_
 from dpadambc.core.clipped_sum import materialize
-from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.mechanism import Mechanism, check_independent_noise
 from dpadambc.core.per_example import per_example_value_and_grad
 from dpadambc.core.step import Step
 
@@ -73,7 +72,7 @@ class Pipeline:
     num_examples: int | None = None
 
     def __post_init__(self):
-        check.has_independent_noise(self.mechanism)
+        check_independent_noise(self.mechanism)
         neighbors.num_examples(self.batch)
 
     @property
@@ -139,7 +138,9 @@ class Pipeline:
             make_optimizer=lambda key: optax.chain(
                 mechanism.add_noise(key=key), optimizer
             ),
-            loader=lambda seed: _batches(mechanism, seed, num_examples),
+            loader=lambda seed: mechanism.batches(
+                jax.random.key(seed), num_examples=num_examples
+            ),
             num_examples=num_examples,
             **_of_examples(loss_fn, data, shared, keys),
         )
@@ -229,17 +230,3 @@ def _of_examples(
 
     gradients_by = lambda method, *args: value_and_grad(method, *args)[1]
     return dict(batch=batch, per_example=per_example, gradients_by=gradients_by)
-
-
-def _batches(mechanism: Mechanism, seed: int, num_examples: int) -> Iterable[Any]:
-    """The batches that a mechanism draws from a key, or on the host if it cannot."""
-    key = jax.random.key(seed)
-    draw = jax.jit(
-        lambda step: mechanism.sample_step(key, step, num_examples=num_examples)
-    )
-    try:
-        jax.eval_shape(draw, 0)
-    except TypeError:
-        rng = np.random.default_rng(seed)
-        return mechanism.batches(rng, num_examples=num_examples)
-    return (draw(step) for step in range(mechanism.iterations))

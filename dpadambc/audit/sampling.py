@@ -10,10 +10,11 @@ from dpadambc.audit import batch_tests
 from dpadambc.audit.batch_tests import Batches
 from dpadambc.audit.finding import Finding, combined, not_tested
 from dpadambc.contrib.banded import BandedGaussian
-from dpadambc.core import check, validate
-from dpadambc.core.mechanism import Mechanism
-from dpadambc.core.sampled import FixedSizeSampled, PoissonSampled
+from dpadambc.core import validate
+from dpadambc.core.mechanism import Mechanism, PoissonGaussian, check_mechanism
 from dpadambc.core.sampling import Batch
+from dpadambc.graphs.mechanisms import NodeFixedSizeGaussian, NodePoissonGaussian
+from dpadambc.mechanisms.fixed_size import FixedSizeGaussian
 from dpadambc.mechanisms.random_allocation import RandomAllocationGaussian
 from dpadambc.mechanisms.shuffled import ShuffledGaussian
 from dpadambc.mechanisms.truncated import TruncatedPoissonGaussian
@@ -56,14 +57,14 @@ def sampling(
       TypeError: if a batch is none.
 
     Example:
-      >>> import numpy as np
+      >>> import jax
       >>> import dpadambc
       >>> from dpadambc import audit
       >>> mechanism = dpadambc.PoissonGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.05,
       ...     iterations=200, normalize_by=50)
       >>> def loader(seed):
-      ...     return mechanism.batches(np.random.default_rng(seed), num_examples=1_000)
+      ...     return mechanism.batches(jax.random.key(seed), num_examples=1_000)
       >>> audit.sampling(loader, mechanism, num_examples=1_000).passed
       True
       >>> def shuffled(seed):
@@ -73,7 +74,7 @@ def sampling(
       >>> audit.sampling(shuffled, mechanism, num_examples=1_000).word
       'FAIL'
     """
-    check.is_mechanism(mechanism)
+    check_mechanism(mechanism)
     validate.count(num_examples=num_examples, least=2)
     expected = _expected_size(mechanism, num_examples)
     asked = max(int(_MOST_INDICES / (_RUNS * max(expected, 1))), 8)
@@ -133,7 +134,7 @@ def _indices(batch: Any) -> np.ndarray:
 
 def _expected_size(mechanism: Any, num_examples: int) -> float:
     match mechanism:
-        case PoissonSampled() | TruncatedPoissonGaussian():
+        case PoissonGaussian() | NodePoissonGaussian() | TruncatedPoissonGaussian():
             return mechanism.sampling_prob * num_examples
         case BandedGaussian():
             return mechanism.sampling_prob / mechanism.parts * num_examples
@@ -152,11 +153,11 @@ def _tests(drawn: Batches, mechanism: Mechanism) -> list[Finding] | None:
             return batch_tests.allocation(drawn, mechanism)
         case BandedGaussian():
             return batch_tests.cycles(drawn, mechanism)
-        case PoissonSampled() if mechanism.sampling_prob == 1:
-            return [batch_tests.fixed_sizes(drawn, drawn.num_examples)]
-        case PoissonSampled():
+        case PoissonGaussian() | NodePoissonGaussian():
+            if mechanism.sampling_prob == 1:
+                return [batch_tests.fixed_sizes(drawn, drawn.num_examples)]
             return batch_tests.poisson(drawn, mechanism.sampling_prob)
-        case FixedSizeSampled():
+        case FixedSizeGaussian() | NodeFixedSizeGaussian():
             sizes = batch_tests.fixed_sizes(drawn, mechanism.batch_size)
             return [sizes, *batch_tests.independent(drawn)]
         case TruncatedPoissonGaussian():

@@ -10,14 +10,14 @@ from dpadambc.contrib.adafactor import scale_by_adafactor_bc as scale_by_adafact
 from dpadambc.contrib.ademamix import ScaleByAdemamixBCState as ScaleByAdemamixBCState
 from dpadambc.contrib.ademamix import ademamix_bc as ademamix_bc
 from dpadambc.contrib.ademamix import scale_by_ademamix_bc as scale_by_ademamix_bc
+from dpadambc.contrib.banded import AddBandedNoiseState as AddBandedNoiseState
 from dpadambc.contrib.banded import BandedGaussian as BandedGaussian
-from dpadambc.contrib.banded_noise import AddBandedNoiseState as AddBandedNoiseState
-from dpadambc.contrib.banded_noise import add_banded_noise as add_banded_noise
-from dpadambc.contrib.correlated import CorrelatedGaussian as CorrelatedGaussian
-from dpadambc.contrib.correlated_noise import (
+from dpadambc.contrib.banded import add_banded_noise as add_banded_noise
+from dpadambc.contrib.correlated import (
     AddCorrelatedNoiseState as AddCorrelatedNoiseState,
 )
-from dpadambc.contrib.correlated_noise import (
+from dpadambc.contrib.correlated import CorrelatedGaussian as CorrelatedGaussian
+from dpadambc.contrib.correlated import (
     add_correlated_noise as add_correlated_noise,
 )
 from dpadambc.contrib.dp2 import (
@@ -36,6 +36,7 @@ from dpadambc.contrib.kronecker import (
 )
 from dpadambc.contrib.kronecker import preconditioned as preconditioned
 from dpadambc.contrib.prediction import with_prediction as with_prediction
+from dpadambc.contrib.psac import PerSampleAdaptive as PerSampleAdaptive
 from dpadambc.contrib.quantile import QuantileClipping as QuantileClipping
 from dpadambc.contrib.scaled import ScaleThenPrivatizeState as ScaleThenPrivatizeState
 from dpadambc.contrib.scaled import scale_then_privatize as scale_then_privatize

@@ -21,13 +21,13 @@ import jax.numpy as jnp
 import optax
 
 from dpadambc.contrib import _around
+from dpadambc.contrib.scaling import scale_examples
 from dpadambc.core import validate
-from dpadambc.core.arrays import wide_zeros_like
-from dpadambc.core.clip import checked_leaves
-from dpadambc.core.gradient import scale_examples
+from dpadambc.core.clip import check_gradients
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.privatize import privatize
 from dpadambc.transforms.cast import cast_to_params
+from dpadambc.transforms.dtypes import wide_zeros_like
 
 
 class DelayedPreconditionerState(NamedTuple):
@@ -44,6 +44,17 @@ class DelayedPreconditionerState(NamedTuple):
     accumulator: optax.Updates
     nu: optax.Updates
     inner_state: Any
+
+
+def _check_interval(**named: Any) -> None:
+    """A whole number, which `optax.inject_hyperparams` gives as an array."""
+    ((name, value),) = named.items()
+    if not isinstance(value, jax.Array):
+        validate.count(least=1, **named)
+    elif not jnp.issubdtype(value.dtype, jnp.integer):
+        raise TypeError(f"Expected {name} to be an int, got {value!r}.")
+    else:
+        validate.positive(**named)
 
 
 def is_preconditioned(
@@ -90,16 +101,14 @@ def delayed_preconditioner(
 
     .. math::
 
-      D &= 1, \; C = C_1 \text{ (plain)} \quad \text{or} \quad
-        D = \sqrt v + \mathrm{eps}, \; C = C_2 \text{ (preconditioned)} \\
+      D, C &= 1, C_1 \text{ (plain)} \;\text{or}\; \sqrt v + \mathrm{eps}, C_2 \\
       \tilde g &= \tfrac{1}{B} \bigl(
         \sum_i \mathrm{clip}(g_i / D, C) + \mathcal{N}(0, z^2 C^2 I) \bigr) \\
       G &\leftarrow G + \tilde g \text{ in plain steps; at the end of their phase} \\
       v &\leftarrow \mathrm{decay} \cdot v + (1 - \mathrm{decay}) (G / s_1)^2, \;
         G \leftarrow 0
 
-    Both phases materialize the gradients of all examples. `training.fit`, which hands
-    over a sum, cannot use it.
+    It materializes all gradients, and has no place in `training.fit`.
 
     Guarantees:
       * Epsilon is the mechanism's: this module's docstring has the proof.
@@ -122,8 +131,7 @@ def delayed_preconditioner(
       ValueError: if a number is out of its range, or `private_gradient` has no noise.
 
     Example:
-      >>> import jax, jax.numpy as jnp, optax
-      >>> import dpadambc
+      >>> import dpadambc, jax, jax.numpy as jnp
       >>> from dpadambc import contrib
       >>> mechanism = dpadambc.PoissonGaussian(
       ...     l2_clip_norm=10.0, noise_multiplier=0.0, sampling_prob=1.0, iterations=2,
@@ -145,9 +153,9 @@ def delayed_preconditioner(
       Li et al., `Differentially Private Adaptive Optimization with Delayed
       Preconditioners <https://arxiv.org/abs/2212.00309>`_, 2023, Algorithm 1
     """
-    validate.whole(least=1, interval=interval)
+    _check_interval(interval=interval)
     if preconditioned_interval is not None:
-        validate.whole(least=1, preconditioned_interval=preconditioned_interval)
+        _check_interval(preconditioned_interval=preconditioned_interval)
     validate.positive(l2_clip_norm=l2_clip_norm)
     validate.positive(preconditioned_clip_norm=preconditioned_clip_norm)
     validate.decay(decay=decay)
@@ -167,7 +175,7 @@ def delayed_preconditioner(
         )
 
     def update_fn(updates, state, params=None, **extra_args):
-        checked_leaves(updates, params)
+        check_gradients(updates, params)
         at = lambda count: is_preconditioned(count, interval, preconditioned_interval)
         divides, is_end = at(state.count), ~at(state.count) & at(state.count + 1)
 
@@ -270,12 +278,9 @@ def dp2_rmsprop(
     """
 
     def schedule(count):
-        plain, other = (
-            rate(count) if callable(rate) else rate
-            for rate in (learning_rate, preconditioned_learning_rate)
-        )
+        at: Any = lambda rate: rate(count) if callable(rate) else rate
         divides = is_preconditioned(count, interval, preconditioned_interval)
-        return jnp.where(divides, other, plain)
+        return jnp.where(divides, at(preconditioned_learning_rate), at(learning_rate))
 
     one_rate = preconditioned_learning_rate is None
     return optax.chain(

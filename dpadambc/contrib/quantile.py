@@ -1,6 +1,7 @@
 """A bound that follows a quantile of the norms, from a noised count in each step."""
 
 import dataclasses
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +28,8 @@ class QuantileClipping(MovingBound):
 
     with :math:`C_0` = `mechanism.l2_clip_norm`, B = `normalize_by`, Δ the mechanism's
     sensitivity, and of the arguments η = `learning_rate`, γ = `target_quantile` and
-    :math:`\sigma_b / B` = `fraction_stddev`. It is a mechanism with the batches and the epsilon of
-    another one, whose `clip_rule` says what is done with a norm at the bound.
+    :math:`\sigma_b / B` = `fraction_stddev`. It is a mechanism with the batches and the
+    epsilon of another one, whose `clip_rule` applies at the bound.
 
     The gradient comes out in units of the bound: what was clipped at :math:`C_t` is
     divided by :math:`C_t / C_0`. So its sensitivity, its noise and the Φ of a
@@ -138,7 +139,9 @@ class QuantileClipping(MovingBound):
 
     def unit(self) -> jax.Array:
         """See `MovingBound.unit`."""
-        unit = self.noise_stddev / (self.fraction_stddev * self.normalize_by)
+        unit = cast(float, self.noise_stddev) / (
+            self.fraction_stddev * self.normalize_by
+        )
         # Without noise there is no privacy, and any number will do.
         return jnp.where(unit > 0, unit, 1.0)
 

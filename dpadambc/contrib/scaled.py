@@ -23,10 +23,10 @@ import jax.numpy as jnp
 import optax
 
 from dpadambc.contrib import _around
+from dpadambc.contrib.scaling import OuterProduct, scale_examples
 from dpadambc.core import validate
-from dpadambc.core.arrays import wide_zeros_like
-from dpadambc.core.clip import checked_leaves
-from dpadambc.core.gradient import OuterProduct, scale_examples
+from dpadambc.core.clip import check_gradients
+from dpadambc.transforms.dtypes import wide_zeros_like
 
 
 class ScaleThenPrivatizeState(NamedTuple):
@@ -83,9 +83,8 @@ def scale_then_privatize(
       v &\leftarrow \mathrm{decay} \cdot v + (1 - \mathrm{decay}) \, \tilde g^2
 
     with B, z, C and the noise of the wrapped private gradient. The level of the noise
-    differs by coordinate and step, so put no `adam_bc` behind it; with
-    `scales_back=False` it is :math:`\sigma` everywhere, and a correction may follow.
-    `training.fit`, which hands over a sum, cannot use it.
+    differs by coordinate and step, so put no `adam_bc` behind it, except with
+    `scales_back=False`. It has no place in `training.fit`, which hands over a sum.
 
     Guarantees:
       * Epsilon is the mechanism's: this module's docstring has the proof.
@@ -107,8 +106,7 @@ def scale_then_privatize(
       ValueError: if a number is out of its range, or `private_gradient` has no noise.
 
     Example:
-      >>> import jax, jax.numpy as jnp, optax
-      >>> import dpadambc
+      >>> import dpadambc, jax, jax.numpy as jnp
       >>> from dpadambc import contrib
       >>> mechanism = dpadambc.PoissonGaussian(
       ...     l2_clip_norm=100.0, noise_multiplier=0.0, sampling_prob=1.0,
@@ -147,7 +145,7 @@ def scale_then_privatize(
         )
 
     def update_fn(updates, state, params=None, **extra_args):
-        checked_leaves(updates, params)
+        check_gradients(updates, params)
         # In the first step nu is zero, over any number.
         weight = 1 - decay ** jnp.maximum(state.count, 1.0)
         squares = jax.tree.map(lambda v: v / weight + eps**2, state.nu)

@@ -4,9 +4,8 @@ import dataclasses
 import secrets
 from typing import Any, TypeAlias
 
-from dpadambc import accounting
-from dpadambc.accounting import Spending
 from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.spending import Spending, compose, run_of
 
 Spent: TypeAlias = Any  # a Result, a Release, a Spending, a mechanism, or a list
 
@@ -16,7 +15,7 @@ def earlier(spent: Spent) -> Spending | None:
     if spent is None:
         return None
     several = spent if type(spent) in (list, tuple) else [spent]
-    return accounting.compose(several) if several else None
+    return compose(several) if several else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +45,8 @@ class Account:
     def spending(self, iterations: int, taken: int | None = None) -> Spending:
         """All runs, this one counted with so many steps, of which some were taken."""
         parts = self.parts_at(iterations if taken is None else taken)
-        own = Spending.of_run(self.mechanism, iterations, parts)
-        return own if self.earlier is None else accounting.compose([self.earlier, own])
+        own = Spending((run_of(self.mechanism, iterations, parts),))
+        return own if self.earlier is None else compose([self.earlier, own])
 
     def epsilon(self, iterations: int) -> float:
         """Of all runs together."""

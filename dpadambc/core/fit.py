@@ -10,12 +10,15 @@ import jax
 import optax
 from jax.sharding import NamedSharding
 
-from dpadambc.core import accounting, budget, keys, validate
 from dpadambc.core import data as _data
 from dpadambc.core import identity as _identity
+from dpadambc.core import validate
 from dpadambc.core.account import Account, Spent, earlier
+from dpadambc.core.accounting import check_delta
+from dpadambc.core.keys import of_this_process, the_same_everywhere
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.result import Progress, Result
+from dpadambc.core.spending import affordable_iterations
 from dpadambc.core.state import TrainState
 from dpadambc.core.step import Step
 from dpadambc.training import _checks, _memory
@@ -32,7 +35,7 @@ def _account_of(
 ) -> Account:
     """What will be spent; raises where the mechanism is not for these data."""
     num_examples = _data.num_examples(data)
-    accounting.check_delta(target_delta, num_examples)
+    check_delta(target_delta, num_examples)
     _checks.mechanism_of(mechanism, num_examples)
     account = Account(mechanism, target_delta, earlier(spent))
     account.spending(0)  # raises here rather than after the last step
@@ -52,7 +55,7 @@ def _planned(account: Account, target_epsilon: float | None) -> tuple[int, float
     """How many steps to take, and what is spent when they are taken."""
     iterations = account.mechanism.iterations
     if target_epsilon is not None:
-        iterations = budget.affordable_iterations(
+        iterations = affordable_iterations(
             account.mechanism,
             target_epsilon=target_epsilon,
             target_delta=account.target_delta,
@@ -91,9 +94,9 @@ def _set_up(
         # Before they are placed: JAX compares them too, and shows the rows that differ.
         identity = of_run(params, frozen, data, account.earlier)
         _identity.refuse_different_processes(identity, settings)
-        key = keys.the_same_everywhere(key)
+        key = the_same_everywhere(key)
     with shardings.context():
-        key = keys.of_this_process(key)
+        key = of_this_process(key)
         params, frozen = map(shardings.device_put, (params, frozen))
         data = data if _data.is_source(data) else shardings.device_put(data)
         if identity is None:

@@ -13,11 +13,10 @@ import jax.extend.core as jex
 import numpy as np
 from jax.experimental import multihost_utils
 
-from dpadambc.accounting import Spending
 from dpadambc.core import data as _data
 from dpadambc.core import fingerprint
-from dpadambc.core import names as _names
 from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.spending import Spending, public_numbers
 
 Identity = dict[str, Any]
 
@@ -31,29 +30,6 @@ _MEANING = {
 }
 # How many steps a run was to have is no difference: a run may be extended.
 _MAY_DIFFER = ("iterations",)
-
-
-def public_numbers(mechanism: Mechanism) -> Identity:
-    """The mechanism by name: its class and every field.
-
-    Args:
-      mechanism: the public numbers, such as a `PoissonGaussian`.
-
-    Returns:
-      A dictionary that JSON can hold. Of a schedule it has the first value, as text,
-      and of a rule of clipping what it prints.
-
-    Example:
-      >>> import dpadambc
-      >>> from dpadambc import training
-      >>> mechanism = dpadambc.PoissonGaussian(
-      ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.5, iterations=4,
-      ...     normalize_by=4)
-      >>> numbers = training.public_numbers(mechanism)
-      >>> numbers["mechanism"], numbers["noise_multiplier"], numbers["iterations"]
-      ('dpadambc.PoissonGaussian', 1.0, 4)
-    """
-    return _names.public_numbers(mechanism)
 
 
 def of_run(
@@ -89,8 +65,8 @@ def _without_names(earlier: Spending) -> str:
 
     Names are random: a script that is run again makes other ones for the same runs.
     """
-    runs = [{k: v for k, v in run.items() if k != "parts"} for run in earlier.to_json()]
-    return json.dumps(runs)
+    runs = earlier.runs
+    return json.dumps([(public_numbers(run.mechanism), run.levels) for run in runs])
 
 
 def digest(identity: Identity) -> np.ndarray:

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.accounting import Spending
 from dpadambc.core.account import Account
 from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.spending import Spending
 from dpadambc.core.state import TrainState
 from dpadambc.core.step import Seen
 

@@ -1,4 +1,7 @@
-"""A batch of static shape: which examples take part, and what is padding."""
+"""Who takes part in a step: batches of static shape, drawn by Poisson sampling.
+
+Epsilon holds only if nobody knows who takes part, so the key of a draw is secret.
+"""
 
 import dataclasses
 import functools
@@ -8,8 +11,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.stats
 
 from dpadambc.core.arrays import shard_map_axes, varying_axes
+
+# A batch has one static size. The chance that a sample does not fit is a failure
+# probability on top of delta, so it must be negligible.
+_OVERFLOW_PROB = 1e-15
 
 
 @functools.partial(
@@ -19,7 +27,7 @@ from dpadambc.core.arrays import shard_map_axes, varying_axes
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Batch:
-    """Which examples take part, as rows of the data set.
+    """The examples of a step, as rows of the data set.
 
     A padding entry has index -1. Take the rows with `gather`: an index of NumPy or JAX
     takes the last example there. *The mask must reach the clip*, which takes padding
@@ -63,11 +71,13 @@ class Batch:
 
         Example:
           >>> import jax, jax.numpy as jnp
-          >>> from dpadambc.mechanisms import sampling
-          >>> batch = sampling.poisson_sample(
-          ...     jax.random.key(0), num_examples=4, sampling_prob=0.5)
+          >>> import dpadambc
+          >>> mechanism = dpadambc.PoissonGaussian(
+          ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.5,
+          ...     iterations=10, normalize_by=2)
+          >>> batch = mechanism.sample_step(jax.random.key(0), 3, num_examples=4)
           >>> print(batch.gather({"x": jnp.array([10, 20, 30, 40])}))
-          {'x': Array([30, 40,  0,  0], dtype=int32)}
+          {'x': Array([10, 40,  0,  0], dtype=int32)}
         """
         self._check_devices(data)
         return jax.tree_util.tree_map_with_path(self._gather_one, data)
@@ -75,9 +85,8 @@ class Batch:
     def _gather_one(self, path: Any, x: Any) -> Any:
         if jnp.shape(x)[:1] != (self.num_examples,):
             raise ValueError(
-                f"Expected {self.num_examples} rows, as they were sampled from, got"
-                f" shape {jnp.shape(x)} at data{jax.tree_util.keystr(path)}. An index"
-                " beyond the rows would be read as another row."
+                f"Expected data with {self.num_examples} rows, as the batch was drawn"
+                f" from, got shape {jnp.shape(x)} at data{jax.tree_util.keystr(path)}."
             )
         if isinstance(x, np.ndarray) and isinstance(self.indices, np.ndarray):
             rows = x[np.where(self.is_padding_example, 0, self.indices)]
@@ -90,21 +99,56 @@ class Batch:
         return jnp.asarray(x).at[rows].get(mode="fill", fill_value=0)
 
     def _check_devices(self, data: Any) -> None:
-        """Raises where devices with rows of their own all draw the same of them."""
-        # A batch with room for all rows may have been drawn from nothing.
-        if shard_map_axes() and len(self.indices) < self.num_examples:
-            for path, x in jax.tree_util.tree_leaves_with_path(data):
-                self._refuse_one_draw_of_many_devices(path, x)
+        """Raises where devices with rows of their own all draw the same of them.
 
-    def _refuse_one_draw_of_many_devices(self, path: Any, x: Any) -> None:
-        """Who takes part on one device would tell who does on another."""
+        Who takes part on one device would tell who does on another.
+        """
+        # A batch with room for all rows may have been drawn from nothing.
+        if not shard_map_axes() or len(self.indices) >= self.num_examples:
+            return
         drawn = varying_axes(self.indices)
-        same = [name for name in varying_axes(x) if name not in drawn]
-        if same:
-            raise ValueError(
-                f"Expected devices along {same} to draw each for itself from the rows"
-                f" of its own that it has of data{jax.tree_util.keystr(path)}, got one"
-                " key for all: row 5 of each device takes part where that of another"
-                " does, and epsilon is for examples drawn independently. Draw with"
-                f" jax.random.fold_in(key, jax.lax.axis_index({same[0]!r}))."
-            )
+        for path, x in jax.tree_util.tree_leaves_with_path(data):
+            same = [name for name in varying_axes(x) if name not in drawn]
+            if same:
+                raise ValueError(
+                    f"Expected a key of its own for each device along {same}, since"
+                    f" each has its own rows of data{jax.tree_util.keystr(path)}, got"
+                    " one key for all. Draw with jax.random.fold_in(key,"
+                    f" jax.lax.axis_index({same[0]!r}))."
+                )
+
+
+def padded_size(num_examples: int, prob: float) -> int:
+    """The least size that a binomial batch exceeds with probability 1e-15 at most."""
+    return int(scipy.stats.binom.isf(_OVERFLOW_PROB, num_examples, prob))
+
+
+def batch_of(takes_part: jax.Array, size: int) -> Batch:
+    """The batch of those who take part, padded to a static size."""
+    (indices,) = jnp.nonzero(takes_part, size=size, fill_value=-1)
+    return Batch(indices.astype(jnp.int32), indices < 0, len(takes_part))
+
+
+def selection_bits(
+    key: jax.Array, num_examples: int, sampling_prob: float
+) -> tuple[jax.Array, jax.Array]:
+    """One random word for each example, and whether it selects the example.
+
+    Comparing 32-bit words selects with probability floor(q 2^32) / 2^32, at most q; a
+    float32 uniform has 2^-23 steps, and would exceed a small q by far more.
+    """
+    bits = jax.random.bits(key, (num_examples,), jnp.uint32)
+    threshold = int(float(sampling_prob) * 2**32)
+    if threshold == 2**32:
+        return bits, jnp.ones(num_examples, bool)
+    return bits, bits < np.uint32(threshold)
+
+
+def poisson_batch(key: jax.Array, num_examples: int, sampling_prob: float) -> Batch:
+    """A batch in which each example takes part independently, with one probability.
+
+    Its size is exceeded with probability 1e-15 at most, which each step adds to the
+    delta of the run.
+    """
+    _, takes_part = selection_bits(key, num_examples, sampling_prob)
+    return batch_of(takes_part, padded_size(num_examples, sampling_prob))

@@ -37,13 +37,13 @@ import scipy.special
 import scipy.stats
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from dpadambc import accounting
 from dpadambc.core.clip import NeighboringRelation
-from dpadambc.mechanisms import _normal_mixtures
+from dpadambc.mechanisms import normal_mixtures
+from dpadambc.mechanisms.events import ReadableDpEvent
 
 
 @dataclasses.dataclass(frozen=True)
-class PoissonTermsDpEvent(accounting.ReadableDpEvent):
+class PoissonTermsDpEvent(ReadableDpEvent):
     """One step on Poisson-sampled terms, of which a node is in several.
 
     The accountants of `accounting` read it, and no others.
@@ -77,22 +77,22 @@ class PoissonTermsDpEvent(accounting.ReadableDpEvent):
         """The probability that anything moves."""
         return 1 - (1 - self.sampling_prob) ** self.max_terms
 
-    def _sampled(self, num_terms: int, sign: int) -> _normal_mixtures.NormalMixture:
+    def _sampled(self, num_terms: int, sign: int) -> normal_mixtures.NormalMixture:
         """The sum over so many terms of one direction, in deviations of the noise."""
         counts = np.arange(num_terms + 1)
         deviation = self.noise_multiplier * self.largest_shift
         probs = scipy.stats.binom.pmf(counts, num_terms, self.sampling_prob)
-        return _normal_mixtures.mixture(sign * counts / deviation, probs)
+        return normal_mixtures.mixture(sign * counts / deviation, probs)
 
     def privacy_losses(self, interval: float) -> PrivacyLossDistribution:
         """The privacy losses of one step on a grid, from above."""
         here, there = self.max_terms, self.max_terms - self.own_term_goes
-        goes = _normal_mixtures.losses_on_grid(
+        goes = normal_mixtures.losses_on_grid(
             self._sampled(here, 1), self._sampled(there, -1), interval
         )
         if not self.own_term_goes:
             return PrivacyLossDistribution(goes)
-        comes = _normal_mixtures.losses_on_grid(
+        comes = normal_mixtures.losses_on_grid(
             self._sampled(there, 1), self._sampled(here, -1), interval
         )
         return PrivacyLossDistribution(goes, comes)

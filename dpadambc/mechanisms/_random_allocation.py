@@ -60,7 +60,7 @@ import scipy.special
 from dp_accounting import pld
 from dp_accounting.pld import pld_pmf
 
-from dpadambc.accounting import accountants
+from dpadambc.mechanisms.events import ReadableDpEvent
 
 # What is cut off in each operation: mass under Q below, under P above.
 _TAIL = 1e-20
@@ -185,7 +185,7 @@ def _sum_of(steps: int, noise_multiplier: float) -> _Ratios:
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomAllocationDpEvent(accountants.ReadableDpEvent):
+class RandomAllocationDpEvent(ReadableDpEvent):
     """Gaussian steps, of which an example takes part in a random one.
 
     The accountants of `accounting` read it, and no others. It is of an
@@ -241,5 +241,5 @@ class RandomAllocationDpEvent(accountants.ReadableDpEvent):
     def renyi_divergences(self, orders: np.ndarray) -> np.ndarray:
         """Refused: there are privacy losses alone."""
         raise dp_accounting.UnsupportedEventError(
-            "Random allocation has no Rényi bound here; use the 'pld' accountant."
+            "Random allocation has no Rényi bound here; use accounting.PLD."
         )

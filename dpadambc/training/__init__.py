@@ -8,13 +8,12 @@ how far the run is.
 
 from typing import TYPE_CHECKING, Any
 
-from dpadambc.core.budget import affordable_iterations as affordable_iterations
 from dpadambc.core.fit import fit as fit
-from dpadambc.core.identity import public_numbers as public_numbers
 from dpadambc.core.keys import secret_key as secret_key
 from dpadambc.core.result import Progress as Progress
 from dpadambc.core.result import Result as Result
 from dpadambc.core.result import Stop as Stop
+from dpadambc.core.spending import affordable_iterations as affordable_iterations
 from dpadambc.core.state import Releasable as Releasable
 from dpadambc.core.state import TrainState as TrainState
 from dpadambc.core.state import init_state as init_state

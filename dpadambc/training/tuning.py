@@ -4,16 +4,23 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+import dp_accounting
 import jax
 import numpy as np
 import optax
 
-from dpadambc.accounting import Spending, selection, tuning
+from dpadambc.accounting import Spending
+from dpadambc.accounting.search import (
+    TunedEpsilon,
+    check_trials,
+    tuned_epsilon_of_event,
+)
 from dpadambc.accounting.trials import Fixed, Trials
-from dpadambc.accounting.tuning import TunedEpsilon
-from dpadambc.core import accounting, keys, validate
 from dpadambc.core import data as _data
 from dpadambc.core import identity as _identity
+from dpadambc.core import keys, validate
+from dpadambc.core.accounting import check_delta
+from dpadambc.core.keys import of_this_process, the_same_everywhere
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.step import Step
 from dpadambc.training import _checks
@@ -88,9 +95,9 @@ def _runs_of(mechanism: Mechanism, score: Score, trials: Trials) -> Spending | N
     return Spending(one.runs * int(trials.number))
 
 
-def _events_of(mechanism: Mechanism, score: Score) -> selection.Events:
+def _event_of(mechanism: Mechanism, score: Score) -> dp_accounting.DpEvent:
     """What one trial runs: the training, and a score of protected data."""
-    return score.compose(mechanism.dp_events(), mechanism.neighboring_relation)
+    return score.compose(mechanism.dp_event(), mechanism.neighboring_relation)
 
 
 def _check_score(score: Any) -> None:
@@ -107,7 +114,7 @@ def _check_score(score: Any) -> None:
 
 
 def _check_trials(trials: Trials, num_candidates: int) -> None:
-    selection.check(trials)
+    check_trials(trials)
     if isinstance(trials, Fixed) and trials.number != num_candidates:
         raise ValueError(
             f"Expected Fixed({num_candidates}) trials, one of each candidate, got"
@@ -155,8 +162,8 @@ def search(
     `search` draws the number of trials from `trials`, and keeps it secret. Each trial
     draws a candidate with replacement, trains for the iterations of the mechanism, and
     gets a score. The best trial is returned, or any of the best if several are equal.
-    With `trials.Fixed(len(candidates))` there is one trial of each candidate, and all
-    are returned.
+    With `accounting.Fixed(len(candidates))` there is one trial of each candidate, and
+    all are returned.
 
     Guarantees:
       * `result.epsilon` is of all that is returned: the parameters, the candidate and
@@ -188,7 +195,7 @@ def search(
         in `lambda learning_rate: optax.adam(learning_rate)`.
       candidates: numbers; or dictionaries of numbers, which `make_optimizer` is called
         with by name. Not chosen by looking at protected data.
-      trials: the distribution of the number of trials, such as `trials.Geometric(8)`,
+      trials: the distribution of the number of trials, such as `accounting.Geometric(8)`,
         of `dpadambc.mechanisms`. With a mean of m, any one of n candidates goes
         untried with a probability of about n / (n + m); more trials cost little.
       score: a `PublicScore` or a `NoisyScore`.
@@ -214,7 +221,7 @@ def search(
       >>> import jax, jax.numpy as jnp, optax
       >>> import dpadambc
       >>> from dpadambc import training
-      >>> from dpadambc.accounting import trials
+      >>> from dpadambc import accounting
       >>> x = jax.random.normal(jax.random.key(0), (1_200, 3))
       >>> y = x @ jnp.array([1.0, -2.0, 3.0])
       >>> loss_fn = lambda w, x, y: (w @ x - y) ** 2
@@ -223,7 +230,7 @@ def search(
       ...     normalize_by=200)
       >>> result = training.search(
       ...     loss_fn, jnp.zeros(3), (x[:1_000], y[:1_000]), mechanism, optax.adam,
-      ...     [0.001, 0.01, 0.1], trials=trials.Geometric(9),
+      ...     [0.001, 0.01, 0.1], trials=accounting.Geometric(9),
       ...     score=training.PublicScore(
       ...         lambda w, x, y: -loss_fn(w, x, y), (x[1_000:], y[1_000:])),
       ...     key=jax.random.key(2), target_delta=1e-5, trials_at_once=4)
@@ -259,8 +266,9 @@ def search(
         )
     ]
     score.check(mechanism, params, () if frozen is None else (frozen,))
-    cost = tuning.tuned_epsilon(
-        _events_of(mechanism, score),
+    cost = tuned_epsilon_of_event(
+        _event_of(mechanism, score),
+        mechanism.accountants,
         trials,
         target_delta=target_delta,
         neighboring_relation=mechanism.neighboring_relation,
@@ -269,7 +277,7 @@ def search(
     trainer = Trainer(step_of, mechanism, score, frozen is not None, trials_at_once)
     arrays = jax.tree.leaves((params, frozen, data))
     if not all(getattr(x, "is_fully_addressable", True) for x in arrays):
-        key = keys.the_same_everywhere(key)
+        key = the_same_everywhere(key)
     identity = _identity.of_run(mechanism, programs, params, frozen, data)
     key = keys.of_batches(key, _identity.digest(identity))
     rng, trial_keys = _drawn_from(key, trials)
@@ -292,7 +300,7 @@ def _check_data(data: Any, mechanism: Mechanism, target_delta: float) -> None:
             " source."
         )
     num_examples = _data.num_examples(data)
-    accounting.check_delta(target_delta, num_examples)
+    check_delta(target_delta, num_examples)
     _checks.mechanism_of(mechanism, num_examples)
 
 
@@ -304,7 +312,7 @@ def _drawn_from(
     In a list: an array of them would have their secret number in its shape, which JAX
     writes to its log as it compiles.
     """
-    key = keys.of_domain(keys.of_this_process(key), "search")
+    key = keys.of_domain(of_this_process(key), "search")
     host_key, trial_key = jax.random.split(key)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(host_key)).tolist())
     number = trials.sample(rng)

@@ -181,7 +181,7 @@ def test_noise_and_sensitivity_are_those_of_every_mechanism(name):
 
 def host(mechanism):
     return lambda seed: mechanism.batches(
-        np.random.default_rng(seed), num_examples=NUM_EXAMPLES
+        jax.random.key(seed), num_examples=NUM_EXAMPLES
     )
 
 

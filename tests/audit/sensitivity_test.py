@@ -34,7 +34,7 @@ def clipped(**options):
 @pytest.mark.parametrize("relation", RELATION)
 def test_a_clipped_sum_reaches_its_bound_and_keeps_it(relation, options):
     fun = clipped(**options)
-    bound = fun.sensitivity(relation)
+    bound = dpadambc.sensitivity(1.0, normalize_by=4, neighboring_relation=relation)
     finding = audit.sensitivity(
         fun, PARAMS, BATCH, bound=bound, neighboring_relation=relation
     )

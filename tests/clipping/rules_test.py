@@ -13,8 +13,7 @@ import optax
 import pytest
 
 import dpadambc
-from dpadambc import accounting, audit, clipping, training
-from dpadambc.accounting import trials
+from dpadambc import accounting, audit, clipping, contrib, training
 from dpadambc.core import clip as flat
 from dpadambc.diagnostics import not_private
 from tests import common
@@ -26,7 +25,7 @@ RULES = {
     "flat": clipping.Flat(),
     "AUTO-S": clipping.Automatic(0.01),
     "AUTO-V": clipping.Automatic(0.0),
-    "DP-PSAC": clipping.PerSampleAdaptive(0.1),
+    "DP-PSAC": contrib.PerSampleAdaptive(0.1),
     "groups": GROUPS,
     "groups, AUTO-S": dataclasses.replace(GROUPS, rule=clipping.Automatic(0.01)),
 }
@@ -225,7 +224,7 @@ def test_a_wrong_rule_is_refused():
     with pytest.raises(ValueError, match="gamma"):
         clipping.Automatic(-1.0)
     with pytest.raises(ValueError, match=r"\br\b"):
-        clipping.PerSampleAdaptive(0.0)
+        contrib.PerSampleAdaptive(0.0)
     with pytest.raises(ValueError, match="share of w"):
         clipping.PerGroup({"w": "w"}, {"w": 0.0})
 
@@ -349,7 +348,7 @@ def test_a_search_uses_the_rule():
         ALMOST_PUBLIC,
         optax.sgd,
         [1.0],
-        trials=trials.Fixed(1),
+        trials=accounting.Fixed(1),
         score=training.PublicScore(lambda w, x, y: x[0], (X + 9, X[:, 0])),
         key=jax.random.key(2),
         target_delta=1e-3,
@@ -365,8 +364,8 @@ def test_no_rule_changes_epsilon(name):
     assert changed.sensitivity == MECHANISM.sensitivity
     assert changed.noise_stddev == MECHANISM.noise_stddev
     assert accounting.compose([changed]) == accounting.compose([MECHANISM])
-    text = json.dumps(accounting.compose([changed]).to_json())
-    assert accounting.Spending.from_json(json.loads(text)).epsilon(
+    text = json.dumps(accounting.accounting.spending_to_json(compose([changed])))
+    assert accounting.spending_from_json(json.loads(text)).epsilon(
         1e-5
     ) == changed.epsilon(1e-5)
 

@@ -11,7 +11,8 @@ import pytest
 
 import dpadambc
 from dpadambc import contrib, training
-from dpadambc.core.gradient import OuterProduct, is_per_example, scale_examples
+from dpadambc.contrib.scaling import OuterProduct, scale_examples
+from dpadambc.core.gradient import is_per_example
 from tests import common
 
 C, B, EPS = 0.8, 4.0, 1e-2
@@ -253,36 +254,6 @@ def test_factored_gradients_stay_so_and_are_divided_as_arrays_are():
         found.append(jax.jit(tx.update)(grads, in_state(tx, params, draw), params)[0])
     chex.assert_trees_all_close(*found, rtol=1e-4, atol=1e-7)
     assert ("lookup", "gram") in seen
-
-
-@pytest.mark.slow
-def test_it_composes_with_what_optax_has():
-    """Injected numbers, Adam behind, a mask behind that, in a scan."""
-    params = of_float32(PARAMS)
-
-    def chain(eps, decay):
-        return optax.chain(
-            transformation(MECHANISM, eps=eps, decay=decay, factored=True),
-            optax.masked(optax.scale_by_adam(), {"b": False, "s": True, "w": True}),
-            optax.scale_by_learning_rate(0.1),
-        )
-
-    tx = optax.inject_hyperparams(chain)(eps=EPS, decay=0.9)
-    batches = [of_float32(random_gradients(seed)) for seed in range(4)]
-
-    def step(carry, batch):
-        updates, state = tx.update(sealed(batch), carry[1], carry[0])
-        return (optax.apply_updates(carry[0], updates), state), None
-
-    start = params, tx.init(params)
-    (scanned, _), _ = jax.lax.scan(
-        step, start, jax.tree.map(lambda *x: jnp.stack(x), *batches)
-    )
-    carry = start
-    for batch in batches:
-        carry, _ = step(carry, batch)
-    chex.assert_trees_all_close(scanned, carry[0], rtol=1e-4)
-    assert np.all(scanned["w"] != params["w"])
 
 
 @pytest.mark.guarantee

@@ -10,7 +10,7 @@ import pytest
 import dpadambc
 from dpadambc import NeighboringRelation, accounting
 from dpadambc.core import accounting as _events
-from dpadambc.core import epsilon as _epsilon
+from dpadambc.core.accounting import _cached
 
 ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE = NeighboringRelation.REPLACE_ONE
@@ -33,7 +33,7 @@ AROUND = {
 }
 
 
-@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("accountant", [accounting.PLD, accounting.RDP])
 @pytest.mark.parametrize("around", AROUND.values(), ids=AROUND.keys())
 def test_an_event_keeps_its_unit(around, accountant):
     """Whatever is made of it: the other accountant refuses it."""
@@ -45,7 +45,7 @@ def test_an_event_keeps_its_unit(around, accountant):
         OURS[other](neighboring_relation=REPLACE).compose(event)
 
 
-@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("accountant", [accounting.PLD, accounting.RDP])
 @pytest.mark.parametrize("around", AROUND.values(), ids=AROUND.keys())
 def test_dp_accounting_reads_it_as_its_own(around, accountant):
     """Nor is one that dp-accounting has no unit for refused, under any relation."""
@@ -75,7 +75,7 @@ def counted():
     """A function of an event, and for what it was called."""
     calls = []
 
-    @_epsilon._cached
+    @_cached
     def count(event, factor, *, shift=0.0):
         calls.append(event)
         return factor * event.noise_multiplier + shift
@@ -116,7 +116,7 @@ EVENTS = {
 @pytest.mark.parametrize("mechanism", EVENTS.values(), ids=EVENTS.keys())
 def test_epsilon_of_a_mechanism_is_computed_once(mechanism):
     calls = []
-    spent = _epsilon._cached(lambda event: len(calls.append(event) or calls))
+    spent = _cached(lambda event: len(calls.append(event) or calls))
     assert [spent(mechanism.dp_event()) for _ in range(3)] == [1, 1, 1]
 
 
@@ -138,13 +138,13 @@ class OfOnesOwn(dp_accounting.DpEvent):
 )
 def test_an_event_that_may_be_equal_to_another_is_computed_each_time(around):
     calls = []
-    spent = _epsilon._cached(lambda event: len(calls.append(event) or calls))
+    spent = _cached(lambda event: len(calls.append(event) or calls))
     assert [spent(around(OfOnesOwn(z))) for z in (1.0, 2.0)] == [1, 2]
 
 
 def test_an_event_without_a_hash_is_computed_each_time():
     calls = []
-    spent = _epsilon._cached(lambda event: len(calls.append(event) or calls))
+    spent = _cached(lambda event: len(calls.append(event) or calls))
     assert [spent(GAUSSIAN(np.ones(1))) for _ in range(2)] == [1, 2]
 
 
@@ -160,7 +160,7 @@ def test_an_event_whose_fields_changed_is_another():
     assert epsilon() > 2 * before
 
 
-@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("accountant", [accounting.PLD, accounting.RDP])
 def test_relation_delta_and_accountant_tell_calls_apart(accountant):
     def spent(delta, relation):
         return accounting.epsilon(

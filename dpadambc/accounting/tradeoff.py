@@ -22,12 +22,11 @@ import numpy as np
 import numpy.typing as npt
 import scipy.stats
 
-from dpadambc.accounting import losses as _losses
-from dpadambc.core import astronomical, validate
+from dpadambc.core import validate
+from dpadambc.core.accounting import PLD, rounding_of
+from dpadambc.core.mechanism import Mechanism, check_mechanism
 
-__all__ = ["TradeOff", "of_event"]
-
-# The privacy losses are on a grid that suits this delta; see `privacy_losses`.
+# The privacy losses are on a grid that suits this delta; see `PLD.on_fine_grid`.
 _TARGET_DELTA = 1e-6
 # The largest ε of the profile is the one that goes with this δ.
 _LEAST_DELTA = 1e-12
@@ -47,7 +46,8 @@ class TradeOff:
       >>> mechanism = dpadambc.PoissonGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=1.85, sampling_prob=1024 / 50_000,
       ...     iterations=3_360, normalize_by=1024)
-      >>> trade_off = mechanism.trade_off()  # epsilon 2.9 at delta 1e-5
+      >>> from dpadambc import accounting
+      >>> trade_off = accounting.trade_off(mechanism)  # epsilon 2.9 at delta 1e-5
       >>> print(trade_off.true_positive_rate([1e-3, 1e-2, 1e-1]).round(4))
       [0.0084 0.0514 0.2775]
       >>> print(f"{trade_off.gaussian_mu():.2f}")
@@ -142,50 +142,36 @@ class TradeOff:
         return max(0.0, float(np.max(mu)))
 
 
-def of_event(
-    event: dp_accounting.DpEvent,
-    *,
-    neighboring_relation: dp_accounting.NeighboringRelation,
-) -> TradeOff:
-    """The trade-off of an event, from its privacy loss distribution.
+def trade_off(mechanism: Mechanism, iterations: int | None = None) -> TradeOff:
+    """The errors that no attack on a run can avoid.
 
     Args:
-      event: what was run, in the unit that the "pld" accountant reads.
-      neighboring_relation: what two neighboring data sets differ in.
+      mechanism: the public numbers.
+      iterations: the number of steps taken; `mechanism.iterations` by default.
 
     Returns:
       A `TradeOff`. Without noise, or where epsilon is astronomical, no error is left.
 
     Raises:
-      ValueError: if the event has no privacy loss distribution that is known under this
-        relation.
-
-    Example:
-      >>> import dp_accounting
-      >>> from dpadambc.accounting import trade_off
-      >>> found = trade_off.of_event(
-      ...     dp_accounting.GaussianDpEvent(2.0),
-      ...     neighboring_relation=dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
-      >>> print(f"{found.gaussian_mu():.4f}")
-      0.5000
+      ValueError: if no privacy loss distribution of the sampling is known under the
+        neighboring relation.
     """
-    if astronomical.is_astronomical(event, "pld"):
+    check_mechanism(mechanism)
+    event = mechanism.dp_event(iterations)
+    return trade_off_of_event(event, mechanism.neighboring_relation)
+
+
+def trade_off_of_event(
+    event: dp_accounting.DpEvent, relation: dp_accounting.NeighboringRelation
+) -> TradeOff:
+    """The trade-off of an event: see `trade_off`."""
+    if PLD.is_astronomical(event):
         return TradeOff(np.zeros(1), np.ones(1))
-    try:
-        losses = _losses.privacy_losses(
-            event,
-            target_delta=_TARGET_DELTA,
-            neighboring_relation=neighboring_relation,
-        )
-    except dp_accounting.UnsupportedEventError as error:
-        raise ValueError(
-            "No privacy loss distribution of this sampling is known under"
-            f" {neighboring_relation.name}: {error}"
-        ) from error
+    losses = PLD.on_fine_grid(event, relation, _TARGET_DELTA).losses
     # Where mass is at infinity, no ε goes with a δ below it.
     floor = float(losses.get_delta_for_epsilon(math.inf))
     largest = losses.get_epsilon_for_delta(floor + _LEAST_DELTA)
     epsilons = np.unique(np.linspace(0, min(largest, 700.0), _NUM_EPSILONS))
     deltas = np.asarray(losses.get_delta_for_epsilon(epsilons.tolist()))
-    deltas += _losses.rounding_of(event)  # of the composition
+    deltas += rounding_of(event)  # of the composition
     return TradeOff(epsilons, np.clip(deltas, 0, 1))

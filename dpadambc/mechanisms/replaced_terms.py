@@ -41,8 +41,8 @@ import scipy.stats
 from dp_accounting.pld import pld_pmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from dpadambc.accounting.accountants import ReadableDpEvent
 from dpadambc.core.clip import NeighboringRelation
+from dpadambc.mechanisms.events import ReadableDpEvent
 
 # The profile is cut where it falls below this, or at a loss whose exponential is near
 # the largest number; the rest counts as infinite loss.
