@@ -202,8 +202,8 @@ class Trainer:
         grad_fn = self.grad_fn
 
         def take_step(state, step):
-            batch = self.mechanism.sample(
-                jax.random.fold_in(sampling_key, step), num_examples=data.num_examples
+            batch = self.mechanism.sample_step(
+                sampling_key, step, num_examples=data.num_examples
             )
             examples = self.task.examples(data, batch.indices)
             gradient = grad_fn(

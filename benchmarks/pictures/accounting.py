@@ -32,7 +32,7 @@ def plan(rows: Sequence[PlannedRun]) -> Figure:
       >>> from dpadambc import accounting
       >>> rows = accounting.plan(
       ...     target_epsilons=[1, 8], target_delta=1e-5, batch_sizes=[512, 1024],
-      ...     epochs=2, num_examples=10_000, accountant="rdp")
+      ...     epochs=2, num_examples=10_000, accountant=accounting.RDP)
       >>> figure = pictures.plan(rows)
       >>> figure.axes[0].get_legend_handles_labels()[1]
       ['ε = 1', 'ε = 8']

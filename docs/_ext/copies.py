@@ -29,14 +29,14 @@ def _mechanisms():
 
 
 def sampling_matrix():
-    """Which accountants can read which mechanism under which neighboring relation."""
+    """The accountants for each mechanism under each neighboring relation."""
     relations = list(dpadambc.NeighboringRelation)
     heads = ["mechanism", *(f"`{relation.name}`" for relation in relations)]
     lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
     for full, kind in _mechanisms():
         accountants = [kind.relations.get(relation, ()) for relation in relations]
         link = f"[`{full.removeprefix('dpadambc.')}`](#{full})"
-        cells = [", ".join(a.name for a in names) or "–" for names in accountants]
+        cells = [", ".join(x.name.upper() for x in each) or "–" for each in accountants]
         lines.append(f"| {link} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

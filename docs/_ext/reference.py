@@ -21,21 +21,14 @@ OWN_WORDS = {
         " one is a null example in the other, whose gradient is zero."
     ),
     "dpadambc.audit.CHECKS": "The names of the checks that `run` can make, in order.",
-    "dpadambc.accounting.Accountant": (
-        'What accounts for a run: ``"pld"``, privacy loss distributions, which is'
-        ' tight; or ``"rdp"``, Rényi divergences, which is an upper bound, and fast.'
-    ),
-    "dpadambc.accounting.planning.SAMPLINGS": (
-        "The ways of sampling that `plan` compares, by name, each with its mechanism."
-    ),
+    "dpadambc.accounting.PLD": "Privacy loss distributions: tight.",
+    "dpadambc.accounting.RDP": "Rényi divergences: an upper bound, and faster.",
 }
 # Of classes of others, and of what every mechanism has: these stand in one place.
 NOT_INHERITED = (
     "Mechanism",
     "Trials",
     "PrivacyAccountant",
-    "PLDAccountant",
-    "RdpAccountant",
     "DpEvent",
     "NamedTuple",
     "tuple",

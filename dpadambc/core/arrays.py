@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 
 def at_least_float32(dtype: Any) -> jnp.dtype:
@@ -75,20 +75,15 @@ def with_automatic_axes(fun: Callable[..., Any], out_specs: Any, *args: Any) -> 
       out_specs: the `PartitionSpec` of its outputs, as a tree prefix.
       *args: if none of them is split along an Explicit axis, `fun` is called as it is.
     """
+    is_spec = lambda spec: isinstance(spec, PartitionSpec)
     for x in jax.tree.leaves(args):
         sharding = _sharding(x)
-        if sharding is None or all(part is None for part in sharding.spec):
-            continue
-        mesh = sharding.mesh
-        kinds = zip(mesh.axis_names, getattr(mesh, "axis_types", ()), strict=False)
-        axes = tuple(name for name, kind in kinds if kind == AxisType.Explicit)
-        if axes:
-            out = jax.tree.map(
-                functools.partial(NamedSharding, mesh),
-                out_specs,
-                is_leaf=lambda spec: isinstance(spec, PartitionSpec),
-            )
-            return jax.sharding.auto_axes(fun, axes=axes, out_sharding=out)(*args)
+        if sharding is not None and any(part is not None for part in sharding.spec):
+            mesh, axes = sharding.mesh, sharding.mesh.explicit_axes
+            if axes:
+                place = functools.partial(NamedSharding, mesh)
+                out = jax.tree.map(place, out_specs, is_leaf=is_spec)
+                return jax.sharding.auto_axes(fun, axes=axes, out_sharding=out)(*args)
     return fun(*args)
 
 

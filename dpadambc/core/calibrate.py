@@ -63,7 +63,7 @@ def _polished(
 
 
 def _most_steps(gap: Callable[[int], float], near: float, good: int, bad: int) -> int:
-    """The last number of steps whose gap is not positive, close to one that is known."""
+    """The last number of steps whose gap is not positive, near one that is known."""
     low, high = math.floor(0.95 * near), math.ceil(1.05 * near)
     if low > good and gap(low) <= 0:
         good = low

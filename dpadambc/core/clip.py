@@ -19,17 +19,12 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
-from dpadambc.core import validate
-from dpadambc.core.arrays import (
-    shard_map_axes,
-    specs_of,
-    varying_axes,
-    with_automatic_axes,
-)
+from dpadambc.core import arrays, validate
 from dpadambc.core.clipped_sum import close_sums
 from dpadambc.core.gradient import (
     SEAL_DTYPE,
     PerExampleGradient,
+    closed_leaves,
     is_per_example,
     per_example_leaves,
     per_example_squared_norms,
@@ -123,10 +118,7 @@ FLAT = Flat()
 def check_rule(clip_rule: Any) -> None:
     """Raises unless it is a `ClipRule`."""
     if not isinstance(clip_rule, ClipRule):
-        raise TypeError(
-            "Expected clip_rule to be a dpadambc.clipping.ClipRule, such as"
-            f" clipping.Automatic(), got {clip_rule!r}."
-        )
+        raise TypeError(f"Expected clip_rule to be a ClipRule, got {clip_rule!r}.")
 
 
 def sensitivity(
@@ -161,7 +153,7 @@ def sensitivity(
     """
     if not isinstance(neighboring_relation, NeighboringRelation):
         raise TypeError(
-            "Expected neighboring_relation to be a dpadambc.NeighboringRelation, got"
+            "Expected neighboring_relation to be a NeighboringRelation, got"
             f" {neighboring_relation!r}."
         )
     return _EXAMPLES_CHANGED[neighboring_relation] * l2_clip_norm / normalize_by
@@ -186,7 +178,7 @@ def _clip_weights(
     target = jnp.asarray(l2_clip_norm * (1 - 8 * finfo.eps), norms.dtype)
     # What a rule makes long may be longer by what the norm does not see. A thousandth
     # of C is left for it.
-    unseen = 1e3 * _unseen(size, norms.dtype)
+    unseen = 1e3 * unseen_norm(size, norms.dtype)
     # Of one norm at a time, so that no rule can mix examples; and limited, so that none
     # can exceed the bound.
     weights = jax.vmap(clip_rule.weight, (0, None))(norms, target)
@@ -198,20 +190,12 @@ def _clip_weights(
     return jnp.where(takes_part, weights, 0)
 
 
-def _unseen(size: int, dtype: Any) -> float:
+def unseen_norm(size: int, dtype: Any) -> float:
     """How long a gradient may be that seems to be zero.
 
     Squares of coordinates below the root of `tiny` vanish from its norm.
     """
     return math.sqrt(size * float(jnp.finfo(dtype).tiny))
-
-
-def _longest(squared_norms: jax.Array, weights: jax.Array, size: int) -> jax.Array:
-    """What the norms of clipped gradients are at most, with what rounding hides."""
-    norms = jnp.sqrt(squared_norms)
-    rounding = 16 * jnp.finfo(norms.dtype).eps
-    longest = weights * (norms * (1 + rounding) + _unseen(size, norms.dtype))
-    return jnp.where(weights > 0, longest, 0)  # where it is not finite, too
 
 
 class Sums(NamedTuple):
@@ -228,7 +212,7 @@ class Sums(NamedTuple):
 
 def specs_of_sums(params: Any) -> Any:
     """The partition of each part of `Sums` on a mesh."""
-    return Sums(specs_of(params), PartitionSpec())
+    return Sums(arrays.specs_of(params), PartitionSpec())
 
 
 class Factors(NamedTuple):
@@ -236,16 +220,12 @@ class Factors(NamedTuple):
 
     Attributes:
       weights: the factors, for each group of parameters. shape=(batch,)
-      longest: bounds on the norms of the clipped parts, for each group. shape=(batch,)
-      norm: of the whole gradient. shape=(batch,)
-      takes_part: False for padding, and where a norm is not finite. shape=(batch,)
+      squared_norms: of the gradients, for each group. shape=(batch,)
       are_finite: whether all norms of an example are. shape=(batch,)
     """
 
     weights: dict[str, jax.Array]
-    longest: dict[str, jax.Array]
-    norm: jax.Array
-    takes_part: jax.Array
+    squared_norms: dict[str, jax.Array]
     are_finite: jax.Array
 
 
@@ -263,18 +243,16 @@ def factors(
     }
     norms = {name: per_example_squared_norms(group) for name, group in members.items()}
     are_finite = jnp.stack([jnp.isfinite(x) for x in norms.values()]).all(0)
-    takes_part = are_finite
+    left_out = ~are_finite
     if is_padding_example is not None:
-        takes_part &= ~is_padding_example
-    weights, longest = {}, {}
+        left_out |= is_padding_example
+    weights = {}
     for name, (share, _) in groups.items():
         size = sum(math.prod(leaf.shape) for leaf in members[name])
         weights[name] = _clip_weights(
-            norms[name], l2_clip_norm * share, ~takes_part, clip_rule, size
+            norms[name], l2_clip_norm * share, left_out, clip_rule, size
         )
-        longest[name] = _longest(norms[name], weights[name], size)
-    norm = jnp.sqrt(sum(norms.values()))
-    return Factors(weights, longest, norm, takes_part, are_finite)
+    return Factors(weights, norms, are_finite)
 
 
 def weighted_sum(
@@ -304,9 +282,8 @@ def refuse_parts(params: optax.Params) -> None:
     is_hidden = lambda x: isinstance(x, optax.MaskedNode)
     if any(map(is_hidden, jax.tree.leaves(params, is_leaf=is_hidden))):
         raise ValueError(
-            "Expected all parameters, got a part of them, inside optax.masked or"
-            " optax.multi_transform. Privatize all of them first, as in"
-            " optax.chain(dpadambc.privatize(...), optax.multi_transform(...))."
+            "Expected params to be all parameters, got a part of them. Put optax.masked"
+            " and optax.multi_transform behind the noise."
         )
 
 
@@ -329,57 +306,38 @@ def check_gradients(
         raise TypeError(f"Expected is_padding_example as the mask, got {misspelt}.")
     if params is None:
         raise ValueError("Expected params: call update(gradients, state, params).")
-    found = jax.tree_util.tree_leaves_with_path(updates, is_leaf=is_per_example)
-    expected = jax.tree_util.tree_leaves_with_path(params)
-    paths = [[jax.tree_util.keystr(path) for path, _ in x] for x in (expected, found)]
-    if found and paths[0] != paths[1]:
-        raise ValueError(f"Expected gradients of params, {paths[0]}, got {paths[1]}.")
-    for (path, leaf), (_, param) in zip(found, expected, strict=False):
-        name = jax.tree_util.keystr(path) or "the gradient"
-        _check_type(name, leaf, jnp.shape(param))
-        _check_devices(name, leaf)
-    sizes = {leaf.batch_size for _, leaf in found}
+    leaves = closed_leaves(updates, PerExampleGradient, params)
+    sizes = {leaf.batch_size for leaf in leaves}
     if len(sizes) > 1:
         raise ValueError(f"Expected gradients of one batch size, got {sorted(sizes)}.")
-    together = max((leaf.num_together for _, leaf in found), default=0)
-    if together > len(found):
+    together = max((leaf.num_together for leaf in leaves), default=0)
+    if together > len(leaves):
         raise ValueError(
             f"Expected the gradients of all {together} parameters that were"
-            f" differentiated together, got {len(found)}: parts that are clipped apart"
+            f" differentiated together, got {len(leaves)}: parts that are clipped apart"
             " move by more than one clip norm. To train a part, differentiate it alone."
         )
-    if found and is_padding_example is not None:
+    if leaves and is_padding_example is not None:
         validate.padding(is_padding_example, *sizes)
-    return bool(found)
+    for leaf in leaves:
+        _check_seal(leaf)
+    return bool(leaves)
 
 
-def _check_type(name: str, leaf: Any, shape: tuple[int, ...]) -> None:
-    """Raises unless a leaf is sealed, and of the parameter of this shape."""
-    if is_per_example(leaf) and getattr(leaf.seal, "dtype", None) != SEAL_DTYPE:
+def _check_seal(leaf: PerExampleGradient) -> None:
+    """Raises unless a leaf is as sealed: of the device's examples, of whole params."""
+    if getattr(leaf.seal, "dtype", None) != SEAL_DTYPE:
         raise TypeError(
-            f"Expected {name} as dpadambc.per_example_grad returned it, got one whose"
-            " seal is broken. Put clip_per_example first."
+            f"Expected gradients as dpadambc.per_example_grad returned them, got {leaf}"
+            " with a broken seal. Put clip_per_example first."
         )
-    if not is_per_example(leaf) or leaf.shape != shape:
-        may_be_whole = jnp.shape(leaf)[1:] == shape and not is_per_example(leaf)
-        got = leaf if is_per_example(leaf) else f"an array of shape {jnp.shape(leaf)}"
-        raise (TypeError if may_be_whole else ValueError)(
-            f"Expected {name} to hold one gradient per example for a parameter of shape"
-            f" {shape}, as dpadambc.per_example_grad returns them, got {got}. Put"
-            " clip_per_example first; arrays of your own, if they were not averaged, go"
-            " through dpadambc.as_per_example."
-        )
-
-
-def _check_devices(name: str, leaf: PerExampleGradient) -> None:
-    """Raises unless a leaf is of the device's own examples and a whole parameter."""
-    varying = set(varying_axes(leaf.seal))
-    combined = set(leaf.axes) & shard_map_axes() - varying
-    split = set(varying_axes(leaf.sealed)) - varying
+    varying = set(arrays.varying_axes(leaf.seal))
+    combined = set(leaf.axes) & arrays.shard_map_axes() - varying
+    split = set(arrays.varying_axes(leaf.sealed)) - varying
     if combined or split:
         raise ValueError(
-            f"Expected {name} of whole parameters and the device's own examples, got"
-            f" one that is {'combined' if combined else 'split'} along"
+            "Expected gradients of whole parameters and the device's own examples, got"
+            f" {leaf} {'combined' if combined else 'split'} along"
             f" {sorted(combined or split)} of a jax.shard_map. Sum over devices behind"
             " the clip; gather parameters before the gradient is taken."
         )
@@ -406,7 +364,7 @@ def clipped_sums(
         found = factors(updates, params, l2_clip_norm, is_padding_example, clip_rule)
         return Sums(weighted_sum(updates, params, found, normalize_by, clip_rule))
 
-    return with_automatic_axes(
+    return arrays.with_automatic_axes(
         clip_and_sum,
         specs_of_sums(params),
         l2_clip_norm,

@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 from optax.microbatching import AccumulationType, microbatch
 
-from dpadambc.core import validate
-from dpadambc.core.arrays import spec_of_examples, with_automatic_axes
+from dpadambc.core import arrays, validate
 from dpadambc.core.clip import (
     FLAT,
     ClipRule,
@@ -89,9 +88,8 @@ def clipped_grad(
     """
     if isinstance(normalize_by, jax.Array):
         raise TypeError(
-            "Expected normalize_by to be a Python number, fixed before a batch is"
-            f" drawn, got an array, {normalize_by!r}. If it is public, give"
-            " float(normalize_by)."
+            f"Expected normalize_by to be a Python number, got {normalize_by!r}. If it"
+            " does not depend on the batch, give float(normalize_by)."
         )
     # For its checks.
     clip_per_example(l2_clip_norm, normalize_by=normalize_by, clip_rule=clip_rule)
@@ -167,10 +165,12 @@ def values_and_sums(
             return some(mask, *args)
 
         specs = (
-            spec_of_examples(parts.batches(args)),
+            arrays.spec_of_examples(parts.batches(args)),
             specs_of_sums(parts.params(args)),
         )
-        return with_automatic_axes(clip_all, specs, state, is_padding_example, *args)
+        return arrays.with_automatic_axes(
+            clip_all, specs, state, is_padding_example, *args
+        )
 
     return batch_fn
 

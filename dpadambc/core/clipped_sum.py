@@ -15,19 +15,18 @@ parameter from another clip of the same numbers.
 import dataclasses
 import functools
 import math
-from typing import Any, ClassVar, TypeGuard
+from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 import optax
 
-from dpadambc.core import validate
-from dpadambc.core.arrays import invariant_axes, shard_map_axes, widen
+from dpadambc.core import arrays, validate
 from dpadambc.core.gradient import (
     OF_SUMS,
     Closed,
+    PerExampleGradient,
     close_array,
-    is_per_example,
+    closed_leaves,
     open_array,
 )
 
@@ -57,7 +56,8 @@ class ClippedSum(Closed):
       num_together: the number of sums that were clipped together.
     """
 
-    advice: ClassVar[str] = "put add_dp_noise first: it gives arrays"
+    advice: ClassVar[str] = "put add_dp_noise first"
+    source: ClassVar[str] = "clipped_grad, clip_per_example or as_clipped_sum"
 
     closed: jax.Array
     shape: tuple[int, ...]
@@ -84,7 +84,7 @@ class ClippedSum(Closed):
           TypeError: if the other is no clipped sum.
           ValueError: if it is of another parameter, or of other numbers.
         """
-        if not is_clipped_sum(other):
+        if not isinstance(other, ClippedSum):
             raise TypeError(f"Expected other to be a ClippedSum, got {other!r}.")
         mine, its = jax.tree.structure(self), jax.tree.structure(other)
         if mine != its:
@@ -102,12 +102,11 @@ class ClippedSum(Closed):
             example once for each device.
         """
         names = set(jax.tree.leaves(axis_name))
-        wrong = names - (shard_map_axes() - invariant_axes(self.value))
+        wrong = names - (arrays.shard_map_axes() - arrays.invariant_axes(self.value))
         if wrong:
             raise ValueError(
-                "Expected axis_name of a jax.shard_map with other examples on each"
-                f" device along it, got {sorted(map(str, wrong))}. Sum over each axis"
-                " along which the examples are split, once."
+                "Expected axis_name along which each device has other examples, got"
+                f" {sorted(map(str, wrong))}. Sum over such axes once."
             )
         return self._with(jax.lax.psum(self.value, axis_name))
 
@@ -115,11 +114,6 @@ class ClippedSum(Closed):
         return dataclasses.replace(
             self, closed=close_array(value, OF_SUMS), dtype=value.dtype
         )
-
-
-def is_clipped_sum(leaf: Any) -> TypeGuard[ClippedSum]:
-    """Whether a node of a tree is a `ClippedSum`."""
-    return isinstance(leaf, ClippedSum)
 
 
 def close_sums(
@@ -133,7 +127,7 @@ def close_sums(
         is_array = number is None or isinstance(number, jax.Array)
         return None if is_array else float(number)
 
-    arrays, structure = jax.tree.flatten(jax.tree.map(widen, sums))
+    leaves, structure = jax.tree.flatten(jax.tree.map(arrays.widen, sums))
     return structure.unflatten(
         ClippedSum(
             closed=close_array(x, OF_SUMS),
@@ -142,9 +136,9 @@ def close_sums(
             l2_clip_norm=known(l2_clip_norm),
             normalize_by=known(normalize_by),
             number=number,
-            num_together=len(arrays),
+            num_together=len(leaves),
         )
-        for number, x in enumerate(arrays)
+        for number, x in enumerate(leaves)
     )
 
 
@@ -187,11 +181,7 @@ def as_clipped_sum(
     """
     validate.positive_or_infinite(l2_clip_norm=l2_clip_norm)
     validate.positive(normalize_by=normalize_by)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(gradient):
-        name = jax.tree_util.keystr(path) or "gradient"
-        if not hasattr(leaf, "dtype"):
-            raise TypeError(f"Expected {name} to be an array, got {leaf!r}.")
-        validate.real_floating(leaf.dtype, name)
+    validate.real_arrays(gradient=gradient)
     return close_sums(gradient, l2_clip_norm, normalize_by)
 
 
@@ -216,9 +206,9 @@ def materialize(gradients: optax.Updates) -> optax.Updates:
     """
 
     def array(leaf: Any) -> Any:
-        if is_per_example(leaf):
+        if isinstance(leaf, PerExampleGradient):
             return leaf.materialize()
-        return leaf.value if is_clipped_sum(leaf) else leaf
+        return leaf.value if isinstance(leaf, ClippedSum) else leaf
 
     return jax.tree.map(array, gradients, is_leaf=lambda x: isinstance(x, Closed))
 
@@ -242,31 +232,17 @@ def open_sums(
       TypeError: if a leaf is no `ClippedSum`.
       ValueError: if some are missing, or have other shapes or numbers.
     """
-    is_closed = lambda x: isinstance(x, Closed)
-    leaves: list[ClippedSum] = []
-    for path, leaf in jax.tree_util.tree_leaves_with_path(sums, is_leaf=is_closed):
-        if not is_clipped_sum(leaf):
-            got = repr(leaf) if is_closed(leaf) else f"an array of {jnp.shape(leaf)}"
-            raise TypeError(
-                f"Expected {jax.tree_util.keystr(path) or 'the gradient'} to be a"
-                f" clipped sum of clip_per_example or clipped_grad, got {got}. Vouch"
-                " for another clip of each example by dpadambc.as_clipped_sum."
-            )
-        leaves.append(leaf)
-    together = max((leaf.num_together for leaf in leaves), default=0)
+    leaves = closed_leaves(sums, ClippedSum, params)
     numbers = sorted((leaf.num_together, leaf.number) for leaf in leaves)
     if numbers != [(len(leaves), i) for i in range(len(leaves))]:
         raise ValueError(
-            f"Expected all {together} sums that were clipped together, got"
-            f" {len(leaves)}: the others would have no noise. Put optax.masked and"
-            " optax.multi_transform behind the noise."
+            "Expected the gradient with all sums that were clipped together, got"
+            f" {len(leaves)} of {max(numbers)[0]}: the others would have no noise. Put"
+            " optax.masked and optax.multi_transform behind the noise."
         )
-    found = [leaf.closed.shape for leaf in leaves]
-    expected = found if params is None else [*map(jnp.shape, jax.tree.leaves(params))]
-    if not expected == found == [leaf.shape for leaf in leaves]:
-        raise ValueError(
-            f"Expected sums with the shapes of the parameters, {expected}, got {found}."
-        )
+    for leaf in leaves:
+        if leaf.closed.shape != leaf.shape:
+            raise ValueError(f"Expected gradient of the shape of {leaf}, got another.")
     of_noise = {"l2_clip_norm": l2_clip_norm, "normalize_by": normalize_by}
     for name, number in of_noise.items():
         known = {number, *(getattr(leaf, name) for leaf in leaves)} - {None}
@@ -274,7 +250,6 @@ def open_sums(
         if known and not math.isclose(min(known), max(known), rel_tol=1e-6):
             raise ValueError(
                 f"Expected one {name} in the clip and in the mechanism of the noise,"
-                f" got {sorted(known)}. Give the mechanism's numbers to the clip, or"
-                " use dpadambc.privatize."
+                f" got {sorted(known)}."
             )
-    return jax.tree.map(lambda leaf: leaf.value, sums, is_leaf=is_clipped_sum)
+    return materialize(sums)

@@ -19,7 +19,7 @@ over devices, or the rows of one parameter were put in another order.
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NoReturn, TypeGuard
+from typing import Any, ClassVar, NoReturn, TypeGuard, TypeVar
 
 import jax
 import jax.extend.random
@@ -36,24 +36,16 @@ from dpadambc.engine.interface import Gradient
 _WORD = np.uint32(0x5EA1ED)
 
 
-def _refuse_to_draw(*args: Any) -> Any:
+def _no_draw(*args: Any) -> Any:
     raise TypeError("A sealed array is no key: nothing can be drawn with it.")
 
 
 def _kinds(name: str, tag: str) -> dict[int, Any]:
     """The kinds of keys, of one and of two words, that stand for closed arrays."""
-    return {
-        words: jax.extend.random.define_prng_impl(
-            key_shape=(words,),
-            seed=_refuse_to_draw,
-            split=_refuse_to_draw,
-            random_bits=_refuse_to_draw,
-            fold_in=_refuse_to_draw,
-            name=f"dpadambc.{name}_{32 * words}",
-            tag=tag,
-        )
-        for words in (1, 2)
-    }
+    functions = dict.fromkeys(("seed", "split", "random_bits", "fold_in"), _no_draw)
+    define = functools.partial(jax.extend.random.define_prng_impl, tag=tag, **functions)
+    of = lambda words: define(key_shape=(words,), name=f"dpadambc.{name}_{32 * words}")
+    return {words: of(words) for words in (1, 2)}
 
 
 OF_EXAMPLES = _kinds("sealed", "of a per-example gradient: put clip_per_example first")
@@ -111,6 +103,7 @@ class Closed(metaclass=ClosedType):
     """A value without arithmetic, since arithmetic on it may change epsilon."""
 
     advice: ClassVar[str] = ""
+    source: ClassVar[str] = ""
     shape: tuple[int, ...]
     dtype: Any
 
@@ -157,7 +150,8 @@ class PerExampleGradient(Closed):
       num_together: the number of parameters that were differentiated together.
     """
 
-    advice: ClassVar[str] = "put clip_per_example first: it gives arrays"
+    advice: ClassVar[str] = "put clip_per_example first"
+    source: ClassVar[str] = "per_example_grad or as_per_example"
 
     sealed: Gradient
     seal: jax.Array
@@ -183,6 +177,36 @@ class PerExampleGradient(Closed):
         r"""The gradients, shape (batch, \*shape): as large as what is avoided here."""
         gradients = self.open()
         return jax.vmap(type(gradients).dense)(gradients).astype(self.dtype)
+
+
+_C = TypeVar("_C", bound=Closed)
+
+
+def closed_leaves(
+    tree: optax.Updates, kind: type[_C], params: optax.Params | None
+) -> list[_C]:
+    """The leaves of a tree, which has to be of one kind, and of these parameters.
+
+    Raises:
+      TypeError: if a leaf is of another type.
+      ValueError: if paths or shapes are not those of the parameters.
+    """
+    is_closed = lambda x: isinstance(x, Closed)
+    named = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_closed)
+    for path, leaf in named:
+        if not isinstance(leaf, kind):
+            got = repr(leaf) if is_closed(leaf) else f"an array of {jnp.shape(leaf)}"
+            raise TypeError(
+                f"Expected gradient{jax.tree_util.keystr(path)} to be a {kind.__name__}"
+                f" of {kind.source}, got {got}."
+            )
+    if named and params is not None:
+        known = jax.tree_util.tree_leaves_with_path(params)
+        expected = {jax.tree_util.keystr(path): jnp.shape(x) for path, x in known}
+        got = {jax.tree_util.keystr(path): leaf.shape for path, leaf in named}
+        if got != expected:
+            raise ValueError(f"Expected gradients of params, {expected}, got {got}.")
+    return [leaf for _, leaf in named]
 
 
 def is_per_example(leaf: Any) -> TypeGuard[PerExampleGradient]:
@@ -283,15 +307,10 @@ def as_per_example(
       >>> print([f"{g:.3f}" for g in clipped.value])
       ['0.300', '0.650']
     """
-    found = jax.tree_util.tree_leaves_with_path(gradients, is_leaf=is_per_example)
-    for path, leaf in found:
-        name = jax.tree_util.keystr(path) or "gradients"
-        if is_per_example(leaf) or not hasattr(leaf, "shape"):
-            raise TypeError(f"Expected {name} to be an array, got {leaf!r}.")
-        validate.real_floating(leaf.dtype, name)
-        if not leaf.shape:
-            raise ValueError(f"Expected {name} to have the examples along axis 0.")
+    validate.real_arrays(gradients=gradients)
     arrays, structure = jax.tree.flatten(jax.tree.map(jnp.asarray, gradients))
+    if not all(x.ndim for x in arrays):
+        raise ValueError("Expected gradients to have the examples along axis 0.")
     shapes = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in arrays]
     dense = [Dense(x, x.shape[1:], "array") for x in arrays]
     rules = ["array"] * len(arrays)

@@ -65,11 +65,8 @@ def _without_names(earlier: Spending) -> str:
 
     Names are random: a script that is run again makes other ones for the same runs.
     """
-    runs = [
-        {**public_numbers(run.mechanism), "noise_multiplier": run.levels}
-        for run in earlier.runs
-    ]
-    return json.dumps(runs)
+    runs = earlier.runs
+    return json.dumps([(public_numbers(run.mechanism), run.levels) for run in runs])
 
 
 def digest(identity: Identity) -> np.ndarray:

@@ -10,11 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
-from dpadambc.core.arrays import make_varying, shard_map_axes, varying_axes
+from dpadambc.core import arrays
 
 _DEFAULT = "threefry2x32"
+# Under `jax.vmap`, JAX draws from the first of several keys of these kinds.
+_DRAWS_FROM_THE_FIRST = ("rbg", "unsafe_rbg")
 _GOLDEN, _FIRST, _SECOND = map(np.uint32, (0x9E3779B9, 0x85EBCA6B, 0xC2B2AE35))
 
 
@@ -40,8 +42,8 @@ def secret_key() -> jax.Array:
     """
     if isinstance(jnp.zeros(()), jax.core.Tracer):
         raise TypeError(
-            "Expected secret_key outside jax.jit and other transformations, got a call"
-            " inside, where it is a constant. Draw the key before, and pass it in."
+            "Expected secret_key outside jax.jit, got a call inside, where it is a"
+            " constant. Draw the key before, and pass it in."
         )
     words = [secrets.randbits(32) for _ in range(2)]
     return jax.random.wrap_key_data(jnp.array(words, jnp.uint32), impl=_DEFAULT)
@@ -118,10 +120,6 @@ def _fold_in_each(key: jax.Array, data: Sequence[int]) -> jax.Array:
     return jnp.stack(list(map(jax.random.fold_in, keys, words)))
 
 
-# Under `jax.vmap`, JAX draws from the first of several keys of these kinds.
-_DRAWS_FROM_THE_FIRST = ("rbg", "unsafe_rbg")
-
-
 @jax.custom_batching.custom_vmap
 def _of_one_run(key: jax.Array, leaves: Sequence[jax.Array]) -> jax.Array:
     del leaves
@@ -133,15 +131,13 @@ def _(axis_size, are_batched, key, leaves):
     is_key_batched, are_leaves_batched = are_batched
     if (kind := str(jax.random.key_impl(key))) in _DRAWS_FROM_THE_FIRST:
         raise ValueError(
-            f"Expected a key of JAX's default kind under jax.vmap, got kind {kind!r},"
-            f" of which JAX draws one noise for all {axis_size} runs. Make it by"
-            f" jax.random.key(seed, impl={_DEFAULT!r})."
+            f"Expected a key of kind {_DEFAULT!r} under jax.vmap, got {kind!r}, of"
+            f" which JAX draws one noise for all {axis_size} runs."
         )
     if any(are_leaves_batched) and not is_key_batched:
         raise ValueError(
             f"Expected a key for each of {axis_size} runs under jax.vmap, got one for"
-            " all of them. Map over keys too: jax.vmap(train)(jax.random.split(key, n),"
-            " learning_rates)."
+            " all of them. Map over jax.random.split(key, n) too."
         )
     return _of_one_run(key, leaves), is_key_batched
 
@@ -211,20 +207,18 @@ def _agreed(checksum: jax.Array) -> jax.Array:
     Each device puts its own in its part of a vector that is split over all of them.
     """
     mesh = jax.typeof(checksum).sharding.mesh
-    for kind, split in (
-        (AxisType.Auto, jax.lax.with_sharding_constraint),
-        (AxisType.Explicit, jax.sharding.reshard),
+    for axes, split in (
+        (mesh.auto_axes, jax.lax.with_sharding_constraint),
+        (mesh.explicit_axes, jax.sharding.reshard),
     ):
-        kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
-        axes = tuple(name for name, of_axis in kinds if of_axis == kind)
         number = math.prod(mesh.shape[name] for name in axes)
         if number > 1:
             each = jnp.broadcast_to(checksum, (number, 2))
             each = split(each, NamedSharding(mesh, PartitionSpec(axes)))
             is_first = jnp.arange(number)[:, None] == 0
             checksum = jnp.where(is_first, each, 0).sum(0, dtype=jnp.uint32)
-    for name in sorted(shard_map_axes() - set(varying_axes(checksum))):
-        each = make_varying(checksum, (name,))
+    for name in sorted(arrays.shard_map_axes() - set(arrays.varying_axes(checksum))):
+        each = arrays.make_varying(checksum, (name,))
         is_first = jax.lax.axis_index(name) == 0
         checksum = jax.lax.psum(jnp.where(is_first, each, 0), name)
     return checksum

@@ -97,8 +97,8 @@ class Mechanism(abc.ABC):
         if self.neighboring_relation not in self.relations:
             supported = " or ".join(relation.name for relation in self.relations)
             raise ValueError(
-                f"Expected neighboring_relation to be the NeighboringRelation {supported}"
-                f" for {type(self).__name__}, got {self.neighboring_relation!r}."
+                f"Expected neighboring_relation of {type(self).__name__} to be the"
+                f" NeighboringRelation {supported}, got {self.neighboring_relation!r}."
             )
 
     @abc.abstractmethod

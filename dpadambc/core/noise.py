@@ -29,13 +29,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.core import keys, validate
-from dpadambc.core.arrays import (
-    at_least_float32,
-    is_vma_known,
-    shard_map_axes,
-    varying_axes,
-)
+from dpadambc.core import arrays, keys, validate
 from dpadambc.core.clipped_sum import open_sums
 from dpadambc.engine import threefry
 
@@ -72,9 +66,8 @@ def stddev_per_leaf(prefix: Any, tree: optax.Params) -> Any:
         return jax.tree.broadcast(prefix, tree)
     except ValueError as error:
         raise ValueError(
-            "Expected noise_stddev to be a number, a schedule, or a tree prefix of the"
-            f" parameters, got {jax.tree.structure(prefix)} for"
-            f" {jax.tree.structure(tree)}."
+            "Expected noise_stddev to be a tree prefix of the parameters, got"
+            f" {jax.tree.structure(prefix)} for {jax.tree.structure(tree)}."
         ) from error
 
 
@@ -134,7 +127,7 @@ def gaussian_like(key: jax.Array, tree: optax.Updates) -> optax.Updates:
     if not leaves:
         return tree
     likes = [
-        jax.ShapeDtypeStruct(jnp.shape(x), at_least_float32(jnp.result_type(x)))
+        jax.ShapeDtypeStruct(jnp.shape(x), arrays.at_least_float32(jnp.result_type(x)))
         for x in leaves
     ]
     return structure.unflatten(threefry.normals(keys.of_leaves(key, tree), likes))
@@ -146,24 +139,19 @@ def check_devices(updates: optax.Updates, key: jax.Array) -> None:
     Equal noise on two parts of a gradient cancels in their difference, and different
     noise on two copies averages out.
     """
-    if not shard_map_axes():
+    if not arrays.shard_map_axes():
         return
-    if not all(map(is_vma_known, [key, *jax.tree.leaves(updates)])):
-        raise ValueError(
-            "Expected a jax.shard_map with check_vma=True, got one where it cannot be"
-            " told which devices have the same gradient."
-        )
-    of_key = set(varying_axes(key))
+    if not all(map(arrays.is_vma_known, [key, *jax.tree.leaves(updates)])):
+        raise ValueError("Expected a jax.shard_map with check_vma=True, got False.")
+    of_key = set(arrays.varying_axes(key))
     for path, leaf in jax.tree_util.tree_leaves_with_path(updates):
-        of_gradient = set(varying_axes(leaf))
+        of_gradient = set(arrays.varying_axes(leaf))
         if of_gradient != of_key:
             raise ValueError(
-                f"Expected a key that differs along {sorted(of_gradient)} of the"
-                " jax.shard_map, as the gradient does at"
-                f" {jax.tree_util.keystr(path) or 'the gradient'}, got one that differs"
-                f" along {sorted(of_key)}. If each device has its own examples, sum"
-                " over them first by sum_over; if it has a part of the parameters, fold"
-                " jax.lax.axis_index into the key of the state."
+                f"Expected a key that differs along {sorted(of_gradient)}, as"
+                f" gradient{jax.tree_util.keystr(path)} does, got {sorted(of_key)}. Sum"
+                " over devices with other examples by sum_over; for parts of the"
+                " parameters, fold jax.lax.axis_index into the key of the state."
             )
 
 

@@ -7,18 +7,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpadambc.core import keys, validate
-from dpadambc.core.arrays import (
-    invariant_axes,
-    make_varying,
-    spec_of_examples,
-    varying_axes,
-    with_automatic_axes,
-)
+from dpadambc.core import arrays, keys, validate
 from dpadambc.core.gradient import mask_examples, seal_gradients
 from dpadambc.engine.transform import Method, factored_outputs
 
 Argnums = int | Sequence[int]
+
+
+def _tuple(argnums: Argnums) -> tuple[int, ...]:
+    return (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,28 +32,15 @@ class Arguments:
     batch_argnums: Argnums | None
     prng_argnum: int | None
 
-    def __post_init__(self):
-        for numbers in (self.argnums, self.batch_argnums or ()):
-            several = (numbers,) if isinstance(numbers, int) else numbers
-            is_sequence = isinstance(several, Sequence)
-            if not is_sequence or not all(isinstance(i, int) for i in several):
-                raise TypeError(
-                    f"Expected argnums and batch_argnums to be ints, got {numbers!r}."
-                    " Give the part to train as an argument of its own."
-                )
-
     @property
     def differentiated(self) -> tuple[int, ...]:
         """The positions of the parameters."""
-        one = isinstance(self.argnums, int)
-        return (self.argnums,) if one else tuple(self.argnums)
+        return _tuple(self.argnums)
 
     def batched(self, args: Sequence[Any]) -> tuple[int, ...]:
         """The positions that hold a batch."""
-        if isinstance(self.batch_argnums, int):
-            return (self.batch_argnums,)
         if self.batch_argnums is not None:
-            return tuple(self.batch_argnums)
+            return _tuple(self.batch_argnums)
         others = (*self.differentiated, self.prng_argnum)
         return tuple(i for i in range(len(args)) if i not in others)
 
@@ -102,9 +86,8 @@ class Arguments:
         if len(sizes) != 1 or "a scalar" in sizes:
             got = ", ".join(f"{rows} at {name}" for rows, name in sizes.items())
             raise ValueError(
-                "Expected every array of the batch to have the same number of examples"
-                f" along axis 0, got {got or 'no arrays'}. Name a key by prng_argnum,"
-                " and leave what is no batch out of batch_argnums."
+                "Expected one number of examples along axis 0 of all arrays of the"
+                f" batch, got {got or 'no arrays'}. Name a key by prng_argnum."
             )
         return next(iter(sizes))
 
@@ -116,9 +99,8 @@ def check_floating(params: Any) -> None:
         got = jnp.result_type(leaf) if is_array else repr(leaf)
         if not is_array or not jnp.issubdtype(got, jnp.floating):
             raise TypeError(
-                f"Expected floating-point parameters, got {got} at params"
-                f"{jax.tree_util.keystr(path)}. Give what is not trained as another"
-                " argument of loss_fn, as nnx.split and eqx.partition separate it."
+                f"Expected params{jax.tree_util.keystr(path)} to be floating-point"
+                f" numbers, got {got}. Give what is not trained as another argument."
             )
 
 
@@ -135,8 +117,7 @@ def scalar_loss(loss_fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any
             got = f"shape {jnp.shape(loss)}" if is_array else type(loss).__name__
             raise ValueError(
                 "Expected loss_fn to return the loss of one example, a floating-point"
-                f" scalar, got {got}. It is called without the batch axis; a pair"
-                " (loss, aux) needs has_aux=True."
+                f" scalar, got {got}. A pair (loss, aux) needs has_aux=True."
             )
         return output
 
@@ -157,8 +138,8 @@ def sealed_value_and_grad(
         return value_and_grad(*parts.with_own_key(args))
 
     def all_examples(*args):
-        axes = varying_axes(parts.batches(args))
-        allowed = invariant_axes(parts.batches(args))
+        axes = arrays.varying_axes(parts.batches(args))
+        allowed = arrays.invariant_axes(parts.batches(args))
         gradient_of = factored_outputs(one_example, allowed, method=method)
         static = {}
 
@@ -168,7 +149,7 @@ def sealed_value_and_grad(
 
         args = list(args)
         for i in parts.differentiated:  # or JAX would sum gradients over devices
-            args[i] = make_varying(args[i], axes)
+            args[i] = arrays.make_varying(args[i], axes)
         output, gradients = jax.vmap(factored, in_axes=parts.in_axes(args))(*args)
         shapes, rules = static["shapes, rules"]
         shapes, structure = jax.tree.flatten(shapes)
@@ -256,8 +237,8 @@ def per_example_value_and_grad(
                 gradients = mask_examples(gradients, is_padding_example)
             return output, gradients
 
-        spec = spec_of_examples(parts.batches(args))
-        return with_automatic_axes(masked, spec, is_padding_example, *args)
+        spec = arrays.spec_of_examples(parts.batches(args))
+        return arrays.with_automatic_axes(masked, spec, is_padding_example, *args)
 
     return value_and_grad_fn
 

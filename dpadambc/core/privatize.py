@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.core.arrays import shard_map_axes
+from dpadambc.core import arrays
 from dpadambc.core.clip import Sums, check_parameters, clipped_sums
 from dpadambc.core.clipped_sum import close_sums
 from dpadambc.core.gradient import per_example_leaves
@@ -186,9 +186,8 @@ def privatize(
     def update_fn(
         updates, state, params=None, *, is_padding_example=None, **extra_args
     ):
-        sums = private.clip(
-            updates, state, params, is_padding_example=is_padding_example, **extra_args
-        )
+        masks = {"is_padding_example": is_padding_example, **extra_args}
+        sums = private.clip(updates, state, params, **masks)
         leaves = per_example_leaves(updates)
         if is_padding_example is None and not all(leaf.is_masked for leaf in leaves):
             _check_unmasked_batch(leaves[0].batch_size, mechanism)
@@ -209,7 +208,7 @@ def _check_unmasked_batch(batch_size: int, mechanism: "Mechanism") -> None:
             f"Expected is_padding_example: batches of {name} are padded, and padding"
             " would count as data. If nothing is padded, give a mask that is all False."
         )
-    is_part = bool(shard_map_axes())  # of a batch that is split over devices
+    is_part = bool(arrays.shard_map_axes())  # of a batch that is split over devices
     if drawn is not None and (batch_size > drawn or not is_part and batch_size < drawn):
         raise ValueError(
             f"Expected {drawn} examples, as each step of this {name} draws, got"

@@ -36,9 +36,8 @@ def full_precision(**named: Any) -> None:
     """At least 32 bits, if the number has a dtype: 0.999 in bfloat16 is 1."""
     name, value = _single(named)
     dtype = getattr(value, "dtype", None)
-    if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
-        return
-    if jnp.finfo(dtype).bits < 32:
+    is_floating = dtype is not None and jnp.issubdtype(dtype, jnp.floating)
+    if is_floating and jnp.finfo(dtype).bits < 32:
         raise TypeError(
             f"Expected {name} in at least float32, got {dtype}. With"
             " optax.inject_hyperparams, pass hyperparam_dtype=jnp.float32."
@@ -102,15 +101,6 @@ def count(*, least: int = 0, **named: Any) -> None:
         raise ValueError(f"Expected {name} >= {least}, got {name}={value}.")
 
 
-def generator(**named: Any) -> None:
-    """A random generator of NumPy."""
-    name, value = _single(named)
-    if not isinstance(value, np.random.Generator):
-        raise TypeError(
-            f"Expected {name} to be a numpy.random.Generator, got {value!r}."
-        )
-
-
 def function(**named: Any) -> None:
     """A callable."""
     name, value = _single(named)
@@ -121,8 +111,7 @@ def function(**named: Any) -> None:
 def transformation(**named: Any) -> None:
     """An Optax transformation, rather than the function that makes it."""
     name, value = _single(named)
-    has = lambda method: callable(getattr(value, method, None))
-    if isinstance(value, type) or not (has("init") and has("update")):
+    if isinstance(value, type) or not hasattr(value, "update"):
         raise TypeError(
             f"Expected {name} to be an Optax transformation, such as optax.adam(1e-3),"
             f" got {value!r}."
@@ -142,22 +131,25 @@ def typed_key(**named: Any) -> None:
         raise ValueError(f"Expected {name} to be one key, got shape {value.shape}.")
 
 
-def real_floating(dtype: Any, name: str) -> None:
-    """A dtype of real floating-point numbers."""
-    if not jnp.issubdtype(dtype, jnp.floating):
-        raise TypeError(f"Expected {name} to be floating, got {dtype}.")
+def real_arrays(**named: Any) -> None:
+    """A tree of arrays of real floating-point numbers."""
+    name, tree = _single(named)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        dtype = getattr(leaf, "dtype", None)
+        if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+            raise TypeError(
+                f"Expected {name}{jax.tree_util.keystr(path)} to be an array of real"
+                f" floating-point numbers, got {dtype or repr(leaf)}."
+            )
 
 
 def padding(is_padding_example: Any, batch_size: int) -> None:
     """A bool array with one entry per example."""
-    dtype = getattr(is_padding_example, "dtype", type(is_padding_example))
-    if not hasattr(is_padding_example, "shape") or dtype != jnp.bool_:
-        raise TypeError(
-            "Expected is_padding_example to be a bool array, True where the example is"
-            f" padding, got {dtype}."
-        )
-    if is_padding_example.shape != (batch_size,):
+    dtype = getattr(is_padding_example, "dtype", None)
+    if dtype != jnp.bool_:
+        got = dtype or type(is_padding_example)
+        raise TypeError(f"Expected is_padding_example to be a bool array, got {got}.")
+    if (shape := is_padding_example.shape) != (batch_size,):
         raise ValueError(
-            f"Expected is_padding_example of shape ({batch_size},), one entry per"
-            f" example, got shape {is_padding_example.shape}."
+            f"Expected is_padding_example of shape ({batch_size},), got {shape}."
         )

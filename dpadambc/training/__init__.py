@@ -9,7 +9,6 @@ how far the run is.
 from typing import TYPE_CHECKING, Any
 
 from dpadambc.core.fit import fit as fit
-from dpadambc.core.identity import public_numbers as public_numbers
 from dpadambc.core.keys import secret_key as secret_key
 from dpadambc.core.result import Progress as Progress
 from dpadambc.core.result import Result as Result

@@ -195,8 +195,8 @@ def search(
         in `lambda learning_rate: optax.adam(learning_rate)`.
       candidates: numbers; or dictionaries of numbers, which `make_optimizer` is called
         with by name. Not chosen by looking at protected data.
-      trials: the distribution of the number of trials, such as
-        `accounting.Geometric(8)`. With a mean of m, any one of n candidates goes
+      trials: the distribution of the number of trials, such as `accounting.Geometric(8)`,
+        of `dpadambc.mechanisms`. With a mean of m, any one of n candidates goes
         untried with a probability of about n / (n + m); more trials cost little.
       score: a `PublicScore` or a `NoisyScore`.
       key: a typed key, a new one for each search; secret.

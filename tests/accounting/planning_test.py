@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 
 import dpadambc
-from dpadambc.accounting import planning
+from dpadambc import accounting
 
 Relation = dpadambc.NeighboringRelation
 
 
 @pytest.fixture(scope="module")
 def rows():
-    return planning.plan(
+    return accounting.plan(
         target_epsilons=[1.0, 4.0],
         target_delta=1e-5,
         batch_sizes=[100, 250],
         epochs=[2, 3.5],
         num_examples=2_000,
-        accountant="rdp",
+        accountant=accounting.RDP,
     )
 
 
@@ -33,7 +33,7 @@ def test_a_plan_has_a_row_for_each_combination_and_each_meets_its_budget(rows):
     seen = [(row.epochs, row.target_epsilon, row.batch_size) for row in rows]
     assert seen == [(t, e, b) for t in (2, 3.5) for e in (1, 4) for b in (100, 250)]
     for row in rows:
-        spent = row.mechanism.epsilon(1e-5, accountant="rdp")
+        spent = row.mechanism.epsilon(1e-5, accountant=accounting.RDP)
         assert 0.995 * row.target_epsilon < spent <= row.target_epsilon
         assert row.mechanism.iterations == row.epochs * 2_000 / row.batch_size
         assert row.mechanism.sampling_prob == row.batch_size / 2_000
@@ -53,13 +53,13 @@ def test_more_budget_or_larger_batches_need_less_noise_and_more_epochs_more(rows
 
 @pytest.mark.slow
 def test_one_number_is_as_good_as_a_list_of_it(rows):
-    (row,) = planning.plan(
+    (row,) = accounting.plan(
         target_epsilons=4.0,
         target_delta=1e-5,
         batch_sizes=250,
         epochs=2,
         num_examples=2_000,
-        accountant="rdp",
+        accountant=accounting.RDP,
     )
     assert row == rows[3]
 
@@ -152,7 +152,7 @@ def test_an_epoch_that_deals_all_examples_is_a_whole_number_of_steps():
 
 @pytest.mark.slow
 def test_calibrate_takes_the_same_numbers():
-    target = dict(target_epsilon=3.0, target_delta=1e-5, accountant="rdp")
+    target = dict(target_epsilon=3.0, target_delta=1e-5, accountant=accounting.RDP)
     fields = dict(l2_clip_norm=1.0, batch_size=100, num_examples=2_000)
     found = dpadambc.PoissonGaussian.calibrate(**target, **fields, epochs=3)
     same = dpadambc.PoissonGaussian.calibrate(

@@ -14,7 +14,6 @@ import pytest
 
 import dpadambc
 from dpadambc import accounting, audit, clipping, contrib, training
-from dpadambc.accounting import trials
 from dpadambc.core import clip as flat
 from dpadambc.diagnostics import not_private
 from tests import common
@@ -349,7 +348,7 @@ def test_a_search_uses_the_rule():
         ALMOST_PUBLIC,
         optax.sgd,
         [1.0],
-        trials=trials.Fixed(1),
+        trials=accounting.Fixed(1),
         score=training.PublicScore(lambda w, x, y: x[0], (X + 9, X[:, 0])),
         key=jax.random.key(2),
         target_delta=1e-3,
@@ -365,8 +364,8 @@ def test_no_rule_changes_epsilon(name):
     assert changed.sensitivity == MECHANISM.sensitivity
     assert changed.noise_stddev == MECHANISM.noise_stddev
     assert accounting.compose([changed]) == accounting.compose([MECHANISM])
-    text = json.dumps(accounting.compose([changed]).to_json())
-    assert accounting.Spending.from_json(json.loads(text)).epsilon(
+    text = json.dumps(accounting.accounting.spending_to_json(compose([changed])))
+    assert accounting.spending_from_json(json.loads(text)).epsilon(
         1e-5
     ) == changed.epsilon(1e-5)
 

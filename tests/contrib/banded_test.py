@@ -217,7 +217,7 @@ def comes_too_early(batches, num_examples, parts):
 def test_an_example_is_only_in_steps_of_its_part_and_there_independently():
     n, q, cycles = 400, 0.4, 60
     mechanism = made(sampling_prob=q, iterations=3 * cycles)
-    host = list(mechanism.batches(np.random.default_rng(0), num_examples=n))
+    host = list(mechanism.batches(jax.random.key(0), num_examples=n))
     dealt = []
     for batches in (host, of_key(mechanism, jax.random.key(0), n)):
         assert comes_too_early(batches, n, 3) == 0
@@ -244,7 +244,7 @@ def test_an_example_is_only_in_steps_of_its_part_and_there_independently():
         sampling_prob=q / 3,
         iterations=3 * cycles,
         normalize_by=1,
-    ).batches(np.random.default_rng(0), num_examples=n)
+    ).batches(jax.random.key(0), num_examples=n)
     assert comes_too_early(list(poisson), n, 3) > 0.9 * n
 
 
@@ -252,7 +252,7 @@ def test_batches_hold_every_example_that_is_drawn():
     """With one shape for all, of which no batch is cut."""
     mechanism = made(sampling_prob=1.0)
     for batches in (
-        list(mechanism.batches(np.random.default_rng(0), num_examples=50)),
+        list(mechanism.batches(jax.random.key(0), num_examples=50)),
         of_key(mechanism, jax.random.key(0), 50),
     ):
         assert len({b.indices.shape for b in batches}) == 1
@@ -265,14 +265,14 @@ def test_batches_hold_every_example_that_is_drawn():
 def test_the_audit_tells_cyclic_batches_from_others():
     n = 600
     mechanism = made(sampling_prob=0.3, iterations=30)
-    host = lambda seed: mechanism.batches(np.random.default_rng(seed), num_examples=n)
+    host = lambda seed: mechanism.batches(jax.random.key(seed), num_examples=n)
     check = lambda loader: audit.sampling(loader, mechanism, num_examples=n).word
     assert check(host) == "pass"
     of_examples = dict(num_examples=n, iterations=30)
     # The negative controls: not cyclic, by fewer parts, by too large a probability,
     # and with the parts dealt anew.
     poisson = lambda seed: sampling.poisson_batches(
-        np.random.default_rng(seed), sampling_prob=0.1, **of_examples
+        jax.random.key(seed), sampling_prob=0.1, **of_examples
     )
     assert check(poisson) == "FAIL"
     for parts, prob in ((2, 0.2), (3, 0.36)):
@@ -369,7 +369,9 @@ def test_it_is_a_value_that_json_can_hold():
     assert mechanism == made(strategy_coefficients=[1, 0.5])
     assert hash(mechanism) == hash(made(strategy_coefficients=(1.0, 0.5)))
     spent = accounting.compose([mechanism, mechanism])
-    read = accounting.Spending.from_json(json.loads(json.dumps(spent.to_json())))
+    read = accounting.spending_from_json(
+        json.loads(json.dumps(accounting.spending_to_json(spent)))
+    )
     assert read == spent
     # Two runs are composed, and no longer run: their noise is not taken back.
     assert spent.dp_event() == dp_accounting.ComposedDpEvent(
@@ -388,7 +390,7 @@ def test_wrong_use_is_an_error():
     with pytest.raises(ValueError, match="whose inverse dies out"):
         made(strategy_coefficients=(1.0, 3.0))
     with pytest.raises(TypeError, match="one key for all steps"):
-        made().sample(jax.random.key(0), num_examples=40)
+        made().sample_step(jax.random.key(0), 0, num_examples=40)
     with pytest.raises(ValueError, match="Expected at most 65536 parts"):
         sampling.cyclic_poisson_sample(
             jax.random.key(0), 0, num_examples=4, sampling_prob=0.5, parts=2**17

@@ -25,7 +25,6 @@ from dpadambc import (
     contrib,
     training,
 )
-from dpadambc.accounting import planning
 from dpadambc.contrib import CorrelatedGaussian
 from dpadambc.core import clip, seam
 from dpadambc.diagnostics import not_private
@@ -565,14 +564,14 @@ def test_a_mechanism_with_a_way_of_its_own_to_add_noise_is_refused():
 
 def test_what_the_same_noise_spends_is_that_of_both():
     own = mechanism(sampling_prob=0.01, normalize_by=10.0, iterations=100)
-    run = planning.PlannedRun(
+    run = accounting.PlannedRun(
         target_epsilon=1.0,
         target_delta=1e-5,
         batch_size=10,
         epochs=1,
         num_examples=1_000,
         mechanism=own,
-        accountant="pld",
+        accountant=accounting.PLD,
     )
     spent = run.spent("poisson", ADD).epsilon
     assert spent == pytest.approx(own.epsilon(run.target_delta), rel=1e-3)

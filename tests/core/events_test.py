@@ -33,7 +33,7 @@ AROUND = {
 }
 
 
-@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("accountant", [accounting.PLD, accounting.RDP])
 @pytest.mark.parametrize("around", AROUND.values(), ids=AROUND.keys())
 def test_an_event_keeps_its_unit(around, accountant):
     """Whatever is made of it: the other accountant refuses it."""
@@ -45,7 +45,7 @@ def test_an_event_keeps_its_unit(around, accountant):
         OURS[other](neighboring_relation=REPLACE).compose(event)
 
 
-@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("accountant", [accounting.PLD, accounting.RDP])
 @pytest.mark.parametrize("around", AROUND.values(), ids=AROUND.keys())
 def test_dp_accounting_reads_it_as_its_own(around, accountant):
     """Nor is one that dp-accounting has no unit for refused, under any relation."""
@@ -160,7 +160,7 @@ def test_an_event_whose_fields_changed_is_another():
     assert epsilon() > 2 * before
 
 
-@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("accountant", [accounting.PLD, accounting.RDP])
 def test_relation_delta_and_accountant_tell_calls_apart(accountant):
     def spent(delta, relation):
         return accounting.epsilon(

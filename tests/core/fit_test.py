@@ -14,7 +14,7 @@ import pytest
 from flax import nnx
 
 import dpadambc
-from dpadambc import training
+from dpadambc import accounting, training
 from dpadambc.core import data as training_data
 
 DELTA = 1e-5
@@ -64,7 +64,7 @@ def by_hand(sampling_key):
 
     @jax.jit
     def step(w, state, key):
-        batch = SILENT.sample(key, num_examples=200)
+        batch = SILENT.sample_step(key, 0, num_examples=200)
         grads = dpadambc.per_example_grad(loss_fn)(w, *batch.gather((X, Y)))
         updates, state = optimizer.update(
             grads, state, w, is_padding_example=batch.is_padding_example
@@ -140,7 +140,7 @@ def test_one_compilation_for_all_steps():
     assert len(counts) <= 2 * traced
 
 
-@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("accountant", [accounting.PLD, accounting.RDP])
 def test_the_step_that_would_exceed_the_budget_is_not_taken(accountant, monkeypatch):
     if accountant == "rdp":
         relations = {
@@ -196,7 +196,7 @@ def test_losses_are_a_mean_over_the_examples_that_took_part(one_identity):
     first = []
     fit(mechanism=mechanism(iterations=1), callback=first.append)
     key = jax.random.fold_in(first[0].state.sampling_key, 0)
-    batch = mechanism().sample(key, num_examples=200)
+    batch = mechanism().sample_step(key, 0, num_examples=200)
     present = batch.indices[~batch.is_padding_example]
     assert first[0].loss == pytest.approx(float(jnp.mean(Y[present] ** 2)), rel=1e-5)
 

@@ -66,9 +66,9 @@ def test_a5_masks_are_asked_for_where_batches_are_padded(made, is_padded):
     else:
         tx.update(grads, tx.init(PARAMS), PARAMS)
         size = getattr(made, "num_examples", BATCH)
-        batches = list(made.batches(np.random.default_rng(0), num_examples=size))
+        batches = list(made.batches(jax.random.key(0), num_examples=size))
         if not isinstance(made, dpadambc.ShuffledGaussian):
-            batches.append(made.sample(jax.random.key(0), num_examples=size))
+            batches.append(made.sample_step(jax.random.key(0), 0, num_examples=size))
         assert not any(batch.is_padding_example.any() for batch in batches)
 
 
@@ -76,7 +76,7 @@ def test_a5_masks_are_asked_for_where_batches_are_padded(made, is_padded):
 def test_a5_what_a_forgotten_mask_did():
     """Negative control: the last example counts as often as there is padding."""
     rare = mechanism(sampling_prob=0.05)
-    batch = rare.sample(jax.random.key(1), num_examples=BATCH)
+    batch = rare.sample_step(jax.random.key(1), 0, num_examples=BATCH)
     padding = int(batch.is_padding_example.sum())
     last_took_part = bool((batch.indices == BATCH - 1).any())
     rows = X.at[-1].set(1e6)[batch.indices]

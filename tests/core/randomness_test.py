@@ -134,7 +134,7 @@ def test_no_key_is_used_twice(iterations):
     uses = traced(lambda: fit(mechanism=mechanism))
     assert not reuses(uses)
     draws = collections.Counter(use for use, *_ in uses)["draw"]
-    size = MECHANISM.sample(jax.random.key(0), num_examples=4).indices.size
+    size = MECHANISM.sample_step(jax.random.key(0), 0, num_examples=4).indices.size
     # The sample, two leaves of noise, one that is rounded; a shift and a mask per view.
     assert draws == iterations * (1 + 2 + 1 + size * 2 * 2)
 

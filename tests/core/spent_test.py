@@ -16,7 +16,6 @@ import pytest
 
 import dpadambc
 from dpadambc import accounting, graphs, training
-from dpadambc.accounting import trials
 from dpadambc.core import account
 from dpadambc.training import checkpoints
 from tests import common
@@ -234,12 +233,14 @@ def test_a_run_keeps_to_the_budget_of_all():
 @pytest.mark.slow
 def test_a_file_may_name_what_nobody_has_imported_yet():
     mechanism = graphs.NodePoissonGaussian(**vars(MECHANISM), max_terms=2)
-    text = json.dumps({"spent": accounting.compose([mechanism]).to_json()})
+    text = json.dumps(
+        {"spent": accounting.accounting.spending_to_json(compose([mechanism]))}
+    )
     program = (
         "import json, sys\n"
         "from dpadambc.mechanisms import accounting\n"
         f"about = json.loads({text!r})\n"
-        "try: accounting.Spending.from_json(about['spent'])\n"
+        "try: accounting.spending_from_json(about['spent'])\n"
         "except ValueError:\n"
         "    from dpadambc import training\n"
         "    release = training.release.Release(None, about)\n"
@@ -276,14 +277,14 @@ def search(distribution, **options):
 
 @pytest.mark.slow
 def test_a_search_has_spent_too():
-    fixed = search(trials.Fixed(2))
+    fixed = search(accounting.Fixed(2))
     # The whole search counts: each of its trials, with its score.
     assert fixed.spent.epsilon(DELTA) == pytest.approx(fixed.epsilon, rel=1e-3)
     total = fit(fixed.best.params, spent=fixed, callback=stop_after(1))
     one_step = accounting.compose([(MECHANISM, 1)])
     assert unnamed(total.spent) == unnamed(fixed.spent) + one_step
     # A random number of trials is no composition of runs.
-    found = search(trials.Geometric(1))
+    found = search(accounting.Geometric(1))
     with pytest.raises(ValueError, match="add"):
         fit(found.best.params, spent=found)
 

@@ -7,8 +7,7 @@ import pytest
 
 import dpadambc
 from benchmarks import pictures
-from dpadambc import diagnostics
-from dpadambc.accounting import planning
+from dpadambc import accounting, diagnostics
 from dpadambc.diagnostics import not_private
 
 STDDEV, SIZE = 0.1, 4_000
@@ -214,8 +213,8 @@ def test_a_heat_map_has_the_numbers_and_a_frame_around_the_best():
 
 @pytest.mark.slow
 def test_a_plan_shows_its_noise_and_where_each_budget_is_reached():
-    numbers = dict(target_delta=1e-5, num_examples=2_000, accountant="rdp")
-    rows = planning.plan(
+    numbers = dict(target_delta=1e-5, num_examples=2_000, accountant=accounting.RDP)
+    rows = accounting.plan(
         target_epsilons=[2, 1], batch_sizes=[200, 100], epochs=3, **numbers
     )
     figure = pictures.plan(rows)
@@ -229,7 +228,7 @@ def test_a_plan_shows_its_noise_and_where_each_budget_is_reached():
         (marked,) = spent.get_markevery()
         assert spent.get_xdata()[marked] == 30
         assert 0.99 * epsilon < spent.get_ydata()[marked] <= epsilon
-    others = planning.plan(target_epsilons=2, batch_sizes=100, epochs=4, **numbers)
+    others = accounting.plan(target_epsilons=2, batch_sizes=100, epochs=4, **numbers)
     for wrong in ([], [*rows, *others]):
         with pytest.raises(ValueError, match="one number of epochs"):
             pictures.plan(wrong)

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import dpadambc
-from dpadambc import NeighboringRelation, training
+from dpadambc import NeighboringRelation, accounting, training
 from dpadambc.contrib import BandedGaussian, CorrelatedGaussian
 from tests import common
 
@@ -124,7 +124,7 @@ def test_every_combination_is_accounted_for_or_refused_with_a_reason(cls, relati
             cls(**ALL[cls], neighboring_relation=relation)
         return
     mechanism = cls(**ALL[cls], neighboring_relation=relation)
-    for accountant in ("pld", "rdp"):
+    for accountant in (accounting.PLD, accounting.RDP):
         if accountant in accountants:
             assert 0 < mechanism.epsilon(1e-5, accountant=accountant) < 100
         else:
@@ -187,7 +187,7 @@ def test_fixed_size_sampling_under_replacement_uses_the_doubled_sensitivity():
     assert fixed.noise_stddev == full.noise_stddev
     exact = full.epsilon(1e-5)
     assert fixed.epsilon(1e-5) == pytest.approx(exact, rel=1e-3)
-    assert exact <= fixed.epsilon(1e-5, accountant="rdp") < 1.3 * exact
+    assert exact <= fixed.epsilon(1e-5, accountant=accounting.RDP) < 1.3 * exact
 
 
 @pytest.mark.slow

@@ -277,11 +277,14 @@ def test_what_is_not_accounted_for_is_refused():
     with pytest.raises(ValueError, match="a replaced one moves its step"):
         mechanism(neighboring_relation=RELATION.REPLACE_ONE)
     with pytest.raises(ValueError, match="by 'rdp'"):
-        mechanism().epsilon(1e-5, accountant="rdp")
+        mechanism().epsilon(1e-5, accountant=accounting.RDP)
     event = mechanism().dp_event()
     with pytest.raises(ValueError, match="no Rényi bound"):
         accounting.epsilon(
-            event, target_delta=1e-5, neighboring_relation=ADD, accountant="rdp"
+            event,
+            target_delta=1e-5,
+            neighboring_relation=ADD,
+            accountant=accounting.RDP,
         )
     with pytest.raises(TypeError, match="noise_multiplier to be a number"):
         mechanism(noise_multiplier=lambda step: 1.0)
@@ -301,7 +304,7 @@ N, B = 300, 6
 def on_host(k=1, epochs=1, seed=0):
     return list(
         sampling.random_allocation_batches(
-            np.random.default_rng(seed),
+            jax.random.key(seed),
             num_examples=N,
             batches_per_epoch=B,
             participations=k,
@@ -404,7 +407,7 @@ def test_a_key_for_each_step_is_refused_and_why():
     made = mechanism(batches_per_epoch=B, iterations=B)
     keys = jax.random.split(jax.random.key(0), B)
     with pytest.raises(TypeError, match="with one key for all steps"):
-        made.sample(keys[0], num_examples=N)
+        made.sample_step(keys[0], 0, num_examples=N)
     for bad in (jnp.zeros(2, jnp.uint32), 0):
         with pytest.raises(TypeError, match="typed JAX key"):
             made.sample_step(bad, 0, num_examples=N)

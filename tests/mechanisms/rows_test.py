@@ -12,7 +12,7 @@ pytestmark = pytest.mark.guarantee
 
 
 def test_a7_rows_of_another_data_set_are_refused():
-    batch = MECHANISM.sample(jax.random.key(0), num_examples=1000)
+    batch = MECHANISM.sample_step(jax.random.key(0), 0, num_examples=1000)
     with pytest.raises(ValueError, match="Expected 1000 rows, as they were sampled"):
         batch.gather((X,))
     # What an index does: the last row counts for all that are not there.
@@ -26,7 +26,7 @@ def test_a7_padding_is_zero_rather_than_the_last_example(host):
         batch = next(mechanism(sampling_prob=0.1).batches(rng, num_examples=BATCH))
         data = {"x": np.asarray(X) + 1, "i": np.arange(BATCH) + 1}
     else:
-        batch = MECHANISM.sample(jax.random.key(0), num_examples=BATCH)
+        batch = MECHANISM.sample_step(jax.random.key(0), 0, num_examples=BATCH)
         data = {"x": X + 1, "i": jnp.arange(BATCH) + 1}
     rows = batch.gather(data)
     padding = np.asarray(batch.is_padding_example)

@@ -15,7 +15,6 @@ import scipy.stats
 
 import dpadambc
 from dpadambc import accounting, graphs, training
-from dpadambc.accounting import trials
 from dpadambc.training import tuning
 from tests import common
 
@@ -53,7 +52,7 @@ def search(**changes):
         mechanism=MECHANISM,
         make_optimizer=optax.adam,
         candidates=RATES,
-        trials=trials.Fixed(3),
+        trials=accounting.Fixed(3),
         score=PUBLIC,
         key=jax.random.key(0),
         target_delta=1e-5,
@@ -75,7 +74,7 @@ def test_every_trial_is_a_run_of_fit():
     """With a key of its own, the optimizer of its candidate, and the score said."""
     found = search(trials_at_once=2)
     assert [trial.candidate for trial in found.told] == RATES
-    trial_keys = tuning._drawn_from(jax.random.key(0), trials.Fixed(3))[1]
+    trial_keys = tuning._drawn_from(jax.random.key(0), accounting.Fixed(3))[1]
     # Of the second call; what is in a call is compared below.
     for trial, key in list(zip(found.told, trial_keys, strict=True))[2:]:
         run = training.fit(
@@ -93,7 +92,7 @@ def test_every_trial_is_a_run_of_fit():
         )
         assert trial.score == pytest.approx(score, rel=1e-4)
     assert found.best.score == max(trial.score for trial in found.told)
-    assert found.epsilon == MECHANISM.epsilon(1e-5, trials=trials.Fixed(3))
+    assert found.epsilon == MECHANISM.epsilon(1e-5, trials=accounting.Fixed(3))
 
 
 @pytest.mark.slow
@@ -103,7 +102,7 @@ def test_one_program_is_traced_however_many_trials_and_candidates_there_are():
         return optax.adam(rate, b1=b1)
 
     candidates = [{"rate": rate, "b1": b1} for rate in RATES for b1 in (0.5, 0.9)]
-    distribution = trials.Geometric(8)
+    distribution = accounting.Geometric(8)
     found = search(
         make_optimizer=make_optimizer,
         candidates=candidates,
@@ -154,7 +153,7 @@ def test_a_loss_with_all_that_it_may_take():
 
 
 def test_of_a_random_number_the_best_alone_is_told():
-    distribution = trials.Geometric(4)
+    distribution = accounting.Geometric(4)
     found = search(trials=distribution, key=key_with(distribution, 4))
     assert found.told is found.runs is None
     fields = "best", "cost", "target_delta", "mechanism", "trials", "told", "runs"
@@ -170,7 +169,7 @@ def test_of_a_random_number_the_best_alone_is_told():
 @pytest.mark.guarantee
 def test_no_program_has_the_number_of_trials_in_its_shapes(caplog):
     """JAX logs the shapes of what it compiles, if it is asked to."""
-    distribution = trials.Geometric(13)
+    distribution = accounting.Geometric(13)
     key = key_with(distribution, 17)
     with jax.log_compiles():
         search(trials=distribution, key=key, trials_at_once=2, mechanism=ONE_STEP)
@@ -186,7 +185,7 @@ def test_a_search_is_no_run_that_a_release_states_the_epsilon_of():
 
 
 def test_none_may_be_drawn():
-    distribution = trials.Poisson(1)
+    distribution = accounting.Poisson(1)
     key = key_with(distribution, 0)
     found = search(trials=distribution, key=key, mechanism=ONE_STEP)
     assert found.best is None
@@ -195,7 +194,7 @@ def test_none_may_be_drawn():
 
 @pytest.mark.guarantee
 def test_numbers_and_candidates_are_drawn_as_they_are_accounted_for():
-    distribution, numbers, chosen, words = trials.Geometric(4), [], [], set()
+    distribution, numbers, chosen, words = accounting.Geometric(4), [], [], set()
     for seed in range(400):
         rng, keys = tuning._drawn_from(jax.random.key(seed), distribution)
         numbers.append(len(keys))
@@ -253,7 +252,7 @@ def test_a_private_score_is_in_the_epsilon_of_each_trial(relation):
 
 
 def test_a_search_by_a_private_score_costs_its_noise_too():
-    found = search(score=NOISY, trials=trials.Geometric(4))
+    found = search(score=NOISY, trials=accounting.Geometric(4))
     assert found.cost.of_one_trial > MECHANISM.epsilon(1e-5)
     assert abs(found.best.score) < 1.2
 
@@ -373,7 +372,7 @@ def test_a_private_score_of_nodes_is_refused():
         ({"mechanism": shuffled()}, TypeError, "draws each batch from a key"),
         ({"data": Rows()}, TypeError, "data as arrays"),
         ({"trials": 8}, TypeError, "distribution of the number"),
-        ({"trials": trials.Fixed(8)}, ValueError, r"Fixed\(3\).*Geometric\(8\)"),
+        ({"trials": accounting.Fixed(8)}, ValueError, r"Fixed\(3\).*Geometric\(8\)"),
         ({"candidates": []}, TypeError, "candidates as a list"),
         ({"candidates": 0.1}, TypeError, "candidates as a list"),
         ({"candidates": [0.1, {"learning_rate": 0.1}]}, ValueError, "all numbers"),

@@ -53,7 +53,7 @@ def test_without_sampling_it_is_the_gaussian_mechanism(relation, z):
     )
     exact = gaussian_epsilon(z, 1e-5)
     assert mechanism.epsilon(1e-5) == pytest.approx(exact, rel=1e-3)
-    by_rdp = mechanism.epsilon(1e-5, accountant="rdp")
+    by_rdp = mechanism.epsilon(1e-5, accountant=accounting.RDP)
     assert exact <= by_rdp <= 1.25 * exact
 
 
@@ -88,9 +88,14 @@ def test_an_event_in_the_unit_of_another_accountant_is_refused(sampling_prob):
     replaced = poisson(sampling_prob=1.0, neighboring_relation=REPLACE)
     added = poisson(sampling_prob=sampling_prob)
     mistaken = [
-        (replaced.dp_event(accountant="pld"), "rdp"),
-        (replaced.dp_event(accountant="rdp"), "pld"),
-        (accounting.compose([replaced, replaced]).dp_event(accountant="pld"), "rdp"),
+        (replaced.dp_event(accountant=accounting.PLD), "rdp"),
+        (replaced.dp_event(accountant=accounting.RDP), "pld"),
+        (
+            accounting.compose([replaced, replaced]).dp_event(
+                accountant=accounting.PLD
+            ),
+            "rdp",
+        ),
         (added.dp_event(), "rdp"),
     ]
     accountants = {"pld": accounting.PLDAccountant, "rdp": accounting.RdpAccountant}
@@ -104,7 +109,7 @@ def test_an_event_in_the_unit_of_another_accountant_is_refused(sampling_prob):
             accountant.compose(event)
     # Those of two mechanisms are equal, and made for one accountant each.
     half = poisson(noise_multiplier=0.75, sampling_prob=1.0, neighboring_relation=ADD)
-    event = half.dp_event(accountant="pld")
+    event = half.dp_event(accountant=accounting.PLD)
     doubled = accounting.epsilon(event, target_delta=1e-5, neighboring_relation=REPLACE)
     assert doubled > 2 * half.epsilon(1e-5)
 
@@ -116,7 +121,7 @@ def test_dp_accounting_rdp_does_not_forget_the_doubled_sensitivity():
         accounting.epsilon(
             event, target_delta=1e-5, neighboring_relation=REPLACE, accountant=name
         )
-        for name in ("pld", "rdp")
+        for name in (accounting.PLD, accounting.RDP)
     ]
     assert by_hand == pytest.approx([4.377, 2.166], abs=1e-3)
     # The same noise on the same sum, by the mechanism: multiplier 1 of sensitivity 2.
@@ -128,10 +133,10 @@ def test_dp_accounting_rdp_does_not_forget_the_doubled_sensitivity():
     )
     assert mechanism.noise_stddev == pytest.approx(2.0 / NUMBERS["normalize_by"])
     assert mechanism.epsilon(1e-5) == pytest.approx(4.377, abs=1e-3)
-    assert mechanism.epsilon(1e-5, accountant="rdp") > 4.377
+    assert mechanism.epsilon(1e-5, accountant=accounting.RDP) > 4.377
 
 
-@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("accountant", [accounting.PLD, accounting.RDP])
 def test_replace_one_costs_more_than_add_or_remove_for_the_same_noise(accountant):
     numbers = dict(sampling_prob=1.0, iterations=10)
     added = poisson(noise_multiplier=20.0, **numbers)
@@ -161,7 +166,7 @@ def test_published_cifar_runs(z, logged, at_one_in_48, rdp_z):
     target = round(at_one_in_48)
     by_rdp = poisson(
         sampling_prob=1 / 48, iterations=3_360, noise_multiplier=rdp_z
-    ).epsilon(1e-5, accountant="rdp")
+    ).epsilon(1e-5, accountant=accounting.RDP)
     # Their search stops within 0.01 of the target or so, on coarser orders.
     assert by_rdp == pytest.approx(target, rel=0.02)
 
@@ -199,7 +204,7 @@ def test_published_qnli_run_after_231_steps():
 )
 def test_published_renyi_epsilons(z, q, iterations, delta, published):
     mechanism = poisson(noise_multiplier=z, sampling_prob=q, iterations=iterations)
-    ours = mechanism.epsilon(delta, accountant="rdp")
+    ours = mechanism.epsilon(delta, accountant=accounting.RDP)
     assert ours == pytest.approx(published, rel=0.003)
 
 
@@ -239,7 +244,7 @@ def test_the_event_is_dp_accountings_by_value():
     z=st.floats(0.6, 5.0),
     q=st.floats(0.001, 0.3),
     iterations=st.integers(1, 2_000),
-    accountant=st.sampled_from(["pld", "rdp"]),
+    accountant=st.sampled_from([accounting.PLD, accounting.RDP]),
 )
 def test_epsilon_is_monotone_in_every_argument(z, q, iterations, accountant):
     base = dict(noise_multiplier=z, sampling_prob=q, iterations=iterations)
@@ -257,13 +262,15 @@ def test_epsilon_is_monotone_in_every_argument(z, q, iterations, accountant):
 @pytest.mark.parametrize("q", [0.001, 0.05])
 def test_privacy_loss_distributions_are_tighter_than_renyi(z, q):
     mechanism = poisson(noise_multiplier=z, sampling_prob=q)
-    by_pld, by_rdp = (mechanism.epsilon(1e-5, accountant=a) for a in ("pld", "rdp"))
+    by_pld, by_rdp = (
+        mechanism.epsilon(1e-5, accountant=a) for a in (accounting.PLD, accounting.RDP)
+    )
     assert by_pld <= by_rdp
     assert by_rdp < 1.2 * by_pld + 1.0
 
 
 def test_no_noise_is_no_privacy():
-    for accountant in ("pld", "rdp"):
+    for accountant in (accounting.PLD, accounting.RDP):
         assert (
             poisson(noise_multiplier=0.0).epsilon(1e-5, accountant=accountant) == np.inf
         )
@@ -373,13 +380,13 @@ def test_calibration_solves_for_exactly_one_number(given):
 
 def test_a_schedule_that_branches_says_what_to_write():
     with pytest.raises(jax.errors.TracerBoolConversionError) as found:
-        accounting.level_counts(lambda step: 2.0 if step < 5 else 1.0, 10)
+        level_counts(lambda step: 2.0 if step < 5 else 1.0, 10)
     assert "jnp.where(step < 100, 2.0, 1.0)" in "".join(found.value.__notes__)
 
 
 def test_a_schedule_is_grouped_into_equal_steps():
     schedule = optax.piecewise_constant_schedule(2.0, {100: 0.5, 300: 0.5})
-    assert accounting.level_counts(schedule, 500) == {0.5: 200, 1.0: 200, 2.0: 100}
+    assert level_counts(schedule, 500) == {0.5: 200, 1.0: 200, 2.0: 100}
     mechanism = poisson(noise_multiplier=schedule)
     parts = [
         dp_accounting.SelfComposedDpEvent(
@@ -404,7 +411,7 @@ def test_a_schedule_is_grouped_into_equal_steps():
     ids=["linear", "exponential"],
 )
 def test_a_smooth_schedule_is_rounded_down_to_few_levels(schedule):
-    counts = accounting.level_counts(schedule, 500)
+    counts = level_counts(schedule, 500)
     values = np.sort(np.array([float(schedule(t)) for t in range(500)]))
     rounded = np.sort(np.repeat(list(counts), list(counts.values())))
     assert len(counts) <= 64
@@ -426,15 +433,17 @@ def test_a_smooth_schedule_is_rounded_down_to_few_levels(schedule):
         ]
     )
     below = accounting.epsilon(
-        event, target_delta=1e-5, neighboring_relation=ADD, accountant="rdp"
+        event, target_delta=1e-5, neighboring_relation=ADD, accountant=accounting.RDP
     )
-    grouped = poisson(noise_multiplier=schedule).epsilon(1e-5, accountant="rdp")
+    grouped = poisson(noise_multiplier=schedule).epsilon(
+        1e-5, accountant=accounting.RDP
+    )
     assert below <= grouped < 1.09 * below
 
 
 def test_a_smooth_schedule_that_ends_without_noise_costs_no_time():
     schedule = optax.cosine_decay_schedule(2.0, 10_000)
-    assert accounting.level_counts(schedule, 20_000) == {0.0: 20_000}
+    assert level_counts(schedule, 20_000) == {0.0: 20_000}
     assert poisson(noise_multiplier=schedule, iterations=20_000).epsilon(1e-5) == np.inf
 
 
@@ -448,7 +457,7 @@ def test_calibration_names_the_accountant_that_cannot_do_it():
             sampling_prob=0.1,
             iterations=10,
             neighboring_relation=REPLACE,
-            accountant="rdp",
+            accountant=accounting.RDP,
         )
 
 
@@ -492,13 +501,15 @@ def test_few_participations_over_many_steps_are_accounted_for_tightly():
     """On a grid of 1e-4 this epsilon comes out twice as large."""
     mechanism = poisson(noise_multiplier=5.0, sampling_prob=1e-4, iterations=10**6)
     assert mechanism.epsilon(1e-6) == pytest.approx(0.072, abs=0.002)
-    assert mechanism.epsilon(1e-6, accountant="rdp") == pytest.approx(0.081, abs=0.002)
+    assert mechanism.epsilon(1e-6, accountant=accounting.RDP) == pytest.approx(
+        0.081, abs=0.002
+    )
 
 
 def test_a_low_precision_schedule_is_accounted_for_as_it_is_run():
     schedule = lambda step: jnp.asarray(1.1, jnp.bfloat16)
     mechanism = poisson(noise_multiplier=schedule, normalize_by=0.99)
-    (z,) = accounting.level_counts(schedule, 10)
+    (z,) = level_counts(schedule, 10)
     assert mechanism.noise_stddev(3) == pytest.approx(z / 0.99, rel=1e-6)
 
 
@@ -551,7 +562,7 @@ class OwnEvent(accounting.ReadableDpEvent):
         return orders / (2 * self.noise_multiplier**2)
 
 
-@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("accountant", [accounting.PLD, accounting.RDP])
 def test_an_event_of_ones_own_has_its_own_epsilon(accountant):
     """To dp-accounting all events of such a class are equal, and have one hash."""
     assert OwnEvent(10.0) == OwnEvent(1.0)

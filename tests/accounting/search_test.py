@@ -12,24 +12,24 @@ from dp_accounting import dp_event
 from dp_accounting.pld import privacy_loss_distribution as pld
 
 import dpadambc
-from dpadambc import NeighboringRelation
+from dpadambc import NeighboringRelation, accounting
 from dpadambc.accounting import losses as _losses
-from dpadambc.accounting import selection, trials, tuning
+from dpadambc.accounting import selection, tuning
 from tests import common
 
 ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE = NeighboringRelation.REPLACE_ONE
 RANDOM = [
-    trials.Geometric(8),
-    trials.Geometric(50),
-    trials.TruncatedNegativeBinomial(8, shape=0),
-    trials.TruncatedNegativeBinomial(20, shape=3),
-    trials.Poisson(8),
+    accounting.Geometric(8),
+    accounting.Geometric(50),
+    accounting.TruncatedNegativeBinomial(8, shape=0),
+    accounting.TruncatedNegativeBinomial(20, shape=3),
+    accounting.Poisson(8),
 ]
 
 
 @functools.cache
-def tuned(event, distribution, delta=1e-5, accountant="pld"):
+def tuned(event, distribution, delta=1e-5, accountant=accounting.PLD):
     return tuning.tuned_epsilon(
         {accountant: event},
         distribution,
@@ -73,7 +73,7 @@ def test_the_best_gaussian_is_as_private_as_is_said(distribution, z):
             [1 - distribution.pmf(0)] * 2, abs=1e-6
         )
         for delta in (1e-2, 1e-5):
-            for accountant in ("pld", "rdp"):
+            for accountant in (accounting.PLD, accounting.RDP):
                 found = tuned(event, distribution, delta, accountant)
                 assert hockey_stick(found.epsilon, *laws) <= delta
         # Negative control: the epsilon of one trial.
@@ -118,7 +118,7 @@ def test_the_whole_ratio_is_needed():
     p = np.array([1 - factor * here - above, factor * here, above])
     q = np.array([1 - here - factor * above, here, factor * above])
     assert hockey_stick(2.0, p, q) < 1e-12
-    geometric = trials.Geometric(150)
+    geometric = accounting.Geometric(150)
     best = [best_of_outcomes(law, geometric) for law in (p, q)]
     assert hockey_stick(5.7, *best) > 1e-9
     bound = profile_bound(p, q, geometric, 1e-9)
@@ -129,7 +129,7 @@ def test_the_whole_ratio_is_needed():
 def test_the_whole_mean_is_needed():
     """One output in a thousand tells all; the best of fifty does so fifty times."""
     p, q = np.array([0.999, 1e-3]), np.array([1 - 1e-12, 1e-12])
-    geometric = trials.Geometric(50)
+    geometric = accounting.Geometric(50)
     best = [best_of_outcomes(law, geometric) for law in (p, q)]
     bound = profile_bound(p, q, geometric, 50 * 1.1e-3)
     assert bound < 0.2
@@ -139,7 +139,7 @@ def test_the_whole_mean_is_needed():
 def test_searches_draw_from_the_law_that_is_accounted_for():
     """Ten thousand searches over a score of three values, against E x^K."""
     rng, law = np.random.default_rng(0), np.array([0.7, 0.2, 0.1])
-    for distribution in (trials.Geometric(8), trials.Poisson(2)):
+    for distribution in (accounting.Geometric(8), accounting.Poisson(2)):
         counts = np.zeros(4)
         for _ in range(10_000):
             number = distribution.sample(rng)
@@ -168,7 +168,7 @@ def test_the_renyi_bound_is_that_of_dp_accounting(distribution):
     oracle = dp_accounting.rdp.RdpAccountant().compose(
         dp_event.RepeatAndSelectDpEvent(event, distribution.expected, shape)
     )
-    found = tuned(event, distribution, accountant="rdp")
+    found = tuned(event, distribution, accountant=accounting.RDP)
     assert found.epsilon == oracle.get_epsilon(1e-5)
     assert found.bound == "renyi"
 
@@ -184,21 +184,23 @@ def test_the_renyi_bound_is_that_of_the_paper():
         renyi + np.log1p(-1 / orders) - np.log(1e-5 * orders) / (orders - 1)
     )
     event = dp_accounting.GaussianDpEvent(z)
-    by_renyi = tuned(event, trials.Geometric(mean), accountant="rdp").epsilon
+    by_renyi = tuned(
+        event, accounting.Geometric(mean), accountant=accounting.RDP
+    ).epsilon
     assert by_renyi == pytest.approx(converted, rel=0.01)
-    assert tuned(event, trials.Geometric(mean)).epsilon < 0.8 * by_renyi
+    assert tuned(event, accounting.Geometric(mean)).epsilon < 0.8 * by_renyi
 
 
 def test_more_trials_cost_more_and_one_trial_what_it_costs():
     event = dp_accounting.GaussianDpEvent(2.0)
     for kind in (
-        trials.Geometric,
-        lambda mean: trials.TruncatedNegativeBinomial(mean, 0.5),
+        accounting.Geometric,
+        lambda mean: accounting.TruncatedNegativeBinomial(mean, 0.5),
     ):
         costs = [tuned(event, kind(mean)).epsilon for mean in (1, 1.5, 4, 16, 300)]
         assert costs == sorted(costs)
         assert costs[0] == pytest.approx(tuned(event, kind(1)).of_one_trial)
-    costs = [tuned(event, trials.Poisson(mean)).epsilon for mean in (1, 2, 8)]
+    costs = [tuned(event, accounting.Poisson(mean)).epsilon for mean in (1, 2, 8)]
     assert costs == sorted(costs)
 
 
@@ -209,21 +211,21 @@ def test_what_rounding_takes_off_delta_counts_in_a_search_too():
     )
     delta = 2 * _losses.rounding_of(event)
     one = _losses.bounded(event, ADD, delta)
-    assert tuned(event, trials.Geometric(1), delta).epsilon == one.epsilon
+    assert tuned(event, accounting.Geometric(1), delta).epsilon == one.epsilon
     unrounded = one.losses.get_epsilon_for_delta(delta)
     assert unrounded < 0.99 * one.epsilon  # negative control
-    assert tuned(event, trials.Poisson(2), delta).epsilon == np.inf
+    assert tuned(event, accounting.Poisson(2), delta).epsilon == np.inf
 
 
 def test_a_search_is_compared_with_composition():
     event = dp_accounting.GaussianDpEvent(2.0)
-    found = tuned(event, trials.Geometric(7.5))
+    found = tuned(event, accounting.Geometric(7.5))
     assert found.cheaper == "search"
-    assert found.of_composition == tuned(event, trials.Fixed(8)).epsilon
-    fixed = tuned(event, trials.Fixed(2))
+    assert found.of_composition == tuned(event, accounting.Fixed(8)).epsilon
+    fixed = tuned(event, accounting.Fixed(2))
     assert (fixed.bound, fixed.cheaper) == ("composition", "composition")
     little = dp_accounting.GaussianDpEvent(100.0)
-    assert tuned(little, trials.Poisson(64)).cheaper == "composition"
+    assert tuned(little, accounting.Poisson(64)).cheaper == "composition"
 
 
 def test_of_a_mechanism_in_the_units_of_every_relation():
@@ -231,21 +233,24 @@ def test_of_a_mechanism_in_the_units_of_every_relation():
     found = [
         common.poisson_gaussian(
             sampling_prob=1.0, iterations=1, neighboring_relation=relation
-        ).tuned_epsilon(1e-5, trials=trials.Geometric(8))
+        ).tuned_epsilon(1e-5, trials=accounting.Geometric(8))
         for relation in NeighboringRelation
     ]
     for other in found[1:]:
         assert other[2:] == pytest.approx(found[0][2:], rel=2e-3)
         assert other.epsilon == pytest.approx(found[0].epsilon, rel=2e-3)
-    exact = tuned(dp_accounting.GaussianDpEvent(1.0), trials.Geometric(8))
+    exact = tuned(dp_accounting.GaussianDpEvent(1.0), accounting.Geometric(8))
     assert found[0].epsilon == pytest.approx(exact.epsilon, rel=2e-3)
 
 
 def test_the_float_of_a_mechanism_is_the_least_bound():
-    mechanism, geometric = common.poisson_gaussian(iterations=4), trials.Geometric(8)
+    mechanism, geometric = (
+        common.poisson_gaussian(iterations=4),
+        accounting.Geometric(8),
+    )
     by = {
         name: mechanism.epsilon(1e-5, trials=geometric, accountant=name)
-        for name in ("pld", "rdp")
+        for name in (accounting.PLD, accounting.RDP)
     }
     epsilon = mechanism.epsilon(1e-5, trials=geometric)
     assert epsilon == min(by.values())
@@ -256,9 +261,11 @@ def test_the_float_of_a_mechanism_is_the_least_bound():
 
 def test_without_noise_it_is_infinite_and_without_steps_nothing():
     silent = common.poisson_gaussian(noise_multiplier=0.0)
-    assert silent.epsilon(1e-5, trials=trials.Geometric(8)) == np.inf
+    assert silent.epsilon(1e-5, trials=accounting.Geometric(8)) == np.inf
     none = common.poisson_gaussian(iterations=0)
-    assert none.epsilon(1e-5, trials=trials.Geometric(8)) == pytest.approx(0, abs=1e-6)
+    assert none.epsilon(1e-5, trials=accounting.Geometric(8)) == pytest.approx(
+        0, abs=1e-6
+    )
 
 
 def test_what_has_renyi_bounds_alone_has_that_bound():
@@ -267,14 +274,14 @@ def test_what_has_renyi_bounds_alone_has_that_bound():
     )
     found = tuning.tuned_epsilon(
         {"rdp": event},
-        trials.Geometric(8),
+        accounting.Geometric(8),
         target_delta=1e-5,
         neighboring_relation=REPLACE,
     )
     assert found.of_one_trial < found.epsilon < np.inf
 
 
-@pytest.mark.parametrize("distribution", [trials.Geometric(8), trials.Fixed(8)])
+@pytest.mark.parametrize("distribution", [accounting.Geometric(8), accounting.Fixed(8)])
 def test_calibration_is_of_the_whole_search(distribution):
     numbers = dict(sampling_prob=1.0, l2_clip_norm=1.0, normalize_by=50, iterations=1)
     mechanism = dpadambc.PoissonGaussian.calibrate(
@@ -288,7 +295,7 @@ def test_calibration_is_of_the_whole_search(distribution):
     ("change", "error", "message"),
     [
         ({"trials": 8}, TypeError, "distribution of the number of trials"),
-        ({"trials": trials.Geometric}, TypeError, "distribution of the number"),
+        ({"trials": accounting.Geometric}, TypeError, "distribution of the number"),
         ({"events": dp_accounting.GaussianDpEvent(1.0)}, TypeError, "events by the"),
         ({"events": {}}, TypeError, "events by the"),
         ({"events": {"gdp": dp_accounting.NoOpDpEvent()}}, ValueError, "accountant"),
@@ -298,7 +305,7 @@ def test_calibration_is_of_the_whole_search(distribution):
 def test_refused(change, error, message):
     arguments = {
         "events": {"pld": dp_accounting.GaussianDpEvent(1.0)},
-        "trials": trials.Geometric(8),
+        "trials": accounting.Geometric(8),
         "target_delta": 1e-5,
         "neighboring_relation": ADD,
     }
@@ -309,7 +316,7 @@ def test_refused(change, error, message):
 def test_a_distribution_of_ones_own_is_refused():
     """Nothing is known of what a search by it costs."""
 
-    class Uniform(trials.Fixed):
+    class Uniform(accounting.Fixed):
         def sample(self, rng):
             return int(rng.integers(1, 100))
 

@@ -9,6 +9,7 @@ import pytest
 import scipy.stats
 
 import dpadambc
+from dpadambc import accounting
 from dpadambc.accounting import losses, trade_off
 
 norm = scipy.stats.norm
@@ -29,7 +30,7 @@ def mechanism(z=1.0, q=1.0, iterations=1, **fields):
 
 @pytest.mark.parametrize(("z", "iterations"), [(0.3, 1), (2.0, 1), (40.0, 1), (9.0, 9)])
 def test_of_a_gaussian_it_is_the_closed_form_from_below(z, iterations):
-    found = mechanism(z, iterations=iterations).trade_off()
+    found = accounting.trade_off(mechanism(z, iterations=iterations))
     mu = math.sqrt(iterations) / z
     exact = norm.cdf(norm.isf(RATES) - mu)
     below = exact - found.false_negative_rate(RATES)
@@ -40,7 +41,9 @@ def test_of_a_gaussian_it_is_the_closed_form_from_below(z, iterations):
 
 @pytest.mark.parametrize("relation", list(Relation))
 def test_it_falls_and_is_convex_and_symmetric(relation):
-    found = mechanism(1.0, 0.02, 300, neighboring_relation=relation).trade_off()
+    found = accounting.trade_off(
+        mechanism(1.0, 0.02, 300, neighboring_relation=relation)
+    )
     rates = np.linspace(0, 1, 501)
     misses = found.false_negative_rate(rates)
     assert np.all(np.diff(misses) <= 0)
@@ -66,13 +69,15 @@ def best_attack(z, q, rates):
 def test_the_best_attack_on_a_sampled_step_reaches_it_and_is_not_below():
     z, q = 0.7, 0.2
     reached = best_attack(z, q, RATES[1:])
-    found = mechanism(z, q).trade_off()
+    found = accounting.trade_off(mechanism(z, q))
     below = reached - found.false_negative_rate(RATES[1:])
     assert np.all(below > -1e-11)
     # The attacker who tests the other way round does better at large rates.
     assert np.all(below[RATES[1:] < 0.1] < 1e-4)
     # Negative control: with more noise than there was, the claim is refuted.
-    claimed = mechanism(1.05 * z, q).trade_off().false_negative_rate(RATES[1:])
+    claimed = accounting.trade_off(mechanism(1.05 * z, q)).false_negative_rate(
+        RATES[1:]
+    )
     assert np.any(reached < claimed - 1e-3)
 
 
@@ -82,7 +87,7 @@ def test_simulated_attackers_on_several_steps_are_not_below():
     noise = rng.normal(scale=z, size=(2, runs, steps))
     noise[1] += rng.random((runs, steps)) < q
     ratio = np.log1p(q * np.expm1((noise - 0.5) / z**2)).sum(-1)
-    found = mechanism(z, q, steps).trade_off()
+    found = accounting.trade_off(mechanism(z, q, steps))
     for rate in (1e-3, 1e-2, 1e-1):
         threshold = np.quantile(ratio[0], 1 - rate)
         hits = np.mean(ratio[1] > threshold)
@@ -90,12 +95,14 @@ def test_simulated_attackers_on_several_steps_are_not_below():
         bound = found.true_positive_rate(rate)
         assert hits - error < bound < hits + error + 0.01
         # Negative control.
-        with_more_noise = mechanism(1.5, q, steps).trade_off().true_positive_rate(rate)
+        with_more_noise = accounting.trade_off(
+            mechanism(1.5, q, steps)
+        ).true_positive_rate(rate)
         assert hits - error > with_more_noise or rate < 1e-2
 
 
 def test_mu_bounds_every_attack_within_its_range_and_is_the_least_that_does():
-    found = mechanism(0.8, 256 / 60_000, 2_000).trade_off()
+    found = accounting.trade_off(mechanism(0.8, 256 / 60_000, 2_000))
     for least in (1e-3, 1e-6):
         mu = found.gaussian_mu(least)
         rates = np.geomspace(least, found.equal_error_rate, 3_000)
@@ -109,7 +116,7 @@ def test_mu_bounds_every_attack_within_its_range_and_is_the_least_that_does():
 
 def test_without_noise_nothing_is_hidden_and_without_steps_everything():
     for bare in (mechanism(0.0), mechanism(1e-4)):
-        found = bare.trade_off()
+        found = accounting.trade_off(bare)
         assert found.gaussian_mu() == math.inf
         assert np.all(found.true_positive_rate(RATES) == 1)
     found = mechanism().trade_off(iterations=0)
@@ -120,7 +127,7 @@ def test_without_noise_nothing_is_hidden_and_without_steps_everything():
 def test_it_is_no_other_statement_than_epsilon():
     """The error rates that (ε, δ) forbids are forbidden here too."""
     trained = mechanism(1.1, 0.01, 1_000)
-    found = trained.trade_off()
+    found = accounting.trade_off(trained)
     for delta in (1e-4, 1e-6):
         epsilon = trained.epsilon(delta)
         line = 1 - delta - np.exp(epsilon) * RATES
@@ -129,7 +136,7 @@ def test_it_is_no_other_statement_than_epsilon():
 
 def test_relations_and_sampling_are_those_of_the_mechanism():
     replaced = mechanism(2.0, neighboring_relation=Relation.REPLACE_ONE)
-    assert replaced.trade_off().gaussian_mu() == pytest.approx(0.5, rel=1e-3)
+    assert accounting.trade_off(replaced).gaussian_mu() == pytest.approx(0.5, rel=1e-3)
     shuffled = dpadambc.ShuffledGaussian(
         l2_clip_norm=1.0,
         noise_multiplier=2.0,
@@ -138,7 +145,7 @@ def test_relations_and_sampling_are_those_of_the_mechanism():
         iterations=40,
         normalize_by=10,
     )
-    assert shuffled.trade_off().gaussian_mu() == pytest.approx(1.0, rel=1e-3)
+    assert accounting.trade_off(shuffled).gaussian_mu() == pytest.approx(1.0, rel=1e-3)
     nodes = dpadambc.graphs.NodePoissonGaussian(
         l2_clip_norm=1.0,
         noise_multiplier=2.0,
@@ -147,11 +154,11 @@ def test_relations_and_sampling_are_those_of_the_mechanism():
         iterations=4,
         normalize_by=1,
     )
-    assert nodes.trade_off().gaussian_mu() == pytest.approx(1.0, rel=1e-3)
+    assert accounting.trade_off(nodes).gaussian_mu() == pytest.approx(1.0, rel=1e-3)
 
 
 def test_wrong_numbers_are_refused():
-    found = mechanism().trade_off()
+    found = accounting.trade_off(mechanism())
     for rate in (-0.1, 1.1, math.nan):
         with pytest.raises(ValueError, match=r"false_positive_rate in \[0, 1\]"):
             found.true_positive_rate([0.1, rate])
@@ -170,7 +177,7 @@ def test_wrong_numbers_are_refused():
 
 def test_what_rounding_takes_off_delta_is_given_to_the_attacker(monkeypatch):
     false_positives = np.array([1e-6, 1e-2, 0.3])
-    of = lambda: mechanism(2.0, iterations=3).trade_off()
+    of = lambda: accounting.trade_off(mechanism(2.0, iterations=3))
     before = of().false_negative_rate(false_positives)
     monkeypatch.setattr(losses, "_ROUNDING", 1e-4)
     after = of().false_negative_rate(false_positives)
