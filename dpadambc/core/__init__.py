@@ -27,9 +27,9 @@ whatever a file trusts besides JAX and NumPy.
     the others, and batches have a static shape.
 12. `accounting`: epsilon of an event is never below that of dp-accounting's ideal
     arithmetic. [dp-accounting, SciPy]
-13. `mechanism`: one frozen value gives the level, the event and the draw, so that noise,
+13. `calibrate`: no calibrated number exceeds its target.
+14. `mechanism`: one frozen value gives the level, the event and the draw, so that noise,
     sampler and accountant agree.
-14. `calibrate`: no calibrated number exceeds its target.
 15. `spending`: runs on the same people's data compose.
 16. `data`: examples come by the indices of a batch, from arrays or any source.
 17. `step`: one step draws, clips, adds noise and updates; the number of steps of a state
