@@ -184,7 +184,9 @@ def test_the_renyi_bound_is_that_of_the_paper():
         renyi + np.log1p(-1 / orders) - np.log(1e-5 * orders) / (orders - 1)
     )
     event = dp_accounting.GaussianDpEvent(z)
-    by_renyi = tuned(event, accounting.Geometric(mean), accountant=accounting.RDP).epsilon
+    by_renyi = tuned(
+        event, accounting.Geometric(mean), accountant=accounting.RDP
+    ).epsilon
     assert by_renyi == pytest.approx(converted, rel=0.01)
     assert tuned(event, accounting.Geometric(mean)).epsilon < 0.8 * by_renyi
 
@@ -242,7 +244,10 @@ def test_of_a_mechanism_in_the_units_of_every_relation():
 
 
 def test_the_float_of_a_mechanism_is_the_least_bound():
-    mechanism, geometric = common.poisson_gaussian(iterations=4), accounting.Geometric(8)
+    mechanism, geometric = (
+        common.poisson_gaussian(iterations=4),
+        accounting.Geometric(8),
+    )
     by = {
         name: mechanism.epsilon(1e-5, trials=geometric, accountant=name)
         for name in (accounting.PLD, accounting.RDP)
@@ -258,7 +263,9 @@ def test_without_noise_it_is_infinite_and_without_steps_nothing():
     silent = common.poisson_gaussian(noise_multiplier=0.0)
     assert silent.epsilon(1e-5, trials=accounting.Geometric(8)) == np.inf
     none = common.poisson_gaussian(iterations=0)
-    assert none.epsilon(1e-5, trials=accounting.Geometric(8)) == pytest.approx(0, abs=1e-6)
+    assert none.epsilon(1e-5, trials=accounting.Geometric(8)) == pytest.approx(
+        0, abs=1e-6
+    )
 
 
 def test_what_has_renyi_bounds_alone_has_that_bound():

@@ -41,7 +41,9 @@ def test_of_a_gaussian_it_is_the_closed_form_from_below(z, iterations):
 
 @pytest.mark.parametrize("relation", list(Relation))
 def test_it_falls_and_is_convex_and_symmetric(relation):
-    found = accounting.trade_off(mechanism(1.0, 0.02, 300, neighboring_relation=relation))
+    found = accounting.trade_off(
+        mechanism(1.0, 0.02, 300, neighboring_relation=relation)
+    )
     rates = np.linspace(0, 1, 501)
     misses = found.false_negative_rate(rates)
     assert np.all(np.diff(misses) <= 0)
@@ -73,7 +75,9 @@ def test_the_best_attack_on_a_sampled_step_reaches_it_and_is_not_below():
     # The attacker who tests the other way round does better at large rates.
     assert np.all(below[RATES[1:] < 0.1] < 1e-4)
     # Negative control: with more noise than there was, the claim is refuted.
-    claimed = accounting.trade_off(mechanism(1.05 * z, q)).false_negative_rate(RATES[1:])
+    claimed = accounting.trade_off(mechanism(1.05 * z, q)).false_negative_rate(
+        RATES[1:]
+    )
     assert np.any(reached < claimed - 1e-3)
 
 
@@ -91,7 +95,9 @@ def test_simulated_attackers_on_several_steps_are_not_below():
         bound = found.true_positive_rate(rate)
         assert hits - error < bound < hits + error + 0.01
         # Negative control.
-        with_more_noise = accounting.trade_off(mechanism(1.5, q, steps)).true_positive_rate(rate)
+        with_more_noise = accounting.trade_off(
+            mechanism(1.5, q, steps)
+        ).true_positive_rate(rate)
         assert hits - error > with_more_noise or rate < 1e-2
 
 

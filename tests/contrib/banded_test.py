@@ -271,7 +271,8 @@ def test_the_audit_tells_cyclic_batches_from_others():
     of_examples = dict(num_examples=n, iterations=30)
     # The negative controls: not cyclic, by fewer parts, by too large a probability,
     # and with the parts dealt anew.
-    poisson = lambda seed: sampling.poisson_batches(jax.random.key(seed), sampling_prob=0.1, **of_examples
+    poisson = lambda seed: sampling.poisson_batches(
+        jax.random.key(seed), sampling_prob=0.1, **of_examples
     )
     assert check(poisson) == "FAIL"
     for parts, prob in ((2, 0.2), (3, 0.36)):
@@ -368,7 +369,9 @@ def test_it_is_a_value_that_json_can_hold():
     assert mechanism == made(strategy_coefficients=[1, 0.5])
     assert hash(mechanism) == hash(made(strategy_coefficients=(1.0, 0.5)))
     spent = accounting.compose([mechanism, mechanism])
-    read = accounting.spending_from_json(json.loads(json.dumps(accounting.spending_to_json(spent))))
+    read = accounting.spending_from_json(
+        json.loads(json.dumps(accounting.spending_to_json(spent)))
+    )
     assert read == spent
     # Two runs are composed, and no longer run: their noise is not taken back.
     assert spent.dp_event() == dp_accounting.ComposedDpEvent(

@@ -206,7 +206,9 @@ def test_it_is_a_value_that_json_can_hold():
     assert mechanism == made(noising_coefficients=[1, -0.5])
     assert hash(mechanism) == hash(made(noising_coefficients=(1.0, -0.5)))
     spent = accounting.compose([mechanism, mechanism])
-    read = accounting.spending_from_json(json.loads(json.dumps(accounting.spending_to_json(spent))))
+    read = accounting.spending_from_json(
+        json.loads(json.dumps(accounting.spending_to_json(spent)))
+    )
     assert read == spent
     # Two runs are two Gaussians, and no longer run: their noise is not taken back.
     event = spent.dp_event()

@@ -119,7 +119,11 @@ def test_the_square_of_the_inverse_square_root_takes_differences():
         (lambda: strategies.checked(()), ValueError, "begin with 1"),
         (lambda: strategies.checked(1.0), TypeError, "a sequence of numbers"),
         (lambda: strategies.checked("1"), TypeError, "a sequence of numbers"),
-        (lambda: strategies.checked((1.0, None)), TypeError, "to be a number, got None"),
+        (
+            lambda: strategies.checked((1.0, None)),
+            TypeError,
+            "to be a number, got None",
+        ),
         (lambda: strategies.checked((1.0, np.nan)), ValueError, "Expected finite"),
         (lambda: strategies.checked((1.0, -np.inf)), ValueError, "Expected finite"),
         (lambda: strategies.banded_inverse_square_root(0), ValueError, ">= 1"),

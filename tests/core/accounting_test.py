@@ -90,7 +90,12 @@ def test_an_event_in_the_unit_of_another_accountant_is_refused(sampling_prob):
     mistaken = [
         (replaced.dp_event(accountant=accounting.PLD), "rdp"),
         (replaced.dp_event(accountant=accounting.RDP), "pld"),
-        (accounting.compose([replaced, replaced]).dp_event(accountant=accounting.PLD), "rdp"),
+        (
+            accounting.compose([replaced, replaced]).dp_event(
+                accountant=accounting.PLD
+            ),
+            "rdp",
+        ),
         (added.dp_event(), "rdp"),
     ]
     accountants = {"pld": accounting.PLDAccountant, "rdp": accounting.RdpAccountant}
@@ -257,7 +262,9 @@ def test_epsilon_is_monotone_in_every_argument(z, q, iterations, accountant):
 @pytest.mark.parametrize("q", [0.001, 0.05])
 def test_privacy_loss_distributions_are_tighter_than_renyi(z, q):
     mechanism = poisson(noise_multiplier=z, sampling_prob=q)
-    by_pld, by_rdp = (mechanism.epsilon(1e-5, accountant=a) for a in (accounting.PLD, accounting.RDP))
+    by_pld, by_rdp = (
+        mechanism.epsilon(1e-5, accountant=a) for a in (accounting.PLD, accounting.RDP)
+    )
     assert by_pld <= by_rdp
     assert by_rdp < 1.2 * by_pld + 1.0
 
@@ -428,7 +435,9 @@ def test_a_smooth_schedule_is_rounded_down_to_few_levels(schedule):
     below = accounting.epsilon(
         event, target_delta=1e-5, neighboring_relation=ADD, accountant=accounting.RDP
     )
-    grouped = poisson(noise_multiplier=schedule).epsilon(1e-5, accountant=accounting.RDP)
+    grouped = poisson(noise_multiplier=schedule).epsilon(
+        1e-5, accountant=accounting.RDP
+    )
     assert below <= grouped < 1.09 * below
 
 
@@ -492,7 +501,9 @@ def test_few_participations_over_many_steps_are_accounted_for_tightly():
     """On a grid of 1e-4 this epsilon comes out twice as large."""
     mechanism = poisson(noise_multiplier=5.0, sampling_prob=1e-4, iterations=10**6)
     assert mechanism.epsilon(1e-6) == pytest.approx(0.072, abs=0.002)
-    assert mechanism.epsilon(1e-6, accountant=accounting.RDP) == pytest.approx(0.081, abs=0.002)
+    assert mechanism.epsilon(1e-6, accountant=accounting.RDP) == pytest.approx(
+        0.081, abs=0.002
+    )
 
 
 def test_a_low_precision_schedule_is_accounted_for_as_it_is_run():

@@ -150,7 +150,10 @@ def test_a_schedule_counts_with_the_levels_that_it_had():
     expected = scheduled.epsilon(DELTA)
     levels["late"] = 10.0
     assert spent.epsilon(DELTA) == expected > 1.2 * scheduled.epsilon(DELTA)
-    assert accounting.spending_to_json(spent)[0]["noise_multiplier"] == [[1.0, 3], [2.0, 5]]
+    assert accounting.spending_to_json(spent)[0]["noise_multiplier"] == [
+        [1.0, 3],
+        [2.0, 5],
+    ]
     assert accounting.compose([(scheduled, 0)]).epsilon(DELTA) == 0
     many = dataclasses.replace(
         FIRST, noise_multiplier=optax.linear_schedule(4.0, 2.0, 300), iterations=300

@@ -233,7 +233,9 @@ def test_a_run_keeps_to_the_budget_of_all():
 @pytest.mark.slow
 def test_a_file_may_name_what_nobody_has_imported_yet():
     mechanism = graphs.NodePoissonGaussian(**vars(MECHANISM), max_terms=2)
-    text = json.dumps({"spent": accounting.accounting.spending_to_json(compose([mechanism]))})
+    text = json.dumps(
+        {"spent": accounting.accounting.spending_to_json(compose([mechanism]))}
+    )
     program = (
         "import json, sys\n"
         "from dpadambc.mechanisms import accounting\n"

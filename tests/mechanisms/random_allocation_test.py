@@ -281,7 +281,10 @@ def test_what_is_not_accounted_for_is_refused():
     event = mechanism().dp_event()
     with pytest.raises(ValueError, match="no Rényi bound"):
         accounting.epsilon(
-            event, target_delta=1e-5, neighboring_relation=ADD, accountant=accounting.RDP
+            event,
+            target_delta=1e-5,
+            neighboring_relation=ADD,
+            accountant=accounting.RDP,
         )
     with pytest.raises(TypeError, match="noise_multiplier to be a number"):
         mechanism(noise_multiplier=lambda step: 1.0)
@@ -300,7 +303,8 @@ N, B = 300, 6
 
 def on_host(k=1, epochs=1, seed=0):
     return list(
-        sampling.random_allocation_batches(jax.random.key(seed),
+        sampling.random_allocation_batches(
+            jax.random.key(seed),
             num_examples=N,
             batches_per_epoch=B,
             participations=k,
