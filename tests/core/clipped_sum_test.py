@@ -70,9 +70,9 @@ def looked_at(*args, **numbers):
     return dpadambc.materialize(found)
 
 
-# A stage of Optax between the clip and the noise.
+# A stage of Optax between the clip and the noise, or a wrapper around the noise.
 
-BETWEEN = {
+STAGES = {
     "scale": optax.scale(2.0),
     "clip": optax.clip(1.0),
     "clip_by_global_norm": optax.clip_by_global_norm(1.0),
@@ -88,30 +88,18 @@ BETWEEN = {
     "add_noise": optax.add_noise(0.1, 0.5, KEY),
     "centralize": optax.centralize(),
     "sgd": optax.sgd(0.1),
-    "noise": optax.chain(NOISE),
+    "noise": NOISE,
+}
+BETWEEN = {name: optax.chain(stage, NOISE) for name, stage in STAGES.items()} | {
+    "MultiSteps": optax.MultiSteps(NOISE, 2),
+    "flatten": optax.flatten(NOISE),
+    "apply_if_finite": optax.apply_if_finite(NOISE, 3),
 }
 
 
-@pytest.mark.parametrize("stage", BETWEEN.values(), ids=BETWEEN)
+@pytest.mark.parametrize("tx", BETWEEN.values(), ids=BETWEEN)
 @jit_or_not
-def test_a_stage_between_is_refused(wrap, stage):
-    tx = optax.chain(stage, NOISE)
-    with pytest.raises(REFUSED):
-        wrap(functools.partial(once, tx))(total())
-
-
-WRAPPERS = {
-    "MultiSteps": lambda tx: optax.MultiSteps(tx, 2),
-    "flatten": optax.flatten,
-    "apply_if_finite": lambda tx: optax.apply_if_finite(tx, 3),
-}
-
-
-@pytest.mark.parametrize("around", WRAPPERS.values(), ids=WRAPPERS)
-@jit_or_not
-@all_noises
-def test_a_wrapper_that_changes_what_it_gets_is_refused(make, wrap, around):
-    tx = around(make(1.0))
+def test_a_stage_between_is_refused(wrap, tx):
     with pytest.raises(REFUSED):
         wrap(functools.partial(once, tx))(total())
 
@@ -180,21 +168,17 @@ def test_arithmetic_is_refused(wrap, of_leaves, change):
         wrap(step)(total())
 
 
-def test_arithmetic_says_what_to_do_instead():
-    of_b = total()["b"]
-    numpy, array = np.ones(3), jnp.ones(3)
+def test_operators_and_methods_of_arrays_are_refused():
+    of_b, array = total()["b"], jnp.ones(3)
     for change in (
-        lambda: of_b * 2.0,
-        lambda: numpy * of_b,
+        lambda: np.ones(3) * of_b,
         lambda: array - of_b,
-        lambda: of_b + of_b,
         lambda: -of_b,
         lambda: of_b @ array,
+        lambda: of_b.astype(jnp.float32),
     ):
-        with pytest.raises(TypeError, match="ClippedSum"):
+        with pytest.raises((TypeError, AttributeError), match="ClippedSum"):
             change()
-    with pytest.raises(AttributeError, match="ClippedSum"):
-        of_b.astype(jnp.float32)
 
 
 # A part of the sums.
@@ -211,22 +195,6 @@ PARTS = {
 }
 
 
-def of_part(clipped):
-    return jax.tree.map(jnp.zeros_like, dpadambc.materialize(clipped))
-
-
-@pytest.mark.parametrize("name", PARTS)
-@jit_or_not
-@all_noises
-def test_a_part_is_refused(make, wrap, name):
-    def step(clipped):
-        part = PARTS[name](clipped)
-        return once(make(1.0), part, of_part(part))
-
-    with pytest.raises(ValueError, match="gradient"):
-        wrap(step)(total())
-
-
 DIVIDED = {
     "masked": lambda noise: optax.masked(noise, {"w": True, "b": False}),
     "multi_transform": lambda noise: optax.multi_transform(
@@ -238,13 +206,21 @@ DIVIDED = {
 }
 
 
-@pytest.mark.parametrize("divide", DIVIDED.values(), ids=DIVIDED)
 @jit_or_not
 @all_noises
-def test_a13_noise_for_a_part_is_refused(make, wrap, divide):
-    tx = divide(make(1.0))
-    with pytest.raises(ValueError, match="gradient"):
-        wrap(functools.partial(once, tx))(total())
+def test_a13_a_part_is_refused(make, wrap):
+    def of_part(change, clipped):
+        part = change(clipped)
+        params = jax.tree.map(jnp.zeros_like, dpadambc.materialize(part))
+        return once(make(1.0), part, params)
+
+    calls = [functools.partial(of_part, change) for change in PARTS.values()]
+    calls += [
+        functools.partial(once, wrapper(make(1.0))) for wrapper in DIVIDED.values()
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match="gradient"):
+            wrap(call)(total())
 
 
 def test_noise_for_all_parts_inside_a_wrapper_is_not():
@@ -308,9 +284,8 @@ NEVER = {
 @jit_or_not
 @all_noises
 def test_what_is_no_clipped_sum_is_refused(make, wrap, given):
-    tx = make(1.0)
-    with pytest.raises(TypeError, match="clip_per_example"):
-        wrap(lambda: once(tx, given()))()
+    with pytest.raises(TypeError, match="gradient"):
+        wrap(lambda: once(make(1.0), given()))()
 
 
 SHAPES = {
@@ -426,26 +401,14 @@ def test_a_sum_of_other_numbers_is_another_type():
 
 @all_noises
 def test_steps_go_through_scan(make):
-    noise = make(0.1)
-    rows = X.reshape(4, -1, 8)
-
-    def step(state, x):
-        noised, state = noise.update(sums(x), state, PARAMS)
-        return state, noised
-
-    _, scanned = jax.jit(lambda s: jax.lax.scan(step, s, rows))(noise.init(PARAMS))
-    assert jax.tree.map(jnp.shape, scanned) == {"w": (4, 8, 3), "b": (4, 3)}
-    silent = make(0.0)
-    of = lambda s, x: silent.update(sums(x), s, PARAMS)[::-1]
-    _, clean = jax.lax.scan(of, silent.init(PARAMS), rows)
+    noise, rows = make(0.0), X.reshape(4, -1, 8)
+    step = lambda s, x: noise.update(sums(x), s, PARAMS)[::-1]
+    _, clean = jax.jit(lambda s: jax.lax.scan(step, s, rows))(noise.init(PARAMS))
     for i, x in enumerate(rows):
         assert_same(jax.tree.map(lambda c, i=i: c[i], clean), looked_at(x))
+    doubled = lambda x: once(NOISE, jax.tree.map(lambda g: g * 2, sums(x)))
     with pytest.raises(TypeError, match="add_dp_noise"):
-        jax.lax.scan(
-            lambda s, x: (s, once(NOISE, jax.tree.map(lambda g: g * 2, sums(x)))),
-            None,
-            rows,
-        )
+        jax.lax.scan(lambda s, x: (s, doubled(x)), None, rows)
 
 
 @jit_or_not
@@ -494,9 +457,12 @@ def sum_over_devices(clipped):
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
-def test_the_sum_over_devices_is_that_of_one(check_vma):
+def test_a_sum_over_devices_is_that_of_one_and_a_collective_is_refused(check_vma):
     found = on_devices(lambda x: sum_over_devices(sums(x)), check_vma=check_vma)
     assert_same(once(SILENT, found))
+    for collective in (jax.lax.psum, jax.lax.pmean):
+        with pytest.raises(TypeError, match="add_dp_noise"):
+            on_devices(lambda x: collective(sums(x), "data"), check_vma=check_vma)  # noqa: B023
 
 
 @all_noises
@@ -505,13 +471,6 @@ def test_noise_behind_the_sum_over_devices_is_added_once(make):
     assert_same(on_devices(lambda x: once(noise, sum_over_devices(sums(x)))))
     noisy = on_devices(lambda x: once(make(1.0), sum_over_devices(sums(x))))
     assert distance(noisy, looked_at()) > 1
-
-
-@pytest.mark.parametrize("check_vma", [True, False])
-@pytest.mark.parametrize("collective", [jax.lax.psum, jax.lax.pmean])
-def test_a_collective_of_a_closed_sum_is_refused(collective, check_vma):
-    with pytest.raises(TypeError, match="add_dp_noise"):
-        on_devices(lambda x: collective(sums(x), "data"), check_vma=check_vma)
 
 
 def test_noise_on_the_sum_of_one_device_is_refused():
@@ -580,7 +539,7 @@ def test_noise_whose_level_is_injected(wrap):
     inject = optax.inject_hyperparams(dpadambc.add_dp_noise, static_args=("key",))
     noise = inject(lambda count: 0.0 * count, key=KEY)
     assert_same(wrap(functools.partial(once, noise))(total()))
-    with pytest.raises(TypeError, match="clip_per_example"):
+    with pytest.raises(TypeError, match="gradient"):
         wrap(functools.partial(once, noise))(looked_at())
 
 
@@ -612,23 +571,13 @@ def test_what_is_no_array_is_not_vouched_for():
 # Where parameters are of other kinds, and in the optimizers of Flax.
 
 
-def test_double_precision_stays_double(x64):
-    params = jax.tree.map(lambda x: x.astype(jnp.float64), PARAMS)
-    x = X.astype(jnp.float64)
-    found = jax.jit(sums)(x, params)
-    assert found["b"].dtype == found["b"].value.dtype == jnp.float64
-    noised = once(SILENT, found, params)
-    chex.assert_trees_all_close(noised, dpadambc.materialize(found), rtol=1e-12)
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_sums_of_low_precision_are_in_single(dtype):
-    params = jax.tree.map(lambda x: x.astype(dtype), PARAMS)
-    found = sums(X.astype(dtype), params)
-    noised = once(NOISE, found, params)
-    assert {x.dtype for x in jax.tree.leaves((noised, found["b"].value))} == {
-        jnp.dtype("float32")
-    }
+def test_sums_are_in_at_least_single_precision(x64):
+    for dtype, wide in (("float16", "float32"), ("float64", "float64")):
+        params = jax.tree.map(lambda x, d=dtype: x.astype(d), PARAMS)
+        found = jax.jit(sums)(X.astype(dtype), params)
+        noised = once(SILENT, found, params)
+        assert found["b"].dtype == found["b"].value.dtype == noised["b"].dtype == wide
+        chex.assert_trees_all_close(noised, dpadambc.materialize(found), rtol=1e-12)
 
 
 def test_a_train_state_of_flax_takes_them():
@@ -639,8 +588,6 @@ def test_a_train_state_of_flax_takes_them():
     step = lambda state, x: state.apply_gradients(grads=sums(x, state.params))
     expected = jax.tree.map(lambda g: -g, looked_at())
     assert_same(step(state, X).params, expected)
-    with pytest.raises(TypeError, match="clip_per_example"):
-        state.apply_gradients(grads=looked_at())
     assert_same(jax.jit(step, donate_argnums=0)(state, X).params, expected)
 
 
@@ -666,16 +613,6 @@ def test_an_optimizer_of_nnx_takes_them(wrap):
     wrap(step)(model, optimizer, X)
     expected = looked_at()
     assert_same({"w": -model.w[...], "b": -model.b[...]}, expected)
-
-
-def test_the_cost_of_a_closed_sum_is_that_of_arrays():
-    """To open it is to read its bits, and no more."""
-    noised = jax.jit(lambda s: once(NOISE, s))
-    plain = lambda a: once(
-        NOISE, dpadambc.as_clipped_sum(a, l2_clip_norm=C, normalize_by=B)
-    )
-    of = lambda f, x: jax.jit(f).lower(x).compile().cost_analysis()["flops"]
-    assert of(noised, total()) < 1.001 * of(plain, looked_at())
 
 
 @pytest.mark.skipif(

@@ -108,7 +108,7 @@ both_methods = pytest.mark.parametrize("method", ["factored", "vmap"])
 @pytest.mark.parametrize("name", common.rest_slow(MODELS, quick=1))
 def test_per_example_grad_agrees_with_a_loop(name, method, x64):
     loss_fn, params, x, y = problem(name, 5)
-    grad_fn = dpadambc.per_example_value_and_grad(loss_fn, method=method)
+    grad_fn = dpadambc.per_example_grad(loss_fn, return_values=True, method=method)
     values, grads = jax.jit(grad_fn)(params, x, y)
     looped = looped_grads(loss_fn, params, x, y)
     assert_close(dpadambc.materialize(grads), looped)
@@ -409,9 +409,7 @@ def grad_fn_of(loss_fn, **kwargs):
 def test_refuses_a_loss_that_is_not_scalar():
     match = "loss_fn"
     x = jnp.ones((3, 2))
-    refusal(
-        ValueError, match, grad_fn_of(lambda w, x: w * x), 1.0, x
-    )
+    refusal(ValueError, match, grad_fn_of(lambda w, x: w * x), 1.0, x)
     refusal(ValueError, match, grad_fn_of(lambda w, x: (w, x)), 1.0, x)
     refusal(ValueError, match, grad_fn_of(lambda w, x: jnp.int32(1)), 1.0, x)
     fun = dpadambc.clipped_grad(lambda w, x: w * x, l2_clip_norm=1.0, normalize_by=1.0)
