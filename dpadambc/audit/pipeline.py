@@ -14,7 +14,7 @@ from dpadambc.audit import neighbors
 from dpadambc.core import data as data_
 from dpadambc.core.clipped_sum import materialize
 from dpadambc.core.mechanism import Mechanism, check_independent_noise
-from dpadambc.core.per_example import per_example_value_and_grad
+from dpadambc.core.per_example import per_example_grad
 from dpadambc.core.step import Step
 
 _BATCH_SIZE = 8
@@ -171,7 +171,7 @@ class Pipeline:
         Returns:
           A `Pipeline`.
         """
-        value_and_grad = per_example_value_and_grad(loss_fn)
+        grad_fn = per_example_grad(loss_fn)
 
         def init(key):
             return key, params, make_optimizer(key).init(params)
@@ -179,7 +179,7 @@ class Pipeline:
         def step(state, *batch, is_padding_example=None):
             key, params, opt_state = state
             mask = _mask(batch, is_padding_example)
-            _, grads = value_and_grad(params, *batch, is_padding_example=mask)
+            grads = grad_fn(params, *batch, is_padding_example=mask)
             optimizer = make_optimizer(key)
             updates, opt_state = optimizer.update(grads, opt_state, params)
             return key, optax.apply_updates(params, updates), opt_state
@@ -215,8 +215,9 @@ def _of_examples(
     start = 1 + len(shared)
 
     def value_and_grad(method, params, *batch):
-        fun = per_example_value_and_grad(
+        fun = per_example_grad(
             loss_fn,
+            return_values=True,
             batch_argnums=tuple(range(start, start + len(batch))),
             prng_argnum=start + len(batch) if keys else None,
             method=method,
