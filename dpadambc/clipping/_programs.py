@@ -7,11 +7,10 @@ from typing import Any
 import jax
 import optax
 
-from dpadambc.clipping import _plan
 from dpadambc.core import batched as _batched
 from dpadambc.core import clipped_sum
 from dpadambc.core.clipped_grad import clipped_grad
-from dpadambc.engine import flops
+from dpadambc.engine import flops, memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +89,7 @@ class Programs:
         fun, args, donated = self._program(grad)
         compiled = jax.jit(fun, donate_argnums=donated).lower(*args).compile()
         operations = flops.of_products(fun, *args)
-        return Choice(method, size, _plan.peak_bytes(compiled), operations)
+        return Choice(method, size, memory.peak_bytes(compiled), operations)
 
     def _program(self, grad: Grad) -> tuple[Callable[..., Any], tuple[Any, ...], Any]:
         """A function, its arguments, and which of them it may write to."""

@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.clipping import _plan, _programs
+from dpadambc.clipping import _programs
 from dpadambc.core import batched as _batched
 from dpadambc.core import leaves, per_example, validate
+from dpadambc.engine import memory
 
 Choice = _programs.Choice
 
@@ -377,9 +378,9 @@ def explain(
 
 def _planned(programs: _programs.Programs, memory_limit: float) -> Plan:
     compiled = functools.cache(programs.factored)
-    known = _plan.measured_around(
+    known = memory.measured_around(
         memory_limit,
-        _plan.sizes(programs.batch_size),
+        memory.sizes(programs.batch_size),
         lambda size: compiled(size).peak_bytes,
     )
     return Plan(

@@ -8,9 +8,9 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from dpadambc.clipping import _plan
 from dpadambc.core import validate
 from dpadambc.core.state import TrainState
+from dpadambc.engine import memory as _plan
 from dpadambc.training._runner import Runner
 
 MicrobatchSize = int | Literal["auto"] | None

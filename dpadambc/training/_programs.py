@@ -18,10 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc.clipping import _plan
 from dpadambc.core.batch import Batch
 from dpadambc.core.state import TrainState
 from dpadambc.core.step import Seen, Step, draw_batch
+from dpadambc.engine import memory as _plan
 from dpadambc.training import _keys
 
 
