@@ -67,12 +67,12 @@ def loss_fn(params, x):
     return jnp.sum((x @ params["w"] + params["b"]) ** 2)
 
 
-def loss_with_key(params, x, key):
+def loss_with_key(params, x, *, key):
     del key
     return loss_fn(params, x)
 
 
-STEP = training.Step(loss_fn, MECHANISM, optax.adam(0.1), average_decay=0.9)
+STEP = training.Step(loss_fn, MECHANISM, optax.adam(0.1))
 
 
 class Draws:
@@ -446,9 +446,9 @@ ROWS = {name: stage(name) for name in optax_contract_test.ROWS} | {
         lambda params, key, x, padding: STEP(STEP.init(params, key=key), x, padding),
         lambda d: (d.params(), d.key, (d(5, 3),), d.padding()),
     ),
-    "training.init_state training.draw_batch training.releasable": (
+    "training.draw_batch training.releasable": (
         lambda params, key: (
-            state := training.init_state(params, MECHANISM, ADAM_BC, key=key),
+            state := STEP.init(params, key=key),
             training.draw_batch(MECHANISM, state, num_examples=20),
             training.releasable(state),
         ),
@@ -461,9 +461,9 @@ ROWS = {name: stage(name) for name in optax_contract_test.ROWS} | {
         lambda d: (d.params(), d(5, 3)),
     ),
     "training.with_augmentations": (
-        training.with_augmentations(
+        lambda params, x, key: training.with_augmentations(
             loss_with_key, lambda key, x: (x + jax.random.normal(key, x.shape),), 3
-        ),
+        )(params, x, key=key),
         lambda d: (d.params(), d(3), d.key),
     ),
     "contrib.with_prediction": (
@@ -471,7 +471,9 @@ ROWS = {name: stage(name) for name in optax_contract_test.ROWS} | {
         lambda d: (d.params(), d.params(), d(3)),
     ),
     "training.with_rows": (
-        training.with_rows(loss_with_key, uses_key=True),
+        lambda params, x, padding, key: training.with_rows(loss_with_key)(
+            params, x, padding, key=key
+        ),
         lambda d: (d.params(), d(4, 3), jnp.arange(4) > 1, d.key),
     ),
     "training.with_compute_dtype": (

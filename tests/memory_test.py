@@ -35,8 +35,8 @@ ALLOWED = {
     ("mechanisms/_epsilon.py", "_cached", "cache"),
     ("mechanisms/banded.py", "_norms_of_noise", "cache"),
     ("mechanisms/strategies.py", "_inverse", "cache"),
-    ("training/_programs.py", "_kept", "cache"),
-    ("training/_programs.py", "_known_peak_bytes", "cache"),
+    ("core/fit.py", "compiled_once", "cache"),
+    ("core/fit.py", "peak_bytes_once", "cache"),
     # Made in a call, and gone with it.
     ("clipping/explanation.py", "_planned", "cache"),
     ("mechanisms/_epsilon.py", "gap", "cache"),

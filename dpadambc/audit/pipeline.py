@@ -16,7 +16,7 @@ from dpadambc.core import check
 from dpadambc.core import data as _data
 from dpadambc.core.batched import Method
 from dpadambc.core.mechanism import Mechanism
-from dpadambc.core.step import Step
+from dpadambc.core.step import Step, positional, takes_key
 from dpadambc.gradients import per_example_value_and_grad
 
 _BATCH_SIZE = 8
@@ -95,9 +95,7 @@ class Pipeline:
         optimizer: optax.GradientTransformation,
         *,
         frozen: Any = None,
-        uses_key: bool = False,
         microbatch_size: int | None = None,
-        average_decay: float | None = None,
     ) -> "Pipeline":
         """The step that `training.fit` takes with these arguments.
 
@@ -108,9 +106,7 @@ class Pipeline:
           mechanism: as for `fit`.
           optimizer: as for `fit`.
           frozen: as for `fit`.
-          uses_key: as for `fit`.
           microbatch_size: as for `Step`.
-          average_decay: as for `fit`.
 
         Returns:
           A `Pipeline`.
@@ -119,10 +115,7 @@ class Pipeline:
             loss_fn,
             mechanism,
             optimizer,
-            has_frozen=frozen is not None,
-            uses_key=uses_key,
             microbatch_size=microbatch_size,
-            average_decay=average_decay,
             skip_padding=True,  # as on one device
         )
 
@@ -132,7 +125,8 @@ class Pipeline:
 
         num_examples = _data.num_examples(data)
         shared = () if frozen is None else (frozen,)
-        keys = (jax.random.key(0),) if uses_key else ()
+        keys = (jax.random.key(0),) if takes_key(loss_fn) else ()
+        loss_fn = positional(loss_fn, has_frozen=frozen is not None)
         return cls(
             mechanism=mechanism,
             init=functools.partial(_init, own, params),

@@ -34,6 +34,7 @@ of norm up to :math:`(|a| + |1 - a|) C`. And to divide the noise by :math:`\sqrt
 combination gets noise only once, adds too little of it for :math:`a > 1`.
 """
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -51,7 +52,7 @@ def with_prediction(
         a = \frac{1 - \kappa}{\kappa \gamma}
 
     It takes the direction d, the last change of the parameters, in the place of
-    `frozen`: use it in a `Step` with `has_frozen`. Behind the noise, chain
+    `frozen`: use it in a `Step`. Behind the noise, chain
     ``contrib.low_pass((kappa,), (1.0, kappa - 1.0))``, the correction by the gain.
     Any optimizer may follow. Give one with a correction the level of
     `contrib.low_pass_noise_stddev`.
@@ -70,8 +71,8 @@ def with_prediction(
     many noisy steps.
 
     Args:
-      loss_fn: of `(params, *example)`; with a key, if there is one, last: both points
-        see the same key.
+      loss_fn: of `(params, *example)`, and a keyword-only `key`, if it takes one: both
+        points see the same key.
       kappa: :math:`\kappa`, the gain, in (0, 1).
       gamma: :math:`\gamma`, how far ahead to look, positive.
 
@@ -93,8 +94,7 @@ def with_prediction(
       >>> loss_fn = lambda w, example: (w @ example["x"] - example["y"]) ** 2
       >>> step = training.Step(
       ...     contrib.with_prediction(loss_fn, kappa=0.7), mechanism,
-      ...     optax.chain(contrib.low_pass((0.7,), (1.0, -0.3)), optax.sgd(0.1)),
-      ...     has_frozen=True)
+      ...     optax.chain(contrib.low_pass((0.7,), (1.0, -0.3)), optax.sgd(0.1)))
       >>> state = step.init(jnp.zeros(2), key=training.secret_key())
       >>> take_step, direction = jax.jit(step), jnp.zeros(2)
       >>> for _ in range(mechanism.iterations):
@@ -116,9 +116,10 @@ def with_prediction(
     def moved(p, d):
         return p + jnp.asarray(gamma * d, jnp.result_type(p))
 
-    def combined(params, direction, *example):
+    @functools.wraps(loss_fn)  # for its key
+    def combined(params, direction, *example, **key):
         ahead = jax.tree.map(moved, params, direction)
-        here = loss_fn(params, *example)
-        return share * loss_fn(ahead, *example) + (1 - share) * here
+        here = loss_fn(params, *example, **key)
+        return share * loss_fn(ahead, *example, **key) + (1 - share) * here
 
     return combined

@@ -238,15 +238,15 @@ def _how_it_was_called(loss_fn: Callable[..., Any], args: tuple[Any, ...]) -> st
             f"{call} It does not take them: {error}. A loss takes the parameters, in"
             " fit what is frozen if anything is, and each array of the data, a"
             " dictionary as one argument, or what group_by_user returns by with_rows."
-            " A random loss takes its key last: say so by prng_argnum, or by"
-            " uses_key=True in fit."
+            " A random loss names its key by prng_argnum; in fit the key is a"
+            " keyword-only parameter, loss_fn(params, x, *, key)."
         )
     except ValueError:  # it has no signature
         pass
     return (
         f"{call} To a model that wants a batch axis give x[None], and take [0] of what"
-        " it returns. A random loss takes its key last: say so by prng_argnum, or by"
-        " uses_key=True in fit."
+        " it returns. A random loss names its key by prng_argnum; in fit the key is a"
+        " keyword-only parameter, loss_fn(params, x, *, key)."
     )
 
 

@@ -1,8 +1,8 @@
 """How far a budget goes."""
 
 from dpadambc.core import search, validate
-from dpadambc.core.account import Account, Spent, earlier
 from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.spending import Spending, compose
 
 
 def affordable_iterations(
@@ -10,7 +10,7 @@ def affordable_iterations(
     *,
     target_epsilon: float,
     target_delta: float,
-    spent: Spent = None,
+    spent: Spending | None = None,
 ) -> int:
     """The most steps of a mechanism that stay within a budget.
 
@@ -18,7 +18,7 @@ def affordable_iterations(
       mechanism: the public numbers.
       target_epsilon: not to be exceeded.
       target_delta: the delta that goes with it.
-      spent: what earlier runs have spent of the budget, as for `fit`.
+      spent: what earlier runs have spent of the budget, as `compose` returns it.
 
     Returns:
       The number of steps, at most `mechanism.iterations`: never more than the budget
@@ -39,12 +39,13 @@ def affordable_iterations(
       584
     """
     validate.non_negative(target_epsilon=target_epsilon)
-    account = Account(mechanism, target_delta, earlier(spent))
-    target_epsilon = float(target_epsilon)
-    # Bounded, since the search cannot use infinity.
-    gap = lambda n: min(account.epsilon(n) - target_epsilon, target_epsilon + 1)
+
+    def gap(steps: int) -> float:
+        runs = [(mechanism, steps)] if spent is None else [spent, (mechanism, steps)]
+        epsilon = compose(runs).epsilon(target_delta)
+        # Bounded, since the search cannot use infinity.
+        return min(epsilon - float(target_epsilon), float(target_epsilon) + 1)
+
     if gap(mechanism.iterations) <= 0:
         return mechanism.iterations
-    if gap(0) >= 0:
-        return 0
-    return search.last_affordable(gap, 0, mechanism.iterations)
+    return 0 if gap(0) >= 0 else search.last_affordable(gap, 0, mechanism.iterations)

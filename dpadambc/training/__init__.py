@@ -2,78 +2,51 @@
 
 `fit` is the loop, and `Step` is one step for a loop of your own. `search` trains with
 several hyperparameters, and accounts for the choice. `Checkpoints` (with the extra
-`checkpoints`) resumes a run exactly. `ProgressBar` (with the extra `progress`) shows
-how far the run is.
+`checkpoints`) resumes a run exactly. `Evaluate` records how a run does. `ProgressBar`
+(with the extra `progress`) shows how far it is.
 """
 
-from dpadambc.core import lazy
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "Checkpoints",
-    "NoisyScore",
-    "Progress",
-    "ProgressBar",
-    "PublicScore",
-    "Releasable",
-    "Release",
-    "Result",
-    "SearchResult",
-    "Seen",
-    "Step",
-    "Stop",
-    "TrainState",
-    "Trial",
-    "affordable_iterations",
-    "checkpoints",
-    "draw_batch",
-    "fit",
-    "fully_sharded",
-    "group_by_user",
-    "init_state",
-    "load_release",
-    "progress",
-    "public_numbers",
-    "releasable",
-    "save_release",
-    "search",
-    "secret_key",
-    "with_augmentations",
-    "with_compute_dtype",
-    "with_rows",
-]
+from dpadambc.core.budget import affordable_iterations as affordable_iterations
+from dpadambc.core.data import Sharded as Sharded
+from dpadambc.core.fit import Progress as Progress
+from dpadambc.core.fit import Result as Result
+from dpadambc.core.fit import Stop as Stop
+from dpadambc.core.fit import fit as fit
+from dpadambc.core.keys import secret_key as secret_key
+from dpadambc.core.step import Step as Step
+from dpadambc.core.step import TrainState as TrainState
+from dpadambc.core.step import draw_batch as draw_batch
+from dpadambc.training.callbacks import Evaluate as Evaluate
+from dpadambc.training.losses import with_augmentations as with_augmentations
+from dpadambc.training.losses import with_compute_dtype as with_compute_dtype
+from dpadambc.training.release import Release as Release
+from dpadambc.training.release import load_release as load_release
+from dpadambc.training.release import releasable as releasable
+from dpadambc.training.release import save_release as save_release
+from dpadambc.training.scores import NoisyScore as NoisyScore
+from dpadambc.training.scores import PublicScore as PublicScore
+from dpadambc.training.search import SearchResult as SearchResult
+from dpadambc.training.search import Trial as Trial
+from dpadambc.training.search import search as search
+from dpadambc.training.sharding import fully_sharded as fully_sharded
+from dpadambc.training.users import group_by_user as group_by_user
+from dpadambc.training.users import with_rows as with_rows
 
-__getattr__ = lazy.attribute_of(
-    {
-        "Checkpoints": "dpadambc.training.checkpoints:Checkpoints",
-        "NoisyScore": "dpadambc.training.scores:NoisyScore",
-        "Progress": "dpadambc.core.result:Progress",
-        "ProgressBar": "dpadambc.training.progress:ProgressBar",
-        "PublicScore": "dpadambc.training.scores:PublicScore",
-        "Releasable": "dpadambc.core.state:Releasable",
-        "Release": "dpadambc.training.release:Release",
-        "Result": "dpadambc.core.result:Result",
-        "SearchResult": "dpadambc.training.tuning:SearchResult",
-        "Seen": "dpadambc.core.step:Seen",
-        "Step": "dpadambc.core.step:Step",
-        "Stop": "dpadambc.core.result:Stop",
-        "TrainState": "dpadambc.core.state:TrainState",
-        "Trial": "dpadambc.training.tuning:Trial",
-        "affordable_iterations": "dpadambc.core.budget:affordable_iterations",
-        "checkpoints": "dpadambc.training.checkpoints",
-        "draw_batch": "dpadambc.core.step:draw_batch",
-        "fit": "dpadambc.core.fit:fit",
-        "fully_sharded": "dpadambc.training.sharding:fully_sharded",
-        "group_by_user": "dpadambc.training.users:group_by_user",
-        "init_state": "dpadambc.core.state:init_state",
-        "load_release": "dpadambc.training.release:load_release",
-        "progress": "dpadambc.training.progress",
-        "public_numbers": "dpadambc.core.identity:public_numbers",
-        "releasable": "dpadambc.core.state:releasable",
-        "save_release": "dpadambc.training.release:save_release",
-        "search": "dpadambc.training.tuning:search",
-        "secret_key": "dpadambc.training._keys:secret_key",
-        "with_augmentations": "dpadambc.training.losses:with_augmentations",
-        "with_compute_dtype": "dpadambc.training.losses:with_compute_dtype",
-        "with_rows": "dpadambc.training.users:with_rows",
-    }
-)
+if TYPE_CHECKING:
+    from dpadambc.training.checkpoints import Checkpoints as Checkpoints
+    from dpadambc.training.progress import ProgressBar as ProgressBar
+
+
+def __getattr__(name: str) -> Any:
+    """Names that need an extra are imported when they are first used."""
+    if name == "Checkpoints":
+        from dpadambc.training.checkpoints import Checkpoints
+
+        return Checkpoints
+    if name == "ProgressBar":
+        from dpadambc.training.progress import ProgressBar
+
+        return ProgressBar
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,9 +20,9 @@ from dpadambc.accounting.selection import Events
 from dpadambc.core import data as _data
 from dpadambc.core import events as _events
 from dpadambc.core import validate
+from dpadambc.core.identity import gathers_nodes
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.poisson import PoissonGaussian
-from dpadambc.graphs import _gathers
 
 # How many examples are scored at once.
 _AT_ONCE = 256
@@ -145,7 +145,7 @@ class NoisyScore:
     def check(self, mechanism: Mechanism, params: Any, shared: tuple[Any, ...]) -> None:
         """Raises where a node moves more than one score; for `search`."""
         traced = jax.make_jaxpr(self.fn)(params, *shared, *_data.one_example(self.data))
-        if hasattr(mechanism, "max_terms") or _gathers.are_in(traced.jaxpr):
+        if hasattr(mechanism, "max_terms") or gathers_nodes(traced):
             raise ValueError(
                 "Expected a NoisyScore without graphs.gather, and a mechanism of"
                 f" examples, got one of nodes, by {type(mechanism).__name__}: a node is"

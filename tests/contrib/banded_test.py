@@ -19,6 +19,7 @@ import scipy.stats
 import dpadambc
 from dpadambc import NeighboringRelation, accounting, audit, contrib, training
 from dpadambc.contrib import BandedGaussian, strategies
+from dpadambc.core.names import public_numbers
 from dpadambc.mechanisms import sampling
 from tests import common
 
@@ -375,7 +376,7 @@ def test_it_is_a_value_that_json_can_hold():
     assert spent.dp_event() == dp_accounting.ComposedDpEvent(
         [dp_accounting.SelfComposedDpEvent(mechanism.dp_event(), 2)]
     )
-    assert json.dumps(training.public_numbers(mechanism))
+    assert json.dumps(public_numbers(mechanism))
 
 
 def test_wrong_use_is_an_error():

@@ -15,6 +15,7 @@ import scipy.stats
 import dpadambc
 from dpadambc import NeighboringRelation, accounting, audit, training
 from dpadambc.contrib import CorrelatedGaussian, strategies
+from dpadambc.core.names import public_numbers
 from tests import common
 
 NUMBERS = dict(
@@ -213,7 +214,7 @@ def test_it_is_a_value_that_json_can_hold():
     assert event == dp_accounting.ComposedDpEvent(
         [dp_accounting.SelfComposedDpEvent(mechanism.dp_event(), 2)]
     )
-    assert json.dumps(training.public_numbers(mechanism))
+    assert json.dumps(public_numbers(mechanism))
 
 
 def test_wrong_use_is_an_error():

@@ -28,6 +28,7 @@ from dpadambc import (
 from dpadambc.accounting import planning
 from dpadambc.contrib import CorrelatedGaussian
 from dpadambc.core import clip, seam
+from dpadambc.core.names import public_numbers
 from dpadambc.diagnostics import not_private
 
 ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -408,7 +409,7 @@ def test_a_node_in_several_terms_pays_for_all_its_votes():
 def test_earlier_runs_and_files_know_what_it_spent():
     spent = accounting.compose([mechanism()])
     assert spent == accounting.compose([mechanism(clipping.Flat())])
-    assert "QuantileClipping" in training.public_numbers(mechanism())["clip_rule"]
+    assert "QuantileClipping" in public_numbers(mechanism())["clip_rule"]
 
 
 # In runs.
@@ -452,7 +453,8 @@ def test_fit_takes_the_steps_of_the_chain():
     tx = optax.chain(dpadambc.privatize(own, key=jax.random.key(9)), optimizer)
     params, state = jnp.ones(4), tx.init(jnp.ones(4))
     # The key of the noise in fit.
-    first = training.init_state(params, own, optimizer, key=jax.random.key(1)).noise
+    step = training.Step(LOSS, own, optimizer)
+    first = step.init(params, key=jax.random.key(1)).noise
     state = (first, *state[1:])
     gradients = dpadambc.per_example_grad(LOSS)
     for _ in range(own.iterations):
@@ -498,7 +500,7 @@ def test_a_run_goes_on_with_its_bound_bit_for_bit(tmp_path):
 @pytest.mark.usefixtures("without_nonces")
 def test_a_run_on_several_devices_counts_all_votes():
     mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
-    split = fit(batch_sharding=NamedSharding(mesh, P("data")))
+    split = fit(data=training.Sharded(DATA, NamedSharding(mesh, P("data"))))
     alone = fit()
     np.testing.assert_allclose(split.params, alone.params, rtol=1e-3)
     np.testing.assert_allclose(

@@ -95,7 +95,7 @@ def test_the_noise_is_that_of_the_mechanism(name):
         lambda params: jnp.zeros_like(params), lambda g, s, p=None: (g, g)
     )
     loss = contrib.with_prediction(lambda w, x: 0 * w[0] * x, **SETTINGS[name])
-    step = training.Step(loss, mechanism, tell, has_frozen=True)
+    step = training.Step(loss, mechanism, tell)
     state = step.init(jnp.zeros(size), key=KEY)
     state, _ = step(state, jnp.ones(4), jnp.zeros(4, bool), jnp.ones(size))
     ratio = np.std(state.opt_state) / mechanism.noise_stddev
@@ -142,7 +142,7 @@ def test_a_run_ends_where_it_would_compiled_once():
     )
     data = draw(100, 3)
     loss = contrib.with_prediction(loss_fn)
-    step = training.Step(loss, mechanism, optimizer, has_frozen=True)
+    step = training.Step(loss, mechanism, optimizer)
     start = step.init(PARAMS, key=KEY), optax.tree.zeros_like(PARAMS)
 
     def take_step(carry, _=None):

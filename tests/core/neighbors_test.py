@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 import dpadambc
 from dpadambc import training
 from dpadambc.core import identity as _identity
-from dpadambc.training import _keys
+from dpadambc.core.step import key_of_batches
 from tests import common
 
 SIZE, BATCH = 64, 16
@@ -101,8 +101,9 @@ def private_gradient(columns, optimizer=ADAM_BC, mechanism=MECHANISM, **options)
 
 def taken_part(mechanism=MECHANISM):
     """An example that is in the batch of the first step."""
-    state = training.init_state(PARAMS, mechanism, ADAM_BC, key=jax.random.key(1))
-    key = _keys.of_batches(state.sampling_key, DIGEST)
+    step = training.Step(loss_fn, mechanism, ADAM_BC)
+    state = step.init(PARAMS, key=jax.random.key(1))
+    key = key_of_batches(state.sampling_key, DIGEST)
     state = dataclasses.replace(state, sampling_key=key)
     batch = training.draw_batch(mechanism, state, SIZE)
     return int(batch.indices[0])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import optax
 
 import dpadambc
-from dpadambc import NeighboringRelation, accounting, contrib
+from dpadambc import NeighboringRelation, accounting
 from dpadambc.accounting import trials
 from tests.golden import programs
 
