@@ -182,7 +182,7 @@ def of_run(
     if earlier is not None:
         # Names are random: a script that is run again makes others for the same runs.
         runs = [run | {"parts": None} for run in earlier.to_json()]
-        spent = json.dumps(runs)
+        spent = json.dumps(runs, sort_keys=True)
     return public_numbers(mechanism) | {
         "program": " ".join(map(of_program, programs)),
         "start": of_values(params),
