@@ -81,11 +81,13 @@ class Progress:
     Attributes:
       iterations: the steps taken.
       iterations_in_all: the step at which the run will end.
+      num_steps: the steps of this call.
       seen: sums over the examples in these steps; *not private*.
     """
 
     iterations: int
     iterations_in_all: int
+    num_steps: int
     seen: Seen
     _state: TrainState
     _epsilon_after: Callable[[int], float]
@@ -449,7 +451,9 @@ def fit(
         is_due = checkpoints and (
             done == iterations or checkpoints.is_due(before, done)
         )
-        progress = Progress(done, iterations, seen, state, epsilon_after)
+        progress = Progress(
+            done, iterations, done - before, seen, state, epsilon_after
+        )
         try:
             for each in callbacks:
                 each(progress)

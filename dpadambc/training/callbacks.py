@@ -75,7 +75,6 @@ class Evaluate:
         self._eval_fn, self._every = eval_fn, every
         self._path = None if history_file is None else pathlib.Path(history_file)
         self._started = time.perf_counter()
-        self._before = 0
         self._seen: list[Seen] = []  # on the device still, since the last record
         self._loss, self._count = 0.0, 0  # fetched already
         self.history: list[dict[str, Any]] = []
@@ -84,7 +83,7 @@ class Evaluate:
 
     def __call__(self, progress: Progress) -> None:
         """Counts the losses of a call, and makes a record if one is due."""
-        before, self._before = self._before, progress.iterations
+        before = progress.iterations - progress.num_steps
         self._seen.append(progress.seen)
         is_last = progress.iterations == progress.iterations_in_all
         every = self._every or progress.iterations_in_all
