@@ -427,7 +427,7 @@ def test_a_source_and_a_mesh_train_as_arrays_do():
         (len(jax.devices()),), ("data",), axis_types=(jax.sharding.AxisType.Auto,)
     )
     split, expected = NamedSharding(mesh, PartitionSpec("data")), fit().state.params
-    for options in (dict(data=Source()), dict(batch_sharding=split)):
+    for options in (dict(data=Source()), dict(data=training.Sharded((X, Y), split))):
         params = fit(**options).state.params
         np.testing.assert_allclose(params, expected, rtol=1e-4)
 
@@ -440,9 +440,8 @@ def test_fit_gives_each_example_to_so_many_steps_of_an_epoch():
 
 
 def test_draw_batch_draws_each_epoch_whole():
-    state = training.init_state(
-        jnp.zeros(3), MECHANISM, optax.sgd(0.1), key=jax.random.key(0)
-    )
+    step = training.Step(lambda w, x: w @ x, MECHANISM, optax.sgd(0.1))
+    state = step.init(jnp.zeros(3), key=jax.random.key(0))
     draw = jax.jit(lambda s: training.draw_batch(MECHANISM, s, num_examples=N))
     at = lambda step: dataclasses.replace(state, step=jnp.int32(step))
     count = np.zeros((2, N), int)
