@@ -17,9 +17,7 @@ from dpadambc.clipping.explanation import explain as explain
 from dpadambc.core.clip import NeighboringRelation as NeighboringRelation
 from dpadambc.core.clip import clip_per_example as clip_per_example
 from dpadambc.core.clip import sensitivity as sensitivity
-from dpadambc.core.clipped_grad import ClippedGrad as ClippedGrad
 from dpadambc.core.clipped_grad import clipped_grad as clipped_grad
-from dpadambc.core.clipped_grad import clipped_value_and_grad as clipped_value_and_grad
 from dpadambc.core.clipped_sum import ClippedSum as ClippedSum
 from dpadambc.core.clipped_sum import as_clipped_sum as as_clipped_sum
 from dpadambc.core.clipped_sum import materialize as materialize

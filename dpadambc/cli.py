@@ -1,12 +1,7 @@
-"""The command line: `dpadambc epsilon`, `calibrate` and `plan`.
-
-The help does not wait for JAX: a command imports the library when it computes.
-"""
+"""The command line: `dpadambc epsilon`, `calibrate` and `plan`."""
 
 import argparse
 import dataclasses
-import importlib
-import importlib.metadata
 import json
 import math
 import operator
@@ -15,6 +10,9 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from typing import Any
+
+import dpadambc
+from dpadambc import NeighboringRelation, graphs
 
 __all__ = ["main"]
 
@@ -32,38 +30,38 @@ Epochs over shuffled data spend more: see --mechanism shuffled.
 """
 
 # Each word of --mechanism: the class, and the assumption that its epsilon rests on.
-_MECHANISMS = {
+_MECHANISMS: dict[str, tuple[Any, str]] = {
     "poisson": (
-        "dpadambc.PoissonGaussian",
+        dpadambc.PoissonGaussian,
         "Each example takes part in each step independently, with the sampling"
         " probability. Batches of shuffled data are not drawn so.",
     ),
     "truncated-poisson": (
-        "dpadambc.TruncatedPoissonGaussian",
+        dpadambc.TruncatedPoissonGaussian,
         "Poisson sampling of a known number of examples; of a batch that is too large,"
         " a random part is kept.",
     ),
     "fixed-size": (
-        "dpadambc.FixedSizeGaussian",
+        dpadambc.FixedSizeGaussian,
         "Each step draws a fresh uniform subset of a known number of examples.",
     ),
     "shuffled": (
-        "dpadambc.ShuffledGaussian",
+        dpadambc.ShuffledGaussian,
         "Each epoch deals all examples into batches, a smaller one at the end included."
         " The order gets no credit: Poisson sampling spends far less.",
     ),
     "random-allocation": (
-        "dpadambc.RandomAllocationGaussian",
+        dpadambc.RandomAllocationGaussian,
         "In each epoch each example takes part in random steps of its own. Batches of"
         " shuffled data are not drawn so.",
     ),
     "graph-poisson": (
-        "graphs.NodePoissonGaussian",
+        graphs.NodePoissonGaussian,
         "Each root takes part in each step independently; a node is in at most"
         " max_terms terms of the sum.",
     ),
     "graph-fixed-size": (
-        "graphs.NodeFixedSizeGaussian",
+        graphs.NodeFixedSizeGaussian,
         "Each step draws a fresh uniform subset of the roots; a node is in at most"
         " max_terms terms of the sum.",
     ),
@@ -117,8 +115,8 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    version = importlib.metadata.version("dpadambc")
-    made.add_argument("--version", action="version", version=f"dpadambc {version}")
+    version = f"dpadambc {dpadambc.__version__}"
+    made.add_argument("--version", action="version", version=version)
     commands = made.add_subparsers(dest="command", required=True)
     plan = commands.add_parser("plan", help="the noise for several budgets")
     epsilon = commands.add_parser("epsilon", help="the epsilon that training spends")
@@ -149,7 +147,7 @@ def _parser() -> argparse.ArgumentParser:
         add("--delta", type=float, required=True, help="well below 1 / num_examples")
         add(
             "--relation",
-            choices=("add_or_remove_one", "replace_one", "replace_special"),
+            choices=[relation.name.lower() for relation in NeighboringRelation],
             help="how neighboring data sets differ (default: that of the mechanism)",
         )
         add(
@@ -180,12 +178,16 @@ def _check_fields(args: argparse.Namespace, fields: Sequence[Any]) -> None:
         raise ValueError(f"Expected {listed(missing)} to be given.")
 
 
+def _accountant(args: argparse.Namespace) -> Any:
+    """The accountant of the option, or None."""
+    from dpadambc import accounting
+
+    return getattr(accounting, args.accountant.upper()) if args.accountant else None
+
+
 def _mechanism(args: argparse.Namespace) -> Any:
     """The mechanism that the options describe, calibrated if they ask for that."""
-    from dpadambc.core.clip import NeighboringRelation
-
-    package, _, name = _MECHANISMS[args.mechanism][0].partition(".")
-    cls = getattr(importlib.import_module(f"dpadambc.{package}"), name)
+    cls = _MECHANISMS[args.mechanism][0]
     _check_fields(args, dataclasses.fields(cls))
     numbers = {name: getattr(args, name) for name in _FIELDS}
     numbers["l2_clip_norm"] = args.clip_norm

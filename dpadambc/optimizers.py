@@ -27,13 +27,13 @@ import jax
 import optax
 
 from dpadambc.core import validate
-from dpadambc.core.arrays import with_wide_state
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.noise import NoiseStddev
 from dpadambc.core.privatize import privatize
 from dpadambc.transforms.adam import scale_by_adam
 from dpadambc.transforms.cast import cast_to_params
 from dpadambc.transforms.decay import add_decoupled_weight_decay
+from dpadambc.transforms.dtypes import with_wide_state
 from dpadambc.transforms.moments import scale_by_adam_bc
 from dpadambc.transforms.rms import scale_by_rms_bc
 from dpadambc.transforms.second_moment import RelativeFloor

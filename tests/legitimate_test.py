@@ -889,8 +889,12 @@ def look_at_norms_of_gradients_to_choose_a_clip_on_public_data():
 
 @program
 def log_losses_of_a_batch():
-    fun = dpadambc.clipped_value_and_grad(
-        squared_error, l2_clip_norm=1.0, normalize_by=10, microbatch_size=4
+    fun = dpadambc.clipped_grad(
+        squared_error,
+        l2_clip_norm=1.0,
+        normalize_by=10,
+        microbatch_size=4,
+        return_values=True,
     )
     rows, mask = drawn_rows(0)
     losses, summed = fun(ZEROS, *rows, is_padding_example=mask)

@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax_privacy import batch_selection, noise_addition
+from jax_privacy import batch_selection, clipping, noise_addition
 
-import dpadambc
 from dpadambc import audit
 from tests.audit import zoo
 
@@ -24,7 +23,7 @@ def pipeline(
 ) -> audit.Pipeline:
     """Its clipped gradient, its privatizer, its Poisson batches, and Adam."""
     params = jax.tree.map(lambda x: x.astype(dtype), zoo.PARAMS)
-    gradient = dpadambc.clipped_grad(
+    gradient = clipping.clipped_grad(
         zoo.loss_fn,
         l2_clip_norm=C,
         normalize_by=B,

@@ -226,7 +226,7 @@ METHODS = {
     "Muon": Method(_ADAM, _behind_noise(_muon)),
     "AUTO-S, DP-SGD": Method(_SGD, _behind_noise(_sgd, clipping.Automatic())),
     "AUTO-S, DP-Adam": Method(_ADAM, _behind_noise(_adam, clipping.Automatic())),
-    "DP-PSAC, DP-SGD": Method(_SGD, _behind_noise(_sgd, clipping.PerSampleAdaptive())),
+    "DP-PSAC, DP-SGD": Method(_SGD, _behind_noise(_sgd, contrib.PerSampleAdaptive())),
     "quantile, DP-SGD": Method(_SGD, _behind_noise(_sgd, contrib.QuantileClipping())),
     "slack, DP-SGD": Method(_SGD, _behind_noise(_sgd, contrib.SlackClipping())),
     "BISR, DP-SGD": Method(

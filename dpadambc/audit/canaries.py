@@ -107,10 +107,11 @@ class GradientCanaries:
         self, optimizer: optax.GradientTransformation
     ) -> optax.GradientTransformationExtraArgs:
         """The same optimizer, with the sum of its private gradients in its state."""
-        of_sum = optax.GradientTransformation(
-            lambda params: optax.tree.zeros_like(params),
-            lambda g, total, params=None: (g, optax.tree.add(total, g)),
-        )
+
+        def add(updates, state, params=None):
+            return updates, optax.tree.add(state, updates)
+
+        of_sum = optax.GradientTransformation(optax.tree.zeros_like, add)
         return optax.chain(of_sum, optimizer)
 
     def scores(self, opt_state: Any) -> np.ndarray:

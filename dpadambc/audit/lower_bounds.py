@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import scipy.stats
 
-from dpadambc.accounting import trade_off
+from dpadambc import accounting
 from dpadambc.audit.finding import Finding, combined, not_tested, within
 from dpadambc.core import validate
 from dpadambc.core.mechanism import Mechanism, check_mechanism
@@ -108,7 +108,9 @@ class Errors:
 
     def shortfall(self, mechanism: Mechanism) -> float:
         """How far misses are below the trade-off function; negative if they are not."""
-        least = trade_off(mechanism).false_negative_rate(self.false_positive_rate)
+        least = accounting.trade_off(mechanism).false_negative_rate(
+            self.false_positive_rate
+        )
         return float(np.max(least - self.false_negative_rate))
 
     def family_epsilon(self, mechanism: Mechanism, target_delta: float) -> float:

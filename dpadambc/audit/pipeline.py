@@ -138,7 +138,9 @@ class Pipeline:
             make_optimizer=lambda key: optax.chain(
                 mechanism.add_noise(key=key), optimizer
             ),
-            loader=lambda seed: _batches(mechanism, seed, num_examples),
+            loader=lambda seed: mechanism.batches(
+                jax.random.key(seed), num_examples=num_examples
+            ),
             num_examples=num_examples,
             **_of_examples(loss_fn, data, shared, keys),
         )
@@ -228,8 +230,3 @@ def _of_examples(
 
     gradients_by = lambda method, *args: value_and_grad(method, *args)[1]
     return dict(batch=batch, per_example=per_example, gradients_by=gradients_by)
-
-
-def _batches(mechanism: Mechanism, seed: int, num_examples: int) -> Iterable[Any]:
-    """The batches that a mechanism draws from a key."""
-    return mechanism.batches(jax.random.key(seed), num_examples=num_examples)

@@ -57,7 +57,7 @@ def sampling(
       TypeError: if a batch is none.
 
     Example:
-      >>> import jax, numpy as np
+      >>> import jax
       >>> import dpadambc
       >>> from dpadambc import audit
       >>> mechanism = dpadambc.PoissonGaussian(
@@ -153,9 +153,9 @@ def _tests(drawn: Batches, mechanism: Mechanism) -> list[Finding] | None:
             return batch_tests.allocation(drawn, mechanism)
         case BandedGaussian():
             return batch_tests.cycles(drawn, mechanism)
-        case PoissonGaussian() | NodePoissonGaussian() if mechanism.sampling_prob == 1:
-            return [batch_tests.fixed_sizes(drawn, drawn.num_examples)]
         case PoissonGaussian() | NodePoissonGaussian():
+            if mechanism.sampling_prob == 1:
+                return [batch_tests.fixed_sizes(drawn, drawn.num_examples)]
             return batch_tests.poisson(drawn, mechanism.sampling_prob)
         case FixedSizeGaussian() | NodeFixedSizeGaussian():
             sizes = batch_tests.fixed_sizes(drawn, mechanism.batch_size)

@@ -2,6 +2,5 @@
 
 from dpadambc.clipping.rules import Automatic as Automatic
 from dpadambc.clipping.rules import PerGroup as PerGroup
-from dpadambc.clipping.rules import PerSampleAdaptive as PerSampleAdaptive
 from dpadambc.core.clip import ClipRule as ClipRule
 from dpadambc.core.clip import Flat as Flat

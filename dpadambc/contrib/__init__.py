@@ -36,6 +36,7 @@ from dpadambc.contrib.kronecker import (
 )
 from dpadambc.contrib.kronecker import preconditioned as preconditioned
 from dpadambc.contrib.prediction import with_prediction as with_prediction
+from dpadambc.contrib.psac import PerSampleAdaptive as PerSampleAdaptive
 from dpadambc.contrib.quantile import QuantileClipping as QuantileClipping
 from dpadambc.contrib.scaled import ScaleThenPrivatizeState as ScaleThenPrivatizeState
 from dpadambc.contrib.scaled import scale_then_privatize as scale_then_privatize

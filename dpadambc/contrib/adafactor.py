@@ -34,10 +34,10 @@ import jax.numpy as jnp
 import optax
 
 from dpadambc.core import validate
-from dpadambc.core.arrays import wide_zeros_like
 from dpadambc.core.noise import NoiseStddev, stddev_at_step, stddev_of, stddev_per_leaf
 from dpadambc.transforms import second_moment
 from dpadambc.transforms.cast import cast_to_params
+from dpadambc.transforms.dtypes import check_real, wide_zeros_like
 from dpadambc.transforms.second_moment import RelativeFloor
 
 
@@ -200,7 +200,7 @@ def scale_by_adafactor_bc(
 
     def update_fn(updates, state, params=None):
         del params
-        validate.real_tree(updates)
+        check_real(updates)
         updates = jax.tree.map(
             lambda nu, g: g.astype(nu.row.dtype if is_factored(nu) else nu.dtype),
             state.nu,

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import optax
 
 from dpadambc.core import validate
-from dpadambc.core.arrays import wide_zeros_like
 from dpadambc.core.noise import NoiseStddev, stddev_at_step, stddev_of
 from dpadambc.transforms import second_moment
 from dpadambc.transforms.cast import cast_to_params
+from dpadambc.transforms.dtypes import check_floating_dtype, check_real, wide_zeros_like
 from dpadambc.transforms.second_moment import RelativeFloor
 
 
@@ -115,7 +115,7 @@ def scale_by_ademamix_bc(
         validate.non_negative(alpha=alpha)
     second_moment.check_floor(variance_floor)
     validate.non_negative(correction=correction)
-    validate.floating(mu_dtype=mu_dtype)
+    check_floating_dtype(mu_dtype=mu_dtype)
 
     def init_fn(params):
         zeros = wide_zeros_like(params)
@@ -129,7 +129,7 @@ def scale_by_ademamix_bc(
 
     def update_fn(updates, state, params=None):
         del params
-        validate.real_tree(updates)
+        check_real(updates)
         updates = optax.tree.cast_like(updates, state.nu)
         stddev = stddev_at_step(noise_stddev, state.count)
         slow = b3(state.count) if callable(b3) else b3

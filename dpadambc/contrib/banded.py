@@ -41,11 +41,10 @@ import numpy as np
 import optax
 
 from dpadambc.contrib import strategies
-from dpadambc.contrib.correlated import refuse_parts
 from dpadambc.core import clipped_sum, keys, noise, validate
 from dpadambc.core.accounting import gaussian
-from dpadambc.core.arrays import at_least_float32
-from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation
+from dpadambc.core.arrays import widen
+from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation, refuse_parts
 from dpadambc.core.mechanism import Mechanism, PoissonGaussian
 from dpadambc.core.noise import AddDPNoiseState
 from dpadambc.core.privatize import Noise
@@ -166,7 +165,7 @@ def add_banded_noise(
 
     def init_fn(params):
         refuse_parts(params)
-        zeros = lambda x: jnp.zeros_like(x, at_least_float32(x.dtype))
+        zeros = lambda x: jnp.zeros_like(widen(x))
         return AddBandedNoiseState(
             noise.first_state(key, "add_banded_noise", params),
             tuple(jax.tree.map(zeros, params) for _ in later),
@@ -175,7 +174,7 @@ def add_banded_noise(
     def update_fn(updates, state, params=None, **extra_args):
         del extra_args
         draws = state.draws
-        updates = clipped_sum.opened(updates, params)
+        updates = clipped_sum.open_sums(updates, params)
         noise.check_devices(updates, draws.rng_key)
         own_key = keys.of_one_run(draws.rng_key, updates)
         rng_key, step_key = jax.random.split(own_key)

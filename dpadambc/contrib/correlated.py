@@ -13,7 +13,7 @@ import optax
 from dpadambc.contrib import strategies
 from dpadambc.core import clipped_sum, keys, noise, validate
 from dpadambc.core.accounting import PLD, RDP, gaussian
-from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation
+from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation, refuse_parts
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.noise import AddDPNoiseState
 from dpadambc.core.privatize import Noise
@@ -121,7 +121,7 @@ def add_correlated_noise(
     def update_fn(updates, state, params=None, **extra_args):
         del extra_args
         draws = state.draws
-        updates = clipped_sum.opened(updates, params)
+        updates = clipped_sum.open_sums(updates, params)
         noise.check_devices(updates, draws.rng_key)
         own_key = keys.of_one_run(draws.rng_key, updates)
         rng_key, step_key = jax.random.split(own_key)
@@ -149,16 +149,6 @@ def add_correlated_noise(
         return noised, AddCorrelatedNoiseState(next_state, earlier_keys)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
-
-
-def refuse_parts(params: optax.Params) -> None:
-    """Raises where a part of the parameters is hidden."""
-    if validate.sees_a_part(params):
-        raise ValueError(
-            "Expected all params, got a part of them, inside optax.masked or"
-            " optax.multi_transform: parts with one key would have noise of the same"
-            " draws. Add the noise to all parameters first."
-        )
 
 
 class _Correlated(Noise):

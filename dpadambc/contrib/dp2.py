@@ -21,13 +21,13 @@ import jax.numpy as jnp
 import optax
 
 from dpadambc.contrib import _around
+from dpadambc.contrib.scaling import scale_examples
 from dpadambc.core import validate
-from dpadambc.core.arrays import wide_zeros_like
-from dpadambc.core.clip import checked_leaves
-from dpadambc.core.gradient import scale_examples
+from dpadambc.core.clip import check_gradients
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.privatize import privatize
 from dpadambc.transforms.cast import cast_to_params
+from dpadambc.transforms.dtypes import wide_zeros_like
 
 
 class DelayedPreconditionerState(NamedTuple):
@@ -44,6 +44,17 @@ class DelayedPreconditionerState(NamedTuple):
     accumulator: optax.Updates
     nu: optax.Updates
     inner_state: Any
+
+
+def _check_interval(**named: Any) -> None:
+    """A whole number, which `optax.inject_hyperparams` gives as an array."""
+    ((name, value),) = named.items()
+    if not isinstance(value, jax.Array):
+        validate.count(least=1, **named)
+    elif not jnp.issubdtype(value.dtype, jnp.integer):
+        raise TypeError(f"Expected {name} to be an int, got {value!r}.")
+    else:
+        validate.positive(**named)
 
 
 def is_preconditioned(
@@ -142,9 +153,9 @@ def delayed_preconditioner(
       Li et al., `Differentially Private Adaptive Optimization with Delayed
       Preconditioners <https://arxiv.org/abs/2212.00309>`_, 2023, Algorithm 1
     """
-    validate.whole(least=1, interval=interval)
+    _check_interval(interval=interval)
     if preconditioned_interval is not None:
-        validate.whole(least=1, preconditioned_interval=preconditioned_interval)
+        _check_interval(preconditioned_interval=preconditioned_interval)
     validate.positive(l2_clip_norm=l2_clip_norm)
     validate.positive(preconditioned_clip_norm=preconditioned_clip_norm)
     validate.decay(decay=decay)
@@ -164,7 +175,7 @@ def delayed_preconditioner(
         )
 
     def update_fn(updates, state, params=None, **extra_args):
-        checked_leaves(updates, params)
+        check_gradients(updates, params)
         at = lambda count: is_preconditioned(count, interval, preconditioned_interval)
         divides, is_end = at(state.count), ~at(state.count) & at(state.count + 1)
 

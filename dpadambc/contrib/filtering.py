@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc.core import validate
-from dpadambc.core.arrays import wide_zeros_like, widen
+from dpadambc.core.arrays import widen
 from dpadambc.core.noise import NoiseStddev, stddev_of
+from dpadambc.transforms.dtypes import check_real, wide_zeros_like
 
 # The steps within which a filter must settle, and the share of it left by then.
 _MOST_STEPS = 1 << 16
@@ -197,7 +197,7 @@ def low_pass(
 
     def update_fn(updates, state, params=None):
         del params
-        validate.real_tree(updates)
+        check_real(updates)
         one, delays_of_one = filter_step(jnp.ones([], float), state.delays_of_one)
         leaves, structure = jax.tree.flatten(updates)
         delays = [structure.flatten_up_to(tree) for tree in state.delays]

@@ -21,9 +21,9 @@ import optax
 from dpadambc.core import validate
 from dpadambc.core.arrays import at_least_float32, widen
 from dpadambc.core.per_example import Arguments
-from dpadambc.engine import collectives, factored_outputs
 from dpadambc.engine.interface import Gradient, Shape, Side, pytree
 from dpadambc.engine.precision import einsum, product
+from dpadambc.engine.transform import factored_outputs
 
 
 @pytree(data_fields=("matrix",))
@@ -203,7 +203,7 @@ def kronecker_preconditioner(
     names, shapes = _parameters(params)
     gradients_of = factored_outputs(
         lambda *args: (None, jax.grad(loss_fn)(*args)),
-        functools.partial(collectives.refuse, allowed=frozenset()),
+        frozenset(),
         settles=False,
     )
 

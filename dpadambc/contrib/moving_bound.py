@@ -6,6 +6,7 @@ is noised with them, by the same key and at the same level.
 """
 
 import abc
+import math
 from typing import Any, NamedTuple
 
 import dp_accounting
@@ -15,6 +16,7 @@ import optax
 
 from dpadambc.core import clip, clipped_sum, validate
 from dpadambc.core.arrays import with_automatic_axes
+from dpadambc.core.gradient import seals_agree
 from dpadambc.core.mechanism import Mechanism, check_independent_noise
 from dpadambc.core.noise import add_dp_noise
 from dpadambc.core.privatize import Noise, PrivateGradient, scaled_multiplier
@@ -87,12 +89,14 @@ class _WithSum(Noise):
                 found = clip.factors(gradients, params, bound, is_padding_example, rule)
                 return clip.Sums(
                     clip.weighted_sum(gradients, params, found, normalize_by, rule),
-                    _sum_of_indicators(mechanism, gradients, found, bound),
+                    _sum_of_indicators(
+                        mechanism, gradients, params, is_padding_example, found, bound
+                    ),
                 )
 
             return with_automatic_axes(
                 clip_and_sum,
-                clip.split_as(params),
+                clip.specs_of_sums(params),
                 state.l2_clip_norm,
                 divisor * units,
                 gradients,
@@ -103,7 +107,7 @@ class _WithSum(Noise):
             both = _with(sums.gradient, unit * sums.beside)
             noised: Any
             noised, noise_state = noise.update(
-                clipped_sum.closed(both, None, None),
+                clipped_sum.close_sums(both, None, None),
                 state.noise,
                 None if params is None else _with(params, 0.0),
             )
@@ -115,20 +119,40 @@ class _WithSum(Noise):
         return PrivateGradient(init_fn, clip_fn, noise_fn)
 
 
+def _longest(squared_norms: jax.Array, weights: jax.Array, size: int) -> jax.Array:
+    """Bounds on the norms of clipped gradients, with the part that rounding hides."""
+    norms = jnp.sqrt(squared_norms)
+    rounding = 16 * jnp.finfo(norms.dtype).eps
+    longest = weights * (norms * (1 + rounding) + clip.unseen_norm(size, norms.dtype))
+    return jnp.where(weights > 0, longest, 0)  # where it is not finite, too
+
+
 def _sum_of_indicators(
-    mechanism: "MovingBound", gradients: Any, found: clip.Factors, bound: jax.Array
+    mechanism: "MovingBound",
+    gradients: Any,
+    params: Any,
+    is_padding_example: jax.Array | None,
+    found: clip.Factors,
+    bound: jax.Array,
 ) -> jax.Array:
     """The sum that moves the bound; not private."""
-    longest = jnp.stack([*found.longest.values()])
+    sizes, longest = [math.prod(jnp.shape(x)) for x in jax.tree.leaves(params)], []
+    for name, (_, places) in mechanism.clip_rule.groups(params).items():
+        size = sum(sizes[i] for i in places)
+        squared_norms, weights = found.squared_norms[name], found.weights[name]
+        longest.append(_longest(squared_norms, weights, size))
     # In units of the bound, since squares of what is short vanish.
-    used = jnp.linalg.norm(longest / bound, axis=0)
+    used = jnp.linalg.norm(jnp.stack(longest) / bound, axis=0)
+    norm = jnp.sqrt(sum(found.squared_norms.values()))
     of_one = jax.vmap(mechanism.indicator, (0, 0, None))
-    indicators = of_one(found.norm, used, jnp.asarray(bound, found.norm.dtype))
+    indicators = of_one(norm, used, jnp.asarray(bound, norm.dtype))
     # Padding may come as gradients of zero, without its mask. An example that takes its
     # place must not move the sum further than from nothing.
-    tells = found.takes_part & (found.norm > 0)
+    tells = found.are_finite & (norm > 0)
+    if is_padding_example is not None:
+        tells &= ~is_padding_example
     indicators = jnp.where(tells, indicators, 0)
-    return jnp.sum(jnp.where(clip.is_whole(gradients), indicators, jnp.nan))
+    return jnp.sum(jnp.where(seals_agree(gradients), indicators, jnp.nan))
 
 
 def _of_mechanism(name: str) -> Any:

@@ -23,10 +23,10 @@ import jax.numpy as jnp
 import optax
 
 from dpadambc.contrib import _around
+from dpadambc.contrib.scaling import OuterProduct, scale_examples
 from dpadambc.core import validate
-from dpadambc.core.arrays import wide_zeros_like
-from dpadambc.core.clip import checked_leaves
-from dpadambc.core.gradient import OuterProduct, scale_examples
+from dpadambc.core.clip import check_gradients
+from dpadambc.transforms.dtypes import wide_zeros_like
 
 
 class ScaleThenPrivatizeState(NamedTuple):
@@ -145,7 +145,7 @@ def scale_then_privatize(
         )
 
     def update_fn(updates, state, params=None, **extra_args):
-        checked_leaves(updates, params)
+        check_gradients(updates, params)
         # In the first step nu is zero, over any number.
         weight = 1 - decay ** jnp.maximum(state.count, 1.0)
         squares = jax.tree.map(lambda v: v / weight + eps**2, state.nu)

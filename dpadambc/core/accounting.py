@@ -25,7 +25,6 @@ from dp_accounting import NeighboringRelation, pld, rdp
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from dpadambc.core import validate
-from dpadambc.core.noise import schedule_at_step
 
 # A schedule with more levels than this is rounded down to so many.
 _MOST_LEVELS = 64
@@ -394,7 +393,7 @@ def level_counts(schedule: optax.Schedule, iterations: int) -> dict[float, int]:
     """
     if iterations == 0:
         return {}
-    at_steps = jax.vmap(functools.partial(schedule_at_step, schedule))
+    at_steps = jax.vmap(schedule)
     values = np.asarray(at_steps(jnp.arange(iterations)), float)
     for value in (values.min(), values.max()):
         validate.non_negative(noise_multiplier=value)

@@ -1,12 +1,23 @@
-"""At least float32 from the clip on, whatever the model computes in."""
+"""Dtypes, meshes and the axes of `jax.shard_map`: facts of arrays.
 
+On a mesh with Explicit axes each array has its sharding in its type. Per-example
+gradients say nothing of shardings, so they are computed with these axes as Auto ones,
+and given a sharding at the end: gradients of examples that of the examples, sums that
+of the parameters.
+
+Inside `jax.shard_map` JAX sums the gradient of replicated parameters over the devices.
+Then a per-example gradient would be a sum over other devices' examples before it is
+clipped. Parameters that vary over the devices, as the examples do, have gradients of
+their own.
+"""
+
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 
 def at_least_float32(dtype: Any) -> jnp.dtype:
@@ -16,32 +27,8 @@ def at_least_float32(dtype: Any) -> jnp.dtype:
     return jnp.promote_types(dtype, jnp.float32)
 
 
-def wide_zeros_like(tree: Any) -> Any:
-    """Zeros in at least float32, with the shapes of a tree, which lie as it does."""
-
-    def zeros(x: Any) -> jax.Array:
-        return jnp.zeros_like(x, dtype=at_least_float32(jnp.result_type(x)))
-
-    return jax.tree.map(zeros, tree)
-
-
-def with_wide_state(
-    optimizer: optax.GradientTransformation,
-) -> optax.GradientTransformationExtraArgs:
-    """The same optimizer, with state as for parameters in at least float32.
-
-    Gradients come in at least float32, and moments in less would not keep their dtype.
-    """
-    optimizer = optax.with_extra_args_support(optimizer)
-
-    def init_fn(params):
-        return optimizer.init(jax.tree.map(widen, params))
-
-    return optax.GradientTransformationExtraArgs(init_fn, optimizer.update)
-
-
 def widen(x: Any) -> Any:
-    """In at least float32; a shape stays a shape."""
+    """An array, or a shape, in at least float32."""
     dtype = at_least_float32(jnp.result_type(x))
     if isinstance(x, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding)
@@ -49,10 +36,10 @@ def widen(x: Any) -> Any:
 
 
 def round_to_dtype(x: jax.Array) -> jax.Array:
-    """The number that its dtype has, where XLA may be working with more digits.
+    """The numbers as their dtype has them, where XLA may compute with more digits.
 
-    By a round trip to float32: rounding in the dtype itself XLA takes for nothing to
-    do, and leaves out before it decides how many digits to keep.
+    The round trip goes through float32, since XLA removes a rounding in the dtype
+    itself before it decides how many digits to keep.
     """
     if not jnp.issubdtype(x.dtype, jnp.floating) or jnp.finfo(x.dtype).bits >= 32:
         return x
@@ -65,18 +52,8 @@ def _sharding(x: Any) -> Any:
     return getattr(jax.typeof(x), "sharding", None)
 
 
-def _mesh(tree: Any) -> Any:
-    """The mesh on which any array is split along an Explicit axis, or None."""
-    for x in jax.tree.leaves(tree):
-        sharding = _sharding(x)
-        if sharding is not None and any(part is not None for part in sharding.spec):
-            if AxisType.Explicit in getattr(sharding.mesh, "axis_types", ()):
-                return sharding.mesh
-    return None
-
-
 def spec_of_examples(batches: Any) -> PartitionSpec:
-    """How axis 0 of the batches is split."""
+    """The partition of axis 0 of the batches."""
     for x in jax.tree.leaves(batches):
         sharding = _sharding(x)
         if sharding is not None and len(sharding.spec) and sharding.spec[0] is not None:
@@ -85,62 +62,57 @@ def spec_of_examples(batches: Any) -> PartitionSpec:
 
 
 def specs_of(params: Any) -> Any:
-    """How each parameter is split."""
-    of_one = lambda x: getattr(_sharding(x), "spec", PartitionSpec())
-    return jax.tree.map(of_one, params)
-
-
-def spec_of_gradients(examples: jax.Array, param: jax.Array) -> PartitionSpec:
-    """How gradients of examples are split: as these are, or else as the parameter."""
-    of_examples = spec_of_examples(examples)
-    return of_examples if len(of_examples) else PartitionSpec(None, *specs_of(param))
+    """The partition of each parameter."""
+    spec = lambda x: getattr(_sharding(x), "spec", PartitionSpec())
+    return jax.tree.map(spec, params)
 
 
 def with_automatic_axes(fun: Callable[..., Any], out_specs: Any, *args: Any) -> Any:
-    """A function's outputs, computed where the compiler chooses how arrays are split.
+    """Calls a function with the Explicit axes of a mesh as Auto ones.
 
     Args:
-      fun: of arrays.
-      out_specs: of its outputs, a tree prefix of `PartitionSpec`.
-      *args: if none of them is split along an Explicit axis, the function is called as
-        it is.
+      fun: a function of arrays.
+      out_specs: the `PartitionSpec` of its outputs, as a tree prefix.
+      *args: if none of them is split along an Explicit axis, `fun` is called as it is.
     """
-    mesh = _mesh(args)
-    if mesh is None:
-        return fun(*args)
-    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
-    axes = tuple(name for name, kind in kinds if kind == AxisType.Explicit)
-    out_sharding = jax.tree.map(
-        lambda spec: NamedSharding(mesh, spec),
-        out_specs,
-        is_leaf=lambda x: isinstance(x, PartitionSpec),
-    )
-    return jax.sharding.auto_axes(fun, axes=axes, out_sharding=out_sharding)(*args)
+    is_spec = lambda spec: isinstance(spec, PartitionSpec)
+    for x in jax.tree.leaves(args):
+        sharding = _sharding(x)
+        if sharding is not None and any(part is not None for part in sharding.spec):
+            mesh, axes = sharding.mesh, sharding.mesh.explicit_axes
+            if axes:
+                place = functools.partial(NamedSharding, mesh)
+                out = jax.tree.map(place, out_specs, is_leaf=is_spec)
+                return jax.sharding.auto_axes(fun, axes=axes, out_sharding=out)(*args)
+    return fun(*args)
 
 
 def _varies(x: Any, axis_name: str) -> bool:
     """Whether each device along an axis has an array of its own."""
     try:
         jax.lax.pcast(x, axis_name, to="varying")
-    except ValueError:  # it does already
+    except ValueError:  # it varies already
         return True
     return False
 
 
+def _arrays(tree: Any) -> list[jax.Array]:
+    return [x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array)]
+
+
 def shard_map_axes() -> set[str]:
-    """The axes of the `jax.shard_map` that this is inside of."""
+    """The axes of the enclosing `jax.shard_map`."""
     return set(jax.sharding.get_abstract_mesh().manual_axes)
 
 
 def varying_axes(tree: Any) -> tuple[str, ...]:
-    """The axes over which any array of a tree varies; none outside of `shard_map`."""
+    """The axes over which any array of a tree varies; none outside `shard_map`."""
     axes = jax.sharding.get_abstract_mesh().manual_axes
-    arrays = [x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array)]
-    return tuple(name for name in axes if any(_varies(x, name) for x in arrays))
+    return tuple(name for name in axes if any(_varies(x, name) for x in _arrays(tree)))
 
 
 def make_varying(tree: Any, axes: tuple[str, ...]) -> Any:
-    """The same arrays, each device having its own."""
+    """The same arrays, as ones that each device has for itself."""
     for name in axes:
         own = lambda x, name=name: (
             x if _varies(x, name) else jax.lax.pcast(x, name, to="varying")
@@ -149,18 +121,17 @@ def make_varying(tree: Any, axes: tuple[str, ...]) -> Any:
     return tree
 
 
-def invariant_axes(tree: Any) -> frozenset[str]:
-    """The axes along which all devices have the same arrays, as far as JAX knows.
-
-    With `check_vma=False` it does not, and with `jax.vmap(axis_name=...)` neither.
-    """
-    arrays = [x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array)]
-    if not all(map(is_vma_known, arrays)):
-        return frozenset()
-    return frozenset(shard_map_axes() - set(varying_axes(arrays)))
-
-
 def is_vma_known(x: jax.Array) -> bool:
-    """Whether JAX knows of an array along which axes it varies."""
+    """Whether JAX tracks the axes over which an array varies (`check_vma=True`)."""
     axes = tuple(shard_map_axes())
     return set(varying_axes(make_varying(x, axes))) == set(axes)
+
+
+def invariant_axes(tree: Any) -> frozenset[str]:
+    """The axes along which all devices are known to have the same arrays.
+
+    None with `check_vma=False`, nor for the axes of `jax.vmap(axis_name=...)`.
+    """
+    if not all(map(is_vma_known, _arrays(tree))):
+        return frozenset()
+    return frozenset(shard_map_axes() - set(varying_axes(tree)))

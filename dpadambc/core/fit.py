@@ -12,9 +12,10 @@ from jax.sharding import NamedSharding
 
 from dpadambc.core import data as _data
 from dpadambc.core import identity as _identity
-from dpadambc.core import keys, validate
+from dpadambc.core import validate
 from dpadambc.core.account import Account, Spent, earlier
 from dpadambc.core.accounting import check_delta
+from dpadambc.core.keys import of_this_process, the_same_everywhere
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.result import Progress, Result
 from dpadambc.core.spending import affordable_iterations
@@ -93,9 +94,9 @@ def _set_up(
         # Before they are placed: JAX compares them too, and shows the rows that differ.
         identity = of_run(params, frozen, data, account.earlier)
         _identity.refuse_different_processes(identity, settings)
-        key = keys.the_same_everywhere(key)
+        key = the_same_everywhere(key)
     with shardings.context():
-        key = keys.of_this_process(key)
+        key = of_this_process(key)
         params, frozen = map(shardings.device_put, (params, frozen))
         data = data if _data.is_source(data) else shardings.device_put(data)
         if identity is None:

@@ -1,15 +1,25 @@
-"""The operations that a per-example gradient answers, and nothing else.
+"""The gradients of single examples as a value, which is sealed until it is clipped.
 
-Clipping needs two things of a per-example gradient: the squared norm of each example,
-and the weighted sum over examples. Whatever form a leaf has, the rest of the library
-reaches it through the functions of this file alone.
+Clipping asks two things of a per-example gradient: the squared norm of each example,
+and the weighted sum over examples. The rest of the library reaches a gradient, whatever
+its form, through the functions of this file alone.
+
+A clip bounds the change by one example only if nothing has mixed the examples before
+it: `optax.clip_by_global_norm` ahead of it, say, scales all of them by a norm that one
+of them can set. So the arrays of per-example gradients are closed: their bits are those
+of keys of a kind of their own. Keys go through `jax.jit`, `jax.lax.scan`, shardings or
+an index like any array, but JAX has no arithmetic on them, and its errors print their
+kind. A selection of arrays by dtype does not find them either.
+
+A seal goes with them, with the number of each example. It varies over the axes of a
+`jax.shard_map` along which the examples do. So it shows where a gradient was summed
+over devices, or the rows of one parameter were put in another order.
 """
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn, TypeGuard
+from typing import Any, ClassVar, NoReturn, TypeGuard, TypeVar
 
 import jax
 import jax.extend.random
@@ -18,39 +28,24 @@ import numpy as np
 import optax
 
 from dpadambc.core import validate
-from dpadambc.core.arrays import (
-    at_least_float32,
-    make_varying,
-    round_to_dtype,
-    spec_of_examples,
-    spec_of_gradients,
-    varying_axes,
-    with_automatic_axes,
-)
-from dpadambc.engine import forms, interface, weighted
+from dpadambc.core.arrays import make_varying, round_to_dtype, varying_axes
+from dpadambc.engine import weighted
+from dpadambc.engine.forms import Dense
+from dpadambc.engine.interface import Gradient
 
 _WORD = np.uint32(0x5EA1ED)
 
 
-def _refuse(*args: Any) -> Any:
-    raise TypeError("What is sealed is no key: nothing can be drawn with it.")
+def _no_draw(*args: Any) -> Any:
+    raise TypeError("A sealed array is no key: nothing can be drawn with it.")
 
 
 def _kinds(name: str, tag: str) -> dict[int, Any]:
-    """The kinds of keys of one and of two words that closed arrays are."""
-    return {words: _kind(words, name, tag) for words in (1, 2)}
-
-
-def _kind(words: int, name: str, tag: str) -> Any:
-    return jax.extend.random.define_prng_impl(
-        key_shape=(words,),
-        seed=_refuse,
-        split=_refuse,
-        random_bits=_refuse,
-        fold_in=_refuse,
-        name=f"dpadambc.{name}_{32 * words}",
-        tag=tag,
-    )
+    """The kinds of keys, of one and of two words, that stand for closed arrays."""
+    functions = dict.fromkeys(("seed", "split", "random_bits", "fold_in"), _no_draw)
+    define = functools.partial(jax.extend.random.define_prng_impl, tag=tag, **functions)
+    of = lambda words: define(key_shape=(words,), name=f"dpadambc.{name}_{32 * words}")
+    return {words: of(words) for words in (1, 2)}
 
 
 OF_EXAMPLES = _kinds("sealed", "of a per-example gradient: put clip_per_example first")
@@ -62,14 +57,13 @@ def close_array(x: jax.Array, kinds: dict[int, Any] = OF_EXAMPLES) -> jax.Array:
     if jnp.issubdtype(x.dtype, jnp.floating):
         x = jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
     if x.dtype.itemsize == 8:
-        return jax.random.wrap_key_data(
-            jax.lax.bitcast_convert_type(x, jnp.uint32), impl=kinds[2]
-        )
+        words = jax.lax.bitcast_convert_type(x, jnp.uint32)
+        return jax.random.wrap_key_data(words, impl=kinds[2])
     return jax.random.wrap_key_data(x.astype(jnp.uint32)[..., None], impl=kinds[1])
 
 
 def open_array(x: jax.Array, dtype: Any) -> jax.Array:
-    """What was closed."""
+    """The array that `close_array` was given, of this dtype."""
     words, bits = jax.random.key_data(x), 8 * jnp.dtype(dtype).itemsize
     as_integer = f"uint{bits}" if jnp.issubdtype(dtype, jnp.floating) else dtype
     if bits == 64:
@@ -79,76 +73,87 @@ def open_array(x: jax.Array, dtype: Any) -> jax.Array:
     return jax.lax.bitcast_convert_type(x, dtype) if x.dtype != dtype else x
 
 
-def once(fun: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """The same function, called once for an array: several gradients may share it."""
-    known: dict[int, tuple[jax.Array, jax.Array]] = {}
-
-    @functools.wraps(fun)
-    def remembered(x: jax.Array, *args: Any) -> jax.Array:
-        if id(x) not in known:
-            known[id(x)] = x, fun(x, *args)
-        return known[id(x)][1]
-
-    return remembered
-
-
-def new_seal(batch_size: int) -> jax.Array:
+def _seal_of(batch_size: int, axes: tuple[str, ...]) -> jax.Array:
     """A seal of shape (batch,)."""
     rows = jnp.arange(batch_size, dtype=jnp.uint32)
     words = jnp.stack([jnp.full(batch_size, _WORD), rows], axis=-1)
-    return jax.random.wrap_key_data(words, impl=OF_EXAMPLES[2])
+    return make_varying(jax.random.wrap_key_data(words, impl=OF_EXAMPLES[2]), axes)
 
 
-_DTYPE = jax.eval_shape(lambda: new_seal(0)).dtype
+SEAL_DTYPE = jax.eval_shape(lambda: _seal_of(0, ())).dtype
 
 
-def has_seal_dtype(seal: Any) -> bool:
-    """Whether it is a seal, rather than what something may have made of it."""
-    return getattr(seal, "dtype", None) == _DTYPE
-
-
-def seals_agree(seals: list[jax.Array]) -> jax.Array:
-    """Whether all have the word of a seal, and the rows of the first; shape ()."""
-    words = [jax.random.key_data(seal) for seal in seals]
+def seals_agree(gradients: optax.Updates) -> jax.Array:
+    """Whether all leaves have a seal, with the rows of the first one; shape ()."""
+    words = [jax.random.key_data(leaf.seal) for leaf in per_example_leaves(gradients)]
     same = [jnp.all(w == words[0]) for w in words[1:]]
     return functools.reduce(jnp.logical_and, same, jnp.all(words[0][:, 0] == _WORD))
 
 
-def num_bytes(x: Any, dtype: Any) -> int:
-    """What an array takes in memory while it is open."""
-    return math.prod(x.shape) * jnp.dtype(dtype).itemsize
-
-
-class _SaysWhatToDo(type):
+class ClosedType(type):
     """JAX prints the type of a node where another tree has something else."""
 
+    advice: str
+
     def __repr__(cls) -> str:
-        return f"{cls.__name__} (put clip_per_example first: it gives arrays)"
+        return f"{cls.__name__} ({cls.advice})"
 
 
-@interface.pytree(data_fields=("sealed", "seal"))
-class PerExampleGradient(metaclass=_SaysWhatToDo):
+class Closed(metaclass=ClosedType):
+    """A value without arithmetic, since arithmetic on it may change epsilon."""
+
+    advice: ClassVar[str] = ""
+    source: ClassVar[str] = ""
+    shape: tuple[int, ...]
+    dtype: Any
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(shape={self.shape}, dtype={self.dtype})"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"{type(self)!r} has no {name}.", name=name, obj=self)
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise TypeError(f"Expected no arithmetic on a {type(self)!r}.")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
+    __truediv__ = __rtruediv__ = __matmul__ = __rmatmul__ = __neg__ = _refuse
+
+
+_STATIC = ["shape", "dtype", "rule", "dtypes", "axes", "is_masked", "num_together"]
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["sealed", "seal"],
+    meta_fields=_STATIC,
+)
+@dataclasses.dataclass(frozen=True, repr=False)
+class PerExampleGradient(Closed):
     """The gradients of one parameter, one for each example, in factored form.
 
     A pytree node: it crosses `jax.jit`, `jax.lax.scan`, donation and sharding, and can
-    be indexed along the examples with `jax.tree.map`. Arithmetic with `jax.tree.map` is
-    an error: it would change factors rather than gradients, and mixing examples before
-    the clip breaks its bound. `clip_per_example`, `per_example_norms` and `materialize`
-    are what it is for.
+    be indexed along the examples with `jax.tree.map`. Arithmetic is an error: it would
+    change factors rather than gradients, and mixing examples before the clip breaks its
+    bound. Give it to `clip_per_example` or `per_example_norms`, or look at it with
+    `materialize`.
 
     Attributes:
       sealed: the gradients; their arrays are closed, with the examples along axis 0.
-      seal: what arithmetic breaks. shape=(batch,).
+      seal: the number of each example; arithmetic breaks it. shape=(batch,).
       shape: of the parameter, and of the gradient of one example.
       dtype: of the gradients.
       rule: how the norms are computed; see `dpadambc.explain`.
       dtypes: of the arrays when they are open.
       axes: the axes of a `jax.shard_map` over which the examples vary.
       is_masked: whether a padding mask was applied, even one that is all False.
-      num_together: of how many parameters the gradients were taken with it.
+      num_together: the number of parameters that were differentiated together.
     """
 
-    sealed: interface.Gradient
+    advice: ClassVar[str] = "put clip_per_example first"
+    source: ClassVar[str] = "per_example_grad or as_per_example"
+
+    sealed: Gradient
     seal: jax.Array
     shape: tuple[int, ...]
     dtype: Any
@@ -158,20 +163,10 @@ class PerExampleGradient(metaclass=_SaysWhatToDo):
     is_masked: bool
     num_together: int
 
-    @property
-    def factored(self) -> interface.Gradient:
-        """With open arrays."""
-        return self.open(open_array)
-
-    def open(self, opened: Callable[[jax.Array, Any], jax.Array]) -> interface.Gradient:
-        """With each array as a function of it and its dtype."""
+    def open(self, opened: Callable[..., jax.Array] = open_array) -> Gradient:
+        """The gradients with each array as a function of it and of its dtype."""
         arrays, structure = jax.tree.flatten(self.sealed)
         return structure.unflatten(map(opened, arrays, self.dtypes))
-
-    def num_bytes(self) -> dict[int, int]:
-        """Of each array while it is open, by the array's identity."""
-        pairs = zip(jax.tree.leaves(self.sealed), self.dtypes, strict=True)
-        return {id(x): num_bytes(x, dtype) for x, dtype in pairs}
 
     @property
     def batch_size(self) -> int:
@@ -180,76 +175,38 @@ class PerExampleGradient(metaclass=_SaysWhatToDo):
 
     def materialize(self) -> jax.Array:
         r"""The gradients, shape (batch, \*shape): as large as what is avoided here."""
-        return jax.vmap(type(self.factored).dense)(self.factored).astype(self.dtype)
-
-    def __getattr__(self, name: str) -> NoReturn:
-        does = f": put clip_per_example first, and take {name} of what it returns"
-        is_of_arrays = not name.startswith("_") and hasattr(jax.Array, name)
-        raise AttributeError(
-            f"A {type(self).__name__} has no {name}{does if is_of_arrays else ''}.",
-            name=name,
-            obj=self,
-        )
-
-    def _refuse(self, *_: Any) -> NoReturn:
-        raise TypeError(
-            "Expected per-example gradients as they are, got arithmetic on them: what"
-            " changes them before the clip may change epsilon. Clip first, by"
-            " dpadambc.privatize or a chain such as dp_adam, or change the loss."
-        )
-
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
-    __truediv__ = __rtruediv__ = __matmul__ = __rmatmul__ = __neg__ = _refuse
-
-    def __repr__(self) -> str:
-        return (
-            f"PerExampleGradient(batch_size={self.batch_size}, shape={self.shape},"
-            f" dtype={self.dtype}, rule={self.rule!r})"
-        )
+        gradients = self.open()
+        return jax.vmap(type(gradients).dense)(gradients).astype(self.dtype)
 
 
-def seal_gradients(
-    several: Sequence[interface.Gradient],
-    shapes: Sequence[Any],
-    rules: Sequence[str],
-    axes: tuple[str, ...] = (),
-) -> list[PerExampleGradient]:
-    """Per-example gradients, of several parameters, from here on untouched.
+_C = TypeVar("_C", bound=Closed)
 
-    Factors of low precision are rounded here, once and for all. Between one operation
-    and the next XLA keeps more digits than the dtype has, where it can: the norm would
-    be that of one gradient, and the sum have another.
 
-    Args:
-      several: gradients whose arrays have the examples along axis 0.
-      shapes: of the parameters, each with a shape and a dtype.
-      rules: how the norms are computed.
-      axes: of a `jax.shard_map`, over which the examples vary.
+def closed_leaves(
+    tree: optax.Updates, kind: type[_C], params: optax.Params | None
+) -> list[_C]:
+    """The leaves of a tree, which has to be of one kind, and of these parameters.
+
+    Raises:
+      TypeError: if a leaf is of another type.
+      ValueError: if paths or shapes are not those of the parameters.
     """
-    close = once(lambda x: close_array(round_to_dtype(jnp.asarray(x))))
-    found = []
-    for grad, like, rule in zip(several, shapes, rules, strict=True):
-        arrays = jax.tree.leaves(grad)
-        (mark,) = make_varying((new_seal(arrays[0].shape[0]),), axes)
-        found.append(
-            PerExampleGradient(
-                sealed=jax.tree.map(close, grad),
-                seal=mark,
-                shape=tuple(like.shape),
-                dtype=like.dtype,
-                rule=rule,
-                dtypes=tuple(x.dtype for x in arrays),
-                axes=axes,
-                is_masked=False,
-                num_together=len(several),
+    is_closed = lambda x: isinstance(x, Closed)
+    named = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_closed)
+    for path, leaf in named:
+        if not isinstance(leaf, kind):
+            got = repr(leaf) if is_closed(leaf) else f"an array of {jnp.shape(leaf)}"
+            raise TypeError(
+                f"Expected gradient{jax.tree_util.keystr(path)} to be a {kind.__name__}"
+                f" of {kind.source}, got {got}."
             )
-        )
-    return found
-
-
-SCALED = "materialized: scaled"
-NO_GRADIENT = forms.Full.rule
-MATERIALIZED = "materialized"
+    if named and params is not None:
+        known = jax.tree_util.tree_leaves_with_path(params)
+        expected = {jax.tree_util.keystr(path): jnp.shape(x) for path, x in known}
+        got = {jax.tree_util.keystr(path): leaf.shape for path, leaf in named}
+        if got != expected:
+            raise ValueError(f"Expected gradients of params, {expected}, got {got}.")
+    return [leaf for _, leaf in named]
 
 
 def is_per_example(leaf: Any) -> TypeGuard[PerExampleGradient]:
@@ -260,6 +217,53 @@ def is_per_example(leaf: Any) -> TypeGuard[PerExampleGradient]:
 def per_example_leaves(gradients: optax.Updates) -> list[PerExampleGradient]:
     """The leaves of a tree."""
     return jax.tree.leaves(gradients, is_leaf=is_per_example)
+
+
+def _once(fun: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """The same function, called once for an array that several gradients share."""
+    known: dict[int, tuple[jax.Array, jax.Array]] = {}
+
+    def remembered(x: jax.Array, *args: Any) -> jax.Array:
+        if id(x) not in known:
+            known[id(x)] = x, fun(x, *args)
+        return known[id(x)][1]
+
+    return remembered
+
+
+def seal_gradients(
+    gradients: Sequence[Gradient],
+    shapes: Sequence[Any],
+    rules: Sequence[str],
+    axes: tuple[str, ...] = (),
+) -> list[PerExampleGradient]:
+    """Seals the gradients of several parameters.
+
+    Factors of low precision are rounded here, once and for all. Between one operation
+    and the next XLA keeps more digits than the dtype has, where it can: the norm would
+    be that of one gradient, and the sum have another.
+
+    Args:
+      gradients: their arrays have the examples along axis 0.
+      shapes: of the parameters, each with a shape and a dtype.
+      rules: how the norms are computed.
+      axes: of a `jax.shard_map`, over which the examples vary.
+    """
+    close = _once(lambda x: close_array(round_to_dtype(jnp.asarray(x))))
+    return [
+        PerExampleGradient(
+            sealed=jax.tree.map(close, grad),
+            seal=_seal_of(jax.tree.leaves(grad)[0].shape[0], axes),
+            shape=tuple(like.shape),
+            dtype=like.dtype,
+            rule=rule,
+            dtypes=tuple(x.dtype for x in jax.tree.leaves(grad)),
+            axes=axes,
+            is_masked=False,
+            num_together=len(gradients),
+        )
+        for grad, like, rule in zip(gradients, shapes, rules, strict=True)
+    ]
 
 
 def as_per_example(
@@ -303,53 +307,30 @@ def as_per_example(
       >>> print([f"{g:.3f}" for g in clipped.value])
       ['0.300', '0.650']
     """
-    found = jax.tree_util.tree_leaves_with_path(gradients, is_leaf=is_per_example)
-    for path, leaf in found:
-        name = jax.tree_util.keystr(path) or "gradients"
-        if is_per_example(leaf) or not hasattr(leaf, "shape"):
-            raise TypeError(f"Expected {name} to be an array, got {leaf!r}.")
-        validate.real_floating(leaf.dtype, name)
-        if not leaf.shape:
-            raise ValueError(f"Expected {name} to have the examples along axis 0.")
-    arrays = jax.tree.map(jnp.asarray, gradients)
-    tree = seal_arrays(arrays, varying_axes(arrays))
-    return (
-        tree if is_padding_example is None else mask_examples(tree, is_padding_example)
-    )
-
-
-def seal_arrays(gradients: optax.Updates, axes: tuple[str, ...]) -> optax.Updates:
-    """Per-example gradients that are arrays of shape (batch, ...), from here on sealed.
-
-    Args:
-      gradients: a tree of arrays.
-      axes: of a `jax.shard_map`, over which the examples vary.
-    """
-    arrays, structure = jax.tree.flatten(gradients)
+    validate.real_arrays(gradients=gradients)
+    arrays, structure = jax.tree.flatten(jax.tree.map(jnp.asarray, gradients))
+    if not all(x.ndim for x in arrays):
+        raise ValueError("Expected gradients to have the examples along axis 0.")
     shapes = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in arrays]
-    dense = [forms.Dense(x, x.shape[1:], "array") for x in arrays]
-    return structure.unflatten(
-        seal_gradients(dense, shapes, ["array"] * len(arrays), axes)
-    )
-
-
-def in_any_form(gradients: optax.Updates) -> optax.Updates:
-    """Per-example gradients; of arrays too, where they are only looked at."""
-    if all(map(is_per_example, per_example_leaves(gradients))):
-        return gradients
-    return as_per_example(gradients)
+    dense = [Dense(x, x.shape[1:], "array") for x in arrays]
+    rules = ["array"] * len(arrays)
+    leaves = seal_gradients(dense, shapes, rules, varying_axes(arrays))
+    sealed = structure.unflatten(leaves)
+    if is_padding_example is None:
+        return sealed
+    return mask_examples(sealed, is_padding_example)
 
 
 def mask_examples(
     gradients: optax.Updates, is_padding_example: jax.Array
 ) -> optax.Updates:
-    """Zero for the examples that are padding, whatever they held."""
+    """The gradients with zero for the examples that are padding."""
 
     def blank(x: jax.Array, dtype: Any) -> jax.Array:
         rows = is_padding_example.reshape((-1,) + (1,) * (x.ndim - 1))
         return close_array(jnp.where(rows, 0, open_array(x, dtype)))
 
-    blank = once(blank)
+    blank = _once(blank)
 
     def mask(leaf: PerExampleGradient) -> PerExampleGradient:
         validate.padding(is_padding_example, leaf.batch_size)
@@ -358,96 +339,16 @@ def mask_examples(
     return jax.tree.map(mask, gradients, is_leaf=is_per_example)
 
 
-class OuterProduct(NamedTuple):
-    """A scale for each coordinate of a parameter that is a product over its axes."""
-
-    vectors: tuple[jax.Array, ...]  # one for each axis
-
-    def dense(self) -> jax.Array:
-        """The array that it stands for."""
-        return functools.reduce(functools.partial(jnp.tensordot, axes=0), self.vectors)
-
-
-def scale_examples(gradients: optax.Updates, factors: optax.Params) -> optax.Updates:
-    """Each example's gradient times the same factors, coordinate by coordinate.
-
-    The one thing that may come before the clip: it mixes no examples, and what comes
-    out is sealed and masked as what went in, in at least float32. A product of factors
-    times a matrix is none, and is formed. Times an `OuterProduct` it is one, as rows
-    that are looked up are; convolutions with overlapping patches are formed.
-
-    Args:
-      gradients: a tree of per-example gradients.
-      factors: for each parameter an array of its shape or an `OuterProduct`, of numbers
-        that are public, such as a function of earlier private gradients.
-    """
-
-    def scale(leaf: PerExampleGradient, factor: Any) -> PerExampleGradient:
-        if isinstance(factor, OuterProduct):
-            along = _scaled_along(leaf, factor.vectors)
-            if along is not None:
-                return along
-            factor = factor.dense()
-        return _formed_and_scaled(leaf, factor)
-
-    return jax.tree.map(scale, gradients, factors, is_leaf=is_per_example)
-
-
-def _scaled_along(
-    leaf: PerExampleGradient, vectors: tuple[jax.Array, ...]
-) -> PerExampleGradient | None:
-    """In the form that it has, or None where the form does not allow it."""
-    dtypes = []
-
-    def product(leaf, vectors):
-        grad = jax.vmap(lambda grad: grad.scaled_along(vectors))(leaf.factored)
-        dtypes.extend(x.dtype for x in jax.tree.leaves(grad))
-        return jax.tree.map(close_array, grad)
-
-    if jax.eval_shape(product, leaf, vectors) is None:
-        return None
-    dtypes.clear()
-    spec = spec_of_examples(leaf.seal)
-    return dataclasses.replace(
-        leaf,
-        sealed=with_automatic_axes(product, spec, leaf, vectors),
-        dtype=at_least_float32(leaf.dtype),
-        dtypes=tuple(dtypes),
-    )
-
-
-def _formed_and_scaled(
-    leaf: PerExampleGradient, factor: jax.Array
-) -> PerExampleGradient:
-    """As an array."""
-
-    def product(leaf, factor):
-        wide = dataclasses.replace(leaf, dtype=at_least_float32(leaf.dtype))
-        gradient = wide.materialize()
-        return close_array(gradient * factor[None].astype(gradient.dtype))
-
-    spec = spec_of_gradients(leaf.seal, factor)
-    closed = with_automatic_axes(product, spec, leaf, factor)
-    dtype = at_least_float32(leaf.dtype)
-    return dataclasses.replace(
-        leaf,
-        sealed=forms.Dense(closed, leaf.shape, SCALED),
-        rule=SCALED,
-        dtype=dtype,
-        dtypes=(dtype,),
-    )
+def _open(gradients: optax.Updates) -> list[Gradient]:
+    """The gradients with open arrays; shared arrays stay shared."""
+    opened = _once(open_array)
+    return [leaf.open(opened) for leaf in per_example_leaves(gradients)]
 
 
 def per_example_squared_norms(gradients: optax.Updates) -> jax.Array:
     """The squared norm of each example over the whole tree, shape (batch,)."""
     norms = [jax.vmap(type(grad).squared_norm)(grad) for grad in _open(gradients)]
     return functools.reduce(jnp.add, norms)
-
-
-def _open(gradients: optax.Updates) -> list[interface.Gradient]:
-    """The gradients with open arrays; what they share, they share still."""
-    opened = once(open_array)
-    return [leaf.open(opened) for leaf in per_example_leaves(gradients)]
 
 
 def per_example_norms(gradients: optax.Updates) -> jax.Array:
@@ -458,14 +359,10 @@ def per_example_norms(gradients: optax.Updates) -> jax.Array:
     norms are *not private*.
 
     Args:
-      gradients: what `per_example_grad` returns, or a tree of arrays of shape
-        (batch, ...).
+      gradients: of `per_example_grad` or `as_per_example`.
 
     Returns:
       The norms, in at least float32.
-
-    Raises:
-      TypeError: if an array is not of real floating-point numbers.
 
     Example:
       >>> import jax.numpy as jnp
@@ -475,7 +372,7 @@ def per_example_norms(gradients: optax.Updates) -> jax.Array:
       >>> print(dpadambc.per_example_norms(grads))
       [5. 1.]
     """
-    return jnp.sqrt(per_example_squared_norms(in_any_form(gradients)))
+    return jnp.sqrt(per_example_squared_norms(gradients))
 
 
 def weighted_sums(
@@ -484,7 +381,7 @@ def weighted_sums(
     """The sum over examples of weight times gradient, in the dtype of the weights.
 
     An example of weight zero contributes exactly zero, whatever it holds: NaN too. See
-    `_weighted`.
+    `engine.weighted`.
 
     Args:
       gradients: a tree of per-example gradients.

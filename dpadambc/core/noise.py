@@ -23,20 +23,14 @@ from the first of them alone. Devices with replicas agree on h if `jax.typeof` h
 mesh, which it has not where `in_shardings` of `jax.jit` is all that names it.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.core import clipped_sum, keys, validate
-from dpadambc.core.arrays import (
-    at_least_float32,
-    is_vma_known,
-    shard_map_axes,
-    varying_axes,
-)
+from dpadambc.core import arrays, keys, validate
+from dpadambc.core.clipped_sum import open_sums
 from dpadambc.engine import threefry
 
 # A number, an optax.Schedule, a tree prefix with such leaves, or a mechanism.
@@ -44,10 +38,7 @@ NoiseStddev = Any
 
 
 def stddev_of(noise_stddev: NoiseStddev) -> Any:
-    """The level itself, of a mechanism its own.
-
-    Raises unless every number is non-negative, finite and of full precision.
-    """
+    """The level, if need be of a mechanism; all numbers are valid ones."""
     noise_stddev = getattr(noise_stddev, "noise_stddev", noise_stddev)
     for level in jax.tree.leaves(noise_stddev, is_leaf=lambda x: x is None):
         if not callable(level):
@@ -55,39 +46,12 @@ def stddev_of(noise_stddev: NoiseStddev) -> Any:
     return noise_stddev
 
 
-def numbers_of_sum(noise_stddev: NoiseStddev) -> dict[str, float | None]:
-    """What a mechanism says of the sum that its noise hides; nothing of a number.
-
-    Raises for one whose epsilon is not of independent noise.
-    """
-    if not getattr(noise_stddev, "has_independent_noise", True):
-        raise TypeError(
-            "Expected a mechanism with independent noise in every step, got"
-            f" {noise_stddev!r}. Its own is mechanism.add_noise(key=key)."
-        )
-    names = ("l2_clip_norm", "normalize_by")
-    return {name: getattr(noise_stddev, name, None) for name in names}
-
-
-def schedule_at_step(schedule: Callable[..., Any], step: Any) -> Any:
-    """Its value at a step; an error says that the step may be traced."""
-    try:
-        return schedule(step)
-    except jax.errors.JAXTypeError as error:
-        error.add_note(
-            "A schedule of the noise is called with a traced step. It cannot branch on"
-            " it, nor leave JAX: write jnp.where(step < 100, 2.0, 1.0) in place of if,"
-            " or take optax.piecewise_constant_schedule."
-        )
-        raise
-
-
 def stddev_at_step(noise_stddev: NoiseStddev, count: jax.typing.ArrayLike) -> Any:
     """The numbers in force at step `count`, in the same tree prefix."""
 
     def number(level):
         if callable(level):
-            level = schedule_at_step(level, count)
+            level = level(count)
             validate.full_precision(noise_stddev=level)
         return jnp.asarray(level, float)
 
@@ -102,17 +66,16 @@ def stddev_per_leaf(prefix: Any, tree: optax.Params) -> Any:
         return jax.tree.broadcast(prefix, tree)
     except ValueError as error:
         raise ValueError(
-            "Expected noise_stddev to be a number, a schedule, or a tree prefix of the"
-            f" parameters, got a tree of structure {jax.tree.structure(prefix)} for"
-            f" parameters of structure {jax.tree.structure(tree)}."
+            "Expected noise_stddev to be a tree prefix of the parameters, got"
+            f" {jax.tree.structure(prefix)} for {jax.tree.structure(tree)}."
         ) from error
 
 
 class AddDPNoiseState(NamedTuple):
     """State of `add_dp_noise`. The key is secret: whoever has it knows later noise.
 
-    No field is called `count`, since `optax.tree.set(state, count=0)`, which begins a
-    schedule anew, sets all that are: the noise of earlier steps would come again.
+    No field is called `count`, since `optax.tree.set(state, count=0)`, which restarts
+    a schedule, sets all that are. The noise of earlier steps would come again.
 
     Attributes:
       noised_steps: their number. shape=(), int32.
@@ -128,57 +91,6 @@ class AddDPNoiseState(NamedTuple):
         return f"AddDPNoiseState(noised_steps={self.noised_steps}, rng_key=...: secret)"
 
 
-def gaussian_like(key: jax.Array, tree: optax.Updates) -> optax.Updates:
-    """Independent standard normal draws in at least float32, shaped like the tree."""
-    leaves, structure = jax.tree.flatten(jax.tree.map(_like, tree))
-    if not leaves:
-        return tree
-    return structure.unflatten(threefry.normals(keys.of_leaves(key, tree), leaves))
-
-
-def _like(x: jax.Array) -> jax.ShapeDtypeStruct:
-    dtype = at_least_float32(jnp.result_type(x))
-    return jax.ShapeDtypeStruct(jnp.shape(x), dtype)
-
-
-def key_of_step(key: jax.Array, updates: optax.Updates, *also: Any) -> jax.Array:
-    """A key for the noise that hides these updates, and for no other.
-
-    Args:
-      key: of the step.
-      updates: what gets the noise.
-      *also: the level; where steps share noise, the coefficients and the step before.
-    """
-    return keys.folded_in(key, keys.checksum((updates, also)))
-
-
-def check_devices(updates: optax.Updates, key: jax.Array) -> None:
-    """Raises where devices would not have one noise for each coordinate."""
-    if not shard_map_axes():
-        return
-    if not all(map(is_vma_known, [key, *jax.tree.leaves(updates)])):
-        raise ValueError(
-            "Expected a jax.shard_map with check_vma=True, got one where it cannot be"
-            " told which devices have the same gradient: the same noise on parts of it,"
-            " or other noise on each copy, would not hide it."
-        )
-    of_key = set(varying_axes(key))
-    for path, leaf in jax.tree_util.tree_leaves_with_path(updates):
-        of_gradient = set(varying_axes(leaf))
-        if of_gradient != of_key:
-            raise ValueError(
-                f"Expected noise that differs along {sorted(of_gradient)} of the"
-                " jax.shard_map, as the gradient does at"
-                f" {jax.tree_util.keystr(path) or 'the gradient'}, got a key that"
-                f" differs along {sorted(of_key)}. If each device has its own examples,"
-                " sum over them first: by clipped_grad and jax.lax.psum, then"
-                " add_dp_noise, in place of a chain that does both. If it has a part of"
-                " the parameters, fold jax.lax.axis_index into the key of the state."
-                " Equal noise on two parts cancels in their difference, and different"
-                " noise on two copies averages out."
-            )
-
-
 def first_state(key: jax.Array, name: str, params: optax.Params) -> AddDPNoiseState:
     """The state before the first step, with a key of the domain `name`."""
     rng_key = keys.of_one_run(keys.of_domain(key, name), params)
@@ -186,6 +98,7 @@ def first_state(key: jax.Array, name: str, params: optax.Params) -> AddDPNoiseSt
 
 
 def next_state(state: AddDPNoiseState, rng_key: jax.Array) -> AddDPNoiseState:
+    """The state after a step, with the key of the next."""
     noised_steps = jnp.asarray(optax.safe_increment(state.noised_steps))
     return AddDPNoiseState(noised_steps=noised_steps, rng_key=rng_key)
 
@@ -195,6 +108,51 @@ def stddev_of_step(noise_stddev: NoiseStddev, state: AddDPNoiseState) -> Any:
     is_lost = jnp.all(jax.random.key_data(state.rng_key) == 0)
     stddev = stddev_at_step(noise_stddev, state.noised_steps)
     return jax.tree.map(lambda s: jnp.where(is_lost, jnp.nan, s), stddev)
+
+
+def key_of_step(key: jax.Array, updates: optax.Updates, *also: Any) -> jax.Array:
+    """A key for the noise that hides these updates, and for no other.
+
+    Args:
+      key: of the step.
+      updates: the sums that get the noise.
+      *also: the level; where steps share noise, the coefficients and the step before.
+    """
+    return keys.folded_in(key, keys.checksum((updates, also)))
+
+
+def gaussian_like(key: jax.Array, tree: optax.Updates) -> optax.Updates:
+    """Independent standard normal draws in at least float32, shaped like the tree."""
+    leaves, structure = jax.tree.flatten(tree)
+    if not leaves:
+        return tree
+    likes = [
+        jax.ShapeDtypeStruct(jnp.shape(x), arrays.at_least_float32(jnp.result_type(x)))
+        for x in leaves
+    ]
+    return structure.unflatten(threefry.normals(keys.of_leaves(key, tree), likes))
+
+
+def check_devices(updates: optax.Updates, key: jax.Array) -> None:
+    """Raises where devices would not have one noise for each coordinate.
+
+    Equal noise on two parts of a gradient cancels in their difference, and different
+    noise on two copies averages out.
+    """
+    if not arrays.shard_map_axes():
+        return
+    if not all(map(arrays.is_vma_known, [key, *jax.tree.leaves(updates)])):
+        raise ValueError("Expected a jax.shard_map with check_vma=True, got False.")
+    of_key = set(arrays.varying_axes(key))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(updates):
+        of_gradient = set(arrays.varying_axes(leaf))
+        if of_gradient != of_key:
+            raise ValueError(
+                f"Expected a key that differs along {sorted(of_gradient)}, as"
+                f" gradient{jax.tree_util.keystr(path)} does, got {sorted(of_key)}. Sum"
+                " over devices with other examples by sum_over; for parts of the"
+                " parameters, fold jax.lax.axis_index into the key of the state."
+            )
 
 
 def add_dp_noise(
@@ -275,7 +233,13 @@ def add_dp_noise(
       <https://arxiv.org/abs/1607.00133>`_, 2016
     """
     validate.typed_key(key=key)
-    of_sum = numbers_of_sum(noise_stddev)
+    if not getattr(noise_stddev, "has_independent_noise", True):
+        raise TypeError(
+            "Expected noise_stddev of a mechanism with independent noise, got"
+            f" {noise_stddev!r}. Its own is mechanism.add_noise(key=key)."
+        )
+    names = ("l2_clip_norm", "normalize_by")  # which a number does not have
+    numbers = {name: getattr(noise_stddev, name, None) for name in names}
     noise_stddev = stddev_of(noise_stddev)
 
     def init_fn(params):
@@ -284,7 +248,7 @@ def add_dp_noise(
 
     def update_fn(updates, state, params=None, **extra_args):
         del extra_args
-        updates = clipped_sum.opened(updates, params, **of_sum)
+        updates = open_sums(updates, params, **numbers)
         check_devices(updates, state.rng_key)
         own_key = keys.of_one_run(state.rng_key, updates)
         rng_key, step_key = jax.random.split(own_key)

@@ -1,71 +1,36 @@
-"""Gradients of single examples."""
+"""Gradients of single examples, each of which sees its own example alone."""
 
 import dataclasses
-import functools
-import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from dpadambc.core import keys, validate
-from dpadambc.core.arrays import (
-    invariant_axes,
-    make_varying,
-    spec_of_examples,
-    varying_axes,
-    with_automatic_axes,
-)
-from dpadambc.core.gradient import mask_examples, seal_arrays, seal_gradients
-from dpadambc.engine import collectives, factored_outputs, isolated_outputs
-
-_DEFAULT = "threefry2x32"
-_OF_SEVERAL = {"rbg", "unsafe_rbg"}
-
-
-def key_of_example(key: jax.Array, example: Any) -> jax.Array:
-    """The key of an example; examples of equal bits have equal keys.
-
-    What keys of kind "rbg" draw depends on what else `jax.vmap` maps over: an example
-    is given one of JAX's default kind then.
-    """
-    if str(jax.random.key_impl(key)) in _OF_SEVERAL:
-        of_words = keys.checksum(jax.random.key_data(key))
-        key = jax.random.wrap_key_data(of_words, impl=_DEFAULT)
-    first, second = keys.checksum(example)
-    return jax.random.fold_in(jax.random.fold_in(key, first), second)
-
+from dpadambc.core import arrays, keys, validate
+from dpadambc.core.gradient import mask_examples, seal_gradients
+from dpadambc.engine.transform import Method, factored_outputs
 
 Argnums = int | Sequence[int]
 
 
 def _tuple(argnums: Argnums) -> tuple[int, ...]:
-    several = (argnums,) if isinstance(argnums, int) else argnums
-    if not isinstance(several, Sequence) or not all(
-        isinstance(i, int) for i in several
-    ):
-        raise TypeError(
-            f"Expected argument numbers to be an int or several, got {argnums!r}. To"
-            " train a part of an nnx.Module, split it, as in"
-            " graphdef, trained, rest = nnx.split(model, nnx.LoRAParam, ...), and give"
-            " the trained part as an argument of its own."
-        )
-    return tuple(several)
+    return (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Which positional arguments of a loss play which part."""
+    """The parts that the positional arguments of a loss play.
+
+    Attributes:
+      argnums: of the parameters.
+      batch_argnums: of the batches; by default all arguments but the others.
+      prng_argnum: of the key, if any.
+    """
 
     argnums: Argnums
     batch_argnums: Argnums | None
     prng_argnum: int | None
-
-    def __post_init__(self):
-        for numbers in (self.argnums, self.batch_argnums):
-            if numbers is not None:
-                _tuple(numbers)
 
     @property
     def differentiated(self) -> tuple[int, ...]:
@@ -73,23 +38,35 @@ class Arguments:
         return _tuple(self.argnums)
 
     def batched(self, args: Sequence[Any]) -> tuple[int, ...]:
-        """The positions that hold a batch: by default, all that are left over."""
+        """The positions that hold a batch."""
         if self.batch_argnums is not None:
             return _tuple(self.batch_argnums)
-        others = (*_tuple(self.argnums), self.prng_argnum)
+        others = (*self.differentiated, self.prng_argnum)
         return tuple(i for i in range(len(args)) if i not in others)
 
+    def batches(self, args: Sequence[Any]) -> list[Any]:
+        """The arguments that are batches."""
+        return [args[i] for i in self.batched(args)]
+
+    def params(self, args: Sequence[Any]) -> Any:
+        """The parameters, as `argnums` has them: one tree, or a tuple."""
+        several = tuple(args[i] for i in self.differentiated)
+        return several[0] if isinstance(self.argnums, int) else several
+
+    def in_axes(self, args: Sequence[Any]) -> list[int | None]:
+        """For `jax.vmap`: axis 0 of batches."""
+        return [0 if i in self.batched(args) else None for i in range(len(args))]
+
     def with_own_key(self, args: Sequence[Any]) -> list[Any]:
-        """The arguments of one example, with a key of its own where there is one."""
+        """The arguments of one example, with a key of its own in place of the key."""
         args, place = list(args), self.prng_argnum
         if place is not None:
-            example = [args[i] for i in self.batched(args)]
-            args[place] = key_of_example(args[place], example)
+            args[place] = keys.of_example(args[place], self.batches(args))
         return args
 
     def check(self, args: Sequence[Any]) -> int:
         """The batch size; raises unless the arguments fit their parts."""
-        parts = [*_tuple(self.argnums), *self.batched(args)]
+        parts = [*self.differentiated, *self.batched(args)]
         if self.prng_argnum is not None:
             parts.append(self.prng_argnum)
         if not all(0 <= i < len(args) for i in parts) or len({*parts}) != len(parts):
@@ -98,34 +75,61 @@ class Arguments:
                 f" and prng_argnum={self.prng_argnum} to name distinct arguments among"
                 f" the {len(args)} given."
             )
-        for i in _tuple(self.argnums):
+        for i in self.differentiated:
             check_floating(args[i])
         if self.prng_argnum is not None:
             validate.typed_key(key=args[self.prng_argnum])
-        return _batch_size([args[i] for i in self.batched(args)])
+        sizes = {}
+        for path, leaf in jax.tree_util.tree_leaves_with_path(self.batches(args)):
+            rows = jnp.shape(leaf)[0] if jnp.ndim(leaf) else "a scalar"
+            sizes.setdefault(rows, f"batch{jax.tree_util.keystr(path)}")
+        if len(sizes) != 1 or "a scalar" in sizes:
+            got = ", ".join(f"{rows} at {name}" for rows, name in sizes.items())
+            raise ValueError(
+                "Expected one number of examples along axis 0 of all arrays of the"
+                f" batch, got {got or 'no arrays'}. Name a key by prng_argnum."
+            )
+        return next(iter(sizes))
 
 
-Method = Literal["factored", "vmap"]
+def check_floating(params: Any) -> None:
+    """Raises unless all leaves can be differentiated."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        is_array = hasattr(leaf, "dtype") or isinstance(leaf, int | float | complex)
+        got = jnp.result_type(leaf) if is_array else repr(leaf)
+        if not is_array or not jnp.issubdtype(got, jnp.floating):
+            raise TypeError(
+                f"Expected params{jax.tree_util.keystr(path)} to be floating-point"
+                f" numbers, got {got}. Give what is not trained as another argument."
+            )
 
 
-def _on_each_device(fun: Callable[..., Any], parts: Arguments) -> Callable[..., Any]:
-    """With gradients of its own for each device: see `_core.shard_map`."""
+def scalar_loss(loss_fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
+    """The loss with its output checked."""
 
-    def on_this_device(*args):
-        axes = varying_axes([args[i] for i in parts.batched(args)])
-        args = list(args)
-        for i in parts.differentiated:
-            args[i] = make_varying(args[i], axes)
-        return fun(*args)
+    def checked(*args):
+        # Copies, since nnx modules know the trace in which their containers were made.
+        output = loss_fn(*jax.tree.map(lambda x: x, args))
+        loss = output[0] if has_aux else output
+        is_array = not isinstance(loss, tuple | dict | list)
+        is_scalar = is_array and jnp.shape(loss) == ()
+        if not is_scalar or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
+            got = f"shape {jnp.shape(loss)}" if is_array else type(loss).__name__
+            raise ValueError(
+                "Expected loss_fn to return the loss of one example, a floating-point"
+                f" scalar, got {got}. A pair (loss, aux) needs has_aux=True."
+            )
+        return output
 
-    return on_this_device
+    return checked
 
 
-def batched_value_and_grad(
+def sealed_value_and_grad(
     loss_fn: Callable[..., Any], parts: Arguments, has_aux: bool, method: Method
 ) -> Callable[..., Any]:
-    """A function of the arguments of the loss that maps over the batches."""
-    validate.one_of(("factored", "vmap"), method=method)
+    """The values and sealed gradients of all examples, of the loss's arguments."""
+    if method not in ("factored", "vmap"):
+        raise ValueError(f"Expected method 'factored' or 'vmap', got {method!r}.")
     value_and_grad = jax.value_and_grad(
         scalar_loss(loss_fn, has_aux), parts.argnums, has_aux
     )
@@ -133,173 +137,27 @@ def batched_value_and_grad(
     def one_example(*args):
         return value_and_grad(*parts.with_own_key(args))
 
-    def over_examples(fun, args):
-        in_axes = [0 if i in parts.batched(args) else None for i in range(len(args))]
-        return jax.vmap(fun, in_axes=in_axes)(*args)
+    def all_examples(*args):
+        axes = arrays.varying_axes(parts.batches(args))
+        allowed = arrays.invariant_axes(parts.batches(args))
+        gradient_of = factored_outputs(one_example, allowed, method=method)
+        static = {}
 
-    batches = lambda args: [args[i] for i in parts.batched(args)]
-    axes_of = lambda args: varying_axes(batches(args))
-    check_of = lambda args: functools.partial(
-        collectives.refuse, allowed=invariant_axes(batches(args))
-    )
+        def factored(*args):
+            output, gradients, *static["shapes, rules"] = gradient_of(*args)
+            return output, gradients
 
-    def materialized(*args):
-        fun = isolated_outputs(one_example, check_of(args))
-        output, gradients = over_examples(fun, args)
-        return output, seal_arrays(gradients, axes_of(args))
-
-    def factored(*args):
-        traced, fun = {}, factored_outputs(one_example, check_of(args))
-
-        def one_example_factored(*args):
-            output, factored, *traced["static"] = fun(*args)
-            return output, factored
-
-        output, factored = over_examples(one_example_factored, args)
-        shapes, rules = traced["static"]
+        args = list(args)
+        for i in parts.differentiated:  # or JAX would sum gradients over devices
+            args[i] = arrays.make_varying(args[i], axes)
+        output, gradients = jax.vmap(factored, in_axes=parts.in_axes(args))(*args)
+        shapes, rules = static["shapes, rules"]
         shapes, structure = jax.tree.flatten(shapes)
-        gradients = seal_gradients(factored, shapes, rules, axes_of(args))
-        return output, structure.unflatten(gradients)
-
-    return _on_each_device({"factored": factored, "vmap": materialized}[method], parts)
-
-
-def check_floating(params: Any) -> None:
-    """Raises unless all of it can be trained."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        if callable(leaf):
-            raise TypeError(
-                f"Expected parameters to be arrays, got {leaf!r} at params"
-                f"{jax.tree_util.keystr(path)}. Of an Equinox module, train the arrays:"
-                " params, static = eqx.partition(model, eqx.is_inexact_array), and"
-                " eqx.combine(params, static) in the loss."
-            )
-        is_array = hasattr(leaf, "dtype") or isinstance(leaf, int | float | complex)
-        got = jnp.result_type(leaf) if is_array else repr(leaf)
-        if not is_array or not jnp.issubdtype(got, jnp.floating):
-            raise TypeError(
-                f"Expected floating-point parameters, got {got} at params"
-                f"{jax.tree_util.keystr(path)}. Give what is not trained as another"
-                " argument of loss_fn; of an nnx module graphdef, params, rest ="
-                " nnx.split(model, nnx.Param, ...) tells them apart."
-            )
-
-
-def _batch_size(batches: Sequence[Any]) -> int:
-    sizes = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(batches):
-        if jnp.ndim(leaf) == 0:
-            is_key = jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
-            got = "a key" if is_key else "a scalar"
-            advice = " Name the argument of a key by prng_argnum." if is_key else ""
-            raise ValueError(
-                "Expected every array of the batch to have examples along axis 0, got"
-                f" {got} at batch{jax.tree_util.keystr(path)}.{advice}"
-            )
-        sizes.setdefault(jnp.shape(leaf)[0], jax.tree_util.keystr(path))
-    if len(sizes) != 1:
-        found = ", ".join(f"{n} at batch{name}" for n, name in sizes.items())
-        raise ValueError(
-            "Expected every array of the batch to have the same number of examples"
-            f" along axis 0, got {found or 'no arrays'}. Name the arguments that are"
-            " not batches by leaving them out of batch_argnums."
+        return output, structure.unflatten(
+            seal_gradients(gradients, shapes, rules, axes)
         )
-    return next(iter(sizes))
 
-
-def scalar_loss(loss_fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
-    """The loss with its output checked."""
-
-    def checked(*args):
-        try:
-            output = _called(loss_fn, args)
-        except Exception as error:
-            if type(error).__name__ != "TraceContextError":  # of Flax
-                error.add_note(_how_it_was_called(loss_fn, args))
-                if "unbound axis name" in str(error):  # of JAX
-                    error.add_note(_NO_AXIS)
-                raise
-            raise ValueError(
-                "Expected loss_fn to be a function of its arguments, got one that"
-                f" changes an nnx module from outside: {error}. Make the module in the"
-                " loss with nnx.merge, dropout with a key that is an argument"
-                " (nnx.Rngs(key)); batch normalization mixes the examples of a batch,"
-                " so use group or layer normalization, or use_running_average=True."
-                " Where only a count is changed, such as that of the keys for the"
-                " zeros that an nnx.RNN begins with, merge a copy:"
-                " nnx.merge(graphdef, params, rest, copy=True)."
-            ) from error
-        loss = output[0] if has_aux else output
-        shape = jnp.shape(loss) if not isinstance(loss, tuple | dict | list) else None
-        if shape != () or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
-            got = f"shape {shape}" if shape is not None else f"{type(loss).__name__}"
-            raise ValueError(
-                "Expected loss_fn to return the loss of one example, a floating-point"
-                f" scalar, got {got}. It is called without the batch axis; a pair"
-                " (loss, aux) needs has_aux=True, where there is one; fit and Step take"
-                " the loss alone."
-            )
-        return output
-
-    return checked
-
-
-_NO_AXIS = (
-    "The loss is of one example, and has no axis of the batch: an operation over it,"
-    " such as batch normalization with an axis_name, mixes examples. Use group or layer"
-    " normalization."
-)
-
-
-def _how_it_was_called(loss_fn: Callable[..., Any], args: tuple[Any, ...]) -> str:
-    call = (
-        "dpadambc called loss_fn with one example, without the batch axis:"
-        f" loss_fn({', '.join(map(_described, args))})."
-    )
-    try:
-        inspect.signature(loss_fn).bind(*args)
-    except TypeError as error:
-        return (
-            f"{call} It does not take them: {error}. A loss takes the parameters, in"
-            " fit what is frozen if anything is, and each array of the data, a"
-            " dictionary as one argument, or what group_by_user returns by with_rows."
-            " A random loss takes its key last: say so by prng_argnum, or by"
-            " uses_key=True in fit."
-        )
-    except ValueError:  # it has no signature
-        pass
-    return (
-        f"{call} To a model that wants a batch axis give x[None], and take [0] of what"
-        " it returns. A random loss takes its key last: say so by prng_argnum, or by"
-        " uses_key=True in fit."
-    )
-
-
-def _called(loss_fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """What a loss returns.
-
-    An nnx module that is merged from arguments of several traces cannot be scanned:
-    what `nnx.merge(..., copy=True)` would make, copies of this trace, are given then.
-    """
-    try:
-        return loss_fn(*args)
-    except ValueError as error:  # of Flax
-        if "different trace level" not in str(error):
-            raise
-    return loss_fn(*jax.tree.map(lambda x: x, args))
-
-
-_MOST_DESCRIBED = 6  # arrays by name
-
-
-def _described(argument: Any) -> str:
-    """An argument in a few words, such as float32[3]."""
-    if hasattr(argument, "shape") and hasattr(argument, "dtype"):
-        return f"{argument.dtype}{list(argument.shape)}"
-    if isinstance(argument, dict) and len(argument) <= _MOST_DESCRIBED:
-        several = (f"{name!r}: {_described(x)}" for name, x in argument.items())
-        return f"{{{', '.join(several)}}}"
-    return f"{type(argument).__name__} of {len(jax.tree.leaves(argument))} arrays"
+    return all_examples
 
 
 def per_example_value_and_grad(
@@ -366,7 +224,7 @@ def per_example_value_and_grad(
        [ 0.  2.]]
     """
     parts = Arguments(argnums, batch_argnums, prng_argnum)
-    all_examples = batched_value_and_grad(fun, parts, has_aux, method)
+    all_examples = sealed_value_and_grad(fun, parts, has_aux, method)
 
     def value_and_grad_fn(*args, is_padding_example: jax.Array | None = None):
         batch_size = parts.check(args)
@@ -379,8 +237,8 @@ def per_example_value_and_grad(
                 gradients = mask_examples(gradients, is_padding_example)
             return output, gradients
 
-        spec = spec_of_examples([args[i] for i in parts.batched(args)])
-        return with_automatic_axes(masked, spec, is_padding_example, *args)
+        spec = arrays.spec_of_examples(parts.batches(args))
+        return arrays.with_automatic_axes(masked, spec, is_padding_example, *args)
 
     return value_and_grad_fn
 

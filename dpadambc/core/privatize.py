@@ -1,4 +1,9 @@
-"""The seam between what is private and what is not: clip and noise, as one stage."""
+"""The step from private data to a private gradient: clip and noise, as one stage.
+
+They are two halves of one transformation, so that microbatches and devices can add up
+clipped sums between them. Both read one state. Independent noise on a flat clip is all
+that the core has; `contrib` has other kinds, which vouch for the event of theirs.
+"""
 
 import abc
 import dataclasses
@@ -9,9 +14,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.core import clip, clipped_sum
-from dpadambc.core.arrays import shard_map_axes
-from dpadambc.core.gradient import is_per_example, per_example_leaves
+from dpadambc.core import arrays
+from dpadambc.core.clip import Sums, check_parameters, clipped_sums
+from dpadambc.core.clipped_sum import close_sums
+from dpadambc.core.gradient import per_example_leaves
 from dpadambc.core.noise import add_dp_noise
 
 if TYPE_CHECKING:
@@ -30,7 +36,7 @@ class PrivateGradient(NamedTuple):
     """
 
     init: Callable[[optax.Params], Any]
-    clip: Callable[..., clip.Sums]
+    clip: Callable[..., Sums]
     add_noise: Callable[..., tuple[optax.Updates, Any]]
 
 
@@ -68,18 +74,16 @@ class Noise(abc.ABC):
         noise = self.transformation(mechanism, key)
 
         def init_fn(params):
-            clip.check_parameters(params, mechanism.clip_rule)
+            check_parameters(params, mechanism.clip_rule)
             return noise.init(params)
 
         def clip_fn(gradients, state, params, **extra_args):
             del state
-            return clip.clipped_sums(
-                gradients, params, *numbers, mechanism.clip_rule, **extra_args
-            )
+            rule = mechanism.clip_rule
+            return clipped_sums(gradients, params, *numbers, rule, **extra_args)
 
         def noise_fn(sums, state, params=None):
-            closed = clipped_sum.closed(sums.gradient, *numbers)
-            return noise.update(closed, state, params)
+            return noise.update(close_sums(sums.gradient, *numbers), state, params)
 
         return PrivateGradient(init_fn, clip_fn, noise_fn)
 
@@ -102,43 +106,6 @@ class Independent(Noise):
 
 
 INDEPENDENT = Independent()
-
-
-def _refuse_unmasked(gradients: optax.Updates, mechanism: "Mechanism") -> None:
-    """Raises for gradients of which nobody has said what is padding."""
-    found = per_example_leaves(gradients)
-    if not all(is_per_example(x) and x.is_masked for x in found):
-        raise ValueError(
-            f"Expected is_padding_example: batches of {type(mechanism).__name__} are"
-            " padded, and without the mask padding would be summed as if it were data,"
-            " got none. Give batch.is_padding_example to the gradient function, or to"
-            " update(..., is_padding_example=...); a wrapper that does not pass it on"
-            " loses it. If nothing is padded, give a mask that is all False. A loader"
-            " that shuffles, with batches of one size and no padding, does not draw as"
-            " this mechanism says: use a ShuffledGaussian."
-        )
-
-
-def _refuse_other_sizes(gradients: optax.Updates, mechanism: "Mechanism") -> None:
-    """Raises for a batch that no step draws, where none is said to be padding.
-
-    In a batch of twice the size each takes part with twice the probability. A smaller
-    one is the last of an epoch: that epoch was dealt out, and no step was drawn alone.
-    """
-    drawn, leaves = mechanism.known_batch_size, per_example_leaves(gradients)
-    if drawn is None or not leaves or leaves[0].is_masked:
-        return
-    may_be_smaller = mechanism.pads_batches or shard_map_axes()  # of one device
-    found = leaves[0].batch_size
-    if found > drawn or (found < drawn and not may_be_smaller):
-        raise ValueError(
-            f"Expected {drawn} examples, as many as each step of this"
-            f" {type(mechanism).__name__} draws, got {found}: its epsilon would not"
-            " hold. Make the mechanism with the batch_size of your batches; if they are"
-            " dealt out epoch by epoch, so that the last is smaller, use a"
-            " ShuffledGaussian. If some rows are padding, say which by"
-            " is_padding_example."
-        )
 
 
 def privatize(
@@ -227,13 +194,32 @@ def privatize(
     def update_fn(
         updates, state, params=None, *, is_padding_example=None, **extra_args
     ):
-        sums = private.clip(
-            updates, state, params, is_padding_example=is_padding_example, **extra_args
-        )
-        if is_padding_example is None:
-            _refuse_other_sizes(updates, mechanism)
-            if mechanism.pads_batches:
-                _refuse_unmasked(updates, mechanism)
+        masks = {"is_padding_example": is_padding_example, **extra_args}
+        sums = private.clip(updates, state, params, **masks)
+        leaves = per_example_leaves(updates)
+        if is_padding_example is None and not all(leaf.is_masked for leaf in leaves):
+            _check_unmasked_batch(leaves[0].batch_size, mechanism)
         return private.add_noise(sums, state, params)
 
     return optax.GradientTransformationExtraArgs(private.init, update_fn)
+
+
+def _check_unmasked_batch(batch_size: int, mechanism: "Mechanism") -> None:
+    """Raises for a batch without a mask that no step of the mechanism draws.
+
+    In a batch of twice the size each takes part with twice the probability. A smaller
+    one is the last of an epoch: that epoch was dealt out, and no step was drawn alone.
+    """
+    drawn, name = mechanism.known_batch_size, type(mechanism).__name__
+    if mechanism.pads_batches:
+        raise ValueError(
+            f"Expected is_padding_example: batches of {name} are padded, and padding"
+            " would count as data. If nothing is padded, give a mask that is all False."
+        )
+    is_part = bool(arrays.shard_map_axes())  # of a batch that is split over devices
+    if drawn is not None and (batch_size > drawn or not is_part and batch_size < drawn):
+        raise ValueError(
+            f"Expected {drawn} examples, as each step of this {name} draws, got"
+            f" {batch_size}. Say by is_padding_example which are padding, or use a"
+            " ShuffledGaussian for batches that are dealt out epoch by epoch."
+        )

@@ -10,6 +10,7 @@ import optax
 
 from dpadambc.core import clipped_grad, data, keys, validate
 from dpadambc.core.arrays import widen
+from dpadambc.core.keys import checksum
 from dpadambc.core.mechanism import Mechanism, check_mechanism
 from dpadambc.core.per_example import Arguments
 from dpadambc.core.sampling import Batch
@@ -117,7 +118,7 @@ class Step:
     def __post_init__(self):
         validate.function(loss_fn=self.loss_fn)
         check_mechanism(self.mechanism)
-        validate.of_private_gradient(self.optimizer)
+        validate.transformation(optimizer=self.optimizer)
         if self.microbatch_size is not None:
             validate.count(least=1, microbatch_size=self.microbatch_size)
         if self.average_decay is not None:
@@ -229,7 +230,7 @@ def draw_batch(mechanism: Any, state: TrainState, num_examples: int) -> Batch:
     _check_state(mechanism, state)
     key = state.sampling_key
     if mechanism.draws_steps_alone:
-        key = keys.of_batches(key, keys.checksum(state.params))
+        key = keys.of_batches(key, checksum(state.params))
     return mechanism.sample_step(key, state.step, num_examples=num_examples)
 
 

@@ -14,7 +14,7 @@ import optax
 
 from dpadambc.core import clipped_sum
 from dpadambc.core.clip import clip_per_example
-from dpadambc.core.gradient import in_any_form, is_per_example, per_example_norms
+from dpadambc.core.gradient import is_per_example, per_example_norms
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.noise import stddev_at_step
 from dpadambc.diagnostics import _estimates, readout
@@ -78,11 +78,11 @@ def gradient_statistics(
       ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.1,
       ...     iterations=1, normalize_by=2)
       >>> seen = not_private.gradient_statistics(
-      ...     jnp.array([[0.3, 0.4], [3.0, 4.0]]), mechanism)
+      ...     dpadambc.as_per_example(jnp.array([[0.3, 0.4], [3.0, 4.0]])), mechanism)
       >>> print(seen.clip_fraction, seen.signal_norm.round(2))
       0.5 0.75
     """
-    gradients = in_any_form(per_example_gradients)
+    gradients = per_example_gradients
     norms = per_example_norms(gradients)
     if is_padding_example is None:
         is_padding_example = jnp.zeros(norms.shape, bool)

@@ -14,7 +14,6 @@ from dpadambc.core.result import Progress as Progress
 from dpadambc.core.result import Result as Result
 from dpadambc.core.result import Stop as Stop
 from dpadambc.core.spending import affordable_iterations as affordable_iterations
-from dpadambc.core.spending import public_numbers as public_numbers
 from dpadambc.core.state import Releasable as Releasable
 from dpadambc.core.state import TrainState as TrainState
 from dpadambc.core.state import init_state as init_state

@@ -11,12 +11,13 @@ import optax
 
 from dpadambc.core import data as _data
 from dpadambc.core import fingerprint, validate
-from dpadambc.core.arrays import wide_zeros_like, widen
+from dpadambc.core.arrays import widen
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.noise import AddDPNoiseState
 from dpadambc.core.per_example import check_floating, scalar_loss
 from dpadambc.core.step import Step
 from dpadambc.training import _nodes, users
+from dpadambc.transforms.dtypes import wide_zeros_like
 
 
 def mechanism_of(mechanism: Any, num_examples: int) -> None:
@@ -32,7 +33,7 @@ def mechanism_of(mechanism: Any, num_examples: int) -> None:
 
 def optimizer_of(optimizer: Any, params: optax.Params) -> list[jex.ClosedJaxpr]:
     """Its two programs; raises unless it is of the private gradient."""
-    validate.of_private_gradient(optimizer)
+    validate.transformation(optimizer=optimizer)
     if not jax.tree.leaves(params):
         raise ValueError("Expected parameters to train, got a tree without arrays.")
     check_floating(params)

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from dpadambc.clipping import _plan
+from dpadambc.clipping import memory
 from dpadambc.core import validate
 from dpadambc.core.state import TrainState
 from dpadambc.training._runner import Runner
@@ -61,9 +61,9 @@ def planned(
     if microbatch_size != "auto":
         _warn_of(needed(microbatch_size), limit, _TRY_AUTO)
         return runner
-    sizes = _plan.sizes(runner.batch_size(start), runner.num_shards)
-    known = _plan.measured_around(limit, sizes, needed)
-    chosen = _plan.largest_within(limit, known)
+    sizes = memory.sizes(runner.batch_size(start), runner.num_shards)
+    known = memory.measured_around(limit, sizes, needed)
+    chosen = memory.largest_within(limit, known)
     if chosen is None:
         chosen = sizes[0]
         _warn_of(known[chosen], limit, _TRY_LESS.format(chosen))

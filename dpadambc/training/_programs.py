@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc.clipping import _plan
+from dpadambc.clipping import memory
 from dpadambc.core import keys
 from dpadambc.core.sampling import Batch
 from dpadambc.core.state import TrainState
@@ -135,7 +135,7 @@ def _peak_bytes(
         lowered = programs.step.lower(*args)
     else:
         lowered = programs.steps.lower(*args, iterations)
-    return _plan.peak_bytes(lowered.compile())
+    return memory.peak_bytes(lowered.compile())
 
 
 _known_peak_bytes = functools.lru_cache(maxsize=64)(_peak_bytes)

@@ -16,9 +16,11 @@ from dpadambc.accounting.search import (
     tuned_epsilon_of_event,
 )
 from dpadambc.accounting.trials import Fixed, Trials
-from dpadambc.core import accounting, keys, validate
 from dpadambc.core import data as _data
 from dpadambc.core import identity as _identity
+from dpadambc.core import keys, validate
+from dpadambc.core.accounting import check_delta
+from dpadambc.core.keys import of_this_process, the_same_everywhere
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.step import Step
 from dpadambc.training import _checks
@@ -275,7 +277,7 @@ def search(
     trainer = Trainer(step_of, mechanism, score, frozen is not None, trials_at_once)
     arrays = jax.tree.leaves((params, frozen, data))
     if not all(getattr(x, "is_fully_addressable", True) for x in arrays):
-        key = keys.the_same_everywhere(key)
+        key = the_same_everywhere(key)
     identity = _identity.of_run(mechanism, programs, params, frozen, data)
     key = keys.of_batches(key, _identity.digest(identity))
     rng, trial_keys = _drawn_from(key, trials)
@@ -298,7 +300,7 @@ def _check_data(data: Any, mechanism: Mechanism, target_delta: float) -> None:
             " source."
         )
     num_examples = _data.num_examples(data)
-    accounting.check_delta(target_delta, num_examples)
+    check_delta(target_delta, num_examples)
     _checks.mechanism_of(mechanism, num_examples)
 
 
@@ -310,7 +312,7 @@ def _drawn_from(
     In a list: an array of them would have their secret number in its shape, which JAX
     writes to its log as it compiles.
     """
-    key = keys.of_domain(keys.of_this_process(key), "search")
+    key = keys.of_domain(of_this_process(key), "search")
     host_key, trial_key = jax.random.split(key)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(host_key)).tolist())
     number = trials.sample(rng)

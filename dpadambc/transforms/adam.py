@@ -4,7 +4,7 @@ import jax
 import optax
 
 from dpadambc.core import validate
-from dpadambc.core.arrays import with_wide_state
+from dpadambc.transforms.dtypes import check_floating_dtype, with_wide_state
 
 
 def scale_by_adam(
@@ -24,7 +24,7 @@ def scale_by_adam(
     validate.decay(b2=b2)
     validate.non_negative(eps=eps)
     validate.non_negative(eps_root=eps_root)
-    validate.floating(mu_dtype=mu_dtype)
+    check_floating_dtype(mu_dtype=mu_dtype)
     adam = with_wide_state(
         optax.scale_by_adam(b1, b2, eps, eps_root, nesterov=nesterov)
     )

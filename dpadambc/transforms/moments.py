@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import optax
 
 from dpadambc.core import validate
-from dpadambc.core.arrays import wide_zeros_like
 from dpadambc.core.noise import NoiseStddev, stddev_at_step, stddev_of
 from dpadambc.transforms import second_moment
+from dpadambc.transforms.dtypes import check_floating_dtype, check_real, wide_zeros_like
 from dpadambc.transforms.second_moment import RelativeFloor
 
 
@@ -104,7 +104,7 @@ def scale_by_adam_bc(
     validate.decay(b2=b2)
     second_moment.check_floor(variance_floor)
     validate.non_negative(correction=correction)
-    validate.floating(mu_dtype=mu_dtype)
+    check_floating_dtype(mu_dtype=mu_dtype)
 
     def init_fn(params):
         zeros = wide_zeros_like(params)
@@ -117,7 +117,7 @@ def scale_by_adam_bc(
 
     def update_fn(updates, state, params=None):
         del params
-        validate.real_tree(updates)
+        check_real(updates)
         updates = optax.tree.cast_like(updates, state.nu)
         stddev = stddev_at_step(noise_stddev, state.count)
         # Widened first: b1 would be rounded to the dtype of mu, 0.999 in bfloat16 to 1.

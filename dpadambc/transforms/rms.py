@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import optax
 
 from dpadambc.core import validate
-from dpadambc.core.arrays import wide_zeros_like
 from dpadambc.core.noise import NoiseStddev, stddev_at_step, stddev_of
 from dpadambc.transforms import second_moment
+from dpadambc.transforms.dtypes import check_real, wide_zeros_like
 from dpadambc.transforms.second_moment import RelativeFloor
 
 
@@ -98,7 +98,7 @@ def scale_by_rms_bc(
 
     def update_fn(updates, state, params=None):
         del params
-        validate.real_tree(updates)
+        check_real(updates)
         updates = optax.tree.cast_like(updates, state.nu)
         stddev = stddev_at_step(noise_stddev, state.count)
         nu = optax.tree.update_moment_per_elem_norm(updates, state.nu, decay, 2)

@@ -46,7 +46,6 @@ def test_json_has_all_parts_and_no_infinity():
 
 
 def test_refuses_checks_that_there_are_not():
-    with pytest.raises(ValueError, match="checks"):
-        audit.run(None, checks=[])
-    with pytest.raises(ValueError, match=r"Expected checks among .*, got \['noises'\]"):
-        audit.run(None, checks=["noises"])
+    for checks in ([], ["noises"]):
+        with pytest.raises(ValueError, match="checks"):
+            audit.run(None, checks=checks)

@@ -1,4 +1,4 @@
-"""`audit.sampling`: its false alarms, its power, and what it refuses."""
+"""`audit.sampling`: its false alarms, its power, and its refusals."""
 
 import jax
 import numpy as np
@@ -110,7 +110,7 @@ def test_other_batches_than_those_of_a_run_are_not_tested(number, passed):
     assert finding.passed is passed
 
 
-def test_nothing_is_not_tested_where_all_examples_are_in_each_batch():
+def test_batches_of_all_examples_pass_and_no_batches_do_not():
     whole = common.poisson_gaussian(sampling_prob=1.0, iterations=2)
     every = lambda seed: [np.arange(NUM_EXAMPLES)] * 2
     for loader, passed in ((lambda seed: [], None), (every, True)):

@@ -21,7 +21,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 import dpadambc
 from dpadambc import audit, training
-from dpadambc.core.gradient import scale_examples
+from dpadambc.contrib.scaling import scale_examples
 
 NUM_EXAMPLES, NUM_FEATURES, BATCH = 2_000, 400, 100
 MECHANISM = dpadambc.PoissonGaussian(

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 import dpadambc
-from dpadambc import accounting, audit, clipping, training
+from dpadambc import accounting, audit, clipping, contrib, training
 from dpadambc.core import clip as flat
 from dpadambc.diagnostics import not_private
 from tests import common
@@ -25,7 +25,7 @@ RULES = {
     "flat": clipping.Flat(),
     "AUTO-S": clipping.Automatic(0.01),
     "AUTO-V": clipping.Automatic(0.0),
-    "DP-PSAC": clipping.PerSampleAdaptive(0.1),
+    "DP-PSAC": contrib.PerSampleAdaptive(0.1),
     "groups": GROUPS,
     "groups, AUTO-S": dataclasses.replace(GROUPS, rule=clipping.Automatic(0.01)),
 }
@@ -224,7 +224,7 @@ def test_a_wrong_rule_is_refused():
     with pytest.raises(ValueError, match="gamma"):
         clipping.Automatic(-1.0)
     with pytest.raises(ValueError, match=r"\br\b"):
-        clipping.PerSampleAdaptive(0.0)
+        contrib.PerSampleAdaptive(0.0)
     with pytest.raises(ValueError, match="share of w"):
         clipping.PerGroup({"w": "w"}, {"w": 0.0})
 

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import dpadambc
 from dpadambc import contrib, training
-from dpadambc.core.gradient import scale_examples
+from dpadambc.contrib.scaling import scale_examples
 from tests import common
 
 C, B = 0.8, 4.0

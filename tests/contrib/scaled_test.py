@@ -11,7 +11,8 @@ import pytest
 
 import dpadambc
 from dpadambc import contrib, training
-from dpadambc.core.gradient import OuterProduct, is_per_example, scale_examples
+from dpadambc.contrib.scaling import OuterProduct, scale_examples
+from dpadambc.core.gradient import is_per_example
 from tests import common
 
 C, B, EPS = 0.8, 4.0, 1e-2

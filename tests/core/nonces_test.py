@@ -2,7 +2,6 @@
 
 import functools
 import pickle
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import dpadambc
 from dpadambc import contrib, graphs, training
-from dpadambc.core import keys
+from dpadambc.core import clip, keys
 from tests import common
 from tests.core import checksums_test
 
@@ -27,7 +26,7 @@ MAKERS = {
     "independent": functools.partial(dpadambc.add_dp_noise, 1.0),
     "correlated": functools.partial(contrib.add_correlated_noise, 1.0, (1.0, -0.5)),
     "banded": functools.partial(contrib.add_banded_noise, 1.0, (1.0, 0.5)),
-    "node-level": graphs.NodePoissonGaussian(
+    "node-level": graphs.PoissonGaussian(
         l2_clip_norm=1.0,
         noise_multiplier=1 / 3,
         sampling_prob=0.1,
@@ -274,18 +273,12 @@ def test_a_pickled_state_goes_on_with_the_same_bits(make):
         np.testing.assert_array_equal(out, expected)
 
 
-class Observed(NamedTuple):
-    """What a clip whose bound moves returns."""
-
-    gradient: jax.Array
-    indicator: jax.Array
-
-
 def test_the_sum_that_moves_a_bound_is_a_part_of_what_is_hidden():
-    mechanism = common.poisson_gaussian(clip_rule=contrib.SlackClipping())
-    tx = mechanism.add_noise(key=KEY)
-    observed = [Observed(ZEROS, jnp.float32(n)) for n in (3, 4, 3)]
-    drawn = [np.float64(tx.update(x, tx.init(ZEROS))[0]) for x in observed]
+    mechanism = contrib.SlackClipping(common.poisson_gaussian())
+    private = mechanism.private_gradient(KEY)
+    state = private.init(ZEROS)
+    sums = [clip.Sums(ZEROS, jnp.float32(n)) for n in (3, 4, 3)]
+    drawn = [np.float64(private.add_noise(x, state)[0]) for x in sums]
     assert_independent(drawn[0], drawn[1])
     np.testing.assert_array_equal(drawn[0], drawn[2])
 
@@ -367,7 +360,7 @@ def test_jax_sees_no_key_used_again_in_a_chain(is_jitted, debug_key_reuse):
     [
         common.poisson_gaussian(iterations=2),
         common.correlated_gaussian(),
-        common.poisson_gaussian(iterations=2, clip_rule=contrib.SlackClipping()),
+        contrib.SlackClipping(common.poisson_gaussian(iterations=2)),
     ],
     ids=["independent", "correlated", "moving"],
 )

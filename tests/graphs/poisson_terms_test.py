@@ -186,23 +186,14 @@ def test_a_removal_is_no_addition():
     assert (worlds.hockey_sticks(q, p, EPSILONS) - remove).max() > 0.01
 
 
-NUMBERS = dict(
-    l2_clip_norm=1.0,
-    noise_multiplier=1.0,
-    sampling_prob=0.01,
-    iterations=1_000,
-    normalize_by=1.0,
-)
-
-
 @pytest.mark.parametrize(
     ("relation", "epsilon"), [(ADD, 1.828), (SPECIAL, 1.828), (REPLACE, 1.205)]
 )
 def test_one_term_is_the_subsampled_gaussian(relation, epsilon):
-    exact = dpadambc.PoissonGaussian(**NUMBERS, neighboring_relation=relation)
-    node = dpadambc.graphs.NodePoissonGaussian(
-        **NUMBERS, max_terms=1, neighboring_relation=relation
-    )
+    numbers = dict(l2_clip_norm=1.0, noise_multiplier=1.0, normalize_by=1.0)
+    numbers |= dict(sampling_prob=0.01, iterations=1_000, neighboring_relation=relation)
+    exact = dpadambc.PoissonGaussian(**numbers)
+    node = dpadambc.graphs.NodePoissonGaussian(**numbers, max_terms=1)
     assert node.noise_stddev == exact.noise_stddev
     assert node.epsilon(1e-5) == pytest.approx(epsilon, abs=1e-3)
     for delta in (1e-2, 1e-5, 1e-9):
@@ -250,7 +241,7 @@ def test_steps_of_several_kinds_compose(accountant):
         assert epsilon(ours) == pytest.approx(expected, rel=1e-3)
 
 
-def test_what_affects_nobody_costs_nothing_and_no_noise_everything():
+def test_nothing_costs_nothing_and_no_noise_everything():
     never, bare = step_of(1.0, 2, 0.0, ADD), step_of(0.0, 2, 0.5, ADD)
     for accountant in (accounting.PLD, accounting.RDP):
         of = lambda event, count, by=accountant: accounting.epsilon(

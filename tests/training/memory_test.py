@@ -154,9 +154,9 @@ def test_where_nothing_fits_it_says_so_and_takes_one(state_memory, microbatches)
 def test_a_plan_is_made_once_for_equal_runs(state_memory, microbatches, monkeypatch):
     state_memory((step_bytes(4) + step_bytes(None)) // 2)
     fit()
-    compiled, peak_bytes = [], _memory._plan.peak_bytes
+    compiled, peak_bytes = [], _memory.memory.peak_bytes
     count = lambda program: compiled.append(program) or peak_bytes(program)
-    monkeypatch.setattr(_memory._plan, "peak_bytes", count)
+    monkeypatch.setattr(_memory.memory, "peak_bytes", count)
     fit()
     assert microbatches[0] == microbatches[1] and not compiled
 

@@ -8,12 +8,8 @@ import optax
 import pytest
 
 import dpadambc
-from dpadambc.core.gradient import (
-    OuterProduct,
-    per_example_leaves,
-    scale_examples,
-    weighted_sums,
-)
+from dpadambc.contrib.scaling import OuterProduct, scale_examples
+from dpadambc.core.gradient import per_example_leaves, weighted_sums
 from tests import common
 from tests.engine import factored_models as models
 from tests.engine import factored_test

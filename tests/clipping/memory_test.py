@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dpadambc
-from dpadambc.clipping import _plan
-from dpadambc.engine import flops
+from dpadambc.clipping import flops, memory
 from tests import common
 
 WIDTH = 64
@@ -95,7 +94,7 @@ def test_the_plan_never_exceeds_its_limit(loss_fn, batch_size, limit):
         return
     size = found.microbatch_size
     assert compiled(size) <= limit
-    larger = [n for n in _plan.sizes(batch_size) if n > size]
+    larger = [n for n in memory.sizes(batch_size) if n > size]
     if larger:
         assert compiled(larger[0]) > limit
 
@@ -114,7 +113,7 @@ def test_a_plan_tells_its_neighbors_and_the_other_ways():
     plan, sizes = found.plan, [choice.microbatch_size for choice in found.plan.factored]
     assert sizes == sorted(sizes, reverse=True) and sizes[0] == 16
     above = sizes[sizes.index(found.microbatch_size) - 1]
-    possible = _plan.sizes(16)
+    possible = memory.sizes(16)
     assert possible.index(above) == possible.index(found.microbatch_size) + 1
     assert plan.vmap.peak_bytes > plan.ordinary.peak_bytes
     assert 1 <= plan.chosen.product_flops / plan.ordinary.product_flops < 1.5
@@ -184,12 +183,12 @@ def test_what_cannot_be_planned_says_why():
         memory_analysis = staticmethod(lambda: None)
 
     with pytest.raises(RuntimeError, match="states what its programs take"):
-        _plan.peak_bytes(Silent())
+        memory.peak_bytes(Silent())
 
 
 @given(st.integers(1, 3000), st.sampled_from([1, 2, 8]))
 def test_sizes_are_the_least_for_their_number_with_little_padding(batch_size, unit):
-    sizes = _plan.sizes(batch_size, unit)
+    sizes = memory.sizes(batch_size, unit)
     shards = -(-batch_size // unit)
     assert sizes == sorted(set(sizes)) and sizes[0] == unit
     assert sizes[-1] == unit * shards
@@ -220,9 +219,9 @@ def test_the_search_finds_the_largest_and_its_neighbor(steps, first, share):
         calls.append(size)
         return num_bytes[size]
 
-    known = _plan.measured_around(limit, sizes, measure)
+    known = memory.measured_around(limit, sizes, measure)
     fitting = [size for size in sizes if num_bytes[size] <= limit]
-    assert _plan.largest_within(limit, known) == (fitting[-1] if fitting else None)
+    assert memory.largest_within(limit, known) == (fitting[-1] if fitting else None)
     if fitting and fitting[-1] != sizes[-1]:
         assert fitting[-1] + 1 in known
     assert len(calls) == len(set(calls)) <= 2 + 2 * len(sizes).bit_length()
