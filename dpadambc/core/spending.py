@@ -53,11 +53,11 @@ def public_numbers(mechanism: Any) -> dict[str, Any]:
 
     Example:
       >>> import dpadambc
-      >>> from dpadambc import training
+      >>> from dpadambc.core.spending import public_numbers
       >>> mechanism = dpadambc.PoissonGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.5, iterations=4,
       ...     normalize_by=4)
-      >>> numbers = training.public_numbers(mechanism)
+      >>> numbers = public_numbers(mechanism)
       >>> numbers["mechanism"], numbers["noise_multiplier"], numbers["iterations"]
       ('dpadambc.PoissonGaussian', 1.0, 4)
     """

@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 import dpadambc
 from dpadambc import NeighboringRelation, accounting, audit, clipping, contrib, training
 from dpadambc.contrib import moving_bound
+from dpadambc.core.spending import public_numbers
 
 ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE = NeighboringRelation.REPLACE_ONE
@@ -386,8 +387,8 @@ def test_it_has_the_batches_the_event_and_the_runs_of_the_other_mechanism():
         normalize_by=3,
     )
     assert RULE(sized).known_size == 9 and RULE(sized).known_batch_size == 3
-    numbers = training.public_numbers(own)
-    assert numbers["inner_mechanism"] == training.public_numbers(inner)
+    numbers = public_numbers(own)
+    assert numbers["inner_mechanism"] == public_numbers(inner)
     assert numbers["mechanism"] == "dpadambc.QuantileClipping"
 
 
