@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 import dpadambc
 from benchmarks import environment
 from benchmarks.digits import data as digits
-from dpadambc import audit, training
+from dpadambc import accounting, audit, training
 from dpadambc.audit.lower_bounds import observed_errors
 
 RESULTS = pathlib.Path(__file__).with_name("epsilon.jsonl")
