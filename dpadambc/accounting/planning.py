@@ -14,7 +14,7 @@ from dpadambc.mechanisms.fixed_size import FixedSizeGaussian
 from dpadambc.mechanisms.random_allocation import RandomAllocationGaussian
 from dpadambc.mechanisms.shuffled import ShuffledGaussian
 
-# What a plan compares: ways to draw batches that need no more numbers than it has.
+# The samplings that a plan compares: ways to draw batches that need no more numbers than it has.
 SAMPLINGS: dict[str, type[Mechanism]] = {
     "poisson": PoissonGaussian,
     "random-allocation": RandomAllocationGaussian,
@@ -30,7 +30,7 @@ class PlannedEpsilon:
 
     Attributes:
       sampling: a name of `SAMPLINGS`.
-      neighboring_relation: what this epsilon is stated for. One for REPLACE_ONE is not
+      neighboring_relation: the relation of this epsilon. One for REPLACE_ONE is not
         to be compared with one for ADD_OR_REMOVE_ONE: there an example can move the sum
         twice as far.
       accountant: `accounting.PLD` or `accounting.RDP`.
@@ -70,7 +70,7 @@ class PlannedRun:
     def noise_stddev(self) -> float:
         """Standard deviation of the noise in the mean gradient, per unit of clip norm.
 
-        z C / B for C = 1: what a coordinate of the gradient is up against.
+        z C / B for C = 1: the noise that a coordinate of the gradient is up against.
         """
         return cast(float, self.mechanism.noise_stddev)
 
@@ -88,7 +88,7 @@ class PlannedRun:
 
         Args:
           sampling: a name of `SAMPLINGS`.
-          neighboring_relation: what neighboring data sets differ in; one that the
+          neighboring_relation: the difference of neighboring data sets; one that the
             mechanism of this sampling is stated for.
           accountant: `accounting.PLD` or `accounting.RDP`; the tightest by default.
 
@@ -159,8 +159,8 @@ def plan(
 ) -> list[PlannedRun]:
     """The least noise for each budget, batch size and number of epochs.
 
-    Batches are drawn by Poisson sampling: `PlannedRun.comparison` says what other ways
-    would spend. It uses nothing of the data but their number.
+    Batches are drawn by Poisson sampling: `PlannedRun.comparison` has the epsilon of
+    other ways. It uses nothing of the data but their number.
 
     Args:
       target_epsilons: each to be reached and not exceeded; a number or several.
@@ -169,7 +169,7 @@ def plan(
       epochs: how often an example takes part on average; a number or several. The steps
         are epochs * num_examples / batch_size, rounded up.
       num_examples: the size of the data set.
-      neighboring_relation: what neighboring data sets differ in.
+      neighboring_relation: the difference of neighboring data sets.
       accountant: `accounting.PLD` (tight) or `accounting.RDP` (an upper bound,
         faster); the tightest by default.
 

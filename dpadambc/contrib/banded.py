@@ -6,14 +6,14 @@ of T steps together are as private as :math:`\lceil T / b \rceil` steps of DP-SG
 Poisson sampling by q and the noise multiplier :math:`z / \|c\|`.
 
 *Proof.* Fix who is in which part, and all draws but those of one example, of part p:
-they depend on neither its data nor its draws, and what holds for each of them holds for
+they depend on neither its data nor its draws, and a bound for each of them holds for
 their mixture. What is released is post-processing of the rows of :math:`C G + z`, one
 after the other. The sums of the others' gradients in a step follow from the rows before
 it, so that row r is
 
 .. math:: f_r(\text{rows before } r) + \sum_{j<b} c_j x_{r-j} + z_r
 
-with x what the example adds in a step. It takes part in steps :math:`p + k b` alone. So
+with x the contribution of the example in a step. It takes part in steps :math:`p + k b` alone. So
 in the block of rows from :math:`p + k b` to :math:`p + k b + b - 1` only one x is not
 zero: that of the first step of the block, which is decided by earlier blocks and one
 draw with q, and has a norm of Δ at most. Subtracting :math:`f_r`, row by row, leaves
@@ -22,6 +22,15 @@ Gaussian mechanism with sensitivity :math:`\|c\| \Delta`, sampled by Poisson. A 
 that the last step cuts has less of c, and rows before p have nothing of the example.
 Blocks are composed adaptively. With one example in the place of another, x is that of
 one or of the other, with the same draw. ∎
+
+*When it helps.* Between `CorrelatedGaussian`, whose batches are not amplified, and
+`PoissonGaussian`, whose noise is independent and which this is for b = 1. With more
+bands a sum of steps has less noise, and each example's steps are fewer and sampled by a
+larger probability, which is amplified less. Compare, at one epsilon and batch size, the
+noise that is left in the sum of all steps.
+
+The proof is this module's own, with a test by brute force. Strategies that are
+optimized numerically, as in the papers, are not here.
 
 References:
   Choquette-Choo et al., `(Amplified) Banded Matrix Factorization: A unified approach
@@ -122,8 +131,8 @@ def add_banded_noise(
       * A state has the noise of b - 1 earlier steps: with it, their gradients are bare.
         It takes the memory of so many gradients in at least float32. A saved state
         continues with the same noise, bit for bit.
-      * Inside `jax.shard_map`, in low precision and for gradients per example, what
-        `add_dp_noise` says of devices, dtypes and shapes holds here too.
+      * Inside `jax.shard_map`, in low precision and for gradients per example, the
+        words of `add_dp_noise` on devices, dtypes and shapes hold here too.
 
     Args:
       noise_stddev: of the z, non-negative; that of the noise y grows with the steps, by
@@ -222,19 +231,12 @@ class BandedGaussian(Mechanism):
     The noise y of step t is :math:`z_t - \sum_{j=1}^{b-1} c_j y_{t-j}`, with
     independent z of standard deviation z Δ in each coordinate: matrix factorization
     with the strategy c, which has b bands. The data are in b parts that take turns, and
-    in each step the examples of one part take part, each with `sampling_prob`. So what
-    an example does in one step and in its next overlaps in no row of the strategy, and
-    each of them is amplified by the draw: see this module for the proof.
+    in each step the examples of one part take part, each with `sampling_prob`. So the
+    contributions of an example in one step and in its next overlap in no row of the
+    strategy, and the draw amplifies each of them: see this module for the proof.
 
     Each example is dealt into its part once, at random and independently of the others.
-    So neighbors that differ by one example, added or removed, have all others in the
-    same parts with the same probability. That random deal is given no credit.
-
-    When it helps: between `CorrelatedGaussian`, whose batches are not amplified, and
-    `PoissonGaussian`, whose noise is independent and which this is for b = 1. With more
-    bands a sum of steps has less noise, and each example's steps are fewer and sampled
-    by a larger probability, which is amplified less. Compare, at one epsilon and batch
-    size, the noise that is left in the sum of all steps.
+    That random deal is given no credit.
 
     It takes the memory of b - 1 gradients: see `contrib.add_banded_noise`. All its
     states are secret, for they have the noise of earlier steps.
@@ -250,7 +252,7 @@ class BandedGaussian(Mechanism):
         extended from its saved state; a second run with new noise is another mechanism,
         and composed with the first.
       * `noise_stddev` is a schedule: the standard deviation of the noise that is in
-        the gradient of each step, which is what the second moment sees.
+        the gradient of each step, as the second moment sees it.
 
     Args:
       l2_clip_norm: C, positive.
@@ -264,7 +266,7 @@ class BandedGaussian(Mechanism):
       iterations: the number of steps.
       normalize_by: B, positive; usually the expected batch size, rounded. It does not
         change epsilon.
-      neighboring_relation: what two neighboring datasets differ in.
+      neighboring_relation: the difference of two neighboring data sets.
       clip_rule: which share of each gradient is taken; see `clip_per_example`. No
         rule changes epsilon.
 

@@ -1,4 +1,32 @@
-"""A bound that follows a quantile of the norms, from a noised count in each step."""
+r"""A bound that follows a quantile of the norms, from a noised count in each step.
+
+*Proof that each step is a Gaussian mechanism of noise multiplier z on one sum of
+vectors.* Give each example the vector
+:math:`v_i = (u \, g_i' / C_t, \; s \, 2 b_i)`, with its clipped gradient
+:math:`g_i'`, :math:`u = z / z_g` and :math:`s = z / z_b`. As
+:math:`\lVert g_i' \rVert \le C_t`, :math:`|2 b_i| \le 1` and :math:`u^2 + s^2 = 1`, no
+vector is longer than 1. The release is a function of :math:`\sum_i v_i` with noise of
+standard deviation :math:`z k` in every coordinate: divide the first part by
+:math:`u B / C_0` and the noise is :math:`z_g \Delta`; divide the last by 2 s, and it is
+:math:`\sigma_b`. For accounting it is the sum of clipped gradients with C = 1: adding
+or removing an example moves it by 1, padding has the vector zero, and replacing moves
+it by 2. The terms of a node are as many examples. :math:`C_t` is a function of earlier
+releases alone: given these it is a constant, and steps compose adaptively. ∎
+
+*Price.* The count is paid for by the mechanism itself: its z and its epsilon are those
+of gradient and count together, and the noise in the gradient is a little more,
+
+.. math:: z_g = (z^{-2} - z_b^{-2})^{-1/2}, \qquad z_b = 2 \sigma_b / k
+
+where :math:`k = \Delta B / C_0` is the number of examples that neighbors differ in: 1,
+or 2 under REPLACE_ONE, and more for a node in several terms. At B = 1,000, z = 1 and
+the usual 0.05 it is 0.005 % more.
+
+*Units.* A gradient that was clipped at :math:`C_t` is divided by :math:`C_t / C_0`. So
+its sensitivity, its noise and the Φ of a correction are the same in every step. In the
+paper the update shrinks with the bound; here it does not, so that the learning rate of
+SGD is a step in units of the clip norm, and that of Adam keeps its meaning.
+"""
 
 import dataclasses
 from typing import cast
@@ -31,37 +59,9 @@ class QuantileClipping(MovingBound):
     :math:`\sigma_b / B` = `fraction_stddev`. It is a mechanism with the batches and the
     epsilon of another one, whose `clip_rule` applies at the bound.
 
-    The gradient comes out in units of the bound: what was clipped at :math:`C_t` is
-    divided by :math:`C_t / C_0`. So its sensitivity, its noise and the Φ of a
-    correction are the same in every step. In the paper the update shrinks with the
-    bound; here it does not, so that a learning rate of SGD means a step in units of the
-    clip norm, and that of Adam and its like means what it did.
-
-    The count has a price, which the mechanism pays by itself: its `noise_multiplier` z,
-    and its epsilon, are those of gradient and count *together*, and the noise in the
-    gradient is a little more,
-
-    .. math:: z_g = (z^{-2} - z_b^{-2})^{-1/2}, \qquad z_b = 2 \sigma_b / k
-
-    where :math:`k = \Delta B / C_0` is the number of examples that neighbors differ in:
-    1, or 2 under REPLACE_ONE, and more for a node in several terms. `noise_stddev` says
-    so. At B = 1,000, z = 1 and the usual 0.05 it is 0.005 % more.
-
     Guarantees:
-      * *Each step is a Gaussian mechanism of noise multiplier z on one sum of vectors.*
-        Give each example the vector :math:`v_i = (u \, g_i' / C_t, \; s \, 2 b_i)`,
-        with its clipped gradient :math:`g_i'`, :math:`u = z / z_g` and
-        :math:`s = z / z_b`. As :math:`\lVert g_i' \rVert \le C_t`,
-        :math:`|2 b_i| \le 1` and :math:`u^2 + s^2 = 1`, no vector is longer than 1.
-        What is released is a function of :math:`\sum_i v_i` with noise of standard
-        deviation :math:`z k` in every coordinate: divide the first part by
-        :math:`u B / C_0` and the noise is :math:`z_g \Delta`; divide the last by 2 s,
-        and it is :math:`\sigma_b`. So far as accounting goes it is the sum of clipped
-        gradients with C = 1: adding or removing an example moves it by 1, padding has
-        the vector zero, and replacing moves it by 2. The terms of a node are as many
-        examples.
-      * :math:`C_t` is made of what earlier steps released, and of nothing else: given
-        that it is a constant, and steps compose adaptively, each the same.
+      * Each step is a Gaussian mechanism of noise multiplier z on one sum of vectors:
+        see this module for the proof, for :math:`z_g` and for the units.
       * An example whose norm is zero or not finite has no vote, as padding has none.
       * z must be less than :math:`z_b`, and no schedule.
 
@@ -102,8 +102,9 @@ class QuantileClipping(MovingBound):
 
     References:
       Andrew et al., `Differentially Private Learning with Adaptive Clipping
-      <https://arxiv.org/abs/1905.03871>`_, 2021. The formula of :math:`z_g` was checked
-      against the public code of TensorFlow Federated.
+      <https://arxiv.org/abs/1905.03871>`_, 2021. The method is that of the paper, in
+      other units. The formula of :math:`z_g` was checked against the public code of
+      TensorFlow Federated; the paper's experiments were not repeated.
     """
 
     mechanism: Mechanism

@@ -1,4 +1,13 @@
-"""A bound that follows what it leaves over of each gradient, at no price."""
+r"""A bound that follows the room that short gradients leave below it, at no price.
+
+*Proof that it costs nothing.* Give each example the vector
+:math:`v_i = (g_i' / C_t, s_i)`. It is no longer than 1, whatever the gradient: a
+clipped gradient that is shorter than the bound leaves room that is paid for, and the
+slack fits into it. The release is a function of :math:`\sum_i v_i` with noise of
+standard deviation z k in every coordinate: a sum of clipped gradients with C = 1, as
+far as accounting goes. :math:`C_t` is a function of earlier releases alone: given these
+it is a constant, and steps compose adaptively. ∎
+"""
 
 import dataclasses
 from typing import Any
@@ -34,16 +43,9 @@ class SlackClipping(MovingBound):
     with `QuantileClipping`.
 
     Guarantees:
-      * *It costs nothing.* Give each example the vector
-        :math:`v_i = (g_i' / C_t, s_i)`. It is no longer than 1, whatever the gradient:
-        a clipped gradient that is shorter than the bound leaves room that is paid for,
-        and the slack is what fits into it. What is released is a function of
-        :math:`\sum_i v_i` with noise of standard deviation z k in every coordinate: a
-        sum of clipped gradients with C = 1, so far as accounting goes. The noise in the
-        gradient, `noise_stddev`, is what it is without this rule, and so is epsilon.
+      * It costs nothing: see this module for the proof. The noise in the gradient,
+        `noise_stddev`, and epsilon are those of the other mechanism.
       * The length in :math:`s_i` is rounded up, by more than float32 may hide.
-      * :math:`C_t` is made of what earlier steps released, and of nothing else: given
-        that it is a constant, and steps compose adaptively, each the same.
       * An example whose norm is zero or not finite has no slack, as padding has none.
 
     The mean is over B, a public number. Where half of the norms are beyond the bound,
@@ -108,7 +110,7 @@ class SlackClipping(MovingBound):
     def indicator(
         self, norm: jax.Array, used: jax.Array, l2_clip_norm: jax.Array
     ) -> jax.Array:
-        """s: what is left of the bound."""
+        """s: the rest of the bound."""
         del norm, l2_clip_norm
         return jnp.sqrt(1 - jnp.minimum(used, 1) ** 2)
 
