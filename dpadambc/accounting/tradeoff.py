@@ -11,7 +11,7 @@ rate β). A mechanism that is (ε, δ)-private, for all ε of its profile δ(ε)
 on every attack, whichever of the two data sets is the true one: δ is the larger of the
 two directions, so f is symmetric. The profile is from above, and a maximum over fewer ε
 is smaller, so f is from below and the reach of attackers from above, but for rounding
-of the sums here in float64, some 1e-12. The part that it takes off δ in compositions is added.
+of the sums here in float64, some 1e-12. The rounding of compositions is added to δ.
 """
 
 import dataclasses

@@ -13,10 +13,10 @@ it, so that row r is
 
 .. math:: f_r(\text{rows before } r) + \sum_{j<b} c_j x_{r-j} + z_r
 
-with x the contribution of the example in a step. It takes part in steps :math:`p + k b` alone. So
-in the block of rows from :math:`p + k b` to :math:`p + k b + b - 1` only one x is not
-zero: that of the first step of the block, which is decided by earlier blocks and one
-draw with q, and has a norm of Δ at most. Subtracting :math:`f_r`, row by row, leaves
+with x the contribution of the example in a step. It takes part in steps
+:math:`p + k b` alone. So in the block of rows from :math:`p + k b` to
+:math:`p + k b + b - 1` only one x is not zero: that of the first step of the block,
+which is decided by earlier blocks and one draw with q, and has a norm of Δ at most. Subtracting :math:`f_r`, row by row, leaves
 :math:`(c_0, \dots, c_{b-1}) \otimes x + z` with probability q, and z otherwise: the
 Gaussian mechanism with sensitivity :math:`\|c\| \Delta`, sampled by Poisson. A block
 that the last step cuts has less of c, and rows before p have nothing of the example.
@@ -230,16 +230,11 @@ class BandedGaussian(Mechanism):
 
     The noise y of step t is :math:`z_t - \sum_{j=1}^{b-1} c_j y_{t-j}`, with
     independent z of standard deviation z Δ in each coordinate: matrix factorization
-    with the strategy c, which has b bands. The data are in b parts that take turns, and
+    with the strategy c, which has b bands. The data are dealt
+    at random into b parts that take turns, and
     in each step the examples of one part take part, each with `sampling_prob`. So the
     contributions of an example in one step and in its next overlap in no row of the
     strategy, and the draw amplifies each of them: see this module for the proof.
-
-    Each example is dealt into its part once, at random and independently of the others.
-    That random deal is given no credit.
-
-    It takes the memory of b - 1 gradients: see `contrib.add_banded_noise`. All its
-    states are secret, for they have the noise of earlier steps.
 
     Guarantees:
       * Epsilon is an upper bound for the outputs of all steps together, and for steps
@@ -247,6 +242,7 @@ class BandedGaussian(Mechanism):
         draws, and of the noise that `add_noise` adds, and of no others: with
         `PoissonGaussian`'s batches an example could be in steps whose rows overlap.
       * A strategy has never more bands than there are parts: `parts` is their number.
+        Its states, which have the noise of b - 1 steps, are secret.
       * It depends on `iterations` by steps that were taken alone, and never decreases
         with them; turns that have begun count in full for every part. A run may be
         extended from its saved state; a second run with new noise is another mechanism,
@@ -267,15 +263,12 @@ class BandedGaussian(Mechanism):
       normalize_by: B, positive; usually the expected batch size, rounded. It does not
         change epsilon.
       neighboring_relation: the difference of two neighboring data sets.
-      clip_rule: which share of each gradient is taken; see `clip_per_example`. No
-        rule changes epsilon.
+      clip_rule: see `clip_per_example`; no rule changes epsilon.
 
     Raises:
-      TypeError: if a number is not a number, or a count not an int.
-      ValueError: if a number is out of its range.
+      TypeError, ValueError: if a number is none, or out of its range.
 
     Example:
-      >>> import dpadambc
       >>> from dpadambc.contrib import BandedGaussian, strategies
       >>> numbers = dict(target_epsilon=4.0, target_delta=1e-5, l2_clip_norm=1.0,
       ...     batch_size=500, num_examples=50_000, epochs=4)

@@ -193,18 +193,14 @@ class CorrelatedGaussian(Mechanism):
     `contrib.strategies`. The random order gets *no* credit: there is no proof of
     amplification by sampling for these strategies, whose inverse is banded.
 
-    With w coefficients, a step takes the time of w draws of the noise and the memory of
-    one; see `contrib.add_correlated_noise`. All states are secret: they reveal the
-    noise of earlier steps too.
-
     Guarantees:
       * Epsilon is an upper bound for the outputs of all steps together, and for steps
         that depend on earlier outputs. It holds for the batches that this mechanism
         draws and the noise that `add_noise` adds, and for no others.
       * It depends on `iterations` by steps that were taken alone, and never decreases
-        with them; a run may be extended without a change of its noise. Its epsilon is
-        that of all its steps together, and more than that of its epochs as runs of
-        their own.
+        with them; a run may be extended without a change of its noise. It is more than
+        that of its epochs as runs of their own.
+      * All states are secret: they reveal the noise of earlier steps too.
       * `noise_stddev` is a schedule: the standard deviation of the noise that is in
         the gradient of each step, as the second moment sees it.
 
@@ -221,15 +217,12 @@ class CorrelatedGaussian(Mechanism):
       normalize_by: B, positive; usually `num_examples / batches_per_epoch`, rounded.
         It does not change epsilon.
       neighboring_relation: the difference of two neighboring data sets.
-      clip_rule: which share of each gradient is taken; see `clip_per_example`. No
-        rule changes epsilon.
+      clip_rule: see `clip_per_example`; no rule changes epsilon.
 
     Raises:
-      TypeError: if a number is not a number, or a count not an int.
-      ValueError: if a number is out of its range.
+      TypeError, ValueError: if a number is none, or out of its range.
 
     Example:
-      >>> import dpadambc
       >>> from dpadambc.contrib import CorrelatedGaussian, strategies
       >>> mechanism = CorrelatedGaussian.calibrate(
       ...     target_epsilon=8.0, target_delta=1e-5, l2_clip_norm=1.0,

@@ -65,9 +65,8 @@ class QuantileClipping(MovingBound):
       * An example whose norm is zero or not finite has no vote, as padding has none.
       * z must be less than :math:`z_b`, and no schedule.
 
-    The share is of B, a public number: with more or fewer examples in a batch than
-    that, the bound goes to the quantile :math:`1/2 + (\gamma - 1/2) B / n` of n. Make
-    B the expected size of a batch, or γ one half.
+    The share is of B: with n examples in a batch, the bound goes to the quantile
+    :math:`1/2 + (\gamma - 1/2) B / n`.
 
     Args:
       mechanism: that draws the batches, with independent noise.
@@ -76,12 +75,11 @@ class QuantileClipping(MovingBound):
       fraction_stddev: the standard deviation of the noise in the share, in (0, 1).
 
     Raises:
-      ValueError: if a number is out of its range.
-      TypeError: if `mechanism` is no mechanism with a fixed bound.
+      TypeError, ValueError: if `mechanism` is none with a fixed bound, or a number is
+        out of its range.
 
     Example:
-      >>> import jax, jax.numpy as jnp, optax
-      >>> import dpadambc
+      >>> import dpadambc, jax, jax.numpy as jnp
       >>> from dpadambc import contrib
       >>> mechanism = contrib.QuantileClipping(dpadambc.PoissonGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=1.0, iterations=40,
@@ -102,9 +100,9 @@ class QuantileClipping(MovingBound):
 
     References:
       Andrew et al., `Differentially Private Learning with Adaptive Clipping
-      <https://arxiv.org/abs/1905.03871>`_, 2021. The method is that of the paper, in
-      other units. The formula of :math:`z_g` was checked against the public code of
-      TensorFlow Federated; the paper's experiments were not repeated.
+      <https://arxiv.org/abs/1905.03871>`_, 2021. The formula of :math:`z_g` was checked
+      against the public code of TensorFlow Federated; the units are not the paper's,
+      and its experiments were not repeated.
     """
 
     mechanism: Mechanism

@@ -38,18 +38,14 @@ class SlackClipping(MovingBound):
     multiplier and sensitivity, and k = Δ B / C₀: the examples that neighbors differ in,
     1, or 2 under REPLACE_ONE, and more for a node in several terms. Of the
     arguments η = `learning_rate` and s = `target_slack`. A gradient at the bound has no
-    slack, a short one has all of it. It is a mechanism with the batches and the epsilon
-    of another one. The gradient comes out in units of the bound, as
+    slack, a short one has all of it. The gradient comes out in units of the bound, as
     with `QuantileClipping`.
 
     Guarantees:
       * It costs nothing: see this module for the proof. The noise in the gradient,
         `noise_stddev`, and epsilon are those of the other mechanism.
       * The length in :math:`s_i` is rounded up, by more than float32 may hide.
-      * An example whose norm is zero or not finite has no slack, as padding has none.
-
-    The mean is over B, a public number. Where half of the norms are beyond the bound,
-    and the others anywhere within it, it is 0.39; at a lower target the bound is lower.
+      * An example of norm zero, or not finite, has no slack, as padding has none.
 
     Args:
       mechanism: that draws the batches, with independent noise. A `clip_rule` that
@@ -58,12 +54,11 @@ class SlackClipping(MovingBound):
       learning_rate: η, positive.
 
     Raises:
-      ValueError: if a number is out of its range.
-      TypeError: if `mechanism` is no mechanism with a fixed bound.
+      TypeError, ValueError: if `mechanism` is none with a fixed bound, or a number is
+        out of its range.
 
     Example:
-      >>> import jax, jax.numpy as jnp
-      >>> import dpadambc
+      >>> import dpadambc, jax, jax.numpy as jnp
       >>> from dpadambc import contrib
       >>> mechanism = contrib.SlackClipping(dpadambc.PoissonGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=1.0, iterations=60,
@@ -85,9 +80,8 @@ class SlackClipping(MovingBound):
     References:
       Zou et al., "SlaClip: Gradient Norm Slacks can be Indicator for Adaptive Clipping
       in DP-SGD", 2026. Its text was not read: that the slack is free follows from the
-      proof above, the rest from public words about it. It has several coordinates of
-      slack, which tell of the distribution of norms, and a controller of its own; here
-      there is one, and the step of Andrew et al. (see `QuantileClipping`).
+      proof here, the rest from public words about it. It has several coordinates of
+      slack and a controller of its own; here there is one, and the step of Andrew et al.
     """
 
     mechanism: Mechanism

@@ -282,9 +282,10 @@ def compose(
 
     Args:
       runs: for each run `(mechanism, steps)`, where None stands for all
-        `mechanism.iterations`; or a mechanism, for all of its steps; or a
-        `Spending`; or a result of `training.fit` or `training.search`, which counts as
-        its `spent`: more steps than were taken where a release decided when to stop. All are under one neighboring relation. (A `PoissonGaussian` under
+        `mechanism.iterations`; or a mechanism, for all of its steps; or a `Spending`;
+        or a result of `training.fit` or `training.search`, which counts as its
+        `spent`: more steps than were taken where a release decided when to stop. All
+        are under one neighboring relation. (A `PoissonGaussian` under
         ADD_OR_REMOVE_ONE adds the noise of one under REPLACE_ONE with half its
         `noise_multiplier`, and may be stated as that.)
 
