@@ -13,13 +13,14 @@ it, so that row r is
 
 .. math:: f_r(\text{rows before } r) + \sum_{j<b} c_j x_{r-j} + z_r
 
-with x the contribution of the example in a step. It takes part in steps
-:math:`p + k b` alone. So in the block of rows from :math:`p + k b` to
-:math:`p + k b + b - 1` only one x is not zero: that of the first step of the block,
-which is decided by earlier blocks and one draw with q, and has a norm of Δ at most. Subtracting :math:`f_r`, row by row, leaves
-:math:`(c_0, \dots, c_{b-1}) \otimes x + z` with probability q, and z otherwise: the
-Gaussian mechanism with sensitivity :math:`\|c\| \Delta`, sampled by Poisson. A block
-that the last step cuts has less of c, and rows before p have nothing of the example.
+with x the contribution of the example in a step. It takes part in steps :math:`p + k b`
+alone. So in the block of rows from :math:`p + k b` to :math:`p + k b + b - 1` only one
+x is not zero: that of the first step of the block, which is decided by earlier blocks
+and one draw with q, and has a norm of Δ at most. Subtracting :math:`f_r`, row by row,
+leaves :math:`(c_0, \dots, c_{b-1}) \otimes x + z` with probability q, and z otherwise:
+the Gaussian mechanism with sensitivity :math:`\|c\| \Delta`, sampled by Poisson. A
+block that the last step cuts has less of c, and rows before p have nothing of the
+example.
 Blocks are composed adaptively. With one example in the place of another, x is that of
 one or of the other, with the same draw. ∎
 

@@ -54,14 +54,14 @@ class QuantileClipping(MovingBound):
         \sum_i g_i \min(1, C_t / \lVert g_i \rVert)
         + \mathcal{N}(0, z_g^2 \Delta^2 I)
 
-    with :math:`C_0` = `mechanism.l2_clip_norm`, B = `normalize_by`, Δ the mechanism's
-    sensitivity, and of the arguments η = `learning_rate`, γ = `target_quantile` and
-    :math:`\sigma_b / B` = `fraction_stddev`. It is a mechanism with the batches and the
-    epsilon of another one, whose `clip_rule` applies at the bound.
+    with :math:`C_0` = `mechanism.l2_clip_norm`, B = `normalize_by`, Δ the sensitivity,
+    η = `learning_rate`, γ = `target_quantile` and :math:`\sigma_b / B` =
+    `fraction_stddev`. It is a mechanism with the batches and the epsilon of another
+    one, whose `clip_rule` applies at the bound.
 
     Guarantees:
-      * Each step is a Gaussian mechanism of noise multiplier z on one sum of vectors:
-        see this module for the proof, for :math:`z_g` and for the units.
+      * Each step is a Gaussian mechanism of noise multiplier z: this module has the
+        proof, :math:`z_g` and the units.
       * An example whose norm is zero or not finite has no vote, as padding has none.
       * z must be less than :math:`z_b`, and no schedule.
 
@@ -75,8 +75,7 @@ class QuantileClipping(MovingBound):
       fraction_stddev: the standard deviation of the noise in the share, in (0, 1).
 
     Raises:
-      TypeError, ValueError: if `mechanism` is none with a fixed bound, or a number is
-        out of its range.
+      TypeError, ValueError: if an argument is of another kind or out of its range.
 
     Example:
       >>> import dpadambc, jax, jax.numpy as jnp

@@ -81,7 +81,7 @@ class SlackClipping(MovingBound):
       Zou et al., "SlaClip: Gradient Norm Slacks can be Indicator for Adaptive Clipping
       in DP-SGD", 2026. Its text was not read: that the slack is free follows from the
       proof here, the rest from public words about it. It has several coordinates of
-      slack and a controller of its own; here there is one, and the step of Andrew et al.
+      slack and a controller of its own; here it is one, and the step of Andrew et al.
     """
 
     mechanism: Mechanism

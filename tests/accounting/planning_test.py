@@ -1,6 +1,5 @@
 """Plans meet their budgets."""
 
-
 import pytest
 
 import dpadambc
@@ -55,5 +54,3 @@ def test_one_number_is_as_good_as_a_list_of_it(rows):
         accountant=accounting.RDP,
     )
     assert row == rows[3]
-
-

@@ -116,19 +116,6 @@ def test_published_cifar_runs(z, logged, at_one_in_48, rdp_z):
     assert by_rdp == pytest.approx(target, rel=0.02)
 
 
-def test_published_cifar_runs_after_3001_steps():
-    for z, logged in [
-        (4.6484375, 0.9192898),
-        (1.8505859375, 2.7563426),
-        (1.063232421875, 6.4370345),
-    ]:
-        mechanism = poisson(
-            noise_multiplier=z, sampling_prob=1024 / 50_000, iterations=3_360
-        )
-        ours = mechanism.epsilon(1e-5, iterations=3_001)
-        assert logged - 0.012 <= ours <= logged
-
-
 @pytest.mark.parametrize(
     ("z", "q", "iterations", "delta", "published"),
     [
@@ -192,17 +179,6 @@ def test_epsilon_is_monotone_in_every_argument(z, q, iterations, accountant):
     assert of(sampling_prob=1.2 * q) * slack >= of()
     assert of(iterations=2 * iterations) * slack >= of()
     assert of(1e-4) <= of() * slack
-
-
-@pytest.mark.parametrize("z", [0.8, 1.5, 4.0])
-@pytest.mark.parametrize("q", [0.001, 0.05])
-def test_privacy_loss_distributions_are_tighter_than_renyi(z, q):
-    mechanism = poisson(noise_multiplier=z, sampling_prob=q)
-    by_pld, by_rdp = (
-        mechanism.epsilon(1e-5, accountant=a) for a in (accounting.PLD, accounting.RDP)
-    )
-    assert by_pld <= by_rdp
-    assert by_rdp < 1.2 * by_pld + 1.0
 
 
 def test_no_noise_is_no_privacy():
@@ -274,12 +250,6 @@ def test_a_smooth_schedule_is_rounded_down_to_few_levels(schedule):
         1e-5, accountant=accounting.RDP
     )
     assert below <= grouped < 1.09 * below
-
-
-def test_a_smooth_schedule_that_ends_without_noise_costs_no_time():
-    schedule = optax.cosine_decay_schedule(2.0, 10_000)
-    assert level_counts(schedule, 20_000) == {0.0: 20_000}
-    assert poisson(noise_multiplier=schedule, iterations=20_000).epsilon(1e-5) == np.inf
 
 
 def test_a_schedule_with_a_negative_value_is_refused():
