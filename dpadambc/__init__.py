@@ -29,9 +29,6 @@ from dpadambc.core.mechanism import PoissonGaussian as PoissonGaussian
 from dpadambc.core.noise import AddDPNoiseState as AddDPNoiseState
 from dpadambc.core.noise import add_dp_noise as add_dp_noise
 from dpadambc.core.per_example import per_example_grad as per_example_grad
-from dpadambc.core.per_example import (
-    per_example_value_and_grad as per_example_value_and_grad,
-)
 from dpadambc.core.privatize import privatize as privatize
 from dpadambc.core.sampling import Batch as Batch
 from dpadambc.mechanisms.fixed_size import FixedSizeGaussian as FixedSizeGaussian

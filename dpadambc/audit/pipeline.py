@@ -14,7 +14,7 @@ from dpadambc.audit import neighbors
 from dpadambc.core import data as data_
 from dpadambc.core.clipped_sum import materialize
 from dpadambc.core.mechanism import Mechanism, check_independent_noise
-from dpadambc.core.per_example import per_example_value_and_grad
+from dpadambc.core.per_example import per_example_grad
 from dpadambc.core.step import Step
 
 _BATCH_SIZE = 8
@@ -77,7 +77,7 @@ class Pipeline:
 
     @property
     def takes_mask(self) -> bool:
-        """Whether the step is told what is padding."""
+        """Whether the step takes a padding mask."""
         found = inspect.signature(self.step).parameters.values()
         kinds = {parameter.kind for parameter in found}
         names = {parameter.name for parameter in found}
@@ -160,7 +160,7 @@ class Pipeline:
 
         Args:
           loss_fn: the loss of one example, of `(params, *example)`.
-          params: what is trained.
+          params: the parameters before the first step.
           data: a tuple of the arguments of an example, with examples along axis 0.
           mechanism: whose epsilon is claimed.
           make_optimizer: of a key, returns the chain, which takes gradients as
@@ -171,7 +171,7 @@ class Pipeline:
         Returns:
           A `Pipeline`.
         """
-        value_and_grad = per_example_value_and_grad(loss_fn)
+        grad_fn = per_example_grad(loss_fn)
 
         def init(key):
             return key, params, make_optimizer(key).init(params)
@@ -179,7 +179,7 @@ class Pipeline:
         def step(state, *batch, is_padding_example=None):
             key, params, opt_state = state
             mask = _mask(batch, is_padding_example)
-            _, grads = value_and_grad(params, *batch, is_padding_example=mask)
+            grads = grad_fn(params, *batch, is_padding_example=mask)
             optimizer = make_optimizer(key)
             updates, opt_state = optimizer.update(grads, opt_state, params)
             return key, optax.apply_updates(params, updates), opt_state
@@ -215,8 +215,9 @@ def _of_examples(
     start = 1 + len(shared)
 
     def value_and_grad(method, params, *batch):
-        fun = per_example_value_and_grad(
+        fun = per_example_grad(
             loss_fn,
+            return_values=True,
             batch_argnums=tuple(range(start, start + len(batch))),
             prng_argnum=start + len(batch) if keys else None,
             method=method,

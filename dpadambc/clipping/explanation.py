@@ -311,7 +311,7 @@ def explain(
     it is materialized too, and one of the `warnings`.
 
     Args:
-      fun: the loss of one example; see `per_example_value_and_grad`.
+      fun: the loss of one example; see `per_example_grad`.
       *args: the arguments of `fun` for *one* example, arrays or
         `jax.ShapeDtypeStruct`.
       batch_size: for which the bytes are counted.
@@ -333,9 +333,9 @@ def explain(
       are formed and take more than all the others.
 
     Raises:
-      ValueError: as `per_example_value_and_grad`; `microbatch_size` does, if not even
+      ValueError: as `per_example_grad`; `microbatch_size` does, if not even
         one example fits.
-      TypeError: as `per_example_value_and_grad`.
+      TypeError: as `per_example_grad`.
       RuntimeError: if there is a limit, and the compiler does not state the memory.
 
     Example:
@@ -362,11 +362,7 @@ def explain(
         raise ValueError("Expected a memory_limit to plan for, with an optimizer.")
     arguments = Arguments(argnums, batch_argnums, prng_argnum)
     grad_fn = per_example_grad(
-        fun,
-        argnums,
-        has_aux,
-        batch_argnums=batch_argnums,
-        prng_argnum=prng_argnum,
+        fun, argnums, has_aux, batch_argnums=batch_argnums, prng_argnum=prng_argnum
     )
     rows, distinct = [], {}
 

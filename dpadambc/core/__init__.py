@@ -25,15 +25,15 @@ whatever a file trusts besides JAX and NumPy.
     draws them, with their mask.
 11. `sampling`: each example is in a batch with the stated probability, independently of
     the others, and batches have a static shape.
-12. `accounting`: epsilon of an event is never below that of dp-accounting's ideal
-    arithmetic. [dp-accounting, SciPy]
-13. `mechanism`: one frozen value gives the level, the event and the draw, so that noise,
+12. `accounting`: an upper bound on the epsilon of an event, with the rounding of its
+    grid. [dp-accounting, SciPy]
+13. `calibrate`: no calibrated number exceeds its target.
+14. `mechanism`: one frozen value gives the level, the event and the draw, so noise,
     sampler and accountant agree.
-14. `calibrate`: no calibrated number exceeds its target.
 15. `spending`: runs on the same people's data compose.
 16. `data`: examples come by the indices of a batch, from arrays or any source.
-17. `step`: one step draws, clips, adds noise and updates; the number of steps of a state
-    is the number of draws. [the optimizer sees the private gradient alone]
+17. `step`: one step draws, clips, adds noise and updates; the optimizer sees the
+    private gradient alone.
 18. `identity`: a digest of mechanism, program, data and start; two runs that differ in
     it have different batches under one key.
 19. `fit`: takes no step beyond the budget, and reports every step it may have taken.

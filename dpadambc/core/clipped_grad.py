@@ -45,7 +45,7 @@ def clipped_grad(
     the batch counts as an example, padding too.
 
     Args:
-      fun: the loss of one example; see `per_example_value_and_grad`.
+      fun: the loss of one example; see `per_example_grad`.
       argnums: which positional arguments to differentiate.
       has_aux: whether `fun` returns `(loss, aux)`.
       l2_clip_norm: C, the bound on one example's gradient norm.
@@ -57,7 +57,7 @@ def clipped_grad(
       return_values: whether to return the values of the loss too.
       batch_argnums: which positional arguments are batches; by default all others.
       prng_argnum: which positional argument is a PRNG key, if any.
-      method: "factored" or "vmap"; see `per_example_value_and_grad`.
+      method: "factored" or "vmap"; see `per_example_grad`.
       skip_padding: whether microbatches of padding alone, at the end of a batch, are
         left out. Their values and rows of `aux` may be zeros then. Leave it off if a
         batch is sharded over several devices, since shards would move between them.
@@ -74,7 +74,7 @@ def clipped_grad(
       example.
 
     Raises:
-      ValueError: as `per_example_value_and_grad` and `clip_per_example`.
+      ValueError: as `per_example_grad` and `clip_per_example`.
       TypeError: as these, and if `normalize_by` is an array.
 
     Example:

@@ -122,5 +122,5 @@ def test_warns_of_a_kernel_that_is_formed_and_takes_most_of_the_memory():
 
 @pytest.mark.parametrize("bad", [0, -3])
 def test_refuses_a_batch_of_none(bad):
-    with pytest.raises(ValueError, match="Expected batch_size >= 1"):
+    with pytest.raises(ValueError, match="batch_size"):
         dpadambc.explain(loss_fn, PARAMS, *EXAMPLE, batch_size=bad)

@@ -89,7 +89,7 @@ def test_the_plan_never_exceeds_its_limit(loss_fn, batch_size, limit):
     least = compiled(1)
     if found.plan.chosen is None:
         assert least > limit
-        with pytest.raises(ValueError, match="No microbatch fits"):
+        with pytest.raises(ValueError, match="microbatch"):
             found.microbatch_size  # noqa: B018
         return
     size = found.microbatch_size
@@ -182,7 +182,7 @@ def test_what_cannot_be_planned_says_why():
     class Silent:
         memory_analysis = staticmethod(lambda: None)
 
-    with pytest.raises(RuntimeError, match="states what its programs take"):
+    with pytest.raises(RuntimeError, match="compiler"):
         memory.peak_bytes(Silent())
 
 

@@ -218,29 +218,24 @@ def test_factored_gradients_are_clipped_as_formed_ones(name):
 
 
 def test_a_wrong_rule_is_refused():
-    with pytest.raises(TypeError, match="Expected clip_rule"):
+    with pytest.raises(TypeError, match="clip_rule"):
         dpadambc.clip_per_example(1.0, normalize_by=1, clip_rule=clipping.Automatic)
-    with pytest.raises(TypeError, match="Expected rule"):
+    with pytest.raises(TypeError, match="rule"):
         dataclasses.replace(GROUPS, rule=GROUPS)
     with pytest.raises(ValueError, match="gamma"):
         clipping.Automatic(-1.0)
     with pytest.raises(ValueError, match=r"\br\b"):
         contrib.PerSampleAdaptive(0.0)
-    with pytest.raises(ValueError, match="share of w"):
+    with pytest.raises(ValueError, match="share"):
         clipping.PerGroup({"w": "w"}, {"w": 0.0})
 
 
 @pytest.mark.parametrize(
-    ("labels", "match"),
-    [
-        ({"w": "w", "b": "other"}, "a share for each label"),
-        ({"w": "w", "b": "w"}, "a share for each label"),
-        ({"w": "w"}, "tree prefix"),
-    ],
+    "labels", [{"w": "w", "b": "other"}, {"w": "w", "b": "w"}, {"w": "w"}]
 )
-def test_groups_that_are_not_those_of_the_parameters_are_refused(labels, match):
+def test_groups_that_are_not_those_of_the_parameters_are_refused(labels):
     rule = clipping.PerGroup(labels, {"w": 1.0, "b": 1.0})
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises(ValueError, match="label"):
         dpadambc.clip_per_example(1.0, normalize_by=1, clip_rule=rule).init(PARAMS)
 
 
@@ -396,13 +391,13 @@ def test_a_run_does_not_go_on_with_another_rule(tmp_path):
         )
 
     run(clip_rule=clipping.Automatic(0.1))
-    with pytest.raises(ValueError, match="clip_rule: Automatic"):
+    with pytest.raises(ValueError, match="clip_rule"):
         run(clip_rule=clipping.Flat(), iterations=5)
     assert run(clip_rule=clipping.Automatic(0.1), iterations=5).iterations == 5
 
 
 def test_a_mechanism_takes_no_other_thing_for_a_rule():
-    with pytest.raises(TypeError, match="Expected clip_rule"):
+    with pytest.raises(TypeError, match="clip_rule"):
         dataclasses.replace(MECHANISM, clip_rule="automatic")
 
 

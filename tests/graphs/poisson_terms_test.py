@@ -1,7 +1,6 @@
-"""The pairs that dominate a step, against distributions that are computed.
+"""The pairs that dominate a step, against computed distributions.
 
-Each direction is compared with its own pair: removal with that of removal, addition
-with that of addition.
+Removal is compared with the pair of removal, addition with that of addition.
 """
 
 import math
