@@ -162,14 +162,7 @@ class Accountant(abc.ABC):
         return f"accounting.{self.name.upper()}"
 
     @abc.abstractmethod
-    def bound(
-        self,
-        event: dp_accounting.DpEvent,
-        relation: NeighboringRelation,
-        target_delta: float,
-        tolerance: float,
-        enough: float,
-    ) -> float:
+    def bound(self, event: dp_accounting.DpEvent, *how: Any) -> float:
         """Epsilon from above, to a tolerance: see `PrivacyLosses.on_fine_grid`."""
 
     def translated(

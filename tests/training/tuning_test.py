@@ -306,17 +306,6 @@ def graph_mechanism():
     )
 
 
-def shuffled():
-    return dpadambc.ShuffledGaussian(
-        l2_clip_norm=1.0,
-        noise_multiplier=1.0,
-        batch_size=50,
-        num_examples=200,
-        iterations=8,
-        normalize_by=50,
-    )
-
-
 @pytest.mark.guarantee
 def test_a_score_that_is_printed_shows_no_data():
     """As a notebook does with what stands last in a cell, and a log."""
@@ -372,7 +361,6 @@ def test_a_private_score_of_nodes_is_refused():
         ({"score": negative_loss}, TypeError, "PublicScore.*NoisyScore"),
         ({"score": None}, TypeError, "what its data are"),
         ({"score": NOISY, "mechanism": graph_mechanism()}, ValueError, "a node is"),
-        ({"mechanism": shuffled()}, TypeError, "draws each batch from a key"),
         ({"data": Rows()}, TypeError, "data as arrays"),
         ({"trials": 8}, TypeError, "distribution of the number"),
         ({"trials": accounting.Fixed(8)}, ValueError, r"Fixed\(3\).*Geometric\(8\)"),
