@@ -1,4 +1,4 @@
-"""Mechanisms of several terms: published values, sensitivity, and what they refuse."""
+"""Mechanisms of several terms: published values, sensitivity, refusals."""
 
 import itertools
 
@@ -151,6 +151,5 @@ def test_a_schedule_of_the_noise_is_accounted_for_step_by_step():
 )
 def test_wrong_numbers_are_refused(cls, numbers, error):
     given = NUMBERS if cls is Poisson else PUBLISHED | {"iterations": 1}
-    name = next(iter(numbers))
-    with pytest.raises(error, match=name):
+    with pytest.raises(error, match=next(iter(numbers))):
         cls(**given | numbers)
