@@ -1074,8 +1074,8 @@ def fit_with_adam_bc():
 
 
 @sound
-def fit_with_adamw_bc_and_an_average():
-    return of_fit(dpadambc.adamw_bc(1e-3, NOISE), average_decay=0.99)
+def fit_with_adamw_bc():
+    return of_fit(dpadambc.adamw_bc(1e-3, NOISE))
 
 
 @sound
@@ -1100,24 +1100,24 @@ def fit_with_a_frozen_part():
 def fit_with_dropout_and_augmentation():
     """Noise on the inputs is not the noise that makes it private."""
 
-    def loss(params, x, y, key):
+    def loss(params, x, y, *, key):
         shift, drop = jax.random.split(key)
         x = x + 0.1 * jax.random.normal(shift, x.shape)
         return loss_fn(params, x * jax.random.bernoulli(drop, 0.5, x.shape), y)
 
-    return of_fit(loss=loss, uses_key=True)
+    return of_fit(loss=loss)
 
 
 @sound
 def fit_of_a_diffusion_model():
     """The loss adds noise of its own, and takes it away."""
 
-    def loss(params, x, y, key):
+    def loss(params, x, y, *, key):
         noise = jax.random.normal(key, x.shape)
         mixed = 0.6 * x + 0.8 * noise
         return jnp.mean((jnp.tanh(params["w"] * mixed + params["b"]) - noise) ** 2)
 
-    return of_fit(loss=loss, uses_key=True)
+    return of_fit(loss=loss)
 
 
 @sound
