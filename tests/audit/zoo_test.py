@@ -16,7 +16,7 @@ THOROUGH = {
     *("division_between_clip_and_noise", "noise_that_fades", "noise_of_an_epoch_again"),
     *("same_key_for_all_parameters", "one_draw_for_all_coordinates", "uniform_noise"),
     *("fit_with_multi_steps", "fit_with_a_schedule_of_noise"),
-    *("fit_with_sgd", "fit_with_adam_bc", "fit_with_adamw_bc_and_an_average"),
+    *("fit_with_sgd", "fit_with_adam_bc", "fit_with_adamw_bc"),
     *("fit_with_a_frozen_part", "fit_of_a_diffusion_model", "fit_in_bfloat16"),
     *("fit_with_a_linen_model", "fit_with_an_equinox_model", "fit_with_fixed_size"),
     *("fit_with_truncated_batches", "chain_with_rounding", "chain_with_dp_sgd"),
