@@ -168,6 +168,11 @@ class Step:
         validate.of_private_gradient(self.optimizer)
         if self.microbatch_size is not None:
             validate.count(least=1, microbatch_size=self.microbatch_size)
+            if self.microbatch_size % (shards := _data.num_shards(self.layout)):
+                raise ValueError(
+                    f"Expected microbatch_size to be a multiple of the {shards} shards"
+                    f" of a batch, got {self.microbatch_size}."
+                )
 
     def init(self, params: optax.Params, *, key: jax.Array) -> TrainState:
         """The state before the first step.
