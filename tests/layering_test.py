@@ -12,7 +12,6 @@ import dpadambc
 PACKAGE = pathlib.Path(dpadambc.__file__).parent
 LAYERS = [
     {"_core"},
-    {"theory"},
     {"gradients"},
     {"clipping"},
     {"transforms"},
@@ -29,7 +28,6 @@ OUTSIDE = {"jax", "numpy", "scipy", "optax", "dp_accounting"} | sys.stdlib_modul
 EXTRAS = {
     "training/checkpoints.py": {"orbax"},
     "audit/pictures.py": {"matplotlib"},
-    "diagnostics/pictures/": {"matplotlib"},
     "training/progress.py": {"rich"},
 }
 

@@ -32,7 +32,6 @@ from sklearn import model_selection
 
 import dpadambc
 from dpadambc import accounting, training
-from dpadambc.accounting import trials
 from tests import common
 
 RNG = np.random.default_rng(0)
@@ -369,7 +368,7 @@ def search_rates_by_a_public_score():
         MECHANISM,
         optax.adam,
         [0.1, 1.0],
-        trials=trials.Fixed(2),
+        trials=accounting.Fixed(2),
         score=training.PublicScore(score, (PUBLIC_X, PUBLIC_Y)),
         key=jax.random.key(0),
         target_delta=1e-5,
@@ -892,8 +891,12 @@ def look_at_norms_of_gradients_to_choose_a_clip_on_public_data():
 
 @program
 def log_losses_of_a_batch():
-    fun = dpadambc.clipped_value_and_grad(
-        squared_error, l2_clip_norm=1.0, normalize_by=10, microbatch_size=4
+    fun = dpadambc.clipped_grad(
+        squared_error,
+        l2_clip_norm=1.0,
+        normalize_by=10,
+        microbatch_size=4,
+        return_values=True,
     )
     rows, mask = drawn_rows(0)
     losses, summed = fun(ZEROS, *rows, is_padding_example=mask)
@@ -974,7 +977,7 @@ def train_with_a_mechanism_of_one_s_own():
 def loop_over_batches_of_the_host():
     take = training.Step(squared_error, MECHANISM, ADAM)
     step, state = jax.jit(take), take.init(ZEROS, key=jax.random.key(0))
-    for batch in MECHANISM.batches(np.random.default_rng(0), num_examples=40):
+    for batch in MECHANISM.batches(jax.random.key(0), num_examples=40):
         state, _ = step(state, batch.gather(DATA), batch.is_padding_example)
 
 
@@ -982,7 +985,7 @@ def loop_over_batches_of_the_host():
 def count_batches_before_training():
     sizes = [
         int((~batch.is_padding_example).sum())
-        for batch in MECHANISM.batches(np.random.default_rng(0), num_examples=40)
+        for batch in MECHANISM.batches(jax.random.key(0), num_examples=40)
     ]
     assert len(sizes) == 2
     loop_over_batches_of_the_host()
@@ -1022,7 +1025,7 @@ def shuffle_into_batches_of_one_size():
     )
     tx, params = dpadambc.dp_adam(0.1, mechanism, key=jax.random.key(0)), ZEROS
     state, grad_fn = tx.init(params), dpadambc.per_example_grad(squared_error)
-    for batch in mechanism.batches(np.random.default_rng(0), num_examples=40):
+    for batch in mechanism.batches(jax.random.key(0), num_examples=40):
         grads = grad_fn(params, *batch.gather(DATA))
         updates, state = tx.update(grads, state, params)
         params = optax.apply_updates(params, updates)

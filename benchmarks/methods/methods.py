@@ -16,9 +16,8 @@ import optax
 import dpadambc
 from benchmarks import experiment
 from benchmarks.methods.tasks import Task
-from dpadambc import clipping, contrib
+from dpadambc import Mechanism, clipping, contrib
 from dpadambc.contrib import CorrelatedGaussian, strategies
-from dpadambc.mechanisms import Mechanism
 
 NUM_TRIALS = 16
 FLAT = clipping.Flat()
@@ -227,7 +226,7 @@ METHODS = {
     "Muon": Method(_ADAM, _behind_noise(_muon)),
     "AUTO-S, DP-SGD": Method(_SGD, _behind_noise(_sgd, clipping.Automatic())),
     "AUTO-S, DP-Adam": Method(_ADAM, _behind_noise(_adam, clipping.Automatic())),
-    "DP-PSAC, DP-SGD": Method(_SGD, _behind_noise(_sgd, clipping.PerSampleAdaptive())),
+    "DP-PSAC, DP-SGD": Method(_SGD, _behind_noise(_sgd, contrib.PerSampleAdaptive())),
     "quantile, DP-SGD": Method(_SGD, _behind_noise(_sgd, contrib.QuantileClipping())),
     "slack, DP-SGD": Method(_SGD, _behind_noise(_sgd, contrib.SlackClipping())),
     "BISR, DP-SGD": Method(

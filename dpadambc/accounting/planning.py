@@ -7,43 +7,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from dpadambc.core import events
+from dpadambc.core.accounting import Accountant
 from dpadambc.core.clip import NeighboringRelation
-from dpadambc.core.mechanism import Mechanism
-from dpadambc.core.poisson import PoissonGaussian
-from dpadambc.mechanisms.fixed_size import FixedSizeGaussian
-from dpadambc.mechanisms.random_allocation import RandomAllocationGaussian
-from dpadambc.mechanisms.shuffled import ShuffledGaussian
-
-__all__ = ["SAMPLINGS", "PlannedRun", "Spent", "plan"]
-
-# What a plan compares: ways to draw batches that need no more numbers than it has.
-SAMPLINGS: dict[str, type[Mechanism]] = {
-    "poisson": PoissonGaussian,
-    "random-allocation": RandomAllocationGaussian,
-    "fixed-size": FixedSizeGaussian,
-    "shuffled": ShuffledGaussian,
-}
-_REPLACE_ONE = NeighboringRelation.REPLACE_ONE
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Spent:
-    """The epsilon of one way to draw the batches, at the noise of a plan.
-
-    Attributes:
-      sampling: a name of `SAMPLINGS`.
-      neighboring_relation: what this epsilon is stated for. One for REPLACE_ONE is not
-        to be compared with one for ADD_OR_REMOVE_ONE: there an example can move the sum
-        twice as far.
-      accountant: "pld" or "rdp".
-      epsilon: at the delta of the plan; infinity where it is astronomical.
-    """
-
-    sampling: str
-    neighboring_relation: NeighboringRelation
-    accountant: events.Accountant
-    epsilon: float
+from dpadambc.core.mechanism import PoissonGaussian
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,7 +24,7 @@ class PlannedRun:
       num_examples: the size of the data set.
       mechanism: that meets the target, with `noise_multiplier`, `sampling_prob` and
         `iterations`; for a clip norm of 1.
-      accountant: by which it does, "pld" or "rdp".
+      accountant: by which it does, `accounting.PLD` or `accounting.RDP`.
     """
 
     target_epsilon: float
@@ -67,81 +33,15 @@ class PlannedRun:
     epochs: float
     num_examples: int
     mechanism: PoissonGaussian
-    accountant: events.Accountant
+    accountant: Accountant
 
     @property
     def noise_stddev(self) -> float:
         """Standard deviation of the noise in the mean gradient, per unit of clip norm.
 
-        z C / B for C = 1: what a coordinate of the gradient is up against.
+        z C / B for C = 1: the noise that a coordinate of the gradient is up against.
         """
         return cast(float, self.mechanism.noise_stddev)
-
-    def spent(
-        self,
-        sampling: str,
-        neighboring_relation: NeighboringRelation,
-        accountant: events.Accountant | None = None,
-    ) -> Spent:
-        """The epsilon that the same noise has where batches are drawn in another way.
-
-        The noise keeps its standard deviation, and the run its epochs and batch size.
-        Under REPLACE_ONE the noise multiplier is half as large, as the sensitivity is
-        twice as large.
-
-        Args:
-          sampling: a name of `SAMPLINGS`.
-          neighboring_relation: what neighboring data sets differ in; one that the
-            mechanism of this sampling is stated for.
-          accountant: "pld" or "rdp"; the tightest by default.
-
-        Returns:
-          A `Spent`.
-
-        Raises:
-          ValueError: for an unknown sampling, or a relation or accountant that does not
-            go with it.
-        """
-        if sampling not in SAMPLINGS:
-            raise ValueError(
-                f"Expected sampling to be one of {', '.join(SAMPLINGS)}, got"
-                f" {sampling!r}."
-            )
-        of_noise = lambda z: SAMPLINGS[sampling].of_epochs(
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            num_examples=self.num_examples,
-            l2_clip_norm=self.mechanism.l2_clip_norm,
-            noise_multiplier=z,
-            neighboring_relation=neighboring_relation,
-        )
-        # Not noise_stddev, which is more where a rule of clipping takes a part.
-        stddev = (
-            cast(float, self.mechanism.noise_multiplier) * self.mechanism.sensitivity
-        )
-        mechanism = of_noise(stddev / of_noise(1.0).sensitivity)
-        accountant = accountant or mechanism._default_accountant
-        return Spent(
-            sampling=sampling,
-            neighboring_relation=neighboring_relation,
-            accountant=accountant,
-            epsilon=mechanism.epsilon(self.target_delta, accountant=accountant),
-        )
-
-    def comparison(self) -> tuple[Spent, ...]:
-        """Epsilon by every sampling, relation and accountant that is known for it.
-
-        Returns:
-          Rows of `Spent`. Of the relations in which an example goes, one: adding or
-          removing it, or where the size of the data set is known, REPLACE_SPECIAL.
-        """
-        rows = []
-        for sampling, cls in SAMPLINGS.items():
-            goes = [r for r in cls._relations if r != _REPLACE_ONE]
-            for relation in (*goes[:1], _REPLACE_ONE):
-                for accountant in cls._relations.get(relation, ()):
-                    rows.append(self.spent(sampling, relation, accountant))
-        return tuple(rows)
 
 
 def _each(numbers: Any) -> list[Any]:
@@ -157,12 +57,11 @@ def plan(
     epochs: float | Sequence[float],
     num_examples: int,
     neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
-    accountant: events.Accountant | None = None,
+    accountant: Accountant | None = None,
 ) -> list[PlannedRun]:
     """The least noise for each budget, batch size and number of epochs.
 
-    Batches are drawn by Poisson sampling: `PlannedRun.comparison` says what other ways
-    would spend. It uses nothing of the data but their number.
+    Batches are drawn by Poisson sampling. It uses nothing of the data but their number.
 
     Args:
       target_epsilons: each to be reached and not exceeded; a number or several.
@@ -171,8 +70,9 @@ def plan(
       epochs: how often an example takes part on average; a number or several. The steps
         are epochs * num_examples / batch_size, rounded up.
       num_examples: the size of the data set.
-      neighboring_relation: what neighboring data sets differ in.
-      accountant: "pld" (tight) or "rdp" (an upper bound, faster); "pld" by default.
+      neighboring_relation: the difference of neighboring data sets.
+      accountant: `accounting.PLD` (tight) or `accounting.RDP` (an upper bound,
+        faster); the tightest by default.
 
     Returns:
       A `PlannedRun` for each combination: by epochs, then epsilon, then batch size.
@@ -182,8 +82,8 @@ def plan(
       ValueError: if a target cannot be reached, or a number is out of its range.
 
     Example:
-      >>> from dpadambc.accounting import planning
-      >>> rows = planning.plan(
+      >>> from dpadambc import accounting
+      >>> rows = accounting.plan(
       ...     target_epsilons=[3.0], target_delta=1e-5, batch_sizes=[4096, 8192],
       ...     epochs=30, num_examples=60_000)
       >>> for row in rows:
@@ -212,7 +112,7 @@ def plan(
                 target_delta=target_delta,
                 epochs=passes,
                 mechanism=mechanism,
-                accountant=accountant or mechanism._default_accountant,
+                accountant=accountant or mechanism.accountants[0],
                 **numbers,
             )
         )

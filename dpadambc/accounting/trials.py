@@ -2,8 +2,8 @@
 
 The best of a fixed number of private runs is far less private than one of them: if
 *all* other trials did worse, this reveals something of each. A random, secret number of
-trials hides what a single trial did. The distributions are public; what is drawn is
-secret. `tuning` has what a search costs.
+trials hides what a single trial did. The distributions are public; the draw is
+secret. `search` has the cost of a search.
 """
 
 import abc
@@ -18,21 +18,13 @@ import scipy.stats
 
 from dpadambc.core import validate
 
-__all__ = [
-    "Fixed",
-    "Geometric",
-    "Poisson",
-    "Trials",
-    "TruncatedNegativeBinomial",
-]
-
 
 class Trials(abc.ABC):
-    """What all distributions of the number of trials share.
+    """A distribution of the number of trials.
 
     Example:
-      >>> from dpadambc.accounting import trials
-      >>> isinstance(trials.Geometric(8), trials.Trials)
+      >>> from dpadambc import accounting
+      >>> isinstance(accounting.Geometric(8), accounting.Trials)
       True
     """
 
@@ -76,9 +68,9 @@ class TruncatedNegativeBinomial(Trials):
       ValueError: if a number is out of its range.
 
     Example:
-      >>> from dpadambc.accounting import trials
-      >>> logarithmic = trials.TruncatedNegativeBinomial(8, shape=0)
-      >>> geometric = trials.Geometric(8)
+      >>> from dpadambc import accounting
+      >>> logarithmic = accounting.TruncatedNegativeBinomial(8, shape=0)
+      >>> geometric = accounting.Geometric(8)
       >>> print(logarithmic.pmf(1).round(3), geometric.pmf(1).round(3))
       0.291 0.125
 
@@ -168,9 +160,9 @@ class Geometric(TruncatedNegativeBinomial):
 
     Example:
       >>> import numpy as np
-      >>> from dpadambc.accounting import trials
+      >>> from dpadambc import accounting
       >>> rng = np.random.default_rng(0)
-      >>> [trials.Geometric(8).sample(rng) for _ in range(5)]
+      >>> [accounting.Geometric(8).sample(rng) for _ in range(5)]
       [8, 3, 1, 1, 13]
     """
 
@@ -189,8 +181,8 @@ class Poisson(Trials):
       ValueError: if it is less than one.
 
     Example:
-      >>> from dpadambc.accounting import trials
-      >>> print(trials.Poisson(8).pmf(0).round(5))
+      >>> from dpadambc import accounting
+      >>> print(accounting.Poisson(8).pmf(0).round(5))
       0.00034
 
     References:
@@ -229,8 +221,8 @@ class Fixed(Trials):
       ValueError: if it is less than one.
 
     Example:
-      >>> from dpadambc.accounting import trials
-      >>> trials.Fixed(8).expected
+      >>> from dpadambc import accounting
+      >>> accounting.Fixed(8).expected
       8.0
     """
 

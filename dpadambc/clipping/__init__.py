@@ -1,43 +1,6 @@
-"""Clipped sums of per-example gradients, and how far one example can move them."""
+"""Other rules of clipping, and a plan for the memory of the clipped sum."""
 
-from dpadambc.core import lazy
-
-__all__ = [
-    "Automatic",
-    "Choice",
-    "ClipRule",
-    "ClippedGrad",
-    "Explanation",
-    "Flat",
-    "NeighboringRelation",
-    "ParameterCost",
-    "PerGroup",
-    "PerSampleAdaptive",
-    "Plan",
-    "clip_per_example",
-    "clipped_grad",
-    "clipped_value_and_grad",
-    "explain",
-    "sensitivity",
-]
-
-__getattr__ = lazy.attribute_of(
-    {
-        "Automatic": "dpadambc.clipping.rules:Automatic",
-        "Choice": "dpadambc.clipping.explanation:Choice",
-        "ClipRule": "dpadambc.core.clip_rule:ClipRule",
-        "ClippedGrad": "dpadambc.core.clipped_grad:ClippedGrad",
-        "Explanation": "dpadambc.clipping.explanation:Explanation",
-        "Flat": "dpadambc.core.clip_rule:Flat",
-        "NeighboringRelation": "dpadambc.core.clip:NeighboringRelation",
-        "ParameterCost": "dpadambc.clipping.explanation:ParameterCost",
-        "PerGroup": "dpadambc.clipping.rules:PerGroup",
-        "PerSampleAdaptive": "dpadambc.clipping.rules:PerSampleAdaptive",
-        "Plan": "dpadambc.clipping.explanation:Plan",
-        "clip_per_example": "dpadambc.core.clip:clip_per_example",
-        "clipped_grad": "dpadambc.core.clipped_grad:clipped_grad",
-        "clipped_value_and_grad": "dpadambc.core.clipped_grad:clipped_value_and_grad",
-        "explain": "dpadambc.clipping.explanation:explain",
-        "sensitivity": "dpadambc.core.clip:sensitivity",
-    }
-)
+from dpadambc.clipping.rules import Automatic as Automatic
+from dpadambc.clipping.rules import PerGroup as PerGroup
+from dpadambc.core.clip import ClipRule as ClipRule
+from dpadambc.core.clip import Flat as Flat

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from dpadambc.core import validate
-from dpadambc.core.clip_rule import FLAT, ClipRule, Groups
+from dpadambc.core.clip import FLAT, ClipRule, Groups
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,46 +52,6 @@ class Automatic(ClipRule):
         """See `ClipRule.weight`."""
         longer = norm + self.gamma
         return jnp.where(longer > 0, l2_clip_norm / longer, 0)
-
-
-@dataclasses.dataclass(frozen=True)
-class PerSampleAdaptive(ClipRule):
-    r"""Like `Automatic`, but that very short gradients are not made long: DP-PSAC.
-
-    .. math:: w = C / \Bigl(\lVert g \rVert
-        + \frac{r}{\lVert g \rVert + r}\Bigr)
-
-    A gradient much shorter than r is scaled by C, one much longer to the length C. The
-    formula was checked against two public implementations, one of which names line 5 of
-    the paper's Algorithm 1 as its source, and not against the text.
-
-    Args:
-      r: in the unit of the gradient, positive.
-
-    Raises:
-      ValueError: if r is not positive.
-
-    Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from dpadambc import clipping
-      >>> norms = jnp.array([0.0, 0.1, 10.0])
-      >>> rule = clipping.PerSampleAdaptive(r=0.1)
-      >>> print((norms * jax.vmap(lambda x: rule.weight(x, 1.0))(norms)).round(1))
-      [0.  0.2 1. ]
-
-    References:
-      Xia et al., `Differentially Private Learning with Per-Sample Adaptive Clipping
-      <https://arxiv.org/abs/2212.00328>`_, 2023
-    """
-
-    r: float = 0.1
-
-    def __post_init__(self):
-        validate.positive(r=self.r)
-
-    def weight(self, norm: jax.Array, l2_clip_norm: jax.Array) -> jax.Array:
-        """See `ClipRule.weight`."""
-        return l2_clip_norm / (norm + self.r / (norm + self.r))
 
 
 Labels = Any | Callable[[optax.Params], Any]
@@ -179,6 +139,7 @@ class PerGroup(ClipRule):
         return self.rule.weight(norm, l2_clip_norm)
 
     def groups(self, params: optax.Params) -> Groups:
+        """See `ClipRule.groups`."""
         labels = self.labels(params) if callable(self.labels) else self.labels
         try:
             of_leaves = jax.tree.leaves(jax.tree.broadcast(labels, params))

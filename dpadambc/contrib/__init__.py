@@ -1,69 +1,43 @@
 """Methods of single papers, without a promise of stability."""
 
-from dpadambc.core import lazy
-
-__all__ = [
-    "AddBandedNoiseState",
-    "AddCorrelatedNoiseState",
-    "BandedGaussian",
-    "CorrelatedGaussian",
-    "DelayedPreconditionerState",
-    "FactoredMoment",
-    "KroneckerPreconditioner",
-    "LowPassState",
-    "QuantileClipping",
-    "ScaleByAdafactorBCState",
-    "ScaleByAdemamixBCState",
-    "ScaleThenPrivatizeState",
-    "SlackClipping",
-    "adafactor_bc",
-    "add_banded_noise",
-    "add_correlated_noise",
-    "ademamix_bc",
-    "delayed_preconditioner",
-    "dp2_rmsprop",
-    "is_preconditioned",
-    "kronecker_preconditioner",
-    "low_pass",
-    "low_pass_noise_stddev",
-    "preconditioned",
-    "scale_by_adafactor_bc",
-    "scale_by_ademamix_bc",
-    "scale_then_privatize",
-    "strategies",
-    "with_prediction",
-]
-
-__getattr__ = lazy.attribute_of(
-    {
-        "AddBandedNoiseState": "dpadambc.contrib.banded_noise:AddBandedNoiseState",
-        "AddCorrelatedNoiseState": "dpadambc.contrib.correlated_noise:AddCorrelatedNoiseState",
-        "BandedGaussian": "dpadambc.contrib.banded:BandedGaussian",
-        "CorrelatedGaussian": "dpadambc.contrib.correlated:CorrelatedGaussian",
-        "DelayedPreconditionerState": "dpadambc.contrib.delayed:DelayedPreconditionerState",
-        "FactoredMoment": "dpadambc.contrib.adafactor:FactoredMoment",
-        "KroneckerPreconditioner": "dpadambc.contrib.kronecker:KroneckerPreconditioner",
-        "LowPassState": "dpadambc.contrib.filtering:LowPassState",
-        "QuantileClipping": "dpadambc.contrib.quantile:QuantileClipping",
-        "ScaleByAdafactorBCState": "dpadambc.contrib.adafactor:ScaleByAdafactorBCState",
-        "ScaleByAdemamixBCState": "dpadambc.contrib.ademamix:ScaleByAdemamixBCState",
-        "ScaleThenPrivatizeState": "dpadambc.contrib.scaled:ScaleThenPrivatizeState",
-        "SlackClipping": "dpadambc.contrib.slack:SlackClipping",
-        "adafactor_bc": "dpadambc.contrib.adafactor_chain:adafactor_bc",
-        "add_banded_noise": "dpadambc.contrib.banded_noise:add_banded_noise",
-        "add_correlated_noise": "dpadambc.contrib.correlated_noise:add_correlated_noise",
-        "ademamix_bc": "dpadambc.contrib.ademamix_chain:ademamix_bc",
-        "delayed_preconditioner": "dpadambc.contrib.delayed:delayed_preconditioner",
-        "dp2_rmsprop": "dpadambc.contrib.dp2:dp2_rmsprop",
-        "is_preconditioned": "dpadambc.contrib.delayed:is_preconditioned",
-        "kronecker_preconditioner": "dpadambc.contrib.kronecker:kronecker_preconditioner",
-        "low_pass": "dpadambc.contrib.filtering:low_pass",
-        "low_pass_noise_stddev": "dpadambc.contrib.filtering:low_pass_noise_stddev",
-        "preconditioned": "dpadambc.contrib.kronecker:preconditioned",
-        "scale_by_adafactor_bc": "dpadambc.contrib.adafactor:scale_by_adafactor_bc",
-        "scale_by_ademamix_bc": "dpadambc.contrib.ademamix:scale_by_ademamix_bc",
-        "scale_then_privatize": "dpadambc.contrib.scaled:scale_then_privatize",
-        "strategies": "dpadambc.contrib.strategies",
-        "with_prediction": "dpadambc.contrib.prediction:with_prediction",
-    }
+from dpadambc.contrib import strategies as strategies
+from dpadambc.contrib.adafactor import FactoredMoment as FactoredMoment
+from dpadambc.contrib.adafactor import (
+    ScaleByAdafactorBCState as ScaleByAdafactorBCState,
 )
+from dpadambc.contrib.adafactor import adafactor_bc as adafactor_bc
+from dpadambc.contrib.adafactor import scale_by_adafactor_bc as scale_by_adafactor_bc
+from dpadambc.contrib.ademamix import ScaleByAdemamixBCState as ScaleByAdemamixBCState
+from dpadambc.contrib.ademamix import ademamix_bc as ademamix_bc
+from dpadambc.contrib.ademamix import scale_by_ademamix_bc as scale_by_ademamix_bc
+from dpadambc.contrib.banded import AddBandedNoiseState as AddBandedNoiseState
+from dpadambc.contrib.banded import BandedGaussian as BandedGaussian
+from dpadambc.contrib.banded import add_banded_noise as add_banded_noise
+from dpadambc.contrib.correlated import (
+    AddCorrelatedNoiseState as AddCorrelatedNoiseState,
+)
+from dpadambc.contrib.correlated import CorrelatedGaussian as CorrelatedGaussian
+from dpadambc.contrib.correlated import (
+    add_correlated_noise as add_correlated_noise,
+)
+from dpadambc.contrib.dp2 import (
+    DelayedPreconditionerState as DelayedPreconditionerState,
+)
+from dpadambc.contrib.dp2 import delayed_preconditioner as delayed_preconditioner
+from dpadambc.contrib.dp2 import dp2_rmsprop as dp2_rmsprop
+from dpadambc.contrib.filtering import LowPassState as LowPassState
+from dpadambc.contrib.filtering import low_pass as low_pass
+from dpadambc.contrib.filtering import low_pass_noise_stddev as low_pass_noise_stddev
+from dpadambc.contrib.kronecker import (
+    KroneckerPreconditioner as KroneckerPreconditioner,
+)
+from dpadambc.contrib.kronecker import (
+    kronecker_preconditioner as kronecker_preconditioner,
+)
+from dpadambc.contrib.kronecker import preconditioned as preconditioned
+from dpadambc.contrib.prediction import with_prediction as with_prediction
+from dpadambc.contrib.psac import PerSampleAdaptive as PerSampleAdaptive
+from dpadambc.contrib.quantile import QuantileClipping as QuantileClipping
+from dpadambc.contrib.scaled import ScaleThenPrivatizeState as ScaleThenPrivatizeState
+from dpadambc.contrib.scaled import scale_then_privatize as scale_then_privatize
+from dpadambc.contrib.slack import SlackClipping as SlackClipping

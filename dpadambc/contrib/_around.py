@@ -1,4 +1,4 @@
-"""What may stand inside a transformation that comes before the clip."""
+"""The noise inside a transformation that divides gradients before their clip."""
 
 from typing import Any
 
@@ -8,18 +8,12 @@ from dpadambc.contrib.moving_bound import MovingBoundState
 from dpadambc.core.noise import AddDPNoiseState
 
 
-def refuse_other_things(private_gradient: Any) -> None:
-    """Raises unless it is a transformation."""
-    has = lambda name: callable(getattr(private_gradient, name, None))
-    if not (has("init") and has("update")):
-        raise TypeError(
-            "Expected private_gradient to be an Optax transformation, such as"
-            f" dpadambc.privatize(mechanism, key=key), got {private_gradient!r}."
-        )
+def check_noise(inner_state: Any) -> None:
+    """Raises unless the state has noise in it, on a sum clipped at a fixed bound.
 
-
-def check(inner_state: Any) -> None:
-    """Raises unless some noise is added in it, to what is clipped at a fixed bound."""
+    Divisors are made of private gradients. Without noise no epsilon would cover them,
+    and with a moving bound they would be in another unit in each step.
+    """
     has = lambda kind: any(
         isinstance(node, kind)
         for node in jax.tree.leaves(
@@ -28,14 +22,11 @@ def check(inner_state: Any) -> None:
     )
     if has(MovingBoundState):
         raise ValueError(
-            "Expected a mechanism with a fixed bound, got one whose clip_rule moves it:"
-            " gradients come out in units of the bound, and would be divided by moments"
-            " in other units. Give it clip_rule=clipping.Flat(), say."
+            "Expected private_gradient of a mechanism with a fixed bound, got one that"
+            " moves. Give a mechanism without quantile or slack clipping."
         )
     if not has(AddDPNoiseState):
         raise ValueError(
-            "Expected a transformation that clips gradients and adds noise to their"
-            " sum, got one without add_dp_noise: gradients would be divided by what"
-            " examples made without noise, which no epsilon covers. Give it"
-            " dpadambc.privatize(mechanism, key=key)."
+            "Expected private_gradient with add_dp_noise in it, got one without noise."
+            " Give dpadambc.privatize(mechanism, key=key)."
         )

@@ -1,15 +1,208 @@
-"""DP²-RMSProp: phases of DP-SGD, and phases of gradients that are divided first."""
+r"""DP²: divide per-example gradients by an old second moment before they are clipped.
 
-from typing import Any
+The formulas are those of Algorithm 1 of the paper, and the defaults those of its public
+code. The published results were not reproduced. In the equal trials of
+`benchmarks/methods`, `dp2_rmsprop` is behind DP-SGD, by up to 13 points where a model
+is linear.
+
+Why epsilon is the mechanism's, unchanged. The wrapped transformation clips its input at
+:math:`C_1` always: gradients are divided by :math:`D C_2 / C_1`, and the private
+gradient is multiplied by :math:`C_2 / C_1`. Given the earlier releases the divisor is a
+constant, and each example's scaled gradient is a function of that example and of
+constants, as its gradient was. So a step is the same Gaussian mechanism of other
+vectors of norm at most :math:`C_1`, chosen by earlier releases, and epsilon is that of
+adaptive composition. The state is made of private gradients alone: post-processing.
+"""
+
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.contrib.delayed import delayed_preconditioner, is_preconditioned
+from dpadambc.contrib import _around
+from dpadambc.contrib.scaling import scale_examples
+from dpadambc.core import validate
+from dpadambc.core.clip import check_gradients
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.privatize import privatize
-from dpadambc.optimizers import _chains
+from dpadambc.transforms.cast import cast_to_params
+from dpadambc.transforms.dtypes import wide_zeros_like
+
+
+class DelayedPreconditionerState(NamedTuple):
+    """State of `delayed_preconditioner`: sums and squares of private gradients only.
+
+    Attributes:
+      count: the number of steps. shape=(), int32.
+      accumulator: the sum of the private gradients of a plain phase.
+      nu: the delayed second moment.
+      inner_state: the state of the transformation inside.
+    """
+
+    count: jax.Array
+    accumulator: optax.Updates
+    nu: optax.Updates
+    inner_state: Any
+
+
+def _check_interval(**named: Any) -> None:
+    """A whole number, which `optax.inject_hyperparams` gives as an array."""
+    ((name, value),) = named.items()
+    if not isinstance(value, jax.Array):
+        validate.count(least=1, **named)
+    elif not jnp.issubdtype(value.dtype, jnp.integer):
+        raise TypeError(f"Expected {name} to be an int, got {value!r}.")
+    else:
+        validate.positive(**named)
+
+
+def is_preconditioned(
+    count: jax.typing.ArrayLike,
+    interval: jax.typing.ArrayLike,
+    preconditioned_interval: jax.typing.ArrayLike | None = None,
+) -> jax.Array:
+    """Whether the step after `count` others is one of a preconditioned phase.
+
+    Args:
+      count: the number of steps taken before it.
+      interval: steps of a plain phase, which comes first.
+      preconditioned_interval: steps of the phase after it; as many by default.
+
+    Returns:
+      A bool, of the shape of `count`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from dpadambc.contrib import dp2
+      >>> print(dp2.is_preconditioned(jnp.arange(6), 1, 2).astype(int))
+      [0 1 1 0 1 1]
+    """
+    if preconditioned_interval is None:
+        preconditioned_interval = interval
+    return jnp.asarray(count) % (interval + preconditioned_interval) >= interval
+
+
+def delayed_preconditioner(
+    private_gradient: optax.GradientTransformation,
+    *,
+    interval: int,
+    preconditioned_interval: int | None = None,
+    l2_clip_norm: jax.typing.ArrayLike,
+    preconditioned_clip_norm: jax.typing.ArrayLike,
+    decay: jax.typing.ArrayLike = 0.9,
+    eps: jax.typing.ArrayLike = 1e-8,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Private gradients of examples that are divided by a delayed second moment: DP².
+
+    This divides each example's gradient *before* the clip, so that small coordinates do
+    not drown in noise. :math:`s_1` plain and :math:`s_2` preconditioned steps take
+    turns, with B, z and the noise of the wrapped private gradient:
+
+    .. math::
+
+      D, C &= 1, C_1 \text{ (plain)} \;\text{or}\; \sqrt v + \mathrm{eps}, C_2 \\
+      \tilde g &= \tfrac{1}{B} \bigl(
+        \sum_i \mathrm{clip}(g_i / D, C) + \mathcal{N}(0, z^2 C^2 I) \bigr) \\
+      G &\leftarrow G + \tilde g \text{ in plain steps; at the end of their phase} \\
+      v &\leftarrow \mathrm{decay} \cdot v + (1 - \mathrm{decay}) (G / s_1)^2, \;
+        G \leftarrow 0
+
+    It materializes all gradients, and has no place in `training.fit`.
+
+    Guarantees:
+      * Epsilon is the mechanism's: this module's docstring has the proof.
+      * The state is made of private gradients alone.
+      * An example with a NaN or infinite quotient contributes exactly zero.
+
+    Args:
+      private_gradient: `privatize(mechanism, key=key)`, or clip and noise of your own.
+      interval: :math:`s_1`, the steps of a plain phase.
+      preconditioned_interval: :math:`s_2`; :math:`s_1` by default.
+      l2_clip_norm: :math:`C_1`, at which `private_gradient` clips.
+      preconditioned_clip_norm: :math:`C_2`, in the unit of divided gradients.
+      decay: of the average over phases.
+      eps: least divisor, positive.
+
+    Returns:
+      An Optax transformation of per-example gradients, in at least float32.
+
+    Raises:
+      ValueError: if a number is out of its range, or `private_gradient` has no noise.
+
+    Example:
+      >>> import dpadambc, jax, jax.numpy as jnp
+      >>> from dpadambc import contrib
+      >>> mechanism = dpadambc.PoissonGaussian(
+      ...     l2_clip_norm=10.0, noise_multiplier=0.0, sampling_prob=1.0, iterations=2,
+      ...     normalize_by=2)
+      >>> tx = contrib.delayed_preconditioner(
+      ...     dpadambc.privatize(mechanism, key=jax.random.key(0)), interval=1,
+      ...     l2_clip_norm=10.0, preconditioned_clip_norm=1.0, decay=0.0)
+      >>> params = jnp.zeros(2)
+      >>> grads = dpadambc.as_per_example(
+      ...     jnp.array([[4, 0.04], [2, 0.02]]), is_padding_example=jnp.zeros(2, bool))
+      >>> state = tx.init(params)
+      >>> for _ in range(2):  # coordinates of one size after a phase
+      ...     private, state = tx.update(grads, state, params)
+      ...     print(private.round(2))
+      [3.   0.03]
+      [0.69 0.69]
+
+    References:
+      Li et al., `Differentially Private Adaptive Optimization with Delayed
+      Preconditioners <https://arxiv.org/abs/2212.00309>`_, 2023, Algorithm 1
+    """
+    _check_interval(interval=interval)
+    if preconditioned_interval is not None:
+        _check_interval(preconditioned_interval=preconditioned_interval)
+    validate.positive(l2_clip_norm=l2_clip_norm)
+    validate.positive(preconditioned_clip_norm=preconditioned_clip_norm)
+    validate.decay(decay=decay)
+    validate.positive(eps=eps)
+    inner = optax.with_extra_args_support(private_gradient)
+    unit = preconditioned_clip_norm / l2_clip_norm
+
+    def init_fn(params):
+        inner_state = inner.init(params)
+        _around.check_noise(inner_state)
+        zeros = wide_zeros_like(params)
+        return DelayedPreconditionerState(
+            count=jnp.zeros([], jnp.int32),
+            accumulator=zeros,
+            nu=optax.tree.zeros_like(zeros),
+            inner_state=inner_state,
+        )
+
+    def update_fn(updates, state, params=None, **extra_args):
+        check_gradients(updates, params)
+        at = lambda count: is_preconditioned(count, interval, preconditioned_interval)
+        divides, is_end = at(state.count), ~at(state.count) & at(state.count + 1)
+
+        def factor(v):
+            return jnp.where(divides, 1 / (unit * (jnp.sqrt(v) + eps)), 1)
+
+        def average(v, total):
+            return decay * v + (1 - decay) * jnp.square(total / interval)
+
+        scaled = scale_examples(updates, jax.tree.map(factor, state.nu))
+        private, inner_state = inner.update(
+            scaled, state.inner_state, params, **extra_args
+        )
+        private = jax.tree.map(lambda g: jnp.where(divides, unit * g, g), private)
+        total = optax.tree.where(
+            divides, state.accumulator, optax.tree.add(state.accumulator, private)
+        )
+        nu = optax.tree.where(is_end, jax.tree.map(average, state.nu, total), state.nu)
+        total = optax.tree.where(is_end, optax.tree.zeros_like(total), total)
+        return private, DelayedPreconditionerState(
+            count=jnp.asarray(optax.safe_increment(state.count)),
+            accumulator=optax.tree.cast_like(total, state.accumulator),
+            nu=optax.tree.cast_like(nu, state.nu),
+            inner_state=inner_state,
+        )
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
 def dp2_rmsprop(
@@ -26,38 +219,26 @@ def dp2_rmsprop(
 ) -> optax.GradientTransformationExtraArgs:
     r"""DP²-RMSProp: divide by a delayed second moment, clip, add noise, step.
 
-    Phases of DP-SGD alternate with phases that divide each example's gradient by
-    :math:`\sqrt v + \mathrm{eps}` before the clip. The private gradients of the DP-SGD
-    phases give v. See `delayed_preconditioner` for the formulas and guarantees. Epsilon
-    is the mechanism's.
-
-    The two phases seldom want the same learning rate, since a divided gradient has
-    another unit. For IMDB the authors run their code with rates of 0.1 and 3, clip
-    norms of 0.5 and 5, eps 1e-7, and phases of half an epoch. The defaults here are
-    those of their code.
-
-    In the equal trials of `benchmarks/methods` it is behind DP-SGD, by up to 13 points
-    where a model is linear: 16 trials have two more numbers to find.
-
-    It takes per-example gradients, so it needs a loop of your own: `training.fit`
-    refuses it. It materializes the gradients of all examples of a batch, as `jax.vmap`
-    does.
+    Phases of DP-SGD alternate with phases of divided gradients, as in
+    `delayed_preconditioner`. The two seldom want the same learning rate: for IMDB the
+    authors' code has rates of 0.1 and 3, clip norms of 0.5 and 5, eps 1e-7, and phases
+    of half an epoch.
 
     Args:
       learning_rate: of the phases of DP-SGD, a number or a schedule of all steps.
       mechanism: the public numbers, such as a `PoissonGaussian`; its clip norm is that
         of the phases of DP-SGD.
       key: a typed key for the noise; a new one for each run.
-      interval: how many steps a phase of DP-SGD has.
+      interval: the steps of a phase of DP-SGD.
       preconditioned_clip_norm: the clip norm of the other phases.
       preconditioned_learning_rate: of the other phases, a number or a schedule of all
         steps; `learning_rate` by default.
-      preconditioned_interval: how many steps they have; `interval` by default.
-      decay: of v, which is updated once in two phases.
+      preconditioned_interval: the steps of the other phases; `interval` by default.
+      decay: of the second moment, which is updated once in two phases.
       eps: added to its root, positive.
 
     Returns:
-      An Optax transformation; see `dp_sgd`.
+      An Optax transformation of per-example gradients; see `privatize` for its masks.
 
     Raises:
       TypeError: if `mechanism` is no mechanism, `key` no typed key, or an interval no
@@ -95,39 +276,23 @@ def dp2_rmsprop(
       Li et al., `Differentially Private Adaptive Optimization with Delayed
       Preconditioners <https://arxiv.org/abs/2212.00309>`_, 2023, Algorithm 1
     """
-    rates = learning_rate
-    if preconditioned_learning_rate is not None:
-        rates = _in_turns(
-            learning_rate,
-            preconditioned_learning_rate,
-            interval,
-            preconditioned_interval,
-        )
-    private = delayed_preconditioner(
-        privatize(mechanism, key=key),
-        interval=interval,
-        preconditioned_interval=preconditioned_interval,
-        l2_clip_norm=mechanism.l2_clip_norm,
-        preconditioned_clip_norm=preconditioned_clip_norm,
-        decay=decay,
-        eps=eps,
-    )
-    return optax.chain(private, *_chains.stepping(rates))
 
+    def schedule(count):
+        at: Any = lambda rate: rate(count) if callable(rate) else rate
+        divides = is_preconditioned(count, interval, preconditioned_interval)
+        return jnp.where(divides, at(preconditioned_learning_rate), at(learning_rate))
 
-def _in_turns(
-    plain: optax.ScalarOrSchedule,
-    preconditioned: optax.ScalarOrSchedule,
-    interval: int,
-    preconditioned_interval: int | None,
-) -> optax.Schedule:
-    """The learning rate of the phase that a step is in."""
-
-    def at(rate: Any, count: Any) -> Any:
-        return rate(count) if callable(rate) else rate
-
-    return lambda count: jnp.where(
-        is_preconditioned(count, interval, preconditioned_interval),
-        at(preconditioned, count),
-        at(plain, count),
+    one_rate = preconditioned_learning_rate is None
+    return optax.chain(
+        delayed_preconditioner(
+            privatize(mechanism, key=key),
+            interval=interval,
+            preconditioned_interval=preconditioned_interval,
+            l2_clip_norm=mechanism.l2_clip_norm,
+            preconditioned_clip_norm=preconditioned_clip_norm,
+            decay=decay,
+            eps=eps,
+        ),
+        optax.scale_by_learning_rate(learning_rate if one_rate else schedule),
+        cast_to_params(),
     )

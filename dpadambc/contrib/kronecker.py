@@ -1,7 +1,12 @@
-"""A linear map of each example's gradient, before the clip and made of public numbers.
+"""A public linear map of each example's gradient, before the clip: DP-KFC.
+
+The formulas were checked against secondary sources and public code, not against the
+paper's text. Its authors average over positions in both moments, which differs by a
+number for each layer; add an absolute damping; and give biases the matrix of their
+kernel, in one product with it.
 
 The map is a part of the loss of one example: its value stays, and reverse mode
-multiplies the gradient. So whatever takes a loss takes this one, and the factored
+multiplies the gradient. So every function of a loss takes this one, and the factored
 engine sees a product of factors times a matrix, which is a product of factors.
 """
 
@@ -13,9 +18,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.core import batched, precision, validate
-from dpadambc.engine import collectives, factored_outputs
+from dpadambc.core import validate
+from dpadambc.core.arrays import at_least_float32, widen
+from dpadambc.core.per_example import Arguments
 from dpadambc.engine.interface import Gradient, Shape, Side, pytree
+from dpadambc.engine.precision import einsum, product
+from dpadambc.engine.transform import factored_outputs
 
 
 @pytree(data_fields=("matrix",))
@@ -47,8 +55,8 @@ class _Factor:
 class KroneckerPreconditioner:
     """Matrices for the axes of each parameter; `kronecker_preconditioner` makes it.
 
-    A pytree: it goes through `jax.jit` as an argument, so that a new one with the same
-    shapes compiles nothing anew.
+    A pytree: as an argument of `jax.jit`, a new one of the same shapes recompiles
+    nothing.
 
     Attributes:
       factors: for each parameter, one factor for each axis.
@@ -62,7 +70,7 @@ class KroneckerPreconditioner:
 
     @property
     def untouched(self) -> tuple[str, ...]:
-        """The parameters whose gradients stay as they are."""
+        """The parameters whose gradients are not multiplied."""
         pairs = zip(self.names, self.factors, strict=True)
         return tuple(name for name, factors in pairs if not factors)
 
@@ -73,10 +81,10 @@ class KroneckerPreconditioner:
 
 def _second_moment(side: Side, max_size: int, scale: float) -> tuple[_Factor, ...]:
     """The sum over rows of their outer products; none where it is too large."""
-    rows = side.rows.astype(precision.at_least_float32(side.rows.dtype))
+    rows = side.rows.astype(at_least_float32(side.rows.dtype))
     if rows.shape[-1] > max_size:
         return ()
-    return (_Factor(scale * precision.product(rows, rows), side.shared, side.own),)
+    return (_Factor(scale * product(rows, rows), side.shared, side.own),)
 
 
 def _second_moments(grad: Gradient, max_size: int) -> tuple[_Factor, ...]:
@@ -105,7 +113,7 @@ def _inverse_root(factor: _Factor, damping: jax.typing.ArrayLike) -> _Factor:
     least = damping * values.mean(-1, keepdims=True)
     scales = jnp.where(least > 0, jax.lax.rsqrt(values + least), 1)
     scaled = vectors * scales[:, None, :]
-    matrix = precision.einsum(scaled, (0, 1, 3), vectors, (0, 2, 3), (0, 1, 2))
+    matrix = einsum(scaled, (0, 1, 3), vectors, (0, 2, 3), (0, 1, 2))
     return _Factor(matrix, factor.shared, factor.axes)
 
 
@@ -138,48 +146,37 @@ def kronecker_preconditioner(
       U_A &= (A + \gamma \bar\lambda_A I)^{-1/2}, \qquad
       U_G = (G + \gamma \bar\lambda_G I)^{-1/2}
 
-    with the mean eigenvalue :math:`\bar\lambda`. `preconditioned` then gives each
-    example :math:`U_A M U_G`, in which no direction is large by the shape of the
-    network alone: the clip and the noise, which are alike in all directions, fit it. A
-    vector has the root of its own second moment. Heads and layers that are stacked have
-    a matrix each.
+    with the mean eigenvalue :math:`\bar\lambda`. `preconditioned` gives each example
+    :math:`U_A M U_G`, in which no direction is large by the shape of the network alone.
+    A vector has the root of its own second moment.
 
     Guarantees:
-      * None for `public_examples`: these matrices are released as they are, without
-        noise, and what they are made of has *no privacy at all*. Made of the batch,
-        they also let one example turn the gradients of all others, and the sensitivity
-        is no longer that of the clip. Nothing can tell private examples from public
-        ones: that these are public is what you say by giving them.
-      * `params` may be those of a private training: what it has released.
-
-    Of the paper: its authors average over positions in both moments, which differs by a
-    number for each layer; add an absolute :math:`\gamma`; and give biases the matrix of
-    their kernel, in one product with it. The formulas were checked against secondary
-    sources and public code, not against the paper's text.
+      * None for `public_examples`: the matrices have no noise, so the examples behind
+        them have *no privacy at all*. Private ones would also break the sensitivity of
+        the clip.
+      * `params` may be released parameters of a private training.
 
     Args:
       loss_fn: the loss of one example, `loss_fn(params, *example)`.
       params: where the moments are taken.
-      public_examples: a tuple of what `loss_fn` takes after the parameters, each a
-        batch, with the examples along axis 0; such as noise in the shape of the data
-        and labels at random.
+      public_examples: a tuple of batches, the arguments of `loss_fn` after the
+        parameters, with the examples along axis 0.
       damping: :math:`\gamma`, positive, in the unit of the mean eigenvalue.
-      max_size: axes with more entries than this are left as they are; a matrix has the
-        square of it. For the kernel of a convolution it is taps times channels.
+      max_size: the largest axis that gets a matrix. For the kernel of a convolution it
+        is taps times channels.
 
     Returns:
-      A `KroneckerPreconditioner`, with matrices in at least float32. `untouched` names
-      the parameters it does not know: tables that are looked up, grouped convolutions,
-      and what is no product of two factors.
+      A `KroneckerPreconditioner`, in at least float32. `untouched` names the parameters
+      without a matrix: those whose gradients are no product of two factors.
 
     Raises:
-      ValueError: if a number is out of its range, the examples disagree in their
-        number, or no parameter can be preconditioned.
+      ValueError: if a number is out of its range, the batches disagree in their size,
+        or no parameter can be preconditioned.
       TypeError: if `public_examples` is no tuple.
 
     Example:
       >>> import jax, jax.numpy as jnp
-      >>> from dpadambc import gradients
+      >>> from dpadambc import contrib
       >>> loss_fn = lambda w, x, y: jnp.sum((x @ w - y) ** 2)
       >>> noise = jax.random.normal(jax.random.key(0), (1000, 2))
       >>> labels = jax.random.normal(jax.random.key(1), (1000, 3))
@@ -202,11 +199,11 @@ def kronecker_preconditioner(
             "Expected public_examples to be a tuple of batches, the arguments of"
             f" loss_fn after the parameters, got {type(public_examples).__name__}."
         )
-    num_examples = batched.Arguments(0, None, None).check((params, *public_examples))
+    num_examples = Arguments(0, None, None).check((params, *public_examples))
     names, shapes = _parameters(params)
     gradients_of = factored_outputs(
         lambda *args: (None, jax.grad(loss_fn)(*args)),
-        functools.partial(collectives.refuse, allowed=frozenset()),
+        frozenset(),
         settles=False,
     )
 
@@ -224,8 +221,8 @@ def kronecker_preconditioner(
     total, _ = jax.lax.scan(add, zeros, public_examples)
     if not jax.tree.leaves(total):
         raise ValueError(
-            "Expected a kernel or a vector among the parameters whose gradient is a"
-            f" product of two factors, got none of {', '.join(names)}."
+            "Expected params with a kernel or a vector whose gradient is a product of"
+            f" two factors, got {', '.join(names)}."
         )
     mean = jax.tree.map(lambda x: x / num_examples, total)
     is_factor = lambda x: isinstance(x, _Factor)
@@ -247,7 +244,7 @@ def _forward(x, factors):
 
 
 def _backward(factors, gradient):
-    wide = precision.wide(gradient)
+    wide = widen(gradient)
     for factor in factors:
         wide = factor.times(wide)
     return wide.astype(gradient.dtype), jax.tree.map(jnp.zeros_like, factors)
@@ -263,41 +260,35 @@ def preconditioned(
 
     .. math:: \nabla \tilde\ell(M) = U_A \, \nabla \ell(M) \, U_G
 
-    Its value is that of `loss_fn`. It is for any function of a loss: `per_example_grad`
-    and `clipped_grad`, behind which come `privatize` or noise, `training.fit`,
-    `explain`. Each example's gradient is multiplied before it is clipped.
+    Use it wherever a loss is asked for: `per_example_grad`, `clipped_grad`,
+    `training.fit`, `explain`. Each example's gradient is multiplied before it is
+    clipped. Its coordinates are then about one in size, so the root of the number of
+    parameters is a large clip norm. The update is along the product, half of the way to
+    K-FAC's :math:`A^{-1} M G^{-1}`, as in the paper.
 
     Guarantees:
-      * The clip bounds what comes out of the product, so the sensitivity is that of the
-        clip, the noise is the same in every coordinate, and epsilon is the mechanism's,
-        whatever the matrices are, as long as they are not made of the examples of the
-        step; see `kronecker_preconditioner`.
-      * An example whose product overflows contributes exactly zero, as one whose
-        gradient does.
+      * The clip bounds the product, so sensitivity, noise and epsilon are the
+        mechanism's for any matrices that are not made of the examples of the step; see
+        `kronecker_preconditioner`.
+      * An example whose product overflows contributes exactly zero.
       * Per-example gradients of dense kernels stay products of factors. Those of
-        convolutions with overlapping patches are formed, as `explain` shows.
-
-    The private gradient is that of the product, and the update is along it: half of
-    the way to K-FAC's, :math:`A^{-1} M G^{-1}`, as in the paper. Its coordinates are
-    about one in size, so the root of the number of parameters is a large clip norm. The
-    noise level that a correction such as `adam_bc` subtracts is the mechanism's.
+        convolutions with overlapping patches are materialized, as `explain` shows.
 
     Args:
       loss_fn: the loss of one example, of the parameters first.
-      preconditioner: what `kronecker_preconditioner` returns. It may be another in each
-        step, of the parameters that were released, say.
+      preconditioner: from `kronecker_preconditioner`; it may change between steps.
 
     Returns:
       A function of the same arguments, with the same output. Reverse mode only.
 
     Raises:
-      TypeError: if `preconditioner` is another thing.
-      ValueError: when called, if the parameters are not those that it is for.
+      TypeError: if `preconditioner` is no `KroneckerPreconditioner`.
+      ValueError: when called, if the parameters are not those of the preconditioner.
 
     Example:
       >>> import jax, jax.numpy as jnp
       >>> import dpadambc
-      >>> from dpadambc import gradients
+      >>> from dpadambc import contrib
       >>> loss_fn = lambda w, x: w @ x
       >>> public = (jnp.array([[30.0, 0.0], [0.0, 0.3]]),)
       >>> scaled = contrib.preconditioned(loss_fn, contrib.kronecker_preconditioner(
@@ -313,7 +304,7 @@ def preconditioned(
     """
     if not isinstance(preconditioner, KroneckerPreconditioner):
         raise TypeError(
-            "Expected what contrib.kronecker_preconditioner returns, got"
+            "Expected preconditioner to be a KroneckerPreconditioner, got"
             f" {preconditioner!r}."
         )
 
@@ -323,7 +314,7 @@ def preconditioned(
         if (names, shapes) != (preconditioner.names, preconditioner.shapes):
             expected = zip(preconditioner.names, preconditioner.shapes, strict=True)
             raise ValueError(
-                f"Expected the parameters of the preconditioner, {dict(expected)}, got"
+                f"Expected params of the preconditioner, {dict(expected)}, got"
                 f" {dict(zip(names, shapes, strict=True))}."
             )
         leaves, structure = jax.tree.flatten(params)

@@ -1,25 +1,26 @@
-"""Mechanisms whose bound is another in each step, made of what earlier steps released.
+"""Mechanisms whose bound moves, as a function of earlier noised sums.
 
-The gradient comes out in units of the bound, so that its sensitivity and its noise stay.
-The sum that moves the bound is one more coordinate of the clipped gradients. It is
-noised with them, by the same key and at the same level.
+The gradient comes out in units of the bound, so that its sensitivity and its noise
+stay. The sum that moves the bound is one more coordinate of the clipped gradients, and
+is noised with them, by the same key and at the same level.
 """
 
 import abc
-from collections.abc import Iterator
+import math
 from typing import Any, NamedTuple
 
 import dp_accounting
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
-from dpadambc.core import check, clip, clipped_sum, explicit_mesh, validate
-from dpadambc.core.batch import Batch
-from dpadambc.core.mechanism import Mechanism
+from dpadambc.core import clip, clipped_sum, validate
+from dpadambc.core.arrays import with_automatic_axes
+from dpadambc.core.gradient import seals_agree
+from dpadambc.core.mechanism import Mechanism, check_independent_noise
 from dpadambc.core.noise import add_dp_noise
-from dpadambc.core.private_gradient import Noise, PrivateGradient, scaled
+from dpadambc.core.privatize import Noise, PrivateGradient, scaled_multiplier
+from dpadambc.core.sampling import Batch
 
 # The bound stays within this factor of the one that it starts from, either way. For a
 # start near one that is far from where squares of float32 numbers vanish or overflow.
@@ -46,9 +47,11 @@ def _with(tree: Any, number: Any) -> Any:
 class _WithSum(Noise):
     """Independent noise on the gradient and on the sum that moves the bound."""
 
+    is_independent = True
+
     def stddev(self, mechanism: Any) -> Any:
-        """What the price of the sum leaves for the gradient."""
-        return scaled(mechanism.gradient_multiplier, mechanism.sensitivity)
+        """The noise multiplier that the price of the sum leaves for the gradient."""
+        return scaled_multiplier(mechanism.gradient_multiplier, mechanism.sensitivity)
 
     def transformation(
         self, mechanism: Any, key: jax.Array
@@ -86,12 +89,14 @@ class _WithSum(Noise):
                 found = clip.factors(gradients, params, bound, is_padding_example, rule)
                 return clip.Sums(
                     clip.weighted_sum(gradients, params, found, normalize_by, rule),
-                    _sum_of_indicators(mechanism, gradients, found, bound),
+                    _sum_of_indicators(
+                        mechanism, gradients, params, is_padding_example, found, bound
+                    ),
                 )
 
-            return explicit_mesh.automatic(
+            return with_automatic_axes(
                 clip_and_sum,
-                clip.split_as(params),
+                clip.specs_of_sums(params),
                 state.l2_clip_norm,
                 divisor * units,
                 gradients,
@@ -102,7 +107,7 @@ class _WithSum(Noise):
             both = _with(sums.gradient, unit * sums.beside)
             noised: Any
             noised, noise_state = noise.update(
-                clipped_sum.closed(both, None, None),
+                clipped_sum.close_sums(both, None, None),
                 state.noise,
                 None if params is None else _with(params, 0.0),
             )
@@ -114,20 +119,45 @@ class _WithSum(Noise):
         return PrivateGradient(init_fn, clip_fn, noise_fn)
 
 
+def _longest(squared_norms: jax.Array, weights: jax.Array, size: int) -> jax.Array:
+    """Bounds on the norms of clipped gradients, with the part that rounding hides."""
+    norms = jnp.sqrt(squared_norms)
+    rounding = 16 * jnp.finfo(norms.dtype).eps
+    longest = weights * (norms * (1 + rounding) + clip.unseen_norm(size, norms.dtype))
+    return jnp.where(weights > 0, longest, 0)  # where it is not finite, too
+
+
 def _sum_of_indicators(
-    mechanism: "MovingBound", gradients: Any, found: clip.Factors, bound: jax.Array
+    mechanism: "MovingBound",
+    gradients: Any,
+    params: Any,
+    is_padding_example: jax.Array | None,
+    found: clip.Factors,
+    bound: jax.Array,
 ) -> jax.Array:
     """The sum that moves the bound; not private."""
-    longest = jnp.stack([*found.longest.values()])
+    sizes, longest = [math.prod(jnp.shape(x)) for x in jax.tree.leaves(params)], []
+    for name, (_, places) in mechanism.clip_rule.groups(params).items():
+        size = sum(sizes[i] for i in places)
+        squared_norms, weights = found.squared_norms[name], found.weights[name]
+        longest.append(_longest(squared_norms, weights, size))
     # In units of the bound, since squares of what is short vanish.
-    used = jnp.linalg.norm(longest / bound, axis=0)
+    used = jnp.linalg.norm(jnp.stack(longest) / bound, axis=0)
+    norm = jnp.sqrt(sum(found.squared_norms.values()))
     of_one = jax.vmap(mechanism.indicator, (0, 0, None))
-    indicators = of_one(found.norm, used, jnp.asarray(bound, found.norm.dtype))
+    indicators = of_one(norm, used, jnp.asarray(bound, norm.dtype))
     # Padding may come as gradients of zero, without its mask. An example that takes its
     # place must not move the sum further than from nothing.
-    tells = found.takes_part & (found.norm > 0)
+    tells = found.are_finite & (norm > 0)
+    if is_padding_example is not None:
+        tells &= ~is_padding_example
     indicators = jnp.where(tells, indicators, 0)
-    return jnp.sum(jnp.where(clip.is_whole(gradients), indicators, jnp.nan))
+    return jnp.sum(jnp.where(seals_agree(gradients), indicators, jnp.nan))
+
+
+def _of_mechanism(name: str) -> Any:
+    """A number of the other mechanism."""
+    return property(lambda self: getattr(self.mechanism, name))
 
 
 class MovingBound(Mechanism):
@@ -144,22 +174,28 @@ class MovingBound(Mechanism):
     _noise = _WithSum()
 
     def __post_init__(self):
-        check.has_independent_noise(self.mechanism)
+        check_independent_noise(self.mechanism)
+        if isinstance(self.mechanism, MovingBound):
+            raise ValueError(
+                f"Expected mechanism to have a fixed bound, got {self.mechanism!r}."
+            )
         validate.positive(learning_rate=self.learning_rate)
         super().__post_init__()
         self.gradient_multiplier  # noqa: B018
 
-    l2_clip_norm = property(lambda self: self.mechanism.l2_clip_norm)
-    noise_multiplier = property(lambda self: self.mechanism.noise_multiplier)
-    iterations = property(lambda self: self.mechanism.iterations)
-    normalize_by = property(lambda self: self.mechanism.normalize_by)
-    neighboring_relation = property(lambda self: self.mechanism.neighboring_relation)
-    clip_rule = property(lambda self: self.mechanism.clip_rule)
-    pads_batches = property(lambda self: self.mechanism.pads_batches)
-    _largest_batch = property(lambda self: self.mechanism._largest_batch)
-    _known_size = property(lambda self: self.mechanism._known_size)
-    _relations = property(lambda self: self.mechanism._relations)
-    _draws_steps_alone = property(lambda self: self.mechanism._draws_steps_alone)
+    l2_clip_norm = _of_mechanism("l2_clip_norm")
+    noise_multiplier = _of_mechanism("noise_multiplier")
+    iterations = _of_mechanism("iterations")
+    normalize_by = _of_mechanism("normalize_by")
+    neighboring_relation = _of_mechanism("neighboring_relation")
+    clip_rule = _of_mechanism("clip_rule")
+    num_examples = _of_mechanism("known_size")
+    batch_size = _of_mechanism("known_batch_size")
+    relations = _of_mechanism("relations")
+    draws_steps_alone = _of_mechanism("draws_steps_alone")
+    pads_batches = _of_mechanism("pads_batches")
+    terms_per_unit = _of_mechanism("terms_per_unit")
+    accounted_as = _of_mechanism("accounted_as")
 
     @property
     @abc.abstractmethod
@@ -168,7 +204,7 @@ class MovingBound(Mechanism):
 
     @abc.abstractmethod
     def unit(self) -> Any:
-        """What the sum is multiplied by, for the noise of the gradient to hide it."""
+        """The factor of the sum with which the noise of the gradient hides it."""
 
     @abc.abstractmethod
     def indicator(
@@ -197,24 +233,8 @@ class MovingBound(Mechanism):
         low, high = self.l2_clip_norm / _FARTHEST, self.l2_clip_norm * _FARTHEST
         return jnp.clip(moved, low, high).astype(l2_clip_norm.dtype)
 
-    def _check_relation(self, accountant: Any = None) -> None:
-        self.mechanism._check_relation(accountant)
+    def _event(self, steps: int, noise_multiplier: float) -> dp_accounting.DpEvent:
+        return self.mechanism._event(steps, noise_multiplier)
 
-    def _run_event(self, iterations: int, accountant: Any) -> dp_accounting.DpEvent:
-        return self.mechanism._run_event(iterations, accountant)
-
-    def _step_event(
-        self, noise_multiplier: float, accountant: Any
-    ) -> dp_accounting.DpEvent:
-        return self.mechanism._step_event(noise_multiplier, accountant)
-
-    def _batches(self, rng: np.random.Generator, num_examples: int) -> Iterator[Batch]:
-        return self.mechanism._batches(rng, num_examples)
-
-    def _sample(self, key: jax.Array, num_examples: int) -> Batch:
-        return self.mechanism._sample(key, num_examples)
-
-    def _sample_step(
-        self, run_key: jax.Array, step: int | jax.Array, num_examples: int
-    ) -> Batch:
-        return self.mechanism._sample_step(run_key, step, num_examples)
+    def _draw(self, key: jax.Array, step: int | jax.Array, num_examples: int) -> Batch:
+        return self.mechanism._draw(key, step, num_examples)

@@ -1,6 +1,17 @@
-"""Clip each example's gradient, sum, divide by a public number."""
+r"""Clip each example's gradient, sum, divide by a public number.
 
+The factor of an example is a function of the norm of its gradient and of C, a
+`ClipRule`, and is limited to the range from zero to :math:`C / \lVert g \rVert`. So no
+rule of public numbers changes the part of one example in the sum, or epsilon: it
+changes only the model. A rule that closes over something computed from the data depends
+on all examples, and nothing can detect it.
+"""
+
+import abc
+import dataclasses
 import math
+import types
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import dp_accounting
@@ -9,19 +20,108 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
-from dpadambc.core import clipped_sum as _clipped_sum
-from dpadambc.core import explicit_mesh, seal, untouched, validate
-from dpadambc.core import leaves as _leaves
-from dpadambc.core.clip_rule import FLAT, ClipRule, Groups, check_rule
+from dpadambc.core import arrays, validate
+from dpadambc.core.clipped_sum import close_sums
+from dpadambc.core.gradient import (
+    SEAL_DTYPE,
+    PerExampleGradient,
+    closed_leaves,
+    is_per_example,
+    per_example_leaves,
+    per_example_squared_norms,
+    seals_agree,
+    weighted_sums,
+)
 
 NeighboringRelation = dp_accounting.NeighboringRelation
 
 # By how many clipped examples two neighboring batches differ.
-_EXAMPLES_CHANGED = {
-    NeighboringRelation.ADD_OR_REMOVE_ONE: 1,
-    NeighboringRelation.REPLACE_SPECIAL: 1,
-    NeighboringRelation.REPLACE_ONE: 2,
-}
+_EXAMPLES_CHANGED = types.MappingProxyType(
+    {
+        NeighboringRelation.ADD_OR_REMOVE_ONE: 1,
+        NeighboringRelation.REPLACE_SPECIAL: 1,
+        NeighboringRelation.REPLACE_ONE: 2,
+    }
+)
+
+
+Groups = Mapping[str, tuple[float, list[int]]]
+
+
+class ClipRule(abc.ABC):
+    r"""The factor of an example's gradient, as a function of its norm alone.
+
+    Subclasses are frozen dataclasses, so that they are equal where their numbers are.
+
+    Example:
+      >>> import dataclasses
+      >>> import jax.numpy as jnp
+      >>> import dpadambc
+      >>> from dpadambc import clipping
+      >>> @dataclasses.dataclass(frozen=True)
+      ... class LeaveOutLong(clipping.ClipRule):
+      ...     def weight(self, norm, l2_clip_norm):
+      ...         return jnp.where(norm <= l2_clip_norm, 1, 0)
+      >>> clip = dpadambc.clip_per_example(
+      ...     1.0, normalize_by=1, clip_rule=LeaveOutLong())
+      >>> grads = dpadambc.as_per_example(jnp.array([[0.5], [9.0]]))
+      >>> params = jnp.zeros(1)
+      >>> clip.update(grads, clip.init(params), params)[0].value.item()
+      0.5
+    """
+
+    @abc.abstractmethod
+    def weight(self, norm: jax.Array, l2_clip_norm: jax.Array) -> jax.Array:
+        r"""The factor of one example.
+
+        Args:
+          norm: of its gradient, shape (), not negative; it may be infinite or NaN, and
+            what is returned then does not count.
+          l2_clip_norm: C, shape ().
+
+        Returns:
+          The factor, shape (). It is limited to :math:`[0, C / \mathrm{norm}]`.
+        """
+
+    def groups(self, params: optax.Params) -> Groups:
+        """The groups of parameters that are clipped each on their own.
+
+        By name a share of C, and the leaves by their places among all leaves. The
+        squares of the shares add up to one.
+        """
+        return {"all": (1.0, list(range(len(jax.tree.leaves(params)))))}
+
+
+@dataclasses.dataclass(frozen=True)
+class Flat(ClipRule):
+    r"""Gradients longer than C are cut to C: the usual rule, and the default.
+
+    .. math:: w = \min(1, C / \lVert g \rVert)
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from dpadambc import clipping
+      >>> norms = jnp.array([0.5, 2.0])
+      >>> print(jax.vmap(lambda x: clipping.Flat().weight(x, 1.0))(norms))
+      [1.  0.5]
+
+    References:
+      Abadi et al., `Deep Learning with Differential Privacy
+      <https://arxiv.org/abs/1607.00133>`_, 2016
+    """
+
+    def weight(self, norm: jax.Array, l2_clip_norm: jax.Array) -> jax.Array:
+        """See `ClipRule.weight`."""
+        return jnp.where(norm <= l2_clip_norm, 1, l2_clip_norm / norm)
+
+
+FLAT = Flat()
+
+
+def check_rule(clip_rule: Any) -> None:
+    """Raises unless it is a `ClipRule`."""
+    if not isinstance(clip_rule, ClipRule):
+        raise TypeError(f"Expected clip_rule to be a ClipRule, got {clip_rule!r}.")
 
 
 def sensitivity(
@@ -56,7 +156,7 @@ def sensitivity(
     """
     if not isinstance(neighboring_relation, NeighboringRelation):
         raise TypeError(
-            "Expected neighboring_relation to be a dpadambc.NeighboringRelation, got"
+            "Expected neighboring_relation to be a NeighboringRelation, got"
             f" {neighboring_relation!r}."
         )
     return _EXAMPLES_CHANGED[neighboring_relation] * l2_clip_norm / normalize_by
@@ -81,7 +181,7 @@ def _clip_weights(
     target = jnp.asarray(l2_clip_norm * (1 - 8 * finfo.eps), norms.dtype)
     # What a rule makes long may be longer by what the norm does not see. A thousandth
     # of C is left for it.
-    unseen = 1e3 * _unseen(size, norms.dtype)
+    unseen = 1e3 * unseen_norm(size, norms.dtype)
     # Of one norm at a time, so that no rule can mix examples; and limited, so that none
     # can exceed the bound.
     weights = jax.vmap(clip_rule.weight, (0, None))(norms, target)
@@ -93,33 +193,12 @@ def _clip_weights(
     return jnp.where(takes_part, weights, 0)
 
 
-def _unseen(size: int, dtype: Any) -> float:
+def unseen_norm(size: int, dtype: Any) -> float:
     """How long a gradient may be that seems to be zero.
 
     Squares of coordinates below the root of `tiny` vanish from its norm.
     """
     return math.sqrt(size * float(jnp.finfo(dtype).tiny))
-
-
-def _longest(squared_norms: jax.Array, weights: jax.Array, size: int) -> jax.Array:
-    """What the norms of clipped gradients are at most, with what rounding hides."""
-    norms = jnp.sqrt(squared_norms)
-    rounding = 16 * jnp.finfo(norms.dtype).eps
-    longest = weights * (norms * (1 + rounding) + _unseen(size, norms.dtype))
-    return jnp.where(weights > 0, longest, 0)  # where it is not finite, too
-
-
-def _of_gradients(clip_rule: ClipRule, params: Any, updates: optax.Updates) -> Groups:
-    """The groups by the places of the gradients, of which some may be missing."""
-    is_leaf = _leaves.is_per_example
-    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-    found = jax.tree_util.tree_leaves_with_path(updates, is_leaf=is_leaf)
-    places = {path: i for i, (path, _) in enumerate(found)}
-    known = {
-        name: (share, [places[paths[i]] for i in several if paths[i] in places])
-        for name, (share, several) in clip_rule.groups(params).items()
-    }
-    return {name: group for name, group in known.items() if group[1]}
 
 
 class Sums(NamedTuple):
@@ -134,33 +213,23 @@ class Sums(NamedTuple):
     beside: Any = ()
 
 
-def split_as(params: Any) -> Any:
-    """How each part of `Sums` is split on a mesh."""
-    return Sums(explicit_mesh.split_as(params), PartitionSpec())
+def specs_of_sums(params: Any) -> Any:
+    """The partition of each part of `Sums` on a mesh."""
+    return Sums(arrays.specs_of(params), PartitionSpec())
 
 
 class Factors(NamedTuple):
-    """How much of each example's gradient is added up; *not private*.
+    """The factor of each example's gradient in the sum; *not private*.
 
     Attributes:
-      weights: the factor of each example, for each group of parameters. shape=(batch,)
-      longest: bounds on the norms of the clipped parts, for each group. shape=(batch,)
-      norm: of the whole gradient. shape=(batch,)
-      takes_part: False for padding, and where a norm is not finite. shape=(batch,)
+      weights: the factors, for each group of parameters. shape=(batch,)
+      squared_norms: of the gradients, for each group. shape=(batch,)
       are_finite: whether all norms of an example are. shape=(batch,)
     """
 
     weights: dict[str, jax.Array]
-    longest: dict[str, jax.Array]
-    norm: jax.Array
-    takes_part: jax.Array
+    squared_norms: dict[str, jax.Array]
     are_finite: jax.Array
-
-
-def _members(updates: optax.Updates, groups: Groups) -> dict[str, Any]:
-    """The gradients of each group."""
-    leaves = _leaves.flatten(updates)
-    return {name: [leaves[i] for i in places] for name, (_, places) in groups.items()}
 
 
 def factors(
@@ -170,26 +239,23 @@ def factors(
     is_padding_example: jax.Array | None = None,
     clip_rule: ClipRule = FLAT,
 ) -> Factors:
-    """The `Factors` of a batch at a bound: zero for padding, and where not finite."""
-    groups = _of_gradients(clip_rule, params, updates)
-    members = _members(updates, groups)
-    norms = {
-        name: _leaves.per_example_squared_norms(several)
-        for name, several in members.items()
+    """The `Factors` of a batch: zero for padding, and where a norm is not finite."""
+    groups, leaves = clip_rule.groups(params), per_example_leaves(updates)
+    members = {
+        name: [leaves[i] for i in places] for name, (_, places) in groups.items()
     }
+    norms = {name: per_example_squared_norms(group) for name, group in members.items()}
     are_finite = jnp.stack([jnp.isfinite(x) for x in norms.values()]).all(0)
-    takes_part = are_finite
+    left_out = ~are_finite
     if is_padding_example is not None:
-        takes_part &= ~is_padding_example
-    weights, longest = {}, {}
+        left_out |= is_padding_example
+    weights = {}
     for name, (share, _) in groups.items():
         size = sum(math.prod(leaf.shape) for leaf in members[name])
         weights[name] = _clip_weights(
-            norms[name], l2_clip_norm * share, ~takes_part, clip_rule, size
+            norms[name], l2_clip_norm * share, left_out, clip_rule, size
         )
-        longest[name] = _longest(norms[name], weights[name], size)
-    norm = jnp.sqrt(sum(norms.values()))
-    return Factors(weights, longest, norm, takes_part, are_finite)
+    return Factors(weights, norms, are_finite)
 
 
 def weighted_sum(
@@ -200,21 +266,34 @@ def weighted_sum(
     clip_rule: ClipRule = FLAT,
 ) -> optax.Updates:
     """The sum over examples, each times its factor, divided by a number."""
-    groups = _of_gradients(clip_rule, params, updates)
-    members, leaves = _members(updates, groups), _leaves.flatten(updates)
-    whole = is_whole(updates)
+    leaves, structure = jax.tree.flatten(updates, is_leaf=is_per_example)
+    is_intact, are_finite = seals_agree(updates), found.are_finite.all()
     sums: dict[int, jax.Array] = {}
-    for name, (_, places) in groups.items():
-        own = jnp.where(whole, found.weights[name], jnp.nan) / normalize_by
-        several: Any = _leaves.weighted_sums(members[name], own, found.are_finite.all())
+    for name, (_, places) in clip_rule.groups(params).items():
+        own = jnp.where(is_intact, found.weights[name], jnp.nan) / normalize_by
+        several: Any = weighted_sums([leaves[i] for i in places], own, are_finite)
         sums.update(zip(places, several, strict=True))
-    structure = jax.tree.structure(updates, is_leaf=_leaves.is_per_example)
     return structure.unflatten([sums[i] for i in range(len(leaves))])
 
 
-def is_whole(updates: optax.Updates) -> jax.Array:
-    """Whether no row of the gradients has come another way than through an index."""
-    return seal.are_whole([leaf.seal for leaf in _leaves.flatten(updates)])
+def refuse_parts(params: optax.Params) -> None:
+    """Raises inside `optax.masked` and `optax.multi_transform`, which hide parameters.
+
+    The other parameters would have no noise, and two parts that are clipped apart move
+    by more than one clip norm.
+    """
+    is_hidden = lambda x: isinstance(x, optax.MaskedNode)
+    if any(map(is_hidden, jax.tree.leaves(params, is_leaf=is_hidden))):
+        raise ValueError(
+            "Expected params to be all parameters, got a part of them. Put optax.masked"
+            " and optax.multi_transform behind the noise."
+        )
+
+
+def check_parameters(params: optax.Params, clip_rule: ClipRule) -> None:
+    """Raises for a part of the parameters, and for groups that do not fit them."""
+    refuse_parts(params)
+    clip_rule.groups(params)
 
 
 def check_gradients(
@@ -224,26 +303,52 @@ def check_gradients(
     is_padding_example: jax.Array | None = None,
     **extra_args: Any,
 ) -> bool:
-    """Raises unless these are gradients of single examples; False if there is none."""
-    found = untouched.leaves_of(updates, params)
-    if not found:
-        return False
-    untouched.refuse_misspelt_mask(extra_args)
-    untouched.refuse_some_gradients(found)
-    if is_padding_example is not None:
-        validate.padding(is_padding_example, found[0].batch_size)
-    return True
+    """Raises unless these are gradients of single examples; False if there are none."""
+    misspelt = [name for name in extra_args if "padding" in name]
+    if misspelt:
+        raise TypeError(f"Expected is_padding_example as the mask, got {misspelt}.")
+    if params is None:
+        raise ValueError("Expected params: call update(gradients, state, params).")
+    leaves = closed_leaves(updates, PerExampleGradient, params)
+    sizes = {leaf.batch_size for leaf in leaves}
+    if len(sizes) > 1:
+        raise ValueError(f"Expected gradients of one batch size, got {sorted(sizes)}.")
+    together = max((leaf.num_together for leaf in leaves), default=0)
+    if together > len(leaves):
+        raise ValueError(
+            f"Expected the gradients of all {together} parameters that were"
+            f" differentiated together, got {len(leaves)}: parts that are clipped apart"
+            " move by more than one clip norm. To train a part, differentiate it alone."
+        )
+    if leaves and is_padding_example is not None:
+        validate.padding(is_padding_example, *sizes)
+    for leaf in leaves:
+        _check_seal(leaf)
+    return bool(leaves)
 
 
-def check_parameters(params: optax.Params, clip_rule: ClipRule) -> None:
-    """Raises for a part of the parameters, and where the groups of a rule do not fit."""
-    untouched.refuse_parts(params)
-    clip_rule.groups(params)
+def _check_seal(leaf: PerExampleGradient) -> None:
+    """Raises unless a leaf is as sealed: of the device's examples, of whole params."""
+    if getattr(leaf.seal, "dtype", None) != SEAL_DTYPE:
+        raise TypeError(
+            f"Expected gradients as dpadambc.per_example_grad returned them, got {leaf}"
+            " with a broken seal. Put clip_per_example first."
+        )
+    varying = set(arrays.varying_axes(leaf.seal))
+    combined = set(leaf.axes) & arrays.shard_map_axes() - varying
+    split = set(arrays.varying_axes(leaf.sealed)) - varying
+    if combined or split:
+        raise ValueError(
+            "Expected gradients of whole parameters and the device's own examples, got"
+            f" {leaf} {'combined' if combined else 'split'} along"
+            f" {sorted(combined or split)} of a jax.shard_map. Sum over devices behind"
+            " the clip; gather parameters before the gradient is taken."
+        )
 
 
 def clipped_sums(
     updates: optax.Updates,
-    params: optax.Params | None,
+    params: Any,
     l2_clip_norm: jax.typing.ArrayLike,
     normalize_by: jax.typing.ArrayLike,
     clip_rule: ClipRule = FLAT,
@@ -257,14 +362,14 @@ def clipped_sums(
     ):
         return Sums(updates)
 
-    # The numbers are arguments wherever they are used, as arrays are on Explicit meshes.
+    # On a mesh with Explicit axes, arrays have to be arguments to be used inside.
     def clip_and_sum(l2_clip_norm, normalize_by, updates, is_padding_example):
         found = factors(updates, params, l2_clip_norm, is_padding_example, clip_rule)
         return Sums(weighted_sum(updates, params, found, normalize_by, clip_rule))
 
-    return explicit_mesh.automatic(
+    return arrays.with_automatic_axes(
         clip_and_sum,
-        split_as(params),
+        specs_of_sums(params),
         l2_clip_norm,
         normalize_by,
         updates,
@@ -359,6 +464,6 @@ def clip_per_example(
         sums = clipped_sums(
             updates, params, l2_clip_norm, normalize_by, clip_rule, **extra_args
         )
-        return _clipped_sum.closed(sums.gradient, l2_clip_norm, normalize_by), state
+        return close_sums(sums.gradient, l2_clip_norm, normalize_by), state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from dpadambc.core.batch import Batch
+from dpadambc.core.sampling import Batch
 
 
 @runtime_checkable

@@ -13,12 +13,12 @@ import optax
 from jax.experimental import multihost_utils
 
 from dpadambc.core import data as _data
-from dpadambc.core import events, keys, validate
 from dpadambc.core import identity as _identity
-from dpadambc.core.budget import affordable_iterations
+from dpadambc.core import keys, validate
+from dpadambc.core.accounting import check_delta
 from dpadambc.core.mechanism import Mechanism
-from dpadambc.core.spending import Spending, compose
-from dpadambc.core.step import Seen, Step, TrainState, draw_batch, key_of_batches
+from dpadambc.core.spending import Spending, affordable_iterations, compose, run_of
+from dpadambc.core.step import Seen, Step, TrainState, draw_batch
 from dpadambc.engine import memory
 
 
@@ -177,7 +177,7 @@ def compiled(step: Step, num_examples: int) -> Programs:
         key = jax.random.wrap_key_data(words, impl=impl)
         # The first step donates the buffers of the state; those of the user must stay.
         state = jax.tree.map(jnp.copy, step.init(params, key=key))
-        key = key_of_batches(state.sampling_key, digest)
+        key = keys.of_batches(state.sampling_key, digest)
         state = dataclasses.replace(state, sampling_key=key)
         return _data.constrained(state, layout, _data.state_specs(state, layout))
 
@@ -265,7 +265,7 @@ def with_microbatches(
     return step if chosen == sizes[-1] else of_size(chosen)
 
 
-def fit(
+def fit(  # noqa: C901 - one story, from top to bottom
     loss_fn: Callable[..., jax.Array],
     params: Any,
     data: Any,
@@ -371,7 +371,7 @@ def fit(
             return mechanism.epsilon(target_delta, iterations=steps)
         return compose([earlier, (mechanism, steps)]).epsilon(target_delta)
 
-    events.check_delta(target_delta, num_examples)
+    check_delta(target_delta, num_examples)
     iterations = mechanism.iterations
     if target_epsilon is not None:
         iterations = affordable_iterations(
@@ -451,9 +451,7 @@ def fit(
         is_due = checkpoints and (
             done == iterations or checkpoints.is_due(before, done)
         )
-        progress = Progress(
-            done, iterations, done - before, seen, state, epsilon_after
-        )
+        progress = Progress(done, iterations, done - before, seen, state, epsilon_after)
         try:
             for each in callbacks:
                 each(progress)
@@ -466,7 +464,7 @@ def fit(
             if is_due or (checkpoints and stop):
                 save()
 
-    own = Spending.of_run(mechanism, planned, parts_at(done))
+    own = Spending((run_of(mechanism, planned, parts_at(done)),))
     by_itself = "iterations" if done == mechanism.iterations else "budget"
     return Result(
         state=state,

@@ -17,13 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-from dpadambc.core import batched, checksums, precision
 from dpadambc.core import data as _data
-from dpadambc.core.names import public_numbers
+from dpadambc.core.arrays import widen
+from dpadambc.core.keys import checksum
 from dpadambc.core.noise import AddDPNoiseState
-from dpadambc.core.spending import Spending
+from dpadambc.core.per_example import check_floating, scalar_loss
+from dpadambc.core.spending import Spending, public_numbers
 from dpadambc.core.step import Step, positional, takes_key
-from dpadambc.engine import jaxprs
 
 Identity = dict[str, Any]
 
@@ -50,20 +50,23 @@ def of_values(tree: Any) -> str:
     digest = hashlib.sha256(_essence(str(jax.tree.structure(tree))).encode())
     for x in map(jnp.asarray, jax.tree.leaves(tree)):
         digest.update(f"{x.shape} {x.dtype}".encode())
-        digest.update(np.asarray(checksums.of_tree(x)).tobytes())
+        digest.update(np.asarray(checksum(x)).tobytes())
     return digest.hexdigest()[:16]
 
 
-def _programs(program: jex.ClosedJaxpr) -> Iterator[jex.ClosedJaxpr]:
+def _programs(program: Any) -> Iterator[Any]:
     """A program and all programs inside it."""
+    is_program = lambda x: isinstance(x, jex.ClosedJaxpr | jex.Jaxpr)
     yield program
-    for equation in program.jaxpr.eqns:
-        for inner in jaxprs.inner(equation):
+    for equation in getattr(program, "jaxpr", program).eqns:
+        several = jax.tree.leaves([*equation.params.values()], is_leaf=is_program)
+        for inner in filter(is_program, several):
             yield from _programs(inner)
 
 
-def _equations(program: jex.ClosedJaxpr) -> Iterator[jex.JaxprEqn]:
-    return (equation for each in _programs(program) for equation in each.jaxpr.eqns)
+def _equations(program: Any) -> Iterator[jex.JaxprEqn]:
+    for each in _programs(program):
+        yield from getattr(each, "jaxpr", each).eqns
 
 
 def gathers_nodes(program: jex.ClosedJaxpr) -> bool:
@@ -77,7 +80,7 @@ def of_program(program: jex.ClosedJaxpr) -> str:
 
     It does not depend on the devices: the same program on others differs by rounding.
     """
-    constants = [x for each in _programs(program) for x in each.consts]
+    constants = [x for each in _programs(program) for x in getattr(each, "consts", ())]
     for equation in _equations(program):
         constants += [x.val for x in equation.invars if isinstance(x, jex.Literal)]
     text = _essence(str(program)) + of_values(constants)
@@ -105,12 +108,12 @@ def traced_programs(
     )
     if not jax.tree.leaves(params):
         raise ValueError("Expected params to train, got a tree without arrays.")
-    batched.check_parameters(params)
+    check_floating(params)
     shape = lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
     params, frozen, example = jax.tree.map(
         shape, (params, frozen, _data.one_example(data))
     )
-    wide = jax.tree.map(precision.wide, params)
+    wide = gradient = jax.eval_shape(lambda tree: jax.tree.map(widen, tree), params)
     init, state = jax.make_jaxpr(optimizer.init, return_shape=True)(wide)
     is_noise = lambda node: isinstance(node, AddDPNoiseState)
     if any(map(is_noise, jax.tree.leaves(state, is_leaf=is_noise))):
@@ -119,7 +122,6 @@ def traced_programs(
             " fit clips and adds the noise itself. Instead of dp_adam_bc(...) give"
             " adam_bc(1e-3, mechanism), instead of dp_sgd(...) optax.sgd(1e-3)."
         )
-    gradient = jax.eval_shape(precision.zeros_like, params)
     update, (updates, _) = jax.make_jaxpr(optimizer.update, return_shape=True)(
         gradient, state, params
     )
@@ -131,7 +133,7 @@ def traced_programs(
             " examples, such as optax.contrib.dpsgd, is not for fit."
         )
     loss = jax.make_jaxpr(
-        batched.scalar_loss(positional(step.loss_fn, has_frozen=has_frozen), False)
+        scalar_loss(positional(step.loss_fn, has_frozen=has_frozen), False)
     )(
         *(params, *(frozen,) * has_frozen, *example),
         *(jax.random.key(0),) * takes_key(step.loss_fn),
@@ -144,15 +146,14 @@ def traced_programs(
 
 def _check_terms(loss: jex.ClosedJaxpr, example: Any, mechanism: Any) -> None:
     """Raises where a node may be in more examples than the mechanism accounts for."""
-    allowed = getattr(mechanism, "max_terms", None)
     is_graph = lambda x: isinstance(getattr(x, "max_terms", None), int)
     parts = filter(is_graph, jax.tree.leaves(example, is_leaf=is_graph))
-    # Of several kinds of edges a node is in the terms of all.
-    needed = sum(part.max_terms for part in parts)
-    if (gathers_nodes(loss) and allowed is None) or needed > (allowed or 1):
+    # Of several kinds of edges a node is in the terms of all; else nobody knows.
+    needed = sum(part.max_terms for part in parts) or 1 + gathers_nodes(loss)
+    if needed > mechanism.terms_per_unit:
         raise ValueError(
-            f"Expected mechanism to account for a node in {needed or 'several'} terms,"
-            f" got {type(mechanism).__name__} with max_terms={allowed}. Give one of"
+            f"Expected mechanism to account for a node in {needed} terms or more, got"
+            f" {type(mechanism).__name__} for {mechanism.terms_per_unit}. Give one of"
             " graphs, with max_terms=subgraphs.max_terms; public features are indexed,"
             " features[members], without graphs.gather."
         )
@@ -181,7 +182,10 @@ def of_run(
     spent = None
     if earlier is not None:
         # Names are random: a script that is run again makes others for the same runs.
-        runs = [run | {"parts": None} for run in earlier.to_json()]
+        runs = [
+            {**public_numbers(run.mechanism), "noise_multiplier": run.levels}
+            for run in earlier.runs
+        ]
         spent = json.dumps(runs, sort_keys=True)
     return public_numbers(mechanism) | {
         "program": " ".join(map(of_program, programs)),

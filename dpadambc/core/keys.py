@@ -1,6 +1,6 @@
-"""Keys made from keys, so that no two draws have the same."""
+"""Keys made from keys and from checksums, so that no two draws share one."""
 
-import hashlib
+import math
 import secrets
 import zlib
 from collections.abc import Sequence
@@ -9,8 +9,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import core
 from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding, PartitionSpec
+
+from dpadambc.core import arrays
+
+_DEFAULT = "threefry2x32"
+# Under `jax.vmap`, JAX draws from the first of several keys of these kinds.
+_DRAWS_FROM_THE_FIRST = ("rbg", "unsafe_rbg")
+_GOLDEN, _FIRST, _SECOND = map(np.uint32, (0x9E3779B9, 0x85EBCA6B, 0xC2B2AE35))
 
 
 def secret_key() -> jax.Array:
@@ -33,50 +40,62 @@ def secret_key() -> jax.Array:
       >>> bool((training.secret_key() != training.secret_key()).all())
       True
     """
-    if isinstance(jnp.zeros(()), core.Tracer):
+    if isinstance(jnp.zeros(()), jax.core.Tracer):
         raise TypeError(
-            "Expected secret_key outside jax.jit and other transformations, got a call"
-            " inside, where it is one constant for all calls of what is compiled. Draw"
-            " the key before, and give it as an argument."
+            "Expected secret_key outside jax.jit, got a call inside, where it is a"
+            " constant. Draw the key before, and pass it in."
         )
     words = [secrets.randbits(32) for _ in range(2)]
-    return jax.random.wrap_key_data(jnp.array(words, jnp.uint32), impl="threefry2x32")
+    return jax.random.wrap_key_data(jnp.array(words, jnp.uint32), impl=_DEFAULT)
 
 
 def the_same_everywhere(key: jax.Array) -> jax.Array:
-    """The key of the first process, on no device in particular.
+    """The key of the first process, on no particular device.
 
     Processes of one run with keys of their own would each draw other batches and other
-    noise, and an example be in the sum of several.
+    noise, and the sums of several would contain one example.
     """
     words = multihost_utils.broadcast_one_to_all(np.asarray(jax.random.key_data(key)))
     impl = jax.random.key_impl(key)
     return jax.random.wrap_key_data(jnp.asarray(np.asarray(words)), impl=impl)
 
 
-def of_domain(key: jax.Array, name: str) -> jax.Array:
-    """A key for one purpose: what else is drawn with the caller's repeats none of it.
+def of_this_process(key: jax.Array) -> jax.Array:
+    """The same key, on no particular device."""
+    words = jnp.asarray(np.asarray(jax.random.key_data(key)))
+    return jax.random.wrap_key_data(words, impl=jax.random.key_impl(key))
 
-    Initial parameters, say, or the noise where this is the key of the rounding.
-    """
+
+def of_domain(key: jax.Array, name: str) -> jax.Array:
+    """A key for one purpose, apart from the other uses of the caller's key."""
     return jax.random.fold_in(key, zlib.crc32(f"dpadambc.{name}".encode()))
 
 
-def name_of(key: jax.Array) -> str:
-    """What tells a key from others, *secret* as it is."""
-    words = np.asarray(jax.random.key_data(key)).tobytes()
-    name = f"{jax.random.key_impl(key)} ".encode()
-    return hashlib.sha256(name + words).hexdigest()[:16]
+def folded_in(key: jax.Array, words: jax.typing.ArrayLike) -> jax.Array:
+    """A key made of a key and the words of a checksum."""
+    for word in jnp.asarray(words):
+        key = jax.random.fold_in(key, word)
+    return key
 
 
-def _fold_in_each(key: jax.Array, data: Sequence[int]) -> jax.Array:
-    """A key for each number; of one key, or of one for each."""
-    words = np.asarray(data, np.uint32)
-    if jax.random.key_impl(key) == "threefry2x32":
-        return jax.vmap(jax.random.fold_in, (0 if key.ndim else None, 0))(key, words)
-    # Other kinds give other keys under `jax.vmap`, which need not be distinct.
-    keys = key if key.ndim else [key] * len(words)
-    return jnp.stack(list(map(jax.random.fold_in, keys, words)))
+def of_batches(key: jax.Array, words: jax.typing.ArrayLike) -> jax.Array:
+    """The key of the batches of the run with this digest."""
+    return folded_in(key, words)
+
+
+def of_example(key: jax.Array, example: Any) -> jax.Array:
+    """A key for an example of a batch: equal bits have equal keys.
+
+    It does not depend on the place in the batch. Otherwise one example more would
+    change the keys of those behind it, and with them all their gradients.
+
+    JAX draws from keys of kind "rbg" in a way that depends on what else `jax.vmap` maps
+    over. The example gets a key of the default kind then.
+    """
+    if str(jax.random.key_impl(key)) in _DRAWS_FROM_THE_FIRST:
+        words = checksum(jax.random.key_data(key))
+        key = jax.random.wrap_key_data(words, impl=_DEFAULT)
+    return folded_in(key, checksum(example))
 
 
 def of_leaves(key: jax.Array, tree: Any) -> jax.Array:
@@ -87,14 +106,18 @@ def of_leaves(key: jax.Array, tree: Any) -> jax.Array:
     each part counts from zero and all may have been given the same key.
     """
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
-    names = [jax.tree_util.keystr(path).encode() for path in paths]
-    return _fold_in_each(
-        _fold_in_each(key, range(len(names))), list(map(zlib.crc32, names))
-    )
+    names = [zlib.crc32(jax.tree_util.keystr(path).encode()) for path in paths]
+    return _fold_in_each(_fold_in_each(key, range(len(names))), names)
 
 
-# What keys of these kinds draw under `jax.vmap` is drawn from the first of them.
-_OF_THE_FIRST = ("rbg", "unsafe_rbg")
+def _fold_in_each(key: jax.Array, data: Sequence[int]) -> jax.Array:
+    """A key for each number; of one key, or of one for each."""
+    words = np.asarray(data, np.uint32)
+    if jax.random.key_impl(key) == _DEFAULT:
+        return jax.vmap(jax.random.fold_in, (0 if key.ndim else None, 0))(key, words)
+    # Other kinds give other keys under `jax.vmap`, which need not be distinct.
+    keys = key if key.ndim else [key] * len(words)
+    return jnp.stack(list(map(jax.random.fold_in, keys, words)))
 
 
 @jax.custom_batching.custom_vmap
@@ -106,33 +129,96 @@ def _of_one_run(key: jax.Array, leaves: Sequence[jax.Array]) -> jax.Array:
 @_of_one_run.def_vmap
 def _(axis_size, are_batched, key, leaves):
     is_key_batched, are_leaves_batched = are_batched
-    if (kind := str(jax.random.key_impl(key))) in _OF_THE_FIRST:
+    if (kind := str(jax.random.key_impl(key))) in _DRAWS_FROM_THE_FIRST:
         raise ValueError(
-            f"Expected keys of JAX's default kind under jax.vmap, got kind {kind!r}:"
-            f" JAX draws one noise for all {axis_size} runs from the first of them."
-            ' Make keys by jax.random.key(seed, impl="threefry2x32").'
+            f"Expected a key of kind {_DEFAULT!r} under jax.vmap, got {kind!r}, of"
+            f" which JAX draws one noise for all {axis_size} runs."
         )
     if any(are_leaves_batched) and not is_key_batched:
         raise ValueError(
-            f"Expected a key for each of {axis_size} runs side by side (jax.vmap), got"
-            " one for all, with which equal sums of two runs have equal noise. Map over"
-            " keys too: jax.vmap(train)(jax.random.split(key, n), learning_rates)."
+            f"Expected a key for each of {axis_size} runs under jax.vmap, got one for"
+            " all of them. Map over jax.random.split(key, n) too."
         )
     return _of_one_run(key, leaves), is_key_batched
 
 
 def of_one_run(key: jax.Array, tree: Any) -> jax.Array:
-    """The key, which is refused where `jax.vmap` gives runs noise of one key.
-
-    That is where it maps over the tree and not over the key, and for keys of a kind
-    that draws from the first alone.
-    """
+    """The key itself; an error where `jax.vmap` maps over the tree and not the key."""
     leaves = jax.tree.leaves(jax.lax.stop_gradient(tree))
-    # `jax_debug_key_reuse` takes a key for used where it does not know the function.
+    # `jax_debug_key_reuse` takes a key for used by a function that it does not know.
     return jax.random.clone(_of_one_run(jax.random.clone(key), leaves))
 
 
-def per_leaf(key: jax.Array, tree: Any) -> Any:
-    """The tree with a key in place of each leaf."""
-    structure = jax.tree.structure(tree)
-    return structure.unflatten(of_leaves(key, tree)) if structure.num_leaves else tree
+@jax.jit
+def checksum(tree: Any) -> jax.Array:
+    """64 bits of all numbers in a tree, their positions and the order of the leaves.
+
+    Wrapping integer sums do not depend on the order of the additions, so no sharding
+    changes the checksum. Shapes and dtypes are not part of it. Where the replicas of
+    an array differ, all devices get the checksum of the first. In `jax.shard_map`,
+    devices along an axis over which an array varies have checksums of their own.
+
+    Returns:
+      shape=(2,), uint32.
+    """
+    leaves = [_sums(_words(x)) for x in jax.tree.leaves(tree)]
+    return _agreed(_sums(jnp.stack(leaves))) if leaves else jnp.zeros(2, jnp.uint32)
+
+
+def _words(x: Any) -> jax.Array:
+    """The bits of an array, with a number of at most 32 of them in each element."""
+    x = jax.lax.stop_gradient(jnp.asarray(x))
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        x = jax.random.key_data(x)
+    if jnp.iscomplexobj(x):
+        x = jnp.stack([x.real, x.imag])
+    if jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits < 8:
+        x = x.astype(jnp.float32)
+    if jnp.issubdtype(x.dtype, jnp.floating) or x.dtype.itemsize > 4:
+        x = jax.lax.bitcast_convert_type(x, f"uint{min(8 * x.dtype.itemsize, 32)}")
+    return x.astype(jnp.uint32)
+
+
+def _sums(words: jax.Array) -> jax.Array:
+    """Two sums over words that are mixed with their positions.
+
+    The first adds the finalizer of MurmurHash3, after which each bit depends on all.
+    The second adds a product, so that two words that change places show too.
+    """
+    place = jnp.zeros(words.shape, jnp.uint32)
+    for axis in range(words.ndim):  # a sum of iotas, which any sharding can split
+        stride = np.uint32(math.prod(words.shape[axis + 1 :]) % 2**32)
+        place += stride * jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
+    place = place * _GOLDEN + _GOLDEN
+    mixed = words ^ place
+    mixed = (mixed ^ mixed >> 16) * _FIRST
+    mixed = (mixed ^ mixed >> 13) * _SECOND
+    mixed ^= mixed >> 16
+    product = mixed * (mixed >> 16 ^ place)
+    # Both in one pass over memory, which on a CPU takes all threads.
+    add = lambda x, y: (x[0] + y[0], x[1] + y[1])
+    zeros = np.uint32(0), np.uint32(0)
+    return jnp.stack(jax.lax.reduce((mixed, product), zeros, add, range(words.ndim)))
+
+
+def _agreed(checksum: jax.Array) -> jax.Array:
+    """The checksum of the first device, since replicas may differ in a last bit.
+
+    Each device puts its own in its part of a vector that is split over all of them.
+    """
+    mesh = jax.typeof(checksum).sharding.mesh
+    for axes, split in (
+        (mesh.auto_axes, jax.lax.with_sharding_constraint),
+        (mesh.explicit_axes, jax.sharding.reshard),
+    ):
+        number = math.prod(mesh.shape[name] for name in axes)
+        if number > 1:
+            each = jnp.broadcast_to(checksum, (number, 2))
+            each = split(each, NamedSharding(mesh, PartitionSpec(axes)))
+            is_first = jnp.arange(number)[:, None] == 0
+            checksum = jnp.where(is_first, each, 0).sum(0, dtype=jnp.uint32)
+    for name in sorted(arrays.shard_map_axes() - set(arrays.varying_axes(checksum))):
+        each = arrays.make_varying(checksum, (name,))
+        is_first = jax.lax.axis_index(name) == 0
+        checksum = jax.lax.psum(jnp.where(is_first, each, 0), name)
+    return checksum

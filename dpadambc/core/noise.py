@@ -29,23 +29,53 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.core import (
-    checksums,
-    clipped_sum,
-    keys,
-    noise_level,
-    precision,
-    shard_map,
-    validate,
-)
+from dpadambc.core import arrays, keys, validate
+from dpadambc.core.clipped_sum import open_sums
 from dpadambc.engine import threefry
+
+# A number, an optax.Schedule, a tree prefix with such leaves, or a mechanism.
+NoiseStddev = Any
+
+
+def stddev_of(noise_stddev: NoiseStddev) -> Any:
+    """The level, if need be of a mechanism; all numbers are valid ones."""
+    noise_stddev = getattr(noise_stddev, "noise_stddev", noise_stddev)
+    for level in jax.tree.leaves(noise_stddev, is_leaf=lambda x: x is None):
+        if not callable(level):
+            validate.non_negative(noise_stddev=level)
+    return noise_stddev
+
+
+def stddev_at_step(noise_stddev: NoiseStddev, count: jax.typing.ArrayLike) -> Any:
+    """The numbers in force at step `count`, in the same tree prefix."""
+
+    def number(level):
+        if callable(level):
+            level = level(count)
+            validate.full_precision(noise_stddev=level)
+        return jnp.asarray(level, float)
+
+    return jax.tree.map(number, noise_stddev)
+
+
+def stddev_per_leaf(prefix: Any, tree: optax.Params) -> Any:
+    """The prefix broadcast to one value for each leaf of the tree."""
+    if not jax.tree.leaves(tree):
+        return tree
+    try:
+        return jax.tree.broadcast(prefix, tree)
+    except ValueError as error:
+        raise ValueError(
+            "Expected noise_stddev to be a tree prefix of the parameters, got"
+            f" {jax.tree.structure(prefix)} for {jax.tree.structure(tree)}."
+        ) from error
 
 
 class AddDPNoiseState(NamedTuple):
     """State of `add_dp_noise`. The key is secret: whoever has it knows later noise.
 
-    No field is called `count`, since `optax.tree.set(state, count=0)`, which begins a
-    schedule anew, sets all that are: the noise of earlier steps would come again.
+    No field is called `count`, since `optax.tree.set(state, count=0)`, which restarts
+    a schedule, sets all that are. The noise of earlier steps would come again.
 
     Attributes:
       noised_steps: their number. shape=(), int32.
@@ -61,77 +91,72 @@ class AddDPNoiseState(NamedTuple):
         return f"AddDPNoiseState(noised_steps={self.noised_steps}, rng_key=...: secret)"
 
 
-def _gaussian_like(key: jax.Array, tree: optax.Updates) -> optax.Updates:
-    """Independent standard normal draws in at least float32, shaped like the tree."""
-    leaves, structure = jax.tree.flatten(jax.tree.map(_like, tree))
-    if not leaves:
-        return tree
-    return structure.unflatten(threefry.normals(keys.of_leaves(key, tree), leaves))
-
-
-def _like(x: jax.Array) -> jax.ShapeDtypeStruct:
-    dtype = precision.at_least_float32(jnp.result_type(x))
-    return jax.ShapeDtypeStruct(jnp.shape(x), dtype)
-
-
-def _key_of_step(key: jax.Array, updates: optax.Updates, *also: Any) -> jax.Array:
-    """A key for the noise that hides these updates, and for no other.
-
-    Args:
-      key: of the step.
-      updates: what gets the noise.
-      *also: the level; where steps share noise, the coefficients and the step before.
-    """
-    return checksums.folded_in(key, checksums.of_tree((updates, also)))
-
-
-def _check_devices(updates: optax.Updates, key: jax.Array) -> None:
-    """Raises where devices would not have one noise for each coordinate."""
-    if not shard_map.all_axes():
-        return
-    if not all(map(shard_map.is_followed, [key, *jax.tree.leaves(updates)])):
-        raise ValueError(
-            "Expected a jax.shard_map with check_vma=True, got one where it cannot be"
-            " told which devices have the same gradient: the same noise on parts of it,"
-            " or other noise on each copy, would not hide it."
-        )
-    of_key = set(shard_map.varying_axes(key))
-    for path, leaf in jax.tree_util.tree_leaves_with_path(updates):
-        of_gradient = set(shard_map.varying_axes(leaf))
-        if of_gradient != of_key:
-            raise ValueError(
-                f"Expected noise that differs along {sorted(of_gradient)} of the"
-                " jax.shard_map, as the gradient does at"
-                f" {jax.tree_util.keystr(path) or 'the gradient'}, got a key that"
-                f" differs along {sorted(of_key)}. If each device has its own examples,"
-                " sum over them first: by clipped_grad and jax.lax.psum, then"
-                " add_dp_noise, in place of a chain that does both. If it has a part of"
-                " the parameters, fold jax.lax.axis_index into the key of the state."
-                " Equal noise on two parts cancels in their difference, and different"
-                " noise on two copies averages out."
-            )
-
-
-def _first_state(key: jax.Array, name: str, params: optax.Params) -> AddDPNoiseState:
+def first_state(key: jax.Array, name: str, params: optax.Params) -> AddDPNoiseState:
     """The state before the first step, with a key of the domain `name`."""
     rng_key = keys.of_one_run(keys.of_domain(key, name), params)
     return AddDPNoiseState(noised_steps=jnp.zeros([], jnp.int32), rng_key=rng_key)
 
 
-def _next_state(state: AddDPNoiseState, rng_key: jax.Array) -> AddDPNoiseState:
+def next_state(state: AddDPNoiseState, rng_key: jax.Array) -> AddDPNoiseState:
+    """The state after a step, with the key of the next."""
     noised_steps = jnp.asarray(optax.safe_increment(state.noised_steps))
     return AddDPNoiseState(noised_steps=noised_steps, rng_key=rng_key)
 
 
-def _stddev(noise_stddev: noise_level.NoiseStddev, state: AddDPNoiseState) -> Any:
+def stddev_of_step(noise_stddev: NoiseStddev, state: AddDPNoiseState) -> Any:
     """The level of a step, or NaN where the state has lost its key."""
     is_lost = jnp.all(jax.random.key_data(state.rng_key) == 0)
-    stddev = noise_level.at_step(noise_stddev, state.noised_steps)
+    stddev = stddev_at_step(noise_stddev, state.noised_steps)
     return jax.tree.map(lambda s: jnp.where(is_lost, jnp.nan, s), stddev)
 
 
+def key_of_step(key: jax.Array, updates: optax.Updates, *also: Any) -> jax.Array:
+    """A key for the noise that hides these updates, and for no other.
+
+    Args:
+      key: of the step.
+      updates: the sums that get the noise.
+      *also: the level; where steps share noise, the coefficients and the step before.
+    """
+    return keys.folded_in(key, keys.checksum((updates, also)))
+
+
+def gaussian_like(key: jax.Array, tree: optax.Updates) -> optax.Updates:
+    """Independent standard normal draws in at least float32, shaped like the tree."""
+    leaves, structure = jax.tree.flatten(tree)
+    if not leaves:
+        return tree
+    likes = [
+        jax.ShapeDtypeStruct(jnp.shape(x), arrays.at_least_float32(jnp.result_type(x)))
+        for x in leaves
+    ]
+    return structure.unflatten(threefry.normals(keys.of_leaves(key, tree), likes))
+
+
+def check_devices(updates: optax.Updates, key: jax.Array) -> None:
+    """Raises where devices would not have one noise for each coordinate.
+
+    Equal noise on two parts of a gradient cancels in their difference, and different
+    noise on two copies averages out.
+    """
+    if not arrays.shard_map_axes():
+        return
+    if not all(map(arrays.is_vma_known, [key, *jax.tree.leaves(updates)])):
+        raise ValueError("Expected a jax.shard_map with check_vma=True, got False.")
+    of_key = set(arrays.varying_axes(key))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(updates):
+        of_gradient = set(arrays.varying_axes(leaf))
+        if of_gradient != of_key:
+            raise ValueError(
+                f"Expected a key that differs along {sorted(of_gradient)}, as"
+                f" gradient{jax.tree_util.keystr(path)} does, got {sorted(of_key)}. Sum"
+                " over devices with other examples by sum_over; for parts of the"
+                " parameters, fold jax.lax.axis_index into the key of the state."
+            )
+
+
 def add_dp_noise(
-    noise_stddev: noise_level.NoiseStddev, *, key: jax.Array
+    noise_stddev: NoiseStddev, *, key: jax.Array
 ) -> optax.GradientTransformation:
     r"""Adds independent Gaussian noise to every coordinate.
 
@@ -208,27 +233,33 @@ def add_dp_noise(
       <https://arxiv.org/abs/1607.00133>`_, 2016
     """
     validate.typed_key(key=key)
-    of_sum = noise_level.numbers_of_sum(noise_stddev)
-    noise_stddev = noise_level.resolved(noise_stddev)
+    if not getattr(noise_stddev, "has_independent_noise", True):
+        raise TypeError(
+            "Expected noise_stddev of a mechanism with independent noise, got"
+            f" {noise_stddev!r}. Its own is mechanism.add_noise(key=key)."
+        )
+    names = ("l2_clip_norm", "normalize_by")  # which a number does not have
+    numbers = {name: getattr(noise_stddev, name, None) for name in names}
+    noise_stddev = stddev_of(noise_stddev)
 
     def init_fn(params):
-        noise_level.per_leaf(noise_stddev, params)
-        return _first_state(key, "add_dp_noise", params)
+        stddev_per_leaf(noise_stddev, params)
+        return first_state(key, "add_dp_noise", params)
 
     def update_fn(updates, state, params=None, **extra_args):
         del extra_args
-        updates = clipped_sum.opened(updates, params, **of_sum)
-        _check_devices(updates, state.rng_key)
+        updates = open_sums(updates, params, **numbers)
+        check_devices(updates, state.rng_key)
         own_key = keys.of_one_run(state.rng_key, updates)
         rng_key, step_key = jax.random.split(own_key)
-        stddev = _stddev(noise_stddev, state)
-        step_key = _key_of_step(step_key, updates, stddev)
+        stddev = stddev_of_step(noise_stddev, state)
+        step_key = key_of_step(step_key, updates, stddev)
         noised = jax.tree.map(
             lambda g, s, z: g + s.astype(z.dtype) * z,
             updates,
-            noise_level.per_leaf(stddev, updates),
-            _gaussian_like(step_key, updates),
+            stddev_per_leaf(stddev, updates),
+            gaussian_like(step_key, updates),
         )
-        return noised, _next_state(state, rng_key)
+        return noised, next_state(state, rng_key)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

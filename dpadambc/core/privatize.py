@@ -1,52 +1,115 @@
-"""The seam between what is private and what is not: clip and noise, as one stage."""
+"""The step from private data to a private gradient: clip and noise, as one stage.
+
+They are two halves of one transformation, so that microbatches and devices can add up
+clipped sums between them. Both read one state. Independent noise on a flat clip is all
+that the core has; `contrib` has other kinds, which vouch for the event of theirs.
+"""
+
+import abc
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 
-from dpadambc.core import check, shard_map
-from dpadambc.core import leaves as _leaves
-from dpadambc.core.mechanism import Mechanism
+from dpadambc.core import arrays
+from dpadambc.core.clip import Sums, check_parameters, clipped_sums
+from dpadambc.core.clipped_sum import close_sums
+from dpadambc.core.gradient import per_example_leaves
+from dpadambc.core.noise import add_dp_noise
+
+if TYPE_CHECKING:
+    from dpadambc.core.mechanism import Mechanism
 
 
-def _refuse_unmasked(gradients: optax.Updates, mechanism: Mechanism) -> None:
-    """Raises for gradients of which nobody has said what is padding."""
-    found = _leaves.flatten(gradients)
-    if not all(_leaves.is_per_example(x) and x.is_masked for x in found):
-        raise ValueError(
-            f"Expected is_padding_example: batches of {type(mechanism).__name__} are"
-            " padded, and without the mask padding would be summed as if it were data,"
-            " got none. Give batch.is_padding_example to the gradient function, or to"
-            " update(..., is_padding_example=...); a wrapper that does not pass it on"
-            " loses it. If nothing is padded, give a mask that is all False. A loader"
-            " that shuffles, with batches of one size and no padding, does not draw as"
-            " this mechanism says: use a ShuffledGaussian."
-        )
+class PrivateGradient(NamedTuple):
+    """The two halves, which share a state.
 
-
-def _refuse_other_sizes(gradients: optax.Updates, mechanism: Mechanism) -> None:
-    """Raises for a batch that no step draws, where none is said to be padding.
-
-    In a batch of twice the size each takes part with twice the probability. A smaller
-    one is the last of an epoch: that epoch was dealt out, and no step was drawn alone.
+    Attributes:
+      init: the state, of the parameters.
+      clip: of per-example gradients, the state, the parameters and the padding mask,
+        the `clip.Sums` over the examples. Those of microbatches add up.
+      add_noise: of these sums, the state and the parameters, the private gradient and
+        the next state.
     """
-    drawn, leaves = mechanism._largest_batch, _leaves.flatten(gradients)
-    if drawn is None or not leaves or leaves[0].is_masked:
-        return
-    may_be_smaller = mechanism.pads_batches or shard_map.all_axes()  # of one device
-    found = leaves[0].batch_size
-    if found > drawn or (found < drawn and not may_be_smaller):
-        raise ValueError(
-            f"Expected {drawn} examples, as many as each step of this"
-            f" {type(mechanism).__name__} draws, got {found}: its epsilon would not"
-            " hold. Make the mechanism with the batch_size of your batches; if they are"
-            " dealt out epoch by epoch, so that the last is smaller, use a"
-            " ShuffledGaussian. If some rows are padding, say which by"
-            " is_padding_example."
-        )
+
+    init: Callable[[optax.Params], Any]
+    clip: Callable[..., Sums]
+    add_noise: Callable[..., tuple[optax.Updates, Any]]
+
+
+def scaled_multiplier(
+    noise_multiplier: float | optax.Schedule, sensitivity: float
+) -> float | optax.Schedule:
+    """A noise multiplier times the sensitivity, a schedule if it is one."""
+    if callable(noise_multiplier):
+        return lambda step: jnp.asarray(noise_multiplier(step), float) * sensitivity
+    return noise_multiplier * sensitivity
+
+
+class Noise(abc.ABC):
+    """Which noise hides the clipped sums of a mechanism.
+
+    Attributes:
+      is_independent: whether that of a step is independent of that of any other.
+    """
+
+    is_independent: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def stddev(self, mechanism: Any) -> float | optax.Schedule:
+        """The standard deviation of the noise in each step's gradient."""
+
+    @abc.abstractmethod
+    def transformation(
+        self, mechanism: Any, key: jax.Array
+    ) -> optax.GradientTransformation:
+        """The noise of a key on a tree of `ClippedSum`."""
+
+    def private_gradient(self, mechanism: Any, key: jax.Array) -> PrivateGradient:
+        """A flat clip at the bound of the mechanism, and the noise on its sum."""
+        numbers = mechanism.l2_clip_norm, mechanism.normalize_by
+        noise = self.transformation(mechanism, key)
+
+        def init_fn(params):
+            check_parameters(params, mechanism.clip_rule)
+            return noise.init(params)
+
+        def clip_fn(gradients, state, params, **extra_args):
+            del state
+            rule = mechanism.clip_rule
+            return clipped_sums(gradients, params, *numbers, rule, **extra_args)
+
+        def noise_fn(sums, state, params=None):
+            return noise.update(close_sums(sums.gradient, *numbers), state, params)
+
+        return PrivateGradient(init_fn, clip_fn, noise_fn)
+
+
+@dataclasses.dataclass(frozen=True)
+class Independent(Noise):
+    """Independent Gaussian noise in every step, at the level of the mechanism."""
+
+    is_independent = True
+
+    def stddev(self, mechanism: Any) -> float | optax.Schedule:
+        """The noise multiplier times the sensitivity."""
+        return scaled_multiplier(mechanism.noise_multiplier, mechanism.sensitivity)
+
+    def transformation(
+        self, mechanism: Any, key: jax.Array
+    ) -> optax.GradientTransformation:
+        """`add_dp_noise`."""
+        return add_dp_noise(mechanism, key=key)
+
+
+INDEPENDENT = Independent()
 
 
 def privatize(
-    mechanism: Mechanism, *, key: jax.Array
+    mechanism: "Mechanism", *, key: jax.Array
 ) -> optax.GradientTransformationExtraArgs:
     r"""From per-example gradients to the private gradient: clip, sum, add noise.
 
@@ -121,19 +184,42 @@ def privatize(
       Abadi et al., `Deep Learning with Differential Privacy
       <https://arxiv.org/abs/1607.00133>`_, 2016
     """
-    check.is_mechanism(mechanism)
+    if isinstance(mechanism, type) or not hasattr(mechanism, "private_gradient"):
+        raise TypeError(
+            "Expected mechanism to be a dpadambc mechanism, such as a"
+            f" PoissonGaussian, got {mechanism!r}."
+        )
     private = mechanism.private_gradient(key)
 
     def update_fn(
         updates, state, params=None, *, is_padding_example=None, **extra_args
     ):
-        sums = private.clip(
-            updates, state, params, is_padding_example=is_padding_example, **extra_args
-        )
-        if is_padding_example is None:
-            _refuse_other_sizes(updates, mechanism)
-            if mechanism.pads_batches:
-                _refuse_unmasked(updates, mechanism)
+        masks = {"is_padding_example": is_padding_example, **extra_args}
+        sums = private.clip(updates, state, params, **masks)
+        leaves = per_example_leaves(updates)
+        if is_padding_example is None and not all(leaf.is_masked for leaf in leaves):
+            _check_unmasked_batch(leaves[0].batch_size, mechanism)
         return private.add_noise(sums, state, params)
 
     return optax.GradientTransformationExtraArgs(private.init, update_fn)
+
+
+def _check_unmasked_batch(batch_size: int, mechanism: "Mechanism") -> None:
+    """Raises for a batch without a mask that no step of the mechanism draws.
+
+    In a batch of twice the size each takes part with twice the probability. A smaller
+    one is the last of an epoch: that epoch was dealt out, and no step was drawn alone.
+    """
+    drawn, name = mechanism.known_batch_size, type(mechanism).__name__
+    if mechanism.pads_batches:
+        raise ValueError(
+            f"Expected is_padding_example: batches of {name} are padded, and padding"
+            " would count as data. If nothing is padded, give a mask that is all False."
+        )
+    is_part = bool(arrays.shard_map_axes())  # of a batch that is split over devices
+    if drawn is not None and (batch_size > drawn or not is_part and batch_size < drawn):
+        raise ValueError(
+            f"Expected {drawn} examples, as each step of this {name} draws, got"
+            f" {batch_size}. Say by is_padding_example which are padding, or use a"
+            " ShuffledGaussian for batches that are dealt out epoch by epoch."
+        )

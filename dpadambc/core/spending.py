@@ -1,13 +1,13 @@
-r"""What several runs on the same people's data spend together.
+r"""The spending of several runs on the same people's data.
 
 Trainings, a fine-tuning, a run that was discarded: each depends on the same
 data, and an attacker may see the outputs of all. Neighbors differ in one person's data
 in every run at once. So the privacy losses of all runs compose. Epsilon of the
 composition is no less than that of any run, and mostly well below their sum.
 
-*What is assumed.* The neighbors of the whole must be neighbors of each run, or equal
-there. They are where each run is on all of the data, or on a part of which who is in it
-was settled without looking at the data; a part chosen by its content (the examples with
+*Assumption.* The neighbors of the whole must be neighbors of each run, or equal
+there. They are where each run is on all of the data, or on a part whose members were
+settled without looking at the data. A part chosen by its content (the examples with
 a high loss, say) may change in size when one person's data are replaced, and then it is
 no neighbor of a known size. Hence runs that state a size (`num_examples`) must state
 the same one.
@@ -17,219 +17,132 @@ run that they are in.
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol, Self
+import re
+from collections.abc import Iterable
+from typing import Any, cast
 
 import dp_accounting
 import jax.numpy as jnp
 
-from dpadambc.core import epsilon as _epsilon
-from dpadambc.core import events as _events
-from dpadambc.core import names as _names
 from dpadambc.core import validate
-from dpadambc.core.clip import NeighboringRelation
-from dpadambc.core.clip_rule import FLAT
+from dpadambc.core.accounting import (
+    Accountant,
+    check_delta,
+    least_epsilon,
+    level_counts,
+)
+from dpadambc.core.calibrate import last_affordable
+from dpadambc.core.clip import ClipRule, NeighboringRelation
 from dpadambc.core.mechanism import Mechanism
 
-__all__ = ["Spending", "compose"]
 
-# What of a mechanism does not change epsilon, or is told apart from it.
-_UNTOLD = {"l2_clip_norm", "normalize_by", "iterations", "neighboring_relation"}
-_LEVELS = "noise_multiplier"
-_RULE = "clip_rule"
-_KIND, _STEPS, _RELATION = "mechanism", "steps", "neighboring_relation"
-_PARTS = "parts"
+def class_name(kind: type) -> str:
+    """A class by its package alone: its module may change."""
+    return f"{kind.__module__.split('.')[0]}.{kind.__qualname__}"
 
 
-def _fields(mechanism: Mechanism) -> dict[str, Any]:
-    fields = dataclasses.fields(mechanism)  # pyright: ignore[reportArgumentType]
-    names = [f.name for f in fields if f.init and f.name != _RULE]
-    return {name: _names.plain(getattr(mechanism, name)) for name in names}
+def public_numbers(mechanism: Any) -> dict[str, Any]:
+    """The class of a mechanism and every field, as JSON can hold them.
 
+    Args:
+      mechanism: the public numbers, such as a `PoissonGaussian`.
 
-def _with(mechanism: Mechanism, **changes: Any) -> Mechanism:
-    return dataclasses.replace(mechanism, **changes)  # pyright: ignore[reportArgumentType]
+    Returns:
+      A dictionary. Of a schedule it has the first value, as text, and of a rule of
+      clipping its text.
 
+    Example:
+      >>> import dpadambc
+      >>> from dpadambc.core.spending import public_numbers
+      >>> mechanism = dpadambc.PoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.5, iterations=4,
+      ...     normalize_by=4)
+      >>> numbers = public_numbers(mechanism)
+      >>> numbers["mechanism"], numbers["noise_multiplier"], numbers["iterations"]
+      ('dpadambc.PoissonGaussian', 1.0, 4)
+    """
 
-def _spender(mechanism: Mechanism) -> Mechanism:
-    """With the usual rule of clipping: none changes epsilon, and JSON has no rules."""
-    if mechanism.clip_rule == FLAT:
-        return mechanism
-    return _with(mechanism, clip_rule=FLAT)
+    def plain(value: Any) -> Any:
+        if isinstance(value, Mechanism):
+            return public_numbers(value)
+        if isinstance(value, tuple):
+            return [*value]
+        if isinstance(value, ClipRule):
+            return re.sub(" at 0x[0-9a-f]+", "", repr(value))  # of a function
+        if callable(value):
+            first: Any = value(jnp.zeros([], int))
+            return f"a schedule from {float(first):g}"
+        return getattr(value, "name", value)  # of a member of an enumeration
 
-
-def _kinds(kind: type[Mechanism] = Mechanism) -> Iterator[type[Mechanism]]:
-    """All mechanisms that there are in this process."""
-    for below in kind.__subclasses__():
-        yield below
-        yield from _kinds(below)
-
-
-def _read_levels(found: dict[str, Any]) -> tuple[tuple[float, int], ...]:
-    """The noise multipliers of what `to_json` wrote, each with its steps."""
-    missing = {_KIND, _STEPS, _LEVELS, _RELATION} - set(found)
-    if missing:
-        raise ValueError(
-            f"Expected a run with {', '.join(sorted(missing))}, got {found!r}."
-        )
-    levels = tuple((z, n) for z, n in found[_LEVELS])
-    for z, n in levels:
-        validate.non_negative(noise_multiplier=z)
-        validate.count(steps=n)
-    steps = sum(n for _, n in levels)
-    if not levels or steps != found[_STEPS]:
-        raise ValueError(f"Expected {found[_STEPS]} steps in all, got {steps}.")
-    return levels
+    fields = (field.name for field in dataclasses.fields(mechanism) if field.init)
+    numbers = {name: plain(getattr(mechanism, name)) for name in fields}
+    if inner := numbers.pop("mechanism", None):
+        numbers["inner_mechanism"] = inner
+    return {"mechanism": class_name(type(mechanism)), **numbers}
 
 
 @dataclasses.dataclass(frozen=True)
-class _Run:
-    """Steps of one mechanism, by noise multiplier: a schedule may change afterwards."""
+class Run:
+    """Steps of one mechanism, by noise multiplier: a schedule may change afterwards.
 
-    mechanism: Mechanism  # with the first of the levels
-    levels: tuple[tuple[float, int], ...]  # noise multiplier, number of steps
-    # Of a run of `training.fit`: the random names of the calls that it is made of, each
-    # with the step at which it ended, for it counts once however often it is given.
+    Attributes:
+      mechanism: with the first of the levels.
+      levels: each noise multiplier with its number of steps.
+      parts: the random names of the calls of `training.fit` that the run is made of,
+        each with the step at which it ended. A run counts once, however often it is
+        given.
+    """
+
+    mechanism: Mechanism
+    levels: tuple[tuple[float, int], ...]
     parts: tuple[tuple[str, int], ...] = ()
 
-    @classmethod
-    def of(
-        cls,
-        mechanism: Mechanism,
-        steps: int | None,
-        parts: tuple[tuple[str, int], ...] = (),
-    ) -> Self:
-        steps = mechanism.iterations if steps is None else steps
-        validate.count(steps=steps)
-        mechanism = _spender(mechanism)
-        z, steps = mechanism.noise_multiplier, int(steps)
-        if not callable(z):
-            return cls(mechanism, ((float(z), steps),), parts)
-        first: Any = z(jnp.zeros([], int))
-        counts = _events.level_counts(z, steps) or {float(first): 0}
-        mechanism = _with(mechanism, noise_multiplier=[*counts][0])
-        return cls(mechanism, (*counts.items(),), parts)
+    def __str__(self) -> str:
+        levels = f" at {len(self.levels)} levels of noise" if self.levels[1:] else ""
+        return f"{self.steps} steps{levels} of {self.mechanism!r}"
 
     @property
     def steps(self) -> int:
+        """How many steps it has."""
         return sum(n for _, n in self.levels)
 
-    def dp_events(self, accountant: _events.Accountant) -> list[dp_accounting.DpEvent]:
-        return [
-            _with(self.mechanism, noise_multiplier=z).dp_event(n, accountant=accountant)
-            for z, n in self.levels
-        ]
+    def dp_events(self) -> list[dp_accounting.DpEvent]:
+        """Its steps of each level."""
+        return [self.mechanism._event(n, z) for z, n in self.levels if n]
 
-    @property
-    def accountants(self) -> tuple[_events.Accountant, ...]:
-        return self.mechanism._relations[self.mechanism.neighboring_relation]
-
-    def __str__(self) -> str:
-        numbers = {k: v for k, v in _fields(self.mechanism).items() if k not in _UNTOLD}
-        if len(self.levels) > 1:
-            multipliers = [z for z, _ in self.levels]
-            numbers[_LEVELS] = f"{min(multipliers):g} to {max(multipliers):g}"
-        listed = ", ".join(f"{name}={value}" for name, value in numbers.items())
-        return f"{self.steps} steps of {type(self.mechanism).__name__}({listed})"
-
-    def to_json(self) -> dict[str, Any]:
-        named = {_KIND: _names.name_of(type(self.mechanism)), _STEPS: self.steps}
-        if self.parts:
-            named[_PARTS] = [list(part) for part in self.parts]
-        levels = {_LEVELS: [list(level) for level in self.levels]}
-        return named | _fields(self.mechanism) | levels
-
-    @classmethod
-    def from_json(cls, found: dict[str, Any]) -> Self:
-        known = {_names.name_of(kind): kind for kind in _kinds()}
-        levels = _read_levels(found)
-        used = (_KIND, _STEPS, _LEVELS, _RELATION, _PARTS)
-        numbers = {k: v for k, v in found.items() if k not in used}
-        name, relation = found[_KIND], NeighboringRelation[found[_RELATION]]
-        if name not in known:
-            raise ValueError(
-                f"Expected a mechanism that this process knows, got {name}. Import the"
-                " module that defines it."
-            )
-        kind: Any = known[name]
-        mechanism = kind(
-            **numbers, noise_multiplier=levels[0][0], neighboring_relation=relation
-        )
-        return cls(mechanism, levels, tuple(map(tuple, found.get(_PARTS, ()))))
-
-    def begins(self, other: "_Run") -> bool:
-        """Whether the other has all steps of this one, by the same calls of `fit`."""
-        if not self.parts:
+    def is_part_of(self, other: "Run") -> bool:
+        """Whether the other has all of its steps, by the same calls of `fit`."""
+        if not self.parts or other.steps < self.steps:
             return False
         *before, (name, last) = self.parts
-        size = len(before)
-        if other.parts[:size] != tuple(before) or other.steps < self.steps:
-            return False
-        return any(x == name and n >= last for x, n in other.parts[size : size + 1])
+        after = other.parts[len(before) : len(before) + 1]
+        begins = other.parts[: len(before)] == tuple(before)
+        return begins and any(x == name and n >= last for x, n in after)
 
 
-def _the_same_relation(runs: Sequence[_Run]) -> None:
-    kinds = {run.mechanism.neighboring_relation: run for run in reversed(runs)}
-    if len(kinds) > 1:
-        listed = " and ".join(
-            f"{relation.name} ({type(run.mechanism).__name__})"
-            for relation, run in reversed(kinds.items())
-        )
-        raise ValueError(
-            f"Expected one neighboring relation for all runs, got {listed}: an epsilon"
-            " is for neighbors of one kind. Make all mechanisms with one relation."
-        )
-
-
-def _the_same_size(runs: Sequence[_Run]) -> None:
-    sizes = dict.fromkeys(run.mechanism._known_size for run in runs)
-    sizes.pop(None, None)
-    if len(sizes) > 1:
-        listed = " and ".join(map(str, sizes))
-        raise ValueError(
-            "Expected runs on data of one size, since the epsilon of these mechanisms"
-            f" is for data of a known size, got num_examples={listed}. A part of the"
-            " data, chosen by what is in it, need not keep its size when one person's"
-            " data are replaced. State privacy under ADD_OR_REMOVE_ONE, which knows no"
-            " size, for all runs; runs on the data of other people are not composed."
-        )
-
-
-def _accountants(runs: Sequence[_Run]) -> tuple[_events.Accountant, ...]:
-    """Those that can account for every run, the tightest first."""
-    found: list[_events.Accountant] = [
-        name for name in ("pld", "rdp") if all(name in run.accountants for run in runs)
-    ]
-    if not found:
-        listed = "; ".join(
-            f"{type(run.mechanism).__name__} ({', '.join(run.accountants)})"
-            for run in runs
-        )
-        raise ValueError(
-            f"Expected mechanisms that one accountant knows all of, got {listed}. State"
-            " one of them under another way of sampling or neighboring relation."
-        )
-    return tuple(found)
-
-
-def _counted(events: list[dp_accounting.DpEvent]) -> list[dp_accounting.DpEvent]:
-    """Equal ones together, which are accounted for at once."""
-    counts: list[list[Any]] = []
-    for event in events:
-        alike = next((entry for entry in counts if entry[0] == event), None)
-        if alike is None:
-            counts.append([event, 1])
-        else:
-            alike[1] += 1
-    return [
-        event if count == 1 else dp_accounting.SelfComposedDpEvent(event, count)
-        for event, count in counts
-    ]
+def run_of(
+    mechanism: Mechanism,
+    steps: int | None = None,
+    parts: tuple[tuple[str, int], ...] = (),
+) -> Run:
+    """So many steps of a mechanism; all of its iterations by default."""
+    steps = mechanism.iterations if steps is None else steps
+    validate.count(steps=steps)
+    mechanism = mechanism.accounted_as
+    z, steps = mechanism.noise_multiplier, int(steps)
+    if callable(z):
+        first: Any = z(jnp.zeros([], int))
+        levels = level_counts(z, steps) or {float(first): 0}
+    else:
+        levels = {float(z): steps}
+    numbers: Any = {"noise_multiplier": [*levels][0]}
+    mechanism = dataclasses.replace(cast(Any, mechanism), **numbers)
+    return Run(mechanism, tuple(levels.items()), parts)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Spending:
-    """What several runs on the same people's data spend together: see `compose`.
+    """The spending of several runs on the same people's data: see `compose`.
 
     It compares by value. Spendings are added by `+`. A run of `training.fit` counts
     once, however often it is given. Where it went on from one checkpoint twice, both
@@ -239,7 +152,6 @@ class Spending:
       runs: each with its mechanism and its steps.
 
     Example:
-      >>> import json
       >>> import dpadambc
       >>> from dpadambc import accounting
       >>> mechanism = dpadambc.PoissonGaussian(
@@ -248,25 +160,35 @@ class Spending:
       >>> spent = accounting.compose([mechanism])
       >>> spent.epsilon(1e-5) == mechanism.epsilon(1e-5)
       True
-      >>> text = json.dumps(spent.to_json())
-      >>> accounting.Spending.from_json(json.loads(text)) == spent
-      True
     """
 
-    runs: tuple[_Run, ...]
+    runs: tuple[Run, ...]
 
     def __post_init__(self):
         if not self.runs:
+            raise ValueError("Expected at least one run to compose, got none.")
+        mechanisms = [run.mechanism for run in self.runs]
+        relations = {mechanism.neighboring_relation.name for mechanism in mechanisms}
+        if len(relations) > 1:
             raise ValueError(
-                "Expected at least one run, got none, for which no relation is known."
+                "Expected one neighboring_relation for all runs, got"
+                f" {' and '.join(sorted(relations))}."
             )
-        _the_same_relation(self.runs)
-        _the_same_size(self.runs)
-        _accountants(self.runs)
+        sizes = {mechanism.known_size for mechanism in mechanisms} - {None}
+        if len(sizes) > 1:
+            raise ValueError(
+                "Expected one num_examples for all runs that state it, got"
+                f" {' and '.join(map(str, sizes))}. Runs on other people's data are not"
+                " composed; under ADD_OR_REMOVE_ONE no size is stated."
+            )
+        if not self.accountants:
+            raise ValueError(
+                "Expected mechanisms that one accountant can read all of, got"
+                f" {', '.join(type(mechanism).__name__ for mechanism in mechanisms)}."
+            )
 
     def __repr__(self) -> str:
-        lines = f"{self.neighboring_relation.name}:", *map(str, self.runs)
-        return "Spending(" + "\n  ".join(lines) + ")"
+        return f"Spending({'; '.join(map(str, self.runs))})"
 
     def __add__(self, other: "Spending | Mechanism") -> "Spending":
         """Both together."""
@@ -276,130 +198,76 @@ class Spending:
 
     @property
     def neighboring_relation(self) -> NeighboringRelation:
-        """What two neighboring datasets differ in, in every run."""
+        """The difference of two neighboring data sets, in every run."""
         return self.runs[0].mechanism.neighboring_relation
 
     @property
-    def num_examples(self) -> int | None:
-        """The size of the data, where a run states one."""
-        sizes = (run.mechanism._known_size for run in self.runs)
-        return next((size for size in sizes if size is not None), None)
+    def accountants(self) -> tuple[Accountant, ...]:
+        """Those that can read every run, the tightest first."""
+        first, *others = (run.mechanism.accountants for run in self.runs)
+        return tuple(x for x in first if all(x in known for known in others))
 
-    def _accountant(self, name: _events.Accountant | None) -> _events.Accountant:
-        if name is not None:
-            _events.check_accountant(name)
-        known = _accountants(self.runs)
-        if name not in (None, *known):
-            raise ValueError(
-                f"Expected an accountant that knows all runs, {' or '.join(known)}, got"
-                f" {name!r} for {self!r}."
-            )
-        return name or known[0]
-
-    def dp_event(
-        self, *, accountant: _events.Accountant | None = None
-    ) -> dp_accounting.ComposedDpEvent:
-        """What was run, as a dp-accounting event.
-
-        Args:
-          accountant: which accountant will read it, and no other (see
-            `Mechanism.dp_event`); by default the tightest that knows all runs.
+    def dp_event(self) -> dp_accounting.ComposedDpEvent:
+        """The run as a dp-accounting event: see `Mechanism.dp_event`.
 
         Returns:
           A `dp_accounting.ComposedDpEvent` of the steps of all runs.
-
-        Raises:
-          ValueError: for an accountant that is unknown, or does not know all runs.
         """
-        accountant = self._accountant(accountant)
-        events = [event for run in self.runs for event in run.dp_events(accountant)]
-        return dp_accounting.ComposedDpEvent(_counted(events))
+        events = [event for run in self.runs for event in run.dp_events()]
+        firsts = [i for i, event in enumerate(events) if events.index(event) == i]
+        counts = [(events[i], events.count(events[i])) for i in firsts]
+        return dp_accounting.ComposedDpEvent(  # equal ones are accounted for at once
+            [
+                x if n == 1 else dp_accounting.SelfComposedDpEvent(x, n)
+                for x, n in counts
+            ]
+        )
 
     def epsilon(
-        self, target_delta: float, *, accountant: _events.Accountant | None = None
+        self, target_delta: float, *, accountant: Accountant | None = None
     ) -> float:
         """The epsilon of all runs together.
 
         Args:
           target_delta: the delta that goes with it, in (0, 1).
-          accountant: "pld" or "rdp"; by default the tightest that knows all runs.
+          accountant: `accounting.PLD` or `accounting.RDP`; by default the tightest that
+            can read all runs.
 
         Returns:
           Epsilon under `neighboring_relation`, or infinity: see `Mechanism.epsilon`.
 
         Raises:
-          ValueError: for an accountant that is unknown, or does not know all runs, or a
-            delta outside (0, 1).
+          TypeError: for another accountant.
+          ValueError: for one that cannot read all runs, or a delta outside (0, 1).
         """
-        _events.check_delta(target_delta, self.num_examples)
-        accountant = self._accountant(accountant)
-        return _epsilon.epsilon(
-            self.dp_event(accountant=accountant),
+        for run in self.runs:
+            check_delta(target_delta, run.mechanism.known_size)
+        return least_epsilon(
+            self.dp_event(),
+            (accountant,) if accountant else self.accountants,
             target_delta=target_delta,
             neighboring_relation=self.neighboring_relation,
-            accountant=accountant,
         )
 
-    def to_json(self) -> list[dict[str, Any]]:
-        """What JSON can hold: of each run the mechanism, by name, and its steps.
 
-        Of a schedule it has the noise multipliers, each with its number of steps.
-        """
-        return [run.to_json() for run in self.runs]
-
-    @classmethod
-    def from_json(cls, found: Sequence[dict[str, Any]]) -> Self:
-        """The spending of which `to_json` made this.
-
-        Args:
-          found: a list of dictionaries.
-
-        Returns:
-          A `Spending` that equals the one that was written.
-
-        Raises:
-          ValueError: if a mechanism is not known in this process, or a number is
-            missing or out of its range.
-          TypeError: if a mechanism has other numbers.
-        """
-        return cls(tuple(map(_Run.from_json, found)))
-
-    @classmethod
-    def of_run(
-        cls, mechanism: Mechanism, steps: int, parts: tuple[tuple[str, int], ...]
-    ) -> Self:
-        """Of one run, with the names and last steps of its parts."""
-        return cls((_Run.of(mechanism, steps, parts),))
-
-
-class _Result(Protocol):
-    """What `training.fit` and `training.search` return, as far as it is read here."""
-
-    @property
-    def spent(self) -> Spending: ...
-
-
-def _runs_of(entry: Any) -> tuple[_Run, ...]:
+def _runs_of(entry: Any) -> tuple[Run, ...]:
     entry = getattr(entry, "spent", entry)  # of a result
     if isinstance(entry, Spending):
         return entry.runs
-    mechanism, steps = entry if _is_pair(entry) else (entry, None)
+    is_pair = isinstance(entry, tuple | list) and len(entry) == 2
+    mechanism, steps = entry if is_pair else (entry, None)
     if not isinstance(mechanism, Mechanism):
         raise TypeError(
-            "Expected a mechanism, a (mechanism, steps), an earlier result of compose,"
-            f" or what fit or search returned, for each run, got {entry!r}."
+            "Expected runs to be mechanisms, (mechanism, steps), Spendings or"
+            f" results of fit or search, got {entry!r}."
         )
-    return (_Run.of(mechanism, steps),)
-
-
-def _is_pair(entry: Any) -> bool:
-    return isinstance(entry, tuple | list) and len(entry) == 2
+    return (run_of(mechanism, steps),)
 
 
 def compose(
-    runs: Iterable[Spending | Mechanism | tuple[Mechanism, int | None] | _Result],
+    runs: Iterable[Any],
 ) -> Spending:
-    """What several runs on the same people's data spend together.
+    """The spending of several runs on the same people's data.
 
     Mechanisms and ways of sampling may differ. A result of `fit` that is given twice,
     or that another was told of, counts once; a mechanism that is given twice is two
@@ -414,10 +282,10 @@ def compose(
 
     Args:
       runs: for each run `(mechanism, steps)`, where None stands for all
-        `mechanism.iterations`; or a mechanism, for all of its steps; or what `compose`
-        returned; or what `training.fit` or `training.search` returned, which counts as
-        its `spent`: more steps than were taken where what was released decided when to
-        stop. All are under one neighboring relation. (A `PoissonGaussian` under
+        `mechanism.iterations`; or a mechanism, for all of its steps; or a `Spending`;
+        or a result of `training.fit` or `training.search`, which counts as its
+        `spent`: more steps than were taken where a release decided when to stop. All
+        are under one neighboring relation. (A `PoissonGaussian` under
         ADD_OR_REMOVE_ONE adds the noise of one under REPLACE_ONE with half its
         `noise_multiplier`, and may be stated as that.)
 
@@ -441,21 +309,59 @@ def compose(
       >>> both = accounting.compose([(first, 80), second])
       >>> [round(x.epsilon(1e-5), 2) for x in (first, second, both, both + first)]
       [2.34, 0.19, 2.1, 3.19]
-      >>> print(both)
-      Spending(ADD_OR_REMOVE_ONE:
-        80 steps of PoissonGaussian(noise_multiplier=2.0, sampling_prob=0.1)
-        100 steps of PoissonGaussian(noise_multiplier=2.0, sampling_prob=0.01))
+      >>> [(run.steps, run.mechanism.sampling_prob) for run in both.runs]
+      [(80, 0.1), (100, 0.01)]
     """
     if isinstance(runs, Spending | Mechanism):
         runs = [runs]
-    return Spending(_counted_once([run for entry in runs for run in _runs_of(entry)]))
+    kept: list[Run] = []
+    for run in (run for entry in runs for run in _runs_of(entry)):
+        if not any(map(run.is_part_of, kept)):
+            kept = [other for other in kept if not other.is_part_of(run)] + [run]
+    return Spending(tuple(kept))
 
 
-def _counted_once(runs: Sequence[_Run]) -> tuple[_Run, ...]:
-    """Without runs that others begin with, step by step."""
-    kept: list[_Run] = []
-    for run in runs:
-        if not any(map(run.begins, kept)):
-            kept = [other for other in kept if not other.begins(run)]
-            kept.append(run)
-    return tuple(kept)
+def affordable_iterations(
+    mechanism: Mechanism,
+    *,
+    target_epsilon: float,
+    target_delta: float,
+    spent: Spending | None = None,
+) -> int:
+    """The most steps of a mechanism that stay within a budget.
+
+    Args:
+      mechanism: the public numbers.
+      target_epsilon: not to be exceeded.
+      target_delta: the delta that goes with it.
+      spent: the spending of earlier runs, as `compose` returns it.
+
+    Returns:
+      The number of steps, at most `mechanism.iterations`: never more than the budget
+      allows, and fewer by one in 10,000 at most; 0 if not even one is affordable.
+
+    Raises:
+      ValueError: if the target is negative, delta not in (0, 1), or the spending is
+        under another neighboring relation.
+
+    Example:
+      >>> import dpadambc
+      >>> from dpadambc import training
+      >>> mechanism = dpadambc.PoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=2.0, sampling_prob=0.02,
+      ...     iterations=10_000, normalize_by=100)
+      >>> training.affordable_iterations(
+      ...     mechanism, target_epsilon=1.0, target_delta=1e-5)
+      584
+    """
+    validate.non_negative(target_epsilon=target_epsilon)
+
+    def gap(steps: int) -> float:
+        runs = [(mechanism, steps)] if spent is None else [spent, (mechanism, steps)]
+        epsilon = compose(runs).epsilon(target_delta)
+        # Bounded, since the search cannot use infinity.
+        return min(epsilon - float(target_epsilon), float(target_epsilon) + 1)
+
+    if gap(mechanism.iterations) <= 0:
+        return mechanism.iterations
+    return 0 if gap(0) >= 0 else last_affordable(gap, 0, mechanism.iterations)

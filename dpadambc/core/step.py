@@ -10,11 +10,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.core import batched, checksums, clipped_grad, keys, precision, validate
+from dpadambc.core import clipped_grad, keys, validate
 from dpadambc.core import data as _data
-from dpadambc.core.batch import Batch
+from dpadambc.core.arrays import widen
 from dpadambc.core.data import Layout
 from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.per_example import Arguments
+from dpadambc.core.sampling import Batch
 
 
 @functools.partial(
@@ -93,11 +95,6 @@ def positional(loss_fn: Callable[..., Any], *, has_frozen: bool) -> Callable[...
     return lambda *arguments: loss_fn(*arguments[:-1], key=arguments[-1])
 
 
-def key_of_batches(key: jax.Array, words: jax.typing.ArrayLike) -> jax.Array:
-    """The key of batches, with a digest or a checksum folded into it."""
-    return checksums.folded_in(key, words)
-
-
 @dataclasses.dataclass(frozen=True)
 class Step:
     """One private step on sampled examples, for a loop of your own.
@@ -165,7 +162,7 @@ class Step:
                 "Expected mechanism to be a dpadambc mechanism that draws each batch"
                 f" from a key, such as a PoissonGaussian, got {self.mechanism!r}."
             )
-        validate.of_private_gradient(self.optimizer)
+        validate.transformation(optimizer=self.optimizer)
         if self.microbatch_size is not None:
             validate.count(least=1, microbatch_size=self.microbatch_size)
             if self.microbatch_size % (shards := _data.num_shards(self.layout)):
@@ -190,7 +187,7 @@ class Step:
         sampling_key, loss_key = jax.random.split(run_key)
         # Copies: a step that is given the buffers of a state must not take others.
         params = jax.tree.map(jnp.array, params)
-        wide = jax.tree.map(lambda x: jnp.array(precision.wide(x)), params)
+        wide = jax.tree.map(lambda x: jnp.array(widen(x)), params)
         return TrainState(
             step=jnp.zeros([], jnp.int32),
             params=params,
@@ -224,7 +221,7 @@ class Step:
         if is_random:
             own_key = (jax.random.fold_in(state.loss_key, state.step),)
         first = 1 + len(shared)
-        parts = batched.Arguments(
+        parts = Arguments(
             0,
             batch_argnums=tuple(range(first, first + len(examples))),
             prng_argnum=first + len(examples) if is_random else None,
@@ -301,8 +298,8 @@ def draw_batch(mechanism: Any, state: TrainState, num_examples: int) -> Batch:
     """
     _check_state(mechanism, state)
     key = state.sampling_key
-    if mechanism._draws_steps_alone:
-        key = key_of_batches(key, checksums.of_tree(state.params))
+    if mechanism.draws_steps_alone:
+        key = keys.of_batches(key, keys.checksum(state.params))
     return mechanism.sample_step(key, state.step, num_examples=num_examples)
 
 

@@ -1,20 +1,17 @@
-"""Checks of what a caller passes in, with one style of message.
+"""Checks of arguments, with one style of message.
 
-Each check takes one keyword argument, so that the message carries its name: what was
-expected, what came and, where it helps, what to do. Numbers are checked when their
-value is known. One that JAX is tracing has none; its dtype is checked, which must have
-32 bits or more.
+Each check takes one keyword argument, whose name the message carries. Numbers are
+checked where their value is known. A number that JAX is tracing has a dtype only, which
+must have at least 32 bits.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from jax import core
 
 
 def _single(named: dict[str, Any]) -> tuple[str, Any]:
@@ -35,6 +32,18 @@ def known_number(name: str, value: Any) -> float | None:
         raise TypeError(f"Expected {name} to be a number, got {value!r}.") from None
 
 
+def full_precision(**named: Any) -> None:
+    """At least 32 bits, if the number has a dtype: 0.999 in bfloat16 is 1."""
+    name, value = _single(named)
+    dtype = getattr(value, "dtype", None)
+    is_floating = dtype is not None and jnp.issubdtype(dtype, jnp.floating)
+    if is_floating and jnp.finfo(dtype).bits < 32:
+        raise TypeError(
+            f"Expected {name} in at least float32, got {dtype}. With"
+            " optax.inject_hyperparams, pass hyperparam_dtype=jnp.float32."
+        )
+
+
 def _require(named: dict[str, Any], holds: Callable[[float], bool], expected: str):
     full_precision(**named)
     name, value = _single(named)
@@ -44,11 +53,11 @@ def _require(named: dict[str, Any], holds: Callable[[float], bool], expected: st
 
 
 def python_number(**named: Any) -> Any:
-    """What is an array of one number, as that; anything else as it is."""
+    """An array of one number as a Python number; anything else as it is."""
     full_precision(**named)
     _, value = _single(named)
     is_array = isinstance(value, np.generic | np.ndarray | jax.Array)
-    if not is_array or isinstance(value, core.Tracer) or value.shape != ():
+    if not is_array or isinstance(value, jax.core.Tracer) or value.shape != ():
         return value
     return value.item()
 
@@ -87,90 +96,25 @@ def count(*, least: int = 0, **named: Any) -> None:
     """A whole number of at least `least`."""
     name, value = _single(named)
     if not isinstance(value, int | np.integer) or isinstance(value, bool):
-        is_array = getattr(value, "shape", None) == () and hasattr(value, "astype")
-        what = f" Give int({name})." if is_array else ""
-        raise TypeError(f"Expected {name} to be an int, got {value!r}.{what}")
+        raise TypeError(f"Expected {name} to be an int, got {value!r}.")
     if value < least:
         raise ValueError(f"Expected {name} >= {least}, got {name}={value}.")
 
 
-def generator(**named: Any) -> None:
-    """A generator of NumPy."""
-    name, value = _single(named)
-    if not isinstance(value, np.random.Generator):
-        raise TypeError(
-            f"Expected {name} to be a numpy.random.Generator, such as"
-            f" numpy.random.default_rng(), got {type(value).__name__}."
-        )
-
-
-def whole(*, least: int, **named: Any) -> None:
-    """As `count`, of a number that JAX may be tracing, or that is an array of it."""
-    name, value = _single(named)
-    if not isinstance(value, jax.Array):
-        return count(least=least, **named)
-    if not jnp.issubdtype(value.dtype, jnp.integer):
-        raise TypeError(f"Expected {name} to be an int, got {value!r}.")
-    _require(named, lambda x: x >= least, f">= {least}")
-
-
-def one_of(choices: Sequence[str], **named: Any) -> None:
-    """One of a few words."""
-    name, value = _single(named)
-    if value not in choices:
-        listed = ", ".join(map(repr, choices))
-        raise ValueError(f"Expected {name} to be one of {listed}, got {value!r}.")
-
-
 def function(**named: Any) -> None:
-    """What can be called."""
+    """A callable."""
     name, value = _single(named)
     if not callable(value):
         raise TypeError(f"Expected {name} to be a function, got {value!r}.")
 
 
-def of_private_gradient(optimizer: Any) -> None:
-    """An Optax transformation, rather than its name or the function that makes it."""
-    has = lambda name: callable(getattr(optimizer, name, None))
-    if isinstance(optimizer, type) or not (has("init") and has("update")):
-        raise TypeError(
-            "Expected optimizer to be an Optax transformation of the private gradient,"
-            " such as optax.adam(1e-3) or"
-            " dpadambc.adam_bc(1e-3, mechanism.noise_stddev), got"
-            f" {optimizer!r}."
-        )
-
-
-def full_precision(**named: Any) -> None:
-    """Of at least 32 bits, where it has a dtype of its own.
-
-    A bfloat16 standard deviation is off by up to 0.4 %, and with it the guarantee;
-    0.999 in bfloat16 is 1. `optax.inject_hyperparams` makes such numbers when the
-    parameters are in bfloat16.
-    """
+def transformation(**named: Any) -> None:
+    """An Optax transformation, rather than the function that makes it."""
     name, value = _single(named)
-    dtype = getattr(value, "dtype", None)
-    if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
-        return
-    if jnp.finfo(dtype).bits < 32:
+    if isinstance(value, type) or not hasattr(value, "update"):
         raise TypeError(
-            f"Expected {name} in at least float32, got {dtype}. With"
-            " optax.inject_hyperparams, pass hyperparam_dtype=jnp.float32."
-        )
-
-
-def floating(**named: Any) -> None:
-    """A floating dtype, or None."""
-    name, value = _single(named)
-    if isinstance(value, jax.Array):
-        raise TypeError(
-            f"Expected {name} to be a floating dtype, got an array of {value.dtype}."
-            " optax.inject_hyperparams calls a dtype as if it were a schedule: give its"
-            f" name, a string, or pass static_args={name!r}."
-        )
-    if value is not None and not jnp.issubdtype(jnp.dtype(value), jnp.floating):
-        raise TypeError(
-            f"Expected {name} to be a floating dtype, got {jnp.dtype(value)}."
+            f"Expected {name} to be an Optax transformation, such as optax.adam(1e-3),"
+            f" got {value!r}."
         )
 
 
@@ -179,51 +123,33 @@ def typed_key(**named: Any) -> None:
     name, value = _single(named)
     dtype = getattr(value, "dtype", None)
     if dtype is None or not jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        what = f"dtype {dtype}" if dtype is not None else repr(value)
         raise TypeError(
-            f"Expected {name} to be a typed JAX key, got {what}. Take"
-            " dpadambc.training.secret_key() for a run on protected data, and"
-            " jax.random.key(seed) to try; jax.random.wrap_key_data wraps raw key data."
+            f"Expected {name} to be a typed JAX key, got {dtype or repr(value)}. Take"
+            " dpadambc.training.secret_key(), or jax.random.key(seed) on public data."
         )
     if value.shape != ():
-        raise ValueError(
-            f"Expected {name} to be one key of shape (), got shape {value.shape}."
-        )
+        raise ValueError(f"Expected {name} to be one key, got shape {value.shape}.")
 
 
-def real_floating(dtype: Any, name: str) -> None:
-    """Of real floating-point numbers."""
-    if not jnp.issubdtype(dtype, jnp.floating):
-        raise TypeError(f"Expected {name} to be floating, got {dtype}.")
-
-
-def real_tree(tree: Any) -> None:
-    """No complex number in any leaf."""
+def real_arrays(**named: Any) -> None:
+    """A tree of arrays of real floating-point numbers."""
+    name, tree = _single(named)
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        if jnp.issubdtype(jnp.result_type(leaf), jnp.complexfloating):
+        dtype = getattr(leaf, "dtype", None)
+        if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
             raise TypeError(
-                f"Expected gradients of real numbers, got {jnp.result_type(leaf)} at"
-                f" {jax.tree_util.keystr(path) or 'the gradient'}. Train the real and"
-                " the imaginary part as two parameters."
+                f"Expected {name}{jax.tree_util.keystr(path)} to be an array of real"
+                f" floating-point numbers, got {dtype or repr(leaf)}."
             )
 
 
 def padding(is_padding_example: Any, batch_size: int) -> None:
-    """A bool array, with one entry per example."""
-    dtype = getattr(is_padding_example, "dtype", type(is_padding_example))
-    if not hasattr(is_padding_example, "shape") or dtype != jnp.bool_:
-        raise TypeError(
-            "Expected is_padding_example to be a bool array, True where the example is"
-            f" padding, got {dtype}."
-        )
-    if is_padding_example.shape != (batch_size,):
+    """A bool array with one entry per example."""
+    dtype = getattr(is_padding_example, "dtype", None)
+    if dtype != jnp.bool_:
+        got = dtype or type(is_padding_example)
+        raise TypeError(f"Expected is_padding_example to be a bool array, got {got}.")
+    if (shape := is_padding_example.shape) != (batch_size,):
         raise ValueError(
-            f"Expected is_padding_example of shape ({batch_size},), one entry per"
-            f" example, got shape {is_padding_example.shape}."
+            f"Expected is_padding_example of shape ({batch_size},), got {shape}."
         )
-
-
-def sees_a_part(params: optax.Params | None) -> bool:
-    """Whether `optax.masked` or `optax.multi_transform` hides some parameters."""
-    is_hidden = lambda x: isinstance(x, optax.MaskedNode)
-    return any(map(is_hidden, jax.tree.leaves(params, is_leaf=is_hidden)))

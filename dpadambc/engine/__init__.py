@@ -1,4 +1,6 @@
-"""Per-example gradients in the factored form in which reverse mode produces them."""
+"""Factored gradients and written-out random numbers: fast twins of JAX's own.
 
-from dpadambc.engine.transform import factored_outputs as factored_outputs
-from dpadambc.engine.transform import isolated_outputs as isolated_outputs
+The core calls `transform.factored_outputs` and `threefry.normals`, whose twins are
+`jax.vmap(jax.grad(...))` and `jax.random.normal`. The gradients that come back are
+values of two types, `interface.Gradient` and `forms.Dense`, summed by `weighted.sums`.
+"""

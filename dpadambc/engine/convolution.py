@@ -22,8 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc.core import precision
-from dpadambc.engine import forms, product
+from dpadambc.engine import forms, precision, product
 from dpadambc.engine.interface import Gradient, Shape, Side, pytree, squared
 
 # Loops over more taps than this are left to the fallback, which compiles faster.

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from dpadambc.core import precision
+from dpadambc.engine import precision
 from dpadambc.engine.interface import Gradient, Shape, pytree, squared, times_along
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
-from dpadambc.core import precision
+from dpadambc.engine import precision
 
 Shape = tuple[int, ...]
 T = TypeVar("T")

@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc.core import precision
-from dpadambc.engine import forms, product, view
+from dpadambc.engine import forms, precision, product, view
 from dpadambc.engine.interface import Gradient, Shape, pytree, squared, times_along
 
 

@@ -26,8 +26,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpadambc.core import precision
-from dpadambc.engine import forms
+from dpadambc.engine import forms, precision
 from dpadambc.engine.interface import (
     Gradient,
     Shape,

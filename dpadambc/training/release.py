@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc.accounting import Spending
+from dpadambc.accounting import Spending, spending_from_json, spending_to_json
 from dpadambc.core.fit import Result
-from dpadambc.core.names import public_numbers
+from dpadambc.core.spending import public_numbers
 from dpadambc.core.step import TrainState
 
 _ABOUT = "about"
@@ -49,7 +49,7 @@ class Release(NamedTuple):
                 "Expected a release that names its runs, got one of an older version."
                 " Give fit its params, and a list of (mechanism, steps) as spent=."
             )
-        return Spending.from_json(self.about[_SPENT])
+        return spending_from_json(self.about[_SPENT])
 
 
 class Releasable(NamedTuple):
@@ -173,7 +173,7 @@ def save_release(path: str | pathlib.Path, result: Result) -> dict[str, Any]:
         "iterations": result.iterations,
         "epsilon": result.epsilon,
         "delta": result.target_delta,
-        _SPENT: result.spent.to_json(),
+        _SPENT: spending_to_json(result.spent),
         "dtypes": {name: str(x.dtype) for name, x in arrays.items()},
         "dpadambc": importlib.metadata.version("dpadambc"),
     }

@@ -16,13 +16,11 @@ import numpy as np
 
 from dpadambc import accounting
 from dpadambc.accounting import Spending
-from dpadambc.accounting.selection import Events
 from dpadambc.core import data as _data
-from dpadambc.core import events as _events
 from dpadambc.core import validate
+from dpadambc.core.accounting import gaussian
 from dpadambc.core.identity import gathers_nodes
-from dpadambc.core.mechanism import Mechanism
-from dpadambc.core.poisson import PoissonGaussian
+from dpadambc.core.mechanism import Mechanism, PoissonGaussian
 
 # How many examples are scored at once.
 _AT_ONCE = 256
@@ -88,10 +86,10 @@ class PublicScore:
         del rng
         return float(np.mean(scores, dtype=np.float64))
 
-    def compose(self, events: Events, relation: Any) -> Events:
+    def compose(self, event: Any, relation: Any) -> Any:
         """What a trial runs, with its score; for `search`."""
         del relation
-        return events
+        return event
 
     def spent(self, mechanism: Mechanism) -> Spending:
         """The same, as runs."""
@@ -145,7 +143,7 @@ class NoisyScore:
     def check(self, mechanism: Mechanism, params: Any, shared: tuple[Any, ...]) -> None:
         """Raises where a node moves more than one score; for `search`."""
         traced = jax.make_jaxpr(self.fn)(params, *shared, *_data.one_example(self.data))
-        if hasattr(mechanism, "max_terms") or gathers_nodes(traced):
+        if mechanism.terms_per_unit > 1 or gathers_nodes(traced):
             raise ValueError(
                 "Expected a NoisyScore without graphs.gather, and a mechanism of"
                 f" examples, got one of nodes, by {type(mechanism).__name__}: a node is"
@@ -169,16 +167,11 @@ class NoisyScore:
         return (total + noise) / float(self.normalize_by)
 
     def compose(
-        self, events: Events, relation: dp_accounting.NeighboringRelation
-    ) -> Events:
+        self, event: Any, relation: dp_accounting.NeighboringRelation
+    ) -> dp_accounting.DpEvent:
         """What a trial runs, with its score; for `search`."""
-        noise = float(self.noise_multiplier)
-        return {
-            accountant: dp_accounting.ComposedDpEvent(
-                [event, _events.gaussian(noise, relation, accountant)]
-            )
-            for accountant, event in events.items()
-        }
+        noise = gaussian(float(self.noise_multiplier), relation)
+        return dp_accounting.ComposedDpEvent([event, noise])
 
     def spent(self, mechanism: Mechanism) -> Spending:
         """The same, as runs: the score is a sum over all examples, with noise."""

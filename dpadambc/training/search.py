@@ -4,19 +4,25 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import dp_accounting
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc.accounting import Spending, selection, tuning
+from dpadambc.accounting import Spending
+from dpadambc.accounting.search import (
+    TunedEpsilon,
+    check_trials,
+    tuned_epsilon_of_event,
+)
 from dpadambc.accounting.trials import Fixed, Trials
-from dpadambc.accounting.tuning import TunedEpsilon
 from dpadambc.core import data as _data
-from dpadambc.core import events, keys, validate
 from dpadambc.core import identity as _identity
+from dpadambc.core import keys, validate
+from dpadambc.core.accounting import check_delta
 from dpadambc.core.mechanism import Mechanism
-from dpadambc.core.step import Step, draw_batch, key_of_batches
+from dpadambc.core.step import Step, draw_batch
 from dpadambc.training.scores import Score
 
 # A number, or several by name, which `make_optimizer` is called with.
@@ -124,7 +130,7 @@ def _made(make_optimizer: Callable[..., Any], candidate: Any) -> Any:
 
 
 def _check_trials(trials: Trials, num_candidates: int) -> None:
-    selection.check(trials)
+    check_trials(trials)
     if isinstance(trials, Fixed) and trials.number != num_candidates:
         raise ValueError(
             f"Expected trials=Fixed({num_candidates}), one of each candidate, got"
@@ -157,12 +163,12 @@ def _check_score(score: Any) -> None:
 def _check_data(data: Any, mechanism: Mechanism, target_delta: float) -> None:
     if _data.is_source(data):
         raise TypeError("Expected data as arrays, for one program, got a source.")
-    events.check_delta(target_delta, _data.num_examples(data))
+    check_delta(target_delta, _data.num_examples(data))
 
 
-def _events_of(mechanism: Mechanism, score: Score) -> selection.Events:
-    """The events of one trial: the training, and a score of protected data."""
-    return score.compose(mechanism.dp_events(), mechanism.neighboring_relation)
+def _event_of(mechanism: Mechanism, score: Score) -> dp_accounting.DpEvent:
+    """The event of one trial: the training, and a score of protected data."""
+    return score.compose(mechanism.dp_event(), mechanism.neighboring_relation)
 
 
 def _runs_of(mechanism: Mechanism, score: Score, trials: Trials) -> Spending | None:
@@ -179,9 +185,8 @@ def _drawn_from(
     In a list: an array of them would have their secret number in its shape, which JAX
     writes to its log as it compiles.
     """
-    words = np.asarray(jax.random.key_data(key))  # on no device in particular
-    key = jax.random.wrap_key_data(jnp.asarray(words), impl=jax.random.key_impl(key))
-    host_key, trial_key = jax.random.split(keys.of_domain(key, "search"))
+    key = keys.of_domain(keys.of_this_process(key), "search")
+    host_key, trial_key = jax.random.split(key)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(host_key)).tolist())
     number = trials.sample(rng)
     return rng, [jax.random.fold_in(trial_key, i) for i in range(number)]
@@ -249,8 +254,8 @@ def search(
     `search` draws the number of trials from `trials`, and keeps it secret. Each trial
     draws a candidate with replacement, trains for the iterations of the mechanism, and
     gets a score. The best trial is returned, or any of the best if several are equal.
-    With `trials.Fixed(len(candidates))` there is one trial of each candidate, and all
-    are returned.
+    With `accounting.Fixed(len(candidates))` there is one trial of each candidate, and
+    all are returned.
 
     Guarantees:
       * `result.epsilon` is of all that is returned: the parameters, the candidate and
@@ -282,8 +287,8 @@ def search(
         in `lambda learning_rate: optax.adam(learning_rate)`.
       candidates: numbers; or dictionaries of numbers, which `make_optimizer` is called
         with by name. Not chosen by looking at protected data.
-      trials: the distribution of the number of trials, such as `trials.Geometric(8)`,
-        of `dpadambc.mechanisms`. With a mean of m, any one of n candidates goes
+      trials: the distribution of the number of trials, such as
+        `accounting.Geometric(8)`. With a mean of m, any one of n candidates goes
         untried with a probability of about n / (n + m); more trials cost little.
       score: a `PublicScore` or a `NoisyScore`.
       key: a typed key, a new one for each search; secret.
@@ -306,8 +311,7 @@ def search(
     Example:
       >>> import jax, jax.numpy as jnp, optax
       >>> import dpadambc
-      >>> from dpadambc import training
-      >>> from dpadambc.accounting import trials
+      >>> from dpadambc import accounting, training
       >>> x = jax.random.normal(jax.random.key(0), (1_200, 3))
       >>> y = x @ jnp.array([1.0, -2.0, 3.0])
       >>> loss_fn = lambda w, x, y: (w @ x - y) ** 2
@@ -316,7 +320,7 @@ def search(
       ...     normalize_by=200)
       >>> result = training.search(
       ...     loss_fn, jnp.zeros(3), (x[:1_000], y[:1_000]), mechanism, optax.adam,
-      ...     [0.001, 0.01, 0.1], trials=trials.Geometric(9),
+      ...     [0.001, 0.01, 0.1], trials=accounting.Geometric(9),
       ...     score=training.PublicScore(
       ...         lambda w, x, y: -loss_fn(w, x, y), (x[1_000:], y[1_000:])),
       ...     key=jax.random.key(2), target_delta=1e-5, trials_at_once=4)
@@ -348,8 +352,9 @@ def search(
     ]
     shared = () if frozen is None else (frozen,)
     score.check(mechanism, params, shared)
-    cost = tuning.tuned_epsilon(
-        _events_of(mechanism, score),
+    cost = tuned_epsilon_of_event(
+        _event_of(mechanism, score),
+        mechanism.accountants,
         trials,
         target_delta=target_delta,
         neighboring_relation=mechanism.neighboring_relation,
@@ -359,7 +364,7 @@ def search(
     if not all(getattr(x, "is_fully_addressable", True) for x in arrays):
         key = keys.the_same_everywhere(key)
     identity = _identity.of_run(mechanism, programs, None, params, frozen, data)
-    key = key_of_batches(key, _identity.digest(identity))
+    key = keys.of_batches(key, _identity.digest(identity))
     rng, trial_keys = _drawn_from(key, trials)
     chosen = _chosen(rng, trials, len(listed), len(trial_keys))
     num_examples = _data.num_examples(data)

@@ -9,7 +9,7 @@ import pytest
 
 import dpadambc
 from dpadambc import contrib
-from dpadambc.audit import _correction
+from dpadambc.audit.correction import is_corrected
 from tests import common
 
 STEPS = 30
@@ -161,46 +161,25 @@ def test_state_is_of_rows_and_columns_and_seen_by_the_audit():
     (state, *_) = tx.init(params)
     assert state.nu.row.shape == (200,) and state.nu.column.shape == (300,)
     chex.assert_type(jax.tree.leaves(state.nu), jnp.float32)
-    assert _correction.is_corrected(lambda key: tx, params)
-    assert not _correction.is_corrected(lambda key: optax.adafactor(0.1), params)
+    assert is_corrected(lambda key: tx, params)
+    assert not is_corrected(lambda key: optax.adafactor(0.1), params)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "match"),
+    "wrong",
     [
-        (dict(decay_rate=0.0), "Expected decay_rate to be positive"),
-        (dict(min_dim_size_to_factor=0), "Expected min_dim_size_to_factor >= 1"),
-        (dict(clipping_threshold=0.0), "Expected clipping_threshold to be positive"),
-        (dict(variance_floor=-1.0), "Expected variance_floor to be non-negative"),
+        dict(decay_rate=0.0),
+        dict(min_dim_size_to_factor=0),
+        dict(clipping_threshold=0.0),
+        dict(variance_floor=-1.0),
     ],
 )
-def test_refuses_what_is_out_of_range(wrong, match):
-    with pytest.raises(ValueError, match=match):
+def test_refuses_numbers_out_of_their_range(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
         contrib.adafactor_bc(0.1, 0.1, **wrong)
 
 
 def test_injected_it_says_which_argument_is_static():
     inject = optax.inject_hyperparams(contrib.adafactor_bc)
-    with pytest.raises(TypeError, match="pass static_args='min_dim_size_to_factor'"):
+    with pytest.raises(TypeError, match="min_dim_size_to_factor"):
         inject(0.1, 0.1).init(PARAMS)
-
-
-def test_behind_privatize_it_sees_the_private_gradient_alone():
-    """Other examples of the same clipped sum: the same state and updates."""
-    mechanism = common.poisson_gaussian(noise_multiplier=0.5, normalize_by=4.0)
-    tx = optax.chain(
-        dpadambc.privatize(mechanism, key=jax.random.key(2)),
-        contrib.adafactor_bc(0.1, mechanism.noise_stddev, **SMALL),
-    )
-    params, padding = jnp.ones((4, 4)), jnp.zeros(2, bool)
-    rows = jnp.arange(32.0).reshape(2, 4, 4) / 256
-
-    def run(rows):
-        examples = dpadambc.as_per_example(rows, is_padding_example=padding)
-        return common.plain(tx.update(examples, tx.init(params), params))
-
-    moved = rows + jnp.array([1.0, -1.0]).reshape(2, 1, 1) / 64
-    chex.assert_trees_all_equal(run(rows), run(moved))
-    # Negative control: another sum.
-    with pytest.raises(AssertionError):
-        chex.assert_trees_all_equal(run(rows), run(2 * moved))

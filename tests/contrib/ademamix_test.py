@@ -9,8 +9,7 @@ import pytest
 
 import dpadambc
 from dpadambc import RelativeFloor, contrib
-from dpadambc.audit import _correction
-from tests import common
+from dpadambc.audit.correction import is_corrected
 
 GRADIENTS = np.random.default_rng(0).normal(size=(40, 300)).astype(np.float32)
 SETTINGS = {
@@ -55,27 +54,6 @@ def test_without_noise_it_is_that_of_optax(settings):
     chex.assert_trees_all_close(ours, updates_of(theirs)[0], rtol=1e-5, atol=1e-6)
 
 
-def test_slow_moment_has_the_noise_and_the_signal_that_are_advised_of():
-    """Within 5 standard errors, of 20,000 coordinates."""
-    signal, size, b3, steps = 0.3, 20_000, 0.99, 80
-    noise = dpadambc.add_dp_noise(1.0, key=jax.random.key(1))
-    tx = contrib.scale_by_ademamix_bc(1.0, b3=b3)
-    gradient = jnp.full(size, signal)
-
-    def step(states, _):
-        noised, noise_state = noise.update(common.summed(gradient), states[0])
-        return (noise_state, tx.update(noised, states[1])[1]), None
-
-    start = noise.init(gradient), tx.init(gradient)
-    (_, state), _ = jax.lax.scan(step, start, length=steps)
-    m2, held = np.float64(state.m2), 1 - b3**steps
-    stddev = np.sqrt((1 - b3) / (1 + b3) * (1 - b3 ** (2 * steps)))
-    assert abs(m2.mean() - held * signal) < 5 * stddev / np.sqrt(size)
-    assert abs(m2.std() / stddev - 1) < 5 / np.sqrt(2 * size)
-    # Negative control: a moment that is corrected for its start holds all of it.
-    assert abs(m2.mean() - signal) > 20 * stddev / np.sqrt(size)
-
-
 def test_moments_are_in_the_dtypes_asked_for():
     params = {"w": jnp.zeros((3, 2), jnp.bfloat16)}
     tx = contrib.scale_by_ademamix_bc(0.1, mu_dtype="bfloat16")
@@ -87,42 +65,16 @@ def test_moments_are_in_the_dtypes_asked_for():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "match"),
-    [
-        (dict(b3=1.0), r"Expected b3 in \[0, 1\)"),
-        (dict(alpha=-1.0), "Expected alpha to be non-negative"),
-        (dict(correction=-1.0), "Expected correction to be non-negative"),
-    ],
+    "wrong", [dict(b3=1.0), dict(alpha=-1.0), dict(correction=-1.0)]
 )
-def test_refuses_what_is_out_of_range(wrong, match):
-    with pytest.raises(ValueError, match=match):
+def test_refuses_numbers_out_of_their_range(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
         contrib.ademamix_bc(0.1, 0.1, **wrong)
-
-
-def test_behind_privatize_it_sees_the_private_gradient_alone():
-    """Other examples of the same clipped sum: the same state and updates."""
-    mechanism = common.poisson_gaussian(noise_multiplier=0.5, normalize_by=4.0)
-    tx = optax.chain(
-        dpadambc.privatize(mechanism, key=jax.random.key(2)),
-        contrib.ademamix_bc(0.1, mechanism.noise_stddev),
-    )
-    params, padding = jnp.zeros(2), jnp.zeros(2, bool)
-    rows = jnp.array([[0.5, 0.25], [0.25, 0.5]])
-
-    def run(rows):
-        examples = dpadambc.as_per_example(rows, is_padding_example=padding)
-        return common.plain(tx.update(examples, tx.init(params), params))
-
-    moved = rows + jnp.array([[0.25, 0.0], [-0.25, 0.0]])
-    chex.assert_trees_all_equal(run(rows), run(moved))
-    # Negative control: another sum.
-    with pytest.raises(AssertionError):
-        chex.assert_trees_all_equal(run(rows), run(2 * moved))
 
 
 def test_the_audit_sees_the_correction():
     params = jnp.zeros(2)
     ours = lambda key: contrib.ademamix_bc(0.1, 0.3)
     plain = lambda key: optax.contrib.ademamix(0.1)
-    assert _correction.is_corrected(ours, params)
-    assert not _correction.is_corrected(plain, params)
+    assert is_corrected(ours, params)
+    assert not is_corrected(plain, params)

@@ -9,7 +9,9 @@ import pytest
 import scipy.signal
 
 import dpadambc
-from dpadambc import audit, contrib, theory
+from benchmarks import theory
+from dpadambc import audit, contrib
+from dpadambc.contrib.filtering import impulse_response
 from tests import common
 
 FILTERS = {
@@ -111,7 +113,7 @@ def test_the_floor_for_the_correlation_is_what_the_second_moment_resolves():
     noise = scipy.signal.lfilter(*coefficients, draws)
     weights = b2 ** np.arange(steps - 1, -1, -1.0)
     nu_hat = noise**2 @ (weights / weights.sum())
-    response = theory.impulse_response(*coefficients, 200)
+    response = impulse_response(*coefficients, 200)
     spread = theory.correlated_second_moment_spread(response, np.ones(steps), b2)
     squares = (nu_hat - nu_hat.mean()) ** 2
     error = squares.std() / np.sqrt(size)
@@ -131,23 +133,23 @@ def test_levels_may_be_a_tree_and_counts_traced():
 
 
 @pytest.mark.parametrize(
-    ("coefficients", "match"),
+    ("coefficients", "name"),
     [
-        (((1.0,), (1.0, -1.0)), "Expected a filter that forgets"),
-        (((1.0,), (1.0, -1.5)), "Expected a filter that forgets"),
-        (((0.0, 1.0),), "is positive from the first step on"),
-        (((1.0, -1.0),), "is positive from the first step on"),
-        (((-1.0,),), "is positive from the first step on"),
-        (((1.0,), (2.0, -1.0)), "Expected denominator to begin with 1"),
-        (((float("nan"),),), "Expected numerator to be finite numbers"),
-        (((),), "Expected numerator to be finite numbers"),
-        (((0.0,),), "is positive from the first step on"),
+        (((1.0,), (1.0, -1.0)), "denominator"),  # does not settle
+        (((1.0,), (1.0, -1.5)), "denominator"),
+        (((0.0, 1.0),), "numerator"),  # no response to the first gradient
+        (((1.0, -1.0),), "numerator"),
+        (((-1.0,),), "numerator"),
+        (((1.0,), (2.0, -1.0)), "denominator"),
+        (((float("nan"),),), "numerator"),
+        (((),), "numerator"),
+        (((0.0,),), "numerator"),
     ],
 )
-def test_refuses_what_is_no_low_pass(coefficients, match):
-    with pytest.raises(ValueError, match=match):
+def test_refuses_coefficients_of_no_low_pass(coefficients, name):
+    with pytest.raises(ValueError, match=name):
         contrib.low_pass(*coefficients)
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises(ValueError, match=name):
         contrib.low_pass_noise_stddev(1.0, *coefficients)
 
 
@@ -155,7 +157,7 @@ def test_injected_arrays_are_refused_and_tuples_are_not():
     inject = optax.inject_hyperparams(contrib.low_pass)
     inject(*FILTERS["average"]).init(PARAMS)
     tx = inject(*map(np.array, FILTERS["average"]))
-    with pytest.raises(TypeError, match="With optax.inject_hyperparams, give tuples"):
+    with pytest.raises(TypeError, match="numerator"):
         jax.jit(tx.init)(PARAMS)
 
 

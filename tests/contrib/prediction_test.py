@@ -130,49 +130,13 @@ def test_on_a_quadratic_the_estimate_does_not_lag():
     assert last_errors(lambda w, direction, x: loss_fn(w, x)) > 0.05
 
 
-def test_a_run_ends_where_it_would_compiled_once():
-    # Sums that differ by rounding have noise of their own.
-    mechanism = common.poisson_gaussian(iterations=4, noise_multiplier=0.0)
-    optimizer = optax.chain(
-        contrib.low_pass((0.7,), (1.0, -0.3)),
-        dpadambc.adam_bc(
-            0.1,
-            contrib.low_pass_noise_stddev(mechanism.noise_stddev, (0.7,), (1.0, -0.3)),
-        ),
-    )
-    data = draw(100, 3)
-    loss = contrib.with_prediction(loss_fn)
-    step = training.Step(loss, mechanism, optimizer)
-    start = step.init(PARAMS, key=KEY), optax.tree.zeros_like(PARAMS)
-
-    def take_step(carry, _=None):
-        state, direction = carry
-        batch = training.draw_batch(mechanism, state, num_examples=100)
-        after, _ = step(state, batch.gather(data), batch.is_padding_example, direction)
-        return (after, optax.tree.sub(after.params, state.params)), None
-
-    scanned, _ = jax.lax.scan(take_step, start, length=4)
-    looped, once = start, jax.jit(chex.assert_max_traces(take_step, n=1))
-    for _ in range(4):
-        looped, _ = once(looped)
-    ours, theirs = common.plain((scanned, looped))
-    chex.assert_trees_all_close(ours, theirs, rtol=1e-4, atol=1e-5)
-
-
 def test_parameters_in_low_precision_stay_so():
     low = optax.tree.cast(PARAMS, jnp.bfloat16)
     gradient = jax.grad(contrib.with_prediction(loss_fn))(low, DIRECTION, X[0])
     chex.assert_trees_all_equal_shapes_and_dtypes(gradient, low)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "match"),
-    [
-        (dict(kappa=0.0), r"Expected kappa in \(0, 1\)"),
-        (dict(kappa=1.0), r"Expected kappa in \(0, 1\)"),
-        (dict(gamma=0.0), "Expected gamma to be positive"),
-    ],
-)
-def test_refuses_what_is_out_of_range(wrong, match):
-    with pytest.raises(ValueError, match=match):
+@pytest.mark.parametrize("wrong", [dict(kappa=0.0), dict(kappa=1.0), dict(gamma=0.0)])
+def test_refuses_numbers_out_of_their_range(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
         contrib.with_prediction(loss_fn, **wrong)

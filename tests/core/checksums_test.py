@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from dpadambc.core import checksums
+from dpadambc.core import keys
 
 SIZE = 24
 RNG = np.random.default_rng(0)
@@ -17,7 +17,7 @@ KINDS = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
 
 
 def of(tree):
-    return tuple(np.asarray(checksums.of_tree(tree)).tolist())
+    return tuple(np.asarray(keys.checksum(tree)).tolist())
 
 
 def some(seed, *shape):
@@ -70,7 +70,7 @@ def test_all_pairs_of_signs_and_of_places_have_checksums_of_their_own():
     signs[row, second] *= -1
     places[row, first], places[row, second] = x[second], x[first]
     moved = places[(places != x).any(1)]
-    found = jax.vmap(checksums.of_tree)(np.concatenate([x[None], signs, moved]))
+    found = jax.vmap(keys.checksum)(np.concatenate([x[None], signs, moved]))
     for words in (found, found[:, :1], found[:, 1:]):
         number = len(np.unique(words, axis=0))
         # Of one word alone, 0.02 pairs are equal by chance.
@@ -103,17 +103,17 @@ def test_any_dtype_jitted_vmapped_and_scanned(name):
         x = jnp.asarray(ARRAYS[name])
         expected = np.stack([of(row) for row in x])
         assert len(np.unique(expected, axis=0)) == len({str(row) for row in x})
-        scanned = jax.lax.scan(lambda _, row: (_, checksums.of_tree(row)), 0, x)[1]
-        np.testing.assert_array_equal(jax.vmap(checksums.of_tree)(x), expected)
+        scanned = jax.lax.scan(lambda _, row: (_, keys.checksum(row)), 0, x)[1]
+        np.testing.assert_array_equal(jax.vmap(keys.checksum)(x), expected)
         np.testing.assert_array_equal(scanned, expected)
-        assert of(x) == tuple(np.asarray(jax.jit(checksums.of_tree)(x)).tolist())
+        assert of(x) == tuple(np.asarray(jax.jit(keys.checksum)(x)).tolist())
         assert of(x) != of(x[::-1])
 
 
 def test_trees_without_numbers_and_gradients_pass():
     assert of(()) == of({"none": None}) == (0, 0)
     assert of(np.zeros((0, 3))) != of([np.zeros(0), np.zeros(0)])
-    of_sum = lambda x: jnp.sum(x) * (checksums.of_tree(x)[0] * 0.0 + 1)
+    of_sum = lambda x: jnp.sum(x) * (keys.checksum(x)[0] * 0.0 + 1)
     np.testing.assert_array_equal(jax.grad(of_sum)(jnp.ones(3)), np.ones(3))
 
 
@@ -136,8 +136,8 @@ def number_of_values(array):
 
 def sums_of_each(tree):
     """What a checksum is where nothing makes devices agree."""
-    sums = [checksums._sums(checksums._words(x)) for x in jax.tree.leaves(tree)]
-    return checksums._sums(jnp.stack(sums))
+    sums = [keys._sums(keys._words(x)) for x in jax.tree.leaves(tree)]
+    return keys._sums(jnp.stack(sums))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -147,8 +147,8 @@ def test_devices_agree_whose_replicas_differ(kind, shape, spec):
     names = ("a", "b")[: len(shape)]
     mesh = jax.make_mesh(shape, names, (KINDS[kind],) * len(shape))
     x = replicas(mesh, spec)
-    several = lambda x: checksums.of_tree({"x": x * 1, "y": jnp.ones(3), "z": x.sum()})
-    for fun in (checksums.of_tree, several, jax.jit(several)):
+    several = lambda x: keys.checksum({"x": x * 1, "y": jnp.ones(3), "z": x.sum()})
+    for fun in (keys.checksum, several, jax.jit(several)):
         assert number_of_values(fun(x)) == 1
         with jax.set_mesh(mesh):
             assert number_of_values(fun(x)) == 1
@@ -172,19 +172,19 @@ def test_in_shard_map_devices_agree_along_axes_along_which_nothing_varies(kind):
             **options,
         )
     )
-    whole = mapped(checksums.of_tree, P())(replicas(mesh, P()))
-    parts = mapped(checksums.of_tree, P("a"))(replicas(mesh, P("a")))
+    whole = mapped(keys.checksum, P())(replicas(mesh, P()))
+    parts = mapped(keys.checksum, P("a"))(replicas(mesh, P("a")))
     assert number_of_values(whole) == 1
     assert number_of_values(parts) == 4
     assert number_of_values(mapped(sums_of_each, P())(replicas(mesh, P()))) > 1
     # With one axis of the mesh alone, the other is as outside.
     some_axes = jax.shard_map(
-        checksums.of_tree, mesh=mesh, in_specs=P(), out_specs=P(), axis_names={"a"}
+        keys.checksum, mesh=mesh, in_specs=P(), out_specs=P(), axis_names={"a"}
     )
     assert number_of_values(jax.jit(some_axes)(replicas(mesh, P()))) == 1
 
 
 def test_a_tree_is_one_compiled_call_by_hand():
     leaves = [jnp.ones(3), jnp.ones((2, 2)), jnp.zeros(4)]
-    traced = jax.make_jaxpr(checksums.of_tree)(leaves)
+    traced = jax.make_jaxpr(keys.checksum)(leaves)
     assert [equation.primitive.name for equation in traced.eqns] == ["jit"]

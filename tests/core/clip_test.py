@@ -276,80 +276,57 @@ def test_sensitivity_of_each_relation():
     assert of(NeighboringRelation.REPLACE_ONE) == 1.0
 
 
-@pytest.mark.parametrize("bad", [-1.0, 0.0, float("nan"), jnp.float32(-2.0)])
-def test_refuses_a_clip_norm_that_is_not_positive(bad):
-    with pytest.raises(ValueError, match="Expected l2_clip_norm to be positive, got"):
+@pytest.mark.parametrize("bad", [-1.0, 0.0, np.nan, jnp.float32(-2.0), "1.0"])
+def test_refuses_numbers_that_are_not_positive(bad):
+    with pytest.raises((TypeError, ValueError), match="l2_clip_norm"):
         dpadambc.clip_per_example(bad, normalize_by=1)
-
-
-@pytest.mark.parametrize("bad", [-1.0, 0.0, float("nan"), float("inf")])
-def test_refuses_a_normaliser_that_is_not_positive(bad):
-    with pytest.raises(ValueError, match="Expected normalize_by to be positive"):
+    with pytest.raises((TypeError, ValueError), match="normalize_by"):
         dpadambc.clip_per_example(1.0, normalize_by=bad)
 
 
-def test_refuses_a_clip_norm_that_is_not_a_number():
-    with pytest.raises(TypeError, match="Expected l2_clip_norm to be a number, got '1"):
-        dpadambc.clip_per_example("1.0", normalize_by=1)
+SEALED = dpadambc.as_per_example({"w": jnp.ones((4, 3, 2)), "b": jnp.ones((4, 2))})
+LONGER = dpadambc.as_per_example({"w": jnp.ones((4, 3, 2)), "b": jnp.ones((5, 2))})
+REFUSED = {
+    "averaged": (PARAMS, PARAMS, "gradient"),
+    "averaged, of a square kernel": (jnp.ones((4, 4)), jnp.ones((4, 4)), "gradient"),
+    "batches of two sizes": (LONGER, PARAMS, "gradients"),
+    "no parameters": (SEALED, None, "params"),
+    "another parameter": (SEALED, {"w": PARAMS["w"], "c": PARAMS["b"]}, "gradients"),
+    "another shape": (SEALED, {**PARAMS, "b": jnp.zeros(3)}, "gradients"),
+}
 
 
-def refusal(gradients, params, error, match, **kwargs):
+@pytest.mark.parametrize(("gradients", "params", "name"), REFUSED.values(), ids=REFUSED)
+def test_refuses_gradients_that_are_not_of_single_examples(gradients, params, name):
     clip = dpadambc.clip_per_example(1.0, normalize_by=1)
-    with pytest.raises(error, match=match):
-        clip.update(gradients, optax.EmptyState(), params, **kwargs)
-
-
-def test_refuses_gradients_that_are_averaged_already():
-    refusal(PARAMS, PARAMS, ValueError, "one gradient per example.*averaged")
-    # A square kernel: its first axis would pass for a batch.
-    refusal(jnp.ones((4, 4)), jnp.ones((4, 4)), ValueError, "averaged")
-    refusal(jnp.ones(()), jnp.ones(()), ValueError, "averaged")
-
-
-def test_refuses_leaves_that_disagree_in_batch_size():
-    gradients = {"w": jnp.ones((4, 3, 2)), "b": jnp.ones((5, 2))}
-    gradients = dpadambc.as_per_example(gradients)
-    refusal(gradients, PARAMS, ValueError, r"same batch size, but \['b'\] has 5")
-
-
-def test_refuses_to_guess_without_parameters():
-    refusal(jnp.ones((4, 2)), None, ValueError, r"Call update\(gradients, state, par")
-
-
-def test_refuses_integer_gradients():
-    with pytest.raises(TypeError, match="floating, got int32"):
-        dpadambc.as_per_example(jnp.ones((4, 2), int))
-
-
-def test_refuses_a_gradient_without_a_parameter():
-    refusal({"x": jnp.ones((4, 2))}, {"w": jnp.ones(2)}, ValueError, r"got \['x'\]")
+    with pytest.raises((TypeError, ValueError), match=name):
+        clip.update(gradients, optax.EmptyState(), params)
 
 
 @pytest.mark.parametrize(
-    ("mask", "error", "match"),
-    [
-        (jnp.zeros(4), TypeError, "to be a bool array, True where"),
-        ([False] * 4, TypeError, "to be a bool array"),
-        (jnp.zeros(3, bool), ValueError, r"of shape \(4,\)"),
-        (jnp.zeros((4, 1), bool), ValueError, r"of shape \(4,\)"),
-    ],
+    "mask",
+    [jnp.zeros(4), [False] * 4, jnp.zeros(3, bool), jnp.zeros((4, 1), bool)],
+    ids=["floats", "a list", "shorter", "a column"],
 )
-def test_refuses_a_mask_of_another_kind(mask, error, match):
-    gradients = dpadambc.as_per_example(jnp.ones((4, 2)))
-    refusal(gradients, jnp.ones(2), error, match, is_padding_example=mask)
-    with pytest.raises(error, match=match):
+def test_refuses_a_mask_of_another_kind(mask):
+    clip = dpadambc.clip_per_example(1.0, normalize_by=1)
+    with pytest.raises((TypeError, ValueError), match="is_padding_example"):
+        clip.update(SEALED, optax.EmptyState(), PARAMS, is_padding_example=mask)
+    with pytest.raises((TypeError, ValueError), match="is_padding_example"):
         dpadambc.as_per_example(jnp.ones((4, 2)), is_padding_example=mask)
 
 
-def test_refuses_a_relation_that_is_none():
-    with pytest.raises(TypeError, match="to be a dpadambc.NeighboringRelation, got 'r"):
+def test_refuses_integers_and_a_relation_that_is_none():
+    with pytest.raises(TypeError, match="gradients"):
+        dpadambc.as_per_example(jnp.ones((4, 2), int))
+    with pytest.raises(TypeError, match="neighboring_relation"):
         dpadambc.sensitivity(1.0, normalize_by=1, neighboring_relation="replace")
 
 
 def test_refuses_a_clip_norm_rounded_to_bfloat16():
     inject = optax.inject_hyperparams(dpadambc.clip_per_example)
     clip = inject(0.3, normalize_by=10.0)
-    with pytest.raises(TypeError, match="pass hyperparam_dtype=jnp.float32"):
+    with pytest.raises(TypeError, match="l2_clip_norm"):
         clip.init(jnp.zeros(2, jnp.bfloat16))
 
 

@@ -70,9 +70,9 @@ def looked_at(*args, **numbers):
     return dpadambc.materialize(found)
 
 
-# A stage of Optax between the clip and the noise.
+# A stage of Optax between the clip and the noise, or a wrapper around the noise.
 
-BETWEEN = {
+STAGES = {
     "scale": optax.scale(2.0),
     "clip": optax.clip(1.0),
     "clip_by_global_norm": optax.clip_by_global_norm(1.0),
@@ -88,30 +88,18 @@ BETWEEN = {
     "add_noise": optax.add_noise(0.1, 0.5, KEY),
     "centralize": optax.centralize(),
     "sgd": optax.sgd(0.1),
-    "noise": optax.chain(NOISE),
+    "noise": NOISE,
+}
+BETWEEN = {name: optax.chain(stage, NOISE) for name, stage in STAGES.items()} | {
+    "MultiSteps": optax.MultiSteps(NOISE, 2),
+    "flatten": optax.flatten(NOISE),
+    "apply_if_finite": optax.apply_if_finite(NOISE, 3),
 }
 
 
-@pytest.mark.parametrize("stage", BETWEEN.values(), ids=BETWEEN)
+@pytest.mark.parametrize("tx", BETWEEN.values(), ids=BETWEEN)
 @jit_or_not
-def test_a_stage_between_is_refused(wrap, stage):
-    tx = optax.chain(stage, NOISE)
-    with pytest.raises(REFUSED):
-        wrap(functools.partial(once, tx))(total())
-
-
-WRAPPERS = {
-    "MultiSteps": lambda tx: optax.MultiSteps(tx, 2),
-    "flatten": optax.flatten,
-    "apply_if_finite": lambda tx: optax.apply_if_finite(tx, 3),
-}
-
-
-@pytest.mark.parametrize("around", WRAPPERS.values(), ids=WRAPPERS)
-@jit_or_not
-@all_noises
-def test_a_wrapper_that_changes_what_it_gets_is_refused(make, wrap, around):
-    tx = around(make(1.0))
+def test_a_stage_between_is_refused(wrap, tx):
     with pytest.raises(REFUSED):
         wrap(functools.partial(once, tx))(total())
 
@@ -180,21 +168,17 @@ def test_arithmetic_is_refused(wrap, of_leaves, change):
         wrap(step)(total())
 
 
-def test_arithmetic_says_what_to_do_instead():
-    of_b = total()["b"]
-    numpy, array = np.ones(3), jnp.ones(3)
+def test_operators_and_methods_of_arrays_are_refused():
+    of_b, array = total()["b"], jnp.ones(3)
     for change in (
-        lambda: of_b * 2.0,
-        lambda: numpy * of_b,
+        lambda: np.ones(3) * of_b,
         lambda: array - of_b,
-        lambda: of_b + of_b,
         lambda: -of_b,
         lambda: of_b @ array,
+        lambda: of_b.astype(jnp.float32),
     ):
-        with pytest.raises(TypeError, match="as it is.*behind the noise.*sum_over"):
+        with pytest.raises((TypeError, AttributeError), match="ClippedSum"):
             change()
-    with pytest.raises(AttributeError, match="has no astype: add_dp_noise opens it"):
-        of_b.astype(jnp.float32)
 
 
 # A part of the sums.
@@ -211,22 +195,6 @@ PARTS = {
 }
 
 
-def of_part(clipped):
-    return jax.tree.map(jnp.zeros_like, dpadambc.materialize(clipped))
-
-
-@pytest.mark.parametrize("name", PARTS)
-@jit_or_not
-@all_noises
-def test_a_part_is_refused(make, wrap, name):
-    def step(clipped):
-        part = PARTS[name](clipped)
-        return once(make(1.0), part, of_part(part))
-
-    with pytest.raises(ValueError, match="Expected all . sums .* clipped together"):
-        wrap(step)(total())
-
-
 DIVIDED = {
     "masked": lambda noise: optax.masked(noise, {"w": True, "b": False}),
     "multi_transform": lambda noise: optax.multi_transform(
@@ -238,13 +206,21 @@ DIVIDED = {
 }
 
 
-@pytest.mark.parametrize("divide", DIVIDED.values(), ids=DIVIDED)
 @jit_or_not
 @all_noises
-def test_a13_noise_for_a_part_is_refused(make, wrap, divide):
-    tx = divide(make(1.0))
-    with pytest.raises(ValueError, match="Expected all .* optax.masked or"):
-        wrap(functools.partial(once, tx))(total())
+def test_a13_a_part_is_refused(make, wrap):
+    def of_part(change, clipped):
+        part = change(clipped)
+        params = jax.tree.map(jnp.zeros_like, dpadambc.materialize(part))
+        return once(make(1.0), part, params)
+
+    calls = [functools.partial(of_part, change) for change in PARTS.values()]
+    calls += [
+        functools.partial(once, wrapper(make(1.0))) for wrapper in DIVIDED.values()
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match="gradient"):
+            wrap(call)(total())
 
 
 def test_noise_for_all_parts_inside_a_wrapper_is_not():
@@ -268,7 +244,7 @@ def test_sums_of_two_clips_are_refused_together():
         name: sums(loss=lambda p, x, n=name: loss(PARAMS | {n: p}, x), params=value)
         for name, value in PARAMS.items()
     }
-    with pytest.raises(ValueError, match="Expected all 1 sums .*, got 2"):
+    with pytest.raises(ValueError, match="gradient"):
         once(NOISE, apart)
     for numbers in (dict(l2_clip_norm=2 * C), dict(normalize_by=2 * B)):
         mixed = total() | {"b": sums(**numbers)["b"]}
@@ -308,9 +284,8 @@ NEVER = {
 @jit_or_not
 @all_noises
 def test_what_is_no_clipped_sum_is_refused(make, wrap, given):
-    tx = make(1.0)
-    with pytest.raises(TypeError, match="clip_per_example"):
-        wrap(lambda: once(tx, given()))()
+    with pytest.raises(TypeError, match="gradient"):
+        wrap(lambda: once(make(1.0), given()))()
 
 
 SHAPES = {
@@ -326,15 +301,15 @@ SHAPES = {
 @jit_or_not
 def test_another_shape_is_refused(wrap, change):
     step = lambda clipped: once(NOISE, jax.tree.map(change, clipped))
-    with pytest.raises(ValueError, match="with the shapes of the parameters"):
+    with pytest.raises(ValueError, match="gradient"):
         wrap(step)(total())
 
 
 def test_the_shapes_of_other_parameters_are_refused():
     others = PARAMS | {"b": jnp.zeros(4)}
-    with pytest.raises(ValueError, match="with the shapes of the parameters"):
+    with pytest.raises(ValueError, match="gradient"):
         NOISE.update(total(), NOISE.init(others), others)
-    with pytest.raises(ValueError, match="with the shapes of the parameters"):
+    with pytest.raises(ValueError, match="gradient"):
         once(NOISE, jax.vmap(lambda x: sums(x))(X.reshape(2, -1, 8)))
 
 
@@ -420,32 +395,20 @@ def test_jax_sees_no_key_that_is_used_twice(make):
 
 def test_a_sum_of_other_numbers_is_another_type():
     """A compiled step sees them, and branches of one have to agree."""
-    with pytest.raises(TypeError, match="(?s)ClippedSum.*2.0"):
+    with pytest.raises(TypeError, match="ClippedSum"):
         jax.lax.cond(True, lambda: sums(), lambda: sums(normalize_by=2.0))
 
 
 @all_noises
 def test_steps_go_through_scan(make):
-    noise = make(0.1)
-    rows = X.reshape(4, -1, 8)
-
-    def step(state, x):
-        noised, state = noise.update(sums(x), state, PARAMS)
-        return state, noised
-
-    _, scanned = jax.jit(lambda s: jax.lax.scan(step, s, rows))(noise.init(PARAMS))
-    assert jax.tree.map(jnp.shape, scanned) == {"w": (4, 8, 3), "b": (4, 3)}
-    silent = make(0.0)
-    of = lambda s, x: silent.update(sums(x), s, PARAMS)[::-1]
-    _, clean = jax.lax.scan(of, silent.init(PARAMS), rows)
+    noise, rows = make(0.0), X.reshape(4, -1, 8)
+    step = lambda s, x: noise.update(sums(x), s, PARAMS)[::-1]
+    _, clean = jax.jit(lambda s: jax.lax.scan(step, s, rows))(noise.init(PARAMS))
     for i, x in enumerate(rows):
         assert_same(jax.tree.map(lambda c, i=i: c[i], clean), looked_at(x))
-    with pytest.raises(TypeError, match="put add_dp_noise first"):
-        jax.lax.scan(
-            lambda s, x: (s, once(NOISE, jax.tree.map(lambda g: g * 2, sums(x)))),
-            None,
-            rows,
-        )
+    doubled = lambda x: once(NOISE, jax.tree.map(lambda g: g * 2, sums(x)))
+    with pytest.raises(TypeError, match="add_dp_noise"):
+        jax.lax.scan(lambda s, x: (s, doubled(x)), None, rows)
 
 
 @jit_or_not
@@ -465,14 +428,14 @@ def test_microbatches_add_up_to_the_batch(wrap):
 
 def test_a_sum_is_added_to_one_of_the_same_parameter_and_numbers_alone():
     b = total()["b"]
-    with pytest.raises(TypeError, match="Expected a ClippedSum to add, got"):
+    with pytest.raises(TypeError, match="other"):
         b.plus(b.value)
     for other in (
         total()["w"],
         sums(l2_clip_norm=2.0)["b"],
         sums(normalize_by=2.0)["b"],
     ):
-        with pytest.raises(ValueError, match="Expected the sum of one parameter"):
+        with pytest.raises(ValueError, match="other"):
             b.plus(other)
 
 
@@ -494,9 +457,12 @@ def sum_over_devices(clipped):
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
-def test_the_sum_over_devices_is_that_of_one(check_vma):
+def test_a_sum_over_devices_is_that_of_one_and_a_collective_is_refused(check_vma):
     found = on_devices(lambda x: sum_over_devices(sums(x)), check_vma=check_vma)
     assert_same(once(SILENT, found))
+    for collective in (jax.lax.psum, jax.lax.pmean):
+        with pytest.raises(TypeError, match="add_dp_noise"):
+            on_devices(lambda x: collective(sums(x), "data"), check_vma=check_vma)  # noqa: B023
 
 
 @all_noises
@@ -507,27 +473,20 @@ def test_noise_behind_the_sum_over_devices_is_added_once(make):
     assert distance(noisy, looked_at()) > 1
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
-@pytest.mark.parametrize("collective", [jax.lax.psum, jax.lax.pmean])
-def test_a_collective_of_a_closed_sum_is_refused(collective, check_vma):
-    with pytest.raises(TypeError, match="put add_dp_noise first"):
-        on_devices(lambda x: collective(sums(x), "data"), check_vma=check_vma)
-
-
 def test_noise_on_the_sum_of_one_device_is_refused():
-    with pytest.raises(ValueError, match="sum over them first"):
+    with pytest.raises(ValueError, match="key"):
         on_devices(lambda x: once(NOISE, sums(x)))
     parts = jax.shard_map(
         sums, mesh=mesh_of(("data",), (2,)), in_specs=P("data"), out_specs=P("data")
     )
-    with pytest.raises(ValueError, match="with the shapes of the parameters"):
+    with pytest.raises(ValueError, match="gradient"):
         jax.eval_shape(lambda x: once(NOISE, parts(x)), X)
 
 
 def test_a_sum_that_all_devices_have_is_not_summed_over_them():
-    with pytest.raises(ValueError, match="other examples on each device"):
+    with pytest.raises(ValueError, match="axis_name"):
         on_devices(lambda x: sum_over_devices(sum_over_devices(sums(x))))
-    with pytest.raises(ValueError, match="other examples on each device"):
+    with pytest.raises(ValueError, match="axis_name"):
         on_devices(lambda x: sum_over_devices(sums(x)), rows=P())
     mesh = mesh_of(("data", "model"), (2, 2))
     for axes in ("model", ("data", "model")):
@@ -580,7 +539,7 @@ def test_noise_whose_level_is_injected(wrap):
     inject = optax.inject_hyperparams(dpadambc.add_dp_noise, static_args=("key",))
     noise = inject(lambda count: 0.0 * count, key=KEY)
     assert_same(wrap(functools.partial(once, noise))(total()))
-    with pytest.raises(TypeError, match="clip_per_example"):
+    with pytest.raises(TypeError, match="gradient"):
         wrap(functools.partial(once, noise))(looked_at())
 
 
@@ -593,7 +552,7 @@ def test_arrays_are_vouched_for(wrap):
         return once(noise, dpadambc.as_clipped_sum(arrays, **numbers))
 
     assert_same(wrap(step)(looked_at()))
-    with pytest.raises(ValueError, match="Expected one l2_clip_norm"):
+    with pytest.raises(ValueError, match="l2_clip_norm"):
         step(looked_at(), 2.0)
     assert_same(jax.jit(step)(looked_at(), 2.0))  # which is traced
 
@@ -602,33 +561,23 @@ def test_what_is_no_array_is_not_vouched_for():
     vouch = functools.partial(dpadambc.as_clipped_sum, l2_clip_norm=C, normalize_by=B)
     gradients = dpadambc.per_example_grad(loss)(PARAMS, X)
     for given in (total(), gradients, [1.0], jnp.ones(3, int), jnp.ones(3, complex)):
-        with pytest.raises(TypeError, match="Expected .* to be"):
+        with pytest.raises(TypeError, match="gradient"):
             vouch(given)
     for bad in (dict(l2_clip_norm=0.0), dict(normalize_by=-1.0)):
-        with pytest.raises(ValueError, match="to be positive"):
+        with pytest.raises(ValueError, match="l2_clip_norm|normalize_by"):
             vouch(PARAMS, **bad)
 
 
 # Where parameters are of other kinds, and in the optimizers of Flax.
 
 
-def test_double_precision_stays_double(x64):
-    params = jax.tree.map(lambda x: x.astype(jnp.float64), PARAMS)
-    x = X.astype(jnp.float64)
-    found = jax.jit(sums)(x, params)
-    assert found["b"].dtype == found["b"].value.dtype == jnp.float64
-    noised = once(SILENT, found, params)
-    chex.assert_trees_all_close(noised, dpadambc.materialize(found), rtol=1e-12)
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_sums_of_low_precision_are_in_single(dtype):
-    params = jax.tree.map(lambda x: x.astype(dtype), PARAMS)
-    found = sums(X.astype(dtype), params)
-    noised = once(NOISE, found, params)
-    assert {x.dtype for x in jax.tree.leaves((noised, found["b"].value))} == {
-        jnp.dtype("float32")
-    }
+def test_sums_are_in_at_least_single_precision(x64):
+    for dtype, wide in (("float16", "float32"), ("float64", "float64")):
+        params = jax.tree.map(lambda x, d=dtype: x.astype(d), PARAMS)
+        found = jax.jit(sums)(X.astype(dtype), params)
+        noised = once(SILENT, found, params)
+        assert found["b"].dtype == found["b"].value.dtype == noised["b"].dtype == wide
+        chex.assert_trees_all_close(noised, dpadambc.materialize(found), rtol=1e-12)
 
 
 def test_a_train_state_of_flax_takes_them():
@@ -639,8 +588,6 @@ def test_a_train_state_of_flax_takes_them():
     step = lambda state, x: state.apply_gradients(grads=sums(x, state.params))
     expected = jax.tree.map(lambda g: -g, looked_at())
     assert_same(step(state, X).params, expected)
-    with pytest.raises(TypeError, match="clip_per_example"):
-        state.apply_gradients(grads=looked_at())
     assert_same(jax.jit(step, donate_argnums=0)(state, X).params, expected)
 
 
@@ -666,16 +613,6 @@ def test_an_optimizer_of_nnx_takes_them(wrap):
     wrap(step)(model, optimizer, X)
     expected = looked_at()
     assert_same({"w": -model.w[...], "b": -model.b[...]}, expected)
-
-
-def test_the_cost_of_a_closed_sum_is_that_of_arrays():
-    """To open it is to read its bits, and no more."""
-    noised = jax.jit(lambda s: once(NOISE, s))
-    plain = lambda a: once(
-        NOISE, dpadambc.as_clipped_sum(a, l2_clip_norm=C, normalize_by=B)
-    )
-    of = lambda f, x: jax.jit(f).lower(x).compile().cost_analysis()["flops"]
-    assert of(noised, total()) < 1.001 * of(plain, looked_at())
 
 
 @pytest.mark.skipif(

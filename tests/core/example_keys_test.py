@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import dpadambc
-from dpadambc.core import example_keys
+from dpadambc.core.keys import of_example
 from tests import common
 
 KEY = jax.random.key(0)
@@ -89,7 +89,7 @@ def words(key):
 @pytest.mark.parametrize("name", ARRAYS)
 def test_it_depends_on_every_number_of_an_example_and_its_place(name):
     x = jnp.asarray(ARRAYS[name])
-    key_of = jax.jit(example_keys.key_of)
+    key_of = jax.jit(of_example)
     others = [x[::-1]]
     for i in range(len(x)):
         another = x[i] ^ True if name == "bool" else x[(i + 1) % len(x)]
@@ -97,7 +97,7 @@ def test_it_depends_on_every_number_of_an_example_and_its_place(name):
     found = {tuple(words(key_of(KEY, other))) for other in [x, *others]}
     expected = {str(plain) for plain in map(np.asarray, map(numbers, [x, *others]))}
     assert len(found) == len(expected) > 1
-    assert words(key_of(KEY, x)) == words(example_keys.key_of(KEY, x))
+    assert words(key_of(KEY, x)) == words(of_example(KEY, x))
 
 
 def numbers(x):
@@ -110,8 +110,7 @@ def numbers(x):
 )
 def test_examples_that_differ_have_other_keys(rows):
     found = {
-        tuple(words(example_keys.key_of(KEY, {"x": x[0], "y": np.int8(x[1])})))
-        for x in rows
+        tuple(words(of_example(KEY, {"x": x[0], "y": np.int8(x[1])}))) for x in rows
     }
     assert len(found) == len(set(map(tuple, rows)))
 
@@ -119,17 +118,17 @@ def test_examples_that_differ_have_other_keys(rows):
 def test_an_example_without_numbers_has_a_key_too():
     empty = np.zeros((0, 3), np.float32)
     for example in ((), (empty,)):
-        found = words(example_keys.key_of(KEY, example))
-        assert found == words(example_keys.key_of(KEY, example)) != words(KEY)
+        found = words(of_example(KEY, example))
+        assert found == words(of_example(KEY, example)) != words(KEY)
 
 
 def test_few_of_many_examples_have_the_same():
     """64 bits of them."""
     rows = np.random.default_rng(1).integers(0, 256, (20_000, 28)).astype(np.uint8)
-    keys = jax.jit(jax.vmap(functools.partial(example_keys.key_of, KEY)))(rows)
+    keys = jax.jit(jax.vmap(functools.partial(of_example, KEY)))(rows)
     assert len(np.unique(jax.random.key_data(keys), axis=0)) == len(rows)
 
 
 def test_keys_of_another_step_are_others():
-    one, other = (example_keys.key_of(jax.random.key(i), X[0]) for i in (0, 1))
+    one, other = (of_example(jax.random.key(i), X[0]) for i in (0, 1))
     assert words(one) != words(other)

@@ -12,7 +12,7 @@ import optax
 import pytest
 
 import dpadambc
-from dpadambc.core import precision
+from dpadambc.engine import precision
 
 pytestmark = pytest.mark.guarantee
 
@@ -28,7 +28,7 @@ def compiled(l2_clip_norm, has_allowance=True):
     return jax.jit(
         dpadambc.clipped_grad(
             bilinear_loss, l2_clip_norm=l2_clip_norm, normalize_by=1.0
-        ).fun
+        )
     )
 
 
@@ -172,7 +172,7 @@ def test_what_cancels_differently_in_the_sum_stays_within_the_clip_norm(
 
     def longest():
         clipped = jax.jit(
-            dpadambc.clipped_grad(loss_fn, l2_clip_norm=1.0, normalize_by=1.0).fun
+            dpadambc.clipped_grad(loss_fn, l2_clip_norm=1.0, normalize_by=1.0)
         )
         rngs = map(np.random.default_rng, range(200))
         sums = [clipped(params, draw_x(rng), draw_g(rng)) for rng in rngs]
@@ -280,21 +280,13 @@ def test_peak_memory_is_near_that_of_the_ordinary_gradient(model, bound):
     assert peak_bytes(vmapped, params, *batch) > 2 * bound * ordinary
 
 
-def test_a_leaf_is_printed_in_a_line_and_knows_its_parameter():
-    a, g = factors(0, 5, 2)
-    grads = dpadambc.per_example_grad(bilinear_loss)(np.zeros((7, 9), "f"), a, g)
-    assert repr(grads) == (
-        "PerExampleGradient(batch_size=5, shape=(7, 9), dtype=float32, rule='gram')"
-    )
-    assert (grads.shape, grads.dtype, grads.batch_size) == ((7, 9), np.float32, 5)
-
-
-def test_a_method_of_arrays_names_the_clip():
+def test_a_leaf_knows_its_parameter_and_names_the_clip():
     grad = dpadambc.per_example_grad(lambda w, x: w @ x)(jnp.ones(3), jnp.ones((4, 3)))
-    with pytest.raises(AttributeError, match="put clip_per_example first, and take me"):
-        grad.mean()
-    with pytest.raises(AttributeError, match=r"has no other\.$"):
-        _ = grad.other
+    assert (grad.shape, grad.dtype, grad.batch_size) == ((3,), np.float32, 4)
+    assert "PerExampleGradient(shape=(3,)" in repr(grad)
+    for name in ("mean", "other"):
+        with pytest.raises(AttributeError, match="clip_per_example"):
+            getattr(grad, name)
     assert not hasattr(copy.copy(grad), "__len__")
 
 
@@ -332,5 +324,5 @@ def test_more_cells_than_an_integer_numbers_are_not_looked_up():
 )
 def test_arithmetic_before_the_clip_says_what_to_do(change):
     grads = dpadambc.per_example_grad(lambda w, x: w @ x)(jnp.ones(3), jnp.ones((8, 3)))
-    with pytest.raises(TypeError, match=r"got arithmetic on them.*Clip first, by"):
+    with pytest.raises(TypeError, match="clip_per_example"):
         change(grads)

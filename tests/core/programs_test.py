@@ -138,7 +138,9 @@ ANOTHER = {
     "sampling": {"mechanism": common.poisson_gaussian(sampling_prob=0.2)},
     "normalizer": {"mechanism": common.poisson_gaussian(normalize_by=60)},
     "iterations": {"mechanism": common.poisson_gaussian(iterations=16)},
-    "mechanism": {"mechanism": graphs.PoissonGaussian(**vars(MECHANISM), max_terms=1)},
+    "mechanism": {
+        "mechanism": graphs.NodePoissonGaussian(**vars(MECHANISM), max_terms=1)
+    },
     "rule": {"mechanism": common.poisson_gaussian(clip_rule=clipping.Automatic())},
     "loss": {"loss_fn": lambda w, x, y: (w @ x + y) ** 2},
     "microbatches": {"microbatch_size": 16},
@@ -220,11 +222,11 @@ OURS = {
         {"batch_size": 50, "num_examples": 200},
     ),
     "poisson of roots": (
-        graphs.PoissonGaussian,
+        graphs.NodePoissonGaussian,
         {"sampling_prob": 0.25, "max_terms": 2},
     ),
     "fixed size of roots": (
-        graphs.FixedSizeGaussian,
+        graphs.NodeFixedSizeGaussian,
         {"batch_size": 50, "num_examples": 200, "max_terms": 2},
     ),
 }

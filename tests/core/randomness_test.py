@@ -92,7 +92,7 @@ X = jnp.linspace(-1, 1, 12).reshape(4, 3)
 PARAMS = {"w": jnp.ones(3, jnp.bfloat16), "b": jnp.ones(())}
 
 
-def with_dropout(params, x, key):
+def with_dropout(params, x, *, key):
     kept = x * jax.random.bernoulli(key, 0.5, x.shape)
     return (params["w"].astype(float) @ kept + params["b"] - 1) ** 2
 
@@ -123,7 +123,6 @@ def fit(
         optimizer or optimizer_for(mechanism, seed),
         key=jax.random.key(seed, impl=TOLD),
         target_delta=1e-5,
-        uses_key=True,
         steps_per_call=steps_per_call,
     )
 
@@ -134,7 +133,7 @@ def test_no_key_is_used_twice(iterations):
     uses = traced(lambda: fit(mechanism=mechanism))
     assert not reuses(uses)
     draws = collections.Counter(use for use, *_ in uses)["draw"]
-    size = MECHANISM.sample(jax.random.key(0), num_examples=4).indices.size
+    size = MECHANISM.sample_step(jax.random.key(0), 0, num_examples=4).indices.size
     # The sample, two leaves of noise, one that is rounded; a shift and a mask per view.
     assert draws == iterations * (1 + 2 + 1 + size * 2 * 2)
 
@@ -156,8 +155,8 @@ def test_two_runs_with_one_key_are_seen_to_share_it():
 def test_a_loss_that_draws_twice_with_its_key_is_seen():
     """Negative control."""
 
-    def careless(params, x, key):
-        return with_dropout(params, x, key) + params["b"] * jax.random.normal(key)
+    def careless(params, x, *, key):
+        return with_dropout(params, x, key=key) + params["b"] * jax.random.normal(key)
 
     found = reuses(traced(lambda: fit(careless)))
     assert found and all(uses == [("draw",)] * 2 for uses in found.values())
@@ -175,7 +174,7 @@ def test_noise_whose_key_stands_still_is_seen(monkeypatch):
 
         return optax.GradientTransformation(noise.init, update)
 
-    monkeypatch.setattr(dpadambc.core.mechanism, "add_dp_noise", still)
+    monkeypatch.setattr(dpadambc.core.privatize, "add_dp_noise", still)
     assert reuses(traced(fit))
 
 

@@ -1,6 +1,5 @@
 """What `fit` refuses before the first step, and what any optimizer in it sees."""
 
-
 import chex
 import jax
 import jax.numpy as jnp

@@ -201,7 +201,7 @@ OTHERS = {
     "noise": common.poisson_gaussian(iterations=10, noise_multiplier=1.1),
     "sampling": common.poisson_gaussian(iterations=10, sampling_prob=0.2),
     "iterations": common.poisson_gaussian(iterations=11),
-    "kind": graphs.PoissonGaussian(**vars(MECHANISM), max_terms=1),
+    "kind": graphs.NodePoissonGaussian(**vars(MECHANISM), max_terms=1),
 }
 
 

@@ -13,8 +13,8 @@ import optax
 import pytest
 
 import dpadambc
-from dpadambc import engine
-from dpadambc.core import example_keys, leaves
+from dpadambc.core import keys
+from dpadambc.core.gradient import is_per_example, per_example_leaves
 from dpadambc.engine import (
     convolution,
     evaluate,
@@ -23,6 +23,7 @@ from dpadambc.engine import (
     lookup,
     product,
     rules,
+    transform,
     view,
     weighted,
 )
@@ -63,7 +64,7 @@ def looped_grads(model, args):
         example = [row(x, i) if at in batched else x for at, x in enumerate(args)]
         if model.with_key:
             own = [example[at] for at in batched]
-            example[-1] = example_keys.key_of(args[-1], own)
+            example[-1] = keys.of_example(args[-1], own)
         grad = grad_fn(*example)
         return grad[0] if model.has_aux else grad
 
@@ -95,7 +96,7 @@ def assert_close(actual, expected, tolerance):
 
 def rules_of(grads):
     """The rule of each leaf, by path."""
-    leaves_ = jax.tree_util.tree_leaves_with_path(grads, is_leaf=leaves.is_per_example)
+    leaves_ = jax.tree_util.tree_leaves_with_path(grads, is_leaf=is_per_example)
     show = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
     name = lambda path: show(path).removesuffix("/value")  # of an NNX variable
     return {name(path): leaf.rule for path, leaf in leaves_}
@@ -301,7 +302,7 @@ def test_a_partial_sum_of_a_carry_that_is_used_elsewhere_is_not_dropped():
         return (), jax.lax.scan(step, jnp.zeros((9, 9)), x)
 
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 9)), jnp.float32)
-    _, found, _, _ = engine.factored_outputs(running, lambda jaxpr: None)(x)
+    _, found, _, _ = transform.factored_outputs(running, frozenset())(x)
     _, expected = running(x)
     assert_close([grad.dense() for grad in found], list(expected), 1e-5)
 
@@ -638,14 +639,14 @@ def test_a_round_trip_through_the_tree_keeps_everything(name):
         jax.tree.map(jnp.copy, grads)
     )
     assert rules_of(again) == rules_of(grads)
-    for x, y in zip(leaves.flatten(again), leaves.flatten(grads), strict=True):
+    for x, y in zip(per_example_leaves(again), per_example_leaves(grads), strict=True):
         assert (x.shape, x.dtype, x.batch_size) == (y.shape, y.dtype, y.batch_size)
 
 
 @pytest.mark.parametrize("name", BORDERS)
 def test_a_gradient_is_shown_in_one_short_line(name):
     grads, _ = gradients(name)
-    for leaf in leaves.flatten(grads):
+    for leaf in per_example_leaves(grads):
         assert "\n" not in repr(leaf)
         assert len(repr(leaf)) < 120
         assert repr(leaf.rule) in repr(leaf)

@@ -29,8 +29,8 @@ MECHANISMS: dict[str, Any] = {
     "random_allocation": dpadambc.RandomAllocationGaussian(**DEALT, participations=2),
     "correlated": contrib.CorrelatedGaussian(**DEALT, noising_coefficients=(1.0, -0.5)),
     "banded": contrib.BandedGaussian(**SAMPLED, strategy_coefficients=(1.0, 0.5)),
-    "poisson_of_nodes": graphs.PoissonGaussian(**SAMPLED, max_terms=3),
-    "fixed_size_of_nodes": graphs.FixedSizeGaussian(**SIZED, max_terms=3),
+    "poisson_of_nodes": graphs.NodePoissonGaussian(**SAMPLED, max_terms=3),
+    "fixed_size_of_nodes": graphs.NodeFixedSizeGaussian(**SIZED, max_terms=3),
 }
 POISSON = MECHANISMS["poisson"]
 QUANTILE = contrib.QuantileClipping(POISSON, fraction_stddev=0.2)
@@ -110,7 +110,7 @@ def by_hand(mechanism, tx, gradient_fn, look=lambda gradient: None):
         return optax.apply_updates(params, updates), state, look(gradient)
 
     params, state, seen = PARAMS, tx.init(PARAMS), None
-    for b in mechanism.batches(np.random.default_rng(1), num_examples=NUM_EXAMPLES):
+    for b in mechanism.batches(jax.random.key(1), num_examples=NUM_EXAMPLES):
         params, state, seen = take_step(
             params, state, b.gather(DATA), b.is_padding_example
         )
@@ -167,15 +167,10 @@ def clipped(model, method):
 
 
 def batches_of(mechanism):
-    """Those of the host, and of the device where the mechanism draws there."""
+    """Those of a run."""
     both = lambda batch: np.array([batch.indices, batch.is_padding_example], np.int32)
-    of = lambda drawn: np.concatenate([both(batch) for batch in drawn], axis=1)
-    size = {"num_examples": NUM_EXAMPLES}
-    host = of(mechanism.batches(np.random.default_rng(0), **size))
-    if isinstance(mechanism, dpadambc.ShuffledGaussian):
-        return [host]
-    sample = partial(mechanism.sample_step, jax.random.key(7), **size)
-    return [host, of(map(sample, range(mechanism.iterations)))]
+    drawn = mechanism.batches(jax.random.key(7), num_examples=NUM_EXAMPLES)
+    return [np.concatenate([both(batch) for batch in drawn], axis=1)]
 
 
 PROGRAMS: dict[str, Callable[[], Any]] = {

@@ -16,7 +16,6 @@ import scipy.stats
 
 import dpadambc
 from dpadambc import accounting, graphs, training
-from dpadambc.accounting import trials
 from tests import common
 
 # Its module, which has the name of its function.
@@ -55,7 +54,7 @@ def search(**changes):
         mechanism=MECHANISM,
         make_optimizer=optax.adam,
         candidates=RATES,
-        trials=trials.Fixed(3),
+        trials=accounting.Fixed(3),
         score=PUBLIC,
         key=jax.random.key(0),
         target_delta=1e-5,
@@ -77,7 +76,7 @@ def test_every_trial_is_a_run_of_fit():
     """With a key of its own, the optimizer of its candidate, and the score said."""
     found = search(trials_at_once=2)
     assert [trial.candidate for trial in found.told] == RATES
-    trial_keys = tuning._drawn_from(jax.random.key(0), trials.Fixed(3))[1]
+    trial_keys = tuning._drawn_from(jax.random.key(0), accounting.Fixed(3))[1]
     # Of the second call; what is in a call is compared below.
     for trial, key in list(zip(found.told, trial_keys, strict=True))[2:]:
         run = training.fit(
@@ -95,7 +94,8 @@ def test_every_trial_is_a_run_of_fit():
         )
         assert trial.score == pytest.approx(score, rel=1e-4)
     assert found.best.score == max(trial.score for trial in found.told)
-    assert found.epsilon == MECHANISM.epsilon(1e-5, trials=trials.Fixed(3))
+    expected = accounting.tuned_epsilon(MECHANISM, 1e-5, trials=accounting.Fixed(3))
+    assert found.epsilon == expected.epsilon
 
 
 @pytest.mark.slow
@@ -105,7 +105,7 @@ def test_one_program_is_traced_however_many_trials_and_candidates_there_are():
         return optax.adam(rate, b1=b1)
 
     candidates = [{"rate": rate, "b1": b1} for rate in RATES for b1 in (0.5, 0.9)]
-    distribution = trials.Geometric(8)
+    distribution = accounting.Geometric(8)
     found = search(
         make_optimizer=make_optimizer,
         candidates=candidates,
@@ -153,14 +153,14 @@ def test_a_loss_with_all_that_it_may_take():
 
 
 def test_of_a_random_number_the_best_alone_is_told():
-    distribution = trials.Geometric(4)
+    distribution = accounting.Geometric(4)
     found = search(trials=distribution, key=key_with(distribution, 4))
     assert found.told is found.runs is None
     fields = "best", "cost", "target_delta", "mechanism", "trials", "told", "runs"
     assert found._fields == fields
     assert found.trials == distribution
     # The epsilon is that of the distribution, whatever was drawn from it.
-    assert found.cost == MECHANISM.tuned_epsilon(1e-5, trials=distribution)
+    assert found.cost == accounting.tuned_epsilon(MECHANISM, 1e-5, trials=distribution)
     # A search is given no way to watch it.
     options = set(inspect.signature(training.search).parameters)
     assert not options & {"callback", "checkpoints"}
@@ -169,7 +169,7 @@ def test_of_a_random_number_the_best_alone_is_told():
 @pytest.mark.guarantee
 def test_no_program_has_the_number_of_trials_in_its_shapes(caplog):
     """JAX logs the shapes of what it compiles, if it is asked to."""
-    distribution = trials.Geometric(13)
+    distribution = accounting.Geometric(13)
     key = key_with(distribution, 17)
     with jax.log_compiles():
         search(trials=distribution, key=key, trials_at_once=2, mechanism=ONE_STEP)
@@ -185,7 +185,7 @@ def test_a_search_is_no_run_that_a_release_states_the_epsilon_of():
 
 
 def test_none_may_be_drawn():
-    distribution = trials.Poisson(1)
+    distribution = accounting.Poisson(1)
     key = key_with(distribution, 0)
     found = search(trials=distribution, key=key, mechanism=ONE_STEP)
     assert found.best is None
@@ -194,7 +194,7 @@ def test_none_may_be_drawn():
 
 @pytest.mark.guarantee
 def test_numbers_and_candidates_are_drawn_as_they_are_accounted_for():
-    distribution, numbers, chosen, words = trials.Geometric(4), [], [], set()
+    distribution, numbers, chosen, words = accounting.Geometric(4), [], [], set()
     for seed in range(400):
         rng, keys = tuning._drawn_from(jax.random.key(seed), distribution)
         numbers.append(len(keys))
@@ -229,15 +229,15 @@ def test_a_private_score_is_in_the_epsilon_of_each_trial(relation):
         noise_multiplier=3.0,
         neighboring_relation=relation,
     )
-    events = tuning._events_of(mechanism, NOISY)
+    event = tuning._event_of(mechanism, NOISY)
     one = {
-        name: accounting.epsilon(
+        accountant: accounting.epsilon(
             event,
             target_delta=1e-5,
             neighboring_relation=relation,
-            accountant=name,
+            accountant=accountant,
         )
-        for name, event in events.items()
+        for accountant in (accounting.PLD, accounting.RDP)
     }
     as_one = dp_accounting.GaussianDpEvent(3.0 / np.sqrt(2))
     add = dpadambc.NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -248,11 +248,11 @@ def test_a_private_score_is_in_the_epsilon_of_each_trial(relation):
         assert epsilon == pytest.approx(exact, rel=2e-3)
         alone = mechanism.epsilon(1e-5, accountant=name)
         assert alone < 0.75 * epsilon  # negative control
-    assert tuning._events_of(mechanism, PUBLIC) == mechanism.dp_events()
+    assert tuning._event_of(mechanism, PUBLIC) == mechanism.dp_event()
 
 
 def test_a_search_by_a_private_score_costs_its_noise_too():
-    found = search(score=NOISY, trials=trials.Geometric(4))
+    found = search(score=NOISY, trials=accounting.Geometric(4))
     assert found.cost.of_one_trial > MECHANISM.epsilon(1e-5)
     assert abs(found.best.score) < 1.2
 
@@ -293,22 +293,11 @@ def test_a_private_score_has_other_noise_for_another_sum():
 
 
 def graph_mechanism():
-    return graphs.PoissonGaussian(
+    return graphs.NodePoissonGaussian(
         l2_clip_norm=1.0,
         noise_multiplier=1.0,
         max_terms=4,
         sampling_prob=0.25,
-        iterations=8,
-        normalize_by=50,
-    )
-
-
-def shuffled():
-    return dpadambc.ShuffledGaussian(
-        l2_clip_norm=1.0,
-        noise_multiplier=1.0,
-        batch_size=50,
-        num_examples=200,
         iterations=8,
         normalize_by=50,
     )
@@ -372,7 +361,7 @@ def test_a_private_score_of_nodes_is_refused():
         ({"score": NOISY, "mechanism": graph_mechanism()}, ValueError, "NoisyScore"),
         ({"data": Rows()}, TypeError, "data"),
         ({"trials": 8}, TypeError, "trials|distribution"),
-        ({"trials": trials.Fixed(8)}, ValueError, "trials"),
+        ({"trials": accounting.Fixed(8)}, ValueError, "trials"),
         ({"candidates": []}, TypeError, "candidates"),
         ({"candidates": 0.1}, TypeError, "candidates"),
         ({"candidates": [0.1, {"learning_rate": 0.1}]}, ValueError, "candidates"),
