@@ -62,8 +62,7 @@ class NNXMLP(nnx.Module):
 
 
 def poisson_batches():
-    rng = np.random.default_rng(1)
-    return MECHANISM.batches(rng, num_examples=64)
+    return MECHANISM.batches(jax.random.key(1), num_examples=64)
 
 
 @pytest.mark.slow
