@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import dpadambc
-from dpadambc import NeighboringRelation, graphs
+from dpadambc import NeighboringRelation, accounting, graphs
 
 __all__ = ["main"]
 
@@ -82,6 +82,8 @@ def _count(text: str) -> int:
         raise argparse.ArgumentTypeError(f"Expected a whole number, got {text}.")
     return value
 
+
+_ACCOUNTANTS = {"pld": accounting.PLD, "rdp": accounting.RDP, None: None}
 
 # The fields of mechanisms, and the numbers that stand in their place.
 _FIELDS = {
@@ -178,13 +180,6 @@ def _check_fields(args: argparse.Namespace, fields: Sequence[Any]) -> None:
         raise ValueError(f"Expected {listed(missing)} to be given.")
 
 
-def _accountant(args: argparse.Namespace) -> Any:
-    """The accountant of the option, or None."""
-    from dpadambc import accounting
-
-    return getattr(accounting, args.accountant.upper()) if args.accountant else None
-
-
 def _mechanism(args: argparse.Namespace) -> Any:
     """The mechanism that the options describe, calibrated if they ask for that."""
     cls = _MECHANISMS[args.mechanism][0]
@@ -200,16 +195,9 @@ def _mechanism(args: argparse.Namespace) -> Any:
     return cls.calibrate(
         target_epsilon=args.epsilon,
         target_delta=args.delta,
-        accountant=_accountant(args),
+        accountant=_ACCOUNTANTS[args.accountant],
         **numbers,
     )
-
-
-def _accountant(args: argparse.Namespace) -> Any:
-    """The accountant that was asked for, if any."""
-    from dpadambc.accounting import PLD, RDP
-
-    return {"pld": PLD, "rdp": RDP}.get(args.accountant)
 
 
 def _unit(mechanism: Any) -> str:
@@ -227,7 +215,7 @@ def _unit(mechanism: Any) -> str:
 def _spent(args: argparse.Namespace) -> dict[str, Any]:
     """The report of `epsilon` and `calibrate`."""
     mechanism = _mechanism(args)
-    accountant = _accountant(args) or mechanism.accountants[0]
+    accountant = _ACCOUNTANTS[args.accountant] or mechanism.accountants[0]
     names = {field.name for field in dataclasses.fields(mechanism)}
     return {
         "epsilon": mechanism.epsilon(
@@ -288,7 +276,7 @@ def _plan(args: argparse.Namespace) -> dict[str, Any]:
         epochs=args.epochs,
         num_examples=args.num_examples,
         neighboring_relation=relation,
-        accountant=_accountant(args),
+        accountant=_ACCOUNTANTS[args.accountant],
     )
     read = lambda run, path: operator.attrgetter(path)(run)
     return {

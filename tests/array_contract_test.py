@@ -178,7 +178,7 @@ def preconditioned(params, public, x):
 
 def statistics(gradients, padding):
     seen = not_private.gradient_statistics(
-        gradients, MECHANISM, is_padding_example=padding
+        dpadambc.as_per_example(gradients), MECHANISM, is_padding_example=padding
     )
     return seen, seen.signal_to_noise
 
@@ -219,7 +219,9 @@ ROWS = {name: stage(name) for name in contract_test.ROWS} | {
         jax.shard_map(lambda x: vouched(x).sum_over("i").value, mesh=MESH, in_specs=PartitionSpec("i"), out_specs=PartitionSpec()),
         lambda d: (d(4, 3),)),
     "per_example_grad": of_examples(dpadambc.per_example_grad),
-    "clipped_grad": of_examples(dpadambc.clipped_grad, **CLIPPED),
+    "per_example_value_and_grad": of_examples(dpadambc.per_example_value_and_grad),
+    "ClippedGrad.__call__": of_examples(dpadambc.clipped_grad, **CLIPPED),
+    "clipped_grad": of_examples(dpadambc.clipped_grad, return_values=True, microbatch_size=2, **CLIPPED),
     "RelativeFloor.variance": (dpadambc.RelativeFloor(0.5).variance, lambda d: (d.positive(), d.below_one(), d.integers(1, 9))),
     "Batch.gather": (lambda batch, data: batch.gather(data), lambda d: (d.batch(), d.params(4))),
     "Mechanism.sample": (lambda key: MECHANISM.sample_step(key, 0, num_examples=20), lambda d: (d.key,)),
@@ -266,7 +268,7 @@ ROWS = {name: stage(name) for name in contract_test.ROWS} | {
     "contrib.BandedGaussian.sample_step": drawn(BANDED),
     "contrib.AddBandedNoiseState.rng_key": key_of_noise(BANDED),
     "contrib.AddCorrelatedNoiseState.rng_key": key_of_noise(CORRELATED),
-    "clipping.PerSampleAdaptive.weight": weight(clipping.PerSampleAdaptive()),
+    "contrib.PerSampleAdaptive.weight": weight(contrib.PerSampleAdaptive()),
     "contrib.low_pass_noise_stddev": (
         contrib.low_pass_noise_stddev(optax.linear_schedule(1.0, 0.5, 4), (0.5,), (1.0, -0.5)),
         lambda d: (d.integers(0, 9),)),
@@ -276,6 +278,8 @@ ROWS = {name: stage(name) for name in contract_test.ROWS} | {
 }
 # fmt: on
 ON_THE_HOST = {
+    "Mechanism.accounted_as": "returns a mechanism",
+    "accounting.Accountant.composed": "returns an accountant of dp-accounting",
     "audit.GradientCanaries.insert": "makes data longer by a number that is drawn",
     "audit.Pipeline.of_chain": "returns a pipeline to audit",
     "audit.Pipeline.of_fit": "returns a pipeline to audit",
@@ -283,6 +287,7 @@ ON_THE_HOST = {
     "training.fully_sharded": "returns shardings",
     "training.group_by_user": "reads ids, and the shapes have their number",
     "training.load_release": "reads a file",
+    "training.PublicScore.compose": "returns an event",
     "training.secret_key": "draws from the operating system",
 }
 # The methods of these classes have tests like those of this table in `tests/contrib`.

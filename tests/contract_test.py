@@ -657,7 +657,7 @@ def test_is_refused_for_a_part_of_the_parameters(name):
 def test_the_average_of_several_batches_is_refused(name):
     """`optax.MultiSteps` would average over examples before they are clipped."""
     params, tx = params_of(), optax.MultiSteps(make(name), 2)
-    with pytest.raises(ValueError, match="batch"):
+    with pytest.raises(TypeError, match="gradient"):
         tx.update(per_example(arrays_of(params)), tx.init(params), params)
 
 

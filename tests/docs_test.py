@@ -56,8 +56,8 @@ def test_the_table_of_samplings_has_every_mechanism_and_what_it_accepts():
     )
     relations = [relation.name for relation in dpadambc.NeighboringRelation]
     accountants = dict(zip(relations, row.split(" | ")[1:], strict=True))
-    assert accountants["REPLACE_ONE"].strip(" |") == "pld"  # and no Rényi bound
-    assert accountants["ADD_OR_REMOVE_ONE"].strip(" |") == "pld, rdp"
+    assert accountants["REPLACE_ONE"].strip(" |") == "PLD"  # and no Rényi bound
+    assert accountants["ADD_OR_REMOVE_ONE"].strip(" |") == "PLD, RDP"
 
 
 @pytest.mark.parametrize(

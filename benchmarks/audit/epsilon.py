@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 import dpadambc
 from benchmarks import environment
 from benchmarks.digits import data as digits
-from dpadambc import audit, training
+from dpadambc import accounting, audit, training
 from dpadambc.audit.lower_bounds import observed_errors
 
 RESULTS = pathlib.Path(__file__).with_name("epsilon.jsonl")
@@ -160,7 +160,7 @@ def picture(path: pathlib.Path) -> None:
     scores, is_member, mechanism = _of_gradients(CASES[0], 3.0, seed=0)
     errors = observed_errors(scores, is_member, confidence=CONFIDENCE)
     alphas = np.concatenate([[0], np.geomspace(1e-4, 1, 200)])
-    claimed = mechanism.trade_off().false_negative_rate(alphas)
+    claimed = accounting.trade_off(mechanism).false_negative_rate(alphas)
     order = np.sort(scores)
     share = lambda rows: np.searchsorted(np.sort(rows), order, "right") / len(rows)
     observed = 1 - share(scores[~is_member]), share(scores[is_member])

@@ -11,7 +11,7 @@ import numpy as np
 
 from dpadambc.audit.flow import Crossing, Path
 from dpadambc.audit.neighbors import is_real
-from dpadambc.audit.steps import Init, Steps
+from dpadambc.audit.steps import Followed, Init, Steps
 from dpadambc.core.mechanism import Mechanism
 
 ITERATIONS = 3
@@ -64,6 +64,21 @@ class Drawn:
 # The data that arrives at each crossing, flat, or its movement.
 Response = dict[Path, np.ndarray]
 Noise = dict[Path, Drawn]
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """A step of a mechanism: the noise at its crossings, and the movement of data."""
+
+    mechanism: Mechanism
+    steps: Steps
+    followed: Followed
+    state: Any  # one in which noise is added in the next step
+    neighbors: list[Any]  # data; the others differ from the first in one example
+    factor: float = 1.0  # how much further apart neighbors may be than these
+    everybody: Any = None  # data of another run of many steps
+    noise: Noise = dataclasses.field(default_factory=dict)
+    moved: list[Response] = dataclasses.field(default_factory=list)
 
 
 def draw(steps: Steps, init: Init, crossings: list[Crossing]) -> Noise:
@@ -136,10 +151,11 @@ def movements(
         state = after
 
     def response(data):
-        return {
-            path: np.ravel(np.asarray(record.data, float)) * np.any(record.happened)
-            for path, record in recorded(state, data)[1].items()
-        }
+        found = {}
+        for path, record in recorded(state, data)[1].items():
+            happened = bool(np.any(record.happened))  # else the product is no double
+            found[path] = np.ravel(np.asarray(record.data, float)) * happened
+        return found
 
     start, *ends = map(response, data)
     return state, [{path: end[path] - start[path] for path in start} for end in ends]

@@ -9,10 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpadambc.audit import statistics
-from dpadambc.audit.draws import Noise, Response, movements, multiplier
+from dpadambc.audit.draws import Measured, Noise, Response, movements, multiplier
 from dpadambc.audit.finding import Finding, combined, within
 from dpadambc.audit.flow import Path
-from dpadambc.audit.steps import Followed, Steps
 from dpadambc.core.mechanism import Mechanism
 
 _MOST_STEPS = 512
@@ -29,29 +28,12 @@ class _Seen(NamedTuple):
     head: jax.Array  # the first numbers, shape=(steps, at most _HEAD)
 
 
-def later_steps(
-    steps: Steps,
-    followed: Followed,
-    mechanism: Mechanism,
-    noise: Noise,
-    neighbors: list[Any],
-    factor: float,
-    everybody: Any = None,
-) -> Finding:
-    """One run of many steps, instead of many runs of a few.
-
-    Args:
-      steps: the step.
-      followed: its crossings.
-      mechanism: whose noise is claimed.
-      noise: the draws of the first steps, at the crossings.
-      neighbors: data; the others differ from the first in one example.
-      factor: how much further apart neighbors may be than these.
-      everybody: data of another run, after which the neighbors are looked at too.
-    """
+def later_steps(found: Measured) -> Finding:
+    """One run of many steps, instead of many runs of a few."""
+    steps, followed, noise = found.steps, found.followed, found.noise
     sizes = {path: drawn.values.shape[-1] for path, drawn in noise.items()}
     most = max(_MOST_VALUES // max(sum(sizes.values()), 1), 8)
-    iterations = int(min(mechanism.iterations, most, _MOST_STEPS))
+    iterations = int(min(found.mechanism.iterations, most, _MOST_STEPS))
     length = math.ceil(iterations / _STATES)
     recorded = steps.recorded(followed.crossings)
 
@@ -79,23 +61,24 @@ def later_steps(
         for first in range(0, iterations, length):
             state, seen = advance(data, state, numbers[first : first + length])
             yield seen
-            _, found = movements(steps, followed.crossings, neighbors, state)
-            for move in found:
-                moved.append({p: factor * x[: sizes[p]] for p, x in move.items()})
+            looks = steps, followed.crossings, found.neighbors
+            for move in movements(*looks, state)[1]:
+                scaled = {p: found.factor * x[: sizes[p]] for p, x in move.items()}
+                moved.append(scaled)
 
     seen = jax.tree.map(lambda *x: np.concatenate(x), *walk(steps.data))
     # How far an example moves the sum may depend on the others that were there before.
-    if everybody is not None:
-        list(walk(everybody))
+    if found.everybody is not None:
+        list(walk(found.everybody))
     # In one row: a step of a small model has fewer numbers than a run of six.
     happened = np.all([x.happened for x in seen.values()], axis=0)
     heads = [np.asarray(x.head, float)[:, : sizes[path]] for path, x in seen.items()]
     row = np.concatenate(heads, axis=1)[happened].ravel()
     where = f" in {iterations} steps"
     parts = [
-        _fading(mechanism, noise, seen, iterations),
+        _fading(found.mechanism, noise, seen, iterations),
         repetition("noise of later steps, repetition", [row], where),
-        _growth(mechanism, noise, moved, iterations),
+        _growth(found.mechanism, noise, moved, iterations),
     ]
     return combined("noise of later steps", parts)
 

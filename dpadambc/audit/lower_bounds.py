@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import scipy.stats
@@ -51,19 +51,15 @@ def one_run_epsilon(
     return low
 
 
-class _Guesses(NamedTuple):
-    """The guesses of one run that bound epsilon best."""
-
-    epsilon: float
-    correct: int
-    number: int
-    most: float  # the bound, had all guesses been right
-
-
 def _best_guesses(
     scores: np.ndarray, is_member: np.ndarray, delta: float, confidence: float
-) -> _Guesses:
-    """The best bound over some numbers of guesses, each with its part of the risk."""
+) -> tuple[float, int, int, float]:
+    """The best bound over some numbers of guesses, each with its part of the risk.
+
+    Returns:
+      Epsilon, how many guesses were right, their number, and the largest epsilon had
+      all been right.
+    """
     count, risk = len(scores), (1 - confidence) / len(_SHARES)
     numbers: dict[str, Any] = dict(num_canaries=count, delta=delta, confidence=1 - risk)
     # Canaries of one score are in random order: not members first.
@@ -81,8 +77,7 @@ def _best_guesses(
             )
         found.append((one_run_epsilon(correct, 2 * each, **numbers), correct, 2 * each))
         most = max(most, one_run_epsilon(2 * each, 2 * each, **numbers))
-    epsilon, correct, number = max(found)
-    return _Guesses(epsilon, correct, number, most)
+    return *max(found), most
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,15 +248,17 @@ def empirical_epsilon(
     claim = mechanism.epsilon(target_delta)
     if not np.isfinite(claim):
         return not_tested(_CHECK, "the mechanism claims no finite epsilon.")
-    best = _best_guesses(scores, is_member, target_delta, confidence)
+    bound, correct, number, most = _best_guesses(
+        scores, is_member, target_delta, confidence
+    )
     sentence = (
-        f"Epsilon is at least {best.epsilon:.3g} with confidence {confidence:g}"
-        f" ({best.correct} of {best.number} guesses right); {claim:.3g} is claimed."
+        f"Epsilon is at least {bound:.3g} with confidence {confidence:g}"
+        f" ({correct} of {number} guesses right); {claim:.3g} is claimed."
     )
     name, fails_if = f"{_CHECK}, one run", "fails if the guesses refute the claim"
-    one_run = within(name, best.epsilon, claim, sentence, fails_if)
-    if best.most <= claim:
-        limit = f"all guesses right, of so few canaries, would show {best.most:.3g}."
+    one_run = within(name, bound, claim, sentence, fails_if)
+    if most <= claim:
+        limit = f"all guesses right, of so few canaries, would show {most:.3g}."
         sentence = f"Not tested: {limit} {sentence}"
         one_run = dataclasses.replace(one_run, passed=None, sentence=sentence)
     if not independent:

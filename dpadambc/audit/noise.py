@@ -20,7 +20,7 @@ from dpadambc.audit import draws, neighbors
 from dpadambc.audit.finding import Finding, not_tested
 from dpadambc.audit.noise_tests import noise_finding
 from dpadambc.audit.recorder import NotRecordable
-from dpadambc.audit.steps import Followed, NotTraceable, Step, Steps, start
+from dpadambc.audit.steps import NotTraceable, Step, Steps, start
 from dpadambc.core.clipped_sum import as_clipped_sum
 from dpadambc.core.gradient import as_per_example
 from dpadambc.core.mechanism import Mechanism, check_independent_noise
@@ -36,7 +36,7 @@ class Update:
 
     Args:
       make_optimizer: of a key, returns the optimizer.
-      params: what is trained.
+      params: the parameters, or arrays of the same shapes.
       mechanism: whose noise is claimed.
     """
 
@@ -184,28 +184,26 @@ def noise(
         state = start(update.init)
         step, is_sum = update.step(state)
         steps = Steps(step, state, update.zero(), update.varied)
-        followed = steps.follow()
-        if followed.crossings:
-            return _of_steps(update, steps, followed, is_sum)
-        return noise_finding(steps, followed, mechanism, {}, [], [], 1.0)
+        return noise_finding(_measured(update, steps, is_sum))
     except (NotTraceable, NotRecordable) as error:
         return not_tested(_CHECK, f"{error}")
 
 
-def _of_steps(
-    update: Update, steps: Steps, followed: Followed, is_sum: bool
-) -> Finding:
-    mechanism, crossings, zero = update.mechanism, followed.crossings, steps.data
+def _measured(update: Update, steps: Steps, is_sum: bool) -> draws.Measured:
+    mechanism, followed, zero = update.mechanism, steps.follow(), steps.data
     largest = mechanism.sensitivity if is_sum else 1e3 * mechanism.l2_clip_norm
-    gradients = update.gradients(largest)
-    _, moved = draws.movements(steps, crossings, [zero, *gradients])
-    if is_sum and moved:
-        steepest = _steepest(gradients[0], moved[0], largest)
-        moved += draws.movements(steps, crossings, [zero, *steepest])[1]
-    factor = 1.0
-    if not is_sum:  # one example was added; neighbors may be further apart
+    gradients, factor = update.gradients(largest), 1.0
+    if not is_sum:  # one example is added; neighbors may be further apart
         factor = mechanism.sensitivity * mechanism.normalize_by / mechanism.l2_clip_norm
-        moved = [{path: factor * x for path, x in m.items()} for m in moved]
-    drawn, moved = draws.once(draws.draw(steps, update.init, crossings), moved)
-    pair = [zero, gradients[0]]
-    return noise_finding(steps, followed, mechanism, drawn, moved, pair, factor)
+    pair = [zero, *gradients[:1]]
+    found = draws.Measured(mechanism, steps, followed, steps.state, pair, factor)
+    if not followed.crossings:
+        return found
+    _, moved = draws.movements(steps, followed.crossings, [zero, *gradients])
+    if is_sum and moved:
+        data = [zero, *_steepest(gradients[0], moved[0], largest)]
+        moved += draws.movements(steps, followed.crossings, data)[1]
+    moved = [{path: factor * x for path, x in m.items()} for m in moved]
+    noise = draws.draw(steps, update.init, followed.crossings)
+    noise, moved = draws.once(noise, moved)
+    return dataclasses.replace(found, noise=noise, moved=moved)

@@ -3,17 +3,16 @@
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import scipy.stats
 
 from dpadambc.audit import statistics
-from dpadambc.audit.draws import ITERATIONS, Noise, Response, multiplier
+from dpadambc.audit.draws import ITERATIONS, Measured, Noise, Response, multiplier
 from dpadambc.audit.finding import Finding, combined, not_tested, within
 from dpadambc.audit.flow import Label
 from dpadambc.audit.later_steps import later_steps, repetition
-from dpadambc.audit.steps import Followed, Steps
+from dpadambc.audit.steps import Followed
 from dpadambc.core.mechanism import Mechanism
 
 _ROUNDING = 1e-3
@@ -23,28 +22,9 @@ UNFOLLOWED = (
 )
 
 
-def noise_finding(
-    steps: Steps,
-    followed: Followed,
-    mechanism: Mechanism,
-    noise: Noise,
-    moved: list[Response],
-    neighbors: list[Any],
-    factor: float,
-    everybody: Any = None,
-) -> Finding:
-    """One finding of all tests.
-
-    Args:
-      steps: the step.
-      followed: its labels and its crossings.
-      mechanism: whose noise is claimed.
-      noise: the draws at the crossings.
-      moved: the movements there, of data that differ by one example.
-      neighbors: such data, for the later steps.
-      factor: how much further apart neighbors may be than these.
-      everybody: data of another run of later steps.
-    """
+def noise_finding(found: Measured) -> Finding:
+    """One finding of all tests."""
+    followed, noise, moved = found.followed, found.noise, found.moved
     if not followed.crossings:
         if followed.paths(Label.OPAQUE):
             return not_tested("noise", UNFOLLOWED)
@@ -52,13 +32,13 @@ def noise_finding(
             return not_tested("noise", "nothing that is kept depends on the data.")
         return combined("noise", [_coverage(followed, {}, [])])
     parts = [
-        _level(mechanism, noise, moved),
+        _level(found.mechanism, noise, moved),
         _coverage(followed, noise, moved),
         _distribution(noise),
         combined("noise independence", [_correlation(noise), _repetition(noise)]),
         _resolution(noise),
         _coordinates(noise),
-        later_steps(steps, followed, mechanism, noise, neighbors, factor, everybody),
+        later_steps(found),
     ]
     return combined("noise", parts)
 

@@ -77,7 +77,7 @@ class Pipeline:
 
     @property
     def takes_mask(self) -> bool:
-        """Whether the step is told what is padding."""
+        """Whether the step takes a padding mask."""
         found = inspect.signature(self.step).parameters.values()
         kinds = {parameter.kind for parameter in found}
         names = {parameter.name for parameter in found}
@@ -160,7 +160,7 @@ class Pipeline:
 
         Args:
           loss_fn: the loss of one example, of `(params, *example)`.
-          params: what is trained.
+          params: the parameters before the first step.
           data: a tuple of the arguments of an example, with examples along axis 0.
           mechanism: whose epsilon is claimed.
           make_optimizer: of a key, returns the chain, which takes gradients as

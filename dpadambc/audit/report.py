@@ -11,6 +11,7 @@ from typing import Any
 
 from dpadambc.audit.correction import correction, is_corrected
 from dpadambc.audit.finding import Finding, not_tested
+from dpadambc.audit.noise_tests import noise_finding
 from dpadambc.audit.per_example import factored, isolation
 from dpadambc.audit.pipeline import Pipeline
 from dpadambc.audit.recorder import NotRecordable
@@ -100,7 +101,7 @@ def _correction(pipeline: Pipeline) -> Finding:
 # Functions of a pipeline, and of its step, which is traced when it is first asked for.
 _CHECKS: dict[str, Callable[[Pipeline, Callable[[], WholeStep]], Finding]] = {
     "sensitivity": lambda pipeline, step: step().sensitivity(),
-    "noise": lambda pipeline, step: step().noise_finding(),
+    "noise": lambda pipeline, step: noise_finding(step().measured),
     "state": lambda pipeline, step: of_whole_step(step()),
     "isolation": lambda pipeline, step: _isolation(pipeline),
     "factored": lambda pipeline, step: factored(pipeline),

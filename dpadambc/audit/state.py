@@ -1,7 +1,5 @@
 """The noise in all that a step keeps, in the state or in a checkpoint."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -67,7 +65,7 @@ def state(pipeline: Pipeline) -> Finding:
 
 def of_whole_step(step: WholeStep) -> Finding:
     """The finding for a step that has been traced."""
-    followed = step.followed
+    followed = step.measured.followed
     bare = [path.removeprefix("[1]") for path in followed.paths(Label.DATA)]
     total = f"{len(followed.labels)} arrays"
     sentence = f"All {total} that are kept have noise, or nothing of the data."
@@ -82,7 +80,7 @@ def of_whole_step(step: WholeStep) -> Finding:
     if followed.paths(Label.OPAQUE):
         return not_tested(_CHECK, UNFOLLOWED)
     parts = [of_arrays]
-    if step.pipeline.takes_mask and step.noise:
+    if step.pipeline.takes_mask and step.measured.noise:
         parts.append(_replayed(step))
     if followed.tells_host:
         reason = "a callback tells the host a value without noise; its use is unknown."
@@ -90,39 +88,34 @@ def of_whole_step(step: WholeStep) -> Finding:
     return combined(_CHECK, parts)
 
 
-def _with_keys_of(state: Any, other: Any) -> Any:
-    """The state with the keys of another."""
-    choose = lambda x, y: y if label_of_public(x) == Label.NOISE else x
-    return jax.tree.map(choose, state, other)
-
-
 def _replayed(step: WholeStep) -> Finding:
     """Whether all that follows the data follows the keys: noise may cancel on its way.
 
     Compared with the step on no data at all, so that nothing outweighs the noise.
     """
-    private, program = step.followed.paths(Label.PRIVATE), jax.jit(step.steps.step)
+    found, init = step.measured, jax.jit(step.pipeline.init)
+    private, program = found.followed.paths(Label.PRIVATE), jax.jit(found.steps.step)
 
     def kept(state, data):
         leaves = jax.tree.leaves(program(state, data))
-        named = zip(step.followed.labels, leaves, strict=True)
         is_wide = lambda x: jnp.issubdtype(x.dtype, jnp.floating) and x.itemsize > 2
-        return {
-            p: np.asarray(x, float) for p, x in named if p in private and is_wide(x)
-        }
+        named = zip(found.followed.labels, leaves, strict=True)
+        own = ((p, x) for p, x in named if p in private and is_wide(x))
+        return {p: np.asarray(x, float) for p, x in own}
 
-    empty, *others = step.neighbors
-    start, init = kept(step.state, empty), jax.jit(step.pipeline.init)
-    by_data = [kept(step.state, data) for data in others]
-    by_key = [
-        kept(_with_keys_of(step.state, init(key)), empty)
-        for key in jax.random.split(jax.random.key(1), _KEYS)
-    ]
+    def with_keys_of(other):
+        choose = lambda x, y: y if label_of_public(x) == Label.NOISE else x
+        return jax.tree.map(choose, found.state, other)
+
+    empty, *others = found.neighbors
+    start, by_data = kept(found.state, empty), [kept(found.state, x) for x in others]
+    keys = jax.random.split(jax.random.key(1), _KEYS)
+    by_key = [kept(with_keys_of(init(key)), empty) for key in keys]
     apart = lambda ends, path: max(
         np.nan_to_num(np.linalg.norm(end[path] - start[path]), posinf=0.0)
         for end in ends
     )
-    z = min(draws.multiplier(step.pipeline.mechanism, 0), 1.0)
+    z = min(draws.multiplier(found.mechanism, 0), 1.0)
     bare = [
         path.removeprefix("[1]")
         for path in start

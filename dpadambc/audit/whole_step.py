@@ -11,11 +11,10 @@ import numpy as np
 from dpadambc.audit import draws, neighbors, statistics
 from dpadambc.audit.finding import Finding, combined, not_tested, within
 from dpadambc.audit.flow import Label, Path
-from dpadambc.audit.noise_tests import noise_finding
 from dpadambc.audit.pipeline import Pipeline
 from dpadambc.audit.recorder import crossing_of
 from dpadambc.audit.sensitivity import sensitivity
-from dpadambc.audit.steps import Followed, NotTraceable, Step, Steps, start
+from dpadambc.audit.steps import NotTraceable, Step, Steps, start
 from dpadambc.core.clip import NeighboringRelation
 
 # By how much noise may be too small before it counts as none: a dropout mask or an
@@ -32,66 +31,43 @@ class WholeStep:
     """A step at the additions of noise that make it private."""
 
     pipeline: Pipeline
-    steps: Steps
-    followed: Followed
-    state: Any  # one in which noise is added in the next step
-    neighbors: list[_Data]
-    factor: float  # how much further apart neighbors may be than these
-    noise: draws.Noise
-    moved: list[draws.Response]
+    measured: draws.Measured
 
     def before_noise(
         self, state: Any, *batch: Any, is_padding_example: Any = None
     ) -> list[jax.Array]:
         """The sum that the noise is added to, in units of that noise."""
-        mask = is_padding_example
+        found, mask = self.measured, is_padding_example
         mask = jnp.zeros(_size(batch), bool) if mask is None else jnp.asarray(mask)
-        steps = self.steps
+        steps = found.steps
         if _size(batch) != _size(self.pipeline.batch):
             steps = Steps(_step_of(self.pipeline), state, (batch, mask))
-        crossings = steps.follow(self.followed.ignored).crossings
+        crossings = steps.follow(found.followed.ignored).crossings
         _, records = steps.recorded(crossings)(state, (batch, mask))
-        levels, found = self._levels, []
+        levels, sums = _levels(found.noise), []
         for path, record in records.items():
-            is_copied = record.happened.ndim and self.noise[path].num_devices == 1
-            data = record.data[0] if is_copied else record.data
-            found.append(data / levels[path])
-        return found
-
-    @property
-    def _levels(self) -> dict[Path, float]:
-        """The noise at each crossing; one number for all if they do not differ."""
-        levels = {path: _stddev(drawn) for path, drawn in self.noise.items()}
-        counts = {path: drawn.count for path, drawn in self.noise.items()}
-        squares = sum(counts[path] * level**2 for path, level in levels.items())
-        together = math.sqrt(squares / max(sum(counts.values()), 1))
-        bound = statistics.normal_bound(len(levels))
-        is_one = all(
-            abs(level / together - 1)
-            < bound * statistics.spread_of_stddev(counts[path])
-            for path, level in levels.items()
-            if counts[path]
-        )
-        return dict.fromkeys(levels, together) if is_one else levels
+            is_copied = record.happened.ndim and found.noise[path].num_devices == 1
+            sums.append((record.data[0] if is_copied else record.data) / levels[path])
+        return sums
 
     def sensitivity(self) -> Finding:
         """The check of the sum before the noise."""
-        if not self.noise:
+        if not self.measured.noise:
             return not_tested("sensitivity", "no noise is added to a sum of examples.")
         fun, pipeline = self.before_noise, self.pipeline
-        count = sum(drawn.count for drawn in self.noise.values())
+        count = sum(drawn.count for drawn in self.measured.noise.values())
         allowance = statistics.normal_bound() * statistics.spread_of_stddev(int(count))
         bound = (1 + allowance) / draws.multiplier(pipeline.mechanism, 0)
         finding = sensitivity(
             fun if pipeline.takes_mask else lambda state, *batch: fun(state, *batch),
-            self.state,
+            self.measured.state,
             pipeline.batch,
             bound=bound,
             neighboring_relation=pipeline.mechanism.neighboring_relation,
         )
         if finding.passed and (finding.figure or 0.0) < bound / 2:
             finding = dataclasses.replace(finding, passed=None)
-        if not self.steps.closes_over_examples:
+        if not self.measured.steps.closes_over_examples:
             return finding
         return combined("sensitivity", [finding, self._closed_over(bound)])
 
@@ -101,13 +77,16 @@ class WholeStep:
         Only arrays that begin with the examples of the batch are looked at. The example
         itself does not take part, if the step takes a mask.
         """
-        batch, steps = self.pipeline.batch, self.steps
-        changed = steps.with_other_first_row(lambda row: -10 * row - 1)
+        batch, steps = self.pipeline.batch, self.measured.steps
+        other = steps.with_other_first_row(lambda row: -10 * row - 1)
+        changed = dataclasses.replace(self.measured, steps=other)
         is_first = jnp.arange(_size(batch)) == 0
         mask = {"is_padding_example": is_first} if self.pipeline.takes_mask else {}
         before, after = (
-            neighbors.flat(jax.jit(step.before_noise)(self.state, *batch, **mask))
-            for step in (self, dataclasses.replace(self, steps=changed))
+            neighbors.flat(
+                jax.jit(step.before_noise)(self.measured.state, *batch, **mask)
+            )
+            for step in (self, dataclasses.replace(self, measured=changed))
         )
         distance = float(np.linalg.norm(after - before))
         rounding = 8 * float(np.finfo(np.float32).eps * np.linalg.norm(before))
@@ -123,25 +102,32 @@ class WholeStep:
         fails_if = "fails if a row of a closed-over array moves the sum of others"
         return within("sensitivity", distance, allowed, sentence, fails_if)
 
-    def noise_finding(self) -> Finding:
-        """The check of the noise that is added to the sum."""
-        pipeline, everybody = self.pipeline, None
-        if pipeline.takes_mask:  # where the first neighbor has no examples
-            everybody = pipeline.batch, jnp.zeros(_size(pipeline.batch), bool)
-        run = self.steps, self.followed, pipeline.mechanism
-        found = self.noise, self.moved, self.neighbors, self.factor
-        return noise_finding(*run, *found, everybody)
 
-    def too_small(self, limit: float) -> frozenset[Path]:
-        """The additions whose noise is too small, by this factor, for their data."""
-        z = draws.multiplier(self.pipeline.mechanism, 0)
-        chains = {crossing.path: crossing.chain for crossing in self.followed.crossings}
-        small: frozenset[Path] = frozenset()
-        for path, drawn in self.noise.items():
-            furthest = max(float(np.linalg.norm(move[path])) for move in self.moved)
-            if drawn.values.size and not furthest * z <= limit * _stddev(drawn):
-                small |= chains[crossing_of(path)]
-        return small
+def _levels(noise: draws.Noise) -> dict[Path, float]:
+    """The noise at each crossing; one number for all if they do not differ."""
+    levels = {path: _stddev(drawn) for path, drawn in noise.items()}
+    counts = {path: drawn.count for path, drawn in noise.items()}
+    squares = sum(counts[path] * level**2 for path, level in levels.items())
+    together = math.sqrt(squares / max(sum(counts.values()), 1))
+    bound = statistics.normal_bound(len(levels))
+    is_one = all(
+        abs(level / together - 1) < bound * statistics.spread_of_stddev(counts[path])
+        for path, level in levels.items()
+        if counts[path]
+    )
+    return dict.fromkeys(levels, together) if is_one else levels
+
+
+def _too_small(found: draws.Measured, limit: float) -> frozenset[Path]:
+    """The additions whose noise is too small, by this factor, for their data."""
+    z = draws.multiplier(found.mechanism, 0)
+    chains = {crossing.path: crossing.chain for crossing in found.followed.crossings}
+    small: frozenset[Path] = frozenset()
+    for path, drawn in found.noise.items():
+        furthest = max(float(np.linalg.norm(move[path])) for move in found.moved)
+        if drawn.values.size and not furthest * z <= limit * _stddev(drawn):
+            small |= chains[crossing_of(path)]
+    return small
 
 
 def _stddev(noise: draws.Drawn) -> float:
@@ -209,33 +195,32 @@ def whole_step(pipeline: Pipeline) -> WholeStep:
     if not draws.multiplier(pipeline.mechanism, 0):
         raise NotTraceable("the mechanism has no noise.")
     batches, factor = _neighbors_of(pipeline)
-    state = start(pipeline.init)
+    state, everybody = start(pipeline.init), None
+    if pipeline.takes_mask:  # then the first neighbor has no examples
+        everybody = pipeline.batch, jnp.zeros(_size(pipeline.batch), bool)
     steps = Steps(_step_of(pipeline), state, batches[0], _varied)
 
-    def at(ignored: frozenset[Path]) -> WholeStep:
+    def at(ignored: frozenset[Path]) -> draws.Measured:
         """The step at the additions of noise that are not ignored."""
-        followed = steps.follow(ignored)
-        ready, noise, moved = steps.state, {}, []
+        followed, noise, moved, ready = steps.follow(ignored), {}, [], state
         if followed.crossings:
             ready, moved = draws.movements(steps, followed.crossings, batches)
             moved = [{path: factor * x for path, x in move.items()} for move in moved]
             noise = draws.draw(steps, pipeline.init, followed.crossings)
             noise, moved = draws.once(noise, moved)
-        return WholeStep(
-            pipeline, steps, followed, ready, batches, factor, noise, moved
-        )
+        step = pipeline.mechanism, steps, followed, ready
+        return draws.Measured(*step, batches, factor, everybody, noise, moved)
 
-    last = at(_all_but_the_last(steps))
-    if last.noise and not last.too_small(1.05):
-        return last
-    found, ignored = last, frozenset()
-    while steps.follow(ignored).crossings:
-        found = at(ignored)
-        small = found.too_small(_NOT_THE_NOISE)
-        if not small or not steps.follow(ignored | small).crossings:
-            break
-        ignored |= small
-    return found
+    found = at(_all_but_the_last(steps))
+    if not found.noise or _too_small(found, 1.05):
+        ignored: frozenset[Path] = frozenset()
+        while steps.follow(ignored).crossings:
+            found = at(ignored)
+            small = _too_small(found, _NOT_THE_NOISE)
+            if not small or not steps.follow(ignored | small).crossings:
+                break
+            ignored |= small
+    return WholeStep(pipeline, found)
 
 
 def _all_but_the_last(steps: Steps) -> frozenset[Path]:

@@ -47,6 +47,8 @@ def _with(tree: Any, number: Any) -> Any:
 class _WithSum(Noise):
     """Independent noise on the gradient and on the sum that moves the bound."""
 
+    is_independent = True
+
     def stddev(self, mechanism: Any) -> Any:
         """What the price of the sum leaves for the gradient."""
         return scaled_multiplier(mechanism.gradient_multiplier, mechanism.sensitivity)
@@ -173,6 +175,10 @@ class MovingBound(Mechanism):
 
     def __post_init__(self):
         check_independent_noise(self.mechanism)
+        if isinstance(self.mechanism, MovingBound):
+            raise ValueError(
+                f"Expected mechanism to have a fixed bound, got {self.mechanism!r}."
+            )
         validate.positive(learning_rate=self.learning_rate)
         super().__post_init__()
         self.gradient_multiplier  # noqa: B018

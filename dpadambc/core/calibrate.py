@@ -7,6 +7,7 @@ ones at the end. No answer exceeds its target.
 
 import functools
 import math
+import types
 from collections.abc import Callable, Collection, Sequence
 from fractions import Fraction
 from typing import Any
@@ -22,11 +23,13 @@ from dpadambc.core.accounting import Accountant, check_delta, least_epsilon
 # How close a calibrated epsilon comes to its target, and where the search begins.
 _ACCURACY, _ROUGHLY = 1e-4, 2e-2
 # The parameter's grid of trial values, from the side of little epsilon.
-_GRIDS = {
-    "noise_multiplier": (2.0**14, 0.25, 2.0**-10),
-    "sampling_prob": (2.0**-24, 4.0, 1.0),
-    "iterations": (1, 4, 2**30),
-}
+_GRIDS = types.MappingProxyType(
+    {
+        "noise_multiplier": (2.0**14, 0.25, 2.0**-10),
+        "sampling_prob": (2.0**-24, 4.0, 1.0),
+        "iterations": (1, 4, 2**30),
+    }
+)
 
 
 def _polished(

@@ -10,6 +10,7 @@ on all examples, and nothing can detect it.
 import abc
 import dataclasses
 import math
+import types
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -35,11 +36,13 @@ from dpadambc.core.gradient import (
 NeighboringRelation = dp_accounting.NeighboringRelation
 
 # By how many clipped examples two neighboring batches differ.
-_EXAMPLES_CHANGED = {
-    NeighboringRelation.ADD_OR_REMOVE_ONE: 1,
-    NeighboringRelation.REPLACE_SPECIAL: 1,
-    NeighboringRelation.REPLACE_ONE: 2,
-}
+_EXAMPLES_CHANGED = types.MappingProxyType(
+    {
+        NeighboringRelation.ADD_OR_REMOVE_ONE: 1,
+        NeighboringRelation.REPLACE_SPECIAL: 1,
+        NeighboringRelation.REPLACE_ONE: 2,
+    }
+)
 
 
 Groups = Mapping[str, tuple[float, list[int]]]

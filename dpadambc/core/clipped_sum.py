@@ -30,7 +30,7 @@ from dpadambc.core.gradient import (
     open_array,
 )
 
-_STATIC = ["shape", "dtype", "l2_clip_norm", "normalize_by", "number", "num_together"]
+_STATIC = ("shape", "dtype", "l2_clip_norm", "normalize_by", "number", "num_together")
 
 
 @functools.partial(

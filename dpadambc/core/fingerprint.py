@@ -54,7 +54,7 @@ def constants(traced: jex.ClosedJaxpr) -> Iterator[Any]:
             yield from constants(inner)
 
 
-_CALLBACKS = {"pure_callback", "io_callback"}
+_CALLBACKS = frozenset({"pure_callback", "io_callback"})
 
 
 def refuse_callbacks(jaxpr: jex.Jaxpr) -> None:

@@ -120,7 +120,7 @@ class Closed(metaclass=ClosedType):
     __truediv__ = __rtruediv__ = __matmul__ = __rmatmul__ = __neg__ = _refuse
 
 
-_STATIC = ["shape", "dtype", "rule", "dtypes", "axes", "is_masked", "num_together"]
+_STATIC = ("shape", "dtype", "rule", "dtypes", "axes", "is_masked", "num_together")
 
 
 @functools.partial(

@@ -7,6 +7,7 @@ that it is of. And processes that train one model must agree on it.
 
 import hashlib
 import json
+import types
 from typing import Any
 
 import jax.extend.core as jex
@@ -22,12 +23,14 @@ Identity = dict[str, Any]
 
 _EARLIER = "spent_before"
 _PROGRAM = "program"
-_MEANING = {
-    "program": "of another loss, optimizer, schedule of noise or release of JAX",
-    "start": "which begins elsewhere",
-    "frozen": "of other numbers in frozen",
-    "data": "of other data",
-}
+_MEANING = types.MappingProxyType(
+    {
+        "program": "of another loss, optimizer, schedule of noise or release of JAX",
+        "start": "which begins elsewhere",
+        "frozen": "of other numbers in frozen",
+        "data": "of other data",
+    }
+)
 # How many steps a run was to have is no difference: a run may be extended.
 _MAY_DIFFER = ("iterations",)
 

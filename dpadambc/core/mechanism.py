@@ -13,6 +13,7 @@ import abc
 import dataclasses
 import functools
 import inspect
+import types
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self, cast, final
 
@@ -153,7 +154,7 @@ class Mechanism(abc.ABC):
     @final
     def has_independent_noise(self) -> bool:
         """Whether the noise of a step has nothing of that of another."""
-        return self._noise is INDEPENDENT
+        return self._noise.is_independent
 
     @property
     @final
@@ -532,11 +533,13 @@ class PoissonGaussian(Mechanism):
 
     solvable = ("noise_multiplier", "iterations", "sampling_prob")
     # dp-accounting has no RDP bound for Poisson sampling under REPLACE_ONE.
-    relations = {
-        _ADD_OR_REMOVE_ONE: (PLD, RDP),
-        _REPLACE_ONE: (PLD,),
-        _REPLACE_SPECIAL: (PLD, RDP),
-    }
+    relations = types.MappingProxyType(
+        {
+            _ADD_OR_REMOVE_ONE: (PLD, RDP),
+            _REPLACE_ONE: (PLD,),
+            _REPLACE_SPECIAL: (PLD, RDP),
+        }
+    )
     draws_steps_alone = True
 
     def __post_init__(self):

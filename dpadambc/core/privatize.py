@@ -8,7 +8,7 @@ that the core has; `contrib` has other kinds, which vouch for the event of their
 import abc
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +50,13 @@ def scaled_multiplier(
 
 
 class Noise(abc.ABC):
-    """Which noise hides the clipped sums of a mechanism."""
+    """Which noise hides the clipped sums of a mechanism.
+
+    Attributes:
+      is_independent: whether that of a step is independent of that of any other.
+    """
+
+    is_independent: ClassVar[bool] = False
 
     @abc.abstractmethod
     def stddev(self, mechanism: Any) -> float | optax.Schedule:
@@ -85,6 +91,8 @@ class Noise(abc.ABC):
 @dataclasses.dataclass(frozen=True)
 class Independent(Noise):
     """Independent Gaussian noise in every step, at the level of the mechanism."""
+
+    is_independent = True
 
     def stddev(self, mechanism: Any) -> float | optax.Schedule:
         """The noise multiplier times the sensitivity."""

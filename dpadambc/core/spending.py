@@ -65,6 +65,8 @@ def public_numbers(mechanism: Any) -> dict[str, Any]:
     def plain(value: Any) -> Any:
         if isinstance(value, Mechanism):
             return public_numbers(value)
+        if isinstance(value, tuple):
+            return [*value]
         if isinstance(value, ClipRule):
             return re.sub(" at 0x[0-9a-f]+", "", repr(value))  # of a function
         if callable(value):
@@ -74,6 +76,8 @@ def public_numbers(mechanism: Any) -> dict[str, Any]:
 
     fields = (field.name for field in dataclasses.fields(mechanism) if field.init)
     numbers = {name: plain(getattr(mechanism, name)) for name in fields}
+    if inner := numbers.pop("mechanism", None):
+        numbers["inner_mechanism"] = inner
     return {"mechanism": class_name(type(mechanism)), **numbers}
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex
+import jax.numpy as jnp
 
 from dpadambc.engine import forms, jaxprs, precision, program, rules
 from dpadambc.engine.interface import Gradient
@@ -104,7 +105,10 @@ def scan(
         return carry, [found[name] for name in emitted]
 
     kept = {i: x for i, x in init.items() if i not in dropped}
-    start = {i: precision.wide(x) if sums[i] else x for i, x in kept.items()}
+    start = {
+        i: jnp.asarray(x, precision.at_least_float32(x.dtype)) if sums[i] else x
+        for i, x in kept.items()
+    }
     loop = {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
     carry, arrays = jax.lax.scan(one, start, xs, **loop)
     stacked |= dict(zip(emitted, arrays, strict=True))

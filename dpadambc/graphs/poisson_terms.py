@@ -22,7 +22,7 @@ the two. So for every :math:`\alpha \ge 0`
 .. math:: P(E) - \alpha Q(E) \le E_S [\Phi(t + |S| C / \sigma)
     - \alpha \Phi(t - |S'| C / \sigma)],
 
-which is what the half line beyond -t has under the pair above. Hence no hockey-stick
+which the half line beyond -t attains under the pair above. Hence no hockey-stick
 divergence exceeds that of the pair. It holds whatever came before, so the pairs
 compose, adaptively too (`Zhu et al. 2022 <https://arxiv.org/abs/2106.08567>`_,
 theorem 10). Terms of one direction attain them.
@@ -52,7 +52,7 @@ class PoissonTermsDpEvent(ReadableDpEvent):
       noise_multiplier: the standard deviation, in units of `largest_shift` terms.
       max_terms: T.
       sampling_prob: q.
-      neighboring_relation: what a node does.
+      neighboring_relation: the change of a node.
     """
 
     noise_multiplier: float

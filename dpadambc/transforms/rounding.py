@@ -131,7 +131,8 @@ def round_stochastically(*, key: jax.Array) -> optax.GradientTransformation:
             new = stochastic_round(key, new, param.dtype)
             return new.astype(full) - param.astype(full)
 
-        per_leaf = keys.per_leaf(step_key, updates)
+        structure = jax.tree.structure(updates)
+        per_leaf = structure.unflatten(keys.of_leaves(step_key, updates))
         updates = jax.tree.map(round_leaf, per_leaf, updates, params)
         return updates, RoundStochasticallyState(rng_key)
 

@@ -13,12 +13,11 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 
 import dpadambc
 from dpadambc import NeighboringRelation, accounting
-from dpadambc.accounting import losses as _losses
-from dpadambc.accounting import selection, tuning
+from dpadambc.accounting import search
+from dpadambc.core.accounting import rounding_of
 from tests import common
 
 ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
-REPLACE = NeighboringRelation.REPLACE_ONE
 RANDOM = [
     accounting.Geometric(8),
     accounting.Geometric(50),
@@ -30,8 +29,9 @@ RANDOM = [
 
 @functools.cache
 def tuned(event, distribution, delta=1e-5, accountant=accounting.PLD):
-    return tuning.tuned_epsilon(
-        {accountant: event},
+    return search.tuned_epsilon_of_event(
+        event,
+        [accountant],
         distribution,
         target_delta=delta,
         neighboring_relation=ADD,
@@ -87,7 +87,7 @@ def profile_bound(p, q, distribution, delta):
     losses = pld.from_two_probability_mass_functions(
         log(q), log(p), value_discretization_interval=1e-3, symmetric=False
     )
-    return selection._by_profile(losses, distribution, delta)
+    return search.by_profile(losses, distribution, delta)
 
 
 def best_of_outcomes(law, distribution):
@@ -154,7 +154,7 @@ def test_searches_draw_from_the_law_that_is_accounted_for():
 def test_a_ratio_is_the_least_that_the_proof_takes():
     losses = pld.from_gaussian_mechanism(2.0)
     for gamma in (1.0, 0.5, 0.02, 1e-4):
-        x = selection._least_ratio(gamma, losses.get_delta_for_epsilon)
+        x = search._least_ratio(gamma, losses.get_delta_for_epsilon)
         needed = lambda x: 1 + (1 - gamma) / gamma * losses.get_delta_for_epsilon(x)  # noqa: B023
         assert np.exp(x) >= needed(x)
         assert x == 0 or np.exp(x - 1e-4) < needed(x - 1e-4)
@@ -209,8 +209,8 @@ def test_what_rounding_takes_off_delta_counts_in_a_search_too():
     event = dp_accounting.SelfComposedDpEvent(
         dp_accounting.GaussianDpEvent(400.0), 100_000
     )
-    delta = 2 * _losses.rounding_of(event)
-    one = _losses.bounded(event, ADD, delta)
+    delta = 2 * rounding_of(event)
+    one = accounting.PLD.on_fine_grid(event, ADD, delta)
     assert tuned(event, accounting.Geometric(1), delta).epsilon == one.epsilon
     unrounded = one.losses.get_epsilon_for_delta(delta)
     assert unrounded < 0.99 * one.epsilon  # negative control
@@ -231,9 +231,13 @@ def test_a_search_is_compared_with_composition():
 def test_of_a_mechanism_in_the_units_of_every_relation():
     """At a sampling probability of one, all have the same Gaussian."""
     found = [
-        common.poisson_gaussian(
-            sampling_prob=1.0, iterations=1, neighboring_relation=relation
-        ).tuned_epsilon(1e-5, trials=accounting.Geometric(8))
+        accounting.tuned_epsilon(
+            common.poisson_gaussian(
+                sampling_prob=1.0, iterations=1, neighboring_relation=relation
+            ),
+            1e-5,
+            trials=accounting.Geometric(8),
+        )
         for relation in NeighboringRelation
     ]
     for other in found[1:]:
@@ -243,83 +247,57 @@ def test_of_a_mechanism_in_the_units_of_every_relation():
     assert found[0].epsilon == pytest.approx(exact.epsilon, rel=2e-3)
 
 
-def test_the_float_of_a_mechanism_is_the_least_bound():
-    mechanism, geometric = (
-        common.poisson_gaussian(iterations=4),
-        accounting.Geometric(8),
-    )
-    by = {
-        name: mechanism.epsilon(1e-5, trials=geometric, accountant=name)
-        for name in (accounting.PLD, accounting.RDP)
-    }
-    epsilon = mechanism.epsilon(1e-5, trials=geometric)
-    assert epsilon == min(by.values())
-    assert epsilon == mechanism.tuned_epsilon(1e-5, trials=geometric).epsilon
-    shorter = mechanism.epsilon(1e-5, trials=geometric, iterations=2)
-    assert mechanism.epsilon(1e-5) < shorter < epsilon
+def of(mechanism, **options):
+    options = {"trials": accounting.Geometric(8)} | options
+    return accounting.tuned_epsilon(mechanism, 1e-5, **options).epsilon
+
+
+def test_of_a_mechanism_it_is_the_least_bound():
+    mechanism = common.poisson_gaussian(iterations=4)
+    by = [of(mechanism, accountant=x) for x in (accounting.PLD, accounting.RDP)]
+    assert of(mechanism) == min(by)
+    assert mechanism.epsilon(1e-5) < of(mechanism, iterations=2) < min(by)
 
 
 def test_without_noise_it_is_infinite_and_without_steps_nothing():
-    silent = common.poisson_gaussian(noise_multiplier=0.0)
-    assert silent.epsilon(1e-5, trials=accounting.Geometric(8)) == np.inf
-    none = common.poisson_gaussian(iterations=0)
-    assert none.epsilon(1e-5, trials=accounting.Geometric(8)) == pytest.approx(
-        0, abs=1e-6
-    )
+    assert of(common.poisson_gaussian(noise_multiplier=0.0)) == np.inf
+    assert of(common.poisson_gaussian(iterations=0)) == pytest.approx(0, abs=1e-6)
 
 
-def test_what_has_renyi_bounds_alone_has_that_bound():
-    event = dp_accounting.SampledWithoutReplacementDpEvent(
-        1_000, 100, dp_accounting.GaussianDpEvent(4.0)
-    )
-    found = tuning.tuned_epsilon(
-        {"rdp": event},
-        accounting.Geometric(8),
-        target_delta=1e-5,
-        neighboring_relation=REPLACE,
-    )
-    assert found.of_one_trial < found.epsilon < np.inf
+def test_of_a_fixed_size_and_of_nodes_by_renyi_divergences_too():
+    """Their events are read by both accountants, alone and in a search."""
+    numbers = dict(l2_clip_norm=1.0, noise_multiplier=4.0, iterations=1, normalize_by=1)
+    for mechanism in (
+        dpadambc.FixedSizeGaussian(**numbers, batch_size=100, num_examples=1_000),
+        dpadambc.graphs.NodePoissonGaussian(**numbers, max_terms=2, sampling_prob=0.1),
+    ):
+        alone = mechanism.epsilon(1e-5, accountant=accounting.RDP)
+        assert alone < of(mechanism, accountant=accounting.RDP) < np.inf
 
 
 @pytest.mark.parametrize("distribution", [accounting.Geometric(8), accounting.Fixed(8)])
 def test_calibration_is_of_the_whole_search(distribution):
     numbers = dict(sampling_prob=1.0, l2_clip_norm=1.0, normalize_by=50, iterations=1)
-    mechanism = dpadambc.PoissonGaussian.calibrate(
-        target_epsilon=3.0, target_delta=1e-5, trials=distribution, **numbers
+    mechanism = accounting.calibrate_search(
+        dpadambc.PoissonGaussian,
+        target_epsilon=3.0,
+        target_delta=1e-5,
+        trials=distribution,
+        **numbers,
     )
-    assert 2.99 < mechanism.epsilon(1e-5, trials=distribution) <= 3.0
+    assert 2.99 < of(mechanism, trials=distribution) <= 3.0
     assert mechanism.epsilon(1e-5) < 2.1
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        ({"trials": 8}, TypeError, "distribution of the number of trials"),
-        ({"trials": accounting.Geometric}, TypeError, "distribution of the number"),
-        ({"events": dp_accounting.GaussianDpEvent(1.0)}, TypeError, "events by the"),
-        ({"events": {}}, TypeError, "events by the"),
-        ({"events": {"gdp": dp_accounting.NoOpDpEvent()}}, ValueError, "accountant"),
-        ({"target_delta": 0.0}, ValueError, "target_delta"),
-    ],
-)
-def test_refused(change, error, message):
-    arguments = {
-        "events": {"pld": dp_accounting.GaussianDpEvent(1.0)},
-        "trials": accounting.Geometric(8),
-        "target_delta": 1e-5,
-        "neighboring_relation": ADD,
-    }
-    with pytest.raises(error, match=message):
-        tuning.tuned_epsilon(**arguments | change)
+class Uniform(accounting.Fixed):
+    """Nothing is known of the cost of a search by it."""
+
+    def sample(self, rng):
+        return int(rng.integers(1, 100))
 
 
-def test_a_distribution_of_ones_own_is_refused():
-    """Nothing is known of what a search by it costs."""
-
-    class Uniform(accounting.Fixed):
-        def sample(self, rng):
-            return int(rng.integers(1, 100))
-
-    mechanism = common.poisson_gaussian()
-    with pytest.raises(TypeError, match="distribution of the number"):
-        mechanism.epsilon(1e-5, trials=Uniform(1))
+@pytest.mark.guarantee
+@pytest.mark.parametrize("trials", [8, accounting.Geometric, Uniform(1)])
+def test_other_distributions_are_refused(trials):
+    with pytest.raises(TypeError, match="trials"):
+        of(common.poisson_gaussian(), trials=trials)

@@ -3,14 +3,13 @@
 import dataclasses
 import math
 
-import dp_accounting
 import numpy as np
 import pytest
 import scipy.stats
 
 import dpadambc
 from dpadambc import accounting
-from dpadambc.accounting import losses, trade_off
+from dpadambc.core import accounting as core
 
 norm = scipy.stats.norm
 Relation = dpadambc.NeighboringRelation
@@ -119,7 +118,7 @@ def test_without_noise_nothing_is_hidden_and_without_steps_everything():
         found = accounting.trade_off(bare)
         assert found.gaussian_mu() == math.inf
         assert np.all(found.true_positive_rate(RATES) == 1)
-    found = mechanism().trade_off(iterations=0)
+    found = accounting.trade_off(mechanism(), iterations=0)
     assert found.gaussian_mu() < 1e-9
     np.testing.assert_allclose(found.true_positive_rate(RATES), RATES, atol=1e-12)
 
@@ -160,17 +159,10 @@ def test_relations_and_sampling_are_those_of_the_mechanism():
 def test_wrong_numbers_are_refused():
     found = accounting.trade_off(mechanism())
     for rate in (-0.1, 1.1, math.nan):
-        with pytest.raises(ValueError, match=r"false_positive_rate in \[0, 1\]"):
+        with pytest.raises(ValueError, match="false_positive_rate"):
             found.true_positive_rate([0.1, rate])
     with pytest.raises(ValueError, match="least_error_rate"):
         found.gaussian_mu(0.0)
-    with pytest.raises(ValueError, match="No privacy loss distribution"):
-        trade_off.of_event(
-            dp_accounting.SampledWithoutReplacementDpEvent(
-                9, 3, dp_accounting.GaussianDpEvent(1.0)
-            ),
-            neighboring_relation=Relation.ADD_OR_REMOVE_ONE,
-        )
     with pytest.raises(dataclasses.FrozenInstanceError):
         found.epsilons = np.zeros(1)
 
@@ -179,6 +171,6 @@ def test_what_rounding_takes_off_delta_is_given_to_the_attacker(monkeypatch):
     false_positives = np.array([1e-6, 1e-2, 0.3])
     of = lambda: accounting.trade_off(mechanism(2.0, iterations=3))
     before = of().false_negative_rate(false_positives)
-    monkeypatch.setattr(losses, "_ROUNDING", 1e-4)
+    monkeypatch.setattr(core, "_ROUNDING", 1e-4)
     after = of().false_negative_rate(false_positives)
     assert np.all(after < before) and before[0] - after[0] > 2e-4

@@ -9,7 +9,7 @@ import optax
 import pytest
 import scipy.stats
 
-from dpadambc import audit, training
+from dpadambc import accounting, audit, training
 from dpadambc.audit import lower_bounds
 from tests import common
 
@@ -60,7 +60,7 @@ def scores_of(mu, seed, canaries=4_000):
 def test_a_sound_run_fails_no_more_often_than_its_confidence_allows():
     """The mechanism at its bound: every score is as far off as it may be."""
     grid = np.concatenate([[0], np.geomspace(1e-4, 1, 400)])
-    curve = GAUSSIAN.trade_off().false_negative_rate(grid)
+    curve = accounting.trade_off(GAUSSIAN).false_negative_rate(grid)
 
     def is_below(seed):
         errors = lower_bounds.observed_errors(*scores_of(1.0, seed), confidence=0.8)

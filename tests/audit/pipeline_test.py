@@ -197,7 +197,9 @@ def test_a_loss_that_the_engine_refuses_is_a_failure():
     loss = lambda w, x: jax.lax.pmean(w @ x, "batch")
     found = pipeline(
         per_example=lambda w, x: jax.vmap(
-            lambda x: dpadambc.per_example_grad(loss, return_values=True)(w, x[None])[0],
+            lambda x: dpadambc.per_example_grad(loss, return_values=True)(w, x[None])[
+                0
+            ],
             axis_name="batch",
         )(x),
         params=PARAMS,

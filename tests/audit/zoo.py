@@ -185,16 +185,14 @@ def with_noise(key, optimizer=ADAM, stddev=NOISE):
 
 
 def poisson(seed):
-    rng = np.random.default_rng(seed)
-    return MECHANISM.batches(rng, num_examples=NUM_EXAMPLES)
+    return MECHANISM.batches(jax.random.key(seed), num_examples=NUM_EXAMPLES)
 
 
 def of_chain(*stages, mechanism: Any = MECHANISM, loss=loss_fn, **options):
     """A chain of gradients per example: each stage made of a key."""
 
     def loader(seed):
-        rng = np.random.default_rng(seed)
-        return mechanism.batches(rng, num_examples=NUM_EXAMPLES)
+        return mechanism.batches(jax.random.key(seed), num_examples=NUM_EXAMPLES)
 
     return audit.Pipeline.of_chain(
         loss,

@@ -359,7 +359,7 @@ def test_no_rule_changes_epsilon(name):
     assert changed.sensitivity == MECHANISM.sensitivity
     assert changed.noise_stddev == MECHANISM.noise_stddev
     assert accounting.compose([changed]) == accounting.compose([MECHANISM])
-    text = json.dumps(accounting.accounting.spending_to_json(compose([changed])))
+    text = json.dumps(accounting.spending_to_json(accounting.compose([changed])))
     assert accounting.spending_from_json(json.loads(text)).epsilon(
         1e-5
     ) == changed.epsilon(1e-5)

@@ -125,5 +125,5 @@ def test_wrong_use_is_an_error():
     with pytest.raises(TypeError, match="noise_stddev to be a number"):
         made(stddev=lambda step: 1.0)
     params = {"a": jnp.zeros(2), "b": jnp.zeros(2)}
-    with pytest.raises(ValueError, match="Expected all parameters, got a part"):
+    with pytest.raises(ValueError, match="Expected all params"):
         optax.masked(made(), {"a": True, "b": False}).init(params)

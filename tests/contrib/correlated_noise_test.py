@@ -173,7 +173,7 @@ def test_devices_need_one_noise_for_a_coordinate():
                 {"a": jnp.zeros(2), "b": jnp.zeros(2)}
             ),
             ValueError,
-            "Expected all parameters, got a part",
+            "Expected all params",
         ),
         (
             lambda: made().update(

@@ -17,17 +17,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import dpadambc
-from dpadambc import (
-    NeighboringRelation,
-    accounting,
-    audit,
-    clipping,
-    contrib,
-    training,
-)
-from dpadambc.contrib import CorrelatedGaussian
-from dpadambc.core import clip, seam
-from dpadambc.diagnostics import not_private
+from dpadambc import NeighboringRelation, accounting, audit, clipping, contrib, training
+from dpadambc.contrib import moving_bound
 
 ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE = NeighboringRelation.REPLACE_ONE
@@ -40,22 +31,26 @@ class Longest(clipping.ClipRule):
 
 
 PARAMS = {"w": jnp.zeros((2, 2)), "b": jnp.zeros(3)}
-RULE = contrib.QuantileClipping(0.6, learning_rate=0.5, fraction_stddev=0.1)
-SLACK = contrib.SlackClipping(0.3, learning_rate=0.5)
+RULE = functools.partial(
+    contrib.QuantileClipping,
+    target_quantile=0.6,
+    learning_rate=0.5,
+    fraction_stddev=0.1,
+)
+SLACK = functools.partial(contrib.SlackClipping, target_slack=0.3, learning_rate=0.5)
+FIXED = lambda mechanism: mechanism
 BOTH = pytest.mark.parametrize("rule", [RULE, SLACK], ids=["quantile", "slack"])
 
 
 def mechanism(rule=RULE, **changes):
-    rule = clipping.Flat() if rule is None else rule
     numbers = dict(
         l2_clip_norm=0.7,
         noise_multiplier=0.8,
         sampling_prob=1.0,
         iterations=4,
         normalize_by=6.0,
-        clip_rule=rule,
     )
-    return dpadambc.PoissonGaussian(**numbers | changes)
+    return rule(dpadambc.PoissonGaussian(**numbers | changes))
 
 
 def gradients_of(seed, num=6):
@@ -127,7 +122,7 @@ def test_without_noise_it_is_its_formula(rule):
 
 def test_it_finds_the_quantile():
     norms = np.random.default_rng(0).lognormal(2.0, 1.0, 2_000)
-    rule = contrib.QuantileClipping(0.8, fraction_stddev=0.05)
+    rule = functools.partial(contrib.QuantileClipping, target_quantile=0.8)
     own = mechanism(rule, normalize_by=2_000.0, l2_clip_norm=0.01)
     tx = dpadambc.privatize(own, key=jax.random.key(0))
     grads = dpadambc.as_per_example(jnp.asarray(norms, jnp.float32)[:, None])
@@ -152,24 +147,17 @@ _NUMBERS = st.sampled_from(
 @functools.partial(jax.jit, static_argnums=(0, 4))
 def _released(own, bound, gradients, mask, told_by="the update"):
     """Without the noise, in units of the noise of each part."""
-    state = seam.MovingBoundState(bound, None)
+    state = moving_bound.MovingBoundState(bound, None)
     masks = {"is_padding_example": mask}
     by_update = told_by == "the update"
-    counted, _ = seam.clip(own).update(
+    sums = own.private_gradient(jax.random.key(0)).clip(
         dpadambc.as_per_example(gradients, **({} if by_update else masks)),
-        seam.bound(own, state),
+        state,
         PARAMS,
         **(masks if by_update else {}),
     )
-    rule = own.clip_rule
-    if isinstance(rule, contrib.QuantileClipping):
-        stddev = rule.fraction_stddev * own.normalize_by
-    else:
-        stddev = own.noise_stddev / (own.l2_clip_norm / own.normalize_by)
-    return (
-        jax.tree.map(lambda x: x / own.noise_stddev, counted.gradient),
-        counted.indicator / stddev,
-    )
+    both = sums.gradient, own.unit() * sums.beside
+    return jax.tree.map(lambda x: x / own.noise_stddev, both)
 
 
 def largest_movement(own, size, other, seed, bound, told_by="the update"):
@@ -203,8 +191,8 @@ def largest_movement(own, size, other, seed, bound, told_by="the update"):
 def test_gradient_and_sum_together_move_by_what_the_noise_multiplier_says(
     relation, rule, inner, size, other, seed, bound
 ):
-    rule = dataclasses.replace(rule, rule=inner)
-    own = mechanism(rule, neighboring_relation=relation, noise_multiplier=0.5)
+    numbers = dict(noise_multiplier=0.5, clip_rule=inner)
+    own = mechanism(rule, neighboring_relation=relation, **numbers)
     moved = largest_movement(own, size, other, seed, jnp.float32(bound))
     assert moved <= 1 / 0.5 * (1 + 1e-5)
 
@@ -243,8 +231,8 @@ def test_a_gradient_and_its_slack_are_as_long_as_the_bound_and_no_longer(size):
 def test_what_a_rule_makes_long_leaves_no_slack_that_is_not_there():
     """Of a gradient whose squares vanish in float32, in part."""
     gradients = {"w": jnp.full((1, 2, 2), 2e-20), "b": jnp.full((1, 3), 1e-19)}
-    grow = dataclasses.replace(SLACK, rule=Longest())
-    own = mechanism(grow, noise_multiplier=0.5, normalize_by=1.0)
+    numbers = dict(noise_multiplier=0.5, normalize_by=1.0)
+    own = mechanism(SLACK, clip_rule=Longest(), **numbers)
     counted, told = _released(own, jnp.float32(0.7), gradients, jnp.zeros(1, bool))
     assert float(optax.tree.norm((counted, told))) <= 2 * (1 + 1e-5)
     # Negative control: by the norm that float32 sees, there would be more slack.
@@ -256,13 +244,9 @@ def test_what_a_rule_makes_long_leaves_no_slack_that_is_not_there():
 def test_twice_the_sum_moves_too_far(rule, monkeypatch):
     """The control of the guarantee, under add or remove."""
     own, size = mechanism(rule, noise_multiplier=0.5), 1e3 if rule is RULE else 0.1
-    factors = clip._factors
-
-    def doubled(*args):
-        found = factors(*args)
-        return found._replace(indicators=2 * found.indicators)
-
-    monkeypatch.setattr(clip, "_factors", doubled)
+    once = moving_bound._sum_of_indicators
+    doubled = lambda *args: 2 * once(*args)
+    monkeypatch.setattr(moving_bound, "_sum_of_indicators", doubled)
     _released.clear_cache()
     moved = largest_movement(own, size, 0.0, 0, jnp.float32(0.7))
     _released.clear_cache()
@@ -272,7 +256,8 @@ def test_twice_the_sum_moves_too_far(rule, monkeypatch):
 @pytest.mark.guarantee
 @pytest.mark.parametrize("relation", [ADD, REPLACE])
 def test_gradient_and_count_have_the_noise_that_is_accounted_for(relation):
-    rule = contrib.QuantileClipping(0.5, learning_rate=1.0, fraction_stddev=0.2)
+    numbers = dict(learning_rate=1.0, fraction_stddev=0.2)
+    rule = functools.partial(contrib.QuantileClipping, **numbers)
     own = mechanism(
         rule, neighboring_relation=relation, normalize_by=3.0, noise_multiplier=0.5
     )
@@ -307,7 +292,7 @@ def test_gradient_and_count_have_the_noise_that_is_accounted_for(relation):
 @pytest.mark.parametrize("relation", [ADD, REPLACE])
 def test_epsilon_is_that_of_both(relation):
     numbers = dict(neighboring_relation=relation, noise_multiplier=0.4)
-    own, without = mechanism(**numbers), mechanism(clipping.Flat(), **numbers)
+    own, without = mechanism(**numbers), mechanism(FIXED, **numbers)
     assert own.epsilon(1e-5) == without.epsilon(1e-5)
     assert own.noise_stddev > without.noise_stddev
     # By composition of the two Gaussians, each in units of what one example moves.
@@ -319,95 +304,91 @@ def test_epsilon_is_that_of_both(relation):
     assert accountant.get_epsilon(1e-5) == pytest.approx(own.epsilon(1e-5), rel=1e-3)
 
 
-def test_calibration_pays_for_the_count():
-    numbers = dict(
-        target_epsilon=3.0,
-        target_delta=1e-5,
-        l2_clip_norm=1.0,
-        sampling_prob=0.1,
-        iterations=50,
-        normalize_by=50.0,
-    )
-    cls = dpadambc.PoissonGaussian
-    own = cls.calibrate(**numbers, clip_rule=RULE)
-    without = cls.calibrate(**numbers)
-    assert own.noise_multiplier == without.noise_multiplier
-    assert own.clip_rule == RULE and own.noise_stddev > without.noise_stddev
-    # By what is released: the count of a tenth of the noise costs more than it should.
-    with pytest.raises(ValueError, match="Expected a noise_multiplier below"):
-        cls.calibrate(
-            **numbers, clip_rule=dataclasses.replace(RULE, fraction_stddev=0.005)
-        )
-
-
 def test_slack_costs_nothing_under_a_schedule_too():
     for z in (0.5, lambda step: 0.5 + 0.1 * step):
-        own, without = (mechanism(x, noise_multiplier=z) for x in (SLACK, None))
+        own, without = (mechanism(x, noise_multiplier=z) for x in (SLACK, FIXED))
         assert own.epsilon(1e-5) == without.epsilon(1e-5)
         levels = [x.noise_stddev for x in (own, without)]
         assert len({float(x(3) if callable(x) else x) for x in levels}) == 1
 
 
 def test_what_cannot_be_accounted_for_is_refused():
-    with pytest.raises(ValueError, match="below 1.2, that of the count"):
-        mechanism(noise_multiplier=1.21)
-    with pytest.raises(ValueError, match="below 0.6"):
-        mechanism(neighboring_relation=REPLACE, noise_multiplier=0.61)
-    with pytest.raises(ValueError, match="got a schedule"):
-        mechanism(noise_multiplier=lambda step: 1.0)
-    with pytest.raises(ValueError, match="way of its own to add noise"):
-        CorrelatedGaussian(
-            l2_clip_norm=1.0,
-            noise_multiplier=1.0,
-            noising_coefficients=(1.0, -0.5),
-            batches_per_epoch=4,
-            iterations=4,
-            normalize_by=100,
-            clip_rule=RULE,
-        )
-    with pytest.raises(ValueError, match="a sum that needs noise"):
-        dpadambc.clip_per_example(1.0, normalize_by=1.0, clip_rule=RULE)
-    with pytest.raises(ValueError, match="a sum that needs noise"):
-        dpadambc.clipped_grad(
-            lambda w, x: w * x, l2_clip_norm=1.0, normalize_by=1.0, clip_rule=RULE
-        )
-    with pytest.raises(ValueError, match="does not know the bound"):
-        not_private.gradient_statistics(gradients_of(0), mechanism())
-    for inner in (RULE, "flat"):
-        with pytest.raises(TypeError, match="Expected rule"):
-            dataclasses.replace(RULE, rule=inner)
-    with pytest.raises(TypeError, match="Expected rule"):
-        clipping.PerGroup({"w": "w"}, {"w": 1.0}, RULE)
+    for numbers in (
+        dict(noise_multiplier=1.21),  # as much as that of the count is 1.2
+        dict(neighboring_relation=REPLACE, noise_multiplier=0.61),
+        dict(noise_multiplier=lambda step: 1.0),
+    ):
+        with pytest.raises(ValueError, match="noise_multiplier"):
+            mechanism(**numbers)
+    correlated = contrib.CorrelatedGaussian(
+        l2_clip_norm=1.0,
+        noise_multiplier=1.0,
+        noising_coefficients=(1.0, -0.5),
+        batches_per_epoch=4,
+        iterations=4,
+        normalize_by=100,
+    )
+    for inner in (correlated, mechanism()):
+        with pytest.raises(ValueError, match="mechanism"):
+            RULE(inner)
+    with pytest.raises(TypeError, match="mechanism"):
+        RULE("flat")
+    with pytest.raises(TypeError, match="add_noise"):
+        mechanism().add_noise(key=jax.random.key(0))
     for changes in (
         {"target_quantile": 1.0},
         {"learning_rate": 0.0},
         {"fraction_stddev": 0.0},
     ):
-        with pytest.raises(ValueError, match="Expected"):
-            dataclasses.replace(RULE, **changes)
+        with pytest.raises(ValueError, match=[*changes][0]):
+            dataclasses.replace(mechanism(), **changes)
 
 
-def test_a_node_in_several_terms_pays_for_all_its_votes():
-    numbers = dict(
+@pytest.mark.guarantee
+@BOTH
+def test_a_node_in_several_terms_pays_for_all_of_them(rule):
+    """Three terms change from one side to the other, each with its vote."""
+    node = dpadambc.graphs.NodePoissonGaussian(
         l2_clip_norm=1.0,
         noise_multiplier=1.0,
         max_terms=3,
         sampling_prob=0.5,
         iterations=2,
         normalize_by=100.0,
-        clip_rule=RULE,
+        neighboring_relation=REPLACE,
     )
-    own = dpadambc.graphs.NodePoissonGaussian(**numbers, neighboring_relation=REPLACE)
-    # Three terms change from one side to the other: three votes, each of one half.
-    of_count = 0.1 * 100.0 / 3
+    own = rule(node)
+    assert own.sensitivity == node.sensitivity == 6 / 100
+    # The control: as if neighbors differed in one term.
+    example = dpadambc.sensitivity(
+        1.0, normalize_by=100.0, neighboring_relation=REPLACE
+    )
+    assert own.sensitivity == pytest.approx(3 * example)
     of_gradient = own.noise_stddev / own.sensitivity
+    of_count = 0.1 * 100.0 / 3 if rule is RULE else math.inf
     assert of_gradient**-2 + of_count**-2 == pytest.approx(1.0)
 
 
-def test_earlier_runs_and_files_know_what_it_spent():
-    spent = accounting.compose([mechanism()])
-    assert spent == accounting.compose([mechanism(clipping.Flat())])
-    assert "QuantileClipping" in training.public_numbers(mechanism())["clip_rule"]
+def test_it_has_the_batches_the_event_and_the_runs_of_the_other_mechanism():
+    own, inner = mechanism(sampling_prob=0.3), mechanism(FIXED, sampling_prob=0.3)
+    assert own.dp_event(3) == inner.dp_event(3)
+    assert (own.accountants, own.pads_batches) == (inner.accountants, True)
+    batches = [x.batches(jax.random.key(0), num_examples=9) for x in (own, inner)]
+    for one, other in zip(*batches, strict=True):
+        np.testing.assert_array_equal(one.indices, other.indices)
+    assert accounting.compose([own]) == accounting.compose([inner])
+    sized = dpadambc.FixedSizeGaussian(
+        l2_clip_norm=1.0,
+        noise_multiplier=0.1,
+        batch_size=3,
+        num_examples=9,
+        iterations=2,
+        normalize_by=3,
+    )
+    assert RULE(sized).known_size == 9 and RULE(sized).known_batch_size == 3
+    numbers = training.public_numbers(own)
+    assert numbers["inner_mechanism"] == training.public_numbers(inner)
+    assert numbers["mechanism"] == "dpadambc.QuantileClipping"
 
 
 # In runs.
@@ -415,14 +396,14 @@ def test_earlier_runs_and_files_know_what_it_spent():
 LOSS = lambda w, x, y: (w @ x - y) ** 2
 X = jax.random.normal(jax.random.key(0), (64, 4))
 DATA = X, X @ jnp.arange(4.0)
-OF_RUN = dpadambc.PoissonGaussian(
+INNER = dpadambc.PoissonGaussian(
     l2_clip_norm=0.1,
     noise_multiplier=0.5,
     sampling_prob=0.25,
     iterations=12,
     normalize_by=16.0,
-    clip_rule=contrib.QuantileClipping(),
 )
+OF_RUN = contrib.QuantileClipping(INNER)
 
 
 def fit(**changes):
@@ -445,7 +426,7 @@ def fit(**changes):
 @pytest.mark.usefixtures("without_nonces")
 def test_fit_takes_the_steps_of_the_chain():
     """And its bound moves, in microbatches and in several steps a call too."""
-    own = dataclasses.replace(OF_RUN, sampling_prob=1.0)
+    own = contrib.QuantileClipping(dataclasses.replace(INNER, sampling_prob=1.0))
     optimizer = optax.sgd(0.1)
     by_fit = fit(mechanism=own, optimizer=optimizer)
     tx = optax.chain(dpadambc.privatize(own, key=jax.random.key(9)), optimizer)
@@ -526,7 +507,7 @@ def test_runs_side_by_side_have_bounds_of_their_own():
 @BOTH
 def test_the_audit_passes(rule):
     """It gives padding as gradients of zero, without a mask."""
-    own = dataclasses.replace(OF_RUN, clip_rule=rule)
+    own = rule(INNER)
     pipeline = audit.Pipeline.of_chain(
         LOSS,
         jnp.ones(4),
@@ -537,52 +518,12 @@ def test_the_audit_passes(rule):
     assert audit.run(pipeline, checks=("sensitivity", "noise", "state")).passed
 
 
-def test_a_mechanism_with_a_way_of_its_own_to_add_noise_is_refused():
-    """Its noise would not be that of the sum, whatever `noise_stddev` says."""
-
-    class Mine(dpadambc.PoissonGaussian):
-        def add_noise(self, *, key):
-            return dpadambc.add_dp_noise(self.noise_multiplier, key=key)
-
-    class Less(dpadambc.PoissonGaussian):
-        @property
-        def noise_stddev(self):
-            return self.noise_multiplier * self.sensitivity
-
-    class Unchecked(Mine):
-        def __post_init__(self):
-            pass
-
-    fields = vars(OF_RUN)
-    for kind in (Mine, Less):
-        assert kind(**fields | {"clip_rule": clipping.Flat()})
-        with pytest.raises(ValueError, match="way of its own to add noise"):
-            kind(**fields)
-    with pytest.raises(ValueError, match="way of its own to add noise"):
-        dpadambc.privatize(Unchecked(**fields), key=jax.random.key(0))
-
-
-def test_what_the_same_noise_spends_is_that_of_both():
-    own = mechanism(sampling_prob=0.01, normalize_by=10.0, iterations=100)
-    run = accounting.PlannedRun(
-        target_epsilon=1.0,
-        target_delta=1e-5,
-        batch_size=10,
-        epochs=1,
-        num_examples=1_000,
-        mechanism=own,
-        accountant=accounting.PLD,
-    )
-    spent = run.spent("poisson", ADD).epsilon
-    assert spent == pytest.approx(own.epsilon(run.target_delta), rel=1e-3)
-
-
 @pytest.mark.guarantee
 @pytest.mark.parametrize("bound", [1e-3, 1e-19, 1e-22])
 def test_groups_leave_no_slack_that_is_not_there(bound):
     """Although squares of what is short vanish."""
     groups = clipping.PerGroup({"w": "w", "b": "b"}, {"w": 1.0, "b": 1.0})
-    own = mechanism(dataclasses.replace(SLACK, rule=groups), noise_multiplier=0.5)
+    own = mechanism(SLACK, clip_rule=groups, noise_multiplier=0.5)
     moved = largest_movement(own, 1e3, 0.0, 0, jnp.float32(bound))
     assert moved == pytest.approx(2, rel=1e-3) and moved <= 2 * (1 + 1e-5)
 
@@ -602,7 +543,7 @@ def test_a_bound_in_float32_does_not_lengthen_what_is_in_float64(x64, bound):
 @BOTH
 @pytest.mark.usefixtures("without_nonces")
 def test_on_an_explicit_mesh_it_moves_as_on_one_device(rule):
-    own = dataclasses.replace(OF_RUN, clip_rule=rule)
+    own = rule(INNER)
     step = training.Step(LOSS, own, optax.sgd(0.1), microbatch_size=16)
     nobody = jnp.zeros(64, bool)
 
@@ -620,44 +561,3 @@ def test_on_an_explicit_mesh_it_moves_as_on_one_device(rule):
     np.testing.assert_allclose(
         found.noise.l2_clip_norm, expected.noise.l2_clip_norm, rtol=1e-5
     )
-
-
-@BOTH
-def test_moments_of_gradients_in_units_of_the_bound_precondition_nothing(rule):
-    own = mechanism(rule)
-    inner = dpadambc.privatize(own, key=jax.random.key(0))
-    scaled = contrib.scale_then_privatize(inner, eps=1e-3)
-    delayed = dpadambc.contrib.dp2_rmsprop(
-        0.1, own, key=jax.random.key(0), interval=2, preconditioned_clip_norm=1.0
-    )
-    for around in (scaled, delayed):
-        with pytest.raises(ValueError, match="in units of the bound"):
-            around.init(PARAMS)
-
-
-def test_a_state_of_another_rule_is_refused():
-    gradients = dpadambc.as_per_example(gradients_of(0))
-    make = lambda rule: dpadambc.privatize(mechanism(rule), key=jax.random.key(0))
-    flat_one, moving = make(clipping.Flat()), make(RULE)
-    for one, other in ((flat_one, moving), (moving, flat_one)):
-        with pytest.raises(TypeError, match="Call init again"):
-            one.update(
-                gradients,
-                other.init(PARAMS),
-                PARAMS,
-                is_padding_example=jnp.zeros(6, bool),
-            )
-
-
-def test_the_terms_of_a_node_are_checked_first():
-    for wrong, error in ((0, ValueError), ("3", TypeError)):
-        with pytest.raises(error, match="max_terms"):
-            dpadambc.graphs.NodePoissonGaussian(
-                l2_clip_norm=1.0,
-                noise_multiplier=1.0,
-                max_terms=wrong,
-                sampling_prob=0.5,
-                iterations=2,
-                normalize_by=100.0,
-                clip_rule=RULE,
-            )

@@ -14,6 +14,7 @@ import scipy.stats
 
 import dpadambc
 from dpadambc import NeighboringRelation, accounting
+from dpadambc.core.accounting import level_counts
 from tests import common
 
 ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -77,63 +78,8 @@ def test_a_delta_of_the_size_of_rounding_does_not_halve_the_sensitivity(
         for whole in (mechanism, composed):
             assert whole.epsilon(delta) >= max(spent, gaussian_epsilon(2.0, delta))
         spent = mechanism.epsilon(delta)
-    assert spent < np.inf
-
-
-@pytest.mark.slow
-@pytest.mark.guarantee
-@pytest.mark.parametrize("sampling_prob", [1.0, 0.02])
-def test_an_event_in_the_unit_of_another_accountant_is_refused(sampling_prob):
-    """By "rdp" that of "pld" would have half the sensitivity."""
-    replaced = poisson(sampling_prob=1.0, neighboring_relation=REPLACE)
-    added = poisson(sampling_prob=sampling_prob)
-    mistaken = [
-        (replaced.dp_event(accountant=accounting.PLD), "rdp"),
-        (replaced.dp_event(accountant=accounting.RDP), "pld"),
-        (
-            accounting.compose([replaced, replaced]).dp_event(
-                accountant=accounting.PLD
-            ),
-            "rdp",
-        ),
-        (added.dp_event(), "rdp"),
-    ]
-    accountants = {"pld": accounting.PLDAccountant, "rdp": accounting.RdpAccountant}
-    for event, name in mistaken:
-        with pytest.raises(ValueError, match="with its noise in units of"):
-            accounting.epsilon(
-                event, target_delta=1e-5, neighboring_relation=REPLACE, accountant=name
-            )
-        accountant = accountants[name](neighboring_relation=REPLACE)
-        with pytest.raises(dp_accounting.UnsupportedEventError, match="in units of"):
-            accountant.compose(event)
-    # Those of two mechanisms are equal, and made for one accountant each.
-    half = poisson(noise_multiplier=0.75, sampling_prob=1.0, neighboring_relation=ADD)
-    event = half.dp_event(accountant=accounting.PLD)
-    doubled = accounting.epsilon(event, target_delta=1e-5, neighboring_relation=REPLACE)
-    assert doubled > 2 * half.epsilon(1e-5)
-
-
-def test_dp_accounting_rdp_does_not_forget_the_doubled_sensitivity():
-    """Composed by hand, dp-accounting's two accountants differ by a factor of two."""
-    event = dp_accounting.GaussianDpEvent(2.0)
-    by_hand = [
-        accounting.epsilon(
-            event, target_delta=1e-5, neighboring_relation=REPLACE, accountant=name
-        )
-        for name in (accounting.PLD, accounting.RDP)
-    ]
-    assert by_hand == pytest.approx([4.377, 2.166], abs=1e-3)
-    # The same noise on the same sum, by the mechanism: multiplier 1 of sensitivity 2.
-    mechanism = poisson(
-        noise_multiplier=1.0,
-        sampling_prob=1.0,
-        iterations=1,
-        neighboring_relation=REPLACE,
-    )
-    assert mechanism.noise_stddev == pytest.approx(2.0 / NUMBERS["normalize_by"])
-    assert mechanism.epsilon(1e-5) == pytest.approx(4.377, abs=1e-3)
-    assert mechanism.epsilon(1e-5, accountant=accounting.RDP) > 4.377
+    # No accountant by Rényi divergences is listed for REPLACE_ONE.
+    assert (spent < np.inf) == (relation != REPLACE)
 
 
 @pytest.mark.parametrize("accountant", [accounting.PLD, accounting.RDP])
@@ -182,15 +128,6 @@ def test_published_cifar_runs_after_3001_steps():
         )
         ours = mechanism.epsilon(1e-5, iterations=3_001)
         assert logged - 0.012 <= ours <= logged
-
-
-@pytest.mark.slow
-def test_published_qnli_run_after_231_steps():
-    mechanism = poisson(
-        noise_multiplier=0.532837, sampling_prob=1 / 410, iterations=4_100
-    )
-    ours = mechanism.epsilon(1 / 410, iterations=231)
-    assert 0.7954471677 - 0.012 <= ours <= 0.7954471677
 
 
 @pytest.mark.parametrize(
@@ -283,101 +220,6 @@ def test_no_participation_is_full_privacy():
     assert poisson().epsilon(1e-5, iterations=0) == 0
 
 
-SOLVED = {
-    "noise_multiplier": (dict(sampling_prob=0.02, iterations=500), 0.999),
-    "sampling_prob": (dict(noise_multiplier=1.5, iterations=500), 1.001),
-    "iterations": (dict(noise_multiplier=1.5, sampling_prob=0.02), None),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("unknown", SOLVED)
-@pytest.mark.parametrize(
-    ("accountant", "target"),
-    [("pld", 6.0), ("rdp", 0.5), common.slow("pld", 0.5), common.slow("rdp", 6.0)],
-)
-def test_calibration_never_exceeds_and_nearly_meets_its_target(
-    unknown, target, accountant
-):
-    given, factor = SOLVED[unknown]
-    mechanism = dpadambc.PoissonGaussian.calibrate(
-        target_epsilon=target,
-        target_delta=1e-5,
-        l2_clip_norm=1.0,
-        normalize_by=9.0,
-        accountant=accountant,
-        **given,
-    )
-    assert mechanism.epsilon(1e-5, accountant=accountant) <= target
-    solution = getattr(mechanism, unknown)
-    slightly_worse = solution + 1 if factor is None else solution * factor
-    worse = poisson(**{**given, unknown: slightly_worse})
-    assert worse.epsilon(1e-5, accountant=accountant) > target
-
-
-def test_calibration_keeps_what_it_was_given():
-    mechanism = dpadambc.PoissonGaussian.calibrate(
-        target_epsilon=2.0,
-        target_delta=1e-5,
-        l2_clip_norm=0.5,
-        normalize_by=64,
-        sampling_prob=0.1,
-        iterations=10,
-        neighboring_relation=REPLACE,
-        noise_multiplier=None,
-    )
-    assert (mechanism.l2_clip_norm, mechanism.normalize_by) == (0.5, 64)
-    assert (mechanism.sampling_prob, mechanism.iterations) == (0.1, 10)
-    assert mechanism.neighboring_relation is REPLACE
-
-
-def test_all_examples_may_take_part_where_the_target_allows_it():
-    mechanism = dpadambc.PoissonGaussian.calibrate(
-        target_epsilon=5.0,
-        target_delta=1e-5,
-        l2_clip_norm=1.0,
-        normalize_by=1.0,
-        noise_multiplier=50.0,
-        iterations=10,
-    )
-    assert mechanism.sampling_prob == 1.0
-
-
-def test_a_target_that_cannot_be_reached_is_an_error():
-    with pytest.raises(
-        ValueError, match="reached by choosing iterations: it is exceed"
-    ):
-        dpadambc.PoissonGaussian.calibrate(
-            target_epsilon=0.01,
-            target_delta=1e-9,
-            l2_clip_norm=1.0,
-            normalize_by=1.0,
-            noise_multiplier=1.0,
-            sampling_prob=0.5,
-        )
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {},
-        dict(sampling_prob=0.1),
-        dict(noise_multiplier=1.0, sampling_prob=0.1, iterations=5),
-    ],
-)
-def test_calibration_solves_for_exactly_one_number(given):
-    with pytest.raises(
-        TypeError, match="all but one of noise_multiplier, iterations, s"
-    ):
-        dpadambc.PoissonGaussian.calibrate(
-            target_epsilon=1.0,
-            target_delta=1e-5,
-            l2_clip_norm=1.0,
-            normalize_by=1.0,
-            **given,
-        )
-
-
 def test_a_schedule_that_branches_says_what_to_write():
     with pytest.raises(jax.errors.TracerBoolConversionError) as found:
         level_counts(lambda step: 2.0 if step < 5 else 1.0, 10)
@@ -447,30 +289,14 @@ def test_a_smooth_schedule_that_ends_without_noise_costs_no_time():
     assert poisson(noise_multiplier=schedule, iterations=20_000).epsilon(1e-5) == np.inf
 
 
-def test_calibration_names_the_accountant_that_cannot_do_it():
-    with pytest.raises(ValueError, match="^PoissonGaussian cannot be accounted for un"):
-        dpadambc.PoissonGaussian.calibrate(
-            target_epsilon=1.0,
-            target_delta=1e-5,
-            l2_clip_norm=1.0,
-            normalize_by=1.0,
-            sampling_prob=0.1,
-            iterations=10,
-            neighboring_relation=REPLACE,
-            accountant=accounting.RDP,
-        )
-
-
 def test_a_schedule_with_a_negative_value_is_refused():
     schedule = optax.linear_schedule(1.0, -1.0, 100)
-    with pytest.raises(
-        ValueError, match="Expected noise_multiplier to be non-negative"
-    ):
+    with pytest.raises(ValueError, match="noise_multiplier"):
         poisson(noise_multiplier=schedule).epsilon(1e-5)
 
 
 def test_a_delta_of_a_whole_example_is_refused():
-    with pytest.raises(ValueError, match="target_delta below 1 / num_examples"):
+    with pytest.raises(ValueError, match="target_delta"):
         poisson().epsilon(1e-3, num_examples=1_000)
     poisson().epsilon(1e-3, num_examples=500)
     fixed = dpadambc.ShuffledGaussian(
@@ -481,19 +307,14 @@ def test_a_delta_of_a_whole_example_is_refused():
         iterations=1,
         normalize_by=5.0,
     )
-    with pytest.raises(ValueError, match="well below that, such as 1e-04"):
+    with pytest.raises(ValueError, match="target_delta"):
         fixed.epsilon(1e-3)
 
 
 @pytest.mark.parametrize("bad", [0.0, 1.0, -1e-5, float("nan")])
 def test_refuses_a_delta_outside_its_range(bad):
-    with pytest.raises(ValueError, match=r"Expected target_delta in \(0, 1\), got"):
+    with pytest.raises(ValueError, match="target_delta"):
         poisson().epsilon(bad)
-
-
-def test_refuses_an_unknown_accountant():
-    with pytest.raises(ValueError, match=r"one of \('pld', 'rdp'\), got 'gdp'"):
-        poisson().epsilon(1e-5, accountant="gdp")
 
 
 @pytest.mark.slow
@@ -536,7 +357,7 @@ def test_truncated_epsilon_covers_the_pair_it_is_stated_for():
     assert max(exact_delta(1.0, epsilon)) <= 1.02e-5
     # Negative control: had an eleventh been added, it would have pushed one out.
     assert max(exact_delta(1.0, epsilon, lost=10 / 11)) > 1e-2
-    with pytest.raises(ValueError, match="which adding or removing an example changes"):
+    with pytest.raises(ValueError, match="neighboring_relation"):
         dpadambc.TruncatedPoissonGaussian(
             **numbers,
             truncated_batch_size=10,
@@ -584,18 +405,6 @@ def test_delta_may_be_an_array():
     assert mechanism.epsilon(np.float32(1e-5)) == mechanism.epsilon(
         float(np.float32(1e-5))
     )
-
-
-def test_targets_of_a_calibration_may_be_arrays():
-    calibrated = lambda of: dpadambc.PoissonGaussian.calibrate(
-        target_epsilon=of(3.0),
-        target_delta=of(2.0**-17),
-        sampling_prob=0.1,
-        iterations=10,
-        l2_clip_norm=1.0,
-        normalize_by=100,
-    )
-    assert calibrated(jnp.float32) == calibrated(np.array) == calibrated(float)
 
 
 def loss_cells(q, z, relation, width):
@@ -678,53 +487,3 @@ def test_epsilon_at_a_rare_delta_is_no_less_than_it_is(relation, delta):
         assert bound == np.inf  # there is no bound by Rényi divergences
     else:
         assert bound <= 1.2 * exact
-
-
-SIZES = dict(batch_size=20, num_examples=1_000)
-CALIBRATED = [
-    (dpadambc.PoissonGaussian, ADD, {}, True),
-    (dpadambc.PoissonGaussian, REPLACE, {}, True),
-    (dpadambc.FixedSizeGaussian, REPLACE, SIZES, False),
-    (dpadambc.ShuffledGaussian, SPECIAL, SIZES, False),
-    (dpadambc.graphs.NodePoissonGaussian, ADD, dict(max_terms=3), True),
-    (dpadambc.graphs.NodePoissonGaussian, REPLACE, dict(max_terms=2), True),
-    (dpadambc.graphs.NodeFixedSizeGaussian, REPLACE, SIZES | dict(max_terms=3), False),
-]
-
-
-@pytest.mark.slow
-@hypothesis.settings(max_examples=12)
-@hypothesis.given(
-    kind=st.sampled_from(CALIBRATED),
-    unknown=st.sampled_from(["noise_multiplier", "iterations", "sampling_prob"]),
-    z=st.floats(1.0, 4.0),
-    q=st.floats(0.005, 0.2),
-    iterations=st.integers(1, 300),
-    target=st.floats(0.8, 8.0),
-    delta=st.sampled_from([1e-4, 1e-6, 1e-9]),
-)
-def test_no_mechanism_is_calibrated_beyond_its_target(
-    kind, unknown, z, q, iterations, target, delta
-):
-    cls, relation, sizes, is_poisson = kind
-    numbers = dict(noise_multiplier=z, iterations=iterations)
-    numbers |= dict(sampling_prob=q) if is_poisson else {}
-    unknown = unknown if unknown in numbers else "noise_multiplier"
-    del numbers[unknown]
-    given = dict(
-        l2_clip_norm=1.0,
-        normalize_by=1.0,
-        neighboring_relation=relation,
-        **numbers,
-        **sizes,
-    )
-    targets = dict(target_epsilon=target, target_delta=delta)
-    try:
-        mechanism = cls.calibrate(**targets, **given)
-    except ValueError as error:
-        assert "exceeded even at" in str(error)
-        hypothesis.assume(False)
-    spent = mechanism.epsilon(delta)
-    assert spent <= target
-    if unknown == "noise_multiplier":
-        assert spent >= 0.998 * target

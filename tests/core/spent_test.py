@@ -5,8 +5,6 @@ import functools
 import itertools
 import json
 import shutil
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +13,7 @@ import optax
 import pytest
 
 import dpadambc
-from dpadambc import accounting, graphs, training
+from dpadambc import accounting, training
 from dpadambc.core import account
 from dpadambc.training import checkpoints
 from tests import common
@@ -230,33 +228,10 @@ def test_a_run_keeps_to_the_budget_of_all():
         fit(spent=[OTHER], target_epsilon=OTHER.epsilon(DELTA))
 
 
-@pytest.mark.slow
-def test_a_file_may_name_what_nobody_has_imported_yet():
-    mechanism = graphs.NodePoissonGaussian(**vars(MECHANISM), max_terms=2)
-    text = json.dumps(
-        {"spent": accounting.accounting.spending_to_json(compose([mechanism]))}
-    )
-    program = (
-        "import json, sys\n"
-        "from dpadambc.mechanisms import accounting\n"
-        f"about = json.loads({text!r})\n"
-        "try: accounting.spending_from_json(about['spent'])\n"
-        "except ValueError:\n"
-        "    from dpadambc import training\n"
-        "    release = training.release.Release(None, about)\n"
-        "    print('unknown, then', release.spent)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert "unknown, then Spending(ADD_OR_REMOVE_ONE:" in done.stdout
-    assert "max_terms=2" in done.stdout
-
-
 def test_what_cannot_be_composed_is_refused_before_anything_is_run():
     relation = dpadambc.NeighboringRelation.REPLACE_ONE
     other = dataclasses.replace(OTHER, neighboring_relation=relation)
-    with pytest.raises(ValueError, match=r"REPLACE_ONE .* and ADD_OR_REMOVE_ONE"):
+    with pytest.raises(ValueError, match="neighboring_relation"):
         fit(spent=[other])
     with pytest.raises(TypeError, match="for each run, got 1.5"):
         fit(spent=1.5)

@@ -139,42 +139,15 @@ def test_a_schedule_of_the_noise_is_accounted_for_step_by_step():
     assert published(60).epsilon(DELTA, iterations=0) == 0
 
 
-def test_the_optimizers_take_the_mechanism_unchanged():
-    import jax
-    import jax.numpy as jnp
-
-    mechanism = published(50, batch_size=4, num_examples=10)
-    tx = dpadambc.dp_adam_bc(1e-3, mechanism, key=jax.random.key(0))
-    params = {"w": jnp.zeros((3, 2))}
-    grad_fn = dpadambc.per_example_grad(lambda p, x: (x @ p["w"]).sum())
-    updates, _ = tx.update(grad_fn(params, jnp.ones((4, 3))), tx.init(params), params)
-    assert jnp.isfinite(updates["w"]).all()
-
-
-def test_the_samplers_draw_roots():
-    mechanism = Poisson(
-        l2_clip_norm=1.0,
-        noise_multiplier=1.0,
-        max_terms=2,
-        sampling_prob=0.5,
-        iterations=3,
-        normalize_by=5.0,
-    )
-    batches = list(mechanism.batches(jax.random.key(0), num_examples=10))
-    assert len(batches) == 3
-    fixed = published(2, batch_size=4, num_examples=10)
-    for batch in fixed.batches(jax.random.key(0), num_examples=10):
-        assert len(set(batch.indices)) == 4
-
-
 @pytest.mark.parametrize(
     "cls, numbers, error",
     [
-        (FixedSize, dict(max_terms=0), ValueError),
-        (FixedSize, dict(max_terms=2.5), TypeError),
-        (FixedSize, dict(num_examples=7, batch_size=1), ValueError),
-        (FixedSize, dict(neighboring_relation=ADD), ValueError),
-        (Poisson, dict(sampling_prob=1.5), ValueError),
+        (FixedSize, dict(max_terms=0), ValueError, "max_terms >= 1"),
+        (FixedSize, dict(max_terms=2.5), TypeError, "max_terms"),
+        (FixedSize, dict(num_examples=5), ValueError, "num_examples >= 10000"),
+        (FixedSize, dict(batch_size=1, num_examples=7), ValueError, ">= 8"),
+        (FixedSize, dict(neighboring_relation=ADD), ValueError, "neighboring_relation"),
+        (Poisson, dict(sampling_prob=1.5), ValueError, "sampling_prob"),
     ],
 )
 def test_wrong_numbers_are_refused(cls, numbers, error):

@@ -1,7 +1,6 @@
-"""The pairs that dominate a step, against distributions that are computed.
+"""The pairs that dominate a step, against computed distributions.
 
-Each direction is compared with its own pair: removal with that of removal, addition
-with that of addition.
+Removal is compared with the pair of removal, addition with that of addition.
 """
 
 import math
@@ -223,8 +222,8 @@ def test_a_node_that_is_always_there_is_the_gaussian():
     of = lambda accountant: accounting.epsilon(
         step, target_delta=1e-5, neighboring_relation=ADD, accountant=accountant
     )
-    assert of("pld") == pytest.approx(exact, rel=1e-3)
-    assert exact <= of("rdp") < 1.1 * exact
+    assert of(accounting.PLD) == pytest.approx(exact, rel=1e-3)
+    assert exact <= of(accounting.RDP) < 1.1 * exact
 
 
 @pytest.mark.parametrize("accountant", [accounting.PLD, accounting.RDP])
@@ -243,9 +242,15 @@ def test_steps_of_several_kinds_compose(accountant):
 
 def test_nothing_costs_nothing_and_no_noise_everything():
     never, bare = step_of(1.0, 2, 0.0, ADD), step_of(0.0, 2, 0.5, ADD)
-    for cls in (accounting.PLDAccountant, accounting.RdpAccountant):
-        assert cls().compose(never, 10).get_epsilon(1e-5) == 0
-        assert cls().compose(bare).get_epsilon(1e-5) == np.inf
+    for accountant in (accounting.PLD, accounting.RDP):
+        of = lambda event, count, by=accountant: accounting.epsilon(
+            dp_accounting.SelfComposedDpEvent(event, count),
+            target_delta=1e-5,
+            neighboring_relation=ADD,
+            accountant=by,
+        )
+        assert of(never, 10) == 0
+        assert of(bare, 1) == np.inf
 
 
 @pytest.mark.parametrize("accountant", [accounting.PLD, accounting.RDP])

@@ -188,4 +188,4 @@ def test_batches_of_fixed_size_spend(noise_multiplier, batch_size, iterations, e
         max_terms=1,
         **{name: getattr(mechanism, name) for name in mechanism.__dataclass_fields__},
     )
-    assert node.dp_event() == mechanism.dp_event()
+    assert node.epsilon(1e-5) == mechanism.epsilon(1e-5)
