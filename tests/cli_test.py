@@ -1,4 +1,4 @@
-"""The command line says what the mechanism says."""
+"""The command line reports the numbers of the mechanism."""
 
 import dataclasses
 import importlib.metadata

@@ -36,6 +36,19 @@ def correlated_gaussian():
     )
 
 
+def with_average(optimizer, decay):
+    """The optimizer, with a moving average of the parameters as `state[1]`."""
+
+    def update(updates, state, params):
+        inner, average = state
+        updates, inner = optimizer.update(updates, inner, params)
+        params = optax.apply_updates(params, updates)
+        return updates, (inner, optax.incremental_update(params, average, 1 - decay))
+
+    init = lambda params: (optimizer.init(params), params)
+    return optax.GradientTransformation(init, update)
+
+
 def slow(*values, id=None):
     """A row of a table that `make test` leaves to `make test-slow`."""
     return pytest.param(*values, marks=pytest.mark.slow, id=id)

@@ -3,6 +3,7 @@
 import gc
 import os
 import re
+import sys
 
 import chex
 import hypothesis
@@ -73,13 +74,14 @@ def traces_are_counted_anew():
 @pytest.fixture
 def one_identity(monkeypatch):
     """All runs of one key draw the same batches, so that they can be compared."""
-    from dpadambc.core import keys
-    from dpadambc.training import _programs
+    from dpadambc.core import fit, step
+    from dpadambc.training import search
 
-    monkeypatch.setattr(keys, "of_batches", lambda key, checksum: key)
-    _programs._kept.cache_clear()  # what was traced before has keys of its own
+    for module in (step, fit, sys.modules[search.__module__]):
+        monkeypatch.setattr(module, "key_of_batches", lambda key, words: key)
+    fit.compiled_once.cache_clear()  # what was traced before has keys of its own
     yield
-    _programs._kept.cache_clear()
+    fit.compiled_once.cache_clear()
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dpadambc import training
-from dpadambc.core import keys, noise
+from dpadambc.core import fit, noise, step
+from dpadambc.core.keys import checksum
 from dpadambc.training import checkpoints
 
 
@@ -26,7 +27,7 @@ def checksum_of_replicas(mesh):
     array = jax.make_array_from_single_device_arrays(
         own.shape, NamedSharding(mesh, P()), replicas
     )
-    return np.asarray(keys.checksum(array).addressable_data(0))
+    return np.asarray(checksum(array).addressable_data(0))
 
 
 def main(address, processes, process, folder, kind_of_key):
@@ -34,10 +35,10 @@ def main(address, processes, process, folder, kind_of_key):
     from tests.training import sharding_test  # which makes arrays
 
     # Sums differ by rounding from those of one device, with which they are compared.
-    noise.key_of_step = lambda key, *_: key
-    keys.of_batches = lambda key, checksum: key
+    noise._key_of_step = lambda key, *_: key
+    step.key_of_batches = fit.key_of_batches = lambda key, words: key
 
-    kinds = {
+    keys = {
         "known": lambda: jax.random.key(3),
         "secret": training.secret_key,
         "own": lambda: jax.random.key(int(process)),
@@ -58,7 +59,7 @@ def main(address, processes, process, folder, kind_of_key):
     result = sharding_test.fit(
         jax.device_count(),
         split_params=True,
-        key=kinds[kind_of_key](),
+        key=keys[kind_of_key](),
         data=Source(),
         checkpoints=checkpoints.Checkpoints(folder / "checkpoints", every=5),
         callback=stop,

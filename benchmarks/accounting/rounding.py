@@ -20,6 +20,7 @@ from dp_accounting import pld
 
 from benchmarks import environment
 from dpadambc import NeighboringRelation
+from dpadambc.accounting import PLD
 
 RESULTS = pathlib.Path(__file__).with_name("rounding.json")
 DELTAS = (1e-8, 1e-9, 1e-10, 1e-11, 1e-12, 1e-13)

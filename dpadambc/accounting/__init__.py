@@ -2,7 +2,6 @@
 
 from dpadambc.accounting.events import calibrate as calibrate
 from dpadambc.accounting.events import epsilon as epsilon
-from dpadambc.accounting.planning import PlannedEpsilon as PlannedEpsilon
 from dpadambc.accounting.planning import PlannedRun as PlannedRun
 from dpadambc.accounting.planning import plan as plan
 from dpadambc.accounting.records import spending_from_json as spending_from_json

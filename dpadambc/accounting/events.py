@@ -22,15 +22,15 @@ def epsilon(
     most of dp-accounting have, is computed once for one relation and delta.
 
     Args:
-      event: what was run, its noise in units of the clip norm (see
+      event: the run, its noise in units of the clip norm (see
         `Mechanism.dp_event`).
       target_delta: the delta that goes with it, in (0, 1).
-      neighboring_relation: what two neighboring data sets differ in.
+      neighboring_relation: the difference of two neighboring data sets.
       accountant: `accounting.PLD` (tight) or `accounting.RDP` (an upper bound, faster).
 
     Returns:
       Epsilon; infinity without noise, or where it is too large to compute: beyond some
-      700, and in any case where the noise is below 0.005 of what it has to hide. By
+      700, and in any case where the noise is below 0.005 of the sensitivity. By
       `PLD` it is infinite too where delta is below 4e-16 for each step, which is spent
       on rounding.
 
@@ -71,7 +71,7 @@ def calibrate(
       unknown: "noise_multiplier", "sampling_prob" or "iterations".
       target_epsilon: the epsilon to reach and not to exceed; positive.
       target_delta: in (0, 1).
-      neighboring_relation: what two neighboring data sets differ in.
+      neighboring_relation: the difference of two neighboring data sets.
       accountant: `accounting.PLD` or `accounting.RDP`.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What several runs spent, as JSON can hold it."""
+"""The spending of several runs, as JSON can hold it."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, cast

@@ -13,7 +13,7 @@ uniform and independent of the data, so that outputs are in a linear order that 
 depend on the data, and no two of K are equal.
 
 Let q be the density of y, F(y) = Q(y' <= y), and f(x) = E x^K the generating function
-of K. The best of k trials has density k q F^{k-1}, so what is returned has
+of K. The best of k trials has density k q F^{k-1}, so the result has
 
 .. math:: a(y) = q(y) f'(F(y)),
 
@@ -207,7 +207,7 @@ def tuned_epsilon_of_event(
       accountants: that can account for it.
       trials: the distribution of the number of trials.
       target_delta: the delta that goes with it, in (0, 1).
-      neighboring_relation: what two neighboring data sets differ in.
+      neighboring_relation: the difference of two neighboring data sets.
     """
     check_trials(trials)
     check_delta(target_delta)
@@ -246,8 +246,8 @@ def tuned_epsilon(
     """The epsilon of publishing the best of a random number of trials.
 
     Guarantees:
-      * It holds for any score, where the score is computed inside the trial: from what
-        the trial releases, or from public data.
+      * It holds for any score, where the score is computed inside the trial: from the
+        releases of the trial, or from public data.
       * It holds for any candidates that are drawn without looking at the data, one for
         each trial, independently, where the event bounds the mechanism of each.
       * It covers the best trial alone: not the number of trials, nor another score.

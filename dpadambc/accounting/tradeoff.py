@@ -1,4 +1,4 @@
-r"""What an epsilon means: how well an attacker tells two neighboring data sets apart.
+r"""The meaning of an epsilon: how well an attacker tells neighboring data sets apart.
 
 An attacker sees all that was released and says whether one example was in the data.
 There are two errors: a false alarm (false positive rate α) and a miss (false negative
@@ -10,8 +10,8 @@ rate β). A mechanism that is (ε, δ)-private, for all ε of its profile δ(ε)
 
 on every attack, whichever of the two data sets is the true one: δ is the larger of the
 two directions, so f is symmetric. The profile is from above, and a maximum over fewer ε
-is smaller, so f is from below and what attackers reach is from above, but for rounding
-of the sums here in float64, some 1e-12. What it takes off δ in compositions is added.
+is smaller, so f is from below and the reach of attackers from above, but for rounding
+of the sums here in float64, some 1e-12. The rounding of compositions is added to δ.
 """
 
 import dataclasses

@@ -15,7 +15,7 @@ from dpadambc.core import data as data_
 from dpadambc.core.clipped_sum import materialize
 from dpadambc.core.mechanism import Mechanism, check_independent_noise
 from dpadambc.core.per_example import per_example_grad
-from dpadambc.core.step import Step
+from dpadambc.core.step import Step, positional, takes_key
 
 _BATCH_SIZE = 8
 
@@ -93,9 +93,7 @@ class Pipeline:
         optimizer: optax.GradientTransformation,
         *,
         frozen: Any = None,
-        uses_key: bool = False,
         microbatch_size: int | None = None,
-        average_decay: float | None = None,
     ) -> "Pipeline":
         """The step that `training.fit` takes with these arguments.
 
@@ -106,9 +104,7 @@ class Pipeline:
           mechanism: as for `fit`.
           optimizer: as for `fit`.
           frozen: as for `fit`.
-          uses_key: as for `fit`.
           microbatch_size: as for `Step`.
-          average_decay: as for `fit`.
 
         Returns:
           A `Pipeline`.
@@ -117,10 +113,7 @@ class Pipeline:
             loss_fn,
             mechanism,
             optimizer,
-            has_frozen=frozen is not None,
-            uses_key=uses_key,
             microbatch_size=microbatch_size,
-            average_decay=average_decay,
             skip_padding=True,  # as on one device
         )
 
@@ -129,7 +122,8 @@ class Pipeline:
 
         num_examples = data_.num_examples(data)
         shared = () if frozen is None else (frozen,)
-        keys = (jax.random.key(0),) if uses_key else ()
+        keys = (jax.random.key(0),) if takes_key(loss_fn) else ()
+        loss_fn = positional(loss_fn, has_frozen=frozen is not None)
         return cls(
             mechanism=mechanism,
             init=lambda key: own.init(params, key=key),

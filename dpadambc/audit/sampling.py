@@ -57,7 +57,7 @@ def sampling(
       TypeError: if a batch is none.
 
     Example:
-      >>> import jax
+      >>> import jax, numpy as np
       >>> import dpadambc
       >>> from dpadambc import audit
       >>> mechanism = dpadambc.PoissonGaussian(

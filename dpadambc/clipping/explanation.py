@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.clipping import flops, memory
+from dpadambc.clipping import flops
 from dpadambc.core import validate
 from dpadambc.core.clipped_grad import clipped_grad
 from dpadambc.core.clipped_sum import close_sums, materialize
 from dpadambc.core.gradient import PerExampleGradient, is_per_example
 from dpadambc.core.per_example import Argnums, Arguments, per_example_grad
+from dpadambc.engine import memory
 from dpadambc.engine.forms import Full
 from dpadambc.engine.transform import Method
 

@@ -6,22 +6,32 @@ of T steps together are as private as :math:`\lceil T / b \rceil` steps of DP-SG
 Poisson sampling by q and the noise multiplier :math:`z / \|c\|`.
 
 *Proof.* Fix who is in which part, and all draws but those of one example, of part p:
-they depend on neither its data nor its draws, and what holds for each of them holds for
+they depend on neither its data nor its draws, and a bound for each of them holds for
 their mixture. What is released is post-processing of the rows of :math:`C G + z`, one
 after the other. The sums of the others' gradients in a step follow from the rows before
 it, so that row r is
 
 .. math:: f_r(\text{rows before } r) + \sum_{j<b} c_j x_{r-j} + z_r
 
-with x what the example adds in a step. It takes part in steps :math:`p + k b` alone. So
-in the block of rows from :math:`p + k b` to :math:`p + k b + b - 1` only one x is not
-zero: that of the first step of the block, which is decided by earlier blocks and one
-draw with q, and has a norm of Δ at most. Subtracting :math:`f_r`, row by row, leaves
-:math:`(c_0, \dots, c_{b-1}) \otimes x + z` with probability q, and z otherwise: the
-Gaussian mechanism with sensitivity :math:`\|c\| \Delta`, sampled by Poisson. A block
-that the last step cuts has less of c, and rows before p have nothing of the example.
+with x the contribution of the example in a step. It takes part in steps :math:`p + k b`
+alone. So in the block of rows from :math:`p + k b` to :math:`p + k b + b - 1` only one
+x is not zero: that of the first step of the block, which is decided by earlier blocks
+and one draw with q, and has a norm of Δ at most. Subtracting :math:`f_r`, row by row,
+leaves :math:`(c_0, \dots, c_{b-1}) \otimes x + z` with probability q, and z otherwise:
+the Gaussian mechanism with sensitivity :math:`\|c\| \Delta`, sampled by Poisson. A
+block that the last step cuts has less of c, and rows before p have nothing of the
+example.
 Blocks are composed adaptively. With one example in the place of another, x is that of
 one or of the other, with the same draw. ∎
+
+*When it helps.* Between `CorrelatedGaussian`, whose batches are not amplified, and
+`PoissonGaussian`, whose noise is independent and which this is for b = 1. With more
+bands a sum of steps has less noise, and each example's steps are fewer and sampled by a
+larger probability, which is amplified less. Compare, at one epsilon and batch size, the
+noise that is left in the sum of all steps.
+
+The proof is this module's own, with a test by brute force. Strategies that are
+optimized numerically, as in the papers, are not here.
 
 References:
   Choquette-Choo et al., `(Amplified) Banded Matrix Factorization: A unified approach
@@ -122,8 +132,8 @@ def add_banded_noise(
       * A state has the noise of b - 1 earlier steps: with it, their gradients are bare.
         It takes the memory of so many gradients in at least float32. A saved state
         continues with the same noise, bit for bit.
-      * Inside `jax.shard_map`, in low precision and for gradients per example, what
-        `add_dp_noise` says of devices, dtypes and shapes holds here too.
+      * Inside `jax.shard_map`, in low precision and for gradients per example, the
+        words of `add_dp_noise` on devices, dtypes and shapes hold here too.
 
     Args:
       noise_stddev: of the z, non-negative; that of the noise y grows with the steps, by
@@ -221,23 +231,11 @@ class BandedGaussian(Mechanism):
 
     The noise y of step t is :math:`z_t - \sum_{j=1}^{b-1} c_j y_{t-j}`, with
     independent z of standard deviation z Δ in each coordinate: matrix factorization
-    with the strategy c, which has b bands. The data are in b parts that take turns, and
-    in each step the examples of one part take part, each with `sampling_prob`. So what
-    an example does in one step and in its next overlaps in no row of the strategy, and
-    each of them is amplified by the draw: see this module for the proof.
-
-    Each example is dealt into its part once, at random and independently of the others.
-    So neighbors that differ by one example, added or removed, have all others in the
-    same parts with the same probability. That random deal is given no credit.
-
-    When it helps: between `CorrelatedGaussian`, whose batches are not amplified, and
-    `PoissonGaussian`, whose noise is independent and which this is for b = 1. With more
-    bands a sum of steps has less noise, and each example's steps are fewer and sampled
-    by a larger probability, which is amplified less. Compare, at one epsilon and batch
-    size, the noise that is left in the sum of all steps.
-
-    It takes the memory of b - 1 gradients: see `contrib.add_banded_noise`. All its
-    states are secret, for they have the noise of earlier steps.
+    with the strategy c, which has b bands. The data are dealt
+    at random into b parts that take turns, and
+    in each step the examples of one part take part, each with `sampling_prob`. So the
+    contributions of an example in one step and in its next overlap in no row of the
+    strategy, and the draw amplifies each of them: see this module for the proof.
 
     Guarantees:
       * Epsilon is an upper bound for the outputs of all steps together, and for steps
@@ -245,12 +243,13 @@ class BandedGaussian(Mechanism):
         draws, and of the noise that `add_noise` adds, and of no others: with
         `PoissonGaussian`'s batches an example could be in steps whose rows overlap.
       * A strategy has never more bands than there are parts: `parts` is their number.
+        Its states, which have the noise of b - 1 steps, are secret.
       * It depends on `iterations` by steps that were taken alone, and never decreases
         with them; turns that have begun count in full for every part. A run may be
         extended from its saved state; a second run with new noise is another mechanism,
         and composed with the first.
       * `noise_stddev` is a schedule: the standard deviation of the noise that is in
-        the gradient of each step, which is what the second moment sees.
+        the gradient of each step, as the second moment sees it.
 
     Args:
       l2_clip_norm: C, positive.
@@ -264,16 +263,13 @@ class BandedGaussian(Mechanism):
       iterations: the number of steps.
       normalize_by: B, positive; usually the expected batch size, rounded. It does not
         change epsilon.
-      neighboring_relation: what two neighboring datasets differ in.
-      clip_rule: which share of each gradient is taken; see `clip_per_example`. No
-        rule changes epsilon.
+      neighboring_relation: the difference of two neighboring data sets.
+      clip_rule: see `clip_per_example`; no rule changes epsilon.
 
     Raises:
-      TypeError: if a number is not a number, or a count not an int.
-      ValueError: if a number is out of its range.
+      TypeError, ValueError: if a number is none, or out of its range.
 
     Example:
-      >>> import dpadambc
       >>> from dpadambc.contrib import BandedGaussian, strategies
       >>> numbers = dict(target_epsilon=4.0, target_delta=1e-5, l2_clip_norm=1.0,
       ...     batch_size=500, num_examples=50_000, epochs=4)

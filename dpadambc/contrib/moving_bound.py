@@ -50,7 +50,7 @@ class _WithSum(Noise):
     is_independent = True
 
     def stddev(self, mechanism: Any) -> Any:
-        """What the price of the sum leaves for the gradient."""
+        """The noise multiplier that the price of the sum leaves for the gradient."""
         return scaled_multiplier(mechanism.gradient_multiplier, mechanism.sensitivity)
 
     def transformation(
@@ -204,7 +204,7 @@ class MovingBound(Mechanism):
 
     @abc.abstractmethod
     def unit(self) -> Any:
-        """What the sum is multiplied by, for the noise of the gradient to hide it."""
+        """The factor of the sum with which the noise of the gradient hides it."""
 
     @abc.abstractmethod
     def indicator(

@@ -38,6 +38,7 @@ a)^2}`, as if the noise of two gradients were combined, adds too little of it fo
 :math:`a > 1`, since the clipped combination gets noise only once.
 """
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -55,7 +56,7 @@ def with_prediction(
         a = \frac{1 - \kappa}{\kappa \gamma}
 
     It takes the direction d, the last change of the parameters, in the place of
-    `frozen`: use it in a `Step` with `has_frozen`. Behind the noise, chain
+    `frozen`: use it in a `Step`. Behind the noise, chain
     ``contrib.low_pass((kappa,), (1.0, kappa - 1.0))``, the correction by the gain.
     Any optimizer may follow; `contrib.low_pass_noise_stddev` is the level for one with
     a correction. Each step costs two gradients. For :math:`a > 1`, tune the clip norm
@@ -90,8 +91,7 @@ def with_prediction(
       >>> loss_fn = lambda w, example: (w @ example["x"] - example["y"]) ** 2
       >>> step = training.Step(
       ...     contrib.with_prediction(loss_fn, kappa=0.7), mechanism,
-      ...     optax.chain(contrib.low_pass((0.7,), (1.0, -0.3)), optax.sgd(0.1)),
-      ...     has_frozen=True)
+      ...     optax.chain(contrib.low_pass((0.7,), (1.0, -0.3)), optax.sgd(0.1)))
       >>> state = step.init(jnp.zeros(2), key=training.secret_key())
       >>> take_step, direction = jax.jit(step), jnp.zeros(2)
       >>> for _ in range(mechanism.iterations):
@@ -110,13 +110,14 @@ def with_prediction(
     validate.positive(gamma=gamma)
     share = (1 - kappa) / (kappa * gamma)
 
-    def combined(params, direction, *example):
+    @functools.wraps(loss_fn)  # for its key
+    def combined(params, direction, *example, **key):
         ahead = jax.tree.map(
             lambda p, d: p + jnp.asarray(gamma * d, jnp.result_type(p)),
             params,
             direction,
         )
-        here = loss_fn(params, *example)
-        return share * loss_fn(ahead, *example) + (1 - share) * here
+        here = loss_fn(params, *example, **key)
+        return share * loss_fn(ahead, *example, **key) + (1 - share) * here
 
     return combined

@@ -1,4 +1,32 @@
-"""A bound that follows a quantile of the norms, from a noised count in each step."""
+r"""A bound that follows a quantile of the norms, from a noised count in each step.
+
+*Proof that each step is a Gaussian mechanism of noise multiplier z on one sum of
+vectors.* Give each example the vector
+:math:`v_i = (u \, g_i' / C_t, \; s \, 2 b_i)`, with its clipped gradient
+:math:`g_i'`, :math:`u = z / z_g` and :math:`s = z / z_b`. As
+:math:`\lVert g_i' \rVert \le C_t`, :math:`|2 b_i| \le 1` and :math:`u^2 + s^2 = 1`, no
+vector is longer than 1. The release is a function of :math:`\sum_i v_i` with noise of
+standard deviation :math:`z k` in every coordinate: divide the first part by
+:math:`u B / C_0` and the noise is :math:`z_g \Delta`; divide the last by 2 s, and it is
+:math:`\sigma_b`. For accounting it is the sum of clipped gradients with C = 1: adding
+or removing an example moves it by 1, padding has the vector zero, and replacing moves
+it by 2. The terms of a node are as many examples. :math:`C_t` is a function of earlier
+releases alone: given these it is a constant, and steps compose adaptively. ∎
+
+*Price.* The count is paid for by the mechanism itself: its z and its epsilon are those
+of gradient and count together, and the noise in the gradient is a little more,
+
+.. math:: z_g = (z^{-2} - z_b^{-2})^{-1/2}, \qquad z_b = 2 \sigma_b / k
+
+where :math:`k = \Delta B / C_0` is the number of examples that neighbors differ in: 1,
+or 2 under REPLACE_ONE, and more for a node in several terms. At B = 1,000, z = 1 and
+the usual 0.05 it is 0.005 % more.
+
+*Units.* A gradient that was clipped at :math:`C_t` is divided by :math:`C_t / C_0`. So
+its sensitivity, its noise and the Φ of a correction are the same in every step. In the
+paper the update shrinks with the bound; here it does not, so that the learning rate of
+SGD is a step in units of the clip norm, and that of Adam keeps its meaning.
+"""
 
 import dataclasses
 from typing import cast
@@ -26,48 +54,19 @@ class QuantileClipping(MovingBound):
         \sum_i g_i \min(1, C_t / \lVert g_i \rVert)
         + \mathcal{N}(0, z_g^2 \Delta^2 I)
 
-    with :math:`C_0` = `mechanism.l2_clip_norm`, B = `normalize_by`, Δ the mechanism's
-    sensitivity, and of the arguments η = `learning_rate`, γ = `target_quantile` and
-    :math:`\sigma_b / B` = `fraction_stddev`. It is a mechanism with the batches and the
-    epsilon of another one, whose `clip_rule` applies at the bound.
-
-    The gradient comes out in units of the bound: what was clipped at :math:`C_t` is
-    divided by :math:`C_t / C_0`. So its sensitivity, its noise and the Φ of a
-    correction are the same in every step. In the paper the update shrinks with the
-    bound; here it does not, so that a learning rate of SGD means a step in units of the
-    clip norm, and that of Adam and its like means what it did.
-
-    The count has a price, which the mechanism pays by itself: its `noise_multiplier` z,
-    and its epsilon, are those of gradient and count *together*, and the noise in the
-    gradient is a little more,
-
-    .. math:: z_g = (z^{-2} - z_b^{-2})^{-1/2}, \qquad z_b = 2 \sigma_b / k
-
-    where :math:`k = \Delta B / C_0` is the number of examples that neighbors differ in:
-    1, or 2 under REPLACE_ONE, and more for a node in several terms. `noise_stddev` says
-    so. At B = 1,000, z = 1 and the usual 0.05 it is 0.005 % more.
+    with :math:`C_0` = `mechanism.l2_clip_norm`, B = `normalize_by`, Δ the sensitivity,
+    η = `learning_rate`, γ = `target_quantile` and :math:`\sigma_b / B` =
+    `fraction_stddev`. It is a mechanism with the batches and the epsilon of another
+    one, whose `clip_rule` applies at the bound.
 
     Guarantees:
-      * *Each step is a Gaussian mechanism of noise multiplier z on one sum of vectors.*
-        Give each example the vector :math:`v_i = (u \, g_i' / C_t, \; s \, 2 b_i)`,
-        with its clipped gradient :math:`g_i'`, :math:`u = z / z_g` and
-        :math:`s = z / z_b`. As :math:`\lVert g_i' \rVert \le C_t`,
-        :math:`|2 b_i| \le 1` and :math:`u^2 + s^2 = 1`, no vector is longer than 1.
-        What is released is a function of :math:`\sum_i v_i` with noise of standard
-        deviation :math:`z k` in every coordinate: divide the first part by
-        :math:`u B / C_0` and the noise is :math:`z_g \Delta`; divide the last by 2 s,
-        and it is :math:`\sigma_b`. So far as accounting goes it is the sum of clipped
-        gradients with C = 1: adding or removing an example moves it by 1, padding has
-        the vector zero, and replacing moves it by 2. The terms of a node are as many
-        examples.
-      * :math:`C_t` is made of what earlier steps released, and of nothing else: given
-        that it is a constant, and steps compose adaptively, each the same.
+      * Each step is a Gaussian mechanism of noise multiplier z: this module has the
+        proof, :math:`z_g` and the units.
       * An example whose norm is zero or not finite has no vote, as padding has none.
       * z must be less than :math:`z_b`, and no schedule.
 
-    The share is of B, a public number: with more or fewer examples in a batch than
-    that, the bound goes to the quantile :math:`1/2 + (\gamma - 1/2) B / n` of n. Make
-    B the expected size of a batch, or γ one half.
+    The share is of B: with n examples in a batch, the bound goes to the quantile
+    :math:`1/2 + (\gamma - 1/2) B / n`.
 
     Args:
       mechanism: that draws the batches, with independent noise.
@@ -76,12 +75,10 @@ class QuantileClipping(MovingBound):
       fraction_stddev: the standard deviation of the noise in the share, in (0, 1).
 
     Raises:
-      ValueError: if a number is out of its range.
-      TypeError: if `mechanism` is no mechanism with a fixed bound.
+      TypeError, ValueError: if an argument is of another kind or out of its range.
 
     Example:
-      >>> import jax, jax.numpy as jnp, optax
-      >>> import dpadambc
+      >>> import dpadambc, jax, jax.numpy as jnp
       >>> from dpadambc import contrib
       >>> mechanism = contrib.QuantileClipping(dpadambc.PoissonGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=1.0, iterations=40,
@@ -103,7 +100,8 @@ class QuantileClipping(MovingBound):
     References:
       Andrew et al., `Differentially Private Learning with Adaptive Clipping
       <https://arxiv.org/abs/1905.03871>`_, 2021. The formula of :math:`z_g` was checked
-      against the public code of TensorFlow Federated.
+      against the public code of TensorFlow Federated; the units are not the paper's,
+      and its experiments were not repeated.
     """
 
     mechanism: Mechanism

@@ -1,4 +1,13 @@
-"""A bound that follows what it leaves over of each gradient, at no price."""
+r"""A bound that follows the room that short gradients leave below it, at no price.
+
+*Proof that it costs nothing.* Give each example the vector
+:math:`v_i = (g_i' / C_t, s_i)`. It is no longer than 1, whatever the gradient: a
+clipped gradient that is shorter than the bound leaves room that is paid for, and the
+slack fits into it. The release is a function of :math:`\sum_i v_i` with noise of
+standard deviation z k in every coordinate: a sum of clipped gradients with C = 1, as
+far as accounting goes. :math:`C_t` is a function of earlier releases alone: given these
+it is a constant, and steps compose adaptively. ∎
+"""
 
 import dataclasses
 from typing import Any
@@ -29,25 +38,14 @@ class SlackClipping(MovingBound):
     multiplier and sensitivity, and k = Δ B / C₀: the examples that neighbors differ in,
     1, or 2 under REPLACE_ONE, and more for a node in several terms. Of the
     arguments η = `learning_rate` and s = `target_slack`. A gradient at the bound has no
-    slack, a short one has all of it. It is a mechanism with the batches and the epsilon
-    of another one. The gradient comes out in units of the bound, as
+    slack, a short one has all of it. The gradient comes out in units of the bound, as
     with `QuantileClipping`.
 
     Guarantees:
-      * *It costs nothing.* Give each example the vector
-        :math:`v_i = (g_i' / C_t, s_i)`. It is no longer than 1, whatever the gradient:
-        a clipped gradient that is shorter than the bound leaves room that is paid for,
-        and the slack is what fits into it. What is released is a function of
-        :math:`\sum_i v_i` with noise of standard deviation z k in every coordinate: a
-        sum of clipped gradients with C = 1, so far as accounting goes. The noise in the
-        gradient, `noise_stddev`, is what it is without this rule, and so is epsilon.
+      * It costs nothing: see this module for the proof. The noise in the gradient,
+        `noise_stddev`, and epsilon are those of the other mechanism.
       * The length in :math:`s_i` is rounded up, by more than float32 may hide.
-      * :math:`C_t` is made of what earlier steps released, and of nothing else: given
-        that it is a constant, and steps compose adaptively, each the same.
-      * An example whose norm is zero or not finite has no slack, as padding has none.
-
-    The mean is over B, a public number. Where half of the norms are beyond the bound,
-    and the others anywhere within it, it is 0.39; at a lower target the bound is lower.
+      * An example of norm zero, or not finite, has no slack, as padding has none.
 
     Args:
       mechanism: that draws the batches, with independent noise. A `clip_rule` that
@@ -56,12 +54,11 @@ class SlackClipping(MovingBound):
       learning_rate: η, positive.
 
     Raises:
-      ValueError: if a number is out of its range.
-      TypeError: if `mechanism` is no mechanism with a fixed bound.
+      TypeError, ValueError: if `mechanism` is none with a fixed bound, or a number is
+        out of its range.
 
     Example:
-      >>> import jax, jax.numpy as jnp
-      >>> import dpadambc
+      >>> import dpadambc, jax, jax.numpy as jnp
       >>> from dpadambc import contrib
       >>> mechanism = contrib.SlackClipping(dpadambc.PoissonGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=1.0, iterations=60,
@@ -83,9 +80,8 @@ class SlackClipping(MovingBound):
     References:
       Zou et al., "SlaClip: Gradient Norm Slacks can be Indicator for Adaptive Clipping
       in DP-SGD", 2026. Its text was not read: that the slack is free follows from the
-      proof above, the rest from public words about it. It has several coordinates of
-      slack, which tell of the distribution of norms, and a controller of its own; here
-      there is one, and the step of Andrew et al. (see `QuantileClipping`).
+      proof here, the rest from public words about it. It has several coordinates of
+      slack and a controller of its own; here it is one, and the step of Andrew et al.
     """
 
     mechanism: Mechanism
@@ -108,7 +104,7 @@ class SlackClipping(MovingBound):
     def indicator(
         self, norm: jax.Array, used: jax.Array, l2_clip_norm: jax.Array
     ) -> jax.Array:
-        """s: what is left of the bound."""
+        """s: the rest of the bound."""
         del norm, l2_clip_norm
         return jnp.sqrt(1 - jnp.minimum(used, 1) ** 2)
 

@@ -5,10 +5,10 @@ all steps, that is :math:`D z` with the Toeplitz matrix D of the *noising coeffi
 d. What is released, :math:`G + D z`, is :math:`D (C G + z)` with the *strategy*
 :math:`C = D^{-1}`: post-processing of a Gaussian mechanism on :math:`C G`. It stays so
 when gradients depend on what was released before, since C is lower-triangular (Denisov
-et al.). So what the noise hides is measured by the sensitivity of C.
+et al.). So the sensitivity of C measures how much the noise hides.
 
 *The sensitivity.* An example takes part in the steps of a pattern P, with contributions
-of norm one at most. What it moves in C G has the squared norm
+of norm one at most. Its move in C G has the squared norm
 
 .. math:: \sum_{i,j \in P} (C^\top C)_{ij} \langle u_i, u_j \rangle
     \le \sum_{i,j \in P} (|C|^\top |C|)_{ij}.
@@ -116,7 +116,7 @@ def banded_square_root(bands: int) -> tuple[float, ...]:
 
     The same square root of the matrix of prefix sums as that of
     `banded_inverse_square_root`, but here the strategy itself is banded, and not its
-    inverse: that is what `BandedGaussian` needs.
+    inverse, as `BandedGaussian` needs it.
 
     Args:
       bands: how many coefficients, at least 1; one is independent noise.
@@ -187,7 +187,7 @@ def sensitivity(
     """The L2 sensitivity of a strategy, for contributions of norm one.
 
     Guarantees:
-      * It bounds what an example moves, in whichever steps it takes part, as long as
+      * It bounds the move of an example, in whichever steps it takes part, as long as
         from one to the next there are `separation` steps or more, and whatever its
         contributions there are, up to norm one.
       * It is attained where the strategy's coefficients are non-negative and do not

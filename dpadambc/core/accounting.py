@@ -1,4 +1,4 @@
-"""Epsilon of what was run, by dp-accounting.
+"""Epsilon of a run, by dp-accounting.
 
 A run is an event of dp-accounting. An `Accountant` reads it: `PLD`, by privacy loss
 distributions, which are tight, or `RDP`, by Rényi divergences, an upper bound.
@@ -62,7 +62,7 @@ def gaussian(
 
     Args:
       noise_multiplier: the standard deviation over the sensitivity.
-      relation: what two neighboring data sets differ in.
+      relation: the difference of two neighboring data sets.
     """
     clip_norms = 1 + (relation == NeighboringRelation.REPLACE_ONE)
     return dp_accounting.GaussianDpEvent(noise_multiplier * clip_norms)
@@ -162,14 +162,7 @@ class Accountant(abc.ABC):
         return f"accounting.{self.name.upper()}"
 
     @abc.abstractmethod
-    def bound(
-        self,
-        event: dp_accounting.DpEvent,
-        relation: NeighboringRelation,
-        target_delta: float,
-        tolerance: float,
-        enough: float,
-    ) -> float:
+    def bound(self, event: dp_accounting.DpEvent, *how: Any) -> float:
         """Epsilon from above, to a tolerance: see `PrivacyLosses.on_fine_grid`."""
 
     def translated(
@@ -183,7 +176,7 @@ class Accountant(abc.ABC):
         """dp-accounting's accountant, with all steps of an event added to it.
 
         Args:
-          event: what was run, its noise in units of C.
+          event: the run, its noise in units of C.
           accountant: a fresh one, of dp-accounting and this kind.
 
         Raises:
@@ -273,8 +266,8 @@ class PrivacyLosses(Accountant):
         interval. Two grids tell the error, and so the interval that is fine enough.
 
         Args:
-          event: what was run.
-          relation: what two neighboring data sets differ in.
+          event: the run.
+          relation: the difference of two neighboring data sets.
           target_delta: at which epsilon counts.
           tolerance: of epsilon.
           enough: an epsilon that need not be known better once it is not exceeded.
@@ -360,7 +353,7 @@ def least_epsilon(
     `PLD` spends a part of delta on rounding, and Rényi divergences have none.
 
     Args:
-      event: what was run.
+      event: the run.
       accountants: that can account for the event, the tightest first.
       target_delta: the delta that goes with it.
       **how: the relation, and the tolerance, for `Accountant.epsilon`.

@@ -116,7 +116,7 @@ def solved(
       accountants: that can account for the event, the tightest first.
       target_epsilon: to reach and not to exceed.
       target_delta: that goes with it.
-      neighboring_relation: what two neighboring data sets differ in.
+      neighboring_relation: the difference of two neighboring data sets.
     """
     validate.positive(target_epsilon=target_epsilon)
     check_delta(target_delta)

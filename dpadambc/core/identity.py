@@ -1,118 +1,221 @@
-"""What tells a run from others: its public numbers, and checksums of the rest.
+"""The identity of a run: its public numbers, and checksums of the rest.
 
 Three things rest on it. Batches are drawn by a key that the identity is folded into, so
-that two runs with one key do not draw the same. A checkpoint goes on only with the run
-that it is of. And processes that train one model must agree on it.
+that two runs with one key do not draw the same. A checkpoint resumes the run that it is
+of, and no other. And processes that train one model must agree on it.
 """
 
 import hashlib
 import json
-import types
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax
 import jax.extend.core as jex
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
 from dpadambc.core import data as _data
-from dpadambc.core import fingerprint
-from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.arrays import widen
+from dpadambc.core.keys import checksum
+from dpadambc.core.noise import AddDPNoiseState
+from dpadambc.core.per_example import check_floating, scalar_loss
 from dpadambc.core.spending import Spending, public_numbers
+from dpadambc.core.step import Step, positional, takes_key
+from dpadambc.engine import jaxprs
 
 Identity = dict[str, Any]
 
-_EARLIER = "spent_before"
-_PROGRAM = "program"
-_MEANING = types.MappingProxyType(
-    {
-        "program": "of another loss, optimizer, schedule of noise or release of JAX",
-        "start": "which begins elsewhere",
-        "frozen": "of other numbers in frozen",
-        "data": "of other data",
-    }
+# Addresses, and the devices that an array is placed on. (The number of devices over
+# which a program sums, in `shard_map`, is part of the program.)
+_INCIDENTAL = (
+    r"0x[0-9a-f]+"
+    r"|\s(ctx|context)_mesh=Mesh\((?:[^()]|\([^()]*\))*\)"
+    r"|(?<=NamedSharding\()mesh=Mesh\((?:[^()]|\([^()]*\))*\)"
 )
-# How many steps a run was to have is no difference: a run may be extended.
-_MAY_DIFFER = ("iterations",)
+
+
+def _essence(text: str) -> str:
+    """A text without its line breaks, and without what changes between processes.
+
+    A space that parts two names stays: it may be all that does.
+    """
+    one_line = re.sub(r"\s+", " ", re.sub(_INCIDENTAL, "", text))
+    return re.sub(r" ?([\[\](){}]) ?", r"\1", one_line)
+
+
+def of_values(tree: Any) -> str:
+    """A checksum of all numbers in a tree, their shapes and dtypes, on any devices."""
+    digest = hashlib.sha256(_essence(str(jax.tree.structure(tree))).encode())
+    for x in map(jnp.asarray, jax.tree.leaves(tree)):
+        digest.update(f"{x.shape} {x.dtype}".encode())
+        digest.update(np.asarray(checksum(x)).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _programs(program: jex.ClosedJaxpr) -> Iterator[jex.ClosedJaxpr]:
+    """A program and all programs inside it."""
+    yield program
+    for equation in program.jaxpr.eqns:
+        for inner in jaxprs.inner(equation):
+            yield from _programs(inner)
+
+
+def _equations(program: jex.ClosedJaxpr) -> Iterator[jex.JaxprEqn]:
+    return (equation for each in _programs(program) for equation in each.jaxpr.eqns)
+
+
+def gathers_nodes(program: jex.ClosedJaxpr) -> bool:
+    """Whether a loss reads the members of a subgraph, by `graphs.gather`."""
+    names = (equation.params.get("name") for equation in _equations(program))
+    return "graph_members" in names
+
+
+def of_program(program: jex.ClosedJaxpr) -> str:
+    """A checksum of the operations of a program and every constant in it.
+
+    It does not depend on the devices: the same program on others differs by rounding.
+    """
+    constants = [x for each in _programs(program) for x in each.consts]
+    for equation in _equations(program):
+        constants += [x.val for x in equation.invars if isinstance(x, jex.Literal)]
+    text = _essence(str(program)) + of_values(constants)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def traced_programs(
+    step: Step, params: Any, frozen: Any, data: Any
+) -> list[jex.ClosedJaxpr]:
+    """The programs of a run besides its clip and its noise, without devices.
+
+    They are the two of the optimizer, the loss of one example, and a schedule of noise.
+
+    Raises:
+      TypeError: if a parameter cannot be trained, or a function does not take what it
+        is given.
+      ValueError: if there are no parameters, the optimizer adds noise or returns
+        updates of other shapes, the loss is no scalar, or a node may be in more
+        examples than the mechanism accounts for.
+    """
+    optimizer, mechanism, has_frozen = (
+        step.optimizer,
+        step.mechanism,
+        frozen is not None,
+    )
+    if not jax.tree.leaves(params):
+        raise ValueError("Expected params to train, got a tree without arrays.")
+    check_floating(params)
+    shape = lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
+    params, frozen, example = jax.tree.map(
+        shape, (params, frozen, _data.one_example(data))
+    )
+    wide = gradient = jax.eval_shape(lambda tree: jax.tree.map(widen, tree), params)
+    init, state = jax.make_jaxpr(optimizer.init, return_shape=True)(wide)
+    is_noise = lambda node: isinstance(node, AddDPNoiseState)
+    if any(map(is_noise, jax.tree.leaves(state, is_leaf=is_noise))):
+        raise ValueError(
+            "Expected optimizer to take the private gradient, got one that adds noise:"
+            " fit clips and adds the noise itself. Instead of dp_adam_bc(...) give"
+            " adam_bc(1e-3, mechanism), instead of dp_sgd(...) optax.sgd(1e-3)."
+        )
+    update, (updates, _) = jax.make_jaxpr(optimizer.update, return_shape=True)(
+        gradient, state, params
+    )
+    shapes = lambda tree: [x.shape for x in jax.tree.leaves(tree)]
+    if shapes(updates) != shapes(params):
+        raise ValueError(
+            "Expected optimizer to return updates with the shapes of params,"
+            f" {shapes(params)}, got {shapes(updates)}. One of the gradients of single"
+            " examples, such as optax.contrib.dpsgd, is not for fit."
+        )
+    loss = jax.make_jaxpr(
+        scalar_loss(positional(step.loss_fn, has_frozen=has_frozen), False)
+    )(
+        *(params, *(frozen,) * has_frozen, *example),
+        *(jax.random.key(0),) * takes_key(step.loss_fn),
+    )
+    _check_terms(loss, example, mechanism)
+    levels = mechanism.noise_multiplier
+    schedule = [jax.make_jaxpr(levels)(jnp.zeros([], int))] if callable(levels) else []
+    return [init, update, loss, *schedule]
+
+
+def _check_terms(loss: jex.ClosedJaxpr, example: Any, mechanism: Any) -> None:
+    """Raises where a node may be in more examples than the mechanism accounts for."""
+    allowed = getattr(mechanism, "max_terms", None)
+    is_graph = lambda x: isinstance(getattr(x, "max_terms", None), int)
+    parts = filter(is_graph, jax.tree.leaves(example, is_leaf=is_graph))
+    # Of several kinds of edges a node is in the terms of all.
+    needed = sum(part.max_terms for part in parts)
+    if (gathers_nodes(loss) and allowed is None) or needed > (allowed or 1):
+        raise ValueError(
+            f"Expected mechanism to account for a node in {needed or 'several'} terms,"
+            f" got {type(mechanism).__name__} with max_terms={allowed}. Give one of"
+            " graphs, with max_terms=subgraphs.max_terms; public features are indexed,"
+            " features[members], without graphs.gather."
+        )
 
 
 def of_run(
-    mechanism: Mechanism,
-    programs: list[jex.ClosedJaxpr],
+    mechanism: Any,
+    programs: Sequence[jex.ClosedJaxpr],
+    earlier: Spending | None,
     params: Any,
     frozen: Any,
     data: Any,
-    earlier: Spending | None = None,
 ) -> Identity:
-    """What tells a run from others before its first step; *secret*.
+    """The identity of a run before its first step; *secret*.
 
     Args:
       mechanism: the public numbers.
       programs: of the optimizer, the loss of one example, and a schedule of noise.
+      earlier: the spending of earlier runs, which is in the epsilon of this one.
       params: where it begins.
-      frozen: what the loss has besides.
+      frozen: the other argument of the loss.
       data: arrays, or a source, which is known by its length and first example.
-      earlier: what was spent before, and is in the epsilon of the run.
     """
-    known = (len(data), data[0]) if _data.is_source(data) else data
+    names = {x.primitive.name for each in programs for x in _equations(each)}
+    callbacks = names & {"pure_callback", "io_callback"}  # whose state is not shown
+    spent = None
+    if earlier is not None:
+        # Names are random: a script that is run again makes others for the same runs.
+        runs = [
+            {**public_numbers(run.mechanism), "noise_multiplier": run.levels}
+            for run in earlier.runs
+        ]
+        spent = json.dumps(runs, sort_keys=True)
     return public_numbers(mechanism) | {
-        _PROGRAM: " ".join(map(fingerprint.of_traced, programs)),
-        "start": fingerprint.of_values(params),
-        "frozen": fingerprint.of_values(frozen),
-        "data": fingerprint.of_values(known),
-        _EARLIER: None if earlier is None else _without_names(earlier),
+        "program": " ".join(map(of_program, programs)),
+        "start": of_values(params),
+        "callbacks": sorted(callbacks),
+        "frozen": of_values(frozen),
+        "data": of_values((len(data), data[0]) if _data.is_source(data) else data),
+        "spent_before": spent,
     }
 
 
-def _without_names(earlier: Spending) -> str:
-    """What was spent before, as text, which is the same after JSON.
-
-    Names are random: a script that is run again makes other ones for the same runs.
-    """
-    runs = earlier.runs
-    return json.dumps([(public_numbers(run.mechanism), run.levels) for run in runs])
-
-
 def digest(identity: Identity) -> np.ndarray:
-    """64 bits of an identity, shape (2,), uint32."""
-    parts = {k: v for k, v in identity.items() if k not in _MAY_DIFFER}
+    """64 bits of an identity, shape (2,), uint32.
+
+    The number of steps is no part of it: a run may be extended.
+    """
+    parts = {name: x for name, x in identity.items() if name != "iterations"}
     text = json.dumps(parts, sort_keys=True).encode()
     return np.frombuffer(hashlib.sha256(text).digest()[:8], np.uint32)
 
 
-def refuse_different_processes(identity: Identity, settings: tuple[Any, ...]) -> None:
+# Several processes.
+
+
+def compare_processes(identity: Identity, settings: Sequence[Any]) -> None:
     """Raises where the processes of one run are not about to do the same."""
     here = digest(identity | {"settings": repr(settings)})
     if (multihost_utils.process_allgather(here) != here).any():
         raise ValueError(
-            "Expected the same mechanism, loss, optimizer, parameters, data and"
-            " settings in all processes of one run, got others in another process. A"
-            " source has every example, under the same index in all of them; where each"
-            " process has a part of the rows, jax.make_array_from_process_local_data"
-            " makes one array of them."
-        )
-
-
-def refuse_other_run(path: Any, there: Identity, here: Identity) -> None:
-    """Raises where a checkpoint is of another run than the one that asks."""
-    if there.get(_EARLIER) != here.get(_EARLIER):
-        raise ValueError(
-            "Expected the spent= that the run of the checkpoint began with,"
-            f" {there.get(_EARLIER) or 'nothing'}, got {here[_EARLIER] or 'nothing'}."
-            " Its epsilon counts that and all of its own steps. To add an earlier run"
-            " that was forgotten then, compose it with the result:"
-            " dpadambc.accounting.compose."
-        )
-    names = [n for n in {**there, **here} if n not in _MAY_DIFFER]
-    apart = [
-        f"{name}: another, {_MEANING[name]}"
-        if name in _MEANING
-        else f"{name}: {there.get(name)} there, {here.get(name)} here"
-        for name in names
-        if there.get(name) != here.get(name)
-    ]
-    if apart:
-        raise ValueError(
-            f"The checkpoint {path} is of another run ({'; '.join(apart)}), whose steps"
-            " its epsilon counts. Resume with the original settings, or begin anew in"
-            " another folder; then both runs count, by spent=."
+            "Expected the same mechanism, loss, optimizer, params, data and settings in"
+            " all processes of one run, got others in another process. A source has"
+            " every example in all of them; of rows in each process make one array, by"
+            " jax.make_array_from_process_local_data."
         )

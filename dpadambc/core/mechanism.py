@@ -59,7 +59,7 @@ class Mechanism(abc.ABC):
         the step.
       iterations: T, the number of steps.
       normalize_by: B, the public number that the clipped sum is divided by.
-      neighboring_relation: what two neighboring data sets differ in.
+      neighboring_relation: the difference of two neighboring data sets.
       clip_rule: which share of each gradient is taken. All that clip for the mechanism
         use it. It does not change epsilon.
       relations: the neighboring relations that privacy can be stated for, each with the
@@ -294,7 +294,7 @@ class Mechanism(abc.ABC):
 
     @final
     def dp_event(self, iterations: int | None = None) -> dp_accounting.DpEvent:
-        """What was run, as a dp-accounting event.
+        """The run as a dp-accounting event.
 
         The noise multiplier of a Gaussian is in units of the clip norm, as the
         accountants of `accounting` and dp-accounting's PLD accountant read it. Under
@@ -495,7 +495,7 @@ class PoissonGaussian(Mechanism):
       iterations: the number of steps.
       normalize_by: B, positive; usually `sampling_prob * num_examples`, rounded. It
         does not change epsilon.
-      neighboring_relation: what two neighboring datasets differ in.
+      neighboring_relation: the difference of two neighboring data sets.
       clip_rule: which share of each gradient is taken; see `clip_per_example`. No
         rule changes epsilon.
 

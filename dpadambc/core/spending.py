@@ -1,4 +1,4 @@
-r"""What several runs on the same people's data spend together.
+r"""The spending of several runs on the same people's data.
 
 Trainings, a fine-tuning, a run that was discarded: each depends on the same
 data, and an attacker may see the outputs of all. Neighbors differ in one person's data
@@ -53,11 +53,11 @@ def public_numbers(mechanism: Any) -> dict[str, Any]:
 
     Example:
       >>> import dpadambc
-      >>> from dpadambc import training
+      >>> from dpadambc.core.spending import public_numbers
       >>> mechanism = dpadambc.PoissonGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.5, iterations=4,
       ...     normalize_by=4)
-      >>> numbers = training.public_numbers(mechanism)
+      >>> numbers = public_numbers(mechanism)
       >>> numbers["mechanism"], numbers["noise_multiplier"], numbers["iterations"]
       ('dpadambc.PoissonGaussian', 1.0, 4)
     """
@@ -142,7 +142,7 @@ def run_of(
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Spending:
-    """What several runs on the same people's data spend together: see `compose`.
+    """The spending of several runs on the same people's data: see `compose`.
 
     It compares by value. Spendings are added by `+`. A run of `training.fit` counts
     once, however often it is given. Where it went on from one checkpoint twice, both
@@ -198,7 +198,7 @@ class Spending:
 
     @property
     def neighboring_relation(self) -> NeighboringRelation:
-        """What two neighboring data sets differ in, in every run."""
+        """The difference of two neighboring data sets, in every run."""
         return self.runs[0].mechanism.neighboring_relation
 
     @property
@@ -208,7 +208,7 @@ class Spending:
         return tuple(x for x in first if all(x in known for known in others))
 
     def dp_event(self) -> dp_accounting.ComposedDpEvent:
-        """What was run, as a dp-accounting event: see `Mechanism.dp_event`.
+        """The run as a dp-accounting event: see `Mechanism.dp_event`.
 
         Returns:
           A `dp_accounting.ComposedDpEvent` of the steps of all runs.
@@ -258,8 +258,8 @@ def _runs_of(entry: Any) -> tuple[Run, ...]:
     mechanism, steps = entry if is_pair else (entry, None)
     if not isinstance(mechanism, Mechanism):
         raise TypeError(
-            "Expected runs to be mechanisms, (mechanism, steps), what compose made, or"
-            f" what fit or search returned, got {entry!r}."
+            "Expected runs to be mechanisms, (mechanism, steps), Spendings or"
+            f" results of fit or search, got {entry!r}."
         )
     return (run_of(mechanism, steps),)
 
@@ -267,7 +267,7 @@ def _runs_of(entry: Any) -> tuple[Run, ...]:
 def compose(
     runs: Iterable[Any],
 ) -> Spending:
-    """What several runs on the same people's data spend together.
+    """The spending of several runs on the same people's data.
 
     Mechanisms and ways of sampling may differ. A result of `fit` that is given twice,
     or that another was told of, counts once; a mechanism that is given twice is two
@@ -282,10 +282,10 @@ def compose(
 
     Args:
       runs: for each run `(mechanism, steps)`, where None stands for all
-        `mechanism.iterations`; or a mechanism, for all of its steps; or what `compose`
-        returned; or what `training.fit` or `training.search` returned, which counts as
-        its `spent`: more steps than were taken where what was released decided when to
-        stop. All are under one neighboring relation. (A `PoissonGaussian` under
+        `mechanism.iterations`; or a mechanism, for all of its steps; or a `Spending`;
+        or a result of `training.fit` or `training.search`, which counts as its
+        `spent`: more steps than were taken where a release decided when to stop. All
+        are under one neighboring relation. (A `PoissonGaussian` under
         ADD_OR_REMOVE_ONE adds the noise of one under REPLACE_ONE with half its
         `noise_multiplier`, and may be stated as that.)
 
@@ -334,14 +334,14 @@ def affordable_iterations(
       mechanism: the public numbers.
       target_epsilon: not to be exceeded.
       target_delta: the delta that goes with it.
-      spent: what earlier runs have spent of the budget, as `compose` returns it.
+      spent: the spending of earlier runs, as `compose` returns it.
 
     Returns:
       The number of steps, at most `mechanism.iterations`: never more than the budget
       allows, and fewer by one in 10,000 at most; 0 if not even one is affordable.
 
     Raises:
-      ValueError: if the target is negative, delta not in (0, 1), or what was spent is
+      ValueError: if the target is negative, delta not in (0, 1), or the spending is
         under another neighboring relation.
 
     Example:

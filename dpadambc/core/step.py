@@ -1,6 +1,8 @@
-"""One step: clip the gradients of a batch, add noise, update."""
+"""One step: draw a batch, clip the gradient of each example, sum, add noise, update."""
 
 import dataclasses
+import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -8,61 +10,124 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.core import clipped_grad, data, keys, validate
+from dpadambc.core import clipped_grad, keys, validate
+from dpadambc.core import data as _data
 from dpadambc.core.arrays import widen
-from dpadambc.core.keys import checksum
-from dpadambc.core.mechanism import Mechanism, check_mechanism
+from dpadambc.core.data import Layout
+from dpadambc.core.keys import checksum, folded_in
+from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.per_example import Arguments
 from dpadambc.core.sampling import Batch
-from dpadambc.core.state import TrainState, init_state
-from dpadambc.training._shardings import Shardings
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("step", "params", "opt_state", "noise", "sampling_key", "loss_key"),
+    meta_fields=("mechanism",),
+)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainState:
+    """All that a run needs to go on: *secret*, for its keys. See `releasable`.
+
+    A pytree. The mechanism is a static part of it, so that a step of another mechanism
+    does not take it: epsilon is of one mechanism.
+
+    Attributes:
+      step: the number of steps taken. shape=(), int32.
+      params: the parameters.
+      opt_state: the optimizer's state.
+      noise: the key of the noise, a bound that moves, and the noise of earlier steps if
+        later ones take it back. Whoever has it can subtract all later noise.
+      sampling_key: decides who takes part. It must stay secret, since amplification
+        rests on it.
+      loss_key: gives each example a key, if the loss is random.
+      mechanism: that draws the batches and sets the noise.
+    """
+
+    step: jax.Array
+    params: optax.Params
+    opt_state: optax.OptState
+    noise: Any
+    sampling_key: jax.Array
+    loss_key: jax.Array
+    mechanism: Mechanism
+
+    def __repr__(self) -> str:
+        """Without the arrays: a notebook that is shared must not show the keys."""
+        return f"TrainState(step={self.step}, ...: secret)"
 
 
 class Seen(NamedTuple):
-    """What a step saw of its examples: *not private*.
+    """Sums over the examples of a step: *not private*.
 
     Attributes:
-      loss: the sum over the examples.
-      num_examples: how many examples took part.
+      loss: the sum of their losses.
+      num_examples: how many took part.
     """
 
     loss: jax.Array
     num_examples: jax.Array
 
 
+def takes_key(loss_fn: Callable[..., Any]) -> bool:
+    """Whether a loss has a keyword-only parameter `key`, of no default but None.
+
+    `functools.partial(loss_fn, key=key)` gives it another: such a loss is not random.
+    """
+    try:
+        found = inspect.signature(loss_fn).parameters.get("key")
+    except ValueError:  # it has no signature
+        return False
+    if found is None or found.kind is not inspect.Parameter.KEYWORD_ONLY:
+        return False
+    return found.default is None or found.default is inspect.Parameter.empty
+
+
+def positional(loss_fn: Callable[..., Any], *, has_frozen: bool) -> Callable[..., Any]:
+    """The loss with its key, if it takes one, as the last positional argument."""
+    if getattr(loss_fn, "has_frozen", has_frozen) != has_frozen:
+        raise ValueError(
+            f"Expected a loss of with_rows with has_frozen={has_frozen}, as fit is"
+            f" given frozen, got has_frozen={not has_frozen}. It would take one"
+            " argument for another."
+        )
+    if not takes_key(loss_fn):
+        return loss_fn
+    return lambda *arguments: loss_fn(*arguments[:-1], key=arguments[-1])
+
+
+def key_of_batches(key: jax.Array, words: jax.typing.ArrayLike) -> jax.Array:
+    """The key of batches, with a digest or a checksum folded into it."""
+    return folded_in(key, words)
+
+
 @dataclasses.dataclass(frozen=True)
 class Step:
     """One private step on sampled examples, for a loop of your own.
 
-    `step(state, examples, is_padding_example)` returns the next `TrainState` and what
-    was `Seen`. It is a function of arrays: compile it, with `donate_argnums=0` to
-    update in place.
+    `step(state, examples, is_padding_example, frozen=None)` returns the next
+    `TrainState` and the sums over the examples, which are not private. It is a function
+    of arrays: compile it, with `donate_argnums=0` to update in place.
 
     Guarantees:
       * The gradient of each example is clipped, and noise of the mechanism's level is
-        added to every coordinate of the sum before the optimizer sees it. Parameters,
-        the optimizer's state and the average are functions of what is noised alone.
-      * The state is `init_state`'s, which has the keys; no step uses a key of another.
+        added to every coordinate of the sum before the optimizer sees it. Parameters
+        and the optimizer's state are functions of noised gradients alone.
+      * The state comes from `init`, with its keys; no step uses a key of another.
       * Epsilon is `mechanism.epsilon(delta, iterations=int(state.step))` if each batch
         was drawn as the mechanism says, `draw_batch` for one, and no state was used
         twice.
-      * Under `jax.vmap` over states, each from a key of its own, every row is a
-        separate run with its own batches and noise, and costs that epsilon. k runs of T
-        steps on the same data cost `accounting.compose(k * [(mechanism, T)])`: where an
-        epoch that is begun counts in full, it does so in each.
+      * Under `jax.vmap` over states, each from a key of its own, every row is a run of
+        its own. k runs of T steps cost `accounting.compose(k * [(mechanism, T)])`.
 
     Args:
-      loss_fn: the loss of one example, of `(params, *example)`; with `has_frozen`, of
-        `(params, frozen, *example)`; with `uses_key`, a key comes last.
+      loss_fn: the loss of one example; see `fit`.
       mechanism: the public numbers.
       optimizer: any Optax transformation of the private gradient, such as
         `optax.adam(1e-3)` or `dpadambc.adam_bc(1e-3, mechanism)`.
-      has_frozen: whether the loss takes what is not trained.
-      uses_key: whether the loss takes a key, one for each example.
       microbatch_size: how many examples are in memory at once; all by default.
-      average_decay: of a moving average of the parameters; none by default.
       skip_padding: see `clipped_grad`; `fit` sets it where the run has one device.
-      shardings: of the state and the examples; `fit` sets it.
+      layout: of arrays on several devices; `fit` sets it.
 
     Raises:
       TypeError: if `mechanism` is no mechanism, a state is of another mechanism, or the
@@ -87,48 +152,51 @@ class Step:
       ...         state, batch.gather(data), batch.is_padding_example)
       >>> int(state.step)
       4
-
-      Three learning rates in one compiled program, each run with a key of its own:
-
-      >>> optimizer = optax.inject_hyperparams(optax.adam)(0.1)
-      >>> step = training.Step(loss_fn, mechanism, optimizer)
-      >>> def train(key, learning_rate):
-      ...     state = step.init(jnp.zeros(2), key=key)
-      ...     state = optax.tree.set(state, learning_rate=learning_rate)
-      ...     def take_step(state, _):
-      ...         batch = training.draw_batch(mechanism, state, num_examples=8)
-      ...         return step(state, batch.gather(data), batch.is_padding_example)
-      ...     return jax.lax.scan(take_step, state, length=mechanism.iterations)[0]
-      >>> keys = jax.random.split(training.secret_key(), 3)
-      >>> states = jax.jit(jax.vmap(train))(keys, jnp.array([0.01, 0.1, 1.0]))
-      >>> states.params.shape
-      (3, 2)
     """
 
     loss_fn: Callable[..., jax.Array]
     mechanism: Mechanism
     optimizer: optax.GradientTransformation
-    has_frozen: bool = False
-    uses_key: bool = False
     microbatch_size: int | None = None
-    average_decay: float | None = None
     skip_padding: bool = False
-    shardings: Shardings = Shardings()
+    layout: Layout = Layout()
 
     def __post_init__(self):
         validate.function(loss_fn=self.loss_fn)
-        check_mechanism(self.mechanism)
+        if not isinstance(self.mechanism, Mechanism):
+            raise TypeError(
+                "Expected mechanism to be a dpadambc mechanism that draws each batch"
+                f" from a key, such as a PoissonGaussian, got {self.mechanism!r}."
+            )
         validate.transformation(optimizer=self.optimizer)
         if self.microbatch_size is not None:
             validate.count(least=1, microbatch_size=self.microbatch_size)
-        if self.average_decay is not None:
-            validate.decay(average_decay=self.average_decay)
 
     def init(self, params: optax.Params, *, key: jax.Array) -> TrainState:
-        """The state before the first step; see `init_state`."""
-        averages = self.average_decay is not None
-        return init_state(
-            params, self.mechanism, self.optimizer, key=key, averages=averages
+        """The state before the first step.
+
+        Args:
+          params: the parameters.
+          key: a typed key, a new one for each run; secret. The keys of the noise, of
+            the sampling and of the loss are made from it, and repeat nothing that was
+            drawn with it elsewhere.
+
+        Returns:
+          A `TrainState`, with the optimizer's state in at least float32.
+        """
+        noise_key, run_key = jax.random.split(keys.of_domain(key, "fit"))
+        sampling_key, loss_key = jax.random.split(run_key)
+        # Copies: a step that is given the buffers of a state must not take others.
+        params = jax.tree.map(jnp.array, params)
+        wide = jax.tree.map(lambda x: jnp.array(widen(x)), params)
+        return TrainState(
+            step=jnp.zeros([], jnp.int32),
+            params=params,
+            opt_state=self.optimizer.init(wide),
+            noise=self.mechanism.private_gradient(noise_key).init(params),
+            sampling_key=sampling_key,
+            loss_key=loss_key,
+            mechanism=self.mechanism,
         )
 
     def __call__(
@@ -138,64 +206,63 @@ class Step:
         is_padding_example: Any,
         frozen: Any = None,
     ) -> tuple[TrainState, Seen]:
-        """The state after the step, and what was seen of the examples."""
+        """The state after the step, and sums over the examples."""
         _check_state(self.mechanism, state)
-        losses, summed = self._clipped(state, examples, is_padding_example, frozen)
-        halves = self.mechanism.private_gradient(state.noise.rng_key)
-        private, noise_state = halves.add_noise(summed, state.noise, state.params)
-        updates, opt_state = self.optimizer.update(
-            private, state.opt_state, state.params
-        )
-        params = optax.apply_updates(state.params, updates)
-        present = ~is_padding_example
-        seen = Seen(loss=jnp.sum(losses, where=present), num_examples=jnp.sum(present))
-        after = dataclasses.replace(
-            state,
-            step=state.step + 1,
-            params=params,
-            opt_state=opt_state,
-            average=self._average(params, state.average),
-            noise=noise_state,
-        )
-        return self.shardings.constrain_state(after), seen
+        layout, is_random = self.layout, takes_key(self.loss_fn)
+        private = self.mechanism.private_gradient(state.noise.rng_key)
 
-    def _clipped(
-        self, state: TrainState, examples: Any, padding: jax.Array, frozen: Any
-    ) -> tuple[jax.Array, Any]:
-        """Losses of the examples, and what is summed of them, for the noise."""
-        examples, padding = self.shardings.shard_examples(
-            (data.arguments(examples), padding)
-        )
-        key = jax.random.fold_in(state.loss_key, state.step)
-        shared = (frozen,) if self.has_frozen else ()
-        arguments = (*shared, *examples, *((key,) if self.uses_key else ()))
+        # The arguments of the loss: parameters, what is frozen, examples, a key.
+        examples, padding = _data.arguments(examples), is_padding_example
+        params = state.params
+        if layout.axes:
+            examples, padding = _data.split((examples, padding), layout)
+            params = _data.constrained(params, layout, _data.gathered_specs(layout))
+        shared = () if frozen is None else (frozen,)
+        loss_fn, own_key = positional(self.loss_fn, has_frozen=len(shared) == 1), ()
+        if is_random:
+            own_key = (jax.random.fold_in(state.loss_key, state.step),)
         first = 1 + len(shared)
-        fun = clipped_grad.values_and_sums(
-            self.mechanism.private_gradient(state.noise.rng_key).clip,
-            self.loss_fn,
-            Arguments(
-                0,
-                batch_argnums=tuple(range(first, first + len(examples))),
-                prng_argnum=len(arguments) if self.uses_key else None,
-            ),
+        parts = Arguments(
+            0,
+            batch_argnums=tuple(range(first, first + len(examples))),
+            prng_argnum=first + len(examples) if is_random else None,
+        )
+
+        # Gradients of examples, clipped and summed, a microbatch at a time.
+        losses, sums = clipped_grad.values_and_sums(
+            private.clip,
+            loss_fn,
+            parts,
             has_aux=False,
             microbatch_size=self.microbatch_size,
             skip_padding=self.skip_padding,
-        )
-        losses, summed = fun(
+        )(
             state.noise,
-            self.shardings.gather_params(state.params),
-            *arguments,
+            params,
+            *shared,
+            *examples,
+            *own_key,
             is_padding_example=padding,
         )
-        gradient = self.shardings.scatter_gradient(summed.gradient)
-        return losses, summed._replace(gradient=gradient)
+        gradient = _data.constrained(sums.gradient, layout, layout.params)
 
-    def _average(self, params: optax.Params, average: optax.Params | None):
-        if self.average_decay is None or average is None:
-            return None
-        full = jax.tree.map(widen, params)
-        return optax.incremental_update(full, average, 1 - self.average_decay)
+        # Noise on the sum. What follows is post-processing.
+        private_gradient, noise = private.add_noise(
+            sums._replace(gradient=gradient), state.noise, state.params
+        )
+        updates, opt_state = self.optimizer.update(
+            private_gradient, state.opt_state, state.params
+        )
+        after = dataclasses.replace(
+            state,
+            step=state.step + 1,
+            params=optax.apply_updates(state.params, updates),
+            opt_state=opt_state,
+            noise=noise,
+        )
+        present = ~is_padding_example
+        seen = Seen(loss=jnp.sum(losses, where=present), num_examples=jnp.sum(present))
+        return _data.constrained(after, layout, _data.state_specs(after, layout)), seen
 
 
 def draw_batch(mechanism: Any, state: TrainState, num_examples: int) -> Batch:
@@ -214,6 +281,9 @@ def draw_batch(mechanism: Any, state: TrainState, num_examples: int) -> Batch:
     Returns:
       A `Batch`.
 
+    Raises:
+      TypeError: if the state is of another mechanism.
+
     Example:
       >>> import jax, jax.numpy as jnp, optax
       >>> import dpadambc
@@ -221,8 +291,8 @@ def draw_batch(mechanism: Any, state: TrainState, num_examples: int) -> Batch:
       >>> mechanism = dpadambc.PoissonGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.5, iterations=4,
       ...     normalize_by=4)
-      >>> state = training.init_state(
-      ...     jnp.zeros(2), mechanism, optax.sgd(0.1), key=jax.random.key(0))
+      >>> step = training.Step(lambda w, x: w @ x, mechanism, optax.sgd(0.1))
+      >>> state = step.init(jnp.zeros(2), key=jax.random.key(0))
       >>> batch = training.draw_batch(mechanism, state, num_examples=8)
       >>> print(batch.gather(jnp.arange(10, 90, 10)))
       [50 80  0  0  0  0  0  0]
@@ -230,16 +300,15 @@ def draw_batch(mechanism: Any, state: TrainState, num_examples: int) -> Batch:
     _check_state(mechanism, state)
     key = state.sampling_key
     if mechanism.draws_steps_alone:
-        key = keys.of_batches(key, checksum(state.params))
+        key = key_of_batches(key, checksum(state.params))
     return mechanism.sample_step(key, state.step, num_examples=num_examples)
 
 
-def _check_state(mechanism: Mechanism, state: TrainState) -> None:
+def _check_state(mechanism: Any, state: TrainState) -> None:
     """Raises where a state is of another mechanism: epsilon is of one."""
     if state.mechanism != mechanism:
         raise TypeError(
-            f"Expected a state of {mechanism!r}, got one of {state.mechanism!r}:"
-            " epsilon is of one mechanism, and a schedule is equal to itself alone."
-            " Begin a run of its own by init; to go on with more iterations, give"
+            f"Expected a state of {mechanism!r}, got one of {state.mechanism!r}. Begin"
+            " a run of its own by init; to go on with more iterations, give"
             " dataclasses.replace(state, mechanism=mechanism)."
         )

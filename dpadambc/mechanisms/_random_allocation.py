@@ -62,7 +62,7 @@ from dp_accounting.pld import pld_pmf
 
 from dpadambc.mechanisms.events import ReadableDpEvent
 
-# What is cut off in each operation: mass under Q below, under P above.
+# The part that is cut off in each operation: mass under Q below, under P above.
 _TAIL = 1e-20
 # Points of a grid, and of the finer one on which a sum is first put.
 _POINTS, _FINE_POINTS = 600, 6_000
@@ -86,7 +86,7 @@ class _Ratios(NamedTuple):
 
     values: np.ndarray  # increasing; the first one is 0
     masses: np.ndarray
-    excess: float  # of the mean: what is at infinity, without mass
+    excess: float  # of the mean: the part at infinity, without mass
 
     @property
     def mean(self) -> float:
@@ -193,7 +193,7 @@ class RandomAllocationDpEvent(ReadableDpEvent):
     exchanged for any other moves twice as far.
 
     Args:
-      noise_multiplier: the standard deviation, in units of what the example adds.
+      noise_multiplier: the standard deviation, in units of the example's contribution.
       steps: how many, at least 2.
       neighboring_relation: ADD_OR_REMOVE_ONE or REPLACE_SPECIAL.
     """

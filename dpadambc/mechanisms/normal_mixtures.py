@@ -16,7 +16,7 @@ import numpy as np
 import scipy.special
 from dp_accounting.pld import pld_pmf
 
-# What P has beyond the grid: counted as infinite loss above, as the least loss below.
+# The mass of P beyond the grid: infinite loss above, the least loss below.
 _TAIL = 1e-22
 # Its exponential is a number.
 _LARGEST_EXPONENT = 700.0

@@ -58,7 +58,7 @@ class ReplacedTermsDpEvent(ReadableDpEvent):
     The accountants of `accounting` read it, and no others.
 
     Args:
-      noise_multiplier: the standard deviation, in units of what the most terms move.
+      noise_multiplier: the standard deviation, in units of the move of the most terms.
       probs: of 0, 1, ... affected terms in the sample, to the most.
     """
 
@@ -68,7 +68,7 @@ class ReplacedTermsDpEvent(ReadableDpEvent):
 
     @property
     def _shifts(self) -> np.ndarray:
-        """What each number of terms moves the sum by, in deviations of the noise."""
+        """The move of the sum by each number of terms, in deviations of the noise."""
         most = len(self.probs) - 1
         return np.arange(most + 1) / (most * self.noise_multiplier)
 

@@ -2,36 +2,35 @@
 
 `fit` is the loop, and `Step` is one step for a loop of your own. `search` trains with
 several hyperparameters, and accounts for the choice. `Checkpoints` (with the extra
-`checkpoints`) resumes a run exactly. `ProgressBar` (with the extra `progress`) shows
-how far the run is.
+`checkpoints`) resumes a run exactly. `Evaluate` records how a run does. `ProgressBar`
+(with the extra `progress`) shows how far it is.
 """
 
 from typing import TYPE_CHECKING, Any
 
+from dpadambc.core.data import Sharded as Sharded
+from dpadambc.core.fit import Progress as Progress
+from dpadambc.core.fit import Result as Result
+from dpadambc.core.fit import Stop as Stop
 from dpadambc.core.fit import fit as fit
 from dpadambc.core.keys import secret_key as secret_key
-from dpadambc.core.result import Progress as Progress
-from dpadambc.core.result import Result as Result
-from dpadambc.core.result import Stop as Stop
 from dpadambc.core.spending import affordable_iterations as affordable_iterations
-from dpadambc.core.state import Releasable as Releasable
-from dpadambc.core.state import TrainState as TrainState
-from dpadambc.core.state import init_state as init_state
-from dpadambc.core.state import releasable as releasable
-from dpadambc.core.step import Seen as Seen
 from dpadambc.core.step import Step as Step
+from dpadambc.core.step import TrainState as TrainState
 from dpadambc.core.step import draw_batch as draw_batch
+from dpadambc.training.callbacks import Evaluate as Evaluate
 from dpadambc.training.losses import with_augmentations as with_augmentations
 from dpadambc.training.losses import with_compute_dtype as with_compute_dtype
 from dpadambc.training.release import Release as Release
 from dpadambc.training.release import load_release as load_release
+from dpadambc.training.release import releasable as releasable
 from dpadambc.training.release import save_release as save_release
 from dpadambc.training.scores import NoisyScore as NoisyScore
 from dpadambc.training.scores import PublicScore as PublicScore
+from dpadambc.training.search import SearchResult as SearchResult
+from dpadambc.training.search import Trial as Trial
+from dpadambc.training.search import search as search
 from dpadambc.training.sharding import fully_sharded as fully_sharded
-from dpadambc.training.tuning import SearchResult as SearchResult
-from dpadambc.training.tuning import Trial as Trial
-from dpadambc.training.tuning import search as search
 from dpadambc.training.users import group_by_user as group_by_user
 from dpadambc.training.users import with_rows as with_rows
 

@@ -4,7 +4,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from dpadambc.core import validate
-from dpadambc.training import Progress
+from dpadambc.core.fit import Progress
 
 try:
     import rich.console

@@ -19,8 +19,8 @@ from dpadambc.accounting import Spending
 from dpadambc.core import data as _data
 from dpadambc.core import validate
 from dpadambc.core.accounting import gaussian
+from dpadambc.core.identity import gathers_nodes
 from dpadambc.core.mechanism import Mechanism, PoissonGaussian
-from dpadambc.graphs.subgraphs import gathers_members
 
 # How many examples are scored at once.
 _AT_ONCE = 256
@@ -143,7 +143,7 @@ class NoisyScore:
     def check(self, mechanism: Mechanism, params: Any, shared: tuple[Any, ...]) -> None:
         """Raises where a node moves more than one score; for `search`."""
         traced = jax.make_jaxpr(self.fn)(params, *shared, *_data.one_example(self.data))
-        if hasattr(mechanism, "max_terms") or gathers_members(traced.jaxpr):
+        if hasattr(mechanism, "max_terms") or gathers_nodes(traced):
             raise ValueError(
                 "Expected a NoisyScore without graphs.gather, and a mechanism of"
                 f" examples, got one of nodes, by {type(mechanism).__name__}: a node is"

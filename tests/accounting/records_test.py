@@ -7,8 +7,8 @@ import optax
 import pytest
 
 import dpadambc
-from dpadambc import accounting, contrib, training
-from dpadambc.core.spending import run_of
+from dpadambc import accounting, contrib
+from dpadambc.core.spending import public_numbers, run_of
 from tests import common
 
 POISSON = common.poisson_gaussian(noise_multiplier=2.0)
@@ -40,7 +40,7 @@ def test_it_is_read_as_it_was_written(mechanism):
     found = accounting.spending_from_json(json.loads(text))
     assert found == spent and found.dp_event() == spent.dp_event()
     assert found.epsilon(1e-5) >= mechanism.epsilon(1e-5)
-    assert json.dumps(training.public_numbers(mechanism))
+    assert json.dumps(public_numbers(mechanism))
 
 
 def test_what_was_changed_on_the_way_is_not_read():

@@ -55,7 +55,7 @@ MODELS = {
         {"q": DRAW(2, 50, 40), "k": DRAW(3, 50, 40), "b": jnp.ones(40)},
         ROWS,
     ),
-    # Terms that cancel: what is added for rounding makes the norm larger.
+    # Terms that cancel: the allowance for rounding makes the norm larger.
     "cancellation": (
         lambda w, x: jnp.sum(jnp.concatenate([x, 1e-6 - x]) @ w),
         DRAW(2, 50, 40),

@@ -2,7 +2,7 @@
 and pipelines that are sound.
 
 A broken one says which check must find it. All train one small linear model, so that
-what differs is the defect.
+they differ in the defect alone.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ Loader = Callable[[int], Iterable[Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Broken:
-    """A pipeline, and the check that must find what is wrong with it."""
+    """A pipeline, and the check that must find its defect."""
 
     check: str
     make: Callable[[], audit.Pipeline]
@@ -101,7 +101,7 @@ def clipped_sum(grads, mask, bound=C, norms=None):
 
 
 def clipped(params, x, y, mask):
-    """Right: what the others differ from."""
+    """Right: the others differ from it."""
     total = clipped_sum(gradients(params, x, y), mask)
     return jax.tree.map(lambda g: g / B, total)
 
@@ -167,7 +167,7 @@ def of_noise(update):
 
 
 def vouched(l2_clip_norm=C, normalize_by=B):
-    """Says that what comes is a clipped sum, as a careless person says it."""
+    """Vouches for a clipped sum, as a careless person does."""
 
     def update_fn(updates, state, params=None):
         own = dict(l2_clip_norm=l2_clip_norm, normalize_by=normalize_by)
@@ -521,7 +521,7 @@ def init_in_every_step():
 
 @broken("noise")
 def correction_for_the_noise():
-    """`adam_bc` is taken for what adds the noise."""
+    """`adam_bc` is taken for the stage that adds the noise."""
     return of_sum(make_optimizer=lambda key: dpadambc.adam_bc(1e-3, NOISE))
 
 
@@ -701,7 +701,7 @@ def start_and_noise_of_one_key():
     return of_sum(init=init, step=step, make_optimizer=None)
 
 
-# Broken: what is kept.
+# Broken: the state.
 
 
 @broken("state")
@@ -1074,8 +1074,8 @@ def fit_with_adam_bc():
 
 
 @sound
-def fit_with_adamw_bc_and_an_average():
-    return of_fit(dpadambc.adamw_bc(1e-3, NOISE), average_decay=0.99)
+def fit_with_adamw_bc():
+    return of_fit(dpadambc.adamw_bc(1e-3, NOISE))
 
 
 @sound
@@ -1100,24 +1100,24 @@ def fit_with_a_frozen_part():
 def fit_with_dropout_and_augmentation():
     """Noise on the inputs is not the noise that makes it private."""
 
-    def loss(params, x, y, key):
+    def loss(params, x, y, *, key):
         shift, drop = jax.random.split(key)
         x = x + 0.1 * jax.random.normal(shift, x.shape)
         return loss_fn(params, x * jax.random.bernoulli(drop, 0.5, x.shape), y)
 
-    return of_fit(loss=loss, uses_key=True)
+    return of_fit(loss=loss)
 
 
 @sound
 def fit_of_a_diffusion_model():
     """The loss adds noise of its own, and takes it away."""
 
-    def loss(params, x, y, key):
+    def loss(params, x, y, *, key):
         noise = jax.random.normal(key, x.shape)
         mixed = 0.6 * x + 0.8 * noise
         return jnp.mean((jnp.tanh(params["w"] * mixed + params["b"]) - noise) ** 2)
 
-    return of_fit(loss=loss, uses_key=True)
+    return of_fit(loss=loss)
 
 
 @sound
@@ -1242,7 +1242,7 @@ def chain_with_dp_adam():
 
 @sound
 def chain_with_dp2_rmsprop():
-    """Gradients are divided by what earlier private gradients made."""
+    """Gradients are divided by a moment of earlier private gradients."""
     return of_chain(
         lambda key: dpadambc.contrib.dp2_rmsprop(
             1e-3, MECHANISM, key=key, interval=1, preconditioned_clip_norm=10.0

@@ -15,6 +15,7 @@ import pytest
 import dpadambc
 from dpadambc import accounting, audit, clipping, contrib, training
 from dpadambc.core import clip as flat
+from dpadambc.core.spending import public_numbers
 from dpadambc.diagnostics import not_private
 from tests import common
 
@@ -354,9 +355,9 @@ def test_no_rule_changes_epsilon(name):
 
 
 def test_a_rule_is_one_of_the_public_numbers():
-    of = lambda rule: training.public_numbers(
-        dataclasses.replace(MECHANISM, clip_rule=rule)
-    )["clip_rule"]
+    of = lambda rule: public_numbers(dataclasses.replace(MECHANISM, clip_rule=rule))[
+        "clip_rule"
+    ]
     assert of(clipping.Automatic(0.1)) == "Automatic(gamma=0.1)"
     assert json.dumps(of(GROUPS))
     by_name = clipping.PerGroup(lambda params: params, {"w": 1.0})

@@ -116,14 +116,14 @@ def test_noise_and_what_is_kept_of_it_are_in_at_least_float32(dtype, expected):
 
 
 def test_wrong_use_is_an_error():
-    with pytest.raises(TypeError, match="key to be a typed JAX key"):
+    with pytest.raises(TypeError, match="key"):
         made(key=jnp.zeros(2, jnp.uint32))
-    with pytest.raises(ValueError, match="strategy_coefficients that begin with 1"):
+    with pytest.raises(ValueError, match="strategy_coefficients"):
         made((0.5, 0.5))
-    with pytest.raises(ValueError, match="finite strategy_coefficients"):
+    with pytest.raises(ValueError, match="strategy_coefficients"):
         made((1.0, np.inf))
-    with pytest.raises(TypeError, match="noise_stddev to be a number"):
+    with pytest.raises(TypeError, match="noise_stddev"):
         made(stddev=lambda step: 1.0)
     params = {"a": jnp.zeros(2), "b": jnp.zeros(2)}
-    with pytest.raises(ValueError, match="Expected all params"):
+    with pytest.raises(ValueError, match="params"):
         optax.masked(made(), {"a": True, "b": False}).init(params)

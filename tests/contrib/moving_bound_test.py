@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 import dpadambc
 from dpadambc import NeighboringRelation, accounting, audit, clipping, contrib, training
 from dpadambc.contrib import moving_bound
+from dpadambc.core.spending import public_numbers
 
 ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE = NeighboringRelation.REPLACE_ONE
@@ -386,8 +387,8 @@ def test_it_has_the_batches_the_event_and_the_runs_of_the_other_mechanism():
         normalize_by=3,
     )
     assert RULE(sized).known_size == 9 and RULE(sized).known_batch_size == 3
-    numbers = training.public_numbers(own)
-    assert numbers["inner_mechanism"] == training.public_numbers(inner)
+    numbers = public_numbers(own)
+    assert numbers["inner_mechanism"] == public_numbers(inner)
     assert numbers["mechanism"] == "dpadambc.QuantileClipping"
 
 
@@ -472,35 +473,6 @@ def test_a_run_goes_on_with_its_bound_bit_for_bit(tmp_path):
     assert int(half.step) == 5
     assert half.noise.l2_clip_norm != whole.noise.l2_clip_norm
     chex.assert_trees_all_equal(fit(checkpoints=saved), whole)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("without_nonces")
-def test_a_run_on_several_devices_counts_all_votes():
-    mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
-    split = fit(batch_sharding=NamedSharding(mesh, P("data")))
-    alone = fit()
-    np.testing.assert_allclose(split.params, alone.params, rtol=1e-3)
-    np.testing.assert_allclose(
-        split.noise.l2_clip_norm, alone.noise.l2_clip_norm, rtol=1e-5
-    )
-
-
-def test_runs_side_by_side_have_bounds_of_their_own():
-    step = training.Step(LOSS, OF_RUN, optax.sgd(0.1))
-
-    @jax.jit
-    @jax.vmap
-    def train(key):
-        def take_step(state, _):
-            batch = training.draw_batch(OF_RUN, state, num_examples=64)
-            state, _ = step(state, batch.gather(DATA), batch.is_padding_example)
-            return state, None
-
-        state = step.init(jnp.ones(4), key=key)
-        return jax.lax.scan(take_step, state, length=6)[0].noise.l2_clip_norm
-
-    assert len(set(np.asarray(train(jax.random.split(jax.random.key(0), 3))))) == 3
 
 
 @pytest.mark.slow

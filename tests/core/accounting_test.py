@@ -3,7 +3,6 @@
 import dp_accounting
 import hypothesis
 import hypothesis.strategies as st
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -117,19 +116,6 @@ def test_published_cifar_runs(z, logged, at_one_in_48, rdp_z):
     assert by_rdp == pytest.approx(target, rel=0.02)
 
 
-def test_published_cifar_runs_after_3001_steps():
-    for z, logged in [
-        (4.6484375, 0.9192898),
-        (1.8505859375, 2.7563426),
-        (1.063232421875, 6.4370345),
-    ]:
-        mechanism = poisson(
-            noise_multiplier=z, sampling_prob=1024 / 50_000, iterations=3_360
-        )
-        ours = mechanism.epsilon(1e-5, iterations=3_001)
-        assert logged - 0.012 <= ours <= logged
-
-
 @pytest.mark.parametrize(
     ("z", "q", "iterations", "delta", "published"),
     [
@@ -195,17 +181,6 @@ def test_epsilon_is_monotone_in_every_argument(z, q, iterations, accountant):
     assert of(1e-4) <= of() * slack
 
 
-@pytest.mark.parametrize("z", [0.8, 1.5, 4.0])
-@pytest.mark.parametrize("q", [0.001, 0.05])
-def test_privacy_loss_distributions_are_tighter_than_renyi(z, q):
-    mechanism = poisson(noise_multiplier=z, sampling_prob=q)
-    by_pld, by_rdp = (
-        mechanism.epsilon(1e-5, accountant=a) for a in (accounting.PLD, accounting.RDP)
-    )
-    assert by_pld <= by_rdp
-    assert by_rdp < 1.2 * by_pld + 1.0
-
-
 def test_no_noise_is_no_privacy():
     for accountant in (accounting.PLD, accounting.RDP):
         assert (
@@ -218,12 +193,6 @@ def test_no_noise_is_no_privacy():
 def test_no_participation_is_full_privacy():
     assert poisson(sampling_prob=0.0).epsilon(1e-5) == 0
     assert poisson().epsilon(1e-5, iterations=0) == 0
-
-
-def test_a_schedule_that_branches_says_what_to_write():
-    with pytest.raises(jax.errors.TracerBoolConversionError) as found:
-        level_counts(lambda step: 2.0 if step < 5 else 1.0, 10)
-    assert "jnp.where(step < 100, 2.0, 1.0)" in "".join(found.value.__notes__)
 
 
 def test_a_schedule_is_grouped_into_equal_steps():
@@ -281,12 +250,6 @@ def test_a_smooth_schedule_is_rounded_down_to_few_levels(schedule):
         1e-5, accountant=accounting.RDP
     )
     assert below <= grouped < 1.09 * below
-
-
-def test_a_smooth_schedule_that_ends_without_noise_costs_no_time():
-    schedule = optax.cosine_decay_schedule(2.0, 10_000)
-    assert level_counts(schedule, 20_000) == {0.0: 20_000}
-    assert poisson(noise_multiplier=schedule, iterations=20_000).epsilon(1e-5) == np.inf
 
 
 def test_a_schedule_with_a_negative_value_is_refused():

@@ -60,22 +60,6 @@ def test_calibration_never_exceeds_and_nearly_meets_its_target(
     assert worse.epsilon(1e-5, accountant=accountant) > target
 
 
-def test_calibration_keeps_what_it_was_given():
-    mechanism = dpadambc.PoissonGaussian.calibrate(
-        target_epsilon=2.0,
-        target_delta=1e-5,
-        l2_clip_norm=0.5,
-        normalize_by=64,
-        sampling_prob=0.1,
-        iterations=10,
-        neighboring_relation=REPLACE,
-        noise_multiplier=None,
-    )
-    assert (mechanism.l2_clip_norm, mechanism.normalize_by) == (0.5, 64)
-    assert (mechanism.sampling_prob, mechanism.iterations) == (0.1, 10)
-    assert mechanism.neighboring_relation is REPLACE
-
-
 def test_all_examples_may_take_part_where_the_target_allows_it():
     mechanism = dpadambc.PoissonGaussian.calibrate(
         target_epsilon=5.0,

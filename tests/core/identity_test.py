@@ -30,6 +30,11 @@ def with_frozen(w, frozen, x, y):
     return loss_fn(w * frozen, x, y)
 
 
+def init(mechanism):
+    step = training.Step(loss_fn, mechanism, optax.sgd(0.1))
+    return step.init(jnp.zeros(3), key=KEY)
+
+
 class Rows:
     """A source."""
 
@@ -150,9 +155,7 @@ def test_these_are_the_batches_that_are_summed():
 @pytest.mark.guarantee
 def test_runs_of_one_key_draw_other_batches_from_where_they_differ_on():
     """As after another rounding, where the noise is another too."""
-    start = training.init_state(
-        jnp.zeros(3), MECHANISM, dpadambc.adam_bc(0.1, MECHANISM), key=KEY
-    )
+    start = init(MECHANISM)
     moved = dataclasses.replace(start, params=start.params.at[0].add(1e-7))
     draw = lambda state: training.draw_batch(MECHANISM, state, num_examples=200)
     assert (draw(start).indices == draw(start).indices).all()
@@ -165,7 +168,7 @@ def test_runs_of_one_key_draw_other_batches_from_where_they_differ_on():
         iterations=4,
         normalize_by=50,
     )
-    state = training.init_state(jnp.zeros(3), dealt, optax.sgd(0.1), key=KEY)
+    state = init(dealt)
     parts = [
         training.draw_batch(
             dealt,
@@ -180,36 +183,11 @@ def test_runs_of_one_key_draw_other_batches_from_where_they_differ_on():
 
 @pytest.mark.guarantee
 def test_batches_for_another_mechanism_are_refused():
-    state = training.init_state(
-        jnp.zeros(3), MECHANISM, dpadambc.adam_bc(0.1, MECHANISM), key=KEY
-    )
+    state = init(MECHANISM)
     other = dataclasses.replace(MECHANISM, sampling_prob=0.9)
     with pytest.raises(TypeError, match="state"):
         training.draw_batch(other, state, num_examples=200)
     training.draw_batch(dataclasses.replace(MECHANISM), state, num_examples=200)
-
-
-def test_a_run_that_goes_on_is_the_run_without_an_interruption(tmp_path):
-    class Killed(Exception):
-        pass
-
-    def kill(progress):
-        if progress.iterations == 4:
-            raise Killed
-
-    arguments = (loss_fn, jnp.zeros(3), DATA, MECHANISM)
-    fit = functools.partial(
-        *(training.fit, *arguments, optax.adam(0.1)), key=KEY, target_delta=1e-5
-    )
-    saved = lambda: training.Checkpoints(tmp_path, every=3)
-    with pytest.raises(Killed):
-        fit(checkpoints=saved(), callback=kill)
-    resumed, whole = fit(checkpoints=saved()), fit()
-    assert resumed.resumed_from == 3
-    np.testing.assert_array_equal(resumed.state.params, whole.state.params)
-    for name in ("sampling_key", "loss_key"):
-        there, here = (getattr(r.state, name) for r in (resumed, whole))
-        assert (there == here).all()
 
 
 def test_a_digest_has_64_bits_and_no_number_of_steps():
@@ -218,6 +196,27 @@ def test_a_digest_has_64_bits_and_no_number_of_steps():
     assert digest.shape == (2,) and digest.dtype == np.uint32
     np.testing.assert_array_equal(digest, identity.digest(one | {"iterations": 4}))
     assert (digest != identity.digest(one | {"data": "z"})).any()
+
+
+def difference_of(first, second):
+    """Two of sixty values, named b to z and then ba to bz and so on when printed."""
+
+    def program(x):
+        values = [x]
+        for _ in range(60):
+            values.append(jnp.sin(values[-1]))
+        return values[1 + first] - values[1 + second]
+
+    return jax.make_jaxpr(program)(1.0)
+
+
+def test_the_order_of_operands_is_part_of_a_program():
+    """Where a space is all that parts their names: `sub b bb` and `sub bb b`."""
+    one, other = difference_of(0, 26), difference_of(26, 0)
+    # The control: without spaces, the two are one text.
+    assert len({"".join(str(program).split()) for program in (one, other)}) == 1
+    assert identity.of_program(one) != identity.of_program(other)
+    assert identity.of_program(one) == identity.of_program(difference_of(0, 26))
 
 
 # Threads.

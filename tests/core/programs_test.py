@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import dataclasses
 import functools
 import gc
 import pathlib
@@ -19,8 +18,8 @@ from jax.sharding import PartitionSpec as P
 
 import dpadambc
 from dpadambc import clipping, graphs, training
-from dpadambc.core import fingerprint
-from dpadambc.training import _programs
+from dpadambc.core import fit as core_fit
+from dpadambc.core import identity
 from tests import common
 
 RNG = np.random.default_rng(0)
@@ -77,7 +76,7 @@ def compilations():
 
 def anew(**options):
     """The same run, with no program of an earlier one."""
-    _programs._kept.cache_clear()
+    core_fit.compiled_once.cache_clear()
     return fit(**options)
 
 
@@ -145,7 +144,6 @@ ANOTHER = {
     "rule": {"mechanism": common.poisson_gaussian(clip_rule=clipping.Automatic())},
     "loss": {"loss_fn": lambda w, x, y: (w @ x + y) ** 2},
     "microbatches": {"microbatch_size": 16},
-    "average": {"average_decay": 0.5},
     "size": {"data": (X[:100], X[:100].sum(1))},
 }
 
@@ -183,32 +181,8 @@ def test_an_optimizer_made_anew_is_another():
 LEVEL = 1.0
 
 
-@pytest.mark.slow
-def test_noise_of_a_schedule_is_that_of_now():
-    """Epsilon is of the schedule as it is now, and so must the noise be."""
-    global LEVEL
-    mechanism = common.poisson_gaussian(noise_multiplier=lambda step: LEVEL + 0 * step)
-    options = {"mechanism": mechanism, "optimizer": SGD}
-    runs = []
-    for level in (0.5, 4.0):
-        LEVEL = level
-        runs.append(fit(**options))
-    assert runs[0].epsilon > 2 * runs[1].epsilon
-    assert_same(runs[1], anew(**options))
-    with pytest.raises(AssertionError):
-        assert_same(*runs)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FromTheEnd(dpadambc.PoissonGaussian):
-    """Whose batches depend on how many steps there are."""
-
-    def _sample(self, key, num_examples):
-        return super()._sample(jax.random.fold_in(key, self.iterations), num_examples)
-
-
 class ReadsMore(dpadambc.PoissonGaussian):
-    """Whose noise depends on what is no field."""
+    """A mechanism of somebody else, whose noise depends on a variable."""
 
     @property
     def noise_stddev(self):
@@ -216,15 +190,25 @@ class ReadsMore(dpadambc.PoissonGaussian):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [FromTheEnd, ReadsMore])
-def test_a_mechanism_of_somebody_else_may_read_anything(kind):
+@pytest.mark.guarantee
+@pytest.mark.parametrize("kind", ["schedule", "subclass"])
+def test_the_noise_is_that_of_now(kind):
+    """Epsilon is of the schedule as it is now, and so must the noise be."""
     global LEVEL
-    for iterations in (4, 8):
-        LEVEL = float(iterations)
-        mechanism = kind(**vars(MECHANISM) | {"iterations": iterations})
-        options = {"mechanism": mechanism, "optimizer": SGD}
-        run = fit(**options)
-    assert_same(run, anew(**options))
+    mechanism = ReadsMore(**vars(MECHANISM))
+    if kind == "schedule":
+        mechanism = common.poisson_gaussian(
+            iterations=8, noise_multiplier=lambda step: LEVEL + 0 * step
+        )
+    options = {"mechanism": mechanism, "optimizer": SGD}
+    runs = []
+    for level in (0.5, 4.0):
+        LEVEL = level
+        runs.append(fit(**options))
+    assert (runs[0].epsilon > 2 * runs[1].epsilon) == (kind == "schedule")
+    assert_same(runs[1], anew(**options))
+    with pytest.raises(AssertionError):
+        assert_same(*runs)
 
 
 OURS = {
@@ -261,11 +245,13 @@ def test_no_step_of_ours_depends_on_how_many_there_are(kind, numbers):
             **numbers,
         )
         step = training.Step(loss_fn, mechanism, optax.sgd(0.1))
-        assert _programs._may_be_kept(step)
-        scan = functools.partial(_programs.Programs(step, 200).scan, iterations=2)
+        assert core_fit.may_be_kept(step)
+        steps = core_fit.compiled(step, 200).steps
         state = step.init(jnp.zeros(3), key=jax.random.key(0))
-        traced = jax.make_jaxpr(scan)(state, None, DATA)
-        programs.add(fingerprint.of_traced(traced))
+        traced = jax.make_jaxpr(functools.partial(steps, iterations=2))(
+            state, None, DATA
+        )
+        programs.add(identity.of_program(traced))
     assert len(programs) == 1
 
 
@@ -310,7 +296,7 @@ def test_programs_on_devices_are_told_apart():
         return {
             "loss_fn": of_eight,
             "params": params,
-            "batch_sharding": NamedSharding(mesh, P("data")),
+            "data": training.Sharded(DATA, NamedSharding(mesh, P("data"))),
         }
 
     def of_eight(params, x, y):
@@ -340,7 +326,7 @@ def test_few_programs_are_kept_and_no_data():
     del loss, data
     gc.collect()
     assert arrays() is None
-    for _ in range(_programs._kept.cache_info().maxsize):
+    for _ in range(core_fit.compiled_once.cache_info().maxsize):
         assert losses() is not None
         fit(lambda w, x, y: loss_fn(w, x, y), steps_per_call=1)
         gc.collect()

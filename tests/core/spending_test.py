@@ -230,12 +230,6 @@ def test_what_is_not_a_run_is_refused(runs, error, message):
         accounting.compose(runs)
 
 
-def test_it_refuses_a_delta_too_large_for_the_data():
-    with pytest.raises(ValueError, match="target_delta"):
-        accounting.compose([SHUFFLED]).epsilon(2e-3)
-    accounting.compose([SHUFFLED]).epsilon(1e-4)
-
-
 def test_a_run_that_another_goes_on_from_counts_once_and_ways_apart_count_each():
     of = lambda n, *parts: accounting.Spending((run_of(FIRST, n, parts),))
     begun, whole = of(3, ("a", 3)), of(9, ("a", 3), ("b", 9))

@@ -27,6 +27,9 @@ def test_a28_a_stop_that_may_depend_on_the_data_costs_all_steps():
     assert everything.epsilon == MECHANISM.epsilon(1e-5) > taken.epsilon
     assert taken.epsilon == MECHANISM.epsilon(1e-5, iterations=1)
     assert everything.epsilon_of_this_run() == everything.spent.epsilon(1e-5)
+    # Of several callbacks too.
+    both = fit(callback=[lambda progress: None, stop_at(1)])
+    assert (both.iterations, both.epsilon) == (1, everything.epsilon)
     assert everything.spent.runs[0].steps == MECHANISM.iterations
     # With a budget, all steps are those that it affords.
     target = MECHANISM.epsilon(1e-5, iterations=3)

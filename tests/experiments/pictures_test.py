@@ -242,7 +242,10 @@ def test_the_best_attack_is_drawn_above_guessing():
         iterations=1,
         normalize_by=1,
     )
-    several = {"one step": mechanism, "four": mechanism.trade_off(iterations=4)}
+    several = {
+        "one step": mechanism,
+        "four": accounting.trade_off(mechanism, iterations=4),
+    }
     figure = pictures.trade_off(several)
     check(figure, "one step", "four", "guessing", "true positive rate, at most")
     one, four, guessing = (line.get_ydata() for line in figure.axes[0].lines)

@@ -12,6 +12,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import dpadambc
 from dpadambc import contrib, graphs, training
+from tests import common
 
 NUM_EXAMPLES, BATCH = 48, 12
 COMMON = dict(l2_clip_norm=1.0, noise_multiplier=1.0, iterations=5, normalize_by=BATCH)
@@ -47,7 +48,7 @@ def loss_fn(params, x, y):
     return (params["w"] @ x + params["b"] - y) ** 2
 
 
-def loss_with_dropout(params, frozen, x, y, key):
+def loss_with_dropout(params, frozen, x, y, *, key):
     return loss_fn(params, frozen * x * jax.random.bernoulli(key, 0.5, x.shape), y)
 
 
@@ -77,7 +78,7 @@ def fit(mechanism=POISSON, optimizer=None, *, loss=loss_fn, data=DATA, **options
     )
     state = training.releasable(result)
     return {
-        "state": (state.step, state.params, state.opt_state, state.average),
+        "state": (state.step, state.params, state.opt_state),
         "losses": np.float32(losses),
         "epsilon": np.float64(result.epsilon),
     }
@@ -85,7 +86,7 @@ def fit(mechanism=POISSON, optimizer=None, *, loss=loss_fn, data=DATA, **options
 
 def fit_on_eight_devices():
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
-    return fit(batch_sharding=NamedSharding(mesh, PartitionSpec("data")))
+    return fit(data=training.Sharded(DATA, NamedSharding(mesh, PartitionSpec("data"))))
 
 
 def steps_by_hand():
@@ -173,10 +174,10 @@ def batches_of(mechanism):
 
 
 PROGRAMS: dict[str, Callable[[], Any]] = {
-    "fit_with_adam": partial(fit, optimizer=optax.adam(0.1), average_decay=0.9),
+    "fit_with_adam": partial(fit, optimizer=common.with_average(optax.adam(0.1), 0.9)),
     "fit_in_microbatches": partial(fit, microbatch_size=5, steps_per_call=2),
     "fit_with_frozen_and_keys": partial(
-        fit, loss=loss_with_dropout, frozen=np.float32([1, 2, 3]), uses_key=True
+        fit, loss=loss_with_dropout, frozen=np.float32([1, 2, 3])
     ),
     "fit_from_a_source": partial(fit, data=Source()),
     "fit_within_a_budget": partial(fit, target_epsilon=3.5),

@@ -1,4 +1,4 @@
-"""Mechanisms of several terms: published values, sensitivity, and what they refuse."""
+"""Mechanisms of several terms: published values, sensitivity, refusals."""
 
 import itertools
 
@@ -142,16 +142,14 @@ def test_a_schedule_of_the_noise_is_accounted_for_step_by_step():
 @pytest.mark.parametrize(
     "cls, numbers, error",
     [
-        (FixedSize, dict(max_terms=0), ValueError, "max_terms >= 1"),
-        (FixedSize, dict(max_terms=2.5), TypeError, "max_terms"),
-        (FixedSize, dict(num_examples=5), ValueError, "num_examples >= 10000"),
-        (FixedSize, dict(batch_size=1, num_examples=7), ValueError, ">= 8"),
-        (FixedSize, dict(neighboring_relation=ADD), ValueError, "neighboring_relation"),
-        (Poisson, dict(sampling_prob=1.5), ValueError, "sampling_prob"),
+        (FixedSize, dict(max_terms=0), ValueError),
+        (FixedSize, dict(max_terms=2.5), TypeError),
+        (FixedSize, dict(num_examples=7, batch_size=1), ValueError),
+        (FixedSize, dict(neighboring_relation=ADD), ValueError),
+        (Poisson, dict(sampling_prob=1.5), ValueError),
     ],
 )
 def test_wrong_numbers_are_refused(cls, numbers, error):
     given = NUMBERS if cls is Poisson else PUBLISHED | {"iterations": 1}
-    name = next(iter(numbers))
-    with pytest.raises(error, match="ADD_OR_REMOVE" if name.endswith("ion") else name):
+    with pytest.raises(error, match=next(iter(numbers))):
         cls(**given | numbers)

@@ -41,7 +41,7 @@ def bounds(step, epsilons=EPSILONS, count=1, interval=COARSE):
 
 
 def attained(max_terms, sampling_prob, relation):
-    """Terms of one direction: the node's with it, and what is left without it."""
+    """Terms of one direction: all of them, and those that are left without the node."""
     gone = relation != REPLACE
     left = [0.0] * gone + [-1.0] * (max_terms - gone)
     return [1.0] * max_terms, left
@@ -148,7 +148,7 @@ def test_worlds_of_two_dimensions_stay_below(seed, stddev, sampling_prob, relati
 @hypothesis.example([1.0, 1.0], [-1.0, -1.0], 0.3, ADD)  # meets the bound
 @hypothesis.example([1.0, 1.0], [-1.0, -1.0], 0.3, REPLACE)
 def test_two_adaptive_steps_stay_below(first, second, sampling_prob, relation):
-    """The terms of the second step turn with the sign of what the first one gave."""
+    """The terms of the second step turn with the sign of the first output."""
     stddev = 2.0
     gone = 0.0 if relation != REPLACE else 1.0
     second = np.array(second) * np.array([gone, 1.0])

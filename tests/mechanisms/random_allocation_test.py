@@ -11,12 +11,10 @@ import optax
 import pytest
 import scipy.integrate
 import scipy.stats
-from jax.sharding import NamedSharding, PartitionSpec
 
 import dpadambc
 from dpadambc import accounting, training
 from dpadambc.mechanisms._random_allocation import RandomAllocationDpEvent
-from dpadambc.training import checkpoints
 
 RELATION = dpadambc.NeighboringRelation
 ADD = RELATION.ADD_OR_REMOVE_ONE
@@ -250,17 +248,6 @@ def test_epsilon_grows_with_epochs_and_falls_with_noise_and_batches():
         assert values == sorted(values) and values[0] < 0.9 * values[-1]
 
 
-@pytest.mark.slow
-def test_noise_of_any_size_has_an_epsilon():
-    of = lambda z: mechanism(noise_multiplier=z, iterations=15).epsilon(1e-5)
-    assert of(0.0) == np.inf
-    gaussian = dp_accounting.GaussianDpEvent(0.02)
-    assert of(0.02) == pytest.approx(
-        accounting.epsilon(gaussian, target_delta=1e-5, neighboring_relation=ADD)
-    )
-    assert 0 <= of(1e12) < 1e-3
-
-
 def test_an_epoch_that_is_begun_counts_in_full():
     counts = [mechanism().dp_event(n).count for n in (1, 15, 16, 75)]
     assert counts == [1, 1, 2, 5]
@@ -278,6 +265,18 @@ def test_what_is_not_accounted_for_is_refused():
     ]:
         with pytest.raises(error, match=[*wrong][0]):
             mechanism(**wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.guarantee
+def test_noise_of_any_size_has_an_epsilon():
+    of = lambda z: mechanism(noise_multiplier=z, iterations=15).epsilon(1e-5)
+    assert of(0.0) == np.inf
+    gaussian = dp_accounting.GaussianDpEvent(0.02)
+    assert of(0.02) == pytest.approx(
+        accounting.epsilon(gaussian, target_delta=1e-5, neighboring_relation=ADD)
+    )
+    assert 0 <= of(1e12) < 1e-3
 
 
 # Sampling.
@@ -329,17 +328,6 @@ def test_batches_have_one_shape_that_holds_them():
     assert size == int(scipy.stats.binom.isf(1e-15, N, 1 / B))
 
 
-@pytest.mark.slow
-def test_the_steps_of_an_epoch_follow_from_the_key_of_the_run_alone():
-    whole = on_device(2, 2)
-    made = mechanism(batches_per_epoch=B, participations=2, iterations=2 * B)
-    for step in (7, 3):  # in any order, traced or not
-        one = made.sample_step(jax.random.key(0), step, num_examples=N)
-        np.testing.assert_array_equal(one.indices, whole[step].indices)
-    first, second = participation(whole)
-    assert (first != second).any()
-
-
 def test_a_key_for_each_step_is_another_sampling():
     """The negative control: an example takes part any number of times."""
     made = mechanism(batches_per_epoch=B, iterations=B)
@@ -373,76 +361,25 @@ class Source:
         return X[index], Y[index]
 
 
-class Killed(Exception):
-    pass
-
-
-def fit(folder=None, *, data=(X, Y), made=MECHANISM, **options):
-    saved = checkpoints.Checkpoints(folder, every=10) if folder else None
-    return training.fit(
+def test_fit_gives_each_example_to_so_many_steps_of_an_epoch():
+    source, asked = Source(), []
+    training.fit(
         lambda w, x, y: (w @ x - y) ** 2,
         jnp.zeros(3),
-        data,
-        made,
+        source,
+        MECHANISM,
         optax.sgd(0.3),
         key=jax.random.key(0),
         target_delta=1e-5,
-        checkpoints=saved,
-        **options,
+        callback=lambda progress: asked.append(source.asked.copy()),
     )
-
-
-@functools.cache
-def whole():
-    return fit()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("steps_per_call", [3, 1])
-def test_a_run_goes_on_within_an_epoch_with_the_same_bits(tmp_path, steps_per_call):
-    def killed(progress):
-        if progress.iterations >= 13:
-            raise Killed
-
-    options = dict(steps_per_call=steps_per_call)
-    with pytest.raises(Killed):
-        fit(tmp_path, callback=killed, **options)
-    again = fit(tmp_path, **options)
-    assert again.resumed_from % 8  # in the middle of an epoch
-    expected = fit(**options).state.params
-    np.testing.assert_array_equal(again.state.params, expected)
-    if steps_per_call == 1:
-        np.testing.assert_array_equal(whole().state.params, expected)
-    assert (
-        again.epsilon
-        == MECHANISM.epsilon(1e-5)
-        == MECHANISM.epsilon(1e-5, iterations=24)
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("without_nonces")
-def test_a_source_and_a_mesh_train_as_arrays_do():
-    mesh = jax.make_mesh(
-        (len(jax.devices()),), ("data",), axis_types=(jax.sharding.AxisType.Auto,)
-    )
-    split, expected = NamedSharding(mesh, PartitionSpec("data")), fit().state.params
-    for options in (dict(data=Source()), dict(batch_sharding=split)):
-        params = fit(**options).state.params
-        np.testing.assert_allclose(params, expected, rtol=1e-4)
-
-
-def test_fit_gives_each_example_to_so_many_steps_of_an_epoch():
-    source, asked = Source(), []
-    fit(data=source, callback=lambda progress: asked.append(source.asked.copy()))
     assert (asked[15] - asked[7] == 2).all()
     assert ((asked[19] - asked[15]) <= 2).all()  # half an epoch
 
 
 def test_draw_batch_draws_each_epoch_whole():
-    state = training.init_state(
-        jnp.zeros(3), MECHANISM, optax.sgd(0.1), key=jax.random.key(0)
-    )
+    step = training.Step(lambda w, x: w @ x, MECHANISM, optax.sgd(0.1))
+    state = step.init(jnp.zeros(3), key=jax.random.key(0))
     draw = jax.jit(lambda s: training.draw_batch(MECHANISM, s, num_examples=N))
     at = lambda step: dataclasses.replace(state, step=jnp.int32(step))
     count = np.zeros((2, N), int)
@@ -450,14 +387,6 @@ def test_draw_batch_draws_each_epoch_whole():
         indices, padding = map(np.asarray, draw(at(step)))
         count[step // 8, indices[~padding]] += 1
     assert (count == 2).all()
-
-
-@pytest.mark.slow
-def test_a_run_of_another_allocation_is_refused(tmp_path):
-    fit(tmp_path)
-    for name, value in (("participations", 1), ("batches_per_epoch", 9)):
-        with pytest.raises(ValueError, match=f"{name}: . there, . here"):
-            fit(tmp_path, made=dataclasses.replace(MECHANISM, **{name: value}))
 
 
 @pytest.mark.guarantee

@@ -1,11 +1,12 @@
 """A search over hyperparameters with one epsilon: all of it is accounted for."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import dp_accounting
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -20,13 +21,12 @@ from dpadambc.core import data as _data
 from dpadambc.core import identity as _identity
 from dpadambc.core import keys, validate
 from dpadambc.core.accounting import check_delta
-from dpadambc.core.keys import of_this_process, the_same_everywhere
 from dpadambc.core.mechanism import Mechanism
-from dpadambc.core.step import Step
-from dpadambc.training import _checks
-from dpadambc.training._candidates import Candidate, Candidates, made
-from dpadambc.training._trainer import Trainer
+from dpadambc.core.step import Step, draw_batch, key_of_batches
 from dpadambc.training.scores import Score
+
+# A number, or several by name, which `make_optimizer` is called with.
+Candidate = float | dict[str, float]
 
 
 class Trial(NamedTuple):
@@ -88,36 +88,52 @@ class SearchResult(NamedTuple):
         return self.cost.epsilon
 
 
-def _runs_of(mechanism: Mechanism, score: Score, trials: Trials) -> Spending | None:
-    if not isinstance(trials, Fixed):
-        return None
-    one = score.spent(mechanism)
-    return Spending(one.runs * int(trials.number))
+def _checked_candidates(candidates: Any) -> tuple[tuple[Candidate, ...], Any]:
+    """The candidates, and their numbers as arrays with an entry for each."""
+    listed = tuple(candidates) if isinstance(candidates, Sequence) else ()
+    if not listed or isinstance(candidates, str):
+        raise TypeError(
+            "Expected candidates as a list of numbers, or of dictionaries of numbers by"
+            f" name, got {candidates!r}."
+        )
+    is_number = lambda x: jax.tree.structure(x) == jax.tree.structure(0)
+    several = [each.values() if isinstance(each, dict) else [each] for each in listed]
+    if len({jax.tree.structure(each) for each in listed}) > 1 or not all(
+        is_number(x) for each in several for x in each
+    ):
+        raise ValueError(
+            "Expected candidates that are all numbers, or all dictionaries of numbers"
+            f" by the same names, got {listed!r}. Fix a setting that is no number: it"
+            " needs another program."
+        )
+    for leaf in jax.tree.leaves(listed):
+        is_bool = isinstance(leaf, bool | np.bool_)
+        if is_bool or validate.known_number("candidates", leaf) is None:
+            raise TypeError(f"Expected candidates to be numbers, got {leaf!r}.")
+    # On the host: no program has the shape of what is taken of them.
+    return listed, jax.tree.map(lambda *x: np.asarray(jnp.asarray(x)), *listed)
 
 
-def _event_of(mechanism: Mechanism, score: Score) -> dp_accounting.DpEvent:
-    """What one trial runs: the training, and a score of protected data."""
-    return score.compose(mechanism.dp_event(), mechanism.neighboring_relation)
-
-
-def _check_score(score: Any) -> None:
-    """Raises unless it says which data it is of."""
-    if isinstance(score, Score):
-        return
-    got = "a bare function" if callable(score) else repr(score)
-    raise TypeError(
-        f"Expected score to say what its data are, got {got}. Make it a"
-        " training.PublicScore(fn, data) if the data need no protection, and a"
-        " training.NoisyScore(fn, data, noise_multiplier, normalize_by) if they do,"
-        " as those do that are held out of the training data."
-    )
+def _made(make_optimizer: Callable[..., Any], candidate: Any) -> Any:
+    """The optimizer of a candidate; an error says that its numbers are traced."""
+    try:
+        if isinstance(candidate, dict):
+            return make_optimizer(**candidate)
+        return make_optimizer(candidate)
+    except jax.errors.ConcretizationTypeError as error:
+        error.add_note(
+            "make_optimizer gets traced numbers, since one program is compiled for all"
+            " candidates: nothing in it may branch on them. Make a schedule with a peak"
+            " of 1, and multiply it: lambda step: learning_rate * schedule(step)."
+        )
+        raise
 
 
 def _check_trials(trials: Trials, num_candidates: int) -> None:
     check_trials(trials)
     if isinstance(trials, Fixed) and trials.number != num_candidates:
         raise ValueError(
-            f"Expected Fixed({num_candidates}) trials, one of each candidate, got"
+            f"Expected trials=Fixed({num_candidates}), one of each candidate, got"
             f" Fixed({trials.number}). To draw candidates at random, take a random"
             f" number of trials, such as Geometric({trials.number})."
         )
@@ -128,9 +144,87 @@ def _check_key(key: jax.Array, trials_at_once: int) -> None:
     if trials_at_once > 1 and str(jax.random.key_impl(key)) != "threefry2x32":
         # Others, under `jax.vmap`, may give two trials the same noise.
         raise ValueError(
-            "Expected a key of threefry2x32 for several trials at once, got"
+            "Expected key of threefry2x32 for several trials at once, got"
             f" {jax.random.key_impl(key)}. Take training.secret_key()."
         )
+
+
+def _check_score(score: Any) -> None:
+    """Raises unless it says which data it is of."""
+    if not isinstance(score, Score):
+        got = "a bare function" if callable(score) else repr(score)
+        raise TypeError(
+            "Expected score to be a training.PublicScore(fn, data), of data that need"
+            " no protection, or a training.NoisyScore(fn, data, noise_multiplier,"
+            f" normalize_by), of those that do, got {got}."
+        )
+
+
+def _check_data(data: Any, mechanism: Mechanism, target_delta: float) -> None:
+    if _data.is_source(data):
+        raise TypeError("Expected data as arrays, for one program, got a source.")
+    check_delta(target_delta, _data.num_examples(data))
+
+
+def _event_of(mechanism: Mechanism, score: Score) -> dp_accounting.DpEvent:
+    """The events of one trial: the training, and a score of protected data."""
+    return score.compose(mechanism.dp_event(), mechanism.neighboring_relation)
+
+
+def _runs_of(mechanism: Mechanism, score: Score, trials: Trials) -> Spending | None:
+    if not isinstance(trials, Fixed):
+        return None
+    return Spending(score.spent(mechanism).runs * int(trials.number))
+
+
+def _drawn_from(
+    key: jax.Array, trials: Trials
+) -> tuple[np.random.Generator, list[jax.Array]]:
+    """The generator of the host's draws, and a key for each trial.
+
+    In a list: an array of them would have their secret number in its shape, which JAX
+    writes to its log as it compiles.
+    """
+    words = np.asarray(jax.random.key_data(key))  # on no device in particular
+    key = jax.random.wrap_key_data(jnp.asarray(words), impl=jax.random.key_impl(key))
+    host_key, trial_key = jax.random.split(keys.of_domain(key, "search"))
+    rng = np.random.default_rng(np.asarray(jax.random.key_data(host_key)).tolist())
+    number = trials.sample(rng)
+    return rng, [jax.random.fold_in(trial_key, i) for i in range(number)]
+
+
+def _chosen(
+    rng: np.random.Generator, trials: Trials, num_candidates: int, number: int
+) -> np.ndarray:
+    """The candidate of each trial: drawn with replacement, or each once."""
+    if isinstance(trials, Fixed):
+        return np.arange(number)
+    return rng.integers(num_candidates, size=number)
+
+
+def _trained(
+    one_trial: Callable[..., Any],
+    trial_keys: list[jax.Array],
+    numbers: Any,
+    at_once: int,
+    *shared: Any,
+) -> Iterator[tuple[optax.Params, np.ndarray]]:
+    """Parameters and scores of each trial, several in one call of one program."""
+    axes = (0, 0, *(None for _ in shared))
+    program = jax.jit(jax.vmap(one_trial, axes) if at_once > 1 else one_trial)
+    for first in range(0, len(trial_keys), at_once):
+        # A last call is filled, and cut.
+        rows = np.minimum(np.arange(first, first + at_once), len(trial_keys) - 1)
+        if at_once > 1:
+            row_keys = jnp.stack([trial_keys[row] for row in rows])
+        else:
+            row_keys, rows = trial_keys[first], first
+        of_rows = jax.tree.map(lambda x: x[rows], numbers)  # noqa: B023
+        params, scores = program(row_keys, of_rows, *shared)
+        if at_once == 1:
+            params, scores = jax.tree.map(lambda x: x[None], (params, scores))
+        for row in range(min(at_once, len(trial_keys) - first)):
+            yield jax.tree.map(lambda x: x[row], params), np.asarray(scores[row])  # noqa: B023
 
 
 def _best(scored: Iterable[Trial], rng: np.random.Generator) -> Trial | None:
@@ -153,7 +247,6 @@ def search(
     key: jax.Array,
     target_delta: float,
     frozen: Any = None,
-    uses_key: bool = False,
     microbatch_size: int | None = None,
     trials_at_once: int = 1,
 ) -> SearchResult:
@@ -162,8 +255,8 @@ def search(
     `search` draws the number of trials from `trials`, and keeps it secret. Each trial
     draws a candidate with replacement, trains for the iterations of the mechanism, and
     gets a score. The best trial is returned, or any of the best if several are equal.
-    With `accounting.Fixed(len(candidates))` there is one trial of each candidate, and
-    all are returned.
+    With `accounting.Fixed(len(candidates))` there is one trial of each candidate, and all
+    are returned.
 
     Guarantees:
       * `result.epsilon` is of all that is returned: the parameters, the candidate and
@@ -202,7 +295,6 @@ def search(
       key: a typed key, a new one for each search; secret.
       target_delta: for epsilon.
       frozen: a pytree that the loss needs and that is not trained.
-      uses_key: whether the loss takes a key, one for each example.
       microbatch_size: how many examples of a trial are in memory at once; all by
         default.
       trials_at_once: how many trials are trained in one call. Another number may round
@@ -244,28 +336,24 @@ def search(
       <https://arxiv.org/abs/2110.03620>`_, 2021
     """
     _check_score(score)
-    listed = Candidates.of(candidates)
-    _check_trials(trials, len(listed.listed))
+    listed, numbers = _checked_candidates(candidates)
+    _check_trials(trials, len(listed))
     _check_key(key, trials_at_once)
     validate.function(make_optimizer=make_optimizer)
     validate.count(least=1, trials_at_once=trials_at_once)
     _check_data(data, mechanism, target_delta)
     step_of = lambda candidate: Step(
-        loss_fn,
-        mechanism,
-        made(make_optimizer, candidate),
-        has_frozen=frozen is not None,
-        uses_key=uses_key,
-        microbatch_size=microbatch_size,
+        loss_fn, mechanism, _made(make_optimizer, candidate), microbatch_size
     )
     programs = [
         program
-        for candidate in listed.listed
-        for program in _checks.programs_of(
-            step_of(candidate), params, frozen, data, is_saved=False
+        for candidate in listed
+        for program in _identity.traced_programs(
+            step_of(candidate), params, frozen, data
         )
     ]
-    score.check(mechanism, params, () if frozen is None else (frozen,))
+    shared = () if frozen is None else (frozen,)
+    score.check(mechanism, params, shared)
     cost = tuned_epsilon_of_event(
         _event_of(mechanism, score),
         mechanism.accountants,
@@ -274,55 +362,37 @@ def search(
         neighboring_relation=mechanism.neighboring_relation,
     )
     runs = _runs_of(mechanism, score, trials)
-    trainer = Trainer(step_of, mechanism, score, frozen is not None, trials_at_once)
     arrays = jax.tree.leaves((params, frozen, data))
     if not all(getattr(x, "is_fully_addressable", True) for x in arrays):
-        key = the_same_everywhere(key)
-    identity = _identity.of_run(mechanism, programs, params, frozen, data)
-    key = keys.of_batches(key, _identity.digest(identity))
+        key = keys.the_same_everywhere(key)
+    identity = _identity.of_run(mechanism, programs, None, params, frozen, data)
+    key = key_of_batches(key, _identity.digest(identity))
     rng, trial_keys = _drawn_from(key, trials)
-    chosen = _chosen(rng, trials, len(listed.listed), len(trial_keys))
-    numbers = jax.tree.map(lambda x: x[chosen], listed.numbers)
-    found = trainer(trial_keys, numbers, params, frozen, data, score.data)
+    chosen = _chosen(rng, trials, len(listed), len(trial_keys))
+    num_examples = _data.num_examples(data)
+
+    def one_trial(key, candidate, params, frozen, data, score_data):
+        step = step_of(candidate)
+
+        def take_step(state, _):
+            batch = draw_batch(mechanism, state, num_examples)
+            examples = batch.gather(data)
+            return step(state, examples, batch.is_padding_example, frozen)[0], None
+
+        state = step.init(params, key=key)
+        state, _ = jax.lax.scan(take_step, state, length=mechanism.iterations)
+        shared = () if frozen is None else (frozen,)
+        return state.params, score.per_example(state.params, shared, score_data)
+
+    numbers = jax.tree.map(lambda x: x[chosen], numbers)
+    found = _trained(
+        *(one_trial, trial_keys, numbers, trials_at_once),
+        *(params, frozen, data, score.data),
+    )
     scored = (
-        Trial(trained, listed.listed[i], score.summary(scores, rng))
+        Trial(trained, listed[i], score.summary(scores, rng))
         for i, (trained, scores) in zip(chosen, found, strict=True)
     )
     told = tuple(scored) if isinstance(trials, Fixed) else None
     best = _best(told or scored, rng)
     return SearchResult(best, cost, target_delta, mechanism, trials, told, runs)
-
-
-def _check_data(data: Any, mechanism: Mechanism, target_delta: float) -> None:
-    if _data.is_source(data):
-        raise TypeError(
-            "Expected data as arrays, which all trials read inside one program, got a"
-            " source."
-        )
-    num_examples = _data.num_examples(data)
-    check_delta(target_delta, num_examples)
-    _checks.mechanism_of(mechanism, num_examples)
-
-
-def _drawn_from(
-    key: jax.Array, trials: Trials
-) -> tuple[np.random.Generator, list[jax.Array]]:
-    """The generator of what the host draws, and a key for each trial.
-
-    In a list: an array of them would have their secret number in its shape, which JAX
-    writes to its log as it compiles.
-    """
-    key = keys.of_domain(of_this_process(key), "search")
-    host_key, trial_key = jax.random.split(key)
-    rng = np.random.default_rng(np.asarray(jax.random.key_data(host_key)).tolist())
-    number = trials.sample(rng)
-    return rng, [jax.random.fold_in(trial_key, i) for i in range(number)]
-
-
-def _chosen(
-    rng: np.random.Generator, trials: Trials, num_candidates: int, number: int
-) -> np.ndarray:
-    """The candidate of each trial: drawn with replacement, or each once."""
-    if isinstance(trials, Fixed):
-        return np.arange(number)
-    return rng.integers(num_candidates, size=number)

@@ -4,6 +4,21 @@ import bisect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+
+# Of a device's memory; the rest is lost between buffers, or others have it.
+_SHARE = 0.9
+
+
+def stated_bytes() -> float | None:
+    """What a program may take of each local device, if all state their memory.
+
+    It does not depend on what else is there: a run that is resumed from a checkpoint
+    must be the same program.
+    """
+    stats = [device.memory_stats() or {} for device in jax.local_devices()]
+    return _SHARE * min(each.get("bytes_limit") or 0 for each in stats) or None
+
 
 def peak_bytes(compiled: Any) -> int:
     """What a compiled program takes: arguments, outputs and temporaries.
