@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.flatten_util import ravel_pytree
-from tests.gradients.factored_models.common import score, weights
+from tests.engine.factored_models.common import score, weights
 
 import dpadambc
 from dpadambc.engine import forms, product
