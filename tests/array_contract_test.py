@@ -221,8 +221,7 @@ ROWS = {name: stage(name) for name in contract_test.ROWS} | {
     "ClippedSum.sum_over": (
         jax.shard_map(lambda x: vouched(x).sum_over("i").value, mesh=MESH, in_specs=PartitionSpec("i"), out_specs=PartitionSpec()),
         lambda d: (d(4, 3),)),
-    "per_example_grad": of_examples(dpadambc.per_example_grad),
-    "per_example_value_and_grad": of_examples(dpadambc.per_example_value_and_grad),
+    "per_example_grad": of_examples(dpadambc.per_example_grad, return_values=True),
     "ClippedGrad.__call__": of_examples(dpadambc.clipped_grad, **CLIPPED),
     "clipped_grad": of_examples(dpadambc.clipped_grad, return_values=True, microbatch_size=2, **CLIPPED),
     "RelativeFloor.variance": (dpadambc.RelativeFloor(0.5).variance, lambda d: (d.positive(), d.below_one(), d.integers(1, 9))),
