@@ -21,6 +21,9 @@ def spending_to_json(spending: Spending) -> list[dict[str, Any]]:
     Args:
       spending: of one run or several.
 
+    Returns:
+      A list that `json.dumps` takes.
+
     Example:
       >>> import json
       >>> import dpadambc
@@ -92,5 +95,16 @@ def spending_from_json(found: Sequence[dict[str, Any]]) -> Spending:
       ValueError: if a mechanism is not known in this process, or a number is missing or
         out of its range.
       TypeError: if a mechanism has other numbers.
+
+    Example:
+      >>> import dpadambc
+      >>> from dpadambc import accounting
+      >>> mechanism = dpadambc.PoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=2.0, sampling_prob=0.1, iterations=100,
+      ...     normalize_by=100)
+      >>> spent = accounting.compose([mechanism])
+      >>> found = accounting.spending_from_json(accounting.spending_to_json(spent))
+      >>> found == spent
+      True
     """
     return Spending(tuple(map(_run, found)))

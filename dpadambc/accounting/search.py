@@ -268,6 +268,17 @@ def tuned_epsilon(
       ValueError: for a delta outside (0, 1), or an accountant that cannot account for
         the sampling under the neighboring relation.
 
+    Example:
+      >>> import dpadambc
+      >>> from dpadambc import accounting
+      >>> mechanism = dpadambc.PoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=2.0, sampling_prob=0.1, iterations=100,
+      ...     normalize_by=100)
+      >>> found = accounting.tuned_epsilon(
+      ...     mechanism, 1e-5, trials=accounting.Geometric(8))
+      >>> print(f"{mechanism.epsilon(1e-5):.1f} of one, {found.epsilon:.1f} in all")
+      2.3 of one, 3.5 in all
+
     References:
       Liu and Talwar, `Private Selection from Private Candidates
       <https://arxiv.org/abs/1811.07971>`_, 2018

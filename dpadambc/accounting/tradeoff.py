@@ -155,6 +155,16 @@ def trade_off(mechanism: Mechanism, iterations: int | None = None) -> TradeOff:
     Raises:
       ValueError: if no privacy loss distribution of the sampling is known under the
         neighboring relation.
+
+    Example:
+      >>> import dpadambc
+      >>> from dpadambc import accounting
+      >>> mechanism = dpadambc.PoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=2.0, sampling_prob=0.1, iterations=100,
+      ...     normalize_by=100)
+      >>> found = accounting.trade_off(mechanism)
+      >>> print(f"{found.true_positive_rate(0.01):.2f}")
+      0.04
     """
     check_mechanism(mechanism)
     event = mechanism.dp_event(iterations)

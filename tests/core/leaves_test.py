@@ -229,22 +229,6 @@ def mlp(sizes=(64, 128, 128, 10)):
     return loss_fn, params, lambda n: (jnp.ones((n, 64)), jnp.zeros(n, int))
 
 
-def attention(width=64, length=16, vocabulary=200):
-    rng = np.random.default_rng(0)
-    sizes = dict.fromkeys("qkvo", (width, width)) | {"head": (width, vocabulary)}
-    sizes["table"] = (vocabulary, width)
-    params = {k: jnp.asarray(rng.normal(size=s), jnp.float32) for k, s in sizes.items()}
-
-    def loss_fn(params, ids):
-        x = params["table"][ids]
-        q, k, v = (x @ params[name] for name in "qkv")
-        weights = jax.nn.softmax(q @ jnp.swapaxes(k, -1, -2))
-        logits = (x + weights @ v @ params["o"]) @ params["head"]
-        return optax.softmax_cross_entropy_with_integer_labels(logits, ids).mean()
-
-    return loss_fn, params, lambda n: (jnp.zeros((n, length), int),)
-
-
 def peak_bytes(fun, *args):
     analysis = jax.jit(fun).lower(*args).compile().memory_analysis()
     return (
@@ -255,11 +239,8 @@ def peak_bytes(fun, *args):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "model, bound", [(mlp, 1.5), (attention, 1.3)], ids=["mlp", "attention"]
-)
-def test_peak_memory_is_near_that_of_the_ordinary_gradient(model, bound):
-    loss_fn, params, draw = model()
+def test_peak_memory_is_near_that_of_the_ordinary_gradient():
+    loss_fn, params, draw = mlp()
     batch = draw(256)
 
     def mean_loss(params, *batch):
@@ -275,9 +256,9 @@ def test_peak_memory_is_near_that_of_the_ordinary_gradient(model, bound):
     vmapped = dpadambc.clipped_grad(
         loss_fn, l2_clip_norm=1.0, normalize_by=256.0, method="vmap"
     )
-    assert private < bound * ordinary
+    assert private < 1.5 * ordinary
     # Negative control: what the bound would catch.
-    assert peak_bytes(vmapped, params, *batch) > 2 * bound * ordinary
+    assert peak_bytes(vmapped, params, *batch) > 3 * ordinary
 
 
 def test_a_leaf_knows_its_parameter_and_names_the_clip():

@@ -77,16 +77,9 @@ def test_a17_what_one_key_did():
 
 
 STAGES = {
-    "independent": lambda level: dpadambc.add_dp_noise(level, key=jax.random.key(0)),
-    "correlated": lambda level: contrib.add_correlated_noise(
-        level, (1.0, -0.5), key=jax.random.key(0)
-    ),
-    "banded": lambda level: contrib.add_banded_noise(
-        level, (1.0, 0.5), key=jax.random.key(0)
-    ),
+    name: functools.partial(make, key=jax.random.key(0))
+    for name, make in NOISES.items()
 }
-
-
 ZEROS = jnp.zeros(4)
 
 

@@ -38,14 +38,9 @@ MAKERS = {
 every_noise = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 
 
-def summed(arrays):
-    """What a clip returns of these sums."""
-    return common.summed(arrays)
-
-
 def noised(tx, state, arrays):
     """The noised sums and the next state."""
-    return tx.update(summed(arrays), state)
+    return tx.update(common.summed(arrays), state)
 
 
 def first(make, arrays, key=KEY):
@@ -145,25 +140,6 @@ def test_init_in_a_compiled_epoch(make):
     one, two = np.float64(epoch(sums[:2])), np.float64(epoch(sums[2:] + 1e-3))
     for step in range(2):
         assert_independent(one[step], two[step])
-
-
-def test_a_jitted_update_for_several_clients():
-    make = MAKERS["independent"]
-
-    @jax.jit
-    def client_update(weights, data):
-        tx = make(key=KEY)
-        state = tx.init(weights)
-        for x in data:
-            private, state = noised(tx, state, x)
-            weights += private
-        return weights
-
-    data = 0.01 * jax.random.normal(jax.random.key(0), (2, 3, SIZE))
-    one, two = (np.float64(client_update(ZEROS, x)) for x in data)
-    same = np.float64(client_update(ZEROS, data[0]))
-    assert_independent(one, two)
-    np.testing.assert_array_equal(one, same)
 
 
 @every_noise
@@ -336,25 +312,6 @@ def test_jax_sees_no_key_used_again(make, is_jitted, debug_key_reuse):
         jax.random.normal(key)
 
 
-@pytest.mark.parametrize("is_jitted", [False, True])
-def test_jax_sees_no_key_used_again_in_a_chain(is_jitted, debug_key_reuse):
-    mechanism = common.poisson_gaussian()
-    tx = optax.chain(
-        dpadambc.privatize(mechanism, key=jax.random.key(1)), optax.adam(0.1)
-    )
-    grad_fn = dpadambc.per_example_grad(lambda w, x: jnp.sum((w - x) ** 2))
-    params, x = jnp.zeros(3), jnp.ones((5, 3))
-
-    def step(params, state):
-        grads = grad_fn(params, x, is_padding_example=jnp.zeros(5, bool))
-        updates, state = tx.update(grads, state, params)
-        return optax.apply_updates(params, updates), state
-
-    step, state = jax.jit(step) if is_jitted else step, tx.init(params)
-    for _ in range(2):
-        params, state = step(params, state)
-
-
 @pytest.mark.parametrize(
     "mechanism",
     [
@@ -366,7 +323,7 @@ def test_jax_sees_no_key_used_again_in_a_chain(is_jitted, debug_key_reuse):
 )
 def test_jax_sees_no_key_used_again_in_fit(mechanism, debug_key_reuse):
     training.fit(
-        lambda w, x, key: jnp.sum((w - x) ** 2) + w @ jax.random.normal(key, (3,)),
+        lambda w, x, *, key: jnp.sum((w - x) ** 2) + w @ jax.random.normal(key, (3,)),
         jnp.zeros(3),
         (np.ones((40, 3), np.float32),),
         mechanism,
@@ -374,5 +331,4 @@ def test_jax_sees_no_key_used_again_in_fit(mechanism, debug_key_reuse):
         key=jax.random.key(5),
         target_delta=1e-5,
         spent=(),
-        uses_key=True,
     )

@@ -8,16 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from tests.gradients.factored_models.common import (
+
+from tests.engine import factored_test
+from tests.engine.factored_models.common import (
     PLAIN,
     Model,
     ids,
     normal,
     score,
 )
-from tests.gradients.factored_models.convolutions import GRAM, TAPS
-
-from tests.engine import factored_test
+from tests.engine.factored_models.convolutions import GRAM, TAPS
 
 # The rules are those of plain functions, which are tested by default.
 pytestmark = pytest.mark.slow

@@ -3,7 +3,8 @@
 import jax
 import jax.numpy as jnp
 from jax import lax
-from tests.gradients.factored_models.common import (
+
+from tests.engine.factored_models.common import (
     FALLBACK,
     PLAIN,
     Model,
@@ -13,7 +14,7 @@ from tests.gradients.factored_models.common import (
     w_only,
     weights,
 )
-from tests.gradients.factored_models.convolutions import Conv
+from tests.engine.factored_models.convolutions import Conv
 
 
 def heads(p, x, names="qkv"):

@@ -5,7 +5,8 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax import lax
-from tests.gradients.factored_models.common import (
+
+from tests.engine.factored_models.common import (
     PLAIN,
     Model,
     normal,
@@ -14,7 +15,7 @@ from tests.gradients.factored_models.common import (
     w_only,
     weights,
 )
-from tests.gradients.factored_models.shared import twice
+from tests.engine.factored_models.shared import twice
 
 
 def lstm(p, x, reverse=False):

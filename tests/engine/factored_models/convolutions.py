@@ -6,7 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from tests.gradients.factored_models.common import FALLBACK, PLAIN, of_x, score, w_only
+
+from tests.engine.factored_models.common import FALLBACK, PLAIN, of_x, score, w_only
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,8 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax import lax
-from tests.gradients.factored_models.common import (
+
+from tests.engine.factored_models.common import (
     FALLBACK,
     PLAIN,
     Model,

@@ -4,7 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.flatten_util import ravel_pytree
-from tests.gradients.factored_models.common import (
+
+from tests.engine.factored_models.common import (
     FALLBACK,
     PLAIN,
     Model,

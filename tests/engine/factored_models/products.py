@@ -3,7 +3,8 @@
 import jax
 import jax.numpy as jnp
 from jax import lax
-from tests.gradients.factored_models.common import PLAIN, of_x, score, w_only
+
+from tests.engine.factored_models.common import PLAIN, of_x, score, w_only
 
 
 def mlp(p, x):

@@ -3,7 +3,8 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tests.gradients.factored_models.common import (
+
+from tests.engine.factored_models.common import (
     FALLBACK,
     PLAIN,
     Model,
