@@ -73,7 +73,7 @@ def of_epsilon(name: str) -> float:
 
 def of_zoo(name: str) -> dict[str, bool | None]:
     """By check: of what is broken the one that must find it, of what is sound all."""
-    from benchmarks.audit import zoo
+    from tests.audit import zoo
 
     row = zoo.BROKEN.get(name)
     make = row.make if row else zoo.SOUND[name]
@@ -85,7 +85,7 @@ def of_zoo(name: str) -> dict[str, bool | None]:
 def tables(with_zoo: bool) -> Iterator[tuple[str, list[str], Callable[[str], Any]]]:
     """The name of each record, its rows, and what computes one."""
     if with_zoo:
-        from benchmarks.audit import zoo
+        from tests.audit import zoo
 
         yield "zoo", [*zoo.BROKEN, *zoo.SOUND], of_zoo
         return
