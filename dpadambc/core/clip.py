@@ -241,7 +241,7 @@ def factors(
 ) -> Factors:
     """The `Factors` of a batch: zero for padding, and where a norm is not finite."""
     groups, leaves = clip_rule.groups(params), per_example_leaves(updates)
-    members = {
+    members: dict[str, Any] = {
         name: [leaves[i] for i in places] for name, (_, places) in groups.items()
     }
     norms = {name: per_example_squared_norms(group) for name, group in members.items()}

@@ -95,7 +95,7 @@ def clipped_grad(
     clip_per_example(l2_clip_norm, normalize_by=normalize_by, clip_rule=clip_rule)
 
     def clip_fn(gradients, numbers, params, **masks):
-        return clipped_sums(gradients, params, *numbers, clip_rule, **masks)
+        return clipped_sums(gradients, params, *numbers, clip_rule=clip_rule, **masks)
 
     all_at_once = values_and_sums(
         clip_fn,

@@ -93,7 +93,7 @@ def seals_agree(gradients: optax.Updates) -> jax.Array:
 class ClosedType(type):
     """JAX prints the type of a node where another tree has something else."""
 
-    advice: str
+    advice: ClassVar[str] = ""
 
     def __repr__(cls) -> str:
         return f"{cls.__name__} ({cls.advice})"
@@ -102,7 +102,6 @@ class ClosedType(type):
 class Closed(metaclass=ClosedType):
     """A value without arithmetic, since arithmetic on it may change epsilon."""
 
-    advice: ClassVar[str] = ""
     source: ClassVar[str] = ""
     shape: tuple[int, ...]
     dtype: Any
@@ -150,7 +149,7 @@ class PerExampleGradient(Closed):
       num_together: the number of parameters that were differentiated together.
     """
 
-    advice: ClassVar[str] = "put clip_per_example first"
+    advice = "put clip_per_example first"
     source: ClassVar[str] = "per_example_grad or as_per_example"
 
     sealed: Gradient

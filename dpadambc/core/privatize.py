@@ -35,7 +35,7 @@ class PrivateGradient(NamedTuple):
         the next state.
     """
 
-    init: Callable[[optax.Params], Any]
+    init: optax.TransformInitFn
     clip: Callable[..., Sums]
     add_noise: Callable[..., tuple[optax.Updates, Any]]
 

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+
+from tests.engine import factored_test
 from tests.engine.factored_models.common import (
     PLAIN,
     Model,
@@ -16,8 +18,6 @@ from tests.engine.factored_models.common import (
     score,
 )
 from tests.engine.factored_models.convolutions import GRAM, TAPS
-
-from tests.engine import factored_test
 
 # The rules are those of plain functions, which are tested by default.
 pytestmark = pytest.mark.slow

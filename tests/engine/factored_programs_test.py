@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.flatten_util import ravel_pytree
-from tests.engine.factored_models.common import score, weights
 
 import dpadambc
 from dpadambc.engine import forms, product
 from tests.engine import factored_test
+from tests.engine.factored_models.common import score, weights
 
 BATCH_SIZE, LENGTH, WIDTH = 3, 2, 8
 SQUARE = (WIDTH, WIDTH)

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax import lax
+
 from tests.engine.factored_models.common import (
     PLAIN,
     Model,

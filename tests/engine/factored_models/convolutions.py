@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+
 from tests.engine.factored_models.common import FALLBACK, PLAIN, of_x, score, w_only
 
 

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.flatten_util import ravel_pytree
+
 from tests.engine.factored_models.common import (
     FALLBACK,
     PLAIN,

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 from jax import lax
+
 from tests.engine.factored_models.common import PLAIN, of_x, score, w_only
 
 

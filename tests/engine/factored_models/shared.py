@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+
 from tests.engine.factored_models.common import (
     FALLBACK,
     PLAIN,
