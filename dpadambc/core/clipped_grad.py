@@ -136,7 +136,7 @@ def values_and_sums(
       clip_fn: of per-example gradients, a state, parameters and a mask. The function
         that is returned takes this state first, and returns values and `Sums`.
       fun: the loss of one example.
-      parts: what its arguments are.
+      parts: the parts of its arguments.
       has_aux: whether it returns `(loss, aux)`.
       microbatch_size: how many examples are in memory at once.
       method: "factored" or "vmap".

@@ -173,7 +173,7 @@ class PerExampleGradient(Closed):
         return self.seal.shape[0]
 
     def materialize(self) -> jax.Array:
-        r"""The gradients, shape (batch, \*shape): as large as what is avoided here."""
+        r"""The gradients, shape (batch, \*shape): one for each example."""
         gradients = self.open()
         return jax.vmap(type(gradients).dense)(gradients).astype(self.dtype)
 
@@ -271,8 +271,8 @@ def as_per_example(
     r"""Declares that arrays are untouched gradients of single examples.
 
     Use it for gradients from elsewhere than `per_example_grad`, such as
-    `jax.vmap(jax.grad(...))`. `clip_per_example` takes no bare arrays, since it cannot
-    know what happened to them.
+    `jax.vmap(jax.grad(...))`. `clip_per_example` takes no bare arrays, since they may
+    have been changed.
 
     Guarantees:
       * None of its own: by calling this you vouch that each row depends on one example
