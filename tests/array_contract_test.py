@@ -43,12 +43,15 @@ def loss_fn(params, x):
     return jnp.sum((x @ params["w"] + params["b"]) ** 2)
 
 
-def loss_with_key(params, x, key):
+def loss_with_key(params, x, *, key):
     del key
     return loss_fn(params, x)
 
 
 STEP = training.Step(loss_fn, MECHANISM, optax.adam(0.1))
+AUGMENTED = training.with_augmentations(
+    loss_with_key, lambda key, x: (x + jax.random.normal(key, x.shape),), 3
+)
 
 
 class Draws:
@@ -189,7 +192,7 @@ def of_subgraphs(members):
 
 
 def started(params, key):
-    state = training.init_state(params, MECHANISM, optax.sgd(0.1), key=key)
+    state = STEP.init(params, key=key)
     batch = training.draw_batch(MECHANISM, state, num_examples=20)
     return state, batch, training.releasable(state)
 
@@ -248,15 +251,15 @@ ROWS = {name: stage(name) for name in contract_test.ROWS} | {
     "training.Step.init training.Step.__call__": (
         lambda params, key, x, padding: STEP(STEP.init(params, key=key), x, padding),
         lambda d: (d.params(), d.key, (d(5, 3),), d.padding())),
-    "training.init_state training.draw_batch training.releasable": (started, lambda d: (d.params(), d.key)),
+    "training.draw_batch training.releasable": (started, lambda d: (d.params(), d.key)),
     "training.PublicScore.per_example training.NoisyScore.per_example": (
         lambda params, x: training.PublicScore(loss_fn, (x,)).per_example(params, (), (x,)),
         lambda d: (d.params(), d(5, 3))),
     "training.with_augmentations": (
-        training.with_augmentations(loss_with_key, lambda key, x: (x + jax.random.normal(key, x.shape),), 3),
+        lambda params, x, key: AUGMENTED(params, x, key=key),
         lambda d: (d.params(), d(3), d.key)),
     "training.with_rows": (
-        training.with_rows(loss_with_key, uses_key=True),
+        lambda *args: training.with_rows(loss_with_key)(*args[:-1], key=args[-1]),
         lambda d: (d.params(), d(4, 3), jnp.arange(4) > 1, d.key)),
     "training.with_compute_dtype": (training.with_compute_dtype(loss_fn, jnp.bfloat16), lambda d: (d.params(), d(3))),
     "audit.GradientCanaries.with_sum": (summed_by, lambda d: (d.params(),)),

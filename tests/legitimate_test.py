@@ -269,8 +269,9 @@ def set_the_rate_of_a_state():
 
 @program
 def donate_a_state():
-    step = jax.jit(training.Step(squared_error, MECHANISM, ADAM), donate_argnums=0)
-    state = training.init_state(ZEROS, MECHANISM, ADAM, key=jax.random.key(0))
+    take = training.Step(squared_error, MECHANISM, ADAM)
+    state = take.init(ZEROS, key=jax.random.key(0))
+    step = jax.jit(take, donate_argnums=0)
     for i in range(2):
         state, _ = step(state, *drawn_rows(i))
 
@@ -652,8 +653,8 @@ def accept_any_optimizer_of_optax():
 
 @program
 def keep_a_moving_average():
-    result = fit(optimizer=optax.chain(ADAM, optax.ema(0.9)), average_decay=0.9)
-    assert result.state.average.shape == (3,)
+    result = fit(optimizer=common.with_average(ADAM, 0.9))
+    assert result.state.opt_state[1].shape == (3,)
 
 
 @program
@@ -869,8 +870,9 @@ def evaluate_in_a_callback():
 
 @program
 def evaluate_each_step_by_a_function():
-    result = fit(eval_fn=public_loss, eval_every=1)
-    assert [record["iterations"] for record in result.history] == [1, 2]
+    evaluate = training.Evaluate(public_loss, every=1)
+    fit(callback=evaluate)
+    assert [record["iterations"] for record in evaluate.history] == [1, 2]
 
 
 @program
@@ -973,8 +975,8 @@ def train_with_a_mechanism_of_one_s_own():
 
 @program
 def loop_over_batches_of_the_host():
-    step = jax.jit(training.Step(squared_error, MECHANISM, ADAM))
-    state = training.init_state(ZEROS, MECHANISM, ADAM, key=jax.random.key(0))
+    take = training.Step(squared_error, MECHANISM, ADAM)
+    step, state = jax.jit(take), take.init(ZEROS, key=jax.random.key(0))
     for batch in MECHANISM.batches(jax.random.key(0), num_examples=40):
         state, _ = step(state, batch.gather(DATA), batch.is_padding_example)
 
@@ -1076,11 +1078,11 @@ def train_a_module_of_equinox():
 
 @program
 def train_with_dropout():
-    def loss_fn(w, x, y, key):
+    def loss_fn(w, x, y, *, key):
         kept = jax.random.bernoulli(key, 0.5, x.shape)
         return squared_error(w, jnp.where(kept, 2 * x, 0), y)
 
-    fit(loss_fn, uses_key=True)
+    fit(loss_fn)
 
 
 @program
@@ -1108,7 +1110,7 @@ def train_in_bfloat16():
 @program
 def train_on_several_devices():
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
-    fit(batch_sharding=NamedSharding(mesh, P("data")))
+    fit(data=training.Sharded((X, Y), NamedSharding(mesh, P("data"))))
 
 
 # Settings of JAX
@@ -1138,7 +1140,7 @@ def compute_in_double_precision():
 @program
 def promote_no_types():
     with jax.numpy_dtype_promotion("strict"):
-        fit(optimizer=optax.sgd(0.1), average_decay=0.9)
+        fit(optimizer=optax.sgd(0.1))
         two_steps(dpadambc.dp_sgd(0.1, MECHANISM, key=jax.random.key(0)))
 
 

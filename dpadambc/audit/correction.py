@@ -127,6 +127,6 @@ def correction(
     ratio, error = max(found, key=lambda x: abs(x[0] - 1) / max(x[1], 1e-12))
     bound = _ROUNDING + statistics.normal_bound() * error
     power = _ROUNDING + statistics.detected() * error
-    sentence = f"The second moment has {ratio:.4g} of the noise that is subtracted."
+    sentence = f"The second moment has {ratio:.4g} of the predicted noise."
     fails_if = f"fails if the noise variance is off by {power:.2g}"
     return within(_CHECK, abs(ratio - 1), bound, sentence, fails_if)

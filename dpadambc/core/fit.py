@@ -18,7 +18,7 @@ from dpadambc.core import keys, validate
 from dpadambc.core.accounting import check_delta
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.spending import Spending, affordable_iterations, compose, run_of
-from dpadambc.core.step import Seen, Step, TrainState, draw_batch, key_of_batches
+from dpadambc.core.step import Seen, Step, TrainState, draw_batch
 from dpadambc.engine import memory
 
 
@@ -177,7 +177,7 @@ def compiled(step: Step, num_examples: int) -> Programs:
         key = jax.random.wrap_key_data(words, impl=impl)
         # The first step donates the buffers of the state; those of the user must stay.
         state = jax.tree.map(jnp.copy, step.init(params, key=key))
-        key = key_of_batches(state.sampling_key, digest)
+        key = keys.of_batches(state.sampling_key, digest)
         state = dataclasses.replace(state, sampling_key=key)
         return _data.constrained(state, layout, _data.state_specs(state, layout))
 

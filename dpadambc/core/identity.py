@@ -24,7 +24,6 @@ from dpadambc.core.noise import AddDPNoiseState
 from dpadambc.core.per_example import check_floating, scalar_loss
 from dpadambc.core.spending import Spending, public_numbers
 from dpadambc.core.step import Step, positional, takes_key
-from dpadambc.engine import jaxprs
 
 Identity = dict[str, Any]
 
@@ -55,16 +54,19 @@ def of_values(tree: Any) -> str:
     return digest.hexdigest()[:16]
 
 
-def _programs(program: jex.ClosedJaxpr) -> Iterator[jex.ClosedJaxpr]:
+def _programs(program: Any) -> Iterator[Any]:
     """A program and all programs inside it."""
+    is_program = lambda x: isinstance(x, jex.ClosedJaxpr | jex.Jaxpr)
     yield program
-    for equation in program.jaxpr.eqns:
-        for inner in jaxprs.inner(equation):
+    for equation in getattr(program, "jaxpr", program).eqns:
+        several = jax.tree.leaves([*equation.params.values()], is_leaf=is_program)
+        for inner in filter(is_program, several):
             yield from _programs(inner)
 
 
-def _equations(program: jex.ClosedJaxpr) -> Iterator[jex.JaxprEqn]:
-    return (equation for each in _programs(program) for equation in each.jaxpr.eqns)
+def _equations(program: Any) -> Iterator[jex.JaxprEqn]:
+    for each in _programs(program):
+        yield from getattr(each, "jaxpr", each).eqns
 
 
 def gathers_nodes(program: jex.ClosedJaxpr) -> bool:
@@ -78,7 +80,7 @@ def of_program(program: jex.ClosedJaxpr) -> str:
 
     It does not depend on the devices: the same program on others differs by rounding.
     """
-    constants = [x for each in _programs(program) for x in each.consts]
+    constants = [x for each in _programs(program) for x in getattr(each, "consts", ())]
     for equation in _equations(program):
         constants += [x.val for x in equation.invars if isinstance(x, jex.Literal)]
     text = _essence(str(program)) + of_values(constants)
@@ -144,15 +146,14 @@ def traced_programs(
 
 def _check_terms(loss: jex.ClosedJaxpr, example: Any, mechanism: Any) -> None:
     """Raises where a node may be in more examples than the mechanism accounts for."""
-    allowed = getattr(mechanism, "max_terms", None)
     is_graph = lambda x: isinstance(getattr(x, "max_terms", None), int)
     parts = filter(is_graph, jax.tree.leaves(example, is_leaf=is_graph))
-    # Of several kinds of edges a node is in the terms of all.
-    needed = sum(part.max_terms for part in parts)
-    if (gathers_nodes(loss) and allowed is None) or needed > (allowed or 1):
+    # Of several kinds of edges a node is in the terms of all; else nobody knows.
+    needed = sum(part.max_terms for part in parts) or 1 + gathers_nodes(loss)
+    if needed > mechanism.terms_per_unit:
         raise ValueError(
-            f"Expected mechanism to account for a node in {needed or 'several'} terms,"
-            f" got {type(mechanism).__name__} with max_terms={allowed}. Give one of"
+            f"Expected mechanism to account for a node in {needed} terms or more, got"
+            f" {type(mechanism).__name__} for {mechanism.terms_per_unit}. Give one of"
             " graphs, with max_terms=subgraphs.max_terms; public features are indexed,"
             " features[members], without graphs.gather."
         )

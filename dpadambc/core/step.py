@@ -14,7 +14,6 @@ from dpadambc.core import clipped_grad, keys, validate
 from dpadambc.core import data as _data
 from dpadambc.core.arrays import widen
 from dpadambc.core.data import Layout
-from dpadambc.core.keys import checksum, folded_in
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.per_example import Arguments
 from dpadambc.core.sampling import Batch
@@ -96,11 +95,6 @@ def positional(loss_fn: Callable[..., Any], *, has_frozen: bool) -> Callable[...
     return lambda *arguments: loss_fn(*arguments[:-1], key=arguments[-1])
 
 
-def key_of_batches(key: jax.Array, words: jax.typing.ArrayLike) -> jax.Array:
-    """The key of batches, with a digest or a checksum folded into it."""
-    return folded_in(key, words)
-
-
 @dataclasses.dataclass(frozen=True)
 class Step:
     """One private step on sampled examples, for a loop of your own.
@@ -171,6 +165,11 @@ class Step:
         validate.transformation(optimizer=self.optimizer)
         if self.microbatch_size is not None:
             validate.count(least=1, microbatch_size=self.microbatch_size)
+            if self.microbatch_size % (shards := _data.num_shards(self.layout)):
+                raise ValueError(
+                    f"Expected microbatch_size to be a multiple of the {shards} shards"
+                    f" of a batch, got {self.microbatch_size}."
+                )
 
     def init(self, params: optax.Params, *, key: jax.Array) -> TrainState:
         """The state before the first step.
@@ -300,7 +299,7 @@ def draw_batch(mechanism: Any, state: TrainState, num_examples: int) -> Batch:
     _check_state(mechanism, state)
     key = state.sampling_key
     if mechanism.draws_steps_alone:
-        key = key_of_batches(key, checksum(state.params))
+        key = keys.of_batches(key, keys.checksum(state.params))
     return mechanism.sample_step(key, state.step, num_examples=num_examples)
 
 

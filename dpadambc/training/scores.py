@@ -143,7 +143,7 @@ class NoisyScore:
     def check(self, mechanism: Mechanism, params: Any, shared: tuple[Any, ...]) -> None:
         """Raises where a node moves more than one score; for `search`."""
         traced = jax.make_jaxpr(self.fn)(params, *shared, *_data.one_example(self.data))
-        if hasattr(mechanism, "max_terms") or gathers_nodes(traced):
+        if mechanism.terms_per_unit > 1 or gathers_nodes(traced):
             raise ValueError(
                 "Expected a NoisyScore without graphs.gather, and a mechanism of"
                 f" examples, got one of nodes, by {type(mechanism).__name__}: a node is"

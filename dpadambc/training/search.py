@@ -22,7 +22,7 @@ from dpadambc.core import identity as _identity
 from dpadambc.core import keys, validate
 from dpadambc.core.accounting import check_delta
 from dpadambc.core.mechanism import Mechanism
-from dpadambc.core.step import Step, draw_batch, key_of_batches
+from dpadambc.core.step import Step, draw_batch
 from dpadambc.training.scores import Score
 
 # A number, or several by name, which `make_optimizer` is called with.
@@ -167,7 +167,7 @@ def _check_data(data: Any, mechanism: Mechanism, target_delta: float) -> None:
 
 
 def _event_of(mechanism: Mechanism, score: Score) -> dp_accounting.DpEvent:
-    """The events of one trial: the training, and a score of protected data."""
+    """The event of one trial: the training, and a score of protected data."""
     return score.compose(mechanism.dp_event(), mechanism.neighboring_relation)
 
 
@@ -185,9 +185,8 @@ def _drawn_from(
     In a list: an array of them would have their secret number in its shape, which JAX
     writes to its log as it compiles.
     """
-    words = np.asarray(jax.random.key_data(key))  # on no device in particular
-    key = jax.random.wrap_key_data(jnp.asarray(words), impl=jax.random.key_impl(key))
-    host_key, trial_key = jax.random.split(keys.of_domain(key, "search"))
+    key = keys.of_domain(keys.of_this_process(key), "search")
+    host_key, trial_key = jax.random.split(key)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(host_key)).tolist())
     number = trials.sample(rng)
     return rng, [jax.random.fold_in(trial_key, i) for i in range(number)]
@@ -255,8 +254,8 @@ def search(
     `search` draws the number of trials from `trials`, and keeps it secret. Each trial
     draws a candidate with replacement, trains for the iterations of the mechanism, and
     gets a score. The best trial is returned, or any of the best if several are equal.
-    With `accounting.Fixed(len(candidates))` there is one trial of each candidate, and all
-    are returned.
+    With `accounting.Fixed(len(candidates))` there is one trial of each candidate, and
+    all are returned.
 
     Guarantees:
       * `result.epsilon` is of all that is returned: the parameters, the candidate and
@@ -288,8 +287,8 @@ def search(
         in `lambda learning_rate: optax.adam(learning_rate)`.
       candidates: numbers; or dictionaries of numbers, which `make_optimizer` is called
         with by name. Not chosen by looking at protected data.
-      trials: the distribution of the number of trials, such as `accounting.Geometric(8)`,
-        of `dpadambc.mechanisms`. With a mean of m, any one of n candidates goes
+      trials: the distribution of the number of trials, such as
+        `accounting.Geometric(8)`. With a mean of m, any one of n candidates goes
         untried with a probability of about n / (n + m); more trials cost little.
       score: a `PublicScore` or a `NoisyScore`.
       key: a typed key, a new one for each search; secret.
@@ -312,8 +311,7 @@ def search(
     Example:
       >>> import jax, jax.numpy as jnp, optax
       >>> import dpadambc
-      >>> from dpadambc import training
-      >>> from dpadambc import accounting
+      >>> from dpadambc import accounting, training
       >>> x = jax.random.normal(jax.random.key(0), (1_200, 3))
       >>> y = x @ jnp.array([1.0, -2.0, 3.0])
       >>> loss_fn = lambda w, x, y: (w @ x - y) ** 2
@@ -366,7 +364,7 @@ def search(
     if not all(getattr(x, "is_fully_addressable", True) for x in arrays):
         key = keys.the_same_everywhere(key)
     identity = _identity.of_run(mechanism, programs, None, params, frozen, data)
-    key = key_of_batches(key, _identity.digest(identity))
+    key = keys.of_batches(key, _identity.digest(identity))
     rng, trial_keys = _drawn_from(key, trials)
     chosen = _chosen(rng, trials, len(listed), len(trial_keys))
     num_examples = _data.num_examples(data)

@@ -433,7 +433,8 @@ def test_fit_takes_the_steps_of_the_chain():
     tx = optax.chain(dpadambc.privatize(own, key=jax.random.key(9)), optimizer)
     params, state = jnp.ones(4), tx.init(jnp.ones(4))
     # The key of the noise in fit.
-    first = training.init_state(params, own, optimizer, key=jax.random.key(1)).noise
+    step = training.Step(LOSS, own, optimizer)
+    first = step.init(params, key=jax.random.key(1)).noise
     state = (first, *state[1:])
     gradients = dpadambc.per_example_grad(LOSS)
     for _ in range(own.iterations):

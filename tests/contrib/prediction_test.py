@@ -95,7 +95,7 @@ def test_the_noise_is_that_of_the_mechanism(name):
         lambda params: jnp.zeros_like(params), lambda g, s, p=None: (g, g)
     )
     loss = contrib.with_prediction(lambda w, x: 0 * w[0] * x, **SETTINGS[name])
-    step = training.Step(loss, mechanism, tell, has_frozen=True)
+    step = training.Step(loss, mechanism, tell)
     state = step.init(jnp.zeros(size), key=KEY)
     state, _ = step(state, jnp.ones(4), jnp.zeros(4, bool), jnp.ones(size))
     ratio = np.std(state.opt_state) / mechanism.noise_stddev

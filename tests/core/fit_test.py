@@ -15,7 +15,7 @@ import pytest
 from flax import nnx
 
 import dpadambc
-from dpadambc import training
+from dpadambc import accounting, training
 from dpadambc.core import data as training_data
 from dpadambc.core.step import takes_key
 from tests import common
@@ -133,8 +133,16 @@ def test_one_compilation_for_all_steps():
     assert len(counts) <= 2 * traced
 
 
-@pytest.mark.parametrize("steps_per_call", [1, common.slow(4)])
-def test_the_step_that_would_exceed_the_budget_is_not_taken(steps_per_call):
+@pytest.mark.guarantee
+@pytest.mark.parametrize(
+    ("accountant", "steps_per_call"),
+    [(accounting.PLD, 1), common.slow(accounting.PLD, 4), (accounting.RDP, 4)],
+)
+def test_the_step_that_would_exceed_the_budget_is_not_taken(
+    accountant, steps_per_call, monkeypatch
+):
+    relations = {MECHANISM.neighboring_relation: (accountant,)}
+    monkeypatch.setattr(dpadambc.PoissonGaussian, "relations", relations)
     spent = [MECHANISM.epsilon(DELTA, iterations=n) for n in (10, 11)]
     target = (spent[0] + spent[1]) / 2
     result = fit(target_epsilon=target, steps_per_call=steps_per_call)
@@ -375,11 +383,9 @@ def test_a_result_does_not_print_keys_parameters_or_losses():
 # Wrong use.
 
 
-def test_mechanisms_that_cannot_draw_are_refused():
+def test_a_mechanism_for_another_size_of_data_is_refused():
     numbers = dict(l2_clip_norm=1.0, noise_multiplier=1.0, batch_size=50)
     numbers |= dict(num_examples=200, iterations=3, normalize_by=50)
-    with pytest.raises(TypeError, match="key"):
-        fit(mechanism=dpadambc.ShuffledGaussian(**numbers))
     fixed = dpadambc.FixedSizeGaussian(**numbers)
     with pytest.raises(ValueError, match="num_examples"):
         fit(mechanism=dataclasses.replace(fixed, num_examples=100))

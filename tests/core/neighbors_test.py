@@ -101,7 +101,8 @@ def private_gradient(columns, optimizer=ADAM_BC, mechanism=MECHANISM, **options)
 
 def taken_part(mechanism=MECHANISM):
     """An example that is in the batch of the first step."""
-    state = training.init_state(PARAMS, mechanism, ADAM_BC, key=jax.random.key(1))
+    step = training.Step(loss_fn, mechanism, ADAM_BC)
+    state = step.init(PARAMS, key=jax.random.key(1))
     key = keys.of_batches(state.sampling_key, DIGEST)
     state = dataclasses.replace(state, sampling_key=key)
     batch = training.draw_batch(mechanism, state, SIZE)
@@ -134,14 +135,13 @@ def test_the_optimizer_sees_no_more_of_an_example_than_the_sensitivity():
     assert 0.95 < opposite <= 1.0001 and 0.45 < broken <= 0.5001
 
 
+SPLIT = NamedSharding(
+    jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,)), P("data")
+)
 KINDS = {
     "source": dict(data=Rows),
     "several steps a call": dict(steps_per_call=10),
-    "sharded": dict(
-        batch_sharding=NamedSharding(
-            jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,)), P("data")
-        )
-    ),
+    "sharded": dict(data=lambda columns: training.Sharded(tuple(columns), SPLIT)),
 }
 
 

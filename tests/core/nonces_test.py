@@ -323,7 +323,7 @@ def test_jax_sees_no_key_used_again(make, is_jitted, debug_key_reuse):
 )
 def test_jax_sees_no_key_used_again_in_fit(mechanism, debug_key_reuse):
     training.fit(
-        lambda w, x, key: jnp.sum((w - x) ** 2) + w @ jax.random.normal(key, (3,)),
+        lambda w, x, *, key: jnp.sum((w - x) ** 2) + w @ jax.random.normal(key, (3,)),
         jnp.zeros(3),
         (np.ones((40, 3), np.float32),),
         mechanism,
@@ -331,5 +331,4 @@ def test_jax_sees_no_key_used_again_in_fit(mechanism, debug_key_reuse):
         key=jax.random.key(5),
         target_delta=1e-5,
         spent=(),
-        uses_key=True,
     )

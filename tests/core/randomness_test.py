@@ -92,7 +92,7 @@ X = jnp.linspace(-1, 1, 12).reshape(4, 3)
 PARAMS = {"w": jnp.ones(3, jnp.bfloat16), "b": jnp.ones(())}
 
 
-def with_dropout(params, x, key):
+def with_dropout(params, x, *, key):
     kept = x * jax.random.bernoulli(key, 0.5, x.shape)
     return (params["w"].astype(float) @ kept + params["b"] - 1) ** 2
 
@@ -123,7 +123,6 @@ def fit(
         optimizer or optimizer_for(mechanism, seed),
         key=jax.random.key(seed, impl=TOLD),
         target_delta=1e-5,
-        uses_key=True,
         steps_per_call=steps_per_call,
     )
 
@@ -156,8 +155,8 @@ def test_two_runs_with_one_key_are_seen_to_share_it():
 def test_a_loss_that_draws_twice_with_its_key_is_seen():
     """Negative control."""
 
-    def careless(params, x, key):
-        return with_dropout(params, x, key) + params["b"] * jax.random.normal(key)
+    def careless(params, x, *, key):
+        return with_dropout(params, x, key=key) + params["b"] * jax.random.normal(key)
 
     found = reuses(traced(lambda: fit(careless)))
     assert found and all(uses == [("draw",)] * 2 for uses in found.values())

@@ -14,7 +14,6 @@ import pytest
 
 import dpadambc
 from dpadambc import accounting, training
-from dpadambc.accounting import trials
 from dpadambc.training import checkpoints
 from tests import common
 
@@ -255,14 +254,14 @@ def search(distribution, **options):
 
 @pytest.mark.slow
 def test_a_search_has_spent_too():
-    fixed = search(trials.Fixed(2))
+    fixed = search(accounting.Fixed(2))
     # The whole search counts: each of its trials, with its score.
     assert fixed.spent.epsilon(DELTA) == pytest.approx(fixed.epsilon, rel=1e-3)
     total = fit(fixed.best.params, spent=fixed, callback=stop_after(1))
     one_step = accounting.compose([(MECHANISM, 1)])
     assert unnamed(total.spent) == unnamed(fixed.spent) + one_step
     # A random number of trials is no composition of runs.
-    found = search(trials.Geometric(1))
+    found = search(accounting.Geometric(1))
     with pytest.raises(ValueError, match="add"):
         fit(found.best.params, spent=found)
 

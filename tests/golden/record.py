@@ -23,7 +23,7 @@ import jax  # isort: skip
 import numpy as np  # isort: skip
 
 from dpadambc import audit
-from dpadambc.core import fit, noise, step
+from dpadambc.core import keys, noise
 from tests.golden import epsilons, programs
 
 FOLDER = pathlib.Path(__file__).parent
@@ -37,11 +37,8 @@ def on_any_machine(fun: Callable[[], Any]) -> Any:
     the batches of `fit` is made of a program as a release of JAX prints it.
     """
     of_the_key = mock.patch.object(noise, "key_of_step", lambda key, *_: key)
-    as_it_is = [
-        mock.patch.object(module, "key_of_batches", lambda key, _: key)
-        for module in (step, fit)
-    ]
-    with of_the_key, as_it_is[0], as_it_is[1]:
+    as_it_is = mock.patch.object(keys, "of_batches", lambda key, _: key)
+    with of_the_key, as_it_is:
         return fun()
 
 
