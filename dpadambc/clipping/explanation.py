@@ -1,4 +1,4 @@
-"""What the per-example gradients of a loss will cost, before anything runs."""
+"""The cost of the per-example gradients of a loss, before anything runs."""
 
 import dataclasses
 import functools
@@ -26,7 +26,7 @@ _NO_GRADIENT, _MATERIALIZED = Full.rule, "materialized"
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """One way to the gradient, and what it takes.
+    """One way to the gradient, and its cost.
 
     Attributes:
       method: "ordinary", "factored" or "vmap".
@@ -67,7 +67,7 @@ class ParameterCost:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What the parameters of repeated layers have in common."""
+        """Equal for the parameters of repeated layers."""
         name = re.sub(r"\d+", "*", self.name)
         return name, self.shape, self.rule, self.factored_bytes
 
@@ -161,7 +161,7 @@ class Explanation:
 
     @property
     def materialized_bytes(self) -> int:
-        """What one gradient for each example and parameter would take."""
+        """The bytes of one gradient for each example and parameter."""
         return sum(row.materialized_bytes for row in self.parameters)
 
     @property
@@ -256,7 +256,7 @@ def _total(rows: Sequence[ParameterCost]) -> tuple[int, int]:
 def _without_gradient(rows: list[ParameterCost]) -> tuple[str, ...]:
     return tuple(
         f"{row.name} gets no gradient: the loss does not depend on it. Noise will move"
-        " it all the same; leave it out of what is trained."
+        " it all the same; do not train it."
         for row in rows
         if row.rule == _NO_GRADIENT
     )
@@ -296,7 +296,7 @@ def explain(
     memory_limit: float | None = None,
     optimizer: optax.GradientTransformation | None = None,
 ) -> Explanation:
-    """How the per-example gradients of a loss will be held, and what that takes.
+    """The form and the memory of the per-example gradients of a loss.
 
     Nothing runs: JAX traces the loss with the shapes of its arguments. With a memory
     limit, JAX also compiles it a few times, to find the largest `microbatch_size` for

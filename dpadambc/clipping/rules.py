@@ -131,7 +131,7 @@ class PerGroup(ClipRule):
         return isinstance(other, PerGroup) and self._identity == other._identity
 
     def __hash__(self) -> int:
-        """Of what `__eq__` compares."""
+        """Of the numbers that `__eq__` compares."""
         return hash(self._identity)
 
     def weight(self, norm: jax.Array, l2_clip_norm: jax.Array) -> jax.Array:

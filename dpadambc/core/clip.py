@@ -76,7 +76,7 @@ class ClipRule(abc.ABC):
 
         Args:
           norm: of its gradient, shape (), not negative; it may be infinite or NaN, and
-            what is returned then does not count.
+            then the factor does not count.
           l2_clip_norm: C, shape ().
 
         Returns:
@@ -139,7 +139,7 @@ def sensitivity(
     Args:
       l2_clip_norm: C, the bound on one example's gradient norm.
       normalize_by: B, the public number that the sum is divided by.
-      neighboring_relation: what two neighboring datasets differ in.
+      neighboring_relation: the difference of two neighboring datasets.
 
     Returns:
       The largest L2 distance between the values of `clip_per_example` or
@@ -179,8 +179,8 @@ def _clip_weights(
     # The norm itself is rounded. Aiming a few units in the last place below C keeps
     # the clipped norm from exceeding it.
     target = jnp.asarray(l2_clip_norm * (1 - 8 * finfo.eps), norms.dtype)
-    # What a rule makes long may be longer by what the norm does not see. A thousandth
-    # of C is left for it.
+    # A rule lengthens the part of a gradient that its norm does not see, too. A
+    # thousandth of C is left for it.
     unseen = 1e3 * unseen_norm(size, norms.dtype)
     # Of one norm at a time, so that no rule can mix examples; and limited, so that none
     # can exceed the bound.
@@ -241,7 +241,7 @@ def factors(
 ) -> Factors:
     """The `Factors` of a batch: zero for padding, and where a norm is not finite."""
     groups, leaves = clip_rule.groups(params), per_example_leaves(updates)
-    members = {
+    members: dict[str, Any] = {
         name: [leaves[i] for i in places] for name, (_, places) in groups.items()
     }
     norms = {name: per_example_squared_norms(group) for name, group in members.items()}
@@ -391,16 +391,12 @@ def clip_per_example(
     over the *whole* tree of gradients that reaches this stage. (Optax names the same
     bound `l2_norm_clip`.)
 
-    `update` takes gradients as `per_example_grad` or `as_per_example` returns them,
-    needs `params`, and accepts `is_padding_example`, shape (batch,), bool: True where
-    an example is padding. Chain it first: its bound would not cover a stage before it,
-    so such a stage is refused. It returns a `ClippedSum` for each parameter, which
-    `add_dp_noise` opens, in at least float32. It stays in float32 for bfloat16 and
-    float16 gradients because rounding the sum before the noise would let one example
-    move it by more than the sensitivity.
-
-    Gradients that were summed over devices first, or whose parameters' rows are no
-    longer those of the same examples, give NaN where that cannot be told while tracing.
+    `update` takes gradients of `per_example_grad` or `as_per_example`, needs `params`,
+    and accepts `is_padding_example`, shape (batch,), bool: True where an example is
+    padding. Chain it first: its bound does not cover a stage before it, so such a stage
+    is refused. It returns a `ClippedSum` for each parameter, in at least float32, which
+    `add_dp_noise` opens. Gradients whose rows are no longer those of the same examples
+    in all parameters give NaN.
 
     Guarantees:
       * On batches that differ by one example added or removed, or replaced by
@@ -413,11 +409,9 @@ def clip_per_example(
         under Poisson sampling.
 
       They hold up to the rounding of a float32 sum. Norms of factored gradients carry
-      an allowance for rounding, which keeps what it hides below C / 1000 however the
-      parts of a gradient cancel. For arrays C must be well above 1e-18, where squares
-      of float32 numbers vanish. A part of the parameters, inside `optax.masked` or
-      `optax.multi_transform`, is refused, since two parts that are clipped apart move
-      by more. Clip and add noise first, and divide the parameters after that.
+      an allowance for rounding, which is below C / 1000 however the parts of a gradient
+      cancel. For arrays C must be well above 1e-18, where squares of float32 numbers
+      vanish. A part of the parameters, inside `optax.masked`, is refused.
 
     Args:
       l2_clip_norm: C, positive; infinity turns clipping off, and the guarantee too.

@@ -95,7 +95,7 @@ def clipped_grad(
     clip_per_example(l2_clip_norm, normalize_by=normalize_by, clip_rule=clip_rule)
 
     def clip_fn(gradients, numbers, params, **masks):
-        return clipped_sums(gradients, params, *numbers, clip_rule, **masks)
+        return clipped_sums(gradients, params, *numbers, clip_rule=clip_rule, **masks)
 
     all_at_once = values_and_sums(
         clip_fn,
@@ -136,7 +136,7 @@ def values_and_sums(
       clip_fn: of per-example gradients, a state, parameters and a mask. The function
         that is returned takes this state first, and returns values and `Sums`.
       fun: the loss of one example.
-      parts: what its arguments are.
+      parts: the parts of its arguments.
       has_aux: whether it returns `(loss, aux)`.
       microbatch_size: how many examples are in memory at once.
       method: "factored" or "vmap".

@@ -56,7 +56,7 @@ class ClippedSum(Closed):
       num_together: the number of sums that were clipped together.
     """
 
-    advice: ClassVar[str] = "put add_dp_noise first"
+    advice = "put add_dp_noise first"
     source: ClassVar[str] = "clipped_grad, clip_per_example or as_clipped_sum"
 
     closed: jax.Array
@@ -124,8 +124,9 @@ def close_sums(
     """A tree of arrays as clipped sums, in at least float32."""
 
     def known(number: Any) -> float | None:  # an array would be traced under `jax.jit`
-        is_array = number is None or isinstance(number, jax.Array)
-        return None if is_array else float(number)
+        if number is None or isinstance(number, jax.Array):
+            return None
+        return float(number)
 
     leaves, structure = jax.tree.flatten(jax.tree.map(arrays.widen, sums))
     return structure.unflatten(

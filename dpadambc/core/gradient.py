@@ -93,7 +93,7 @@ def seals_agree(gradients: optax.Updates) -> jax.Array:
 class ClosedType(type):
     """JAX prints the type of a node where another tree has something else."""
 
-    advice: str
+    advice: ClassVar[str] = ""
 
     def __repr__(cls) -> str:
         return f"{cls.__name__} ({cls.advice})"
@@ -102,7 +102,6 @@ class ClosedType(type):
 class Closed(metaclass=ClosedType):
     """A value without arithmetic, since arithmetic on it may change epsilon."""
 
-    advice: ClassVar[str] = ""
     source: ClassVar[str] = ""
     shape: tuple[int, ...]
     dtype: Any
@@ -150,7 +149,7 @@ class PerExampleGradient(Closed):
       num_together: the number of parameters that were differentiated together.
     """
 
-    advice: ClassVar[str] = "put clip_per_example first"
+    advice = "put clip_per_example first"
     source: ClassVar[str] = "per_example_grad or as_per_example"
 
     sealed: Gradient
@@ -174,7 +173,7 @@ class PerExampleGradient(Closed):
         return self.seal.shape[0]
 
     def materialize(self) -> jax.Array:
-        r"""The gradients, shape (batch, \*shape): as large as what is avoided here."""
+        r"""The gradients, shape (batch, \*shape): one for each example."""
         gradients = self.open()
         return jax.vmap(type(gradients).dense)(gradients).astype(self.dtype)
 
@@ -272,8 +271,8 @@ def as_per_example(
     r"""Declares that arrays are untouched gradients of single examples.
 
     Use it for gradients from elsewhere than `per_example_grad`, such as
-    `jax.vmap(jax.grad(...))`. `clip_per_example` takes no bare arrays, since it cannot
-    know what happened to them.
+    `jax.vmap(jax.grad(...))`. `clip_per_example` takes no bare arrays, since they may
+    have been changed.
 
     Guarantees:
       * None of its own: by calling this you vouch that each row depends on one example

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import core
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -40,7 +41,7 @@ def secret_key() -> jax.Array:
       >>> bool((training.secret_key() != training.secret_key()).all())
       True
     """
-    if isinstance(jnp.zeros(()), jax.core.Tracer):
+    if isinstance(jnp.zeros(()), core.Tracer):
         raise TypeError(
             "Expected secret_key outside jax.jit, got a call inside, where it is a"
             " constant. Draw the key before, and pass it in."
@@ -58,12 +59,6 @@ def the_same_everywhere(key: jax.Array) -> jax.Array:
     words = multihost_utils.broadcast_one_to_all(np.asarray(jax.random.key_data(key)))
     impl = jax.random.key_impl(key)
     return jax.random.wrap_key_data(jnp.asarray(np.asarray(words)), impl=impl)
-
-
-def of_this_process(key: jax.Array) -> jax.Array:
-    """The same key, on no particular device."""
-    words = jnp.asarray(np.asarray(jax.random.key_data(key)))
-    return jax.random.wrap_key_data(words, impl=jax.random.key_impl(key))
 
 
 def of_domain(key: jax.Array, name: str) -> jax.Array:

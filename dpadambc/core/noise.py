@@ -168,17 +168,14 @@ def add_dp_noise(
 
     Guarantees:
       * Draws are independent over coordinates, leaves, steps and keys. Each step
-        splits the key that the state carries and keeps one half, so a state tells
-        nothing about the noise of earlier steps; the noise of later steps follows
-        from it, so it must stay secret. (`optax.inject_hyperparams` keeps the first
-        key in its state unless it is given `static_args=("key",)`.)
+        splits the key in the state and keeps one half, so a state tells nothing about
+        earlier noise; later noise follows from it. (`optax.inject_hyperparams` keeps
+        the first key in its state unless it is given `static_args=("key",)`.)
       * Draws are independent over sums too: a checksum of all bits of the sum is in the
-        key of its noise. A key used again gives different sums independent noise, in
-        `jax.jit`, `jax.vmap` and `jax.lax.scan` too, and equal sums equal noise.
-      * Under `jax.vmap` over parameters or gradients alone it is refused. Give each run
-        a key, as in `jax.vmap(lambda key, params: make(key).init(params))(keys,
-        params)`. (To compare runs on public data by their differences, map over copies
-        of a key.)
+        key of its noise. A key used again gives different sums independent noise, and
+        equal sums equal noise.
+      * Under `jax.vmap` over parameters or gradients alone it is refused: map over keys
+        too.
       * Inside `jax.shard_map` the noise must differ along the axes along which the
         gradient does, and along no others: one draw for one coordinate, whatever device
         has it. Anything else is refused, and so is `check_vma=False`.
@@ -186,16 +183,12 @@ def add_dp_noise(
       * Noise is drawn and added in at least float32, and the result stays there: in
         bfloat16 or float16 the noise would take a few hundred values, or vanish.
 
-    Limits. Epsilon is that of ideal Gaussian noise. The noise here consists of float32
-    numbers from 23 random bits each, none beyond 5.42 standard deviations, and the sum
-    is rounded to a grid that depends on it. An attacker who looks at parameters,
-    however many, sees Gaussian noise of the stated level. An attacker who has the exact
-    bits of a noised sum, and candidates for the clipped sum, can rule some of them out:
-    `Mironov 2012 <https://doi.org/10.1145/2382196.2382264>`_. In double precision
-    (`jax.enable_x64`, parameters in float64) there are 52 bits and 8.3 standard
-    deviations, which makes that harder, not impossible; noise that is exact on a grid
-    is not offered here. The key has 64 bits with JAX's default generator, which is not
-    a cryptographic one: give it entropy (`training.secret_key`) and keep it.
+    Limits. Epsilon is that of ideal Gaussian noise. These are float32 numbers of 23
+    random bits each, none beyond 5.42 standard deviations (in float64 52 bits and 8.3).
+    An attacker who has the exact bits of a noised sum, and candidates for the clipped
+    sum, can rule some of them out: `Mironov 2012
+    <https://doi.org/10.1145/2382196.2382264>`_. The key has 64 bits with JAX's default
+    generator, which is not cryptographic: give it entropy (`training.secret_key`).
 
     Args:
       noise_stddev: a mechanism, whose level it is, and which the sum has to have the

@@ -100,7 +100,7 @@ def check_floating(params: Any) -> None:
         if not is_array or not jnp.issubdtype(got, jnp.floating):
             raise TypeError(
                 f"Expected params{jax.tree_util.keystr(path)} to be floating-point"
-                f" numbers, got {got}. Give what is not trained as another argument."
+                f" numbers, got {got}. Pass frozen parameters by another argument."
             )
 
 

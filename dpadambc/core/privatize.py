@@ -35,7 +35,7 @@ class PrivateGradient(NamedTuple):
         the next state.
     """
 
-    init: Callable[[optax.Params], Any]
+    init: optax.TransformInitFn
     clip: Callable[..., Sums]
     add_noise: Callable[..., tuple[optax.Updates, Any]]
 
@@ -127,10 +127,9 @@ def privatize(
         of the mechanism's level, on a sum whose sensitivity is the mechanism's.
       * Epsilon is that of the mechanism if batches are drawn as it says, each with its
         mask, one for each update, and the key is secret.
-      * Gradients that were changed since `per_example_grad` are refused, and so are
-        gradients without a padding mask where the mechanism's batches are padded, and
-        a part of those that were taken together, and more examples, without a mask,
-        than a mechanism with batches of one size draws.
+      * Refused are gradients that were changed since `per_example_grad`, a part of
+        them, gradients without a mask where batches are padded, and another number of
+        examples than a mechanism with batches of one size draws.
 
     Args:
       mechanism: the public numbers, such as a `PoissonGaussian`.
@@ -162,23 +161,6 @@ def privatize(
       >>> updates, state = optimizer.update(grads, optimizer.init(params), params)
       >>> updates.shape
       (2,)
-
-      One private gradient for two optimizers: Muon for hidden matrices, which one paper
-      found better than the others at large batches, and `adam_bc` for the rest.
-
-      >>> tx = optax.chain(
-      ...     dpadambc.privatize(mechanism, key=jax.random.key(0)),
-      ...     optax.multi_transform(
-      ...         {"muon": optax.contrib.muon(0.02),
-      ...          "adam_bc": dpadambc.adam_bc(1e-3, mechanism.noise_stddev)},
-      ...         {"hidden": "muon", "bias": "adam_bc"}))
-      >>> params = {"hidden": jnp.eye(4), "bias": jnp.zeros(4)}
-      >>> grads = dpadambc.per_example_grad(
-      ...     lambda params, x: jnp.sum(jnp.tanh(x @ params["hidden"] + params["bias"]))
-      ... )(params, jnp.eye(4), is_padding_example=jnp.zeros(4, bool))
-      >>> updates, state = tx.update(grads, tx.init(params), params)
-      >>> jax.tree.map(jnp.shape, updates)
-      {'bias': (4,), 'hidden': (4, 4)}
 
     References:
       Abadi et al., `Deep Learning with Differential Privacy

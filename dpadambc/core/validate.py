@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import core
 
 
 def _single(named: dict[str, Any]) -> tuple[str, Any]:
@@ -57,7 +58,7 @@ def python_number(**named: Any) -> Any:
     full_precision(**named)
     _, value = _single(named)
     is_array = isinstance(value, np.generic | np.ndarray | jax.Array)
-    if not is_array or isinstance(value, jax.core.Tracer) or value.shape != ():
+    if not is_array or isinstance(value, core.Tracer) or value.shape != ():
         return value
     return value.item()
 
