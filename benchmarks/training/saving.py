@@ -29,7 +29,7 @@ def measure(problem: models.Problem, rounds: int) -> dict[str, Any]:
             start = time.perf_counter()
             saved.save(state, {}, {})
             middle = time.perf_counter()
-            jax.block_until_ready(saved.restore(state, {})[0])
+            jax.block_until_ready(saved.restore(state, {}))
             if i:  # the first compiles
                 seconds["save"].append(middle - start)
                 seconds["restore"].append(time.perf_counter() - middle)

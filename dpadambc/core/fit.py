@@ -17,7 +17,13 @@ from dpadambc.core import identity as _identity
 from dpadambc.core import keys, validate
 from dpadambc.core.accounting import check_delta
 from dpadambc.core.mechanism import Mechanism
-from dpadambc.core.spending import Spending, affordable_iterations, compose, run_of
+from dpadambc.core.spending import (
+    Spending,
+    affordable_iterations,
+    compose,
+    public_numbers,
+    run_of,
+)
 from dpadambc.core.step import Seen, Step, TrainState, draw_batch
 from dpadambc.engine import memory
 
@@ -227,17 +233,13 @@ def programs_of(step: Step, num_examples: int) -> Programs:
     return (compiled_once if may_be_kept(step) else compiled)(step, num_examples)
 
 
-def peak_bytes(
-    step: Step, num_examples: int, structure: Any, shapes: Sequence[Any]
-) -> int:
+@functools.lru_cache(maxsize=64)
+def peak_bytes(step: Step, num_examples: int, structure: Any, shapes: Any) -> int:
     """What a step takes on each device, compiled for arguments of these shapes."""
     with _data.on_mesh(step.layout):
         steps = compiled(step, num_examples).steps
         lowered = steps.lower(*structure.unflatten(shapes), iterations=1)
         return memory.peak_bytes(lowered.compile())
-
-
-peak_bytes_once = functools.lru_cache(maxsize=64)(peak_bytes)
 
 
 def with_microbatches(
@@ -249,20 +251,17 @@ def with_microbatches(
         limit = float(np.min(multihost_utils.process_allgather(np.float64(limit))))
     if not limit:
         return step
-    arguments = state, frozen, examples_of(state)
-    shape = lambda x: jax.ShapeDtypeStruct(
-        x.shape, x.dtype, sharding=getattr(x, "sharding", None)
-    )
-    shapes, structure = jax.tree.flatten(jax.tree.map(shape, arguments))
+    place = lambda x: getattr(x, "sharding", None)
+    shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place(x))
+    arguments = jax.tree.map(shape, (state, frozen, examples_of(state)))
+    shapes, structure = jax.tree.flatten(arguments)
     of_size = lambda size: dataclasses.replace(step, microbatch_size=size)
-    measure = peak_bytes_once if may_be_kept(step) else peak_bytes
+    measure = peak_bytes if may_be_kept(step) else peak_bytes.__wrapped__
     needed = lambda n: measure(of_size(n), num_examples, structure, tuple(shapes))
     with _data.on_mesh(step.layout):
         batch = jax.eval_shape(compiled(step, num_examples).batch, state)
-    sizes = memory.sizes(len(batch.indices), _data.num_shards(step.layout))
-    known = memory.measured_around(limit, sizes, needed)
-    chosen = memory.largest_within(limit, known) or sizes[0]
-    return step if chosen == sizes[-1] else of_size(chosen)
+    batch_size, num_shards = len(batch.indices), _data.num_shards(step.layout)
+    return of_size(memory.microbatch_size(limit, batch_size, num_shards, needed))
 
 
 def fit(  # noqa: C901 - one story, from top to bottom
@@ -374,12 +373,8 @@ def fit(  # noqa: C901 - one story, from top to bottom
     check_delta(target_delta, num_examples)
     iterations = mechanism.iterations
     if target_epsilon is not None:
-        iterations = affordable_iterations(
-            mechanism,
-            target_epsilon=target_epsilon,
-            target_delta=target_delta,
-            spent=earlier,
-        )
+        budget = dict(target_epsilon=target_epsilon, target_delta=target_delta)
+        iterations = affordable_iterations(mechanism, **budget, spent=earlier)
         if iterations == 0 < mechanism.iterations:
             raise ValueError(
                 "Expected target_epsilon for at least one step, which makes epsilon"
@@ -390,7 +385,8 @@ def fit(  # noqa: C901 - one story, from top to bottom
     # What tells the run from others: its programs, start and data.
     with _data.on_mesh(layout):
         traced = _identity.traced_programs(step, params, frozen, data)
-    identify = functools.partial(_identity.of_run, mechanism, traced, earlier)
+    numbers = public_numbers(mechanism)
+    identify = functools.partial(_identity.of_run, numbers, traced, earlier)
     if _data.spans_processes(layout):
         # Before they are placed: JAX compares them too, and shows the rows that differ.
         settings = target_delta, iterations, epsilon, steps_per_call
@@ -424,9 +420,10 @@ def fit(  # noqa: C901 - one story, from top to bottom
 
     def save() -> None:
         notes = {"planned": planned, "least": least, "parts": parts_at(done)}
-        checkpoints.save(state, identity, notes)
+        if checkpoints is not None:
+            checkpoints.save(state, identity, notes)
 
-    if checkpoints is not None and resumed_from is None:
+    if resumed_from is None:
         save()  # from before the first step on, the name of the run is known
 
     # The steps.
@@ -448,9 +445,7 @@ def fit(  # noqa: C901 - one story, from top to bottom
             call = functools.partial(programs.steps, iterations=done - before)
             state, seen = call(state, frozen, examples)
         state, seen = _data.settled((state, seen), layout)
-        is_due = checkpoints and (
-            done == iterations or checkpoints.is_due(before, done)
-        )
+        is_due = checkpoints is not None and checkpoints.is_due(before, done)
         progress = Progress(done, iterations, done - before, seen, state, epsilon_after)
         try:
             for each in callbacks:
@@ -461,7 +456,7 @@ def fit(  # noqa: C901 - one story, from top to bottom
             planned = max(done, least) if stop.is_public else planned
             least = planned
         finally:  # where a callback fails, the step is taken all the same
-            if is_due or (checkpoints and stop):
+            if is_due or stop is not None or done == iterations:
                 save()
 
     own = Spending((run_of(mechanism, planned, parts_at(done)),))

@@ -22,7 +22,7 @@ from dpadambc.core.arrays import widen
 from dpadambc.core.keys import checksum
 from dpadambc.core.noise import AddDPNoiseState
 from dpadambc.core.per_example import check_floating, scalar_loss
-from dpadambc.core.spending import Spending, public_numbers
+from dpadambc.core.spending import public_numbers
 from dpadambc.core.step import Step, positional, takes_key
 
 Identity = dict[str, Any]
@@ -101,19 +101,14 @@ def traced_programs(
         updates of other shapes, the loss is no scalar, or a node may be in more
         examples than the mechanism accounts for.
     """
-    optimizer, mechanism, has_frozen = (
-        step.optimizer,
-        step.mechanism,
-        frozen is not None,
-    )
+    optimizer, mechanism = step.optimizer, step.mechanism
     if not jax.tree.leaves(params):
         raise ValueError("Expected params to train, got a tree without arrays.")
     check_floating(params)
     shape = lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
-    params, frozen, example = jax.tree.map(
-        shape, (params, frozen, _data.one_example(data))
-    )
-    wide = gradient = jax.eval_shape(lambda tree: jax.tree.map(widen, tree), params)
+    arguments = params, frozen, _data.one_example(data)
+    params, frozen, example = jax.tree.map(shape, arguments)
+    wide = jax.eval_shape(lambda tree: jax.tree.map(widen, tree), params)
     init, state = jax.make_jaxpr(optimizer.init, return_shape=True)(wide)
     is_noise = lambda node: isinstance(node, AddDPNoiseState)
     if any(map(is_noise, jax.tree.leaves(state, is_leaf=is_noise))):
@@ -122,9 +117,8 @@ def traced_programs(
             " fit clips and adds the noise itself. Instead of dp_adam_bc(...) give"
             " adam_bc(1e-3, mechanism), instead of dp_sgd(...) optax.sgd(1e-3)."
         )
-    update, (updates, _) = jax.make_jaxpr(optimizer.update, return_shape=True)(
-        gradient, state, params
-    )
+    traced = jax.make_jaxpr(optimizer.update, return_shape=True)
+    update, (updates, _) = traced(wide, state, params)  # gradients are wide too
     shapes = lambda tree: [x.shape for x in jax.tree.leaves(tree)]
     if shapes(updates) != shapes(params):
         raise ValueError(
@@ -132,68 +126,55 @@ def traced_programs(
             f" {shapes(params)}, got {shapes(updates)}. One of the gradients of single"
             " examples, such as optax.contrib.dpsgd, is not for fit."
         )
-    loss = jax.make_jaxpr(
-        scalar_loss(positional(step.loss_fn, has_frozen=has_frozen), False)
-    )(
-        *(params, *(frozen,) * has_frozen, *example),
-        *(jax.random.key(0),) * takes_key(step.loss_fn),
-    )
-    _check_terms(loss, example, mechanism)
+    shared = () if frozen is None else (frozen,)
+    key = (jax.random.key(0),) if takes_key(step.loss_fn) else ()
+    loss_fn = positional(step.loss_fn, has_frozen=frozen is not None)
+    of_one = scalar_loss(loss_fn, has_aux=False)
+    loss = jax.make_jaxpr(of_one)(params, *shared, *example, *key)
+    _check_terms(loss, example, mechanism.terms_per_unit)
     levels = mechanism.noise_multiplier
     schedule = [jax.make_jaxpr(levels)(jnp.zeros([], int))] if callable(levels) else []
     return [init, update, loss, *schedule]
 
 
-def _check_terms(loss: jex.ClosedJaxpr, example: Any, mechanism: Any) -> None:
-    """Raises where a node may be in more examples than the mechanism accounts for."""
+def _check_terms(loss: jex.ClosedJaxpr, example: Any, terms: int) -> None:
+    """Raises where a node may be in more examples than are accounted for."""
     is_graph = lambda x: isinstance(getattr(x, "max_terms", None), int)
     parts = filter(is_graph, jax.tree.leaves(example, is_leaf=is_graph))
     # Of several kinds of edges a node is in the terms of all; else nobody knows.
     needed = sum(part.max_terms for part in parts) or 1 + gathers_nodes(loss)
-    if needed > mechanism.terms_per_unit:
+    if needed > terms:
         raise ValueError(
             f"Expected mechanism to account for a node in {needed} terms or more, got"
-            f" {type(mechanism).__name__} for {mechanism.terms_per_unit}. Give one of"
-            " graphs, with max_terms=subgraphs.max_terms; public features are indexed,"
-            " features[members], without graphs.gather."
+            f" one for {terms}. Give one of graphs, with max_terms=subgraphs.max_terms;"
+            " index public features without graphs.gather, features[members]."
         )
 
 
 def of_run(
-    mechanism: Any,
-    programs: Sequence[jex.ClosedJaxpr],
-    earlier: Spending | None,
-    params: Any,
-    frozen: Any,
-    data: Any,
+    numbers: Identity, programs: Sequence[Any], earlier: Any, *values: Any
 ) -> Identity:
     """The identity of a run before its first step; *secret*.
 
     Args:
-      mechanism: the public numbers.
+      numbers: the public numbers of its mechanism.
       programs: of the optimizer, the loss of one example, and a schedule of noise.
       earlier: the spending of earlier runs, which is in the epsilon of this one.
-      params: where it begins.
-      frozen: the other argument of the loss.
-      data: arrays, or a source, which is known by its length and first example.
+      *values: parameters, what is frozen, and data: arrays, or a source, which is known
+        by its length and first example.
     """
+    params, frozen, data = values
     names = {x.primitive.name for each in programs for x in _equations(each)}
-    callbacks = names & {"pure_callback", "io_callback"}  # whose state is not shown
-    spent = None
-    if earlier is not None:
-        # Names are random: a script that is run again makes others for the same runs.
-        runs = [
-            {**public_numbers(run.mechanism), "noise_multiplier": run.levels}
-            for run in earlier.runs
-        ]
-        spent = json.dumps(runs, sort_keys=True)
-    return public_numbers(mechanism) | {
+    # Without names, which are others where a script is run again.
+    runs = [] if earlier is None else earlier.runs
+    spent = [(public_numbers(run.mechanism), run.levels) for run in runs]
+    return numbers | {
         "program": " ".join(map(of_program, programs)),
+        "callbacks": sorted(names & {"pure_callback", "io_callback"}),
         "start": of_values(params),
-        "callbacks": sorted(callbacks),
         "frozen": of_values(frozen),
         "data": of_values((len(data), data[0]) if _data.is_source(data) else data),
-        "spent_before": spent,
+        "spent_before": json.dumps(spent) if spent else None,
     }
 
 

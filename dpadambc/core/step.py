@@ -56,6 +56,12 @@ class TrainState:
         return f"TrainState(step={self.step}, ...: secret)"
 
 
+_OTHER = (
+    "Expected a state of {!r}, got one of {!r}. Begin a run of its own by init; to go"
+    " on with more iterations, give dataclasses.replace(state, mechanism=mechanism)."
+)
+
+
 class Seen(NamedTuple):
     """Sums over the examples of a step: *not private*.
 
@@ -206,52 +212,42 @@ class Step:
         frozen: Any = None,
     ) -> tuple[TrainState, Seen]:
         """The state after the step, and sums over the examples."""
-        _check_state(self.mechanism, state)
-        layout, is_random = self.layout, takes_key(self.loss_fn)
+        if state.mechanism != self.mechanism:  # epsilon is of one
+            raise TypeError(_OTHER.format(self.mechanism, state.mechanism))
+        layout = self.layout
         private = self.mechanism.private_gradient(state.noise.rng_key)
 
         # The arguments of the loss: parameters, what is frozen, examples, a key.
-        examples, padding = _data.arguments(examples), is_padding_example
-        params = state.params
+        params, examples = state.params, _data.arguments(examples)
+        padding, shared = is_padding_example, () if frozen is None else (frozen,)
         if layout.axes:
             examples, padding = _data.split((examples, padding), layout)
             params = _data.constrained(params, layout, _data.gathered_specs(layout))
-        shared = () if frozen is None else (frozen,)
-        loss_fn, own_key = positional(self.loss_fn, has_frozen=len(shared) == 1), ()
-        if is_random:
+        first, last = 1 + len(shared), 1 + len(shared) + len(examples)
+        own_key, prng_argnum = (), None
+        if takes_key(self.loss_fn):
             own_key = (jax.random.fold_in(state.loss_key, state.step),)
-        first = 1 + len(shared)
-        parts = Arguments(
-            0,
-            batch_argnums=tuple(range(first, first + len(examples))),
-            prng_argnum=first + len(examples) if is_random else None,
-        )
+            prng_argnum = last
+        parts = Arguments(0, tuple(range(first, last)), prng_argnum)
 
         # Gradients of examples, clipped and summed, a microbatch at a time.
-        losses, sums = clipped_grad.values_and_sums(
+        clipped = clipped_grad.values_and_sums(
             private.clip,
-            loss_fn,
+            positional(self.loss_fn, has_frozen=frozen is not None),
             parts,
             has_aux=False,
             microbatch_size=self.microbatch_size,
             skip_padding=self.skip_padding,
-        )(
-            state.noise,
-            params,
-            *shared,
-            *examples,
-            *own_key,
-            is_padding_example=padding,
         )
+        arguments = (state.noise, params, *shared, *examples, *own_key)
+        losses, sums = clipped(*arguments, is_padding_example=padding)
         gradient = _data.constrained(sums.gradient, layout, layout.params)
 
         # Noise on the sum. What follows is post-processing.
-        private_gradient, noise = private.add_noise(
-            sums._replace(gradient=gradient), state.noise, state.params
-        )
-        updates, opt_state = self.optimizer.update(
-            private_gradient, state.opt_state, state.params
-        )
+        sums = sums._replace(gradient=gradient)
+        noised, noise = private.add_noise(sums, state.noise, state.params)
+        update = self.optimizer.update
+        updates, opt_state = update(noised, state.opt_state, state.params)
         after = dataclasses.replace(
             state,
             step=state.step + 1,
@@ -296,18 +292,9 @@ def draw_batch(mechanism: Any, state: TrainState, num_examples: int) -> Batch:
       >>> print(batch.gather(jnp.arange(10, 90, 10)))
       [50 80  0  0  0  0  0  0]
     """
-    _check_state(mechanism, state)
+    if state.mechanism != mechanism:  # epsilon is of one
+        raise TypeError(_OTHER.format(mechanism, state.mechanism))
     key = state.sampling_key
     if mechanism.draws_steps_alone:
         key = keys.of_batches(key, keys.checksum(state.params))
     return mechanism.sample_step(key, state.step, num_examples=num_examples)
-
-
-def _check_state(mechanism: Any, state: TrainState) -> None:
-    """Raises where a state is of another mechanism: epsilon is of one."""
-    if state.mechanism != mechanism:
-        raise TypeError(
-            f"Expected a state of {mechanism!r}, got one of {state.mechanism!r}. Begin"
-            " a run of its own by init; to go on with more iterations, give"
-            " dataclasses.replace(state, mechanism=mechanism)."
-        )

@@ -95,6 +95,16 @@ def measured_around(
     return known
 
 
+def microbatch_size(
+    limit: float, batch_size: int, multiple_of: int, measure: Callable[[int], int]
+) -> int | None:
+    """The largest size that fits, or the least; None for the whole batch."""
+    possible = sizes(batch_size, multiple_of)
+    known = measured_around(limit, possible, measure)
+    chosen = largest_within(limit, known) or possible[0]
+    return None if chosen == possible[-1] else chosen
+
+
 def largest_within(limit: float, known: dict[int, int]) -> int | None:
     """The largest size that fits, or None."""
     return max((size for size, num in known.items() if num <= limit), default=None)

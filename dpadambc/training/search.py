@@ -22,6 +22,7 @@ from dpadambc.core import identity as _identity
 from dpadambc.core import keys, validate
 from dpadambc.core.accounting import check_delta
 from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.spending import public_numbers
 from dpadambc.core.step import Step, draw_batch
 from dpadambc.training.scores import Score
 
@@ -363,7 +364,8 @@ def search(
     arrays = jax.tree.leaves((params, frozen, data))
     if not all(getattr(x, "is_fully_addressable", True) for x in arrays):
         key = keys.the_same_everywhere(key)
-    identity = _identity.of_run(mechanism, programs, None, params, frozen, data)
+    numbers_of_run = public_numbers(mechanism), programs, None
+    identity = _identity.of_run(*numbers_of_run, params, frozen, data)
     key = keys.of_batches(key, _identity.digest(identity))
     rng, trial_keys = _drawn_from(key, trials)
     chosen = _chosen(rng, trials, len(listed), len(trial_keys))
