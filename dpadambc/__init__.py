@@ -1,191 +1,79 @@
 """Differentially private Adam, corrected for its noise, as Optax transformations.
 
-Every name is imported when it is first used, so that what computes nothing, such as
-`dpadambc --help`, does not wait for JAX.
+Each public name is listed once: here, or in `accounting`, `audit`, `clipping`,
+`contrib`, `diagnostics`, `graphs` or `training`.
 """
 
+import importlib
 import importlib.metadata
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from dpadambc._core import lazy
+from dpadambc import accounting as accounting
+from dpadambc import clipping as clipping
+from dpadambc import diagnostics as diagnostics
+from dpadambc import training as training
+from dpadambc.clipping.explanation import Explanation as Explanation
+from dpadambc.clipping.explanation import explain as explain
+from dpadambc.core.clip import NeighboringRelation as NeighboringRelation
+from dpadambc.core.clip import clip_per_example as clip_per_example
+from dpadambc.core.clip import sensitivity as sensitivity
+from dpadambc.core.clipped_grad import clipped_grad as clipped_grad
+from dpadambc.core.clipped_sum import ClippedSum as ClippedSum
+from dpadambc.core.clipped_sum import as_clipped_sum as as_clipped_sum
+from dpadambc.core.clipped_sum import materialize as materialize
+from dpadambc.core.gradient import PerExampleGradient as PerExampleGradient
+from dpadambc.core.gradient import as_per_example as as_per_example
+from dpadambc.core.gradient import per_example_norms as per_example_norms
+from dpadambc.core.mechanism import Mechanism as Mechanism
+from dpadambc.core.mechanism import PoissonGaussian as PoissonGaussian
+from dpadambc.core.noise import AddDPNoiseState as AddDPNoiseState
+from dpadambc.core.noise import add_dp_noise as add_dp_noise
+from dpadambc.core.per_example import per_example_grad as per_example_grad
+from dpadambc.core.privatize import privatize as privatize
+from dpadambc.core.sampling import Batch as Batch
+from dpadambc.mechanisms.fixed_size import FixedSizeGaussian as FixedSizeGaussian
+from dpadambc.mechanisms.random_allocation import (
+    RandomAllocationGaussian as RandomAllocationGaussian,
+)
+from dpadambc.mechanisms.shuffled import ShuffledGaussian as ShuffledGaussian
+from dpadambc.mechanisms.truncated import (
+    TruncatedPoissonGaussian as TruncatedPoissonGaussian,
+)
+from dpadambc.optimizers import adam_bc as adam_bc
+from dpadambc.optimizers import adamw_bc as adamw_bc
+from dpadambc.optimizers import dp_adam as dp_adam
+from dpadambc.optimizers import dp_adam_bc as dp_adam_bc
+from dpadambc.optimizers import dp_adamw as dp_adamw
+from dpadambc.optimizers import dp_adamw_bc as dp_adamw_bc
+from dpadambc.optimizers import dp_sgd as dp_sgd
+from dpadambc.optimizers import rms_bc as rms_bc
+from dpadambc.transforms.decay import (
+    add_decoupled_weight_decay as add_decoupled_weight_decay,
+)
+from dpadambc.transforms.moments import ScaleByAdamBCState as ScaleByAdamBCState
+from dpadambc.transforms.moments import scale_by_adam_bc as scale_by_adam_bc
+from dpadambc.transforms.rms import ScaleByRmsBCState as ScaleByRmsBCState
+from dpadambc.transforms.rms import scale_by_rms_bc as scale_by_rms_bc
+from dpadambc.transforms.rounding import (
+    RoundStochasticallyState as RoundStochasticallyState,
+)
+from dpadambc.transforms.rounding import round_stochastically as round_stochastically
+from dpadambc.transforms.second_moment import RelativeFloor as RelativeFloor
+from dpadambc.transforms.steps import steps_taken as steps_taken
+
+if TYPE_CHECKING:
+    from dpadambc import audit as audit
+    from dpadambc import contrib as contrib
+    from dpadambc import graphs as graphs
 
 try:
     __version__ = importlib.metadata.version("dpadambc")
 except importlib.metadata.PackageNotFoundError:  # a source tree, not installed
     __version__ = "0+unknown"
-__all__ = [
-    "Batch",
-    "ClippedSum",
-    "Explanation",
-    "FixedSizeGaussian",
-    "Mechanism",
-    "NeighboringRelation",
-    "PerExampleGradient",
-    "PoissonGaussian",
-    "RandomAllocationGaussian",
-    "RelativeFloor",
-    "ShuffledGaussian",
-    "TruncatedPoissonGaussian",
-    "adam_bc",
-    "adamw_bc",
-    "add_decoupled_weight_decay",
-    "add_dp_noise",
-    "as_clipped_sum",
-    "as_per_example",
-    "audit",
-    "clip_per_example",
-    "clipped_grad",
-    "clipped_value_and_grad",
-    "clipping",
-    "diagnostics",
-    "dp2_rmsprop",
-    "dp_adam",
-    "dp_adam_bc",
-    "dp_adamw",
-    "dp_adamw_bc",
-    "dp_rms_bc",
-    "dp_sgd",
-    "explain",
-    "gradients",
-    "graphs",
-    "materialize",
-    "mechanisms",
-    "optimizers",
-    "per_example_grad",
-    "per_example_norms",
-    "per_example_value_and_grad",
-    "privatize",
-    "rms_bc",
-    "round_stochastically",
-    "scale_by_adam_bc",
-    "scale_by_rms_bc",
-    "sensitivity",
-    "steps_taken",
-    "theory",
-    "training",
-    "transforms",
-]
-
-if TYPE_CHECKING:
-    from dpadambc import (
-        audit,
-        clipping,
-        diagnostics,
-        gradients,
-        graphs,
-        mechanisms,
-        optimizers,
-        theory,
-        training,
-        transforms,
-    )
-    from dpadambc.clipping import (
-        Explanation,
-        NeighboringRelation,
-        clip_per_example,
-        clipped_grad,
-        clipped_value_and_grad,
-        explain,
-        sensitivity,
-    )
-    from dpadambc.gradients import (
-        ClippedSum,
-        PerExampleGradient,
-        as_clipped_sum,
-        as_per_example,
-        materialize,
-        per_example_grad,
-        per_example_norms,
-        per_example_value_and_grad,
-    )
-    from dpadambc.mechanisms import (
-        Batch,
-        FixedSizeGaussian,
-        Mechanism,
-        PoissonGaussian,
-        RandomAllocationGaussian,
-        ShuffledGaussian,
-        TruncatedPoissonGaussian,
-        privatize,
-    )
-    from dpadambc.optimizers import (
-        adam_bc,
-        adamw_bc,
-        dp2_rmsprop,
-        dp_adam,
-        dp_adam_bc,
-        dp_adamw,
-        dp_adamw_bc,
-        dp_rms_bc,
-        dp_sgd,
-        rms_bc,
-    )
-    from dpadambc.transforms import (
-        RelativeFloor,
-        add_decoupled_weight_decay,
-        add_dp_noise,
-        round_stochastically,
-        scale_by_adam_bc,
-        scale_by_rms_bc,
-        steps_taken,
-    )
-else:
-    __getattr__ = lazy.attribute(
-        __name__,
-        {
-            "Batch": "mechanisms",
-            "ClippedSum": "gradients",
-            "Explanation": "clipping",
-            "FixedSizeGaussian": "mechanisms",
-            "Mechanism": "mechanisms",
-            "NeighboringRelation": "clipping",
-            "PerExampleGradient": "gradients",
-            "PoissonGaussian": "mechanisms",
-            "RandomAllocationGaussian": "mechanisms",
-            "RelativeFloor": "transforms",
-            "ShuffledGaussian": "mechanisms",
-            "TruncatedPoissonGaussian": "mechanisms",
-            "adam_bc": "optimizers",
-            "adamw_bc": "optimizers",
-            "add_decoupled_weight_decay": "transforms",
-            "add_dp_noise": "transforms",
-            "as_clipped_sum": "gradients",
-            "as_per_example": "gradients",
-            "audit": "audit",
-            "clip_per_example": "clipping",
-            "clipped_grad": "clipping",
-            "clipped_value_and_grad": "clipping",
-            "clipping": "clipping",
-            "diagnostics": "diagnostics",
-            "dp2_rmsprop": "optimizers",
-            "dp_adam": "optimizers",
-            "dp_adam_bc": "optimizers",
-            "dp_adamw": "optimizers",
-            "dp_adamw_bc": "optimizers",
-            "dp_rms_bc": "optimizers",
-            "dp_sgd": "optimizers",
-            "explain": "clipping",
-            "gradients": "gradients",
-            "graphs": "graphs",
-            "materialize": "gradients",
-            "mechanisms": "mechanisms",
-            "optimizers": "optimizers",
-            "per_example_grad": "gradients",
-            "per_example_norms": "gradients",
-            "per_example_value_and_grad": "gradients",
-            "privatize": "mechanisms",
-            "rms_bc": "optimizers",
-            "round_stochastically": "transforms",
-            "scale_by_adam_bc": "transforms",
-            "scale_by_rms_bc": "transforms",
-            "sensitivity": "clipping",
-            "steps_taken": "transforms",
-            "theory": "theory",
-            "training": "training",
-            "transforms": "transforms",
-        },
-    )
 
 
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+def __getattr__(name: str) -> Any:
+    """Few programs need these three: they are imported when they are first used."""
+    if name in ("audit", "contrib", "graphs"):
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -52,7 +52,7 @@ def loss_fn(params, features, subgraph, y):
 
 
 adam, data = optax.adam(0.003), examples(np.arange(1_400), K)
-mechanism = graphs.PoissonGaussian.calibrate(
+mechanism = graphs.NodePoissonGaussian.calibrate(
     target_epsilon=8.0,
     target_delta=1e-4,
     max_terms=data[0].max_terms,

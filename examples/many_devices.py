@@ -56,10 +56,9 @@ mechanism = dpadambc.PoissonGaussian.calibrate(
 result = training.fit(
     loss_fn,
     params,
-    (x, y),
+    training.Sharded((x, y), NamedSharding(mesh, PartitionSpec("data"))),
     mechanism,
     dpadambc.adam_bc(0.005, mechanism),
-    batch_sharding=NamedSharding(mesh, PartitionSpec("data")),
     key=training.secret_key(),
     target_delta=DELTA,
     steps_per_call=50,

@@ -14,8 +14,7 @@ import optax
 from sklearn.datasets import load_digits
 
 import dpadambc
-from dpadambc import training
-from dpadambc.mechanisms import trials
+from dpadambc import accounting, training
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--iterations", type=int, default=100)
@@ -54,7 +53,7 @@ found = training.search(
     mechanism,
     optax.adam,
     [1e-4, 1e-3, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0],  # fixed before looking at the data
-    trials=trials.Geometric(8),
+    trials=accounting.Geometric(8),
     score=score,
     key=training.secret_key(),
     target_delta=DELTA,

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc import training
-from dpadambc.mechanisms import trials
+from dpadambc import accounting, training
 from tests import common
 
 SIZE = 400
@@ -49,7 +48,7 @@ def search(seed, key):
         MECHANISM,
         optax.sgd,
         [1.0],
-        trials=trials.Fixed(1),
+        trials=accounting.Fixed(1),
         score=training.PublicScore(loss_fn, (jnp.ones((3, SIZE)),)),
         key=key,
         target_delta=1e-5,

@@ -1,11 +1,11 @@
-"""What is public: reachable by one import, exported by name, and shown by example."""
+"""Each public name is listed once, reachable by one import, and shown by example."""
 
 import ast
+import collections
 import dataclasses
 import importlib
 import inspect
 import pathlib
-import pkgutil
 import re
 import subprocess
 import sys
@@ -15,30 +15,15 @@ import pytest
 
 import dpadambc
 
-MODULES = [
-    "dpadambc",
-    *(m.name for m in pkgutil.walk_packages(dpadambc.__path__, "dpadambc.")),
-]
-PUBLIC = [
-    name
-    for name in MODULES
-    if not any(part.startswith("_") for part in name.split("."))
-]
-# Names that need an extra are imported when they are first used.
-OF_EXTRAS = {
-    "dpadambc.audit": {"pictures"},
-    "dpadambc.diagnostics": {"pictures"},
-    "dpadambc.training": {"Checkpoints", "ProgressBar", "checkpoints", "progress"},
-}
-# What other functions return, or are made by.
+ROOT = pathlib.Path(dpadambc.__file__).parent
+
+
+# Other functions return these, or are made by them.
 RETURNED = {
+    "Accountant",
     "AddBandedNoiseState",
     "AddCorrelatedNoiseState",
     "AddDPNoiseState",
-    "Advice",
-    "Choice",
-    "ClipBound",
-    "ClippedGrad",
     "ClippedSum",
     "DelayedPreconditionerState",
     "Explanation",
@@ -47,12 +32,11 @@ RETURNED = {
     "KroneckerPreconditioner",
     "LowPassState",
     "Mechanism",
-    "Observed",
-    "ParameterCost",
     "PerExampleGradient",
-    "Plan",
+    "PlannedEpsilon",
     "PlannedRun",
     "Progress",
+    "ReadableDpEvent",
     "Readout",
     "Releasable",
     "Release",
@@ -67,92 +51,103 @@ RETURNED = {
     "SearchResult",
     "Seen",
     "Snapshot",
-    "Spent",
     "Subgraphs",
     "TrainState",
     "Trial",
 }
 
 
+def listed(source):
+    """The names that a package lists: `from dpadambc.core.fit import fit as fit`."""
+    nodes = [node for node in ast.walk(ast.parse(source)) if hasattr(node, "names")]
+    aliases = (alias for node in nodes for alias in node.names)
+    return [a.asname for a in aliases if getattr(a, "asname", None) == a.name]
+
+
 def names_of(module):
-    return {*getattr(module, "__all__", ()), *OF_EXTRAS.get(module.__name__, ())}
+    """Of a package, the names that it lists; of one file, those in `__all__`."""
+    names = getattr(module, "__all__", None)
+    return names or listed(pathlib.Path(module.__file__).read_text())
 
 
-def defined_in(module):
-    """Classes and functions of its own, by name."""
-    return {
-        name: value
-        for name, value in vars(module).items()
-        if (inspect.isclass(value) or inspect.isfunction(value))
-        and value.__module__ == module.__name__
-        and not name.startswith("_")
-    }
+def modules(name="dpadambc"):
+    """The names of the public modules, a package before its parts."""
+    found, module = [name], importlib.import_module(name)
+    for value in (getattr(module, attribute) for attribute in names_of(module)):
+        if inspect.ismodule(value):
+            found += modules(value.__name__)
+    return found
+
+
+PUBLIC = modules()
 
 
 def objects():
-    """Every public class and function, once, by its shortest name."""
+    """Every public class and function, by its name."""
     found = {}
     for name in PUBLIC:
         module = importlib.import_module(name)
-        for attribute in sorted(names_of(module)):
+        for attribute in names_of(module):
             value = getattr(module, attribute)
             own = getattr(value, "__module__", "").startswith("dpadambc")
             if own and (inspect.isclass(value) or inspect.isfunction(value)):
-                found.setdefault(id(value), (f"{name}.{attribute}", value))
-    return dict(found.values())
+                found[f"{name}.{attribute}"] = value
+    return found
+
+
+def repeated(values):
+    """Those that are in there more than once."""
+    return {value for value, n in collections.Counter(values).items() if n > 1}
+
+
+def test_each_public_name_is_listed_once():
+    assert not repeated(objects().values())
+    for name in PUBLIC:
+        assert not repeated(names_of(importlib.import_module(name)))
+    assert 100 < len(objects()) < 200
+    assert {name.rpartition(".")[2] for name in objects()} >= RETURNED
+    # Negative controls.
+    assert repeated([1, 2, 1]) == {1}
+    source = "from a import x as x, y\nfrom b import z as w\nfrom c import x as x"
+    assert listed(source) == ["x", "x"]
+
+
+def test_a_package_lists_names_and_has_no_code():
+    for name in PUBLIC:
+        path = pathlib.Path(importlib.import_module(name).__file__)
+        if path.name == "__init__.py":
+            kinds = {type(node) for node in ast.parse(path.read_text()).body}
+            allowed = {ast.Expr, ast.Import, ast.ImportFrom, ast.If}
+            assert kinds <= allowed | {ast.FunctionDef, ast.Assign}, name
 
 
 def test_one_import_reaches_every_public_module_and_name():
-    names = [n for n in PUBLIC if not n.endswith("cli")]
-    code = "import dpadambc\n" + "\n".join(f"{n}.__name__" for n in names)
+    code = "import dpadambc\n" + "\n".join(
+        f"{name}.{attribute}"
+        for name in PUBLIC
+        for attribute in names_of(importlib.import_module(name))
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
+    assert not hasattr(dpadambc, "dp_sdg")
 
 
 @pytest.mark.slow
-def test_the_names_of_the_package_are_lazy_and_type_checkers_see_them_all():
-    tree = ast.parse(pathlib.Path(dpadambc.__file__).read_text())
-    (branch,) = (node for node in tree.body if isinstance(node, ast.If))
-    seen = {
-        alias.name: (statement.module.partition(".")[2] or alias.name)
-        for statement in branch.body
-        for alias in statement.names
-    }
-    assert branch.test.id == "TYPE_CHECKING"
-    modules = ast.literal_eval(branch.orelse[0].value.args[1])
-    assert modules == seen
-    assert sorted(modules) == sorted(dpadambc.__all__)
-    assert set(dpadambc.__all__) <= set(dir(dpadambc))
-    # First used inside a traced function: no module keeps anything of the trace.
+def test_names_may_be_used_first_inside_a_traced_function():
+    """No module keeps anything of the trace."""
     code = """
-import dpadambc, sys
-assert "jax" not in sys.modules
-import jax
+import dpadambc, jax
 def uses(x):
-    for name in dpadambc.__all__:
-        getattr(dpadambc, name)
+    dpadambc.audit, dpadambc.contrib, dpadambc.graphs, dpadambc.training.Checkpoints
     return x
 with jax.checking_leaks():
     jax.jit(uses)(1.0)
 """
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert not hasattr(dpadambc, "dp_sdg")
 
 
-@pytest.mark.parametrize("name", PUBLIC)
-def test_what_looks_public_is_exported(name):
-    """By the module itself where it is a name space, else by its package."""
-    module = importlib.import_module(name)
-    package = importlib.import_module(name.rpartition(".")[0] or name)
-    exported = names_of(module) | names_of(package)
-    assert not set(defined_in(module)) - exported
-    for attribute in names_of(module):
-        assert getattr(module, attribute) is not None
-
-
-def test_the_top_has_few_files_and_each_folder_says_what_it_is_for():
-    folder = pathlib.Path(dpadambc.__file__).parent
-    public = [p for p in folder.iterdir() if not p.name.startswith(("_", "."))]
-    assert len(public) <= 12
+def test_the_top_has_few_files_and_each_module_says_its_idea():
+    public = [p for p in ROOT.iterdir() if not p.name.startswith(("_", "."))]
+    assert len(public) <= 15
     for name in PUBLIC:
         assert importlib.import_module(name).__doc__
 
@@ -210,13 +205,11 @@ def test_what_needs_an_extra_is_not_imported_and_says_what_to_install():
     """In one process without any of them; the rest of the package works."""
     code = """
 import sys
-for name in ("matplotlib", "matplotlib.axes", "orbax", "orbax.checkpoint", "rich"):
+for name in ("matplotlib", "orbax", "orbax.checkpoint", "rich"):
     sys.modules[name] = None
 import dpadambc
 for name, extra in [("training.Checkpoints", "checkpoints"),
-                    ("training.ProgressBar", "progress"),
-                    ("diagnostics.pictures", "pictures"),
-                    ("audit.pictures", "pictures")]:
+                    ("training.ProgressBar", "progress")]:
     package, _, attribute = name.partition(".")
     try:
         getattr(getattr(dpadambc, package), attribute)

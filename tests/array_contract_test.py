@@ -1,7 +1,8 @@
-"""What every public function of arrays keeps, one row for each.
+"""The contract of every public function of arrays: one row each.
 
 By hand and compiled it is the same, and it is traced once, whatever the values. It
-changes none of its arguments, and double precision stays double.
+changes none of its arguments, and double precision stays double. The rows of stages and
+optimizers are those of `contract_test`.
 """
 
 import inspect
@@ -17,61 +18,40 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 import dpadambc
-from dpadambc import (
-    audit,
-    clipping,
-    diagnostics,
-    gradients,
-    graphs,
-    theory,
-    training,
-    transforms,
-)
+from dpadambc import audit, clipping, contrib, diagnostics, graphs, training
 from dpadambc.diagnostics import not_private
-from dpadambc.mechanisms import BandedGaussian, CorrelatedGaussian, sampling
-from tests import api_test, common, optax_contract_test
+from tests import api_test, common, contract_test
 
+NUMBERS = dict(l2_clip_norm=1.0, noise_multiplier=1.0, iterations=8, normalize_by=5)
 MECHANISM = common.poisson_gaussian()
 SCHEDULED = common.poisson_gaussian(
-    noise_multiplier=optax.linear_schedule(2.0, 1.0, 10)
+    noise_multiplier=optax.linear_schedule(2.0, 1.0, 10), normalize_by=5
 )
-ALLOCATED = dpadambc.RandomAllocationGaussian(
-    l2_clip_norm=1.0,
-    noise_multiplier=1.0,
-    batches_per_epoch=4,
-    iterations=8,
-    normalize_by=5,
+ALLOCATED = dpadambc.RandomAllocationGaussian(**NUMBERS, batches_per_epoch=4)
+CORRELATED = contrib.CorrelatedGaussian(
+    **NUMBERS, noising_coefficients=(1.0, -0.5), batches_per_epoch=4
 )
-CORRELATED = CorrelatedGaussian(
-    l2_clip_norm=1.0,
-    noise_multiplier=1.0,
-    noising_coefficients=(1.0, -0.5),
-    batches_per_epoch=4,
-    iterations=8,
-    normalize_by=5,
-)
-BANDED = BandedGaussian(
-    l2_clip_norm=1.0,
-    noise_multiplier=1.0,
-    strategy_coefficients=(1.0, 0.5),
-    sampling_prob=0.5,
-    iterations=8,
-    normalize_by=5,
+BANDED = contrib.BandedGaussian(
+    **NUMBERS, strategy_coefficients=(1.0, 0.5), sampling_prob=0.5
 )
 CLIPPED = dict(l2_clip_norm=1.0, normalize_by=5)
 ADAM_BC = dpadambc.scale_by_adam_bc(0.1)
+MESH = jax.make_mesh((1,), ("i",), axis_types=(AxisType.Auto,))
 
 
 def loss_fn(params, x):
     return jnp.sum((x @ params["w"] + params["b"]) ** 2)
 
 
-def loss_with_key(params, x, key):
+def loss_with_key(params, x, *, key):
     del key
     return loss_fn(params, x)
 
 
-STEP = training.Step(loss_fn, MECHANISM, optax.adam(0.1), average_decay=0.9)
+STEP = training.Step(loss_fn, MECHANISM, optax.adam(0.1))
+AUGMENTED = training.with_augmentations(
+    loss_with_key, lambda key, x: (x + jax.random.normal(key, x.shape),), 3
+)
 
 
 class Draws:
@@ -103,9 +83,8 @@ class Draws:
         return dpadambc.Batch(self.integers(0, 4, 5), self.padding(), num_examples=4)
 
     def readout(self):
-        return diagnostics.Readout(
-            *(self.positive() for _ in diagnostics.Readout._fields)
-        )
+        fields = diagnostics.Readout._fields
+        return diagnostics.Readout(*(self.positive() for _ in fields))
 
     def snapshot(self):
         rows = {"w": self.readout(), "b": self.readout()}
@@ -120,14 +99,14 @@ class Draws:
 
 def stage(name):
     """A step of a transformation, from its first state."""
-    tx = optax_contract_test.make(name)
+    tx = contract_test.make(name)
 
     def fun(gradients, padding, params):
-        if name in optax_contract_test.TAKES_EXAMPLES:
+        if name in contract_test.TAKES_EXAMPLES:
             gradients = dpadambc.as_per_example(gradients, is_padding_example=padding)
         else:
             gradients = jax.tree.map(lambda g: g[0], gradients)
-            gradients = optax_contract_test.sums_of(name, gradients)
+            gradients = contract_test.sums_of(name, gradients)
         return tx.update(gradients, tx.init(params), params)
 
     return fun, lambda d: (d.params(5), d.padding(), d.params())
@@ -135,60 +114,52 @@ def stage(name):
 
 def of_examples(transformation, **options):
     fun = transformation(loss_fn, **options)
-
-    def materialized(params, x, padding):
-        return dpadambc.materialize(fun(params, x, is_padding_example=padding))
-
-    return materialized, lambda d: (d.params(), d(5, 3), d.padding())
+    opened = lambda params, x, padding: common.arrays(
+        fun(params, x, is_padding_example=padding)
+    )
+    return opened, lambda d: (d.params(), d(5, 3), d.padding())
 
 
 def vouched(gradient):
     return dpadambc.as_clipped_sum(gradient, **CLIPPED)
 
 
-def sampled(sample, **options):
-    return lambda key: sample(key, num_examples=20, **options), lambda d: (d.key,)
+def noised(mechanism):
+    """The second step, which may take a part of the first back."""
+
+    def fun(gradient, key, step):
+        tx, summed = mechanism.add_noise(key=key), vouched(gradient)
+        _, state = tx.update(summed, tx.init(gradient), gradient)
+        return tx.update(summed, state, gradient)[0], mechanism.noise_stddev(step)
+
+    return fun, lambda d: (d.params(), d.key, d.integers(0, 9))
 
 
-def delayed_step(gradients, padding, params):
-    """The second, which divides by what came out of the first."""
-    tx = transforms.delayed_preconditioner(
-        optax_contract_test.make("privatize"),
-        interval=1,
-        l2_clip_norm=1.0,
-        preconditioned_clip_norm=1.0,
-    )
+def in_halves(gradients, padding, params, key):
+    """A private gradient whose clip and noise are called one by one."""
     gradients = dpadambc.as_per_example(gradients, is_padding_example=padding)
-    _, state = tx.update(gradients, tx.init(params), params)
-    return tx.update(gradients, state, params)
+    halves = SCHEDULED.private_gradient(key)
+    state = halves.init(params)
+    return halves.add_noise(halves.clip(gradients, state, params), state, params)
 
 
-def correlated_step(gradient, key, step):
-    """The second, which takes a part of the first back."""
-    tx = CORRELATED.add_noise(key=key)
-    summed = vouched(gradient)
-    _, state = tx.update(summed, tx.init(gradient), gradient)
-    return *tx.update(summed, state, gradient), CORRELATED.noise_stddev(step)
-
-
-def banded_step(gradient, key, step):
-    """The second, which takes a part of the first back."""
-    tx = BANDED.add_noise(key=key)
-    summed = vouched(gradient)
-    _, state = tx.update(summed, tx.init(gradient), gradient)
-    return *tx.update(summed, state, gradient), BANDED.noise_stddev(step)
+def drawn(mechanism):
+    fun = lambda key, step: mechanism.sample_step(key, step, num_examples=20)
+    return fun, lambda d: (d.key, d.integers(0, 8))
 
 
 def key_of_noise(mechanism):
     noise = lambda key: mechanism.add_noise(key=key).init(jnp.zeros(2))
-    return lambda key: jax.random.key_data(noise(key).rng_key)
+    return lambda key: jax.random.key_data(noise(key).rng_key), lambda d: (d.key,)
 
 
-def moved_bound(bound):
-    moves = common.poisson_gaussian(clip_rule=clipping.SlackClipping())
-    state = dpadambc.privatize(moves, key=jax.random.key(0)).init(bound)
-    found = diagnostics.clip_bound(moves, state._replace(l2_clip_norm=bound))
-    return found.l2_clip_norm, found.relative_to_start
+def weight(rule):
+    return rule.weight, lambda d: (d.positive(), d.positive())
+
+
+def read(name):
+    """A property of a readout."""
+    return lambda readout: getattr(readout, name), lambda d: (d.readout(),)
 
 
 def after_a_step(gradient):
@@ -201,310 +172,130 @@ def clean_moments(params, gradient):
 
 
 def preconditioned(params, public, x):
-    """The gradients of a loss, and those that its public examples precondition."""
-    found = gradients.kronecker_preconditioner(
+    """The gradients of a loss that its public examples precondition."""
+    found = contrib.kronecker_preconditioner(
         loss_fn, params, public_examples=(public,), damping=0.1
     )
-    return jax.grad(gradients.preconditioned(loss_fn, found))(params, x)
+    return jax.grad(contrib.preconditioned(loss_fn, found))(params, x)
 
 
 def statistics(gradients, padding):
     seen = not_private.gradient_statistics(
-        gradients, MECHANISM, is_padding_example=padding
+        dpadambc.as_per_example(gradients), MECHANISM, is_padding_example=padding
     )
     return seen, seen.signal_to_noise
 
 
+def of_subgraphs(members):
+    found = graphs.Subgraphs(jnp.asarray(members), max_terms=3)
+    return found.degrees, found.is_padding
+
+
+def started(params, key):
+    state = STEP.init(params, key=key)
+    batch = training.draw_batch(MECHANISM, state, num_examples=20)
+    return state, batch, training.releasable(state)
+
+
+CANARIES = audit.GradientCanaries(
+    {"w": np.zeros((3, 2)), "b": np.zeros(2)}, num_canaries=3, l2_clip_norm=1.0
+)
+
+
+def summed_by(gradient):
+    tx = CANARIES.with_sum(optax.sgd(0.1))
+    return tx.update(gradient, tx.init(gradient))
+
+
 # By the names of what it covers: a function, and its arguments from `Draws`.
-ROWS = {name: stage(name) for name in optax_contract_test.ROWS} | {
-    "as_per_example materialize PerExampleGradient.materialize": (
-        lambda g, padding: dpadambc.materialize(
-            dpadambc.as_per_example(g, is_padding_example=padding)
-        ),
-        lambda d: (d.params(5), d.padding()),
-    ),
+# fmt: off
+ROWS = {name: stage(name) for name in contract_test.ROWS} | {
+    "as_per_example PerExampleGradient.materialize": (
+        lambda g, padding: common.arrays(dpadambc.as_per_example(g, is_padding_example=padding)),
+        lambda d: (d.params(5), d.padding())),
+    "materialize": (lambda g: dpadambc.materialize(dpadambc.as_per_example(g)), lambda d: (d.params(5),)),
+    "per_example_norms": (lambda g: dpadambc.per_example_norms(dpadambc.as_per_example(g)), lambda d: (d.params(5),)),
     "as_clipped_sum ClippedSum.value ClippedSum.plus": (
         lambda one, other: vouched(one).plus(vouched(other)).value,
-        lambda d: (d(3, 2), d(3, 2)),
-    ),
+        lambda d: (d(3, 2), d(3, 2))),
     "ClippedSum.sum_over": (
-        lambda x: jax.shard_map(
-            lambda x: vouched(x).sum_over("i").value,
-            mesh=jax.make_mesh((1,), ("i",), axis_types=(AxisType.Auto,)),
-            in_specs=PartitionSpec("i"),
-            out_specs=PartitionSpec(),
-        )(x),
-        lambda d: (d(4, 3),),
-    ),
-    "per_example_norms": (
-        lambda *args: dpadambc.per_example_norms(
-            dpadambc.per_example_grad(loss_fn)(*args)
-        ),
-        lambda d: (d.params(), d(5, 3)),
-    ),
-    "per_example_grad": of_examples(dpadambc.per_example_grad),
-    "per_example_value_and_grad": of_examples(dpadambc.per_example_value_and_grad),
-    "gradients.kronecker_preconditioner gradients.preconditioned"
-    " gradients.KroneckerPreconditioner.untouched": (
-        preconditioned,
-        lambda d: (d.params(), d(5, 3), d(3)),
-    ),
-    "clipped_grad": of_examples(dpadambc.clipped_grad, **CLIPPED),
-    "clipped_value_and_grad clipping.ClippedGrad.__call__": of_examples(
-        dpadambc.clipped_value_and_grad, method="vmap", microbatch_size=2, **CLIPPED
-    ),
-    "clipping.Flat.weight clipping.ClipRule.weight": (
-        clipping.Flat().weight,
-        lambda d: (d.positive(), d.positive()),
-    ),
-    "clipping.Automatic.weight": (
-        clipping.Automatic().weight,
-        lambda d: (d.positive(), d.positive()),
-    ),
-    "clipping.PerSampleAdaptive.weight": (
-        clipping.PerSampleAdaptive().weight,
-        lambda d: (d.positive(), d.positive()),
-    ),
-    "clipping.PerGroup.weight": (
-        clipping.PerGroup("all", {"all": 1.0}).weight,
-        lambda d: (d.positive(), d.positive()),
-    ),
-    "RelativeFloor.variance": (
-        dpadambc.RelativeFloor(0.5).variance,
-        lambda d: (d.positive(), d.below_one(), d.integers(1, 9)),
-    ),
-    "transforms.corrected_second_moment": (
-        transforms.corrected_second_moment,
-        lambda d: (d.positive(3, 2), d.positive(), d.positive()),
-    ),
-    "transforms.stochastic_round": (
-        lambda key, x: transforms.stochastic_round(key, x, "bfloat16"),
-        lambda d: (d.key, d(3, 2)),
-    ),
-    "transforms.is_preconditioned": (
-        lambda count: transforms.is_preconditioned(count, 1, 2),
-        lambda d: (d.integers(0, 9, 5),),
-    ),
-    "transforms.low_pass_noise_stddev": (
-        transforms.low_pass_noise_stddev(
-            optax.linear_schedule(1.0, 0.5, 4), (0.5,), (1.0, -0.5)
-        ),
-        lambda d: (d.integers(0, 9),),
-    ),
-    "transforms.delayed_preconditioner": (
-        delayed_step,
-        lambda d: (d.params(5), d.padding(), d.params()),
-    ),
-    "transforms.add_correlated_noise Mechanism.add_noise"
-    " mechanisms.CorrelatedGaussian.add_noise"
-    " mechanisms.CorrelatedGaussian.noise_stddev": (
-        correlated_step,
-        lambda d: (d.params(), d.key, d.integers(0, 9)),
-    ),
-    "transforms.add_banded_noise mechanisms.BandedGaussian.add_noise"
-    " mechanisms.BandedGaussian.noise_stddev": (
-        banded_step,
-        lambda d: (d.params(), d.key, d.integers(0, 9)),
-    ),
-    "transforms.AddBandedNoiseState.rng_key": (
-        key_of_noise(BANDED),
-        lambda d: (d.key,),
-    ),
-    "transforms.AddCorrelatedNoiseState.rng_key": (
-        key_of_noise(common.correlated_gaussian()),
-        lambda d: (d.key,),
-    ),
-    "mechanisms.sampling.cyclic_poisson_sample": (
-        lambda key, step: BANDED.sample_step(key, step, num_examples=20),
-        lambda d: (d.key, d.integers(0, 8)),
-    ),
-    "Batch.gather": (
-        lambda batch, data: batch.gather(data),
-        lambda d: (d.batch(), d.params(4)),
-    ),
-    "Mechanism.sample": sampled(MECHANISM.sample),
-    "Mechanism.sample_step": (
-        lambda key, step: ALLOCATED.sample_step(key, step, num_examples=20),
-        lambda d: (d.key, d.integers(0, 8)),
-    ),
-    "Mechanism.noise_stddev Mechanism.noise_variance": (
-        lambda step: (SCHEDULED.noise_stddev(step), SCHEDULED.noise_variance(step)),
-        lambda d: (d.integers(0, 9),),
-    ),
-    "mechanisms.sampling.poisson_sample": sampled(
-        sampling.poisson_sample, sampling_prob=0.25
-    ),
-    "mechanisms.sampling.truncated_poisson_sample": sampled(
-        sampling.truncated_poisson_sample, sampling_prob=0.25, truncated_batch_size=4
-    ),
-    "mechanisms.sampling.fixed_size_sample": sampled(
-        sampling.fixed_size_sample, batch_size=5
-    ),
-    "mechanisms.sampling.random_allocation_sample": (
-        lambda key, step: sampling.random_allocation_sample(
-            key, step, num_examples=20, batches_per_epoch=4
-        ),
-        lambda d: (d.key, d.integers(0, 8)),
-    ),
-    "graphs.gather": (
-        graphs.gather,
-        lambda d: (d(6, 3), d.integers(-1, 6, 4, 2)),
-    ),
-    "graphs.Subgraphs.degrees graphs.Subgraphs.is_padding": (
-        lambda members: (
-            found := graphs.Subgraphs(jnp.asarray(members), max_terms=3),
-            found.degrees,
-            found.is_padding,
-        ),
-        lambda d: (d.integers(-1, 6, 4, 2),),
-    ),
-    "diagnostics.clip_bound": (moved_bound, lambda d: (d.positive(),)),
-    "diagnostics.snapshot": (
-        lambda gradient: diagnostics.snapshot(after_a_step(gradient)),
-        lambda d: (d.params(),),
-    ),
-    "diagnostics.stack": (
-        lambda *snapshots: diagnostics.stack(snapshots),
-        lambda d: (d.snapshot(), d.snapshot()),
-    ),
-    "diagnostics.Snapshot.share_at_floor": (
-        lambda snapshot: snapshot.share_at_floor,
-        lambda d: (d.snapshot(),),
-    ),
-    "diagnostics.Readout.signal": (
-        lambda readout: readout.signal,
-        lambda d: (d.readout(),),
-    ),
-    "diagnostics.Readout.signal_stderr": (
-        lambda readout: readout.signal_stderr,
-        lambda d: (d.readout(),),
-    ),
-    "diagnostics.Readout.noise_to_signal": (
-        lambda readout: readout.noise_to_signal,
-        lambda d: (d.readout(),),
-    ),
-    "diagnostics.not_private.gradient_statistics"
-    " diagnostics.not_private.GradientStatistics.signal_to_noise": (
-        statistics,
-        lambda d: (d.params(5), d.padding()),
-    ),
-    "diagnostics.not_private.init_clean_moments"
-    " diagnostics.not_private.update_clean_moments": (
-        clean_moments,
-        lambda d: (d.params(), d.params()),
-    ),
+        jax.shard_map(lambda x: vouched(x).sum_over("i").value, mesh=MESH, in_specs=PartitionSpec("i"), out_specs=PartitionSpec()),
+        lambda d: (d(4, 3),)),
+    "per_example_grad": of_examples(dpadambc.per_example_grad, return_values=True),
+    "ClippedGrad.__call__": of_examples(dpadambc.clipped_grad, **CLIPPED),
+    "clipped_grad": of_examples(dpadambc.clipped_grad, return_values=True, microbatch_size=2, **CLIPPED),
+    "RelativeFloor.variance": (dpadambc.RelativeFloor(0.5).variance, lambda d: (d.positive(), d.below_one(), d.integers(1, 9))),
+    "Batch.gather": (lambda batch, data: batch.gather(data), lambda d: (d.batch(), d.params(4))),
+    "Mechanism.sample": (lambda key: MECHANISM.sample_step(key, 0, num_examples=20), lambda d: (d.key,)),
+    "Mechanism.sample_step": drawn(ALLOCATED),
+    "Mechanism.private_gradient": (in_halves, lambda d: (d.params(5), d.padding(), d.params(), d.key)),
+    "Mechanism.add_noise Mechanism.noise_stddev": noised(SCHEDULED),
+    "Mechanism.noise_variance": (SCHEDULED.noise_variance, lambda d: (d.integers(0, 9),)),
+    "clipping.ClipRule.weight clipping.Flat.weight": weight(clipping.Flat()),
+    "clipping.Automatic.weight": weight(clipping.Automatic()),
+    "clipping.PerGroup.weight": weight(clipping.PerGroup("all", {"all": 1.0})),
+    "graphs.gather": (graphs.gather, lambda d: (d(6, 3), d.integers(-1, 6, 4, 2))),
+    "graphs.Subgraphs.degrees graphs.Subgraphs.is_padding": (of_subgraphs, lambda d: (d.integers(-1, 6, 4, 2),)),
+    "diagnostics.snapshot": (lambda gradient: diagnostics.snapshot(after_a_step(gradient)), lambda d: (d.params(),)),
+    "diagnostics.Snapshot.share_at_floor": (lambda snapshot: snapshot.share_at_floor, lambda d: (d.snapshot(),)),
+    "diagnostics.Readout.signal": read("signal"),
+    "diagnostics.Readout.signal_stderr": read("signal_stderr"),
+    "diagnostics.not_private.gradient_statistics diagnostics.not_private.GradientStatistics.signal_to_noise": (
+        statistics, lambda d: (d.params(5), d.padding())),
+    "diagnostics.not_private.init_clean_moments diagnostics.not_private.update_clean_moments": (
+        clean_moments, lambda d: (d.params(), d.params())),
     "diagnostics.not_private.snapshot": (
         lambda *args: not_private.snapshot(clean_moments(*args), noise_stddev=0.1),
-        lambda d: (d.params(), d.params()),
-    ),
-    "theory.noise_variance": (
-        theory.noise_variance,
-        lambda d: (d.positive(3), d.positive(3), d.positive(3)),
-    ),
-    "theory.noise_bound": (
-        lambda stddev: theory.noise_bound(stddev, 10, 100),
-        lambda d: (d.positive(3),),
-    ),
-    "theory.first_moment_spread": (
-        theory.first_moment_spread,
-        lambda d: (d.positive(3), d.below_one(), d.integers(1, 9, 3)),
-    ),
-    "theory.second_moment_spread": (
-        theory.second_moment_spread,
-        lambda d: (d.positive(3), d.below_one(), d.integers(1, 9, 3)),
-    ),
-    "theory.second_moment_bias": (
-        lambda variances: theory.second_moment_bias(variances, 0.9),
-        lambda d: (d.positive(4),),
-    ),
-    "theory.correlated_noise_variances": (
-        theory.correlated_noise_variances,
-        lambda d: (d(3), d.positive(4)),
-    ),
-    "theory.correlated_second_moment_spread": (
-        theory.correlated_second_moment_spread,
-        lambda d: (d(3), d.positive(4), d.below_one(), d(4)),
-    ),
-    "theory.second_moment_deviation": (
-        theory.second_moment_deviation,
-        lambda d: (d.positive(3), d.integers(1, 9, 3)),
-    ),
-    "theory.sign_descent_ratio": (
-        theory.sign_descent_ratio,
-        lambda d: (d(3), d.positive(3)),
-    ),
-    "theory.corrected_sign_descent_ratio": (
-        theory.corrected_sign_descent_ratio,
-        lambda d: (d(3), d.positive(3)),
-    ),
-    "theory.equivalent_sgdm_schedule": (
-        theory.equivalent_sgdm_schedule(0.1, 0.1),
-        lambda d: (d.integers(1, 9),),
-    ),
+        lambda d: (d.params(), d.params())),
     "training.Step.init training.Step.__call__": (
         lambda params, key, x, padding: STEP(STEP.init(params, key=key), x, padding),
-        lambda d: (d.params(), d.key, (d(5, 3),), d.padding()),
-    ),
-    "training.init_state training.draw_batch training.releasable": (
-        lambda params, key: (
-            state := training.init_state(params, MECHANISM, ADAM_BC, key=key),
-            training.draw_batch(MECHANISM, state, num_examples=20),
-            training.releasable(state),
-        ),
-        lambda d: (d.params(), d.key),
-    ),
+        lambda d: (d.params(), d.key, (d(5, 3),), d.padding())),
+    "training.draw_batch training.releasable": (started, lambda d: (d.params(), d.key)),
     "training.PublicScore.per_example training.NoisyScore.per_example": (
-        lambda params, x: training.PublicScore(loss_fn, (x,)).per_example(
-            params, (), (x,)
-        ),
-        lambda d: (d.params(), d(5, 3)),
-    ),
+        lambda params, x: training.PublicScore(loss_fn, (x,)).per_example(params, (), (x,)),
+        lambda d: (d.params(), d(5, 3))),
     "training.with_augmentations": (
-        training.with_augmentations(
-            loss_with_key, lambda key, x: (x + jax.random.normal(key, x.shape),), 3
-        ),
-        lambda d: (d.params(), d(3), d.key),
-    ),
-    "training.with_prediction": (
-        training.with_prediction(loss_fn),
-        lambda d: (d.params(), d.params(), d(3)),
-    ),
+        lambda params, x, key: AUGMENTED(params, x, key=key),
+        lambda d: (d.params(), d(3), d.key)),
     "training.with_rows": (
-        training.with_rows(loss_with_key, uses_key=True),
-        lambda d: (d.params(), d(4, 3), jnp.arange(4) > 1, d.key),
-    ),
-    "training.with_compute_dtype": (
-        training.with_compute_dtype(loss_fn, jnp.bfloat16),
-        lambda d: (d.params(), d(3)),
-    ),
-    "audit.with_sum": (
-        lambda gradient: (tx := audit.with_sum(optax.sgd(0.1))).update(
-            gradient, tx.init(gradient)
-        ),
-        lambda d: (d.params(),),
-    ),
+        lambda *args: training.with_rows(loss_with_key)(*args[:-1], key=args[-1]),
+        lambda d: (d.params(), d(4, 3), jnp.arange(4) > 1, d.key)),
+    "training.with_compute_dtype": (training.with_compute_dtype(loss_fn, jnp.bfloat16), lambda d: (d.params(), d(3))),
+    "audit.GradientCanaries.with_sum": (summed_by, lambda d: (d.params(),)),
     "audit.GradientCanaries.loss": (
-        audit.GradientCanaries(
-            {"w": np.zeros((3, 2)), "b": np.zeros(2)}, num_canaries=3, l2_clip_norm=1.0
-        ).loss(loss_fn),
-        lambda d: (d.params(), d.integers(-1, 3), d(3)),
-    ),
+        CANARIES.loss(loss_fn),
+        lambda d: (d.params(), d.integers(-1, 3), d(3))),
+    "contrib.CorrelatedGaussian.add_noise contrib.CorrelatedGaussian.noise_stddev": noised(CORRELATED),
+    "contrib.BandedGaussian.add_noise contrib.BandedGaussian.noise_stddev": noised(BANDED),
+    "contrib.BandedGaussian.sample_step": drawn(BANDED),
+    "contrib.AddBandedNoiseState.rng_key": key_of_noise(BANDED),
+    "contrib.AddCorrelatedNoiseState.rng_key": key_of_noise(CORRELATED),
+    "contrib.PerSampleAdaptive.weight": weight(contrib.PerSampleAdaptive()),
+    "contrib.low_pass_noise_stddev": (
+        contrib.low_pass_noise_stddev(optax.linear_schedule(1.0, 0.5, 4), (0.5,), (1.0, -0.5)),
+        lambda d: (d.integers(0, 9),)),
+    "contrib.kronecker_preconditioner contrib.preconditioned contrib.KroneckerPreconditioner.untouched": (
+        preconditioned, lambda d: (d.params(), d(5, 3), d(3))),
+    "contrib.with_prediction": (contrib.with_prediction(loss_fn), lambda d: (d.params(), d.params(), d(3))),
 }
+# fmt: on
 ON_THE_HOST = {
+    "Mechanism.accounted_as": "returns a mechanism",
+    "accounting.Accountant.composed": "returns an accountant of dp-accounting",
     "audit.GradientCanaries.insert": "makes data longer by a number that is drawn",
-    "audit.Pipeline.of_chain": "returns what is to be audited",
-    "audit.Pipeline.of_fit": "returns what is to be audited",
-    "clipping.ParameterCost.kind": "has no arrays",
+    "audit.Pipeline.of_chain": "returns a pipeline to audit",
+    "audit.Pipeline.of_fit": "returns a pipeline to audit",
     "graphs.subgraphs": "reads edges, in NumPy",
     "training.fully_sharded": "returns shardings",
-    "training.group_by_user": "reads ids, and how many there are is in the shapes",
+    "training.group_by_user": "reads ids, and the shapes have their number",
     "training.load_release": "reads a file",
+    "training.PublicScore.compose": "returns an event",
     "training.secret_key": "draws from the operating system",
 }
-
-# In double precision they return numbers in single.
+# The methods of these classes have tests like those of this table in `tests/contrib`.
+ELSEWHERE = {"contrib.QuantileClipping", "contrib.SlackClipping"}
+# In double precision these return numbers in single.
 IN_SINGLE = {
-    "transforms.stochastic_round": "rounds",
     "training.with_compute_dtype": "is asked to",
     "diagnostics.snapshot": "has shares, of booleans",
     "diagnostics.not_private.snapshot": "has shares, of booleans",
@@ -513,25 +304,19 @@ IN_SINGLE = {
 }
 TOLERANCES = {"float32": 1e-5, "float64": 1e-12, "bfloat16": 3e-2}
 # Of the transformations, those of which the others are parts.
-QUICK = ROWS.keys() - (optax_contract_test.ROWS.keys() - optax_contract_test.LEADING)
-every_row = pytest.mark.parametrize("name", ROWS)
+QUICK = ROWS.keys() - (contract_test.ROWS.keys() - contract_test.LEADING)
 
 
-every_row_and_dtype = pytest.mark.parametrize(
-    ("name", "dtype"),
-    [
-        (name, dtype)
-        if dtype == "float32" and name in QUICK
-        else common.thorough(name, dtype)
-        if dtype != "float32" and name not in QUICK
-        else common.slow(name, dtype)
-        for name in ROWS
-        for dtype in TOLERANCES
-    ],
+def row(name, dtype):
+    if dtype == "float32" and name in QUICK:
+        return name, dtype
+    is_thorough = dtype != "float32" and name not in QUICK
+    return (common.thorough if is_thorough else common.slow)(name, dtype)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [row(name, dtype) for name in ROWS for dtype in TOLERANCES]
 )
-
-
-@every_row_and_dtype
 @pytest.mark.usefixtures("without_nonces")
 def test_compiled_once_it_is_as_by_hand_off_the_device_and_on_it(name, dtype):
     fun, arguments = ROWS[name]
@@ -539,15 +324,12 @@ def test_compiled_once_it_is_as_by_hand_off_the_device_and_on_it(name, dtype):
         host, device = (arguments(Draws(seed, dtype)) for seed in range(2))
         if dtype == "bfloat16":  # in which NumPy promotes by rules of its own
             host = jax.device_put(host)
-        common.assert_jit_changes_nothing(
-            fun,
-            *(host, jax.device_put(device)),
-            rtol=TOLERANCES[dtype],
-            atol=TOLERANCES[dtype],
-        )
+        tolerance = dict(rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+        calls = host, jax.device_put(device)
+        common.assert_jit_changes_nothing(fun, *calls, **tolerance)
 
 
-@every_row
+@pytest.mark.parametrize("name", ROWS)
 def test_double_precision_stays_double(name, x64):
     fun, arguments = ROWS[name]
     leaves = jax.tree.leaves(jax.eval_shape(fun, *arguments(Draws(0, "float64"))))
@@ -563,28 +345,25 @@ def increased(x):
 is_traced = lambda x: isinstance(x, jax.core.Tracer)
 number = itertools.count()
 BROKEN = {
-    "counts": (lambda x: x + next(number), AssertionError, "assert_trees_all_close"),
-    "is another where it is traced": (
-        lambda x: x + is_traced(x),
-        *(AssertionError, "assert_trees_all_close"),
-    ),
+    "counts": (lambda x: x + next(number), AssertionError),
+    "is another where it is traced": (lambda x: x + is_traced(x), AssertionError),
     "is in another dtype where it is traced": (
         lambda x: x.astype("float16") if is_traced(x) else x,
-        *(AssertionError, "dtypes"),
+        AssertionError,
     ),
-    "writes to its argument": (increased, ValueError, "read-only"),
+    "writes to its argument": (increased, ValueError),
     "depends on a value": (
         lambda x: x if x[0] > 0 else -x,
-        *(jax.errors.TracerBoolConversionError, "Attempted boolean"),
+        jax.errors.TracerBoolConversionError,
     ),
 }
 
 
-@pytest.mark.parametrize(("fun", "error", "match"), BROKEN.values(), ids=BROKEN)
-def test_what_is_not_the_same_is_seen(fun, error, match):
+@pytest.mark.parametrize(("fun", "error"), BROKEN.values(), ids=BROKEN)
+def test_a_function_that_is_not_the_same_is_seen(fun, error):
     """Negative controls."""
     calls = [(Draws(seed)(3),) for seed in range(2)]
-    with pytest.raises(error, match=match):
+    with pytest.raises(error):
         common.assert_jit_changes_nothing(fun, *calls)
     common.assert_jit_changes_nothing(lambda x: x + 1, *calls)
     with pytest.raises(AssertionError, match="traced > 1 times"):
@@ -597,6 +376,7 @@ def functions():
         name = name.removeprefix("dpadambc.")
         if inspect.isfunction(value):
             yield name, value
+        if inspect.isfunction(value) or name in ELSEWHERE:
             continue
         for attribute, member in vars(value).items():
             member = getattr(member, "fget", getattr(member, "__func__", member))
@@ -607,7 +387,9 @@ def functions():
 
 def returns_arrays(function):
     """By its annotation: arrays, classes with them, functions of them, or any."""
-    returned = inspect.signature(function, eval_str=True).return_annotation
+    returned = inspect.signature(function).return_annotation
+    if isinstance(returned, str):
+        returned = function.__globals__.get(returned, returned)
     several = typing.get_args(returned) if typing.get_origin(returned) is tuple else ()
     parts = [returned, *several]
     words = f"{parts} {[getattr(part, '__annotations__', '') for part in parts]}"
@@ -624,5 +406,5 @@ def without_a_row(rows):
 def test_every_public_function_of_arrays_has_a_row():
     assert not without_a_row(ROWS)
     # Negative control.
-    some = {"Batch.gather", "dp_adamw", "graphs.gather", "theory.noise_bound"}
-    assert without_a_row(ROWS.keys() - some) >= some - {"dp_adamw"}
+    some = {"Batch.gather", "dp_adamw", "graphs.gather"}
+    assert without_a_row(ROWS.keys() - some) >= some

@@ -1,7 +1,7 @@
-"""What the tests share that show a false epsilon: the use, refused, and what it did.
+"""Shared parts of the tests of false epsilons, which are named A1, B1 and so on.
 
-Each test is named after its row in the changelog (A1, B1, ...). It shows that the use
-is an error or harmless, and, as a negative control, what it did or what it spends.
+Each shows that a use is an error or harmless. Its negative control shows the damage of
+that use without the check.
 """
 
 import jax
@@ -115,7 +115,7 @@ PADDED = {
     ),
     "fixed": (of_fixed_size(), False),
     "correlated": (
-        dpadambc.mechanisms.CorrelatedGaussian(
+        dpadambc.contrib.CorrelatedGaussian(
             noising_coefficients=(1.0, -0.5),
             batches_per_epoch=2,
             iterations=2,
@@ -124,7 +124,7 @@ PADDED = {
         True,
     ),
     "banded": (
-        dpadambc.mechanisms.BandedGaussian(
+        dpadambc.contrib.BandedGaussian(
             strategy_coefficients=(1.0, 0.5),
             sampling_prob=1.0,
             iterations=2,

@@ -8,8 +8,8 @@ import optax
 import pytest
 
 import dpadambc
-from dpadambc import mechanisms, training
-from dpadambc._core import threefry
+from dpadambc import contrib, training
+from dpadambc.engine import threefry
 
 
 def poisson_gaussian(**changes):
@@ -26,7 +26,7 @@ def poisson_gaussian(**changes):
 
 def correlated_gaussian():
     """A small mechanism whose noise takes back a half of that of the step before."""
-    return mechanisms.CorrelatedGaussian(
+    return contrib.CorrelatedGaussian(
         l2_clip_norm=1.0,
         noise_multiplier=1.0,
         iterations=4,
@@ -34,6 +34,19 @@ def correlated_gaussian():
         batches_per_epoch=4,
         noising_coefficients=(1.0, -0.5),
     )
+
+
+def with_average(optimizer, decay):
+    """The optimizer, with a moving average of the parameters as `state[1]`."""
+
+    def update(updates, state, params):
+        inner, average = state
+        updates, inner = optimizer.update(updates, inner, params)
+        params = optax.apply_updates(params, updates)
+        return updates, (inner, optax.incremental_update(params, average, 1 - decay))
+
+    init = lambda params: (optimizer.init(params), params)
+    return optax.GradientTransformation(init, update)
 
 
 def slow(*values, id=None):
@@ -92,6 +105,16 @@ def assert_fit_goes_on_bit_for_bit(made, folder):
     np.testing.assert_array_equal(whole.state.params, rest.state.params)
     assert rest.epsilon == whole.epsilon
     assert not hasattr(training.releasable(whole), "noise")
+
+
+def arrays(tree):
+    """Sealed leaves as their arrays, which are not private; others as they are."""
+    openers = {
+        dpadambc.PerExampleGradient: dpadambc.PerExampleGradient.materialize,
+        dpadambc.ClippedSum: dpadambc.ClippedSum.value.fget,
+    }
+    opened = lambda x: openers.get(type(x), lambda x: x)(x)
+    return jax.tree.map(opened, tree, is_leaf=lambda x: type(x) in openers)
 
 
 def summed(tree):

@@ -73,12 +73,12 @@ def traces_are_counted_anew():
 @pytest.fixture
 def one_identity(monkeypatch):
     """All runs of one key draw the same batches, so that they can be compared."""
-    from dpadambc.training import _keys, _programs
+    from dpadambc.core import fit, keys
 
-    monkeypatch.setattr(_keys, "of_batches", lambda key, checksum: key)
-    _programs._kept.cache_clear()  # what was traced before has keys of its own
+    monkeypatch.setattr(keys, "of_batches", lambda key, words: key)
+    fit.compiled_once.cache_clear()  # what was traced before has keys of its own
     yield
-    _programs._kept.cache_clear()
+    fit.compiled_once.cache_clear()
 
 
 @pytest.fixture
@@ -91,6 +91,6 @@ def x64():
 @pytest.fixture
 def without_nonces(monkeypatch, one_identity):
     """Noise and batches of the key and the step alone, where rounding differs."""
-    from dpadambc.transforms import noise
+    from dpadambc.core import noise
 
-    monkeypatch.setattr(noise, "_key_of_step", lambda key, *_: key)
+    monkeypatch.setattr(noise, "key_of_step", lambda key, *_: key)

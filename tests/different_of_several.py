@@ -42,6 +42,7 @@ def fit(
     times=1,
 ):
     mesh = jax.make_mesh((jax.device_count(),), ("data",))
+    batches = NamedSharding(mesh, P("data"))
     mechanism = common.poisson_gaussian(
         noise_multiplier=noise_multiplier, sampling_prob=0.2, iterations=2
     )
@@ -50,12 +51,11 @@ def fit(
         result = training.fit(
             lambda w, x: scale * (w @ x),
             result,
-            Rows(0) if data is None else data,
+            training.Sharded(Rows(0) if data is None else data, batches),
             mechanism,
             optax.sgd(1.0),
             key=training.secret_key(),
             target_delta=target_delta,
-            batch_sharding=NamedSharding(mesh, P("data")),
         )
     return np.asarray(result.state.params)
 

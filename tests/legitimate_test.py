@@ -31,8 +31,7 @@ from jax.sharding import PartitionSpec as P
 from sklearn import model_selection
 
 import dpadambc
-from dpadambc import mechanisms, training
-from dpadambc.mechanisms import trials
+from dpadambc import accounting, training
 from tests import common
 
 RNG = np.random.default_rng(0)
@@ -270,8 +269,9 @@ def set_the_rate_of_a_state():
 
 @program
 def donate_a_state():
-    step = jax.jit(training.Step(squared_error, MECHANISM, ADAM), donate_argnums=0)
-    state = training.init_state(ZEROS, MECHANISM, ADAM, key=jax.random.key(0))
+    take = training.Step(squared_error, MECHANISM, ADAM)
+    state = take.init(ZEROS, key=jax.random.key(0))
+    step = jax.jit(take, donate_argnums=0)
     for i in range(2):
         state, _ = step(state, *drawn_rows(i))
 
@@ -299,7 +299,7 @@ def sweep_rates_on_public_data_with_one_key():
 def train_an_ensemble():
     runs = [fit(seed=seed) for seed in range(3)]
     mean = jnp.mean(jnp.stack([run.state.params for run in runs]), axis=0)
-    spending = mechanisms.accounting.compose(runs)
+    spending = accounting.compose(runs)
     assert mean.shape == (3,) and spending.epsilon(1e-5) > runs[0].epsilon
 
 
@@ -355,7 +355,7 @@ def train_a_model_for_each_target_and_publish_all():
     with tempfile.TemporaryDirectory() as folder:
         for number, result in enumerate(models):
             training.save_release(pathlib.Path(folder) / f"{number}.npz", result)
-    assert mechanisms.accounting.compose(models).epsilon(1e-5) > models[0].epsilon
+    assert accounting.compose(models).epsilon(1e-5) > models[0].epsilon
 
 
 @program
@@ -368,7 +368,7 @@ def search_rates_by_a_public_score():
         MECHANISM,
         optax.adam,
         [0.1, 1.0],
-        trials=trials.Fixed(2),
+        trials=accounting.Fixed(2),
         score=training.PublicScore(score, (PUBLIC_X, PUBLIC_Y)),
         key=jax.random.key(0),
         target_delta=1e-5,
@@ -386,7 +386,7 @@ def train_in_two_threads():
 @program
 def add_up_what_a_project_has_spent():
     project = [(MECHANISM, 1), (dataclasses.replace(MECHANISM, sampling_prob=0.5), 2)]
-    spending = mechanisms.accounting.compose(project)
+    spending = accounting.compose(project)
     result = fit(spent=project)
     assert result.epsilon > spending.epsilon(1e-5)
 
@@ -653,8 +653,8 @@ def accept_any_optimizer_of_optax():
 
 @program
 def keep_a_moving_average():
-    result = fit(optimizer=optax.chain(ADAM, optax.ema(0.9)), average_decay=0.9)
-    assert result.state.average.shape == (3,)
+    result = fit(optimizer=common.with_average(ADAM, 0.9))
+    assert result.state.opt_state[1].shape == (3,)
 
 
 @program
@@ -870,8 +870,9 @@ def evaluate_in_a_callback():
 
 @program
 def evaluate_each_step_by_a_function():
-    result = fit(eval_fn=public_loss, eval_every=1)
-    assert [record["iterations"] for record in result.history] == [1, 2]
+    evaluate = training.Evaluate(public_loss, every=1)
+    fit(callback=evaluate)
+    assert [record["iterations"] for record in evaluate.history] == [1, 2]
 
 
 @program
@@ -890,8 +891,12 @@ def look_at_norms_of_gradients_to_choose_a_clip_on_public_data():
 
 @program
 def log_losses_of_a_batch():
-    fun = dpadambc.clipped_value_and_grad(
-        squared_error, l2_clip_norm=1.0, normalize_by=10, microbatch_size=4
+    fun = dpadambc.clipped_grad(
+        squared_error,
+        l2_clip_norm=1.0,
+        normalize_by=10,
+        microbatch_size=4,
+        return_values=True,
     )
     rows, mask = drawn_rows(0)
     losses, summed = fun(ZEROS, *rows, is_padding_example=mask)
@@ -970,9 +975,9 @@ def train_with_a_mechanism_of_one_s_own():
 
 @program
 def loop_over_batches_of_the_host():
-    step = jax.jit(training.Step(squared_error, MECHANISM, ADAM))
-    state = training.init_state(ZEROS, MECHANISM, ADAM, key=jax.random.key(0))
-    for batch in MECHANISM.batches(np.random.default_rng(0), num_examples=40):
+    take = training.Step(squared_error, MECHANISM, ADAM)
+    step, state = jax.jit(take), take.init(ZEROS, key=jax.random.key(0))
+    for batch in MECHANISM.batches(jax.random.key(0), num_examples=40):
         state, _ = step(state, batch.gather(DATA), batch.is_padding_example)
 
 
@@ -980,7 +985,7 @@ def loop_over_batches_of_the_host():
 def count_batches_before_training():
     sizes = [
         int((~batch.is_padding_example).sum())
-        for batch in MECHANISM.batches(np.random.default_rng(0), num_examples=40)
+        for batch in MECHANISM.batches(jax.random.key(0), num_examples=40)
     ]
     assert len(sizes) == 2
     loop_over_batches_of_the_host()
@@ -1020,7 +1025,7 @@ def shuffle_into_batches_of_one_size():
     )
     tx, params = dpadambc.dp_adam(0.1, mechanism, key=jax.random.key(0)), ZEROS
     state, grad_fn = tx.init(params), dpadambc.per_example_grad(squared_error)
-    for batch in mechanism.batches(np.random.default_rng(0), num_examples=40):
+    for batch in mechanism.batches(jax.random.key(0), num_examples=40):
         grads = grad_fn(params, *batch.gather(DATA))
         updates, state = tx.update(grads, state, params)
         params = optax.apply_updates(params, updates)
@@ -1073,11 +1078,11 @@ def train_a_module_of_equinox():
 
 @program
 def train_with_dropout():
-    def loss_fn(w, x, y, key):
+    def loss_fn(w, x, y, *, key):
         kept = jax.random.bernoulli(key, 0.5, x.shape)
         return squared_error(w, jnp.where(kept, 2 * x, 0), y)
 
-    fit(loss_fn, uses_key=True)
+    fit(loss_fn)
 
 
 @program
@@ -1105,7 +1110,7 @@ def train_in_bfloat16():
 @program
 def train_on_several_devices():
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
-    fit(batch_sharding=NamedSharding(mesh, P("data")))
+    fit(data=training.Sharded((X, Y), NamedSharding(mesh, P("data"))))
 
 
 # Settings of JAX
@@ -1135,7 +1140,7 @@ def compute_in_double_precision():
 @program
 def promote_no_types():
     with jax.numpy_dtype_promotion("strict"):
-        fit(optimizer=optax.sgd(0.1), average_decay=0.9)
+        fit(optimizer=optax.sgd(0.1))
         two_steps(dpadambc.dp_sgd(0.1, MECHANISM, key=jax.random.key(0)))
 
 

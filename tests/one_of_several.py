@@ -15,9 +15,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from dpadambc import training
-from dpadambc._core import checksums
-from dpadambc.training import _keys, checkpoints
-from dpadambc.transforms import noise
+from dpadambc.core import keys, noise
+from dpadambc.training import checkpoints
 
 
 def checksum_of_replicas(mesh):
@@ -27,7 +26,7 @@ def checksum_of_replicas(mesh):
     array = jax.make_array_from_single_device_arrays(
         own.shape, NamedSharding(mesh, P()), replicas
     )
-    return np.asarray(checksums.of_tree(array).addressable_data(0))
+    return np.asarray(keys.checksum(array).addressable_data(0))
 
 
 def main(address, processes, process, folder, kind_of_key):
@@ -36,9 +35,9 @@ def main(address, processes, process, folder, kind_of_key):
 
     # Sums differ by rounding from those of one device, with which they are compared.
     noise._key_of_step = lambda key, *_: key
-    _keys.of_batches = lambda key, checksum: key
+    keys.of_batches = lambda key, words: key
 
-    keys = {
+    kinds = {
         "known": lambda: jax.random.key(3),
         "secret": training.secret_key,
         "own": lambda: jax.random.key(int(process)),
@@ -59,7 +58,7 @@ def main(address, processes, process, folder, kind_of_key):
     result = sharding_test.fit(
         jax.device_count(),
         split_params=True,
-        key=keys[kind_of_key](),
+        key=kinds[kind_of_key](),
         data=Source(),
         checkpoints=checkpoints.Checkpoints(folder / "checkpoints", every=5),
         callback=stop,

@@ -8,11 +8,12 @@ import optax
 import dpadambc
 from benchmarks.accounting import process
 from benchmarks.accounting.settings import Setting
+from dpadambc.accounting import RDP
 
 _CLASSES = {
     "poisson": dpadambc.PoissonGaussian,
     "fixed": dpadambc.FixedSizeGaussian,
-    "node": dpadambc.graphs.PoissonGaussian,
+    "node": dpadambc.graphs.NodePoissonGaussian,
 }
 
 
@@ -41,7 +42,7 @@ def account(setting: Setting, accountant: Any = None) -> float | None:
     numbers, mechanism = public_numbers(setting), _CLASSES[setting.kind]
     deltas = {"target_delta": setting.delta, "accountant": accountant}
     no_rdp = setting.relation == "REPLACE_ONE" and setting.kind == "poisson"
-    if accountant == "rdp" and no_rdp:
+    if accountant == RDP and no_rdp:
         return None
     if setting.target is None:
         return mechanism(**numbers).epsilon(**deltas)
@@ -51,5 +52,5 @@ def account(setting: Setting, accountant: Any = None) -> float | None:
 
 ACCOUNTANTS: dict[str, process.Accountant] = {
     "dpadambc": account,
-    "dpadambc, RDP": functools.partial(account, accountant="rdp"),
+    "dpadambc, RDP": functools.partial(account, accountant=RDP),
 }

@@ -5,7 +5,7 @@
 The losses of one Poisson-sampled step, on a grid, are composed in two ways: by
 dp-accounting's Fourier transform, and by one of their law times exp(tilt * loss), whose
 rounding is relative to delta. What the first says less than the second, over the number
-of steps, is what `dpadambc.mechanisms._losses` must spend on rounding at least.
+of steps, is what `dpadambc.core.accounting` must spend on rounding at least.
 """
 
 import argparse
@@ -16,10 +16,11 @@ from typing import Any
 import dp_accounting
 import numpy as np
 import rich.progress
+from dp_accounting import pld
 
 from benchmarks import environment
 from dpadambc import NeighboringRelation
-from dpadambc.mechanisms import _losses
+from dpadambc.accounting import PLD
 
 RESULTS = pathlib.Path(__file__).with_name("rounding.json")
 DELTAS = (1e-8, 1e-9, 1e-10, 1e-11, 1e-12, 1e-13)
@@ -63,11 +64,14 @@ def taken(
     """The most that any of the deltas falls short by, over the number of steps."""
     gaussian = dp_accounting.GaussianDpEvent(noise_multiplier)
     step = dp_accounting.PoissonSampledDpEvent(sampling_prob, gaussian)
-    one = _losses.on_grid(step, relation, interval)._pmf_remove.to_dense_pmf()
+    on_grid = lambda event: (
+        PLD.composed(event, pld.PLDAccountant(relation, interval))._pld
+    )
+    one = on_grid(step)._pmf_remove.to_dense_pmf()
     probs = np.array(one._probs)
     losses = interval * (one._lower_loss + np.arange(len(probs)))
     every = dp_accounting.SelfComposedDpEvent(step, steps)
-    composed = _losses.on_grid(every, relation, interval)._pmf_remove
+    composed = on_grid(every)._pmf_remove
     most = 0.0
     for delta in DELTAS:
         sums, law = tilted(losses, probs, steps, delta)

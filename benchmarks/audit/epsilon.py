@@ -20,11 +20,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from matplotlib.figure import Figure
 
 import dpadambc
 from benchmarks import environment
 from benchmarks.digits import data as digits
-from dpadambc import audit, training
+from dpadambc import accounting, audit, training
+from dpadambc.audit.lower_bounds import observed_errors
 
 RESULTS = pathlib.Path(__file__).with_name("epsilon.jsonl")
 TARGET_DELTA = 1e-5
@@ -74,13 +76,13 @@ class Case:
 CASES = (Case("gradient", "one"), Case("gradient", "many"), Case("input", "many"))
 
 
-def _fit(loss, params, data, mechanism, seed):
+def _fit(loss, params, data, mechanism, optimizer, seed):
     return training.fit(
         loss,
         params,
         data,
         mechanism,
-        audit.with_sum(optax.adam(1e-3)),
+        optimizer,
         key=jax.random.key(seed),
         target_delta=TARGET_DELTA,
         microbatch_size=256,
@@ -94,7 +96,9 @@ def _of_gradients(case: Case, target_epsilon: float, seed: int) -> tuple[Any, ..
     canaries = audit.GradientCanaries(params, GRADIENT_CANARIES, L2_CLIP_NORM, seed)
     data = canaries.insert((train.features, train.labels))
     mechanism = case.mechanism(target_epsilon, len(data[0]))
-    result = _fit(canaries.loss(loss_fn), params, data, mechanism, seed)
+    optimizer = canaries.with_sum(optax.adam(1e-3))
+    loss = canaries.loss(loss_fn)
+    result = _fit(loss, params, data, mechanism, optimizer, seed)
     return canaries.scores(result.state.opt_state), canaries.is_member, mechanism
 
 
@@ -112,7 +116,7 @@ def _of_inputs(case: Case, target_epsilon: float, seed: int) -> tuple[Any, ...]:
         jnp.concatenate([train.labels[kept], wrong[rows[is_member]]]),
     )
     mechanism = case.mechanism(target_epsilon, len(data[0]))
-    result = _fit(loss_fn, params, data, mechanism, seed)
+    result = _fit(loss_fn, params, data, mechanism, optax.adam(1e-3), seed)
     losses = jax.jit(jax.vmap(loss_fn, (None, 0, 0)))
     of = lambda params: np.asarray(losses(params, train.features[rows], wrong[rows]))
     return of(params) - of(result.state.params), is_member, mechanism
@@ -148,9 +152,30 @@ def measure(case: Case, target_epsilon: float, seed: int) -> dict[str, Any]:
 
 
 def picture(path: pathlib.Path) -> None:
-    """The trade-off curve of one step on all examples at an epsilon of 3."""
+    """The errors of an attack, observed and bounded, beside the claim.
+
+    It is of one step on all examples at an epsilon of 3. The observed errors lie above
+    the claim, unless they refute it.
+    """
     scores, is_member, mechanism = _of_gradients(CASES[0], 3.0, seed=0)
-    figure = audit.pictures.trade_off(mechanism, scores, is_member)
+    errors = observed_errors(scores, is_member, confidence=CONFIDENCE)
+    alphas = np.concatenate([[0], np.geomspace(1e-4, 1, 200)])
+    claimed = accounting.trade_off(mechanism).false_negative_rate(alphas)
+    order = np.sort(scores)
+    share = lambda rows: np.searchsorted(np.sort(rows), order, "right") / len(rows)
+    observed = 1 - share(scores[~is_member]), share(scores[is_member])
+    bounds = errors.false_positive_rate, errors.false_negative_rate
+    figure = Figure(figsize=(5.0, 4.5), layout="constrained")
+    axes = figure.subplots()
+    axes.fill_between(alphas, 0, claimed, color="0.85", linewidth=0)
+    axes.plot(alphas, claimed, color="black", label="claimed: no attack is below")
+    axes.plot(*observed, color="#0072B2", linestyle="-.", label="observed")
+    label = f"observed, upper bounds ({CONFIDENCE:.0%})"
+    axes.plot(*bounds, color="#D55E00", linestyle="none", marker="o", label=label)
+    axes.plot([0, 1], [1, 0], color="0.6", linestyle=":", label="guessing")
+    axes.set(xlim=(0, 1), xlabel="false alarms (false positive rate)")
+    axes.set(ylim=(0, 1), ylabel="misses (false negative rate)")
+    axes.legend()
     figure.savefig(path, dpi=120)
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import optax
 from jax_privacy import batch_selection, clipping, noise_addition
 
-from benchmarks.audit import zoo
 from dpadambc import audit
+from tests.audit import zoo
 
 C, B = zoo.C, zoo.B
 

@@ -18,8 +18,9 @@ from typing import Any
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
 
 from benchmarks import environment  # noqa: E402
-from benchmarks.audit import jax_privacy_steps, zoo  # noqa: E402
+from benchmarks.audit import jax_privacy_steps  # noqa: E402
 from dpadambc import audit  # noqa: E402
+from tests.audit import zoo  # noqa: E402
 
 RESULTS = pathlib.Path(__file__).with_name("results.jsonl")
 

@@ -149,6 +149,11 @@ class Curve:
         print(self._setting, record, flush=True)
 
 
+def loss_fn(params: Any, image: jax.Array, label: jax.Array, *, key: jax.Array):
+    """The loss of one view, whose key `fit` makes."""
+    return cnn5.loss_fn(params, image, label, key)
+
+
 def train(
     setting: Setting,
     seed: int,
@@ -163,14 +168,13 @@ def train(
     folder.mkdir(parents=True, exist_ok=True)
     curve = Curve(setting, scored, folder / "curve.jsonl")
     result = training.fit(
-        cnn5.loss_fn,
+        loss_fn,
         cnn5.init(init_key),
         (examples.images, examples.labels),
         mechanism,
         setting.optimizer(noise_stddev),
         key=key,
         target_delta=TARGET_DELTA,
-        uses_key=True,
         microbatch_size=cnn5.MICROBATCH_SIZE,
         steps_per_call=20,
         callback=curve,

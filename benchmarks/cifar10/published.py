@@ -16,8 +16,7 @@ again.
 import pathlib
 from collections.abc import Sequence
 
-import dpadambc
-from benchmarks import records
+from benchmarks import pictures, records
 from benchmarks.cifar10 import cnn5_training, data
 from benchmarks.cifar10.cnn5_training import Setting
 from benchmarks.ogbn_arxiv_gcn.table import markdown
@@ -122,9 +121,7 @@ def draw(
             of_seeds = [[100 * record[field] for record in curve] for curve in found]
             curves[setting.name] = list(zip(*of_seeds, strict=True))
     if curves:
-        figure = dpadambc.diagnostics.pictures.learning_curves(
-            steps, curves, ylabel=ylabel
-        )
+        figure = pictures.learning_curves(steps, curves, ylabel=ylabel)
         figure.savefig(path, dpi=150)
 
 

@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from benchmarks import rates, records
 from benchmarks.cifar10 import cnn5_training, data
 from benchmarks.cifar10.cnn5_training import Setting
-from dpadambc.mechanisms import trials
+from dpadambc import accounting
 
 RESULTS = pathlib.Path(__file__).with_name("short.jsonl")
 
@@ -81,8 +81,8 @@ def render(rows: Sequence[records.Row]) -> str:
     get = rates.reader(rows, cnn5_training.identity)
     mechanism = setting("DP-SGD", PLAN.epsilon_of_trials, 1.0).mechanism(45_000)
     number = len(LEARNING_RATES["DP-SGD"])
-    tuned = mechanism.tuned_epsilon(
-        cnn5_training.TARGET_DELTA, trials=trials.Geometric(number)
+    tuned = accounting.tuned_epsilon(
+        mechanism, cnn5_training.TARGET_DELTA, trials=accounting.Geometric(number)
     )
     return "\n\n".join(
         [

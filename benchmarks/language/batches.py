@@ -16,11 +16,10 @@ from collections.abc import Iterator, Sequence
 
 from matplotlib.figure import Figure
 
-from benchmarks import rates, records
+from benchmarks import pictures, rates, records
 from benchmarks.language import sst2
 from benchmarks.language.finetune import Setting
 from benchmarks.ogbn_arxiv_gcn.table import markdown
-from dpadambc.diagnostics import pictures
 
 METHOD = "DP-Adam"
 BASE = sst2.setting("last block", METHOD, sst2.EPSILON_OF_TRIALS, 1e-2)

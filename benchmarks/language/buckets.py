@@ -41,7 +41,6 @@ import optax
 import dpadambc
 from benchmarks.language import encoder
 from dpadambc import ClippedSum
-from dpadambc.clipping import ClippedGrad
 
 # Of a batch: tokens first, labels last. What has more than one axis, with positions in
 # axis 1; labels may be one for each text, or one for each of its positions.
@@ -92,7 +91,7 @@ def clipped_grad(
     groups: Groups,
     l2_clip_norm: float,
     normalize_by: float,
-) -> ClippedGrad:
+) -> Callable[..., Any]:
     """`dpadambc.clipped_grad` of a batch of texts, without most of the padding.
 
     Args:
@@ -168,7 +167,7 @@ def clipped_grad(
         grouped = _grouped(texts, is_padding_example, groups.size)
         return jax.lax.scan(add, of_no_text, grouped)[0]
 
-    return ClippedGrad(grad_fn, l2_clip_norm, normalize_by)
+    return grad_fn
 
 
 def _is_sum(leaf: Any) -> bool:

@@ -114,7 +114,7 @@ def _clipped(
     texts: buckets.Texts,
 ) -> optax.Updates:
     """The clipped gradient of a batch of this key."""
-    batch = mechanism.sample(key, num_examples=len(texts[-1]))
+    batch = mechanism.sample_step(key, 0, num_examples=len(texts[-1]))
     grad_fn = buckets.clipped_grad(
         ways.Parts(graph, trained, frozen).loss_fn,
         groups=groups,

@@ -32,7 +32,7 @@ import numpy as np
 from benchmarks import rates, records
 from benchmarks.language import data, encoder, features, finetune, prompts, ways
 from benchmarks.language.finetune import NOT_PRIVATE, Setting
-from dpadambc.mechanisms import trials
+from dpadambc import accounting
 
 RESULTS = pathlib.Path(__file__).with_suffix(".jsonl")
 
@@ -204,7 +204,9 @@ def search_epsilon(way: str, num_train: int) -> float:
     """Of a search of as many trials, their number random and only the best told."""
     number = max(len(several) for several in WAYS[way].learning_rates.values())
     of_one = setting(way, "DP-Adam", EPSILON_OF_TRIALS, 1.0).mechanism(num_train)
-    tuned = of_one.tuned_epsilon(finetune.TARGET_DELTA, trials=trials.Geometric(number))
+    tuned = accounting.tuned_epsilon(
+        of_one, finetune.TARGET_DELTA, trials=accounting.Geometric(number)
+    )
     return tuned.epsilon
 
 

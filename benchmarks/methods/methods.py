@@ -16,8 +16,8 @@ import optax
 import dpadambc
 from benchmarks import experiment
 from benchmarks.methods.tasks import Task
-from dpadambc import clipping, optimizers, transforms
-from dpadambc.mechanisms import CorrelatedGaussian, Mechanism, strategies
+from dpadambc import Mechanism, clipping, contrib
+from dpadambc.contrib import CorrelatedGaussian, strategies
 
 NUM_TRIALS = 16
 FLAT = clipping.Flat()
@@ -93,7 +93,7 @@ def _behind_noise(optimizer: Optimizer, clip_rule: clipping.ClipRule = FLAT) -> 
 
 def _dp2_rmsprop(candidate, mechanism, key):
     """Without the `eps` of RMSProp: the noise in its moment is above it."""
-    return dpadambc.dp2_rmsprop(
+    return dpadambc.contrib.dp2_rmsprop(
         candidate["learning_rate"],
         mechanism,
         key=key,
@@ -115,7 +115,7 @@ def _scale_then_privatize(candidate, mechanism, key):
         dpadambc.add_dp_noise(noise_stddev, key=key),
     )
     return optax.chain(
-        transforms.scale_then_privatize(private_gradient, eps=1.0, decay=experiment.B2),
+        contrib.scale_then_privatize(private_gradient, eps=1.0, decay=experiment.B2),
         _adam(candidate, noise_stddev),
     )
 
@@ -181,7 +181,7 @@ def _muon(candidate: Candidate, _: Any) -> optax.GradientTransformation:
 def _ademamix_bc(
     candidate: Candidate, noise_stddev: Any
 ) -> optax.GradientTransformation:
-    return optimizers.ademamix_bc(
+    return contrib.ademamix_bc(
         candidate["learning_rate"],
         noise_stddev,
         b2=experiment.B2,
@@ -196,7 +196,7 @@ def _adafactor_bc(
 ) -> optax.GradientTransformation:
     """With a first moment behind it, as the others have."""
     return optax.chain(
-        transforms.scale_by_adafactor_bc(
+        contrib.scale_by_adafactor_bc(
             noise_stddev,
             min_dim_size_to_factor=2,
             variance_floor=dpadambc.RelativeFloor(candidate["floor"]),
@@ -226,9 +226,9 @@ METHODS = {
     "Muon": Method(_ADAM, _behind_noise(_muon)),
     "AUTO-S, DP-SGD": Method(_SGD, _behind_noise(_sgd, clipping.Automatic())),
     "AUTO-S, DP-Adam": Method(_ADAM, _behind_noise(_adam, clipping.Automatic())),
-    "DP-PSAC, DP-SGD": Method(_SGD, _behind_noise(_sgd, clipping.PerSampleAdaptive())),
-    "quantile, DP-SGD": Method(_SGD, _behind_noise(_sgd, clipping.QuantileClipping())),
-    "slack, DP-SGD": Method(_SGD, _behind_noise(_sgd, clipping.SlackClipping())),
+    "DP-PSAC, DP-SGD": Method(_SGD, _behind_noise(_sgd, contrib.PerSampleAdaptive())),
+    "quantile, DP-SGD": Method(_SGD, _behind_noise(_sgd, contrib.QuantileClipping())),
+    "slack, DP-SGD": Method(_SGD, _behind_noise(_sgd, contrib.SlackClipping())),
     "BISR, DP-SGD": Method(
         _SGD,
         _behind_noise(_sgd),

@@ -11,19 +11,19 @@ import dpadambc
 from benchmarks import experiment
 from benchmarks.methods.methods import METHODS, Candidate
 from benchmarks.methods.tasks import Task
-from dpadambc import gradients
+from dpadambc import contrib
 
 DAMPING = 0.1
 NUM_PUBLIC = 256  # rows of noise, in the place of public examples
 
 
-def _preconditioner(task: Task) -> gradients.KroneckerPreconditioner:
+def _preconditioner(task: Task) -> contrib.KroneckerPreconditioner:
     """Of moments that noise has in a network that was not trained."""
     params_key, features_key, labels_key = jax.random.split(jax.random.key(0), 3)
     num_features, *_, num_classes = task.layer_sizes
     noise = jax.random.normal(features_key, (NUM_PUBLIC, num_features))
     labels = jax.random.randint(labels_key, (NUM_PUBLIC,), 0, num_classes)
-    return gradients.kronecker_preconditioner(
+    return contrib.kronecker_preconditioner(
         experiment.loss_fn,
         task.init(params_key),
         public_examples=(noise, labels),
@@ -60,7 +60,7 @@ def accuracies(
     """
     loss_fn = experiment.loss_fn
     if METHODS[name].is_preconditioned:
-        loss_fn = gradients.preconditioned(loss_fn, _preconditioner(task))
+        loss_fn = contrib.preconditioned(loss_fn, _preconditioner(task))
     sampling_key = jax.random.fold_in(keys[0], 1)
 
     def start(key, candidate):

@@ -46,8 +46,7 @@ import scipy.sparse
 import dpadambc
 from benchmarks import experiment
 from benchmarks.ogbn_arxiv_gcn import data, run, settings, table
-from dpadambc import graphs
-from dpadambc.mechanisms import accounting
+from dpadambc import accounting, graphs
 
 RESULTS = pathlib.Path(__file__).with_name("aggregation.jsonl")
 METHOD = "DP-Adam"

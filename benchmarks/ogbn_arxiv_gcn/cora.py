@@ -35,7 +35,7 @@ LEARNING_RATES = {"DP-Adam": 0.01, "DP-AdamBC": 0.005, experiment.NON_PRIVATE: 0
 
 def mechanism(
     method: str, max_memberships: int
-) -> dpadambc.PoissonGaussian | dpadambc.graphs.PoissonGaussian:
+) -> dpadambc.PoissonGaussian | dpadambc.graphs.NodePoissonGaussian:
     """With the least noise for the target; with none without privacy."""
     numbers = {
         "l2_clip_norm": 1.0,
@@ -45,7 +45,7 @@ def mechanism(
     }
     cls = dpadambc.PoissonGaussian
     if max_memberships:
-        cls = dpadambc.graphs.PoissonGaussian
+        cls = dpadambc.graphs.NodePoissonGaussian
         numbers["max_terms"] = graphs.max_terms(max_memberships)
     if method == experiment.NON_PRIVATE:
         return cls(noise_multiplier=0.0, **numbers)

@@ -18,6 +18,7 @@ import pathlib
 from collections.abc import Iterable
 from typing import Any
 
+import dp_accounting
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,9 +29,8 @@ import scipy.stats
 import dpadambc
 from benchmarks import environment
 from benchmarks.ogbn_arxiv_gcn import data, settings, table, training
-from dpadambc import clipping
-from dpadambc.mechanisms import accounting
-from dpadambc.mechanisms._replaced_terms import ReplacedTermsDpEvent
+from dpadambc import accounting, clipping
+from dpadambc.mechanisms.replaced_terms import ReplacedTermsDpEvent
 
 RESULTS = pathlib.Path(__file__).with_name("published.json")
 
@@ -92,10 +92,11 @@ def real_epsilon(terms: int, num_roots: int, iterations: int) -> float:
     step = ReplacedTermsDpEvent(
         NOISE_STDDEV / moved, tuple((probs / probs.sum()).tolist())
     )
-    accountant = accounting.PLDAccountant(
-        dpadambc.NeighboringRelation.REPLACE_ONE, 1e-2
+    return accounting.epsilon(
+        dp_accounting.SelfComposedDpEvent(step, iterations),
+        target_delta=settings.TARGET_DELTA,
+        neighboring_relation=dpadambc.NeighboringRelation.REPLACE_ONE,
     )
-    return accountant.compose(step, iterations).get_epsilon(settings.TARGET_DELTA)
 
 
 def epsilon_of_nodes(members: np.ndarray, iterations: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ TARGET_EPSILONS = (3.0, 12.0, 6.0, 1.0)
 TARGET_DELTA = 1 / (10 * 90_941)
 OTHER_DELTA = 1e-5
 
-Mechanism = dpadambc.PoissonGaussian | dpadambc.graphs.PoissonGaussian
+Mechanism = dpadambc.PoissonGaussian | dpadambc.graphs.NodePoissonGaussian
 
 
 class Trial(Protocol):
@@ -90,7 +90,7 @@ def _mechanism(
     }
     cls = dpadambc.PoissonGaussian
     if max_memberships:
-        cls = dpadambc.graphs.PoissonGaussian
+        cls = dpadambc.graphs.NodePoissonGaussian
         numbers["max_terms"] = graphs.max_terms(max_memberships)
     if target_epsilon is None:
         return cls(noise_multiplier=0.0, **numbers)

@@ -21,7 +21,7 @@ joins, and where it is cut off or lets another in is that star too. ∎
 
 The loss of a star is the mean over its members: of the root with all its leaves, and of
 each leaf with the root. Its gradient is clipped as one term. It becomes another where a
-leaf goes, so the sensitivity is 2 C: that of `graphs.PoissonGaussian` with one term
+leaf goes, so the sensitivity is 2 C: that of `graphs.NodePoissonGaussian` with one term
 under REPLACE_ONE, whose proof takes a star that goes, and then adds 0, as well. Nodes
 alone have C, the convolution with K = 1 has 3 C. The sampling probability is made of
 public numbers.
@@ -41,7 +41,7 @@ import optax
 import dpadambc
 from benchmarks.ogbn_arxiv_gcn import data, run, settings, table, training
 from dpadambc import graphs
-from dpadambc.graphs import _subgraphs
+from dpadambc.graphs.subgraphs import edge_hashes, ranks_in_groups
 
 RESULTS = pathlib.Path(__file__).with_name("stars.jsonl")
 METHOD = "DP-Adam"
@@ -65,7 +65,7 @@ class Setting(settings.Setting):
         """With the least noise for the target; a node is in one term."""
         del num_roots  # it depends on the lists
         assert self.target_epsilon is not None
-        return dpadambc.graphs.PoissonGaussian.calibrate(
+        return dpadambc.graphs.NodePoissonGaussian.calibrate(
             target_epsilon=self.target_epsilon,
             target_delta=settings.TARGET_DELTA,
             l2_clip_norm=self.l2_clip_norm,
@@ -96,7 +96,7 @@ def trials(target_epsilon: float, searched: Sequence[run.Row]) -> list[Setting]:
 
 def is_root(nodes: np.ndarray, share_of_roots: float, seed: int = 0) -> np.ndarray:
     """Whether nodes are roots, by their numbers alone."""
-    hashes = _subgraphs._hash(nodes, nodes, seed)
+    hashes = edge_hashes(nodes, nodes, seed)
     return hashes < np.uint64(share_of_roots * 2.0**64)
 
 
@@ -128,10 +128,10 @@ def stars(
     to_root = is_root(listed, share_of_roots) & ~is_root(owners, share_of_roots)
     to_root &= np.isin(owners, nodes)
     leaves, roots = owners[to_root], listed[to_root]
-    hashes = _subgraphs._hash(leaves, roots, 0)
-    first = _subgraphs._ranks(leaves, hashes) == 0
+    hashes = edge_hashes(leaves, roots, 0)
+    first = ranks_in_groups(leaves, hashes) == 0
     leaves, roots, hashes = leaves[first], roots[first], hashes[first]
-    places = _subgraphs._ranks(roots, hashes)
+    places = ranks_in_groups(roots, hashes)
     centers = nodes[is_root(nodes, share_of_roots) | ~np.isin(nodes, leaves)]
     row_of = np.full(max(nodes.max(), listed.max(initial=0)) + 1, -1)
     row_of[centers] = np.arange(len(centers))

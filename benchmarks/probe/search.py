@@ -14,7 +14,7 @@ import sklearn.linear_model
 import dpadambc
 from benchmarks import experiment, records
 from benchmarks.probe import linear
-from dpadambc.mechanisms import trials
+from dpadambc import accounting
 
 DELTA = 1e-5
 NUM_TRIALS = 12
@@ -64,7 +64,9 @@ class Protocol:
     def search_epsilon(self, budget: Budget, num_examples: int) -> float:
         """Of a search that draws how many trials it makes, as many in the mean."""
         mechanism = self.mechanism(budget, num_examples)
-        tuned = mechanism.tuned_epsilon(DELTA, trials=trials.Geometric(NUM_TRIALS))
+        tuned = accounting.tuned_epsilon(
+            mechanism, DELTA, trials=accounting.Geometric(NUM_TRIALS)
+        )
         return tuned.epsilon
 
     def candidates(self, method: str) -> linear.Candidate:

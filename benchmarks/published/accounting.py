@@ -7,10 +7,11 @@ order. Here too they are accounted for as if batches were Poisson's.
 from typing import Any
 
 import numpy as np
+from dp_accounting import rdp
 
 import dpadambc
 from benchmarks.ogbn_arxiv_gcn import settings
-from dpadambc.mechanisms import accounting
+from dpadambc import accounting
 
 Numbers = dict[str, dict[str, float]]
 
@@ -80,7 +81,9 @@ def text() -> Numbers:
     rate, steps = 1 / QNLI_SMALL_BATCHES, 10 * QNLI_SMALL_BATCHES
     small = {target: calibrated(rate, steps, target, rate) for target in (1, 3, 7)}
     return {
-        "snli own delta": {"": snli.epsilon(1 / SNLI_BATCHES, accountant="rdp")},
+        "snli own delta": {
+            "": snli.epsilon(1 / SNLI_BATCHES, accountant=accounting.RDP)
+        },
         "snli": {"": snli.epsilon(STATED_DELTA)},
         "qnli log": {"": logged.epsilon(1 / QNLI_BATCHES)},
         "qnli": {method: run.epsilon(STATED_DELTA) for method, run in qnli.items()},
@@ -94,7 +97,7 @@ def graph() -> Numbers:
     """Of nodes in eight terms at most, under one clip, sampled without replacement."""
 
     def run(iterations):
-        return dpadambc.graphs.FixedSizeGaussian(
+        return dpadambc.graphs.NodeFixedSizeGaussian(
             l2_clip_norm=3.0,
             noise_multiplier=2.0,
             max_terms=8,
@@ -107,8 +110,8 @@ def graph() -> Numbers:
     def by_their_orders(iterations):
         mechanism = run(iterations)
         relation = mechanism.neighboring_relation
-        accountant = accounting.RdpAccountant(GRAPH_ORDERS, relation)
-        accountant.compose(mechanism.dp_event(accountant="rdp"))
+        accountant = rdp.RdpAccountant(GRAPH_ORDERS, relation)
+        accounting.RDP.composed(mechanism.dp_event(), accountant)
         return float(accountant.get_epsilon(settings.TARGET_DELTA))
 
     logged = GRAPH_LOGGED_STEPS.items()

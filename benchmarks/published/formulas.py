@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from benchmarks import theory
 from benchmarks.ogbn_arxiv_gcn import published
 from benchmarks.published import accounting
-from dpadambc import theory
 
 Numbers = dict[str, dict[str, float]]
 

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import dpadambc
+from benchmarks import theory
 from benchmarks.ogbn_arxiv_gcn import published
 from benchmarks.published import accounting
-from dpadambc import theory
 
 Numbers = dict[str, dict[str, float]]
 Moments = tuple[np.ndarray, np.ndarray]  # bias-corrected, under noise of variance 1

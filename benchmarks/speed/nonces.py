@@ -19,7 +19,7 @@ import dpadambc
 from benchmarks.environment import environment
 from benchmarks.speed import timing
 from dpadambc import training
-from dpadambc.transforms import noise
+from dpadambc.core import noise
 
 SHAPES = {
     "1 array": [(10_000_000,)],
@@ -42,7 +42,7 @@ def cost_of_nonces(shapes: list[tuple[int, ...]], rounds: int) -> dict[str, Any]
     with_nonce: timing.Cases = {"with": (lambda *args: tx.update(*args), args)}
     without: timing.Cases = {"without": (lambda *args: tx.update(*args), args)}
     compiled = timing.compile_cases(with_nonce)
-    with mock.patch.object(noise, "_key_of_step", of_the_key):
+    with mock.patch.object(noise, "key_of_step", of_the_key):
         compiled |= timing.compile_cases(without)
     times = timing.interleaved_times(with_nonce | without, compiled, rounds)
     ratios = times["with"] / times["without"]

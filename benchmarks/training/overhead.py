@@ -55,7 +55,9 @@ class _Bare:
         @functools.partial(jax.jit, donate_argnums=(0, 1, 2))
         def step(params, state, key):
             key, sampling_key = jax.random.split(key)
-            batch = mechanism.sample(sampling_key, num_examples=mechanism.num_examples)
+            batch = mechanism.sample_step(
+                sampling_key, 0, num_examples=mechanism.num_examples
+            )
             examples = jax.tree.map(lambda x: x[batch.indices], data)
             gradient = clipped_grad(params, *examples)
             updates, state = tx.update(gradient, state, params)

@@ -18,9 +18,8 @@ def measure(problem: models.Problem, rounds: int) -> dict[str, Any]:
     """Seconds to save and to restore the state of a run."""
     mechanism: Any = overhead.mechanism_for(problem.batch_size)
     optimizer = overhead.optimizer_for(mechanism)
-    state = training.init_state(
-        problem.params, mechanism, optimizer, key=jax.random.key(1)
-    )
+    step = training.Step(problem.loss_fn, mechanism, optimizer)
+    state = step.init(problem.params, key=jax.random.key(1))
     size = sum(x.nbytes for x in jax.tree.leaves(training.releasable(state)))
     seconds: dict[str, list[float]] = {"save": [], "restore": []}
     with tempfile.TemporaryDirectory() as folder:

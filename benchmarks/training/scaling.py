@@ -1,7 +1,5 @@
 """One batch over more and more devices: time of a step, and what each device holds."""
 
-import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -11,8 +9,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from benchmarks.speed import models, timing
 from benchmarks.training import overhead
 from dpadambc import training
-from dpadambc.training._programs import Programs
-from dpadambc.training._shardings import Shardings
+from dpadambc.core import data, fit
 
 
 def _case(problem: models.Problem, devices: int, split_params: bool) -> Any:
@@ -28,14 +25,14 @@ def _case(problem: models.Problem, devices: int, split_params: bool) -> Any:
         params = jax.device_put(params, training.fully_sharded(params, mesh, "data"))
     mechanism: Any = overhead.mechanism_for(problem.batch_size)
     optimizer = overhead.optimizer_for(mechanism)
-    step = training.Step(problem.loss_fn, mechanism, optimizer)
-    key = jax.random.key(1)
     batches = NamedSharding(mesh, PartitionSpec("data"))
-    shardings = Shardings.of(params, batches, None)
-    params = shardings.device_put(params)
-    shardings = shardings.of_state(functools.partial(step.init, key=key), params)
-    step = dataclasses.replace(step, shardings=shardings)
-    state = Programs(step, problem.batch_size).start(params, key)
+    layout = data.layout_of(params, None, data.Sharded((), batches))
+    step = training.Step(problem.loss_fn, mechanism, optimizer, layout=layout)
+    words = np.asarray(jax.random.key_data(jax.random.key(1)))
+    start = fit.compiled(step, problem.batch_size).start
+    state = start(
+        data.placed(params, layout), words, np.zeros(2, np.uint32), impl="threefry2x32"
+    )
     whole = problem.batch, np.zeros(problem.batch_size, bool)
     placed = jax.device_put(whole, jax.tree.map(lambda _: batches, whole))
     return step, (state, *placed)

@@ -13,34 +13,22 @@ import public
 FOLDER = "api"
 # What has no docstring of this library.
 OWN_WORDS = {
-    "dpadambc.clipping.NeighboringRelation": (
-        "What two neighboring data sets differ in, and so what epsilon protects;"
+    "dpadambc.NeighboringRelation": (
+        "The difference of two neighboring data sets, which epsilon protects;"
         " dp-accounting's enumeration. ``ADD_OR_REMOVE_ONE``: one has an example more."
         " ``REPLACE_ONE``: an example of one is another in the other, which changes a"
         " clipped sum by up to twice the clip norm. ``REPLACE_SPECIAL``: an example of"
         " one is a null example in the other, whose gradient is zero."
     ),
     "dpadambc.audit.CHECKS": "The names of the checks that `run` can make, in order.",
-    "dpadambc.diagnostics.BIN_EDGES": (
-        "The edges of the bins in which a `Readout` counts coordinates: even in asinh,"
-        " a tenth of a unit wide around zero, and a tenth of the value far off."
-    ),
-    "dpadambc.diagnostics.QUANTILES": "The levels of the quantiles of a `Readout`.",
-    "dpadambc.mechanisms.accounting.Accountant": (
-        'What accounts for a run: ``"pld"``, privacy loss distributions, which is'
-        ' tight; or ``"rdp"``, Rényi divergences, which is an upper bound, and fast.'
-    ),
-    "dpadambc.mechanisms.planning.SAMPLINGS": (
-        "The ways of sampling that `plan` compares, by name, each with its mechanism."
-    ),
+    "dpadambc.accounting.PLD": "Privacy loss distributions: tight.",
+    "dpadambc.accounting.RDP": "Rényi divergences: an upper bound, and faster.",
 }
 # Of classes of others, and of what every mechanism has: these stand in one place.
 NOT_INHERITED = (
     "Mechanism",
     "Trials",
     "PrivacyAccountant",
-    "PLDAccountant",
-    "RdpAccountant",
     "DpEvent",
     "NamedTuple",
     "tuple",
@@ -56,10 +44,9 @@ def _title(text):
 
 def _public_base(kind):
     """The nearest public class of this library that a class is made of, if any."""
-    home = public.aliases()
     for base in kind.__mro__[1:]:
-        for name, full in home.items():
-            if name.rpartition(".")[2] == base.__name__ and _named(full) is base:
+        for full in sorted(public.full_names()):
+            if full.rpartition(".")[2] == base.__name__ and _named(full) is base:
                 return full
     return None
 
@@ -124,27 +111,21 @@ def _label(page):
 
 
 def _top_page(homes):
-    home = public.aliases()
-    top = importlib.import_module(public.PACKAGE)
-    names = [n for n in public.names_of(top) if f"{public.PACKAGE}.{n}" in home]
     packages = [m for m in homes if m.count(".") == 1]
+    names = [f"{public.PACKAGE}.{name}" for name in homes[public.PACKAGE]]
     lines = [
         _title("API reference"),
         "Every public name, with its formula, its guarantees and examples that the"
-        " tests run. The packages:\n",
+        " tests run. ``dpadambc`` itself has the names of most programs:\n",
+        *_table(names),
+        "\n.. rubric:: Modules\n",
         ".. list-table::\n   :widths: 30 70\n",
     ]
     for package in packages:
         summary = (importlib.import_module(package).__doc__ or "").split("\n")[0]
         lines += [f"   * - :doc:`{package}`", f"     - {summary}"]
-    lines += [
-        "\n.. rubric:: In ``dpadambc`` itself\n",
-        "These are imported from their packages when they are first used:"
-        " ``dpadambc.clip_per_example`` is ``dpadambc.clipping.clip_per_example``.\n",
-    ]
-    lines += _table(home[f"{public.PACKAGE}.{name}"] for name in names)
     lines += ["\n.. toctree::\n   :hidden:\n"]
-    lines += [f"   {package.partition('.')[2]} <{package}>" for package in packages]
+    lines += [f"   {_label(page)} <{page}>" for page in [*names, *packages]]
     return "\n".join(lines) + "\n"
 
 
@@ -153,8 +134,9 @@ def pages():
     homes = public.homes()
     written = {"index": _top_page(homes)}
     for module, names in homes.items():
-        parts = [m for m in homes if m.rpartition(".")[0] == module]
-        written[module] = _module_page(module, names, parts)
+        if module != public.PACKAGE:
+            parts = [m for m in homes if m.rpartition(".")[0] == module]
+            written[module] = _module_page(module, names, parts)
         for name in names:
             written[f"{module}.{name}"] = _object_page(module, name)
     return written
@@ -175,15 +157,8 @@ def _write(app):
 
 
 def missing(documented):
-    """Public names that are not among the documented ones, by none of their names."""
-    home = public.aliases()
-    names = {
-        f"{module.__name__}.{name}"
-        for module in public.modules()
-        for name in public.names_of(module)
-        if not inspect.ismodule(getattr(module, name))
-    }
-    return sorted(n for n in names if home.get(n, n) not in documented)
+    """Public names that are not among the documented ones."""
+    return sorted(public.full_names() - set(documented))
 
 
 def _check_coverage(app, env):
@@ -197,22 +172,20 @@ def _check_coverage(app, env):
 
 
 def _resolve(app, env, node, contnode):
-    """Links `dpadambc.fit_something` and `mechanisms.trials` as a reader means them."""
+    """Links `dp_sgd`, `accounting.epsilon` and the place where a class is defined."""
     if node.get("refdomain") != "py":
         return None
     target = node.get("reftarget", "")
-    home = app.dpadambc_aliases
-    last = target.rpartition(".")[2]
+    names, last = app.dpadambc_names, target.rpartition(".")[2]
     looks_public = target.startswith("dpadambc") or last != last.lower() or "_" in last
-    full = home.get(target) or home.get(f"{public.PACKAGE}.{target}")
-    if not full and looks_public:
-        found = {v for k, v in home.items() if k.rpartition(".")[2] == last}
-        full = found.pop() if len(found) == 1 and "." in target else None
-    if not full or (full == target) or not looks_public:
+    found = {target, f"{public.PACKAGE}.{target}"} & names
+    if not found and "." in target:
+        found = {name for name in names if name.rpartition(".")[2] == last}
+    if not looks_public or len(found) != 1 or target in found:
         return None
     domain = env.get_domain("py")
     return domain.resolve_xref(
-        env, node["refdoc"], app.builder, "obj", full, node, contnode
+        env, node["refdoc"], app.builder, "obj", *found, node, contnode
     )
 
 
@@ -254,7 +227,7 @@ def _name_types(app, what, name, value, options, arguments, returned):
 
 def setup(app):
     """Sphinx calls this."""
-    app.dpadambc_aliases = public.aliases()
+    app.dpadambc_names = public.full_names()
     app.connect("builder-inited", _write, priority=100)
     app.connect("env-check-consistency", _check_coverage)
     app.connect("missing-reference", _resolve)

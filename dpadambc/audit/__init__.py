@@ -1,4 +1,4 @@
-"""Checks of your own training: is it as private as it says?
+"""Checks of your own training: is it as private as it claims?
 
 `run` makes all checks of a `Pipeline`. You can also make each one alone: `sensitivity`,
 `noise`, `state`, `isolation`, `factored`, `sampling`, `correction`.
@@ -7,47 +7,17 @@ says pass, fail or not tested. A pass means that this check, with the power that
 states, found no breach.
 """
 
-from typing import TYPE_CHECKING
-
-from dpadambc._core import lazy
-from dpadambc.audit import trade_off
-from dpadambc.audit._canaries import GradientCanaries, with_sum
-from dpadambc.audit._correction import correction
-from dpadambc.audit._empirical import empirical_epsilon
-from dpadambc.audit._factored import factored
-from dpadambc.audit._finding import Finding
-from dpadambc.audit._isolation import isolation
-from dpadambc.audit._noise import noise
-from dpadambc.audit._sampling import sampling
-from dpadambc.audit._sensitivity import sensitivity
-from dpadambc.audit._state import state
-from dpadambc.audit.pipeline import Pipeline
-from dpadambc.audit.report import CHECKS, Report, run
-
-__all__ = [
-    "CHECKS",
-    "Finding",
-    "GradientCanaries",
-    "Pipeline",
-    "Report",
-    "correction",
-    "empirical_epsilon",
-    "factored",
-    "isolation",
-    "noise",
-    "run",
-    "sampling",
-    "sensitivity",
-    "state",
-    "trade_off",
-    "with_sum",
-]
-
-if TYPE_CHECKING:
-    from dpadambc.audit import pictures as pictures
-
-__getattr__ = lazy.attribute(__name__, {"pictures": "pictures"})
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "pictures"})
+from dpadambc.audit.canaries import GradientCanaries as GradientCanaries
+from dpadambc.audit.correction import correction as correction
+from dpadambc.audit.finding import Finding as Finding
+from dpadambc.audit.lower_bounds import empirical_epsilon as empirical_epsilon
+from dpadambc.audit.noise import noise as noise
+from dpadambc.audit.per_example import factored as factored
+from dpadambc.audit.per_example import isolation as isolation
+from dpadambc.audit.pipeline import Pipeline as Pipeline
+from dpadambc.audit.report import CHECKS as CHECKS
+from dpadambc.audit.report import Report as Report
+from dpadambc.audit.report import run as run
+from dpadambc.audit.sampling import sampling as sampling
+from dpadambc.audit.sensitivity import sensitivity as sensitivity
+from dpadambc.audit.state import state as state

@@ -1,7 +1,6 @@
-"""Your own training, as far as an audit has to know it."""
+"""A step of training, its first state, its data, and the mechanism that it claims."""
 
 import dataclasses
-import functools
 import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -11,13 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc.audit import _arrays, _neighbors
-from dpadambc.gradients import per_example_value_and_grad
-from dpadambc.gradients._batched import Method
-from dpadambc.mechanisms import _check
-from dpadambc.mechanisms.base import Mechanism
-from dpadambc.training import _data
-from dpadambc.training.step import Step
+from dpadambc.audit import neighbors
+from dpadambc.core import data as data_
+from dpadambc.core.clipped_sum import materialize
+from dpadambc.core.mechanism import Mechanism, check_independent_noise
+from dpadambc.core.per_example import per_example_grad
+from dpadambc.core.step import Step, positional, takes_key
 
 _BATCH_SIZE = 8
 
@@ -37,15 +35,15 @@ class Pipeline:
         that is kept or given out. A function of JAX; its randomness comes from keys in
         the state. Without an argument for the mask, examples are replaced only.
       batch: a tuple of pytrees of arrays, a few examples along axis 0.
-      per_example: of `(params, *batch)`, returns what is computed of each example, such
-        as losses, with the examples along axis 0; for `isolation`.
+      per_example: of `(params, *batch)`, returns values of each example, such as
+        losses, with the examples along axis 0; for `isolation`.
       params: the first argument of `per_example`.
-      gradients_by: of `(method, params, *batch)`, returns what `per_example_grad` with
-        this method does; for `factored`.
+      gradients_by: of `(method, params, *batch)`, returns the gradients that
+        `per_example_grad` makes with this method; for `factored`.
       make_optimizer: of a key, returns the optimizer; for `correction`.
       loader: of a seed, returns batches of indices, as many as `mechanism.iterations`;
         for `sampling`.
-      num_examples: of the data set that `loader` takes from.
+      num_examples: the size of the data set that `loader` takes from.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -65,7 +63,7 @@ class Pipeline:
     mechanism: Mechanism
     init: Callable[[jax.Array], Any]
     step: Callable[..., Any]
-    batch: _neighbors.Batch = dataclasses.field(repr=False)  # may be people's
+    batch: neighbors.Batch = dataclasses.field(repr=False)  # may be people's
     per_example: Callable[..., Any] | None = None
     params: Any = None
     gradients_by: Callable[..., Any] | None = None
@@ -74,12 +72,12 @@ class Pipeline:
     num_examples: int | None = None
 
     def __post_init__(self):
-        _check.has_independent_noise(self.mechanism)
-        _neighbors.num_examples(self.batch)
+        check_independent_noise(self.mechanism)
+        neighbors.num_examples(self.batch)
 
     @property
     def takes_mask(self) -> bool:
-        """Whether the step is told what is padding."""
+        """Whether the step takes a padding mask."""
         found = inspect.signature(self.step).parameters.values()
         kinds = {parameter.kind for parameter in found}
         names = {parameter.name for parameter in found}
@@ -95,9 +93,7 @@ class Pipeline:
         optimizer: optax.GradientTransformation,
         *,
         frozen: Any = None,
-        uses_key: bool = False,
         microbatch_size: int | None = None,
-        average_decay: float | None = None,
     ) -> "Pipeline":
         """The step that `training.fit` takes with these arguments.
 
@@ -108,9 +104,7 @@ class Pipeline:
           mechanism: as for `fit`.
           optimizer: as for `fit`.
           frozen: as for `fit`.
-          uses_key: as for `fit`.
           microbatch_size: as for `Step`.
-          average_decay: as for `fit`.
 
         Returns:
           A `Pipeline`.
@@ -119,31 +113,30 @@ class Pipeline:
             loss_fn,
             mechanism,
             optimizer,
-            has_frozen=frozen is not None,
-            uses_key=uses_key,
             microbatch_size=microbatch_size,
-            average_decay=average_decay,
             skip_padding=True,  # as on one device
         )
 
         def step(state, *batch, is_padding_example=None):
-            mask = _mask(batch, is_padding_example)
-            return own(state, batch, mask, frozen)[0]
+            return own(state, batch, _mask(batch, is_padding_example), frozen)[0]
 
-        num_examples = _data.num_examples(data)
+        num_examples = data_.num_examples(data)
         shared = () if frozen is None else (frozen,)
-        keys = (jax.random.key(0),) if uses_key else ()
+        keys = (jax.random.key(0),) if takes_key(loss_fn) else ()
+        loss_fn = positional(loss_fn, has_frozen=frozen is not None)
         return cls(
             mechanism=mechanism,
-            init=functools.partial(_init, own, params),
+            init=lambda key: own.init(params, key=key),
             step=step,
-            batch=_first(data, num_examples),
-            per_example=_per_example(loss_fn, shared, keys),
             params=params,
-            gradients_by=_gradients_by(loss_fn, shared, keys),
-            make_optimizer=lambda key: _behind_noise(mechanism, optimizer, key),
-            loader=lambda seed: _drawn(mechanism, seed, num_examples),
+            make_optimizer=lambda key: optax.chain(
+                mechanism.add_noise(key=key), optimizer
+            ),
+            loader=lambda seed: mechanism.batches(
+                jax.random.key(seed), num_examples=num_examples
+            ),
             num_examples=num_examples,
+            **_of_examples(loss_fn, data, shared, keys),
         )
 
     @classmethod
@@ -161,20 +154,18 @@ class Pipeline:
 
         Args:
           loss_fn: the loss of one example, of `(params, *example)`.
-          params: what is trained.
+          params: the parameters before the first step.
           data: a tuple of the arguments of an example, with examples along axis 0.
           mechanism: whose epsilon is claimed.
           make_optimizer: of a key, returns the chain, which takes gradients as
             `per_example_grad` makes them.
           loader: of a seed, returns batches of indices, as your loop draws them in a
-            whole run.
-            Without it `sampling` is not tested: a chain does not show them.
+            whole run. Without it `sampling` is not tested: a chain does not show them.
 
         Returns:
           A `Pipeline`.
         """
-        num_examples = _data.num_examples(data)
-        value_and_grad = per_example_value_and_grad(loss_fn)
+        grad_fn = per_example_grad(loss_fn)
 
         def init(key):
             return key, params, make_optimizer(key).init(params)
@@ -182,7 +173,7 @@ class Pipeline:
         def step(state, *batch, is_padding_example=None):
             key, params, opt_state = state
             mask = _mask(batch, is_padding_example)
-            _, grads = value_and_grad(params, *batch, is_padding_example=mask)
+            grads = grad_fn(params, *batch, is_padding_example=mask)
             optimizer = make_optimizer(key)
             updates, opt_state = optimizer.update(grads, opt_state, params)
             return key, optax.apply_updates(params, updates), opt_state
@@ -191,18 +182,12 @@ class Pipeline:
             mechanism=mechanism,
             init=init,
             step=step,
-            batch=_first(data, num_examples),
-            per_example=_per_example(loss_fn, (), ()),
             params=params,
-            gradients_by=_gradients_by(loss_fn, (), ()),
             make_optimizer=make_optimizer,
             loader=loader,
-            num_examples=num_examples,
+            num_examples=data_.num_examples(data),
+            **_of_examples(loss_fn, data, (), ()),
         )
-
-
-def _init(step: Step, params: optax.Params, key: jax.Array) -> Any:
-    return step.init(params, key=key)
 
 
 def _mask(batch: Any, is_padding_example: Any) -> Any:
@@ -210,70 +195,33 @@ def _mask(batch: Any, is_padding_example: Any) -> Any:
     return jnp.zeros(size, bool) if is_padding_example is None else is_padding_example
 
 
-def _first(data: Any, num_examples: int) -> _neighbors.Batch:
-    """A few examples, as arguments of the loss."""
-    rows = range(min(_BATCH_SIZE, num_examples))
-    if not _data.is_source(data):
+def _of_examples(
+    loss_fn: Callable[..., Any], data: Any, shared: Any, keys: Any
+) -> dict[str, Any]:
+    """The first examples as arguments of a loss, its values and its gradients."""
+    rows = range(min(_BATCH_SIZE, data_.num_examples(data)))
+    if data_.is_source(data):
+        examples = [data_.arguments(data[i]) for i in rows]
+        batch = jax.tree.map(lambda *x: jnp.asarray(np.stack(x)), *examples)
+    else:
         first = jax.tree.map(lambda x: jnp.asarray(x[: rows.stop]), data)
-        return _data.arguments(first)
-    examples = [_data.arguments(data[i]) for i in rows]
-    return jax.tree.map(lambda *x: jnp.asarray(np.stack(x)), *examples)
+        batch = data_.arguments(first)
+    start = 1 + len(shared)
 
-
-def _value_and_grad(
-    method: Method, loss_fn: Callable[..., Any], shared: Any, keys: Any
-) -> Callable[..., Any]:
-    """Losses and gradients of each example, of `(params, *batch)`."""
-
-    def value_and_grad(params, *batch):
-        first = 1 + len(shared)
-        fun = per_example_value_and_grad(
+    def value_and_grad(method, params, *batch):
+        fun = per_example_grad(
             loss_fn,
-            batch_argnums=tuple(range(first, first + len(batch))),
-            prng_argnum=first + len(batch) if keys else None,
+            return_values=True,
+            batch_argnums=tuple(range(start, start + len(batch))),
+            prng_argnum=start + len(batch) if keys else None,
             method=method,
         )
         return fun(params, *shared, *batch, *keys)
 
-    return value_and_grad
-
-
-def _per_example(loss_fn: Callable[..., Any], shared: Any, keys: Any):
-    """Losses and gradients of each example of a batch, as arrays."""
-    value_and_grad = _value_and_grad("factored", loss_fn, shared, keys)
-
     @jax.jit
     def per_example(params, *batch):
-        values, grads = value_and_grad(params, *batch)
-        return values, _arrays.opened(grads)
+        values, grads = value_and_grad("factored", params, *batch)
+        return values, materialize(grads)
 
-    return per_example
-
-
-def _gradients_by(loss_fn: Callable[..., Any], shared: Any, keys: Any):
-    """Gradients of each example of a batch, by either method."""
-
-    def gradients_by(method, params, *batch):
-        return _value_and_grad(method, loss_fn, shared, keys)(params, *batch)[1]
-
-    return gradients_by
-
-
-def _behind_noise(
-    mechanism: Mechanism, optimizer: optax.GradientTransformation, key: jax.Array
-) -> optax.GradientTransformation:
-    return optax.chain(mechanism.add_noise(key=key), optimizer)
-
-
-def _drawn(mechanism: Mechanism, seed: int, num_examples: int) -> Iterable[Any]:
-    """The batches that a mechanism draws from a key, or on the host if it cannot."""
-    key = jax.random.key(seed)
-    draw = jax.jit(
-        lambda step: mechanism.sample_step(key, step, num_examples=num_examples)
-    )
-    try:
-        jax.eval_shape(draw, 0)
-    except TypeError:
-        rng = np.random.default_rng(seed)
-        return mechanism.batches(rng, num_examples=num_examples)
-    return (draw(step) for step in range(mechanism.iterations))
+    gradients_by = lambda method, *args: value_and_grad(method, *args)[1]
+    return dict(batch=batch, per_example=per_example, gradients_by=gradients_by)

@@ -1,6 +1,7 @@
 """All checks of a pipeline, as one table."""
 
 import dataclasses
+import functools
 import json
 import math
 import textwrap
@@ -8,40 +9,21 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dpadambc.audit import (
-    _closed_over,
-    _correction,
-    _examined,
-    _factored,
-    _isolation,
-    _later,
-    _noise,
-    _noise_tests,
-    _recorder,
-    _sampling,
-    _sensitivity,
-    _state,
-    _steps,
-)
-from dpadambc.audit._finding import Finding, combined, not_tested
+from dpadambc.audit.correction import correction, is_corrected
+from dpadambc.audit.finding import Finding, not_tested
+from dpadambc.audit.noise_tests import noise_finding
+from dpadambc.audit.per_example import factored, isolation
 from dpadambc.audit.pipeline import Pipeline
-
-CHECKS = (
-    "sensitivity",
-    "noise",
-    "state",
-    "isolation",
-    "factored",
-    "sampling",
-    "correction",
-)
-
-__all__ = ["CHECKS", "Report", "run"]
+from dpadambc.audit.recorder import NotRecordable
+from dpadambc.audit.sampling import sampling
+from dpadambc.audit.state import of_whole_step
+from dpadambc.audit.steps import NotTraceable
+from dpadambc.audit.whole_step import WholeStep, whole_step
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What all checks found. Printed, it is a table.
+    """The findings of all checks. Printed, it is a table.
 
     Attributes:
       findings: one for each check, in the order of the checks.
@@ -60,28 +42,22 @@ class Report:
         """0 if all passed, 1 if one failed, 3 if none did and one was not made."""
         return {True: 0, False: 1, None: 3}[self.passed]
 
-    def as_dict(self) -> dict[str, Any]:
-        """What `json.dumps` takes."""
-        return {
-            "passed": self.passed,
-            "findings": [dataclasses.asdict(finding) for finding in self.findings],
-        }
-
     def to_json(self) -> str:
         """The findings with all their parts; infinity is a string, as JSON has none."""
-        return json.dumps(_finite(self.as_dict()), indent=2)
+        findings = [dataclasses.asdict(finding) for finding in self.findings]
+        numbers = {"passed": self.passed, "findings": findings}
+        return json.dumps(_finite(numbers), indent=2)
 
     def __str__(self) -> str:
-        rows = [("check", "outcome", "figure", "at most")]
-        rows += [
-            (x.check, x.word, _number(x.figure), _number(x.bound))
-            for x in self.findings
+        number = lambda x: "-" if x is None else f"{x:.4g}"
+        rows = [
+            (x.check, x.word, number(x.figure), number(x.bound)) for x in self.findings
         ]
+        rows.insert(0, ("check", "outcome", "figure", "at most"))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = []
         for row, finding in zip(rows, (None, *self.findings), strict=True):
-            cells = [cell.ljust(n) for cell, n in zip(row, widths, strict=True)]
-            lines.append("  ".join(cells).rstrip())
+            lines.append("  ".join(map(str.ljust, row, widths)).rstrip())
             for text in (finding.sentence, finding.fails_if) if finding else ():
                 lines += textwrap.wrap(
                     text, 88, initial_indent="    ", subsequent_indent="    "
@@ -89,18 +65,62 @@ class Report:
         return "\n".join(lines)
 
 
-def _number(x: float | None) -> str:
-    return "-" if x is None else f"{x:.4g}"
-
-
 def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _finite(x) for key, x in value.items()}
     if isinstance(value, tuple | list):
         return [_finite(x) for x in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
+    is_finite = not isinstance(value, float) or math.isfinite(value)
+    return value if is_finite else str(value)
+
+
+def _isolation(pipeline: Pipeline) -> Finding:
+    if pipeline.per_example is None:
+        return not_tested("isolation", "no function gives a value for each example.")
+    try:
+        return isolation(pipeline.per_example, pipeline.params, pipeline.batch)
+    except ValueError as error:
+        if "Expected loss_fn to see one example alone" not in str(error):
+            raise
+        return Finding("isolation", False, 1.0, 0.0, f"{error}")
+
+
+def _sampling(pipeline: Pipeline) -> Finding:
+    loader, num_examples = pipeline.loader, pipeline.num_examples
+    if loader is None or num_examples is None:
+        return not_tested("sampling", "no loader shows the batches of your loop.")
+    return sampling(loader, pipeline.mechanism, num_examples=num_examples)
+
+
+def _correction(pipeline: Pipeline) -> Finding:
+    if pipeline.make_optimizer is None:
+        return not_tested("correction", "no optimizer is given.")
+    return correction(pipeline.make_optimizer, pipeline.params, pipeline.mechanism)
+
+
+# Functions of a pipeline, and of its step, which is traced when it is first asked for.
+_CHECKS: dict[str, Callable[[Pipeline, Callable[[], WholeStep]], Finding]] = {
+    "sensitivity": lambda pipeline, step: step().sensitivity(),
+    "noise": lambda pipeline, step: noise_finding(step().measured),
+    "state": lambda pipeline, step: of_whole_step(step()),
+    "isolation": lambda pipeline, step: _isolation(pipeline),
+    "factored": lambda pipeline, step: factored(pipeline),
+    "sampling": lambda pipeline, step: _sampling(pipeline),
+    "correction": lambda pipeline, step: _correction(pipeline),
+}
+CHECKS = tuple(_CHECKS)
+
+
+def _applies(check: str, pipeline: Pipeline) -> bool:
+    """Whether a step has the subject of a check.
+
+    An optimizer without `scale_by_adam_bc` has no correction, and a step that is
+    described by its functions does not show gradients of single examples.
+    """
+    make = pipeline.make_optimizer
+    if check == "correction" and make is not None:
+        return is_corrected(make, pipeline.params)
+    return check != "factored" or pipeline.gradients_by is not None
 
 
 def run(
@@ -122,9 +142,10 @@ def run(
       pipeline: your own training.
       checks: some of `CHECKS`, by name; the quickest that say whether training is
         private at all are `("sensitivity", "noise")`. `correction` is left out by
-        default where the optimizer has none, and `factored` where the step is described
-        by its functions.
-      progress: told of each check before it begins and after it ends, such as `print`.
+        default if the optimizer has none, and `factored` if the step is described by
+        its functions.
+      progress: a function such as `print`, called with a line before and after each
+        check.
 
     Returns:
       A `Report`.
@@ -149,106 +170,17 @@ def run(
     unknown = sorted(set(checks) - set(CHECKS))
     if unknown or not checks:
         raise ValueError(f"Expected checks among {CHECKS}, got {unknown or 'none'}.")
-    tell = progress or (lambda text: None)
-    findings, traced = [], _Traced(pipeline)
+    if checks is CHECKS:
+        checks = [check for check in CHECKS if _applies(check, pipeline)]
+    progress = progress or (lambda text: None)
+    findings, step = [], functools.cache(lambda: whole_step(pipeline))
     for check in checks:
-        if checks is CHECKS and traced.has_no(check):
-            continue
-        tell(f"{check} ...")
+        progress(f"{check} ...")
         start = time.perf_counter()
         try:
-            finding = getattr(traced, check)()
-        except (_steps.NotTraceable, _recorder.NotRecordable) as error:
+            finding = _CHECKS[check](pipeline, step)
+        except (NotTraceable, NotRecordable) as error:
             finding = not_tested(check, f"{error}")
         findings.append(finding)
-        tell(f"{finding} ({time.perf_counter() - start:.1f} s)")
+        progress(f"{finding} ({time.perf_counter() - start:.1f} s)")
     return Report(tuple(findings))
-
-
-class _Traced:
-    """The checks, with one trace of the step for those that share it."""
-
-    def __init__(self, pipeline: Pipeline):
-        self._pipeline = pipeline
-        self._found: _examined.Examined | Exception | None = None
-
-    @property
-    def _examined(self) -> _examined.Examined:
-        if self._found is None:
-            try:
-                self._found = _examined.examine(self._pipeline)
-            except (_steps.NotTraceable, _recorder.NotRecordable) as error:
-                self._found = error
-        if isinstance(self._found, Exception):
-            raise self._found
-        return self._found
-
-    def has_no(self, check: str) -> bool:
-        """Whether a step has nothing of what a check is about.
-
-        An optimizer without `scale_by_adam_bc` has no correction, and a step that is
-        described by its functions does not show gradients of single examples.
-        """
-        make, params = self._pipeline.make_optimizer, self._pipeline.params
-        if check == "correction" and make is not None:
-            return not _correction.is_corrected(make, params)
-        return check == "factored" and self._pipeline.gradients_by is None
-
-    def sensitivity(self) -> Finding:
-        found = self._examined
-        if not found.noise:
-            return not_tested("sensitivity", "no noise is added to what examples make.")
-        finding = _sensitivity.sensitivity(
-            found.before_noise,
-            found.state,
-            self._pipeline.batch,
-            bound=found.bound,
-            neighboring_relation=self._pipeline.mechanism.neighboring_relation,
-        )
-        figure, bound = finding.figure or 0.0, finding.bound or 0.0
-        if finding.passed and figure < bound / 2:
-            finding = dataclasses.replace(finding, passed=None)
-        others = _closed_over.closed_over(found)
-        return combined("sensitivity", [finding, others]) if others else finding
-
-    def noise(self) -> Finding:
-        found = self._examined
-        if not found.noise:
-            return _noise.without_crossings(found.followed)
-        mechanism = self._pipeline.mechanism
-        followed, neighbors = found.followed, found.neighbors
-        tests = _noise_tests.all_tests(mechanism, followed, found.noise, found.moved)
-        later = _later.later(
-            *(found.steps, followed, mechanism, found.noise, neighbors),
-            found.factor,
-            found.everybody,
-        )
-        return combined("noise", [*tests, later])
-
-    def state(self) -> Finding:
-        return _state.of_examined(self._examined)
-
-    def isolation(self) -> Finding:
-        pipeline = self._pipeline
-        if pipeline.per_example is None:
-            return _isolation.unknown()
-        return _isolation.of_loss(pipeline.per_example, pipeline.params, pipeline.batch)
-
-    def factored(self) -> Finding:
-        return _factored.factored(self._pipeline)
-
-    def sampling(self) -> Finding:
-        pipeline = self._pipeline
-        if pipeline.loader is None or pipeline.num_examples is None:
-            return not_tested("sampling", "no loader shows the batches of your loop.")
-        return _sampling.sampling(
-            pipeline.loader, pipeline.mechanism, num_examples=pipeline.num_examples
-        )
-
-    def correction(self) -> Finding:
-        pipeline = self._pipeline
-        if pipeline.make_optimizer is None:
-            return not_tested("correction", "no optimizer is given.")
-        return _correction.correction(
-            pipeline.make_optimizer, pipeline.params, pipeline.mechanism
-        )

@@ -1,41 +1,6 @@
-"""Clipped sums of per-example gradients, and how far one example can move them."""
+"""Other rules of clipping, and a plan for the memory of the clipped sum."""
 
-from dpadambc.clipping.clipped import ClippedGrad, clipped_grad, clipped_value_and_grad
-from dpadambc.clipping.explanation import (
-    Choice,
-    Explanation,
-    ParameterCost,
-    Plan,
-    explain,
-)
-from dpadambc.clipping.flat import NeighboringRelation, clip_per_example, sensitivity
-from dpadambc.clipping.quantile import QuantileClipping
-from dpadambc.clipping.rules import (
-    Automatic,
-    ClipRule,
-    Flat,
-    PerGroup,
-    PerSampleAdaptive,
-)
-from dpadambc.clipping.slack import SlackClipping
-
-__all__ = [
-    "Automatic",
-    "Choice",
-    "ClipRule",
-    "ClippedGrad",
-    "Explanation",
-    "Flat",
-    "NeighboringRelation",
-    "ParameterCost",
-    "PerGroup",
-    "PerSampleAdaptive",
-    "Plan",
-    "QuantileClipping",
-    "SlackClipping",
-    "clip_per_example",
-    "clipped_grad",
-    "clipped_value_and_grad",
-    "explain",
-    "sensitivity",
-]
+from dpadambc.clipping.rules import Automatic as Automatic
+from dpadambc.clipping.rules import PerGroup as PerGroup
+from dpadambc.core.clip import ClipRule as ClipRule
+from dpadambc.core.clip import Flat as Flat

@@ -1,4 +1,4 @@
-"""What the per-example gradients of a loss will cost, before anything runs."""
+"""The cost of the per-example gradients of a loss, before anything runs."""
 
 import dataclasses
 import functools
@@ -11,11 +11,34 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc._core import validate
-from dpadambc.clipping import _plan, _programs
-from dpadambc.gradients import _batched, _leaves, per_example
+from dpadambc.clipping import flops
+from dpadambc.core import validate
+from dpadambc.core.clipped_grad import clipped_grad
+from dpadambc.core.clipped_sum import close_sums, materialize
+from dpadambc.core.gradient import PerExampleGradient, is_per_example
+from dpadambc.core.per_example import Argnums, Arguments, per_example_grad
+from dpadambc.engine import memory
+from dpadambc.engine.forms import Full
+from dpadambc.engine.transform import Method
 
-Choice = _programs.Choice
+_NO_GRADIENT, _MATERIALIZED = Full.rule, "materialized"
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """One way to the gradient, and its cost.
+
+    Attributes:
+      method: "ordinary", "factored" or "vmap".
+      microbatch_size: how many examples are in memory at once.
+      peak_bytes: arguments, outputs and temporaries of the compiled program.
+      product_flops: operations of matrix products and convolutions.
+    """
+
+    method: str
+    microbatch_size: int
+    peak_bytes: int
+    product_flops: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +67,7 @@ class ParameterCost:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What the parameters of repeated layers have in common."""
+        """Equal for the parameters of repeated layers."""
         name = re.sub(r"\d+", "*", self.name)
         return name, self.shape, self.rule, self.factored_bytes
 
@@ -138,7 +161,7 @@ class Explanation:
 
     @property
     def materialized_bytes(self) -> int:
-        """What one gradient for each example and parameter would take."""
+        """The bytes of one gradient for each example and parameter."""
         return sum(row.materialized_bytes for row in self.parameters)
 
     @property
@@ -198,14 +221,18 @@ def _readable(num_bytes: float) -> str:
     return f"{num_bytes:.3g} {unit}"
 
 
-def _cost(
-    name: str, leaf: _leaves.PerExampleGradient, batch_size: int
-) -> ParameterCost:
+def _num_bytes(leaf: PerExampleGradient) -> dict[int, int]:
+    """The bytes of each open array of factors, by the array's identity."""
+    pairs = zip(jax.tree.leaves(leaf.sealed), leaf.dtypes, strict=True)
+    return {id(x): math.prod(x.shape) * jnp.dtype(d).itemsize for x, d in pairs}
+
+
+def _cost(name: str, leaf: PerExampleGradient, batch_size: int) -> ParameterCost:
     return ParameterCost(
         name=name,
         shape=leaf.shape,
         rule=leaf.rule,
-        factored_bytes=sum(leaf.num_bytes().values()),
+        factored_bytes=sum(_num_bytes(leaf).values()),
         materialized_bytes=batch_size * math.prod(leaf.shape) * leaf.dtype.itemsize,
     )
 
@@ -229,9 +256,9 @@ def _total(rows: Sequence[ParameterCost]) -> tuple[int, int]:
 def _without_gradient(rows: list[ParameterCost]) -> tuple[str, ...]:
     return tuple(
         f"{row.name} gets no gradient: the loss does not depend on it. Noise will move"
-        " it all the same; leave it out of what is trained."
+        " it all the same; do not train it."
         for row in rows
-        if row.rule == _leaves.NO_GRADIENT
+        if row.rule == _NO_GRADIENT
     )
 
 
@@ -239,14 +266,14 @@ def _costly(rows: list[ParameterCost]) -> tuple[str, ...]:
     sentences = []
     for name, few in _by_kind(rows):
         row, (factored, materialized) = few[0], _total(few)
-        if row.rule.startswith(_leaves.MATERIALIZED):
+        if row.rule.startswith(_MATERIALIZED):
             sentences.append(
                 f"{name} has no rule for how the loss uses it ({row.rule}), so a"
                 " gradient is formed for each example:"
                 f" {_readable(materialized)}."
             )
         elif (
-            row.rule != _leaves.NO_GRADIENT
+            row.rule != _NO_GRADIENT
             and row.is_formed
             and 2 * factored > sum(other.factored_bytes for other in rows)
         ):
@@ -262,14 +289,14 @@ def explain(
     fun: Callable[..., Any],
     *args: Any,
     batch_size: int,
-    argnums: _batched.Argnums = 0,
+    argnums: Argnums = 0,
     has_aux: bool = False,
-    batch_argnums: _batched.Argnums | None = None,
+    batch_argnums: Argnums | None = None,
     prng_argnum: int | None = None,
     memory_limit: float | None = None,
     optimizer: optax.GradientTransformation | None = None,
 ) -> Explanation:
-    """How the per-example gradients of a loss will be held, and what that takes.
+    """The form and the memory of the per-example gradients of a loss.
 
     Nothing runs: JAX traces the loss with the shapes of its arguments. With a memory
     limit, JAX also compiles it a few times, to find the largest `microbatch_size` for
@@ -285,7 +312,7 @@ def explain(
     it is materialized too, and one of the `warnings`.
 
     Args:
-      fun: the loss of one example; see `per_example_value_and_grad`.
+      fun: the loss of one example; see `per_example_grad`.
       *args: the arguments of `fun` for *one* example, arrays or
         `jax.ShapeDtypeStruct`.
       batch_size: for which the bytes are counted.
@@ -307,9 +334,9 @@ def explain(
       are formed and take more than all the others.
 
     Raises:
-      ValueError: as `per_example_value_and_grad`; `microbatch_size` does, if not even
+      ValueError: as `per_example_grad`; `microbatch_size` does, if not even
         one example fits.
-      TypeError: as `per_example_value_and_grad`.
+      TypeError: as `per_example_grad`.
       RuntimeError: if there is a limit, and the compiler does not state the memory.
 
     Example:
@@ -334,26 +361,20 @@ def explain(
         validate.positive(memory_limit=memory_limit)
     elif optimizer is not None:
         raise ValueError("Expected a memory_limit to plan for, with an optimizer.")
-    arguments = _batched.Arguments(argnums, batch_argnums, prng_argnum)
-    grad_fn = per_example.per_example_grad(
-        fun,
-        argnums,
-        has_aux,
-        batch_argnums=batch_argnums,
-        prng_argnum=prng_argnum,
+    arguments = Arguments(argnums, batch_argnums, prng_argnum)
+    grad_fn = per_example_grad(
+        fun, argnums, has_aux, batch_argnums=batch_argnums, prng_argnum=prng_argnum
     )
     rows, distinct = [], {}
 
     def trace(*batched):
         grads = grad_fn(*batched)
         grads = grads[0] if has_aux else grads
-        paths = jax.tree_util.tree_leaves_with_path(
-            grads, is_leaf=_leaves.is_per_example
-        )
+        paths = jax.tree_util.tree_leaves_with_path(grads, is_leaf=is_per_example)
         for path, leaf in paths:
             name = jax.tree_util.keystr(path) or "params"
             rows.append(_cost(name, leaf, batch_size))
-            distinct.update(leaf.num_bytes())
+            distinct.update(_num_bytes(leaf))
         distinct["bytes"] = sum(distinct.values())
 
     batched = [
@@ -363,7 +384,7 @@ def explain(
     jax.eval_shape(trace, *batched)
     plan = None
     if memory_limit is not None:
-        programs = _programs.Programs(
+        programs = _Programs(
             fun, arguments, has_aux, tuple(batched), batch_size, optimizer
         )
         plan = _planned(programs, memory_limit)
@@ -377,11 +398,11 @@ def explain(
     )
 
 
-def _planned(programs: _programs.Programs, memory_limit: float) -> Plan:
+def _planned(programs: "_Programs", memory_limit: float) -> Plan:
     compiled = functools.cache(programs.factored)
-    known = _plan.measured_around(
+    known = memory.measured_around(
         memory_limit,
-        _plan.sizes(programs.batch_size),
+        memory.sizes(programs.batch_size),
         lambda size: compiled(size).peak_bytes,
     )
     return Plan(
@@ -397,3 +418,84 @@ def _with_batch_axis(tree: Any, batch_size: int) -> Any:
         (batch_size, *jnp.shape(x)), jnp.result_type(x)
     )
     return jax.tree.map(add, tree)
+
+
+Grad = Callable[..., Any]  # of (*args), and of the padding as a keyword
+
+
+@dataclasses.dataclass(frozen=True)
+class _Programs:
+    """Programs on a batch that has shapes only; a whole step, if with an optimizer."""
+
+    fun: Callable[..., Any]  # the loss of one example
+    parts: Arguments
+    has_aux: bool
+    args: tuple[Any, ...]  # with a batch axis
+    batch_size: int
+    optimizer: optax.GradientTransformation | None
+
+    def factored(self, microbatch_size: int) -> Choice:
+        """The clipped gradient, so many examples at a time."""
+        return self._choice("factored", microbatch_size, self._clipped(microbatch_size))
+
+    def vmap(self) -> Choice:
+        """The clipped gradient from all gradients at once."""
+        clipped = self._clipped(self.batch_size, "vmap")
+        return self._choice("vmap", self.batch_size, clipped)
+
+    def ordinary(self) -> Choice:
+        """The gradient of the mean loss, without privacy."""
+        grad = jax.grad(self._mean_loss, self.parts.argnums)
+        ignoring = lambda *args, is_padding_example: grad(*args)
+        return self._choice("ordinary", self.batch_size, ignoring)
+
+    def _clipped(self, size: int, method: Method = "factored") -> Grad:
+        grad = clipped_grad(
+            self.fun,
+            self.parts.argnums,
+            self.has_aux,
+            l2_clip_norm=1.0,
+            normalize_by=self.batch_size,
+            microbatch_size=size,
+            batch_argnums=self.parts.batch_argnums,
+            prng_argnum=self.parts.prng_argnum,
+            method=method,
+        )
+        return (lambda *args, **mask: grad(*args, **mask)[0]) if self.has_aux else grad
+
+    def _mean_loss(self, *args: Any) -> jax.Array:
+        def loss(*args):
+            output = self.fun(*self.parts.with_own_key(args))
+            return output[0] if self.has_aux else output
+
+        return jax.vmap(loss, self.parts.in_axes(args))(*args).mean()
+
+    def _choice(self, method: str, size: int, grad: Grad) -> Choice:
+        fun, args, donated = self._program(grad)
+        compiled = jax.jit(fun, donate_argnums=donated).lower(*args).compile()
+        operations = flops.of_products(fun, *args)
+        return Choice(method, size, memory.peak_bytes(compiled), operations)
+
+    def _program(self, grad: Grad) -> tuple[Callable[..., Any], tuple[Any, ...], Any]:
+        """A function, its arguments, and which of them it may write to."""
+        padding = jax.ShapeDtypeStruct((self.batch_size,), bool)
+        optimizer = self.optimizer
+        if optimizer is None:
+            gradient = lambda padding, args: grad(*args, is_padding_example=padding)
+            return gradient, (padding, self.args), ()
+        numbers, params = self.parts.differentiated, self.parts.params(self.args)
+
+        def step(params, state, padding, others):
+            args = list(others)
+            parts = (params,) if isinstance(self.parts.argnums, int) else params
+            for i, part in zip(numbers, parts, strict=True):
+                args[i] = part
+            gradient = materialize(grad(*args, is_padding_example=padding))
+            # Of no known numbers: the optimizer may have the noise of any mechanism.
+            summed = close_sums(gradient, None, None)
+            updates, state = optimizer.update(summed, state, params)
+            return optax.apply_updates(params, updates), state
+
+        others = [None if i in numbers else x for i, x in enumerate(self.args)]
+        state = jax.eval_shape(optimizer.init, params)
+        return step, (params, state, padding, others), (0, 1)

@@ -1,111 +1,15 @@
-r"""How much of each example's gradient is added up: the factor that clipping applies.
+"""Rules that take another share of each gradient than `Flat` does."""
 
-A rule gives a factor w of the norm of one example's gradient, and of the clip norm C.
-The clip limits this factor to the range from zero to :math:`C / \lVert g \rVert`, and a
-rule sees the norm of one example at a time. So no rule, not even one of your own,
-changes how much one example can add, or epsilon: it changes only what the model learns.
-This holds if the rule depends on public numbers alone. A rule that closes over
-something computed from the data depends on all examples, and nothing can detect it.
-"""
-
-import abc
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc._core import validate
-
-Groups = Mapping[str, tuple[float, list[int]]]
-
-
-class ClipRule(abc.ABC):
-    r"""The factor of an example's gradient, as a function of its norm alone.
-
-    Subclasses are frozen dataclasses, so that they are equal where their numbers are.
-
-    Example:
-      >>> import dataclasses
-      >>> import jax.numpy as jnp
-      >>> import dpadambc
-      >>> from dpadambc import clipping
-      >>> @dataclasses.dataclass(frozen=True)
-      ... class LeaveOutLong(clipping.ClipRule):
-      ...     def weight(self, norm, l2_clip_norm):
-      ...         return jnp.where(norm <= l2_clip_norm, 1, 0)
-      >>> clip = dpadambc.clip_per_example(
-      ...     1.0, normalize_by=1, clip_rule=LeaveOutLong())
-      >>> grads = dpadambc.as_per_example(jnp.array([[0.5], [9.0]]))
-      >>> params = jnp.zeros(1)
-      >>> clip.update(grads, clip.init(params), params)[0].value.item()
-      0.5
-    """
-
-    # Whether the bound is another in each step.
-    _moves: ClassVar[bool] = False
-
-    @abc.abstractmethod
-    def weight(self, norm: jax.Array, l2_clip_norm: jax.Array) -> jax.Array:
-        r"""The factor of one example.
-
-        Args:
-          norm: of its gradient, shape (), not negative; it may be infinite or NaN, and
-            what is returned then does not count.
-          l2_clip_norm: C, shape ().
-
-        Returns:
-          The factor, shape (). It is limited to :math:`[0, C / \mathrm{norm}]`.
-        """
-
-    def _indicator(
-        self, norm: jax.Array, used: jax.Array, l2_clip_norm: jax.Array
-    ) -> jax.Array:
-        """What a bound that moves looks at: zero for a rule without one, shape ().
-
-        Args:
-          norm: of its gradient, shape ().
-          used: what the norm of the clipped one is at most, over the bound, shape ().
-          l2_clip_norm: the bound of the step, shape ().
-        """
-        del used, l2_clip_norm
-        return jnp.zeros_like(norm)
-
-    def _groups(self, params: optax.Params) -> Groups:
-        """The groups of parameters that are clipped each on their own.
-
-        By name a share of C, and the leaves by their places among all leaves. The
-        squares of the shares add up to one.
-        """
-        return {"all": (1.0, list(range(len(jax.tree.leaves(params)))))}
-
-
-@dataclasses.dataclass(frozen=True)
-class Flat(ClipRule):
-    r"""Gradients longer than C are cut to C: the usual rule, and the default.
-
-    .. math:: w = \min(1, C / \lVert g \rVert)
-
-    Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from dpadambc import clipping
-      >>> norms = jnp.array([0.5, 2.0])
-      >>> print(jax.vmap(lambda x: clipping.Flat().weight(x, 1.0))(norms))
-      [1.  0.5]
-
-    References:
-      Abadi et al., `Deep Learning with Differential Privacy
-      <https://arxiv.org/abs/1607.00133>`_, 2016
-    """
-
-    def weight(self, norm: jax.Array, l2_clip_norm: jax.Array) -> jax.Array:
-        """See `ClipRule.weight`."""
-        return jnp.where(norm <= l2_clip_norm, 1, l2_clip_norm / norm)
-
-
-FLAT = Flat()
+from dpadambc.core import validate
+from dpadambc.core.clip import FLAT, ClipRule, Groups
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,46 +52,6 @@ class Automatic(ClipRule):
         """See `ClipRule.weight`."""
         longer = norm + self.gamma
         return jnp.where(longer > 0, l2_clip_norm / longer, 0)
-
-
-@dataclasses.dataclass(frozen=True)
-class PerSampleAdaptive(ClipRule):
-    r"""Like `Automatic`, but that very short gradients are not made long: DP-PSAC.
-
-    .. math:: w = C / \Bigl(\lVert g \rVert
-        + \frac{r}{\lVert g \rVert + r}\Bigr)
-
-    A gradient much shorter than r is scaled by C, one much longer to the length C. The
-    formula was checked against two public implementations, one of which names line 5 of
-    the paper's Algorithm 1 as its source, and not against the text.
-
-    Args:
-      r: in the unit of the gradient, positive.
-
-    Raises:
-      ValueError: if r is not positive.
-
-    Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from dpadambc import clipping
-      >>> norms = jnp.array([0.0, 0.1, 10.0])
-      >>> rule = clipping.PerSampleAdaptive(r=0.1)
-      >>> print((norms * jax.vmap(lambda x: rule.weight(x, 1.0))(norms)).round(1))
-      [0.  0.2 1. ]
-
-    References:
-      Xia et al., `Differentially Private Learning with Per-Sample Adaptive Clipping
-      <https://arxiv.org/abs/2212.00328>`_, 2023
-    """
-
-    r: float = 0.1
-
-    def __post_init__(self):
-        validate.positive(r=self.r)
-
-    def weight(self, norm: jax.Array, l2_clip_norm: jax.Array) -> jax.Array:
-        """See `ClipRule.weight`."""
-        return l2_clip_norm / (norm + self.r / (norm + self.r))
 
 
 Labels = Any | Callable[[optax.Params], Any]
@@ -249,7 +113,7 @@ class PerGroup(ClipRule):
     def __post_init__(self):
         for name, share in self.shares.items():
             validate.positive(**{f"the share of {name}": share})
-        is_rule = isinstance(self.rule, ClipRule) and not self.rule._moves
+        is_rule = isinstance(self.rule, ClipRule)
         if not is_rule or isinstance(self.rule, PerGroup):
             raise TypeError(
                 "Expected rule to be a ClipRule for one group, such as clipping.Flat(),"
@@ -267,14 +131,15 @@ class PerGroup(ClipRule):
         return isinstance(other, PerGroup) and self._identity == other._identity
 
     def __hash__(self) -> int:
-        """Of what `__eq__` compares."""
+        """Of the numbers that `__eq__` compares."""
         return hash(self._identity)
 
     def weight(self, norm: jax.Array, l2_clip_norm: jax.Array) -> jax.Array:
         """See `ClipRule.weight`: of one group, with its bound."""
         return self.rule.weight(norm, l2_clip_norm)
 
-    def _groups(self, params: optax.Params) -> Groups:
+    def groups(self, params: optax.Params) -> Groups:
+        """See `ClipRule.groups`."""
         labels = self.labels(params) if callable(self.labels) else self.labels
         try:
             of_leaves = jax.tree.leaves(jax.tree.broadcast(labels, params))
@@ -295,12 +160,3 @@ class PerGroup(ClipRule):
             name: (share / total, [i for i, x in enumerate(of_leaves) if x == name])
             for name, share in self.shares.items()
         }
-
-
-def _check(clip_rule: Any) -> None:
-    """Raises unless it is a rule."""
-    if not isinstance(clip_rule, ClipRule):
-        raise TypeError(
-            "Expected clip_rule to be a dpadambc.clipping.ClipRule, such as"
-            f" clipping.Automatic(), got {clip_rule!r}."
-        )

@@ -1,44 +1,10 @@
-"""Does the correction help in this run? Read-outs, and advice from them.
+"""Read-outs of a run: does noise dominate, and does the correction help?
 
-`snapshot` reads the state of an optimizer, and is as private as the state.
-`not_private` reads gradients before the noise, so it is not private. `pictures` draws
-both (with the extra of that name).
+`snapshot` reads the state of an optimizer, and is as private as it is. `not_private`
+reads gradients before the noise. The guide *diagnostics* says how to judge the figures.
 """
 
-from typing import TYPE_CHECKING
-
-from dpadambc._core import lazy
-from dpadambc.diagnostics import not_private
-from dpadambc.diagnostics.advice import Advice, advise
-from dpadambc.diagnostics.clip_bound import ClipBound, clip_bound
-from dpadambc.diagnostics.readout import (
-    BIN_EDGES,
-    QUANTILES,
-    Readout,
-    Snapshot,
-    snapshot,
-    stack,
-)
-
-__all__ = [
-    "Advice",
-    "BIN_EDGES",
-    "ClipBound",
-    "QUANTILES",
-    "Readout",
-    "Snapshot",
-    "advise",
-    "clip_bound",
-    "not_private",
-    "snapshot",
-    "stack",
-]
-
-if TYPE_CHECKING:
-    from dpadambc.diagnostics import pictures as pictures
-
-__getattr__ = lazy.attribute(__name__, {"pictures": "pictures"})
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "pictures"})
+from dpadambc.diagnostics import not_private as not_private
+from dpadambc.diagnostics.readout import Readout as Readout
+from dpadambc.diagnostics.readout import Snapshot as Snapshot
+from dpadambc.diagnostics.readout import snapshot as snapshot

@@ -1,9 +1,9 @@
 """Read-outs of gradients before the noise, which are *not private*.
 
-Publish none of this, choose nothing by it that you publish, and keep it out of
-checkpoints: no epsilon covers it. Use it with public or synthetic data, or for
-research. Nothing here is an Optax transformation, so it cannot get into an optimizer's
-state, and `dpadambc.diagnostics.snapshot` refuses a state with it.
+No epsilon covers them: publish none of them, choose nothing by them that you publish,
+and keep them out of checkpoints. Use them with public or synthetic data, or for
+research. None is an Optax transformation, so none can get into an optimizer's state,
+and `dpadambc.diagnostics.snapshot` refuses a state with clean moments in it.
 """
 
 from typing import NamedTuple
@@ -12,11 +12,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.clipping import flat
+from dpadambc.core import clipped_sum
+from dpadambc.core.clip import clip_per_example
+from dpadambc.core.gradient import is_per_example, per_example_norms
+from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.noise import stddev_at_step
 from dpadambc.diagnostics import _estimates, readout
-from dpadambc.gradients import _clipped_sum, _leaves
-from dpadambc.mechanisms.base import Mechanism
-from dpadambc.transforms import _noise_level
 
 __all__ = [
     "GradientStatistics",
@@ -28,12 +29,12 @@ __all__ = [
 
 
 class GradientStatistics(NamedTuple):
-    """Of one batch, and *not private*.
+    """The norms of the gradients of one batch, *not private*.
 
     Attributes:
-      clip_fraction: the share of examples whose gradient is not added as it is:
-        shortened, left out, or made longer by the mechanism's rule of clipping.
-      norm: quantiles of the norms of the gradients. shape=(len(QUANTILES),).
+      clip_fraction: the share of examples whose gradient is shortened, left out, or
+        lengthened: those whose norm has another weight than 1 by the mechanism's rule.
+      norm: quantiles of the norms, at the levels of a `Readout`. shape=(9,).
       l2_clip_norm: C.
       signal_norm: the norm of the clipped sum over normalize_by, without the noise.
       noise_norm: the expected norm of the noise in it.
@@ -47,7 +48,7 @@ class GradientStatistics(NamedTuple):
 
     @property
     def signal_to_noise(self) -> jax.Array:
-        """Ratio of the norms of a step's gradient and of its noise."""
+        """The norm of the clipped sum over that of the noise."""
         return self.signal_norm / self.noise_norm
 
 
@@ -61,17 +62,13 @@ def gradient_statistics(
     """Norms, clipping, signal to noise of one batch, *not private*.
 
     Args:
-      per_example_gradients: what `per_example_grad` returns, factored or not.
-      mechanism: the public numbers, by whose rule the gradients are clipped.
+      per_example_gradients: from `per_example_grad`, factored or not.
+      mechanism: the public numbers, with a clip norm that does not move.
       is_padding_example: True for rows that are no examples, shape (batch,).
       step: the number of steps made before, where the noise level is a schedule.
 
     Returns:
       A `GradientStatistics`. The quantiles of an empty batch are NaN.
-
-    Raises:
-      ValueError: if the bound of the mechanism moves: another value of it has no place
-        for that of a step.
 
     Example:
       >>> import jax.numpy as jnp
@@ -81,44 +78,34 @@ def gradient_statistics(
       ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.1,
       ...     iterations=1, normalize_by=2)
       >>> seen = not_private.gradient_statistics(
-      ...     jnp.array([[0.3, 0.4], [3.0, 4.0]]), mechanism)
+      ...     dpadambc.as_per_example(jnp.array([[0.3, 0.4], [3.0, 4.0]])), mechanism)
       >>> print(seen.clip_fraction, seen.signal_norm.round(2))
       0.5 0.75
     """
-    if mechanism.clip_rule._moves:
-        raise ValueError(
-            "Expected a mechanism with a fixed bound, got one with"
-            f" {mechanism.clip_rule!r}, which does not know the bound of a step. Give"
-            " dataclasses.replace(mechanism, clip_rule=mechanism.clip_rule.rule,"
-            " l2_clip_norm=...), with the l2_clip_norm of its state. That is in the"
-            " unit of the data; updates are in units of the bound."
-        )
-    gradients = _leaves.in_any_form(per_example_gradients)
-    norms = _leaves.per_example_norms(gradients)
+    gradients = per_example_gradients
+    norms = per_example_norms(gradients)
     if is_padding_example is None:
         is_padding_example = jnp.zeros(norms.shape, bool)
-    clip = flat.clip_per_example(
+    clip = clip_per_example(
         mechanism.l2_clip_norm,
         normalize_by=mechanism.normalize_by,
         clip_rule=mechanism.clip_rule,
     )
     like = jax.tree.map(
-        lambda leaf: jnp.zeros(leaf.shape), gradients, is_leaf=_leaves.is_per_example
+        lambda leaf: jnp.zeros(leaf.shape), gradients, is_leaf=is_per_example
     )
     clean, _ = clip.update(
         gradients, clip.init(like), like, is_padding_example=is_padding_example
     )
-    stddev = _noise_level.at_step(mechanism.noise_stddev, step)
+    stddev = stddev_at_step(mechanism.noise_stddev, step)
     present = jnp.where(is_padding_example, jnp.nan, norms)
-    weights = flat._per_example_weights(
-        gradients, like, mechanism.l2_clip_norm, mechanism.clip_rule
-    )
-    is_changed = jnp.stack([weight != 1 for weight in weights]).any(0)
+    bound = jnp.asarray(mechanism.l2_clip_norm, norms.dtype)
+    is_changed = mechanism.clip_rule.weight(norms, bound) != 1
     return GradientStatistics(
         clip_fraction=jnp.mean(is_changed, where=~is_padding_example),
         norm=jnp.nanquantile(present, jnp.array(readout.QUANTILES)),
-        l2_clip_norm=jnp.asarray(mechanism.l2_clip_norm),
-        signal_norm=optax.tree.norm(_clipped_sum.materialize(clean)),
+        l2_clip_norm=bound,
+        signal_norm=optax.tree.norm(clipped_sum.materialize(clean)),
         noise_norm=stddev * optax.tree.size(like) ** 0.5,
     )
 
@@ -172,7 +159,7 @@ def update_clean_moments(
       >>> print(moments.mu.round(3))  # a tenth, since b1 is 0.9
       [0.05 0.01]
     """
-    clipped_gradient = _clipped_sum.materialize(clipped_gradient)
+    clipped_gradient = clipped_sum.materialize(clipped_gradient)
     mu = optax.tree.update_moment(clipped_gradient, state.mu, b1, 1)
     nu = optax.tree.update_moment_per_elem_norm(clipped_gradient, state.nu, b2, 2)
     count = jnp.asarray(optax.safe_increment(state.count))
@@ -190,9 +177,9 @@ def snapshot(
 ) -> readout.Snapshot:
     """The clean moments, in the units of the noise added to them: *not private*.
 
-    To lay beside `dpadambc.diagnostics.snapshot`: the same fields and bins, with
-    `noise_variance` 0, so that the `excess` is the clean second moment itself, which
-    the correction estimates.
+    Compare it with `dpadambc.diagnostics.snapshot`: it has the same fields and bins,
+    with `noise_variance` 0, so that the excess is the clean second moment, which the
+    correction estimates.
 
     Args:
       clean_moments: from `update_clean_moments`.
@@ -215,6 +202,14 @@ def snapshot(
       >>> print(seen.parameters["['w']"].mean_second_moment.round(2))
       0.13
     """
-    settings = _estimates.Settings(0.0, b1, b2, eps, 0.0, 0.0, 1.0)
-    step, found = _estimates.find(optax.ScaleByAdamState(*clean_moments), settings)
-    return readout._of_estimates(step, found, sample_size, noise_stddev)
+    step, found = _estimates.find(
+        optax.ScaleByAdamState(*clean_moments),
+        noise_stddev=0.0,
+        variance_floor=0.0,
+        b1=b1,
+        b2=b2,
+        eps=eps,
+        eps_root=0.0,
+        correction=1.0,
+    )
+    return readout.of_estimates(step, found, sample_size, noise_stddev)

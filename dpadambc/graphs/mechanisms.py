@@ -9,15 +9,17 @@ it.
 import dataclasses
 
 import dp_accounting
+import jax
 import optax
 
-from dpadambc._core import validate
-from dpadambc.clipping import rules
-from dpadambc.clipping.flat import NeighboringRelation
-from dpadambc.graphs._poisson_terms import PoissonTermsDpEvent
-from dpadambc.mechanisms import _replaced_terms, accounting
-from dpadambc.mechanisms._sampled import FixedSizeSampled, PoissonSampled
-from dpadambc.mechanisms.base import Mechanism
+from dpadambc.core import validate
+from dpadambc.core.accounting import PLD, RDP
+from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation
+from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.sampling import Batch, poisson_batch
+from dpadambc.graphs.poisson_terms import PoissonTermsDpEvent
+from dpadambc.mechanisms import replaced_terms
+from dpadambc.mechanisms.fixed_size import uniform_batch
 
 _ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
 _REPLACE_ONE = NeighboringRelation.REPLACE_ONE
@@ -34,18 +36,13 @@ class _MultiTermGaussian(Mechanism):
         super().__post_init__()
 
     @property
-    def _largest_shift(self) -> int:
-        """What a node moves the clipped sum by, in units of C."""
-        return 2 * self.max_terms
-
-    @property
-    def sensitivity(self) -> float:
-        """L2 sensitivity of the clipped sum after division by `normalize_by`."""
-        return self._largest_shift * self.l2_clip_norm / self.normalize_by
+    def terms_per_unit(self) -> int:
+        """How many clipped terms a node is in, at most."""
+        return self.max_terms
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PoissonGaussian(_MultiTermGaussian, PoissonSampled):
+class NodePoissonGaussian(_MultiTermGaussian):
     r"""Poisson sampling of roots, where a node is in at most `max_terms` terms.
 
     At every step each root takes part independently with probability `sampling_prob`.
@@ -72,7 +69,7 @@ class PoissonGaussian(_MultiTermGaussian, PoissonSampled):
 
     Example:
       >>> import dpadambc
-      >>> mechanism = dpadambc.graphs.PoissonGaussian(
+      >>> mechanism = dpadambc.graphs.NodePoissonGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=2.0, max_terms=8, sampling_prob=0.1,
       ...     iterations=100, normalize_by=1_000)
       >>> mechanism.sensitivity
@@ -81,7 +78,7 @@ class PoissonGaussian(_MultiTermGaussian, PoissonSampled):
       2.25
 
     References:
-      The accounting is in `graphs._poisson_terms`. Node-level training by subgraphs:
+      The accounting is in `graphs.poisson_terms`. Node-level training by subgraphs:
       `Daigavane et al., Node-Level Differentially Private Graph Neural Networks
       <https://arxiv.org/abs/2111.15521>`_, 2021
     """
@@ -93,36 +90,41 @@ class PoissonGaussian(_MultiTermGaussian, PoissonSampled):
     iterations: int
     normalize_by: float
     neighboring_relation: NeighboringRelation = _ADD_OR_REMOVE_ONE
-    clip_rule: rules.ClipRule = rules.FLAT
+    clip_rule: ClipRule = FLAT
 
-    _solvable = ("noise_multiplier", "iterations", "sampling_prob")
-    _relations = {
-        _ADD_OR_REMOVE_ONE: ("pld", "rdp"),
-        _REPLACE_ONE: ("pld", "rdp"),
-        _REPLACE_SPECIAL: ("pld", "rdp"),
+    solvable = ("noise_multiplier", "iterations", "sampling_prob")
+    relations = {
+        _ADD_OR_REMOVE_ONE: (PLD, RDP),
+        _REPLACE_ONE: (PLD, RDP),
+        _REPLACE_SPECIAL: (PLD, RDP),
     }
-    _refusal = "its sensitivity is not known."
+    draws_steps_alone = True
+
+    def __post_init__(self):
+        super().__post_init__()
+        validate.probability(sampling_prob=self.sampling_prob)
 
     @property
-    def _largest_shift(self) -> int:
-        # The own term goes; it does not become another.
-        goes = self.neighboring_relation != _REPLACE_ONE
-        return 2 * self.max_terms - goes
+    def pads_batches(self) -> bool:
+        """Whether a batch can have padding: not where all roots take part."""
+        return self.sampling_prob < 1
 
-    def _step_event(
-        self, noise_multiplier: float, accountant: accounting.Accountant
-    ) -> dp_accounting.DpEvent:
-        del accountant  # both read it in the same unit
-        return PoissonTermsDpEvent(
+    def _event(self, steps: int, noise_multiplier: float) -> dp_accounting.DpEvent:
+        step = PoissonTermsDpEvent(
             noise_multiplier,
             self.max_terms,
             self.sampling_prob,
             self.neighboring_relation,
         )
+        return dp_accounting.SelfComposedDpEvent(step, steps)
+
+    def _draw(self, key: jax.Array, step: int | jax.Array, num_examples: int) -> Batch:
+        del step
+        return poisson_batch(key, num_examples, self.sampling_prob)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FixedSizeGaussian(_MultiTermGaussian, FixedSizeSampled):
+class NodeFixedSizeGaussian(_MultiTermGaussian):
     """A fresh uniform subset of roots at every step, a node in at most `max_terms`.
 
     Sampling without replacement keeps the number of roots, so privacy is stated for
@@ -147,16 +149,18 @@ class FixedSizeGaussian(_MultiTermGaussian, FixedSizeSampled):
 
     Example:
       >>> import dpadambc
-      >>> mechanism = dpadambc.graphs.FixedSizeGaussian(
+      >>> from dpadambc import accounting
+      >>> mechanism = dpadambc.graphs.NodeFixedSizeGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=2.0, max_terms=8, batch_size=10_000,
       ...     num_examples=90_941, iterations=191, normalize_by=10_000)
-      >>> round(mechanism.epsilon(target_delta=1 / 909_410, accountant="rdp"), 3)
+      >>> rdp = mechanism.epsilon(1 / 909_410, accountant=accounting.RDP)
+      >>> round(rdp, 3)
       5.957
       >>> round(mechanism.epsilon(target_delta=1 / 909_410), 2)
       3.66
 
     References:
-      The accounting is in `mechanisms._replaced_terms`. With "rdp": `Daigavane
+      The accounting is in `mechanisms.replaced_terms`. By `accounting.RDP`: `Daigavane
       et al., Node-Level Differentially Private Graph Neural Networks
       <https://arxiv.org/abs/2111.15521>`_, 2021
     """
@@ -169,22 +173,32 @@ class FixedSizeGaussian(_MultiTermGaussian, FixedSizeSampled):
     iterations: int
     normalize_by: float
     neighboring_relation: NeighboringRelation = _REPLACE_ONE
-    clip_rule: rules.ClipRule = rules.FLAT
+    clip_rule: ClipRule = FLAT
 
-    _relations = {_REPLACE_ONE: ("pld", "rdp")}
-    _refusal = "a batch of fixed size changes when a node is added or removed."
+    # A batch of fixed size changes when a node is added or removed.
+    relations = {_REPLACE_ONE: (PLD, RDP)}
+    draws_steps_alone = True
 
     def __post_init__(self):
         super().__post_init__()
+        validate.count(batch_size=self.batch_size, least=1)
+        validate.count(num_examples=self.num_examples, least=self.batch_size)
         validate.count(num_examples=self.num_examples, least=self.max_terms)
 
-    def _step_event(
-        self, noise_multiplier: float, accountant: accounting.Accountant
-    ) -> dp_accounting.DpEvent:
-        del accountant  # both read it in the same unit
-        return _replaced_terms.without_replacement(
+    @property
+    def pads_batches(self) -> bool:
+        """Whether a batch can have padding: it has none."""
+        return False
+
+    def _event(self, steps: int, noise_multiplier: float) -> dp_accounting.DpEvent:
+        step = replaced_terms.without_replacement(
             noise_multiplier,
             max_terms=self.max_terms,
             batch_size=self.batch_size,
             num_terms=self.num_examples,
         )
+        return dp_accounting.SelfComposedDpEvent(step, steps)
+
+    def _draw(self, key: jax.Array, step: int | jax.Array, num_examples: int) -> Batch:
+        del step
+        return uniform_batch(key, num_examples, self.batch_size)

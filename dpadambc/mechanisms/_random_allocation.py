@@ -60,9 +60,9 @@ import scipy.special
 from dp_accounting import pld
 from dp_accounting.pld import pld_pmf
 
-from dpadambc.mechanisms import _accountants
+from dpadambc.mechanisms.events import ReadableDpEvent
 
-# What is cut off in each operation: mass under Q below, under P above.
+# The part that is cut off in each operation: mass under Q below, under P above.
 _TAIL = 1e-20
 # Points of a grid, and of the finer one on which a sum is first put.
 _POINTS, _FINE_POINTS = 600, 6_000
@@ -86,7 +86,7 @@ class _Ratios(NamedTuple):
 
     values: np.ndarray  # increasing; the first one is 0
     masses: np.ndarray
-    excess: float  # of the mean: what is at infinity, without mass
+    excess: float  # of the mean: the part at infinity, without mass
 
     @property
     def mean(self) -> float:
@@ -185,15 +185,15 @@ def _sum_of(steps: int, noise_multiplier: float) -> _Ratios:
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomAllocationDpEvent(_accountants.ReadableDpEvent):
+class RandomAllocationDpEvent(ReadableDpEvent):
     """Gaussian steps, of which an example takes part in a random one.
 
-    The accountants of `mechanisms.accounting` read it, and no others. It is of an
+    The accountants of `accounting` read it, and no others. It is of an
     example that is added, removed or exchanged for one that adds nothing: one that is
     exchanged for any other moves twice as far.
 
     Args:
-      noise_multiplier: the standard deviation, in units of what the example adds.
+      noise_multiplier: the standard deviation, in units of the example's contribution.
       steps: how many, at least 2.
       neighboring_relation: ADD_OR_REMOVE_ONE or REPLACE_SPECIAL.
     """
@@ -241,5 +241,5 @@ class RandomAllocationDpEvent(_accountants.ReadableDpEvent):
     def renyi_divergences(self, orders: np.ndarray) -> np.ndarray:
         """Refused: there are privacy losses alone."""
         raise dp_accounting.UnsupportedEventError(
-            "Random allocation has no Rényi bound here; use the 'pld' accountant."
+            "Random allocation has no Rényi bound here; use accounting.PLD."
         )

@@ -1,20 +1,57 @@
 """Sampling without replacement: batches of one size."""
 
 import dataclasses
+from typing import Any
 
 import dp_accounting
+import jax
+import jax.numpy as jnp
 import optax
+from dp_accounting import rdp
 
-from dpadambc.clipping import rules
-from dpadambc.clipping.flat import NeighboringRelation
-from dpadambc.mechanisms import _events, _replaced_terms
-from dpadambc.mechanisms._sampled import FixedSizeSampled
+from dpadambc.core import validate
+from dpadambc.core.accounting import PLD, RDP
+from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation
+from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.sampling import Batch
+from dpadambc.mechanisms import replaced_terms
 
 _REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 
 
+@dataclasses.dataclass(frozen=True)
+class FixedSizeDpEvent(replaced_terms.ReplacedTermsDpEvent):
+    """One step on a uniform subset, of which one example is replaced.
+
+    Args:
+      noise_multiplier: over the sensitivity, 2 C / B.
+      probs: with which the sample has the example not, and has it.
+      num_examples: the size of the data set.
+      batch_size: of the subset.
+    """
+
+    num_examples: int = dataclasses.field(kw_only=True)
+    batch_size: int = dataclasses.field(kw_only=True)
+
+    def compose_into(self, accountant: Any, count: int) -> None:
+        """By Rényi divergences, the bound of dp-accounting, in its unit."""
+        if not isinstance(accountant, rdp.RdpAccountant):
+            return super().compose_into(accountant, count)
+        step = dp_accounting.GaussianDpEvent(self.noise_multiplier)
+        sampled = dp_accounting.SampledWithoutReplacementDpEvent(
+            self.num_examples, self.batch_size, step
+        )
+        return accountant.compose(sampled, count)
+
+
+def uniform_batch(key: jax.Array, num_examples: int, batch_size: int) -> Batch:
+    """A uniform subset of the examples, without padding."""
+    indices = jax.random.choice(key, num_examples, (batch_size,), replace=False)
+    return Batch(indices.astype(jnp.int32), jnp.zeros(batch_size, bool), num_examples)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FixedSizeGaussian(FixedSizeSampled):
+class FixedSizeGaussian(Mechanism):
     """The Gaussian mechanism on a fresh uniform subset of fixed size at every step.
 
     Sampling without replacement keeps the size of the data set, so privacy is stated
@@ -44,7 +81,7 @@ class FixedSizeGaussian(FixedSizeSampled):
       0.369
 
     References:
-      By "pld" the accounting is in `mechanisms._replaced_terms`. By "rdp": Wang et al.,
+      By "pld" the accounting is in `mechanisms.replaced_terms`. By "rdp": Wang et al.,
       `Subsampled Rényi Differential Privacy and Analytical Moments Accountant
       <https://arxiv.org/abs/1808.00087>`_, 2019
     """
@@ -56,23 +93,35 @@ class FixedSizeGaussian(FixedSizeSampled):
     iterations: int
     normalize_by: float
     neighboring_relation: NeighboringRelation = _REPLACE_ONE
-    clip_rule: rules.ClipRule = rules.FLAT
+    clip_rule: ClipRule = FLAT
 
-    _relations = {_REPLACE_ONE: ("pld", "rdp")}
-    _refusal = "a batch of fixed size changes when an example is added or removed."
+    # A batch of fixed size changes when an example is added or removed.
+    relations = {_REPLACE_ONE: (PLD, RDP)}
+    draws_steps_alone = True
 
-    def _step_event(
-        self, noise_multiplier: float, accountant: _events.Accountant
-    ) -> dp_accounting.DpEvent:
-        if accountant == "pld":
-            return _replaced_terms.without_replacement(
-                noise_multiplier,
-                max_terms=1,
-                batch_size=self.batch_size,
-                num_terms=self.num_examples,
-            )
-        return dp_accounting.SampledWithoutReplacementDpEvent(
-            self.num_examples,
-            self.batch_size,
-            self._gaussian(noise_multiplier, accountant),
+    def __post_init__(self):
+        super().__post_init__()
+        validate.count(batch_size=self.batch_size, least=1)
+        validate.count(num_examples=self.num_examples, least=self.batch_size)
+
+    @property
+    def pads_batches(self) -> bool:
+        """Whether a batch can have padding: it has none."""
+        return False
+
+    def _event(self, steps: int, noise_multiplier: float) -> dp_accounting.DpEvent:
+        num_examples, batch_size = self.num_examples, self.batch_size
+        losses = replaced_terms.without_replacement(
+            noise_multiplier, max_terms=1, batch_size=batch_size, num_terms=num_examples
         )
+        step = FixedSizeDpEvent(
+            losses.noise_multiplier,
+            losses.probs,
+            num_examples=num_examples,
+            batch_size=batch_size,
+        )
+        return dp_accounting.SelfComposedDpEvent(step, steps)
+
+    def _draw(self, key: jax.Array, step: int | jax.Array, num_examples: int) -> Batch:
+        del step
+        return uniform_batch(key, num_examples, self.batch_size)

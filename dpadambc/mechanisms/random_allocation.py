@@ -2,22 +2,94 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator
 
 import dp_accounting
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from dpadambc._core import validate
-from dpadambc.clipping import rules
-from dpadambc.clipping.flat import NeighboringRelation
-from dpadambc.mechanisms import _allocation_sampling, _events, sampling
+from dpadambc.core import validate
+from dpadambc.core.accounting import PLD, gaussian
+from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation
+from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.sampling import Batch, batch_of, padded_size
 from dpadambc.mechanisms._random_allocation import RandomAllocationDpEvent
-from dpadambc.mechanisms.base import Mechanism
-from dpadambc.mechanisms.batch import Batch
 
 _ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
 _REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
+
+# Up to here products of two steps fit in 32 bits.
+_MOST_BATCHES = 2**16
+
+
+def check_parts(**named: int) -> None:
+    """Raises unless one of so many parts or batches can be drawn uniformly."""
+    validate.count(**named, least=1)
+    ((name, number),) = named.items()
+    if number > _MOST_BATCHES:
+        raise ValueError(f"Expected {name} <= {_MOST_BATCHES}, got {number}.")
+
+
+def uniform(key: jax.Array, num: int, ends: np.ndarray) -> jax.Array:
+    """Numbers below each end, shape (len(ends), num): of 64 random bits the remainder.
+
+    None is more probable than it should be by more than a 2^-48th.
+
+    Args:
+      key: a typed key.
+      num: how many numbers for each end.
+      ends: shape (k, 1), at most 2^16.
+    """
+    high, low = jax.random.bits(key, (2, len(ends), num), jnp.uint32)
+    ends = ends.astype(np.uint32)
+    of_high = (2**32 % ends.astype(np.int64)).astype(np.uint32)
+    return (((high % ends) * of_high + low % ends) % ends).astype(jnp.int32)
+
+
+def steps_of_examples(draws: jax.Array, batches_per_epoch: int) -> jax.Array:
+    """For each example distinct steps, every set of them equally likely: Floyd.
+
+    Args:
+      draws: row i uniform on the first batches_per_epoch - participations + 1 + i
+        steps; shape (participations, num_examples).
+      batches_per_epoch: the number of steps.
+    """
+    first = batches_per_epoch - len(draws)
+    chosen = draws[:1]
+    for i in range(1, len(draws)):
+        draw = draws[i : i + 1]
+        is_taken = (chosen == draw).any(axis=0, keepdims=True)
+        # If taken, the step that no earlier draw could reach.
+        chosen = jnp.concatenate([chosen, jnp.where(is_taken, first + i, draw)])
+    return chosen
+
+
+def allocated_batch(
+    epoch_key: jax.Array,
+    step: int | jax.Array,
+    num_examples: int,
+    batches_per_epoch: int,
+    participations: int = 1,
+) -> Batch:
+    """A batch of an epoch, all of which follow from one key.
+
+    Args:
+      epoch_key: the same for all steps of the epoch.
+      step: of the epoch.
+      num_examples: the size of the data set.
+      batches_per_epoch: how many steps the epoch has.
+      participations: in how many of them each example takes part. Time and memory are
+        in proportion to it, and time to its square where it is large.
+
+    Returns:
+      A `Batch` whose size is exceeded with probability 1e-15 at most, which each step
+      adds to the delta of the run.
+    """
+    ends = np.arange(batches_per_epoch - participations, batches_per_epoch)[:, None] + 1
+    draws = uniform(epoch_key, num_examples, ends)
+    takes_part = (steps_of_examples(draws, batches_per_epoch) == step).any(axis=0)
+    size = padded_size(num_examples, participations / batches_per_epoch)
+    return batch_of(takes_part, size)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,8 +102,7 @@ class RandomAllocationGaussian(Mechanism):
     there is no such proof (`ShuffledGaussian`). At a small delta, epsilon is mostly
     below that of Poisson sampling, and every example takes part equally often.
 
-    All batches of an epoch follow from one key. `sample_step` draws them on the device,
-    as `training.fit` does, and `batches` on the host; `sample` is refused.
+    All batches of an epoch follow from one key: that of the run, and the epoch.
 
     Guarantees:
       * Epsilon is an upper bound in both directions, for steps that depend on earlier
@@ -85,71 +156,54 @@ class RandomAllocationGaussian(Mechanism):
     iterations: int
     normalize_by: float
     neighboring_relation: NeighboringRelation = _ADD_OR_REMOVE_ONE
-    clip_rule: rules.ClipRule = rules.FLAT
+    clip_rule: ClipRule = FLAT
 
-    _relations = {_ADD_OR_REMOVE_ONE: ("pld",), _REPLACE_SPECIAL: ("pld",)}
-    _refusal = (
-        "its privacy losses are those of an example that appears or vanishes; a"
-        " replaced one moves its step from one side to the other, and there is no Rényi"
-        " bound."
-    )
+    # The privacy losses are those of an example that appears or vanishes. A replaced
+    # one moves its step from one side to the other. There is no Rényi bound.
+    relations = {_ADD_OR_REMOVE_ONE: (PLD,), _REPLACE_SPECIAL: (PLD,)}
 
     def __post_init__(self):
         super().__post_init__()
         validate.non_negative(noise_multiplier=self.noise_multiplier)
-        _allocation_sampling.check(0, self.batches_per_epoch, self.participations)
+        check_parts(batches_per_epoch=self.batches_per_epoch)
+        validate.count(participations=self.participations, least=1)
+        if self.participations > self.batches_per_epoch:
+            raise ValueError(
+                f"Expected participations <= {self.batches_per_epoch}, distinct steps"
+                f" of an epoch, got {self.participations}."
+            )
 
     @property
     def pads_batches(self) -> bool:
         """Whether a batch can have padding: not where all examples take part."""
         return self.participations < self.batches_per_epoch
 
-    def _compositions(self, iterations: int) -> int:
-        return math.ceil(iterations / self.batches_per_epoch)
-
-    def _step_event(
-        self, noise_multiplier: float, accountant: _events.Accountant
-    ) -> dp_accounting.DpEvent:
-        """An epoch: blocks of steps, with one participation in each."""
-        relation = self.neighboring_relation
+    def _event(self, steps: int, noise_multiplier: float) -> dp_accounting.DpEvent:
+        """Epochs, each of blocks of steps with one participation in each."""
+        z, relation = float(noise_multiplier), self.neighboring_relation
         size, longer = divmod(self.batches_per_epoch, self.participations)
-        counts = {size: self.participations - longer, size + 1: longer}
-        blocks: list[dp_accounting.DpEvent] = [
-            dp_accounting.SelfComposedDpEvent(
-                self._gaussian(noise_multiplier, accountant)
-                if steps == 1
-                else RandomAllocationDpEvent(float(noise_multiplier), steps, relation),
-                count,
-            )
-            for steps, count in counts.items()
-            if count
-        ]
-        return blocks[0] if len(blocks) == 1 else dp_accounting.ComposedDpEvent(blocks)
+        blocks: list[dp_accounting.DpEvent] = []
+        for num_steps, count in (
+            (size, self.participations - longer),
+            (size + 1, longer),
+        ):
+            if count:
+                block = (
+                    gaussian(noise_multiplier, relation)
+                    if num_steps == 1
+                    else RandomAllocationDpEvent(z, num_steps, relation)
+                )
+                blocks.append(dp_accounting.SelfComposedDpEvent(block, count))
+        epoch = blocks[0] if len(blocks) == 1 else dp_accounting.ComposedDpEvent(blocks)
+        epochs = math.ceil(steps / self.batches_per_epoch)
+        return dp_accounting.SelfComposedDpEvent(epoch, epochs)
 
-    def _batches(self, rng: np.random.Generator, num_examples: int) -> Iterator[Batch]:
-        return sampling.random_allocation_batches(
-            rng,
-            num_examples=num_examples,
-            batches_per_epoch=self.batches_per_epoch,
-            participations=self.participations,
-            iterations=self.iterations,
-        )
-
-    def _sample_step(
-        self, run_key: jax.Array, step: int | jax.Array, num_examples: int
-    ) -> Batch:
-        return sampling.random_allocation_sample(
-            run_key,
-            step,
-            num_examples=num_examples,
-            batches_per_epoch=self.batches_per_epoch,
-            participations=self.participations,
-        )
-
-    def _sample(self, key: jax.Array, num_examples: int) -> Batch:
-        raise TypeError(
-            "Expected sample_step(run_key, step), with one key for all steps, got"
-            " sample(key): all batches of an epoch follow from one key, and with a key"
-            " for each step an example would take part any number of times, which this"
-            " epsilon does not cover. For independent steps use a PoissonGaussian."
+    def _draw(self, key: jax.Array, step: int | jax.Array, num_examples: int) -> Batch:
+        epoch_key = jax.random.fold_in(key, step // self.batches_per_epoch)
+        return allocated_batch(
+            epoch_key,
+            step % self.batches_per_epoch,
+            num_examples,
+            self.batches_per_epoch,
+            self.participations,
         )

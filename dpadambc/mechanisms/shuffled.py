@@ -2,18 +2,16 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator
 
 import dp_accounting
 import jax
-import numpy as np
+import jax.numpy as jnp
 
-from dpadambc._core import validate
-from dpadambc.clipping import rules
-from dpadambc.clipping.flat import NeighboringRelation
-from dpadambc.mechanisms import _events, sampling
-from dpadambc.mechanisms.base import Mechanism
-from dpadambc.mechanisms.batch import Batch
+from dpadambc.core import validate
+from dpadambc.core.accounting import PLD, RDP, gaussian
+from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation
+from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.sampling import Batch
 
 _REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 _REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
@@ -68,11 +66,11 @@ class ShuffledGaussian(Mechanism):
     iterations: int
     normalize_by: float
     neighboring_relation: NeighboringRelation = _REPLACE_ONE
-    clip_rule: rules.ClipRule = rules.FLAT
+    clip_rule: ClipRule = FLAT
 
-    _relations = {_REPLACE_ONE: ("pld", "rdp"), _REPLACE_SPECIAL: ("pld", "rdp")}
-    _refusal = "adding or removing an example changes every batch of an epoch."
-    _deals_epochs = True
+    # Adding or removing an example changes every batch of an epoch.
+    relations = {_REPLACE_ONE: (PLD, RDP), _REPLACE_SPECIAL: (PLD, RDP)}
+    deals_epochs = True
 
     def __post_init__(self):
         super().__post_init__()
@@ -86,29 +84,20 @@ class ShuffledGaussian(Mechanism):
         return self.num_examples % self.batch_size > 0
 
     @property
-    def _largest_batch(self) -> int | None:
-        return self.batch_size
+    def batches_per_epoch(self) -> int:
+        """The number of steps in an epoch, with the last, smaller batch."""
+        return math.ceil(self.num_examples / self.batch_size)
 
-    def _compositions(self, iterations: int) -> int:
-        return math.ceil(iterations / math.ceil(self.num_examples / self.batch_size))
+    def _event(self, steps: int, noise_multiplier: float) -> dp_accounting.DpEvent:
+        epoch = gaussian(noise_multiplier, self.neighboring_relation)
+        epochs = math.ceil(steps / self.batches_per_epoch)
+        return dp_accounting.SelfComposedDpEvent(epoch, epochs)
 
-    def _step_event(
-        self, noise_multiplier: float, accountant: _events.Accountant
-    ) -> dp_accounting.DpEvent:
-        return self._gaussian(noise_multiplier, accountant)
-
-    def _batches(self, rng: np.random.Generator, num_examples: int) -> Iterator[Batch]:
-        return sampling.shuffled_batches(
-            rng,
-            num_examples=num_examples,
-            batch_size=self.batch_size,
-            iterations=self.iterations,
-        )
-
-    def _sample(self, key: jax.Array, num_examples: int) -> Batch:
-        raise TypeError(
-            "Expected a mechanism that draws each batch from a key, such as a"
-            " PoissonGaussian, got a ShuffledGaussian, which deals all batches of an"
-            " epoch from one order. Take them from its batches, on the host. For epochs"
-            " on the device use a RandomAllocationGaussian."
-        )
+    def _draw(self, key: jax.Array, step: int | jax.Array, num_examples: int) -> Batch:
+        per_epoch, size = self.batches_per_epoch, self.batch_size
+        epoch_key = jax.random.fold_in(key, step // per_epoch)
+        order = jax.random.permutation(epoch_key, num_examples).astype(jnp.int32)
+        padding = (0, per_epoch * size - num_examples)
+        batches = jnp.pad(order, padding, constant_values=-1).reshape(per_epoch, size)
+        indices = batches[step % per_epoch]
+        return Batch(indices, indices < 0, num_examples)

@@ -1,19 +1,17 @@
 """Poisson sampling with a cap on the batch."""
 
 import dataclasses
-from collections.abc import Iterator
 
 import dp_accounting
 import jax
-import numpy as np
+import jax.numpy as jnp
 import optax
 
-from dpadambc._core import validate
-from dpadambc.clipping import rules
-from dpadambc.clipping.flat import NeighboringRelation
-from dpadambc.mechanisms import _events, sampling
-from dpadambc.mechanisms.base import Mechanism
-from dpadambc.mechanisms.batch import Batch
+from dpadambc.core import validate
+from dpadambc.core.accounting import PLD, gaussian
+from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation
+from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.sampling import Batch, selection_bits
 
 _REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 _REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
@@ -68,17 +66,13 @@ class TruncatedPoissonGaussian(Mechanism):
     iterations: int
     normalize_by: float
     neighboring_relation: NeighboringRelation = _REPLACE_SPECIAL
-    clip_rule: rules.ClipRule = rules.FLAT
+    clip_rule: ClipRule = FLAT
 
-    _solvable = ("noise_multiplier", "iterations", "sampling_prob")
-    _relations = {
-        _REPLACE_SPECIAL: ("pld",),
-        _REPLACE_ONE: ("pld",),
-    }
-    _refusal = (
-        "the cost of truncation depends on the size of the data set, which adding or"
-        " removing an example changes, and dp-accounting has no RDP bound for it."
-    )
+    solvable = ("noise_multiplier", "iterations", "sampling_prob")
+    # Adding or removing an example changes the size that the cost of truncation
+    # depends on, and dp-accounting has no RDP bound for it.
+    relations = {_REPLACE_SPECIAL: (PLD,), _REPLACE_ONE: (PLD,)}
+    draws_steps_alone = True
 
     def __post_init__(self):
         super().__post_init__()
@@ -86,30 +80,23 @@ class TruncatedPoissonGaussian(Mechanism):
         validate.count(truncated_batch_size=self.truncated_batch_size, least=1)
         validate.count(num_examples=self.num_examples, least=1)
 
-    def _step_event(
-        self, noise_multiplier: float, accountant: _events.Accountant
-    ) -> dp_accounting.DpEvent:
-        gaussian = self._gaussian(noise_multiplier, accountant)
-        return dp_accounting.TruncatedSubsampledGaussianDpEvent(
+    def _event(self, steps: int, noise_multiplier: float) -> dp_accounting.DpEvent:
+        one = gaussian(noise_multiplier, self.neighboring_relation)
+        step = dp_accounting.TruncatedSubsampledGaussianDpEvent(
             self.num_examples,
             self.sampling_prob,
             self.truncated_batch_size,
-            gaussian.noise_multiplier,
+            one.noise_multiplier,
         )
+        return dp_accounting.SelfComposedDpEvent(step, steps)
 
-    def _batches(self, rng: np.random.Generator, num_examples: int) -> Iterator[Batch]:
-        return sampling.truncated_poisson_batches(
-            rng,
-            num_examples=num_examples,
-            sampling_prob=self.sampling_prob,
-            truncated_batch_size=self.truncated_batch_size,
-            iterations=self.iterations,
-        )
-
-    def _sample(self, key: jax.Array, num_examples: int) -> Batch:
-        return sampling.truncated_poisson_sample(
-            key,
-            num_examples=num_examples,
-            sampling_prob=self.sampling_prob,
-            truncated_batch_size=self.truncated_batch_size,
-        )
+    def _draw(self, key: jax.Array, step: int | jax.Array, num_examples: int) -> Batch:
+        del step
+        size = self.truncated_batch_size
+        bits, selected = selection_bits(key, num_examples, self.sampling_prob)
+        # The selected have the lowest words, and among themselves a random order.
+        kept = min(size, num_examples)
+        order = jnp.argsort(bits)[:kept]
+        indices = jnp.where(selected[order], order, -1).astype(jnp.int32)
+        indices = jnp.pad(indices, (0, size - kept), constant_values=-1)
+        return Batch(indices, indices < 0, num_examples)

@@ -2,82 +2,51 @@
 
 `fit` is the loop, and `Step` is one step for a loop of your own. `search` trains with
 several hyperparameters, and accounts for the choice. `Checkpoints` (with the extra
-`checkpoints`) resumes a run exactly. `ProgressBar` (with the extra `progress`) shows
-how far the run is.
+`checkpoints`) resumes a run exactly. `Evaluate` records how a run does. `ProgressBar`
+(with the extra `progress`) shows how far it is.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from dpadambc._core import lazy
-from dpadambc.training._identity import public_numbers
-from dpadambc.training._keys import secret_key
-from dpadambc.training.budget import affordable_iterations
-from dpadambc.training.loop import fit
-from dpadambc.training.losses import with_augmentations, with_compute_dtype
-from dpadambc.training.prediction import with_prediction
-from dpadambc.training.release import Release, load_release, save_release
-from dpadambc.training.result import Progress, Result, Stop
-from dpadambc.training.scores import NoisyScore, PublicScore
-from dpadambc.training.sharding import fully_sharded
-from dpadambc.training.state import (
-    Releasable,
-    TrainState,
-    init_state,
-    releasable,
-)
-from dpadambc.training.step import Seen, Step, draw_batch
-from dpadambc.training.tuning import SearchResult, Trial, search
-from dpadambc.training.users import group_by_user, with_rows
-
-__all__ = [
-    "NoisyScore",
-    "Progress",
-    "PublicScore",
-    "Releasable",
-    "Release",
-    "Result",
-    "SearchResult",
-    "Seen",
-    "Step",
-    "Stop",
-    "TrainState",
-    "Trial",
-    "affordable_iterations",
-    "draw_batch",
-    "fit",
-    "fully_sharded",
-    "group_by_user",
-    "init_state",
-    "load_release",
-    "public_numbers",
-    "releasable",
-    "save_release",
-    "search",
-    "secret_key",
-    "with_augmentations",
-    "with_compute_dtype",
-    "with_prediction",
-    "with_rows",
-]
+from dpadambc.core.data import Sharded as Sharded
+from dpadambc.core.fit import Progress as Progress
+from dpadambc.core.fit import Result as Result
+from dpadambc.core.fit import Stop as Stop
+from dpadambc.core.fit import fit as fit
+from dpadambc.core.keys import secret_key as secret_key
+from dpadambc.core.spending import affordable_iterations as affordable_iterations
+from dpadambc.core.step import Step as Step
+from dpadambc.core.step import TrainState as TrainState
+from dpadambc.core.step import draw_batch as draw_batch
+from dpadambc.training.callbacks import Evaluate as Evaluate
+from dpadambc.training.losses import with_augmentations as with_augmentations
+from dpadambc.training.losses import with_compute_dtype as with_compute_dtype
+from dpadambc.training.release import Release as Release
+from dpadambc.training.release import load_release as load_release
+from dpadambc.training.release import releasable as releasable
+from dpadambc.training.release import save_release as save_release
+from dpadambc.training.scores import NoisyScore as NoisyScore
+from dpadambc.training.scores import PublicScore as PublicScore
+from dpadambc.training.search import SearchResult as SearchResult
+from dpadambc.training.search import Trial as Trial
+from dpadambc.training.search import search as search
+from dpadambc.training.sharding import fully_sharded as fully_sharded
+from dpadambc.training.users import group_by_user as group_by_user
+from dpadambc.training.users import with_rows as with_rows
 
 if TYPE_CHECKING:
-    from dpadambc.training import checkpoints as checkpoints
-    from dpadambc.training import progress as progress
     from dpadambc.training.checkpoints import Checkpoints as Checkpoints
     from dpadambc.training.progress import ProgressBar as ProgressBar
 
-__getattr__ = lazy.attribute(
-    __name__,
-    {
-        "Checkpoints": "checkpoints",
-        "ProgressBar": "progress",
-        "checkpoints": "checkpoints",
-        "progress": "progress",
-    },
-)
 
+def __getattr__(name: str) -> Any:
+    """Names that need an extra are imported when they are first used."""
+    if name == "Checkpoints":
+        from dpadambc.training.checkpoints import Checkpoints
 
-def __dir__() -> list[str]:
-    return sorted(
-        {*globals(), *__all__, "Checkpoints", "ProgressBar", "checkpoints", "progress"}
-    )
+        return Checkpoints
+    if name == "ProgressBar":
+        from dpadambc.training.progress import ProgressBar
+
+        return ProgressBar
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

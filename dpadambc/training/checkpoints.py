@@ -8,6 +8,7 @@ the keys; `training.save_release` writes what may be published.
 """
 
 import functools
+import logging
 import operator
 import pathlib
 from collections.abc import Sequence
@@ -17,8 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc._core import validate
-from dpadambc.training import TrainState, _fingerprint, _identity
+from dpadambc.core import validate
+from dpadambc.core.identity import Identity, of_values
+from dpadambc.core.step import TrainState
 
 try:
     import orbax.checkpoint as ocp
@@ -67,19 +69,6 @@ def _nested(leaves: dict[tuple[str, ...], jax.Array]) -> dict[str, Any]:
     return tree
 
 
-def _check_is_of_all_processes(arrays: Any) -> None:
-    """Before Orbax says so, with the numbers of a key in its message."""
-    if jax.process_count() == 1:
-        return
-    if all(x.is_fully_addressable for x in jax.tree.leaves(arrays)):
-        raise ValueError(
-            "Expected a run of all processes, with batch_sharding over their devices,"
-            " got one of this process alone: Orbax saves what all hold. Train it in a"
-            " program of one process, without jax.distributed.initialize, with a key of"
-            " its own."
-        )
-
-
 def _place(x: jax.Array) -> Any:
     """Where to read an array to: its sharding if it has one, else the host."""
     if x.committed:
@@ -109,6 +98,41 @@ def _shapes(tree: dict[str, Any]) -> dict[str, list[Any]]:
     return {
         jax.tree_util.keystr(path): [list(x.shape), str(x.dtype)] for path, x in leaves
     }
+
+
+_MEANING = {
+    "program": "of another loss, optimizer, schedule of noise or release of JAX",
+    "start": "which begins elsewhere",
+    "frozen": "of other numbers in frozen",
+    "data": "of other data",
+}
+
+
+def _refuse_other_run(path: pathlib.Path, there: Identity, here: Identity) -> None:
+    """Raises where a checkpoint is of another run than the one that asks."""
+    spent, given = (x.get("spent_before") for x in (there, here))
+    if spent != given:
+        raise ValueError(
+            f"Expected the spent= that the run of {path} began with,"
+            f" {spent or 'nothing'}, got {given or 'nothing'}. To add an earlier run"
+            " that was forgotten then, compose it with the result:"
+            " dpadambc.accounting.compose."
+        )
+    # A run may be extended: its number of steps is no difference.
+    names = [name for name in {**there, **here} if name != "iterations"]
+    apart = [
+        f"{name}: another, {_MEANING[name]}"
+        if name in _MEANING
+        else f"{name}: {there.get(name)} there, {here.get(name)} here"
+        for name in names
+        if there.get(name) != here.get(name)
+    ]
+    if apart:
+        raise ValueError(
+            f"Expected {path} to be of this run, got one of another run"
+            f" ({'; '.join(apart)}). Resume with the original settings, or begin in"
+            " another folder: then both runs count, by spent=."
+        )
 
 
 class Checkpoints:
@@ -178,14 +202,14 @@ class Checkpoints:
 
         Args:
           state: to be found by a later run.
-          identity: what tells runs apart; see `restore`.
-          notes: what `fit` wants back from `notes`, as JSON can hold it.
+          identity: of the run; see `restore`.
+          notes: what `fit` wants back from `restore`, as JSON can hold it.
 
         Raises:
           OSError: if it cannot be written; the checkpoint before is as it was.
         """
         arrays = _nested(_leaves(state))
-        about = {"identity": identity, "checksum": _fingerprint.of_values(arrays)}
+        about = {"identity": identity, "checksum": of_values(arrays)}
         about |= {"arrays": _shapes(arrays), "notes": notes}
         try:
             self._manager.save(
@@ -201,53 +225,58 @@ class Checkpoints:
                 " checkpoint before is as it was."
             ) from error
 
-    def notes(self) -> dict[str, Any]:
-        """What was noted with the last state saved; nothing if there is none."""
-        step = self._manager.latest_step()
-        if step is None:
-            return {}
-        return self._read(step, "about", ocp.args.JsonRestore())["notes"]
-
-    def restore(self, like: TrainState, identity: dict[str, Any]) -> TrainState | None:
-        """The last state saved, or None where there is none.
+    def restore(
+        self, like: TrainState, identity: Identity
+    ) -> tuple[TrainState, dict[str, Any]] | None:
+        """The last state saved, bit for bit, and its notes; None where there is none.
 
         Args:
           like: a state with the same structure and shapes.
           identity: of the run that asks.
 
-        Returns:
-          The state, bit for bit.
-
         Raises:
           ValueError: if the checkpoint is of another mechanism, program or model, or
-            damaged. It is left as it is. Also of a process that trains a model of its
-            own beside others.
+            damaged. It is left as it is. Also for a program that calls back to the
+            host, which does not show all that it computes, and in a process that trains
+            a model of its own beside others.
         """
-        _check_is_of_all_processes(_nested(_leaves(like)))
+        if identity.get("callbacks"):
+            raise ValueError(
+                "Expected loss_fn and optimizer without callbacks to the host in a run"
+                f" with checkpoints, got {identity['callbacks']}. Compute their results"
+                " beforehand, as data."
+            )
+        arrays = _nested(_leaves(like))
+        local = all(x.is_fully_addressable for x in jax.tree.leaves(arrays))
+        if local and jax.process_count() > 1:
+            # Before Orbax says so, with the numbers of a key in its message.
+            raise ValueError(
+                "Expected checkpoints in a run of all processes, with arrays on all of"
+                " their devices, got a run of this process alone. Train it in a program"
+                " of one process, without jax.distributed.initialize."
+            )
         step = self._manager.latest_step()
         if step is None:
             return None
         path = self._folder / str(step)
         about = self._read(step, "about", ocp.args.JsonRestore())
-        if not isinstance(about, dict) or not {
-            "identity",
-            "checksum",
-            "arrays",
-            "notes",
-        } <= set(about):
-            raise ValueError(f"{path} is not a checkpoint of dpadambc.")
-        _identity.refuse_other_run(path, about["identity"], identity)
-        arrays = _nested(_leaves(like))
+        known = {"identity", "checksum", "arrays", "notes"}
+        if not isinstance(about, dict) or not known <= set(about):
+            raise ValueError(f"Expected {path} to be a checkpoint of dpadambc.")
+        _refuse_other_run(path, about["identity"], identity)
         if _shapes(arrays) != about["arrays"]:
             raise ValueError(
-                f"The checkpoint {path} is of another model or optimizer: its arrays"
-                " have other shapes. Give it a folder of its own."
+                f"Expected {path} to be of this model and optimizer, got arrays of"
+                " other shapes. Give each its own folder."
             )
         places = jax.tree.map(_place, arrays)
         found = self._read(step, "state", ocp.args.StandardRestore(places))
-        if _fingerprint.of_values(found) != about["checksum"]:
+        if of_values(found) != about["checksum"]:
             raise ValueError(self._damaged(path, "its checksum is another"))
-        return _with_structure_of(like, found)
+        logging.getLogger("dpadambc").warning(
+            "Goes on from step %d, from %r, with the keys that are there.", step, self
+        )
+        return _with_structure_of(like, found), about["notes"]
 
     def _read(self, step: int, part: str, arguments: Any) -> Any:
         try:

@@ -1,12 +1,14 @@
-"""What is made of a loss before it is trained privately."""
+"""Losses made of a loss, before it is trained privately."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from dpadambc._core import validate
+from dpadambc.core import validate
+from dpadambc.core.step import takes_key
 
 Loss = Callable[..., jax.Array]
 
@@ -26,15 +28,15 @@ def with_augmentations(
     too small by the multiplicity.)
 
     Args:
-      loss_fn: of `(params, *example, key)`, or of
-        `(params, frozen, *example, key)`; the key is for dropout, say.
+      loss_fn: of `(params, *example)`, or of `(params, frozen, *example)`; with a
+        keyword-only `key`, for dropout, say, each view has its own.
       augment: of `(key, *example)`, returns a view: a tuple of the arguments that the
         loss takes for an example.
       multiplicity: how many views.
       has_frozen: whether the second argument is what `fit` is given as `frozen`.
 
     Returns:
-      A loss of the same arguments, for `fit(..., uses_key=True)`.
+      A loss of the same arguments, and a keyword-only `key`, which `fit` gives it.
 
     Raises:
       TypeError: from the loss, if `augment` returns no tuple.
@@ -43,10 +45,10 @@ def with_augmentations(
     Example:
       >>> import jax, jax.numpy as jnp
       >>> from dpadambc import training
-      >>> loss_fn = lambda w, x, key: w * x
+      >>> loss_fn = lambda w, x: w * x
       >>> shift = lambda key, x: (x + jax.random.normal(key),)
       >>> augmented = training.with_augmentations(loss_fn, shift, 10_000)
-      >>> print(augmented(2.0, 1.0, jax.random.key(0)).round(1))
+      >>> print(augmented(2.0, 1.0, key=jax.random.key(0)).round(1))
       2.0
 
     References:
@@ -55,30 +57,25 @@ def with_augmentations(
     """
     validate.count(least=1, multiplicity=multiplicity)
 
-    num_shared = 2 if has_frozen else 1
+    num_shared, is_random = 2 if has_frozen else 1, takes_key(loss_fn)
 
-    def augmented(*arguments):
-        *rest, key = arguments
-        shared, example = rest[:num_shared], rest[num_shared:]
+    def augmented(*arguments, key):
+        shared, example = arguments[:num_shared], arguments[num_shared:]
 
         def one_view(key):
             augment_key, loss_key = jax.random.split(key)
             view = augment(augment_key, *example)
-            _check_view(view)
-            return loss_fn(*shared, *view, loss_key)
+            if not isinstance(view, tuple | list):
+                raise TypeError(
+                    "Expected augment to return a tuple of the arguments that an"
+                    f" example has, such as (x, y), got a {type(view).__name__}."
+                )
+            own_key = {"key": loss_key} if is_random else {}
+            return loss_fn(*shared, *view, **own_key)
 
         return jnp.mean(jax.vmap(one_view)(jax.random.split(key, multiplicity)))
 
     return augmented
-
-
-def _check_view(view: Any) -> None:
-    """An array would be taken apart, and a dictionary give its names."""
-    if not isinstance(view, tuple | list):
-        raise TypeError(
-            "Expected augment to return a tuple of the arguments that an example has,"
-            f" such as (x,) or (x, y), got a {type(view).__name__}."
-        )
 
 
 def with_compute_dtype(loss_fn: Loss, dtype: Any) -> Loss:
@@ -109,7 +106,8 @@ def with_compute_dtype(loss_fn: Loss, dtype: Any) -> Loss:
         is_float = jnp.issubdtype(jnp.result_type(x), jnp.floating)
         return jnp.asarray(x, dtype) if is_float else x
 
-    def in_low_precision(params, *rest):
-        return loss_fn(*jax.tree.map(cast, (params, *rest))).astype(jnp.float32)
+    @functools.wraps(loss_fn)  # for its key
+    def in_low_precision(*arguments, **key):
+        return loss_fn(*jax.tree.map(cast, arguments), **key).astype(jnp.float32)
 
     return in_low_precision

@@ -3,8 +3,8 @@
 from types import TracebackType
 from typing import Any, Self
 
-from dpadambc._core import validate
-from dpadambc.training import Progress
+from dpadambc.core import validate
+from dpadambc.core.fit import Progress
 
 try:
     import rich.console

@@ -1,4 +1,4 @@
-"""What of a run may be published, and the file that says what it is worth."""
+"""The part of a run that may be published, and the file that states its epsilon."""
 
 import importlib.metadata
 import json
@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc.mechanisms.accounting import Spending
-from dpadambc.training import _identity
-from dpadambc.training.result import Result
-from dpadambc.training.state import releasable
+from dpadambc.accounting import Spending, spending_from_json, spending_to_json
+from dpadambc.core.fit import Result
+from dpadambc.core.spending import public_numbers
+from dpadambc.core.step import TrainState
 
 _ABOUT = "about"
 _SPENT = "spent"
@@ -49,12 +49,65 @@ class Release(NamedTuple):
                 "Expected a release that names its runs, got one of an older version."
                 " Give fit its params, and a list of (mechanism, steps) as spent=."
             )
-        return Spending.from_json(self.about[_SPENT])
+        return spending_from_json(self.about[_SPENT])
 
 
-def _named(tree: Any, prefix: str) -> dict[str, Any]:
-    paths = jax.tree_util.tree_leaves_with_path(tree)
-    return {prefix + jax.tree_util.keystr(path): x for path, x in paths}
+class Releasable(NamedTuple):
+    """What is as private as the model: a function of noised gradients.
+
+    Attributes:
+      step: the number of steps taken. shape=(), int32.
+      params: the parameters.
+      opt_state: the optimizer's state, with None in the place of every key.
+    """
+
+    step: jax.Array
+    params: optax.Params
+    opt_state: optax.OptState
+
+
+def releasable(run: Any) -> Releasable:
+    """The part of a run that may be published at its epsilon.
+
+    It has no keys: the key of the noise reveals all later noise, and the key of the
+    sampling reveals who took part in which step. Epsilon does not cover the output of a
+    callback either.
+
+    Args:
+      run: what `fit` returns, or a `TrainState`.
+
+    Returns:
+      The step, the parameters, and the optimizer's state without keys.
+
+    Raises:
+      TypeError: if it is neither.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax
+      >>> import dpadambc
+      >>> from dpadambc import training
+      >>> mechanism = dpadambc.PoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.5, iterations=4,
+      ...     normalize_by=4)
+      >>> step = training.Step(lambda w, x: w @ x, mechanism, optax.sgd(0.1))
+      >>> training.releasable(step.init(jnp.zeros(2), key=jax.random.key(0)))._fields
+      ('step', 'params', 'opt_state')
+    """
+    state = getattr(run, "state", run)
+    if not isinstance(state, TrainState):
+        raise TypeError(
+            "Expected run to be what fit returns, or a TrainState, got"
+            f" {type(run).__name__}. All of a SearchResult may be published at its"
+            " epsilon; of a loop of your own, the parameters alone."
+        )
+    is_key = lambda x: jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
+    without_keys = jax.tree.map(lambda x: None if is_key(x) else x, state.opt_state)
+    return Releasable(state.step, state.params, without_keys)
+
+
+def _named(params: Any) -> dict[str, Any]:
+    paths = jax.tree_util.tree_leaves_with_path(params)
+    return {"params" + jax.tree_util.keystr(path): x for path, x in paths}
 
 
 def _storable(x: Any) -> np.ndarray:
@@ -83,10 +136,10 @@ def save_release(path: str | pathlib.Path, result: Result) -> dict[str, Any]:
       result: what `fit` returns.
 
     Returns:
-      What the file has besides the parameters, and their average if there is one. These
-      are the mechanism, which names the sampling, with its public numbers and the
-      neighboring relation; the steps taken, epsilon and delta; the runs that epsilon
-      covers, earlier ones included; and the version of this library.
+      What the file has besides the parameters: the mechanism, which names the
+      sampling, with its public numbers and the neighboring relation; the steps taken,
+      epsilon and delta; the runs that epsilon covers, earlier ones included; and the
+      version of this library.
 
     Raises:
       TypeError: if it is no result of `fit`, but that of a search, say.
@@ -106,24 +159,21 @@ def save_release(path: str | pathlib.Path, result: Result) -> dict[str, Any]:
       ...     path = pathlib.Path(folder) / "model.npz"
       ...     about = training.save_release(path, result)
       ...     release = training.load_release(path, like=result.state.params)
-      >>> about["mechanism"], about["iterations"], round(about["epsilon"], 2)
-      ('dpadambc.mechanisms.PoissonGaussian', 4, 6.68)
+      >>> about["sampling_prob"], about["iterations"], round(about["epsilon"], 2)
+      (0.5, 4, 6.68)
     """
     if not isinstance(result, Result):
         raise TypeError(
-            f"Expected what fit returns, got {type(result).__name__}. A TrainState does"
-            " not know its epsilon. Of a SearchResult all may be published, at its"
-            " epsilon: write that beside its params, in a file of your own. Of a loop"
-            " of your own publish the parameters alone, at"
-            " mechanism.epsilon(target_delta, iterations=steps_taken(opt_state))."
+            f"Expected result to be what fit returns, got {type(result).__name__},"
+            " which does not know its epsilon. Write a file of your own, with the"
+            " parameters and the epsilon of the search or the mechanism."
         )
-    path, state = pathlib.Path(path), releasable(result)
-    arrays = _named(state.params, "params") | _named(state.average, "average")
-    about = _identity.public_numbers(result.mechanism) | {
+    path, arrays = pathlib.Path(path), _named(result.params)
+    about = public_numbers(result.mechanism) | {
         "iterations": result.iterations,
         "epsilon": result.epsilon,
         "delta": result.target_delta,
-        _SPENT: result.spent.to_json(),
+        _SPENT: spending_to_json(result.spent),
         "dtypes": {name: str(x.dtype) for name, x in arrays.items()},
         "dpadambc": importlib.metadata.version("dpadambc"),
     }
@@ -147,16 +197,12 @@ def _opened(path: str | pathlib.Path) -> Any:
     return file
 
 
-def load_release(
-    path: str | pathlib.Path, *, like: optax.Params, average: bool = False
-) -> Release:
+def load_release(path: str | pathlib.Path, *, like: optax.Params) -> Release:
     """Reads the parameters that `save_release` wrote, and their guarantee.
 
     Args:
       path: of the file.
       like: parameters of the same structure, arrays or shapes.
-      average: whether to read their moving average, of a run with `average_decay`,
-        rather than the last ones.
 
     Returns:
       A `Release`: the parameters, and the dictionary that `save_release` returned. A
@@ -164,8 +210,7 @@ def load_release(
 
     Raises:
       OSError: if there is no such file.
-      ValueError: if the file has other parameters or no average, or is of something
-        else.
+      ValueError: if the file has other parameters, or is of something else.
 
     Example:
       >>> import pathlib, tempfile, jax, jax.numpy as jnp, optax
@@ -187,19 +232,13 @@ def load_release(
     """
     with _opened(path) as file:
         about = json.loads(str(file[_ABOUT]))
-        what = "average" if average else "params"
-        names = list(_named(like, what))
-        found = [name for name in file.files if name.startswith(what)]
-        if average and not found:
-            raise ValueError(
-                f"Expected an average in {path}, got the last parameters alone: the run"
-                " was made without average_decay."
-            )
+        names = list(_named(like))
+        found = [name for name in file.files if name != _ABOUT]
         if sorted(names) != sorted(found):
             raise ValueError(
                 f"Expected parameters {names} in {path}, got {found}. Give as `like`"
-                " what has the structure of those that were trained:"
-                " nnx.split(model)[1] of a module of Flax NNX."
+                " the structure that was trained: nnx.split(model)[1] of a module of"
+                " Flax NNX."
             )
         leaves = [jnp.asarray(file[n], about["dtypes"][n]) for n in names]
     for name, leaf, expected in zip(names, leaves, jax.tree.leaves(like), strict=True):

@@ -14,14 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc._core import validate
-from dpadambc.graphs import _gathers
-from dpadambc.mechanisms import _events, accounting
-from dpadambc.mechanisms._selection import Events
-from dpadambc.mechanisms.accounting import Spending
-from dpadambc.mechanisms.base import Mechanism
-from dpadambc.mechanisms.poisson import PoissonGaussian
-from dpadambc.training import _data
+from dpadambc import accounting
+from dpadambc.accounting import Spending
+from dpadambc.core import data as _data
+from dpadambc.core import validate
+from dpadambc.core.accounting import gaussian
+from dpadambc.core.identity import gathers_nodes
+from dpadambc.core.mechanism import Mechanism, PoissonGaussian
 
 # How many examples are scored at once.
 _AT_ONCE = 256
@@ -87,10 +86,10 @@ class PublicScore:
         del rng
         return float(np.mean(scores, dtype=np.float64))
 
-    def compose(self, events: Events, relation: Any) -> Events:
+    def compose(self, event: Any, relation: Any) -> Any:
         """What a trial runs, with its score; for `search`."""
         del relation
-        return events
+        return event
 
     def spent(self, mechanism: Mechanism) -> Spending:
         """The same, as runs."""
@@ -144,7 +143,7 @@ class NoisyScore:
     def check(self, mechanism: Mechanism, params: Any, shared: tuple[Any, ...]) -> None:
         """Raises where a node moves more than one score; for `search`."""
         traced = jax.make_jaxpr(self.fn)(params, *shared, *_data.one_example(self.data))
-        if hasattr(mechanism, "max_terms") or _gathers.are_in(traced.jaxpr):
+        if mechanism.terms_per_unit > 1 or gathers_nodes(traced):
             raise ValueError(
                 "Expected a NoisyScore without graphs.gather, and a mechanism of"
                 f" examples, got one of nodes, by {type(mechanism).__name__}: a node is"
@@ -168,16 +167,11 @@ class NoisyScore:
         return (total + noise) / float(self.normalize_by)
 
     def compose(
-        self, events: Events, relation: dp_accounting.NeighboringRelation
-    ) -> Events:
+        self, event: Any, relation: dp_accounting.NeighboringRelation
+    ) -> dp_accounting.DpEvent:
         """What a trial runs, with its score; for `search`."""
-        noise = float(self.noise_multiplier)
-        return {
-            accountant: dp_accounting.ComposedDpEvent(
-                [event, _events.gaussian(noise, relation, accountant)]
-            )
-            for accountant, event in events.items()
-        }
+        noise = gaussian(float(self.noise_multiplier), relation)
+        return dp_accounting.ComposedDpEvent([event, noise])
 
     def spent(self, mechanism: Mechanism) -> Spending:
         """The same, as runs: the score is a sum over all examples, with noise."""

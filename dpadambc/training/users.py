@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc._core import validate
-from dpadambc.training import _data
+from dpadambc.core import data as _data
+from dpadambc.core import validate
+from dpadambc.core.step import takes_key
 
 Loss = Callable[..., jax.Array]
 
@@ -26,29 +27,40 @@ class _RowsLoss:
     Args:
       loss_fn: of one row.
       has_frozen: whether its second argument is what `fit` is given as `frozen`.
-      uses_key: whether its last argument is a key.
     """
 
     loss_fn: Loss
     has_frozen: bool
-    uses_key: bool
 
     def __call__(self, *arguments: Any) -> jax.Array:
         """The loss of an example of `group_by_user`."""
+        return self._mean(arguments, None)
+
+    def _mean(self, arguments: tuple[Any, ...], key: jax.Array | None) -> jax.Array:
         num_shared = 2 if self.has_frozen else 1
-        rest = arguments[:-1] if self.uses_key else arguments
-        shared, (*rows, is_padding_row) = rest[:num_shared], rest[num_shared:]
+        shared, (*rows, is_padding_row) = arguments[:num_shared], arguments[num_shared:]
         _check_rows(is_padding_row)
-        if self.uses_key:
-            rows.append(jax.random.split(arguments[-1], len(is_padding_row)))
-        losses = jax.vmap(lambda *row: self.loss_fn(*shared, *row))(*rows)
+        row_keys = {}
+        if key is not None:
+            row_keys["key"] = jax.random.split(key, len(is_padding_row))
+        of_row = lambda row, row_key: self.loss_fn(*shared, *row, **row_key)
+        losses = jax.vmap(of_row)(rows, row_keys)
         if jnp.shape(losses) != is_padding_row.shape:
             raise ValueError(
-                "Expected the loss of one row to be a number, got shape"
+                "Expected loss_fn to return a number for each row, got shape"
                 f" {jnp.shape(losses)[1:]}."
             )
         used = jnp.where(is_padding_row, 0, losses)
         return used.sum() / (~is_padding_row).sum()
+
+
+@dataclasses.dataclass(frozen=True)
+class _RandomRowsLoss(_RowsLoss):
+    """The same, of a loss that takes a key: each row gets its own."""
+
+    def __call__(self, *arguments: Any, key: jax.Array) -> jax.Array:
+        """The loss of an example of `group_by_user`, with a key."""
+        return self._mean(arguments, key)
 
 
 def _kind(x: Any) -> str:
@@ -132,13 +144,13 @@ def group_by_user(data: Any, user_ids: Any, *, max_rows: int) -> tuple[Any, ...]
     """
     validate.count(least=1, max_rows=max_rows)
     ids = _as_ids(user_ids)
+    _data.refuse_text(data)
     for path, column in jax.tree_util.tree_leaves_with_path(data):
         name = f"data{jax.tree_util.keystr(path)}"
         if not isinstance(column, np.ndarray | jax.Array):
             raise TypeError(
                 f"Expected {name} to be an array, got {type(column).__name__}."
             )
-        _data._refuse_text(jax.tree_util.keystr(path), column)
         if column.shape[:1] != ids.shape or not len(ids):
             raise ValueError(
                 f"Expected one id for each row, at least one, got {len(ids)} ids for"
@@ -150,9 +162,7 @@ def group_by_user(data: Any, user_ids: Any, *, max_rows: int) -> tuple[Any, ...]
     return *several, is_padding_row
 
 
-def with_rows(
-    loss_fn: Loss, *, has_frozen: bool = False, uses_key: bool = False
-) -> _RowsLoss:
+def with_rows(loss_fn: Loss, *, has_frozen: bool = False) -> _RowsLoss:
     """The mean loss over the rows of one user.
 
     The gradient of the mean is clipped, so the user counts once however many rows there
@@ -160,13 +170,12 @@ def with_rows(
 
     Args:
       loss_fn: of one row: `(params, *row)`; with `has_frozen`, `(params, frozen,
-        *row)`; with `uses_key`, a key comes last.
+        *row)`. With a keyword-only `key`, each row gets its own.
       has_frozen: whether the second argument is what `fit` is given as `frozen`.
-      uses_key: whether the last argument is a key; each row gets its own.
 
     Returns:
-      A loss of the same arguments for an example of `group_by_user`: rows, and before
-      the key where a row is padding. It raises where the loss of a row is no number.
+      A loss of the same arguments for an example of `group_by_user`: rows, and last
+      where a row is padding. It raises where the loss of a row is no number.
 
     Example:
       >>> import jax, jax.numpy as jnp, numpy as np, optax
@@ -187,7 +196,8 @@ def with_rows(
       >>> print(result.state.params.round(0))
       [1. 2. 3.]
     """
-    return _RowsLoss(loss_fn, has_frozen, uses_key)
+    kind = _RandomRowsLoss if takes_key(loss_fn) else _RowsLoss
+    return kind(loss_fn, has_frozen)
 
 
 def _check_rows(is_padding_row: Any) -> None:
@@ -198,17 +208,4 @@ def _check_rows(is_padding_row: Any) -> None:
             "Expected an example of training.group_by_user, whose last array says which"
             f" rows of the user are padding, bool of shape (max_rows,), got {dtype} of"
             f" shape {shape}. Give fit all that group_by_user returns, in its order."
-        )
-
-
-def _check_arguments(loss_fn: Loss, has_frozen: bool, uses_key: bool) -> None:
-    """Raises if a loss of `with_rows` would take what is frozen for rows of a user."""
-    if not isinstance(loss_fn, _RowsLoss):
-        return
-    if (loss_fn.has_frozen, loss_fn.uses_key) != (has_frozen, uses_key):
-        got = f"has_frozen={loss_fn.has_frozen}, uses_key={loss_fn.uses_key}"
-        raise ValueError(
-            f"Expected with_rows(loss_fn, has_frozen={has_frozen},"
-            f" uses_key={uses_key}), as fit is given frozen= and uses_key=, got {got}:"
-            " the loss would take one argument for another."
         )

@@ -5,7 +5,7 @@ from typing import Any
 
 import optax
 
-from dpadambc._core import validate
+from dpadambc.core import validate
 
 
 def add_decoupled_weight_decay(
@@ -19,10 +19,10 @@ def add_decoupled_weight_decay(
 
     .. math:: \theta_t = \theta_{t-1} - \eta_t (u_t + \lambda \theta_{t-1})
 
-    Parameters are public once the noise is added, so decay costs no privacy here.
-    Before the noise it would change the sensitivity, and before the moments the
-    correction. The total shrinkage is :math:`\prod_t (1 - \eta_t \lambda)`; with the
-    learning rates that private training uses it is often negligible.
+    Released parameters are public, so decay costs no privacy here. Before the noise it
+    would change the sensitivity, and before the moments the correction. The total
+    shrinkage is :math:`\prod_t (1 - \eta_t \lambda)`, which is often negligible at the
+    learning rates of private training.
 
     Args:
       weight_decay: :math:`\lambda`, a non-negative number or a schedule.

@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc._core import precision, validate
-from dpadambc.transforms import _noise_level, _second_moment
+from dpadambc.core import validate
+from dpadambc.core.noise import NoiseStddev, stddev_at_step, stddev_of
+from dpadambc.transforms import second_moment
+from dpadambc.transforms.dtypes import check_real, wide_zeros_like
 from dpadambc.transforms.second_moment import RelativeFloor
 
 
@@ -26,7 +28,7 @@ class ScaleByRmsBCState(NamedTuple):
 
 
 def scale_by_rms_bc(
-    noise_stddev: _noise_level.NoiseStddev,
+    noise_stddev: NoiseStddev,
     *,
     decay: jax.typing.ArrayLike = 0.9,
     variance_floor: jax.typing.ArrayLike | RelativeFloor = RelativeFloor(1.0),
@@ -34,27 +36,27 @@ def scale_by_rms_bc(
 ) -> optax.GradientTransformation:
     r"""Rescales by RMSProp's rule, corrected for the noise in the second moment.
 
-    It is `scale_by_adam_bc` without a first moment, and without the memory for one:
+    This is `scale_by_adam_bc` without a first moment, and without the memory for one:
 
     .. math::
 
-      u_t = \tilde g_t / \sqrt{\max(\hat v - \hat \Phi, \gamma')}
+      v_t &= \beta v_{t-1} + (1 - \beta) g_t^2, & \hat v &= v_t / (1 - \beta^t) \\
+      \Phi_t &= \beta \Phi_{t-1} + (1 - \beta) \sigma_t^2,
+        & \hat \Phi &= \Phi_t / (1 - \beta^t) \\
+      u_t &= g_t / \sqrt{\max(\hat v - \hat \Phi, \gamma')}
 
-    with :math:`\hat v` and :math:`\hat \Phi` the moving averages of decay
-    :math:`\beta` of the squared gradient and of the variance of its noise, each divided
-    by :math:`1 - \beta^t`. A decay of 0.9, RMSProp's, averages some ten squares, which
-    resolve 32 % of :math:`\Phi`; 0.999 resolves 3 % (`theory.second_moment_spread`).
+    RMSProp's decay of 0.9 averages about ten squares, which resolve 32 % of
+    :math:`\Phi`; 0.999 resolves 3 %.
 
     Guarantees:
-      * The state is computed from what comes in and from public numbers alone: behind
+      * The state is computed from the input and from public numbers alone: behind
         `add_dp_noise` it is as private as the noised gradients.
-      * The second moment is kept in at least float32; updates are in at least float32.
+      * The second moment and the updates are in at least float32.
       * The updates are those of `scale_by_adam_bc(b1=0, b2=decay)`.
 
     Args:
-      noise_stddev: :math:`\sigma`, the standard deviation of the noise in the gradient
-        that comes in, *the same value that `add_dp_noise` was given*; see
-        `scale_by_adam_bc`.
+      noise_stddev: :math:`\sigma`, the standard deviation of the noise in the incoming
+        gradient; see `scale_by_adam_bc`.
       decay: :math:`\beta`, of the second moment and of the noise variance.
       variance_floor: :math:`\gamma'`, a number or a `RelativeFloor`.
       correction: the share of :math:`\hat \Phi` that is subtracted; see
@@ -66,8 +68,7 @@ def scale_by_rms_bc(
     Raises:
       ValueError: if the decay rate is outside [0, 1), or a noise level, the floor or
         the correction is negative or not finite.
-      TypeError: if a number is not a number, or was rounded to less than float32, or a
-        gradient is complex.
+      TypeError: if a number has less than float32, or a gradient is complex.
 
     Example:
       >>> import jax.numpy as jnp
@@ -83,23 +84,29 @@ def scale_by_rms_bc(
       `bias_correction`; the correction of
       `DP-AdamBC <https://arxiv.org/abs/2312.14334>`_, 2024
     """
-    noise_stddev = _second_moment.checked(noise_stddev, variance_floor, correction)
+    noise_stddev = stddev_of(noise_stddev)
     validate.decay(decay=decay)
+    second_moment.check_floor(variance_floor)
+    validate.non_negative(correction=correction)
 
     def init_fn(params):
         return ScaleByRmsBCState(
             count=jnp.zeros([], jnp.int32),
-            nu=precision.zeros_like(params),
-            noise_variance=_second_moment.init_noise_variance(noise_stddev, params),
+            nu=wide_zeros_like(params),
+            noise_variance=second_moment.init_noise_variance(noise_stddev, params),
         )
 
     def update_fn(updates, state, params=None):
         del params
-        updates = _second_moment.arriving(updates, state.nu)
-        count, nu, noise_variance = _second_moment.updated(
-            updates, state, noise_stddev, decay
+        check_real(updates)
+        updates = optax.tree.cast_like(updates, state.nu)
+        stddev = stddev_at_step(noise_stddev, state.count)
+        nu = optax.tree.update_moment_per_elem_norm(updates, state.nu, decay, 2)
+        noise_variance = optax.tree.update_moment(
+            stddev, state.noise_variance, decay, 2
         )
-        updates = _second_moment.rescaled(
+        count = jnp.asarray(optax.safe_increment(state.count))
+        updates = second_moment.scale_by_corrected_root(
             updates,
             nu,
             noise_variance,

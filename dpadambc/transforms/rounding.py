@@ -1,12 +1,13 @@
 """Round to low-precision parameters at random, so that small steps add up."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc._core import keys, precision, validate
+from dpadambc.core import keys, validate
+from dpadambc.core.arrays import at_least_float32
 
 _DTYPES = tuple(
     map(jnp.dtype, (jnp.bfloat16, jnp.float16, jnp.float8_e4m3fn, jnp.float8_e5m2))
@@ -14,22 +15,23 @@ _DTYPES = tuple(
 
 
 class RoundStochasticallyState(NamedTuple):
-    """State of `round_stochastically`. The key is of no use against the noise.
+    """State of `round_stochastically`.
 
     Attributes:
-      rng_key: a typed key. shape=().
+      rng_key: a typed key, from which none of the noise can be found. shape=().
     """
 
     rng_key: jax.Array
 
 
-def stochastic_round(key: jax.Array, x: jax.Array, dtype: Any) -> jax.Array:
-    r"""One of the two neighbors of each number in a dtype, the nearer more likely.
+def stochastic_round(
+    key: jax.Array, x: jax.Array, dtype: jax.typing.DTypeLike
+) -> jax.Array:
+    r"""Rounds each number to one of its two neighbors, the nearer more likely.
 
     The expectation is the number itself: :math:`\mathbb{E}[\mathrm{round}(x)] = x`. A
     number without a neighbor on both sides, beyond the largest one or not finite, is
-    rounded as usual. (So are numbers below 1.2e-38, where the hardware takes them for
-    zero.)
+    rounded as usual, and so are numbers below 1.2e-38 on hardware without denormals.
 
     Args:
       key: a typed key.
@@ -69,25 +71,24 @@ def stochastic_round(key: jax.Array, x: jax.Array, dtype: Any) -> jax.Array:
 def round_stochastically(*, key: jax.Array) -> optax.GradientTransformation:
     r"""Makes updates that `optax.apply_updates` adds to parameters without rounding.
 
-    Parameters in bfloat16 have three digits. Rounding drops every step that is smaller
-    than half of the last digit, with the noise in it, and most steps of private
-    training are that small. Random rounding moves the parameter by the step on average.
-    It replaces a float32 copy of the parameters (see `training.with_compute_dtype`),
-    and saves its memory.
+    Parameters in bfloat16 have three digits. Rounding to the nearest drops every step
+    that is smaller than half of the last digit, and most steps of private training are.
+    Random rounding moves the parameter by the step on average, without the memory of a
+    float32 copy of the parameters.
 
-    It comes last in a chain, after the learning rate. Rounding what is noised already
-    costs no privacy, whatever becomes of this key.
+    Chain it last, after the learning rate. It is post-processing, so it costs no
+    privacy, even if its key is published.
 
     Guarantees:
       * The expectation of the new parameter is the old one plus the update.
-      * Parameters in float32 and more get the updates that come in.
+      * Parameters in float32 and more get the incoming updates.
       * The key may be that of the noise: the draws here repeat none of it.
 
     Args:
       key: a typed JAX key.
 
     Returns:
-      An Optax transformation, whose updates are in at least float32.
+      An Optax transformation. Its updates are in at least float32.
 
     Raises:
       TypeError: if `key` is not a typed key.
@@ -117,21 +118,22 @@ def round_stochastically(*, key: jax.Array) -> optax.GradientTransformation:
     def update_fn(updates, state, params=None):
         if params is None:
             raise ValueError(
-                "Expected round_stochastically to be given the parameters it rounds to:"
-                " optimizer.update(gradient, state, params)."
+                "Expected params, to whose dtype to round, got None. Call"
+                " update(updates, state, params)."
             )
         rng_key, step_key = jax.random.split(state.rng_key)
 
-        def rounded(key, update, param):
-            full = precision.at_least_float32(jnp.result_type(param))
+        def round_leaf(key, update, param):
+            full = at_least_float32(jnp.result_type(param))
             if jnp.result_type(param) == full:
                 return update
             new = param.astype(full) + update.astype(full)
             new = stochastic_round(key, new, param.dtype)
             return new.astype(full) - param.astype(full)
 
-        per_leaf = keys.per_leaf(step_key, updates)
-        updates = jax.tree.map(rounded, per_leaf, updates, params)
+        structure = jax.tree.structure(updates)
+        per_leaf = structure.unflatten(keys.of_leaves(step_key, updates))
+        updates = jax.tree.map(round_leaf, per_leaf, updates, params)
         return updates, RoundStochasticallyState(rng_key)
 
     return optax.GradientTransformation(init_fn, update_fn)

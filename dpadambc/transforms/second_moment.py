@@ -1,26 +1,81 @@
-"""A second moment with the variance of the noise taken out, and its floor."""
+r"""A second moment with the variance of its noise taken out, and the floor under it.
+
+Every corrected optimizer divides by :math:`\sqrt{\max(\hat v - \hat \Phi, \gamma')}`:
+the second moment of the noised gradient, less the same average of the variance of its
+noise, and not below a floor.
+"""
 
 import dataclasses
+import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from dpadambc import theory
-from dpadambc._core import validate
+from dpadambc.core import validate
+from dpadambc.core.noise import NoiseStddev, stddev_per_leaf
+
+Number = jax.typing.ArrayLike
+
+
+def moving_average_spread(decay: Number, count: Number = math.inf) -> jax.Array:
+    r"""Standard deviation of a moving average of independent numbers, over theirs.
+
+    .. math:: \sqrt{\frac{1 - b}{1 + b} \cdot \frac{1 + b^t}{1 - b^t}}
+
+    It is of the average that was corrected for its start, and exact after every number
+    of steps t.
+    """
+    faded = jnp.power(decay, count * 1.0)  # JAX compiles each power that is an integer
+    settled = -jnp.expm1(count * jnp.log1p(-(1 - decay)))  # 1 - decay ** count
+    return jnp.sqrt((1 - decay) / (1 + decay) * (1 + faded) / settled)
+
+
+def second_moment_spread(
+    noise_variance: Number, b2: Number = 0.999, count: Number = math.inf
+) -> jax.Array:
+    r"""The standard deviation of :math:`\hat v` under noise alone: its resolution.
+
+    It is :math:`\sqrt 2 \Phi` times `moving_average_spread`, exact for every number of
+    steps and constant noise: 141 % of :math:`\Phi` at the first step, 8 % at step 300
+    and 3 % in the limit, for b2 = 0.999. `benchmarks/theory` has the proof, and the
+    spread in the presence of a gradient.
+
+    Args:
+      noise_variance: :math:`\Phi`.
+      b2: decay rate of the second moment.
+      count: the number of steps t, the limit by default.
+
+    Returns:
+      The standard deviation, in the unit of the squared gradient.
+
+    Example:
+      >>> from dpadambc.transforms import second_moment
+      >>> print(second_moment.second_moment_spread(1.0).round(4))
+      0.0316
+    """
+    noise_variance = jnp.asarray(noise_variance)
+    # Not the root of a square, which may be less than float32 can hold.
+    of_one = jnp.sqrt(noise_variance) * jnp.sqrt(2 * noise_variance)
+    return of_one * moving_average_spread(b2, count)
 
 
 @dataclasses.dataclass(frozen=True)
 class RelativeFloor:
-    r"""A floor on the corrected second moment in units of what can be resolved.
+    r"""A floor on the corrected second moment in units of its resolution.
 
-    After t steps of noise of variance :math:`\Phi` alone, :math:`\hat v` spreads about
-    :math:`\Phi` with the standard deviation `theory.second_moment_spread`: 141 % of
-    :math:`\Phi` at the first step, 8 % at step 300 and 3 % in the limit, for
-    b2 = 0.999. A corrected moment below that is no different from zero. The floor is
-    `factor` times this resolution.
+    Under noise alone :math:`\hat v` spreads about :math:`\Phi`: by 141 % of it at the
+    first step, 8 % at step 300 and 3 % in the limit, for b2 = 0.999. A corrected
+    moment below that spread is no different from zero. The floor is `factor` times the
+    spread, so that it keeps its meaning when the batch size, the clip norm or epsilon
+    changes.
 
     Args:
       factor: positive.
+
+    Raises:
+      ValueError: if `factor` is not positive and finite.
 
     Example:
       >>> import jax.numpy as jnp
@@ -40,32 +95,44 @@ class RelativeFloor:
     def __post_init__(self):
         validate.positive(factor=self.factor)
 
-    def variance(
-        self,
-        noise_variance: jax.typing.ArrayLike,
-        b2: jax.typing.ArrayLike,
-        count: jax.typing.ArrayLike,
-    ) -> jax.Array:
-        """The floor after `count` steps, for the average noise variance over them."""
-        return self.factor * theory.second_moment_spread(noise_variance, b2, count)
+    def variance(self, noise_variance: Number, b2: Number, count: Number) -> jax.Array:
+        """The floor after `count` steps with this average noise variance."""
+        return self.factor * second_moment_spread(noise_variance, b2, count)
+
+
+def check_floor(variance_floor: Number | RelativeFloor) -> None:
+    """Raises unless the floor is a non-negative number or a `RelativeFloor`."""
+    if not isinstance(variance_floor, RelativeFloor):
+        validate.non_negative(variance_floor=variance_floor)
+
+
+def floor_at(
+    variance_floor: Number | RelativeFloor,
+    noise_variance: Number,
+    b2: Number,
+    count: Number,
+) -> jax.Array:
+    """The floor after `count` steps, in the unit of the squared gradient."""
+    if isinstance(variance_floor, RelativeFloor):
+        return variance_floor.variance(noise_variance, b2, count)
+    return jnp.asarray(variance_floor, float)
+
+
+def init_noise_variance(noise_stddev: NoiseStddev, params: optax.Params) -> Any:
+    """Zeros, one for each level of noise; raises unless the levels fit `params`."""
+    stddev_per_leaf(noise_stddev, params)
+    return jax.tree.map(lambda _: jnp.zeros([], float), noise_stddev)
 
 
 def corrected_second_moment(
-    nu_hat: jax.Array,
-    noise_variance: jax.typing.ArrayLike,
-    floor: jax.typing.ArrayLike,
+    nu_hat: jax.Array, noise_variance: Number, floor: Number
 ) -> jax.Array:
-    r"""What Adam's second moment would be without the noise, floored.
-
-    .. math:: \max(\hat v - \hat \Phi, \gamma')
+    r""":math:`\max(\hat v - \hat \Phi, \gamma')`, in the dtype of `nu_hat`.
 
     Args:
       nu_hat: the bias-corrected second moment of the noised gradient, any shape.
       noise_variance: the bias-corrected average of the noise variance.
       floor: the least value returned.
-
-    Returns:
-      An array of the shape and dtype of `nu_hat`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -74,3 +141,38 @@ def corrected_second_moment(
       [0.5 0.1]
     """
     return jnp.maximum(nu_hat - noise_variance, floor).astype(nu_hat.dtype)
+
+
+def scale_by_corrected_root(
+    updates: optax.Updates,
+    nu: optax.Updates,
+    noise_variance: Any,
+    *,
+    b2: Number,
+    count: jax.Array,
+    variance_floor: Number | RelativeFloor,
+    correction: Number,
+) -> optax.Updates:
+    r"""The updates over :math:`\sqrt{\max(\hat v - \hat \Phi, \gamma')}`.
+
+    Args:
+      updates: such as the first moment, or the gradient itself.
+      nu: the moving average of the squared gradient.
+      noise_variance: that of the noise variance, one scalar for each level of noise.
+      b2: decay rate of both.
+      count: the number of steps in both.
+      variance_floor: :math:`\gamma'`.
+      correction: the share of the noise variance to subtract.
+
+    Returns:
+      The quotients, and 0 for a coordinate whose denominator is 0.
+    """
+    nu_hat = optax.tree.bias_correction(nu, b2, count)
+    noise_hat = optax.tree.bias_correction(noise_variance, b2, count)
+
+    def scale(u, v, phi):
+        floor = floor_at(variance_floor, phi, b2, count)
+        root = jnp.sqrt(corrected_second_moment(v, correction * phi, floor))
+        return jnp.where(root > 0, u / root, 0)
+
+    return jax.tree.map(scale, updates, nu_hat, stddev_per_leaf(noise_hat, nu_hat))

@@ -1,35 +1,35 @@
-"""Count the steps that epsilon is for."""
+"""The number of noised steps in the state of an optimizer."""
 
 from typing import Any
 
 import jax
 import numpy as np
 
-from dpadambc.transforms.noise import AddDPNoiseState
+from dpadambc.core.noise import AddDPNoiseState
 
 
 def steps_taken(state: Any) -> int:
-    """How many steps the noise in a state was added in: for epsilon, after a loop.
+    """Counts the noised steps in a state, for the epsilon of a loop of your own.
 
-    A loop that stopped early, or went on for one more epoch, has not taken the
-    `iterations` of its mechanism. The stage that adds the noise counts them. A state
-    that was kept, and gone back to, does not know of the steps taken from it before.
-    Every batch that is drawn is a step, also one without examples: a loop that skips
-    those takes as many steps as its data say, and no epsilon is known of it. Where
-    gradients are summed over several small batches before the noise, as by
-    `optax.MultiSteps`, a step is of all of them together: they must be parts of one
-    batch of the mechanism.
+    A loop that stops early, or goes on for another epoch, does not take the
+    `iterations` of its mechanism. The stage that adds the noise counts the real ones.
+
+    The count has three limits. A state that was saved and restored does not know the
+    steps that were taken from it before. A loop that skips empty batches takes a number
+    of steps that depends on the data, and no epsilon is known for it. Where
+    `optax.MultiSteps` sums small batches before the noise, they count as one step, and
+    must be parts of one batch of the mechanism.
 
     Args:
-      state: of a chain that adds noise, with whatever there is around it: the state of
-        the optimizer, or that of a training with the optimizer's in it.
+      state: the state of a chain that adds noise, or any tree that contains it, such as
+        a training state.
 
     Returns:
       The number of steps, for `Mechanism.epsilon(target_delta, iterations=...)`.
 
     Raises:
-      ValueError: if nothing in it adds noise, or if it is of several runs, with keys of
-        their own or different numbers of steps.
+      ValueError: if no stage of the state adds noise, or if it is of several runs, with
+        different keys or numbers of steps.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -53,23 +53,19 @@ def steps_taken(state: Any) -> int:
     """
     is_noise = lambda node: isinstance(node, AddDPNoiseState)
     parts = [x for x in jax.tree.leaves(state, is_leaf=is_noise) if is_noise(x)]
-    # An array, also in a variable of Flax, and of several states at once.
+    # Indexed for the variables of Flax, raveled for runs that are stacked.
     counts = {int(n) for part in parts for n in np.ravel(part.noised_steps[...])}
-    keys = {name for part in parts for name in _names(part.rng_key[...])}
+    words = [np.asarray(jax.random.key_data(part.rng_key[...])) for part in parts]
+    keys = {key.tobytes() for x in words for key in x.reshape(-1, x.shape[-1])}
     if not counts:
         raise ValueError(
-            "Expected the state of an optimizer that adds noise, such as"
-            " dpadambc.dp_adam, got one without noise."
+            "Expected state of an optimizer that adds noise, such as dpadambc.dp_adam,"
+            " got one without noise."
         )
     if len(counts) > 1 or len(keys) > 1:
         raise ValueError(
-            f"Expected the state of one run, got noise of {len(keys)} keys, in"
-            f" {sorted(counts)} steps. Ask for each alone, and for the epsilon of all"
-            " by dpadambc.mechanisms.accounting.compose, a list of (mechanism, steps)."
+            f"Expected state of one run, got noise of {len(keys)} keys, in"
+            f" {sorted(counts)} steps. Count each run alone, and compose them by"
+            " dpadambc.accounting.compose."
         )
     return counts.pop()
-
-
-def _names(keys: jax.Array) -> list[bytes]:
-    words = np.asarray(jax.random.key_data(keys))
-    return [key.tobytes() for key in words.reshape(-1, words.shape[-1])]

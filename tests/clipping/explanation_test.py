@@ -52,7 +52,7 @@ def test_the_bytes_are_those_of_the_gradients_that_are_made():
     batch = [jnp.stack([x] * 3) for x in EXAMPLE]
     grads = dpadambc.per_example_grad(loss_fn)(PARAMS, *batch)
     for row, name in zip(found.parameters, sorted(PARAMS), strict=True):
-        held = sum(x.nbytes for x in jax.tree.leaves(grads[name].factored))
+        held = sum(x.nbytes for x in jax.tree.leaves(grads[name].open()))
         assert row.factored_bytes == held
         assert row.materialized_bytes == grads[name].materialize().nbytes
 
@@ -122,5 +122,5 @@ def test_warns_of_a_kernel_that_is_formed_and_takes_most_of_the_memory():
 
 @pytest.mark.parametrize("bad", [0, -3])
 def test_refuses_a_batch_of_none(bad):
-    with pytest.raises(ValueError, match="Expected batch_size >= 1"):
+    with pytest.raises(ValueError, match="batch_size"):
         dpadambc.explain(loss_fn, PARAMS, *EXAMPLE, batch_size=bad)

@@ -13,10 +13,10 @@ import optax
 import pytest
 
 import dpadambc
-from dpadambc import audit, clipping, training
-from dpadambc.clipping import flat
+from dpadambc import accounting, audit, clipping, contrib, training
+from dpadambc.core import clip as flat
+from dpadambc.core.spending import public_numbers
 from dpadambc.diagnostics import not_private
-from dpadambc.mechanisms import accounting, trials
 from tests import common
 
 C, B = 0.7, 4.0
@@ -26,7 +26,7 @@ RULES = {
     "flat": clipping.Flat(),
     "AUTO-S": clipping.Automatic(0.01),
     "AUTO-V": clipping.Automatic(0.0),
-    "DP-PSAC": clipping.PerSampleAdaptive(0.1),
+    "DP-PSAC": contrib.PerSampleAdaptive(0.1),
     "groups": GROUPS,
     "groups, AUTO-S": dataclasses.replace(GROUPS, rule=clipping.Automatic(0.01)),
 }
@@ -217,30 +217,30 @@ def test_factored_gradients_are_clipped_as_formed_ones(name):
     chex.assert_trees_all_close(found, expected, rtol=3e-5)
 
 
-def test_a_wrong_rule_is_refused():
-    with pytest.raises(TypeError, match="Expected clip_rule"):
-        dpadambc.clip_per_example(1.0, normalize_by=1, clip_rule=clipping.Automatic)
-    with pytest.raises(TypeError, match="Expected rule"):
-        dataclasses.replace(GROUPS, rule=GROUPS)
-    with pytest.raises(ValueError, match="gamma"):
-        clipping.Automatic(-1.0)
-    with pytest.raises(ValueError, match=r"\br\b"):
-        clipping.PerSampleAdaptive(0.0)
-    with pytest.raises(ValueError, match="share of w"):
-        clipping.PerGroup({"w": "w"}, {"w": 0.0})
+WRONG = {
+    "clip_rule": lambda: dpadambc.clip_per_example(
+        1.0, normalize_by=1, clip_rule=clipping.Automatic
+    ),
+    "clip_rule ": lambda: dataclasses.replace(MECHANISM, clip_rule="automatic"),
+    "rule": lambda: dataclasses.replace(GROUPS, rule=GROUPS),
+    "gamma": lambda: clipping.Automatic(-1.0),
+    " r ": lambda: contrib.PerSampleAdaptive(0.0),
+    "share": lambda: clipping.PerGroup({"w": "w"}, {"w": 0.0}),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_rule_is_refused(name):
+    with pytest.raises((TypeError, ValueError), match=name):
+        WRONG[name]()
 
 
 @pytest.mark.parametrize(
-    ("labels", "match"),
-    [
-        ({"w": "w", "b": "other"}, "a share for each label"),
-        ({"w": "w", "b": "w"}, "a share for each label"),
-        ({"w": "w"}, "tree prefix"),
-    ],
+    "labels", [{"w": "w", "b": "other"}, {"w": "w", "b": "w"}, {"w": "w"}]
 )
-def test_groups_that_are_not_those_of_the_parameters_are_refused(labels, match):
+def test_groups_that_are_not_those_of_the_parameters_are_refused(labels):
     rule = clipping.PerGroup(labels, {"w": 1.0, "b": 1.0})
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises(ValueError, match="label"):
         dpadambc.clip_per_example(1.0, normalize_by=1, clip_rule=rule).init(PARAMS)
 
 
@@ -341,23 +341,6 @@ def test_all_who_clip_for_a_mechanism_use_its_rule(run):
     assert not np.allclose(usual, found, atol=1e-2)
 
 
-def test_a_search_uses_the_rule():
-    result = training.search(
-        LOSS,
-        jnp.ones(2),
-        DATA,
-        ALMOST_PUBLIC,
-        optax.sgd,
-        [1.0],
-        trials=trials.Fixed(1),
-        score=training.PublicScore(lambda w, x, y: x[0], (X + 9, X[:, 0])),
-        key=jax.random.key(2),
-        target_delta=1e-3,
-    )
-    expected = _by_fit(ALMOST_PUBLIC)
-    np.testing.assert_allclose(result.best.params, expected, rtol=1e-3, atol=1e-3)
-
-
 @pytest.mark.parametrize("name", RULES)
 def test_no_rule_changes_epsilon(name):
     changed = dataclasses.replace(MECHANISM, clip_rule=RULES[name])
@@ -365,16 +348,16 @@ def test_no_rule_changes_epsilon(name):
     assert changed.sensitivity == MECHANISM.sensitivity
     assert changed.noise_stddev == MECHANISM.noise_stddev
     assert accounting.compose([changed]) == accounting.compose([MECHANISM])
-    text = json.dumps(accounting.compose([changed]).to_json())
-    assert accounting.Spending.from_json(json.loads(text)).epsilon(
+    text = json.dumps(accounting.spending_to_json(accounting.compose([changed])))
+    assert accounting.spending_from_json(json.loads(text)).epsilon(
         1e-5
     ) == changed.epsilon(1e-5)
 
 
 def test_a_rule_is_one_of_the_public_numbers():
-    of = lambda rule: training.public_numbers(
-        dataclasses.replace(MECHANISM, clip_rule=rule)
-    )["clip_rule"]
+    of = lambda rule: public_numbers(dataclasses.replace(MECHANISM, clip_rule=rule))[
+        "clip_rule"
+    ]
     assert of(clipping.Automatic(0.1)) == "Automatic(gamma=0.1)"
     assert json.dumps(of(GROUPS))
     by_name = clipping.PerGroup(lambda params: params, {"w": 1.0})
@@ -396,20 +379,15 @@ def test_a_run_does_not_go_on_with_another_rule(tmp_path):
         )
 
     run(clip_rule=clipping.Automatic(0.1))
-    with pytest.raises(ValueError, match="clip_rule: Automatic"):
+    with pytest.raises(ValueError, match="clip_rule"):
         run(clip_rule=clipping.Flat(), iterations=5)
     assert run(clip_rule=clipping.Automatic(0.1), iterations=5).iterations == 5
-
-
-def test_a_mechanism_takes_no_other_thing_for_a_rule():
-    with pytest.raises(TypeError, match="Expected clip_rule"):
-        dataclasses.replace(MECHANISM, clip_rule="automatic")
 
 
 @pytest.mark.parametrize("name", ["AUTO-S", "groups, AUTO-S"])
 def test_a_node_in_several_terms_moves_the_sum_by_its_sensitivity(name):
     """Each term is clipped by the rule, and a node changes several."""
-    mechanism = dpadambc.graphs.PoissonGaussian(
+    mechanism = dpadambc.graphs.NodePoissonGaussian(
         l2_clip_norm=C,
         noise_multiplier=1.0,
         max_terms=3,
@@ -435,7 +413,8 @@ def test_what_is_read_of_a_batch_is_clipped_by_the_rule(name):
         MECHANISM, l2_clip_norm=C, normalize_by=B, clip_rule=RULES[name]
     )
     gradients = _random(4)
-    seen = not_private.gradient_statistics(gradients, mechanism)
+    per_example = dpadambc.as_per_example(gradients)
+    seen = not_private.gradient_statistics(per_example, mechanism)
     signal = optax.tree.norm(clipped(RULES[name], gradients))
     np.testing.assert_allclose(seen.signal_norm, signal, rtol=1e-6)
     norms = {

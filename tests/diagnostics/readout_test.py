@@ -13,7 +13,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import dpadambc
-from dpadambc import diagnostics, theory
+from benchmarks import theory
+from dpadambc import diagnostics
 from dpadambc.diagnostics import not_private, readout
 
 PARAMS = {"w": jnp.zeros((40, 30)), "b": jnp.zeros(30)}
@@ -138,19 +139,6 @@ def test_cosines_and_sizes_are_those_of_all_coordinates_together(kind):
         assert float(getattr(seen, field)) == pytest.approx(value, rel=2e-3), field
 
 
-def test_the_update_is_the_one_that_the_optimizer_makes():
-    optimizer, grads = OPTIMIZERS["corrected"], gradients()
-    before = run(optimizer, jax.tree.map(lambda g: g[:-1], grads))
-    last = jax.tree.map(lambda g: g[-1], grads)
-    updates, state = optimizer.update(last, before)
-    seen = diagnostics.snapshot(state)
-    for name, update in updates.items():
-        found = seen.parameters[f"['{name}']"].update
-        np.testing.assert_allclose(
-            found, np.quantile(update, readout.QUANTILES), rtol=1e-4, atol=1e-5
-        )
-
-
 ADAM_BC = dpadambc.scale_by_adam_bc(STDDEV)
 WRAPPERS = {
     "chain": optax.chain(optax.identity(), ADAM_BC, optax.scale(-0.1)),
@@ -180,29 +168,6 @@ def test_the_state_is_found_in_every_wrapper(wrapper):
     chex.assert_trees_all_close(wrapped, plain, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["dp_adam", "dp_adam_bc", "dp_adamw", "dp_adamw_bc"])
-def test_the_full_optimizers_can_be_looked_at(name):
-    stddev = mechanism().noise_stddev
-    optimizer = getattr(dpadambc, name)(0.1, mechanism(), key=jax.random.key(0))
-    state = optimizer.init(PARAMS)
-    none = dpadambc.as_per_example(
-        jax.tree.map(lambda p: jnp.zeros((1, *p.shape)), PARAMS),
-        is_padding_example=jnp.ones(1, bool),
-    )
-    update = jax.jit(optimizer.update)
-    for _ in range(50):
-        _, state = update(none, state, PARAMS)
-    seen = diagnostics.snapshot(state, noise_stddev=stddev)
-    # Noise alone: m-hat and v-hat spread as they must, whatever the optimizer.
-    row = seen.parameters["['w']"]
-    assert row.noise_variance == pytest.approx(stddev**2, rel=3e-5)
-    assert abs(float(row.signal)) < 5 * float(row.signal_stderr)
-    # Of two medians of 1,200 coordinates, each with a standard error of 3 %.
-    quartile = row.mu_hat[readout.QUANTILES.index(0.75)] / row.first_moment_unit
-    assert float(quartile) == pytest.approx(0.6745, rel=0.15)
-
-
 def test_inside_scan_every_n_steps_without_compiling_again():
     optimizer, grads = OPTIMIZERS["corrected"], gradients(40)
     chunks = jax.tree.map(lambda g: g.reshape(4, 10, *g.shape[1:]), grads)
@@ -225,8 +190,6 @@ def test_inside_scan_every_n_steps_without_compiling_again():
     chex.assert_tree_shape_prefix(record, (4,))
     alone, last = diagnostics.snapshot(state), jax.tree.map(lambda x: x[-1], record)
     chex.assert_trees_all_close(last, alone, rtol=1e-4, atol=1e-6)
-    stacked = diagnostics.stack([alone, alone])
-    assert stacked.step.tolist() == [40, 40]
     # Every second step, by a condition inside one scan.
     blank = jax.tree.map(jnp.zeros_like, alone)
 
@@ -301,17 +264,17 @@ def test_a_schedule_is_followed_by_the_correction_and_refused_for_plain_adam():
     assert seen.parameters["['w']"].noise_variance == pytest.approx(float(bias), 1e-3)
     plain = run(OPTIMIZERS["plain"], gradients())
     for missing in (None, schedule):
-        with pytest.raises(ValueError, match="state of plain Adam does not hold"):
+        with pytest.raises(ValueError, match="noise_stddev"):
             diagnostics.snapshot(plain, noise_stddev=missing)
 
 
 def test_states_without_a_second_moment_or_with_two_are_refused():
-    with pytest.raises(ValueError, match="SGD has none"):
+    with pytest.raises(ValueError, match="opt_state"):
         diagnostics.snapshot(optax.sgd(0.1, momentum=0.9).init(PARAMS))
-    with pytest.raises(ValueError, match="RMSProp no first moment"):
+    with pytest.raises(ValueError, match="opt_state"):
         diagnostics.snapshot(dpadambc.scale_by_rms_bc(STDDEV).init(PARAMS))
     both = optax.chain(ADAM_BC, dpadambc.scale_by_adam_bc(STDDEV)).init(PARAMS)
-    with pytest.raises(ValueError, match=r"two of \['b'\]"):
+    with pytest.raises(ValueError, match="opt_state"):
         diagnostics.snapshot(both)
     with pytest.raises(ValueError, match="sample_size"):
         diagnostics.snapshot(ADAM_BC.init(PARAMS), sample_size=0)
@@ -320,24 +283,8 @@ def test_states_without_a_second_moment_or_with_two_are_refused():
 def test_clean_moments_are_refused_wherever_they_sit():
     clean = not_private.init_clean_moments({"other": jnp.zeros(3)})
     for state in (clean, (ADAM_BC.init(PARAMS), clean)):
-        with pytest.raises(ValueError, match="before the noise"):
+        with pytest.raises(ValueError, match="opt_state"):
             diagnostics.snapshot(state, noise_stddev=STDDEV)
-
-
-@pytest.mark.slow
-def test_low_precision_moments_are_read_in_full_precision():
-    key = jax.random.key(0)
-    values = jax.random.normal(key, (50_000,))
-    state = optax.ScaleByAdamState(jnp.int32(3), values, values**2)
-    low = jax.tree.map(lambda x: x.astype(jnp.bfloat16), (state.mu, state.nu))
-    seen = [
-        diagnostics.snapshot(optax.ScaleByAdamState(jnp.int32(3), *x), noise_stddev=0.1)
-        for x in ((state.mu, state.nu), low)
-    ]
-    for name in ("cosine_to_momentum", "cosine_to_sign", "rms_update"):
-        full, found = (float(getattr(s, name)) for s in seen)
-        assert found == pytest.approx(full, rel=1e-2)
-        assert seen[1].cosine_to_momentum.dtype == jnp.float32
 
 
 def test_parameters_without_coordinates_are_left_out():
@@ -345,10 +292,8 @@ def test_parameters_without_coordinates_are_left_out():
     optimizer = dpadambc.scale_by_adam_bc(STDDEV)
     seen = diagnostics.snapshot(optimizer.init(params))
     assert seen.parameters.keys() == {"['w']", "['b']"}
-    with pytest.raises(ValueError, match="got none"):
+    with pytest.raises(ValueError, match="opt_state"):
         diagnostics.snapshot(optimizer.init({}))
-    with pytest.raises(ValueError, match="one snapshot at least"):
-        diagnostics.stack([])
 
 
 def test_noise_levels_by_parameter_reach_plain_adam_under_a_mask():
@@ -362,7 +307,7 @@ def test_noise_levels_by_parameter_reach_plain_adam_under_a_mask():
         seen = diagnostics.snapshot(state, noise_stddev=levels)
         found = {name: row.noise_variance for name, row in seen.parameters.items()}
         assert found == pytest.approx({n: s**2 for n, s in expected.items()}, rel=1e-4)
-    with pytest.raises(ValueError, match=r"number for \['l2'\]"):
+    with pytest.raises(ValueError, match="noise_stddev"):
         diagnostics.snapshot(
             optax.scale_by_adam().init(params), noise_stddev={"l1": STDDEV}
         )
@@ -423,7 +368,6 @@ def test_what_is_private_reads_nothing_before_the_noise(stores_clean_gradients):
     assert has_nan(state) == stores_clean_gradients
     seen = diagnostics.snapshot(state)
     assert not has_nan(seen)
-    assert not any("nan" in str(advice) for advice in diagnostics.advise(seen))
     # Negative control: what is named not private does read them.
     clean = not_private.update_clean_moments(
         not_private.init_clean_moments(PARAMS), nans
@@ -498,158 +442,6 @@ def test_the_excess_of_the_private_run_estimates_the_clean_second_moment():
         )
     # Adam without noise is sign descent here.
     assert seen.cosine_to_sign > 0.999
-
-
-def state_of(signal, noise_stddev=STDDEV, size=20_000, steps=200, **options):
-    """Of a corrected run on a constant gradient."""
-    key = jax.random.key(1)
-    optimizer = dpadambc.scale_by_adam_bc(noise_stddev, **options)
-    gradient = jnp.full(size, signal) * (jnp.arange(size) % 4 == 0)
-
-    def step(i, state):
-        noise = noise_stddev * jax.random.normal(jax.random.fold_in(key, i), (size,))
-        return optimizer.update(gradient + noise, state)[1]
-
-    return jax.lax.fori_loop(0, steps, step, optimizer.init(gradient))
-
-
-def advice_on(state, gradients=None, **options):
-    seen = diagnostics.snapshot(state, **options)
-    return {a.topic: a for a in diagnostics.advise(seen, gradients)}
-
-
-@pytest.mark.slow
-def test_advice_tells_noise_from_signal():
-    nothing = advice_on(state_of(0.0))
-    assert "No signal shows" in nothing["noise"].sentence
-    little = advice_on(state_of(0.05))["noise"]
-    assert "dominates" in little.sentence
-    # A quarter of the coordinates have the squared gradient 0.0025.
-    assert little.figures["noise_to_signal"] == pytest.approx(16, rel=0.2)
-    some = advice_on(state_of(0.2))["noise"]
-    assert "both make up" in some.sentence
-    much = advice_on(state_of(1.0))
-    assert "little to take out" in much["noise"].sentence
-    assert "is not that of DP-SGD" in much["direction"].sentence
-
-
-@pytest.mark.slow
-def test_advice_where_there_is_nothing_to_see():
-    """One sentence alone, and no figure made of zeros or NaN."""
-    silent = advice_on(state_of(0.1, noise_stddev=0.0, variance_floor=1e-8))
-    assert silent.keys() == {"noise"} and "not private" in silent["noise"].sentence
-    assert advice_on(ADAM_BC.init(PARAMS)).keys() == {"state"}
-    state = run(ADAM_BC, gradients(5))
-    for bad in (jnp.nan, jnp.inf):
-        mu = state.mu | {"b": state.mu["b"].at[3].set(bad)}
-        found = advice_on(state._replace(mu=mu))
-        assert found.keys() == {"state"} and "['b'] are not" in found["state"].sentence
-
-
-def test_advice_notices_noise_that_is_less_than_stated():
-    weak = dpadambc.scale_by_adam_bc(10 * STDDEV)
-    found = advice_on(run(weak, gradients()))["noise"]
-    assert "less than stated" in found.sentence
-    assert found.figures["signal"] < -100 * found.figures["standard_error"]
-
-
-def test_advice_is_on_the_parameters_with_noise():
-    levels = {"w": STDDEV, "b": 0.0}
-    optimizer = dpadambc.scale_by_adam_bc(levels)
-    grads = gradients()
-    found = advice_on(run(optimizer, grads))
-    alone = advice_on(run(ADAM_BC, {"w": grads["w"]}, {"w": PARAMS["w"]}))
-    for topic in ("noise", "floor"):
-        assert found[topic].figures == pytest.approx(alone[topic].figures)
-
-
-@pytest.mark.slow
-def test_advice_sees_momentum_where_the_denominator_is_flat():
-    plain = optax.ScaleByAdamState(
-        jnp.int32(5_000),
-        jax.random.normal(jax.random.key(0), (1_000,)),
-        jnp.full(1_000, STDDEV**2),
-    )
-    found = advice_on(plain, noise_stddev=STDDEV)
-    sentence = found["direction"].sentence
-    assert "points where that of DP-SGD with momentum points" in sentence
-    assert "at 1 times the rates" in sentence
-    assert found["direction"].figures["cosine_to_momentum"] > 0.999
-    # At its floor a corrected optimizer does too, with larger steps.
-    corrected = state_of(0.0, variance_floor=dpadambc.RelativeFloor(5.0))
-    seen = diagnostics.snapshot(corrected, variance_floor=dpadambc.RelativeFloor(5.0))
-    ratio = float(seen.rms_corrected_update / seen.rms_plain_update)
-    assert ratio < 0.99 or ratio > 1.01
-    sentence = {a.topic: a for a in diagnostics.advise(seen)}["direction"].sentence
-    assert f"at {ratio:.2g} times the rates" in sentence
-
-
-@pytest.mark.slow
-def test_advice_on_the_correction_gives_the_ratio_of_the_steps():
-    found = advice_on(state_of(0.0))["correction"]
-    seen = diagnostics.snapshot(state_of(0.0))
-    ratio = float(seen.rms_corrected_update / seen.rms_plain_update)
-    assert found.figures["step_ratio"] == pytest.approx(ratio)
-    assert f"{ratio:.2g} times as large" in found.sentence
-    assert 2 < ratio < 5
-
-
-@pytest.mark.slow
-def test_advice_on_the_floor():
-    low = advice_on(state_of(0.0, variance_floor=1e-9), variance_floor=1e-9)["floor"]
-    assert "RelativeFloor(1) puts it there" in low.sentence
-    assert low.figures["floor"] == pytest.approx(1e-9)
-    right = advice_on(state_of(0.3))["floor"]
-    assert "as it should be" in right.sentence
-    # One standard deviation above nothing, for three quarters of the coordinates.
-    assert right.figures["share_at_floor"] == pytest.approx(0.75 * 0.84, abs=0.02)
-    floor = dpadambc.RelativeFloor(30.0)
-    high = advice_on(state_of(0.0, variance_floor=floor), variance_floor=floor)["floor"]
-    assert "nearly all are divided by the same number" in high.sentence
-
-
-def test_advice_names_the_layers_where_signal_shows():
-    found = advice_on(run(ADAM_BC, gradients(200)))["layers"]
-    assert "shows in ['w']" in found.sentence and "not in ['b']" in found.sentence
-    assert set(found.figures) == {"['w']", "['b']"}
-    noise = jax.tree.map(lambda p: jnp.zeros((50, *p.shape)), PARAMS)
-    keys = jax.random.split(jax.random.key(0), 2)
-    noise = {
-        name: STDDEV * jax.random.normal(key, noise[name].shape)
-        for name, key in zip(noise, keys, strict=True)
-    }
-    found = advice_on(run(ADAM_BC, noise))["layers"]
-    assert found.sentence == "In no parameter by itself does signal show."
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("scale", "expected"),
-    [
-        (0.01, "Lower the clip norm"),
-        (100.0, "all of them are normalized"),
-        (1.0, "the median norm"),
-    ],
-)
-def test_advice_on_clipping_is_named_not_private(scale, expected):
-    rng = np.random.default_rng(0)
-    rows = jnp.asarray(scale * rng.normal(size=(64, 3)) / 1.5, jnp.float32)
-    seen = not_private.gradient_statistics(rows, mechanism())
-    stacked = jax.tree.map(lambda *x: jnp.stack(x), seen, seen)
-    for statistics in (seen, stacked):
-        found = advice_on(state_of(0.0), statistics)["clipping"]
-        assert found.sentence.startswith("Not private:") and expected in found.sentence
-        assert found.figures["clip_fraction"] == pytest.approx(
-            float(seen.clip_fraction)
-        )
-
-
-@pytest.mark.slow
-def test_advice_judges_the_last_snapshot_of_a_record():
-    early, late = (diagnostics.snapshot(state_of(s)) for s in (0.0, 1.0))
-    record = diagnostics.stack([early, late])
-    assert diagnostics.advise(record) == diagnostics.advise(late)
-    assert diagnostics.advise(record) != diagnostics.advise(early)
 
 
 def test_the_share_at_the_floor_is_of_the_correction_that_was_made():

@@ -20,7 +20,7 @@ from benchmarks.accounting import (
     table,
 )
 from benchmarks.accounting.settings import Setting
-from dpadambc.mechanisms import _losses
+from dpadambc.accounting import losses as _losses
 
 SMALL = dict(batch_size=100, num_examples=1_000, iterations=20)
 

@@ -512,7 +512,7 @@ def test_a_step_is_that_of_the_library(model, short):
     own = finetune._clipped(
         parts.graph, noiseless, GROUPS, batch_key, *parts[1:], texts
     )
-    batch = mechanism.sample(batch_key, num_examples=20)
+    batch = mechanism.sample_step(batch_key, 0, num_examples=20)
     grad_fn = dpadambc.clipped_grad(
         parts.loss_fn, l2_clip_norm=0.5, normalize_by=10, batch_argnums=(2, 3, 4)
     )

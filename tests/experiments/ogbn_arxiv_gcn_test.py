@@ -118,7 +118,7 @@ def test_what_one_node_changes_in_the_clipped_sum_is_within_the_sensitivity():
     graph = blocks(40, degree=10)
     task = training.task(graph)
     params = task.init(jax.random.key(0))
-    mechanism = dpadambc.graphs.PoissonGaussian(
+    mechanism = dpadambc.graphs.NodePoissonGaussian(
         l2_clip_norm=0.5,
         noise_multiplier=1.0,
         max_terms=graphs.max_terms(3),
@@ -174,7 +174,7 @@ def trainer_of(graph, method, mechanism):
 @functools.cache
 def accuracy_of_blocks(method, noise_multiplier):
     graph = blocks()
-    mechanism = dpadambc.graphs.PoissonGaussian(
+    mechanism = dpadambc.graphs.NodePoissonGaussian(
         l2_clip_norm=1.0,
         noise_multiplier=noise_multiplier,
         max_terms=graphs.max_terms(3),
@@ -424,7 +424,7 @@ def test_hostile_shapes_go_through_the_whole_pipeline():
         receivers=np.concatenate([others, 0 * others, 0 * others, others]),
     )
     roots = small_roots(graph)
-    mechanism = dpadambc.graphs.PoissonGaussian(
+    mechanism = dpadambc.graphs.NodePoissonGaussian(
         l2_clip_norm=1.0,
         noise_multiplier=1.0,
         max_terms=graphs.max_terms(3),
@@ -447,7 +447,7 @@ def test_hostile_shapes_go_through_the_whole_pipeline():
 
 
 def test_the_errata_quote_what_the_correction_did_to_dp_adamw():
-    """In points of test accuracy, as the errata of `dpadambc.theory` have them."""
+    """In points of test accuracy, as the errata of `benchmarks.theory` have them."""
     rows = [json.loads(line) for line in table.RESULTS.read_text().splitlines()]
     found = table.lines(rows)
 

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from benchmarks import theory
 from benchmarks.published import accounting, formulas, noise, ours, run, table, verdict
 from benchmarks.published.verdict import Estimate
-from dpadambc import theory
 
 
 @pytest.fixture(scope="module")

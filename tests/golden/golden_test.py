@@ -10,8 +10,7 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.audit import zoo
-from tests.audit import zoo_test
+from tests.audit import zoo, zoo_test
 from tests.golden import epsilons, programs, record
 
 RTOL = {"float64": 1e-9, "float32": 2e-5}

@@ -1,6 +1,5 @@
 """Small programs whose numbers are recorded: each returns a pytree of arrays."""
 
-import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,7 +11,8 @@ import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import dpadambc
-from dpadambc import clipping, graphs, mechanisms, training
+from dpadambc import contrib, graphs, training
+from tests import common
 
 NUM_EXAMPLES, BATCH = 48, 12
 COMMON = dict(l2_clip_norm=1.0, noise_multiplier=1.0, iterations=5, normalize_by=BATCH)
@@ -27,17 +27,13 @@ MECHANISMS: dict[str, Any] = {
     "fixed_size": dpadambc.FixedSizeGaussian(**SIZED),
     "shuffled": dpadambc.ShuffledGaussian(**SIZED),
     "random_allocation": dpadambc.RandomAllocationGaussian(**DEALT, participations=2),
-    "correlated": mechanisms.CorrelatedGaussian(
-        **DEALT, noising_coefficients=(1.0, -0.5)
-    ),
-    "banded": mechanisms.BandedGaussian(**SAMPLED, strategy_coefficients=(1.0, 0.5)),
-    "poisson_of_nodes": graphs.PoissonGaussian(**SAMPLED, max_terms=3),
-    "fixed_size_of_nodes": graphs.FixedSizeGaussian(**SIZED, max_terms=3),
+    "correlated": contrib.CorrelatedGaussian(**DEALT, noising_coefficients=(1.0, -0.5)),
+    "banded": contrib.BandedGaussian(**SAMPLED, strategy_coefficients=(1.0, 0.5)),
+    "poisson_of_nodes": graphs.NodePoissonGaussian(**SAMPLED, max_terms=3),
+    "fixed_size_of_nodes": graphs.NodeFixedSizeGaussian(**SIZED, max_terms=3),
 }
 POISSON = MECHANISMS["poisson"]
-QUANTILE = dataclasses.replace(
-    POISSON, clip_rule=clipping.QuantileClipping(fraction_stddev=0.2)
-)
+QUANTILE = contrib.QuantileClipping(POISSON, fraction_stddev=0.2)
 PARAMS = {"w": np.zeros(3, np.float32), "b": np.zeros((), np.float32)}
 X = np.random.default_rng(0).normal(size=(NUM_EXAMPLES, 3)).astype(np.float32)
 DATA = X, X @ np.float32([1, -2, 3])
@@ -52,7 +48,7 @@ def loss_fn(params, x, y):
     return (params["w"] @ x + params["b"] - y) ** 2
 
 
-def loss_with_dropout(params, frozen, x, y, key):
+def loss_with_dropout(params, frozen, x, y, *, key):
     return loss_fn(params, frozen * x * jax.random.bernoulli(key, 0.5, x.shape), y)
 
 
@@ -82,7 +78,7 @@ def fit(mechanism=POISSON, optimizer=None, *, loss=loss_fn, data=DATA, **options
     )
     state = training.releasable(result)
     return {
-        "state": (state.step, state.params, state.opt_state, state.average),
+        "state": (state.step, state.params, state.opt_state),
         "losses": np.float32(losses),
         "epsilon": np.float64(result.epsilon),
     }
@@ -90,7 +86,7 @@ def fit(mechanism=POISSON, optimizer=None, *, loss=loss_fn, data=DATA, **options
 
 def fit_on_eight_devices():
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
-    return fit(batch_sharding=NamedSharding(mesh, PartitionSpec("data")))
+    return fit(data=training.Sharded(DATA, NamedSharding(mesh, PartitionSpec("data"))))
 
 
 def steps_by_hand():
@@ -114,7 +110,7 @@ def by_hand(mechanism, tx, gradient_fn, look=lambda gradient: None):
         return optax.apply_updates(params, updates), state, look(gradient)
 
     params, state, seen = PARAMS, tx.init(PARAMS), None
-    for b in mechanism.batches(np.random.default_rng(1), num_examples=NUM_EXAMPLES):
+    for b in mechanism.batches(jax.random.key(1), num_examples=NUM_EXAMPLES):
         params, state, seen = take_step(
             params, state, b.gather(DATA), b.is_padding_example
         )
@@ -171,22 +167,17 @@ def clipped(model, method):
 
 
 def batches_of(mechanism):
-    """Those of the host, and of the device where the mechanism draws there."""
+    """Those of a run."""
     both = lambda batch: np.array([batch.indices, batch.is_padding_example], np.int32)
-    of = lambda drawn: np.concatenate([both(batch) for batch in drawn], axis=1)
-    size = {"num_examples": NUM_EXAMPLES}
-    host = of(mechanism.batches(np.random.default_rng(0), **size))
-    if isinstance(mechanism, dpadambc.ShuffledGaussian):
-        return [host]
-    sample = partial(mechanism.sample_step, jax.random.key(7), **size)
-    return [host, of(map(sample, range(mechanism.iterations)))]
+    drawn = mechanism.batches(jax.random.key(7), num_examples=NUM_EXAMPLES)
+    return [np.concatenate([both(batch) for batch in drawn], axis=1)]
 
 
 PROGRAMS: dict[str, Callable[[], Any]] = {
-    "fit_with_adam": partial(fit, optimizer=optax.adam(0.1), average_decay=0.9),
+    "fit_with_adam": partial(fit, optimizer=common.with_average(optax.adam(0.1), 0.9)),
     "fit_in_microbatches": partial(fit, microbatch_size=5, steps_per_call=2),
     "fit_with_frozen_and_keys": partial(
-        fit, loss=loss_with_dropout, frozen=np.float32([1, 2, 3]), uses_key=True
+        fit, loss=loss_with_dropout, frozen=np.float32([1, 2, 3])
     ),
     "fit_from_a_source": partial(fit, data=Source()),
     "fit_within_a_budget": partial(fit, target_epsilon=3.5),

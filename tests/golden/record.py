@@ -23,8 +23,7 @@ import jax  # isort: skip
 import numpy as np  # isort: skip
 
 from dpadambc import audit
-from dpadambc.training import _keys
-from dpadambc.transforms import noise
+from dpadambc.core import keys, noise
 from tests.golden import epsilons, programs
 
 FOLDER = pathlib.Path(__file__).parent
@@ -37,8 +36,8 @@ def on_any_machine(fun: Callable[[], Any]) -> Any:
     A nonce is made of the bits of a sum, which depend on the processor, and the key of
     the batches of `fit` is made of a program as a release of JAX prints it.
     """
-    of_the_key = mock.patch.object(noise, "_key_of_step", lambda key, *_: key)
-    as_it_is = mock.patch.object(_keys, "of_batches", lambda key, _: key)
+    of_the_key = mock.patch.object(noise, "key_of_step", lambda key, *_: key)
+    as_it_is = mock.patch.object(keys, "of_batches", lambda key, _: key)
     with of_the_key, as_it_is:
         return fun()
 
@@ -74,7 +73,7 @@ def of_epsilon(name: str) -> float:
 
 def of_zoo(name: str) -> dict[str, bool | None]:
     """By check: of what is broken the one that must find it, of what is sound all."""
-    from benchmarks.audit import zoo
+    from tests.audit import zoo
 
     row = zoo.BROKEN.get(name)
     make = row.make if row else zoo.SOUND[name]
@@ -86,7 +85,7 @@ def of_zoo(name: str) -> dict[str, bool | None]:
 def tables(with_zoo: bool) -> Iterator[tuple[str, list[str], Callable[[str], Any]]]:
     """The name of each record, its rows, and what computes one."""
     if with_zoo:
-        from benchmarks.audit import zoo
+        from tests.audit import zoo
 
         yield "zoo", [*zoo.BROKEN, *zoo.SOUND], of_zoo
         return

@@ -1,4 +1,4 @@
-"""Bounded subgraphs: what one record changes, by brute force, and a slow twin."""
+"""Bounded subgraphs: the changes by one record, by brute force, and a slow twin."""
 
 import pickle
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpadambc import graphs
-from dpadambc.graphs import _subgraphs
+from dpadambc.graphs.subgraphs import edge_hashes
 
 K, DEGREE = 2, 4
 
@@ -60,7 +60,7 @@ def test_one_record_changes_at_most_the_terms_that_are_accounted_for(seed):
         after = subgraphs_by_root(*without_record(graph, node))
         changed = changed_terms(before, after)
         assert len(changed) <= graphs.max_terms(K)
-        # What does not change with the record does not hold its features either.
+        # A subgraph that does not change with the record has not its features.
         assert changed == terms_of(node, before)
 
 
@@ -116,7 +116,7 @@ def test_a_rule_that_fills_the_gap_is_unstable_where_a_hub_goes():
 
 def slow_subgraphs(senders, receivers, roots, seed):
     """The same, node by node."""
-    order = lambda edge: _subgraphs._hash(*(np.array([i]) for i in edge), seed)[0]
+    order = lambda edge: edge_hashes(*(np.array([i]) for i in edge), seed)[0]
     edges = {(int(s), int(r)) for s, r in zip(senders, receivers, strict=True)}
     sent = set()
     for node in {s for s, _ in edges}:
@@ -177,55 +177,35 @@ def test_a_hub_of_50_000_edges_is_bounded(direction):
 
 
 def test_undirected_edges_are_in_both_lists_once():
-    senders, receivers = graphs.undirected(
-        np.array([3, 0, 1, 1]), np.array([0, 3, 1, 2])
-    )
-    assert list(zip(senders, receivers, strict=True)) == [
-        (0, 3),
-        (1, 2),
-        (2, 1),
-        (3, 0),
-    ]
+    edges = graphs.undirected(np.array([3, 0, 1, 1]), np.array([0, 3, 1, 2]))
+    assert [*zip(*edges, strict=True)] == [(0, 3), (1, 2), (2, 1), (3, 0)]
 
 
-def test_nodes_without_edges_are_alone():
-    none = np.array([], int)
-    found = graphs.subgraphs(
-        none, none, np.array([4, 2]), max_memberships=3, max_degree=2
-    )
-    np.testing.assert_array_equal(found.members, [[4, -1, -1], [2, -1, -1]])
-    loops = np.array([4, 2, 2])
-    again = graphs.subgraphs(
-        loops, loops, np.array([4, 2]), max_memberships=3, max_degree=2
-    )
-    np.testing.assert_array_equal(again.members, found.members)
-
-
-def test_no_memberships_and_no_degree_leave_the_root_alone():
-    senders, receivers, roots = random_graph(8)
+def test_a_root_without_edges_or_memberships_is_alone():
+    none, loops, roots = np.array([], int), np.array([4, 2, 2]), np.array([4, 2])
+    for edges in (none, loops):
+        found = graphs.subgraphs(edges, edges, roots, max_memberships=3, max_degree=2)
+        np.testing.assert_array_equal(found.members, [[4, -1, -1], [2, -1, -1]])
     for kwargs in ({"max_memberships": 0}, {"max_degree": 0}):
-        found = subgraphs_by_root(senders, receivers, roots, **kwargs)
+        found = subgraphs_by_root(*random_graph(8), **kwargs)
         assert all(members == (root,) for root, members in found.items())
 
 
-def test_subgraphs_carry_what_a_mechanism_counts_through_whatever_is_made_of_them():
+def test_subgraphs_keep_their_number_of_terms_through_jax_and_pickle():
     found = graphs.subgraphs(*random_graph(4), max_memberships=K, max_degree=DEGREE)
-    assert found.max_terms == graphs.max_terms(K)
     of_one = jax.jit(lambda found: jax.tree.map(lambda x: x[0], found))(found)
     for other in (jax.device_put(found), pickle.loads(pickle.dumps(found))):
-        assert other.max_terms == of_one.max_terms == found.max_terms
+        assert other.max_terms == of_one.max_terms == found.max_terms == K + 1
         np.testing.assert_array_equal(other.members, found.members)
-    shapes = jax.eval_shape(lambda found: found, found)
-    assert (shapes.members.shape, shapes.max_terms) == (found.members.shape, K + 1)
     degrees = jax.vmap(lambda one: one.degrees)(found)
     np.testing.assert_array_equal(degrees, found.degrees)
     np.testing.assert_array_equal(of_one.is_padding, found.is_padding[0])
 
 
 def test_subgraphs_of_other_terms_are_no_loop_of_one_program():
-    """The number is static, so that two of them do not mix."""
+    """The number is static: two of them do not mix."""
     one, two = (graphs.Subgraphs(jnp.zeros((2, 3), int), n) for n in (1, 2))
-    with pytest.raises(ValueError, match="max_terms|metadata|structure|[Mm]ismatch"):
+    with pytest.raises(ValueError):
         jax.tree.map(jnp.add, one, two)
     jax.tree.map(jnp.add, one, one)
 
@@ -234,20 +214,20 @@ EDGE = np.array([0]), np.array([1])
 
 
 @pytest.mark.parametrize(
-    "edges, roots, kwargs, message",
+    "edges, roots, kwargs, name",
     [
-        (EDGE, [], {}, "at least one root to train on"),
-        (EDGE, [1, 1], {}, "distinct roots"),
-        ((np.array([0]), np.array([1, 2])), [1], {}, "as many senders as receivers"),
-        ((np.array([0.5]), np.array([1])), [1], {}, "vector of node numbers"),
-        ((np.array([[0]]), np.array([1])), [1], {}, "vector of node numbers"),
-        ((np.array([-1]), np.array([1])), [1], {}, r"senders in \[0, 2\*\*31\)"),
-        (EDGE, [1], {"max_memberships": -1}, "max_memberships >= 0"),
-        (EDGE, [1], {"max_degree": -1}, "max_degree >= 0"),
-        (EDGE, [1], {"seed": -1}, "seed >= 0"),
+        (EDGE, [], {}, "root"),
+        (EDGE, [1, 1], {}, "roots"),
+        ((np.array([0]), np.array([1, 2])), [1], {}, "receivers"),
+        ((np.array([0.5]), np.array([1])), [1], {}, "senders"),
+        ((np.array([[0]]), np.array([1])), [1], {}, "senders"),
+        ((np.array([-1]), np.array([1])), [1], {}, "senders"),
+        (EDGE, [1], {"max_memberships": -1}, "max_memberships"),
+        (EDGE, [1], {"max_degree": -1}, "max_degree"),
+        (EDGE, [1], {"seed": -1}, "seed"),
     ],
 )
-def test_wrong_use_is_refused(edges, roots, kwargs, message):
+def test_wrong_use_is_refused(edges, roots, kwargs, name):
     options = {"max_memberships": 1, "max_degree": 1} | kwargs
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=name):
         graphs.subgraphs(*edges, np.array(roots, int), **options)

@@ -8,13 +8,13 @@ import pytest
 import scipy.integrate
 import scipy.stats
 
-from dpadambc.mechanisms import _normal_mixtures
+from dpadambc.mechanisms import normal_mixtures
 from tests import common, worlds
 
 
 def mixture(means, weights):
     weights = np.array(weights)
-    return _normal_mixtures.mixture(np.array(means), weights / weights.sum())
+    return normal_mixtures.mixture(np.array(means), weights / weights.sum())
 
 
 def exact(upper, lower, epsilons):
@@ -33,7 +33,7 @@ def test_every_divergence_is_from_above(right, left, interval):
     right = [(mean + 1e-3, weight) for mean, weight in right]
     upper = mixture(*zip(*right, strict=True))
     lower = mixture(*zip(*[(-mean, weight) for mean, weight in left], strict=True))
-    pmf = _normal_mixtures.losses_on_grid(upper, lower, interval)
+    pmf = normal_mixtures.losses_on_grid(upper, lower, interval)
     epsilons = np.linspace(-6, 6, 61)
     excess = pmf.get_delta_for_epsilon(epsilons) - exact(upper, lower, epsilons)
     quadrature = 10 * worlds.QUADRATURE  # the loss is up to ten times as steep
@@ -46,7 +46,7 @@ def test_a_pair_of_normals_is_exact_far_into_its_tail(z):
     upper, lower = mixture([1 / z], [1.0]), mixture([0.0], [1.0])
     loss = 0.5 / z**2
     interval = 1e-3 * (loss + np.sqrt(2 * loss))
-    pmf = _normal_mixtures.losses_on_grid(upper, lower, interval)
+    pmf = normal_mixtures.losses_on_grid(upper, lower, interval)
     epsilons = loss + np.linspace(-1, 7, 33) * np.sqrt(2 * loss)
     cdf = scipy.stats.norm.logcdf
     x = 0.5 / z - epsilons * z
@@ -68,7 +68,7 @@ def test_one_component_is_that_of_dp_accounting(q, add):
     theirs = theirs._pmf_add if add else theirs._pmf_remove
     sampled, base = mixture([0.0, 1.0], [1 - q, q]), mixture([0.0], [1.0])
     pair = (base, sampled.mirrored()) if add else (sampled, base)
-    ours = _normal_mixtures.losses_on_grid(*pair, 1e-4)
+    ours = normal_mixtures.losses_on_grid(*pair, 1e-4)
     epsilons = np.linspace(0, 2 * q, 21)
     np.testing.assert_allclose(
         ours.get_delta_for_epsilon(epsilons),
@@ -93,7 +93,7 @@ def test_masses_are_those_of_the_density_in_both_tails():
 
 def test_it_composes_as_dp_accountings_own():
     upper, lower = mixture([0.0, 1.0], [0.99, 0.01]), mixture([0.0], [1.0])
-    pmf = _normal_mixtures.losses_on_grid(upper, lower, 1e-3).self_compose(100)
+    pmf = normal_mixtures.losses_on_grid(upper, lower, 1e-3).self_compose(100)
     theirs = dp_accounting.pld.privacy_loss_distribution.from_gaussian_mechanism(
         1.0, sampling_prob=0.01, value_discretization_interval=1e-3
     ).self_compose(100)

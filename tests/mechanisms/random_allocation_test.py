@@ -11,13 +11,10 @@ import optax
 import pytest
 import scipy.integrate
 import scipy.stats
-from jax.sharding import NamedSharding, PartitionSpec
 
 import dpadambc
-from dpadambc import training
-from dpadambc.mechanisms import accounting, sampling
+from dpadambc import accounting, training
 from dpadambc.mechanisms._random_allocation import RandomAllocationDpEvent
-from dpadambc.training import checkpoints
 
 RELATION = dpadambc.NeighboringRelation
 ADD = RELATION.ADD_OR_REMOVE_ONE
@@ -83,11 +80,9 @@ def test_a_simulation_tells_what_is_claimed_for_other_sampling_or_too_few_epochs
     """Negative control: Poisson sampling may leave an example out of an epoch."""
     z, b, epsilon = 0.3, 15, 0.5
     step = dp_accounting.PoissonSampledDpEvent(1 / b, dp_accounting.GaussianDpEvent(z))
-    claimed = accounting.privacy_losses(
-        dp_accounting.SelfComposedDpEvent(step, b),
-        target_delta=1e-2,
-        neighboring_relation=ADD,
-    ).get_delta_for_epsilon(epsilon)
+    event = dp_accounting.SelfComposedDpEvent(step, b)
+    losses = accounting.PLD.on_fine_grid(event, ADD, 1e-2).losses
+    claimed = losses.get_delta_for_epsilon(epsilon)
     (delta, error), _ = simulated(50_000, z, b, epsilon)
     assert claimed < delta - 50 * error
     one = max(deltas(RandomAllocationDpEvent(1.0, b), epsilon))
@@ -114,9 +109,7 @@ def test_epsilon_of_many_epochs_is_that_of_a_simulation(z, epochs, expected, poi
     )
     assert of_poisson.epsilon(1e-4) == pytest.approx(poisson, abs=0.01)
     num = 100_000 // epochs
-    losses = accounting.privacy_losses(
-        made.dp_event(), target_delta=1e-4, neighboring_relation=ADD
-    )
+    losses = accounting.PLD.on_fine_grid(made.dp_event(), ADD, 1e-4).losses
     bound = losses.get_delta_for_epsilon(epsilon / 2)
     found = simulated(num, z, 15, epsilon / 2, epochs=epochs)
     assert all(bound >= delta - 4 * error for delta, error in found)
@@ -196,9 +189,7 @@ def simulated_participations(z, b, k, epsilon, num=100_000):
 def test_several_participations_are_bounded_from_above(b, k):
     z, epsilon = 1.0, 1.0
     made = mechanism(batches_per_epoch=b, participations=k, iterations=b)
-    losses = accounting.privacy_losses(
-        made.dp_event(), target_delta=1e-4, neighboring_relation=ADD
-    )
+    losses = accounting.PLD.on_fine_grid(made.dp_event(), ADD, 1e-4).losses
     bounds = [
         pmf.get_delta_for_epsilon(epsilon)
         for pmf in (losses._pmf_remove, losses._pmf_add)
@@ -257,7 +248,27 @@ def test_epsilon_grows_with_epochs_and_falls_with_noise_and_batches():
         assert values == sorted(values) and values[0] < 0.9 * values[-1]
 
 
+def test_an_epoch_that_is_begun_counts_in_full():
+    counts = [mechanism().dp_event(n).count for n in (1, 15, 16, 75)]
+    assert counts == [1, 1, 2, 5]
+
+
+def test_what_is_not_accounted_for_is_refused():
+    with pytest.raises(ValueError, match="accounting.RDP"):
+        mechanism().epsilon(1e-5, accountant=accounting.RDP)
+    for error, wrong in [
+        (ValueError, dict(neighboring_relation=RELATION.REPLACE_ONE)),
+        (TypeError, dict(noise_multiplier=lambda step: 1.0)),
+        (ValueError, dict(batches_per_epoch=0)),
+        (ValueError, dict(participations=16)),
+        (ValueError, dict(batches_per_epoch=65537)),
+    ]:
+        with pytest.raises(error, match=[*wrong][0]):
+            mechanism(**wrong)
+
+
 @pytest.mark.slow
+@pytest.mark.guarantee
 def test_noise_of_any_size_has_an_epsilon():
     of = lambda z: mechanism(noise_multiplier=z, iterations=15).epsilon(1e-5)
     assert of(0.0) == np.inf
@@ -268,59 +279,14 @@ def test_noise_of_any_size_has_an_epsilon():
     assert 0 <= of(1e12) < 1e-3
 
 
-def test_an_epoch_that_is_begun_counts_in_full():
-    counts = [mechanism().dp_event(n).count for n in (1, 15, 16, 75)]
-    assert counts == [1, 1, 2, 5]
-
-
-def test_what_is_not_accounted_for_is_refused():
-    with pytest.raises(ValueError, match="a replaced one moves its step"):
-        mechanism(neighboring_relation=RELATION.REPLACE_ONE)
-    with pytest.raises(ValueError, match="by 'rdp'"):
-        mechanism().epsilon(1e-5, accountant="rdp")
-    event = mechanism().dp_event()
-    with pytest.raises(ValueError, match="no Rényi bound"):
-        accounting.epsilon(
-            event, target_delta=1e-5, neighboring_relation=ADD, accountant="rdp"
-        )
-    with pytest.raises(TypeError, match="noise_multiplier to be a number"):
-        mechanism(noise_multiplier=lambda step: 1.0)
-    with pytest.raises(ValueError, match="batches_per_epoch >= 1"):
-        mechanism(batches_per_epoch=0)
-    with pytest.raises(ValueError, match="participations <= batches_per_epoch"):
-        mechanism(participations=16)
-    with pytest.raises(ValueError, match="batches_per_epoch <= 65536"):
-        mechanism(batches_per_epoch=65537)
-
-
 # Sampling.
 
 N, B = 300, 6
 
 
-def on_host(k=1, epochs=1, seed=0):
-    return list(
-        sampling.random_allocation_batches(
-            np.random.default_rng(seed),
-            num_examples=N,
-            batches_per_epoch=B,
-            participations=k,
-            iterations=B * epochs,
-        )
-    )
-
-
 def on_device(k=1, epochs=1, seed=0):
-    draw = jax.jit(
-        lambda step: sampling.random_allocation_sample(
-            jax.random.key(seed),
-            step,
-            num_examples=N,
-            batches_per_epoch=B,
-            participations=k,
-        )
-    )
-    return [jax.device_get(draw(step)) for step in range(B * epochs)]
+    made = mechanism(batches_per_epoch=B, participations=k, iterations=B * epochs)
+    return list(made.batches(jax.random.key(seed), num_examples=N))
 
 
 def participation(batches):
@@ -336,11 +302,11 @@ def participation(batches):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("draw", [on_host, on_device])
+@pytest.mark.guarantee
 @pytest.mark.parametrize("k", [1, 2, 4, B])
-def test_each_example_takes_part_so_often_an_epoch_in_uniform_steps(draw, k):
+def test_each_example_takes_part_so_often_an_epoch_in_uniform_steps(k):
     epochs = 40
-    took_part = participation(draw(k, epochs))
+    took_part = participation(on_device(k, epochs))
     assert (took_part.sum(1) == k).all()
     # Every set of steps is as likely as any other.
     codes = np.einsum("ebn,b->en", took_part, 2 ** np.arange(B))
@@ -357,62 +323,16 @@ def test_each_example_takes_part_so_often_an_epoch_in_uniform_steps(draw, k):
             assert shift < 4.5
 
 
-@pytest.mark.parametrize("draw", [on_host, on_device])
-def test_batches_have_one_shape_that_holds_them(draw):
-    (size,) = {len(batch.indices) for batch in draw(1, 40)}
+def test_batches_have_one_shape_that_holds_them():
+    (size,) = {len(batch.indices) for batch in on_device(1, 40)}
     assert size == int(scipy.stats.binom.isf(1e-15, N, 1 / B))
 
 
-def test_a_batch_that_does_not_fit_is_never_cut_on_the_host(monkeypatch):
-    monkeypatch.setattr("dpadambc.mechanisms._padding.OVERFLOW_PROB", 0.1)
-    batches = on_host(1, 40)
-    assert {len(b.indices) for b in batches} == {
-        int(scipy.stats.binom.isf(0.1, N, 1 / B)),
-        N,
-    }
-    assert (participation(batches).sum(1) == 1).all()
-
-
-@pytest.mark.slow
-def test_the_steps_of_an_epoch_follow_from_the_key_of_the_run_alone():
-    whole = on_device(2, 2)
-    made = mechanism(batches_per_epoch=B, participations=2, iterations=2 * B)
-    for step in (7, 3):  # in any order, traced or not
-        one = made.sample_step(jax.random.key(0), step, num_examples=N)
-        np.testing.assert_array_equal(one.indices, whole[step].indices)
-    first, second = participation(whole)
-    assert (first != second).any()
-
-
-def test_other_mechanisms_draw_what_they_always_drew():
-    """`sample_step` is `sample` with the step folded into the key."""
-    poisson = dpadambc.PoissonGaussian(
-        l2_clip_norm=1.0,
-        noise_multiplier=1.0,
-        sampling_prob=0.1,
-        iterations=3,
-        normalize_by=10.0,
-    )
-    key = jax.random.key(3)
-    for step in range(3):
-        old = poisson.sample(jax.random.fold_in(key, step), num_examples=N)
-        new = poisson.sample_step(key, step, num_examples=N)
-        np.testing.assert_array_equal(old.indices, new.indices)
-
-
-def test_a_key_for_each_step_is_refused_and_why():
+def test_a_key_for_each_step_is_another_sampling():
+    """The negative control: an example takes part any number of times."""
     made = mechanism(batches_per_epoch=B, iterations=B)
-    keys = jax.random.split(jax.random.key(0), B)
-    with pytest.raises(TypeError, match="with one key for all steps"):
-        made.sample(keys[0], num_examples=N)
-    for bad in (jnp.zeros(2, jnp.uint32), 0):
-        with pytest.raises(TypeError, match="typed JAX key"):
-            made.sample_step(bad, 0, num_examples=N)
-    for step in (-1, 0.5):
-        with pytest.raises(ValueError, match="step to be a whole number >= 0"):
-            made.sample_step(keys[0], step, num_examples=N)
-    # Negative control: what it would be.
     draw = jax.jit(lambda *args: made.sample_step(*args, num_examples=N))
+    keys = jax.random.split(jax.random.key(0), B)
     batches = [jax.device_get(draw(key, step)) for step, key in enumerate(keys)]
     often = participation(batches).sum((0, 1))
     assert often.max() > 1 and often.min() == 0
@@ -441,76 +361,25 @@ class Source:
         return X[index], Y[index]
 
 
-class Killed(Exception):
-    pass
-
-
-def fit(folder=None, *, data=(X, Y), made=MECHANISM, **options):
-    saved = checkpoints.Checkpoints(folder, every=10) if folder else None
-    return training.fit(
+def test_fit_gives_each_example_to_so_many_steps_of_an_epoch():
+    source, asked = Source(), []
+    training.fit(
         lambda w, x, y: (w @ x - y) ** 2,
         jnp.zeros(3),
-        data,
-        made,
+        source,
+        MECHANISM,
         optax.sgd(0.3),
         key=jax.random.key(0),
         target_delta=1e-5,
-        checkpoints=saved,
-        **options,
+        callback=lambda progress: asked.append(source.asked.copy()),
     )
-
-
-@functools.cache
-def whole():
-    return fit()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("steps_per_call", [3, 1])
-def test_a_run_goes_on_within_an_epoch_with_the_same_bits(tmp_path, steps_per_call):
-    def killed(progress):
-        if progress.iterations >= 13:
-            raise Killed
-
-    options = dict(steps_per_call=steps_per_call)
-    with pytest.raises(Killed):
-        fit(tmp_path, callback=killed, **options)
-    again = fit(tmp_path, **options)
-    assert again.resumed_from % 8  # in the middle of an epoch
-    expected = fit(**options).state.params
-    np.testing.assert_array_equal(again.state.params, expected)
-    if steps_per_call == 1:
-        np.testing.assert_array_equal(whole().state.params, expected)
-    assert (
-        again.epsilon
-        == MECHANISM.epsilon(1e-5)
-        == MECHANISM.epsilon(1e-5, iterations=24)
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("without_nonces")
-def test_a_source_and_a_mesh_train_as_arrays_do():
-    mesh = jax.make_mesh(
-        (len(jax.devices()),), ("data",), axis_types=(jax.sharding.AxisType.Auto,)
-    )
-    split, expected = NamedSharding(mesh, PartitionSpec("data")), fit().state.params
-    for options in (dict(data=Source()), dict(batch_sharding=split)):
-        params = fit(**options).state.params
-        np.testing.assert_allclose(params, expected, rtol=1e-4)
-
-
-def test_fit_gives_each_example_to_so_many_steps_of_an_epoch():
-    source, asked = Source(), []
-    fit(data=source, callback=lambda progress: asked.append(source.asked.copy()))
     assert (asked[15] - asked[7] == 2).all()
     assert ((asked[19] - asked[15]) <= 2).all()  # half an epoch
 
 
 def test_draw_batch_draws_each_epoch_whole():
-    state = training.init_state(
-        jnp.zeros(3), MECHANISM, optax.sgd(0.1), key=jax.random.key(0)
-    )
+    step = training.Step(lambda w, x: w @ x, MECHANISM, optax.sgd(0.1))
+    state = step.init(jnp.zeros(3), key=jax.random.key(0))
     draw = jax.jit(lambda s: training.draw_batch(MECHANISM, s, num_examples=N))
     at = lambda step: dataclasses.replace(state, step=jnp.int32(step))
     count = np.zeros((2, N), int)
@@ -518,14 +387,6 @@ def test_draw_batch_draws_each_epoch_whole():
         indices, padding = map(np.asarray, draw(at(step)))
         count[step // 8, indices[~padding]] += 1
     assert (count == 2).all()
-
-
-@pytest.mark.slow
-def test_a_run_of_another_allocation_is_refused(tmp_path):
-    fit(tmp_path)
-    for name, value in (("participations", 1), ("batches_per_epoch", 9)):
-        with pytest.raises(ValueError, match=f"{name}: . there, . here"):
-            fit(tmp_path, made=dataclasses.replace(MECHANISM, **{name: value}))
 
 
 @pytest.mark.guarantee
@@ -541,7 +402,7 @@ def test_its_event_is_refused_for_one_example_in_place_of_any_other():
     event, relations = mechanism.dp_event(), dpadambc.NeighboringRelation
     numbers = dict(target_delta=1e-3)
     for relation in (relations.REPLACE_ONE, relations.REPLACE_SPECIAL):
-        with pytest.raises(ValueError, match="Expected neighboring_relation ADD_OR_"):
+        with pytest.raises(ValueError, match="neighboring_relation"):
             accounting.epsilon(event, neighboring_relation=relation, **numbers)
     own = accounting.epsilon(
         event, neighboring_relation=relations.ADD_OR_REMOVE_ONE, **numbers

@@ -7,7 +7,7 @@ import pytest
 import scipy.stats
 
 import dpadambc
-from dpadambc.mechanisms import _replaced_terms
+from dpadambc.mechanisms import replaced_terms
 from tests import worlds
 
 EPSILONS = worlds.EPSILONS
@@ -15,7 +15,7 @@ EPSILONS = worlds.EPSILONS
 
 def step_of(stddev, probs):
     """A step whose noise has this deviation where terms are clipped to one."""
-    return _replaced_terms.ReplacedTermsDpEvent(
+    return replaced_terms.ReplacedTermsDpEvent(
         stddev / (2 * (len(probs) - 1)), tuple(probs)
     )
 
@@ -40,7 +40,7 @@ def check(pair, step, stddev):
 def test_sampling_without_replacement_stays_below(
     before, after, unaffected, stddev, batch_size
 ):
-    mechanism = dpadambc.graphs.FixedSizeGaussian(
+    mechanism = dpadambc.graphs.NodeFixedSizeGaussian(
         l2_clip_norm=1.0,
         noise_multiplier=stddev / 4,
         max_terms=2,
@@ -79,13 +79,13 @@ def test_the_test_sees_terms_that_are_drawn_more_often():
     """Negative controls: three terms for two; and with replacement for without it."""
     unaffected = -1.0
     three = [[x] * 3 + [unaffected] * 3 for x in (-1.0, 1.0)]
-    two = _replaced_terms.without_replacement(
+    two = replaced_terms.without_replacement(
         1 / 4, max_terms=2, batch_size=3, num_terms=6
     )
     with pytest.raises(AssertionError):
         check((worlds.without_replacement(x, 3) for x in three), two, 1.0)
     one = [[x] + [unaffected] * 3 for x in (-1.0, 1.0)]
-    once = _replaced_terms.without_replacement(
+    once = replaced_terms.without_replacement(
         1 / 2, max_terms=1, batch_size=3, num_terms=4
     )
     check((worlds.without_replacement(x, 3) for x in one), once, 1.0)
@@ -112,7 +112,7 @@ PROBS = [(0.9, 0.1), (0.3, 0.0, 0.7), (0.0, 0.4, 0.6), (0.5, 0.3, 0.15, 0.05)]
 @pytest.mark.parametrize("probs", PROBS)
 @pytest.mark.parametrize("noise_multiplier", [0.3, 1.0, 5.0])
 def test_the_supremum_is_found(probs, noise_multiplier):
-    step = _replaced_terms.ReplacedTermsDpEvent(noise_multiplier, probs)
+    step = replaced_terms.ReplacedTermsDpEvent(noise_multiplier, probs)
     epsilons = np.linspace(0, 4, 21)
     slow = slow_deltas(step, np.exp(epsilons))
     found = step.deltas(epsilons)
@@ -126,7 +126,7 @@ def test_the_supremum_is_found(probs, noise_multiplier):
 @pytest.mark.parametrize("noise_multiplier", [0.3, 1.0, 5.0])
 def test_the_profile_is_that_of_a_pair(probs, noise_multiplier):
     """Convex and falling in exp(epsilon), from 1, above the least that there is."""
-    step = _replaced_terms.ReplacedTermsDpEvent(noise_multiplier, probs)
+    step = replaced_terms.ReplacedTermsDpEvent(noise_multiplier, probs)
     alphas = np.linspace(1e-3, 5, 5_000)
     profile = step.deltas(np.log(alphas))
     assert (np.diff(profile) <= 1e-12).all()
@@ -137,7 +137,7 @@ def test_the_profile_is_that_of_a_pair(probs, noise_multiplier):
 
 @pytest.mark.parametrize("interval", [1e-2, 1e-4])
 def test_the_grid_is_above_the_profile(interval):
-    step = _replaced_terms.ReplacedTermsDpEvent(1.0, (0.9, 0.1))
+    step = replaced_terms.ReplacedTermsDpEvent(1.0, (0.9, 0.1))
     pmf = step.privacy_losses(interval)._pmf_remove
     epsilons = np.linspace(-2, 2, 401)
     excess = pmf.get_delta_for_epsilon(epsilons) - step.deltas(epsilons)
@@ -146,7 +146,7 @@ def test_the_grid_is_above_the_profile(interval):
 
 
 def test_a_batch_of_everything_is_the_gaussian():
-    step = _replaced_terms.without_replacement(
+    step = replaced_terms.without_replacement(
         2.0, max_terms=1, batch_size=10, num_terms=10
     )
     phi = scipy.stats.norm.cdf
@@ -157,7 +157,7 @@ def test_a_batch_of_everything_is_the_gaussian():
 
 @pytest.mark.parametrize(("max_terms", "batch_size"), [(3, 1), (3, 3), (3, 5), (1, 2)])
 def test_counts_without_replacement_have_their_probabilities(max_terms, batch_size):
-    step = _replaced_terms.without_replacement(
+    step = replaced_terms.without_replacement(
         2.0, max_terms=max_terms, batch_size=batch_size, num_terms=5
     )
     terms = [1] * max_terms + [0] * (5 - max_terms)
@@ -184,8 +184,8 @@ def test_batches_of_fixed_size_spend(noise_multiplier, batch_size, iterations, e
         normalize_by=1.0,
     )
     assert mechanism.epsilon(1e-5) == pytest.approx(epsilon, abs=6e-3)
-    node = dpadambc.graphs.FixedSizeGaussian(
+    node = dpadambc.graphs.NodeFixedSizeGaussian(
         max_terms=1,
         **{name: getattr(mechanism, name) for name in mechanism.__dataclass_fields__},
     )
-    assert node.dp_event() == mechanism.dp_event()
+    assert node.epsilon(1e-5) == mechanism.epsilon(1e-5)

@@ -5,7 +5,6 @@ import functools
 import gc
 import json
 import os
-import pathlib
 import random
 import shutil
 import signal
@@ -69,13 +68,14 @@ def fit(folder=None, *, every=5, mechanism=MECHANISM, loss_fn=loss_fn, **options
     options = dict(key=jax.random.key(0), target_delta=1e-5) | options
     rate, params = options.pop("rate", RATE), options.pop("params", jnp.zeros(3))
     data = options.pop("data", (X, Y))
+    optimizer = options.pop("optimizer", None) or dpadambc.adam_bc(rate, mechanism)
     saved = checkpoints.Checkpoints(folder, every=every) if folder else None
     return training.fit(
         loss_fn,
         params,
         data,
         mechanism,
-        dpadambc.adam_bc(rate, mechanism.noise_stddev),
+        optimizer,
         checkpoints=saved,
         **options,
     )
@@ -101,7 +101,8 @@ def interrupted(folder, after=13, **options):
 def test_a_run_goes_on_from_its_last_checkpoint_with_the_same_bits(
     tmp_path, steps_per_call
 ):
-    options = dict(average_decay=0.9, steps_per_call=steps_per_call)
+    optimizer = common.with_average(dpadambc.adam_bc(RATE, MECHANISM), 0.9)
+    options = dict(optimizer=optimizer, steps_per_call=steps_per_call)
     interrupted(tmp_path, **options)
     steps = []
     again = fit(tmp_path, callback=lambda p: steps.append(p.iterations), **options)
@@ -114,14 +115,14 @@ def test_a_run_goes_on_from_its_last_checkpoint_with_the_same_bits(
 
 
 def test_a_run_that_is_done_is_not_run_again(tmp_path):
-    first = fit(tmp_path)
-    heard = []
+    first, heard = fit(tmp_path), []
     again = fit(tmp_path, callback=heard.append)
     assert not heard
     assert_same(first.state, again.state)
 
 
 @pytest.mark.slow
+@pytest.mark.guarantee
 def test_no_step_is_counted_twice_or_not_at_all(tmp_path):
     """Three interruptions between and at checkpoints; the step counts what is spent."""
     for after in (3, 5, 12):
@@ -134,43 +135,21 @@ def test_no_step_is_counted_twice_or_not_at_all(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("changes", "line"),
+    "changes",
     [
-        ({"noise_multiplier": 1.5}, "noise_multiplier: 1.0 there, 1.5 here"),
-        pytest.param(
-            {"sampling_prob": 0.3},
-            "sampling_prob: 0.25 there, 0.3 here",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            {"normalize_by": 40},
-            "normalize_by: 50 there, 40 here",
-            marks=pytest.mark.slow,
-        ),
-        (
-            {"neighboring_relation": dpadambc.NeighboringRelation.REPLACE_ONE},
-            "neighboring_relation: ADD_OR_REMOVE_ONE there, REPLACE_ONE here",
-        ),
+        {"noise_multiplier": 1.5},
+        {"sampling_prob": 0.3},
+        {"normalize_by": 40},
+        {"neighboring_relation": dpadambc.NeighboringRelation.REPLACE_ONE},
     ],
+    ids=lambda changes: next(iter(changes)),
 )
-def test_another_mechanism_is_refused_and_the_number_named(tmp_path, changes, line):
+def test_another_mechanism_is_refused_and_the_number_named(tmp_path, changes):
     interrupted(tmp_path)
-    other = dataclasses.replace(MECHANISM, **changes)
-    with pytest.raises(ValueError, match=line):
-        fit(tmp_path, mechanism=other)
+    with pytest.raises(ValueError, match=f"{next(iter(changes))}: .* there, .* here"):
+        fit(tmp_path, mechanism=dataclasses.replace(MECHANISM, **changes))
     # The checkpoint is as it was.
     assert_same(fit(tmp_path).state, whole().state)
-
-
-@pytest.mark.slow
-def test_a_schedule_of_noise_is_told_from_another(tmp_path):
-    make = lambda low: dataclasses.replace(
-        MECHANISM, noise_multiplier=optax.linear_schedule(2.0, low, 20)
-    )
-    interrupted(tmp_path, mechanism=make(1.0))
-    with pytest.raises(ValueError, match="program: another, .*schedule of noise"):
-        fit(tmp_path, mechanism=make(1.5))
-    assert fit(tmp_path, mechanism=make(1.0)).iterations == 20
 
 
 # A run that goes on for longer than it was to.
@@ -197,24 +176,17 @@ def test_an_extended_run_keeps_to_its_budget(tmp_path):
     spent = [longer.epsilon(1e-5, iterations=n) for n in (25, 26)]
     result = fit(tmp_path, mechanism=longer, target_epsilon=sum(spent) / 2)
     assert result.iterations == 25 and result.stopped_by == "budget"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [
+    # Steps that were taken cannot be taken back.
+    for options in (
         {"mechanism": dataclasses.replace(MECHANISM, iterations=10)},
         {"target_epsilon": MECHANISM.epsilon(1e-5, iterations=12)},
-    ],
-    ids=["iterations", "budget"],
-)
-def test_steps_that_were_taken_cannot_be_taken_back(tmp_path, options):
-    fit(tmp_path)
-    with pytest.raises(ValueError, match="at least 20 steps, .* taken and paid"):
-        fit(tmp_path, **options)
+    ):
+        with pytest.raises(ValueError, match="iterations or target_epsilon"):
+            fit(tmp_path, **options)
 
 
 @pytest.mark.slow
+@pytest.mark.guarantee
 def test_a_schedule_of_noise_is_that_of_the_run_when_it_is_extended(tmp_path):
     make = lambda late, n: dataclasses.replace(
         MECHANISM,
@@ -225,7 +197,7 @@ def test_a_schedule_of_noise_is_that_of_the_run_when_it_is_extended(tmp_path):
     longer = make(2.0, 25)
     assert fit(tmp_path, mechanism=longer).epsilon == longer.epsilon(1e-5)
     # Even where all steps taken were the same.
-    with pytest.raises(ValueError, match="another run"):
+    with pytest.raises(ValueError, match="program"):
         fit(tmp_path, mechanism=make(0.1, 30))
 
 
@@ -261,7 +233,7 @@ def with_frozen(w, frozen, x, y):
 @pytest.mark.parametrize("after", [2, pytest.param(13, marks=pytest.mark.slow)])
 def test_another_run_is_refused(tmp_path, first, second, what, after):
     interrupted(tmp_path, after, **first)
-    with pytest.raises(ValueError, match=rf"another run \({what}: another"):
+    with pytest.raises(ValueError, match=f"{what}: another"):
         fit(tmp_path, **second)
     if after == 2:
         taken = []
@@ -273,13 +245,6 @@ def test_another_run_is_refused(tmp_path, first, second, what, after):
 def test_a_run_goes_on_with_its_own_keys(tmp_path, key):
     interrupted(tmp_path)
     assert_same(fit(tmp_path, key=key).state, whole().state)
-
-
-@pytest.mark.slow
-def test_other_microbatches_go_on_and_differ_by_rounding(tmp_path):
-    interrupted(tmp_path)
-    again = fit(tmp_path, microbatch_size=7)
-    assert again.resumed_from == 10
 
 
 @pytest.mark.parametrize("kind", ["pure_callback", "io_callback"])
@@ -306,15 +271,23 @@ def test_a_loss_that_prints_is_not(tmp_path):
     assert fit(tmp_path, loss_fn=prints).iterations == 20
 
 
+def start_of(size):
+    step = training.Step(loss_fn, MECHANISM, optax.adam(RATE))
+    return step.init(jnp.zeros(size), key=jax.random.key(1))
+
+
 def test_another_model_is_refused(tmp_path):
     saved = checkpoints.Checkpoints(tmp_path)
-    make = lambda n: training.init_state(
-        jnp.zeros(n), MECHANISM, optax.adam(RATE), key=jax.random.key(1)
-    )
-    saved.save(make(3), {"a": 1}, {})
-    with pytest.raises(ValueError, match="another model or optimizer"):
-        saved.restore(make(4), {"a": 1})
-    assert_same(saved.restore(make(3), {"a": 1}), make(3))
+    saved.save(start_of(3), {"a": 1}, {"planned": 2})
+    with pytest.raises(ValueError, match="model"):
+        saved.restore(start_of(4), {"a": 1})
+    state, notes = saved.restore(start_of(3), {"a": 1})
+    assert_same(state, start_of(3))
+    assert notes == {"planned": 2}
+    # Of a lone damaged one, that there is none before it.
+    shutil.rmtree(tmp_path / "0" / "state")
+    with pytest.raises(ValueError, match="spent="):
+        saved.restore(start_of(3), {"a": 1})
 
 
 def arrays_of(folder):
@@ -347,7 +320,7 @@ def test_a_damaged_checkpoint_is_an_error_and_the_one_before_still_there(
             path.write_bytes(b"")
     if harm == "removed":
         shutil.rmtree(last / "state")
-    with pytest.raises(ValueError, match="cannot be read.*remove it"):
+    with pytest.raises(ValueError, match="remove it"):
         fit(tmp_path)
     time.sleep(0.2)
     # As the message says: the run goes on from the one before, with the same bits.
@@ -377,7 +350,7 @@ def test_a_flipped_bit_in_any_array_is_noticed(tmp_path, monkeypatch):
             return jax.tree.unflatten(structure, leaves)
 
         monkeypatch.setattr(checkpoints.Checkpoints, "_read", damaged)
-        with pytest.raises(ValueError, match="its checksum is another"):
+        with pytest.raises(ValueError, match="checksum"):
             fit(tmp_path)
 
 
@@ -431,16 +404,7 @@ ALIKE = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        common.slow("dots"),
-        "a slash at the end",
-        common.slow("slashes"),
-        common.slow("quoted already"),
-        "keys of two kinds",
-    ],
-)
+@pytest.mark.parametrize("name", ALIKE)
 def test_names_that_orbax_would_join_to_one_are_kept_apart(tmp_path, name):
     params = jax.tree.map(lambda i: jnp.full(3, float(i)), ALIKE[name])
 
@@ -458,7 +422,7 @@ def test_names_that_orbax_would_join_to_one_are_kept_apart(tmp_path, name):
 def test_a_folder_of_something_else_is_an_error(tmp_path):
     with ocp.CheckpointManager(tmp_path) as manager:
         manager.save(3, args=ocp.args.Composite(about=ocp.args.JsonSave({"a": 1})))
-    with pytest.raises(ValueError, match="is not a checkpoint of dpadambc"):
+    with pytest.raises(ValueError, match="checkpoint of dpadambc"):
         fit(tmp_path)
 
 
@@ -468,6 +432,7 @@ def test_a_checkpoint_holds_what_it_should_and_no_more(tmp_path):
     about = json.loads((last / "about" / "metadata").read_text())
     assert set(about["identity"]) == {
         *("mechanism", "program", "data", "frozen", "start", "spent_before"),
+        "callbacks",
         *(f.name for f in dataclasses.fields(MECHANISM)),
     }
     assert set(about["notes"]) == {"parts", "planned", "least"}
@@ -493,9 +458,9 @@ def summed_over(size):
         out_specs=PartitionSpec(),
         check_vma=False,
     )
-    batches = NamedSharding(mesh, PartitionSpec("x"))
+    data = training.Sharded((X, Y), NamedSharding(mesh, PartitionSpec("x")))
     loss = lambda w, x, y: (w @ (x * add(jnp.ones(()))) - y) ** 2
-    return dict(loss_fn=loss, batch_sharding=batches)
+    return dict(loss_fn=loss, data=data)
 
 
 KEYS = [jax.random.key(seed) for seed in (5, 6)]
@@ -516,15 +481,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        "key of the loss",
-        common.slow("frozen key"),
-        common.slow("key in the data"),
-        common.slow("devices in the loss"),
-    ],
-)
+@pytest.mark.parametrize("change", common.rest_slow(CHANGES, quick=1))
 def test_what_changes_gradients_is_another_run(tmp_path, change):
     before, after = CHANGES[change]
     interrupted(tmp_path, **before)
@@ -610,49 +567,34 @@ def test_what_stopped_a_run_decides_what_counts_of_it_later(tmp_path, first, is_
     assert end.epsilon == MECHANISM.epsilon(1e-5, iterations=counts)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "params",
-    [common.slow(np.zeros(3), id="numpy"), pytest.param([0.0, 0.0, 0.0], id="list")],
-)
-def test_parameters_that_are_no_jax_arrays_are_found_again(tmp_path, params):
-    loss = lambda w, x, y: (jnp.stack(jnp.asarray(w)) @ x - y) ** 2
-    if isinstance(params, list):
-        loss = lambda w, x, y: (w[0] * x[0] + w[1] * x[1] + w[2] * x[2] - y) ** 2
-    interrupted(tmp_path, params=params, loss_fn=loss)
-    assert fit(tmp_path, params=params, loss_fn=loss).iterations == 20
+EMPTY = {"none": jnp.zeros((0, 3)), "w": jnp.zeros(3)}
+of_list = lambda w, x, y: (w[0] * x[0] + w[1] * x[1] + w[2] * x[2] - y) ** 2
+KINDS = {
+    "numpy": dict(params=np.zeros(3)),
+    "list": dict(params=[0.0, 0.0, 0.0], loss_fn=of_list),
+    "low precision": dict(params=jnp.zeros(3, jnp.bfloat16)),
+    "empty": dict(
+        params=EMPTY, loss_fn=lambda p, x, y: loss_fn(p["w"], x, y) + p["none"].sum()
+    ),
+}
 
 
 @pytest.mark.slow
-def test_parameters_in_low_precision_are_found_again(tmp_path):
-    params = jnp.zeros(3, jnp.bfloat16)
-    interrupted(tmp_path, params=params)
-    again = fit(tmp_path, params=params)
-    assert again.state.params.dtype == jnp.bfloat16
-    assert_same(again.state, fit(params=params).state)
-
-
-@pytest.mark.slow
-def test_empty_parameters_are_found_again(tmp_path):
-    options = dict(
-        params={"none": jnp.zeros((0, 3)), "w": jnp.zeros(3)},
-        loss_fn=lambda p, x, y: loss_fn(p["w"], x, y) + jnp.sum(p["none"]),
-    )
+@pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
+def test_parameters_of_any_kind_are_found_again(tmp_path, options):
     interrupted(tmp_path, **options)
     assert_same(fit(tmp_path, **options).state, fit(**options).state)
 
 
 def test_numbers_of_numpy_are_recorded(tmp_path):
     numbers = dict(l2_clip_norm=np.float32(1), iterations=np.int64(20))
-    same = dataclasses.replace(MECHANISM, **numbers)
-    interrupted(tmp_path, mechanism=same)
+    interrupted(tmp_path, mechanism=dataclasses.replace(MECHANISM, **numbers))
     assert fit(tmp_path).iterations == 20
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("split", ["parameters", common.slow("data")])
 def test_a_sharded_run_goes_on(tmp_path, split):
-    """Without a word on how to split its batches, too."""
     mesh = jax.make_mesh((2,), ("x",), devices=jax.devices()[:2])
     put = lambda x: jax.device_put(x, NamedSharding(mesh, PartitionSpec("x")))
     x, w = jnp.linspace(-1, 1, 2000).reshape(200, 10), jnp.zeros((10, 4))
@@ -670,25 +612,16 @@ def test_a_sharded_run_goes_on(tmp_path, split):
 
 
 @pytest.mark.slow
-def test_a_lone_damaged_checkpoint_says_that_there_is_none_before(tmp_path):
-    saved = checkpoints.Checkpoints(tmp_path)
-    state = training.init_state(
-        jnp.zeros(3), MECHANISM, optax.adam(RATE), key=jax.random.key(1)
-    )
-    saved.save(state, {"a": 1}, {})
-    shutil.rmtree(tmp_path / "0" / "state")
-    with pytest.raises(ValueError, match="none before it.*spent="):
-        saved.restore(state, {"a": 1})
-
-
-@pytest.mark.slow
-def test_saves_are_kept_as_asked(tmp_path):
-    fit(tmp_path, every=3)
-    kept = sorted(int(p.name) for p in tmp_path.iterdir() if p.name.isdigit())
+def test_saves_are_kept_as_asked_and_paths_may_be_relative(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    interrupted("run", every=3)
+    fit("run", every=3)
+    folder = tmp_path / "run"
+    kept = sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit())
     assert kept == [18, 20]
-    for numbers in ({"every": 0}, {"keep": 0}):
-        with pytest.raises(ValueError, match="Expected"):
-            checkpoints.Checkpoints(tmp_path, **numbers)
+    for name in ("every", "keep"):
+        with pytest.raises(ValueError, match=name):
+            checkpoints.Checkpoints(tmp_path, **{name: 0})
 
 
 # A process that is killed at any moment, also in the middle of a save.
@@ -753,7 +686,7 @@ def test_a_full_disk_loses_nothing(tmp_path):
         # What is left does not hold another checkpoint.
         free = shutil.disk_usage(folder).free
         (folder / "ballast").write_bytes(bytes(free - 4096))
-        with pytest.raises(OSError, match="The checkpoint before is as it was"):
+        with pytest.raises(OSError, match="checkpoint before"):
             fit(where)
         (folder / "ballast").unlink()
         taken = []
@@ -762,10 +695,3 @@ def test_a_full_disk_loses_nothing(tmp_path):
         assert_same(again.state, whole().state)
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-@pytest.mark.slow
-def test_paths_may_be_relative(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    interrupted(pathlib.Path("run"))
-    assert fit("run").iterations == 20

@@ -2,7 +2,6 @@
 
 import dataclasses
 import types
-import warnings
 
 import chex
 import jax
@@ -13,7 +12,8 @@ import pytest
 
 import dpadambc
 from dpadambc import training
-from dpadambc.training import _memory
+from dpadambc.core import fit as core_fit
+from dpadambc.engine import memory
 from tests import common
 
 WIDTH, LENGTH, EXAMPLES = 64, 64, 96
@@ -46,52 +46,44 @@ class Source:
 
 
 def fit(data=(DATA,), mechanism=MECHANISM, **options):
-    return training.fit(
-        loss_fn,
-        PARAMS,
-        data,
-        mechanism,
-        OPTIMIZER,
-        key=jax.random.key(0),
-        target_delta=1e-4,
-        **options,
-    )
+    options = {"key": jax.random.key(0), "target_delta": 1e-4} | options
+    return training.fit(loss_fn, PARAMS, data, mechanism, OPTIMIZER, **options)
 
 
 @pytest.fixture
 def state_memory(monkeypatch):
     """Devices that state so many bytes."""
-
-    def stated(num_bytes):
-        monkeypatch.setattr(_memory, "stated_bytes", lambda **_: num_bytes)
-
-    return stated
+    return lambda num_bytes: monkeypatch.setattr(
+        memory, "stated_bytes", lambda: num_bytes
+    )
 
 
 @pytest.fixture
-def microbatches(monkeypatch):
-    """The sizes of the microbatches of the runs."""
-    found, planned = [], _memory.planned
+def sizes(monkeypatch):
+    """The sizes of the microbatches of the runs, as they are planned."""
+    found, planned = [], core_fit.with_microbatches
 
     def recorded(*args):
-        runner = planned(*args)
-        found.append(runner._step.microbatch_size)
-        return runner
+        step = planned(*args)
+        found.append(step.microbatch_size)
+        return step
 
-    monkeypatch.setattr(_memory, "planned", recorded)
+    monkeypatch.setattr(core_fit, "with_microbatches", recorded)
     return found
 
 
 def step_bytes(microbatch_size, data=(DATA,)):
-    """What the step of a run takes, whatever its plan says."""
+    """The bytes of a step of a run with microbatches of this size."""
     found = []
 
-    def planned(runner, start, size):
-        found.append(runner.peak_bytes(start, microbatch_size))
-        return runner
+    def measured(limit, sizes, needed):
+        size = sizes[-1] if microbatch_size is None else microbatch_size
+        found.append(needed(size))
+        return {sizes[-1]: 0}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_memory, "planned", planned)
+        patch.setattr(memory, "stated_bytes", lambda: 1.0)
+        patch.setattr(memory, "measured_around", measured)
         fit(data)
     return found[0]
 
@@ -101,87 +93,61 @@ def step_bytes(microbatch_size, data=(DATA,)):
     "data", [common.thorough((DATA,)), Source()], ids=["arrays", "source"]
 )
 @pytest.mark.usefixtures("without_nonces")
-def test_a_run_takes_as_many_examples_at_a_time_as_fit(
-    data, state_memory, microbatches
-):
+def test_a_run_takes_as_many_examples_at_a_time_as_fit(data, state_memory, sizes):
     few, many = step_bytes(4, data), step_bytes(None, data)
+    sizes.clear()
     assert few < many / 2
     limit = (few + many) // 2
     state_memory(limit)
     planned = fit(data)
-    (size,) = microbatches
+    (size,) = sizes
     assert size is not None and step_bytes(size, data) <= limit
     # The result is that of all at once, up to rounding.
     state_memory(None)
     whole = fit(data)
-    assert microbatches[1:] == [None]
-    params = planned.state.params, whole.state.params
-    chex.assert_trees_all_close(*params, atol=1e-5)
+    assert sizes[-1] is None
+    chex.assert_trees_all_close(planned.params, whole.params, atol=1e-5)
 
 
 @pytest.mark.slow
-def test_all_at_once_where_they_fit_or_the_memory_is_not_stated(
-    state_memory, microbatches
-):
+def test_all_at_once_where_they_fit_or_the_memory_is_not_stated(state_memory, sizes):
     fit()  # a CPU states none
     state_memory(1e12)
     fit()
+    nobody = dataclasses.replace(MECHANISM, sampling_prob=0.0)
+    assert fit(mechanism=nobody).iterations == 2
+    assert sizes == [None, None, None]
+    # Where nothing fits it takes one; a size that was asked for is taken as it is.
     state_memory(1.0)
-    with pytest.warns(UserWarning, match="microbatch_size='auto' finds"):
-        fit(microbatch_size=None)
-    assert microbatches == [None, None, None]
-
-
-@pytest.mark.slow
-def test_a_size_that_does_not_fit_is_warned_of_and_one_that_does_is_not(state_memory):
-    state_memory(step_bytes(8))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        fit(microbatch_size=8)
-    with pytest.warns(UserWarning, match="microbatch_size='auto' finds"):
-        fit(microbatch_size=64)
-
-
-@pytest.mark.slow
-def test_where_nothing_fits_it_says_so_and_takes_one(state_memory, microbatches):
-    state_memory(1.0)
-    with pytest.warns(UserWarning, match="No fewer than 1 examples"):
-        fit()
-    assert microbatches == [1]
-
-
-@pytest.mark.slow
-def test_a_plan_is_made_once_for_equal_runs(state_memory, microbatches, monkeypatch):
-    state_memory((step_bytes(4) + step_bytes(None)) // 2)
     fit()
-    compiled, peak_bytes = [], _memory._plan.peak_bytes
-    count = lambda program: compiled.append(program) or peak_bytes(program)
-    monkeypatch.setattr(_memory._plan, "peak_bytes", count)
-    fit()
-    assert microbatches[0] == microbatches[1] and not compiled
+    fit(microbatch_size=None)
+    fit(microbatch_size=8)
+    assert sizes[3:] == [1]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("steps_per_call", [common.slow(1), 2])
 def test_a_planned_run_is_extended_from_its_checkpoint(
-    tmp_path, state_memory, microbatches, steps_per_call
+    tmp_path, state_memory, sizes, steps_per_call, monkeypatch
 ):
     """One of more steps, or of several in a call, has the same microbatches."""
-    state_memory((step_bytes(4) + step_bytes(None)) // 2)
+    limit = (step_bytes(4) + step_bytes(None)) // 2
+    sizes.clear()
+    state_memory(limit)
     checkpoints = training.Checkpoints(tmp_path)
     fit(checkpoints=checkpoints)
+    # Equal runs are planned once.
+    measured, peak_bytes = [], memory.peak_bytes
+    count = lambda compiled: measured.append(compiled) or peak_bytes(compiled)
+    monkeypatch.setattr(memory, "peak_bytes", count)
+    fit()
+    assert not measured
     longer = dataclasses.replace(MECHANISM, iterations=4)
     again = fit(
         mechanism=longer, checkpoints=checkpoints, steps_per_call=steps_per_call
     )
     assert again.resumed_from == 2 and again.iterations == 4
-    assert microbatches[0] == microbatches[1] is not None
-
-
-def test_no_example_at_all_is_planned_for(state_memory):
-    state_memory(1e12)
-    nobody = dataclasses.replace(MECHANISM, sampling_prob=0.0)
-    assert fit(mechanism=nobody).iterations == 2
+    assert len(set(sizes)) == 1 and sizes[0] is not None
 
 
 def test_the_least_memory_of_the_devices_counts(monkeypatch):
@@ -190,10 +156,10 @@ def test_the_least_memory_of_the_devices_counts(monkeypatch):
         jax, "local_devices", lambda: list(map(device, stats))
     )
     devices({"bytes_limit": 1000}, {"bytes_limit": 500, "bytes_in_use": 400})
-    assert _memory.stated_bytes() == pytest.approx(450)
+    assert memory.stated_bytes() == pytest.approx(450)
     for silent in (None, {}, {"bytes_in_use": 1}):
         devices({"bytes_limit": 1000}, silent)
-        assert _memory.stated_bytes() is None
+        assert memory.stated_bytes() is None
 
 
 @pytest.mark.parametrize("size", [0, -1, 2.5, "all"])

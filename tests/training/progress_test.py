@@ -5,32 +5,23 @@ import io
 import pytest
 import rich.console
 
-from dpadambc.training import Progress, Seen, _account, progress
+from dpadambc.core.step import Seen
+from dpadambc.training import Progress, progress
 
 
-class Mechanism:
-    """Counts how often it is asked."""
-
-    def __init__(self):
-        self.asked = []
-
-    def epsilon(self, target_delta, *, iterations):
-        self.asked.append(iterations)
-        return iterations / 100
-
-
-def told(iterations, iterations_in_all, mechanism):
-    account = _account.Account(mechanism, target_delta=1e-5)
-    return Progress(None, Seen(0.5, 1), account, iterations, iterations_in_all)
+def told(iterations, iterations_in_all, asked):
+    """Where epsilon is asked for is written down."""
+    epsilon_after = lambda n: asked.append(n) or n / 100
+    seen = Seen(0.5, 1)
+    return Progress(iterations, iterations_in_all, 1, seen, None, epsilon_after)
 
 
 def shown(steps=100, **options):
-    mechanism = Mechanism()
-    console = rich.console.Console(file=io.StringIO(), width=120)
+    asked, console = [], rich.console.Console(file=io.StringIO(), width=120)
     with progress.ProgressBar(console=console, **options) as bar:
         for i in range(1, steps + 1):
-            bar(told(i, steps, mechanism))
-    return console.file.getvalue(), mechanism.asked
+            bar(told(i, steps, asked))
+    return console.file.getvalue(), asked
 
 
 def test_epsilon_is_computed_as_often_as_asked_and_at_the_end():
@@ -40,13 +31,12 @@ def test_epsilon_is_computed_as_often_as_asked_and_at_the_end():
 
 
 def test_a_bar_that_is_used_again_begins_again():
-    mechanism = Mechanism()
-    console = rich.console.Console(file=io.StringIO(), width=120)
+    asked, console = [], rich.console.Console(file=io.StringIO(), width=120)
     with progress.ProgressBar(console=console, updates_of_epsilon=1) as bar:
         for steps in (100, 50):
-            bar(told(1, steps, mechanism))
-            bar(told(steps // 2, steps, mechanism))
-    assert mechanism.asked == [1, 1]
+            bar(told(1, steps, asked))
+            bar(told(steps // 2, steps, asked))
+    assert asked == [1, 1]
     assert "step 25 of 50" in console.file.getvalue()
 
 

@@ -40,36 +40,28 @@ TREE = {"w": jnp.ones(3, jnp.bfloat16), "inner": (jnp.zeros(()),)}
 
 
 def test_a_release_has_no_key_and_no_loss():
-    result = fit(TREE, of_tree, average_decay=0.9)
+    result = fit(TREE, of_tree)
     found = training.releasable(result)
     is_key = lambda x: jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
     assert any(map(is_key, jax.tree.leaves(result.state)))
     assert not any(map(is_key, jax.tree.leaves(found)))
-    assert not hasattr(found, "history") and not hasattr(found, "noise")
+    assert found._fields == ("step", "params", "opt_state")
+    np.testing.assert_array_equal(found.params["w"], result.params["w"])
+    assert optax.tree.get(found.opt_state, "mu") is not None
     same = training.releasable(result.state)
     chex.assert_trees_all_equal_structs(found, same)
 
 
-def test_an_average_that_was_not_made_is_not_read(tmp_path):
-    training.save_release(tmp_path / "model.npz", fit(TREE, of_tree))
-    with pytest.raises(ValueError, match="made without average_decay"):
-        training.load_release(tmp_path / "model.npz", like=TREE, average=True)
-
-
 def test_a_file_says_what_was_done(tmp_path):
     path = tmp_path / "model.npz"
-    result = fit(TREE, of_tree, average_decay=0.9)
+    result = fit(TREE, of_tree)
     about = training.save_release(path, result)
     params, read = training.load_release(path, like=TREE)
     assert read == about
     chex.assert_trees_all_equal_dtypes(params, TREE)
     chex.assert_trees_all_equal(params, result.state.params)
-    average, _ = training.load_release(path, like=TREE, average=True)
-    chex.assert_trees_all_equal(average, result.state.average)
-    assert not np.array_equal(average["inner"][0], params["inner"][0])
     assert about["epsilon"] == MECHANISM.epsilon(1e-5)
     expected = dict(
-        mechanism="dpadambc.mechanisms.PoissonGaussian",
         sampling_prob=0.25,
         neighboring_relation="ADD_OR_REMOVE_ONE",
         iterations=5,
@@ -78,10 +70,10 @@ def test_a_file_says_what_was_done(tmp_path):
         l2_clip_norm=1.0,
     )
     assert expected.items() <= about.items()
-    # No name of the file is of anything else than the parameters and their average.
+    # No name of the file is of anything else than the parameters.
     with np.load(path) as file:
         names = {name.split("[")[0] for name in file.files}
-        assert names == {"params", "average", "about"}
+        assert names == {"params", "about"}
         json.loads(str(file["about"]))
 
 
@@ -116,9 +108,9 @@ def test_modules_are_found_again(tmp_path):
 
 def test_the_file_of_another_model_is_refused(tmp_path):
     training.save_release(tmp_path / "x", fit(TREE, of_tree))
-    with pytest.raises(ValueError, match="Expected parameters"):
+    with pytest.raises(ValueError, match="parameters"):
         training.load_release(tmp_path / "x", like={"v": jnp.zeros(3)})
-    with pytest.raises(ValueError, match="of shape"):
+    with pytest.raises(ValueError, match="w"):
         training.load_release(tmp_path / "x", like={**TREE, "w": jnp.zeros(4)})
 
 
@@ -126,7 +118,7 @@ def test_the_file_of_another_model_is_refused(tmp_path):
 @pytest.mark.guarantee
 def test_what_is_no_run_is_refused(tmp_path):
     path = tmp_path / "model.npz"
-    with pytest.raises(TypeError, match="got TrainState.*does not know its epsilon"):
+    with pytest.raises(TypeError, match="result"):
         training.save_release(path, fit(TREE, of_tree).state)
     assert not path.exists()
 
@@ -141,7 +133,7 @@ def test_what_is_no_file_of_a_release_is_refused(tmp_path, found):
             np.save(file, np.zeros(3))
         else:
             np.savez(file, params=np.zeros(3))
-    with pytest.raises(ValueError, match="to be a file of save_release"):
+    with pytest.raises(ValueError, match="save_release"):
         training.load_release(path, like=jnp.zeros(3))
     with pytest.raises(FileNotFoundError):
         training.load_release(tmp_path / "other.npz", like=jnp.zeros(3))

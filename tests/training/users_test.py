@@ -98,14 +98,14 @@ def test_the_loss_is_the_mean_over_the_rows_that_a_user_has():
 
 
 def test_frozen_is_shared_and_each_row_has_a_key():
-    def drawn(w, frozen, x, key):
+    def drawn(w, frozen, x, *, key):
         return w * x + frozen * jax.random.uniform(key)
 
-    loss = training.with_rows(drawn, has_frozen=True, uses_key=True)
+    loss = training.with_rows(drawn, has_frozen=True)
     key = jax.random.key(3)
     draws = jax.vmap(jax.random.uniform)(jax.random.split(key, 4))
     is_padding = np.array([False, False, True, True])
-    found = loss(2.0, 10.0, np.arange(4.0), is_padding, key)
+    found = loss(2.0, 10.0, np.arange(4.0), is_padding, key=key)
     assert found == pytest.approx(2 * 0.5 + 10 * float(draws[:2].mean()), rel=1e-5)
     assert abs(draws[0] - draws[1]) > 1e-3
 
@@ -114,7 +114,7 @@ def test_the_loss_of_a_row_is_a_number_and_the_mask_is_bool():
     """A vector, or a mask of whole numbers, would let padding count."""
     rows, is_padding = jnp.ones((2, 3)), jnp.array([False, True])
     for loss in (lambda w, x: w * x, lambda w, x: (w @ x)[None]):
-        with pytest.raises(ValueError, match="Expected the loss of one row"):
+        with pytest.raises(ValueError, match="loss_fn"):
             training.with_rows(loss)(jnp.ones(3), rows, is_padding)
     with pytest.raises(TypeError, match="bool"):
         training.with_rows(loss_fn)(jnp.ones(3), rows, is_padding.astype(int))
@@ -123,7 +123,7 @@ def test_the_loss_of_a_row_is_a_number_and_the_mask_is_bool():
 def test_rows_that_were_not_grouped_are_refused_in_a_few_words():
     rows = jnp.ones(200), jnp.ones(200)  # of no user, and without a mask
     loss = training.with_rows(lambda w, x: w * x)
-    with pytest.raises(TypeError, match="an example of training.group_by_user"):
+    with pytest.raises(TypeError, match="group_by_user"):
         fit(loss, rows)
 
 
@@ -158,14 +158,14 @@ def test_what_users_have_spent_is_of_users():
     assert two.epsilon < four.epsilon < other.epsilon
 
 
-def square_of(w, x, key):
+def square_of(w, x, *, key):
     return jnp.vdot(w, x) ** 2
 
 
 def test_a_loss_of_users_is_a_value_that_compiles_once():
     loss = training.with_rows(loss_fn)
     assert loss == training.with_rows(loss_fn) != training.with_rows(square_of)
-    assert loss != training.with_rows(loss_fn, uses_key=True)
+    assert loss != training.with_rows(loss_fn, has_frozen=True)
     example = jnp.ones(3), *(x[0] for x in of_users())
     compiled = jax.jit(chex.assert_max_traces(lambda *args: loss(*args), 1))
     assert (
@@ -182,13 +182,17 @@ def test_what_the_loss_of_a_row_takes_is_what_fit_gives():
     data = of_users(3)
     right = training.with_rows(loss, has_frozen=True)
     fit(right, data, frozen=frozen)
-    with pytest.raises(ValueError, match=r"has_frozen=True, uses_key=False.*got has_f"):
-        fit(training.with_rows(loss), data, frozen=frozen)
-    with pytest.raises(ValueError, match="uses_key=True.*got has_frozen=False, uses_k"):
-        fit(training.with_rows(loss_fn), data, uses_key=True)
-    again = pickle.loads(pickle.dumps(training.with_rows(square_of, uses_key=True)))
-    with pytest.raises(ValueError, match="got has_frozen=False, uses_key=True"):
-        fit(again, data)
+    # A key is known by the signature, through pickle and low precision too.
+    low = training.with_compute_dtype(right, jnp.float32)
+    again = pickle.loads(pickle.dumps(training.with_rows(square_of)))
+    fit(again, data), fit(low, data, frozen=frozen)
+    for wrong, options in (
+        (training.with_rows(loss), {"frozen": frozen}),
+        (training.with_rows(square_of, has_frozen=True), {}),
+        (low, {}),
+    ):
+        with pytest.raises(ValueError, match="has_frozen"):
+            fit(wrong, data, **options)
     # Negative control: there is a number all the same.
     arguments = jnp.ones(3), frozen, *(x[0] for x in data)
     assert abs(training.with_rows(loss)(*arguments) - right(*arguments)) > 0.1
@@ -232,7 +236,7 @@ def test_fit_takes_what_it_gives_of_a_dictionary():
     ],
 )
 def test_ids_that_may_be_missing_are_refused(ids, found):
-    with pytest.raises(TypeError, match=f"Expected user_ids .*{found}"):
+    with pytest.raises(TypeError, match=f"user_ids.*{found}"):
         training.group_by_user(np.zeros(3), ids, max_rows=2)
 
 
@@ -241,7 +245,7 @@ def test_text_is_refused_without_showing_it():
     """A message of an error may be where protected data are not."""
     for dtype in (str, object):
         notes = np.array(["one has X", "another"], dtype)
-        with pytest.raises(TypeError, match=r"dtype .* at data\[0\]") as found:
+        with pytest.raises(TypeError, match=r"data\[0\]") as found:
             training.group_by_user((notes,), [1, 2], max_rows=1)
         assert "has X" not in str(found.value)
 
@@ -268,19 +272,19 @@ def test_every_text_and_every_whole_number_is_an_id(ids):
 
 @pytest.mark.parametrize("column", [np.zeros(4), np.zeros(()), np.zeros((2, 3))])
 def test_as_many_rows_as_ids(column):
-    with pytest.raises(ValueError, match=r"got 3 ids for data\[1\] of shape"):
+    with pytest.raises(ValueError, match=r"data\[1\]"):
         training.group_by_user((np.zeros(3), column), [1, 2, 3], max_rows=2)
 
 
 def test_what_is_no_array_is_refused():
-    with pytest.raises(TypeError, match=r"Expected data\['x'\]\[0\] to be an array"):
+    with pytest.raises(TypeError, match=r"data\['x'\]\[0\]"):
         training.group_by_user({"x": [1.0, 2.0]}, [1, 2], max_rows=2)
 
 
 def test_none_are_refused():
-    with pytest.raises(ValueError, match="got 0 ids"):
+    with pytest.raises(ValueError, match="ids"):
         training.group_by_user((np.zeros(0),), np.zeros(0, int), max_rows=2)
-    with pytest.raises(ValueError, match="max_rows >= 1"):
+    with pytest.raises(ValueError, match="max_rows"):
         training.group_by_user((np.zeros(2),), [1, 2], max_rows=0)
 
 

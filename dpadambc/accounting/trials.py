@@ -1,0 +1,246 @@
+"""How many trials a search over hyperparameters makes.
+
+The best of a fixed number of private runs is far less private than one of them: if
+*all* other trials did worse, this reveals something of each. A random, secret number of
+trials hides what a single trial did. The distributions are public; the draw is
+secret. `search` has the cost of a search.
+"""
+
+import abc
+import dataclasses
+import functools
+import math
+
+import numpy as np
+import scipy.optimize
+import scipy.special
+import scipy.stats
+
+from dpadambc.core import validate
+
+
+class Trials(abc.ABC):
+    """A distribution of the number of trials.
+
+    Example:
+      >>> from dpadambc import accounting
+      >>> isinstance(accounting.Geometric(8), accounting.Trials)
+      True
+    """
+
+    @property
+    @abc.abstractmethod
+    def expected(self) -> float:
+        """The expected number of trials."""
+
+    @abc.abstractmethod
+    def pmf(self, number: np.ndarray | int) -> np.ndarray:
+        """The probability of each of these numbers of trials."""
+
+    @abc.abstractmethod
+    def sample(self, rng: np.random.Generator) -> int:
+        """Draws a number of trials; it is secret, and so is the generator's seed."""
+
+
+def _check_mean(mean: float) -> None:
+    validate.non_negative(mean=mean)
+    if mean < 1:
+        raise ValueError(f"Expected a mean of at least one trial, got mean={mean}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class TruncatedNegativeBinomial(Trials):
+    r"""At least one trial, from concentrated (large shapes) to heavy-tailed ones.
+
+    .. math:: P(K = k) = \frac{(1 - \gamma)^k}{\gamma^{-\eta} - 1}
+        \binom{k + \eta - 1}{k}, \quad k = 1, 2, \dots
+
+    with the shape η, and γ such that the mean is the one asked for. Shape 1 is the
+    geometric distribution, shape 0 (the limit) the logarithmic one. Small shapes cost
+    less privacy for the same mean, and end more often after a few trials.
+
+    Args:
+      mean: the expected number of trials, at least 1.
+      shape: η, non-negative.
+
+    Raises:
+      TypeError: if a number is not a number.
+      ValueError: if a number is out of its range.
+
+    Example:
+      >>> from dpadambc import accounting
+      >>> logarithmic = accounting.TruncatedNegativeBinomial(8, shape=0)
+      >>> geometric = accounting.Geometric(8)
+      >>> print(logarithmic.pmf(1).round(3), geometric.pmf(1).round(3))
+      0.291 0.125
+
+    References:
+      Papernot and Steinke, `Hyperparameter Tuning with Renyi Differential Privacy
+      <https://arxiv.org/abs/2110.03620>`_, 2021, Definition 1
+    """
+
+    mean: float
+    shape: float
+
+    def __post_init__(self):
+        _check_mean(self.mean)
+        validate.non_negative(shape=self.shape)
+
+    @property
+    def expected(self) -> float:
+        """The expected number of trials."""
+        return float(self.mean)
+
+    @functools.cached_property
+    def gamma(self) -> float:
+        """The parameter γ, in (0, 1], that gives the mean; 1 for a mean of 1."""
+        if self.mean == 1:
+            return 1.0
+        # From the mean of shape 0, which is the least: gamma >= 1 / mean**2.
+        found = scipy.optimize.root_scalar(
+            lambda x: math.log(self._mean_at(x)) - math.log(self.mean),
+            bracket=(-2 * math.log(self.mean), 0.0),
+            xtol=1e-15,
+            rtol=1e-14,
+        )
+        return math.exp(found.root)
+
+    def _mean_at(self, log_gamma: float) -> float:
+        if log_gamma == 0:
+            return 1.0
+        return -math.expm1(log_gamma) / math.exp(log_gamma) / self._power(-log_gamma)
+
+    def _power(self, x: float) -> float:
+        """(1 - exp(-shape x)) / shape, for shape 0, and next to it, its limit."""
+        return -math.expm1(-self.shape * x) / self.shape if self.shape > 1e-12 else x
+
+    @property
+    def _first(self) -> float:
+        """P(K = 1)."""
+        if self.gamma == 1:
+            return 1.0
+        x = -math.log(self.gamma)
+        return (1 - self.gamma) * math.exp(-self.shape * x) / self._power(x)
+
+    def pmf(self, number: np.ndarray | int) -> np.ndarray:
+        """The probability of each of these numbers of trials."""
+        k = np.asarray(number)
+        beyond_first = np.maximum(k, 1) - 1.0
+        log_ratio = (
+            scipy.special.gammaln(beyond_first + 1 + self.shape)
+            - scipy.special.gammaln(1 + self.shape)
+            - scipy.special.gammaln(beyond_first + 2)
+            + scipy.special.xlog1py(beyond_first, -self.gamma)
+        )
+        return np.where(k >= 1, self._first * np.exp(log_ratio), 0.0)
+
+    def sample(self, rng: np.random.Generator) -> int:
+        """Draws a number of trials, by inversion; it is secret."""
+        left, probability, k = rng.random(), self._first, 1
+        while left >= probability > 0:
+            left -= probability
+            probability *= (1 - self.gamma) * (k + self.shape) / (k + 1)
+            k += 1
+        return k
+
+
+@dataclasses.dataclass(frozen=True)
+class Geometric(TruncatedNegativeBinomial):
+    """At least one trial, and after each one another with the same probability.
+
+    Args:
+      mean: the expected number of trials, at least 1.
+
+    Attributes:
+      shape: always 1.
+
+    Raises:
+      TypeError: if it is not a number.
+      ValueError: if it is less than one.
+
+    Example:
+      >>> import numpy as np
+      >>> from dpadambc import accounting
+      >>> rng = np.random.default_rng(0)
+      >>> [accounting.Geometric(8).sample(rng) for _ in range(5)]
+      [8, 3, 1, 1, 13]
+    """
+
+    shape: float = dataclasses.field(default=1.0, init=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Poisson(Trials):
+    """About as many trials as expected; perhaps none, and then nothing is returned.
+
+    Args:
+      mean: the expected number of trials, at least 1.
+
+    Raises:
+      TypeError: if it is not a number.
+      ValueError: if it is less than one.
+
+    Example:
+      >>> from dpadambc import accounting
+      >>> print(accounting.Poisson(8).pmf(0).round(5))
+      0.00034
+
+    References:
+      Papernot and Steinke, `Hyperparameter Tuning with Renyi Differential Privacy
+      <https://arxiv.org/abs/2110.03620>`_, 2021, Theorem 6
+    """
+
+    mean: float
+
+    def __post_init__(self):
+        _check_mean(self.mean)
+
+    @property
+    def expected(self) -> float:
+        """The expected number of trials."""
+        return float(self.mean)
+
+    def pmf(self, number: np.ndarray | int) -> np.ndarray:
+        """The probability of each of these numbers of trials."""
+        return scipy.stats.poisson.pmf(number, self.mean)
+
+    def sample(self, rng: np.random.Generator) -> int:
+        """Draws a number of trials; it is secret."""
+        return int(rng.poisson(self.mean))
+
+
+@dataclasses.dataclass(frozen=True)
+class Fixed(Trials):
+    """A fixed number of trials: they compose, and all of them may be published.
+
+    Args:
+      number: of trials, at least 1.
+
+    Raises:
+      TypeError: if it is not an int.
+      ValueError: if it is less than one.
+
+    Example:
+      >>> from dpadambc import accounting
+      >>> accounting.Fixed(8).expected
+      8.0
+    """
+
+    number: int
+
+    def __post_init__(self):
+        validate.count(least=1, number=self.number)
+
+    @property
+    def expected(self) -> float:
+        """The number of trials."""
+        return float(self.number)
+
+    def pmf(self, number: np.ndarray | int) -> np.ndarray:
+        """One for the number, zero for others."""
+        return np.where(np.asarray(number) == self.number, 1.0, 0.0)
+
+    def sample(self, rng: np.random.Generator) -> int:
+        """The number of trials, which is no secret."""
+        del rng
+        return int(self.number)

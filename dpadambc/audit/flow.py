@@ -1,0 +1,206 @@
+"""The places where a program adds noise to data, and the outputs that have none.
+
+Every value of a program (a jaxpr) gets a label. The examples are `DATA`, and so is all
+that is computed from them, until something random is added; from there on it is
+`PRIVATE`, and so is all that is computed from that alone. Such an addition is a
+*crossing*. Whether its noise is enough is measured elsewhere (`steps`, `noise_tests`).
+"""
+
+import collections
+import dataclasses
+import enum
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+
+from dpadambc.engine import jaxprs
+
+Path = tuple[str, ...]  # of an equation: its number, and those that it is inside of
+
+
+class Label(enum.IntEnum):
+    """The origin of a value; of several, the greatest."""
+
+    PUBLIC = 0
+    NOISE = 1  # random bits under a key that nothing private made alone
+    PRIVATE = 2  # examples with noise
+    SCALED = 3  # noise times a private value, and all that follows from it
+    OPAQUE = 4  # cannot be followed: the host returns it, or noise is merged in
+    DATA = 5  # examples without noise
+
+
+_RANDOM = {"random_bits", "random_fold_in", "random_seed", "random_wrap"}
+_RANDOM |= {"rng_bit_generator", "rng_uniform", "threefry2x32"}
+# How many operands of a generator are its key. A draw with a secret key is random
+# whatever its other operands are: the key of a step may be made of the sum too.
+_NUM_KEYS = {"random_fold_in": 1, "threefry2x32": 2}
+_HOST = {"pure_callback", "io_callback"}
+_TELLS_HOST = {"debug_callback", "debug_print", "io_callback", "pure_callback"}
+_SUMS = {"add", "add_any", "sub"}
+# Noise may be added by these too, in a way that is not followed.
+_MERGES = {"concatenate", "scatter-add", "stack"} | _SUMS
+ENTERED = jaxprs.INLINED | jaxprs.CUSTOM | jaxprs.CUSTOM_VMAP
+ENTERED |= jaxprs.REMATERIALIZED | {"shard_map"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Crossing:
+    """An addition of noise to a value that examples made.
+
+    If more noise is added to the result at once, or taken from it, that is part of the
+    same crossing: the noise is the sum.
+    """
+
+    path: Path
+    noise_operand: int  # which of the two operands is the noise
+    is_difference: bool  # whether the second operand is subtracted
+    before: "Crossing | None" = None  # the addition whose result this one goes on with
+
+    @property
+    def chain(self) -> frozenset[Path]:
+        """The paths of all additions that make the noise."""
+        return (self.before.chain if self.before else frozenset()) | {self.path}
+
+
+def is_key(x: Any) -> bool:
+    """Whether an array holds keys: typed, or the words of one."""
+    dtype = getattr(x, "dtype", None)
+    if dtype is None:
+        return False
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return True
+    return dtype == jnp.uint32 and jnp.shape(x)[-1:] in ((2,), (4,))
+
+
+def label_of_public(x: Any) -> Label:
+    """The label of an input beside the examples: a key, or a public number."""
+    return Label.NOISE if is_key(x) else Label.PUBLIC
+
+
+@dataclasses.dataclass
+class Flow:
+    """Labels of a program, and its crossings.
+
+    Args:
+      ignored: additions whose noise does not count: their results are `DATA` still.
+      of_constant: the label of a constant of the program.
+    """
+
+    ignored: frozenset[Path] = frozenset()
+    of_constant: Callable[[Any], Label] = label_of_public
+
+    def __post_init__(self):
+        self.crossings: dict[Path, Crossing] = {}
+        self.tells_host = False
+
+    def follow(
+        self, program: jex.ClosedJaxpr, labels: Sequence[Label], path: Path = ()
+    ) -> list[Label]:
+        """The labels of the outputs, given those of the operands."""
+        jaxpr = program.jaxpr
+        known: dict[Any, Label] = dict(zip(jaxpr.invars, labels, strict=True))
+        known.update(
+            zip(jaxpr.constvars, map(self.of_constant, program.consts), strict=True)
+        )
+        atoms = [*jaxpr.outvars, *(x for eqn in jaxpr.eqns for x in eqn.invars)]
+        uses = collections.Counter(x for x in atoms if not jaxprs.is_literal(x))
+        noised: dict[Any, Crossing] = {}  # results of crossings
+        read = lambda x: Label.PUBLIC if jaxprs.is_literal(x) else known[x]
+        for number, eqn in enumerate(jaxpr.eqns):
+            operands, here = [read(x) for x in eqn.invars], (*path, str(number))
+            name, (out, *_) = eqn.primitive.name, (*eqn.outvars, None)
+            if name in _SUMS and jnp.issubdtype(out.aval.dtype, jnp.floating):
+                # A result with noise that is used here alone.
+                before = [
+                    None if jaxprs.is_literal(x) or uses[x] != 1 else noised.get(x)
+                    for x in eqn.invars
+                ]
+                outs = [self._sum(name == "sub", operands, here, before)]
+                if here in self.crossings:
+                    noised[out] = self.crossings[here]
+            elif name in ENTERED:
+                outs = self.follow(jaxprs.body(eqn), operands, here)
+            elif name in ("cond", "scan", "while"):
+                outs = getattr(self, f"_{name}")(eqn, operands, here)
+            else:
+                outs = [self._result(name, operands)] * len(eqn.outvars)
+            known.update(zip(eqn.outvars, outs, strict=True))
+        return [read(x) for x in jaxpr.outvars]
+
+    def _result(self, name: str, operands: list[Label]) -> Label:
+        """The label of the results of a primitive that has no program inside."""
+        operands = operands[: _NUM_KEYS.get(name)]
+        most = max(operands, default=Label.PUBLIC)
+        if name in _TELLS_HOST and most == Label.DATA:
+            self.tells_host = True
+        if name in _RANDOM:
+            most = max(most, Label.NOISE)
+        if name in _HOST:
+            most = max(most, Label.OPAQUE)
+        if name in _MERGES and most == Label.DATA and Label.NOISE in operands:
+            most = Label.OPAQUE
+        if name in ("mul", "div") and set(operands) == {Label.NOISE, Label.PRIVATE}:
+            most = Label.SCALED
+        return most
+
+    def _sum(
+        self,
+        is_difference: bool,
+        operands: list[Label],
+        path: Path,
+        before: list[Crossing | None],
+    ) -> Label:
+        """The label of a sum or a difference of two floating-point arrays."""
+        most = max(operands)
+        if most == Label.DATA and {Label.OPAQUE, Label.SCALED} & set(operands):
+            return Label.OPAQUE  # it may be noise, of an unknown level
+        if Label.NOISE not in operands or most < Label.PRIVATE or path in self.ignored:
+            return most
+        noise_operand = operands.index(Label.NOISE)
+        earlier = before[1 - noise_operand]
+        if most in (Label.PRIVATE, Label.SCALED) and earlier is None:
+            return most
+        self.crossings[path] = Crossing(path, noise_operand, is_difference, earlier)
+        if earlier is not None:
+            self.crossings.pop(earlier.path, None)
+        return Label.PRIVATE
+
+    def _cond(self, eqn: jex.JaxprEqn, operands: list[Label], path: Path):
+        index, *rest = operands
+        branches = [
+            self.follow(jaxprs.closed(branch), rest, (*path, str(number)))
+            for number, branch in enumerate(eqn.params["branches"])
+        ]
+        return [max(index, *outs) for outs in zip(*branches, strict=True)]
+
+    def _scan(self, eqn: jex.JaxprEqn, operands: list[Label], path: Path):
+        jaxpr = jaxprs.closed(eqn.params["jaxpr"])
+        num_consts, num_carry = jaxprs.scan_counts(eqn)
+        carried = slice(num_consts, num_consts + num_carry)
+        while True:
+            outs = self.follow(jaxpr, operands, path)
+            carry = list(map(max, operands[carried], outs[:num_carry]))
+            if carry == operands[carried]:
+                return [*carry, *outs[num_carry:]]
+            operands[carried] = carry
+
+    def _while(self, eqn: jex.JaxprEqn, operands: list[Label], path: Path):
+        condition, step = (
+            jaxprs.closed(eqn.params[f"{x}_jaxpr"]) for x in ("cond", "body")
+        )
+        num_carry = len(step.jaxpr.outvars)
+        num_consts = len(operands) - num_carry
+        consts, carry = operands[:num_consts], operands[num_consts:]
+        of_condition = len(condition.jaxpr.invars) - num_carry
+        while True:
+            (goes_on,) = self.follow(
+                condition, [*consts[:of_condition], *carry], (*path, "cond")
+            )
+            outs = self.follow(step, [*consts[of_condition:], *carry], (*path, "body"))
+            after = [max(goes_on, *pair) for pair in zip(carry, outs, strict=True)]
+            if after == carry:
+                return carry
+            carry = after

@@ -1,0 +1,195 @@
+"""A step of training, traced: its program, and the labels of what it returns."""
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpadambc.audit import neighbors
+from dpadambc.audit.flow import Crossing, Flow, Label, Path, is_key, label_of_public
+from dpadambc.audit.recorder import Recorder
+from dpadambc.engine import jaxprs
+
+Init = Callable[[jax.Array], Any]  # a state, of a key
+# A function of a state and of examples: the outputs, and the next state.
+Step = Callable[[Any, Any], tuple[Any, Any]]
+
+_UNTRACEABLE = (jax.errors.JAXTypeError, jax.errors.JAXIndexError)
+
+
+class NotTraceable(Exception):
+    """JAX cannot trace the step, or it draws from the host while it is traced."""
+
+    @classmethod
+    def because_of(cls, part: str, error: Exception) -> "NotTraceable":
+        """With the first line of an error of JAX."""
+        first_line = str(error).partition("\n")[0]
+        return cls(f"JAX cannot trace {part}: {first_line}")
+
+
+def start(init: Init) -> Any:
+    """The state before the first step, of a key that everybody knows.
+
+    Raises:
+      NotTraceable: if JAX cannot trace it; it is made for many keys later on.
+    """
+    try:
+        return jax.tree.map(jnp.asarray, jax.jit(init)(jax.random.key(0)))
+    except _UNTRACEABLE as error:
+        raise NotTraceable.because_of("the start", error) from error
+
+
+def _constants(program: Any) -> list[np.ndarray]:
+    """All constants but arrays of keys, which NumPy does not compare."""
+    found = []
+    for x in jaxprs.constants_in(program):
+        is_typed = jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
+        if not is_typed or x.ndim == 0:
+            is_one_key = is_key(x) and x.ndim == 0
+            found.append(np.asarray(jax.random.key_data(x) if is_one_key else x))
+    return found
+
+
+class Steps:
+    """A step of training, as a program.
+
+    Args:
+      step: a function of `(state, data)`, returns all that is kept.
+      state: its keys are the only randomness.
+      data: the examples, or a gradient of them without noise.
+      vary: a function of data and the number of a step, returns other data for each
+        step: equal sums of equal noise would show nothing.
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        state: Any,
+        data: Any,
+        vary: Callable[[Any, jax.Array], Any] = lambda data, number: data,
+    ):
+        self.step, self.state, self.data, self.vary = step, state, data, vary
+        self._compiled: dict[tuple[Crossing, ...], Callable[..., Any]] = {}
+        trace = jax.make_jaxpr(lambda *args: step(*args), return_shape=True)
+        trace_again = jax.make_jaxpr(lambda *args: step(*args))
+        try:
+            self.program, shapes = trace(state, data)
+            again = trace_again(state, data)
+        except _UNTRACEABLE as error:
+            raise NotTraceable.because_of("the step", error) from error
+        pairs = list(map(_constants, (self.program, again)))
+        if len(pairs[0]) != len(pairs[1]) or not all(
+            np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
+            for a, b in zip(*pairs, strict=True)
+        ):
+            raise NotTraceable("the step draws from the host while it is traced.")
+        self._paths = [
+            jax.tree_util.keystr(path) or "the result"
+            for path, _ in jax.tree_util.tree_leaves_with_path(shapes)
+        ]
+        self._sizes = [x.size for x in jax.tree.leaves(shapes)]
+        self._treedef = jax.tree.structure(shapes)
+        self._is_state_kept = jax.tree.structure(state) == jax.tree.structure(shapes[1])
+
+    def follow(self, ignored: Iterable[Path] = ()) -> "Followed":
+        """Labels of all that is kept, without the crossings that are ignored.
+
+        Noise that is kept in the state is noise when the next step reads it.
+        """
+        public = [label_of_public(x) for x in jax.tree.leaves(self.state)]
+        private = [Label.DATA for _ in jax.tree.leaves(self.data)]
+        while True:
+            flow = Flow(frozenset(ignored), self._label_of_constant)
+            labels = flow.follow(self.program, [*public, *private])
+            found = {
+                path: label if size else Label.PUBLIC
+                for path, label, size in zip(
+                    self._paths, labels, self._sizes, strict=True
+                )
+            }
+            after = labels[len(labels) - len(public) :]
+            is_new = lambda x, y: x == Label.PUBLIC and y == Label.NOISE
+            changed = [
+                Label.NOISE if is_new(*pair) else pair[0]
+                for pair in zip(public, after, strict=False)
+            ]
+            if not self._is_state_kept or changed == public:
+                return Followed(flow, found)
+            public = changed
+
+    def _label_of_constant(self, x: Any) -> Label:
+        """Examples that the step closes over are not public."""
+        return Label.DATA if self._begins_with_examples(x) else label_of_public(x)
+
+    def _begins_with_examples(self, x: Any) -> bool:
+        """Whether an array is of at least four examples, the first of the batch.
+
+        Its first row is not compared: a neighbor of the batch has another one.
+        """
+        if is_key(x) or np.ndim(x) == 0:
+            return False
+        x = np.asarray(x)
+        batches = map(np.asarray, filter(neighbors.is_real, jax.tree.leaves(self.data)))
+        return any(
+            x.dtype == rows.dtype
+            and x.shape[1:] == rows.shape[1:]
+            and x.ndim == rows.ndim
+            and 4 <= len(rows) <= len(x)
+            and bool(np.any(rows != rows.flat[0]))
+            and np.array_equal(x[1 : len(rows)], rows[1:])
+            for rows in batches
+        )
+
+    @property
+    def closes_over_examples(self) -> bool:
+        """Whether a constant of the program, or of one inside, begins with them."""
+        return any(map(self._begins_with_examples, jaxprs.constants_in(self.program)))
+
+    def with_other_first_row(self, change: Callable[[Any], Any]) -> "Steps":
+        """The same step, with the first row of such constants changed."""
+        other = copy.copy(self)
+        other._compiled = {}
+        other.program = jaxprs.with_constants(
+            self.program,
+            lambda x: (
+                jnp.asarray(x).at[0].set(change(jnp.asarray(x[0])))
+                if self._begins_with_examples(x)
+                else x
+            ),
+        )
+        return other
+
+    def compiled(self, crossings: Iterable[Crossing]) -> Callable[..., Any]:
+        """`recorded`, compiled once for the same crossings."""
+        name = tuple(crossings)
+        if name not in self._compiled:
+            self._compiled[name] = jax.jit(self.recorded(name))
+        return self._compiled[name]
+
+    def recorded(self, crossings: Iterable[Crossing]) -> Callable[..., Any]:
+        """A function of `(state, data)`: all that is kept, and the records."""
+        recorder = Recorder(list(crossings))
+
+        def step(state, data):
+            leaves = jax.tree.leaves((state, data))
+            outs, records = recorder.evaluate(self.program, leaves)
+            return jax.tree.unflatten(self._treedef, outs), records
+
+        return step
+
+
+class Followed:
+    """The labels of all that a step keeps, and the crossings on the way."""
+
+    def __init__(self, flow: Flow, labels: dict[str, Label]):
+        self.crossings = list(flow.crossings.values())
+        self.ignored = flow.ignored
+        self.tells_host = flow.tells_host
+        self.labels = labels
+
+    def paths(self, label: Label) -> list[str]:
+        """The paths that have this label; an array without numbers is public."""
+        return [path for path, found in self.labels.items() if found == label]

@@ -1,0 +1,238 @@
+"""A pipeline's step, traced and replayed, and the noise that makes it private."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpadambc.audit import draws, neighbors, statistics
+from dpadambc.audit.finding import Finding, combined, not_tested, within
+from dpadambc.audit.flow import Label, Path
+from dpadambc.audit.pipeline import Pipeline
+from dpadambc.audit.recorder import crossing_of
+from dpadambc.audit.sensitivity import sensitivity
+from dpadambc.audit.steps import NotTraceable, Step, Steps, start
+from dpadambc.core.clip import NeighboringRelation
+
+# By how much noise may be too small before it counts as none: a dropout mask or an
+# augmentation that is added is not the mechanism's noise.
+_NOT_THE_NOISE = 100.0
+_MOST_CROSSINGS = 64  # that are left out one by one
+_ROUNDING = 1e-3
+
+_Data = tuple[neighbors.Batch, Any]  # a batch, and its padding mask
+
+
+@dataclasses.dataclass(frozen=True)
+class WholeStep:
+    """A step at the additions of noise that make it private."""
+
+    pipeline: Pipeline
+    measured: draws.Measured
+
+    def before_noise(
+        self, state: Any, *batch: Any, is_padding_example: Any = None
+    ) -> list[jax.Array]:
+        """The sum that the noise is added to, in units of that noise."""
+        found, mask = self.measured, is_padding_example
+        mask = jnp.zeros(_size(batch), bool) if mask is None else jnp.asarray(mask)
+        steps = found.steps
+        if _size(batch) != _size(self.pipeline.batch):
+            steps = Steps(_step_of(self.pipeline), state, (batch, mask))
+        crossings = steps.follow(found.followed.ignored).crossings
+        _, records = steps.recorded(crossings)(state, (batch, mask))
+        levels, sums = _levels(found.noise), []
+        for path, record in records.items():
+            is_copied = record.happened.ndim and found.noise[path].num_devices == 1
+            sums.append((record.data[0] if is_copied else record.data) / levels[path])
+        return sums
+
+    def sensitivity(self) -> Finding:
+        """The check of the sum before the noise."""
+        if not self.measured.noise:
+            return not_tested("sensitivity", "no noise is added to a sum of examples.")
+        fun, pipeline = self.before_noise, self.pipeline
+        count = sum(drawn.count for drawn in self.measured.noise.values())
+        allowance = statistics.normal_bound() * statistics.spread_of_stddev(int(count))
+        bound = (1 + allowance) / draws.multiplier(pipeline.mechanism, 0)
+        finding = sensitivity(
+            fun if pipeline.takes_mask else lambda state, *batch: fun(state, *batch),
+            self.measured.state,
+            pipeline.batch,
+            bound=bound,
+            neighboring_relation=pipeline.mechanism.neighboring_relation,
+        )
+        if finding.passed and (finding.figure or 0.0) < bound / 2:
+            finding = dataclasses.replace(finding, passed=None)
+        if not self.measured.steps.closes_over_examples:
+            return finding
+        return combined("sensitivity", [finding, self._closed_over(bound)])
+
+    def _closed_over(self, bound: float) -> Finding:
+        """The movement by a row of an array that the step closes over.
+
+        Only arrays that begin with the examples of the batch are looked at. The example
+        itself does not take part, if the step takes a mask.
+        """
+        batch, steps = self.pipeline.batch, self.measured.steps
+        other = steps.with_other_first_row(lambda row: -10 * row - 1)
+        changed = dataclasses.replace(self.measured, steps=other)
+        is_first = jnp.arange(_size(batch)) == 0
+        mask = {"is_padding_example": is_first} if self.pipeline.takes_mask else {}
+        before, after = (
+            neighbors.flat(
+                jax.jit(step.before_noise)(self.measured.state, *batch, **mask)
+            )
+            for step in (self, dataclasses.replace(self, measured=changed))
+        )
+        distance = float(np.linalg.norm(after - before))
+        rounding = 8 * float(np.finfo(np.float32).eps * np.linalg.norm(before))
+        allowed = _ROUNDING * bound + rounding
+        sentence = "No row of the examples that the step closes over moves another."
+        if not distance <= allowed:
+            sentence = (
+                "The step closes over an array that begins with the examples: a row of"
+                f" it moves the sum of others by {distance / bound:.4g} of the bound."
+                " Give the loss public arrays alone, or audit with other examples."
+            )
+            distance = np.inf if np.isnan(distance) else distance
+        fails_if = "fails if a row of a closed-over array moves the sum of others"
+        return within("sensitivity", distance, allowed, sentence, fails_if)
+
+
+def _levels(noise: draws.Noise) -> dict[Path, float]:
+    """The noise at each crossing; one number for all if they do not differ."""
+    levels = {path: _stddev(drawn) for path, drawn in noise.items()}
+    counts = {path: drawn.count for path, drawn in noise.items()}
+    squares = sum(counts[path] * level**2 for path, level in levels.items())
+    together = math.sqrt(squares / max(sum(counts.values()), 1))
+    bound = statistics.normal_bound(len(levels))
+    is_one = all(
+        abs(level / together - 1) < bound * statistics.spread_of_stddev(counts[path])
+        for path, level in levels.items()
+        if counts[path]
+    )
+    return dict.fromkeys(levels, together) if is_one else levels
+
+
+def _too_small(found: draws.Measured, limit: float) -> frozenset[Path]:
+    """The additions whose noise is too small, by this factor, for their data."""
+    z = draws.multiplier(found.mechanism, 0)
+    chains = {crossing.path: crossing.chain for crossing in found.followed.crossings}
+    small: frozenset[Path] = frozenset()
+    for path, drawn in found.noise.items():
+        furthest = max(float(np.linalg.norm(move[path])) for move in found.moved)
+        if drawn.values.size and not furthest * z <= limit * _stddev(drawn):
+            small |= chains[crossing_of(path)]
+    return small
+
+
+def _stddev(noise: draws.Drawn) -> float:
+    return noise.stddev_at_first or 1e-30
+
+
+def _size(batch: Any) -> int:
+    return jax.tree.leaves(batch)[0].shape[0]
+
+
+def _step_of(pipeline: Pipeline) -> Step:
+    def step(state, data):
+        batch, mask = data
+        options = {"is_padding_example": mask} if pipeline.takes_mask else {}
+        return (), pipeline.step(state, *batch, **options)
+
+    return step
+
+
+def _varied(data: _Data, number: jax.Array) -> _Data:
+    """Other real numbers in each step, and one example if there is none."""
+    batch, mask = data
+    one = jnp.arange(mask.size) != number % mask.size
+    return neighbors.shifted(batch, number), jnp.where(mask.all(), one, mask)
+
+
+def _neighbors_of(pipeline: Pipeline) -> tuple[list[_Data], float]:
+    """Batches that differ in one example from the first of them.
+
+    If the step takes a mask, the first batch has no example, and the others have one.
+    Otherwise the first example of each is another.
+
+    Returns:
+      The batches, and how much further apart neighbors may be than they are.
+    """
+    batch, size = pipeline.batch, _size(pipeline.batch)
+    rows = [neighbors.row_of(batch, 0)]
+    if neighbors.has_numbers(batch):
+        for factor in neighbors.HUGE:
+            scale = lambda x, factor=factor: factor * x.astype(float)
+            rows.append(neighbors.on_numbers(scale, rows[0]))
+    relation = pipeline.mechanism.neighboring_relation
+    replaces = relation is NeighboringRelation.REPLACE_ONE
+    if pipeline.takes_mask:
+        first = batch, jnp.ones(size, bool)
+        alone, factor = jnp.arange(size) != 0, 2.0 if replaces else 1.0
+    else:
+        opposite = neighbors.on_numbers(jnp.negative, neighbors.row_of(batch, 1))
+        first = neighbors.with_row(batch, 0, opposite), jnp.zeros(size, bool)
+        alone, factor = jnp.zeros(size, bool), 1.0 if replaces else 0.5
+    others = [(neighbors.with_row(batch, 0, row), alone) for row in rows]
+    return [first, *others], factor
+
+
+def whole_step(pipeline: Pipeline) -> WholeStep:
+    """Traces the step, and finds the additions of noise that make it private.
+
+    Other noise may be added on the way: to the inputs, in the loss. So the last
+    additions are looked at first, and the first ones if those do not suffice.
+
+    Raises:
+      NotTraceable: if JAX cannot trace the step.
+      NotRecordable: if noise is added at a place from where it cannot be taken out.
+    """
+    if not draws.multiplier(pipeline.mechanism, 0):
+        raise NotTraceable("the mechanism has no noise.")
+    batches, factor = _neighbors_of(pipeline)
+    state, everybody = start(pipeline.init), None
+    if pipeline.takes_mask:  # then the first neighbor has no examples
+        everybody = pipeline.batch, jnp.zeros(_size(pipeline.batch), bool)
+    steps = Steps(_step_of(pipeline), state, batches[0], _varied)
+
+    def at(ignored: frozenset[Path]) -> draws.Measured:
+        """The step at the additions of noise that are not ignored."""
+        followed, noise, moved, ready = steps.follow(ignored), {}, [], state
+        if followed.crossings:
+            ready, moved = draws.movements(steps, followed.crossings, batches)
+            moved = [{path: factor * x for path, x in move.items()} for move in moved]
+            noise = draws.draw(steps, pipeline.init, followed.crossings)
+            noise, moved = draws.once(noise, moved)
+        step = pipeline.mechanism, steps, followed, ready
+        return draws.Measured(*step, batches, factor, everybody, noise, moved)
+
+    found = at(_all_but_the_last(steps))
+    if not found.noise or _too_small(found, 1.05):
+        ignored: frozenset[Path] = frozenset()
+        while steps.follow(ignored).crossings:
+            found = at(ignored)
+            small = _too_small(found, _NOT_THE_NOISE)
+            if not small or not steps.follow(ignored | small).crossings:
+                break
+            ignored |= small
+    return WholeStep(pipeline, found)
+
+
+def _all_but_the_last(steps: Steps) -> frozenset[Path]:
+    """The additions without which all that is kept has noise just the same."""
+    ignored: frozenset[Path] = frozenset()
+    bare = set(steps.follow().paths(Label.DATA))
+    for _ in range(_MOST_CROSSINGS):
+        for crossing in steps.follow(ignored).crossings:
+            without = steps.follow(ignored | crossing.chain)
+            if set(without.paths(Label.DATA)) <= bare:
+                ignored |= crossing.chain
+                break
+        else:
+            break
+    return ignored

@@ -1,0 +1,355 @@
+"""The command line: `dpadambc epsilon`, `calibrate` and `plan`."""
+
+import argparse
+import dataclasses
+import json
+import math
+import operator
+import re
+import sys
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+import dpadambc
+from dpadambc import NeighboringRelation, accounting, graphs
+
+__all__ = ["main"]
+
+_EPILOG = """\
+examples:
+  dpadambc plan --epsilon 1 3 8 --batch-size 256 1024 4096 --epochs 30 \\
+      --num-examples 60000 --delta 1e-6
+  dpadambc epsilon --noise-multiplier 1.85 --sampling-prob 0.02048 \\
+      --iterations 3360 --delta 1e-5
+  dpadambc calibrate --epsilon 3 --delta 1e-5 --batch-size 1024 \\
+      --num-examples 50000 --epochs 60
+
+Poisson sampling is the default: each example takes part in each step independently.
+Epochs over shuffled data spend more: see --mechanism shuffled.
+"""
+
+# Each word of --mechanism: the class, and the assumption that its epsilon rests on.
+_MECHANISMS: dict[str, tuple[Any, str]] = {
+    "poisson": (
+        dpadambc.PoissonGaussian,
+        "Each example takes part in each step independently, with the sampling"
+        " probability. Batches of shuffled data are not drawn so.",
+    ),
+    "truncated-poisson": (
+        dpadambc.TruncatedPoissonGaussian,
+        "Poisson sampling of a known number of examples; of a batch that is too large,"
+        " a random part is kept.",
+    ),
+    "fixed-size": (
+        dpadambc.FixedSizeGaussian,
+        "Each step draws a fresh uniform subset of a known number of examples.",
+    ),
+    "shuffled": (
+        dpadambc.ShuffledGaussian,
+        "Each epoch deals all examples into batches, a smaller one at the end included."
+        " The order gets no credit: Poisson sampling spends far less.",
+    ),
+    "random-allocation": (
+        dpadambc.RandomAllocationGaussian,
+        "In each epoch each example takes part in random steps of its own. Batches of"
+        " shuffled data are not drawn so.",
+    ),
+    "graph-poisson": (
+        graphs.NodePoissonGaussian,
+        "Each root takes part in each step independently; a node is in at most"
+        " max_terms terms of the sum.",
+    ),
+    "graph-fixed-size": (
+        graphs.NodeFixedSizeGaussian,
+        "Each step draws a fresh uniform subset of the roots; a node is in at most"
+        " max_terms terms of the sum.",
+    ),
+}
+
+
+def _number(text: str) -> float | int:
+    """A whole number as an int, so that it may be a count; 60,000 and 6e4 are."""
+    if re.fullmatch(r"\d{1,3}(,000)+", text):  # 256,102 may be two numbers
+        text = text.replace(",", "")
+    value = float(text)
+    return int(value) if value.is_integer() else value
+
+
+def _count(text: str) -> int:
+    value = _number(text)
+    if not isinstance(value, int):
+        raise argparse.ArgumentTypeError(f"Expected a whole number, got {text}.")
+    return value
+
+
+_ACCOUNTANTS = {"pld": accounting.PLD, "rdp": accounting.RDP, None: None}
+
+# The fields of mechanisms, and the numbers that stand in their place.
+_FIELDS = {
+    "noise_multiplier": (float, "noise over sensitivity"),
+    "sampling_prob": (float, "the probability of taking part in a step"),
+    "batch_size": (_number, "examples in a step, on average where batches are drawn"),
+    "num_examples": (_count, "size of the data set"),
+    "epochs": (float, "in place of --iterations"),
+    "iterations": (_count, "number of steps"),
+    "batches_per_epoch": (_count, "number of steps in an epoch"),
+    "participations": (_count, "in how many steps of an epoch an example takes part"),
+    "truncated_batch_size": (_count, "the largest batch"),
+    "max_terms": (_count, "the most terms of the sum that a node is in"),
+    "normalize_by": (float, "divisor of the sum (default: --batch-size, or 1)"),
+}
+_INSTEAD = {
+    "epochs": {"iterations"},
+    "batch_size": {"sampling_prob", "batches_per_epoch"},
+}
+_SOLVABLE = {"noise_multiplier", "iterations", "sampling_prob"}
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="dpadambc",
+        description="Plans and accounting of differentially private training.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    version = f"dpadambc {dpadambc.__version__}"
+    made.add_argument("--version", action="version", version=version)
+    commands = made.add_subparsers(dest="command", required=True)
+    plan = commands.add_parser("plan", help="the noise for several budgets")
+    epsilon = commands.add_parser("epsilon", help="the epsilon that training spends")
+    calibrate = commands.add_parser(
+        "calibrate",
+        help="solve for the noise multiplier, iterations or sampling probability,"
+        " whichever is left out",
+    )
+    calibrate.add_argument("--epsilon", type=float, required=True, help="the target")
+    add = plan.add_argument
+    add("--epsilon", type=float, nargs="+", required=True, help="targets")
+    add("--batch-size", type=_count, nargs="+", required=True, help="expected sizes")
+    add("--epochs", type=float, nargs="+", required=True, help="one number or several")
+    add("--num-examples", type=_count, required=True, help="size of the data set")
+    for command in (epsilon, calibrate):
+        add = command.add_argument
+        add(
+            "--mechanism",
+            choices=tuple(_MECHANISMS),
+            default="poisson",
+            help="how batches are drawn (default: poisson)",
+        )
+        for name, (kind, text) in _FIELDS.items():
+            add(_option(name), type=kind, help=text)
+        add("--clip-norm", type=float, default=1.0, help="default: 1")
+    for command in (plan, epsilon, calibrate):
+        add = command.add_argument
+        add("--delta", type=float, required=True, help="well below 1 / num_examples")
+        add(
+            "--relation",
+            choices=[relation.name.lower() for relation in NeighboringRelation],
+            help="how neighboring data sets differ (default: that of the mechanism)",
+        )
+        add(
+            "--accountant",
+            choices=("pld", "rdp"),
+            help="default: the tightest that knows the sampling",
+        )
+        add("--json", action="store_true", help="print JSON")
+    return made
+
+
+def _check_fields(args: argparse.Namespace, fields: Sequence[Any]) -> None:
+    """Raises for options that are not of the mechanism, or missing."""
+    given = {name for name in _FIELDS if getattr(args, name) is not None}
+    names = {field.name for field in fields} | {"epochs", "batch_size", "num_examples"}
+    listed = lambda names: ", ".join(map(_option, (x for x in _FIELDS if x in names)))
+    if given - names:
+        raise ValueError(
+            f"Expected {listed(names)} for --mechanism {args.mechanism}, got"
+            f" {listed(given - names)}."
+        )
+    needed = {field.name for field in fields if field.default is dataclasses.MISSING}
+    missing = needed - given - {"l2_clip_norm", "normalize_by"}
+    missing -= set().union(*(_INSTEAD.get(name, ()) for name in given))
+    if args.command == "calibrate":
+        missing -= _SOLVABLE
+    if missing:
+        raise ValueError(f"Expected {listed(missing)} to be given.")
+
+
+def _mechanism(args: argparse.Namespace) -> Any:
+    """The mechanism that the options describe, calibrated if they ask for that."""
+    cls = _MECHANISMS[args.mechanism][0]
+    _check_fields(args, dataclasses.fields(cls))
+    numbers = {name: getattr(args, name) for name in _FIELDS}
+    numbers["l2_clip_norm"] = args.clip_norm
+    if args.normalize_by is None and args.batch_size is None:
+        numbers["normalize_by"] = 1.0
+    if args.relation is not None:
+        numbers["neighboring_relation"] = NeighboringRelation[args.relation.upper()]
+    if args.command == "epsilon":
+        return cls.of_epochs(**numbers)
+    return cls.calibrate(
+        target_epsilon=args.epsilon,
+        target_delta=args.delta,
+        accountant=_ACCOUNTANTS[args.accountant],
+        **numbers,
+    )
+
+
+def _unit(mechanism: Any) -> str:
+    """Says so where the sensitivity, the unit of the noise, is not the clip norm."""
+    sensitivity = mechanism.sensitivity * mechanism.normalize_by
+    clip_norms = round(sensitivity / mechanism.l2_clip_norm)
+    if clip_norms == 1:
+        return ""
+    return (
+        f" The noise multiplier is in units of the sensitivity, here {clip_norms} clip"
+        f" norms. If yours is in units of the clip norm, divide it by {clip_norms}."
+    )
+
+
+def _spent(args: argparse.Namespace) -> dict[str, Any]:
+    """The report of `epsilon` and `calibrate`."""
+    mechanism = _mechanism(args)
+    accountant = _ACCOUNTANTS[args.accountant] or mechanism.accountants[0]
+    names = {field.name for field in dataclasses.fields(mechanism)}
+    return {
+        "epsilon": mechanism.epsilon(
+            args.delta, accountant=accountant, num_examples=args.num_examples
+        ),
+        "delta": args.delta,
+        "neighboring_relation": mechanism.neighboring_relation.name,
+        "accountant": accountant.name,
+        "sampling": args.mechanism,
+        **{name: getattr(mechanism, name) for name in _FIELDS if name in names},
+        "l2_clip_norm": mechanism.l2_clip_norm,
+        "noise_stddev": mechanism.noise_stddev,
+        "assumed": _MECHANISMS[args.mechanism][1] + _unit(mechanism),
+    }
+
+
+def _spent_as_text(numbers: dict[str, Any]) -> str:
+    numbers = dict(numbers)
+    epsilon, delta, relation, accountant = (
+        numbers.pop(name)
+        for name in ("epsilon", "delta", "neighboring_relation", "accountant")
+    )
+    assumed = numbers.pop("assumed")
+    width = max(map(len, numbers)) + 1
+    lines = [
+        f"epsilon = {epsilon:.4f} at delta = {delta:g} ({relation},"
+        f" {accountant.upper()})",
+        *(
+            f"  {name.replace('_', ' '):<{width}} {value}"
+            for name, value in numbers.items()
+        ),
+    ]
+    return "\n".join([*lines, *textwrap.wrap(assumed, 80)])
+
+
+# Of each column of a plan: its title, its format, and the attribute of a `PlannedRun`.
+_COLUMNS = {
+    "epochs": ("epochs", "{:g}", "epochs"),
+    "epsilon": ("epsilon", "{:g}", "target_epsilon"),
+    "batch_size": ("batch size", "{}", "batch_size"),
+    "sampling_prob": ("sampling prob", "{:.5f}", "mechanism.sampling_prob"),
+    "iterations": ("steps", "{}", "mechanism.iterations"),
+    "noise_multiplier": ("noise multiplier", "{:.4f}", "mechanism.noise_multiplier"),
+    "noise_stddev": ("noise stddev", "{:.3g}", "noise_stddev"),
+}
+
+
+def _plan(args: argparse.Namespace) -> dict[str, Any]:
+    """The report of `plan`."""
+    from dpadambc.accounting import plan
+    from dpadambc.core.clip import NeighboringRelation
+
+    relation = NeighboringRelation[(args.relation or "add_or_remove_one").upper()]
+    planned = plan(
+        target_epsilons=args.epsilon,
+        target_delta=args.delta,
+        batch_sizes=args.batch_size,
+        epochs=args.epochs,
+        num_examples=args.num_examples,
+        neighboring_relation=relation,
+        accountant=_ACCOUNTANTS[args.accountant],
+    )
+    read = lambda run, path: operator.attrgetter(path)(run)
+    return {
+        "delta": args.delta,
+        "num_examples": args.num_examples,
+        "neighboring_relation": relation.name,
+        "accountant": planned[0].accountant.name,
+        "sampling": "poisson",
+        "rows": [
+            {name: read(run, path) for name, (_, _, path) in _COLUMNS.items()}
+            for run in planned
+        ],
+    }
+
+
+def _plan_as_text(numbers: dict[str, Any]) -> str:
+    table = [[title for title, _, _ in _COLUMNS.values()]]
+    for row in numbers["rows"]:
+        table.append([shape.format(row[x]) for x, (_, shape, _) in _COLUMNS.items()])
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    justified = lambda cells: map(str.rjust, cells, widths)
+    lines = [
+        f"{numbers['num_examples']:,} examples, delta = {numbers['delta']:g}"
+        f" ({numbers['neighboring_relation']}, {numbers['accountant'].upper()},"
+        " Poisson sampling)",
+        *("  ".join(justified(cells)) for cells in table),
+        "noise stddev: in the mean gradient, in units of the clip norm.",
+    ]
+    return "\n".join([*lines, *textwrap.wrap(_MECHANISMS["poisson"][1], 80)])
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity."""
+    if isinstance(value, dict):
+        return {key: _finite(x) for key, x in value.items()}
+    if isinstance(value, list):
+        return [_finite(x) for x in value]
+    return "inf" if value == math.inf else value
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    Args:
+      argv: the arguments; those of the process by default.
+
+    Returns:
+      0, or 2 for arguments that do not fit, explained on the standard error stream.
+
+    Raises:
+      SystemExit: for arguments that cannot be parsed, and after --help.
+
+    Example:
+      >>> from dpadambc import cli
+      >>> status = cli.main([
+      ...     "plan", "--epsilon", "1", "8", "--batch-size", "512", "--epochs", "2",
+      ...     "--num-examples", "10000", "--delta", "1e-5", "--accountant", "rdp"])
+      10,000 examples, delta = 1e-05 (ADD_OR_REMOVE_ONE, RDP, Poisson sampling)
+      epochs  epsilon  batch size  sampling prob  steps  noise multiplier  noise stddev
+           2        1         512        0.05120     40            1.7611       0.00344
+           2        8         512        0.05120     40            0.6580       0.00129
+      noise stddev: in the mean gradient, in units of the clip norm.
+      Each example takes part in each step independently, with the sampling
+      probability. Batches of shuffled data are not drawn so.
+    """
+    args = _parser().parse_args(argv)
+    report, as_text = (
+        (_plan, _plan_as_text) if args.command == "plan" else (_spent, _spent_as_text)
+    )
+    try:
+        numbers = report(args)
+    except (TypeError, ValueError) as error:
+        print(f"dpadambc: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(_finite(numbers), indent=2) if args.json else as_text(numbers))
+    return 0

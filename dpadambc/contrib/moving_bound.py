@@ -1,0 +1,240 @@
+"""Mechanisms whose bound moves, as a function of earlier noised sums.
+
+The gradient comes out in units of the bound, so that its sensitivity and its noise
+stay. The sum that moves the bound is one more coordinate of the clipped gradients, and
+is noised with them, by the same key and at the same level.
+"""
+
+import abc
+import math
+from typing import Any, NamedTuple
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpadambc.core import clip, clipped_sum, validate
+from dpadambc.core.arrays import with_automatic_axes
+from dpadambc.core.gradient import seals_agree
+from dpadambc.core.mechanism import Mechanism, check_independent_noise
+from dpadambc.core.noise import add_dp_noise
+from dpadambc.core.privatize import Noise, PrivateGradient, scaled_multiplier
+from dpadambc.core.sampling import Batch
+
+# The bound stays within this factor of the one that it starts from, either way. For a
+# start near one that is far from where squares of float32 numbers vanish or overflow.
+_FARTHEST = 1e6
+
+
+class MovingBoundState(NamedTuple):
+    """Of a mechanism whose bound moves: secret for the key in it."""
+
+    l2_clip_norm: jax.Array  # of the next step, shape=(): as private as a gradient
+    noise: Any
+
+    @property
+    def rng_key(self) -> jax.Array:
+        """That of the noise."""
+        return self.noise.rng_key
+
+
+def _with(tree: Any, number: Any) -> Any:
+    """A gradient with one more coordinate."""
+    return tree, jnp.asarray(number)
+
+
+class _WithSum(Noise):
+    """Independent noise on the gradient and on the sum that moves the bound."""
+
+    is_independent = True
+
+    def stddev(self, mechanism: Any) -> Any:
+        """The noise multiplier that the price of the sum leaves for the gradient."""
+        return scaled_multiplier(mechanism.gradient_multiplier, mechanism.sensitivity)
+
+    def transformation(
+        self, mechanism: Any, key: jax.Array
+    ) -> optax.GradientTransformation:
+        """None of a sum without the one that moves the bound."""
+        raise TypeError(
+            "Expected privatize, a chain such as dp_adam_bc, or training.fit for"
+            f" {type(mechanism).__name__}, whose bound follows from a sum of its own,"
+            " got add_noise."
+        )
+
+    def private_gradient(self, mechanism: Any, key: jax.Array) -> PrivateGradient:
+        """A clip at the bound in the state, which the noise moves."""
+        noise = add_dp_noise(mechanism.noise_stddev, key=key)
+        start, divisor = mechanism.l2_clip_norm, mechanism.normalize_by
+        rule = mechanism.clip_rule
+        unit = mechanism.unit()
+
+        def init_fn(params):
+            clip.check_parameters(params, rule)
+            # In float32 whatever the parameters are in: a constant to the clip.
+            first = jnp.asarray(start, jnp.float32)
+            return MovingBoundState(first, noise.init(_with(params, 0.0)))
+
+        def clip_fn(gradients, state, params, *, is_padding_example=None, **extra_args):
+            masks = {"is_padding_example": is_padding_example, **extra_args}
+            if not clip.check_gradients(gradients, params, **masks):
+                return clip.Sums(gradients, jnp.zeros([]))
+            # In units of the bound: the sensitivity is that of the first step. Rounded
+            # up, for the bound is in float32, and the sum may be in float64.
+            rounding = 1 + 4 * jnp.finfo(jnp.float32).eps
+            units = state.l2_clip_norm / start * rounding
+
+            def clip_and_sum(bound, normalize_by, gradients, is_padding_example):
+                found = clip.factors(gradients, params, bound, is_padding_example, rule)
+                return clip.Sums(
+                    clip.weighted_sum(gradients, params, found, normalize_by, rule),
+                    _sum_of_indicators(
+                        mechanism, gradients, params, is_padding_example, found, bound
+                    ),
+                )
+
+            return with_automatic_axes(
+                clip_and_sum,
+                clip.specs_of_sums(params),
+                state.l2_clip_norm,
+                divisor * units,
+                gradients,
+                is_padding_example,
+            )
+
+        def noise_fn(sums, state, params=None):
+            both = _with(sums.gradient, unit * sums.beside)
+            noised: Any
+            noised, noise_state = noise.update(
+                clipped_sum.close_sums(both, None, None),
+                state.noise,
+                None if params is None else _with(params, 0.0),
+            )
+            gradient, observed = noised
+            mean = observed / (unit * divisor)
+            moved = mechanism.moved(state.l2_clip_norm, mean)
+            return gradient, MovingBoundState(moved, noise_state)
+
+        return PrivateGradient(init_fn, clip_fn, noise_fn)
+
+
+def _longest(squared_norms: jax.Array, weights: jax.Array, size: int) -> jax.Array:
+    """Bounds on the norms of clipped gradients, with the part that rounding hides."""
+    norms = jnp.sqrt(squared_norms)
+    rounding = 16 * jnp.finfo(norms.dtype).eps
+    longest = weights * (norms * (1 + rounding) + clip.unseen_norm(size, norms.dtype))
+    return jnp.where(weights > 0, longest, 0)  # where it is not finite, too
+
+
+def _sum_of_indicators(
+    mechanism: "MovingBound",
+    gradients: Any,
+    params: Any,
+    is_padding_example: jax.Array | None,
+    found: clip.Factors,
+    bound: jax.Array,
+) -> jax.Array:
+    """The sum that moves the bound; not private."""
+    sizes, longest = [math.prod(jnp.shape(x)) for x in jax.tree.leaves(params)], []
+    for name, (_, places) in mechanism.clip_rule.groups(params).items():
+        size = sum(sizes[i] for i in places)
+        squared_norms, weights = found.squared_norms[name], found.weights[name]
+        longest.append(_longest(squared_norms, weights, size))
+    # In units of the bound, since squares of what is short vanish.
+    used = jnp.linalg.norm(jnp.stack(longest) / bound, axis=0)
+    norm = jnp.sqrt(sum(found.squared_norms.values()))
+    of_one = jax.vmap(mechanism.indicator, (0, 0, None))
+    indicators = of_one(norm, used, jnp.asarray(bound, norm.dtype))
+    # Padding may come as gradients of zero, without its mask. An example that takes its
+    # place must not move the sum further than from nothing.
+    tells = found.are_finite & (norm > 0)
+    if is_padding_example is not None:
+        tells &= ~is_padding_example
+    indicators = jnp.where(tells, indicators, 0)
+    return jnp.sum(jnp.where(seals_agree(gradients), indicators, jnp.nan))
+
+
+def _of_mechanism(name: str) -> Any:
+    """A number of the other mechanism."""
+    return property(lambda self: getattr(self.mechanism, name))
+
+
+class MovingBound(Mechanism):
+    """A mechanism with another one's batches and epsilon, at a bound that moves.
+
+    Attributes:
+      mechanism: the other one, whose `l2_clip_norm` is the bound of the first step.
+      learning_rate: of the bound.
+    """
+
+    mechanism: Mechanism
+    learning_rate: float
+
+    _noise = _WithSum()
+
+    def __post_init__(self):
+        check_independent_noise(self.mechanism)
+        if isinstance(self.mechanism, MovingBound):
+            raise ValueError(
+                f"Expected mechanism to have a fixed bound, got {self.mechanism!r}."
+            )
+        validate.positive(learning_rate=self.learning_rate)
+        super().__post_init__()
+        self.gradient_multiplier  # noqa: B018
+
+    l2_clip_norm = _of_mechanism("l2_clip_norm")
+    noise_multiplier = _of_mechanism("noise_multiplier")
+    iterations = _of_mechanism("iterations")
+    normalize_by = _of_mechanism("normalize_by")
+    neighboring_relation = _of_mechanism("neighboring_relation")
+    clip_rule = _of_mechanism("clip_rule")
+    num_examples = _of_mechanism("known_size")
+    batch_size = _of_mechanism("known_batch_size")
+    relations = _of_mechanism("relations")
+    draws_steps_alone = _of_mechanism("draws_steps_alone")
+    pads_batches = _of_mechanism("pads_batches")
+    terms_per_unit = _of_mechanism("terms_per_unit")
+    accounted_as = _of_mechanism("accounted_as")
+
+    @property
+    @abc.abstractmethod
+    def gradient_multiplier(self) -> Any:
+        """The noise in the gradient over its sensitivity."""
+
+    @abc.abstractmethod
+    def unit(self) -> Any:
+        """The factor of the sum with which the noise of the gradient hides it."""
+
+    @abc.abstractmethod
+    def indicator(
+        self, norm: jax.Array, used: jax.Array, l2_clip_norm: jax.Array
+    ) -> jax.Array:
+        """The number of one example in the sum, shape ().
+
+        Args:
+          norm: of its gradient, shape ().
+          used: a bound on the norm of the clipped one over that of the step, shape ().
+          l2_clip_norm: the bound of the step, shape ().
+        """
+
+    @abc.abstractmethod
+    def error(self, mean: jax.Array) -> jax.Array:
+        """How far the noisy sum over B is above its target."""
+
+    def moved(self, l2_clip_norm: jax.Array, mean: jax.Array) -> jax.Array:
+        """The bound of the next step.
+
+        Args:
+          l2_clip_norm: of this step.
+          mean: the noisy sum, over B.
+        """
+        moved = l2_clip_norm * jnp.exp(-self.learning_rate * self.error(mean))
+        low, high = self.l2_clip_norm / _FARTHEST, self.l2_clip_norm * _FARTHEST
+        return jnp.clip(moved, low, high).astype(l2_clip_norm.dtype)
+
+    def _event(self, steps: int, noise_multiplier: float) -> dp_accounting.DpEvent:
+        return self.mechanism._event(steps, noise_multiplier)
+
+    def _draw(self, key: jax.Array, step: int | jax.Array, num_examples: int) -> Batch:
+        return self.mechanism._draw(key, step, num_examples)

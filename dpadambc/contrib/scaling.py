@@ -1,0 +1,104 @@
+"""Per-example gradients times public factors, before the clip."""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import PartitionSpec
+
+from dpadambc.core.arrays import (
+    at_least_float32,
+    spec_of_examples,
+    specs_of,
+    with_automatic_axes,
+)
+from dpadambc.core.gradient import PerExampleGradient, close_array, is_per_example
+from dpadambc.engine import rounding
+from dpadambc.engine.forms import Dense
+
+SCALED = "materialized: scaled"
+
+
+class OuterProduct(NamedTuple):
+    """A scale for each coordinate of a parameter that is a product over its axes."""
+
+    vectors: tuple[jax.Array, ...]  # one for each axis
+
+    def dense(self) -> jax.Array:
+        """The array that it stands for."""
+        return functools.reduce(functools.partial(jnp.tensordot, axes=0), self.vectors)
+
+
+def scale_examples(gradients: optax.Updates, factors: optax.Params) -> optax.Updates:
+    """Each example's gradient times the same factors, coordinate by coordinate.
+
+    It mixes no examples, so it may come before the clip. The result is sealed and
+    masked as the gradients were, in at least float32. A product of factors times an
+    `OuterProduct` is a product again, and so are rows of a table. Times any other
+    array, and for convolutions with overlapping patches, the gradient is materialized.
+
+    Args:
+      gradients: a tree of per-example gradients.
+      factors: for each parameter an array of its shape or an `OuterProduct`, of numbers
+        that are public, such as a function of earlier private gradients.
+    """
+
+    def scale(leaf: PerExampleGradient, factor: Any) -> PerExampleGradient:
+        if isinstance(factor, OuterProduct):
+            factored = _scaled_along(leaf, factor.vectors)
+            if factored is not None:
+                return factored
+            factor = factor.dense()
+        return _materialized_and_scaled(leaf, factor)
+
+    return jax.tree.map(scale, gradients, factors, is_leaf=is_per_example)
+
+
+def _scaled_along(
+    leaf: PerExampleGradient, vectors: tuple[jax.Array, ...]
+) -> PerExampleGradient | None:
+    """In the same form, or None where the form does not allow it."""
+    dtypes = []
+
+    def product(leaf, vectors):
+        grad = jax.vmap(lambda grad: grad.scaled_along(vectors))(
+            rounding.pinned(leaf.open())
+        )
+        dtypes.extend(x.dtype for x in jax.tree.leaves(grad))
+        return jax.tree.map(close_array, grad)
+
+    if jax.eval_shape(product, leaf, vectors) is None:
+        return None
+    dtypes.clear()
+    spec = spec_of_examples(leaf.seal)
+    return dataclasses.replace(
+        leaf,
+        sealed=with_automatic_axes(product, spec, leaf, vectors),
+        dtype=at_least_float32(leaf.dtype),
+        dtypes=tuple(dtypes),
+    )
+
+
+def _materialized_and_scaled(
+    leaf: PerExampleGradient, factor: jax.Array
+) -> PerExampleGradient:
+    dtype = at_least_float32(leaf.dtype)
+
+    def product(leaf, factor):
+        gradient = dataclasses.replace(leaf, dtype=dtype).materialize()
+        return close_array(gradient * factor[None].astype(dtype))
+
+    spec = spec_of_examples(leaf.seal)
+    if not len(spec):
+        spec = PartitionSpec(None, *specs_of(factor))
+    closed = with_automatic_axes(product, spec, leaf, factor)
+    return dataclasses.replace(
+        leaf,
+        sealed=Dense(closed, leaf.shape, SCALED),
+        rule=SCALED,
+        dtype=dtype,
+        dtypes=(dtype,),
+    )

@@ -1,0 +1,402 @@
+"""Epsilon of a run, by dp-accounting.
+
+A run is an event of dp-accounting. An `Accountant` reads it: `PLD`, by privacy loss
+distributions, which are tight, or `RDP`, by Rényi divergences, an upper bound.
+
+The noise multiplier of a Gaussian event is in units of C, as dp-accounting's PLD
+accountant reads it: under REPLACE_ONE, where the sensitivity is 2 C, it supplies the 2.
+Its RDP accountant reads it in units of the sensitivity there. `RDP` translates.
+"""
+
+import abc
+import dataclasses
+import functools
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from dp_accounting import NeighboringRelation, pld, rdp
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
+from dpadambc.core import validate
+
+# A schedule with more levels than this is rounded down to so many.
+_MOST_LEVELS = 64
+# Its exponential is a number.
+_LARGEST_EXPONENT = 700.0
+# The coarsest grid of losses, and the relative error of epsilon that a grid may leave.
+_COARSEST, _TOLERANCE = 1e-2, 3e-4
+# A grid of one step, or of all, has no more losses than this: some 100 MB in all.
+_MOST_LOSSES = 3e5
+# Each composition by FFT takes less than this off delta by rounding: six times the most
+# that `benchmarks.accounting.rounding` finds, in random runs of up to a million steps.
+_ROUNDING = 4e-16
+# A delta below this for each step is of the size of such rounding.
+_RARE_DELTA = 1e-14
+# How many epsilons are kept.
+_MOST_KNOWN = 4096
+
+
+def check_delta(target_delta: float, num_examples: int | None = None) -> None:
+    """Raises for a delta outside (0, 1), and for one of a whole example or more."""
+    validate.open_unit_interval(target_delta=target_delta)
+    if num_examples is not None and target_delta * num_examples >= 1:
+        raise ValueError(
+            f"Expected target_delta below 1 / num_examples = {1 / num_examples:.3g},"
+            " since publishing a random example in full would be as private, got"
+            f" {target_delta:g}. Ask for one well below that, such as"
+            f" {0.1 / num_examples:.0e}."
+        )
+
+
+def gaussian(
+    noise_multiplier: float, relation: NeighboringRelation
+) -> dp_accounting.GaussianDpEvent:
+    """A Gaussian on the whole data set.
+
+    Args:
+      noise_multiplier: the standard deviation over the sensitivity.
+      relation: the difference of two neighboring data sets.
+    """
+    clip_norms = 1 + (relation == NeighboringRelation.REPLACE_ONE)
+    return dp_accounting.GaussianDpEvent(noise_multiplier * clip_norms)
+
+
+class OwnDpEvent(dp_accounting.DpEvent, abc.ABC):
+    """Gaussian steps that dp-accounting does not know: they compose themselves.
+
+    Attributes:
+      noise_multiplier: the noise over the sensitivity.
+    """
+
+    noise_multiplier: float
+
+    @property
+    @abc.abstractmethod
+    def rate(self) -> float:
+        """The probability that a step affects what two neighbors differ in."""
+
+    @abc.abstractmethod
+    def compose_into(self, accountant: Any, count: int) -> None:
+        """Adds so many of them to one of dp-accounting's accountants.
+
+        Raises:
+          dp_accounting.UnsupportedEventError: for another accountant, or a neighboring
+            relation that they are not stated for.
+        """
+
+
+def steps_of(
+    event: dp_accounting.DpEvent, count: int = 1
+) -> Iterator[tuple[dp_accounting.DpEvent, int]]:
+    """The single steps of a composition, each with how often it is taken."""
+    if isinstance(event, dp_accounting.SelfComposedDpEvent):
+        yield from steps_of(event.event, count * event.count)
+    elif isinstance(event, dp_accounting.ComposedDpEvent):
+        for part in event.events:
+            yield from steps_of(part, count)
+    elif count and not isinstance(event, dp_accounting.NoOpDpEvent):
+        yield event, count
+
+
+def events_in(event: dp_accounting.DpEvent) -> Iterator[dp_accounting.DpEvent]:
+    """The steps of an event, and the events that are sampled in them."""
+    for step, _ in steps_of(event):
+        yield step
+        if inner := getattr(step, "event", None):
+            yield from events_in(inner)
+
+
+_NOISED = (
+    dp_accounting.GaussianDpEvent,
+    dp_accounting.TruncatedSubsampledGaussianDpEvent,
+    OwnDpEvent,
+)
+
+
+def _loss_and_rate(step: dp_accounting.DpEvent) -> tuple[float, float]:
+    """About the privacy loss of a step that hits, and the rate at which it does.
+
+    There is no amplification in it: enough to tell what is astronomical.
+    """
+    rate: Any = getattr(step, "sampling_probability", getattr(step, "rate", 1.0))
+    if isinstance(step, dp_accounting.SampledWithoutReplacementDpEvent):
+        rate = step.sample_size / step.source_dataset_size
+    noised = [x for x in events_in(step) if isinstance(x, _NOISED)]
+    z = min((x.noise_multiplier for x in noised), default=math.inf)
+    with np.errstate(divide="ignore"):
+        loss = float(0.5 / np.square(np.float64(z)))  # of a Gaussian moved by one
+    return (loss, rate) if rate else (0.0, 0.0)
+
+
+def _range_of_losses(step: dp_accounting.DpEvent) -> float:
+    """About how far the largest and the least loss of one step are apart."""
+    loss, rate = _loss_and_rate(step)
+    # Of a Gaussian whose mean moves by one, nine deviations to both sides and more;
+    # of a mixture with what did not move, less.
+    largest = loss + 10 * math.sqrt(2 * loss)
+    if rate == 1 or largest > _LARGEST_EXPONENT:
+        return 2 * largest
+    return 2 * math.log1p(rate * math.expm1(largest))
+
+
+class Accountant(abc.ABC):
+    """Computes epsilon: one of the values `PLD` and `RDP`, and no other.
+
+    Attributes:
+      name: "pld" or "rdp".
+      largest_loss: where the privacy loss of a step, or the mean of all, is beyond it,
+        epsilon counts as infinite.
+    """
+
+    name: ClassVar[str]
+    largest_loss: ClassVar[float]
+
+    def __repr__(self) -> str:
+        return f"accounting.{self.name.upper()}"
+
+    @abc.abstractmethod
+    def bound(self, event: dp_accounting.DpEvent, *how: Any) -> float:
+        """Epsilon from above, to a tolerance: see `PrivacyLosses.on_fine_grid`."""
+
+    def translated(
+        self, step: dp_accounting.DpEvent, relation: NeighboringRelation
+    ) -> dp_accounting.DpEvent:
+        """A step as dp-accounting's accountant reads it."""
+        del relation
+        return step
+
+    def composed(self, event: dp_accounting.DpEvent, accountant: Any) -> Any:
+        """dp-accounting's accountant, with all steps of an event added to it.
+
+        Args:
+          event: the run, its noise in units of C.
+          accountant: a fresh one, of dp-accounting and this kind.
+
+        Raises:
+          ValueError: if it cannot account for the event under its relation.
+        """
+        relation = accountant.neighboring_relation
+        try:
+            for step, count in steps_of(event):
+                if isinstance(step, OwnDpEvent):
+                    step.compose_into(accountant, count)
+                else:
+                    accountant.compose(self.translated(step, relation), count)
+        except dp_accounting.UnsupportedEventError as error:
+            raise ValueError(
+                f"Expected an accountant for {event!r} under {relation.name}, got"
+                f" {self}: {error}"
+            ) from error
+        return accountant
+
+    def epsilon(
+        self,
+        event: dp_accounting.DpEvent,
+        *,
+        target_delta: float,
+        neighboring_relation: NeighboringRelation,
+        tolerance: float = _TOLERANCE,
+        enough: float = 0.0,
+    ) -> float:
+        """The epsilon that an event spends: see `accounting.epsilon`."""
+        if self.is_astronomical(event):
+            return math.inf
+        # In double precision, whatever delta is in.
+        how = neighboring_relation, float(target_delta), tolerance, enough
+        try:
+            # An event without an equality of its own may be equal to others than it.
+            if all("__eq__" in vars(type(x)) for x in events_in(event)):
+                return _known_bound(self, tuple(steps_of(event)), *how)
+        except TypeError:  # it has no hash
+            pass
+        return self.bound(event, *how)
+
+    def is_astronomical(self, event: dp_accounting.DpEvent) -> bool:
+        """Whether epsilon is infinite, or so large that it is not worth computing."""
+        losses = [(*_loss_and_rate(step), count) for step, count in steps_of(event)]
+        mean = sum(loss * rate * count for loss, rate, count in losses)
+        return max([mean, *(loss for loss, _, _ in losses)]) > self.largest_loss
+
+
+@functools.lru_cache(_MOST_KNOWN)
+def _known_bound(accountant: Accountant, steps: Any, *how: Any) -> float:
+    """The bound of an event with these steps, computed once."""
+    parts: Any = [dp_accounting.SelfComposedDpEvent(*step) for step in steps]
+    return accountant.bound(dp_accounting.ComposedDpEvent(parts), *how)
+
+
+class Bound(NamedTuple):
+    """A distribution on a grid, and the epsilon that it gives."""
+
+    losses: PrivacyLossDistribution
+    epsilon: float  # at the target delta
+    interval: float  # of the grid
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class PrivacyLosses(Accountant):
+    """By privacy loss distributions: tight."""
+
+    name = "pld"
+    # Beyond that the distribution would not fit into memory.
+    largest_loss = 2e4
+
+    def bound(self, event: dp_accounting.DpEvent, *how: Any) -> float:
+        """On a grid that is fine enough."""
+        return self.on_fine_grid(event, *how).epsilon
+
+    def on_fine_grid(
+        self,
+        event: dp_accounting.DpEvent,
+        relation: NeighboringRelation,
+        target_delta: float,
+        tolerance: float = _TOLERANCE,
+        enough: float = 0.0,
+    ) -> Bound:
+        """The distribution with which epsilon is known to a relative tolerance.
+
+        Every grid gives an upper bound, whose error falls with the square of the
+        interval. Two grids tell the error, and so the interval that is fine enough.
+
+        Args:
+          event: the run.
+          relation: the difference of two neighboring data sets.
+          target_delta: at which epsilon counts.
+          tolerance: of epsilon.
+          enough: an epsilon that need not be known better once it is not exceeded.
+        """
+        ranges = (_range_of_losses(step) for step, _ in steps_of(event))
+        finest = max(ranges, default=0.0) / _MOST_LOSSES
+        left = target_delta - rounding_of(event)
+
+        def on(interval):
+            losses = self.composed(event, pld.PLDAccountant(relation, interval))._pld
+            epsilon = losses.get_epsilon_for_delta(left) if left > 0 else math.inf
+            return Bound(losses, float(epsilon), interval)
+
+        bound, shrink = on(max(_COARSEST, finest)), 0.25
+        while enough < bound.epsilon < math.inf:
+            sizes = bound.losses._pmf_remove.size, bound.losses._pmf_add.size
+            composed = max(sizes) * bound.interval / _MOST_LOSSES
+            interval = max(bound.interval * shrink, finest, composed)
+            if interval >= 0.9 * bound.interval:
+                break
+            last, bound = bound, on(interval)
+            ratio = (last.interval / bound.interval) ** 2
+            error = (last.epsilon - bound.epsilon) / (ratio - 1)
+            allowed = tolerance * bound.epsilon + 1e-6
+            if error <= allowed:
+                break
+            # Somewhat finer than the error says, for one that falls more slowly.
+            shrink = max(0.7 * math.sqrt(allowed / error), 1 / 8)
+        return bound
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class RenyiDivergences(Accountant):
+    """By Rényi divergences: an upper bound, and faster."""
+
+    name = "rdp"
+    largest_loss = sys.float_info.max  # it knows no grid
+
+    def translated(
+        self, step: dp_accounting.DpEvent, relation: NeighboringRelation
+    ) -> dp_accounting.DpEvent:
+        """Relative to the sensitivity, which is 2 C under REPLACE_ONE."""
+        if relation != NeighboringRelation.REPLACE_ONE:
+            return step
+        if type(step) is dp_accounting.GaussianDpEvent:
+            return dp_accounting.GaussianDpEvent(step.noise_multiplier / 2)
+        raise dp_accounting.UnsupportedEventError(f"No Rényi bound for {step!r}.")
+
+    def bound(self, event, relation, target_delta, tolerance, enough) -> float:
+        """Exact at each order, whatever the tolerance is."""
+        del tolerance, enough
+        accountant = self.composed(event, rdp.RdpAccountant(None, relation))
+        return float(accountant.get_epsilon(target_delta))
+
+
+PLD = PrivacyLosses()
+RDP = RenyiDivergences()
+
+
+def check_accountant(accountant: Any) -> None:
+    """Raises unless it is one of the two values."""
+    if accountant not in (PLD, RDP):
+        raise TypeError(
+            "Expected accountant to be accounting.PLD or accounting.RDP, got"
+            f" {accountant!r}."
+        )
+
+
+def rounding_of(event: dp_accounting.DpEvent) -> float:
+    """The most that rounding in the composition may have taken off any delta."""
+    return _ROUNDING * sum(count for _, count in steps_of(event))
+
+
+def least_epsilon(
+    event: dp_accounting.DpEvent,
+    accountants: Sequence[Accountant],
+    *,
+    target_delta: float,
+    **how: Any,
+) -> float:
+    """Epsilon by the first accountant; by the least of all at a tiny delta.
+
+    `PLD` spends a part of delta on rounding, and Rényi divergences have none.
+
+    Args:
+      event: the run.
+      accountants: that can account for the event, the tightest first.
+      target_delta: the delta that goes with it.
+      **how: the relation, and the tolerance, for `Accountant.epsilon`.
+    """
+    for accountant in accountants:
+        check_accountant(accountant)
+    is_rare = target_delta <= _RARE_DELTA / _ROUNDING * rounding_of(event)
+    used = accountants if is_rare else accountants[:1]
+    return min(x.epsilon(event, target_delta=target_delta, **how) for x in used)
+
+
+def level_counts(schedule: optax.Schedule, iterations: int) -> dict[float, int]:
+    """How many of the first `iterations` steps have which noise multiplier, at least.
+
+    Equal steps are counted together. Where a schedule takes more than 64 values, each
+    is first rounded *down* to one of 64 levels in geometric progression, so that the
+    epsilon computed from them is an upper bound, and costs seconds.
+
+    Args:
+      schedule: the noise multiplier as a function of the step, counted from 0.
+      iterations: the number of steps.
+
+    Raises:
+      ValueError: if the schedule has a negative value or one that is not finite.
+
+    Example:
+      >>> from dpadambc.core.accounting import level_counts
+      >>> level_counts(lambda step: 2.0 - (step >= 30), 100)
+      {1.0: 70, 2.0: 30}
+    """
+    if iterations == 0:
+        return {}
+    at_steps = jax.vmap(schedule)
+    values = np.asarray(at_steps(jnp.arange(iterations)), float)
+    for value in (values.min(), values.max()):
+        validate.non_negative(noise_multiplier=value)
+    levels = np.unique(values)
+    if levels[0] == 0:
+        # One step without noise makes epsilon infinite, whatever the others do.
+        return {0.0: iterations}
+    if len(levels) > _MOST_LEVELS:
+        levels = np.geomspace(levels[0], levels[-1], _MOST_LEVELS + 1)[:-1]
+        levels[0] = values.min()
+    index = np.searchsorted(levels, values, side="right") - 1
+    counts = np.bincount(index, minlength=len(levels))
+    return {float(z): int(n) for z, n in zip(levels, counts, strict=True) if n}

@@ -1,0 +1,494 @@
+r"""Clip each example's gradient, sum, divide by a public number.
+
+The factor of an example is a function of the norm of its gradient and of C, a
+`ClipRule`, and is limited to the range from zero to :math:`C / \lVert g \rVert`. So no
+rule of public numbers changes the part of one example in the sum, or epsilon: it
+changes only the model. A rule that closes over something computed from the data depends
+on all examples, and nothing can detect it.
+"""
+
+import abc
+import dataclasses
+import math
+import types
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import PartitionSpec
+
+from dpadambc.core import arrays, validate
+from dpadambc.core.clipped_sum import close_sums
+from dpadambc.core.gradient import (
+    SEAL_DTYPE,
+    PerExampleGradient,
+    closed_leaves,
+    is_per_example,
+    per_example_leaves,
+    per_example_squared_norms,
+    seals_agree,
+    weighted_sums,
+)
+from dpadambc.engine import rounding
+
+NeighboringRelation = dp_accounting.NeighboringRelation
+
+# By how many clipped examples two neighboring batches differ.
+_EXAMPLES_CHANGED = types.MappingProxyType(
+    {
+        NeighboringRelation.ADD_OR_REMOVE_ONE: 1,
+        NeighboringRelation.REPLACE_SPECIAL: 1,
+        NeighboringRelation.REPLACE_ONE: 2,
+    }
+)
+
+
+Groups = Mapping[str, tuple[float, list[int]]]
+
+
+class ClipRule(abc.ABC):
+    r"""The factor of an example's gradient, as a function of its norm alone.
+
+    Subclasses are frozen dataclasses, so that they are equal where their numbers are.
+
+    Example:
+      >>> import dataclasses
+      >>> import jax.numpy as jnp
+      >>> import dpadambc
+      >>> from dpadambc import clipping
+      >>> @dataclasses.dataclass(frozen=True)
+      ... class LeaveOutLong(clipping.ClipRule):
+      ...     def weight(self, norm, l2_clip_norm):
+      ...         return jnp.where(norm <= l2_clip_norm, 1, 0)
+      >>> clip = dpadambc.clip_per_example(
+      ...     1.0, normalize_by=1, clip_rule=LeaveOutLong())
+      >>> grads = dpadambc.as_per_example(jnp.array([[0.5], [9.0]]))
+      >>> params = jnp.zeros(1)
+      >>> clip.update(grads, clip.init(params), params)[0].value.item()
+      0.5
+    """
+
+    @abc.abstractmethod
+    def weight(self, norm: jax.Array, l2_clip_norm: jax.Array) -> jax.Array:
+        r"""The factor of one example.
+
+        Args:
+          norm: of its gradient, shape (), not negative; it may be infinite or NaN, and
+            then the factor does not count.
+          l2_clip_norm: C, shape ().
+
+        Returns:
+          The factor, shape (). It is limited to :math:`[0, C / \mathrm{norm}]`.
+        """
+
+    def groups(self, params: optax.Params) -> Groups:
+        """The groups of parameters that are clipped each on their own.
+
+        By name a share of C, and the leaves by their places among all leaves. The
+        squares of the shares add up to one.
+        """
+        return {"all": (1.0, list(range(len(jax.tree.leaves(params)))))}
+
+
+@dataclasses.dataclass(frozen=True)
+class Flat(ClipRule):
+    r"""Gradients longer than C are cut to C: the usual rule, and the default.
+
+    .. math:: w = \min(1, C / \lVert g \rVert)
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from dpadambc import clipping
+      >>> norms = jnp.array([0.5, 2.0])
+      >>> print(jax.vmap(lambda x: clipping.Flat().weight(x, 1.0))(norms))
+      [1.  0.5]
+
+    References:
+      Abadi et al., `Deep Learning with Differential Privacy
+      <https://arxiv.org/abs/1607.00133>`_, 2016
+    """
+
+    def weight(self, norm: jax.Array, l2_clip_norm: jax.Array) -> jax.Array:
+        """See `ClipRule.weight`."""
+        return jnp.where(norm <= l2_clip_norm, 1, l2_clip_norm / norm)
+
+
+FLAT = Flat()
+
+
+def check_rule(clip_rule: Any) -> None:
+    """Raises unless it is a `ClipRule`."""
+    if not isinstance(clip_rule, ClipRule):
+        raise TypeError(f"Expected clip_rule to be a ClipRule, got {clip_rule!r}.")
+
+
+def sensitivity(
+    l2_clip_norm: float,
+    *,
+    normalize_by: float,
+    neighboring_relation: NeighboringRelation,
+) -> float:
+    r"""The L2 sensitivity of a clipped, normalized sum.
+
+    .. math:: \Delta = C / B
+        \text{ (add or remove one; replace by zero)}, \qquad
+        \Delta = 2 C / B \text{ (replace one)}
+
+    Args:
+      l2_clip_norm: C, the bound on one example's gradient norm.
+      normalize_by: B, the public number that the sum is divided by.
+      neighboring_relation: the difference of two neighboring datasets.
+
+    Returns:
+      The largest L2 distance between the values of `clip_per_example` or
+      `clipped_grad` on two neighboring batches.
+
+    Raises:
+      TypeError: if `neighboring_relation` is not a `NeighboringRelation`.
+
+    Example:
+      >>> import dpadambc
+      >>> relation = dpadambc.NeighboringRelation.REPLACE_ONE
+      >>> dpadambc.sensitivity(1.0, normalize_by=4, neighboring_relation=relation)
+      0.5
+    """
+    if not isinstance(neighboring_relation, NeighboringRelation):
+        raise TypeError(
+            "Expected neighboring_relation to be a NeighboringRelation, got"
+            f" {neighboring_relation!r}."
+        )
+    return _EXAMPLES_CHANGED[neighboring_relation] * l2_clip_norm / normalize_by
+
+
+def _clip_weights(
+    squared_norms: jax.Array,
+    l2_clip_norm: jax.typing.ArrayLike,
+    is_padding_example: jax.Array | None = None,
+    clip_rule: ClipRule = FLAT,
+    size: int = 1,
+) -> jax.Array:
+    """The factor of each example, at most C / norm, shape (batch,).
+
+    Zero for padding examples and for those whose norm is not finite. `size` is the
+    number of coordinates.
+    """
+    norms = jnp.sqrt(squared_norms)
+    finfo = jnp.finfo(norms.dtype)
+    # The norm itself is rounded. Aiming a few units in the last place below C keeps
+    # the clipped norm from exceeding it.
+    target = jnp.asarray(l2_clip_norm * (1 - 8 * finfo.eps), norms.dtype)
+    # A rule lengthens the part of a gradient that its norm does not see, too. A
+    # thousandth of C is left for it.
+    unseen = 1e3 * unseen_norm(size, norms.dtype)
+    # Of one norm at a time, so that no rule can mix examples; and limited, so that none
+    # can exceed the bound.
+    weights = jax.vmap(clip_rule.weight, (0, None))(norms, target)
+    limit = target / jnp.maximum(norms, unseen)
+    weights = jnp.clip(weights, 0, limit).astype(norms.dtype)
+    takes_part = jnp.isfinite(norms) & jnp.isfinite(weights)
+    if is_padding_example is not None:
+        takes_part &= ~is_padding_example
+    return jnp.where(takes_part, weights, 0)
+
+
+def unseen_norm(size: int, dtype: Any) -> float:
+    """How long a gradient may be that seems to be zero.
+
+    Squares of coordinates below the root of `tiny` vanish from its norm.
+    """
+    return math.sqrt(size * float(jnp.finfo(dtype).tiny))
+
+
+class Sums(NamedTuple):
+    """Sums over the examples of a batch: those of several batches add up.
+
+    Attributes:
+      gradient: of the clipped gradients, divided.
+      beside: of other numbers of each example, where `contrib` has them.
+    """
+
+    gradient: optax.Updates
+    beside: Any = ()
+
+
+def specs_of_sums(params: Any) -> Any:
+    """The partition of each part of `Sums` on a mesh."""
+    return Sums(arrays.specs_of(params), PartitionSpec())
+
+
+class Factors(NamedTuple):
+    """The factor of each example's gradient in the sum; *not private*.
+
+    Attributes:
+      weights: the factors, for each group of parameters. shape=(batch,)
+      squared_norms: of the gradients, for each group. shape=(batch,)
+      are_finite: whether all norms of an example are. shape=(batch,)
+    """
+
+    weights: dict[str, jax.Array]
+    squared_norms: dict[str, jax.Array]
+    are_finite: jax.Array
+
+
+def factors(
+    updates: optax.Updates,
+    params: optax.Params,
+    l2_clip_norm: jax.typing.ArrayLike,
+    is_padding_example: jax.Array | None = None,
+    clip_rule: ClipRule = FLAT,
+    precision: rounding.Precision = None,
+) -> Factors:
+    """The `Factors` of a batch: zero for padding, and where a norm is not finite."""
+    groups, leaves = clip_rule.groups(params), per_example_leaves(updates)
+    members: dict[str, Any] = {
+        name: [leaves[i] for i in places] for name, (_, places) in groups.items()
+    }
+    norms = {
+        name: per_example_squared_norms(group, precision)
+        for name, group in members.items()
+    }
+    are_finite = jnp.stack([jnp.isfinite(x) for x in norms.values()]).all(0)
+    left_out = ~are_finite
+    if is_padding_example is not None:
+        left_out |= is_padding_example
+    weights = {}
+    for name, (share, _) in groups.items():
+        size = sum(math.prod(leaf.shape) for leaf in members[name])
+        weights[name] = _clip_weights(
+            norms[name], l2_clip_norm * share, left_out, clip_rule, size
+        )
+    return Factors(weights, norms, are_finite)
+
+
+def weighted_sum(
+    updates: optax.Updates,
+    params: optax.Params,
+    found: Factors,
+    normalize_by: jax.typing.ArrayLike,
+    clip_rule: ClipRule = FLAT,
+    precision: rounding.Precision = None,
+) -> optax.Updates:
+    """The sum over examples, each times its factor, divided by a number.
+
+    The factors are to be of the same precision.
+    """
+    leaves, structure = jax.tree.flatten(updates, is_leaf=is_per_example)
+    is_intact, are_finite = seals_agree(updates), found.are_finite.all()
+    sums: dict[int, jax.Array] = {}
+    for name, (_, places) in clip_rule.groups(params).items():
+        own = jnp.where(is_intact, found.weights[name], jnp.nan) / normalize_by
+        several: Any = weighted_sums(
+            [leaves[i] for i in places], own, are_finite, precision
+        )
+        sums.update(zip(places, several, strict=True))
+    return structure.unflatten([sums[i] for i in range(len(leaves))])
+
+
+def refuse_parts(params: optax.Params) -> None:
+    """Raises inside `optax.masked` and `optax.multi_transform`, which hide parameters.
+
+    The other parameters would have no noise, and two parts that are clipped apart move
+    by more than one clip norm.
+    """
+    is_hidden = lambda x: isinstance(x, optax.MaskedNode)
+    if any(map(is_hidden, jax.tree.leaves(params, is_leaf=is_hidden))):
+        raise ValueError(
+            "Expected params to be all parameters, got a part of them. Put optax.masked"
+            " and optax.multi_transform behind the noise."
+        )
+
+
+def check_parameters(params: optax.Params, clip_rule: ClipRule) -> None:
+    """Raises for a part of the parameters, and for groups that do not fit them."""
+    refuse_parts(params)
+    clip_rule.groups(params)
+
+
+def check_gradients(
+    updates: optax.Updates,
+    params: optax.Params | None,
+    *,
+    is_padding_example: jax.Array | None = None,
+    **extra_args: Any,
+) -> bool:
+    """Raises unless these are gradients of single examples; False if there are none."""
+    misspelt = [name for name in extra_args if "padding" in name]
+    if misspelt:
+        raise TypeError(f"Expected is_padding_example as the mask, got {misspelt}.")
+    if params is None:
+        raise ValueError("Expected params: call update(gradients, state, params).")
+    leaves = closed_leaves(updates, PerExampleGradient, params)
+    sizes = {leaf.batch_size for leaf in leaves}
+    if len(sizes) > 1:
+        raise ValueError(f"Expected gradients of one batch size, got {sorted(sizes)}.")
+    together = max((leaf.num_together for leaf in leaves), default=0)
+    if together > len(leaves):
+        raise ValueError(
+            f"Expected the gradients of all {together} parameters that were"
+            f" differentiated together, got {len(leaves)}: parts that are clipped apart"
+            " move by more than one clip norm. To train a part, differentiate it alone."
+        )
+    if leaves and is_padding_example is not None:
+        validate.padding(is_padding_example, *sizes)
+    for leaf in leaves:
+        _check_seal(leaf)
+    return bool(leaves)
+
+
+def _check_seal(leaf: PerExampleGradient) -> None:
+    """Raises unless a leaf is as sealed: of the device's examples, of whole params."""
+    if getattr(leaf.seal, "dtype", None) != SEAL_DTYPE:
+        raise TypeError(
+            f"Expected gradients as dpadambc.per_example_grad returned them, got {leaf}"
+            " with a broken seal. Put clip_per_example first."
+        )
+    varying = set(arrays.varying_axes(leaf.seal))
+    combined = set(leaf.axes) & arrays.shard_map_axes() - varying
+    split = set(arrays.varying_axes(leaf.sealed)) - varying
+    if combined or split:
+        raise ValueError(
+            "Expected gradients of whole parameters and the device's own examples, got"
+            f" {leaf} {'combined' if combined else 'split'} along"
+            f" {sorted(combined or split)} of a jax.shard_map. Sum over devices behind"
+            " the clip; gather parameters before the gradient is taken."
+        )
+
+
+def clipped_sums(
+    updates: optax.Updates,
+    params: Any,
+    l2_clip_norm: jax.typing.ArrayLike,
+    normalize_by: jax.typing.ArrayLike,
+    clip_rule: ClipRule = FLAT,
+    precision: rounding.Precision = None,
+    *,
+    is_padding_example: jax.Array | None = None,
+    **extra_args: Any,
+) -> Sums:
+    """The clipped sum of per-example gradients, as arrays: see `clip_per_example`."""
+    if not check_gradients(
+        updates, params, is_padding_example=is_padding_example, **extra_args
+    ):
+        return Sums(updates)
+
+    # On a mesh with Explicit axes, arrays have to be arguments to be used inside.
+    def clip_and_sum(l2_clip_norm, normalize_by, updates, is_padding_example):
+        found = factors(
+            updates, params, l2_clip_norm, is_padding_example, clip_rule, precision
+        )
+        return Sums(
+            weighted_sum(updates, params, found, normalize_by, clip_rule, precision)
+        )
+
+    return arrays.with_automatic_axes(
+        clip_and_sum,
+        specs_of_sums(params),
+        l2_clip_norm,
+        normalize_by,
+        updates,
+        is_padding_example,
+    )
+
+
+def clip_per_example(
+    l2_clip_norm: jax.typing.ArrayLike,
+    *,
+    normalize_by: jax.typing.ArrayLike,
+    clip_rule: ClipRule = FLAT,
+    precision: rounding.Precision = None,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Clips each example's gradient, sums over examples and divides by a constant.
+
+    .. math:: \bar g = \frac{1}{B} \sum_i g_i \min(1, C / \lVert g_i \rVert_2)
+
+    with C = `l2_clip_norm` and B = `normalize_by`. The norm of an example is taken
+    over the *whole* tree of gradients that reaches this stage. (Optax names the same
+    bound `l2_norm_clip`.)
+
+    `update` takes gradients of `per_example_grad` or `as_per_example`, needs `params`,
+    and accepts `is_padding_example`, shape (batch,), bool: True where an example is
+    padding. Chain it first: its bound does not cover a stage before it, so such a stage
+    is refused. It returns a `ClippedSum` for each parameter, in at least float32, which
+    `add_dp_noise` opens. Gradients whose rows are no longer those of the same examples
+    in all parameters give NaN.
+
+    Guarantees:
+      * On batches that differ by one example added or removed, or replaced by
+        padding, the result moves by at most C / B in L2 norm; by at most 2 C / B if
+        one example is replaced by another. `sensitivity` gives these numbers.
+      * A padding example, and one whose norm is NaN, infinite or overflows float32,
+        contributes exactly zero. So an empty batch, or one of padding alone, gives
+        exactly zero.
+      * B is the number given here, never the size of the batch, which is private
+        under Poisson sampling.
+
+      They hold up to the rounding of a float32 sum, where products round too. Norms of
+      factored gradients carry an allowance for rounding, which is below C / 1000
+      however the parts of a gradient cancel. For arrays C must be well above 1e-18,
+      where squares of float32 numbers vanish. A part of the parameters, inside
+      `optax.masked`, is refused.
+
+    Args:
+      l2_clip_norm: C, positive; infinity turns clipping off, and the guarantee too.
+      normalize_by: B, positive: a public number, usually the expected batch size
+        `sampling_prob * num_examples`, rounded.
+      clip_rule: which share of each gradient is taken, such as `clipping.Automatic()`;
+        by default min(1, C / norm) as above. No rule of public numbers changes the
+        guarantees: it is given one norm at a time, and can take no more than C / norm.
+      precision: of the products in the clip, on a GPU or TPU. By default that of
+        `jax.default_matmul_precision`, else of the device: TF32 or bfloat16, and the
+        bound on what they round is added to the norm, .2 to 3 % of C.
+        `jax.lax.Precision.HIGHEST` rounds nothing, and costs as much again as the
+        gradient; a `jax.lax.DotAlgorithmPreset` names another. Processors multiply in
+        full.
+
+    Returns:
+      An Optax transformation; its state is empty.
+
+    Raises:
+      ValueError: if a number is not positive, `params` is missing, the leaves
+        disagree in batch size, the gradients are not per example, or are a part of
+        those that were taken together.
+      TypeError: if a leaf is a bare array or its seal is broken, the mask has the wrong
+        dtype, or another argument looks like a mask.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import dpadambc
+      >>> params = jnp.zeros(2)
+      >>> x = jnp.array([[3.0, 4.0], [0.0, 0.5], [jnp.nan, 0.0]])
+      >>> per_example = dpadambc.per_example_grad(lambda w, x: w @ x)(params, x)
+      >>> clip = dpadambc.clip_per_example(1.0, normalize_by=2)
+      >>> clipped, _ = clip.update(per_example, clip.init(params), params)
+      >>> print([f"{x:.3f}" for x in clipped.value])
+      ['0.300', '0.650']
+
+    References:
+      Abadi et al., `Deep Learning with Differential Privacy
+      <https://arxiv.org/abs/1607.00133>`_, 2016
+    """
+    validate.positive_or_infinite(l2_clip_norm=l2_clip_norm)
+    validate.positive(normalize_by=normalize_by)
+    check_rule(clip_rule)
+    rounding.check(precision)
+
+    def init_fn(params):
+        check_parameters(params, clip_rule)
+        return optax.EmptyState()
+
+    def update_fn(updates, state, params=None, **extra_args):
+        sums = clipped_sums(
+            updates,
+            params,
+            l2_clip_norm,
+            normalize_by,
+            clip_rule,
+            precision,
+            **extra_args,
+        )
+        return close_sums(sums.gradient, l2_clip_norm, normalize_by), state
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -1,0 +1,230 @@
+"""The clipped sum of the gradients of a batch, a few examples in memory at a time."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from optax.microbatching import AccumulationType, microbatch
+
+from dpadambc.core import arrays, validate
+from dpadambc.core.clip import (
+    FLAT,
+    ClipRule,
+    Sums,
+    clip_per_example,
+    clipped_sums,
+    specs_of_sums,
+)
+from dpadambc.core.clipped_sum import close_sums
+from dpadambc.core.per_example import Argnums, Arguments, sealed_value_and_grad
+from dpadambc.engine import rounding
+from dpadambc.engine.transform import Method
+
+
+def clipped_grad(
+    fun: Callable[..., Any],
+    argnums: Argnums = 0,
+    has_aux: bool = False,
+    *,
+    l2_clip_norm: float,
+    normalize_by: float,
+    microbatch_size: int | None = None,
+    return_values: bool = False,
+    batch_argnums: Argnums | None = None,
+    prng_argnum: int | None = None,
+    method: Method = "factored",
+    skip_padding: bool = False,
+    clip_rule: ClipRule = FLAT,
+    precision: rounding.Precision = None,
+) -> Callable[..., Any]:
+    r"""Like `jax.grad` of a batch, but clipped per example: sum, divided by a constant.
+
+    The value is that of `per_example_grad` followed by `clip_per_example`, with the
+    same guarantees, and with memory for `microbatch_size` examples only. It knows no
+    mechanism, so it cannot require `is_padding_example`. Without the mask every row of
+    the batch counts as an example, padding too.
+
+    Args:
+      fun: the loss of one example; see `per_example_grad`.
+      argnums: which positional arguments to differentiate.
+      has_aux: whether `fun` returns `(loss, aux)`.
+      l2_clip_norm: C, the bound on one example's gradient norm.
+      normalize_by: B, the public number that the sum is divided by. An array is
+        refused: it could depend on the batch, as its size does.
+      microbatch_size: how many examples are in memory at once; all by default. It
+        changes the result by rounding only, and need not divide the batch size. (With a
+        key of JAX's kinds `rbg`, dropout depends on it too.)
+      return_values: whether to return the values of the loss too.
+      batch_argnums: which positional arguments are batches; by default all others.
+      prng_argnum: which positional argument is a PRNG key, if any.
+      method: "factored" or "vmap"; see `per_example_grad`.
+      skip_padding: whether microbatches of padding alone, at the end of a batch, are
+        left out. Their values and rows of `aux` may be zeros then. Leave it off if a
+        batch is sharded over several devices, since shards would move between them.
+        Leave it off too if someone who can time a step must not learn the size of its
+        batch.
+      clip_rule: which share of each gradient is taken; see `clip_per_example`.
+      precision: of the products in the clip; see `clip_per_example`.
+
+    Returns:
+      A function of the arguments of `fun`, in batches, and of `is_padding_example`. It
+      returns a `ClippedSum` for each parameter, in at least float32, for
+      `add_dp_noise`; with `has_aux` `(gradient, aux)`; with `return_values`
+      `(values, gradient)`, or `((values, aux), gradient)`. Values and auxiliary output
+      are per example and *not private*. `sensitivity` is the bound on the change by one
+      example.
+
+    Raises:
+      ValueError: as `per_example_grad` and `clip_per_example`.
+      TypeError: as these, and if `normalize_by` is an array.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import dpadambc
+      >>> fun = dpadambc.clipped_grad(
+      ...     lambda w, x: w @ x, l2_clip_norm=1.0, normalize_by=2, return_values=True)
+      >>> values, gradient = fun(jnp.ones(2), jnp.array([[3.0, 4.0], [0.0, 0.5]]))
+      >>> print(values, [f"{x:.3f}" for x in gradient.value])
+      [7.  0.5] ['0.300', '0.650']
+    """
+    if isinstance(normalize_by, jax.Array):
+        raise TypeError(
+            f"Expected normalize_by to be a Python number, got {normalize_by!r}. If it"
+            " does not depend on the batch, give float(normalize_by)."
+        )
+    # For its checks.
+    clip_per_example(
+        l2_clip_norm,
+        normalize_by=normalize_by,
+        clip_rule=clip_rule,
+        precision=precision,
+    )
+
+    def clip_fn(gradients, numbers, params, **masks):
+        chosen = {"clip_rule": clip_rule, "precision": precision}
+        return clipped_sums(gradients, params, *numbers, **chosen, **masks)
+
+    all_at_once = values_and_sums(
+        clip_fn,
+        fun,
+        Arguments(argnums, batch_argnums, prng_argnum),
+        has_aux,
+        microbatch_size=microbatch_size,
+        method=method,
+        skip_padding=skip_padding,
+    )
+    numbers = l2_clip_norm, normalize_by
+
+    def grad_fn(*args, is_padding_example: jax.Array | None = None):
+        output, sums = all_at_once(
+            numbers, *args, is_padding_example=is_padding_example
+        )
+        gradient = close_sums(sums.gradient, *numbers)
+        if return_values:
+            return output, gradient
+        return (gradient, output[1]) if has_aux else gradient
+
+    return grad_fn
+
+
+def values_and_sums(
+    clip_fn: Callable[..., Sums],
+    fun: Callable[..., Any],
+    parts: Arguments,
+    has_aux: bool,
+    *,
+    microbatch_size: int | None,
+    method: Method = "factored",
+    skip_padding: bool = False,
+) -> Callable[..., Any]:
+    """Values of a batch, and the sum over microbatches of their clipped sums.
+
+    Args:
+      clip_fn: of per-example gradients, a state, parameters and a mask. The function
+        that is returned takes this state first, and returns values and `Sums`.
+      fun: the loss of one example.
+      parts: the parts of its arguments.
+      has_aux: whether it returns `(loss, aux)`.
+      microbatch_size: how many examples are in memory at once.
+      method: "factored" or "vmap".
+      skip_padding: see `clipped_grad`.
+    """
+    if microbatch_size is not None:
+        validate.count(least=1, microbatch_size=microbatch_size)
+    all_examples = sealed_value_and_grad(fun, parts, has_aux, method)
+
+    def batch_fn(state, *args, is_padding_example=None):
+        batch_size = parts.check(args)
+        if is_padding_example is None:
+            is_padding_example = jnp.zeros(batch_size, bool)
+        validate.padding(is_padding_example, batch_size)
+
+        def clip_some(state, mask, *args):
+            output, gradients = all_examples(*args)
+            params = parts.params(args)
+            return output, clip_fn(gradients, state, params, is_padding_example=mask)
+
+        def clip_all(state, mask, *args):
+            some = functools.partial(clip_some, state)
+            if microbatch_size is not None and microbatch_size < batch_size:
+                batched = parts.batched(args)
+                some = _in_microbatches(some, batched, microbatch_size, skip_padding)
+            return some(mask, *args)
+
+        specs = (
+            arrays.spec_of_examples(parts.batches(args)),
+            specs_of_sums(parts.params(args)),
+        )
+        return arrays.with_automatic_axes(
+            clip_all, specs, state, is_padding_example, *args
+        )
+
+    return batch_fn
+
+
+def _in_microbatches(
+    clip_some: Callable[..., Any], batched: Sequence[int], size: int, skip_padding: bool
+) -> Callable[..., Any]:
+    """The same function of (padding, *args), `size` examples at a time."""
+
+    def fun(mask, *args):
+        batch_size, num = len(mask), -(-len(mask) // size)
+        mask = jnp.concatenate([mask, jnp.ones(num * size - batch_size, bool)])
+        num_real = None
+        if skip_padding:
+            is_real = ~mask.reshape(num, size).all(1)
+            num_real = jnp.max(jnp.where(is_real, jnp.arange(1, num + 1), 0))
+        # Optax takes every n-th row into one of n microbatches, so that arrays stay
+        # where they are on several devices. To skip padding, neighbors stay together.
+        order = (lambda x: _interleaved(x, num)) if skip_padding else (lambda x: x)
+        args = list(args)
+        for i in batched:
+            extended = lambda x: order(_extended(x, num * size))
+            args[i] = jax.tree.map(extended, args[i])
+        values, sums = microbatch(
+            clip_some,
+            argnums=(0, *(1 + i for i in batched)),
+            microbatch_size=size,
+            accumulator=(AccumulationType.CONCAT, AccumulationType.SUM),
+            num_real_microbatches=num_real,
+        )(order(mask), *args)
+        if skip_padding:
+            values = jax.tree.map(lambda x: _interleaved(x, size), values)
+        return jax.tree.map(lambda x: x[:batch_size], values), sums
+
+    return fun
+
+
+def _extended(x: jax.Array, size: int) -> jax.Array:
+    """The array with its last row repeated along axis 0, up to `size` rows."""
+    if x.shape[0] == size:  # an index would gather an array on several devices
+        return x
+    return jnp.asarray(x)[jnp.minimum(jnp.arange(size), x.shape[0] - 1)]
+
+
+def _interleaved(x: jax.Array, distance: int) -> jax.Array:
+    """The array with neighbors along axis 0 that far apart."""
+    groups = jnp.asarray(x).reshape(distance, -1, *x.shape[1:])
+    return groups.swapaxes(0, 1).reshape(x.shape)

@@ -1,0 +1,256 @@
+"""The clipped sum on its way to the noise: closed, and with the numbers that bound it.
+
+The noise hides one example only in a sum that the example moves no further than the
+mechanism says. A stage between the clip and the noise, noise on a part of the sum, or a
+sum of other numbers would break that. So the arrays of a clipped sum are closed, as
+those of per-example gradients are, and the noise alone opens them, all at once. Two
+static numbers bound the change by one example: the clip norm and the normalizer. Every
+neighboring relation has its sensitivity from these.
+
+JAX can index, select and move closed arrays as any others. Two changes of this kind are
+not seen: rows that are repeated in place, and a sum in place of that of the same
+parameter from another clip of the same numbers.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any, ClassVar
+
+import jax
+import optax
+
+from dpadambc.core import arrays, validate
+from dpadambc.core.gradient import (
+    OF_SUMS,
+    Closed,
+    PerExampleGradient,
+    close_array,
+    closed_leaves,
+    open_array,
+)
+
+_STATIC = ("shape", "dtype", "l2_clip_norm", "normalize_by", "number", "num_together")
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["closed"], meta_fields=_STATIC
+)
+@dataclasses.dataclass(frozen=True, repr=False)
+class ClippedSum(Closed):
+    """The clipped sum of one parameter's gradients, which the noise alone opens.
+
+    A pytree node with one array, of the parameter's shape: it crosses `jax.jit`,
+    `jax.lax.scan`, donation and shardings. Arithmetic on it is an error, and it has no
+    derivative. `clip_per_example` and `clipped_grad` return such sums; see
+    `as_clipped_sum` too.
+
+    Attributes:
+      closed: the sum over the normalizer, closed. Its shape is the parameter's.
+      shape: of the parameter.
+      dtype: of the sum.
+      l2_clip_norm: C, the bound on the part of one example in all sums together, before
+        the division; None where it is an array, or another in each step.
+      normalize_by: B, the divisor of the sum; None where it is an array.
+      number: of this sum among those that were clipped together.
+      num_together: the number of sums that were clipped together.
+    """
+
+    advice = "put add_dp_noise first"
+    source: ClassVar[str] = "clipped_grad, clip_per_example or as_clipped_sum"
+
+    closed: jax.Array
+    shape: tuple[int, ...]
+    dtype: Any
+    l2_clip_norm: float | None
+    normalize_by: float | None
+    number: int
+    num_together: int
+
+    @property
+    def value(self) -> jax.Array:
+        """The sum as an array, to look at: *not private*."""
+        return open_array(self.closed, self.dtype)
+
+    def plus(self, other: "ClippedSum") -> "ClippedSum":
+        """The sum with that of *other examples* of the same batch.
+
+        Args:
+          other: the sum of the same parameter, clipped to the same norm and divided by
+            the same number. An example that is in both counts twice, which no epsilon
+            covers.
+
+        Raises:
+          TypeError: if the other is no clipped sum.
+          ValueError: if it is of another parameter, or of other numbers.
+        """
+        if not isinstance(other, ClippedSum):
+            raise TypeError(f"Expected other to be a ClippedSum, got {other!r}.")
+        mine, its = jax.tree.structure(self), jax.tree.structure(other)
+        if mine != its:
+            raise ValueError(f"Expected other of the numbers {mine}, got {its}.")
+        return self._with(self.value + other.value)
+
+    def sum_over(self, axis_name: Any) -> "ClippedSum":
+        """The sum over the devices along axes of a `jax.shard_map`.
+
+        Args:
+          axis_name: of the mesh; each device along it has examples of its own.
+
+        Raises:
+          ValueError: if all devices along an axis have one sum, which would count each
+            example once for each device.
+        """
+        names = set(jax.tree.leaves(axis_name))
+        wrong = names - (arrays.shard_map_axes() - arrays.invariant_axes(self.value))
+        if wrong:
+            raise ValueError(
+                "Expected axis_name along which each device has other examples, got"
+                f" {sorted(map(str, wrong))}. Sum over such axes once."
+            )
+        return self._with(jax.lax.psum(self.value, axis_name))
+
+    def _with(self, value: jax.Array) -> "ClippedSum":
+        return dataclasses.replace(
+            self, closed=close_array(value, OF_SUMS), dtype=value.dtype
+        )
+
+
+def close_sums(
+    sums: optax.Updates,
+    l2_clip_norm: jax.typing.ArrayLike | None,
+    normalize_by: jax.typing.ArrayLike | None,
+) -> optax.Updates:
+    """A tree of arrays as clipped sums, in at least float32."""
+
+    def known(number: Any) -> float | None:  # an array would be traced under `jax.jit`
+        if number is None or isinstance(number, jax.Array):
+            return None
+        return float(number)
+
+    leaves, structure = jax.tree.flatten(jax.tree.map(arrays.widen, sums))
+    return structure.unflatten(
+        ClippedSum(
+            closed=close_array(x, OF_SUMS),
+            shape=x.shape,
+            dtype=x.dtype,
+            l2_clip_norm=known(l2_clip_norm),
+            normalize_by=known(normalize_by),
+            number=number,
+            num_together=len(leaves),
+        )
+        for number, x in enumerate(leaves)
+    )
+
+
+def as_clipped_sum(
+    gradient: optax.Updates, *, l2_clip_norm: float, normalize_by: float
+) -> optax.Updates:
+    r"""Declares that arrays are a clipped sum, for `add_dp_noise`.
+
+    Use it for a sum from elsewhere than `clipped_grad` or `clip_per_example`, such as
+    one that another library has clipped.
+
+    Guarantees:
+      * None of its own: by calling this you vouch that the gradient is
+        :math:`\frac{1}{B} \sum_i g_i`, where the gradient :math:`g_i` of one example,
+        over all arrays together, has a norm of at most C and depends on that example
+        alone. A mean that is clipped as a whole is no such sum.
+
+    Args:
+      gradient: a tree of arrays of real floating-point numbers.
+      l2_clip_norm: C, positive.
+      normalize_by: B, positive: a public number.
+
+    Returns:
+      The same tree, with a `ClippedSum` for each array, in at least float32.
+
+    Raises:
+      TypeError: if a leaf is no array of real floating-point numbers.
+      ValueError: if a number is not positive.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import dpadambc
+      >>> gradients = jnp.array([[3.0, 4.0], [0.0, 0.5]])
+      >>> norms = jnp.linalg.norm(gradients, axis=1, keepdims=True)
+      >>> clipped = gradients / jnp.maximum(norms, 1.0)
+      >>> summed = dpadambc.as_clipped_sum(
+      ...     clipped.sum(0) / 2, l2_clip_norm=1.0, normalize_by=2)
+      >>> print([f"{x:.2f}" for x in summed.value])
+      ['0.30', '0.65']
+    """
+    validate.positive_or_infinite(l2_clip_norm=l2_clip_norm)
+    validate.positive(normalize_by=normalize_by)
+    validate.real_arrays(gradient=gradient)
+    return close_sums(gradient, l2_clip_norm, normalize_by)
+
+
+def materialize(gradients: optax.Updates) -> optax.Updates:
+    r"""Per-example gradients or clipped sums as arrays, to look at: *not private*.
+
+    Args:
+      gradients: a tree with the output of `per_example_grad`, `clipped_grad` or
+        `clip_per_example`.
+
+    Returns:
+      The same tree, with an array of shape (batch, \*parameter shape) in place of each
+      `PerExampleGradient`, and one of the parameter's shape in place of each
+      `ClippedSum`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import dpadambc
+      >>> grads = dpadambc.per_example_grad(lambda w, x: w * x)(1.0, jnp.arange(3.0))
+      >>> print(dpadambc.materialize(grads))
+      [0. 1. 2.]
+    """
+
+    def array(leaf: Any) -> Any:
+        if isinstance(leaf, PerExampleGradient):
+            return leaf.materialize()
+        return leaf.value if isinstance(leaf, ClippedSum) else leaf
+
+    return jax.tree.map(array, gradients, is_leaf=lambda x: isinstance(x, Closed))
+
+
+def open_sums(
+    sums: optax.Updates,
+    params: optax.Params | None,
+    *,
+    l2_clip_norm: float | None = None,
+    normalize_by: float | None = None,
+) -> optax.Updates:
+    """The arrays of all sums that were clipped together, for the noise.
+
+    Args:
+      sums: a tree of `ClippedSum`.
+      params: whose shapes they have, if given.
+      l2_clip_norm: of the mechanism whose noise it is, if known.
+      normalize_by: the same.
+
+    Raises:
+      TypeError: if a leaf is no `ClippedSum`.
+      ValueError: if some are missing, or have other shapes or numbers.
+    """
+    leaves = closed_leaves(sums, ClippedSum, params)
+    numbers = sorted((leaf.num_together, leaf.number) for leaf in leaves)
+    if numbers != [(len(leaves), i) for i in range(len(leaves))]:
+        raise ValueError(
+            "Expected the gradient with all sums that were clipped together, got"
+            f" {len(leaves)} of {max(numbers)[0]}: the others would have no noise. Put"
+            " optax.masked and optax.multi_transform behind the noise."
+        )
+    for leaf in leaves:
+        if leaf.closed.shape != leaf.shape:
+            raise ValueError(f"Expected gradient of the shape of {leaf}, got another.")
+    of_noise = {"l2_clip_norm": l2_clip_norm, "normalize_by": normalize_by}
+    for name, number in of_noise.items():
+        known = {number, *(getattr(leaf, name) for leaf in leaves)} - {None}
+        # As far apart as float32 tells numbers from each other.
+        if known and not math.isclose(min(known), max(known), rel_tol=1e-6):
+            raise ValueError(
+                f"Expected one {name} in the clip and in the mechanism of the noise,"
+                f" got {sorted(known)}."
+            )
+    return materialize(sums)

@@ -1,0 +1,473 @@
+"""The loop: what it will cost, its first state, and as many steps as that allows."""
+
+import dataclasses
+import functools
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.experimental import multihost_utils
+
+from dpadambc.core import data as _data
+from dpadambc.core import identity as _identity
+from dpadambc.core import keys, validate
+from dpadambc.core.accounting import check_delta
+from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.spending import (
+    Spending,
+    affordable_iterations,
+    compose,
+    public_numbers,
+    run_of,
+)
+from dpadambc.core.step import Seen, Step, TrainState, draw_batch
+from dpadambc.engine import memory
+
+
+class Stop(Exception):
+    """Raised by a callback to end a run, with a `Result` all the same.
+
+    With checkpoints, the state is saved. When to stop is a choice:
+
+    * If it depends on protected data, such as a loss, no epsilon covers it.
+    * If it depends on private parameters, be it by what they do on public data, epsilon
+      is of *all steps that might have been taken*. That of the steps that were would be
+      too small, for a number of steps that depends on what was released is no public
+      number (Rogers et al. 2016): in a test, delta is 8e-5 where 1e-5 is stated.
+    * If it depends on neither, such as a clock or the number of the step, say
+      `Stop(is_public=True)`: epsilon is of the steps that were taken.
+
+    Args:
+      *args: of the exception.
+      is_public: whether it depends on nothing that was learned from the data.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax
+      >>> import dpadambc
+      >>> from dpadambc import training
+      >>> mechanism = dpadambc.PoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.5, iterations=4,
+      ...     normalize_by=4)
+      >>> def stop_after_two_steps(progress):
+      ...     if progress.iterations == 2:
+      ...         raise training.Stop(is_public=True)
+      >>> result = training.fit(
+      ...     lambda w, x: w @ x, jnp.zeros(2), (jnp.ones((8, 2)),), mechanism,
+      ...     optax.sgd(0.1), key=jax.random.key(0), target_delta=1e-5,
+      ...     callback=stop_after_two_steps)
+      >>> result.iterations, result.stopped_by
+      (2, 'callback')
+      >>> result.epsilon == mechanism.epsilon(1e-5, iterations=2)
+      True
+
+    References:
+      Rogers et al., `Privacy Odometers and Filters
+      <https://arxiv.org/abs/1605.08294>`_, 2016
+    """
+
+    is_public = False  # also of a subclass that does not call this
+
+    def __init__(self, *args: Any, is_public: bool = False):
+        super().__init__(*args)
+        self.is_public = is_public
+
+
+Callback = Callable[["Progress"], Any]
+_copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
+
+
+@dataclasses.dataclass(repr=False)
+class Progress:
+    """The argument of a callback, after every call of the compiled steps.
+
+    Attributes:
+      iterations: the steps taken.
+      iterations_in_all: the step at which the run will end.
+      num_steps: the steps of this call.
+      seen: sums over the examples in these steps; *not private*.
+    """
+
+    iterations: int
+    iterations_in_all: int
+    num_steps: int
+    seen: Seen
+    _state: TrainState
+    _epsilon_after: Callable[[int], float]
+
+    @functools.cached_property
+    def state(self) -> TrainState:
+        """A copy of the state, which later steps leave as it is; *secret*."""
+        return _copied(self._state)
+
+    @functools.cached_property
+    def params(self) -> optax.Params:
+        """A copy of the parameters, to keep."""
+        return _copied(self._state.params)
+
+    @property
+    def loss(self) -> float:
+        """Mean over the examples of these steps; *not private*. It waits for them."""
+        total, count = jax.device_get(self.seen)
+        return float(total) / max(int(count), 1)
+
+    def epsilon(self) -> float:
+        """The epsilon of the steps so far, and of the runs that `fit` was told of.
+
+        It is not that of a snapshot which was chosen by what later steps released: such
+        a choice is made of all steps, and spends what they do. The accountant takes a
+        second or so.
+        """
+        return self._epsilon_after(self.iterations)
+
+
+class Result(NamedTuple):
+    """What `fit` returns.
+
+    Attributes:
+      state: the last state; *secret*, for its keys.
+      iterations: steps taken, those before a resumption too.
+      epsilon: spent at target_delta, by this run and those that `spent` told of. After
+        a `Stop` that is not public, that of all steps that might have been taken.
+      target_delta: the delta of this epsilon.
+      mechanism: that drew the batches and set the noise.
+      stopped_by: "iterations", "budget" or "callback".
+      resumed_from: the step of the checkpoint that it went on from, or None.
+      spent: this run and those before it, for the `spent` of the next run.
+    """
+
+    state: TrainState
+    iterations: int
+    epsilon: float
+    target_delta: float
+    mechanism: Mechanism
+    stopped_by: Literal["iterations", "budget", "callback"]
+    resumed_from: int | None
+    spent: Spending
+
+    def __repr__(self) -> str:
+        """The public numbers, without parameters and keys."""
+        return (
+            f"Result(iterations={self.iterations}, epsilon={self.epsilon:.4g},"
+            f" target_delta={self.target_delta:g}, stopped_by={self.stopped_by!r},"
+            f" mechanism={self.mechanism!r})"
+        )
+
+    @property
+    def params(self) -> optax.Params:
+        """The last parameters."""
+        return self.state.params
+
+    def epsilon_of_this_run(self) -> float:
+        """The epsilon of this run as the only one on these people's data."""
+        counted = self.spent.runs[-1].steps
+        return self.mechanism.epsilon(self.target_delta, iterations=counted)
+
+
+class Programs(NamedTuple):
+    """Compiled functions; parameters, keys and data are their arguments."""
+
+    start: Callable[..., TrainState]
+    batch: Callable[[TrainState], Any]  # of the next step
+    steps: Any  # jitted: of the state, what is frozen, the data; so many steps
+
+
+def compiled(step: Step, num_examples: int) -> Programs:
+    """The programs of a step on so many examples, each compiled when it is called."""
+    layout = step.layout
+
+    def start(params, words, digest, impl):
+        key = jax.random.wrap_key_data(words, impl=impl)
+        # The first step donates the buffers of the state; those of the user must stay.
+        state = jax.tree.map(jnp.copy, step.init(params, key=key))
+        key = keys.of_batches(state.sampling_key, digest)
+        state = dataclasses.replace(state, sampling_key=key)
+        return _data.constrained(state, layout, _data.state_specs(state, layout))
+
+    def draw(state):
+        batch = draw_batch(step.mechanism, state, num_examples)
+        return _data.padded(batch, layout, step.microbatch_size)
+
+    def steps(state, frozen, data, iterations):
+        def one(state, _):
+            if isinstance(data, _data.Fetched):
+                return step(state, *data, frozen)
+            batch = draw(state)
+            return step(state, batch.gather(data), batch.is_padding_example, frozen)
+
+        if iterations == 1:  # a loop around it would cost some percent
+            return one(state, None)
+        state, seen = jax.lax.scan(one, state, length=iterations)
+        return state, jax.tree.map(lambda x: x.sum(0), seen)
+
+    return Programs(
+        jax.jit(start, static_argnames="impl"),
+        jax.jit(lambda state: _data.replicated(draw(state), layout)),
+        jax.jit(steps, static_argnames="iterations", donate_argnums=0),
+    )
+
+
+# They hold what the functions of a step close over: hence so few.
+compiled_once = functools.lru_cache(maxsize=8)(compiled)
+
+
+def may_be_kept(step: Step) -> bool:
+    """Whether an equal step has the same noise, and can be found at all.
+
+    A compiled program reads once what its functions read besides their arguments. No
+    number of the noise may be that old: epsilon is of the noise as it is now.
+    """
+    try:
+        hash(step)
+    except TypeError:  # such as of an Equinox module, for its arrays
+        return False
+    is_ours = type(step.mechanism).__module__.startswith("dpadambc.")
+    return is_ours and not callable(step.mechanism.noise_multiplier)
+
+
+def programs_of(step: Step, num_examples: int) -> Programs:
+    """The programs of a step, of an earlier run where that had an equal one."""
+    return (compiled_once if may_be_kept(step) else compiled)(step, num_examples)
+
+
+@functools.lru_cache(maxsize=64)
+def peak_bytes(step: Step, num_examples: int, structure: Any, shapes: Any) -> int:
+    """What a step takes on each device, compiled for arguments of these shapes."""
+    with _data.on_mesh(step.layout):
+        steps = compiled(step, num_examples).steps
+        lowered = steps.lower(*structure.unflatten(shapes), iterations=1)
+        return memory.peak_bytes(lowered.compile())
+
+
+def with_microbatches(
+    step: Step, num_examples: int, state: TrainState, frozen: Any, examples_of: Any
+) -> Step:
+    """The step with the largest microbatches that fit into memory, or the least."""
+    limit = memory.stated_bytes() or 0.0
+    if _data.spans_processes(step.layout):
+        limit = float(np.min(multihost_utils.process_allgather(np.float64(limit))))
+    if not limit:
+        return step
+    place = lambda x: getattr(x, "sharding", None)
+    shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place(x))
+    arguments = jax.tree.map(shape, (state, frozen, examples_of(state)))
+    shapes, structure = jax.tree.flatten(arguments)
+    of_size = lambda size: dataclasses.replace(step, microbatch_size=size)
+    measure = peak_bytes if may_be_kept(step) else peak_bytes.__wrapped__
+    needed = lambda n: measure(of_size(n), num_examples, structure, tuple(shapes))
+    with _data.on_mesh(step.layout):
+        batch = jax.eval_shape(compiled(step, num_examples).batch, state)
+    batch_size, num_shards = len(batch.indices), _data.num_shards(step.layout)
+    return of_size(memory.microbatch_size(limit, batch_size, num_shards, needed))
+
+
+def fit(  # noqa: C901 - one story, from top to bottom
+    loss_fn: Callable[..., jax.Array],
+    params: Any,
+    data: Any,
+    mechanism: Mechanism,
+    optimizer: optax.GradientTransformation,
+    *,
+    key: jax.Array,
+    target_delta: float,
+    target_epsilon: float | None = None,
+    spent: Any = None,
+    frozen: Any = None,
+    microbatch_size: int | Literal["auto"] | None = "auto",
+    steps_per_call: int = 1,
+    callback: Callback | Sequence[Callback] = (),
+    checkpoints: Any = None,
+) -> Result:
+    """Trains privately, for the iterations of the mechanism or as far as a budget goes.
+
+    The mechanism draws every batch; `fit` clips the gradient of each example, adds
+    noise to the sum, and gives it to the optimizer. The guide on runs has the reasons.
+
+    Guarantees:
+      * Every coordinate gets noise of the mechanism's level in every step. Parameters
+        and the optimizer's state are functions of noised gradients alone.
+      * Epsilon covers all steps that might be taken, on top of `spent`, and is computed
+        before the first. A step that would exceed `target_epsilon` is not taken.
+      * Runs with one key have noise and batches of their own wherever they differ. A
+        run that is resumed on the same devices ends with the same bits.
+
+    Args:
+      loss_fn: the loss of one example, of `(params, *example)`; with `frozen`, of
+        `(params, frozen, *example)`. If it has a keyword-only parameter `key`, each
+        example gets its own, for dropout.
+      params: any pytree of floating-point arrays; or the `Result` or `Release` of an
+        earlier run on the same people's data, whose cost is counted.
+      data: a tuple of the arguments of an example, or a dictionary, which is one, with
+        arrays that have the examples along axis 0; or a source with `__len__` and
+        `__getitem__` that returns one example. `Sharded` splits its batches.
+      mechanism: the public numbers.
+      optimizer: any Optax transformation of the private gradient.
+      key: a typed key; secret. See `secret_key`.
+      target_delta: for epsilon.
+      target_epsilon: a budget of this run and what was `spent`; all steps by default.
+      spent: earlier runs on the same people's data: a `Result`, a `Release`, a
+        `Spending`, a mechanism, or a list of these and of `(mechanism, steps)`.
+      frozen: a pytree that is not trained.
+      microbatch_size: how many examples are in memory at once; None is all, "auto" the
+        most with which a step fits into the memory that the devices state.
+      steps_per_call: how many steps are compiled into one call, on arrays.
+      callback: called with the `Progress` after each call; or several. It may raise
+        `Stop`. What it learns of protected data is not covered by epsilon.
+      checkpoints: `Checkpoints` to resume from and to save to.
+
+    Returns:
+      A `Result`.
+
+    Raises:
+      TypeError: if an argument is of another kind.
+      ValueError: if a number is out of its range, no step is within the budget, or the
+        checkpoint, the optimizer or the loss does not go with the mechanism.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from dpadambc import PoissonGaussian, adam_bc, training
+      >>> x = jax.random.normal(jax.random.key(0), (1_000, 3))
+      >>> mechanism = PoissonGaussian.calibrate(
+      ...     target_epsilon=3.0, target_delta=1e-5, sampling_prob=0.2, iterations=200,
+      ...     l2_clip_norm=1.0, normalize_by=200)
+      >>> result = training.fit(
+      ...     lambda w, x, y: (w @ x - y) ** 2, jnp.zeros(3),
+      ...     (x, x @ jnp.array([1.0, -2.0, 3.0])), mechanism,
+      ...     adam_bc(0.05, mechanism), key=jax.random.key(1), target_delta=1e-5,
+      ...     steps_per_call=50)
+      >>> print(result.params.round(0), f"{result.epsilon:.2f}")
+      [ 1. -2.  3.] 3.00
+    """
+    # The arguments.
+    validate.typed_key(key=key)
+    validate.count(least=1, steps_per_call=steps_per_call)
+    callbacks = [callback] if callable(callback) else callback
+    for each in callbacks:
+        validate.function(callback=each)
+    earlier = spent if type(spent) in (list, tuple) else [spent]
+    if isinstance(getattr(params, "spent", None), Spending):  # a Result, or a Release
+        params, earlier = params.params, [params, *earlier]
+    earlier = [each for each in earlier if each is not None]
+    earlier = compose(earlier) if earlier else None
+    layout = _data.layout_of(params, frozen, data)
+    data = data.data if isinstance(data, _data.Sharded) else data
+    num_examples, is_source = _data.num_examples(data), _data.is_source(data)
+    step = Step(
+        loss_fn,
+        mechanism,
+        optimizer,
+        microbatch_size=None if microbatch_size == "auto" else microbatch_size,
+        skip_padding=layout.mesh is None,
+        layout=layout,
+    )
+
+    # What it will cost, before the first step.
+    def epsilon_after(steps: int) -> float:
+        if earlier is None:
+            return mechanism.epsilon(target_delta, iterations=steps)
+        return compose([earlier, (mechanism, steps)]).epsilon(target_delta)
+
+    check_delta(target_delta, num_examples)
+    iterations = mechanism.iterations
+    if target_epsilon is not None:
+        budget = dict(target_epsilon=target_epsilon, target_delta=target_delta)
+        iterations = affordable_iterations(mechanism, **budget, spent=earlier)
+        if iterations == 0 < mechanism.iterations:
+            raise ValueError(
+                "Expected target_epsilon for at least one step, which makes epsilon"
+                f" {epsilon_after(1):.4g} together with spent, got {target_epsilon:g}."
+            )
+    epsilon = epsilon_after(iterations)
+
+    # What tells the run from others: its programs, start and data.
+    with _data.on_mesh(layout):
+        traced = _identity.traced_programs(step, params, frozen, data)
+    numbers = public_numbers(mechanism)
+    identify = functools.partial(_identity.of_run, numbers, traced, earlier)
+    if _data.spans_processes(layout):
+        # Before they are placed: JAX compares them too, and shows the rows that differ.
+        settings = target_delta, iterations, epsilon, steps_per_call
+        _identity.compare_processes(identify(params, frozen, data), settings)
+        key = keys.the_same_everywhere(key)
+
+    # The first state, or that of a checkpoint.
+    with _data.on_mesh(layout):
+        params, frozen = _data.placed((params, frozen), layout)
+        data = data if is_source else _data.placed(data, layout)
+        identity = identify(params, frozen, data)
+        # As NumPy's words a key is on no device, and the same in several processes.
+        words, impl = np.asarray(jax.random.key_data(key)), jax.random.key_impl(key)
+        programs = programs_of(step, num_examples)
+        state = programs.start(params, words, _identity.digest(identity), impl=impl)
+    done, planned, least, parts, resumed_from = 0, iterations, 0, (), None
+    name = secrets.token_hex(8)  # of this call: a run counts once
+    if checkpoints is not None and (found := checkpoints.restore(state, identity)):
+        state, notes = found
+        done = resumed_from = int(state.step)
+        planned, least = max(iterations, notes["planned"]), notes["least"]
+        parts = tuple(map(tuple, notes["parts"]))
+        if done > iterations:
+            raise ValueError(
+                f"Expected iterations or target_epsilon for at least {done} steps,"
+                f" which the checkpoint has taken and paid for, got {iterations}."
+            )
+
+    def parts_at(step: int) -> tuple[tuple[str, int], ...]:
+        return parts if parts and parts[-1][1] >= step else (*parts, (name, step))
+
+    def save() -> None:
+        notes = {"planned": planned, "least": least, "parts": parts_at(done)}
+        if checkpoints is not None:
+            checkpoints.save(state, identity, notes)
+
+    if resumed_from is None:
+        save()  # from before the first step on, the name of the run is known
+
+    # The steps.
+    def examples_of(state: TrainState) -> Any:
+        if not is_source:
+            return data
+        with _data.on_mesh(layout):
+            batch = programs.batch(state)
+        return _data.fetch(data, batch, layout)
+
+    if microbatch_size == "auto":
+        step = with_microbatches(step, num_examples, state, frozen, examples_of)
+        programs = programs_of(step, num_examples)
+    stop: Stop | None = None
+    while done < iterations and stop is None:
+        before, examples = done, examples_of(state)
+        done = min(done + (1 if is_source else steps_per_call), iterations)
+        with _data.on_mesh(layout):
+            call = functools.partial(programs.steps, iterations=done - before)
+            state, seen = call(state, frozen, examples)
+        state, seen = _data.settled((state, seen), layout)
+        is_due = checkpoints is not None and checkpoints.is_due(before, done)
+        progress = Progress(done, iterations, done - before, seen, state, epsilon_after)
+        try:
+            for each in callbacks:
+                each(progress)
+        except Stop as raised:
+            stop = raised
+            # All steps that might have been taken count, unless the stop is public.
+            planned = max(done, least) if stop.is_public else planned
+            least = planned
+        finally:  # where a callback fails, the step is taken all the same
+            if is_due or stop is not None or done == iterations:
+                save()
+
+    own = Spending((run_of(mechanism, planned, parts_at(done)),))
+    by_itself = "iterations" if done == mechanism.iterations else "budget"
+    return Result(
+        state=state,
+        iterations=done,
+        epsilon=epsilon if planned == iterations else epsilon_after(planned),
+        target_delta=target_delta,
+        mechanism=mechanism,
+        stopped_by=by_itself if stop is None else "callback",
+        resumed_from=resumed_from,
+        spent=own if earlier is None else compose([earlier, own]),
+    )

@@ -1,0 +1,420 @@
+"""The gradients of single examples as a value, which is sealed until it is clipped.
+
+Clipping asks two things of a per-example gradient: the squared norm of each example,
+and the weighted sum over examples. The rest of the library reaches a gradient, whatever
+its form, through the functions of this file alone.
+
+A clip bounds the change by one example only if nothing has mixed the examples before
+it: `optax.clip_by_global_norm` ahead of it, say, scales all of them by a norm that one
+of them can set. So the arrays of per-example gradients are closed: their bits are those
+of keys of a kind of their own. Keys go through `jax.jit`, `jax.lax.scan`, shardings or
+an index like any array, but JAX has no arithmetic on them, and its errors print their
+kind. A selection of arrays by dtype does not find them either.
+
+A seal goes with them, with the number of each example. It varies over the axes of a
+`jax.shard_map` along which the examples do. So it shows where a gradient was summed
+over devices, or the rows of one parameter were put in another order.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NoReturn, TypeGuard, TypeVar
+
+import jax
+import jax.extend.random
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dpadambc.core import validate
+from dpadambc.core.arrays import make_varying, varying_axes
+from dpadambc.engine import forms, rounding, weighted
+from dpadambc.engine.forms import Dense
+from dpadambc.engine.interface import Gradient, Norm
+
+_WORD = np.uint32(0x5EA1ED)
+
+
+def _no_draw(*args: Any) -> Any:
+    raise TypeError("A sealed array is no key: nothing can be drawn with it.")
+
+
+def _kinds(name: str, tag: str) -> dict[int, Any]:
+    """The kinds of keys, of one and of two words, that stand for closed arrays."""
+    functions = dict.fromkeys(("seed", "split", "random_bits", "fold_in"), _no_draw)
+    define = functools.partial(jax.extend.random.define_prng_impl, tag=tag, **functions)
+    of = lambda words: define(key_shape=(words,), name=f"dpadambc.{name}_{32 * words}")
+    return {words: of(words) for words in (1, 2)}
+
+
+OF_EXAMPLES = _kinds("sealed", "of a per-example gradient: put clip_per_example first")
+OF_SUMS = _kinds("clipped_sum", "of a clipped sum: put add_dp_noise first")
+
+
+def close_array(x: jax.Array, kinds: dict[int, Any] = OF_EXAMPLES) -> jax.Array:
+    """The same bits, in a dtype on which there is no arithmetic; the same shape."""
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        x = jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
+    if x.dtype.itemsize == 8:
+        words = jax.lax.bitcast_convert_type(x, jnp.uint32)
+        return jax.random.wrap_key_data(words, impl=kinds[2])
+    return jax.random.wrap_key_data(x.astype(jnp.uint32)[..., None], impl=kinds[1])
+
+
+def open_array(x: jax.Array, dtype: Any) -> jax.Array:
+    """The array that `close_array` was given, of this dtype."""
+    words, bits = jax.random.key_data(x), 8 * jnp.dtype(dtype).itemsize
+    as_integer = f"uint{bits}" if jnp.issubdtype(dtype, jnp.floating) else dtype
+    if bits == 64:
+        x = jax.lax.bitcast_convert_type(words, as_integer)
+    else:
+        x = words[..., 0].astype(as_integer)
+    return jax.lax.bitcast_convert_type(x, dtype) if x.dtype != dtype else x
+
+
+def _seal_of(batch_size: int, axes: tuple[str, ...]) -> jax.Array:
+    """A seal of shape (batch,)."""
+    rows = jnp.arange(batch_size, dtype=jnp.uint32)
+    words = jnp.stack([jnp.full(batch_size, _WORD), rows], axis=-1)
+    return make_varying(jax.random.wrap_key_data(words, impl=OF_EXAMPLES[2]), axes)
+
+
+SEAL_DTYPE = jax.eval_shape(lambda: _seal_of(0, ())).dtype
+
+
+def seals_agree(gradients: optax.Updates) -> jax.Array:
+    """Whether all leaves have a seal, with the rows of the first one; shape ()."""
+    words = [jax.random.key_data(leaf.seal) for leaf in per_example_leaves(gradients)]
+    same = [jnp.all(w == words[0]) for w in words[1:]]
+    return functools.reduce(jnp.logical_and, same, jnp.all(words[0][:, 0] == _WORD))
+
+
+class ClosedType(type):
+    """JAX prints the type of a node where another tree has something else."""
+
+    advice: ClassVar[str] = ""
+
+    def __repr__(cls) -> str:
+        return f"{cls.__name__} ({cls.advice})"
+
+
+class Closed(metaclass=ClosedType):
+    """A value without arithmetic, since arithmetic on it may change epsilon."""
+
+    source: ClassVar[str] = ""
+    shape: tuple[int, ...]
+    dtype: Any
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(shape={self.shape}, dtype={self.dtype})"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"{type(self)!r} has no {name}.", name=name, obj=self)
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise TypeError(f"Expected no arithmetic on a {type(self)!r}.")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
+    __truediv__ = __rtruediv__ = __matmul__ = __rmatmul__ = __neg__ = _refuse
+
+
+_STATIC = ("shape", "dtype", "rule", "dtypes", "axes", "is_masked", "num_together")
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["sealed", "seal"],
+    meta_fields=_STATIC,
+)
+@dataclasses.dataclass(frozen=True, repr=False)
+class PerExampleGradient(Closed):
+    """The gradients of one parameter, one for each example, in factored form.
+
+    A pytree node: it crosses `jax.jit`, `jax.lax.scan`, donation and sharding, and can
+    be indexed along the examples with `jax.tree.map`. Arithmetic is an error: it would
+    change factors rather than gradients, and mixing examples before the clip breaks its
+    bound. Give it to `clip_per_example` or `per_example_norms`, or look at it with
+    `materialize`.
+
+    Attributes:
+      sealed: the gradients; their arrays are closed, with the examples along axis 0.
+      seal: the number of each example; arithmetic breaks it. shape=(batch,).
+      shape: of the parameter, and of the gradient of one example.
+      dtype: of the gradients.
+      rule: how the norms are computed; see `dpadambc.explain`.
+      dtypes: of the arrays when they are open.
+      axes: the axes of a `jax.shard_map` over which the examples vary.
+      is_masked: whether a padding mask was applied, even one that is all False.
+      num_together: the number of parameters that were differentiated together.
+    """
+
+    advice = "put clip_per_example first"
+    source: ClassVar[str] = "per_example_grad or as_per_example"
+
+    sealed: Gradient
+    seal: jax.Array
+    shape: tuple[int, ...]
+    dtype: Any
+    rule: str
+    dtypes: tuple[Any, ...]
+    axes: tuple[str, ...]
+    is_masked: bool
+    num_together: int
+
+    def open(self, opened: Callable[..., jax.Array] = open_array) -> Gradient:
+        """The gradients with each array as a function of it and of its dtype."""
+        arrays, structure = jax.tree.flatten(self.sealed)
+        return structure.unflatten(map(opened, arrays, self.dtypes))
+
+    @property
+    def batch_size(self) -> int:
+        """The number of examples."""
+        return self.seal.shape[0]
+
+    def materialize(self) -> jax.Array:
+        r"""The gradients, shape (batch, \*shape): one for each example."""
+        dense = jax.vmap(lambda grad: grad.dense(rounding.FULL))
+        return dense(self.open()).astype(self.dtype)
+
+
+_C = TypeVar("_C", bound=Closed)
+
+
+def closed_leaves(
+    tree: optax.Updates, kind: type[_C], params: optax.Params | None
+) -> list[_C]:
+    """The leaves of a tree, which has to be of one kind, and of these parameters.
+
+    Raises:
+      TypeError: if a leaf is of another type.
+      ValueError: if paths or shapes are not those of the parameters.
+    """
+    is_closed = lambda x: isinstance(x, Closed)
+    named = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_closed)
+    for path, leaf in named:
+        if not isinstance(leaf, kind):
+            got = repr(leaf) if is_closed(leaf) else f"an array of {jnp.shape(leaf)}"
+            raise TypeError(
+                f"Expected gradient{jax.tree_util.keystr(path)} to be a {kind.__name__}"
+                f" of {kind.source}, got {got}."
+            )
+    if named and params is not None:
+        known = jax.tree_util.tree_leaves_with_path(params)
+        expected = {jax.tree_util.keystr(path): jnp.shape(x) for path, x in known}
+        got = {jax.tree_util.keystr(path): leaf.shape for path, leaf in named}
+        if got != expected:
+            raise ValueError(f"Expected gradients of params, {expected}, got {got}.")
+    return [leaf for _, leaf in named]
+
+
+def is_per_example(leaf: Any) -> TypeGuard[PerExampleGradient]:
+    """Whether a node of a tree is a `PerExampleGradient`."""
+    return isinstance(leaf, PerExampleGradient)
+
+
+def per_example_leaves(gradients: optax.Updates) -> list[PerExampleGradient]:
+    """The leaves of a tree."""
+    return jax.tree.leaves(gradients, is_leaf=is_per_example)
+
+
+def _once(fun: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """The same function, called once for an array that several gradients share."""
+    known: dict[int, tuple[jax.Array, jax.Array]] = {}
+
+    def remembered(x: jax.Array, *args: Any) -> jax.Array:
+        if id(x) not in known:
+            known[id(x)] = x, fun(x, *args)
+        return known[id(x)][1]
+
+    return remembered
+
+
+def seal_gradients(
+    gradients: Sequence[Gradient],
+    shapes: Sequence[Any],
+    rules: Sequence[str],
+    axes: tuple[str, ...] = (),
+) -> list[PerExampleGradient]:
+    """Seals the gradients of several parameters.
+
+    Args:
+      gradients: their arrays have the examples along axis 0.
+      shapes: of the parameters, each with a shape and a dtype.
+      rules: how the norms are computed.
+      axes: of a `jax.shard_map`, over which the examples vary.
+    """
+    close = _once(lambda x: close_array(jnp.asarray(x)))
+    return [
+        PerExampleGradient(
+            sealed=jax.tree.map(close, grad),
+            seal=_seal_of(jax.tree.leaves(grad)[0].shape[0], axes),
+            shape=tuple(like.shape),
+            dtype=like.dtype,
+            rule=rule,
+            dtypes=tuple(x.dtype for x in jax.tree.leaves(grad)),
+            axes=axes,
+            is_masked=False,
+            num_together=len(gradients),
+        )
+        for grad, like, rule in zip(gradients, shapes, rules, strict=True)
+    ]
+
+
+def as_per_example(
+    gradients: optax.Updates, *, is_padding_example: jax.Array | None = None
+) -> optax.Updates:
+    r"""Declares that arrays are untouched gradients of single examples.
+
+    Use it for gradients from elsewhere than `per_example_grad`, such as
+    `jax.vmap(jax.grad(...))`. `clip_per_example` takes no bare arrays, since they may
+    have been changed.
+
+    Guarantees:
+      * None of its own: by calling this you vouch that each row depends on one example
+        alone. Scaling all rows by a norm over the batch, averages over steps, and
+        statistics of the batch break this, and with it the sensitivity. So does
+        `jax.vmap(jax.grad(...))` inside `jax.shard_map`, where JAX sums over devices.
+
+    Args:
+      gradients: a tree of floating-point arrays of shape (batch, \*parameter shape).
+      is_padding_example: shape (batch,), bool, True where a row is padding. If given,
+        those rows become zero, and the gradients count as masked.
+
+    Returns:
+      The same tree, with a `PerExampleGradient` for each array.
+
+    Raises:
+      TypeError: if a leaf is no array of real floating-point numbers, or is a
+        `PerExampleGradient` already.
+      ValueError: if an array has no batch axis.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import dpadambc
+      >>> params = jnp.zeros(2)
+      >>> loss_fn = lambda w, x: w @ x
+      >>> x = jnp.array([[3.0, 4.0], [0.0, 0.5]])
+      >>> grads = dpadambc.as_per_example(
+      ...     jax.vmap(jax.grad(loss_fn), (None, 0))(params, x))
+      >>> clip = dpadambc.clip_per_example(1.0, normalize_by=2)
+      >>> clipped, _ = clip.update(grads, clip.init(params), params)
+      >>> print([f"{g:.3f}" for g in clipped.value])
+      ['0.300', '0.650']
+    """
+    validate.real_arrays(gradients=gradients)
+    arrays, structure = jax.tree.flatten(jax.tree.map(jnp.asarray, gradients))
+    if not all(x.ndim for x in arrays):
+        raise ValueError("Expected gradients to have the examples along axis 0.")
+    shapes = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in arrays]
+    dense = [Dense(x, x.shape[1:], "array") for x in arrays]
+    rules = ["array"] * len(arrays)
+    leaves = seal_gradients(dense, shapes, rules, varying_axes(arrays))
+    sealed = structure.unflatten(leaves)
+    if is_padding_example is None:
+        return sealed
+    return mask_examples(sealed, is_padding_example)
+
+
+def mask_examples(
+    gradients: optax.Updates, is_padding_example: jax.Array
+) -> optax.Updates:
+    """The gradients with zero for the examples that are padding."""
+
+    def blank(x: jax.Array, dtype: Any) -> jax.Array:
+        rows = is_padding_example.reshape((-1,) + (1,) * (x.ndim - 1))
+        return close_array(jnp.where(rows, 0, open_array(x, dtype)))
+
+    blank = _once(blank)
+
+    def mask(leaf: PerExampleGradient) -> PerExampleGradient:
+        validate.padding(is_padding_example, leaf.batch_size)
+        return dataclasses.replace(leaf, sealed=leaf.open(blank), is_masked=True)
+
+    return jax.tree.map(mask, gradients, is_leaf=is_per_example)
+
+
+def _open(gradients: optax.Updates) -> list[Gradient]:
+    """The gradients with open arrays; shared arrays stay shared.
+
+    Between one operation and the next XLA keeps more digits than a dtype has, where it
+    can: the norm would be that of one gradient, and the sum have another. So the clip
+    begins with the numbers that the dtype has, by `engine.rounding.pinned`.
+    """
+    opened = _once(open_array)
+    return [leaf.open(opened) for leaf in per_example_leaves(gradients)]
+
+
+def per_example_squared_norms(
+    gradients: optax.Updates, precision: rounding.Precision = None
+) -> jax.Array:
+    """The squared norm of each example over the whole tree, shape (batch,).
+
+    Where products round, it is that of the bound on a term of `weighted_sums` of the
+    same precision; see `engine.rounding`.
+    """
+    return rounding.on_device(_squared_norms, precision, _open(gradients))
+
+
+def _squared_norms(units: rounding.Units, gradients: Sequence[Gradient]) -> jax.Array:
+    if units is rounding.FULL:
+        gradients = rounding.pinned(gradients)
+        norms = [jax.vmap(type(grad).squared_norm)(grad) for grad in gradients]
+        return functools.reduce(jnp.add, norms)
+    operands = [grad.operands(units) for grad in gradients]
+    dense, factored = forms.apart(operands)
+    joined, _ = forms.side_by_side(dense)
+    of_each = [
+        jax.vmap(lambda grad: grad.norm(units))(grad) for grad in (*joined, *factored)
+    ]
+    bound = Norm.of_all(of_each).bound
+    # Its root is not below the bound.
+    return bound * bound * (1 + 4 * jnp.finfo(bound.dtype).eps)
+
+
+def per_example_norms(gradients: optax.Updates) -> jax.Array:
+    """The L2 norm of each example's gradient over the whole tree, shape (batch,).
+
+    The norm that `clip_per_example` uses: in at least float32, and in factored form
+    with an allowance for rounding, so that it is never less than the true norm. These
+    norms are *not private*.
+
+    Args:
+      gradients: of `per_example_grad` or `as_per_example`.
+
+    Returns:
+      The norms, in at least float32.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import dpadambc
+      >>> x = jnp.array([[3.0, 4.0], [0.0, 1.0]])
+      >>> grads = dpadambc.per_example_grad(lambda w, x: w @ x)(jnp.zeros(2), x)
+      >>> print(dpadambc.per_example_norms(grads))
+      [5. 1.]
+    """
+    return jnp.sqrt(per_example_squared_norms(gradients))
+
+
+def weighted_sums(
+    gradients: optax.Updates,
+    weights: jax.Array,
+    are_finite: jax.Array,
+    precision: rounding.Precision = None,
+) -> optax.Updates:
+    """The sum over examples of weight times gradient, in the dtype of the weights.
+
+    An example of weight zero contributes exactly zero, whatever it holds: NaN too. See
+    `engine.weighted`.
+
+    Args:
+      gradients: a tree of per-example gradients.
+      weights: shape (batch,).
+      are_finite: shape (), bool: whether the norms of all examples are finite.
+      precision: of products; see `clip_per_example`.
+    """
+    structure = jax.tree.structure(gradients, is_leaf=is_per_example)
+    sums = rounding.on_device(
+        weighted.sums, precision, _open(gradients), weights, are_finite
+    )
+    return structure.unflatten([x.astype(weights.dtype) for x in sums])

@@ -1,0 +1,203 @@
+"""The identity of a run: its public numbers, and checksums of the rest.
+
+Three things rest on it. Batches are drawn by a key that the identity is folded into, so
+that two runs with one key do not draw the same. A checkpoint resumes the run that it is
+of, and no other. And processes that train one model must agree on it.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+
+from dpadambc.core import data as _data
+from dpadambc.core.arrays import widen
+from dpadambc.core.keys import checksum
+from dpadambc.core.noise import AddDPNoiseState
+from dpadambc.core.per_example import check_floating, scalar_loss
+from dpadambc.core.spending import public_numbers
+from dpadambc.core.step import Step, positional, takes_key
+
+Identity = dict[str, Any]
+
+# Addresses, and the devices that an array is placed on. (The number of devices over
+# which a program sums, in `shard_map`, is part of the program.)
+_INCIDENTAL = (
+    r"0x[0-9a-f]+"
+    r"|\s(ctx|context)_mesh=Mesh\((?:[^()]|\([^()]*\))*\)"
+    r"|(?<=NamedSharding\()mesh=Mesh\((?:[^()]|\([^()]*\))*\)"
+)
+
+
+def _essence(text: str) -> str:
+    """A text without its line breaks, and without what changes between processes.
+
+    A space that parts two names stays: it may be all that does.
+    """
+    one_line = re.sub(r"\s+", " ", re.sub(_INCIDENTAL, "", text))
+    return re.sub(r" ?([\[\](){}]) ?", r"\1", one_line)
+
+
+def of_values(tree: Any) -> str:
+    """A checksum of all numbers in a tree, their shapes and dtypes, on any devices."""
+    digest = hashlib.sha256(_essence(str(jax.tree.structure(tree))).encode())
+    for x in map(jnp.asarray, jax.tree.leaves(tree)):
+        digest.update(f"{x.shape} {x.dtype}".encode())
+        digest.update(np.asarray(checksum(x)).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _programs(program: Any) -> Iterator[Any]:
+    """A program and all programs inside it."""
+    is_program = lambda x: isinstance(x, jex.ClosedJaxpr | jex.Jaxpr)
+    yield program
+    for equation in getattr(program, "jaxpr", program).eqns:
+        several = jax.tree.leaves([*equation.params.values()], is_leaf=is_program)
+        for inner in filter(is_program, several):
+            yield from _programs(inner)
+
+
+def _equations(program: Any) -> Iterator[jex.JaxprEqn]:
+    for each in _programs(program):
+        yield from getattr(each, "jaxpr", each).eqns
+
+
+def gathers_nodes(program: jex.ClosedJaxpr) -> bool:
+    """Whether a loss reads the members of a subgraph, by `graphs.gather`."""
+    names = (equation.params.get("name") for equation in _equations(program))
+    return "graph_members" in names
+
+
+def of_program(program: jex.ClosedJaxpr) -> str:
+    """A checksum of the operations of a program and every constant in it.
+
+    It does not depend on the devices: the same program on others differs by rounding.
+    """
+    constants = [x for each in _programs(program) for x in getattr(each, "consts", ())]
+    for equation in _equations(program):
+        constants += [x.val for x in equation.invars if isinstance(x, jex.Literal)]
+    text = _essence(str(program)) + of_values(constants)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def traced_programs(
+    step: Step, params: Any, frozen: Any, data: Any
+) -> list[jex.ClosedJaxpr]:
+    """The programs of a run besides its clip and its noise, without devices.
+
+    They are the two of the optimizer, the loss of one example, and a schedule of noise.
+
+    Raises:
+      TypeError: if a parameter cannot be trained, or a function does not take what it
+        is given.
+      ValueError: if there are no parameters, the optimizer adds noise or returns
+        updates of other shapes, the loss is no scalar, or a node may be in more
+        examples than the mechanism accounts for.
+    """
+    optimizer, mechanism = step.optimizer, step.mechanism
+    if not jax.tree.leaves(params):
+        raise ValueError("Expected params to train, got a tree without arrays.")
+    check_floating(params)
+    shape = lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
+    arguments = params, frozen, _data.one_example(data)
+    params, frozen, example = jax.tree.map(shape, arguments)
+    wide = jax.eval_shape(lambda tree: jax.tree.map(widen, tree), params)
+    init, state = jax.make_jaxpr(optimizer.init, return_shape=True)(wide)
+    is_noise = lambda node: isinstance(node, AddDPNoiseState)
+    if any(map(is_noise, jax.tree.leaves(state, is_leaf=is_noise))):
+        raise ValueError(
+            "Expected optimizer to take the private gradient, got one that adds noise:"
+            " fit clips and adds the noise itself. Instead of dp_adam_bc(...) give"
+            " adam_bc(1e-3, mechanism), instead of dp_sgd(...) optax.sgd(1e-3)."
+        )
+    traced = jax.make_jaxpr(optimizer.update, return_shape=True)
+    update, (updates, _) = traced(wide, state, params)  # gradients are wide too
+    shapes = lambda tree: [x.shape for x in jax.tree.leaves(tree)]
+    if shapes(updates) != shapes(params):
+        raise ValueError(
+            "Expected optimizer to return updates with the shapes of params,"
+            f" {shapes(params)}, got {shapes(updates)}. One of the gradients of single"
+            " examples, such as optax.contrib.dpsgd, is not for fit."
+        )
+    shared = () if frozen is None else (frozen,)
+    key = (jax.random.key(0),) if takes_key(step.loss_fn) else ()
+    loss_fn = positional(step.loss_fn, has_frozen=frozen is not None)
+    of_one = scalar_loss(loss_fn, has_aux=False)
+    loss = jax.make_jaxpr(of_one)(params, *shared, *example, *key)
+    _check_terms(loss, example, mechanism.terms_per_unit)
+    levels = mechanism.noise_multiplier
+    schedule = [jax.make_jaxpr(levels)(jnp.zeros([], int))] if callable(levels) else []
+    return [init, update, loss, *schedule]
+
+
+def _check_terms(loss: jex.ClosedJaxpr, example: Any, terms: int) -> None:
+    """Raises where a node may be in more examples than are accounted for."""
+    is_graph = lambda x: isinstance(getattr(x, "max_terms", None), int)
+    parts = filter(is_graph, jax.tree.leaves(example, is_leaf=is_graph))
+    # Of several kinds of edges a node is in the terms of all; else nobody knows.
+    needed = sum(part.max_terms for part in parts) or 1 + gathers_nodes(loss)
+    if needed > terms:
+        raise ValueError(
+            f"Expected mechanism to account for a node in {needed} terms or more, got"
+            f" one for {terms}. Give one of graphs, with max_terms=subgraphs.max_terms;"
+            " index public features without graphs.gather, features[members]."
+        )
+
+
+def of_run(
+    numbers: Identity, programs: Sequence[Any], earlier: Any, *values: Any
+) -> Identity:
+    """The identity of a run before its first step; *secret*.
+
+    Args:
+      numbers: the public numbers of its mechanism.
+      programs: of the optimizer, the loss of one example, and a schedule of noise.
+      earlier: the spending of earlier runs, which is in the epsilon of this one.
+      *values: parameters, what is frozen, and data: arrays, or a source, which is known
+        by its length and first example.
+    """
+    params, frozen, data = values
+    names = {x.primitive.name for each in programs for x in _equations(each)}
+    # Without names, which are others where a script is run again.
+    runs = [] if earlier is None else earlier.runs
+    spent = [(public_numbers(run.mechanism), run.levels) for run in runs]
+    return numbers | {
+        "program": " ".join(map(of_program, programs)),
+        "callbacks": sorted(names & {"pure_callback", "io_callback"}),
+        "start": of_values(params),
+        "frozen": of_values(frozen),
+        "data": of_values((len(data), data[0]) if _data.is_source(data) else data),
+        "spent_before": json.dumps(spent) if spent else None,
+    }
+
+
+def digest(identity: Identity) -> np.ndarray:
+    """64 bits of an identity, shape (2,), uint32.
+
+    The number of steps is no part of it: a run may be extended.
+    """
+    parts = {name: x for name, x in identity.items() if name != "iterations"}
+    text = json.dumps(parts, sort_keys=True).encode()
+    return np.frombuffer(hashlib.sha256(text).digest()[:8], np.uint32)
+
+
+# Several processes.
+
+
+def compare_processes(identity: Identity, settings: Sequence[Any]) -> None:
+    """Raises where the processes of one run are not about to do the same."""
+    here = digest(identity | {"settings": repr(settings)})
+    if (multihost_utils.process_allgather(here) != here).any():
+        raise ValueError(
+            "Expected the same mechanism, loss, optimizer, params, data and settings in"
+            " all processes of one run, got others in another process. A source has"
+            " every example in all of them; of rows in each process make one array, by"
+            " jax.make_array_from_process_local_data."
+        )

@@ -1,0 +1,219 @@
+"""Keys made from keys and from checksums, so that no two draws share one."""
+
+import math
+import secrets
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import core
+from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding, PartitionSpec
+
+from dpadambc.core import arrays
+
+_DEFAULT = "threefry2x32"
+# Under `jax.vmap`, JAX draws from the first of several keys of these kinds.
+_DRAWS_FROM_THE_FIRST = ("rbg", "unsafe_rbg")
+_GOLDEN, _FIRST, _SECOND = map(np.uint32, (0x9E3779B9, 0x85EBCA6B, 0xC2B2AE35))
+
+
+def secret_key() -> jax.Array:
+    """A key from the operating system's entropy, for a run that nobody can repeat.
+
+    JAX's default generator takes 64 bits. Anyone who knows or guesses the number behind
+    a key, such as a seed in a script, can compute the noise.
+
+    Each process of a program of several (`jax.distributed.initialize`) draws a key of
+    its own. A `fit` whose arrays span them takes the key of the first process.
+
+    Returns:
+      A typed key.
+
+    Raises:
+      TypeError: if it is called inside a transformation of JAX.
+
+    Example:
+      >>> from dpadambc import training
+      >>> bool((training.secret_key() != training.secret_key()).all())
+      True
+    """
+    if isinstance(jnp.zeros(()), core.Tracer):
+        raise TypeError(
+            "Expected secret_key outside jax.jit, got a call inside, where it is a"
+            " constant. Draw the key before, and pass it in."
+        )
+    words = [secrets.randbits(32) for _ in range(2)]
+    return jax.random.wrap_key_data(jnp.array(words, jnp.uint32), impl=_DEFAULT)
+
+
+def the_same_everywhere(key: jax.Array) -> jax.Array:
+    """The key of the first process, on no particular device.
+
+    Processes of one run with keys of their own would each draw other batches and other
+    noise, and the sums of several would contain one example.
+    """
+    words = multihost_utils.broadcast_one_to_all(np.asarray(jax.random.key_data(key)))
+    impl = jax.random.key_impl(key)
+    return jax.random.wrap_key_data(jnp.asarray(np.asarray(words)), impl=impl)
+
+
+def of_domain(key: jax.Array, name: str) -> jax.Array:
+    """A key for one purpose, apart from the other uses of the caller's key."""
+    return jax.random.fold_in(key, zlib.crc32(f"dpadambc.{name}".encode()))
+
+
+def folded_in(key: jax.Array, words: jax.typing.ArrayLike) -> jax.Array:
+    """A key made of a key and the words of a checksum."""
+    for word in jnp.asarray(words):
+        key = jax.random.fold_in(key, word)
+    return key
+
+
+def of_batches(key: jax.Array, words: jax.typing.ArrayLike) -> jax.Array:
+    """The key of the batches of the run with this digest."""
+    return folded_in(key, words)
+
+
+def of_example(key: jax.Array, example: Any) -> jax.Array:
+    """A key for an example of a batch: equal bits have equal keys.
+
+    It does not depend on the place in the batch. Otherwise one example more would
+    change the keys of those behind it, and with them all their gradients.
+
+    JAX draws from keys of kind "rbg" in a way that depends on what else `jax.vmap` maps
+    over. The example gets a key of the default kind then.
+    """
+    if str(jax.random.key_impl(key)) in _DRAWS_FROM_THE_FIRST:
+        words = checksum(jax.random.key_data(key))
+        key = jax.random.wrap_key_data(words, impl=_DEFAULT)
+    return folded_in(key, checksum(example))
+
+
+def of_leaves(key: jax.Array, tree: Any) -> jax.Array:
+    """A key for each leaf of a tree, shape (number of leaves,).
+
+    Distinct by position and by path. The position tells the leaves of one tree apart
+    for certain. The path does so across the parts of `optax.multi_transform`, where
+    each part counts from zero and all may have been given the same key.
+    """
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+    names = [zlib.crc32(jax.tree_util.keystr(path).encode()) for path in paths]
+    return _fold_in_each(_fold_in_each(key, range(len(names))), names)
+
+
+def _fold_in_each(key: jax.Array, data: Sequence[int]) -> jax.Array:
+    """A key for each number; of one key, or of one for each."""
+    words = np.asarray(data, np.uint32)
+    if jax.random.key_impl(key) == _DEFAULT:
+        return jax.vmap(jax.random.fold_in, (0 if key.ndim else None, 0))(key, words)
+    # Other kinds give other keys under `jax.vmap`, which need not be distinct.
+    keys = key if key.ndim else [key] * len(words)
+    return jnp.stack(list(map(jax.random.fold_in, keys, words)))
+
+
+@jax.custom_batching.custom_vmap
+def _of_one_run(key: jax.Array, leaves: Sequence[jax.Array]) -> jax.Array:
+    del leaves
+    return key
+
+
+@_of_one_run.def_vmap
+def _(axis_size, are_batched, key, leaves):
+    is_key_batched, are_leaves_batched = are_batched
+    if (kind := str(jax.random.key_impl(key))) in _DRAWS_FROM_THE_FIRST:
+        raise ValueError(
+            f"Expected a key of kind {_DEFAULT!r} under jax.vmap, got {kind!r}, of"
+            f" which JAX draws one noise for all {axis_size} runs."
+        )
+    if any(are_leaves_batched) and not is_key_batched:
+        raise ValueError(
+            f"Expected a key for each of {axis_size} runs under jax.vmap, got one for"
+            " all of them. Map over jax.random.split(key, n) too."
+        )
+    return _of_one_run(key, leaves), is_key_batched
+
+
+def of_one_run(key: jax.Array, tree: Any) -> jax.Array:
+    """The key itself; an error where `jax.vmap` maps over the tree and not the key."""
+    leaves = jax.tree.leaves(jax.lax.stop_gradient(tree))
+    # `jax_debug_key_reuse` takes a key for used by a function that it does not know.
+    return jax.random.clone(_of_one_run(jax.random.clone(key), leaves))
+
+
+@jax.jit
+def checksum(tree: Any) -> jax.Array:
+    """64 bits of all numbers in a tree, their positions and the order of the leaves.
+
+    Wrapping integer sums do not depend on the order of the additions, so no sharding
+    changes the checksum. Shapes and dtypes are not part of it. Where the replicas of
+    an array differ, all devices get the checksum of the first. In `jax.shard_map`,
+    devices along an axis over which an array varies have checksums of their own.
+
+    Returns:
+      shape=(2,), uint32.
+    """
+    leaves = [_sums(_words(x)) for x in jax.tree.leaves(tree)]
+    return _agreed(_sums(jnp.stack(leaves))) if leaves else jnp.zeros(2, jnp.uint32)
+
+
+def _words(x: Any) -> jax.Array:
+    """The bits of an array, with a number of at most 32 of them in each element."""
+    x = jax.lax.stop_gradient(jnp.asarray(x))
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        x = jax.random.key_data(x)
+    if jnp.iscomplexobj(x):
+        x = jnp.stack([x.real, x.imag])
+    if jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits < 8:
+        x = x.astype(jnp.float32)
+    if jnp.issubdtype(x.dtype, jnp.floating) or x.dtype.itemsize > 4:
+        x = jax.lax.bitcast_convert_type(x, f"uint{min(8 * x.dtype.itemsize, 32)}")
+    return x.astype(jnp.uint32)
+
+
+def _sums(words: jax.Array) -> jax.Array:
+    """Two sums over words that are mixed with their positions.
+
+    The first adds the finalizer of MurmurHash3, after which each bit depends on all.
+    The second adds a product, so that two words that change places show too.
+    """
+    place = jnp.zeros(words.shape, jnp.uint32)
+    for axis in range(words.ndim):  # a sum of iotas, which any sharding can split
+        stride = np.uint32(math.prod(words.shape[axis + 1 :]) % 2**32)
+        place += stride * jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
+    place = place * _GOLDEN + _GOLDEN
+    mixed = words ^ place
+    mixed = (mixed ^ mixed >> 16) * _FIRST
+    mixed = (mixed ^ mixed >> 13) * _SECOND
+    mixed ^= mixed >> 16
+    product = mixed * (mixed >> 16 ^ place)
+    # Both in one pass over memory, which on a CPU takes all threads.
+    add = lambda x, y: (x[0] + y[0], x[1] + y[1])
+    zeros = np.uint32(0), np.uint32(0)
+    return jnp.stack(jax.lax.reduce((mixed, product), zeros, add, range(words.ndim)))
+
+
+def _agreed(checksum: jax.Array) -> jax.Array:
+    """The checksum of the first device, since replicas may differ in a last bit.
+
+    Each device puts its own in its part of a vector that is split over all of them.
+    """
+    mesh = jax.typeof(checksum).sharding.mesh
+    for axes, split in (
+        (mesh.auto_axes, jax.lax.with_sharding_constraint),
+        (mesh.explicit_axes, jax.sharding.reshard),
+    ):
+        number = math.prod(mesh.shape[name] for name in axes)
+        if number > 1:
+            each = jnp.broadcast_to(checksum, (number, 2))
+            each = split(each, NamedSharding(mesh, PartitionSpec(axes)))
+            is_first = jnp.arange(number)[:, None] == 0
+            checksum = jnp.where(is_first, each, 0).sum(0, dtype=jnp.uint32)
+    for name in sorted(arrays.shard_map_axes() - set(arrays.varying_axes(checksum))):
+        each = arrays.make_varying(checksum, (name,))
+        is_first = jax.lax.axis_index(name) == 0
+        checksum = jax.lax.psum(jnp.where(is_first, each, 0), name)
+    return checksum

@@ -1,0 +1,562 @@
+"""The public numbers of a private run, as one frozen value.
+
+Noise, correction, sampler and accountant all read it, so they cannot disagree. There is
+one abstract class with two abstract methods, the event of its steps and the draw of a
+batch. All that follows from them is final, so no way of sampling can weaken it.
+
+No field is private. The size of the data set is private when an example may be added or
+removed, so it is an argument; it is a field where privacy is stated for data sets of a
+known size.
+"""
+
+import abc
+import dataclasses
+import functools
+import inspect
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Self, cast, final
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dpadambc.core import validate
+from dpadambc.core.accounting import (
+    PLD,
+    RDP,
+    Accountant,
+    check_delta,
+    gaussian,
+    least_epsilon,
+    level_counts,
+)
+from dpadambc.core.arrays import make_varying, varying_axes
+from dpadambc.core.calibrate import as_fields, solved
+from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation, check_rule
+from dpadambc.core.privatize import INDEPENDENT, Noise, PrivateGradient
+from dpadambc.core.sampling import Batch, poisson_batch
+
+_ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
+_REPLACE_ONE = NeighboringRelation.REPLACE_ONE
+_REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
+
+Relations = Mapping[NeighboringRelation, tuple[Accountant, ...]]
+
+
+class Mechanism(abc.ABC):
+    """A Gaussian on a clipped sum, step after step.
+
+    Subclasses are frozen dataclasses with the fields annotated here. They define
+    `_event` and `_draw`, and as class attributes the facts below. Leave out `clip_rule`
+    and it is `Flat()`.
+
+    Attributes:
+      l2_clip_norm: C, the bound on one example's gradient norm.
+      noise_multiplier: z, the noise over the sensitivity; a number, or a schedule of
+        the step.
+      iterations: T, the number of steps.
+      normalize_by: B, the public number that the clipped sum is divided by.
+      neighboring_relation: the difference of two neighboring data sets.
+      clip_rule: which share of each gradient is taken. All that clip for the mechanism
+        use it. It does not change epsilon.
+      relations: the neighboring relations that privacy can be stated for, each with the
+        accountants that can read the events, the tightest first.
+      solvable: the fields that `calibrate` can solve for.
+      deals_epochs: whether an epoch deals all examples into a whole number of batches.
+      draws_steps_alone: whether a batch is independent of all others. Then each step is
+        drawn with a key of its own. It is False unless a class says so.
+    """
+
+    l2_clip_norm: float
+    noise_multiplier: float | optax.Schedule
+    iterations: int
+    normalize_by: float
+    neighboring_relation: NeighboringRelation
+    clip_rule: ClipRule = FLAT
+
+    relations: ClassVar[Relations]
+    solvable: ClassVar[tuple[str, ...]] = ("noise_multiplier", "iterations")
+    deals_epochs: ClassVar[bool] = False
+    draws_steps_alone: ClassVar[bool] = False
+    _noise: ClassVar[Noise] = INDEPENDENT
+
+    def __post_init__(self):
+        for field in dataclasses.fields(cast(Any, self)):
+            if field.init:  # Python's numbers in place of arrays, which have no hash
+                given = {field.name: getattr(self, field.name)}
+                number = validate.python_number(**given)
+                object.__setattr__(self, field.name, number)
+        validate.positive(l2_clip_norm=self.l2_clip_norm)
+        validate.positive(normalize_by=self.normalize_by)
+        check_rule(self.clip_rule)
+        if not callable(self.noise_multiplier):
+            validate.non_negative(noise_multiplier=self.noise_multiplier)
+        validate.count(iterations=self.iterations)
+        if self.neighboring_relation not in self.relations:
+            supported = " or ".join(relation.name for relation in self.relations)
+            raise ValueError(
+                f"Expected neighboring_relation of {type(self).__name__} to be the"
+                f" NeighboringRelation {supported}, got {self.neighboring_relation!r}."
+            )
+
+    @abc.abstractmethod
+    def _event(self, steps: int, noise_multiplier: float) -> dp_accounting.DpEvent:
+        """So many steps at one level of noise.
+
+        Args:
+          steps: how many, at least one, from the first on.
+          noise_multiplier: of these steps, over the sensitivity.
+        """
+
+    @abc.abstractmethod
+    def _draw(self, key: jax.Array, step: int | jax.Array, num_examples: int) -> Batch:
+        """The batch of a step, on the device.
+
+        Args:
+          key: of the step where the mechanism `draws_steps_alone`, else of the run.
+          step: counted from 0; it may be traced.
+          num_examples: the size of the data set; static.
+        """
+
+    @property
+    def pads_batches(self) -> bool:
+        """Whether a batch can have padding, so that the clip must be told of it."""
+        return True
+
+    @property
+    def terms_per_unit(self) -> int:
+        """How many clipped terms one unit of privacy is in: one, for an example."""
+        return 1
+
+    @property
+    def accounted_as(self) -> "Mechanism":
+        """The mechanism with the same events whose fields are numbers alone."""
+        if self.clip_rule == FLAT:
+            return self
+        return dataclasses.replace(cast(Any, self), clip_rule=FLAT)
+
+    @property
+    @final
+    def known_size(self) -> int | None:
+        """The size of the data set, where privacy is stated for one."""
+        return getattr(self, "num_examples", None)
+
+    @property
+    @final
+    def known_batch_size(self) -> int | None:
+        """The most examples that a step draws, where the epsilon is for so many."""
+        return getattr(self, "batch_size", None)
+
+    @property
+    @final
+    def has_independent_noise(self) -> bool:
+        """Whether the noise of a step has nothing of that of another."""
+        return self._noise.is_independent
+
+    @property
+    @final
+    def accountants(self) -> tuple[Accountant, ...]:
+        """Those that can read the events under this relation, the tightest first."""
+        return self.relations[self.neighboring_relation]
+
+    @property
+    @final
+    def sensitivity(self) -> float:
+        """L2 sensitivity of the clipped sum after division by `normalize_by`.
+
+        A term that becomes another moves the sum by 2 C, and one that goes by C.
+        """
+        goes = self.neighboring_relation != _REPLACE_ONE
+        return (2 * self.terms_per_unit - goes) * self.l2_clip_norm / self.normalize_by
+
+    @property
+    @final
+    def noise_stddev(self) -> float | optax.Schedule:
+        """Standard deviation of the noise in the gradient that Adam sees.
+
+        The noise multiplier times the sensitivity, a schedule if the multiplier is one.
+        Give this value, or the mechanism, to `add_dp_noise` and to `scale_by_adam_bc`.
+        """
+        return self._noise.stddev(self)
+
+    @property
+    @final
+    def noise_variance(self) -> float | optax.Schedule:
+        """The square of `noise_stddev`: the papers' Φ."""
+        stddev = self.noise_stddev
+        return (lambda step: stddev(step) ** 2) if callable(stddev) else stddev**2
+
+    @final
+    def add_noise(self, *, key: jax.Array) -> optax.GradientTransformation:
+        """The transformation that adds this mechanism's noise to the clipped sum.
+
+        Args:
+          key: a typed key for the noise; a new one for each run.
+
+        Returns:
+          `add_dp_noise` of `noise_stddev`, except for mechanisms with correlated noise.
+        """
+        return self._noise.transformation(self, key)
+
+    @final
+    def private_gradient(self, key: jax.Array) -> PrivateGradient:
+        """The clip and the noise of this mechanism, as two halves.
+
+        Args:
+          key: a typed key for the noise; a new one for each run.
+        """
+        return self._noise.private_gradient(self, key)
+
+    @final
+    def sample_step(
+        self, run_key: jax.Array, step: int | jax.Array, *, num_examples: int
+    ) -> Batch:
+        """The batch of a step of a run, inside `jax.jit` and `jax.lax.scan`.
+
+        Args:
+          run_key: a typed key, secret, and *the same for all steps* of one run.
+          step: of the run, counted from 0; it may be traced. A Python or NumPy number
+            is checked; one on a device is not waited for.
+          num_examples: the size of the data set; static.
+
+        Returns:
+          A `Batch` of static size.
+
+        Raises:
+          TypeError: if `run_key` is not a typed key.
+          ValueError: if the mechanism is for another number of examples, the step is no
+            whole number, or beyond its `iterations`, which its epsilon is for.
+
+        Example:
+          >>> import jax
+          >>> import dpadambc
+          >>> mechanism = dpadambc.RandomAllocationGaussian(
+          ...     l2_clip_norm=1.0, noise_multiplier=1.0, batches_per_epoch=3,
+          ...     iterations=3, normalize_by=2)
+          >>> for step in range(3):
+          ...     batch = mechanism.sample_step(jax.random.key(1), step, num_examples=6)
+          ...     print(batch.indices)
+          [ 2  3  4 -1 -1 -1]
+          [ 0  1  5 -1 -1 -1]
+          [-1 -1 -1 -1 -1 -1]
+        """
+        validate.typed_key(run_key=run_key)
+        self._check_size(num_examples)
+        self._check_step(step)
+        alone = self.draws_steps_alone
+        key = jax.random.fold_in(run_key, step) if alone else run_key
+        batch = self._draw(key, step, num_examples)
+        # It differs between devices where the key does: JAX forgets it in a sort.
+        return make_varying(batch, varying_axes(run_key))
+
+    @final
+    def batches(self, key: jax.Array, *, num_examples: int) -> Iterator[Batch]:
+        """The batches of all steps as NumPy arrays: the draws of `sample_step`.
+
+        Args:
+          key: a typed key, secret, and a fresh one for each run.
+          num_examples: the size of the data set.
+
+        Yields:
+          One `Batch` of static size for each iteration.
+
+        Raises:
+          TypeError: if `key` is not a typed key.
+          ValueError: if the mechanism is for another number of examples.
+        """
+        validate.typed_key(key=key)
+        self._check_size(num_examples)
+        drawn = (_batch(self, key, t, num_examples) for t in range(self.iterations))
+        return map(jax.device_get, drawn)
+
+    def _check_size(self, num_examples: int) -> None:
+        validate.count(num_examples=num_examples)
+        if self.known_size not in (None, num_examples):
+            raise ValueError(
+                f"Expected num_examples={self.known_size}, the size that the epsilon of"
+                f" this {type(self).__name__} is for, got {num_examples}."
+            )
+
+    def _check_step(self, step: int | jax.Array) -> None:
+        """Raises for a step that nobody has accounted for, and for no step at all."""
+        is_on_device = isinstance(step, jax.Array)  # to read it is to wait for it
+        seen = step if is_on_device else np.asarray(step)
+        is_number = seen.ndim == 0 and jnp.issubdtype(seen.dtype, jnp.integer)
+        if not is_number or not (is_on_device or 0 <= step < self.iterations):
+            raise ValueError(
+                "Expected step to be a whole number below"
+                f" iterations={self.iterations}, which epsilon is for, got {step!r}. To"
+                " go on, make the mechanism with more iterations."
+            )
+
+    @final
+    def dp_event(self, iterations: int | None = None) -> dp_accounting.DpEvent:
+        """The run as a dp-accounting event.
+
+        The noise multiplier of a Gaussian is in units of the clip norm, as the
+        accountants of `accounting` and dp-accounting's PLD accountant read it. Under
+        REPLACE_ONE, dp-accounting's RDP accountant reads it in units of the
+        sensitivity, and would state too small an epsilon: use `accounting.RDP`.
+
+        Args:
+          iterations: the number of steps taken; `self.iterations` by default.
+
+        Returns:
+          A `dp_accounting.DpEvent`.
+        """
+        iterations = self.iterations if iterations is None else iterations
+        validate.count(iterations=iterations)
+        iterations = int(iterations)  # dp-accounting takes no other kind
+        if iterations == 0:
+            return dp_accounting.NoOpDpEvent()
+        if not callable(self.noise_multiplier):
+            return self._event(iterations, self.noise_multiplier)
+        levels = level_counts(self.noise_multiplier, iterations).items()
+        return dp_accounting.ComposedDpEvent([self._event(n, z) for z, n in levels])
+
+    @final
+    def epsilon(
+        self,
+        target_delta: float,
+        *,
+        iterations: int | None = None,
+        accountant: Accountant | None = None,
+        num_examples: int | None = None,
+    ) -> float:
+        """The epsilon spent.
+
+        Args:
+          target_delta: the delta that goes with it, in (0, 1).
+          iterations: the number of steps taken; `self.iterations` by default.
+          accountant: `accounting.PLD` (tight) or `accounting.RDP` (an upper bound,
+            faster); by default the tightest that can account for the sampling.
+          num_examples: if given, a delta of one over it or more is refused.
+
+        Returns:
+          Epsilon under `self.neighboring_relation`; infinity without noise, or where it
+          is too large to compute: beyond some 700, and in any case where the noise
+          multiplier is below 0.005. By `PLD` alone it is infinite too where delta is
+          below 4e-16 for each step.
+
+        Raises:
+          TypeError: for another accountant.
+          ValueError: for one that cannot account for the sampling under the neighboring
+            relation, or a delta outside (0, 1).
+        """
+        check_delta(target_delta, num_examples or self.known_size)
+        return least_epsilon(
+            self.dp_event(iterations),
+            (accountant,) if accountant else self.accountants,
+            target_delta=target_delta,
+            neighboring_relation=self.neighboring_relation,
+        )
+
+    @classmethod
+    @final
+    def of_epochs(cls, **public_numbers: Any) -> Self:
+        """The mechanism for so many epochs in batches of a size.
+
+        Args:
+          **public_numbers: the fields of the class; in place of `iterations`, `epochs`;
+            and in place of `sampling_prob` or `batches_per_epoch`, `batch_size`. Both
+            go with `num_examples`.
+
+            An epoch has num_examples / batch_size steps. Where it deals all examples
+            into batches (shuffled data, random allocation), that is rounded up. The
+            product with `epochs` is rounded up to `iterations`. Batches that are drawn
+            have `batch_size` examples on average; `normalize_by` is the batch size
+            unless it is given.
+
+            Fields are public, and tell `num_examples`: where examples may be added or
+            removed, give a public number near it in its place.
+
+        Returns:
+          A mechanism. It keeps steps and probabilities, and no number of epochs.
+
+        Raises:
+          TypeError: if one number is given in two ways, or is missing.
+          ValueError: if a number is out of its range.
+
+        Example:
+          >>> import dpadambc
+          >>> mechanism = dpadambc.PoissonGaussian.of_epochs(
+          ...     epochs=30, batch_size=1024, num_examples=60_000, noise_multiplier=1.0,
+          ...     l2_clip_norm=1.0)
+          >>> mechanism.iterations, round(mechanism.sampling_prob, 5)
+          (1758, 0.01707)
+          >>> mechanism.normalize_by
+          1024
+        """
+        return cls(**cls._as_fields(public_numbers))
+
+    @classmethod
+    @final
+    def calibrate(
+        cls,
+        *,
+        target_epsilon: float,
+        target_delta: float,
+        accountant: Accountant | None = None,
+        **public_numbers: Any,
+    ) -> Self:
+        """The mechanism that meets a target, solved for the one number left out.
+
+        Args:
+          target_epsilon: the epsilon to reach and not to exceed.
+          target_delta: the delta that goes with it.
+          accountant: `accounting.PLD` (tight) or `accounting.RDP` (an upper bound); by
+            default the tightest that can account for the sampling.
+          **public_numbers: the fields of the class, all but one of `noise_multiplier`,
+            `iterations` and `sampling_prob` (where it has one). The field left out, or
+            given as None, is solved for: the least noise, the most iterations or the
+            largest probability. `epochs`, `batch_size` and `num_examples` may stand
+            in place of fields, as in `of_epochs`; `num_examples` alone may be given to
+            any class, for which a delta of one over it or more is refused.
+
+        Returns:
+          A mechanism whose epsilon at `target_delta` is at most `target_epsilon`.
+
+        Raises:
+          TypeError: if not exactly one field is left out, or an unknown one is given.
+          ValueError: if the target cannot be reached, or a number is out of its range.
+        """
+        check_delta(target_delta, public_numbers.get("num_examples"))
+        fields = cls._as_fields(public_numbers)
+        unknown = [name for name in cls.solvable if fields.get(name) is None]
+        if len(unknown) != 1:
+            raise TypeError(
+                f"Expected all but one of {', '.join(cls.solvable)}, which is solved"
+                f" for, got none of {', '.join(unknown) or 'them left out'}."
+            )
+        (name,) = unknown
+        with_value = lambda x: cls(**{**fields, name: x})
+        trial = with_value(1)
+        solution = solved(
+            lambda x: with_value(x).dp_event(),
+            name,
+            (accountant,) if accountant else trial.accountants,
+            target_epsilon=target_epsilon,
+            target_delta=target_delta,
+            neighboring_relation=trial.neighboring_relation,
+        )
+        return with_value(solution)
+
+    @classmethod
+    def _as_fields(cls, public_numbers: dict[str, Any]) -> dict[str, Any]:
+        names = inspect.signature(cls).parameters
+        return as_fields(names, public_numbers, deals_epochs=cls.deals_epochs)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def _batch(mechanism: Mechanism, key: jax.Array, step: jax.Array, n: int) -> Batch:
+    return mechanism.sample_step(key, step, num_examples=n)
+
+
+def check_mechanism(mechanism: Any) -> None:
+    """Raises unless it is one."""
+    if not isinstance(mechanism, Mechanism):
+        raise TypeError(
+            "Expected mechanism to be a dpadambc mechanism, such as a PoissonGaussian,"
+            f" got {mechanism!r}."
+        )
+
+
+def check_independent_noise(mechanism: Any) -> None:
+    """Raises unless it is a mechanism whose noise is independent over steps."""
+    check_mechanism(mechanism)
+    if not mechanism.has_independent_noise:
+        raise ValueError(
+            "Expected mechanism to have independent noise in every step, got a"
+            f" {type(mechanism).__name__}."
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PoissonGaussian(Mechanism):
+    r"""The Poisson-subsampled Gaussian mechanism, `iterations` times: DP-SGD.
+
+    At every step each example takes part independently with probability
+    `sampling_prob`; gradients are clipped to `l2_clip_norm`, summed, divided by
+    `normalize_by`; Gaussian noise of standard deviation
+
+    .. math:: \sigma = z \Delta, \quad \Delta = C / B \text{ or } 2 C / B
+
+    is added, with the noise multiplier z and the sensitivity Δ. Under
+    ADD_OR_REMOVE_ONE the variance is the papers' Φ = (z C / B)².
+
+    Args:
+      l2_clip_norm: C, positive.
+      noise_multiplier: z, non-negative, the noise in units of the sensitivity; or a
+        schedule of the step, which makes `noise_stddev` a schedule.
+      sampling_prob: q, in [0, 1].
+      iterations: the number of steps.
+      normalize_by: B, positive; usually `sampling_prob * num_examples`, rounded. It
+        does not change epsilon.
+      neighboring_relation: the difference of two neighboring data sets.
+      clip_rule: which share of each gradient is taken; see `clip_per_example`. No
+        rule changes epsilon.
+
+    Raises:
+      TypeError: if a number is not a number, or `iterations` not an int.
+      ValueError: if a number is out of its range.
+
+    Example:
+      >>> import dpadambc
+      >>> mechanism = dpadambc.PoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=1.85, sampling_prob=1024 / 50_000,
+      ...     iterations=3_360, normalize_by=1024)
+      >>> round(mechanism.epsilon(target_delta=1e-5), 3)
+      2.925
+      >>> round(mechanism.noise_stddev, 7)
+      0.0018066
+      >>> mechanism = dpadambc.PoissonGaussian.calibrate(
+      ...     target_epsilon=1.0, target_delta=1e-5, l2_clip_norm=1.0,
+      ...     noise_multiplier=4.0, sampling_prob=0.02, normalize_by=1000)
+      >>> mechanism.iterations
+      2739
+
+    References:
+      Abadi et al., `Deep Learning with Differential Privacy
+      <https://arxiv.org/abs/1607.00133>`_, 2016
+    """
+
+    l2_clip_norm: float
+    noise_multiplier: float | optax.Schedule
+    sampling_prob: float
+    iterations: int
+    normalize_by: float
+    neighboring_relation: NeighboringRelation = _ADD_OR_REMOVE_ONE
+    clip_rule: ClipRule = FLAT
+
+    solvable = ("noise_multiplier", "iterations", "sampling_prob")
+    # dp-accounting has no RDP bound for Poisson sampling under REPLACE_ONE.
+    relations = types.MappingProxyType(
+        {
+            _ADD_OR_REMOVE_ONE: (PLD, RDP),
+            _REPLACE_ONE: (PLD,),
+            _REPLACE_SPECIAL: (PLD, RDP),
+        }
+    )
+    draws_steps_alone = True
+
+    def __post_init__(self):
+        super().__post_init__()
+        validate.probability(sampling_prob=self.sampling_prob)
+
+    @property
+    def pads_batches(self) -> bool:
+        """Whether a batch can have padding: not where all examples take part."""
+        return self.sampling_prob < 1
+
+    def _event(self, steps: int, noise_multiplier: float) -> dp_accounting.DpEvent:
+        step = gaussian(noise_multiplier, self.neighboring_relation)
+        if self.sampling_prob < 1:
+            step = dp_accounting.PoissonSampledDpEvent(self.sampling_prob, step)
+        return dp_accounting.SelfComposedDpEvent(step, steps)
+
+    def _draw(self, key: jax.Array, step: int | jax.Array, num_examples: int) -> Batch:
+        del step
+        return poisson_batch(key, num_examples, self.sampling_prob)

@@ -1,0 +1,258 @@
+r"""Add the Gaussian noise that makes a clipped sum private.
+
+The key of the noise of step t is made of the key in the state, which is another at each
+step, and of h: a checksum of all bits of the sum :math:`s_t` that the noise hides, and
+of the level. Misuse-resistant encryption calls that a synthetic nonce.
+
+*Right use: each run has a key of its own.* Take the generator under a secret key as a
+random function F, so that :math:`z_t = F(t, h(s_t))`. Steps differ in t, so no input
+comes twice: given the data and all outputs before it, each :math:`z_t` is standard
+normal and independent of them. For every data set, the outputs are distributed as with
+noise of t alone. Privacy compares these distributions, so h needs no property.
+
+*A key used again.* Two sums that differ have independent noise, but for a collision of
+h, whose probability is about :math:`2^{-64}`: the runs compose as two runs. Two equal
+sums of one step have equal outputs, which show that the sums are equal and nothing
+else. Two levels would show the sum, so the level is in h. Where steps share noise, so
+are the coefficients and the step before: runs that share a draw share all before it.
+
+Limits. A run that goes on with other rounding, as on other devices, draws other noise
+for the steps that it repeats: both count. A nonce does not repair a key that others
+know. Keys of kind "rbg" and "unsafe_rbg" are refused under `jax.vmap`, where JAX draws
+from the first of them alone. Devices with replicas agree on h if `jax.typeof` has their
+mesh, which it has not where `in_shardings` of `jax.jit` is all that names it.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpadambc.core import arrays, keys, validate
+from dpadambc.core.clipped_sum import open_sums
+from dpadambc.engine import threefry
+
+# A number, an optax.Schedule, a tree prefix with such leaves, or a mechanism.
+NoiseStddev = Any
+
+
+def stddev_of(noise_stddev: NoiseStddev) -> Any:
+    """The level, if need be of a mechanism; all numbers are valid ones."""
+    noise_stddev = getattr(noise_stddev, "noise_stddev", noise_stddev)
+    for level in jax.tree.leaves(noise_stddev, is_leaf=lambda x: x is None):
+        if not callable(level):
+            validate.non_negative(noise_stddev=level)
+    return noise_stddev
+
+
+def stddev_at_step(noise_stddev: NoiseStddev, count: jax.typing.ArrayLike) -> Any:
+    """The numbers in force at step `count`, in the same tree prefix."""
+
+    def number(level):
+        if callable(level):
+            level = level(count)
+            validate.full_precision(noise_stddev=level)
+        return jnp.asarray(level, float)
+
+    return jax.tree.map(number, noise_stddev)
+
+
+def stddev_per_leaf(prefix: Any, tree: optax.Params) -> Any:
+    """The prefix broadcast to one value for each leaf of the tree."""
+    if not jax.tree.leaves(tree):
+        return tree
+    try:
+        return jax.tree.broadcast(prefix, tree)
+    except ValueError as error:
+        raise ValueError(
+            "Expected noise_stddev to be a tree prefix of the parameters, got"
+            f" {jax.tree.structure(prefix)} for {jax.tree.structure(tree)}."
+        ) from error
+
+
+class AddDPNoiseState(NamedTuple):
+    """State of `add_dp_noise`. The key is secret: whoever has it knows later noise.
+
+    No field is called `count`, since `optax.tree.set(state, count=0)`, which restarts
+    a schedule, sets all that are. The noise of earlier steps would come again.
+
+    Attributes:
+      noised_steps: their number. shape=(), int32.
+      rng_key: a typed key; *secret*. shape=(). Zeros, as `optax.tree.zeros_like` has
+        them, are a key that everybody knows: the noise is NaN then.
+    """
+
+    noised_steps: jax.Array
+    rng_key: jax.Array
+
+    def __repr__(self) -> str:
+        """Without the key: a notebook that is shared must not show it."""
+        return f"AddDPNoiseState(noised_steps={self.noised_steps}, rng_key=...: secret)"
+
+
+def first_state(key: jax.Array, name: str, params: optax.Params) -> AddDPNoiseState:
+    """The state before the first step, with a key of the domain `name`."""
+    rng_key = keys.of_one_run(keys.of_domain(key, name), params)
+    return AddDPNoiseState(noised_steps=jnp.zeros([], jnp.int32), rng_key=rng_key)
+
+
+def next_state(state: AddDPNoiseState, rng_key: jax.Array) -> AddDPNoiseState:
+    """The state after a step, with the key of the next."""
+    noised_steps = jnp.asarray(optax.safe_increment(state.noised_steps))
+    return AddDPNoiseState(noised_steps=noised_steps, rng_key=rng_key)
+
+
+def stddev_of_step(noise_stddev: NoiseStddev, state: AddDPNoiseState) -> Any:
+    """The level of a step, or NaN where the state has lost its key."""
+    is_lost = jnp.all(jax.random.key_data(state.rng_key) == 0)
+    stddev = stddev_at_step(noise_stddev, state.noised_steps)
+    return jax.tree.map(lambda s: jnp.where(is_lost, jnp.nan, s), stddev)
+
+
+def key_of_step(key: jax.Array, updates: optax.Updates, *also: Any) -> jax.Array:
+    """A key for the noise that hides these updates, and for no other.
+
+    Args:
+      key: of the step.
+      updates: the sums that get the noise.
+      *also: the level; where steps share noise, the coefficients and the step before.
+    """
+    return keys.folded_in(key, keys.checksum((updates, also)))
+
+
+def gaussian_like(key: jax.Array, tree: optax.Updates) -> optax.Updates:
+    """Independent standard normal draws in at least float32, shaped like the tree."""
+    leaves, structure = jax.tree.flatten(tree)
+    if not leaves:
+        return tree
+    likes = [
+        jax.ShapeDtypeStruct(jnp.shape(x), arrays.at_least_float32(jnp.result_type(x)))
+        for x in leaves
+    ]
+    return structure.unflatten(threefry.normals(keys.of_leaves(key, tree), likes))
+
+
+def check_devices(updates: optax.Updates, key: jax.Array) -> None:
+    """Raises where devices would not have one noise for each coordinate.
+
+    Equal noise on two parts of a gradient cancels in their difference, and different
+    noise on two copies averages out.
+    """
+    if not arrays.shard_map_axes():
+        return
+    if not all(map(arrays.is_vma_known, [key, *jax.tree.leaves(updates)])):
+        raise ValueError("Expected a jax.shard_map with check_vma=True, got False.")
+    of_key = set(arrays.varying_axes(key))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(updates):
+        of_gradient = set(arrays.varying_axes(leaf))
+        if of_gradient != of_key:
+            raise ValueError(
+                f"Expected a key that differs along {sorted(of_gradient)}, as"
+                f" gradient{jax.tree_util.keystr(path)} does, got {sorted(of_key)}. Sum"
+                " over devices with other examples by sum_over; for parts of the"
+                " parameters, fold jax.lax.axis_index into the key of the state."
+            )
+
+
+def add_dp_noise(
+    noise_stddev: NoiseStddev, *, key: jax.Array
+) -> optax.GradientTransformation:
+    r"""Adds independent Gaussian noise to every coordinate.
+
+    .. math:: \tilde g = \bar g + \mathcal{N}(0, \sigma^2 I)
+
+    with :math:`\sigma` = `noise_stddev`, in the unit of the gradient that comes in:
+    after `clip_per_example`, that is noise multiplier times sensitivity, as
+    `PoissonGaussian.noise_stddev` has it.
+
+    Guarantees:
+      * Draws are independent over coordinates, leaves, steps and keys. Each step
+        splits the key in the state and keeps one half, so a state tells nothing about
+        earlier noise; later noise follows from it. (`optax.inject_hyperparams` keeps
+        the first key in its state unless it is given `static_args=("key",)`.)
+      * Draws are independent over sums too: a checksum of all bits of the sum is in the
+        key of its noise. A key used again gives different sums independent noise, and
+        equal sums equal noise.
+      * Under `jax.vmap` over parameters or gradients alone it is refused: map over keys
+        too.
+      * Inside `jax.shard_map` the noise must differ along the axes along which the
+        gradient does, and along no others: one draw for one coordinate, whatever device
+        has it. Anything else is refused, and so is `check_vma=False`.
+      * The draws are those of `jax.random.normal`, with whatever kind of key is given.
+      * Noise is drawn and added in at least float32, and the result stays there: in
+        bfloat16 or float16 the noise would take a few hundred values, or vanish.
+
+    Limits. Epsilon is that of ideal Gaussian noise. These are float32 numbers of 23
+    random bits each, none beyond 5.42 standard deviations (in float64 52 bits and 8.3).
+    An attacker who has the exact bits of a noised sum, and candidates for the clipped
+    sum, can rule some of them out: `Mironov 2012
+    <https://doi.org/10.1145/2382196.2382264>`_. The key has 64 bits with JAX's default
+    generator, which is not cryptographic: give it entropy (`training.secret_key`).
+
+    Args:
+      noise_stddev: a mechanism, whose level it is, and which the sum has to have the
+        numbers of; or a non-negative number, a schedule (a callable of the step,
+        counted from 0), or a tree prefix of the parameters whose leaves are such. With
+        several levels, the sum is as private as its *lowest* level makes it.
+      key: a typed JAX key, from `jax.random.key`, secret.
+
+    Returns:
+      An Optax transformation. Its updates take `ClippedSum` in, all that were clipped
+      together, and give arrays out.
+
+    Raises:
+      TypeError: if `key` is not a typed key, a number is not a number, or a gradient is
+        no clipped sum.
+      ValueError: if a level is negative or not finite, the tree is no prefix of the
+        parameters, some of the sums are missing or have other numbers than the
+        mechanism, or the devices of a `jax.shard_map`, or runs under `jax.vmap`, would
+        have the same noise for different coordinates.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import dpadambc
+      >>> noise = dpadambc.add_dp_noise(0.1, key=jax.random.key(0))
+      >>> params = {"w": jnp.zeros(10_000)}
+      >>> state = noise.init(params)
+      >>> summed = dpadambc.as_clipped_sum(
+      ...     {"w": jnp.ones(10_000)}, l2_clip_norm=100.0, normalize_by=1)
+      >>> noised, state = noise.update(summed, state, params)
+      >>> print(f"{noised['w'].mean():.2f} +- {noised['w'].std():.2f}")
+      1.00 +- 0.10
+
+    References:
+      Abadi et al., `Deep Learning with Differential Privacy
+      <https://arxiv.org/abs/1607.00133>`_, 2016
+    """
+    validate.typed_key(key=key)
+    if not getattr(noise_stddev, "has_independent_noise", True):
+        raise TypeError(
+            "Expected noise_stddev of a mechanism with independent noise, got"
+            f" {noise_stddev!r}. Its own is mechanism.add_noise(key=key)."
+        )
+    names = ("l2_clip_norm", "normalize_by")  # which a number does not have
+    numbers = {name: getattr(noise_stddev, name, None) for name in names}
+    noise_stddev = stddev_of(noise_stddev)
+
+    def init_fn(params):
+        stddev_per_leaf(noise_stddev, params)
+        return first_state(key, "add_dp_noise", params)
+
+    def update_fn(updates, state, params=None, **extra_args):
+        del extra_args
+        updates = open_sums(updates, params, **numbers)
+        check_devices(updates, state.rng_key)
+        own_key = keys.of_one_run(state.rng_key, updates)
+        rng_key, step_key = jax.random.split(own_key)
+        stddev = stddev_of_step(noise_stddev, state)
+        step_key = key_of_step(step_key, updates, stddev)
+        noised = jax.tree.map(
+            lambda g, s, z: g + s.astype(z.dtype) * z,
+            updates,
+            stddev_per_leaf(stddev, updates),
+            gaussian_like(step_key, updates),
+        )
+        return noised, next_state(state, rng_key)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -1,0 +1,243 @@
+"""Gradients of single examples, each of which sees its own example alone."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpadambc.core import arrays, keys, validate
+from dpadambc.core.gradient import mask_examples, seal_gradients
+from dpadambc.engine.transform import Method, factored_outputs
+
+Argnums = int | Sequence[int]
+
+
+def _tuple(argnums: Argnums) -> tuple[int, ...]:
+    return (argnums,) if isinstance(argnums, int) else tuple(argnums)
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """The parts that the positional arguments of a loss play.
+
+    Attributes:
+      argnums: of the parameters.
+      batch_argnums: of the batches; by default all arguments but the others.
+      prng_argnum: of the key, if any.
+    """
+
+    argnums: Argnums
+    batch_argnums: Argnums | None
+    prng_argnum: int | None
+
+    @property
+    def differentiated(self) -> tuple[int, ...]:
+        """The positions of the parameters."""
+        return _tuple(self.argnums)
+
+    def batched(self, args: Sequence[Any]) -> tuple[int, ...]:
+        """The positions that hold a batch."""
+        if self.batch_argnums is not None:
+            return _tuple(self.batch_argnums)
+        others = (*self.differentiated, self.prng_argnum)
+        return tuple(i for i in range(len(args)) if i not in others)
+
+    def batches(self, args: Sequence[Any]) -> list[Any]:
+        """The arguments that are batches."""
+        return [args[i] for i in self.batched(args)]
+
+    def params(self, args: Sequence[Any]) -> Any:
+        """The parameters, as `argnums` has them: one tree, or a tuple."""
+        several = tuple(args[i] for i in self.differentiated)
+        return several[0] if isinstance(self.argnums, int) else several
+
+    def in_axes(self, args: Sequence[Any]) -> list[int | None]:
+        """For `jax.vmap`: axis 0 of batches."""
+        return [0 if i in self.batched(args) else None for i in range(len(args))]
+
+    def with_own_key(self, args: Sequence[Any]) -> list[Any]:
+        """The arguments of one example, with a key of its own in place of the key."""
+        args, place = list(args), self.prng_argnum
+        if place is not None:
+            args[place] = keys.of_example(args[place], self.batches(args))
+        return args
+
+    def check(self, args: Sequence[Any]) -> int:
+        """The batch size; raises unless the arguments fit their parts."""
+        parts = [*self.differentiated, *self.batched(args)]
+        if self.prng_argnum is not None:
+            parts.append(self.prng_argnum)
+        if not all(0 <= i < len(args) for i in parts) or len({*parts}) != len(parts):
+            raise ValueError(
+                f"Expected argnums={self.argnums}, batch_argnums={self.batch_argnums}"
+                f" and prng_argnum={self.prng_argnum} to name distinct arguments among"
+                f" the {len(args)} given."
+            )
+        for i in self.differentiated:
+            check_floating(args[i])
+        if self.prng_argnum is not None:
+            validate.typed_key(key=args[self.prng_argnum])
+        sizes = {}
+        for path, leaf in jax.tree_util.tree_leaves_with_path(self.batches(args)):
+            rows = jnp.shape(leaf)[0] if jnp.ndim(leaf) else "a scalar"
+            sizes.setdefault(rows, f"batch{jax.tree_util.keystr(path)}")
+        if len(sizes) != 1 or "a scalar" in sizes:
+            got = ", ".join(f"{rows} at {name}" for rows, name in sizes.items())
+            raise ValueError(
+                "Expected one number of examples along axis 0 of all arrays of the"
+                f" batch, got {got or 'no arrays'}. Name a key by prng_argnum."
+            )
+        return next(iter(sizes))
+
+
+def check_floating(params: Any) -> None:
+    """Raises unless all leaves can be differentiated."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        is_array = hasattr(leaf, "dtype") or isinstance(leaf, int | float | complex)
+        got = jnp.result_type(leaf) if is_array else repr(leaf)
+        if not is_array or not jnp.issubdtype(got, jnp.floating):
+            raise TypeError(
+                f"Expected params{jax.tree_util.keystr(path)} to be floating-point"
+                f" numbers, got {got}. Pass frozen parameters by another argument."
+            )
+
+
+def scalar_loss(loss_fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
+    """The loss with its output checked."""
+
+    def checked(*args):
+        # Copies, since nnx modules know the trace in which their containers were made.
+        output = loss_fn(*jax.tree.map(lambda x: x, args))
+        loss = output[0] if has_aux else output
+        is_array = not isinstance(loss, tuple | dict | list)
+        is_scalar = is_array and jnp.shape(loss) == ()
+        if not is_scalar or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
+            got = f"shape {jnp.shape(loss)}" if is_array else type(loss).__name__
+            raise ValueError(
+                "Expected loss_fn to return the loss of one example, a floating-point"
+                f" scalar, got {got}. A pair (loss, aux) needs has_aux=True."
+            )
+        return output
+
+    return checked
+
+
+def sealed_value_and_grad(
+    loss_fn: Callable[..., Any], parts: Arguments, has_aux: bool, method: Method
+) -> Callable[..., Any]:
+    """The values and sealed gradients of all examples, of the loss's arguments."""
+    if method not in ("factored", "vmap"):
+        raise ValueError(f"Expected method 'factored' or 'vmap', got {method!r}.")
+    value_and_grad = jax.value_and_grad(
+        scalar_loss(loss_fn, has_aux), parts.argnums, has_aux
+    )
+
+    def one_example(*args):
+        return value_and_grad(*parts.with_own_key(args))
+
+    def all_examples(*args):
+        axes = arrays.varying_axes(parts.batches(args))
+        allowed = arrays.invariant_axes(parts.batches(args))
+        gradient_of = factored_outputs(one_example, allowed, method=method)
+        static = {}
+
+        def factored(*args):
+            output, gradients, *static["shapes, rules"] = gradient_of(*args)
+            return output, gradients
+
+        args = list(args)
+        for i in parts.differentiated:  # or JAX would sum gradients over devices
+            args[i] = arrays.make_varying(args[i], axes)
+        output, gradients = jax.vmap(factored, in_axes=parts.in_axes(args))(*args)
+        shapes, rules = static["shapes, rules"]
+        shapes, structure = jax.tree.flatten(shapes)
+        return output, structure.unflatten(
+            seal_gradients(gradients, shapes, rules, axes)
+        )
+
+    return all_examples
+
+
+def per_example_grad(
+    fun: Callable[..., Any],
+    argnums: Argnums = 0,
+    has_aux: bool = False,
+    *,
+    return_values: bool = False,
+    batch_argnums: Argnums | None = None,
+    prng_argnum: int | None = None,
+    method: Method = "factored",
+) -> Callable[..., Any]:
+    r"""Like `jax.grad`, for each example of a batch on its own.
+
+    Args:
+      fun: a function of one example, without a batch axis, that returns its loss,
+        a scalar; with `has_aux`, a pair of the loss and any pytree. Each call sees one
+        example. A collective in it, over an axis of `jax.shard_map` or `jax.vmap` along
+        which examples differ, would mix them, and is refused. (Batch normalization of
+        one example is constant, and gives a gradient of zero.)
+      argnums: which positional arguments to differentiate: the parameters. To train a
+        part of them, give it as an argument of its own.
+      has_aux: whether `fun` returns auxiliary output.
+      return_values: whether to return the values of the loss too.
+      batch_argnums: which positional arguments are batches, pytrees whose arrays all
+        have the examples along axis 0. By default all but those of `argnums` and
+        `prng_argnum`. All examples share the others, which must be public.
+      prng_argnum: which positional argument is a PRNG key, if any. Each example is
+        given a key of its own for dropout, say, made of this one and of the numbers of
+        the example. It depends on no other example and on no place in the batch, so
+        the sensitivity holds even if the key is known. Examples of equal bits have
+        equal keys.
+      method: "factored" keeps each gradient in the form in which reverse mode produces
+        it, and materializes no gradient that is larger than its factors; see
+        `explain`. "vmap" materializes all of them: the reference, equal up to rounding.
+        A kernel that the loss computes from parameters, `w + a @ b` say, is no
+        parameter: its gradient is materialized, where `x @ w + x @ a @ b` needs none.
+
+    Returns:
+      A function of the arguments of `fun`, in batches, and of `is_padding_example`
+      (keyword; shape (batch,), bool). It returns a `PerExampleGradient` for each
+      parameter, zero for padding; with `has_aux` `(gradients, aux)`; with
+      `return_values` `(values, gradients)`, or `((values, aux), gradients)`. Values and
+      auxiliary output are *not private*, and are not masked. Inside `jax.shard_map`
+      each device has the gradients of its own examples.
+
+    Raises:
+      ValueError: if the loss is not a scalar or has a collective, arrays disagree in
+        batch size, or argument numbers overlap. All before anything is computed.
+      TypeError: if parameters are not floating point, or the key is not a typed key.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import dpadambc
+      >>> loss_fn = lambda w, x, y: (w @ x - y) ** 2
+      >>> w, x, y = jnp.ones(2), jnp.array([[1.0, 2.0], [0.0, 1.0]]), jnp.zeros(2)
+      >>> print(dpadambc.per_example_grad(loss_fn)(w, x, y).materialize())
+      [[ 6. 12.]
+       [ 0.  2.]]
+    """
+    parts = Arguments(argnums, batch_argnums, prng_argnum)
+    all_examples = sealed_value_and_grad(fun, parts, has_aux, method)
+
+    def grad_fn(*args, is_padding_example: jax.Array | None = None):
+        batch_size = parts.check(args)
+        if is_padding_example is not None:
+            validate.padding(is_padding_example, batch_size)
+
+        def masked(is_padding_example, *args):
+            output, gradients = all_examples(*args)
+            if is_padding_example is not None:
+                gradients = mask_examples(gradients, is_padding_example)
+            return output, gradients
+
+        spec = arrays.spec_of_examples(parts.batches(args))
+        output, gradients = arrays.with_automatic_axes(
+            masked, spec, is_padding_example, *args
+        )
+        if return_values:
+            return output, gradients
+        return (gradients, output[1]) if has_aux else gradients
+
+    return grad_fn

@@ -1,0 +1,207 @@
+"""The step from private data to a private gradient: clip and noise, as one stage.
+
+They are two halves of one transformation, so that microbatches and devices can add up
+clipped sums between them. Both read one state. Independent noise on a flat clip is all
+that the core has; `contrib` has other kinds, which vouch for the event of theirs.
+"""
+
+import abc
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpadambc.core import arrays
+from dpadambc.core.clip import Sums, check_parameters, clipped_sums
+from dpadambc.core.clipped_sum import close_sums
+from dpadambc.core.gradient import per_example_leaves
+from dpadambc.core.noise import add_dp_noise
+
+if TYPE_CHECKING:
+    from dpadambc.core.mechanism import Mechanism
+
+
+class PrivateGradient(NamedTuple):
+    """The two halves, which share a state.
+
+    Attributes:
+      init: the state, of the parameters.
+      clip: of per-example gradients, the state, the parameters and the padding mask,
+        the `clip.Sums` over the examples. Those of microbatches add up.
+      add_noise: of these sums, the state and the parameters, the private gradient and
+        the next state.
+    """
+
+    init: optax.TransformInitFn
+    clip: Callable[..., Sums]
+    add_noise: Callable[..., tuple[optax.Updates, Any]]
+
+
+def scaled_multiplier(
+    noise_multiplier: float | optax.Schedule, sensitivity: float
+) -> float | optax.Schedule:
+    """A noise multiplier times the sensitivity, a schedule if it is one."""
+    if callable(noise_multiplier):
+        return lambda step: jnp.asarray(noise_multiplier(step), float) * sensitivity
+    return noise_multiplier * sensitivity
+
+
+class Noise(abc.ABC):
+    """Which noise hides the clipped sums of a mechanism.
+
+    Attributes:
+      is_independent: whether that of a step is independent of that of any other.
+    """
+
+    is_independent: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def stddev(self, mechanism: Any) -> float | optax.Schedule:
+        """The standard deviation of the noise in each step's gradient."""
+
+    @abc.abstractmethod
+    def transformation(
+        self, mechanism: Any, key: jax.Array
+    ) -> optax.GradientTransformation:
+        """The noise of a key on a tree of `ClippedSum`."""
+
+    def private_gradient(self, mechanism: Any, key: jax.Array) -> PrivateGradient:
+        """A flat clip at the bound of the mechanism, and the noise on its sum."""
+        numbers = mechanism.l2_clip_norm, mechanism.normalize_by
+        noise = self.transformation(mechanism, key)
+
+        def init_fn(params):
+            check_parameters(params, mechanism.clip_rule)
+            return noise.init(params)
+
+        def clip_fn(gradients, state, params, **extra_args):
+            del state
+            rule = mechanism.clip_rule
+            return clipped_sums(gradients, params, *numbers, rule, **extra_args)
+
+        def noise_fn(sums, state, params=None):
+            return noise.update(close_sums(sums.gradient, *numbers), state, params)
+
+        return PrivateGradient(init_fn, clip_fn, noise_fn)
+
+
+@dataclasses.dataclass(frozen=True)
+class Independent(Noise):
+    """Independent Gaussian noise in every step, at the level of the mechanism."""
+
+    is_independent = True
+
+    def stddev(self, mechanism: Any) -> float | optax.Schedule:
+        """The noise multiplier times the sensitivity."""
+        return scaled_multiplier(mechanism.noise_multiplier, mechanism.sensitivity)
+
+    def transformation(
+        self, mechanism: Any, key: jax.Array
+    ) -> optax.GradientTransformation:
+        """`add_dp_noise`."""
+        return add_dp_noise(mechanism, key=key)
+
+
+INDEPENDENT = Independent()
+
+
+def privatize(
+    mechanism: "Mechanism", *, key: jax.Array
+) -> optax.GradientTransformationExtraArgs:
+    r"""From per-example gradients to the private gradient: clip, sum, add noise.
+
+    .. math:: \tilde g = \frac{1}{B} \sum_i g_i \min(1, C / \lVert g_i \rVert_2)
+        + \mathcal{N}(0, \sigma^2 I)
+
+    with C, B and :math:`\sigma` = `mechanism.noise_stddev`, or with the factor of
+    another `mechanism.clip_rule`. Chain it first. Its output is as private as the
+    mechanism says, whatever follows: any Optax optimizer, with `optax.masked`,
+    `optax.MultiSteps` or a state of its own. Other arguments of `update`, such as the
+    `value` of a loss that some optimizers ask for, have no noise: give public ones.
+
+    Guarantees:
+      * Those of `clip_per_example` and of `add_dp_noise`: every coordinate gets noise
+        of the mechanism's level, on a sum whose sensitivity is the mechanism's.
+      * Epsilon is that of the mechanism if batches are drawn as it says, each with its
+        mask, one for each update, and the key is secret.
+      * Refused are gradients that were changed since `per_example_grad`, a part of
+        them, gradients without a mask where batches are padded, and another number of
+        examples than a mechanism with batches of one size draws.
+
+    Args:
+      mechanism: the public numbers, such as a `PoissonGaussian`.
+      key: a typed key for the noise; a new one for each run.
+
+    Returns:
+      An Optax transformation, to be called as
+      `update(gradients, state, params, is_padding_example=mask)`; the mask may have
+      been given to the gradient function instead. Its updates are in at least float32,
+      and optimizers whose moments have the dtype of the parameters change it in their
+      first step where that is lower.
+
+    Raises:
+      TypeError: if `mechanism` is no mechanism, `key` no typed key, or a gradient is
+        not, or no longer, as `per_example_grad` returned it.
+      ValueError: if there is no mask, or only a part of the parameters or gradients.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax
+      >>> import dpadambc
+      >>> mechanism = dpadambc.PoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.5, iterations=10,
+      ...     normalize_by=2)
+      >>> optimizer = optax.chain(
+      ...     dpadambc.privatize(mechanism, key=jax.random.key(0)), optax.lion(1e-3))
+      >>> params, x = jnp.zeros(2), jnp.array([[3.0, 4.0], [0.0, 0.5]])
+      >>> grads = dpadambc.per_example_grad(lambda w, x: w @ x)(
+      ...     params, x, is_padding_example=jnp.zeros(2, bool))
+      >>> updates, state = optimizer.update(grads, optimizer.init(params), params)
+      >>> updates.shape
+      (2,)
+
+    References:
+      Abadi et al., `Deep Learning with Differential Privacy
+      <https://arxiv.org/abs/1607.00133>`_, 2016
+    """
+    if isinstance(mechanism, type) or not hasattr(mechanism, "private_gradient"):
+        raise TypeError(
+            "Expected mechanism to be a dpadambc mechanism, such as a"
+            f" PoissonGaussian, got {mechanism!r}."
+        )
+    private = mechanism.private_gradient(key)
+
+    def update_fn(
+        updates, state, params=None, *, is_padding_example=None, **extra_args
+    ):
+        masks = {"is_padding_example": is_padding_example, **extra_args}
+        sums = private.clip(updates, state, params, **masks)
+        leaves = per_example_leaves(updates)
+        if is_padding_example is None and not all(leaf.is_masked for leaf in leaves):
+            _check_unmasked_batch(leaves[0].batch_size, mechanism)
+        return private.add_noise(sums, state, params)
+
+    return optax.GradientTransformationExtraArgs(private.init, update_fn)
+
+
+def _check_unmasked_batch(batch_size: int, mechanism: "Mechanism") -> None:
+    """Raises for a batch without a mask that no step of the mechanism draws.
+
+    In a batch of twice the size each takes part with twice the probability. A smaller
+    one is the last of an epoch: that epoch was dealt out, and no step was drawn alone.
+    """
+    drawn, name = mechanism.known_batch_size, type(mechanism).__name__
+    if mechanism.pads_batches:
+        raise ValueError(
+            f"Expected is_padding_example: batches of {name} are padded, and padding"
+            " would count as data. If nothing is padded, give a mask that is all False."
+        )
+    is_part = bool(arrays.shard_map_axes())  # of a batch that is split over devices
+    if drawn is not None and (batch_size > drawn or not is_part and batch_size < drawn):
+        raise ValueError(
+            f"Expected {drawn} examples, as each step of this {name} draws, got"
+            f" {batch_size}. Say by is_padding_example which are padding, or use a"
+            " ShuffledGaussian for batches that are dealt out epoch by epoch."
+        )

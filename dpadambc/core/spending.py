@@ -1,0 +1,367 @@
+r"""The spending of several runs on the same people's data.
+
+Trainings, a fine-tuning, a run that was discarded: each depends on the same
+data, and an attacker may see the outputs of all. Neighbors differ in one person's data
+in every run at once. So the privacy losses of all runs compose. Epsilon of the
+composition is no less than that of any run, and mostly well below their sum.
+
+*Assumption.* The neighbors of the whole must be neighbors of each run, or equal
+there. They are where each run is on all of the data, or on a part whose members were
+settled without looking at the data. A part chosen by its content (the examples with
+a high loss, say) may change in size when one person's data are replaced, and then it is
+no neighbor of a known size. Hence runs that state a size (`num_examples`) must state
+the same one.
+
+Do not compose runs on disjoint sets of people: each person then has the epsilon of the
+run that they are in.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterable
+from typing import Any, cast
+
+import dp_accounting
+import jax.numpy as jnp
+
+from dpadambc.core import validate
+from dpadambc.core.accounting import (
+    Accountant,
+    check_delta,
+    least_epsilon,
+    level_counts,
+)
+from dpadambc.core.calibrate import last_affordable
+from dpadambc.core.clip import ClipRule, NeighboringRelation
+from dpadambc.core.mechanism import Mechanism
+
+
+def class_name(kind: type) -> str:
+    """A class by its package alone: its module may change."""
+    return f"{kind.__module__.split('.')[0]}.{kind.__qualname__}"
+
+
+def public_numbers(mechanism: Any) -> dict[str, Any]:
+    """The class of a mechanism and every field, as JSON can hold them.
+
+    Args:
+      mechanism: the public numbers, such as a `PoissonGaussian`.
+
+    Returns:
+      A dictionary. Of a schedule it has the first value, as text, and of a rule of
+      clipping its text.
+
+    Example:
+      >>> import dpadambc
+      >>> from dpadambc.core.spending import public_numbers
+      >>> mechanism = dpadambc.PoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.5, iterations=4,
+      ...     normalize_by=4)
+      >>> numbers = public_numbers(mechanism)
+      >>> numbers["mechanism"], numbers["noise_multiplier"], numbers["iterations"]
+      ('dpadambc.PoissonGaussian', 1.0, 4)
+    """
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Mechanism):
+            return public_numbers(value)
+        if isinstance(value, tuple):
+            return [*value]
+        if isinstance(value, ClipRule):
+            return re.sub(" at 0x[0-9a-f]+", "", repr(value))  # of a function
+        if callable(value):
+            first: Any = value(jnp.zeros([], int))
+            return f"a schedule from {float(first):g}"
+        return getattr(value, "name", value)  # of a member of an enumeration
+
+    fields = (field.name for field in dataclasses.fields(mechanism) if field.init)
+    numbers = {name: plain(getattr(mechanism, name)) for name in fields}
+    if inner := numbers.pop("mechanism", None):
+        numbers["inner_mechanism"] = inner
+    return {"mechanism": class_name(type(mechanism)), **numbers}
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Steps of one mechanism, by noise multiplier: a schedule may change afterwards.
+
+    Attributes:
+      mechanism: with the first of the levels.
+      levels: each noise multiplier with its number of steps.
+      parts: the random names of the calls of `training.fit` that the run is made of,
+        each with the step at which it ended. A run counts once, however often it is
+        given.
+    """
+
+    mechanism: Mechanism
+    levels: tuple[tuple[float, int], ...]
+    parts: tuple[tuple[str, int], ...] = ()
+
+    def __str__(self) -> str:
+        levels = f" at {len(self.levels)} levels of noise" if self.levels[1:] else ""
+        return f"{self.steps} steps{levels} of {self.mechanism!r}"
+
+    @property
+    def steps(self) -> int:
+        """How many steps it has."""
+        return sum(n for _, n in self.levels)
+
+    def dp_events(self) -> list[dp_accounting.DpEvent]:
+        """Its steps of each level."""
+        return [self.mechanism._event(n, z) for z, n in self.levels if n]
+
+    def is_part_of(self, other: "Run") -> bool:
+        """Whether the other has all of its steps, by the same calls of `fit`."""
+        if not self.parts or other.steps < self.steps:
+            return False
+        *before, (name, last) = self.parts
+        after = other.parts[len(before) : len(before) + 1]
+        begins = other.parts[: len(before)] == tuple(before)
+        return begins and any(x == name and n >= last for x, n in after)
+
+
+def run_of(
+    mechanism: Mechanism,
+    steps: int | None = None,
+    parts: tuple[tuple[str, int], ...] = (),
+) -> Run:
+    """So many steps of a mechanism; all of its iterations by default."""
+    steps = mechanism.iterations if steps is None else steps
+    validate.count(steps=steps)
+    mechanism = mechanism.accounted_as
+    z, steps = mechanism.noise_multiplier, int(steps)
+    if callable(z):
+        first: Any = z(jnp.zeros([], int))
+        levels = level_counts(z, steps) or {float(first): 0}
+    else:
+        levels = {float(z): steps}
+    numbers: Any = {"noise_multiplier": [*levels][0]}
+    mechanism = dataclasses.replace(cast(Any, mechanism), **numbers)
+    return Run(mechanism, tuple(levels.items()), parts)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Spending:
+    """The spending of several runs on the same people's data: see `compose`.
+
+    It compares by value. Spendings are added by `+`. A run of `training.fit` counts
+    once, however often it is given. Where it went on from one checkpoint twice, both
+    ways count as runs.
+
+    Attributes:
+      runs: each with its mechanism and its steps.
+
+    Example:
+      >>> import dpadambc
+      >>> from dpadambc import accounting
+      >>> mechanism = dpadambc.PoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=2.0, sampling_prob=0.1, iterations=100,
+      ...     normalize_by=100)
+      >>> spent = accounting.compose([mechanism])
+      >>> spent.epsilon(1e-5) == mechanism.epsilon(1e-5)
+      True
+    """
+
+    runs: tuple[Run, ...]
+
+    def __post_init__(self):
+        if not self.runs:
+            raise ValueError("Expected at least one run to compose, got none.")
+        mechanisms = [run.mechanism for run in self.runs]
+        relations = {mechanism.neighboring_relation.name for mechanism in mechanisms}
+        if len(relations) > 1:
+            raise ValueError(
+                "Expected one neighboring_relation for all runs, got"
+                f" {' and '.join(sorted(relations))}."
+            )
+        sizes = {mechanism.known_size for mechanism in mechanisms} - {None}
+        if len(sizes) > 1:
+            raise ValueError(
+                "Expected one num_examples for all runs that state it, got"
+                f" {' and '.join(map(str, sizes))}. Runs on other people's data are not"
+                " composed; under ADD_OR_REMOVE_ONE no size is stated."
+            )
+        if not self.accountants:
+            raise ValueError(
+                "Expected mechanisms that one accountant can read all of, got"
+                f" {', '.join(type(mechanism).__name__ for mechanism in mechanisms)}."
+            )
+
+    def __repr__(self) -> str:
+        return f"Spending({'; '.join(map(str, self.runs))})"
+
+    def __add__(self, other: "Spending | Mechanism") -> "Spending":
+        """Both together."""
+        if not isinstance(other, Spending | Mechanism):
+            return NotImplemented
+        return compose([self, other])
+
+    @property
+    def neighboring_relation(self) -> NeighboringRelation:
+        """The difference of two neighboring data sets, in every run."""
+        return self.runs[0].mechanism.neighboring_relation
+
+    @property
+    def accountants(self) -> tuple[Accountant, ...]:
+        """Those that can read every run, the tightest first."""
+        first, *others = (run.mechanism.accountants for run in self.runs)
+        return tuple(x for x in first if all(x in known for known in others))
+
+    def dp_event(self) -> dp_accounting.ComposedDpEvent:
+        """The run as a dp-accounting event: see `Mechanism.dp_event`.
+
+        Returns:
+          A `dp_accounting.ComposedDpEvent` of the steps of all runs.
+        """
+        events = [event for run in self.runs for event in run.dp_events()]
+        firsts = [i for i, event in enumerate(events) if events.index(event) == i]
+        counts = [(events[i], events.count(events[i])) for i in firsts]
+        return dp_accounting.ComposedDpEvent(  # equal ones are accounted for at once
+            [
+                x if n == 1 else dp_accounting.SelfComposedDpEvent(x, n)
+                for x, n in counts
+            ]
+        )
+
+    def epsilon(
+        self, target_delta: float, *, accountant: Accountant | None = None
+    ) -> float:
+        """The epsilon of all runs together.
+
+        Args:
+          target_delta: the delta that goes with it, in (0, 1).
+          accountant: `accounting.PLD` or `accounting.RDP`; by default the tightest that
+            can read all runs.
+
+        Returns:
+          Epsilon under `neighboring_relation`, or infinity: see `Mechanism.epsilon`.
+
+        Raises:
+          TypeError: for another accountant.
+          ValueError: for one that cannot read all runs, or a delta outside (0, 1).
+        """
+        for run in self.runs:
+            check_delta(target_delta, run.mechanism.known_size)
+        return least_epsilon(
+            self.dp_event(),
+            (accountant,) if accountant else self.accountants,
+            target_delta=target_delta,
+            neighboring_relation=self.neighboring_relation,
+        )
+
+
+def _runs_of(entry: Any) -> tuple[Run, ...]:
+    entry = getattr(entry, "spent", entry)  # of a result
+    if isinstance(entry, Spending):
+        return entry.runs
+    is_pair = isinstance(entry, tuple | list) and len(entry) == 2
+    mechanism, steps = entry if is_pair else (entry, None)
+    if not isinstance(mechanism, Mechanism):
+        raise TypeError(
+            "Expected runs to be mechanisms, (mechanism, steps), Spendings or"
+            f" results of fit or search, got {entry!r}."
+        )
+    return (run_of(mechanism, steps),)
+
+
+def compose(
+    runs: Iterable[Any],
+) -> Spending:
+    """The spending of several runs on the same people's data.
+
+    Mechanisms and ways of sampling may differ. A result of `fit` that is given twice,
+    or that another was told of, counts once; a mechanism that is given twice is two
+    runs. Steps that go on from the state of earlier ones are of the same run: give
+    them together. With correlated noise they spend more than two
+    runs of as many steps do, since later noise takes back earlier noise.
+
+    Part of an epoch of a `ShuffledGaussian` counts as the whole of it, for each run.
+
+    Do not compose runs on the data of *other* people: each person then has the epsilon
+    of the run that they are in.
+
+    Args:
+      runs: for each run `(mechanism, steps)`, where None stands for all
+        `mechanism.iterations`; or a mechanism, for all of its steps; or a `Spending`;
+        or a result of `training.fit` or `training.search`, which counts as its
+        `spent`: more steps than were taken where a release decided when to stop. All
+        are under one neighboring relation. (A `PoissonGaussian` under
+        ADD_OR_REMOVE_ONE adds the noise of one under REPLACE_ONE with half its
+        `noise_multiplier`, and may be stated as that.)
+
+    Returns:
+      A `Spending`, with `epsilon`, `dp_event` and `neighboring_relation`.
+
+    Raises:
+      TypeError: if a run is none of these, or steps not an int.
+      ValueError: if there is no run, the neighboring relations differ, the sizes of the
+        data differ where mechanisms state them, no accountant knows all mechanisms, or
+        a search drew the number of its trials.
+
+    Example:
+      >>> import dataclasses
+      >>> import dpadambc
+      >>> from dpadambc import accounting
+      >>> first = dpadambc.PoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=2.0, sampling_prob=0.1, iterations=100,
+      ...     normalize_by=100)
+      >>> second = dataclasses.replace(first, sampling_prob=0.01)
+      >>> both = accounting.compose([(first, 80), second])
+      >>> [round(x.epsilon(1e-5), 2) for x in (first, second, both, both + first)]
+      [2.34, 0.19, 2.1, 3.19]
+      >>> [(run.steps, run.mechanism.sampling_prob) for run in both.runs]
+      [(80, 0.1), (100, 0.01)]
+    """
+    if isinstance(runs, Spending | Mechanism):
+        runs = [runs]
+    kept: list[Run] = []
+    for run in (run for entry in runs for run in _runs_of(entry)):
+        if not any(map(run.is_part_of, kept)):
+            kept = [other for other in kept if not other.is_part_of(run)] + [run]
+    return Spending(tuple(kept))
+
+
+def affordable_iterations(
+    mechanism: Mechanism,
+    *,
+    target_epsilon: float,
+    target_delta: float,
+    spent: Spending | None = None,
+) -> int:
+    """The most steps of a mechanism that stay within a budget.
+
+    Args:
+      mechanism: the public numbers.
+      target_epsilon: not to be exceeded.
+      target_delta: the delta that goes with it.
+      spent: the spending of earlier runs, as `compose` returns it.
+
+    Returns:
+      The number of steps, at most `mechanism.iterations`: never more than the budget
+      allows, and fewer by one in 10,000 at most; 0 if not even one is affordable.
+
+    Raises:
+      ValueError: if the target is negative, delta not in (0, 1), or the spending is
+        under another neighboring relation.
+
+    Example:
+      >>> import dpadambc
+      >>> from dpadambc import training
+      >>> mechanism = dpadambc.PoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=2.0, sampling_prob=0.02,
+      ...     iterations=10_000, normalize_by=100)
+      >>> training.affordable_iterations(
+      ...     mechanism, target_epsilon=1.0, target_delta=1e-5)
+      584
+    """
+    validate.non_negative(target_epsilon=target_epsilon)
+
+    def gap(steps: int) -> float:
+        runs = [(mechanism, steps)] if spent is None else [spent, (mechanism, steps)]
+        epsilon = compose(runs).epsilon(target_delta)
+        # Bounded, since the search cannot use infinity.
+        return min(epsilon - float(target_epsilon), float(target_epsilon) + 1)
+
+    if gap(mechanism.iterations) <= 0:
+        return mechanism.iterations
+    return 0 if gap(0) >= 0 else last_affordable(gap, 0, mechanism.iterations)

@@ -1,0 +1,300 @@
+"""One step: draw a batch, clip the gradient of each example, sum, add noise, update."""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpadambc.core import clipped_grad, keys, validate
+from dpadambc.core import data as _data
+from dpadambc.core.arrays import widen
+from dpadambc.core.data import Layout
+from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.per_example import Arguments
+from dpadambc.core.sampling import Batch
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("step", "params", "opt_state", "noise", "sampling_key", "loss_key"),
+    meta_fields=("mechanism",),
+)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainState:
+    """All that a run needs to go on: *secret*, for its keys. See `releasable`.
+
+    A pytree. The mechanism is a static part of it, so that a step of another mechanism
+    does not take it: epsilon is of one mechanism.
+
+    Attributes:
+      step: the number of steps taken. shape=(), int32.
+      params: the parameters.
+      opt_state: the optimizer's state.
+      noise: the key of the noise, a bound that moves, and the noise of earlier steps if
+        later ones take it back. Whoever has it can subtract all later noise.
+      sampling_key: decides who takes part. It must stay secret, since amplification
+        rests on it.
+      loss_key: gives each example a key, if the loss is random.
+      mechanism: that draws the batches and sets the noise.
+    """
+
+    step: jax.Array
+    params: optax.Params
+    opt_state: optax.OptState
+    noise: Any
+    sampling_key: jax.Array
+    loss_key: jax.Array
+    mechanism: Mechanism
+
+    def __repr__(self) -> str:
+        """Without the arrays: a notebook that is shared must not show the keys."""
+        return f"TrainState(step={self.step}, ...: secret)"
+
+
+_OTHER = (
+    "Expected a state of {!r}, got one of {!r}. Begin a run of its own by init; to go"
+    " on with more iterations, give dataclasses.replace(state, mechanism=mechanism)."
+)
+
+
+class Seen(NamedTuple):
+    """Sums over the examples of a step: *not private*.
+
+    Attributes:
+      loss: the sum of their losses.
+      num_examples: how many took part.
+    """
+
+    loss: jax.Array
+    num_examples: jax.Array
+
+
+def takes_key(loss_fn: Callable[..., Any]) -> bool:
+    """Whether a loss has a keyword-only parameter `key`, of no default but None.
+
+    `functools.partial(loss_fn, key=key)` gives it another: such a loss is not random.
+    """
+    try:
+        found = inspect.signature(loss_fn).parameters.get("key")
+    except ValueError:  # it has no signature
+        return False
+    if found is None or found.kind is not inspect.Parameter.KEYWORD_ONLY:
+        return False
+    return found.default is None or found.default is inspect.Parameter.empty
+
+
+def positional(loss_fn: Callable[..., Any], *, has_frozen: bool) -> Callable[..., Any]:
+    """The loss with its key, if it takes one, as the last positional argument."""
+    if getattr(loss_fn, "has_frozen", has_frozen) != has_frozen:
+        raise ValueError(
+            f"Expected a loss of with_rows with has_frozen={has_frozen}, as fit is"
+            f" given frozen, got has_frozen={not has_frozen}. It would take one"
+            " argument for another."
+        )
+    if not takes_key(loss_fn):
+        return loss_fn
+    return lambda *arguments: loss_fn(*arguments[:-1], key=arguments[-1])
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One private step on sampled examples, for a loop of your own.
+
+    `step(state, examples, is_padding_example, frozen=None)` returns the next
+    `TrainState` and the sums over the examples, which are not private. It is a function
+    of arrays: compile it, with `donate_argnums=0` to update in place.
+
+    Guarantees:
+      * The gradient of each example is clipped, and noise of the mechanism's level is
+        added to every coordinate of the sum before the optimizer sees it. Parameters
+        and the optimizer's state are functions of noised gradients alone.
+      * The state comes from `init`, with its keys; no step uses a key of another.
+      * Epsilon is `mechanism.epsilon(delta, iterations=int(state.step))` if each batch
+        was drawn as the mechanism says, `draw_batch` for one, and no state was used
+        twice.
+      * Under `jax.vmap` over states, each from a key of its own, every row is a run of
+        its own. k runs of T steps cost `accounting.compose(k * [(mechanism, T)])`.
+
+    Args:
+      loss_fn: the loss of one example; see `fit`.
+      mechanism: the public numbers.
+      optimizer: any Optax transformation of the private gradient, such as
+        `optax.adam(1e-3)` or `dpadambc.adam_bc(1e-3, mechanism)`.
+      microbatch_size: how many examples are in memory at once; all by default.
+      skip_padding: see `clipped_grad`; `fit` sets it where the run has one device.
+      layout: of arrays on several devices; `fit` sets it.
+
+    Raises:
+      TypeError: if `mechanism` is no mechanism, a state is of another mechanism, or the
+        mask or a gradient has the wrong dtype.
+      ValueError: if a number is out of its range.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax
+      >>> import dpadambc
+      >>> from dpadambc import training
+      >>> mechanism = dpadambc.PoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.5, iterations=4,
+      ...     normalize_by=4)
+      >>> data = {"x": jnp.ones((8, 2)), "y": jnp.ones(8)}
+      >>> loss_fn = lambda w, example: (w @ example["x"] - example["y"]) ** 2
+      >>> step = training.Step(loss_fn, mechanism, optax.sgd(0.1))
+      >>> state = step.init(jnp.zeros(2), key=training.secret_key())
+      >>> take_step = jax.jit(step, donate_argnums=0)
+      >>> for _ in range(mechanism.iterations):
+      ...     batch = training.draw_batch(mechanism, state, num_examples=8)
+      ...     state, seen = take_step(
+      ...         state, batch.gather(data), batch.is_padding_example)
+      >>> int(state.step)
+      4
+    """
+
+    loss_fn: Callable[..., jax.Array]
+    mechanism: Mechanism
+    optimizer: optax.GradientTransformation
+    microbatch_size: int | None = None
+    skip_padding: bool = False
+    layout: Layout = Layout()
+
+    def __post_init__(self):
+        validate.function(loss_fn=self.loss_fn)
+        if not isinstance(self.mechanism, Mechanism):
+            raise TypeError(
+                "Expected mechanism to be a dpadambc mechanism that draws each batch"
+                f" from a key, such as a PoissonGaussian, got {self.mechanism!r}."
+            )
+        validate.transformation(optimizer=self.optimizer)
+        if self.microbatch_size is not None:
+            validate.count(least=1, microbatch_size=self.microbatch_size)
+            if self.microbatch_size % (shards := _data.num_shards(self.layout)):
+                raise ValueError(
+                    f"Expected microbatch_size to be a multiple of the {shards} shards"
+                    f" of a batch, got {self.microbatch_size}."
+                )
+
+    def init(self, params: optax.Params, *, key: jax.Array) -> TrainState:
+        """The state before the first step.
+
+        Args:
+          params: the parameters.
+          key: a typed key, a new one for each run; secret. The keys of the noise, of
+            the sampling and of the loss are made from it, and repeat nothing that was
+            drawn with it elsewhere.
+
+        Returns:
+          A `TrainState`, with the optimizer's state in at least float32.
+        """
+        noise_key, run_key = jax.random.split(keys.of_domain(key, "fit"))
+        sampling_key, loss_key = jax.random.split(run_key)
+        # Copies: a step that is given the buffers of a state must not take others.
+        params = jax.tree.map(jnp.array, params)
+        wide = jax.tree.map(lambda x: jnp.array(widen(x)), params)
+        return TrainState(
+            step=jnp.zeros([], jnp.int32),
+            params=params,
+            opt_state=self.optimizer.init(wide),
+            noise=self.mechanism.private_gradient(noise_key).init(params),
+            sampling_key=sampling_key,
+            loss_key=loss_key,
+            mechanism=self.mechanism,
+        )
+
+    def __call__(
+        self,
+        state: TrainState,
+        examples: Any,
+        is_padding_example: Any,
+        frozen: Any = None,
+    ) -> tuple[TrainState, Seen]:
+        """The state after the step, and sums over the examples."""
+        if state.mechanism != self.mechanism:  # epsilon is of one
+            raise TypeError(_OTHER.format(self.mechanism, state.mechanism))
+        layout = self.layout
+        private = self.mechanism.private_gradient(state.noise.rng_key)
+
+        # The arguments of the loss: parameters, what is frozen, examples, a key.
+        params, examples = state.params, _data.arguments(examples)
+        padding, shared = is_padding_example, () if frozen is None else (frozen,)
+        if layout.axes:
+            examples, padding = _data.split((examples, padding), layout)
+            params = _data.constrained(params, layout, _data.gathered_specs(layout))
+        first, last = 1 + len(shared), 1 + len(shared) + len(examples)
+        own_key, prng_argnum = (), None
+        if takes_key(self.loss_fn):
+            own_key = (jax.random.fold_in(state.loss_key, state.step),)
+            prng_argnum = last
+        parts = Arguments(0, tuple(range(first, last)), prng_argnum)
+
+        # Gradients of examples, clipped and summed, a microbatch at a time.
+        clipped = clipped_grad.values_and_sums(
+            private.clip,
+            positional(self.loss_fn, has_frozen=frozen is not None),
+            parts,
+            has_aux=False,
+            microbatch_size=self.microbatch_size,
+            skip_padding=self.skip_padding,
+        )
+        arguments = (state.noise, params, *shared, *examples, *own_key)
+        losses, sums = clipped(*arguments, is_padding_example=padding)
+        gradient = _data.constrained(sums.gradient, layout, layout.params)
+
+        # Noise on the sum. What follows is post-processing.
+        sums = sums._replace(gradient=gradient)
+        noised, noise = private.add_noise(sums, state.noise, state.params)
+        update = self.optimizer.update
+        updates, opt_state = update(noised, state.opt_state, state.params)
+        after = dataclasses.replace(
+            state,
+            step=state.step + 1,
+            params=optax.apply_updates(state.params, updates),
+            opt_state=opt_state,
+            noise=noise,
+        )
+        present = ~is_padding_example
+        seen = Seen(loss=jnp.sum(losses, where=present), num_examples=jnp.sum(present))
+        return _data.constrained(after, layout, _data.state_specs(after, layout)), seen
+
+
+def draw_batch(mechanism: Any, state: TrainState, num_examples: int) -> Batch:
+    """The batch of the next step: a function of the state alone.
+
+    Where a mechanism draws steps independently, a checksum of the parameters is in the
+    key of each, as one of the sum is in that of the noise: two runs with one key draw
+    batches of their own from where their parameters differ on. Parameters are functions
+    of what was released, so for every data set the batches are as likely as without.
+
+    Args:
+      mechanism: which samples from a key.
+      state: before the step.
+      num_examples: the size of the data set.
+
+    Returns:
+      A `Batch`.
+
+    Raises:
+      TypeError: if the state is of another mechanism.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax
+      >>> import dpadambc
+      >>> from dpadambc import training
+      >>> mechanism = dpadambc.PoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.5, iterations=4,
+      ...     normalize_by=4)
+      >>> step = training.Step(lambda w, x: w @ x, mechanism, optax.sgd(0.1))
+      >>> state = step.init(jnp.zeros(2), key=jax.random.key(0))
+      >>> batch = training.draw_batch(mechanism, state, num_examples=8)
+      >>> print(batch.gather(jnp.arange(10, 90, 10)))
+      [50 80  0  0  0  0  0  0]
+    """
+    if state.mechanism != mechanism:  # epsilon is of one
+        raise TypeError(_OTHER.format(mechanism, state.mechanism))
+    key = state.sampling_key
+    if mechanism.draws_steps_alone:
+        key = keys.of_batches(key, keys.checksum(state.params))
+    return mechanism.sample_step(key, state.step, num_examples=num_examples)

@@ -1,0 +1,156 @@
+"""Checks of arguments, with one style of message.
+
+Each check takes one keyword argument, whose name the message carries. Numbers are
+checked where their value is known. A number that JAX is tracing has a dtype only, which
+must have at least 32 bits.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import core
+
+
+def _single(named: dict[str, Any]) -> tuple[str, Any]:
+    ((name, value),) = named.items()
+    return name, value
+
+
+def known_number(name: str, value: Any) -> float | None:
+    """The value as a float, or None where JAX is tracing it."""
+    try:
+        array = np.asarray(value) if not isinstance(value, jax.Array) else value
+        if isinstance(value, str | bytes) or array.shape != ():
+            raise TypeError
+        return float(array)
+    except jax.errors.ConcretizationTypeError:
+        return None
+    except (TypeError, ValueError):
+        raise TypeError(f"Expected {name} to be a number, got {value!r}.") from None
+
+
+def full_precision(**named: Any) -> None:
+    """At least 32 bits, if the number has a dtype: 0.999 in bfloat16 is 1."""
+    name, value = _single(named)
+    dtype = getattr(value, "dtype", None)
+    is_floating = dtype is not None and jnp.issubdtype(dtype, jnp.floating)
+    if is_floating and jnp.finfo(dtype).bits < 32:
+        raise TypeError(
+            f"Expected {name} in at least float32, got {dtype}. With"
+            " optax.inject_hyperparams, pass hyperparam_dtype=jnp.float32."
+        )
+
+
+def _require(named: dict[str, Any], holds: Callable[[float], bool], expected: str):
+    full_precision(**named)
+    name, value = _single(named)
+    number = known_number(name, value)
+    if number is not None and not holds(number):
+        raise ValueError(f"Expected {name} {expected}, got {name}={number:g}.")
+
+
+def python_number(**named: Any) -> Any:
+    """An array of one number as a Python number; anything else as it is."""
+    full_precision(**named)
+    _, value = _single(named)
+    is_array = isinstance(value, np.generic | np.ndarray | jax.Array)
+    if not is_array or isinstance(value, core.Tracer) or value.shape != ():
+        return value
+    return value.item()
+
+
+def positive(**named: Any) -> None:
+    """Finite and greater than zero."""
+    _require(named, lambda x: 0 < x < math.inf, "to be positive and finite")
+
+
+def positive_or_infinite(**named: Any) -> None:
+    """Greater than zero; infinity is allowed."""
+    _require(named, lambda x: x > 0, "to be positive")
+
+
+def non_negative(**named: Any) -> None:
+    """Finite and at least zero."""
+    _require(named, lambda x: 0 <= x < math.inf, "to be non-negative and finite")
+
+
+def probability(**named: Any) -> None:
+    """Within [0, 1]."""
+    _require(named, lambda x: 0 <= x <= 1, "in [0, 1]")
+
+
+def open_unit_interval(**named: Any) -> None:
+    """Strictly between 0 and 1."""
+    _require(named, lambda x: 0 < x < 1, "in (0, 1)")
+
+
+def decay(**named: Any) -> None:
+    """Within [0, 1): the decay rate of a moving average."""
+    _require(named, lambda x: 0 <= x < 1, "in [0, 1)")
+
+
+def count(*, least: int = 0, **named: Any) -> None:
+    """A whole number of at least `least`."""
+    name, value = _single(named)
+    if not isinstance(value, int | np.integer) or isinstance(value, bool):
+        raise TypeError(f"Expected {name} to be an int, got {value!r}.")
+    if value < least:
+        raise ValueError(f"Expected {name} >= {least}, got {name}={value}.")
+
+
+def function(**named: Any) -> None:
+    """A callable."""
+    name, value = _single(named)
+    if not callable(value):
+        raise TypeError(f"Expected {name} to be a function, got {value!r}.")
+
+
+def transformation(**named: Any) -> None:
+    """An Optax transformation, rather than the function that makes it."""
+    name, value = _single(named)
+    if isinstance(value, type) or not hasattr(value, "update"):
+        raise TypeError(
+            f"Expected {name} to be an Optax transformation, such as optax.adam(1e-3),"
+            f" got {value!r}."
+        )
+
+
+def typed_key(**named: Any) -> None:
+    """One typed JAX key, as `jax.random.key` makes it."""
+    name, value = _single(named)
+    dtype = getattr(value, "dtype", None)
+    if dtype is None or not jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        raise TypeError(
+            f"Expected {name} to be a typed JAX key, got {dtype or repr(value)}. Take"
+            " dpadambc.training.secret_key(), or jax.random.key(seed) on public data."
+        )
+    if value.shape != ():
+        raise ValueError(f"Expected {name} to be one key, got shape {value.shape}.")
+
+
+def real_arrays(**named: Any) -> None:
+    """A tree of arrays of real floating-point numbers."""
+    name, tree = _single(named)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        dtype = getattr(leaf, "dtype", None)
+        if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+            raise TypeError(
+                f"Expected {name}{jax.tree_util.keystr(path)} to be an array of real"
+                f" floating-point numbers, got {dtype or repr(leaf)}."
+            )
+
+
+def padding(is_padding_example: Any, batch_size: int) -> None:
+    """A bool array with one entry per example."""
+    dtype = getattr(is_padding_example, "dtype", None)
+    if dtype != jnp.bool_:
+        got = dtype or type(is_padding_example)
+        raise TypeError(f"Expected is_padding_example to be a bool array, got {got}.")
+    if (shape := is_padding_example.shape) != (batch_size,):
+        raise ValueError(
+            f"Expected is_padding_example of shape ({batch_size},), got {shape}."
+        )

@@ -1,0 +1,68 @@
+"""Finds what mixes the examples of several devices in the program of one example."""
+
+import jax.extend.core as jex
+
+from dpadambc.engine import jaxprs
+
+# They name an axis, and take nothing from what lies along it.
+_HARMLESS = {"axis_index", "pbroadcast", "pcast", "pvary"}
+
+
+def _names(eqn: jex.JaxprEqn) -> set[str]:
+    """The axes of a mesh or of a `jax.vmap` that an operation is over."""
+    if eqn.primitive.name in _HARMLESS:
+        return set()
+    found: set[str] = set()
+    for parameter in ("axes", "axis_name"):
+        value = eqn.params.get(parameter, ())
+        names = value if isinstance(value, tuple | list) else (value,)
+        found.update(name for name in names if isinstance(name, str))
+    return found
+
+
+# How a callback is called for a batch: one example after the other, if at all.
+_ONE_BY_ONE = {None, "sequential", "sequential_unrolled"}
+
+
+def _refuse_own_batching(eqn: jex.JaxprEqn) -> None:
+    """Raises for an operation that is given all examples at once."""
+    name, method = eqn.primitive.name, eqn.params.get("vmap_method")
+    if name == "custom_vmap_call" or method not in _ONE_BY_ONE:
+        what = name if method is None else f"{name} with vmap_method={method!r}"
+        raise ValueError(
+            "Expected loss_fn to see one example alone, got an operation in it with a"
+            f" rule of its own for batches ({what}): it is given all examples, and may"
+            " mix them. Leave the rule out, or take vmap_method='sequential'."
+        )
+
+
+def refuse(jaxpr: jex.Jaxpr, allowed: frozenset[str]) -> None:
+    """Raises where a program computes across an axis that is not allowed.
+
+    Args:
+      jaxpr: of the gradient of one example.
+      allowed: the axes along which all devices have the same examples. Those that the
+        program splits by a `jax.shard_map` of its own are allowed inside of it.
+
+    Raises:
+      ValueError: if there is a collective over another axis, or an operation with a
+        rule of its own for batches.
+    """
+    for eqn in jaxpr.eqns:
+        _refuse_own_batching(eqn)
+        mixed = _names(eqn) - allowed
+        if mixed:
+            name = eqn.primitive.name.removesuffix("_invariant")
+            axes = ", ".join(sorted(map(repr, mixed)))
+            raise ValueError(
+                "Expected loss_fn to see one example alone, got a collective in it"
+                f" ({name} over {axes}), along which examples differ, or may: one of"
+                " them could change the gradients of all. For normalization use group"
+                " or layer normalization, or fixed statistics; gather parameters that"
+                " are split before the gradient is taken, not in the loss. Where all"
+                " examples are the same along an axis, jax.shard_map must know it, with"
+                " check_vma=True."
+            )
+        own = frozenset(eqn.params.get("newly_manual_axes", ()))  # of a shard_map
+        for inner in jaxprs.inner(eqn):
+            refuse(inner.jaxpr, allowed | own)

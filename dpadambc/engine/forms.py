@@ -1,0 +1,403 @@
+"""The plain forms of a per-example gradient, and sums of forms."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpadambc.engine import precision, rounding
+from dpadambc.engine.interface import (
+    Gradient,
+    Norm,
+    Shape,
+    pytree,
+    squared,
+    times_along,
+)
+
+
+@pytree(data_fields=("value",))
+class Dense(Gradient):
+    """The gradient itself."""
+
+    value: jax.Array
+    shape: Shape
+    origin: str  # the primitive that produced it, or why it was formed
+
+    @property
+    def rule(self) -> str:
+        return self.origin
+
+    def dense(self, units: rounding.Units = rounding.DEFAULT) -> jax.Array:
+        del units
+        return self.value.astype(precision.at_least_float32(self.value.dtype))
+
+    def squared_norm(self) -> jax.Array:
+        return squared(self.value).sum()
+
+    def map_scale(self, fun: Callable[[jax.Array], jax.Array]) -> Gradient:
+        return self._with(fun(self.dense()))
+
+    def unscaled(self) -> list[jax.Array]:
+        return [self.value]
+
+    def summed(self) -> Gradient:
+        return self._with(self.dense().sum(0))
+
+    def stacked(self) -> Gradient:
+        return Dense(self.value, self.value.shape, self.origin)
+
+    def _with(self, value: jax.Array) -> Gradient:
+        return Dense(value, value.shape, self.origin)
+
+    def scaled_along(self, vectors: Sequence[jax.Array]) -> Gradient:
+        value = self.dense()
+        for axis, vector in enumerate(vectors):
+            value = times_along(value, vector, axis)
+        return self._with(value)
+
+    def transpose(self, permutation: Shape) -> Gradient:
+        return self._with(jnp.transpose(self.value, permutation))
+
+    def reshape(self, shape: Shape) -> Gradient:
+        return self._with(jnp.reshape(self.value, shape))
+
+    def rev(self, axes: Shape) -> Gradient:
+        return self._with(jax.lax.rev(self.value, axes))
+
+    def slice(self, starts: Shape, limits: Shape) -> Gradient:
+        return self._with(jax.lax.slice(self.value, starts, limits))
+
+    def reduce_sum(self, axes: Shape) -> Gradient:
+        return self._with(self.value.sum(axes))
+
+    def merge(self, other: Gradient) -> Gradient | None:
+        if isinstance(other, Dense):
+            return Dense(self.value + other.value, self.shape, self.origin)
+        return None
+
+
+@pytree(data_fields=("fill",))
+class Full(Gradient):
+    """One number everywhere; zero where a parameter has no gradient."""
+
+    fill: Any  # a scalar
+    shape: Shape
+    is_zero: bool
+
+    rule: ClassVar[str] = "no gradient"
+
+    def dense(self, units: rounding.Units = rounding.DEFAULT) -> jax.Array:
+        del units
+        dtype = precision.at_least_float32(jnp.result_type(self.fill))
+        return jnp.broadcast_to(jnp.asarray(self.fill, dtype), self.shape)
+
+    def settled(self) -> Gradient:
+        return self if self.is_zero else Dense(self.dense(), self.shape, "constant")
+
+    def squared_norm(self) -> jax.Array:
+        return jnp.square(dataclasses.replace(self, shape=()).dense()) * math.prod(
+            self.shape
+        )
+
+    def map_scale(self, fun: Callable[[jax.Array], jax.Array]) -> Gradient:
+        return dataclasses.replace(self, fill=fun(self.fill))
+
+    def unscaled(self) -> list[jax.Array]:
+        return []
+
+    def summed(self) -> Gradient:
+        return dataclasses.replace(self, fill=jnp.sum(self.fill, 0))
+
+    def stacked(self) -> Gradient | None:
+        if not self.is_zero:
+            return Dense(jax.vmap(Full.dense)(self), (), "constant").stacked()
+        shape = (*jnp.shape(self.fill)[:1], *self.shape)
+        return Full(jnp.zeros((), jnp.result_type(self.fill)), shape, True)
+
+    def scaled_along(self, vectors: Sequence[jax.Array]) -> Gradient | None:
+        return self if self.is_zero else None
+
+    def transpose(self, permutation: Shape) -> Gradient:
+        return self.reshape(tuple(self.shape[i] for i in permutation))
+
+    def reshape(self, shape: Shape) -> Gradient:
+        return dataclasses.replace(self, shape=tuple(shape))
+
+    def rev(self, axes: Shape) -> Gradient:
+        del axes
+        return self
+
+    def slice(self, starts: Shape, limits: Shape) -> Gradient:
+        return self.reshape(tuple(b - a for a, b in zip(starts, limits, strict=True)))
+
+    def pad(self, low: Shape, high: Shape) -> Gradient | None:
+        if not self.is_zero:
+            return None
+        sizes = zip(low, self.shape, high, strict=True)
+        return self.reshape(tuple(sum(size) for size in sizes))
+
+    def reduce_sum(self, axes: Shape) -> Gradient | None:
+        left = tuple(n for i, n in enumerate(self.shape) if i not in axes)
+        return self.reshape(left) if self.is_zero else None
+
+
+@pytree(data_fields=("block",))
+class Block(Gradient):
+    """A gradient that is zero outside a box: that of a slice of the parameter."""
+
+    block: Gradient
+    starts: Shape
+    shape: Shape
+
+    @property
+    def rule(self) -> str:
+        return self.block.rule
+
+    @property
+    def limits(self) -> Shape:
+        return tuple(a + n for a, n in zip(self.starts, self.block.shape, strict=True))
+
+    def dense(self, units: rounding.Units = rounding.DEFAULT) -> jax.Array:
+        high = (n - b for n, b in zip(self.shape, self.limits, strict=True))
+        widths = list(zip(self.starts, high, strict=True))
+        return jnp.pad(self.block.dense(units), widths)
+
+    def squared_norm(self) -> jax.Array:
+        return self.block.squared_norm()
+
+    def norm(self, units: rounding.Units) -> Norm:
+        return self.block.norm(units)
+
+    def operands(self, units: rounding.Units) -> Gradient:
+        return dataclasses.replace(self, block=self.block.operands(units))
+
+    def map_scale(self, fun: Callable[[jax.Array], jax.Array]) -> Gradient:
+        return dataclasses.replace(self, block=self.block.map_scale(fun))
+
+    def unscaled(self) -> list[jax.Array]:
+        return self.block.unscaled()
+
+    def summed(self) -> Gradient:
+        return dataclasses.replace(self, block=self.block.summed())
+
+    def stacked(self) -> Gradient:
+        grad = self.block.stacked()
+        return Block(grad, (0, *self.starts), (grad.shape[0], *self.shape))
+
+    def settled(self) -> Gradient:
+        return dataclasses.replace(self, block=self.block.settled())
+
+    def scaled_along(self, vectors: Sequence[jax.Array]) -> Gradient | None:
+        boxes = zip(vectors, *self._box, strict=True)
+        block = self.block.scaled_along([v[a:b] for v, a, b in boxes])
+        return None if block is None else dataclasses.replace(self, block=block)
+
+    def transpose(self, permutation: Shape) -> Gradient | None:
+        grad = self.block.transpose(permutation)
+        if grad is None:
+            return None
+        order = lambda values: tuple(values[i] for i in permutation)
+        return Block(grad, order(self.starts), order(self.shape))
+
+    def pad(self, low: Shape, high: Shape) -> Gradient:
+        starts = tuple(a + b for a, b in zip(self.starts, low, strict=True))
+        sizes = zip(low, self.shape, high, strict=True)
+        return Block(self.block, starts, tuple(sum(size) for size in sizes))
+
+    def merge(self, other: Gradient) -> Gradient | None:
+        if isinstance(other, Block) and self._box == other._box:
+            return dataclasses.replace(self, block=add(self.block, other.block))
+        return None
+
+    @property
+    def _box(self) -> tuple[Shape, Shape]:
+        return self.starts, self.limits
+
+    def knows_product_with(self, other: Gradient) -> bool:
+        if not isinstance(other, Block):
+            return False
+        sides = zip(*self._box, *other._box, strict=True)
+        return any(b <= c or d <= a for a, b, c, d in sides)
+
+    def inner(self, other: Gradient) -> jax.Array:
+        del other
+        return jnp.zeros(())
+
+
+@pytree(data_fields=("parts",))
+class Sum(Gradient):
+    """The gradient of a parameter that is used more than once, in different ways."""
+
+    parts: tuple[Gradient, ...]
+    shape: Shape
+
+    @property
+    def rule(self) -> str:
+        return " + ".join(dict.fromkeys(grad.rule for grad in self.parts))
+
+    def dense(self, units: rounding.Units = rounding.DEFAULT) -> jax.Array:
+        return functools.reduce(jnp.add, [grad.dense(units) for grad in self.parts])
+
+    def squared_norm(self) -> jax.Array:
+        return self._with_products([x.squared_norm() for x in self.parts])
+
+    def _with_products(self, squares: Sequence[jax.Array]) -> jax.Array:
+        """The squared norm of the sum, of those of the parts."""
+        total = functools.reduce(jnp.add, squares)
+        for i, x in enumerate(self.parts):
+            for y in self.parts[:i]:
+                total += 2 * (x.inner(y) if x.knows_product_with(y) else y.inner(x))
+        return total
+
+    def norm(self, units: rounding.Units) -> Norm:
+        parts = [grad.norm(units) for grad in self.parts]
+        if isinstance(self.parts[0], Block):  # apart, as those of parameters are
+            return Norm.of_all(parts)
+        squared = self._with_products([norm.squared for norm in parts])
+        in_norm = sum(norm.in_norm for norm in parts)
+        lengths = sum(jnp.sqrt(norm.squared) + norm.in_norm for norm in parts)
+        squared += in_norm * (2 * lengths + in_norm)
+        return Norm(squared, 0.0, sum(norm.in_sum for norm in parts))
+
+    def operands(self, units: rounding.Units) -> Gradient:
+        parts = tuple(grad.operands(units) for grad in self.parts)
+        return dataclasses.replace(self, parts=parts)
+
+    def map_scale(self, fun: Callable[[jax.Array], jax.Array]) -> Gradient:
+        return Sum(tuple(grad.map_scale(fun) for grad in self.parts), self.shape)
+
+    def unscaled(self) -> list[jax.Array]:
+        return [x for grad in self.parts for x in grad.unscaled()]
+
+    def summed(self) -> Gradient:
+        return self._map(lambda grad: grad.summed())
+
+    def stacked(self) -> Gradient:
+        return self._map(lambda grad: grad.stacked())
+
+    def settled(self) -> Gradient:
+        """Formed as a whole where a part is: the sum takes no more than that part."""
+        parts = [grad.settled() for grad in self.parts]
+        if any(isinstance(grad, Dense) for grad in parts):
+            return Dense(self.dense(), self.shape, "direct")
+        return functools.reduce(add, parts)
+
+    def _map(self, fun) -> Any:
+        grads = tuple(fun(grad) for grad in self.parts)
+        if any(grad is None for grad in grads):
+            return None
+        return functools.reduce(add, grads)
+
+    def scaled_along(self, vectors: Sequence[jax.Array]) -> Gradient | None:
+        return self._map(lambda grad: grad.scaled_along(vectors))
+
+    def transpose(self, permutation: Shape) -> Gradient | None:
+        return self._map(lambda grad: grad.transpose(permutation))
+
+    def reshape(self, shape: Shape) -> Gradient | None:
+        return self._map(lambda grad: grad.reshape(shape))
+
+    def slice(self, starts: Shape, limits: Shape) -> Gradient | None:
+        return self._map(lambda grad: grad.slice(starts, limits))
+
+    def pad(self, low: Shape, high: Shape) -> Gradient | None:
+        return self._map(lambda grad: padded(grad, low, high))
+
+    def reduce_sum(self, axes: Shape) -> Gradient | None:
+        return self._map(lambda grad: grad.reduce_sum(axes))
+
+
+# Of so many numbers, a kernel of its own takes longer than the numbers do.
+_SMALL = 2**14
+
+
+def apart(gradients: Sequence[Gradient]) -> tuple[list[Dense], list[Gradient]]:
+    """Those that are formed, and the others."""
+    dense = [grad for grad in gradients if isinstance(grad, Dense)]
+    return dense, [grad for grad in gradients if not isinstance(grad, Dense)]
+
+
+def side_by_side(
+    gradients: Sequence[Dense],
+) -> tuple[list[Dense], Callable[[Sequence[jax.Array]], list[jax.Array]]]:
+    """The small ones as one, and what parts sums over the examples again.
+
+    Args:
+      gradients: whose values have the examples along axis 0.
+    """
+    sizes = [math.prod(grad.shape) for grad in gradients]
+    # Of low precision XLA would compute them again for each place of the whole.
+    small = [
+        i
+        for i, grad in enumerate(gradients)
+        if sizes[i] <= _SMALL and jnp.finfo(grad.value.dtype).bits >= 32
+    ]
+    large = [i for i in range(len(gradients)) if i not in small]
+    if not small:
+        return list(gradients), list
+    count = gradients[0].value.shape[0]
+    rows = lambda i: gradients[i].dense().reshape(count, sizes[i])
+    value = jnp.concatenate([rows(i) for i in small], axis=1)
+    together = Dense(value, value.shape[1:], "array")
+
+    def parts(sums):
+        ends = np.cumsum([sizes[i] for i in small])[:-1]
+        found = dict(zip(small, jnp.split(sums[-1], ends), strict=True))
+        found |= dict(zip(large, sums, strict=False))
+        return [found[i].reshape(grad.shape) for i, grad in enumerate(gradients)]
+
+    return [*(gradients[i] for i in large), together], parts
+
+
+def as_gradient(value: Any, origin: str) -> Gradient:
+    """The gradient that a value is, or the dense one that an array is."""
+    if isinstance(value, Gradient):
+        return value
+    value = value if isinstance(value, jax.Array) else jnp.asarray(value)
+    return Dense(value, value.shape, origin)
+
+
+def _is_zero(grad: Gradient) -> bool:
+    return isinstance(grad, Full) and grad.is_zero
+
+
+def _parts(grad: Gradient) -> tuple[Gradient, ...]:
+    return grad.parts if isinstance(grad, Sum) else (grad,)
+
+
+def _insert(grads: list[Gradient], new: Gradient) -> list[Gradient]:
+    """The gradients with one more: merged with another of its form, or appended."""
+    for i, grad in enumerate(grads):
+        merged = grad.merge(new)
+        if merged is not None:
+            return [*grads[:i], merged, *grads[i + 1 :]]
+    return [*grads, new]
+
+
+def add(x: Gradient, y: Gradient) -> Gradient:
+    """The sum of two gradients, dense where cross terms are not known otherwise."""
+    if _is_zero(x) or _is_zero(y):
+        return y if _is_zero(x) else x
+    grads = functools.reduce(_insert, _parts(y), list(_parts(x)))
+    if len(grads) == 1:
+        return grads[0]
+    known = lambda a, b: a.knows_product_with(b) or b.knows_product_with(a)
+    if all(known(a, b) for i, a in enumerate(grads) for b in grads[:i]):
+        return Sum(tuple(grads), x.shape)
+    total = functools.reduce(jnp.add, [grad.dense() for grad in grads])
+    return Dense(total, x.shape, "materialized: a sum of different forms")
+
+
+def padded(grad: Gradient, low: Shape, high: Shape) -> Gradient:
+    """The gradient with zeros around it: a block, unless its form can have them."""
+    own = grad.pad(low, high)
+    if own is not None:
+        return own
+    shape = tuple(a + n + b for a, n, b in zip(low, grad.shape, high, strict=True))
+    return Block(grad, low, shape)

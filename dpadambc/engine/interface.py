@@ -1,0 +1,193 @@
+"""What a per-example gradient is made of, whatever its form.
+
+A `Gradient` is one example's gradient of one parameter, in whatever form reverse mode
+has it, as a pytree of arrays. A transformation that adds a leading axis to the arrays,
+`jax.vmap` over examples or `jax.lax.scan` over time or layers, therefore gives one for
+each entry of that axis, and `summed` and `stacked` say what becomes of the axis.
+"""
+
+import abc
+import dataclasses
+import functools
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from dpadambc.engine import precision, rounding
+
+Shape = tuple[int, ...]
+T = TypeVar("T")
+
+
+@typing.dataclass_transform(frozen_default=True)
+def pytree(data_fields: tuple[str, ...]) -> Callable[[type[T]], type[T]]:
+    """Registers a frozen dataclass as a pytree of the fields named."""
+
+    def register(cls):
+        cls = dataclasses.dataclass(frozen=True)(cls)
+        names = [field.name for field in dataclasses.fields(cls)]
+        meta = [name for name in names if name not in data_fields]
+        return jax.tree_util.register_dataclass(cls, list(data_fields), meta)
+
+    return register
+
+
+def squared(x: jax.Array) -> jax.Array:
+    """Squares, in at least float32."""
+    return jnp.square(x.astype(precision.at_least_float32(x.dtype)))
+
+
+class Side(NamedTuple):
+    """A factor of a gradient that is a product."""
+
+    rows: jax.Array  # (shared, contracted, own)
+    shared: Shape  # the axes of the gradient that both factors have
+    own: Shape  # those that this factor alone has, in the order of its columns
+
+
+def times_along(x: jax.Array, vector: jax.Array, axis: int) -> jax.Array:
+    """An array times a vector along one axis, in at least float32."""
+    dtype = precision.at_least_float32(jnp.promote_types(x.dtype, vector.dtype))
+    shape = [-1 if i == axis else 1 for i in range(x.ndim)]
+    return x.astype(dtype) * vector.astype(dtype).reshape(shape)
+
+
+class Norm(NamedTuple):
+    """A norm as products of some units have it; see `rounding`."""
+
+    squared: jax.Array  # max(q, e^2), in at least float32
+    in_norm: Any  # e
+    in_sum: Any  # e'
+
+    @classmethod
+    def of_all(cls, several: "Sequence[Norm]") -> "Norm":
+        """Of what is apart: the gradients of several parameters, say."""
+        root = lambda values: jnp.sqrt(sum(jnp.square(x) for x in values))
+        squared, in_norm, in_sum = zip(*several, strict=True)
+        return cls(functools.reduce(jnp.add, squared), root(in_norm), root(in_sum))
+
+    @classmethod
+    def of_terms(cls, square: jax.Array, terms: jax.Array, unit: Any) -> "Norm":
+        """Of q, S and what multiplied."""
+        in_norm = unit.in_norm * terms
+        squared = jnp.maximum(square, in_norm * in_norm)
+        return cls(squared, in_norm, unit.in_sum * terms)
+
+    @property
+    def bound(self) -> jax.Array:
+        """What is added up has at most this norm, times its weight."""
+        return jnp.sqrt(self.squared) + self.in_norm + self.in_sum
+
+
+class Gradient(abc.ABC):
+    """One example's gradient of one parameter, of shape `shape`.
+
+    The linear maps return the same gradient in factored form, or None where the form
+    does not allow it. The caller then has a `View` of those that only move entries, and
+    a `Block` for zeros around; for the others it goes through `dense`.
+    """
+
+    shape: Shape
+
+    @property
+    @abc.abstractmethod
+    def rule(self) -> str:
+        """How the norm is computed, in a word or two."""
+
+    @abc.abstractmethod
+    def dense(self, units: rounding.Units = rounding.DEFAULT) -> jax.Array:
+        """The gradient itself, in at least float32."""
+
+    @abc.abstractmethod
+    def squared_norm(self) -> jax.Array:
+        """Its squared L2 norm, in at least float32, never less than the true one.
+
+        Where parts of the gradient cancel, rounding could hide a part of it. So the
+        norm carries an allowance for what the arithmetic cannot see.
+        """
+
+    def norm(self, units: rounding.Units) -> Norm:
+        """Its norm by products that may round, of `operands` of the same units."""
+        del units
+        return Norm(self.squared_norm(), 0.0, 0.0)
+
+    def operands(self, units: rounding.Units) -> "Gradient":
+        """The gradient with its arrays as the units take them.
+
+        In low precision XLA may be working with more digits, but for what a product
+        multiplies.
+        """
+        del units
+        return jax.tree.map(precision.rounded, self)
+
+    @abc.abstractmethod
+    def summed(self) -> "Gradient":
+        """The sum over a leading axis that the arrays have been given."""
+
+    @abc.abstractmethod
+    def stacked(self) -> "Gradient":
+        """The leading axis of the arrays as a leading axis of the gradient."""
+
+    @abc.abstractmethod
+    def map_scale(self, fun: Callable[[jax.Array], jax.Array]) -> "Gradient":
+        """With `fun` applied to one array that the gradient is linear in."""
+
+    @abc.abstractmethod
+    def unscaled(self) -> list[jax.Array]:
+        """The other arrays of numbers."""
+
+    def scaled(self, factor: Any) -> "Gradient":
+        """The gradient times a scalar."""
+        return self.map_scale(lambda x: x * factor)
+
+    def settled(self) -> "Gradient":
+        """The cheaper of this form and the dense one, decided from shapes."""
+        return self
+
+    def transpose(self, permutation: Shape) -> "Gradient | None":
+        """The gradient with its axes permuted."""
+        del permutation
+
+    def reshape(self, shape: Shape) -> "Gradient | None":
+        """The gradient in another shape."""
+        del shape
+
+    def rev(self, axes: Shape) -> "Gradient | None":
+        """The gradient with the order of its entries reversed along some axes."""
+        del axes
+
+    def slice(self, starts: Shape, limits: Shape) -> "Gradient | None":
+        """A box of the gradient."""
+        del starts, limits
+
+    def pad(self, low: Shape, high: Shape) -> "Gradient | None":
+        """The gradient with zeros around it."""
+        del low, high
+
+    def reduce_sum(self, axes: Shape) -> "Gradient | None":
+        """The sum over some axes."""
+        del axes
+
+    def merge(self, other: "Gradient") -> "Gradient | None":
+        """The sum with another of this form, in this form."""
+        del other
+
+    def knows_product_with(self, other: "Gradient") -> bool:
+        """Whether `inner(other)` is known without forming either gradient."""
+        del other
+        return False
+
+    def scaled_along(self, vectors: Sequence[jax.Array]) -> "Gradient | None":
+        """The gradient times the outer product of vectors, one for each axis."""
+        del vectors
+
+    def sides(self) -> "tuple[Side, Side] | None":
+        """The factors of a product, with axes (shared, contracted, own)."""
+        del self
+
+    def inner(self, other: "Gradient") -> jax.Array:
+        """The inner product of two gradients."""
+        raise NotImplementedError

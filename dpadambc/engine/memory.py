@@ -1,0 +1,110 @@
+"""The largest microbatch whose compiled program stays within a memory."""
+
+import bisect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+# Of a device's memory; the rest is lost between buffers, or others have it.
+_SHARE = 0.9
+
+
+def stated_bytes() -> float | None:
+    """What a program may take of each local device, if all state their memory.
+
+    It does not depend on what else is there: a run that is resumed from a checkpoint
+    must be the same program.
+    """
+    stats = [device.memory_stats() or {} for device in jax.local_devices()]
+    return _SHARE * min(each.get("bytes_limit") or 0 for each in stats) or None
+
+
+def peak_bytes(compiled: Any) -> int:
+    """What a compiled program takes: arguments, outputs and temporaries.
+
+    Raises:
+      RuntimeError: if the compiler of this device does not tell.
+    """
+    memory = compiled.memory_analysis()
+    if memory is None:
+        raise RuntimeError(
+            "Expected a compiler that states what its programs take in memory, got one"
+            " for a device that does not: plan on another, such as a CPU."
+        )
+    return (
+        memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        + memory.temp_size_in_bytes
+        - memory.alias_size_in_bytes
+    )
+
+
+# Of a batch, how many examples may be computed for nothing to fill the last microbatch.
+_MOST_PADDING = 1 / 16
+
+
+def sizes(batch_size: int, multiple_of: int = 1) -> list[int]:
+    """The sizes of microbatches to choose from, increasing.
+
+    For each number of microbatches the least that holds the batch, unless it would be
+    filled up with too much padding, which takes as long as examples do.
+    """
+    shards = max(1, -(-batch_size // multiple_of))
+    found = {-(-shards // count) for count in range(1, shards + 1)}
+    padding = lambda size: -shards % size
+    kept = (size for size in found if padding(size) <= _MOST_PADDING * shards)
+    return sorted(multiple_of * size for size in kept)
+
+
+def measured_around(
+    limit: float, sizes: Sequence[int], measure: Callable[[int], int]
+) -> dict[int, int]:
+    """What some of the sizes take, the largest that fits and the next one among them.
+
+    Bytes are nearly a linear function of the size. So the next to be compiled is where
+    the line between those known meets the limit, and every second time, should they not
+    be linear, the one in the middle.
+
+    Args:
+      limit: in bytes.
+      sizes: increasing.
+      measure: compiles the program of a size and returns its bytes.
+
+    Returns:
+      Bytes by size: of the largest size alone, if it fits; of the least and the
+      largest, if not even the least does.
+    """
+    known: dict[int, int] = {}
+
+    def fits(i: int) -> bool:
+        known[sizes[i]] = measure(sizes[i])
+        return known[sizes[i]] <= limit
+
+    below, above = 0, len(sizes) - 1
+    if fits(above) or above == 0 or not fits(below):
+        return known
+    halve = False
+    while above - below > 1:
+        low, high = sizes[below], sizes[above]
+        share = (limit - known[low]) / (known[high] - known[low])
+        guess = bisect.bisect_right(sizes, low + share * (high - low)) - 1
+        i = (below + above) // 2 if halve else min(max(guess, below + 1), above - 1)
+        below, above = (i, above) if fits(i) else (below, i)
+        halve = not halve
+    return known
+
+
+def microbatch_size(
+    limit: float, batch_size: int, multiple_of: int, measure: Callable[[int], int]
+) -> int | None:
+    """The largest size that fits, or the least; None for the whole batch."""
+    possible = sizes(batch_size, multiple_of)
+    known = measured_around(limit, possible, measure)
+    chosen = largest_within(limit, known) or possible[0]
+    return None if chosen == possible[-1] else chosen
+
+
+def largest_within(limit: float, known: dict[int, int]) -> int | None:
+    """The largest size that fits, or None."""
+    return max((size for size, num in known.items() if num <= limit), default=None)

@@ -1,0 +1,397 @@
+r"""Gradients that are a product of two arrays: of dense, attention or LoRA kernels.
+
+Reverse mode has the gradient of such a kernel as a contraction of activations a with
+output gradients g,
+
+.. math:: M_{l,i,j} = \sum_t a_{l,t,i} \, g_{l,t,j}
+
+with the axes named by integers, as in an einsum: contracted t, shared l (heads,
+experts, layers), and i and j of one factor alone. Its squared norm needs the two Gram
+matrices over t only,
+
+.. math:: \lVert M \rVert^2 =
+    \sum_l \sum_{t,s} (a_{lt} \cdot a_{ls})(g_{lt} \cdot g_{ls})
+
+(`Li et al. 2022 <https://arxiv.org/abs/2110.05679>`_). That costs less than M where M
+is larger than its factors: T (I + J) < I J is the condition of both. Otherwise M itself
+is formed; it is then no larger than what the backward pass holds anyway. So neither the
+form nor its norm ever takes more memory than the factors.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpadambc.engine import forms, precision, rounding
+from dpadambc.engine.interface import (
+    Gradient,
+    Norm,
+    Shape,
+    Side,
+    pytree,
+    squared,
+    times_along,
+)
+
+Axes = tuple[int, ...]
+
+
+def _split(old: Sequence[int], new: Sequence[int]) -> list[list[int]] | None:
+    """For each size, the positions of the sizes above one that it is split into."""
+    left, runs = [i for i, n in enumerate(new) if n != 1], []
+    for size in old:
+        run = []
+        while left and math.prod(new[i] for i in run) < size:
+            run.append(left.pop(0))
+        if math.prod(new[i] for i in run) != size:
+            return None
+        runs.append(run)
+    return runs
+
+
+@pytree(data_fields=("a", "g"))
+class Product(Gradient):
+    """A contraction of two arrays, `einsum(a, a_axes, g, g_axes, out_axes)`.
+
+    An axis of the output that is named None has size one, and is in neither factor.
+    """
+
+    a: jax.Array
+    g: jax.Array
+    a_axes: Axes
+    g_axes: Axes
+    out_axes: tuple[int | None, ...]
+    shape: Shape
+
+    @property
+    def rule(self) -> str:
+        return "gram" if self._contracted else "outer product"
+
+    @property
+    def _contracted(self) -> Axes:
+        return tuple(
+            i for i in self.a_axes if i in self.g_axes and i not in self.out_axes
+        )
+
+    @property
+    def _shared(self) -> Axes:
+        return tuple(i for i in self.out_axes if i in self.a_axes and i in self.g_axes)
+
+    def _next_name(self) -> int:
+        return 1 + max((-1, *self.a_axes, *self.g_axes))
+
+    def _matrix(self, x: jax.Array, axes: Axes) -> tuple[jax.Array, Axes]:
+        """A factor with axes (l, t, own), and the names of its own axes."""
+        shared, contracted = self._shared, self._contracted
+        own = tuple(i for i in self.out_axes if i in axes and i not in shared)
+        x = jnp.transpose(x, [axes.index(i) for i in (*shared, *contracted, *own)])
+        sizes, rest = x.shape[: len(shared)], x.shape[x.ndim - len(own) :]
+        rows = x.size // max(math.prod(sizes) * math.prod(rest), 1)
+        return x.reshape(math.prod(sizes), rows, math.prod(rest)), own
+
+    def sides(self) -> tuple[Side, Side]:
+        def side(x, axes):
+            rows, own = self._matrix(x, axes)
+            at = lambda names: tuple(self.out_axes.index(i) for i in names)
+            return Side(rows, at(self._shared), at(own))
+
+        return side(self.a, self.a_axes), side(self.g, self.g_axes)
+
+    def dense(self, units: rounding.Units = rounding.DEFAULT) -> jax.Array:
+        sides = (self.a, self.a_axes), (self.g, self.g_axes)
+        (a, a_own), (g, g_own) = (self._matrix(*side) for side in sides)
+        names = [i for i in self.out_axes if i is not None]
+        own = [i for i in names if i not in self._shared]
+        if own and own[0] in g_own:
+            a, a_own, g, g_own = g, g_own, a, a_own
+        kernel = units.of(a, g).product(a, g)
+        order = (*self._shared, *a_own, *g_own)
+        sizes = dict(zip(self.out_axes, self.shape, strict=True))
+        kernel = kernel.reshape([sizes[i] for i in order])
+        kernel = jnp.transpose(kernel, [order.index(i) for i in names])
+        return kernel.reshape(self.shape)
+
+    def squared_norm(self) -> jax.Array:
+        if not self._contracted:
+            return self._outer_squared_norm()
+        matrices = self._matrices
+        grams = map(rounding.EXACT.gram, matrices)
+        squares = [squared(x).sum((1, 2)) for x in matrices]
+        counts = [math.prod(x.shape[1:]) for x in matrices]
+        allowance = precision.rounding_allowance(squares, counts)
+        return jnp.sum(jnp.multiply(*grams)) + jnp.sum(allowance)
+
+    @property
+    def _matrices(self) -> list[jax.Array]:
+        sides = (self.a, self.a_axes), (self.g, self.g_axes)
+        return [self._matrix(*side)[0] for side in sides]
+
+    def norm(self, units: rounding.Units) -> Norm:
+        unit = units.of(self.a, self.g)
+        if not self._contracted:  # one term, whose norm is no product of matrices
+            square = self.squared_norm()
+            return Norm(square, 0.0, unit.in_sum * jnp.sqrt(square))
+        matrices = self._matrices
+        counts = [math.prod(x.shape[1:]) for x in matrices]
+        scaled = 0 if self._scales_a else 1
+        return of_grams(unit, [unit.gram(x) for x in matrices], counts, scaled)
+
+    def operands(self, units: rounding.Units) -> Gradient:
+        # The norm of one term is that of its factors, which no product rounds.
+        grad = self if self._contracted else rounding.pinned(self)
+        unit = units.of(self.a, self.g)
+        return dataclasses.replace(grad, a=unit.operand(grad.a), g=unit.operand(grad.g))
+
+    def _outer_squared_norm(self) -> jax.Array:
+        def squares(x, axes):
+            own = tuple(at for at, i in enumerate(axes) if i not in self._shared)
+            order = sorted(i for i in axes if i in self._shared)
+            x = squared(x).sum(own)
+            left = [i for i in axes if i in self._shared]
+            return jnp.transpose(x, [left.index(i) for i in order])
+
+        pair = squares(self.a, self.a_axes), squares(self.g, self.g_axes)
+        sizes = self.a.size, self.g.size
+        allowance = precision.rounding_allowance(pair, sizes, can_cancel=False)
+        return jnp.sum(pair[0] * pair[1] + allowance)
+
+    def settled(self) -> Gradient:
+        if self.a.size + self.g.size < math.prod(self.shape):
+            return self
+        return forms.Dense(self.dense(), self.shape, "direct")
+
+    def summed(self) -> Gradient:
+        name = self._next_name()
+        return dataclasses.replace(
+            self, a_axes=(name, *self.a_axes), g_axes=(name, *self.g_axes)
+        )
+
+    def stacked(self) -> Gradient:
+        name = self._next_name()
+        return dataclasses.replace(
+            self,
+            a_axes=(name, *self.a_axes),
+            g_axes=(name, *self.g_axes),
+            out_axes=(name, *self.out_axes),
+            shape=(self.a.shape[0], *self.shape),
+        )
+
+    def map_scale(self, fun: Callable[[jax.Array], jax.Array]) -> Gradient:
+        if self._scales_a:
+            return dataclasses.replace(self, a=fun(self.a))
+        return dataclasses.replace(self, g=fun(self.g))
+
+    @property
+    def _scales_a(self) -> bool:
+        """The smaller factor is."""
+        return self.a.size < self.g.size
+
+    def unscaled(self) -> list[jax.Array]:
+        return [self.g if self._scales_a else self.a]
+
+    def scaled_along(self, vectors: Sequence[jax.Array]) -> Gradient:
+        """Each vector goes to the one factor that has its axis, or to one of both."""
+        a, g = self.a, self.g
+        for name, vector in zip(self.out_axes, vectors, strict=True):
+            if name is None:
+                g = g * vector[0]
+            elif name in self.g_axes:
+                g = times_along(g, vector, self.g_axes.index(name))
+            else:
+                a = times_along(a, vector, self.a_axes.index(name))
+        return dataclasses.replace(self, a=a, g=g)
+
+    def transpose(self, permutation: Shape) -> "Product":
+        return dataclasses.replace(
+            self,
+            out_axes=tuple(self.out_axes[i] for i in permutation),
+            shape=tuple(self.shape[i] for i in permutation),
+        )
+
+    def reshape(self, shape: Shape) -> Gradient | None:
+        """Axes may be split, and those of size one come and go."""
+        named = list(zip(self.out_axes, self.shape, strict=True))
+        units = [i for i, (name, n) in enumerate(named) if n == 1 and name is not None]
+        if units:
+            return self.reduce_sum(tuple(units)).reshape(shape)
+        sizes = {name: n for name, n in named if name is not None}
+        runs = _split(list(sizes.values()), shape)
+        if runs is None:
+            return None
+        first = self._next_name()
+        pieces = {
+            name: [(first + i, shape[i]) for i in run]
+            for name, run in zip(sizes, runs, strict=True)
+        }
+
+        def split(x, axes):
+            old = zip(axes, x.shape, strict=True)
+            new = [each for i, n in old for each in pieces.get(i, [(i, n)])]
+            return x.reshape([n for _, n in new]), tuple(i for i, _ in new)
+
+        names = {i for run in pieces.values() for i, _ in run}
+        out_axes = (
+            first + i if first + i in names else None for i in range(len(shape))
+        )
+        return dataclasses.replace(
+            self._on_factors(split), out_axes=tuple(out_axes), shape=tuple(shape)
+        )
+
+    def _on_factors(self, fun: Callable, *args) -> "Product":
+        a, a_axes = fun(self.a, self.a_axes, *args)
+        g, g_axes = fun(self.g, self.g_axes, *args)
+        return dataclasses.replace(self, a=a, g=g, a_axes=a_axes, g_axes=g_axes)
+
+    def slice(self, starts: Shape, limits: Shape) -> Gradient | None:
+        boxes = zip(self.out_axes, starts, limits, strict=True)
+        box = {name: (start, limit) for name, start, limit in boxes}
+
+        def cut(x, axes):
+            for at, name in enumerate(axes):
+                if name in box:
+                    x = jax.lax.slice_in_dim(x, *box[name], axis=at)
+            return x, axes
+
+        shape = tuple(b - a for a, b in zip(starts, limits, strict=True))
+        return dataclasses.replace(self._on_factors(cut), shape=shape)
+
+    def reduce_sum(self, axes: Shape) -> "Product":
+        names = {self.out_axes[i] for i in axes} - {None}
+        shared = {i for i in names if i in self.a_axes and i in self.g_axes}
+
+        def total(x, x_axes):
+            own = [i for i in x_axes if i in names - shared]
+            x = x.sum([x_axes.index(i) for i in own])
+            return x, tuple(i for i in x_axes if i not in own)
+
+        keep = [i for i in range(len(self.shape)) if i not in axes]
+        return dataclasses.replace(
+            self._on_factors(total),
+            out_axes=tuple(self.out_axes[i] for i in keep),
+            shape=tuple(self.shape[i] for i in keep),
+        )
+
+    def times(
+        self, x: jax.Array, contract: tuple[Axes, Axes], batch: tuple[Axes, Axes]
+    ) -> "Product | None":
+        """`lax.dot_general` with an array, by which one factor is multiplied.
+
+        None where neither factor alone has the axes that are contracted, or where it
+        would get larger than the gradient is.
+        """
+        mine, theirs = (*contract[0], *batch[0]), (*contract[1], *batch[1])
+        first, met = self._next_name(), [self.out_axes[i] for i in mine]
+        known: dict[int, Any] = dict(zip(theirs, met, strict=True))
+        x_axes = [known.get(j, first + j) for j in range(x.ndim)]
+        summed = {self.out_axes[i] for i in contract[0]}
+        sides = self, self._swapped()
+        holders = [side for side in sides if summed <= {*side.g_axes}]
+        if None in met or not holders or summed & {*self._shared}:
+            return None
+        grad = holders[0]
+        kept = (i for i in grad.g_axes if i not in summed)
+        g_axes = (*kept, *(i for i in x_axes if i not in grad.g_axes))
+        sizes = dict(
+            zip((*x_axes, *grad.g_axes), (*x.shape, *grad.g.shape), strict=True)
+        )
+        if math.prod(sizes[i] for i in g_axes) > math.prod(self.shape):
+            return None
+        left = [*batch[0], *(i for i in range(len(self.shape)) if i not in mine)]
+        new = [i for i in x_axes if i not in met]
+        return dataclasses.replace(
+            grad,
+            g=rounding.EXACT.einsum(grad.g, grad.g_axes, x, x_axes, g_axes),
+            g_axes=g_axes,
+            out_axes=(*(self.out_axes[i] for i in left), *new),
+            shape=(*(self.shape[i] for i in left), *(sizes[i] for i in new)),
+        )
+
+    def merge(self, other: Gradient) -> Gradient | None:
+        if type(other) is not Product or self.shape != other.shape:
+            return None
+        mine = self._canonical()
+        for theirs in (other, other._swapped()):
+            theirs = theirs._canonical()
+            if mine._spec == theirs._spec:
+                join = lambda x, y: jnp.concatenate([x, y])
+                return dataclasses.replace(
+                    mine, a=join(mine.a, theirs.a), g=join(mine.g, theirs.g)
+                )
+        return None
+
+    def with_alone(self, axis: int) -> "Product | None":
+        """The same with one contracted axis, and `axis` of the output alone in `a`."""
+        rest = tuple(1 + i for i in range(len(self.shape)) if i != axis)
+        for grad in (self, self._swapped()):
+            grad = grad._canonical()
+            if grad._spec[:2] == ((0, 1 + axis), (0, *rest)):
+                return grad
+        return None
+
+    def _swapped(self) -> "Product":
+        return dataclasses.replace(
+            self, a=self.g, g=self.a, a_axes=self.g_axes, g_axes=self.a_axes
+        )
+
+    @property
+    def _spec(self) -> tuple:
+        return self.a_axes, self.g_axes, self.out_axes
+
+    def _canonical(self) -> "Product":
+        """One contracted axis, named 0 and first; the others named by the output."""
+        name = {old: new for new, old in enumerate(self.out_axes, 1) if old is not None}
+
+        def order(x, axes):
+            own = [i for i in self.out_axes if i in axes and i is not None]
+            x = jnp.transpose(x, [axes.index(i) for i in (*self._contracted, *own)])
+            x = x.reshape(-1, *x.shape[x.ndim - len(own) :])
+            return x, (0, *(name[i] for i in own))
+
+        out_axes = tuple(None if i is None else name[i] for i in self.out_axes)
+        return dataclasses.replace(self._on_factors(order), out_axes=out_axes)
+
+
+def of_grams(
+    unit: rounding.Unit,
+    grams: Sequence[jax.Array],
+    counts: Sequence[int],
+    scaled: int,
+) -> Norm:
+    """Of Gram matrices with axes (l, t, t), which have all that S needs.
+
+    Args:
+      unit: that multiplied them.
+      grams: of the two factors.
+      counts: how many numbers each factor holds.
+      scaled: which factor is scaled by the weight.
+    """
+    # Sums of one shape, which XLA computes in one pass.
+    total = lambda x: x.sum((1, 2))
+    diagonal = lambda x: jnp.where(jnp.eye(x.shape[1], dtype=bool), x, 0)
+    both = jnp.multiply(*grams)
+    squares = [total(diagonal(x)) for x in grams]
+    by_rows = total(jnp.sqrt(diagonal(both)))
+    largest = [jnp.sqrt(total(x * x)) for x in grams]
+    terms = jnp.minimum(by_rows, unit.spectral(squares, largest, scaled))
+    allowance = jnp.sum(precision.rounding_allowance(squares, counts))
+    square = jnp.sum(total(both)) + allowance
+    return Norm.of_terms(square, jnp.linalg.norm(terms), unit)
+
+
+def dot_general(a: jax.Array, g: jax.Array, dimension_numbers) -> Product:
+    """`lax.dot_general(a, g, dimension_numbers)`, not yet multiplied."""
+    (a_contract, g_contract), (a_batch, g_batch) = dimension_numbers
+    a_axes = list(range(a.ndim))
+    g_axes = list(range(a.ndim, a.ndim + g.ndim))
+    for i, j in zip((*a_contract, *a_batch), (*g_contract, *g_batch), strict=True):
+        g_axes[j] = a_axes[i]
+    batch = [a_axes[i] for i in a_batch]
+    used = {*batch, *(a_axes[i] for i in a_contract)}
+    out_axes = [*batch, *(i for i in (*a_axes, *g_axes) if i not in used)]
+    sizes = dict(zip((*a_axes, *g_axes), (*a.shape, *g.shape), strict=True))
+    shape = tuple(sizes[i] for i in out_axes)
+    return Product(a, g, tuple(a_axes), tuple(g_axes), tuple(out_axes), shape)

@@ -1,0 +1,121 @@
+"""What the jaxpr of a gradient says before it is evaluated.
+
+Which variables may stay factored: those that reach nothing but gradients, through
+linear maps that preserve the form. And what a scan carries, and what it sums.
+"""
+
+import collections
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax.extend.core as jex
+
+from dpadambc.engine import jaxprs, rules
+
+_ENTERED = jaxprs.INLINED | jaxprs.REMATERIALIZED | jaxprs.CUSTOM
+_SUMS = {"add", "add_any"}
+
+
+def _shape(atom: Any) -> tuple[int, ...]:
+    return atom.aval.shape
+
+
+class Demand:
+    """Which variables of a jaxpr are used at all, and which as arrays."""
+
+    def __init__(self, jaxpr: jex.Jaxpr, lazy: Sequence[bool]):
+        self._used, self._strict = set(), set()
+        self._uniform = {
+            eqn.outvars[0]
+            for eqn in jaxpr.eqns
+            if eqn.primitive.name == "broadcast_in_dim" and not _shape(eqn.invars[0])
+        }
+        self._use(jaxpr.outvars, lazy)
+        for eqn in reversed(jaxpr.eqns):
+            if self.needs(eqn):
+                self._use(eqn.invars, self._may_be_grads(eqn))
+
+    def needs(self, eqn: jex.JaxprEqn) -> bool:
+        return bool(eqn.effects) or any(v in self._used for v in eqn.outvars)
+
+    def lazy(self, variables: Sequence[Any]) -> list[bool]:
+        """For each variable, whether it may be a gradient."""
+        return [v in self._used and v not in self._strict for v in variables]
+
+    def strict(self, variables: Sequence[Any]) -> list[bool]:
+        """For each variable, whether it must be an array."""
+        return [v in self._strict for v in variables]
+
+    def _use(self, atoms: Sequence[Any], lazy: Sequence[bool]) -> None:
+        for atom, is_lazy in zip(atoms, lazy, strict=True):
+            if not jaxprs.is_literal(atom):
+                self._used.add(atom)
+                if not is_lazy:
+                    self._strict.add(atom)
+
+    def _may_be_grads(self, eqn: jex.JaxprEqn) -> list[bool]:
+        """For each operand, whether it may be a gradient, given which outputs may."""
+        name, outs = eqn.primitive.name, eqn.outvars
+        if name in jaxprs.INLINED or name in jaxprs.REMATERIALIZED:
+            jaxpr = jaxprs.body(eqn).jaxpr
+            inner = Demand(jaxpr, self.lazy(outs))
+            return [not strict for strict in inner.strict(jaxpr.invars)]
+        if name not in rules.MAPS or any(self.strict(outs)):
+            return [False for _ in eqn.invars]
+        if name in ("mul", "div"):
+            # A gradient times a number is a gradient; times an array, it is not.
+            uniform = [self._is_uniform(atom) for atom in eqn.invars]
+            return [any(uniform) and not u for u in uniform]
+        if name == "dot_general":
+            # Of three arrays multiplied, the larger product of two is not formed; nor
+            # is a product where a square matrix, which keeps its size, multiplies it.
+            *sizes, out = (math.prod(_shape(atom)) for atom in (*eqn.invars, *outs))
+            others = reversed(sizes)
+            return [
+                size == out or size > max(other, out)
+                for size, other in zip(sizes, others, strict=True)
+            ]
+        operands = rules.TERM_OPERANDS.get(name, range(len(eqn.invars)))
+        return [i in operands for i in range(len(eqn.invars))]
+
+    def _is_uniform(self, atom: Any) -> bool:
+        return not _shape(atom) or atom in self._uniform
+
+
+def accumulates(jaxpr: jex.Jaxpr, before: Any, after: Any) -> bool:
+    """Whether `after` is `before` and something added, and that is all they are for.
+
+    No sum on the way may be used twice: it would be missed where the other use is.
+    """
+    made_by = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+    atoms = [*jaxpr.outvars, *(atom for eqn in jaxpr.eqns for atom in eqn.invars)]
+    uses = collections.Counter(atom for atom in atoms if not jaxprs.is_literal(atom))
+
+    def leads_back(atom):
+        if jaxprs.is_literal(atom) or uses[atom] != 1:
+            return False
+        if atom is before:
+            return True
+        is_sum = atom in made_by and made_by[atom].primitive.name in _SUMS
+        return is_sum and any(map(leads_back, made_by[atom].invars))
+
+    return leads_back(after)
+
+
+def convolves(eqn: jex.JaxprEqn) -> bool:
+    """Whether there is a convolution in an equation that can be entered."""
+    name = eqn.primitive.name
+    if name == "conv_general_dilated":
+        return True
+    if name == "cond":
+        bodies = [jaxprs.closed(branch) for branch in eqn.params["branches"]]
+    elif name == "while":
+        bodies = [
+            jaxprs.closed(eqn.params[part]) for part in ("cond_jaxpr", "body_jaxpr")
+        ]
+    elif name == "scan" or name in _ENTERED:
+        bodies = [jaxprs.body(eqn)]
+    else:
+        return False
+    return any(convolves(inner) for each in bodies for inner in each.jaxpr.eqns)

@@ -1,0 +1,118 @@
+r"""A Gaussian step on Poisson-sampled terms, several of which one node can change.
+
+Each of the T terms that a node is in is sampled with probability q; noise of deviation
+:math:`\sigma` is added. Let N(a) be normal around :math:`a C` and
+:math:`k \sim \mathrm{Bin}(T, q)`. These pairs dominate the step:
+
+* a node changes (REPLACE_ONE): :math:`P = E\,N(k)` against :math:`Q = E\,N(-k)`;
+* a node goes, its own term with it, and its other terms change: :math:`P = E\,N(k)`
+  against :math:`Q = E\,N(-k')`, :math:`k' \sim \mathrm{Bin}(T - 1, q)`; and the
+  exchanged pair where a node comes.
+
+*Proof.* Let S be the affected terms that are sampled. Those that are not affected are
+sampled independently of S, in the same way on both sides. By joint convexity their
+sample may be taken as known, and as adding up to 0. The outputs are then mixtures, over
+the same S, of normal distributions around :math:`a_S` and :math:`b_S`, with
+:math:`|a_S| \le |S| C` and :math:`|b_S| \le |S'| C`; S' is S, without the node's own
+term where that is gone. Of an event E let :math:`\Phi(t)` be the probability under
+N(0). By the lemma of Neyman and Pearson it has at most
+:math:`\Phi(t + |a_S| / \sigma)` and at least :math:`\Phi(t - |b_S| / \sigma)` under
+the two. So for every :math:`\alpha \ge 0`
+
+.. math:: P(E) - \alpha Q(E) \le E_S [\Phi(t + |S| C / \sigma)
+    - \alpha \Phi(t - |S'| C / \sigma)],
+
+which the half line beyond -t attains under the pair above. Hence no hockey-stick
+divergence exceeds that of the pair. It holds whatever came before, so the pairs
+compose, adaptively too (`Zhu et al. 2022 <https://arxiv.org/abs/2106.08567>`_,
+theorem 10). Terms of one direction attain them.
+
+With one term these are the pairs of the Poisson-subsampled Gaussian.
+"""
+
+import dataclasses
+
+import numpy as np
+import scipy.special
+import scipy.stats
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
+from dpadambc.core.clip import NeighboringRelation
+from dpadambc.mechanisms import normal_mixtures
+from dpadambc.mechanisms.events import ReadableDpEvent
+
+
+@dataclasses.dataclass(frozen=True)
+class PoissonTermsDpEvent(ReadableDpEvent):
+    """One step on Poisson-sampled terms, of which a node is in several.
+
+    The accountants of `accounting` read it, and no others.
+
+    Args:
+      noise_multiplier: the standard deviation, in units of `largest_shift` terms.
+      max_terms: T.
+      sampling_prob: q.
+      neighboring_relation: the change of a node.
+    """
+
+    noise_multiplier: float
+    max_terms: int
+    sampling_prob: float
+    neighboring_relation: NeighboringRelation | None = (
+        NeighboringRelation.ADD_OR_REMOVE_ONE
+    )
+
+    @property
+    def own_term_goes(self) -> bool:
+        """Whether the node's own term goes, where the others change."""
+        return self.neighboring_relation != NeighboringRelation.REPLACE_ONE
+
+    @property
+    def largest_shift(self) -> int:
+        """What a node moves the sum by, in clip norms."""
+        return 2 * self.max_terms - self.own_term_goes
+
+    @property
+    def rate(self) -> float:
+        """The probability that anything moves."""
+        return 1 - (1 - self.sampling_prob) ** self.max_terms
+
+    def _sampled(self, num_terms: int, sign: int) -> normal_mixtures.NormalMixture:
+        """The sum over so many terms of one direction, in deviations of the noise."""
+        counts = np.arange(num_terms + 1)
+        deviation = self.noise_multiplier * self.largest_shift
+        probs = scipy.stats.binom.pmf(counts, num_terms, self.sampling_prob)
+        return normal_mixtures.mixture(sign * counts / deviation, probs)
+
+    def privacy_losses(self, interval: float) -> PrivacyLossDistribution:
+        """The privacy losses of one step on a grid, from above."""
+        here, there = self.max_terms, self.max_terms - self.own_term_goes
+        goes = normal_mixtures.losses_on_grid(
+            self._sampled(here, 1), self._sampled(there, -1), interval
+        )
+        if not self.own_term_goes:
+            return PrivacyLossDistribution(goes)
+        comes = normal_mixtures.losses_on_grid(
+            self._sampled(there, 1), self._sampled(here, -1), interval
+        )
+        return PrivacyLossDistribution(goes, comes)
+
+    def renyi_divergences(self, orders: np.ndarray) -> np.ndarray:
+        r"""By joint convexity alone: as if it were known which terms are sampled.
+
+        .. math:: \frac{1}{\alpha - 1}
+            \ln E_S e^{\alpha (\alpha - 1) (|S| + |S'|)^2 C^2 / 2 \sigma^2}
+        """
+        others = self.max_terms - 1
+        counts = np.arange(others + 1)
+        pmf = scipy.stats.binom.pmf(counts, others, self.sampling_prob)
+        own = 2 - self.own_term_goes
+        moves = np.concatenate([2 * counts, 2 * counts + own])
+        q = self.sampling_prob
+        probs = np.concatenate([(1 - q) * pmf, q * pmf])
+        shifts = moves / (self.noise_multiplier * self.largest_shift)
+        shifts, probs = shifts[probs > 0], probs[probs > 0]
+        exponents = orders[:, None] * (orders[:, None] - 1) * shifts**2 / 2
+        total = scipy.special.logsumexp(exponents + np.log(probs), axis=1)
+        total = np.asarray(total)
+        return np.maximum(total, 0) / (orders - 1)

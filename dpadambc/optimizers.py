@@ -1,0 +1,554 @@
+"""The optimizers of the papers, each a chain of Optax transformations.
+
+`adam_bc`, `adamw_bc` and `rms_bc` take the private gradient, beside `optax.adam`,
+`optax.adamw` and `optax.rmsprop`. The others start with `privatize` and take
+per-example gradients. With the private gradient g, they update the parameters by:
+
+============== =======================================================================
+optimizer      update
+============== =======================================================================
+`dp_sgd`       η g, with momentum if asked for
+`dp_adam`      η m̂ / (√(v̂ + eps_root) + eps)
+`dp_adam_bc`   η m̂ / √max(v̂ − Φ̂, variance_floor), as `adam_bc`
+`dp_adamw`     η (m̂ / (√(v̂ + eps_root) + eps) + λ θ)
+`dp_adamw_bc`  η (m̂ / √max(v̂ − Φ̂, variance_floor) + λ θ), as `adamw_bc`
+`rms_bc`       η g / √max(v̂ − Φ̂, variance_floor)
+============== =======================================================================
+
+Updates have the dtype of the parameters; everything before them, moments included, is
+in at least float32. For any other optimizer, write the chain:
+``optax.chain(privatize(mechanism, key=key), optax.lion(1e-4))``.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import optax
+
+from dpadambc.core import validate
+from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.noise import NoiseStddev
+from dpadambc.core.privatize import privatize
+from dpadambc.transforms.adam import scale_by_adam
+from dpadambc.transforms.cast import cast_to_params
+from dpadambc.transforms.decay import add_decoupled_weight_decay
+from dpadambc.transforms.dtypes import with_wide_state
+from dpadambc.transforms.moments import scale_by_adam_bc
+from dpadambc.transforms.rms import scale_by_rms_bc
+from dpadambc.transforms.second_moment import RelativeFloor
+
+__all__ = [
+    "adam_bc",
+    "adamw_bc",
+    "dp_adam",
+    "dp_adam_bc",
+    "dp_adamw",
+    "dp_adamw_bc",
+    "dp_sgd",
+    "rms_bc",
+]
+
+Mask = Any | Callable[[optax.Params], Any]
+
+
+def adam_bc(
+    learning_rate: optax.ScalarOrSchedule,
+    noise_stddev: NoiseStddev,
+    b1: jax.typing.ArrayLike = 0.9,
+    b2: jax.typing.ArrayLike = 0.999,
+    *,
+    variance_floor: jax.typing.ArrayLike | RelativeFloor = RelativeFloor(1.0),
+    correction: jax.typing.ArrayLike = 1.0,
+    nesterov: bool = False,
+    mu_dtype: jax.typing.DTypeLike | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Adam on a private gradient, with the noise variance out of its second moment.
+
+    Use it in place of `optax.adam`: in `training.fit`, or behind `privatize` or
+    `add_dp_noise`.
+
+    Args:
+      learning_rate: a number or a schedule.
+      noise_stddev: the level of the noise in the incoming gradient, a mechanism or its
+        `noise_stddev`; see `scale_by_adam_bc`. It is subtracted; no noise is added.
+      b1: decay rate of the first moment.
+      b2: decay rate of the second moment.
+      variance_floor: the least corrected second moment, absolute or a `RelativeFloor`.
+        Tune it together with the learning rate.
+      correction: the share of the noise variance that is subtracted; 0 is the control
+        with the floor alone.
+      nesterov: whether the first moment looks one step ahead, as in NAdam.
+      mu_dtype: of the first moment between steps; at least float32 by default.
+
+    Returns:
+      An Optax transformation of the private gradient.
+
+    Raises:
+      ValueError: if a number is out of its range; see `scale_by_adam_bc`.
+      TypeError: if a number has less than float32, or a gradient is complex.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import dpadambc
+      >>> optimizer = dpadambc.adam_bc(0.1, noise_stddev=0.3)
+      >>> params = jnp.zeros(2)
+      >>> private_gradient = jnp.array([0.5, 0.2])
+      >>> updates, state = optimizer.update(
+      ...     private_gradient, optimizer.init(params), params)
+      >>> print(updates.round(3))
+      [-0.125 -0.056]
+
+    References:
+      Tang et al., `DP-AdamBC <https://arxiv.org/abs/2312.14334>`_, 2024, Algorithm 1
+    """
+    return optax.chain(
+        scale_by_adam_bc(
+            noise_stddev,
+            b1=b1,
+            b2=b2,
+            variance_floor=variance_floor,
+            correction=correction,
+            nesterov=nesterov,
+            mu_dtype=mu_dtype,
+        ),
+        optax.scale_by_learning_rate(learning_rate),
+        cast_to_params(),
+    )
+
+
+def adamw_bc(
+    learning_rate: optax.ScalarOrSchedule,
+    noise_stddev: NoiseStddev,
+    b1: jax.typing.ArrayLike = 0.9,
+    b2: jax.typing.ArrayLike = 0.999,
+    *,
+    variance_floor: jax.typing.ArrayLike | RelativeFloor = RelativeFloor(1.0),
+    correction: jax.typing.ArrayLike = 1.0,
+    nesterov: bool = False,
+    mu_dtype: jax.typing.DTypeLike | None = None,
+    weight_decay: optax.ScalarOrSchedule = 1e-4,
+    mask: Mask | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """`adam_bc` with decoupled weight decay.
+
+    Args:
+      learning_rate: a number or a schedule.
+      noise_stddev: the level of the noise in the incoming gradient, a mechanism or its
+        `noise_stddev`; see `scale_by_adam_bc`. It is subtracted; no noise is added.
+      b1: decay rate of the first moment.
+      b2: decay rate of the second moment.
+      variance_floor: the least corrected second moment, absolute or a `RelativeFloor`.
+        Tune it together with the learning rate.
+      correction: the share of the noise variance that is subtracted; 0 is the control
+        with the floor alone.
+      nesterov: whether the first moment looks one step ahead, as in NAdam.
+      mu_dtype: of the first moment between steps; at least float32 by default.
+      weight_decay: a number or a schedule; see `add_decoupled_weight_decay`.
+      mask: where decay applies; everywhere by default.
+
+    Returns:
+      An Optax transformation of the private gradient.
+
+    Raises:
+      ValueError: if a number is out of its range; see `scale_by_adam_bc`.
+      TypeError: if a number has less than float32, or a gradient is complex.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import dpadambc
+      >>> optimizer = dpadambc.adamw_bc(0.1, noise_stddev=0.3, weight_decay=0.5)
+      >>> params = jnp.ones(2)
+      >>> private_gradient = jnp.array([0.5, 0.2])
+      >>> updates, state = optimizer.update(
+      ...     private_gradient, optimizer.init(params), params)
+      >>> print(updates.round(2))  # with a decay of 0.1 * 0.5 * params
+      [-0.17 -0.11]
+
+    References:
+      `DP-AdamW <https://arxiv.org/abs/2511.07843>`_, 2025, Algorithm 2
+    """
+    return optax.chain(
+        scale_by_adam_bc(
+            noise_stddev,
+            b1=b1,
+            b2=b2,
+            variance_floor=variance_floor,
+            correction=correction,
+            nesterov=nesterov,
+            mu_dtype=mu_dtype,
+        ),
+        add_decoupled_weight_decay(weight_decay, mask=mask),
+        optax.scale_by_learning_rate(learning_rate),
+        cast_to_params(),
+    )
+
+
+def rms_bc(
+    learning_rate: optax.ScalarOrSchedule,
+    noise_stddev: NoiseStddev,
+    decay: jax.typing.ArrayLike = 0.9,
+    *,
+    variance_floor: jax.typing.ArrayLike | RelativeFloor = RelativeFloor(1.0),
+    correction: jax.typing.ArrayLike = 1.0,
+) -> optax.GradientTransformationExtraArgs:
+    """RMSProp on a private gradient, with the noise variance out of its second moment.
+
+    Use it in place of `optax.rmsprop`; see `adam_bc`.
+
+    Args:
+      learning_rate: a number or a schedule.
+      noise_stddev: the level of the noise in the incoming gradient, a mechanism or its
+        `noise_stddev`; see `scale_by_adam_bc`. It is subtracted; no noise is added.
+      decay: decay rate of the second moment.
+      variance_floor: the least corrected second moment, absolute or a `RelativeFloor`.
+        Tune it together with the learning rate.
+      correction: the share of the noise variance that is subtracted; 0 is the control
+        with the floor alone.
+
+    Returns:
+      An Optax transformation of the private gradient.
+
+    Raises:
+      ValueError: if a number is out of its range; see `scale_by_rms_bc`.
+      TypeError: if a number has less than float32, or a gradient is complex.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import dpadambc
+      >>> optimizer = dpadambc.rms_bc(0.1, noise_stddev=0.3)
+      >>> params = jnp.zeros(2)
+      >>> private_gradient = jnp.array([0.5, 0.2])
+      >>> updates, state = optimizer.update(
+      ...     private_gradient, optimizer.init(params), params)
+      >>> print(updates.round(3))
+      [-0.125 -0.056]
+
+    References:
+      See `scale_by_rms_bc`.
+    """
+    return optax.chain(
+        scale_by_rms_bc(
+            noise_stddev,
+            decay=decay,
+            variance_floor=variance_floor,
+            correction=correction,
+        ),
+        optax.scale_by_learning_rate(learning_rate),
+        cast_to_params(),
+    )
+
+
+def dp_sgd(
+    learning_rate: optax.ScalarOrSchedule,
+    mechanism: Mechanism,
+    *,
+    key: jax.Array,
+    momentum: jax.typing.ArrayLike | None = None,
+    nesterov: bool = False,
+) -> optax.GradientTransformationExtraArgs:
+    r"""DP-SGD: clip, add noise, step.
+
+    .. math:: b_t = \mu b_{t-1} + \tilde g_t, \quad
+        \theta_t = \theta_{t-1} - \eta_t b_t
+
+    Args:
+      learning_rate: :math:`\eta`, a number or a schedule.
+      mechanism: the public numbers, such as a `PoissonGaussian`.
+      key: a typed key for the noise; a new one for each run.
+      momentum: :math:`\mu`, without dampening; none by default.
+      nesterov: whether momentum is Nesterov's.
+
+    Returns:
+      An Optax transformation of per-example gradients; see `privatize` for its masks.
+
+    Raises:
+      TypeError: if `mechanism` is no mechanism, or `key` no typed key.
+      ValueError: if a number is out of its range.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import dpadambc
+      >>> mechanism = dpadambc.PoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=0.0, sampling_prob=1.0,
+      ...     iterations=1, normalize_by=2)
+      >>> optimizer = dpadambc.dp_sgd(0.5, mechanism, key=jax.random.key(0))
+      >>> params, x = jnp.zeros(2), jnp.array([[0.6, 0.8], [3.0, 4.0]])
+      >>> gradients = dpadambc.per_example_grad(lambda w, x: w @ x)(params, x)
+      >>> updates, _ = optimizer.update(gradients, optimizer.init(params), params)
+      >>> print(updates.round(3))
+      [-0.3 -0.4]
+
+    References:
+      Abadi et al., `Deep Learning with Differential Privacy
+      <https://arxiv.org/abs/1607.00133>`_, 2016
+    """
+    if momentum is not None:
+        validate.decay(momentum=momentum)
+    return optax.chain(
+        privatize(mechanism, key=key),
+        with_wide_state(optax.sgd(learning_rate, momentum, nesterov)),
+        cast_to_params(),
+    )
+
+
+def dp_adam(
+    learning_rate: optax.ScalarOrSchedule,
+    mechanism: Mechanism,
+    *,
+    key: jax.Array,
+    b1: jax.typing.ArrayLike = 0.9,
+    b2: jax.typing.ArrayLike = 0.999,
+    eps: jax.typing.ArrayLike = 1e-8,
+    eps_root: jax.typing.ArrayLike = 0.0,
+    nesterov: bool = False,
+    mu_dtype: jax.typing.DTypeLike | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """DP-Adam: Adam on the private gradient, uncorrected.
+
+    Where the noise dominates the second moment, this is DP-SGD with momentum: see
+    `dp_adam_bc`.
+
+    Args:
+      learning_rate: a number or a schedule.
+      mechanism: the public numbers, such as a `PoissonGaussian`.
+      key: a typed key for the noise; a new one for each run.
+      b1: decay rate of the first moment.
+      b2: decay rate of the second moment.
+      eps: added outside the square root.
+      eps_root: added inside the square root.
+      nesterov: whether the first moment looks one step ahead, as in NAdam.
+      mu_dtype: of the first moment between steps; at least float32 by default.
+
+    Returns:
+      An Optax transformation of per-example gradients; see `privatize` for its masks.
+
+    Raises:
+      TypeError: if `mechanism` is no mechanism, or `key` no typed key.
+      ValueError: if a number is out of its range.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import dpadambc
+      >>> mechanism = dpadambc.PoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=0.5, sampling_prob=1.0,
+      ...     iterations=1, normalize_by=2)
+      >>> optimizer = dpadambc.dp_adam(1.0, mechanism, key=jax.random.key(3))
+      >>> params, x = jnp.zeros(2), jnp.array([[0.8, 0.1], [0.6, 0.3]])
+      >>> gradients = dpadambc.per_example_grad(lambda w, x: w @ x)(params, x)
+      >>> updates, _ = optimizer.update(gradients, optimizer.init(params), params)
+      >>> print(updates.round(1))
+      [-1. -1.]
+
+    References:
+      Li et al., `Large Language Models Can Be Strong Differentially Private Learners
+      <https://arxiv.org/abs/2110.05679>`_, 2022
+    """
+    return optax.chain(
+        privatize(mechanism, key=key),
+        scale_by_adam(b1, b2, eps, eps_root, nesterov, mu_dtype),
+        optax.scale_by_learning_rate(learning_rate),
+        cast_to_params(),
+    )
+
+
+def dp_adam_bc(
+    learning_rate: optax.ScalarOrSchedule,
+    mechanism: Mechanism,
+    *,
+    key: jax.Array,
+    b1: jax.typing.ArrayLike = 0.9,
+    b2: jax.typing.ArrayLike = 0.999,
+    variance_floor: jax.typing.ArrayLike | RelativeFloor = RelativeFloor(1.0),
+    correction: jax.typing.ArrayLike = 1.0,
+    nesterov: bool = False,
+    mu_dtype: jax.typing.DTypeLike | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """DP-AdamBC: Adam with the noise variance taken out of the second moment.
+
+    Args:
+      learning_rate: a number or a schedule.
+      mechanism: the public numbers, such as a `PoissonGaussian`.
+      key: a typed key for the noise; a new one for each run.
+      b1: decay rate of the first moment.
+      b2: decay rate of the second moment.
+      variance_floor: the least corrected second moment, absolute or a `RelativeFloor`.
+        Tune it together with the learning rate.
+      correction: the share of the noise variance that is subtracted; 0 is the control
+        with the floor alone.
+      nesterov: whether the first moment looks one step ahead, as in NAdam.
+      mu_dtype: of the first moment between steps; at least float32 by default.
+
+    Returns:
+      An Optax transformation of per-example gradients; see `privatize` for its masks.
+
+    Raises:
+      TypeError: if `mechanism` is no mechanism, or `key` no typed key.
+      ValueError: if a number is out of its range.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import dpadambc
+      >>> mechanism = dpadambc.PoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=0.5, sampling_prob=1.0,
+      ...     iterations=1, normalize_by=2)
+      >>> optimizer = dpadambc.dp_adam_bc(1.0, mechanism, key=jax.random.key(3))
+      >>> params, x = jnp.zeros(2), jnp.array([[0.8, 0.1], [0.6, 0.3]])
+      >>> gradients = dpadambc.per_example_grad(lambda w, x: w @ x)(params, x)
+      >>> updates, _ = optimizer.update(gradients, optimizer.init(params), params)
+      >>> updates.shape
+      (2,)
+
+    References:
+      Tang et al., `DP-AdamBC <https://arxiv.org/abs/2312.14334>`_, 2024, Algorithm 1
+    """
+    return optax.chain(
+        privatize(mechanism, key=key),
+        adam_bc(
+            learning_rate,
+            mechanism,
+            b1=b1,
+            b2=b2,
+            variance_floor=variance_floor,
+            correction=correction,
+            nesterov=nesterov,
+            mu_dtype=mu_dtype,
+        ),
+    )
+
+
+def dp_adamw(
+    learning_rate: optax.ScalarOrSchedule,
+    mechanism: Mechanism,
+    *,
+    key: jax.Array,
+    b1: jax.typing.ArrayLike = 0.9,
+    b2: jax.typing.ArrayLike = 0.999,
+    eps: jax.typing.ArrayLike = 1e-8,
+    eps_root: jax.typing.ArrayLike = 0.0,
+    nesterov: bool = False,
+    mu_dtype: jax.typing.DTypeLike | None = None,
+    weight_decay: optax.ScalarOrSchedule = 1e-4,
+    mask: Mask | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """DP-AdamW: `dp_adam` with decoupled weight decay.
+
+    The paper's Algorithm 1 adds its constant inside the root (`eps_root`), its code
+    outside (`eps`). The two differ where the second moment is as small as 1e-8.
+
+    Args:
+      learning_rate: a number or a schedule.
+      mechanism: the public numbers, such as a `PoissonGaussian`.
+      key: a typed key for the noise; a new one for each run.
+      b1: decay rate of the first moment.
+      b2: decay rate of the second moment.
+      eps: added outside the square root.
+      eps_root: added inside the square root.
+      nesterov: whether the first moment looks one step ahead, as in NAdam.
+      mu_dtype: of the first moment between steps; at least float32 by default.
+      weight_decay: a number or a schedule; see `add_decoupled_weight_decay`.
+      mask: where decay applies; everywhere by default.
+
+    Returns:
+      An Optax transformation of per-example gradients; see `privatize` for its masks.
+
+    Raises:
+      TypeError: if `mechanism` is no mechanism, or `key` no typed key.
+      ValueError: if a number is out of its range.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import dpadambc
+      >>> mechanism = dpadambc.PoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=0.5, sampling_prob=1.0,
+      ...     iterations=1, normalize_by=2)
+      >>> optimizer = dpadambc.dp_adamw(
+      ...     1.0, mechanism, key=jax.random.key(3), weight_decay=0.5)
+      >>> params, x = jnp.ones(2), jnp.array([[0.8, 0.1], [0.6, 0.3]])
+      >>> gradients = dpadambc.per_example_grad(lambda w, x: w @ x)(params, x)
+      >>> updates, _ = optimizer.update(gradients, optimizer.init(params), params)
+      >>> print(updates.round(1))
+      [-1.5 -1.5]
+
+    References:
+      `DP-AdamW <https://arxiv.org/abs/2511.07843>`_, 2025, Algorithm 1
+    """
+    return optax.chain(
+        privatize(mechanism, key=key),
+        scale_by_adam(b1, b2, eps, eps_root, nesterov, mu_dtype),
+        add_decoupled_weight_decay(weight_decay, mask=mask),
+        optax.scale_by_learning_rate(learning_rate),
+        cast_to_params(),
+    )
+
+
+def dp_adamw_bc(
+    learning_rate: optax.ScalarOrSchedule,
+    mechanism: Mechanism,
+    *,
+    key: jax.Array,
+    b1: jax.typing.ArrayLike = 0.9,
+    b2: jax.typing.ArrayLike = 0.999,
+    variance_floor: jax.typing.ArrayLike | RelativeFloor = RelativeFloor(1.0),
+    correction: jax.typing.ArrayLike = 1.0,
+    nesterov: bool = False,
+    mu_dtype: jax.typing.DTypeLike | None = None,
+    weight_decay: optax.ScalarOrSchedule = 1e-4,
+    mask: Mask | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """DP-AdamW-BC: `dp_adam_bc` with decoupled weight decay.
+
+    Args:
+      learning_rate: a number or a schedule.
+      mechanism: the public numbers, such as a `PoissonGaussian`.
+      key: a typed key for the noise; a new one for each run.
+      b1: decay rate of the first moment.
+      b2: decay rate of the second moment.
+      variance_floor: the least corrected second moment, absolute or a `RelativeFloor`.
+        Tune it together with the learning rate.
+      correction: the share of the noise variance that is subtracted; 0 is the control
+        with the floor alone.
+      nesterov: whether the first moment looks one step ahead, as in NAdam.
+      mu_dtype: of the first moment between steps; at least float32 by default.
+      weight_decay: a number or a schedule; see `add_decoupled_weight_decay`.
+      mask: where decay applies; everywhere by default.
+
+    Returns:
+      An Optax transformation of per-example gradients; see `privatize` for its masks.
+
+    Raises:
+      TypeError: if `mechanism` is no mechanism, or `key` no typed key.
+      ValueError: if a number is out of its range.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import dpadambc
+      >>> mechanism = dpadambc.PoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=0.5, sampling_prob=1.0,
+      ...     iterations=1, normalize_by=2)
+      >>> optimizer = dpadambc.dp_adamw_bc(
+      ...     1.0, mechanism, key=jax.random.key(3), weight_decay=0.5)
+      >>> params, x = jnp.ones(2), jnp.array([[0.8, 0.1], [0.6, 0.3]])
+      >>> gradients = dpadambc.per_example_grad(lambda w, x: w @ x)(params, x)
+      >>> updates, _ = optimizer.update(gradients, optimizer.init(params), params)
+      >>> updates.shape
+      (2,)
+
+    References:
+      `DP-AdamW <https://arxiv.org/abs/2511.07843>`_, 2025, Algorithm 2
+    """
+    return optax.chain(
+        privatize(mechanism, key=key),
+        adamw_bc(
+            learning_rate,
+            mechanism,
+            b1=b1,
+            b2=b2,
+            variance_floor=variance_floor,
+            correction=correction,
+            nesterov=nesterov,
+            mu_dtype=mu_dtype,
+            weight_decay=weight_decay,
+            mask=mask,
+        ),
+    )

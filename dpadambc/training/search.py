@@ -1,0 +1,398 @@
+"""A search over hyperparameters with one epsilon: all of it is accounted for."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dpadambc.accounting import Spending
+from dpadambc.accounting.search import (
+    TunedEpsilon,
+    check_trials,
+    tuned_epsilon_of_event,
+)
+from dpadambc.accounting.trials import Fixed, Trials
+from dpadambc.core import data as _data
+from dpadambc.core import identity as _identity
+from dpadambc.core import keys, validate
+from dpadambc.core.accounting import check_delta
+from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.spending import public_numbers
+from dpadambc.core.step import Step, draw_batch
+from dpadambc.training.scores import Score
+
+# A number, or several by name, which `make_optimizer` is called with.
+Candidate = float | dict[str, float]
+
+
+class Trial(NamedTuple):
+    """A model, what it was trained with, and its score.
+
+    Attributes:
+      params: of the model.
+      candidate: what it was trained with.
+      score: the higher, the better.
+    """
+
+    params: optax.Params
+    candidate: Candidate
+    score: float
+
+
+class SearchResult(NamedTuple):
+    """What `search` returns: all of it may be published, at `epsilon`.
+
+    Attributes:
+      best: None if a Poisson distribution drew no trial.
+      cost: epsilon of the search, beside others.
+      target_delta: the delta of these epsilons.
+      mechanism: of one trial.
+      trials: the distribution of the number of trials.
+      told: all trials, in the order of the candidates, if their number is fixed; else
+        None.
+      runs: the runs that the search is made of, scores included, if their number is
+        fixed; else None.
+    """
+
+    best: Trial | None
+    cost: TunedEpsilon
+    target_delta: float
+    mechanism: Mechanism
+    trials: Trials
+    told: tuple[Trial, ...] | None
+    runs: Spending | None
+
+    @property
+    def spent(self) -> Spending:
+        """What the search spent, for the `spent` of a `fit` after it.
+
+        Raises:
+          ValueError: if the number of trials is random: such a search is no composition
+            of runs.
+        """
+        if self.runs is None:
+            raise ValueError(
+                "Expected a search with a fixed number of trials in spent=, got one"
+                " that drew it, which is no composition of runs. The epsilons of the"
+                " two add, and so do the deltas: state the sums."
+            )
+        return self.runs
+
+    @property
+    def epsilon(self) -> float:
+        """The epsilon of the whole search, at the target delta."""
+        return self.cost.epsilon
+
+
+def _checked_candidates(candidates: Any) -> tuple[tuple[Candidate, ...], Any]:
+    """The candidates, and their numbers as arrays with an entry for each."""
+    listed = tuple(candidates) if isinstance(candidates, Sequence) else ()
+    if not listed or isinstance(candidates, str):
+        raise TypeError(
+            "Expected candidates as a list of numbers, or of dictionaries of numbers by"
+            f" name, got {candidates!r}."
+        )
+    is_number = lambda x: jax.tree.structure(x) == jax.tree.structure(0)
+    several = [each.values() if isinstance(each, dict) else [each] for each in listed]
+    if len({jax.tree.structure(each) for each in listed}) > 1 or not all(
+        is_number(x) for each in several for x in each
+    ):
+        raise ValueError(
+            "Expected candidates that are all numbers, or all dictionaries of numbers"
+            f" by the same names, got {listed!r}. Fix a setting that is no number: it"
+            " needs another program."
+        )
+    for leaf in jax.tree.leaves(listed):
+        is_bool = isinstance(leaf, bool | np.bool_)
+        if is_bool or validate.known_number("candidates", leaf) is None:
+            raise TypeError(f"Expected candidates to be numbers, got {leaf!r}.")
+    # On the host: no program has the shape of what is taken of them.
+    return listed, jax.tree.map(lambda *x: np.asarray(jnp.asarray(x)), *listed)
+
+
+def _made(make_optimizer: Callable[..., Any], candidate: Any) -> Any:
+    """The optimizer of a candidate; an error says that its numbers are traced."""
+    try:
+        if isinstance(candidate, dict):
+            return make_optimizer(**candidate)
+        return make_optimizer(candidate)
+    except jax.errors.ConcretizationTypeError as error:
+        error.add_note(
+            "make_optimizer gets traced numbers, since one program is compiled for all"
+            " candidates: nothing in it may branch on them. Make a schedule with a peak"
+            " of 1, and multiply it: lambda step: learning_rate * schedule(step)."
+        )
+        raise
+
+
+def _check_trials(trials: Trials, num_candidates: int) -> None:
+    check_trials(trials)
+    if isinstance(trials, Fixed) and trials.number != num_candidates:
+        raise ValueError(
+            f"Expected trials=Fixed({num_candidates}), one of each candidate, got"
+            f" Fixed({trials.number}). To draw candidates at random, take a random"
+            f" number of trials, such as Geometric({trials.number})."
+        )
+
+
+def _check_key(key: jax.Array, trials_at_once: int) -> None:
+    validate.typed_key(key=key)
+    if trials_at_once > 1 and str(jax.random.key_impl(key)) != "threefry2x32":
+        # Others, under `jax.vmap`, may give two trials the same noise.
+        raise ValueError(
+            "Expected key of threefry2x32 for several trials at once, got"
+            f" {jax.random.key_impl(key)}. Take training.secret_key()."
+        )
+
+
+def _check_score(score: Any) -> None:
+    """Raises unless it says which data it is of."""
+    if not isinstance(score, Score):
+        got = "a bare function" if callable(score) else repr(score)
+        raise TypeError(
+            "Expected score to be a training.PublicScore(fn, data), of data that need"
+            " no protection, or a training.NoisyScore(fn, data, noise_multiplier,"
+            f" normalize_by), of those that do, got {got}."
+        )
+
+
+def _check_data(data: Any, mechanism: Mechanism, target_delta: float) -> None:
+    if _data.is_source(data):
+        raise TypeError("Expected data as arrays, for one program, got a source.")
+    check_delta(target_delta, _data.num_examples(data))
+
+
+def _event_of(mechanism: Mechanism, score: Score) -> dp_accounting.DpEvent:
+    """The event of one trial: the training, and a score of protected data."""
+    return score.compose(mechanism.dp_event(), mechanism.neighboring_relation)
+
+
+def _runs_of(mechanism: Mechanism, score: Score, trials: Trials) -> Spending | None:
+    if not isinstance(trials, Fixed):
+        return None
+    return Spending(score.spent(mechanism).runs * int(trials.number))
+
+
+def _drawn_from(
+    key: jax.Array, trials: Trials
+) -> tuple[np.random.Generator, list[jax.Array]]:
+    """The generator of the host's draws, and a key for each trial.
+
+    In a list: an array of them would have their secret number in its shape, which JAX
+    writes to its log as it compiles.
+    """
+    key = keys.of_domain(keys.of_this_process(key), "search")
+    host_key, trial_key = jax.random.split(key)
+    rng = np.random.default_rng(np.asarray(jax.random.key_data(host_key)).tolist())
+    number = trials.sample(rng)
+    return rng, [jax.random.fold_in(trial_key, i) for i in range(number)]
+
+
+def _chosen(
+    rng: np.random.Generator, trials: Trials, num_candidates: int, number: int
+) -> np.ndarray:
+    """The candidate of each trial: drawn with replacement, or each once."""
+    if isinstance(trials, Fixed):
+        return np.arange(number)
+    return rng.integers(num_candidates, size=number)
+
+
+def _trained(
+    one_trial: Callable[..., Any],
+    trial_keys: list[jax.Array],
+    numbers: Any,
+    at_once: int,
+    *shared: Any,
+) -> Iterator[tuple[optax.Params, np.ndarray]]:
+    """Parameters and scores of each trial, several in one call of one program."""
+    axes = (0, 0, *(None for _ in shared))
+    program = jax.jit(jax.vmap(one_trial, axes) if at_once > 1 else one_trial)
+    for first in range(0, len(trial_keys), at_once):
+        # A last call is filled, and cut.
+        rows = np.minimum(np.arange(first, first + at_once), len(trial_keys) - 1)
+        if at_once > 1:
+            row_keys = jnp.stack([trial_keys[row] for row in rows])
+        else:
+            row_keys, rows = trial_keys[first], first
+        of_rows = jax.tree.map(lambda x: x[rows], numbers)  # noqa: B023
+        params, scores = program(row_keys, of_rows, *shared)
+        if at_once == 1:
+            params, scores = jax.tree.map(lambda x: x[None], (params, scores))
+        for row in range(min(at_once, len(trial_keys) - first)):
+            yield jax.tree.map(lambda x: x[row], params), np.asarray(scores[row])  # noqa: B023
+
+
+def _best(scored: Iterable[Trial], rng: np.random.Generator) -> Trial | None:
+    """The best, NaN last; of equal scores any, as the proof has them."""
+    rank = lambda score: -math.inf if math.isnan(score) else score
+    ranked = ((rank(trial.score), rng.random(), trial) for trial in scored)
+    return max(ranked, key=lambda x: x[:2], default=(None,))[-1]
+
+
+def search(
+    loss_fn: Callable[..., jax.Array],
+    params: optax.Params,
+    data: Any,
+    mechanism: Mechanism,
+    make_optimizer: Callable[..., optax.GradientTransformation],
+    candidates: Sequence[Candidate],
+    *,
+    trials: Trials,
+    score: Score,
+    key: jax.Array,
+    target_delta: float,
+    frozen: Any = None,
+    microbatch_size: int | None = None,
+    trials_at_once: int = 1,
+) -> SearchResult:
+    """Trains with several hyperparameters, and returns the best model with one epsilon.
+
+    `search` draws the number of trials from `trials`, and keeps it secret. Each trial
+    draws a candidate with replacement, trains for the iterations of the mechanism, and
+    gets a score. The best trial is returned, or any of the best if several are equal.
+    With `accounting.Fixed(len(candidates))` there is one trial of each candidate, and
+    all are returned.
+
+    Guarantees:
+      * `result.epsilon` is of all that is returned: the parameters, the candidate and
+        the score, chosen by whatever score. It is computed before the first step.
+      * A score of protected data has noise, and its event is part of each trial.
+      * Where the number of trials is random, neither it nor the other trials are
+        returned. *The time that a search takes reveals the number*: do not publish the
+        time, or anything else that depends on the load of the machine.
+      * Each trial has a key of its own, made from `key`; the number of trials and the
+        candidates are drawn from it too, so it must be secret. See `secret_key`.
+
+    Another search on the same data composes with this one, and so does a `fit` of the
+    candidate that was found: publish the model that is returned. A `fit` after a search
+    with a fixed number of trials takes the result as its `spent`. Epsilon covers
+    neither what earlier runs spent that made the parameters to begin with, nor runs by
+    which the candidates were chosen.
+
+    One program is compiled for all candidates and trials, with the candidates' numbers
+    as arguments. So `make_optimizer` gets traced numbers: it may compute with them, but
+    not branch on them. Schedules of Optax that do, such as a warm-up with a cosine, are
+    made with a peak of 1: `lambda step: learning_rate * schedule(step)`.
+
+    Args:
+      loss_fn: the loss of one example, as for `fit`.
+      params: what all trials start from; not chosen by looking at protected data.
+      data: arrays, as for `fit`.
+      mechanism: the public numbers, the same for all trials.
+      make_optimizer: makes the optimizer of the private gradient from a candidate, as
+        in `lambda learning_rate: optax.adam(learning_rate)`.
+      candidates: numbers; or dictionaries of numbers, which `make_optimizer` is called
+        with by name. Not chosen by looking at protected data.
+      trials: the distribution of the number of trials, such as
+        `accounting.Geometric(8)`. With a mean of m, any one of n candidates goes
+        untried with a probability of about n / (n + m); more trials cost little.
+      score: a `PublicScore` or a `NoisyScore`.
+      key: a typed key, a new one for each search; secret.
+      target_delta: for epsilon.
+      frozen: a pytree that the loss needs and that is not trained.
+      microbatch_size: how many examples of a trial are in memory at once; all by
+        default.
+      trials_at_once: how many trials are trained in one call. Another number may round
+        otherwise, and so draw other noise.
+
+    Returns:
+      A `SearchResult`.
+
+    Raises:
+      TypeError: if the score does not say what its data are, or the data, the
+        mechanism, an optimizer, a candidate or the key are not what they should be.
+      ValueError: if a number is out of its range, an optimizer is not of the private
+        gradient, or a noisy score gathers nodes of a graph.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax
+      >>> import dpadambc
+      >>> from dpadambc import accounting, training
+      >>> x = jax.random.normal(jax.random.key(0), (1_200, 3))
+      >>> y = x @ jnp.array([1.0, -2.0, 3.0])
+      >>> loss_fn = lambda w, x, y: (w @ x - y) ** 2
+      >>> mechanism = dpadambc.PoissonGaussian(
+      ...     l2_clip_norm=1.0, noise_multiplier=4.0, sampling_prob=0.2, iterations=100,
+      ...     normalize_by=200)
+      >>> result = training.search(
+      ...     loss_fn, jnp.zeros(3), (x[:1_000], y[:1_000]), mechanism, optax.adam,
+      ...     [0.001, 0.01, 0.1], trials=accounting.Geometric(9),
+      ...     score=training.PublicScore(
+      ...         lambda w, x, y: -loss_fn(w, x, y), (x[1_000:], y[1_000:])),
+      ...     key=jax.random.key(2), target_delta=1e-5, trials_at_once=4)
+      >>> print(result.best.candidate, result.best.params.round(0))
+      0.1 [ 1. -2.  3.]
+      >>> print(f"{result.cost.of_one_trial:.2f} alone, {result.epsilon:.2f} in all")
+      2.10 alone, 3.24 in all
+
+    References:
+      Papernot and Steinke, `Hyperparameter Tuning with Renyi Differential Privacy
+      <https://arxiv.org/abs/2110.03620>`_, 2021
+    """
+    _check_score(score)
+    listed, numbers = _checked_candidates(candidates)
+    _check_trials(trials, len(listed))
+    _check_key(key, trials_at_once)
+    validate.function(make_optimizer=make_optimizer)
+    validate.count(least=1, trials_at_once=trials_at_once)
+    _check_data(data, mechanism, target_delta)
+    step_of = lambda candidate: Step(
+        loss_fn, mechanism, _made(make_optimizer, candidate), microbatch_size
+    )
+    programs = [
+        program
+        for candidate in listed
+        for program in _identity.traced_programs(
+            step_of(candidate), params, frozen, data
+        )
+    ]
+    shared = () if frozen is None else (frozen,)
+    score.check(mechanism, params, shared)
+    cost = tuned_epsilon_of_event(
+        _event_of(mechanism, score),
+        mechanism.accountants,
+        trials,
+        target_delta=target_delta,
+        neighboring_relation=mechanism.neighboring_relation,
+    )
+    runs = _runs_of(mechanism, score, trials)
+    arrays = jax.tree.leaves((params, frozen, data))
+    if not all(getattr(x, "is_fully_addressable", True) for x in arrays):
+        key = keys.the_same_everywhere(key)
+    numbers_of_run = public_numbers(mechanism), programs, None
+    identity = _identity.of_run(*numbers_of_run, params, frozen, data)
+    key = keys.of_batches(key, _identity.digest(identity))
+    rng, trial_keys = _drawn_from(key, trials)
+    chosen = _chosen(rng, trials, len(listed), len(trial_keys))
+    num_examples = _data.num_examples(data)
+
+    def one_trial(key, candidate, params, frozen, data, score_data):
+        step = step_of(candidate)
+
+        def take_step(state, _):
+            batch = draw_batch(mechanism, state, num_examples)
+            examples = batch.gather(data)
+            return step(state, examples, batch.is_padding_example, frozen)[0], None
+
+        state = step.init(params, key=key)
+        state, _ = jax.lax.scan(take_step, state, length=mechanism.iterations)
+        shared = () if frozen is None else (frozen,)
+        return state.params, score.per_example(state.params, shared, score_data)
+
+    numbers = jax.tree.map(lambda x: x[chosen], numbers)
+    found = _trained(
+        *(one_trial, trial_keys, numbers, trials_at_once),
+        *(params, frozen, data, score.data),
+    )
+    scored = (
+        Trial(trained, listed[i], score.summary(scores, rng))
+        for i, (trained, scores) in zip(chosen, found, strict=True)
+    )
+    told = tuple(scored) if isinstance(trials, Fixed) else None
+    best = _best(told or scored, rng)
+    return SearchResult(best, cost, target_delta, mechanism, trials, told, runs)

@@ -1,0 +1,43 @@
+"""Adam as Optax has it, with moments in at least float32."""
+
+import jax
+import optax
+
+from dpadambc.core import validate
+from dpadambc.transforms.dtypes import check_floating_dtype, with_wide_state
+
+
+def scale_by_adam(
+    b1: jax.typing.ArrayLike,
+    b2: jax.typing.ArrayLike,
+    eps: jax.typing.ArrayLike,
+    eps_root: jax.typing.ArrayLike,
+    nesterov: bool,
+    mu_dtype: jax.typing.DTypeLike | None,
+) -> optax.GradientTransformation:
+    """`optax.scale_by_adam` for a private gradient and parameters of any precision.
+
+    The moments are in at least float32, and the first is stored in `mu_dtype` between
+    steps. Optax would round b1 to that dtype: 0.999 in bfloat16 is 1.
+    """
+    validate.decay(b1=b1)
+    validate.decay(b2=b2)
+    validate.non_negative(eps=eps)
+    validate.non_negative(eps_root=eps_root)
+    check_floating_dtype(mu_dtype=mu_dtype)
+    adam = with_wide_state(
+        optax.scale_by_adam(b1, b2, eps, eps_root, nesterov=nesterov)
+    )
+
+    def narrow(state):
+        return state._replace(mu=optax.tree.cast(state.mu, mu_dtype))
+
+    def init_fn(params):
+        return narrow(adam.init(params))
+
+    def update_fn(updates, state, params=None):
+        wide = state._replace(mu=optax.tree.cast_like(state.mu, state.nu))
+        updates, state = adam.update(updates, wide, params)
+        return updates, narrow(state)
+
+    return optax.GradientTransformation(init_fn, update_fn)

@@ -1,0 +1,58 @@
+"""Dtypes of gradients and of optimizer states: real, and at least float32."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpadambc.core.arrays import at_least_float32, widen
+
+
+def wide_zeros_like(tree: Any) -> Any:
+    """Zeros like a tree, in at least float32, with its shardings."""
+
+    def zeros(x: Any) -> jax.Array:
+        return jnp.zeros_like(x, dtype=at_least_float32(jnp.result_type(x)))
+
+    return jax.tree.map(zeros, tree)
+
+
+def with_wide_state(
+    optimizer: optax.GradientTransformation,
+) -> optax.GradientTransformationExtraArgs:
+    """The same optimizer, with a state as for parameters in at least float32.
+
+    Private gradients are in at least float32, and moments in less would change dtype.
+    """
+    optimizer = optax.with_extra_args_support(optimizer)
+
+    def init_fn(params):
+        return optimizer.init(jax.tree.map(widen, params))
+
+    return optax.GradientTransformationExtraArgs(init_fn, optimizer.update)
+
+
+def check_floating_dtype(**named: Any) -> None:
+    """Raises unless the argument is a floating dtype or None."""
+    ((name, value),) = named.items()
+    if isinstance(value, jax.Array):
+        raise TypeError(
+            f"Expected {name} to be a floating dtype, got an array of {value.dtype}."
+            f" With optax.inject_hyperparams, pass static_args={name!r}."
+        )
+    if value is not None and not jnp.issubdtype(jnp.dtype(value), jnp.floating):
+        raise TypeError(
+            f"Expected {name} to be a floating dtype, got {jnp.dtype(value)}."
+        )
+
+
+def check_real(tree: Any) -> None:
+    """Raises if a leaf has complex numbers."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if jnp.issubdtype(jnp.result_type(leaf), jnp.complexfloating):
+            raise TypeError(
+                f"Expected gradients of real numbers, got {jnp.result_type(leaf)} at"
+                f" {jax.tree_util.keystr(path) or 'the gradient'}. Train the real and"
+                " the imaginary part as two parameters."
+            )

@@ -1,0 +1,364 @@
+"""A second run of the same step compiles nothing, and is the run that it would be."""
+
+import collections
+import contextlib
+import functools
+import gc
+import pathlib
+import weakref
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import dpadambc
+from dpadambc import clipping, graphs, training
+from dpadambc.core import fit as core_fit
+from dpadambc.core import identity
+from tests import common
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(200, 3)).astype(np.float32)
+DATA = X, X @ np.array([1.0, -2.0, 0.5], np.float32)
+MECHANISM = common.poisson_gaussian(iterations=8)
+OPTIMIZER = dpadambc.adam_bc(0.1, MECHANISM.noise_stddev)
+SGD = optax.sgd(0.1)
+
+
+def loss_fn(w, x, y):
+    return (w @ x - y) ** 2
+
+
+class Rows:
+    """A source."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def __len__(self):
+        return 200
+
+    def __getitem__(self, index):
+        return tuple(column[index] for column in self.data)
+
+
+def fit(loss_fn=loss_fn, mechanism=MECHANISM, optimizer=OPTIMIZER, **options):
+    options = {
+        "params": jnp.zeros(3),
+        "data": DATA,
+        "key": jax.random.key(0),
+        "steps_per_call": 4,
+        "target_delta": 1e-5,
+    } | options
+    params, data = options.pop("params"), options.pop("data")
+    return training.fit(loss_fn, params, data, mechanism, optimizer, **options)
+
+
+EVENTS = collections.Counter()
+jax.monitoring.register_event_duration_secs_listener(
+    lambda name, seconds, **_: EVENTS.update([name])
+)
+
+
+@contextlib.contextmanager
+def compilations():
+    """A list, of how many programs were compiled until the end of the block."""
+    name = "/jax/core/compile/backend_compile_duration"
+    before, found = EVENTS[name], []
+    yield found
+    found.append(EVENTS[name] - before)
+
+
+def anew(**options):
+    """The same run, with no program of an earlier one."""
+    core_fit.compiled_once.cache_clear()
+    return fit(**options)
+
+
+def assert_same(result, other):
+    chex.assert_trees_all_equal(common.plain(result.state), common.plain(other.state))
+
+
+SECOND = {
+    "the same": {},
+    "another key": {"key": jax.random.key(1)},
+    "another start": {"params": jnp.ones(3)},
+    "other data": {"data": (X[::-1].copy(), X.sum(1))},
+    "a budget": {"target_epsilon": MECHANISM.epsilon(1e-5, iterations=4) + 1e-3},
+    "an equal mechanism": {"mechanism": common.poisson_gaussian(iterations=8)},
+    "type of a number": {
+        "mechanism": common.poisson_gaussian(iterations=8, l2_clip_norm=1)
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "is_source", [False, common.slow(True)], ids=["arrays", "source"]
+)
+@pytest.mark.parametrize(
+    "options", common.rest_slow(SECOND.values(), quick=2), ids=SECOND
+)
+def test_a_second_run_compiles_nothing_and_is_what_it_would_be(options, is_source):
+    if is_source:
+        options = options | {"data": Rows(options.get("data", DATA))}
+        anew(data=Rows(DATA))
+    else:
+        anew()
+    with compilations() as found:
+        second = fit(**options)
+    assert found == [0]
+    assert_same(second, anew(**options))
+
+
+@pytest.mark.parametrize("is_source", [False, True], ids=["arrays", "source"])
+def test_a_second_run_traces_no_step(is_source):
+    traced = []
+
+    def counted(w, x, y):
+        traced.append(1)
+        return loss_fn(w, x, y)
+
+    data = Rows(DATA) if is_source else DATA
+    counts = []
+    for _ in range(3):
+        fit(counted, data=data)
+        counts.append(len(traced))
+    # What is left are the checks before the first step, of one example.
+    assert counts[2] - counts[1] == counts[1] - counts[0] < counts[0]
+
+
+ANOTHER = {
+    "clip norm": {"mechanism": common.poisson_gaussian(l2_clip_norm=0.5)},
+    "noise": {"mechanism": common.poisson_gaussian(noise_multiplier=1.5)},
+    "sampling": {"mechanism": common.poisson_gaussian(sampling_prob=0.2)},
+    "normalizer": {"mechanism": common.poisson_gaussian(normalize_by=60)},
+    "iterations": {"mechanism": common.poisson_gaussian(iterations=16)},
+    "mechanism": {
+        "mechanism": graphs.NodePoissonGaussian(**vars(MECHANISM), max_terms=1)
+    },
+    "rule": {"mechanism": common.poisson_gaussian(clip_rule=clipping.Automatic())},
+    "loss": {"loss_fn": lambda w, x, y: (w @ x + y) ** 2},
+    "microbatches": {"microbatch_size": 16},
+    "size": {"data": (X[:100], X[:100].sum(1))},
+}
+
+
+QUICK = ("clip norm", "noise", "sampling", "rule")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        options if name in QUICK else common.slow(options)
+        for name, options in ANOTHER.items()
+    ],
+    ids=ANOTHER,
+)
+def test_another_step_is_compiled(options):
+    """The control of the test above, and none gets the program of another."""
+    options = {"optimizer": optax.adam(0.1)} | options
+    anew(optimizer=options["optimizer"])
+    with compilations() as found:
+        other = fit(**options)
+    assert found[0] > 0
+    assert_same(other, anew(**options))
+
+
+def test_an_optimizer_made_anew_is_another():
+    make = lambda: dpadambc.adam_bc(0.1, MECHANISM.noise_stddev)
+    fit(optimizer=make())
+    with compilations() as found:
+        fit(optimizer=make())
+    assert found[0] > 0
+
+
+LEVEL = 1.0
+
+
+class ReadsMore(dpadambc.PoissonGaussian):
+    """A mechanism of somebody else, whose noise depends on a variable."""
+
+    @property
+    def noise_stddev(self):
+        return LEVEL
+
+
+@pytest.mark.slow
+@pytest.mark.guarantee
+@pytest.mark.parametrize("kind", ["schedule", "subclass"])
+def test_the_noise_is_that_of_now(kind):
+    """Epsilon is of the schedule as it is now, and so must the noise be."""
+    global LEVEL
+    mechanism = ReadsMore(**vars(MECHANISM))
+    if kind == "schedule":
+        mechanism = common.poisson_gaussian(
+            iterations=8, noise_multiplier=lambda step: LEVEL + 0 * step
+        )
+    options = {"mechanism": mechanism, "optimizer": SGD}
+    runs = []
+    for level in (0.5, 4.0):
+        LEVEL = level
+        runs.append(fit(**options))
+    assert (runs[0].epsilon > 2 * runs[1].epsilon) == (kind == "schedule")
+    assert_same(runs[1], anew(**options))
+    with pytest.raises(AssertionError):
+        assert_same(*runs)
+
+
+OURS = {
+    "poisson": (dpadambc.PoissonGaussian, {"sampling_prob": 0.25}),
+    "truncated": (
+        dpadambc.TruncatedPoissonGaussian,
+        {"sampling_prob": 0.25, "truncated_batch_size": 60, "num_examples": 200},
+    ),
+    "fixed size": (
+        dpadambc.FixedSizeGaussian,
+        {"batch_size": 50, "num_examples": 200},
+    ),
+    "poisson of roots": (
+        graphs.NodePoissonGaussian,
+        {"sampling_prob": 0.25, "max_terms": 2},
+    ),
+    "fixed size of roots": (
+        graphs.NodeFixedSizeGaussian,
+        {"batch_size": 50, "num_examples": 200, "max_terms": 2},
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "numbers"), OURS.values(), ids=OURS)
+def test_no_step_of_ours_depends_on_how_many_there_are(kind, numbers):
+    programs = set()
+    for iterations in (8, 16):
+        mechanism = kind(
+            l2_clip_norm=1.0,
+            noise_multiplier=1.0,
+            normalize_by=50,
+            iterations=iterations,
+            **numbers,
+        )
+        step = training.Step(loss_fn, mechanism, optax.sgd(0.1))
+        assert core_fit.may_be_kept(step)
+        steps = core_fit.compiled(step, 200).steps
+        state = step.init(jnp.zeros(3), key=jax.random.key(0))
+        traced = jax.make_jaxpr(functools.partial(steps, iterations=2))(
+            state, None, DATA
+        )
+        programs.add(identity.of_program(traced))
+    assert len(programs) == 1
+
+
+class NotHashable:
+    """A loss that has arrays."""
+
+    __hash__ = None  # pyright: ignore
+
+    def __init__(self):
+        self.scale = jnp.ones(3)
+
+    def __call__(self, w, x, y):
+        return loss_fn(self.scale * w, x, y)
+
+
+@pytest.mark.slow
+def test_a_loss_that_has_no_hash_is_compiled_each_time():
+    loss = NotHashable()
+    first = fit(loss)
+    loss.scale = 2 * loss.scale
+    with pytest.raises(AssertionError):
+        assert_same(fit(loss), first)
+
+
+def mesh_of(devices):
+    return jax.make_mesh(
+        (devices,),
+        ("data",),
+        axis_types=(AxisType.Auto,),
+        devices=jax.devices()[:devices],
+    )
+
+
+@pytest.mark.slow
+def test_programs_on_devices_are_told_apart():
+    def options(devices, split):
+        mesh = mesh_of(devices)
+        params = {"w": jnp.zeros(8)}
+        if split:
+            whole = training.fully_sharded(params, mesh, "data")
+            params = jax.device_put(params, whole)
+        return {
+            "loss_fn": of_eight,
+            "params": params,
+            "data": training.Sharded(DATA, NamedSharding(mesh, P("data"))),
+        }
+
+    def of_eight(params, x, y):
+        return (params["w"][:3] @ x - y) ** 2
+
+    kinds = [(2, False), (2, True), (4, True)]
+    first = [fit(**options(*kind)) for kind in kinds]
+    for kind, expected in zip(kinds, first, strict=True):
+        with compilations() as found:
+            second = fit(**options(*kind))
+        assert found == [0]
+        assert_same(second, expected)
+        placed, before = (run.state.params["w"].sharding for run in (second, expected))
+        assert placed == before
+    assert len({str(run.state.params["w"].sharding) for run in first}) == 3
+
+
+@pytest.mark.slow
+def test_few_programs_are_kept_and_no_data():
+    data = tuple(jnp.asarray(column) + 0 for column in DATA)
+
+    def loss(w, x, y):
+        return loss_fn(w, x, y)
+
+    fit(loss, data=data)
+    losses, arrays = weakref.ref(loss), weakref.ref(data[0])
+    del loss, data
+    gc.collect()
+    assert arrays() is None
+    for _ in range(core_fit.compiled_once.cache_info().maxsize):
+        assert losses() is not None
+        fit(lambda w, x, y: loss_fn(w, x, y), steps_per_call=1)
+        gc.collect()
+    assert losses() is None
+
+
+def test_the_key_of_a_run_is_in_no_program(tmp_path):
+    """A cache of compiled programs on disk would have it."""
+    words = [123456789, 987654321]
+    key = jax.random.wrap_key_data(jnp.array(words, jnp.uint32), impl="threefry2x32")
+
+    def has_the_key():
+        texts = [path.read_text() for path in pathlib.Path(tmp_path).iterdir()]
+        assert texts
+        return any(str(word) in text for text in texts for word in words)
+
+    jax.config.update("jax_dump_ir_to", str(tmp_path))
+    try:
+        anew(key=key)
+        assert not has_the_key()
+        # Negative control.
+        jax.jit(lambda x: x + jax.random.normal(key))(jnp.zeros(3))
+        assert has_the_key()
+    finally:
+        jax.config.update("jax_dump_ir_to", "")
+
+
+@pytest.mark.slow
+def test_what_becomes_of_a_mechanism_later_does_not_reach_its_program():
+    """It is frozen, and may be changed by force all the same."""
+    first = common.poisson_gaussian(iterations=8)
+    anew(mechanism=first, steps_per_call=1)
+    object.__setattr__(first, "noise_multiplier", 1e-6)
+    second = fit(mechanism=MECHANISM, steps_per_call=4)
+    assert_same(second, anew(mechanism=MECHANISM, steps_per_call=4))
