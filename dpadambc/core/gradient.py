@@ -29,9 +29,9 @@ import optax
 
 from dpadambc.core import validate
 from dpadambc.core.arrays import make_varying, varying_axes
-from dpadambc.engine import forms, rounding, weighted
+from dpadambc.engine import rounding, weighted
 from dpadambc.engine.forms import Dense
-from dpadambc.engine.interface import Gradient, Norm
+from dpadambc.engine.interface import Gradient
 
 _WORD = np.uint32(0x5EA1ED)
 
@@ -353,23 +353,7 @@ def per_example_squared_norms(
     Where products round, it is that of the bound on a term of `weighted_sums` of the
     same precision; see `engine.rounding`.
     """
-    return rounding.on_device(_squared_norms, precision, _open(gradients))
-
-
-def _squared_norms(units: rounding.Units, gradients: Sequence[Gradient]) -> jax.Array:
-    if units is rounding.FULL:
-        gradients = rounding.pinned(gradients)
-        norms = [jax.vmap(type(grad).squared_norm)(grad) for grad in gradients]
-        return functools.reduce(jnp.add, norms)
-    operands = [grad.operands(units) for grad in gradients]
-    dense, factored = forms.apart(operands)
-    joined, _ = forms.side_by_side(dense)
-    of_each = [
-        jax.vmap(lambda grad: grad.norm(units))(grad) for grad in (*joined, *factored)
-    ]
-    bound = Norm.of_all(of_each).bound
-    # Its root is not below the bound.
-    return bound * bound * (1 + 4 * jnp.finfo(bound.dtype).eps)
+    return rounding.on_device(weighted.squared_norms, precision, _open(gradients))
 
 
 def per_example_norms(gradients: optax.Updates) -> jax.Array:

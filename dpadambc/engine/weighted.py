@@ -1,4 +1,4 @@
-"""Sums over examples of weight times gradient, in which zero means exactly zero.
+"""Norms, and sums over examples of weight times gradient, where zero is exactly zero.
 
 An example of weight zero is padding, or its norm is not finite, and must leave no trace
 whatever it holds. Zero times NaN is NaN, so it is not enough to multiply:
@@ -13,6 +13,7 @@ has the sums of products at once, and again, one parameter after the other, wher
 norm was not finite.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +22,29 @@ import jax.numpy as jnp
 
 from dpadambc.engine import forms, rounding
 from dpadambc.engine.forms import Dense
-from dpadambc.engine.interface import Gradient
+from dpadambc.engine.interface import Gradient, Norm
+
+
+def squared_norms(units: rounding.Units, gradients: Sequence[Gradient]) -> jax.Array:
+    """Of each example over all parameters, of the bound on a term of `sums`.
+
+    Args:
+      units: what multiplies, here and in the sums.
+      gradients: whose arrays have the examples along axis 0.
+    """
+    if units is rounding.FULL:
+        gradients = rounding.pinned(gradients)
+        norms = [jax.vmap(type(grad).squared_norm)(grad) for grad in gradients]
+        return functools.reduce(jnp.add, norms)
+    operands = [grad.operands(units) for grad in gradients]
+    dense, factored = forms.apart(operands)
+    joined, _ = forms.side_by_side(dense)
+    of_each = [
+        jax.vmap(lambda grad: grad.norm(units))(grad) for grad in (*joined, *factored)
+    ]
+    bound = Norm.of_all(of_each).bound
+    # Its root is not below the bound.
+    return bound * bound * (1 + 4 * jnp.finfo(bound.dtype).eps)
 
 
 def sums(
