@@ -14,11 +14,11 @@ from typing import Any
 
 import dp_accounting
 import numpy as np
-import scipy.optimize
 from dp_accounting import NeighboringRelation
 
 from dpadambc.core import validate
 from dpadambc.core.accounting import Accountant, check_delta, least_epsilon
+from dpadambc.engine import search
 
 # How close a calibrated epsilon comes to its target, and where the search begins.
 _ACCURACY, _ROUGHLY = 1e-4, 2e-2
@@ -30,73 +30,6 @@ _GRIDS = types.MappingProxyType(
         "iterations": (1, 4, 2**30),
     }
 )
-
-
-def _polished(
-    gap: Callable[[float], float], near: float, good: float, bad: float
-) -> float:
-    """A number where a gap is at most zero, and hardly less, by the secant method.
-
-    Args:
-      gap: the logarithm of epsilon over its target, smooth but for rounding.
-      near: a number near its change of sign.
-      good: where it is at most zero.
-      bad: where it is positive, or hardly less.
-
-    Returns:
-      A number between the good and the bad one.
-    """
-    to_good = math.copysign(1, good - bad)
-    ends = sorted((math.log(good), math.log(bad)))
-    x, slope, at_x = math.log(near), -to_good, gap(near)
-    for _ in range(10):
-        if -_ACCURACY <= at_x <= 0:
-            break
-        before, at_before = x, at_x
-        x = min(max(x - (at_x + _ACCURACY / 2) / slope, ends[0]), ends[1])
-        if x == before:
-            break
-        at_x = gap(math.exp(x))
-        if (at_x - at_before) * (x - before) * to_good < 0:
-            slope = (at_x - at_before) / (x - before)
-    while at_x > 0:  # whatever its shape is
-        x += to_good * 2 * max(_ACCURACY, at_x)
-        at_x = gap(math.exp(x))
-    return math.exp(x)
-
-
-def _most_steps(gap: Callable[[int], float], near: float, good: int, bad: int) -> int:
-    """The last number of steps whose gap is not positive, near one that is known."""
-    low, high = math.floor(0.95 * near), math.ceil(1.05 * near)
-    if low > good and gap(low) <= 0:
-        good = low
-        while high < bad and gap(high) <= 0:
-            good, high = high, math.ceil(1.2 * high)
-    if high < bad and gap(high) > 0:
-        bad = high
-    return last_affordable(gap, good, bad)
-
-
-def last_affordable(gap: Callable[[int], float], affordable: int, too_many: int) -> int:
-    """The last number of steps whose gap is not positive, exact below 10,000.
-
-    By interpolation, or by bisection where that did not halve what is left.
-    """
-    low, high = gap(affordable), gap(too_many)
-    interpolates = True
-    while too_many - affordable > max(1, 1e-4 * affordable):
-        width = too_many - affordable
-        share = low / (low - high) if interpolates else 0.5
-        # No nearer to an end than need be: then the other end comes as near at once.
-        least = int(max(1, 1e-4 * affordable))
-        middle = affordable + min(max(round(share * width), least), width - least)
-        at_middle = gap(middle)
-        if at_middle <= 0:
-            affordable, low = middle, at_middle
-        else:
-            too_many, high = middle, at_middle
-        interpolates = 2 * (too_many - affordable) <= width or not interpolates
-    return affordable
 
 
 def solved(
@@ -145,20 +78,13 @@ def solved(
             f" target_delta={target_delta:g}, got {target_epsilon:g}, which is exceeded"
             f" even at {start:g}."
         )
-    good = start
-    while good != end and rough_gap(good * factor) <= 0:
-        good *= factor
+    good, bad = search.bracket(rough_gap, start, factor, end)
     if good == end:
         return end
-    bad = good * factor
-    ends = math.log(good), math.log(bad)
-    found: Any = scipy.optimize.root_scalar(
-        lambda x: rough_gap(math.exp(x)), bracket=ends, xtol=_ROUGHLY / 2
-    )
-    near = math.exp(found.root)
+    near = search.root(rough_gap, good, bad, tolerance=_ROUGHLY / 2)
     if unknown == "iterations":
-        return _most_steps(gap, near, round(good), round(bad))
-    return _polished(gap, near, good, bad)
+        return search.last_near(gap, near, round(good), round(bad))
+    return search.polished(gap, near, good, bad, _ACCURACY)
 
 
 _ASKED = ("epochs", "batch_size", "num_examples")

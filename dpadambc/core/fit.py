@@ -25,7 +25,7 @@ from dpadambc.core.spending import (
     run_of,
 )
 from dpadambc.core.step import Seen, Step, TrainState, draw_batch
-from dpadambc.engine import memory
+from dpadambc.engine import memory, mesh
 
 
 class Stop(Exception):
@@ -185,7 +185,7 @@ def compiled(step: Step, num_examples: int) -> Programs:
         state = jax.tree.map(jnp.copy, step.init(params, key=key))
         key = keys.of_batches(state.sampling_key, digest)
         state = dataclasses.replace(state, sampling_key=key)
-        return _data.constrained(state, layout, _data.state_specs(state, layout))
+        return mesh.constrained(state, layout, mesh.state_specs(state, layout))
 
     def draw(state):
         batch = draw_batch(step.mechanism, state, num_examples)
@@ -205,7 +205,7 @@ def compiled(step: Step, num_examples: int) -> Programs:
 
     return Programs(
         jax.jit(start, static_argnames="impl"),
-        jax.jit(lambda state: _data.replicated(draw(state), layout)),
+        jax.jit(lambda state: mesh.replicated(draw(state), layout)),
         jax.jit(steps, static_argnames="iterations", donate_argnums=0),
     )
 
@@ -236,7 +236,7 @@ def programs_of(step: Step, num_examples: int) -> Programs:
 @functools.lru_cache(maxsize=64)
 def peak_bytes(step: Step, num_examples: int, structure: Any, shapes: Any) -> int:
     """What a step takes on each device, compiled for arguments of these shapes."""
-    with _data.on_mesh(step.layout):
+    with mesh.on_mesh(step.layout):
         steps = compiled(step, num_examples).steps
         lowered = steps.lower(*structure.unflatten(shapes), iterations=1)
         return memory.peak_bytes(lowered.compile())
@@ -247,7 +247,7 @@ def with_microbatches(
 ) -> Step:
     """The step with the largest microbatches that fit into memory, or the least."""
     limit = memory.stated_bytes() or 0.0
-    if _data.spans_processes(step.layout):
+    if mesh.spans_processes(step.layout):
         limit = float(np.min(multihost_utils.process_allgather(np.float64(limit))))
     if not limit:
         return step
@@ -258,9 +258,9 @@ def with_microbatches(
     of_size = lambda size: dataclasses.replace(step, microbatch_size=size)
     measure = peak_bytes if may_be_kept(step) else peak_bytes.__wrapped__
     needed = lambda n: measure(of_size(n), num_examples, structure, tuple(shapes))
-    with _data.on_mesh(step.layout):
+    with mesh.on_mesh(step.layout):
         batch = jax.eval_shape(compiled(step, num_examples).batch, state)
-    batch_size, num_shards = len(batch.indices), _data.num_shards(step.layout)
+    batch_size, num_shards = len(batch.indices), mesh.num_shards(step.layout)
     return of_size(memory.microbatch_size(limit, batch_size, num_shards, needed))
 
 
@@ -383,20 +383,20 @@ def fit(  # noqa: C901 - one story, from top to bottom
     epsilon = epsilon_after(iterations)
 
     # What tells the run from others: its programs, start and data.
-    with _data.on_mesh(layout):
+    with mesh.on_mesh(layout):
         traced = _identity.traced_programs(step, params, frozen, data)
     numbers = public_numbers(mechanism)
     identify = functools.partial(_identity.of_run, numbers, traced, earlier)
-    if _data.spans_processes(layout):
+    if mesh.spans_processes(layout):
         # Before they are placed: JAX compares them too, and shows the rows that differ.
         settings = target_delta, iterations, epsilon, steps_per_call
         _identity.compare_processes(identify(params, frozen, data), settings)
         key = keys.the_same_everywhere(key)
 
     # The first state, or that of a checkpoint.
-    with _data.on_mesh(layout):
-        params, frozen = _data.placed((params, frozen), layout)
-        data = data if is_source else _data.placed(data, layout)
+    with mesh.on_mesh(layout):
+        params, frozen = mesh.placed((params, frozen), layout)
+        data = data if is_source else mesh.placed(data, layout)
         identity = identify(params, frozen, data)
         # As NumPy's words a key is on no device, and the same in several processes.
         words, impl = np.asarray(jax.random.key_data(key)), jax.random.key_impl(key)
@@ -430,7 +430,7 @@ def fit(  # noqa: C901 - one story, from top to bottom
     def examples_of(state: TrainState) -> Any:
         if not is_source:
             return data
-        with _data.on_mesh(layout):
+        with mesh.on_mesh(layout):
             batch = programs.batch(state)
         return _data.fetch(data, batch, layout)
 
@@ -441,10 +441,10 @@ def fit(  # noqa: C901 - one story, from top to bottom
     while done < iterations and stop is None:
         before, examples = done, examples_of(state)
         done = min(done + (1 if is_source else steps_per_call), iterations)
-        with _data.on_mesh(layout):
+        with mesh.on_mesh(layout):
             call = functools.partial(programs.steps, iterations=done - before)
             state, seen = call(state, frozen, examples)
-        state, seen = _data.settled((state, seen), layout)
+        state, seen = mesh.settled((state, seen), layout)
         is_due = checkpoints is not None and checkpoints.is_due(before, done)
         progress = Progress(done, iterations, done - before, seen, state, epsilon_after)
         try:

@@ -31,9 +31,9 @@ from dpadambc.core.accounting import (
     least_epsilon,
     level_counts,
 )
-from dpadambc.core.calibrate import last_affordable
 from dpadambc.core.clip import ClipRule, NeighboringRelation
 from dpadambc.core.mechanism import Mechanism
+from dpadambc.engine.search import last_affordable
 
 
 def class_name(kind: type) -> str:

@@ -13,10 +13,11 @@ import optax
 from dpadambc.core import clipped_grad, keys, validate
 from dpadambc.core import data as _data
 from dpadambc.core.arrays import widen
-from dpadambc.core.data import Layout
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.per_example import Arguments
 from dpadambc.core.sampling import Batch
+from dpadambc.engine import mesh
+from dpadambc.engine.mesh import Layout
 
 
 @functools.partial(
@@ -171,7 +172,7 @@ class Step:
         validate.transformation(optimizer=self.optimizer)
         if self.microbatch_size is not None:
             validate.count(least=1, microbatch_size=self.microbatch_size)
-            if self.microbatch_size % (shards := _data.num_shards(self.layout)):
+            if self.microbatch_size % (shards := mesh.num_shards(self.layout)):
                 raise ValueError(
                     f"Expected microbatch_size to be a multiple of the {shards} shards"
                     f" of a batch, got {self.microbatch_size}."
@@ -221,8 +222,8 @@ class Step:
         params, examples = state.params, _data.arguments(examples)
         padding, shared = is_padding_example, () if frozen is None else (frozen,)
         if layout.axes:
-            examples, padding = _data.split((examples, padding), layout)
-            params = _data.constrained(params, layout, _data.gathered_specs(layout))
+            examples, padding = mesh.split((examples, padding), layout)
+            params = mesh.constrained(params, layout, mesh.gathered_specs(layout))
         first, last = 1 + len(shared), 1 + len(shared) + len(examples)
         own_key, prng_argnum = (), None
         if takes_key(self.loss_fn):
@@ -241,7 +242,7 @@ class Step:
         )
         arguments = (state.noise, params, *shared, *examples, *own_key)
         losses, sums = clipped(*arguments, is_padding_example=padding)
-        gradient = _data.constrained(sums.gradient, layout, layout.params)
+        gradient = mesh.constrained(sums.gradient, layout, layout.params)
 
         # Noise on the sum. What follows is post-processing.
         sums = sums._replace(gradient=gradient)
@@ -257,7 +258,7 @@ class Step:
         )
         present = ~is_padding_example
         seen = Seen(loss=jnp.sum(losses, where=present), num_examples=jnp.sum(present))
-        return _data.constrained(after, layout, _data.state_specs(after, layout)), seen
+        return mesh.constrained(after, layout, mesh.state_specs(after, layout)), seen
 
 
 def draw_batch(mechanism: Any, state: TrainState, num_examples: int) -> Batch:
