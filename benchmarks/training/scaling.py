@@ -32,7 +32,7 @@ def _case(problem: models.Problem, devices: int, split_params: bool) -> Any:
     words = np.asarray(jax.random.key_data(jax.random.key(1)))
     start = compiled(step, problem.batch_size).start
     state = start(
-        data.placed(params, layout), words, np.zeros(2, np.uint32), impl="threefry2x32"
+        mesh.placed(params, layout), words, np.zeros(2, np.uint32), impl="threefry2x32"
     )
     whole = problem.batch, np.zeros(problem.batch_size, bool)
     placed = jax.device_put(whole, jax.tree.map(lambda _: batches, whole))

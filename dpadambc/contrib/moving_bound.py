@@ -141,7 +141,7 @@ def _sum_of_indicators(
         size = sum(sizes[i] for i in places)
         squared_norms, weights = found.squared_norms[name], found.weights[name]
         longest.append(_longest(squared_norms, weights, size))
-    # In units of the bound, since squares of what is short vanish.
+    # In units of the bound, since squares of small numbers vanish.
     used = jnp.linalg.norm(jnp.stack(longest) / bound, axis=0)
     norm = jnp.sqrt(sum(found.squared_norms.values()))
     of_one = jax.vmap(mechanism.indicator, (0, 0, None))

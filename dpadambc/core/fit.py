@@ -1,4 +1,4 @@
-"""The loop: what it will cost, its first state, and as many steps as that allows."""
+"""The loop: its cost, its first state, and as many steps as that allows."""
 
 import dataclasses
 import functools
@@ -41,9 +41,9 @@ class Stop(Exception):
     With checkpoints, the state is saved. When to stop is a choice:
 
     * If it depends on protected data, such as a loss, no epsilon covers it.
-    * If it depends on private parameters, be it by what they do on public data, epsilon
+    * If it depends on private parameters, even by their score on public data, epsilon
       is of *all steps that might have been taken*. That of the steps that were would be
-      too small, for a number of steps that depends on what was released is no public
+      too small, for a number of steps that depends on outputs is no public
       number (Rogers et al. 2016): in a test, delta is 8e-5 where 1e-5 is stated.
     * If it depends on neither, such as a clock or the number of the step, say
       `Stop(is_public=True)`: epsilon is of the steps that were taken.
@@ -124,15 +124,15 @@ class Progress:
     def epsilon(self) -> float:
         """The epsilon of the steps so far, and of the runs that `fit` was told of.
 
-        It is not that of a snapshot which was chosen by what later steps released: such
-        a choice is made of all steps, and spends what they do. The accountant takes a
+        It is not that of a snapshot which was chosen by outputs of later steps: such
+        a choice is made of all steps, and spends as much. The accountant takes a
         second or so.
         """
         return self._epsilon_after(self.iterations)
 
 
 class Result(NamedTuple):
-    """What `fit` returns.
+    """The value of `fit`.
 
     Attributes:
       state: the last state; *secret*, for its keys.
@@ -176,7 +176,7 @@ class Result(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def peak_bytes(step: Step, num_examples: int, structure: Any, shapes: Any) -> int:
-    """What a step takes on each device, compiled for arguments of these shapes."""
+    """The memory of a step on each device, compiled for arguments of these shapes."""
     with mesh.on_mesh(step.layout):
         steps = compiled(step, num_examples).steps
         lowered = steps.lower(*structure.unflatten(shapes), iterations=1)
@@ -248,7 +248,7 @@ def fit(  # noqa: C901 - one story, from top to bottom
       optimizer: any Optax transformation of the private gradient.
       key: a typed key; secret. See `secret_key`.
       target_delta: for epsilon.
-      target_epsilon: a budget of this run and what was `spent`; all steps by default.
+      target_epsilon: a budget of this run and of `spent`; all steps by default.
       spent: earlier runs on the same people's data: a `Result`, a `Release`, a
         `Spending`, a mechanism, or a list of these and of `(mechanism, steps)`.
       frozen: a pytree that is not trained.
@@ -256,7 +256,7 @@ def fit(  # noqa: C901 - one story, from top to bottom
         most with which a step fits into the memory that the devices state.
       steps_per_call: how many steps are compiled into one call, on arrays.
       callback: called with the `Progress` after each call; or several. It may raise
-        `Stop`. What it learns of protected data is not covered by epsilon.
+        `Stop`. Whatever it learns of protected data is not covered by epsilon.
       checkpoints: `Checkpoints` to resume from and to save to.
 
     Returns:
@@ -305,7 +305,7 @@ def fit(  # noqa: C901 - one story, from top to bottom
         layout=layout,
     )
 
-    # What it will cost, before the first step.
+    # Its cost, before the first step.
     def epsilon_after(steps: int) -> float:
         if earlier is None:
             return mechanism.epsilon(target_delta, iterations=steps)
@@ -323,7 +323,7 @@ def fit(  # noqa: C901 - one story, from top to bottom
             )
     epsilon = epsilon_after(iterations)
 
-    # What tells the run from others: its programs, start and data.
+    # Its identity: programs, start and data.
     with mesh.on_mesh(layout):
         traced = _identity.traced_programs(step, params, frozen, data)
     numbers = public_numbers(mechanism)

@@ -218,7 +218,7 @@ class Step:
         layout = self.layout
         private = self.mechanism.private_gradient(state.noise.rng_key)
 
-        # The arguments of the loss: parameters, what is frozen, examples, a key.
+        # The arguments of the loss: parameters, frozen, examples, a key.
         params, examples = state.params, _data.arguments(examples)
         padding, shared = is_padding_example, () if frozen is None else (frozen,)
         if layout.axes:
@@ -244,7 +244,7 @@ class Step:
         losses, sums = clipped(*arguments, is_padding_example=padding)
         gradient = mesh.constrained(sums.gradient, layout, layout.params)
 
-        # Noise on the sum. What follows is post-processing.
+        # Noise on the sum. The rest is post-processing.
         sums = sums._replace(gradient=gradient)
         noised, noise = private.add_noise(sums, state.noise, state.params)
         update = self.optimizer.update
@@ -267,7 +267,7 @@ def draw_batch(mechanism: Any, state: TrainState, num_examples: int) -> Batch:
     Where a mechanism draws steps independently, a checksum of the parameters is in the
     key of each, as one of the sum is in that of the noise: two runs with one key draw
     batches of their own from where their parameters differ on. Parameters are functions
-    of what was released, so for every data set the batches are as likely as without.
+    of earlier releases, so for every data set the batches are as likely as without.
 
     Args:
       mechanism: which samples from a key.
@@ -306,7 +306,7 @@ class Programs(NamedTuple):
 
     start: Callable[..., TrainState]
     batch: Callable[[TrainState], Any]  # of the next step
-    steps: Any  # jitted: of the state, what is frozen, the data; so many steps
+    steps: Any  # jitted: of the state, frozen, the data; so many steps
 
 
 def compiled(step: Step, num_examples: int) -> Programs:
@@ -344,15 +344,15 @@ def compiled(step: Step, num_examples: int) -> Programs:
     )
 
 
-# They hold what the functions of a step close over: hence so few.
+# They hold all that the functions of a step close over: hence so few.
 compiled_once = functools.lru_cache(maxsize=8)(compiled)
 
 
 def may_be_kept(step: Step) -> bool:
     """Whether an equal step has the same noise, and can be found at all.
 
-    A compiled program reads once what its functions read besides their arguments. No
-    number of the noise may be that old: epsilon is of the noise as it is now.
+    A compiled program reads once all that its functions read besides their arguments.
+    No number of the noise may be that old: epsilon is of the noise as it is now.
     """
     try:
         hash(step)

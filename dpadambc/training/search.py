@@ -31,11 +31,11 @@ Candidate = float | dict[str, float]
 
 
 class Trial(NamedTuple):
-    """A model, what it was trained with, and its score.
+    """A model, its hyperparameters, and its score.
 
     Attributes:
       params: of the model.
-      candidate: what it was trained with.
+      candidate: its hyperparameters.
       score: the higher, the better.
     """
 
@@ -45,7 +45,7 @@ class Trial(NamedTuple):
 
 
 class SearchResult(NamedTuple):
-    """What `search` returns: all of it may be published, at `epsilon`.
+    """The result of `search`: all of it may be published, at `epsilon`.
 
     Attributes:
       best: None if a Poisson distribution drew no trial.
@@ -69,7 +69,7 @@ class SearchResult(NamedTuple):
 
     @property
     def spent(self) -> Spending:
-        """What the search spent, for the `spent` of a `fit` after it.
+        """The cost of the search, for the `spent` of a `fit` after it.
 
         Raises:
           ValueError: if the number of trials is random: such a search is no composition
@@ -111,7 +111,7 @@ def _checked_candidates(candidates: Any) -> tuple[tuple[Candidate, ...], Any]:
         is_bool = isinstance(leaf, bool | np.bool_)
         if is_bool or validate.known_number("candidates", leaf) is None:
             raise TypeError(f"Expected candidates to be numbers, got {leaf!r}.")
-    # On the host: no program has the shape of what is taken of them.
+    # On the host: no program has their shape.
     return listed, jax.tree.map(lambda *x: np.asarray(jnp.asarray(x)), *listed)
 
 
@@ -271,7 +271,7 @@ def search(
     Another search on the same data composes with this one, and so does a `fit` of the
     candidate that was found: publish the model that is returned. A `fit` after a search
     with a fixed number of trials takes the result as its `spent`. Epsilon covers
-    neither what earlier runs spent that made the parameters to begin with, nor runs by
+    neither the cost of earlier runs that made the parameters to begin with, nor runs by
     which the candidates were chosen.
 
     One program is compiled for all candidates and trials, with the candidates' numbers
@@ -281,7 +281,7 @@ def search(
 
     Args:
       loss_fn: the loss of one example, as for `fit`.
-      params: what all trials start from; not chosen by looking at protected data.
+      params: the start of all trials; not chosen by looking at protected data.
       data: arrays, as for `fit`.
       mechanism: the public numbers, the same for all trials.
       make_optimizer: makes the optimizer of the private gradient from a candidate, as
@@ -304,8 +304,8 @@ def search(
       A `SearchResult`.
 
     Raises:
-      TypeError: if the score does not say what its data are, or the data, the
-        mechanism, an optimizer, a candidate or the key are not what they should be.
+      TypeError: if the score does not say whether its data are public, or the data, the
+        mechanism, an optimizer, a candidate or the key is of another kind.
       ValueError: if a number is out of its range, an optimizer is not of the private
         gradient, or a noisy score gathers nodes of a graph.
 
