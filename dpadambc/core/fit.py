@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.experimental import multihost_utils
 
 from dpadambc.core import data as _data
 from dpadambc.core import identity as _identity
@@ -24,7 +23,14 @@ from dpadambc.core.spending import (
     public_numbers,
     run_of,
 )
-from dpadambc.core.step import Seen, Step, TrainState, draw_batch
+from dpadambc.core.step import (
+    Seen,
+    Step,
+    TrainState,
+    compiled,
+    may_be_kept,
+    programs_of,
+)
 from dpadambc.engine import memory
 
 
@@ -167,72 +173,6 @@ class Result(NamedTuple):
         return self.mechanism.epsilon(self.target_delta, iterations=counted)
 
 
-class Programs(NamedTuple):
-    """Compiled functions; parameters, keys and data are their arguments."""
-
-    start: Callable[..., TrainState]
-    batch: Callable[[TrainState], Any]  # of the next step
-    steps: Any  # jitted: of the state, what is frozen, the data; so many steps
-
-
-def compiled(step: Step, num_examples: int) -> Programs:
-    """The programs of a step on so many examples, each compiled when it is called."""
-    layout = step.layout
-
-    def start(params, words, digest, impl):
-        key = jax.random.wrap_key_data(words, impl=impl)
-        # The first step donates the buffers of the state; those of the user must stay.
-        state = jax.tree.map(jnp.copy, step.init(params, key=key))
-        key = keys.of_batches(state.sampling_key, digest)
-        state = dataclasses.replace(state, sampling_key=key)
-        return _data.constrained(state, layout, _data.state_specs(state, layout))
-
-    def draw(state):
-        batch = draw_batch(step.mechanism, state, num_examples)
-        return _data.padded(batch, layout, step.microbatch_size)
-
-    def steps(state, frozen, data, iterations):
-        def one(state, _):
-            if isinstance(data, _data.Fetched):
-                return step(state, *data, frozen)
-            batch = draw(state)
-            return step(state, batch.gather(data), batch.is_padding_example, frozen)
-
-        if iterations == 1:  # a loop around it would cost some percent
-            return one(state, None)
-        state, seen = jax.lax.scan(one, state, length=iterations)
-        return state, jax.tree.map(lambda x: x.sum(0), seen)
-
-    return Programs(
-        jax.jit(start, static_argnames="impl"),
-        jax.jit(lambda state: _data.replicated(draw(state), layout)),
-        jax.jit(steps, static_argnames="iterations", donate_argnums=0),
-    )
-
-
-# They hold what the functions of a step close over: hence so few.
-compiled_once = functools.lru_cache(maxsize=8)(compiled)
-
-
-def may_be_kept(step: Step) -> bool:
-    """Whether an equal step has the same noise, and can be found at all.
-
-    A compiled program reads once what its functions read besides their arguments. No
-    number of the noise may be that old: epsilon is of the noise as it is now.
-    """
-    try:
-        hash(step)
-    except TypeError:  # such as of an Equinox module, for its arrays
-        return False
-    is_ours = type(step.mechanism).__module__.startswith("dpadambc.")
-    return is_ours and not callable(step.mechanism.noise_multiplier)
-
-
-def programs_of(step: Step, num_examples: int) -> Programs:
-    """The programs of a step, of an earlier run where that had an equal one."""
-    return (compiled_once if may_be_kept(step) else compiled)(step, num_examples)
-
-
 @functools.lru_cache(maxsize=64)
 def peak_bytes(step: Step, num_examples: int, structure: Any, shapes: Any) -> int:
     """What a step takes on each device, compiled for arguments of these shapes."""
@@ -246,10 +186,8 @@ def with_microbatches(
     step: Step, num_examples: int, state: TrainState, frozen: Any, examples_of: Any
 ) -> Step:
     """The step with the largest microbatches that fit into memory, or the least."""
-    limit = memory.stated_bytes() or 0.0
-    if _data.spans_processes(step.layout):
-        limit = float(np.min(multihost_utils.process_allgather(np.float64(limit))))
-    if not limit:
+    spans = _data.spans_processes(step.layout)
+    if (limit := memory.stated_bytes(of_all_processes=spans)) is None:
         return step
     place = lambda x: getattr(x, "sharding", None)
     shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place(x))

@@ -19,11 +19,7 @@ from dpadambc.core.per_example import Arguments
 from dpadambc.core.sampling import Batch
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("step", "params", "opt_state", "noise", "sampling_key", "loss_key"),
-    meta_fields=("mechanism",),
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainState:
     """All that a run needs to go on: *secret*, for its keys. See `releasable`.
@@ -49,7 +45,7 @@ class TrainState:
     noise: Any
     sampling_key: jax.Array
     loss_key: jax.Array
-    mechanism: Mechanism
+    mechanism: Mechanism = dataclasses.field(metadata={"static": True})
 
     def __repr__(self) -> str:
         """Without the arrays: a notebook that is shared must not show the keys."""
@@ -298,3 +294,72 @@ def draw_batch(mechanism: Any, state: TrainState, num_examples: int) -> Batch:
     if mechanism.draws_steps_alone:
         key = keys.of_batches(key, keys.checksum(state.params))
     return mechanism.sample_step(key, state.step, num_examples=num_examples)
+
+
+# The same, compiled for a data set.
+
+
+class Programs(NamedTuple):
+    """Compiled functions; parameters, keys and data are their arguments."""
+
+    start: Callable[..., TrainState]
+    batch: Callable[[TrainState], Any]  # of the next step
+    steps: Any  # jitted: of the state, what is frozen, the data; so many steps
+
+
+def compiled(step: Step, num_examples: int) -> Programs:
+    """The programs of a step on so many examples, each compiled when it is called."""
+    layout = step.layout
+
+    def start(params, words, digest, impl):
+        key = jax.random.wrap_key_data(words, impl=impl)
+        # The first step donates the buffers of the state; those of the user must stay.
+        state = jax.tree.map(jnp.copy, step.init(params, key=key))
+        key = keys.of_batches(state.sampling_key, digest)
+        state = dataclasses.replace(state, sampling_key=key)
+        return _data.constrained(state, layout, _data.state_specs(state, layout))
+
+    def draw(state):
+        batch = draw_batch(step.mechanism, state, num_examples)
+        return _data.padded(batch, layout, step.microbatch_size)
+
+    def steps(state, frozen, data, iterations):
+        def one(state, _):
+            if isinstance(data, _data.Fetched):
+                return step(state, *data, frozen)
+            batch = draw(state)
+            return step(state, batch.gather(data), batch.is_padding_example, frozen)
+
+        if iterations == 1:  # a loop around it would cost some percent
+            return one(state, None)
+        state, seen = jax.lax.scan(one, state, length=iterations)
+        return state, jax.tree.map(lambda x: x.sum(0), seen)
+
+    return Programs(
+        jax.jit(start, static_argnames="impl"),
+        jax.jit(lambda state: _data.replicated(draw(state), layout)),
+        jax.jit(steps, static_argnames="iterations", donate_argnums=0),
+    )
+
+
+# They hold what the functions of a step close over: hence so few.
+compiled_once = functools.lru_cache(maxsize=8)(compiled)
+
+
+def may_be_kept(step: Step) -> bool:
+    """Whether an equal step has the same noise, and can be found at all.
+
+    A compiled program reads once what its functions read besides their arguments. No
+    number of the noise may be that old: epsilon is of the noise as it is now.
+    """
+    try:
+        hash(step)
+    except TypeError:  # such as of an Equinox module, for its arrays
+        return False
+    is_ours = type(step.mechanism).__module__.startswith("dpadambc.")
+    return is_ours and not callable(step.mechanism.noise_multiplier)
+
+
+def programs_of(step: Step, num_examples: int) -> Programs:
+    """The programs of a step, of an earlier run where that had an equal one."""
+    return (compiled_once if may_be_kept(step) else compiled)(step, num_examples)

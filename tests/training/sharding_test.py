@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 import dpadambc
 from dpadambc import training
 from dpadambc.core import data as core_data
-from dpadambc.core import fit as core_fit
+from dpadambc.core import step as core_step
 from dpadambc.training import checkpoints
 from tests import alone_of_several, common
 
@@ -250,7 +250,7 @@ def start_of(optimizer, loss_fn, params, mesh):
     layout = core_data.layout_of(params, None, data)
     step = training.Step(loss_fn, MECHANISM, optimizer, layout=layout)
     words = np.asarray(jax.random.key_data(jax.random.key(1)))
-    start = core_fit.compiled(step, 203).start
+    start = core_step.compiled(step, 203).start
     params = core_data.placed(params, layout)
     digest = np.zeros(2, np.uint32)
     return step, start(params, words, digest, impl="threefry2x32")
