@@ -1,7 +1,7 @@
 """The examples of a run: arrays, or a source that is read by the index."""
 
 import dataclasses
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,26 +19,6 @@ from dpadambc.engine.mesh import (
     spec_of,
     with_auto_axes,
 )
-
-
-@runtime_checkable
-class Source(Protocol):
-    """Examples by their index, such as a data source or a `MapDataset` of Grain.
-
-    The example under an index must be the same each time. Otherwise a step that is
-    repeated after an interruption would add its noise to another gradient. Augmentation
-    belongs in the loss; see `with_augmentations`. A person must be under one index
-    alone: in a data set that is repeated, or has several rows of one person, the
-    guarantee is for a row.
-    """
-
-    def __len__(self) -> int:
-        """The number of examples."""
-        ...
-
-    def __getitem__(self, index: Any, /) -> Any:
-        """One example: a tuple of the arguments of the loss, or a dictionary."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,9 +58,17 @@ class Sharded:
 
 
 def is_source(data: Any) -> bool:
-    """Whether examples have to be fetched one by one, rather than being arrays."""
-    containers = tuple | list | dict | np.ndarray | jax.Array
-    return isinstance(data, Source) and not isinstance(data, containers)
+    """Whether the data are a source: examples by their index, and no arrays.
+
+    It has `__len__` and `__getitem__`, such as a `MapDataset` of Grain. The example
+    under an index must be the same each time. Otherwise a step that is repeated after
+    an interruption would add its noise to another gradient. Augmentation belongs in the
+    loss; see `with_augmentations`. A person must be under one index alone: in a data
+    set that is repeated, or has several rows of one person, the guarantee is for a row.
+    """
+    if isinstance(data, tuple | list | dict | np.ndarray | jax.Array):
+        return False
+    return hasattr(data, "__len__") and hasattr(data, "__getitem__")
 
 
 def arguments(examples: Any) -> tuple[Any, ...]:
@@ -142,7 +130,7 @@ class Fetched(NamedTuple):
     is_padding_example: Any
 
 
-def fetch(source: Source, batch: Batch, layout: Layout) -> Fetched:
+def fetch(source: Any, batch: Batch, layout: Layout) -> Fetched:
     """The examples of a batch from the host: in each process, those it needs."""
     padding = np.asarray(batch.is_padding_example)
     sharding = named(layout, PartitionSpec(layout.axes)) if layout.axes else None

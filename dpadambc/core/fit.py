@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.experimental import multihost_utils
 
 from dpadambc.core import data as _data
 from dpadambc.core import identity as _identity
@@ -187,10 +186,8 @@ def with_microbatches(
     step: Step, num_examples: int, state: TrainState, frozen: Any, examples_of: Any
 ) -> Step:
     """The step with the largest microbatches that fit into memory, or the least."""
-    limit = memory.stated_bytes() or 0.0
-    if mesh.spans_processes(step.layout):
-        limit = float(np.min(multihost_utils.process_allgather(np.float64(limit))))
-    if not limit:
+    spans = mesh.spans_processes(step.layout)
+    if (limit := memory.stated_bytes(of_all_processes=spans)) is None:
         return step
     place = lambda x: getattr(x, "sharding", None)
     shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place(x))

@@ -20,11 +20,7 @@ from dpadambc.engine import mesh
 from dpadambc.engine.mesh import Layout
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("step", "params", "opt_state", "noise", "sampling_key", "loss_key"),
-    meta_fields=("mechanism",),
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainState:
     """All that a run needs to go on: *secret*, for its keys. See `releasable`.
@@ -50,7 +46,7 @@ class TrainState:
     noise: Any
     sampling_key: jax.Array
     loss_key: jax.Array
-    mechanism: Mechanism
+    mechanism: Mechanism = dataclasses.field(metadata={"static": True})
 
     def __repr__(self) -> str:
         """Without the arrays: a notebook that is shared must not show the keys."""
@@ -299,6 +295,9 @@ def draw_batch(mechanism: Any, state: TrainState, num_examples: int) -> Batch:
     if mechanism.draws_steps_alone:
         key = keys.of_batches(key, keys.checksum(state.params))
     return mechanism.sample_step(key, state.step, num_examples=num_examples)
+
+
+# The same, compiled for a data set.
 
 
 class Programs(NamedTuple):

@@ -5,19 +5,24 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
 # Of a device's memory; the rest is lost between buffers, or others have it.
 _SHARE = 0.9
 
 
-def stated_bytes() -> float | None:
-    """The bytes that a program may take of each local device, if all state them.
+def stated_bytes(*, of_all_processes: bool = False) -> float | None:
+    """What a program may take of each device, if all state their memory.
 
     It does not depend on its other programs: a run that is resumed from a checkpoint
-    must be the same program.
+    must be the same program. A program of several processes is one for all of them.
     """
     stats = [device.memory_stats() or {} for device in jax.local_devices()]
-    return _SHARE * min(each.get("bytes_limit") or 0 for each in stats) or None
+    least = _SHARE * min(each.get("bytes_limit") or 0 for each in stats)
+    if of_all_processes:
+        least = float(np.min(multihost_utils.process_allgather(np.float64(least))))
+    return least or None
 
 
 def peak_bytes(compiled: Any) -> int:
