@@ -283,11 +283,7 @@ def search(
       microbatch_size: how many examples of a trial are in memory at once.
       trials_at_once: how many trials are trained in one call.
 
-    Returns:
-      A `SearchResult`.
-
     Raises:
-      TypeError: if an argument is of another kind.
       ValueError: if a number is out of its range, an optimizer is not of the private
         gradient, or a noisy score gathers nodes of a graph.
 
