@@ -96,7 +96,8 @@ def as_fields(kind: Any, numbers: dict[str, Any]) -> dict[str, Any]:
     follows: dict[str, Any] = {}
     per_epoch = Fraction(int(given.get("batches_per_epoch", 0)))
     if "batch_size" in given:
-        batch_size, num_examples = given["batch_size"], given.get("num_examples")
+        batch_size: Any = given["batch_size"]
+        num_examples: Any = given.get("num_examples")
         _check_part(batch_size, num_examples)
         found.setdefault("normalize_by", batch_size)
         rows = int(num_examples) * int(given.get("participations", 1))

@@ -106,7 +106,8 @@ class Batch:
             if same := [name for name in varying_axes(x) if name not in drawn]:
                 raise ValueError(
                     f"Expected a key of its own for each device along {same}, got one"
-                    " for all. Draw with jax.random.fold_in(key, jax.lax.axis_index(name))."
+                    " for all. Draw with jax.random.fold_in(key,"
+                    f" jax.lax.axis_index({same[0]!r}))."
                 )
 
 

@@ -183,7 +183,7 @@ def test_other_relations_and_sizes_are_refused():
     with pytest.raises(ValueError, match=names):
         accounting.compose([FIRST, other])
     with pytest.raises(ValueError, match=names):
-        accounting.compose([FIRST]) + other
+        accounting.compose([accounting.compose([FIRST]), other])
     smaller = dataclasses.replace(SHUFFLED, num_examples=500)
     with pytest.raises(ValueError, match="num_examples"):
         accounting.compose([SHUFFLED, smaller])
