@@ -32,6 +32,7 @@ from dpadambc.core.gradient import (
     seals_agree,
     weighted_sums,
 )
+from dpadambc.engine.mesh import specs_of, with_automatic_axes
 
 NeighboringRelation = dp_accounting.NeighboringRelation
 
@@ -215,7 +216,7 @@ class Sums(NamedTuple):
 
 def specs_of_sums(params: Any) -> Any:
     """The partition of each part of `Sums` on a mesh."""
-    return Sums(arrays.specs_of(params), PartitionSpec())
+    return Sums(specs_of(params), PartitionSpec())
 
 
 class Factors(NamedTuple):
@@ -367,7 +368,7 @@ def clipped_sums(
         found = factors(updates, params, l2_clip_norm, is_padding_example, clip_rule)
         return Sums(weighted_sum(updates, params, found, normalize_by, clip_rule))
 
-    return arrays.with_automatic_axes(
+    return with_automatic_axes(
         clip_and_sum,
         specs_of_sums(params),
         l2_clip_norm,

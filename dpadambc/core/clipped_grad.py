@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from optax.microbatching import AccumulationType, microbatch
 
-from dpadambc.core import arrays, validate
+from dpadambc.core import validate
 from dpadambc.core.clip import (
     FLAT,
     ClipRule,
@@ -19,6 +19,7 @@ from dpadambc.core.clip import (
 )
 from dpadambc.core.clipped_sum import close_sums
 from dpadambc.core.per_example import Argnums, Arguments, sealed_value_and_grad
+from dpadambc.engine.mesh import spec_of_examples, with_automatic_axes
 from dpadambc.engine.transform import Method
 
 
@@ -165,12 +166,10 @@ def values_and_sums(
             return some(mask, *args)
 
         specs = (
-            arrays.spec_of_examples(parts.batches(args)),
+            spec_of_examples(parts.batches(args)),
             specs_of_sums(parts.params(args)),
         )
-        return arrays.with_automatic_axes(
-            clip_all, specs, state, is_padding_example, *args
-        )
+        return with_automatic_axes(clip_all, specs, state, is_padding_example, *args)
 
     return batch_fn
 

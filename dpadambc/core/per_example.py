@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from dpadambc.core import arrays, keys, validate
 from dpadambc.core.gradient import mask_examples, seal_gradients
+from dpadambc.engine.mesh import spec_of_examples, with_automatic_axes
 from dpadambc.engine.transform import Method, factored_outputs
 
 Argnums = int | Sequence[int]
@@ -232,10 +233,8 @@ def per_example_grad(
                 gradients = mask_examples(gradients, is_padding_example)
             return output, gradients
 
-        spec = arrays.spec_of_examples(parts.batches(args))
-        output, gradients = arrays.with_automatic_axes(
-            masked, spec, is_padding_example, *args
-        )
+        spec = spec_of_examples(parts.batches(args))
+        output, gradients = with_automatic_axes(masked, spec, is_padding_example, *args)
         if return_values:
             return output, gradients
         return (gradients, output[1]) if has_aux else gradients
