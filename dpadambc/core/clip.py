@@ -10,7 +10,6 @@ on all examples, and nothing can detect it.
 import abc
 import dataclasses
 import math
-import types
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -20,7 +19,8 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
-from dpadambc.core import arrays, validate
+from dpadambc.core import validate
+from dpadambc.core.arrays import shard_map_axes, varying_axes
 from dpadambc.core.clipped_sum import close_sums
 from dpadambc.core.gradient import (
     SEAL_DTYPE,
@@ -35,16 +35,6 @@ from dpadambc.core.gradient import (
 from dpadambc.engine.mesh import specs_of, with_automatic_axes
 
 NeighboringRelation = dp_accounting.NeighboringRelation
-
-# By how many clipped examples two neighboring batches differ.
-_EXAMPLES_CHANGED = types.MappingProxyType(
-    {
-        NeighboringRelation.ADD_OR_REMOVE_ONE: 1,
-        NeighboringRelation.REPLACE_SPECIAL: 1,
-        NeighboringRelation.REPLACE_ONE: 2,
-    }
-)
-
 
 Groups = Mapping[str, tuple[float, list[int]]]
 
@@ -155,12 +145,17 @@ def sensitivity(
       >>> dpadambc.sensitivity(1.0, normalize_by=4, neighboring_relation=relation)
       0.5
     """
-    if not isinstance(neighboring_relation, NeighboringRelation):
+    relation = neighboring_relation
+    if not isinstance(relation, NeighboringRelation):
         raise TypeError(
-            "Expected neighboring_relation to be a NeighboringRelation, got"
-            f" {neighboring_relation!r}."
+            f"Expected a neighboring_relation of its type, got {relation!r}."
         )
-    return _EXAMPLES_CHANGED[neighboring_relation] * l2_clip_norm / normalize_by
+    examples_changed = {
+        NeighboringRelation.ADD_OR_REMOVE_ONE: 1,
+        NeighboringRelation.REPLACE_SPECIAL: 1,
+        NeighboringRelation.REPLACE_ONE: 2,
+    }
+    return examples_changed[relation] * l2_clip_norm / normalize_by
 
 
 def _clip_weights(
@@ -286,8 +281,7 @@ def refuse_parts(params: optax.Params) -> None:
     is_hidden = lambda x: isinstance(x, optax.MaskedNode)
     if any(map(is_hidden, jax.tree.leaves(params, is_leaf=is_hidden))):
         raise ValueError(
-            "Expected params to be all parameters, got a part of them. Put optax.masked"
-            " and optax.multi_transform behind the noise."
+            "Expected all params, got a part. Put optax.masked behind the noise."
         )
 
 
@@ -305,8 +299,7 @@ def check_gradients(
     **extra_args: Any,
 ) -> bool:
     """Raises unless these are gradients of single examples; False if there are none."""
-    misspelt = [name for name in extra_args if "padding" in name]
-    if misspelt:
+    if misspelt := [name for name in extra_args if "padding" in name]:
         raise TypeError(f"Expected is_padding_example as the mask, got {misspelt}.")
     if params is None:
         raise ValueError("Expected params: call update(gradients, state, params).")
@@ -317,9 +310,8 @@ def check_gradients(
     together = max((leaf.num_together for leaf in leaves), default=0)
     if together > len(leaves):
         raise ValueError(
-            f"Expected the gradients of all {together} parameters that were"
-            f" differentiated together, got {len(leaves)}: parts that are clipped apart"
-            " move by more than one clip norm. To train a part, differentiate it alone."
+            f"Expected gradients of all {together} parameters, got {len(leaves)}. To"
+            " train a part, differentiate it alone."
         )
     if leaves and is_padding_example is not None:
         validate.padding(is_padding_example, *sizes)
@@ -331,18 +323,13 @@ def check_gradients(
 def _check_seal(leaf: PerExampleGradient) -> None:
     """Raises unless a leaf is as sealed: of the device's examples, of whole params."""
     if getattr(leaf.seal, "dtype", None) != SEAL_DTYPE:
-        raise TypeError(
-            f"Expected gradients as dpadambc.per_example_grad returned them, got {leaf}"
-            " with a broken seal. Put clip_per_example first."
-        )
-    varying = set(arrays.varying_axes(leaf.seal))
-    combined = set(leaf.axes) & arrays.shard_map_axes() - varying
-    split = set(arrays.varying_axes(leaf.sealed)) - varying
-    if combined or split:
+        raise TypeError(f"Expected gradients as they were sealed, got {leaf} changed.")
+    varying = set(varying_axes(leaf.seal))
+    combined = set(leaf.axes) & shard_map_axes() - varying
+    if wrong := combined | set(varying_axes(leaf.sealed)) - varying:
         raise ValueError(
             "Expected gradients of whole parameters and the device's own examples, got"
-            f" {leaf} {'combined' if combined else 'split'} along"
-            f" {sorted(combined or split)} of a jax.shard_map. Sum over devices behind"
+            f" {leaf} combined or split along {sorted(wrong)}. Sum over devices behind"
             " the clip; gather parameters before the gradient is taken."
         )
 
@@ -358,24 +345,17 @@ def clipped_sums(
     **extra_args: Any,
 ) -> Sums:
     """The clipped sum of per-example gradients, as arrays: see `clip_per_example`."""
-    if not check_gradients(
-        updates, params, is_padding_example=is_padding_example, **extra_args
-    ):
+    mask = is_padding_example
+    if not check_gradients(updates, params, is_padding_example=mask, **extra_args):
         return Sums(updates)
 
     # On a mesh with Explicit axes, arrays have to be arguments to be used inside.
-    def clip_and_sum(l2_clip_norm, normalize_by, updates, is_padding_example):
-        found = factors(updates, params, l2_clip_norm, is_padding_example, clip_rule)
+    def clip_and_sum(l2_clip_norm, normalize_by, updates, mask):
+        found = factors(updates, params, l2_clip_norm, mask, clip_rule)
         return Sums(weighted_sum(updates, params, found, normalize_by, clip_rule))
 
-    return with_automatic_axes(
-        clip_and_sum,
-        specs_of_sums(params),
-        l2_clip_norm,
-        normalize_by,
-        updates,
-        is_padding_example,
-    )
+    args = l2_clip_norm, normalize_by, updates, mask
+    return with_automatic_axes(clip_and_sum, specs_of_sums(params), *args)
 
 
 def clip_per_example(
@@ -450,15 +430,14 @@ def clip_per_example(
     validate.positive_or_infinite(l2_clip_norm=l2_clip_norm)
     validate.positive(normalize_by=normalize_by)
     check_rule(clip_rule)
+    numbers = l2_clip_norm, normalize_by
 
     def init_fn(params):
         check_parameters(params, clip_rule)
         return optax.EmptyState()
 
     def update_fn(updates, state, params=None, **extra_args):
-        sums = clipped_sums(
-            updates, params, l2_clip_norm, normalize_by, clip_rule, **extra_args
-        )
-        return close_sums(sums.gradient, l2_clip_norm, normalize_by), state
+        sums = clipped_sums(updates, params, *numbers, clip_rule, **extra_args)
+        return close_sums(sums.gradient, *numbers), state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -86,8 +86,7 @@ class ClippedSum(Closed):
         """
         if not isinstance(other, ClippedSum):
             raise TypeError(f"Expected other to be a ClippedSum, got {other!r}.")
-        mine, its = jax.tree.structure(self), jax.tree.structure(other)
-        if mine != its:
+        if (mine := jax.tree.structure(self)) != (its := jax.tree.structure(other)):
             raise ValueError(f"Expected other of the numbers {mine}, got {its}.")
         return self._with(self.value + other.value)
 
@@ -101,13 +100,9 @@ class ClippedSum(Closed):
           ValueError: if all devices along an axis have one sum, which would count each
             example once for each device.
         """
-        names = set(jax.tree.leaves(axis_name))
-        wrong = names - (arrays.shard_map_axes() - arrays.invariant_axes(self.value))
-        if wrong:
-            raise ValueError(
-                "Expected axis_name along which each device has other examples, got"
-                f" {sorted(map(str, wrong))}. Sum over such axes once."
-            )
+        of_examples = arrays.shard_map_axes() - arrays.invariant_axes(self.value)
+        if wrong := set(jax.tree.leaves(axis_name)) - of_examples:
+            raise ValueError(f"Expected axis_name of other examples, got {wrong}.")
         return self._with(jax.lax.psum(self.value, axis_name))
 
     def _with(self, value: jax.Array) -> "ClippedSum":
@@ -124,9 +119,8 @@ def close_sums(
     """A tree of arrays as clipped sums, in at least float32."""
 
     def known(number: Any) -> float | None:  # an array would be traced under `jax.jit`
-        if number is None or isinstance(number, jax.Array):
-            return None
-        return float(number)
+        is_known = number is not None and not isinstance(number, jax.Array)
+        return float(number) if is_known else None
 
     leaves, structure = jax.tree.flatten(jax.tree.map(arrays.widen, sums))
     return structure.unflatten(
@@ -237,9 +231,8 @@ def open_sums(
     numbers = sorted((leaf.num_together, leaf.number) for leaf in leaves)
     if numbers != [(len(leaves), i) for i in range(len(leaves))]:
         raise ValueError(
-            "Expected the gradient with all sums that were clipped together, got"
-            f" {len(leaves)} of {max(numbers)[0]}: the others would have no noise. Put"
-            " optax.masked and optax.multi_transform behind the noise."
+            f"Expected the gradient with all {max(numbers)[0]} sums of the clip, got"
+            f" {len(leaves)}. Put optax.masked behind the noise."
         )
     for leaf in leaves:
         if leaf.closed.shape != leaf.shape:
@@ -250,7 +243,6 @@ def open_sums(
         # As far apart as float32 tells numbers from each other.
         if known and not math.isclose(min(known), max(known), rel_tol=1e-6):
             raise ValueError(
-                f"Expected one {name} in the clip and in the mechanism of the noise,"
-                f" got {sorted(known)}."
+                f"Expected one {name} in clip and noise, got {sorted(known)}."
             )
     return materialize(sums)

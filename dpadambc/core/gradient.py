@@ -191,21 +191,19 @@ def closed_leaves(
       ValueError: if paths or shapes are not those of the parameters.
     """
     is_closed = lambda x: isinstance(x, Closed)
-    named = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_closed)
-    for path, leaf in named:
+    named, keystr = jax.tree_util.tree_leaves_with_path, jax.tree_util.keystr
+    leaves = [(keystr(path), leaf) for path, leaf in named(tree, is_leaf=is_closed)]
+    for path, leaf in leaves:
         if not isinstance(leaf, kind):
             got = repr(leaf) if is_closed(leaf) else f"an array of {jnp.shape(leaf)}"
-            raise TypeError(
-                f"Expected gradient{jax.tree_util.keystr(path)} to be a {kind.__name__}"
-                f" of {kind.source}, got {got}."
-            )
-    if named and params is not None:
-        known = jax.tree_util.tree_leaves_with_path(params)
-        expected = {jax.tree_util.keystr(path): jnp.shape(x) for path, x in known}
-        got = {jax.tree_util.keystr(path): leaf.shape for path, leaf in named}
+            expected = f"a {kind.__name__} of {kind.source}"
+            raise TypeError(f"Expected gradient{path} to be {expected}, got {got}.")
+    if leaves and params is not None:
+        expected = {keystr(path): jnp.shape(x) for path, x in named(params)}
+        got = {path: leaf.shape for path, leaf in leaves}
         if got != expected:
             raise ValueError(f"Expected gradients of params, {expected}, got {got}.")
-    return [leaf for _, leaf in named]
+    return [leaf for _, leaf in leaves]
 
 
 def is_per_example(leaf: Any) -> TypeGuard[PerExampleGradient]:
@@ -314,16 +312,15 @@ def as_per_example(
     dense = [Dense(x, x.shape[1:], "array") for x in arrays]
     rules = ["array"] * len(arrays)
     leaves = seal_gradients(dense, shapes, rules, varying_axes(arrays))
-    sealed = structure.unflatten(leaves)
-    if is_padding_example is None:
-        return sealed
-    return mask_examples(sealed, is_padding_example)
+    return mask_examples(structure.unflatten(leaves), is_padding_example)
 
 
 def mask_examples(
-    gradients: optax.Updates, is_padding_example: jax.Array
+    gradients: optax.Updates, is_padding_example: jax.Array | None
 ) -> optax.Updates:
-    """The gradients with zero for the examples that are padding."""
+    """The gradients with zero for the examples that are padding, if there is a mask."""
+    if is_padding_example is None:
+        return gradients
 
     def blank(x: jax.Array, dtype: Any) -> jax.Array:
         rows = is_padding_example.reshape((-1,) + (1,) * (x.ndim - 1))

@@ -65,10 +65,7 @@ def stddev_per_leaf(prefix: Any, tree: optax.Params) -> Any:
     try:
         return jax.tree.broadcast(prefix, tree)
     except ValueError as error:
-        raise ValueError(
-            "Expected noise_stddev to be a tree prefix of the parameters, got"
-            f" {jax.tree.structure(prefix)} for {jax.tree.structure(tree)}."
-        ) from error
+        raise ValueError(f"Expected noise_stddev as a tree prefix, {error}.") from error
 
 
 class AddDPNoiseState(NamedTuple):
@@ -126,10 +123,8 @@ def gaussian_like(key: jax.Array, tree: optax.Updates) -> optax.Updates:
     leaves, structure = jax.tree.flatten(tree)
     if not leaves:
         return tree
-    likes = [
-        jax.ShapeDtypeStruct(jnp.shape(x), arrays.at_least_float32(jnp.result_type(x)))
-        for x in leaves
-    ]
+    dtype_of = lambda x: arrays.at_least_float32(jnp.result_type(x))
+    likes = [jax.ShapeDtypeStruct(jnp.shape(x), dtype_of(x)) for x in leaves]
     return structure.unflatten(threefry.normals(keys.of_leaves(key, tree), likes))
 
 
@@ -149,9 +144,8 @@ def check_devices(updates: optax.Updates, key: jax.Array) -> None:
         if of_gradient != of_key:
             raise ValueError(
                 f"Expected a key that differs along {sorted(of_gradient)}, as"
-                f" gradient{jax.tree_util.keystr(path)} does, got {sorted(of_key)}. Sum"
-                " over devices with other examples by sum_over; for parts of the"
-                " parameters, fold jax.lax.axis_index into the key of the state."
+                f" gradient{jax.tree_util.keystr(path)}, got {sorted(of_key)}. Call"
+                " sum_over; for parts of params fold jax.lax.axis_index into the key."
             )
 
 
@@ -228,8 +222,8 @@ def add_dp_noise(
     validate.typed_key(key=key)
     if not getattr(noise_stddev, "has_independent_noise", True):
         raise TypeError(
-            "Expected noise_stddev of a mechanism with independent noise, got"
-            f" {noise_stddev!r}. Its own is mechanism.add_noise(key=key)."
+            f"Expected noise_stddev of independent noise, got {noise_stddev!r}. Take"
+            " mechanism.add_noise(key=key)."
         )
     names = ("l2_clip_norm", "normalize_by")  # which a number does not have
     numbers = {name: getattr(noise_stddev, name, None) for name in names}
@@ -246,13 +240,9 @@ def add_dp_noise(
         own_key = keys.of_one_run(state.rng_key, updates)
         rng_key, step_key = jax.random.split(own_key)
         stddev = stddev_of_step(noise_stddev, state)
-        step_key = key_of_step(step_key, updates, stddev)
-        noised = jax.tree.map(
-            lambda g, s, z: g + s.astype(z.dtype) * z,
-            updates,
-            stddev_per_leaf(stddev, updates),
-            gaussian_like(step_key, updates),
-        )
+        draws = gaussian_like(key_of_step(step_key, updates, stddev), updates)
+        add = lambda g, s, z: g + s.astype(z.dtype) * z
+        noised = jax.tree.map(add, updates, stddev_per_leaf(stddev, updates), draws)
         return noised, next_state(state, rng_key)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

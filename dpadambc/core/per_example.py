@@ -7,7 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpadambc.core import arrays, keys, validate
+from dpadambc.core import keys, validate
+from dpadambc.core.arrays import invariant_axes, make_varying, varying_axes
 from dpadambc.core.gradient import mask_examples, seal_gradients
 from dpadambc.engine.mesh import spec_of_examples, with_automatic_axes
 from dpadambc.engine.transform import Method, factored_outputs
@@ -73,8 +74,7 @@ class Arguments:
         if not all(0 <= i < len(args) for i in parts) or len({*parts}) != len(parts):
             raise ValueError(
                 f"Expected argnums={self.argnums}, batch_argnums={self.batch_argnums}"
-                f" and prng_argnum={self.prng_argnum} to name distinct arguments among"
-                f" the {len(args)} given."
+                f" and prng_argnum={self.prng_argnum} to differ, below {len(args)}."
             )
         for i in self.differentiated:
             check_floating(args[i])
@@ -87,8 +87,8 @@ class Arguments:
         if len(sizes) != 1 or "a scalar" in sizes:
             got = ", ".join(f"{rows} at {name}" for rows, name in sizes.items())
             raise ValueError(
-                "Expected one number of examples along axis 0 of all arrays of the"
-                f" batch, got {got or 'no arrays'}. Name a key by prng_argnum."
+                f"Expected a batch with one length of axis 0, got {got or 'no arrays'}."
+                " Name a key by prng_argnum."
             )
         return next(iter(sizes))
 
@@ -100,8 +100,8 @@ def check_floating(params: Any) -> None:
         got = jnp.result_type(leaf) if is_array else repr(leaf)
         if not is_array or not jnp.issubdtype(got, jnp.floating):
             raise TypeError(
-                f"Expected params{jax.tree_util.keystr(path)} to be floating-point"
-                f" numbers, got {got}. Pass frozen parameters by another argument."
+                f"Expected params{jax.tree_util.keystr(path)} of floating point, got"
+                f" {got}. Pass frozen parameters by another argument."
             )
 
 
@@ -117,8 +117,8 @@ def scalar_loss(loss_fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any
         if not is_scalar or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
             got = f"shape {jnp.shape(loss)}" if is_array else type(loss).__name__
             raise ValueError(
-                "Expected loss_fn to return the loss of one example, a floating-point"
-                f" scalar, got {got}. A pair (loss, aux) needs has_aux=True."
+                f"Expected loss_fn to return a floating-point scalar, got {got}. A pair"
+                " (loss, aux) needs has_aux=True."
             )
         return output
 
@@ -135,12 +135,11 @@ def sealed_value_and_grad(
         scalar_loss(loss_fn, has_aux), parts.argnums, has_aux
     )
 
-    def one_example(*args):
-        return value_and_grad(*parts.with_own_key(args))
+    one_example = lambda *args: value_and_grad(*parts.with_own_key(args))
 
     def all_examples(*args):
-        axes = arrays.varying_axes(parts.batches(args))
-        allowed = arrays.invariant_axes(parts.batches(args))
+        batches = parts.batches(args)
+        axes, allowed = varying_axes(batches), invariant_axes(batches)
         gradient_of = factored_outputs(one_example, allowed, method=method)
         static = {}
 
@@ -150,13 +149,12 @@ def sealed_value_and_grad(
 
         args = list(args)
         for i in parts.differentiated:  # or JAX would sum gradients over devices
-            args[i] = arrays.make_varying(args[i], axes)
+            args[i] = make_varying(args[i], axes)
         output, gradients = jax.vmap(factored, in_axes=parts.in_axes(args))(*args)
         shapes, rules = static["shapes, rules"]
         shapes, structure = jax.tree.flatten(shapes)
-        return output, structure.unflatten(
-            seal_gradients(gradients, shapes, rules, axes)
-        )
+        sealed = seal_gradients(gradients, shapes, rules, axes)
+        return output, structure.unflatten(sealed)
 
     return all_examples
 
@@ -223,18 +221,16 @@ def per_example_grad(
     all_examples = sealed_value_and_grad(fun, parts, has_aux, method)
 
     def grad_fn(*args, is_padding_example: jax.Array | None = None):
-        batch_size = parts.check(args)
-        if is_padding_example is not None:
-            validate.padding(is_padding_example, batch_size)
+        batch_size, mask = parts.check(args), is_padding_example
+        if mask is not None:
+            validate.padding(mask, batch_size)
 
-        def masked(is_padding_example, *args):
+        def masked(mask, *args):
             output, gradients = all_examples(*args)
-            if is_padding_example is not None:
-                gradients = mask_examples(gradients, is_padding_example)
-            return output, gradients
+            return output, mask_examples(gradients, mask)
 
         spec = spec_of_examples(parts.batches(args))
-        output, gradients = with_automatic_axes(masked, spec, is_padding_example, *args)
+        output, gradients = with_automatic_axes(masked, spec, mask, *args)
         if return_values:
             return output, gradients
         return (gradients, output[1]) if has_aux else gradients
