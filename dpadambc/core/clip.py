@@ -280,9 +280,7 @@ def refuse_parts(params: optax.Params) -> None:
     """
     is_hidden = lambda x: isinstance(x, optax.MaskedNode)
     if any(map(is_hidden, jax.tree.leaves(params, is_leaf=is_hidden))):
-        raise ValueError(
-            "Expected all params, got a part. Put optax.masked behind the noise."
-        )
+        raise ValueError("Expected all params. Put optax.masked behind the noise.")
 
 
 def check_parameters(params: optax.Params, clip_rule: ClipRule) -> None:
@@ -292,13 +290,10 @@ def check_parameters(params: optax.Params, clip_rule: ClipRule) -> None:
 
 
 def check_gradients(
-    updates: optax.Updates,
-    params: optax.Params | None,
-    *,
-    is_padding_example: jax.Array | None = None,
-    **extra_args: Any,
+    updates: optax.Updates, params: optax.Params | None, **extra_args: Any
 ) -> bool:
     """Raises unless these are gradients of single examples; False if there are none."""
+    mask = extra_args.pop("is_padding_example", None)
     if misspelt := [name for name in extra_args if "padding" in name]:
         raise TypeError(f"Expected is_padding_example as the mask, got {misspelt}.")
     if params is None:
@@ -313,8 +308,8 @@ def check_gradients(
             f"Expected gradients of all {together} parameters, got {len(leaves)}. To"
             " train a part, differentiate it alone."
         )
-    if leaves and is_padding_example is not None:
-        validate.padding(is_padding_example, *sizes)
+    if leaves and mask is not None:
+        validate.padding(mask, *sizes)
     for leaf in leaves:
         _check_seal(leaf)
     return bool(leaves)
@@ -340,13 +335,11 @@ def clipped_sums(
     l2_clip_norm: jax.typing.ArrayLike,
     normalize_by: jax.typing.ArrayLike,
     clip_rule: ClipRule = FLAT,
-    *,
-    is_padding_example: jax.Array | None = None,
     **extra_args: Any,
 ) -> Sums:
     """The clipped sum of per-example gradients, as arrays: see `clip_per_example`."""
-    mask = is_padding_example
-    if not check_gradients(updates, params, is_padding_example=mask, **extra_args):
+    mask = extra_args.get("is_padding_example")
+    if not check_gradients(updates, params, **extra_args):
         return Sums(updates)
 
     # On a mesh with Explicit axes, arrays have to be arguments to be used inside.

@@ -87,9 +87,7 @@ def clipped_grad(
       [7.  0.5] ['0.300', '0.650']
     """
     if isinstance(normalize_by, jax.Array):
-        raise TypeError(
-            f"Expected normalize_by to be a Python number, got {normalize_by!r}."
-        )
+        raise TypeError(f"Expected normalize_by as a float, got {normalize_by!r}.")
     # For its checks.
     clip_per_example(l2_clip_norm, normalize_by=normalize_by, clip_rule=clip_rule)
 

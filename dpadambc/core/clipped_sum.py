@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import jax
 import optax
 
-from dpadambc.core import arrays, validate
+from dpadambc.core import arrays
 from dpadambc.core.gradient import (
     OF_SUMS,
     Closed,
@@ -137,49 +137,6 @@ def close_sums(
     )
 
 
-def as_clipped_sum(
-    gradient: optax.Updates, *, l2_clip_norm: float, normalize_by: float
-) -> optax.Updates:
-    r"""Declares that arrays are a clipped sum, for `add_dp_noise`.
-
-    Use it for a sum from elsewhere than `clipped_grad` or `clip_per_example`, such as
-    one that another library has clipped.
-
-    Guarantees:
-      * None of its own: by calling this you vouch that the gradient is
-        :math:`\frac{1}{B} \sum_i g_i`, where the gradient :math:`g_i` of one example,
-        over all arrays together, has a norm of at most C and depends on that example
-        alone. A mean that is clipped as a whole is no such sum.
-
-    Args:
-      gradient: a tree of arrays of real floating-point numbers.
-      l2_clip_norm: C, positive.
-      normalize_by: B, positive: a public number.
-
-    Returns:
-      The same tree, with a `ClippedSum` for each array, in at least float32.
-
-    Raises:
-      TypeError: if a leaf is no array of real floating-point numbers.
-      ValueError: if a number is not positive.
-
-    Example:
-      >>> import jax, jax.numpy as jnp
-      >>> import dpadambc
-      >>> gradients = jnp.array([[3.0, 4.0], [0.0, 0.5]])
-      >>> norms = jnp.linalg.norm(gradients, axis=1, keepdims=True)
-      >>> clipped = gradients / jnp.maximum(norms, 1.0)
-      >>> summed = dpadambc.as_clipped_sum(
-      ...     clipped.sum(0) / 2, l2_clip_norm=1.0, normalize_by=2)
-      >>> print([f"{x:.2f}" for x in summed.value])
-      ['0.30', '0.65']
-    """
-    validate.positive_or_infinite(l2_clip_norm=l2_clip_norm)
-    validate.positive(normalize_by=normalize_by)
-    validate.real_arrays(gradient=gradient)
-    return close_sums(gradient, l2_clip_norm, normalize_by)
-
-
 def materialize(gradients: optax.Updates) -> optax.Updates:
     r"""Per-example gradients or clipped sums as arrays, to look at: *not private*.
 
@@ -234,15 +191,12 @@ def open_sums(
             f"Expected the gradient with all {max(numbers)[0]} sums of the clip, got"
             f" {len(leaves)}. Put optax.masked behind the noise."
         )
-    for leaf in leaves:
-        if leaf.closed.shape != leaf.shape:
-            raise ValueError(f"Expected gradient of the shape of {leaf}, got another.")
+    if any(leaf.closed.shape != leaf.shape for leaf in leaves):
+        raise ValueError(f"Expected gradient of the shapes of {leaves}, got others.")
     of_noise = {"l2_clip_norm": l2_clip_norm, "normalize_by": normalize_by}
     for name, number in of_noise.items():
         known = {number, *(getattr(leaf, name) for leaf in leaves)} - {None}
         # As far apart as float32 tells numbers from each other.
         if known and not math.isclose(min(known), max(known), rel_tol=1e-6):
-            raise ValueError(
-                f"Expected one {name} in clip and noise, got {sorted(known)}."
-            )
+            raise ValueError(f"Expected one {name} in clip and noise, got {known}.")
     return materialize(sums)

@@ -28,9 +28,8 @@ import numpy as np
 import optax
 
 from dpadambc.core import validate
-from dpadambc.core.arrays import make_varying, round_to_dtype, varying_axes
+from dpadambc.core.arrays import make_varying, round_to_dtype
 from dpadambc.engine import weighted
-from dpadambc.engine.forms import Dense
 from dpadambc.engine.interface import Gradient
 
 _WORD = np.uint32(0x5EA1ED)
@@ -261,58 +260,6 @@ def seal_gradients(
         )
         for grad, like, rule in zip(gradients, shapes, rules, strict=True)
     ]
-
-
-def as_per_example(
-    gradients: optax.Updates, *, is_padding_example: jax.Array | None = None
-) -> optax.Updates:
-    r"""Declares that arrays are untouched gradients of single examples.
-
-    Use it for gradients from elsewhere than `per_example_grad`, such as
-    `jax.vmap(jax.grad(...))`. `clip_per_example` takes no bare arrays, since they may
-    have been changed.
-
-    Guarantees:
-      * None of its own: by calling this you vouch that each row depends on one example
-        alone. Scaling all rows by a norm over the batch, averages over steps, and
-        statistics of the batch break this, and with it the sensitivity. So does
-        `jax.vmap(jax.grad(...))` inside `jax.shard_map`, where JAX sums over devices.
-
-    Args:
-      gradients: a tree of floating-point arrays of shape (batch, \*parameter shape).
-      is_padding_example: shape (batch,), bool, True where a row is padding. If given,
-        those rows become zero, and the gradients count as masked.
-
-    Returns:
-      The same tree, with a `PerExampleGradient` for each array.
-
-    Raises:
-      TypeError: if a leaf is no array of real floating-point numbers, or is a
-        `PerExampleGradient` already.
-      ValueError: if an array has no batch axis.
-
-    Example:
-      >>> import jax, jax.numpy as jnp
-      >>> import dpadambc
-      >>> params = jnp.zeros(2)
-      >>> loss_fn = lambda w, x: w @ x
-      >>> x = jnp.array([[3.0, 4.0], [0.0, 0.5]])
-      >>> grads = dpadambc.as_per_example(
-      ...     jax.vmap(jax.grad(loss_fn), (None, 0))(params, x))
-      >>> clip = dpadambc.clip_per_example(1.0, normalize_by=2)
-      >>> clipped, _ = clip.update(grads, clip.init(params), params)
-      >>> print([f"{g:.3f}" for g in clipped.value])
-      ['0.300', '0.650']
-    """
-    validate.real_arrays(gradients=gradients)
-    arrays, structure = jax.tree.flatten(jax.tree.map(jnp.asarray, gradients))
-    if not all(x.ndim for x in arrays):
-        raise ValueError("Expected gradients to have the examples along axis 0.")
-    shapes = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in arrays]
-    dense = [Dense(x, x.shape[1:], "array") for x in arrays]
-    rules = ["array"] * len(arrays)
-    leaves = seal_gradients(dense, shapes, rules, varying_axes(arrays))
-    return mask_examples(structure.unflatten(leaves), is_padding_example)
 
 
 def mask_examples(

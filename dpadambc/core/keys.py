@@ -94,9 +94,7 @@ def _of_one_run(key: jax.Array, leaves: Sequence[jax.Array]) -> jax.Array:
 def _(axis_size, are_batched, key, leaves):
     is_key_batched, are_leaves_batched = are_batched
     if (kind := str(jax.random.key_impl(key))) in _DRAWS_FROM_THE_FIRST:
-        raise ValueError(
-            f"Expected a key of kind {_DEFAULT!r} under jax.vmap, got {kind!r}."
-        )
+        raise ValueError(f"Expected a key of {_DEFAULT} under jax.vmap, got {kind}.")
     if any(are_leaves_batched) and not is_key_batched:
         raise ValueError(
             f"Expected a key for each of {axis_size} runs, got one. Map over keys too."

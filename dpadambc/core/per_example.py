@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dpadambc.core import keys, validate
 from dpadambc.core.arrays import invariant_axes, make_varying, varying_axes
@@ -68,18 +69,16 @@ class Arguments:
 
     def check(self, args: Sequence[Any]) -> int:
         """The batch size; raises unless the arguments fit their parts."""
-        parts = [*self.differentiated, *self.batched(args)]
-        if self.prng_argnum is not None:
-            parts.append(self.prng_argnum)
+        of_key = [] if self.prng_argnum is None else [self.prng_argnum]
+        parts = [*self.differentiated, *self.batched(args), *of_key]
         if not all(0 <= i < len(args) for i in parts) or len({*parts}) != len(parts):
             raise ValueError(
                 f"Expected argnums={self.argnums}, batch_argnums={self.batch_argnums}"
-                f" and prng_argnum={self.prng_argnum} to differ, below {len(args)}."
+                f" and prng_argnum={self.prng_argnum} to differ and be < {len(args)}."
             )
-        for i in self.differentiated:
-            check_floating(args[i])
-        if self.prng_argnum is not None:
-            validate.typed_key(key=args[self.prng_argnum])
+        check_floating(self.params(args))
+        for i in of_key:
+            validate.typed_key(key=args[i])
         sizes = {}
         for path, leaf in jax.tree_util.tree_leaves_with_path(self.batches(args)):
             rows = jnp.shape(leaf)[0] if jnp.ndim(leaf) else "a scalar"
@@ -94,15 +93,10 @@ class Arguments:
 
 
 def check_floating(params: Any) -> None:
-    """Raises unless all leaves can be differentiated."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        is_array = hasattr(leaf, "dtype") or isinstance(leaf, int | float | complex)
-        got = jnp.result_type(leaf) if is_array else repr(leaf)
-        if not is_array or not jnp.issubdtype(got, jnp.floating):
-            raise TypeError(
-                f"Expected params{jax.tree_util.keystr(path)} of floating point, got"
-                f" {got}. Pass frozen parameters by another argument."
-            )
+    """Raises unless all leaves can be differentiated: arrays or Python numbers."""
+    is_number = lambda x: isinstance(x, int | float | complex)
+    array = lambda x: np.asarray(x) if is_number(x) else x
+    validate.real_arrays(params=jax.tree.map(array, params))
 
 
 def scalar_loss(loss_fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
@@ -131,9 +125,8 @@ def sealed_value_and_grad(
     """The values and sealed gradients of all examples, of the loss's arguments."""
     if method not in ("factored", "vmap"):
         raise ValueError(f"Expected method 'factored' or 'vmap', got {method!r}.")
-    value_and_grad = jax.value_and_grad(
-        scalar_loss(loss_fn, has_aux), parts.argnums, has_aux
-    )
+    loss = scalar_loss(loss_fn, has_aux)
+    value_and_grad = jax.value_and_grad(loss, parts.argnums, has_aux)
 
     one_example = lambda *args: value_and_grad(*parts.with_own_key(args))
 
@@ -210,6 +203,7 @@ def per_example_grad(
 
     Example:
       >>> import jax.numpy as jnp
+    import numpy as np
       >>> import dpadambc
       >>> loss_fn = lambda w, x, y: (w @ x - y) ** 2
       >>> w, x, y = jnp.ones(2), jnp.array([[1.0, 2.0], [0.0, 1.0]]), jnp.zeros(2)
