@@ -362,15 +362,13 @@ def clip_per_example(
     .. math:: \bar g = \frac{1}{B} \sum_i g_i \min(1, C / \lVert g_i \rVert_2)
 
     with C = `l2_clip_norm` and B = `normalize_by`. The norm of an example is taken
-    over the *whole* tree of gradients that reaches this stage. (Optax names the same
-    bound `l2_norm_clip`.)
+    over the *whole* tree of gradients that reaches this stage.
 
     `update` takes gradients of `per_example_grad` or `as_per_example`, needs `params`,
     and accepts `is_padding_example`, shape (batch,), bool: True where an example is
-    padding. Chain it first: its bound does not cover a stage before it, so such a stage
-    is refused. It returns a `ClippedSum` for each parameter, in at least float32, which
-    `add_dp_noise` opens. Gradients whose rows are no longer those of the same examples
-    in all parameters give NaN.
+    padding. Chain it first: a stage before it is refused. It returns a `ClippedSum` for
+    each parameter, in at least float32, which `add_dp_noise` opens. Rows that are not
+    of the same examples in all parameters give NaN.
 
     Guarantees:
       * On batches that differ by one example added or removed, or replaced by
@@ -383,25 +381,22 @@ def clip_per_example(
         under Poisson sampling.
 
       They hold up to the rounding of a float32 sum. Norms of factored gradients carry
-      an allowance for rounding, which is below C / 1000 however the parts of a gradient
-      cancel. For arrays C must be well above 1e-18, where squares of float32 numbers
-      vanish. A part of the parameters, inside `optax.masked`, is refused.
+      an allowance for rounding, below C / 1000. For arrays C must be well above 1e-18.
+      A part of the parameters, inside `optax.masked`, is refused.
 
     Args:
       l2_clip_norm: C, positive; infinity turns clipping off, and the guarantee too.
       normalize_by: B, positive: a public number, usually the expected batch size
         `sampling_prob * num_examples`, rounded.
-      clip_rule: which share of each gradient is taken, such as `clipping.Automatic()`;
-        by default min(1, C / norm) as above. No rule of public numbers changes the
-        guarantees: it is given one norm at a time, and can take no more than C / norm.
+      clip_rule: which share of each gradient is taken, at most C / norm, such as
+        `clipping.Automatic()`; by default min(1, C / norm).
 
     Returns:
       An Optax transformation; its state is empty.
 
     Raises:
       ValueError: if a number is not positive, `params` is missing, the leaves
-        disagree in batch size, the gradients are not per example, or are a part of
-        those that were taken together.
+        disagree in batch size, or are a part of those that were taken together.
       TypeError: if a leaf is a bare array or its seal is broken, the mask has the wrong
         dtype, or another argument looks like a mask.
 

@@ -161,28 +161,19 @@ def add_dp_noise(
     `PoissonGaussian.noise_stddev` has it.
 
     Guarantees:
-      * Draws are independent over coordinates, leaves, steps and keys. Each step
-        splits the key in the state and keeps one half, so a state tells nothing about
-        earlier noise; later noise follows from it. (`optax.inject_hyperparams` keeps
-        the first key in its state unless it is given `static_args=("key",)`.)
-      * Draws are independent over sums too: a checksum of all bits of the sum is in the
-        key of its noise. A key used again gives different sums independent noise, and
-        equal sums equal noise.
-      * Under `jax.vmap` over parameters or gradients alone it is refused: map over keys
-        too.
-      * Inside `jax.shard_map` the noise must differ along the axes along which the
-        gradient does, and along no others: one draw for one coordinate, whatever device
-        has it. Anything else is refused, and so is `check_vma=False`.
+      * Draws are independent over coordinates, leaves, steps, keys and sums: a checksum
+        of the sum is in the key of its noise. A state tells nothing about earlier
+        noise; later noise follows from it. (`optax.inject_hyperparams` keeps the first
+        key in its state unless it is given `static_args=("key",)`.)
+      * Inside `jax.shard_map` one coordinate has one draw, whatever device has it.
+        Anything else is refused, as are `check_vma=False` and a `jax.vmap` that maps
+        over parameters or gradients and not over keys.
       * The draws are those of `jax.random.normal`, with whatever kind of key is given.
-      * Noise is drawn and added in at least float32, and the result stays there: in
-        bfloat16 or float16 the noise would take a few hundred values, or vanish.
+      * Noise is drawn and added in at least float32, and the result stays there.
 
-    Limits. Epsilon is that of ideal Gaussian noise. These are float32 numbers of 23
-    random bits each, none beyond 5.42 standard deviations (in float64 52 bits and 8.3).
-    An attacker who has the exact bits of a noised sum, and candidates for the clipped
-    sum, can rule some of them out: `Mironov 2012
-    <https://doi.org/10.1145/2382196.2382264>`_. The key has 64 bits with JAX's default
-    generator, which is not cryptographic: give it entropy (`training.secret_key`).
+    Limits. Epsilon is that of ideal Gaussian noise; these numbers have 23 random bits
+    (in float64 52). The key has 64 bits with JAX's default generator, which is not
+    cryptographic: give it entropy (`training.secret_key`). See the guide to precision.
 
     Args:
       noise_stddev: a mechanism, whose level it is, and which the sum has to have the

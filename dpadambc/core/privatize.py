@@ -118,18 +118,16 @@ def privatize(
 
     with C, B and :math:`\sigma` = `mechanism.noise_stddev`, or with the factor of
     another `mechanism.clip_rule`. Chain it first. Its output is as private as the
-    mechanism says, whatever follows: any Optax optimizer, with `optax.masked`,
-    `optax.MultiSteps` or a state of its own. Other arguments of `update`, such as the
-    `value` of a loss that some optimizers ask for, have no noise: give public ones.
+    mechanism says, whatever Optax optimizer follows. Other arguments of `update`, such
+    as the `value` of a loss, have no noise: give public ones.
 
     Guarantees:
       * Those of `clip_per_example` and of `add_dp_noise`: every coordinate gets noise
         of the mechanism's level, on a sum whose sensitivity is the mechanism's.
       * Epsilon is that of the mechanism if batches are drawn as it says, each with its
         mask, one for each update, and the key is secret.
-      * Refused are gradients that were changed since `per_example_grad`, a part of
-        them, gradients without a mask where batches are padded, and another number of
-        examples than a mechanism with batches of one size draws.
+      * Refused are changed gradients, a part of them, gradients without a mask where
+        batches are padded, and batches of another size than the mechanism draws.
 
     Args:
       mechanism: the public numbers, such as a `PoissonGaussian`.
@@ -138,9 +136,7 @@ def privatize(
     Returns:
       An Optax transformation, to be called as
       `update(gradients, state, params, is_padding_example=mask)`; the mask may have
-      been given to the gradient function instead. Its updates are in at least float32,
-      and optimizers whose moments have the dtype of the parameters change it in their
-      first step where that is lower.
+      been given to the gradient function instead. Its updates are in at least float32.
 
     Raises:
       TypeError: if `mechanism` is no mechanism, `key` no typed key, or a gradient is
