@@ -73,12 +73,12 @@ def traces_are_counted_anew():
 @pytest.fixture
 def one_identity(monkeypatch):
     """All runs of one key draw the same batches, so that they can be compared."""
-    from dpadambc.core import fit, keys
+    from dpadambc.core import keys, step
 
     monkeypatch.setattr(keys, "of_batches", lambda key, words: key)
-    fit.compiled_once.cache_clear()  # what was traced before has keys of its own
+    step.compiled_once.cache_clear()  # what was traced before has keys of its own
     yield
-    fit.compiled_once.cache_clear()
+    step.compiled_once.cache_clear()
 
 
 @pytest.fixture

@@ -40,6 +40,7 @@ ALLOWED = {
     ("core/accounting.py", "cache"),
     ("core/calibrate.py", "cache"),
     ("core/fit.py", "cache"),
+    ("core/step.py", "cache"),
 }
 
 

@@ -41,7 +41,9 @@ whatever a file trusts besides JAX and NumPy.
 The core calls the engine through two functions, `engine.transform.factored_outputs` and
 `engine.threefry.normals`. Their references are `method="vmap"` and `jax.random.normal`,
 with which `audit` compares them on your model. Besides these it knows two types of
-value, `engine.interface.Gradient` and `engine.forms.Dense`, with `engine.weighted`.
+value, `engine.interface.Gradient` and `engine.forms.Dense`, with `engine.weighted`; and
+`engine.memory`, which chooses how many examples are computed at once: it changes a sum
+by rounding alone.
 
 Nothing here keeps state between calls, warns, or opens a file. No other folder can
 weaken it: a mechanism is an event and a draw, and contrib's other noise vouches for its

@@ -13,17 +13,14 @@ import optax
 from dpadambc.core import clipped_grad, keys, validate
 from dpadambc.core import data as _data
 from dpadambc.core.arrays import widen
-from dpadambc.core.data import Layout
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.per_example import Arguments
 from dpadambc.core.sampling import Batch
+from dpadambc.engine import mesh
+from dpadambc.engine.mesh import Layout
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("step", "params", "opt_state", "noise", "sampling_key", "loss_key"),
-    meta_fields=("mechanism",),
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainState:
     """All that a run needs to go on: *secret*, for its keys. See `releasable`.
@@ -49,7 +46,7 @@ class TrainState:
     noise: Any
     sampling_key: jax.Array
     loss_key: jax.Array
-    mechanism: Mechanism
+    mechanism: Mechanism = dataclasses.field(metadata={"static": True})
 
     def __repr__(self) -> str:
         """Without the arrays: a notebook that is shared must not show the keys."""
@@ -171,7 +168,7 @@ class Step:
         validate.transformation(optimizer=self.optimizer)
         if self.microbatch_size is not None:
             validate.count(least=1, microbatch_size=self.microbatch_size)
-            if self.microbatch_size % (shards := _data.num_shards(self.layout)):
+            if self.microbatch_size % (shards := mesh.num_shards(self.layout)):
                 raise ValueError(
                     f"Expected microbatch_size to be a multiple of the {shards} shards"
                     f" of a batch, got {self.microbatch_size}."
@@ -217,12 +214,12 @@ class Step:
         layout = self.layout
         private = self.mechanism.private_gradient(state.noise.rng_key)
 
-        # The arguments of the loss: parameters, what is frozen, examples, a key.
+        # The arguments of the loss: parameters, frozen, examples, a key.
         params, examples = state.params, _data.arguments(examples)
         padding, shared = is_padding_example, () if frozen is None else (frozen,)
         if layout.axes:
-            examples, padding = _data.split((examples, padding), layout)
-            params = _data.constrained(params, layout, _data.gathered_specs(layout))
+            examples, padding = mesh.split((examples, padding), layout)
+            params = mesh.constrained(params, layout, mesh.gathered_specs(layout))
         first, last = 1 + len(shared), 1 + len(shared) + len(examples)
         own_key, prng_argnum = (), None
         if takes_key(self.loss_fn):
@@ -241,9 +238,9 @@ class Step:
         )
         arguments = (state.noise, params, *shared, *examples, *own_key)
         losses, sums = clipped(*arguments, is_padding_example=padding)
-        gradient = _data.constrained(sums.gradient, layout, layout.params)
+        gradient = mesh.constrained(sums.gradient, layout, layout.params)
 
-        # Noise on the sum. What follows is post-processing.
+        # Noise on the sum. The rest is post-processing.
         sums = sums._replace(gradient=gradient)
         noised, noise = private.add_noise(sums, state.noise, state.params)
         update = self.optimizer.update
@@ -257,7 +254,7 @@ class Step:
         )
         present = ~is_padding_example
         seen = Seen(loss=jnp.sum(losses, where=present), num_examples=jnp.sum(present))
-        return _data.constrained(after, layout, _data.state_specs(after, layout)), seen
+        return mesh.constrained(after, layout, mesh.state_specs(after, layout)), seen
 
 
 def draw_batch(mechanism: Any, state: TrainState, num_examples: int) -> Batch:
@@ -266,7 +263,7 @@ def draw_batch(mechanism: Any, state: TrainState, num_examples: int) -> Batch:
     Where a mechanism draws steps independently, a checksum of the parameters is in the
     key of each, as one of the sum is in that of the noise: two runs with one key draw
     batches of their own from where their parameters differ on. Parameters are functions
-    of what was released, so for every data set the batches are as likely as without.
+    of earlier releases, so for every data set the batches are as likely as without.
 
     Args:
       mechanism: which samples from a key.
@@ -298,3 +295,72 @@ def draw_batch(mechanism: Any, state: TrainState, num_examples: int) -> Batch:
     if mechanism.draws_steps_alone:
         key = keys.of_batches(key, keys.checksum(state.params))
     return mechanism.sample_step(key, state.step, num_examples=num_examples)
+
+
+# The same, compiled for a data set.
+
+
+class Programs(NamedTuple):
+    """Compiled functions; parameters, keys and data are their arguments."""
+
+    start: Callable[..., TrainState]
+    batch: Callable[[TrainState], Any]  # of the next step
+    steps: Any  # jitted: of the state, frozen, the data; so many steps
+
+
+def compiled(step: Step, num_examples: int) -> Programs:
+    """The programs of a step on so many examples, each compiled when it is called."""
+    layout = step.layout
+
+    def start(params, words, digest, impl):
+        key = jax.random.wrap_key_data(words, impl=impl)
+        # The first step donates the buffers of the state; those of the user must stay.
+        state = jax.tree.map(jnp.copy, step.init(params, key=key))
+        key = keys.of_batches(state.sampling_key, digest)
+        state = dataclasses.replace(state, sampling_key=key)
+        return mesh.constrained(state, layout, mesh.state_specs(state, layout))
+
+    def draw(state):
+        batch = draw_batch(step.mechanism, state, num_examples)
+        return _data.padded(batch, layout, step.microbatch_size)
+
+    def steps(state, frozen, data, iterations):
+        def one(state, _):
+            if isinstance(data, _data.Fetched):
+                return step(state, *data, frozen)
+            batch = draw(state)
+            return step(state, batch.gather(data), batch.is_padding_example, frozen)
+
+        if iterations == 1:  # a loop around it would cost some percent
+            return one(state, None)
+        state, seen = jax.lax.scan(one, state, length=iterations)
+        return state, jax.tree.map(lambda x: x.sum(0), seen)
+
+    return Programs(
+        jax.jit(start, static_argnames="impl"),
+        jax.jit(lambda state: mesh.replicated(draw(state), layout)),
+        jax.jit(steps, static_argnames="iterations", donate_argnums=0),
+    )
+
+
+# They hold all that the functions of a step close over: hence so few.
+compiled_once = functools.lru_cache(maxsize=8)(compiled)
+
+
+def may_be_kept(step: Step) -> bool:
+    """Whether an equal step has the same noise, and can be found at all.
+
+    A compiled program reads once all that its functions read besides their arguments.
+    No number of the noise may be that old: epsilon is of the noise as it is now.
+    """
+    try:
+        hash(step)
+    except TypeError:  # such as of an Equinox module, for its arrays
+        return False
+    is_ours = type(step.mechanism).__module__.startswith("dpadambc.")
+    return is_ours and not callable(step.mechanism.noise_multiplier)
+
+
+def programs_of(step: Step, num_examples: int) -> Programs:
+    """The programs of a step, of an earlier run where that had an equal one."""
+    return (compiled_once if may_be_kept(step) else compiled)(step, num_examples)

@@ -497,18 +497,6 @@ def test_an_optimizer_whose_updates_would_be_broadcast_is_refused():
     fit(column, jnp.zeros((3, 1)), optimizer=optax.sgd(0.1))
 
 
-def test_an_error_in_the_loss_says_what_the_loss_was_called_with():
-    for loss, params, data, error, note in [
-        (lambda w, x, y: jax.vmap(lambda x: w @ x)(x), None, (X, Y), ValueError, "[3]"),
-        (lambda w, x, y, key: 0.0, None, (X, Y), TypeError, "key"),
-        (lambda *_: 1 / 0, eqx.nn.LayerNorm(3), (X, Y), ZeroDivisionError, "LayerNorm"),
-        (lambda w, e: e["y"], None, ({"x": X, "z": Y},), KeyError, "'z': float32"),
-    ]:
-        with pytest.raises(error) as found:
-            fit(loss, params, data)
-        assert any("loss_fn" in x and note in x for x in found.value.__notes__)
-
-
 def test_parameters_and_state_keep_their_dtypes():
     state = fit(params=jnp.ones(3, jnp.bfloat16), optimizer=optax.adam(0.1)).state
     assert state.params.dtype == jnp.bfloat16

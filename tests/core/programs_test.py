@@ -18,8 +18,8 @@ from jax.sharding import PartitionSpec as P
 
 import dpadambc
 from dpadambc import clipping, graphs, training
-from dpadambc.core import fit as core_fit
 from dpadambc.core import identity
+from dpadambc.core import step as core_step
 from tests import common
 
 RNG = np.random.default_rng(0)
@@ -76,7 +76,7 @@ def compilations():
 
 def anew(**options):
     """The same run, with no program of an earlier one."""
-    core_fit.compiled_once.cache_clear()
+    core_step.compiled_once.cache_clear()
     return fit(**options)
 
 
@@ -245,8 +245,8 @@ def test_no_step_of_ours_depends_on_how_many_there_are(kind, numbers):
             **numbers,
         )
         step = training.Step(loss_fn, mechanism, optax.sgd(0.1))
-        assert core_fit.may_be_kept(step)
-        steps = core_fit.compiled(step, 200).steps
+        assert core_step.may_be_kept(step)
+        steps = core_step.compiled(step, 200).steps
         state = step.init(jnp.zeros(3), key=jax.random.key(0))
         traced = jax.make_jaxpr(functools.partial(steps, iterations=2))(
             state, None, DATA
@@ -326,7 +326,7 @@ def test_few_programs_are_kept_and_no_data():
     del loss, data
     gc.collect()
     assert arrays() is None
-    for _ in range(core_fit.compiled_once.cache_info().maxsize):
+    for _ in range(core_step.compiled_once.cache_info().maxsize):
         assert losses() is not None
         fit(lambda w, x, y: loss_fn(w, x, y), steps_per_call=1)
         gc.collect()

@@ -54,7 +54,7 @@ def fit(data=(DATA,), mechanism=MECHANISM, **options):
 def state_memory(monkeypatch):
     """Devices that state so many bytes."""
     return lambda num_bytes: monkeypatch.setattr(
-        memory, "stated_bytes", lambda: num_bytes
+        memory, "stated_bytes", lambda **_: num_bytes
     )
 
 
@@ -82,7 +82,7 @@ def step_bytes(microbatch_size, data=(DATA,)):
         return {sizes[-1]: 0}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory, "stated_bytes", lambda: 1.0)
+        patch.setattr(memory, "stated_bytes", lambda **_: 1.0)
         patch.setattr(memory, "measured_around", measured)
         fit(data)
     return found[0]
