@@ -20,8 +20,8 @@ from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.noise import add_dp_noise
 from dpadambc.core.privatize import Noise, PrivateGradient, scaled_multiplier
 from dpadambc.core.sampling import Batch
-from dpadambc.mechanisms.checks import check_independent_noise
 from dpadambc.engine.mesh import with_automatic_axes
+from dpadambc.mechanisms.checks import check_independent_noise
 
 # The bound stays within this factor of the one that it starts from, either way. For a
 # start near one that is far from where squares of float32 numbers vanish or overflow.
