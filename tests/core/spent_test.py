@@ -233,7 +233,7 @@ def test_a_run_keeps_to_the_budget_of_all():
 def test_what_cannot_be_composed_is_refused_before_anything_is_run():
     relation = dpadambc.NeighboringRelation.REPLACE_ONE
     other = dataclasses.replace(OTHER, neighboring_relation=relation)
-    with pytest.raises(ValueError, match="neighboring relation"):
+    with pytest.raises(ValueError, match="neighboring_relation"):
         fit(spent=[other])
     with pytest.raises(TypeError, match="runs"):
         fit(spent=1.5)
