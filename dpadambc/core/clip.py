@@ -324,8 +324,7 @@ def _check_seal(leaf: PerExampleGradient) -> None:
     if wrong := combined | set(varying_axes(leaf.sealed)) - varying:
         raise ValueError(
             "Expected gradients of whole parameters and the device's own examples, got"
-            f" {leaf} combined or split along {sorted(wrong)}. Sum over devices behind"
-            " the clip; gather parameters before the gradient is taken."
+            f" {leaf} combined or split along {sorted(wrong)}. Sum behind the clip."
         )
 
 

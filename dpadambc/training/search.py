@@ -186,7 +186,10 @@ def _drawn_from(
     In a list: an array of them would have their secret number in its shape, which JAX
     writes to its log as it compiles.
     """
-    key = keys.of_domain(keys.of_this_process(key), "search")
+    # As words a key is on no device, and the same in several processes.
+    words = jnp.asarray(np.asarray(jax.random.key_data(key)))
+    key = jax.random.wrap_key_data(words, impl=jax.random.key_impl(key))
+    key = keys.of_domain(key, "search")
     host_key, trial_key = jax.random.split(key)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(host_key)).tolist())
     number = trials.sample(rng)
