@@ -186,8 +186,9 @@ def _drawn_from(
     In a list: an array of them would have their secret number in its shape, which JAX
     writes to its log as it compiles.
     """
-    key = keys.of_domain(keys.of_this_process(key), "search")
-    host_key, trial_key = jax.random.split(key)
+    words = np.asarray(jax.random.key_data(key))  # on no device in particular
+    key = jax.random.wrap_key_data(jnp.asarray(words), impl=jax.random.key_impl(key))
+    host_key, trial_key = jax.random.split(keys.of_domain(key, "search"))
     rng = np.random.default_rng(np.asarray(jax.random.key_data(host_key)).tolist())
     number = trials.sample(rng)
     return rng, [jax.random.fold_in(trial_key, i) for i in range(number)]
