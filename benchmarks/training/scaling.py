@@ -10,7 +10,7 @@ from benchmarks.speed import models, timing
 from benchmarks.training import overhead
 from dpadambc import training
 from dpadambc.core import data
-from dpadambc.core import step as core_step
+from dpadambc.core.step import compiled
 
 
 def _case(problem: models.Problem, devices: int, split_params: bool) -> Any:
@@ -30,9 +30,9 @@ def _case(problem: models.Problem, devices: int, split_params: bool) -> Any:
     layout = data.layout_of(params, None, data.Sharded((), batches))
     step = training.Step(problem.loss_fn, mechanism, optimizer, layout=layout)
     words = np.asarray(jax.random.key_data(jax.random.key(1)))
-    start = core_step.compiled(step, problem.batch_size).start
+    start = compiled(step, problem.batch_size).start
     state = start(
-        data.placed(params, layout), words, np.zeros(2, np.uint32), impl="threefry2x32"
+        mesh.placed(params, layout), words, np.zeros(2, np.uint32), impl="threefry2x32"
     )
     whole = problem.batch, np.zeros(problem.batch_size, bool)
     placed = jax.device_put(whole, jax.tree.map(lambda _: batches, whole))

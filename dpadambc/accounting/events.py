@@ -50,9 +50,7 @@ def epsilon(
     """
     check_accountant(accountant)
     check_delta(target_delta)
-    return accountant.epsilon(
-        event, target_delta=target_delta, neighboring_relation=neighboring_relation
-    )
+    return accountant.epsilon(event, target_delta, neighboring_relation)
 
 
 def calibrate(
@@ -93,11 +91,10 @@ def calibrate(
       3.73
     """
     check_accountant(accountant)
-    return solved(
-        event_of,
-        unknown,
-        [accountant],
-        target_epsilon=target_epsilon,
-        target_delta=target_delta,
-        neighboring_relation=neighboring_relation,
-    )
+    check_delta(target_delta)
+
+    def epsilon_of(x: float, **how: float) -> float:
+        event = event_of(x)
+        return accountant.epsilon(event, target_delta, neighboring_relation, **how)
+
+    return solved(epsilon_of, unknown, target_epsilon)

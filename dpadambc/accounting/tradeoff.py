@@ -24,7 +24,8 @@ import scipy.stats
 
 from dpadambc.core import validate
 from dpadambc.core.accounting import PLD, rounding_of
-from dpadambc.core.mechanism import Mechanism, check_mechanism
+from dpadambc.core.mechanism import Mechanism
+from dpadambc.mechanisms.checks import check_mechanism
 
 # The privacy losses are on a grid that suits this delta; see `PLD.on_fine_grid`.
 _TARGET_DELTA = 1e-6

@@ -2,7 +2,7 @@
 
 The best of a fixed number of private runs is far less private than one of them: if
 *all* other trials did worse, this reveals something of each. A random, secret number of
-trials hides what a single trial did. The distributions are public; the draw is
+trials hides the single trial. The distributions are public; the draw is
 secret. `search` has the cost of a search.
 """
 

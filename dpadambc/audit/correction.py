@@ -14,8 +14,9 @@ from dpadambc.audit.finding import Finding, not_tested, within
 from dpadambc.audit.noise import MakeOptimizer, Update
 from dpadambc.audit.steps import NotTraceable, start
 from dpadambc.contrib import ScaleByAdafactorBCState, ScaleByAdemamixBCState
-from dpadambc.core.mechanism import Mechanism, check_mechanism
+from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.noise import stddev_per_leaf
+from dpadambc.mechanisms.checks import check_mechanism
 from dpadambc.transforms.moments import ScaleByAdamBCState
 from dpadambc.transforms.rms import ScaleByRmsBCState
 

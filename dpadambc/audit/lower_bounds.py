@@ -10,7 +10,8 @@ import scipy.stats
 from dpadambc import accounting
 from dpadambc.audit.finding import Finding, combined, not_tested, within
 from dpadambc.core import validate
-from dpadambc.core.mechanism import Mechanism, check_mechanism
+from dpadambc.core.mechanism import Mechanism
+from dpadambc.mechanisms.checks import check_mechanism
 
 _CHECK = "empirical epsilon"
 _BY_CHANCE = 1e-6

@@ -23,7 +23,8 @@ from dpadambc.audit.recorder import NotRecordable
 from dpadambc.audit.steps import NotTraceable, Step, Steps, start
 from dpadambc.core.clipped_sum import as_clipped_sum
 from dpadambc.core.gradient import as_per_example
-from dpadambc.core.mechanism import Mechanism, check_independent_noise
+from dpadambc.core.mechanism import Mechanism
+from dpadambc.mechanisms.checks import check_independent_noise
 
 _CHECK = "noise"
 

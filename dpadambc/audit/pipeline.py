@@ -13,9 +13,10 @@ import optax
 from dpadambc.audit import neighbors
 from dpadambc.core import data as data_
 from dpadambc.core.clipped_sum import materialize
-from dpadambc.core.mechanism import Mechanism, check_independent_noise
+from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.per_example import per_example_grad
 from dpadambc.core.step import Step, positional, takes_key
+from dpadambc.mechanisms.checks import check_independent_noise
 
 _BATCH_SIZE = 8
 

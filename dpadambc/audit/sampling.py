@@ -11,9 +11,10 @@ from dpadambc.audit.batch_tests import Batches
 from dpadambc.audit.finding import Finding, combined, not_tested
 from dpadambc.contrib.banded import BandedGaussian
 from dpadambc.core import validate
-from dpadambc.core.mechanism import Mechanism, PoissonGaussian, check_mechanism
+from dpadambc.core.mechanism import Mechanism, PoissonGaussian
 from dpadambc.core.sampling import Batch
 from dpadambc.graphs.mechanisms import NodeFixedSizeGaussian, NodePoissonGaussian
+from dpadambc.mechanisms.checks import check_mechanism
 from dpadambc.mechanisms.fixed_size import FixedSizeGaussian
 from dpadambc.mechanisms.random_allocation import RandomAllocationGaussian
 from dpadambc.mechanisms.shuffled import ShuffledGaussian

@@ -1,4 +1,4 @@
-"""A step of training, traced: its program, and the labels of what it returns."""
+"""A step of training, traced: its program, and the labels of its outputs."""
 
 import copy
 from collections.abc import Callable, Iterable

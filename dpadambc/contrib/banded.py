@@ -7,7 +7,7 @@ Poisson sampling by q and the noise multiplier :math:`z / \|c\|`.
 
 *Proof.* Fix who is in which part, and all draws but those of one example, of part p:
 they depend on neither its data nor its draws, and a bound for each of them holds for
-their mixture. What is released is post-processing of the rows of :math:`C G + z`, one
+their mixture. The outputs are post-processing of the rows of :math:`C G + z`, one
 after the other. The sums of the others' gradients in a step follow from the rows before
 it, so that row r is
 

@@ -17,10 +17,11 @@ import optax
 from dpadambc.core import clip, clipped_sum, validate
 from dpadambc.core.arrays import with_automatic_axes
 from dpadambc.core.gradient import seals_agree
-from dpadambc.core.mechanism import Mechanism, check_independent_noise
+from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.noise import add_dp_noise
 from dpadambc.core.privatize import Noise, PrivateGradient, scaled_multiplier
 from dpadambc.core.sampling import Batch
+from dpadambc.mechanisms.checks import check_independent_noise
 
 # The bound stays within this factor of the one that it starts from, either way. For a
 # start near one that is far from where squares of float32 numbers vanish or overflow.
@@ -141,7 +142,7 @@ def _sum_of_indicators(
         size = sum(sizes[i] for i in places)
         squared_norms, weights = found.squared_norms[name], found.weights[name]
         longest.append(_longest(squared_norms, weights, size))
-    # In units of the bound, since squares of what is short vanish.
+    # In units of the bound, since squares of small numbers vanish.
     used = jnp.linalg.norm(jnp.stack(longest) / bound, axis=0)
     norm = jnp.sqrt(sum(found.squared_norms.values()))
     of_one = jax.vmap(mechanism.indicator, (0, 0, None))

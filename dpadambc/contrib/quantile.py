@@ -61,9 +61,8 @@ class QuantileClipping(MovingBound):
 
     Guarantees:
       * Each step is a Gaussian mechanism of noise multiplier z: this module has the
-        proof, :math:`z_g` and the units.
+        proof, :math:`z_g` and the units; z is below :math:`z_b`, and no schedule.
       * An example whose norm is zero or not finite has no vote, as padding has none.
-      * z must be less than :math:`z_b`, and no schedule.
 
     The share is of B: with n examples in a batch, the bound goes to the quantile
     :math:`1/2 + (\gamma - 1/2) B / n`.
@@ -75,7 +74,7 @@ class QuantileClipping(MovingBound):
       fraction_stddev: the standard deviation of the noise in the share, in (0, 1).
 
     Raises:
-      TypeError, ValueError: if an argument is of another kind or out of its range.
+      ValueError: if a number is out of its range.
 
     Example:
       >>> import dpadambc, jax, jax.numpy as jnp
@@ -94,8 +93,8 @@ class QuantileClipping(MovingBound):
       >>> for _ in range(40):
       ...     _, state = private.update(grads, state, params)
       >>> norms = dpadambc.per_example_norms(grads)
-      >>> print(f"{state.l2_clip_norm:.0f}, median {jnp.median(norms):.0f}")
-      6, median 6
+      >>> f"{state.l2_clip_norm:.0f}, median {jnp.median(norms):.0f}"
+      '6, median 6'
 
     References:
       Andrew et al., `Differentially Private Learning with Adaptive Clipping

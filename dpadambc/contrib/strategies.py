@@ -2,9 +2,9 @@ r"""Strategies of correlated noise: lower-triangular Toeplitz matrices, by coeff
 
 The noise of step t is :math:`\sum_j d_j z_{t-j}` with independent z. In matrices, over
 all steps, that is :math:`D z` with the Toeplitz matrix D of the *noising coefficients*
-d. What is released, :math:`G + D z`, is :math:`D (C G + z)` with the *strategy*
+d. The output, :math:`G + D z`, is :math:`D (C G + z)` with the *strategy*
 :math:`C = D^{-1}`: post-processing of a Gaussian mechanism on :math:`C G`. It stays so
-when gradients depend on what was released before, since C is lower-triangular (Denisov
+when gradients depend on earlier outputs, since C is lower-triangular (Denisov
 et al.). So the sensitivity of C measures how much the noise hides.
 
 *The sensitivity.* An example takes part in the steps of a pattern P, with contributions

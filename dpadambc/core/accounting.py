@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from dp_accounting import NeighboringRelation, pld, rdp
+from dp_accounting import DpEvent, GaussianDpEvent, NeighboringRelation, pld, rdp
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from dpadambc.core import validate
@@ -49,15 +49,11 @@ def check_delta(target_delta: float, num_examples: int | None = None) -> None:
     if num_examples is not None and target_delta * num_examples >= 1:
         raise ValueError(
             f"Expected target_delta below 1 / num_examples = {1 / num_examples:.3g},"
-            " since publishing a random example in full would be as private, got"
-            f" {target_delta:g}. Ask for one well below that, such as"
-            f" {0.1 / num_examples:.0e}."
+            f" got {target_delta:g}. Ask for {0.1 / num_examples:.0e} or less."
         )
 
 
-def gaussian(
-    noise_multiplier: float, relation: NeighboringRelation
-) -> dp_accounting.GaussianDpEvent:
+def gaussian(noise_multiplier: float, relation: NeighboringRelation) -> GaussianDpEvent:
     """A Gaussian on the whole data set.
 
     Args:
@@ -65,10 +61,10 @@ def gaussian(
       relation: the difference of two neighboring data sets.
     """
     clip_norms = 1 + (relation == NeighboringRelation.REPLACE_ONE)
-    return dp_accounting.GaussianDpEvent(noise_multiplier * clip_norms)
+    return GaussianDpEvent(noise_multiplier * clip_norms)
 
 
-class OwnDpEvent(dp_accounting.DpEvent, abc.ABC):
+class OwnDpEvent(DpEvent, abc.ABC):
     """Gaussian steps that dp-accounting does not know: they compose themselves.
 
     Attributes:
@@ -92,9 +88,7 @@ class OwnDpEvent(dp_accounting.DpEvent, abc.ABC):
         """
 
 
-def steps_of(
-    event: dp_accounting.DpEvent, count: int = 1
-) -> Iterator[tuple[dp_accounting.DpEvent, int]]:
+def steps_of(event: DpEvent, count: int = 1) -> Iterator[tuple[DpEvent, int]]:
     """The single steps of a composition, each with how often it is taken."""
     if isinstance(event, dp_accounting.SelfComposedDpEvent):
         yield from steps_of(event.event, count * event.count)
@@ -105,7 +99,7 @@ def steps_of(
         yield event, count
 
 
-def events_in(event: dp_accounting.DpEvent) -> Iterator[dp_accounting.DpEvent]:
+def events_in(event: DpEvent) -> Iterator[DpEvent]:
     """The steps of an event, and the events that are sampled in them."""
     for step, _ in steps_of(event):
         yield step
@@ -113,14 +107,10 @@ def events_in(event: dp_accounting.DpEvent) -> Iterator[dp_accounting.DpEvent]:
             yield from events_in(inner)
 
 
-_NOISED = (
-    dp_accounting.GaussianDpEvent,
-    dp_accounting.TruncatedSubsampledGaussianDpEvent,
-    OwnDpEvent,
-)
+_NOISY = (GaussianDpEvent, dp_accounting.TruncatedSubsampledGaussianDpEvent, OwnDpEvent)
 
 
-def _loss_and_rate(step: dp_accounting.DpEvent) -> tuple[float, float]:
+def _loss_and_rate(step: DpEvent) -> tuple[float, float]:
     """About the privacy loss of a step that hits, and the rate at which it does.
 
     There is no amplification in it: enough to tell what is astronomical.
@@ -128,14 +118,14 @@ def _loss_and_rate(step: dp_accounting.DpEvent) -> tuple[float, float]:
     rate: Any = getattr(step, "sampling_probability", getattr(step, "rate", 1.0))
     if isinstance(step, dp_accounting.SampledWithoutReplacementDpEvent):
         rate = step.sample_size / step.source_dataset_size
-    noised = [x for x in events_in(step) if isinstance(x, _NOISED)]
-    z = min((x.noise_multiplier for x in noised), default=math.inf)
+    noisy = (x for x in events_in(step) if isinstance(x, _NOISY))
+    z = min((x.noise_multiplier for x in noisy), default=math.inf)
     with np.errstate(divide="ignore"):
         loss = float(0.5 / np.square(np.float64(z)))  # of a Gaussian moved by one
     return (loss, rate) if rate else (0.0, 0.0)
 
 
-def _range_of_losses(step: dp_accounting.DpEvent) -> float:
+def _range_of_losses(step: DpEvent) -> float:
     """About how far the largest and the least loss of one step are apart."""
     loss, rate = _loss_and_rate(step)
     # Of a Gaussian whose mean moves by one, nine deviations to both sides and more;
@@ -162,17 +152,15 @@ class Accountant(abc.ABC):
         return f"accounting.{self.name.upper()}"
 
     @abc.abstractmethod
-    def bound(self, event: dp_accounting.DpEvent, *how: Any) -> float:
+    def bound(self, event: DpEvent, *args: Any, **how: float) -> float:
         """Epsilon from above, to a tolerance: see `PrivacyLosses.on_fine_grid`."""
 
-    def translated(
-        self, step: dp_accounting.DpEvent, relation: NeighboringRelation
-    ) -> dp_accounting.DpEvent:
+    def translated(self, step: DpEvent, relation: NeighboringRelation) -> DpEvent:
         """A step as dp-accounting's accountant reads it."""
         del relation
         return step
 
-    def composed(self, event: dp_accounting.DpEvent, accountant: Any) -> Any:
+    def composed(self, event: DpEvent, accountant: Any) -> Any:
         """dp-accounting's accountant, with all steps of an event added to it.
 
         Args:
@@ -190,35 +178,28 @@ class Accountant(abc.ABC):
                 else:
                     accountant.compose(self.translated(step, relation), count)
         except dp_accounting.UnsupportedEventError as error:
-            raise ValueError(
-                f"Expected an accountant for {event!r} under {relation.name}, got"
-                f" {self}: {error}"
-            ) from error
+            got = f"under {relation.name}, got {self}: {error}"
+            raise ValueError(f"Expected an accountant for {event!r} {got}") from error
         return accountant
 
     def epsilon(
-        self,
-        event: dp_accounting.DpEvent,
-        *,
-        target_delta: float,
-        neighboring_relation: NeighboringRelation,
-        tolerance: float = _TOLERANCE,
-        enough: float = 0.0,
+        self, event: DpEvent, target_delta: float, relation: Any, **how: float
     ) -> float:
         """The epsilon that an event spends: see `accounting.epsilon`."""
         if self.is_astronomical(event):
             return math.inf
-        # In double precision, whatever delta is in.
-        how = neighboring_relation, float(target_delta), tolerance, enough
+        delta = float(target_delta)  # in double precision, whatever it is in
         try:
             # An event without an equality of its own may be equal to others than it.
             if all("__eq__" in vars(type(x)) for x in events_in(event)):
-                return _known_bound(self, tuple(steps_of(event)), *how)
+                return _known_bound(
+                    self, tuple(steps_of(event)), relation, delta, **how
+                )
         except TypeError:  # it has no hash
             pass
-        return self.bound(event, *how)
+        return self.bound(event, relation, delta, **how)
 
-    def is_astronomical(self, event: dp_accounting.DpEvent) -> bool:
+    def is_astronomical(self, event: DpEvent) -> bool:
         """Whether epsilon is infinite, or so large that it is not worth computing."""
         losses = [(*_loss_and_rate(step), count) for step, count in steps_of(event)]
         mean = sum(loss * rate * count for loss, rate, count in losses)
@@ -226,10 +207,10 @@ class Accountant(abc.ABC):
 
 
 @functools.lru_cache(_MOST_KNOWN)
-def _known_bound(accountant: Accountant, steps: Any, *how: Any) -> float:
+def _known_bound(accountant: Accountant, steps: Any, *args: Any, **how: float) -> float:
     """The bound of an event with these steps, computed once."""
     parts: Any = [dp_accounting.SelfComposedDpEvent(*step) for step in steps]
-    return accountant.bound(dp_accounting.ComposedDpEvent(parts), *how)
+    return accountant.bound(dp_accounting.ComposedDpEvent(parts), *args, **how)
 
 
 class Bound(NamedTuple):
@@ -248,13 +229,13 @@ class PrivacyLosses(Accountant):
     # Beyond that the distribution would not fit into memory.
     largest_loss = 2e4
 
-    def bound(self, event: dp_accounting.DpEvent, *how: Any) -> float:
+    def bound(self, event: DpEvent, *args: Any, **how: float) -> float:
         """On a grid that is fine enough."""
-        return self.on_fine_grid(event, *how).epsilon
+        return self.on_fine_grid(event, *args, **how).epsilon
 
     def on_fine_grid(
         self,
-        event: dp_accounting.DpEvent,
+        event: DpEvent,
         relation: NeighboringRelation,
         target_delta: float,
         tolerance: float = _TOLERANCE,
@@ -306,21 +287,19 @@ class RenyiDivergences(Accountant):
     name = "rdp"
     largest_loss = sys.float_info.max  # it knows no grid
 
-    def translated(
-        self, step: dp_accounting.DpEvent, relation: NeighboringRelation
-    ) -> dp_accounting.DpEvent:
+    def translated(self, step: DpEvent, relation: NeighboringRelation) -> DpEvent:
         """Relative to the sensitivity, which is 2 C under REPLACE_ONE."""
         if relation != NeighboringRelation.REPLACE_ONE:
             return step
-        if type(step) is dp_accounting.GaussianDpEvent:
-            return dp_accounting.GaussianDpEvent(step.noise_multiplier / 2)
+        if type(step) is GaussianDpEvent:
+            return GaussianDpEvent(step.noise_multiplier / 2)
         raise dp_accounting.UnsupportedEventError(f"No Rényi bound for {step!r}.")
 
-    def bound(self, event, relation, target_delta, tolerance, enough) -> float:
+    def bound(self, event: DpEvent, relation: Any, delta: float, **how: float) -> float:
         """Exact at each order, whatever the tolerance is."""
-        del tolerance, enough
+        del how
         accountant = self.composed(event, rdp.RdpAccountant(None, relation))
-        return float(accountant.get_epsilon(target_delta))
+        return float(accountant.get_epsilon(delta))
 
 
 PLD = PrivacyLosses()
@@ -330,23 +309,17 @@ RDP = RenyiDivergences()
 def check_accountant(accountant: Any) -> None:
     """Raises unless it is one of the two values."""
     if accountant not in (PLD, RDP):
-        raise TypeError(
-            "Expected accountant to be accounting.PLD or accounting.RDP, got"
-            f" {accountant!r}."
-        )
+        expected = "accounting.PLD or accounting.RDP"
+        raise TypeError(f"Expected accountant {expected}, got {accountant!r}.")
 
 
-def rounding_of(event: dp_accounting.DpEvent) -> float:
+def rounding_of(event: DpEvent) -> float:
     """The most that rounding in the composition may have taken off any delta."""
     return _ROUNDING * sum(count for _, count in steps_of(event))
 
 
 def least_epsilon(
-    event: dp_accounting.DpEvent,
-    accountants: Sequence[Accountant],
-    *,
-    target_delta: float,
-    **how: Any,
+    event: DpEvent, accountants: Sequence[Accountant], target_delta: float, **how: Any
 ) -> float:
     """Epsilon by the first accountant; by the least of all at a tiny delta.
 
@@ -362,10 +335,12 @@ def least_epsilon(
         check_accountant(accountant)
     is_rare = target_delta <= _RARE_DELTA / _ROUNDING * rounding_of(event)
     used = accountants if is_rare else accountants[:1]
-    return min(x.epsilon(event, target_delta=target_delta, **how) for x in used)
+    return min(x.epsilon(event, target_delta, **how) for x in used)
 
 
-def level_counts(schedule: optax.Schedule, iterations: int) -> dict[float, int]:
+def levels_of(
+    noise_multiplier: float | optax.Schedule, iterations: int
+) -> dict[float, int]:
     """How many of the first `iterations` steps have which noise multiplier, at least.
 
     Equal steps are counted together. Where a schedule takes more than 64 values, each
@@ -373,20 +348,22 @@ def level_counts(schedule: optax.Schedule, iterations: int) -> dict[float, int]:
     epsilon computed from them is an upper bound, and costs seconds.
 
     Args:
-      schedule: the noise multiplier as a function of the step, counted from 0.
-      iterations: the number of steps.
+      noise_multiplier: a number, or a function of the step, counted from 0.
+      iterations: the number of steps; for none, the first level counts 0.
 
     Raises:
       ValueError: if the schedule has a negative value or one that is not finite.
 
     Example:
-      >>> from dpadambc.core.accounting import level_counts
-      >>> level_counts(lambda step: 2.0 - (step >= 30), 100)
+      >>> from dpadambc.core.accounting import levels_of
+      >>> levels_of(lambda step: 2.0 - (step >= 30), 100)
       {1.0: 70, 2.0: 30}
     """
+    if not callable(noise_multiplier):
+        return {float(noise_multiplier): iterations}
+    at_steps: Any = jax.vmap(noise_multiplier)
     if iterations == 0:
-        return {}
-    at_steps = jax.vmap(schedule)
+        return {float(at_steps(jnp.arange(1))[0]): 0}
     values = np.asarray(at_steps(jnp.arange(iterations)), float)
     for value in (values.min(), values.max()):
         validate.non_negative(noise_multiplier=value)

@@ -6,159 +6,61 @@ ones at the end. No answer exceeds its target.
 """
 
 import functools
+import inspect
 import math
-import types
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-import dp_accounting
 import numpy as np
-import scipy.optimize
-from dp_accounting import NeighboringRelation
 
 from dpadambc.core import validate
-from dpadambc.core.accounting import Accountant, check_delta, least_epsilon
+from dpadambc.engine import search
 
 # How close a calibrated epsilon comes to its target, and where the search begins.
 _ACCURACY, _ROUGHLY = 1e-4, 2e-2
-# The parameter's grid of trial values, from the side of little epsilon.
-_GRIDS = types.MappingProxyType(
-    {
-        "noise_multiplier": (2.0**14, 0.25, 2.0**-10),
-        "sampling_prob": (2.0**-24, 4.0, 1.0),
-        "iterations": (1, 4, 2**30),
-    }
-)
-
-
-def _polished(
-    gap: Callable[[float], float], near: float, good: float, bad: float
-) -> float:
-    """A number where a gap is at most zero, and hardly less, by the secant method.
-
-    Args:
-      gap: the logarithm of epsilon over its target, smooth but for rounding.
-      near: a number near its change of sign.
-      good: where it is at most zero.
-      bad: where it is positive, or hardly less.
-
-    Returns:
-      A number between the good and the bad one.
-    """
-    to_good = math.copysign(1, good - bad)
-    ends = sorted((math.log(good), math.log(bad)))
-    x, slope, at_x = math.log(near), -to_good, gap(near)
-    for _ in range(10):
-        if -_ACCURACY <= at_x <= 0:
-            break
-        before, at_before = x, at_x
-        x = min(max(x - (at_x + _ACCURACY / 2) / slope, ends[0]), ends[1])
-        if x == before:
-            break
-        at_x = gap(math.exp(x))
-        if (at_x - at_before) * (x - before) * to_good < 0:
-            slope = (at_x - at_before) / (x - before)
-    while at_x > 0:  # whatever its shape is
-        x += to_good * 2 * max(_ACCURACY, at_x)
-        at_x = gap(math.exp(x))
-    return math.exp(x)
-
-
-def _most_steps(gap: Callable[[int], float], near: float, good: int, bad: int) -> int:
-    """The last number of steps whose gap is not positive, near one that is known."""
-    low, high = math.floor(0.95 * near), math.ceil(1.05 * near)
-    if low > good and gap(low) <= 0:
-        good = low
-        while high < bad and gap(high) <= 0:
-            good, high = high, math.ceil(1.2 * high)
-    if high < bad and gap(high) > 0:
-        bad = high
-    return last_affordable(gap, good, bad)
-
-
-def last_affordable(gap: Callable[[int], float], affordable: int, too_many: int) -> int:
-    """The last number of steps whose gap is not positive, exact below 10,000.
-
-    By interpolation, or by bisection where that did not halve what is left.
-    """
-    low, high = gap(affordable), gap(too_many)
-    interpolates = True
-    while too_many - affordable > max(1, 1e-4 * affordable):
-        width = too_many - affordable
-        share = low / (low - high) if interpolates else 0.5
-        # No nearer to an end than need be: then the other end comes as near at once.
-        least = int(max(1, 1e-4 * affordable))
-        middle = affordable + min(max(round(share * width), least), width - least)
-        at_middle = gap(middle)
-        if at_middle <= 0:
-            affordable, low = middle, at_middle
-        else:
-            too_many, high = middle, at_middle
-        interpolates = 2 * (too_many - affordable) <= width or not interpolates
-    return affordable
 
 
 def solved(
-    event_of: Callable[[Any], dp_accounting.DpEvent],
-    unknown: str,
-    accountants: Sequence[Accountant],
-    *,
-    target_epsilon: float,
-    target_delta: float,
-    neighboring_relation: NeighboringRelation,
+    epsilon_of: Callable[..., float], unknown: str, target_epsilon: float
 ) -> float | int:
-    """The value of the unknown with which an event meets a target.
+    """The value of the unknown with which epsilon meets a target.
 
     Args:
-      event_of: the event as a function of the unknown.
+      epsilon_of: epsilon as a function of the unknown; it takes the `tolerance` and
+        the `enough` of `PrivacyLosses.on_fine_grid`.
       unknown: "noise_multiplier", "sampling_prob" or "iterations".
-      accountants: that can account for the event, the tightest first.
       target_epsilon: to reach and not to exceed.
-      target_delta: that goes with it.
-      neighboring_relation: the difference of two neighboring data sets.
     """
     validate.positive(target_epsilon=target_epsilon)
-    check_delta(target_delta)
     target_epsilon = float(target_epsilon)  # in double precision, whatever it is in
 
     @functools.cache
     def gap(x: float, **how: float) -> float:
-        spent = least_epsilon(
-            event_of(x),
-            accountants,
-            target_delta=float(target_delta),
-            neighboring_relation=neighboring_relation,
-            **how,
-        )
         # Bounded, since the search cannot use infinity.
-        return math.log(np.clip(spent / target_epsilon, 1e-3, 1e3))
+        return math.log(np.clip(epsilon_of(x, **how) / target_epsilon, 1e-3, 1e3))
 
     allowed = round if unknown == "iterations" else float
     enough = (1 - _ROUGHLY) * target_epsilon
     # To a few percent, and from above: where this is affordable, it is.
     rough_gap = lambda x: gap(allowed(x), tolerance=_ROUGHLY, enough=enough)
-    start, factor, end = _GRIDS[unknown]
+    start, factor, end = {  # of a grid, from the side of little epsilon
+        "noise_multiplier": (2.0**14, 0.25, 2.0**-10),
+        "sampling_prob": (2.0**-24, 4.0, 1.0),
+        "iterations": (1, 4, 2**30),
+    }[unknown]
     if gap(start) > 0:
         raise ValueError(
-            f"Expected a target_epsilon that some {unknown} can reach at"
-            f" target_delta={target_delta:g}, got {target_epsilon:g}, which is exceeded"
-            f" even at {start:g}."
+            f"Expected a target_epsilon that some {unknown} can reach, got"
+            f" {target_epsilon:g}, which is exceeded even at {start:g}."
         )
-    good = start
-    while good != end and rough_gap(good * factor) <= 0:
-        good *= factor
+    good, bad = search.bracket(rough_gap, start, factor, end)
     if good == end:
         return end
-    bad = good * factor
-    ends = math.log(good), math.log(bad)
-    found: Any = scipy.optimize.root_scalar(
-        lambda x: rough_gap(math.exp(x)), bracket=ends, xtol=_ROUGHLY / 2
-    )
-    near = math.exp(found.root)
+    near = search.root(rough_gap, good, bad, tolerance=_ROUGHLY / 2)
     if unknown == "iterations":
-        return _most_steps(gap, near, round(good), round(bad))
-    return _polished(gap, near, good, bad)
+        return search.last_near(gap, near, round(good), round(bad))
+    return search.polished(gap, near, good, bad, _ACCURACY)
 
 
 _ASKED = ("epochs", "batch_size", "num_examples")
@@ -169,14 +71,8 @@ def _exactly(number: float) -> Fraction:
     return Fraction(repr(float(number)))
 
 
-def _sizes(given: dict[str, Any]) -> tuple[Any, Any]:
-    """The size of a batch and of the data set, of which the first is a part."""
-    batch_size, num_examples = given["batch_size"], given.get("num_examples")
-    if num_examples is None:
-        raise TypeError(
-            "Expected num_examples with batch_size, whose ratio says how batches are"
-            f" drawn, got {batch_size=} alone."
-        )
+def _check_part(batch_size: Any, num_examples: Any) -> None:
+    """Raises unless a batch of this size can be part of the data."""
     validate.count(num_examples=num_examples, least=1)
     validate.positive(batch_size=batch_size)
     if not 1 <= batch_size <= num_examples:
@@ -184,31 +80,29 @@ def _sizes(given: dict[str, Any]) -> tuple[Any, Any]:
             f"Expected batch_size from 1 to {num_examples=}, got {batch_size!r}. A"
             " probability is sampling_prob."
         )
-    return batch_size, num_examples
 
 
-def as_fields(
-    names: Collection[str], numbers: dict[str, Any], *, deals_epochs: bool
-) -> dict[str, Any]:
+def as_fields(kind: Any, numbers: dict[str, Any]) -> dict[str, Any]:
     """The numbers that users think of, as the fields of a mechanism.
 
     Args:
-      names: the fields of the mechanism.
+      kind: the class of the mechanism.
       numbers: some fields, and `epochs`, `batch_size` and `num_examples`; None is as
         good as left out.
-      deals_epochs: whether an epoch deals all examples into batches, and so is a whole
-        number of steps.
     """
+    names = inspect.signature(kind).parameters
     given = {name: value for name, value in numbers.items() if value is not None}
     found = {k: v for k, v in given.items() if k in names or k not in _ASKED}
     follows: dict[str, Any] = {}
     per_epoch = Fraction(int(given.get("batches_per_epoch", 0)))
     if "batch_size" in given:
-        batch_size, num_examples = _sizes(given)
+        batch_size: Any = given["batch_size"]
+        num_examples: Any = given.get("num_examples")
+        _check_part(batch_size, num_examples)
         found.setdefault("normalize_by", batch_size)
         rows = int(num_examples) * int(given.get("participations", 1))
         per_epoch = per_epoch or rows / _exactly(batch_size)
-        if deals_epochs or "batches_per_epoch" in names:
+        if kind.deals_epochs or "batches_per_epoch" in names:
             per_epoch = Fraction(math.ceil(per_epoch))
         if "batches_per_epoch" in names:
             follows["batches_per_epoch"] = int(per_epoch)
@@ -217,14 +111,10 @@ def as_fields(
     if "epochs" in given:
         validate.positive(epochs=given["epochs"])
         if not per_epoch:
-            raise TypeError(
-                "Expected batch_size and num_examples with epochs, which say how many"
-                " steps an epoch has, got neither. Or give iterations."
-            )
+            raise TypeError("Expected batch_size and num_examples, got only epochs.")
         follows["iterations"] = math.ceil(_exactly(given["epochs"]) * per_epoch)
     if twice := follows.keys() & found.keys():
         raise TypeError(
-            f"Expected {' and '.join(sorted(twice))} to be left out, which follows from"
-            " epochs or batch_size, got both."
+            f"Expected epochs and batch_size without {sorted(twice)}, got both."
         )
     return found | follows

@@ -1,24 +1,24 @@
-"""The examples of a run, and the shardings of its arrays on a mesh of devices.
+"""The examples of a run: arrays, or a source that is read by the index."""
 
-A step is written for one device, and the compiler partitions it. The constraints here
-say what it cannot infer: examples are split along axis 0, a step uses parameters that
-are replicated over the axes of the examples, and the sum of the gradients has the
-shardings of the parameters. Noise is a function of the coordinate, so each device draws
-its shard of one and the same noise, whatever the number of devices.
-"""
-
-import contextlib
 import dataclasses
-import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from dpadambc.core.sampling import Batch
+from dpadambc.engine.mesh import (
+    Layout,
+    axes_of,
+    named,
+    named_sharding,
+    num_shards,
+    sharding_of,
+    spec_of,
+    with_auto_axes,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Sharded:
     sharding: NamedSharding
 
     def __post_init__(self):
-        if _named(self.sharding) is None or len(self.sharding.spec) != 1:
+        if named_sharding(self.sharding) is None or len(self.sharding.spec) != 1:
             raise ValueError(
                 "Expected sharding to be a NamedSharding of a mesh of devices that"
                 " splits axis 0 alone, such as NamedSharding(mesh,"
@@ -130,7 +130,7 @@ class Fetched(NamedTuple):
     is_padding_example: Any
 
 
-def fetch(source: Any, batch: Batch, layout: "Layout") -> Fetched:
+def fetch(source: Any, batch: Batch, layout: Layout) -> Fetched:
     """The examples of a batch from the host: in each process, those it needs."""
     padding = np.asarray(batch.is_padding_example)
     sharding = named(layout, PartitionSpec(layout.axes)) if layout.axes else None
@@ -156,57 +156,16 @@ def fetch(source: Any, batch: Batch, layout: "Layout") -> Fetched:
 # Several devices.
 
 
-class Layout(NamedTuple):
-    """The mesh of a run, or none, and the shardings on it.
-
-    Attributes:
-      mesh: its devices, with axes of type Auto.
-      axes: the axes along which examples are split.
-      params: the spec of each parameter.
-    """
-
-    mesh: Mesh | None = None
-    axes: tuple[str, ...] = ()
-    params: tuple[PartitionSpec, ...] = ()
-
-
-def _named(sharding: Any) -> NamedSharding | None:
-    """A sharding on a mesh of devices; None for any other."""
-    is_named = isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh)
-    return sharding if is_named else None
-
-
-def _sharding(x: Any) -> NamedSharding | None:
-    return _named(getattr(x, "sharding", None))
-
-
-def spec_of(x: Any) -> PartitionSpec:
-    """The spec of an array; one on no mesh is replicated."""
-    sharding = _sharding(x)
-    return PartitionSpec() if sharding is None else sharding.spec
-
-
-def _automatic(mesh: Any) -> Mesh:
-    """The mesh with axes of type Auto, over which the compiler partitions."""
-    kinds = (AxisType.Auto,) * len(mesh.axis_names)
-    return Mesh(mesh.devices, mesh.axis_names, axis_types=kinds)
-
-
-def _axes(part: Any) -> tuple[str, ...]:
-    """The axes of the mesh in an entry of a spec."""
-    return part if isinstance(part, tuple) else () if part is None else (part,)
-
-
 def layout_of(params: Any, frozen: Any, data: Any) -> Layout:
     """The layout of a run: that of the arrays that the user has placed on a mesh."""
-    found = lambda tree: [s for s in map(_sharding, jax.tree.leaves(tree)) if s]
+    found = lambda tree: [s for s in map(sharding_of, jax.tree.leaves(tree)) if s]
     examples = data.data if isinstance(data, Sharded) else data
     of_data = [] if is_source(examples) else found(examples)
     of_batches = [data.sharding] if isinstance(data, Sharded) else of_data
     meshes = {
-        _automatic(s.mesh) for s in found((params, frozen)) + of_data + of_batches
+        with_auto_axes(s.mesh) for s in found((params, frozen)) + of_data + of_batches
     }
-    splits = {_axes(s.spec[0]) for s in of_batches if len(s.spec)} - {()}
+    splits = {axes_of(s.spec[0]) for s in of_batches if len(s.spec)} - {()}
     if len(meshes) > 1 or len(splits) > 1:
         raise ValueError(
             "Expected params, frozen and data on one mesh, and all arrays of data split"
@@ -216,91 +175,6 @@ def layout_of(params: Any, frozen: Any, data: Any) -> Layout:
         return Layout()
     specs = [spec_of(x) for x in jax.tree.leaves(params)]
     return Layout(meshes.pop(), splits.pop() if splits else (), tuple(specs))
-
-
-def num_shards(layout: Layout) -> int:
-    """The number of shards of a batch."""
-    if layout.mesh is None:
-        return 1
-    return math.prod(layout.mesh.shape[name] for name in layout.axes)
-
-
-def spans_processes(layout: Layout) -> bool:
-    """Whether the devices of the mesh are of several processes."""
-    devices = () if layout.mesh is None else layout.mesh.devices.flat
-    return len({device.process_index for device in devices}) > 1
-
-
-def on_mesh(layout: Layout) -> contextlib.AbstractContextManager[Any]:
-    """Sets the mesh for tracing, so that a loss may name its axes."""
-    return jax.set_mesh(layout.mesh) if layout.mesh else contextlib.nullcontext()
-
-
-def named(layout: Layout, spec: PartitionSpec) -> NamedSharding:
-    """A sharding on the mesh."""
-    assert layout.mesh is not None
-    return NamedSharding(layout.mesh, spec)
-
-
-def placed(tree: Any, layout: Layout) -> Any:
-    """Arrays on the devices of a run: those on no mesh are replicated."""
-    if layout.mesh is None:
-        return jax.device_put(tree)
-    shardings = jax.tree.map(lambda x: named(layout, spec_of(x)), tree)
-    return jax.device_put(tree, shardings)
-
-
-def constrained(
-    tree: Any, layout: Layout, specs: PartitionSpec | Sequence[PartitionSpec]
-) -> Any:
-    """The tree with the shardings of one spec, or of one for each leaf."""
-    if layout.mesh is None:
-        return tree
-    leaves, structure = jax.tree.flatten(tree)
-    several = len(leaves) * [specs] if isinstance(specs, PartitionSpec) else specs
-    shardings = [named(layout, spec) for spec in several]
-    return structure.unflatten(jax.lax.with_sharding_constraint(leaves, shardings))
-
-
-def split(tree: Any, layout: Layout) -> Any:
-    """Arrays of examples, each device with some of them."""
-    return constrained(tree, layout, PartitionSpec(layout.axes))
-
-
-def replicated(tree: Any, layout: Layout) -> Any:
-    """The tree on every device."""
-    return constrained(tree, layout, PartitionSpec())
-
-
-def gathered_specs(layout: Layout) -> list[PartitionSpec]:
-    """The specs of parameters that are replicated over the axes of the examples.
-
-    Otherwise the compiler may shard the features of a layer instead of its examples,
-    and every device would hold the factors of the whole batch.
-    """
-    rest = lambda part: tuple(n for n in _axes(part) if n not in layout.axes) or None
-    return [PartitionSpec(*map(rest, spec)) for spec in layout.params]
-
-
-def state_specs(state: Any, layout: Layout) -> list[PartitionSpec]:
-    """The specs of a state: moments have those of the parameters that they are like.
-
-    A leaf whose path ends in that of a parameter of the same shape gets its spec; the
-    others are replicated. (A wrong guess costs memory only.)
-    """
-    if layout.mesh is None:
-        return []
-    params = jax.tree_util.tree_leaves_with_path(state.params)
-    known = {
-        (path, x.shape): spec
-        for (path, x), spec in zip(params, layout.params, strict=True)
-    }
-
-    def spec_of(path: tuple[Any, ...], x: Any) -> PartitionSpec:
-        ends = ((path[i:], x.shape) for i in range(len(path) + 1))
-        return next((known[end] for end in ends if end in known), PartitionSpec())
-
-    return [spec_of(*each) for each in jax.tree_util.tree_leaves_with_path(state)]
 
 
 def padded(batch: Batch, layout: Layout, microbatch_size: int | None) -> Batch:
@@ -315,13 +189,3 @@ def padded(batch: Batch, layout: Layout, microbatch_size: int | None) -> Batch:
         jnp.pad(batch.is_padding_example, (0, more), constant_values=True),
         batch.num_examples,
     )
-
-
-def settled(tree: Any, layout: Layout) -> Any:
-    """The arrays, waited for where the devices of a mesh share a pool of threads.
-
-    On CPU the programs in flight can take all threads before each device has one, and
-    XLA ends the process where a device waits for the others for long.
-    """
-    is_cpu = layout.mesh is not None and layout.mesh.devices.flat[0].platform == "cpu"
-    return jax.block_until_ready(tree) if is_cpu else tree

@@ -1,4 +1,4 @@
-"""The loop: what it will cost, its first state, and as many steps as that allows."""
+"""The loop: its cost, its first state, and as many steps as that allows."""
 
 import dataclasses
 import functools
@@ -31,7 +31,7 @@ from dpadambc.core.step import (
     may_be_kept,
     programs_of,
 )
-from dpadambc.engine import memory
+from dpadambc.engine import memory, mesh
 
 
 class Stop(Exception):
@@ -40,9 +40,9 @@ class Stop(Exception):
     With checkpoints, the state is saved. When to stop is a choice:
 
     * If it depends on protected data, such as a loss, no epsilon covers it.
-    * If it depends on private parameters, be it by what they do on public data, epsilon
+    * If it depends on private parameters, even by their score on public data, epsilon
       is of *all steps that might have been taken*. That of the steps that were would be
-      too small, for a number of steps that depends on what was released is no public
+      too small, for a number of steps that depends on outputs is no public
       number (Rogers et al. 2016): in a test, delta is 8e-5 where 1e-5 is stated.
     * If it depends on neither, such as a clock or the number of the step, say
       `Stop(is_public=True)`: epsilon is of the steps that were taken.
@@ -123,15 +123,15 @@ class Progress:
     def epsilon(self) -> float:
         """The epsilon of the steps so far, and of the runs that `fit` was told of.
 
-        It is not that of a snapshot which was chosen by what later steps released: such
-        a choice is made of all steps, and spends what they do. The accountant takes a
+        It is not that of a snapshot which was chosen by outputs of later steps: such
+        a choice is made of all steps, and spends as much. The accountant takes a
         second or so.
         """
         return self._epsilon_after(self.iterations)
 
 
 class Result(NamedTuple):
-    """What `fit` returns.
+    """The value of `fit`.
 
     Attributes:
       state: the last state; *secret*, for its keys.
@@ -175,8 +175,8 @@ class Result(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def peak_bytes(step: Step, num_examples: int, structure: Any, shapes: Any) -> int:
-    """What a step takes on each device, compiled for arguments of these shapes."""
-    with _data.on_mesh(step.layout):
+    """The memory of a step on each device, compiled for arguments of these shapes."""
+    with mesh.on_mesh(step.layout):
         steps = compiled(step, num_examples).steps
         lowered = steps.lower(*structure.unflatten(shapes), iterations=1)
         return memory.peak_bytes(lowered.compile())
@@ -186,7 +186,7 @@ def with_microbatches(
     step: Step, num_examples: int, state: TrainState, frozen: Any, examples_of: Any
 ) -> Step:
     """The step with the largest microbatches that fit into memory, or the least."""
-    spans = _data.spans_processes(step.layout)
+    spans = mesh.spans_processes(step.layout)
     if (limit := memory.stated_bytes(of_all_processes=spans)) is None:
         return step
     place = lambda x: getattr(x, "sharding", None)
@@ -196,9 +196,9 @@ def with_microbatches(
     of_size = lambda size: dataclasses.replace(step, microbatch_size=size)
     measure = peak_bytes if may_be_kept(step) else peak_bytes.__wrapped__
     needed = lambda n: measure(of_size(n), num_examples, structure, tuple(shapes))
-    with _data.on_mesh(step.layout):
+    with mesh.on_mesh(step.layout):
         batch = jax.eval_shape(compiled(step, num_examples).batch, state)
-    batch_size, num_shards = len(batch.indices), _data.num_shards(step.layout)
+    batch_size, num_shards = len(batch.indices), mesh.num_shards(step.layout)
     return of_size(memory.microbatch_size(limit, batch_size, num_shards, needed))
 
 
@@ -245,7 +245,7 @@ def fit(  # noqa: C901 - one story, from top to bottom
       optimizer: any Optax transformation of the private gradient.
       key: a typed key; secret. See `secret_key`.
       target_delta: for epsilon.
-      target_epsilon: a budget of this run and what was `spent`; all steps by default.
+      target_epsilon: a budget of this run and of `spent`; all steps by default.
       spent: earlier runs on the same people's data: a `Result`, a `Release`, a
         `Spending`, a mechanism, or a list of these and of `(mechanism, steps)`.
       frozen: a pytree that is not trained.
@@ -253,7 +253,7 @@ def fit(  # noqa: C901 - one story, from top to bottom
         most with which a step fits into the memory that the devices state.
       steps_per_call: how many steps are compiled into one call, on arrays.
       callback: called with the `Progress` after each call; or several. It may raise
-        `Stop`. What it learns of protected data is not covered by epsilon.
+        `Stop`. Whatever it learns of protected data is not covered by epsilon.
       checkpoints: `Checkpoints` to resume from and to save to.
 
     Returns:
@@ -302,7 +302,7 @@ def fit(  # noqa: C901 - one story, from top to bottom
         layout=layout,
     )
 
-    # What it will cost, before the first step.
+    # Its cost, before the first step.
     def epsilon_after(steps: int) -> float:
         if earlier is None:
             return mechanism.epsilon(target_delta, iterations=steps)
@@ -320,21 +320,21 @@ def fit(  # noqa: C901 - one story, from top to bottom
             )
     epsilon = epsilon_after(iterations)
 
-    # What tells the run from others: its programs, start and data.
-    with _data.on_mesh(layout):
+    # Its identity: programs, start and data.
+    with mesh.on_mesh(layout):
         traced = _identity.traced_programs(step, params, frozen, data)
     numbers = public_numbers(mechanism)
     identify = functools.partial(_identity.of_run, numbers, traced, earlier)
-    if _data.spans_processes(layout):
+    if mesh.spans_processes(layout):
         # Before they are placed: JAX compares them too, and shows the rows that differ.
         settings = target_delta, iterations, epsilon, steps_per_call
         _identity.compare_processes(identify(params, frozen, data), settings)
         key = keys.the_same_everywhere(key)
 
     # The first state, or that of a checkpoint.
-    with _data.on_mesh(layout):
-        params, frozen = _data.placed((params, frozen), layout)
-        data = data if is_source else _data.placed(data, layout)
+    with mesh.on_mesh(layout):
+        params, frozen = mesh.placed((params, frozen), layout)
+        data = data if is_source else mesh.placed(data, layout)
         identity = identify(params, frozen, data)
         # As NumPy's words a key is on no device, and the same in several processes.
         words, impl = np.asarray(jax.random.key_data(key)), jax.random.key_impl(key)
@@ -368,7 +368,7 @@ def fit(  # noqa: C901 - one story, from top to bottom
     def examples_of(state: TrainState) -> Any:
         if not is_source:
             return data
-        with _data.on_mesh(layout):
+        with mesh.on_mesh(layout):
             batch = programs.batch(state)
         return _data.fetch(data, batch, layout)
 
@@ -379,10 +379,10 @@ def fit(  # noqa: C901 - one story, from top to bottom
     while done < iterations and stop is None:
         before, examples = done, examples_of(state)
         done = min(done + (1 if is_source else steps_per_call), iterations)
-        with _data.on_mesh(layout):
+        with mesh.on_mesh(layout):
             call = functools.partial(programs.steps, iterations=done - before)
             state, seen = call(state, frozen, examples)
-        state, seen = _data.settled((state, seen), layout)
+        state, seen = mesh.settled((state, seen), layout)
         is_due = checkpoints is not None and checkpoints.is_due(before, done)
         progress = Progress(done, iterations, done - before, seen, state, epsilon_after)
         try:

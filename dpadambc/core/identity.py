@@ -37,7 +37,7 @@ _INCIDENTAL = (
 
 
 def _essence(text: str) -> str:
-    """A text without its line breaks, and without what changes between processes.
+    """A text without its line breaks, and without addresses and devices.
 
     A space that parts two names stays: it may be all that does.
     """
@@ -95,8 +95,8 @@ def traced_programs(
     They are the two of the optimizer, the loss of one example, and a schedule of noise.
 
     Raises:
-      TypeError: if a parameter cannot be trained, or a function does not take what it
-        is given.
+      TypeError: if a parameter cannot be trained, or a function does not take its
+        arguments.
       ValueError: if there are no parameters, the optimizer adds noise or returns
         updates of other shapes, the loss is no scalar, or a node may be in more
         examples than the mechanism accounts for.
@@ -160,7 +160,7 @@ def of_run(
       numbers: the public numbers of its mechanism.
       programs: of the optimizer, the loss of one example, and a schedule of noise.
       earlier: the spending of earlier runs, which is in the epsilon of this one.
-      *values: parameters, what is frozen, and data: arrays, or a source, which is known
+      *values: parameters, frozen, and data: arrays, or a source, which is known
         by its length and first example.
     """
     params, frozen, data = values

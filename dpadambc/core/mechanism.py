@@ -12,7 +12,6 @@ known size.
 import abc
 import dataclasses
 import functools
-import inspect
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self, cast, final
@@ -31,7 +30,7 @@ from dpadambc.core.accounting import (
     check_delta,
     gaussian,
     least_epsilon,
-    level_counts,
+    levels_of,
 )
 from dpadambc.core.arrays import make_varying, varying_axes
 from dpadambc.core.calibrate import as_fields, solved
@@ -39,11 +38,9 @@ from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation, check_rule
 from dpadambc.core.privatize import INDEPENDENT, Noise, PrivateGradient
 from dpadambc.core.sampling import Batch, poisson_batch
 
-_ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
-_REPLACE_ONE = NeighboringRelation.REPLACE_ONE
-_REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
-
-Relations = Mapping[NeighboringRelation, tuple[Accountant, ...]]
+_ADD_OR_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
+_REPLACE = NeighboringRelation.REPLACE_ONE
+_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 
 
 class Mechanism(abc.ABC):
@@ -77,18 +74,17 @@ class Mechanism(abc.ABC):
     neighboring_relation: NeighboringRelation
     clip_rule: ClipRule = FLAT
 
-    relations: ClassVar[Relations]
+    relations: ClassVar[Mapping[NeighboringRelation, tuple[Accountant, ...]]]
     solvable: ClassVar[tuple[str, ...]] = ("noise_multiplier", "iterations")
     deals_epochs: ClassVar[bool] = False
     draws_steps_alone: ClassVar[bool] = False
     _noise: ClassVar[Noise] = INDEPENDENT
 
     def __post_init__(self):
-        for field in dataclasses.fields(cast(Any, self)):
-            if field.init:  # Python's numbers in place of arrays, which have no hash
-                given = {field.name: getattr(self, field.name)}
-                number = validate.python_number(**given)
-                object.__setattr__(self, field.name, number)
+        # Python's numbers in place of arrays, which have no hash.
+        for name in (x.name for x in dataclasses.fields(cast(Any, self)) if x.init):
+            number = validate.python_number(**{name: getattr(self, name)})
+            object.__setattr__(self, name, number)
         validate.positive(l2_clip_norm=self.l2_clip_norm)
         validate.positive(normalize_by=self.normalize_by)
         check_rule(self.clip_rule)
@@ -96,10 +92,10 @@ class Mechanism(abc.ABC):
             validate.non_negative(noise_multiplier=self.noise_multiplier)
         validate.count(iterations=self.iterations)
         if self.neighboring_relation not in self.relations:
-            supported = " or ".join(relation.name for relation in self.relations)
+            supported = " or ".join(map(str, self.relations))
             raise ValueError(
-                f"Expected neighboring_relation of {type(self).__name__} to be the"
-                f" NeighboringRelation {supported}, got {self.neighboring_relation!r}."
+                f"Expected neighboring_relation {supported}, got"
+                f" {self.neighboring_relation!r}."
             )
 
     @abc.abstractmethod
@@ -169,7 +165,7 @@ class Mechanism(abc.ABC):
 
         A term that becomes another moves the sum by 2 C, and one that goes by C.
         """
-        goes = self.neighboring_relation != _REPLACE_ONE
+        goes = self.neighboring_relation != _REPLACE
         return (2 * self.terms_per_unit - goes) * self.l2_clip_norm / self.normalize_by
 
     @property
@@ -245,7 +241,14 @@ class Mechanism(abc.ABC):
         """
         validate.typed_key(run_key=run_key)
         self._check_size(num_examples)
-        self._check_step(step)
+        is_on_device = isinstance(step, jax.Array)  # to read it is to wait for it
+        seen = step if is_on_device else np.asarray(step)
+        is_number = seen.ndim == 0 and jnp.issubdtype(seen.dtype, jnp.integer)
+        if not is_number or not (is_on_device or 0 <= step < self.iterations):
+            raise ValueError(
+                f"Expected step to be a whole number below {self.iterations}, got"
+                f" {step!r}. To go on, make the mechanism with more iterations."
+            )
         alone = self.draws_steps_alone
         key = jax.random.fold_in(run_key, step) if alone else run_key
         batch = self._draw(key, step, num_examples)
@@ -276,20 +279,8 @@ class Mechanism(abc.ABC):
         validate.count(num_examples=num_examples)
         if self.known_size not in (None, num_examples):
             raise ValueError(
-                f"Expected num_examples={self.known_size}, the size that the epsilon of"
-                f" this {type(self).__name__} is for, got {num_examples}."
-            )
-
-    def _check_step(self, step: int | jax.Array) -> None:
-        """Raises for a step that nobody has accounted for, and for no step at all."""
-        is_on_device = isinstance(step, jax.Array)  # to read it is to wait for it
-        seen = step if is_on_device else np.asarray(step)
-        is_number = seen.ndim == 0 and jnp.issubdtype(seen.dtype, jnp.integer)
-        if not is_number or not (is_on_device or 0 <= step < self.iterations):
-            raise ValueError(
-                "Expected step to be a whole number below"
-                f" iterations={self.iterations}, which epsilon is for, got {step!r}. To"
-                " go on, make the mechanism with more iterations."
+                f"Expected num_examples={self.known_size}, which the epsilon of the"
+                f" mechanism is for, got {num_examples}."
             )
 
     @final
@@ -309,13 +300,11 @@ class Mechanism(abc.ABC):
         """
         iterations = self.iterations if iterations is None else iterations
         validate.count(iterations=iterations)
-        iterations = int(iterations)  # dp-accounting takes no other kind
         if iterations == 0:
             return dp_accounting.NoOpDpEvent()
-        if not callable(self.noise_multiplier):
-            return self._event(iterations, self.noise_multiplier)
-        levels = level_counts(self.noise_multiplier, iterations).items()
-        return dp_accounting.ComposedDpEvent([self._event(n, z) for z, n in levels])
+        levels = levels_of(self.noise_multiplier, int(iterations)).items()
+        events = [self._event(n, z) for z, n in levels]
+        return dp_accounting.ComposedDpEvent(events) if events[1:] else events[0]
 
     @final
     def epsilon(
@@ -347,12 +336,9 @@ class Mechanism(abc.ABC):
             relation, or a delta outside (0, 1).
         """
         check_delta(target_delta, num_examples or self.known_size)
-        return least_epsilon(
-            self.dp_event(iterations),
-            (accountant,) if accountant else self.accountants,
-            target_delta=target_delta,
-            neighboring_relation=self.neighboring_relation,
-        )
+        accountants = (accountant,) if accountant else self.accountants
+        event, relation = self.dp_event(iterations), self.neighboring_relation
+        return least_epsilon(event, accountants, target_delta, relation=relation)
 
     @classmethod
     @final
@@ -433,45 +419,23 @@ class Mechanism(abc.ABC):
             )
         (name,) = unknown
         with_value = lambda x: cls(**{**fields, name: x})
-        trial = with_value(1)
-        solution = solved(
-            lambda x: with_value(x).dp_event(),
-            name,
-            (accountant,) if accountant else trial.accountants,
-            target_epsilon=target_epsilon,
-            target_delta=target_delta,
-            neighboring_relation=trial.neighboring_relation,
-        )
-        return with_value(solution)
+
+        def epsilon_of(x: float, **how: Any) -> float:
+            trial = with_value(x)
+            used = (accountant,) if accountant else trial.accountants
+            how |= {"relation": trial.neighboring_relation}
+            return least_epsilon(trial.dp_event(), used, float(target_delta), **how)
+
+        return with_value(solved(epsilon_of, name, target_epsilon))
 
     @classmethod
     def _as_fields(cls, public_numbers: dict[str, Any]) -> dict[str, Any]:
-        names = inspect.signature(cls).parameters
-        return as_fields(names, public_numbers, deals_epochs=cls.deals_epochs)
+        return as_fields(cls, public_numbers)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
 def _batch(mechanism: Mechanism, key: jax.Array, step: jax.Array, n: int) -> Batch:
     return mechanism.sample_step(key, step, num_examples=n)
-
-
-def check_mechanism(mechanism: Any) -> None:
-    """Raises unless it is one."""
-    if not isinstance(mechanism, Mechanism):
-        raise TypeError(
-            "Expected mechanism to be a dpadambc mechanism, such as a PoissonGaussian,"
-            f" got {mechanism!r}."
-        )
-
-
-def check_independent_noise(mechanism: Any) -> None:
-    """Raises unless it is a mechanism whose noise is independent over steps."""
-    check_mechanism(mechanism)
-    if not mechanism.has_independent_noise:
-        raise ValueError(
-            "Expected mechanism to have independent noise in every step, got a"
-            f" {type(mechanism).__name__}."
-        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -528,17 +492,13 @@ class PoissonGaussian(Mechanism):
     sampling_prob: float
     iterations: int
     normalize_by: float
-    neighboring_relation: NeighboringRelation = _ADD_OR_REMOVE_ONE
+    neighboring_relation: NeighboringRelation = _ADD_OR_REMOVE
     clip_rule: ClipRule = FLAT
 
     solvable = ("noise_multiplier", "iterations", "sampling_prob")
     # dp-accounting has no RDP bound for Poisson sampling under REPLACE_ONE.
     relations = types.MappingProxyType(
-        {
-            _ADD_OR_REMOVE_ONE: (PLD, RDP),
-            _REPLACE_ONE: (PLD,),
-            _REPLACE_SPECIAL: (PLD, RDP),
-        }
+        {_ADD_OR_REMOVE: (PLD, RDP), _REPLACE: (PLD,), _SPECIAL: (PLD, RDP)}
     )
     draws_steps_alone = True
 

@@ -4,7 +4,6 @@ Epsilon holds only if nobody knows who takes part, so the key of a draw is secre
 """
 
 import dataclasses
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,11 +19,7 @@ from dpadambc.core.arrays import shard_map_axes, varying_axes
 _OVERFLOW_PROB = 1e-15
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=("indices", "is_padding_example"),
-    meta_fields=("num_examples",),
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Batch:
     """The examples of a step, as rows of the data set.
@@ -50,7 +45,7 @@ class Batch:
 
     indices: np.ndarray | jax.Array
     is_padding_example: np.ndarray | jax.Array
-    num_examples: int
+    num_examples: int = dataclasses.field(metadata={"static": True})
 
     def __iter__(self) -> Iterator[np.ndarray | jax.Array]:
         return iter((self.indices, self.is_padding_example))
@@ -107,13 +102,11 @@ class Batch:
         if not shard_map_axes() or len(self.indices) >= self.num_examples:
             return
         drawn = varying_axes(self.indices)
-        for path, x in jax.tree_util.tree_leaves_with_path(data):
-            same = [name for name in varying_axes(x) if name not in drawn]
-            if same:
+        for x in jax.tree.leaves(data):
+            if same := [name for name in varying_axes(x) if name not in drawn]:
                 raise ValueError(
-                    f"Expected a key of its own for each device along {same}, since"
-                    f" each has its own rows of data{jax.tree_util.keystr(path)}, got"
-                    " one key for all. Draw with jax.random.fold_in(key,"
+                    f"Expected a key of its own for each device along {same}, got one"
+                    " for all. Draw with jax.random.fold_in(key,"
                     f" jax.lax.axis_index({same[0]!r}))."
                 )
 

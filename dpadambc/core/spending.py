@@ -19,21 +19,18 @@ run that they are in.
 import dataclasses
 import re
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any
 
 import dp_accounting
 import jax.numpy as jnp
 
 from dpadambc.core import validate
-from dpadambc.core.accounting import (
-    Accountant,
-    check_delta,
-    least_epsilon,
-    level_counts,
-)
-from dpadambc.core.calibrate import last_affordable
+from dpadambc.core.accounting import Accountant, check_delta, least_epsilon, levels_of
 from dpadambc.core.clip import ClipRule, NeighboringRelation
 from dpadambc.core.mechanism import Mechanism
+from dpadambc.engine.search import last_affordable
+
+Parts = tuple[tuple[str, int], ...]
 
 
 def class_name(kind: type) -> str:
@@ -95,20 +92,12 @@ class Run:
 
     mechanism: Mechanism
     levels: tuple[tuple[float, int], ...]
-    parts: tuple[tuple[str, int], ...] = ()
-
-    def __str__(self) -> str:
-        levels = f" at {len(self.levels)} levels of noise" if self.levels[1:] else ""
-        return f"{self.steps} steps{levels} of {self.mechanism!r}"
+    parts: Parts = ()
 
     @property
     def steps(self) -> int:
         """How many steps it has."""
         return sum(n for _, n in self.levels)
-
-    def dp_events(self) -> list[dp_accounting.DpEvent]:
-        """Its steps of each level."""
-        return [self.mechanism._event(n, z) for z, n in self.levels if n]
 
     def is_part_of(self, other: "Run") -> bool:
         """Whether the other has all of its steps, by the same calls of `fit`."""
@@ -120,31 +109,21 @@ class Run:
         return begins and any(x == name and n >= last for x, n in after)
 
 
-def run_of(
-    mechanism: Mechanism,
-    steps: int | None = None,
-    parts: tuple[tuple[str, int], ...] = (),
-) -> Run:
+def run_of(mechanism: Mechanism, steps: int | None = None, parts: Parts = ()) -> Run:
     """So many steps of a mechanism; all of its iterations by default."""
     steps = mechanism.iterations if steps is None else steps
     validate.count(steps=steps)
-    mechanism = mechanism.accounted_as
-    z, steps = mechanism.noise_multiplier, int(steps)
-    if callable(z):
-        first: Any = z(jnp.zeros([], int))
-        levels = level_counts(z, steps) or {float(first): 0}
-    else:
-        levels = {float(z): steps}
-    numbers: Any = {"noise_multiplier": [*levels][0]}
-    mechanism = dataclasses.replace(cast(Any, mechanism), **numbers)
-    return Run(mechanism, tuple(levels.items()), parts)
+    accounted: Any = mechanism.accounted_as
+    levels = tuple(levels_of(accounted.noise_multiplier, int(steps)).items())
+    first, _ = levels[0]
+    return Run(dataclasses.replace(accounted, noise_multiplier=first), levels, parts)
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
+@dataclasses.dataclass(frozen=True)
 class Spending:
     """The spending of several runs on the same people's data: see `compose`.
 
-    It compares by value. Spendings are added by `+`. A run of `training.fit` counts
+    It compares by value. A run of `training.fit` counts
     once, however often it is given. Where it went on from one checkpoint twice, both
     ways count as runs.
 
@@ -168,33 +147,17 @@ class Spending:
         if not self.runs:
             raise ValueError("Expected at least one run to compose, got none.")
         mechanisms = [run.mechanism for run in self.runs]
-        relations = {mechanism.neighboring_relation.name for mechanism in mechanisms}
+        relations = {mechanism.neighboring_relation for mechanism in mechanisms}
         if len(relations) > 1:
-            raise ValueError(
-                "Expected one neighboring_relation for all runs, got"
-                f" {' and '.join(sorted(relations))}."
-            )
+            raise ValueError(f"Expected one neighboring_relation, got {relations}.")
         sizes = {mechanism.known_size for mechanism in mechanisms} - {None}
         if len(sizes) > 1:
             raise ValueError(
-                "Expected one num_examples for all runs that state it, got"
-                f" {' and '.join(map(str, sizes))}. Runs on other people's data are not"
-                " composed; under ADD_OR_REMOVE_ONE no size is stated."
+                f"Expected one num_examples for all runs that state it, got {sizes}."
+                " Runs on other people's data are not composed."
             )
         if not self.accountants:
-            raise ValueError(
-                "Expected mechanisms that one accountant can read all of, got"
-                f" {', '.join(type(mechanism).__name__ for mechanism in mechanisms)}."
-            )
-
-    def __repr__(self) -> str:
-        return f"Spending({'; '.join(map(str, self.runs))})"
-
-    def __add__(self, other: "Spending | Mechanism") -> "Spending":
-        """Both together."""
-        if not isinstance(other, Spending | Mechanism):
-            return NotImplemented
-        return compose([self, other])
+            raise ValueError(f"Expected runs that one accountant can read, got {self}.")
 
     @property
     def neighboring_relation(self) -> NeighboringRelation:
@@ -213,14 +176,13 @@ class Spending:
         Returns:
           A `dp_accounting.ComposedDpEvent` of the steps of all runs.
         """
-        events = [event for run in self.runs for event in run.dp_events()]
-        firsts = [i for i, event in enumerate(events) if events.index(event) == i]
-        counts = [(events[i], events.count(events[i])) for i in firsts]
-        return dp_accounting.ComposedDpEvent(  # equal ones are accounted for at once
-            [
-                x if n == 1 else dp_accounting.SelfComposedDpEvent(x, n)
-                for x, n in counts
-            ]
+        levels = ((run.mechanism, *level) for run in self.runs for level in run.levels)
+        events = [mechanism._event(n, z) for mechanism, z, n in levels if n]
+        kinds = [x for i, x in enumerate(events) if x not in events[:i]]
+        repeated = lambda x, n: dp_accounting.SelfComposedDpEvent(x, n) if n > 1 else x
+        # Equal ones are accounted for at once.
+        return dp_accounting.ComposedDpEvent(
+            [repeated(x, events.count(x)) for x in kinds]
         )
 
     def epsilon(
@@ -242,12 +204,9 @@ class Spending:
         """
         for run in self.runs:
             check_delta(target_delta, run.mechanism.known_size)
-        return least_epsilon(
-            self.dp_event(),
-            (accountant,) if accountant else self.accountants,
-            target_delta=target_delta,
-            neighboring_relation=self.neighboring_relation,
-        )
+        accountants = (accountant,) if accountant else self.accountants
+        event, relation = self.dp_event(), self.neighboring_relation
+        return least_epsilon(event, accountants, target_delta, relation=relation)
 
 
 def _runs_of(entry: Any) -> tuple[Run, ...]:
@@ -257,16 +216,11 @@ def _runs_of(entry: Any) -> tuple[Run, ...]:
     is_pair = isinstance(entry, tuple | list) and len(entry) == 2
     mechanism, steps = entry if is_pair else (entry, None)
     if not isinstance(mechanism, Mechanism):
-        raise TypeError(
-            "Expected runs to be mechanisms, (mechanism, steps), Spendings or"
-            f" results of fit or search, got {entry!r}."
-        )
+        raise TypeError(f"Expected mechanisms or results as runs, got {entry!r}.")
     return (run_of(mechanism, steps),)
 
 
-def compose(
-    runs: Iterable[Any],
-) -> Spending:
+def compose(runs: Iterable[Any]) -> Spending:
     """The spending of several runs on the same people's data.
 
     Mechanisms and ways of sampling may differ. A result of `fit` that is given twice,
@@ -307,8 +261,8 @@ def compose(
       ...     normalize_by=100)
       >>> second = dataclasses.replace(first, sampling_prob=0.01)
       >>> both = accounting.compose([(first, 80), second])
-      >>> [round(x.epsilon(1e-5), 2) for x in (first, second, both, both + first)]
-      [2.34, 0.19, 2.1, 3.19]
+      >>> [round(x.epsilon(1e-5), 2) for x in (first, second, both)]
+      [2.34, 0.19, 2.1]
       >>> [(run.steps, run.mechanism.sampling_prob) for run in both.runs]
       [(80, 0.1), (100, 0.01)]
     """

@@ -13,10 +13,11 @@ import optax
 from dpadambc.core import clipped_grad, keys, validate
 from dpadambc.core import data as _data
 from dpadambc.core.arrays import widen
-from dpadambc.core.data import Layout
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.per_example import Arguments
 from dpadambc.core.sampling import Batch
+from dpadambc.engine import mesh
+from dpadambc.engine.mesh import Layout
 
 
 @jax.tree_util.register_dataclass
@@ -167,7 +168,7 @@ class Step:
         validate.transformation(optimizer=self.optimizer)
         if self.microbatch_size is not None:
             validate.count(least=1, microbatch_size=self.microbatch_size)
-            if self.microbatch_size % (shards := _data.num_shards(self.layout)):
+            if self.microbatch_size % (shards := mesh.num_shards(self.layout)):
                 raise ValueError(
                     f"Expected microbatch_size to be a multiple of the {shards} shards"
                     f" of a batch, got {self.microbatch_size}."
@@ -213,12 +214,12 @@ class Step:
         layout = self.layout
         private = self.mechanism.private_gradient(state.noise.rng_key)
 
-        # The arguments of the loss: parameters, what is frozen, examples, a key.
+        # The arguments of the loss: parameters, frozen, examples, a key.
         params, examples = state.params, _data.arguments(examples)
         padding, shared = is_padding_example, () if frozen is None else (frozen,)
         if layout.axes:
-            examples, padding = _data.split((examples, padding), layout)
-            params = _data.constrained(params, layout, _data.gathered_specs(layout))
+            examples, padding = mesh.split((examples, padding), layout)
+            params = mesh.constrained(params, layout, mesh.gathered_specs(layout))
         first, last = 1 + len(shared), 1 + len(shared) + len(examples)
         own_key, prng_argnum = (), None
         if takes_key(self.loss_fn):
@@ -237,9 +238,9 @@ class Step:
         )
         arguments = (state.noise, params, *shared, *examples, *own_key)
         losses, sums = clipped(*arguments, is_padding_example=padding)
-        gradient = _data.constrained(sums.gradient, layout, layout.params)
+        gradient = mesh.constrained(sums.gradient, layout, layout.params)
 
-        # Noise on the sum. What follows is post-processing.
+        # Noise on the sum. The rest is post-processing.
         sums = sums._replace(gradient=gradient)
         noised, noise = private.add_noise(sums, state.noise, state.params)
         update = self.optimizer.update
@@ -253,7 +254,7 @@ class Step:
         )
         present = ~is_padding_example
         seen = Seen(loss=jnp.sum(losses, where=present), num_examples=jnp.sum(present))
-        return _data.constrained(after, layout, _data.state_specs(after, layout)), seen
+        return mesh.constrained(after, layout, mesh.state_specs(after, layout)), seen
 
 
 def draw_batch(mechanism: Any, state: TrainState, num_examples: int) -> Batch:
@@ -262,7 +263,7 @@ def draw_batch(mechanism: Any, state: TrainState, num_examples: int) -> Batch:
     Where a mechanism draws steps independently, a checksum of the parameters is in the
     key of each, as one of the sum is in that of the noise: two runs with one key draw
     batches of their own from where their parameters differ on. Parameters are functions
-    of what was released, so for every data set the batches are as likely as without.
+    of earlier releases, so for every data set the batches are as likely as without.
 
     Args:
       mechanism: which samples from a key.
@@ -304,7 +305,7 @@ class Programs(NamedTuple):
 
     start: Callable[..., TrainState]
     batch: Callable[[TrainState], Any]  # of the next step
-    steps: Any  # jitted: of the state, what is frozen, the data; so many steps
+    steps: Any  # jitted: of the state, frozen, the data; so many steps
 
 
 def compiled(step: Step, num_examples: int) -> Programs:
@@ -317,7 +318,7 @@ def compiled(step: Step, num_examples: int) -> Programs:
         state = jax.tree.map(jnp.copy, step.init(params, key=key))
         key = keys.of_batches(state.sampling_key, digest)
         state = dataclasses.replace(state, sampling_key=key)
-        return _data.constrained(state, layout, _data.state_specs(state, layout))
+        return mesh.constrained(state, layout, mesh.state_specs(state, layout))
 
     def draw(state):
         batch = draw_batch(step.mechanism, state, num_examples)
@@ -337,20 +338,20 @@ def compiled(step: Step, num_examples: int) -> Programs:
 
     return Programs(
         jax.jit(start, static_argnames="impl"),
-        jax.jit(lambda state: _data.replicated(draw(state), layout)),
+        jax.jit(lambda state: mesh.replicated(draw(state), layout)),
         jax.jit(steps, static_argnames="iterations", donate_argnums=0),
     )
 
 
-# They hold what the functions of a step close over: hence so few.
+# They hold all that the functions of a step close over: hence so few.
 compiled_once = functools.lru_cache(maxsize=8)(compiled)
 
 
 def may_be_kept(step: Step) -> bool:
     """Whether an equal step has the same noise, and can be found at all.
 
-    A compiled program reads once what its functions read besides their arguments. No
-    number of the noise may be that old: epsilon is of the noise as it is now.
+    A compiled program reads once all that its functions read besides their arguments.
+    No number of the noise may be that old: epsilon is of the noise as it is now.
     """
     try:
         hash(step)

@@ -1,10 +1,10 @@
-"""Finds what mixes the examples of several devices in the program of one example."""
+"""Finds operations that mix the examples of several devices."""
 
 import jax.extend.core as jex
 
 from dpadambc.engine import jaxprs
 
-# They name an axis, and take nothing from what lies along it.
+# They name an axis, and take nothing of the data along it.
 _HARMLESS = {"axis_index", "pbroadcast", "pcast", "pvary"}
 
 

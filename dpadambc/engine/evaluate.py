@@ -3,8 +3,8 @@
 The program is the jaxpr of the gradient of one example. A first pass, from the outputs
 back, finds the variables that reach nothing but gradients, through linear maps that
 preserve the form; a second pass evaluates, and leaves these variables in factored form.
-It enters the calls `jit`, `checkpoint`, `cond` and `scan`. What has no rule is computed
-as JAX computes it, and that gradient alone is materialized.
+It enters the calls `jit`, `checkpoint`, `cond` and `scan`. An equation without a
+rule is computed as JAX computes it, and that gradient alone is materialized.
 
 No rule can help where the gradient itself is not a product of small arrays:
 
@@ -153,7 +153,7 @@ def _call(eqn: jex.JaxprEqn, values: Values, lazy: list[bool]) -> Values:
 
 
 def _checkpoint(eqn: jex.JaxprEqn, values: Values, lazy: list[bool]) -> Values:
-    """The body, behind a barrier that keeps XLA from reusing what it recomputes."""
+    """The body, behind a barrier that keeps XLA from reusing the first computation."""
     if eqn.params["prevent_cse"]:
         values = list(jax.lax.optimization_barrier(tuple(values)))
     return evaluate(jaxprs.body(eqn), values, lazy)
@@ -164,7 +164,7 @@ def _zeros_like(tree: Any) -> Any:
 
 
 def _signature(grad: Gradient) -> tuple:
-    """What two gradients have in common that can stand in one place of a program."""
+    """The common part of two gradients that can stand in one place of a program."""
     leaves, structure = jax.tree.flatten(grad)
     return structure, tuple((x.shape, x.dtype) for x in leaves)
 

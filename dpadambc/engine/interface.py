@@ -1,4 +1,4 @@
-"""What a per-example gradient is made of, whatever its form.
+"""The parts of a per-example gradient, whatever its form.
 
 A `Gradient` is one example's gradient of one parameter, in whatever form reverse mode
 has it, as a pytree of arrays. A transformation that adds a leading axis to the arrays,

@@ -19,7 +19,7 @@ def closed(jaxpr: Any) -> jex.ClosedJaxpr:
 
 
 def body(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr:
-    """What a call calls, or a scan does at each step."""
+    """The program that a call calls, or a scan runs at each step."""
     names = ("jaxpr", "call_jaxpr", "fun_jaxpr", "call")
     return closed(next(eqn.params[name] for name in names if name in eqn.params))
 
@@ -133,7 +133,7 @@ def used_inputs(program: Any) -> list[bool]:
 
 
 def _used(eqn: jex.JaxprEqn) -> list[Any]:
-    """What an equation computes from; all that it takes, if it cannot be told."""
+    """The inputs that an equation uses; all of them, if it cannot be told."""
     inside = list(inner(eqn))
     if len(inside) != 1 or len(inside[0].jaxpr.invars) != len(eqn.invars):
         return list(eqn.invars)

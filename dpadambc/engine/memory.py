@@ -15,7 +15,7 @@ _SHARE = 0.9
 def stated_bytes(*, of_all_processes: bool = False) -> float | None:
     """What a program may take of each device, if all state their memory.
 
-    It does not depend on what else is there: a run that is resumed from a checkpoint
+    It does not depend on its other programs: a run that is resumed from a checkpoint
     must be the same program. A program of several processes is one for all of them.
     """
     stats = [device.memory_stats() or {} for device in jax.local_devices()]
@@ -26,7 +26,7 @@ def stated_bytes(*, of_all_processes: bool = False) -> float | None:
 
 
 def peak_bytes(compiled: Any) -> int:
-    """What a compiled program takes: arguments, outputs and temporaries.
+    """The bytes of a compiled program: arguments, outputs and temporaries.
 
     Raises:
       RuntimeError: if the compiler of this device does not tell.
@@ -34,7 +34,7 @@ def peak_bytes(compiled: Any) -> int:
     memory = compiled.memory_analysis()
     if memory is None:
         raise RuntimeError(
-            "Expected a compiler that states what its programs take in memory, got one"
+            "Expected a compiler that states the memory of its programs, got one"
             " for a device that does not: plan on another, such as a CPU."
         )
     return (
@@ -65,7 +65,7 @@ def sizes(batch_size: int, multiple_of: int = 1) -> list[int]:
 def measured_around(
     limit: float, sizes: Sequence[int], measure: Callable[[int], int]
 ) -> dict[int, int]:
-    """What some of the sizes take, the largest that fits and the next one among them.
+    """The bytes of some sizes, the largest that fits and the next one among them.
 
     Bytes are nearly a linear function of the size. So the next to be compiled is where
     the line between those known meets the limit, and every second time, should they not

@@ -1,7 +1,7 @@
-"""What the jaxpr of a gradient says before it is evaluated.
+"""Facts of the jaxpr of a gradient before it is evaluated.
 
 Which variables may stay factored: those that reach nothing but gradients, through
-linear maps that preserve the form. And what a scan carries, and what it sums.
+linear maps that preserve the form. And the carries of a scan, and its sums.
 """
 
 import collections

@@ -1,4 +1,4 @@
-"""What a `jax.lax.scan` makes of gradients: terms of all steps, stacked or summed.
+"""Gradients in a `jax.lax.scan`: terms of all steps, stacked or summed.
 
 Each step gives its terms in the cheaper of their two forms. The gradient of a weight
 that all steps share is summed by a carry: where its terms are factored, the carry is
@@ -21,7 +21,7 @@ Name = Any  # of an array that a step gives: its variable, or its place
 
 
 class _Step(NamedTuple):
-    """A step of the loop, traced: a function of what is carried and what comes in."""
+    """A step of the loop, traced: a function of the carry and the inputs."""
 
     closed: jex.ClosedJaxpr
     outs: Values  # arrays and gradients, of shapes only
@@ -62,7 +62,7 @@ def scan(
       values: of its operands, arrays and gradients.
       operands: the arrays that the values stand for.
       lazy: for each output, whether it may be a gradient.
-      evaluate: what evaluates the body.
+      evaluate: evaluates the body.
     """
     closed = jaxprs.body(eqn)
     num_consts, num_carry = jaxprs.scan_counts(eqn)
@@ -76,7 +76,7 @@ def scan(
     ]
 
     def terms(carry, x):
-        """What a step gives; where a carry is a sum of gradients, what it adds."""
+        """The outputs of a step; where a carry is a sum of gradients, its term."""
         known = [
             rules.no_gradient(v.aval) if is_sum else carry[i]
             for i, (v, is_sum) in enumerate(zip(before, sums, strict=True))
@@ -89,7 +89,7 @@ def scan(
     dropped = [i for i in init if sums[i] and not is_formed(step.outs[i])]
     given = [*dropped, *range(num_carry, len(step.outs))]
     stacked = dict(zip(step.closed.jaxpr.invars[num_carry:], xs, strict=True))
-    # Each array once, and what comes in for each step not again.
+    # Each array once, and the inputs of each step not again.
     names = dict.fromkeys(name for i in given for name in step.names[i])
     emitted = [name for name in names if name not in stacked]
 

@@ -72,7 +72,7 @@ def _alone(key: jax.Array, shape: Shape) -> jax.Array:
 def _together(keys: jax.Array, sizes: Sequence[int]) -> jax.Array:
     """The same of several keys, in rows that know their key and where they start.
 
-    What is written out takes long to compile: here once for all of them. The numbers
+    Written out, it takes long to compile: here once for all of them. The numbers
     that fill the last row of each key are for nobody.
     """
     ends = np.cumsum([_num_rows(size) for size in sizes], dtype=np.int32)
@@ -91,7 +91,7 @@ def _num_rows(size: int) -> int:
 
 
 def _once(draw: Callable[[], jax.Array], key: jax.Array) -> jax.Array:
-    """What is drawn, which XLA would merge into each use, and repeat there.
+    """The draw, which XLA would merge into each use, and repeat there.
 
     It does not merge a branch. The condition always holds, which XLA cannot tell.
     (`jax.lax.optimization_barrier` is for this, but does not last in JAX 0.10.)

@@ -27,7 +27,7 @@ _REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 
 
 class _MultiTermGaussian(Mechanism):
-    """What does not depend on the sampling."""
+    """The part that does not depend on the sampling."""
 
     max_terms: int
 

@@ -69,7 +69,7 @@ class PoissonTermsDpEvent(ReadableDpEvent):
 
     @property
     def largest_shift(self) -> int:
-        """What a node moves the sum by, in clip norms."""
+        """How far a node moves the sum, in clip norms."""
         return 2 * self.max_terms - self.own_term_goes
 
     @property

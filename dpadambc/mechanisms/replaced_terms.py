@@ -101,7 +101,7 @@ class ReplacedTermsDpEvent(ReadableDpEvent):
             last = min(1.25 * last, _LARGEST_LOSS)
         size = int(np.ceil(last / interval))
         profile = np.clip(self.deltas(np.arange(-size, size + 1) * interval), 0, 1)
-        # Rounding may break the order; what is larger is the bound.
+        # Rounding may break the order; the larger one is the bound.
         profile = np.maximum.accumulate(profile[::-1])[::-1]
         return PrivacyLossDistribution(
             pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
@@ -140,7 +140,7 @@ def without_replacement(
 def _end_of_half_line(
     epsilons: np.ndarray, h0: float, h: np.ndarray, s: np.ndarray
 ) -> np.ndarray:
-    """The t of the supremum, where the slope of what is maximized changes its sign.
+    """The t of the supremum, where the slope of the objective changes its sign.
 
     Over the normal density at t, that slope falls with t.
     """

@@ -19,7 +19,7 @@ _MOST_WAITING = 1000  # calls whose losses are on the device
 
 
 class Evaluate:
-    """A callback of `fit` that records the mean loss and what a function returns.
+    """A callback of `fit` that records the mean loss and the values of a function.
 
     A record has the `iterations`, the `seconds` since the callback was made, the
     `loss_not_private`, a mean over the examples since the last record, and the numbers

@@ -4,7 +4,7 @@ A checkpoint has two parts: `state`, nested dictionaries with the names of the f
 which Orbax reads without this library; and `about`, JSON that identifies the run. Orbax
 writes both to a temporary folder and renames it at the end: a run that is killed while
 it saves leaves the last checkpoint as it was. *A checkpoint is secret*, because it has
-the keys; `training.save_release` writes what may be published.
+the keys; `training.save_release` writes the part that may be published.
 """
 
 import functools
@@ -203,7 +203,7 @@ class Checkpoints:
         Args:
           state: to be found by a later run.
           identity: of the run; see `restore`.
-          notes: what `fit` wants back from `restore`, as JSON can hold it.
+          notes: values that `fit` wants back from `restore`, as JSON can hold it.
 
         Raises:
           OSError: if it cannot be written; the checkpoint before is as it was.

@@ -33,7 +33,7 @@ def with_augmentations(
       augment: of `(key, *example)`, returns a view: a tuple of the arguments that the
         loss takes for an example.
       multiplicity: how many views.
-      has_frozen: whether the second argument is what `fit` is given as `frozen`.
+      has_frozen: whether the second argument is the `frozen` of `fit`.
 
     Returns:
       A loss of the same arguments, and a keyword-only `key`, which `fit` gives it.

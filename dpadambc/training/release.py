@@ -21,13 +21,13 @@ _SPENT = "spent"
 
 
 class Release(NamedTuple):
-    """What `load_release` reads: a model, and what it cost.
+    """The value of `load_release`: a model, and its cost.
 
-    `fit` begins with it as it is, and counts what it `spent`.
+    `fit` begins with it as it is, and counts its `spent`.
 
     Attributes:
       params: of the model.
-      about: what `save_release` returned: public numbers, epsilon and delta.
+      about: the value of `save_release`: public numbers, epsilon and delta.
     """
 
     params: optax.Params
@@ -53,7 +53,7 @@ class Release(NamedTuple):
 
 
 class Releasable(NamedTuple):
-    """What is as private as the model: a function of noised gradients.
+    """The part of a state that is as private as the model.
 
     Attributes:
       step: the number of steps taken. shape=(), int32.
@@ -74,7 +74,7 @@ def releasable(run: Any) -> Releasable:
     callback either.
 
     Args:
-      run: what `fit` returns, or a `TrainState`.
+      run: the `Result` of `fit`, or a `TrainState`.
 
     Returns:
       The step, the parameters, and the optimizer's state without keys.
@@ -96,7 +96,7 @@ def releasable(run: Any) -> Releasable:
     state = getattr(run, "state", run)
     if not isinstance(state, TrainState):
         raise TypeError(
-            "Expected run to be what fit returns, or a TrainState, got"
+            "Expected run to be a Result of fit or a TrainState, got"
             f" {type(run).__name__}. All of a SearchResult may be published at its"
             " epsilon; of a loop of your own, the parameters alone."
         )
@@ -111,7 +111,7 @@ def _named(params: Any) -> dict[str, Any]:
 
 
 def _storable(x: Any) -> np.ndarray:
-    """As NumPy's files can hold it: what has fewer bits than float32 as float32."""
+    """As NumPy's files can hold it: fewer bits than float32 become float32."""
     if isinstance(x, jax.Array) and not x.is_fully_addressable:
         raise ValueError(
             "Expected parameters that this process can address, got some that are"
@@ -133,10 +133,10 @@ def save_release(path: str | pathlib.Path, result: Result) -> dict[str, Any]:
 
     Args:
       path: of a file in NumPy's format `npz`, which any language reads.
-      result: what `fit` returns.
+      result: of `fit`.
 
     Returns:
-      What the file has besides the parameters: the mechanism, which names the
+      The file has, besides the parameters: the mechanism, which names the
       sampling, with its public numbers and the neighboring relation; the steps taken,
       epsilon and delta; the runs that epsilon covers, earlier ones included; and the
       version of this library.
@@ -164,7 +164,7 @@ def save_release(path: str | pathlib.Path, result: Result) -> dict[str, Any]:
     """
     if not isinstance(result, Result):
         raise TypeError(
-            f"Expected result to be what fit returns, got {type(result).__name__},"
+            f"Expected result to be the Result of fit, got {type(result).__name__},"
             " which does not know its epsilon. Write a file of your own, with the"
             " parameters and the epsilon of the search or the mechanism."
         )
@@ -206,7 +206,7 @@ def load_release(path: str | pathlib.Path, *, like: optax.Params) -> Release:
 
     Returns:
       A `Release`: the parameters, and the dictionary that `save_release` returned. A
-      `fit` that begins with it counts what it spent.
+      `fit` that begins with it counts its cost.
 
     Raises:
       OSError: if there is no such file.

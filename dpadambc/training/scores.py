@@ -1,4 +1,4 @@
-"""What the models of a search are scored by: public data, or protected data with noise.
+"""The score of the models of a search: on public data, or protected data with noise.
 
 A score decides which model is published. So it may read protected data only if the
 epsilon of a trial covers it: hence two classes, and no third.
@@ -48,7 +48,7 @@ class PublicScore:
     """The mean of a score over examples that need no protection: it costs nothing.
 
     Data are public if anyone may have them, or if their people are not protected: that
-    is the user's word, for `data` and for what the function closes over. A validation
+    is the user's word, for `data` and for all values in the function. A validation
     set of protected people is not public: see `NoisyScore`. Nor is a node whose
     prediction reads the features of neighbors that are trained on.
 
@@ -87,7 +87,7 @@ class PublicScore:
         return float(np.mean(scores, dtype=np.float64))
 
     def compose(self, event: Any, relation: Any) -> Any:
-        """What a trial runs, with its score; for `search`."""
+        """The event of a trial with its score; for `search`."""
         del relation
         return event
 
@@ -169,7 +169,7 @@ class NoisyScore:
     def compose(
         self, event: Any, relation: dp_accounting.NeighboringRelation
     ) -> dp_accounting.DpEvent:
-        """What a trial runs, with its score; for `search`."""
+        """The event of a trial with its score; for `search`."""
         noise = gaussian(float(self.noise_multiplier), relation)
         return dp_accounting.ComposedDpEvent([event, noise])
 

@@ -31,11 +31,11 @@ Candidate = float | dict[str, float]
 
 
 class Trial(NamedTuple):
-    """A model, what it was trained with, and its score.
+    """A model, its hyperparameters, and its score.
 
     Attributes:
       params: of the model.
-      candidate: what it was trained with.
+      candidate: its hyperparameters.
       score: the higher, the better.
     """
 
@@ -45,7 +45,7 @@ class Trial(NamedTuple):
 
 
 class SearchResult(NamedTuple):
-    """What `search` returns: all of it may be published, at `epsilon`.
+    """The result of `search`: all of it may be published, at `epsilon`.
 
     Attributes:
       best: None if a Poisson distribution drew no trial.
@@ -69,7 +69,7 @@ class SearchResult(NamedTuple):
 
     @property
     def spent(self) -> Spending:
-        """What the search spent, for the `spent` of a `fit` after it.
+        """The cost of the search, for the `spent` of a `fit` after it.
 
         Raises:
           ValueError: if the number of trials is random: such a search is no composition
@@ -111,7 +111,7 @@ def _checked_candidates(candidates: Any) -> tuple[tuple[Candidate, ...], Any]:
         is_bool = isinstance(leaf, bool | np.bool_)
         if is_bool or validate.known_number("candidates", leaf) is None:
             raise TypeError(f"Expected candidates to be numbers, got {leaf!r}.")
-    # On the host: no program has the shape of what is taken of them.
+    # On the host: no program has their shape.
     return listed, jax.tree.map(lambda *x: np.asarray(jnp.asarray(x)), *listed)
 
 
@@ -254,59 +254,37 @@ def search(
     """Trains with several hyperparameters, and returns the best model with one epsilon.
 
     `search` draws the number of trials from `trials`, and keeps it secret. Each trial
-    draws a candidate with replacement, trains for the iterations of the mechanism, and
-    gets a score. The best trial is returned, or any of the best if several are equal.
-    With `accounting.Fixed(len(candidates))` there is one trial of each candidate, and
-    all are returned.
+    draws a candidate with replacement, trains and gets a score. The best is returned.
+    With `accounting.Fixed(len(candidates))` each candidate has one trial, and all are
+    returned.
 
     Guarantees:
-      * `result.epsilon` is of all that is returned: the parameters, the candidate and
-        the score, chosen by whatever score. It is computed before the first step.
-      * A score of protected data has noise, and its event is part of each trial.
+      * `result.epsilon` is of all that is returned, whatever the score; it includes a
+        noisy score of protected data, and is computed before the first step.
       * Where the number of trials is random, neither it nor the other trials are
-        returned. *The time that a search takes reveals the number*: do not publish the
-        time, or anything else that depends on the load of the machine.
-      * Each trial has a key of its own, made from `key`; the number of trials and the
-        candidates are drawn from it too, so it must be secret. See `secret_key`.
-
-    Another search on the same data composes with this one, and so does a `fit` of the
-    candidate that was found: publish the model that is returned. A `fit` after a search
-    with a fixed number of trials takes the result as its `spent`. Epsilon covers
-    neither what earlier runs spent that made the parameters to begin with, nor runs by
-    which the candidates were chosen.
-
-    One program is compiled for all candidates and trials, with the candidates' numbers
-    as arguments. So `make_optimizer` gets traced numbers: it may compute with them, but
-    not branch on them. Schedules of Optax that do, such as a warm-up with a cosine, are
-    made with a peak of 1: `lambda step: learning_rate * schedule(step)`.
+        returned. *The time of a search reveals the number*: do not publish it.
+      * Each trial has a key of its own, made from the secret `key`.
+      * Not covered: earlier runs that made `params`, and runs by which the candidates
+        were chosen. A search composes with others, and with a `fit` of its winner.
 
     Args:
       loss_fn: the loss of one example, as for `fit`.
-      params: what all trials start from; not chosen by looking at protected data.
+      params: the start of all trials; not chosen by looking at protected data.
       data: arrays, as for `fit`.
-      mechanism: the public numbers, the same for all trials.
-      make_optimizer: makes the optimizer of the private gradient from a candidate, as
-        in `lambda learning_rate: optax.adam(learning_rate)`.
-      candidates: numbers; or dictionaries of numbers, which `make_optimizer` is called
-        with by name. Not chosen by looking at protected data.
-      trials: the distribution of the number of trials, such as
-        `accounting.Geometric(8)`. With a mean of m, any one of n candidates goes
-        untried with a probability of about n / (n + m); more trials cost little.
+      mechanism: the public numbers of every trial.
+      make_optimizer: makes the optimizer of the private gradient from a candidate. Its
+        numbers are traced: it may compute with them, and not branch on them.
+      candidates: numbers, or dictionaries of numbers by the names of arguments of
+        `make_optimizer`. Not chosen by looking at protected data.
+      trials: the distribution of their number, such as `accounting.Geometric(8)`.
       score: a `PublicScore` or a `NoisyScore`.
       key: a typed key, a new one for each search; secret.
       target_delta: for epsilon.
-      frozen: a pytree that the loss needs and that is not trained.
-      microbatch_size: how many examples of a trial are in memory at once; all by
-        default.
-      trials_at_once: how many trials are trained in one call. Another number may round
-        otherwise, and so draw other noise.
-
-    Returns:
-      A `SearchResult`.
+      frozen: a pytree that is not trained.
+      microbatch_size: how many examples of a trial are in memory at once.
+      trials_at_once: how many trials are trained in one call.
 
     Raises:
-      TypeError: if the score does not say what its data are, or the data, the
-        mechanism, an optimizer, a candidate or the key are not what they should be.
       ValueError: if a number is out of its range, an optimizer is not of the private
         gradient, or a noisy score gathers nodes of a graph.
 
@@ -326,10 +304,8 @@ def search(
       ...     score=training.PublicScore(
       ...         lambda w, x, y: -loss_fn(w, x, y), (x[1_000:], y[1_000:])),
       ...     key=jax.random.key(2), target_delta=1e-5, trials_at_once=4)
-      >>> print(result.best.candidate, result.best.params.round(0))
-      0.1 [ 1. -2.  3.]
-      >>> print(f"{result.cost.of_one_trial:.2f} alone, {result.epsilon:.2f} in all")
-      2.10 alone, 3.24 in all
+      >>> print(result.best.candidate, f"{result.epsilon:.2f}")
+      0.1 3.24
 
     References:
       Papernot and Steinke, `Hyperparameter Tuning with Renyi Differential Privacy

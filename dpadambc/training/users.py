@@ -26,7 +26,7 @@ class _RowsLoss:
 
     Args:
       loss_fn: of one row.
-      has_frozen: whether its second argument is what `fit` is given as `frozen`.
+      has_frozen: whether its second argument is the `frozen` of `fit`.
     """
 
     loss_fn: Loss
@@ -64,7 +64,7 @@ class _RandomRowsLoss(_RowsLoss):
 
 
 def _kind(x: Any) -> str:
-    """What an id is; a bool and a string of bytes are none."""
+    """An id; a bool and a string of bytes are none."""
     is_whole = isinstance(x, int | np.integer) and not isinstance(x, bool)
     return "int" if is_whole else "str" if isinstance(x, str) else type(x).__name__
 
@@ -72,7 +72,7 @@ def _kind(x: Any) -> str:
 def _as_ids(user_ids: Any) -> np.ndarray:
     """Raises unless they are whole numbers or strings, one for each row.
 
-    What is missing is often NaN, which differs from itself: each such row would be a
+    A missing id is often NaN, which differs from itself: each such row would be a
     user of its own. As text it would be one user, whom several people are.
     """
     if isinstance(user_ids, np.ma.MaskedArray | jax.Array):
@@ -128,7 +128,7 @@ def group_by_user(data: Any, user_ids: Any, *, max_rows: int) -> tuple[Any, ...]
 
     Raises:
       TypeError: if ids are of another type, as those that are missing often are; or if
-        data has what is no array of numbers, such as a list, a table or text.
+        data holds a list, a table or text in place of an array of numbers.
       ValueError: if there are not as many ids as rows, or none.
 
     Example:
@@ -171,7 +171,7 @@ def with_rows(loss_fn: Loss, *, has_frozen: bool = False) -> _RowsLoss:
     Args:
       loss_fn: of one row: `(params, *row)`; with `has_frozen`, `(params, frozen,
         *row)`. With a keyword-only `key`, each row gets its own.
-      has_frozen: whether the second argument is what `fit` is given as `frozen`.
+      has_frozen: whether the second argument is the `frozen` of `fit`.
 
     Returns:
       A loss of the same arguments for an example of `group_by_user`: rows, and last

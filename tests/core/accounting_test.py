@@ -13,7 +13,7 @@ import scipy.stats
 
 import dpadambc
 from dpadambc import NeighboringRelation, accounting
-from dpadambc.core.accounting import level_counts
+from dpadambc.core.accounting import levels_of
 from tests import common
 
 ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -197,7 +197,7 @@ def test_no_participation_is_full_privacy():
 
 def test_a_schedule_is_grouped_into_equal_steps():
     schedule = optax.piecewise_constant_schedule(2.0, {100: 0.5, 300: 0.5})
-    assert level_counts(schedule, 500) == {0.5: 200, 1.0: 200, 2.0: 100}
+    assert levels_of(schedule, 500) == {0.5: 200, 1.0: 200, 2.0: 100}
     mechanism = poisson(noise_multiplier=schedule)
     parts = [
         dp_accounting.SelfComposedDpEvent(
@@ -222,7 +222,7 @@ def test_a_schedule_is_grouped_into_equal_steps():
     ids=["linear", "exponential"],
 )
 def test_a_smooth_schedule_is_rounded_down_to_few_levels(schedule):
-    counts = level_counts(schedule, 500)
+    counts = levels_of(schedule, 500)
     values = np.sort(np.array([float(schedule(t)) for t in range(500)]))
     rounded = np.sort(np.repeat(list(counts), list(counts.values())))
     assert len(counts) <= 64
@@ -293,7 +293,7 @@ def test_few_participations_over_many_steps_are_accounted_for_tightly():
 def test_a_low_precision_schedule_is_accounted_for_as_it_is_run():
     schedule = lambda step: jnp.asarray(1.1, jnp.bfloat16)
     mechanism = poisson(noise_multiplier=schedule, normalize_by=0.99)
-    (z,) = level_counts(schedule, 10)
+    (z,) = levels_of(schedule, 10)
     assert mechanism.noise_stddev(3) == pytest.approx(z / 0.99, rel=1e-6)
 
 

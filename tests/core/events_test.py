@@ -76,9 +76,9 @@ def computed(monkeypatch):
     core._known_bound.cache_clear()
     bound = core.PrivacyLosses.on_fine_grid
 
-    def counted(self, event, *how):
+    def counted(self, event, *args, **how):
         calls.append(event)
-        return bound(self, event, *how)
+        return bound(self, event, *args, **how)
 
     monkeypatch.setattr(core.PrivacyLosses, "on_fine_grid", counted)
     yield calls

@@ -85,7 +85,7 @@ def test_all_runs_count_and_not_the_last_alone():
     halfway = accounting.compose([MECHANISM, (OTHER, 3)])
     assert heard[2].epsilon() == halfway.epsilon(DELTA)
     third = fit(second, callback=stop_after(4))
-    assert unnamed(third.spent) == both + accounting.compose([(MECHANISM, 4)])
+    assert unnamed(third.spent) == accounting.compose([both, (MECHANISM, 4)])
     assert third.epsilon == third.spent.epsilon(DELTA)
     # It begins with what the run before returned.
     none = fit(first(), common.poisson_gaussian(iterations=0)).state.params
@@ -125,7 +125,7 @@ def test_earlier_runs_are_given_in_any_form(tmp_path):
         [release, None, OTHER],
         (accounting.compose([MECHANISM]), OTHER),
     ):
-        assert unnamed(spent_by(spent)) == both + accounting.compose([none])
+        assert unnamed(spent_by(spent)) == accounting.compose([both, none])
     assert spent_by(first()).runs[0] == spent_by(release).runs[0]
     for nothing in (None, (), []):
         assert unnamed(spent_by(nothing)) == accounting.compose([none])

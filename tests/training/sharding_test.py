@@ -23,6 +23,7 @@ import dpadambc
 from dpadambc import training
 from dpadambc.core import data as core_data
 from dpadambc.core import step as core_step
+from dpadambc.engine import mesh as engine_mesh
 from dpadambc.training import checkpoints
 from tests import alone_of_several, common
 
@@ -171,7 +172,7 @@ def test_data_that_are_split_split_their_batches(kind):
     rows = tuple(column[:200] for column in DATA)
     split = jax.device_put(rows, NamedSharding(mesh_of(8, kind), P("data")))
     layout = core_data.layout_of(PARAMS, None, split)
-    assert layout.axes == ("data",) and core_data.num_shards(layout) == 8
+    assert layout.axes == ("data",) and engine_mesh.num_shards(layout) == 8
     result = fit(data=split)
     assert apart(result, fit(data=rows)) < 1e-5
     assert result.params["w1"].sharding.mesh.size == 8
@@ -251,7 +252,7 @@ def start_of(optimizer, loss_fn, params, mesh):
     step = training.Step(loss_fn, MECHANISM, optimizer, layout=layout)
     words = np.asarray(jax.random.key_data(jax.random.key(1)))
     start = core_step.compiled(step, 203).start
-    params = core_data.placed(params, layout)
+    params = engine_mesh.placed(params, layout)
     digest = np.zeros(2, np.uint32)
     return step, start(params, words, digest, impl="threefry2x32")
 
@@ -346,8 +347,8 @@ def compiled_update(tx, layout, state):
         private, _ = noise.update(summed, state.noise, state.params)
         return tx.update(private, state.opt_state, state.params)
 
-    with core_data.on_mesh(layout):
-        gradient = core_data.constrained(state.params, layout, layout.params)
+    with engine_mesh.on_mesh(layout):
+        gradient = engine_mesh.constrained(state.params, layout, layout.params)
         return jax.jit(update).lower(gradient, state).compile()
 
 
@@ -390,9 +391,9 @@ def compiled_step(devices, loss_fn, params, examples, split_params, **options):
         params = jax.device_put(params, training.fully_sharded(params, mesh, "data"))
     optimizer = dpadambc.adam_bc(0.1, MECHANISM.noise_stddev)
     step, state = start_of(optimizer, loss_fn, params, mesh)
-    with core_data.on_mesh(step.layout):
+    with engine_mesh.on_mesh(step.layout):
         padding = np.zeros(len(examples[0]), bool)
-        placed = core_data.placed((examples, padding), step.layout)
+        placed = engine_mesh.placed((examples, padding), step.layout)
         return jax.jit(step, donate_argnums=0).lower(state, *placed).compile()
 
 

@@ -1,0 +1,151 @@
+"""Where the arrays of a run lie on a mesh of devices: no number depends on it.
+
+The compiler partitions a step that is written for one device. Examples are split along
+axis 0. A step uses parameters that are replicated over the axes of the examples, and
+the sum of the gradients has the shardings of the parameters.
+"""
+
+import contextlib
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+
+class Layout(NamedTuple):
+    """The mesh of a run, or none, and the shardings on it.
+
+    Attributes:
+      mesh: its devices, with axes of type Auto.
+      axes: the axes along which examples are split.
+      params: the spec of each parameter.
+    """
+
+    mesh: Mesh | None = None
+    axes: tuple[str, ...] = ()
+    params: tuple[PartitionSpec, ...] = ()
+
+
+def named_sharding(sharding: Any) -> NamedSharding | None:
+    """A sharding on a mesh of devices; None for any other."""
+    is_named = isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh)
+    return sharding if is_named else None
+
+
+def sharding_of(x: Any) -> NamedSharding | None:
+    """The sharding of an array on a mesh, or None."""
+    return named_sharding(getattr(x, "sharding", None))
+
+
+def spec_of(x: Any) -> PartitionSpec:
+    """The spec of an array; one on no mesh is replicated."""
+    sharding = sharding_of(x)
+    return PartitionSpec() if sharding is None else sharding.spec
+
+
+def with_auto_axes(mesh: Any) -> Mesh:
+    """The mesh with axes of type Auto, over which the compiler partitions."""
+    kinds = (AxisType.Auto,) * len(mesh.axis_names)
+    return Mesh(mesh.devices, mesh.axis_names, axis_types=kinds)
+
+
+def axes_of(part: Any) -> tuple[str, ...]:
+    """The axes of the mesh in an entry of a spec."""
+    return part if isinstance(part, tuple) else () if part is None else (part,)
+
+
+def num_shards(layout: Layout) -> int:
+    """The number of shards of a batch."""
+    if layout.mesh is None:
+        return 1
+    return math.prod(layout.mesh.shape[name] for name in layout.axes)
+
+
+def spans_processes(layout: Layout) -> bool:
+    """Whether the devices of the mesh are of several processes."""
+    devices = () if layout.mesh is None else layout.mesh.devices.flat
+    return len({device.process_index for device in devices}) > 1
+
+
+def on_mesh(layout: Layout) -> contextlib.AbstractContextManager[Any]:
+    """Sets the mesh for tracing, so that a loss may name its axes."""
+    return jax.set_mesh(layout.mesh) if layout.mesh else contextlib.nullcontext()
+
+
+def named(layout: Layout, spec: PartitionSpec) -> NamedSharding:
+    """A sharding on the mesh."""
+    assert layout.mesh is not None
+    return NamedSharding(layout.mesh, spec)
+
+
+def placed(tree: Any, layout: Layout) -> Any:
+    """Arrays on the devices of a run: those on no mesh are replicated."""
+    if layout.mesh is None:
+        return jax.device_put(tree)
+    shardings = jax.tree.map(lambda x: named(layout, spec_of(x)), tree)
+    return jax.device_put(tree, shardings)
+
+
+def constrained(
+    tree: Any, layout: Layout, specs: PartitionSpec | Sequence[PartitionSpec]
+) -> Any:
+    """The tree with the shardings of one spec, or of one for each leaf."""
+    if layout.mesh is None:
+        return tree
+    leaves, structure = jax.tree.flatten(tree)
+    several = len(leaves) * [specs] if isinstance(specs, PartitionSpec) else specs
+    shardings = [named(layout, spec) for spec in several]
+    return structure.unflatten(jax.lax.with_sharding_constraint(leaves, shardings))
+
+
+def split(tree: Any, layout: Layout) -> Any:
+    """Arrays of examples, each device with some of them."""
+    return constrained(tree, layout, PartitionSpec(layout.axes))
+
+
+def replicated(tree: Any, layout: Layout) -> Any:
+    """The tree on every device."""
+    return constrained(tree, layout, PartitionSpec())
+
+
+def gathered_specs(layout: Layout) -> list[PartitionSpec]:
+    """The specs of parameters that are replicated over the axes of the examples.
+
+    Otherwise the compiler may shard the features of a layer instead of its examples,
+    and every device would hold the factors of the whole batch.
+    """
+    rest = lambda part: tuple(n for n in axes_of(part) if n not in layout.axes) or None
+    return [PartitionSpec(*map(rest, spec)) for spec in layout.params]
+
+
+def state_specs(state: Any, layout: Layout) -> list[PartitionSpec]:
+    """The specs of a state: moments have those of the parameters that they are like.
+
+    A leaf whose path ends in that of a parameter of the same shape gets its spec; the
+    others are replicated. (A wrong guess costs memory only.)
+    """
+    if layout.mesh is None:
+        return []
+    params = jax.tree_util.tree_leaves_with_path(state.params)
+    known = {
+        (path, x.shape): spec
+        for (path, x), spec in zip(params, layout.params, strict=True)
+    }
+
+    def spec_of(path: tuple[Any, ...], x: Any) -> PartitionSpec:
+        ends = ((path[i:], x.shape) for i in range(len(path) + 1))
+        return next((known[end] for end in ends if end in known), PartitionSpec())
+
+    return [spec_of(*each) for each in jax.tree_util.tree_leaves_with_path(state)]
+
+
+def settled(tree: Any, layout: Layout) -> Any:
+    """The arrays, waited for where the devices of a mesh share a pool of threads.
+
+    On CPU the programs in flight can take all threads before each device has one, and
+    XLA ends the process where a device waits for the others for long.
+    """
+    is_cpu = layout.mesh is not None and layout.mesh.devices.flat[0].platform == "cpu"
+    return jax.block_until_ready(tree) if is_cpu else tree
