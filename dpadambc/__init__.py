@@ -14,15 +14,15 @@ from dpadambc import diagnostics as diagnostics
 from dpadambc import training as training
 from dpadambc.clipping.explanation import Explanation as Explanation
 from dpadambc.clipping.explanation import explain as explain
+from dpadambc.clipping.vouched import as_clipped_sum as as_clipped_sum
+from dpadambc.clipping.vouched import as_per_example as as_per_example
 from dpadambc.core.clip import NeighboringRelation as NeighboringRelation
 from dpadambc.core.clip import clip_per_example as clip_per_example
 from dpadambc.core.clip import sensitivity as sensitivity
 from dpadambc.core.clipped_grad import clipped_grad as clipped_grad
 from dpadambc.core.clipped_sum import ClippedSum as ClippedSum
-from dpadambc.core.clipped_sum import as_clipped_sum as as_clipped_sum
 from dpadambc.core.clipped_sum import materialize as materialize
 from dpadambc.core.gradient import PerExampleGradient as PerExampleGradient
-from dpadambc.core.gradient import as_per_example as as_per_example
 from dpadambc.core.gradient import per_example_norms as per_example_norms
 from dpadambc.core.mechanism import Mechanism as Mechanism
 from dpadambc.core.mechanism import PoissonGaussian as PoissonGaussian

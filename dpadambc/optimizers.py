@@ -26,14 +26,13 @@ from typing import Any
 import jax
 import optax
 
-from dpadambc.core import validate
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.noise import NoiseStddev
 from dpadambc.core.privatize import privatize
 from dpadambc.transforms.adam import scale_by_adam
 from dpadambc.transforms.cast import cast_to_params
 from dpadambc.transforms.decay import add_decoupled_weight_decay
-from dpadambc.transforms.dtypes import with_wide_state
+from dpadambc.transforms.dtypes import check_decay, with_wide_state
 from dpadambc.transforms.moments import scale_by_adam_bc
 from dpadambc.transforms.rms import scale_by_rms_bc
 from dpadambc.transforms.second_moment import RelativeFloor
@@ -284,7 +283,7 @@ def dp_sgd(
       <https://arxiv.org/abs/1607.00133>`_, 2016
     """
     if momentum is not None:
-        validate.decay(momentum=momentum)
+        check_decay(momentum=momentum)
     return optax.chain(
         privatize(mechanism, key=key),
         with_wide_state(optax.sgd(learning_rate, momentum, nesterov)),

@@ -21,8 +21,7 @@ from dpadambc.audit.finding import Finding, not_tested
 from dpadambc.audit.noise_tests import noise_finding
 from dpadambc.audit.recorder import NotRecordable
 from dpadambc.audit.steps import NotTraceable, Step, Steps, start
-from dpadambc.core.clipped_sum import as_clipped_sum
-from dpadambc.core.gradient import as_per_example
+from dpadambc.clipping.vouched import as_clipped_sum, as_per_example
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.mechanisms.checks import check_independent_noise
 

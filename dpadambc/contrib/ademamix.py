@@ -15,7 +15,12 @@ from dpadambc.core import validate
 from dpadambc.core.noise import NoiseStddev, stddev_at_step, stddev_of
 from dpadambc.transforms import second_moment
 from dpadambc.transforms.cast import cast_to_params
-from dpadambc.transforms.dtypes import check_floating_dtype, check_real, wide_zeros_like
+from dpadambc.transforms.dtypes import (
+    check_decay,
+    check_floating_dtype,
+    check_real,
+    wide_zeros_like,
+)
 from dpadambc.transforms.second_moment import RelativeFloor
 
 
@@ -107,10 +112,10 @@ def scale_by_ademamix_bc(
       `DP-AdamBC <https://arxiv.org/abs/2312.14334>`_, 2024
     """
     noise_stddev = stddev_of(noise_stddev)
-    validate.decay(b1=b1)
-    validate.decay(b2=b2)
+    check_decay(b1=b1)
+    check_decay(b2=b2)
     if not callable(b3):
-        validate.decay(b3=b3)
+        check_decay(b3=b3)
     if not callable(alpha):
         validate.non_negative(alpha=alpha)
     second_moment.check_floor(variance_floor)

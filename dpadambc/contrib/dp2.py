@@ -27,7 +27,7 @@ from dpadambc.core.clip import check_gradients
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.privatize import privatize
 from dpadambc.transforms.cast import cast_to_params
-from dpadambc.transforms.dtypes import wide_zeros_like
+from dpadambc.transforms.dtypes import check_decay, wide_zeros_like
 
 
 class DelayedPreconditionerState(NamedTuple):
@@ -158,7 +158,7 @@ def delayed_preconditioner(
         _check_interval(preconditioned_interval=preconditioned_interval)
     validate.positive(l2_clip_norm=l2_clip_norm)
     validate.positive(preconditioned_clip_norm=preconditioned_clip_norm)
-    validate.decay(decay=decay)
+    check_decay(decay=decay)
     validate.positive(eps=eps)
     inner = optax.with_extra_args_support(private_gradient)
     unit = preconditioned_clip_norm / l2_clip_norm

@@ -26,7 +26,7 @@ from dpadambc.contrib import _around
 from dpadambc.contrib.scaling import OuterProduct, scale_examples
 from dpadambc.core import validate
 from dpadambc.core.clip import check_gradients
-from dpadambc.transforms.dtypes import wide_zeros_like
+from dpadambc.transforms.dtypes import check_decay, wide_zeros_like
 
 
 class ScaleThenPrivatizeState(NamedTuple):
@@ -130,7 +130,7 @@ def scale_then_privatize(
       Optimizers <https://arxiv.org/abs/2507.01129>`_, 2025
     """
     validate.positive(eps=eps)
-    validate.decay(decay=decay)
+    check_decay(decay=decay)
     inner = optax.with_extra_args_support(private_gradient)
     average_of = _axis_means if factored else lambda square: square
     is_moment = lambda x: isinstance(x, OuterProduct)

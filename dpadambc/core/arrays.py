@@ -1,9 +1,4 @@
-"""Dtypes, meshes and the axes of `jax.shard_map`: facts of arrays.
-
-On a mesh with Explicit axes each array has its sharding in its type. Per-example
-gradients say nothing of shardings, so they are computed with these axes as Auto ones,
-and given a sharding at the end: gradients of examples that of the examples, sums that
-of the parameters.
+"""Dtypes and the axes of `jax.shard_map`: facts of arrays.
 
 Inside `jax.shard_map` JAX sums the gradient of replicated parameters over the devices.
 Then a per-example gradient would be a sum over other devices' examples before it is
@@ -11,13 +6,10 @@ clipped. Parameters that vary over the devices, as the examples do, have gradien
 their own.
 """
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
 
 
 def at_least_float32(dtype: Any) -> jnp.dtype:
@@ -46,45 +38,6 @@ def round_to_dtype(x: jax.Array) -> jax.Array:
     info = jnp.finfo(x.dtype)
     wide = x.astype(jnp.float32)
     return jax.lax.reduce_precision(wide, info.nexp, info.nmant).astype(x.dtype)
-
-
-def _sharding(x: Any) -> Any:
-    return getattr(jax.typeof(x), "sharding", None)
-
-
-def spec_of_examples(batches: Any) -> PartitionSpec:
-    """The partition of axis 0 of the batches."""
-    for x in jax.tree.leaves(batches):
-        sharding = _sharding(x)
-        if sharding is not None and len(sharding.spec) and sharding.spec[0] is not None:
-            return PartitionSpec(sharding.spec[0])
-    return PartitionSpec()
-
-
-def specs_of(params: Any) -> Any:
-    """The partition of each parameter."""
-    spec = lambda x: getattr(_sharding(x), "spec", PartitionSpec())
-    return jax.tree.map(spec, params)
-
-
-def with_automatic_axes(fun: Callable[..., Any], out_specs: Any, *args: Any) -> Any:
-    """Calls a function with the Explicit axes of a mesh as Auto ones.
-
-    Args:
-      fun: a function of arrays.
-      out_specs: the `PartitionSpec` of its outputs, as a tree prefix.
-      *args: if none of them is split along an Explicit axis, `fun` is called as it is.
-    """
-    is_spec = lambda spec: isinstance(spec, PartitionSpec)
-    for x in jax.tree.leaves(args):
-        sharding = _sharding(x)
-        if sharding is not None and any(part is not None for part in sharding.spec):
-            mesh, axes = sharding.mesh, sharding.mesh.explicit_axes
-            if axes:
-                place = functools.partial(NamedSharding, mesh)
-                out = jax.tree.map(place, out_specs, is_leaf=is_spec)
-                return jax.sharding.auto_axes(fun, axes=axes, out_sharding=out)(*args)
-    return fun(*args)
 
 
 def _varies(x: Any, axis_name: str) -> bool:

@@ -10,7 +10,6 @@ on all examples, and nothing can detect it.
 import abc
 import dataclasses
 import math
-import types
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -20,7 +19,8 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
-from dpadambc.core import arrays, validate
+from dpadambc.core import validate
+from dpadambc.core.arrays import shard_map_axes, varying_axes
 from dpadambc.core.clipped_sum import close_sums
 from dpadambc.core.gradient import (
     SEAL_DTYPE,
@@ -32,18 +32,9 @@ from dpadambc.core.gradient import (
     seals_agree,
     weighted_sums,
 )
+from dpadambc.engine.mesh import specs_of, with_automatic_axes
 
 NeighboringRelation = dp_accounting.NeighboringRelation
-
-# By how many clipped examples two neighboring batches differ.
-_EXAMPLES_CHANGED = types.MappingProxyType(
-    {
-        NeighboringRelation.ADD_OR_REMOVE_ONE: 1,
-        NeighboringRelation.REPLACE_SPECIAL: 1,
-        NeighboringRelation.REPLACE_ONE: 2,
-    }
-)
-
 
 Groups = Mapping[str, tuple[float, list[int]]]
 
@@ -154,12 +145,17 @@ def sensitivity(
       >>> dpadambc.sensitivity(1.0, normalize_by=4, neighboring_relation=relation)
       0.5
     """
-    if not isinstance(neighboring_relation, NeighboringRelation):
+    relation = neighboring_relation
+    if not isinstance(relation, NeighboringRelation):
         raise TypeError(
-            "Expected neighboring_relation to be a NeighboringRelation, got"
-            f" {neighboring_relation!r}."
+            f"Expected a neighboring_relation of its type, got {relation!r}."
         )
-    return _EXAMPLES_CHANGED[neighboring_relation] * l2_clip_norm / normalize_by
+    examples_changed = {
+        NeighboringRelation.ADD_OR_REMOVE_ONE: 1,
+        NeighboringRelation.REPLACE_SPECIAL: 1,
+        NeighboringRelation.REPLACE_ONE: 2,
+    }
+    return examples_changed[relation] * l2_clip_norm / normalize_by
 
 
 def _clip_weights(
@@ -215,7 +211,7 @@ class Sums(NamedTuple):
 
 def specs_of_sums(params: Any) -> Any:
     """The partition of each part of `Sums` on a mesh."""
-    return Sums(arrays.specs_of(params), PartitionSpec())
+    return Sums(specs_of(params), PartitionSpec())
 
 
 class Factors(NamedTuple):
@@ -284,10 +280,7 @@ def refuse_parts(params: optax.Params) -> None:
     """
     is_hidden = lambda x: isinstance(x, optax.MaskedNode)
     if any(map(is_hidden, jax.tree.leaves(params, is_leaf=is_hidden))):
-        raise ValueError(
-            "Expected params to be all parameters, got a part of them. Put optax.masked"
-            " and optax.multi_transform behind the noise."
-        )
+        raise ValueError("Expected all params. Put optax.masked behind the noise.")
 
 
 def check_parameters(params: optax.Params, clip_rule: ClipRule) -> None:
@@ -297,15 +290,11 @@ def check_parameters(params: optax.Params, clip_rule: ClipRule) -> None:
 
 
 def check_gradients(
-    updates: optax.Updates,
-    params: optax.Params | None,
-    *,
-    is_padding_example: jax.Array | None = None,
-    **extra_args: Any,
+    updates: optax.Updates, params: optax.Params | None, **extra_args: Any
 ) -> bool:
     """Raises unless these are gradients of single examples; False if there are none."""
-    misspelt = [name for name in extra_args if "padding" in name]
-    if misspelt:
+    mask = extra_args.pop("is_padding_example", None)
+    if misspelt := [name for name in extra_args if "padding" in name]:
         raise TypeError(f"Expected is_padding_example as the mask, got {misspelt}.")
     if params is None:
         raise ValueError("Expected params: call update(gradients, state, params).")
@@ -316,12 +305,11 @@ def check_gradients(
     together = max((leaf.num_together for leaf in leaves), default=0)
     if together > len(leaves):
         raise ValueError(
-            f"Expected the gradients of all {together} parameters that were"
-            f" differentiated together, got {len(leaves)}: parts that are clipped apart"
-            " move by more than one clip norm. To train a part, differentiate it alone."
+            f"Expected gradients of all {together} parameters, got {len(leaves)}. To"
+            " train a part, differentiate it alone."
         )
-    if leaves and is_padding_example is not None:
-        validate.padding(is_padding_example, *sizes)
+    if leaves and mask is not None:
+        validate.padding(mask, *sizes)
     for leaf in leaves:
         _check_seal(leaf)
     return bool(leaves)
@@ -330,18 +318,13 @@ def check_gradients(
 def _check_seal(leaf: PerExampleGradient) -> None:
     """Raises unless a leaf is as sealed: of the device's examples, of whole params."""
     if getattr(leaf.seal, "dtype", None) != SEAL_DTYPE:
-        raise TypeError(
-            f"Expected gradients as dpadambc.per_example_grad returned them, got {leaf}"
-            " with a broken seal. Put clip_per_example first."
-        )
-    varying = set(arrays.varying_axes(leaf.seal))
-    combined = set(leaf.axes) & arrays.shard_map_axes() - varying
-    split = set(arrays.varying_axes(leaf.sealed)) - varying
-    if combined or split:
+        raise TypeError(f"Expected gradients as they were sealed, got {leaf} changed.")
+    varying = set(varying_axes(leaf.seal))
+    combined = set(leaf.axes) & shard_map_axes() - varying
+    if wrong := combined | set(varying_axes(leaf.sealed)) - varying:
         raise ValueError(
             "Expected gradients of whole parameters and the device's own examples, got"
-            f" {leaf} {'combined' if combined else 'split'} along"
-            f" {sorted(combined or split)} of a jax.shard_map. Sum over devices behind"
+            f" {leaf} combined or split along {sorted(wrong)}. Sum over devices behind"
             " the clip; gather parameters before the gradient is taken."
         )
 
@@ -352,29 +335,20 @@ def clipped_sums(
     l2_clip_norm: jax.typing.ArrayLike,
     normalize_by: jax.typing.ArrayLike,
     clip_rule: ClipRule = FLAT,
-    *,
-    is_padding_example: jax.Array | None = None,
     **extra_args: Any,
 ) -> Sums:
     """The clipped sum of per-example gradients, as arrays: see `clip_per_example`."""
-    if not check_gradients(
-        updates, params, is_padding_example=is_padding_example, **extra_args
-    ):
+    mask = extra_args.get("is_padding_example")
+    if not check_gradients(updates, params, **extra_args):
         return Sums(updates)
 
     # On a mesh with Explicit axes, arrays have to be arguments to be used inside.
-    def clip_and_sum(l2_clip_norm, normalize_by, updates, is_padding_example):
-        found = factors(updates, params, l2_clip_norm, is_padding_example, clip_rule)
+    def clip_and_sum(l2_clip_norm, normalize_by, updates, mask):
+        found = factors(updates, params, l2_clip_norm, mask, clip_rule)
         return Sums(weighted_sum(updates, params, found, normalize_by, clip_rule))
 
-    return arrays.with_automatic_axes(
-        clip_and_sum,
-        specs_of_sums(params),
-        l2_clip_norm,
-        normalize_by,
-        updates,
-        is_padding_example,
-    )
+    args = l2_clip_norm, normalize_by, updates, mask
+    return with_automatic_axes(clip_and_sum, specs_of_sums(params), *args)
 
 
 def clip_per_example(
@@ -388,15 +362,13 @@ def clip_per_example(
     .. math:: \bar g = \frac{1}{B} \sum_i g_i \min(1, C / \lVert g_i \rVert_2)
 
     with C = `l2_clip_norm` and B = `normalize_by`. The norm of an example is taken
-    over the *whole* tree of gradients that reaches this stage. (Optax names the same
-    bound `l2_norm_clip`.)
+    over the *whole* tree of gradients that reaches this stage.
 
     `update` takes gradients of `per_example_grad` or `as_per_example`, needs `params`,
     and accepts `is_padding_example`, shape (batch,), bool: True where an example is
-    padding. Chain it first: its bound does not cover a stage before it, so such a stage
-    is refused. It returns a `ClippedSum` for each parameter, in at least float32, which
-    `add_dp_noise` opens. Gradients whose rows are no longer those of the same examples
-    in all parameters give NaN.
+    padding. Chain it first: a stage before it is refused. It returns a `ClippedSum` for
+    each parameter, in at least float32, which `add_dp_noise` opens. Rows that are not
+    of the same examples in all parameters give NaN.
 
     Guarantees:
       * On batches that differ by one example added or removed, or replaced by
@@ -409,25 +381,22 @@ def clip_per_example(
         under Poisson sampling.
 
       They hold up to the rounding of a float32 sum. Norms of factored gradients carry
-      an allowance for rounding, which is below C / 1000 however the parts of a gradient
-      cancel. For arrays C must be well above 1e-18, where squares of float32 numbers
-      vanish. A part of the parameters, inside `optax.masked`, is refused.
+      an allowance for rounding, below C / 1000. For arrays C must be well above 1e-18.
+      A part of the parameters, inside `optax.masked`, is refused.
 
     Args:
       l2_clip_norm: C, positive; infinity turns clipping off, and the guarantee too.
       normalize_by: B, positive: a public number, usually the expected batch size
         `sampling_prob * num_examples`, rounded.
-      clip_rule: which share of each gradient is taken, such as `clipping.Automatic()`;
-        by default min(1, C / norm) as above. No rule of public numbers changes the
-        guarantees: it is given one norm at a time, and can take no more than C / norm.
+      clip_rule: which share of each gradient is taken, at most C / norm, such as
+        `clipping.Automatic()`; by default min(1, C / norm).
 
     Returns:
       An Optax transformation; its state is empty.
 
     Raises:
       ValueError: if a number is not positive, `params` is missing, the leaves
-        disagree in batch size, the gradients are not per example, or are a part of
-        those that were taken together.
+        disagree in batch size, or are a part of those that were taken together.
       TypeError: if a leaf is a bare array or its seal is broken, the mask has the wrong
         dtype, or another argument looks like a mask.
 
@@ -449,15 +418,14 @@ def clip_per_example(
     validate.positive_or_infinite(l2_clip_norm=l2_clip_norm)
     validate.positive(normalize_by=normalize_by)
     check_rule(clip_rule)
+    numbers = l2_clip_norm, normalize_by
 
     def init_fn(params):
         check_parameters(params, clip_rule)
         return optax.EmptyState()
 
     def update_fn(updates, state, params=None, **extra_args):
-        sums = clipped_sums(
-            updates, params, l2_clip_norm, normalize_by, clip_rule, **extra_args
-        )
-        return close_sums(sums.gradient, l2_clip_norm, normalize_by), state
+        sums = clipped_sums(updates, params, *numbers, clip_rule, **extra_args)
+        return close_sums(sums.gradient, *numbers), state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -1,6 +1,5 @@
 """The clipped sum of the gradients of a batch, a few examples in memory at a time."""
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from optax.microbatching import AccumulationType, microbatch
 
-from dpadambc.core import arrays, validate
+from dpadambc.core import validate
 from dpadambc.core.clip import (
     FLAT,
     ClipRule,
@@ -19,6 +18,7 @@ from dpadambc.core.clip import (
 )
 from dpadambc.core.clipped_sum import close_sums
 from dpadambc.core.per_example import Argnums, Arguments, sealed_value_and_grad
+from dpadambc.engine.mesh import spec_of_examples, with_automatic_axes
 from dpadambc.engine.transform import Method
 
 
@@ -87,31 +87,22 @@ def clipped_grad(
       [7.  0.5] ['0.300', '0.650']
     """
     if isinstance(normalize_by, jax.Array):
-        raise TypeError(
-            f"Expected normalize_by to be a Python number, got {normalize_by!r}. If it"
-            " does not depend on the batch, give float(normalize_by)."
-        )
+        raise TypeError(f"Expected normalize_by as a float, got {normalize_by!r}.")
     # For its checks.
     clip_per_example(l2_clip_norm, normalize_by=normalize_by, clip_rule=clip_rule)
 
     def clip_fn(gradients, numbers, params, **masks):
         return clipped_sums(gradients, params, *numbers, clip_rule=clip_rule, **masks)
 
+    parts = Arguments(argnums, batch_argnums, prng_argnum)
     all_at_once = values_and_sums(
-        clip_fn,
-        fun,
-        Arguments(argnums, batch_argnums, prng_argnum),
-        has_aux,
-        microbatch_size=microbatch_size,
-        method=method,
-        skip_padding=skip_padding,
+        clip_fn, fun, parts, has_aux, microbatch_size, method, skip_padding
     )
     numbers = l2_clip_norm, normalize_by
 
     def grad_fn(*args, is_padding_example: jax.Array | None = None):
-        output, sums = all_at_once(
-            numbers, *args, is_padding_example=is_padding_example
-        )
+        masks = {"is_padding_example": is_padding_example}
+        output, sums = all_at_once(numbers, *args, **masks)
         gradient = close_sums(sums.gradient, *numbers)
         if return_values:
             return output, gradient
@@ -125,7 +116,6 @@ def values_and_sums(
     fun: Callable[..., Any],
     parts: Arguments,
     has_aux: bool,
-    *,
     microbatch_size: int | None,
     method: Method = "factored",
     skip_padding: bool = False,
@@ -147,30 +137,26 @@ def values_and_sums(
     all_examples = sealed_value_and_grad(fun, parts, has_aux, method)
 
     def batch_fn(state, *args, is_padding_example=None):
-        batch_size = parts.check(args)
-        if is_padding_example is None:
-            is_padding_example = jnp.zeros(batch_size, bool)
-        validate.padding(is_padding_example, batch_size)
-
-        def clip_some(state, mask, *args):
-            output, gradients = all_examples(*args)
-            params = parts.params(args)
-            return output, clip_fn(gradients, state, params, is_padding_example=mask)
+        batch_size, mask = parts.check(args), is_padding_example
+        mask = jnp.zeros(batch_size, bool) if mask is None else mask
+        validate.padding(mask, batch_size)
+        size = batch_size if microbatch_size is None else microbatch_size
 
         def clip_all(state, mask, *args):
-            some = functools.partial(clip_some, state)
-            if microbatch_size is not None and microbatch_size < batch_size:
-                batched = parts.batched(args)
-                some = _in_microbatches(some, batched, microbatch_size, skip_padding)
-            return some(mask, *args)
+            def clip_some(mask, *args):
+                output, gradients = all_examples(*args)
+                params = parts.params(args)
+                sums = clip_fn(gradients, state, params, is_padding_example=mask)
+                return output, sums
 
-        specs = (
-            arrays.spec_of_examples(parts.batches(args)),
-            specs_of_sums(parts.params(args)),
-        )
-        return arrays.with_automatic_axes(
-            clip_all, specs, state, is_padding_example, *args
-        )
+            clip = clip_some
+            if size < batch_size:
+                clip = _in_microbatches(clip, parts.batched(args), size, skip_padding)
+            return clip(mask, *args)
+
+        spec = spec_of_examples(parts.batches(args))
+        specs = spec, specs_of_sums(parts.params(args))
+        return with_automatic_axes(clip_all, specs, state, mask, *args)
 
     return batch_fn
 

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import jax
 import optax
 
-from dpadambc.core import arrays, validate
+from dpadambc.core import arrays
 from dpadambc.core.gradient import (
     OF_SUMS,
     Closed,
@@ -86,8 +86,7 @@ class ClippedSum(Closed):
         """
         if not isinstance(other, ClippedSum):
             raise TypeError(f"Expected other to be a ClippedSum, got {other!r}.")
-        mine, its = jax.tree.structure(self), jax.tree.structure(other)
-        if mine != its:
+        if (mine := jax.tree.structure(self)) != (its := jax.tree.structure(other)):
             raise ValueError(f"Expected other of the numbers {mine}, got {its}.")
         return self._with(self.value + other.value)
 
@@ -101,13 +100,9 @@ class ClippedSum(Closed):
           ValueError: if all devices along an axis have one sum, which would count each
             example once for each device.
         """
-        names = set(jax.tree.leaves(axis_name))
-        wrong = names - (arrays.shard_map_axes() - arrays.invariant_axes(self.value))
-        if wrong:
-            raise ValueError(
-                "Expected axis_name along which each device has other examples, got"
-                f" {sorted(map(str, wrong))}. Sum over such axes once."
-            )
+        of_examples = arrays.shard_map_axes() - arrays.invariant_axes(self.value)
+        if wrong := set(jax.tree.leaves(axis_name)) - of_examples:
+            raise ValueError(f"Expected axis_name of other examples, got {wrong}.")
         return self._with(jax.lax.psum(self.value, axis_name))
 
     def _with(self, value: jax.Array) -> "ClippedSum":
@@ -124,9 +119,8 @@ def close_sums(
     """A tree of arrays as clipped sums, in at least float32."""
 
     def known(number: Any) -> float | None:  # an array would be traced under `jax.jit`
-        if number is None or isinstance(number, jax.Array):
-            return None
-        return float(number)
+        is_known = number is not None and not isinstance(number, jax.Array)
+        return float(number) if is_known else None
 
     leaves, structure = jax.tree.flatten(jax.tree.map(arrays.widen, sums))
     return structure.unflatten(
@@ -141,49 +135,6 @@ def close_sums(
         )
         for number, x in enumerate(leaves)
     )
-
-
-def as_clipped_sum(
-    gradient: optax.Updates, *, l2_clip_norm: float, normalize_by: float
-) -> optax.Updates:
-    r"""Declares that arrays are a clipped sum, for `add_dp_noise`.
-
-    Use it for a sum from elsewhere than `clipped_grad` or `clip_per_example`, such as
-    one that another library has clipped.
-
-    Guarantees:
-      * None of its own: by calling this you vouch that the gradient is
-        :math:`\frac{1}{B} \sum_i g_i`, where the gradient :math:`g_i` of one example,
-        over all arrays together, has a norm of at most C and depends on that example
-        alone. A mean that is clipped as a whole is no such sum.
-
-    Args:
-      gradient: a tree of arrays of real floating-point numbers.
-      l2_clip_norm: C, positive.
-      normalize_by: B, positive: a public number.
-
-    Returns:
-      The same tree, with a `ClippedSum` for each array, in at least float32.
-
-    Raises:
-      TypeError: if a leaf is no array of real floating-point numbers.
-      ValueError: if a number is not positive.
-
-    Example:
-      >>> import jax, jax.numpy as jnp
-      >>> import dpadambc
-      >>> gradients = jnp.array([[3.0, 4.0], [0.0, 0.5]])
-      >>> norms = jnp.linalg.norm(gradients, axis=1, keepdims=True)
-      >>> clipped = gradients / jnp.maximum(norms, 1.0)
-      >>> summed = dpadambc.as_clipped_sum(
-      ...     clipped.sum(0) / 2, l2_clip_norm=1.0, normalize_by=2)
-      >>> print([f"{x:.2f}" for x in summed.value])
-      ['0.30', '0.65']
-    """
-    validate.positive_or_infinite(l2_clip_norm=l2_clip_norm)
-    validate.positive(normalize_by=normalize_by)
-    validate.real_arrays(gradient=gradient)
-    return close_sums(gradient, l2_clip_norm, normalize_by)
 
 
 def materialize(gradients: optax.Updates) -> optax.Updates:
@@ -237,20 +188,15 @@ def open_sums(
     numbers = sorted((leaf.num_together, leaf.number) for leaf in leaves)
     if numbers != [(len(leaves), i) for i in range(len(leaves))]:
         raise ValueError(
-            "Expected the gradient with all sums that were clipped together, got"
-            f" {len(leaves)} of {max(numbers)[0]}: the others would have no noise. Put"
-            " optax.masked and optax.multi_transform behind the noise."
+            f"Expected the gradient with all {max(numbers)[0]} sums of the clip, got"
+            f" {len(leaves)}. Put optax.masked behind the noise."
         )
-    for leaf in leaves:
-        if leaf.closed.shape != leaf.shape:
-            raise ValueError(f"Expected gradient of the shape of {leaf}, got another.")
+    if any(leaf.closed.shape != leaf.shape for leaf in leaves):
+        raise ValueError(f"Expected gradient of the shapes of {leaves}, got others.")
     of_noise = {"l2_clip_norm": l2_clip_norm, "normalize_by": normalize_by}
     for name, number in of_noise.items():
         known = {number, *(getattr(leaf, name) for leaf in leaves)} - {None}
         # As far apart as float32 tells numbers from each other.
         if known and not math.isclose(min(known), max(known), rel_tol=1e-6):
-            raise ValueError(
-                f"Expected one {name} in the clip and in the mechanism of the noise,"
-                f" got {sorted(known)}."
-            )
+            raise ValueError(f"Expected one {name} in clip and noise, got {known}.")
     return materialize(sums)

@@ -28,9 +28,8 @@ import numpy as np
 import optax
 
 from dpadambc.core import validate
-from dpadambc.core.arrays import make_varying, round_to_dtype, varying_axes
+from dpadambc.core.arrays import make_varying, round_to_dtype
 from dpadambc.engine import weighted
-from dpadambc.engine.forms import Dense
 from dpadambc.engine.interface import Gradient
 
 _WORD = np.uint32(0x5EA1ED)
@@ -191,21 +190,19 @@ def closed_leaves(
       ValueError: if paths or shapes are not those of the parameters.
     """
     is_closed = lambda x: isinstance(x, Closed)
-    named = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_closed)
-    for path, leaf in named:
+    named, keystr = jax.tree_util.tree_leaves_with_path, jax.tree_util.keystr
+    leaves = [(keystr(path), leaf) for path, leaf in named(tree, is_leaf=is_closed)]
+    for path, leaf in leaves:
         if not isinstance(leaf, kind):
             got = repr(leaf) if is_closed(leaf) else f"an array of {jnp.shape(leaf)}"
-            raise TypeError(
-                f"Expected gradient{jax.tree_util.keystr(path)} to be a {kind.__name__}"
-                f" of {kind.source}, got {got}."
-            )
-    if named and params is not None:
-        known = jax.tree_util.tree_leaves_with_path(params)
-        expected = {jax.tree_util.keystr(path): jnp.shape(x) for path, x in known}
-        got = {jax.tree_util.keystr(path): leaf.shape for path, leaf in named}
+            expected = f"a {kind.__name__} of {kind.source}"
+            raise TypeError(f"Expected gradient{path} to be {expected}, got {got}.")
+    if leaves and params is not None:
+        expected = {keystr(path): jnp.shape(x) for path, x in named(params)}
+        got = {path: leaf.shape for path, leaf in leaves}
         if got != expected:
             raise ValueError(f"Expected gradients of params, {expected}, got {got}.")
-    return [leaf for _, leaf in named]
+    return [leaf for _, leaf in leaves]
 
 
 def is_per_example(leaf: Any) -> TypeGuard[PerExampleGradient]:
@@ -265,65 +262,12 @@ def seal_gradients(
     ]
 
 
-def as_per_example(
-    gradients: optax.Updates, *, is_padding_example: jax.Array | None = None
-) -> optax.Updates:
-    r"""Declares that arrays are untouched gradients of single examples.
-
-    Use it for gradients from elsewhere than `per_example_grad`, such as
-    `jax.vmap(jax.grad(...))`. `clip_per_example` takes no bare arrays, since they may
-    have been changed.
-
-    Guarantees:
-      * None of its own: by calling this you vouch that each row depends on one example
-        alone. Scaling all rows by a norm over the batch, averages over steps, and
-        statistics of the batch break this, and with it the sensitivity. So does
-        `jax.vmap(jax.grad(...))` inside `jax.shard_map`, where JAX sums over devices.
-
-    Args:
-      gradients: a tree of floating-point arrays of shape (batch, \*parameter shape).
-      is_padding_example: shape (batch,), bool, True where a row is padding. If given,
-        those rows become zero, and the gradients count as masked.
-
-    Returns:
-      The same tree, with a `PerExampleGradient` for each array.
-
-    Raises:
-      TypeError: if a leaf is no array of real floating-point numbers, or is a
-        `PerExampleGradient` already.
-      ValueError: if an array has no batch axis.
-
-    Example:
-      >>> import jax, jax.numpy as jnp
-      >>> import dpadambc
-      >>> params = jnp.zeros(2)
-      >>> loss_fn = lambda w, x: w @ x
-      >>> x = jnp.array([[3.0, 4.0], [0.0, 0.5]])
-      >>> grads = dpadambc.as_per_example(
-      ...     jax.vmap(jax.grad(loss_fn), (None, 0))(params, x))
-      >>> clip = dpadambc.clip_per_example(1.0, normalize_by=2)
-      >>> clipped, _ = clip.update(grads, clip.init(params), params)
-      >>> print([f"{g:.3f}" for g in clipped.value])
-      ['0.300', '0.650']
-    """
-    validate.real_arrays(gradients=gradients)
-    arrays, structure = jax.tree.flatten(jax.tree.map(jnp.asarray, gradients))
-    if not all(x.ndim for x in arrays):
-        raise ValueError("Expected gradients to have the examples along axis 0.")
-    shapes = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in arrays]
-    dense = [Dense(x, x.shape[1:], "array") for x in arrays]
-    rules = ["array"] * len(arrays)
-    leaves = seal_gradients(dense, shapes, rules, varying_axes(arrays))
-    sealed = structure.unflatten(leaves)
-    if is_padding_example is None:
-        return sealed
-    return mask_examples(sealed, is_padding_example)
-
-
 def mask_examples(
-    gradients: optax.Updates, is_padding_example: jax.Array
+    gradients: optax.Updates, is_padding_example: jax.Array | None
 ) -> optax.Updates:
-    """The gradients with zero for the examples that are padding."""
+    """The gradients with zero for the examples that are padding, if there is a mask."""
+    if is_padding_example is None:
+        return gradients
 
     def blank(x: jax.Array, dtype: Any) -> jax.Array:
         rows = is_padding_example.reshape((-1,) + (1,) * (x.ndim - 1))

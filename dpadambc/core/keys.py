@@ -1,7 +1,6 @@
 """Keys made from keys and from checksums, so that no two draws share one."""
 
 import math
-import secrets
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import core
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -19,35 +17,6 @@ _DEFAULT = "threefry2x32"
 # Under `jax.vmap`, JAX draws from the first of several keys of these kinds.
 _DRAWS_FROM_THE_FIRST = ("rbg", "unsafe_rbg")
 _GOLDEN, _FIRST, _SECOND = map(np.uint32, (0x9E3779B9, 0x85EBCA6B, 0xC2B2AE35))
-
-
-def secret_key() -> jax.Array:
-    """A key from the operating system's entropy, for a run that nobody can repeat.
-
-    JAX's default generator takes 64 bits. Anyone who knows or guesses the number behind
-    a key, such as a seed in a script, can compute the noise.
-
-    Each process of a program of several (`jax.distributed.initialize`) draws a key of
-    its own. A `fit` whose arrays span them takes the key of the first process.
-
-    Returns:
-      A typed key.
-
-    Raises:
-      TypeError: if it is called inside a transformation of JAX.
-
-    Example:
-      >>> from dpadambc import training
-      >>> bool((training.secret_key() != training.secret_key()).all())
-      True
-    """
-    if isinstance(jnp.zeros(()), core.Tracer):
-        raise TypeError(
-            "Expected secret_key outside jax.jit, got a call inside, where it is a"
-            " constant. Draw the key before, and pass it in."
-        )
-    words = [secrets.randbits(32) for _ in range(2)]
-    return jax.random.wrap_key_data(jnp.array(words, jnp.uint32), impl=_DEFAULT)
 
 
 def the_same_everywhere(key: jax.Array) -> jax.Array:
@@ -125,14 +94,10 @@ def _of_one_run(key: jax.Array, leaves: Sequence[jax.Array]) -> jax.Array:
 def _(axis_size, are_batched, key, leaves):
     is_key_batched, are_leaves_batched = are_batched
     if (kind := str(jax.random.key_impl(key))) in _DRAWS_FROM_THE_FIRST:
-        raise ValueError(
-            f"Expected a key of kind {_DEFAULT!r} under jax.vmap, got {kind!r}, of"
-            f" which JAX draws one noise for all {axis_size} runs."
-        )
+        raise ValueError(f"Expected a key of {_DEFAULT} under jax.vmap, got {kind}.")
     if any(are_leaves_batched) and not is_key_batched:
         raise ValueError(
-            f"Expected a key for each of {axis_size} runs under jax.vmap, got one for"
-            " all of them. Map over jax.random.split(key, n) too."
+            f"Expected a key for each of {axis_size} runs, got one. Map over keys too."
         )
     return _of_one_run(key, leaves), is_key_batched
 

@@ -65,10 +65,7 @@ def stddev_per_leaf(prefix: Any, tree: optax.Params) -> Any:
     try:
         return jax.tree.broadcast(prefix, tree)
     except ValueError as error:
-        raise ValueError(
-            "Expected noise_stddev to be a tree prefix of the parameters, got"
-            f" {jax.tree.structure(prefix)} for {jax.tree.structure(tree)}."
-        ) from error
+        raise ValueError(f"Expected noise_stddev as a tree prefix, {error}.") from error
 
 
 class AddDPNoiseState(NamedTuple):
@@ -126,10 +123,8 @@ def gaussian_like(key: jax.Array, tree: optax.Updates) -> optax.Updates:
     leaves, structure = jax.tree.flatten(tree)
     if not leaves:
         return tree
-    likes = [
-        jax.ShapeDtypeStruct(jnp.shape(x), arrays.at_least_float32(jnp.result_type(x)))
-        for x in leaves
-    ]
+    dtype_of = lambda x: arrays.at_least_float32(jnp.result_type(x))
+    likes = [jax.ShapeDtypeStruct(jnp.shape(x), dtype_of(x)) for x in leaves]
     return structure.unflatten(threefry.normals(keys.of_leaves(key, tree), likes))
 
 
@@ -149,9 +144,8 @@ def check_devices(updates: optax.Updates, key: jax.Array) -> None:
         if of_gradient != of_key:
             raise ValueError(
                 f"Expected a key that differs along {sorted(of_gradient)}, as"
-                f" gradient{jax.tree_util.keystr(path)} does, got {sorted(of_key)}. Sum"
-                " over devices with other examples by sum_over; for parts of the"
-                " parameters, fold jax.lax.axis_index into the key of the state."
+                f" gradient{jax.tree_util.keystr(path)}, got {sorted(of_key)}. Call"
+                " sum_over; for parts of params fold jax.lax.axis_index into the key."
             )
 
 
@@ -167,28 +161,19 @@ def add_dp_noise(
     `PoissonGaussian.noise_stddev` has it.
 
     Guarantees:
-      * Draws are independent over coordinates, leaves, steps and keys. Each step
-        splits the key in the state and keeps one half, so a state tells nothing about
-        earlier noise; later noise follows from it. (`optax.inject_hyperparams` keeps
-        the first key in its state unless it is given `static_args=("key",)`.)
-      * Draws are independent over sums too: a checksum of all bits of the sum is in the
-        key of its noise. A key used again gives different sums independent noise, and
-        equal sums equal noise.
-      * Under `jax.vmap` over parameters or gradients alone it is refused: map over keys
-        too.
-      * Inside `jax.shard_map` the noise must differ along the axes along which the
-        gradient does, and along no others: one draw for one coordinate, whatever device
-        has it. Anything else is refused, and so is `check_vma=False`.
+      * Draws are independent over coordinates, leaves, steps, keys and sums: a checksum
+        of the sum is in the key of its noise. A state tells nothing about earlier
+        noise; later noise follows from it. (`optax.inject_hyperparams` keeps the first
+        key in its state unless it is given `static_args=("key",)`.)
+      * Inside `jax.shard_map` one coordinate has one draw, whatever device has it.
+        Anything else is refused, as are `check_vma=False` and a `jax.vmap` that maps
+        over parameters or gradients and not over keys.
       * The draws are those of `jax.random.normal`, with whatever kind of key is given.
-      * Noise is drawn and added in at least float32, and the result stays there: in
-        bfloat16 or float16 the noise would take a few hundred values, or vanish.
+      * Noise is drawn and added in at least float32, and the result stays there.
 
-    Limits. Epsilon is that of ideal Gaussian noise. These are float32 numbers of 23
-    random bits each, none beyond 5.42 standard deviations (in float64 52 bits and 8.3).
-    An attacker who has the exact bits of a noised sum, and candidates for the clipped
-    sum, can rule some of them out: `Mironov 2012
-    <https://doi.org/10.1145/2382196.2382264>`_. The key has 64 bits with JAX's default
-    generator, which is not cryptographic: give it entropy (`training.secret_key`).
+    Limits. Epsilon is that of ideal Gaussian noise; these numbers have 23 random bits
+    (in float64 52). The key has 64 bits with JAX's default generator, which is not
+    cryptographic: give it entropy (`training.secret_key`). See the guide to precision.
 
     Args:
       noise_stddev: a mechanism, whose level it is, and which the sum has to have the
@@ -228,12 +213,12 @@ def add_dp_noise(
     validate.typed_key(key=key)
     if not getattr(noise_stddev, "has_independent_noise", True):
         raise TypeError(
-            "Expected noise_stddev of a mechanism with independent noise, got"
-            f" {noise_stddev!r}. Its own is mechanism.add_noise(key=key)."
+            f"Expected noise_stddev of independent noise, got {noise_stddev!r}. Take"
+            " mechanism.add_noise(key=key)."
         )
     names = ("l2_clip_norm", "normalize_by")  # which a number does not have
     numbers = {name: getattr(noise_stddev, name, None) for name in names}
-    noise_stddev = stddev_of(noise_stddev)
+    noise_stddev = stddev_of(getattr(noise_stddev, "noise_stddev", noise_stddev))
 
     def init_fn(params):
         stddev_per_leaf(noise_stddev, params)
@@ -246,13 +231,9 @@ def add_dp_noise(
         own_key = keys.of_one_run(state.rng_key, updates)
         rng_key, step_key = jax.random.split(own_key)
         stddev = stddev_of_step(noise_stddev, state)
-        step_key = key_of_step(step_key, updates, stddev)
-        noised = jax.tree.map(
-            lambda g, s, z: g + s.astype(z.dtype) * z,
-            updates,
-            stddev_per_leaf(stddev, updates),
-            gaussian_like(step_key, updates),
-        )
+        draws = gaussian_like(key_of_step(step_key, updates, stddev), updates)
+        add = lambda g, s, z: g + s.astype(z.dtype) * z
+        noised = jax.tree.map(add, updates, stddev_per_leaf(stddev, updates), draws)
         return noised, next_state(state, rng_key)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

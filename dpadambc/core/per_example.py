@@ -6,9 +6,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from dpadambc.core import arrays, keys, validate
+from dpadambc.core import keys, validate
+from dpadambc.core.arrays import invariant_axes, make_varying, varying_axes
 from dpadambc.core.gradient import mask_examples, seal_gradients
+from dpadambc.engine.mesh import spec_of_examples, with_automatic_axes
 from dpadambc.engine.transform import Method, factored_outputs
 
 Argnums = int | Sequence[int]
@@ -66,19 +69,16 @@ class Arguments:
 
     def check(self, args: Sequence[Any]) -> int:
         """The batch size; raises unless the arguments fit their parts."""
-        parts = [*self.differentiated, *self.batched(args)]
-        if self.prng_argnum is not None:
-            parts.append(self.prng_argnum)
+        of_key = [] if self.prng_argnum is None else [self.prng_argnum]
+        parts = [*self.differentiated, *self.batched(args), *of_key]
         if not all(0 <= i < len(args) for i in parts) or len({*parts}) != len(parts):
             raise ValueError(
                 f"Expected argnums={self.argnums}, batch_argnums={self.batch_argnums}"
-                f" and prng_argnum={self.prng_argnum} to name distinct arguments among"
-                f" the {len(args)} given."
+                f" and prng_argnum={self.prng_argnum} to differ and be < {len(args)}."
             )
-        for i in self.differentiated:
-            check_floating(args[i])
-        if self.prng_argnum is not None:
-            validate.typed_key(key=args[self.prng_argnum])
+        check_floating(self.params(args))
+        for i in of_key:
+            validate.typed_key(key=args[i])
         sizes = {}
         for path, leaf in jax.tree_util.tree_leaves_with_path(self.batches(args)):
             rows = jnp.shape(leaf)[0] if jnp.ndim(leaf) else "a scalar"
@@ -86,22 +86,17 @@ class Arguments:
         if len(sizes) != 1 or "a scalar" in sizes:
             got = ", ".join(f"{rows} at {name}" for rows, name in sizes.items())
             raise ValueError(
-                "Expected one number of examples along axis 0 of all arrays of the"
-                f" batch, got {got or 'no arrays'}. Name a key by prng_argnum."
+                f"Expected a batch with one length of axis 0, got {got or 'no arrays'}."
+                " Name a key by prng_argnum."
             )
         return next(iter(sizes))
 
 
 def check_floating(params: Any) -> None:
-    """Raises unless all leaves can be differentiated."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        is_array = hasattr(leaf, "dtype") or isinstance(leaf, int | float | complex)
-        got = jnp.result_type(leaf) if is_array else repr(leaf)
-        if not is_array or not jnp.issubdtype(got, jnp.floating):
-            raise TypeError(
-                f"Expected params{jax.tree_util.keystr(path)} to be floating-point"
-                f" numbers, got {got}. Pass frozen parameters by another argument."
-            )
+    """Raises unless all leaves can be differentiated: arrays or Python numbers."""
+    is_number = lambda x: isinstance(x, int | float | complex)
+    array = lambda x: np.asarray(x) if is_number(x) else x
+    validate.real_arrays(params=jax.tree.map(array, params))
 
 
 def scalar_loss(loss_fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
@@ -116,8 +111,8 @@ def scalar_loss(loss_fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any
         if not is_scalar or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
             got = f"shape {jnp.shape(loss)}" if is_array else type(loss).__name__
             raise ValueError(
-                "Expected loss_fn to return the loss of one example, a floating-point"
-                f" scalar, got {got}. A pair (loss, aux) needs has_aux=True."
+                f"Expected loss_fn to return a floating-point scalar, got {got}. A pair"
+                " (loss, aux) needs has_aux=True."
             )
         return output
 
@@ -130,16 +125,14 @@ def sealed_value_and_grad(
     """The values and sealed gradients of all examples, of the loss's arguments."""
     if method not in ("factored", "vmap"):
         raise ValueError(f"Expected method 'factored' or 'vmap', got {method!r}.")
-    value_and_grad = jax.value_and_grad(
-        scalar_loss(loss_fn, has_aux), parts.argnums, has_aux
-    )
+    loss = scalar_loss(loss_fn, has_aux)
+    value_and_grad = jax.value_and_grad(loss, parts.argnums, has_aux)
 
-    def one_example(*args):
-        return value_and_grad(*parts.with_own_key(args))
+    one_example = lambda *args: value_and_grad(*parts.with_own_key(args))
 
     def all_examples(*args):
-        axes = arrays.varying_axes(parts.batches(args))
-        allowed = arrays.invariant_axes(parts.batches(args))
+        batches = parts.batches(args)
+        axes, allowed = varying_axes(batches), invariant_axes(batches)
         gradient_of = factored_outputs(one_example, allowed, method=method)
         static = {}
 
@@ -149,13 +142,12 @@ def sealed_value_and_grad(
 
         args = list(args)
         for i in parts.differentiated:  # or JAX would sum gradients over devices
-            args[i] = arrays.make_varying(args[i], axes)
+            args[i] = make_varying(args[i], axes)
         output, gradients = jax.vmap(factored, in_axes=parts.in_axes(args))(*args)
         shapes, rules = static["shapes, rules"]
         shapes, structure = jax.tree.flatten(shapes)
-        return output, structure.unflatten(
-            seal_gradients(gradients, shapes, rules, axes)
-        )
+        sealed = seal_gradients(gradients, shapes, rules, axes)
+        return output, structure.unflatten(sealed)
 
     return all_examples
 
@@ -211,6 +203,7 @@ def per_example_grad(
 
     Example:
       >>> import jax.numpy as jnp
+    import numpy as np
       >>> import dpadambc
       >>> loss_fn = lambda w, x, y: (w @ x - y) ** 2
       >>> w, x, y = jnp.ones(2), jnp.array([[1.0, 2.0], [0.0, 1.0]]), jnp.zeros(2)
@@ -222,20 +215,16 @@ def per_example_grad(
     all_examples = sealed_value_and_grad(fun, parts, has_aux, method)
 
     def grad_fn(*args, is_padding_example: jax.Array | None = None):
-        batch_size = parts.check(args)
-        if is_padding_example is not None:
-            validate.padding(is_padding_example, batch_size)
+        batch_size, mask = parts.check(args), is_padding_example
+        if mask is not None:
+            validate.padding(mask, batch_size)
 
-        def masked(is_padding_example, *args):
+        def masked(mask, *args):
             output, gradients = all_examples(*args)
-            if is_padding_example is not None:
-                gradients = mask_examples(gradients, is_padding_example)
-            return output, gradients
+            return output, mask_examples(gradients, mask)
 
-        spec = arrays.spec_of_examples(parts.batches(args))
-        output, gradients = arrays.with_automatic_axes(
-            masked, spec, is_padding_example, *args
-        )
+        spec = spec_of_examples(parts.batches(args))
+        output, gradients = with_automatic_axes(masked, spec, mask, *args)
         if return_values:
             return output, gradients
         return (gradients, output[1]) if has_aux else gradients

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.core import arrays
+from dpadambc.core.arrays import shard_map_axes
 from dpadambc.core.clip import Sums, check_parameters, clipped_sums
 from dpadambc.core.clipped_sum import close_sums
 from dpadambc.core.gradient import per_example_leaves
@@ -58,9 +58,9 @@ class Noise(abc.ABC):
 
     is_independent: ClassVar[bool] = False
 
-    @abc.abstractmethod
     def stddev(self, mechanism: Any) -> float | optax.Schedule:
         """The standard deviation of the noise in each step's gradient."""
+        return scaled_multiplier(mechanism.noise_multiplier, mechanism.sensitivity)
 
     @abc.abstractmethod
     def transformation(
@@ -71,15 +71,15 @@ class Noise(abc.ABC):
     def private_gradient(self, mechanism: Any, key: jax.Array) -> PrivateGradient:
         """A flat clip at the bound of the mechanism, and the noise on its sum."""
         numbers = mechanism.l2_clip_norm, mechanism.normalize_by
+        rule = mechanism.clip_rule
         noise = self.transformation(mechanism, key)
 
         def init_fn(params):
-            check_parameters(params, mechanism.clip_rule)
+            check_parameters(params, rule)
             return noise.init(params)
 
         def clip_fn(gradients, state, params, **extra_args):
             del state
-            rule = mechanism.clip_rule
             return clipped_sums(gradients, params, *numbers, rule, **extra_args)
 
         def noise_fn(sums, state, params=None):
@@ -93,10 +93,6 @@ class Independent(Noise):
     """Independent Gaussian noise in every step, at the level of the mechanism."""
 
     is_independent = True
-
-    def stddev(self, mechanism: Any) -> float | optax.Schedule:
-        """The noise multiplier times the sensitivity."""
-        return scaled_multiplier(mechanism.noise_multiplier, mechanism.sensitivity)
 
     def transformation(
         self, mechanism: Any, key: jax.Array
@@ -118,18 +114,16 @@ def privatize(
 
     with C, B and :math:`\sigma` = `mechanism.noise_stddev`, or with the factor of
     another `mechanism.clip_rule`. Chain it first. Its output is as private as the
-    mechanism says, whatever follows: any Optax optimizer, with `optax.masked`,
-    `optax.MultiSteps` or a state of its own. Other arguments of `update`, such as the
-    `value` of a loss that some optimizers ask for, have no noise: give public ones.
+    mechanism says, whatever Optax optimizer follows. Other arguments of `update`, such
+    as the `value` of a loss, have no noise: give public ones.
 
     Guarantees:
       * Those of `clip_per_example` and of `add_dp_noise`: every coordinate gets noise
         of the mechanism's level, on a sum whose sensitivity is the mechanism's.
       * Epsilon is that of the mechanism if batches are drawn as it says, each with its
         mask, one for each update, and the key is secret.
-      * Refused are gradients that were changed since `per_example_grad`, a part of
-        them, gradients without a mask where batches are padded, and another number of
-        examples than a mechanism with batches of one size draws.
+      * Refused are changed gradients, a part of them, gradients without a mask where
+        batches are padded, and batches of another size than the mechanism draws.
 
     Args:
       mechanism: the public numbers, such as a `PoissonGaussian`.
@@ -138,9 +132,7 @@ def privatize(
     Returns:
       An Optax transformation, to be called as
       `update(gradients, state, params, is_padding_example=mask)`; the mask may have
-      been given to the gradient function instead. Its updates are in at least float32,
-      and optimizers whose moments have the dtype of the parameters change it in their
-      first step where that is lower.
+      been given to the gradient function instead. Its updates are in at least float32.
 
     Raises:
       TypeError: if `mechanism` is no mechanism, `key` no typed key, or a gradient is
@@ -167,19 +159,13 @@ def privatize(
       <https://arxiv.org/abs/1607.00133>`_, 2016
     """
     if isinstance(mechanism, type) or not hasattr(mechanism, "private_gradient"):
-        raise TypeError(
-            "Expected mechanism to be a dpadambc mechanism, such as a"
-            f" PoissonGaussian, got {mechanism!r}."
-        )
+        raise TypeError(f"Expected mechanism of dpadambc, got {mechanism!r}.")
     private = mechanism.private_gradient(key)
 
-    def update_fn(
-        updates, state, params=None, *, is_padding_example=None, **extra_args
-    ):
-        masks = {"is_padding_example": is_padding_example, **extra_args}
-        sums = private.clip(updates, state, params, **masks)
-        leaves = per_example_leaves(updates)
-        if is_padding_example is None and not all(leaf.is_masked for leaf in leaves):
+    def update_fn(updates, state, params=None, **extra_args):
+        sums = private.clip(updates, state, params, **extra_args)
+        leaves, mask = per_example_leaves(updates), extra_args.get("is_padding_example")
+        if mask is None and not all(leaf.is_masked for leaf in leaves):
             _check_unmasked_batch(leaves[0].batch_size, mechanism)
         return private.add_noise(sums, state, params)
 
@@ -195,13 +181,12 @@ def _check_unmasked_batch(batch_size: int, mechanism: "Mechanism") -> None:
     drawn, name = mechanism.known_batch_size, type(mechanism).__name__
     if mechanism.pads_batches:
         raise ValueError(
-            f"Expected is_padding_example: batches of {name} are padded, and padding"
-            " would count as data. If nothing is padded, give a mask that is all False."
+            f"Expected is_padding_example, as batches of {name} are padded. If nothing"
+            " is padded, give a mask that is all False."
         )
-    is_part = bool(arrays.shard_map_axes())  # of a batch that is split over devices
+    is_part = bool(shard_map_axes())  # of a batch that is split over devices
     if drawn is not None and (batch_size > drawn or not is_part and batch_size < drawn):
         raise ValueError(
-            f"Expected {drawn} examples, as each step of this {name} draws, got"
-            f" {batch_size}. Say by is_padding_example which are padding, or use a"
-            " ShuffledGaussian for batches that are dealt out epoch by epoch."
+            f"Expected {drawn} examples in each step of {name}, got {batch_size}. Say"
+            " by is_padding_example which are padding."
         )

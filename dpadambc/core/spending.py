@@ -147,7 +147,7 @@ class Spending:
         if not self.runs:
             raise ValueError("Expected at least one run to compose, got none.")
         mechanisms = [run.mechanism for run in self.runs]
-        relations = {mechanism.neighboring_relation for mechanism in mechanisms}
+        relations = {mechanism.neighboring_relation.name for mechanism in mechanisms}
         if len(relations) > 1:
             raise ValueError(f"Expected one neighboring_relation, got {relations}.")
         sizes = {mechanism.known_size for mechanism in mechanisms} - {None}

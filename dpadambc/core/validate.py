@@ -45,7 +45,8 @@ def full_precision(**named: Any) -> None:
         )
 
 
-def _require(named: dict[str, Any], holds: Callable[[float], bool], expected: str):
+def require(named: dict[str, Any], holds: Callable[[float], bool], expected: str):
+    """Raises unless a condition holds for the number, if its value is known."""
     full_precision(**named)
     name, value = _single(named)
     number = known_number(name, value)
@@ -58,39 +59,33 @@ def python_number(**named: Any) -> Any:
     full_precision(**named)
     _, value = _single(named)
     is_array = isinstance(value, np.generic | np.ndarray | jax.Array)
-    if not is_array or isinstance(value, core.Tracer) or value.shape != ():
-        return value
-    return value.item()
+    is_known = is_array and not isinstance(value, core.Tracer)
+    return value.item() if is_known and value.shape == () else value
 
 
 def positive(**named: Any) -> None:
     """Finite and greater than zero."""
-    _require(named, lambda x: 0 < x < math.inf, "to be positive and finite")
+    require(named, lambda x: 0 < x < math.inf, "to be positive and finite")
 
 
 def positive_or_infinite(**named: Any) -> None:
     """Greater than zero; infinity is allowed."""
-    _require(named, lambda x: x > 0, "to be positive")
+    require(named, lambda x: x > 0, "to be positive")
 
 
 def non_negative(**named: Any) -> None:
     """Finite and at least zero."""
-    _require(named, lambda x: 0 <= x < math.inf, "to be non-negative and finite")
+    require(named, lambda x: 0 <= x < math.inf, "to be non-negative and finite")
 
 
 def probability(**named: Any) -> None:
     """Within [0, 1]."""
-    _require(named, lambda x: 0 <= x <= 1, "in [0, 1]")
+    require(named, lambda x: 0 <= x <= 1, "in [0, 1]")
 
 
 def open_unit_interval(**named: Any) -> None:
     """Strictly between 0 and 1."""
-    _require(named, lambda x: 0 < x < 1, "in (0, 1)")
-
-
-def decay(**named: Any) -> None:
-    """Within [0, 1): the decay rate of a moving average."""
-    _require(named, lambda x: 0 <= x < 1, "in [0, 1)")
+    require(named, lambda x: 0 < x < 1, "in (0, 1)")
 
 
 def count(*, least: int = 0, **named: Any) -> None:
@@ -113,10 +108,7 @@ def transformation(**named: Any) -> None:
     """An Optax transformation, rather than the function that makes it."""
     name, value = _single(named)
     if isinstance(value, type) or not hasattr(value, "update"):
-        raise TypeError(
-            f"Expected {name} to be an Optax transformation, such as optax.adam(1e-3),"
-            f" got {value!r}."
-        )
+        raise TypeError(f"Expected {name} such as optax.adam(1e-3), got {value!r}.")
 
 
 def typed_key(**named: Any) -> None:
@@ -124,10 +116,7 @@ def typed_key(**named: Any) -> None:
     name, value = _single(named)
     dtype = getattr(value, "dtype", None)
     if dtype is None or not jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        raise TypeError(
-            f"Expected {name} to be a typed JAX key, got {dtype or repr(value)}. Take"
-            " dpadambc.training.secret_key(), or jax.random.key(seed) on public data."
-        )
+        raise TypeError(f"Expected {name} of jax.random.key, got {dtype or value!r}.")
     if value.shape != ():
         raise ValueError(f"Expected {name} to be one key, got shape {value.shape}.")
 
@@ -144,13 +133,10 @@ def real_arrays(**named: Any) -> None:
             )
 
 
-def padding(is_padding_example: Any, batch_size: int) -> None:
+def padding(is_padding_example: Any, size: int) -> None:
     """A bool array with one entry per example."""
-    dtype = getattr(is_padding_example, "dtype", None)
+    dtype = getattr(is_padding_example, "dtype", type(is_padding_example))
     if dtype != jnp.bool_:
-        got = dtype or type(is_padding_example)
-        raise TypeError(f"Expected is_padding_example to be a bool array, got {got}.")
-    if (shape := is_padding_example.shape) != (batch_size,):
-        raise ValueError(
-            f"Expected is_padding_example of shape ({batch_size},), got {shape}."
-        )
+        raise TypeError(f"Expected is_padding_example of dtype bool, got {dtype}.")
+    if (shape := is_padding_example.shape) != (size,):
+        raise ValueError(f"Expected {size} rows of is_padding_example, got {shape}.")

@@ -3,11 +3,17 @@
 The compiler partitions a step that is written for one device. Examples are split along
 axis 0. A step uses parameters that are replicated over the axes of the examples, and
 the sum of the gradients has the shardings of the parameters.
+
+On a mesh with Explicit axes each array has its sharding in its type. Per-example
+gradients say nothing of shardings, so they are computed with these axes as Auto ones,
+and given a sharding at the end: gradients of examples that of the examples, sums that
+of the parameters.
 """
 
 import contextlib
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -149,3 +155,42 @@ def settled(tree: Any, layout: Layout) -> Any:
     """
     is_cpu = layout.mesh is not None and layout.mesh.devices.flat[0].platform == "cpu"
     return jax.block_until_ready(tree) if is_cpu else tree
+
+
+def _sharding(x: Any) -> Any:
+    return getattr(jax.typeof(x), "sharding", None)
+
+
+def spec_of_examples(batches: Any) -> PartitionSpec:
+    """The partition of axis 0 of the batches."""
+    for x in jax.tree.leaves(batches):
+        sharding = _sharding(x)
+        if sharding is not None and len(sharding.spec) and sharding.spec[0] is not None:
+            return PartitionSpec(sharding.spec[0])
+    return PartitionSpec()
+
+
+def specs_of(params: Any) -> Any:
+    """The partition of each parameter."""
+    spec = lambda x: getattr(_sharding(x), "spec", PartitionSpec())
+    return jax.tree.map(spec, params)
+
+
+def with_automatic_axes(fun: Callable[..., Any], out_specs: Any, *args: Any) -> Any:
+    """Calls a function with the Explicit axes of a mesh as Auto ones.
+
+    Args:
+      fun: a function of arrays.
+      out_specs: the `PartitionSpec` of its outputs, as a tree prefix.
+      *args: if none of them is split along an Explicit axis, `fun` is called as it is.
+    """
+    is_spec = lambda spec: isinstance(spec, PartitionSpec)
+    for x in jax.tree.leaves(args):
+        sharding = _sharding(x)
+        if sharding is not None and any(part is not None for part in sharding.spec):
+            mesh, axes = sharding.mesh, sharding.mesh.explicit_axes
+            if axes:
+                place = functools.partial(NamedSharding, mesh)
+                out = jax.tree.map(place, out_specs, is_leaf=is_spec)
+                return jax.sharding.auto_axes(fun, axes=axes, out_sharding=out)(*args)
+    return fun(*args)

@@ -4,7 +4,11 @@ import jax
 import optax
 
 from dpadambc.core import validate
-from dpadambc.transforms.dtypes import check_floating_dtype, with_wide_state
+from dpadambc.transforms.dtypes import (
+    check_decay,
+    check_floating_dtype,
+    with_wide_state,
+)
 
 
 def scale_by_adam(
@@ -20,8 +24,8 @@ def scale_by_adam(
     The moments are in at least float32, and the first is stored in `mu_dtype` between
     steps. Optax would round b1 to that dtype: 0.999 in bfloat16 is 1.
     """
-    validate.decay(b1=b1)
-    validate.decay(b2=b2)
+    check_decay(b1=b1)
+    check_decay(b2=b2)
     validate.non_negative(eps=eps)
     validate.non_negative(eps_root=eps_root)
     check_floating_dtype(mu_dtype=mu_dtype)

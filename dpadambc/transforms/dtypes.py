@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dpadambc.core import validate
 from dpadambc.core.arrays import at_least_float32, widen
 
 
@@ -45,6 +46,11 @@ def check_floating_dtype(**named: Any) -> None:
         raise TypeError(
             f"Expected {name} to be a floating dtype, got {jnp.dtype(value)}."
         )
+
+
+def check_decay(**named: Any) -> None:
+    """Within [0, 1): the decay rate of a moving average."""
+    validate.require(named, lambda x: 0 <= x < 1, "in [0, 1)")
 
 
 def check_real(tree: Any) -> None:

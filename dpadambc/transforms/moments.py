@@ -9,7 +9,12 @@ import optax
 from dpadambc.core import validate
 from dpadambc.core.noise import NoiseStddev, stddev_at_step, stddev_of
 from dpadambc.transforms import second_moment
-from dpadambc.transforms.dtypes import check_floating_dtype, check_real, wide_zeros_like
+from dpadambc.transforms.dtypes import (
+    check_decay,
+    check_floating_dtype,
+    check_real,
+    wide_zeros_like,
+)
 from dpadambc.transforms.second_moment import RelativeFloor
 
 
@@ -100,8 +105,8 @@ def scale_by_adam_bc(
       Correction) <https://arxiv.org/abs/2312.14334>`_, 2024, Algorithm 1
     """
     noise_stddev = stddev_of(noise_stddev)
-    validate.decay(b1=b1)
-    validate.decay(b2=b2)
+    check_decay(b1=b1)
+    check_decay(b2=b2)
     second_moment.check_floor(variance_floor)
     validate.non_negative(correction=correction)
     check_floating_dtype(mu_dtype=mu_dtype)

@@ -9,7 +9,7 @@ import optax
 from dpadambc.core import validate
 from dpadambc.core.noise import NoiseStddev, stddev_at_step, stddev_of
 from dpadambc.transforms import second_moment
-from dpadambc.transforms.dtypes import check_real, wide_zeros_like
+from dpadambc.transforms.dtypes import check_decay, check_real, wide_zeros_like
 from dpadambc.transforms.second_moment import RelativeFloor
 
 
@@ -85,7 +85,7 @@ def scale_by_rms_bc(
       `DP-AdamBC <https://arxiv.org/abs/2312.14334>`_, 2024
     """
     noise_stddev = stddev_of(noise_stddev)
-    validate.decay(decay=decay)
+    check_decay(decay=decay)
     second_moment.check_floor(variance_floor)
     validate.non_negative(correction=correction)
 

@@ -12,7 +12,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import dpadambc
-from dpadambc.core import arrays, clip, gradient
+from dpadambc.core import arrays, clip, gradient, per_example
 from dpadambc.core.arrays import varying_axes
 from dpadambc.engine import collectives
 from tests import common
@@ -121,7 +121,7 @@ def test_without_it_one_person_would_be_in_the_gradients_of_all_devices(monkeypa
         return float(optax.tree.norm(gap))
 
     assert influence() <= 2 * C * 1.001
-    for module in (arrays, gradient):
+    for module in (arrays, gradient, per_example):
         monkeypatch.setattr(module, "make_varying", lambda tree, axes: tree)
     # What JAX would do by itself is seen, too.
     with pytest.raises(ValueError, match="loss_fn"):
