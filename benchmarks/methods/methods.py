@@ -231,7 +231,9 @@ METHODS = {
     "AUTO-S, DP-SGD": Method(_SGD, _behind_noise(_sgd, clipping.Automatic())),
     "AUTO-S, DP-Adam": Method(_ADAM, _behind_noise(_adam, clipping.Automatic())),
     "DP-PSAC, DP-SGD": Method(_SGD, _behind_noise(_sgd, contrib.PerSampleAdaptive())),
-    "quantile, DP-SGD": Method(_SGD, _behind_noise(_sgd, moving=contrib.QuantileClipping)),
+    "quantile, DP-SGD": Method(
+        _SGD, _behind_noise(_sgd, moving=contrib.QuantileClipping)
+    ),
     "slack, DP-SGD": Method(_SGD, _behind_noise(_sgd, moving=contrib.SlackClipping)),
     "BISR, DP-SGD": Method(
         _SGD,

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import optax
 
 from benchmarks.theory._decay import Number, settled
-from dpadambc.transforms.dtypes import check_decay
 from dpadambc.core import validate
+from dpadambc.transforms.dtypes import check_decay
 
 
 def noise_variance(

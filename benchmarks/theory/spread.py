@@ -31,8 +31,8 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.theory._decay import Number, settled
-from dpadambc.transforms.dtypes import check_decay
 from dpadambc.core import validate
+from dpadambc.transforms.dtypes import check_decay
 from dpadambc.transforms.second_moment import moving_average_spread
 
 
