@@ -4,7 +4,7 @@ Read the files in this order; each imports only files above it. In brackets stan
 whatever a file trusts besides JAX and NumPy.
 
 1. `validate`: arguments have the right type and range. In 32 bits or more, too.
-2. `arrays`: dtypes of at least float32; along which axes of `jax.shard_map` arrays vary.
+2. `arrays`: dtypes of at least float32; the axes on which arrays vary in `shard_map`.
 3. `keys`: keys made from keys, so that no two draws share one. A checksum of all bits
    of a tree, equal on all devices.
 4. `gradient`: the gradients of single examples, sealed: no arithmetic mixes examples

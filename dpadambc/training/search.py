@@ -257,22 +257,20 @@ def search(
 
     `search` draws the number of trials from `trials`, and keeps it secret. Each trial
     draws a candidate with replacement, trains and gets a score. The best is returned.
-    With `accounting.Fixed(len(candidates))` each candidate has one trial, and all are
-    returned.
+    With `accounting.Fixed(len(candidates))` all candidates are tried and returned.
 
     Guarantees:
       * `result.epsilon` is of all that is returned, whatever the score; it includes a
         noisy score of protected data, and is computed before the first step.
       * Where the number of trials is random, neither it nor the other trials are
         returned. *The time of a search reveals the number*: do not publish it.
-      * Each trial has a key of its own, made from the secret `key`.
       * Not covered: earlier runs that made `params`, and runs by which the candidates
         were chosen. A search composes with others, and with a `fit` of its winner.
 
     Args:
       loss_fn: the loss of one example, as for `fit`.
       params: the start of all trials; not chosen by looking at protected data.
-      data: arrays, as for `fit`.
+      data: arrays.
       mechanism: the public numbers of every trial.
       make_optimizer: makes the optimizer of the private gradient from a candidate. Its
         numbers are traced: it may compute with them, and not branch on them.
@@ -285,6 +283,9 @@ def search(
       frozen: a pytree that is not trained.
       microbatch_size: how many examples of a trial are in memory at once.
       trials_at_once: how many trials are trained in one call.
+
+    Returns:
+      A `SearchResult`.
 
     Raises:
       ValueError: if a number is out of its range, an optimizer is not of the private
