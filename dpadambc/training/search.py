@@ -280,25 +280,23 @@ def search(
       score: a `PublicScore` or a `NoisyScore`.
       key: a typed key, a new one for each search; secret.
       target_delta: for epsilon.
-      frozen: a pytree that is not trained.
-      microbatch_size: how many examples of a trial are in memory at once.
+      frozen: as for `fit`.
+      microbatch_size: as for `Step`.
       trials_at_once: how many trials are trained in one call.
 
     Returns:
       A `SearchResult`.
 
     Raises:
-      ValueError: if a number is out of its range, an optimizer is not of the private
-        gradient, or a noisy score gathers nodes of a graph.
+      ValueError: if a number is out of range, or a noisy score gathers nodes.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax
-      >>> import dpadambc
-      >>> from dpadambc import accounting, training
+      >>> from dpadambc import PoissonGaussian, accounting, training
       >>> x = jax.random.normal(jax.random.key(0), (1_200, 3))
       >>> y = x @ jnp.array([1.0, -2.0, 3.0])
       >>> loss_fn = lambda w, x, y: (w @ x - y) ** 2
-      >>> mechanism = dpadambc.PoissonGaussian(
+      >>> mechanism = PoissonGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=4.0, sampling_prob=0.2, iterations=100,
       ...     normalize_by=200)
       >>> result = training.search(
