@@ -15,7 +15,6 @@ import pytest
 import dpadambc
 from dpadambc import accounting, audit, clipping, contrib, training
 from dpadambc.core import clip as flat
-from dpadambc.core import spending
 from dpadambc.core.spending import public_numbers
 from dpadambc.diagnostics import not_private
 from tests import common
