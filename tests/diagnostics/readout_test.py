@@ -383,7 +383,7 @@ def test_gradient_statistics_are_those_of_numpy_without_the_padding(factored):
     loss = lambda p, x: jnp.sum(jnp.tanh(x @ p["w"] + p["b"]) ** 2) / 4
     grads = dpadambc.per_example_grad(loss)(params, examples)
     if not factored:
-        grads = dpadambc.materialize(grads)
+        grads = dpadambc.as_per_example(dpadambc.materialize(grads))
     padding = jnp.arange(10) >= 8
     seen = jax.jit(not_private.gradient_statistics, static_argnums=1)(
         grads, mechanism(), is_padding_example=padding
@@ -407,7 +407,9 @@ def test_gradient_statistics_are_those_of_numpy_without_the_padding(factored):
 
 def test_noise_of_gradient_statistics_follows_a_schedule():
     scheduled = mechanism(noise_multiplier=lambda step: 1.0 + step)
-    seen = not_private.gradient_statistics(jnp.ones((3, 4)), scheduled, step=3)
+    seen = not_private.gradient_statistics(
+        dpadambc.as_per_example(jnp.ones((3, 4))), scheduled, step=3
+    )
     assert float(seen.noise_norm) == pytest.approx(4.0 / 8 * 2)
 
 
