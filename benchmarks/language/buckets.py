@@ -103,7 +103,8 @@ def clipped_grad(
       normalize_by: B.
 
     Returns:
-      A function of `(trained, frozen, texts, is_padding_example=)`. Texts are a tuple of what a text is, with the texts along axis 0.
+      A function of `(trained, frozen, texts, is_padding_example=)`. Texts are a tuple
+      of what a text is, with the texts along axis 0.
 
     Raises:
       ValueError: if lengths do not rise, the texts are longer or shorter, or there is

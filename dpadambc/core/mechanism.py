@@ -85,6 +85,11 @@ class Mechanism(abc.ABC):
     draws_steps_alone: ClassVar[bool] = False
     _noise: ClassVar[Noise] = INDEPENDENT
 
+    def __init_subclass__(cls):
+        # A draw of its own may depend on others, whatever that of its base does.
+        if "_draw" in vars(cls) and "draws_steps_alone" not in vars(cls):
+            cls.draws_steps_alone = False
+
     def __post_init__(self):
         # Python's numbers in place of arrays, which have no hash.
         for name in (x.name for x in dataclasses.fields(cast(Any, self)) if x.init):

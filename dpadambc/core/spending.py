@@ -34,8 +34,9 @@ Parts = tuple[tuple[str, int], ...]
 
 
 def class_name(kind: type) -> str:
-    """A class by its package alone: its module may change."""
-    return f"{kind.__module__.split('.')[0]}.{kind.__qualname__}"
+    """A class by its module; one of this package by its name alone, which is unique."""
+    is_ours = kind.__module__.startswith("dpadambc.")
+    return f"{'dpadambc' if is_ours else kind.__module__}.{kind.__qualname__}"
 
 
 def public_numbers(mechanism: Any) -> dict[str, Any]:
