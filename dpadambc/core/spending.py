@@ -124,9 +124,8 @@ def run_of(mechanism: Mechanism, steps: int | None = None, parts: Parts = ()) ->
 class Spending:
     """The spending of several runs on the same people's data: see `compose`.
 
-    It compares by value. A run of `training.fit` counts
-    once, however often it is given. Where it went on from one checkpoint twice, both
-    ways count as runs.
+    It compares by value. A run of `training.fit` counts once, however often it is
+    given. Where it went on from one checkpoint twice, both ways count as runs.
 
     Attributes:
       runs: each with its mechanism and its steps.
@@ -227,8 +226,8 @@ def compose(runs: Iterable[Any]) -> Spending:
     Mechanisms and ways of sampling may differ. A result of `fit` that is given twice,
     or that another was told of, counts once; a mechanism that is given twice is two
     runs. Steps that go on from the state of earlier ones are of the same run: give
-    them together. With correlated noise they spend more than two
-    runs of as many steps do, since later noise takes back earlier noise.
+    them together. With correlated noise they spend more than two runs of as many steps
+    do, since later noise takes back earlier noise.
 
     Part of an epoch of a `ShuffledGaussian` counts as the whole of it, for each run.
 
