@@ -33,7 +33,6 @@ RETURNED = {
     "LowPassState",
     "Mechanism",
     "PerExampleGradient",
-    "PlannedEpsilon",
     "PlannedRun",
     "Progress",
     "ReadableDpEvent",

@@ -288,6 +288,7 @@ ON_THE_HOST = {
     "graphs.subgraphs": "reads edges, in NumPy",
     "training.fully_sharded": "returns shardings",
     "training.group_by_user": "reads ids, and the shapes have their number",
+    "training.Result.params": "is an attribute of the state",
     "training.load_release": "reads a file",
     "training.PublicScore.compose": "returns an event",
     "training.secret_key": "draws from the operating system",

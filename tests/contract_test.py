@@ -649,7 +649,7 @@ def test_is_refused_for_a_part_of_the_parameters(name):
     both = {"kernel": make(name), "bias": make(name)}
     parts = optax.multi_transform(both, {"w": "kernel", "b": "bias"})
     for tx in (part, parts):
-        with pytest.raises(ValueError, match="parameters"):
+        with pytest.raises(ValueError, match="params"):
             tx.init(params_of())
 
 

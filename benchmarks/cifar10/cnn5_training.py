@@ -141,7 +141,7 @@ class Curve:
         seconds = time.perf_counter() - self._started
         self._started += seconds
         record = {"iterations": now, "accuracy": accuracy, "seconds": round(seconds, 1)}
-        noise_stddev = cast(float, progress.mechanism.noise_stddev)
+        noise_stddev = cast(float, state.mechanism.noise_stddev)
         record |= self._setting.moments(state.opt_state, noise_stddev)
         rows = [r for r in records.read(self._path) if r["iterations"] < now]
         lines = [json.dumps(r) + "\n" for r in (*rows, record)]

@@ -103,8 +103,8 @@ def clipped_grad(
       normalize_by: B.
 
     Returns:
-      A function of `(trained, frozen, texts, is_padding_example=)`, with its
-      sensitivity. Texts are a tuple of what a text is, with the texts along axis 0.
+      A function of `(trained, frozen, texts, is_padding_example=)`. Texts are a tuple
+      of what a text is, with the texts along axis 0.
 
     Raises:
       ValueError: if lengths do not rise, the texts are longer or shorter, or there is
@@ -136,7 +136,7 @@ def clipped_grad(
         frozen: Any,
         texts: Texts,
         *,
-        is_padding_example: jax.Array | None,
+        is_padding_example: jax.Array | None = None,
     ) -> optax.Updates:
         if is_padding_example is None:
             raise ValueError(

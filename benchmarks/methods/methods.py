@@ -79,11 +79,15 @@ def _quantiles(name: str) -> np.ndarray:
 Optimizer = Callable[[Candidate, Any], optax.GradientTransformation]
 
 
-def _behind_noise(optimizer: Optimizer, clip_rule: clipping.ClipRule = FLAT) -> Make:
+def _behind_noise(
+    optimizer: Optimizer,
+    clip_rule: clipping.ClipRule = FLAT,
+    moving: Callable[[Mechanism], Mechanism] = lambda mechanism: mechanism,
+) -> Make:
     """An optimizer of the private gradient, made of a candidate and the noise level."""
 
     def make(candidate, mechanism, key):
-        own = dataclasses.replace(mechanism, clip_rule=clip_rule)
+        own = moving(dataclasses.replace(mechanism, clip_rule=clip_rule))
         return optax.chain(
             dpadambc.privatize(own, key=key), optimizer(candidate, own.noise_stddev)
         )
@@ -227,8 +231,10 @@ METHODS = {
     "AUTO-S, DP-SGD": Method(_SGD, _behind_noise(_sgd, clipping.Automatic())),
     "AUTO-S, DP-Adam": Method(_ADAM, _behind_noise(_adam, clipping.Automatic())),
     "DP-PSAC, DP-SGD": Method(_SGD, _behind_noise(_sgd, contrib.PerSampleAdaptive())),
-    "quantile, DP-SGD": Method(_SGD, _behind_noise(_sgd, contrib.QuantileClipping())),
-    "slack, DP-SGD": Method(_SGD, _behind_noise(_sgd, contrib.SlackClipping())),
+    "quantile, DP-SGD": Method(
+        _SGD, _behind_noise(_sgd, moving=contrib.QuantileClipping)
+    ),
+    "slack, DP-SGD": Method(_SGD, _behind_noise(_sgd, moving=contrib.SlackClipping)),
     "BISR, DP-SGD": Method(
         _SGD,
         _behind_noise(_sgd),

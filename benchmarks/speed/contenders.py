@@ -85,8 +85,9 @@ def optax_clip(problem: Problem) -> Grad:
 
 def jax_privacy(problem: Problem) -> Grad:
     """JAX-Privacy's `clipped_grad`, of the loss of one example."""
+    from jax_privacy import clipping
 
-    return dpadambc.clipped_grad(
+    return clipping.clipped_grad(
         problem.loss_fn,
         l2_clip_norm=L2_CLIP_NORM,
         normalize_by=problem.batch_size,

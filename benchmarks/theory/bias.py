@@ -8,6 +8,7 @@ import optax
 
 from benchmarks.theory._decay import Number, settled
 from dpadambc.core import validate
+from dpadambc.transforms.dtypes import check_decay
 
 
 def noise_variance(
@@ -161,7 +162,7 @@ def equivalent_sgdm_schedule(
       `DP-AdamBC <https://arxiv.org/abs/2312.14334>`_, Eq. 3
     """
     validate.positive(noise_stddev=noise_stddev)
-    validate.decay(b1=b1)
+    check_decay(b1=b1)
 
     def schedule(count):
         rate = learning_rate(count) if callable(learning_rate) else learning_rate

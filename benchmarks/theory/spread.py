@@ -32,6 +32,7 @@ import jax.numpy as jnp
 
 from benchmarks.theory._decay import Number, settled
 from dpadambc.core import validate
+from dpadambc.transforms.dtypes import check_decay
 from dpadambc.transforms.second_moment import moving_average_spread
 
 
@@ -176,7 +177,7 @@ def second_moment_deviation(
       `DP-AdamBC <https://arxiv.org/abs/2312.14334>`_, Propositions 3 and 4, corrected
     """
     validate.open_unit_interval(alpha=alpha)
-    validate.decay(b2=b2)
+    check_decay(b2=b2)
     if jnp.ndim(noise_variance) == 0:
         validate.positive(noise_variance=noise_variance)
     if gradient_bound is None:

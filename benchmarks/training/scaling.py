@@ -11,6 +11,7 @@ from benchmarks.training import overhead
 from dpadambc import training
 from dpadambc.core import data
 from dpadambc.core.step import compiled
+from dpadambc.engine.mesh import placed
 
 
 def _case(problem: models.Problem, devices: int, split_params: bool) -> Any:
@@ -32,11 +33,11 @@ def _case(problem: models.Problem, devices: int, split_params: bool) -> Any:
     words = np.asarray(jax.random.key_data(jax.random.key(1)))
     start = compiled(step, problem.batch_size).start
     state = start(
-        mesh.placed(params, layout), words, np.zeros(2, np.uint32), impl="threefry2x32"
+        placed(params, layout), words, np.zeros(2, np.uint32), impl="threefry2x32"
     )
     whole = problem.batch, np.zeros(problem.batch_size, bool)
-    placed = jax.device_put(whole, jax.tree.map(lambda _: batches, whole))
-    return step, (state, *placed)
+    rows = jax.device_put(whole, jax.tree.map(lambda _: batches, whole))
+    return step, (state, *rows)
 
 
 def measure(problem: models.Problem, rounds: int) -> list[dict[str, Any]]:

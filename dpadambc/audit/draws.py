@@ -102,6 +102,8 @@ def draw(steps: Steps, init: Init, crossings: list[Crossing]) -> Noise:
     keys = jax.random.split(jax.random.key(7_041_776), runs)
     starts, records = jax.jit(functools.partial(jax.lax.map, one))(keys)
     starts = [np.asarray(x, float).reshape(runs, -1) for x in starts]
+    with np.errstate(invalid="ignore"):  # a state may begin with infinity
+        starts = [x - x.mean(axis=0) for x in starts]
     bits = lambda record: min(
         jnp.finfo(x.dtype).bits for x in (record.noise, record.total)
     )
@@ -111,7 +113,7 @@ def draw(steps: Steps, init: Init, crossings: list[Crossing]) -> Noise:
             happened=np.asarray(record.happened).reshape(runs, ITERATIONS, -1)[..., 0],
             num_devices=math.prod(record.happened.shape[2:]),
             bits=bits(shapes[path]),
-            start=[x - x.mean(axis=0) for x in starts],
+            start=starts,
         )
         for path, record in records.items()
     }

@@ -4,10 +4,9 @@ Read the files in this order; each imports only files above it. In brackets stan
 whatever a file trusts besides JAX and NumPy.
 
 1. `validate`: arguments have the right type and range. In 32 bits or more, too.
-2. `arrays`: dtypes of at least float32; which axes of a mesh or of `jax.shard_map` an
-   array is split over.
-3. `keys`: keys from entropy, and keys made from keys, so that no two draws share one.
-   A checksum of all bits of a tree, equal on all devices.
+2. `arrays`: dtypes of at least float32; the axes on which arrays vary in `shard_map`.
+3. `keys`: keys made from keys, so that no two draws share one. A checksum of all bits
+   of a tree, equal on all devices.
 4. `gradient`: the gradients of single examples, sealed: no arithmetic mixes examples
    before the clip. [engine: the squared norm of an example is never below the true
    one, and an example of weight zero leaves no trace in a weighted sum]
@@ -40,10 +39,10 @@ whatever a file trusts besides JAX and NumPy.
 
 The core calls the engine through two functions, `engine.transform.factored_outputs` and
 `engine.threefry.normals`. Their references are `method="vmap"` and `jax.random.normal`,
-with which `audit` compares them on your model. Besides these it knows two types of
-value, `engine.interface.Gradient` and `engine.forms.Dense`, with `engine.weighted`; and
-`engine.memory`, which chooses how many examples are computed at once: it changes a sum
-by rounding alone.
+with which `audit` compares them on your model. Besides these it knows a type of value,
+`engine.interface.Gradient`, with `engine.weighted`; `engine.memory`, which chooses how
+many examples are computed at once; `engine.mesh`, for shardings; and `engine.search`,
+which finds a root. They change a sum by rounding alone, or no number at all.
 
 Nothing here keeps state between calls, warns, or opens a file. No other folder can
 weaken it: a mechanism is an event and a draw, and contrib's other noise vouches for its

@@ -73,6 +73,8 @@ def _exactly(number: float) -> Fraction:
 
 def _check_part(batch_size: Any, num_examples: Any) -> None:
     """Raises unless a batch of this size can be part of the data."""
+    if num_examples is None:
+        raise TypeError(f"Expected num_examples with {batch_size=}, got none.")
     validate.count(num_examples=num_examples, least=1)
     validate.positive(batch_size=batch_size)
     if not 1 <= batch_size <= num_examples:

@@ -229,6 +229,19 @@ class Factors(NamedTuple):
     are_finite: jax.Array
 
 
+def checked_groups(clip_rule: ClipRule, params: optax.Params) -> Groups:
+    """The groups of a rule; raises unless they bound the whole gradient by C."""
+    groups = clip_rule.groups(params)
+    places = sorted(i for _, several in groups.values() for i in several)
+    squares = sum(share**2 for share, _ in groups.values())
+    if places != [*range(len(jax.tree.leaves(params)))] or not squares <= 1 + 1e-9:
+        raise ValueError(
+            "Expected clip_rule to have each parameter in one group, with shares whose"
+            f" squares add up to one, got {groups}."
+        )
+    return groups
+
+
 def factors(
     updates: optax.Updates,
     params: optax.Params,
@@ -238,7 +251,7 @@ def factors(
     precision: rounding.Precision = None,
 ) -> Factors:
     """The `Factors` of a batch: zero for padding, and where a norm is not finite."""
-    groups, leaves = clip_rule.groups(params), per_example_leaves(updates)
+    groups, leaves = checked_groups(clip_rule, params), per_example_leaves(updates)
     members: dict[str, Any] = {
         name: [leaves[i] for i in places] for name, (_, places) in groups.items()
     }
@@ -274,7 +287,7 @@ def weighted_sum(
     leaves, structure = jax.tree.flatten(updates, is_leaf=is_per_example)
     is_intact, are_finite = seals_agree(updates), found.are_finite.all()
     sums: dict[int, jax.Array] = {}
-    for name, (_, places) in clip_rule.groups(params).items():
+    for name, (_, places) in checked_groups(clip_rule, params).items():
         own = jnp.where(is_intact, found.weights[name], jnp.nan) / normalize_by
         several: Any = weighted_sums(
             [leaves[i] for i in places], own, are_finite, precision
@@ -297,7 +310,7 @@ def refuse_parts(params: optax.Params) -> None:
 def check_parameters(params: optax.Params, clip_rule: ClipRule) -> None:
     """Raises for a part of the parameters, and for groups that do not fit them."""
     refuse_parts(params)
-    clip_rule.groups(params)
+    checked_groups(clip_rule, params)
 
 
 def check_gradients(
@@ -335,8 +348,7 @@ def _check_seal(leaf: PerExampleGradient) -> None:
     if wrong := combined | set(varying_axes(leaf.sealed)) - varying:
         raise ValueError(
             "Expected gradients of whole parameters and the device's own examples, got"
-            f" {leaf} combined or split along {sorted(wrong)}. Sum over devices behind"
-            " the clip; gather parameters before the gradient is taken."
+            f" {leaf} combined or split along {sorted(wrong)}. Sum behind the clip."
         )
 
 

@@ -119,8 +119,9 @@ def close_sums(
     """A tree of arrays as clipped sums, in at least float32."""
 
     def known(number: Any) -> float | None:  # an array would be traced under `jax.jit`
-        is_known = number is not None and not isinstance(number, jax.Array)
-        return float(number) if is_known else None
+        if number is None or isinstance(number, jax.Array):
+            return None
+        return float(number)
 
     leaves, structure = jax.tree.flatten(jax.tree.map(arrays.widen, sums))
     return structure.unflatten(

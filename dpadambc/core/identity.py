@@ -178,13 +178,21 @@ def of_run(
     }
 
 
+def without_iterations(identity: Identity) -> Identity:
+    """The identity of a run that may be extended, also inside another mechanism."""
+    return {
+        name: without_iterations(x) if isinstance(x, dict) else x
+        for name, x in identity.items()
+        if name != "iterations"
+    }
+
+
 def digest(identity: Identity) -> np.ndarray:
     """64 bits of an identity, shape (2,), uint32.
 
     The number of steps is no part of it: a run may be extended.
     """
-    parts = {name: x for name, x in identity.items() if name != "iterations"}
-    text = json.dumps(parts, sort_keys=True).encode()
+    text = json.dumps(without_iterations(identity), sort_keys=True).encode()
     return np.frombuffer(hashlib.sha256(text).digest()[:8], np.uint32)
 
 

@@ -35,7 +35,12 @@ from dpadambc.core.accounting import (
 from dpadambc.core.arrays import make_varying, varying_axes
 from dpadambc.core.calibrate import as_fields, solved
 from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation, check_rule
-from dpadambc.core.privatize import INDEPENDENT, Noise, PrivateGradient
+from dpadambc.core.privatize import (
+    INDEPENDENT,
+    Noise,
+    PrivateGradient,
+    scaled_multiplier,
+)
 from dpadambc.core.sampling import Batch, poisson_batch
 
 _ADD_OR_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -79,6 +84,11 @@ class Mechanism(abc.ABC):
     deals_epochs: ClassVar[bool] = False
     draws_steps_alone: ClassVar[bool] = False
     _noise: ClassVar[Noise] = INDEPENDENT
+
+    def __init_subclass__(cls):
+        # A draw of its own may depend on others, whatever that of its base does.
+        if "_draw" in vars(cls) and "draws_steps_alone" not in vars(cls):
+            cls.draws_steps_alone = False
 
     def __post_init__(self):
         # Python's numbers in place of arrays, which have no hash.
@@ -176,7 +186,9 @@ class Mechanism(abc.ABC):
         The noise multiplier times the sensitivity, a schedule if the multiplier is one.
         Give this value, or the mechanism, to `add_dp_noise` and to `scale_by_adam_bc`.
         """
-        return self._noise.stddev(self)
+        if self._noise is not INDEPENDENT:
+            return self._noise.stddev(self)
+        return scaled_multiplier(self.noise_multiplier, self.sensitivity)
 
     @property
     @final

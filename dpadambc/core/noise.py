@@ -218,7 +218,7 @@ def add_dp_noise(
         )
     names = ("l2_clip_norm", "normalize_by")  # which a number does not have
     numbers = {name: getattr(noise_stddev, name, None) for name in names}
-    noise_stddev = stddev_of(noise_stddev)
+    noise_stddev = stddev_of(getattr(noise_stddev, "noise_stddev", noise_stddev))
 
     def init_fn(params):
         stddev_per_leaf(noise_stddev, params)

@@ -203,7 +203,6 @@ def per_example_grad(
 
     Example:
       >>> import jax.numpy as jnp
-    import numpy as np
       >>> import dpadambc
       >>> loss_fn = lambda w, x, y: (w @ x - y) ** 2
       >>> w, x, y = jnp.ones(2), jnp.array([[1.0, 2.0], [0.0, 1.0]]), jnp.zeros(2)

@@ -58,9 +58,9 @@ class Noise(abc.ABC):
 
     is_independent: ClassVar[bool] = False
 
-    @abc.abstractmethod
     def stddev(self, mechanism: Any) -> float | optax.Schedule:
         """The standard deviation of the noise in each step's gradient."""
+        return scaled_multiplier(mechanism.noise_multiplier, mechanism.sensitivity)
 
     @abc.abstractmethod
     def transformation(
@@ -93,10 +93,6 @@ class Independent(Noise):
     """Independent Gaussian noise in every step, at the level of the mechanism."""
 
     is_independent = True
-
-    def stddev(self, mechanism: Any) -> float | optax.Schedule:
-        """The noise multiplier times the sensitivity."""
-        return scaled_multiplier(mechanism.noise_multiplier, mechanism.sensitivity)
 
     def transformation(
         self, mechanism: Any, key: jax.Array

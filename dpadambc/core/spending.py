@@ -34,8 +34,9 @@ Parts = tuple[tuple[str, int], ...]
 
 
 def class_name(kind: type) -> str:
-    """A class by its package alone: its module may change."""
-    return f"{kind.__module__.split('.')[0]}.{kind.__qualname__}"
+    """A class by its module; one of this package by its name alone, which is unique."""
+    is_ours = kind.__module__.startswith("dpadambc.")
+    return f"{'dpadambc' if is_ours else kind.__module__}.{kind.__qualname__}"
 
 
 def public_numbers(mechanism: Any) -> dict[str, Any]:
@@ -123,9 +124,8 @@ def run_of(mechanism: Mechanism, steps: int | None = None, parts: Parts = ()) ->
 class Spending:
     """The spending of several runs on the same people's data: see `compose`.
 
-    It compares by value. A run of `training.fit` counts
-    once, however often it is given. Where it went on from one checkpoint twice, both
-    ways count as runs.
+    It compares by value. A run of `training.fit` counts once, however often it is
+    given. Where it went on from one checkpoint twice, both ways count as runs.
 
     Attributes:
       runs: each with its mechanism and its steps.
@@ -147,7 +147,7 @@ class Spending:
         if not self.runs:
             raise ValueError("Expected at least one run to compose, got none.")
         mechanisms = [run.mechanism for run in self.runs]
-        relations = {mechanism.neighboring_relation for mechanism in mechanisms}
+        relations = {mechanism.neighboring_relation.name for mechanism in mechanisms}
         if len(relations) > 1:
             raise ValueError(f"Expected one neighboring_relation, got {relations}.")
         sizes = {mechanism.known_size for mechanism in mechanisms} - {None}
@@ -226,8 +226,8 @@ def compose(runs: Iterable[Any]) -> Spending:
     Mechanisms and ways of sampling may differ. A result of `fit` that is given twice,
     or that another was told of, counts once; a mechanism that is given twice is two
     runs. Steps that go on from the state of earlier ones are of the same run: give
-    them together. With correlated noise they spend more than two
-    runs of as many steps do, since later noise takes back earlier noise.
+    them together. With correlated noise they spend more than two runs of as many steps
+    do, since later noise takes back earlier noise.
 
     Part of an epoch of a `ShuffledGaussian` counts as the whole of it, for each run.
 

@@ -357,7 +357,8 @@ def may_be_kept(step: Step) -> bool:
         hash(step)
     except TypeError:  # such as of an Equinox module, for its arrays
         return False
-    is_ours = type(step.mechanism).__module__.startswith("dpadambc.")
+    kinds = type(step.mechanism), type(step.mechanism.accounted_as)
+    is_ours = all(kind.__module__.startswith("dpadambc.") for kind in kinds)
     return is_ours and not callable(step.mechanism.noise_multiplier)
 
 

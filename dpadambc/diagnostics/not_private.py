@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from dpadambc.core import clipped_sum
-from dpadambc.core.clip import clip_per_example
+from dpadambc.core.clip import clip_per_example, factors
 from dpadambc.core.gradient import is_per_example, per_example_norms
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.noise import stddev_at_step
@@ -82,29 +82,30 @@ def gradient_statistics(
       >>> print(seen.clip_fraction, seen.signal_norm.round(2))
       0.5 0.75
     """
-    gradients = per_example_gradients
-    norms = per_example_norms(gradients)
+    norms = per_example_norms(per_example_gradients)
     if is_padding_example is None:
         is_padding_example = jnp.zeros(norms.shape, bool)
-    clip = clip_per_example(
-        mechanism.l2_clip_norm,
-        normalize_by=mechanism.normalize_by,
-        clip_rule=mechanism.clip_rule,
-    )
     like = jax.tree.map(
-        lambda leaf: jnp.zeros(leaf.shape), gradients, is_leaf=is_per_example
+        lambda leaf: jnp.zeros(leaf.shape),
+        per_example_gradients,
+        is_leaf=is_per_example,
     )
+    bound, rule = mechanism.l2_clip_norm, mechanism.clip_rule
+    clip = clip_per_example(bound, normalize_by=mechanism.normalize_by, clip_rule=rule)
     clean, _ = clip.update(
-        gradients, clip.init(like), like, is_padding_example=is_padding_example
+        per_example_gradients,
+        clip.init(like),
+        like,
+        is_padding_example=is_padding_example,
     )
+    weights = factors(per_example_gradients, like, bound, None, rule).weights
+    is_changed = jnp.stack([weight != 1 for weight in weights.values()]).any(0)
     stddev = stddev_at_step(mechanism.noise_stddev, step)
     present = jnp.where(is_padding_example, jnp.nan, norms)
-    bound = jnp.asarray(mechanism.l2_clip_norm, norms.dtype)
-    is_changed = mechanism.clip_rule.weight(norms, bound) != 1
     return GradientStatistics(
         clip_fraction=jnp.mean(is_changed, where=~is_padding_example),
         norm=jnp.nanquantile(present, jnp.array(readout.QUANTILES)),
-        l2_clip_norm=bound,
+        l2_clip_norm=jnp.asarray(bound, norms.dtype),
         signal_norm=optax.tree.norm(clipped_sum.materialize(clean)),
         noise_norm=stddev * optax.tree.size(like) ** 0.5,
     )

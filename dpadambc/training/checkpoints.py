@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpadambc.core import validate
-from dpadambc.core.identity import Identity, of_values
+from dpadambc.core.identity import Identity, of_values, without_iterations
 from dpadambc.core.step import TrainState
 
 try:
@@ -118,13 +118,12 @@ def _refuse_other_run(path: pathlib.Path, there: Identity, here: Identity) -> No
             " that was forgotten then, compose it with the result:"
             " dpadambc.accounting.compose."
         )
-    # A run may be extended: its number of steps is no difference.
-    names = [name for name in {**there, **here} if name != "iterations"]
+    there, here = map(without_iterations, (there, here))
     apart = [
         f"{name}: another, {_MEANING[name]}"
         if name in _MEANING
         else f"{name}: {there.get(name)} there, {here.get(name)} here"
-        for name in names
+        for name in {**there, **here}
         if there.get(name) != here.get(name)
     ]
     if apart:

@@ -186,7 +186,10 @@ def _drawn_from(
     In a list: an array of them would have their secret number in its shape, which JAX
     writes to its log as it compiles.
     """
-    key = keys.of_domain(keys.of_this_process(key), "search")
+    # As words a key is on no device, and the same in several processes.
+    words = jnp.asarray(np.asarray(jax.random.key_data(key)))
+    key = jax.random.wrap_key_data(words, impl=jax.random.key_impl(key))
+    key = keys.of_domain(key, "search")
     host_key, trial_key = jax.random.split(key)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(host_key)).tolist())
     number = trials.sample(rng)
@@ -254,22 +257,20 @@ def search(
 
     `search` draws the number of trials from `trials`, and keeps it secret. Each trial
     draws a candidate with replacement, trains and gets a score. The best is returned.
-    With `accounting.Fixed(len(candidates))` each candidate has one trial, and all are
-    returned.
+    With `accounting.Fixed(len(candidates))` all candidates are tried and returned.
 
     Guarantees:
       * `result.epsilon` is of all that is returned, whatever the score; it includes a
         noisy score of protected data, and is computed before the first step.
       * Where the number of trials is random, neither it nor the other trials are
         returned. *The time of a search reveals the number*: do not publish it.
-      * Each trial has a key of its own, made from the secret `key`.
       * Not covered: earlier runs that made `params`, and runs by which the candidates
         were chosen. A search composes with others, and with a `fit` of its winner.
 
     Args:
       loss_fn: the loss of one example, as for `fit`.
       params: the start of all trials; not chosen by looking at protected data.
-      data: arrays, as for `fit`.
+      data: arrays.
       mechanism: the public numbers of every trial.
       make_optimizer: makes the optimizer of the private gradient from a candidate. Its
         numbers are traced: it may compute with them, and not branch on them.
@@ -279,22 +280,23 @@ def search(
       score: a `PublicScore` or a `NoisyScore`.
       key: a typed key, a new one for each search; secret.
       target_delta: for epsilon.
-      frozen: a pytree that is not trained.
-      microbatch_size: how many examples of a trial are in memory at once.
+      frozen: as for `fit`.
+      microbatch_size: as for `Step`.
       trials_at_once: how many trials are trained in one call.
 
+    Returns:
+      A `SearchResult`.
+
     Raises:
-      ValueError: if a number is out of its range, an optimizer is not of the private
-        gradient, or a noisy score gathers nodes of a graph.
+      ValueError: if a number is out of range, or a noisy score gathers nodes.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax
-      >>> import dpadambc
-      >>> from dpadambc import accounting, training
+      >>> from dpadambc import PoissonGaussian, accounting, training
       >>> x = jax.random.normal(jax.random.key(0), (1_200, 3))
       >>> y = x @ jnp.array([1.0, -2.0, 3.0])
       >>> loss_fn = lambda w, x, y: (w @ x - y) ** 2
-      >>> mechanism = dpadambc.PoissonGaussian(
+      >>> mechanism = PoissonGaussian(
       ...     l2_clip_norm=1.0, noise_multiplier=4.0, sampling_prob=0.2, iterations=100,
       ...     normalize_by=200)
       >>> result = training.search(

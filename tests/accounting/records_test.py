@@ -8,7 +8,7 @@ import pytest
 
 import dpadambc
 from dpadambc import accounting, contrib
-from dpadambc.core.spending import public_numbers, run_of
+from dpadambc.core.spending import class_name, public_numbers, run_of
 from tests import common
 
 POISSON = common.poisson_gaussian(noise_multiplier=2.0)
@@ -62,3 +62,9 @@ def test_what_was_changed_on_the_way_is_not_read():
     for wrong in ({"steps": 4}, {"mechanism": "somewhere.Else"}):
         with pytest.raises(ValueError, match="Expected"):
             accounting.spending_from_json([found | wrong])
+
+
+def test_classes_of_one_name_in_two_modules_are_told_apart():
+    kinds = [type("Mine", (), {"__module__": module}) for module in ("a", "b")]
+    assert class_name(kinds[0]) != class_name(kinds[1])
+    assert class_name(dpadambc.PoissonGaussian) == "dpadambc.PoissonGaussian"

@@ -462,6 +462,36 @@ def test_how_a_step_is_computed_does_not_change_it(options):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("without_nonces")
+def test_a_run_on_several_devices_counts_all_votes():
+    kinds = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((4,), ("data",), kinds, devices=jax.devices()[:4])
+    split = fit(data=training.Sharded(DATA, NamedSharding(mesh, P("data"))))
+    alone = fit()
+    np.testing.assert_allclose(split.params, alone.params, rtol=1e-3)
+    np.testing.assert_allclose(
+        split.noise.l2_clip_norm, alone.noise.l2_clip_norm, rtol=1e-5
+    )
+
+
+def test_runs_side_by_side_have_bounds_of_their_own():
+    step = training.Step(LOSS, OF_RUN, optax.sgd(0.1))
+
+    @jax.jit
+    @jax.vmap
+    def train(key):
+        def take_step(state, _):
+            batch = training.draw_batch(OF_RUN, state, num_examples=64)
+            state, _ = step(state, batch.gather(DATA), batch.is_padding_example)
+            return state, None
+
+        state = step.init(jnp.ones(4), key=key)
+        return jax.lax.scan(take_step, state, length=6)[0].noise.l2_clip_norm
+
+    assert len(set(np.asarray(train(jax.random.split(jax.random.key(0), 3))))) == 3
+
+
+@pytest.mark.slow
 def test_a_run_goes_on_with_its_bound_bit_for_bit(tmp_path):
     saved = training.Checkpoints(tmp_path, every=5)
     whole = fit()

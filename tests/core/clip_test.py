@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import dpadambc
-from dpadambc import NeighboringRelation
+from dpadambc import NeighboringRelation, clipping
 
 pytestmark = pytest.mark.guarantee
 
@@ -336,3 +336,41 @@ def test_accelerators_may_not_round_the_gradients_of_the_sum():
     products = text.count("dot_general[")
     assert products == 3  # on CUDA, on a TPU, and elsewhere
     assert text.count("Precision.HIGHEST") >= products
+
+
+class _Groups(clipping.ClipRule):
+    """Groups of one parameter each, with these shares of the bound."""
+
+    def __init__(self, shares, places=(0, 1)):
+        self.shares, self.places = shares, places
+
+    def weight(self, norm, l2_clip_norm):
+        return jnp.where(norm <= l2_clip_norm, 1, l2_clip_norm / norm)
+
+    def groups(self, params):
+        several = zip(self.shares, self.places, strict=True)
+        return {str(i): (share, [i]) for share, i in several}
+
+
+@pytest.mark.guarantee
+@pytest.mark.parametrize(
+    "rule", [_Groups((1.0, 1.0)), _Groups((0.6,), (0,)), _Groups((0.6, 0.6), (0, 0))]
+)
+def test_groups_that_would_exceed_the_bound_are_refused(rule):
+    params = [jnp.zeros(2), jnp.zeros(2)]
+    grads = dpadambc.as_per_example([jnp.full((1, 2), 9.0)] * 2)
+    tx = dpadambc.clip_per_example(1.0, normalize_by=1, clip_rule=rule)
+    with pytest.raises(ValueError, match="clip_rule"):
+        tx.init(params)
+    with pytest.raises(ValueError, match="clip_rule"):
+        tx.update(grads, optax.EmptyState(), params)
+
+
+def test_groups_within_the_bound_are_taken():
+    params = [jnp.zeros(2), jnp.zeros(2)]
+    grads = dpadambc.as_per_example([jnp.full((1, 2), 9.0)] * 2)
+    rule = _Groups((0.6, 0.8))
+    tx = dpadambc.clip_per_example(1.0, normalize_by=1, clip_rule=rule)
+    sums, _ = tx.update(grads, tx.init(params), params)
+    norms = [float(jnp.linalg.norm(x.value)) for x in sums]
+    np.testing.assert_allclose(norms, [0.6, 0.8], rtol=1e-5)

@@ -120,19 +120,6 @@ def test_a_source_changes_nothing(one_identity):
         fit(data=rows.repeat())
 
 
-def test_one_compilation_for_all_steps():
-    counts = []
-
-    def counted(w, x, y):
-        counts.append(1)
-        return loss_fn(w, x, y)
-
-    fit(counted)
-    traced = len(counts)
-    fit(counted, mechanism=mechanism(iterations=3))
-    assert len(counts) <= 2 * traced
-
-
 @pytest.mark.guarantee
 @pytest.mark.parametrize(
     ("accountant", "steps_per_call"),

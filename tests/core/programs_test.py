@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import dpadambc
@@ -90,9 +90,8 @@ SECOND = {
     "another start": {"params": jnp.ones(3)},
     "other data": {"data": (X[::-1].copy(), X.sum(1))},
     "a budget": {"target_epsilon": MECHANISM.epsilon(1e-5, iterations=4) + 1e-3},
-    "an equal mechanism": {"mechanism": common.poisson_gaussian(iterations=8)},
-    "type of a number": {
-        "mechanism": common.poisson_gaussian(iterations=8, l2_clip_norm=1)
+    "an equal mechanism": {
+        "mechanism": common.poisson_gaussian(l2_clip_norm=1, iterations=8)
     },
 }
 
@@ -132,50 +131,38 @@ def test_a_second_run_traces_no_step(is_source):
     assert counts[2] - counts[1] == counts[1] - counts[0] < counts[0]
 
 
+MADE_ANEW = dpadambc.adam_bc(0.1, MECHANISM.noise_stddev)
 ANOTHER = {
-    "clip norm": {"mechanism": common.poisson_gaussian(l2_clip_norm=0.5)},
-    "noise": {"mechanism": common.poisson_gaussian(noise_multiplier=1.5)},
-    "sampling": {"mechanism": common.poisson_gaussian(sampling_prob=0.2)},
-    "normalizer": {"mechanism": common.poisson_gaussian(normalize_by=60)},
-    "iterations": {"mechanism": common.poisson_gaussian(iterations=16)},
-    "mechanism": {
-        "mechanism": graphs.NodePoissonGaussian(**vars(MECHANISM), max_terms=1)
-    },
-    "rule": {"mechanism": common.poisson_gaussian(clip_rule=clipping.Automatic())},
+    "clip norm": {"l2_clip_norm": 0.5},
+    "noise": {"noise_multiplier": 1.5},
+    "sampling": {"sampling_prob": 0.2},
+    "rule": {"clip_rule": clipping.Automatic()},
+    "normalizer": {"normalize_by": 60},
+    "iterations": {"iterations": 16},
+}
+ANOTHER = {
+    name: {"mechanism": common.poisson_gaussian(**numbers)}
+    for name, numbers in ANOTHER.items()
+} | {
+    "nodes": {"mechanism": graphs.NodePoissonGaussian(**vars(MECHANISM), max_terms=1)},
     "loss": {"loss_fn": lambda w, x, y: (w @ x + y) ** 2},
     "microbatches": {"microbatch_size": 16},
     "size": {"data": (X[:100], X[:100].sum(1))},
+    "optimizer": {"optimizer": MADE_ANEW},
 }
-
-
-QUICK = ("clip norm", "noise", "sampling", "rule")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "options",
-    [
-        options if name in QUICK else common.slow(options)
-        for name, options in ANOTHER.items()
-    ],
-    ids=ANOTHER,
+    "options", common.rest_slow(ANOTHER.values(), quick=4), ids=ANOTHER
 )
 def test_another_step_is_compiled(options):
     """The control of the test above, and none gets the program of another."""
-    options = {"optimizer": optax.adam(0.1)} | options
-    anew(optimizer=options["optimizer"])
+    anew()
     with compilations() as found:
         other = fit(**options)
     assert found[0] > 0
     assert_same(other, anew(**options))
-
-
-def test_an_optimizer_made_anew_is_another():
-    make = lambda: dpadambc.adam_bc(0.1, MECHANISM.noise_stddev)
-    fit(optimizer=make())
-    with compilations() as found:
-        fit(optimizer=make())
-    assert found[0] > 0
 
 
 LEVEL = 1.0
@@ -212,46 +199,28 @@ def test_the_noise_is_that_of_now(kind):
 
 
 OURS = {
-    "poisson": (dpadambc.PoissonGaussian, {"sampling_prob": 0.25}),
-    "truncated": (
-        dpadambc.TruncatedPoissonGaussian,
-        {"sampling_prob": 0.25, "truncated_batch_size": 60, "num_examples": 200},
+    dpadambc.PoissonGaussian: dict(sampling_prob=0.25),
+    dpadambc.TruncatedPoissonGaussian: dict(
+        sampling_prob=0.25, truncated_batch_size=60, num_examples=200
     ),
-    "fixed size": (
-        dpadambc.FixedSizeGaussian,
-        {"batch_size": 50, "num_examples": 200},
-    ),
-    "poisson of roots": (
-        graphs.NodePoissonGaussian,
-        {"sampling_prob": 0.25, "max_terms": 2},
-    ),
-    "fixed size of roots": (
-        graphs.NodeFixedSizeGaussian,
-        {"batch_size": 50, "num_examples": 200, "max_terms": 2},
-    ),
+    dpadambc.FixedSizeGaussian: dict(batch_size=50, num_examples=200),
+    graphs.NodePoissonGaussian: dict(sampling_prob=0.25, max_terms=2),
+    graphs.NodeFixedSizeGaussian: dict(batch_size=50, num_examples=200, max_terms=2),
 }
+NUMBERS = dict(l2_clip_norm=1.0, noise_multiplier=1.0, normalize_by=50)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "numbers"), OURS.values(), ids=OURS)
-def test_no_step_of_ours_depends_on_how_many_there_are(kind, numbers):
+@pytest.mark.parametrize("kind", OURS)
+def test_no_step_of_ours_depends_on_how_many_there_are(kind):
     programs = set()
     for iterations in (8, 16):
-        mechanism = kind(
-            l2_clip_norm=1.0,
-            noise_multiplier=1.0,
-            normalize_by=50,
-            iterations=iterations,
-            **numbers,
-        )
-        step = training.Step(loss_fn, mechanism, optax.sgd(0.1))
+        mechanism = kind(**NUMBERS, **OURS[kind], iterations=iterations)
+        step = training.Step(loss_fn, mechanism, SGD)
         assert core_step.may_be_kept(step)
-        steps = core_step.compiled(step, 200).steps
+        steps = functools.partial(core_step.compiled(step, 200).steps, iterations=2)
         state = step.init(jnp.zeros(3), key=jax.random.key(0))
-        traced = jax.make_jaxpr(functools.partial(steps, iterations=2))(
-            state, None, DATA
-        )
-        programs.add(identity.of_program(traced))
+        programs.add(identity.of_program(jax.make_jaxpr(steps)(state, None, DATA)))
     assert len(programs) == 1
 
 
@@ -276,31 +245,20 @@ def test_a_loss_that_has_no_hash_is_compiled_each_time():
         assert_same(fit(loss), first)
 
 
-def mesh_of(devices):
-    return jax.make_mesh(
-        (devices,),
-        ("data",),
-        axis_types=(AxisType.Auto,),
-        devices=jax.devices()[:devices],
-    )
-
-
 @pytest.mark.slow
 def test_programs_on_devices_are_told_apart():
-    def options(devices, split):
-        mesh = mesh_of(devices)
+    def of_eight(params, x, y):
+        return (params["w"][:3] @ x - y) ** 2
+
+    def options(number, split):
+        devices = np.array(jax.devices()[:number])
+        mesh = Mesh(devices, ("data",), axis_types=(AxisType.Auto,))
         params = {"w": jnp.zeros(8)}
         if split:
             whole = training.fully_sharded(params, mesh, "data")
             params = jax.device_put(params, whole)
-        return {
-            "loss_fn": of_eight,
-            "params": params,
-            "data": training.Sharded(DATA, NamedSharding(mesh, P("data"))),
-        }
-
-    def of_eight(params, x, y):
-        return (params["w"][:3] @ x - y) ** 2
+        data = training.Sharded(DATA, NamedSharding(mesh, P("data")))
+        return {"loss_fn": of_eight, "params": params, "data": data}
 
     kinds = [(2, False), (2, True), (4, True)]
     first = [fit(**options(*kind)) for kind in kinds]

@@ -258,8 +258,8 @@ def test_a_search_has_spent_too():
     # The whole search counts: each of its trials, with its score.
     assert fixed.spent.epsilon(DELTA) == pytest.approx(fixed.epsilon, rel=1e-3)
     total = fit(fixed.best.params, spent=fixed, callback=stop_after(1))
-    one_step = accounting.compose([(MECHANISM, 1)])
-    assert unnamed(total.spent) == unnamed(fixed.spent) + one_step
+    expected = accounting.compose([unnamed(fixed.spent), (MECHANISM, 1)])
+    assert unnamed(total.spent) == expected
     # A random number of trials is no composition of runs.
     found = search(accounting.Geometric(1))
     with pytest.raises(ValueError, match="add"):

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import dpadambc
 from benchmarks import theory
-from dpadambc import diagnostics
+from dpadambc import clipping, diagnostics
 from dpadambc.diagnostics import not_private, readout
 
 PARAMS = {"w": jnp.zeros((40, 30)), "b": jnp.zeros(30)}
@@ -383,7 +383,7 @@ def test_gradient_statistics_are_those_of_numpy_without_the_padding(factored):
     loss = lambda p, x: jnp.sum(jnp.tanh(x @ p["w"] + p["b"]) ** 2) / 4
     grads = dpadambc.per_example_grad(loss)(params, examples)
     if not factored:
-        grads = dpadambc.materialize(grads)
+        grads = dpadambc.as_per_example(dpadambc.materialize(grads))
     padding = jnp.arange(10) >= 8
     seen = jax.jit(not_private.gradient_statistics, static_argnums=1)(
         grads, mechanism(), is_padding_example=padding
@@ -405,9 +405,21 @@ def test_gradient_statistics_are_those_of_numpy_without_the_padding(factored):
     )
 
 
+def test_the_clipped_share_counts_groups_with_bounds_of_their_own():
+    rule = clipping.PerGroup({"w": "w", "b": "b"}, {"w": 0.6, "b": 0.8})
+    rows = {"w": jnp.array([[0.7], [0.5]]), "b": jnp.array([[0.1], [0.7]])}
+    seen = not_private.gradient_statistics(
+        dpadambc.as_per_example(rows), mechanism(clip_rule=rule)
+    )
+    # The first is shorter than the bound of both together, and cut in one of them.
+    assert float(seen.clip_fraction) == 0.5
+
+
 def test_noise_of_gradient_statistics_follows_a_schedule():
     scheduled = mechanism(noise_multiplier=lambda step: 1.0 + step)
-    seen = not_private.gradient_statistics(jnp.ones((3, 4)), scheduled, step=3)
+    seen = not_private.gradient_statistics(
+        dpadambc.as_per_example(jnp.ones((3, 4))), scheduled, step=3
+    )
     assert float(seen.noise_norm) == pytest.approx(4.0 / 8 * 2)
 
 

@@ -675,8 +675,8 @@ def test_a_clip_of_a_part_of_the_parameters_is_refused():
     grads, (params, _) = gradients()
     mask = {"table": True, "w": False}
     tx = optax.masked(dpadambc.clip_per_example(0.1, normalize_by=3.0), mask)
-    with pytest.raises(ValueError, match="part of"):
+    with pytest.raises(ValueError, match="params"):
         tx.init(params)
     part = lambda tree: {"table": tree["table"]}
-    with pytest.raises(ValueError, match="part of|2 parameters"):
+    with pytest.raises(ValueError, match="gradient|2 parameters"):
         clip(part(grads), part(params), 0.1)

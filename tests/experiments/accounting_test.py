@@ -20,7 +20,8 @@ from benchmarks.accounting import (
     table,
 )
 from benchmarks.accounting.settings import Setting
-from dpadambc.accounting import losses as _losses
+from dpadambc import accounting
+from dpadambc.core import accounting as core_accounting
 
 SMALL = dict(batch_size=100, num_examples=1_000, iterations=20)
 
@@ -202,7 +203,8 @@ def test_an_epsilon_that_is_too_small_is_bold():
 def test_a_tilted_composition_is_that_of_dp_accounting_where_none_rounds():
     step = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(1.0))
     relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
-    one = _losses.on_grid(step, relation, 1e-2)._pmf_remove.to_dense_pmf()
+    accountant = dp_accounting.pld.PLDAccountant(relation, 1e-2)
+    one = accounting.PLD.composed(step, accountant)._pld._pmf_remove.to_dense_pmf()
     values = 1e-2 * (one._lower_loss + np.arange(one.size))
     sums, law = rounding.tilted(values, one._probs, 100, 1e-5)
     epsilon = one.self_compose(100).get_epsilon_for_delta(1e-5)
@@ -217,4 +219,4 @@ def test_more_is_spent_on_rounding_than_it_takes():
     # Of one number of steps it may be nothing: that depends on the processor.
     taken = max(rounding.taken(0.7, 0.057, n, relation, 9.4e-4) for n in (385, 400))
     recorded = json.loads(rounding.RESULTS.read_text())["most_taken_per_step"]
-    assert 0 < taken <= 2 * recorded < _losses._ROUNDING / 2
+    assert 0 < taken <= 2 * recorded < core_accounting._ROUNDING / 2

@@ -156,9 +156,9 @@ def test_the_scan_equals_a_loop_over_steps_and_examples():
     params, num_clipped = start.params, 0
     grad_fn = jax.jit(jax.grad(experiment.loss_fn))
     sampling_key = jax.random.split(run.key, 3)[2]
-    sample = jax.jit(partial(mechanism.sample, num_examples=data.num_examples))
+    sample = jax.jit(partial(mechanism.sample_step, num_examples=data.num_examples))
     for step in range(mechanism.iterations):
-        batch = sample(jax.random.fold_in(sampling_key, step))
+        batch = sample(sampling_key, step)
         total = optax.tree.zeros_like(params)
         for i in np.asarray(batch.indices)[~np.asarray(batch.is_padding_example)]:
             gradient = grad_fn(params, data.features[i], data.labels[i])

@@ -346,7 +346,11 @@ def test_one_text_moves_the_sum_by_the_sensitivity_at_most(model, is_broken):
     parts = ways.split(model, "linear probe")
     lengths = (4, 8, 16)
     sound = _bucketed(parts, lengths)
-    bound = sound.sensitivity(ADD_OR_REMOVE_ONE)
+    bound = dpadambc.sensitivity(
+        CLIP["l2_clip_norm"],
+        normalize_by=CLIP["normalize_by"],
+        neighboring_relation=ADD_OR_REMOVE_ONE,
+    )
     either = _cut_off(parts, lengths, 4) if is_broken else sound
     grad_fn = jax.jit(_as_arrays(either))
     # Where the last one is there, two others fall into the groups before theirs.
@@ -516,7 +520,7 @@ def test_a_step_is_that_of_the_library(model, short):
     grad_fn = dpadambc.clipped_grad(
         parts.loss_fn, l2_clip_norm=0.5, normalize_by=10, batch_argnums=(2, 3, 4)
     )
-    clipped = jax.jit(grad_fn.fun)(
+    clipped = jax.jit(grad_fn)(
         parts.trained,
         parts.frozen,
         *batch.gather(texts),

@@ -307,3 +307,15 @@ def test_all_but_the_event_and_the_draw_is_final():
         for cls in (*ALL, dpadambc.graphs.NodePoissonGaussian, QuantileClipping):
             overriding = [c for c in cls.__mro__ if name in vars(c)]
             assert overriding == [dpadambc.Mechanism]
+
+
+def test_a_draw_of_its_own_may_depend_on_those_of_other_steps():
+    class Dealt(dpadambc.FixedSizeGaussian):
+        def _draw(self, key, step, num_examples):
+            return super()._draw(key, step, num_examples)
+
+    class Named(dpadambc.FixedSizeGaussian):
+        pass
+
+    assert not Dealt.draws_steps_alone
+    assert Named.draws_steps_alone and dpadambc.FixedSizeGaussian.draws_steps_alone

@@ -11,6 +11,7 @@ import optax
 import pytest
 import scipy.integrate
 import scipy.stats
+from jax.sharding import NamedSharding, PartitionSpec
 
 import dpadambc
 from dpadambc import accounting, training
@@ -361,18 +362,64 @@ class Source:
         return X[index], Y[index]
 
 
-def test_fit_gives_each_example_to_so_many_steps_of_an_epoch():
-    source, asked = Source(), []
-    training.fit(
+class Killed(Exception):
+    pass
+
+
+def fit(folder=None, *, data=(X, Y), made=MECHANISM, **options):
+    return training.fit(
         lambda w, x, y: (w @ x - y) ** 2,
         jnp.zeros(3),
-        source,
-        MECHANISM,
+        data,
+        made,
         optax.sgd(0.3),
         key=jax.random.key(0),
         target_delta=1e-5,
-        callback=lambda progress: asked.append(source.asked.copy()),
+        checkpoints=training.Checkpoints(folder, every=10) if folder else None,
+        **options,
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps_per_call", [3, 1])
+def test_a_run_goes_on_within_an_epoch_with_the_same_bits(tmp_path, steps_per_call):
+    def killed(progress):
+        if progress.iterations >= 13:
+            raise Killed
+
+    options = dict(steps_per_call=steps_per_call)
+    with pytest.raises(Killed):
+        fit(tmp_path, callback=killed, **options)
+    again = fit(tmp_path, **options)
+    assert again.resumed_from % 8  # in the middle of an epoch
+    np.testing.assert_array_equal(again.params, fit(**options).params)
+    assert again.epsilon == MECHANISM.epsilon(1e-5)
+    assert again.epsilon == MECHANISM.epsilon(1e-5, iterations=24)  # whole epochs
+
+
+@pytest.mark.slow
+def test_a_run_of_another_allocation_is_refused(tmp_path):
+    fit(tmp_path)
+    for name, value in (("participations", 1), ("batches_per_epoch", 9)):
+        with pytest.raises(ValueError, match=name):
+            fit(tmp_path, made=dataclasses.replace(MECHANISM, **{name: value}))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_nonces")
+def test_a_source_and_a_mesh_train_as_arrays_do():
+    mesh = jax.make_mesh(
+        (len(jax.devices()),), ("data",), axis_types=(jax.sharding.AxisType.Auto,)
+    )
+    split = NamedSharding(mesh, PartitionSpec("data"))
+    expected = fit().params
+    for data in (Source(), training.Sharded((X, Y), split)):
+        np.testing.assert_allclose(fit(data=data).params, expected, rtol=1e-4)
+
+
+def test_fit_gives_each_example_to_so_many_steps_of_an_epoch():
+    source, asked = Source(), []
+    fit(data=source, callback=lambda progress: asked.append(source.asked.copy()))
     assert (asked[15] - asked[7] == 2).all()
     assert ((asked[19] - asked[15]) <= 2).all()  # half an epoch
 

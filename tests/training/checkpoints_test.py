@@ -24,7 +24,7 @@ from jax.experimental import io_callback
 from jax.sharding import NamedSharding, PartitionSpec
 
 import dpadambc
-from dpadambc import training
+from dpadambc import contrib, training
 from dpadambc.training import checkpoints
 from tests import common
 
@@ -167,6 +167,16 @@ def test_a_finished_run_is_extended_and_all_its_steps_count(tmp_path):
     assert result.epsilon == longer.epsilon(1e-5) > MECHANISM.epsilon(1e-5)
     # It is the run that was to be as long from the start: no noise of another.
     assert_same(result.state, fit(mechanism=longer).state)
+
+
+@pytest.mark.slow
+def test_a_run_with_a_moving_bound_is_extended(tmp_path):
+    bounded = lambda iterations: contrib.SlackClipping(
+        dataclasses.replace(MECHANISM, iterations=iterations)
+    )
+    fit(tmp_path, mechanism=bounded(20))
+    result = fit(tmp_path, mechanism=bounded(22))
+    assert result.resumed_from == 20 and result.iterations == 22
 
 
 @pytest.mark.slow

@@ -111,5 +111,5 @@ def test_a_private_gradient_for_each_part_is_refused():
     """Two sensitivities of C where one is accounted for."""
     part = lambda tx: optax.chain(dpadambc.privatize(MECHANISM, key=KEY), tx)
     parts = {"muon": part(MUON), "adam_bc": part(ADAM_BC)}
-    with pytest.raises(ValueError, match="parameters"):
+    with pytest.raises(ValueError, match="params"):
         optax.multi_transform(parts, HIDDEN).init(PARAMS)

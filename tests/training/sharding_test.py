@@ -181,12 +181,27 @@ def test_data_that_are_split_split_their_batches(kind):
     assert core_data.layout_of(PARAMS, None, whole).axes == ()
 
 
-@pytest.mark.slow
-def test_dropout_has_the_same_masks_on_any_number_of_devices():
-    def with_dropout(params, x, y, *, key):
-        return loss_fn(params, x * jax.random.bernoulli(key, 0.5, x.shape), y)
+def with_dropout(params, x, y, *, key):
+    return loss_fn(params, x * jax.random.bernoulli(key, 0.5, x.shape), y)
 
-    assert apart(fit(8, loss_fn=with_dropout), fit(loss_fn=with_dropout)) < 1e-5
+
+def with_base(params, frozen, x, y):
+    return loss_fn(params | {"w1": frozen}, x, y)
+
+
+def frozen_base(is_split):
+    base, rest = PARAMS["w1"], {n: x for n, x in PARAMS.items() if n != "w1"}
+    if is_split:
+        base = jax.device_put(base, NamedSharding(mesh_of(8), P(None, "data")))
+    return dict(params=rest, loss_fn=with_base, frozen=base)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options", [lambda is_split: dict(loss_fn=with_dropout), frozen_base]
+)
+def test_keys_and_frozen_arrays_do_not_depend_on_the_devices(options):
+    assert apart(fit(8, **options(True)), fit(**options(False))) < 1e-5
 
 
 @pytest.mark.slow
@@ -213,21 +228,6 @@ def test_a_loss_may_name_the_axes_of_the_mesh(one_identity):
     data = training.Sharded(DATA, NamedSharding(mesh, P("data")))
     result = fit(loss_fn=constrained, data=data)
     assert apart(result, fit()) < 1e-5
-
-
-@pytest.mark.slow
-def test_what_is_frozen_may_be_split():
-    def with_base(params, frozen, x, y):
-        return loss_fn(params | {"w1": frozen}, x, y)
-
-    rest = {name: PARAMS[name] for name in ("b", "w2", "scale")}
-    mesh = mesh_of(8)
-    split = jax.device_put(PARAMS["w1"], NamedSharding(mesh, P(None, "data")))
-    options = dict(params=rest, loss_fn=with_base)
-    assert (
-        apart(fit(8, frozen=split, **options), fit(frozen=PARAMS["w1"], **options))
-        < 1e-5
-    )
 
 
 OPTIMIZERS = {
@@ -266,10 +266,17 @@ def started(optimizer, split_params=True, devices=8):
     return optimizer, step.layout, state
 
 
+# Which looks into the parameters, and so would not take a stand-in for them.
+LABELLED = optax.multi_transform(
+    {name: dpadambc.adam_bc(0.1, MECHANISM.noise_stddev) for name in ("w1", "rest")},
+    lambda params: {n: n if n == "w1" else "rest" for n in params.keys()},
+)
+
+
 @pytest.mark.parametrize(
     "optimizer",
-    [*OPTIMIZERS.values(), INJECTED, IN_PARTS],
-    ids=[*OPTIMIZERS, "injected", "in_parts"],
+    [*OPTIMIZERS.values(), INJECTED, IN_PARTS, LABELLED],
+    ids=[*OPTIMIZERS, "injected", "in_parts", "labelled"],
 )
 def test_moments_lie_where_their_parameters_do(optimizer):
     """And a device has an eighth of them."""
@@ -279,21 +286,6 @@ def test_moments_lie_where_their_parameters_do(optimizer):
     moments = [x for x in jax.tree.leaves(state.opt_state) if x.ndim]
     assert moments and all(m.sharding.spec == specs[m.shape] for m in moments)
     assert all(m.addressable_shards[0].data.size == m.size // 8 for m in moments)
-
-
-# Which looks into the parameters, and so would not take a stand-in for them.
-LABELLED_BY_A_FUNCTION = optax.multi_transform(
-    {name: dpadambc.adam_bc(0.1, MECHANISM.noise_stddev) for name in ("w1", "rest")},
-    lambda params: {n: n if n == "w1" else "rest" for n in params.keys()},
-)
-
-
-def test_optimizers_that_look_into_the_parameters_run_on_a_mesh():
-    _, _, state = started(LABELLED_BY_A_FUNCTION)
-    specs = {x.shape: x.sharding.spec for x in state.params.values()}
-    moments = [x for x in jax.tree.leaves(state.opt_state) if x.ndim]
-    assert len(moments) == 2 * 3
-    assert all(m.sharding.spec == specs[m.shape] for m in moments)
 
 
 @pytest.mark.slow

@@ -127,6 +127,7 @@ def test_rows_that_were_not_grouped_are_refused_in_a_few_words():
         fit(loss, rows)
 
 
+X3 = np.zeros(3)
 ROWS = np.random.default_rng(1).normal(size=(200, 3)).astype(np.float32)
 USERS = np.random.default_rng(2).integers(50, size=200)
 
@@ -270,22 +271,25 @@ def test_every_text_and_every_whole_number_is_an_id(ids):
     assert (~is_padding_row).sum() == 3
 
 
-@pytest.mark.parametrize("column", [np.zeros(4), np.zeros(()), np.zeros((2, 3))])
-def test_as_many_rows_as_ids(column):
-    with pytest.raises(ValueError, match=r"data\[1\]"):
-        training.group_by_user((np.zeros(3), column), [1, 2, 3], max_rows=2)
+@pytest.mark.parametrize(
+    ("data", "ids", "max_rows", "name"),
+    [
+        *(
+            ((X3, x), [1, 2, 3], 2, r"data\[1\]")
+            for x in (X3[:2], np.zeros(()), X3[None])
+        ),
+        ((X3[:0],), X3[:0].astype(int), 2, "ids"),
+        ((X3,), [1, 2, 3], 0, "max_rows"),
+    ],
+)
+def test_as_many_rows_as_ids(data, ids, max_rows, name):
+    with pytest.raises(ValueError, match=name):
+        training.group_by_user(data, ids, max_rows=max_rows)
 
 
-def test_what_is_no_array_is_refused():
+def test_data_without_arrays_are_refused():
     with pytest.raises(TypeError, match=r"data\['x'\]\[0\]"):
         training.group_by_user({"x": [1.0, 2.0]}, [1, 2], max_rows=2)
-
-
-def test_none_are_refused():
-    with pytest.raises(ValueError, match="ids"):
-        training.group_by_user((np.zeros(0),), np.zeros(0, int), max_rows=2)
-    with pytest.raises(ValueError, match="max_rows"):
-        training.group_by_user((np.zeros(2),), [1, 2], max_rows=0)
 
 
 def test_ids_of_a_column_of_objects_are_read():
