@@ -66,7 +66,9 @@ if TYPE_CHECKING:
     from dpadambc import contrib as contrib
     from dpadambc import graphs as graphs
 
-__version__ = importlib.metadata.version("dpadambc")
+# A source tree on the path need not be installed.
+_INSTALLED = importlib.metadata.distributions(name="dpadambc")
+__version__ = next((each.version for each in _INSTALLED), "0+unknown")
 
 
 def __getattr__(name: str) -> Any:

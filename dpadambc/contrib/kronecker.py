@@ -22,7 +22,7 @@ from dpadambc.core import validate
 from dpadambc.core.arrays import at_least_float32, widen
 from dpadambc.core.per_example import Arguments
 from dpadambc.engine.interface import Gradient, Shape, Side, pytree
-from dpadambc.engine.precision import einsum, product
+from dpadambc.engine.rounding import EXACT
 from dpadambc.engine.transform import factored_outputs
 
 
@@ -84,7 +84,7 @@ def _second_moment(side: Side, max_size: int, scale: float) -> tuple[_Factor, ..
     rows = side.rows.astype(at_least_float32(side.rows.dtype))
     if rows.shape[-1] > max_size:
         return ()
-    return (_Factor(scale * product(rows, rows), side.shared, side.own),)
+    return (_Factor(scale * EXACT.product(rows, rows), side.shared, side.own),)
 
 
 def _second_moments(grad: Gradient, max_size: int) -> tuple[_Factor, ...]:
@@ -113,7 +113,7 @@ def _inverse_root(factor: _Factor, damping: jax.typing.ArrayLike) -> _Factor:
     least = damping * values.mean(-1, keepdims=True)
     scales = jnp.where(least > 0, jax.lax.rsqrt(values + least), 1)
     scaled = vectors * scales[:, None, :]
-    matrix = einsum(scaled, (0, 1, 3), vectors, (0, 2, 3), (0, 1, 2))
+    matrix = EXACT.einsum(scaled, (0, 1, 3), vectors, (0, 2, 3), (0, 1, 2))
     return _Factor(matrix, factor.shared, factor.axes)
 
 

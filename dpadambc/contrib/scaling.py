@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec
 
 from dpadambc.core.arrays import at_least_float32
 from dpadambc.core.gradient import PerExampleGradient, close_array, is_per_example
+from dpadambc.engine import rounding
 from dpadambc.engine.forms import Dense
 from dpadambc.engine.mesh import spec_of_examples, specs_of, with_automatic_axes
 
@@ -59,7 +60,9 @@ def _scaled_along(
     dtypes = []
 
     def product(leaf, vectors):
-        grad = jax.vmap(lambda grad: grad.scaled_along(vectors))(leaf.open())
+        grad = jax.vmap(lambda grad: grad.scaled_along(vectors))(
+            rounding.pinned(leaf.open())
+        )
         dtypes.extend(x.dtype for x in jax.tree.leaves(grad))
         return jax.tree.map(close_array, grad)
 

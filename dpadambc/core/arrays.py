@@ -27,19 +27,6 @@ def widen(x: Any) -> Any:
     return jnp.asarray(x, dtype)
 
 
-def round_to_dtype(x: jax.Array) -> jax.Array:
-    """The numbers as their dtype has them, where XLA may compute with more digits.
-
-    The round trip goes through float32, since XLA removes a rounding in the dtype
-    itself before it decides how many digits to keep.
-    """
-    if not jnp.issubdtype(x.dtype, jnp.floating) or jnp.finfo(x.dtype).bits >= 32:
-        return x
-    info = jnp.finfo(x.dtype)
-    wide = x.astype(jnp.float32)
-    return jax.lax.reduce_precision(wide, info.nexp, info.nmant).astype(x.dtype)
-
-
 def _varies(x: Any, axis_name: str) -> bool:
     """Whether each device along an axis has an array of its own."""
     try:

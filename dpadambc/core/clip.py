@@ -32,6 +32,7 @@ from dpadambc.core.gradient import (
     seals_agree,
     weighted_sums,
 )
+from dpadambc.engine import rounding
 from dpadambc.engine.mesh import specs_of, with_automatic_axes
 
 NeighboringRelation = dp_accounting.NeighboringRelation
@@ -247,13 +248,17 @@ def factors(
     l2_clip_norm: jax.typing.ArrayLike,
     is_padding_example: jax.Array | None = None,
     clip_rule: ClipRule = FLAT,
+    precision: rounding.Precision = None,
 ) -> Factors:
     """The `Factors` of a batch: zero for padding, and where a norm is not finite."""
     groups, leaves = checked_groups(clip_rule, params), per_example_leaves(updates)
     members: dict[str, Any] = {
         name: [leaves[i] for i in places] for name, (_, places) in groups.items()
     }
-    norms = {name: per_example_squared_norms(group) for name, group in members.items()}
+    norms = {
+        name: per_example_squared_norms(group, precision)
+        for name, group in members.items()
+    }
     are_finite = jnp.stack([jnp.isfinite(x) for x in norms.values()]).all(0)
     left_out = ~are_finite
     if is_padding_example is not None:
@@ -273,14 +278,20 @@ def weighted_sum(
     found: Factors,
     normalize_by: jax.typing.ArrayLike,
     clip_rule: ClipRule = FLAT,
+    precision: rounding.Precision = None,
 ) -> optax.Updates:
-    """The sum over examples, each times its factor, divided by a number."""
+    """The sum over examples, each times its factor, divided by a number.
+
+    The factors are to be of the same precision.
+    """
     leaves, structure = jax.tree.flatten(updates, is_leaf=is_per_example)
     is_intact, are_finite = seals_agree(updates), found.are_finite.all()
     sums: dict[int, jax.Array] = {}
     for name, (_, places) in checked_groups(clip_rule, params).items():
         own = jnp.where(is_intact, found.weights[name], jnp.nan) / normalize_by
-        several: Any = weighted_sums([leaves[i] for i in places], own, are_finite)
+        several: Any = weighted_sums(
+            [leaves[i] for i in places], own, are_finite, precision
+        )
         sums.update(zip(places, several, strict=True))
     return structure.unflatten([sums[i] for i in range(len(leaves))])
 
@@ -347,6 +358,7 @@ def clipped_sums(
     l2_clip_norm: jax.typing.ArrayLike,
     normalize_by: jax.typing.ArrayLike,
     clip_rule: ClipRule = FLAT,
+    precision: rounding.Precision = None,
     **extra_args: Any,
 ) -> Sums:
     """The clipped sum of per-example gradients, as arrays: see `clip_per_example`."""
@@ -356,8 +368,9 @@ def clipped_sums(
 
     # On a mesh with Explicit axes, arrays have to be arguments to be used inside.
     def clip_and_sum(l2_clip_norm, normalize_by, updates, mask):
-        found = factors(updates, params, l2_clip_norm, mask, clip_rule)
-        return Sums(weighted_sum(updates, params, found, normalize_by, clip_rule))
+        chosen = clip_rule, precision
+        found = factors(updates, params, l2_clip_norm, mask, *chosen)
+        return Sums(weighted_sum(updates, params, found, normalize_by, *chosen))
 
     args = l2_clip_norm, normalize_by, updates, mask
     return with_automatic_axes(clip_and_sum, specs_of_sums(params), *args)
@@ -368,6 +381,7 @@ def clip_per_example(
     *,
     normalize_by: jax.typing.ArrayLike,
     clip_rule: ClipRule = FLAT,
+    precision: rounding.Precision = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Clips each example's gradient, sums over examples and divides by a constant.
 
@@ -392,9 +406,10 @@ def clip_per_example(
       * B is the number given here, never the size of the batch, which is private
         under Poisson sampling.
 
-      They hold up to the rounding of a float32 sum. Norms of factored gradients carry
-      an allowance for rounding, below C / 1000. For arrays C must be well above 1e-18.
-      A part of the parameters, inside `optax.masked`, is refused.
+      They hold up to the rounding of a float32 sum, where products round too. Norms of
+      factored gradients carry an allowance for rounding, below C / 1000. For arrays C
+      must be well above 1e-18. A part of the parameters, inside `optax.masked`, is
+      refused.
 
     Args:
       l2_clip_norm: C, positive; infinity turns clipping off, and the guarantee too.
@@ -402,6 +417,11 @@ def clip_per_example(
         `sampling_prob * num_examples`, rounded.
       clip_rule: which share of each gradient is taken, at most C / norm, such as
         `clipping.Automatic()`; by default min(1, C / norm).
+      precision: of the products in the clip, on a GPU or TPU. By default that of
+        `jax.default_matmul_precision`, else of the device: TF32 or bfloat16, and the
+        bound on what they round is added to the norm, .2 to 3 % of C.
+        `jax.lax.Precision.HIGHEST` rounds nothing; a `jax.lax.DotAlgorithmPreset` names
+        another. Processors multiply in full.
 
     Returns:
       An Optax transformation; its state is empty.
@@ -430,6 +450,7 @@ def clip_per_example(
     validate.positive_or_infinite(l2_clip_norm=l2_clip_norm)
     validate.positive(normalize_by=normalize_by)
     check_rule(clip_rule)
+    rounding.check(precision)
     numbers = l2_clip_norm, normalize_by
 
     def init_fn(params):
@@ -437,7 +458,8 @@ def clip_per_example(
         return optax.EmptyState()
 
     def update_fn(updates, state, params=None, **extra_args):
-        sums = clipped_sums(updates, params, *numbers, clip_rule, **extra_args)
+        chosen = {"clip_rule": clip_rule, "precision": precision}
+        sums = clipped_sums(updates, params, *numbers, **chosen, **extra_args)
         return close_sums(sums.gradient, *numbers), state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

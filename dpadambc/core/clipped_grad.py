@@ -1,5 +1,7 @@
 """The clipped sum of the gradients of a batch, a few examples in memory at a time."""
 
+import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +20,7 @@ from dpadambc.core.clip import (
 )
 from dpadambc.core.clipped_sum import close_sums
 from dpadambc.core.per_example import Argnums, Arguments, sealed_value_and_grad
+from dpadambc.engine import rounding
 from dpadambc.engine.mesh import spec_of_examples, with_automatic_axes
 from dpadambc.engine.transform import Method
 
@@ -36,6 +39,7 @@ def clipped_grad(
     method: Method = "factored",
     skip_padding: bool = False,
     clip_rule: ClipRule = FLAT,
+    precision: rounding.Precision = None,
 ) -> Callable[..., Any]:
     r"""Like `jax.grad` of a batch, but clipped per example: sum, divided by a constant.
 
@@ -58,12 +62,14 @@ def clipped_grad(
       batch_argnums: which positional arguments are batches; by default all others.
       prng_argnum: which positional argument is a PRNG key, if any.
       method: "factored" or "vmap"; see `per_example_grad`.
-      skip_padding: whether microbatches of padding alone, at the end of a batch, are
-        left out. Their values and rows of `aux` may be zeros then. Leave it off if a
-        batch is sharded over several devices, since shards would move between them.
-        Leave it off too if someone who can time a step must not learn the size of its
-        batch.
+      skip_padding: whether padding at the end of a batch is left out. The first
+        `normalize_by` rows are computed at once, the others in parts, but for those
+        that are padding alone, where values and rows of `aux` are zeros. Leave it off
+        if a batch is sharded over several devices, since shards would move between
+        them. Leave it off too if someone who can time a step must not learn the size of
+        its batch.
       clip_rule: which share of each gradient is taken; see `clip_per_example`.
+      precision: of the products in the clip; see `clip_per_example`.
 
     Returns:
       A function of the arguments of `fun`, in batches, and of `is_padding_example`. It
@@ -89,14 +95,26 @@ def clipped_grad(
     if isinstance(normalize_by, jax.Array):
         raise TypeError(f"Expected normalize_by as a float, got {normalize_by!r}.")
     # For its checks.
-    clip_per_example(l2_clip_norm, normalize_by=normalize_by, clip_rule=clip_rule)
+    clip_per_example(
+        l2_clip_norm,
+        normalize_by=normalize_by,
+        clip_rule=clip_rule,
+        precision=precision,
+    )
 
     def clip_fn(gradients, numbers, params, **masks):
-        return clipped_sums(gradients, params, *numbers, clip_rule=clip_rule, **masks)
+        chosen = {"clip_rule": clip_rule, "precision": precision}
+        return clipped_sums(gradients, params, *numbers, **chosen, **masks)
 
     parts = Arguments(argnums, batch_argnums, prng_argnum)
     all_at_once = values_and_sums(
-        clip_fn, fun, parts, has_aux, microbatch_size, method, skip_padding
+        clip_fn,
+        fun,
+        parts,
+        has_aux,
+        microbatch_size,
+        method,
+        expected_size=normalize_by if skip_padding else None,
     )
     numbers = l2_clip_norm, normalize_by
 
@@ -118,7 +136,7 @@ def values_and_sums(
     has_aux: bool,
     microbatch_size: int | None,
     method: Method = "factored",
-    skip_padding: bool = False,
+    expected_size: float | None = None,
 ) -> Callable[..., Any]:
     """Values of a batch, and the sum over microbatches of their clipped sums.
 
@@ -130,7 +148,8 @@ def values_and_sums(
       has_aux: whether it returns `(loss, aux)`.
       microbatch_size: how many examples are in memory at once.
       method: "factored" or "vmap".
-      skip_padding: see `clipped_grad`.
+      expected_size: of a batch without its padding, of which more is left out; by
+        default all rows are examples. See `clipped_grad`.
     """
     if microbatch_size is not None:
         validate.count(least=1, microbatch_size=microbatch_size)
@@ -140,7 +159,8 @@ def values_and_sums(
         batch_size, mask = parts.check(args), is_padding_example
         mask = jnp.zeros(batch_size, bool) if mask is None else mask
         validate.padding(mask, batch_size)
-        size = batch_size if microbatch_size is None else microbatch_size
+        first = first_rows(batch_size, expected_size)
+        size = min(first, microbatch_size or first)
 
         def clip_all(state, mask, *args):
             def clip_some(mask, *args):
@@ -149,10 +169,8 @@ def values_and_sums(
                 sums = clip_fn(gradients, state, params, is_padding_example=mask)
                 return output, sums
 
-            clip = clip_some
-            if size < batch_size:
-                clip = _in_microbatches(clip, parts.batched(args), size, skip_padding)
-            return clip(mask, *args)
+            options = parts.batched(args), expected_size is not None, size, first
+            return _in_parts(clip_some, *options)(mask, *args)
 
         spec = spec_of_examples(parts.batches(args))
         specs = spec, specs_of_sums(parts.params(args))
@@ -161,8 +179,60 @@ def values_and_sums(
     return batch_fn
 
 
+# The rows beyond the expected size of a batch are cut into so many parts: of a binomial
+# batch, one is a standard deviation, and half of the batches need none. A few rows are
+# not worth another program.
+_PARTS = 8
+_FEW = 16
+
+
+def first_rows(batch_size: int, expected_size: float | None) -> int:
+    """How many rows of a padded batch are computed whatever they hold."""
+    if expected_size is None or batch_size <= expected_size + _FEW:
+        return batch_size
+    return math.ceil(expected_size)
+
+
+def _in_parts(
+    clip_some: Callable[..., Any],
+    batched: Sequence[int],
+    skip_padding: bool,
+    size: int,
+    first: int,
+) -> Callable[..., Any]:
+    """The same function of (padding, *args): of the first rows, then of others if any.
+
+    Args:
+      clip_some: the function.
+      batched: which of `args` are batches.
+      skip_padding: whether parts of padding alone are left out.
+      size: of the microbatches of the first rows.
+      first: how many rows these are.
+    """
+
+    def rows(where, args):
+        some = lambda tree: jax.tree.map(lambda x: jnp.asarray(x)[where], tree)
+        return [some(x) if i in batched else x for i, x in enumerate(args)]
+
+    def fun(mask, *args):
+        loop = functools.partial(_in_microbatches, clip_some, batched, skip_padding)
+        rest = len(mask) - first
+        if rest and _PARTS * size <= first:  # one loop is compiled once
+            return loop(size)(mask, *args)
+        head = clip_some if size == first else loop(size)
+        if not rest:
+            return head(mask, *args)
+        tail = loop(min(size, -(-rest // _PARTS)))
+        values, sums = head(mask[:first], *rows(slice(first), args))
+        others, more = tail(mask[first:], *rows(slice(first, None), args))
+        values = jax.tree.map(lambda x, y: jnp.concatenate([x, y]), values, others)
+        return values, jax.tree.map(jnp.add, sums, more)
+
+    return fun
+
+
 def _in_microbatches(
-    clip_some: Callable[..., Any], batched: Sequence[int], size: int, skip_padding: bool
+    clip_some: Callable[..., Any], batched: Sequence[int], skip_padding: bool, size: int
 ) -> Callable[..., Any]:
     """The same function of (padding, *args), `size` examples at a time."""
 

@@ -28,8 +28,8 @@ import numpy as np
 import optax
 
 from dpadambc.core import validate
-from dpadambc.core.arrays import make_varying, round_to_dtype
-from dpadambc.engine import weighted
+from dpadambc.core.arrays import make_varying
+from dpadambc.engine import rounding, weighted
 from dpadambc.engine.interface import Gradient
 
 _WORD = np.uint32(0x5EA1ED)
@@ -173,8 +173,8 @@ class PerExampleGradient(Closed):
 
     def materialize(self) -> jax.Array:
         r"""The gradients, shape (batch, \*shape): one for each example."""
-        gradients = self.open()
-        return jax.vmap(type(gradients).dense)(gradients).astype(self.dtype)
+        dense = jax.vmap(lambda grad: grad.dense(rounding.FULL))
+        return dense(self.open()).astype(self.dtype)
 
 
 _C = TypeVar("_C", bound=Closed)
@@ -235,17 +235,13 @@ def seal_gradients(
 ) -> list[PerExampleGradient]:
     """Seals the gradients of several parameters.
 
-    Factors of low precision are rounded here, once and for all. Between one operation
-    and the next XLA keeps more digits than the dtype has, where it can: the norm would
-    be that of one gradient, and the sum have another.
-
     Args:
       gradients: their arrays have the examples along axis 0.
       shapes: of the parameters, each with a shape and a dtype.
       rules: how the norms are computed.
       axes: of a `jax.shard_map`, over which the examples vary.
     """
-    close = _once(lambda x: close_array(round_to_dtype(jnp.asarray(x))))
+    close = _once(lambda x: close_array(jnp.asarray(x)))
     return [
         PerExampleGradient(
             sealed=jax.tree.map(close, grad),
@@ -283,15 +279,25 @@ def mask_examples(
 
 
 def _open(gradients: optax.Updates) -> list[Gradient]:
-    """The gradients with open arrays; shared arrays stay shared."""
+    """The gradients with open arrays; shared arrays stay shared.
+
+    Between one operation and the next XLA keeps more digits than a dtype has, where it
+    can: the norm would be that of one gradient, and the sum have another. So the clip
+    begins with the numbers that the dtype has, by `engine.rounding.pinned`.
+    """
     opened = _once(open_array)
     return [leaf.open(opened) for leaf in per_example_leaves(gradients)]
 
 
-def per_example_squared_norms(gradients: optax.Updates) -> jax.Array:
-    """The squared norm of each example over the whole tree, shape (batch,)."""
-    norms = [jax.vmap(type(grad).squared_norm)(grad) for grad in _open(gradients)]
-    return functools.reduce(jnp.add, norms)
+def per_example_squared_norms(
+    gradients: optax.Updates, precision: rounding.Precision = None
+) -> jax.Array:
+    """The squared norm of each example over the whole tree, shape (batch,).
+
+    Where products round, it is that of the bound on a term of `weighted_sums` of the
+    same precision; see `engine.rounding`.
+    """
+    return rounding.on_device(weighted.squared_norms, precision, _open(gradients))
 
 
 def per_example_norms(gradients: optax.Updates) -> jax.Array:
@@ -319,7 +325,10 @@ def per_example_norms(gradients: optax.Updates) -> jax.Array:
 
 
 def weighted_sums(
-    gradients: optax.Updates, weights: jax.Array, are_finite: jax.Array
+    gradients: optax.Updates,
+    weights: jax.Array,
+    are_finite: jax.Array,
+    precision: rounding.Precision = None,
 ) -> optax.Updates:
     """The sum over examples of weight times gradient, in the dtype of the weights.
 
@@ -330,7 +339,10 @@ def weighted_sums(
       gradients: a tree of per-example gradients.
       weights: shape (batch,).
       are_finite: shape (), bool: whether the norms of all examples are finite.
+      precision: of products; see `clip_per_example`.
     """
     structure = jax.tree.structure(gradients, is_leaf=is_per_example)
-    sums = weighted.sums(_open(gradients), weights, are_finite)
+    sums = rounding.on_device(
+        weighted.sums, precision, _open(gradients), weights, are_finite
+    )
     return structure.unflatten([x.astype(weights.dtype) for x in sums])

@@ -174,6 +174,11 @@ class Step:
                     f" of a batch, got {self.microbatch_size}."
                 )
 
+    @property
+    def expected_size(self) -> float | None:
+        """The size of a batch behind which padding is left out, if it is."""
+        return self.mechanism.normalize_by if self.skip_padding else None
+
     def init(self, params: optax.Params, *, key: jax.Array) -> TrainState:
         """The state before the first step.
 
@@ -234,7 +239,7 @@ class Step:
             parts,
             has_aux=False,
             microbatch_size=self.microbatch_size,
-            skip_padding=self.skip_padding,
+            expected_size=self.expected_size,
         )
         arguments = (state.noise, params, *shared, *examples, *own_key)
         losses, sums = clipped(*arguments, is_padding_example=padding)

@@ -13,17 +13,25 @@ larger as the kernel has taps, are never formed.
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc.engine import forms, precision, product
-from dpadambc.engine.interface import Gradient, Shape, Side, pytree, squared
+from dpadambc.engine import forms, precision, product, rounding
+from dpadambc.engine.interface import (
+    Gradient,
+    Norm,
+    Shape,
+    Side,
+    pytree,
+    squared,
+)
 
 # Loops over more taps than this are left to the fallback, which compiles faster.
 _MAX_TAPS = 128
@@ -81,27 +89,22 @@ class Convolution(Gradient):
         gram = count * count * (taps * inputs + outputs)
         return gram < count * taps * inputs * outputs // self.window.groups
 
-    def _grouped(self, x: jax.Array) -> jax.Array:
+    def _grouped(self, x: jax.Array, dtype: Any = None) -> jax.Array:
         """Axes (stacked * groups, positions, channels of a group)."""
-        x = x.astype(precision.at_least_float32(x.dtype))
+        x = x.astype(dtype or precision.at_least_float32(x.dtype))
         stacked = math.prod(x.shape[: self.num_stacked])
+        positions = math.prod(x.shape[self.num_stacked : -1])
         groups = self.window.groups
         channels = x.shape[-1] // groups
-        x = x.reshape(stacked, self._positions, groups, channels)
+        x = x.reshape(stacked, positions, groups, channels)
         x = jnp.swapaxes(x, 1, 2)
-        return x.reshape(stacked * groups, self._positions, channels)
+        return x.reshape(stacked * groups, positions, channels)
 
-    def _slices(self) -> Iterator[jax.Array]:
+    def _slices(self, dtype: Any = None) -> Iterator[jax.Array]:
         """The input as each tap sees it, grouped."""
         window, leading = self.window, self.x.ndim - self._spatial - 1
         x = window.padded(self.x)
-        counts = self.g.shape[leading:-1]
-        for tap in itertools.product(*map(range, window.taps)):
-            starts = [i * s for i, s in zip(tap, window.strides, strict=True)]
-            limits = [
-                start + (n - 1) * d + 1
-                for start, n, d in zip(starts, counts, window.dilation, strict=True)
-            ]
+        for starts, limits in self._taps():
             lead, channels = x.shape[:leading], x.shape[-1]
             yield self._grouped(
                 jax.lax.slice(
@@ -109,14 +112,25 @@ class Convolution(Gradient):
                     (*[0] * leading, *starts, 0),
                     (*lead, *limits, channels),
                     (*[1] * leading, *window.dilation, 1),
-                )
+                ),
+                dtype,
             )
 
-    def _tap_gradients(self) -> Iterator[jax.Array]:
+    def _taps(self) -> Iterator[tuple[list[int], list[int]]]:
+        """Where in the padded input the slice of each tap starts and ends."""
+        window = self.window
+        counts = self.g.shape[self.g.ndim - self._spatial - 1 : -1]
+        for tap in itertools.product(*map(range, window.taps)):
+            starts = [i * s for i, s in zip(tap, window.strides, strict=True)]
+            ends = zip(starts, counts, window.dilation, strict=True)
+            yield starts, [start + (n - 1) * d + 1 for start, n, d in ends]
+
+    def _tap_gradients(self, units: rounding.Units) -> Iterator[jax.Array]:
         """Axes (stacked * groups, input, output channels of a group)."""
-        g = self._grouped(self.g)
-        for x in self._slices():
-            yield precision.einsum(x, (0, 1, 2), g, (0, 1, 3), (0, 2, 3))
+        unit = units.of(self.x, self.g)
+        g = self._grouped(self.g, unit.dtype)
+        for x in self._slices(unit.dtype):
+            yield unit.einsum(x, (0, 1, 2), g, (0, 1, 3), (0, 2, 3))
 
     def sides(self) -> tuple[Side, Side] | None:
         """Patches, which are formed here, and the output gradient."""
@@ -132,10 +146,13 @@ class Convolution(Gradient):
             Side(self._grouped(self.g), shared, (at[len(self.shape) - 1],)),
         )
 
-    def dense(self) -> jax.Array:
+    def dense(self, units: rounding.Units = rounding.DEFAULT) -> jax.Array:
+        return self._arranged(jnp.stack(list(self._tap_gradients(units))))
+
+    def _arranged(self, kernel: jax.Array) -> jax.Array:
+        """The kernel of axes (tap, stacked * groups, input, output of a group)."""
         stacked = self.x.shape[: self.num_stacked]
         groups, taps = self.window.groups, self.window.taps
-        kernel = jnp.stack(list(self._tap_gradients()))
         size, inputs, outputs = len(kernel), *kernel.shape[-2:]
         kernel = kernel.reshape(size, math.prod(stacked), groups, inputs, outputs)
         # To (stacked, taps, input, groups, output): groups are a part of the output.
@@ -150,10 +167,56 @@ class Convolution(Gradient):
         counts = math.prod(self.window.taps) * self.x.size, self.g.size
         allowance = jnp.sum(precision.rounding_allowance(squares, counts))
         if not self._gram_is_cheaper:
-            of_taps = [jnp.sum(x * x) for x in self._tap_gradients()]
+            of_taps = [jnp.sum(x * x) for x in self._tap_gradients(rounding.FULL)]
             return jnp.stack(of_taps).sum() + allowance
-        gram = sum(precision.gram(x) for x in self._slices())
-        return jnp.sum(gram * precision.gram(self._grouped(self.g))) + allowance
+        gram = sum(rounding.EXACT.gram(x) for x in self._slices())
+        of_g = rounding.EXACT.gram(self._grouped(self.g))
+        return jnp.sum(gram * of_g) + allowance
+
+    def _gram_of_patches(self, unit: rounding.Unit) -> jax.Array:
+        """Inner products of patches, which are sums of those of input positions.
+
+        The products of all positions are computed once, where they are no more than
+        those of all taps.
+        """
+        window, leading = self.window, self.x.ndim - self._spatial - 1
+        x = window.padded(self.x)
+        positions, counts = x.shape[leading:-1], self.g.shape[leading:-1]
+        taps = math.prod(window.taps)
+        if math.prod(positions) ** 2 > taps * math.prod(counts) ** 2:
+            return functools.reduce(jnp.add, map(unit.gram, self._slices(unit.dtype)))
+        gram = unit.gram(self._grouped(x, unit.dtype))
+        summed = gram.shape[1] // max(math.prod(positions), 1)
+        gram = gram.reshape(-1, summed, *positions, summed, *positions)
+        total = jnp.zeros((), gram.dtype)
+        for starts, limits in self._taps():
+            total += jax.lax.slice(
+                gram,
+                (0, 0, *starts, 0, *starts),
+                (len(gram), summed, *limits, summed, *limits),
+                (1, 1, *window.dilation, 1, *window.dilation),
+            )
+        return total.reshape(-1, self._positions, self._positions)
+
+    def norm(self, units: rounding.Units) -> Norm:
+        unit, taps = units.of(self.x, self.g), math.prod(self.window.taps)
+        dtype = unit.dtype
+        if self._gram_is_cheaper:
+            grams = self._gram_of_patches(unit), unit.gram(self._grouped(self.g, dtype))
+            return product.of_grams(unit, grams, (taps * self.x.size, self.g.size), 1)
+        # A tap sees no more than the whole input.
+        squares = [taps * self._squares(self.x), self._squares(self.g)]
+        counts = taps * self.x.size, self.g.size
+        allowance = jnp.sum(precision.rounding_allowance(squares, counts))
+        of_taps = [jnp.sum(x * x) for x in self._tap_gradients(units)]
+        square = jnp.stack(of_taps).sum() + allowance
+        return Norm.of_terms(
+            square, jnp.linalg.norm(jnp.sqrt(jnp.multiply(*squares))), unit
+        )
+
+    def operands(self, units: rounding.Units) -> Gradient:
+        unit = units.of(self.x, self.g)
+        return dataclasses.replace(self, x=unit.operand(self.x), g=unit.operand(self.g))
 
     def _squares(self, x: jax.Array) -> jax.Array:
         """The squared norm of what each stacked kernel and group is made of."""
@@ -166,7 +229,24 @@ class Convolution(Gradient):
     def settled(self) -> Gradient:
         if self.x.size + self.g.size < math.prod(self.shape):
             return self
-        return forms.Dense(self.dense(), self.shape, "direct")
+        formed = jax.lax.platform_dependent(
+            self, cpu=Convolution.dense, default=Convolution._dense_at_once
+        )
+        return forms.Dense(formed, self.shape, "direct")
+
+    def _dense_at_once(self) -> jax.Array:
+        """In one product of patches, which are formed.
+
+        For each tap an accelerator would read all of the output gradient, which takes
+        longer than to multiply it.
+        """
+        if math.prod(self.window.taps) * self.x.size > self.x.size + self.g.size:
+            return self.dense()
+        slices = [jnp.swapaxes(x, 1, 2) for x in self._slices(self.x.dtype)]
+        patches = jnp.concatenate(slices, axis=1)  # (stacked * groups, row, position)
+        g, unit = self._grouped(self.g, self.g.dtype), rounding.DEFAULT.wide
+        kernel = unit.einsum(patches, (0, 1, 2), g, (0, 2, 3), (0, 1, 3))
+        return self._arranged(jnp.stack(jnp.split(kernel, len(slices), axis=1)))
 
     def summed(self) -> Gradient:
         behind = lambda x: jnp.moveaxis(x, 0, self.num_stacked)

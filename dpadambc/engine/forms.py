@@ -8,9 +8,17 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from dpadambc.engine import precision
-from dpadambc.engine.interface import Gradient, Shape, pytree, squared, times_along
+from dpadambc.engine import precision, rounding
+from dpadambc.engine.interface import (
+    Gradient,
+    Norm,
+    Shape,
+    pytree,
+    squared,
+    times_along,
+)
 
 
 @pytree(data_fields=("value",))
@@ -25,7 +33,8 @@ class Dense(Gradient):
     def rule(self) -> str:
         return self.origin
 
-    def dense(self) -> jax.Array:
+    def dense(self, units: rounding.Units = rounding.DEFAULT) -> jax.Array:
+        del units
         return self.value.astype(precision.at_least_float32(self.value.dtype))
 
     def squared_norm(self) -> jax.Array:
@@ -83,7 +92,8 @@ class Full(Gradient):
 
     rule: ClassVar[str] = "no gradient"
 
-    def dense(self) -> jax.Array:
+    def dense(self, units: rounding.Units = rounding.DEFAULT) -> jax.Array:
+        del units
         dtype = precision.at_least_float32(jnp.result_type(self.fill))
         return jnp.broadcast_to(jnp.asarray(self.fill, dtype), self.shape)
 
@@ -153,13 +163,19 @@ class Block(Gradient):
     def limits(self) -> Shape:
         return tuple(a + n for a, n in zip(self.starts, self.block.shape, strict=True))
 
-    def dense(self) -> jax.Array:
+    def dense(self, units: rounding.Units = rounding.DEFAULT) -> jax.Array:
         high = (n - b for n, b in zip(self.shape, self.limits, strict=True))
         widths = list(zip(self.starts, high, strict=True))
-        return jnp.pad(self.block.dense(), widths)
+        return jnp.pad(self.block.dense(units), widths)
 
     def squared_norm(self) -> jax.Array:
         return self.block.squared_norm()
+
+    def norm(self, units: rounding.Units) -> Norm:
+        return self.block.norm(units)
+
+    def operands(self, units: rounding.Units) -> Gradient:
+        return dataclasses.replace(self, block=self.block.operands(units))
 
     def map_scale(self, fun: Callable[[jax.Array], jax.Array]) -> Gradient:
         return dataclasses.replace(self, block=self.block.map_scale(fun))
@@ -225,15 +241,33 @@ class Sum(Gradient):
     def rule(self) -> str:
         return " + ".join(dict.fromkeys(grad.rule for grad in self.parts))
 
-    def dense(self) -> jax.Array:
-        return functools.reduce(jnp.add, [grad.dense() for grad in self.parts])
+    def dense(self, units: rounding.Units = rounding.DEFAULT) -> jax.Array:
+        return functools.reduce(jnp.add, [grad.dense(units) for grad in self.parts])
 
     def squared_norm(self) -> jax.Array:
-        total = functools.reduce(jnp.add, [x.squared_norm() for x in self.parts])
+        return self._with_products([x.squared_norm() for x in self.parts])
+
+    def _with_products(self, squares: Sequence[jax.Array]) -> jax.Array:
+        """The squared norm of the sum, of those of the parts."""
+        total = functools.reduce(jnp.add, squares)
         for i, x in enumerate(self.parts):
             for y in self.parts[:i]:
                 total += 2 * (x.inner(y) if x.knows_product_with(y) else y.inner(x))
         return total
+
+    def norm(self, units: rounding.Units) -> Norm:
+        parts = [grad.norm(units) for grad in self.parts]
+        if isinstance(self.parts[0], Block):  # apart, as those of parameters are
+            return Norm.of_all(parts)
+        squared = self._with_products([norm.squared for norm in parts])
+        in_norm = sum(norm.in_norm for norm in parts)
+        lengths = sum(jnp.sqrt(norm.squared) + norm.in_norm for norm in parts)
+        squared += in_norm * (2 * lengths + in_norm)
+        return Norm(squared, 0.0, sum(norm.in_sum for norm in parts))
+
+    def operands(self, units: rounding.Units) -> Gradient:
+        parts = tuple(grad.operands(units) for grad in self.parts)
+        return dataclasses.replace(self, parts=parts)
 
     def map_scale(self, fun: Callable[[jax.Array], jax.Array]) -> Gradient:
         return Sum(tuple(grad.map_scale(fun) for grad in self.parts), self.shape)
@@ -277,6 +311,48 @@ class Sum(Gradient):
 
     def reduce_sum(self, axes: Shape) -> Gradient | None:
         return self._map(lambda grad: grad.reduce_sum(axes))
+
+
+# Of so many numbers, a kernel of its own takes longer than the numbers do.
+_SMALL = 2**14
+
+
+def apart(gradients: Sequence[Gradient]) -> tuple[list[Dense], list[Gradient]]:
+    """Those that are formed, and the others."""
+    dense = [grad for grad in gradients if isinstance(grad, Dense)]
+    return dense, [grad for grad in gradients if not isinstance(grad, Dense)]
+
+
+def side_by_side(
+    gradients: Sequence[Dense],
+) -> tuple[list[Dense], Callable[[Sequence[jax.Array]], list[jax.Array]]]:
+    """The small ones as one, and what parts sums over the examples again.
+
+    Args:
+      gradients: whose values have the examples along axis 0.
+    """
+    sizes = [math.prod(grad.shape) for grad in gradients]
+    # Of low precision XLA would compute them again for each place of the whole.
+    small = [
+        i
+        for i, grad in enumerate(gradients)
+        if sizes[i] <= _SMALL and jnp.finfo(grad.value.dtype).bits >= 32
+    ]
+    large = [i for i in range(len(gradients)) if i not in small]
+    if not small:
+        return list(gradients), list
+    count = gradients[0].value.shape[0]
+    rows = lambda i: gradients[i].dense().reshape(count, sizes[i])
+    value = jnp.concatenate([rows(i) for i in small], axis=1)
+    together = Dense(value, value.shape[1:], "array")
+
+    def parts(sums):
+        ends = np.cumsum([sizes[i] for i in small])[:-1]
+        found = dict(zip(small, jnp.split(sums[-1], ends), strict=True))
+        found |= dict(zip(large, sums, strict=False))
+        return [found[i].reshape(grad.shape) for i, grad in enumerate(gradients)]
+
+    return [*(gradients[i] for i in large), together], parts
 
 
 def as_gradient(value: Any, origin: str) -> Gradient:

@@ -8,6 +8,7 @@ each entry of that axis, and `summed` and `stacked` say what becomes of the axis
 
 import abc
 import dataclasses
+import functools
 import typing
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
-from dpadambc.engine import precision
+from dpadambc.engine import precision, rounding
 
 Shape = tuple[int, ...]
 T = TypeVar("T")
@@ -54,6 +55,33 @@ def times_along(x: jax.Array, vector: jax.Array, axis: int) -> jax.Array:
     return x.astype(dtype) * vector.astype(dtype).reshape(shape)
 
 
+class Norm(NamedTuple):
+    """A norm as products of some units have it; see `rounding`."""
+
+    squared: jax.Array  # max(q, e^2), in at least float32
+    in_norm: Any  # e
+    in_sum: Any  # e'
+
+    @classmethod
+    def of_all(cls, several: "Sequence[Norm]") -> "Norm":
+        """Of what is apart: the gradients of several parameters, say."""
+        root = lambda values: jnp.sqrt(sum(jnp.square(x) for x in values))
+        squared, in_norm, in_sum = zip(*several, strict=True)
+        return cls(functools.reduce(jnp.add, squared), root(in_norm), root(in_sum))
+
+    @classmethod
+    def of_terms(cls, square: jax.Array, terms: jax.Array, unit: Any) -> "Norm":
+        """Of q, S and what multiplied."""
+        in_norm = unit.in_norm * terms
+        squared = jnp.maximum(square, in_norm * in_norm)
+        return cls(squared, in_norm, unit.in_sum * terms)
+
+    @property
+    def bound(self) -> jax.Array:
+        """What is added up has at most this norm, times its weight."""
+        return jnp.sqrt(self.squared) + self.in_norm + self.in_sum
+
+
 class Gradient(abc.ABC):
     """One example's gradient of one parameter, of shape `shape`.
 
@@ -70,7 +98,7 @@ class Gradient(abc.ABC):
         """How the norm is computed, in a word or two."""
 
     @abc.abstractmethod
-    def dense(self) -> jax.Array:
+    def dense(self, units: rounding.Units = rounding.DEFAULT) -> jax.Array:
         """The gradient itself, in at least float32."""
 
     @abc.abstractmethod
@@ -80,6 +108,20 @@ class Gradient(abc.ABC):
         Where parts of the gradient cancel, rounding could hide a part of it. So the
         norm carries an allowance for what the arithmetic cannot see.
         """
+
+    def norm(self, units: rounding.Units) -> Norm:
+        """Its norm by products that may round, of `operands` of the same units."""
+        del units
+        return Norm(self.squared_norm(), 0.0, 0.0)
+
+    def operands(self, units: rounding.Units) -> "Gradient":
+        """The gradient with its arrays as the units take them.
+
+        In low precision XLA may be working with more digits, but for what a product
+        multiplies.
+        """
+        del units
+        return jax.tree.map(precision.rounded, self)
 
     @abc.abstractmethod
     def summed(self) -> "Gradient":

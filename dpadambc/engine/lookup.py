@@ -9,8 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc.engine import forms, precision, product, view
-from dpadambc.engine.interface import Gradient, Shape, pytree, squared, times_along
+from dpadambc.engine import forms, precision, product, rounding, view
+from dpadambc.engine.interface import (
+    Gradient,
+    Shape,
+    pytree,
+    squared,
+    times_along,
+)
 
 
 @pytree(data_fields=("ids", "g"))
@@ -51,7 +57,8 @@ class Lookup(Gradient):
             rows.reshape(stacked, count, width),
         )
 
-    def dense(self) -> jax.Array:
+    def dense(self, units: rounding.Units = rounding.DEFAULT) -> jax.Array:
+        del units
         ids, rows = self._rows()
         size = self.shape[self.axis]
         scatter = lambda i, x: jnp.zeros((size, x.shape[1]), x.dtype).at[i].add(x)
@@ -69,7 +76,9 @@ class Lookup(Gradient):
         squares = squared(rows).sum(2)
         sizes = equal.sum(2, dtype=rows.dtype)
         allowance = precision.rounding_allowance((sizes, squares), (0, width))
-        return jnp.sum(jnp.where(equal, precision.gram(rows), 0)) + jnp.sum(allowance)
+        return jnp.sum(jnp.where(equal, rounding.EXACT.gram(rows), 0)) + jnp.sum(
+            allowance
+        )
 
     def settled(self) -> Gradient:
         if self.ids.size + self.g.size < math.prod(self.shape):
@@ -90,7 +99,9 @@ class Lookup(Gradient):
         )
 
     def map_scale(self, fun: Callable[[jax.Array], jax.Array]) -> Gradient:
-        return dataclasses.replace(self, g=fun(self.g))
+        # In float32, in which it is added up too.
+        wide = self.g.astype(precision.at_least_float32(self.g.dtype))
+        return dataclasses.replace(self, g=fun(wide))
 
     def unscaled(self) -> list[jax.Array]:
         return []
@@ -152,7 +163,7 @@ class Lookup(Gradient):
         assert head is not None
         (ids,), (rows,) = self._rows()
         others = head.g.reshape(head.g.shape[0], rows.shape[1])
-        products = precision.einsum(others, (0, 2), rows, (1, 2), (0, 1))
+        products = rounding.EXACT.einsum(others, (0, 2), rows, (1, 2), (0, 1))
         return jnp.sum(products * jnp.take(head.a, ids, axis=1))
 
 

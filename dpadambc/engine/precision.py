@@ -1,4 +1,4 @@
-"""Products at full precision, in at least float32, and what rounding hides of them."""
+"""At least float32, and what rounding hides there of a norm."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,43 +12,17 @@ def at_least_float32(dtype: Any) -> jnp.dtype:
     return jnp.promote_types(dtype, jnp.float32)
 
 
-def einsum(
-    a: jax.Array,
-    a_axes: Sequence[int],
-    b: jax.Array,
-    b_axes: Sequence[int],
-    out_axes: Sequence[int],
-) -> jax.Array:
-    """`jnp.einsum` of two arrays at full precision, accumulated in at least float32.
+def rounded(x: jax.Array) -> jax.Array:
+    """The numbers as their dtype has them, where XLA may compute with more digits.
 
-    Accelerators round the inputs of products by default, which would carry a clipped
-    gradient past the clip norm.
+    The round trip goes through float32, since XLA removes a rounding in the dtype
+    itself before it decides how many digits to keep.
     """
-    common = jnp.promote_types(a.dtype, b.dtype)
-    return jnp.einsum(
-        a.astype(common),
-        list(a_axes),
-        b.astype(common),
-        list(b_axes),
-        list(out_axes),
-        precision=jax.lax.Precision.HIGHEST,
-        preferred_element_type=at_least_float32(common),
-    )
-
-
-def product(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Axes (l, t, i) and (l, t, j) to (l, i, j), as `einsum`."""
-    if a.shape[0] == 1:
-        # Without the axis of size one, XLA multiplies in place, without transposing.
-        return einsum(a[0], (0, 1), b[0], (0, 2), (1, 2))[None]
-    return einsum(a, (0, 1, 2), b, (0, 1, 3), (0, 2, 3))
-
-
-def gram(rows: jax.Array) -> jax.Array:
-    """Inner products of rows: axes (l, t, i) to (l, t, t)."""
-    if rows.shape[0] == 1:
-        return einsum(rows[0], (0, 2), rows[0], (1, 2), (0, 1))[None]
-    return einsum(rows, (0, 1, 3), rows, (0, 2, 3), (0, 1, 2))
+    if not jnp.issubdtype(x.dtype, jnp.floating) or jnp.finfo(x.dtype).bits >= 32:
+        return x
+    info = jnp.finfo(x.dtype)
+    wide = x.astype(jnp.float32)
+    return jax.lax.reduce_precision(wide, info.nexp, info.nmant).astype(x.dtype)
 
 
 def rounding_allowance(

@@ -26,9 +26,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpadambc.engine import forms, precision
+from dpadambc.engine import forms, precision, rounding
 from dpadambc.engine.interface import (
     Gradient,
+    Norm,
     Shape,
     Side,
     pytree,
@@ -100,14 +101,14 @@ class Product(Gradient):
 
         return side(self.a, self.a_axes), side(self.g, self.g_axes)
 
-    def dense(self) -> jax.Array:
+    def dense(self, units: rounding.Units = rounding.DEFAULT) -> jax.Array:
         sides = (self.a, self.a_axes), (self.g, self.g_axes)
         (a, a_own), (g, g_own) = (self._matrix(*side) for side in sides)
         names = [i for i in self.out_axes if i is not None]
         own = [i for i in names if i not in self._shared]
         if own and own[0] in g_own:
             a, a_own, g, g_own = g, g_own, a, a_own
-        kernel = precision.product(a, g)
+        kernel = units.of(a, g).product(a, g)
         order = (*self._shared, *a_own, *g_own)
         sizes = dict(zip(self.out_axes, self.shape, strict=True))
         kernel = kernel.reshape([sizes[i] for i in order])
@@ -117,13 +118,33 @@ class Product(Gradient):
     def squared_norm(self) -> jax.Array:
         if not self._contracted:
             return self._outer_squared_norm()
-        sides = (self.a, self.a_axes), (self.g, self.g_axes)
-        matrices = [self._matrix(*side)[0] for side in sides]
-        grams = map(precision.gram, matrices)
+        matrices = self._matrices
+        grams = map(rounding.EXACT.gram, matrices)
         squares = [squared(x).sum((1, 2)) for x in matrices]
         counts = [math.prod(x.shape[1:]) for x in matrices]
         allowance = precision.rounding_allowance(squares, counts)
         return jnp.sum(jnp.multiply(*grams)) + jnp.sum(allowance)
+
+    @property
+    def _matrices(self) -> list[jax.Array]:
+        sides = (self.a, self.a_axes), (self.g, self.g_axes)
+        return [self._matrix(*side)[0] for side in sides]
+
+    def norm(self, units: rounding.Units) -> Norm:
+        unit = units.of(self.a, self.g)
+        if not self._contracted:  # one term, whose norm is no product of matrices
+            square = self.squared_norm()
+            return Norm(square, 0.0, unit.in_sum * jnp.sqrt(square))
+        matrices = self._matrices
+        counts = [math.prod(x.shape[1:]) for x in matrices]
+        scaled = 0 if self._scales_a else 1
+        return of_grams(unit, [unit.gram(x) for x in matrices], counts, scaled)
+
+    def operands(self, units: rounding.Units) -> Gradient:
+        # The norm of one term is that of its factors, which no product rounds.
+        grad = self if self._contracted else rounding.pinned(self)
+        unit = units.of(self.a, self.g)
+        return dataclasses.replace(grad, a=unit.operand(grad.a), g=unit.operand(grad.g))
 
     def _outer_squared_norm(self) -> jax.Array:
         def squares(x, axes):
@@ -160,13 +181,17 @@ class Product(Gradient):
         )
 
     def map_scale(self, fun: Callable[[jax.Array], jax.Array]) -> Gradient:
-        # The smaller factor.
-        if self.a.size < self.g.size:
+        if self._scales_a:
             return dataclasses.replace(self, a=fun(self.a))
         return dataclasses.replace(self, g=fun(self.g))
 
+    @property
+    def _scales_a(self) -> bool:
+        """The smaller factor is."""
+        return self.a.size < self.g.size
+
     def unscaled(self) -> list[jax.Array]:
-        return [self.g if self.a.size < self.g.size else self.a]
+        return [self.g if self._scales_a else self.a]
 
     def scaled_along(self, vectors: Sequence[jax.Array]) -> Gradient:
         """Each vector goes to the one factor that has its axis, or to one of both."""
@@ -279,7 +304,7 @@ class Product(Gradient):
         new = [i for i in x_axes if i not in met]
         return dataclasses.replace(
             grad,
-            g=precision.einsum(grad.g, grad.g_axes, x, x_axes, g_axes),
+            g=rounding.EXACT.einsum(grad.g, grad.g_axes, x, x_axes, g_axes),
             g_axes=g_axes,
             out_axes=(*(self.out_axes[i] for i in left), *new),
             shape=(*(self.shape[i] for i in left), *(sizes[i] for i in new)),
@@ -328,6 +353,33 @@ class Product(Gradient):
 
         out_axes = tuple(None if i is None else name[i] for i in self.out_axes)
         return dataclasses.replace(self._on_factors(order), out_axes=out_axes)
+
+
+def of_grams(
+    unit: rounding.Unit,
+    grams: Sequence[jax.Array],
+    counts: Sequence[int],
+    scaled: int,
+) -> Norm:
+    """Of Gram matrices with axes (l, t, t), which have all that S needs.
+
+    Args:
+      unit: that multiplied them.
+      grams: of the two factors.
+      counts: how many numbers each factor holds.
+      scaled: which factor is scaled by the weight.
+    """
+    # Sums of one shape, which XLA computes in one pass.
+    total = lambda x: x.sum((1, 2))
+    diagonal = lambda x: jnp.where(jnp.eye(x.shape[1], dtype=bool), x, 0)
+    both = jnp.multiply(*grams)
+    squares = [total(diagonal(x)) for x in grams]
+    by_rows = total(jnp.sqrt(diagonal(both)))
+    largest = [jnp.sqrt(total(x * x)) for x in grams]
+    terms = jnp.minimum(by_rows, unit.spectral(squares, largest, scaled))
+    allowance = jnp.sum(precision.rounding_allowance(squares, counts))
+    square = jnp.sum(total(both)) + allowance
+    return Norm.of_terms(square, jnp.linalg.norm(terms), unit)
 
 
 def dot_general(a: jax.Array, g: jax.Array, dimension_numbers) -> Product:

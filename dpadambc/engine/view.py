@@ -11,8 +11,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from dpadambc.engine import forms
-from dpadambc.engine.interface import Gradient, Shape, pytree
+from dpadambc.engine import forms, rounding
+from dpadambc.engine.interface import Gradient, Norm, Shape, pytree
 
 _REPLAYED: dict[str, Callable[[jax.Array, Shape], jax.Array]] = {
     "reshape": jnp.reshape,
@@ -51,11 +51,17 @@ class View(Gradient):
     def rule(self) -> str:
         return self.base.rule
 
-    def dense(self) -> jax.Array:
-        return self.move(self.base.dense())
+    def dense(self, units: rounding.Units = rounding.DEFAULT) -> jax.Array:
+        return self.move(self.base.dense(units))
 
     def squared_norm(self) -> jax.Array:
         return self.base.squared_norm()
+
+    def norm(self, units: rounding.Units) -> Norm:
+        return self.base.norm(units)
+
+    def operands(self, units: rounding.Units) -> Gradient:
+        return dataclasses.replace(self, base=self.base.operands(units))
 
     def settled(self) -> Gradient:
         return moved(self.base.settled(), self.move)

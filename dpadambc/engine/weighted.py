@@ -1,4 +1,4 @@
-"""Sums over examples of weight times gradient, in which zero means exactly zero.
+"""Norms, and sums over examples of weight times gradient, where zero is exactly zero.
 
 An example of weight zero is padding, or its norm is not finite, and must leave no trace
 whatever it holds. Zero times NaN is NaN, so it is not enough to multiply:
@@ -6,39 +6,79 @@ whatever it holds. Zero times NaN is NaN, so it is not enough to multiply:
 * The array that is scaled by the weights is zero where they are.
 * The arrays that it is multiplied by are finite where the norm is, since the norm is
   computed from them. So they are blanked only where some norm is not finite.
+
+A processor blanks them first, in a loop of one step or none, since a loop works in
+place. On an accelerator what stands between two products costs as much as they do: it
+has the sums of products at once, and again, one parameter after the other, where some
+norm was not finite.
 """
 
+import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from dpadambc.engine import forms, rounding
 from dpadambc.engine.forms import Dense
-from dpadambc.engine.interface import Gradient
+from dpadambc.engine.interface import Gradient, Norm
+
+
+def squared_norms(units: rounding.Units, gradients: Sequence[Gradient]) -> jax.Array:
+    """Of each example over all parameters, of the bound on a term of `sums`.
+
+    Args:
+      units: what multiplies, here and in the sums.
+      gradients: whose arrays have the examples along axis 0.
+    """
+    if units is rounding.FULL:
+        gradients = rounding.pinned(gradients)
+        norms = [jax.vmap(type(grad).squared_norm)(grad) for grad in gradients]
+        return functools.reduce(jnp.add, norms)
+    operands = [grad.operands(units) for grad in gradients]
+    dense, factored = forms.apart(operands)
+    joined, _ = forms.side_by_side(dense)
+    of_each = [
+        jax.vmap(lambda grad: grad.norm(units))(grad) for grad in (*joined, *factored)
+    ]
+    bound = Norm.of_all(of_each).bound
+    # Its root is not below the bound.
+    return bound * bound * (1 + 4 * jnp.finfo(bound.dtype).eps)
 
 
 def sums(
-    gradients: Sequence[Gradient], weights: jax.Array, are_finite: jax.Array
+    units: rounding.Units,
+    gradients: Sequence[Gradient],
+    weights: jax.Array,
+    are_finite: jax.Array,
 ) -> list[jax.Array]:
     """For each parameter the weighted sum, in at least float32.
 
     Args:
+      units: what multiplies.
       gradients: whose arrays have the examples along axis 0.
       weights: shape (batch,).
       are_finite: shape (), bool: whether the norms of all examples are finite.
     """
     keep = weights != 0
+    if units is not rounding.FULL:
+        return _sums_again_unless(are_finite, units, gradients, weights, keep)
+    gradients = rounding.pinned(gradients)
     scale = lambda x: jnp.where(_rows(keep, x), x * _rows(weights, x), 0)
 
     def weighted_sum(grad):
         if isinstance(grad, Dense):  # as one product, without a scaled copy
-            value = grad.dense()
-            return jnp.tensordot(weights, value, 1, precision=jax.lax.Precision.HIGHEST)
+            return _weighted_rows(grad.dense(), weights)
         # Fused with the transposition that a product wants, scaling is slow on CPU.
         weighted = jax.lax.optimization_barrier(grad.map_scale(scale))
-        return weighted.summed().dense()
+        return weighted.summed().dense(units)
 
     return list(map(weighted_sum, _blanked_unless(are_finite, gradients, keep)))
+
+
+def _weighted_rows(value: jax.Array, weights: jax.Array) -> jax.Array:
+    return jnp.tensordot(weights, value, 1, precision=jax.lax.Precision.HIGHEST)
 
 
 def _rows(values: jax.Array, x: jax.Array) -> jax.Array:
@@ -46,11 +86,60 @@ def _rows(values: jax.Array, x: jax.Array) -> jax.Array:
     return values.reshape((-1,) + (1,) * (x.ndim - 1))
 
 
+def _sums_again_unless(
+    are_finite: jax.Array,
+    units: rounding.Units,
+    gradients: Sequence[Gradient],
+    weights: jax.Array,
+    keep: jax.Array,
+) -> list[jax.Array]:
+    """The sums by products that may round, where the scaled factor keeps its dtype."""
+
+    def scale(x):
+        wide = rounding.rounded_to(x, jnp.promote_types(x.dtype, weights.dtype))
+        wide = jnp.where(_rows(keep, x), wide * _rows(weights, x), 0)
+        return rounding.rounded_to(wide, x.dtype)
+
+    def weighted_sum(grad):
+        return grad.operands(units).map_scale(scale).summed().dense(units)
+
+    def again(state):
+        done, sums = state
+        for i, grad in enumerate(factored):
+            # Behind what is in the state and the last sum, so that the copies of one
+            # are made in the loop alone, and are in memory at a time.
+            grad, done = jax.lax.optimization_barrier((grad, done))
+            clean = jax.lax.optimization_barrier(_blank(grad, keep))
+            sums = [*sums[:i], weighted_sum(clean), *sums[i + 1 :]]
+            done, sums[i] = jax.lax.optimization_barrier((done, sums[i]))
+        return ~done, sums
+
+    operands = [grad.operands(units) for grad in gradients]
+    arrays, _ = forms.apart(operands)
+    factored = [grad for grad in gradients if not isinstance(grad, Dense)]
+    sums = [weighted_sum(grad) for grad in factored]
+    _, sums = jax.lax.while_loop(_is_left, again, (are_finite, sums))
+    joined, split = forms.side_by_side(arrays)
+    # A select is free where each row is read once.
+    of_arrays = [
+        _weighted_rows(jnp.where(_rows(keep, x), x, 0), weights)
+        for x in (grad.dense() for grad in joined)
+    ]
+    found = iter(split(of_arrays)), iter(sums)
+    return [next(found[not isinstance(grad, Dense)]) for grad in gradients]
+
+
+def _blank(grad: Gradient, keep: jax.Array) -> Gradient:
+    """Zero in the arrays that are not scaled for all but the examples to keep."""
+    clean = {id(x): jnp.where(_rows(keep, x), x, 0) for x in grad.unscaled()}
+    return jax.tree.map(lambda x: clean.get(id(x), x), grad)
+
+
 # Functions of the module, so that JAX compiles the loop once where it is not jitted.
 _Blanking = tuple[jax.Array, jax.Array, list[jax.Array]]  # skip, keep and the arrays
 
 
-def _is_left(state: _Blanking) -> jax.Array:
+def _is_left(state: tuple[Any, ...]) -> jax.Array:
     return ~state[0]
 
 

@@ -334,7 +334,7 @@ def test_accelerators_may_not_round_the_gradients_of_the_sum():
     """By default they would: to bfloat16 on TPU, to TensorFloat-32 on GPU."""
     text = str(jax.make_jaxpr(clipped_sum)({"w": jnp.ones((4, 3))}))
     products = text.count("dot_general[")
-    assert products == 1
+    assert products == 3  # on CUDA, on a TPU, and elsewhere
     assert text.count("Precision.HIGHEST") >= products
 
 

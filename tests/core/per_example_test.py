@@ -179,6 +179,47 @@ def test_microbatches_of_padding_are_left_out_if_asked(skip_padding):
     assert (values[4:] == (0 if skip_padding else 2 * x[4:])).all()
 
 
+@functools.cache
+def clipped_mlp_in_parts(size):
+    """Of 40 rows eight are computed at once, and then four at a time."""
+    return jax.jit(clipped(mlp_loss, 1.0, 8, microbatch_size=size, skip_padding=True))
+
+
+@pytest.mark.slow
+@hypothesis.given(
+    seed=st.integers(0, 2**32 - 1),
+    size=st.sampled_from([None, 1, 3, 4]),
+    count=st.one_of(st.sampled_from([0, 1, 8, 9, 12, 13, 40]), st.integers(0, 40)),
+    is_last=st.booleans(),
+)
+def test_rows_beyond_the_expected_batch_count_wherever_they_are(
+    seed, size, count, is_last
+):
+    with jax.enable_x64(True):
+        loss_fn, params, x, y = problem("mlp", 40, seed)
+        mask = np.arange(40) >= count
+        if not is_last:  # padding is not at the end, as a draw has it
+            mask = np.random.default_rng(seed).permutation(mask)
+        x = np.where(mask[:, None], np.nan, x)
+        expected = looped_clipped_sum(
+            loss_fn, params, x[~mask], y[~mask], l2_clip_norm=1.0, normalize_by=8
+        )
+        fun = clipped_mlp_in_parts(size)
+        assert_close(fun(params, x, y, is_padding_example=mask), expected)
+        assert fun._cache_size() == 1
+
+
+@pytest.mark.parametrize("count", [0, 3, 8, 9, 12, 13, 39])
+def test_parts_of_padding_beyond_the_expected_batch_are_left_out(count):
+    fun = clipped(lambda w, x: w * x, 99.0, 8, skip_padding=True, return_values=True)
+    x = jnp.arange(1.0, 41.0)
+    values, gradient = jax.jit(fun)(2.0, x, is_padding_example=jnp.arange(40) >= count)
+    assert gradient.value == sum(range(count + 1)) / 8
+    computed = 8 + 4 * max(0, -(-(count - 8) // 4))  # the rest in eight parts of four
+    assert (values[:computed] == 2 * x[:computed]).all()
+    assert (values[computed:] == 0).all()
+
+
 @pytest.mark.slow
 def test_padding_given_to_the_gradient_or_to_the_clip_is_the_same():
     """Flax's TrainState.apply_gradients forwards no extra arguments."""

@@ -195,7 +195,7 @@ def test_random_programs(program):
 def test_random_programs_find_a_wrong_rule(rule, monkeypatch):
     """That adds the squared norms of parts, as if they were orthogonal."""
     if rule == "sums":
-        wrong = lambda grad: sum(part.squared_norm() for part in grad.parts)
+        wrong = lambda grad, *_: sum(part.squared_norm() for part in grad.parts)
         monkeypatch.setattr(forms.Sum, "squared_norm", wrong)
     else:
         wrong = factored_test.norm_without_pairs

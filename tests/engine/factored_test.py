@@ -410,7 +410,7 @@ def test_embeddings_of_any_size(v, t, d, distinct):
         check(model)
 
 
-def norm_without_pairs(grad):
+def norm_without_pairs(grad, *_):
     """Of a product: the squared norms of its parts, as if they were orthogonal."""
     (a, _), (g, _) = (
         grad._matrix(grad.a, grad.a_axes),
@@ -419,16 +419,18 @@ def norm_without_pairs(grad):
     return jnp.sum((a**2).sum(2) * (g**2).sum(2))
 
 
-def interleaved_groups(grad, x):
+def interleaved_groups(grad, x, dtype=None):
+    del dtype
     stacked = int(np.prod(x.shape[: grad.num_stacked]))
+    positions = int(np.prod(x.shape[grad.num_stacked : -1]))
     groups = grad.window.groups
-    x = x.reshape(stacked, grad._positions, -1, groups)
-    return jnp.moveaxis(x, 3, 1).reshape(stacked * groups, grad._positions, -1)
+    x = x.reshape(stacked, positions, -1, groups)
+    return jnp.moveaxis(x, 3, 1).reshape(stacked * groups, positions, -1)
 
 
-def block_at_the_end(grad):
+def block_at_the_end(grad, units):
     widths = [(n - m, 0) for n, m in zip(grad.shape, grad.block.shape, strict=True)]
-    return jnp.pad(grad.block.dense(), widths)
+    return jnp.pad(grad.block.dense(units), widths)
 
 
 SLICES = convolution.Convolution._slices
@@ -453,19 +455,19 @@ MUTANTS = {
         "embedding of repeated ids",
         lookup.Lookup,
         "squared_norm",
-        lambda grad: jnp.sum(grad.g**2),
+        lambda grad, *_: jnp.sum(grad.g**2),
     ),
     "repeated ids as if distinct, longer than wide": (
         "embedding longer than wide",
         lookup.Lookup,
         "squared_norm",
-        lambda grad: jnp.sum(grad.g**2),
+        lambda grad, *_: jnp.sum(grad.g**2),
     ),
     "taps in reverse": (
         "conv",
         convolution.Convolution,
         "_slices",
-        lambda x: [*SLICES(x)][::-1],
+        lambda x, dtype: [*SLICES(x, dtype)][::-1],
     ),
     "groups interleaved": (
         "groups",
@@ -477,7 +479,7 @@ MUTANTS = {
         "tied head",
         forms.Sum,
         "squared_norm",
-        lambda grad: sum(x.squared_norm() for x in grad.parts),
+        lambda grad, *_: sum(x.squared_norm() for x in grad.parts),
     ),
     "cross terms counted twice": (
         "tied head",
@@ -519,7 +521,7 @@ MUTANTS = {
         "reversed kernel",
         view.View,
         "dense",
-        lambda grad: grad.base.dense(),
+        lambda grad, *_: grad.base.dense(),
     ),
     "entries that move by layers": (
         "layers reshaped in a scan",

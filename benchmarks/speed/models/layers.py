@@ -26,7 +26,10 @@ def init_dense(
 
 
 def dense(layer: Any, x: jax.Array) -> jax.Array:
+    """With a low-rank update of the kernel, where there is one."""
     outputs = x @ layer["kernel"]
+    if "a" in layer:
+        outputs = outputs + (x @ layer["a"]) @ layer["b"]
     return outputs + layer["bias"] if "bias" in layer else outputs
 
 
