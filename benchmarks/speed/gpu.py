@@ -282,7 +282,7 @@ def main() -> None:
     least, sizes = (0.0, SMALL) if arguments.small else (LONGEST, SIZES)
     lines = []
     output = os.devnull if arguments.small else arguments.output
-    with open(output, "w") as file:
+    with open(output, "a") as file:
 
         def write(line):
             print(json.dumps(line), file=file, flush=True)
