@@ -1,7 +1,6 @@
 """The command line reports the numbers of the mechanism."""
 
 import dataclasses
-import importlib.metadata
 import json
 import subprocess
 import sys
@@ -205,5 +204,4 @@ def test_it_tells_its_version(capsys):
     with pytest.raises(SystemExit) as end:
         run("--version")
     assert end.value.code == 0
-    version = importlib.metadata.version("dpadambc")
-    assert capsys.readouterr().out == f"dpadambc {version}\n"
+    assert capsys.readouterr().out == f"dpadambc {dpadambc.__version__}\n"

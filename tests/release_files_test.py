@@ -1,8 +1,13 @@
 """The files that speak of versions agree, and what is published is checked."""
 
+import os
 import pathlib
 import re
 import runpy
+import shutil
+import subprocess
+import sys
+import sysconfig
 import tomllib
 
 import pytest
@@ -10,6 +15,24 @@ import pytest
 import dpadambc
 
 ROOT = pathlib.Path(__file__).parents[1]
+NOT_INSTALLED = """
+import importlib.metadata, pathlib, sys
+import jax.numpy as jnp, optax
+import dpadambc, dpadambc.cli
+from dpadambc import training
+assert not [*importlib.metadata.distributions(name="dpadambc")]
+assert pathlib.Path(dpadambc.__file__).parents[1] == pathlib.Path(sys.argv[1])
+dpadambc.audit, dpadambc.contrib, dpadambc.graphs
+mechanism = dpadambc.PoissonGaussian(
+    l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.5, iterations=1,
+    normalize_by=4)
+result = training.fit(
+    lambda w, x: w @ x, jnp.zeros(2), (jnp.ones((8, 2)),), mechanism, optax.sgd(0.1),
+    key=training.secret_key(), target_delta=1e-5)
+about = training.save_release(sys.argv[2], result)
+assert about["dpadambc"] == dpadambc.__version__, about
+dpadambc.cli.main(["--version"])
+"""
 PYPROJECT = (ROOT / "pyproject.toml").read_text()
 PROJECT = tomllib.loads(PYPROJECT)["project"]
 
@@ -39,6 +62,32 @@ def test_what_is_cited_and_what_is_imported_is_what_is_built():
     citation = (ROOT / "CITATION.cff").read_text()
     (cited,) = re.findall(r"^version: (\S+)$", citation, re.MULTILINE)
     assert cited == PROJECT["version"] == dpadambc.__version__
+
+
+def test_a_source_tree_on_the_path_need_not_be_installed(tmp_path):
+    tree, others = tmp_path / "tree", tmp_path / "others"
+    shutil.copytree(ROOT / "dpadambc", tree / "dpadambc")
+    others.mkdir()
+    for kind in ("purelib", "platlib"):
+        for path in pathlib.Path(sysconfig.get_path(kind)).iterdir():
+            link = others / path.name
+            if "dpadambc" not in path.name and not link.exists():
+                link.symlink_to(path)
+
+    def outcome(*folders):
+        """Without `site`, which would read where the installed package is."""
+        places = os.pathsep.join(map(str, folders))
+        return subprocess.run(
+            [sys.executable, "-S", "-c", NOT_INSTALLED, tree, tmp_path / "release.npz"],
+            env=os.environ | {"PYTHONPATH": places},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+
+    done = outcome(tree, others)
+    assert done.stdout == "dpadambc 0+unknown\n", done.stderr
+    assert "No module named 'dpadambc'" in outcome(others).stderr  # negative control
 
 
 def test_the_papers_that_are_cited_are_the_sources_of_the_readme():

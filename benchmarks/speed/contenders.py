@@ -15,7 +15,7 @@ L2_CLIP_NORM = 1.0
 BASELINE = "non-private"
 MICROBATCH_SIZES = (8, 4, 2)
 
-Grad = Callable[..., Any]  # of (params, *batch)
+Grad = Callable[..., Any]  # of (params, *frozen, *batch)
 
 
 def non_private(problem: Problem) -> Grad:
@@ -29,9 +29,10 @@ def private(problem: Problem, microbatch_size: int | None = None) -> Grad:
         problem.loss_fn,
         l2_clip_norm=L2_CLIP_NORM,
         normalize_by=problem.batch_size,
+        batch_argnums=problem.batch_argnums,
         microbatch_size=microbatch_size,
     )
-    return lambda params, *batch: dpadambc.materialize(grad_fn(params, *batch))
+    return lambda *args: dpadambc.materialize(grad_fn(*args))
 
 
 def planned_microbatch_size(problem: Problem, memory_limit: float) -> int | None:
@@ -52,7 +53,7 @@ def planned_microbatch_size(problem: Problem, memory_limit: float) -> int | None
 
 
 def _per_example_grad(problem: Problem) -> Grad:
-    in_axes = (None,) + (0,) * len(problem.batch)
+    in_axes = (None,) * problem.batch_argnums[0] + (0,) * len(problem.batch)
     return jax.vmap(jax.grad(problem.loss_fn), in_axes)
 
 
@@ -83,7 +84,7 @@ def optax_clip(problem: Problem) -> Grad:
     return grad_fn
 
 
-def jax_privacy(problem: Problem) -> Grad:
+def jax_privacy(problem: Problem, microbatch_size: int | None = None) -> Grad:
     """JAX-Privacy's `clipped_grad`, of the loss of one example."""
     from jax_privacy import clipping
 
@@ -91,8 +92,9 @@ def jax_privacy(problem: Problem) -> Grad:
         problem.loss_fn,
         l2_clip_norm=L2_CLIP_NORM,
         normalize_by=problem.batch_size,
-        batch_argnums=tuple(range(1, 1 + len(problem.batch))),
+        batch_argnums=problem.batch_argnums,
         keep_batch_dim=False,
+        microbatch_size=microbatch_size,
     )
 
 

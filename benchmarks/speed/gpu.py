@@ -5,28 +5,33 @@
     python -m benchmarks.speed.gpu --small          # a trial, on a processor too
 
 Of each model: the gradient against the ordinary one, or a whole step (clip, noise,
-DP-AdamBC) against the ordinary gradient with `optax.adam`. The programs of a row are
-compiled, warm, and interleaved in one process; ratios are medians within a round. Rows
-are written as they come, the most important first, until the seconds are spent.
+DP-AdamBC) against the ordinary gradient with `optax.adam`; and JAX-Privacy, with the
+largest microbatches that fit. The programs of a row are compiled, warm, and interleaved
+in one process; ratios are medians within a round. Rows are written as they come, the
+most important first, until the seconds are spent. Of a row that was measured twice the
+table has the later one.
 """
 
 import argparse
 import functools
 import importlib.metadata
 import json
+import os
 import pathlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-import dpadambc
 from benchmarks.speed import contenders, models, run, timing
+from dpadambc.engine import memory
 
 RESULTS = pathlib.Path(__file__).with_suffix(".jsonl")
+PEERS = RESULTS.with_name("gpu_peers.jsonl")  # until they are measured here
+BY_OTHERS = ", other libraries"  # after the name of a row
 ROUNDS = 10
 RANK = 8  # of the low-rank updates
 MICROBATCH_SIZE = 8
@@ -70,15 +75,35 @@ def without_types(problem: models.Problem) -> models.Problem:
 def gradients(
     problem: models.Problem, microbatch_size: int | None = None
 ) -> timing.Cases:
-    args = (problem.params, *problem.batch)
+    args = (problem.params, *problem.arguments)
     return {
         "ordinary": (contenders.non_private(problem), args),
         "private": (contenders.private(problem, microbatch_size), args),
     }
 
 
-def low_rank(problem: models.Problem) -> timing.Cases:
-    """The gradient of updates of q and v of an encoder, and of its head."""
+def by_jax_privacy(problem: models.Problem) -> timing.Cases:
+    """Its gradient, in the largest microbatches that fit, by halves of the batch."""
+    limit = memory.stated_bytes() or np.inf
+    args = (problem.params, *problem.arguments)
+    size = problem.batch_size
+    while size > 1:
+        grad_fn = contenders.jax_privacy(problem, size)
+        compiled = jax.jit(grad_fn).lower(*args).compile()
+        if timing.peak_bytes(compiled) <= limit:
+            break
+        size //= 2
+    return {
+        "ordinary": (contenders.non_private(problem), args),
+        f"jax_privacy, microbatches of {size}": (
+            contenders.jax_privacy(problem, size),
+            args,
+        ),
+    }
+
+
+def low_rank(problem: models.Problem) -> models.Problem:
+    """Updates of q and v of an encoder, and its head; all else is frozen."""
     frozen, rng = problem.params, np.random.default_rng(0)
     dtype = frozen["tokens"].dtype
 
@@ -103,15 +128,9 @@ def low_rank(problem: models.Problem) -> timing.Cases:
             {**frozen, "blocks": blocks, "head": params["head"]}, *example
         )
 
-    grad_fn = dpadambc.clipped_grad(
-        loss_fn,
-        l2_clip_norm=contenders.L2_CLIP_NORM,
-        normalize_by=problem.batch_size,
-        batch_argnums=tuple(range(2, 2 + len(problem.batch))),
+    return problem._replace(
+        loss_fn=loss_fn, batch_loss=loss_fn, params=params, frozen=(frozen,)
     )
-    args = (params, frozen, *problem.batch)
-    private = lambda *args: dpadambc.materialize(grad_fn(*args))
-    return {"ordinary": (jax.grad(loss_fn), args), "private": (private, args)}
 
 
 def steps(problem: models.Problem) -> timing.Cases:
@@ -143,14 +162,21 @@ def rows(sizes: Mapping[str, dict[str, Any]]) -> dict[str, Callable[[], timing.C
         "CNN5, float32": lambda: gradients(cnn5()),
         "step of the decoder, float32": lambda: steps(plain()),
         "step of CNN5, float32": lambda: steps(cnn5()),
-        "low-rank updates of the encoder, float32": lambda: low_rank(encoder()),
+        "step of the encoder, float32": lambda: steps(encoder()),
+        "low-rank updates of the encoder, float32": lambda: gradients(
+            low_rank(encoder())
+        ),
+        "step of low-rank updates of the encoder, float32": lambda: steps(
+            low_rank(encoder())
+        ),
         f"decoder, remat, microbatches of {MICROBATCH_SIZE}, float32": lambda: (
             gradients(decoder(), MICROBATCH_SIZE)
         ),
         "after the gradient of the decoder, float32": lambda: after_the_gradient(
             plain()
         ),
-        "step of the encoder, float32": lambda: steps(encoder()),
+        f"CNN5, float32{BY_OTHERS}": lambda: by_jax_privacy(cnn5()),
+        f"encoder, float32{BY_OTHERS}": lambda: by_jax_privacy(encoder()),
     }
 
 
@@ -183,34 +209,62 @@ def measure(label: str, cases: timing.Cases) -> list[dict[str, Any]]:
 
 
 def about(commit: str) -> dict[str, Any]:
-    packages = ("jax", "jaxlib", "optax", "numpy")
+    packages = ("jax", "jaxlib", "optax", "numpy", "jax-privacy")
+    found = {x: [*importlib.metadata.distributions(name=x)] for x in packages}
     return {
         "date": time.strftime("%Y-%m-%d"),
         "device": jax.devices()[0].device_kind,
         "commit": commit,
         "rounds": ROUNDS,
-        **{name: importlib.metadata.version(name) for name in packages},
+        **{name: each[0].version for name, each in found.items() if each},
     }
 
 
-def table(lines: list[dict[str, Any]]) -> str:
-    """Of what is on record, one line for each private program."""
-    head = "| gradient or step | ordinary, ms | ratio | memory | compile s |"
-    ordinary = {
-        x["row"]: x for x in lines if "row" in x and x.get("case") == "ordinary"
-    }
-    body = []
+Records = dict[str, dict[str, dict[str, Any]]]  # by row and case
+
+
+def records(lines: Iterable[dict[str, Any]]) -> Records:
+    """What is on record, with the device, the later where a row was measured twice."""
+    found, device = {}, None
     for line in lines:
-        if line.get("case") in (None, "ordinary"):
-            continue
-        base = ordinary[line["row"]]
-        memory = line["peak_megabytes"] / base["peak_megabytes"]
-        name = line["row"] + ("" if line["case"] == "private" else f": {line['case']}")
-        body.append(
-            f"| {name} | {base['milliseconds']:.1f} | {line['ratio']['median']:.2f}"
-            f" | {memory:.2f} | {base['compile_seconds']}, {line['compile_seconds']} |"
-        )
-    return "\n".join([head, "|---|---|---|---|---|", *body])
+        device = line.get("device", device)
+        if "case" in line:
+            found.setdefault(line["row"], {})[line["case"]] = line | {"device": device}
+    return found
+
+
+def load(*files: pathlib.Path) -> Records:
+    return records(
+        json.loads(x) for file in files for x in file.read_text().splitlines()
+    )
+
+
+def memory_ratio(case: dict[str, Any], ordinary: dict[str, Any]) -> float | None:
+    if "peak_megabytes" not in case or "peak_megabytes" not in ordinary:
+        return None
+    return case["peak_megabytes"] / ordinary["peak_megabytes"]
+
+
+def table(found: Records) -> str:
+    """One line for each program but the ordinary ones."""
+    body = []
+    for row, cases in found.items():
+        ordinary = cases["ordinary"]
+        for name, case in cases.items():
+            if name == "ordinary":
+                continue
+            ratio = memory_ratio(case, ordinary)
+            compiled = [str(x.get("compile_seconds", "-")) for x in (ordinary, case)]
+            cells = (
+                row + ("" if name == "private" else f": {name}"),
+                f"{ordinary['milliseconds']:.1f}",
+                f"{case['ratio']['median']:.2f}",
+                "-" if ratio is None else f"{ratio:.2f}",
+                ", ".join(compiled),
+            )
+            body.append(f"| {' | '.join(cells)} |")
+    head = "| gradient or step | ordinary, ms | ratio | memory | compile s |"
+    return "\n".join([head, "| --- | ---: | ---: | ---: | ---: |", *body])
 
 
 def main() -> None:
@@ -218,26 +272,36 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--commit", default="not told")
     parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
-    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--small", action="store_true", help="writes no file")
     parser.add_argument("--table", action="store_true", help="measures nothing")
     arguments = parser.parse_args()
-    if not arguments.table:
-        end = time.monotonic() + arguments.seconds
-        with arguments.output.open("w") as file:
+    if arguments.table:
+        print(table(load(arguments.output, PEERS)))
+        return
+    end = time.monotonic() + arguments.seconds
+    least, sizes = (0.0, SMALL) if arguments.small else (LONGEST, SIZES)
+    lines = []
+    output = os.devnull if arguments.small else arguments.output
+    with open(output, "a") as file:
 
-            def write(line):
-                print(json.dumps(line), file=file, flush=True)
-                print(json.dumps(line), flush=True)
+        def write(line):
+            print(json.dumps(line), file=file, flush=True)
+            print(json.dumps(line), flush=True)
+            lines.append(line)
 
-            write(about(arguments.commit))
-            for label, make in rows(SMALL if arguments.small else SIZES).items():
-                if time.monotonic() > end - (0 if arguments.small else LONGEST):
-                    write({"row": label, "left out": "no time"})
-                    continue
-                for line in measure(label, make()):
-                    write(line)
-    lines = arguments.output.read_text().splitlines()
-    print(table([json.loads(line) for line in lines]))
+        write(about(arguments.commit))
+        for label, make in rows(sizes).items():
+            if time.monotonic() > end - least:
+                write({"row": label, "left out": "no time"})
+                continue
+            try:
+                cases = make()
+            except ImportError as error:
+                write({"row": label, "left out": str(error)})
+                continue
+            for line in measure(label, cases):
+                write(line)
+    print(table(records(lines)))
 
 
 if __name__ == "__main__":

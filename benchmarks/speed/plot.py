@@ -1,5 +1,7 @@
 """Time and memory of a gradient against the non-private one, in one picture.
 
+Rows of a GPU come first, on gray.
+
 python -m benchmarks.speed.plot [FILE ...] [--output FILE]
 """
 
@@ -13,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FormatStrFormatter, LogLocator
 
-from benchmarks.speed import table
+from benchmarks.speed import gpu, table
 
 PICTURE = pathlib.Path(__file__).with_name("ratios.png")
 
@@ -45,10 +47,48 @@ def _cases(results: table.Results, pytorch: table.Results) -> table.Results:
     return cases
 
 
+_DECODER = "width 768, 12 layers, length 256"
+_ENCODER = "width 384, 6 layers, length 64"
+# The gradients that were measured on a GPU, by their rows: the model, and a label.
+_ON_GPU = {
+    "decoder, float32": ("decoder", f"decoder, float32\n{_DECODER}"),
+    "decoder, bfloat16": ("decoder", f"decoder, bfloat16\n{_DECODER}"),
+    "decoder, remat, microbatches of 8, float32": (
+        "decoder",
+        "the same, float32, remat\nmicrobatches of 8",
+    ),
+    "encoder, float32": ("encoder", f"encoder, float32\n{_ENCODER}"),
+    "encoder without types, bfloat16": (
+        "encoder",
+        f"encoder without types, bfloat16\n{_ENCODER}",
+    ),
+    "CNN5, float32": ("cnn5", "CNN5, float32\n32x32x3"),
+}
+_GPU_NAMES = {"private": "dpadambc", "ordinary": "non-private"}
+
+
+def _gpu_cases(found: gpu.Records) -> table.Results:
+    """The cases of each of these rows, by its label; each has its ordinary gradient."""
+    rows = {}
+    for name, (model, label) in _ON_GPU.items():
+        same = {k: v for k, v in found.items() if f"{k}, ".startswith(f"{name}, ")}
+        device = same[name]["ordinary"]["device"]
+        batch = f"batch {gpu.SIZES[model]['batch_size']:,}, {device}"
+        cases = rows[f"{label}\n{batch}"] = {}
+        for others in same.values():
+            for case, line in others.items():
+                memory = gpu.memory_ratio(line, others["ordinary"])
+                ratios = {"time_ratio": line["ratio"], "memory_ratio": memory}
+                contender = _GPU_NAMES.get(case, case.split(", microbatches")[0])
+                cases[contender] = {k: v for k, v in ratios.items() if v is not None}
+    return rows
+
+
 def _quartiles(ratio: Any) -> tuple[float, float, float]:
     """Lower quartile, median, upper quartile; one number is all three."""
     if isinstance(ratio, dict):
-        return ratio["q1"], ratio["median"], ratio["q3"]
+        median = ratio["median"]
+        return ratio.get("q1", median), median, ratio.get("q3", median)
     return ratio, ratio, ratio
 
 
@@ -76,16 +116,22 @@ def _decorate(axes: Axes, label: str) -> None:
 
 
 def _label(row: table.Results) -> str:
-    """The model, its sizes and its batch."""
-    batch = f"batch {row['batch_size']:,}"
+    """The model, its sizes, its batch and the machine."""
+    where = row["environment"]
+    cores = f"{where['cpu_count']} cores"
+    machine = cores if where["device"] == "cpu" else where["device"]
+    batch = f"batch {row['batch_size']:,}, {machine}"
     return "\n".join([*row["model"].split(", ", maxsplit=1), batch])
 
 
-def picture(results: table.Results, pytorch: table.Results) -> Figure:
+def picture(
+    results: table.Results, pytorch: table.Results, on_gpu: gpu.Records
+) -> Figure:
     """Two panels, time and memory."""
-    cases = _cases(results, pytorch)
-    labels = [_label(row) for row in results["models"].values()]
-    figure = Figure(figsize=(10, 1.5 + 0.9 * len(cases)), layout="constrained")
+    first = _gpu_cases(on_gpu)
+    cases = first | _cases(results, pytorch)
+    labels = [*first, *(_label(row) for row in results["models"].values())]
+    figure = Figure(figsize=(10, 1.5 + 0.8 * len(cases)), layout="constrained")
     time, memory = figure.subplots(1, 2, sharey=True)
     _plot_ratio(time, cases, "time_ratio")
     _plot_ratio(memory, cases, "memory_ratio")
@@ -98,6 +144,7 @@ def picture(results: table.Results, pytorch: table.Results) -> Figure:
     time.set_yticks(range(len(labels)), labels)
     time.set_ylim(len(labels) - 0.5, -0.5)
     for axes in (time, memory):
+        axes.axhspan(-0.5, len(first) - 0.5, color="0.94", zorder=0)
         for row in range(1, len(labels)):
             axes.axhline(row - 0.5, color="0.8", lw=0.8)
     shown = {name for case in cases.values() for name in case}
@@ -118,7 +165,8 @@ def main() -> None:
     pytorch: table.Results = {"models": {}}
     if table.PYTORCH.exists():
         pytorch = json.loads(table.PYTORCH.read_text())
-    picture(table.load(args.files), pytorch).savefig(args.output, dpi=150)
+    on_gpu = gpu.load(gpu.RESULTS, gpu.PEERS)
+    picture(table.load(args.files), pytorch, on_gpu).savefig(args.output, dpi=150)
 
 
 if __name__ == "__main__":

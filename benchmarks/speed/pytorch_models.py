@@ -28,6 +28,12 @@ class Problem(NamedTuple):
         """Whether the model computes its blocks again in the backward pass."""
         return isinstance(self.model, Decoder)
 
+    def to(self, device: str) -> "Problem":
+        """The problem on another device."""
+        inputs = tuple(x.to(device) for x in self.inputs)
+        model, labels = self.model.to(device), self.labels.to(device)
+        return self._replace(model=model, inputs=inputs, labels=labels)
+
     def first(self, batch_size: int) -> "Problem":
         """The problem with fewer examples."""
         inputs = tuple(x[:batch_size].contiguous() for x in self.inputs)
@@ -36,7 +42,8 @@ class Problem(NamedTuple):
 
 def _positions(tokens: torch.Tensor) -> torch.Tensor:
     """The positions of all tokens: Opacus needs the batch axis in every input."""
-    return torch.arange(tokens.shape[1]).repeat(len(tokens), 1)
+    every = torch.arange(tokens.shape[1], device=tokens.device)
+    return every.repeat(len(tokens), 1)
 
 
 class Attention(nn.Module):

@@ -2,6 +2,8 @@
 
     python -m benchmarks.speed.pytorch_run [--rounds N] [--models NAME ...]
         [--modes NAME ...] [--output FILE] [--threads N] [--cpu-time] [--check]
+    python -m benchmarks.speed.pytorch_run --device cuda --rounds 10
+        --modes hooks ghost
 
 A gradient is forward, backward, clip and sum, without noise, on two threads. Memory
 is the peak of a process that computes nothing else. A mode that fails on a model is
@@ -12,6 +14,9 @@ than the gradient; the process that is timed keeps it instead. On a machine that
 use too, take `--threads 1 --cpu-time`: threads that wait for each other are of no use
 there. `--check` compares each mode with a loop over the examples of small models, and
 times nothing.
+
+On a GPU products are in TF32, as JAX has them, and memory is the most that PyTorch has
+allocated there in one gradient.
 """
 
 # pyright: basic, reportMissingImports=false
@@ -44,6 +49,7 @@ from benchmarks.speed.pytorch_models import Problem
 
 ROOT = pathlib.Path(__file__).parents[2]
 RESULTS = pathlib.Path(__file__).with_name("pytorch_results.json")
+ON_GPU = RESULTS.with_name("pytorch_gpu.json")
 BASELINE = "non-private"
 UNTIED = "ghost, untied head"
 L2_CLIP_NORM = 1.0
@@ -68,10 +74,14 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
     "encoder-256": functools.partial(models.encoder, 16, 256),
     "mlp-256": functools.partial(models.mlp, 256),
     "mlp-1024": functools.partial(models.mlp, 1024),
+    "encoder-512": functools.partial(models.encoder, 512, 64),
     "cnn5-256": functools.partial(models.cnn5, 256),
+    "cnn5-2048": functools.partial(models.cnn5, 2048),
     "gcn": models.gcn,
     "lstm-64": models.lstm,
 }
+
+LARGE = ("encoder-512", "cnn5-2048")  # for a GPU
 
 SMALL: dict[str, Callable[[], Problem]] = {
     "transformer": functools.partial(models.transformer, 4, 32, 2, 2, 8, 50),
@@ -201,9 +211,9 @@ def modes_of(problem: Problem) -> list[str]:
     return [mode for mode in MODES if is_tied or mode != UNTIED]
 
 
-def build(problem: Callable[[], Problem], mode: str) -> Call:
+def build(problem: Callable[[], Problem], mode: str, device: str = "cpu") -> Call:
     torch.manual_seed(0)
-    return MODES[mode](problem())
+    return MODES[mode](problem().to(device))
 
 
 def _clipped_one_by_one(problem: Problem) -> Gradient:
@@ -295,12 +305,41 @@ def interleaved_times(
     return {name: np.array(t[WARM_ROUNDS:]) for name, t in times.items()}
 
 
+def _finished() -> float:
+    """The time when all that a GPU was given is done."""
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def measure_on_gpu(
+    model: str, modes: Sequence[str], rounds: int, device: str
+) -> dict[str, Any]:
+    """Memory and times of all modes that fit, which take turns."""
+    results, calls = {}, {}
+    for mode in modes:
+        try:
+            call = build(PROBLEMS[model], mode, device)
+            call()
+            torch.cuda.reset_peak_memory_stats()
+            call()
+        except (ImportError, RuntimeError, ValueError) as error:
+            results[mode] = {"error": _error(error)}
+            continue
+        megabytes = torch.cuda.max_memory_allocated() / 1e6
+        results[mode], calls[mode] = {"peak_megabytes": megabytes}, call
+    times = interleaved_times(calls, rounds, _finished)
+    for mode, seconds in times.items():
+        results[mode]["milliseconds"] = quartiles(1e3 * seconds)
+        results[mode]["time_ratio"] = quartiles(seconds / times[BASELINE])
+    return results
+
+
 def quartiles(values: np.ndarray) -> dict[str, float]:
     low, median, high = np.quantile(values, [0.25, 0.5, 0.75])
     return {"median": float(median), "q1": float(low), "q3": float(high)}
 
 
-def measure_model(
+def measure_on_cpu(
     model: str, modes: Sequence[str], rounds: int, clock: str, memory_limit: int
 ) -> dict[str, Any]:
     """Memory of all modes, and times of those that work."""
@@ -314,14 +353,19 @@ def measure_model(
     for mode, seconds in times.items():
         results[mode]["milliseconds"] = quartiles(1e3 * seconds)
         results[mode]["time_ratio"] = quartiles(seconds / times[BASELINE])
+    return results
+
+
+def row_of(model: str, gradients: dict[str, Any], where: dict[str, Any]) -> Any:
+    """What is recorded of a model."""
     problem = PROBLEMS[model]()
     return {
         "command": " ".join(["python -m benchmarks.speed.pytorch_run", *sys.argv[1:]]),
-        "environment": describe() | {"clock": clock},
+        "environment": describe() | where,
         "model": problem.name,
         "batch_size": problem.batch_size,
         "num_params": sum(p.numel() for p in problem.model.parameters()),
-        "gradients": results,
+        "gradients": gradients,
     }
 
 
@@ -332,7 +376,11 @@ def describe() -> dict[str, Any]:
         "cpu_count": os.cpu_count(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        **{name: importlib.metadata.version(name) for name in ("opacus", "opake")},
+        **{
+            name: installed.version
+            for name in ("opacus", "opake")
+            for installed in importlib.metadata.distributions(name=name)
+        },
         "threads": torch.get_num_threads(),
     }
 
@@ -340,9 +388,10 @@ def describe() -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--models", nargs="+", choices=PROBLEMS, default=[*PROBLEMS])
+    parser.add_argument("--models", nargs="+", choices=PROBLEMS)
     parser.add_argument("--modes", nargs="+", choices=MODES, default=[*MODES])
-    parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
+    parser.add_argument("--output", type=pathlib.Path)
+    parser.add_argument("--device", default="cpu", help="such as cuda")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--memory-limit", type=float, default=12, help="in GiB")
     parser.add_argument("--cpu-time", action="store_true", help="not the wall's")
@@ -358,22 +407,33 @@ def main() -> None:
         model, mode = args.case
         run_case(model, mode, memory_limit)
         return
-    if not KEEP_MEMORY.items() <= os.environ.items():
+    on_gpu = args.device != "cpu"
+    if on_gpu:
+        torch.backends.cuda.matmul.allow_tf32 = True
+        torch.backends.cudnn.allow_tf32 = True
+    elif not KEEP_MEMORY.items() <= os.environ.items():
         module = ["-m", "benchmarks.speed.pytorch_run"]
         command = [sys.executable, *module, *sys.argv[1:]]
         os.execve(sys.executable, command, os.environ | KEEP_MEMORY)
     # What is measured again replaces what was recorded.
+    output = args.output or (ON_GPU if on_gpu else RESULTS)
     results: dict[str, Any] = {"models": {}}
-    if args.output.exists():
-        results = json.loads(args.output.read_text())
-    for model in args.models:
+    if output.exists():
+        results = json.loads(output.read_text())
+    for model in args.models or [x for x in PROBLEMS if (x in LARGE) == on_gpu]:
         wanted = {BASELINE, *args.modes}
         modes = [mode for mode in modes_of(PROBLEMS[model]()) if mode in wanted]
         clock = "cpu" if args.cpu_time else "wall"
-        row = measure_model(model, modes, args.rounds, clock, memory_limit)
+        where = {"clock": clock}
+        if on_gpu:
+            where = {"device": torch.cuda.get_device_name(args.device)}
+            gradients = measure_on_gpu(model, modes, args.rounds, args.device)
+        else:
+            gradients = measure_on_cpu(model, modes, args.rounds, clock, memory_limit)
+        row = row_of(model, gradients, where)
         measured = results["models"] | {model: row}
         results["models"] = {k: measured[k] for k in PROBLEMS if k in measured}
-        args.output.write_text(json.dumps(results, indent=1) + "\n")
+        output.write_text(json.dumps(results, indent=1) + "\n")
         print(f"{model}: done", file=sys.stderr)
 
 

@@ -56,7 +56,7 @@ def noise_and_adambc(
 def gradient_cases(problem: Problem) -> timing.Cases:
     """The mean gradient of the batch, clipped by all but the baseline."""
     grad_fns, _ = contenders.build(problem)
-    args = (problem.params, *problem.batch)
+    args = (problem.params, *problem.arguments)
     return {name: (grad_fn, args) for name, grad_fn in grad_fns.items()}
 
 
@@ -66,26 +66,27 @@ def step_cases(problem: Problem) -> timing.Cases:
     adam = optax.adam(1e-3)
     private = noise_and_adambc(numbers)
 
-    def adam_step(params, state, *batch):
-        grads = contenders.non_private(problem)(params, *batch)
+    def adam_step(params, state, *args):
+        grads = contenders.non_private(problem)(params, *args)
         updates, state = adam.update(grads, state, params)
         return optax.apply_updates(params, updates), state
 
-    def private_step(params, state, padding, *batch):
+    def private_step(params, state, padding, *args):
         grad_fn = dpadambc.clipped_grad(
             problem.loss_fn,
             l2_clip_norm=numbers.l2_clip_norm,
             normalize_by=numbers.normalize_by,
+            batch_argnums=problem.batch_argnums,
         )
-        grads = grad_fn(params, *batch, is_padding_example=padding)
+        grads = grad_fn(params, *args, is_padding_example=padding)
         updates, state = private.update(grads, state, params)
         return optax.apply_updates(params, updates), state
 
-    params, batch = problem.params, problem.batch
+    params, args = problem.params, problem.arguments
     padding = jnp.zeros(problem.batch_size, bool)
     return {
-        ADAM: (adam_step, (params, adam.init(params), *batch)),
-        "private": (private_step, (params, private.init(params), padding, *batch)),
+        ADAM: (adam_step, (params, adam.init(params), *args)),
+        "private": (private_step, (params, private.init(params), padding, *args)),
     }
 
 

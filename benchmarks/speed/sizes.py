@@ -34,6 +34,10 @@ GPU: Sizes = {
     "transformer-128": functools.partial(_large, 128),
     "mlp-4096": functools.partial(models.mlp, 4096),
     "cnn5-2048": functools.partial(models.cnn5, 2048),
+    "encoder-512": functools.partial(models.encoder, 512, 64),
+    "decoder-32": functools.partial(
+        models.decoder, 32, 768, 12, 12, length=256, vocabulary=32_000
+    ),
     "gcn": functools.partial(models.gcn, 10_000),
     "lstm-1024": functools.partial(models.lstm, 1024),
 }

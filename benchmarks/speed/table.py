@@ -12,6 +12,7 @@ from typing import Any
 FOLDER = pathlib.Path(__file__).parent
 RESULTS = FOLDER / "results.json"
 PYTORCH = FOLDER / "pytorch_results.json"
+PYTORCH_ON_GPU = FOLDER / "pytorch_gpu.json"
 LARGEST = FOLDER / "largest.json"
 COMPILE = FOLDER / "compile.json"
 
@@ -161,13 +162,16 @@ def pytorch_name(mode: str) -> str:
 def pytorch(results: Results) -> str:
     """The gradient in PyTorch; its ratios are against PyTorch without privacy."""
     header = ["model", "batch", "gradient", "time, ms", "time against non-private"]
-    header += ["process, MB"]
+    header += ["process or GPU, MB"]
     rows, errors, commands = [], [], []
     for row in results["models"].values():
         for mode, case in row["gradients"].items():
             name = pytorch_name(mode)
             which = [row["model"], f"{row['batch_size']:,}", name]
-            rows.append([*which, *_time(case), _resident(case)])
+            megabytes = _resident(case)
+            if "peak_megabytes" in case:
+                megabytes = f"{case['peak_megabytes']:,.0f}"
+            rows.append([*which, *_time(case), megabytes])
             if "error" in case:
                 batch = f"batch {row['batch_size']:,}"
                 errors.append(f"- {row['model']}, {batch}, {name}: {case['error']}")
@@ -219,7 +223,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The speed results in Markdown.")
     parser.add_argument("files", type=pathlib.Path, nargs="*", default=[RESULTS])
     print(render(load(parser.parse_args().files)))
-    others = ((PYTORCH, pytorch), (LARGEST, largest), (COMPILE, compile_times))
+    others = (
+        (PYTORCH, pytorch),
+        (PYTORCH_ON_GPU, pytorch),
+        (LARGEST, largest),
+        (COMPILE, compile_times),
+    )
     for file, section in others:
         if file.exists():
             print("\n" + section(json.loads(file.read_text())))

@@ -1,6 +1,5 @@
 """The part of a run that may be published, and the file that states its epsilon."""
 
-import importlib.metadata
 import json
 import pathlib
 import zipfile
@@ -11,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+import dpadambc
 from dpadambc.accounting import Spending, spending_from_json, spending_to_json
 from dpadambc.core.fit import Result
 from dpadambc.core.spending import public_numbers
@@ -175,7 +175,7 @@ def save_release(path: str | pathlib.Path, result: Result) -> dict[str, Any]:
         "delta": result.target_delta,
         _SPENT: spending_to_json(result.spent),
         "dtypes": {name: str(x.dtype) for name, x in arrays.items()},
-        "dpadambc": importlib.metadata.version("dpadambc"),
+        "dpadambc": dpadambc.__version__,
     }
     stored: dict[str, Any] = {name: _storable(x) for name, x in arrays.items()}
     with path.open("wb") as file:

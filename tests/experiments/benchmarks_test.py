@@ -20,7 +20,7 @@ from benchmarks.adult import run as adult_run
 from benchmarks.adult import table as adult_table
 from benchmarks.digits import run as digits_run
 from benchmarks.speed import compile as speed_compile
-from benchmarks.speed import contenders, largest, models, plot
+from benchmarks.speed import contenders, gpu, largest, models, padding, plot
 from benchmarks.speed import run as speed_run
 from benchmarks.speed import table as speed_table
 from benchmarks.training import overhead, saving, scaling
@@ -527,9 +527,47 @@ def test_the_times_of_pytorch_are_tabled_with_the_errors_and_versions():
     )
 
 
+def test_a_step_on_poisson_batches_is_timed_against_one_without_padding():
+    line = padding.measure(padding.SMALL["MLP"], batch_size=8, draws=3)
+    assert line["rows"] > line["batch_size"] == 8
+    assert 0 < line["mean_examples"] < line["rows"]
+    line |= {"model": "MLP", "device": "cpu", "ratio_of_means": 1.234}
+    twice = [line | {"ratio_of_means": 5.678}, {"date": "today"}, line]
+    report = padding.table(twice)
+    assert "1.23" in report and "5.68" not in report
+
+
+def test_what_is_frozen_has_no_gradient_and_is_timed_alike():
+    with jax.numpy_rank_promotion("allow"):
+        problem = models.encoder(**gpu.SMALL["encoder"])
+    cases = gpu.gradients(gpu.low_rank(problem))
+    with jax.numpy_rank_promotion("allow"):
+        ordinary, private = (fun(*args) for fun, args in cases.values())
+    chex.assert_trees_all_equal_shapes_and_dtypes(ordinary, private)
+    assert {"q", "v"} == set(private["blocks"][0])
+    steps = gpu.steps(gpu.low_rank(problem)).values()
+    with jax.numpy_rank_promotion("allow"):
+        steps = [fun(*args)[0] for fun, args in steps]
+    chex.assert_trees_all_equal_shapes_and_dtypes(*steps, ordinary)
+
+
+def test_of_a_row_on_a_gpu_the_later_measurement_counts():
+    line = {"row": "net", "case": "ordinary", "milliseconds": 1.0}
+    other = line | {"case": "private", "milliseconds": 2.0, "ratio": {"median": 2.0}}
+    lines = [{"device": "old"}, line, other, {"device": "new"}]
+    found = gpu.records([*lines, other | {"ratio": {"median": 3.0}}])
+    assert found["net"]["private"]["device"] == "new"
+    assert found["net"]["ordinary"]["device"] == "old"
+    assert "| net | 1.0 | 3.00 | - | -, - |" in gpu.table(found)
+
+
 def test_the_ratios_of_speed_are_drawn():
     results = speed_table.load([speed_table.RESULTS])
     pytorch = json.loads(speed_table.PYTORCH.read_text())
-    time, memory = plot.picture(results, pytorch).axes
-    assert len(time.get_yticklabels()) == len(results["models"])
+    on_gpu = gpu.load(gpu.RESULTS, gpu.PEERS)
+    time, memory = plot.picture(results, pytorch, on_gpu).axes
+    labels = [label.get_text() for label in time.get_yticklabels()]
+    assert sum("cores" in label for label in labels) == len(results["models"])
+    assert 3 < sum("NVIDIA" in label for label in labels)
+    assert all(("cores" in label) != ("NVIDIA" in label) for label in labels)
     assert len(time.lines) > len(memory.lines)

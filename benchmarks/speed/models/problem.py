@@ -16,18 +16,30 @@ class Problem(NamedTuple):
     `loss_fn` itself.
 
     Of a model that is `microbatched`, private gradients in microbatches are timed too.
+    What is `frozen` is between parameters and examples, and has no gradient.
     """
 
     name: str
-    loss_fn: Callable[..., jax.Array]  # of (params, *example)
-    batch_loss: Callable[..., jax.Array]  # of (params, *batch)
+    loss_fn: Callable[..., jax.Array]  # of (params, *frozen, *example)
+    batch_loss: Callable[..., jax.Array]  # of (params, *frozen, *batch)
     params: Any
     batch: tuple[Any, ...]  # each of shape=(batch_size, ...)
     microbatched: bool = False
+    frozen: tuple[Any, ...] = ()
 
     @property
     def batch_size(self) -> int:
         return self.batch[0].shape[0]
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """Of a gradient, after the parameters."""
+        return (*self.frozen, *self.batch)
+
+    @property
+    def batch_argnums(self) -> tuple[int, ...]:
+        first = 1 + len(self.frozen)
+        return tuple(range(first, first + len(self.batch)))
 
     @property
     def num_params(self) -> int:
