@@ -1,5 +1,6 @@
 """Values of single examples: each reads no other, and both methods compute the same."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +16,8 @@ from dpadambc.audit.pipeline import Pipeline
 from dpadambc.core.arrays import widen
 from dpadambc.core.clip import clip_per_example
 from dpadambc.core.clipped_sum import materialize
-from dpadambc.core.gradient import per_example_norms
-from dpadambc.engine import jaxprs
+from dpadambc.core.gradient import per_example_leaves, per_example_squared_norms
+from dpadambc.engine import jaxprs, rounding, weighted
 
 _ROUNDING = 1e-4  # relative: other rows may be summed in another order
 _ROUNDINGS = 4  # that may add up: of the products, of the sum, in either program
@@ -108,6 +109,10 @@ def factored(pipeline: Pipeline) -> Finding:
     rounds each coordinate too, by its eps. So the bound is four times
     sqrt(eps) + eps of the lowest precision.
 
+    Both methods compute the gradients by exact products. The clip multiplies as the
+    device does, and may round. What that moves by the theorem of `engine.rounding`,
+    from an exact gradient, is no difference.
+
     Args:
       pipeline: of `Pipeline.of_fit` or `of_chain`, which show the loss.
 
@@ -132,9 +137,7 @@ def factored(pipeline: Pipeline) -> Finding:
     check, params = "factored", pipeline.params
     if pipeline.gradients_by is None:
         return not_tested(check, "the pipeline does not show its loss.")
-    # The rules of the engine are tested, not how an accelerator rounds its products.
-    with jax.default_matmul_precision("highest"):
-        found = [_differences(pipeline, near) for near in (params, _perturbed(params))]
+    found = [_differences(pipeline, near) for near in (params, _perturbed(params))]
     differences = np.array([x for x, _ in found])
     if np.all(np.isnan(differences)):
         return not_tested(check, "no example has a gradient that is finite.")
@@ -157,26 +160,32 @@ def _differences(
     """Norms below the true ones, the sum, norms above; and the bound on rounding."""
     gradients_by: Any = pipeline.gradients_by
     batch, clip_norm = pipeline.batch, pipeline.mechanism.l2_clip_norm
-    clip = clip_per_example(clip_norm, normalize_by=1.0)
+    precision = pipeline.precision
+    clip = clip_per_example(clip_norm, normalize_by=1.0, precision=precision)
 
     @jax.jit
-    def by_factors(params, *batch):
-        gradients = gradients_by("factored", params, *batch)
+    def clip_factored(gradients, params):
+        squared_norms = per_example_squared_norms(gradients, precision)
+        opened = [leaf.open() for leaf in per_example_leaves(gradients)]
+        errors = rounding.on_device(weighted.errors, precision, opened)
         clipped, _ = clip.update(gradients, optax.EmptyState(), params)
-        return per_example_norms(gradients), materialize(clipped)
+        return jnp.sqrt(squared_norms), errors, materialize(clipped)
 
     @jax.jit
     def by_vmap(params, *batch):
         return materialize(gradients_by("vmap", params, *batch))
 
-    norms, clipped = by_factors(params, *batch)
+    # The clip is tested, not how an accelerator rounds the products of the model.
+    with jax.default_matmul_precision("highest"):
+        by_factors = jax.jit(functools.partial(gradients_by, "factored"))
+        gradients, formed = by_factors(params, *batch), by_vmap(params, *batch)
+        program = jax.make_jaxpr(by_vmap)(params, *batch)
+    norms, errors, clipped = clip_factored(gradients, params)
     eps, norms = float(jnp.finfo(norms.dtype).eps), np.asarray(norms, float)
     clipped = neighbors.flat(clipped)
     rows = [
-        np.asarray(g, float).reshape(len(norms), -1)
-        for g in jax.tree.leaves(by_vmap(params, *batch))
+        np.asarray(g, float).reshape(len(norms), -1) for g in jax.tree.leaves(formed)
     ]
-    program = jax.make_jaxpr(by_vmap)(params, *batch)
     bound = _ROUNDINGS * (eps**0.5 + _largest_eps(program))
     exact = np.linalg.norm(np.concatenate(rows, axis=1), axis=1)
     if not np.array_equal(np.isfinite(exact), np.isfinite(norms)):
@@ -186,13 +195,16 @@ def _differences(
         return (np.nan, np.nan, np.nan), bound
     # The weights are those of the factored norms: only the gradients may differ.
     target = clip_norm * (1 - 8 * eps)
-    norms, exact = norms[present], exact[present]
+    norms, exact, errors = (
+        np.asarray(x, float)[present] for x in (norms, exact, errors)
+    )
     longest = np.maximum(np.maximum(exact, norms), 1e-300)
     weights = np.minimum(1.0, target / np.maximum(norms, 1e-300))
     sums = np.concatenate([weights @ x[present] for x in rows])
-    of_sum = np.linalg.norm(clipped - sums) / np.sum(weights * longest)
-    relative = (exact - norms) / longest
-    return (float(relative.max()), float(of_sum), float((-relative).max())), bound
+    apart = np.linalg.norm(clipped - sums) - np.sum(weights * errors)
+    of_sum = max(apart, 0.0) / np.sum(weights * longest)
+    below, above = (exact - errors - norms) / longest, (norms - exact) / longest
+    return (float(below.max()), float(of_sum), float(above.max())), bound
 
 
 def _largest_eps(program: jex.ClosedJaxpr) -> float:

@@ -16,6 +16,7 @@ from dpadambc.core.clipped_sum import materialize
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.per_example import per_example_grad
 from dpadambc.core.step import Step, positional, takes_key
+from dpadambc.engine import rounding
 from dpadambc.mechanisms.checks import check_independent_noise
 
 _BATCH_SIZE = 8
@@ -45,6 +46,7 @@ class Pipeline:
       loader: of a seed, returns batches of indices, as many as `mechanism.iterations`;
         for `sampling`.
       num_examples: the size of the data set that `loader` takes from.
+      precision: of the products in the step's clip; see `clip_per_example`.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -71,6 +73,7 @@ class Pipeline:
     make_optimizer: Callable[[jax.Array], optax.GradientTransformation] | None = None
     loader: Callable[[int], Iterable[Any]] | None = None
     num_examples: int | None = None
+    precision: rounding.Precision = None
 
     def __post_init__(self):
         check_independent_noise(self.mechanism)
@@ -95,6 +98,7 @@ class Pipeline:
         *,
         frozen: Any = None,
         microbatch_size: int | None = None,
+        precision: rounding.Precision = None,
     ) -> "Pipeline":
         """The step that `training.fit` takes with these arguments.
 
@@ -106,6 +110,7 @@ class Pipeline:
           optimizer: as for `fit`.
           frozen: as for `fit`.
           microbatch_size: as for `Step`.
+          precision: as for `fit`.
 
         Returns:
           A `Pipeline`.
@@ -116,6 +121,7 @@ class Pipeline:
             optimizer,
             microbatch_size=microbatch_size,
             skip_padding=True,  # as on one device
+            precision=precision,
         )
 
         def step(state, *batch, is_padding_example=None):
@@ -137,6 +143,7 @@ class Pipeline:
                 jax.random.key(seed), num_examples=num_examples
             ),
             num_examples=num_examples,
+            precision=precision,
             **_of_examples(loss_fn, data, shared, keys),
         )
 

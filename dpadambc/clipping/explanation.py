@@ -17,7 +17,7 @@ from dpadambc.core.clipped_grad import clipped_grad
 from dpadambc.core.clipped_sum import close_sums, materialize
 from dpadambc.core.gradient import PerExampleGradient, is_per_example
 from dpadambc.core.per_example import Argnums, Arguments, per_example_grad
-from dpadambc.engine import memory
+from dpadambc.engine import memory, rounding, weighted
 from dpadambc.engine.forms import Full
 from dpadambc.engine.transform import Method
 
@@ -70,6 +70,22 @@ class ParameterCost:
         """Equal for the parameters of repeated layers."""
         name = re.sub(r"\d+", "*", self.name)
         return name, self.shape, self.rule, self.factored_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Products:
+    """The products of the clip on one platform: see `engine.rounding`.
+
+    Attributes:
+      platform: "cuda", "tpu" or "cpu".
+      algorithms: which JAX is asked for, for the dtypes of the model.
+      given_away: the share of C that the clipped gradient of the example stays below,
+        if it is longer than C, for what the products may round; None for shapes.
+    """
+
+    platform: str
+    algorithms: tuple[str, ...]
+    given_away: float | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,6 +155,7 @@ class Explanation:
       factored_bytes: memory of all distinct factors; some serve several parameters.
       without_gradient: a sentence for each parameter that the loss does not depend on.
       costly: a sentence for each parameter that takes needless memory.
+      products: of the clip, one row for each platform.
       plan: the programs that were compared, if there is a memory limit.
     """
 
@@ -147,6 +164,7 @@ class Explanation:
     factored_bytes: int
     without_gradient: tuple[str, ...]
     costly: tuple[str, ...]
+    products: tuple[Products, ...]
     plan: Plan | None = None
 
     @property
@@ -188,8 +206,15 @@ class Explanation:
         )
         rows = _aligned([header, *_folded(self.parameters), total], num_left=3)
         warned = (f"warning: {text}" for text in self.warnings)
+        share = lambda x: "-" if x is None else f"{x:.2%}"
+        products = [("platform", "products of the clip", "of C given away")]
+        products += [
+            (x.platform, ", ".join(x.algorithms), share(x.given_away))
+            for x in self.products
+        ]
+        tables = *rows, *warned, "", *_aligned(products, num_left=2)
         plan = () if self.plan is None else ("", str(self.plan))
-        return "\n".join((f"batch of {self.batch_size}", *rows, *warned, *plan))
+        return "\n".join((f"batch of {self.batch_size}", *tables, *plan))
 
 
 def _folded(parameters: Sequence[ParameterCost]) -> list[tuple[str, ...]]:
@@ -295,10 +320,13 @@ def explain(
     prng_argnum: int | None = None,
     memory_limit: float | None = None,
     optimizer: optax.GradientTransformation | None = None,
+    precision: rounding.Precision = None,
 ) -> Explanation:
     """The form and the memory of the per-example gradients of a loss.
 
-    Nothing runs: JAX traces the loss with the shapes of its arguments. With a memory
+    JAX traces the loss with the shapes of its arguments. Of shapes nothing runs; of
+    arrays the gradient of the one example does, to tell what the bound on rounding
+    gives away of it on a GPU and a TPU, on whatever device this is. With a memory
     limit, JAX also compiles it a few times, to find the largest `microbatch_size` for
     `clipped_grad` that the compiler's own analysis says fits. Factors are in memory
     until the norms are known. So private training needs microbatches to save the memory
@@ -324,18 +352,19 @@ def explain(
       optimizer: of the clipped gradient, such as
         `optax.chain(add_dp_noise(...), adam_bc(...))`, to plan the memory of the whole
         step, which updates parameters and state in place; else that of the gradient.
+      precision: of the products in the clip; see `clip_per_example`.
 
     Returns:
-      An `Explanation`: `print` it, or read `parameters`, `rules`, `warnings`, and with
-      a memory limit `microbatch_size` and `plan`. The plan compares the chosen
-      microbatch with its neighbors, with the ordinary gradient and with `jax.vmap`. One
-      row stands for several layers that are alike, and says how many. Its `warnings`
-      are of parameters without a gradient, of those without a rule, and of kernels that
-      are formed and take more than all the others.
+      An `Explanation`: `print` it, or read `parameters`, `rules`, `warnings`,
+      `products`, and with a memory limit `microbatch_size` and `plan`. The plan
+      compares the chosen microbatch with its neighbors, with the ordinary gradient and
+      with `jax.vmap`. One row stands for several layers that are alike, and says how
+      many. Its `warnings` are of parameters without a gradient, of those without a
+      rule, and of kernels that are formed and take more than all the others.
 
     Raises:
-      ValueError: as `per_example_grad`; `microbatch_size` does, if not even
-        one example fits.
+      ValueError: as `per_example_grad`, and for a `precision` without a bound;
+        `microbatch_size` does, if not even one example fits.
       TypeError: as `per_example_grad`.
       RuntimeError: if there is a limit, and the compiler does not state the memory.
 
@@ -351,12 +380,18 @@ def explain(
       ['w']                     (784, 1024)  outer product   1.85 MB        822 MB
       ['b']                     (1024,)      direct          1.05 MB       1.05 MB
       all, shared factors once                               1.85 MB        823 MB
+      <BLANKLINE>
+      platform  products of the clip  of C given away
+      cuda      TF32_TF32_F32                   0.20%
+      tpu       BF16_BF16_F32                   0.39%
+      cpu       HIGHEST                         0.00%
       >>> found = dpadambc.explain(
       ...     loss_fn, params, jnp.ones(784), batch_size=256, memory_limit=1e8)
       >>> found.microbatch_size
       256
     """
     validate.count(least=1, batch_size=batch_size)
+    rounding.check(precision)
     if memory_limit is not None:
         validate.positive(memory_limit=memory_limit)
     elif optimizer is not None:
@@ -365,7 +400,7 @@ def explain(
     grad_fn = per_example_grad(
         fun, argnums, has_aux, batch_argnums=batch_argnums, prng_argnum=prng_argnum
     )
-    rows, distinct = [], {}
+    rows, distinct, dtypes = [], {}, set()
 
     def trace(*batched):
         grads = grad_fn(*batched)
@@ -375,6 +410,8 @@ def explain(
             name = jax.tree_util.keystr(path) or "params"
             rows.append(_cost(name, leaf, batch_size))
             distinct.update(_num_bytes(leaf))
+            of_numbers = [d for d in leaf.dtypes if jnp.issubdtype(d, jnp.floating)]
+            dtypes.add(jnp.result_type(*of_numbers))
         distinct["bytes"] = sum(distinct.values())
 
     batched = [
@@ -385,7 +422,7 @@ def explain(
     plan = None
     if memory_limit is not None:
         programs = _Programs(
-            fun, arguments, has_aux, tuple(batched), batch_size, optimizer
+            fun, arguments, has_aux, tuple(batched), batch_size, optimizer, precision
         )
         plan = _planned(programs, memory_limit)
     return Explanation(
@@ -394,7 +431,42 @@ def explain(
         factored_bytes=distinct["bytes"],
         without_gradient=_without_gradient(rows),
         costly=_costly(rows),
+        products=_products(grad_fn, arguments, args, dtypes, precision),
         plan=plan,
+    )
+
+
+def _products(
+    grad_fn: Callable[..., Any],
+    parts: Arguments,
+    args: Any,
+    dtypes: Any,
+    precision: Any,
+) -> tuple[Products, ...]:
+    """The rows of all platforms: their constants, in exact arithmetic."""
+    platforms = {**rounding.by_platform(precision), "cpu": rounding.FULL}
+    exact = dict(algorithm=jax.lax.Precision.HIGHEST, dtype=None)
+    in_full = lambda unit: dataclasses.replace(unit, **exact)
+
+    @jax.jit
+    def bounds(*args):
+        grads = jax.tree.leaves(grad_fn(*args), is_leaf=is_per_example)
+        opened = [leaf.open() for leaf in grads if is_per_example(leaf)]
+        of = lambda units: rounding.Units(in_full(units.wide), in_full(units.narrow))
+        norm = lambda units: jnp.sqrt(weighted.squared_norms(of(units), opened)[0])
+        return jax.tree.map(norm, platforms)
+
+    shares = dict.fromkeys(platforms)
+    if not any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(args)):
+        alone = lambda x: jnp.asarray(x)[None]
+        some = parts.batched(args)
+        one = [jax.tree.map(alone, x) if i in some else x for i, x in enumerate(args)]
+        found = {name: float(x) for name, x in bounds(*one).items()}
+        shares = {name: 1 - found["cpu"] / (x or 1.0) for name, x in found.items()}
+    names = lambda units: sorted({str(units.of(dtype).algorithm) for dtype in dtypes})
+    return tuple(
+        Products(name, tuple(names(units)), shares[name])
+        for name, units in platforms.items()
     )
 
 
@@ -433,6 +505,7 @@ class _Programs:
     args: tuple[Any, ...]  # with a batch axis
     batch_size: int
     optimizer: optax.GradientTransformation | None
+    precision: rounding.Precision
 
     def factored(self, microbatch_size: int) -> Choice:
         """The clipped gradient, so many examples at a time."""
@@ -460,6 +533,7 @@ class _Programs:
             batch_argnums=self.parts.batch_argnums,
             prng_argnum=self.parts.prng_argnum,
             method=method,
+            precision=self.precision,
         )
         return (lambda *args, **mask: grad(*args, **mask)[0]) if self.has_aux else grad
 

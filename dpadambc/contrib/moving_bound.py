@@ -77,21 +77,22 @@ class _WithSum(Noise):
             first = jnp.asarray(start, jnp.float32)
             return MovingBoundState(first, noise.init(_with(params, 0.0)))
 
-        def clip_fn(gradients, state, params, *, is_padding_example=None, **extra_args):
-            masks = {"is_padding_example": is_padding_example, **extra_args}
-            if not clip.check_gradients(gradients, params, **masks):
+        def clip_fn(gradients, state, params, *, precision=None, **extra_args):
+            mask = extra_args.get("is_padding_example")
+            if not clip.check_gradients(gradients, params, **extra_args):
                 return clip.Sums(gradients, jnp.zeros([]))
             # In units of the bound: the sensitivity is that of the first step. Rounded
             # up, for the bound is in float32, and the sum may be in float64.
             rounding = 1 + 4 * jnp.finfo(jnp.float32).eps
             units = state.l2_clip_norm / start * rounding
+            chosen = rule, precision
 
-            def clip_and_sum(bound, normalize_by, gradients, is_padding_example):
-                found = clip.factors(gradients, params, bound, is_padding_example, rule)
+            def clip_and_sum(bound, normalize_by, gradients, mask):
+                found = clip.factors(gradients, params, bound, mask, *chosen)
                 return clip.Sums(
-                    clip.weighted_sum(gradients, params, found, normalize_by, rule),
+                    clip.weighted_sum(gradients, params, found, normalize_by, *chosen),
                     _sum_of_indicators(
-                        mechanism, gradients, params, is_padding_example, found, bound
+                        mechanism, gradients, params, mask, found, bound
                     ),
                 )
 
@@ -101,7 +102,7 @@ class _WithSum(Noise):
                 state.l2_clip_norm,
                 divisor * units,
                 gradients,
-                is_padding_example,
+                mask,
             )
 
         def noise_fn(sums, state, params=None):

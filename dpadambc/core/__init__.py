@@ -41,8 +41,9 @@ The core calls the engine through two functions, `engine.transform.factored_outp
 `engine.threefry.normals`. Their references are `method="vmap"` and `jax.random.normal`,
 with which `audit` compares them on your model. Besides these it knows a type of value,
 `engine.interface.Gradient`, with `engine.weighted`; `engine.memory`, which chooses how
-many examples are computed at once; `engine.mesh`, for shardings; and `engine.search`,
-which finds a root. They change a sum by rounding alone, or no number at all.
+many examples are computed at once; `engine.mesh`, for shardings; `engine.jaxprs`, which
+finds the programs in a program; and `engine.search`, which finds a root. They change a
+sum by rounding alone, or no number at all.
 
 Nothing here keeps state between calls, warns, or opens a file. No other folder can
 weaken it: a mechanism is an event and a draw, and contrib's other noise vouches for its

@@ -162,14 +162,13 @@ def sensitivity(
 def _clip_weights(
     squared_norms: jax.Array,
     l2_clip_norm: jax.typing.ArrayLike,
-    is_padding_example: jax.Array | None = None,
-    clip_rule: ClipRule = FLAT,
-    size: int = 1,
+    left_out: jax.Array,
+    clip_rule: ClipRule,
+    size: int,
 ) -> jax.Array:
     """The factor of each example, at most C / norm, shape (batch,).
 
-    Zero for padding examples and for those whose norm is not finite. `size` is the
-    number of coordinates.
+    Zero for those that are left out. `size` is the number of coordinates.
     """
     norms = jnp.sqrt(squared_norms)
     finfo = jnp.finfo(norms.dtype)
@@ -184,10 +183,7 @@ def _clip_weights(
     weights = jax.vmap(clip_rule.weight, (0, None))(norms, target)
     limit = target / jnp.maximum(norms, unseen)
     weights = jnp.clip(weights, 0, limit).astype(norms.dtype)
-    takes_part = jnp.isfinite(norms) & jnp.isfinite(weights)
-    if is_padding_example is not None:
-        takes_part &= ~is_padding_example
-    return jnp.where(takes_part, weights, 0)
+    return jnp.where(jnp.isfinite(weights) & ~left_out, weights, 0)
 
 
 def unseen_norm(size: int, dtype: Any) -> float:

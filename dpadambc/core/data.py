@@ -6,19 +6,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from dpadambc.core.sampling import Batch
-from dpadambc.engine.mesh import (
-    Layout,
-    axes_of,
-    named,
-    named_sharding,
-    num_shards,
-    sharding_of,
-    spec_of,
-    with_auto_axes,
-)
+from dpadambc.engine import mesh
+from dpadambc.engine.mesh import Layout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +41,7 @@ class Sharded:
     sharding: NamedSharding
 
     def __post_init__(self):
-        if named_sharding(self.sharding) is None or len(self.sharding.spec) != 1:
+        if mesh.named_sharding(self.sharding) is None or len(self.sharding.spec) != 1:
             raise ValueError(
                 "Expected sharding to be a NamedSharding of a mesh of devices that"
                 " splits axis 0 alone, such as NamedSharding(mesh,"
@@ -133,12 +125,7 @@ class Fetched(NamedTuple):
 def fetch(source: Any, batch: Batch, layout: Layout) -> Fetched:
     """The examples of a batch from the host: in each process, those it needs."""
     padding = np.asarray(batch.is_padding_example)
-    sharding = named(layout, PartitionSpec(layout.axes)) if layout.axes else None
-    is_needed = np.full(padding.shape, sharding is None)
-    if sharding is not None:
-        for part in sharding.addressable_devices_indices_map(padding.shape).values():
-            is_needed[part] = True
-    is_needed &= ~padding
+    is_needed = mesh.is_held_here(len(padding), layout) & ~padding
     chosen = np.asarray(batch.indices)[is_needed].tolist()
     rows = [source[i] for i in chosen or [0]]
 
@@ -146,9 +133,7 @@ def fetch(source: Any, batch: Batch, layout: Layout) -> Fetched:
         values = np.stack(leaves)
         found = np.zeros((len(padding), *values.shape[1:]), values.dtype)
         found[is_needed] = values[: len(chosen)]
-        if sharding is None:
-            return found
-        return jax.make_array_from_callback(found.shape, sharding, found.__getitem__)
+        return mesh.split_on_host(found, layout)
 
     return Fetched(jax.tree.map(column, *rows), batch.is_padding_example)
 
@@ -158,28 +143,16 @@ def fetch(source: Any, batch: Batch, layout: Layout) -> Fetched:
 
 def layout_of(params: Any, frozen: Any, data: Any) -> Layout:
     """The layout of a run: that of the arrays that the user has placed on a mesh."""
-    found = lambda tree: [s for s in map(sharding_of, jax.tree.leaves(tree)) if s]
-    examples = data.data if isinstance(data, Sharded) else data
-    of_data = [] if is_source(examples) else found(examples)
-    of_batches = [data.sharding] if isinstance(data, Sharded) else of_data
-    meshes = {
-        with_auto_axes(s.mesh) for s in found((params, frozen)) + of_data + of_batches
-    }
-    splits = {axes_of(s.spec[0]) for s in of_batches if len(s.spec)} - {()}
-    if len(meshes) > 1 or len(splits) > 1:
-        raise ValueError(
-            "Expected params, frozen and data on one mesh, and all arrays of data split"
-            f" along the same axes, got {sorted(map(str, [*meshes, *splits]))}."
-        )
-    if not meshes:
-        return Layout()
-    specs = [spec_of(x) for x in jax.tree.leaves(params)]
-    return Layout(meshes.pop(), splits.pop() if splits else (), tuple(specs))
+    if isinstance(data, Sharded):
+        arrays = () if is_source(data.data) else data.data
+        return mesh.layout_of(params, (frozen, arrays), [data.sharding])
+    arrays = () if is_source(data) else data
+    return mesh.layout_of(params, frozen, mesh.shardings_of(arrays))
 
 
 def padded(batch: Batch, layout: Layout, microbatch_size: int | None) -> Batch:
     """A batch with padding up to shards of equal sizes."""
-    size, unit = len(batch.indices), num_shards(layout)
+    size, unit = len(batch.indices), mesh.num_shards(layout)
     if unit > 1 and microbatch_size is not None and microbatch_size < size:
         unit = microbatch_size
     if not (more := -size % unit):

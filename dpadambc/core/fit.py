@@ -31,7 +31,7 @@ from dpadambc.core.step import (
     may_be_kept,
     programs_of,
 )
-from dpadambc.engine import memory, mesh
+from dpadambc.engine import memory, mesh, rounding
 
 
 class Stop(Exception):
@@ -217,6 +217,7 @@ def fit(  # noqa: C901 - one story, from top to bottom
     frozen: Any = None,
     microbatch_size: int | Literal["auto"] | None = "auto",
     steps_per_call: int = 1,
+    precision: rounding.Precision = None,
     callback: Callback | Sequence[Callback] = (),
     checkpoints: Any = None,
 ) -> Result:
@@ -253,6 +254,8 @@ def fit(  # noqa: C901 - one story, from top to bottom
       microbatch_size: how many examples are in memory at once; None is all, "auto" the
         most with which a step fits into the memory that the devices state.
       steps_per_call: how many steps are compiled into one call, on arrays.
+      precision: of the products in the clip; see `clip_per_example`. A run that gives
+        one is another than a run that does not.
       callback: called with the `Progress` after each call; or several. It may raise
         `Stop`. Whatever it learns of protected data is not covered by epsilon.
       checkpoints: `Checkpoints` to resume from and to save to.
@@ -300,6 +303,7 @@ def fit(  # noqa: C901 - one story, from top to bottom
         optimizer,
         microbatch_size=None if microbatch_size == "auto" else microbatch_size,
         skip_padding=layout.mesh is None,
+        precision=precision,
         layout=layout,
     )
 
@@ -325,6 +329,8 @@ def fit(  # noqa: C901 - one story, from top to bottom
     with mesh.on_mesh(layout):
         traced = _identity.traced_programs(step, params, frozen, data)
     numbers = public_numbers(mechanism)
+    if precision is not None:  # another clip, so that batches are others
+        numbers["precision"] = str(precision)
     identify = functools.partial(_identity.of_run, numbers, traced, earlier)
     if mesh.spans_processes(layout):
         # Before they are placed: JAX compares them too, and shows the rows that differ.

@@ -8,7 +8,7 @@ of, and no other. And processes that train one model must agree on it.
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -24,6 +24,7 @@ from dpadambc.core.noise import AddDPNoiseState
 from dpadambc.core.per_example import check_floating, scalar_loss
 from dpadambc.core.spending import public_numbers
 from dpadambc.core.step import Step, positional, takes_key
+from dpadambc.engine.jaxprs import equations_in, programs_in
 
 Identity = dict[str, Any]
 
@@ -54,24 +55,9 @@ def of_values(tree: Any) -> str:
     return digest.hexdigest()[:16]
 
 
-def _programs(program: Any) -> Iterator[Any]:
-    """A program and all programs inside it."""
-    is_program = lambda x: isinstance(x, jex.ClosedJaxpr | jex.Jaxpr)
-    yield program
-    for equation in getattr(program, "jaxpr", program).eqns:
-        several = jax.tree.leaves([*equation.params.values()], is_leaf=is_program)
-        for inner in filter(is_program, several):
-            yield from _programs(inner)
-
-
-def _equations(program: Any) -> Iterator[jex.JaxprEqn]:
-    for each in _programs(program):
-        yield from getattr(each, "jaxpr", each).eqns
-
-
 def gathers_nodes(program: jex.ClosedJaxpr) -> bool:
     """Whether a loss reads the members of a subgraph, by `graphs.gather`."""
-    names = (equation.params.get("name") for equation in _equations(program))
+    names = (equation.params.get("name") for equation in equations_in(program))
     return "graph_members" in names
 
 
@@ -80,8 +66,8 @@ def of_program(program: jex.ClosedJaxpr) -> str:
 
     It does not depend on the devices: the same program on others differs by rounding.
     """
-    constants = [x for each in _programs(program) for x in getattr(each, "consts", ())]
-    for equation in _equations(program):
+    constants = [x for each in programs_in(program) for x in each.consts]
+    for equation in equations_in(program):
         constants += [x.val for x in equation.invars if isinstance(x, jex.Literal)]
     text = _essence(str(program)) + of_values(constants)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -164,7 +150,7 @@ def of_run(
         by its length and first example.
     """
     params, frozen, data = values
-    names = {x.primitive.name for each in programs for x in _equations(each)}
+    names = {x.primitive.name for each in programs for x in equations_in(each)}
     # Without names, which are others where a script is run again.
     runs = [] if earlier is None else earlier.runs
     spent = [(public_numbers(run.mechanism), run.levels) for run in runs]

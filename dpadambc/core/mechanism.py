@@ -35,12 +35,7 @@ from dpadambc.core.accounting import (
 from dpadambc.core.arrays import make_varying, varying_axes
 from dpadambc.core.calibrate import as_fields, solved
 from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation, check_rule
-from dpadambc.core.privatize import (
-    INDEPENDENT,
-    Noise,
-    PrivateGradient,
-    scaled_multiplier,
-)
+from dpadambc.core.privatize import INDEPENDENT, Noise, PrivateGradient
 from dpadambc.core.sampling import Batch, poisson_batch
 
 _ADD_OR_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -186,9 +181,7 @@ class Mechanism(abc.ABC):
         The noise multiplier times the sensitivity, a schedule if the multiplier is one.
         Give this value, or the mechanism, to `add_dp_noise` and to `scale_by_adam_bc`.
         """
-        if self._noise is not INDEPENDENT:
-            return self._noise.stddev(self)
-        return scaled_multiplier(self.noise_multiplier, self.sensitivity)
+        return self._noise.stddev(self)
 
     @property
     @final

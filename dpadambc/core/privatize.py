@@ -19,6 +19,7 @@ from dpadambc.core.clip import Sums, check_parameters, clipped_sums
 from dpadambc.core.clipped_sum import close_sums
 from dpadambc.core.gradient import per_example_leaves
 from dpadambc.core.noise import add_dp_noise
+from dpadambc.engine import rounding
 
 if TYPE_CHECKING:
     from dpadambc.core.mechanism import Mechanism
@@ -29,8 +30,9 @@ class PrivateGradient(NamedTuple):
 
     Attributes:
       init: the state, of the parameters.
-      clip: of per-example gradients, the state, the parameters and the padding mask,
-        the `clip.Sums` over the examples. Those of microbatches add up.
+      clip: of per-example gradients, the state, the parameters, the padding mask and
+        the `precision` of products, the `clip.Sums` over the examples. Those of
+        microbatches add up.
       add_noise: of these sums, the state and the parameters, the private gradient and
         the next state.
     """
@@ -105,7 +107,7 @@ INDEPENDENT = Independent()
 
 
 def privatize(
-    mechanism: "Mechanism", *, key: jax.Array
+    mechanism: "Mechanism", *, key: jax.Array, precision: rounding.Precision = None
 ) -> optax.GradientTransformationExtraArgs:
     r"""From per-example gradients to the private gradient: clip, sum, add noise.
 
@@ -128,6 +130,7 @@ def privatize(
     Args:
       mechanism: the public numbers, such as a `PoissonGaussian`.
       key: a typed key for the noise; a new one for each run.
+      precision: of the products in the clip; see `clip_per_example`.
 
     Returns:
       An Optax transformation, to be called as
@@ -137,7 +140,8 @@ def privatize(
     Raises:
       TypeError: if `mechanism` is no mechanism, `key` no typed key, or a gradient is
         not, or no longer, as `per_example_grad` returned it.
-      ValueError: if there is no mask, or only a part of the parameters or gradients.
+      ValueError: if there is no mask, or only a part of the parameters or gradients, or
+        the clip has no bound for this `precision`.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax
@@ -160,10 +164,11 @@ def privatize(
     """
     if isinstance(mechanism, type) or not hasattr(mechanism, "private_gradient"):
         raise TypeError(f"Expected mechanism of dpadambc, got {mechanism!r}.")
+    rounding.check(precision)
     private = mechanism.private_gradient(key)
 
     def update_fn(updates, state, params=None, **extra_args):
-        sums = private.clip(updates, state, params, **extra_args)
+        sums = private.clip(updates, state, params, precision=precision, **extra_args)
         leaves, mask = per_example_leaves(updates), extra_args.get("is_padding_example")
         if mask is None and not all(leaf.is_masked for leaf in leaves):
             _check_unmasked_batch(leaves[0].batch_size, mechanism)

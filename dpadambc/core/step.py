@@ -16,7 +16,7 @@ from dpadambc.core.arrays import widen
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.per_example import Arguments
 from dpadambc.core.sampling import Batch
-from dpadambc.engine import mesh
+from dpadambc.engine import mesh, rounding
 from dpadambc.engine.mesh import Layout
 
 
@@ -124,6 +124,7 @@ class Step:
         `optax.adam(1e-3)` or `dpadambc.adam_bc(1e-3, mechanism)`.
       microbatch_size: how many examples are in memory at once; all by default.
       skip_padding: see `clipped_grad`; `fit` sets it where the run has one device.
+      precision: of the products in the clip; see `clip_per_example`.
       layout: of arrays on several devices; `fit` sets it.
 
     Raises:
@@ -156,6 +157,7 @@ class Step:
     optimizer: optax.GradientTransformation
     microbatch_size: int | None = None
     skip_padding: bool = False
+    precision: rounding.Precision = None
     layout: Layout = Layout()
 
     def __post_init__(self):
@@ -166,6 +168,7 @@ class Step:
                 f" from a key, such as a PoissonGaussian, got {self.mechanism!r}."
             )
         validate.transformation(optimizer=self.optimizer)
+        rounding.check(self.precision)
         if self.microbatch_size is not None:
             validate.count(least=1, microbatch_size=self.microbatch_size)
             if self.microbatch_size % (shards := mesh.num_shards(self.layout)):
@@ -234,7 +237,7 @@ class Step:
 
         # Gradients of examples, clipped and summed, a microbatch at a time.
         clipped = clipped_grad.values_and_sums(
-            private.clip,
+            functools.partial(private.clip, precision=self.precision),
             positional(self.loss_fn, has_frozen=frozen is not None),
             parts,
             has_aux=False,

@@ -35,6 +35,20 @@ def inner(eqn: jex.JaxprEqn) -> Iterator[jex.ClosedJaxpr]:
             values[:0] = value
 
 
+def programs_in(program: jex.ClosedJaxpr) -> Iterator[jex.ClosedJaxpr]:
+    """A program and all programs inside it."""
+    yield program
+    for eqn in program.jaxpr.eqns:
+        for each in inner(eqn):
+            yield from programs_in(each)
+
+
+def equations_in(program: jex.ClosedJaxpr) -> Iterator[jex.JaxprEqn]:
+    """The equations of a program and of all inside it."""
+    for each in programs_in(program):
+        yield from each.jaxpr.eqns
+
+
 def with_constants(program: Any, change: Callable[[Any], Any]) -> Any:
     """The same program, with its constants changed and those of all inside it."""
     if isinstance(program, jex.ClosedJaxpr | jex.Jaxpr):

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 
@@ -73,6 +74,55 @@ def spans_processes(layout: Layout) -> bool:
     """Whether the devices of the mesh are of several processes."""
     devices = () if layout.mesh is None else layout.mesh.devices.flat
     return len({device.process_index for device in devices}) > 1
+
+
+def shardings_of(tree: Any) -> list[NamedSharding]:
+    """Of the arrays of a tree that are on a mesh."""
+    return [s for s in map(sharding_of, jax.tree.leaves(tree)) if s is not None]
+
+
+def layout_of(params: Any, others: Any, batches: Sequence[NamedSharding]) -> Layout:
+    """The layout that arrays have been placed in.
+
+    Args:
+      params: the parameters.
+      others: other arrays of the run.
+      batches: the shardings along whose axis 0 the examples are split.
+
+    Raises:
+      ValueError: if there are several meshes, or several ways to split the examples.
+    """
+    placed = [*shardings_of((params, others)), *batches]
+    meshes = {with_auto_axes(s.mesh) for s in placed}
+    splits = {axes_of(s.spec[0]) for s in batches if len(s.spec)} - {()}
+    if len(meshes) > 1 or len(splits) > 1:
+        raise ValueError(
+            "Expected params, frozen and data on one mesh, and all arrays of data split"
+            f" along the same axes, got {sorted(map(str, [*meshes, *splits]))}."
+        )
+    if not meshes:
+        return Layout()
+    specs = tuple(map(spec_of, jax.tree.leaves(params)))
+    return Layout(meshes.pop(), splits.pop() if splits else (), specs)
+
+
+def is_held_here(size: int, layout: Layout) -> np.ndarray:
+    """Which rows of a batch the devices of this process hold, shape (size,)."""
+    if not layout.axes:
+        return np.ones(size, bool)
+    is_held = np.zeros(size, bool)
+    sharding = named(layout, PartitionSpec(layout.axes))
+    for part in sharding.addressable_devices_indices_map((size,)).values():
+        is_held[part] = True
+    return is_held
+
+
+def split_on_host(rows: np.ndarray, layout: Layout) -> Any:
+    """An array of the host, each device with some of its rows."""
+    if not layout.axes:
+        return rows
+    sharding = named(layout, PartitionSpec(layout.axes))
+    return jax.make_array_from_callback(rows.shape, sharding, rows.__getitem__)
 
 
 def on_mesh(layout: Layout) -> contextlib.AbstractContextManager[Any]:

@@ -96,6 +96,15 @@ class Unit:
     in_sum: float = 0.0  # k'
     splits: bool = False  # operands, and multiplies in several passes
 
+    @property
+    def error(self) -> float:
+        """Of a term of the sum, from an exact gradient's, over its weight and S.
+
+        It is k', and what `operand` rounds.
+        """
+        u = 0.0 if self.dtype is None else float(jnp.finfo(self.dtype).eps) / 2
+        return self.in_sum + _rounding(u)
+
     def operand(self, x: jax.Array) -> jax.Array:
         """An array as the unit takes it, rounded to nearest if at all."""
         return x if self.dtype is None else rounded_to(x, self.dtype)
@@ -243,6 +252,15 @@ def check(precision: Precision) -> None:
         )
 
 
+def by_platform(precision: Precision) -> dict[str, Units]:
+    """The units of each platform that has some; others multiply in full."""
+    chosen = _CHOICES.get(precision)
+    if chosen is None:
+        config: Any = jax.config
+        chosen = _NAMES.get(config.jax_default_matmul_precision)
+    return {"cuda": chosen or CUDA, "tpu": chosen or TPU}
+
+
 def on_device(fun: Callable[..., T], precision: Precision, *operands: Any) -> T:
     """`fun(units, *operands)` with the units of the device that it is lowered for.
 
@@ -253,12 +271,8 @@ def on_device(fun: Callable[..., T], precision: Precision, *operands: Any) -> T:
       precision: as in `clip_per_example`.
       operands: pytrees of arrays.
     """
-    chosen = _CHOICES.get(precision)
-    if chosen is None:
-        config: Any = jax.config
-        chosen = _NAMES.get(config.jax_default_matmul_precision)
-    cuda, tpu = (CUDA, TPU) if chosen is None else (chosen, chosen)
-    if chosen is FULL:
+    platforms = by_platform(precision)
+    if all(units is FULL for units in platforms.values()):
         return fun(FULL, *operands)
     leaves, structure = jax.tree.flatten(operands)
     distinct = {id(x): x for x in leaves}
@@ -270,7 +284,5 @@ def on_device(fun: Callable[..., T], precision: Precision, *operands: Any) -> T:
 
         return run
 
-    found: Any = jax.lax.platform_dependent(
-        *distinct.values(), cuda=by(cuda), tpu=by(tpu), default=by(FULL)
-    )
-    return found
+    programs: Any = {name: by(units) for name, units in platforms.items()}
+    return jax.lax.platform_dependent(*distinct.values(), **programs, default=by(FULL))

@@ -13,6 +13,7 @@ has the sums of products at once, and again, one parameter after the other, wher
 norm was not finite.
 """
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -36,15 +37,33 @@ def squared_norms(units: rounding.Units, gradients: Sequence[Gradient]) -> jax.A
         gradients = rounding.pinned(gradients)
         norms = [jax.vmap(type(grad).squared_norm)(grad) for grad in gradients]
         return functools.reduce(jnp.add, norms)
+    bound = _norm(units, gradients).bound
+    # Its root is not below the bound.
+    return bound * bound * (1 + 4 * jnp.finfo(bound.dtype).eps)
+
+
+def errors(units: rounding.Units, gradients: Sequence[Gradient]) -> jax.Array:
+    """Bounds on that of a term of `sums` over its weight, shape (batch,).
+
+    From the gradient that is given, in exact arithmetic: so what rounds operands where
+    the clip takes them counts, too.
+    """
+    if units is rounding.FULL:
+        return jnp.zeros(len(jax.tree.leaves(gradients)[0]))
+    from_given = lambda x: dataclasses.replace(x, in_norm=x.error, in_sum=x.error)
+    units = rounding.Units(from_given(units.wide), from_given(units.narrow))
+    return _norm(units, gradients).in_sum
+
+
+def _norm(units: rounding.Units, gradients: Sequence[Gradient]) -> Norm:
+    """Of each example over all parameters, by products that may round."""
     operands = [grad.operands(units) for grad in gradients]
     dense, factored = forms.apart(operands)
     joined, _ = forms.side_by_side(dense)
     of_each = [
         jax.vmap(lambda grad: grad.norm(units))(grad) for grad in (*joined, *factored)
     ]
-    bound = Norm.of_all(of_each).bound
-    # Its root is not below the bound.
-    return bound * bound * (1 + 4 * jnp.finfo(bound.dtype).eps)
+    return Norm.of_all(of_each)
 
 
 def sums(

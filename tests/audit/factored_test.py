@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import pytest
 
 from dpadambc import audit, training
-from dpadambc.engine import convolution, lookup, product
+from dpadambc.engine import convolution, lookup, product, rounding
 from tests import common
+from tests.engine import rounding_test
 
 KEYS = jax.random.split(jax.random.key(0), 4)
 DRAW = lambda i, *shape: jax.random.normal(KEYS[i], shape)
@@ -128,3 +129,41 @@ def test_a_gradient_that_is_not_finite_by_one_method_fails():
 
     broken = dataclasses.replace(shown, gradients_by=gradients_by)
     assert audit.factored(broken).passed is False
+
+
+def use(units, monkeypatch):
+    """Lets the clip multiply by these units."""
+    run = lambda fun, _, *operands: fun(units, *operands)
+    monkeypatch.setattr(rounding, "on_device", run)
+
+
+UNITS = rounding_test.UNITS
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("unit", ["tf32 truncated", "bf16"])
+def test_models_pass_by_products_that_round(name, unit, monkeypatch):
+    use(UNITS[unit], monkeypatch)
+    finding = audit.factored(pipeline_of(name))
+    assert finding.passed, finding
+
+
+def test_without_what_products_round_it_would_be_a_false_alarm(monkeypatch):
+    use(UNITS["bf16"], monkeypatch)
+    monkeypatch.setattr(rounding.Unit, "error", 0.0)
+    assert audit.factored(pipeline_of("attention")).passed is False
+
+
+@pytest.mark.parametrize("name", ["dense", "convolution", "attention"])
+def test_a_clip_that_takes_products_for_exact_is_found(name, monkeypatch):
+    coarse = rounding_test.Emulated(None, jnp.float32, bits=5)
+    use(rounding.Units(coarse, coarse), monkeypatch)
+    assert audit.factored(pipeline_of(name)).passed is False
+
+
+def test_a_sum_of_rounded_products_that_is_too_large_is_found(monkeypatch):
+    use(UNITS["tf32 truncated"], monkeypatch)
+    right = product.Product.summed
+    wrong = lambda self: right(self).scaled(1.02)
+    monkeypatch.setattr(product.Product, "summed", wrong)
+    assert audit.factored(pipeline_of("dense")).passed is False

@@ -9,7 +9,9 @@ import pytest
 
 import dpadambc
 from dpadambc import audit
+from dpadambc.engine import rounding
 from tests import common
+from tests.engine import rounding_test
 
 RELATION = dpadambc.NeighboringRelation
 X = jax.random.normal(jax.random.key(0), (8, 5))
@@ -199,3 +201,35 @@ def test_a_batch_that_must_keep_its_size_is_left_at_it():
 
     finding = audit.sensitivity(of_eight, PARAMS, BATCH, bound=1 / 4)
     assert finding.passed and "place" not in finding.sentence
+
+
+def product_loss(params, x, y):
+    """A kernel whose gradient is no smaller than its factors."""
+    return jnp.sum(jnp.tanh(x @ params) * y)
+
+
+SEQUENCES = jax.random.normal(jax.random.key(1), (8, 4, 24)), jnp.ones((8, 4, 20))
+KERNEL = jnp.ones((24, 20)) / 5
+
+
+def clipped_by(units, monkeypatch):
+    """A clip at 1 of products that round, as on an accelerator."""
+    run = lambda fun, _, *operands: fun(units, *operands)
+    monkeypatch.setattr(rounding, "on_device", run)
+    return dpadambc.clipped_grad(product_loss, l2_clip_norm=1.0, normalize_by=4)
+
+
+@pytest.mark.parametrize("name", ["tf32 truncated", "bf16"])
+def test_a_clip_by_products_that_round_keeps_its_bound(name, monkeypatch):
+    """Without a tolerance for that; a bound that is a percent too small is found."""
+    fun = clipped_by(rounding_test.UNITS[name], monkeypatch)
+    finding = audit.sensitivity(fun, KERNEL, SEQUENCES, bound=1 / 4)
+    assert finding.passed and 0.98 * 0.25 < finding.figure <= 0.25 * (1 + 1e-6)
+    reached = finding.figure / 1.01
+    assert audit.sensitivity(fun, KERNEL, SEQUENCES, bound=reached).passed is False
+
+
+def test_a_clip_that_takes_rounded_products_for_exact_is_found(monkeypatch):
+    coarse = rounding_test.Emulated(None, jnp.float32, bits=4)
+    fun = clipped_by(rounding.Units(coarse, coarse), monkeypatch)
+    assert audit.sensitivity(fun, KERNEL, SEQUENCES, bound=1 / 4).passed is False

@@ -1,5 +1,7 @@
 """The table of explain: rules, bytes and warnings, before anything runs."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -70,7 +72,8 @@ def test_nothing_runs():
 def test_the_printed_table_has_a_line_for_each_parameter_and_a_total():
     lines = str(dpadambc.explain(loss_fn, PARAMS, *EXAMPLE, batch_size=10)).split("\n")
     assert lines[0] == "batch of 10"
-    assert len(lines) == 2 + len(PARAMS) + 1
+    assert len(lines) == 2 + len(PARAMS) + 1 + 5
+    assert [line.split()[0] for line in lines[-3:]] == ["cuda", "tpu", "cpu"]
     assert "lookup" in next(line for line in lines if "table" in line)
 
 
@@ -124,3 +127,40 @@ def test_warns_of_a_kernel_that_is_formed_and_takes_most_of_the_memory():
 def test_refuses_a_batch_of_none(bad):
     with pytest.raises(ValueError, match="batch_size"):
         dpadambc.explain(loss_fn, PARAMS, *EXAMPLE, batch_size=bad)
+
+
+def bilinear(params, a, g):
+    return jnp.einsum("ti,ij,tj->", a, params, g)
+
+
+def products(*args, **options):
+    found = dpadambc.explain(bilinear, *args, batch_size=4, **options).products
+    return {x.platform: (x.algorithms, x.given_away) for x in found}
+
+
+def test_of_one_example_it_says_which_share_of_the_clip_norm_rounding_costs():
+    """Of the sum of two unit matrices that are orthogonal, by hand."""
+    eye, params = jnp.eye(2, 8), jnp.zeros((8, 8))
+    found = products(params, eye, eye)
+    norm, k, of_sum = math.sqrt(2), 1.01 * (2**-9 + 2**-20), 1.01 * 2**-8
+    # The norm of each factor is the root of two, as that of its Gram matrix.
+    s = math.sqrt(2 * (math.sqrt(2) + 2 * k)) + 2 * k
+    share = 1 - norm / (norm + 2 * k * s)
+    assert found["cuda"] == (("TF32_TF32_F32",), pytest.approx(share, rel=1e-3))
+    share = 1 - norm / (norm + of_sum * math.sqrt(2 * math.sqrt(2)))
+    assert found["tpu"] == (("BF16_BF16_F32",), pytest.approx(share, rel=1e-3))
+    assert found["cpu"] == (("HIGHEST",), 0.0)
+
+
+def test_the_precision_and_the_dtypes_choose_the_products():
+    eye, params = jnp.eye(2, 8), jnp.zeros((8, 8))
+    exact = products(params, eye, eye, precision=jax.lax.Precision.HIGHEST)
+    assert set(exact.values()) == {(("HIGHEST",), 0.0)}
+    low = [x.astype(jnp.bfloat16) for x in (params, eye, eye)]
+    assert products(*low)["cuda"][0] == ("BF16_BF16_F32",)
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in low]
+    assert products(*shapes)["cuda"] == (("BF16_BF16_F32",), None)
+    # A gradient of zero gives nothing away.
+    assert products(params, 0 * eye, eye)["tpu"][1] == 0
+    with pytest.raises(ValueError, match="precision"):
+        products(params, eye, eye, precision=jax.lax.Precision.HIGH)

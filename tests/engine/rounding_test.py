@@ -14,10 +14,13 @@ import optax
 import pytest
 
 import dpadambc
+from dpadambc import contrib, graphs, training
 from dpadambc.engine import product as factored
 from dpadambc.engine import rounding
+from tests import common
 
 C = 1.0
+KEY = jax.random.key(0)
 
 
 def nearest(x, bits):
@@ -460,3 +463,78 @@ def test_a_precision_without_a_bound_is_refused():
         dpadambc.clip_per_example(
             1.0, normalize_by=1, precision=jax.lax.DotAlgorithmPreset.F16_F16_F16
         )
+
+
+POISSON = common.poisson_gaussian(iterations=1, normalize_by=50)
+BOUNDED = {"mechanism": POISSON, "learning_rate": 0.1}
+MECHANISMS = [
+    POISSON,
+    contrib.QuantileClipping(**BOUNDED, target_quantile=0.5, fraction_stddev=0.9),
+    common.correlated_gaussian(),
+    graphs.NodePoissonGaussian(
+        l2_clip_norm=1.0,
+        noise_multiplier=1.0,
+        max_terms=2,
+        sampling_prob=0.5,
+        iterations=1,
+        normalize_by=2,
+    ),
+]
+CHOSEN = jax.lax.DotAlgorithmPreset.BF16_BF16_F32_X3
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda x: type(x).__name__)
+def test_the_argument_reaches_every_product_of_every_mechanism(mechanism, monkeypatch):
+    asked, right = [], rounding.on_device
+
+    def on_device(fun, precision, *operands):
+        asked.append(precision)
+        return right(fun, precision, *operands)
+
+    monkeypatch.setattr(rounding, "on_device", on_device)
+    params, x = kernel((12, 12)), jnp.ones((4, 3, 12))
+    padding = jnp.zeros(4, bool)
+    tx = dpadambc.privatize(mechanism, key=KEY, precision=CHOSEN)
+    grads = dpadambc.per_example_grad(product)(params, x, x)
+    tx.update(grads, tx.init(params), params, is_padding_example=padding)
+    options = dict(microbatch_size=2, precision=CHOSEN)
+    step = training.Step(product, mechanism, optax.sgd(0.1), **options)
+    step(step.init(params, key=KEY), (x, x), padding)
+    assert len(asked) >= 4 and set(asked) == {CHOSEN}
+
+
+def trained(precision):
+    x = jnp.ones((8, 3, 12))
+    return training.fit(
+        product,
+        kernel((12, 12)),
+        (x, x),
+        POISSON,
+        optax.sgd(0.1),
+        key=KEY,
+        target_delta=1e-3,
+        precision=precision,
+    )
+
+
+def test_a_run_that_gives_a_precision_is_another_run():
+    """Its clip may be another, so its batches must be, too."""
+    keys = [
+        jax.random.key_data(trained(precision).state.sampling_key).tolist()
+        for precision in (None, CHOSEN, jax.lax.Precision.HIGHEST, None)
+    ]
+    assert keys[0] == keys[3] and len(set(map(tuple, keys))) == 3
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda **options: dpadambc.privatize(POISSON, key=KEY, **options),
+        lambda **options: training.Step(product, POISSON, optax.sgd(1.0), **options),
+        lambda precision: trained(precision),
+    ],
+    ids=["privatize", "Step", "fit"],
+)
+def test_all_that_clips_refuses_a_precision_without_a_bound(call):
+    with pytest.raises(ValueError, match="precision"):
+        call(precision=jax.lax.DotAlgorithmPreset.F16_F16_F16)
