@@ -30,6 +30,7 @@ ALLOWED = {
     ("clipping/explanation.py", "identity"),
     ("core/gradient.py", "identity"),
     ("engine/jaxprs.py", "identity"),
+    ("engine/rounding.py", "identity"),
     ("engine/weighted.py", "identity"),
     # Pure functions of frozen values, or made in a call and gone with it.
     ("accounting/search.py", "cache"),

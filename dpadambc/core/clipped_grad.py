@@ -1,13 +1,10 @@
 """The clipped sum of the gradients of a batch, a few examples in memory at a time."""
 
-import functools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from optax.microbatching import AccumulationType, microbatch
 
 from dpadambc.core import validate
 from dpadambc.core.clip import (
@@ -22,6 +19,7 @@ from dpadambc.core.clipped_sum import close_sums
 from dpadambc.core.per_example import Argnums, Arguments, sealed_value_and_grad
 from dpadambc.engine import rounding
 from dpadambc.engine.mesh import spec_of_examples, with_automatic_axes
+from dpadambc.engine.microbatches import in_parts
 from dpadambc.engine.transform import Method
 
 
@@ -159,8 +157,6 @@ def values_and_sums(
         batch_size, mask = parts.check(args), is_padding_example
         mask = jnp.zeros(batch_size, bool) if mask is None else mask
         validate.padding(mask, batch_size)
-        first = first_rows(batch_size, expected_size)
-        size = min(first, microbatch_size or first)
 
         def clip_all(state, mask, *args):
             def clip_some(mask, *args):
@@ -169,109 +165,11 @@ def values_and_sums(
                 sums = clip_fn(gradients, state, params, is_padding_example=mask)
                 return output, sums
 
-            options = parts.batched(args), expected_size is not None, size, first
-            return _in_parts(clip_some, *options)(mask, *args)
+            sizes = microbatch_size, expected_size
+            return in_parts(clip_some, parts.batched(args), *sizes)(mask, *args)
 
         spec = spec_of_examples(parts.batches(args))
         specs = spec, specs_of_sums(parts.params(args))
         return with_automatic_axes(clip_all, specs, state, mask, *args)
 
     return batch_fn
-
-
-# The rows beyond the expected size of a batch are cut into so many parts: of a binomial
-# batch, one is a standard deviation, and half of the batches need none. A few rows are
-# not worth another program.
-_PARTS = 8
-_FEW = 16
-
-
-def first_rows(batch_size: int, expected_size: float | None) -> int:
-    """How many rows of a padded batch are computed whatever they hold."""
-    if expected_size is None or batch_size <= expected_size + _FEW:
-        return batch_size
-    return math.ceil(expected_size)
-
-
-def _in_parts(
-    clip_some: Callable[..., Any],
-    batched: Sequence[int],
-    skip_padding: bool,
-    size: int,
-    first: int,
-) -> Callable[..., Any]:
-    """The same function of (padding, *args): of the first rows, then of others if any.
-
-    Args:
-      clip_some: the function.
-      batched: which of `args` are batches.
-      skip_padding: whether parts of padding alone are left out.
-      size: of the microbatches of the first rows.
-      first: how many rows these are.
-    """
-
-    def rows(where, args):
-        some = lambda tree: jax.tree.map(lambda x: jnp.asarray(x)[where], tree)
-        return [some(x) if i in batched else x for i, x in enumerate(args)]
-
-    def fun(mask, *args):
-        loop = functools.partial(_in_microbatches, clip_some, batched, skip_padding)
-        rest = len(mask) - first
-        if rest and _PARTS * size <= first:  # one loop is compiled once
-            return loop(size)(mask, *args)
-        head = clip_some if size == first else loop(size)
-        if not rest:
-            return head(mask, *args)
-        tail = loop(min(size, -(-rest // _PARTS)))
-        values, sums = head(mask[:first], *rows(slice(first), args))
-        others, more = tail(mask[first:], *rows(slice(first, None), args))
-        values = jax.tree.map(lambda x, y: jnp.concatenate([x, y]), values, others)
-        return values, jax.tree.map(jnp.add, sums, more)
-
-    return fun
-
-
-def _in_microbatches(
-    clip_some: Callable[..., Any], batched: Sequence[int], skip_padding: bool, size: int
-) -> Callable[..., Any]:
-    """The same function of (padding, *args), `size` examples at a time."""
-
-    def fun(mask, *args):
-        batch_size, num = len(mask), -(-len(mask) // size)
-        mask = jnp.concatenate([mask, jnp.ones(num * size - batch_size, bool)])
-        num_real = None
-        if skip_padding:
-            is_real = ~mask.reshape(num, size).all(1)
-            num_real = jnp.max(jnp.where(is_real, jnp.arange(1, num + 1), 0))
-        # Optax takes every n-th row into one of n microbatches, so that arrays stay
-        # where they are on several devices. To skip padding, neighbors stay together.
-        order = (lambda x: _interleaved(x, num)) if skip_padding else (lambda x: x)
-        args = list(args)
-        for i in batched:
-            extended = lambda x: order(_extended(x, num * size))
-            args[i] = jax.tree.map(extended, args[i])
-        values, sums = microbatch(
-            clip_some,
-            argnums=(0, *(1 + i for i in batched)),
-            microbatch_size=size,
-            accumulator=(AccumulationType.CONCAT, AccumulationType.SUM),
-            num_real_microbatches=num_real,
-        )(order(mask), *args)
-        if skip_padding:
-            values = jax.tree.map(lambda x: _interleaved(x, size), values)
-        return jax.tree.map(lambda x: x[:batch_size], values), sums
-
-    return fun
-
-
-def _extended(x: jax.Array, size: int) -> jax.Array:
-    """The array with its last row repeated along axis 0, up to `size` rows."""
-    if x.shape[0] == size:  # an index would gather an array on several devices
-        return x
-    return jnp.asarray(x)[jnp.minimum(jnp.arange(size), x.shape[0] - 1)]
-
-
-def _interleaved(x: jax.Array, distance: int) -> jax.Array:
-    """The array with neighbors along axis 0 that far apart."""
-    groups = jnp.asarray(x).reshape(distance, -1, *x.shape[1:])
-    return groups.swapaxes(0, 1).reshape(x.shape)

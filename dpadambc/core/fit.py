@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc.core import clipped_grad, keys, validate
 from dpadambc.core import data as _data
 from dpadambc.core import identity as _identity
+from dpadambc.core import keys, validate
 from dpadambc.core.accounting import check_delta
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.spending import (
@@ -32,6 +32,7 @@ from dpadambc.core.step import (
     programs_of,
 )
 from dpadambc.engine import memory, mesh, rounding
+from dpadambc.engine.microbatches import first_rows
 
 
 class Stop(Exception):
@@ -198,7 +199,7 @@ def with_microbatches(
     needed = lambda n: measure(of_size(n), num_examples, structure, tuple(shapes))
     with mesh.on_mesh(step.layout):
         batch = jax.eval_shape(compiled(step, num_examples).batch, state)
-    num_rows = clipped_grad.first_rows(len(batch.indices), step.expected_size)
+    num_rows = first_rows(len(batch.indices), step.expected_size)
     num_shards = mesh.num_shards(step.layout)
     return of_size(memory.microbatch_size(limit, num_rows, num_shards, needed))
 

@@ -1,0 +1,108 @@
+"""A function of a batch, a few examples at a time, but for padding."""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from optax.microbatching import AccumulationType, microbatch
+
+# The rows beyond the expected size of a batch are cut into so many parts: of a binomial
+# batch, one is a standard deviation, and half of the batches need none. A few rows are
+# not worth another program.
+_PARTS = 8
+_FEW = 16
+
+
+def first_rows(batch_size: int, expected_size: float | None) -> int:
+    """How many rows of a padded batch are computed whatever they hold."""
+    if expected_size is None or batch_size <= expected_size + _FEW:
+        return batch_size
+    return math.ceil(expected_size)
+
+
+def in_parts(
+    fun: Callable[..., Any],
+    batched: Sequence[int],
+    microbatch_size: int | None,
+    expected_size: float | None,
+) -> Callable[..., Any]:
+    """A function of (padding, *args) in parts, whose values are joined and sums added.
+
+    Args:
+      fun: returns values of examples, and sums over them.
+      batched: which of `args` are batches.
+      microbatch_size: how many examples are in memory at once; all by default.
+      expected_size: of a batch without its padding, which comes last. So many rows are
+        computed whatever they hold, and the others if an example is in their part. By
+        default all are computed.
+    """
+    loop = functools.partial(_in_microbatches, fun, batched, expected_size is not None)
+
+    def rows(where, args):
+        some = lambda tree: jax.tree.map(lambda x: jnp.asarray(x)[where], tree)
+        return [some(x) if i in batched else x for i, x in enumerate(args)]
+
+    def all_parts(mask, *args):
+        first = first_rows(len(mask), expected_size)
+        size, rest = min(first, microbatch_size or first), len(mask) - first
+        if rest and _PARTS * size <= first:  # one loop is compiled once
+            return loop(size)(mask, *args)
+        head = fun if size == first else loop(size)
+        if not rest:
+            return head(mask, *args)
+        tail = loop(min(size, -(-rest // _PARTS)))
+        values, sums = head(mask[:first], *rows(slice(first), args))
+        others, more = tail(mask[first:], *rows(slice(first, None), args))
+        values = jax.tree.map(lambda x, y: jnp.concatenate([x, y]), values, others)
+        return values, jax.tree.map(jnp.add, sums, more)
+
+    return all_parts
+
+
+def _in_microbatches(
+    fun: Callable[..., Any], batched: Sequence[int], skip_padding: bool, size: int
+) -> Callable[..., Any]:
+    """The same function, `size` examples at a time."""
+
+    def in_microbatches(mask, *args):
+        batch_size, num = len(mask), -(-len(mask) // size)
+        mask = jnp.concatenate([mask, jnp.ones(num * size - batch_size, bool)])
+        num_real = None
+        if skip_padding:
+            is_real = ~mask.reshape(num, size).all(1)
+            num_real = jnp.max(jnp.where(is_real, jnp.arange(1, num + 1), 0))
+        # Optax takes every n-th row into one of n microbatches, so that arrays stay
+        # where they are on several devices. To skip padding, neighbors stay together.
+        order = (lambda x: _interleaved(x, num)) if skip_padding else (lambda x: x)
+        args = list(args)
+        for i in batched:
+            extended = lambda x: order(_extended(x, num * size))
+            args[i] = jax.tree.map(extended, args[i])
+        values, sums = microbatch(
+            fun,
+            argnums=(0, *(1 + i for i in batched)),
+            microbatch_size=size,
+            accumulator=(AccumulationType.CONCAT, AccumulationType.SUM),
+            num_real_microbatches=num_real,
+        )(order(mask), *args)
+        if skip_padding:
+            values = jax.tree.map(lambda x: _interleaved(x, size), values)
+        return jax.tree.map(lambda x: x[:batch_size], values), sums
+
+    return in_microbatches
+
+
+def _extended(x: jax.Array, size: int) -> jax.Array:
+    """The array with its last row repeated along axis 0, up to `size` rows."""
+    if x.shape[0] == size:  # an index would gather an array on several devices
+        return x
+    return jnp.asarray(x)[jnp.minimum(jnp.arange(size), x.shape[0] - 1)]
+
+
+def _interleaved(x: jax.Array, distance: int) -> jax.Array:
+    """The array with neighbors along axis 0 that far apart."""
+    groups = jnp.asarray(x).reshape(distance, -1, *x.shape[1:])
+    return groups.swapaxes(0, 1).reshape(x.shape)
