@@ -40,10 +40,10 @@ whatever a file trusts besides JAX and NumPy.
 The core calls the engine through two functions, `engine.transform.factored_outputs` and
 `engine.threefry.normals`. Their references are `method="vmap"` and `jax.random.normal`,
 with which `audit` compares them on your model. Besides these it knows a type of value,
-`engine.interface.Gradient`, with `engine.weighted`; `engine.rounding`, the bound on what
-products round; `engine.memory` and `engine.microbatches`, for how many examples are
-computed at once; `engine.mesh`, for shardings; `engine.jaxprs`, which finds the programs
-in a program; and `engine.search`, which finds a root. But for the bound, they change a
+`engine.interface.Gradient`, with `engine.weighted`; `engine.rounding`, the bound on how
+far products round; `engine.memory` and `engine.microbatches`, for how many examples are
+computed at once; `engine.mesh`, for shardings; `engine.jaxprs`, which finds programs
+in a program; `engine.search`, which finds a root. But for the bound, they change a
 sum by rounding alone, or no number at all.
 
 Nothing here keeps state between calls, warns, or opens a file. No other folder can

@@ -285,4 +285,7 @@ def on_device(fun: Callable[..., T], precision: Precision, *operands: Any) -> T:
         return run
 
     programs: Any = {name: by(units) for name, units in platforms.items()}
-    return jax.lax.platform_dependent(*distinct.values(), **programs, default=by(FULL))
+    found: Any = jax.lax.platform_dependent(
+        *distinct.values(), **programs, default=by(FULL)
+    )
+    return found
