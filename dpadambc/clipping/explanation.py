@@ -207,12 +207,10 @@ class Explanation:
         rows = _aligned([header, *_folded(self.parameters), total], num_left=3)
         warned = (f"warning: {text}" for text in self.warnings)
         share = lambda x: "-" if x is None else f"{x:.2%}"
-        products = [("platform", "products of the clip", "of C given away")]
-        products += [
-            (x.platform, ", ".join(x.algorithms), share(x.given_away))
-            for x in self.products
-        ]
-        tables = *rows, *warned, "", *_aligned(products, num_left=2)
+        row = lambda x: (x.platform, ", ".join(x.algorithms), share(x.given_away))
+        header = "platform", "products of the clip", "of C given away"
+        products = _aligned([header, *map(row, self.products)], num_left=2)
+        tables = *rows, *warned, "", *products
         plan = () if self.plan is None else ("", str(self.plan))
         return "\n".join((f"batch of {self.batch_size}", *tables, *plan))
 
@@ -445,29 +443,27 @@ def _products(
 ) -> tuple[Products, ...]:
     """The rows of all platforms: their constants, in exact arithmetic."""
     platforms = {**rounding.by_platform(precision), "cpu": rounding.FULL}
-    exact = dict(algorithm=jax.lax.Precision.HIGHEST, dtype=None)
-    in_full = lambda unit: dataclasses.replace(unit, **exact)
 
     @jax.jit
-    def bounds(*args):
+    def squares(*args):
         grads = jax.tree.leaves(grad_fn(*args), is_leaf=is_per_example)
         opened = [leaf.open() for leaf in grads if is_per_example(leaf)]
-        of = lambda units: rounding.Units(in_full(units.wide), in_full(units.narrow))
-        norm = lambda units: jnp.sqrt(weighted.squared_norms(of(units), opened)[0])
-        return jax.tree.map(norm, platforms)
+        of = lambda units: weighted.squared_norms(units.in_exact_arithmetic, opened)[0]
+        return jax.tree.map(of, platforms)
 
-    shares = dict.fromkeys(platforms)
+    shares: dict[str, Any] = dict.fromkeys(platforms)
     if not any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(args)):
-        alone = lambda x: jnp.asarray(x)[None]
-        some = parts.batched(args)
-        one = [jax.tree.map(alone, x) if i in some else x for i, x in enumerate(args)]
-        found = {name: float(x) for name, x in bounds(*one).items()}
-        shares = {name: 1 - found["cpu"] / (x or 1.0) for name, x in found.items()}
+        alone, batched = lambda x: jnp.asarray(x)[None], parts.batched(args)
+        each = (
+            jax.tree.map(alone, x) if i in batched else x for i, x in enumerate(args)
+        )
+        bounds = {name: float(x) ** 0.5 for name, x in squares(*each).items()}
+        shares = {
+            name: 1 - bounds["cpu"] / x if x else 0.0 for name, x in bounds.items()
+        }
     names = lambda units: sorted({str(units.of(dtype).algorithm) for dtype in dtypes})
-    return tuple(
-        Products(name, tuple(names(units)), shares[name])
-        for name, units in platforms.items()
-    )
+    rows = platforms.items()
+    return tuple(Products(name, tuple(names(x)), shares[name]) for name, x in rows)
 
 
 def _planned(programs: "_Programs", memory_limit: float) -> Plan:
