@@ -375,11 +375,14 @@ def of_grams(
     both = jnp.multiply(*grams)
     squares = [total(diagonal(x)) for x in grams]
     by_rows = total(jnp.sqrt(diagonal(both)))
-    largest = [jnp.sqrt(total(x * x)) for x in grams]
-    terms = jnp.minimum(by_rows, unit.spectral(squares, largest, scaled))
+    # With as much as squares that vanish may hold.
+    tiny = jnp.finfo(both.dtype).tiny * both[0].size
+    largest = [jnp.sqrt(total(x * x) + tiny) for x in grams]
+    of_each = jnp.fmin(by_rows, unit.spectral(squares, largest, scaled))
     allowance = jnp.sum(precision.rounding_allowance(squares, counts))
-    square = jnp.sum(total(both)) + allowance
-    return Norm.of_terms(square, jnp.linalg.norm(terms), unit)
+    terms = jnp.linalg.norm(of_each) + jnp.sqrt(allowance)
+    square = jnp.sum(total(both)) + allowance + unit.left_out * terms * terms
+    return Norm.of_terms(square, terms, unit)
 
 
 def dot_general(a: jax.Array, g: jax.Array, dimension_numbers) -> Product:

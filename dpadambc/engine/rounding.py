@@ -64,9 +64,16 @@ if the unit truncates: :math:`k = k'`, .2 % each. Of 8 bits (bfloat16) as much a
 :math:`2^{-7}` would be; so operands are rounded to bfloat16 here, once, where the clip
 takes them, and to nearest. That defines the gradient (it is what a bfloat16 model has
 anyway), so :math:`k = 0`, and only the operand that c scales is rounded again:
-:math:`k' = 2^{-8}`, .4 %. Products in three passes leave out terms of second order. A
-gradient that is formed for each example is what it is, whatever its product rounded,
-and is weighted in float32: :math:`k = k' = 0`. So are rows that are looked up.
+:math:`k' = 2^{-8}`, .4 %. A gradient that is formed for each example is what it is,
+whatever its product rounded, and is weighted in float32: :math:`k = k' = 0`. So are
+rows that are looked up.
+
+**Three passes** multiply a high part and a low one, :math:`\hat x = x_h + x_l` with
+:math:`|x_l| \le u |x|` and :math:`|\hat x - x| \le u^2 |x|`, and leave out the product
+of low parts: in all :math:`3 u^2`, and smaller terms, so :math:`k = k' = 4 u^2`. But a
+Gram matrix then lacks :math:`A_l A_l^\top`, so q is the inner product of two roundings
+less :math:`\langle A_l^\top \hat G, \check A_l^\top \check G \rangle`, and the same of
+:math:`G_l`, each at most :math:`u^2 S^2`. So :math:`2 u^2 S^2` is added to q.
 
 **Not covered**: that sums in float32 round (as on a processor; a tensor core may
 truncate there), and entries under 1e-38, which vanish. See `clip_per_example`.
@@ -94,7 +101,7 @@ class Unit:
     dtype: Any = None  # of the operands; None: theirs
     in_norm: float = 0.0  # k
     in_sum: float = 0.0  # k'
-    splits: bool = False  # operands, and multiplies in several passes
+    left_out: float = 0.0  # of q by three passes, in units of the square of S
 
     @property
     def error(self) -> float:
@@ -126,7 +133,7 @@ class Unit:
             for gram, square in zip(grams, squares, strict=True)
         )
         by_side = jnp.sqrt(a * largest_g), jnp.sqrt(largest_a * g)
-        if self.splits:
+        if self.left_out:
             return jnp.sqrt(a * g)
         if not self.in_norm:
             return by_side[scaled]
@@ -195,14 +202,15 @@ _TF32 = Unit(
     _Preset.TF32_TF32_F32, jnp.float32, _rounding(2.0**-10), _rounding(2.0**-10)
 )
 _BF16 = Unit(_Preset.BF16_BF16_F32, jnp.bfloat16, 0.0, 1.01 * 2.0**-8)
-# Of x in two parts, each cut to u: u^2 |x| is left, and the product of the small parts
-# is left out, so 3 u^2 and what is smaller.
-_THREE_OF_BF16 = Unit(
-    _Preset.BF16_BF16_F32_X3, jnp.float32, 4 * 2.0**-14, 4 * 2.0**-14, splits=True
-)
-_THREE_OF_TF32 = Unit(
-    _Preset.TF32_TF32_F32_X3, jnp.float32, 4 * 2.0**-20, 4 * 2.0**-20, splits=True
-)
+
+
+def _three_passes(algorithm: Any, low: float) -> Unit:
+    """Of x in two parts, the lower of which is at most so many times x."""
+    return Unit(algorithm, jnp.float32, 4 * low**2, 4 * low**2, 2.02 * low**2)
+
+
+_THREE_OF_BF16 = _three_passes(_Preset.BF16_BF16_F32_X3, 2.0**-7)
+_THREE_OF_TF32 = _three_passes(_Preset.TF32_TF32_F32_X3, 2.0**-10)
 
 
 @dataclasses.dataclass(frozen=True)
