@@ -65,7 +65,7 @@ class ThreePasses(rounding.Unit):
         )
 
 
-def emulated(unit, kind=Emulated, **rounded):
+def emulated(unit, kind: type[rounding.Unit] = Emulated, **rounded):
     fields = {f.name: getattr(unit, f.name) for f in dataclasses.fields(unit)}
     unit = kind(**fields, **rounded)
     return rounding.Units(unit, unit)
