@@ -68,7 +68,7 @@ class ThreePasses(rounding.Unit):
         )
 
 
-def emulated(unit, kind=Emulated, **rounded):
+def emulated(unit, kind: type[rounding.Unit] = Emulated, **rounded):
     fields = {f.name: getattr(unit, f.name) for f in dataclasses.fields(unit)}
     unit = kind(**fields, **rounded)
     return rounding.Units(unit, unit)
@@ -184,14 +184,14 @@ def test_a_clip_that_takes_products_for_exact_is_caught(name, use):
 
 
 @pytest.mark.parametrize("units", UNITS.values(), ids=UNITS)
-@pytest.mark.parametrize("of_a", [1e-16, 1e-12, 1e12, 1e16])
+@pytest.mark.parametrize("of_a", [1e-14, 1e-12, 1e12, 1e14])
 def test_factors_whose_squares_have_no_square_are_clipped_too(units, of_a, use):
     use(units)
-    for family in ("any", "alike", "one way"):
-        a, g = products(64, 1, 48, 56, 1, family)
-        size = lambda x: jnp.abs(x).max((1, 2), keepdims=True)
-        found = norms(product, kernel((48, 56)), a / size(a) * of_a, g / size(g) / of_a)
-        assert found.max() <= C, family
+    several = jnp.linspace(of_a, 2 * of_a, 256)[:, None, None]
+    a, g = several * jnp.ones((256, 4, 48)), jnp.full((256, 4, 56), 1 / of_a)
+    for left, right in ((a, g), (g, a)):
+        found = norms(product, kernel((left.shape[2], right.shape[2])), left, right)
+        assert found.max() <= C
 
 
 def climb(loss_fn, params, batch, rounds, seed=0):
