@@ -413,11 +413,11 @@ def clip_per_example(
         `sampling_prob * num_examples`, rounded.
       clip_rule: which share of each gradient is taken, at most C / norm, such as
         `clipping.Automatic()`; by default min(1, C / norm).
-      precision: of the products in the clip, on a GPU or TPU. By default that of
-        `jax.default_matmul_precision`, else of the device: TF32 or bfloat16, and the
-        bound on what they round is added to the norm, .2 to 3 % of C.
-        `jax.lax.Precision.HIGHEST` rounds nothing; a `jax.lax.DotAlgorithmPreset` names
-        another. Processors multiply in full.
+      precision: of the products in the clip, on a GPU or TPU. By default that of the
+        device, TF32 or bfloat16, and the bound on what they round is added to the norm,
+        .2 to 3 % of C. `jax.lax.Precision.HIGHEST` rounds nothing; a
+        `jax.lax.DotAlgorithmPreset` names another. So does one of these as
+        `jax.default_matmul_precision`. Processors multiply in full.
 
     Returns:
       An Optax transformation; its state is empty.

@@ -178,7 +178,7 @@ def rounded_to(x: jax.Array, dtype: Any) -> jax.Array:
 
     By an operation that XLA keeps: it may leave out a plain cast, or one before.
     """
-    narrow = min(x.dtype, jnp.dtype(dtype), key=lambda each: jnp.finfo(each).bits)
+    narrow = min(x.dtype, jnp.dtype(dtype), key=lambda each: jnp.finfo(each).nmant)
     wide = x.astype(jnp.promote_types(x.dtype, dtype))
     if jnp.finfo(narrow).bits < jnp.finfo(wide.dtype).bits:
         info = jnp.finfo(narrow)
