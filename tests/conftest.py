@@ -73,12 +73,15 @@ def traces_are_counted_anew():
 @pytest.fixture
 def one_identity(monkeypatch):
     """All runs of one key draw the same batches, so that they can be compared."""
-    from dpadambc.core import keys, step
+    from dpadambc.core import fit, keys, step
 
     monkeypatch.setattr(keys, "of_batches", lambda key, words: key)
-    step.compiled_once.cache_clear()  # what was traced before has keys of its own
+    kept = step.compiled_once, fit.peak_bytes
+    for each in kept:
+        each.cache_clear()  # what was traced before has keys of its own
     yield
-    step.compiled_once.cache_clear()
+    for each in kept:
+        each.cache_clear()
 
 
 @pytest.fixture
