@@ -35,7 +35,7 @@ ALLOWED = {
     # Pure functions of frozen values, or made in a call and gone with it.
     ("accounting/search.py", "cache"),
     ("audit/report.py", "cache"),
-    ("clipping/explanation.py", "cache"),
+    ("clipping/plan.py", "cache"),
     ("contrib/banded.py", "cache"),
     ("contrib/strategies.py", "cache"),
     ("core/accounting.py", "cache"),

@@ -1,7 +1,6 @@
 """The cost of the per-example gradients of a loss, before anything runs."""
 
 import dataclasses
-import functools
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -11,34 +10,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.clipping import flops
+from dpadambc.clipping.plan import Plan, Programs, aligned, planned, readable
 from dpadambc.core import validate
-from dpadambc.core.clipped_grad import clipped_grad
-from dpadambc.core.clipped_sum import close_sums, materialize
 from dpadambc.core.gradient import PerExampleGradient, is_per_example
 from dpadambc.core.per_example import Argnums, Arguments, per_example_grad
-from dpadambc.engine import memory, rounding, weighted
+from dpadambc.engine import rounding, weighted
 from dpadambc.engine.forms import Full
-from dpadambc.engine.transform import Method
 
 _NO_GRADIENT, _MATERIALIZED = Full.rule, "materialized"
-
-
-@dataclasses.dataclass(frozen=True)
-class Choice:
-    """One way to the gradient, and its cost.
-
-    Attributes:
-      method: "ordinary", "factored" or "vmap".
-      microbatch_size: how many examples are in memory at once.
-      peak_bytes: arguments, outputs and temporaries of the compiled program.
-      product_flops: operations of matrix products and convolutions.
-    """
-
-    method: str
-    microbatch_size: int
-    peak_bytes: int
-    product_flops: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,63 +65,6 @@ class Products:
     platform: str
     algorithms: tuple[str, ...]
     given_away: float | None
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """Ways to the gradient of a batch, or to a whole step, and the one that fits.
-
-    Attributes:
-      memory_limit: in bytes.
-      ordinary: the gradient of the mean loss, without privacy.
-      factored: microbatches of falling size: the chosen one and its neighbors.
-      vmap: all gradients at once, materialized.
-    """
-
-    memory_limit: float
-    ordinary: Choice
-    factored: tuple[Choice, ...]
-    vmap: Choice
-
-    @property
-    def chosen(self) -> Choice | None:
-        """The largest microbatch that fits, or None."""
-        fitting = (c for c in self.factored if c.peak_bytes <= self.memory_limit)
-        return next(fitting, None)
-
-    @property
-    def reason(self) -> str:
-        """Why this microbatch."""
-        limit, least = _readable(self.memory_limit), self.factored[-1]
-        if self.chosen is None:
-            return (
-                f"No microbatch fits into {limit}: one of {least.microbatch_size} takes"
-                f" {_readable(least.peak_bytes)}. Rematerialize (jax.checkpoint), cut"
-                " the length of an example, train fewer parameters, or take a smaller"
-                " batch."
-            )
-        size = self.chosen.microbatch_size
-        if self.chosen is self.factored[0]:
-            return f"microbatch_size={size}: the whole batch fits into {limit}."
-        above = self.factored[self.factored.index(self.chosen) - 1]
-        return (
-            f"microbatch_size={size}: the largest that fits into {limit};"
-            f" {above.microbatch_size} would take {_readable(above.peak_bytes)}."
-        )
-
-    def __str__(self) -> str:
-        header = "gradient", "microbatch", "peak", "of ordinary", "products"
-        rows = [
-            (
-                choice.method,
-                str(choice.microbatch_size),
-                _readable(choice.peak_bytes),
-                f"{choice.peak_bytes / self.ordinary.peak_bytes:.2f}",
-                f"{choice.product_flops / 1e9:.3g} GFLOP",
-            )
-            for choice in (self.ordinary, *self.factored, self.vmap)
-        ]
-        return "\n".join((*_aligned([header, *rows], num_left=1), self.reason))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,14 +124,14 @@ class Explanation:
         total = "all, shared factors once", "", ""
         total = (
             *total,
-            *map(_readable, (self.factored_bytes, self.materialized_bytes)),
+            *map(readable, (self.factored_bytes, self.materialized_bytes)),
         )
-        rows = _aligned([header, *_folded(self.parameters), total], num_left=3)
+        rows = aligned([header, *_folded(self.parameters), total], num_left=3)
         warned = (f"warning: {text}" for text in self.warnings)
         share = lambda x: "-" if x is None else f"{x:.2%}"
         row = lambda x: (x.platform, ", ".join(x.algorithms), share(x.given_away))
         header = "platform", "products of the clip", "of C given away"
-        products = _aligned([header, *map(row, self.products)], num_left=2)
+        products = aligned([header, *map(row, self.products)], num_left=2)
         tables = *rows, *warned, "", *products
         plan = () if self.plan is None else ("", str(self.plan))
         return "\n".join((f"batch of {self.batch_size}", *tables, *plan))
@@ -219,29 +141,9 @@ def _folded(parameters: Sequence[ParameterCost]) -> list[tuple[str, ...]]:
     """A row for each kind of parameter, those that take most first."""
     kinds = sorted(_by_kind(parameters), key=lambda kind: _total(kind[1]), reverse=True)
     return [
-        (name, str(few[0].shape), few[0].rule, *map(_readable, _total(few)))
+        (name, str(few[0].shape), few[0].rule, *map(readable, _total(few)))
         for name, few in kinds
     ]
-
-
-def _aligned(rows: Sequence[Sequence[str]], num_left: int) -> list[str]:
-    """Lines with columns of one width; all but the first few to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            text.ljust(width) if i < num_left else text.rjust(width)
-            for i, (text, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
-
-
-def _readable(num_bytes: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if num_bytes < 1000 or unit == "GB":
-            break
-        num_bytes /= 1000
-    return f"{num_bytes:.3g} {unit}"
 
 
 def _num_bytes(leaf: PerExampleGradient) -> dict[int, int]:
@@ -293,7 +195,7 @@ def _costly(rows: list[ParameterCost]) -> tuple[str, ...]:
             sentences.append(
                 f"{name} has no rule for how the loss uses it ({row.rule}), so a"
                 " gradient is formed for each example:"
-                f" {_readable(materialized)}."
+                f" {readable(materialized)}."
             )
         elif (
             row.rule != _NO_GRADIENT
@@ -302,7 +204,7 @@ def _costly(rows: list[ParameterCost]) -> tuple[str, ...]:
         ):
             sentences.append(
                 f"{name} is formed for each example, as reverse mode has it"
-                f" ({row.rule}): {_readable(materialized)}, more than all the others"
+                f" ({row.rule}): {readable(materialized)}, more than all the others"
                 " take."
             )
     return tuple(sentences)
@@ -322,13 +224,11 @@ def explain(
 ) -> Explanation:
     """The form and the memory of the per-example gradients of a loss.
 
-    JAX traces the loss with the shapes of its arguments. Of shapes nothing runs; of
-    arrays the gradient of the one example does, to tell what the bound on rounding
-    gives away of it on a GPU and a TPU, on whatever device this is. With a memory
-    limit, JAX also compiles it a few times, to find the largest `microbatch_size` for
-    `clipped_grad` that the compiler's own analysis says fits. Factors are in memory
-    until the norms are known. So private training needs microbatches to save the memory
-    that `jax.checkpoint` saves in ordinary training.
+    JAX traces the loss. Where arguments are arrays, it computes the gradient of the one
+    example, for what the bound on rounding gives away of it on a GPU and a TPU. With a
+    memory limit it compiles a few programs, to find the largest `microbatch_size` for
+    `clipped_grad` that fits. Factors are in memory until the norms are known, so
+    private training needs microbatches to save what `jax.checkpoint` saves.
 
     The rules: `gram` and `outer product` keep the two factors of a kernel's gradient,
     `lookup` ids and rows, `convolution: gram` and `convolution: taps` the input and the
@@ -353,12 +253,9 @@ def explain(
       precision: of the products in the clip; see `clip_per_example`.
 
     Returns:
-      An `Explanation`: `print` it, or read `parameters`, `rules`, `warnings`,
-      `products`, and with a memory limit `microbatch_size` and `plan`. The plan
-      compares the chosen microbatch with its neighbors, with the ordinary gradient and
-      with `jax.vmap`. One row stands for several layers that are alike, and says how
-      many. Its `warnings` are of parameters without a gradient, of those without a
-      rule, and of kernels that are formed and take more than all the others.
+      An `Explanation`: `print` it, or read its attributes. One row stands for several
+      layers that are alike, and says how many. With a memory limit the plan compares
+      the chosen microbatch with its neighbors, the ordinary gradient and `jax.vmap`.
 
     Raises:
       ValueError: as `per_example_grad`, and for a `precision` without a bound;
@@ -419,10 +316,10 @@ def explain(
     jax.eval_shape(trace, *batched)
     plan = None
     if memory_limit is not None:
-        programs = _Programs(
+        programs = Programs(
             fun, arguments, has_aux, tuple(batched), batch_size, optimizer, precision
         )
-        plan = _planned(programs, memory_limit)
+        plan = planned(programs, memory_limit)
     return Explanation(
         parameters=tuple(rows),
         batch_size=batch_size,
@@ -466,106 +363,8 @@ def _products(
     return tuple(Products(name, tuple(names(x)), shares[name]) for name, x in rows)
 
 
-def _planned(programs: "_Programs", memory_limit: float) -> Plan:
-    compiled = functools.cache(programs.factored)
-    known = memory.measured_around(
-        memory_limit,
-        memory.sizes(programs.batch_size),
-        lambda size: compiled(size).peak_bytes,
-    )
-    return Plan(
-        memory_limit=memory_limit,
-        ordinary=programs.ordinary(),
-        factored=tuple(compiled(size) for size in sorted(known, reverse=True)),
-        vmap=programs.vmap(),
-    )
-
-
 def _with_batch_axis(tree: Any, batch_size: int) -> Any:
     add = lambda x: jax.ShapeDtypeStruct(
         (batch_size, *jnp.shape(x)), jnp.result_type(x)
     )
     return jax.tree.map(add, tree)
-
-
-Grad = Callable[..., Any]  # of (*args), and of the padding as a keyword
-
-
-@dataclasses.dataclass(frozen=True)
-class _Programs:
-    """Programs on a batch that has shapes only; a whole step, if with an optimizer."""
-
-    fun: Callable[..., Any]  # the loss of one example
-    parts: Arguments
-    has_aux: bool
-    args: tuple[Any, ...]  # with a batch axis
-    batch_size: int
-    optimizer: optax.GradientTransformation | None
-    precision: rounding.Precision
-
-    def factored(self, microbatch_size: int) -> Choice:
-        """The clipped gradient, so many examples at a time."""
-        return self._choice("factored", microbatch_size, self._clipped(microbatch_size))
-
-    def vmap(self) -> Choice:
-        """The clipped gradient from all gradients at once."""
-        clipped = self._clipped(self.batch_size, "vmap")
-        return self._choice("vmap", self.batch_size, clipped)
-
-    def ordinary(self) -> Choice:
-        """The gradient of the mean loss, without privacy."""
-        grad = jax.grad(self._mean_loss, self.parts.argnums)
-        ignoring = lambda *args, is_padding_example: grad(*args)
-        return self._choice("ordinary", self.batch_size, ignoring)
-
-    def _clipped(self, size: int, method: Method = "factored") -> Grad:
-        grad = clipped_grad(
-            self.fun,
-            self.parts.argnums,
-            self.has_aux,
-            l2_clip_norm=1.0,
-            normalize_by=self.batch_size,
-            microbatch_size=size,
-            batch_argnums=self.parts.batch_argnums,
-            prng_argnum=self.parts.prng_argnum,
-            method=method,
-            precision=self.precision,
-        )
-        return (lambda *args, **mask: grad(*args, **mask)[0]) if self.has_aux else grad
-
-    def _mean_loss(self, *args: Any) -> jax.Array:
-        def loss(*args):
-            output = self.fun(*self.parts.with_own_key(args))
-            return output[0] if self.has_aux else output
-
-        return jax.vmap(loss, self.parts.in_axes(args))(*args).mean()
-
-    def _choice(self, method: str, size: int, grad: Grad) -> Choice:
-        fun, args, donated = self._program(grad)
-        compiled = jax.jit(fun, donate_argnums=donated).lower(*args).compile()
-        operations = flops.of_products(fun, *args)
-        return Choice(method, size, memory.peak_bytes(compiled), operations)
-
-    def _program(self, grad: Grad) -> tuple[Callable[..., Any], tuple[Any, ...], Any]:
-        """A function, its arguments, and which of them it may write to."""
-        padding = jax.ShapeDtypeStruct((self.batch_size,), bool)
-        optimizer = self.optimizer
-        if optimizer is None:
-            gradient = lambda padding, args: grad(*args, is_padding_example=padding)
-            return gradient, (padding, self.args), ()
-        numbers, params = self.parts.differentiated, self.parts.params(self.args)
-
-        def step(params, state, padding, others):
-            args = list(others)
-            parts = (params,) if isinstance(self.parts.argnums, int) else params
-            for i, part in zip(numbers, parts, strict=True):
-                args[i] = part
-            gradient = materialize(grad(*args, is_padding_example=padding))
-            # Of no known numbers: the optimizer may have the noise of any mechanism.
-            summed = close_sums(gradient, None, None)
-            updates, state = optimizer.update(summed, state, params)
-            return optax.apply_updates(params, updates), state
-
-        others = [None if i in numbers else x for i, x in enumerate(self.args)]
-        state = jax.eval_shape(optimizer.init, params)
-        return step, (params, state, padding, others), (0, 1)

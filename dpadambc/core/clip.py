@@ -403,9 +403,8 @@ def clip_per_example(
         under Poisson sampling.
 
       They hold up to the rounding of a float32 sum, where products round too. Norms of
-      factored gradients carry an allowance for rounding, below C / 1000. For arrays C
-      must be well above 1e-18. A part of the parameters, inside `optax.masked`, is
-      refused.
+      factored gradients carry an allowance for it, below C / 1000. For arrays C must be
+      well above 1e-18. A part of the parameters, as of `optax.masked`, is refused.
 
     Args:
       l2_clip_norm: C, positive; infinity turns clipping off, and the guarantee too.
@@ -413,11 +412,10 @@ def clip_per_example(
         `sampling_prob * num_examples`, rounded.
       clip_rule: which share of each gradient is taken, at most C / norm, such as
         `clipping.Automatic()`; by default min(1, C / norm).
-      precision: of the products in the clip, on a GPU or TPU. By default that of the
-        device, TF32 or bfloat16, and the bound on what they round is added to the norm,
-        .2 to 3 % of C. `jax.lax.Precision.HIGHEST` rounds nothing; a
-        `jax.lax.DotAlgorithmPreset` names another. So does one of these as
-        `jax.default_matmul_precision`. Processors multiply in full.
+      precision: of products, on a GPU or TPU. By default TF32 or bfloat16, and a bound
+        on what they round is added to the norm, .2 to 3 % of C; `Precision.HIGHEST` of
+        `jax.lax` rounds nothing, a `DotAlgorithmPreset` names another. So does one of
+        these as `jax.default_matmul_precision`. Processors multiply in full.
 
     Returns:
       An Optax transformation; its state is empty.

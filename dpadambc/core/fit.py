@@ -255,8 +255,7 @@ def fit(  # noqa: C901 - one story, from top to bottom
       microbatch_size: how many examples are in memory at once; None is all, "auto" the
         most with which a step fits into the memory that the devices state.
       steps_per_call: how many steps are compiled into one call, on arrays.
-      precision: of the products in the clip; see `clip_per_example`. A run that gives
-        one is another than a run that does not.
+      precision: of the products in the clip; see `clip_per_example`.
       callback: called with the `Progress` after each call; or several. It may raise
         `Stop`. Whatever it learns of protected data is not covered by epsilon.
       checkpoints: `Checkpoints` to resume from and to save to.

@@ -17,10 +17,13 @@ _FEW = 16
 
 
 def first_rows(batch_size: int, expected_size: float | None) -> int:
-    """How many rows of a padded batch are computed whatever they hold."""
+    """How many rows of a padded batch are computed whatever they hold.
+
+    No fewer than one part has, should `expected_size` be another number.
+    """
     if expected_size is None or batch_size <= expected_size + _FEW:
         return batch_size
-    return math.ceil(expected_size)
+    return math.ceil(max(expected_size, batch_size / _PARTS))
 
 
 def in_parts(

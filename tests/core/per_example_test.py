@@ -220,6 +220,15 @@ def test_parts_of_padding_beyond_the_expected_batch_are_left_out(count):
     assert (values[computed:] == 0).all()
 
 
+def test_a_normalizer_that_is_no_batch_size_gives_no_tiny_parts():
+    fun = clipped(lambda w, x: w * x, 99.0, 1, skip_padding=True, return_values=True)
+    x = jnp.arange(1.0, 41.0)
+    values, gradient = jax.jit(fun)(2.0, x, is_padding_example=jnp.arange(40) >= 12)
+    assert gradient.value == sum(range(13))
+    # Five rows, and parts of five.
+    assert (values[:15] == 2 * x[:15]).all() and (values[15:] == 0).all()
+
+
 @pytest.mark.slow
 def test_padding_given_to_the_gradient_or_to_the_clip_is_the_same():
     """Flax's TrainState.apply_gradients forwards no extra arguments."""

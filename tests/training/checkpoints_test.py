@@ -488,6 +488,9 @@ CHANGES = {
         for key in KEYS
     ],
     "devices in the loss": [summed_over(size) for size in (2, 4)],
+    "products of the clip": [
+        dict(precision=x) for x in (None, jax.lax.Precision.HIGHEST)
+    ],
 }
 
 

@@ -1,0 +1,210 @@
+"""Ways to a clipped gradient, compiled, and the one that fits into a memory."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import optax
+
+from dpadambc.clipping import flops
+from dpadambc.core.clipped_grad import clipped_grad
+from dpadambc.core.clipped_sum import close_sums, materialize
+from dpadambc.core.per_example import Arguments
+from dpadambc.engine import memory, rounding
+from dpadambc.engine.transform import Method
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """One way to the gradient, and its cost.
+
+    Attributes:
+      method: "ordinary", "factored" or "vmap".
+      microbatch_size: how many examples are in memory at once.
+      peak_bytes: arguments, outputs and temporaries of the compiled program.
+      product_flops: operations of matrix products and convolutions.
+    """
+
+    method: str
+    microbatch_size: int
+    peak_bytes: int
+    product_flops: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Ways to the gradient of a batch, or to a whole step, and the one that fits.
+
+    Attributes:
+      memory_limit: in bytes.
+      ordinary: the gradient of the mean loss, without privacy.
+      factored: microbatches of falling size: the chosen one and its neighbors.
+      vmap: all gradients at once, materialized.
+    """
+
+    memory_limit: float
+    ordinary: Choice
+    factored: tuple[Choice, ...]
+    vmap: Choice
+
+    @property
+    def chosen(self) -> Choice | None:
+        """The largest microbatch that fits, or None."""
+        fitting = (c for c in self.factored if c.peak_bytes <= self.memory_limit)
+        return next(fitting, None)
+
+    @property
+    def reason(self) -> str:
+        """Why this microbatch."""
+        limit, least = readable(self.memory_limit), self.factored[-1]
+        if self.chosen is None:
+            return (
+                f"No microbatch fits into {limit}: one of {least.microbatch_size} takes"
+                f" {readable(least.peak_bytes)}. Rematerialize (jax.checkpoint), cut"
+                " the length of an example, train fewer parameters, or take a smaller"
+                " batch."
+            )
+        size = self.chosen.microbatch_size
+        if self.chosen is self.factored[0]:
+            return f"microbatch_size={size}: the whole batch fits into {limit}."
+        above = self.factored[self.factored.index(self.chosen) - 1]
+        return (
+            f"microbatch_size={size}: the largest that fits into {limit};"
+            f" {above.microbatch_size} would take {readable(above.peak_bytes)}."
+        )
+
+    def __str__(self) -> str:
+        header = "gradient", "microbatch", "peak", "of ordinary", "products"
+        rows = [
+            (
+                choice.method,
+                str(choice.microbatch_size),
+                readable(choice.peak_bytes),
+                f"{choice.peak_bytes / self.ordinary.peak_bytes:.2f}",
+                f"{choice.product_flops / 1e9:.3g} GFLOP",
+            )
+            for choice in (self.ordinary, *self.factored, self.vmap)
+        ]
+        return "\n".join((*aligned([header, *rows], num_left=1), self.reason))
+
+
+def planned(programs: "Programs", memory_limit: float) -> Plan:
+    """Compiles microbatches around the largest that fits, and what they compare to."""
+    compiled = functools.cache(programs.factored)
+    known = memory.measured_around(
+        memory_limit,
+        memory.sizes(programs.batch_size),
+        lambda size: compiled(size).peak_bytes,
+    )
+    return Plan(
+        memory_limit=memory_limit,
+        ordinary=programs.ordinary(),
+        factored=tuple(compiled(size) for size in sorted(known, reverse=True)),
+        vmap=programs.vmap(),
+    )
+
+
+Grad = Callable[..., Any]  # of (*args), and of the padding as a keyword
+
+
+@dataclasses.dataclass(frozen=True)
+class Programs:
+    """Programs on a batch that has shapes only; a whole step, if with an optimizer."""
+
+    fun: Callable[..., Any]  # the loss of one example
+    parts: Arguments
+    has_aux: bool
+    args: tuple[Any, ...]  # with a batch axis
+    batch_size: int
+    optimizer: optax.GradientTransformation | None
+    precision: rounding.Precision
+
+    def factored(self, microbatch_size: int) -> Choice:
+        """The clipped gradient, so many examples at a time."""
+        return self._choice("factored", microbatch_size, self._clipped(microbatch_size))
+
+    def vmap(self) -> Choice:
+        """The clipped gradient from all gradients at once."""
+        clipped = self._clipped(self.batch_size, "vmap")
+        return self._choice("vmap", self.batch_size, clipped)
+
+    def ordinary(self) -> Choice:
+        """The gradient of the mean loss, without privacy."""
+        grad = jax.grad(self._mean_loss, self.parts.argnums)
+        ignoring = lambda *args, is_padding_example: grad(*args)
+        return self._choice("ordinary", self.batch_size, ignoring)
+
+    def _clipped(self, size: int, method: Method = "factored") -> Grad:
+        grad = clipped_grad(
+            self.fun,
+            self.parts.argnums,
+            self.has_aux,
+            l2_clip_norm=1.0,
+            normalize_by=self.batch_size,
+            microbatch_size=size,
+            batch_argnums=self.parts.batch_argnums,
+            prng_argnum=self.parts.prng_argnum,
+            method=method,
+            precision=self.precision,
+        )
+        return (lambda *args, **mask: grad(*args, **mask)[0]) if self.has_aux else grad
+
+    def _mean_loss(self, *args: Any) -> jax.Array:
+        def loss(*args):
+            output = self.fun(*self.parts.with_own_key(args))
+            return output[0] if self.has_aux else output
+
+        return jax.vmap(loss, self.parts.in_axes(args))(*args).mean()
+
+    def _choice(self, method: str, size: int, grad: Grad) -> Choice:
+        fun, args, donated = self._program(grad)
+        compiled = jax.jit(fun, donate_argnums=donated).lower(*args).compile()
+        operations = flops.of_products(fun, *args)
+        return Choice(method, size, memory.peak_bytes(compiled), operations)
+
+    def _program(self, grad: Grad) -> tuple[Callable[..., Any], tuple[Any, ...], Any]:
+        """A function, its arguments, and which of them it may write to."""
+        padding = jax.ShapeDtypeStruct((self.batch_size,), bool)
+        optimizer = self.optimizer
+        if optimizer is None:
+            gradient = lambda padding, args: grad(*args, is_padding_example=padding)
+            return gradient, (padding, self.args), ()
+        numbers, params = self.parts.differentiated, self.parts.params(self.args)
+
+        def step(params, state, padding, others):
+            args = list(others)
+            parts = (params,) if isinstance(self.parts.argnums, int) else params
+            for i, part in zip(numbers, parts, strict=True):
+                args[i] = part
+            gradient = materialize(grad(*args, is_padding_example=padding))
+            # Of no known numbers: the optimizer may have the noise of any mechanism.
+            summed = close_sums(gradient, None, None)
+            updates, state = optimizer.update(summed, state, params)
+            return optax.apply_updates(params, updates), state
+
+        others = [None if i in numbers else x for i, x in enumerate(self.args)]
+        state = jax.eval_shape(optimizer.init, params)
+        return step, (params, state, padding, others), (0, 1)
+
+
+def aligned(rows: Sequence[Sequence[str]], num_left: int) -> list[str]:
+    """Lines with columns of one width; all but the first few to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            text.ljust(width) if i < num_left else text.rjust(width)
+            for i, (text, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+
+
+def readable(num_bytes: float) -> str:
+    """Three digits and a unit."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if num_bytes < 1000 or unit == "GB":
+            break
+        num_bytes /= 1000
+    return f"{num_bytes:.3g} {unit}"
