@@ -433,7 +433,7 @@ def block_at_the_end(grad, units):
     return jnp.pad(grad.block.dense(units), widths)
 
 
-SLICES = convolution.Convolution._slices
+STARTS = convolution.Convolution._starts
 LOOKUP_WITH_HEAD = lookup.Lookup.inner
 AT_IDS, UPDATE = lookup._at_ids, lookup.dynamic_update_slice
 STACKED, TIMES = product.Product.stacked, product.Product.times
@@ -466,8 +466,8 @@ MUTANTS = {
     "taps in reverse": (
         "conv",
         convolution.Convolution,
-        "_slices",
-        lambda x, dtype: [*SLICES(x, dtype)][::-1],
+        "_starts",
+        lambda grad, axes: STARTS(grad, axes)[::-1],
     ),
     "groups interleaved": (
         "groups",
