@@ -185,18 +185,23 @@ class Convolution(Gradient):
         than what the gradient is made of.
         """
         one = self.g.size // max(self.g.shape[-1], 1) * self.x.shape[-1]
-        at_once = (self.x.size + self.g.size) // max(one, 1)
+        at_once = (self.x.size + self.g.size) // max(2 * one, 1)
         fits = (math.prod(self.window.taps[i:]) <= at_once for i in range(self._axes))
         return next((i for i, fit in enumerate(fits) if fit), self._axes)
 
     def dense(self, units: rounding.Units = rounding.DEFAULT) -> jax.Array:
         unit, looped = units.of(self.x, self.g), self._looped_axes
-        x, g = self.window.padded(self.x), self._grouped(self.g, unit.dtype)
+        g = self._grouped(self.g, unit.dtype)
         row = (*(1 for _ in range(looped)), *self.window.taps[looped:])
 
+        # An axis of size one would make XLA copy what the loop reads.
+        flat = g.reshape(-1, g.shape[-1])
+
         def of_row(start):
-            patches = self._patches(x, start, row, unit.dtype)
-            return unit.einsum(patches, (0, 1, 2), g, (0, 1, 3), (0, 2, 3))
+            # Padded here, as it is read; else XLA holds padded copies of all layers.
+            x, start = jax.lax.optimization_barrier((self.x, start))
+            patches = self._patches(self.window.padded(x), start, row, unit.dtype)
+            return unit.product(patches, flat.reshape(g.shape))
 
         kernel = jax.lax.map(of_row, self._starts(looped))
         stacked, groups = self.x.shape[: self.num_stacked], self.window.groups

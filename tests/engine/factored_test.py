@@ -2,6 +2,7 @@
 
 import functools
 from typing import Any, NamedTuple
+from unittest import mock
 
 import chex
 import hypothesis
@@ -370,7 +371,7 @@ def axes(low, high):
 
 
 @pytest.mark.slow  # the table has every rule
-@hypothesis.settings(max_examples=10)
+@hypothesis.settings(max_examples=20)
 @hypothesis.given(
     kernel=st.tuples(st.integers(1, 3), st.integers(1, 2)),
     size=axes(1, 6),
@@ -380,16 +381,20 @@ def axes(low, high):
     rhs_dilation=axes(1, 2),
     groups=st.integers(1, 2),
     channels=axes(1, 4),
+    is_formed=st.booleans(),
 )
-def test_convolutions_of_any_kind(kernel, size, groups, channels, **kwargs):
+def test_convolutions_of_any_kind(kernel, size, groups, channels, is_formed, **kwargs):
     conv = models.Conv(groups=groups, **kwargs)
     inputs, outputs = channels[0], groups * channels[1]
     x, w = (*size, groups * inputs), (*kernel, inputs, outputs)
     padded = [n + sum(pad) for n, pad in zip(size, conv.padding, strict=True)]
     hypothesis.assume(min(padded) > 0)
     hypothesis.assume(0 not in jax.eval_shape(conv, jnp.zeros(w), jnp.zeros(x)).shape)
+    chosen = convolution.Convolution.dense if is_formed else lambda grad: grad
+    settle = lambda grad: forms.as_gradient(chosen(grad), "direct")
     with jax.enable_x64(True):
-        check(conv.model(w, x, models.TAPS))
+        with mock.patch.object(convolution.Convolution, "settled", settle):
+            check(conv.model(w, x, "of either form"))
 
 
 @pytest.mark.slow  # the table has every rule

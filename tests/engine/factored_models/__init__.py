@@ -10,7 +10,6 @@ from tests.engine.factored_models.common import score as score
 from tests.engine.factored_models.common import w_only as w_only
 from tests.engine.factored_models.control_flow import CONTROL_FLOW as CONTROL_FLOW
 from tests.engine.factored_models.convolutions import CONVOLUTIONS as CONVOLUTIONS
-from tests.engine.factored_models.convolutions import TAPS as TAPS
 from tests.engine.factored_models.convolutions import Conv as Conv
 from tests.engine.factored_models.embeddings import EMBEDDINGS as EMBEDDINGS
 from tests.engine.factored_models.embeddings import rows as rows
