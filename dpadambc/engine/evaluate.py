@@ -53,8 +53,8 @@ def _bind(jaxpr: jex.Jaxpr, eqn: jex.JaxprEqn, values: Values) -> Values:
         value if jaxprs.is_literal(atom) else _array(value, atom.aval)
         for atom, value in zip(eqn.invars, values, strict=True)
     ]
-    convolves = eqn.primitive.name == "conv_general_dilated"
-    return jaxprs.bind(jaxpr, eqn, arrays, isolation.isolated if convolves else None)
+    apart = isolation.BY_PRIMITIVE.get(eqn.primitive.name)
+    return jaxprs.bind(jaxpr, eqn, arrays, apart)
 
 
 def _map_grads(eqn: jex.JaxprEqn, values: Values) -> Values | None:
@@ -105,9 +105,9 @@ def _equation(
         full = rules.full(eqn.params, values[0])
         if full is not None:
             return [full]
-    if not any(lazy) and not program.convolves(eqn):
+    if not any(lazy) and not program.is_apart(eqn):
         return _bind(jaxpr, eqn, values)
-    if name in _ENTERED and program.convolves(eqn):
+    if name in _ENTERED and program.is_apart(eqn):
         outs = _ENTERED[name](eqn, values)
         return [
             forms.as_gradient(out, name) if is_lazy else out
@@ -231,7 +231,7 @@ def _while(eqn: jex.JaxprEqn, values: Values) -> Values:
     )
 
 
-# Entered only to keep the examples of a convolution apart; see `isolation`.
+# Entered only to keep the examples apart; see `isolation`.
 _ENTERED: dict[str, Callable[[jex.JaxprEqn, Values], Values]] = {
     **dict.fromkeys(jaxprs.CUSTOM, _custom),
     "while": _while,

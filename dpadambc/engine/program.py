@@ -11,7 +11,7 @@ from typing import Any
 
 import jax.extend.core as jex
 
-from dpadambc.engine import jaxprs, rules
+from dpadambc.engine import isolation, jaxprs, rules
 
 _ENTERED = jaxprs.INLINED | jaxprs.REMATERIALIZED | jaxprs.CUSTOM
 _SUMS = {"add", "add_any"}
@@ -103,10 +103,10 @@ def accumulates(jaxpr: jex.Jaxpr, before: Any, after: Any) -> bool:
     return leads_back(after)
 
 
-def convolves(eqn: jex.JaxprEqn) -> bool:
-    """Whether there is a convolution in an equation that can be entered."""
+def is_apart(eqn: jex.JaxprEqn) -> bool:
+    """Whether it has examples to keep apart; see `isolation`. Calls are entered."""
     name = eqn.primitive.name
-    if name == "conv_general_dilated":
+    if name in isolation.BY_PRIMITIVE:
         return True
     if name == "cond":
         bodies = [jaxprs.closed(branch) for branch in eqn.params["branches"]]
@@ -118,4 +118,4 @@ def convolves(eqn: jex.JaxprEqn) -> bool:
         bodies = [jaxprs.body(eqn)]
     else:
         return False
-    return any(convolves(inner) for each in bodies for inner in each.jaxpr.eqns)
+    return any(is_apart(inner) for each in bodies for inner in each.jaxpr.eqns)
