@@ -131,7 +131,9 @@ def evaluate(
 ) -> Values:
     """The outputs of a jaxpr: gradients where `lazy`, else arrays."""
     jaxpr = closed.jaxpr
-    demand = program.Demand(jaxpr, lazy)
+    formed = forms.Dense | forms.Full
+    factored = [isinstance(x, Gradient) and not isinstance(x, formed) for x in args]
+    demand = program.Demand(jaxpr, lazy, factored)
     known = dict(zip(jaxpr.constvars, closed.consts, strict=True))
     known.update(zip(jaxpr.invars, args, strict=True))
     read = lambda atom: atom.val if jaxprs.is_literal(atom) else known[atom]
