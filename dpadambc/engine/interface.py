@@ -156,6 +156,10 @@ class Gradient(abc.ABC):
         """The gradient in another shape."""
         del shape
 
+    def broadcast(self, shape: Shape) -> "Gradient | None":
+        """The gradient repeated along axes of size one."""
+        del shape
+
     def rev(self, axes: Shape) -> "Gradient | None":
         """The gradient with the order of its entries reversed along some axes."""
         del axes

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Container, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -129,15 +130,47 @@ class Lookup(Gradient):
         shape = tuple(self.shape[i] for i in permutation)
         return dataclasses.replace(self, axis=moved, shape=shape)
 
-    def slice(self, starts: Shape, limits: Shape) -> Gradient | None:
-        """The rows of the table that are left out leave rows of zeros."""
-        if starts[self.axis] == limits[self.axis]:
+    def reshape(self, shape: Shape) -> Gradient | None:
+        """Axes of size one may come and go."""
+        size, row = self.shape[self.axis], self._row_shape
+        wide = [i for i, n in enumerate(shape) if n != 1]
+        before = sum(n != 1 for n in self.shape[: self.axis])
+        if self.num_stacked or size == 1 or len(wide) != 1 + sum(n != 1 for n in row):
             return None
+        axis = wide[before]
+        row = shape[:axis] + shape[axis + 1 :]
+        if shape[axis] != size or [n for n in row if n != 1] != [
+            n for n in self._row_shape if n != 1
+        ]:
+            return None
+        g = self.g.reshape(*self.ids.shape, *row)
+        return dataclasses.replace(self, g=g, axis=axis, shape=tuple(shape))
+
+    def broadcast(self, shape: Shape) -> Gradient | None:
+        if self.num_stacked or shape[self.axis] != self.shape[self.axis]:
+            return None
+        row = shape[: self.axis] + shape[self.axis + 1 :]
+        g = jnp.broadcast_to(self.g, (*self.ids.shape, *row))
+        return dataclasses.replace(self, g=g, shape=shape)
+
+    def rows_from(self, start: Any, size: int) -> "Lookup":
+        """Successive rows of the table: the others leave rows of zeros."""
+        inside = (self.ids >= start) & (self.ids < start + size)
+        inside = inside.reshape(*inside.shape, *[1] * (self.g.ndim - inside.ndim))
+        shape = self.shape[: self.axis] + (size,) + self.shape[self.axis + 1 :]
+        return dataclasses.replace(
+            self,
+            ids=jnp.clip(self.ids - start, 0, size - 1),
+            g=jnp.where(inside, self.g, jnp.zeros((), self.g.dtype)),
+            shape=shape,
+        )
+
+    def slice(self, starts: Shape, limits: Shape) -> Gradient | None:
         first, end = starts[self.axis], limits[self.axis]
-        inside = (self.ids >= first) & (self.ids < end)
-        ids = jnp.clip(self.ids - first, 0, end - 1 - first)
-        inside = inside.reshape(*ids.shape, *[1] * (self.g.ndim - ids.ndim))
-        g = jnp.where(inside, self.g, jnp.zeros((), self.g.dtype))
+        if first == end:
+            return None
+        cut = self.rows_from(first, end - first)
+        ids, g = cut.ids, cut.g
         for axis, (start, limit) in enumerate(zip(starts, limits, strict=True)):
             if axis < self.num_stacked:
                 ids = jax.lax.slice_in_dim(ids, start, limit, axis=axis)
@@ -253,6 +286,44 @@ class Lookup(Gradient):
         others = head.g.reshape(head.g.shape[0], rows.shape[1])
         products = rounding.EXACT.einsum(others, (0, 2), rows, (1, 2), (0, 1))
         return jnp.sum(products * jnp.take(head.a, ids, axis=1))
+
+    def gather(self, indices: jax.Array, params) -> Gradient | None:
+        """`lax.gather` of whole rows: of those that something else takes the place of.
+
+        Rows one after the other are looked up. Others are formed, unless they and what
+        finds them are larger than the table.
+        """
+        numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
+        size, rest = sizes[self.axis], sizes[: self.axis] + sizes[self.axis + 1 :]
+        is_filled = params["mode"] == jax.lax.GatherScatterMode.FILL_OR_DROP
+        if (
+            self.num_stacked
+            or rest != self._row_shape
+            or numbers.start_index_map != (self.axis,)
+            or (is_filled and params["fill_value"] != 0)
+        ):
+            return None
+        collapsed, last = numbers.collapsed_slice_dims, self.shape[self.axis] - size
+        starts = _wide(indices)[..., 0]
+        clipped = jnp.clip(starts, 0, last)
+        if starts.ndim == 0:
+            rows = self.rows_from(clipped, size)
+            if is_filled:
+                inside = starts == clipped
+                rows = rows.map_scale(lambda g: jnp.where(inside, g, 0))
+            left = (n for i, n in enumerate(sizes) if i not in collapsed)
+            return view.reshaped(rows, tuple(left))
+        (ids,), (rows,) = self._rows()
+        is_larger = starts.size * (ids.size + rows.shape[1]) > math.prod(self.shape)
+        if collapsed != (self.axis,) or is_larger:
+            return None
+        at = starts if is_filled else clipped
+        equal = at[..., None, None] == ids[:, None]
+        found = jnp.where(equal, rows, 0).sum(-2).reshape(*at.shape, *rest)
+        leading = [i for i in range(found.ndim) if i not in numbers.offset_dims]
+        order = (*leading, *numbers.offset_dims)
+        found = jnp.moveaxis(found, range(found.ndim), order)
+        return forms.Dense(found, found.shape, "direct")
 
 
 def _squared_norm_by_segments(ids: jax.Array, rows: jax.Array) -> jax.Array:

@@ -72,11 +72,18 @@ def _squeeze(params: Params, grad: Gradient) -> Gradient:
 
 
 def _broadcast_in_dim(params: Params, grad: Gradient) -> Gradient | None:
-    """Axes of size one added."""
+    """Axes of size one added, or a lookup repeated along others."""
     kept, shape = params["broadcast_dimensions"], params["shape"]
-    added = (n for i, n in enumerate(shape) if i not in kept)
-    same = tuple(shape[i] for i in kept) == grad.shape
-    return view.reshaped(grad, shape) if same and all(n == 1 for n in added) else None
+    ones = tuple(
+        grad.shape[kept.index(i)] if i in kept else 1 for i in range(len(shape))
+    )
+    grad = view.reshaped(grad, ones)
+    return grad if ones == tuple(shape) else grad.broadcast(tuple(shape))
+
+
+def _gather(params: Params, grad: Any, indices: jax.Array) -> Gradient | None:
+    is_lookup = isinstance(grad, lookup.Lookup)
+    return grad.gather(indices, params) if is_lookup else None
 
 
 def _slice(params: Params, grad: Gradient) -> Gradient | None:
@@ -174,9 +181,9 @@ def _entrywise(fun: Entrywise, grad: Any, x: Any) -> Gradient | None:
     if is_formed or not isinstance(grad, Gradient) or isinstance(x, Gradient):
         return None
     x = jnp.reshape(x, (*[1] * (len(grad.shape) - jnp.ndim(x)), *jnp.shape(x)))
-    if jnp.broadcast_shapes(x.shape, grad.shape) != grad.shape:
-        return None
-    return grad.settled().entrywise(fun, x)
+    shape, settled = jnp.broadcast_shapes(x.shape, grad.shape), grad.settled()
+    wide = settled if shape == grad.shape else settled.broadcast(shape)
+    return None if wide is None else wide.entrywise(fun, x)
 
 
 def _kept(grad: Any, where: Any) -> Gradient | None:
@@ -281,6 +288,7 @@ MAPS: dict[str, Callable[..., Any]] = {
     "div": _div,
     "dot_general": _times,
     "mul": _mul,
+    "gather": _gather,
     "neg": lambda params, grad: grad.scaled(-1),
     "pad": _pad,
     "reduce_sum": lambda params, grad: grad.reduce_sum(params["axes"]),
@@ -303,16 +311,18 @@ MAPS: dict[str, Callable[..., Any]] = {
 TERM_OPERANDS = {
     "div": (0,),
     "dynamic_update_slice": (0,),
+    "gather": (0,),
     "pad": (0,),
     "scatter": (0,),
     "scatter-mul": (0,),
     "select_n": (1, 2),
 }
 
-# Maps of the entries, one by one: only lookups keep their form.
+# Maps of entries, one by one: only lookups keep their form.
 OF_ENTRIES = {
     "div",
     "dynamic_update_slice",
+    "gather",
     "mul",
     "scatter",
     "scatter-mul",
