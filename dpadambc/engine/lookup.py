@@ -200,18 +200,20 @@ class Lookup(Gradient):
         return self.ids.ndim + axis - self.num_stacked - (axis > self.axis)
 
     def entrywise(self, fun: Entrywise, x: jax.Array) -> Gradient:
-        """With the numbers of the array that are where the ids point."""
+        return dataclasses.replace(self, g=fun(self.g, self._at_ids(x)))
+
+    def _at_ids(self, x: jax.Array) -> jax.Array:
+        """The rows of an array that the ids point to, as g has them."""
         x, stacked = jnp.moveaxis(x, self.axis, self.num_stacked), self.num_stacked
         if x.shape[stacked] == 1:
             ones = [1] * (self.ids.ndim - stacked)
-            at_ids = x.reshape(*x.shape[:stacked], *ones, *x.shape[stacked + 1 :])
-        else:
-            take = functools.partial(jnp.take, axis=0, mode="clip")
-            for _ in range(stacked):
-                take = jax.vmap(take)
-            x = jnp.broadcast_to(x, (*self.shape[:stacked], *x.shape[stacked:]))
-            at_ids = take(x, self.ids)
-        return dataclasses.replace(self, g=fun(self.g, at_ids))
+            return x.reshape(*x.shape[:stacked], *ones, *x.shape[stacked + 1 :])
+        take = functools.partial(jnp.take, axis=0, mode="clip")
+        for _ in range(stacked):
+            take = jax.vmap(take)
+        return take(
+            jnp.broadcast_to(x, (*self.shape[:stacked], *x.shape[stacked:])), self.ids
+        )
 
     def times(
         self, x: jax.Array, contract: tuple[Shape, Shape], batch: tuple[Shape, Shape]
@@ -318,8 +320,9 @@ class Lookup(Gradient):
         if collapsed != (self.axis,) or is_larger:
             return None
         at = starts if is_filled else clipped
-        equal = at[..., None, None] == ids[:, None]
-        found = jnp.where(equal, rows, 0).sum(-2).reshape(*at.shape, *rest)
+        equal = at.reshape(-1, 1) == ids[None]
+        found = jnp.where(equal[..., None], rows[None], 0).sum(1)
+        found = found.reshape(*at.shape, *rest)
         leading = [i for i in range(found.ndim) if i not in numbers.offset_dims]
         order = (*leading, *numbers.offset_dims)
         found = jnp.moveaxis(found, range(found.ndim), order)
