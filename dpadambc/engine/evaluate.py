@@ -11,10 +11,10 @@ No rule can help where the gradient itself is not a product of small arrays:
 * A kernel that is a function of another, entry by entry or through statistics: a mask,
   a norm, weight standardization. Reverse mode multiplies the gradient of the one by
   numbers of its size. Scale or standardize the activations instead, where that is the
-  same: `(x @ w) * scale` for `x @ (w * scale)`.
+  same: `(x @ w) * scale` for `x @ (w * scale)`. Rows of a table keep their form.
 * A kernel at a traced index, `w[i]`. Steps of a loop may come back to a kernel, so
   their gradients are formed and added. Let `jax.lax.scan` go through the kernels, as
-  its `xs`. Rows of a table keep their form.
+  its `xs`. Rows of a table keep theirs.
 * Kernels gathered for each token, `w[experts]`. The forward pass has a copy of a kernel
   for each, so their gradients take no more. Send tokens to experts instead.
 

@@ -132,17 +132,13 @@ class Lookup(Gradient):
 
     def reshape(self, shape: Shape) -> Gradient | None:
         """Axes of size one may come and go."""
-        size, row = self.shape[self.axis], self._row_shape
-        wide = [i for i, n in enumerate(shape) if n != 1]
-        before = sum(n != 1 for n in self.shape[: self.axis])
-        if self.num_stacked or size == 1 or len(wide) != 1 + sum(n != 1 for n in row):
+        wide = lambda shape: [n for n in shape if n != 1]
+        is_one = self.shape[self.axis] == 1
+        if self.num_stacked or is_one or wide(shape) != wide(self.shape):
             return None
-        axis = wide[before]
+        before = len(wide(self.shape[: self.axis]))
+        axis = [i for i, n in enumerate(shape) if n != 1][before]
         row = shape[:axis] + shape[axis + 1 :]
-        if shape[axis] != size or [n for n in row if n != 1] != [
-            n for n in self._row_shape if n != 1
-        ]:
-            return None
         g = self.g.reshape(*self.ids.shape, *row)
         return dataclasses.replace(self, g=g, axis=axis, shape=tuple(shape))
 

@@ -1,6 +1,7 @@
 """Embeddings, tied to an output head or not."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -99,7 +100,7 @@ def factorized(p):
     return p["table"] @ p["m"]
 
 
-def held(t, rows=0):
+def held(t, rows: Any = 0):
     return t.at[rows].set(0.0)
 
 
@@ -362,7 +363,7 @@ SPARSE = {
     ),
     "sparse matrix that all share": Model(
         lambda p, x: score(
-            jnp.tanh(sparse.BCOO.fromdense(np.eye(4, k=1), nse=3) @ (x @ p["w"]))
+            jnp.tanh(sparse.BCOO.fromdense(jnp.eye(4, k=1), nse=3) @ (x @ p["w"]))
         ),
         weights(w=(20, 20)),
         (normal(4, 20),),
