@@ -1,5 +1,7 @@
 """Networks of images, volumes, sounds and vectors, small, as they are trained."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -88,7 +90,7 @@ def standardized_resnet(p, x):
     return resnet(p, x, standardized)
 
 
-RESNET = dict(
+RESNET: dict[str, Any] = dict(
     stem=(3, 3, 3, 8),
     first=block_of(8, 8),
     second=block_of(8, 12),
@@ -126,7 +128,7 @@ def timed_block_of(inputs, outputs):
     return block_of(inputs, outputs) | {"time": dense_of(8, outputs)}
 
 
-UNET = dict(
+UNET: dict[str, Any] = dict(
     time={"in": dense_of(8, 8), "out": dense_of(8, 8)},
     stem=(3, 3, 2, 6),
     down=timed_block_of(6, 6),
@@ -157,7 +159,7 @@ def half_of(width):
     return {"up": up, "down": down, **norm_of(width)}
 
 
-CONFORMER = {
+CONFORMER: dict[str, Any] = {
     "before": half_of(8),
     "attention": norm_of(8) | dict.fromkeys("qkvo", (8, 8)),
     "in": dense_of(8, 16),
