@@ -74,8 +74,10 @@ class Explanation:
       batch_size: how many examples the table is for.
       factored_bytes: temporaries of the clipped gradient of the batch as it is compiled
         for the default device; with an optimizer, of the step.
-      ordinary_bytes: those of the gradient, or step, without privacy. None where the
-        compiler does not tell: `factored_bytes` is then that of all distinct factors.
+      is_compiled: whether the compiler told them; else `factored_bytes` is the sum of
+        all distinct factors.
+      ordinary_bytes: temporaries of the gradient, or step, without privacy; None if not
+        told, or if JAX cannot map the loss over a batch.
       without_gradient: a sentence for each parameter that the loss does not depend on.
       costly: a sentence for each kernel whose gradients are formed.
       products: of the clip, one row for each platform.
@@ -85,6 +87,7 @@ class Explanation:
     parameters: tuple[ParameterCost, ...]
     batch_size: int
     factored_bytes: int
+    is_compiled: bool
     ordinary_bytes: int | None
     without_gradient: tuple[str, ...]
     costly: tuple[str, ...]
@@ -124,14 +127,11 @@ class Explanation:
     def __str__(self) -> str:
         header = "parameter", "shape", "rule", "factored", "materialized"
         of_all = readable(self.factored_bytes), readable(self.materialized_bytes)
-        if self.ordinary_bytes is None:
-            totals = [("all, shared factors once", "", "", *of_all)]
-        else:
-            ordinary = readable(self.ordinary_bytes)
-            totals = [
-                ("all, as compiled", "", "", *of_all),
-                ("without privacy", "", "", ordinary, ""),
-            ]
+        label = "all, as compiled" if self.is_compiled else "all, shared factors once"
+        totals = [(label, "", "", *of_all)]
+        if self.ordinary_bytes is not None:
+            without = readable(self.ordinary_bytes)
+            totals.append(("without privacy", "", "", without, ""))
         rows = aligned([header, *_folded(self.parameters), *totals], num_left=3)
         warned = (f"warning: {text}" for text in self.warnings)
         share = lambda x: "-" if x is None else f"{x:.2%}"
@@ -328,12 +328,12 @@ def explain(
         fun, arguments, has_aux, tuple(batched), batch_size, optimizer, precision
     )
     plan = None if memory_limit is None else planned(programs, memory_limit)
-    temporaries = _temporaries(programs, plan, rows)
-    factored, ordinary = temporaries or (distinct["bytes"], None)
+    private, ordinary = _temporaries(programs, plan, rows)
     return Explanation(
         parameters=tuple(rows),
         batch_size=batch_size,
-        factored_bytes=factored,
+        factored_bytes=distinct["bytes"] if private is None else private,
+        is_compiled=private is not None,
         ordinary_bytes=ordinary,
         without_gradient=_without_gradient(rows),
         costly=_costly(rows),
@@ -354,15 +354,17 @@ def _can_be_compiled(rows: Sequence[ParameterCost]) -> bool:
 
 def _temporaries(
     programs: Programs, plan: Plan | None, rows: Sequence[ParameterCost]
-) -> tuple[int, int] | None:
-    """Of the whole batch with and without privacy, if the compiler tells."""
+) -> tuple[int | None, int | None]:
+    """Of the whole batch with and without privacy, as far as they are known."""
     if plan is not None:
-        private, ordinary = plan.factored[0], plan.ordinary
-    elif memory.is_stated_by_compiler() and _can_be_compiled(rows):
-        private, ordinary = programs.factored(programs.batch_size), programs.ordinary()
-    else:
-        return None
-    return private.temporary_bytes, ordinary.temporary_bytes
+        return plan.factored[0].temporary_bytes, plan.ordinary.temporary_bytes
+    if not memory.is_stated_by_compiler() or not _can_be_compiled(rows):
+        return None, None
+    private = programs.factored(programs.batch_size).temporary_bytes
+    try:
+        return private, programs.ordinary().temporary_bytes
+    except NotImplementedError:  # JAX cannot map all losses over a batch
+        return private, None
 
 
 def _products(

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import dpadambc
+from dpadambc.clipping import plan
 from dpadambc.engine import memory
 from tests import common
 from tests.engine import factored_models as models
@@ -99,8 +100,22 @@ def test_where_the_compiler_does_not_tell_the_factors_are_counted(untold):
     found = dpadambc.explain(loss_fn, PARAMS, *EXAMPLE, batch_size=10)
     held = sum(row.factored_bytes for row in found.parameters)
     assert found.factored_bytes == held
+    assert not found.is_compiled
     assert found.ordinary_bytes is None
     assert "all, shared factors once" in str(found)
+
+
+def test_a_loss_that_jax_does_not_map_over_a_batch_is_compared_with_nothing(
+    monkeypatch,
+):
+    def refused(programs):
+        raise NotImplementedError
+
+    monkeypatch.setattr(plan.Programs, "ordinary", refused)
+    found = dpadambc.explain(loss_fn, PARAMS, *EXAMPLE, batch_size=10)
+    assert found.is_compiled
+    assert found.ordinary_bytes is None
+    assert "without privacy" not in str(found)
 
 
 def test_factors_that_serve_two_parameters_count_once(untold):
@@ -178,7 +193,7 @@ FORMED = {
     "exponential": lambda w, x: x @ jnp.exp(w),
     "two terms of a derivative": lambda w, x: x @ jnp.tanh(w),
     "scaled by data": lambda w, x: x @ (w * jnp.tanh(x)[:, None]),
-    "lookup": lambda w, x: jnp.tanh(w)[jnp.argmax(x)],
+    "lookup": lambda w, x: jax.nn.softmax(w, axis=0)[jnp.argmax(x)],
     "convolution": lambda w, x: jnp.convolve(x, jnp.exp(w).reshape(-1)),
     "in a scan": lambda w, x: jax.lax.scan(
         lambda x, _: (jnp.tanh(x @ (w * MASK)), None), x, length=2
