@@ -141,10 +141,12 @@ def evaluate(
             outs = _equation(jaxpr, eqn, values, demand.lazy(eqn.outvars))
             known.update(zip(eqn.outvars, outs, strict=True))
     return [
-        forms.as_gradient(read(atom), demand.origin(atom))
+        forms.as_gradient(read(atom), origin)
         if is_lazy
         else _array(read(atom), atom.aval)
-        for atom, is_lazy in zip(jaxpr.outvars, lazy, strict=True)
+        for atom, is_lazy, origin in zip(
+            jaxpr.outvars, lazy, program.origins(jaxpr), strict=True
+        )
     ]
 
 

@@ -22,14 +22,28 @@ def _shape(atom: Any) -> tuple[int, ...]:
     return atom.aval.shape
 
 
+def origins(jaxpr: jex.Jaxpr) -> list[str]:
+    """Why each output is formed, if it is an array: as a product, or as what it is.
+
+    A product is an array where something else needs it, as where parameters share a
+    kernel, `w + jnp.exp(v)`.
+    """
+    products: dict[Any, str] = {}
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name
+        if name in _MOVES and not jaxprs.is_literal(eqn.invars[0]):
+            name = products.get(eqn.invars[0], name)
+        if name in rules.PRODUCERS:
+            products[eqn.outvars[0]] = name
+    of = lambda x: "direct" if jaxprs.is_literal(x) else products.get(x, "direct")
+    return list(map(of, jaxpr.outvars))
+
+
 class Demand:
     """Which variables of a jaxpr are used at all, and which as arrays."""
 
     def __init__(self, jaxpr: jex.Jaxpr, lazy: Sequence[bool]):
         self._used, self._strict = set(), set()
-        self._products: dict[Any, str] = {}
-        for eqn in jaxpr.eqns:
-            self._note_product(eqn)
         self._uniform = {
             eqn.outvars[0]
             for eqn in jaxpr.eqns
@@ -50,24 +64,6 @@ class Demand:
     def strict(self, variables: Sequence[Any]) -> list[bool]:
         """For each variable, whether it must be an array."""
         return [v in self._strict for v in variables]
-
-    def origin(self, atom: Any) -> str:
-        """Why a gradient that is an array has been formed.
-
-        A product is, if something else needs it as an array, as where parameters share
-        a kernel, `w + jnp.exp(v)`.
-        """
-        return (
-            "direct" if jaxprs.is_literal(atom) else self._products.get(atom, "direct")
-        )
-
-    def _note_product(self, eqn: jex.JaxprEqn) -> None:
-        """The primitive that made a product, also where its entries are moved."""
-        name = eqn.primitive.name
-        if name in _MOVES and not jaxprs.is_literal(eqn.invars[0]):
-            name = self._products.get(eqn.invars[0])
-        if name in rules.PRODUCERS:
-            self._products[eqn.outvars[0]] = name
 
     def _use(self, atoms: Sequence[Any], lazy: Sequence[bool]) -> None:
         for atom, is_lazy in zip(atoms, lazy, strict=True):
