@@ -63,7 +63,7 @@ def _map_grads(eqn: jex.JaxprEqn, values: Values) -> Values | None:
     if name not in rules.MAPS or not any(isinstance(v, Gradient) for v in values):
         return None
     if name in ("add", "add_any", "sub", "concatenate"):
-        values = [forms.as_gradient(value, "direct") for value in values]
+        values = [forms.as_gradient(value, name) for value in values]
     out = rules.MAPS[name](eqn.params, *values)
     if out is None:
         return None
@@ -143,10 +143,12 @@ def evaluate(
             outs = _equation(jaxpr, eqn, values, demand.lazy(eqn.outvars))
             known.update(zip(eqn.outvars, outs, strict=True))
     return [
-        forms.as_gradient(read(atom), "direct")
+        forms.as_gradient(read(atom), origin)
         if is_lazy
         else _array(read(atom), atom.aval)
-        for atom, is_lazy in zip(jaxpr.outvars, lazy, strict=True)
+        for atom, is_lazy, origin in zip(
+            jaxpr.outvars, lazy, program.origins(jaxpr), strict=True
+        )
     ]
 
 

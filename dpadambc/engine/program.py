@@ -15,10 +15,28 @@ from dpadambc.engine import isolation, jaxprs, rules
 
 _ENTERED = jaxprs.INLINED | jaxprs.REMATERIALIZED | jaxprs.CUSTOM
 _SUMS = {"add", "add_any"}
+_MOVES = {"convert_element_type", "reshape", "squeeze", "transpose"}
 
 
 def _shape(atom: Any) -> tuple[int, ...]:
     return atom.aval.shape
+
+
+def origins(jaxpr: jex.Jaxpr) -> list[str]:
+    """Why each output is formed, if it is an array: as a product, or as what it is.
+
+    A product is an array where something else needs it, as where parameters share a
+    kernel, `w + jnp.exp(v)`.
+    """
+    products: dict[Any, str] = {}
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name
+        if name in _MOVES and not jaxprs.is_literal(eqn.invars[0]):
+            name = products.get(eqn.invars[0], name)
+        if name in rules.PRODUCERS:
+            products[eqn.outvars[0]] = name
+    of = lambda x: "direct" if jaxprs.is_literal(x) else products.get(x, "direct")
+    return list(map(of, jaxpr.outvars))
 
 
 class Demand:

@@ -109,6 +109,9 @@ def is_rule(rule, expected):
         return rule.isidentifier() and rule not in ("gram", "lookup")
     if expected == models.FALLBACK:
         return "materialized: " in rule
+    if expected == models.CHEAPEST:
+        is_product = not is_rule(rule, models.PLAIN) or rule == "direct"
+        return is_product and not is_rule(rule, models.FALLBACK)
     return rule == expected
 
 

@@ -4,6 +4,7 @@ from tests.engine.factored_models.architectures import (
     ARCHITECTURES as ARCHITECTURES,
 )
 from tests.engine.factored_models.architectures import decoder as decoder
+from tests.engine.factored_models.common import CHEAPEST as CHEAPEST
 from tests.engine.factored_models.common import FALLBACK as FALLBACK
 from tests.engine.factored_models.common import PLAIN as PLAIN
 from tests.engine.factored_models.common import score as score

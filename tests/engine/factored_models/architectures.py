@@ -15,6 +15,7 @@ from tests.engine.factored_models.common import (
     weights,
 )
 from tests.engine.factored_models.convolutions import Conv
+from tests.engine.factored_models.networks import NETWORKS
 
 
 def heads(p, x, names="qkv"):
@@ -309,4 +310,5 @@ ARCHITECTURES = {
     # Steps may come back to a kernel, so their gradients are formed and added.
     "layers by a traced index": w_only(layers_by_index, (2, 20, 20), (3, 20), FALLBACK),
     "decoder": decoder_model(),
+    **NETWORKS,
 }
