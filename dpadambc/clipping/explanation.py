@@ -242,9 +242,9 @@ def explain(
     one example is computed, for the share of it that the bound on rounding gives away.
 
     The rules: `gram` and `outer product` keep the two factors of a kernel's gradient,
-    `lookup` ids and rows, `convolution: gram` and `convolution: taps` the input and the
-    output gradient. `direct` is a gradient that is materialized because it is no larger
-    than its factors. The name of a primitive (`reduce_sum`, `mul`) is a gradient that
+    `lookup` ids and rows, `convolution: gram` the input and the output gradient.
+    `direct` is a gradient that is materialized because it is about as small as its
+    factors. The name of a primitive (`reduce_sum`, `mul`) is a gradient that
     reverse mode materializes anyway, of a kernel one of the `warnings`, and so is
     `materialized: ...`, a gradient without a rule.
 
