@@ -119,6 +119,40 @@ class Lookup(Gradient):
             g = times_along(g, vector, axis)
         return dataclasses.replace(self, g=g)
 
+    def scaled_by(self, x: jax.Array) -> "Lookup":
+        """Times the rows of an array, looked up."""
+        ids, rows = self._rows()
+        stacked, size = self.shape[: self.num_stacked], self.shape[self.axis]
+        table = jnp.moveaxis(x, self.axis, self.num_stacked)
+        table = jnp.broadcast_to(table, (*stacked, size, *self._row_shape))
+        table = table.reshape(len(ids), size, rows.shape[2])
+        looked_up = jax.vmap(lambda x, at: jnp.take(x, at, axis=0))(table, ids)
+        return dataclasses.replace(self, g=(rows * looked_up).reshape(self.g.shape))
+
+    def contracted(self, x: jax.Array, axes: Shape) -> jax.Array:
+        grad = self.scaled_by(x)._flat()
+        others = [i for i in range(len(self.shape)) if i != self.axis]
+        places = [i for i in range(grad.g.ndim) if i != self.num_stacked]
+        summed = [at for at, i in zip(places, others, strict=True) if i in axes]
+        if self.axis in axes:
+            return grad.g.sum((*summed, self.num_stacked))
+        rows = [at for at in summed if at > self.num_stacked]  # before they are added
+        within = [i in axes and i >= self.num_stacked for i in range(len(self.shape))]
+        shape = tuple(1 if x else n for x, n in zip(within, self.shape, strict=True))
+        narrow = dataclasses.replace(
+            grad, g=grad.g.sum(rows, keepdims=True), shape=shape
+        )
+        return narrow.dense().sum(axes)
+
+    def squared_norm_of_terms(self) -> jax.Array:
+        ids, rows = self._rows()
+
+        def repeats(ids):
+            place = functools.partial(jnp.searchsorted, jnp.sort(ids), ids)
+            return place(side="right") - place(side="left")
+
+        return jnp.sum(jax.vmap(repeats)(ids) * squared(rows).sum(2))
+
     def transpose(self, permutation: Shape) -> Gradient | None:
         """The axis of the table may move, the others keep their order."""
         rest = [i for i in permutation if i != self.axis]

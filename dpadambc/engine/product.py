@@ -205,6 +205,55 @@ class Product(Gradient):
                 a = times_along(a, vector, self.a_axes.index(name))
         return dataclasses.replace(self, a=a, g=g)
 
+    def scaled_by(self, x: jax.Array) -> "Product | None":
+        """Where one factor has all axes of the array."""
+        names = {i for i, n in zip(self.out_axes, x.shape, strict=True) if n > 1}
+        for grad, swapped in ((self, False), (self._swapped(), True)):
+            if names <= {*grad.g_axes}:
+                grad = dataclasses.replace(grad, g=grad.g * grad._beside_g(x))
+                return grad._swapped() if swapped else grad
+        return None
+
+    def _beside_g(self, x: jax.Array) -> jax.Array:
+        """An array of the gradient's axes with those of g, some of size one."""
+        own = [i for i in self.out_axes if i in self.g_axes]
+        order = [self.out_axes.index(i) for i in self.g_axes if i in own]
+        rest = [i for i in range(x.ndim) if i not in order]
+        sizes = [
+            x.shape[self.out_axes.index(i)] if i in own else 1 for i in self.g_axes
+        ]
+        wide = x.astype(precision.at_least_float32(x.dtype))
+        return jnp.transpose(wide, (*order, *rest)).reshape(sizes)
+
+    def contracted(self, x: jax.Array, axes: Shape) -> jax.Array | None:
+        """The sum of (a @ x) * g over t, where g has the axes that stay.
+
+        It takes a forward pass of x.
+        """
+        keep = [i for at, i in enumerate(self.out_axes) if at not in axes]
+        sides = [self, self._swapped()]
+        own = lambda grad: {*grad.a_axes} & {*self.out_axes} - {*self._shared}
+        sides = [grad for grad in sides if not own(grad) & {*keep}]
+        if not sides:
+            return None
+        grad = min(sides, key=lambda grad: grad.g.size)
+        narrow = [at for at, n in enumerate(x.shape) if n == 1]
+        x_axes = [i for at, i in enumerate(self.out_axes) if at not in narrow]
+        x = x.reshape([n for n in x.shape if n > 1])
+        middle = [i for i in grad.g_axes if i in (*grad.a_axes, *x_axes)]
+        y = rounding.EXACT.einsum(grad.a, grad.a_axes, x, x_axes, middle)
+        named = zip(grad.g_axes, grad.g.shape, strict=True)
+        sizes = [n if i in middle else 1 for i, n in named]
+        left = [i for i in grad.g_axes if i in keep]
+        summed = [at for at, i in enumerate(grad.g_axes) if i not in keep]
+        total = (y.reshape(sizes) * grad.g).sum(summed)
+        order = [left.index(i) for i in keep if i is not None]
+        kept = [n for at, n in enumerate(self.shape) if at not in axes]
+        return jnp.transpose(total, order).reshape(kept)
+
+    def squared_norm_of_terms(self) -> jax.Array:
+        return jnp.sum(jnp.multiply(*(squared(x).sum((1, 2)) for x in self._matrices)))
+
     def transpose(self, permutation: Shape) -> "Product":
         return dataclasses.replace(
             self,
@@ -276,13 +325,14 @@ class Product(Gradient):
         )
 
     def times(
-        self, x: jax.Array, contract: tuple[Axes, Axes], batch: tuple[Axes, Axes]
+        self, x: Any, contract: tuple[Axes, Axes], batch: tuple[Axes, Axes]
     ) -> "Product | None":
         """`lax.dot_general` with an array, by which one factor is multiplied.
 
         None where neither factor alone has the axes that are contracted, or where it
         would get larger than the gradient is.
         """
+        x = x.dense() if isinstance(x, Gradient) else x
         mine, theirs = (*contract[0], *batch[0]), (*contract[1], *batch[1])
         first, met = self._next_name(), [self.out_axes[i] for i in mine]
         known: dict[int, Any] = dict(zip(theirs, met, strict=True))

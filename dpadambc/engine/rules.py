@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpadambc.engine import convolution, forms, lookup, product, view
+from dpadambc.engine import convolution, forms, lookup, product, shared, view
 from dpadambc.engine.interface import Gradient
 
 Params = dict[str, Any]
@@ -129,17 +129,19 @@ def _times(params: Params, x: Any, y: Any) -> Gradient | None:
     """
     (x_contract, y_contract), (x_batch, y_batch) = params["dimension_numbers"]
     x, y = (v.value if isinstance(v, forms.Dense) else v for v in (x, y))
-    if isinstance(x, product.Product) and not isinstance(y, Gradient):
+    is_array = lambda v: not isinstance(v, Gradient) or shared.is_array(v)
+    if isinstance(x, Gradient) and is_array(y):
         grad = x.times(y, (x_contract, y_contract), (x_batch, y_batch))
         return None if grad is None else grad.settled()
-    if not isinstance(y, product.Product) or isinstance(x, Gradient):
+    if not isinstance(y, Gradient) or not is_array(x):
         return None
     flipped = (y_contract, x_contract), (y_batch, x_batch)
     grad = _times({"dimension_numbers": flipped}, y, x)
     if grad is None:
         return None
     batch, end = len(x_batch), len(grad.shape)
-    middle = end - (x.ndim - len(x_contract) - batch)  # where the axes of x begin
+    # Where the axes of x begin.
+    middle = end - (len(x.shape) - len(x_contract) - batch)
     return grad.transpose((*range(batch), *range(middle, end), *range(batch, middle)))
 
 
@@ -157,7 +159,7 @@ def _mul(params: Params, x: Any, y: Any) -> Gradient | None:
     grad, other = (x, y) if isinstance(x, Gradient) and _scalar(x) is None else (y, x)
     scalar = _scalar(other)
     if scalar is None or not isinstance(grad, Gradient):
-        return None
+        return shared.product(x, y)
     return grad.scaled(scalar)
 
 
@@ -165,7 +167,7 @@ def _div(params: Params, x: Any, y: Any) -> Gradient | None:
     del params
     scalar = _scalar(y)
     if scalar is None or not isinstance(x, Gradient):
-        return None
+        return shared.product(x, shared.reciprocal(y))
     return x.scaled(1 / jnp.asarray(scalar))
 
 
@@ -205,7 +207,7 @@ MAPS: dict[str, Callable[..., Any]] = {
     "mul": _mul,
     "neg": lambda params, grad: grad.scaled(-1),
     "pad": _pad,
-    "reduce_sum": lambda params, grad: grad.reduce_sum(params["axes"]),
+    "reduce_sum": lambda params, grad: forms.summed_over(grad, params["axes"]),
     "reshape": _reshape,
     "rev": lambda params, grad: view.reversed_along(grad, params["dimensions"]),
     "sharding_constraint": _same,
