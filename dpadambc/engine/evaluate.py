@@ -68,9 +68,10 @@ def _with_known_arrays(eqn: jex.JaxprEqn, values: Values, facts: Facts) -> Value
     if not meets or not keeps_form:
         return values
     entrywise = name != "dot_general"
-    shape = lambda atom: (eqn.outvars[0] if entrywise else atom).aval.shape
+    out: Any = eqn.outvars[0].aval
+    shape = lambda aval: out.shape if entrywise else aval.shape
     return [
-        shared.known(value, shape(atom), facts.of(atom))
+        shared.known(value, shape(atom.aval), facts.of(atom))
         for value, atom in zip(values, eqn.invars, strict=True)
     ]
 

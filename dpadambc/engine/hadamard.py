@@ -6,6 +6,7 @@ the scaled kernel times the kernel. The factors have it without that gradient.
 
 import dataclasses
 from collections.abc import Callable
+from typing import ClassVar
 
 import jax
 
@@ -21,7 +22,7 @@ class Hadamard(Gradient):
     x: jax.Array  # with the axes of the gradient, or of size one
     shape: Shape
 
-    rule = "mul"
+    rule: ClassVar[str] = "mul"
 
     def dense(self, units: rounding.Units = rounding.DEFAULT) -> jax.Array:
         return self.base.dense(units) * self.x

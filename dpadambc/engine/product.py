@@ -237,8 +237,8 @@ class Product(Gradient):
         if not sides:
             return None
         grad = min(sides, key=lambda grad: grad.g.size)
-        narrow = [at for at, n in enumerate(x.shape) if n == 1]
-        x_axes = [i for at, i in enumerate(self.out_axes) if at not in narrow]
+        named = zip(self.out_axes, x.shape, strict=True)
+        x_axes = [i for i, n in named if n > 1 and i is not None]
         x = x.reshape([n for n in x.shape if n > 1])
         middle = [i for i in grad.g_axes if i in (*grad.a_axes, *x_axes)]
         y = rounding.EXACT.einsum(grad.a, grad.a_axes, x, x_axes, middle)

@@ -241,7 +241,7 @@ ARCHITECTURES = {
         **{"a": (24, 4), "b": (24, 4), "c": (24, 4), "z": (20, 24), "out": (24, 20)},
     ),
     "weight standardization": w_only(
-        standardized_conv, (3, 3, 8, 12), (2, 2, 8), "convolution: taps + shared"
+        standardized_conv, (3, 3, 8, 12), (2, 2, 8), "convolution: gram + shared"
     ),
     "einsum with a kernel twice": w_only(chained_einsum, (20, 20), (2, 20), "gram"),
     "bilinear einsum": w_only(bilinear, (20, 20), (3, 20), "gram"),

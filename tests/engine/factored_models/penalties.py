@@ -10,7 +10,6 @@ from tests.engine.factored_models.common import (
     PLAIN,
     Model,
     ids,
-    normal,
     of_x,
     score,
     w_only,
@@ -85,6 +84,13 @@ def penalty_of_each_step(w, x):
 
 
 def recurrent(w, x):
+    kernel = unit(w, 0)
+    step = lambda state, x: (jnp.tanh(state @ kernel + x), None)
+    return score(lax.scan(step, x[0], x)[0])
+
+
+def recurrent_unit(w, x):
+    """Each step has an array of its own, which it adds."""
     step = lambda state, x: (jnp.tanh(state @ unit(w, 0) + x), None)
     return score(lax.scan(step, x[0], x)[0])
 
@@ -111,7 +117,7 @@ def spectral_norm(w, x):
 
 def dora(p, x):
     kernel = FROZEN + p["a"] @ p["b"]
-    return score(x @ (p["m"][None] * kernel / jnp.linalg.norm(kernel, axis=0)))
+    return score(x @ (p["m"][None] * kernel / jnp.linalg.norm(kernel, axis=0)[None]))
 
 
 def rematerialized(p, x):
@@ -127,7 +133,8 @@ def in_a_branch(w, x):
 
 def convolved(kernel, penalty=False, **options):
     def loss_fn(p, x):
-        return score(Conv(**options)(kernel(p), x)) + penalty * squares(p)
+        loss = score(Conv(**options)(kernel(p), x))
+        return loss + squares(p) if penalty else loss
 
     return loss_fn
 
@@ -139,7 +146,7 @@ def of_ids(loss_fn, rule, **shapes):
 SQUARE, MANY, FEW = (20, 20), (30, 20), (2, 20)
 SHARED = "gram + shared"
 TAPS = (3, 3, 8, 12)
-CONV = "convolution: taps"
+CONV = "convolution: gram"
 
 PENALTIES = {
     "elastic net": w_only(elastic_net, SQUARE, FEW, SHARED),
@@ -242,6 +249,7 @@ PENALTIES = {
         normalized_layers, FEW, {"w": SHARED, "g": PLAIN}, w=(2, *SQUARE), g=(2, 20)
     ),
     "unit columns of a recurrent kernel": w_only(recurrent, SQUARE, FEW, SHARED),
+    "unit columns in each step": w_only(recurrent_unit, SQUARE, FEW, FALLBACK),
     "unit columns, rematerialized": of_x(
         rematerialized, FEW, {"w": SHARED, "v": SHARED}, w=SQUARE, v=SQUARE
     ),
@@ -264,21 +272,23 @@ PENALTIES = {
         m=(20,),
     ),
     "unit taps": of_x(
-        convolved(lambda p: unit(p["w"], (0, 1, 2)) * p["g"]),
+        convolved(lambda p: unit(p["w"], (0, 1, 2)) * p["g"][None, None, None]),
         (2, 2, 8),
         {"w": CONV + " + shared", "g": PLAIN},
         w=TAPS,
         g=(12,),
     ),
     "unit taps of groups": of_x(
-        convolved(lambda p: unit(p["w"], (0, 1, 2)) * p["g"], groups=2),
+        convolved(
+            lambda p: unit(p["w"], (0, 1, 2)) * p["g"][None, None, None], groups=2
+        ),
         (2, 2, 16),
         {"w": CONV + " + shared", "g": PLAIN},
         w=TAPS,
         g=(12,),
     ),
     "taps scaled by input": of_x(
-        convolved(lambda p: p["w"] * p["s"][:, None]),
+        convolved(lambda p: p["w"] * p["s"][None, None, :, None]),
         (2, 2, 8),
         {"w": CONV, "s": PLAIN},
         w=TAPS,
@@ -287,7 +297,7 @@ PENALTIES = {
     "taps scaled each": of_x(
         convolved(lambda p: p["w"] * p["s"][..., None, None]),
         (2, 2, 8),
-        {"w": PLAIN, "s": FALLBACK},
+        {"w": PLAIN, "s": PLAIN},
         w=TAPS,
         s=(3, 3),
     ),
