@@ -50,7 +50,7 @@ def _stacked(eqn: jex.JaxprEqn, outs: Sequence[Fact], shared: bool) -> list[Fact
 
 
 def _shape(atom: Any) -> tuple[int, ...]:
-    return atom.aval.shape
+    return getattr(atom.aval, "shape", ())
 
 
 class Facts:
@@ -92,6 +92,8 @@ class Facts:
 
     def _of_outputs(self, eqn: jex.JaxprEqn) -> list[Fact]:
         name, facts = eqn.primitive.name, [self.of(atom) for atom in eqn.invars]
+        if not eqn.outvars:
+            return []
         shared = not eqn.effects and all(fact.shared for fact in facts)
         if name in _ENTERED or name == "scan":
             jaxpr = jaxprs.body(eqn).jaxpr
