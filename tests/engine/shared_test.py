@@ -76,7 +76,7 @@ def clipped(grads, weights):
     return weighted.sums(rounding.FULL, [grads], jnp.asarray(weights), finite)[0]
 
 
-WEIGHTS = np.float32([0, 0.5, 1, 0, 2, 0.25])
+WEIGHTS = np.array([0, 0.5, 1, 0, 2, 0.25], np.float32)
 
 
 @pytest.mark.parametrize("of_example", [False, True])
@@ -118,8 +118,9 @@ def test_a_term_alone_has_its_norm():
 
 def temporaries(loss_fn, params, x):
     fun = dpadambc.clipped_grad(loss_fn, l2_clip_norm=1.0, normalize_by=1.0)
-    compiled = jax.jit(fun).lower(params, x).compile()
-    return compiled.memory_analysis().temp_size_in_bytes
+    memory = jax.jit(fun).lower(params, x).compile().memory_analysis()
+    assert memory is not None
+    return memory.temp_size_in_bytes
 
 
 def plain(p, x):

@@ -107,10 +107,9 @@ def reshaped(w, x):
 
 def spectral_norm(w, x):
     """By a power iteration that is not differentiated."""
-    u = jnp.ones(20)
-    for _ in range(2):
-        v = w.T @ u / jnp.linalg.norm(w.T @ u)
-        u = w @ v / jnp.linalg.norm(w @ v)
+    v = w.T @ jnp.ones(20)
+    u = w @ v / jnp.linalg.norm(w @ v)
+    v = w.T @ u / jnp.linalg.norm(w.T @ u)
     u, v = map(lax.stop_gradient, (u, v))
     return score(x @ (w / (u @ w @ v)))
 
