@@ -133,11 +133,11 @@ def sealed_value_and_grad(
     def all_examples(*args):
         batches = parts.batches(args)
         axes, allowed = varying_axes(batches), invariant_axes(batches)
-        gradient_of = factored_outputs(one_example, allowed, method=method)
+        grad_of = factored_outputs(one_example, allowed, parts.in_axes(args), method)
         static = {}
 
         def factored(*args):
-            output, gradients, *static["shapes, rules"] = gradient_of(*args)
+            output, gradients, *static["shapes, rules"] = grad_of(*args)
             return output, gradients
 
         args = list(args)

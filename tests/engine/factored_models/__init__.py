@@ -15,6 +15,7 @@ from tests.engine.factored_models.convolutions import Conv as Conv
 from tests.engine.factored_models.embeddings import EMBEDDINGS as EMBEDDINGS
 from tests.engine.factored_models.embeddings import rows as rows
 from tests.engine.factored_models.fallbacks import FALLBACKS as FALLBACKS
+from tests.engine.factored_models.penalties import PENALTIES as PENALTIES
 from tests.engine.factored_models.products import PRODUCTS as PRODUCTS
 from tests.engine.factored_models.shared import SHARED as SHARED
 
@@ -26,4 +27,5 @@ MODELS = {
     **CONVOLUTIONS,
     **EMBEDDINGS,
     **ARCHITECTURES,
+    **PENALTIES,
 }

@@ -57,12 +57,16 @@ FALLBACKS = {
     "kernel scaled by a parameter": of_x(
         lambda p, x: score(x @ (p["w"] * p["scale"])),
         (3, 20),
-        {"w": PLAIN, "scale": PLAIN},
+        {"w": "gram", "scale": PLAIN},
         w=(20, 20),
         scale=(),
     ),
     "weight normalization": of_x(
-        weight_norm, (3, 20), {"w": PLAIN, "scale": PLAIN}, w=(20, 20), scale=(20,)
+        weight_norm,
+        (3, 20),
+        {"w": "gram + shared", "scale": PLAIN},
+        w=(20, 20),
+        scale=(20,),
     ),
     "reversed kernel": w_only(
         lambda w, x: score(x @ w[::-1]), (20, 20), (3, 20), "gram"
@@ -80,7 +84,10 @@ FALLBACKS = {
         lambda w, x: score(x @ jnp.tanh(w)), (20, 20), (3, 20), PLAIN
     ),
     "penalty of a kernel": w_only(
-        lambda w, x: score(x @ w) + 0.1 * jnp.sum(w**2), (20, 20), (3, 20), FALLBACK
+        lambda w, x: score(x @ w) + 0.1 * jnp.sum(w**2),
+        (20, 20),
+        (3, 20),
+        "gram + shared",
     ),
     "raveled parameters": w_only(lambda w, x: 0.0, (), (), PLAIN)._replace(
         loss_fn=raveled,
