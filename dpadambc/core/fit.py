@@ -243,7 +243,7 @@ def fit(  # noqa: C901 - one story, from top to bottom
       params: any pytree of floating-point arrays; or the `Result` or `Release` of an
         earlier run on the same people's data, whose cost is counted. Of a module of
         Flax NNX, its `nnx.Param` are trained, and the rest stays as it is.
-      data: a tuple of the arguments of an example, or a dictionary, which is one, with
+      data: a tuple of the arguments of an example, or a mapping, which is one, with
         arrays that have the examples along axis 0; or a source with `__len__` and
         `__getitem__` that returns one example. `Sharded` splits its batches.
       mechanism: the public numbers.

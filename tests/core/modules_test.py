@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 from flax import core, nnx
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import dpadambc
 from dpadambc import audit, training
@@ -422,3 +423,25 @@ def test_split_and_merge_are_inverse():
         assert not moved(tree, modules.merge(trained, rest))
         same = jax.tree.structure(modules.merge(trained, rest))
         assert same == jax.tree.structure(tree)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_a_module_that_is_split_over_devices(kind):
+    mechanism = common.poisson_gaussian(
+        noise_multiplier=0.0, sampling_prob=1.0, iterations=2, normalize_by=60.0
+    )
+    options = dict(mechanism=mechanism, optimizer=optax.sgd(1.0, momentum=0.9))
+    model = net()
+    model.eval()
+    one = fit(square, model, **options)
+    mesh = jax.make_mesh((2,), ("data",), devices=jax.devices()[:2], axis_types=(kind,))
+    model = jax.device_put(model, training.fully_sharded(model, mesh, "data"))
+    data = training.Sharded((X,), NamedSharding(mesh, PartitionSpec("data")))
+    two = fit(square, model, data, **options)
+    assert isinstance(two.params, Net)
+    kernel = two.params.out.kernel[...]
+    moment = two.state.opt_state[0].trace["out"]["kernel"][...]
+    assert kernel.sharding.spec[0] == moment.sharding.spec[0] == "data"
+    expected = pure(one.params)
+    for name, x in pure(two.params).items():
+        np.testing.assert_allclose(x, expected[name], rtol=1e-5, atol=1e-6)
