@@ -126,7 +126,7 @@ def _storable(x: Any) -> np.ndarray:
 
 def _read(stored: np.ndarray, dtype: str, like: Any) -> jax.Array:
     """An array of the dtype that it was stored from, a key of the kind of `like`."""
-    if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(jnp.result_type(like), jax.dtypes.prng_key):
         return jax.random.wrap_key_data(
             jnp.asarray(stored), impl=jax.random.key_impl(like)
         )

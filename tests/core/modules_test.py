@@ -1,6 +1,7 @@
 """Of a module of Flax NNX its `nnx.Param` are trained, and nothing else."""
 
 import collections
+import dataclasses
 
 import flax.linen as nn
 import jax
@@ -325,6 +326,17 @@ def test_the_audit_of_a_module():
     assert pure(pipeline.params).keys() == TRAINED
     report = audit.run(pipeline)
     assert report.passed is not False, report
+
+
+def test_explain_names_what_multiplies_data_in_a_module():
+    rule = lambda model, loss: (
+        dpadambc.explain(loss, model, jnp.ones(40), batch_size=4).parameters
+    )
+    model = nnx.Linear(40, 40, use_bias=False, rngs=nnx.Rngs(0))
+    masked = lambda w, x: jnp.sum(x @ (w * jnp.tril(jnp.ones((40, 40))))) ** 2
+    (one,) = rule(model, lambda model, x: masked(model.kernel[...], x))
+    (two,) = rule(model.kernel[...], masked)
+    assert dataclasses.replace(one, name=two.name) == two
 
 
 def test_explain_counts_the_trained_alone():
