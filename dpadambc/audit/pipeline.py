@@ -16,7 +16,7 @@ from dpadambc.core.clipped_sum import materialize
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.per_example import per_example_grad
 from dpadambc.core.step import Step, positional, takes_key
-from dpadambc.engine import rounding
+from dpadambc.engine import leaves, modules, rounding
 from dpadambc.mechanisms.checks import check_independent_noise
 
 _BATCH_SIZE = 8
@@ -99,6 +99,7 @@ class Pipeline:
         frozen: Any = None,
         microbatch_size: int | None = None,
         precision: rounding.Precision = None,
+        wrt: Any = None,
     ) -> "Pipeline":
         """The step that `training.fit` takes with these arguments.
 
@@ -111,6 +112,7 @@ class Pipeline:
           frozen: as for `fit`.
           microbatch_size: as for `Step`.
           precision: as for `fit`.
+          wrt: as for `fit`.
 
         Returns:
           A `Pipeline`.
@@ -122,20 +124,23 @@ class Pipeline:
             microbatch_size=microbatch_size,
             skip_padding=True,  # as on one device
             precision=precision,
+            wrt=wrt,
         )
 
         def step(state, *batch, is_padding_example=None):
             return own(state, batch, _mask(batch, is_padding_example), frozen)[0]
 
+        data = leaves.with_dictionaries(data)
         num_examples = data_.num_examples(data)
+        trained, rest = modules.split(params, wrt)
         shared = () if frozen is None else (frozen,)
         keys = (jax.random.key(0),) if takes_key(loss_fn) else ()
-        loss_fn = positional(loss_fn, has_frozen=frozen is not None)
+        loss_fn = _of_trained(positional(loss_fn, has_frozen=frozen is not None), rest)
         return cls(
             mechanism=mechanism,
             init=lambda key: own.init(params, key=key),
             step=step,
-            params=params,
+            params=trained,
             make_optimizer=lambda key: optax.chain(
                 mechanism.add_noise(key=key), optimizer
             ),
@@ -173,6 +178,8 @@ class Pipeline:
         Returns:
           A `Pipeline`.
         """
+        params, rest = modules.split(params)
+        loss_fn = _of_trained(loss_fn, rest)
         grad_fn = per_example_grad(loss_fn)
 
         def init(key):
@@ -201,6 +208,11 @@ class Pipeline:
 def _mask(batch: Any, is_padding_example: Any) -> Any:
     size = jax.tree.leaves(batch)[0].shape[0]
     return jnp.zeros(size, bool) if is_padding_example is None else is_padding_example
+
+
+def _of_trained(loss_fn: Callable[..., Any], rest: Any) -> Callable[..., Any]:
+    """The loss as a function of the trained parameters."""
+    return lambda params, *others: loss_fn(modules.merge(params, rest), *others)
 
 
 def _of_examples(

@@ -15,7 +15,7 @@ from dpadambc.clipping.plan import Plan, Programs, aligned, planned, readable
 from dpadambc.core import validate
 from dpadambc.core.gradient import PerExampleGradient, is_per_example
 from dpadambc.core.per_example import Argnums, Arguments, per_example_grad
-from dpadambc.engine import memory, rounding, weighted
+from dpadambc.engine import leaves, memory, rounding, weighted
 from dpadambc.engine.forms import Dense, Full
 
 _NO_GRADIENT, _MATERIALIZED = Full.rule, "materialized"
@@ -233,6 +233,7 @@ def explain(
     memory_limit: float | None = None,
     optimizer: optax.GradientTransformation | None = None,
     precision: rounding.Precision = None,
+    wrt: Any = None,
 ) -> Explanation:
     """The form and the memory of the per-example gradients of a loss.
 
@@ -262,6 +263,7 @@ def explain(
         `optax.chain(add_dp_noise(...), adam_bc(...))`, to plan the memory of the whole
         step, which updates parameters and state in place; else that of the gradient.
       precision: of the products in the clip; see `clip_per_example`.
+      wrt: which variables of modules of Flax NNX; see `per_example_grad`.
 
     Returns:
       An `Explanation`: `print` it, or read its attributes. One row stands for layers
@@ -300,10 +302,16 @@ def explain(
         validate.positive(memory_limit=memory_limit)
     elif optimizer is not None:
         raise ValueError("Expected a memory_limit to plan for, with an optimizer.")
-    arguments = Arguments(argnums, batch_argnums, prng_argnum)
+    arguments = Arguments(argnums, batch_argnums, prng_argnum, wrt)
     grad_fn = per_example_grad(
-        fun, argnums, has_aux, batch_argnums=batch_argnums, prng_argnum=prng_argnum
+        fun,
+        argnums,
+        has_aux,
+        batch_argnums=batch_argnums,
+        prng_argnum=prng_argnum,
+        wrt=wrt,
     )
+    leaves.check(args=args)
     rows, distinct, dtypes = [], {}, set()
 
     def trace(*batched):

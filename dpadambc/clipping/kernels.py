@@ -8,7 +8,7 @@ import jax
 import jax.extend.core as jex
 
 from dpadambc.core.per_example import Arguments
-from dpadambc.engine import jaxprs
+from dpadambc.engine import jaxprs, modules
 
 # Of these, the gradient of one operand can be larger than both others are.
 _PRODUCTS = {
@@ -46,6 +46,7 @@ def names(
       parts: of its arguments.
       args: for one example, arrays or `jax.ShapeDtypeStruct`.
     """
+    args, rest = parts.split(args)
     leaves = jax.tree_util.tree_leaves_with_path(parts.params(args))
     paths = iter([jax.tree_util.keystr(path) or "params" for path, _ in leaves])
     origins = {
@@ -55,9 +56,13 @@ def names(
     for i in set(range(len(args))) - origins.keys():
         origin = _Origin(has_data=i in parts.batched(args))
         origins[i] = [origin for _ in jax.tree.leaves(args[i])]
-    closed = jax.make_jaxpr(lambda *args: fun(*jax.tree.map(lambda x: x, args)))(*args)
+    copied = lambda *args: jax.tree.map(lambda x: x, args)
+    whole = lambda rest, *args: modules.merge_arguments(copied(*args), rest)
+    closed = jax.make_jaxpr(lambda *args: fun(*whole(*args)))(rest, *args)
+    still = [_Origin() for _ in jax.tree.leaves(rest)]
     found: set[str] = set()
-    _follow(closed.jaxpr, [x for i in sorted(origins) for x in origins[i]], found)
+    moving = [x for i in sorted(origins) for x in origins[i]]
+    _follow(closed.jaxpr, [*still, *moving], found)
     return frozenset(found)
 
 

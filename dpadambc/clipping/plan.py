@@ -12,7 +12,7 @@ from dpadambc.clipping import flops
 from dpadambc.core.clipped_grad import clipped_grad
 from dpadambc.core.clipped_sum import close_sums, materialize
 from dpadambc.core.per_example import Arguments
-from dpadambc.engine import memory, rounding
+from dpadambc.engine import memory, modules, rounding
 from dpadambc.engine.transform import Method
 
 
@@ -134,8 +134,13 @@ class Programs:
 
     def ordinary(self) -> Choice:
         """The gradient of the mean loss, without privacy."""
-        grad = jax.grad(self._mean_loss, self.parts.argnums)
-        ignoring = lambda *args, is_padding_example: grad(*args)
+
+        def ignoring(*args, is_padding_example):
+            del is_padding_example
+            args, rest = self.parts.split(args)
+            loss = lambda *args: self._mean_loss(*modules.merge_arguments(args, rest))
+            return jax.grad(loss, self.parts.argnums)(*args)
+
         return self._choice("ordinary", self.batch_size, ignoring)
 
     def _clipped(self, size: int, method: Method = "factored") -> Grad:
@@ -150,6 +155,7 @@ class Programs:
             prng_argnum=self.parts.prng_argnum,
             method=method,
             precision=self.precision,
+            wrt=self.parts.wrt,
         )
         return (lambda *args, **mask: grad(*args, **mask)[0]) if self.has_aux else grad
 
@@ -179,13 +185,15 @@ class Programs:
         if optimizer is None:
             gradient = lambda padding, args: grad(*args, is_padding_example=padding)
             return gradient, (padding, self.args), ()
-        numbers, params = self.parts.differentiated, self.parts.params(self.args)
+        trained, rest = self.parts.split(self.args)
+        numbers, params = self.parts.differentiated, self.parts.params(trained)
 
-        def step(params, state, padding, others):
+        def step(params, state, padding, rest, others):
             args = list(others)
             parts = (params,) if isinstance(self.parts.argnums, int) else params
             for i, part in zip(numbers, parts, strict=True):
                 args[i] = part
+            args = modules.merge_arguments(args, rest)
             gradient = materialize(grad(*args, is_padding_example=padding))
             # Of no known numbers: the optimizer may have the noise of any mechanism.
             summed = close_sums(gradient, None, None)
@@ -194,7 +202,7 @@ class Programs:
 
         others = [None if i in numbers else x for i, x in enumerate(self.args)]
         state = jax.eval_shape(optimizer.init, params)
-        return step, (params, state, padding, others), (0, 1)
+        return step, (params, state, padding, rest, others), (0, 1)
 
 
 def aligned(rows: Sequence[Sequence[str]], num_left: int) -> list[str]:

@@ -305,7 +305,7 @@ def preconditioned(
     if not isinstance(preconditioner, KroneckerPreconditioner):
         raise TypeError(
             "Expected preconditioner to be a KroneckerPreconditioner, got"
-            f" {preconditioner!r}."
+            f" {type(preconditioner)}."
         )
 
     @functools.wraps(loss_fn)

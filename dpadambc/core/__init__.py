@@ -41,10 +41,12 @@ The core calls the engine through two functions, `engine.transform.factored_outp
 `engine.threefry.normals`. Their references are `method="vmap"` and `jax.random.normal`,
 with which `audit` compares them on your model. Besides these it knows a type of value,
 `engine.interface.Gradient`, with `engine.weighted`; `engine.rounding`, the bound on how
-far products round; `engine.memory` and `engine.microbatches`, for how many examples are
-computed at once; `engine.mesh`, for shardings; `engine.jaxprs`, which finds programs
-in a program; `engine.search`, which finds a root. But for the bound, they change a
-sum by rounding alone, or no number at all.
+far products round; `engine.modules`, which of a module's variables are trained;
+`engine.leaves`, which data JAX takes, so that no error shows a row; `engine.memory` and
+`engine.microbatches`, for how many examples are computed at once; `engine.mesh`, for
+shardings; `engine.jaxprs`, which finds programs in a program; `engine.search`, which
+finds a root. But for the bound and the choice of variables, they change a sum by
+rounding alone, or no number at all.
 
 Nothing here keeps state between calls, warns, or opens a file. No other folder can
 weaken it: a mechanism is an event and a draw, and contrib's other noise vouches for its

@@ -113,7 +113,7 @@ FLAT = Flat()
 def check_rule(clip_rule: Any) -> None:
     """Raises unless it is a `ClipRule`."""
     if not isinstance(clip_rule, ClipRule):
-        raise TypeError(f"Expected clip_rule to be a ClipRule, got {clip_rule!r}.")
+        raise TypeError(f"Expected clip_rule as a ClipRule, got {type(clip_rule)}.")
 
 
 def sensitivity(
@@ -149,7 +149,7 @@ def sensitivity(
     relation = neighboring_relation
     if not isinstance(relation, NeighboringRelation):
         raise TypeError(
-            f"Expected a neighboring_relation of its type, got {relation!r}."
+            f"Expected a neighboring_relation of its type, got {type(relation)}."
         )
     examples_changed = {
         NeighboringRelation.ADD_OR_REMOVE_ONE: 1,

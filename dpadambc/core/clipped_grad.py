@@ -38,6 +38,7 @@ def clipped_grad(
     skip_padding: bool = False,
     clip_rule: ClipRule = FLAT,
     precision: rounding.Precision = None,
+    wrt: Any = None,
 ) -> Callable[..., Any]:
     r"""Like `jax.grad` of a batch, but clipped per example: sum, divided by a constant.
 
@@ -68,6 +69,7 @@ def clipped_grad(
         its batch.
       clip_rule: which share of each gradient is taken; see `clip_per_example`.
       precision: of the products in the clip; see `clip_per_example`.
+      wrt: which variables of modules of Flax NNX; see `per_example_grad`.
 
     Returns:
       A function of the arguments of `fun`, in batches, and of `is_padding_example`. It
@@ -91,7 +93,7 @@ def clipped_grad(
       [7.  0.5] ['0.300', '0.650']
     """
     if isinstance(normalize_by, jax.Array):
-        raise TypeError(f"Expected normalize_by as a float, got {normalize_by!r}.")
+        raise TypeError("Expected normalize_by as a float, got an array of JAX.")
     # For its checks.
     clip_per_example(
         l2_clip_norm,
@@ -104,7 +106,7 @@ def clipped_grad(
         chosen = {"clip_rule": clip_rule, "precision": precision}
         return clipped_sums(gradients, params, *numbers, **chosen, **masks)
 
-    parts = Arguments(argnums, batch_argnums, prng_argnum)
+    parts = Arguments(argnums, batch_argnums, prng_argnum, wrt)
     all_at_once = values_and_sums(
         clip_fn,
         fun,
@@ -157,10 +159,11 @@ def values_and_sums(
         batch_size, mask = parts.check(args), is_padding_example
         mask = jnp.zeros(batch_size, bool) if mask is None else mask
         validate.padding(mask, batch_size)
+        args, rest = parts.split(args)
 
-        def clip_all(state, mask, *args):
+        def clip_all(state, rest, mask, *args):
             def clip_some(mask, *args):
-                output, gradients = all_examples(*args)
+                output, gradients = all_examples(rest, *args)
                 params = parts.params(args)
                 sums = clip_fn(gradients, state, params, is_padding_example=mask)
                 return output, sums
@@ -170,6 +173,6 @@ def values_and_sums(
 
         spec = spec_of_examples(parts.batches(args))
         specs = spec, specs_of_sums(parts.params(args))
-        return with_automatic_axes(clip_all, specs, state, mask, *args)
+        return with_automatic_axes(clip_all, specs, state, rest, mask, *args)
 
     return batch_fn

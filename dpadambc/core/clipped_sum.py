@@ -85,7 +85,7 @@ class ClippedSum(Closed):
           ValueError: if it is of another parameter, or of other numbers.
         """
         if not isinstance(other, ClippedSum):
-            raise TypeError(f"Expected other to be a ClippedSum, got {other!r}.")
+            raise TypeError(f"Expected other as a ClippedSum, got {type(other)}.")
         if (mine := jax.tree.structure(self)) != (its := jax.tree.structure(other)):
             raise ValueError(f"Expected other of the numbers {mine}, got {its}.")
         return self._with(self.value + other.value)

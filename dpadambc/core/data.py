@@ -1,6 +1,7 @@
 """The examples of a run: arrays, or a source that is read by the index."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -9,7 +10,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from dpadambc.core.sampling import Batch
-from dpadambc.engine import mesh
+from dpadambc.engine import leaves, mesh
 from dpadambc.engine.mesh import Layout
 
 
@@ -45,7 +46,7 @@ class Sharded:
             raise ValueError(
                 "Expected sharding to be a NamedSharding of a mesh of devices that"
                 " splits axis 0 alone, such as NamedSharding(mesh,"
-                f" PartitionSpec('data')), got {self.sharding!r}."
+                f" PartitionSpec('data')), got {type(self.sharding)}."
             )
 
 
@@ -58,41 +59,32 @@ def is_source(data: Any) -> bool:
     loss; see `with_augmentations`. A person must be under one index alone: in a data
     set that is repeated, or has several rows of one person, the guarantee is for a row.
     """
-    if isinstance(data, tuple | list | dict | np.ndarray | jax.Array):
+    if isinstance(data, tuple | list | Mapping | np.ndarray | jax.Array):
         return False
-    return hasattr(data, "__len__") and hasattr(data, "__getitem__")
+    is_table = hasattr(data, "to_numpy")  # its rows have no index, or another
+    return hasattr(data, "__len__") and hasattr(data, "__getitem__") and not is_table
 
 
 def arguments(examples: Any) -> tuple[Any, ...]:
     """The arguments of the loss: a dictionary is one."""
+    examples = leaves.with_dictionaries(examples)
     return examples if isinstance(examples, tuple) else (examples,)
 
 
 _FORM = (
     "Expected data to be a tuple of the arguments of loss_fn or a dictionary, of arrays"
     " of numbers with the examples along axis 0, or a source with __len__ and"
-    " __getitem__, got {}. Give tables by to_numpy(), lists by np.asarray, text as"
-    " numbers, and examples of several lengths padded to one."
+    " __getitem__, got {}. Give tables by to_numpy(), lists by np.asarray, and examples"
+    " of several lengths padded to one."
 )
-
-
-def refuse_text(data: Any) -> None:
-    """Raises for arrays without numbers, and for tables, without showing them."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(data):
-        dtype = getattr(leaf, "dtype", None)
-        is_text = isinstance(dtype, np.dtype) and dtype.kind in "OSUMm"
-        if is_text or hasattr(leaf, "to_numpy"):
-            got = f"dtype {dtype}" if is_text else type(leaf).__name__
-            place = f"data{jax.tree_util.keystr(path)}"
-            raise TypeError(_FORM.format(f"{got} at {place}"))
 
 
 def num_examples(data: Any) -> int:
     """The number of examples, the same in every array."""
-    refuse_text(data)
     if is_source(data):
         sizes = {(len(data),)}
-    elif isinstance(data, tuple | dict):
+    elif isinstance(data, tuple | Mapping):
+        leaves.check(data=data)
         sizes = {jnp.shape(x)[:1] for x in jax.tree.leaves(data)}
     else:
         raise TypeError(_FORM.format(type(data).__name__))
@@ -110,7 +102,9 @@ def num_examples(data: Any) -> int:
 def one_example(data: Any) -> tuple[Any, ...]:
     """The arguments of the loss for one example, arrays or shapes."""
     if is_source(data):
-        return arguments(data[0])
+        example = arguments(data[0])
+        leaves.check(data=example)
+        return example
     shape = lambda x: jax.ShapeDtypeStruct(jnp.shape(x)[1:], jnp.result_type(x))
     return arguments(jax.tree.map(shape, data))
 
@@ -127,27 +121,26 @@ def fetch(source: Any, batch: Batch, layout: Layout) -> Fetched:
     padding = np.asarray(batch.is_padding_example)
     is_needed = mesh.is_held_here(len(padding), layout) & ~padding
     chosen = np.asarray(batch.indices)[is_needed].tolist()
-    rows = [source[i] for i in chosen or [0]]
+    columns = leaves.stacked([source[i] for i in chosen or [0]])
 
-    def column(*leaves):
-        values = np.stack(leaves)
+    def padded_column(values):
         found = np.zeros((len(padding), *values.shape[1:]), values.dtype)
         found[is_needed] = values[: len(chosen)]
         return mesh.split_on_host(found, layout)
 
-    return Fetched(jax.tree.map(column, *rows), batch.is_padding_example)
+    return Fetched(jax.tree.map(padded_column, columns), batch.is_padding_example)
 
 
 # Several devices.
 
 
-def layout_of(params: Any, frozen: Any, data: Any) -> Layout:
+def layout_of(params: Any, frozen: Any, data: Any, wrt: Any = None) -> Layout:
     """The layout of a run: that of the arrays that the user has placed on a mesh."""
     if isinstance(data, Sharded):
-        arrays = () if is_source(data.data) else data.data
-        return mesh.layout_of(params, (frozen, arrays), [data.sharding])
-    arrays = () if is_source(data) else data
-    return mesh.layout_of(params, frozen, mesh.shardings_of(arrays))
+        arrays = () if is_source(data.data) else leaves.with_dictionaries(data.data)
+        return mesh.layout_of(params, (frozen, arrays), [data.sharding], wrt)
+    arrays = () if is_source(data) else leaves.with_dictionaries(data)
+    return mesh.layout_of(params, frozen, mesh.shardings_of(arrays), wrt)
 
 
 def padded(batch: Batch, layout: Layout, microbatch_size: int | None) -> Batch:

@@ -31,7 +31,7 @@ from dpadambc.core.step import (
     may_be_kept,
     programs_of,
 )
-from dpadambc.engine import memory, mesh, rounding
+from dpadambc.engine import leaves, memory, mesh, modules, rounding
 from dpadambc.engine.microbatches import first_rows
 
 
@@ -221,6 +221,7 @@ def fit(  # noqa: C901 - one story, from top to bottom
     precision: rounding.Precision = None,
     callback: Callback | Sequence[Callback] = (),
     checkpoints: Any = None,
+    wrt: Any = None,
 ) -> Result:
     """Trains privately, for the iterations of the mechanism or as far as a budget goes.
 
@@ -240,8 +241,9 @@ def fit(  # noqa: C901 - one story, from top to bottom
         `(params, frozen, *example)`. If it has a keyword-only parameter `key`, each
         example gets its own, for dropout.
       params: any pytree of floating-point arrays; or the `Result` or `Release` of an
-        earlier run on the same people's data, whose cost is counted.
-      data: a tuple of the arguments of an example, or a dictionary, which is one, with
+        earlier run on the same people's data, whose cost is counted. Of a module of
+        Flax NNX, its `nnx.Param` are trained, and the rest stays as it is.
+      data: a tuple of the arguments of an example, or a mapping, which is one, with
         arrays that have the examples along axis 0; or a source with `__len__` and
         `__getitem__` that returns one example. `Sharded` splits its batches.
       mechanism: the public numbers.
@@ -259,6 +261,8 @@ def fit(  # noqa: C901 - one story, from top to bottom
       callback: called with the `Progress` after each call; or several. It may raise
         `Stop`. Whatever it learns of protected data is not covered by epsilon.
       checkpoints: `Checkpoints` to resume from and to save to.
+      wrt: which variables of modules of Flax NNX are trained, a filter as for
+        `nnx.grad`. The optimizer gets an `nnx.State` of them in place of a module.
 
     Returns:
       A `Result`.
@@ -294,9 +298,10 @@ def fit(  # noqa: C901 - one story, from top to bottom
         params, earlier = params.params, [params, *earlier]
     earlier = [each for each in earlier if each is not None]
     earlier = compose(earlier) if earlier else None
-    layout = _data.layout_of(params, frozen, data)
-    data = data.data if isinstance(data, _data.Sharded) else data
+    given, data = data, data.data if isinstance(data, _data.Sharded) else data
+    data = leaves.with_dictionaries(data)
     num_examples, is_source = _data.num_examples(data), _data.is_source(data)
+    layout = _data.layout_of(params, frozen, given, wrt)
     step = Step(
         loss_fn,
         mechanism,
@@ -305,6 +310,7 @@ def fit(  # noqa: C901 - one story, from top to bottom
         skip_padding=layout.mesh is None,
         precision=precision,
         layout=layout,
+        wrt=wrt,
     )
 
     # Its cost, before the first step.
@@ -331,6 +337,8 @@ def fit(  # noqa: C901 - one story, from top to bottom
     numbers = public_numbers(mechanism)
     if precision is not None:  # another clip, so that batches are others
         numbers["precision"] = str(precision)
+    if wrt is not None:
+        numbers["wrt"] = modules.names(params, wrt)
     identify = functools.partial(_identity.of_run, numbers, traced, earlier)
     if mesh.spans_processes(layout):
         # Before they are placed: JAX compares them too, and shows the rows that differ.

@@ -24,6 +24,7 @@ from dpadambc.core.noise import AddDPNoiseState
 from dpadambc.core.per_example import check_floating, scalar_loss
 from dpadambc.core.spending import public_numbers
 from dpadambc.core.step import Step, positional, takes_key
+from dpadambc.engine import leaves, modules
 from dpadambc.engine.jaxprs import equations_in, programs_in
 
 Identity = dict[str, Any]
@@ -88,13 +89,16 @@ def traced_programs(
         examples than the mechanism accounts for.
     """
     optimizer, mechanism = step.optimizer, step.mechanism
-    if not jax.tree.leaves(params):
+    modules.refuse_shared(params)
+    trained, _ = modules.split(params, step.wrt)
+    if not jax.tree.leaves(trained):
         raise ValueError("Expected params to train, got a tree without arrays.")
-    check_floating(params)
+    check_floating(trained)
+    leaves.check(frozen=frozen)
     shape = lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
-    arguments = params, frozen, _data.one_example(data)
-    params, frozen, example = jax.tree.map(shape, arguments)
-    wide = jax.eval_shape(lambda tree: jax.tree.map(widen, tree), params)
+    arguments = params, trained, frozen, _data.one_example(data)
+    params, trained, frozen, example = jax.tree.map(shape, arguments)
+    wide = jax.eval_shape(lambda tree: jax.tree.map(widen, tree), trained)
     init, state = jax.make_jaxpr(optimizer.init, return_shape=True)(wide)
     is_noise = lambda node: isinstance(node, AddDPNoiseState)
     if any(map(is_noise, jax.tree.leaves(state, is_leaf=is_noise))):
@@ -104,12 +108,12 @@ def traced_programs(
             " adam_bc(1e-3, mechanism), instead of dp_sgd(...) optax.sgd(1e-3)."
         )
     traced = jax.make_jaxpr(optimizer.update, return_shape=True)
-    update, (updates, _) = traced(wide, state, params)  # gradients are wide too
+    update, (updates, _) = traced(wide, state, trained)  # gradients are wide too
     shapes = lambda tree: [x.shape for x in jax.tree.leaves(tree)]
-    if shapes(updates) != shapes(params):
+    if shapes(updates) != shapes(trained):
         raise ValueError(
             "Expected optimizer to return updates with the shapes of params,"
-            f" {shapes(params)}, got {shapes(updates)}. One of the gradients of single"
+            f" {shapes(trained)}, got {shapes(updates)}. One of the gradients of single"
             " examples, such as optax.contrib.dpsgd, is not for fit."
         )
     shared = () if frozen is None else (frozen,)
@@ -153,13 +157,14 @@ def of_run(
     names = {x.primitive.name for each in programs for x in equations_in(each)}
     # Without names, which are others where a script is run again.
     runs = [] if earlier is None else earlier.runs
+    first = lambda source: leaves.with_dictionaries(source[0])
     spent = [(public_numbers(run.mechanism), run.levels) for run in runs]
     return numbers | {
         "program": " ".join(map(of_program, programs)),
         "callbacks": sorted(names & {"pure_callback", "io_callback"}),
         "start": of_values(params),
         "frozen": of_values(frozen),
-        "data": of_values((len(data), data[0]) if _data.is_source(data) else data),
+        "data": of_values((len(data), first(data)) if _data.is_source(data) else data),
         "spent_before": json.dumps(spent) if spent else None,
     }
 

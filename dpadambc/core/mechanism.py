@@ -37,6 +37,7 @@ from dpadambc.core.calibrate import as_fields, solved
 from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation, check_rule
 from dpadambc.core.privatize import INDEPENDENT, Noise, PrivateGradient
 from dpadambc.core.sampling import Batch, poisson_batch
+from dpadambc.engine.leaves import shown
 
 _ADD_OR_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
 _REPLACE = NeighboringRelation.REPLACE_ONE
@@ -252,7 +253,7 @@ class Mechanism(abc.ABC):
         if not is_number or not (is_on_device or 0 <= step < self.iterations):
             raise ValueError(
                 f"Expected step to be a whole number below {self.iterations}, got"
-                f" {step!r}. To go on, make the mechanism with more iterations."
+                f" {shown(step)}. To go on, make the mechanism with more iterations."
             )
         alone = self.draws_steps_alone
         key = jax.random.fold_in(run_key, step) if alone else run_key

@@ -11,6 +11,7 @@ import numpy as np
 from dpadambc.core import keys, validate
 from dpadambc.core.arrays import invariant_axes, make_varying, varying_axes
 from dpadambc.core.gradient import mask_examples, seal_gradients
+from dpadambc.engine import leaves, modules
 from dpadambc.engine.mesh import spec_of_examples, with_automatic_axes
 from dpadambc.engine.transform import Method, factored_outputs
 
@@ -29,11 +30,13 @@ class Arguments:
       argnums: of the parameters.
       batch_argnums: of the batches; by default all arguments but the others.
       prng_argnum: of the key, if any.
+      wrt: of modules of Flax NNX, the variables that are trained.
     """
 
     argnums: Argnums
     batch_argnums: Argnums | None
     prng_argnum: int | None
+    wrt: Any = None
 
     @property
     def differentiated(self) -> tuple[int, ...]:
@@ -56,6 +59,10 @@ class Arguments:
         several = tuple(args[i] for i in self.differentiated)
         return several[0] if isinstance(self.argnums, int) else several
 
+    def split(self, args: Sequence[Any]) -> tuple[list[Any], Any]:
+        """The arguments with the parameters that are trained alone, and the rest."""
+        return modules.split_arguments(args, self.differentiated, self.wrt)
+
     def in_axes(self, args: Sequence[Any]) -> list[int | None]:
         """For `jax.vmap`: axis 0 of batches."""
         return [0 if i in self.batched(args) else None for i in range(len(args))]
@@ -76,7 +83,9 @@ class Arguments:
                 f"Expected argnums={self.argnums}, batch_argnums={self.batch_argnums}"
                 f" and prng_argnum={self.prng_argnum} to differ and be < {len(args)}."
             )
-        check_floating(self.params(args))
+        check_floating(self.params(self.split(args)[0]))
+        others = {i: x for i, x in enumerate(args) if i not in self.differentiated}
+        leaves.check(args=others)
         for i in of_key:
             validate.typed_key(key=args[i])
         sizes = {}
@@ -94,6 +103,7 @@ class Arguments:
 
 def check_floating(params: Any) -> None:
     """Raises unless all leaves can be differentiated: arrays or Python numbers."""
+    leaves.check(params=params)
     is_number = lambda x: isinstance(x, int | float | complex)
     array = lambda x: np.asarray(x) if is_number(x) else x
     validate.real_arrays(params=jax.tree.map(array, params))
@@ -122,15 +132,15 @@ def scalar_loss(loss_fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any
 def sealed_value_and_grad(
     loss_fn: Callable[..., Any], parts: Arguments, has_aux: bool, method: Method
 ) -> Callable[..., Any]:
-    """The values and sealed gradients of all examples, of the loss's arguments."""
+    """The values and sealed gradients of all examples, of the parts of `split`."""
     if method not in ("factored", "vmap"):
         raise ValueError(f"Expected method 'factored' or 'vmap', got {method!r}.")
-    loss = scalar_loss(loss_fn, has_aux)
-    value_and_grad = jax.value_and_grad(loss, parts.argnums, has_aux)
 
-    one_example = lambda *args: value_and_grad(*parts.with_own_key(args))
-
-    def all_examples(*args):
+    def all_examples(rest, *args):
+        of_trained = lambda *args: loss_fn(*modules.merge_arguments(args, rest))
+        loss = scalar_loss(of_trained, has_aux)
+        value_and_grad = jax.value_and_grad(loss, parts.argnums, has_aux)
+        one_example = lambda *args: value_and_grad(*parts.with_own_key(args))
         batches = parts.batches(args)
         axes, allowed = varying_axes(batches), invariant_axes(batches)
         grad_of = factored_outputs(one_example, allowed, parts.in_axes(args), method)
@@ -161,6 +171,7 @@ def per_example_grad(
     batch_argnums: Argnums | None = None,
     prng_argnum: int | None = None,
     method: Method = "factored",
+    wrt: Any = None,
 ) -> Callable[..., Any]:
     r"""Like `jax.grad`, for each example of a batch on its own.
 
@@ -171,7 +182,8 @@ def per_example_grad(
         which examples differ, would mix them, and is refused. (Batch normalization of
         one example is constant, and gives a gradient of zero.)
       argnums: which positional arguments to differentiate: the parameters. To train a
-        part of them, give it as an argument of its own.
+        part of them, give it as an argument of its own. A module of Flax NNX is
+        differentiated as `nnx.grad` does it, with respect to its `nnx.Param` alone.
       has_aux: whether `fun` returns auxiliary output.
       return_values: whether to return the values of the loss too.
       batch_argnums: which positional arguments are batches, pytrees whose arrays all
@@ -187,14 +199,17 @@ def per_example_grad(
         `explain`. "vmap" materializes all of them: the reference, equal up to rounding.
         A kernel that the loss computes from parameters, `w + a @ b` say, is no
         parameter: its gradient is materialized, where `x @ w + x @ a @ b` needs none.
+      wrt: which variables of modules of Flax NNX, a filter as for `nnx.grad`;
+        `nnx.Param` by default. All examples share the others, which must be public.
 
     Returns:
       A function of the arguments of `fun`, in batches, and of `is_padding_example`
       (keyword; shape (batch,), bool). It returns a `PerExampleGradient` for each
-      parameter, zero for padding; with `has_aux` `(gradients, aux)`; with
-      `return_values` `(values, gradients)`, or `((values, aux), gradients)`. Values and
-      auxiliary output are *not private*, and are not masked. Inside `jax.shard_map`
-      each device has the gradients of its own examples.
+      parameter, zero for padding, in an `nnx.State` of a module; with `has_aux`
+      `(gradients, aux)`; with `return_values` `(values, gradients)`, or
+      `((values, aux), gradients)`. Values and auxiliary output are *not private*, and
+      are not masked. Inside `jax.shard_map` each device has the gradients of its own
+      examples.
 
     Raises:
       ValueError: if the loss is not a scalar or has a collective, arrays disagree in
@@ -210,7 +225,7 @@ def per_example_grad(
       [[ 6. 12.]
        [ 0.  2.]]
     """
-    parts = Arguments(argnums, batch_argnums, prng_argnum)
+    parts = Arguments(argnums, batch_argnums, prng_argnum, wrt)
     all_examples = sealed_value_and_grad(fun, parts, has_aux, method)
 
     def grad_fn(*args, is_padding_example: jax.Array | None = None):
@@ -218,12 +233,14 @@ def per_example_grad(
         if mask is not None:
             validate.padding(mask, batch_size)
 
-        def masked(mask, *args):
-            output, gradients = all_examples(*args)
+        args, rest = parts.split(args)
+
+        def masked(mask, rest, *args):
+            output, gradients = all_examples(rest, *args)
             return output, mask_examples(gradients, mask)
 
         spec = spec_of_examples(parts.batches(args))
-        output, gradients = with_automatic_axes(masked, spec, mask, *args)
+        output, gradients = with_automatic_axes(masked, spec, mask, rest, *args)
         if return_values:
             return output, gradients
         return (gradients, output[1]) if has_aux else gradients

@@ -163,7 +163,7 @@ def privatize(
       <https://arxiv.org/abs/1607.00133>`_, 2016
     """
     if isinstance(mechanism, type) or not hasattr(mechanism, "private_gradient"):
-        raise TypeError(f"Expected mechanism of dpadambc, got {mechanism!r}.")
+        raise TypeError(f"Expected mechanism of dpadambc, got {type(mechanism)}.")
     rounding.check(precision)
     private = mechanism.private_gradient(key)
 

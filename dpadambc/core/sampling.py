@@ -13,6 +13,7 @@ import numpy as np
 import scipy.stats
 
 from dpadambc.core.arrays import shard_map_axes, varying_axes
+from dpadambc.engine import leaves
 
 # A batch has one static size. The chance that a sample does not fit is a failure
 # probability on top of delta, so it must be negligible.
@@ -78,15 +79,16 @@ class Batch:
         return jax.tree_util.tree_map_with_path(self._gather_one, data)
 
     def _gather_one(self, path: Any, x: Any) -> Any:
-        if jnp.shape(x)[:1] != (self.num_examples,):
+        if np.shape(x)[:1] != (self.num_examples,):
             raise ValueError(
                 f"Expected data with {self.num_examples} rows, as the batch was drawn"
-                f" from, got shape {jnp.shape(x)} at data{jax.tree_util.keystr(path)}."
+                f" from, got shape {np.shape(x)} at data{jax.tree_util.keystr(path)}."
             )
         if isinstance(x, np.ndarray) and isinstance(self.indices, np.ndarray):
             rows = x[np.where(self.is_padding_example, 0, self.indices)]
             rows[self.is_padding_example] = 0
             return rows
+        leaves.check(**{f"data{jax.tree_util.keystr(path)}": x})
         if jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key):
             return x[jnp.where(self.is_padding_example, 0, self.indices)]
         # An index of -1 would wrap around; one past the end is filled.

@@ -216,7 +216,7 @@ def _runs_of(entry: Any) -> tuple[Run, ...]:
     is_pair = isinstance(entry, tuple | list) and len(entry) == 2
     mechanism, steps = entry if is_pair else (entry, None)
     if not isinstance(mechanism, Mechanism):
-        raise TypeError(f"Expected mechanisms or results as runs, got {entry!r}.")
+        raise TypeError(f"Expected mechanisms or results as runs, got {type(entry)}.")
     return (run_of(mechanism, steps),)
 
 

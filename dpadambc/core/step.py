@@ -16,7 +16,7 @@ from dpadambc.core.arrays import widen
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.per_example import Arguments
 from dpadambc.core.sampling import Batch
-from dpadambc.engine import mesh, rounding
+from dpadambc.engine import mesh, modules, rounding
 from dpadambc.engine.mesh import Layout
 
 
@@ -126,6 +126,7 @@ class Step:
       skip_padding: see `clipped_grad`; `fit` sets it where the run has one device.
       precision: of the products in the clip; see `clip_per_example`.
       layout: of arrays on several devices; `fit` sets it.
+      wrt: which variables of modules of Flax NNX are trained; see `fit`.
 
     Raises:
       TypeError: if `mechanism` is no mechanism, a state is of another mechanism, or the
@@ -159,13 +160,14 @@ class Step:
     skip_padding: bool = False
     precision: rounding.Precision = None
     layout: Layout = Layout()
+    wrt: Any = None
 
     def __post_init__(self):
         validate.function(loss_fn=self.loss_fn)
         if not isinstance(self.mechanism, Mechanism):
             raise TypeError(
                 "Expected mechanism to be a dpadambc mechanism that draws each batch"
-                f" from a key, such as a PoissonGaussian, got {self.mechanism!r}."
+                f" from a key, such as a PoissonGaussian, got {type(self.mechanism)}."
             )
         validate.transformation(optimizer=self.optimizer)
         rounding.check(self.precision)
@@ -196,14 +198,16 @@ class Step:
         """
         noise_key, run_key = jax.random.split(keys.of_domain(key, "fit"))
         sampling_key, loss_key = jax.random.split(run_key)
+        modules.refuse_shared(params)
         # Copies: a step that is given the buffers of a state must not take others.
         params = jax.tree.map(jnp.array, params)
-        wide = jax.tree.map(lambda x: jnp.array(widen(x)), params)
+        trained, _ = modules.split(params, self.wrt)
+        wide = jax.tree.map(lambda x: jnp.array(widen(x)), trained)
         return TrainState(
             step=jnp.zeros([], jnp.int32),
             params=params,
             opt_state=self.optimizer.init(wide),
-            noise=self.mechanism.private_gradient(noise_key).init(params),
+            noise=self.mechanism.private_gradient(noise_key).init(trained),
             sampling_key=sampling_key,
             loss_key=loss_key,
             mechanism=self.mechanism,
@@ -233,7 +237,7 @@ class Step:
         if takes_key(self.loss_fn):
             own_key = (jax.random.fold_in(state.loss_key, state.step),)
             prng_argnum = last
-        parts = Arguments(0, tuple(range(first, last)), prng_argnum)
+        parts = Arguments(0, tuple(range(first, last)), prng_argnum, self.wrt)
 
         # Gradients of examples, clipped and summed, a microbatch at a time.
         clipped = clipped_grad.values_and_sums(
@@ -246,17 +250,18 @@ class Step:
         )
         arguments = (state.noise, params, *shared, *examples, *own_key)
         losses, sums = clipped(*arguments, is_padding_example=padding)
-        gradient = mesh.constrained(sums.gradient, layout, layout.params)
+        gradient = mesh.constrained(sums.gradient, layout, layout.trained)
 
         # Noise on the sum. The rest is post-processing.
         sums = sums._replace(gradient=gradient)
-        noised, noise = private.add_noise(sums, state.noise, state.params)
+        trained, rest = modules.split(state.params, self.wrt)
+        noised, noise = private.add_noise(sums, state.noise, trained)
         update = self.optimizer.update
-        updates, opt_state = update(noised, state.opt_state, state.params)
+        updates, opt_state = update(noised, state.opt_state, trained)
         after = dataclasses.replace(
             state,
             step=state.step + 1,
-            params=optax.apply_updates(state.params, updates),
+            params=modules.merge(optax.apply_updates(trained, updates), rest),
             opt_state=opt_state,
             noise=noise,
         )

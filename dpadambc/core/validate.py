@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import core
 
+from dpadambc.engine.leaves import shown
+
 
 def _single(named: dict[str, Any]) -> tuple[str, Any]:
     ((name, value),) = named.items()
@@ -30,7 +32,7 @@ def known_number(name: str, value: Any) -> float | None:
     except jax.errors.ConcretizationTypeError:
         return None
     except (TypeError, ValueError):
-        raise TypeError(f"Expected {name} to be a number, got {value!r}.") from None
+        raise TypeError(f"Expected {name} as a number, got {shown(value)}.") from None
 
 
 def full_precision(**named: Any) -> None:
@@ -92,7 +94,7 @@ def count(*, least: int = 0, **named: Any) -> None:
     """A whole number of at least `least`."""
     name, value = _single(named)
     if not isinstance(value, int | np.integer) or isinstance(value, bool):
-        raise TypeError(f"Expected {name} to be an int, got {value!r}.")
+        raise TypeError(f"Expected {name} to be an int, got {shown(value)}.")
     if value < least:
         raise ValueError(f"Expected {name} >= {least}, got {name}={value}.")
 
@@ -101,14 +103,14 @@ def function(**named: Any) -> None:
     """A callable."""
     name, value = _single(named)
     if not callable(value):
-        raise TypeError(f"Expected {name} to be a function, got {value!r}.")
+        raise TypeError(f"Expected {name} to be a function, got {type(value)}.")
 
 
 def transformation(**named: Any) -> None:
     """An Optax transformation, rather than the function that makes it."""
     name, value = _single(named)
-    if isinstance(value, type) or not hasattr(value, "update"):
-        raise TypeError(f"Expected {name} such as optax.adam(1e-3), got {value!r}.")
+    if isinstance(value, type) or not {"init", "update"} <= {*dir(value)}:
+        raise TypeError(f"Expected {name} such as optax.sgd(0.1), got {type(value)}.")
 
 
 def typed_key(**named: Any) -> None:
@@ -116,7 +118,8 @@ def typed_key(**named: Any) -> None:
     name, value = _single(named)
     dtype = getattr(value, "dtype", None)
     if dtype is None or not jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        raise TypeError(f"Expected {name} of jax.random.key, got {dtype or value!r}.")
+        got = dtype or type(value).__name__  # no value: it may be the seed
+        raise TypeError(f"Expected {name} of jax.random.key, got {got}.")
     if value.shape != ():
         raise ValueError(f"Expected {name} to be one key, got shape {value.shape}.")
 
@@ -129,7 +132,9 @@ def real_arrays(**named: Any) -> None:
         if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
             raise TypeError(
                 f"Expected {name}{jax.tree_util.keystr(path)} to be an array of real"
-                f" floating-point numbers, got {dtype or repr(leaf)}."
+                f" floating-point numbers, got {dtype or type(leaf).__name__}. Give a"
+                " complex one as a pair, real part and imaginary part, and one that is"
+                " not trained as another argument."
             )
 
 

@@ -20,6 +20,8 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from dpadambc.engine import modules
+
 
 class Layout(NamedTuple):
     """The mesh of a run, or none, and the shardings on it.
@@ -28,11 +30,13 @@ class Layout(NamedTuple):
       mesh: its devices, with axes of type Auto.
       axes: the axes along which examples are split.
       params: the spec of each parameter.
+      trained: those of the parameters that are trained.
     """
 
     mesh: Mesh | None = None
     axes: tuple[str, ...] = ()
     params: tuple[PartitionSpec, ...] = ()
+    trained: tuple[PartitionSpec, ...] = ()
 
 
 def named_sharding(sharding: Any) -> NamedSharding | None:
@@ -81,13 +85,16 @@ def shardings_of(tree: Any) -> list[NamedSharding]:
     return [s for s in map(sharding_of, jax.tree.leaves(tree)) if s is not None]
 
 
-def layout_of(params: Any, others: Any, batches: Sequence[NamedSharding]) -> Layout:
+def layout_of(
+    params: Any, others: Any, batches: Sequence[NamedSharding], wrt: Any = None
+) -> Layout:
     """The layout that arrays have been placed in.
 
     Args:
       params: the parameters.
       others: other arrays of the run.
       batches: the shardings along whose axis 0 the examples are split.
+      wrt: which variables are trained; see `modules.split`.
 
     Raises:
       ValueError: if there are several meshes, or several ways to split the examples.
@@ -102,8 +109,13 @@ def layout_of(params: Any, others: Any, batches: Sequence[NamedSharding]) -> Lay
         )
     if not meshes:
         return Layout()
-    specs = tuple(map(spec_of, jax.tree.leaves(params)))
-    return Layout(meshes.pop(), splits.pop() if splits else (), specs)
+    specs = lambda tree: tuple(map(spec_of, jax.tree.leaves(tree)))
+    return Layout(
+        mesh=meshes.pop(),
+        axes=splits.pop() if splits else (),
+        params=specs(params),
+        trained=specs(modules.split(params, wrt)[0]),
+    )
 
 
 def is_held_here(size: int, layout: Layout) -> np.ndarray:
@@ -180,18 +192,20 @@ def state_specs(state: Any, layout: Layout) -> list[PartitionSpec]:
     """The specs of a state: moments have those of the parameters that they are like.
 
     A leaf whose path ends in that of a parameter of the same shape gets its spec; the
-    others are replicated. (A wrong guess costs memory only.)
+    others are replicated. Attributes of a module are keys of its state. (A wrong guess
+    costs memory only.)
     """
     if layout.mesh is None:
         return []
+    names = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")
     params = jax.tree_util.tree_leaves_with_path(state.params)
     known = {
-        (path, x.shape): spec
+        (names(path), x.shape): spec
         for (path, x), spec in zip(params, layout.params, strict=True)
     }
 
     def spec_of(path: tuple[Any, ...], x: Any) -> PartitionSpec:
-        ends = ((path[i:], x.shape) for i in range(len(path) + 1))
+        ends = ((names(path[i:]), x.shape) for i in range(len(path) + 1))
         return next((known[end] for end in ends if end in known), PartitionSpec())
 
     return [spec_of(*each) for each in jax.tree_util.tree_leaves_with_path(state)]

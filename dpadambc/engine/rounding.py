@@ -86,6 +86,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
+from dpadambc.engine import leaves
 from dpadambc.engine import precision as dtypes
 
 _Preset = jax.lax.DotAlgorithmPreset
@@ -276,7 +277,7 @@ def check(precision: Precision) -> None:
         raise ValueError(
             "Expected precision None, jax.lax.Precision.HIGHEST or a"
             " jax.lax.DotAlgorithmPreset with a bound, got"
-            f" {precision!r}. Choose among {', '.join(map(str, _CHOICES))}."
+            f" {leaves.shown(precision)}. Choose among {', '.join(map(str, _CHOICES))}."
         )
 
 

@@ -10,7 +10,7 @@ def check_mechanism(mechanism: Any) -> None:
     if not isinstance(mechanism, Mechanism):
         raise TypeError(
             "Expected mechanism to be a dpadambc mechanism, such as a PoissonGaussian,"
-            f" got {mechanism!r}."
+            f" got {type(mechanism)}."
         )
 
 

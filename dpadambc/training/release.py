@@ -118,8 +118,19 @@ def _storable(x: Any) -> np.ndarray:
             " sharded over several processes. Gather them first, with"
             " jax.experimental.multihost_utils.process_allgather."
         )
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):  # of a module's dropout
+        return np.asarray(jax.random.key_data(x))
     is_low = jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits < 32
     return np.asarray(x.astype(jnp.float32) if is_low else x)
+
+
+def _read(stored: np.ndarray, dtype: str, like: Any) -> jax.Array:
+    """An array of the dtype that it was stored from, a key of the kind of `like`."""
+    if jnp.issubdtype(jnp.result_type(like), jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(
+            jnp.asarray(stored), impl=jax.random.key_impl(like)
+        )
+    return jnp.asarray(stored, dtype)
 
 
 def save_release(path: str | pathlib.Path, result: Result) -> dict[str, Any]:
@@ -237,11 +248,14 @@ def load_release(path: str | pathlib.Path, *, like: optax.Params) -> Release:
         if sorted(names) != sorted(found):
             raise ValueError(
                 f"Expected parameters {names} in {path}, got {found}. Give as `like`"
-                " the structure that was trained: nnx.split(model)[1] of a module of"
-                " Flax NNX."
+                " the structure that was trained, such as the module of Flax NNX."
             )
-        leaves = [jnp.asarray(file[n], about["dtypes"][n]) for n in names]
-    for name, leaf, expected in zip(names, leaves, jax.tree.leaves(like), strict=True):
+        known = jax.tree.leaves(like)
+        leaves = [
+            _read(file[name], about["dtypes"][name], old)
+            for name, old in zip(names, known, strict=True)
+        ]
+    for name, leaf, expected in zip(names, leaves, known, strict=True):
         if leaf.shape != jnp.shape(expected):
             raise ValueError(
                 f"Expected {name} of shape {jnp.shape(expected)} in {path}, got"

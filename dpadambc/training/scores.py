@@ -191,7 +191,7 @@ Score = PublicScore | NoisyScore
 
 def _check(fn: Any, data: Any) -> None:
     if not callable(fn):
-        raise TypeError(f"Expected fn to be the score of one example, got {fn!r}.")
+        raise TypeError(f"Expected fn to be the score of one example, got {type(fn)}.")
     if _data.is_source(data):
         raise TypeError("Expected the examples of a score as arrays, got a source.")
     if _data.num_examples(data) == 0:

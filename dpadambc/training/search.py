@@ -24,6 +24,7 @@ from dpadambc.core.accounting import check_delta
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.spending import public_numbers
 from dpadambc.core.step import Step, draw_batch
+from dpadambc.engine import leaves
 from dpadambc.training.scores import Score
 
 # A number, or several by name, which `make_optimizer` is called with.
@@ -95,7 +96,7 @@ def _checked_candidates(candidates: Any) -> tuple[tuple[Candidate, ...], Any]:
     if not listed or isinstance(candidates, str):
         raise TypeError(
             "Expected candidates as a list of numbers, or of dictionaries of numbers by"
-            f" name, got {candidates!r}."
+            f" name, got {leaves.shown(candidates)}."
         )
     is_number = lambda x: jax.tree.structure(x) == jax.tree.structure(0)
     several = [each.values() if isinstance(each, dict) else [each] for each in listed]
@@ -153,7 +154,7 @@ def _check_key(key: jax.Array, trials_at_once: int) -> None:
 def _check_score(score: Any) -> None:
     """Raises unless it says which data it is of."""
     if not isinstance(score, Score):
-        got = "a bare function" if callable(score) else repr(score)
+        got = "a bare function" if callable(score) else type(score)
         raise TypeError(
             "Expected score to be a training.PublicScore(fn, data), of data that need"
             " no protection, or a training.NoisyScore(fn, data, noise_multiplier,"
@@ -252,6 +253,7 @@ def search(
     frozen: Any = None,
     microbatch_size: int | None = None,
     trials_at_once: int = 1,
+    wrt: Any = None,
 ) -> SearchResult:
     """Trains with several hyperparameters, and returns the best model with one epsilon.
 
@@ -283,6 +285,7 @@ def search(
       frozen: as for `fit`.
       microbatch_size: as for `Step`.
       trials_at_once: how many trials are trained in one call.
+      wrt: as for `fit`.
 
     Returns:
       A `SearchResult`.
@@ -318,9 +321,10 @@ def search(
     _check_key(key, trials_at_once)
     validate.function(make_optimizer=make_optimizer)
     validate.count(least=1, trials_at_once=trials_at_once)
+    data = leaves.with_dictionaries(data)
     _check_data(data, mechanism, target_delta)
     step_of = lambda candidate: Step(
-        loss_fn, mechanism, _made(make_optimizer, candidate), microbatch_size
+        loss_fn, mechanism, _made(make_optimizer, candidate), microbatch_size, wrt=wrt
     )
     programs = [
         program

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc.core import data as _data
 from dpadambc.core import validate
 from dpadambc.core.step import takes_key
+from dpadambc.engine import leaves
 
 Loss = Callable[..., jax.Array]
 
@@ -144,7 +144,8 @@ def group_by_user(data: Any, user_ids: Any, *, max_rows: int) -> tuple[Any, ...]
     """
     validate.count(least=1, max_rows=max_rows)
     ids = _as_ids(user_ids)
-    _data.refuse_text(data)
+    data = leaves.with_dictionaries(data)
+    leaves.check(data=data)
     for path, column in jax.tree_util.tree_leaves_with_path(data):
         name = f"data{jax.tree_util.keystr(path)}"
         if not isinstance(column, np.ndarray | jax.Array):

@@ -1,0 +1,95 @@
+"""The leaves of a tree of data: which JAX takes, and how a message shows one.
+
+JAX shows a value that it does not take in its error, with the rows of the people whom
+the library protects. So data are looked at before they come to JAX, and a message of
+the library has a path, a type and a dtype, and no number of an array.
+"""
+
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+_INSTEAD = (
+    "Give a mapping by dict(), a structured array as a dictionary of its fields, other"
+    " numbers by astype(np.float32), tables, pictures and what is on disk by"
+    " np.asarray, text as numbers, and settings by functools.partial(loss_fn, ...)."
+)
+
+
+def shown(value: Any) -> str:
+    """A value in a message: a number or a name, and of anything else its kind."""
+    dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", ())
+    if dtype is not None and shape != ():
+        return f"an array of dtype {dtype} and shape {shape}"
+    is_plain = value is None or isinstance(
+        value, str | int | float | complex | type | enum.Enum
+    )
+    return repr(value) if is_plain or dtype is not None else type(value).__name__
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether JAX takes a leaf; of an array of NumPy it is asked for the dtype."""
+    try:
+        is_numpy = isinstance(leaf, np.ndarray)
+        found = jax.typeof(np.empty_like(leaf, shape=0) if is_numpy else leaf)
+    except (TypeError, ValueError, OverflowError):  # the last for a number too large
+        return False
+    return getattr(found.dtype, "kind", None) != "T"  # JAX holds text, and no more
+
+
+def check(**named: Any) -> None:
+    """Raises unless the leaves of trees are arrays, or numbers, as JAX takes them."""
+    for name, tree in named.items():
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            if not is_array(leaf):
+                got, dtype = type(leaf).__name__, getattr(leaf, "dtype", None)
+                if dtype is not None and getattr(dtype, "names", None) is None:
+                    got = f"{got} of dtype {dtype}"
+                raise TypeError(
+                    f"Expected {name}{jax.tree_util.keystr(path)} to be an array of"
+                    f" numbers, of a dtype of JAX, got {got}. {_INSTEAD}"
+                )
+
+
+def with_dictionaries(tree: Any) -> Any:
+    """The tree with mappings as dictionaries, where JAX knows no tree in them.
+
+    A tokenizer returns a `UserDict`, `np.load` another mapping.
+    """
+    if not isinstance(tree, tuple | list | Mapping):
+        return tree
+    is_leaf = lambda x: isinstance(x, Mapping) and jax.tree_util.all_leaves([x])
+    as_dict = lambda x: with_dictionaries(dict(x)) if is_leaf(x) else x
+    return jax.tree.map(as_dict, tree)
+
+
+def stacked(rows: Sequence[Any]) -> Any:
+    """Examples as one tree of arrays, with the examples along axis 0.
+
+    Raises:
+      TypeError: if they hold something else than numbers.
+      ValueError: if they differ in structure or shapes.
+    """
+    rows = [with_dictionaries(row) for row in rows]
+    structure = jax.tree.structure(rows[0])
+    if any(jax.tree.structure(row) != structure for row in rows):
+        raise ValueError("Expected data of examples with one structure, got several.")
+
+    def column(path: Any, *leaves: Any) -> np.ndarray:
+        place = f"data{jax.tree_util.keystr(path)}"
+        kinds = {(type(x), getattr(x, "dtype", None)): x for x in leaves}
+        for leaf in kinds.values():
+            check(**{place: leaf})
+        if len(shapes := set(map(np.shape, leaves))) > 1:
+            raise ValueError(
+                f"Expected {place} of one shape in all examples, got {sorted(shapes)}."
+                " Pad them to one length."
+            )
+        values = np.stack(leaves)
+        check(**{place: values})  # of whole numbers that are too large, objects
+        return values
+
+    return jax.tree_util.tree_map_with_path(column, *rows)
