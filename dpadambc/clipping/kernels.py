@@ -26,6 +26,7 @@ class _Origin:
     """Of what a value of the loss is computed."""
 
     params: frozenset[str] = frozenset()  # of which it is a function, without a sum
+    repeated: frozenset[str] = frozenset()  # those that it repeats along an axis
     has_data: bool = False
 
 
@@ -87,19 +88,27 @@ def _of_outputs(eqn: jex.JaxprEqn, origins: _Origins, found: set[str]) -> _Origi
         consts = eqn.params["body_nconsts"]
         of_body = origins[eqn.params["cond_nconsts"] :]
         return _of_loop(body, consts, len(of_body) - consts, of_body, found)
-    return [_of_primitive(name, origins, found) for _ in eqn.outvars]
+    return [_of_primitive(eqn, origins, found) for _ in eqn.outvars]
 
 
-def _of_primitive(name: str, origins: _Origins, found: set[str]) -> _Origin:
-    origin = _joined(origins)
+def _of_primitive(eqn: jex.JaxprEqn, origins: _Origins, found: set[str]) -> _Origin:
+    name, origin = eqn.primitive.name, _joined(origins)
+    if (
+        name == "broadcast_in_dim"
+        and eqn.outvars[0].aval.size > eqn.invars[0].aval.size
+    ):
+        repeated = origin.params | origin.repeated
+        return dataclasses.replace(origin, params=frozenset(), repeated=repeated)
     if name in _PRODUCTS and origin.has_data:
         for i, factor in enumerate(origins):
             if _joined(origins[:i] + origins[i + 1 :]).has_data:
-                found |= factor.params
+                found |= factor.params | factor.repeated
         return _Origin(has_data=True)
     used = [x for x in origins if x != _Origin()]
     if origin.has_data and len(used) > 1 and name not in _BY_ENTRY:
         return _Origin(has_data=True)  # a bias added to data, say, is an activation
+    if origin.params and name in _BY_ENTRY:
+        return dataclasses.replace(origin, repeated=frozenset())  # scales of a kernel
     return origin
 
 
@@ -119,5 +128,9 @@ def _of_loop(
 
 def _joined(origins: Sequence[_Origin]) -> _Origin:
     """Of any of several."""
-    params = frozenset().union(*(x.params for x in origins))
-    return _Origin(params, any(x.has_data for x in origins))
+    union = lambda sets: frozenset().union(*sets)
+    return _Origin(
+        union(x.params for x in origins),
+        union(x.repeated for x in origins),
+        any(x.has_data for x in origins),
+    )

@@ -192,7 +192,7 @@ FORMED = {
     "mask": lambda w, x: x @ (w * MASK),
     "exponential": lambda w, x: x @ jnp.exp(w),
     "two terms of a derivative": lambda w, x: x @ jnp.tanh(w),
-    "scaled by data": lambda w, x: x @ (w * jnp.tanh(x)[:, None]),
+    "times data": lambda w, x: x @ (w * jnp.tanh(jnp.outer(x, x))),
     "lookup": lambda w, x: jax.nn.softmax(w, axis=0)[jnp.argmax(x)],
     "convolution": lambda w, x: jnp.convolve(x, jnp.exp(w).reshape(-1)),
     "in a scan": lambda w, x: jax.lax.scan(
@@ -201,6 +201,7 @@ FORMED = {
     "in branches": lambda w, x: jax.lax.cond(
         x[0] > 0, lambda: x @ (w * MASK), lambda: x @ jnp.exp(w)
     ),
+    "repeated": lambda w, x: x @ jnp.repeat(jnp.exp(w), 2, axis=1),
     "rematerialized": jax.checkpoint(lambda w, x: x @ jnp.exp(w)),
     "one slice of two": lambda w, x: jnp.tanh(x[:32] @ w[:32])[:32] @ jnp.exp(w[32:]),
 }
@@ -235,11 +236,13 @@ def test_warns_of_all_parameters_that_share_a_kernel(untold):
     assert ["is formed" in warning for warning in warnings] == [True, True]
 
 
+HEADS = jnp.ones((64, 64, 64))
 UNFORMED = {
     "kernel": lambda w, x: x @ w,
     "more positions than columns": lambda w, x: jnp.tile(x, (200, 1)) @ w,
     "positions": lambda w, x: (x[:50, None] + w[:50]) @ KERNEL,
     "scales": lambda w, x: jnp.tanh(x * w) @ KERNEL,
+    "scales of heads": lambda w, x: jnp.einsum("d,dhk", x, HEADS * w[None]),
     "bias of attention": lambda w, x: jax.nn.softmax(jnp.outer(x, x) + w) @ KERNEL,
     "biases by scan": lambda w, x: jax.lax.scan(
         lambda x, b: (jnp.tanh(x @ KERNEL + b), None), x, w
