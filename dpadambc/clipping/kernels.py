@@ -93,10 +93,7 @@ def _of_outputs(eqn: jex.JaxprEqn, origins: _Origins, found: set[str]) -> _Origi
 
 def _of_primitive(eqn: jex.JaxprEqn, origins: _Origins, found: set[str]) -> _Origin:
     name, origin = eqn.primitive.name, _joined(origins)
-    if (
-        name == "broadcast_in_dim"
-        and eqn.outvars[0].aval.size > eqn.invars[0].aval.size
-    ):
+    if name == "broadcast_in_dim" and _size(eqn.outvars[0]) > _size(eqn.invars[0]):
         repeated = origin.params | origin.repeated
         return dataclasses.replace(origin, params=frozenset(), repeated=repeated)
     if name in _PRODUCTS and origin.has_data:
@@ -134,3 +131,7 @@ def _joined(origins: Sequence[_Origin]) -> _Origin:
         union(x.repeated for x in origins),
         any(x.has_data for x in origins),
     )
+
+
+def _size(atom: Any) -> int:
+    return atom.aval.size

@@ -236,13 +236,19 @@ def test_warns_of_all_parameters_that_share_a_kernel(untold):
     assert ["is formed" in warning for warning in warnings] == [True, True]
 
 
-HEADS = jnp.ones((64, 64, 64))
+def test_does_not_warn_of_scales_of_the_heads_of_a_kernel(untold):
+    loss = lambda p, x: jnp.sum(jnp.einsum("d,dhk", x, p["w"] * p["scale"][None]) ** 2)
+    params = {"w": jnp.ones((32, 4, 8)), "scale": jnp.ones((4, 8))}
+    found = dpadambc.explain(loss, params, jnp.ones(32), batch_size=2)
+    formed = {row.name: row.is_formed for row in found.parameters}
+    assert not formed["['scale']"]
+
+
 UNFORMED = {
     "kernel": lambda w, x: x @ w,
     "more positions than columns": lambda w, x: jnp.tile(x, (200, 1)) @ w,
     "positions": lambda w, x: (x[:50, None] + w[:50]) @ KERNEL,
     "scales": lambda w, x: jnp.tanh(x * w) @ KERNEL,
-    "scales of heads": lambda w, x: jnp.einsum("d,dhk", x, HEADS * w[None]),
     "bias of attention": lambda w, x: jax.nn.softmax(jnp.outer(x, x) + w) @ KERNEL,
     "biases by scan": lambda w, x: jax.lax.scan(
         lambda x, b: (jnp.tanh(x @ KERNEL + b), None), x, w
