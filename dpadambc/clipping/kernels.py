@@ -29,6 +29,10 @@ class _Origin:
     repeated: frozenset[str] = frozenset()  # those that it repeats along an axis
     has_data: bool = False
 
+    def spread(self) -> "_Origin":
+        """Of the value repeated."""
+        return _Origin(frozenset(), self.params | self.repeated, self.has_data)
+
 
 _Origins = list[_Origin]
 
@@ -92,15 +96,19 @@ def _of_outputs(eqn: jex.JaxprEqn, origins: _Origins, found: set[str]) -> _Origi
 
 
 def _of_primitive(eqn: jex.JaxprEqn, origins: _Origins, found: set[str]) -> _Origin:
-    name, origin = eqn.primitive.name, _joined(origins)
-    if name == "broadcast_in_dim" and _size(eqn.outvars[0]) > _size(eqn.invars[0]):
-        repeated = origin.params | origin.repeated
-        return dataclasses.replace(origin, params=frozenset(), repeated=repeated)
-    if name in _PRODUCTS and origin.has_data:
+    name = eqn.primitive.name
+    if name in _PRODUCTS and _joined(origins).has_data:
         for i, factor in enumerate(origins):
             if _joined(origins[:i] + origins[i + 1 :]).has_data:
                 found |= factor.params | factor.repeated
         return _Origin(has_data=True)
+    if name == "broadcast_in_dim" or name in _BY_ENTRY:
+        of_output = _size(eqn.outvars[0])
+        origins = [
+            x.spread() if _size(atom) < of_output else x
+            for atom, x in zip(eqn.invars, origins, strict=True)
+        ]
+    origin = _joined(origins)
     used = [x for x in origins if x != _Origin()]
     if origin.has_data and len(used) > 1 and name not in _BY_ENTRY:
         return _Origin(has_data=True)  # a bias added to data, say, is an activation
