@@ -26,7 +26,12 @@ class _Origin:
     """Of what a value of the loss is computed."""
 
     params: frozenset[str] = frozenset()  # of which it is a function, without a sum
+    repeated: frozenset[str] = frozenset()  # those that it repeats along an axis
     has_data: bool = False
+
+    def spread(self) -> "_Origin":
+        """Of the value repeated."""
+        return _Origin(frozenset(), self.params | self.repeated, self.has_data)
 
 
 _Origins = list[_Origin]
@@ -92,19 +97,28 @@ def _of_outputs(eqn: jex.JaxprEqn, origins: _Origins, found: set[str]) -> _Origi
         consts = eqn.params["body_nconsts"]
         of_body = origins[eqn.params["cond_nconsts"] :]
         return _of_loop(body, consts, len(of_body) - consts, of_body, found)
-    return [_of_primitive(name, origins, found) for _ in eqn.outvars]
+    return [_of_primitive(eqn, origins, found) for _ in eqn.outvars]
 
 
-def _of_primitive(name: str, origins: _Origins, found: set[str]) -> _Origin:
-    origin = _joined(origins)
-    if name in _PRODUCTS and origin.has_data:
+def _of_primitive(eqn: jex.JaxprEqn, origins: _Origins, found: set[str]) -> _Origin:
+    name = eqn.primitive.name
+    if name in _PRODUCTS and _joined(origins).has_data:
         for i, factor in enumerate(origins):
             if _joined(origins[:i] + origins[i + 1 :]).has_data:
-                found |= factor.params
+                found |= factor.params | factor.repeated
         return _Origin(has_data=True)
+    if name == "broadcast_in_dim" or name in _BY_ENTRY:
+        of_output = _size(eqn.outvars[0])
+        origins = [
+            x.spread() if _size(atom) < of_output else x
+            for atom, x in zip(eqn.invars, origins, strict=True)
+        ]
+    origin = _joined(origins)
     used = [x for x in origins if x != _Origin()]
     if origin.has_data and len(used) > 1 and name not in _BY_ENTRY:
         return _Origin(has_data=True)  # a bias added to data, say, is an activation
+    if origin.params and name in _BY_ENTRY:
+        return dataclasses.replace(origin, repeated=frozenset())  # scales of a kernel
     return origin
 
 
@@ -124,5 +138,13 @@ def _of_loop(
 
 def _joined(origins: Sequence[_Origin]) -> _Origin:
     """Of any of several."""
-    params = frozenset().union(*(x.params for x in origins))
-    return _Origin(params, any(x.has_data for x in origins))
+    union = lambda sets: frozenset().union(*sets)
+    return _Origin(
+        union(x.params for x in origins),
+        union(x.repeated for x in origins),
+        any(x.has_data for x in origins),
+    )
+
+
+def _size(atom: Any) -> int:
+    return atom.aval.size

@@ -192,7 +192,7 @@ FORMED = {
     "mask": lambda w, x: x @ (w * MASK),
     "exponential": lambda w, x: x @ jnp.exp(w),
     "two terms of a derivative": lambda w, x: x @ jnp.tanh(w),
-    "scaled by data": lambda w, x: x @ (w * jnp.tanh(x)[:, None]),
+    "times data": lambda w, x: x @ (w * jnp.tanh(jnp.outer(x, x))),
     "lookup": lambda w, x: jax.nn.softmax(w, axis=0)[jnp.argmax(x)],
     "convolution": lambda w, x: jnp.convolve(x, jnp.exp(w).reshape(-1)),
     "in a scan": lambda w, x: jax.lax.scan(
@@ -201,6 +201,7 @@ FORMED = {
     "in branches": lambda w, x: jax.lax.cond(
         x[0] > 0, lambda: x @ (w * MASK), lambda: x @ jnp.exp(w)
     ),
+    "repeated": lambda w, x: x @ jnp.repeat(jnp.exp(w), 2, axis=1),
     "rematerialized": jax.checkpoint(lambda w, x: x @ jnp.exp(w)),
     "one slice of two": lambda w, x: jnp.tanh(x[:32] @ w[:32])[:32] @ jnp.exp(w[32:]),
 }
@@ -233,6 +234,14 @@ def test_warns_of_all_parameters_that_share_a_kernel(untold):
     params = {"w": KERNEL, "v": KERNEL}
     warnings = dpadambc.explain(loss, params, jnp.ones(64), batch_size=2).warnings
     assert ["is formed" in warning for warning in warnings] == [True, True]
+
+
+def test_does_not_warn_of_scales_of_the_heads_of_a_kernel(untold):
+    loss = lambda p, x: jnp.sum(jnp.einsum("d,dhk", x, p["w"] * p["scale"][None]) ** 2)
+    params = {"w": jnp.ones((32, 4, 8)), "scale": jnp.ones((4, 8))}
+    found = dpadambc.explain(loss, params, jnp.ones(32), batch_size=2)
+    formed = {row.name: row.is_formed for row in found.parameters}
+    assert not formed["['scale']"]
 
 
 UNFORMED = {
