@@ -6,72 +6,65 @@ grows with the number, and is positive on the side of a large epsilon.
 
 import math
 from collections.abc import Callable
-from typing import Any
 
-import scipy.optimize
+# After so many trials a search ends, and where only a slope beyond this would do.
+_MOST_TRIALS, _STEEPEST = 100, 1e3
 
 
 def bracket(
     gap: Callable[[float], float], start: float, factor: float, end: float
 ) -> tuple[float, float]:
-    """The last of start, start * factor, ... before a positive gap, and the next."""
-    good = start
-    while good != end and gap(good * factor) <= 0:
-        good *= factor
-    return good, good * factor
+    """Of start, start * factor, ..., end the first whose gap is positive, or the end.
+
+    Returns:
+      The number before it, and it.
+    """
+    bad = start * factor
+    while bad != end and gap(bad) <= 0:
+        bad *= factor
+    return bad / factor, bad
 
 
-def root(
-    gap: Callable[[float], float], good: float, bad: float, *, tolerance: float
-) -> float:
-    """A number near the sign change of the gap, to a relative tolerance."""
-    found: Any = scipy.optimize.root_scalar(
-        lambda x: gap(math.exp(x)),
-        bracket=(math.log(good), math.log(bad)),
-        xtol=tolerance,
-    )
-    return math.exp(found.root)
-
-
-def polished(
+def last_number(
     gap: Callable[[float], float],
     near: float,
     good: float,
     bad: float,
     accuracy: float,
-) -> float:
+) -> tuple[float, float]:
     """A number where a gap is at most zero, and hardly less, by the secant method.
 
     Args:
-      gap: the logarithm of epsilon over its target, smooth but for rounding.
+      gap: the logarithm of epsilon over its target, which may jump.
       near: a number near its change of sign.
       good: where it is at most zero.
-      bad: where it is positive, or hardly less.
+      bad: on the other side of the change.
       accuracy: how far below zero it may be.
 
     Returns:
-      A number between the good and the bad one.
+      A number between the two, where the gap jumps the last one before that; and one
+      beyond the change.
     """
-    to_good = math.copysign(1, good - bad)
-    ends = sorted((math.log(good), math.log(bad)))
-    x, slope, at_x = math.log(near), -to_good, gap(near)
-    for _ in range(10):
-        if -accuracy <= at_x <= 0:
-            break
-        before, at_before = x, at_x
-        x = min(max(x - (at_x + accuracy / 2) / slope, ends[0]), ends[1])
-        if x == before:
-            break
+    good, bad, x = math.log(good), math.log(bad), math.log(near)
+    slope, before, at_good = math.copysign(1, bad - good), None, 0.0
+    for _ in range(_MOST_TRIALS):
         at_x = gap(math.exp(x))
-        if (at_x - at_before) * (x - before) * to_good < 0:
-            slope = (at_x - at_before) / (x - before)
-    while at_x > 0:  # whatever its shape is
-        x += to_good * 2 * max(accuracy, at_x)
-        at_x = gap(math.exp(x))
-    return math.exp(x)
+        good, bad, at_good = (x, bad, at_x) if at_x <= 0 else (good, x, at_good)
+        width = abs(bad - good)
+        if -accuracy <= at_x <= 0 or width < max(accuracy / 10, -at_good / _STEEPEST):
+            break
+        if before and (at_x - before[1]) * (x - before[0]) * slope > 0:
+            slope = (at_x - before[1]) / (x - before[0])
+        before = x, at_x
+        x -= (at_x + accuracy / 2) / slope
+        if not min(good, bad) < x < max(good, bad):
+            x = (good + bad) / 2
+    return math.exp(good), math.exp(bad)
 
 
-def last_near(gap: Callable[[int], float], near: float, good: int, bad: int) -> int:
+def last_near(
+    gap: Callable[[int], float], near: float, good: int, bad: int
+) -> tuple[int, int]:
     """The last number of steps whose gap is not positive, near one that is known."""
     low, high = math.floor(0.95 * near), math.ceil(1.05 * near)
     if low > good and gap(low) <= 0:
@@ -83,8 +76,10 @@ def last_near(gap: Callable[[int], float], near: float, good: int, bad: int) -> 
     return last_affordable(gap, good, bad)
 
 
-def last_affordable(gap: Callable[[int], float], affordable: int, too_many: int) -> int:
-    """The last number of steps whose gap is not positive, exact below 10,000.
+def last_affordable(
+    gap: Callable[[int], float], affordable: int, too_many: int
+) -> tuple[int, int]:
+    """The last number of steps whose gap is not positive, exact below 10,000; the next.
 
     By interpolation, or by bisection where that did not halve what is left.
     """
@@ -102,4 +97,4 @@ def last_affordable(gap: Callable[[int], float], affordable: int, too_many: int)
         else:
             too_many, high = middle, at_middle
         interpolates = 2 * (too_many - affordable) <= width or not interpolates
-    return affordable
+    return affordable, too_many
