@@ -17,9 +17,7 @@ import numpy as np
 from dpadambc.core import validate
 from dpadambc.engine import search
 
-# How close a calibrated epsilon comes to its target, and where the search begins.
-_ACCURACY, _ROUGHLY = 1e-4, 2e-2
-# A target that is missed by more than this is refused, where epsilon jumps over it.
+# A target that epsilon jumps over is refused where it is missed by more than this.
 _MISSED = 1e-3
 
 
@@ -36,8 +34,9 @@ def solved(
     """
     validate.positive(target_epsilon=target_epsilon)
     target_epsilon = float(target_epsilon)  # in double precision, whatever it is in
-
-    enough = (1 - _ROUGHLY) * target_epsilon  # far below the target, about is enough
+    enough = (
+        1 - search.ROUGHLY
+    ) * target_epsilon  # far below the target, about is enough
 
     @functools.cache
     def gap(x: float, **how: float) -> float:
@@ -48,8 +47,8 @@ def solved(
     takes_steps = unknown == "iterations"
     allowed = round if takes_steps else float
     # To a few percent, and from above: where this is affordable, it is.
-    rough_gap = lambda x: gap(allowed(x), tolerance=_ROUGHLY)
-    start, factor, end = {  # of a grid, from the side of little epsilon
+    rough_gap = lambda x: gap(allowed(x), tolerance=search.ROUGHLY)
+    grid = start, _, end = {  # from the side of little epsilon
         "noise_multiplier": (2.0**20, 0.25, 2.0**-40),
         "sampling_prob": (2.0**-24, 4.0, 1.0),
         "iterations": (1, 4, 2**30),
@@ -59,18 +58,9 @@ def solved(
             f"Expected a target_epsilon that some {unknown} can reach, got"
             f" {target_epsilon:g}, which is exceeded even at {start:g}."
         )
-    good, bad = search.bracket(rough_gap, start, factor, end)
-    if bad == end and gap(end) <= 0:
-        return end
-    middle = math.sqrt(good * bad)
-    near, _ = search.last_number(rough_gap, middle, good, bad, _ROUGHLY / 2)
-    if takes_steps:
-        found, beyond = search.last_near(gap, near, round(good), round(bad))
-    else:
-        step = factor**0.1  # more than the rough one may be off by
-        good, bad = near / step, bad if bad == end else near * step
-        found, beyond = search.last_number(gap, near, good, bad, _ACCURACY)
-    jumps = not takes_steps or epsilon_of(beyond) == math.inf
+    found = search.solution(rough_gap, gap, grid, takes_steps)
+    beyond = math.ceil((1 + 2 * search.ACCURACY) * found) + 1
+    jumps = found != end and (not takes_steps or epsilon_of(beyond) == math.inf)
     if gap(found) > 0 or (jumps and gap(found) < -_MISSED):
         raise ValueError(
             f"Expected a target_epsilon that some {unknown} meets, got"

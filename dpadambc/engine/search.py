@@ -6,9 +6,39 @@ grows with the number, and is positive on the side of a large epsilon.
 
 import math
 from collections.abc import Callable
+from typing import Any
 
+# How near a gap comes to zero: roughly, where that costs less, and in the end.
+ROUGHLY, ACCURACY = 2e-2, 1e-4
 # After so many trials a search ends, and where only a slope beyond this would do.
 _MOST_TRIALS, _STEEPEST = 100, 1e3
+
+
+def solution(
+    rough_gap: Callable[[float], float],
+    gap: Callable[[Any], float],
+    grid: tuple[float, float, float],
+    is_whole: bool,
+) -> Any:
+    """The last number whose gap is not positive: roughly, and then as it is.
+
+    Args:
+      rough_gap: about the gap, which costs less.
+      gap: the logarithm of epsilon over its target, which may jump.
+      grid: the start, the factor and the end of the numbers tried first.
+      is_whole: whether the numbers are whole.
+    """
+    _, factor, end = grid
+    good, bad = bracket(rough_gap, *grid)
+    if bad == end and gap(end) <= 0:
+        return end
+    middle = math.sqrt(good * bad)
+    near = last_number(rough_gap, middle, good, bad, ROUGHLY / 2)
+    if is_whole:
+        return last_near(gap, near, round(good), round(bad))
+    step = factor**0.1  # more than the rough one may be off by
+    good, bad = near / step, bad if bad == end else near * step
+    return last_number(gap, near, good, bad, ACCURACY)
 
 
 def bracket(
@@ -31,7 +61,7 @@ def last_number(
     good: float,
     bad: float,
     accuracy: float,
-) -> tuple[float, float]:
+) -> float:
     """A number where a gap is at most zero, and hardly less, by the secant method.
 
     Args:
@@ -42,8 +72,7 @@ def last_number(
       accuracy: how far below zero it may be.
 
     Returns:
-      A number between the two, where the gap jumps the last one before that; and one
-      beyond the change.
+      A number between the two; where the gap jumps, the last one before that.
     """
     good, bad, x = math.log(good), math.log(bad), math.log(near)
     slope, before, at_good = math.copysign(1, bad - good), None, 0.0
@@ -59,12 +88,10 @@ def last_number(
         x -= (at_x + accuracy / 2) / slope
         if not min(good, bad) < x < max(good, bad):
             x = (good + bad) / 2
-    return math.exp(good), math.exp(bad)
+    return math.exp(good)
 
 
-def last_near(
-    gap: Callable[[int], float], near: float, good: int, bad: int
-) -> tuple[int, int]:
+def last_near(gap: Callable[[int], float], near: float, good: int, bad: int) -> int:
     """The last number of steps whose gap is not positive, near one that is known."""
     low, high = math.floor(0.95 * near), math.ceil(1.05 * near)
     if low > good and gap(low) <= 0:
@@ -76,10 +103,8 @@ def last_near(
     return last_affordable(gap, good, bad)
 
 
-def last_affordable(
-    gap: Callable[[int], float], affordable: int, too_many: int
-) -> tuple[int, int]:
-    """The last number of steps whose gap is not positive, exact below 10,000; the next.
+def last_affordable(gap: Callable[[int], float], affordable: int, too_many: int) -> int:
+    """The last number of steps whose gap is not positive, exact below 10,000.
 
     By interpolation, or by bisection where that did not halve what is left.
     """
@@ -97,4 +122,4 @@ def last_affordable(
         else:
             too_many, high = middle, at_middle
         interpolates = 2 * (too_many - affordable) <= width or not interpolates
-    return affordable, too_many
+    return affordable
