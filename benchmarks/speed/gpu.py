@@ -43,6 +43,8 @@ SIZES: Mapping[str, dict[str, Any]] = {
     ),
     "encoder": dict(batch_size=512, length=64),
     "cnn5": dict(batch_size=2_048),
+    "resnet18": dict(batch_size=512),
+    "unet": dict(batch_size=256),
 }
 SMALL: Mapping[str, dict[str, Any]] = {
     "decoder": dict(
@@ -50,6 +52,8 @@ SMALL: Mapping[str, dict[str, Any]] = {
     ),
     "encoder": dict(batch_size=4, length=8, width=48, layers=1, vocabulary=99),
     "cnn5": dict(batch_size=4),
+    "resnet18": dict(batch_size=2, widths=(8, 16), side=8),
+    "unet": dict(batch_size=2, widths=(8, 16), side=8),
 }
 
 
@@ -80,6 +84,12 @@ def gradients(
         "ordinary": (contenders.non_private(problem), args),
         "private": (contenders.private(problem, microbatch_size), args),
     }
+
+
+def beside_vmap(problem: models.Problem) -> timing.Cases:
+    """Also by all gradients at once, which take less memory in some convolutions."""
+    args = (problem.params, *problem.arguments)
+    return {**gradients(problem), "vmap": (contenders.vmapped(problem), args)}
 
 
 def by_jax_privacy(problem: models.Problem) -> timing.Cases:
@@ -160,6 +170,8 @@ def rows(sizes: Mapping[str, dict[str, Any]]) -> dict[str, Callable[[], timing.C
             without_types(half(encoder()))
         ),
         "CNN5, float32": lambda: gradients(cnn5()),
+        "ResNet-18, float32": lambda: beside_vmap(models.resnet18(**sizes["resnet18"])),
+        "U-Net, float32": lambda: beside_vmap(models.unet(**sizes["unet"])),
         "step of the decoder, float32": lambda: steps(plain()),
         "step of CNN5, float32": lambda: steps(cnn5()),
         "step of the encoder, float32": lambda: steps(encoder()),

@@ -25,6 +25,8 @@ CPU: Sizes = {
     "mlp-256": functools.partial(models.mlp, 256),
     "mlp-1024": functools.partial(models.mlp, 1024),
     "cnn5-256": functools.partial(models.cnn5, 256),
+    "resnet18-16": functools.partial(models.resnet18, 16),
+    "unet-16": functools.partial(models.unet, 16),
     "gcn": models.gcn,
     "lstm-64": models.lstm,
 }
@@ -34,6 +36,8 @@ GPU: Sizes = {
     "transformer-128": functools.partial(_large, 128),
     "mlp-4096": functools.partial(models.mlp, 4096),
     "cnn5-2048": functools.partial(models.cnn5, 2048),
+    "resnet18-512": functools.partial(models.resnet18, 512),
+    "unet-256": functools.partial(models.unet, 256),
     "encoder-512": functools.partial(models.encoder, 512, 64),
     "decoder-32": functools.partial(
         models.decoder, 32, 768, 12, 12, length=256, vocabulary=32_000

@@ -10,12 +10,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dpadambc.clipping import kernels
 from dpadambc.clipping.plan import Plan, Programs, aligned, planned, readable
 from dpadambc.core import validate
 from dpadambc.core.gradient import PerExampleGradient, is_per_example
 from dpadambc.core.per_example import Argnums, Arguments, per_example_grad
-from dpadambc.engine import rounding, weighted
-from dpadambc.engine.forms import Full
+from dpadambc.engine import memory, rounding, weighted
+from dpadambc.engine.forms import Dense, Full
 
 _NO_GRADIENT, _MATERIALIZED = Full.rule, "materialized"
 
@@ -30,6 +31,8 @@ class ParameterCost:
       rule: how the norms are computed, as `explain` lists the rules.
       factored_bytes: memory of the factors, for the batch.
       materialized_bytes: memory of one gradient for each example of the batch.
+      is_formed: whether it is a kernel, and its gradients are arrays although they are
+        products: the loss multiplies the data by a function of the kernel.
     """
 
     name: str
@@ -37,12 +40,7 @@ class ParameterCost:
     rule: str
     factored_bytes: int
     materialized_bytes: int
-
-    @property
-    def is_formed(self) -> bool:
-        """Whether a kernel's gradients are held as arrays without need."""
-        known = ("direct", "gram", "outer product", "lookup", "convolution")
-        return len(self.shape) > 1 and not self.rule.startswith(known)
+    is_formed: bool
 
     @property
     def kind(self) -> tuple[Any, ...]:
@@ -74,9 +72,14 @@ class Explanation:
     Attributes:
       parameters: one row for each parameter.
       batch_size: how many examples the table is for.
-      factored_bytes: memory of all distinct factors; some serve several parameters.
+      factored_bytes: temporaries of the clipped gradient of the batch as it is compiled
+        for the default device; with an optimizer, of the step.
+      is_compiled: whether the compiler told them; else `factored_bytes` is the sum of
+        all distinct factors.
+      ordinary_bytes: temporaries of the gradient, or step, without privacy; None if not
+        told, or if JAX cannot map the loss over a batch.
       without_gradient: a sentence for each parameter that the loss does not depend on.
-      costly: a sentence for each parameter that takes needless memory.
+      costly: a sentence for each kernel whose gradients are formed.
       products: of the clip, one row for each platform.
       plan: the programs that were compared, if there is a memory limit.
     """
@@ -84,6 +87,8 @@ class Explanation:
     parameters: tuple[ParameterCost, ...]
     batch_size: int
     factored_bytes: int
+    is_compiled: bool
+    ordinary_bytes: int | None
     without_gradient: tuple[str, ...]
     costly: tuple[str, ...]
     products: tuple[Products, ...]
@@ -121,12 +126,13 @@ class Explanation:
 
     def __str__(self) -> str:
         header = "parameter", "shape", "rule", "factored", "materialized"
-        total = "all, shared factors once", "", ""
-        total = (
-            *total,
-            *map(readable, (self.factored_bytes, self.materialized_bytes)),
-        )
-        rows = aligned([header, *_folded(self.parameters), total], num_left=3)
+        of_all = readable(self.factored_bytes), readable(self.materialized_bytes)
+        label = "all, as compiled" if self.is_compiled else "all, shared factors once"
+        totals = [(label, "", "", *of_all)]
+        if self.ordinary_bytes is not None:
+            without = readable(self.ordinary_bytes)
+            totals.append(("without privacy", "", "", without, ""))
+        rows = aligned([header, *_folded(self.parameters), *totals], num_left=3)
         warned = (f"warning: {text}" for text in self.warnings)
         share = lambda x: "-" if x is None else f"{x:.2%}"
         row = lambda x: (x.platform, ", ".join(x.algorithms), share(x.given_away))
@@ -152,13 +158,24 @@ def _num_bytes(leaf: PerExampleGradient) -> dict[int, int]:
     return {id(x): math.prod(x.shape) * jnp.dtype(d).itemsize for x, d in pairs}
 
 
-def _cost(name: str, leaf: PerExampleGradient, batch_size: int) -> ParameterCost:
+def _has_arrays(grad: Any) -> bool:
+    """Whether a part is held as an array that would not be larger than its factors."""
+    is_array = lambda x: isinstance(x, Dense)
+    parts = jax.tree.leaves(grad, is_leaf=is_array)
+    return any(is_array(part) and part.origin != "direct" for part in parts)
+
+
+def _cost(
+    name: str, leaf: PerExampleGradient, batch_size: int, is_kernel: bool
+) -> ParameterCost:
+    is_matrix = sum(n > 1 for n in leaf.shape) > 1
     return ParameterCost(
         name=name,
         shape=leaf.shape,
         rule=leaf.rule,
         factored_bytes=sum(_num_bytes(leaf).values()),
         materialized_bytes=batch_size * math.prod(leaf.shape) * leaf.dtype.itemsize,
+        is_formed=is_kernel and is_matrix and _has_arrays(leaf.sealed),
     )
 
 
@@ -190,22 +207,17 @@ def _without_gradient(rows: list[ParameterCost]) -> tuple[str, ...]:
 def _costly(rows: list[ParameterCost]) -> tuple[str, ...]:
     sentences = []
     for name, few in _by_kind(rows):
-        row, (factored, materialized) = few[0], _total(few)
-        if row.rule.startswith(_MATERIALIZED):
+        rule, (factored, materialized) = few[0].rule, _total(few)
+        if _MATERIALIZED in rule:
             sentences.append(
-                f"{name} has no rule for how the loss uses it ({row.rule}), so a"
-                " gradient is formed for each example:"
-                f" {readable(materialized)}."
+                f"{name} has no rule for how the loss uses it ({rule}), so a gradient"
+                f" is formed for each example: {readable(materialized)}."
             )
-        elif (
-            row.rule != _NO_GRADIENT
-            and row.is_formed
-            and 2 * factored > sum(other.factored_bytes for other in rows)
-        ):
+        elif few[0].is_formed:
             sentences.append(
-                f"{name} is formed for each example, as reverse mode has it"
-                f" ({row.rule}): {readable(materialized)}, more than all the others"
-                " take."
+                f"{name} is formed for each example, as reverse mode has it ({rule}):"
+                f" {readable(factored)}. The loss multiplies the data by a function of"
+                " it; change the activations instead, where that is the same."
             )
     return tuple(sentences)
 
@@ -224,18 +236,17 @@ def explain(
 ) -> Explanation:
     """The form and the memory of the per-example gradients of a loss.
 
-    JAX traces the loss. Where arguments are arrays, it computes the gradient of the one
-    example, for what the bound on rounding gives away of it on a GPU and a TPU. With a
-    memory limit it compiles a few programs, to find the largest `microbatch_size` for
-    `clipped_grad` that fits. Factors are in memory until the norms are known, so
-    private training needs microbatches to save what `jax.checkpoint` saves.
+    The gradient of the batch is compiled with and without privacy, for the memory of
+    the two on the default device, and not run. With a memory limit more are compiled,
+    for the largest `microbatch_size` that fits. Where arguments are arrays, that of the
+    one example is computed, for the share of it that the bound on rounding gives away.
 
     The rules: `gram` and `outer product` keep the two factors of a kernel's gradient,
-    `lookup` ids and rows, `convolution: gram` and `convolution: taps` the input and the
-    output gradient. `direct` is a gradient that is materialized because it is no larger
-    than its factors. The name of a primitive (`reduce_sum`, `mul`) is a gradient that
-    reverse mode materializes anyway. `materialized: ...` is a gradient without a rule:
-    it is materialized too, and one of the `warnings`.
+    `lookup` ids and rows, `convolution: gram` the input and the output gradient.
+    `direct` is a gradient that is materialized because it is about as small as its
+    factors. The name of a primitive (`reduce_sum`, `mul`) is a gradient that
+    reverse mode materializes anyway, of a kernel one of the `warnings`, and so is
+    `materialized: ...`, a gradient without a rule.
 
     Args:
       fun: the loss of one example; see `per_example_grad`.
@@ -253,9 +264,9 @@ def explain(
       precision: of the products in the clip; see `clip_per_example`.
 
     Returns:
-      An `Explanation`: `print` it, or read its attributes. One row stands for several
-      layers that are alike, and says how many. With a memory limit the plan compares
-      the chosen microbatch with its neighbors, the ordinary gradient and `jax.vmap`.
+      An `Explanation`: `print` it, or read its attributes. One row stands for layers
+      that are alike, and says how many. With a memory limit the plan compares the
+      chosen microbatch with its neighbors, the ordinary gradient and `jax.vmap`.
 
     Raises:
       ValueError: as `per_example_grad`, and for a `precision` without a bound;
@@ -269,21 +280,19 @@ def explain(
       >>> def loss_fn(params, x):
       ...     return jnp.sum(jnp.tanh(x @ params["w"] + params["b"]))
       >>> params = {"w": jnp.ones((784, 1024)), "b": jnp.ones(1024)}
-      >>> print(dpadambc.explain(loss_fn, params, jnp.ones(784), batch_size=256))
+      >>> found = dpadambc.explain(loss_fn, params, jnp.ones(784), batch_size=256)
+      >>> print(found)  # doctest: +ELLIPSIS
       batch of 256
-      parameter                 shape        rule           factored  materialized
-      ['w']                     (784, 1024)  outer product   1.85 MB        822 MB
-      ['b']                     (1024,)      direct          1.05 MB       1.05 MB
-      all, shared factors once                               1.85 MB        823 MB
+      parameter         shape        rule           factored  materialized
+      ['w']             (784, 1024)  outer product   1.85 MB        822 MB
+      ['b']             (1024,)      direct          1.05 MB       1.05 MB
+      all, as compiled                               4... MB        823 MB
+      without privacy                                1... MB
       <BLANKLINE>
       platform  products of the clip  of C given away
       cuda      TF32_TF32_F32                   0.20%
       tpu       BF16_BF16_F32                   0.39%
       cpu       HIGHEST                         0.00%
-      >>> found = dpadambc.explain(
-      ...     loss_fn, params, jnp.ones(784), batch_size=256, memory_limit=1e8)
-      >>> found.microbatch_size
-      256
     """
     validate.count(least=1, batch_size=batch_size)
     rounding.check(precision)
@@ -300,10 +309,11 @@ def explain(
     def trace(*batched):
         grads = grad_fn(*batched)
         grads = grads[0] if has_aux else grads
+        multiplying = kernels.names(fun, arguments, args)
         paths = jax.tree_util.tree_leaves_with_path(grads, is_leaf=is_per_example)
         for path, leaf in paths:
             name = jax.tree_util.keystr(path) or "params"
-            rows.append(_cost(name, leaf, batch_size))
+            rows.append(_cost(name, leaf, batch_size, name in multiplying))
             distinct.update(_num_bytes(leaf))
             of_numbers = [d for d in leaf.dtypes if jnp.issubdtype(d, jnp.floating)]
             dtypes.add(jnp.result_type(*of_numbers))
@@ -314,21 +324,47 @@ def explain(
         for i, x in enumerate(args)
     ]
     jax.eval_shape(trace, *batched)
-    plan = None
-    if memory_limit is not None:
-        programs = Programs(
-            fun, arguments, has_aux, tuple(batched), batch_size, optimizer, precision
-        )
-        plan = planned(programs, memory_limit)
+    programs = Programs(
+        fun, arguments, has_aux, tuple(batched), batch_size, optimizer, precision
+    )
+    plan = None if memory_limit is None else planned(programs, memory_limit)
+    private, ordinary = _temporaries(programs, plan, rows)
     return Explanation(
         parameters=tuple(rows),
         batch_size=batch_size,
-        factored_bytes=distinct["bytes"],
+        factored_bytes=distinct["bytes"] if private is None else private,
+        is_compiled=private is not None,
+        ordinary_bytes=ordinary,
         without_gradient=_without_gradient(rows),
         costly=_costly(rows),
         products=_products(grad_fn, arguments, args, dtypes, precision),
         plan=plan,
     )
+
+
+# Numbers along an axis: of more XLA aborts the process, where they are in a product.
+_LONGEST = 2**31
+
+
+def _can_be_compiled(rows: Sequence[ParameterCost]) -> bool:
+    """Whether no gradient that is held as an array is too long for XLA's products."""
+    arrays = (x for x in rows if x.factored_bytes >= x.materialized_bytes)
+    return all(math.prod(row.shape) < _LONGEST for row in arrays)
+
+
+def _temporaries(
+    programs: Programs, plan: Plan | None, rows: Sequence[ParameterCost]
+) -> tuple[int | None, int | None]:
+    """Of the whole batch with and without privacy, as far as they are known."""
+    if plan is not None:
+        return plan.factored[0].temporary_bytes, plan.ordinary.temporary_bytes
+    if not memory.is_stated_by_compiler() or not _can_be_compiled(rows):
+        return None, None
+    private = programs.factored(programs.batch_size).temporary_bytes
+    try:
+        return private, programs.ordinary().temporary_bytes
+    except NotImplementedError:  # JAX cannot map all losses over a batch
+        return private, None
 
 
 def _products(

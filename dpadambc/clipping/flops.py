@@ -1,29 +1,19 @@
 """How many floating-point operations the products of a program take."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.extend.core as jex
 
 from dpadambc.engine import jaxprs
 
 
-def of_products(fun: Callable[..., Any], *args: Any) -> int:
+def of_products(jaxpr: jex.Jaxpr) -> int:
     """Of matrix products and convolutions: two for each multiplication and addition.
 
     Products take nearly all the time of a gradient. Each step of a scan is counted, of
     the branches of a `cond` the dearest, and the body of a `while` once.
-
-    Args:
-      fun: a function, which is traced.
-      *args: its arguments, arrays or `jax.ShapeDtypeStruct`.
     """
-    return _of_jaxpr(jax.make_jaxpr(fun)(*args).jaxpr)
-
-
-def _of_jaxpr(jaxpr: jex.Jaxpr) -> int:
     return sum(map(_of_equation, jaxpr.eqns))
 
 
@@ -38,7 +28,7 @@ def _of_equation(eqn: jex.JaxprEqn) -> int:
         kernel = eqn.invars[1]
         of_one = _size(kernel) // max(_shape(kernel)[features], 1)
         return 2 * _size(eqn.outvars[0]) * of_one
-    bodies = [_of_jaxpr(inner.jaxpr) for inner in jaxprs.inner(eqn)]
+    bodies = [of_products(inner.jaxpr) for inner in jaxprs.inner(eqn)]
     if name == "cond":
         return max(bodies)
     return eqn.params["length"] * sum(bodies) if name == "scan" else sum(bodies)

@@ -24,12 +24,14 @@ class Choice:
       method: "ordinary", "factored" or "vmap".
       microbatch_size: how many examples are in memory at once.
       peak_bytes: arguments, outputs and temporaries of the compiled program.
+      temporary_bytes: the temporaries alone.
       product_flops: operations of matrix products and convolutions.
     """
 
     method: str
     microbatch_size: int
     peak_bytes: int
+    temporary_bytes: int
     product_flops: int
 
 
@@ -160,9 +162,15 @@ class Programs:
 
     def _choice(self, method: str, size: int, grad: Grad) -> Choice:
         fun, args, donated = self._program(grad)
-        compiled = jax.jit(fun, donate_argnums=donated).lower(*args).compile()
-        operations = flops.of_products(fun, *args)
-        return Choice(method, size, memory.peak_bytes(compiled), operations)
+        traced = jax.jit(fun, donate_argnums=donated).trace(*args)
+        compiled = traced.lower().compile()
+        return Choice(
+            method=method,
+            microbatch_size=size,
+            peak_bytes=memory.peak_bytes(compiled),
+            temporary_bytes=memory.of_program(compiled).temp_size_in_bytes,
+            product_flops=flops.of_products(traced.jaxpr.jaxpr),
+        )
 
     def _program(self, grad: Grad) -> tuple[Callable[..., Any], tuple[Any, ...], Any]:
         """A function, its arguments, and which of them it may write to."""
@@ -196,7 +204,7 @@ def aligned(rows: Sequence[Sequence[str]], num_left: int) -> list[str]:
         "  ".join(
             text.ljust(width) if i < num_left else text.rjust(width)
             for i, (text, width) in enumerate(zip(row, widths, strict=True))
-        )
+        ).rstrip()
         for row in rows
     ]
 

@@ -5,25 +5,29 @@ A tap s of the kernel sees the input at every output position k, shifted by s. W
 gradient, positions by output channels, the gradient of the tap is a product,
 
 .. math:: M_s = X_s^\top G, \qquad
-    \lVert M \rVert^2 = \sum_s \lVert X_s^\top G \rVert^2
-    = \sum_{k, k'} \Big(\sum_s X_s X_s^\top\Big)_{k k'} (G G^\top)_{k k'}
+    \lVert M \rVert^2 = \sum_{k, k'} \Big(\sum_s X_s X_s^\top\Big)_{k k'}
+    (G G^\top)_{k k'}
 
-The slices are views of the input, one at a time: the patches, which are as many times
-larger as the kernel has taps, are never formed.
+Where positions are few, as in the deep layers of a network, a norm by these two Gram
+matrices takes a small part of the multiplications of M, and the gradient stays in its
+factors. The first matrix has the inner products of patches, each a sum of those of
+input positions. Where positions are many, M is no larger than a few times its factors,
+and is formed, one row of taps after the other. The patches of a row take no more memory
+than the factors; those of all taps would take as many times the input as there are
+taps.
 """
 
 import dataclasses
-import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc.engine import forms, precision, product, rounding
+from dpadambc.engine import forms, precision, product, rounding, view
 from dpadambc.engine.interface import (
     Gradient,
     Norm,
@@ -32,9 +36,6 @@ from dpadambc.engine.interface import (
     pytree,
     squared,
 )
-
-# Loops over more taps than this are left to the fallback, which compiles faster.
-_MAX_TAPS = 128
 
 
 class Window(NamedTuple):
@@ -46,6 +47,11 @@ class Window(NamedTuple):
     input_dilation: Shape
     dilation: Shape  # of output positions
     groups: int
+
+    def padded_sizes(self, sizes: Shape) -> Shape:
+        """Input positions along each axis, with their padding and dilation."""
+        axes = zip(sizes, self.padding, self.input_dilation, strict=True)
+        return tuple((n - 1) * d + 1 + low + high for n, (low, high), d in axes)
 
     def padded(self, x: jax.Array) -> jax.Array:
         """An input (*leading, *positions, channels) with its padding and dilation."""
@@ -71,11 +77,20 @@ class Convolution(Gradient):
 
     @property
     def rule(self) -> str:
-        return "convolution: " + ("gram" if self._gram_is_cheaper else "taps")
+        return "convolution: gram"
 
     @property
-    def _spatial(self) -> int:
+    def _axes(self) -> int:
+        """How many spatial axes there are."""
         return len(self.window.taps)
+
+    @property
+    def _taps(self) -> int:
+        return math.prod(self.window.taps)
+
+    def _sizes(self, x: jax.Array) -> Shape:
+        """How many positions there are, along each spatial axis."""
+        return x.shape[x.ndim - self._axes - 1 : -1]
 
     @property
     def _positions(self) -> int:
@@ -83,11 +98,22 @@ class Convolution(Gradient):
         return math.prod(self.g.shape[self.num_stacked : -1])
 
     @property
-    def _gram_is_cheaper(self) -> bool:
-        count, taps = self._positions, math.prod(self.window.taps)
+    def _gram_by_positions(self) -> tuple[int, bool]:
+        """Multiplications of the Gram matrix of patches, and whether of positions."""
+        summed = self.x.shape[self.num_stacked : self.x.ndim - self._axes - 1]
+        padded = *summed, *self.window.padded_sizes(self._sizes(self.x))
+        inputs, pairs = self.x.shape[-1], self._taps * self._positions**2
+        by_positions = math.prod(padded) ** 2 * inputs + pairs
+        return min(by_positions, pairs * inputs), by_positions < pairs * inputs
+
+    def settled(self) -> Gradient:
+        """Factored where a norm takes less than half of what the gradient does."""
         inputs, outputs = self.x.shape[-1], self.g.shape[-1]
-        gram = count * count * (taps * inputs + outputs)
-        return gram < count * taps * inputs * outputs // self.window.groups
+        norm = self._gram_by_positions[0] + self._positions**2 * outputs
+        formed = self._positions * self._taps * inputs * outputs // self.window.groups
+        if 2 * norm < formed:
+            return self
+        return forms.Dense(self.dense(), self.shape, "direct")
 
     def _grouped(self, x: jax.Array, dtype: Any = None) -> jax.Array:
         """Axes (stacked * groups, positions, channels of a group)."""
@@ -100,37 +126,42 @@ class Convolution(Gradient):
         x = jnp.swapaxes(x, 1, 2)
         return x.reshape(stacked * groups, positions, channels)
 
-    def _slices(self, dtype: Any = None) -> Iterator[jax.Array]:
-        """The input as each tap sees it, grouped."""
-        window, leading = self.window, self.x.ndim - self._spatial - 1
-        x = window.padded(self.x)
-        for starts, limits in self._taps():
-            lead, channels = x.shape[:leading], x.shape[-1]
-            yield self._grouped(
-                jax.lax.slice(
-                    x,
-                    (*[0] * leading, *starts, 0),
-                    (*lead, *limits, channels),
-                    (*[1] * leading, *window.dilation, 1),
-                ),
-                dtype,
-            )
-
-    def _taps(self) -> Iterator[tuple[list[int], list[int]]]:
-        """Where in the padded input the slice of each tap starts and ends."""
+    def _starts(self, axes: int) -> jax.Array:
+        """Where the taps along the first axes begin in the padded input."""
         window = self.window
-        counts = self.g.shape[self.g.ndim - self._spatial - 1 : -1]
-        for tap in itertools.product(*map(range, window.taps)):
-            starts = [i * s for i, s in zip(tap, window.strides, strict=True)]
-            ends = zip(starts, counts, window.dilation, strict=True)
-            yield starts, [start + (n - 1) * d + 1 for start, n, d in ends]
+        at = [
+            [i * stride for i in range(taps if axis < axes else 1)]
+            for axis, (taps, stride) in enumerate(
+                zip(window.taps, window.strides, strict=True)
+            )
+        ]
+        return jnp.array([*itertools.product(*at)])
 
-    def _tap_gradients(self, units: rounding.Units) -> Iterator[jax.Array]:
-        """Axes (stacked * groups, input, output channels of a group)."""
-        unit = units.of(self.x, self.g)
-        g = self._grouped(self.g, unit.dtype)
-        for x in self._slices(unit.dtype):
-            yield unit.einsum(x, (0, 1, 2), g, (0, 1, 3), (0, 2, 3))
+    def _extents(self) -> list[int]:
+        """How far apart the first and the last position are that one tap sees."""
+        sizes = zip(self._sizes(self.g), self.window.dilation, strict=True)
+        return [(n - 1) * dilation + 1 for n, dilation in sizes]
+
+    def _patches(
+        self, x: jax.Array, start: Any, taps: Shape, dtype: Any = None
+    ) -> jax.Array:
+        """The padded input as some taps see it, one beside the other, grouped."""
+        window, lead = self.window, x.shape[: x.ndim - self._axes - 1]
+        extents, first = self._extents(), (0,) * len(lead)
+        sizes = [
+            (n - 1) * stride + extent
+            for n, stride, extent in zip(taps, window.strides, extents, strict=True)
+        ]
+        channels = x.shape[-1]
+        box = jax.lax.dynamic_slice(x, (*first, *start, 0), (*lead, *sizes, channels))
+        slices = []
+        for tap in itertools.product(*map(range, taps)):
+            low = [i * stride for i, stride in zip(tap, window.strides, strict=True)]
+            high = [a + extent for a, extent in zip(low, extents, strict=True)]
+            steps = *(1 for _ in lead), *window.dilation, 1
+            box_of_tap = (*first, *low, 0), (*lead, *high, channels), steps
+            slices.append(self._grouped(jax.lax.slice(box, *box_of_tap), dtype))
+        return jnp.concatenate(slices, axis=-1)
 
     def sides(self) -> tuple[Side, Side] | None:
         """Patches, which are formed here, and the output gradient."""
@@ -140,79 +171,88 @@ class Convolution(Gradient):
         first = self.num_stacked
         shared = tuple(at[i] for i in range(first))
         own = tuple(at[i] for i in range(first, len(self.shape) - 1))
-        patches = jnp.concatenate(list(self._slices()), axis=-1)
+        x, start = self.window.padded(self.x), (0,) * self._axes
         return (
-            Side(patches, shared, own),
+            Side(self._patches(x, start, self.window.taps), shared, own),
             Side(self._grouped(self.g), shared, (at[len(self.shape) - 1],)),
         )
 
-    def dense(self, units: rounding.Units = rounding.DEFAULT) -> jax.Array:
-        return self._arranged(jnp.stack(list(self._tap_gradients(units))))
+    @property
+    def _looped_axes(self) -> int:
+        """Along how many of the first axes taps are multiplied one after the other.
 
-    def _arranged(self, kernel: jax.Array) -> jax.Array:
-        """The kernel of axes (tap, stacked * groups, input, output of a group)."""
-        stacked = self.x.shape[: self.num_stacked]
-        groups, taps = self.window.groups, self.window.taps
-        size, inputs, outputs = len(kernel), *kernel.shape[-2:]
-        kernel = kernel.reshape(size, math.prod(stacked), groups, inputs, outputs)
+        Those of the other axes are as many as give patches that take no more memory
+        than what the gradient is made of.
+        """
+        one = self.g.size // max(self.g.shape[-1], 1) * self.x.shape[-1]
+        at_once = (self.x.size + self.g.size) // max(2 * one, 1)
+        fits = (math.prod(self.window.taps[i:]) <= at_once for i in range(self._axes))
+        return next((i for i, fit in enumerate(fits) if fit), self._axes)
+
+    def dense(self, units: rounding.Units = rounding.DEFAULT) -> jax.Array:
+        unit, looped = units.of(self.x, self.g), self._looped_axes
+        g = self._grouped(self.g, unit.dtype)
+        row = (*(1 for _ in range(looped)), *self.window.taps[looped:])
+
+        # An axis of size one would make XLA copy what the loop reads.
+        flat = g.reshape(-1, g.shape[-1])
+
+        def of_row(start):
+            # Padded here, as it is read; else XLA holds padded copies of all layers.
+            x, start = jax.lax.optimization_barrier((self.x, start))
+            patches = self._patches(self.window.padded(x), start, row, unit.dtype)
+            return unit.product(patches, flat.reshape(g.shape))
+
+        kernel = jax.lax.map(of_row, self._starts(looped))
+        stacked, groups = self.x.shape[: self.num_stacked], self.window.groups
+        rows, inputs, outputs = len(kernel), self.x.shape[-1] // groups, g.shape[-1]
+        kernel = kernel.reshape(rows, -1, groups, math.prod(row), inputs, outputs)
         # To (stacked, taps, input, groups, output): groups are a part of the output.
-        kernel = kernel.transpose(1, 0, 3, 2, 4)
-        kernel = kernel.reshape(*stacked, *taps, inputs, groups * outputs)
-        return kernel.transpose(self.permutation)
+        kernel = kernel.transpose(1, 0, 3, 4, 2, 5)
+        shape = *stacked, *self.window.taps, inputs, groups * outputs
+        return kernel.reshape(shape).transpose(self.permutation)
+
+    def _gram_of_patches(self, unit: rounding.Unit) -> jax.Array:
+        """Inner products of patches: the sums over taps of those of what they see."""
+        x, one = self.window.padded(self.x), (1,) * self._axes
+
+        def seen(start):
+            return unit.gram(self._patches(x, start, one, unit.dtype))
+
+        if self._gram_by_positions[1]:
+            sizes, extents = self._sizes(x), self._extents()
+            gram = unit.gram(self._grouped(x, unit.dtype))
+            summed = gram.shape[1] // max(math.prod(sizes), 1)
+            gram = gram.reshape(-1, summed, *sizes, summed, *sizes)
+            steps = (1, *self.window.dilation) * 2
+
+            def seen(start):
+                box = jax.lax.dynamic_slice(
+                    gram,
+                    (0, 0, *start, 0, *start),
+                    (len(gram), summed, *extents, summed, *extents),
+                )
+                return box[(slice(None), *(slice(None, None, n) for n in steps))]
+
+        first, *_ = starts = self._starts(self._axes)
+        add = lambda total, start: (total + seen(start), None)
+        total, _ = jax.lax.scan(add, seen(first), starts[1:])
+        return total.reshape(-1, self._positions, self._positions)
+
+    def _grams(self, unit: rounding.Unit) -> tuple[jax.Array, jax.Array]:
+        return self._gram_of_patches(unit), unit.gram(self._grouped(self.g, unit.dtype))
 
     def squared_norm(self) -> jax.Array:
         # A tap sees no more than the whole input.
-        squares = [math.prod(self.window.taps) * self._squares(self.x)]
-        squares.append(self._squares(self.g))
-        counts = math.prod(self.window.taps) * self.x.size, self.g.size
+        squares = self._taps * self._squares(self.x), self._squares(self.g)
+        counts = self._taps * self.x.size, self.g.size
         allowance = jnp.sum(precision.rounding_allowance(squares, counts))
-        if not self._gram_is_cheaper:
-            of_taps = [jnp.sum(x * x) for x in self._tap_gradients(rounding.FULL)]
-            return jnp.stack(of_taps).sum() + allowance
-        gram = sum(rounding.EXACT.gram(x) for x in self._slices())
-        of_g = rounding.EXACT.gram(self._grouped(self.g))
-        return jnp.sum(gram * of_g) + allowance
-
-    def _gram_of_patches(self, unit: rounding.Unit) -> jax.Array:
-        """Inner products of patches, which are sums of those of input positions.
-
-        The products of all positions are computed once, where they are no more than
-        those of all taps.
-        """
-        window, leading = self.window, self.x.ndim - self._spatial - 1
-        x = window.padded(self.x)
-        positions, counts = x.shape[leading:-1], self.g.shape[leading:-1]
-        taps = math.prod(window.taps)
-        if math.prod(positions) ** 2 > taps * math.prod(counts) ** 2:
-            return functools.reduce(jnp.add, map(unit.gram, self._slices(unit.dtype)))
-        gram = unit.gram(self._grouped(x, unit.dtype))
-        summed = gram.shape[1] // max(math.prod(positions), 1)
-        gram = gram.reshape(-1, summed, *positions, summed, *positions)
-        total = jnp.zeros((), gram.dtype)
-        for starts, limits in self._taps():
-            total += jax.lax.slice(
-                gram,
-                (0, 0, *starts, 0, *starts),
-                (len(gram), summed, *limits, summed, *limits),
-                (1, 1, *window.dilation, 1, *window.dilation),
-            )
-        return total.reshape(-1, self._positions, self._positions)
+        return jnp.sum(jnp.multiply(*self._grams(rounding.EXACT))) + allowance
 
     def norm(self, units: rounding.Units) -> Norm:
-        unit, taps = units.of(self.x, self.g), math.prod(self.window.taps)
-        dtype = unit.dtype
-        if self._gram_is_cheaper:
-            grams = self._gram_of_patches(unit), unit.gram(self._grouped(self.g, dtype))
-            return product.of_grams(unit, grams, (taps * self.x.size, self.g.size), 1)
-        # A tap sees no more than the whole input.
-        squares = [taps * self._squares(self.x), self._squares(self.g)]
-        counts = taps * self.x.size, self.g.size
-        allowance = jnp.sum(precision.rounding_allowance(squares, counts))
-        of_taps = [jnp.sum(x * x) for x in self._tap_gradients(units)]
-        square = jnp.stack(of_taps).sum() + allowance
-        return Norm.of_terms(
-            square, jnp.linalg.norm(jnp.sqrt(jnp.multiply(*squares))), unit
-        )
+        unit = units.of(self.x, self.g)
+        counts = self._taps * self.x.size, self.g.size
+        return product.of_grams(unit, self._grams(unit), counts, 1)
 
     def operands(self, units: rounding.Units) -> Gradient:
         unit = units.of(self.x, self.g)
@@ -225,28 +265,6 @@ class Convolution(Gradient):
         rows = x.size // max(stacked * x.shape[-1], 1)
         x = squared(x).reshape(stacked, rows, groups, x.shape[-1] // groups)
         return x.sum((1, 3))
-
-    def settled(self) -> Gradient:
-        if self.x.size + self.g.size < math.prod(self.shape):
-            return self
-        formed = jax.lax.platform_dependent(
-            self, cpu=Convolution.dense, default=Convolution._dense_at_once
-        )
-        return forms.Dense(formed, self.shape, "direct")
-
-    def _dense_at_once(self) -> jax.Array:
-        """In one product of patches, which are formed.
-
-        For each tap an accelerator would read all of the output gradient, which takes
-        longer than to multiply it.
-        """
-        if math.prod(self.window.taps) * self.x.size > self.x.size + self.g.size:
-            return self.dense()
-        slices = [jnp.swapaxes(x, 1, 2) for x in self._slices(self.x.dtype)]
-        patches = jnp.concatenate(slices, axis=1)  # (stacked * groups, row, position)
-        g, unit = self._grouped(self.g, self.g.dtype), rounding.DEFAULT.wide
-        kernel = unit.einsum(patches, (0, 1, 2), g, (0, 2, 3), (0, 1, 3))
-        return self._arranged(jnp.stack(jnp.split(kernel, len(slices), axis=1)))
 
     def summed(self) -> Gradient:
         behind = lambda x: jnp.moveaxis(x, 0, self.num_stacked)
@@ -276,7 +294,7 @@ class Convolution(Gradient):
         if not isinstance(other, Convolution):
             return None
         one, two = self._flat(), other._flat()
-        shapes = lambda grad: (grad.x.shape[-self._spatial - 1 :], grad.g.shape[-1])
+        shapes = lambda grad: (grad.x.shape[-self._axes - 1 :], grad.g.shape[-1])
         spec = lambda grad: (grad.window, grad.num_stacked, grad.permutation)
         if spec(one) != spec(two) or shapes(one) != shapes(two):
             return None
@@ -287,7 +305,7 @@ class Convolution(Gradient):
         """The same with one summed leading axis."""
 
         def flat(x):
-            trailing = x.shape[-self._spatial - 1 :]
+            trailing = x.shape[-self._axes - 1 :]
             return x.reshape(*x.shape[: self.num_stacked], -1, *trailing)
 
         return dataclasses.replace(self, x=flat(self.x), g=flat(self.g))
@@ -316,15 +334,51 @@ def conv_general_dilated(lhs: jax.Array, rhs: jax.Array, params) -> Gradient | N
         dilation=tuple(params["rhs_dilation"]),
         groups=groups,
     )
+    is_transposed = set(window.dilation) == {1} != set(window.input_dilation)
+    of_kernel = _transposed if groups == 1 and is_transposed else _gradient
+    return view.transposed(of_kernel(x, g, window), _kernel_axes(out_spec))
+
+
+def _gradient(x: jax.Array, g: jax.Array, window: Window) -> Gradient:
+    """The gradient with axes (*taps, input, output)."""
     overlap = any(a > b for a, b in zip(window.taps, window.dilation, strict=True))
-    if groups == 1 and not overlap and set(window.strides) == {1}:
-        return _patches(x, g, window).transpose(_kernel_axes(out_spec))
-    if math.prod(window.taps) > _MAX_TAPS:
-        return None
-    canonical = (*window.taps, x.shape[-1] // groups, g.shape[-1])
-    permutation = _kernel_axes(out_spec)
-    shape = tuple(canonical[i] for i in permutation)
-    return Convolution(x, g, window, 0, permutation, shape)
+    if window.groups == 1 and not overlap and set(window.strides) == {1}:
+        return _patches(x, g, window)
+    shape = (*window.taps, x.shape[-1] // window.groups, g.shape[-1])
+    return Convolution(x, g, window, 0, tuple(range(len(shape))), shape)
+
+
+def _transposed(x: jax.Array, g: jax.Array, window: Window) -> Gradient:
+    """The same of a transposed convolution, without the zeros between its inputs.
+
+    Input i is at position low + i d and meets output k at tap t if that is t s + k. So
+    the output gradient is what taps see, in reverse, and the input moves over it.
+    """
+    spans = [
+        ((taps - 1) * stride, (n - 1) * dilation + 1)
+        for taps, stride, n, dilation in zip(
+            window.taps,
+            window.strides,
+            x.shape[1:-1],
+            window.input_dilation,
+            strict=True,
+        )
+    ]
+    padding = [
+        (span - low, extent - n + low)
+        for (span, extent), (low, _), n in zip(
+            spans, window.padding, g.shape[1:-1], strict=True
+        )
+    ]
+    reverse = window._replace(
+        padding=tuple(padding),
+        input_dilation=window.dilation,
+        dilation=window.input_dilation,
+    )
+    axes = tuple(range(len(window.taps)))
+    swapped = (*axes, len(axes) + 1, len(axes))
+    swapped = view.transposed(_gradient(g, x, reverse), swapped)
+    return view.reversed_along(swapped, axes)
 
 
 def _kernel_axes(out_spec: Shape) -> Shape:

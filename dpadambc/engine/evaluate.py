@@ -11,10 +11,10 @@ No rule can help where the gradient itself is not a product of small arrays:
 * A kernel that is a function of another, entry by entry or through statistics: a mask,
   a norm, weight standardization. Reverse mode multiplies the gradient of the one by
   numbers of its size. Scale or standardize the activations instead, where that is the
-  same: `(x @ w) * scale` for `x @ (w * scale)`.
+  same: `(x @ w) * scale` for `x @ (w * scale)`. Rows of a table keep their form.
 * A kernel at a traced index, `w[i]`. Steps of a loop may come back to a kernel, so
   their gradients are formed and added. Let `jax.lax.scan` go through the kernels, as
-  its `xs`. Rows of a table keep their form.
+  its `xs`. Rows of a table keep theirs.
 * Kernels gathered for each token, `w[experts]`. The forward pass has a copy of a kernel
   for each, so their gradients take no more. Send tokens to experts instead.
 
@@ -53,8 +53,8 @@ def _bind(jaxpr: jex.Jaxpr, eqn: jex.JaxprEqn, values: Values) -> Values:
         value if jaxprs.is_literal(atom) else _array(value, atom.aval)
         for atom, value in zip(eqn.invars, values, strict=True)
     ]
-    convolves = eqn.primitive.name == "conv_general_dilated"
-    return jaxprs.bind(jaxpr, eqn, arrays, isolation.isolated if convolves else None)
+    apart = isolation.BY_PRIMITIVE.get(eqn.primitive.name)
+    return jaxprs.bind(jaxpr, eqn, arrays, apart)
 
 
 def _map_grads(eqn: jex.JaxprEqn, values: Values) -> Values | None:
@@ -63,7 +63,7 @@ def _map_grads(eqn: jex.JaxprEqn, values: Values) -> Values | None:
     if name not in rules.MAPS or not any(isinstance(v, Gradient) for v in values):
         return None
     if name in ("add", "add_any", "sub", "concatenate"):
-        values = [forms.as_gradient(value, "direct") for value in values]
+        values = [forms.as_gradient(value, name) for value in values]
     out = rules.MAPS[name](eqn.params, *values)
     if out is None:
         return None
@@ -105,9 +105,9 @@ def _equation(
         full = rules.full(eqn.params, values[0])
         if full is not None:
             return [full]
-    if not any(lazy) and not program.convolves(eqn):
+    if not any(lazy) and not program.is_apart(eqn):
         return _bind(jaxpr, eqn, values)
-    if name in _ENTERED and program.convolves(eqn):
+    if name in _ENTERED and program.is_apart(eqn):
         outs = _ENTERED[name](eqn, values)
         return [
             forms.as_gradient(out, name) if is_lazy else out
@@ -131,7 +131,9 @@ def evaluate(
 ) -> Values:
     """The outputs of a jaxpr: gradients where `lazy`, else arrays."""
     jaxpr = closed.jaxpr
-    demand = program.Demand(jaxpr, lazy)
+    formed = forms.Dense | forms.Full
+    factored = [isinstance(x, Gradient) and not isinstance(x, formed) for x in args]
+    demand = program.Demand(jaxpr, lazy, factored)
     known = dict(zip(jaxpr.constvars, closed.consts, strict=True))
     known.update(zip(jaxpr.invars, args, strict=True))
     read = lambda atom: atom.val if jaxprs.is_literal(atom) else known[atom]
@@ -141,10 +143,12 @@ def evaluate(
             outs = _equation(jaxpr, eqn, values, demand.lazy(eqn.outvars))
             known.update(zip(eqn.outvars, outs, strict=True))
     return [
-        forms.as_gradient(read(atom), "direct")
+        forms.as_gradient(read(atom), origin)
         if is_lazy
         else _array(read(atom), atom.aval)
-        for atom, is_lazy in zip(jaxpr.outvars, lazy, strict=True)
+        for atom, is_lazy, origin in zip(
+            jaxpr.outvars, lazy, program.origins(jaxpr), strict=True
+        )
     ]
 
 
@@ -231,7 +235,7 @@ def _while(eqn: jex.JaxprEqn, values: Values) -> Values:
     )
 
 
-# Entered only to keep the examples of a convolution apart; see `isolation`.
+# Entered only to keep the examples apart; see `isolation`.
 _ENTERED: dict[str, Callable[[jex.JaxprEqn, Values], Values]] = {
     **dict.fromkeys(jaxprs.CUSTOM, _custom),
     "while": _while,

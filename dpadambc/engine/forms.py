@@ -12,6 +12,7 @@ import numpy as np
 
 from dpadambc.engine import precision, rounding
 from dpadambc.engine.interface import (
+    Entrywise,
     Gradient,
     Norm,
     Shape,
@@ -69,6 +70,9 @@ class Dense(Gradient):
 
     def rev(self, axes: Shape) -> Gradient:
         return self._with(jax.lax.rev(self.value, axes))
+
+    def entrywise(self, fun: Entrywise, x: jax.Array) -> Gradient:
+        return self._with(fun(self.value, jnp.broadcast_to(x, self.shape)))
 
     def slice(self, starts: Shape, limits: Shape) -> Gradient:
         return self._with(jax.lax.slice(self.value, starts, limits))
@@ -132,6 +136,10 @@ class Full(Gradient):
     def rev(self, axes: Shape) -> Gradient:
         del axes
         return self
+
+    def entrywise(self, fun: Entrywise, x: jax.Array) -> Gradient | None:
+        del fun, x
+        return self if self.is_zero else None
 
     def slice(self, starts: Shape, limits: Shape) -> Gradient:
         return self.reshape(tuple(b - a for a, b in zip(starts, limits, strict=True)))
@@ -204,6 +212,11 @@ class Block(Gradient):
             return None
         order = lambda values: tuple(values[i] for i in permutation)
         return Block(grad, order(self.starts), order(self.shape))
+
+    def entrywise(self, fun: Entrywise, x: jax.Array) -> Gradient | None:
+        x = jnp.broadcast_to(x, self.shape)
+        block = self.block.entrywise(fun, jax.lax.slice(x, *self._box))
+        return None if block is None else dataclasses.replace(self, block=block)
 
     def pad(self, low: Shape, high: Shape) -> Gradient:
         starts = tuple(a + b for a, b in zip(self.starts, low, strict=True))
@@ -311,6 +324,14 @@ class Sum(Gradient):
 
     def reduce_sum(self, axes: Shape) -> Gradient | None:
         return self._map(lambda grad: grad.reduce_sum(axes))
+
+    def times(
+        self, x: jax.Array, contract: tuple[Shape, Shape], batch: tuple[Shape, Shape]
+    ) -> Gradient | None:
+        return self._map(lambda grad: grad.times(x, contract, batch))
+
+    def entrywise(self, fun: Entrywise, x: jax.Array) -> Gradient | None:
+        return self._map(lambda grad: grad.entrywise(fun, x))
 
 
 # Of so many numbers, a kernel of its own takes longer than the numbers do.

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from dpadambc.engine import precision, rounding
 
 Shape = tuple[int, ...]
+Entrywise = Callable[[jax.Array, jax.Array], jax.Array]
 T = TypeVar("T")
 
 
@@ -155,6 +156,10 @@ class Gradient(abc.ABC):
         """The gradient in another shape."""
         del shape
 
+    def broadcast(self, shape: Shape) -> "Gradient | None":
+        """The gradient repeated along axes of size one."""
+        del shape
+
     def rev(self, axes: Shape) -> "Gradient | None":
         """The gradient with the order of its entries reversed along some axes."""
         del axes
@@ -170,6 +175,21 @@ class Gradient(abc.ABC):
     def reduce_sum(self, axes: Shape) -> "Gradient | None":
         """The sum over some axes."""
         del axes
+
+    def times(
+        self, x: jax.Array, contract: tuple[Shape, Shape], batch: tuple[Shape, Shape]
+    ) -> "Gradient | None":
+        """`lax.dot_general` with an array."""
+        del x, contract, batch
+
+    def entrywise(self, fun: Entrywise, x: jax.Array) -> "Gradient | None":
+        """`fun` of each entry, in which it is linear, and of that of an array.
+
+        Args:
+          fun: of two arrays of one shape.
+          x: of the shape of the gradient, or with axes of size one.
+        """
+        del fun, x
 
     def merge(self, other: "Gradient") -> "Gradient | None":
         """The sum with another of this form, in this form."""

@@ -1,4 +1,4 @@
-"""Keeps the examples of a batch apart where XLA does not."""
+"""Keeps the examples of a batch apart where XLA does not, or JAX cannot map them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -35,3 +35,10 @@ def isolated(fun: Callable[..., Any]) -> Callable[..., Any]:
         return [jnp.where(rows(finite, out.ndim), out, jnp.nan)], [True]
 
     return separate
+
+
+# By primitive. JAX maps no `ragged_dot` of a kernel that the examples share.
+BY_PRIMITIVE: dict[str, Callable[..., Any]] = {
+    "conv_general_dilated": isolated,
+    "ragged_dot_general": jax.custom_batching.sequential_vmap,
+}

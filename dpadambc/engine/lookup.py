@@ -3,7 +3,8 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import numpy as np
 
 from dpadambc.engine import forms, precision, product, rounding, view
 from dpadambc.engine.interface import (
+    Entrywise,
     Gradient,
     Shape,
     pytree,
@@ -128,6 +130,123 @@ class Lookup(Gradient):
         shape = tuple(self.shape[i] for i in permutation)
         return dataclasses.replace(self, axis=moved, shape=shape)
 
+    def reshape(self, shape: Shape) -> Gradient | None:
+        """Axes of size one may come and go."""
+        wide = lambda shape: [n for n in shape if n != 1]
+        is_one = self.shape[self.axis] == 1
+        if self.num_stacked or is_one or wide(shape) != wide(self.shape):
+            return None
+        before = len(wide(self.shape[: self.axis]))
+        axis = [i for i, n in enumerate(shape) if n != 1][before]
+        row = shape[:axis] + shape[axis + 1 :]
+        g = self.g.reshape(*self.ids.shape, *row)
+        return dataclasses.replace(self, g=g, axis=axis, shape=tuple(shape))
+
+    def broadcast(self, shape: Shape) -> Gradient | None:
+        if self.num_stacked or shape[self.axis] != self.shape[self.axis]:
+            return None
+        row = shape[: self.axis] + shape[self.axis + 1 :]
+        g = jnp.broadcast_to(self.g, (*self.ids.shape, *row))
+        return dataclasses.replace(self, g=g, shape=shape)
+
+    def rows_from(self, start: Any, size: int) -> "Lookup":
+        """Successive rows of the table: the others leave rows of zeros."""
+        inside = (self.ids >= start) & (self.ids < start + size)
+        inside = inside.reshape(*inside.shape, *[1] * (self.g.ndim - inside.ndim))
+        shape = self.shape[: self.axis] + (size,) + self.shape[self.axis + 1 :]
+        return dataclasses.replace(
+            self,
+            ids=jnp.clip(self.ids - start, 0, size - 1),
+            g=jnp.where(inside, self.g, jnp.zeros((), self.g.dtype)),
+            shape=shape,
+        )
+
+    def slice(self, starts: Shape, limits: Shape) -> Gradient | None:
+        first, end = starts[self.axis], limits[self.axis]
+        if first == end:
+            return None
+        cut = self.rows_from(first, end - first)
+        ids, g = cut.ids, cut.g
+        for axis, (start, limit) in enumerate(zip(starts, limits, strict=True)):
+            if axis < self.num_stacked:
+                ids = jax.lax.slice_in_dim(ids, start, limit, axis=axis)
+            if axis != self.axis:
+                g = jax.lax.slice_in_dim(g, start, limit, axis=self._of_rows(axis))
+        shape = tuple(b - a for a, b in zip(starts, limits, strict=True))
+        return dataclasses.replace(self, ids=ids, g=g, shape=shape)
+
+    def reduce_sum(self, axes: Shape) -> Gradient | None:
+        """Of rows, or of the whole table: then the ids do not matter."""
+        if any(axis < self.num_stacked for axis in axes):
+            return None
+        rows = [self._of_rows(axis) for axis in axes if axis != self.axis]
+        left = [i for i in range(len(self.shape)) if i not in axes]
+        shape = tuple(self.shape[i] for i in left)
+        wide = self.g.astype(precision.at_least_float32(self.g.dtype))
+        if self.axis in axes:
+            looked_up = range(self.num_stacked, self.ids.ndim)
+            return forms.Dense(wide.sum((*looked_up, *rows)), shape, "direct")
+        axis = left.index(self.axis)
+        return dataclasses.replace(self, g=wide.sum(rows), axis=axis, shape=shape)
+
+    def _of_rows(self, axis: int) -> int:
+        """The axis of g that an axis of the gradient is, but that of the table."""
+        if axis < self.num_stacked:
+            return axis
+        return self.ids.ndim + axis - self.num_stacked - (axis > self.axis)
+
+    def entrywise(self, fun: Entrywise, x: jax.Array) -> Gradient:
+        return dataclasses.replace(self, g=fun(self.g, self._at_ids(x)))
+
+    def _at_ids(self, x: jax.Array) -> jax.Array:
+        """The rows of an array that the ids point to, as g has them."""
+        x, stacked = jnp.moveaxis(x, self.axis, self.num_stacked), self.num_stacked
+        if x.shape[stacked] == 1:
+            ones = [1] * (self.ids.ndim - stacked)
+            return x.reshape(*x.shape[:stacked], *ones, *x.shape[stacked + 1 :])
+        take = functools.partial(jnp.take, axis=0, mode="clip")
+        for _ in range(stacked):
+            take = jax.vmap(take)
+        return take(
+            jnp.broadcast_to(x, (*self.shape[:stacked], *x.shape[stacked:])), self.ids
+        )
+
+    def times(
+        self, x: jax.Array, contract: tuple[Shape, Shape], batch: tuple[Shape, Shape]
+    ) -> Gradient | None:
+        r"""`lax.dot_general` with an array, by which rows are multiplied.
+
+        Where the axis of the table is contracted, the rows of the array that the ids
+        point to are one factor of a product, :math:`\sum_t g_t \otimes x_{v_t}`. None
+        where there are as many ids as rows of the table.
+        """
+        if self.num_stacked or batch[0] or self.ids.size >= self.shape[self.axis]:
+            return None
+        mine, theirs = map(list, contract)
+        if self.axis in mine:
+            at = theirs.pop(mine.index(self.axis))
+            mine.remove(self.axis)
+            x, count = jnp.take(x, self.ids, axis=at, mode="clip"), self.ids.ndim
+            theirs = [i if i < at else i + count - 1 for i in theirs]
+            of_g = [*range(count), *map(self._of_rows, mine)]
+            of_x = [*range(at, at + count), *theirs]
+            dtype = jnp.promote_types(x.dtype, self.g.dtype)
+            factors = self.g.astype(dtype), x.astype(dtype)
+            return product.dot_general(*factors, ((of_g, of_x), ((), ())))
+        g_axes = list(range(self.g.ndim))
+        met = dict(zip(theirs, map(self._of_rows, mine), strict=True))
+        x_axes = [met.get(i, self.g.ndim + i) for i in range(x.ndim)]
+        out_axes = [i for i in (*g_axes, *x_axes) if i not in met.values()]
+        g = rounding.EXACT.einsum(self.g, g_axes, x, x_axes, out_axes)
+        left = [i for i in range(len(self.shape)) if i not in mine]
+        own = (n for i, n in enumerate(x.shape) if i not in theirs)
+        return dataclasses.replace(
+            self,
+            g=g,
+            axis=left.index(self.axis),
+            shape=(*(self.shape[i] for i in left), *own),
+        )
+
     def merge(self, other: Gradient) -> Gradient | None:
         if not isinstance(other, Lookup) or self.shape != other.shape:
             return None
@@ -165,6 +284,45 @@ class Lookup(Gradient):
         others = head.g.reshape(head.g.shape[0], rows.shape[1])
         products = rounding.EXACT.einsum(others, (0, 2), rows, (1, 2), (0, 1))
         return jnp.sum(products * jnp.take(head.a, ids, axis=1))
+
+    def gather(self, indices: jax.Array, params) -> Gradient | None:
+        """`lax.gather` of whole rows: of those that something else takes the place of.
+
+        Rows one after the other are looked up. Others are formed, unless they and what
+        finds them are larger than the table.
+        """
+        numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
+        size, rest = sizes[self.axis], sizes[: self.axis] + sizes[self.axis + 1 :]
+        is_filled = params["mode"] == jax.lax.GatherScatterMode.FILL_OR_DROP
+        if (
+            self.num_stacked
+            or rest != self._row_shape
+            or numbers.start_index_map != (self.axis,)
+            or (is_filled and params["fill_value"] != 0)
+        ):
+            return None
+        collapsed, last = numbers.collapsed_slice_dims, self.shape[self.axis] - size
+        starts = _wide(indices)[..., 0]
+        clipped = jnp.clip(starts, 0, last)
+        if starts.ndim == 0:
+            rows = self.rows_from(clipped, size)
+            if is_filled:
+                inside = starts == clipped
+                rows = rows.map_scale(lambda g: jnp.where(inside, g, 0))
+            left = (n for i, n in enumerate(sizes) if i not in collapsed)
+            return view.reshaped(rows, tuple(left))
+        (ids,), (rows,) = self._rows()
+        is_larger = starts.size * (ids.size + rows.shape[1]) > math.prod(self.shape)
+        if collapsed != (self.axis,) or is_larger:
+            return None
+        at = starts if is_filled else clipped
+        equal = at.reshape(-1, 1) == ids[None]
+        found = jnp.where(equal[..., None], rows[None], 0).sum(1)
+        found = found.reshape(*at.shape, *rest)
+        leading = [i for i in range(found.ndim) if i not in numbers.offset_dims]
+        order = (*leading, *numbers.offset_dims)
+        found = jnp.moveaxis(found, range(found.ndim), order)
+        return forms.Dense(found, found.shape, "direct")
 
 
 def _squared_norm_by_segments(ids: jax.Array, rows: jax.Array) -> jax.Array:
@@ -254,3 +412,69 @@ def dynamic_update_slice(
     start = jnp.clip(_wide(jnp.asarray(starts[axis])), 0, shape[axis] - size)
     rows = jnp.transpose(update, (axis, *whole))
     return _at_ids({axis: start + jnp.arange(size, dtype=start.dtype)}, rows, shape)
+
+
+def sparse_dot_general(
+    data: jax.Array, indices: jax.Array, g: jax.Array, params
+) -> Gradient | None:
+    """That of `jax.experimental.sparse.BCOO`: each number has an output row.
+
+    None where no sparse axis is left, along which rows are looked up.
+    """
+    (of_sparse, of_g), (batch, _) = params["dimension_numbers"]
+    size = params["lhs_spinfo"].shape
+    entries = indices.shape[:-1]
+    if batch or data.ndim != len(entries) or len(of_sparse) == len(size):
+        return None
+    indices = _wide(indices)
+    leading = [
+        jax.lax.broadcasted_iota(indices.dtype, entries, i)
+        for i in range(len(entries) - 1)
+    ]
+    at = [x.reshape(-1) for x in (*leading, *jnp.moveaxis(indices, -1, 0))]
+    g = jnp.moveaxis(g, of_g, range(len(of_g)))
+    at_g = tuple(at[i] for i in of_sparse)
+    rows = g.at[at_g].get(mode="fill", fill_value=0) if at_g else g[None]
+    data = jnp.broadcast_to(data, entries).reshape(-1, *[1] * (g.ndim - len(of_g)))
+    rows, ids = data * rows, {}
+    for axis, i in enumerate(i for i in range(len(size)) if i not in of_sparse):
+        place = jnp.where(at[i] < 0, at[i] + size[i], at[i])
+        ids[axis] = jnp.clip(place, 0, max(size[i] - 1, 0))
+        inside = (place == ids[axis]).reshape(data.shape)  # else it is padding
+        rows = jnp.where(inside, rows, jnp.zeros((), rows.dtype))
+    shape = *(size[i] for i in range(len(size)) if i not in of_sparse), *rows.shape[1:]
+    return _at_ids(ids, rows, shape)
+
+
+def kept_by_scatter(
+    shape: Shape, indices: jax.Array, updates: Shape, params
+) -> jax.Array:
+    """Whether `lax.scatter` of this shape leaves an entry as it is; axes may be one."""
+    numbers = params["dimension_numbers"]
+    outside = *numbers.inserted_window_dims, *numbers.operand_batching_dims
+    windowed = [i for i in range(len(shape)) if i not in outside]
+    dims = dict(zip(windowed, numbers.update_window_dims, strict=True))
+    whole = {i: at for i, at in dims.items() if updates[at] == shape[i]}
+    return jax.lax.scatter(
+        jnp.ones(_with_ones(shape, whole), bool),
+        indices,
+        jnp.zeros(_with_ones(updates, whole.values()), bool),
+        numbers,
+        indices_are_sorted=params["indices_are_sorted"],
+        unique_indices=params["unique_indices"],
+        mode=params["mode"],
+    )
+
+
+def kept_by_slice(
+    shape: Shape, update: Shape, starts: Sequence[jax.Array]
+) -> jax.Array:
+    """Whether `lax.dynamic_update_slice` leaves an entry as it is; axes may be one."""
+    whole = [i for i, n in enumerate(shape) if update[i] == n]
+    kept = jnp.ones(_with_ones(shape, whole), bool)
+    zeros = jnp.zeros(_with_ones(update, whole), bool)
+    return jax.lax.dynamic_update_slice(kept, zeros, starts)
+
+
+def _with_ones(shape: Shape, axes: Container[int]) -> Shape:
+    return tuple(1 if i in axes else n for i, n in enumerate(shape))

@@ -25,8 +25,8 @@ def stated_bytes(*, of_all_processes: bool = False) -> float | None:
     return least or None
 
 
-def peak_bytes(compiled: Any) -> int:
-    """The bytes of a compiled program: arguments, outputs and temporaries.
+def of_program(compiled: Any) -> Any:
+    """The memory of a compiled program, as its compiler states it.
 
     Raises:
       RuntimeError: if the compiler of this device does not tell.
@@ -37,12 +37,27 @@ def peak_bytes(compiled: Any) -> int:
             "Expected a compiler that states the memory of its programs, got one"
             " for a device that does not: plan on another, such as a CPU."
         )
+    return memory
+
+
+def peak_bytes(compiled: Any) -> int:
+    """The bytes of a compiled program: arguments, outputs and temporaries.
+
+    Raises:
+      RuntimeError: as `of_program`.
+    """
+    memory = of_program(compiled)
     return (
         memory.argument_size_in_bytes
         + memory.output_size_in_bytes
         + memory.temp_size_in_bytes
         - memory.alias_size_in_bytes
     )
+
+
+def is_stated_by_compiler() -> bool:
+    """Whether the compiler of the default device tells the memory of its programs."""
+    return jax.jit(lambda: 0.0).lower().compile().memory_analysis() is not None
 
 
 # Of a batch, how many examples may be computed for nothing to fill the last microbatch.

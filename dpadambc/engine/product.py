@@ -28,6 +28,7 @@ import jax.numpy as jnp
 
 from dpadambc.engine import forms, precision, rounding
 from dpadambc.engine.interface import (
+    Entrywise,
     Gradient,
     Norm,
     Shape,
@@ -309,6 +310,22 @@ class Product(Gradient):
             out_axes=(*(self.out_axes[i] for i in left), *new),
             shape=(*(self.shape[i] for i in left), *(sizes[i] for i in new)),
         )
+
+    def entrywise(self, fun: Entrywise, x: jax.Array) -> Gradient | None:
+        """Where the array varies along axes of one factor alone."""
+        varies = {i for i, n in zip(self.out_axes, x.shape, strict=True) if n != 1}
+        for grad in (self, self._swapped()):
+            if varies <= {*grad.g_axes}:
+                at = [i for i, name in enumerate(self.out_axes) if name in varies]
+                own = [name for name in grad.g_axes if name in varies]
+                x = x.reshape([x.shape[i] for i in at])
+                x = jnp.transpose(
+                    x, [[self.out_axes[i] for i in at].index(name) for name in own]
+                )
+                sizes = zip(grad.g_axes, grad.g.shape, strict=True)
+                x = x.reshape([n if name in varies else 1 for name, n in sizes])
+                return dataclasses.replace(grad, g=fun(grad.g, x))
+        return None
 
     def merge(self, other: Gradient) -> Gradient | None:
         if type(other) is not Product or self.shape != other.shape:

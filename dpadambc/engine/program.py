@@ -11,26 +11,53 @@ from typing import Any
 
 import jax.extend.core as jex
 
-from dpadambc.engine import jaxprs, rules
+from dpadambc.engine import isolation, jaxprs, rules
 
 _ENTERED = jaxprs.INLINED | jaxprs.REMATERIALIZED | jaxprs.CUSTOM
 _SUMS = {"add", "add_any"}
+_MOVES = {"convert_element_type", "reshape", "squeeze", "transpose"}
 
 
 def _shape(atom: Any) -> tuple[int, ...]:
     return atom.aval.shape
 
 
-class Demand:
-    """Which variables of a jaxpr are used at all, and which as arrays."""
+def origins(jaxpr: jex.Jaxpr) -> list[str]:
+    """Why each output is formed, if it is an array: as a product, or as what it is.
 
-    def __init__(self, jaxpr: jex.Jaxpr, lazy: Sequence[bool]):
+    A product is an array where something else needs it, as where parameters share a
+    kernel, `w + jnp.exp(v)`.
+    """
+    products: dict[Any, str] = {}
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name
+        if name in _MOVES and not jaxprs.is_literal(eqn.invars[0]):
+            name = products.get(eqn.invars[0], name)
+        if name in rules.PRODUCERS:
+            products[eqn.outvars[0]] = name
+    of = lambda x: "direct" if jaxprs.is_literal(x) else products.get(x, "direct")
+    return list(map(of, jaxpr.outvars))
+
+
+class Demand:
+    """Which variables of a jaxpr are used at all, and which as arrays.
+
+    Args:
+      jaxpr: the program.
+      lazy: for each output, whether it may be a gradient.
+      of_tables: for each input, whether it may be the gradient of a table.
+    """
+
+    def __init__(
+        self, jaxpr: jex.Jaxpr, lazy: Sequence[bool], of_tables: Sequence[bool]
+    ):
         self._used, self._strict = set(), set()
         self._uniform = {
             eqn.outvars[0]
             for eqn in jaxpr.eqns
             if eqn.primitive.name == "broadcast_in_dim" and not _shape(eqn.invars[0])
         }
+        self._of_tables = _gradients_of_tables(jaxpr, of_tables)
         self._use(jaxpr.outvars, lazy)
         for eqn in reversed(jaxpr.eqns):
             if self.needs(eqn):
@@ -59,28 +86,55 @@ class Demand:
         name, outs = eqn.primitive.name, eqn.outvars
         if name in jaxprs.INLINED or name in jaxprs.REMATERIALIZED:
             jaxpr = jaxprs.body(eqn).jaxpr
-            inner = Demand(jaxpr, self.lazy(outs))
+            inner = Demand(jaxpr, self.lazy(outs), self._are_of_tables(eqn.invars))
             return [not strict for strict in inner.strict(jaxpr.invars)]
         if name not in rules.MAPS or any(self.strict(outs)):
             return [False for _ in eqn.invars]
-        if name in ("mul", "div"):
-            # A gradient times a number is a gradient; times an array, it is not.
-            uniform = [self._is_uniform(atom) for atom in eqn.invars]
-            return [any(uniform) and not u for u in uniform]
+        operands = rules.TERM_OPERANDS.get(name, range(len(eqn.invars)))
+        of_tables = self._are_of_tables(eqn.invars)
+        if name in rules.OF_ENTRIES:
+            # A gradient times a number is a gradient; times an array, only a lookup is.
+            uniform = [
+                name in ("mul", "div") and self._is_uniform(atom) for atom in eqn.invars
+            ]
+            return [
+                i in operands and not is_uniform and (any(uniform) or of_table)
+                for i, (is_uniform, of_table) in enumerate(
+                    zip(uniform, of_tables, strict=True)
+                )
+            ]
         if name == "dot_general":
             # Of three arrays multiplied, the larger product of two is not formed; nor
             # is a product where a square matrix, which keeps its size, multiplies it.
             *sizes, out = (math.prod(_shape(atom)) for atom in (*eqn.invars, *outs))
             others = reversed(sizes)
             return [
-                size == out or size > max(other, out)
-                for size, other in zip(sizes, others, strict=True)
+                of_table or size == out or size > max(other, out)
+                for of_table, size, other in zip(of_tables, sizes, others, strict=True)
             ]
-        operands = rules.TERM_OPERANDS.get(name, range(len(eqn.invars)))
         return [i in operands for i in range(len(eqn.invars))]
+
+    def _are_of_tables(self, atoms: Sequence[Any]) -> list[bool]:
+        return [not jaxprs.is_literal(x) and x in self._of_tables for x in atoms]
 
     def _is_uniform(self, atom: Any) -> bool:
         return not _shape(atom) or atom in self._uniform
+
+
+def _gradients_of_tables(jaxpr: jex.Jaxpr, given: Sequence[bool]) -> set[Any]:
+    """The variables that are made by a lookup's transpose, and maps of these."""
+    found = {v for v, is_one in zip(jaxpr.invars, given, strict=True) if is_one}
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name
+        are = [not jaxprs.is_literal(x) and x in found for x in eqn.invars]
+        if name == "scan" or name in _ENTERED:
+            body = jaxprs.body(eqn).jaxpr
+            inside = _gradients_of_tables(body, are)
+            pairs = zip(eqn.outvars, body.outvars, strict=True)
+            found |= {v for v, x in pairs if not jaxprs.is_literal(x) and x in inside}
+        elif name in rules.OF_TABLES or (name in rules.MAPS and any(are)):
+            found |= set(eqn.outvars)
+    return found
 
 
 def accumulates(jaxpr: jex.Jaxpr, before: Any, after: Any) -> bool:
@@ -103,10 +157,10 @@ def accumulates(jaxpr: jex.Jaxpr, before: Any, after: Any) -> bool:
     return leads_back(after)
 
 
-def convolves(eqn: jex.JaxprEqn) -> bool:
-    """Whether there is a convolution in an equation that can be entered."""
+def is_apart(eqn: jex.JaxprEqn) -> bool:
+    """Whether it has examples to keep apart; see `isolation`. Calls are entered."""
     name = eqn.primitive.name
-    if name == "conv_general_dilated":
+    if name in isolation.BY_PRIMITIVE:
         return True
     if name == "cond":
         bodies = [jaxprs.closed(branch) for branch in eqn.params["branches"]]
@@ -118,4 +172,4 @@ def convolves(eqn: jex.JaxprEqn) -> bool:
         bodies = [jaxprs.body(eqn)]
     else:
         return False
-    return any(convolves(inner) for each in bodies for inner in each.jaxpr.eqns)
+    return any(is_apart(inner) for each in bodies for inner in each.jaxpr.eqns)

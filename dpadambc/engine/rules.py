@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from dpadambc.engine import convolution, forms, lookup, product, view
-from dpadambc.engine.interface import Gradient
+from dpadambc.engine.interface import Entrywise, Gradient
 
 Params = dict[str, Any]
 
@@ -41,8 +41,15 @@ def _dynamic_update_slice(
     return lookup.dynamic_update_slice(operand.shape, update, starts)
 
 
+def _bcoo_dot_general(
+    params: Params, data: jax.Array, indices: jax.Array, g: jax.Array
+) -> Gradient | None:
+    return lookup.sparse_dot_general(data, indices, g, params)
+
+
 # Primitives of arrays whose output can stay factored.
 PRODUCERS: dict[str, Callable[..., Gradient | None]] = {
+    "bcoo_dot_general": _bcoo_dot_general,
     "dot_general": _dot_general,
     "conv_general_dilated": _conv_general_dilated,
     "dynamic_update_slice": _dynamic_update_slice,
@@ -65,11 +72,18 @@ def _squeeze(params: Params, grad: Gradient) -> Gradient:
 
 
 def _broadcast_in_dim(params: Params, grad: Gradient) -> Gradient | None:
-    """Axes of size one added."""
+    """Axes of size one added, or a lookup repeated along others."""
     kept, shape = params["broadcast_dimensions"], params["shape"]
-    added = (n for i, n in enumerate(shape) if i not in kept)
-    same = tuple(shape[i] for i in kept) == grad.shape
-    return view.reshaped(grad, shape) if same and all(n == 1 for n in added) else None
+    ones = tuple(
+        grad.shape[kept.index(i)] if i in kept else 1 for i in range(len(shape))
+    )
+    grad = view.reshaped(grad, ones)
+    return grad if ones == tuple(shape) else grad.broadcast(tuple(shape))
+
+
+def _gather(params: Params, grad: Any, indices: jax.Array) -> Gradient | None:
+    is_lookup = isinstance(grad, lookup.Lookup)
+    return grad.gather(indices, params) if is_lookup else None
 
 
 def _slice(params: Params, grad: Gradient) -> Gradient | None:
@@ -99,9 +113,16 @@ def _unstack(params: Params, grad: Gradient) -> list[Gradient] | None:
 
 def _pad(params: Params, grad: Gradient, value: Any) -> Gradient | None:
     low, high, interior = zip(*params["padding_config"], strict=True)
-    if not is_zero(value) or any(interior) or min(*low, *high) < 0:
+    if not is_zero(value) or any(interior):
         return None
-    return forms.padded(grad, tuple(map(int, low)), tuple(map(int, high)))
+    if min(*low, *high) < 0:
+        starts = tuple(max(-n, 0) for n in low)
+        ends = zip(grad.shape, high, strict=True)
+        grad = grad.slice(starts, tuple(size + min(n, 0) for size, n in ends))
+        if grad is None:
+            return None
+    widths = [tuple(max(int(n), 0) for n in side) for side in (low, high)]
+    return forms.padded(grad, *widths) if any(map(any, widths)) else grad
 
 
 def _concatenate(params: Params, *parts: Gradient) -> Gradient | None:
@@ -129,10 +150,10 @@ def _times(params: Params, x: Any, y: Any) -> Gradient | None:
     """
     (x_contract, y_contract), (x_batch, y_batch) = params["dimension_numbers"]
     x, y = (v.value if isinstance(v, forms.Dense) else v for v in (x, y))
-    if isinstance(x, product.Product) and not isinstance(y, Gradient):
+    if isinstance(x, Gradient) and not isinstance(y, Gradient):
         grad = x.times(y, (x_contract, y_contract), (x_batch, y_batch))
         return None if grad is None else grad.settled()
-    if not isinstance(y, product.Product) or isinstance(x, Gradient):
+    if not isinstance(y, Gradient) or isinstance(x, Gradient):
         return None
     flipped = (y_contract, x_contract), (y_batch, x_batch)
     grad = _times({"dimension_numbers": flipped}, y, x)
@@ -140,7 +161,8 @@ def _times(params: Params, x: Any, y: Any) -> Gradient | None:
         return None
     batch, end = len(x_batch), len(grad.shape)
     middle = end - (x.ndim - len(x_contract) - batch)  # where the axes of x begin
-    return grad.transpose((*range(batch), *range(middle, end), *range(batch, middle)))
+    order = (*range(batch), *range(middle, end), *range(batch, middle))
+    return view.transposed(grad, order)
 
 
 def _scalar(value: Any) -> Any:
@@ -152,12 +174,75 @@ def _scalar(value: Any) -> Any:
     return value
 
 
+def _entrywise(fun: Entrywise, grad: Any, x: Any) -> Gradient | None:
+    """A gradient that is factored, and an array: by its rows where it is a lookup."""
+    x = x.value if isinstance(x, forms.Dense) else x
+    is_formed = isinstance(grad, forms.Dense | forms.Full)
+    if is_formed or not isinstance(grad, Gradient) or isinstance(x, Gradient):
+        return None
+    x = jnp.reshape(x, (*[1] * (len(grad.shape) - jnp.ndim(x)), *jnp.shape(x)))
+    shape, settled = jnp.broadcast_shapes(x.shape, grad.shape), grad.settled()
+    wide = settled if shape == grad.shape else settled.broadcast(shape)
+    return None if wide is None else wide.entrywise(fun, x)
+
+
+def _kept(grad: Any, where: Any) -> Gradient | None:
+    """Zero elsewhere, whatever is there."""
+    keep = lambda g, where: jnp.where(where, g, jnp.zeros((), g.dtype))
+    return _entrywise(keep, grad, where)
+
+
+def _select_n(params: Params, which: Any, *cases: Any) -> Gradient | None:
+    del params
+    if len(cases) != 2 or which.dtype != bool:
+        return None
+    if is_zero(cases[0]):
+        return _kept(cases[1], which)
+    return _kept(cases[0], ~which) if is_zero(cases[1]) else None
+
+
+def _scatter(params: Params, grad: Any, indices: Any, updates: Any) -> Gradient | None:
+    """Rows that are held at a value: zeros in their places."""
+    if not isinstance(grad, Gradient) or not is_zero(updates):
+        return None
+    return _kept(
+        grad, lookup.kept_by_scatter(grad.shape, indices, updates.shape, params)
+    )
+
+
+def _scatter_mul(
+    params: Params, grad: Any, indices: Any, updates: Any
+) -> Gradient | None:
+    if is_zero(updates) or not isinstance(grad, Gradient):
+        return _scatter(params, grad, indices, updates)
+    updates = updates.dense() if isinstance(updates, Gradient) else updates
+    factors = jax.lax.scatter_mul(
+        jnp.ones(grad.shape, updates.dtype),
+        indices,
+        updates,
+        params["dimension_numbers"],
+        indices_are_sorted=params["indices_are_sorted"],
+        unique_indices=params["unique_indices"],
+        mode=params["mode"],
+    )
+    return _entrywise(jnp.multiply, grad, factors)
+
+
+def _update_slice(
+    params: Params, grad: Any, update: Any, *starts: Any
+) -> Gradient | None:
+    del params
+    if not isinstance(grad, Gradient) or not is_zero(update):
+        return None
+    return _kept(grad, lookup.kept_by_slice(grad.shape, update.shape, starts))
+
+
 def _mul(params: Params, x: Any, y: Any) -> Gradient | None:
     del params
     grad, other = (x, y) if isinstance(x, Gradient) and _scalar(x) is None else (y, x)
     scalar = _scalar(other)
     if scalar is None or not isinstance(grad, Gradient):
-        return None
+        return _entrywise(jnp.multiply, x, y) or _entrywise(jnp.multiply, y, x)
     return grad.scaled(scalar)
 
 
@@ -165,7 +250,7 @@ def _div(params: Params, x: Any, y: Any) -> Gradient | None:
     del params
     scalar = _scalar(y)
     if scalar is None or not isinstance(x, Gradient):
-        return None
+        return _entrywise(jnp.divide, x, y)
     return x.scaled(1 / jnp.asarray(scalar))
 
 
@@ -203,11 +288,16 @@ MAPS: dict[str, Callable[..., Any]] = {
     "div": _div,
     "dot_general": _times,
     "mul": _mul,
+    "gather": _gather,
     "neg": lambda params, grad: grad.scaled(-1),
     "pad": _pad,
     "reduce_sum": lambda params, grad: grad.reduce_sum(params["axes"]),
     "reshape": _reshape,
+    "dynamic_update_slice": _update_slice,
     "rev": lambda params, grad: view.reversed_along(grad, params["dimensions"]),
+    "scatter": _scatter,
+    "scatter-mul": _scatter_mul,
+    "select_n": _select_n,
     "sharding_constraint": _same,
     "slice": _slice,
     "split": _split,
@@ -218,7 +308,29 @@ MAPS: dict[str, Callable[..., Any]] = {
 }
 
 # The operands of a map that may be gradients; all of them where none are named.
-TERM_OPERANDS = {"div": (0,), "pad": (0,)}
+TERM_OPERANDS = {
+    "div": (0,),
+    "dynamic_update_slice": (0,),
+    "gather": (0,),
+    "pad": (0,),
+    "scatter": (0,),
+    "scatter-mul": (0,),
+    "select_n": (1, 2),
+}
+
+# Maps of entries, one by one: only lookups keep their form.
+OF_ENTRIES = {
+    "div",
+    "dynamic_update_slice",
+    "gather",
+    "mul",
+    "scatter",
+    "scatter-mul",
+    "select_n",
+}
+
+# Producers of gradients of tables.
+OF_TABLES = {"bcoo_dot_general", "dynamic_update_slice", "scatter-add"}
 
 
 def is_zero(value: Any) -> bool:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from dpadambc.engine import forms, rounding
-from dpadambc.engine.interface import Gradient, Norm, Shape, pytree
+from dpadambc.engine.interface import Entrywise, Gradient, Norm, Shape, pytree
 
 _REPLAYED: dict[str, Callable[[jax.Array, Shape], jax.Array]] = {
     "reshape": jnp.reshape,
@@ -37,6 +37,13 @@ class Move:
             return Move(self.name, (size, *self.argument))
         behind = tuple(1 + i for i in self.argument)
         return Move(self.name, behind if self.name == "rev" else (0, *behind))
+
+    def back(self, shape: Shape) -> "Move":
+        """The map from its output to its input, of this shape."""
+        if self.name == "reshape":
+            return Move(self.name, shape)
+        inverse = tuple(self.argument.index(i) for i in range(len(shape)))
+        return self if self.name == "rev" else Move(self.name, inverse)
 
 
 @pytree(data_fields=("base",))
@@ -82,6 +89,11 @@ class View(Gradient):
     def reshape(self, shape: Shape) -> Gradient | None:
         is_reshape = self.move.name == "reshape"
         return reshaped(self.base, shape) if is_reshape else None
+
+    def entrywise(self, fun: Entrywise, x: jax.Array) -> Gradient | None:
+        back = self.move.back(self.base.shape)
+        base = self.base.entrywise(fun, back(jnp.broadcast_to(x, self.shape)))
+        return None if base is None else dataclasses.replace(self, base=base)
 
     def merge(self, other: Gradient) -> Gradient | None:
         if not isinstance(other, View) or self.move != other.move:

@@ -7,6 +7,11 @@ import jax.numpy as jnp
 import pytest
 
 import dpadambc
+from dpadambc.clipping import plan
+from dpadambc.engine import memory
+from tests import common
+from tests.engine import factored_models as models
+from tests.engine import factored_test
 
 
 def loss_fn(params, ids, x):
@@ -35,12 +40,85 @@ def test_every_parameter_has_a_rule_and_its_bytes():
     assert by_name["['w']"].factored_bytes == rows + 10 * 5 * 32 * 4
     assert by_name["['w']"].materialized_bytes == 10 * 32 * 64 * 4
     assert found.materialized_bytes == 10 * (500 * 64 + 32 * 64 + 64) * 4
-    held = sum(row.factored_bytes for row in found.parameters)
-    assert found.factored_bytes == held
     assert not found.warnings
 
 
-def test_factors_that_serve_two_parameters_count_once():
+def test_all_bytes_are_those_of_the_compiled_gradients():
+    found = dpadambc.explain(loss_fn, PARAMS, *EXAMPLE, batch_size=10)
+    batch = [jnp.stack([x] * 10) for x in EXAMPLE]
+    private = dpadambc.clipped_grad(loss_fn, l2_clip_norm=1.0, normalize_by=10)
+    assert found.factored_bytes == pytest.approx(temporaries(private, batch), rel=0.1)
+    mean_loss = lambda p, *x: jax.vmap(loss_fn, (None, 0, 0))(p, *x).mean()
+    ordinary = temporaries(jax.grad(mean_loss), batch)
+    assert found.ordinary_bytes == pytest.approx(ordinary, rel=0.1)
+
+
+def temporaries(grad_fn, batch):
+    compiled = jax.jit(grad_fn).lower(PARAMS, *batch).compile()
+    return memory.of_program(compiled).temp_size_in_bytes
+
+
+QUICK = {"low rank", "made", "rms norm"}
+ALL = [x if x in QUICK else common.slow(x) for x in models.ARCHITECTURES]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_bytes_of_an_architecture_are_those_of_its_compiled_gradient(name):
+    """Of that which users call: without a padding mask, and of arrays."""
+    model = models.ARCHITECTURES[name]
+    args = factored_test.arguments(model, batch_size=16)
+    options = factored_test.options(model, args)
+    private = dpadambc.clipped_grad(
+        model.loss_fn, l2_clip_norm=1.0, normalize_by=1.0, **options
+    )
+    compiled = jax.jit(private).lower(*args).compile()
+    bytes_of_all = memory.of_program(compiled).temp_size_in_bytes
+
+    row = lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
+    batched = options["batch_argnums"]
+    example = [jax.tree.map(row, x) if i in batched else x for i, x in enumerate(args)]
+    found = dpadambc.explain(model.loss_fn, *example, batch_size=16, **options)
+    assert 1 / 1.3 < found.factored_bytes / bytes_of_all < 1.3
+
+
+def test_with_a_limit_all_bytes_are_those_of_the_plan():
+    found = dpadambc.explain(loss_fn, PARAMS, *EXAMPLE, batch_size=10, memory_limit=1e9)
+    assert found.plan is not None
+    assert found.factored_bytes == found.plan.factored[0].temporary_bytes
+    assert found.ordinary_bytes == found.plan.ordinary.temporary_bytes
+    alone = dpadambc.explain(loss_fn, PARAMS, *EXAMPLE, batch_size=10)
+    assert found.factored_bytes == alone.factored_bytes
+
+
+@pytest.fixture
+def untold(monkeypatch):
+    """A compiler that does not tell the memory of its programs."""
+    monkeypatch.setattr(memory, "is_stated_by_compiler", lambda: False)
+
+
+def test_where_the_compiler_does_not_tell_the_factors_are_counted(untold):
+    found = dpadambc.explain(loss_fn, PARAMS, *EXAMPLE, batch_size=10)
+    held = sum(row.factored_bytes for row in found.parameters)
+    assert found.factored_bytes == held
+    assert not found.is_compiled
+    assert found.ordinary_bytes is None
+    assert "all, shared factors once" in str(found)
+
+
+def test_a_loss_that_jax_does_not_map_over_a_batch_is_compared_with_nothing(
+    monkeypatch,
+):
+    def refused(programs):
+        raise NotImplementedError
+
+    monkeypatch.setattr(plan.Programs, "ordinary", refused)
+    found = dpadambc.explain(loss_fn, PARAMS, *EXAMPLE, batch_size=10)
+    assert found.is_compiled
+    assert found.ordinary_bytes is None
+    assert "without privacy" not in str(found)
+
+
+def test_factors_that_serve_two_parameters_count_once(untold):
     loss = lambda p, x: jnp.sum(jnp.tanh(x @ p["v"] + x @ p["w"]))
     params = {"v": jnp.ones((32, 64)), "w": jnp.ones((32, 64))}
     found = dpadambc.explain(loss, params, jnp.ones((5, 32)), batch_size=10)
@@ -72,7 +150,7 @@ def test_nothing_runs():
 def test_the_printed_table_has_a_line_for_each_parameter_and_a_total():
     lines = str(dpadambc.explain(loss_fn, PARAMS, *EXAMPLE, batch_size=10)).split("\n")
     assert lines[0] == "batch of 10"
-    assert len(lines) == 2 + len(PARAMS) + 1 + 5
+    assert len(lines) == 2 + len(PARAMS) + 2 + 5
     assert [line.split()[0] for line in lines[-3:]] == ["cuda", "tpu", "cpu"]
     assert "lookup" in next(line for line in lines if "table" in line)
 
@@ -108,19 +186,78 @@ def test_warns_of_a_parameter_without_a_rule():
     assert "has no rule" in found.warnings[0]
 
 
-def test_warns_of_a_kernel_that_is_formed_and_takes_most_of_the_memory():
-    mask = jnp.tri(64)
+MASK = jnp.tri(64)
+KERNEL = jnp.ones((64, 64))
+FORMED = {
+    "mask": lambda w, x: x @ (w * MASK),
+    "exponential": lambda w, x: x @ jnp.exp(w),
+    "two terms of a derivative": lambda w, x: x @ jnp.tanh(w),
+    "scaled by data": lambda w, x: x @ (w * jnp.tanh(x)[:, None]),
+    "lookup": lambda w, x: jax.nn.softmax(w, axis=0)[jnp.argmax(x)],
+    "convolution": lambda w, x: jnp.convolve(x, jnp.exp(w).reshape(-1)),
+    "in a scan": lambda w, x: jax.lax.scan(
+        lambda x, _: (jnp.tanh(x @ (w * MASK)), None), x, length=2
+    )[0],
+    "in branches": lambda w, x: jax.lax.cond(
+        x[0] > 0, lambda: x @ (w * MASK), lambda: x @ jnp.exp(w)
+    ),
+    "rematerialized": jax.checkpoint(lambda w, x: x @ jnp.exp(w)),
+    "one slice of two": lambda w, x: jnp.tanh(x[:32] @ w[:32])[:32] @ jnp.exp(w[32:]),
+}
 
-    def masked(params, x):
-        return jnp.sum(jnp.tanh(x @ (params["w"] * mask) + params["b"]))
 
-    params = {"w": jnp.ones((64, 64)), "b": jnp.ones(64)}
-    (warning,) = dpadambc.explain(masked, params, jnp.ones(64), batch_size=2).warnings
+@pytest.mark.parametrize("name", FORMED)
+def test_warns_of_a_kernel_that_is_formed_whatever_else_takes(name, untold):
+    def loss(params, x):
+        return jnp.sum(jnp.sin(FORMED[name](params["w"], x))) + jnp.sum(x @ params["v"])
+
+    params = {"w": KERNEL, "v": jnp.ones((64, 1024))}
+    (warning,) = dpadambc.explain(loss, params, jnp.ones(64), batch_size=2).warnings
     assert "['w'] is formed for each example" in warning
-    assert "(mul): 32.8 kB" in warning
-    # A bias and a scale are formed as well, and take little.
-    plain = lambda params, x: jnp.sum(jnp.tanh(x @ params["w"] + params["b"]))
-    assert not dpadambc.explain(plain, params, jnp.ones(64), batch_size=2).warnings
+
+
+def test_warns_of_each_formed_kernel_with_its_bytes(untold):
+    def masked(params, x):
+        for name in "abc":
+            x = jnp.tanh(x @ (params[name] * MASK))
+        return jnp.sum(x)
+
+    params = dict.fromkeys("abc", KERNEL)
+    warnings = dpadambc.explain(masked, params, jnp.ones(64), batch_size=2).warnings
+    assert len(warnings) == 3
+    assert all("(mul): 32.8 kB" in warning for warning in warnings)
+
+
+def test_warns_of_all_parameters_that_share_a_kernel(untold):
+    loss = lambda p, x: jnp.sum(jnp.tanh(x @ (p["w"] + jnp.exp(p["v"]))))
+    params = {"w": KERNEL, "v": KERNEL}
+    warnings = dpadambc.explain(loss, params, jnp.ones(64), batch_size=2).warnings
+    assert ["is formed" in warning for warning in warnings] == [True, True]
+
+
+UNFORMED = {
+    "kernel": lambda w, x: x @ w,
+    "more positions than columns": lambda w, x: jnp.tile(x, (200, 1)) @ w,
+    "positions": lambda w, x: (x[:50, None] + w[:50]) @ KERNEL,
+    "scales": lambda w, x: jnp.tanh(x * w) @ KERNEL,
+    "bias of attention": lambda w, x: jax.nn.softmax(jnp.outer(x, x) + w) @ KERNEL,
+    "biases by scan": lambda w, x: jax.lax.scan(
+        lambda x, b: (jnp.tanh(x @ KERNEL + b), None), x, w
+    )[0],
+    "biases in a loop": lambda w, x: jax.lax.fori_loop(
+        0, 2, lambda i, x: jnp.tanh(x @ KERNEL + jnp.exp(w)[3]), x
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNFORMED)
+def test_does_not_warn_of(name, untold):
+    """Gradients that are products, or are no larger than what they are added to."""
+    loss = lambda w, x: jnp.sum(jnp.sin(UNFORMED[name](w, x)))
+    with jax.numpy_rank_promotion("allow"):
+        found = dpadambc.explain(loss, KERNEL, jnp.ones(64), batch_size=2)
+    assert not found.warnings
+    assert not found.parameters[0].is_formed
 
 
 @pytest.mark.parametrize("bad", [0, -3])

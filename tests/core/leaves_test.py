@@ -139,10 +139,10 @@ def row_that_cancels(rng, shape):
 CANCELS = {
     "taps": (
         convolved_loss,
-        (3, 7, 9),
-        lambda rng: np.repeat(rng.normal(size=(1, 1, 7)), 10, 1).astype(np.float32),
-        lambda rng: row_that_cancels(rng, (1, 8, 9)),
-        "convolution: taps",
+        (3, 42, 54),
+        lambda rng: np.repeat(rng.normal(size=(1, 1, 42)), 10, 1).astype(np.float32),
+        lambda rng: row_that_cancels(rng, (1, 8, 54)),
+        "convolution: gram",
     ),
     "equal ids": (
         looked_up_loss,

@@ -17,7 +17,7 @@ from tests.engine.factored_models.common import (
     normal,
     score,
 )
-from tests.engine.factored_models.convolutions import GRAM, TAPS
+from tests.engine.factored_models.convolutions import GRAM
 
 # The rules are those of plain functions, which are tested by default.
 pytestmark = pytest.mark.slow
@@ -96,16 +96,16 @@ LINEN = {
     "MultiHeadDotProductAttention": linen(
         nn.MultiHeadDotProductAttention(num_heads=2), normal(3, 20), attention_rules()
     ),
-    "Conv": linen(nn.Conv(12, (3, 3)), normal(5, 4, 8), dense_rules("", rule=TAPS)),
+    "Conv": linen(nn.Conv(48, (3, 3)), normal(5, 4, 32), dense_rules("", rule=GRAM)),
     "Conv, strides, groups, circular": linen(
-        nn.Conv(12, (3, 3), (2, 2), "CIRCULAR", feature_group_count=2),
-        normal(4, 4, 16),
+        nn.Conv(48, (3, 3), (2, 2), "CIRCULAR", feature_group_count=2),
+        normal(4, 4, 64),
         dense_rules("", rule=GRAM),
     ),
     "ConvTranspose": linen(
-        nn.ConvTranspose(12, (3, 3), (2, 2)),
-        normal(2, 3, 8),
-        dense_rules("", rule=TAPS),
+        nn.ConvTranspose(48, (3, 3), (2, 2)),
+        normal(2, 3, 32),
+        dense_rules("", rule=GRAM),
     ),
     "Embed": linen(nn.Embed(40, 6), ids(0, 3, 4), {"embedding": "lookup"}),
     "Embed.attend": linen(
@@ -198,9 +198,9 @@ NORM = {"scale": PLAIN, "bias": PLAIN}
 NNX = {
     "Linear": (make(nnx.Linear, 20, 16), normal(3, 20), dense_rules("")),
     "Conv": (
-        make(nnx.Conv, 8, 12, (3, 3)),
-        normal(5, 4, 8),
-        dense_rules("", rule=TAPS),
+        make(nnx.Conv, 32, 48, (3, 3)),
+        normal(5, 4, 32),
+        dense_rules("", rule=GRAM),
     ),
     "Embed": (
         make(nnx.Embed, 40, 6, dtype=jnp.float64),
@@ -295,7 +295,7 @@ def mlp_rules(rule):
     }
 
 
-WEIGHTS = {"weight": TAPS, "bias": PLAIN}
+WEIGHTS = {"weight": GRAM, "bias": PLAIN}
 EQUINOX = {
     "MLP": (
         layer("MLP", 20, 20, 24, 2),
@@ -309,16 +309,21 @@ EQUINOX = {
         mlp_rules("gram"),
         mapped,
     ),
-    "Conv2d": (layer("Conv2d", 8, 12, 3, padding=1), normal(8, 5, 4), WEIGHTS, called),
+    "Conv2d": (
+        layer("Conv2d", 32, 48, 3, padding=1),
+        normal(32, 5, 4),
+        WEIGHTS,
+        called,
+    ),
     "Conv1d, strides and groups": (
-        layer("Conv1d", 24, 24, 4, stride=2, groups=2),
-        normal(24, 25),
+        layer("Conv1d", 96, 96, 4, stride=2, groups=2),
+        normal(96, 25),
         WEIGHTS,
         called,
     ),
     "ConvTranspose2d": (
-        layer("ConvTranspose2d", 8, 12, 3, stride=2),
-        normal(8, 2, 3),
+        layer("ConvTranspose2d", 32, 48, 3, stride=2),
+        normal(32, 2, 3),
         WEIGHTS,
         called,
     ),

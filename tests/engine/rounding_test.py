@@ -310,10 +310,10 @@ def normal(*shape):
 
 
 IDS = jnp.asarray(np.random.default_rng(0).integers(40, size=(64, 6)))
-IMAGES = {n: (normal(64, n, n, 16), normal(64, n, n, 24)) for n in (3, 7)}
+IMAGES = {n: (normal(64, n, n, 32), normal(64, n, n, 48)) for n in (2, 4)}
 FORMS = {
-    "convolution: taps": (convolved, (3, 3, 16, 24), *IMAGES[7]),
-    "convolution: gram": (convolved, (3, 3, 16, 24), *IMAGES[3]),
+    "convolution of patches": (convolved, (3, 3, 32, 48), *IMAGES[2]),
+    "convolution of positions": (convolved, (3, 3, 32, 48), *IMAGES[4]),
     "tied head": (tied, (40, 24), IDS, normal(64, 6, 24), normal(64, 6, 40)),
     "boxes": (parts_of_one, (48, 56), normal(64, 6, 48), normal(64, 6, 56)),
     "heads": (heads, (3, 48, 56), normal(64, 3, 6, 48), normal(64, 3, 6, 56)),

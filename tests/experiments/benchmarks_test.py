@@ -323,6 +323,8 @@ SMALL_PROBLEMS = {
     ),
     "mlp": lambda: models.mlp(4, sizes=(5, 3, 2)),
     "cnn5": lambda: models.cnn5(2, channels=(2, 3, 4, 5, 3), side=16),
+    "resnet18": lambda: models.resnet18(3, widths=(8, 16), side=8, classes=3),
+    "unet": lambda: models.unet(3, widths=(8, 16), side=8),
     "gcn": lambda: models.gcn(6, rows=3, features=5, latent=4, classes=3),
     "lstm": lambda: models.lstm(3, hidden=4, layers=2, length=5, inputs=3, classes=2),
 }
@@ -349,6 +351,8 @@ def test_the_models_that_are_timed_have_one_loss_written_in_two_ways(name):
 def test_the_models_that_are_timed_have_the_published_numbers_of_parameters():
     assert models.cnn5(1).num_params == 411_466
     assert models.gcn(1).num_params == 173_695
+    assert models.resnet18(1).num_params == 11_173_962
+    assert round(models.unet(1).num_params / 1e6, 1) == 2.3
     assert round(models.decoder(1).num_params / 1e6, 1) == 13.7
     assert round(models.encoder(1, length=64).num_params / 1e6, 1) == 22.7
 
@@ -376,7 +380,7 @@ def test_only_the_decoder_is_timed_in_microbatches(name):
 
 
 # The others are made of the same layers.
-SOME = {"mlp", "gcn", "cnn5", "lstm", "transformer"}
+SOME = {"mlp", "gcn", "cnn5", "lstm", "transformer", "resnet18"}
 
 
 @written_by_users

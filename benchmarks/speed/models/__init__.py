@@ -1,5 +1,6 @@
 """The networks to time: each as the loss of one example and as that of a batch."""
 
+from benchmarks.speed.models.images import resnet18, unet
 from benchmarks.speed.models.problem import Problem, check_losses
 from benchmarks.speed.models.small import cnn5, gcn, lstm, mlp
 from benchmarks.speed.models.transformer import decoder, encoder, transformer
@@ -13,5 +14,7 @@ __all__ = [
     "gcn",
     "lstm",
     "mlp",
+    "resnet18",
     "transformer",
+    "unet",
 ]

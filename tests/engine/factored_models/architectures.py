@@ -15,6 +15,7 @@ from tests.engine.factored_models.common import (
     weights,
 )
 from tests.engine.factored_models.convolutions import Conv
+from tests.engine.factored_models.networks import NETWORKS
 
 
 def heads(p, x, names="qkv"):
@@ -128,6 +129,43 @@ def gathered_experts(p, x):
     return score(jnp.einsum("tkh,tkhd,tk->td", hidden, p["down"][experts], weights))
 
 
+def ragged_experts(p, x):
+    """Tokens of one expert next to each other: JAX maps no such product."""
+    expert = jnp.argmax(x @ lax.stop_gradient(p["router"]), -1)
+    order, sizes = jnp.argsort(expert), jnp.bincount(expert, length=4)
+    hidden = jax.nn.silu(lax.ragged_dot(x[order], p["up"], sizes.astype(jnp.int32)))
+    y = lax.ragged_dot(hidden, p["down"], sizes.astype(jnp.int32))
+    return score(
+        y[jnp.argsort(order)] * jax.nn.softmax(x @ p["router"]).max(-1)[:, None]
+    )
+
+
+def ragged_experts_in_a_loop(p, x):
+    """One of a traced length, whose derivative is not asked for."""
+    sizes, frozen = jnp.array([1, 0, 2, 0]), lax.stop_gradient(p["up"])
+    step = lambda up, y: jnp.tanh(lax.ragged_dot(y, up, sizes))
+    is_small = lambda y: jnp.sum(y * y) < 1e3
+    y = lax.while_loop(is_small, lambda y: 2 + y + step(frozen, y), x)
+    layer = jax.checkpoint(lambda y, _: (step(p["up"], y), None))
+    return score(lax.scan(layer, x + y, None, length=2)[0])
+
+
+def albert(p, i):
+    """A factorized table with a row of padding, tied to the output head."""
+    table = p["table"].at[0].set(0.0) @ p["proj"]
+    x = table[i]
+    q, k, v = heads(p, x)
+    x = x + jnp.einsum("thk,hkd->td", softmax_attention(q, k, v), p["o"])
+    return -jnp.diagonal(jax.nn.log_softmax(x @ table.T)[:, i]).sum()
+
+
+def lora_of_all(p, table, i):
+    """Merged into a frozen table and head, and into a kernel."""
+    table = table + p["table"]["a"] @ p["table"]["b"]
+    h = jnp.tanh(table[i] @ (jnp.eye(20) + p["w"]["a"] @ p["w"]["b"]))
+    return -jnp.diagonal(jax.nn.log_softmax(h @ table.T)[:, i]).sum()
+
+
 def selective_state_space(p, x):
     """As Mamba has it, without the convolution."""
     u = x @ p["in"]
@@ -233,6 +271,28 @@ ARCHITECTURES = {
         {"router": "gram", "up": "direct", "down": "direct"},
         **EXPERTS,
     ),
+    "top expert, ragged": of_x(
+        ragged_experts,
+        (3, 20),
+        {"router": "gram", "up": PLAIN, "down": PLAIN},
+        **EXPERTS,
+    ),
+    "top expert, ragged, in loops": of_x(
+        ragged_experts_in_a_loop, (3, 20), {"up": PLAIN}, up=(4, 20, 20)
+    ),
+    "albert": Model(
+        albert,
+        weights(table=(90, 8), proj=(8, 20), **ATTENTION),
+        (ids(0, 5, 3),),
+        gram(*"qkvo", table="gram + lookup", proj=PLAIN),
+    ),
+    "lora of table, head and kernel": Model(
+        lora_of_all,
+        weights(table=dict(a=(90, 8), b=(8, 20)), w=dict(a=(20, 9), b=(9, 20))),
+        (ids(0, 5, 3),),
+        {"table/a": "gram + lookup", "table/b": PLAIN} | gram("w/a", "w/b"),
+        frozen=lambda rng: (jnp.asarray(rng.normal(size=(90, 20))),),
+    ),
     "selective state space": of_x(
         selective_state_space,
         (3, 20),
@@ -250,4 +310,5 @@ ARCHITECTURES = {
     # Steps may come back to a kernel, so their gradients are formed and added.
     "layers by a traced index": w_only(layers_by_index, (2, 20, 20), (3, 20), FALLBACK),
     "decoder": decoder_model(),
+    **NETWORKS,
 }

@@ -11,6 +11,8 @@ import numpy as np
 # named after the primitive that gives it, which releases of JAX may change.
 PLAIN = "plain"
 FALLBACK = "materialized"
+# The rule of a product: which of its forms is the cheapest depends on the shapes.
+CHEAPEST = "cheapest"
 
 Draw = Callable[[np.random.Generator, int], Any]
 

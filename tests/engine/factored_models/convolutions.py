@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from tests.engine.factored_models.common import FALLBACK, PLAIN, of_x, score, w_only
+from tests.engine.factored_models.common import PLAIN, of_x, score, w_only
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,57 +58,78 @@ def cnn(p, x):
 
 
 LINE, VOLUME = ("NHC", "HIO", "NHC"), ("NDHWC", "DHWIO", "NDHWC")
-GRAM, TAPS = "convolution: gram", "convolution: taps"
+GRAM = "convolution: gram"
 
 CONVOLUTIONS = {
-    "conv": Conv().model((3, 3, 8, 12), (5, 4, 8), TAPS),
+    "conv": Conv().model((3, 3, 32, 48), (5, 4, 32), GRAM),
     "conv of few positions": Conv().model((3, 3, 8, 12), (2, 2, 8), GRAM),
     "conv of many positions": Conv().model((3, 2, 2, 3), (7, 6, 2), "direct"),
-    "valid conv": Conv(padding="VALID").model((3, 2, 8, 12), (6, 5, 8), TAPS),
+    "valid conv": Conv(padding="VALID").model((3, 2, 32, 48), (6, 5, 32), GRAM),
     "explicit padding": Conv(padding=((2, 0), (1, 3))).model(
-        (3, 3, 8, 12), (4, 3, 8), TAPS
+        (3, 3, 32, 48), (4, 3, 32), GRAM
     ),
     "negative padding": Conv(padding=((-1, 1), (0, -1))).model(
-        (3, 2, 8, 12), (6, 5, 8), TAPS
+        (3, 2, 32, 48), (6, 5, 32), GRAM
     ),
-    "strides": Conv((2, 3)).model((3, 4, 8, 12), (7, 8, 8), TAPS),
+    "strides": Conv((2, 3)).model((3, 4, 32, 48), (7, 8, 32), GRAM),
     "strides that skip the end": Conv((3, 2), "VALID").model(
         (2, 3, 8, 12), (7, 6, 8), GRAM
     ),
-    "dilated kernel": Conv(rhs_dilation=(2, 3)).model((3, 2, 8, 12), (5, 4, 8), TAPS),
+    "dilated kernel": Conv(rhs_dilation=(2, 3)).model((3, 2, 64, 96), (5, 4, 64), GRAM),
     "dilated kernel and strides": Conv((2, 2), rhs_dilation=(2, 1)).model(
-        (3, 3, 8, 12), (6, 5, 8), GRAM
+        (3, 3, 32, 48), (6, 5, 32), GRAM
     ),
     "dilated input": Conv(padding=((1, 2), (2, 1)), lhs_dilation=(2, 2)).model(
-        (3, 3, 8, 12), (3, 2, 8), TAPS
+        (3, 3, 64, 96), (3, 2, 64), GRAM
     ),
     "dilated input and kernel": Conv(
         padding=((2, 2), (1, 1)), lhs_dilation=(2, 1), rhs_dilation=(1, 2)
-    ).model((3, 3, 8, 12), (3, 4, 8), TAPS),
+    ).model((3, 3, 64, 96), (3, 4, 64), GRAM),
     "transposed conv": w_only(
         lambda w, x: score(lax.conv_transpose(x[None], w, (2, 2), "SAME")),
-        (3, 3, 8, 12),
-        (2, 3, 8),
-        TAPS,
+        (3, 3, 32, 48),
+        (2, 3, 32),
+        GRAM,
     ),
-    "groups": Conv(groups=2).model((3, 3, 8, 24), (3, 3, 16), GRAM),
+    "transposed conv of few channels": w_only(
+        lambda w, x: score(lax.conv_transpose(x[None], w, (2, 3), "SAME")),
+        (3, 4, 3, 2),
+        (5, 4, 3),
+        "direct",
+    ),
+    "transposed conv without overlap": w_only(
+        lambda w, x: score(lax.conv_transpose(x[None], w, (2, 2), "VALID")),
+        (2, 2, 24, 16),
+        (3, 2, 24),
+        "gram",
+    ),
+    "transposed conv, gradient of a conv": w_only(
+        lambda w, x: score(
+            lax.conv_transpose(x[None], w, (2, 1), "SAME", transpose_kernel=True)
+        ),
+        (3, 3, 48, 64),
+        (2, 2, 64),
+        GRAM,
+    ),
+    "large kernel": Conv().model((5, 7, 2, 3), (6, 9, 2), "direct"),
+    "groups": Conv(groups=2).model((3, 3, 32, 96), (3, 3, 64), GRAM),
     "groups of few positions": Conv(groups=2).model((3, 3, 8, 24), (2, 1, 16), GRAM),
     "groups of many positions": Conv(groups=2).model((2, 2, 2, 4), (5, 4, 4), "direct"),
     "groups, strides and dilation": Conv((2, 1), groups=3, rhs_dilation=(1, 2)).model(
-        (3, 2, 8, 24), (5, 3, 24), TAPS
+        (3, 2, 32, 96), (5, 3, 96), GRAM
     ),
-    "depthwise": Conv(groups=6).model((3, 3, 1, 6), (1, 1, 6), TAPS),
+    "depthwise": Conv(groups=6).model((3, 3, 1, 6), (1, 1, 6), "direct"),
     "depthwise of many positions": Conv(groups=6).model(
         (3, 3, 1, 6), (4, 4, 6), "direct"
     ),
     "channels first": Conv(layout=("NCHW", "OIHW", "NCHW")).model(
-        (12, 8, 3, 3), (8, 5, 4), TAPS
+        (48, 32, 3, 3), (32, 5, 4), GRAM
     ),
     "channels first, groups": Conv(groups=2, layout=("NCHW", "OIHW", "NCHW")).model(
-        (24, 8, 3, 3), (16, 3, 3), GRAM
+        (96, 32, 3, 3), (64, 3, 3), GRAM
     ),
     "mixed layouts": Conv(layout=("NHWC", "OIHW", "NCHW")).model(
-        (12, 8, 3, 3), (5, 4, 8), TAPS
+        (48, 32, 3, 3), (5, 4, 32), GRAM
     ),
     "one tap": Conv().model((1, 1, 20, 24), (2, 2, 20), "gram"),
     "one tap, many positions": Conv().model((1, 1, 3, 4), (4, 4, 3), "direct"),
@@ -121,32 +142,32 @@ CONVOLUTIONS = {
     ).model((24, 8, 2, 2), (8, 4, 4), "gram"),
     "conv of a line": Conv((1,), layout=LINE).model((5, 12, 16), (6, 12), GRAM),
     "causal conv": Conv((1,), ((4, 0),), rhs_dilation=(2,), layout=LINE).model(
-        (3, 12, 16), (6, 12), GRAM
+        (3, 36, 48), (6, 36), GRAM
     ),
     "conv of a volume": Conv((1, 1, 2), layout=VOLUME).model(
-        (2, 3, 2, 8, 12), (3, 2, 3, 8), TAPS
+        (2, 3, 2, 32, 48), (3, 2, 3, 32), GRAM
     ),
     "conv of many taps": Conv((1,), ((70, 70),), layout=LINE).model(
-        (130, 2, 3), (4, 2), FALLBACK
+        (130, 2, 3), (4, 2), "direct"
     ),
-    "conv used twice": w_only(shared_conv, (3, 3, 16, 16), (3, 2, 16), GRAM),
-    "conv in a scan": w_only(conv_in_a_scan, (3, 3, 16, 16), (3, 2, 16), GRAM),
+    "conv used twice": w_only(shared_conv, (3, 3, 48, 48), (3, 2, 48), GRAM),
+    "conv in a scan": w_only(conv_in_a_scan, (3, 3, 48, 48), (3, 2, 48), GRAM),
     "conv layers by scan": w_only(
-        conv_layers_by_scan, (2, 3, 3, 12, 12), (3, 2, 12), GRAM
+        conv_layers_by_scan, (2, 3, 3, 32, 32), (3, 2, 32), GRAM
     ),
     "conv under vmap over views": w_only(
         lambda w, x: jax.vmap(lambda x: score(Conv()(w, x)))(x).sum(),
-        (3, 3, 8, 12),
-        (2, 3, 2, 8),
-        TAPS,
+        (3, 3, 48, 64),
+        (2, 3, 2, 48),
+        GRAM,
     ),
     "cnn": of_x(
         cnn,
         (6, 6, 3),
-        {"one": GRAM, "bias": PLAIN, "two": GRAM, "head": "outer product"},
-        one=(3, 3, 3, 16),
-        bias=(16,),
-        two=(3, 3, 16, 16),
-        head=(16, 10),
+        {"one": "direct", "bias": PLAIN, "two": GRAM, "head": "outer product"},
+        one=(3, 3, 3, 32),
+        bias=(32,),
+        two=(3, 3, 32, 32),
+        head=(32, 10),
     ),
 }

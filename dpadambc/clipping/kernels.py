@@ -1,0 +1,123 @@
+"""Which parameters are kernels: those that the loss multiplies the data by."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+
+from dpadambc.core.per_example import Arguments
+from dpadambc.engine import jaxprs
+
+# Of these, the gradient of one operand can be larger than both others are.
+_PRODUCTS = {
+    *("dot_general", "conv_general_dilated", "ragged_dot_general"),
+    *("gather", "dynamic_slice"),
+    *("triangular_solve", "custom_linear_solve"),
+}
+# A kernel that data multiplies entry by entry is a kernel.
+_BY_ENTRY = {"mul", "div", "select_n"}
+_CALLS = jaxprs.INLINED | jaxprs.REMATERIALIZED | jaxprs.CUSTOM
+
+
+@dataclasses.dataclass(frozen=True)
+class _Origin:
+    """Of what a value of the loss is computed."""
+
+    params: frozenset[str] = frozenset()  # of which it is a function, without a sum
+    has_data: bool = False
+
+
+_Origins = list[_Origin]
+
+
+def names(
+    fun: Callable[..., Any], parts: Arguments, args: Sequence[Any]
+) -> frozenset[str]:
+    """The paths of the parameters that multiply data, or in which data looks up.
+
+    Themselves or in functions of them, such as `w * mask`, by a matrix product or a
+    convolution. A bias, a scale and positions are added to data or multiply it entry by
+    entry; their gradients are no larger than what they are added to.
+
+    Args:
+      fun: the loss of one example, which is traced.
+      parts: of its arguments.
+      args: for one example, arrays or `jax.ShapeDtypeStruct`.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(parts.params(args))
+    paths = iter([jax.tree_util.keystr(path) or "params" for path, _ in leaves])
+    origins = {
+        i: [_Origin(frozenset({next(paths)})) for _ in jax.tree.leaves(args[i])]
+        for i in parts.differentiated
+    }
+    for i in set(range(len(args))) - origins.keys():
+        origin = _Origin(has_data=i in parts.batched(args))
+        origins[i] = [origin for _ in jax.tree.leaves(args[i])]
+    closed = jax.make_jaxpr(lambda *args: fun(*jax.tree.map(lambda x: x, args)))(*args)
+    found: set[str] = set()
+    _follow(closed.jaxpr, [x for i in sorted(origins) for x in origins[i]], found)
+    return frozenset(found)
+
+
+def _follow(jaxpr: jex.Jaxpr, origins: _Origins, found: set[str]) -> _Origins:
+    """The origins of the outputs; adds the kernels to those that are found."""
+    known = dict(zip(jaxpr.invars, origins, strict=True))
+    of = lambda x: _Origin() if jaxprs.is_literal(x) else known.get(x, _Origin())
+    for eqn in jaxpr.eqns:
+        outs = _of_outputs(eqn, list(map(of, eqn.invars)), found)
+        known.update(zip(eqn.outvars, outs, strict=True))
+    return list(map(of, jaxpr.outvars))
+
+
+def _of_outputs(eqn: jex.JaxprEqn, origins: _Origins, found: set[str]) -> _Origins:
+    name = eqn.primitive.name
+    if name in _CALLS:
+        return _follow(jaxprs.body(eqn).jaxpr, origins, found)
+    if name == "cond":
+        branches = map(jaxprs.closed, eqn.params["branches"])
+        outs = [_follow(each.jaxpr, origins[1:], found) for each in branches]
+        return [_joined(several) for several in zip(*outs, strict=True)]
+    if name == "scan":
+        body, counts = jaxprs.body(eqn).jaxpr, jaxprs.scan_counts(eqn)
+        return _of_loop(body, *counts, origins, found)
+    if name == "while":
+        body = jaxprs.closed(eqn.params["body_jaxpr"]).jaxpr
+        consts = eqn.params["body_nconsts"]
+        of_body = origins[eqn.params["cond_nconsts"] :]
+        return _of_loop(body, consts, len(of_body) - consts, of_body, found)
+    return [_of_primitive(name, origins, found) for _ in eqn.outvars]
+
+
+def _of_primitive(name: str, origins: _Origins, found: set[str]) -> _Origin:
+    origin = _joined(origins)
+    if name in _PRODUCTS and origin.has_data:
+        for i, factor in enumerate(origins):
+            if _joined(origins[:i] + origins[i + 1 :]).has_data:
+                found |= factor.params
+        return _Origin(has_data=True)
+    used = [x for x in origins if x != _Origin()]
+    if origin.has_data and len(used) > 1 and name not in _BY_ENTRY:
+        return _Origin(has_data=True)  # a bias added to data, say, is an activation
+    return origin
+
+
+def _of_loop(
+    body: jex.Jaxpr, num_consts: int, num_carry: int, origins: _Origins, found: set[str]
+) -> _Origins:
+    """Of a loop's outputs: of its carries, whatever comes into them at any step."""
+    end = num_consts + num_carry
+    consts, carry, xs = origins[:num_consts], origins[num_consts:end], origins[end:]
+    while True:
+        outs = _follow(body, [*consts, *carry, *xs], found)
+        joined = [_joined(pair) for pair in zip(carry, outs, strict=False)]
+        if joined == carry:
+            return [*carry, *outs[num_carry:]]
+        carry = joined
+
+
+def _joined(origins: Sequence[_Origin]) -> _Origin:
+    """Of any of several."""
+    params = frozenset().union(*(x.params for x in origins))
+    return _Origin(params, any(x.has_data for x in origins))
