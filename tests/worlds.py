@@ -20,6 +20,16 @@ def poisson(terms, sampling_prob):
         yield np.dot(taken, terms), share * (1 - sampling_prob) ** taken.count(0)
 
 
+def truncated(terms, sampling_prob, batch_size):
+    """All Poisson samples; of one that is too large, all of its subsets."""
+    for taken in itertools.product([False, True], repeat=len(terms)):
+        sampled = [term for term, is_in in zip(terms, taken, strict=True) if is_in]
+        share = sampling_prob ** len(sampled)
+        share *= (1 - sampling_prob) ** (len(terms) - len(sampled))
+        for total, part in without_replacement(sampled, min(len(sampled), batch_size)):
+            yield total, share * part
+
+
 def without_replacement(terms, batch_size):
     """All subsets of one size."""
     subsets = list(itertools.combinations(terms, batch_size))

@@ -17,8 +17,8 @@ import numpy as np
 from dpadambc.core import validate
 from dpadambc.engine import search
 
-# How close a calibrated epsilon comes to its target, and where the search begins.
-_ACCURACY, _ROUGHLY = 1e-4, 2e-2
+# A target that epsilon jumps over is refused where it is missed by more than this.
+_MISSED = 1e-3
 
 
 def solved(
@@ -34,18 +34,22 @@ def solved(
     """
     validate.positive(target_epsilon=target_epsilon)
     target_epsilon = float(target_epsilon)  # in double precision, whatever it is in
+    enough = (
+        1 - search.ROUGHLY
+    ) * target_epsilon  # far below the target, about is enough
 
     @functools.cache
     def gap(x: float, **how: float) -> float:
         # Bounded, since the search cannot use infinity.
-        return math.log(np.clip(epsilon_of(x, **how) / target_epsilon, 1e-3, 1e3))
+        ratio = epsilon_of(x, enough=enough, **how) / target_epsilon
+        return math.log(np.clip(ratio, 1e-3, 1e3))
 
-    allowed = round if unknown == "iterations" else float
-    enough = (1 - _ROUGHLY) * target_epsilon
+    takes_steps = unknown == "iterations"
+    allowed = round if takes_steps else float
     # To a few percent, and from above: where this is affordable, it is.
-    rough_gap = lambda x: gap(allowed(x), tolerance=_ROUGHLY, enough=enough)
-    start, factor, end = {  # of a grid, from the side of little epsilon
-        "noise_multiplier": (2.0**14, 0.25, 2.0**-10),
+    rough_gap = lambda x: gap(allowed(x), tolerance=search.ROUGHLY)
+    grid = start, _, end = {  # from the side of little epsilon
+        "noise_multiplier": (2.0**20, 0.25, 2.0**-40),
         "sampling_prob": (2.0**-24, 4.0, 1.0),
         "iterations": (1, 4, 2**30),
     }[unknown]
@@ -54,13 +58,16 @@ def solved(
             f"Expected a target_epsilon that some {unknown} can reach, got"
             f" {target_epsilon:g}, which is exceeded even at {start:g}."
         )
-    good, bad = search.bracket(rough_gap, start, factor, end)
-    if good == end:
-        return end
-    near = search.root(rough_gap, good, bad, tolerance=_ROUGHLY / 2)
-    if unknown == "iterations":
-        return search.last_near(gap, near, round(good), round(bad))
-    return search.polished(gap, near, good, bad, _ACCURACY)
+    found = search.solution(rough_gap, gap, grid, takes_steps)
+    beyond = math.ceil((1 + 2 * search.ACCURACY) * found) + 1
+    jumps = found != end and (not takes_steps or epsilon_of(beyond) == math.inf)
+    if gap(found) > 0 or (jumps and gap(found) < -_MISSED):
+        raise ValueError(
+            f"Expected a target_epsilon that some {unknown} meets, got"
+            f" {target_epsilon:g}: the largest below it is {epsilon_of(found):g}. Ask"
+            " for that, or take another accountant."
+        )
+    return found
 
 
 _ASKED = ("epochs", "batch_size", "num_examples")

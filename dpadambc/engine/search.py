@@ -8,32 +8,54 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import scipy.optimize
+# How near a gap comes to zero: roughly, where that costs less, and in the end.
+ROUGHLY, ACCURACY = 2e-2, 1e-4
+# After so many trials a search ends, and where only a slope beyond this would do.
+_MOST_TRIALS, _STEEPEST = 100, 1e3
+
+
+def solution(
+    rough_gap: Callable[[float], float],
+    gap: Callable[[Any], float],
+    grid: tuple[float, float, float],
+    is_whole: bool,
+) -> Any:
+    """The last number whose gap is not positive: roughly, and then as it is.
+
+    Args:
+      rough_gap: about the gap, which costs less.
+      gap: the logarithm of epsilon over its target, which may jump.
+      grid: the start, the factor and the end of the numbers tried first.
+      is_whole: whether the numbers are whole.
+    """
+    _, factor, end = grid
+    good, bad = bracket(rough_gap, *grid)
+    if bad == end and gap(end) <= 0:
+        return end
+    middle = math.sqrt(good * bad)
+    near = last_number(rough_gap, middle, good, bad, ROUGHLY / 2)
+    if is_whole:
+        return last_near(gap, near, round(good), round(bad))
+    step = factor**0.1  # more than the rough one may be off by
+    good, bad = near / step, bad if bad == end else near * step
+    return last_number(gap, near, good, bad, ACCURACY)
 
 
 def bracket(
     gap: Callable[[float], float], start: float, factor: float, end: float
 ) -> tuple[float, float]:
-    """The last of start, start * factor, ... before a positive gap, and the next."""
-    good = start
-    while good != end and gap(good * factor) <= 0:
-        good *= factor
-    return good, good * factor
+    """Of start, start * factor, ..., end the first whose gap is positive, or the end.
+
+    Returns:
+      The number before it, and it.
+    """
+    bad = start * factor
+    while bad != end and gap(bad) <= 0:
+        bad *= factor
+    return bad / factor, bad
 
 
-def root(
-    gap: Callable[[float], float], good: float, bad: float, *, tolerance: float
-) -> float:
-    """A number near the sign change of the gap, to a relative tolerance."""
-    found: Any = scipy.optimize.root_scalar(
-        lambda x: gap(math.exp(x)),
-        bracket=(math.log(good), math.log(bad)),
-        xtol=tolerance,
-    )
-    return math.exp(found.root)
-
-
-def polished(
+def last_number(
     gap: Callable[[float], float],
     near: float,
     good: float,
@@ -43,32 +65,30 @@ def polished(
     """A number where a gap is at most zero, and hardly less, by the secant method.
 
     Args:
-      gap: the logarithm of epsilon over its target, smooth but for rounding.
+      gap: the logarithm of epsilon over its target, which may jump.
       near: a number near its change of sign.
       good: where it is at most zero.
-      bad: where it is positive, or hardly less.
+      bad: on the other side of the change.
       accuracy: how far below zero it may be.
 
     Returns:
-      A number between the good and the bad one.
+      A number between the two; where the gap jumps, the last one before that.
     """
-    to_good = math.copysign(1, good - bad)
-    ends = sorted((math.log(good), math.log(bad)))
-    x, slope, at_x = math.log(near), -to_good, gap(near)
-    for _ in range(10):
-        if -accuracy <= at_x <= 0:
-            break
-        before, at_before = x, at_x
-        x = min(max(x - (at_x + accuracy / 2) / slope, ends[0]), ends[1])
-        if x == before:
-            break
+    good, bad, x = math.log(good), math.log(bad), math.log(near)
+    slope, before, at_good = math.copysign(1, bad - good), None, 0.0
+    for _ in range(_MOST_TRIALS):
         at_x = gap(math.exp(x))
-        if (at_x - at_before) * (x - before) * to_good < 0:
-            slope = (at_x - at_before) / (x - before)
-    while at_x > 0:  # whatever its shape is
-        x += to_good * 2 * max(accuracy, at_x)
-        at_x = gap(math.exp(x))
-    return math.exp(x)
+        good, bad, at_good = (x, bad, at_x) if at_x <= 0 else (good, x, at_good)
+        width = abs(bad - good)
+        if -accuracy <= at_x <= 0 or width < max(accuracy / 10, -at_good / _STEEPEST):
+            break
+        if before and (at_x - before[1]) * (x - before[0]) * slope > 0:
+            slope = (at_x - before[1]) / (x - before[0])
+        before = x, at_x
+        x -= (at_x + accuracy / 2) / slope
+        if not min(good, bad) < x < max(good, bad):
+            x = (good + bad) / 2
+    return math.exp(good)
 
 
 def last_near(gap: Callable[[int], float], near: float, good: int, bad: int) -> int:

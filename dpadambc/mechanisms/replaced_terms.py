@@ -38,15 +38,13 @@ import dataclasses
 import numpy as np
 import scipy.special
 import scipy.stats
-from dp_accounting.pld import pld_pmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from dpadambc.core.clip import NeighboringRelation
 from dpadambc.mechanisms.events import ReadableDpEvent
+from dpadambc.mechanisms.profiles import losses_of_profile
 
-# The profile is cut where it falls below this, or at a loss whose exponential is near
-# the largest number; the rest counts as infinite loss.
-_TAIL = 1e-22
+# Its exponential is near the largest number.
 _LARGEST_LOSS = 600.0
 _ndtr = scipy.special.ndtr
 
@@ -96,17 +94,8 @@ class ReplacedTermsDpEvent(ReadableDpEvent):
 
     def privacy_losses(self, interval: float) -> PrivacyLossDistribution:
         """The privacy losses of one step on a grid, from above."""
-        last = 10 * interval
-        while last < _LARGEST_LOSS and self.deltas(np.array([last]))[0] > _TAIL:
-            last = min(1.25 * last, _LARGEST_LOSS)
-        size = int(np.ceil(last / interval))
-        profile = np.clip(self.deltas(np.arange(-size, size + 1) * interval), 0, 1)
-        # Rounding may break the order; the larger one is the bound.
-        profile = np.maximum.accumulate(profile[::-1])[::-1]
         return PrivacyLossDistribution(
-            pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
-                interval, -size, size, profile
-            )
+            losses_of_profile(self.deltas, interval, _LARGEST_LOSS)
         )
 
     def renyi_divergences(self, orders: np.ndarray) -> np.ndarray:

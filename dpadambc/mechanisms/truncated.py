@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import optax
 
 from dpadambc.core import validate
-from dpadambc.core.accounting import PLD, gaussian
+from dpadambc.core.accounting import PLD
 from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.sampling import Batch, selection_bits
+from dpadambc.mechanisms._truncated import TruncatedPoissonDpEvent
 
 _REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 _REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
@@ -81,12 +82,12 @@ class TruncatedPoissonGaussian(Mechanism):
         validate.count(num_examples=self.num_examples, least=1)
 
     def _event(self, steps: int, noise_multiplier: float) -> dp_accounting.DpEvent:
-        one = gaussian(noise_multiplier, self.neighboring_relation)
-        step = dp_accounting.TruncatedSubsampledGaussianDpEvent(
-            self.num_examples,
+        step = TruncatedPoissonDpEvent(
+            noise_multiplier,
             self.sampling_prob,
             self.truncated_batch_size,
-            one.noise_multiplier,
+            self.num_examples,
+            self.neighboring_relation,
         )
         return dp_accounting.SelfComposedDpEvent(step, steps)
 
