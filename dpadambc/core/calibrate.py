@@ -12,8 +12,6 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-import numpy as np
-
 from dpadambc.core import validate
 from dpadambc.engine import search
 
@@ -39,29 +37,24 @@ def solved(
     ) * target_epsilon  # far below the target, about is enough
 
     @functools.cache
-    def gap(x: float, **how: float) -> float:
-        # Bounded, since the search cannot use infinity.
-        ratio = epsilon_of(x, enough=enough, **how) / target_epsilon
-        return math.log(np.clip(ratio, 1e-3, 1e3))
+    def ratio(x: float, **how: float) -> float:
+        return epsilon_of(x, enough=enough, **how) / target_epsilon
 
     takes_steps = unknown == "iterations"
-    allowed = round if takes_steps else float
-    # To a few percent, and from above: where this is affordable, it is.
-    rough_gap = lambda x: gap(allowed(x), tolerance=search.ROUGHLY)
     grid = start, _, end = {  # from the side of little epsilon
         "noise_multiplier": (2.0**20, 0.25, 2.0**-40),
         "sampling_prob": (2.0**-24, 4.0, 1.0),
         "iterations": (1, 4, 2**30),
     }[unknown]
-    if gap(start) > 0:
+    if ratio(start) > 1:
         raise ValueError(
             f"Expected a target_epsilon that some {unknown} can reach, got"
             f" {target_epsilon:g}, which is exceeded even at {start:g}."
         )
-    found = search.solution(rough_gap, gap, grid, takes_steps)
+    found = search.solution(ratio, grid, takes_steps)
     beyond = math.ceil((1 + 2 * search.ACCURACY) * found) + 1
     jumps = found != end and (not takes_steps or epsilon_of(beyond) == math.inf)
-    if gap(found) > 0 or (jumps and gap(found) < -_MISSED):
+    if ratio(found) > 1 or (jumps and ratio(found) < 1 - _MISSED):
         raise ValueError(
             f"Expected a target_epsilon that some {unknown} meets, got"
             f" {target_epsilon:g}: the largest below it is {epsilon_of(found):g}. Ask"

@@ -129,12 +129,14 @@ def real_arrays(**named: Any) -> None:
     name, tree = _single(named)
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         dtype = getattr(leaf, "dtype", None)
-        if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+        is_real = dtype is not None and jnp.issubdtype(dtype, jnp.floating)
+        if not is_real or jnp.finfo(dtype).bits < 16:
             raise TypeError(
                 f"Expected {name}{jax.tree_util.keystr(path)} to be an array of real"
-                f" floating-point numbers, got {dtype or type(leaf).__name__}. Give a"
-                " complex one as a pair, real part and imaginary part, and one that is"
-                " not trained as another argument."
+                " floating-point numbers of 16 bits or more, got"
+                f" {dtype or type(leaf).__name__}. Give a complex one as a pair, real"
+                " part and imaginary part, and one that is not trained as another"
+                " argument."
             )
 
 

@@ -12,6 +12,12 @@ def at_least_float32(dtype: Any) -> jnp.dtype:
     return jnp.promote_types(dtype, jnp.float32)
 
 
+def at_least_16_bits(x: jax.Array) -> jax.Array:
+    """The same numbers in a dtype that JAX promotes: bfloat16 has all of float8."""
+    is_narrow = jnp.issubdtype(x.dtype, jnp.floating) and jnp.finfo(x.dtype).bits < 16
+    return x.astype(jnp.bfloat16) if is_narrow else x
+
+
 def rounded(x: jax.Array) -> jax.Array:
     """The numbers as their dtype has them, where XLA may compute with more digits.
 

@@ -434,6 +434,7 @@ def of_grams(
 
 def dot_general(a: jax.Array, g: jax.Array, dimension_numbers) -> Product:
     """`lax.dot_general(a, g, dimension_numbers)`, not yet multiplied."""
+    a, g = map(precision.at_least_16_bits, (a, g))
     (a_contract, g_contract), (a_batch, g_batch) = dimension_numbers
     a_axes = list(range(a.ndim))
     g_axes = list(range(a.ndim, a.ndim + g.ndim))

@@ -15,25 +15,28 @@ _MOST_TRIALS, _STEEPEST = 100, 1e3
 
 
 def solution(
-    rough_gap: Callable[[float], float],
-    gap: Callable[[Any], float],
-    grid: tuple[float, float, float],
-    is_whole: bool,
+    ratio: Callable[..., float], grid: tuple[float, float, float], is_whole: bool
 ) -> Any:
-    """The last number whose gap is not positive: roughly, and then as it is.
+    """The last number at which epsilon does not exceed its target.
 
     Args:
-      rough_gap: about the gap, which costs less.
-      gap: the logarithm of epsilon over its target, which may jump.
+      ratio: of epsilon to the target, to a `tolerance` that it takes. It may jump.
       grid: the start, the factor and the end of the numbers tried first.
       is_whole: whether the numbers are whole.
     """
+
+    def gap(x: float, **how: float) -> float:
+        # Bounded, since no step can be computed from infinity.
+        return math.log(min(max(ratio(x, **how), 1e-3), 1e3))
+
+    allowed = round if is_whole else float
+    # To a few percent, and from above: where this is affordable, it is.
+    rough_gap = lambda x: gap(allowed(x), tolerance=ROUGHLY)
     _, factor, end = grid
     good, bad = bracket(rough_gap, *grid)
     if bad == end and gap(end) <= 0:
         return end
-    middle = math.sqrt(good * bad)
-    near = last_number(rough_gap, middle, good, bad, ROUGHLY / 2)
+    near = last_number(rough_gap, math.sqrt(good * bad), good, bad, ROUGHLY / 2)
     if is_whole:
         return last_near(gap, near, round(good), round(bad))
     step = factor**0.1  # more than the rough one may be off by

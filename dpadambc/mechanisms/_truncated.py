@@ -91,13 +91,12 @@ class FullBatches(NamedTuple):
             # ln(exp(x) - 1), where exp(x) is no number too.
             less = epsilons + np.log(-np.expm1(-epsilons))
         moved = lambda t, by: by * t - by**2 / 2  # of a density, its logarithm
-        lows, highs = np.full_like(epsilons, -1e3), np.full_like(epsilons, 1e3)
+        t, width = np.zeros_like(epsilons), 1e3
         for _ in range(64):
-            t = (lows + highs) / 2
             others = less + np.logaddexp(a, b + moved(t, s))
             falls = np.logaddexp(epsilons + h + moved(t, v), others)
-            grows = h + moved(t, -u) > falls
-            lows, highs = np.where(grows, t, lows), np.where(grows, highs, t)
+            width /= 2
+            t += np.where(h + moved(t, -u) > falls, width, -width)
         others = less + np.logaddexp(a + _log_ndtr(t), b + _log_ndtr(t - s))
         taken = np.logaddexp(epsilons + h + _log_ndtr(t - v), others)
         first = h + _log_ndtr(t + u)

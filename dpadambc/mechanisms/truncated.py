@@ -54,8 +54,8 @@ class TruncatedPoissonGaussian(Mechanism):
       2.59
 
     References:
-      The accounting is dp-accounting's `TruncatedSubsampledGaussianDpEvent`: Ganesh,
-      `Tighter Privacy Analysis for Truncated Poisson Sampling
+      The theorem is in `mechanisms._truncated`. A looser one, which reveals whether a
+      batch was cut: Ganesh, `Tighter Privacy Analysis for Truncated Poisson Sampling
       <https://arxiv.org/abs/2508.15089>`_, 2025
     """
 
@@ -71,7 +71,7 @@ class TruncatedPoissonGaussian(Mechanism):
 
     solvable = ("noise_multiplier", "iterations", "sampling_prob")
     # Adding or removing an example changes the size that the cost of truncation
-    # depends on, and dp-accounting has no RDP bound for it.
+    # depends on, and there is no Rényi bound.
     relations = {_REPLACE_SPECIAL: (PLD,), _REPLACE_ONE: (PLD,)}
     draws_steps_alone = True
 
