@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dpadambc.engine import convolution, forms, lookup, product, shared, view
 from dpadambc.engine.interface import Entrywise, Gradient
@@ -118,9 +119,10 @@ def _pad(params: Params, grad: Gradient, value: Any) -> Gradient | None:
     if min(*low, *high) < 0:
         starts = tuple(max(-n, 0) for n in low)
         ends = zip(grad.shape, high, strict=True)
-        grad = grad.slice(starts, tuple(size + min(n, 0) for size, n in ends))
-        if grad is None:
+        part = grad.slice(starts, tuple(size + min(n, 0) for size, n in ends))
+        if part is None:
             return None
+        grad = part
     widths = [tuple(max(int(n), 0) for n in side) for side in (low, high)]
     return forms.padded(grad, *widths) if any(map(any, widths)) else grad
 
@@ -184,7 +186,7 @@ def _entrywise(fun: Entrywise, grad: Any, x: Any) -> Gradient | None:
     if is_formed or not isinstance(grad, Gradient) or isinstance(x, Gradient):
         return None
     x = jnp.reshape(x, (*[1] * (len(grad.shape) - jnp.ndim(x)), *jnp.shape(x)))
-    shape, settled = jnp.broadcast_shapes(x.shape, grad.shape), grad.settled()
+    shape, settled = np.broadcast_shapes(x.shape, grad.shape), grad.settled()
     wide = settled if shape == grad.shape else settled.broadcast(shape)
     return None if wide is None else wide.entrywise(fun, x)
 

@@ -223,12 +223,12 @@ PENALTIES = {
     ),
     "rows of a table scaled": of_ids(
         lambda p, i: score((p["t"] * p["s"][:, None])[i]),
-        {"t": "lookup", "s": PLAIN},
+        {"t": "lookup", "s": "lookup"},
         t=(30, 8),
         s=(30,),
     ),
     "unit rows of a table": of_ids(
-        lambda p, i: score(unit(p["t"], 1)[i]), {"t": "lookup + shared"}, t=(30, 8)
+        lambda p, i: score(unit(p["t"], 1)[i]), {"t": "lookup"}, t=(30, 8)
     ),
     "unit norm of a kernel": w_only(
         lambda w, x: score(x @ (w / jnp.linalg.norm(w))), SQUARE, FEW, SHARED
@@ -281,10 +281,10 @@ PENALTIES = {
         convolved(
             lambda p: unit(p["w"], (0, 1, 2)) * p["g"][None, None, None], groups=2
         ),
-        (2, 2, 16),
+        (2, 2, 64),
         {"w": CONV + " + shared", "g": PLAIN},
-        w=TAPS,
-        g=(12,),
+        w=(3, 3, 32, 48),
+        g=(48,),
     ),
     "taps scaled by input": of_x(
         convolved(lambda p: p["w"] * p["s"][None, None, :, None]),
@@ -296,7 +296,7 @@ PENALTIES = {
     "taps scaled each": of_x(
         convolved(lambda p: p["w"] * p["s"][..., None, None]),
         (2, 2, 8),
-        {"w": PLAIN, "s": PLAIN},
+        {"w": PLAIN, "s": FALLBACK},
         w=TAPS,
         s=(3, 3),
     ),
