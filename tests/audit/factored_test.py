@@ -34,7 +34,7 @@ def attention_loss(w, x):
 SEQUENCE = lambda w, x: jnp.sum(jnp.tanh(x @ w))
 EMBEDDING = lambda w, ids: jnp.sum(jnp.tanh(w[ids].sum(0)))
 TOKENS = jax.random.randint(KEYS[1], (8, 6), 0, 30)
-IMAGES = DRAW(1, 8, 8, 4, 4)
+IMAGES = DRAW(1, 8, 32, 4, 4)
 MODELS = {
     "dense": (SEQUENCE, DRAW(2, 50, 40), ROWS),
     "dense at zero": (SEQUENCE, jnp.zeros((50, 40)), ROWS),
@@ -47,7 +47,7 @@ MODELS = {
         training.with_compute_dtype(SEQUENCE, jnp.float16),
         *(DRAW(2, 50, 40), ROWS),
     ),
-    "convolution": (conv_loss, DRAW(2, 16, 8, 3, 3), IMAGES),
+    "convolution": (conv_loss, DRAW(2, 32, 32, 3, 3), IMAGES),
     "embedding": (EMBEDDING, DRAW(2, 30, 40), TOKENS),
     "scan": (scan_loss, {"x": DRAW(2, 50, 40), "h": DRAW(3, 40, 40)}, ROWS),
     # The gradient of b is zero but for rounding.
