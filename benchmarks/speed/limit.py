@@ -39,7 +39,7 @@ def _compiled_operations(fun: Callable[..., Any], args: Sequence[Any]) -> float:
 
 
 def _inner_jaxprs(value: Any) -> Iterator[Jaxpr]:
-    """The jaxprs among the parameters of an equation."""
+    """The jaxprs in a parameter of an equation."""
     if isinstance(value, ClosedJaxpr):
         yield value.jaxpr
     elif isinstance(value, Jaxpr):
@@ -60,7 +60,11 @@ def _other_iterations(jaxpr: Jaxpr) -> float:
             )
             total += (length - 1) * once + length * _other_iterations(body.jaxpr)
             continue
-        for inner in _inner_jaxprs(list(equation.params.values())):
+        params = dict(equation.params)
+        if platforms := params.pop("branches_platforms", None):
+            is_cpu = [of is None or "cpu" in of for of in platforms]
+            params = {"branch": params["branches"][is_cpu.index(True)]}
+        for inner in _inner_jaxprs(list(params.values())):
             total += _other_iterations(inner)
     return total
 
