@@ -4,10 +4,11 @@ The search keeps `width` beginnings of a text. Each step goes on with every toke
 keeps those with the greatest log probability by token; a text that has ended is no
 longer changed, and stays while it is among them. A width of one is greedy decoding.
 
-`read` and `go_on` are of one table and one text, without a batch axis, as the model is.
+A `Writer` is of one table and one text, without a batch axis, as models are.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +24,23 @@ GROUP_SIZE = 16  # tables; eight times as many on an accelerator
 KeysAndValues = list[tuple[jax.Array, jax.Array]]  # of each block
 
 
+class Writer(NamedTuple):
+    """How a kind of model writes a text about a table.
+
+    Attributes:
+      read: of the model and the tokens of a table, shape (P,), `PADDING` at the end;
+        returns what all texts about it have in common, with the `logits` of the first
+        token, shape (num_tokens,).
+      room: of that and the length of a text; what is kept of an empty text.
+      go_on: of the model, the table, what is kept, a place in the text and the token
+        that is put there; returns what is kept then, and the logits of the next token.
+    """
+
+    read: Callable[[Any, jax.Array], Any]
+    room: Callable[[Any, int], Any]
+    go_on: Callable[..., tuple[Any, jax.Array]]
+
+
 class Table(NamedTuple):
     """What all texts about a table have in common."""
 
@@ -34,7 +52,7 @@ class Table(NamedTuple):
 class Beam(NamedTuple):
     """Beginnings of a text, the best first."""
 
-    kept: KeysAndValues  # shape=(width, N, num_heads, width of a head) each
+    kept: Any  # each array with the beginnings along axis 0
     logits: jax.Array  # shape=(width, num_tokens), of their next token
     tokens: jax.Array  # shape=(width, N), `PADDING` at the end
     total: jax.Array  # shape=(width,), of log probabilities
@@ -75,11 +93,19 @@ def go_on(
     return longer, model.write(x)[0]
 
 
-def _start(table: Table, width: int, length: int) -> Beam:
+def _room(table: Table, length: int) -> KeysAndValues:
+    room = lambda x: jnp.zeros((length, *x.shape[1:]), x.dtype)
+    return jax.tree.map(room, table.kept)
+
+
+ENCODER = Writer(read, _room, go_on)
+
+
+def _start(writer: Writer, table: Any, width: int, length: int) -> Beam:
     """One beginning, which is empty; the others are impossible."""
-    room = lambda x: jnp.zeros((width, length, *x.shape[1:]), x.dtype)
+    repeat = lambda x: jnp.broadcast_to(x, (width, *x.shape))
     return Beam(
-        jax.tree.map(room, table.kept),
+        jax.tree.map(repeat, writer.room(table, length)),
         jnp.broadcast_to(table.logits, (width, *table.logits.shape)),
         jnp.full((width, length), PADDING),
         jnp.where(jnp.arange(width) == 0, 0.0, -jnp.inf),
@@ -103,18 +129,24 @@ def _chosen(beam: Beam, end: int) -> tuple[jax.Array, Beam]:
 
 
 def _longer(
-    model: Generator, table: Table, beam: Beam, place: jax.Array, end: int
+    writer: Writer, model: Any, table: Any, beam: Beam, place: jax.Array, end: int
 ) -> Beam:
     """The best beginnings with a token more, at this place."""
     token, beam = _chosen(beam, end)
-    each = jax.vmap(lambda kept, token: go_on(model, table, kept, place, token))
+    each = jax.vmap(lambda kept, token: writer.go_on(model, table, kept, place, token))
     kept, logits = each(beam.kept, token)
     tokens = beam.tokens.at[:, place].set(token)
     return beam._replace(kept=kept, logits=logits, tokens=tokens)
 
 
 def beam_search(
-    model: Generator, tables: jax.Array, *, width: int, length: int, end: int
+    model: Any,
+    tables: jax.Array,
+    *,
+    width: int,
+    length: int,
+    end: int,
+    writer: Writer = ENCODER,
 ) -> jax.Array:
     """A text about each table.
 
@@ -124,17 +156,18 @@ def beam_search(
       width: how many beginnings are kept.
       length: at which a text ends in any case.
       end: the token that ends it.
+      writer: of models of this kind.
 
     Returns:
       Tokens, shape (num_tables, length), with `end` if the text has ended, and then
       `PADDING`.
     """
-    about = jax.vmap(functools.partial(read, model))(tables)
-    beams = jax.vmap(lambda table: _start(table, width, length))(about)
+    about = jax.vmap(functools.partial(writer.read, model))(tables)
+    beams = jax.vmap(lambda table: _start(writer, table, width, length))(about)
 
     def step(state: tuple[jax.Array, Beam]) -> tuple[jax.Array, Beam]:
         place, beams = state
-        longer = lambda table, beam: _longer(model, table, beam, place, end)
+        longer = lambda table, beam: _longer(writer, model, table, beam, place, end)
         return place + 1, jax.vmap(longer)(about, beams)
 
     is_open = lambda state: (state[0] < length) & ~jnp.all(state[1].is_ended)
@@ -143,21 +176,18 @@ def beam_search(
 
 
 @functools.partial(
-    jax.jit, static_argnums=0, static_argnames=("width", "length", "end")
+    jax.jit, static_argnums=0, static_argnames=("width", "length", "end", "writer")
 )
-def _write(graph: Any, state: Any, tables: jax.Array, **options: int) -> jax.Array:
+def _write(graph: Any, state: Any, tables: jax.Array, **options: Any) -> jax.Array:
     return beam_search(nnx.merge(graph, state), tables, **options)
 
 
-def write_all(
-    model: Generator, tables: np.ndarray, *, width: int, length: int, end: int
-) -> np.ndarray:
+def write_all(model: Any, tables: np.ndarray, **options: Any) -> np.ndarray:
     """`beam_search` about all tables, a group at a time."""
     size = GROUP_SIZE if jax.default_backend() == "cpu" else 8 * GROUP_SIZE
     graph, state = nnx.split(model)
     found = []
     for first in range(0, len(tables), size):
         group = np.resize(np.arange(len(tables))[first : first + size], size)
-        options = {"width": width, "length": length, "end": end}
         found.append(_write(graph, state, tables[group], **options))
     return np.concatenate(found)[: len(tables)]

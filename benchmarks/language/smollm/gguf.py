@@ -1,0 +1,139 @@
+"""Reads the arrays and the metadata of a GGUF file.
+
+The layout is that of the specification of GGUF, version 3, and the blocks those of GGML
+(https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). A quantized array has 32
+numbers a block, along its last axis:
+
+    Q8_0    scale d as float16, 32 signed bytes q:                 x = d q
+    Q4_1    scale d and least m as float16, 16 bytes of two q:     x = d q + m
+
+In Q4_1 byte i has number i in its low four bits and number i + 16 in its high ones.
+"""
+
+import math
+import pathlib
+import struct
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+MAGIC, VERSION = b"GGUF", 3
+_SCALARS = {
+    **{0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?"},
+    **{10: "Q", 11: "q", 12: "d"},
+}
+_STRING, _ARRAY = 8, 9
+_BLOCK = 32
+
+
+class File(NamedTuple):
+    """The content of a file."""
+
+    metadata: dict[str, Any]
+    tensors: dict[str, np.ndarray]  # float32, the axis that GGUF has first comes last
+
+
+def _float32(content: np.ndarray) -> np.ndarray:
+    return content.view(np.float32)
+
+
+def _float16(content: np.ndarray) -> np.ndarray:
+    return content.view(np.float16).astype(np.float32)
+
+
+def _q8_0(content: np.ndarray) -> np.ndarray:
+    blocks = content.reshape(-1, 2 + _BLOCK)
+    return _float16(blocks[:, :2].copy()) * blocks[:, 2:].view(np.int8)
+
+
+def _q4_1(content: np.ndarray) -> np.ndarray:
+    blocks = content.reshape(-1, 4 + _BLOCK // 2)
+    scale, least = _float16(blocks[:, :4].copy()).T[:, :, None]
+    packed = blocks[:, 4:]
+    return scale * np.concatenate([packed & 15, packed >> 4], axis=1) + least
+
+
+class _Kind(NamedTuple):
+    bytes: int
+    numbers: int  # that take so many bytes
+    dequantize: Callable[[np.ndarray], np.ndarray]
+
+
+_KINDS = {
+    0: _Kind(4, 1, _float32),
+    1: _Kind(2, 1, _float16),
+    3: _Kind(4 + _BLOCK // 2, _BLOCK, _q4_1),
+    8: _Kind(2 + _BLOCK, _BLOCK, _q8_0),
+}
+
+
+class _Reader:
+    """Values one after the other."""
+
+    def __init__(self, content: bytes):
+        self.content = content
+        self.place = 0
+
+    def scalars(self, kind: str, number: int = 1) -> tuple[Any, ...]:
+        form = f"<{number}{kind}"
+        found = struct.unpack_from(form, self.content, self.place)
+        self.place += struct.calcsize(form)
+        return found
+
+    def scalar(self, kind: str) -> Any:
+        return self.scalars(kind)[0]
+
+    def string(self) -> str:
+        length = self.scalar("Q")
+        self.place += length
+        return self.content[self.place - length : self.place].decode()
+
+    def value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self.string()
+        if kind == _ARRAY:
+            of, length = self.scalars("I")[0], self.scalar("Q")
+            if of in _SCALARS:
+                return list(self.scalars(_SCALARS[of], length))
+            return [self.value(of) for _ in range(length)]
+        return self.scalar(_SCALARS[kind])
+
+
+def parse(content: bytes) -> File:
+    """The arrays of a file, dequantized, and its metadata.
+
+    Raises:
+      ValueError: if it is no GGUF file of version 3, or has blocks of another kind.
+    """
+    reader = _Reader(content)
+    found = content[:4], struct.unpack_from("<I", content, 4)[0]
+    if found != (MAGIC, VERSION):
+        raise ValueError(f"Expected {MAGIC!r} of version {VERSION}, got {found}.")
+    reader.place = 8
+    num_tensors, num_values = reader.scalars("Q", 2)
+    metadata = {}
+    for _ in range(num_values):
+        name = reader.string()
+        metadata[name] = reader.value(reader.scalar("I"))
+    infos = []
+    for _ in range(num_tensors):
+        name = reader.string()
+        shape = reader.scalars("Q", reader.scalar("I"))[::-1]
+        infos.append((name, shape, *reader.scalars("I"), reader.scalar("Q")))
+    alignment = metadata.get("general.alignment", 32)
+    start = -(-reader.place // alignment) * alignment
+    tensors = {}
+    for name, shape, number, offset in infos:
+        if number not in _KINDS:
+            raise ValueError(f"Expected a kind of {tuple(_KINDS)}, got {number}.")
+        kind = _KINDS[number]
+        size = math.prod(shape) // kind.numbers * kind.bytes
+        part = np.frombuffer(content, np.uint8, size, start + offset)
+        tensors[name] = kind.dequantize(part).reshape(shape)
+    return File(metadata, tensors)
+
+
+def read(path: pathlib.Path) -> File:
+    """`parse` of a file on disk."""
+    return parse(path.read_bytes())

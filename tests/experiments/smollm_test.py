@@ -1,0 +1,441 @@
+"""The file of a pretrained language model, the model, its texts, and its training."""
+
+import json
+import struct
+import sys
+import zipfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpadambc
+
+pytest.importorskip("sacrebleu")
+pytest.importorskip("rouge_score")
+pytest.importorskip("tokenizers")
+
+from flax import nnx  # noqa: E402
+
+from benchmarks.language import data  # noqa: E402
+from benchmarks.language.smollm import (  # noqa: E402
+    __main__,
+    gguf,
+    hidden,
+    model,
+    texts,
+    tokenizer,
+    tune,
+    weights,
+)
+
+BLOCKS, WIDTH, HIDDEN, HEADS, KV_HEADS = 2, 64, 96, 4, 2
+HEAD = WIDTH // HEADS
+
+
+def _string(text: str) -> bytes:
+    return struct.pack("<Q", len(text.encode())) + text.encode()
+
+
+def _value(value) -> bytes:
+    match value:
+        case str():
+            return struct.pack("<I", 8) + _string(value)
+        case int():
+            return struct.pack("<II", 4, value)
+        case float():
+            return struct.pack("<If", 6, value)
+        case [str(), *_]:
+            strings = b"".join(map(_string, value))
+            return struct.pack("<IIQ", 9, 8, len(value)) + strings
+    return struct.pack(f"<IIQ{len(value)}i", 9, 5, len(value), *value)
+
+
+def _blocks(kind: int, array: np.ndarray) -> bytes:
+    """Made-up blocks of these numbers: the nearest ones, by a loop."""
+    if kind < 2:
+        return array.astype((np.float32, np.float16)[kind]).tobytes()
+    found = b""
+    for block in array.reshape(-1, 32):
+        if kind == 8:
+            scale = np.float16(max(np.abs(block).max(), 1e-3) / 127)
+            found += scale.tobytes() + np.round(block / scale).astype(np.int8).tobytes()
+            continue
+        least = np.float16(block.min())
+        scale = np.float16(max(block.max() - block.min(), 1e-3) / 15)
+        q = np.clip(np.round((block - least) / scale), 0, 15).astype(np.uint8)
+        found += scale.tobytes() + least.tobytes()
+        found += bytes(int(q[i]) | int(q[i + 16]) << 4 for i in range(16))
+    return found
+
+
+def _file(metadata: dict, tensors: dict) -> bytes:
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata))
+    for name, value in metadata.items():
+        head += _string(name) + _value(value)
+    body = b""
+    for name, (kind, array) in tensors.items():
+        head += _string(name) + struct.pack("<I", array.ndim)
+        head += struct.pack(f"<{array.ndim}Q", *array.shape[::-1])
+        head += struct.pack("<IQ", kind, len(body))
+        body += _blocks(kind, array)
+        body += b"\0" * (-len(body) % 32)
+    return head + b"\0" * (-len(head) % 32) + body
+
+
+def _vocabulary() -> tuple[list[str], list[str]]:
+    """Control tokens, the 256 bytes as the tokenizer writes them, and some merges."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [256 + i for i in range(256 - len(printable))]
+    letters = [chr(i) for i in (*printable, *others)]
+    control = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    merges = ["Ġ p", "u b", "Ġp ub", "Ġ i", "Ġi s"]
+    merged = [pair.replace(" ", "") for pair in merges]
+    return control + letters + merged, merges
+
+
+def _content() -> bytes:
+    tokens, merges = _vocabulary()
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: rng.normal(size=shape).astype(np.float32) / shape[-1] ** 0.5
+    scale = lambda: rng.uniform(0.5, 1.5, WIDTH).astype(np.float32)
+    tensors = {
+        "token_embd.weight": (8, draw(len(tokens), WIDTH)),
+        "output_norm.weight": (0, scale()),
+    }
+    for i in range(BLOCKS):
+        of_block = {
+            "attn_norm": (0, scale()),
+            "attn_q": (3, draw(WIDTH, WIDTH)),
+            "attn_k": (3, draw(KV_HEADS * HEAD, WIDTH)),
+            "attn_v": (3, draw(KV_HEADS * HEAD, WIDTH)),
+            "attn_output": (3, draw(WIDTH, WIDTH)),
+            "ffn_norm": (0, scale()),
+            "ffn_gate": (3, draw(HIDDEN, WIDTH)),
+            "ffn_up": (1, draw(HIDDEN, WIDTH)),
+            "ffn_down": (3, draw(WIDTH, HIDDEN)),
+        }
+        tensors |= {f"blk.{i}.{name}.weight": x for name, x in of_block.items()}
+    metadata = {
+        "llama.block_count": BLOCKS,
+        "llama.embedding_length": WIDTH,
+        "llama.feed_forward_length": HIDDEN,
+        "llama.attention.head_count": HEADS,
+        "llama.attention.head_count_kv": KV_HEADS,
+        "llama.rope.freq_base": 1e4,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "llama.vocab_size": len(tokens),
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3] * 3 + [1] * (len(tokens) - 3),
+        "tokenizer.ggml.merges": merges,
+    }
+    return _file(metadata, tensors)
+
+
+@pytest.fixture(scope="module")
+def file():
+    return gguf.parse(_content())
+
+
+@pytest.fixture(scope="module")
+def known(file):
+    return tokenizer.tokenizer(file.metadata)
+
+
+@pytest.fixture(scope="module")
+def llama(file):
+    return model.from_tensors(weights.tensors(file), weights.config(file), nnx.Rngs(0))
+
+
+def test_blocks_of_every_kind_are_what_the_format_says():
+    scale, least = np.float16(0.5), np.float16(-3)
+    q = np.arange(32, dtype=np.uint8) % 16
+    packed = bytes(int(q[i]) | int(q[i + 16]) << 4 for i in range(16))
+    of_four = scale.tobytes() + least.tobytes() + packed
+    np.testing.assert_array_equal(
+        gguf._q4_1(np.frombuffer(of_four, np.uint8))[0],
+        [0.5 * float(x) - 3 for x in q],
+    )
+    signed = np.arange(-16, 16, dtype=np.int8)
+    of_eight = scale.tobytes() + signed.tobytes()
+    np.testing.assert_array_equal(
+        gguf._q8_0(np.frombuffer(of_eight, np.uint8))[0],
+        [0.5 * float(x) for x in signed],
+    )
+
+
+def test_arrays_have_the_axis_first_that_the_file_has_last():
+    rows = np.arange(6 * 32, dtype=np.float32).reshape(6, 32)
+    content = _file(
+        {"general.alignment": 32, "a": 1.5, "b": [1, 2]},
+        {name: (kind, rows) for name, kind in {"w": 0, "x": 1, "y": 8, "z": 3}.items()},
+    )
+    found = gguf.parse(content)
+    assert found.metadata == {"general.alignment": 32, "a": 1.5, "b": [1, 2]}
+    np.testing.assert_array_equal(found.tensors["w"], rows)
+    np.testing.assert_array_equal(found.tensors["x"], rows)
+    np.testing.assert_allclose(found.tensors["y"], rows, atol=192 / 127)
+    np.testing.assert_allclose(found.tensors["z"], rows, atol=1.1)
+
+
+def test_another_file_and_another_kind_are_refused():
+    with pytest.raises(ValueError, match="GGUF"):
+        gguf.parse(b"GGML" + bytes(20))
+    content = bytearray(_file({}, {"w": (0, np.zeros(32))}))
+    at = content.index(b"w", 8) + 1 + 4 + 8
+    content[at] = 14
+    with pytest.raises(ValueError, match="14"):
+        gguf.parse(bytes(content))
+
+
+def test_weights_of_another_hash_are_refused(tmp_path):
+    (tmp_path / weights.FILE.split("/")[1]).write_bytes(b"other")
+    with pytest.raises(ValueError, match="SHA-256"):
+        weights.fetch(tmp_path)
+
+
+def _rotated_in_pairs(x, place, base):
+    """As the file has them: numbers 2 i and 2 i + 1 are turned together."""
+    found = np.empty_like(x)
+    for i in range(len(x) // 2):
+        angle = place * base ** (-2 * i / len(x))
+        a, b = x[2 * i], x[2 * i + 1]
+        found[2 * i] = a * np.cos(angle) - b * np.sin(angle)
+        found[2 * i + 1] = b * np.cos(angle) + a * np.sin(angle)
+    return found
+
+
+def _normed(x, scale):
+    return x / np.sqrt(np.mean(x**2) + 1e-5) * scale
+
+
+def _by_numpy(file, tokens):
+    """Logits at each position, one number of a head after the other, in float64."""
+    arrays = {name: x.astype(np.float64) for name, x in file.tensors.items()}
+    table = arrays["token_embd.weight"]
+    xs = [table[token] for token in tokens]
+    for i in range(BLOCKS):
+        own = {name: arrays[f"blk.{i}.{name}.weight"] for name in weights._BLOCK}
+        keys, values, after = [], [], []
+        for place, x in enumerate(xs):
+            normed = _normed(x, own["attn_norm"])
+            turned = lambda rows, place=place: [
+                _rotated_in_pairs(row, place, 1e4) for row in rows.reshape(-1, HEAD)
+            ]
+            keys.append(turned(own["attn_k"] @ normed))
+            values.append((own["attn_v"] @ normed).reshape(-1, HEAD))
+            heads = []
+            for h, query in enumerate(turned(own["attn_q"] @ normed)):
+                of = h // (HEADS // KV_HEADS)
+                scores = np.array([query @ key[of] for key in keys]) / np.sqrt(HEAD)
+                shares = np.exp(scores - scores.max())
+                shares /= shares.sum()
+                heads.append(
+                    sum(s * v[of] for s, v in zip(shares, values, strict=True))
+                )
+            x = x + own["attn_output"] @ np.concatenate(heads)
+            normed = _normed(x, own["ffn_norm"])
+            gate = own["ffn_gate"] @ normed
+            inner = gate / (1 + np.exp(-gate)) * (own["ffn_up"] @ normed)
+            after.append(x + own["ffn_down"] @ inner)
+        xs = after
+    return np.stack([table @ _normed(x, arrays["output_norm.weight"]) for x in xs])
+
+
+def test_it_is_the_model_that_numpy_computes(file, llama):
+    tokens = np.random.default_rng(1).integers(3, 200, 9)
+    found = jax.jit(lambda tokens: llama(tokens))(jnp.asarray(tokens))
+    np.testing.assert_allclose(found, _by_numpy(file, tokens), rtol=2e-4, atol=2e-4)
+
+
+def test_adapters_change_nothing_until_they_are_trained(file, llama):
+    sizes = weights.config(file, rank=4)
+    adapted = model.from_tensors(weights.tensors(file), sizes, nnx.Rngs(0))
+    tokens = jnp.arange(5, 15)
+    np.testing.assert_allclose(adapted(tokens), llama(tokens), rtol=1e-5, atol=1e-5)
+    graph, adapters, rest = nnx.split(adapted, nnx.LoRAParam, ...)
+    drawn = jax.tree.map(
+        lambda x: 0.3 * jax.random.normal(jax.random.key(x.size), x.shape), adapters
+    )
+    moved = nnx.merge(graph, drawn, rest)
+    assert np.abs(moved(tokens) - llama(tokens)).max() > 0.1
+    np.testing.assert_allclose(
+        model.merged(moved)(tokens), moved(tokens), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_weights_of_other_sizes_are_refused(file):
+    with pytest.raises(ValueError, match="shape"):
+        sizes = model.Config(width=32, num_heads=2, num_kv_heads=1, num_blocks=2)
+        model.from_tensors(weights.tensors(file), sizes, nnx.Rngs(0))
+
+
+def test_the_tokenizer_merges_bytes_and_keeps_digits_and_control_tokens_apart(known):
+    text = "A pub is £30 – <|im_end|> café"
+    ids = known.encode(text).ids
+    assert known.decode(ids) == text
+    assert not set(ids) & {0, 1, 2}
+    tokens = known.encode("a pub is 42").tokens
+    assert tokens == ["a", "Ġpub", "Ġis", "Ġ", "4", "2"]
+
+
+PAIRS = [
+    ("name[The Vaults], eatType[pub]", "The Vaults is a pub."),
+    ("name[Alimentum]", "Alimentum is not a pub near the river."),
+    ("name[Aromi], area[riverside]", "Aromi is a pub."),
+]
+
+
+def test_the_loss_is_that_of_the_text_alone(llama, known):
+    rows = texts.tokenize(PAIRS, known)
+    parts = texts.split(llama, "full")
+    for tokens, first in zip(*rows, strict=True):
+        size = int(np.sum(tokens != texts.PADDING))
+        log_probs = jax.nn.log_softmax(llama(jnp.asarray(tokens)))
+        losses = [-log_probs[i - 1, tokens[i]] for i in range(first, size)]
+        assert tokens[size - 1] == texts.END
+        found = parts.loss_fn(parts.trained, parts.frozen, tokens, first)
+        np.testing.assert_allclose(found, np.mean(losses), rtol=1e-4)
+
+
+def test_an_empty_row_has_no_gradient(llama):
+    parts = texts.split(llama, "full")
+    row = np.zeros(texts.LENGTH, np.int32), np.int32(0)
+    gradient = jax.grad(parts.loss_fn)(parts.trained, parts.frozen, *row)
+    assert all(not np.any(x) for x in jax.tree.leaves(gradient))
+
+
+@pytest.mark.parametrize("way", ["lora", "full"])
+def test_the_clipped_sum_is_that_of_vmap(file, known, way):
+    sizes = weights.config(file, rank=2 if way == "lora" else 0)
+    own = model.from_tensors(weights.tensors(file), sizes, nnx.Rngs(0))
+    parts = texts.split(own, way)
+
+    def clipped(method):
+        grad_fn = dpadambc.clipped_grad(
+            parts.loss_fn,
+            l2_clip_norm=0.1,
+            normalize_by=3,
+            batch_argnums=(2, 3),
+            method=method,
+        )
+        args = parts.trained, parts.frozen, *texts.tokenize(PAIRS, known)
+        return jax.jit(lambda: dpadambc.materialize(grad_fn(*args)))()
+
+    kept, formed = clipped("factored"), clipped("vmap")
+    assert max(float(np.abs(x).max()) for x in jax.tree.leaves(formed)) > 1e-4
+    for x, y in zip(*map(jax.tree.leaves, (kept, formed)), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-6)
+
+
+def test_kept_keys_and_values_write_what_full_passes_write(llama, known):
+    (written,) = texts.write(llama, [PAIRS[0][0]], known, width=1, length=8)
+    (row,) = texts.tokenize_tables([PAIRS[0][0]], known)
+    tokens = row[row != texts.PADDING].tolist()
+    start = len(tokens)
+    while len(tokens) < start + 8 and tokens[-1] != texts.END:
+        logits = np.array(llama(jnp.array(tokens))[-1])
+        logits[texts.PADDING] = -np.inf
+        tokens.append(int(np.argmax(logits)))
+    assert written == known.decode(tokens[start:]).strip()
+
+
+def test_the_last_blocks_go_on_where_the_first_ones_end(llama, known, tmp_path):
+    rows = texts.tokenize(PAIRS, known)
+    first = model.some_blocks(llama, slice(None, 1))
+    last = model.some_blocks(llama, slice(1, None))
+    states = hidden.extract(rows.tokens, first, tmp_path)
+    (path,) = tmp_path.iterdir()
+    assert path.suffix == ".npy"
+    whole = texts.split(llama, "full")
+    part = texts.split(last, "full", is_whole=False)
+    assert "embed_tokens" in part.frozen and "embed_tokens" not in part.trained
+    for tokens, start, x in zip(*rows, states, strict=True):
+        np.testing.assert_allclose(
+            part.loss_fn(part.trained, part.frozen, tokens, start, jnp.asarray(x)),
+            whole.loss_fn(whole.trained, whole.frozen, tokens, start),
+            rtol=2e-3,
+        )
+    both = model.joined(first, last)
+    np.testing.assert_array_equal(both(rows.tokens[0]), llama(rows.tokens[0]))
+
+
+def test_hidden_states_go_on_where_a_call_was_cut_off(
+    llama, known, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(hidden, "GROUP_SIZE", 1)
+    rows, see, calls = texts.tokenize(PAIRS, known), hidden._see, []
+
+    def cut_off(*args):
+        calls.append(args)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return see(*args)
+
+    monkeypatch.setattr(hidden, "_see", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        hidden.extract(rows.tokens, llama, tmp_path)
+    found = hidden.extract(rows.tokens, llama, tmp_path)
+    assert len(calls) == 4  # the third text again, and no other
+    monkeypatch.setattr(hidden, "_see", see)
+    whole = hidden.extract(rows.tokens, llama, tmp_path / "again")
+    np.testing.assert_array_equal(found, whole)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Weights and an archive of a few tables, as the command reads them."""
+    (tmp_path / "weights.gguf").write_bytes(_content())
+    (tmp_path / "e2e").mkdir()
+    lines = ["mr,ref", *(f'"{table}","{text}"' for table, text in PAIRS * 8)]
+    with zipfile.ZipFile(tmp_path / "e2e/e2e-dataset.zip", "w") as archive:
+        for name in data.E2E_FILES.values():
+            archive.writestr(f"e2e-dataset/{name}", "\n".join(lines))
+    return tmp_path
+
+
+def _run(folder, monkeypatch, *more: str) -> list[dict]:
+    options = {
+        "--data-dir": folder,
+        "--weights": folder / "weights.gguf",
+        "--output": folder / "out.jsonl",
+        "--checkpoints": folder / "checkpoints",
+        "--cache-dir": folder / "cache",
+        "--batch-size": 6,
+        "--epochs": 1,
+    }
+    words = [str(x) for option in options.items() for x in option]
+    monkeypatch.setattr(sys, "argv", ["smollm", *words, *more])
+    monkeypatch.setattr(__main__, "NUM_VALIDATION", 4)
+    __main__.main()
+    path = folder / "out.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.slow
+def test_one_command_trains_resumes_and_writes(folder, monkeypatch, capsys):
+    assert _run(folder, monkeypatch, "--minutes", "0") == []
+    assert "out of time" in capsys.readouterr().out.lower()
+    (row,) = _run(folder, monkeypatch)
+    assert 7.9 < row["epsilon"] <= 8 and row["iterations"] == 4
+    assert row["setting"]["method"] == tune.AUTOMATIC
+    told = capsys.readouterr().out
+    assert "step 4 of 4" in told and "tokens a second, ε 8.00" in told
+    assert "| lora | AUTO-S, DP-Adam | 8 |" in told and "beam:" in told
+    more = "--way", "full", "--epsilon", "none", "--last", "1"
+    _, second = _run(folder, monkeypatch, *more)
+    assert second["epsilon"] is None and second["setting"]["last"] == 1
+
+
+def test_of_several_rates_the_table_has_the_best():
+    def row(rate, loss, seed):
+        setting = {"way": "lora", "learning_rate": rate}
+        return {"setting": setting, "seed": seed, "loss_per_token": loss}
+
+    rows = [row(1e-3, 2.0, 0), row(1e-2, 1.5, 0), row(1e-2, 1.7, 1)]
+    (best,) = __main__.best(rows).values()
+    assert best == rows[1:]
