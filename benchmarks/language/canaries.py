@@ -132,15 +132,19 @@ def losses(
 
     The others are drawn anew for each, whatever is in the training texts.
     """
+    texts = pairs.tokenize(candidates(all_of, seed), GROUPS.lengths[-1], tokenizer)
+    of_each = finetune.losses(parts, trained, texts, GROUPS)
+    return of_each.reshape(len(all_of), 1 + NUM_OTHERS)
+
+
+def candidates(all_of: Sequence[Canary], seed: int) -> list[pairs.Pair]:
+    """Each canary with its own code, and behind it with others."""
     rng = np.random.default_rng([seed, 1])
-    rows = [
+    return [
         canary.pair(code)
         for canary in all_of
         for code in (canary.code, *_codes(rng, NUM_OTHERS))
     ]
-    texts = pairs.tokenize(rows, GROUPS.lengths[-1], tokenizer)
-    of_each = finetune.losses(parts, trained, texts, GROUPS)
-    return of_each.reshape(len(all_of), 1 + NUM_OTHERS)
 
 
 def lower_bound(
@@ -187,17 +191,36 @@ def measure(
     folder = checkpoints / e2e.folder_name(e2e.identity(setting, seed))
     trained, row = finetune.fit(setting, seed, parts, texts, folder, e2e.groups())
     of_each = losses(parts, trained, all_of, begin.tokenizer, seed)
-    bits = exposure(of_each[:, 0], of_each[:, 1:])
     model = ways.merged(parts.model(trained))
     written = e2e.write(model, [table for table, _ in own], begin.tokenizer, width=1)
+    return row | given_away(all_of, of_each, written, setting, len(texts.tokens))
+
+
+def given_away(
+    all_of: Sequence[Canary],
+    of_each: np.ndarray,
+    written: Sequence[str],
+    setting: Setting,
+    num_examples: int,
+) -> records.Row:
+    """What the losses of canaries, and the texts about their tables, show.
+
+    Args:
+      all_of: the canaries.
+      of_each: as `losses` has them.
+      written: by greedy decoding.
+      setting: of the training.
+      num_examples: of the training, with canaries.
+    """
+    bits = exposure(of_each[:, 0], of_each[:, 1:])
     told = [
         " ".join(canary.code) in text
         for canary, text in zip(all_of, written, strict=True)
     ]
     once = np.array([canary.repeats == 1 for canary in all_of])
     is_member = np.array([canary.is_member for canary in all_of])
-    finding = lower_bound(of_each[once], is_member[once], setting, len(texts.tokens))
-    return row | {
+    finding = lower_bound(of_each[once], is_member[once], setting, num_examples)
+    return {
         "canaries": [
             {"repeats": c.repeats, "is_member": c.is_member}
             | {"exposure": round(float(x), 2), "is_written": is_written}

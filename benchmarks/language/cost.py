@@ -13,7 +13,7 @@ the bytes of the temporaries.
 import argparse
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -51,21 +51,31 @@ def random_texts(length: int, batch_size: int = BATCH_SIZE) -> data.Tokens:
 
 
 def cases_of(way: str, length: int, batch_size: int = BATCH_SIZE) -> timing.Cases:
+    """Those of MiniLM, on texts of random tokens."""
+    parts = parts_of(way)
+    texts = random_texts(length, batch_size)
+    return programs(parts.loss_fn, parts.trained, parts.frozen, texts)
+
+
+def programs(
+    loss_fn: Callable[..., jax.Array],
+    trained: Any,
+    frozen: Any,
+    texts: Sequence[Any],
+) -> timing.Cases:
     """The ordinary and the private program, of the gradient and of the step."""
-    parts, texts = parts_of(way), random_texts(length, batch_size)
+    batch_size = len(texts[0])
     clipped = dpadambc.clipped_grad(
-        parts.loss_fn,
+        loss_fn,
         l2_clip_norm=L2_CLIP_NORM,
         normalize_by=batch_size,
-        batch_argnums=(2, 3, 4),
+        batch_argnums=tuple(range(2, 2 + len(texts))),
     )
 
     def ordinary(trained, frozen, *texts):
-        loss_fn = lambda trained, *text: parts.loss_fn(trained, frozen, *text)
+        own = lambda trained, *text: loss_fn(trained, frozen, *text)
         present = jnp.zeros(batch_size, bool)
-        return experiment.mean_grad(loss_fn)(
-            trained, *texts, is_padding_example=present
-        )
+        return experiment.mean_grad(own)(trained, *texts, is_padding_example=present)
 
     optimizers = {
         "ordinary": optax.adam(LEARNING_RATE),
@@ -85,17 +95,22 @@ def cases_of(way: str, length: int, batch_size: int = BATCH_SIZE) -> timing.Case
 
     cases: timing.Cases = {}
     for name, grad in (("ordinary", ordinary), ("private", clipped)):
-        args = (parts.trained, parts.frozen, *texts)
+        args = (trained, frozen, *texts)
         cases[f"{name} gradient"] = grad, args
         optimizer = optimizers[name]
-        state = optimizer.init(parts.trained)
-        args = (parts.trained, state, parts.frozen, *texts)
+        state = optimizer.init(trained)
+        args = (trained, state, frozen, *texts)
         cases[f"{name} step"] = step_of(grad, optimizer), args
     return cases
 
 
 def measure(way: str, length: int, batch_size: int, rounds: int) -> dict[str, Any]:
-    cases = cases_of(way, length, batch_size)
+    row = {"way": way, "length": length, "batch_size": batch_size}
+    return row | timed(cases_of(way, length, batch_size), rounds)
+
+
+def timed(cases: timing.Cases, rounds: int) -> dict[str, Any]:
+    """Seconds, bytes, and ratios of these programs."""
     compiled = timing.compile_cases(cases)
     seconds = timing.interleaved_times(cases, compiled, rounds)
     temporaries = {
@@ -103,8 +118,9 @@ def measure(way: str, length: int, batch_size: int, rounds: int) -> dict[str, An
         for name, program in compiled.items()
     }
     peaks = {name: timing.peak_bytes(program) for name, program in compiled.items()}
-    row: dict[str, Any] = {"way": way, "length": length, "batch_size": batch_size}
-    row["seconds"] = {name: timing.quartiles(each) for name, each in seconds.items()}
+    row: dict[str, Any] = {
+        "seconds": {name: timing.quartiles(each) for name, each in seconds.items()}
+    }
     row["temporary_bytes"], row["peak_bytes"] = temporaries, peaks
     for what in ("gradient", "step"):
         ratios = seconds[f"private {what}"] / seconds[f"ordinary {what}"]

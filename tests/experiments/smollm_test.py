@@ -20,7 +20,7 @@ from flax import nnx  # noqa: E402
 
 from benchmarks.language import data  # noqa: E402
 from benchmarks.language.smollm import (  # noqa: E402
-    __main__,
+    e2e,
     gguf,
     hidden,
     model,
@@ -267,6 +267,27 @@ def test_adapters_change_nothing_until_they_are_trained(file, llama):
     )
 
 
+def test_products_of_frozen_kernels_are_rounded_and_so_are_their_derivatives():
+    x, kernel, g = (
+        jax.random.normal(jax.random.key(i), shape)
+        for i, shape in enumerate([(5, 40), (40, 30), (5, 30)])
+    )
+    found, vjp = jax.vjp(model.rounded_dot, x, kernel)
+    expected, expected_vjp = jax.vjp(jnp.dot, x, kernel)
+    for a, b in zip((found, *vjp(g)), (expected, *expected_vjp(g)), strict=True):
+        error = np.linalg.norm(a - b) / np.linalg.norm(b)
+        assert 1e-5 < error < 2**-8
+    assert model.rounded_dot(x.astype(jnp.bfloat16), kernel).dtype == jnp.bfloat16
+
+
+def test_a_model_with_rounded_products_is_near_the_one_without(file, llama):
+    sizes = weights.config(file, rank=2, is_frozen=True)
+    rounded = model.from_tensors(weights.tensors(file), sizes, nnx.Rngs(0))
+    tokens = jnp.arange(5, 15)
+    for found in (rounded(tokens), model.merged(rounded)(tokens)):
+        assert 1e-4 < np.abs(found - llama(tokens)).max() < 0.1
+
+
 def test_weights_of_other_sizes_are_refused(file):
     with pytest.raises(ValueError, match="shape"):
         sizes = model.Config(width=32, num_heads=2, num_kv_heads=1, num_blocks=2)
@@ -308,9 +329,10 @@ def test_an_empty_row_has_no_gradient(llama):
     assert all(not np.any(x) for x in jax.tree.leaves(gradient))
 
 
-@pytest.mark.parametrize("way", ["lora", "full"])
+@pytest.mark.parametrize("way", ["lora", "lora, rounded", "full"])
 def test_the_clipped_sum_is_that_of_vmap(file, known, way):
-    sizes = weights.config(file, rank=2 if way == "lora" else 0)
+    way, *rounded = way.split(", ")
+    sizes = weights.config(file, 2 if way == "lora" else 0, bool(rounded))
     own = model.from_tensors(weights.tensors(file), sizes, nnx.Rngs(0))
     parts = texts.split(own, way)
 
@@ -328,7 +350,7 @@ def test_the_clipped_sum_is_that_of_vmap(file, known, way):
     kept, formed = clipped("factored"), clipped("vmap")
     assert max(float(np.abs(x).max()) for x in jax.tree.leaves(formed)) > 1e-4
     for x, y in zip(*map(jax.tree.leaves, (kept, formed)), strict=True):
-        np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-6)
+        np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-4 if rounded else 1e-6)
 
 
 def test_kept_keys_and_values_write_what_full_passes_write(llama, known):
@@ -409,8 +431,8 @@ def _run(folder, monkeypatch, *more: str) -> list[dict]:
     }
     words = [str(x) for option in options.items() for x in option]
     monkeypatch.setattr(sys, "argv", ["smollm", *words, *more])
-    monkeypatch.setattr(__main__, "NUM_VALIDATION", 4)
-    __main__.main()
+    monkeypatch.setattr(e2e, "NUM_VALIDATION", 4)
+    e2e.main()
     path = folder / "out.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     return [json.loads(line) for line in lines]
@@ -437,5 +459,5 @@ def test_of_several_rates_the_table_has_the_best():
         return {"setting": setting, "seed": seed, "loss_per_token": loss}
 
     rows = [row(1e-3, 2.0, 0), row(1e-2, 1.5, 0), row(1e-2, 1.7, 1)]
-    (best,) = __main__.best(rows).values()
+    (best,) = e2e.best(rows).values()
     assert best == rows[1:]

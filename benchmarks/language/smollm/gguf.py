@@ -134,6 +134,6 @@ def parse(content: bytes) -> File:
     return File(metadata, tensors)
 
 
-def read(path: pathlib.Path) -> File:
-    """`parse` of a file on disk."""
-    return parse(path.read_bytes())
+def read(*paths: pathlib.Path) -> File:
+    """`parse` of a file on disk, which may be in parts."""
+    return parse(b"".join(path.read_bytes() for path in paths))

@@ -3,7 +3,8 @@
     DIR/smollm-NAME.npy     shape=(num_texts, T, width), float16
 
 What is frozen before the blocks that are trained is computed once for each text, and
-the row of a text depends on it alone. A call that was cut off goes on where it ended.
+the row of a text depends on it alone; zeros are where it is padded. A call that was cut
+off goes on where it ended.
 """
 
 import functools
@@ -18,8 +19,10 @@ import rich.progress
 from flax import nnx
 
 from benchmarks.language.smollm.model import Llama
+from benchmarks.language.smollm.texts import PADDING
 
-GROUP_SIZE = 32
+GROUP_SIZE = 32  # of texts that are about as long
+LENGTH_STEP = 16
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -48,11 +51,14 @@ def _write(tokens: np.ndarray, graph: Any, state: Any, path: pathlib.Path) -> No
     start = int(done.read_text()) if done.exists() else 0
     options = {} if start else {"dtype": np.float16, "shape": shape}
     file = np.lib.format.open_memmap(draft, "r+" if start else "w+", **options)
+    lengths = np.sum(tokens != PADDING, axis=1)
+    order = np.argsort(lengths, kind="stable")
     steps = range(start, len(tokens), GROUP_SIZE)
     for at in rich.progress.track(steps, "hidden states"):
-        group = tokens[at : at + GROUP_SIZE]
-        rows = np.resize(group, (GROUP_SIZE, group.shape[1]))
-        file[at : at + GROUP_SIZE] = _see(graph, state, rows)[: len(group)]
+        group = order[at : at + GROUP_SIZE]
+        length = -(-lengths[group].max() // LENGTH_STEP) * LENGTH_STEP
+        rows = tokens[np.resize(group, GROUP_SIZE), :length]
+        file[group, :length] = _see(graph, state, rows)[: len(group)]
         file.flush()
         done.write_text(str(at + GROUP_SIZE))
     del file

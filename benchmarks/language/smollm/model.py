@@ -25,6 +25,7 @@ class Config:
 
     Attributes:
       rank: of the adapters beside all linear maps of the blocks; 0 is without them.
+      is_frozen: whether all other parameters are frozen, whose products are rounded.
     """
 
     num_tokens: int = 49_152
@@ -36,10 +37,38 @@ class Config:
     rope_base: float = 1e5
     epsilon: float = 1e-5
     rank: int = 0
+    is_frozen: bool = False
 
     @property
     def head_width(self) -> int:
         return self.width // self.num_heads
+
+
+@jax.custom_vjp
+def rounded_dot(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """x @ kernel of operands rounded to bfloat16, summed in float32; so the derivative.
+
+    Accelerators and newer processors have instructions for this. JAX's own derivative
+    multiplies the float32 of a cotangent by a bfloat16, for which they have none.
+    """
+    return _dot(x, kernel)
+
+
+def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
+    rounded = a.astype(jnp.bfloat16), b.astype(jnp.bfloat16)
+    return jnp.dot(*rounded, preferred_element_type=jnp.float32).astype(a.dtype)
+
+
+def _dot_forward(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, Any]:
+    return _dot(x, kernel), (x, kernel)
+
+
+def _dot_backward(kept: Any, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
+    x, kernel = kept
+    return _dot(cotangent, kernel.T), _dot(x.T, cotangent).astype(kernel.dtype)
+
+
+rounded_dot.defvjp(_dot_forward, _dot_backward)
 
 
 class KeysAndValues(NamedTuple):
@@ -108,6 +137,8 @@ class Block(nnx.Module):
     def __init__(self, config: Config, rngs: nnx.Rngs):
         def linear(inputs: int, outputs: int) -> nnx.Module:
             options = {"use_bias": False, "rngs": rngs}
+            if config.is_frozen:
+                options |= {"dot_general": lambda x, w, *_, **__: rounded_dot(x, w)}
             if config.rank:
                 options |= {"lora_rank": config.rank}
                 return nnx.LoRALinear(inputs, outputs, **options)
@@ -150,6 +181,7 @@ class Llama(nnx.Module):
         make = nnx.vmap(lambda rngs: Block(config, rngs), in_axes=0, out_axes=0)
         self.layers = stacked(make)(rngs)
         self.norm = nnx.RMSNorm(config.width, epsilon=config.epsilon, rngs=rngs)
+        self.dot = rounded_dot if config.is_frozen else jnp.dot
 
     def through(self, x: jax.Array) -> tuple[jax.Array, KeysAndValues]:
         """Hidden states after all blocks, shape (T, width), and what these keep."""
@@ -169,7 +201,7 @@ class Llama(nnx.Module):
 
     def write(self, hidden: jax.Array) -> jax.Array:
         """Logits, shape (T, num_tokens), from hidden states, shape (T, width)."""
-        return self.embed_tokens.attend(self.norm(hidden))
+        return self.dot(self.norm(hidden), self.embed_tokens.embedding[...].T)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Shape (T, num_tokens), from tokens of shape (T,)."""
@@ -238,7 +270,10 @@ def merged(model: Llama) -> Llama:
         for name, linear in vars(part).items():
             if isinstance(linear, nnx.LoRALinear):
                 sizes = linear.in_features, linear.out_features
-                plain = nnx.Linear(*sizes, use_bias=False, rngs=nnx.Rngs(0))
+                dot = linear.dot_general
+                plain = nnx.Linear(
+                    *sizes, use_bias=False, dot_general=dot, rngs=nnx.Rngs(0)
+                )
                 product = linear.lora.lora_a[...] @ linear.lora.lora_b[...]
                 plain.kernel = nnx.Param(linear.kernel[...] + product)
                 setattr(part, name, plain)

@@ -22,8 +22,8 @@ from benchmarks.language.smollm.model import KeysAndValues, Llama
 PADDING = 0  # <|endoftext|>
 END = 2  # <|im_end|>
 
-# Of 42,061 rows 99.4 % are no longer than 80, and 99.9 % of the texts than 56.
-LENGTH, TABLE_LENGTH, TEXT_LENGTH = 80, 48, 56
+# Of 42,061 rows 98.1 % are no longer than 80, and 99.2 % of the texts than 48.
+LENGTH, TABLE_LENGTH, TEXT_LENGTH = 80, 48, 48
 
 
 class Texts(NamedTuple):
@@ -68,13 +68,17 @@ def tokenize_tables(
 
 
 def text_losses(
-    model: Llama, hidden: jax.Array, tokens: jax.Array, first: jax.Array
+    model: Llama,
+    hidden: jax.Array,
+    tokens: jax.Array,
+    first: jax.Array,
+    length: int = TEXT_LENGTH,
 ) -> jax.Array:
-    """Cross-entropy of the tokens of the text, shape (TEXT_LENGTH,), 0 of padding.
+    """Cross-entropy of the tokens of the text, shape (length,), 0 of padding.
 
     Logits are made where the text is, and nowhere else.
     """
-    places = first + jnp.arange(min(TEXT_LENGTH, len(tokens)))
+    places = first + jnp.arange(min(length, len(tokens)))
     labels = jnp.take(tokens, places, mode="fill", fill_value=PADDING)
     before = hidden[jnp.clip(places - 1, 0, len(tokens) - 1)]
     logits = model.write(before).astype(jnp.float32)
@@ -88,6 +92,7 @@ class Parts(NamedTuple):
     graph: nnx.GraphDef
     trained: nnx.State
     frozen: nnx.State
+    length: int = TEXT_LENGTH  # of the longest text
 
     def model(self, trained: Any) -> Llama:
         return nnx.merge(self.graph, trained, self.frozen)
@@ -98,14 +103,15 @@ class Parts(NamedTuple):
         """`text_losses` from tokens, or from hidden states (T, width) if given."""
         model = nnx.merge(self.graph, trained, frozen)
         start = x[0].astype(jnp.float32) if x else model.embed_tokens(tokens)
-        return text_losses(model, model.through(start)[0], tokens, first)
+        hidden, _ = model.through(start)
+        return text_losses(model, hidden, tokens, first, self.length)
 
     def loss_fn(self, trained: Any, frozen: Any, *text: jax.Array) -> jax.Array:
         """The mean over the tokens of one text; zero of an empty row."""
         tokens, first, *_ = text
         losses = self.losses(trained, frozen, *text)
         number = jnp.sum(tokens != PADDING) - first
-        return jnp.sum(losses) / jnp.clip(number, 1, TEXT_LENGTH)
+        return jnp.sum(losses) / jnp.clip(number, 1, self.length)
 
 
 def split(model: Llama, way: str, is_whole: bool = True) -> Parts:
@@ -119,7 +125,8 @@ def split(model: Llama, way: str, is_whole: bool = True) -> Parts:
     table = nnx.PathContains("embed_tokens")
     of_blocks = nnx.All(nnx.Param, nnx.Not(table))
     trained = {"lora": nnx.LoRAParam, "full": nnx.Param if is_whole else of_blocks}
-    return Parts(*nnx.split(model, trained[way], ...))
+    graph, of_it, frozen = nnx.split(model, trained[way], ...)
+    return Parts(graph, of_it, frozen)
 
 
 class Table(NamedTuple):

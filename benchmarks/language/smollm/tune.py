@@ -51,17 +51,17 @@ class Setting(finetune.Setting):
 
 @dataclasses.dataclass
 class Lines:
-    """Prints how far a run is, and ends it when its minutes are over."""
+    """Prints how far a run is, and ends it when its time is over."""
 
     tokens_per_step: float
-    minutes: float
+    ends: float  # of `time.monotonic`
 
     def __post_init__(self):
-        self._began, self._told, self._steps = time.perf_counter(), 0.0, 0
+        self._began, self._told, self._steps = time.monotonic(), 0.0, 0
 
     def __call__(self, progress: training.Progress) -> None:
         jax.block_until_ready(progress.seen)
-        now, self._steps = time.perf_counter(), self._steps + progress.num_steps
+        now, self._steps = time.monotonic(), self._steps + progress.num_steps
         is_last = progress.iterations == progress.iterations_in_all
         if is_last or now - self._told > SECONDS_PER_LINE:
             self._told = now
@@ -71,7 +71,7 @@ class Lines:
                 f" {rate:,.0f} tokens a second, ε {progress.epsilon():.2f}",
                 flush=True,
             )
-        if now - self._began > 60 * self.minutes and not is_last:
+        if now > self.ends and not is_last:
             raise training.Stop("out of time", is_public=True)
 
 
@@ -83,7 +83,8 @@ def fit(
     folder: pathlib.Path,
     *,
     dtype: jax.typing.DTypeLike = jnp.float32,
-    minutes: float = float("inf"),
+    microbatch_size: int | None = None,
+    ends: float = float("inf"),
 ) -> tuple[Any, records.Row | None]:
     """Trains on the texts, or goes on where it ended.
 
@@ -94,7 +95,8 @@ def fit(
       examples: tokens, where each text begins and, with `setting.last`, hidden states.
       folder: of the checkpoints that it goes on from.
       dtype: of the products; parameters stay float32.
-      minutes: after which the run is saved and ends.
+      microbatch_size: by default the largest that fits into memory.
+      ends: when the run is saved and ends, of `time.monotonic`.
 
     Returns:
       What is trained, and what to write down; nothing of a run that is to go on.
@@ -113,7 +115,8 @@ def fit(
         key=jax.random.key(seed),
         target_delta=TARGET_DELTA,
         frozen=parts.frozen,
-        callback=Lines(float(per_step), minutes),
+        microbatch_size=microbatch_size or "auto",
+        callback=Lines(float(per_step), ends),
         checkpoints=training.Checkpoints(folder, every=20, keep=1),
     )
     trained = result.state.params

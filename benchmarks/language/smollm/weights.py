@@ -79,7 +79,7 @@ def _halves(kernel: np.ndarray, head_width: int) -> np.ndarray:
     return pairs.swapaxes(1, 2).reshape(kernel.shape)
 
 
-def config(file: gguf.File, rank: int = 0) -> Config:
+def config(file: gguf.File, rank: int = 0, is_frozen: bool = False) -> Config:
     """The sizes that the file states."""
     of = lambda name: file.metadata[f"llama.{name}"]
     return Config(
@@ -92,6 +92,7 @@ def config(file: gguf.File, rank: int = 0) -> Config:
         rope_base=of("rope.freq_base"),
         epsilon=of("attention.layer_norm_rms_epsilon"),
         rank=rank,
+        is_frozen=is_frozen,
     )
 
 
@@ -109,8 +110,9 @@ def tensors(file: gguf.File) -> dict[str, np.ndarray]:
     return found
 
 
-def load(path: pathlib.Path, rank: int = 0, seed: int = 0) -> Pretrained:
-    """The model of a file, with adapters of a rank that are drawn from the seed."""
-    file = gguf.read(path)
-    model = from_tensors(tensors(file), config(file, rank), nnx.Rngs(seed))
+def load(*paths: pathlib.Path, rank: int = 0, is_frozen: bool = False) -> Pretrained:
+    """The model of a file, with adapters of a rank that are drawn from seed 0."""
+    file = gguf.read(*paths)
+    sizes = config(file, rank, is_frozen)
+    model = from_tensors(tensors(file), sizes, nnx.Rngs(0))
     return Pretrained(model, tokenizer(file.metadata))
