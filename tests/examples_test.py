@@ -111,5 +111,6 @@ def test_no_node_of_the_graph_is_in_more_terms_than_it_says(run):
 
 def test_there_is_a_test_of_every_script_and_it_is_short():
     names = {"train_nnx", "finetune_lora", "many_devices", "search", "graph"}
+    names.add("finetune_lm")  # in experiments/smollm_test.py
     assert {path.stem for path in PATHS} == names
     assert all(len(path.read_text().splitlines()) <= 70 for path in PATHS)

@@ -1,6 +1,9 @@
 """The file of a pretrained language model, the model, its texts, and its training."""
 
+import dataclasses
 import json
+import pathlib
+import runpy
 import struct
 import sys
 import zipfile
@@ -16,6 +19,7 @@ pytest.importorskip("sacrebleu")
 pytest.importorskip("rouge_score")
 pytest.importorskip("tokenizers")
 
+import safetensors.numpy  # noqa: E402
 from flax import nnx  # noqa: E402
 
 from benchmarks.language import data  # noqa: E402
@@ -95,7 +99,7 @@ def _vocabulary() -> tuple[list[str], list[str]]:
     return control + letters + merged, merges
 
 
-def _content() -> bytes:
+def _content(num_blocks: int = BLOCKS) -> bytes:
     tokens, merges = _vocabulary()
     rng = np.random.default_rng(0)
     draw = lambda *shape: rng.normal(size=shape).astype(np.float32) / shape[-1] ** 0.5
@@ -104,7 +108,7 @@ def _content() -> bytes:
         "token_embd.weight": (8, draw(len(tokens), WIDTH)),
         "output_norm.weight": (0, scale()),
     }
-    for i in range(BLOCKS):
+    for i in range(num_blocks):
         of_block = {
             "attn_norm": (0, scale()),
             "attn_q": (3, draw(WIDTH, WIDTH)),
@@ -118,7 +122,7 @@ def _content() -> bytes:
         }
         tensors |= {f"blk.{i}.{name}.weight": x for name, x in of_block.items()}
     metadata = {
-        "llama.block_count": BLOCKS,
+        "llama.block_count": num_blocks,
         "llama.embedding_length": WIDTH,
         "llama.feed_forward_length": HIDDEN,
         "llama.attention.head_count": HEADS,
@@ -286,6 +290,50 @@ def test_a_model_with_rounded_products_is_near_the_one_without(file, llama):
     tokens = jnp.arange(5, 15)
     for found in (rounded(tokens), model.merged(rounded)(tokens)):
         assert 1e-4 < np.abs(found - llama(tokens)).max() < 0.1
+
+
+def _checkpoint(folder, file, known, **changes):
+    """The same model as transformers would save it, in two files."""
+    of = dataclasses.asdict(weights.config(file))
+    sizes = {name: of[field] for field, name in weights._CONFIG.items()}
+    config = sizes | {"tie_word_embeddings": True, "rope_scaling": None} | changes
+    (folder / "config.json").write_text(json.dumps(config))
+    arrays = sorted(weights.tensors(file).items())
+    for i in range(2):
+        part = {name: np.ascontiguousarray(x) for name, x in arrays[i::2]}
+        safetensors.numpy.save_file(part, folder / f"model-{i}.safetensors")
+    known.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def test_a_checkpoint_of_hugging_face_is_the_same_model(file, known, llama, tmp_path):
+    found = weights.load_checkpoint(_checkpoint(tmp_path, file, known))
+    tokens = jnp.arange(5, 15)
+    np.testing.assert_array_equal(found.model(tokens), llama(tokens))
+    text = "A pub is £30 – <|im_end|> café"
+    assert found.tokenizer.encode(text).ids == known.encode(text).ids
+
+
+@pytest.mark.parametrize(
+    "changes", [{"tie_word_embeddings": False}, {"rope_scaling": {"factor": 2.0}}]
+)
+def test_checkpoints_of_other_models_are_refused(changes, file, known, tmp_path):
+    with pytest.raises(ValueError, match="tied embeddings and no rope_scaling"):
+        weights.load_checkpoint(_checkpoint(tmp_path, file, known, **changes))
+
+
+@pytest.mark.slow
+def test_the_example_fine_tunes_a_checkpoint(known, tmp_path, monkeypatch, capsys):
+    folder = _checkpoint(tmp_path, gguf.parse(_content(num_blocks=7)), known)
+    monkeypatch.setattr(weights, "CACHE", tmp_path / "cache")
+    words = "finetune_lm", "--iterations", "4", "--checkpoint", str(folder)
+    monkeypatch.setattr(sys, "argv", list(words))
+    path = pathlib.Path(__file__).parents[2] / "examples/finetune_lm.py"
+    names = runpy.run_path(str(path), run_name="__main__")
+    told = capsys.readouterr().out
+    assert names["result"].iterations == 4
+    assert f"epsilon {names['mechanism'].epsilon(1e-4):.2f} at delta 1e-04" in told
+    assert "test loss before" in told and "test loss after" in told
 
 
 def test_weights_of_other_sizes_are_refused(file):

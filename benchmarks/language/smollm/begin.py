@@ -2,7 +2,7 @@
 
 import functools
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -58,21 +58,24 @@ def _losses(
 
 
 def begin(
-    paths: Sequence[pathlib.Path], way: str, last: int | None, cache_dir: pathlib.Path
+    load: Callable[..., weights.Pretrained],
+    way: str,
+    last: int | None,
+    cache_dir: pathlib.Path,
 ) -> Begin:
-    """Of the weights in this file, which may be in parts.
+    """A training of what `load` gives.
 
     Args:
-      paths: of the weights; without any they are fetched.
+      load: a function of a rank, and of whether all but the adapters is frozen.
       way: "lora" trains adapters, "full" all parameters.
       last: how many of the last blocks are trained; None is all.
       cache_dir: of hidden states.
     """
-    paths, is_lora = paths or [weights.fetch()], way == "lora"
-    start = weights.load(*paths, rank=RANK if is_lora else 0, is_frozen=is_lora)
+    is_lora = way == "lora"
+    start = load(rank=RANK if is_lora else 0, is_frozen=is_lora)
     model, first = start.model, None
     if last is not None:
-        whole = weights.load(*paths, is_frozen=True).model
+        whole = load(rank=0, is_frozen=True).model
         first = some_blocks(whole, slice(None, -last))
         model = some_blocks(model, slice(-last, None))
     parts = texts.split(model, way, is_whole=last is None)

@@ -7,13 +7,14 @@ The canaries, their exposure and the bounds are those of `benchmarks.language.ca
 """
 
 import argparse
+import functools
 import pathlib
 
 import numpy as np
 
 from benchmarks import records
 from benchmarks.language import canaries, data
-from benchmarks.language.smollm import e2e, texts, tune
+from benchmarks.language.smollm import e2e, texts, tune, weights
 from benchmarks.language.smollm.begin import begin
 
 RESULTS = pathlib.Path(__file__).with_suffix(".jsonl")
@@ -34,7 +35,8 @@ def measure(
     setting: tune.Setting, seed: int, ends: float, arguments: argparse.Namespace
 ) -> records.Row | None:
     """A training, and what its canaries show; nothing, if the time is over before."""
-    start = begin(arguments.weights, setting.way, setting.last, arguments.cache_dir)
+    load = functools.partial(weights.load, *arguments.weights or [weights.fetch()])
+    start = begin(load, setting.way, setting.last, arguments.cache_dir)
     all_of = canaries.make(start.tokenizer, seed)
     chosen = np.random.default_rng([seed, 2])
     pairs = data.load_e2e(arguments.data_dir, "train")

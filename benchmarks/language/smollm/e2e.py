@@ -18,6 +18,7 @@ record, and goes on where one was cut off.
 
 import argparse
 import dataclasses
+import functools
 import itertools
 import pathlib
 import statistics
@@ -77,7 +78,8 @@ def train(
     setting: tune.Setting, seed: int, ends: float, arguments: argparse.Namespace
 ) -> records.Row | None:
     """A training and its test; nothing, where the time was over before."""
-    start = begin(arguments.weights, setting.way, setting.last, arguments.cache_dir)
+    load = functools.partial(weights.load, *arguments.weights or [weights.fetch()])
+    start = begin(load, setting.way, setting.last, arguments.cache_dir)
     rows = texts.tokenize(data.load_e2e(arguments.data_dir, "train"), start.tokenizer)
     trained, row = tune.fit(
         setting,

@@ -208,9 +208,7 @@ class Llama(nnx.Module):
         return self.write(self.through(self.embed_tokens(tokens))[0])
 
 
-def from_tensors(
-    tensors: Mapping[str, np.ndarray], config: Config, rngs: nnx.Rngs
-) -> Llama:
+def from_tensors(tensors: Mapping[str, Any], config: Config, rngs: nnx.Rngs) -> Llama:
     """The model with these weights, which have the names and axes of transformers'.
 
     Adapters, if there are some, are drawn, so that they change nothing at the start.
@@ -220,7 +218,7 @@ def from_tensors(
     """
     graph, state = nnx.split(Llama(config, rngs=rngs))
 
-    def tensor(path: tuple[Any, ...], block: str = "") -> np.ndarray:
+    def tensor(path: tuple[Any, ...], block: str = "") -> Any:
         *module, leaf = map(str, path)
         if module[0] == "layers":
             module.insert(1, block)

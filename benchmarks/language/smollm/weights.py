@@ -7,6 +7,7 @@ known in detail. Dequantized it is not the model that was published, but close t
 """
 
 import hashlib
+import json
 import pathlib
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import zipfile
 from typing import NamedTuple
 
 import numpy as np
+import safetensors.flax
 import tokenizers
 from flax import nnx
 
@@ -40,6 +42,18 @@ _BLOCK = {
     "ffn_down": "mlp.down_proj",
 }
 _OTHERS = {"token_embd": "embed_tokens", "output_norm": "norm"}
+
+# The fields of `Config` in the file config.json of a checkpoint.
+_CONFIG = {
+    "num_tokens": "vocab_size",
+    "width": "hidden_size",
+    "hidden": "intermediate_size",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "num_blocks": "num_hidden_layers",
+    "rope_base": "rope_theta",
+    "epsilon": "rms_norm_eps",
+}
 
 
 class Pretrained(NamedTuple):
@@ -116,3 +130,28 @@ def load(*paths: pathlib.Path, rank: int = 0, is_frozen: bool = False) -> Pretra
     sizes = config(file, rank, is_frozen)
     model = from_tensors(tensors(file), sizes, nnx.Rngs(0))
     return Pretrained(model, tokenizer(file.metadata))
+
+
+def load_checkpoint(
+    folder: pathlib.Path, rank: int = 0, is_frozen: bool = False
+) -> Pretrained:
+    """The same of a llama's checkpoint of Hugging Face, in safetensors.
+
+    Raises:
+      ValueError: if its logits are not made by the table of tokens, or its rotary
+        embeddings are scaled.
+    """
+    of = json.loads((folder / "config.json").read_text())
+    if not of["tie_word_embeddings"] or of.get("rope_scaling"):
+        raise ValueError(
+            "Expected tied embeddings and no rope_scaling. The model of this module has"
+            " no head of its own, and no scaled positions."
+        )
+    numbers = {field: of[name] for field, name in _CONFIG.items()}
+    sizes = Config(**numbers, rank=rank, is_frozen=is_frozen)
+    parts = map(safetensors.flax.load_file, sorted(folder.glob("*.safetensors")))
+    arrays = {name: array for part in parts for name, array in part.items()}
+    model = from_tensors(arrays, sizes, nnx.Rngs(0))
+    words = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    words.encode_special_tokens = True  # as any words
+    return Pretrained(model, words)
