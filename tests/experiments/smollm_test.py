@@ -1,6 +1,7 @@
 """The file of a pretrained language model, the model, its texts, and its training."""
 
 import dataclasses
+import itertools
 import json
 import pathlib
 import runpy
@@ -22,8 +23,12 @@ pytest.importorskip("tokenizers")
 import safetensors.numpy  # noqa: E402
 from flax import nnx  # noqa: E402
 
+from benchmarks.language import canaries as shared  # noqa: E402
+from benchmarks.language import cost as shared_cost  # noqa: E402
 from benchmarks.language import data  # noqa: E402
 from benchmarks.language.smollm import (  # noqa: E402
+    canaries,
+    cost,
     e2e,
     gguf,
     hidden,
@@ -96,7 +101,8 @@ def _vocabulary() -> tuple[list[str], list[str]]:
     control = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     merges = ["Ġ p", "u b", "Ġp ub", "Ġ i", "Ġi s"]
     merged = [pair.replace(" ", "") for pair in merges]
-    return control + letters + merged, merges
+    words = ["".join(pair) for pair in itertools.product("abcd", "efgh", ["ijk"])]
+    return control + letters + merged + words, merges
 
 
 def _content(num_blocks: int = BLOCKS) -> bytes:
@@ -467,7 +473,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def _run(folder, monkeypatch, *more: str) -> list[dict]:
+def _run(folder, monkeypatch, *more: str, command=e2e) -> list[dict]:
     options = {
         "--data-dir": folder,
         "--weights": folder / "weights.gguf",
@@ -480,7 +486,7 @@ def _run(folder, monkeypatch, *more: str) -> list[dict]:
     words = [str(x) for option in options.items() for x in option]
     monkeypatch.setattr(sys, "argv", ["smollm", *words, *more])
     monkeypatch.setattr(e2e, "NUM_VALIDATION", 4)
-    e2e.main()
+    command.main()
     path = folder / "out.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     return [json.loads(line) for line in lines]
@@ -499,6 +505,37 @@ def test_one_command_trains_resumes_and_writes(folder, monkeypatch, capsys):
     more = "--way", "full", "--epsilon", "none", "--last", "1"
     _, second = _run(folder, monkeypatch, *more)
     assert second["epsilon"] is None and second["setting"]["last"] == 1
+
+
+@pytest.mark.slow
+def test_canaries_tell_what_they_are(folder, monkeypatch, capsys):
+    values = {"NUM_CANARIES": {1: 5, 3: 1}, "NUM_PAIRS": 20, "NUM_OTHERS": 7}
+    for name, value in values.items():
+        monkeypatch.setattr(shared, name, value)
+    more = "--last", "1", "--epsilon", "8"
+    (row,) = _run(folder, monkeypatch, *more, command=canaries)
+    assert row["num_examples"] == 20 + 5 + 3 and len(row["canaries"]) == 6
+    assert all(0 <= x["exposure"] <= 3 for x in row["canaries"])
+    assert 0 <= row["epsilon_at_least"] < 8
+    assert "| lora, AUTO-S, DP-Adam, ε 8, 1 epochs of 6" in capsys.readouterr().out
+
+
+def test_absent_canaries_leave_empty_rows(known):
+    rows = texts.tokenize(PAIRS, known)
+    both = canaries.insert(rows.take(slice(1)), rows, np.array([True, False, True]))
+    np.testing.assert_array_equal(both.tokens[[0, 1, 3]], rows.tokens[[0, 0, 2]])
+    assert not both.tokens[2].any() and both.first[2] == 0
+    assert both.tokens.dtype == both.first.dtype == np.int32
+
+
+def test_the_cost_is_of_rows_of_full_length():
+    sizes = model.Config(200, 16, 24, 2, 1, 1, rank=2, is_frozen=True)
+    cases = cost.cases_of(sizes, 12, 3, jnp.bfloat16)
+    _, (adapters, _, tokens, first) = cases["private gradient"]
+    assert tokens.shape == (3, 12) and (first == 6).all()
+    assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(adapters))
+    found = shared_cost.timed(cases, rounds=1)
+    assert found["ratio_of_step"]["median"] > 0 and found["peak_bytes"]["private step"]
 
 
 def test_of_several_rates_the_table_has_the_best():
