@@ -52,7 +52,7 @@ def test_ranks_are_means_over_the_blocks_that_have_all_methods():
     assert table.ranks(table.scores(rows)) == {"DP-SGD": 1.5, "DP-Adam": 1.5}
     found = table.scores(rows)
     points = table.differences(found, "DP-Adam", "DP-SGD")
-    assert points == pytest.approx([-15, 10])
+    assert points == pytest.approx({("digits", 3.0): -15, ("Adult", 3.0): 10})
 
 
 def test_ranks_are_drawn_with_the_critical_difference():
