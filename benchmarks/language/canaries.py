@@ -137,13 +137,15 @@ def losses(
     return of_each.reshape(len(all_of), 1 + NUM_OTHERS)
 
 
-def candidates(all_of: Sequence[Canary], seed: int) -> list[pairs.Pair]:
-    """Each canary with its own code, and behind it with others."""
+def candidates(
+    all_of: Sequence[Canary], seed: int, num_others: int | None = None
+) -> list[pairs.Pair]:
+    """Each canary with its own code, then with others, `NUM_OTHERS` by default."""
     rng = np.random.default_rng([seed, 1])
     return [
         canary.pair(code)
         for canary in all_of
-        for code in (canary.code, *_codes(rng, NUM_OTHERS))
+        for code in (canary.code, *_codes(rng, num_others or NUM_OTHERS))
     ]
 
 

@@ -509,7 +509,9 @@ def test_one_command_trains_resumes_and_writes(folder, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_canaries_tell_what_they_are(folder, monkeypatch, capsys):
-    values = {"NUM_CANARIES": {1: 5, 3: 1}, "NUM_PAIRS": 20, "NUM_OTHERS": 7}
+    monkeypatch.setattr(canaries, "NUM_OTHERS", 7)
+    monkeypatch.setattr(canaries, "LENGTH", 96)
+    values = {"NUM_CANARIES": {1: 5, 3: 1}, "NUM_PAIRS": 20}
     for name, value in values.items():
         monkeypatch.setattr(shared, name, value)
     more = "--last", "1", "--epsilon", "8"
