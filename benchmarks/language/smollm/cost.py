@@ -57,10 +57,8 @@ def main() -> None:
     found = records.Records(arguments.output)
     asked = itertools.product(arguments.length, arguments.way)
     for length, way in [] if arguments.table else asked:
-        is_lora = way == "lora"
-        config = Config(
-            num_blocks=arguments.blocks, rank=RANK * is_lora, is_frozen=is_lora
-        )
+        rank = RANK if way == "lora" else 0
+        config = Config(num_blocks=arguments.blocks, rank=rank)
         batch_size = arguments.tokens // length
         identity = {
             "way": way,

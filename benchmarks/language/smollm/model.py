@@ -49,7 +49,8 @@ def rounded_dot(x: jax.Array, kernel: jax.Array) -> jax.Array:
     """x @ kernel of operands rounded to bfloat16, summed in float32; so the derivative.
 
     Accelerators and newer processors have instructions for this. JAX's own derivative
-    multiplies the float32 of a cotangent by a bfloat16, for which they have none.
+    multiplies the float32 of a cotangent by a bfloat16, for which they have none. The
+    kernel is frozen: there is no derivative by it.
     """
     return _dot(x, kernel)
 
@@ -59,13 +60,12 @@ def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.dot(*rounded, preferred_element_type=jnp.float32).astype(a.dtype)
 
 
-def _dot_forward(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, Any]:
-    return _dot(x, kernel), (x, kernel)
+def _dot_forward(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return _dot(x, kernel), kernel
 
 
-def _dot_backward(kept: Any, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
-    x, kernel = kept
-    return _dot(cotangent, kernel.T), _dot(x.T, cotangent).astype(kernel.dtype)
+def _dot_backward(kernel: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, None]:
+    return _dot(cotangent, kernel.T), None
 
 
 rounded_dot.defvjp(_dot_forward, _dot_backward)
