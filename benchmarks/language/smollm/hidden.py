@@ -56,7 +56,8 @@ def _write(tokens: np.ndarray, graph: Any, state: Any, path: pathlib.Path) -> No
     steps = range(start, len(tokens), GROUP_SIZE)
     for at in rich.progress.track(steps, "hidden states"):
         group = order[at : at + GROUP_SIZE]
-        length = -(-lengths[group].max() // LENGTH_STEP) * LENGTH_STEP
+        longest = max(lengths[group].max(), 1)  # a row may be empty
+        length = -(-longest // LENGTH_STEP) * LENGTH_STEP
         rows = tokens[np.resize(group, GROUP_SIZE), :length]
         file[group, :length] = _see(graph, state, rows)[: len(group)]
         file.flush()
