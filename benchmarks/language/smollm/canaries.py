@@ -43,10 +43,7 @@ def measure(
     chosen = np.random.default_rng([seed, 2])
     pairs = data.load_e2e(arguments.data_dir, "train")
     some = [pairs[i] for i in chosen.permutation(len(pairs))[: canaries.NUM_PAIRS]]
-    times = [canary.repeats for canary in all_of]
-    repeated = [
-        c for c, number in zip(all_of, times, strict=True) for _ in range(number)
-    ]
+    repeated = [canary for canary in all_of for _ in range(canary.repeats)]
     rows = insert(
         texts.tokenize(some, start.tokenizer),
         texts.tokenize([canary.pair() for canary in repeated], start.tokenizer),

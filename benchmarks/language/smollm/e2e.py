@@ -42,7 +42,7 @@ NUM_VALIDATION = 1_000
 WIDTHS = {"greedy": 1, "beam": 5}
 NUM_SAMPLES = 8
 L2_CLIP_NORM = 1.0
-LEARNING_RATES = {"lora": 2e-3, "full": 2e-4}
+LEARNING_RATES = {"lora": 2e-2, "full": 2e-4}
 
 
 def tested(start: Begin, trained: Any, arguments: argparse.Namespace) -> records.Row:
