@@ -36,7 +36,8 @@ POISSON = MECHANISMS["poisson"]
 QUANTILE = contrib.QuantileClipping(POISSON, fraction_stddev=0.2)
 PARAMS = {"w": np.zeros(3, np.float32), "b": np.zeros((), np.float32)}
 X = np.random.default_rng(0).normal(size=(NUM_EXAMPLES, 3)).astype(np.float32)
-DATA = X, X @ np.float32([1, -2, 3])
+# The keys of dropout are made of these bits, and `@` adds in an order of the processor.
+DATA = X, X[:, 0] - 2 * X[:, 1] + 3 * X[:, 2]
 
 
 def opened(tree: Any) -> Any:
