@@ -78,5 +78,5 @@ $(VENV)/%: pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) demo dist docs/benchmarks.md \
+	rm -rf $(VENV) demo dist docs/benchmarks \
 		docs/_build docs/_generated docs/api docs/notebooks

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks import records
-from benchmarks.ogbn_arxiv_gcn.table import markdown
+from benchmarks.tables import markdown
 
 # Finds or makes the training of a setting, a seed, and "validation" or "test".
 Get = Callable[[Any, int, str], records.Row | None]

@@ -85,7 +85,7 @@ def test_links_and_own_files_are_no_resources_of_others():
 
 
 # Written when the site is built.
-GENERATED = {"benchmarks.md", "notebooks", "api", "_generated", "_build"}
+GENERATED = {"benchmarks", "notebooks", "api", "_generated", "_build"}
 
 
 def pages():
@@ -95,7 +95,8 @@ def pages():
         for path in FOLDER.rglob("*.md")
         if path.relative_to(FOLDER).parts[0] not in GENERATED
     ]
-    return [*found, *FOLDER.parent.glob("*.md"), FOLDER.parent / "benchmarks/README.md"]
+    root = FOLDER.parent
+    return [*found, *root.glob("*.md"), *(root / "benchmarks").rglob("README.md")]
 
 
 def test_links_lead_to_files_of_the_repository():
@@ -112,18 +113,30 @@ def test_links_lead_to_files_of_the_repository():
 
 
 @pytest.mark.parametrize(
-    ("in_the_repository", "on_the_site"),
+    ("page", "in_the_repository", "on_the_site"),
     [
-        ("](../benchmarks/README.md#audit)", "](benchmarks.md#audit)"),
-        ("](../../benchmarks/README.md)", "](../benchmarks.md)"),
-        ("](../../notebooks/2_bias.ipynb)", "](../notebooks/2_bias.ipynb)"),
-        ("](guides/audit.md)", "](guides/audit.md)"),
-        ("](../benchmarks/run.py)", "](../benchmarks/run.py)"),
+        ("faq", "../benchmarks/audit/README.md#x", "benchmarks/audit.md#x"),
+        ("guides/runs", "../../benchmarks/README.md", "../benchmarks/index.md"),
+        ("guides/runs", "../../notebooks/2_bias.ipynb", "../notebooks/2_bias.ipynb"),
+        ("faq", "guides/audit.md", "guides/audit.md"),
+        ("faq", "../benchmarks/run.py", "../benchmarks/run.py"),
     ],
 )
-def test_links_lead_to_the_copies_of_the_site(in_the_repository, on_the_site):
+def test_links_lead_to_the_pages_of_the_site(page, in_the_repository, on_the_site):
     import copies
 
-    source = [in_the_repository]
-    copies._lead_to_copies(None, "page", source)
-    assert source == [on_the_site]
+    source = [f"[x]({in_the_repository})"]
+    copies._lead_to_pages(None, page, source)
+    assert source == [f"[x]({on_the_site})"]
+
+
+def test_links_of_a_copy_lead_to_where_they_led():
+    import copies
+
+    source = copies.BENCHMARKS / "language/smollm/README.md"
+    page = copies.page_of(source)
+    assert page == copies.DOCS / "benchmarks/language/smollm.md"
+    found = copies.led_to_pages("[a](../README.md#x) [b](e2e.jsonl)", source, page)
+    assert found == (
+        "[a](../language.md#x) [b](../../../benchmarks/language/smollm/e2e.jsonl)"
+    )

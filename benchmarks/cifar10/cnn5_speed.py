@@ -26,7 +26,7 @@ import optax
 import dpadambc
 from benchmarks import environment
 from benchmarks.cifar10 import cnn5
-from benchmarks.ogbn_arxiv_gcn.table import markdown
+from benchmarks.tables import markdown
 
 RESULTS = pathlib.Path(__file__).with_name("cnn5_speed.json")
 BATCH_SIZE, TIMED = 1_024, 256

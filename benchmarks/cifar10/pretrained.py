@@ -26,7 +26,7 @@ from benchmarks.cifar10 import (
     features,
     head,
 )
-from benchmarks.ogbn_arxiv_gcn.table import markdown, spread
+from benchmarks.tables import markdown, spread
 from benchmarks.probe import command, linear, search, table
 
 RESULTS = pathlib.Path(__file__).with_suffix(".jsonl")

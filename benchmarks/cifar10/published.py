@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from benchmarks import pictures, records
 from benchmarks.cifar10 import cnn5_training, data
 from benchmarks.cifar10.cnn5_training import Setting
-from benchmarks.ogbn_arxiv_gcn.table import markdown
+from benchmarks.tables import markdown
 
 RESULTS = pathlib.Path(__file__).with_name("published.jsonl")
 # Of a field of the records: what the axis says, and the file.

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from benchmarks import pictures, rates, records
 from benchmarks.language import sst2
 from benchmarks.language.finetune import Setting
-from benchmarks.ogbn_arxiv_gcn.table import markdown
+from benchmarks.tables import markdown
 
 METHOD = "DP-Adam"
 BASE = sst2.setting("last block", METHOD, sst2.EPSILON_OF_TRIALS, 1e-2)

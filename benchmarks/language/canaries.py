@@ -37,7 +37,7 @@ import tokenizers
 from benchmarks import records
 from benchmarks.language import buckets, data, e2e, encoder, finetune, pairs, ways
 from benchmarks.language.finetune import Setting
-from benchmarks.ogbn_arxiv_gcn.table import markdown
+from benchmarks.tables import markdown
 from dpadambc import audit
 
 RESULTS = pathlib.Path(__file__).with_suffix(".jsonl")

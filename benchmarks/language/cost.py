@@ -25,7 +25,7 @@ from flax import nnx
 import dpadambc
 from benchmarks import environment, experiment
 from benchmarks.language import data, encoder, ways
-from benchmarks.ogbn_arxiv_gcn.table import markdown
+from benchmarks.tables import markdown
 from benchmarks.speed import timing
 
 RESULTS = pathlib.Path(__file__).with_suffix(".json")

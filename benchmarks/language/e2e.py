@@ -45,7 +45,7 @@ from benchmarks.language import (
     ways,
 )
 from benchmarks.language.finetune import NOT_PRIVATE, Setting
-from benchmarks.ogbn_arxiv_gcn.table import markdown
+from benchmarks.tables import markdown
 
 RESULTS = pathlib.Path(__file__).with_suffix(".jsonl")
 

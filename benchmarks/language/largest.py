@@ -19,7 +19,7 @@ import jax
 
 from benchmarks import environment
 from benchmarks.language import cost
-from benchmarks.ogbn_arxiv_gcn.table import markdown
+from benchmarks.tables import markdown
 from benchmarks.speed import timing
 
 RESULTS = pathlib.Path(__file__).with_suffix(".json")

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 
 from benchmarks import records
 from benchmarks.methods import options, tasks, train
-from benchmarks.ogbn_arxiv_gcn.table import markdown
+from benchmarks.tables import markdown
 
 RESULTS = pathlib.Path(__file__).with_suffix(".jsonl")
 EPSILON = 3.0

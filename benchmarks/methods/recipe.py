@@ -29,7 +29,7 @@ import numpy as np
 from benchmarks import records
 from benchmarks.experiment import Data
 from benchmarks.methods import options, run, table, tasks, train
-from benchmarks.ogbn_arxiv_gcn.table import markdown, spread
+from benchmarks.tables import markdown, spread
 
 RESULTS = pathlib.Path(__file__).with_suffix(".jsonl")
 REACHES = (5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0)

@@ -21,7 +21,7 @@ import scipy.stats
 from matplotlib.figure import Figure
 
 from benchmarks.methods.methods import CONTROL, METHODS
-from benchmarks.ogbn_arxiv_gcn.table import markdown, spread
+from benchmarks.tables import markdown, spread
 from benchmarks.records import Row
 
 LEVEL = 0.05

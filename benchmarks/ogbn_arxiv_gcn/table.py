@@ -14,6 +14,7 @@ from typing import Any
 
 from benchmarks import experiment
 from benchmarks.ogbn_arxiv_gcn import settings
+from benchmarks.tables import markdown, spread
 
 RESULTS = pathlib.Path(__file__).with_name("results.jsonl")
 EARLIER = pathlib.Path(__file__).with_name("results_by_joint_convexity.jsonl")
@@ -68,23 +69,9 @@ def lines(rows: Sequence[Row]) -> dict[Line, list[Row]]:
     }
 
 
-def spread(values: Sequence[float]) -> str:
-    """Mean and standard deviation, in percent."""
-    mean = f"{100 * statistics.fmean(values):.2f}"
-    if len(values) == 1:
-        return mean
-    return f"{mean} ± {100 * statistics.stdev(values):.2f}"
-
-
 def test(rows: Sequence[Row], how: str, which: str = "accuracy") -> str:
     """The accuracy on test nodes."""
     return spread([row[which][how]["test"] for row in rows])
-
-
-def markdown(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    """A table, its first column to the left."""
-    rows = [header, ["---", *("---:" for _ in header[1:])], *body]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def by_epsilon(

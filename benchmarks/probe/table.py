@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
-from benchmarks.ogbn_arxiv_gcn.table import markdown, spread
+from benchmarks.tables import markdown, spread
 from benchmarks.probe import linear
 from benchmarks.records import Row
 

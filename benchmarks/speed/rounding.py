@@ -27,7 +27,7 @@ import numpy as np
 
 import dpadambc
 from benchmarks import environment
-from benchmarks.ogbn_arxiv_gcn.table import markdown
+from benchmarks.tables import markdown
 from benchmarks.speed import models
 
 RESULTS = pathlib.Path(__file__).with_suffix(".json")

@@ -4,6 +4,7 @@ They are written when the site is built, so that none of them can be out of date
 """
 
 import importlib
+import os
 import pathlib
 import re
 
@@ -12,10 +13,9 @@ import public
 import dpadambc
 
 ROOT = pathlib.Path(__file__).parents[2]
+DOCS, BENCHMARKS = ROOT / "docs", ROOT / "benchmarks"
 # An address inside the repository, after `](`.
-_RELATIVE = re.compile(r"\]\((?!https?:|#)([^)\s]+)\)")
-# Of what is copied, from a page in `docs`, with what leads out of its folder there.
-_COPIED = re.compile(r"\]\(((?:\.\./)*)\.\./(benchmarks/README|notebooks/)")
+_RELATIVE = re.compile(r"\]\((?!https?:|#)([^)\s#]+)")
 
 
 def _mechanisms():
@@ -41,43 +41,62 @@ def sampling_matrix():
     return "\n".join(lines) + "\n"
 
 
-def benchmarks():
-    """The page of the experiments, with addresses from where the site has it."""
+def page_of(file):
+    """Where the site has a file of the repository."""
+    folder = file.parent
+    if folder == ROOT / "notebooks":
+        return DOCS / "notebooks" / file.name
+    if file.name == "README.md" and folder.is_relative_to(BENCHMARKS):
+        name = "index" if folder == BENCHMARKS else folder.relative_to(BENCHMARKS)
+        return DOCS / "benchmarks" / f"{name}.md"
+    return file
+
+
+def led_to_pages(text, source, page):
+    """The text of a file as that of a page: each address is of the same file still."""
 
     def moved(match):
-        address = match[1]
-        if address.startswith("../notebooks/"):
-            return f"]({address.removeprefix('../')})"
-        return f"](../benchmarks/{address})"
+        target = page_of((source.parent / match[1]).resolve())
+        return f"]({os.path.relpath(target, page.parent)}"
 
-    return _RELATIVE.sub(moved, (ROOT / "benchmarks/README.md").read_text())
+    return _RELATIVE.sub(moved, text)
+
+
+def _copied():
+    """The files that are pages of the site, each with its page."""
+    files = [*BENCHMARKS.rglob("README.md"), *(ROOT / "notebooks").glob("*.ipynb")]
+    return {file: page_of(file) for file in sorted(files)}
+
+
+def _studies():
+    """The pages of the benchmarks, but for the first."""
+    pages = map(page_of, sorted(BENCHMARKS.glob("*/**/README.md")))
+    return [page.with_suffix("") for page in pages]
 
 
 def _write(app):
-    source = pathlib.Path(app.srcdir)
-    texts = {
-        "_generated/sampling.md": sampling_matrix(),
-        "benchmarks.md": benchmarks(),
-    }
-    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
-        texts[f"notebooks/{path.name}"] = path.read_text()
-    for name, text in texts.items():
-        path = source / name
-        path.parent.mkdir(exist_ok=True)
+    texts = {DOCS / "_generated/sampling.md": sampling_matrix()}
+    for file, page in _copied().items():
+        texts[page] = led_to_pages(file.read_text(), file, page)
+    names = [str(page.relative_to(DOCS / "benchmarks")) for page in _studies()]
+    tree = ["```{toctree}", ":hidden:", "", *names, "```"]
+    texts[page_of(BENCHMARKS / "README.md")] += "\n".join(["", *tree, ""])
+    for page, text in texts.items():
+        page.parent.mkdir(exist_ok=True, parents=True)
         # An unchanged file keeps its time, and its page is not built again.
-        if not path.exists() or path.read_text() != text:
-            path.write_text(text)
+        if not page.exists() or page.read_text() != text:
+            page.write_text(text)
 
 
-def _lead_to_copies(app, docname, source):
-    """Addresses that hold in the repository, for a reader there, are of copies here."""
-    names = {"benchmarks/README": "benchmarks"}
-    moved = lambda match: f"]({match[1]}{names.get(match[2], match[2])}"
-    source[0] = _COPIED.sub(moved, source[0])
+def _lead_to_pages(app, docname, source):
+    """Addresses that hold in the repository, for a reader there, are of pages here."""
+    page = DOCS / f"{docname}.md"
+    if page not in _copied().values():
+        source[0] = led_to_pages(source[0], page, page)
 
 
 def setup(app):
     """Sphinx calls this."""
-    app.connect("source-read", _lead_to_copies)
+    app.connect("source-read", _lead_to_pages)
     app.connect("builder-inited", _write, priority=100)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -34,7 +34,7 @@ from benchmarks.language import data, scores
 from benchmarks.language.finetune import NOT_PRIVATE
 from benchmarks.language.smollm import texts, tune, weights
 from benchmarks.language.smollm.begin import Begin, begin
-from benchmarks.ogbn_arxiv_gcn.table import markdown
+from benchmarks.tables import markdown
 
 RESULTS = pathlib.Path(__file__).with_suffix(".jsonl")
 EPOCHS, BATCH_SIZE = 2, 1_024

@@ -1,0 +1,126 @@
+"""A study: the trainings there are, what is on record, and the tables of it.
+
+The module of a study has one value, `STUDY`, and ends with `STUDY.main(__doc__)`:
+
+    python -m benchmarks.NAME --data-dir DIR [--method NAME ...] [--epsilon 3 ...]
+    python -m benchmarks.NAME [--pictures]      # the tables of what is on record
+
+What was trained is written down as it ends, and a later call finds it there.
+"""
+
+import argparse
+import dataclasses
+import pathlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from matplotlib.figure import Figure
+
+from benchmarks import records
+from benchmarks.records import Row
+
+NOT_PRIVATE = "not private"
+
+
+class Cell(NamedTuple):
+    """One training, or several in one program.
+
+    Attributes:
+      method: the optimizer, and what else tells lines of a table apart.
+      epsilon: the target; None without privacy.
+      seed: None for a trial, which is made for any seed that is asked for.
+      identity: what its row is told from others by.
+      setting: what else the training takes.
+    """
+
+    method: str
+    epsilon: float | None
+    seed: int | None
+    identity: Row
+    setting: Any = None
+
+
+Find = Callable[[Cell], Row | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """What is trained and how it is told.
+
+    Attributes:
+      results: the file with a line for each cell.
+      cells: in the order in which they are made. It is given what finds the row of a
+        cell, since what comes later may depend on it.
+      prepare: loads the data, once, of the arguments; returns what trains a cell.
+      tables: of all rows, by name; `benchmarks.pages` puts them into the page.
+      pictures: of all rows, by the name of a file beside the results.
+      options: adds those of this study alone.
+    """
+
+    results: pathlib.Path
+    cells: Callable[[Find, argparse.Namespace], Iterable[Cell]]
+    prepare: Callable[[argparse.Namespace], Callable[[Cell], Row]]
+    tables: Callable[[Sequence[Row]], Mapping[str, str]]
+    pictures: Callable[[Sequence[Row]], Mapping[str, Figure]] = lambda rows: {}
+    options: Callable[[argparse.ArgumentParser], Any] = lambda parser: None
+
+    def parser(self, doc: str | None) -> argparse.ArgumentParser:
+        made = argparse.ArgumentParser(description=(doc or "").split("\n")[0])
+        made.add_argument("--data-dir", type=pathlib.Path, help="trains, where given")
+        made.add_argument(
+            "--cache-dir",
+            type=pathlib.Path,
+            default=pathlib.Path("~/.cache/dpadambc").expanduser(),
+            help="of features and of states to go on from",
+        )
+        made.add_argument("--output", type=pathlib.Path, default=self.results)
+        made.add_argument("--method", nargs="+", help="these alone")
+        made.add_argument("--epsilon", nargs="+", type=float, help="these alone")
+        made.add_argument("--seed", nargs="+", type=int, help="these alone")
+        made.add_argument("--pictures", action="store_true", help="draws them")
+        self.options(made)
+        return made
+
+    def make(self, arguments: argparse.Namespace, found: records.Records) -> None:
+        """The cells that are asked for and are not on record."""
+        train = self.prepare(arguments)
+        for cell in self.cells(lambda cell: found.find(cell.identity), arguments):
+            if is_asked_for(cell, arguments):
+                found.get(cell.identity, lambda cell=cell: train(cell))
+                at = "" if cell.epsilon is None else f" at epsilon {cell.epsilon:g}"
+                print(f"{cell.method}{at} is there.", file=sys.stderr, flush=True)
+
+    def main(self, doc: str | None) -> None:
+        """The command."""
+        arguments = self.parser(doc).parse_args()
+        found = records.Records(arguments.output)
+        if arguments.data_dir:
+            self.make(arguments, found)
+        print("\n\n".join(self.tables(found.rows).values()))
+        if arguments.pictures:
+            for name, figure in self.pictures(found.rows).items():
+                figure.savefig(arguments.output.with_name(name), dpi=150)
+
+
+def is_asked_for(cell: Cell, arguments: argparse.Namespace) -> bool:
+    """By each option that is given."""
+    pairs = (
+        (cell.method, arguments.method),
+        (cell.epsilon, arguments.epsilon),
+        (cell.seed, arguments.seed),
+    )
+    return all(not asked or x is None or x in asked for x, asked in pairs)
+
+
+def best_then_seeds(
+    find: Find,
+    trials: Sequence[Cell],
+    tests: Callable[[Row], Iterable[Cell]],
+    score: Callable[[Row], float] = lambda row: row["accuracy"],
+) -> Iterator[Cell]:
+    """The trials, and once all are there the tests of the best."""
+    yield from trials
+    rows = [row for cell in trials if (row := find(cell))]
+    if len(rows) == len(trials):
+        yield from tests(max(rows, key=score))
