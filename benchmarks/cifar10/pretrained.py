@@ -26,8 +26,8 @@ from benchmarks.cifar10 import (
     features,
     head,
 )
-from benchmarks.tables import markdown, spread
 from benchmarks.probe import command, linear, search, table
+from benchmarks.tables import markdown, spread
 
 RESULTS = pathlib.Path(__file__).with_suffix(".jsonl")
 

@@ -25,8 +25,8 @@ from flax import nnx
 import dpadambc
 from benchmarks import environment, experiment
 from benchmarks.language import data, encoder, ways
-from benchmarks.tables import markdown
 from benchmarks.speed import timing
+from benchmarks.tables import markdown
 
 RESULTS = pathlib.Path(__file__).with_suffix(".json")
 WAYS, LENGTHS, BATCH_SIZE, RANK = ("full", "LoRA", "last block"), (32, 64), 64, 8

@@ -19,8 +19,8 @@ import jax
 
 from benchmarks import environment
 from benchmarks.language import cost
-from benchmarks.tables import markdown
 from benchmarks.speed import timing
+from benchmarks.tables import markdown
 
 RESULTS = pathlib.Path(__file__).with_suffix(".json")
 GIBIBYTES = 8

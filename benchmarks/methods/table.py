@@ -21,8 +21,8 @@ import scipy.stats
 from matplotlib.figure import Figure
 
 from benchmarks.methods.methods import CONTROL, METHODS
-from benchmarks.tables import markdown, spread
 from benchmarks.records import Row
+from benchmarks.tables import markdown, spread
 
 LEVEL = 0.05
 

@@ -3,9 +3,9 @@
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
-from benchmarks.tables import markdown, spread
 from benchmarks.probe import linear
 from benchmarks.records import Row
+from benchmarks.tables import markdown, spread
 
 Goals = Mapping[float, float]  # accuracy by epsilon
 

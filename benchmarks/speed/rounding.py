@@ -27,8 +27,8 @@ import numpy as np
 
 import dpadambc
 from benchmarks import environment
-from benchmarks.tables import markdown
 from benchmarks.speed import models
+from benchmarks.tables import markdown
 
 RESULTS = pathlib.Path(__file__).with_suffix(".json")
 CALLS = 30
