@@ -132,19 +132,7 @@ class Progress:
 
 
 class Result(NamedTuple):
-    """The value of `fit`.
-
-    Attributes:
-      state: the last state; *secret*, for its keys.
-      iterations: steps taken, those before a resumption too.
-      epsilon: spent at target_delta, by this run and those that `spent` told of. After
-        a `Stop` that is not public, that of all steps that might have been taken.
-      target_delta: the delta of this epsilon.
-      mechanism: that drew the batches and set the noise.
-      stopped_by: "iterations", "budget" or "callback".
-      resumed_from: the step of the checkpoint that it went on from, or None.
-      spent: this run and those before it, for the `spent` of the next run.
-    """
+    """The value of `fit`: `training.Result` explains its fields."""
 
     state: TrainState
     iterations: int

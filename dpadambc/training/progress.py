@@ -84,24 +84,30 @@ class ProgressBar:
 
     def begin(self, done: int, total: int, epsilon: float) -> None:
         """Shows a run before its first step, with the epsilon that it will end with."""
-        self._task = self._bar.add_task("", total=total)
+        self._task = self._added(total)
         self._last, self._next = (done, total), done + total / self._updates
         self._epsilon = f"epsilon {epsilon:.2f} at step {total}"
         self._bar.update(self._task, completed=done, description=self._epsilon)
-        self._bar.start()
 
     def close(self) -> None:
         """Leaves the bar as it is, unless it is inside `with`."""
-        if not self._is_kept_open:
+        if not self._is_kept_open and self._bar.live.is_started:
             self._bar.stop()
             self._task = None
+
+    def _added(self, total: int) -> rich.progress.TaskID:
+        """One line more, or the first one of a bar that is opened again."""
+        if not self._bar.live.is_started:
+            for task in self._bar.task_ids:
+                self._bar.remove_task(task)
+            self._bar.start()
+        return self._bar.add_task("", total=total)
 
     def __call__(self, progress: Progress) -> None:
         """Shows how far the run is."""
         done, total = progress.iterations, progress.iterations_in_all
         if self._task is None or done < self._last[0] or total != self._last[1]:
-            self._task, self._next = self._bar.add_task("", total=total), 0
-            self._bar.start()
+            self._task, self._next = self._added(total), 0
         self._last = done, total
         if done >= self._next or done == total:
             self._epsilon = f"epsilon {progress.epsilon():.2f} at step {done}"
