@@ -280,6 +280,7 @@ ROWS = {name: stage(name) for name in contract_test.ROWS} | {
 }
 # fmt: on
 ON_THE_HOST = {
+    "recipe": "makes a mechanism and an optimizer, of public numbers",
     "Mechanism.accounted_as": "returns a mechanism",
     "accounting.Accountant.composed": "returns an accountant of dp-accounting",
     "audit.GradientCanaries.insert": "makes data longer by a number that is drawn",
@@ -288,7 +289,6 @@ ON_THE_HOST = {
     "graphs.subgraphs": "reads edges, in NumPy",
     "training.fully_sharded": "returns shardings",
     "training.group_by_user": "reads ids, and the shapes have their number",
-    "training.Result.params": "is an attribute of the state",
     "training.load_release": "reads a file",
     "training.PublicScore.compose": "returns an event",
     "training.secret_key": "draws from the operating system",

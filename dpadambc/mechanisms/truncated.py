@@ -53,7 +53,7 @@ class TruncatedPoissonGaussian(Mechanism):
       ...     truncated_batch_size=1_050, num_examples=50_000, iterations=1_000,
       ...     normalize_by=1_000)
       >>> round(mechanism.epsilon(target_delta=1e-6), 2)
-      2.59
+      1.86
 
     References:
       The theorem is in `mechanisms._truncated`. A looser one, which reveals whether a

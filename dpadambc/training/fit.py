@@ -41,13 +41,14 @@ class _Line:
     """The begin of a run in one line, where no bar can be shown."""
 
     def __init__(self, mechanism: Mechanism, target_delta: float):
-        self.batch, self.delta = mechanism.normalize_by, target_delta
+        self.mechanism, self.delta = mechanism, target_delta
 
     def begin(self, done: int, total: int, epsilon: float) -> None:
         """Prints public numbers alone."""
         resumed = f" from step {done:,} on" if done else ""
         print(
-            f"dpadambc: {total:,} steps{resumed}, expected batch {self.batch:,g},"
+            f"dpadambc: {total:,} steps{resumed},"
+            f" expected batch {self.mechanism.normalize_by:,g},"
             f" epsilon {statement.rounded_up(epsilon)} at delta {self.delta:g}",
             file=sys.stderr,
             flush=True,
