@@ -52,6 +52,16 @@ class Data(NamedTuple):
     def num_examples(self) -> int:
         return self.labels.shape[0]
 
+    def take(self, rows: np.ndarray | slice) -> "Data":
+        return Data(self.features[rows], self.labels[rows])
+
+
+def split_validation(data: Data, seed: int = 0) -> tuple[Data, Data]:
+    """A random four fifths, and the rest to validate on."""
+    order = np.random.default_rng(seed).permutation(data.num_examples)
+    fit, validation = np.split(order, [data.num_examples * 4 // 5])
+    return data.take(fit), data.take(validation)
+
 
 def init_mlp(key: jax.Array, layer_sizes: tuple[int, ...]) -> optax.Params:
     """Kernels and biases of a multilayer perceptron."""

@@ -13,8 +13,8 @@ import io
 import pathlib
 import tarfile
 import zipfile
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import PIL.Image
@@ -124,6 +124,20 @@ def load(data_dir: pathlib.Path) -> Cifar:
     num_test = every.num_examples * NUM_TEST // (NUM_TRAIN + NUM_TEST)
     train, test = every.take(slice(-num_test)), every.take(slice(-num_test, None))
     return Cifar(train, test, sha256(every) == SHA256)
+
+
+def cached(
+    cache_dir: pathlib.Path, name: str, images: np.ndarray, make: Callable[[], Any]
+) -> np.ndarray:
+    """What is made of these images, in a file that a later call finds."""
+    digest = hashlib.sha256(images.tobytes()).hexdigest()
+    file = cache_dir / f"{name}_{digest[:16]}.npy"
+    if not file.exists():
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        draft = file.with_suffix(".draft.npy")
+        np.save(draft, make())
+        draft.replace(file)
+    return np.load(file, mmap_mode="r")
 
 
 def split_validation(num_examples: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
