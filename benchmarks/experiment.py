@@ -56,6 +56,14 @@ class Data(NamedTuple):
         return Data(self.features[rows], self.labels[rows])
 
 
+class Model(NamedTuple):
+    """Static under `jax.jit`."""
+
+    init: Callable[[jax.Array], Any]
+    loss_fn: Callable[..., jax.Array]
+    accuracy: Callable[[Any, Data], jax.Array]
+
+
 def split_validation(data: Data, seed: int = 0) -> tuple[Data, Data]:
     """A random four fifths, and the rest to validate on."""
     order = np.random.default_rng(seed).permutation(data.num_examples)

@@ -15,8 +15,8 @@ import numpy as np
 import optax
 
 import dpadambc
-from benchmarks.experiment import B2, Data
-from benchmarks.methods.tasks import Model, Task
+from benchmarks.experiment import B2, Data, Model
+from benchmarks.methods.tasks import Task
 from dpadambc import Mechanism, clipping, contrib
 from dpadambc.contrib import CorrelatedGaussian, strategies
 

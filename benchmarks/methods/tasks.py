@@ -20,7 +20,7 @@ from benchmarks.adult import data as adult
 from benchmarks.cifar10 import data as cifar10
 from benchmarks.cifar10 import scattering
 from benchmarks.digits import data as digits
-from benchmarks.experiment import Data
+from benchmarks.experiment import Data, Model
 from benchmarks.ogbn_arxiv_gcn import data as citations
 from dpadambc import contrib
 
@@ -41,14 +41,6 @@ class Parts(NamedTuple):
     @property
     def validation(self) -> Data:
         return experiment.split_validation(self.train)[1]
-
-
-class Model(NamedTuple):
-    """Static under `jax.jit`."""
-
-    init: Callable[[jax.Array], Any]
-    loss_fn: Callable[..., jax.Array]
-    accuracy: Callable[[Any, Data], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,6 +12,8 @@ except ModuleNotFoundError as error:
         "benchmarks.pictures needs matplotlib: pip install 'dpadambc[pictures]'."
     ) from error
 
+from benchmarks.pictures._axes import new_figure as new_figure
+from benchmarks.pictures._axes import style as style
 from benchmarks.pictures.accounting import plan, trade_off
 from benchmarks.pictures.curves import equivalence, learning_curves
 from benchmarks.pictures.moments import (

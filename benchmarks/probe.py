@@ -1,0 +1,374 @@
+"""A linear probe: one matrix on frozen features, trained privately, logits = W' x.
+
+Where the norm of an example x is 1, that of its gradient is at most sqrt(2), and no
+statistic of the private examples is needed to choose a clip norm.
+
+Each optimizer has equal trials at each epsilon, on a part of the training examples; the
+best on the others is trained on all of them, with five seeds, and tested.
+"""
+
+import argparse
+import dataclasses
+import functools
+import pathlib
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import sklearn.linear_model
+from matplotlib.figure import Figure
+
+import dpadambc
+from benchmarks.experiment import Data, Model
+from benchmarks.methods.methods import CONTROL, CORRECTED, METHODS, train
+from benchmarks.pictures import new_figure, style
+from benchmarks.records import Row
+from benchmarks.study import NOT_PRIVATE, Cell, Find, Study, best_then_seeds
+from benchmarks.tables import markdown, spread
+from dpadambc import accounting, diagnostics
+
+DELTA = 1e-5
+NUM_TRIALS, NUM_SEEDS = 12, 5
+SEED_OF_TRIALS = 1_000
+NUM_EVALUATIONS = 20
+OPTIMIZERS = (
+    *("DP-SGD", "DP-Adam", "DP-AdamBC", "DP-AdamW", "DP-AdamW-BC", CONTROL),
+    "AUTO-S, DP-Adam",
+)
+# Logarithmically uniform between the two.
+WEIGHT_DECAYS = (1e-3, 1.0)
+FLOORS = (0.1, 10.0)
+# Of a logistic regression without privacy.
+INVERSE_PENALTIES = (1.0, 10.0, 100.0)
+
+Range = tuple[float, float]
+
+
+class Budget(NamedTuple):
+    """How long to train at an epsilon."""
+
+    target_epsilon: float
+    batch_size: int  # expected
+    iterations: int
+
+
+class Sides(NamedTuple):
+    """The examples; trials see `fit` and are scored on `validation`."""
+
+    train: Data
+    test: Data
+    fit: Data
+    validation: Data
+
+
+def loss_fn(weights: jax.Array, x: jax.Array, label: jax.Array) -> jax.Array:
+    """Cross-entropy of one example."""
+    return optax.softmax_cross_entropy_with_integer_labels(x @ weights, label)
+
+
+def accuracy(weights: Any, data: Data) -> jax.Array:
+    """The share of examples that the matrix labels correctly."""
+    return jnp.mean(jnp.argmax(data.features @ weights, -1) == data.labels)
+
+
+@functools.cache
+def model(num_features: int, num_classes: int) -> Model:
+    """It begins at zero."""
+    return Model(lambda _: jnp.zeros((num_features, num_classes)), loss_fn, accuracy)
+
+
+@dataclasses.dataclass(frozen=True)
+class Probe:
+    """The trainings on some features.
+
+    Attributes:
+      features: what tells them from others.
+      num_classes: how many logits there are.
+      budgets: by epsilon.
+      l2_clip_norm: of all optimizers.
+      learning_rates_of_sgd: of DP-SGD with momentum.
+      learning_rates_of_adam: of all others.
+      load: the examples, from the arguments of the command.
+    """
+
+    features: str
+    num_classes: int
+    budgets: tuple[Budget, ...]
+    l2_clip_norm: float
+    learning_rates_of_sgd: Range
+    learning_rates_of_adam: Range
+    load: Callable[[argparse.Namespace], Sides]
+
+    def candidates(self, method: str) -> list[dict[str, float]]:
+        """Of the trials: the same quantiles for each optimizer and epsilon."""
+        rng = np.random.default_rng(0)
+        rates = self.learning_rates_of_adam
+        if method == "DP-SGD":
+            rates = self.learning_rates_of_sgd
+        ranges = {
+            "learning_rate": rates,
+            "weight_decay": WEIGHT_DECAYS,
+            "floor": FLOORS,
+        }
+        draw = lambda low, high: low * (high / low) ** rng.uniform(size=NUM_TRIALS)
+        drawn = {name: draw(*ends) for name, ends in ranges.items()}
+        of_trial = lambda i: {name: float(f"{x[i]:.4g}") for name, x in drawn.items()}
+        return [of_trial(i) for i in range(NUM_TRIALS)]
+
+    def cells(self, find: Find, _: argparse.Namespace) -> Iterator[Cell]:
+        """The searches, each followed by the seeds of its best."""
+        for budget in self.budgets:
+            for method in OPTIMIZERS:
+                yield from self._search(find, budget, method)
+
+        def regression(what: str, penalty: float, seed: int | None = None) -> Cell:
+            own = {"features": self.features, "inverse_penalty": penalty}
+            return Cell(NOT_PRIVATE, None, seed, {"what": what, **own})
+
+        trials = [regression("trial without privacy", x) for x in INVERSE_PENALTIES]
+        best = lambda row: [regression("without privacy", row["inverse_penalty"], 0)]
+        yield from best_then_seeds(find, trials, best)
+
+    def _search(self, find: Find, budget: Budget, method: str) -> Iterator[Cell]:
+        known = {
+            "features": self.features,
+            "method": method,
+            "target_epsilon": budget.target_epsilon,
+            "expected_batch_size": budget.batch_size,
+            "iterations": budget.iterations,
+            "l2_clip_norm": self.l2_clip_norm,
+        }
+
+        def cell(what, of_seed, **own):
+            identity = {"what": what, **known, **own}
+            return Cell(method, budget.target_epsilon, of_seed, identity, budget)
+
+        trials = [
+            cell("trial of the probe", None, trial=i, candidate=candidate)
+            for i, candidate in enumerate(self.candidates(method))
+        ]
+        seeds = lambda row: [
+            cell("probe", seed, candidate=row["candidate"], seed=seed)
+            for seed in range(NUM_SEEDS)
+        ]
+        yield from best_then_seeds(find, trials, seeds)
+
+    def mechanism(self, budget: Budget, num_examples: int) -> dpadambc.PoissonGaussian:
+        return dpadambc.PoissonGaussian.calibrate(
+            target_epsilon=budget.target_epsilon,
+            target_delta=DELTA,
+            sampling_prob=min(budget.batch_size / num_examples, 1.0),
+            iterations=budget.iterations,
+            l2_clip_norm=self.l2_clip_norm,
+            normalize_by=budget.batch_size,
+        )
+
+    def search_epsilon(self, budget: Budget, num_examples: int) -> float:
+        """Of a search that draws how many trials it makes, as many in the mean."""
+        trials, one = (
+            accounting.Geometric(NUM_TRIALS),
+            self.mechanism(budget, num_examples),
+        )
+        return round(accounting.tuned_epsilon(one, DELTA, trials=trials).epsilon, 3)
+
+    def prepare(self, arguments: argparse.Namespace) -> Callable[[Cell], Row]:
+        sides = self.load(arguments)
+        mechanism_of = functools.cache(self.mechanism)  # one for all optimizers
+        search_epsilon = functools.cache(self.search_epsilon)
+        keys = jax.random.split(jax.random.key(SEED_OF_TRIALS), NUM_TRIALS)
+        of_features = model(sides.train.features.shape[1], self.num_classes)
+
+        def make(cell: Cell) -> Row:
+            data, held_out = sides.train, sides.test
+            if cell.seed is None:
+                data, held_out = sides.fit, sides.validation
+            if cell.method == NOT_PRIVATE:
+                return _regression(cell.identity["inverse_penalty"], data, held_out)
+            mechanism = mechanism_of(cell.setting, data.num_examples)
+            if cell.seed is None:
+                key = keys[cell.identity["trial"]]
+                return _train(cell, mechanism, of_features, key, data, held_out)
+            cost = search_epsilon(cell.setting, sides.fit.num_examples)
+            key = jax.random.key(cell.seed)
+            row = _train(cell, mechanism, of_features, key, data, held_out)
+            return {"search_epsilon": cost, "num_trials": NUM_TRIALS} | row
+
+        return make
+
+
+def _regression(inverse_penalty: float, data: Data, held_out: Data) -> Row:
+    """Logistic regression without privacy."""
+    found = sklearn.linear_model.LogisticRegression(C=inverse_penalty, max_iter=200)
+    start = time.perf_counter()
+    found.fit(*map(np.asarray, data))
+    seconds = round(time.perf_counter() - start, 1)
+    score = round(float(found.score(*map(np.asarray, held_out))), 4)
+    return {"accuracy": score, "seconds": seconds}
+
+
+def _train(
+    cell: Cell,
+    mechanism: dpadambc.PoissonGaussian,
+    model: Model,
+    key: jax.Array,
+    data: Data,
+    held_out: Data,
+) -> Row:
+    candidate = cell.identity["candidate"]
+    columns = {name: jnp.array([x]) for name, x in candidate.items()}
+    start = time.perf_counter()
+    run = METHODS[cell.method].make, mechanism, model, key[None], columns
+    trained = train(*run, data, held_out, NUM_EVALUATIONS)
+    curve = np.asarray(trained.curve[0]).astype(float).round(4).tolist()
+    share = None
+    if cell.method in CORRECTED:
+        seen = diagnostics.snapshot(
+            jax.tree.map(lambda x: x[0], trained.opt_state),
+            variance_floor=dpadambc.RelativeFloor(candidate["floor"]),
+            correction=0.0 if cell.method == CONTROL else 1.0,
+        )
+        share = float(seen.share_at_floor)
+    return {
+        "accuracy": curve[-1],
+        "curve": curve,
+        "share_at_floor": share,
+        "noise_multiplier": mechanism.noise_multiplier,
+        "seconds": round(time.perf_counter() - start, 2),
+    }
+
+
+def _of(rows: Sequence[Row], what: str, **identity: object) -> list[Row]:
+    wanted = {"what": what, **identity}
+    return [row for row in rows if wanted.items() <= row.items()]
+
+
+def _epsilons(rows: Sequence[Row]) -> list[float]:
+    return sorted({row["target_epsilon"] for row in _of(rows, "probe")})
+
+
+def _by_epsilon(
+    rows: Sequence[Row],
+    what: str,
+    cell: Callable[[Sequence[Row]], str],
+    *below: list[str],
+) -> str:
+    """One line for each optimizer, one column for each epsilon."""
+    epsilons = _epsilons(rows)
+    body = []
+    for method in OPTIMIZERS:
+        found = [_of(rows, what, method=method, target_epsilon=e) for e in epsilons]
+        if any(found):
+            body.append([method, *(cell(x) if x else "-" for x in found)])
+    header = ["optimizer", *(f"ε = {e:g}" for e in epsilons)]
+    return markdown(header, [*body, *below])
+
+
+def _accuracies(rows: Sequence[Row], goals: Mapping[float, float]) -> str:
+    """Of each optimizer by epsilon, on test examples."""
+    epsilons = _epsilons(rows)
+    costs = [
+        _of(rows, "probe", target_epsilon=e)[0]["search_epsilon"] for e in epsilons
+    ]
+    below = [["ε of a search alone", *(f"{x:.2f}" for x in costs)]]
+    aims = [f"{100 * goals[e]:g}" if e in goals else "-" for e in epsilons]
+    below += [["goal", *aims]] if goals else []
+    cell = lambda found: spread([row["accuracy"] for row in found])
+    return _by_epsilon(rows, "probe", cell, *below)
+
+
+def _differences(rows: Sequence[Row]) -> str:
+    """What the correction changes, in points: mean and standard error over seeds.
+
+    The two runs of a seed have the same batches, and the same noise.
+    """
+
+    def cell(corrected, other, epsilon):
+        of_seed = lambda method: {
+            row["seed"]: row["accuracy"]
+            for row in _of(rows, "probe", method=method, target_epsilon=epsilon)
+        }
+        one, two = of_seed(corrected), of_seed(other)
+        gains = [100 * (one[seed] - two[seed]) for seed in one.keys() & two.keys()]
+        if len(gains) < 2:
+            return "-"
+        error = statistics.stdev(gains) / len(gains) ** 0.5
+        return f"{statistics.fmean(gains):+.2f} ± {error:.2f}"
+
+    pairs = (
+        ("DP-AdamBC", "DP-Adam"),
+        ("DP-AdamBC", CONTROL),
+        ("DP-AdamW-BC", "DP-AdamW"),
+    )
+    epsilons = _epsilons(rows)
+    body = [[f"{x} less {y}", *(cell(x, y, e) for e in epsilons)] for x, y in pairs]
+    return markdown(["difference", *(f"ε = {e:g}" for e in epsilons)], body)
+
+
+def _setting(rows: Sequence[Row]) -> str:
+    """The best trial, and the share of coordinates at the floor at the end."""
+    method, candidate = rows[0]["method"], rows[0]["candidate"]
+    parts = [f"η {candidate['learning_rate']:.3g}"]
+    if "AdamW" in method:
+        parts.append(f"λ {candidate['weight_decay']:.2g}")
+    if method in CORRECTED:
+        share = statistics.fmean(row["share_at_floor"] for row in rows)
+        parts.append(f"floor {candidate['floor']:.2g} ({share:.0%})")
+    return ", ".join(parts)
+
+
+def _best_and_median(rows: Sequence[Row]) -> str:
+    scores = [100 * row["accuracy"] for row in rows]
+    return f"{max(scores):.2f} ({statistics.median(scores):.2f})"
+
+
+def tables(rows: Sequence[Row], goals: Mapping[float, float]) -> dict[str, str]:
+    """On test examples; the last two of the searches."""
+    found = {
+        "accuracy": _accuracies(rows, goals),
+        "differences": _differences(rows),
+        "settings": _by_epsilon(rows, "probe", _setting),
+        "trials": _by_epsilon(rows, "trial of the probe", _best_and_median),
+    }
+    for row in _of(rows, "without privacy"):
+        found["without privacy"] = f"Without privacy: {100 * row['accuracy']:.2f}."
+    return found
+
+
+def picture(rows: Sequence[Row]) -> Figure:
+    """Test accuracy, the mean over seeds, against the share of the steps taken."""
+    epsilons = _epsilons(rows)
+    figure, panels = new_figure(4.0, panels=len(epsilons))
+    # The first steps would take most of the picture.
+    early = 100 * np.concatenate([row["curve"][3:] for row in _of(rows, "probe")])
+    for axes, epsilon in zip(panels, epsilons, strict=True):
+        for i, method in enumerate(OPTIMIZERS):
+            found = _of(rows, "probe", method=method, target_epsilon=epsilon)
+            if found:
+                mean = 100 * np.mean([row["curve"] for row in found], 0)
+                steps = 100 * np.arange(1, len(mean) + 1) / len(mean)
+                axes.plot(steps, mean, label=method, markevery=(i % 3, 3), **style(i))
+        axes.set(title=f"ε = {epsilon:g}", xlabel="share of the steps (%)")
+        axes.set_ylim(early.min() - 1, early.max() + 1)
+    panels[0].set_ylabel("test accuracy (%)")
+    figure.legend(
+        *panels[-1].get_legend_handles_labels(), loc="outside lower center", ncols=3
+    )
+    return figure
+
+
+def study(
+    probe: Probe, results: pathlib.Path, goals: Mapping[float, float] | None = None
+) -> Study:
+    """Of one probe; the goals are accuracies by epsilon, to stand below the others."""
+    return Study(
+        results=results,
+        cells=probe.cells,
+        prepare=probe.prepare,
+        tables=lambda rows: tables(rows, goals or {}),
+        pictures=lambda rows: {results.with_suffix(".png").name: picture(rows)},
+    )
