@@ -1,51 +1,10 @@
-r"""Theorems 3.5 and 3.6 of arXiv 2511.07843 as printed. They are **not** bounds.
+r"""Theorems 3.5 and 3.6 of DP-AdamW as printed. They are **not** bounds.
 
-They are here to be refuted: `tests/theory/as_printed_test.py` shows each flaw by a
-number or a simulation. `theory.adam_convergence_bound` and
-`theory.adam_bc_convergence_bound` are what can be proved.
+They are here to be refuted: README.md has their :math:`\delta_0` and W, and seven
+flaws, and the tests show each by a number or a run. What can be proved are
+`theory.adam_convergence_bound` and `theory.adam_bc_convergence_bound`.
 
-The setting is that of `Setting`. With :math:`\Phi` the noise variance, C the clip norm,
-:math:`C_1 \le C` the bound on gradients and R a logarithm that differs between the
-theorems, both take the least :math:`\delta_0` that a tail bound admits, and both add W
-for weight decay:
-
-.. math::
-  \mu_* = b_2 \frac{1 - b_2^T}{1 - b_2}
-    \Big(\Phi - \frac{2 \Phi}{\pi} + \big(C + \sqrt{2 \Phi / \pi}\big)^2\Big), \quad
-  \nu_* = 2 b_2^2 \Phi \sqrt{\frac{1 - b_2^{2T}}{1 - b_2^2}}, \quad b_* = 4 b_2 \Phi
-
-.. math::
-  \delta_0 \ge \mu_* + \begin{cases}
-    \sqrt{2 \nu_*^2 \ln(2 T / \alpha)} & \delta_0 \le \nu_*^2 / b_* \\
-    2 b_* \ln(2 T / \alpha) & \delta_0 \ge \nu_*^2 / b_* \end{cases}
-
-.. math::
-  W = \frac{1}{2T} \Big(C_1^2 + \|\theta_0\|^2
-    + \big(1 + \tfrac1\lambda\big) \max_t (\eta_t + \eta_t^2) R\Big)
-    \Big(\lambda \sum_t \eta_t + \frac{L}{2} (\lambda + \lambda^2) \sum_t \eta_t^2\Big)
-
-What is wrong:
-
-1. :math:`\mu_*` grows as :math:`1 / (1 - b_2)`. With the rates for which convergence is
-   claimed, :math:`\eta = T^{-2/3}` and :math:`1 - b_2 = T^{-0.99}`, the right side
-   *grows* with T: 147, 661, 3,029, 13,911 at T = 1e3, ..., 1e6, where no squared
-   gradient exceeds 1.
-2. With fixed weight decay the squared gradient does not vanish, as is claimed: it is
-   0.20, 0.39, 0.47 at T = 1e3, 1e4, 1e5, where it is 0.026, 0.012, 0.006 without.
-3. The proof divides by the factor of the squared gradient, which multiplies everything
-   by :math:`2 (\delta_0 + C_1) / \eta`: W lacks it, and half of its L.
-4. R has a factor d, and so has what multiplies it: d copies of a problem have d times
-   the squared gradient and :math:`d^2` times the printed term. In Theorem 3.6 that
-   product is not divided by T either.
-5. :math:`\delta_0` bounds a square and :math:`C_1` a gradient; their sum has no unit,
-   and the sum in W has three. So the printed number changes with the unit of the loss.
-   In small units it is *below* the squared gradient of a run that a large
-   :math:`\epsilon_0`, which the sum leaves out, slows down.
-6. For DP-AdamW-BC :math:`-\Phi` stands where :math:`\epsilon_0` stood, and the floor is
-   nowhere: a large floor stops the run, which the theorem does not see. Half of the
-   coordinates without signal have :math:`\hat v < \Phi`, where its root is not real.
-7. Theorem 3.6 needs :math:`b_1 < b_2`, which it does not say, and has
-   :math:`\delta_0` where its proof has :math:`\delta_0 + C_1`.
+Each function returns the right side for a `Setting`: nan where a root is not real.
 """
 
 import dataclasses
@@ -55,59 +14,25 @@ import numpy as np
 
 from dpadambc.core import validate
 
-__all__ = [
-    "Setting",
-    "adamw",
-    "adamw_bc",
-    "adamw_bc_with_momentum",
-    "adamw_with_momentum",
-]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setting:
-    r"""The constants of the theorems, by their names in this library.
+    """The constants of the theorems, by their names in this library."""
 
-    Attributes:
-      initial_gap: :math:`F(\theta_0) - F_*`.
-      smoothness: :math:`L`.
-      l2_clip_norm: :math:`C`.
-      gradient_bound: :math:`C_1`, on the norm of any batch's gradient, at most C.
-      noise_variance: :math:`\Phi`, positive.
-      iterations: :math:`T`.
-      learning_rate: :math:`\eta`.
-      b1: decay rate of the first moment, of Theorem 3.6 alone.
-      b2: decay rate of the second moment.
-      weight_decay: :math:`\lambda`, positive: W divides by it.
-      eps_root: :math:`\epsilon_0`.
-      num_coordinates: :math:`d`.
-      initial_norm: :math:`\|\theta_0\|`.
-      alpha: the probability that the theorem says nothing about a run.
-
-    Example:
-      >>> from benchmarks.theory import as_printed
-      >>> setting = as_printed.Setting(
-      ...     initial_gap=1.0, smoothness=1.0, l2_clip_norm=1.0, gradient_bound=1.0,
-      ...     noise_variance=0.01, iterations=1_000, learning_rate=0.01, b2=0.999,
-      ...     weight_decay=0.01)
-      >>> print(round(setting.second_moment_bound))  # delta_0, for gradients up to 1
-      740
-    """
-
-    initial_gap: float
-    smoothness: float
-    l2_clip_norm: float
-    gradient_bound: float
-    noise_variance: float
-    iterations: int
-    learning_rate: float
+    initial_gap: float  # F_0 - F_*
+    smoothness: float  # L
+    l2_clip_norm: float  # C
+    gradient_bound: float  # C_1, on the norm of any batch's gradient, at most C
+    noise_variance: float  # Phi, positive
+    iterations: int  # T
+    learning_rate: float  # eta
     b2: float
-    weight_decay: float
-    b1: float = 0.9
-    eps_root: float = 1e-4
-    num_coordinates: int = 1
-    initial_norm: float = 0.0
-    alpha: float = 0.05
+    weight_decay: float  # lambda, positive: W divides by it
+    b1: float = 0.9  # of Theorem 3.6 alone
+    eps_root: float = 1e-4  # epsilon_0
+    num_coordinates: int = 1  # d
+    initial_norm: float = 0.0  # of theta_0
+    alpha: float = 0.05  # the probability that the theorem says nothing about a run
 
     def __post_init__(self):
         """Refuses numbers outside of the ranges of the theorems."""
@@ -154,7 +79,7 @@ class Setting:
 
 
 def adamw(setting: Setting) -> float:
-    r"""The right side of Theorem 3.5 for DP-AdamW, b1 = 0. Not a bound.
+    r"""Theorem 3.5 for DP-AdamW, b1 = 0, with flaws 1 to 5.
 
     .. math::
       \frac{2 (\delta_0 + C_1)}{\eta T} (F_0 - F_*) + \Big(
@@ -162,27 +87,6 @@ def adamw(setting: Setting) -> float:
         + \frac{\eta d L \sqrt{C^2 + \Phi} (1 + \lambda)}{1 - b_2}\Big) \frac{R}{T} + W,
       \quad R = d \Big(\ln\big(1 + \frac{C^2 + \Phi}{(1 - b_2) \epsilon_0}\big)
         - T \ln b_2\Big)
-
-    Flaws 1 to 5 of this module. Use `theory.adam_convergence_bound`.
-
-    Args:
-      setting: the theorem's constants.
-
-    Returns:
-      What is printed as a bound on the mean squared gradient.
-
-    Example:
-      >>> from benchmarks.theory import as_printed
-      >>> for T in (1_000, 1_000_000):  # it grows
-      ...     print(round(as_printed.adamw(as_printed.Setting(
-      ...         initial_gap=1.0, smoothness=1.0, l2_clip_norm=1.0, gradient_bound=1.0,
-      ...         noise_variance=0.01, iterations=T, learning_rate=T**(-2 / 3),
-      ...         b2=1 - T**-0.99, weight_decay=0.01))))
-      147
-      13911
-
-    References:
-      `DP-AdamW <https://arxiv.org/abs/2511.07843>`_, Theorem 3.5
     """
     square = setting.l2_clip_norm**2 + setting.noise_variance
     logarithm = setting.logarithm(square / ((1 - setting.b2) * setting.eps_root))
@@ -191,7 +95,7 @@ def adamw(setting: Setting) -> float:
 
 
 def adamw_bc(setting: Setting) -> float:
-    r"""The right side of Theorem 3.5 for DP-AdamW-BC, b1 = 0. Not a bound.
+    r"""Theorem 3.5 for DP-AdamW-BC, b1 = 0, with flaws 1 to 6.
 
     .. math::
       \frac{2 \sqrt{(\delta_0 + C_1)^2 - \Phi}}{\eta T} (F_0 - F_*) + \Big(
@@ -199,26 +103,6 @@ def adamw_bc(setting: Setting) -> float:
         \frac{R}{T} + W,
       \quad R = d \Big(\ln\big|1 - \frac{C^2 + \Phi}{(1 - b_2) \Phi}\big|
         - T \ln b_2\Big)
-
-    Flaws 1 to 6 of this module. Use `theory.adam_bc_convergence_bound`.
-
-    Args:
-      setting: the theorem's constants.
-
-    Returns:
-      What is printed as a bound on the mean squared gradient; nan where its root is not
-      real.
-
-    Example:
-      >>> from benchmarks.theory import as_printed
-      >>> print(round(as_printed.adamw_bc(as_printed.Setting(
-      ...     initial_gap=1.0, smoothness=1.0, l2_clip_norm=1.0, gradient_bound=1.0,
-      ...     noise_variance=0.01, iterations=1_000_000, learning_rate=1e-4,
-      ...     b2=1 - 1e-6, weight_decay=0.01))))
-      14786
-
-    References:
-      `DP-AdamW <https://arxiv.org/abs/2511.07843>`_, Theorem 3.5
     """
     square, phi = setting.l2_clip_norm**2, setting.noise_variance
     logarithm = setting.logarithm(-(square + phi) / ((1 - setting.b2) * phi))
@@ -227,7 +111,7 @@ def adamw_bc(setting: Setting) -> float:
 
 
 def adamw_with_momentum(setting: Setting) -> float:
-    r"""The right side of Theorem 3.6 for DP-AdamW, b1 > 0. Not a bound.
+    r"""Theorem 3.6 for DP-AdamW, b1 > 0, with flaws 1 to 5 and 7.
 
     .. math::
       \frac{2 (\delta_0 + C_1)}{\eta \tilde T} (F_0 - F_*) + E R + W, \quad
@@ -240,28 +124,7 @@ def adamw_with_momentum(setting: Setting) -> float:
         + \frac{2 \eta^2 d L^2 b_1}{(1 - b_1 / b_2)(1 - b_2)^{3/2}}
         + \frac{12 d \delta_0^2 \sqrt{1 - b_1}}{(1 - b_1 / b_2)^{3/2} \sqrt{1 - b_2}}
 
-    Flaws 1 to 5 and 7 of this module. No bound with momentum is offered in its place.
-
-    Args:
-      setting: the theorem's constants.
-
-    Returns:
-      What is printed as a bound on the expected squared gradient at a random step.
-
-    Raises:
-      ValueError: unless b1 < b2 and T > b1 / (1 - b1).
-
-    Example:
-      >>> from benchmarks.theory import as_printed
-      >>> setting = as_printed.Setting(
-      ...     initial_gap=1.0, smoothness=1.0, l2_clip_norm=1.0, gradient_bound=1.0,
-      ...     noise_variance=0.01, iterations=1_000_000, learning_rate=1e-4,
-      ...     b2=1 - 1e-6, weight_decay=0.01)
-      >>> print(f"{as_printed.adamw_with_momentum(setting):.0e}")
-      3e+18
-
-    References:
-      `DP-AdamW <https://arxiv.org/abs/2511.07843>`_, Theorem 3.6
+    It raises unless b1 < b2 and T > b1 / (1 - b1).
     """
     bound = setting.second_moment_bound
     logarithm = setting.logarithm(bound**2 / ((1 - setting.b2) * setting.eps_root))
@@ -270,7 +133,7 @@ def adamw_with_momentum(setting: Setting) -> float:
 
 
 def adamw_bc_with_momentum(setting: Setting) -> float:
-    r"""The right side of Theorem 3.6 for DP-AdamW-BC, b1 > 0. Not a bound.
+    r"""Theorem 3.6 for DP-AdamW-BC, b1 > 0, with flaws 1 to 7.
 
     It is `adamw_with_momentum` with :math:`\sqrt{(\delta_0 + C_1)^2 - \Phi}` for
     :math:`\delta_0 + C_1`, :math:`\sqrt{\delta_0^2 - \Phi}` for :math:`\delta_0` in E,
@@ -278,29 +141,6 @@ def adamw_bc_with_momentum(setting: Setting) -> float:
 
     .. math::
       R = d \Big(\ln\big|1 - \frac{\delta_0^2}{(1 - b_2) \Phi}\big| - T \ln b_2\Big)
-
-    Flaws 1 to 7 of this module. No bound with momentum is offered in its place.
-
-    Args:
-      setting: the theorem's constants.
-
-    Returns:
-      What is printed as a bound on the expected squared gradient at a random step; nan
-      where a root is not real.
-
-    Raises:
-      ValueError: unless b1 < b2 and T > b1 / (1 - b1).
-
-    Example:
-      >>> from benchmarks.theory import as_printed
-      >>> as_printed.adamw_bc_with_momentum(as_printed.Setting(
-      ...     initial_gap=1.0, smoothness=1.0, l2_clip_norm=1e-4, gradient_bound=1e-4,
-      ...     noise_variance=1e-8, iterations=1_000, learning_rate=1e-2, b2=0.999,
-      ...     weight_decay=0.01))  # the square of delta_0 is less than the variance
-      nan
-
-    References:
-      `DP-AdamW <https://arxiv.org/abs/2511.07843>`_, Theorem 3.6
     """
     bound, phi = setting.second_moment_bound, setting.noise_variance
     logarithm = setting.logarithm(-(bound**2) / ((1 - setting.b2) * phi))
