@@ -1,8 +1,8 @@
 r"""Theorems 3.5 and 3.6 of DP-AdamW as printed. They are **not** bounds.
 
-They are here to be refuted: README.md has their :math:`\delta_0` and W, and seven
-flaws, and the tests show each by a number or a run. What can be proved are
-`theory.adam_convergence_bound` and `theory.adam_bc_convergence_bound`.
+They are here to be refuted: README.md has their formulas and seven flaws, and the tests
+show each by a number or a run. `theory.adam_convergence_bound` and
+`theory.adam_bc_convergence_bound` are what can be proved.
 
 Each function returns the right side for a `Setting`: nan where a root is not real.
 """
@@ -79,15 +79,7 @@ class Setting:
 
 
 def adamw(setting: Setting) -> float:
-    r"""Theorem 3.5 for DP-AdamW, b1 = 0, with flaws 1 to 5.
-
-    .. math::
-      \frac{2 (\delta_0 + C_1)}{\eta T} (F_0 - F_*) + \Big(
-        \frac{4 d (C^2 + \Phi)}{\sqrt{1 - b_2}}
-        + \frac{\eta d L \sqrt{C^2 + \Phi} (1 + \lambda)}{1 - b_2}\Big) \frac{R}{T} + W,
-      \quad R = d \Big(\ln\big(1 + \frac{C^2 + \Phi}{(1 - b_2) \epsilon_0}\big)
-        - T \ln b_2\Big)
-    """
+    """Theorem 3.5 for DP-AdamW, b1 = 0, with flaws 1 to 5."""
     square = setting.l2_clip_norm**2 + setting.noise_variance
     logarithm = setting.logarithm(square / ((1 - setting.b2) * setting.eps_root))
     scale = setting.second_moment_bound + setting.gradient_bound
@@ -95,15 +87,7 @@ def adamw(setting: Setting) -> float:
 
 
 def adamw_bc(setting: Setting) -> float:
-    r"""Theorem 3.5 for DP-AdamW-BC, b1 = 0, with flaws 1 to 6.
-
-    .. math::
-      \frac{2 \sqrt{(\delta_0 + C_1)^2 - \Phi}}{\eta T} (F_0 - F_*) + \Big(
-        \frac{4 d C^2}{\sqrt{1 - b_2}} + \frac{\eta d L C (1 + \lambda)}{1 - b_2}\Big)
-        \frac{R}{T} + W,
-      \quad R = d \Big(\ln\big|1 - \frac{C^2 + \Phi}{(1 - b_2) \Phi}\big|
-        - T \ln b_2\Big)
-    """
+    """Theorem 3.5 for DP-AdamW-BC, b1 = 0, with flaws 1 to 6."""
     square, phi = setting.l2_clip_norm**2, setting.noise_variance
     logarithm = setting.logarithm(-(square + phi) / ((1 - setting.b2) * phi))
     scale = setting.second_moment_bound + setting.gradient_bound
@@ -111,21 +95,7 @@ def adamw_bc(setting: Setting) -> float:
 
 
 def adamw_with_momentum(setting: Setting) -> float:
-    r"""Theorem 3.6 for DP-AdamW, b1 > 0, with flaws 1 to 5 and 7.
-
-    .. math::
-      \frac{2 (\delta_0 + C_1)}{\eta \tilde T} (F_0 - F_*) + E R + W, \quad
-      \tilde T = T - \frac{b_1}{1 - b_1}, \quad
-      R = d \Big(\ln\big(1 + \frac{\delta_0^2}{(1 - b_2) \epsilon_0}\big)
-        - T \ln b_2\Big)
-
-    .. math::
-      E = \frac{\eta d L (1 - b_1) \delta_0}{(1 - b_1 / b_2)(1 - b_2)}
-        + \frac{2 \eta^2 d L^2 b_1}{(1 - b_1 / b_2)(1 - b_2)^{3/2}}
-        + \frac{12 d \delta_0^2 \sqrt{1 - b_1}}{(1 - b_1 / b_2)^{3/2} \sqrt{1 - b_2}}
-
-    It raises unless b1 < b2 and T > b1 / (1 - b1).
-    """
+    """Theorem 3.6 for DP-AdamW, b1 > 0, with flaws 1 to 5 and 7."""
     bound = setting.second_moment_bound
     logarithm = setting.logarithm(bound**2 / ((1 - setting.b2) * setting.eps_root))
     first = bound + setting.gradient_bound
@@ -133,15 +103,7 @@ def adamw_with_momentum(setting: Setting) -> float:
 
 
 def adamw_bc_with_momentum(setting: Setting) -> float:
-    r"""Theorem 3.6 for DP-AdamW-BC, b1 > 0, with flaws 1 to 7.
-
-    It is `adamw_with_momentum` with :math:`\sqrt{(\delta_0 + C_1)^2 - \Phi}` for
-    :math:`\delta_0 + C_1`, :math:`\sqrt{\delta_0^2 - \Phi}` for :math:`\delta_0` in E,
-    and
-
-    .. math::
-      R = d \Big(\ln\big|1 - \frac{\delta_0^2}{(1 - b_2) \Phi}\big| - T \ln b_2\Big)
-    """
+    """Theorem 3.6 for DP-AdamW-BC, b1 > 0, with flaws 1 to 7."""
     bound, phi = setting.second_moment_bound, setting.noise_variance
     logarithm = setting.logarithm(-(bound**2) / ((1 - setting.b2) * phi))
     first = _root((bound + setting.gradient_bound) ** 2 - phi)
