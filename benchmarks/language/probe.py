@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import probe
-from benchmarks.experiment import Data
+from benchmarks.experiment import Data, Sides
 from benchmarks.language import data, encoder, features
 
 MAX_LENGTH = 64  # tokens; less than one sentence in a thousand is longer
@@ -24,17 +24,17 @@ MAX_LENGTH = 64  # tokens; less than one sentence in a thousand is longer
 
 def embeddings(arguments: argparse.Namespace, split: str) -> Data:
     """Of the sentences in a file of SST-2, of norm 1."""
-    examples = data.load(arguments.data_dir, "sst2", split)
+    examples = data.load(arguments.data_dir, split)
     texts = data.tokenize(examples, MAX_LENGTH, data.tokenizer())
     pooled = features.pooled(texts, encoder.load(), arguments.cache_dir)
     units = pooled / np.linalg.norm(pooled, axis=-1, keepdims=True)
     return Data(jnp.asarray(units), jnp.asarray(texts.labels))
 
 
-def load(arguments: argparse.Namespace) -> probe.Sides:
+def load(arguments: argparse.Namespace) -> Sides:
     train, test = (embeddings(arguments, split) for split in ("train", "dev"))
     parts = map(train.take, data.split_validation(train.num_examples))
-    return probe.Sides(train, test, *parts)
+    return Sides(train, test, *parts)
 
 
 STUDY = probe.study(
