@@ -23,9 +23,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from benchmarks import experiment, records
-from benchmarks.digits.pictures import STYLES
 from benchmarks.ogbn_arxiv_gcn import laboratory, settings
 from benchmarks.ogbn_arxiv_gcn.laboratory import Line, lines, test
+from benchmarks.pictures import style as style_of
 from benchmarks.records import Row
 from benchmarks.study import Cell, Find
 from benchmarks.tables import markdown
@@ -172,7 +172,7 @@ def learning_curves(rows: Sequence[Row]) -> Figure:
                 continue
             curves = np.array([row["validation_curve"] for row in trained])
             steps = np.array(trained[0]["steps"]) / trained[0]["steps"][-1]
-            style = dict(STYLES[method], markevery=(i // 2 % 3, 3), markersize=6)
+            style = dict(style_of(i // 2), markevery=(i // 2 % 3, 3), markersize=6)
             if is_alone:
                 style |= {"color": "black", "linestyle": "--", "marker": "*"}
             name = f"{method}, trained on nodes alone" if is_alone else method
