@@ -10,6 +10,7 @@ best on the others is trained on all of them, with five seeds, and tested.
 import argparse
 import dataclasses
 import functools
+import itertools
 import pathlib
 import statistics
 import time
@@ -24,12 +25,12 @@ import sklearn.linear_model
 from matplotlib.figure import Figure
 
 import dpadambc
-from benchmarks.experiment import Data, Model
+from benchmarks.experiment import Data, Model, Sides
 from benchmarks.methods.methods import CONTROL, CORRECTED, METHODS, train
 from benchmarks.pictures import new_figure, style
 from benchmarks.records import Row
 from benchmarks.study import NOT_PRIVATE, Cell, Find, Study, best_then_seeds
-from benchmarks.tables import markdown, spread
+from benchmarks.tables import by_epsilon, spread
 from dpadambc import accounting, diagnostics
 
 DELTA = 1e-5
@@ -55,15 +56,6 @@ class Budget(NamedTuple):
     target_epsilon: float
     batch_size: int  # expected
     iterations: int
-
-
-class Sides(NamedTuple):
-    """The examples; trials see `fit` and are scored on `validation`."""
-
-    train: Data
-    test: Data
-    fit: Data
-    validation: Data
 
 
 def loss_fn(weights: jax.Array, x: jax.Array, label: jax.Array) -> jax.Array:
@@ -106,19 +98,13 @@ class Probe:
 
     def candidates(self, method: str) -> list[dict[str, float]]:
         """Of the trials: the same quantiles for each optimizer and epsilon."""
-        rng = np.random.default_rng(0)
-        rates = self.learning_rates_of_adam
-        if method == "DP-SGD":
-            rates = self.learning_rates_of_sgd
-        ranges = {
-            "learning_rate": rates,
-            "weight_decay": WEIGHT_DECAYS,
-            "floor": FLOORS,
-        }
+        rng, is_sgd = np.random.default_rng(0), method == "DP-SGD"
+        rates = self.learning_rates_of_sgd if is_sgd else self.learning_rates_of_adam
         draw = lambda low, high: low * (high / low) ** rng.uniform(size=NUM_TRIALS)
-        drawn = {name: draw(*ends) for name, ends in ranges.items()}
-        of_trial = lambda i: {name: float(f"{x[i]:.4g}") for name, x in drawn.items()}
-        return [of_trial(i) for i in range(NUM_TRIALS)]
+        drawn = np.transpose([draw(*ends) for ends in (rates, WEIGHT_DECAYS, FLOORS)])
+        rounded = [[float(f"{x:.4g}") for x in row] for row in drawn]
+        names = "learning_rate", "weight_decay", "floor"
+        return [dict(zip(names, row, strict=True)) for row in rounded]
 
     def cells(self, find: Find, _: argparse.Namespace) -> Iterator[Cell]:
         """The searches, each followed by the seeds of its best."""
@@ -170,60 +156,42 @@ class Probe:
 
     def search_epsilon(self, budget: Budget, num_examples: int) -> float:
         """Of a search that draws how many trials it makes, as many in the mean."""
-        trials, one = (
-            accounting.Geometric(NUM_TRIALS),
-            self.mechanism(budget, num_examples),
-        )
+        trials = accounting.Geometric(NUM_TRIALS)
+        one = self.mechanism(budget, num_examples)
         return round(accounting.tuned_epsilon(one, DELTA, trials=trials).epsilon, 3)
 
     def prepare(self, arguments: argparse.Namespace) -> Callable[[Cell], Row]:
         sides = self.load(arguments)
-        mechanism_of = functools.cache(self.mechanism)  # one for all optimizers
+        own_model = model(sides.train.features.shape[1], self.num_classes)
+        mechanism = functools.cache(self.mechanism)  # one for all optimizers
         search_epsilon = functools.cache(self.search_epsilon)
-        keys = jax.random.split(jax.random.key(SEED_OF_TRIALS), NUM_TRIALS)
-        of_features = model(sides.train.features.shape[1], self.num_classes)
 
         def make(cell: Cell) -> Row:
-            data, held_out = sides.train, sides.test
-            if cell.seed is None:
-                data, held_out = sides.fit, sides.validation
+            start, (data, held_out) = time.perf_counter(), sides.of(cell)
             if cell.method == NOT_PRIVATE:
-                return _regression(cell.identity["inverse_penalty"], data, held_out)
-            mechanism = mechanism_of(cell.setting, data.num_examples)
-            if cell.seed is None:
-                key = keys[cell.identity["trial"]]
-                return _train(cell, mechanism, of_features, key, data, held_out)
-            cost = search_epsilon(cell.setting, sides.fit.num_examples)
-            key = jax.random.key(cell.seed)
-            row = _train(cell, mechanism, of_features, key, data, held_out)
-            return {"search_epsilon": cost, "num_trials": NUM_TRIALS} | row
+                penalty = cell.identity["inverse_penalty"]
+                found = sklearn.linear_model.LogisticRegression(C=penalty, max_iter=200)
+                found.fit(*map(np.asarray, data))
+                score = float(found.score(*map(np.asarray, held_out)))
+                row = {"accuracy": round(score, 4)}
+            else:
+                of_data = mechanism(cell.setting, data.num_examples)
+                row = _train(cell, of_data, own_model, data, held_out)
+                if cell.seed is not None:
+                    cost = search_epsilon(cell.setting, sides.fit.num_examples)
+                    row |= {"search_epsilon": cost, "num_trials": NUM_TRIALS}
+            return row | {"seconds": round(time.perf_counter() - start, 2)}
 
         return make
 
 
-def _regression(inverse_penalty: float, data: Data, held_out: Data) -> Row:
-    """Logistic regression without privacy."""
-    found = sklearn.linear_model.LogisticRegression(C=inverse_penalty, max_iter=200)
-    start = time.perf_counter()
-    found.fit(*map(np.asarray, data))
-    seconds = round(time.perf_counter() - start, 1)
-    score = round(float(found.score(*map(np.asarray, held_out))), 4)
-    return {"accuracy": score, "seconds": seconds}
-
-
-def _train(
-    cell: Cell,
-    mechanism: dpadambc.PoissonGaussian,
-    model: Model,
-    key: jax.Array,
-    data: Data,
-    held_out: Data,
-) -> Row:
-    candidate = cell.identity["candidate"]
-    columns = {name: jnp.array([x]) for name, x in candidate.items()}
-    start = time.perf_counter()
-    run = METHODS[cell.method].make, mechanism, model, key[None], columns
-    trained = train(*run, data, held_out, NUM_EVALUATIONS)
+def _train(cell: Cell, mechanism: Any, model: Model, data: Data, held_out: Data) -> Row:
+    """The accuracy over the steps, and the share of coordinates at the floor."""
+    candidate, seed = cell.identity["candidate"], cell.seed
+    if seed is None:
+        seed = SEED_OF_TRIALS + cell.identity["trial"]
+    how = METHODS[cell.method].make, mechanism, model, jax.random.key(seed)[None]
+    trained = train(*how, [candidate], data, held_out, NUM_EVALUATIONS)
     curve = np.asarray(trained.curve[0]).astype(float).round(4).tolist()
     share = None
     if cell.method in CORRECTED:
@@ -233,13 +201,8 @@ def _train(
             correction=0.0 if cell.method == CONTROL else 1.0,
         )
         share = float(seen.share_at_floor)
-    return {
-        "accuracy": curve[-1],
-        "curve": curve,
-        "share_at_floor": share,
-        "noise_multiplier": mechanism.noise_multiplier,
-        "seconds": round(time.perf_counter() - start, 2),
-    }
+    noise = {"noise_multiplier": mechanism.noise_multiplier}
+    return {"accuracy": curve[-1], "curve": curve, "share_at_floor": share} | noise
 
 
 def _of(rows: Sequence[Row], what: str, **identity: object) -> list[Row]:
@@ -251,34 +214,24 @@ def _epsilons(rows: Sequence[Row]) -> list[float]:
     return sorted({row["target_epsilon"] for row in _of(rows, "probe")})
 
 
-def _by_epsilon(
-    rows: Sequence[Row],
-    what: str,
-    cell: Callable[[Sequence[Row]], str],
-    *below: list[str],
-) -> str:
-    """One line for each optimizer, one column for each epsilon."""
-    epsilons = _epsilons(rows)
-    body = []
-    for method in OPTIMIZERS:
-        found = [_of(rows, what, method=method, target_epsilon=e) for e in epsilons]
-        if any(found):
-            body.append([method, *(cell(x) if x else "-" for x in found)])
-    header = ["optimizer", *(f"ε = {e:g}" for e in epsilons)]
-    return markdown(header, [*body, *below])
+Make = Callable[[Sequence[Row]], str]
+
+
+def _cells(rows: Sequence[Row], what: str, make: Make) -> dict[tuple[str, float], str]:
+    """By optimizer and epsilon."""
+    pairs = itertools.product(OPTIMIZERS, _epsilons(rows))
+    of = lambda method, e: _of(rows, what, method=method, target_epsilon=e)
+    return {pair: make(found) for pair in pairs if (found := of(*pair))}
 
 
 def _accuracies(rows: Sequence[Row], goals: Mapping[float, float]) -> str:
     """Of each optimizer by epsilon, on test examples."""
-    epsilons = _epsilons(rows)
-    costs = [
-        _of(rows, "probe", target_epsilon=e)[0]["search_epsilon"] for e in epsilons
-    ]
-    below = [["ε of a search alone", *(f"{x:.2f}" for x in costs)]]
-    aims = [f"{100 * goals[e]:g}" if e in goals else "-" for e in epsilons]
-    below += [["goal", *aims]] if goals else []
-    cell = lambda found: spread([row["accuracy"] for row in found])
-    return _by_epsilon(rows, "probe", cell, *below)
+    cells = _cells(rows, "probe", lambda of: spread([row["accuracy"] for row in of]))
+    for row in _of(rows, "probe"):
+        epsilon = row["target_epsilon"]
+        cells["ε of a search alone", epsilon] = f"{row['search_epsilon']:.2f}"
+    cells |= {("goal", epsilon): f"{100 * goal:g}" for epsilon, goal in goals.items()}
+    return by_epsilon("optimizer", cells)
 
 
 def _differences(rows: Sequence[Row]) -> str:
@@ -286,27 +239,26 @@ def _differences(rows: Sequence[Row]) -> str:
 
     The two runs of a seed have the same batches, and the same noise.
     """
-
-    def cell(corrected, other, epsilon):
-        of_seed = lambda method: {
-            row["seed"]: row["accuracy"]
-            for row in _of(rows, "probe", method=method, target_epsilon=epsilon)
-        }
-        one, two = of_seed(corrected), of_seed(other)
-        gains = [100 * (one[seed] - two[seed]) for seed in one.keys() & two.keys()]
-        if len(gains) < 2:
-            return "-"
-        error = statistics.stdev(gains) / len(gains) ** 0.5
-        return f"{statistics.fmean(gains):+.2f} ± {error:.2f}"
-
+    cells = {}
     pairs = (
         ("DP-AdamBC", "DP-Adam"),
         ("DP-AdamBC", CONTROL),
         ("DP-AdamW-BC", "DP-AdamW"),
     )
-    epsilons = _epsilons(rows)
-    body = [[f"{x} less {y}", *(cell(x, y, e) for e in epsilons)] for x, y in pairs]
-    return markdown(["difference", *(f"ε = {e:g}" for e in epsilons)], body)
+    for (corrected, other), epsilon in itertools.product(pairs, _epsilons(rows)):
+        one, two = (
+            {
+                row["seed"]: row["accuracy"]
+                for row in _of(rows, "probe", method=method, target_epsilon=epsilon)
+            }
+            for method in (corrected, other)
+        )
+        gains = [100 * (one[seed] - two[seed]) for seed in one.keys() & two.keys()]
+        if len(gains) > 1:
+            error = statistics.stdev(gains) / len(gains) ** 0.5
+            cell = f"{statistics.fmean(gains):+.2f} ± {error:.2f}"
+            cells[f"{corrected} less {other}", epsilon] = cell
+    return by_epsilon("difference", cells)
 
 
 def _setting(rows: Sequence[Row]) -> str:
@@ -331,8 +283,10 @@ def tables(rows: Sequence[Row], goals: Mapping[float, float]) -> dict[str, str]:
     found = {
         "accuracy": _accuracies(rows, goals),
         "differences": _differences(rows),
-        "settings": _by_epsilon(rows, "probe", _setting),
-        "trials": _by_epsilon(rows, "trial of the probe", _best_and_median),
+        "settings": by_epsilon("optimizer", _cells(rows, "probe", _setting)),
+        "trials": by_epsilon(
+            "optimizer", _cells(rows, "trial of the probe", _best_and_median)
+        ),
     }
     for row in _of(rows, "without privacy"):
         found["without privacy"] = f"Without privacy: {100 * row['accuracy']:.2f}."

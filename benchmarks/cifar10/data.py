@@ -20,10 +20,6 @@ import numpy as np
 import PIL.Image
 
 ARCHIVE = "cifar-10-binary.tar.gz"
-CLASSES = (
-    *("airplane", "automobile", "bird", "cat", "deer"),
-    *("dog", "frog", "horse", "ship", "truck"),
-)
 NUM_TRAIN, NUM_TEST, NUM_VALIDATION = 50_000, 10_000, 5_000
 NUM_CLASSES = 10
 
@@ -84,12 +80,9 @@ def _from_records(files: Iterator[bytes]) -> Images:
 
 def _from_archive(path: pathlib.Path) -> Images:
     with tarfile.open(path) as archive:
-        contents = {
-            pathlib.PurePosixPath(member.name).name: file.read()
-            for member in archive
-            if (file := archive.extractfile(member)) is not None
-        }
-    return _from_records(contents[name] for name in _RECORDS)
+        members = {pathlib.PurePosixPath(x.name).name: x for x in archive if x.isfile()}
+        files = (archive.extractfile(members[name]) for name in _RECORDS)
+        return _from_records(file.read() for file in files if file)
 
 
 def sha256(examples: Images) -> str:

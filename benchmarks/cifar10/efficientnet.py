@@ -43,33 +43,19 @@ Tensors = Mapping[str, Any]
 
 
 class Seen(NamedTuple):
-    """Of one image.
+    """Of one image."""
 
-    Attributes:
-      pooled: means over positions at three depths, shape=(sum(WIDTHS),).
-      last_block: its output, shape=(size / 32, size / 32, 320).
-      logits: of ImageNet's classes, shape=(1_000,).
-    """
-
-    pooled: jax.Array
-    last_block: jax.Array
-    logits: jax.Array
+    pooled: jax.Array  # shape=(sum(WIDTHS),): means over positions at three depths
+    last_block: jax.Array  # shape=(size / 32, size / 32, 320)
+    logits: jax.Array  # shape=(1_000,): of ImageNet's classes
 
 
 def convolve(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
-    """As PyTorch's kernels (out, in, height, width), padded as TensorFlow's "SAME".
+    """By PyTorch's kernels (out, in, height, width), padded as TensorFlow's "SAME".
 
     The convolution of each channel by itself is a sum of shifted images, one for each
     entry of the kernel. On a CPU, XLA's takes much longer for the shapes of this
-    network.
-
-    Args:
-      x: shape=(height, width, channels).
-      kernel: of 1 by 1; or of each channel by itself; or any.
-      stride: of both axes.
-
-    Returns:
-      shape=(ceil(height / stride), ceil(width / stride), out).
+    network. shape=(height, width, channels).
     """
     kernel = kernel.transpose(2, 3, 1, 0)
     size, _, inputs, _ = kernel.shape
@@ -215,13 +201,5 @@ def read_tensors(content: bytes) -> dict[str, np.ndarray]:
 
 
 def load(path: pathlib.Path | None = None) -> dict[str, jax.Array]:
-    """The tensors by PyTorch's names, trained on ImageNet.
-
-    Args:
-      path: of the file; by default, that of the package.
-
-    Raises:
-      ModuleNotFoundError: if neither a path is given nor the package is installed.
-      ValueError: if the file is another than the one of the package.
-    """
+    """The tensors by PyTorch's names, of the package or a file, but of no other."""
     return jax.tree.map(jnp.asarray, read_tensors(PACKAGE.read(path)))

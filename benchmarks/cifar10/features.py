@@ -32,15 +32,7 @@ def see(tensors: Any, images: jax.Array, size: int) -> jax.Array:
     """The pooled features, and every second position of the last block's output.
 
     One image after the other: what a layer makes of one fits in the cache of a CPU,
-    and the layers of many images at once do not.
-
-    Args:
-      tensors: of the network.
-      images: shape=(num_images, 32, 32, 3), uint8.
-      size: of the enlarged images, a multiple of 32.
-
-    Returns:
-      shape=(num_images, numbers), float16.
+    and the layers of many images at once do not. shape=(num_images, numbers), float16.
     """
 
     def one(image):

@@ -97,8 +97,8 @@ def _pooled(filters: Filters, coefficients: jax.Array) -> jax.Array:
 @jax.jit
 def _responses(filters: Filters, seen: jax.Array) -> jax.Array:
     """Of images and their mirror images together, from their scattering."""
-    both = _pooled(filters, seen) + _pooled(filters, scattering.mirrored(seen))
-    return jnp.sqrt(both)
+    mirrored = scattering.mirrored(seen)
+    return jnp.sqrt(_pooled(filters, seen) + _pooled(filters, mirrored))
 
 
 @jax.jit
@@ -163,14 +163,9 @@ def made_up() -> tuple[Filters, Components]:
 
 
 def extract(images: np.ndarray, cache_dir: pathlib.Path) -> np.ndarray:
-    """The features of all images, from the file of an earlier call if there is one.
+    """Of bytes, from the file of an earlier call if there is one.
 
-    Args:
-      images: shape=(num_images, 32, 32, 3), uint8.
-      cache_dir: where the file is.
-
-    Returns:
-      shape=(num_images, NUM_COMPONENTS), float16, of norm 1.
+    shape=(num_images, NUM_COMPONENTS), float16, of norm 1.
     """
 
     def make():

@@ -23,10 +23,10 @@ import jax.numpy as jnp
 
 from benchmarks import experiment, probe
 from benchmarks.cifar10 import data, efficientnet, features, head
-from benchmarks.experiment import Data
+from benchmarks.experiment import Data, Sides
 from benchmarks.records import Row
 from benchmarks.study import Cell, Find
-from benchmarks.tables import markdown, spread
+from benchmarks.tables import by_epsilon, spread
 from dpadambc import training
 
 # The head is tuned with few settings, which a few tries on validation images gave.
@@ -39,14 +39,14 @@ def views(images: data.Images, cache_dir: pathlib.Path) -> list[features.View]:
     return [see(is_mirrored=is_mirrored) for is_mirrored in (False, True)]
 
 
-def load(arguments: argparse.Namespace) -> probe.Sides:
+def load(arguments: argparse.Namespace) -> Sides:
     cifar = data.load(arguments.data_dir)
     train, test = (
         Data(features.prepare(views(x, arguments.cache_dir)), jnp.asarray(x.labels))
         for x in (cifar.train, cifar.test)
     )
     parts = map(train.take, data.split_validation(train.num_examples))
-    return probe.Sides(train, test, *parts)
+    return Sides(train, test, *parts)
 
 
 PROBE = probe.Probe(
@@ -134,16 +134,11 @@ def tune(cell: Cell, train: head.Data, test: head.Data) -> Row:
 
 def heads(rows: Sequence[Row]) -> str:
     """Test accuracy with the head as it was, and tuned, by optimizer and epsilon."""
-    epsilons = sorted({row["target_epsilon"] for row in rows})
-    found: dict[str, dict[float, list[float]]] = {}
+    found: dict[tuple[str, float], list[float]] = {}
     for row in rows:
-        line = found.setdefault(f"{row['trained']}, {row['method']}", {})
-        line.setdefault(row["target_epsilon"], []).append(row["accuracy"])
-    body = [
-        [name, *(spread(line[e]) if e in line else "-" for e in epsilons)]
-        for name, line in found.items()
-    ]
-    return markdown(["trained", *(f"ε = {e:g}" for e in epsilons)], body)
+        key = f"{row['trained']}, {row['method']}", row["target_epsilon"]
+        found.setdefault(key, []).append(row["accuracy"])
+    return by_epsilon("trained", {key: spread(x) for key, x in found.items()})
 
 
 # What this experiment set out to reach on the test images.

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 
 from benchmarks import probe
 from benchmarks.cifar10 import data, patches
-from benchmarks.experiment import Data
+from benchmarks.experiment import Data, Sides
 
 
-def load(arguments: argparse.Namespace) -> probe.Sides:
+def load(arguments: argparse.Namespace) -> Sides:
     cifar = data.load(arguments.data_dir)
     train, test = (
         Data(
@@ -28,7 +28,7 @@ def load(arguments: argparse.Namespace) -> probe.Sides:
         for x in (cifar.train, cifar.test)
     )
     parts = map(train.take, data.split_validation(train.num_examples))
-    return probe.Sides(train, test, *parts)
+    return Sides(train, test, *parts)
 
 
 STUDY = probe.study(

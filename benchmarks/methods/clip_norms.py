@@ -14,10 +14,10 @@ import itertools
 import pathlib
 from collections.abc import Iterator, Sequence
 
-import jax
 import numpy as np
 from matplotlib.figure import Figure
 
+from benchmarks.experiment import Sides
 from benchmarks.methods import run, tasks
 from benchmarks.records import Row
 from benchmarks.study import Cell, Find, Study
@@ -36,14 +36,14 @@ def cells(find: Find, arguments: argparse.Namespace) -> Iterator[Cell]:
         yield Cell(rule, EPSILON, seed, identity)
 
 
-def make(task: tasks.Task, parts: tasks.Parts, cell: Cell) -> Row:
-    grid = list(itertools.product(CLIP_NORMS, LEARNING_RATES))
+def make(task: tasks.Task, sides: Sides, cell: Cell) -> Row:
+    grid = itertools.product(CLIP_NORMS, LEARNING_RATES)
     candidates = [{"l2_clip_norm": c, "learning_rate": rate} for c, rate in grid]
     method = "DP-SGD" if cell.method == "flat" else f"{cell.method}, DP-SGD"
-    mechanism = task.poisson(EPSILON, parts.fit.num_examples)
-    keys = jax.random.split(jax.random.key(cell.seed or 0), len(grid))
-    sides = parts.fit, parts.validation
-    found = run.scored(task, mechanism, method, keys, candidates, *sides)
+    parts = sides.fit, sides.validation
+    found = run.side_by_side(
+        task, cell, method, candidates, cell.identity["seed"], parts
+    )
     shape = len(CLIP_NORMS), len(LEARNING_RATES)
     return found | {"accuracies": np.reshape(found["accuracies"], shape).tolist()}
 

@@ -54,7 +54,7 @@ class Method(NamedTuple):
 
     ranges: Mapping[str, tuple[float, float]]
     make: Make
-    mechanism: Callable[[Task, float, int], Mechanism] = Task.poisson
+    mechanism: Callable[[Task, Any, int], Mechanism] = Task.poisson
     is_preconditioned: bool = False
 
     def candidates(self) -> list[dict[str, float]]:
@@ -220,16 +220,18 @@ class Trained(NamedTuple):
     opt_state: Any
     curve: jax.Array  # shape=(runs, num_evaluations): accuracy on held-out examples
 
+    @property
+    def accuracies(self) -> list[float]:
+        """After the last step."""
+        return [round(float(x), 4) for x in self.curve[:, -1]]
 
-@functools.partial(
-    jax.jit, static_argnames=("make", "mechanism", "model", "num_evaluations")
-)
+
 def train(
     make: Make,
     mechanism: Any,
     model: Model,
     keys: jax.Array,
-    candidates: Candidate,
+    candidates: Sequence[Candidate],
     data: Data,
     held_out: Data,
     num_evaluations: int = 1,
@@ -245,11 +247,20 @@ def train(
       mechanism: of each run.
       model: its start, its loss and its accuracy.
       keys: one for each run.
-      candidates: arrays with a number for each run.
+      candidates: one for each run.
       data: to train on.
       held_out: to follow the runs by; nothing is chosen here.
       num_evaluations: how many times, a divisor of the iterations.
     """
+    columns = {name: jnp.array([c[name] for c in candidates]) for name in candidates[0]}
+    how = make, mechanism, model, num_evaluations
+    return jax.block_until_ready(_train(*how, keys, columns, data, held_out))
+
+
+@functools.partial(jax.jit, static_argnums=range(4))
+def _train(
+    make, mechanism, model, num_evaluations, keys, candidates, data, held_out
+) -> Trained:
     sampling_key = jax.random.fold_in(keys[0], 1)
     keys_of = lambda key: jax.random.split(jax.random.fold_in(key, 0))
 
@@ -259,9 +270,8 @@ def train(
         return params, make(candidate, mechanism, noise_key).init(params)
 
     def take_step(states, step):
-        batch = mechanism.sample_step(
-            sampling_key, step, num_examples=data.num_examples
-        )
+        num_examples = data.num_examples
+        batch = mechanism.sample_step(sampling_key, step, num_examples=num_examples)
         examples = batch.gather(data)
 
         def one(key, candidate, params, opt_state):

@@ -23,12 +23,11 @@ import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import records
-from benchmarks.experiment import Data
+from benchmarks.experiment import Data, Sides
 from benchmarks.methods import run, tasks
 from benchmarks.records import Row
 from benchmarks.study import Cell, Find, Study
@@ -82,19 +81,16 @@ def cells(find: Find, arguments: argparse.Namespace) -> Iterator[Cell]:
                 yield cell("test", task, method, epsilon, [reach], seed)
 
 
-def make(task: tasks.Task, parts: tasks.Parts, cell: Cell) -> Row:
+def make(task: tasks.Task, sides: Sides, cell: Cell) -> Row:
     """Trains with all reaches of a cell, and scores them."""
-    data, held_out = parts.train, parts.test
-    if cell.seed is None:
-        data, held_out = parts.fit, parts.validation
-    rates = [learning_rate(x, task, data) for x in cell.identity["reaches"]]
+    parts, known = sides.of(cell), cell.identity
+    rates = [learning_rate(x, task, parts[0]) for x in known["reaches"]]
     candidates = [
         {"learning_rate": x, "l2_clip_norm": 1.0, "floor": 1.0} for x in rates
     ]
-    keys = jax.random.split(jax.random.key(cell.identity["seed"]), len(rates))
-    mechanism = task.poisson(cell.identity["target_epsilon"], data.num_examples)
-    found = run.scored(task, mechanism, cell.method, keys, candidates, data, held_out)
-    return {"learning_rates": [float(f"{rate:.4g}") for rate in rates]} | found
+    own = {"learning_rates": [float(f"{rate:.4g}") for rate in rates]}
+    how = cell.method, candidates, known["seed"], parts
+    return own | run.side_by_side(task, cell, *how)
 
 
 def of(rows: Sequence[Row], *identity: Any) -> list[list[float]]:

@@ -29,17 +29,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import scipy.stats
 from matplotlib.figure import Figure
 
-from benchmarks.experiment import Data
+from benchmarks.experiment import Data, Sides
 from benchmarks.methods import tasks
-from benchmarks.methods.methods import CONTROL, METHODS, NUM_TRIALS, Candidate, train
+from benchmarks.methods.methods import CONTROL, METHODS, Candidate, train
 from benchmarks.records import Row
 from benchmarks.study import Cell, Find, Study
-from benchmarks.tables import markdown, spread
+from benchmarks.tables import by_epsilon, markdown, spread
 
 EPSILONS = (3.0, 1.0, 8.0, 0.5)
 NUM_SEEDS = 5
@@ -80,55 +79,45 @@ def cells(find: Find, arguments: argparse.Namespace) -> Iterator[Cell]:
                 yield cell(task, method, epsilon, [best], seed)
 
 
-def scored(
+def side_by_side(
     task: tasks.Task,
-    mechanism: Any,
+    cell: Cell,
     method: str,
-    keys: jax.Array,
     candidates: Sequence[Candidate],
-    data: Data,
-    held_out: Data,
+    seed: int,
+    sides: tuple[Data, Data],
 ) -> Row:
-    """The accuracies of candidates after their last step, trained side by side."""
-    start = time.perf_counter()
-    how = METHODS[method]
+    """Trains all candidates in one program, and scores them."""
+    start, how = time.perf_counter(), METHODS[method]
+    mechanism: Any = how.mechanism(task, cell.epsilon, sides[0].num_examples)
     model = tasks.model(task, how.is_preconditioned)
-    columns = {
-        name: jnp.array([row[name] for row in candidates]) for name in candidates[0]
-    }
-    found = train(how.make, mechanism, model, keys, columns, data, held_out)
+    keys = jax.random.split(jax.random.key(seed), len(candidates))
+    found = train(how.make, mechanism, model, keys, candidates, *sides)
     return {
-        "accuracies": [round(float(x), 4) for x in found.curve[:, -1]],
+        "accuracies": found.accuracies,
         "noise_multiplier": mechanism.noise_multiplier,
         "seconds": round(time.perf_counter() - start, 1),
     }
 
 
-def make(task: tasks.Task, parts: tasks.Parts, cell: Cell) -> Row:
+def make(task: tasks.Task, sides: Sides, cell: Cell) -> Row:
     """The trials, or the test of one seed."""
-    candidates, mechanism = cell.identity["candidates"], METHODS[cell.method].mechanism
-    data, held_out, keys = parts.train, parts.test, jax.random.key(cell.seed or 0)[None]
-    if cell.seed is None:
-        data, held_out = parts.fit, parts.validation
-        keys = jax.random.split(jax.random.key(SEED_OF_TRIALS), NUM_TRIALS)
-    of_task = mechanism(task, cell.identity["target_epsilon"], data.num_examples)
-    return scored(task, of_task, cell.method, keys, candidates, data, held_out)
+    seed = SEED_OF_TRIALS if cell.seed is None else cell.seed
+    candidates = cell.identity["candidates"]
+    return side_by_side(task, cell, cell.method, candidates, seed, sides.of(cell))
 
 
 def prepare(
-    make: Callable[[tasks.Task, tasks.Parts, Cell], Row],
+    make: Callable[[tasks.Task, Sides, Cell], Row],
 ) -> Callable[[argparse.Namespace], Callable[[Cell], Row]]:
     """Gives each cell the data of its task, which are loaded once."""
 
-    def prepared(arguments):
-        def of_task(cell):
-            name = cell.identity["task"]
-            parts = tasks.load(name, arguments.data_dir, arguments.cache_dir)
-            return make(tasks.TASKS[name], parts, cell)
+    def of_arguments(arguments):
+        folders = arguments.data_dir, arguments.cache_dir
+        load = lambda name: (tasks.TASKS[name], tasks.load(name, *folders))
+        return lambda cell: make(*load(cell.identity["task"]), cell)
 
-        return of_task
-
-    return prepared
+    return of_arguments
 
 
 def scores(rows: Sequence[Row]) -> Scores:
@@ -165,13 +154,10 @@ def critical_difference(num_methods: int, num_blocks: int) -> float:
 
 def _accuracies(found: Scores, task: str) -> str:
     """In percent, mean and standard deviation over seeds; a column for each epsilon."""
-    epsilons = sorted(epsilon for name, epsilon in found if name == task)
-    body = []
-    for method in METHODS:
-        values = [found[task, epsilon].get(method) for epsilon in epsilons]
-        if any(values):
-            body.append([method, *(spread(x) if x else "-" for x in values)])
-    return markdown([task, *(f"ε = {epsilon:g}" for epsilon in epsilons)], body)
+    of_task = {e: of_block for (name, e), of_block in found.items() if name == task}
+    pairs = itertools.product(METHODS, of_task)
+    cells = {(m, e): spread(of_task[e][m]) for m, e in pairs if m in of_task[e]}
+    return by_epsilon(task, cells)
 
 
 def _ranks(found: Scores) -> str:
@@ -201,7 +187,8 @@ def _pairs(found: Scores) -> str:
     """
     body = []
     for other in ("DP-Adam", CONTROL, "DP-SGD"):
-        points = differences(found, "DP-AdamBC", other)
+        if not (points := differences(found, "DP-AdamBC", other)):
+            continue
         of_tasks: dict[str, list[float]] = {}
         for (task, _), x in points.items():
             of_tasks.setdefault(task, []).append(x)
@@ -228,9 +215,7 @@ def recipes(found: Searches) -> str:
     """What a candidate loses on a task that it was not chosen on.
 
     All tasks have the same candidates at every epsilon, so the one that does best on
-    the *other* tasks is a recipe for this one: a single learning rate, clip norm and
-    floor for all epsilons. It is set beside the best trial of the same method, and the
-    best of all methods, at each epsilon of the task.
+    the *other* tasks is a recipe for this one.
     """
     body = []
     for method in METHODS:

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,27 +20,13 @@ from benchmarks.adult import data as adult
 from benchmarks.cifar10 import data as cifar10
 from benchmarks.cifar10 import scattering
 from benchmarks.digits import data as digits
-from benchmarks.experiment import Data, Model
+from benchmarks.experiment import Data, Model, Sides
 from benchmarks.ogbn_arxiv_gcn import data as citations
 from dpadambc import contrib
 
 NUM_CIFAR = 10_000
+Pair = tuple[Data, Data]  # to train on, and to test
 DAMPING, NUM_PUBLIC = 0.1, 256  # rows of noise, in the place of public examples
-
-
-class Parts(NamedTuple):
-    """Of a data set; trials see `fit` and are scored on `validation`."""
-
-    train: Data
-    test: Data
-
-    @property
-    def fit(self) -> Data:
-        return experiment.split_validation(self.train)[0]
-
-    @property
-    def validation(self) -> Data:
-        return experiment.split_validation(self.train)[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,26 +97,22 @@ TASKS = {
 }
 
 
-def _cora(data_dir: pathlib.Path) -> Parts:
+def _cora(data_dir: pathlib.Path) -> Pair:
     """The words of a paper, of norm one, without who cites it; a random third tests."""
     graph = citations.load_cora(data_dir / "planetoid")
     norms = np.linalg.norm(graph.features, axis=1, keepdims=True)
-    words = graph.features / np.maximum(norms, 1)
+    words = jnp.asarray(graph.features / np.maximum(norms, 1))
+    papers = Data(words, jnp.asarray(graph.labels))
     order = np.random.default_rng(0).permutation(graph.num_nodes)
     train, test = np.split(order, [graph.num_nodes * 2 // 3])
-    of = lambda rows: Data(jnp.asarray(words[rows]), jnp.asarray(graph.labels[rows]))
-    return Parts(of(train), of(test))
+    return papers.take(train), papers.take(test)
 
 
 @jax.jit
 def scattered(images: jax.Array) -> jax.Array:
     """Means of the coefficients over quadrants, each color of norm one together.
 
-    Args:
-      images: shape=(num_images, 32, 32, 3), uint8.
-
-    Returns:
-      shape=(num_images, 972), float32, of norm one.
+    Of bytes, shape=(num_images, 32, 32, 3); shape=(num_images, 972), float32.
     """
     found = scattering.of_images(images)
     half = scattering.GRID // 2
@@ -142,29 +124,26 @@ def scattered(images: jax.Array) -> jax.Array:
     return units.reshape(len(found), -1) / np.sqrt(3)
 
 
-def _cifar10(data_dir: pathlib.Path, cache_dir: pathlib.Path) -> Parts:
+def _cifar10(data_dir: pathlib.Path, cache_dir: pathlib.Path) -> Pair:
     loaded = cifar10.load(data_dir)
 
-    def of(images, size=500):
-        make = lambda: np.concatenate(
-            [
-                scattered(images.images[i : i + size])
-                for i in range(0, images.num_examples, size)
-            ]
-        )
-        features = cifar10.cached(cache_dir, "quadrants", images.images, make)
-        return Data(jnp.asarray(features), jnp.asarray(images.labels))
+    def of(pixels, labels, size=500):
+        parts = range(0, len(labels), size)
+        make = lambda: np.concatenate([scattered(pixels[i : i + size]) for i in parts])
+        features = cifar10.cached(cache_dir, "quadrants", pixels, make)
+        return Data(jnp.asarray(features), jnp.asarray(labels))
 
-    return Parts(of(loaded.train.take(slice(NUM_CIFAR))), of(loaded.test))
+    return of(*loaded.train.take(slice(NUM_CIFAR))), of(*loaded.test)
 
 
 @functools.cache
-def load(name: str, data_dir: pathlib.Path, cache_dir: pathlib.Path) -> Parts:
+def load(name: str, data_dir: pathlib.Path, cache_dir: pathlib.Path) -> Sides:
     """The examples of a task."""
-    of_task: dict[str, Callable[[], Parts]] = {
-        "digits": lambda: Parts(*digits.load()),
-        "Adult": lambda: Parts(*adult.load(data_dir / "adult")[:2]),
+    of_task: dict[str, Callable[[], Pair]] = {
+        "digits": digits.load,
+        "Adult": lambda: adult.load(data_dir / "adult")[:2],
         "Cora, words alone": lambda: _cora(data_dir),
         "CIFAR-10, 10,000 images": lambda: _cifar10(data_dir, cache_dir),
     }
-    return of_task[name]()
+    train, test = of_task[name]()
+    return Sides(train, test, *experiment.split_validation(train))

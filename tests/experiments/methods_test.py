@@ -2,14 +2,19 @@
 
 import argparse
 import dataclasses
+import functools
 
+import chex
+import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from benchmarks import records
+import dpadambc
+from benchmarks import experiment, records
 from benchmarks.experiment import Data
-from benchmarks.methods import clip_norms, recipe, run, tasks
+from benchmarks.methods import clip_norms, methods, recipe, run, tasks
 from benchmarks.methods.methods import METHODS, NUM_TRIALS
 
 
@@ -29,6 +34,47 @@ def test_methods_draw_the_same_quantiles_of_what_they_share():
     first, second = METHODS["DP-Adam"].candidates(), METHODS["DP-AdamBC"].candidates()
     for one, other in zip(first, second, strict=True):
         assert one.items() <= other.items()
+
+
+def test_training_equals_a_loop_over_steps_and_examples():
+    """Two runs without noise, on the batches of the first."""
+    rng = np.random.default_rng(0)
+    data = Data(jnp.asarray(rng.normal(size=(20, 4)), jnp.float32), jnp.arange(20) % 3)
+    mechanism = dpadambc.PoissonGaussian(
+        l2_clip_norm=1.0,
+        noise_multiplier=0.0,
+        sampling_prob=0.3,
+        iterations=4,
+        normalize_by=6,
+    )
+    task = tasks.Task("made up", (4, 5, 3), 6, 4, 1e-4)
+    keys = jax.random.split(jax.random.key(1), 2)
+    rates, clip_norms = [0.7, 0.3], [0.5, 0.2]
+    pairs = zip(rates, clip_norms, strict=True)
+    candidates = [{"learning_rate": x, "l2_clip_norm": c} for x, c in pairs]
+    make = methods.behind_noise(lambda c, _: optax.sgd(c["learning_rate"]))
+    found = methods.train(
+        make, mechanism, tasks.model(task, False), keys, candidates, data, data
+    )
+    grad_fn = jax.jit(jax.grad(experiment.loss_fn))
+    sampling_key = jax.random.fold_in(keys[0], 1)
+    sample = jax.jit(functools.partial(mechanism.sample_step, num_examples=20))
+    for i, (rate, clip_norm) in enumerate(zip(rates, clip_norms, strict=True)):
+        init_key, _ = jax.random.split(jax.random.fold_in(keys[i], 0))
+        params, num_clipped = task.init(init_key), 0
+        for step in range(mechanism.iterations):
+            batch = sample(sampling_key, step)
+            total = optax.tree.zeros_like(params)
+            for j in np.asarray(batch.indices)[~np.asarray(batch.is_padding_example)]:
+                gradient = grad_fn(params, data.features[j], data.labels[j])
+                norm = float(optax.tree.norm(gradient))
+                num_clipped += norm > clip_norm
+                weight = min(1, clip_norm / norm) / clip_norm  # in units of C
+                total = optax.tree.add_scale(total, weight, gradient)
+            params = optax.tree.add_scale(params, -rate / mechanism.normalize_by, total)
+        assert num_clipped > 0
+        own = jax.tree.map(lambda x, i=i: x[i], found.params)
+        chex.assert_trees_all_close(own, params, rtol=1e-4, atol=1e-6)
 
 
 def test_the_critical_difference_is_the_published_one():
@@ -90,14 +136,16 @@ def small(tmp_path_factory):
     folder = tmp_path_factory.mktemp("methods")
     task = dataclasses.replace(tasks.TASKS["digits"], iterations=2, batch_size=40)
     few = lambda data: data.take(slice(100))
-    parts = tasks.Parts(*map(few, tasks.load("digits", folder, folder)))
+    train, test, *_ = tasks.load("digits", folder, folder)
+    train = few(train)
+    sides = experiment.Sides(train, few(test), *experiment.split_validation(train))
     arguments = argparse.Namespace(
         **{"data_dir": folder, "cache_dir": folder, "task": ["digits"]},
         **{"method": ["DP-AdamBC"], "epsilon": [3.0], "seed": None},
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(tasks.TASKS, "digits", task)
-        patch.setattr(tasks, "load", lambda *_: parts)
+        patch.setattr(tasks, "load", lambda *_: sides)
         yield folder, arguments
 
 
@@ -167,10 +215,10 @@ def test_a_recipe_is_tested_beside_what_searches_found(small, monkeypatch):
     monkeypatch.setattr(run, "NUM_SEEDS", 2)
     seen = []
 
-    def train(make, mechanism, model, keys, columns, data, held_out):
-        assert keys.shape == columns["learning_rate"].shape
+    def train(make, mechanism, model, keys, candidates, data, held_out):
+        assert len(keys) == len(candidates)
         seen.append(held_out.num_examples)
-        return argparse.Namespace(curve=np.full((len(keys), 1), 0.8))
+        return argparse.Namespace(accuracies=[0.8] * len(keys))
 
     monkeypatch.setattr(run, "train", train)
     arguments.method = ["DP-Adam"]

@@ -10,7 +10,7 @@ import pytest
 
 import dpadambc
 from benchmarks import probe, records
-from benchmarks.experiment import Data
+from benchmarks.experiment import Data, Sides
 from benchmarks.methods.methods import CONTROL, METHODS, train
 
 NUM_FEATURES = 10
@@ -44,7 +44,7 @@ def study(separable, tmp_path, monkeypatch):
     monkeypatch.setattr(probe, "NUM_SEEDS", 2)
     monkeypatch.setattr(probe, "INVERSE_PENALTIES", (1.0, 10.0))
     parts = (slice(300), slice(300, None), slice(270), slice(270, 300))
-    sides = probe.Sides(*map(separable.take, parts))
+    sides = Sides(*map(separable.take, parts))
     of = dataclasses.replace(PROBE, load=lambda _: sides)
     return probe.study(of, tmp_path / "records.jsonl", goals={3.0: 0.7})
 
@@ -106,11 +106,10 @@ def test_the_first_run_does_not_depend_on_those_beside_it(separable):
     )
     keys = jax.random.split(jax.random.key(0), 2)
     numbers = {"learning_rate": 0.1, "weight_decay": 0.1, "floor": 1.0}
-    candidates = {name: jnp.array([x, 2 * x]) for name, x in numbers.items()}
+    both_candidates = [numbers, {name: 2 * x for name, x in numbers.items()}]
     how = METHODS["DP-AdamW-BC"].make, mechanism, probe.model(NUM_FEATURES, 10)
-    both = train(*how, keys, candidates, separable, separable)
-    one = jax.tree.map(lambda x: x[:1], candidates)
-    first = train(*how, keys[:1], one, separable, separable)
+    both = train(*how, keys, both_candidates, separable, separable)
+    first = train(*how, keys[:1], [numbers], separable, separable)
     np.testing.assert_allclose(both.params[0], first.params[0], rtol=1e-5, atol=1e-5)
     assert np.abs(both.params[0] - both.params[1]).max() > 0.01
 
