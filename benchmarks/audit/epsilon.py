@@ -144,7 +144,7 @@ def measure(cell: Cell) -> Row:
 
 def cells(find: Find, arguments: argparse.Namespace) -> Iterator[Cell]:
     for seed, case, target in itertools.product(SEEDS, CASES, TARGET_EPSILONS):
-        identity = dict(zip(NAMES, (*case, target, seed), strict=True))
+        identity: Row = dict(zip(NAMES, (*case, target, seed), strict=True))
         yield Cell(case[0], target, seed, identity)
 
 

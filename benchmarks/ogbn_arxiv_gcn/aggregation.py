@@ -91,23 +91,21 @@ def trials(target_epsilon: float, alone: settings.Setting) -> list[Setting]:
     return [
         Setting(
             target_epsilon=target_epsilon,
-            max_memberships=max_receivers,
-            num_hops=num_hops,
-            encoding=encoding,
             encoder_share=share,
             aggregation_share=aggregation_share,
             learning_rate=settings.two_digits(rate),
             encoder=dataclasses.replace(alone, target_epsilon=share * target_epsilon),
+            **dict(zip(list(DRAWN)[1:], drawn, strict=True)),
         )
-        for (share, aggregation_share), max_receivers, num_hops, encoding, rate in zip(
+        for (share, aggregation_share), *drawn, rate in zip(
             *columns, rates, strict=True
         )
     ]
 
 
 def cells(find: Find, graph: str) -> Iterator[Cell]:
-    chosen = laboratory.lines(run.searched(graph))[METHOD, EPSILON_OF_SETTING, True]
-    alone = settings.Setting(**chosen[0]["setting"])
+    searched = run.searched(graph)
+    alone = laboratory.chosen(searched, METHOD, EPSILON_OF_SETTING, alone=True)
     lines = [trials(target, alone) for target in settings.TARGET_EPSILONS]
     return laboratory.search(find, lines, graph)
 
@@ -176,14 +174,9 @@ def bounded_links(
 ) -> scipy.sparse.csr_matrix:
     """Each node sends to the K nodes of its list with the least hash.
 
-    `graphs.subgraphs` takes both ends of an edge exchanged: what bounds the degree of a
-    root there bounds the receivers of a node here, by its own list alone.
-
-    Args:
-      owners: shape (num_edges,), the nodes in whose lists edges are.
-      listed: shape (num_edges,), the nodes that they name.
-      num_nodes: all numbers that a node can have are below.
-      max_receivers: K.
+    Owners have in their lists whom the edges name. `graphs.subgraphs` takes both
+    exchanged: its bound on the degree of a root is here one on the receivers of a node,
+    by its own list alone. All numbers that a node can have are below `num_nodes`.
     """
     found = graphs.subgraphs(
         listed,
@@ -263,10 +256,13 @@ class Laboratory(laboratory.Laboratory):
         network = nn.Sequential(
             [nn.Dense(HIDDEN_SIZE), nn.tanh, nn.Dense(graph.num_classes)]
         )
+
+        def loss_fn(params: Any, row: jax.Array, label: jax.Array) -> jax.Array:
+            logits: Any = network.apply(params, row)
+            return model.cross_entropy(logits, label)
+
         result = training.fit(
-            lambda params, row, label: model.cross_entropy(
-                network.apply(params, row), label
-            ),
+            loss_fn,
             network.init(keys[1], noisy[0]),
             (noisy[roots], graph.labels[roots]),
             found.classifier,
@@ -277,7 +273,8 @@ class Laboratory(laboratory.Laboratory):
         )
 
         def accuracies(rows: np.ndarray) -> dict[str, float]:
-            logits = np.asarray(network.apply(result.params, rows))
+            params: Any = result.params
+            logits = np.asarray(network.apply(params, rows))
             return model.accuracies(logits, graph, *laboratory.PARTS)
 
         return {

@@ -27,14 +27,11 @@ FACTORS = (1.0, 2.0, 4.0)
 
 def lines(searched: Sequence[Row]) -> Iterator[tuple[Setting, list[Setting]]]:
     """The choice of the search, and the same without the subtraction."""
-    chosen = laboratory.lines(searched)
     for target in EPSILONS:
-        corrected = Setting(**chosen["DP-AdamBC", target, False][0]["setting"])
-        rates = [factor * corrected.learning_rate for factor in FACTORS]
-        of = lambda rate, base=corrected: dataclasses.replace(
-            base, correction=0.0, learning_rate=rate
-        )
-        yield corrected, list(map(of, rates))
+        corrected = laboratory.chosen(searched, "DP-AdamBC", target)
+        control = dataclasses.replace(corrected, correction=0.0)
+        rates = (factor * corrected.learning_rate for factor in FACTORS)
+        yield corrected, [dataclasses.replace(control, learning_rate=x) for x in rates]
 
 
 def cells(find: Find, graph: str) -> Iterator[Cell]:

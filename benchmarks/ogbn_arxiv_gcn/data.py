@@ -108,11 +108,13 @@ def _load_raw(data_dir: pathlib.Path) -> Graph:
 
 
 def _of_arrays(name: str, features: np.ndarray, arrays: dict[str, np.ndarray]) -> Graph:
+    senders, receivers = arrays["edge_index"].astype(np.int64)
     return Graph(
         name,
         features.astype(np.float32),
         arrays["node_label"].astype(np.int32).ravel(),
-        *arrays["edge_index"].astype(np.int64),
+        senders,
+        receivers,
         {part: arrays[f"{part}_idx"].astype(np.int64) for part in SPLITS},
     )
 

@@ -41,14 +41,10 @@ LINES = (
 
 def lines(searched: Sequence[Row]) -> Iterator[tuple[Setting, list[Setting]]]:
     """The choice of the search without decay, and the same with each decay."""
-    chosen = laboratory.lines(searched)
     for method, target in LINES:
-        rows = chosen[WITHOUT_DECAY[method], target, False]
-        without = Setting(**rows[0]["setting"])
-        of = lambda decay, base=without, method=method: dataclasses.replace(
-            base, method=method, weight_decay=decay
-        )
-        yield without, list(map(of, WEIGHT_DECAYS[method]))
+        without = laboratory.chosen(searched, WITHOUT_DECAY[method], target)
+        decays = ({"method": method, "weight_decay": x} for x in WEIGHT_DECAYS[method])
+        yield without, [dataclasses.replace(without, **numbers) for numbers in decays]
 
 
 def cells(find: Find, graph: str) -> Iterator[Cell]:

@@ -101,7 +101,8 @@ class Laboratory:
             looks.append((progress.iterations, time.perf_counter(), params))
 
         is_trial = seed in TUNING_SEEDS
-        result = self.fit(setting, seed, *(() if is_trial else (NUM_CALLS, look)))
+        watched: Any = {} if is_trial else {"num_calls": NUM_CALLS, "callback": look}
+        result = self.fit(setting, seed, **watched)
         mechanism: Any = result.mechanism
         is_private = setting.target_epsilon is not None
         spent = lambda delta: mechanism.epsilon(delta) if is_private else None
@@ -212,6 +213,13 @@ def lines(rows: Sequence[Row]) -> dict[Line, list[Row]]:
             by_setting.setdefault(json.dumps(row["setting"]), []).append(row)
     mean_score = lambda rows: (len(rows), statistics.fmean(map(score, rows)))
     return {line: max(x.values(), key=mean_score) for line, x in found.items()}
+
+
+def chosen(
+    rows: Sequence[Row], method: str, target_epsilon: float, alone: bool = False
+) -> Setting:
+    """The choice of the search."""
+    return Setting(**lines(rows)[method, target_epsilon, alone][0]["setting"])
 
 
 def by_setting(rows: Sequence[Row]) -> dict[Setting, dict[int, Row]]:

@@ -85,7 +85,7 @@ def terms_of_nodes(members: np.ndarray) -> np.ndarray:
 @functools.cache
 def real_epsilon(terms: int, num_roots: int, iterations: int) -> float:
     """What so many steps cost a node in so many terms; infinity above some 600."""
-    binom = scipy.stats.binom(BATCH_SIZE, terms / num_roots)
+    binom: Any = scipy.stats.binom(BATCH_SIZE, terms / num_roots)
     # The first count that next to no draw exceeds; its inverse is off so far out.
     most = int(np.argmax(binom.sf(np.arange(BATCH_SIZE + 1)) <= 1e-18)) + 1
     probs = binom.pmf(np.arange(most + 1))

@@ -71,21 +71,18 @@ class Setting:
     def mechanism(self, num_roots: int) -> Any:
         """With the least noise for the target; without privacy it clips nothing."""
         is_private = self.target_epsilon is not None
-        make = functools.partial(
-            graphs.NodePoissonGaussian if self.terms else dpadambc.PoissonGaussian,
-            l2_clip_norm=self.l2_clip_norm if is_private else 1e6,
-            sampling_prob=self.sampling_prob(num_roots),
-            iterations=self.iterations,
-            normalize_by=self.expected_batch_size,
+        kind = graphs.NodePoissonGaussian if self.terms else dpadambc.PoissonGaussian
+        numbers: dict[str, Any] = {
+            "l2_clip_norm": self.l2_clip_norm if is_private else 1e6,
+            "sampling_prob": self.sampling_prob(num_roots),
+            "iterations": self.iterations,
+            "normalize_by": self.expected_batch_size,
             **self.terms,
-        )
+        }
         if not is_private:
-            return make(noise_multiplier=0.0)
-        return make.func.calibrate(
-            target_epsilon=self.target_epsilon,
-            target_delta=self.target_delta,
-            **make.keywords,
-        )
+            return kind(noise_multiplier=0.0, **numbers)
+        target = {"target_epsilon": self.target_epsilon}
+        return kind.calibrate(**target, target_delta=self.target_delta, **numbers)
 
     def optimizer(self, noise_stddev: Any) -> optax.GradientTransformation:
         """Of the private gradient, whose noise has this level."""

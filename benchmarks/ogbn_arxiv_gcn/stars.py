@@ -59,16 +59,14 @@ class Setting(settings.Setting):
 
 def trials(target_epsilon: float, searched: Sequence[Row]) -> list[Setting]:
     """The choices of the search for nodes alone and with neighbors, in every shape."""
-    chosen = laboratory.lines(searched)
+    common = {"target_epsilon": target_epsilon, "max_memberships": 1}
+    choice = lambda alone: dataclasses.asdict(
+        laboratory.chosen(searched, METHOD, EPSILON_OF_SETTINGS, alone)
+    )
     return [
-        Setting(
-            **chosen[METHOD, EPSILON_OF_SETTINGS, is_alone][0]["setting"]
-            | {"target_epsilon": target_epsilon, "max_memberships": 1},
-            share_of_roots=share_of_roots,
-            max_leaves=max_leaves,
-        )
-        for is_alone in (True, False)
-        for share_of_roots, max_leaves in SHAPES
+        Setting(**choice(alone) | common, share_of_roots=share, max_leaves=most)
+        for alone in (True, False)
+        for share, most in SHAPES
     ]
 
 
@@ -94,14 +92,8 @@ def stars(
 ) -> np.ndarray:
     """The members of each star, of which each node is in one at most.
 
-    Args:
-      owners: shape (num_edges,), the nodes that edges start from, in whose list they
-        are.
-      listed: shape (num_edges,), the nodes that they name.
-      nodes: shape (num_nodes,), distinct numbers: who is trained on. One that goes
-        with its data is left out here; lists that name it stay.
-      share_of_roots: in (0, 1).
-      max_leaves: of one star.
+    Owners have in their lists whom the edges name. Nodes are those that are trained on;
+    one that goes with its data is not among them, and lists that name it stay.
 
     Returns:
       Shape (num_stars, 1 + max_leaves): the root, or the leaf that is a star by itself,

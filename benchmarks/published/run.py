@@ -60,53 +60,46 @@ def accuracies() -> dict[str, Accuracies]:
     """By how they were trained: by a search, or with the published settings."""
     by_protocol = records.read(protocol.RESULTS)
     name = by_protocol[0]["graph"]
+    searched = [
+        (method, epsilon, row["accuracy"]["inductive"]["test"])
+        for (method, epsilon, alone), rows in laboratory.lines(
+            graph.searched(name)
+        ).items()
+        for row in rows
+        if epsilon is not None and not alone
+    ]
+    trained = [
+        (row["method"], row["stated_epsilon"], row["accuracy"]["test"])
+        for row in by_protocol
+    ]
+    cnn5 = [
+        (row["setting"]["method"], row["setting"]["target_epsilon"], row["accuracy"])
+        for row in records.read(CIFAR10)
+        if "correction" not in row["setting"]["options"]  # those are controls
+    ]
     return {
-        "search": _gathered(
-            name,
-            (
-                (method, epsilon, row["accuracy"]["inductive"]["test"])
-                for line, rows in laboratory.lines(graph.searched(name)).items()
-                for method, epsilon, is_alone in [line]
-                for row in rows
-                if epsilon is not None and not is_alone
-            ),
-        ),
-        "published protocol": _gathered(
-            name,
-            (
-                (row["method"], row["stated_epsilon"], row["accuracy"]["test"])
-                for row in by_protocol
-            ),
-        ),
-        "CNN5": _gathered(
-            "CIFAR-10",
-            (
-                (s["method"], s["target_epsilon"], row["accuracy"])
-                for row in records.read(CIFAR10)
-                for s in [row["setting"]]
-                if "correction" not in s["options"]  # those are controls
-            ),
-        ),
+        "search": _gathered(name, searched),
+        "published protocol": _gathered(name, trained),
+        "CNN5": _gathered("CIFAR-10", cnn5),
     }
 
 
 def numbers(rows: Sequence[Row]) -> Numbers:
     """What is computed, and the cost of the runs by the published protocol."""
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = collections.defaultdict(
+        lambda: collections.defaultdict(list)
+    )
     for row in rows:
         for name, values in row["numbers"].items():
             for label, value in values.items():
-                of_label = found.setdefault(name, {})
-                of_label.setdefault(label, []).append(value)
+                found[name][label].append(value)
                 if row["seed"] is None:  # no chance is in it
-                    of_label[label] = value
-    # The graphs of a seed are the same for all optimizers.
+                    found[name][label] = value
     for row in records.read(protocol.RESULTS):
         for nodes, spent in row["real_epsilon_of_nodes"].items():
-            label = f"ε {row['stated_epsilon']:g}"
-            of_name = found.setdefault(f"{nodes}, as run", {})
-            if row["method"] == "DP-AdamW":
-                of_name.setdefault(label, []).append(spent["epsilon"])
+            if row["method"] == "DP-AdamW":  # the graphs are the same for all
+                label = f"ε {row['stated_epsilon']:g}"
+                found[f"{nodes}, as run"][label].append(spent["epsilon"])
     return found
 
 
@@ -180,51 +173,44 @@ def of_numbers(row: Row, found: Numbers) -> Line:
     return Line(row["place"], row["what"], labels, pairs, row["differs"], is_what_if)
 
 
-def _accuracy(published: Sequence[str], row: Row, seeds: Sequence[float]) -> Pair:
-    text = " ± ".join(published)
-    if not seeds:
-        return Pair(text, "–", "not comparable")
-    ours = verdict.measured([100 * x for x in seeds])
-    word = verdict.value(verdict.of_runs(published, row["runs"]), ours)
-    return Pair(text, spread(seeds), word, len(seeds))
-
-
 def _signed(difference: Estimate) -> str:
     error = "" if math.isinf(difference.error) else f" ± {difference.error:.2f}"
     return f"{difference.mean:+.2f}{error}"
 
 
-def _difference(published: Estimate, columns: Sequence[Sequence[float]]) -> Pair:
-    if not all(columns):
-        return Pair(_signed(published), "–", "not comparable")
-    first, second = (verdict.measured([100 * x for x in column]) for column in columns)
-    word = verdict.order(published, first - second)
-    num_seeds = min(map(len, columns))
-    return Pair(_signed(published), _signed(first - second), word, num_seeds)
-
-
 def of_accuracies(row: Row, found: Accuracies) -> list[Line]:
     """A line for each optimizer, and for each difference that is claimed."""
     other = "substitute features; " if found.are_of_other_data else ""
-    differs, runs, methods = other + row["differs"], row["runs"], row["methods"]
-    seeds = lambda *key: found.of.get(key, [])
+    differs, methods, lacking = other + row["differs"], row["methods"], "not comparable"
+    seeds = lambda *key: [100 * x for x in found.of.get(key, [])]
+    printed = lambda method, label: methods[method]["values"][label]
+    published = lambda *key: verdict.of_runs(printed(*key), row["runs"])
+
+    def accuracy(method: str, label: str) -> Pair:
+        key = method, label
+        text, ours = " ± ".join(printed(*key)), seeds(*key)
+        if not ours:
+            return Pair(text, "–", lacking)
+        word = verdict.value(published(*key), verdict.measured(ours))
+        word = lacking if found.are_of_other_data else word
+        return Pair(text, spread(found.of[key]), word, len(ours))
+
+    def difference(first: str, second: str, label: str) -> Pair:
+        theirs = published(first, label) - published(second, label)
+        columns = seeds(first, label), seeds(second, label)
+        if not all(columns):
+            return Pair(_signed(theirs), "–", lacking)
+        ours = verdict.measured(columns[0]) - verdict.measured(columns[1])
+        word, num_seeds = verdict.order(theirs, ours), min(map(len, columns))
+        return Pair(_signed(theirs), _signed(ours), word, num_seeds)
+
     lines = []
-    for method, its in methods.items():
-        pairs = [_accuracy(x, row, seeds(method, e)) for e, x in its["values"].items()]
-        if found.are_of_other_data:
-            pairs = [pair._replace(verdict="not comparable") for pair in pairs]
-        what = f"{row['what']}, {method}"
-        lines.append(Line(its["place"], what, list(its["values"]), pairs, differs))
-    for order in row["orders"]:
-        first, second = (methods[method]["values"] for method in order)
-        pairs = []
-        for label in first:
-            one, two = (verdict.of_runs(x[label], runs) for x in (first, second))
-            columns = [seeds(method, label) for method in order]
-            pairs.append(_difference(one - two, columns))
-        what = f"{row['what']}, {order[0]} over {order[1]}"
-        place = methods[order[0]]["place"]
-        lines.append(Line(place, what, list(first), pairs, differs))
+    for names in [*([method] for method in methods), *row["orders"]]:
+        pair: Any = accuracy if len(names) == 1 else difference
+        place, labels = methods[names[0]]["place"], list(methods[names[0]]["values"])
+        pairs = [pair(*names, label) for label in labels]
+        what = f"{row['what']}, {' over '.join(names)}"
+        lines.append(Line(place, what, labels, pairs, differs))
     return lines
 
 

@@ -3,11 +3,10 @@ r"""The effect of noise on Adam's moments, in closed form.
 A gradient g with Gaussian noise of variance :math:`\Phi` in every coordinate gives the
 moments :math:`\hat m` and :math:`\hat v` after t steps. The functions take and return
 numbers or arrays, one entry for each coordinate or step, and work under `jax.jit`.
-README.md has the proofs, and the errata of the papers; `as_printed` has two published
-theorems that are false, to be refuted.
+README.md has the proofs, the errata of the papers, and two published theorems that are
+false.
 """
 
-from benchmarks.theory import as_printed as as_printed
 from benchmarks.theory.convergence import (
     adam_bc_convergence_bound as adam_bc_convergence_bound,
 )

@@ -458,8 +458,6 @@ def small_search(monkeypatch):
     small = {"iterations": (10,), "expected_batch_size": (60,)}
     monkeypatch.setattr(settings, "DRAWN", settings.DRAWN | small)
     methods = ("DP-SGD", "DP-AdamBC")
-    private = {method: experiment.PRIVATE[method] for method in methods}
-    monkeypatch.setattr(experiment, "PRIVATE", private)
     monkeypatch.setattr(laboratory, "SEEDS", range(2))
     lines = [settings.trials(method, 20.0) for method in methods]
     monkeypatch.setattr(run, "trials", lambda: lines)
@@ -877,7 +875,7 @@ def test_the_other_studies_write_their_records_and_tables(
     monkeypatch.setattr(aggregation, "EPSILON_OF_SETTING", 20.0)
     monkeypatch.setattr(stars, "EPSILON_OF_SETTINGS", 20.0)
     monkeypatch.setattr(stars, "NUM_STARS", 200)
-    monkeypatch.setattr(stars, "SHAPES", ((0.5, 2),))
+    monkeypatch.setattr(stars, "SHAPES", ((0.5, 2), (0.4, 3)))
 
     def rows_of(module):
         path = tmp_path / f"{module.__name__}.jsonl"
