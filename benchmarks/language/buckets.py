@@ -75,7 +75,7 @@ def clipped_grad(
     *,
     lengths: Sequence[int],
     size: int,
-    **clip: float,
+    **clip: Any,
 ) -> Callable[..., Any]:
     """`dpadambc.clipped_grad` of a batch of texts, without most of the padding.
 

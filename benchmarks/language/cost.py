@@ -4,13 +4,11 @@
     python -m benchmarks.language.cost --memory 8        # the largest batches in 8 GiB
     python -m benchmarks.language.cost --table           # of what is on record
 
-For each way to fine-tune and each length of the texts, four programs are compiled and
-called in turns in one process: the clipped gradient, the gradient of the mean, and the
-step of each, with noise and DP-AdamBC or with Adam. All rows have the full length, and
-made up tokens. Recorded are the median, the quartiles of the ratio within a round, and
-the bytes of the temporaries. The largest batch is the one whose step fits in memory by
-the compiler's analysis (arguments, outputs and temporaries), without microbatches,
-found by bisection among the multiples of 8; nothing is run.
+Of each way to fine-tune and each length, the clipped gradient and that of the mean, and
+the step of each, with noise and DP-AdamBC or with Adam, take turns in one process, on
+made up tokens of full length. The largest batch is that whose step fits by the
+compiler's analysis (arguments, outputs and temporaries), without microbatches, by
+bisection among the multiples of 8; nothing is run.
 """
 
 import argparse

@@ -1,21 +1,16 @@
-"""SST-2 by fine-tuning MiniLM: four ways, all optimizers, three epsilons.
+"""SST-2 by fine-tuning MiniLM: several ways, all optimizers, three epsilons.
 
     python -m benchmarks.language.sst2 --data-dir DIR --way LoRA
     python -m benchmarks.language.sst2                   # prints the tables
 
-The search of the last block, `benchmarks.rates`, has as many trials for each optimizer
-at epsilon 3, scored on 3,000 training phrases that they do not see, and so has that of
-a new last block, with one more rate for each. The best is trained on all phrases, at
-every epsilon, and tested on GLUE's development set. A training of the whole model takes
-most of an hour, so LoRA and full fine-tuning are not searched: the learning rates of
-LoRA are the first ones of the search, which did best in short tries on these phrases,
-and those of full fine-tuning a twentieth.
+The last block and a new one are searched by `benchmarks.rates`: as many trials for each
+optimizer at epsilon 3, scored on 3,000 training phrases that they do not see. LoRA and
+the whole model have the first rates of that search, and a twentieth. `--way sizes`
+varies batch size, learning rate and clip norm of DP-Adam on the last block, as Li et
+al. (arXiv:2110.05679) do, by trials of the same record and seed.
 
-`--way sizes` varies batch size, learning rate and clip norm of DP-Adam on the last
-block, as Li et al. (arXiv:2110.05679) do, by trials that share record and seed with
-those of the search. Trainings of one seed have the same batches and, but for its level,
-the same noise, so that optimizers differ by themselves alone: each epsilon is of one
-training whose key nobody knows. All learning rates are in Adam's unit.
+Trainings of one seed have the same batches and, but for its level, the same noise: each
+epsilon is of one training whose key nobody knows. Rates are in Adam's unit.
 """
 
 import argparse

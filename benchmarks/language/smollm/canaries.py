@@ -145,18 +145,18 @@ def prepare(arguments: argparse.Namespace) -> Callable[[Cell], records.Row]:
         return insert(some, make(start.tokenizer, seed), start.tokenizer)
 
     def given_away(start: Begin, trained: Any, cell: Cell) -> records.Row:
-        all_of = make(start.tokenizer, cell.seed)
-        asked = texts.tokenize(candidates(all_of, cell.seed), start.tokenizer, LENGTH)
+        setting, seed = cell.setting
+        all_of = make(start.tokenizer, seed)
+        asked = texts.tokenize(candidates(all_of, seed), start.tokenizer, LENGTH)
         of_each = start.losses(trained, asked).reshape(len(all_of), -1)
         names = [canary.pair()[0] for canary in all_of]
         written = texts.write(start.whole(trained), names, start.tokenizer, width=1)
         bits = exposure(of_each[:, 0], of_each[:, 1:])
         once = np.array([canary.repeats == 1 for canary in all_of])
         is_member = np.array([canary.is_member for canary in all_of])
-        num_examples = len(rows_of(start, cell.seed).first)
-        finding = lower_bound(
-            of_each[once], is_member[once], cell.setting, num_examples
-        )
+        num_examples = len(rows_of(start, seed).first)
+        shown = of_each[once], is_member[once]
+        finding = lower_bound(*shown, setting, num_examples)
         return {
             "canaries": [
                 {"repeats": canary.repeats, "is_member": canary.is_member}

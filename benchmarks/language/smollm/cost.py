@@ -3,10 +3,8 @@
     python -m benchmarks.language.smollm.cost [--rounds 5] [--length 64 512]
     python -m benchmarks.language.smollm.cost --table        # of what is on record
 
-As `benchmarks.language.cost` does it: four programs in turns in one process, on rows of
-full length with made-up tokens, and random weights. Each row has `--tokens` in all, and
-half of a row is the text that the loss is of. A row is written as it comes, and none is
-measured twice.
+As `benchmarks.language.cost` does it, on random weights. A batch has `--tokens` in all,
+and half of a row is the text that the loss is of.
 """
 
 import argparse

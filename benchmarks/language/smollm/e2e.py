@@ -3,17 +3,12 @@
     python -m benchmarks.language.smollm --data-dir DIR --way lora --epsilon 8
     python -m benchmarks.language.smollm                # prints the tables
 
-The model is public, pretrained, and dequantized from four bits. The protected unit is
-one pair of a table and a text; batches are Poisson samples, delta is 1e-5. Rates are
-compared by the loss on 1,000 pairs of the development file; each trial is a private
-training of its own, and epsilon is that of one.
-
-The protocol of the scores: the 630 tables of the test file, with seven or eight
-references each; one text a table, greedy and by a beam of five, of 48 tokens at most;
-BLEU and ROUGE-L of `benchmarks.language.scores`, without regard to case.
-
-Weights are downloaded once, or read from `--weights`. What MiniLM wrote is on record
-too: a prefix language model with its weights and a new head, by a beam of four.
+The protected unit is one pair of a table and a text; each trial is a private training
+of its own, and epsilon is that of one. Scored are the 630 tables of the test file with
+all their references: one text a table, greedy and by a beam of five, of 48 tokens at
+most, by the BLEU and ROUGE-L of `benchmarks.language.scores`, without regard to case.
+What MiniLM wrote is on record too: a prefix language model with its weights and a new
+head, by a beam of four.
 """
 
 import argparse
@@ -55,15 +50,15 @@ class Setting(finetune.Setting):
 
 def cells(find: Find, arguments: argparse.Namespace) -> Iterator[Cell]:
     """Those that are asked for."""
-    methods = arguments.method or (finetune.AUTOMATIC,)
-    asked = arguments.seed or (0,), arguments.epsilon or (8.0,), arguments.way, methods
+    methods, seeds = arguments.method or (finetune.AUTOMATIC,), arguments.seed or (0,)
+    asked: Any = seeds, arguments.epsilon or (8.0,), arguments.way, methods
     for seed, epsilon, way, method in itertools.product(*asked):
         method = finetune.NOT_PRIVATE if epsilon is None else method
         for rate in arguments.learning_rate or (LEARNING_RATES[way],):
             size = arguments.epochs, arguments.batch_size, rate, L2_CLIP_NORM
             setting = Setting(way, method, epsilon, *size, arguments.last)
             identity = finetune.identity(setting, seed)
-            yield Cell(method, epsilon, seed, identity, setting)
+            yield Cell(method, epsilon, seed, identity, (setting, seed))
 
 
 Rows = Callable[[Begin, int], texts.Texts]
@@ -79,12 +74,12 @@ def trainer(
     load = functools.partial(weights.load, *arguments.weights or [weights.fetch()])
 
     def train(cell: Cell) -> records.Row:
-        setting = cell.setting
+        setting, seed = cell.setting
         start = begin(load, setting.way, setting.last, arguments.cache_dir)
-        examples = start.examples(rows_of(start, cell.seed))
+        examples = start.examples(rows_of(start, seed))
         trained, row = finetune.fit(
-            *(setting, cell.seed, start.parts, examples),
-            kept / finetune.folder_name(setting, cell.seed),
+            *(setting, seed, start.parts, examples),
+            kept / finetune.folder_name(setting, seed),
             dtype=arguments.dtype,
             microbatch_size=arguments.microbatch_size,
             ends=ends,

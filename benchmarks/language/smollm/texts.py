@@ -112,7 +112,8 @@ def split(model: Llama, way: str, is_whole: bool = True) -> Parts:
     table = nnx.PathContains("embed_tokens")
     of_blocks = nnx.All(nnx.Param, nnx.Not(table))
     trained = {"lora": nnx.LoRAParam, "full": nnx.Param if is_whole else of_blocks}
-    return Parts(*nnx.split(model, trained[way], ...))
+    graph, of_it, frozen = nnx.split(model, trained[way], ...)
+    return Parts(graph, of_it, frozen)
 
 
 def write(
