@@ -124,8 +124,3 @@ def mean_grad(loss_fn: Callable[..., jax.Array]) -> Callable[..., optax.Updates]
         return jax.grad(mean_loss)(params)
 
     return grad_fn
-
-
-def flat(tree: Any) -> np.ndarray:
-    """All coordinates of a tree of arrays, one after the other."""
-    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])

@@ -76,24 +76,14 @@ def model(num_features: int, num_classes: int) -> Model:
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """The trainings on some features.
+    """The trainings on some features."""
 
-    Attributes:
-      features: what tells them from others.
-      num_classes: how many logits there are.
-      budgets: by epsilon.
-      l2_clip_norm: of all optimizers.
-      learning_rates_of_sgd: of DP-SGD with momentum.
-      learning_rates_of_adam: of all others.
-      load: the examples, from the arguments of the command.
-    """
-
-    features: str
+    features: str  # their name
     num_classes: int
     budgets: tuple[Budget, ...]
     l2_clip_norm: float
-    learning_rates_of_sgd: Range
-    learning_rates_of_adam: Range
+    learning_rates_of_sgd: Range  # with momentum
+    learning_rates_of_adam: Range  # and of all others
     load: Callable[[argparse.Namespace], Sides]
 
     def candidates(self, method: str) -> list[dict[str, float]]:

@@ -25,22 +25,13 @@ Get = Callable[[Any, int, str], Row | None]  # finds the training of a task
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Which trainings there are.
+    """Which trainings there are."""
 
-    Attributes:
-      setting: of an optimizer, an epsilon and a learning rate.
-      learning_rates: of the trials of each optimizer; the first ones come first.
-      epsilon_of_trials: at which they are made.
-      other_epsilons: at which their best is tested too.
-      seeds: of what is tested.
-      seed_of_trials: another one.
-    """
-
-    setting: Callable[[str, float, float], Any]
-    learning_rates: Mapping[str, Sequence[float]]
+    setting: Callable[[str, float, float], Any]  # of a method, an epsilon and a rate
+    learning_rates: Mapping[str, Sequence[float]]  # of trials; the first come first
     epsilon_of_trials: float
-    other_epsilons: Sequence[float]
-    seeds: Sequence[int]
+    other_epsilons: Sequence[float]  # at which their best is tested too
+    seeds: Sequence[int]  # of the tests
     seed_of_trials: int = 1_000
 
     def trial(self, method: str, rate: float) -> Task:

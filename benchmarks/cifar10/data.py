@@ -16,8 +16,11 @@ import zipfile
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 import PIL.Image
+
+from benchmarks.experiment import Data, Sides
 
 ARCHIVE = "cifar-10-binary.tar.gz"
 NUM_TRAIN, NUM_TEST, NUM_VALIDATION = 50_000, 10_000, 5_000
@@ -131,6 +134,17 @@ def cached(
         np.save(draft, make())
         draft.replace(file)
     return np.load(file, mmap_mode="r")
+
+
+def sides(data_dir: pathlib.Path, features_of: Callable[[np.ndarray], Any]) -> Sides:
+    """The features of all images, with those to validate on."""
+    cifar = load(data_dir)
+    train, test = (
+        Data(jnp.asarray(features_of(x.images)), jnp.asarray(x.labels))
+        for x in (cifar.train, cifar.test)
+    )
+    parts = map(train.take, split_validation(train.num_examples))
+    return Sides(train, test, *parts)
 
 
 def split_validation(num_examples: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 
 from benchmarks import experiment, probe
 from benchmarks.cifar10 import data, efficientnet, features, head
-from benchmarks.experiment import Data, Sides
+from benchmarks.experiment import Sides
 from benchmarks.records import Row
 from benchmarks.study import Cell, Find
 from benchmarks.tables import by_epsilon, spread
@@ -33,20 +33,11 @@ from dpadambc import training
 LEARNING_RATES = {"DP-Adam": 0.1, "DP-AdamBC": 0.05}
 
 
-def views(images: data.Images, cache_dir: pathlib.Path) -> list[features.View]:
-    """As it is, and mirrored."""
-    see = functools.partial(features.extract, images.images, cache_dir)
-    return [see(is_mirrored=is_mirrored) for is_mirrored in (False, True)]
-
-
 def load(arguments: argparse.Namespace) -> Sides:
-    cifar = data.load(arguments.data_dir)
-    train, test = (
-        Data(features.prepare(views(x, arguments.cache_dir)), jnp.asarray(x.labels))
-        for x in (cifar.train, cifar.test)
-    )
-    parts = map(train.take, data.split_validation(train.num_examples))
-    return Sides(train, test, *parts)
+    """Each image averaged with its mirror image."""
+    see = functools.partial(features.extract, cache_dir=arguments.cache_dir)
+    views = lambda images: [see(images, is_mirrored=x) for x in (False, True)]
+    return data.sides(arguments.data_dir, lambda x: features.prepare(views(x)))
 
 
 PROBE = probe.Probe(
@@ -92,7 +83,8 @@ def prepare(arguments: argparse.Namespace) -> Callable[[Cell], Row]:
     @functools.cache
     def images() -> tuple[head.Data, head.Data]:
         def of(images: data.Images) -> head.Data:
-            view, _ = views(images, arguments.cache_dir)
+            folder = arguments.cache_dir
+            view = features.extract(images.images, folder, is_mirrored=False)
             earlier = view.pooled[:, : -efficientnet.HEAD_WIDTH]
             return head.Data(view.last_block, earlier, images.labels)
 

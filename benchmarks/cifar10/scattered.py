@@ -11,24 +11,16 @@ the other tenth is trained on all of them, with five seeds, and tested.
 import argparse
 import pathlib
 
-import jax.numpy as jnp
+import numpy as np
 
 from benchmarks import probe
 from benchmarks.cifar10 import data, patches
-from benchmarks.experiment import Data, Sides
+from benchmarks.experiment import Sides
 
 
 def load(arguments: argparse.Namespace) -> Sides:
-    cifar = data.load(arguments.data_dir)
-    train, test = (
-        Data(
-            jnp.asarray(patches.extract(x.images, arguments.cache_dir), jnp.float32),
-            jnp.asarray(x.labels),
-        )
-        for x in (cifar.train, cifar.test)
-    )
-    parts = map(train.take, data.split_validation(train.num_examples))
-    return Sides(train, test, *parts)
+    of = lambda images: patches.extract(images, arguments.cache_dir)
+    return data.sides(arguments.data_dir, lambda x: of(x).astype(np.float32))
 
 
 STUDY = probe.study(

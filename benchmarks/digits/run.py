@@ -19,14 +19,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import optax
-import rich.console
 import rich.progress
-import rich.table
 
 import dpadambc
-from benchmarks import environment, experiment, pictures, tables
+from benchmarks import environment, experiment, pictures
 from benchmarks.digits import data
 from benchmarks.experiment import NON_PRIVATE, Data
+from benchmarks.tables import markdown, spread
 from dpadambc import diagnostics, training
 
 TARGET_EPSILON, TARGET_DELTA = 3.0, 1e-5
@@ -105,25 +104,18 @@ def summary(method: str, runs: Sequence[Trained]) -> dict[str, Any]:
     }
 
 
-def table(report: dict[str, Any]) -> rich.table.Table:
-    made = rich.table.Table(
-        title=f"Handwritten digits, {len(report['seeds'])} seeds",
-        caption="± is the standard deviation over seeds. Times are warm, on this"
-        " machine, without compilation.",
-    )
-    made.add_column("optimizer")
-    for column in ("test accuracy (%)", "ε", "ms per step", "at the floor"):
-        made.add_column(column, justify="right")
+def table(report: dict[str, Any]) -> str:
+    """± is the standard deviation over seeds; times are without compilation."""
+    body = []
     for method, row in report["methods"].items():
         share = row["share_at_floor"]
-        made.add_row(
-            method,
-            tables.spread(row["test_accuracy"]),
-            "∞" if method == NON_PRIVATE else f"{report['epsilon']:.2f}",
-            f"{1000 * row['seconds_per_step']:.2f}",
-            "–" if share is None else f"{share:.0%}",
-        )
-    return made
+        epsilon = "∞" if method == NON_PRIVATE else f"{report['epsilon']:.2f}"
+        time = f"{1000 * row['seconds_per_step']:.2f}"
+        at_floor = "-" if share is None else f"{share:.0%}"
+        cells = spread(row["test_accuracy"]), epsilon, time, at_floor
+        body.append([method, *cells])
+    columns = "test accuracy, %", "ε", "ms per step", "at the floor"
+    return markdown(["optimizer", *columns], body)
 
 
 def run(
@@ -133,7 +125,7 @@ def run(
     seeds: Sequence[int] = SEEDS,
 ) -> dict[str, Any]:
     """Trains, prints the table, writes results and pictures; returns the results."""
-    console, sides = rich.console.Console(), data.load()
+    sides = data.load()
     num_examples = sides[0].num_examples
     mechanism = dpadambc.PoissonGaussian.calibrate(
         target_epsilon=TARGET_EPSILON,
@@ -146,17 +138,16 @@ def run(
     noiseless = {"noise_multiplier": 0.0, "l2_clip_norm": 1e6}
     without_privacy = dataclasses.replace(mechanism, **noiseless)
     epsilon = mechanism.epsilon(TARGET_DELTA)
-    console.print(
-        f"{num_examples} training and {sides[1].num_examples} test images;"
-        f" {iterations} steps, each with Poisson sampling at probability"
-        f" {mechanism.sampling_prob:.3f} and noise multiplier"
-        f" {mechanism.noise_multiplier:.3f}: ε = {epsilon:.3f} at δ ="
+    print(
+        f"{num_examples} training and {sides[1].num_examples} test images; {iterations}"
+        f" steps, Poisson sampling at probability {mechanism.sampling_prob:.3f}, noise"
+        f" multiplier {mechanism.noise_multiplier:.3f}: ε = {epsilon:.3f} at δ ="
         f" {TARGET_DELTA:g}, under {mechanism.neighboring_relation.name}."
     )
     found = {}
     for method in LEARNING_RATES:
         own = without_privacy if method == NON_PRIVATE else mechanism
-        of_seeds = rich.progress.track(seeds, method, console=console)
+        of_seeds = rich.progress.track(seeds, method)
         found[method] = [train(method, own, *sides, seed) for seed in of_seeds]
     report = {
         "epsilon": epsilon,
@@ -167,7 +158,7 @@ def run(
         "steps": [0, *range(STEPS_PER_CALL, iterations + 1, STEPS_PER_CALL)],
         "methods": {method: summary(method, runs) for method, runs in found.items()},
     }
-    console.print(table(report))
+    print(table(report))
     output_dir.mkdir(parents=True, exist_ok=True)
     (output_dir / "results.json").write_text(json.dumps(report, indent=2) + "\n")
     curves = {
@@ -179,7 +170,7 @@ def run(
     seen = diagnostics.snapshot(found["DP-AdamBC"][0].state.opt_state)
     moments = pictures.second_moments(seen)
     moments.savefig(output_dir / "second_moments.png", dpi=150)
-    console.print(f"Results and pictures are in {output_dir}.")
+    print(f"Results and pictures are in {output_dir}.")
     return report
 
 

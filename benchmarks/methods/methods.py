@@ -41,21 +41,12 @@ Make = Callable[[Candidate, Any, jax.Array], optax.GradientTransformationExtraAr
 
 
 class Method(NamedTuple):
-    """One line of the table.
+    """One line of the table."""
 
-    Attributes:
-      ranges: of the numbers that a trial draws, beside the clip norm.
-      make: the transformation of per-example gradients, from a candidate, the mechanism
-        and the key of the noise.
-      mechanism: from a task, an epsilon and the number of examples.
-      is_preconditioned: whether gradients are preconditioned by moments of noise
-        before they are clipped.
-    """
-
-    ranges: Mapping[str, tuple[float, float]]
-    make: Make
+    ranges: Mapping[str, tuple[float, float]]  # of a trial, beside the clip norm
+    make: Make  # from a candidate, the mechanism and the key of the noise
     mechanism: Callable[[Task, Any, int], Mechanism] = Task.poisson
-    is_preconditioned: bool = False
+    is_preconditioned: bool = False  # by moments of noise, before the clip
 
     def candidates(self) -> list[dict[str, float]]:
         """The same quantiles of a number for all methods that draw it, at any epsilon.
@@ -240,17 +231,8 @@ def train(
 
     Batches are read once for all runs, which takes most of the time of one. Epsilon is
     that of each run alone: runs with batches in common are not independent, as those of
-    a search that is accounted for must be.
-
-    Args:
-      make: of a `Method`.
-      mechanism: of each run.
-      model: its start, its loss and its accuracy.
-      keys: one for each run.
-      candidates: one for each run.
-      data: to train on.
-      held_out: to follow the runs by; nothing is chosen here.
-      num_evaluations: how many times, a divisor of the iterations.
+    a search that is accounted for must be. On the held-out examples they are scored as
+    many times as is asked for, a divisor of the iterations.
     """
     columns = {name: jnp.array([c[name] for c in candidates]) for name in candidates[0]}
     how = make, mechanism, model, num_evaluations

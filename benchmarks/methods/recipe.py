@@ -93,19 +93,15 @@ def make(task: tasks.Task, sides: Sides, cell: Cell) -> Row:
     return own | run.side_by_side(task, cell, *how)
 
 
-def of(rows: Sequence[Row], *identity: Any) -> list[list[float]]:
-    """The accuracies of rows by what they are of, their task, method and epsilon."""
-    names = "what", "task", "method", "target_epsilon"
-    return [
-        row["accuracies"]
-        for row in rows
-        if tuple(row[name] for name in names)[: len(identity)] == identity
-    ]
+def _of(rows: Sequence[Row], **identity: Any) -> list[list[float]]:
+    """The accuracies of these rows."""
+    return [row["accuracies"] for row in rows if identity.items() <= row.items()]
 
 
 def grid(rows: Sequence[Row], task: str, method: str) -> np.ndarray:
     """Means over seeds on validation examples, shape=(epsilons, reaches)."""
-    found = [of(rows, "reaches", task, method, epsilon) for epsilon in EPSILONS]
+    known = {"what": "reaches", "task": task, "method": method}
+    found = [_of(rows, **known, target_epsilon=epsilon) for epsilon in EPSILONS]
     means = [np.mean(x, axis=0) for x in found if x]
     return np.array(means).reshape(-1, len(REACHES))
 
@@ -119,9 +115,9 @@ def chosen(rows: Sequence[Row], task: str, method: str) -> float | None:
 
 def tests(rows: Sequence[Row], task: str, method: str, epsilon: float) -> list[float]:
     """Accuracies on test examples of the reach that was chosen."""
-    reach = chosen(rows, task, method)
-    of_reach = [row for row in rows if row["reaches"] == [reach]]
-    return [x for found in of(of_reach, "test", task, method, epsilon) for x in found]
+    known = {"task": task, "method": method, "target_epsilon": epsilon}
+    reaches = [chosen(rows, task, method)]
+    return [x for (x,) in _of(rows, what="test", **known, reaches=reaches)]
 
 
 def _reaches(rows: Sequence[Row]) -> str:

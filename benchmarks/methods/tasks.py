@@ -31,21 +31,13 @@ DAMPING, NUM_PUBLIC = 0.1, 256  # rows of noise, in the place of public examples
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A model, and how long it is trained.
-
-    Attributes:
-      name: of the data set.
-      layer_sizes: of a multilayer perceptron; of two sizes, a linear model.
-      batch_size: expected.
-      iterations: of one training.
-      target_delta: well below one over the number of examples.
-    """
+    """A model, and how long it is trained on a data set."""
 
     name: str
-    layer_sizes: tuple[int, ...]
-    batch_size: int
+    layer_sizes: tuple[int, ...]  # of a perceptron; of two sizes, a linear model
+    batch_size: int  # expected
     iterations: int
-    target_delta: float
+    target_delta: float  # well below one over the number of examples
 
     def init(self, key: jax.Array) -> Any:
         """Random parameters; zeros for a linear model."""
