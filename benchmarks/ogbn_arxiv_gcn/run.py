@@ -28,7 +28,7 @@ from benchmarks.ogbn_arxiv_gcn.laboratory import Line, lines, test
 from benchmarks.pictures import style as style_of
 from benchmarks.records import Row
 from benchmarks.study import Cell, Find
-from benchmarks.tables import markdown
+from benchmarks.tables import by_epsilon, markdown
 
 RESULTS = pathlib.Path(__file__).with_name("results.jsonl")
 EARLIER = pathlib.Path(__file__).with_name("results_by_joint_convexity.jsonl")
@@ -64,16 +64,15 @@ def cells(find: Find, graph: str) -> Iterator[Cell]:
     yield from laboratory.search(find, trials(), graph)
 
 
-def by_epsilon(found: Found, is_alone: bool, cell: Callable[[list[Row]], str]) -> str:
-    """One line for each optimizer, one column for each epsilon."""
-    keys = [key for key in found if key[1] is not None and key[2] == is_alone]
-    epsilons = sorted({key[1] for key in keys if key[1] is not None})
-    body = [
-        [m, *(cell(x) if (x := found.get((m, e, is_alone))) else "-" for e in epsilons)]
-        for m in experiment.PRIVATE
-        if any(key[0] == m for key in keys)
-    ]
-    return markdown(["optimizer", *(f"ε = {e:g}" for e in epsilons)], body)
+def of_lines(found: Found, is_alone: bool, cell: Callable[[list[Row]], str]) -> str:
+    """The private lines: of nodes alone, or of those with neighbors."""
+    cells = {
+        (method, epsilon): cell(rows)
+        for method in experiment.PRIVATE
+        for epsilon in settings.TARGET_EPSILONS
+        if (rows := found.get((method, epsilon, is_alone)))
+    }
+    return by_epsilon("optimizer", cells)
 
 
 def _setting(rows: list[Row]) -> str:
@@ -116,28 +115,28 @@ def side_by_side(found: Found, before: Found) -> str:
         accuracies = [test(r, "inductive") for r in (before[line], rows)]
         return f"{' → '.join(accuracies)} ({ratio})"
 
-    return by_epsilon(found, False, cell)
+    return of_lines(found, False, cell)
 
 
-def _tested(how: str, which: str = "accuracy") -> Callable[[list[Row]], str]:
+def tested(how: str, which: str = "accuracy") -> Callable[[list[Row]], str]:
     return lambda rows: test(rows, how, which)
 
 
-INDUCTIVE, AVERAGED = _tested("inductive"), _tested("inductive", "averaged_accuracy")
+INDUCTIVE, AVERAGED = tested("inductive"), tested("inductive", "averaged_accuracy")
 # By title: of nodes alone or not, and what is in a cell.
 TABLES: dict[str, tuple[bool, Callable[[list[Row]], str]]] = {
     "Private, trained and tested with neighbors (inductive):": (False, INDUCTIVE),
     "The same, the mean of the last iterates:": (False, AVERAGED),
     "The same, tested with the edges to training nodes (transductive):": (
         False,
-        _tested("transductive"),
+        tested("transductive"),
     ),
     "Settings:": (False, _setting),
     "Epsilon at the other delta:": (
         False,
         lambda rows: f"{rows[0]['epsilon_at_other_delta']:.2f}",
     ),
-    "Private, trained on nodes alone, and tested so:": (True, _tested("alone")),
+    "Private, trained on nodes alone, and tested so:": (True, tested("alone")),
     "Trained on nodes alone, and tested with neighbors (inductive):": (True, INDUCTIVE),
     "The same, the mean of its last iterates:": (True, AVERAGED),
     "Its settings:": (True, _setting),
@@ -147,7 +146,7 @@ TABLES: dict[str, tuple[bool, Callable[[list[Row]], str]]] = {
 def tables(rows: Sequence[Row]) -> dict[str, str]:
     found = lines(rows)
     private = (
-        f"{title}\n\n{by_epsilon(found, is_alone, cell)}"
+        f"{title}\n\n{of_lines(found, is_alone, cell)}"
         for title, (is_alone, cell) in TABLES.items()
     )
     return {

@@ -25,7 +25,7 @@ import dpadambc
 from benchmarks.ogbn_arxiv_gcn import data, laboratory, model, run, settings
 from benchmarks.records import Row
 from benchmarks.study import Cell, Find
-from benchmarks.tables import markdown
+from benchmarks.tables import by_epsilon
 from dpadambc import graphs
 from dpadambc.graphs.subgraphs import edge_hashes, ranks_in_groups
 
@@ -180,17 +180,15 @@ def tables(rows: Sequence[Row]) -> dict[str, str]:
         "convolution": (others, False),
         "stars": (found, False),
     }
-    body = [
-        [name + of_what]
-        + [laboratory.test(source[METHOD, t, alone], "inductive", way) for t in targets]
-        for way, of_what in (
-            ("accuracy", ""),
-            ("averaged_accuracy", ", mean of iterates"),
-        )
+    ways = {"": "accuracy", ", mean of iterates": "averaged_accuracy"}
+    cells = {
+        (name + end, t): laboratory.test(source[METHOD, t, alone], "inductive", way)
+        for end, way in ways.items()
         for name, (source, alone) in sources.items()
-    ]
-    body.append(["settings", *(_setting(found[METHOD, t, False][0]) for t in targets)])
-    return {"stars": markdown(["trained", *(f"ε = {t:g}" for t in targets)], body)}
+        for t in targets
+    }
+    chosen = {("settings", t): _setting(found[METHOD, t, False][0]) for t in targets}
+    return {"stars": by_epsilon("trained", cells | chosen)}
 
 
 STUDY = laboratory.make_study(RESULTS, cells, tables, Laboratory, Setting)
