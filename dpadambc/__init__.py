@@ -39,6 +39,7 @@ from dpadambc.mechanisms.shuffled import ShuffledGaussian as ShuffledGaussian
 from dpadambc.mechanisms.truncated import (
     TruncatedPoissonGaussian as TruncatedPoissonGaussian,
 )
+from dpadambc.optimizers import Recipe as Recipe
 from dpadambc.optimizers import adam_bc as adam_bc
 from dpadambc.optimizers import adamw_bc as adamw_bc
 from dpadambc.optimizers import dp_adam as dp_adam
@@ -46,6 +47,7 @@ from dpadambc.optimizers import dp_adam_bc as dp_adam_bc
 from dpadambc.optimizers import dp_adamw as dp_adamw
 from dpadambc.optimizers import dp_adamw_bc as dp_adamw_bc
 from dpadambc.optimizers import dp_sgd as dp_sgd
+from dpadambc.optimizers import recipe as recipe
 from dpadambc.optimizers import rms_bc as rms_bc
 from dpadambc.transforms.decay import (
     add_decoupled_weight_decay as add_decoupled_weight_decay,

@@ -13,6 +13,8 @@ from typing import Any
 
 import dpadambc
 from dpadambc import NeighboringRelation, accounting, graphs
+from dpadambc.core.spending import class_name
+from dpadambc.training.statement import ASSUMPTIONS
 
 __all__ = ["main"]
 
@@ -31,40 +33,16 @@ Epochs over shuffled data spend more: see --mechanism shuffled.
 
 # Each word of --mechanism: the class, and the assumption that its epsilon rests on.
 _MECHANISMS: dict[str, tuple[Any, str]] = {
-    "poisson": (
-        dpadambc.PoissonGaussian,
-        "Each example takes part in each step independently, with the sampling"
-        " probability. Batches of shuffled data are not drawn so.",
-    ),
-    "truncated-poisson": (
-        dpadambc.TruncatedPoissonGaussian,
-        "Poisson sampling of a known number of examples; of a batch that is too large,"
-        " a random part is kept.",
-    ),
-    "fixed-size": (
-        dpadambc.FixedSizeGaussian,
-        "Each step draws a fresh uniform subset of a known number of examples.",
-    ),
-    "shuffled": (
-        dpadambc.ShuffledGaussian,
-        "Each epoch deals all examples into batches, a smaller one at the end included."
-        " The order gets no credit: Poisson sampling spends far less.",
-    ),
-    "random-allocation": (
-        dpadambc.RandomAllocationGaussian,
-        "In each epoch each example takes part in random steps of its own. Batches of"
-        " shuffled data are not drawn so.",
-    ),
-    "graph-poisson": (
-        graphs.NodePoissonGaussian,
-        "Each root takes part in each step independently; a node is in at most"
-        " max_terms terms of the sum.",
-    ),
-    "graph-fixed-size": (
-        graphs.NodeFixedSizeGaussian,
-        "Each step draws a fresh uniform subset of the roots; a node is in at most"
-        " max_terms terms of the sum.",
-    ),
+    word: (kind, ASSUMPTIONS[class_name(kind)])
+    for word, kind in (
+        ("poisson", dpadambc.PoissonGaussian),
+        ("truncated-poisson", dpadambc.TruncatedPoissonGaussian),
+        ("fixed-size", dpadambc.FixedSizeGaussian),
+        ("shuffled", dpadambc.ShuffledGaussian),
+        ("random-allocation", dpadambc.RandomAllocationGaussian),
+        ("graph-poisson", graphs.NodePoissonGaussian),
+        ("graph-fixed-size", graphs.NodeFixedSizeGaussian),
+    )
 }
 
 

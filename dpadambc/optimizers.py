@@ -1,5 +1,7 @@
 """The optimizers of the papers, each a chain of Optax transformations.
 
+`recipe` is the one to begin with: a mechanism and Adam, from public numbers alone.
+
 `adam_bc`, `adamw_bc` and `rms_bc` take the private gradient, beside `optax.adam`,
 `optax.adamw` and `optax.rmsprop`. The others start with `privatize` and take
 per-example gradients. With the private gradient g, they update the parameters by:
@@ -21,12 +23,13 @@ in at least float32. For any other optimizer, write the chain:
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import optax
 
-from dpadambc.core.mechanism import Mechanism
+from dpadambc.clipping.rules import Automatic
+from dpadambc.core.mechanism import Mechanism, PoissonGaussian
 from dpadambc.core.noise import NoiseStddev
 from dpadambc.core.privatize import privatize
 from dpadambc.transforms.adam import scale_by_adam
@@ -38,6 +41,7 @@ from dpadambc.transforms.rms import scale_by_rms_bc
 from dpadambc.transforms.second_moment import RelativeFloor
 
 __all__ = [
+    "Recipe",
     "adam_bc",
     "adamw_bc",
     "dp_adam",
@@ -45,10 +49,83 @@ __all__ = [
     "dp_adamw",
     "dp_adamw_bc",
     "dp_sgd",
+    "recipe",
     "rms_bc",
 ]
 
 Mask = Any | Callable[[optax.Params], Any]
+
+
+class Recipe(NamedTuple):
+    """The value of `recipe`: the arguments of `training.fit` between data and key.
+
+    Attributes:
+      mechanism: Poisson batches, AUTO-S, and the least noise for the target.
+      optimizer: Adam, of the private gradient.
+    """
+
+    mechanism: PoissonGaussian
+    optimizer: optax.GradientTransformation
+
+
+def recipe(
+    learning_rate: optax.ScalarOrSchedule,
+    *,
+    target_epsilon: float,
+    target_delta: float,
+    num_examples: int,
+    batch_size: float,
+    epochs: float,
+) -> Recipe:
+    """AUTO-S and Adam: the settings to begin with, from public numbers alone.
+
+    AUTO-S scales every gradient to nearly one, so there is no clip norm to choose. Take
+    the largest batch that the time allows, and search for the learning rate alone, at
+    one epsilon: the best one is nearly the best at others. The guide on settings says
+    where to begin, and the guide on optimizers on which tasks it was measured.
+
+    Args:
+      learning_rate: of Adam, a number or a schedule.
+      target_epsilon: of the run, under ADD_OR_REMOVE_ONE.
+      target_delta: for epsilon; well below one over the number of examples.
+      num_examples: of the training data.
+      batch_size: expected.
+      epochs: how often each example is drawn in the mean.
+
+    Returns:
+      A `Recipe`.
+
+    Raises:
+      ValueError: if the target cannot be reached, or a number is out of its range.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import dpadambc
+      >>> x = jax.random.normal(jax.random.key(0), (1_000, 3))
+      >>> data = x, x @ jnp.array([1.0, -2.0, 3.0])
+      >>> recipe = dpadambc.recipe(
+      ...     0.05, target_epsilon=3.0, target_delta=1e-5, num_examples=1_000,
+      ...     batch_size=200, epochs=40)
+      >>> result = dpadambc.training.fit(
+      ...     lambda w, x, y: (w @ x - y) ** 2, jnp.zeros(3), data, *recipe,
+      ...     key=jax.random.key(1), target_delta=1e-5, steps_per_call=50)
+      >>> print(result.params.round(0), f"{result.epsilon:.2f}")
+      [ 1. -2.  3.] 3.00
+
+    References:
+      Bu et al., `Automatic Clipping: Differentially Private Deep Learning Made Easier
+      and Stronger <https://arxiv.org/abs/2206.07136>`_, 2023
+    """
+    mechanism = PoissonGaussian.calibrate(
+        target_epsilon=target_epsilon,
+        target_delta=target_delta,
+        num_examples=num_examples,
+        batch_size=batch_size,
+        epochs=epochs,
+        clip_rule=Automatic(),
+        l2_clip_norm=1.0,
+    )
+    return Recipe(mechanism, optax.adam(learning_rate))
 
 
 def adam_bc(

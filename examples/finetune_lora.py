@@ -16,7 +16,7 @@ import dpadambc
 from dpadambc import training
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--iterations", type=int, default=200)
+parser.add_argument("--epochs", type=float, default=40)
 args = parser.parse_args()
 
 images, labels = map(jnp.asarray, load_digits(return_X_y=True))
@@ -50,15 +50,14 @@ public_grad = jax.jit(jax.grad(lambda base: loss_fn(adapters, base, *public).mea
 for _ in range(100):
     base = jax.tree.map(lambda w, g: w - 0.5 * g, base, public_grad(base))
 
-mechanism = dpadambc.PoissonGaussian.calibrate(
+mechanism, optimizer = dpadambc.recipe(
+    0.02,
     target_epsilon=3.0,
     target_delta=1e-5,
-    sampling_prob=0.2,
-    iterations=args.iterations,
-    l2_clip_norm=1.0,
-    normalize_by=180,
+    num_examples=len(data[1]),
+    batch_size=180,
+    epochs=args.epochs,
 )
-optimizer = dpadambc.adam_bc(0.01, mechanism)
 secret = {"key": training.secret_key(), "target_delta": 1e-5}
 result = training.fit(
     loss_fn, adapters, data, mechanism, optimizer, frozen=base, **secret

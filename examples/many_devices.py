@@ -20,7 +20,7 @@ import dpadambc
 from dpadambc import training
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--iterations", type=int, default=200)
+parser.add_argument("--epochs", type=float, default=40)
 args = parser.parse_args()
 
 DELTA = 1e-5
@@ -43,13 +43,13 @@ params = {"in": first, "out": jnp.zeros((128, 10))}
 # Each device keeps a part of the parameters, and so of the optimizer's moments.
 params = jax.device_put(params, training.fully_sharded(params, mesh, "data"))
 
-mechanism = dpadambc.PoissonGaussian.calibrate(
+mechanism, optimizer = dpadambc.recipe(
+    0.02,
     target_epsilon=3.0,
     target_delta=DELTA,
-    sampling_prob=0.2,
-    iterations=args.iterations,
-    l2_clip_norm=1.0,
-    normalize_by=280,
+    num_examples=len(x),
+    batch_size=280,
+    epochs=args.epochs,
 )
 # Each device clips its part of the batch. The noise of a step is one draw for the sum
 # over all devices, so epsilon is what it would be on one.
@@ -58,7 +58,7 @@ result = training.fit(
     params,
     training.Sharded((x, y), NamedSharding(mesh, PartitionSpec("data"))),
     mechanism,
-    dpadambc.adam_bc(0.005, mechanism),
+    optimizer,
     key=training.secret_key(),
     target_delta=DELTA,
     steps_per_call=50,

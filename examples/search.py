@@ -14,10 +14,10 @@ import optax
 from sklearn.datasets import load_digits
 
 import dpadambc
-from dpadambc import accounting, training
+from dpadambc import accounting, clipping, training
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--iterations", type=int, default=100)
+parser.add_argument("--epochs", type=float, default=20)
 args = parser.parse_args()
 
 DELTA = 1e-5
@@ -35,13 +35,15 @@ def is_right(params, x, y):
     return (x @ params).argmax() == y
 
 
+# That of `dpadambc.recipe`.
 mechanism = dpadambc.PoissonGaussian.calibrate(
     target_epsilon=1.5,  # of one training
     target_delta=DELTA,
-    sampling_prob=0.2,
-    iterations=args.iterations,
+    num_examples=len(x),
+    batch_size=280,
+    epochs=args.epochs,
+    clip_rule=clipping.Automatic(),
     l2_clip_norm=1.0,
-    normalize_by=280,
 )
 # The protected images choose the model, so the score has noise, and is paid for. With
 # images that need no protection, `training.PublicScore` adds nothing to the search.
@@ -61,9 +63,8 @@ found = training.search(
 )
 cost = found.cost
 assert found.best is not None  # Geometric makes one trial at least
-weights = jnp.asarray(found.best.params)
 print(f"epsilon {found.epsilon:.2f} at delta {DELTA:g}, of the whole search")
 print(f"one trial {cost.of_one_trial:.2f}, all of eight {cost.of_composition:.2f}")
-predicted = (x_test @ weights).argmax(-1)
+predicted = (x_test @ jnp.asarray(found.best.params)).argmax(-1)
 print(f"learning rate {found.best.candidate:g}")
 print(f"test accuracy {jnp.mean(predicted == y_test):.1%}")

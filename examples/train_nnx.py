@@ -15,7 +15,7 @@ import dpadambc
 from dpadambc import training
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--iterations", type=int, default=300)
+parser.add_argument("--epochs", type=float, default=60)
 parser.add_argument("--epsilon", type=float, default=3.0)
 args = parser.parse_args()
 
@@ -35,15 +35,14 @@ class Net(nnx.Module):
         return self.out(jnp.tanh(self.hidden(x)))
 
 
-# The public numbers of the run, and the least noise for this epsilon. `normalize_by` is
-# about the size of a batch, as a constant: the size itself may be secret.
-mechanism = dpadambc.PoissonGaussian.calibrate(
+# The public numbers of the run: AUTO-S and the least noise for this epsilon, and Adam.
+mechanism, optimizer = dpadambc.recipe(
+    0.02,
     target_epsilon=args.epsilon,
     target_delta=DELTA,
-    sampling_prob=0.2,
-    iterations=args.iterations,
-    l2_clip_norm=1.0,
-    normalize_by=280,
+    num_examples=len(x),
+    batch_size=280,
+    epochs=args.epochs,
 )
 graph, params = nnx.split(Net(nnx.Rngs(0)))
 
@@ -59,7 +58,7 @@ result = training.fit(
     params,
     (x, y),
     mechanism,
-    dpadambc.adam_bc(0.004, mechanism),  # or any optimizer of Optax
+    optimizer,  # or any other of Optax
     key=training.secret_key(),  # with a key that is known the noise could be subtracted
     target_delta=DELTA,
     steps_per_call=50,

@@ -37,6 +37,7 @@ RETURNED = {
     "Progress",
     "ReadableDpEvent",
     "Readout",
+    "Recipe",
     "Release",
     "Report",
     "Result",

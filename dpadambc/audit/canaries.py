@@ -10,8 +10,10 @@ import numpy as np
 import optax
 
 from dpadambc.core import validate
+from dpadambc.engine import names
 
 
+@names.explained
 @dataclasses.dataclass(frozen=True)
 class GradientCanaries:
     """Examples whose gradient is one coordinate, at the clip norm.

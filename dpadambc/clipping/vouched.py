@@ -8,6 +8,7 @@ from dpadambc.core import validate
 from dpadambc.core.arrays import varying_axes
 from dpadambc.core.clipped_sum import close_sums
 from dpadambc.core.gradient import mask_examples, seal_gradients
+from dpadambc.engine import names
 from dpadambc.engine.forms import Dense
 
 
@@ -63,6 +64,7 @@ def as_per_example(
     return mask_examples(structure.unflatten(leaves), is_padding_example)
 
 
+@names.explained
 def as_clipped_sum(
     gradient: optax.Updates, *, l2_clip_norm: float, normalize_by: float
 ) -> optax.Updates:

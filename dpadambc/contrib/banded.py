@@ -41,7 +41,7 @@ References:
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import dp_accounting
@@ -59,6 +59,7 @@ from dpadambc.core.mechanism import Mechanism, PoissonGaussian
 from dpadambc.core.noise import AddDPNoiseState
 from dpadambc.core.privatize import Noise
 from dpadambc.core.sampling import Batch, batch_of, padded_size, selection_bits
+from dpadambc.engine import names
 from dpadambc.mechanisms.random_allocation import check_parts, uniform
 
 # In how many steps the inverse of a strategy has to die out.
@@ -225,6 +226,7 @@ class _Banded(Noise):
         return add_banded_noise(level, mechanism.strategy_coefficients, key=key)
 
 
+@names.explained
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BandedGaussian(Mechanism):
     r"""Noise of which later steps take a part back, amplified by sampling.
@@ -315,7 +317,7 @@ class BandedGaussian(Mechanism):
         _norms_of_noise(c)
 
     @classmethod
-    def _as_fields(cls, public_numbers: dict[str, Any]) -> dict[str, Any]:
+    def _as_fields(cls, public_numbers: Mapping[str, Any]) -> dict[str, Any]:
         fields = super()._as_fields(public_numbers)
         size = public_numbers.get("batch_size")
         if size is None:

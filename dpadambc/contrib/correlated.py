@@ -27,6 +27,7 @@ from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.noise import AddDPNoiseState
 from dpadambc.core.privatize import Noise
 from dpadambc.core.sampling import Batch
+from dpadambc.engine import names
 from dpadambc.mechanisms.random_allocation import allocated_batch, check_parts
 
 _ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -178,6 +179,7 @@ class _Correlated(Noise):
         return add_correlated_noise(level, mechanism.noising_coefficients, key=key)
 
 
+@names.explained
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CorrelatedGaussian(Mechanism):
     r"""Noise of which later steps take a part back, over epochs in one order.

@@ -26,6 +26,7 @@ from dpadambc.core import validate
 from dpadambc.core.clip import check_gradients
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.privatize import privatize
+from dpadambc.engine import names
 from dpadambc.transforms.cast import cast_to_params
 from dpadambc.transforms.dtypes import check_decay, wide_zeros_like
 
@@ -83,6 +84,7 @@ def is_preconditioned(
     return jnp.asarray(count) % (interval + preconditioned_interval) >= interval
 
 
+@names.explained
 def delayed_preconditioner(
     private_gradient: optax.GradientTransformation,
     *,

@@ -42,7 +42,8 @@ The core calls the engine through two functions, `engine.transform.factored_outp
 with which `audit` compares them on your model. Besides these it knows a type of value,
 `engine.interface.Gradient`, with `engine.weighted`; `engine.rounding`, the bound on how
 far products round; `engine.modules`, which of a module's variables are trained;
-`engine.leaves`, which data JAX takes, so that no error shows a row; `engine.memory` and
+`engine.leaves`, which data JAX takes, so that no error shows a row; `engine.names`,
+which arguments have another name; `engine.memory` and
 `engine.microbatches`, for how many examples are computed at once; `engine.mesh`, for
 shardings; `engine.jaxprs`, which finds programs in a program; `engine.search`, which
 finds a root. But for the bound and the choice of variables, they change a sum by

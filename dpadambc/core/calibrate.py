@@ -8,12 +8,13 @@ ones at the end. No answer exceeds its target.
 import functools
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
 from dpadambc.core import validate
 from dpadambc.engine import search
+from dpadambc.engine.names import IN_PLACE
 
 # A target that epsilon jumps over is refused where it is missed by more than this.
 _MISSED = 1e-3
@@ -63,9 +64,6 @@ def solved(
     return found
 
 
-_ASKED = ("epochs", "batch_size", "num_examples")
-
-
 def _exactly(number: float) -> Fraction:
     """As it is written: 0.1 is a tenth."""
     return Fraction(repr(float(number)))
@@ -84,7 +82,7 @@ def _check_part(batch_size: Any, num_examples: Any) -> None:
         )
 
 
-def as_fields(kind: Any, numbers: dict[str, Any]) -> dict[str, Any]:
+def as_fields(kind: Any, numbers: Mapping[str, Any]) -> dict[str, Any]:
     """The numbers that users think of, as the fields of a mechanism.
 
     Args:
@@ -94,7 +92,7 @@ def as_fields(kind: Any, numbers: dict[str, Any]) -> dict[str, Any]:
     """
     names = inspect.signature(kind).parameters
     given = {name: value for name, value in numbers.items() if value is not None}
-    found = {k: v for k, v in given.items() if k in names or k not in _ASKED}
+    found = {k: v for k, v in given.items() if k in names or k not in IN_PLACE}
     follows: dict[str, Any] = {}
     per_epoch = Fraction(int(given.get("batches_per_epoch", 0)))
     if "batch_size" in given:

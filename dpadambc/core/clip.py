@@ -32,7 +32,7 @@ from dpadambc.core.gradient import (
     seals_agree,
     weighted_sums,
 )
-from dpadambc.engine import rounding
+from dpadambc.engine import names, rounding
 from dpadambc.engine.mesh import specs_of, with_automatic_axes
 
 NeighboringRelation = dp_accounting.NeighboringRelation
@@ -116,6 +116,7 @@ def check_rule(clip_rule: Any) -> None:
         raise TypeError(f"Expected clip_rule as a ClipRule, got {type(clip_rule)}.")
 
 
+@names.explained
 def sensitivity(
     l2_clip_norm: float,
     *,
@@ -372,6 +373,7 @@ def clipped_sums(
     return with_automatic_axes(clip_and_sum, specs_of_sums(params), *args)
 
 
+@names.explained
 def clip_per_example(
     l2_clip_norm: jax.typing.ArrayLike,
     *,

@@ -17,12 +17,13 @@ from dpadambc.core.clip import (
 )
 from dpadambc.core.clipped_sum import close_sums
 from dpadambc.core.per_example import Argnums, Arguments, sealed_value_and_grad
-from dpadambc.engine import rounding
+from dpadambc.engine import names, rounding
 from dpadambc.engine.mesh import spec_of_examples, with_automatic_axes
 from dpadambc.engine.microbatches import in_parts
 from dpadambc.engine.transform import Method
 
 
+@names.explained
 def clipped_grad(
     fun: Callable[..., Any],
     argnums: Argnums = 0,

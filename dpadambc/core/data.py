@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
+from dpadambc.core import sampling
 from dpadambc.core.sampling import Batch
 from dpadambc.engine import leaves, mesh
 from dpadambc.engine.mesh import Layout
@@ -71,14 +72,6 @@ def arguments(examples: Any) -> tuple[Any, ...]:
     return examples if isinstance(examples, tuple) else (examples,)
 
 
-_FORM = (
-    "Expected data to be a tuple of the arguments of loss_fn or a dictionary, of arrays"
-    " of numbers with the examples along axis 0, or a source with __len__ and"
-    " __getitem__, got {}. Give tables by to_numpy(), lists by np.asarray, and examples"
-    " of several lengths padded to one."
-)
-
-
 def num_examples(data: Any) -> int:
     """The number of examples, the same in every array."""
     if is_source(data):
@@ -87,9 +80,9 @@ def num_examples(data: Any) -> int:
         leaves.check(data=data)
         sizes = {jnp.shape(x)[:1] for x in jax.tree.leaves(data)}
     else:
-        raise TypeError(_FORM.format(type(data).__name__))
+        raise TypeError(leaves.not_data(data, type(data).__name__))
     if len(sizes) != 1 or () in sizes:
-        raise ValueError(_FORM.format(f"arrays of lengths {sorted(sizes)}"))
+        raise ValueError(leaves.not_data(data, f"arrays of lengths {sorted(sizes)}"))
     ((size,),) = sizes
     if not 0 < size <= np.iinfo(np.int32).max:
         raise ValueError(
@@ -148,10 +141,4 @@ def padded(batch: Batch, layout: Layout, microbatch_size: int | None) -> Batch:
     size, unit = len(batch.indices), mesh.num_shards(layout)
     if unit > 1 and microbatch_size is not None and microbatch_size < size:
         unit = microbatch_size
-    if not (more := -size % unit):
-        return batch
-    return Batch(
-        jnp.pad(batch.indices, (0, more), constant_values=-1),
-        jnp.pad(batch.is_padding_example, (0, more), constant_values=True),
-        batch.num_examples,
-    )
+    return sampling.padded(batch, unit)

@@ -132,19 +132,7 @@ class Progress:
 
 
 class Result(NamedTuple):
-    """The value of `fit`.
-
-    Attributes:
-      state: the last state; *secret*, for its keys.
-      iterations: steps taken, those before a resumption too.
-      epsilon: spent at target_delta, by this run and those that `spent` told of. After
-        a `Stop` that is not public, that of all steps that might have been taken.
-      target_delta: the delta of this epsilon.
-      mechanism: that drew the batches and set the noise.
-      stopped_by: "iterations", "budget" or "callback".
-      resumed_from: the step of the checkpoint that it went on from, or None.
-      spent: this run and those before it, for the `spent` of the next run.
-    """
+    """The value of `fit`: `training.Result` explains its fields."""
 
     state: TrainState
     iterations: int
@@ -213,86 +201,25 @@ def fit(  # noqa: C901 - one story, from top to bottom
     *,
     key: jax.Array,
     target_delta: float,
-    target_epsilon: float | None = None,
-    spent: Any = None,
-    frozen: Any = None,
-    microbatch_size: int | Literal["auto"] | None = "auto",
-    steps_per_call: int = 1,
-    precision: rounding.Precision = None,
-    callback: Callback | Sequence[Callback] = (),
-    checkpoints: Any = None,
-    wrt: Any = None,
+    target_epsilon: float | None,
+    spent: Any,
+    frozen: Any,
+    microbatch_size: int | Literal["auto"] | None,
+    steps_per_call: int,
+    precision: rounding.Precision,
+    before_steps: Callable[[int, int, float], Any],
+    callbacks: Sequence[Callback],
+    checkpoints: Any,
+    wrt: Any,
 ) -> Result:
-    """Trains privately, for the iterations of the mechanism or as far as a budget goes.
+    """Trains privately: see `training.fit`, which has the arguments and the guarantees.
 
-    The mechanism draws every batch; `fit` clips the gradient of each example, adds
-    noise to the sum, and gives it to the optimizer. The guide on runs has the reasons.
-
-    Guarantees:
-      * Every coordinate gets noise of the mechanism's level in every step. Parameters
-        and the optimizer's state are functions of noised gradients alone.
-      * Epsilon covers all steps that might be taken, on top of `spent`, and is computed
-        before the first. A step that would exceed `target_epsilon` is not taken.
-      * Runs with one key have noise and batches of their own wherever they differ. A
-        run that is resumed on the same devices ends with the same bits.
-
-    Args:
-      loss_fn: the loss of one example, of `(params, *example)`; with `frozen`, of
-        `(params, frozen, *example)`. If it has a keyword-only parameter `key`, each
-        example gets its own, for dropout.
-      params: any pytree of floating-point arrays; or the `Result` or `Release` of an
-        earlier run on the same people's data, whose cost is counted. Of a module of
-        Flax NNX, its `nnx.Param` are trained, and the rest stays as it is.
-      data: a tuple of the arguments of an example, or a mapping, which is one, with
-        arrays that have the examples along axis 0; or a source with `__len__` and
-        `__getitem__` that returns one example. `Sharded` splits its batches.
-      mechanism: the public numbers.
-      optimizer: any Optax transformation of the private gradient.
-      key: a typed key; secret. See `secret_key`.
-      target_delta: for epsilon.
-      target_epsilon: a budget of this run and of `spent`; all steps by default.
-      spent: earlier runs on the same people's data: a `Result`, a `Release`, a
-        `Spending`, a mechanism, or a list of these and of `(mechanism, steps)`.
-      frozen: a pytree that is not trained.
-      microbatch_size: how many examples are in memory at once; None is all, "auto" the
-        most with which a step fits into the memory that the devices state.
-      steps_per_call: how many steps are compiled into one call, on arrays.
-      precision: of the products in the clip; see `clip_per_example`.
-      callback: called with the `Progress` after each call; or several. It may raise
-        `Stop`. Whatever it learns of protected data is not covered by epsilon.
-      checkpoints: `Checkpoints` to resume from and to save to.
-      wrt: which variables of modules of Flax NNX are trained, a filter as for
-        `nnx.grad`. The optimizer gets an `nnx.State` of them in place of a module.
-
-    Returns:
-      A `Result`.
-
-    Raises:
-      TypeError: if an argument is of another kind.
-      ValueError: if a number is out of its range, no step is within the budget, or the
-        checkpoint, the optimizer or the loss does not go with the mechanism.
-
-    Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from dpadambc import PoissonGaussian, adam_bc, training
-      >>> x = jax.random.normal(jax.random.key(0), (1_000, 3))
-      >>> mechanism = PoissonGaussian.calibrate(
-      ...     target_epsilon=3.0, target_delta=1e-5, sampling_prob=0.2, iterations=200,
-      ...     l2_clip_norm=1.0, normalize_by=200)
-      >>> result = training.fit(
-      ...     lambda w, x, y: (w @ x - y) ** 2, jnp.zeros(3),
-      ...     (x, x @ jnp.array([1.0, -2.0, 3.0])), mechanism,
-      ...     adam_bc(0.05, mechanism), key=jax.random.key(1), target_delta=1e-5,
-      ...     steps_per_call=50)
-      >>> print(result.params.round(0), f"{result.epsilon:.2f}")
-      [ 1. -2.  3.] 3.00
+    `before_steps` is called once, before the steps are compiled, with the steps taken
+    by a run that is resumed, the step at which this one will end, and its epsilon.
     """
     # The arguments.
     validate.typed_key(key=key)
     validate.count(least=1, steps_per_call=steps_per_call)
-    callbacks = [callback] if callable(callback) else callback
-    for each in callbacks:
-        validate.function(callback=each)
     earlier = spent if type(spent) in (list, tuple) else [spent]
     if isinstance(getattr(params, "spent", None), Spending):  # a Result, or a Release
         params, earlier = params.params, [params, *earlier]
@@ -380,6 +307,8 @@ def fit(  # noqa: C901 - one story, from top to bottom
         save()  # from before the first step on, the name of the run is known
 
     # The steps.
+    before_steps(done, iterations, epsilon)
+
     def examples_of(state: TrainState) -> Any:
         if not is_source:
             return data

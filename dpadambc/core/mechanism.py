@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import types
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Self, cast, final
+from typing import Any, ClassVar, Self, Unpack, cast, final
 
 import dp_accounting
 import jax
@@ -36,8 +36,10 @@ from dpadambc.core.arrays import make_varying, varying_axes
 from dpadambc.core.calibrate import as_fields, solved
 from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation, check_rule
 from dpadambc.core.privatize import INDEPENDENT, Noise, PrivateGradient
-from dpadambc.core.sampling import Batch, poisson_batch
+from dpadambc.core.sampling import Batch, padded, poisson_batch
+from dpadambc.engine import mesh, names
 from dpadambc.engine.leaves import shown
+from dpadambc.engine.names import PublicNumbers
 
 _ADD_OR_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
 _REPLACE = NeighboringRelation.REPLACE_ONE
@@ -225,7 +227,8 @@ class Mechanism(abc.ABC):
           num_examples: the size of the data set; static.
 
         Returns:
-          A `Batch` of static size.
+          A `Batch` of static size. On a mesh with axes of type Explicit, of the key or
+          set by `jax.set_mesh`, its devices divide the size of a batch with padding.
 
         Raises:
           TypeError: if `run_key` is not a typed key.
@@ -258,6 +261,8 @@ class Mechanism(abc.ABC):
         alone = self.draws_steps_alone
         key = jax.random.fold_in(run_key, step) if alone else run_key
         batch = self._draw(key, step, num_examples)
+        if self.pads_batches:
+            batch = padded(batch, mesh.num_explicit_devices(run_key))
         # It differs between devices where the key does: JAX forgets it in a sort.
         return make_varying(batch, varying_axes(run_key))
 
@@ -346,9 +351,9 @@ class Mechanism(abc.ABC):
         event, relation = self.dp_event(iterations), self.neighboring_relation
         return least_epsilon(event, accountants, target_delta, relation=relation)
 
-    @classmethod
+    @names.of_fields
     @final
-    def of_epochs(cls, **public_numbers: Any) -> Self:
+    def of_epochs(cls, **public_numbers: Unpack[PublicNumbers]) -> Self:
         """The mechanism for so many epochs in batches of a size.
 
         Args:
@@ -384,7 +389,7 @@ class Mechanism(abc.ABC):
         """
         return cls(**cls._as_fields(public_numbers))
 
-    @classmethod
+    @names.of_fields
     @final
     def calibrate(
         cls,
@@ -392,7 +397,7 @@ class Mechanism(abc.ABC):
         target_epsilon: float,
         target_delta: float,
         accountant: Accountant | None = None,
-        **public_numbers: Any,
+        **public_numbers: Unpack[PublicNumbers],
     ) -> Self:
         """The mechanism that meets a target, solved for the one number left out.
 
@@ -435,7 +440,7 @@ class Mechanism(abc.ABC):
         return with_value(solved(epsilon_of, name, target_epsilon))
 
     @classmethod
-    def _as_fields(cls, public_numbers: dict[str, Any]) -> dict[str, Any]:
+    def _as_fields(cls, public_numbers: Mapping[str, Any]) -> dict[str, Any]:
         return as_fields(cls, public_numbers)
 
 
@@ -444,6 +449,7 @@ def _batch(mechanism: Mechanism, key: jax.Array, step: jax.Array, n: int) -> Bat
     return mechanism.sample_step(key, step, num_examples=n)
 
 
+@names.explained
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PoissonGaussian(Mechanism):
     r"""The Poisson-subsampled Gaussian mechanism, `iterations` times: DP-SGD.

@@ -114,15 +114,17 @@ def scalar_loss(loss_fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any
 
     def checked(*args):
         # Copies, since nnx modules know the trace in which their containers were made.
-        output = loss_fn(*jax.tree.map(lambda x: x, args))
+        with leaves.explained_call(args):
+            output = loss_fn(*jax.tree.map(lambda x: x, args))
         loss = output[0] if has_aux else output
         is_array = not isinstance(loss, tuple | dict | list)
         is_scalar = is_array and jnp.shape(loss) == ()
         if not is_scalar or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
             got = f"shape {jnp.shape(loss)}" if is_array else type(loss).__name__
             raise ValueError(
-                f"Expected loss_fn to return a floating-point scalar, got {got}. A pair"
-                " (loss, aux) needs has_aux=True."
+                "Expected loss_fn to return a floating-point scalar, the loss of one"
+                f" example without a batch axis, got {got}. Sum over the axes of the"
+                " example; a pair (loss, aux) needs has_aux=True."
             )
         return output
 

@@ -13,7 +13,7 @@ import numpy as np
 import scipy.stats
 
 from dpadambc.core.arrays import shard_map_axes, varying_axes
-from dpadambc.engine import leaves
+from dpadambc.engine import leaves, mesh
 
 # A batch has one static size. The chance that a sample does not fit is a failure
 # probability on top of delta, so it must be negligible.
@@ -93,7 +93,9 @@ class Batch:
             return x[jnp.where(self.is_padding_example, 0, self.indices)]
         # An index of -1 would wrap around; one past the end is filled.
         rows = jnp.where(self.is_padding_example, self.num_examples, self.indices)
-        return jnp.asarray(x).at[rows].get(mode="fill", fill_value=0)
+        place = mesh.sharding_of_rows(x, len(rows))
+        chosen = jnp.asarray(x).at[rows]
+        return chosen.get(mode="fill", fill_value=0, out_sharding=place)
 
     def _check_devices(self, data: Any) -> None:
         """Raises where devices with rows of their own all draw the same of them.
@@ -122,6 +124,17 @@ def batch_of(takes_part: jax.Array, size: int) -> Batch:
     """The batch of those who take part, padded to a static size."""
     (indices,) = jnp.nonzero(takes_part, size=size, fill_value=-1)
     return Batch(indices.astype(jnp.int32), indices < 0, len(takes_part))
+
+
+def padded(batch: Batch, multiple: int) -> Batch:
+    """The batch with more padding, up to a multiple of a number."""
+    if not (more := -len(batch.indices) % multiple):
+        return batch
+    return Batch(
+        jnp.pad(batch.indices, (0, more), constant_values=-1),
+        jnp.pad(batch.is_padding_example, (0, more), constant_values=True),
+        batch.num_examples,
+    )
 
 
 def selection_bits(

@@ -15,7 +15,7 @@ from dpadambc.core import data as _data
 from dpadambc.core.arrays import widen
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.per_example import Arguments
-from dpadambc.core.sampling import Batch
+from dpadambc.core.sampling import Batch, padded
 from dpadambc.engine import mesh, modules, rounding
 from dpadambc.engine.mesh import Layout
 
@@ -284,7 +284,8 @@ def draw_batch(mechanism: Any, state: TrainState, num_examples: int) -> Batch:
       num_examples: the size of the data set.
 
     Returns:
-      A `Batch`.
+      A `Batch`. If parameters are on a mesh with axes of type Explicit, its devices
+      divide the size of a batch with padding.
 
     Raises:
       TypeError: if the state is of another mechanism.
@@ -307,7 +308,10 @@ def draw_batch(mechanism: Any, state: TrainState, num_examples: int) -> Batch:
     key = state.sampling_key
     if mechanism.draws_steps_alone:
         key = keys.of_batches(key, keys.checksum(state.params))
-    return mechanism.sample_step(key, state.step, num_examples=num_examples)
+    batch = mechanism.sample_step(key, state.step, num_examples=num_examples)
+    if mechanism.pads_batches:
+        batch = padded(batch, mesh.num_explicit_devices(state.params))
+    return batch
 
 
 # The same, compiled for a data set.

@@ -5,8 +5,11 @@ the library protects. So data are looked at before they come to JAX, and a messa
 the library has a path, a type and a dtype, and no number of an array.
 """
 
+import contextlib
 import enum
-from collections.abc import Mapping, Sequence
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,6 +20,74 @@ _INSTEAD = (
     " numbers by astype(np.float32), tables, pictures and what is on disk by"
     " np.asarray, text as numbers, and settings by functools.partial(loss_fn, ...)."
 )
+
+_MOST_SHOWN = 4
+
+
+def not_data(data: Any, got: str) -> str:
+    """The message about data of another form than `fit` takes."""
+    advice = (
+        "Give tables by to_numpy(), lists by np.asarray, and examples of several"
+        " lengths padded to one."
+    )
+    if isinstance(data, list):
+        advice = (
+            "Give a list of arrays as tuple(data), and stack a list of examples, such"
+            " as by tuple(map(np.stack, zip(*data)))."
+        )
+    elif hasattr(data, "dataset"):  # as PyTorch's DataLoader has it
+        advice = (
+            "Give the dataset of the loader, data=loader.dataset: the mechanism draws"
+            " the batches."
+        )
+    elif is_array(data):
+        advice = "Give one array as the tuple (data,)."
+    return (
+        "Expected data to be a tuple of the arguments of loss_fn or a dictionary, of"
+        " arrays of numbers with the examples along axis 0, or a source with __len__"
+        f" and __getitem__, got {got}. {advice}"
+    )
+
+
+def check_arity(loss_fn: Callable[..., Any], number: int) -> None:
+    """Raises unless a loss that has a signature takes so many arguments."""
+    try:
+        parameters = inspect.signature(loss_fn).parameters
+    except ValueError:
+        return
+    kinds = [x.kind.name for x in parameters.values()]
+    taken = [x for x in parameters.values() if x.kind.name.startswith("POSITIONAL")]
+    most = math.inf if "VAR_POSITIONAL" in kinds else len(taken)
+    if not sum(x.default is x.empty for x in taken) <= number <= most:
+        raise TypeError(
+            f"Expected loss_fn to take {number} arguments, (params, *example) or with"
+            f" frozen (params, frozen, *example), got ({', '.join(parameters)}). Each"
+            " array in a tuple of data is an argument, and a dictionary is one."
+        )
+
+
+def _type_of(argument: Any) -> str:
+    """The dtype and the shape of one array, and of a tree its kind and theirs."""
+    types = [str(jax.typeof(x)) for x in jax.tree.leaves(argument)]
+    if jax.tree_util.all_leaves([argument]):
+        return types[0]
+    listed = ", ".join(types[:_MOST_SHOWN]) + ", ..." * (len(types) > _MOST_SHOWN)
+    return f"{type(argument).__name__} of {listed or 'nothing'}"
+
+
+@contextlib.contextmanager
+def explained_call(arguments: Sequence[Any]) -> Iterator[None]:
+    """Adds to an error in a loss the arguments that it was called with."""
+    try:
+        yield
+    except Exception as error:
+        types = ", ".join(map(_type_of, arguments))
+        error.add_note(
+            "Expected loss_fn to take params and one example without a batch axis, got"
+            f" this error from loss_fn({types}). Write it for one example, with an"
+            " argument for each array of data: the library sums over examples."
+        )
+        raise
 
 
 def shown(value: Any) -> str:

@@ -225,6 +225,35 @@ def _sharding(x: Any) -> Any:
     return getattr(jax.typeof(x), "sharding", None)
 
 
+def num_explicit_devices(tree: Any) -> int:
+    """The number of devices along the Explicit axes of the mesh that arrays are on.
+
+    It is that of the mesh of `jax.set_mesh` where they are on none.
+    """
+    found = [_sharding(x) for x in jax.tree.leaves(tree)]
+    meshes = [jax.sharding.get_abstract_mesh(), *(x.mesh for x in found if x)]
+    return max(math.prod(m.shape[name] for name in m.explicit_axes) for m in meshes)
+
+
+def sharding_of_rows(x: Any, size: int) -> NamedSharding | None:
+    """The sharding of so many rows of an array: that in its type, or None.
+
+    Raises:
+      ValueError: if axis 0 is split over a number of devices that does not divide them.
+    """
+    sharding = _sharding(x)
+    if sharding is None or not any(part is not None for part in sharding.spec):
+        return None
+    shards = math.prod(sharding.mesh.shape[name] for name in axes_of(sharding.spec[0]))
+    if size % shards:
+        raise ValueError(
+            f"Expected a batch whose size the {shards} shards of data divide, got"
+            f" {size}. Draw it with params, or a key, on the mesh of data, by"
+            " jax.device_put or in jax.set_mesh."
+        )
+    return NamedSharding(sharding.mesh, sharding.spec)
+
+
 def spec_of_examples(batches: Any) -> PartitionSpec:
     """The partition of axis 0 of the batches."""
     for x in jax.tree.leaves(batches):

@@ -17,6 +17,7 @@ from dpadambc.core.accounting import PLD, RDP
 from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.sampling import Batch, poisson_batch
+from dpadambc.engine import names
 from dpadambc.graphs.poisson_terms import PoissonTermsDpEvent
 from dpadambc.mechanisms import replaced_terms
 from dpadambc.mechanisms.fixed_size import uniform_batch
@@ -41,6 +42,7 @@ class _MultiTermGaussian(Mechanism):
         return self.max_terms
 
 
+@names.explained
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NodePoissonGaussian(_MultiTermGaussian):
     r"""Poisson sampling of roots, where a node is in at most `max_terms` terms.
@@ -123,6 +125,7 @@ class NodePoissonGaussian(_MultiTermGaussian):
         return poisson_batch(key, num_examples, self.sampling_prob)
 
 
+@names.explained
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NodeFixedSizeGaussian(_MultiTermGaussian):
     """A fresh uniform subset of roots at every step, a node in at most `max_terms`.

@@ -14,6 +14,7 @@ from dpadambc.core.accounting import PLD, RDP
 from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.sampling import Batch
+from dpadambc.engine import names
 from dpadambc.mechanisms import replaced_terms
 
 _REPLACE_ONE = NeighboringRelation.REPLACE_ONE
@@ -50,6 +51,7 @@ def uniform_batch(key: jax.Array, num_examples: int, batch_size: int) -> Batch:
     return Batch(indices.astype(jnp.int32), jnp.zeros(batch_size, bool), num_examples)
 
 
+@names.explained
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FixedSizeGaussian(Mechanism):
     """The Gaussian mechanism on a fresh uniform subset of fixed size at every step.

@@ -13,6 +13,7 @@ from dpadambc.core.accounting import PLD, gaussian
 from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.sampling import Batch, batch_of, padded_size
+from dpadambc.engine import names
 from dpadambc.mechanisms._random_allocation import RandomAllocationDpEvent
 
 _ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -92,6 +93,7 @@ def allocated_batch(
     return batch_of(takes_part, size)
 
 
+@names.explained
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RandomAllocationGaussian(Mechanism):
     """The Gaussian mechanism on epochs that allocate examples to batches at random.

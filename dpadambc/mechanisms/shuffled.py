@@ -12,11 +12,13 @@ from dpadambc.core.accounting import PLD, RDP, gaussian
 from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.sampling import Batch
+from dpadambc.engine import names
 
 _REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 _REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 
 
+@names.explained
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShuffledGaussian(Mechanism):
     """The Gaussian mechanism on epochs over shuffled data: *not* Poisson sampling.

@@ -12,12 +12,14 @@ from dpadambc.core.accounting import PLD
 from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.sampling import Batch, selection_bits
+from dpadambc.engine import names
 from dpadambc.mechanisms._truncated import TruncatedPoissonDpEvent
 
 _REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 _REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 
 
+@names.explained
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TruncatedPoissonGaussian(Mechanism):
     """`PoissonGaussian` with batches cut to a random `truncated_batch_size`.

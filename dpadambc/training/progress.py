@@ -18,6 +18,9 @@ except ModuleNotFoundError as error:
 class ProgressBar:
     """Steps, time, epsilon and loss of a run, as a callback of `training.fit`.
 
+    It closes at the end of a run, however that ends. Inside `with` it stays open from
+    one run to the next.
+
     Args:
       updates_of_epsilon: how often in a run to compute epsilon, which takes the
         accountant about a second each time. The bar shows the step that it is of.
@@ -36,11 +39,10 @@ class ProgressBar:
       ...     l2_clip_norm=1.0, noise_multiplier=1.0, sampling_prob=0.5, iterations=4,
       ...     normalize_by=4)
       >>> out = rich.console.Console(file=io.StringIO(), width=100)
-      >>> with training.ProgressBar(console=out) as bar:
-      ...     result = training.fit(
-      ...         lambda w, x: w @ x, jnp.zeros(2), (jnp.ones((8, 2)),), mechanism,
-      ...         optax.sgd(0.1), key=jax.random.key(0),
-      ...         target_delta=1e-5, callback=bar)
+      >>> result = training.fit(
+      ...     lambda w, x: w @ x, jnp.zeros(2), (jnp.ones((8, 2)),), mechanism,
+      ...     optax.sgd(0.1), key=jax.random.key(0), target_delta=1e-5,
+      ...     callback=training.ProgressBar(console=out))
       >>> f"epsilon {result.epsilon:.2f} at step 4" in out.file.getvalue()
       True
     """
@@ -56,6 +58,7 @@ class ProgressBar:
         self._updates, self._shows_loss = updates_of_epsilon, shows_loss
         self._next, self._epsilon = 0.0, ""
         self._last = 0, 0
+        self._is_kept_open = False
         self._bar = rich.progress.Progress(
             rich.progress.TextColumn("step {task.completed:.0f} of {task.total:.0f}"),
             rich.progress.BarColumn(),
@@ -66,6 +69,7 @@ class ProgressBar:
         self._task: rich.progress.TaskID | None = None
 
     def __enter__(self) -> Self:
+        self._is_kept_open = True
         self._bar.start()
         return self
 
@@ -75,16 +79,46 @@ class ProgressBar:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._bar.stop()
+        self._is_kept_open = False
+        self.close()
+
+    def begin(self, done: int, total: int, epsilon: float) -> None:
+        """Shows a run before its first step, with the epsilon that it will end with."""
+        self._task = self._added(total)
+        self._last, self._next = (done, total), done + total / self._updates
+        self._epsilon = f"epsilon {epsilon:.2f} at step {total}"
+        self._bar.update(self._task, completed=done, description=self._epsilon)
+
+    def close(self) -> None:
+        """Leaves the bar as it is, unless it is inside `with`."""
+        if not self._is_kept_open and self._bar.live.is_started:
+            self._bar.stop()
+            self._task = None
+
+    def _added(self, total: int) -> rich.progress.TaskID:
+        """One line more, or the first one of a bar that is opened again."""
+        if not self._bar.live.is_started:
+            for task in self._bar.task_ids:
+                self._bar.remove_task(task)
+            self._bar.start()
+        return self._bar.add_task("", total=total)
 
     def __call__(self, progress: Progress) -> None:
         """Shows how far the run is."""
         done, total = progress.iterations, progress.iterations_in_all
         if self._task is None or done < self._last[0] or total != self._last[1]:
-            self._task, self._next = self._bar.add_task("", total=total), 0
+            self._task, self._next = self._added(total), 0
         self._last = done, total
         if done >= self._next or done == total:
             self._epsilon = f"epsilon {progress.epsilon():.2f} at step {done}"
             self._next = done + total / self._updates
         loss = f", loss {progress.loss:.4g} (not private)" if self._shows_loss else ""
         self._bar.update(self._task, completed=done, description=self._epsilon + loss)
+        if done == total:
+            self.close()
+
+
+def on_stderr() -> ProgressBar:
+    """A bar for the terminal, with the epsilon that the run will end with."""
+    console = rich.console.Console(stderr=True)
+    return ProgressBar(updates_of_epsilon=1, console=console)

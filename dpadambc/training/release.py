@@ -133,7 +133,9 @@ def _read(stored: np.ndarray, dtype: str, like: Any) -> jax.Array:
     return jnp.asarray(stored, dtype)
 
 
-def save_release(path: str | pathlib.Path, result: Result) -> dict[str, Any]:
+def save_release(
+    path: str | pathlib.Path, result: Result, *, params: optax.Params | None = None
+) -> dict[str, Any]:
     """Writes the parameters of a run to a file that says how private they are.
 
     Epsilon is of this run and of those that it was told of by `spent`. Of several runs,
@@ -145,6 +147,8 @@ def save_release(path: str | pathlib.Path, result: Result) -> dict[str, Any]:
     Args:
       path: of a file in NumPy's format `npz`, which any language reads.
       result: of `fit`.
+      params: others of the same run, such as a snapshot or an average; the last by
+        default. Epsilon and the steps are those of the whole run all the same.
 
     Returns:
       The file has, besides the parameters: the mechanism, which names the
@@ -179,7 +183,8 @@ def save_release(path: str | pathlib.Path, result: Result) -> dict[str, Any]:
             " which does not know its epsilon. Write a file of your own, with the"
             " parameters and the epsilon of the search or the mechanism."
         )
-    path, arrays = pathlib.Path(path), _named(result.params)
+    path = pathlib.Path(path)
+    arrays = _named(result.params if params is None else params)
     about = public_numbers(result.mechanism) | {
         "iterations": result.iterations,
         "epsilon": result.epsilon,

@@ -24,7 +24,7 @@ from dpadambc.core.accounting import check_delta
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.spending import public_numbers
 from dpadambc.core.step import Step, draw_batch
-from dpadambc.engine import leaves
+from dpadambc.engine import leaves, names
 from dpadambc.training.scores import Score
 
 # A number, or several by name, which `make_optimizer` is called with.
@@ -238,6 +238,7 @@ def _best(scored: Iterable[Trial], rng: np.random.Generator) -> Trial | None:
     return max(ranked, key=lambda x: x[:2], default=(None,))[-1]
 
 
+@names.explained
 def search(
     loss_fn: Callable[..., jax.Array],
     params: optax.Params,

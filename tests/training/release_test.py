@@ -87,6 +87,18 @@ def test_the_steps_taken_count_rather_than_those_planned(tmp_path):
     assert about["epsilon"] == MECHANISM.epsilon(1e-5, iterations=2)
 
 
+def test_a_snapshot_has_the_epsilon_of_all_steps(tmp_path):
+    snapshots = {}
+    keep = lambda progress: snapshots.update({progress.iterations: progress.params})
+    result = fit(TREE, of_tree, callback=keep)
+    about = training.save_release(tmp_path / "x", result, params=snapshots[2])
+    params, _ = training.load_release(tmp_path / "x", like=TREE)
+    chex.assert_trees_all_equal(params, snapshots[2])
+    assert not np.array_equal(params["w"], result.params["w"])
+    assert about["iterations"] == 5
+    assert about["epsilon"] == MECHANISM.epsilon(1e-5)
+
+
 @pytest.mark.slow
 def test_modules_are_found_again(tmp_path):
     graph, state = nnx.split(nnx.Linear(3, 1, rngs=nnx.Rngs(0)))

@@ -615,3 +615,53 @@ def test_a26_processes_that_train_alone_have_noise_of_their_own(tmp_path):
     assert (first["runs"], second["runs"]) == (1, 3)
     for told in (first, second):
         assert "checkpoints" in str(told["checkpoints"])
+
+
+def on_explicit_mesh(x, *axes):
+    return jax.device_put(x, NamedSharding(mesh_of(8, AxisType.Explicit), P(*axes)))
+
+
+def test_a_loop_on_an_explicit_mesh_draws_batches_that_its_devices_divide():
+    """They are those of one device, with more padding."""
+    mechanism = dataclasses.replace(SILENT, sampling_prob=0.2)
+    draw = lambda key: mechanism.sample_step(key, 1, num_examples=96)
+    key = jax.random.key(0)
+    alone, together = draw(key), draw(on_explicit_mesh(key))
+    size = len(alone.indices)
+    assert size % 8 and len(together.indices) % 8 == 0  # control
+    np.testing.assert_array_equal(together.indices[:size], alone.indices)
+    assert np.all(together.is_padding_example[size:])
+    with jax.set_mesh(mesh_of(8, AxisType.Explicit)):
+        assert len(draw(key).indices) == len(jax.jit(draw)(key).indices) == size + 1
+        (batch, *_) = mechanism.batches(key, num_examples=96)
+        assert len(batch.indices) == size + 1
+    # Near misses: on axes of other kinds, and where no batch has padding.
+    with jax.set_mesh(mesh_of(8, AxisType.Auto)):
+        assert len(draw(key).indices) == size
+    numbers = dict(batch_size=20, num_examples=96, l2_clip_norm=1.0, iterations=2)
+    fixed = dpadambc.FixedSizeGaussian(noise_multiplier=1.0, normalize_by=9, **numbers)
+    key = on_explicit_mesh(key)
+    assert len(fixed.sample_step(key, 0, num_examples=96).indices) == 20
+
+
+def test_a_loop_on_an_explicit_mesh_gathers_from_data_that_are_split():
+    w, x = jnp.ones(3), RNG.normal(size=(96, 3)).astype(np.float32)
+    mechanism = dataclasses.replace(SILENT, sampling_prob=0.2)
+    step = training.Step(lambda w, x: (w @ x - 1) ** 2, mechanism, optax.sgd(0.1))
+
+    def trained(w, x, compiled):
+        def take(state):
+            batch = training.draw_batch(mechanism, state, len(x))
+            return step(state, batch.gather(x), batch.is_padding_example)[0]
+
+        state = step.init(w, key=jax.random.key(0))
+        for _ in range(3):
+            state = (jax.jit(take) if compiled else take)(state)
+        return state.params
+
+    expected = trained(w, x, True)
+    place = on_explicit_mesh(w), on_explicit_mesh(x, "data")
+    for compiled in (True, False):
+        np.testing.assert_allclose(trained(*place, compiled), expected, rtol=1e-4)
+    with pytest.raises(ValueError, match="8 shards of data divide"):
+        trained(w, place[1], True)

@@ -1,0 +1,107 @@
+"""The names of arguments: those of mechanisms, and the advice where one is wrong."""
+
+import functools
+import inspect
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
+
+import dp_accounting
+import optax
+
+T = TypeVar("T")
+
+IN_PLACE = ("epochs", "batch_size", "num_examples")
+
+
+class PublicNumbers(TypedDict, total=False):
+    """The fields of all mechanisms, and the numbers in place of some of them."""
+
+    l2_clip_norm: float | None
+    noise_multiplier: float | optax.Schedule | None
+    sampling_prob: float | None
+    iterations: int | None
+    epochs: float | None
+    batch_size: float | None
+    num_examples: int | None
+    normalize_by: float | None
+    batches_per_epoch: int | None
+    participations: int | None
+    truncated_batch_size: int | None
+    max_terms: int | None
+    strategy_coefficients: tuple[float, ...] | None
+    noising_coefficients: tuple[float, ...] | None
+    neighboring_relation: dp_accounting.NeighboringRelation | None
+    clip_rule: Any
+
+
+_OF_CLIP_NORM = ("clip_norm", "l2_norm_clip", "max_grad_norm")
+_OF_STEPS = ("epochs", "num_epochs", "batch_size", "iterations", "steps", "num_steps")
+
+
+def _refuse(name: str, known: Collection[str]) -> None:
+    """Raises for a name that stands for a known one, or for a number of the mechanism.
+
+    Python raises for all others.
+    """
+    if name in _OF_CLIP_NORM and "l2_clip_norm" in known:
+        raise TypeError(
+            f"Expected l2_clip_norm=, got {name}=. Rename it: l2_clip_norm bounds the"
+            " L2 norm of the gradient of each example."
+        )
+    if name in _OF_STEPS and {"mechanism", "iterations"} & {*known}:
+        raise TypeError(
+            f"Expected the steps and the sampling as fields of the mechanism, got"
+            f" {name}=. Give it iterations = epochs * num_examples / batch_size, or"
+            " make it by of_epochs or calibrate, which take epochs, batch_size and"
+            " num_examples."
+        )
+
+
+def explained(called: T) -> T:
+    """A function, or a class, that says what to do about the frequent wrong names."""
+    made: Any = called
+    call = made.__init__ if isinstance(made, type) else made
+    known = inspect.signature(call).parameters
+
+    @functools.wraps(call)
+    def checked(*args: Any, **named: Any) -> Any:
+        for name in named.keys() - known:
+            _refuse(name, known)
+        return call(*args, **named)
+
+    if isinstance(made, type):
+        made.__init__ = checked
+        return called
+    return cast(Any, checked)
+
+
+def _signature(function: Any, kind: type) -> inspect.Signature:
+    """The keywords of a class method, and behind them those of the class, optional."""
+    own = inspect.signature(function).parameters.values()
+    fields = inspect.signature(kind).parameters
+    found = {x.name: x for x in own if x.kind == inspect.Parameter.KEYWORD_ONLY}
+    for name in (*fields, *IN_PLACE):
+        hint = PublicNumbers.__annotations__.get(name)
+        field = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=hint)
+        field = fields.get(name, field)
+        is_needed = field.default is inspect.Parameter.empty
+        found.setdefault(name, field.replace(default=None) if is_needed else field)
+    return inspect.Signature([*found.values()], return_annotation=kind)
+
+
+if TYPE_CHECKING:
+    of_fields = classmethod
+else:
+
+    class of_fields(classmethod):
+        """A class method whose signature shows the fields of the class."""
+
+        def __get__(self, instance, kind=None):
+            function, kind = self.__func__, kind or type(instance)
+
+            @functools.wraps(function)
+            def made(*args, **named):
+                return function(kind, *args, **named)
+
+            made.__signature__ = _signature(function, kind)
+            return made

@@ -1,0 +1,191 @@
+"""`fit`, with a word on the terminal, and its result, with a statement."""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+import optax
+
+from dpadambc.core import fit as _fit
+from dpadambc.core import validate
+from dpadambc.core.fit import Callback, Progress
+from dpadambc.core.mechanism import Mechanism
+from dpadambc.engine import names, rounding
+from dpadambc.training import statement
+
+
+class Result(_fit.Result):
+    """The value of `fit`. It prints as a statement of its privacy, for a model card.
+
+    Attributes:
+      state: the last state; *secret*, for its keys.
+      iterations: steps taken, those before a resumption too.
+      epsilon: spent at target_delta, by this run and those that `spent` told of. After
+        a `Stop` that is not public, that of all steps that might have been taken.
+      target_delta: the delta of this epsilon.
+      mechanism: that drew the batches and set the noise.
+      stopped_by: "iterations", "budget" or "callback".
+      resumed_from: the step of the checkpoint that it went on from, or None.
+      spent: this run and those before it, for the `spent` of the next run.
+    """
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        """A paragraph for a model card, of public numbers."""
+        return statement.of_result(self)
+
+
+class _Line:
+    """The begin of a run in one line, where no bar can be shown."""
+
+    def __init__(self, mechanism: Mechanism, target_delta: float):
+        self.batch, self.delta = mechanism.normalize_by, target_delta
+
+    def begin(self, done: int, total: int, epsilon: float) -> None:
+        """Prints public numbers alone."""
+        resumed = f" from step {done:,} on" if done else ""
+        print(
+            f"dpadambc: {total:,} steps{resumed}, expected batch {self.batch:,g},"
+            f" epsilon {statement.rounded_up(epsilon)} at delta {self.delta:g}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def __call__(self, progress: Progress) -> None:
+        """Prints nothing more."""
+
+    def close(self) -> None:
+        """Leaves the line as it is."""
+
+
+def _shown(progress: bool, callbacks: Sequence[Callback], line: _Line) -> list[Any]:
+    """The bars among the callbacks; where there are none, a bar or a line."""
+    try:
+        from dpadambc.training import progress as bars
+    except ModuleNotFoundError:
+        bars = None
+    if bars and (given := [x for x in callbacks if isinstance(x, bars.ProgressBar)]):
+        return given
+    if not progress or sys.stderr is None or jax.process_index():
+        return []
+    return [bars.on_stderr() if bars and sys.stderr.isatty() else line]
+
+
+@names.explained
+def fit(
+    loss_fn: Callable[..., jax.Array],
+    params: Any,
+    data: Any,
+    mechanism: Mechanism,
+    optimizer: optax.GradientTransformation,
+    *,
+    key: jax.Array,
+    target_delta: float,
+    target_epsilon: float | None = None,
+    spent: Any = None,
+    frozen: Any = None,
+    microbatch_size: int | Literal["auto"] | None = "auto",
+    steps_per_call: int = 1,
+    precision: rounding.Precision = None,
+    callback: Callback | Sequence[Callback] = (),
+    checkpoints: Any = None,
+    wrt: Any = None,
+    progress: bool = True,
+) -> Result:
+    """Trains privately, for the iterations of the mechanism or as far as a budget goes.
+
+    The mechanism draws every batch; `fit` clips the gradient of each example, adds
+    noise to the sum, and gives it to the optimizer. The guide on runs has the reasons.
+
+    Guarantees:
+      * Every coordinate gets noise of the mechanism's level in every step. Parameters
+        and the optimizer's state are functions of noised gradients alone.
+      * Epsilon covers all steps that might be taken, on top of `spent`, and is computed
+        before the first. A step that would exceed `target_epsilon` is not taken.
+      * Runs with one key have noise and batches of their own wherever they differ. A
+        run that is resumed on the same devices ends with the same bits.
+
+    Args:
+      loss_fn: the loss of one example, of `(params, *example)`; with `frozen`, of
+        `(params, frozen, *example)`. If it has a keyword-only parameter `key`, each
+        example gets its own, for dropout.
+      params: any pytree of floating-point arrays; or the `Result` or `Release` of an
+        earlier run on the same people's data, whose cost is counted. Of a module of
+        Flax NNX, its `nnx.Param` are trained, and the rest stays as it is.
+      data: a tuple of the arguments of an example, or a mapping, which is one, with
+        arrays that have the examples along axis 0; or a source with `__len__` and
+        `__getitem__` that returns one example. `Sharded` splits its batches.
+      mechanism: the public numbers.
+      optimizer: any Optax transformation of the private gradient.
+      key: a typed key; secret. See `secret_key`.
+      target_delta: for epsilon.
+      target_epsilon: a budget of this run and of `spent`; all steps by default.
+      spent: earlier runs on the same people's data: a `Result`, a `Release`, a
+        `Spending`, a mechanism, or a list of these and of `(mechanism, steps)`.
+      frozen: a pytree that is not trained.
+      microbatch_size: how many examples are in memory at once; None is all, "auto" the
+        most with which a step fits into the memory that the devices state.
+      steps_per_call: how many steps are compiled into one call, on arrays.
+      precision: of the products in the clip; see `clip_per_example`.
+      callback: called with the `Progress` after each call; or several. It may raise
+        `Stop`. Whatever it learns of protected data is not covered by epsilon.
+      checkpoints: `Checkpoints` to resume from and to save to.
+      wrt: which variables of modules of Flax NNX are trained, a filter as for
+        `nnx.grad`. The optimizer gets an `nnx.State` of them in place of a module.
+      progress: whether to say on the standard error stream that the run has begun, with
+        public numbers: on a terminal by a `ProgressBar`, if there is none among the
+        callbacks and its extra is installed; else by one line.
+
+    Returns:
+      A `Result`, which prints as a statement of its privacy.
+
+    Raises:
+      TypeError: if an argument is of another kind.
+      ValueError: if a number is out of its range, no step is within the budget, or the
+        checkpoint, the optimizer or the loss does not go with the mechanism.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from dpadambc import PoissonGaussian, adam_bc, training
+      >>> x = jax.random.normal(jax.random.key(0), (1_000, 3))
+      >>> mechanism = PoissonGaussian.calibrate(
+      ...     target_epsilon=3.0, target_delta=1e-5, sampling_prob=0.2, iterations=200,
+      ...     l2_clip_norm=1.0, normalize_by=200)
+      >>> result = training.fit(
+      ...     lambda w, x, y: (w @ x - y) ** 2, jnp.zeros(3),
+      ...     (x, x @ jnp.array([1.0, -2.0, 3.0])), mechanism,
+      ...     adam_bc(0.05, mechanism), key=jax.random.key(1), target_delta=1e-5,
+      ...     steps_per_call=50, progress=False)
+      >>> print(result.params.round(0), f"{result.epsilon:.2f}")
+      [ 1. -2.  3.] 3.00
+    """
+    callbacks = [callback] if callable(callback) else callback
+    for each in callbacks:
+        validate.function(callback=each)
+    shown = _shown(progress, callbacks, _Line(mechanism, target_delta))
+    try:
+        result = _fit.fit(
+            loss_fn,
+            params,
+            data,
+            mechanism,
+            optimizer,
+            key=key,
+            target_delta=target_delta,
+            target_epsilon=target_epsilon,
+            spent=spent,
+            frozen=frozen,
+            microbatch_size=microbatch_size,
+            steps_per_call=steps_per_call,
+            precision=precision,
+            before_steps=lambda *numbers: [each.begin(*numbers) for each in shown],
+            callbacks=[*(x for x in shown if x not in callbacks), *callbacks],
+            checkpoints=checkpoints,
+            wrt=wrt,
+        )
+    finally:
+        for each in shown:
+            each.close()
+    return Result(*result)

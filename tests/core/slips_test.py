@@ -1,0 +1,166 @@
+"""Data and losses of another form than `fit` takes: the error says what to do."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import dpadambc
+from dpadambc import training
+from tests import common
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(200, 3)).astype(np.float32)
+Y = RNG.normal(size=200).astype(np.float32)
+MECHANISM = common.poisson_gaussian(iterations=1)
+
+
+def loss_fn(w, x, y):
+    return (w @ x - y) ** 2
+
+
+def fit(loss_fn=loss_fn, data=(X, Y), **options):
+    return training.fit(
+        *(loss_fn, jnp.zeros(3), data, MECHANISM, optax.sgd(0.1)),
+        key=jax.random.key(0),
+        target_delta=1e-5,
+        **options,
+    )
+
+
+class Rows:
+    """A source; a part of another one if it has a `dataset`."""
+
+    def __len__(self):
+        return 200
+
+    def __getitem__(self, index):
+        return X[index], Y[index]
+
+
+class Loader:
+    """As PyTorch's: it iterates over batches."""
+
+    dataset = Rows()
+
+    def __len__(self):
+        return 20
+
+    def __iter__(self):
+        return (self.dataset[10 * i : 10 * i + 10] for i in range(20))
+
+
+@pytest.mark.parametrize(
+    ("data", "advice"),
+    [
+        (Loader(), "got Loader. Give the dataset of the loader, data=loader.dataset"),
+        ([X, Y], r"got list. Give a list of arrays as tuple\(data\)"),
+        ([*zip(X, Y, strict=True)], r"tuple\(map\(np.stack, zip\(\*data\)\)\)"),
+        (X, r"got ndarray. Give one array as the tuple \(data,\)"),
+        (iter([(X, Y)]), "got list_iterator. Give tables"),
+    ],
+    ids=["loader", "arrays", "examples", "array", "iterator"],
+)
+def test_data_of_another_form_are_refused_with_advice(data, advice):
+    with pytest.raises(TypeError, match=advice):
+        fit(data=data)
+
+
+def test_the_advice_about_data_works():
+    part = Rows()
+    part.dataset = Rows()  # as PyTorch's Subset has one
+    for data in (
+        Loader.dataset,
+        part,
+        tuple([X, Y]),
+        tuple(map(np.stack, zip(*zip(X, Y, strict=True), strict=True))),
+    ):
+        assert fit(data=data).iterations == 1
+    assert fit(lambda w, x: w @ x, (X,)).iterations == 1
+
+
+@pytest.mark.parametrize(
+    ("loss", "data", "frozen", "number", "names"),
+    [
+        (loss_fn, (X,), None, 2, "w, x, y"),
+        (loss_fn, (X, Y, Y), None, 4, "w, x, y"),
+        (loss_fn, {"x": X, "y": Y}, None, 2, "w, x, y"),
+        (lambda w, x: x @ w, Rows(), None, 3, "w, x"),
+        (loss_fn, (X, Y), jnp.ones(3), 4, "w, x, y"),
+        (lambda w, x, *, key: w @ x, (X, Y), None, 3, "w, x, key"),
+    ],
+)
+def test_a_loss_of_other_arguments_than_data_is_refused(
+    loss, data, frozen, number, names
+):
+    message = rf"Expected loss_fn to take {number} arguments.*got \({names}\)"
+    with pytest.raises(TypeError, match=message):
+        fit(loss, data, frozen=frozen)
+
+
+class Called:
+    def __call__(self, w, x, y):
+        return w @ x - y
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda w, x, y=0: w @ x,
+        lambda w, x, y, z=0: w @ x,
+        lambda w, *example: w @ example[0],
+        lambda *arguments: arguments[0] @ arguments[1],
+        lambda w, x, y, *, key: w @ x,
+        lambda w, x, y, *, key=None, scale=2: scale * w @ x,
+        functools.partial(lambda w, x, y, scale: scale * w @ x, scale=2),
+        functools.partial(lambda scale, w, x, y: scale * w @ x, 2),
+        jax.jit(loss_fn),
+        Called(),
+    ],
+)
+def test_a_loss_that_takes_its_arguments_is_not(loss):
+    assert fit(loss).iterations == 1
+
+
+BATCHED = {
+    "axis": lambda w, x, y: jnp.mean(jnp.sum(x * w, axis=1) - y),
+    "einsum": lambda w, x, y: jnp.mean(jnp.einsum("bi,i->b", x, w) - y),
+    "index": lambda w, x, y: jnp.mean(x[:, 0] * w[0]),
+    "length": lambda w, x, y: jnp.sum(x @ w - y) / len(y),
+}
+
+
+@pytest.mark.parametrize("name", BATCHED)
+def test_an_error_in_a_loss_of_batches_says_that_it_gets_one_example(name):
+    clipped = dpadambc.clipped_grad(BATCHED[name], l2_clip_norm=1.0, normalize_by=1)
+    for call in (
+        lambda: fit(BATCHED[name]),
+        lambda: clipped(jnp.zeros(3), X, Y),
+        lambda: dpadambc.per_example_grad(BATCHED[name])(jnp.zeros(3), X, Y),
+    ):
+        with pytest.raises((ValueError, TypeError, IndexError)) as caught:
+            call()
+        (note,) = [x for x in caught.value.__notes__ if x.startswith("Expected")]
+        assert "one example without a batch axis" in note
+        assert "loss_fn(float32[3], float32[3], float32[])" in note
+
+
+def test_the_note_shows_no_number_of_a_row():
+    def fails(w, row):
+        raise KeyError("x")
+
+    with pytest.raises(KeyError) as caught:
+        fit(fails, {name: Y for name in "abcdef"})
+    (note,) = [x for x in caught.value.__notes__ if x.startswith("Expected")]
+    assert "dict of float32[], float32[], float32[], float32[], ...)" in note
+
+
+def test_a_loss_that_returns_an_array_is_refused():
+    for loss in (lambda w, x, y: w * x, lambda w, x, y: (w @ x - y)[None]):
+        with pytest.raises(ValueError, match="loss of one example without a batch"):
+            fit(loss)
+    mean = lambda w, x, y: jnp.mean((w @ x - y) ** 2)  # near miss: of one number
+    assert fit(mean).iterations == 1
