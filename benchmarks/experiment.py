@@ -13,6 +13,7 @@ import dpadambc
 from benchmarks.study import Cell
 
 NON_PRIVATE = "Adam, not private"
+AUTOMATIC = "AUTO-S, DP-Adam"  # as `dpadambc.recipe` has it
 B2 = 0.999
 VARIANCE_FLOOR = dpadambc.RelativeFloor(1.0)
 

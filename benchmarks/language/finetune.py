@@ -21,7 +21,6 @@ from dpadambc import clipping, training
 TARGET_DELTA = 1e-5
 MOMENTUM = 0.9
 NOT_PRIVATE = "AdamW, not private"
-AUTOMATIC = "AUTO-S, DP-Adam"
 NO_CLIP = 1e6  # far above every gradient
 SECONDS_PER_LINE = 30.0
 
@@ -33,7 +32,7 @@ OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
     "DP-SGD": lambda schedule, noise_stddev: optax.chain(
         optax.scale((1 - MOMENTUM) / noise_stddev), optax.sgd(schedule, MOMENTUM)
     ),
-    AUTOMATIC: experiment.PRIVATE["DP-Adam"],
+    experiment.AUTOMATIC: experiment.PRIVATE["DP-Adam"],
     NOT_PRIVATE: lambda schedule, _: optax.adamw(
         schedule, b2=experiment.B2, weight_decay=experiment.WEIGHT_DECAY
     ),
@@ -77,7 +76,7 @@ class Setting:
             l2_clip_norm=self.l2_clip_norm,
             **public,
         )
-        if self.method != AUTOMATIC:
+        if self.method != experiment.AUTOMATIC:
             return found
         return dataclasses.replace(found, clip_rule=clipping.Automatic())
 

@@ -52,7 +52,7 @@ def trials() -> Iterator[list[settings.Setting]]:
         yield settings.trials(experiment.NON_PRIVATE, None, alone)
     for target in settings.TARGET_EPSILONS:
         yield settings.trials("DP-Adam", target, alone=True)
-        for method in experiment.PRIVATE:
+        for method in settings.PRIVATE:
             yield settings.trials(method, target)
 
 
@@ -68,7 +68,7 @@ def of_lines(found: Found, is_alone: bool, cell: Callable[[list[Row]], str]) -> 
     """The private lines: of nodes alone, or of those with neighbors."""
     cells = {
         (method, epsilon): cell(rows)
-        for method in experiment.PRIVATE
+        for method in settings.PRIVATE
         for epsilon in settings.TARGET_EPSILONS
         if (rows := found.get((method, epsilon, is_alone)))
     }

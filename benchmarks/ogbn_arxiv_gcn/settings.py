@@ -9,7 +9,7 @@ import optax
 
 import dpadambc
 from benchmarks import experiment
-from dpadambc import graphs
+from dpadambc import clipping, graphs
 
 TARGET_EPSILONS = (3.0, 12.0, 6.0, 1.0)
 OTHER_DELTA = 1e-5
@@ -21,8 +21,10 @@ LEARNING_RATES = {
     "DP-AdamBC": (3e-4, 1.5e-2),
     "DP-AdamW": (1e-3, 5e-2),
     "DP-AdamW-BC": (3e-4, 1.5e-2),
+    experiment.AUTOMATIC: (1e-3, 5e-2),
     experiment.NON_PRIVATE: (5e-4, 1e-2),
 }
+PRIVATE = (*experiment.PRIVATE, experiment.AUTOMATIC)
 DRAWN = {
     "max_memberships": (1, 3, 7),
     "expected_batch_size": (2_500, 5_000, 10_000),
@@ -79,6 +81,8 @@ class Setting:
             "normalize_by": self.expected_batch_size,
             **self.terms,
         }
+        if self.method == experiment.AUTOMATIC:
+            numbers["clip_rule"] = clipping.Automatic()
         if not is_private:
             return kind(noise_multiplier=0.0, **numbers)
         target = {"target_epsilon": self.target_epsilon}
@@ -90,7 +94,7 @@ class Setting:
             return optax.adam(self.learning_rate, b2=experiment.B2)
         is_decoupled = self.method.startswith("DP-AdamW")
         decay = {"weight_decay": self.weight_decay} if is_decoupled else {}
-        make = experiment.PRIVATE[self.method]
+        make = experiment.PRIVATE.get(self.method, experiment.PRIVATE["DP-Adam"])
         return make(self.learning_rate, noise_stddev, **self.of_bc, **decay)
 
 

@@ -1,8 +1,8 @@
 r"""Theorems 3.5 and 3.6 of DP-AdamW as printed. They are **not** bounds.
 
 They are here to be refuted: the README of `benchmarks/theory` has their formulas and
-seven flaws, and the tests show each by a number or a run. `theory.adam_convergence_bound` and
-`theory.adam_bc_convergence_bound` are what can be proved.
+seven flaws, and the tests show each by a number or a run. What can be proved is in
+`theory.adam_convergence_bound` and `theory.adam_bc_convergence_bound`.
 
 Each function returns the right side for a `Setting`: nan where a root is not real.
 """

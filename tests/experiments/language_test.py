@@ -20,6 +20,7 @@ tokenizers = pytest.importorskip("tokenizers")
 
 from flax import nnx  # noqa: E402
 
+from benchmarks import experiment  # noqa: E402
 from benchmarks.language import (  # noqa: E402
     buckets,
     data,
@@ -437,7 +438,7 @@ def test_without_privacy_nothing_is_clipped_and_no_noise_added():
 
 
 def test_the_automatic_rule_has_the_same_noise():
-    automatic = dataclasses.replace(SETTING, method=finetune.AUTOMATIC).mechanism(20)
+    automatic = dataclasses.replace(SETTING, method=experiment.AUTOMATIC).mechanism(20)
     assert automatic.clip_rule == clipping.Automatic()
     assert automatic.noise_multiplier == SETTING.mechanism(20).noise_multiplier
 

@@ -23,9 +23,9 @@ pytest.importorskip("tokenizers")
 import safetensors.numpy  # noqa: E402
 from flax import nnx  # noqa: E402
 
-from benchmarks import records  # noqa: E402
+from benchmarks import experiment, records  # noqa: E402
 from benchmarks.language import cost as shared_cost  # noqa: E402
-from benchmarks.language import data, features, finetune, scores  # noqa: E402
+from benchmarks.language import data, features, scores  # noqa: E402
 from benchmarks.language.smollm import (  # noqa: E402
     begin,
     canaries,
@@ -498,7 +498,7 @@ def test_one_command_trains_resumes_and_writes(folder, monkeypatch, capsys):
     assert "out of time" in capsys.readouterr().out.lower()
     (row,) = _run(folder, monkeypatch)
     assert 7.9 < row["epsilon"] <= 8 and row["iterations"] == 4
-    assert row["setting"]["method"] == finetune.AUTOMATIC
+    assert row["setting"]["method"] == experiment.AUTOMATIC
     told = capsys.readouterr().out
     assert "step 4 of 4, ε 8.00" in told
     assert "| lora | AUTO-S, DP-Adam | 8 |" in told and "beam:" in told

@@ -25,7 +25,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks import records
+from benchmarks import experiment, records
 from benchmarks.language import data, finetune, scores
 from benchmarks.language.smollm import texts, weights
 from benchmarks.language.smollm.begin import Begin, begin
@@ -50,7 +50,7 @@ class Setting(finetune.Setting):
 
 def cells(find: Find, arguments: argparse.Namespace) -> Iterator[Cell]:
     """Those that are asked for."""
-    methods, seeds = arguments.method or (finetune.AUTOMATIC,), arguments.seed or (0,)
+    methods, seeds = arguments.method or (experiment.AUTOMATIC,), arguments.seed or (0,)
     asked: Any = seeds, arguments.epsilon or (8.0,), arguments.way, methods
     for seed, epsilon, way, method in itertools.product(*asked):
         method = finetune.NOT_PRIVATE if epsilon is None else method
