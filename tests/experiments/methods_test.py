@@ -84,10 +84,21 @@ def test_the_critical_difference_is_the_published_one():
 
 def _rows(task, method, accuracies, epsilon=3.0):
     common = {"task": task, "method": method, "target_epsilon": epsilon}
-    return [
-        {"what": f"seed {i}", "accuracies": [x], **common}
+    trials = {"what": "search", "candidates": [1, 2], "accuracies": [0.2, 0.1]}
+    tests = [
+        {"what": f"seed {i}", "candidates": [1], "accuracies": [x], **common}
         for i, x in enumerate(accuracies)
     ]
+    return [trials | common, *tests]
+
+
+def test_the_mean_over_seeds_of_the_trials_chooses():
+    rows = _rows("digits", "DP-SGD", [0.8])
+    assert run.scores(rows) == {("digits", 3.0): {"DP-SGD": [0.8]}}
+    more = rows[0] | {"what": "search 1001", "accuracies": [0.1, 0.4]}
+    other = rows[1] | {"candidates": [2], "accuracies": [0.9]}
+    assert run.scores([*rows, more, other]) == {("digits", 3.0): {"DP-SGD": [0.9]}}
+    assert run.scores([*rows, more]) == {}  # not tested yet
 
 
 def test_ranks_are_means_over_the_blocks_that_have_all_methods():
