@@ -24,9 +24,9 @@ import rich.progress
 import dpadambc
 from benchmarks import environment, experiment, pictures
 from benchmarks.digits import data
-from benchmarks.experiment import NON_PRIVATE, Data
+from benchmarks.experiment import AUTOMATIC, NON_PRIVATE, Data
 from benchmarks.tables import markdown, spread
-from dpadambc import diagnostics, training
+from dpadambc import clipping, diagnostics, training
 
 TARGET_EPSILON, TARGET_DELTA = 3.0, 1e-5
 BATCH_SIZE = 256  # expected
@@ -37,6 +37,7 @@ LAYER_SIZES = (64, 64, 10)
 # The best of eight, a factor of two apart, on a validation part of the training data.
 # Epsilon does not account for that search.
 LEARNING_RATES = {
+    AUTOMATIC: 0.016,
     "DP-SGD": 1.0,
     "DP-Adam": 0.016,
     "DP-AdamBC": 0.004,
@@ -76,6 +77,7 @@ def train(
         target_delta=TARGET_DELTA,
         steps_per_call=STEPS_PER_CALL,
         callback=record,
+        progress=False,
     )
     return Trained(result.state, curve, times)
 
@@ -136,7 +138,10 @@ def run(
         normalize_by=BATCH_SIZE,
     )
     noiseless = {"noise_multiplier": 0.0, "l2_clip_norm": 1e6}
-    without_privacy = dataclasses.replace(mechanism, **noiseless)
+    others = {
+        AUTOMATIC: dataclasses.replace(mechanism, clip_rule=clipping.Automatic()),
+        NON_PRIVATE: dataclasses.replace(mechanism, **noiseless),
+    }
     epsilon = mechanism.epsilon(TARGET_DELTA)
     print(
         f"{num_examples} training and {sides[1].num_examples} test images; {iterations}"
@@ -146,7 +151,7 @@ def run(
     )
     found = {}
     for method in LEARNING_RATES:
-        own = without_privacy if method == NON_PRIVATE else mechanism
+        own = others.get(method, mechanism)
         of_seeds = rich.progress.track(seeds, method)
         found[method] = [train(method, own, *sides, seed) for seed in of_seeds]
     report = {
