@@ -31,11 +31,11 @@ def _drop_what_was_cut_off(path: pathlib.Path) -> None:
 class Records:
     """What was trained, written down as it ends, so that a later call finds it."""
 
-    def __init__(self, path: pathlib.Path):
+    def __init__(self, path: pathlib.Path, complete: Callable[[Row], Row] = dict):
         self._path = path
         if path.exists():
             _drop_what_was_cut_off(path)
-        self.rows = read(path)
+        self.rows = list(map(complete, read(path)))
 
     def find(self, identity: Row) -> Row | None:
         """The training of this identity, if it is there."""

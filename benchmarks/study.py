@@ -56,6 +56,8 @@ class Study:
       tables: of all rows, by name; `benchmarks.pages` puts them into the page.
       pictures: of all rows, by the name of a file beside the results.
       options: adds those of this study alone.
+      complete: adds to a row what identities have had since it was written.
+      needs_data: whether it trains with --data-dir, or else with --run.
     """
 
     results: pathlib.Path
@@ -64,10 +66,17 @@ class Study:
     tables: Callable[[Sequence[Row]], Mapping[str, str]]
     pictures: Callable[[Sequence[Row]], Mapping[str, Figure]] = lambda rows: {}
     options: Callable[[argparse.ArgumentParser], Any] = lambda parser: None
+    complete: Callable[[Row], Row] = dict
+    needs_data: bool = True
 
     def parser(self, doc: str | None) -> argparse.ArgumentParser:
         made = argparse.ArgumentParser(description=(doc or "").split("\n")[0])
-        made.add_argument("--data-dir", type=pathlib.Path, help="trains, where given")
+        if self.needs_data:
+            told = "trains, where given"
+            made.add_argument("--data-dir", type=pathlib.Path, help=told)
+        else:
+            told = "makes all that is not on record"
+            made.add_argument("--run", dest="data_dir", action="store_true", help=told)
         made.add_argument(
             "--cache-dir",
             type=pathlib.Path,
@@ -76,7 +85,8 @@ class Study:
         )
         made.add_argument("--output", type=pathlib.Path, default=self.results)
         made.add_argument("--method", nargs="+", help="these alone")
-        made.add_argument("--epsilon", nargs="+", type=float, help="these alone")
+        alone = "these alone; none is without privacy"
+        made.add_argument("--epsilon", nargs="+", type=_epsilon, help=alone)
         made.add_argument("--seed", nargs="+", type=int, help="these alone")
         made.add_argument("--pictures", action="store_true", help="draws them")
         self.options(made)
@@ -94,13 +104,17 @@ class Study:
     def main(self, doc: str | None) -> None:
         """The command."""
         arguments = self.parser(doc).parse_args()
-        found = records.Records(arguments.output)
+        found = records.Records(arguments.output, self.complete)
         if arguments.data_dir:
             self.make(arguments, found)
         print("\n\n".join(self.tables(found.rows).values()))
         if arguments.pictures:
             for name, figure in self.pictures(found.rows).items():
                 figure.savefig(arguments.output.with_name(name), dpi=150)
+
+
+def _epsilon(word: str) -> float | None:
+    return None if word == "none" else float(word)
 
 
 def is_asked_for(cell: Cell, arguments: argparse.Namespace) -> bool:

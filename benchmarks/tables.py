@@ -1,13 +1,20 @@
 """Tables in Markdown."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 
 def markdown(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     """A table, its first column to the left."""
     rows = [header, ["---", *("---:" for _ in header[1:])], *body]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def by_epsilon(first: str, cells: Mapping[tuple[str, float], str]) -> str:
+    """A line for each name, a column for each epsilon, "-" where there is no cell."""
+    names, columns = dict.fromkeys(n for n, _ in cells), sorted({e for _, e in cells})
+    body = [[name, *(cells.get((name, e), "-") for e in columns)] for name in names]
+    return markdown([first, *(f"ε = {e:g}" for e in columns)], body)
 
 
 def spread(values: Sequence[float]) -> str:

@@ -126,10 +126,3 @@ def load(data_dir: pathlib.Path) -> Adult:
     train, test = (_encode(content.decode()) for content in files.values())
     sha256 = {name: hashlib.sha256(raw).hexdigest() for name, raw in files.items()}
     return Adult(train, test, sha256)
-
-
-def split_validation(train: Data, seed: int) -> tuple[Data, Data]:
-    """A random four fifths of the training part, and the rest to validate on."""
-    order = np.random.default_rng(seed).permutation(train.num_examples)
-    fit, validation = np.split(order, [train.num_examples * 4 // 5])
-    return Data(*(x[fit] for x in train)), Data(*(x[validation] for x in train))

@@ -1,6 +1,7 @@
 """The Adult benchmark: all optimizers, at four levels of privacy.
 
-    python -m benchmarks.adult.run --data-dir DIR [--output FILE] [--seeds 5]
+    python -m benchmarks.adult.run --data-dir DIR [--method DP-Adam] [--epsilon 3]
+    python -m benchmarks.adult.run                       # the tables
 
 Each optimizer gets the same number of trials: six learning rates, in steps of about a
 factor of three, of which the one with the best validation accuracy is kept. It is then
@@ -9,8 +10,7 @@ training. It does not account for the search.
 """
 
 import argparse
-import dataclasses
-import json
+import itertools
 import pathlib
 import statistics
 from collections.abc import Callable, Sequence
@@ -18,185 +18,134 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import rich.progress
 
 import dpadambc
-from benchmarks import environment, experiment
-from benchmarks.adult import data, table
+from benchmarks import experiment
+from benchmarks.adult import data
+from benchmarks.experiment import NON_PRIVATE, Data
+from benchmarks.methods import methods, tasks
+from benchmarks.records import Row
+from benchmarks.study import Cell, Study
+from benchmarks.tables import by_epsilon, spread
+from dpadambc import diagnostics
 
-TARGET_EPSILONS = (0.5, 1.0, 3.0, 8.0)
-TARGET_DELTA = 1e-5
-RELATION = dpadambc.NeighboringRelation.ADD_OR_REMOVE_ONE
-L2_CLIP_NORM = 1.0
-EXPECTED_BATCH_SIZE = 1024
-ITERATIONS = 500
-NUM_HIDDEN = 64
-
-_ADAM_LEARNING_RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
-LEARNING_RATES = {
-    **dict.fromkeys(experiment.METHODS, _ADAM_LEARNING_RATES),
-    "DP-SGD": (0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
-}
-
-# Of the validation split and of the trials; the seeds of the results count from 0.
-TUNING_SEED = 1_000
-
-RESULTS = pathlib.Path(__file__).parent / "results.json"
+EPSILONS = (0.5, 1.0, 3.0, 8.0)
+TASK = tasks.Task("Adult", (104, 64, 2), 1_024, 500, 1e-5)
+MODEL = tasks.model(TASK, is_preconditioned=False)
+OF_ADAM = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
+OF_SGD = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+SEEDS = (0, 1, 2, 3, 4)
+SEED_OF_TRIALS = 1_000  # and of the validation split
 
 
-def calibrate(target_epsilon: float, num_examples: int) -> dpadambc.PoissonGaussian:
-    """The mechanism with the least noise for the target."""
-    return dpadambc.PoissonGaussian.calibrate(
-        target_epsilon=target_epsilon,
-        target_delta=TARGET_DELTA,
-        l2_clip_norm=L2_CLIP_NORM,
-        sampling_prob=EXPECTED_BATCH_SIZE / num_examples,
-        iterations=ITERATIONS,
-        normalize_by=EXPECTED_BATCH_SIZE,
-        neighboring_relation=RELATION,
-    )
-
-
-def train_and_test(
-    trainer: experiment.Trainer,
-    learning_rate: float,
-    seed: int,
-    train: experiment.Data,
-    test: experiment.Data,
-) -> tuple[float, float | None]:
-    """The accuracy on `test`, and the share of coordinates at the floor."""
-    run = experiment.Run(learning_rate, jax.random.key(seed))
-    steps = jnp.arange(trainer.mechanism.iterations)
-    state, _ = trainer.advance(run, trainer.start(run), train, steps)
-    moments = experiment.second_moments(state.opt_state)
-    share = moments.share_at_floor if moments else None
-    return float(experiment.accuracy(state.params, test)), share
-
-
-def evaluate(
-    method: str,
-    mechanism: dpadambc.PoissonGaussian,
-    adult: data.Adult,
-    seeds: Sequence[int],
-    on_training: Callable[[], Any],
-) -> dict[str, Any]:
-    """Chooses the learning rate, then trains with every seed."""
-    task = experiment.Mlp((adult.train.features.shape[1], NUM_HIDDEN, 2))
-    trainer = experiment.Trainer(method, mechanism, task)
-    part, validation = data.split_validation(adult.train, TUNING_SEED)
-    # The same noise, on batches of the same expected size.
-    tuner = dataclasses.replace(
-        trainer,
-        mechanism=dataclasses.replace(
-            mechanism, sampling_prob=EXPECTED_BATCH_SIZE / part.num_examples
-        ),
-    )
-    trials = {}
-    for learning_rate in LEARNING_RATES[method]:
-        trials[learning_rate], _ = train_and_test(
-            tuner, learning_rate, TUNING_SEED, part, validation
-        )
-        on_training()
-    best = max(trials, key=lambda learning_rate: trials[learning_rate])
-    accuracies, shares = [], []
-    for seed in seeds:
-        accuracy, share = train_and_test(trainer, best, seed, adult.train, adult.test)
-        accuracies.append(accuracy)
-        shares.append(share)
-        on_training()
-    return {
-        "method": method,
-        "learning_rate": best,
-        "validation_accuracy_of_trials": trials,
-        "test_accuracy": accuracies,
-        "mean_test_accuracy": statistics.fmean(accuracies),
-        "stdev_test_accuracy": statistics.stdev(accuracies) if len(seeds) > 1 else 0.0,
-        "share_at_floor": None if None in shares else statistics.fmean(shares),
-    }
-
-
-def evaluate_all(
-    adult: data.Adult, seeds: Sequence[int], on_training: Callable[[], Any]
-) -> list[dict[str, Any]]:
+def cells(*_: Any) -> list[Cell]:
     """All private optimizers at all epsilons, then training without privacy."""
-    results = []
-    mechanisms = {
-        target: calibrate(target, adult.train.num_examples)
-        for target in TARGET_EPSILONS
+    private = itertools.product(EPSILONS, experiment.PRIVATE)
+    numbers = {
+        "num_hidden": TASK.layer_sizes[1],
+        "iterations": TASK.iterations,
+        "expected_batch_size": TASK.batch_size,
+        "seeds": list(SEEDS),
     }
-    for target_epsilon, mechanism in mechanisms.items():
-        privacy = {
-            "target_epsilon": target_epsilon,
-            "epsilon": mechanism.epsilon(TARGET_DELTA),
-            "noise_multiplier": mechanism.noise_multiplier,
-        }
-        for method in experiment.PRIVATE:
-            results.append(
-                privacy | evaluate(method, mechanism, adult, seeds, on_training)
-            )
-    no_privacy = {"target_epsilon": None, "epsilon": None, "noise_multiplier": 0.0}
-    # Of this one, only the sampling is used.
-    without_noise = dataclasses.replace(
-        mechanisms[TARGET_EPSILONS[0]], noise_multiplier=0.0
-    )
-    method = experiment.NON_PRIVATE
-    results.append(
-        no_privacy | evaluate(method, without_noise, adult, seeds, on_training)
-    )
-    return results
+    return [
+        Cell(name, e, None, {"method": name, "target_epsilon": e, **numbers})
+        for e, name in [*private, (None, NON_PRIVATE)]
+    ]
 
 
-def describe(
-    adult: data.Adult, seeds: Sequence[int], results: list[dict[str, Any]]
-) -> dict[str, Any]:
-    """The results with all that it takes to repeat them."""
+def mechanism(
+    target_epsilon: float | None, num_examples: int
+) -> dpadambc.PoissonGaussian:
+    """With the least noise for the target; without one, no noise and no clip."""
+    if target_epsilon is not None:
+        return TASK.poisson(target_epsilon, num_examples)
+    return dpadambc.PoissonGaussian(
+        l2_clip_norm=1e6,
+        noise_multiplier=0.0,
+        sampling_prob=TASK.batch_size / num_examples,
+        iterations=TASK.iterations,
+        normalize_by=TASK.batch_size,
+    )
+
+
+def evaluate(cell: Cell, train: Data, test: Data) -> Row:
+    """Chooses the learning rate, then trains with every seed."""
+    optimizer = experiment.PRIVATE.get(cell.method, experiment.PRIVATE["DP-Adam"])
+    make = methods.behind_noise(lambda c, noise: optimizer(c["learning_rate"], noise))
+
+    def run(rates: Sequence[float], seed: int, data: Data, scored: Data):
+        keys = jnp.stack([jax.random.key(seed)] * len(rates))
+        of_data = mechanism(cell.epsilon, data.num_examples)
+        candidates = [{"learning_rate": rate} for rate in rates]
+        return methods.train(make, of_data, MODEL, keys, candidates, data, scored)
+
+    rates = OF_SGD if cell.method == "DP-SGD" else OF_ADAM
+    fit, validation = experiment.split_validation(train, SEED_OF_TRIALS)
+    trials = run(rates, SEED_OF_TRIALS, fit, validation).curve[:, -1]
+    best = rates[int(jnp.argmax(trials))]
+    # Seed by seed, since runs side by side have the same batches.
+    tested = [run([best], seed, train, test) for seed in SEEDS]
+    of_all = mechanism(cell.epsilon, train.num_examples)
+    is_private, has_floor = cell.epsilon is not None, cell.method.endswith("BC")
+    first = lambda tree: jax.tree.map(lambda x: x[0], tree)
+    snapshots = [diagnostics.snapshot(first(x.opt_state)) for x in tested if has_floor]
+    shares = [float(seen.share_at_floor) for seen in snapshots]
     return {
-        "command": "python -m benchmarks.adult.run --data-dir DIR"
-        f" --seeds {len(seeds)}",
-        "environment": environment.environment(),
-        "data": {
-            "sha256": adult.sha256,
-            "num_train": adult.train.num_examples,
-            "num_test": adult.test.num_examples,
-            "num_features": adult.train.features.shape[1],
-        },
-        "num_hidden": NUM_HIDDEN,
-        "iterations": ITERATIONS,
-        "expected_batch_size": EXPECTED_BATCH_SIZE,
-        "l2_clip_norm": L2_CLIP_NORM,
-        "b2": experiment.B2,
-        "relative_floor": experiment.VARIANCE_FLOOR.factor,
-        "weight_decay": experiment.WEIGHT_DECAY,
-        "neighboring_relation": RELATION.name,
-        "delta": TARGET_DELTA,
-        "tuning_seed": TUNING_SEED,
-        "seeds": list(seeds),
-        "majority_class_test_accuracy": float(jnp.mean(adult.test.labels == 0)),
-        "results": results,
+        "epsilon": of_all.epsilon(TASK.target_delta) if is_private else None,
+        "noise_multiplier": of_all.noise_multiplier,
+        "learning_rate": best,
+        "validation_accuracy_of_trials": dict(zip(rates, trials.tolist(), strict=True)),
+        "test_accuracy": [float(x.curve[0, -1]) for x in tested],
+        "share_at_floor": statistics.fmean(shares) if has_floor else None,
+        "majority_class_test_accuracy": float(jnp.mean(test.labels == 0)),
     }
 
 
-def run(data_dir: pathlib.Path, output: pathlib.Path, num_seeds: int) -> None:
-    """Runs everything and writes the results."""
-    adult = data.load(data_dir)
-    num_runs = len(experiment.PRIVATE) * len(TARGET_EPSILONS) + 1
-    num_trials = len(LEARNING_RATES[experiment.NON_PRIVATE])
-    with rich.progress.Progress() as progress:
-        task = progress.add_task("trainings", total=num_runs * (num_trials + num_seeds))
-        results = evaluate_all(adult, range(num_seeds), lambda: progress.advance(task))
-    report = describe(adult, range(num_seeds), results)
-    output.write_text(json.dumps(report, indent=2) + "\n")
-    print(table.render(report))
+def prepare(arguments: argparse.Namespace) -> Callable[[Cell], Row]:
+    train, test, sha256 = data.load(arguments.data_dir / "adult")
+    return lambda cell: evaluate(cell, train, test) | {"sha256": sha256}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="The Adult benchmark.")
-    parser.add_argument("--data-dir", type=pathlib.Path, required=True)
-    parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
-    parser.add_argument("--seeds", type=int, default=5, help="how many")
-    arguments = parser.parse_args()
-    run(arguments.data_dir, arguments.output, arguments.seeds)
+def tables(rows: Sequence[Row]) -> dict[str, str]:
+    """Accuracies, the best of each epsilon in bold, and the settings."""
+    means: dict[float | None, dict[str, float]] = {}
+    for row in rows:
+        of_epsilon = means.setdefault(row["target_epsilon"], {})
+        of_epsilon[row["method"]] = statistics.fmean(row["test_accuracy"])
 
+    def accuracy(row: Row) -> str:
+        of_epsilon, cell = means[row["target_epsilon"]], spread(row["test_accuracy"])
+        is_best = of_epsilon[row["method"]] == max(of_epsilon.values())
+        return f"**{cell}**" if is_best else cell
+
+    def settings(row: Row) -> str:
+        share = row["share_at_floor"]
+        rate = f"{row['learning_rate']:g}"
+        return rate if share is None else f"{rate} ({share:.0%})"
+
+    private = [row for row in rows if row["target_epsilon"] is not None]
+    table = lambda cell: by_epsilon(
+        "optimizer", {(x["method"], x["target_epsilon"]): cell(x) for x in private}
+    )
+    made = {"accuracy": table(accuracy), "settings": table(settings)}
+    if None in means:
+        (other,) = (row for row in rows if row["target_epsilon"] is None)
+        widest = max(max(x.values()) - min(x.values()) for x in means.values())
+        majority = f"{100 * other['majority_class_test_accuracy']:.2f}"
+        made["accuracy"] += (
+            f"\n\nNo two means of a column are more than {100 * widest:.2f} apart."
+            f" Without privacy, Adam reaches {spread(other['test_accuracy'])}; the"
+            f" majority class is {majority}."
+        )
+    return made
+
+
+STUDY = Study(
+    results=pathlib.Path(__file__).with_name("results.jsonl"),
+    cells=cells,
+    prepare=prepare,
+    tables=tables,
+)
 
 if __name__ == "__main__":
-    main()
+    STUDY.main(__doc__)

@@ -1,18 +1,16 @@
 """How much of a claimed epsilon can be seen: lower bounds for a small CNN.
 
-    python -m benchmarks.audit.epsilon [--seeds 3] [--results FILE]
-    python -m benchmarks.audit.epsilon --picture trade_off.png
+    python -m benchmarks.audit.epsilon [--run] [--pictures]
 
-Each run is one training with canaries. A line is written after each, and a run that is
-there already is not repeated.
+Each cell is one training with canaries.
 """
 
 import argparse
-import dataclasses
 import itertools
-import json
 import pathlib
+import statistics
 import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -23,18 +21,24 @@ import optax
 from matplotlib.figure import Figure
 
 import dpadambc
-from benchmarks import environment
 from benchmarks.digits import data as digits
+from benchmarks.records import Row
+from benchmarks.study import Cell, Find, Study
 from dpadambc import accounting, audit, training
 from dpadambc.audit.lower_bounds import observed_errors
 
 RESULTS = pathlib.Path(__file__).with_name("epsilon.jsonl")
+SEEDS = range(3)
 TARGET_DELTA = 1e-5
 TARGET_EPSILONS = (1.0, 3.0, 8.0)
 L2_CLIP_NORM = 1.0
 GRADIENT_CANARIES, INPUT_CANARIES = 20_000, 500
 BATCH, ITERATIONS = 1_024, 100
 CONFIDENCE = 0.95
+# The canaries, and one step on all examples, or many on Poisson batches.
+CASES = (("gradient", "one"), ("gradient", "many"), ("input", "many"))
+NAMES = ("canaries", "steps", "target_epsilon", "seed")  # of an identity
+Run = tuple[Any, np.ndarray, dpadambc.PoissonGaussian]  # scores, who is in, mechanism
 
 
 class Network(nn.Module):
@@ -54,26 +58,16 @@ def loss_fn(params: Any, image: jax.Array, label: jax.Array) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits, label)
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """What is trained, and with which canaries."""
-
-    canaries: str  # "gradient" or "input"
-    steps: str  # "one" on all examples, or "many" on Poisson batches
-
-    def mechanism(self, target_epsilon: float, num_examples: int):
-        one = self.steps == "one"
-        return dpadambc.PoissonGaussian.calibrate(
-            target_epsilon=target_epsilon,
-            target_delta=TARGET_DELTA,
-            l2_clip_norm=L2_CLIP_NORM,
-            sampling_prob=1.0 if one else BATCH / num_examples,
-            iterations=1 if one else ITERATIONS,
-            normalize_by=num_examples if one else BATCH,
-        )
-
-
-CASES = (Case("gradient", "one"), Case("gradient", "many"), Case("input", "many"))
+def calibrated(steps: str, target_epsilon: float, num_examples: int):
+    one = steps == "one"
+    return dpadambc.PoissonGaussian.calibrate(
+        target_epsilon=target_epsilon,
+        target_delta=TARGET_DELTA,
+        l2_clip_norm=L2_CLIP_NORM,
+        sampling_prob=1.0 if one else BATCH / num_examples,
+        iterations=1 if one else ITERATIONS,
+        normalize_by=num_examples if one else BATCH,
+    )
 
 
 def _fit(loss, params, data, mechanism, optimizer, seed):
@@ -89,57 +83,55 @@ def _fit(loss, params, data, mechanism, optimizer, seed):
     )
 
 
-def _of_gradients(case: Case, target_epsilon: float, seed: int) -> tuple[Any, ...]:
-    """Scores and members of canaries that are coordinates of the gradient."""
+def of_gradients(steps: str, target_epsilon: float, seed: int) -> Run:
+    """Canaries that are coordinates of the gradient."""
     train, _ = digits.load()
     params = Network().init(jax.random.key(seed), train.features[0])
     canaries = audit.GradientCanaries(params, GRADIENT_CANARIES, L2_CLIP_NORM, seed)
     data = canaries.insert((train.features, train.labels))
-    mechanism = case.mechanism(target_epsilon, len(data[0]))
+    mechanism = calibrated(steps, target_epsilon, len(data[0]))
     optimizer = canaries.with_sum(optax.adam(1e-3))
-    loss = canaries.loss(loss_fn)
-    result = _fit(loss, params, data, mechanism, optimizer, seed)
+    result = _fit(canaries.loss(loss_fn), params, data, mechanism, optimizer, seed)
     return canaries.scores(result.state.opt_state), canaries.is_member, mechanism
 
 
-def _of_inputs(case: Case, target_epsilon: float, seed: int) -> tuple[Any, ...]:
-    """Scores and members of images with a wrong label: by how far their loss falls."""
+def of_inputs(steps: str, target_epsilon: float, seed: int) -> Run:
+    """Images with a wrong label, scored by how far their loss falls."""
     train, _ = digits.load()
     params = Network().init(jax.random.key(seed), train.features[0])
     rng = np.random.default_rng(seed)
     rows = rng.choice(train.num_examples, INPUT_CANARIES, replace=False)
     wrong = (train.labels + jnp.asarray(rng.integers(1, 10, len(train.labels)))) % 10
     is_member = rng.random(INPUT_CANARIES) < 0.5
-    kept = np.concatenate([np.setdiff1d(np.arange(train.num_examples), rows)])
+    kept = np.setdiff1d(np.arange(train.num_examples), rows)
     data = (
         jnp.concatenate([train.features[kept], train.features[rows[is_member]]]),
         jnp.concatenate([train.labels[kept], wrong[rows[is_member]]]),
     )
-    mechanism = case.mechanism(target_epsilon, len(data[0]))
+    mechanism = calibrated(steps, target_epsilon, len(data[0]))
     result = _fit(loss_fn, params, data, mechanism, optax.adam(1e-3), seed)
     losses = jax.jit(jax.vmap(loss_fn, (None, 0, 0)))
     of = lambda params: np.asarray(losses(params, train.features[rows], wrong[rows]))
     return of(params) - of(result.state.params), is_member, mechanism
 
 
-def measure(case: Case, target_epsilon: float, seed: int) -> dict[str, Any]:
+RUNS = {"gradient": of_gradients, "input": of_inputs}
+
+
+def measure(cell: Cell) -> Row:
     """One run, and what it shows."""
-    start = time.perf_counter()
-    run = _of_gradients if case.canaries == "gradient" else _of_inputs
-    scores, is_member, mechanism = run(case, target_epsilon, seed)
+    start, (canaries, *numbers) = time.perf_counter(), cell.identity.values()
+    scores, is_member, mechanism = RUNS[canaries](*numbers)
     finding = audit.empirical_epsilon(
         scores,
         is_member,
         mechanism,
         target_delta=TARGET_DELTA,
         confidence=CONFIDENCE,
-        independent=case.canaries == "gradient",
+        independent=canaries == "gradient",
     )
     figures = {part.check: part.figure for part in finding.parts}
     return {
-        **dataclasses.asdict(case),
-        "target_epsilon": target_epsilon,
-        "seed": seed,
         "claimed": mechanism.epsilon(TARGET_DELTA),
         "noise_multiplier": mechanism.noise_multiplier,
         "one_run": figures["empirical epsilon, one run"],
@@ -147,17 +139,43 @@ def measure(case: Case, target_epsilon: float, seed: int) -> dict[str, Any]:
         "family": figures.get("empirical epsilon, trade-off"),
         "passed": finding.passed,
         "seconds": time.perf_counter() - start,
-        "environment": environment.environment(),
     }
 
 
-def picture(path: pathlib.Path) -> None:
+def cells(find: Find, arguments: argparse.Namespace) -> Iterator[Cell]:
+    for seed, case, target in itertools.product(SEEDS, CASES, TARGET_EPSILONS):
+        identity: Row = dict(zip(NAMES, (*case, target, seed), strict=True))
+        yield Cell(case[0], target, seed, identity)
+
+
+def tables(rows: Sequence[Row]) -> dict[str, str]:
+    """Lower bounds beside the claim, mean and standard deviation over seeds."""
+
+    def cell(found: Sequence[Row], name: str) -> str:
+        values = [row[name] for row in found]
+        if None in values:
+            return "–"
+        return f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
+
+    head = ("canaries", "steps", "claimed ε", "one run", "error rates", "trade-off")
+    lines = [head, ("---", "---", *["---:"] * 4)]
+    line = lambda row: tuple(row[name] for name in NAMES[:3])
+    for key in sorted(set(map(line, rows))):
+        found = [row for row in rows if line(row) == key]
+        bounds = (cell(found, name) for name in ("one_run", "error_rates", "family"))
+        lines.append((*key[:2], f"{key[2]:g}", *bounds))
+    failed = sum(not row["passed"] for row in rows)
+    table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return {"bounds": f"{table}\n\n{len(rows)} runs; {failed} refuted the claim."}
+
+
+def trade_off() -> Figure:
     """The errors of an attack, observed and bounded, beside the claim.
 
     It is of one step on all examples at an epsilon of 3. The observed errors lie above
     the claim, unless they refute it.
     """
-    scores, is_member, mechanism = _of_gradients(CASES[0], 3.0, seed=0)
+    scores, is_member, mechanism = of_gradients("one", 3.0, seed=0)
     errors = observed_errors(scores, is_member, confidence=CONFIDENCE)
     alphas = np.concatenate([[0], np.geomspace(1e-4, 1, 200)])
     claimed = accounting.trade_off(mechanism).false_negative_rate(alphas)
@@ -176,33 +194,17 @@ def picture(path: pathlib.Path) -> None:
     axes.set(xlim=(0, 1), xlabel="false alarms (false positive rate)")
     axes.set(ylim=(0, 1), ylabel="misses (false negative rate)")
     axes.legend()
-    figure.savefig(path, dpi=120)
+    return figure
 
 
-def _identity(line: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(line[x] for x in ("canaries", "steps", "target_epsilon", "seed"))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--results", type=pathlib.Path, default=RESULTS)
-    parser.add_argument("--picture", type=pathlib.Path, help="draw one, and stop")
-    args = parser.parse_args()
-    if args.picture:
-        return picture(args.picture)
-    text = args.results.read_text() if args.results.exists() else ""
-    done = {_identity(json.loads(line)) for line in text.splitlines()}
-    runs = itertools.product(range(args.seeds), CASES, TARGET_EPSILONS)
-    for seed, case, target_epsilon in runs:
-        if (case.canaries, case.steps, target_epsilon, seed) in done:
-            continue
-        line = measure(case, target_epsilon, seed)
-        with args.results.open("a") as file:
-            print(json.dumps(line), file=file)
-        shown = ("one_run", "error_rates", "family", "passed", "seconds")
-        print(_identity(line), {name: line[name] for name in shown}, flush=True)
-
+STUDY = Study(
+    RESULTS,
+    cells,
+    lambda arguments: measure,
+    tables,
+    pictures=lambda rows: {"trade_off.png": trade_off()},
+    needs_data=False,
+)
 
 if __name__ == "__main__":
-    main()
+    STUDY.main(__doc__)

@@ -28,7 +28,6 @@ from benchmarks import environment
 from benchmarks.cifar10 import cnn5
 from benchmarks.tables import markdown
 
-RESULTS = pathlib.Path(__file__).with_name("cnn5_speed.json")
 BATCH_SIZE, TIMED = 1_024, 256
 ROWS = 1_285  # of a Poisson batch of 1,024, so that it overflows once in 1e15 steps
 MATRIX, ROUNDS = 1_024, 6
@@ -67,69 +66,47 @@ def operations() -> int:
     return 2 * (3 * sum(products) - products[0] + grams)
 
 
-def _loss(model: nn.Module, params: Any, image: jax.Array, label: jax.Array):
-    logits: Any = model.apply({"params": params}, image)
-    return optax.softmax_cross_entropy_with_integer_labels(logits, label)
-
-
-def _private(model: nn.Module, size: int, method: Any) -> Callable[..., Any]:
-    loss_fn = functools.partial(_loss, model)
-
-    def clipped(params, images, labels):
-        return dpadambc.clipped_grad(
-            loss_fn,
-            l2_clip_norm=1.0,
-            normalize_by=TIMED,
-            microbatch_size=size,
-            method=method,
-        )(params, images, labels)
-
-    return clipped
-
-
-def _padded(size: int, skip_padding: bool) -> Callable[..., Any]:
-    """The private gradient of the same examples in a padded batch."""
-    clipped = dpadambc.clipped_grad(
-        functools.partial(_loss, cnn5.CNN5()),
-        l2_clip_norm=1.0,
-        normalize_by=TIMED,
-        microbatch_size=size,
-        skip_padding=skip_padding,
-    )
-    added = TIMED * ROWS // BATCH_SIZE - TIMED
-
-    def fun(params, images, labels):
-        images = jnp.pad(images, ((0, added), (0, 0), (0, 0), (0, 0)))
-        padding = jnp.arange(TIMED + added) >= TIMED
-        labels = jnp.pad(labels, (0, added))
-        return clipped(params, images, labels, is_padding_example=padding)
-
-    return fun
-
-
-def _ordinary(model: nn.Module) -> Callable[..., Any]:
-    def mean(params, images, labels):
-        losses = jax.vmap(functools.partial(_loss, model, params))(images, labels)
-        return jnp.mean(losses)
-
-    return jax.grad(mean)
-
-
 def contenders() -> dict[str, Callable[..., Any]]:
     """Functions of parameters, images and labels, by name."""
     fast, plain = cnn5.CNN5(), Plain()
-    found: dict[str, Callable[..., Any]] = {}
-    for size in (4, 8, 16, 64):
-        name = f"patches, microbatches of {size}"
-        found[name] = _private(fast, size, "factored")
-    found["the same of 4, of a padded batch"] = _padded(4, skip_padding=False)
-    found["the same, padding skipped, as `fit` does"] = _padded(4, skip_padding=True)
-    found["patches, microbatches of 8, vmap"] = _private(fast, 8, "vmap")
-    found["patches, ordinary gradient"] = _ordinary(fast)
-    found["convolutions, microbatches of 8"] = _private(plain, 8, "factored")
-    found["convolutions, microbatches of 8, vmap"] = _private(plain, 8, "vmap")
-    found["convolutions, ordinary gradient"] = _ordinary(plain)
-    return found
+
+    def loss_fn(model, params, image, label):
+        logits: Any = model.apply({"params": params}, image)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, label)
+
+    def private(model, size, method="factored", **options):
+        loss = functools.partial(loss_fn, model)
+        known = {"l2_clip_norm": 1.0, "normalize_by": TIMED, "method": method}
+        return dpadambc.clipped_grad(loss, microbatch_size=size, **known, **options)
+
+    def padded(skip_padding):
+        clipped = private(fast, 4, skip_padding=skip_padding)
+        added = TIMED * ROWS // BATCH_SIZE - TIMED
+
+        def fun(params, images, labels):
+            images = jnp.pad(images, ((0, added), (0, 0), (0, 0), (0, 0)))
+            padding = jnp.arange(TIMED + added) >= TIMED
+            labels = jnp.pad(labels, (0, added))
+            return clipped(params, images, labels, is_padding_example=padding)
+
+        return fun
+
+    def ordinary(model):
+        losses = jax.vmap(functools.partial(loss_fn, model), (None, 0, 0))
+        return jax.grad(lambda *arguments: jnp.mean(losses(*arguments)))
+
+    return {
+        f"patches, microbatches of {size}": private(fast, size)
+        for size in (4, 8, 16, 64)
+    } | {
+        "the same of 4, of a padded batch": padded(skip_padding=False),
+        "the same, padding skipped, as `fit` does": padded(skip_padding=True),
+        "patches, microbatches of 8, vmap": private(fast, 8, "vmap"),
+        "patches, ordinary gradient": ordinary(fast),
+        "convolutions, microbatches of 8": private(plain, 8),
+        "convolutions, microbatches of 8, vmap": private(plain, 8, "vmap"),
+        "convolutions, ordinary gradient": ordinary(plain),
+    }
 
 
 def _seconds(fun: Callable[..., Any], *args: Any) -> float:
@@ -140,24 +117,21 @@ def _seconds(fun: Callable[..., Any], *args: Any) -> float:
 
 def measure(rounds: int = ROUNDS) -> dict[str, Any]:
     """Seconds for a batch of 1,024, and the rate of a product of matrices."""
-    params = cnn5.init(jax.random.key(0))
     images = jax.random.normal(jax.random.key(1), (TIMED, 32, 32, 3))
-    batch = params, images, jnp.arange(TIMED) % 10
+    batch = cnn5.init(jax.random.key(0)), images, jnp.arange(TIMED) % 10
     matrix = jax.random.normal(jax.random.key(2), (MATRIX, MATRIX))
-    product = jax.jit(lambda x: x @ x)
+    product, products = jax.jit(lambda x: x @ x), []
     compiled = {name: jax.jit(fun) for name, fun in contenders().items()}
     times: dict[str, list[float]] = {name: [] for name in compiled}
-    products = []
-    for i in range(rounds + 1):  # the first compiles
+    for i in range(rounds + 1):
         for name, fun in compiled.items():
-            seconds = _seconds(fun, *batch) * BATCH_SIZE / TIMED
-            times[name] += [seconds] if i else []
-        products += [_seconds(product, matrix) for _ in range(20)] if i else []
-        _seconds(product, matrix)
+            times[name].append(_seconds(fun, *batch) * BATCH_SIZE / TIMED)
+        products += [_seconds(product, matrix) for _ in range(20 if i else 1)]
+    times = {name: several[1:] for name, several in times.items()}  # the first compiles
     return {
         "seconds": {name: min(several) for name, several in times.items()},
         "all_seconds": times,
-        "flops_per_second": 2 * MATRIX**3 / min(products),
+        "flops_per_second": 2 * MATRIX**3 / min(products[1:]),
         "operations": operations(),
         "environment": environment.environment(),
     }
@@ -165,24 +139,17 @@ def measure(rounds: int = ROUNDS) -> dict[str, Any]:
 
 def render(report: dict[str, Any]) -> str:
     """Seconds, and how many times the limit."""
-    limit = BATCH_SIZE * report["operations"] / report["flops_per_second"]
-    body = [
-        [name, f"{seconds:.2f}", f"{seconds / limit:.1f}"]
-        for name, seconds in report["seconds"].items()
-    ]
-    rate = report["flops_per_second"] / 1e9
-    body.append([f"limit, at {rate:.0f} GFLOP/s", f"{limit:.2f}", "1.0"])
+    rate = report["flops_per_second"]
+    limit = BATCH_SIZE * report["operations"] / rate
+    seconds = report["seconds"] | {f"limit, at {rate / 1e9:.0f} GFLOP/s": limit}
+    body = [[name, f"{x:.2f}", f"{x / limit:.1f}"] for name, x in seconds.items()]
     return markdown(["gradient of 1,024 images", "seconds", "times the limit"], body)
 
 
-def main() -> None:
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
-    arguments = parser.parse_args()
-    report = measure()
+    own = pathlib.Path(__file__).with_name("cnn5_speed.json")
+    parser.add_argument("--output", type=pathlib.Path, default=own)
+    arguments, report = parser.parse_args(), measure()
     arguments.output.write_text(json.dumps(report, indent=1) + "\n")
     print(render(report))
-
-
-if __name__ == "__main__":
-    main()

@@ -13,17 +13,16 @@ import io
 import pathlib
 import tarfile
 import zipfile
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 import PIL.Image
 
+from benchmarks.experiment import Data, Sides
+
 ARCHIVE = "cifar-10-binary.tar.gz"
-CLASSES = (
-    *("airplane", "automobile", "bird", "cat", "deer"),
-    *("dog", "frog", "horse", "ship", "truck"),
-)
 NUM_TRAIN, NUM_TEST, NUM_VALIDATION = 50_000, 10_000, 5_000
 NUM_CLASSES = 10
 
@@ -84,12 +83,9 @@ def _from_records(files: Iterator[bytes]) -> Images:
 
 def _from_archive(path: pathlib.Path) -> Images:
     with tarfile.open(path) as archive:
-        contents = {
-            pathlib.PurePosixPath(member.name).name: file.read()
-            for member in archive
-            if (file := archive.extractfile(member)) is not None
-        }
-    return _from_records(contents[name] for name in _RECORDS)
+        members = {pathlib.PurePosixPath(x.name).name: x for x in archive if x.isfile()}
+        files = (archive.extractfile(members[name]) for name in _RECORDS)
+        return _from_records(file.read() for file in files if file)
 
 
 def sha256(examples: Images) -> str:
@@ -124,6 +120,31 @@ def load(data_dir: pathlib.Path) -> Cifar:
     num_test = every.num_examples * NUM_TEST // (NUM_TRAIN + NUM_TEST)
     train, test = every.take(slice(-num_test)), every.take(slice(-num_test, None))
     return Cifar(train, test, sha256(every) == SHA256)
+
+
+def cached(
+    cache_dir: pathlib.Path, name: str, images: np.ndarray, make: Callable[[], Any]
+) -> np.ndarray:
+    """What is made of these images, in a file that a later call finds."""
+    digest = hashlib.sha256(images.tobytes()).hexdigest()
+    file = cache_dir / f"{name}_{digest[:16]}.npy"
+    if not file.exists():
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        draft = file.with_suffix(".draft.npy")
+        np.save(draft, make())
+        draft.replace(file)
+    return np.load(file, mmap_mode="r")
+
+
+def sides(data_dir: pathlib.Path, features_of: Callable[[np.ndarray], Any]) -> Sides:
+    """The features of all images, with those to validate on."""
+    cifar = load(data_dir)
+    train, test = (
+        Data(jnp.asarray(features_of(x.images)), jnp.asarray(x.labels))
+        for x in (cifar.train, cifar.test)
+    )
+    parts = map(train.take, split_validation(train.num_examples))
+    return Sides(train, test, *parts)
 
 
 def split_validation(num_examples: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""EfficientNet-Lite0 with its ImageNet weights, in Flax and without PyTorch.
+"""EfficientNet-Lite0 with its ImageNet weights, without PyTorch.
 
 Origin: Tan and Le, "EfficientNet" (arXiv:1905.11946), in the variant for mobile
 devices: ReLU6 throughout, no squeeze-and-excitation. The weights were trained on
@@ -18,7 +18,6 @@ import pickle
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,147 +34,92 @@ PACKAGE = weights.Package(
 
 # What the network was trained with: (pixel - 127) / 128, the same for each color.
 PIXEL_MEAN, PIXEL_STDDEV = 127.0, 128.0
+STRIDES = (1, 2, 1, 2, 1, 2, 1, 1, 1, 1, 1, 2, 1, 1, 1, 1)  # of the blocks
+HEAD_WIDTH = 1_280
+# Means over positions are taken after the last blocks of 112 and 192 channels.
+DEPTHS, WIDTHS = (10, 14), (112, 192, HEAD_WIDTH)
+
+Tensors = Mapping[str, Any]
 
 
-class Stage(NamedTuple):
-    """Blocks of one width; the first of them has the stride."""
+class Seen(NamedTuple):
+    """Of one image."""
 
-    repeats: int
-    kernel_size: int
-    stride: int
-    expansion: int
-    width: int
+    pooled: jax.Array  # shape=(sum(WIDTHS),): means over positions at three depths
+    last_block: jax.Array  # shape=(size / 32, size / 32, 320)
+    logits: jax.Array  # shape=(1_000,): of ImageNet's classes
 
 
-STAGES = (
-    Stage(1, 3, 1, 1, 16),
-    Stage(2, 3, 2, 6, 24),
-    Stage(2, 5, 2, 6, 40),
-    Stage(3, 3, 2, 6, 80),
-    Stage(3, 5, 1, 6, 112),
-    Stage(4, 5, 2, 6, 192),
-    Stage(1, 3, 1, 6, 320),
-)
-STEM_WIDTH, HEAD_WIDTH = 32, 1_280
-NORM_EPSILON = 1e-3
+def convolve(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
+    """By PyTorch's kernels (out, in, height, width), padded as TensorFlow's "SAME".
 
-
-def depthwise(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
-    """The convolution of each channel by itself, padded as TensorFlow's "SAME".
-
-    It is a sum of shifted images, one for each entry of the kernel. On a CPU, XLA's
-    convolution takes much longer for the shapes of this network.
-
-    Args:
-      x: shape (..., height, width, channels).
-      kernel: shape (height, width, channels).
-      stride: of both axes.
-
-    Returns:
-      Shape (..., ceil(height / stride), ceil(width / stride), channels).
+    The convolution of each channel by itself is a sum of shifted images, one for each
+    entry of the kernel. On a CPU, XLA's takes much longer for the shapes of this
+    network. shape=(height, width, channels).
     """
-    sizes = x.shape[-3:-1]
-    outputs = [-(-size // stride) for size in sizes]
+    kernel = kernel.transpose(2, 3, 1, 0)
+    size, _, inputs, _ = kernel.shape
+    if size == 1:
+        return x @ kernel[0, 0]
+    if inputs == x.shape[-1]:
+        conv = jax.lax.conv_general_dilated
+        names = ("NHWC", "HWIO", "NHWC")
+        return conv(x[None], kernel, 2 * (stride,), "SAME", dimension_numbers=names)[0]
+    outputs = [-(-length // stride) for length in x.shape[:2]]
     pads = [
-        max((output - 1) * stride + k - size, 0)
-        for output, k, size in zip(outputs, kernel.shape[:2], sizes, strict=True)
+        max((output - 1) * stride + size - length, 0)
+        for output, length in zip(outputs, x.shape[:2], strict=True)
     ]
-    around = [(0, 0)] * (x.ndim - 3) + [(p // 2, p - p // 2) for p in pads] + [(0, 0)]
-    x = jnp.pad(x, around)
+    x = jnp.pad(x, [*((pad // 2, pad - pad // 2) for pad in pads), (0, 0)])
     rows, columns = (stride * (output - 1) + 1 for output in outputs)
-    kernel = jax.lax.expand_dims(kernel, range(2, x.ndim + 1))
-    return sum(
-        x[..., i : i + rows : stride, j : j + columns : stride, :] * kernel[i, j]
-        for i in range(kernel.shape[0])
-        for j in range(kernel.shape[1])
-    )  # pyright: ignore[reportReturnType]
+    shifted = [
+        x[i : i + rows : stride, j : j + columns : stride] * kernel[i, j][None]
+        for i in range(size)
+        for j in range(size)
+    ]
+    return sum(shifted, jnp.zeros_like(shifted[0]))
 
 
-class Depthwise(nn.Module):
-    kernel_size: int
-    stride: int
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        shape = (self.kernel_size, self.kernel_size, x.shape[-1])
-        kernel = self.param("kernel", nn.initializers.lecun_normal(), shape)
-        return depthwise(x, kernel, self.stride)
-
-
-def _norm() -> nn.BatchNorm:
+def norm(tensors: Tensors, name: str, x: jax.Array) -> jax.Array:
     """With the statistics of ImageNet, which stay as they are."""
-    return nn.BatchNorm(use_running_average=True, epsilon=NORM_EPSILON)
+    shape = (1,) * (x.ndim - 1) + (-1,)
+    get = lambda key: jnp.reshape(tensors[f"{name}.{key}"], shape)
+    factor = get("weight") / jnp.sqrt(get("running_var") + 1e-3)
+    return (x - get("running_mean")) * factor + get("bias")
 
 
-def _pointwise(width: int) -> nn.Dense:
-    """A convolution of 1 by 1."""
-    return nn.Dense(width, use_bias=False)
-
-
-class Block(nn.Module):
+def _block(tensors: Tensors, i: int, x: jax.Array) -> jax.Array:
     """An inverted residual: widen, convolve each channel, and narrow."""
-
-    stage: Stage
-    in_width: int
-    is_first: bool
-
-    def setup(self):
-        hidden = self.stage.expansion * self.in_width
-        if self.stage.expansion > 1:
-            self.expand, self.expand_norm = _pointwise(hidden), _norm()
-        stride = self.stage.stride if self.is_first else 1
-        self.depthwise = Depthwise(self.stage.kernel_size, stride)
-        self.depthwise_norm = _norm()
-        self.project, self.project_norm = _pointwise(self.stage.width), _norm()
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        y = x
-        if self.stage.expansion > 1:
-            y = nn.relu6(self.expand_norm(self.expand(y)))
-        y = nn.relu6(self.depthwise_norm(self.depthwise(y)))
-        y = self.project_norm(self.project(y))
-        return x + y if x.shape == y.shape else y
-
-
-class EfficientNetLite0(nn.Module):
-    """Of images of any size, float, as `preprocess` makes them."""
-
-    def setup(self):
-        self.stem = nn.Conv(STEM_WIDTH, (3, 3), (2, 2), "SAME", use_bias=False)
-        self.stem_norm = _norm()
-        blocks, width = [], STEM_WIDTH
-        for stage in STAGES:
-            for i in range(stage.repeats):
-                blocks.append(Block(stage, width, is_first=i == 0))
-                width = stage.width
-        self.blocks = blocks
-        self.head, self.head_norm = _pointwise(HEAD_WIDTH), _norm()
-        self.classifier = nn.Dense(1_000)
-
-    def body(self, images: jax.Array) -> jax.Array:
-        """All blocks but the last, shape (..., size / 32, size / 32, 192)."""
-        x = nn.relu6(self.stem_norm(self.stem(images)))
-        for block in self.blocks[:-1]:
-            x = block(x)
-        return x
-
-    def tail(self, x: jax.Array) -> jax.Array:
-        """The features, shape (..., 1280), from what `body` returns."""
-        x = self.blocks[-1](x)
-        x = nn.relu6(self.head_norm(self.head(x)))
-        return jnp.mean(x, (-3, -2))
-
-    def __call__(self, images: jax.Array) -> jax.Array:
-        """The logits of ImageNet's classes, shape (..., 1000)."""
-        return self.classifier(self.tail(self.body(images)))
-
-
-def preprocess(images: jax.Array, size: int) -> jax.Array:
-    """Enlarges images of bytes, shape (batch, h, w, 3), and scales their pixels."""
-    batch, *_, colors = images.shape
-    enlarged = jax.image.resize(
-        images.astype(jnp.float32), (batch, size, size, colors), "bicubic"
+    name = f"_blocks.{i}."
+    layer = lambda conv, bn, y, stride=1: norm(
+        tensors, name + bn, convolve(y, tensors[f"{name}{conv}.weight"], stride)
     )
+    y = x
+    if f"{name}_expand_conv.weight" in tensors:
+        y = jax.nn.relu6(layer("_expand_conv", "_bn0", y))
+    y = jax.nn.relu6(layer("_depthwise_conv", "_bn1", y, STRIDES[i]))
+    y = layer("_project_conv", "_bn2", y)
+    return x + y if x.shape == y.shape else y
+
+
+def see(tensors: Tensors, image: jax.Array) -> Seen:
+    """The network on one image, shape=(size, size, 3), as `preprocess` makes it."""
+    x = convolve(image, tensors["_conv_stem.weight"], stride=2)
+    x, pooled = jax.nn.relu6(norm(tensors, "_bn0", x)), []
+    for i in range(len(STRIDES)):
+        x = _block(tensors, i, x)
+        if i in DEPTHS:
+            pooled.append(jnp.mean(x, (0, 1)))
+    y = norm(tensors, "_bn1", convolve(x, tensors["_conv_head.weight"]))
+    pooled.append(jnp.mean(jax.nn.relu6(y), (0, 1)))
+    logits = tensors["_fc.weight"] @ pooled[-1] + tensors["_fc.bias"]
+    return Seen(jnp.concatenate(pooled), x, logits)
+
+
+def preprocess(image: jax.Array, size: int) -> jax.Array:
+    """Enlarges an image of bytes, and scales its pixels."""
+    shape = (size, size, image.shape[-1])
+    enlarged = jax.image.resize(image.astype(jnp.float32), shape, "bicubic")
     return (enlarged - PIXEL_MEAN) / PIXEL_STDDEV
 
 
@@ -208,14 +152,8 @@ class _Tensor(NamedTuple):
         return np.lib.stride_tricks.as_strided(start, self.shape, strides).copy()
 
 
-def _rebuild_tensor(
-    storage: _Storage,
-    offset: int,
-    shape: tuple[int, ...],
-    stride: tuple[int, ...],
-    *_: Any,
-) -> _Tensor:
-    return _Tensor(storage, offset, shape, stride)
+def _rebuild_tensor(*arguments: Any) -> _Tensor:
+    return _Tensor(*arguments[:4])
 
 
 class _Unpickler(pickle.Unpickler):
@@ -253,10 +191,8 @@ def read_tensors(content: bytes) -> dict[str, np.ndarray]:
     """
     file, storages = io.BytesIO(content), {}
     load = lambda: _Unpickler(file, storages).load()
-    for _ in range(3):  # magic number, version, type sizes
-        load()
-    tensors = load()
-    for key in load():
+    *_, tensors, keys = (load() for _ in range(5))
+    for key in keys:
         storage = storages[key]
         (length,) = np.frombuffer(file.read(8), "<i8")
         size = int(length) * storage.dtype.itemsize
@@ -264,67 +200,6 @@ def read_tensors(content: bytes) -> dict[str, np.ndarray]:
     return {name: tensor.array() for name, tensor in tensors.items()}
 
 
-def _norm_variables(
-    tensors: Mapping[str, np.ndarray], prefix: str
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    get = lambda name: tensors[f"{prefix}.{name}"]
-    params = {"scale": get("weight"), "bias": get("bias")}
-    return params, {"mean": get("running_mean"), "var": get("running_var")}
-
-
-def _kernel(tensor: np.ndarray) -> np.ndarray:
-    """From (out, in, height, width), without the axes that have length one."""
-    height, width = tensor.shape[2:]
-    kernel = tensor.transpose(2, 3, 1, 0)
-    if (height, width) == (1, 1):
-        return kernel[0, 0]
-    return kernel[:, :, 0] if kernel.shape[2] == 1 else kernel
-
-
-def variables_of(tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """The variables of `EfficientNetLite0`, from the names of the PyTorch model."""
-    params, statistics = {}, {}
-
-    def convert(kernels, norms, prefix=""):
-        taken, seen = {}, {}
-        for ours, theirs in kernels.items():
-            name = f"{prefix}{theirs}.weight"
-            if name in tensors:
-                taken[ours] = {"kernel": _kernel(tensors[name])}
-        for ours, theirs in norms.items():
-            if f"{prefix}{theirs}.weight" in tensors:
-                taken[ours], seen[ours] = _norm_variables(tensors, prefix + theirs)
-        return taken, seen
-
-    params, statistics = convert(
-        {"stem": "_conv_stem", "head": "_conv_head"},
-        {"stem_norm": "_bn0", "head_norm": "_bn1"},
-    )
-    for i in range(sum(stage.repeats for stage in STAGES)):
-        params[f"blocks_{i}"], statistics[f"blocks_{i}"] = convert(
-            {
-                "expand": "_expand_conv",
-                "depthwise": "_depthwise_conv",
-                "project": "_project_conv",
-            },
-            {"expand_norm": "_bn0", "depthwise_norm": "_bn1", "project_norm": "_bn2"},
-            f"_blocks.{i}.",
-        )
-    params["classifier"] = {
-        "kernel": tensors["_fc.weight"].T,
-        "bias": tensors["_fc.bias"],
-    }
-    return {"params": params, "batch_stats": statistics}
-
-
-def load(path: pathlib.Path | None = None) -> dict[str, Any]:
-    """The variables of `EfficientNetLite0`, trained on ImageNet.
-
-    Args:
-      path: of the file; by default, that of the package.
-
-    Raises:
-      ModuleNotFoundError: if neither a path is given nor the package is installed.
-      ValueError: if the file is another than the one of the package.
-    """
-    return variables_of(read_tensors(PACKAGE.read(path)))
+def load(path: pathlib.Path | None = None) -> dict[str, jax.Array]:
+    """The tensors by PyTorch's names, of the package or a file, but of no other."""
+    return jax.tree.map(jnp.asarray, read_tensors(PACKAGE.read(path)))

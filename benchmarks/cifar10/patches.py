@@ -15,7 +15,7 @@ References:
   <https://doi.org/10.1007/978-3-642-35289-8_30>`_, 2012, whose patches are of images
 """
 
-import hashlib
+import functools
 import pathlib
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 import rich.progress
 
-from benchmarks.cifar10 import dead_leaves, scattering
+from benchmarks.cifar10 import data, dead_leaves, scattering
 
 NUM_COMPONENTS = 4_000
 _SEED = 0
@@ -97,14 +97,14 @@ def _pooled(filters: Filters, coefficients: jax.Array) -> jax.Array:
 @jax.jit
 def _responses(filters: Filters, seen: jax.Array) -> jax.Array:
     """Of images and their mirror images together, from their scattering."""
-    both = _pooled(filters, seen) + _pooled(filters, scattering.mirrored(seen))
-    return jnp.sqrt(both)
+    mirrored = scattering.mirrored(seen)
+    return jnp.sqrt(_pooled(filters, seen) + _pooled(filters, mirrored))
 
 
 @jax.jit
 def _features(filters: Filters, components: Components, seen: jax.Array) -> jax.Array:
-    responses = _responses(filters, seen)
-    return _unit((responses - components.mean) @ components.projection)
+    centered = _responses(filters, seen) - components.mean
+    return _unit(centered @ components.projection)
 
 
 def _scattered(images: np.ndarray, what: str) -> Iterator[jax.Array]:
@@ -116,11 +116,7 @@ def _scattered(images: np.ndarray, what: str) -> Iterator[jax.Array]:
 
 
 def filters_of(images: np.ndarray) -> Filters:
-    """The patches of some of these images, and the whitening of all.
-
-    Args:
-      images: made up, shape=(num_images, 32, 32, 3), in [0, 1].
-    """
+    """The patches of some of these images, and the whitening of all."""
     rng = np.random.default_rng(_SEED)
     look = jax.jit(lambda seen: _patches(_normalized(seen)))
     seen = [np.asarray(look(x)) for x in _scattered(images, "patches")]
@@ -141,15 +137,9 @@ def components_of(filters: Filters, images: np.ndarray) -> Components:
     """The directions in which the responses to these images vary most.
 
     Three steps of subspace iteration, which find the leading ones well enough.
-
-    Args:
-      filters: of patches.
-      images: made up, shape=(num_images, 32, 32, 3), in [0, 1].
     """
-    seen = [
-        np.asarray(_responses(filters, x)) for x in _scattered(images, "components")
-    ]
-    responses = jnp.asarray(np.concatenate(seen))
+    seen = _scattered(images, "components")
+    responses = jnp.concatenate([_responses(filters, x) for x in seen])
     mean = responses.mean(0, keepdims=True)
     centered = responses - mean
     num_components = min(NUM_COMPONENTS, *centered.shape)
@@ -164,6 +154,7 @@ def components_of(filters: Filters, images: np.ndarray) -> Components:
     return Components(mean, basis @ rotation / jnp.sqrt(squares) * scale)
 
 
+@functools.cache
 def made_up() -> tuple[Filters, Components]:
     """What the features are tuned with, of made-up images alone."""
     images = dead_leaves.dead_leaves(np.random.default_rng(_SEED), _NUM_IMAGES)
@@ -172,24 +163,14 @@ def made_up() -> tuple[Filters, Components]:
 
 
 def extract(images: np.ndarray, cache_dir: pathlib.Path) -> np.ndarray:
-    """The features of all images, from the file of an earlier call if there is one.
+    """Of bytes, from the file of an earlier call if there is one.
 
-    Args:
-      images: shape=(num_images, 32, 32, 3), uint8.
-      cache_dir: where the file is.
-
-    Returns:
-      shape=(num_images, NUM_COMPONENTS), float16, of norm 1.
+    shape=(num_images, NUM_COMPONENTS), float16, of norm 1.
     """
-    digest = hashlib.sha256(NAME.encode() + images.tobytes()).hexdigest()
-    path = cache_dir / f"patches_{digest[:16]}.npy"
-    if not path.exists():
-        cache_dir.mkdir(parents=True, exist_ok=True)
-        tuned = made_up()
-        seen = [
-            np.asarray(_features(*tuned, x)) for x in _scattered(images, "features")
-        ]
-        draft = path.with_suffix(".draft.npy")
-        np.save(draft, np.concatenate(seen).astype(np.float16))
-        draft.rename(path)
-    return np.load(path)
+
+    def make():
+        tuned, seen = made_up(), _scattered(images, "features")
+        parts = [np.asarray(_features(*tuned, x)) for x in seen]
+        return np.concatenate(parts).astype(np.float16)
+
+    return data.cached(cache_dir, f"patches_{_VERSION}", images, make)

@@ -36,25 +36,15 @@ _MARGIN = STRIDE  # reflected, on each side
 _PADDED = SIDE + 2 * _MARGIN
 
 
-def _periodic(offset: np.ndarray, size: int) -> np.ndarray:
-    """The offset and those of its copies, shape=(3, *offset.shape)."""
-    return offset + size * np.arange(-1, 2).reshape(3, *offset.ndim * [1])
-
-
 def morlet(size: int, scale: int, angle: float) -> np.ndarray:
     """A periodic plane wave under a Gaussian, less what would let a constant pass.
 
-    Args:
-      size: of the square.
-      scale: the octave, 0 for the finest.
-      angle: of the wave, in radians.
-
-    Returns:
-      shape=(size, size), complex128, with the center at [0, 0].
+    Of an octave, 0 for the finest, and an angle in radians, with the center at [0, 0].
     """
     sigma, frequency = 0.8 * 2**scale, 0.75 * math.pi / 2**scale
     slant = 4 / NUM_ANGLES
-    y, x = np.meshgrid(*2 * [_periodic(np.arange(size), size).ravel()], indexing="ij")
+    offsets = np.arange(-size, 2 * size)  # and those of the copies
+    y, x = np.meshgrid(offsets, offsets, indexing="ij")
     along = x * math.cos(angle) + y * math.sin(angle)
     across = y * math.cos(angle) - x * math.sin(angle)
     envelope = np.exp(-(along**2 + (slant * across) ** 2) / (2 * sigma**2))
@@ -95,14 +85,10 @@ def _moduli(x: jax.Array, transfers: np.ndarray) -> jax.Array:
 
 
 def scattering(images: jax.Array) -> jax.Array:
-    """The scattering coefficients of each plane.
+    """The scattering coefficients of each plane, shape=(..., 32, 32).
 
-    Args:
-      images: shape=(..., 32, 32), float32.
-
-    Returns:
-      shape=(..., 81, 8, 8), float32: of the mean, of 16 wavelets by scale and angle,
-      and of 64 pairs by the angle of the fine one and that of the coarse one.
+    shape=(..., 81, 8, 8), float32: of the mean, of 16 wavelets by scale and angle, and
+    of 64 pairs by the angle of the fine one and that of the coarse one.
     """
     batch = images.shape[:-2]
     margins = [(0, 0)] * len(batch) + 2 * [(_MARGIN, _MARGIN)]
@@ -121,15 +107,9 @@ def scattering(images: jax.Array) -> jax.Array:
 
 @jax.jit
 def of_images(images: jax.Array) -> jax.Array:
-    """The coefficients of the opponent colors, one image after the other.
+    """The coefficients of the opponent colors, shape=(batch, 3, 81, 8, 8).
 
-    What is made of one image fits in the cache of a CPU.
-
-    Args:
-      images: shape=(batch, 32, 32, 3), in [0, 1].
-
-    Returns:
-      shape=(batch, 3, 81, 8, 8), float32.
+    One image, shape=(32, 32, 3), after the other, which fits in the cache of a CPU.
     """
     opponent = OPPONENT.astype(np.float32)
     planes = jnp.einsum("byxc,dc->bdyx", images, opponent)

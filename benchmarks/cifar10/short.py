@@ -11,27 +11,21 @@ second moment sees, and floors are relative to the noise.
 
 The search, `benchmarks.rates`, has four trials for each optimizer at epsilon 3,
 learning rates a factor of two apart, trained on 45,000 images and scored on the other
-5,000. The best is tested at epsilon 1, 3 and 7, with three seeds.
-
-The control has the floor without the subtraction. The floor of DP-AdamBC, with nothing
-subtracted, is below every second moment, so that control would be DP-Adam. Here it is
-where the correction has it, at the variance of the noise and one deviation, so the same
-coordinates are at the floor.
-
-That is 78 trainings of 15 to 40 minutes of a core each, those of the control last.
-Several calls, of some optimizers each, may write to one record. Trainings go on where
-they ended.
+5,000. The best is tested at epsilon 1, 3 and 7, with three seeds: 65 trainings of 15 to
+40 minutes of a core each, which go on where they ended.
 """
 
+import argparse
+import itertools
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from benchmarks import rates, records
-from benchmarks.cifar10 import cnn5_training, data
-from benchmarks.cifar10.cnn5_training import Setting
+from benchmarks import rates
+from benchmarks.cifar10 import cnn5_training
+from benchmarks.cifar10.cnn5_training import Setting, cell
+from benchmarks.records import Row
+from benchmarks.study import Cell, Find, Study
 from dpadambc import accounting
-
-RESULTS = pathlib.Path(__file__).with_name("short.jsonl")
 
 EPOCHS = 20
 
@@ -46,9 +40,7 @@ LEARNING_RATES = {
     "DP-AdamBC": CORRECTED,
     "DP-SGD": (4e-3, 2e-3, 8e-3, 1e-3),
     "DP-Adam": PLAIN,
-    "floor alone": PLAIN,
 }
-*OPTIMIZERS, CONTROL = LEARNING_RATES
 
 
 def setting(method: str, target_epsilon: float, learning_rate: float) -> Setting:
@@ -66,55 +58,48 @@ PLAN = rates.Plan(
 )
 
 
-def _moments(rows: Sequence[records.Row]) -> str:
+def cells(find: Find, _: argparse.Namespace) -> Iterator[Cell]:
+    """The trials, and then the best of them."""
+    methods = list(LEARNING_RATES)
+    yield from itertools.starmap(cell, PLAN.trials(methods))
+    get = lambda *task: find(cell(*task))
+    yield from itertools.starmap(cell, PLAN.results(get, methods))
+
+
+def _moments(rows: Sequence[Row]) -> str:
+    """The cosine of the last update to the first moment, and the share at the floor."""
     last = [row["curve"][-1] for row in rows]
-    cosines = [record.get("cosine_to_momentum") for record in last]
-    shares = [record.get("share_at_floor") for record in last]
-    if None in cosines:
+    mean = lambda name: sum(record[name] for record in last) / len(last)
+    if "cosine_to_momentum" not in last[0]:
         return "-"
-    cell = f"{sum(cosines) / len(last):.2f}"
-    return cell if None in shares else f"{cell}, {sum(shares) / len(last):.0%}"
+    cell = f"{mean('cosine_to_momentum'):.2f}"
+    has_floor = "share_at_floor" in last[0]
+    return f"{cell}, {mean('share_at_floor'):.0%}" if has_floor else cell
 
 
-def render(rows: Sequence[records.Row]) -> str:
-    """All tables."""
+def tables(rows: Sequence[Row]) -> dict[str, str]:
+    """Of the test, and of the search with its epsilon."""
     get = rates.reader(rows, cnn5_training.identity)
     mechanism = setting("DP-SGD", PLAN.epsilon_of_trials, 1.0).mechanism(45_000)
-    number = len(LEARNING_RATES["DP-SGD"])
-    tuned = accounting.tuned_epsilon(
-        mechanism, cnn5_training.TARGET_DELTA, trials=accounting.Geometric(number)
-    )
-    return "\n\n".join(
-        [
-            "Test accuracy in percent:",
-            PLAN.results_table(get, PLAN.accuracy),
-            "Cosine of the last update to the first moment, and share at the floor:",
-            PLAN.results_table(get, _moments),
-            f"The trials, on validation images, at ε {tuned.of_one_trial:.2f} each. A"
-            f" search of {number} trials of one optimizer, with keys of their own, were"
-            " their number random (geometric) and only the best told, costs ε"
-            f" {tuned.epsilon:.2f}; all {number} told would cost"
-            f" {tuned.of_composition:.2f}. What was trained on all images comes on top."
-            " (Here they share a key, for comparison: each ε is of one training.)",
-            PLAN.trials_table(get),
-        ]
-    )
+    trials = accounting.Geometric(len(PLAIN))
+    delta = cnn5_training.TARGET_DELTA
+    tuned = accounting.tuned_epsilon(mechanism, delta, trials=trials)
+    return {
+        "accuracy": PLAN.results_table(get, PLAN.accuracy),
+        "moments": PLAN.results_table(get, _moments),
+        "trials": f"{PLAN.trials_table(get)}\n\nA trial alone has ε"
+        f" {tuned.of_one_trial:.2f}. A search of {len(PLAIN)} trials of one optimizer,"
+        " with keys of their own, their number random (geometric) and only the best"
+        f" told, costs ε {tuned.epsilon:.2f}; all told, {tuned.of_composition:.2f}.",
+    }
 
 
-def main() -> None:
-    parser = cnn5_training.options(__doc__, RESULTS)
-    parser.add_argument(
-        "--method", choices=LEARNING_RATES, nargs="+", default=tuple(LEARNING_RATES)
-    )
-    arguments = parser.parse_args()
-    found = records.Records(arguments.output)
-    if arguments.data_dir:
-        cifar = data.load(arguments.data_dir)
-        laboratory = cnn5_training.Laboratory(cifar, found, arguments.checkpoints)
-        for methods in OPTIMIZERS, [CONTROL]:
-            PLAN.run(laboratory.get, [x for x in methods if x in arguments.method])
-    print(render(records.read(arguments.output)))
-
+STUDY = Study(
+    results=pathlib.Path(__file__).with_name("short.jsonl"),
+    cells=cells,
+    prepare=cnn5_training.prepare,
+    tables=tables,
+)
 
 if __name__ == "__main__":
-    main()
+    STUDY.main(__doc__)

@@ -6,9 +6,6 @@ import sklearn.model_selection
 
 from benchmarks.experiment import Data
 
-NUM_FEATURES = 64
-NUM_CLASSES = 10
-
 
 def load() -> tuple[Data, Data]:
     """The training and the test part, always the same."""
@@ -22,9 +19,3 @@ def load() -> tuple[Data, Data]:
     )
     as_data = lambda x, y: Data(jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.int32))
     return as_data(train_x, train_y), as_data(test_x, test_y)
-
-
-def split_validation(train: Data) -> tuple[Data, Data]:
-    """The first four fifths of the training part, and the rest to validate on."""
-    cut = train.num_examples * 4 // 5
-    return Data(*(x[:cut] for x in train)), Data(*(x[cut:] for x in train))

@@ -1,15 +1,13 @@
 """The clipped sum of a batch of texts, each group padded only as far as it needs.
 
-A text of SST-2 has 13 tokens in the mean, and 64 where all are padded to the longest.
-The usual remedy, batches of texts of one length, is not open here: with Poisson
-sampling every example is in a batch independently of all else, and a batch that is
-chosen by length is no such sample, so the amplification would not hold. So:
+    python -m benchmarks.language.buckets --data-dir DIR       # how much time it saves
 
-1. The batch is drawn from all examples, whatever their lengths.
-2. Within the step its rows are sorted by length, and cut into groups of as many
-   neighbors.
-3. Each group is computed at the least of a few lengths that holds its longest row.
-4. The clipped sums of the groups are added, and the noise is drawn once, for the total.
+A text of SST-2 has 13 tokens in the mean, and 64 where all are padded to the longest.
+Batches of texts of one length would be no Poisson samples, and the amplification would
+not hold. So the batch is drawn from all examples, whatever their lengths. Within the
+step its rows are sorted by length, and cut into groups of as many neighbors; each group
+is computed at the least of a few lengths that holds its longest row. The clipped sums
+of the groups are added, and the noise is drawn once, for the total.
 
 *Why the sensitivity is what it was.* The gradient of a text is a function of its own
 tokens: positions that are padding are not attended to, not pooled, and have a gradient
@@ -21,17 +19,18 @@ more text would push others over the edge: their gradients would change too, and
 by several times C. Here nothing is cut off and nothing dropped; the last of the lengths
 is that of the whole array.
 
-*Why the compiled program says nothing.* The lengths and the size of a group are public,
-and chosen before the data are seen (powers of two, up to where all texts are cut off,
-each for its own length). There is one program for each length, compiled beforehand.
-
-*What remains.* How long a step takes depends on how many long texts were drawn, and is
+*What remains.* The lengths and the size of a group are public, and chosen before the
+data are seen. How long a step takes depends on how many long texts were drawn, and is
 not noised: whoever can time the steps learns something. The guarantee is for one who
 sees what is released. Where the time is seen too, give one length only.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import argparse
+import json
+import pathlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,32 +38,18 @@ import numpy as np
 import optax
 
 import dpadambc
-from benchmarks.language import encoder
+from benchmarks import environment
+from benchmarks.language import cost, data, encoder
+from benchmarks.speed import timing
 from dpadambc import ClippedSum
 
-# Of a batch: tokens first, labels last. What has more than one axis, with positions in
-# axis 1; labels may be one for each text, or one for each of its positions.
+RESULTS = pathlib.Path(__file__).with_name("buckets_cost.json")
+LENGTHS = (8, 16, 32, 64)
+BATCH_SIZE, MICROBATCH_SIZE, NUM_BATCHES = 256, 32, 3
+
+# Of a batch: tokens first, labels last. What has more than one axis has positions in
+# axis 1.
 Texts = tuple[jax.Array | np.ndarray, ...]
-
-
-class Groups(NamedTuple):
-    """How a batch is cut up.
-
-    Attributes:
-      lengths: to which groups are padded, rising; the last is that of all texts.
-      size: how many texts are in a group.
-    """
-
-    lengths: tuple[int, ...]
-    size: int
-
-
-def groups_of_backend(on_cpu: Groups, on_accelerator: Groups) -> Groups:
-    """What suits the device: an accelerator has more to do at once, and in fewer ways.
-
-    Padding costs it less than waiting, and each length takes a compiler of its own.
-    """
-    return on_cpu if jax.default_backend() == "cpu" else on_accelerator
 
 
 def _grouped(
@@ -88,87 +73,102 @@ def _grouped(
 def clipped_grad(
     loss_fn: Callable[..., jax.Array],
     *,
-    groups: Groups,
-    l2_clip_norm: float,
-    normalize_by: float,
+    lengths: Sequence[int],
+    size: int,
+    **clip: Any,
 ) -> Callable[..., Any]:
     """`dpadambc.clipped_grad` of a batch of texts, without most of the padding.
 
-    Args:
-      loss_fn: of `(trained, frozen, *text)`, where a text is its tokens, whatever else
-        has its positions in axis 0, and its label, or those of its positions. Padding
-        at the end must not change it.
-      groups: how a batch is cut up.
-      l2_clip_norm: C.
-      normalize_by: B.
-
-    Returns:
-      A function of `(trained, frozen, texts, is_padding_example=)`. Texts are a tuple
-      of what a text is, with the texts along axis 0.
+    The loss is of `(trained, frozen, *text)`: tokens, whatever else has positions in
+    axis 0, and a label. Padding at the end must not change it. Groups of this size are
+    padded to one of the lengths, the last of which is that of all texts. Returns a
+    function of `(trained, frozen, texts, is_padding_example=)`.
 
     Raises:
-      ValueError: if lengths do not rise, the texts are longer or shorter, or there is
-        no mask.
+      ValueError: if lengths do not rise, or the texts are longer or shorter.
     """
-    lengths = groups.lengths
     if not lengths or list(lengths) != sorted(set(lengths)):
         raise ValueError(f"Expected lengths that rise, got {lengths}.")
 
     def at(length: int) -> Callable[..., optax.Updates]:
         def grad_fn(trained, frozen, texts, is_padding_example):
-            whole = dpadambc.clipped_grad(
-                loss_fn,
-                l2_clip_norm=l2_clip_norm,
-                normalize_by=normalize_by,
-                batch_argnums=tuple(range(2, 2 + len(texts))),
-            )
+            batched = tuple(range(2, 2 + len(texts)))
+            whole = dpadambc.clipped_grad(loss_fn, batch_argnums=batched, **clip)
             shorter = (x[:, :length] if x.ndim > 1 else x for x in texts)
-            return whole(
-                trained, frozen, *shorter, is_padding_example=is_padding_example
-            )
+            mask = {"is_padding_example": is_padding_example}
+            return whole(trained, frozen, *shorter, **mask)
 
         return grad_fn
 
     branches = [at(length) for length in lengths]
+    is_sum = lambda leaf: isinstance(leaf, ClippedSum)
 
     def grad_fn(
-        trained: Any,
-        frozen: Any,
-        texts: Texts,
-        *,
-        is_padding_example: jax.Array | None = None,
+        trained: Any, frozen: Any, texts: Texts, *, is_padding_example: jax.Array
     ) -> optax.Updates:
-        if is_padding_example is None:
-            raise ValueError(
-                "Expected is_padding_example, got none: batches of a mechanism are"
-                " padded, and without the mask padding counts as examples."
-            )
         if texts[0].shape[1] != lengths[-1]:
             raise ValueError(
                 "Expected the last of the lengths to be that of the texts,"
-                f" {texts[0].shape[1]}, got {lengths[-1]}. What does not fit in"
-                " must not be cut off here."
+                f" {texts[0].shape[1]}, got {lengths[-1]}. Nothing may be cut off here."
             )
-        texts = tuple(map(jnp.asarray, texts))
 
         def add(total, group):
             texts, is_padding_example, of_each = group
             needed = jnp.searchsorted(jnp.array(lengths), of_each.max())
-            clipped = jax.lax.switch(
-                needed, branches, trained, frozen, texts, is_padding_example
-            )
-            return jax.tree.map(ClippedSum.plus, total, clipped, is_leaf=_is_sum), None
+            args = trained, frozen, texts, is_padding_example
+            clipped = jax.lax.switch(needed, branches, *args)
+            return jax.tree.map(ClippedSum.plus, total, clipped, is_leaf=is_sum), None
 
-        of_no_text = dpadambc.as_clipped_sum(
-            optax.tree.zeros_like(trained),
-            l2_clip_norm=l2_clip_norm,
-            normalize_by=normalize_by,
-        )
-        grouped = _grouped(texts, is_padding_example, groups.size)
+        of_no_text = dpadambc.as_clipped_sum(optax.tree.zeros_like(trained), **clip)
+        texts = tuple(map(jnp.asarray, texts))
+        grouped = _grouped(texts, is_padding_example, size)
         return jax.lax.scan(add, of_no_text, grouped)[0]
 
     return grad_fn
 
 
-def _is_sum(leaf: Any) -> bool:
-    return isinstance(leaf, ClippedSum)
+def main() -> None:
+    """A full private gradient on SST-2, at one length and at several, in turns."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--data-dir", type=pathlib.Path, required=True)
+    parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
+    arguments = parser.parse_args()
+    examples = data.load(arguments.data_dir, "train")
+    texts = data.tokenize(examples, LENGTHS[-1], data.tokenizer())
+    parts, padding = cost.parts_of("full"), jnp.zeros(BATCH_SIZE, bool)
+    clip = {"l2_clip_norm": cost.L2_CLIP_NORM, "normalize_by": BATCH_SIZE}
+    programs = {
+        name: jax.jit(
+            clipped_grad(parts.loss_fn, lengths=x, size=MICROBATCH_SIZE, **clip)
+        )
+        for name, x in (("at one length", LENGTHS[-1:]), ("by length", LENGTHS))
+    }
+    rng, differences = np.random.default_rng(0), []
+    seconds: dict[str, list[float]] = {name: [] for name in programs}
+    for _ in range(NUM_BATCHES + 1):
+        batch = texts.take(rng.choice(len(texts.labels), BATCH_SIZE, replace=False))
+        sums = []
+        for name, program in programs.items():
+            start = time.perf_counter()
+            clipped = program(*parts[1:], batch, is_padding_example=padding)
+            sums.append(dpadambc.materialize(jax.block_until_ready(clipped)))
+            seconds[name].append(time.perf_counter() - start)
+        difference = optax.tree.norm(optax.tree.sub(*sums)) / optax.tree.norm(sums[0])
+        differences.append(float(difference))
+    warm = {name: np.array(each[1:]) for name, each in seconds.items()}
+    record = {
+        "environment": environment.environment(),
+        "batch_size": BATCH_SIZE,
+        "microbatch_size": MICROBATCH_SIZE,
+        "lengths": LENGTHS,
+        "seconds": {name: timing.quartiles(each) for name, each in warm.items()},
+        "first_call": {name: each[0] for name, each in seconds.items()},
+        "times_faster": timing.quartiles(warm["at one length"] / warm["by length"]),
+        "relative_difference": max(differences),
+    }
+    arguments.output.write_text(json.dumps(record, indent=1) + "\n")
+    print(json.dumps(record))
+
+
+if __name__ == "__main__":
+    main()

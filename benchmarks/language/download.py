@@ -5,8 +5,8 @@
 A download that was cut off goes on where it ended.
 """
 
-import argparse
 import pathlib
+import sys
 import zipfile
 
 from benchmarks import download
@@ -23,7 +23,7 @@ def fetch(data_dir: pathlib.Path) -> None:
     """
     archive = data_dir / "SST-2.zip"
     try:
-        data.load(data_dir, "sst2", "dev")
+        data.load(data_dir, "dev")
     except FileNotFoundError:
         data_dir.mkdir(parents=True, exist_ok=True)
         if not archive.exists():
@@ -32,15 +32,5 @@ def fetch(data_dir: pathlib.Path) -> None:
             file.extractall(data_dir)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Fetches SST-2.")
-    parser.add_argument("data_dir", type=pathlib.Path)
-    data_dir = parser.parse_args().data_dir
-    fetch(data_dir)
-    for split in ("train", "dev"):
-        labels = data.load(data_dir, "sst2", split).labels
-        print(f"{split}: {len(labels):,} sentences, {labels.mean():.1%} positive.")
-
-
 if __name__ == "__main__":
-    main()
+    fetch(pathlib.Path(sys.argv[1]))

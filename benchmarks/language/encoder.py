@@ -12,7 +12,6 @@ as that product; the gradient of the table of words is a lookup.
 """
 
 import dataclasses
-import functools
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -33,9 +32,7 @@ PACKAGE = weights.Package(
     sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
 )
 NUM_PARAMETERS = 22_565_376  # without the pooler, which nothing here uses
-
 PADDING = 0  # the token
-UNLABELED = -1  # the label of a position that has none
 
 
 def lengths(tokens: jax.typing.ArrayLike) -> jax.Array:
@@ -68,44 +65,28 @@ def layer_norm(width: int, rngs: nnx.Rngs) -> nnx.LayerNorm:
 
 
 class Attention(nnx.Module):
-    """Of every position to all that are not hidden from it."""
+    """Of every position to all that are no padding."""
 
     def __init__(self, config: Config, rngs: nnx.Rngs):
         square = lambda: nnx.Linear(config.width, config.width, rngs=rngs)
         self.num_heads = config.num_heads
         self.query, self.key, self.value, self.out = (square() for _ in range(4))
 
-    def _heads(self, x: jax.Array) -> jax.Array:
-        return x.reshape(x.shape[0], self.num_heads, -1)
-
-    def project(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Queries, keys and values, each of shape (T, num_heads, width of a head)."""
+    def __call__(self, x: jax.Array, is_padding: jax.Array) -> jax.Array:
+        """Shape (T, width), from shapes (T, width) and (T,)."""
         query, key, value = (
-            self._heads(project(x)) for project in (self.query, self.key, self.value)
+            project(x).reshape(len(x), self.num_heads, -1)
+            for project in (self.query, self.key, self.value)
         )
-        return query, key, value
-
-    def attend(
-        self, query: jax.Array, key: jax.Array, value: jax.Array, is_hidden: jax.Array
-    ) -> jax.Array:
-        """The values that the queries find among the keys, shape (queries, width)."""
         scores = jnp.einsum("qhd,khd->hqk", query, key) / np.sqrt(query.shape[-1])
         least = jnp.finfo(scores.dtype).min  # finite, for a text that is all padding
-        is_hidden = jnp.broadcast_to(is_hidden, scores.shape)
-        scores = jnp.where(is_hidden, least, scores)
-        heads = jnp.einsum("hqk,khd->qhd", jax.nn.softmax(scores), value)
-        return self.out(heads.reshape(len(query), -1))
-
-    def __call__(self, x: jax.Array, is_hidden: jax.Array) -> jax.Array:
-        return self.attend(*self.project(x), is_hidden)
+        hidden = jnp.broadcast_to(is_padding, scores.shape)
+        shares = jax.nn.softmax(jnp.where(hidden, least, scores))
+        return self.out(jnp.einsum("hqk,khd->qhd", shares, value).reshape(len(x), -1))
 
 
 class Block(nnx.Module):
-    """Attention and two layers, each added to its input and normalized after it.
-
-    `is_hidden` says which positions are not attended to: shape (T,) from any, such as
-    padding, or (T, T) from the position in axis 0.
-    """
+    """Attention and two layers, each added to its input and normalized after it."""
 
     def __init__(self, config: Config, rngs: nnx.Rngs):
         self.attention = Attention(config, rngs)
@@ -114,12 +95,8 @@ class Block(nnx.Module):
         self.narrow = nnx.Linear(config.hidden, config.width, rngs=rngs)
         self.norm = layer_norm(config.width, rngs)
 
-    def __call__(self, x: jax.Array, is_hidden: jax.Array) -> jax.Array:
-        return self.after_attention(x, self.attention(x, is_hidden))
-
-    def after_attention(self, x: jax.Array, attended: jax.Array) -> jax.Array:
-        """The rest, which each position does for itself."""
-        x = self.attention_norm(x + attended)
+    def __call__(self, x: jax.Array, is_padding: jax.Array) -> jax.Array:
+        x = self.attention_norm(x + self.attention(x, is_padding))
         hidden = jax.nn.gelu(self.widen(x), approximate=False)
         return self.norm(x + self.narrow(hidden))
 
@@ -132,7 +109,11 @@ def through(blocks: Sequence[Block], x: jax.Array, tokens: jax.Array) -> jax.Arr
 
 
 class Encoder(nnx.Module):
-    """Hidden states of one text."""
+    """Hidden states of one text, shape (T, width); those of padding mean nothing.
+
+    It takes tokens of shape (T,), `PADDING` at the end, and types: zeros for the first
+    text, ones for the second.
+    """
 
     def __init__(self, config: Config, *, rngs: nnx.Rngs):
         table = lambda size: nnx.Embed(size, config.width, rngs=rngs)
@@ -142,29 +123,14 @@ class Encoder(nnx.Module):
         self.norm = layer_norm(config.width, rngs)
         self.blocks = nnx.List([Block(config, rngs) for _ in range(config.num_blocks)])
 
-    def embed(
-        self, tokens: jax.Array, types: jax.Array, first: jax.typing.ArrayLike = 0
-    ) -> jax.Array:
-        """What the first block sees, shape (T, width), from this position on."""
-        positions = self.positions(jnp.asarray(first) + jnp.arange(len(tokens)))
-        return self.norm(self.words(tokens) + positions + self.types(types))
-
     def before(self, num_blocks: int, tokens: jax.Array, types: jax.Array) -> jax.Array:
-        """What the last so many blocks see, shape (T, width)."""
-        first = self.blocks[: len(self.blocks) - num_blocks]
-        return through(first, self.embed(tokens, types), tokens)
+        """What the last so many blocks see."""
+        positions = self.positions(jnp.arange(len(tokens)))
+        x = self.norm(self.words(tokens) + positions + self.types(types))
+        return through(self.blocks[: len(self.blocks) - num_blocks], x, tokens)
 
     def __call__(self, tokens: jax.Array, types: jax.Array) -> jax.Array:
-        """Hidden states of all positions.
-
-        Args:
-          tokens: shape (T,), integers; `PADDING` at the end.
-          types: shape (T,), integers: zeros for the first text, ones for the second.
-
-        Returns:
-          Shape (T, width). Those of padding mean nothing.
-        """
-        return through(self.blocks, self.embed(tokens, types), tokens)
+        return self.before(0, tokens, types)
 
 
 def mean_pool(hidden: jax.Array, tokens: jax.Array) -> jax.Array:
@@ -181,34 +147,29 @@ def embedding(hidden: jax.Array, tokens: jax.Array) -> jax.Array:
 
 
 class Classifier(nnx.Module):
-    """Logits of one text: a linear map of its embedding."""
+    """Logits of one text, shape (num_classes,): a linear map of its embedding."""
 
     def __init__(self, encoder: Encoder, num_classes: int, *, rngs: nnx.Rngs):
+        width, init = encoder.norm.num_features, nnx.initializers.normal(0.02)
         self.encoder = encoder
-        self.head = nnx.Linear(
-            encoder.norm.num_features,
-            num_classes,
-            kernel_init=nnx.initializers.normal(0.02),
-            rngs=rngs,
-        )
+        self.head = nnx.Linear(width, num_classes, kernel_init=init, rngs=rngs)
 
     @property
     def blocks(self) -> nnx.List:
         return self.encoder.blocks
 
-    def embed(self, tokens: jax.Array, types: jax.Array) -> jax.Array:
-        """The embedding of one text, shape (width,)."""
-        return embedding(self.encoder(tokens, types), tokens)
-
     def __call__(self, tokens: jax.Array, types: jax.Array) -> jax.Array:
-        """Shape (num_classes,)."""
-        return self.head(self.embed(tokens, types))
+        return self.head(embedding(self.encoder(tokens, types), tokens))
 
 
 class Tail(nnx.Module):
-    """The last blocks and the head of a classifier, on what the block before gives."""
+    """A copy of a classifier's last blocks and head, on the states before them.
+
+    What is frozen before them is not computed in every step: `features` keeps it.
+    """
 
     def __init__(self, classifier: Classifier, num_blocks: int):
+        classifier = nnx.clone(classifier)
         self.blocks = nnx.List(classifier.blocks[-num_blocks:])
         self.head = classifier.head
 
@@ -226,14 +187,14 @@ _EMBEDDINGS = {
     "norm": "LayerNorm",
 }
 _BLOCK = {
-    ("attention", "query"): "attention.self.query",
-    ("attention", "key"): "attention.self.key",
-    ("attention", "value"): "attention.self.value",
-    ("attention", "out"): "attention.output.dense",
-    ("attention_norm",): "attention.output.LayerNorm",
-    ("widen",): "intermediate.dense",
-    ("narrow",): "output.dense",
-    ("norm",): "output.LayerNorm",
+    "attention.query": "attention.self.query",
+    "attention.key": "attention.self.key",
+    "attention.value": "attention.self.value",
+    "attention.out": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm",
+    "widen": "intermediate.dense",
+    "narrow": "output.dense",
+    "norm": "output.LayerNorm",
 }
 
 
@@ -241,7 +202,7 @@ def _published_name(path: tuple[Any, ...]) -> str:
     *module, leaf = path
     kind = "bias" if leaf == "bias" else "weight"
     if module[0] == "blocks":
-        return f"encoder.layer.{module[1]}.{_BLOCK[tuple(module[2:])]}.{kind}"
+        return f"encoder.layer.{module[1]}.{_BLOCK['.'.join(module[2:])]}.{kind}"
     return f"embeddings.{_EMBEDDINGS[module[0]]}.{kind}"
 
 
@@ -252,30 +213,18 @@ def from_tensors(tensors: Mapping[str, np.ndarray], config: Config) -> Encoder:
 
     def read(path: tuple[Any, ...], variable: nnx.Variable) -> nnx.Variable:
         tensor = tensors[_published_name(path)]
-        array = jnp.asarray(tensor.T if path[-1] == "kernel" else tensor)
-        if array.shape != variable.shape:
-            raise ValueError(
-                f"Expected shape {variable.shape} at {_published_name(path)}, got"
-                f" {array.shape}. These weights are of another model."
-            )
-        return variable.replace(array)
+        return variable.replace(
+            jnp.asarray(tensor.T if path[-1] == "kernel" else tensor)
+        )
 
     return nnx.merge(graph, nnx.map_state(read, shapes))
 
 
-@functools.cache
-def _tensors(path: pathlib.Path | None) -> Mapping[str, np.ndarray]:
-    return safetensors.numpy.load(PACKAGE.read(path))
-
-
 def load(path: pathlib.Path | None = None) -> Encoder:
-    """MiniLM.
-
-    Args:
-      path: of the weights; by default, those of the package.
+    """MiniLM, with the weights at a path or, by default, those of the package.
 
     Raises:
       ModuleNotFoundError: if neither a path is given nor the package is installed.
       ValueError: if the file is another than the one of the package.
     """
-    return from_tensors(_tensors(path), Config())
+    return from_tensors(safetensors.numpy.load(PACKAGE.read(path)), Config())

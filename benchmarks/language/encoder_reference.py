@@ -23,7 +23,6 @@ TEXTS: tuple[tuple[str, ...], ...] = (
 
 
 def main() -> None:
-    # Here, since nothing else needs them.
     import torch  # pyright: ignore[reportMissingImports]
     import transformers  # pyright: ignore[reportMissingImports]
 
@@ -32,9 +31,8 @@ def main() -> None:
     tokenize = transformers.AutoTokenizer.from_pretrained(folder)
     cases = []
     for texts in TEXTS:
-        tokens = tokenize(
-            *texts, padding="max_length", max_length=LENGTH, return_tensors="pt"
-        )
+        options = {"padding": "max_length", "max_length": LENGTH}
+        tokens = tokenize(*texts, **options, return_tensors="pt")
         with torch.no_grad():
             found = model(**tokens, output_hidden_states=True)
         length = int(tokens["attention_mask"].sum())

@@ -1,16 +1,18 @@
-"""What MiniLM sees in each text before its last blocks and after them, kept in files.
+"""What frozen blocks make of texts, kept in files that are named for their origin.
 
-    DIR/hidden-NAME.npy    shape=(num_texts, T, width), float16: before the last blocks
-    DIR/pooled-NAME.npy    shape=(num_texts, width), float32: the mean after them
+    DIR/hidden-1-NAME.npy    shape=(num_texts, T, width), float16
+    DIR/pooled-1-NAME.npy    shape=(num_texts, width), float32
 
-The names follow from the tokens and the weights. MiniLM has seen no label, and
-the row of a text depends on it alone: private training begins after it.
+NAME follows from the tokens and the weights, so that features of a model that was
+trained on protected texts are not taken for those of the public one. The row of a text
+depends on it alone: private training begins after it. Rows of texts of like length are
+computed together, zeros are where they are padded, and a call that was cut off goes on
+where it ended.
 """
 
-import functools
 import hashlib
 import pathlib
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -21,76 +23,69 @@ from flax import nnx
 from benchmarks.language import encoder
 from benchmarks.language.data import Tokens
 
-LENGTHS = (8, 12, 16, 24, 32, 48)  # to which groups are padded, and then that of all
-GROUP_SIZE = 64
-
-
-class Features(NamedTuple):
-    hidden: np.ndarray  # stays on the disk until it is used
-    pooled: np.ndarray
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _see(num_blocks: int, weights: Any, tokens: jax.Array, types: jax.Array) -> Any:
-    model = nnx.merge(*weights)
-
-    def one(tokens, types):
-        hidden = model.before(num_blocks, tokens, types)
-        last = encoder.through(model.blocks[-num_blocks:], hidden, tokens)
-        return hidden.astype(jnp.float16), encoder.mean_pool(last, tokens)
-
-    return jax.vmap(one)(tokens, types)
+GROUP_SIZE = 32  # of texts that are about as long
+LENGTH_STEP = 8
 
 
 def extract(
-    texts: Tokens,
-    cache_dir: pathlib.Path,
-    model: encoder.Encoder,
-    num_blocks: int = 1,
-) -> Features:
-    """Computes the rows unless they are in the cache; positions of padding are zero.
+    name: str,
+    see: Callable[..., jax.Array],
+    model: nnx.Module,
+    rows: Sequence[np.ndarray],
+    folder: pathlib.Path,
+) -> np.ndarray:
+    """A row for each text, read from the file as it is used.
 
-    Files are named for the tokens and the weights, so that features of a model that
-    was trained on protected texts are not taken for those of the public one.
+    It sees by the model from the rows of a text, tokens first, of shape (num_texts, T)
+    each: an array with an axis of positions in front, or without one.
     """
-    tokens, types = map(np.asarray, texts[:2])
+    graph, state = nnx.split(model)
     content = hashlib.sha256()
-    for array in (tokens, types, *jax.tree.leaves(nnx.state(model))):
+    for array in (*rows, *jax.tree.leaves(state)):
         content.update(np.asarray(array).tobytes())
-    name = f"{num_blocks}-{content.hexdigest()[:16]}"
-    paths = [cache_dir / f"{field}-{name}.npy" for field in Features._fields]
-    if not all(path.exists() for path in paths):
-        cache_dir.mkdir(parents=True, exist_ok=True)
-        _write(tokens, types, model, num_blocks, paths)
-    return Features(*(np.load(path, mmap_mode="r") for path in paths))
+    path = folder / f"{name}-{content.hexdigest()[:16]}.npy"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        of_one = lambda state, *row: see(nnx.merge(graph, state), *row)
+        in_axes = (None, *(0 for _ in rows))
+        of_group = jax.jit(jax.vmap(of_one, in_axes))
+        _write(lambda *rows: of_group(state, *rows), rows, path)
+    return np.load(path, mmap_mode="r")
 
 
 def _write(
-    tokens: np.ndarray,
-    types: np.ndarray,
-    model: encoder.Encoder,
-    num_blocks: int,
-    paths: list[pathlib.Path],
+    see: Callable[..., jax.Array], rows: Sequence[np.ndarray], path: pathlib.Path
 ) -> None:
-    width = model.norm.num_features
-    shapes = [((*tokens.shape, width), np.float16), ((len(tokens), width), np.float32)]
-    drafts = [path.with_suffix(".draft.npy") for path in paths]
-    files = [
-        np.lib.format.open_memmap(draft, "w+", dtype, shape)
-        for draft, (shape, dtype) in zip(drafts, shapes, strict=True)
-    ]
-    lengths = np.asarray(encoder.lengths(tokens))
+    draft, done = path.with_suffix(".draft.npy"), path.with_suffix(".done")
+    start = int(done.read_text()) if done.exists() else 0
+    of = jax.eval_shape(see, *rows)
+    options = {} if start else {"dtype": of.dtype, "shape": of.shape}
+    file = np.lib.format.open_memmap(draft, "r+" if start else "w+", **options)
+    lengths = np.asarray(encoder.lengths(rows[0]))
     order = np.argsort(lengths, kind="stable")
-    weights = nnx.split(model)
-    for first in rich.progress.track(range(0, len(order), GROUP_SIZE), "MiniLM"):
-        group = order[first : first + GROUP_SIZE]
-        filled = np.resize(group, GROUP_SIZE)
-        fitting = (x for x in LENGTHS if x >= lengths[group].max())
-        length = min(next(fitting, tokens.shape[1]), tokens.shape[1])
-        rows = tokens[filled, :length], types[filled, :length]
-        hidden, pooled = _see(num_blocks, weights, *rows)
-        files[0][group, :length] = np.asarray(hidden)[: len(group)]
-        files[1][group] = np.asarray(pooled)[: len(group)]
-    del files  # writes them out
-    for draft, path in zip(drafts, paths, strict=True):
-        draft.replace(path)
+    for at in rich.progress.track(range(start, len(order), GROUP_SIZE), path.stem):
+        group = order[at : at + GROUP_SIZE]
+        longest = max(lengths[group].max(), 1)  # a row may be empty
+        length = min(-(-longest // LENGTH_STEP) * LENGTH_STEP, rows[0].shape[1])
+        found = see(*(x[np.resize(group, GROUP_SIZE), :length] for x in rows))
+        places = (group, slice(length))[: found.ndim - 1]
+        file[places] = found[: len(group)]
+        file.flush()
+        done.write_text(str(at + GROUP_SIZE))
+    del file
+    draft.replace(path)
+    done.unlink()
+
+
+def before_last(
+    texts: Tokens, model: encoder.Encoder, num_blocks: int, folder: pathlib.Path
+) -> np.ndarray:
+    """What the last blocks of the encoder see of each text."""
+    see = lambda model, *text: model.before(num_blocks, *text).astype(jnp.float16)
+    return extract(f"hidden-{num_blocks}", see, model, texts[:2], folder)
+
+
+def pooled(texts: Tokens, model: encoder.Encoder, folder: pathlib.Path) -> np.ndarray:
+    """The mean of the hidden states of each text after all blocks."""
+    see = lambda model, *text: encoder.mean_pool(model(*text), text[0])
+    return extract("pooled-1", see, model, texts[:2], folder)

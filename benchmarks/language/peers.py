@@ -1,7 +1,14 @@
 """What private fine-tuning of MiniLM costs here, by Opacus and by Opake, as a table.
 
-python -m benchmarks.language.peers          # of what is on record
-python -m benchmarks.language.peers_run      # measures; see there
+    python -m benchmarks.language.peers
+
+On record are steps of PyTorch, with the same weights, head and trained parameters, and
+without dropout. *Agreement*: the norms of the examples' gradients, and of their clipped
+sum, relative to ours, of a few texts, half of them padded. *Memory*: ours is what the
+compiler says of the step; theirs are the parameters, and the most that tensors take at
+once up to the end of a second step. Batches were doubled until one took a GiB; larger
+ones are on the line through the last two. *Time*: all steps in turns in one process,
+warm, on one thread, in seconds of the processor.
 """
 
 import json
@@ -9,13 +16,14 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.language import largest
+from benchmarks import records
+from benchmarks.language import cost
 from benchmarks.tables import markdown
 
 RESULTS = pathlib.Path(__file__).with_suffix(".json")
+GIBIBYTES = 8
 
-JAX, OURS, PYTORCH = "JAX", "dpadambc", "PyTorch"
-KIND = {JAX: "ordinary", OURS: "private"}  # as `cost` calls them
+KIND = {"JAX": "ordinary", "dpadambc": "private"}  # as `cost` calls them
 
 Row = dict[str, Any]
 Bytes = Mapping[int, float]  # by the batch size
@@ -36,65 +44,50 @@ def bytes_at(measured: Bytes, batch_size: int) -> float:
 
 
 def largest_batch(measured: Bytes, memory: float) -> int:
-    """On the line through the two largest batches, in the steps of `largest`."""
+    """On the line through the two largest batches, in the steps of `cost.SIZES`."""
     last, slope = _slope(measured)
-    step = largest.SIZES.step
+    step = cost.SIZES.step
     return int((last + (memory - measured[last]) / slope) // step * step)
 
 
-def baseline(name: str) -> str:
-    """The ordinary step in the same language."""
-    return JAX if name in KIND else PYTORCH
-
-
-def _largest(row: Row, name: str, ours: Mapping[str, Any]) -> int | None:
-    """None where memory was measured at one batch size alone."""
+def _largest(row: Row, name: str, ours: Sequence[Row]) -> str:
+    """A dash where memory was measured at one batch size alone."""
     if name in KIND:
-        rows = ours["rows"]
-        same = (x for x in rows if all(x[k] == row[k] for k in ("way", "length")))
-        return next(same)["largest_batch"][KIND[name]]
-    measured = _measured(row["programs"][name])
-    return (
-        largest_batch(measured, ours["gibibytes"] * 2**30)
-        if len(measured) > 1
-        else None
-    )
+        asked = {"way": row["way"], "length": row["length"], "gibibytes": GIBIBYTES}
+        (found,) = (x for x in ours if asked.items() <= x.items())
+        return f"{found['largest_batch'][KIND[name]]:,}"
+    known = _measured(row["programs"][name])
+    return "-" if len(known) == 1 else f"{largest_batch(known, GIBIBYTES * 2**30):,}"
 
 
 def _measured(program: Row) -> dict[int, float]:
     return {int(size): found for size, found in program["bytes"].items()}
 
 
-def _line(row: Row, name: str, ours: Mapping[str, Any]) -> list[str]:
-    program, is_ordinary = row["programs"][name], name == baseline(name)
+def _line(row: Row, name: str, ours: Sequence[Row]) -> list[str]:
+    program = row["programs"][name]
+    base = "JAX" if name in KIND else "PyTorch"  # the ordinary step in that language
     of = lambda name: bytes_at(_measured(row["programs"][name]), row["batch_size"])
     seconds = ratio = "-"
     if "seconds" in program:
         seconds, found = f"{program['seconds']['median']:.2f}", program["ratio"]
         ratio = f"{found['median']:.2f} ({found['q1']:.2f} to {found['q3']:.2f})"
-    fits = _largest(row, name, ours)
-    return [
-        row["way"],
-        str(row["length"]),
-        name,
-        seconds,
-        "" if is_ordinary else ratio,
-        f"{of(name) / 1e6:,.0f}",
-        "" if is_ordinary else f"{of(name) / of(baseline(name)):.2f}",
-        "-" if fits is None else f"{fits:,}",
-    ]
+    ratios = ratio, f"{of(name) / of(base):.2f}"
+    of_time, of_memory = ("", "") if name == base else ratios
+    first = [row["way"], str(row["length"]), name, seconds, of_time]
+    return [*first, f"{of(name) / 1e6:,.0f}", of_memory, _largest(row, name, ours)]
 
 
-def table(rows: Sequence[Row], ours: Mapping[str, Any]) -> str:
+def table(rows: Sequence[Row], ours: Sequence[Row]) -> str:
     """One line for each program.
 
     Args:
       rows: what was measured, for each way and length.
-      ours: the record of `largest`.
+      ours: the rows of `cost`, with the largest batches.
     """
     body = [_line(row, name, ours) for row in rows for name in row["programs"]]
     head = ["way", "tokens", "step", "s", "ratio", "MB", "ratio"]
-    return markdown([*head, f"largest batch in {ours['gibibytes']:g} GiB"], body)
+    return markdown([*head, f"largest batch in {GIBIBYTES} GiB"], body)
 
 
 def agreement(rows: Sequence[Row]) -> str:
@@ -103,17 +96,11 @@ def agreement(rows: Sequence[Row]) -> str:
         [row["way"], row["step"], f"{row['norms']:.0e}", f"{row['clipped']:.0e}"]
         for row in rows
     ]
-    head = ["way", "step", "norms", "norm of the clipped sum"]
-    return markdown(head, body)
-
-
-def main() -> None:
-    record = json.loads(RESULTS.read_text())
-    ours = json.loads(largest.RESULTS.read_text())
-    print(table(record["rows"], ours))
-    print("\nThe largest relative difference from our gradients:\n")
-    print(agreement(record["agreement"]))
+    return markdown(["way", "step", "norms", "norm of the clipped sum"], body)
 
 
 if __name__ == "__main__":
-    main()
+    record = json.loads(RESULTS.read_text())
+    print(table(record["rows"], records.read(cost.RESULTS)))
+    print("\nThe largest relative difference from our gradients:\n")
+    print(agreement(record["agreement"]))

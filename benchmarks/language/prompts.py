@@ -6,8 +6,6 @@ the head: 20 times the mean of their embeddings. Such a start takes nothing from
 private texts, and private training, which has few steps and much noise, need not find
 the head first. Li et al. (arXiv:2110.05679) have the same idea for a model trained
 to fill in blanks: they ask which of two words fits in, and call it text infilling.
-
-    model = prompts.classifier(encoder.load(), prompts.SST2)
 """
 
 import itertools
@@ -32,22 +30,18 @@ NEGATIVE += "boring", "dull", "stupid", "worthless", "ugly"
 POSITIVE += "enjoyable", "funny", "moving", "brilliant", "beautiful"
 
 
-def descriptions(words: Sequence[str]) -> tuple[str, ...]:
-    """Every word in every template."""
-    pairs = itertools.product(TEMPLATES, words)
-    return tuple(template.format(word) for template, word in pairs)
-
-
-SST2 = descriptions(NEGATIVE), descriptions(POSITIVE)
+SST2 = tuple(
+    [template.format(word) for template, word in itertools.product(TEMPLATES, words)]
+    for words in (NEGATIVE, POSITIVE)
+)
 
 
 def embeddings(
     encode: encoder.Encoder, texts: Sequence[str], tokenizer: tokenizers.Tokenizer
 ) -> jax.Array:
     """Shape (num_texts, width), each of norm one."""
-    examples = data.Examples(
-        tuple((text,) for text in texts), np.zeros(len(texts), np.int32)
-    )
+    labels = np.zeros(len(texts), np.int32)
+    examples = data.Examples(tuple((text,) for text in texts), labels)
     tokens, types, _ = data.tokenize(examples, MAX_LENGTH, tokenizer)
     one = lambda tokens, types: encoder.embedding(encode(tokens, types), tokens)
     return jax.jit(jax.vmap(one))(tokens, types)

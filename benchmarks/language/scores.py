@@ -7,7 +7,6 @@ references, each on its own, weighted by beta 1.2, of words in lower case withou
 The words and the longest common subsequence are those of `rouge-score` here.
 """
 
-import functools
 import itertools
 import statistics
 from collections.abc import Sequence
@@ -24,13 +23,11 @@ def bleu(texts: Sequence[str], references: Sequence[Sequence[str]]) -> float:
     return sacrebleu.corpus_bleu(list(texts), streams, lowercase=True).score
 
 
-@functools.cache
-def _scorer() -> rouge_scorer.RougeScorer:
-    return rouge_scorer.RougeScorer(["rougeL"])
+_SCORER = rouge_scorer.RougeScorer(["rougeL"])
 
 
 def _rouge_l(text: str, references: Sequence[str]) -> float:
-    found = [_scorer().score(reference, text)["rougeL"] for reference in references]
+    found = [_SCORER.score(reference, text)["rougeL"] for reference in references]
     precision = max(x.precision for x in found)
     recall = max(x.recall for x in found)
     if not precision or not recall:

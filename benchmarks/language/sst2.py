@@ -1,30 +1,25 @@
-"""SST-2 by fine-tuning MiniLM: four ways, all optimizers, three epsilons.
+"""SST-2 by fine-tuning MiniLM: several ways, all optimizers, three epsilons.
 
-    python -m benchmarks.language.sst2 --data-dir DIR --cache-dir DIR --way LoRA
+    python -m benchmarks.language.sst2 --data-dir DIR --way LoRA
     python -m benchmarks.language.sst2                   # prints the tables
 
-The search of the last block, `benchmarks.rates`, has as many trials for each optimizer
-at epsilon 3, scored on 3,000 training phrases that they do not see, and so has that of
-a new last block, with one more rate for each. The best is trained on all phrases, at
-every epsilon, and tested on GLUE's development set. A training of the whole model takes
-most of an hour, so LoRA and full fine-tuning are not searched: the learning rates of
-LoRA are the first ones of the search, which did best in short tries on these phrases,
-and those of full fine-tuning a twentieth. LoRA by batches of a quarter is a way of its
-own, and so is LoRA for four times as many epochs, which is searched, for accelerators.
+The last block and a new one are searched by `benchmarks.rates`: as many trials for each
+optimizer at epsilon 3, scored on 3,000 training phrases that they do not see. LoRA and
+the whole model have the first rates of that search, and a twentieth. `--way sizes`
+varies batch size, learning rate and clip norm of DP-Adam on the last block, as Li et
+al. (arXiv:2110.05679) do, by trials of the same record and seed.
 
-Trainings of one seed have the same batches and, but for its level, the same noise, so
-that optimizers differ by themselves alone: each epsilon is of one training whose key
-nobody knows, not of all that are printed. All learning rates are in Adam's unit. A call
-makes what is not on record, and goes on where one was cut off; several calls, of a way
-each, may write to one record.
+Trainings of one seed have the same batches and, but for its level, the same noise: each
+epsilon is of one training whose key nobody knows. Rates are in Adam's unit.
 """
 
 import argparse
 import dataclasses
 import functools
+import itertools
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -32,73 +27,58 @@ import numpy as np
 from benchmarks import rates, records
 from benchmarks.language import data, encoder, features, finetune, prompts, ways
 from benchmarks.language.finetune import NOT_PRIVATE, Setting
+from benchmarks.study import Cell, Find, Study
+from benchmarks.tables import markdown
 from dpadambc import accounting
-
-RESULTS = pathlib.Path(__file__).with_suffix(".jsonl")
 
 MAX_LENGTH = 64  # tokens; less than one sentence in a thousand is longer
 L2_CLIP_NORM = 0.5
 EPSILON_OF_TRIALS, OTHER_EPSILONS = 3.0, (8.0, 1.0)
 RANK = 8
-MODEL_KEY = 0  # of what is random in a model before it is trained
 
 
 class Way(NamedTuple):
-    """How a part of the model is trained.
+    """How a part of the model is trained."""
 
-    Attributes:
-      num_blocks: how many of the last blocks it trains; the states before them are
-        computed once. None trains the whole model, with its embeddings.
-      parts: of a model with these blocks, what is trained and what is not.
-      epochs: of training.
-      batch_size: expected.
-      learning_rates: of the trials of each optimizer.
-      seeds: of what is tested.
-    """
-
-    num_blocks: int | None
-    parts: Callable[..., ways.Parts]
+    num_blocks: int | None  # the last ones, on the states before them; None is all
+    parts: Callable[..., ways.Parts]  # what is trained of them, and what is not
     epochs: int
-    batch_size: int
-    learning_rates: Mapping[str, Sequence[float]]
-    seeds: Sequence[int]
+    batch_size: int  # expected
+    learning_rates: Mapping[str, Sequence[float]]  # of the trials of each optimizer
+    seeds: Sequence[int]  # of what is tested
 
 
-def _whole(model: ways.Model) -> ways.Parts:
+def _whole(model: Any) -> ways.Parts:
     return ways.split(model, "full")
 
 
-def _with_lora(model: encoder.Classifier) -> ways.Parts:
-    adapted = ways.with_lora(
-        model, rank=RANK, key=jax.random.key(MODEL_KEY), names=ways.ALL_LINEAR
-    )
-    return ways.split(adapted, "LoRA")
+def _with_lora(model: Any) -> ways.Parts:
+    options = {"rank": RANK, "key": jax.random.key(0), "names": ways.ALL_LINEAR}
+    return ways.split(ways.with_lora(model, **options), "LoRA")
 
 
-def _with_new_last_block(model: encoder.Tail) -> ways.Parts:
-    new = ways.with_new_last_block(model, jax.random.key(MODEL_KEY))
-    return ways.split(new, "full")
+def _with_new_last_block(model: Any) -> ways.Parts:
+    return _whole(ways.with_new_last_block(model, jax.random.key(0)))
 
 
 # The first of each comes first: where tries on validation phrases did best.
 PLAIN = (1e-2, 2e-2, 5e-3)
 CORRECTED = (4e-3, 2e-3, 8e-3)
-WITHOUT_NOISE = (2e-3, 1e-3, 4e-3)
 SEARCHED = {
     "DP-AdamW": PLAIN,
     "DP-AdamBC": CORRECTED,
     "DP-Adam": PLAIN,
     "DP-AdamW-BC": CORRECTED,
     "DP-SGD": PLAIN,
-    NOT_PRIVATE: WITHOUT_NOISE,
+    NOT_PRIVATE: (2e-3, 1e-3, 4e-3),
 }
 # One more for a block begun anew, whose trials are best at the largest.
-FOR_NEW = {method: (*rates, 2 * max(rates)) for method, rates in SEARCHED.items()}
-FOR_LORA = {method: rates[:1] for method, rates in SEARCHED.items()}
+FOR_NEW = {method: (*several, 2 * max(several)) for method, several in SEARCHED.items()}
+FOR_LORA = {method: several[:1] for method, several in SEARCHED.items()}
 # Without noise, what did best in the last block's trials, of as many texts in a batch.
 FOR_SMALL = FOR_LORA | {NOT_PRIVATE: (1e-3,)}
 FOR_LONG = {method: SEARCHED[method] for method in ("DP-AdamW", NOT_PRIVATE)}
-FOR_ALL = {method: (rates[0] / 20,) for method, rates in SEARCHED.items()}
+FOR_ALL = {method: (several[0] / 20,) for method, several in SEARCHED.items()}
 
 WAYS = {
     "last block": Way(1, _whole, 1, 1_024, SEARCHED, range(5)),
@@ -112,169 +92,151 @@ WAYS = {
 
 def setting(way: str, method: str, target_epsilon: float, rate: float) -> Setting:
     """One training; without privacy, for any epsilon."""
-    how = WAYS[way]
-    return Setting(
-        way=way,
-        method=method,
-        target_epsilon=None if method == NOT_PRIVATE else target_epsilon,
-        epochs=how.epochs,
-        batch_size=how.batch_size,
-        learning_rate=rate,
-        l2_clip_norm=L2_CLIP_NORM,
-    )
+    epsilon = None if method == NOT_PRIVATE else target_epsilon
+    size = WAYS[way].epochs, WAYS[way].batch_size
+    return Setting(way, method, epsilon, *size, rate, L2_CLIP_NORM)
 
 
 def plan(way: str) -> rates.Plan:
-    return rates.Plan(
-        functools.partial(setting, way),
-        WAYS[way].learning_rates,
-        EPSILON_OF_TRIALS,
-        OTHER_EPSILONS,
-        WAYS[way].seeds,
-    )
+    of, several = functools.partial(setting, way), WAYS[way].learning_rates
+    return rates.Plan(of, several, EPSILON_OF_TRIALS, OTHER_EPSILONS, WAYS[way].seeds)
 
 
-class Laboratory:
-    """Trains what is not on record, on the texts that a split stands for."""
-
-    def __init__(self, way: str, arguments: argparse.Namespace):
-        self._records = records.Records(arguments.output)
-        self._checkpoints = arguments.checkpoints
-        body, num_blocks = encoder.load(), WAYS[way].num_blocks
-        model = prompts.classifier(body, prompts.SST2)
-        if num_blocks is not None:
-            model = ways.tail(model, num_blocks)
-        self._parts = WAYS[way].parts(model)
-        self._train, self._dev = (
-            _texts(arguments, split, body, num_blocks) for split in ("train", "dev")
-        )
-
-    def _of_split(
-        self, split: str
-    ) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
-        """What is trained on and what is scored, which may be gigabytes."""
-        if split == "test":
-            return self._train, self._dev
-        fit, validation = data.split_validation(len(self._train[-1]))
-        take = lambda rows: tuple(x[rows] for x in self._train)
-        return take(fit), take(validation)
-
-    def get(self, setting: Setting, seed: int, split: str) -> records.Row:
-        """The training, made and written down if it is not there."""
-        row = identity(setting, seed, split)
-        folder = self._checkpoints / folder_name(row)
-
-        def make():
-            texts, scored = self._of_split(split)
-            return finetune.train(setting, seed, self._parts, texts, scored, folder)
-
-        return self._records.get(row, make)
+# Batch size, learning rate and clip norm of one optimizer.
+VARIED = "sizes"
+BASE = setting("last block", "DP-Adam", EPSILON_OF_TRIALS, 1e-2)
+BATCH_SIZES = (64, 256, 1_024, 4_096)
+LEARNING_RATES = (2.5e-3, 5e-3, 1e-2, 2e-2, 4e-2)
+L2_CLIP_NORMS = (0.02, 0.1, 0.5, 2.5)
 
 
-def _texts(
-    arguments: argparse.Namespace,
-    split: str,
-    body: encoder.Encoder,
-    num_blocks: int | None,
-) -> tuple[np.ndarray, ...]:
-    """What the model takes of the texts of a file, and their labels."""
-    examples = data.load(arguments.data_dir, "sst2", split)
-    tokens = data.cached(examples, MAX_LENGTH, arguments.cache_dir, data.tokenizer())
-    if num_blocks is None:
-        return tuple(map(np.asarray, tokens))
-    seen = features.extract(tokens, arguments.cache_dir, body, num_blocks)
-    return np.asarray(tokens.tokens), seen.hidden, np.asarray(tokens.labels)
+def trial(**changes: Any) -> rates.Task:
+    """One of the last block, but for these numbers."""
+    setting = dataclasses.replace(BASE, **changes)
+    return setting, plan("last block").seed_of_trials, "validation"
+
+
+def varied() -> Iterator[rates.Task]:
+    """The clip norms and the grid, each once."""
+    found = [trial(l2_clip_norm=norm) for norm in L2_CLIP_NORMS]
+    for rate, size in itertools.product(LEARNING_RATES, reversed(BATCH_SIZES)):
+        found.append(trial(learning_rate=rate, batch_size=size))
+    yield from dict.fromkeys(found)
 
 
 def identity(setting: Setting, seed: int, split: str) -> records.Row:
     """What tells a training from others: scored on "validation" or "test" texts."""
-    return {"setting": dataclasses.asdict(setting), "seed": seed, "split": split}
+    return finetune.identity(setting, seed) | {"split": split}
 
 
-def folder_name(row: records.Row) -> str:
-    """Of the state of one training."""
-    setting = row["setting"]
-    names = "way", "method", "target_epsilon", "learning_rate", "batch_size"
-    numbers = [setting[name] for name in (*names, "l2_clip_norm")]
-    parts = [*map(str, (*numbers, row["seed"])), row["split"]]
-    return "_".join(parts).replace(" ", "-")
+def cells(find: Find, arguments: argparse.Namespace) -> Iterator[Cell]:
+    """Of each way, the trials and then the best of them."""
+
+    def cell(setting: Setting, seed: int, split: str) -> Cell:
+        task = setting, seed, split
+        asked = setting.method, setting.target_epsilon
+        return Cell(*asked, seed if split == "test" else None, identity(*task), task)
+
+    for way in arguments.way:
+        if way == VARIED:
+            yield from itertools.starmap(cell, varied())
+            continue
+        methods = list(WAYS[way].learning_rates)
+        yield from itertools.starmap(cell, plan(way).trials(methods))
+        get = lambda *task: find(cell(*task))
+        yield from itertools.starmap(cell, plan(way).results(get, methods))
+
+
+def accuracy(parts: ways.Parts, trained: Any, texts: Sequence[Any]) -> float:
+    """The share of texts that are labeled correctly."""
+    *inputs, labels = texts
+    model = parts.model(trained)
+    of_all = lambda text: jax.lax.map(lambda x: model(*x), text, batch_size=64)
+    return float(np.mean(jax.jit(of_all)(inputs).argmax(-1) == labels))
+
+
+def prepare(arguments: argparse.Namespace) -> Callable[[Cell], records.Row]:
+    """Trains a cell on the texts that its split stands for."""
+    body, words = encoder.load(), data.tokenizer()
+
+    @functools.cache
+    def texts(split: str, num_blocks: int | None) -> tuple[np.ndarray, ...]:
+        examples = data.load(arguments.data_dir, split)
+        tokens = data.tokenize(examples, MAX_LENGTH, words)
+        if num_blocks is None:
+            return tuple(tokens)
+        hidden = features.before_last(tokens, body, num_blocks, arguments.cache_dir)
+        return tokens.tokens, hidden, tokens.labels
+
+    def train(cell: Cell) -> records.Row:
+        setting, seed, split = cell.setting
+        way = WAYS[setting.way]
+        model = prompts.classifier(body, prompts.SST2, words)
+        if way.num_blocks is not None:
+            model = encoder.Tail(model, way.num_blocks)
+        parts, fitted = way.parts(model), texts("train", way.num_blocks)
+        if split == "test":
+            scored = texts("dev", way.num_blocks)
+        else:
+            both = data.split_validation(len(fitted[-1]))
+            fitted, scored = (tuple(x[rows] for x in fitted) for rows in both)
+        folder = arguments.cache_dir / finetune.folder_name(setting, seed, split)
+        task, size = (setting, seed, parts, fitted, folder), arguments.microbatch_size
+        trained, row = finetune.fit(*task, microbatch_size=size)
+        own = round(accuracy(parts, trained, scored), 4)
+        return {"accuracy": own, "num_scored": len(scored[-1])} | row
+
+    return train
 
 
 def search_epsilon(way: str, num_train: int) -> float:
     """Of a search of as many trials, their number random and only the best told."""
+    mechanism = setting(way, "DP-Adam", EPSILON_OF_TRIALS, 1.0).mechanism(num_train)
     number = max(len(several) for several in WAYS[way].learning_rates.values())
-    of_one = setting(way, "DP-Adam", EPSILON_OF_TRIALS, 1.0).mechanism(num_train)
-    tuned = accounting.tuned_epsilon(
-        of_one, finetune.TARGET_DELTA, trials=accounting.Geometric(number)
-    )
-    return tuned.epsilon
+    trials, delta = accounting.Geometric(number), finetune.TARGET_DELTA
+    return accounting.tuned_epsilon(mechanism, delta, trials=trials).epsilon
 
 
-def render(rows: Sequence[records.Row]) -> str:
-    """The tables of each way that there is something of."""
-    get, parts = rates.reader(rows, identity), []
-    for way in WAYS:
+def tables_of_sizes(get: rates.Get) -> dict[str, str]:
+    """Accuracy by batch size and learning rate, with the noise, and by clip norm."""
+    percent = lambda row: f"{100 * row['accuracy']:.2f}" if row else "-"
+    body = []
+    for size in BATCH_SIZES:
+        rows = [get(*trial(batch_size=size, learning_rate=x)) for x in LEARNING_RATES]
+        if known := next(filter(None, rows), None):
+            z = known["noise_multiplier"]
+            numbers = str(known["iterations"]), f"{z:.2f}", f"{1e4 * z / size:.2f}"
+            body.append([f"{size:,}", *numbers, *map(percent, rows)])
+    header = ["batch", "steps", "z", "10⁴ z / B", *(f"η {x:g}" for x in LEARNING_RATES)]
+    by_norm = [percent(get(*trial(l2_clip_norm=norm))) for norm in L2_CLIP_NORMS]
+    norms = markdown([f"C {norm:g}" for norm in L2_CLIP_NORMS], [by_norm])
+    return {"batch sizes": markdown(header, body), "clip norms": norms}
+
+
+def tables(rows: Sequence[records.Row]) -> dict[str, str]:
+    """Those of each way that there is something of."""
+    get, found = rates.reader(rows, identity), {}
+    for way, (*_, several, _) in WAYS.items():
         known = [row for row in rows if row["setting"]["way"] == way]
         if not known:
             continue
-        of_way = plan(way)
-        parts += [
-            f"{way}, test accuracy in percent:",
-            of_way.results_table(get, of_way.accuracy),
-        ]
-        if not any(row["split"] == "validation" for row in known):
-            continue
-        if max(map(len, of_way.learning_rates.values())) == 1:
-            parts += ["On validation phrases:", of_way.trials_table(get)]
-            continue
-        searched = search_epsilon(way, known[0]["num_examples"])
-        parts += [
-            "The trials, on validation phrases. With keys of their own, were their"
-            " number random (geometric) and only the best told, by a score on texts"
-            f" that need no protection, a search costs ε {searched:.2f}; the training"
-            " on all phrases comes on top:",
-            of_way.trials_table(get),
-        ]
-    return "\n\n".join(parts)
+        found[way] = plan(way).results_table(get, plan(way).accuracy)
+        if any(row["split"] == "validation" for row in known):
+            found[f"{way}, trials"] = plan(way).trials_table(get)
+            if max(map(len, several.values())) > 1:
+                spent = search_epsilon(way, known[0]["num_examples"])
+                found[f"{way}, trials"] += f"\n\nA search alone costs ε {spent:.2f}."
+    return found | tables_of_sizes(get)
 
 
-def options(doc: str | None) -> argparse.ArgumentParser:
-    """Of a command that trains where it has the data, and then prints its tables."""
-    parser = argparse.ArgumentParser(description=(doc or "").split("\n")[0])
-    parser.add_argument("--data-dir", type=pathlib.Path, help="trains, where given")
-    parser.add_argument("--cache-dir", type=pathlib.Path, help="of the features")
-    parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
-    parser.add_argument(
-        "--checkpoints",
-        type=pathlib.Path,
-        default=pathlib.Path("sst2_checkpoints"),
-        help="where trainings go on from",
-    )
-    return parser
+def options(parser: argparse.ArgumentParser) -> None:
+    known = (*WAYS, VARIED)
+    parser.add_argument("--way", choices=known, nargs="+", default=known)
+    parser.add_argument("--microbatch-size", type=int, default=32)
 
 
-def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    arguments = parser.parse_args()
-    if arguments.data_dir and not arguments.cache_dir:
-        parser.error("Expected --cache-dir beside --data-dir, for the features.")
-    return arguments
-
-
-def main() -> None:
-    parser = options(__doc__)
-    parser.add_argument("--way", choices=WAYS, nargs="+", default=tuple(WAYS))
-    parser.add_argument(
-        "--method", choices=SEARCHED, nargs="+", default=tuple(SEARCHED)
-    )
-    arguments = parse(parser)
-    if arguments.data_dir:
-        for way in arguments.way:
-            laboratory = Laboratory(way, arguments)
-            known = WAYS[way].learning_rates
-            methods = [method for method in arguments.method if method in known]
-            plan(way).run(laboratory.get, methods)
-    print(render(records.read(arguments.output)))
-
+RESULTS = pathlib.Path(__file__).with_suffix(".jsonl")
+STUDY = Study(RESULTS, cells, prepare, tables, options=options)
 
 if __name__ == "__main__":
-    main()
+    STUDY.main(__doc__)

@@ -1,14 +1,9 @@
 """Ways to fine-tune: all parameters, adapters of low rank, the last block, the head.
 
 Each splits a model into what is trained and what is frozen, two states that
-`dpadambc.training.fit` takes as `params` and `frozen`:
-
-    parts = ways.split(ways.with_lora(model, rank=8, key=key), "LoRA")
-    fit(parts.loss_fn, parts.trained, texts, mechanism, optimizer,
-        frozen=parts.frozen, ...)
-
-The head is trained in all of them. Adapters are those of Hu et al. (arXiv:2106.09685):
-x @ w + x @ a @ b with w frozen, and b zero at the start.
+`dpadambc.training.fit` takes as `params` and `frozen`. The head is trained in all of
+them. Adapters are those of Hu et al. (arXiv:2106.09685): x @ w + x @ a @ b with w
+frozen, and b zero at the start.
 """
 
 import itertools
@@ -20,16 +15,13 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from benchmarks.language.encoder import UNLABELED, Classifier, Tail
-from benchmarks.language.generator import Generator
+from benchmarks.language.encoder import Classifier, Tail
 
 # The linear maps of a block; the adapters' paper has them on the first two.
 QUERY_AND_VALUE = ("query", "value")
 ALL_LINEAR = (*QUERY_AND_VALUE, "key", "out", "widen", "narrow")
 
-
-Model = Classifier | Tail | Generator
-M = TypeVar("M", Classifier, Tail, Generator)
+M = TypeVar("M", Classifier, Tail)
 
 
 class Parts(NamedTuple):
@@ -41,39 +33,19 @@ class Parts(NamedTuple):
 
     def model(self, trained: Any = None) -> Any:
         """The whole, with other trained parameters if they are given."""
-        trained = self.trained if trained is None else trained
-        return nnx.merge(self.graph, trained, self.frozen)
+        return nnx.merge(self.graph, trained or self.trained, self.frozen)
 
-    def loss_fn(
-        self,
-        trained: Any,
-        frozen: Any,
-        *text: jax.Array,
-    ) -> jax.Array:
-        """Cross-entropy of one text: what the model takes of it, and its label.
-
-        With a label for each position, the mean over those that have one.
-        """
-        *inputs, labels = text
+    def loss_fn(self, trained: Any, frozen: Any, *text: jax.Array) -> jax.Array:
+        """Cross-entropy of one text: what the model takes of it, and its label."""
+        *inputs, label = text
         logits = nnx.merge(self.graph, trained, frozen)(*inputs)
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-        is_labeled = labels != UNLABELED
-        return jnp.sum(losses, where=is_labeled) / jnp.maximum(jnp.sum(is_labeled), 1)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, label)
 
 
-_HEAD = nnx.PathContains("head")
-_IS_TRAINED = {
-    "full": lambda last: nnx.Param,
-    "LoRA": lambda last: nnx.Any(nnx.LoRAParam, _HEAD),
-    "last block": lambda last: nnx.Any(
-        lambda path, _: ("blocks", last) in itertools.pairwise(path), _HEAD
-    ),
-    "linear probe": lambda last: _HEAD,
-}
-WAYS = tuple(_IS_TRAINED)
+WAYS = ("full", "LoRA", "last block", "linear probe")
 
 
-def split(model: Model, way: str) -> Parts:
+def split(model: Classifier | Tail, way: str) -> Parts:
     """What is trained, and what is not.
 
     Raises:
@@ -87,29 +59,19 @@ def split(model: Model, way: str) -> Parts:
             f"Expected adapters for LoRA alone, got way={way!r} and"
             f" {'some' if has_adapters else 'none'}. See `with_lora`."
         )
-    is_trained = _IS_TRAINED[way](len(model.blocks) - 1)
-    return Parts(*nnx.split(model, is_trained, ...))
-
-
-def tail(model: Classifier, num_blocks: int) -> Tail:
-    """A copy of the last blocks and the head, on hidden states of the block before.
-
-    What is frozen before them is not computed in every step: `features` keeps it.
-    """
-    return Tail(nnx.clone(model), num_blocks)
-
-
-def _places(model: Model) -> list[nnx.Module]:
-    """What has linear maps."""
-    return [x for block in model.blocks for x in (block.attention, block)]
+    last, head = ("blocks", len(model.blocks) - 1), nnx.PathContains("head")
+    of_last = lambda path, _: last in itertools.pairwise(path)
+    is_trained = {
+        "full": nnx.Param,
+        "LoRA": nnx.Any(nnx.LoRAParam, head),
+        "last block": nnx.Any(of_last, head),
+        "linear probe": head,
+    }
+    return Parts(*nnx.split(model, is_trained[way], ...))
 
 
 def with_lora(
-    model: M,
-    *,
-    rank: int,
-    key: jax.Array,
-    names: Sequence[str] = QUERY_AND_VALUE,
+    model: M, *, rank: int, key: jax.Array, names: Sequence[str] = QUERY_AND_VALUE
 ) -> M:
     """A copy with adapters beside the linear maps of these names, in every block."""
     if not names or not set(names) <= set(ALL_LINEAR):
@@ -117,25 +79,11 @@ def with_lora(
             f"Expected names among {', '.join(ALL_LINEAR)}, got {tuple(names)}."
         )
     model, rngs = nnx.clone(model), nnx.Rngs(key)
-    for place in _places(model):
-        for name in names:
-            linear = getattr(place, name, None)
-            if linear is not None:
-                sizes = linear.in_features, rank, linear.out_features
-                setattr(place, name, nnx.LoRA(*sizes, base_module=linear, rngs=rngs))
-    return model
-
-
-def merged(model: M) -> M:
-    """The same function without adapters: their products are in the kernels."""
-    model = nnx.clone(model)
-    for place in _places(model):
-        for name in ALL_LINEAR:
-            lora = getattr(place, name, None)
-            if isinstance(lora, nnx.LoRA):
-                linear: Any = lora.base_module
-                linear.kernel[...] += lora.lora_a[...] @ lora.lora_b[...]
-                setattr(place, name, linear)
+    places = [place for block in model.blocks for place in (block.attention, block)]
+    for place, name in itertools.product(places, names):
+        if linear := getattr(place, name, None):
+            sizes = linear.in_features, rank, linear.out_features
+            setattr(place, name, nnx.LoRA(*sizes, base_module=linear, rngs=rngs))
     return model
 
 
@@ -146,8 +94,7 @@ def with_new_last_block(model: M, key: jax.Array, stddev: float = 1.0) -> M:
     default (BERT itself began with 0.02); biases are zero, scales one.
     """
     model = nnx.clone(model)
-    last = model.blocks[-1]
-    graph, state = nnx.split(last)
+    graph, state = nnx.split(model.blocks[-1])
     keys = iter(jax.random.split(key, len(jax.tree.leaves(state))))
 
     def draw(path: tuple[Any, ...], variable: nnx.Variable) -> nnx.Variable:

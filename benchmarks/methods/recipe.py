@@ -1,6 +1,6 @@
 """A learning rate without a search: of the steps, and of the size of an input.
 
-    python -m benchmarks.methods.recipe --data-dir DIR --cache-dir DIR [--task NAME]
+    python -m benchmarks.methods.recipe --data-dir DIR [--task NAME ...]
     python -m benchmarks.methods.recipe                              # the tables
 
 In T steps of Adam, few of which are longer than the learning rate η, a weight moves by
@@ -17,25 +17,26 @@ The mean of |x|_1 is that of the training part. A user takes it from public data
 how features are scaled: 0.8 times their number, where they are standardized.
 """
 
+import argparse
+import itertools
 import pathlib
-import statistics
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import records
-from benchmarks.experiment import Data
-from benchmarks.methods import options, run, table, tasks, train
+from benchmarks.experiment import Data, Sides
+from benchmarks.methods import run, tasks
+from benchmarks.records import Row
+from benchmarks.study import Cell, Find, Study
 from benchmarks.tables import markdown, spread
 
-RESULTS = pathlib.Path(__file__).with_suffix(".jsonl")
 REACHES = (5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
 METHODS = ("DP-Adam", "AUTO-S, DP-Adam", "DP-AdamBC")
-FIXED = {"l2_clip_norm": 1.0, "floor": 1.0}
 SEEDS_OF_TRIALS = (1_000, 1_001)
+EPSILONS = sorted(run.EPSILONS)
 
 
 def learning_rate(reach: float, task: tasks.Task, examples: Data) -> float:
@@ -44,186 +45,150 @@ def learning_rate(reach: float, task: tasks.Task, examples: Data) -> float:
     return reach / (task.iterations * size)
 
 
-class Laboratory:
-    """The examples of one task, and what was trained on them."""
-
-    def __init__(self, task: tasks.Task, parts: tasks.Parts, found: records.Records):
-        self._task, self._parts, self._found = task, parts, found
-
-    def try_reaches(self, method: str, epsilon: float) -> None:
-        """All of them side by side, on validation examples."""
-        fit, validation = self._parts.fit, self._parts.validation
-        for seed in SEEDS_OF_TRIALS:
-            self._get("reaches", method, epsilon, REACHES, seed, fit, validation)
-
-    def test(self, method: str, epsilon: float, reach: float) -> None:
-        """One of them, seed by seed."""
-        sides = self._parts.train, self._parts.test
-        for seed in range(run.NUM_SEEDS):
-            self._get("test", method, epsilon, [reach], seed, *sides)
-
-    def _get(
-        self,
-        what: str,
-        method: str,
-        epsilon: float,
-        reaches: Sequence[float],
-        seed: int,
-        examples: Data,
-        held_out: Data,
-    ) -> None:
-        task = self._task
-        identity = {
-            "what": what,
-            "task": task.name,
-            "method": method,
-            "target_epsilon": epsilon,
-            "reaches": list(reaches),
-            "seed": seed,
-        }
-
-        def make() -> records.Row:
-            rates = [learning_rate(reach, task, examples) for reach in reaches]
-            columns = {name: jnp.full(len(rates), x) for name, x in FIXED.items()}
-            columns["learning_rate"] = jnp.asarray(rates, jnp.float32)
-            mechanism = task.poisson(epsilon, examples.num_examples)
-            keys = jax.random.split(jax.random.key(seed), len(rates))
-            start = time.perf_counter()
-            scores = train.accuracies(
-                method, task, mechanism, keys, columns, examples, held_out
-            )
-            return {
-                "learning_rates": [float(f"{rate:.4g}") for rate in rates],
-                "accuracies": [round(float(x), 4) for x in scores],
-                "noise_multiplier": mechanism.noise_multiplier,
-                "seconds": round(time.perf_counter() - start, 1),
-            }
-
-        self._found.get(identity, make)
+def cell(
+    what: str,
+    task: str,
+    method: str,
+    epsilon: float,
+    reaches: Sequence[float],
+    seed: int,
+) -> Cell:
+    """All reaches side by side on validation examples, or the test of one of them."""
+    identity = {
+        "what": what,
+        "task": task,
+        "method": method,
+        "target_epsilon": epsilon,
+        "reaches": list(reaches),
+        "seed": seed,
+    }
+    return Cell(method, epsilon, seed if what == "test" else None, identity)
 
 
-def grid(rows: Sequence[records.Row], task: str, method: str) -> np.ndarray:
+def cells(find: Find, arguments: argparse.Namespace) -> Iterator[Cell]:
+    """The trials of all tasks, and then the tests."""
+    blocks = list(itertools.product(tasks.TASKS, run.EPSILONS, METHODS))
+    trials = [
+        cell("reaches", task, method, epsilon, REACHES, seed)
+        for task, epsilon, method in blocks
+        for seed in SEEDS_OF_TRIALS
+    ]
+    yield from (each for each in trials if each.identity["task"] in arguments.task)
+    rows = [row for each in trials if (row := find(each))]
+    for task, epsilon, method in blocks:
+        if task in arguments.task and (reach := chosen(rows, task, method)):
+            for seed in range(run.NUM_SEEDS):
+                yield cell("test", task, method, epsilon, [reach], seed)
+
+
+def make(task: tasks.Task, sides: Sides, cell: Cell) -> Row:
+    """Trains with all reaches of a cell, and scores them."""
+    parts, known = sides.of(cell), cell.identity
+    rates = [learning_rate(x, task, parts[0]) for x in known["reaches"]]
+    candidates = [
+        {"learning_rate": x, "l2_clip_norm": 1.0, "floor": 1.0} for x in rates
+    ]
+    own = {"learning_rates": [float(f"{rate:.4g}") for rate in rates]}
+    how = cell.method, candidates, known["seed"], parts
+    return own | run.side_by_side(task, cell, *how)
+
+
+def _of(rows: Sequence[Row], **identity: Any) -> list[list[float]]:
+    """The accuracies of these rows."""
+    return [row["accuracies"] for row in rows if identity.items() <= row.items()]
+
+
+def grid(rows: Sequence[Row], task: str, method: str) -> np.ndarray:
     """Means over seeds on validation examples, shape=(epsilons, reaches)."""
-    by_epsilon = []
-    for epsilon in sorted(run.EPSILONS):
-        scores = [
-            row["accuracies"]
-            for row in rows
-            if (row["what"], row["task"]) == ("reaches", task)
-            and (row["method"], row["target_epsilon"]) == (method, epsilon)
-        ]
-        if scores:
-            by_epsilon.append(np.mean(scores, axis=0))
-    return np.array(by_epsilon).reshape(-1, len(REACHES))
+    known = {"what": "reaches", "task": task, "method": method}
+    found = [_of(rows, **known, target_epsilon=epsilon) for epsilon in EPSILONS]
+    means = [np.mean(x, axis=0) for x in found if x]
+    return np.array(means).reshape(-1, len(REACHES))
 
 
-def chosen(rows: Sequence[records.Row], task: str, method: str) -> float | None:
+def chosen(rows: Sequence[Row], task: str, method: str) -> float | None:
     """The reach that loses least on the other tasks; none before there are two."""
     others = [grid(rows, other, method) for other in tasks.TASKS if other != task]
     lost = [(x - x.max(axis=1, keepdims=True)).mean(axis=0) for x in others if x.size]
-    if len(lost) < 2:
-        return None
-    return REACHES[int(np.argmax(np.mean(lost, axis=0)))]
+    return REACHES[int(np.argmax(np.mean(lost, axis=0)))] if len(lost) > 1 else None
 
 
-def _tests(
-    rows: Sequence[records.Row], task: str, method: str, epsilon: float
-) -> list[float]:
+def tests(rows: Sequence[Row], task: str, method: str, epsilon: float) -> list[float]:
     """Accuracies on test examples of the reach that was chosen."""
-    reach = chosen(rows, task, method)
-    return [
-        x
-        for row in rows
-        if (row["what"], row["task"]) == ("test", task)
-        and (row["method"], row["target_epsilon"]) == (method, epsilon)
-        and row["reaches"] == [reach]
-        for x in row["accuracies"]
-    ]
+    known = {"task": task, "method": method, "target_epsilon": epsilon}
+    reaches = [chosen(rows, task, method)]
+    return [x for (x,) in _of(rows, what="test", **known, reaches=reaches)]
 
 
-def reaches_table(rows: Sequence[records.Row]) -> str:
+def _reaches(rows: Sequence[Row]) -> str:
     """Points below the best reach of a task, the mean over epsilons."""
     body = []
-    for method in METHODS:
-        for task in tasks.TASKS:
-            found = grid(rows, task, method)
-            if found.size:
-                lost = 100 * (found.max(axis=1, keepdims=True) - found).mean(axis=0)
-                body.append([method, task, *(f"{x:.1f}" for x in lost)])
+    for method, task in itertools.product(METHODS, tasks.TASKS):
+        found = grid(rows, task, method)
+        if found.size:
+            lost = 100 * (found.max(axis=1, keepdims=True) - found).mean(axis=0)
+            body.append([method, task, *(f"{x:.1f}" for x in lost)])
     return markdown(["points lost", "", *(f"reach {x:g}" for x in REACHES)], body)
 
 
-def tests_table(rows: Sequence[records.Row], tuned: table.Scores) -> str:
+def _tests(rows: Sequence[Row], tuned: run.Scores) -> str:
     """The recipe on test examples, beside what searches found."""
+    shown = lambda x: spread(x) if x else "-"
     body = []
-    for task in tasks.TASKS:
-        for epsilon in sorted(run.EPSILONS):
-            cells, of_all = [], tuned.get((task, epsilon), {})
-            for method in METHODS:
-                found = _tests(rows, task, method, epsilon)
-                cells.append(spread(found) if found else "-")
-                searched = of_all.get(method)
-                cells.append(spread(searched) if searched else "-")
-            if any(cell != "-" for cell in cells[::2]):
-                means = {name: statistics.fmean(x) for name, x in of_all.items()}
-                best = max(means, key=lambda name: means[name], default=None)
-                cells.append(f"{best}: {100 * means[best]:.2f}" if best else "-")
-                body.append([task, f"{epsilon:g}", *cells])
+    for task, epsilon in itertools.product(tasks.TASKS, EPSILONS):
+        of_all = tuned.get((task, epsilon), {})
+        of_methods = {name: tests(rows, task, name, epsilon) for name in METHODS}
+        if any(of_methods.values()):
+            best = max(of_all, key=lambda name: run.mean(of_all[name]), default="-")
+            body.append(
+                [task, f"{epsilon:g}"]
+                + [
+                    shown(x)
+                    for name in METHODS
+                    for x in (of_methods[name], of_all.get(name))
+                ]
+                + [f"{best}: {spread(of_all[best]).split()[0]}" if of_all else "-"]
+            )
     head = [cell for method in METHODS for cell in (method, "tuned")]
     return markdown(["task", "ε", *head, "best of all, tuned"], body)
 
 
-def summary(rows: Sequence[records.Row], tuned: table.Scores) -> str:
+def _summary(rows: Sequence[Row], tuned: run.Scores) -> str:
     """Points lost to the same method with 16 trials, and to the best of all methods."""
     body = []
     for method in METHODS:
         own, best = [], []
         for (task, epsilon), of_all in tuned.items():
-            found = _tests(rows, task, method, epsilon)
+            found = tests(rows, task, method, epsilon)
             if found and method in of_all:
-                mean = statistics.fmean(found)
-                own.append(100 * (statistics.fmean(of_all[method]) - mean))
-                best.append(100 * (max(map(statistics.fmean, of_all.values())) - mean))
+                own.append(100 * (run.mean(of_all[method]) - run.mean(found)))
+                best.append(
+                    100 * (max(map(run.mean, of_all.values())) - run.mean(found))
+                )
         if own:
-            cells = (statistics.fmean(own), max(own), statistics.fmean(best), max(best))
+            cells = run.mean(own), max(own), run.mean(best), max(best)
             body.append([method, f"{len(own)}", *(f"{x:.1f}" for x in cells)])
     head = ["blocks", "to 16 trials", "at most", "to the best of all", "at most"]
     return markdown(["points lost", *head], body)
 
 
-def render(rows: Sequence[records.Row], tuned: table.Scores) -> str:
-    return "\n\n".join(
-        [reaches_table(rows), tests_table(rows, tuned), summary(rows, tuned)]
-    )
+def tables(rows: Sequence[Row], tuned: run.Scores | None = None) -> dict[str, str]:
+    """Beside the scores of the searches, those on record unless others are given."""
+    tuned = run.scores(records.read(run.STUDY.results)) if tuned is None else tuned
+    return {
+        "reaches": _reaches(rows),
+        "tests": _tests(rows, tuned),
+        "summary": _summary(rows, tuned),
+    }
 
 
-def main() -> None:
-    arguments = options.parsed(options.parser(__doc__, RESULTS))
-    if arguments.data_dir:
-        found = records.Records(arguments.output)
-        laboratories = {
-            name: Laboratory(
-                tasks.TASKS[name],
-                tasks.load(name, arguments.data_dir, arguments.cache_dir),
-                found,
-            )
-            for name in arguments.task
-        }
-        each = [(m, e) for e in run.EPSILONS for m in METHODS]
-        for name, laboratory in laboratories.items():
-            for method, epsilon in each:
-                laboratory.try_reaches(method, epsilon)
-                print(f"{name}: {method} at epsilon {epsilon:g} is tried.", flush=True)
-        for name, laboratory in laboratories.items():
-            for method, epsilon in each:
-                reach = chosen(found.rows, name, method)
-                if reach is not None:
-                    laboratory.test(method, epsilon, reach)
-                    print(f"{name}: {method} at {epsilon:g} is tested.", flush=True)
-    print(
-        render(records.read(arguments.output), table.scores(records.read(run.RESULTS)))
-    )
-
+STUDY = Study(
+    results=pathlib.Path(__file__).with_suffix(".jsonl"),
+    cells=cells,
+    prepare=run.prepare(make),
+    tables=tables,
+    options=run.of_tasks(tuple(tasks.TASKS)),
+)
 
 if __name__ == "__main__":
-    main()
+    STUDY.main(__doc__)

@@ -1,127 +1,345 @@
 """All methods on all tasks at four epsilons, with equal trials, in one fair table.
 
-    python -m benchmarks.methods.run --data-dir DIR --cache-dir DIR [--task NAME ...]
+    python -m benchmarks.methods.run --data-dir DIR [--task NAME ...]
     python -m benchmarks.methods.run [--pictures]        # the tables, the picture
 
 Each method has 16 trials at each epsilon, of one seed, on four fifths of the training
 part; the best on the other fifth is trained on all of it with five seeds, and tested.
 All methods draw the same quantiles of the numbers that they have in common, and see the
-same batches, unless their sampling is another. What the search costs is not in epsilon:
-`benchmarks.digits.tune` shows how it is accounted for.
+same batches, unless their sampling is another. Epsilon does not cover the search.
 
-What was trained is written down as it ends, and found there by a later call; calls for
-different tasks may write to one record.
+A block is a task at an epsilon; methods are ranked within it by their mean accuracy on
+test examples. Two methods differ where their mean ranks are further apart than
+Nemenyi's critical difference, q sqrt(k (k + 1) / (6 n)) for k methods and n blocks.
+Blocks of one task are not independent, so the difference is too small rather than too
+large.
+
+References:
+  Demsar, `Statistical Comparisons of Classifiers over Multiple Data Sets
+  <https://www.jmlr.org/papers/v7/demsar06a.html>`_, 2006
 """
 
 import argparse
 import itertools
+import math
 import pathlib
+import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
+import scipy.stats
+from matplotlib.figure import Figure
 
-from benchmarks import experiment, records
-from benchmarks.methods import options, table, tasks, train
-from benchmarks.methods.methods import METHODS, NUM_TRIALS
+from benchmarks.experiment import Data, Sides
+from benchmarks.methods import tasks
+from benchmarks.methods.methods import CONTROL, METHODS, Candidate, train
+from benchmarks.records import Row
+from benchmarks.study import Cell, Find, Study
+from benchmarks.tables import by_epsilon, markdown, spread
 
-RESULTS = pathlib.Path(__file__).with_name("results.jsonl")
 EPSILONS = (3.0, 1.0, 8.0, 0.5)
 NUM_SEEDS = 5
-KEY_OF_TRIALS = 1_000
+SEED_OF_TRIALS = 1_000
+# Where the trials of one seed chose badly, the mean of several chooses.
+SEEDS_OF_TRIALS = {("digits", 0.5): range(1_000, 1_005)}
+
+mean = statistics.fmean
+Block = tuple[str, float]  # a task and an epsilon
+Scores = dict[Block, dict[str, list[float]]]  # of all seeds, by method
 
 
-class Laboratory:
-    """The examples of one task, and what was trained on them."""
+def cell(
+    task: str,
+    method: str,
+    epsilon: float,
+    rows: Sequence[Candidate],
+    seed: int,
+    is_test: bool,
+) -> Cell:
+    """All trials of a method by a seed, or the test of the best.
 
-    def __init__(self, task: tasks.Task, parts: tasks.Parts, found: records.Records):
-        self._task, self._parts, self._found = task, parts, found
+    Seed by seed, since runs side by side have the same batches.
+    """
+    of_trials = "search" if seed == SEED_OF_TRIALS else f"search {seed}"
+    identity = {
+        "what": f"seed {seed}" if is_test else of_trials,
+        "task": task,
+        "method": method,
+        "target_epsilon": epsilon,
+        "candidates": list(rows),
+    }
+    return Cell(method, epsilon, seed if is_test else None, identity, seed)
 
-    def compare(self, name: str, epsilon: float) -> None:
-        """The trials of a method, and the seeds of the best one."""
-        drawn = METHODS[name].candidates()
-        rows = [
-            {key: float(f"{values[i]:.4g}") for key, values in drawn.items()}
-            for i in range(NUM_TRIALS)
+
+def cells(find: Find, arguments: argparse.Namespace) -> Iterator[Cell]:
+    """Epsilons before methods, so that what is cut off leaves whole columns."""
+    for task, epsilon, method in itertools.product(arguments.task, EPSILONS, METHODS):
+        line, drawn = (task, method, epsilon), METHODS[method].candidates()
+        seeds = SEEDS_OF_TRIALS.get((task, epsilon), [SEED_OF_TRIALS])
+        trials = [cell(*line, drawn, seed, is_test=False) for seed in seeds]
+        yield from trials
+        rows = [row for each in trials if (row := find(each))]
+        if len(rows) == len(trials):
+            # Beside it, to compare, what the first seed alone would choose.
+            for chosen in dict.fromkeys((best(rows), best(rows[:1]))):
+                for seed in range(NUM_SEEDS):
+                    yield cell(*line, [drawn[chosen]], seed, is_test=True)
+
+
+def side_by_side(
+    task: tasks.Task,
+    cell: Cell,
+    method: str,
+    candidates: Sequence[Candidate],
+    seed: int,
+    sides: tuple[Data, Data],
+) -> Row:
+    """Trains all candidates in one program, and scores them."""
+    start, how = time.perf_counter(), METHODS[method]
+    mechanism: Any = how.mechanism(task, cell.epsilon, sides[0].num_examples)
+    model = tasks.model(task, how.is_preconditioned)
+    keys = jax.random.split(jax.random.key(seed), len(candidates))
+    found = train(how.make, mechanism, model, keys, candidates, *sides)
+    return {
+        "accuracies": found.accuracies,
+        "noise_multiplier": mechanism.noise_multiplier,
+        "seconds": round(time.perf_counter() - start, 1),
+    }
+
+
+def make(task: tasks.Task, sides: Sides, cell: Cell) -> Row:
+    """The trials, or the test of one seed."""
+    candidates, sides_of = cell.identity["candidates"], sides.of(cell)
+    return side_by_side(task, cell, cell.method, candidates, cell.setting, sides_of)
+
+
+def prepare(
+    make: Callable[[tasks.Task, Sides, Cell], Row],
+) -> Callable[[argparse.Namespace], Callable[[Cell], Row]]:
+    """Gives each cell the data of its task, which are loaded once."""
+
+    def of_arguments(arguments):
+        folders = arguments.data_dir, arguments.cache_dir
+        load = lambda name: (tasks.TASKS[name], tasks.load(name, *folders))
+        return lambda cell: make(*load(cell.identity["task"]), cell)
+
+    return of_arguments
+
+
+Line = tuple[str, str, float]  # a task, a method and an epsilon
+
+
+def by_line(rows: Sequence[Row], what: str) -> dict[Line, list[Row]]:
+    """The trials ("search") or the tests ("seed") of each line."""
+    found: dict[Line, list[Row]] = {}
+    for row in rows:
+        if row["what"].startswith(what):
+            line = row["task"], row["method"], row["target_epsilon"]
+            found.setdefault(line, []).append(row)
+    return found
+
+
+def accuracies(rows: Sequence[Row]) -> np.ndarray:
+    """On validation examples, of each candidate, the mean over the seeds."""
+    return np.mean([row["accuracies"] for row in rows], axis=0)
+
+
+def best(rows: Sequence[Row]) -> int:
+    """The number of the candidate that trials choose."""
+    return int(np.argmax(accuracies(rows)))
+
+
+def scores(rows: Sequence[Row]) -> Scores:
+    """Accuracies on test examples of the candidates that the trials choose."""
+    found: Scores = {}
+    tests = by_line(rows, "seed")
+    for line, trials in by_line(rows, "search").items():
+        chosen = [trials[0]["candidates"][best(trials)]]
+        of_line = [x for x in tests.get(line, []) if x["candidates"] == chosen]
+        if of_line:
+            task, method, epsilon = line
+            values = [x for row in of_line for x in row["accuracies"]]
+            found.setdefault((task, epsilon), {})[method] = values
+    return found
+
+
+def compared(found: Scores) -> tuple[list[str], list[Block]]:
+    """The methods that are in the most blocks, and the blocks that have all of them."""
+    counts = {name: sum(name in x for x in found.values()) for name in METHODS}
+    methods = [name for name in METHODS if counts[name] == max(counts.values()) > 0]
+    return methods, [block for block in found if set(methods) <= set(found[block])]
+
+
+def ranks(found: Scores) -> dict[str, float]:
+    """The mean over blocks, the best first; one is best."""
+    methods, blocks = compared(found)
+    means = [[-mean(found[block][name]) for name in methods] for block in blocks]
+    mean_ranks = scipy.stats.rankdata(means, axis=1).mean(0)
+    of_methods = zip(methods, map(float, mean_ranks), strict=True)
+    return dict(sorted(of_methods, key=lambda pair: pair[1]))
+
+
+def critical_difference(num_methods: int, num_blocks: int) -> float:
+    """Of mean ranks, by Nemenyi's test at the level of five percent."""
+    q = scipy.stats.studentized_range.ppf(0.95, num_methods, np.inf) / math.sqrt(2)
+    return float(q * math.sqrt(num_methods * (num_methods + 1) / (6 * num_blocks)))
+
+
+def _accuracies(found: Scores, task: str) -> str:
+    """In percent, mean and standard deviation over seeds; a column for each epsilon."""
+    of_task = {e: of_block for (name, e), of_block in found.items() if name == task}
+    pairs = itertools.product(METHODS, of_task)
+    cells = {(m, e): spread(of_task[e][m]) for m, e in pairs if m in of_task[e]}
+    return by_epsilon(task, cells)
+
+
+def _ranks(found: Scores) -> str:
+    """With the difference that tells methods apart, and whether any differ at all."""
+    methods, blocks = compared(found)
+    columns = [[mean(found[block][name]) for block in blocks] for name in methods]
+    test: Any = scipy.stats.friedmanchisquare(*columns)
+    difference = critical_difference(len(methods), len(blocks))
+    body = [[name, f"{rank:.1f}"] for name, rank in ranks(found).items()]
+    return (
+        f"Mean ranks over {len(blocks)} blocks; two methods are told apart by a"
+        f" difference of {difference:.1f} (that any differ: p = {test.pvalue:.2g},"
+        " Friedman's test):\n\n" + markdown(["method", "mean rank"], body)
+    )
+
+
+def differences(found: Scores, method: str, other: str) -> dict[Block, float]:
+    """Of the mean accuracy in each block that has both, in points."""
+    both = {block: x for block, x in found.items() if method in x and other in x}
+    return {b: 100 * (mean(x[method]) - mean(x[other])) for b, x in both.items()}
+
+
+def _pairs(found: Scores) -> str:
+    """What the correction changes, against Adam and against its floor alone.
+
+    Blocks of a task are no independent samples, so the test is of the tasks' means.
+    """
+    body = []
+    for other in ("DP-Adam", CONTROL, "DP-SGD"):
+        if not (points := differences(found, "DP-AdamBC", other)):
+            continue
+        of_tasks: dict[str, list[float]] = {}
+        for (task, _), x in points.items():
+            of_tasks.setdefault(task, []).append(x)
+        test: Any = scipy.stats.ttest_1samp([mean(x) for x in of_tasks.values()], 0)
+        won = f"{sum(x > 0 for x in points.values())} of {len(points)}"
+        cells = f"{mean(points.values()):+.2f}", won, f"{test.pvalue:.2f}"
+        body.append([f"DP-AdamBC less {other}", *cells])
+    return markdown(["", "points, mean", "blocks better", "p, by task"], body)
+
+
+Searches = Mapping[Line, np.ndarray]
+
+
+def searches(rows: Sequence[Row]) -> Searches:
+    """The validation accuracies of all candidates."""
+    return {line: accuracies(of) for line, of in by_line(rows, "search").items()}
+
+
+def recipes(found: Searches) -> str:
+    """What a candidate loses on a task that it was not chosen on.
+
+    All tasks have the same candidates at every epsilon, so the one that does best on
+    the *other* tasks is a recipe for this one.
+    """
+    body = []
+    for method in METHODS:
+        own, best = [], []
+        for (task, name, epsilon), x in found.items():
+            others = [y for (t, m, _), y in found.items() if m == method and t != task]
+            if name == method and others:
+                chosen = np.argmax(np.mean([y - y.max() for y in others], axis=0))
+                of_all = [
+                    y.max()
+                    for (t, _, e), y in found.items()
+                    if (t, e) == (task, epsilon)
+                ]
+                own.append(100 * (x.max() - x[chosen]))
+                best.append(100 * (max(of_all) - x[chosen]))
+        if own:
+            body.append(
+                [method, *(f"{x:.1f}" for x in (mean(own), max(own), mean(best)))]
+            )
+    head = ["points lost", "to its best trial", "at most", "to the best of all"]
+    return markdown(head, body)
+
+
+def tune_once(found: Searches, tuned_at: float = 3.0) -> str:
+    """What is lost where the best trial at one epsilon is taken at the others.
+
+    On validation examples, where all trials have been at every epsilon: the best of a
+    few trials is too good there by chance, so a part of the loss is that.
+    """
+    others = sorted({epsilon for *_, epsilon in found} - {tuned_at})
+
+    def lost(method, epsilon):
+        pairs = [
+            (x, there)
+            for (task, name, at), x in found.items()
+            if (name, at) == (method, epsilon)
+            and (there := found.get((task, method, tuned_at))) is not None
         ]
-        fit, validation = self._parts.fit, self._parts.validation
-        key = jax.random.key(KEY_OF_TRIALS)
-        keys = jax.random.split(key, NUM_TRIALS)
-        searched = self._get("search", name, epsilon, rows, keys, fit, validation)
-        scores = searched["accuracies"]
-        best = rows[scores.index(max(scores))]
-        # Seed by seed, since runs side by side have the same batches.
-        for seed in range(NUM_SEEDS):
-            identity = f"seed {seed}"
-            key = jax.random.key(seed)[None]
-            sides = self._parts.train, self._parts.test
-            self._get(identity, name, epsilon, [best], key, *sides)
+        points = [100 * (x.max() - x[np.argmax(there)]) for x, there in pairs]
+        return f"{mean(points):.1f}" if points else "-"
 
-    def _get(
-        self,
-        what: str,
-        name: str,
-        epsilon: float,
-        candidates: Sequence[dict[str, float]],
-        keys: jax.Array,
-        data: experiment.Data,
-        held_out: experiment.Data,
-    ) -> records.Row:
-        identity = {
-            "what": what,
-            "task": self._task.name,
-            "method": name,
-            "target_epsilon": epsilon,
-            "candidates": list(candidates),
-        }
-
-        def make() -> records.Row:
-            mechanism: Any = METHODS[name].mechanism(
-                self._task, epsilon, data.num_examples
-            )
-            columns = {
-                key: jnp.array([row[key] for row in candidates])
-                for key in candidates[0]
-            }
-            start = time.perf_counter()
-            found = train.accuracies(
-                name, self._task, mechanism, keys, columns, data, held_out
-            )
-            scores = [round(float(x), 4) for x in found]
-            return {
-                "accuracies": scores,
-                "noise_multiplier": mechanism.noise_multiplier,
-                "seconds": round(time.perf_counter() - start, 1),
-            }
-
-        return self._found.get(identity, make)
+    methods = [m for m in METHODS if any(name == m for _, name, _ in found)]
+    body = [
+        [method, *(lost(method, epsilon) for epsilon in others)] for method in methods
+    ]
+    return markdown(["points lost", *(f"at ε = {e:g}" for e in others)], body)
 
 
-def todo(arguments: argparse.Namespace) -> Iterator[tuple[float, str]]:
-    """Epsilons and methods, so that what is cut off leaves whole columns."""
-    return itertools.product(EPSILONS, arguments.method)
+def tables(rows: Sequence[Row]) -> dict[str, str]:
+    found, trials = scores(rows), searches(rows)
+    of_tasks = {
+        task: _accuracies(found, task) for task in dict.fromkeys(b[0] for b in found)
+    }
+    methods, blocks = compared(found)
+    if len(methods) > 2 and len(blocks) > 1:
+        of_tasks |= {"ranks": _ranks(found), "pairs": _pairs(found)}
+    return of_tasks | {"tuned once": tune_once(trials), "recipes": recipes(trials)}
 
 
-def main() -> None:
-    parser = options.parser(__doc__, RESULTS)
-    parser.add_argument("--method", choices=METHODS, nargs="+", default=METHODS)
-    parser.add_argument("--pictures", action="store_true", help="draws the ranks")
-    arguments = options.parsed(parser)
-    if arguments.data_dir:
-        found = records.Records(arguments.output)
-        for name in arguments.task:
-            parts = tasks.load(name, arguments.data_dir, arguments.cache_dir)
-            laboratory = Laboratory(tasks.TASKS[name], parts, found)
-            for epsilon, method in todo(arguments):
-                laboratory.compare(method, epsilon)
-                print(f"{name}: {method} at epsilon {epsilon:g} is done.", flush=True)
-    rows = records.read(arguments.output)
-    print(table.render(rows))
-    if arguments.pictures:
-        table.ranks_picture(rows).savefig(arguments.output.with_suffix(".png"), dpi=150)
+def picture(rows: Sequence[Row]) -> Figure:
+    """Mean ranks, and a bar as long as the critical difference from the best."""
+    by_rank = ranks(scores(rows))
+    num_blocks = len(compared(scores(rows))[1])
+    names, values = list(by_rank), list(by_rank.values())
+    figure = Figure(figsize=(7, 0.9 + 0.28 * len(names)), layout="constrained")
+    axes = figure.subplots()
+    end = values[0] + critical_difference(len(names), num_blocks)
+    axes.axvspan(values[0], end, color="0.9", label="not told from the best")
+    axes.plot(values, range(len(names)), "o", color="black")
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.set_xlabel(f"mean rank over {num_blocks} blocks (1 is best)")
+    axes.grid(axis="x", alpha=0.3)
+    axes.legend(loc="lower left")
+    return figure
 
+
+def of_tasks(default: Sequence[str]) -> Callable[[argparse.ArgumentParser], Any]:
+    """The option that these studies have in common."""
+    return lambda parser: parser.add_argument(
+        "--task", choices=tasks.TASKS, nargs="+", default=default
+    )
+
+
+STUDY = Study(
+    results=pathlib.Path(__file__).with_name("results.jsonl"),
+    cells=cells,
+    prepare=prepare(make),
+    tables=tables,
+    pictures=lambda rows: {"results.png": picture(rows)},
+    options=of_tasks(tuple(tasks.TASKS)),
+)
 
 if __name__ == "__main__":
-    main()
+    STUDY.main(__doc__)

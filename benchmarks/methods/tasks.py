@@ -5,10 +5,10 @@ privacy. Each training part is split once more, four fifths to fit and one to va
 """
 
 import dataclasses
-import hashlib
+import functools
 import pathlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,50 +20,24 @@ from benchmarks.adult import data as adult
 from benchmarks.cifar10 import data as cifar10
 from benchmarks.cifar10 import scattering
 from benchmarks.digits import data as digits
-from benchmarks.experiment import Data
+from benchmarks.experiment import Data, Model, Sides
 from benchmarks.ogbn_arxiv_gcn import data as citations
+from dpadambc import contrib
 
 NUM_CIFAR = 10_000
-
-
-class Parts(NamedTuple):
-    """Of a data set; trials see `fit` and are scored on `validation`."""
-
-    train: Data
-    test: Data
-
-    @property
-    def fit(self) -> Data:
-        return self._split()[0]
-
-    @property
-    def validation(self) -> Data:
-        return self._split()[1]
-
-    def _split(self) -> tuple[Data, Data]:
-        order = np.random.default_rng(0).permutation(self.train.num_examples)
-        parts = np.split(order, [self.train.num_examples * 4 // 5])
-        fit, validation = (Data(*(x[rows] for x in self.train)) for rows in parts)
-        return fit, validation
+Pair = tuple[Data, Data]  # to train on, and to test
+DAMPING, NUM_PUBLIC = 0.1, 256  # rows of noise, in the place of public examples
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A model, and how long it is trained.
-
-    Attributes:
-      name: of the data set.
-      layer_sizes: of a multilayer perceptron; of two sizes, a linear model.
-      batch_size: expected.
-      iterations: of one training.
-      target_delta: well below one over the number of examples.
-    """
+    """A model, and how long it is trained on a data set."""
 
     name: str
-    layer_sizes: tuple[int, ...]
-    batch_size: int
+    layer_sizes: tuple[int, ...]  # of a perceptron; of two sizes, a linear model
+    batch_size: int  # expected
     iterations: int
-    target_delta: float
+    target_delta: float  # well below one over the number of examples
 
     def init(self, key: jax.Array) -> Any:
         """Random parameters; zeros for a linear model."""
@@ -71,24 +45,37 @@ class Task:
         is_linear = len(self.layer_sizes) == 2
         return jax.tree.map(jnp.zeros_like, params) if is_linear else params
 
-    def public_numbers(self, num_examples: int) -> dict[str, Any]:
-        """Of a mechanism that clips at one; gradients are in units of C."""
-        return {
-            "l2_clip_norm": 1.0,
-            "sampling_prob": self.batch_size / num_examples,
-            "iterations": self.iterations,
-            "normalize_by": self.batch_size,
-        }
-
     def poisson(
         self, target_epsilon: float, num_examples: int
     ) -> dpadambc.PoissonGaussian:
-        """With the least noise for the target."""
+        """With the least noise for the target, for gradients in units of C."""
         return dpadambc.PoissonGaussian.calibrate(
             target_epsilon=target_epsilon,
             target_delta=self.target_delta,
-            **self.public_numbers(num_examples),
+            l2_clip_norm=1.0,
+            sampling_prob=self.batch_size / num_examples,
+            iterations=self.iterations,
+            normalize_by=self.batch_size,
         )
+
+
+@functools.cache
+def model(task: Task, is_preconditioned: bool) -> Model:
+    """Of a task; its gradients may be preconditioned by moments that noise has."""
+    loss_fn = experiment.loss_fn
+    if is_preconditioned:
+        params_key, features_key, labels_key = jax.random.split(jax.random.key(0), 3)
+        num_features, *_, num_classes = task.layer_sizes
+        noise = jax.random.normal(features_key, (NUM_PUBLIC, num_features))
+        labels = jax.random.randint(labels_key, (NUM_PUBLIC,), 0, num_classes)
+        preconditioner = contrib.kronecker_preconditioner(
+            loss_fn,
+            task.init(params_key),
+            public_examples=(noise, labels),
+            damping=DAMPING,
+        )
+        loss_fn = contrib.preconditioned(loss_fn, preconditioner)
+    return Model(task.init, loss_fn, experiment.accuracy)
 
 
 TASKS = {
@@ -102,35 +89,22 @@ TASKS = {
 }
 
 
-def _digits(data_dir: pathlib.Path, cache_dir: pathlib.Path) -> Parts:
-    return Parts(*digits.load())
-
-
-def _adult(data_dir: pathlib.Path, cache_dir: pathlib.Path) -> Parts:
-    loaded = adult.load(data_dir / "adult")
-    return Parts(loaded.train, loaded.test)
-
-
-def _cora(data_dir: pathlib.Path, cache_dir: pathlib.Path) -> Parts:
+def _cora(data_dir: pathlib.Path) -> Pair:
     """The words of a paper, of norm one, without who cites it; a random third tests."""
     graph = citations.load_cora(data_dir / "planetoid")
     norms = np.linalg.norm(graph.features, axis=1, keepdims=True)
-    words = graph.features / np.maximum(norms, 1)
+    words = jnp.asarray(graph.features / np.maximum(norms, 1))
+    papers = Data(words, jnp.asarray(graph.labels))
     order = np.random.default_rng(0).permutation(graph.num_nodes)
     train, test = np.split(order, [graph.num_nodes * 2 // 3])
-    of = lambda rows: Data(jnp.asarray(words[rows]), jnp.asarray(graph.labels[rows]))
-    return Parts(of(train), of(test))
+    return papers.take(train), papers.take(test)
 
 
 @jax.jit
-def _scattered(images: jax.Array) -> jax.Array:
+def scattered(images: jax.Array) -> jax.Array:
     """Means of the coefficients over quadrants, each color of norm one together.
 
-    Args:
-      images: shape=(num_images, 32, 32, 3), uint8.
-
-    Returns:
-      shape=(num_images, 972), float32, of norm one.
+    Of bytes, shape=(num_images, 32, 32, 3); shape=(num_images, 972), float32.
     """
     found = scattering.of_images(images)
     half = scattering.GRID // 2
@@ -142,35 +116,26 @@ def _scattered(images: jax.Array) -> jax.Array:
     return units.reshape(len(found), -1) / np.sqrt(3)
 
 
-def _scattered_in_parts(images: np.ndarray, size: int = 500) -> np.ndarray:
-    parts = range(0, len(images), size)
-    return np.concatenate([_scattered(images[i : i + size]) for i in parts])
-
-
-def _cifar10(data_dir: pathlib.Path, cache_dir: pathlib.Path) -> Parts:
+def _cifar10(data_dir: pathlib.Path, cache_dir: pathlib.Path) -> Pair:
     loaded = cifar10.load(data_dir)
-    several = loaded.train.take(slice(NUM_CIFAR)), loaded.test
-    digest = hashlib.sha256(b"".join(x.images.tobytes() for x in several))
-    file = cache_dir / f"quadrants_{digest.hexdigest()[:16]}.npz"
-    if not file.exists():
-        cache_dir.mkdir(parents=True, exist_ok=True)
-        seen = [_scattered_in_parts(x.images) for x in several]
-        draft = file.with_suffix(".draft.npz")
-        np.savez(draft, *seen)
-        draft.replace(file)
-    with np.load(file) as features:
-        train, test = (
-            Data(jnp.asarray(features[f"arr_{i}"]), jnp.asarray(x.labels))
-            for i, x in enumerate(several)
-        )
-    return Parts(train, test)
+
+    def of(pixels, labels, size=500):
+        parts = range(0, len(labels), size)
+        make = lambda: np.concatenate([scattered(pixels[i : i + size]) for i in parts])
+        features = cifar10.cached(cache_dir, "quadrants", pixels, make)
+        return Data(jnp.asarray(features), jnp.asarray(labels))
+
+    return of(*loaded.train.take(slice(NUM_CIFAR))), of(*loaded.test)
 
 
-_LOADERS: dict[str, Callable[[pathlib.Path, pathlib.Path], Parts]] = dict(
-    zip(TASKS, (_digits, _adult, _cora, _cifar10), strict=True)
-)
-
-
-def load(name: str, data_dir: pathlib.Path, cache_dir: pathlib.Path) -> Parts:
+@functools.cache
+def load(name: str, data_dir: pathlib.Path, cache_dir: pathlib.Path) -> Sides:
     """The examples of a task."""
-    return _LOADERS[name](data_dir, cache_dir)
+    of_task: dict[str, Callable[[], Pair]] = {
+        "digits": digits.load,
+        "Adult": lambda: adult.load(data_dir / "adult")[:2],
+        "Cora, words alone": lambda: _cora(data_dir),
+        "CIFAR-10, 10,000 images": lambda: _cifar10(data_dir, cache_dir),
+    }
+    train, test = of_task[name]()
+    return Sides(train, test, *experiment.split_validation(train))

@@ -1,7 +1,6 @@
 r"""Private aggregation: noise on the sums over neighbors, once, and not on gradients.
 
-    python -m benchmarks.ogbn_arxiv_gcn.aggregation --data-dir DIR [--seeds 5]
-    python -m benchmarks.ogbn_arxiv_gcn.aggregation      # prints the tables
+    python -m benchmarks.ogbn_arxiv_gcn.aggregation [--data-dir DIR]
 
 After GAP (`Sajadmanesh et al. 2023 <https://arxiv.org/abs/2203.00949>`_), for nodes:
 
@@ -12,21 +11,9 @@ After GAP (`Sajadmanesh et al. 2023 <https://arxiv.org/abs/2203.00949>`_), for n
    sends what was received.
 3. A classifier is trained on x_s and all that s received, node by node.
 
-**Theorem.** The data of a node are its features, its label and its list of edges, as in
-`dpadambc.graphs`; a node goes or comes with its data, and the lists of others stay.
-Each of the three is then a sum of one clipped term for each node: the sensitivities are
-C, sqrt(K) and C, and the three compose.
-
-*Proof.* Encoder and classifier: for given released rows the term of a node depends on
-its own data alone. A hop releases a row for every number that a node can have, whether
-or not it is there: the sum over nodes s of the matrix with x_s in the rows of its K
-receivers and 0 elsewhere. Who receives depends on the list of s alone, and x_s on the
-features of s and on what was released before. So that matrix is a term of s, gone when
-s is, and its length is at most sqrt(K), K rows of length one. What s *receives* is in
-the terms of others, and their lists name s as before. ∎
-
-Prediction as in the other experiments reads exact sums and is *not private*; beside it
-is prediction from sums with noise.
+Each is a sum of one clipped term for each node, of length C, sqrt(K) and C; README.md
+has the proof. Prediction as in the other studies reads exact sums and is *not private*;
+beside it is prediction from sums with noise.
 """
 
 import dataclasses
@@ -34,35 +21,41 @@ import functools
 import math
 import pathlib
 import statistics
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
+import dp_accounting
+import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
-import scipy.optimize
+import optax
 import scipy.sparse
 
 import dpadambc
 from benchmarks import experiment
-from benchmarks.ogbn_arxiv_gcn import data, run, settings, table
-from dpadambc import accounting, graphs
+from benchmarks.ogbn_arxiv_gcn import data, laboratory, model, run, settings
+from benchmarks.records import Row
+from benchmarks.study import Cell, Find
+from benchmarks.tables import markdown
+from dpadambc import accounting, graphs, training
 
 RESULTS = pathlib.Path(__file__).with_name("aggregation.jsonl")
 METHOD = "DP-Adam"
+TARGET_DELTA = settings.Setting.target_delta
 
-# Where the encoder's setting is from, for all epsilons: a step of it takes 2,500 nodes.
-TARGET_EPSILON_OF_ENCODER = 3.0
+# Of the encoder's setting, for all epsilons: a step of it takes 2,500 nodes.
+EPSILON_OF_SETTING = 3.0
 
-# What encoder and sums would cost alone, in parts of the epsilon of all three.
-SHARES = ((0.5, 0.5), (0.7, 0.4), (0.4, 0.7))
-MAX_RECEIVERS = (2, 4, 8, 16)
-NUM_HOPS = (1, 2)
-ENCODINGS = ("probabilities", "logits")
+DRAWN = {
+    # What encoder and sums would cost alone, in parts of the epsilon of all three.
+    "shares": ((0.5, 0.5), (0.7, 0.4), (0.4, 0.7)),
+    "max_memberships": (2, 4, 8, 16),
+    "num_hops": (1, 2),
+    "encoding": ("probabilities", "logits"),
+}
 LEARNING_RATES = (3e-3, 1e-1)  # of the classifier
 CLASSIFIER_BATCH_SIZE = 2_500
 CLASSIFIER_ITERATIONS = 100
-CLASSIFIER_CLIP_NORM = 1.0
 HIDDEN_SIZE = 64
 
 
@@ -87,43 +80,37 @@ class Setting:
 
 def trials(target_epsilon: float, alone: settings.Setting) -> list[Setting]:
     """As many as of the graph convolution; the encoder has a setting of nodes alone."""
-    rng = np.random.default_rng(20_232)
-    count = settings.NUM_TRIALS
-    column = lambda values: [
-        values[i] for i in rng.permutation(np.resize(range(len(values)), count))
-    ]
+    rng, count = np.random.default_rng(20_232), settings.NUM_TRIALS
     low, high = LEARNING_RATES
     places = (rng.permutation(count) + rng.random(count)) / count
-    rows = zip(
-        column(SHARES),
-        column(MAX_RECEIVERS),
-        column(NUM_HOPS),
-        column(ENCODINGS),
-        (low * (high / low) ** places).tolist(),
-        strict=True,
-    )
+    rates = (low * (high / low) ** places).tolist()
+    columns = [
+        [values[i] for i in rng.permutation(np.resize(range(len(values)), count))]
+        for values in DRAWN.values()
+    ]
     return [
         Setting(
             target_epsilon=target_epsilon,
-            max_memberships=max_receivers,
-            num_hops=num_hops,
-            encoding=encoding,
-            encoder_share=encoder_share,
+            encoder_share=share,
             aggregation_share=aggregation_share,
-            learning_rate=float(f"{learning_rate:.2g}"),
-            encoder=dataclasses.replace(
-                alone, target_epsilon=encoder_share * target_epsilon
-            ),
+            learning_rate=settings.two_digits(rate),
+            encoder=dataclasses.replace(alone, target_epsilon=share * target_epsilon),
+            **dict(zip(list(DRAWN)[1:], drawn, strict=True)),
         )
-        for (
-            encoder_share,
-            aggregation_share,
-        ), max_receivers, num_hops, encoding, learning_rate in rows
+        for (share, aggregation_share), *drawn, rate in zip(
+            *columns, rates, strict=True
+        )
     ]
 
 
-@dataclasses.dataclass(frozen=True)
-class Mechanisms:
+def cells(find: Find, graph: str) -> Iterator[Cell]:
+    searched = run.searched(graph)
+    alone = laboratory.chosen(searched, METHOD, EPSILON_OF_SETTING, alone=True)
+    lines = [trials(target, alone) for target in settings.TARGET_EPSILONS]
+    return laboratory.search(find, lines, graph)
+
+
+class Mechanisms(NamedTuple):
     """The three, each a sum of one clipped term for each node."""
 
     encoder: dpadambc.PoissonGaussian
@@ -132,7 +119,7 @@ class Mechanisms:
 
     @property
     def spending(self) -> accounting.Spending:
-        return accounting.compose([self.encoder, self.aggregation, self.classifier])
+        return accounting.compose(list(self))
 
 
 def aggregation_mechanism(
@@ -141,7 +128,7 @@ def aggregation_mechanism(
     """Every node takes part in every hop, with K rows of length one."""
     return dpadambc.PoissonGaussian.calibrate(
         target_epsilon=target_epsilon,
-        target_delta=settings.TARGET_DELTA,
+        target_delta=TARGET_DELTA,
         l2_clip_norm=math.sqrt(max_receivers),
         sampling_prob=1.0,
         iterations=num_hops,
@@ -153,36 +140,25 @@ def aggregation_mechanism(
 def mechanisms(setting: Setting, num_roots: int) -> Mechanisms:
     """Encoder and sums at their shares; the classifier has what is left."""
     encoder = setting.encoder.mechanism(num_roots)
-    assert isinstance(encoder, dpadambc.PoissonGaussian)
-    aggregation = aggregation_mechanism(
-        setting.aggregation_share * setting.target_epsilon,
-        setting.max_memberships,
-        setting.num_hops,
-    )
-
-    # The least noise that the classifier could have, if the rest cost nothing.
-    alone = dpadambc.PoissonGaussian.calibrate(
-        target_epsilon=setting.target_epsilon,
-        target_delta=settings.TARGET_DELTA,
-        l2_clip_norm=CLASSIFIER_CLIP_NORM,
+    share = setting.aggregation_share * setting.target_epsilon
+    numbers = setting.max_memberships, setting.num_hops
+    aggregation = aggregation_mechanism(share, *numbers)
+    classifier = functools.partial(
+        dpadambc.PoissonGaussian,
+        l2_clip_norm=1.0,
         sampling_prob=min(1.0, CLASSIFIER_BATCH_SIZE / num_roots),
         iterations=CLASSIFIER_ITERATIONS,
         normalize_by=CLASSIFIER_BATCH_SIZE,
     )
-
-    def together(factor: float) -> Mechanisms:
-        level: Any = alone.noise_multiplier
-        classifier = dataclasses.replace(alone, noise_multiplier=factor * level)
-        return Mechanisms(encoder, aggregation, classifier)
-
-    def excess(factor: float) -> float:
-        epsilon = together(factor).spending.epsilon(settings.TARGET_DELTA)
-        return epsilon - setting.target_epsilon
-
-    factor: Any = scipy.optimize.brentq(excess, 1.0, 10.0, xtol=1e-4)
-    while excess(factor) > 0:
-        factor += 1e-4
-    return together(factor)
+    of = lambda z: Mechanisms(encoder, aggregation, classifier(noise_multiplier=z))
+    least = accounting.calibrate(
+        lambda z: dp_accounting.ComposedDpEvent([x.dp_event() for x in of(z)]),
+        "noise_multiplier",
+        target_epsilon=setting.target_epsilon,
+        target_delta=TARGET_DELTA,
+        neighboring_relation=encoder.neighboring_relation,
+    )
+    return of(least)
 
 
 def links(
@@ -198,14 +174,9 @@ def bounded_links(
 ) -> scipy.sparse.csr_matrix:
     """Each node sends to the K nodes of its list with the least hash.
 
-    `graphs.subgraphs` takes both ends of an edge exchanged: what bounds the degree of a
-    root there bounds the receivers of a node here, by its own list alone.
-
-    Args:
-      owners: shape (num_edges,), the nodes in whose lists edges are.
-      listed: shape (num_edges,), the nodes that they name.
-      num_nodes: all numbers that a node can have are below.
-      max_receivers: K.
+    Owners have in their lists whom the edges name. `graphs.subgraphs` takes both
+    exchanged: its bound on the degree of a root is here one on the receivers of a node,
+    by its own list alone. All numbers that a node can have are below `num_nodes`.
     """
     found = graphs.subgraphs(
         listed,
@@ -244,7 +215,14 @@ def received(
     return np.concatenate(rows, axis=1)
 
 
-class Laboratory(run.Laboratory):
+def encoded(logits: np.ndarray, encoding: str) -> np.ndarray:
+    """Of each node by itself, the row that it sends."""
+    if encoding == "probabilities":
+        return unit_rows(np.asarray(jax.nn.softmax(logits)))
+    return unit_rows(logits - logits.mean(axis=1, keepdims=True))
+
+
+class Laboratory(laboratory.Laboratory):
     """Encoders are kept: several settings share one."""
 
     def __init__(self, graph: data.Graph):
@@ -256,99 +234,65 @@ class Laboratory(run.Laboratory):
             functools.partial(bounded_links, *edges, self.graph.num_nodes)
         )
 
-    def _encoder(
-        self, setting: settings.Setting, seed: int
-    ) -> tuple[np.ndarray, dict[str, float]]:
+    def _encoder(self, setting: Any, seed: int) -> tuple[np.ndarray, dict[str, float]]:
         """The logits of all nodes by themselves; its accuracy with neighbors."""
-        roots = self.roots(setting)
-        mechanism = setting.mechanism(roots.num_examples)
-        trainer = experiment.Trainer(setting.method, mechanism, self.task)
-        training_run = experiment.Run(setting.learning_rate, jax.random.key(seed))
-        state, _ = trainer.advance(
-            training_run,
-            trainer.start(training_run),
-            roots,
-            jnp.arange(mechanism.iterations),
-        )
-        logits = self.evaluators["alone"].logits(state.params)
-        inductive = self.evaluators["inductive"].accuracies(state.params, run.PARTS)
+        params = self.fit(setting, seed).params
+        logits = self.evaluators["alone"].logits(params)
+        inductive = self.evaluators["inductive"].accuracies(params, *laboratory.PARTS)
         return logits, inductive
 
+    def measure(self, setting: Setting, seed: int) -> Row:
+        """Trains all three, and tests on exact sums and on those with noise."""
+        graph, roots = self.graph, self.graph.splits["train"]
+        found = mechanisms(setting, len(roots))
+        noise: Any = found.aggregation.noise_stddev
+        logits, encoder_accuracy = self.encoder(setting.encoder, seed)
+        sent = encoded(logits, setting.encoding)
+        # Other keys than those of the encoder.
+        keys = jax.random.split(jax.random.key(100_000 + seed), 3)
+        who_sends, hops = self.bounded_links(setting.max_memberships), setting.num_hops
+        noisy = received(who_sends, sent, hops, noise, keys[0])
+        exact = received(self.links, sent, hops, 0.0, keys[0])
+        network = nn.Sequential(
+            [nn.Dense(HIDDEN_SIZE), nn.tanh, nn.Dense(graph.num_classes)]
+        )
 
-def encoded(logits: np.ndarray, encoding: str) -> np.ndarray:
-    """Of each node by itself, the row that it sends."""
-    if encoding == "probabilities":
-        return unit_rows(np.asarray(jax.nn.softmax(logits)))
-    return unit_rows(logits - logits.mean(axis=1, keepdims=True))
+        def loss_fn(params: Any, row: jax.Array, label: jax.Array) -> jax.Array:
+            logits: Any = network.apply(params, row)
+            return model.cross_entropy(logits, label)
 
+        result = training.fit(
+            loss_fn,
+            network.init(keys[1], noisy[0]),
+            (noisy[roots], graph.labels[roots]),
+            found.classifier,
+            optax.adam(setting.learning_rate, b2=experiment.B2),
+            key=keys[2],
+            target_delta=TARGET_DELTA,
+            steps_per_call=CLASSIFIER_ITERATIONS,
+        )
 
-def measure(laboratory: Laboratory, setting: Setting, seed: int) -> run.Row:
-    """Trains all three, and tests on exact sums and on those with noise."""
-    graph = laboratory.graph
-    train = graph.splits["train"]
-    found = mechanisms(setting, len(train))
-    noise_stddev = found.aggregation.noise_stddev
-    assert not callable(noise_stddev)
-    logits, encoder_accuracy = laboratory.encoder(setting.encoder, seed)
-    sent = encoded(logits, setting.encoding)
-    # Other keys than those of the encoder.
-    sums_key, classifier_key = jax.random.split(jax.random.key(100_000 + seed))
-    hops = setting.num_hops
-    noisy = received(
-        laboratory.bounded_links(setting.max_memberships),
-        sent,
-        hops,
-        noise_stddev,
-        sums_key,
-    )
-    exact = received(laboratory.links, sent, hops, 0.0, sums_key)
-    sizes = (noisy.shape[1], HIDDEN_SIZE, graph.num_classes)
-    trainer = experiment.Trainer(METHOD, found.classifier, experiment.Mlp(sizes))
-    training_run = experiment.Run(setting.learning_rate, classifier_key)
-    rows = experiment.Data(jnp.asarray(noisy[train]), jnp.asarray(graph.labels[train]))
-    state, _ = trainer.advance(
-        training_run,
-        trainer.start(training_run),
-        rows,
-        jnp.arange(found.classifier.iterations),
-    )
+        def accuracies(rows: np.ndarray) -> dict[str, float]:
+            params: Any = result.params
+            logits = np.asarray(network.apply(params, rows))
+            return model.accuracies(logits, graph, *laboratory.PARTS)
 
-    def accuracies(features):
         return {
-            part: float(
-                experiment.accuracy(
-                    state.params,
-                    experiment.Data(
-                        jnp.asarray(features[graph.splits[part]]),
-                        jnp.asarray(graph.labels[graph.splits[part]]),
-                    ),
-                )
-            )
-            for part in run.PARTS
+            "noise_multipliers": {
+                name: mechanism.noise_multiplier
+                for name, mechanism in found._asdict().items()
+            },
+            "aggregation_noise_stddev": noise,
+            "epsilon": found.spending.epsilon(TARGET_DELTA),
+            "accuracy": {
+                "inductive": accuracies(exact),
+                "with noise": accuracies(noisy),
+            },
+            "encoder_accuracy": {"inductive": encoder_accuracy},
         }
 
-    return {
-        "setting": dataclasses.asdict(setting),
-        "seed": seed,
-        "noise_multipliers": {
-            name: getattr(found, name).noise_multiplier
-            for name in ("encoder", "aggregation", "classifier")
-        },
-        "aggregation_noise_stddev": noise_stddev,
-        "epsilon": found.spending.epsilon(settings.TARGET_DELTA),
-        "accuracy": {"inductive": accuracies(exact), "with noise": accuracies(noisy)},
-        "encoder_accuracy": {"inductive": encoder_accuracy},
-    }
 
-
-def lines(searched: Sequence[run.Row]) -> list[list[Setting]]:
-    """The trials at each epsilon, in the order of the search."""
-    chosen = table.lines(searched)[METHOD, TARGET_EPSILON_OF_ENCODER, True][0]
-    alone = settings.Setting(**chosen["setting"])
-    return [trials(target, alone) for target in settings.TARGET_EPSILONS]
-
-
-def _setting(rows: Sequence[run.Row]) -> str:
+def _setting(rows: Sequence[Row]) -> str:
     s = rows[0]["setting"]
     sigma = statistics.fmean(row["aggregation_noise_stddev"] for row in rows)
     return (
@@ -358,42 +302,27 @@ def _setting(rows: Sequence[run.Row]) -> str:
     )
 
 
-def render(searched: Sequence[run.Row], rows: Sequence[run.Row]) -> str:
+def tables(rows: Sequence[Row]) -> dict[str, str]:
     """Against nodes alone at the whole epsilon."""
-    found, alone = table.lines(rows), table.lines(searched)
+    found = laboratory.lines(rows)
+    alone = laboratory.lines(run.searched(rows[0]["graph"]))
     targets = sorted(target for _, target, _ in found if target is not None)
-    of = lambda target: found[METHOD, target, False]
-    cells = {
-        "nodes alone": lambda t: table.test(alone[METHOD, t, True], "inductive"),
-        "nodes alone, no neighbors at prediction": lambda t: table.test(
-            alone[METHOD, t, True], "alone"
-        ),
-        "private aggregation": lambda t: table.test(of(t), "inductive"),
-        "the same, noise at prediction too": lambda t: table.test(of(t), "with noise"),
-        "its encoder without the rest": lambda t: table.test(
-            of(t), "inductive", "encoder_accuracy"
-        ),
-        "settings": lambda t: _setting(of(t)),
+    test = lambda source, *how, is_alone=False: [
+        laboratory.test(source[METHOD, t, is_alone], *how) for t in targets
+    ]
+    body = {
+        "nodes alone": test(alone, "inductive", is_alone=True),
+        "nodes alone, no neighbors at prediction": test(alone, "alone", is_alone=True),
+        "private aggregation": test(found, "inductive"),
+        "the same, noise at prediction too": test(found, "with noise"),
+        "its encoder without the rest": test(found, "inductive", "encoder_accuracy"),
+        "settings": [_setting(found[METHOD, t, False]) for t in targets],
     }
-    return table.markdown(
-        ["trained", *(f"ε = {target:g}" for target in targets)],
-        [[name, *map(cell, targets)] for name, cell in cells.items()],
-    )
+    head = ["trained", *(f"ε = {target:g}" for target in targets)]
+    return {"sums": markdown(head, [[name, *row] for name, row in body.items()])}
 
 
-def main() -> None:
-    arguments = table.options(__doc__, RESULTS)
-    searched = table.read(table.RESULTS)
-    if arguments.data_dir:
-        graph = data.load(arguments.data_dir)
-        run.search(
-            lines(searched),
-            run.Results(arguments.output, graph),
-            functools.partial(measure, Laboratory(graph)),
-            range(arguments.seeds),
-        )
-    print(render(searched, table.read(arguments.output)))
-
+STUDY = laboratory.make_study(RESULTS, cells, tables, Laboratory, Setting)
 
 if __name__ == "__main__":
-    main()
+    STUDY.main(__doc__)

@@ -1,102 +1,73 @@
 """The control of DP-AdamBC: its floor, and nothing subtracted.
 
-    python -m benchmarks.ogbn_arxiv_gcn.control --data-dir DIR [--seeds 5]
-    python -m benchmarks.ogbn_arxiv_gcn.control          # prints the table
+    python -m benchmarks.ogbn_arxiv_gcn.control [--data-dir DIR]
 
 The settings are those that the search chose for DP-AdamBC, but for the learning rate,
 which is searched for anew on validation nodes with the first seed of the trials. The
 winner is trained with the seeds of the results: the batches and the noise are those of
-DP-AdamBC. Every training is written down as it ends, and found there by a later call.
+DP-AdamBC.
 """
 
 import dataclasses
-import functools
 import pathlib
 from collections.abc import Iterator, Sequence
 
-import rich.progress
-
-from benchmarks.ogbn_arxiv_gcn import data, run, settings, table
+from benchmarks.ogbn_arxiv_gcn import laboratory, run
 from benchmarks.ogbn_arxiv_gcn.settings import Setting
+from benchmarks.records import Row
+from benchmarks.study import Cell, Find
+from benchmarks.tables import markdown
 
 RESULTS = pathlib.Path(__file__).with_name("control.jsonl")
 
 EPSILONS = (3.0, 12.0)
 # Times that of DP-AdamBC, whose steps are larger at the same rate.
-LEARNING_RATES = (1.0, 2.0, 4.0)
-
-Line = tuple[Setting, list[Setting]]  # of DP-AdamBC, and of the control
+FACTORS = (1.0, 2.0, 4.0)
 
 
-def lines(searched: Sequence[run.Row]) -> Iterator[Line]:
-    """What the search chose, and the same without the subtraction."""
-    chosen = table.lines(searched)
+def lines(searched: Sequence[Row]) -> Iterator[tuple[Setting, list[Setting]]]:
+    """The choice of the search, and the same without the subtraction."""
     for target in EPSILONS:
-        rows = chosen["DP-AdamBC", target, False]
-        corrected = Setting(**rows[0]["setting"])
-        yield (
-            corrected,
-            [
-                dataclasses.replace(
-                    corrected,
-                    correction=0.0,
-                    learning_rate=factor * corrected.learning_rate,
-                )
-                for factor in LEARNING_RATES
-            ],
-        )
+        corrected = laboratory.chosen(searched, "DP-AdamBC", target)
+        control = dataclasses.replace(corrected, correction=0.0)
+        rates = (factor * corrected.learning_rate for factor in FACTORS)
+        yield corrected, [dataclasses.replace(control, learning_rate=x) for x in rates]
 
 
-def best(get: run.Get, controls: Sequence[Setting]) -> Setting:
-    """The control with the best accuracy on validation nodes."""
-    first, _ = settings.TUNING_SEEDS
-    return max(controls, key=lambda setting: table.score(get(setting, first)))
+def cells(find: Find, graph: str) -> Iterator[Cell]:
+    """All trials once."""
+    controls = [line for _, line in lines(run.searched(graph))]
+    return laboratory.search(find, controls, graph, 0, short_epsilons=())
 
 
-def render(searched: Sequence[run.Row], rows: Sequence[run.Row]) -> str:
+def tables(rows: Sequence[Row]) -> dict[str, str]:
     """On test nodes, both."""
-    found = {
-        (Setting(**row["setting"]), row["seed"]): row for row in (*searched, *rows)
-    }
+    searched = run.searched(rows[0]["graph"])
+    found = laboratory.by_setting([*searched, *rows])
+    first, _ = laboratory.TUNING_SEEDS
+    ways = ("accuracy", "averaged_accuracy")
     body = []
     for corrected, controls in lines(searched):
-        known = [s for s in controls if (s, settings.TUNING_SEEDS[0]) in found]
-        if not known:
+        scores = {
+            s: laboratory.score(found[s][first])
+            for s in controls
+            if first in found.get(s, {})
+        }
+        if not scores:
             continue
-        chosen = best(lambda setting, seed: found[setting, seed], known)
-        seeds = sorted(s for x, s in found if x == chosen and s < 1_000)
-        if not seeds:
-            continue
-        trained = [[found[x, s] for s in seeds] for x in (corrected, chosen)]
-        ways = ("accuracy", "averaged_accuracy")
-        body.append(
-            [
-                f"{corrected.target_epsilon:g}",
-                f"{chosen.learning_rate:.2g}",
-                *(table.test(x, "inductive", way) for way in ways for x in trained),
-            ]
-        )
-    head = ["ε", "η of the control", "DP-AdamBC", "floor alone"]
-    return table.markdown([*head, "DP-AdamBC, mean", "floor alone, mean"], body)
+        chosen = max(scores, key=lambda s: scores[s])
+        seeds = [seed for seed in laboratory.SEEDS if seed in found[chosen]]
+        both = [[found[x][seed] for seed in seeds] for x in (corrected, chosen)]
+        if seeds:
+            cells = (laboratory.test(x, "inductive", way) for way in ways for x in both)
+            epsilon, rate = corrected.target_epsilon, chosen.learning_rate
+            body.append([f"{epsilon:g}", f"{rate:.2g}", *cells])
+    names = ("DP-AdamBC", "floor alone")
+    head = ["ε", "η of the control", *names, *(f"{name}, mean" for name in names)]
+    return {"control": markdown(head, body)}
 
 
-def main() -> None:
-    arguments = table.options(__doc__, RESULTS)
-    searched = table.read(table.RESULTS)
-    if arguments.data_dir:
-        graph = data.load(arguments.data_dir)
-        results = run.Results(arguments.output, graph)
-        make = functools.partial(run.measure, run.Laboratory(graph))
-        every = list(lines(searched))
-        total = len(every) * (len(LEARNING_RATES) + arguments.seeds)
-        with rich.progress.Progress() as progress:
-            get = run.recorded(results, make, total, progress)
-            for _, controls in every:
-                chosen = best(get, controls)
-                for seed in range(arguments.seeds):
-                    get(chosen, seed)
-    print(render(searched, table.read(arguments.output)))
-
+STUDY = laboratory.make_study(RESULTS, cells, tables)
 
 if __name__ == "__main__":
-    main()
+    STUDY.main(__doc__)

@@ -17,14 +17,19 @@ import numpy as np
 import scipy.sparse
 
 SPLITS = ("train", "valid", "test")
+ORIGINAL, SUBSTITUTED = "ogbn-arxiv", "ogbn-arxiv graph, substitute features"
 
-# Of the sorted edges, the labels and the splits of ogbn-arxiv, as published.
+# Of the sorted edges, the labels and the splits of ogbn-arxiv, as published; of the
+# features that take the place of OGB's; and of Cora's graph and words.
 ARXIV_SHA256 = "852142718e46a26fdcb1aa2b69a61bed52003302d7638c8e20297f076c422e37"
+SUBSTITUTE_SHA256 = "2eb61c23531d38f7d785bebbcd8c634f16e7768208259d194ac6f61211baf543"
+CORA_SHA256 = "953814d0541f464b65ca7c82a063100c1b5bcc28be17b39813e9a69e7105435e"
 
 _SOURCE = (
     "OGB publishes ogbn-arxiv at https://ogb.stanford.edu/docs/nodeprop/#ogbn-arxiv;"
-    " `python -m benchmarks.ogbn_arxiv_gcn.download DIR` fetches it."
+    " `python -m benchmarks.ogbn_arxiv_gcn.download` fetches it."
 )
+_PLANETOID = "Planetoid publishes it at https://github.com/kimiyoung/planetoid."
 
 
 class Graph(NamedTuple):
@@ -46,6 +51,12 @@ class Graph(NamedTuple):
         return int(self.labels.max()) + 1
 
     @property
+    def majority_share(self) -> float:
+        """Of the test nodes, those of the class most frequent in training."""
+        counts = np.bincount(self.labels[self.splits["train"]])
+        return float(np.mean(self.labels[self.splits["test"]] == counts.argmax()))
+
+    @property
     def part_of_node(self) -> np.ndarray:
         """The number of each node's part, -1 for a node in none."""
         parts = np.full(self.num_nodes, -1)
@@ -53,22 +64,29 @@ class Graph(NamedTuple):
             parts[self.splits[name]] = i
         return parts
 
-    @property
-    def majority_share(self) -> float:
-        """Of the test nodes, those of the class most frequent in training."""
-        counts = np.bincount(self.labels[self.splits["train"]])
-        return float(np.mean(self.labels[self.splits["test"]] == counts.argmax()))
 
-
-def content_sha256(graph: Graph) -> str:
-    """Of edges, labels and splits, in whatever order and file they came."""
-    order = np.lexsort((graph.receivers, graph.senders))
+def sha256(*arrays: np.ndarray) -> str:
+    """Of the contents, one array after the other."""
     digest = hashlib.sha256()
-    for array in (graph.senders[order], graph.receivers[order], graph.labels):
-        digest.update(array.astype(np.int64).tobytes())
-    for name in SPLITS:
-        digest.update(np.sort(graph.splits[name]).astype(np.int64).tobytes())
+    for array in arrays:
+        digest.update(array.tobytes())
     return digest.hexdigest()
+
+
+def content_sha256(graph: Graph, *others: np.ndarray) -> str:
+    """Of edges, labels and splits, in whatever order and file they came; and others."""
+    order = np.lexsort((graph.receivers, graph.senders))
+    edges = graph.senders[order], graph.receivers[order]
+    parts = (np.sort(graph.splits[name]) for name in SPLITS)
+    whole = (x.astype(np.int64) for x in (*edges, graph.labels, *parts))
+    return sha256(*whole, *others)
+
+
+def _check(content: str, found: str, expected: str, advice: str) -> None:
+    if found != expected:
+        raise ValueError(
+            f"Expected {content} with SHA-256 {expected}, got {found}. {advice}"
+        )
 
 
 def _read_csv(path: pathlib.Path, dtype: type) -> np.ndarray:
@@ -80,7 +98,7 @@ def _load_raw(data_dir: pathlib.Path) -> Graph:
     raw, split = data_dir / "raw", data_dir / "split" / "time"
     senders, receivers = _read_csv(raw / "edge.csv.gz", np.int64).T
     return Graph(
-        "ogbn-arxiv",
+        ORIGINAL,
         _read_csv(raw / "node-feat.csv.gz", np.float32),
         _read_csv(raw / "node-label.csv.gz", np.int32),
         senders,
@@ -89,52 +107,39 @@ def _load_raw(data_dir: pathlib.Path) -> Graph:
     )
 
 
-def _load_arrays(data_dir: pathlib.Path) -> Graph:
-    arrays = np.load(data_dir / "graph.npz")
-    features = np.load(data_dir / "substitute_features.npz")["node_feat"]
+def _of_arrays(name: str, features: np.ndarray, arrays: dict[str, np.ndarray]) -> Graph:
     senders, receivers = arrays["edge_index"].astype(np.int64)
     return Graph(
-        "ogbn-arxiv graph, substitute features",
+        name,
         features.astype(np.float32),
         arrays["node_label"].astype(np.int32).ravel(),
         senders,
         receivers,
-        {name: arrays[f"{name}_idx"].astype(np.int64) for name in SPLITS},
+        {part: arrays[f"{part}_idx"].astype(np.int64) for part in SPLITS},
     )
 
 
-def load_cora(data_dir: pathlib.Path) -> Graph:
-    """Cora with words as features, each row of length one.
+def _load_arrays(data_dir: pathlib.Path) -> Graph:
+    arrays = np.load(data_dir / "graph.npz")
+    features = np.load(data_dir / "substitute_features.npz")["node_feat"]
+    graph = _of_arrays(SUBSTITUTED, features, arrays)
+    found = sha256(graph.features)
+    _check("the features of the records", found, SUBSTITUTE_SHA256, _SOURCE)
+    return graph
 
-    All nodes that are in neither the validation nor the test part are trained on: the
-    public split's 140 nodes are too few for any privacy.
-    """
-    path = data_dir / "cora.npz"
-    if not path.exists():
-        raise FileNotFoundError(f"Expected cora.npz in {data_dir}.")
-    arrays = np.load(path)
-    words = scipy.sparse.csr_matrix(
-        tuple(arrays[f"feat_{part}"] for part in ("data", "indices", "indptr")),
-        arrays["feat_shape"],
-    ).toarray()
-    lengths = np.linalg.norm(words, axis=1, keepdims=True)
-    splits = {name: arrays[f"{name}_idx"].astype(np.int64) for name in SPLITS}
-    held_out = np.concatenate([splits["valid"], splits["test"]])
-    splits["train"] = np.setdiff1d(np.arange(len(words)), held_out)
-    senders, receivers = arrays["edge_index"].astype(np.int64)
-    return Graph(
-        "Cora",
-        (words / np.maximum(lengths, 1)).astype(np.float32),
-        arrays["node_label"].astype(np.int32).ravel(),
-        senders,
-        receivers,
-        splits,
-    )
+
+def _is_raw(data_dir: pathlib.Path) -> bool:
+    return (data_dir / "raw" / "edge.csv.gz").exists()
+
+
+def name(data_dir: pathlib.Path) -> str:
+    """Of the graph that `load` loads: it tells whose features it has."""
+    return ORIGINAL if _is_raw(data_dir) else SUBSTITUTED
 
 
 def load(data_dir: pathlib.Path) -> Graph:
-    """ogbn-arxiv from whatever layout is there, checked against what is published."""
-    if (data_dir / "raw" / "edge.csv.gz").exists():
+    """ogbn-arxiv in the layout that is there, OGB's first; contents are checked."""
+    if _is_raw(data_dir):
         graph = _load_raw(data_dir)
     elif (data_dir / "graph.npz").exists():
         graph = _load_arrays(data_dir)
@@ -142,13 +147,40 @@ def load(data_dir: pathlib.Path) -> Graph:
         raise FileNotFoundError(
             f"Expected raw/edge.csv.gz or graph.npz in {data_dir}. {_SOURCE}"
         )
-    found = content_sha256(graph)
-    if found != ARXIV_SHA256:
-        raise ValueError(
-            f"Expected the edges, labels and splits of ogbn-arxiv in {data_dir}, whose"
-            f" SHA-256 is {ARXIV_SHA256}, got {found}. {_SOURCE}"
-        )
+    content = f"the edges, labels and splits of ogbn-arxiv in {data_dir}"
+    _check(content, content_sha256(graph), ARXIV_SHA256, _SOURCE)
     return graph
+
+
+def load_cora(data_dir: pathlib.Path) -> Graph:
+    """Cora with words as features, each row of length one; its contents are checked.
+
+    All nodes that are in neither the validation nor the test part are trained on: the
+    public split's 140 nodes are too few for any privacy.
+    """
+    path = data_dir / "cora.npz"
+    if not path.exists():
+        raise FileNotFoundError(f"Expected cora.npz in {data_dir}. {_PLANETOID}")
+    arrays = np.load(path)
+    words = scipy.sparse.csr_matrix(
+        tuple(arrays[f"feat_{part}"] for part in ("data", "indices", "indptr")),
+        arrays["feat_shape"],
+    ).toarray()
+    graph = _of_arrays("Cora", words, arrays)
+    found = content_sha256(graph, words.astype(np.uint8))
+    _check(
+        f"the edges, labels, splits and words of Cora in {path}",
+        found,
+        CORA_SHA256,
+        _PLANETOID,
+    )
+    lengths = np.linalg.norm(words, axis=1, keepdims=True)
+    held_out = np.concatenate([graph.splits["valid"], graph.splits["test"]])
+    train = np.setdiff1d(np.arange(len(words)), held_out)
+    return graph._replace(
+        features=(words / np.maximum(lengths, 1)).astype(np.float32),
+        splits=graph.splits | {"train": train},
+    )
 
 
 def same_part(graph: Graph) -> Graph:

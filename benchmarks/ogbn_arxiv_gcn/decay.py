@@ -1,25 +1,25 @@
 """Decoupled weight decay, from almost none to almost all of the weights.
 
-    python -m benchmarks.ogbn_arxiv_gcn.decay --data-dir DIR [--seeds 5]
-    python -m benchmarks.ogbn_arxiv_gcn.decay          # prints the tables
+    python -m benchmarks.ogbn_arxiv_gcn.decay [--data-dir DIR]
 
 The settings are those that the search chose for DP-Adam and DP-AdamBC; the weight decay
 alone is searched for, on validation nodes with the seeds of the trials. Its winner is
 trained with the seeds of the results, and compared with no decay seed by seed: both
-draw the same batches and the same noise. Every training is written down as it ends, and
-found there by a later call.
+draw the same batches and the same noise.
 """
 
 import dataclasses
-import functools
 import pathlib
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-import rich.progress
-
-from benchmarks.ogbn_arxiv_gcn import data, run, settings, table
+from benchmarks import theory
+from benchmarks.ogbn_arxiv_gcn import laboratory, run
+from benchmarks.ogbn_arxiv_gcn.laboratory import TUNING_SEEDS
 from benchmarks.ogbn_arxiv_gcn.settings import Setting
+from benchmarks.records import Row
+from benchmarks.study import Cell, Find
+from benchmarks.tables import markdown, spread
 
 RESULTS = pathlib.Path(__file__).with_name("decay.jsonl")
 
@@ -38,128 +38,79 @@ LINES = (
     ("DP-AdamW-BC", 12.0),
 )
 
-Line = tuple[Setting, list[Setting]]  # without decay, and with each
+
+def lines(searched: Sequence[Row]) -> Iterator[tuple[Setting, list[Setting]]]:
+    """The choice of the search without decay, and the same with each decay."""
+    for method, target in LINES:
+        without = laboratory.chosen(searched, WITHOUT_DECAY[method], target)
+        decays = ({"method": method, "weight_decay": x} for x in WEIGHT_DECAYS[method])
+        yield without, [dataclasses.replace(without, **numbers) for numbers in decays]
+
+
+def cells(find: Find, graph: str) -> Iterator[Cell]:
+    """All trials twice."""
+    decayed = [line for _, line in lines(run.searched(graph))]
+    longest = max(map(len, decayed))
+    return laboratory.search(find, decayed, graph, longest, short_epsilons=())
 
 
 def shrinkage(setting: Setting) -> float:
     """The share of the initial weights that all steps together take away."""
-    kept = 1 - setting.learning_rate * setting.weight_decay
-    return 1 - kept**setting.iterations
+    numbers = setting.learning_rate, setting.weight_decay, setting.iterations
+    return theory.decay_shrinkage(*numbers)
 
 
-def lines(searched: Sequence[run.Row]) -> Iterator[Line]:
-    """What the search chose without decay, and the same with decay."""
-    chosen = table.lines(searched)
-    for method, target in LINES:
-        rows = chosen[WITHOUT_DECAY[method], target, False]
-        without = Setting(**rows[0]["setting"])
-        decayed = [
-            dataclasses.replace(without, method=method, weight_decay=decay)
-            for decay in WEIGHT_DECAYS[method]
-        ]
-        yield without, decayed
-
-
-def validation(get: run.Get, setting: Setting) -> float:
+def validation(rows: Mapping[int, Row]) -> float:
     """The mean accuracy with the seeds of the trials."""
-    return statistics.fmean(
-        table.score(get(setting, seed)) for seed in settings.TUNING_SEEDS
-    )
+    return statistics.fmean(laboratory.score(rows[seed]) for seed in TUNING_SEEDS)
 
 
-def run_all(lines: Sequence[Line], get: run.Get, seeds: Sequence[int]) -> None:
-    """Every search, each followed by the seeds of what it found."""
-    for _, decayed in lines:
-        best = max(decayed, key=lambda setting: validation(get, setting))
-        for seed in seeds:
-            get(best, seed)
+def _gain(pair: tuple[Row, Row], which: str) -> float:
+    decayed, without = (row[which]["inductive"]["test"] for row in pair)
+    return decayed - without
 
 
-def num_trainings(lines: Sequence[Line], num_seeds: int) -> int:
-    """How many trainings there are in all."""
-    num_tuning = len(settings.TUNING_SEEDS)
-    return sum(num_tuning * len(decayed) + num_seeds for _, decayed in lines)
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.2f}"
-
-
-def _gain(with_it: run.Row, without: run.Row, which: str) -> float:
-    return with_it[which]["inductive"]["test"] - without[which]["inductive"]["test"]
-
-
-def render(searched: Sequence[run.Row], rows: Sequence[run.Row]) -> str:
+def tables(rows: Sequence[Row]) -> dict[str, str]:
     """On validation nodes every decay; on test nodes the best against none."""
-    found = {
-        (Setting(**row["setting"]), row["seed"]): row for row in (*searched, *rows)
-    }
-    get = lambda setting, seed: found[setting, seed]
+    searched = run.searched(rows[0]["graph"])
+    found = laboratory.by_setting([*searched, *rows])
     columns = sorted({row["setting"]["weight_decay"] for row in rows})
     tried, tested = [], []
     for without, decayed in lines(searched):
-        known = [
-            s for s in decayed if all((s, x) in found for x in settings.TUNING_SEEDS)
-        ]
-        if not known:
+        tests = {
+            s: validation(found[s])
+            for s in decayed
+            if set(TUNING_SEEDS) <= found.get(s, {}).keys()
+        }
+        if not tests:
             continue
-        name = [known[0].method, f"{without.target_epsilon:g}"]
-        by_decay = {s.weight_decay: s for s in known}
-        tried.append(
-            [
-                *name,
-                _percent(validation(get, without)),
-                *(
-                    f"{_percent(validation(get, by_decay[x]))}"
-                    f" ({shrinkage(by_decay[x]):.1%})"
-                    if x in by_decay
-                    else "-"
-                    for x in columns
-                ),
-            ]
-        )
-        best = max(known, key=lambda setting: validation(get, setting))
-        seeds = [s for x, s in found if x == best and s not in settings.TUNING_SEEDS]
-        pairs = [(found[best, s], found[without, s]) for s in sorted(seeds)]
+        name = [decayed[0].method, f"{without.target_epsilon:g}"]
+        by_decay = {
+            s.weight_decay: f"{100 * x:.2f} ({shrinkage(s):.1%})"
+            for s, x in tests.items()
+        }
+        none = f"{100 * validation(found[without]):.2f}"
+        tried.append([*name, none, *(by_decay.get(x, "-") for x in columns)])
+        best = max(tests, key=lambda s: tests[s])
+        seeds = sorted(found[best].keys() - set(TUNING_SEEDS))
+        pairs = [(found[best][s], found[without][s]) for s in seeds]
         if len(pairs) > 1:
             ways = ("accuracy", "averaged_accuracy")
-            tested.append(
-                [
-                    *name,
-                    f"{best.weight_decay:g} ({shrinkage(best):.0%})",
-                    table.test([b for _, b in pairs], "inductive"),
-                    table.test([a for a, _ in pairs], "inductive"),
-                    *(table.spread([_gain(*p, way) for p in pairs]) for way in ways),
-                ]
-            )
+            share = f"{best.weight_decay:g} ({shrinkage(best):.0%})"
+            of = [laboratory.test(x, "inductive") for x in zip(*pairs, strict=True)]
+            gains = [spread([_gain(pair, way) for pair in pairs]) for way in ways]
+            tested.append([*name, share, *reversed(of), *gains])
     head = ["optimizer", "ε"]
-    values = (f"λ = {x:g}" for x in columns)
-    return "\n\n".join(
-        [
-            "On validation nodes, and the share of the weights that decay takes away:",
-            table.markdown([*head, "none", *values], tried),
-            "On test nodes, the best of these against none:",
-            table.markdown(
-                [*head, "λ", "none", "with λ", "gain", "gain, mean of iterates"],
-                tested,
-            ),
-        ]
-    )
+    of_test = ["λ", "none", "with λ", "gain", "gain, mean of iterates"]
+    return {
+        "validation": markdown(
+            [*head, "none", *(f"λ = {x:g}" for x in columns)], tried
+        ),
+        "test": markdown([*head, *of_test], tested),
+    }
 
 
-def main() -> None:
-    arguments = table.options(__doc__, RESULTS)
-    searched = table.read(table.RESULTS)
-    if arguments.data_dir:
-        graph = data.load(arguments.data_dir)
-        results = run.Results(arguments.output, graph)
-        make = functools.partial(run.measure, run.Laboratory(graph))
-        every, seeds = list(lines(searched)), range(arguments.seeds)
-        with rich.progress.Progress() as progress:
-            total = num_trainings(every, len(seeds))
-            run_all(every, run.recorded(results, make, total, progress), seeds)
-    print(render(searched, table.read(arguments.output)))
-
+STUDY = laboratory.make_study(RESULTS, cells, tables)
 
 if __name__ == "__main__":
-    main()
+    STUDY.main(__doc__)

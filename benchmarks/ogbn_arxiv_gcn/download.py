@@ -1,4 +1,4 @@
-"""Fetches ogbn-arxiv as OGB publishes it.
+"""Fetches ogbn-arxiv as OGB publishes it, into DIR/ogbn_arxiv.
 
     python -m benchmarks.ogbn_arxiv_gcn.download DIR
 
@@ -30,9 +30,9 @@ def unpack(archive: pathlib.Path, data_dir: pathlib.Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Fetches ogbn-arxiv.")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("data_dir", type=pathlib.Path)
-    data_dir = parser.parse_args().data_dir
+    data_dir = parser.parse_args().data_dir / "ogbn_arxiv"
     data_dir.mkdir(parents=True, exist_ok=True)
     archive = data_dir / "arxiv.zip"
     if not archive.exists():

@@ -1,21 +1,19 @@
 """The published protocol of DP-GCN, which is *not private at the epsilon it states*.
 
-    python -m benchmarks.ogbn_arxiv_gcn.published --data-dir DIR [--seeds 5]
-    python -m benchmarks.ogbn_arxiv_gcn.published      # prints the table
+    python -m benchmarks.ogbn_arxiv_gcn.published [--data-dir DIR]
 
 It bounds how many members a root has, not in how many subgraphs a node is; it clips
 each of 8 tensors and adds noise for one; it draws roots with replacement. This runs it
-with the published hyper-parameters, and accounts for what it does: a node is in M
-terms, each moves by 2 sqrt(8) C, and is hit as often as 10,000 draws with replacement
-do. Even that takes the graph of kept edges for given, which depends on all nodes. Like
-the search, it goes on where it ended.
+with the published hyper-parameters, by a loop of its own, and accounts for it: a node
+is in M terms, each moves by 2 sqrt(8) C, and is hit as often as 10,000 draws with
+replacement do. Even that takes the graph of kept edges for given, which depends on all
+nodes.
 """
 
+import argparse
 import functools
-import itertools
-import json
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import dp_accounting
@@ -23,16 +21,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import rich.progress
 import scipy.stats
 
 import dpadambc
-from benchmarks import environment
-from benchmarks.ogbn_arxiv_gcn import data, settings, table, training
-from dpadambc import accounting, clipping
+from benchmarks.ogbn_arxiv_gcn import data, laboratory, model, settings
+from benchmarks.records import Row
+from benchmarks.study import Cell, Find, Study
+from benchmarks.tables import markdown
+from dpadambc import accounting, clipping, graphs
 from dpadambc.mechanisms.replaced_terms import ReplacedTermsDpEvent
 
-RESULTS = pathlib.Path(__file__).with_name("published.json")
+RESULTS = pathlib.Path(__file__).with_name("published.jsonl")
+SEEDS = range(3)
 
 MAX_MEMBERS = 7  # K
 NOISE_MULTIPLIER = 2.0
@@ -85,38 +85,30 @@ def terms_of_nodes(members: np.ndarray) -> np.ndarray:
 @functools.cache
 def real_epsilon(terms: int, num_roots: int, iterations: int) -> float:
     """What so many steps cost a node in so many terms; infinity above some 600."""
-    binom, prob = scipy.stats.binom, terms / num_roots
-    most = int(binom.isf(1e-18, BATCH_SIZE, prob)) + 1
-    probs = binom.pmf(np.arange(most + 1), BATCH_SIZE, prob)
+    binom: Any = scipy.stats.binom(BATCH_SIZE, terms / num_roots)
+    # The first count that next to no draw exceeds; its inverse is off so far out.
+    most = int(np.argmax(binom.sf(np.arange(BATCH_SIZE + 1)) <= 1e-18)) + 1
+    probs = binom.pmf(np.arange(most + 1))
     moved = 2 * np.sqrt(NUM_TENSORS) * L2_CLIP_NORM * most / BATCH_SIZE
     step = ReplacedTermsDpEvent(
         NOISE_STDDEV / moved, tuple((probs / probs.sum()).tolist())
     )
     return accounting.epsilon(
         dp_accounting.SelfComposedDpEvent(step, iterations),
-        target_delta=settings.TARGET_DELTA,
+        target_delta=settings.Setting.target_delta,
         neighboring_relation=dpadambc.NeighboringRelation.REPLACE_ONE,
     )
 
 
 def epsilon_of_nodes(members: np.ndarray, iterations: int) -> dict[str, Any]:
     """What it costs nodes in few terms, and those in many: epsilon is of the worst."""
-    terms = terms_of_nodes(members)
     quantiles = {"half": 0.5, "nine in ten": 0.9, "99 in 100": 0.99, "all": 1.0}
     found = {}
     for name, share in quantiles.items():
-        most = int(np.quantile(terms, share, method="higher"))
+        most = int(np.quantile(terms_of_nodes(members), share, method="higher"))
         epsilon = real_epsilon(most, len(members), iterations)
         found[name] = {"terms": most, "epsilon": epsilon}
     return found
-
-
-def recount(rows: list[dict[str, Any]], num_roots: int) -> None:
-    """The epsilons of what was trained, by the bound of today."""
-    for row in rows:
-        for nodes in row["real_epsilon_of_nodes"].values():
-            iterations = ITERATIONS[row["stated_epsilon"]]
-            nodes["epsilon"] = real_epsilon(nodes["terms"], num_roots, iterations)
 
 
 def optimizer(method: str, target_epsilon: float, key: jax.Array):
@@ -148,31 +140,61 @@ def clipped_by_tensor(grads: Any, params: Any) -> Any:
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def train(
-    task: training.NodeClassification,
+    gcn: model.GCN,
     method: str,
     target_epsilon: float,
-    roots: training.Roots,
+    nodes: jax.Array,
+    roots: tuple[graphs.Subgraphs, jax.Array],
     key: jax.Array,
 ) -> Any:
     """The parameters after the published number of steps."""
     init_key, noise_key, sampling_key = jax.random.split(key, 3)
     tx = optimizer(method, target_epsilon, noise_key)
-    grad_fn = dpadambc.per_example_grad(task.loss_fn)
+    loss = lambda params, *root: model.loss_of_root(gcn, params, nodes, *root)
+    grad_fn = dpadambc.per_example_grad(loss)
 
     def take_step(state, step):
         params, opt_state = state
-        indices = jax.random.choice(
-            jax.random.fold_in(sampling_key, step), roots.num_examples, (BATCH_SIZE,)
-        )
-        grads = grad_fn(params, *task.examples(roots, indices))
-        clipped = clipped_by_tensor(grads, params)
+        draw = jax.random.fold_in(sampling_key, step)
+        indices = jax.random.choice(draw, len(roots[1]), (BATCH_SIZE,))
+        batch = jax.tree.map(lambda x: x[indices], roots)
+        clipped = clipped_by_tensor(grad_fn(params, *batch), params)
         updates, opt_state = tx.update(clipped, opt_state, params)
         return (optax.apply_updates(params, updates), opt_state), None
 
-    params = task.init(init_key)
+    params = gcn.init(init_key, nodes[0])
     steps = jnp.arange(ITERATIONS[target_epsilon])
     (params, _), _ = jax.lax.scan(take_step, (params, tx.init(params)), steps)
     return params
+
+
+def cells(find: Find, arguments: argparse.Namespace) -> Iterator[Cell]:
+    graph = data.name(arguments.data_dir / laboratory.FOLDER)
+    for seed in SEEDS:
+        for method, target in HYPERPARAMETERS:
+            identity = {"graph": graph, "method": method, "stated_epsilon": target}
+            yield Cell(method, target, seed, identity | {"seed": seed})
+
+
+def prepare(arguments: argparse.Namespace) -> Callable[[Cell], Row]:
+    graph = data.same_part(data.load(arguments.data_dir / laboratory.FOLDER))
+    gcn, nodes = model.GCN(graph.num_classes), jnp.asarray(graph.features)
+    evaluator = model.Evaluator(gcn, graph)
+    labels = jnp.asarray(graph.labels[graph.splits["train"]])
+
+    def measure(cell: Cell) -> Row:
+        method, target, seed = cell.method, cell.epsilon, cell.identity["seed"]
+        assert target is not None
+        members = subgraphs(graph, np.random.default_rng(seed))
+        roots = graphs.Subgraphs(jnp.asarray(members), MAX_MEMBERS + 1), labels
+        params = train(gcn, method, target, nodes, roots, jax.random.key(seed))
+        return {
+            "noise_stddev": NOISE_STDDEV,
+            "real_epsilon_of_nodes": epsilon_of_nodes(members, ITERATIONS[target]),
+            "accuracy": evaluator.accuracies(params, *laboratory.PARTS),
+        }
+
+    return measure
 
 
 def _range(values: Iterable[float]) -> str:
@@ -180,67 +202,23 @@ def _range(values: Iterable[float]) -> str:
     return found[0] if found[0] == found[-1] else f"{found[0]} to {found[-1]}"
 
 
-def render(report: dict[str, Any]) -> str:
+def tables(rows: Sequence[Row]) -> dict[str, str]:
     """Accuracy, and what it really costs, over all seeds."""
     body = []
-    for method, target in HYPERPARAMETERS:
-        line = method, target
-        rows = sorted(
-            (r for r in report["rows"] if (r["method"], r["stated_epsilon"]) == line),
-            key=lambda row: row["seed"],
-        )
-        if rows:
-            costs = [row["real_epsilon_of_nodes"] for row in rows]
-            tests = (f"{100 * row['accuracy']['test']:.2f}" for row in rows)
-            epsilons = (
-                _range(c[nodes]["epsilon"] for c in costs) for nodes in costs[0]
-            )
-            body.append([method, f"{target:g}", ", ".join(tests), *epsilons])
-    head = ["half of the nodes", "nine in ten", "99 in 100", "all"]
-    return table.markdown(
-        ["optimizer", "stated ε", "test accuracy of each seed", *head], body
-    )
+    for line in HYPERPARAMETERS:
+        of_line = lambda r, line=line: (r["method"], r["stated_epsilon"]) == line
+        found = sorted(filter(of_line, rows), key=lambda row: row["seed"])
+        if found:
+            costs = [row["real_epsilon_of_nodes"] for row in found]
+            tests = (f"{100 * row['accuracy']['test']:.2f}" for row in found)
+            ranges = (_range(c[nodes]["epsilon"] for c in costs) for nodes in costs[0])
+            body.append([line[0], f"{line[1]:g}", ", ".join(tests), *ranges])
+    head = ["optimizer", "stated ε", "test accuracy of each seed"]
+    nodes = ["half of the nodes", "nine in ten", "99 in 100", "all"]
+    return {"protocol": markdown([*head, *nodes], body)}
 
 
-def train_all(
-    report: dict[str, Any], whole: data.Graph, seeds: Iterable[int], path: pathlib.Path
-) -> None:
-    """Every training that is not there."""
-    graph = data.same_part(whole)
-    task = training.task(graph)
-    evaluator = training.Evaluator(task.model, graph)
-    runs = itertools.product(seeds, HYPERPARAMETERS)
-    for seed, (method, target) in rich.progress.track(list(runs), "trainings"):
-        row = {"method": method, "stated_epsilon": target, "seed": seed}
-        if any(row.items() <= found.items() for found in report["rows"]):
-            continue
-        members = subgraphs(graph, np.random.default_rng(seed))
-        arrays = graph.features, graph.labels, members
-        roots = training.Roots(*map(jnp.asarray, arrays))
-        params = train(task, method, target, roots, jax.random.key(seed))
-        row["real_epsilon_of_nodes"] = epsilon_of_nodes(members, ITERATIONS[target])
-        row["accuracy"] = evaluator.accuracies(params, ("valid", "test"))
-        report["rows"].append(row)
-        path.write_text(json.dumps(report, indent=1) + "\n")
-
-
-def main() -> None:
-    arguments = table.options(__doc__, RESULTS)
-    report: dict[str, Any] = {"rows": []}
-    if arguments.output.exists():
-        report = json.loads(arguments.output.read_text())
-    if arguments.data_dir:
-        graph = data.load(arguments.data_dir)
-        report = {
-            "graph": graph.name,
-            "noise_stddev": NOISE_STDDEV,
-            "environment": environment.environment(),
-        } | report
-        recount(report["rows"], len(graph.splits["train"]))
-        train_all(report, graph, range(arguments.seeds), arguments.output)
-        arguments.output.write_text(json.dumps(report, indent=1) + "\n")
-    print(render(report))
-
+STUDY = Study(RESULTS, cells, prepare, laboratory.of_each_graph(tables))
 
 if __name__ == "__main__":
-    main()
+    STUDY.main(__doc__)

@@ -1,283 +1,202 @@
 """Node-level private training on ogbn-arxiv, with every optimizer.
 
-    python -m benchmarks.ogbn_arxiv_gcn.run --data-dir DIR [--output FILE] [--seeds 5]
-        [--methods DP-Adam ...]
+    python -m benchmarks.ogbn_arxiv_gcn.run --data-dir DIR [--method DP-Adam ...]
+    python -m benchmarks.ogbn_arxiv_gcn.run [--pictures]    # the tables, the picture
 
 For every optimizer and epsilon ten settings are drawn and tried, the best three of them
 once more with other noise, and the one with the best mean validation accuracy is
-trained anew with each of the seeds. At epsilon 6 and 1 only the five settings are tried
-that did best for the optimizer at epsilon 3. Epsilon is that of *one* such training; it
-does not account for the search. Every training is written down as it ends, and found
-there by a later call, so a run can be cut off and go on.
+trained anew with each of five seeds. At epsilon 6 and 1 only the five settings are
+tried that did best for the optimizer at epsilon 3. Epsilon is that of *one* such
+training; it does not account for the search.
+
+An earlier record was made with the noise of a looser bound of the change by one node.
+The settings that it chose are trained with the noise of the exact bound too.
 """
 
-import argparse
-import dataclasses
-import functools
-import json
+import itertools
 import pathlib
-import time
+import statistics
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import rich.progress
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 
-from benchmarks import environment, experiment
-from benchmarks.ogbn_arxiv_gcn import data, settings, table, training
-from benchmarks.ogbn_arxiv_gcn.settings import Setting
-from benchmarks.ogbn_arxiv_gcn.table import score
+from benchmarks import experiment, records
+from benchmarks.ogbn_arxiv_gcn import laboratory, settings
+from benchmarks.ogbn_arxiv_gcn.laboratory import Line, lines, test
+from benchmarks.pictures import style as style_of
+from benchmarks.records import Row
+from benchmarks.study import Cell, Find
+from benchmarks.tables import by_epsilon, markdown
 
 RESULTS = pathlib.Path(__file__).with_name("results.jsonl")
-PARTS = ("valid", "test")
-NUM_CHUNKS = 10
+EARLIER = pathlib.Path(__file__).with_name("results_by_joint_convexity.jsonl")
 
-Row = dict[str, Any]
-Get = Callable[[Any, int], Row]  # of a setting and a seed
+Found = dict[Line, list[Row]]
 
 
-class Laboratory:
-    """The graph and what is made of it, once."""
-
-    def __init__(self, graph: data.Graph):
-        self.graph = data.same_part(graph)
-        self.task = training.task(self.graph)
-        model = self.task.model
-        self.evaluators = {
-            "inductive": training.Evaluator(model, self.graph),
-            "transductive": training.Evaluator(model, graph),
-            "alone": training.WithoutNeighbors(model, self.graph),
-        }
-        self._roots: dict[int, training.Roots] = {}
-
-    def roots(self, setting: Setting) -> training.Roots:
-        """The subgraphs of a setting."""
-        if setting.max_memberships not in self._roots:
-            self._roots[setting.max_memberships] = training.roots(
-                self.graph,
-                max_memberships=setting.max_memberships,
-                max_degree=setting.max_degree,
-            )
-        return self._roots[setting.max_memberships]
-
-    def accuracies(self, params: Any) -> dict[str, dict[str, float]]:
-        """On validation and test nodes, with neighbors and without."""
-        return {
-            name: evaluator.accuracies(params, PARTS)
-            for name, evaluator in self.evaluators.items()
-        }
+def searched(graph: str) -> list[Row]:
+    """The record of this study."""
+    return laboratory.of_graph(records.read(RESULTS), graph)
 
 
-def _numbers(setting: Setting, mechanism: settings.Mechanism) -> Row:
-    """What the noise was, and what it costs."""
-    deltas = {
-        "epsilon": settings.TARGET_DELTA,
-        "epsilon_at_other_delta": settings.OTHER_DELTA,
-    }
-    is_private = setting.target_epsilon is not None
-    return {
-        "noise_multiplier": mechanism.noise_multiplier,
-        "noise_stddev": mechanism.noise_stddev,
-        **{
-            name: mechanism.epsilon(delta) if is_private else None
-            for name, delta in deltas.items()
-        },
-    }
+def earlier(graph: str) -> Found:
+    """The record with the noise of the looser bound."""
+    return lines(laboratory.of_graph(records.read(EARLIER), graph))
 
 
-def _advance(
-    trainer: experiment.Trainer,
-    run: experiment.Run,
-    roots: training.Roots,
-    num_chunks: int,
-) -> Iterator[tuple[int, float, experiment.State]]:
-    """The number of steps taken, seconds for each, and the state, after each chunk."""
-    state, steps = trainer.start(run), np.arange(trainer.mechanism.iterations)
-    for chunk in np.array_split(steps, num_chunks):
-        begin = time.perf_counter()
-        state, _ = jax.block_until_ready(
-            trainer.advance(run, state, roots, jnp.asarray(chunk))
-        )
-        yield int(chunk[-1]) + 1, (time.perf_counter() - begin) / len(chunk), state
-
-
-def _trained(
-    laboratory: Laboratory, setting: Setting, seed: int, num_chunks: int
-) -> tuple[Row, list[tuple[int, float, experiment.State]]]:
-    roots = laboratory.roots(setting)
-    mechanism = setting.mechanism(roots.num_examples)
-    trainer = experiment.Trainer(
-        setting.method, mechanism, laboratory.task, options=setting.options
-    )
-    run = experiment.Run(setting.learning_rate, jax.random.key(seed))
-    row = {"setting": dataclasses.asdict(setting), "seed": seed}
-    row |= _numbers(setting, mechanism)
-    return row, list(_advance(trainer, run, roots, num_chunks))
-
-
-def try_out(laboratory: Laboratory, setting: Setting, seed: int) -> Row:
-    """One training, and its accuracy on validation nodes."""
-    row, ((_, _, state),) = _trained(laboratory, setting, seed, 1)
-    names = ("inductive", "alone")
-    return row | {
-        "accuracy": {
-            name: laboratory.evaluators[name].accuracies(state.params, ("valid",))
-            for name in names
-        }
-    }
-
-
-def train(laboratory: Laboratory, setting: Setting, seed: int) -> Row:
-    """One training, and all that is measured of it."""
-    row, chunks = _trained(laboratory, setting, seed, NUM_CHUNKS)
-    steps, seconds, states = zip(*chunks, strict=True)
-    inductive = laboratory.evaluators["inductive"]
-    # Post-processing of what is private, and free.
-    last = [state.params for state in states[NUM_CHUNKS // 2 :]]
-    averaged = jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *last)
-    floor = dict(setting.options).get("variance_floor", experiment.VARIANCE_FLOOR)
-    moments = experiment.second_moments(states[-1].opt_state, floor, setting.correction)
-    return row | {
-        "accuracy": laboratory.accuracies(states[-1].params),
-        "averaged_accuracy": laboratory.accuracies(averaged),
-        "steps": steps,
-        "validation_curve": [
-            inductive.accuracies(state.params, ("valid",))["valid"] for state in states
-        ],
-        "share_at_floor": moments.share_at_floor if moments else None,
-        # The first chunk compiles.
-        "seconds_per_step": float(np.median(seconds[1:])),
-    }
-
-
-class Results:
-    """A file with a line for each training."""
-
-    def __init__(self, path: pathlib.Path, graph: data.Graph):
-        self._path, self._graph = path, graph.name
-        self.rows = table.read(path)
-
-    def find(self, setting: Any, seed: int) -> Row | None:
-        """The training, if it is there."""
-        for row in self.rows:
-            # Read as a setting: a line has no field that is younger than it.
-            is_here = row["seed"] == seed and row["graph"] == self._graph
-            if is_here and type(setting)(**row["setting"]) == setting:
-                return row
-        return None
-
-    def add(self, row: Row) -> Row:
-        """Writes a training down."""
-        return self.take_over(
-            row | {"graph": self._graph, "environment": environment.environment()}
-        )
-
-    def take_over(self, row: Row) -> Row:
-        """Writes a training of another record down as it is."""
-        with self._path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        self.rows.append(row)
-        return row
-
-
-def measure(laboratory: Laboratory, setting: Any, seed: int) -> Row:
-    """With a seed of the trials on validation nodes alone."""
-    is_trial = seed in settings.TUNING_SEEDS
-    return (try_out if is_trial else train)(laboratory, setting, seed)
-
-
-def recorded(
-    results: Results, make: Get, total: int, progress: rich.progress.Progress
-) -> Get:
-    """Looks a training up, or makes it and writes it down."""
-    task = progress.add_task("trainings", total=total)
-
-    def get(setting, seed):
-        row = results.find(setting, seed) or results.add(make(setting, seed))
-        progress.advance(task)
-        return row
-
-    return get
-
-
-def groups(methods: Sequence[str]) -> list[list[Setting]]:
-    """The trials of each line of the table: of these optimizers, and of every limit."""
-    lines = [
-        settings.trials(experiment.NON_PRIVATE, None, alone) for alone in (False, True)
-    ]
+def trials() -> Iterator[list[settings.Setting]]:
+    """Of each line of the table: of every limit, and of every optimizer."""
+    for alone in (False, True):
+        yield settings.trials(experiment.NON_PRIVATE, None, alone)
     for target in settings.TARGET_EPSILONS:
-        lines.append(settings.trials("DP-Adam", target, alone=True))
-        for method in methods:
-            lines.append(settings.trials(method, target))
-    return lines
+        yield settings.trials("DP-Adam", target, alone=True)
+        for method in settings.PRIVATE:
+            yield settings.trials(method, target)
 
 
-def num_trainings(lines: Sequence[Sequence[settings.Trial]], num_seeds: int) -> int:
-    """How many trainings there are in all."""
-    short = [line[0].target_epsilon in settings.SHORT_EPSILONS for line in lines]
-    trials = [
-        min(len(line), settings.NUM_SHORT_TRIALS) if is_short else len(line)
-        for line, is_short in zip(lines, short, strict=True)
+def cells(find: Find, graph: str) -> Iterator[Cell]:
+    """The settings of the earlier record, and the search."""
+    for seed, rows in itertools.product(laboratory.SEEDS, earlier(graph).values()):
+        setting = settings.Setting(**rows[0]["setting"])
+        yield laboratory.make_cell(setting, seed, graph)
+    yield from laboratory.search(find, trials(), graph)
+
+
+def of_lines(found: Found, is_alone: bool, cell: Callable[[list[Row]], str]) -> str:
+    """The private lines: of nodes alone, or of those with neighbors."""
+    cells = {
+        (method, epsilon): cell(rows)
+        for method in settings.PRIVATE
+        for epsilon in settings.TARGET_EPSILONS
+        if (rows := found.get((method, epsilon, is_alone)))
+    }
+    return by_epsilon("optimizer", cells)
+
+
+def _setting(rows: list[Row]) -> str:
+    s = rows[0]["setting"]
+    shares = [r["share_at_floor"] for r in rows if r["share_at_floor"] is not None]
+    floor = f", floor {s['floor']:g} ({statistics.fmean(shares):.0%})" if shares else ""
+    return (
+        f"K {s['max_memberships']}, B {s['expected_batch_size']:,},"
+        f" T {s['iterations']}, C {s['l2_clip_norm']:g},"
+        f" η {s['learning_rate']:g}{floor}"
+    )
+
+
+def without_privacy(found: Found) -> str:
+    """The lines that private training is compared with."""
+    names = {False: "with neighbors", True: "nodes alone"}
+    ways = ("inductive", "transductive", "alone")
+    body = [
+        [f"not private, {name}", *(test(rows, way) for way in ways)]
+        for is_alone, name in names.items()
+        if (rows := found.get((experiment.NON_PRIVATE, None, is_alone)))
     ]
-    finals = [min(count, settings.NUM_FINALISTS) for count in trials]
-    return sum(trials) + sum(finals) + len(trials) * num_seeds
+    return markdown(["trained", *ways], body)
 
 
-def run_all(
-    lines: Sequence[Sequence[settings.Trial]], get: Get, seeds: Sequence[int]
-) -> None:
-    """Every search, each followed by the seeds of what it found."""
-    first, second = settings.TUNING_SEEDS
+def side_by_side(found: Found, before: Found) -> str:
+    """Test accuracy with the noise of the earlier bound, now, and the noise of both."""
 
-    rankings: dict[tuple[str, bool], list[int]] = {}
-    for line in lines:
-        known = (line[0].method, line[0].max_memberships == 0)
-        tried = range(len(line))
-        if line[0].target_epsilon in settings.SHORT_EPSILONS:
-            tried = rankings[known][: settings.NUM_SHORT_TRIALS]
-        scores = {i: score(get(line[i], first)) for i in tried}
-        ranking = sorted(tried, key=lambda i: scores[i], reverse=True)
-        rankings.setdefault(known, ranking)
-        finals = {
-            i: scores[i] + score(get(line[i], second))
-            for i in ranking[: settings.NUM_FINALISTS]
-        }
-        best = max(finals, key=lambda i: finals[i])
-        for seed in seeds:
-            get(line[best], seed)
+    def cell(rows: list[Row]) -> str:
+        line = laboratory.line_of(rows[0])
+        if line not in before:
+            return "-"
+        levels = [r[0]["noise_stddev"] for r in (before[line], rows)]
+        both = (settings.Setting(**r[0]["setting"]) for r in (before[line], rows))
+        ratio = (
+            f"noise × {levels[1] / levels[0]:.3f}"
+            if len({*both}) == 1
+            else "other setting"
+        )
+        accuracies = [test(r, "inductive") for r in (before[line], rows)]
+        return f"{' → '.join(accuracies)} ({ratio})"
+
+    return of_lines(found, False, cell)
 
 
-def search(
-    lines: Sequence[Sequence[settings.Trial]],
-    results: Results,
-    make: Get,
-    seeds: Sequence[int],
-) -> None:
-    """Every search, with what is there already and with progress."""
-    with rich.progress.Progress() as progress:
-        total = num_trainings(lines, len(seeds))
-        run_all(lines, recorded(results, make, total, progress), seeds)
+def tested(how: str, which: str = "accuracy") -> Callable[[list[Row]], str]:
+    return lambda rows: test(rows, how, which)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--data-dir", type=pathlib.Path, required=True)
-    parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
-    parser.add_argument("--seeds", type=int, default=5, help="how many")
-    parser.add_argument(
-        "--methods", nargs="+", choices=experiment.PRIVATE, default=experiment.PRIVATE
+INDUCTIVE, AVERAGED = tested("inductive"), tested("inductive", "averaged_accuracy")
+# By title: of nodes alone or not, and what is in a cell.
+TABLES: dict[str, tuple[bool, Callable[[list[Row]], str]]] = {
+    "Private, trained and tested with neighbors (inductive):": (False, INDUCTIVE),
+    "The same, the mean of the last iterates:": (False, AVERAGED),
+    "The same, tested with the edges to training nodes (transductive):": (
+        False,
+        tested("transductive"),
+    ),
+    "Settings:": (False, _setting),
+    "Epsilon at the other delta:": (
+        False,
+        lambda rows: f"{rows[0]['epsilon_at_other_delta']:.2f}",
+    ),
+    "Private, trained on nodes alone, and tested so:": (True, tested("alone")),
+    "Trained on nodes alone, and tested with neighbors (inductive):": (True, INDUCTIVE),
+    "The same, the mean of its last iterates:": (True, AVERAGED),
+    "Its settings:": (True, _setting),
+}
+
+
+def tables(rows: Sequence[Row]) -> dict[str, str]:
+    found = lines(rows)
+    private = (
+        f"{title}\n\n{of_lines(found, is_alone, cell)}"
+        for title, (is_alone, cell) in TABLES.items()
     )
-    arguments = parser.parse_args()
-    graph = data.load(arguments.data_dir)
-    search(
-        groups(arguments.methods),
-        Results(arguments.output, graph),
-        functools.partial(measure, Laboratory(graph)),
-        range(arguments.seeds),
-    )
+    return {
+        "not private": f"Without privacy:\n\n{without_privacy(found)}",
+        "private": "\n\n".join(private),
+        "bounds": side_by_side(found, earlier(rows[0]["graph"])),
+    }
 
+
+def learning_curves(rows: Sequence[Row]) -> Figure:
+    """Validation accuracy against the share of the steps taken, by epsilon."""
+    found = lines(rows)
+    epsilons = sorted({e for _, e, _ in found if e is not None})
+    figure = Figure(figsize=(4 * len(epsilons), 4), layout="constrained")
+    panels = figure.subplots(1, len(epsilons), sharey=True, squeeze=False)[0]
+    shown = {}
+    for axes, epsilon in zip(panels, epsilons, strict=True):
+        for i, (method, is_alone) in enumerate(
+            itertools.product(experiment.PRIVATE, (False, True))
+        ):
+            if not (trained := found.get((method, epsilon, is_alone))):
+                continue
+            curves = np.array([row["validation_curve"] for row in trained])
+            steps = np.array(trained[0]["steps"]) / trained[0]["steps"][-1]
+            style = dict(style_of(i // 2), markevery=(i // 2 % 3, 3), markersize=6)
+            if is_alone:
+                style |= {"color": "black", "linestyle": "--", "marker": "*"}
+            name = f"{method}, trained on nodes alone" if is_alone else method
+            (shown[name],) = axes.plot(steps, curves.mean(0), **style)
+        axes.set(title=f"ε = {epsilon:g}", xlabel="share of the steps")
+        axes.xaxis.set_major_formatter(PercentFormatter(1))
+        axes.yaxis.set_major_formatter(PercentFormatter(1, symbol=None))
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("validation accuracy with neighbors (%)")
+    figure.legend(
+        shown.values(), shown.keys(), loc="outside lower center", ncols=3, frameon=False
+    )
+    return figure
+
+
+STUDY = laboratory.make_study(
+    RESULTS,
+    cells,
+    tables,
+    pictures=lambda rows: {
+        "learning_curves.png": learning_curves(
+            laboratory.of_graph(rows, rows[-1]["graph"])
+        )
+    },
+)
 
 if __name__ == "__main__":
-    main()
+    STUDY.main(__doc__)

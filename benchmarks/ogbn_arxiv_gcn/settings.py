@@ -1,33 +1,38 @@
-"""What is trained: every setting, and the mechanism that makes it private."""
+"""A training but for its seed, and the settings that are drawn for a search."""
 
 import dataclasses
 import functools
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
+import optax
 
 import dpadambc
 from benchmarks import experiment
-from dpadambc import graphs
+from dpadambc import clipping, graphs
 
 TARGET_EPSILONS = (3.0, 12.0, 6.0, 1.0)
-TARGET_DELTA = 1 / (10 * 90_941)
 OTHER_DELTA = 1e-5
 
-Mechanism = dpadambc.PoissonGaussian | dpadambc.graphs.NodePoissonGaussian
-
-
-class Trial(Protocol):
-    """What a search reads of a setting; the setting is a dataclass."""
-
-    @property
-    def method(self) -> str: ...
-
-    @property
-    def target_epsilon(self) -> float | None: ...
-
-    @property
-    def max_memberships(self) -> int: ...
+# Between these, evenly in the logarithm; those of DP-SGD in units of 1 / C.
+LEARNING_RATES = {
+    "DP-SGD": (0.5, 30.0),
+    "DP-Adam": (1e-3, 5e-2),
+    "DP-AdamBC": (3e-4, 1.5e-2),
+    "DP-AdamW": (1e-3, 5e-2),
+    "DP-AdamW-BC": (3e-4, 1.5e-2),
+    experiment.AUTOMATIC: (1e-3, 5e-2),
+    experiment.NON_PRIVATE: (5e-4, 1e-2),
+}
+PRIVATE = (*experiment.PRIVATE, experiment.AUTOMATIC)
+DRAWN = {
+    "max_memberships": (1, 3, 7),
+    "expected_batch_size": (2_500, 5_000, 10_000),
+    "iterations": (50, 100, 200),
+    "l2_clip_norm": (0.3, 1.0, 3.0),
+    "floor": (0.3, 1.0, 3.0),
+}
+NUM_TRIALS = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,82 +50,56 @@ class Setting:
     weight_decay: float = experiment.WEIGHT_DECAY  # of the decoupled optimizers
     correction: float = 1.0  # the share of the noise variance that is subtracted
 
-    @property
-    def max_degree(self) -> int:
-        """How many neighbors a root takes in, of those that send to it."""
-        return 2 * self.max_memberships
+    target_delta: ClassVar[float] = 1 / (10 * 90_941)
 
     @property
-    def options(self) -> tuple[tuple[str, Any], ...]:
-        """Of the optimizer."""
-        found: list[tuple[str, Any]] = []
-        if self.method.endswith("BC"):
-            found.append(("variance_floor", dpadambc.RelativeFloor(self.floor)))
-            found.append(("correction", self.correction))
-        if self.method.startswith("DP-AdamW"):
-            found.append(("weight_decay", self.weight_decay))
-        return tuple(found)
+    def of_bc(self) -> dict[str, Any]:
+        """What a corrected optimizer takes beside the rate."""
+        if not self.method.endswith("BC"):
+            return {}
+        floor = dpadambc.RelativeFloor(self.floor)
+        return {"variance_floor": floor, "correction": self.correction}
 
-    def mechanism(self, num_roots: int) -> Mechanism:
-        """With the least noise for the target."""
-        return _mechanism(
-            self.target_epsilon,
-            self.max_memberships,
-            self.expected_batch_size,
-            self.iterations,
-            self.l2_clip_norm,
-            num_roots,
-        )
+    @property
+    def terms(self) -> dict[str, Any]:
+        """How a node is in several terms; empty where it is in its own alone."""
+        terms = graphs.max_terms(self.max_memberships)
+        return {"max_terms": terms} if self.max_memberships else {}
 
+    def sampling_prob(self, num_roots: int) -> float:
+        return self.expected_batch_size / num_roots
 
-@functools.cache
-def _mechanism(
-    target_epsilon: float | None,
-    max_memberships: int,
-    expected_batch_size: int,
-    iterations: int,
-    l2_clip_norm: float,
-    num_roots: int,
-) -> Mechanism:
-    numbers = {
-        "l2_clip_norm": l2_clip_norm,
-        "sampling_prob": expected_batch_size / num_roots,
-        "iterations": iterations,
-        "normalize_by": expected_batch_size,
-    }
-    cls = dpadambc.PoissonGaussian
-    if max_memberships:
-        cls = dpadambc.graphs.NodePoissonGaussian
-        numbers["max_terms"] = graphs.max_terms(max_memberships)
-    if target_epsilon is None:
-        return cls(noise_multiplier=0.0, **numbers)
-    return cls.calibrate(
-        target_epsilon=target_epsilon, target_delta=TARGET_DELTA, **numbers
-    )
+    @functools.cache  # noqa: B019 - of frozen values, and calibration takes seconds
+    def mechanism(self, num_roots: int) -> Any:
+        """With the least noise for the target; without privacy it clips nothing."""
+        is_private = self.target_epsilon is not None
+        kind = graphs.NodePoissonGaussian if self.terms else dpadambc.PoissonGaussian
+        numbers: dict[str, Any] = {
+            "l2_clip_norm": self.l2_clip_norm if is_private else 1e6,
+            "sampling_prob": self.sampling_prob(num_roots),
+            "iterations": self.iterations,
+            "normalize_by": self.expected_batch_size,
+            **self.terms,
+        }
+        if self.method == experiment.AUTOMATIC:
+            numbers["clip_rule"] = clipping.Automatic()
+        if not is_private:
+            return kind(noise_multiplier=0.0, **numbers)
+        target = {"target_epsilon": self.target_epsilon}
+        return kind.calibrate(**target, target_delta=self.target_delta, **numbers)
+
+    def optimizer(self, noise_stddev: Any) -> optax.GradientTransformation:
+        """Of the private gradient, whose noise has this level."""
+        if self.target_epsilon is None:
+            return optax.adam(self.learning_rate, b2=experiment.B2)
+        is_decoupled = self.method.startswith("DP-AdamW")
+        decay = {"weight_decay": self.weight_decay} if is_decoupled else {}
+        make = experiment.PRIVATE.get(self.method, experiment.PRIVATE["DP-Adam"])
+        return make(self.learning_rate, noise_stddev, **self.of_bc, **decay)
 
 
-# Between these, evenly in the logarithm; those of DP-SGD in units of 1 / C.
-LEARNING_RATES = {
-    "DP-SGD": (0.5, 30.0),
-    "DP-Adam": (1e-3, 5e-2),
-    "DP-AdamBC": (3e-4, 1.5e-2),
-    "DP-AdamW": (1e-3, 5e-2),
-    "DP-AdamW-BC": (3e-4, 1.5e-2),
-    experiment.NON_PRIVATE: (5e-4, 1e-2),
-}
-MAX_MEMBERSHIPS = (1, 3, 7)
-EXPECTED_BATCH_SIZES = (2_500, 5_000, 10_000)
-ITERATIONS = (50, 100, 200)
-L2_CLIP_NORMS = (0.3, 1.0, 3.0)
-FLOORS = (0.3, 1.0, 3.0)
-NUM_TRIALS = 10
-# The best of the trials are tried once more.
-NUM_FINALISTS = 3
-# Here, as many as did best for the optimizer at the first epsilon.
-SHORT_EPSILONS = (6.0, 1.0)
-NUM_SHORT_TRIALS = 5
-# Of the first and of the second trial; none of those of the results.
-TUNING_SEEDS = (1_000, 1_001)
+def two_digits(number: float) -> float:
+    return float(f"{number:.2g}")
 
 
 def trials(
@@ -133,40 +112,14 @@ def trials(
     """
     rng = np.random.default_rng(20_231)
     column = lambda values: rng.permutation(np.resize(values, NUM_TRIALS)).tolist()
+    columns = {name: column(values) for name, values in DRAWN.items()}
+    places = (rng.permutation(NUM_TRIALS) + rng.random(NUM_TRIALS)) / NUM_TRIALS
     low, high = LEARNING_RATES[method]
-    columns = [
-        column(MAX_MEMBERSHIPS),
-        column(EXPECTED_BATCH_SIZES),
-        column(ITERATIONS),
-        column(L2_CLIP_NORMS),
-        column(FLOORS),
-        ((rng.permutation(NUM_TRIALS) + rng.random(NUM_TRIALS)) / NUM_TRIALS).tolist(),
-    ]
-    return [
-        Setting(
-            method=method,
-            target_epsilon=target_epsilon,
-            max_memberships=0 if alone else max_memberships,
-            expected_batch_size=expected_batch_size,
-            iterations=iterations,
-            l2_clip_norm=l2_clip_norm,
-            floor=floor,
-            learning_rate=_rounded(
-                low
-                * (high / low) ** share
-                / (l2_clip_norm if method == "DP-SGD" else 1)
-            ),
-        )
-        for (
-            max_memberships,
-            expected_batch_size,
-            iterations,
-            l2_clip_norm,
-            floor,
-            share,
-        ) in zip(*columns, strict=True)
-    ]
-
-
-def _rounded(number: float) -> float:
-    return float(f"{number:.2g}")
+    found = []
+    for place, *values in zip(places.tolist(), *columns.values(), strict=True):
+        drawn = dict(zip(columns, values, strict=True))
+        unit = drawn["l2_clip_norm"] if method == "DP-SGD" else 1
+        rate = two_digits(low * (high / low) ** place / unit)
+        drawn |= {"max_memberships": 0} if alone else {}
+        found.append(Setting(method, target_epsilon, **drawn, learning_rate=rate))
+    return found

@@ -1,45 +1,31 @@
 r"""Disjoint subgraphs: stars of a root and its leaves, each node in one of them.
 
-    python -m benchmarks.ogbn_arxiv_gcn.stars --data-dir DIR [--seeds 5]
-    python -m benchmarks.ogbn_arxiv_gcn.stars      # prints the tables
+    python -m benchmarks.ogbn_arxiv_gcn.stars [--data-dir DIR]
 
 In the graph convolution a node with one neighbor to send to is in two clipped terms.
 Here it is in one, with its neighbors, and its label counts there all the same.
 
-**Rule.** A hash of its number alone makes a node a root or a leaf. A leaf joins the
-root in its own list with the least hash of the two; one without a root in its list is a
-star by itself. A star has its root and the `max_leaves` leaves with the least hash; the
-others are in no star.
-
-**Theorem.** When the data of a node are removed, added, or changed in its features and
-label, one star changes at most. If its list changes as well, two do.
-
-*Proof.* Which root a leaf joins depends on its own list and on numbers, which are there
-whether the nodes are or not; the lists of roots are not read. So all others join as
-before. A root is in its own star only, which goes with it; a leaf is in the one that it
-joins, and where it is cut off or lets another in is that star too. ∎
-
-The loss of a star is the mean over its members: of the root with all its leaves, and of
-each leaf with the root. Its gradient is clipped as one term. It becomes another where a
-leaf goes, so the sensitivity is 2 C: that of `graphs.NodePoissonGaussian` with one term
-under REPLACE_ONE, whose proof takes a star that goes, and then adds 0, as well. Nodes
-alone have C, the convolution with K = 1 has 3 C. The sampling probability is made of
-public numbers.
+README.md has the rule, and the proof that a node changes one star at most. The loss of
+a star is the mean over its members: of the root with all its leaves, and of each leaf
+with the root. Its gradient is clipped as one term, of sensitivity 2 C.
 """
 
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 import dpadambc
-from benchmarks.ogbn_arxiv_gcn import data, run, settings, table, training
+from benchmarks.ogbn_arxiv_gcn import data, laboratory, model, run, settings
+from benchmarks.records import Row
+from benchmarks.study import Cell, Find
+from benchmarks.tables import by_epsilon
 from dpadambc import graphs
 from dpadambc.graphs.subgraphs import edge_hashes, ranks_in_groups
 
@@ -50,8 +36,8 @@ NUM_STARS = 50_000
 
 # The share of roots and the most leaves.
 SHAPES = ((0.5, 2), (0.4, 3), (0.25, 4))
-# Where the settings are from that are tried: a step of theirs takes 2,500 terms.
-TARGET_EPSILON_OF_TRIALS = 3.0
+# Of the settings that are tried: their steps take 2,500 terms.
+EPSILON_OF_SETTINGS = 3.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,37 +47,33 @@ class Setting(settings.Setting):
     share_of_roots: float = 0.5
     max_leaves: int = 2
 
-    def mechanism(self, num_roots: int) -> settings.Mechanism:
-        """With the least noise for the target; a node is in one term."""
-        del num_roots  # it depends on the lists
-        assert self.target_epsilon is not None
-        return dpadambc.graphs.NodePoissonGaussian.calibrate(
-            target_epsilon=self.target_epsilon,
-            target_delta=settings.TARGET_DELTA,
-            l2_clip_norm=self.l2_clip_norm,
-            max_terms=1,
-            sampling_prob=min(1.0, self.expected_batch_size / NUM_STARS),
-            iterations=self.iterations,
-            normalize_by=self.expected_batch_size,
-            neighboring_relation=dpadambc.NeighboringRelation.REPLACE_ONE,
-        )
+    @property
+    def terms(self) -> dict[str, Any]:
+        """A node is in one, which becomes another where the node goes."""
+        relation = dpadambc.NeighboringRelation.REPLACE_ONE
+        return {"max_terms": 1, "neighboring_relation": relation}
+
+    def sampling_prob(self, num_roots: int) -> float:
+        return min(1.0, self.expected_batch_size / NUM_STARS)
 
 
-def trials(target_epsilon: float, searched: Sequence[run.Row]) -> list[Setting]:
-    """What the search chose for nodes alone and with neighbors, in every shape."""
-    chosen = table.lines(searched)
-    found = []
-    for is_alone in (True, False):
-        row = chosen[METHOD, TARGET_EPSILON_OF_TRIALS, is_alone][0]
-        numbers = row["setting"] | {
-            "target_epsilon": target_epsilon,
-            "max_memberships": 1,
-        }
-        found += [
-            Setting(**numbers, share_of_roots=share_of_roots, max_leaves=max_leaves)
-            for share_of_roots, max_leaves in SHAPES
-        ]
-    return found
+def trials(target_epsilon: float, searched: Sequence[Row]) -> list[Setting]:
+    """The choices of the search for nodes alone and with neighbors, in every shape."""
+    common = {"target_epsilon": target_epsilon, "max_memberships": 1}
+    choice = lambda alone: dataclasses.asdict(
+        laboratory.chosen(searched, METHOD, EPSILON_OF_SETTINGS, alone)
+    )
+    return [
+        Setting(**choice(alone) | common, share_of_roots=share, max_leaves=most)
+        for alone in (True, False)
+        for share, most in SHAPES
+    ]
+
+
+def cells(find: Find, graph: str) -> Iterator[Cell]:
+    searched = run.searched(graph)
+    lines = [trials(target, searched) for target in settings.TARGET_EPSILONS]
+    return laboratory.search(find, lines, graph)
 
 
 def is_root(nodes: np.ndarray, share_of_roots: float, seed: int = 0) -> np.ndarray:
@@ -110,14 +92,8 @@ def stars(
 ) -> np.ndarray:
     """The members of each star, of which each node is in one at most.
 
-    Args:
-      owners: shape (num_edges,), the nodes that edges start from, in whose list they
-        are.
-      listed: shape (num_edges,), the nodes that they name.
-      nodes: shape (num_nodes,), distinct numbers: who is trained on. One that goes
-        with its data is left out here; lists that name it stay.
-      share_of_roots: in (0, 1).
-      max_leaves: of one star.
+    Owners have in their lists whom the edges name. Nodes are those that are trained on;
+    one that goes with its data is not among them, and lists that name it stay.
 
     Returns:
       Shape (num_stars, 1 + max_leaves): the root, or the leaf that is a star by itself,
@@ -151,57 +127,42 @@ def sizes(members: np.ndarray, num_nodes: int) -> str:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class StarClassification(training.NodeClassification):
-    """A `Task`: an example is a star."""
-
-    def examples(self, roots: training.Roots, indices: jax.Array) -> tuple[Any, ...]:
-        members = roots.members[indices]
-        is_padding = members < 0
-        labels = jnp.where(is_padding, 0, roots.labels[members])
-        return graphs.gather(roots.features, members), is_padding, labels
-
-    def loss_fn(
-        self,
-        params: Any,
-        features: jax.Array,
-        is_padding: jax.Array,
-        labels: jax.Array,
-    ) -> jax.Array:
-        model = self.model
-        encoded: Any = model.apply(params, features, method=model.encode)
-        whole = jnp.mean(encoded, axis=0, where=~is_padding[:, None], keepdims=True)
-        pairs = (encoded[:1] + encoded[1:]) / 2
-        means = jnp.concatenate([whole, pairs])
-        logits: Any = model.apply(params, means, method=model.decode)
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-        return jnp.mean(losses, where=~is_padding)
+def loss_of_star(gcn: model.GCN, params: Any, nodes: jax.Array, star, labels):
+    """The mean loss of a star's members: all for the root, and the root for a leaf."""
+    features = graphs.gather(nodes, star.members)
+    encoded: Any = gcn.apply(params, features, method=gcn.encode)
+    is_member = ~star.is_padding
+    whole = jnp.mean(encoded, axis=0, where=is_member[:, None], keepdims=True)
+    means = jnp.concatenate([whole, (encoded[:1] + encoded[1:]) / 2])
+    logits: Any = gcn.apply(params, means, method=gcn.decode)
+    return jnp.mean(model.cross_entropy(logits, labels), where=is_member)
 
 
-class Laboratory(run.Laboratory):
+class Laboratory(laboratory.Laboratory):
     """With stars for the subgraphs, and everything else as it is."""
 
     def __init__(self, graph: data.Graph):
         super().__init__(graph)
-        self.task = StarClassification(self.task.model, self.task.num_features)
-        self._stars: dict[tuple[float, int], training.Roots] = {}
+        self.stars = functools.cache(self._stars)
 
-    def roots(self, setting: Any) -> training.Roots:
-        shape = setting.share_of_roots, setting.max_leaves
-        if shape not in self._stars:
-            members = stars(
-                *graphs.undirected(self.graph.senders, self.graph.receivers),
-                self.graph.splits["train"],
-                share_of_roots=setting.share_of_roots,
-                max_leaves=setting.max_leaves,
-            )
-            arrays = self.graph.features, self.graph.labels, members
-            self._stars[shape] = training.Roots(*map(jnp.asarray, arrays))
-        return self._stars[shape]
+    def _stars(self, share_of_roots: float, max_leaves: int) -> graphs.Subgraphs:
+        members = stars(
+            *graphs.undirected(self.graph.senders, self.graph.receivers),
+            self.graph.splits["train"],
+            share_of_roots=share_of_roots,
+            max_leaves=max_leaves,
+        )
+        print(sizes(members, len(self.graph.splits["train"])), file=sys.stderr)
+        return graphs.Subgraphs(members, max_terms=1)
+
+    def examples(self, setting: Any):
+        found = self.stars(setting.share_of_roots, setting.max_leaves)
+        labels = np.where(found.is_padding, 0, self.graph.labels[found.members])
+        return loss_of_star, (found, labels), self.graph.features
 
 
-def _setting(rows: Sequence[run.Row]) -> str:
-    s = rows[0]["setting"]
+def _setting(row: Row) -> str:
+    s = row["setting"]
     return (
         f"roots {s['share_of_roots']:.0%}, leaves {s['max_leaves']},"
         f" B {s['expected_batch_size']:,}, T {s['iterations']},"
@@ -209,46 +170,28 @@ def _setting(rows: Sequence[run.Row]) -> str:
     )
 
 
-def render(searched: Sequence[run.Row], rows: Sequence[run.Row]) -> str:
+def tables(rows: Sequence[Row]) -> dict[str, str]:
     """Against nodes alone and against the convolution, all by DP-Adam."""
-    found, others = table.lines(rows), table.lines(searched)
+    found = laboratory.lines(rows)
+    others = laboratory.lines(run.searched(rows[0]["graph"]))
     targets = sorted(target for _, target, _ in found if target is not None)
-    both = ("accuracy", "averaged_accuracy")
-    inductive: Callable[..., str] = lambda rows, which: table.test(
-        rows, "inductive", which
-    )
-    names = {
+    sources = {
         "nodes alone": (others, True),
         "convolution": (others, False),
         "stars": (found, False),
     }
-    body = [
-        [
-            f"{name}{'' if which == both[0] else ', mean of iterates'}",
-            *(inductive(source[METHOD, t, alone], which) for t in targets),
-        ]
-        for which in both
-        for name, (source, alone) in names.items()
-    ]
-    body.append(["settings", *(_setting(found[METHOD, t, False]) for t in targets)])
-    return table.markdown(["trained", *(f"ε = {t:g}" for t in targets)], body)
+    ways = {"": "accuracy", ", mean of iterates": "averaged_accuracy"}
+    cells = {
+        (name + end, t): laboratory.test(source[METHOD, t, alone], "inductive", way)
+        for end, way in ways.items()
+        for name, (source, alone) in sources.items()
+        for t in targets
+    }
+    chosen = {("settings", t): _setting(found[METHOD, t, False][0]) for t in targets}
+    return {"stars": by_epsilon("trained", cells | chosen)}
 
 
-def main() -> None:
-    arguments = table.options(__doc__, RESULTS)
-    searched = table.read(table.RESULTS)
-    if arguments.data_dir:
-        graph = data.load(arguments.data_dir)
-        results = run.Results(arguments.output, graph)
-        laboratory = Laboratory(graph)
-        lines = [trials(target, searched) for target in settings.TARGET_EPSILONS]
-        for setting in lines[0][: len(SHAPES)]:
-            members = np.asarray(laboratory.roots(setting).members)
-            print(sizes(members, len(graph.splits["train"])))
-        make = functools.partial(run.measure, laboratory)
-        run.search(lines, results, make, range(arguments.seeds))
-    print(render(searched, table.read(arguments.output)))
-
+STUDY = laboratory.make_study(RESULTS, cells, tables, Laboratory, Setting)
 
 if __name__ == "__main__":
-    main()
+    STUDY.main(__doc__)

@@ -1,5 +1,6 @@
 """The experiments: their data, their training loop and what they report."""
 
+import dataclasses
 import functools
 import gzip
 import json
@@ -11,15 +12,15 @@ import jax
 import jax.numpy as jnp
 import matplotlib.image
 import numpy as np
-import optax
 import pytest
 
 import dpadambc
 from benchmarks import experiment
 from benchmarks.adult import data as adult_data
 from benchmarks.adult import run as adult_run
-from benchmarks.adult import table as adult_table
+from benchmarks.digits import data as digits_data
 from benchmarks.digits import run as digits_run
+from benchmarks.methods import tasks
 from benchmarks.speed import compile as speed_compile
 from benchmarks.speed import contenders, given_away, gpu, largest, models, padding, plot
 from benchmarks.speed import run as speed_run
@@ -60,19 +61,6 @@ def adult_dir(tmp_path):
     (tmp_path / "adult.data").write_text(TRAIN)
     (tmp_path / "adult.test").write_text(TEST)
     return tmp_path
-
-
-def small_mechanism(noise_multiplier, **public_numbers):
-    return dpadambc.PoissonGaussian(
-        **{
-            "l2_clip_norm": 0.5,
-            "noise_multiplier": noise_multiplier,
-            "sampling_prob": 0.3,
-            "iterations": 4,
-            "normalize_by": 6,
-        }
-        | public_numbers
-    )
 
 
 def small_data(num_examples=20, num_features=4, num_classes=3):
@@ -139,7 +127,7 @@ def test_missing_adult_files_are_named_with_their_source(tmp_path):
 
 
 def test_the_validation_split_deals_every_example_once():
-    parts = adult_data.split_validation(small_data(), seed=0)
+    parts = experiment.split_validation(small_data(), seed=0)
     assert [part.num_examples for part in parts] == [16, 4]
     features = np.concatenate([part.features for part in parts])
     np.testing.assert_array_equal(
@@ -147,106 +135,28 @@ def test_the_validation_split_deals_every_example_once():
     )
 
 
-def test_the_scan_equals_a_loop_over_steps_and_examples():
-    data, mechanism = small_data(), small_mechanism(noise_multiplier=0.0)
-    trainer = experiment.Trainer("DP-SGD", mechanism, experiment.Mlp((4, 5, 3)))
-    run = experiment.Run(0.7, jax.random.key(1))
-    start = trainer.start(run)
-    state, _ = trainer.advance(run, start, data, jnp.arange(mechanism.iterations))
-
-    params, num_clipped = start.params, 0
-    grad_fn = jax.jit(jax.grad(experiment.loss_fn))
-    sampling_key = jax.random.split(run.key, 3)[2]
-    sample = jax.jit(partial(mechanism.sample_step, num_examples=data.num_examples))
-    for step in range(mechanism.iterations):
-        batch = sample(sampling_key, step)
-        total = optax.tree.zeros_like(params)
-        for i in np.asarray(batch.indices)[~np.asarray(batch.is_padding_example)]:
-            gradient = grad_fn(params, data.features[i], data.labels[i])
-            norm = float(optax.tree.norm(gradient))
-            num_clipped += norm > mechanism.l2_clip_norm
-            weight = min(1, mechanism.l2_clip_norm / norm)
-            total = optax.tree.add_scale(total, weight, gradient)
-        params = optax.tree.add_scale(params, -0.7 / mechanism.normalize_by, total)
-
-    assert num_clipped > 0
-    jax.tree.map(
-        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6),
-        state.params,
-        params,
-    )
-
-
-def test_training_in_chunks_is_training_at_once():
-    """Noise depends on the rounding of the sum, so only its keys are compared."""
-    data = small_data()
-    trainer = experiment.Trainer(
-        "DP-Adam", small_mechanism(0.0), experiment.Mlp((4, 3))
-    )
-    run = experiment.Run(0.01, jax.random.key(1))
-    start = trainer.start(run)
-    at_once, _ = trainer.advance(run, start, data, jnp.arange(4))
-    half, _ = trainer.advance(run, start, data, jnp.arange(2))
-    in_chunks, _ = trainer.advance(run, half, data, jnp.arange(2, 4))
-    jax.tree.map(
-        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6),
-        at_once.params,
-        in_chunks.params,
-    )
-    keys = (optax.tree.get(x.opt_state, "rng_key") for x in (at_once, in_chunks))
-    np.testing.assert_array_equal(*map(jax.random.key_data, keys))
-
-
-def test_second_moments_are_those_of_the_optimizer():
-    data, mechanism = small_data(), small_mechanism(1.0)
-    trainer = experiment.Trainer("DP-AdamBC", mechanism, experiment.Mlp((4, 3)))
-    run = experiment.Run(0.01, jax.random.key(1))
-    state, _ = trainer.advance(run, trainer.start(run), data, jnp.arange(4))
-    moments = experiment.second_moments(state.opt_state)
-    phi = mechanism.noise_variance
-    faded = 0.999**4
-    floor = phi * np.sqrt(2 * 0.001 / 1.999 * (1 + faded) / (1 - faded))
-    nu = experiment.flat(optax.tree.get(state.opt_state, "nu")) / (1 - 0.999**4)
-    # In float32, 1 - 0.999 ** 4 has three digits left.
-    np.testing.assert_allclose(moments.noise_variance, phi, rtol=1e-3)
-    np.testing.assert_allclose(moments.floor, floor, rtol=1e-3)
-    np.testing.assert_allclose(moments.nu_hat, nu, rtol=1e-3)
-    np.testing.assert_allclose(
-        moments.corrected, np.maximum(nu - phi, floor), atol=3e-3 * phi
-    )
-    assert 0 < moments.share_at_floor < 1
-
-
-@pytest.mark.parametrize("method", experiment.METHODS)
-def test_only_corrected_optimizers_have_a_floor(method):
-    trainer = experiment.Trainer(method, small_mechanism(1.0), experiment.Mlp((4, 3)))
-    params, key = [jnp.ones(2)], jax.random.key(0)
-    moments = experiment.second_moments(trainer.optimizer(0.01, key).init(params))
-    assert (moments is not None) == method.endswith("BC")
-
-
 def test_the_demo_writes_its_results_and_pictures(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(digits_run, "STEPS_PER_CHUNK", 2)
-    methods = ("DP-AdamBC", experiment.NON_PRIVATE)
-    monkeypatch.setattr(experiment, "METHODS", methods)
+    monkeypatch.setattr(digits_run, "STEPS_PER_CALL", 2)
+    rates = {"DP-AdamBC": 0.004, experiment.NON_PRIVATE: 0.004}
+    monkeypatch.setattr(digits_run, "LEARNING_RATES", rates)
     report = digits_run.run(tmp_path / "demo", iterations=4, seeds=(0, 1))
     written = json.loads((tmp_path / "demo" / "results.json").read_text())
     assert written == json.loads(json.dumps(report))
-    assert tuple(written["methods"]) == methods
+    assert written["methods"].keys() == rates.keys()
+    assert written["steps"] == [0, 2, 4]
 
-    relation = written["mechanism"].pop("neighboring_relation")
-    assert written["mechanism"].pop("clip_rule") == "Flat()"
+    train, _ = digits_data.load()
     mechanism = dpadambc.PoissonGaussian(
-        **written["mechanism"],
-        neighboring_relation=dpadambc.NeighboringRelation[relation],
+        l2_clip_norm=1.0,
+        noise_multiplier=written["noise_multiplier"],
+        sampling_prob=digits_run.BATCH_SIZE / train.num_examples,
+        iterations=4,
+        normalize_by=digits_run.BATCH_SIZE,
     )
     epsilon = mechanism.epsilon(written["delta"])
     assert epsilon == written["epsilon"] <= digits_run.TARGET_EPSILON
     for method, row in written["methods"].items():
-        is_private = method in experiment.PRIVATE
-        assert row["epsilon"] == (epsilon if is_private else None)
         assert (row["share_at_floor"] is not None) == method.endswith("BC")
-        assert row["steps"] == [0, 2, 4]
         assert np.shape(row["learning_curves"]) == (2, 3)
         assert row["seconds_per_step"] > 0
     for name in ("learning_curves.png", "second_moments.png"):
@@ -255,55 +165,54 @@ def test_the_demo_writes_its_results_and_pictures(tmp_path, monkeypatch, capsys)
     assert "ADD_OR_REMOVE_ONE" in capsys.readouterr().out
 
 
-def test_the_adult_benchmark_keeps_the_best_learning_rate(monkeypatch):
-    monkeypatch.setitem(adult_run.LEARNING_RATES, "DP-SGD", (1e-6, 1.0))
-    data = small_data(num_examples=2_000, num_classes=2)
-    # A task that is learned in a few steps: is the first feature positive?
-    data = data._replace(labels=(data.features[:, 0] > 0).astype(jnp.int32))
-    mechanism = small_mechanism(1.0, sampling_prob=0.5, normalize_by=1_000)
-    trainings = []
-    row = adult_run.evaluate(
-        "DP-SGD",
-        mechanism,
-        adult_data.Adult(data, data, {}),
-        seeds=(0, 1),
-        on_training=lambda: trainings.append(None),
+@pytest.mark.parametrize("method", ["DP-SGD", "DP-AdamW-BC", experiment.NON_PRIVATE])
+def test_the_adult_benchmark_keeps_the_best_learning_rate(method, monkeypatch):
+    rates = (1e-6, 1.0)
+    task = dataclasses.replace(
+        adult_run.TASK, layer_sizes=(4, 5, 2), batch_size=500, iterations=4
     )
-    assert len(trainings) == 4
+    monkeypatch.setattr(adult_run, "TASK", task)
+    monkeypatch.setattr(adult_run, "MODEL", tasks.model(task, False))
+    monkeypatch.setattr(adult_run, "SEEDS", (0, 1))
+    for name in ("OF_SGD", "OF_ADAM"):
+        monkeypatch.setattr(adult_run, name, rates)
+    # A task that is learned in a few steps: is the first feature positive?
+    data = small_data(num_examples=2_000, num_classes=2)
+    data = data._replace(labels=(data.features[:, 0] > 0).astype(jnp.int32))
+    epsilon = None if method == experiment.NON_PRIVATE else 8.0
+    (cell,) = (
+        each
+        for each in adult_run.cells()
+        if (each.method, each.epsilon) == (method, epsilon)
+    )
+    row = adult_run.evaluate(cell, data, data)
     assert row["learning_rate"] == 1.0
-    assert row["mean_test_accuracy"] == pytest.approx(np.mean(row["test_accuracy"]))
-    assert row["mean_test_accuracy"] > row["validation_accuracy_of_trials"][1e-6]
-    assert row["share_at_floor"] is None
+    assert len(row["test_accuracy"]) == 2
+    assert min(row["test_accuracy"]) > row["validation_accuracy_of_trials"][1e-6]
+    assert (row["share_at_floor"] is not None) == method.endswith("BC")
+    assert (row["epsilon"] is not None) == (epsilon is not None)
 
 
 def test_the_adult_table_marks_the_best_of_each_epsilon():
-    row = {"learning_rate": 0.1, "stdev_test_accuracy": 0.001, "share_at_floor": None}
-    trials = {"validation_accuracy_of_trials": {"0.1": 0.8}}
-    results = [
-        row
-        | {"method": method, "target_epsilon": e, "epsilon": e}
-        | trials
-        | {"mean_test_accuracy": mean}
-        for e, method, mean in [
-            (1, "A", 0.8),
-            (1, "B", 0.7),
-            (3, "A", 0.7),
-            (3, "B", 0.9),
-        ]
+    row = {"learning_rate": 0.1, "share_at_floor": None}
+    cells = [
+        (1, "DP-SGD", 0.8),
+        (1, "DP-Adam", 0.7),
+        (3, "DP-SGD", 0.7),
+        (3, "DP-Adam", 0.9),
+        (None, experiment.NON_PRIVATE, 0.95),
     ]
-    non_private = {"method": "C", "target_epsilon": None, "epsilon": None} | trials
-    results.append(row | non_private | {"mean_test_accuracy": 0.95})
-    text = adult_table.render(
-        {
-            "results": results,
-            "seeds": [0, 1],
-            "delta": 1e-5,
-            "neighboring_relation": "ADD_OR_REMOVE_ONE",
-            "majority_class_test_accuracy": 0.6,
-        }
-    )
-    assert "| A | **80.00 ± 0.10** | 70.00 ± 0.10 |" in text
-    assert "| B | 70.00 ± 0.10 | **90.00 ± 0.10** |" in text
+    rows = [
+        row
+        | {"method": method, "target_epsilon": epsilon}
+        | {"test_accuracy": [mean - 0.001, mean, mean + 0.001]}
+        | {"majority_class_test_accuracy": 0.6}
+        for epsilon, method, mean in cells
+    ]
+    text = adult_run.tables(rows)["accuracy"]
+    assert "| DP-SGD | **80.00 ± 0.10** | 70.00 ± 0.10 |" in text
+    assert "| DP-Adam | 70.00 ± 0.10 | **90.00 ± 0.10** |" in text
+    assert "more than 20.00 apart" in text and "95.00 ± 0.10" in text
 
 
 def small_decoder(batch_size=3, width=16, **form):

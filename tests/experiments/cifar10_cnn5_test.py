@@ -1,5 +1,6 @@
 """CNN5 on CIFAR-10: its fast form, its protocols, on images that are made here."""
 
+import argparse
 import functools
 import itertools
 
@@ -11,8 +12,9 @@ import optax
 import pytest
 
 import dpadambc
-from benchmarks import experiment, rates, records
+from benchmarks import experiment
 from benchmarks.cifar10 import cnn5, cnn5_speed, cnn5_training, data, published, short
+from dpadambc import training
 
 
 @pytest.fixture(scope="module")
@@ -121,31 +123,28 @@ def tiny(monkeypatch):
 
 def test_a_training_goes_on_where_it_ended(tiny, tmp_path, monkeypatch):
     setting = cnn5_training.Setting("DP-AdamBC", 3.0, 15, 0.01)
-
-    def laboratory(name):
-        found = records.Records(tmp_path / f"{name}.jsonl")
-        return cnn5_training.Laboratory(tiny, found, tmp_path / name)
-
-    whole = laboratory("whole").get(setting, 0, "test")
+    train = lambda name: cnn5_training.train(setting, 0, *tiny[:2], tmp_path / name)
+    whole = train("whole")
     assert [record["iterations"] for record in whole["curve"]] == [20, 40, 60]
     assert whole["epsilon"] <= 3.0 and whole["num_examples"] == 40
     assert whole["num_scored"] == 20
     assert 0 <= whole["share_at_floor"] <= 1
 
-    class Interrupted(cnn5_training.Curve):
-        def __call__(self, progress):
-            super().__call__(progress)
+    fit = training.fit
+
+    def interrupted(*arguments, callback, **options):
+        def stop(progress):
+            callback(progress)
             if progress.iterations == 40:
                 raise KeyboardInterrupt
 
+        return fit(*arguments, callback=stop, **options)
+
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(cnn5_training, "Curve", Interrupted)
-        laboratory("parts").get(setting, 0, "test")
-    again = laboratory("parts").get(setting, 0, "test")
+        patch.setattr(training, "fit", interrupted)
+        train("parts")
     forget = lambda row: [{**r, "seconds": 0} for r in row["curve"]]
-    assert forget(again) == forget(whole)
-    monkeypatch.setattr(cnn5_training, "train", lambda *_: pytest.fail("made again"))
-    assert laboratory("whole").get(setting, 0, "test") == whole
+    assert forget(train("parts")) == forget(whole)
 
 
 def test_choices_are_made_on_images_that_are_not_trained_on(
@@ -154,17 +153,18 @@ def test_choices_are_made_on_images_that_are_not_trained_on(
     seen = {}
 
     def train(setting, seed, examples, scored, folder):
-        seen[folder.name.split("_")[-1]] = examples, scored
+        seen[seed] = examples, scored
         return {}
 
     monkeypatch.setattr(cnn5_training, "train", train)
-    found = records.Records(tmp_path / "records.jsonl")
-    laboratory = cnn5_training.Laboratory(tiny, found, tmp_path)
-    for split in ("validation", "test"):
-        laboratory.get(short.setting("DP-SGD", 3.0, 0.01), 0, split)
+    monkeypatch.setattr(data, "load", lambda _: tiny)
+    folders = argparse.Namespace(data_dir=tmp_path, cache_dir=tmp_path)
+    make = cnn5_training.prepare(folders)
+    for seed, split in enumerate(("validation", "test")):
+        make(cnn5_training.cell(short.setting("DP-SGD", 3.0, 0.01), seed, split))
     fit, validation = data.split_validation(40)
     for found, known in zip(
-        (*seen["validation"], *seen["test"]),
+        (*seen[0], *seen[1]),
         (tiny.train.take(fit), tiny.train.take(validation), *tiny[:2]),
         strict=True,
     ):
@@ -184,7 +184,7 @@ def test_every_optimizer_moves_and_tells_of_its_moments(setting):
     assert (updates < 0).all()
     known = setting.moments(state, 2.0)
     assert ("cosine_to_momentum" in known) == (setting.method != "DP-SGD")
-    has_floor = "BC" in setting.name or "floor" in setting.name
+    has_floor = "BC" in setting.name
     assert ("share_at_floor" in known) == has_floor
 
 
@@ -212,27 +212,6 @@ def test_the_floor_of_the_correction_does_nothing_without_the_subtraction():
     )
 
 
-def test_the_control_has_the_same_coordinates_at_the_floor():
-    share = {}
-    for method in ("DP-AdamBC", "floor alone"):
-        setting = short.setting(method, 3.0, 0.1)
-        optimizer = setting.optimizer(2.0)
-        state = optimizer.init(jnp.zeros(10_000))
-        # As many steps as make the spread of an average what it is in the end.
-        for key in jax.random.split(jax.random.key(0), 3):
-            noise = 2.0 * jax.random.normal(key, (10_000,))
-            state = optimizer.update(noise, state)[1]
-        state = optax.tree.set(state, count=jnp.int32(100_000))
-        noise_variance = jnp.float32(4.0)
-        moments = 4.0 + 0.2 * jax.random.normal(jax.random.key(1), (10_000,))
-        state = optax.tree.set(state, nu=moments)
-        if method == "DP-AdamBC":
-            state = optax.tree.set(state, noise_variance=noise_variance)
-        share[method] = setting.moments(state, 2.0)["share_at_floor"]
-    assert 0.5 < share["DP-AdamBC"] < 0.9
-    assert share["floor alone"] == pytest.approx(share["DP-AdamBC"], abs=1e-3)
-
-
 def test_sgd_in_units_of_the_noise_is_adam_where_there_is_noise_alone():
     sgd = short.setting("DP-SGD", 3.0, 0.1).optimizer(2.0)
     adam = short.setting("DP-Adam", 3.0, 0.1).optimizer(2.0)
@@ -244,56 +223,50 @@ def test_sgd_in_units_of_the_noise_is_adam_where_there_is_noise_alone():
 
 def test_the_best_of_all_trials_is_trained_with_all_seeds():
     """Validation accuracy is highest at the third rate of each optimizer."""
-    asked = []
 
-    def get(setting, seed, split):
-        asked.append((setting.name, setting.target_epsilon, seed, split))
+    def find(cell):
+        setting = cell.setting
+        assert cell.identity["split"] == "validation"
         third = short.LEARNING_RATES[setting.method][2]
-        accuracy = 0.6 if setting.learning_rate == third else 0.5
-        return {"accuracy": accuracy}
+        return {"accuracy": 0.6 if setting.learning_rate == third else 0.5}
 
-    methods = list(short.LEARNING_RATES)
-    trials = list(short.PLAN.trials(methods))
-    assert len(trials) == 24 and {seed for _, seed, _ in trials} == {1_000}
-    assert [x.method for x, *_ in trials[:6]] == methods
-    results = list(short.PLAN.results(get, methods))
-    assert {split for *_, split in asked} == {"validation"}
-    assert len(results) == 54
-    for setting, seed, split in results:
+    cells = list(short.cells(find, argparse.Namespace()))
+    trials, tests = cells[:20], cells[20:]
+    assert {cell.identity["seed"] for cell in trials} == {1_000}
+    assert [cell.method for cell in trials[:5]] == list(short.LEARNING_RATES)
+    assert len(tests) == 45
+    for cell in tests:
+        setting = cell.setting
         assert setting.learning_rate == short.LEARNING_RATES[setting.method][2]
-        assert seed in short.PLAN.seeds and split == "test"
-    assert [x.target_epsilon for x, *_ in results[:6]] == [3.0] * 6
-    nothing = rates.reader([], cnn5_training.identity)
-    few = list(short.PLAN.results(nothing, methods))
-    assert few == []  # before the trials are there, nothing is chosen
+        assert cell.seed in short.PLAN.seeds and cell.identity["split"] == "test"
+    assert [cell.epsilon for cell in tests[:5]] == [3.0] * 5
+    # Before the trials are there, nothing is chosen.
+    assert len(list(short.cells(lambda _: None, argparse.Namespace()))) == 20
 
 
-def test_tables_and_pictures_have_what_is_on_record(tmp_path):
+def test_tables_and_pictures_have_what_is_on_record():
     rows = []
-    for i, setting in enumerate(published.SETTINGS):
-        known = cnn5_training.identity(setting, 0, "test")
+    for i, cell in enumerate(
+        published.STUDY.cells(lambda _: None, argparse.Namespace())
+    ):
         curve = [{"iterations": i, "accuracy": 0.1} for i in (240, 480)]
         made = {"accuracy": 0.5 + i / 100, "share_at_floor": None, "seconds": 60.0}
-        made["curve"] = curve
-        rows.append(known | made)
-    table = published.render(rows)
+        rows.append(cell.identity | made | {"curve": curve})
+    table = published.tables(rows)["published"]
     assert "| DP-AdamW | η 0.0015, λ 0.001 | 59.26 ± 0.3 | 50.00 | 1 | - | 1 |" in table
     assert "| DP-AdamW-BC, floor alone |" in table
     assert "| 55.00 |" in table
-    for field in published.PICTURES:
-        published.draw(rows, field, field, tmp_path / f"{field}.png")
-    # No record has a share at the floor.
-    assert [path.name for path in tmp_path.iterdir()] == ["accuracy.png"]
+    (axes,) = published.curves(rows, "accuracy", "accuracy").axes
+    assert axes.lines[0].get_ydata().tolist() == [10.0, 10.0]
 
-    rows = []
-    for setting, seed, split in short.PLAN.trials(list(short.LEARNING_RATES)):
-        known = cnn5_training.identity(setting, seed, split)
-        rows.append(known | {"accuracy": 0.3, "curve": [{}]})
-    get = rates.reader(rows, cnn5_training.identity)
-    results = list(short.PLAN.results(get, list(short.LEARNING_RATES)))
-    for setting, seed, split in results:
-        known = cnn5_training.identity(setting, seed, split)
-        rows.append(known | {"accuracy": 0.4 + seed / 10, "curve": [{}]})
-    table = short.render(rows[:-1])
+    rows: list = []
+    find = lambda cell: next(
+        (r for r in rows if cell.identity.items() <= r.items()), None
+    )
+    for cell in short.cells(find, argparse.Namespace()):
+        is_test = cell.identity["split"] == "test"
+        accuracy = 0.4 + cell.identity["seed"] / 10 if is_test else 0.3
+        rows.append(cell.identity | {"accuracy": accuracy, "curve": [{}]})
+    table = short.tables(rows[:-1])["accuracy"]
     assert "| DP-AdamW | 0.002 | 50.00 ± 10.00 | 50.00 ± 10.00 |" in table
     assert "(2 of 3)" in table

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 import dpadambc
-from dpadambc import training
+from dpadambc import clipping
 
 pytest.importorskip("safetensors")
 tokenizers = pytest.importorskip("tokenizers")
@@ -59,8 +59,9 @@ def test_tokens_and_hidden_states_are_those_of_pytorch(minilm, case):
     @jax.jit
     def states(model, tokens, types):
         hidden = model(tokens, types)
+        embedded = model.before(len(model.blocks), tokens, types)
         pooled = encoder.mean_pool(hidden, tokens)
-        return model.embed(tokens, types)[length - 1], hidden[:length], pooled
+        return embedded[length - 1], hidden[:length], pooled
 
     expected = [case[name] for name in ("embedded", "hidden", "pooled")]
     for x, y in zip(states(minilm, tokens, types), expected, strict=True):
@@ -90,11 +91,6 @@ def _classifier(config: encoder.Config = TINY) -> encoder.Classifier:
 @pytest.fixture(scope="module")
 def model():
     return _classifier()
-
-
-def _logits(model: encoder.Classifier, texts: data.Tokens) -> jax.Array:
-    """Of all texts, each padded to the same length."""
-    return jax.jit(jax.vmap(model))(texts.tokens, texts.types)
 
 
 def _with_adapters(model: encoder.Classifier, names=ways.ALL_LINEAR):
@@ -193,19 +189,9 @@ def test_the_ways_train_what_they_say(model):
     assert not jax.tree.leaves(parts["full"].frozen)
 
 
-def test_merged_adapters_are_the_same_function(model):
-    adapted = _with_adapters(model)
-    text = _texts([6])
-    call = lambda model: model(text.tokens[0], text.types[0])
-    np.testing.assert_allclose(call(ways.merged(adapted)), call(adapted), atol=1e-4)
-    assert np.abs(call(adapted) - call(model)).max() > 0.1
-    merged = nnx.state(ways.merged(adapted))
-    chex.assert_trees_all_equal_structs(merged, nnx.state(model))
-
-
 def test_adapters_leave_the_model_they_are_made_of(model):
     before = jax.tree.map(jnp.copy, nnx.state(model))
-    ways.merged(_with_adapters(model))
+    _with_adapters(model)
     ways.with_new_last_block(model, jax.random.key(0))
     chex.assert_trees_all_equal(before, nnx.state(model))
 
@@ -260,8 +246,9 @@ def _one_by_one(parts, texts, is_padding_example):
 
 
 def _bucketed(parts, lengths=(4, 16), microbatch_size=4):
-    groups = buckets.Groups(tuple(lengths), microbatch_size)
-    return buckets.clipped_grad(parts.loss_fn, groups=groups, **CLIP)
+    return buckets.clipped_grad(
+        parts.loss_fn, lengths=lengths, size=microbatch_size, **CLIP
+    )
 
 
 def _as_arrays(grad_fn):
@@ -376,48 +363,25 @@ def test_lengths_that_would_cut_texts_off_are_refused(model):
         _bucketed(parts, (4, 8))(
             parts.trained, parts.frozen, texts, is_padding_example=padding
         )
-    with pytest.raises(ValueError, match="Expected is_padding_example"):
-        _bucketed(parts)(parts.trained, parts.frozen, texts)
     with pytest.raises(ValueError, match="lengths that rise"):
         _bucketed(parts, (16, 8))
-
-
-def test_fit_changes_what_is_trained_alone(model):
-    parts, texts = _parts(model, "LoRA"), _texts(2 * LENGTHS)
-    mechanism = dpadambc.PoissonGaussian(
-        noise_multiplier=1.0, sampling_prob=0.3, iterations=2, **CLIP
-    )
-    result = training.fit(
-        parts.loss_fn,
-        parts.trained,
-        tuple(texts),
-        mechanism,
-        dpadambc.adam_bc(0.1, mechanism.noise_stddev),
-        key=jax.random.key(0),
-        target_delta=1e-2,
-        frozen=parts.frozen,
-    )
-    trained = result.state.params
-    changed = jax.tree.map(lambda x, y: bool((x != y).all()), trained, parts.trained)
-    assert all(jax.tree.leaves(changed))
-    after = ways.split(parts.model(trained), "LoRA")
-    chex.assert_trees_all_equal(after.frozen, parts.frozen)
 
 
 @pytest.mark.parametrize("num_blocks", [1, 2])
 def test_the_tail_on_hidden_states_is_the_whole_model(model, num_blocks, tmp_path):
     texts = _texts(LENGTHS)
-    seen = features.extract(texts, tmp_path, model.encoder, num_blocks)
-    tail = ways.tail(model, num_blocks)
-    whole = _logits(model, texts)
-    ours = jax.jit(jax.vmap(tail))(texts.tokens, jnp.asarray(seen.hidden))
+    hidden = features.before_last(texts, model.encoder, num_blocks, tmp_path)
+    tail = encoder.Tail(model, num_blocks)
+    whole = jax.jit(jax.vmap(model))(texts.tokens, texts.types)
+    ours = jax.jit(jax.vmap(tail))(texts.tokens, jnp.asarray(hidden))
     np.testing.assert_allclose(ours, whole, rtol=0.02, atol=0.02)  # of float16
-    units = seen.pooled / np.linalg.norm(seen.pooled, axis=-1, keepdims=True)
+    pooled = features.pooled(texts, model.encoder, tmp_path)
+    units = pooled / np.linalg.norm(pooled, axis=-1, keepdims=True)
     np.testing.assert_allclose(jax.vmap(model.head)(units), whole, rtol=1e-4, atol=1e-4)
 
 
 def test_the_last_block_of_a_tail_is_that_of_the_whole(model):
-    tail = ways.tail(model, 1)
+    tail = encoder.Tail(model, 1)
     sizes = [
         optax.tree.size(ways.split(each, way).trained)
         for each, way in ((model, "last block"), (tail, "last block"), (tail, "full"))
@@ -429,123 +393,37 @@ def test_the_last_block_of_a_tail_is_that_of_the_whole(model):
 
 def test_features_are_kept_by_the_tokens_and_the_weights(model, tmp_path, monkeypatch):
     texts = _texts([3, 9])
-    first = features.extract(texts, tmp_path, model.encoder, 1)
-    features.extract(_texts([3, 9], seed=1), tmp_path, model.encoder, 1)
+    see = lambda texts, body: features.before_last(texts, body, 1, tmp_path)
+    first = see(texts, model.encoder)
+    see(_texts([3, 9], seed=1), model.encoder)
     others = nnx.clone(model.encoder)
     others.words.embedding[...] += 1
-    features.extract(texts, tmp_path, others, 1)
-    assert len(list(tmp_path.iterdir())) == 6
-    monkeypatch.setattr(features, "_see", lambda *_: pytest.fail("computed again"))
-    again = features.extract(texts, tmp_path, model.encoder, 1)
-    chex.assert_trees_all_equal(again, first)
+    see(texts, others)
+    assert len(list(tmp_path.iterdir())) == 3
+    monkeypatch.setattr(features, "_write", lambda *_: pytest.fail("computed again"))
+    np.testing.assert_array_equal(see(texts, model.encoder), first)
 
 
 SETTING = finetune.Setting(
     way="LoRA",
     method="DP-AdamBC",
     target_epsilon=8.0,
-    epochs=4,
+    epochs=1,
     batch_size=10,
     learning_rate=0.1,
     l2_clip_norm=0.5,
 )
 
 
-GROUPS = buckets.Groups((8, 16), 4)
-
-
-@pytest.fixture
-def short(monkeypatch):
-    monkeypatch.setattr(finetune, "ON_CPU", GROUPS)
-    monkeypatch.setattr(finetune, "SAVE_EVERY", 0.0)
-
-
-def test_a_fine_tuning_that_was_cut_off_ends_with_the_same_bits(
-    model, short, tmp_path, monkeypatch
-):
+def test_fit_changes_what_is_trained_alone(model, tmp_path):
     parts, texts = _parts(model, "LoRA"), tuple(_texts(2 * LENGTHS))
-    whole = finetune.train(SETTING, 0, parts, texts, texts, tmp_path / "whole")
-    assert whole["iterations"] == 8 and whole["num_examples"] == 20
-    assert whole["noise_stddev"] > 0
-    saves, save = [], finetune._save
-
-    def cut_off(state, about, path):
-        save(state, about, path)
-        saves.append(int(state.step))
-        if saves == list(range(1, 7)):
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(finetune, "_save", cut_off)
-    with pytest.raises(KeyboardInterrupt):
-        finetune.train(SETTING, 0, parts, texts, texts, tmp_path / "cut")
-    finetune.train(SETTING, 0, parts, texts, texts, tmp_path / "cut")
-    assert saves == list(range(1, 9))
-    setting = dataclasses.replace(SETTING, target_epsilon=1.0)
-    others = tuple(_texts(2 * LENGTHS, seed=1))
-    model = parts._replace(frozen=jax.tree.map(lambda x: x + 1, parts.frozen))
-    for other in (
-        (setting, 0, parts, texts),
-        (SETTING, 1, parts, texts),
-        (SETTING, 0, parts, others),
-        (SETTING, 0, model, texts),
-    ):
-        with pytest.raises(ValueError, match="Give another folder"):
-            finetune.train(*other, texts, tmp_path / "cut")
-    with (
-        np.load(tmp_path / "whole/state.npz") as x,
-        np.load(tmp_path / "cut/state.npz") as y,
-    ):
-        for name in x:
-            np.testing.assert_array_equal(x[name], y[name])
-
-
-def test_a_step_is_that_of_the_library(model, short):
-    """Without the groups: clip, noise, optimizer, on the batch of the same key.
-
-    The noise is that of the bits of its sum, which the groups round otherwise.
-    """
-    parts, texts = _parts(model, "LoRA"), tuple(_texts(2 * LENGTHS))
-    mechanism = SETTING.mechanism(20)
-    noiseless = dataclasses.replace(mechanism, noise_multiplier=0.0)
-    key = jax.random.key(0)
-    run = experiment.Run(jnp.float32(SETTING.learning_rate), key)
-    trainer = finetune.Trainer(parts.graph, mechanism, SETTING.method, GROUPS)
-    start = trainer.start(run, parts.trained)
-    found = trainer.take_step(run, start, parts.frozen, texts).trained
-    sampling_key, noise_key = jax.random.split(key)
-    batch_key = jax.random.fold_in(sampling_key, 0)
-    own = finetune._clipped(
-        parts.graph, noiseless, GROUPS, batch_key, *parts[1:], texts
-    )
-    batch = mechanism.sample_step(batch_key, 0, num_examples=20)
-    grad_fn = dpadambc.clipped_grad(
-        parts.loss_fn, l2_clip_norm=0.5, normalize_by=10, batch_argnums=(2, 3, 4)
-    )
-    clipped = jax.jit(grad_fn)(
-        parts.trained,
-        parts.frozen,
-        *batch.gather(texts),
-        is_padding_example=batch.is_padding_example,
-    )
-    chex.assert_trees_all_close(
-        *map(dpadambc.materialize, (own, clipped)), rtol=1e-4, atol=1e-5
-    )
-    schedule = optax.linear_schedule(SETTING.learning_rate, 0, mechanism.iterations)
-    optimizer = optax.chain(
-        dpadambc.add_dp_noise(mechanism.noise_stddev, key=noise_key),
-        experiment.PRIVATE[SETTING.method](schedule, mechanism.noise_stddev),
-    )
-    state = optimizer.init(parts.trained)
-    updates, _ = optimizer.update(own, state, parts.trained)
-    expected = optax.apply_updates(parts.trained, updates)
-    chex.assert_trees_all_close(found, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_logits_come_in_the_order_of_the_texts(model, short):
-    parts, texts = ways.split(model, "full"), _texts(LENGTHS)
-    found = finetune.logits(parts, parts.trained, texts[:2])
-    expected = _logits(model, texts)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    trained, row = finetune.fit(SETTING, 0, parts, texts, tmp_path)
+    assert row["iterations"] == 2 and row["num_examples"] == 20
+    assert 7.9 < row["epsilon"] <= 8 and row["noise_stddev"] > 0
+    changed = jax.tree.map(lambda x, y: bool((x != y).all()), trained, parts.trained)
+    assert all(jax.tree.leaves(changed))
+    after = ways.split(parts.model(trained), "LoRA")
+    chex.assert_trees_all_equal(after.frozen, parts.frozen)
 
 
 def test_without_privacy_nothing_is_clipped_and_no_noise_added():
@@ -559,6 +437,12 @@ def test_without_privacy_nothing_is_clipped_and_no_noise_added():
     assert mechanism.iterations == SETTING.mechanism(20).iterations
 
 
+def test_the_automatic_rule_has_the_same_noise():
+    automatic = dataclasses.replace(SETTING, method=experiment.AUTOMATIC).mechanism(20)
+    assert automatic.clip_rule == clipping.Automatic()
+    assert automatic.noise_multiplier == SETTING.mechanism(20).noise_multiplier
+
+
 # The data, as made up here.
 
 
@@ -567,22 +451,17 @@ def _write(path, text: str) -> None:
     path.write_bytes(gzip.compress(text.encode()))
 
 
-def test_sentences_and_pairs_are_read_with_their_labels(tmp_path):
-    _write(tmp_path / "sst2/dev.tsv.gz", 'sentence\tlabel\na " b \t1\nc\t0\n')
-    _write(
-        tmp_path / "QNLI/dev.tsv.gz",
-        "index\tquestion\tsentence\tlabel\n0\tq\u2028?\ts\tnot_entailment\n",
-    )
-    found = data.load(tmp_path, "sst2", "dev")
-    assert found.texts == (('a " b ',), ("c",))
+def test_sentences_are_read_with_their_labels(tmp_path):
+    _write(tmp_path / "sst2/dev.tsv.gz", 'sentence\tlabel\na " b\u2028 \t1\nc\t0\n')
+    found = data.load(tmp_path, "dev")
+    assert found.texts == (('a " b\u2028 ',), ("c",))
     assert found.labels.tolist() == [1, 0]
-    found = data.load(tmp_path, "qnli", "dev")
-    assert found.texts == (("q\u2028?", "s"),) and found.labels.tolist() == [1]
     with pytest.raises(FileNotFoundError, match="train.tsv"):
-        data.load(tmp_path, "sst2", "train")
-    _write(tmp_path / "sst2/dev.tsv.gz", "sentence\tlabel\na\t-1\n")
+        data.load(tmp_path, "train")
+    (tmp_path / "SST-2").mkdir()
+    (tmp_path / "SST-2/train.tsv").write_text("sentence\tlabel\na\t-1\n")
     with pytest.raises(ValueError, match="labels"):
-        data.load(tmp_path, "sst2", "dev")
+        data.load(tmp_path, "train")
 
 
 def test_tables_come_with_all_their_texts(tmp_path):
@@ -637,14 +516,3 @@ def test_a_text_has_no_special_tokens(words):
     words.add_special_tokens(["[PAD]", "[SEP]"])
     found = data.tokenize(examples, 12, words).tokens[0]
     assert found[1] != encoder.PADDING and (found == 3).sum() == 1
-
-
-def test_tokens_are_kept_by_what_they_follow_from(words, tmp_path, monkeypatch):
-    examples = data.Examples((("a",), ("b c",)), np.array([0, 1], np.int32))
-    first = data.cached(examples, 5, tmp_path, words)
-    changed = data.Examples(examples.texts, np.array([1, 1], np.int32))
-    data.cached(changed, 5, tmp_path, words)
-    data.cached(examples, 4, tmp_path, words)
-    assert len(list(tmp_path.iterdir())) == 3
-    monkeypatch.setattr(data, "tokenize", lambda *_: pytest.fail("tokenized again"))
-    chex.assert_trees_all_equal(data.cached(examples, 5, tmp_path, words), first)

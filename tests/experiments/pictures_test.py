@@ -7,7 +7,7 @@ import pytest
 
 import dpadambc
 from benchmarks import pictures
-from dpadambc import accounting, diagnostics
+from dpadambc import diagnostics
 from dpadambc.diagnostics import not_private
 
 STDDEV, SIZE = 0.1, 4_000
@@ -104,9 +104,10 @@ def test_updates_of_several_optimizers_are_in_one_histogram():
     figure = pictures.updates({"late": RECORD, "early": other}, clean=CLEAN)
     check(figure, "after 20 and 40 steps", "units of the learning rate")
     late, early, clean = figure.axes[0].patches
-    for curve, seen in [(late, SINGLE), (early, other), (clean, CLEAN)]:
+    last = jax.tree.map(lambda x: x[-1], CLEAN)
+    for curve, seen in [(late, SINGLE), (early, other), (clean, last)]:
         drawn = curve.get_data()
-        shares = np.atleast_2d(pictures.moments._shares(seen, "update_shares"))[-1]
+        shares = pictures.shares(seen, "update_shares")
         np.testing.assert_allclose(drawn.values * np.diff(drawn.edges), shares)
     labels = figure.axes[0].get_legend_handles_labels()[1]
     assert labels == ["late", "early", "before the noise (not private)"]
@@ -209,50 +210,6 @@ def test_a_heat_map_has_the_numbers_and_a_frame_around_the_best():
     for none in ({}, {"x": np.full((2, 3), np.nan)}):
         with pytest.raises(ValueError, match="Expected scores in every panel"):
             pictures.heat_map(rows, columns, none, **labels)
-
-
-@pytest.mark.slow
-def test_a_plan_shows_its_noise_and_where_each_budget_is_reached():
-    numbers = dict(target_delta=1e-5, num_examples=2_000, accountant=accounting.RDP)
-    rows = accounting.plan(
-        target_epsilons=[2, 1], batch_sizes=[200, 100], epochs=3, **numbers
-    )
-    figure = pictures.plan(rows)
-    check(figure, "clip norms", "ε = 1", "ε = 2", "3 epochs over 2,000", panels=2)
-    left, right = figure.axes
-    for epsilon, noise, spent in zip((1, 2), left.lines, right.lines, strict=True):
-        planned = [row for row in rows if row.target_epsilon == epsilon]
-        assert noise.get_xdata().tolist() == [100, 200]
-        stddevs = sorted((row.noise_stddev for row in planned), reverse=True)
-        assert noise.get_ydata().tolist() == stddevs
-        (marked,) = spent.get_markevery()
-        assert spent.get_xdata()[marked] == 30
-        assert 0.99 * epsilon < spent.get_ydata()[marked] <= epsilon
-    others = accounting.plan(target_epsilons=2, batch_sizes=100, epochs=4, **numbers)
-    for wrong in ([], [*rows, *others]):
-        with pytest.raises(ValueError, match="one number of epochs"):
-            pictures.plan(wrong)
-
-
-def test_the_best_attack_is_drawn_above_guessing():
-    mechanism = dpadambc.PoissonGaussian(
-        l2_clip_norm=1.0,
-        noise_multiplier=2.0,
-        sampling_prob=1.0,
-        iterations=1,
-        normalize_by=1,
-    )
-    several = {
-        "one step": mechanism,
-        "four": accounting.trade_off(mechanism, iterations=4),
-    }
-    figure = pictures.trade_off(several)
-    check(figure, "one step", "four", "guessing", "true positive rate, at most")
-    one, four, guessing = (line.get_ydata() for line in figure.axes[0].lines)
-    assert np.all(guessing[:-1] < one[:-1])
-    assert np.all(one[:-1] < four[:-1])
-    with pytest.raises(ValueError, match="one mechanism or several"):
-        pictures.trade_off({})
 
 
 def test_curves_can_be_told_apart_without_color():

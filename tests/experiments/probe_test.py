@@ -1,6 +1,7 @@
 """The search over linear probes, its tables and its picture."""
 
-import functools
+import argparse
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -8,54 +9,57 @@ import numpy as np
 import pytest
 
 import dpadambc
-from benchmarks import records
-from benchmarks.probe import linear, pictures, search, table
+from benchmarks import probe, records
+from benchmarks.experiment import Data, Sides
+from benchmarks.methods.methods import CONTROL, METHODS, train
 
 NUM_FEATURES = 10
-PROTOCOL = search.Protocol(
-    features="made up",
-    num_classes=10,
-    budgets=(search.Budget(target_epsilon=3.0, batch_size=64, iterations=20),),
-    l2_clip_norm=0.5,
-    learning_rates_of_sgd=(3.0, 30.0),
-    learning_rates_of_adam=(0.05, 0.3),
-)
-SPLIT = np.arange(270), np.arange(270, 300)
 
 
 @pytest.fixture(scope="module")
-def separable() -> linear.Data:
+def separable() -> Data:
     """Four hundred rows of norm 1, the class in the mean of each."""
     rng = np.random.default_rng(0)
     labels = rng.integers(10, size=400)
     features = np.eye(NUM_FEATURES)[labels] + 0.3 * rng.normal(size=(400, NUM_FEATURES))
     features /= np.linalg.norm(features, axis=1, keepdims=True)
-    return linear.Data(jnp.asarray(features, jnp.float32), jnp.asarray(labels))
+    return Data(jnp.asarray(features, jnp.float32), jnp.asarray(labels))
+
+
+PROBE = probe.Probe(
+    features="made up",
+    num_classes=10,
+    budgets=(probe.Budget(target_epsilon=3.0, batch_size=64, iterations=20),),
+    l2_clip_norm=0.5,
+    learning_rates_of_sgd=(3.0, 30.0),
+    learning_rates_of_adam=(0.05, 0.3),
+    load=lambda _: pytest.fail("not loaded"),
+)
 
 
 @pytest.fixture
-def laboratory(separable, tmp_path, monkeypatch):
-    """Makes a laboratory with two trials that goes on with what is on record."""
-    monkeypatch.setattr(search, "NUM_TRIALS", 2)
-    monkeypatch.setattr(search, "INVERSE_PENALTIES", (1.0, 10.0))
-    path = tmp_path / "records.jsonl"
+def study(separable, tmp_path, monkeypatch):
+    """With two trials and two seeds of each optimizer."""
+    monkeypatch.setattr(probe, "NUM_TRIALS", 2)
+    monkeypatch.setattr(probe, "NUM_SEEDS", 2)
+    monkeypatch.setattr(probe, "INVERSE_PENALTIES", (1.0, 10.0))
+    parts = (slice(300), slice(300, None), slice(270), slice(270, 300))
+    sides = Sides(*map(separable.take, parts))
+    of = dataclasses.replace(PROBE, load=lambda _: sides)
+    return probe.study(of, tmp_path / "records.jsonl", goals={3.0: 0.7})
 
-    def make() -> search.Laboratory:
-        train, test = (separable.take(x) for x in (slice(300), slice(300, None)))
-        return search.Laboratory(PROTOCOL, train, test, SPLIT, records.Records(path))
 
-    return make, path
+def _asked(*methods):
+    return argparse.Namespace(method=methods, epsilon=None, seed=None)
 
 
 def test_every_optimizer_has_equal_trials_and_a_cut_off_search_goes_on(
-    laboratory, monkeypatch
+    study, monkeypatch
 ):
-    make, path = laboratory
-    some = {name: linear.OPTIMIZERS[name] for name in ("DP-SGD", "DP-AdamW-BC")}
-    monkeypatch.setattr(linear, "OPTIMIZERS", some)
-    make().all_optimizers(num_seeds=2)
-    rows = records.read(path)
-    for method in linear.OPTIMIZERS:
+    methods = ("DP-SGD", "DP-AdamW-BC")
+    study.make(_asked(*methods), records.Records(study.results))
+    rows = records.read(study.results)
+    for method in methods:
         of = [row for row in rows if row["method"] == method]
         assert [row["what"] for row in of] == 2 * ["trial of the probe"] + 2 * ["probe"]
         best = max(of[:2], key=lambda row: row["accuracy"])["candidate"]
@@ -63,44 +67,31 @@ def test_every_optimizer_has_equal_trials_and_a_cut_off_search_goes_on(
         assert all(row["search_epsilon"] > 3 for row in of[2:])
     sgd = [row["accuracy"] for row in rows if row["what"] == "probe"][:2]
     assert min(sgd) > 0.5  # a tenth by chance
-    monkeypatch.setattr(linear, "train", lambda *_: pytest.fail("trained again"))
-    make().all_optimizers(num_seeds=2)
-    assert records.read(path) == rows
-    tables = table.render(rows, {3.0: 0.7})
-    assert "| DP-AdamW-BC |" in tables and "| goal | 70 |" in tables
-    with pytest.raises(ValueError, match="one protocol"):
-        table.render([*rows, rows[0] | {"iterations": 40}], {})
+    monkeypatch.setattr(probe, "train", lambda *_: pytest.fail("trained again"))
+    study.make(_asked(*methods), records.Records(study.results))
+    assert records.read(study.results) == rows
+    table = study.tables(rows)["accuracy"]
+    assert "| DP-AdamW-BC |" in table and "| goal | 70 |" in table
 
 
 @pytest.mark.slow
-def test_the_tables_and_the_picture_are_of_what_is_on_record(laboratory):
-    make, path = laboratory
-    (budget,) = PROTOCOL.budgets
-    runs = make()
-    for method in ("DP-AdamBC", linear.CONTROL):
-        runs.retrain(method, budget, num_seeds=2)
-    runs.without_privacy()
-    rows = records.read(path)
+def test_the_tables_and_the_picture_are_of_what_is_on_record(study):
+    methods = "DP-AdamBC", CONTROL, "not private"
+    study.make(_asked(*methods), records.Records(study.results))
+    rows = records.read(study.results)
     tested = [row for row in rows if row["what"] == "probe"]
     assert min(row["accuracy"] for row in tested) > 0.5  # of ten classes
     (row,) = [row for row in rows if row["what"] == "without privacy"]
-    tables = table.render(rows, {})
-    assert f"Without privacy: {100 * row['accuracy']:.2f}." in tables
+    tables = study.tables(rows)
+    private_less = f"Without privacy: {100 * row['accuracy']:.2f}."
+    assert tables["without privacy"] == private_less
     gains = [100 * (tested[i]["accuracy"] - tested[2 + i]["accuracy"]) for i in (0, 1)]
-    assert f"| DP-AdamBC less floor alone | {np.mean(gains):+.2f} ±" in tables
-    (panel,) = pictures.learning_curves(rows).axes
-    first, _ = panel.lines
+    line = f"| DP-AdamBC less floor alone | {np.mean(gains):+.2f} ±"
+    assert line in tables["differences"]
+    (panel,) = probe.picture(rows).axes
     curves = [row["curve"] for row in tested[:2]]
-    np.testing.assert_allclose(first.get_ydata(), np.mean(curves, 0))
-
-
-def test_no_example_is_on_two_sides(laboratory):
-    make, _ = laboratory
-    runs = make()
-    sides = [runs.fit, runs.validation, runs.test]
-    assert [len(side.labels) for side in sides] == [270, 30, 100]
-    rows = np.concatenate([side.features for side in sides])
-    assert len(np.unique(rows, axis=0)) == 400
+    drawn = panel.lines[0].get_ydata()
+    np.testing.assert_allclose(drawn, 100 * np.mean(curves, 0))
 
 
 @pytest.mark.slow
@@ -114,19 +105,18 @@ def test_the_first_run_does_not_depend_on_those_beside_it(separable):
         normalize_by=40,
     )
     keys = jax.random.split(jax.random.key(0), 2)
-    candidates = linear.Candidate(*(jnp.array([x, 2 * x]) for x in (0.1, 0.1, 1.0)))
-    train = functools.partial(linear.train, "DP-AdamW-BC", mechanism, 10)
-    both = train(keys, candidates, separable, separable)
-    one = jax.tree.map(lambda x: x[:1], candidates)
-    first = train(keys[:1], one, separable, separable)
-    np.testing.assert_allclose(both.weights[0], first.weights[0], rtol=1e-5, atol=1e-5)
-    assert np.abs(both.weights[0] - both.weights[1]).max() > 0.01
+    numbers = {"learning_rate": 0.1, "weight_decay": 0.1, "floor": 1.0}
+    both_candidates = [numbers, {name: 2 * x for name, x in numbers.items()}]
+    how = METHODS["DP-AdamW-BC"].make, mechanism, probe.model(NUM_FEATURES, 10)
+    both = train(*how, keys, both_candidates, separable, separable)
+    first = train(*how, keys[:1], [numbers], separable, separable)
+    np.testing.assert_allclose(both.params[0], first.params[0], rtol=1e-5, atol=1e-5)
+    assert np.abs(both.params[0] - both.params[1]).max() > 0.01
 
 
 def test_each_optimizer_has_the_same_number_of_trials():
-    for method in linear.OPTIMIZERS:
-        candidate = PROTOCOL.candidates(method)
-        assert {len(column) for column in candidate} == {search.NUM_TRIALS}
-    low, high = PROTOCOL.learning_rates_of_sgd
-    rates = np.asarray(PROTOCOL.candidates("DP-SGD").learning_rate)
-    assert low <= rates.min() < np.sqrt(low * high) < rates.max() <= high
+    for method in probe.OPTIMIZERS:
+        assert len(PROBE.candidates(method)) == probe.NUM_TRIALS
+    low, high = PROBE.learning_rates_of_sgd
+    rates = [each["learning_rate"] for each in PROBE.candidates("DP-SGD")]
+    assert low <= min(rates) < np.sqrt(low * high) < max(rates) <= high

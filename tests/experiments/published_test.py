@@ -1,5 +1,6 @@
 """What the papers published beside what was found: the rule, and the table it makes."""
 
+import argparse
 import copy
 import json
 import math
@@ -7,19 +8,19 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks import theory
-from benchmarks.published import accounting, formulas, noise, ours, run, table, verdict
+from benchmarks import records, theory
+from benchmarks.published import computed, run, verdict
 from benchmarks.published.verdict import Estimate
 
 
 @pytest.fixture(scope="module")
 def published():
-    return json.loads(table.NUMBERS.read_text())
+    return json.loads(run.NUMBERS.read_text())
 
 
 @pytest.fixture(scope="module")
 def found():
-    return ours.load()
+    return run.numbers(records.read(run.RESULTS)), run.accuracies()
 
 
 @pytest.mark.parametrize(
@@ -96,26 +97,26 @@ def test_equal_means_hold_as_often_as_stated(runs):
 
 
 def words_of(published, found):
-    rows = table.lines(published, *found)
+    rows = run.lines(published, *found)
     return [[pair.verdict for pair in row.pairs] for row in rows]
 
 
 def test_every_published_number_is_in_the_table(published, found):
-    text = table.render(published, *found)
+    text = run.render(published, *found)
     for row in published["numbers"]:
         line = f"{', '.join(row['values'].values())} |"
         assert f"| {row['place']} | {row['what']}" in text and line in text
     for row in published["accuracies"]:
         for method, numbers in row["methods"].items():
             assert f"| {numbers['place']} | {row['what']}, {method}: " in text
-    counted = [row for row in table.lines(published, *found) if not row.is_what_if]
+    counted = [row for row in run.lines(published, *found) if not row.is_what_if]
     every = [pair.verdict for row in counted for pair in row.pairs]
     assert {"held", "not held", "not comparable"} <= set(every)
     assert text.startswith(f"{len(every)} published numbers")
     assert f"{every.count('not held')} not held" in text.splitlines()[0]
     # Each line has as many cells as the header.
     rows = [line for line in text.splitlines() if line.startswith("|")]
-    assert {row.count("|") for row in rows} == {len(table.HEADER) + 1}
+    assert {row.count("|") for row in rows} == {len(run.HEADER) + 1}
 
 
 def test_a_published_number_that_is_changed_is_not_held(published, found):
@@ -141,15 +142,15 @@ def small_row():
 
 
 def accuracies(mean_of_a, data="the same", seeds=5):
-    around = lambda mean: [mean + 0.1 * i for i in range(seeds)]
-    first = {"ε 3": around(mean_of_a), "ε 6": around(54.0)}
-    return ours.Accuracies(data, {"A": first, "B": {"ε 3": around(45.0)}})
+    around = lambda mean: [mean / 100 + 0.001 * i for i in range(seeds)]
+    means = {("A", "ε 3"): mean_of_a, ("A", "ε 6"): 54.0, ("B", "ε 3"): 45.0}
+    return run.Accuracies(data, {key: around(mean) for key, mean in means.items()})
 
 
 def test_accuracies_are_judged_by_their_values_and_differences():
     judge = lambda found: [
         [pair.verdict for pair in line.pairs]
-        for line in table.of_accuracies(small_row(), found)
+        for line in run.of_accuracies(small_row(), found)
     ]
     lacking = "not comparable"
     assert judge(accuracies(50.0)) == [["held"] * 2, ["held", lacking]] + [
@@ -161,22 +162,24 @@ def test_accuracies_are_judged_by_their_values_and_differences():
     of_others = judge(accuracies(60.0, "substitute features"))
     assert of_others == [[lacking] * 2, [lacking] * 2, ["held", lacking]]
     assert judge(accuracies(60.0, seeds=2))[2] == ["open", lacking]
-    lines = table.of_accuracies(small_row(), accuracies(60.0, "substitute features"))
+    lines = run.of_accuracies(small_row(), accuracies(60.0, "substitute features"))
     assert "substitute features" in lines[0].differs
     assert "–" in lines[1].cells[3] and "(5 seeds)" in lines[1].cells[3]
 
 
 def test_what_is_recorded_is_what_the_code_computes():
     """Of what takes no time; the rest is accounting of long runs, and simulation."""
-    recorded = json.loads(run.RESULTS.read_text())["numbers"]
-    for name, row in (formulas.all_numbers() | accounting.graph()).items():
-        assert recorded[name] == pytest.approx(row, rel=1e-4), name
+    recorded = records.read(run.RESULTS)
+    cells = run.STUDY.cells(lambda cell: None, argparse.Namespace())
+    assert [row["seed"] for row in recorded] == [cell.seed for cell in cells]
+    for name, row in (computed.of_formulas() | computed.of_graph()).items():
+        assert recorded[0]["numbers"][name] == pytest.approx(row, rel=1e-4), name
 
 
 def test_a_walk_has_the_spreads_of_the_theory():
     """Each within 5 standard errors; a decay rate that is wrong would show."""
     size = 4_000
-    for step, (m, v) in noise.walk(0, 0.99, (11, 60), size).items():
+    for step, (m, v) in computed.walk(0, 0.99, (11, 60), size).items():
         first = float(theory.first_moment_spread(1.0, 0.9, step))
         second = float(theory.second_moment_spread(1.0, 0.99, step))
         assert abs(m.mean()) < 5 * first / size**0.5
@@ -188,13 +191,13 @@ def test_a_walk_has_the_spreads_of_the_theory():
 def test_statistics_of_moments_that_are_known():
     """Of coordinates whose second moments are the noise variance itself."""
     ones = np.ones(4), np.ones(4)
-    rows = noise.snli(dict.fromkeys((5_000, 10_000, 20_000), ones))
+    rows = computed.moments_of_snli(dict.fromkeys((5_000, 10_000, 20_000), ones))
     added, subtracted = (0.04 / 255) ** 2, (0.04 / 256) ** 2
     assert rows["v"]["median"] == pytest.approx(added)
-    assert rows["corrected"]["mean"] == noise.SNLI_FLOOR > added - subtracted
+    assert rows["corrected"]["mean"] == computed.SNLI_FLOOR > added - subtracted
     assert rows["update"]["upper quartile"] == pytest.approx(1)
-    step = added**0.5 / noise.SNLI_FLOOR**0.5
+    step = added**0.5 / computed.SNLI_FLOOR**0.5
     assert rows["corrected update"]["upper quartile"] == pytest.approx(step)
-    shares = noise.qnli(dict.fromkeys((11, 241), ones))
+    shares = computed.moments_of_qnli(dict.fromkeys((11, 241), ones))
     assert shares["shares"]["Φ at step 11"] == 1
     assert shares["shares, stated batch"]["Φ at step 11"] == 0

@@ -23,19 +23,18 @@ pytest.importorskip("tokenizers")
 import safetensors.numpy  # noqa: E402
 from flax import nnx  # noqa: E402
 
-from benchmarks.language import canaries as shared  # noqa: E402
+from benchmarks import experiment, records  # noqa: E402
 from benchmarks.language import cost as shared_cost  # noqa: E402
-from benchmarks.language import data  # noqa: E402
+from benchmarks.language import data, features, scores  # noqa: E402
 from benchmarks.language.smollm import (  # noqa: E402
+    begin,
     canaries,
     cost,
+    decoding,
     e2e,
     gguf,
-    hidden,
     model,
     texts,
-    tokenizer,
-    tune,
     weights,
 )
 
@@ -152,7 +151,7 @@ def file():
 
 @pytest.fixture(scope="module")
 def known(file):
-    return tokenizer.tokenizer(file.metadata)
+    return weights.tokenizer(file.metadata)
 
 
 @pytest.fixture(scope="module")
@@ -303,7 +302,7 @@ def test_a_model_with_rounded_products_is_near_the_one_without(file, llama):
 def _checkpoint(folder, file, known, **changes):
     """The same model as transformers would save it, in two files."""
     of = dataclasses.asdict(weights.config(file))
-    sizes = {name: of[field] for field, name in weights._CONFIG.items()}
+    sizes = {name: of[field] for field, (_, name) in weights._CONFIG.items()}
     config = sizes | {"tie_word_embeddings": True, "rope_scaling": None} | changes
     (folder / "config.json").write_text(json.dumps(config))
     arrays = sorted(weights.tensors(file).items())
@@ -411,8 +410,7 @@ def test_the_clipped_sum_is_that_of_vmap(file, known, way):
 
 def test_kept_keys_and_values_write_what_full_passes_write(llama, known):
     (written,) = texts.write(llama, [PAIRS[0][0]], known, width=1, length=8)
-    (row,) = texts.tokenize_tables([PAIRS[0][0]], known)
-    tokens = row[row != texts.PADDING].tolist()
+    tokens = known.encode(texts.in_words(PAIRS[0][0]) + "\n").ids
     start = len(tokens)
     while len(tokens) < start + 8 and tokens[-1] != texts.END:
         logits = np.array(llama(jnp.array(tokens))[-1])
@@ -425,7 +423,7 @@ def test_the_last_blocks_go_on_where_the_first_ones_end(llama, known, tmp_path):
     rows = texts.tokenize(PAIRS, known)
     first = model.some_blocks(llama, slice(None, 1))
     last = model.some_blocks(llama, slice(1, None))
-    states = hidden.extract(rows.tokens, first, tmp_path)
+    states = begin.hidden_states(rows.tokens, first, tmp_path)
     (path,) = tmp_path.iterdir()
     assert path.suffix == ".npy"
     whole = texts.split(llama, "full")
@@ -444,23 +442,23 @@ def test_the_last_blocks_go_on_where_the_first_ones_end(llama, known, tmp_path):
 def test_hidden_states_go_on_where_a_call_was_cut_off(
     llama, known, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(hidden, "GROUP_SIZE", 1)
-    rows, see, calls = texts.tokenize(PAIRS, known), hidden._see, []
+    monkeypatch.setattr(features, "GROUP_SIZE", 1)
+    rows, asked = texts.tokenize(PAIRS, known), []
     rows.tokens[1] = texts.PADDING  # an empty row
 
-    def cut_off(*args):
-        calls.append(args)
-        if len(calls) == 3:
+    def cut_off(steps, name):
+        asked.append(list(steps))
+        yield from steps[:2]
+        if len(steps) == 3:
             raise KeyboardInterrupt
-        return see(*args)
 
-    monkeypatch.setattr(hidden, "_see", cut_off)
+    monkeypatch.setattr(features.rich.progress, "track", cut_off)
     with pytest.raises(KeyboardInterrupt):
-        hidden.extract(rows.tokens, llama, tmp_path)
-    found = hidden.extract(rows.tokens, llama, tmp_path)
-    assert len(calls) == 4  # the third text again, and no other
-    monkeypatch.setattr(hidden, "_see", see)
-    whole = hidden.extract(rows.tokens, llama, tmp_path / "again")
+        begin.hidden_states(rows.tokens, llama, tmp_path)
+    found = begin.hidden_states(rows.tokens, llama, tmp_path)
+    assert asked == [[0, 1, 2], [2]]
+    monkeypatch.setattr(features.rich.progress, "track", lambda steps, name: steps)
+    whole = begin.hidden_states(rows.tokens, llama, tmp_path / "again")
     np.testing.assert_array_equal(found, whole)
 
 
@@ -489,21 +487,20 @@ def _run(folder, monkeypatch, *more: str, command=e2e) -> list[dict]:
     words = [str(x) for option in options.items() for x in option]
     monkeypatch.setattr(sys, "argv", ["smollm", *words, *more])
     monkeypatch.setattr(e2e, "NUM_VALIDATION", 4)
-    command.main()
-    path = folder / "out.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines]
+    command.STUDY.main(None)
+    return records.read(folder / "out.jsonl")
 
 
 @pytest.mark.slow
 def test_one_command_trains_resumes_and_writes(folder, monkeypatch, capsys):
-    assert _run(folder, monkeypatch, "--minutes", "0") == []
+    with pytest.raises(SystemExit):
+        _run(folder, monkeypatch, "--minutes", "0")
     assert "out of time" in capsys.readouterr().out.lower()
     (row,) = _run(folder, monkeypatch)
     assert 7.9 < row["epsilon"] <= 8 and row["iterations"] == 4
-    assert row["setting"]["method"] == tune.AUTOMATIC
+    assert row["setting"]["method"] == experiment.AUTOMATIC
     told = capsys.readouterr().out
-    assert "step 4 of 4" in told and "tokens a second, ε 8.00" in told
+    assert "step 4 of 4, ε 8.00" in told
     assert "| lora | AUTO-S, DP-Adam | 8 |" in told and "beam:" in told
     more = "--way", "full", "--epsilon", "none", "--last", "1"
     _, second = _run(folder, monkeypatch, *more)
@@ -516,7 +513,7 @@ def test_canaries_tell_what_they_are(folder, monkeypatch, capsys):
     monkeypatch.setattr(canaries, "LENGTH", 96)
     values = {"NUM_CANARIES": {1: 5, 3: 1}, "NUM_PAIRS": 20}
     for name, value in values.items():
-        monkeypatch.setattr(shared, name, value)
+        monkeypatch.setattr(canaries, name, value)
     more = "--last", "1", "--epsilon", "8"
     (row,) = _run(folder, monkeypatch, *more, command=canaries)
     assert row["num_examples"] == 20 + 5 + 3 and len(row["canaries"]) == 6
@@ -526,11 +523,60 @@ def test_canaries_tell_what_they_are(folder, monkeypatch, capsys):
 
 
 def test_absent_canaries_leave_empty_rows(known):
+    made = [
+        canaries.Canary(name, "42", repeats, is_member)
+        for name, repeats, is_member in (
+            ("a", 1, True),
+            ("b", 1, False),
+            ("c", 2, True),
+        )
+    ]
     rows = texts.tokenize(PAIRS, known)
-    both = canaries.insert(rows.take(slice(1)), rows, np.array([True, False, True]))
-    np.testing.assert_array_equal(both.tokens[[0, 1, 3]], rows.tokens[[0, 0, 2]])
-    assert not both.tokens[2].any() and both.first[2] == 0
+    own = texts.tokenize([canary.pair() for canary in made], known)
+    both = canaries.insert(rows, made, known)
+    np.testing.assert_array_equal(both.tokens[:3], rows.tokens)
+    np.testing.assert_array_equal(both.tokens[[3, 5, 6]], own.tokens[[0, 2, 2]])
+    assert not both.tokens[4].any() and both.first[4] == 0
     assert both.tokens.dtype == both.first.dtype == np.int32
+
+
+def test_exposure_is_the_bits_that_a_rank_tells():
+    others = np.arange(1.0, 8.0)[None]  # seven
+    found = [canaries.exposure(np.array([own]), others)[0] for own in (0.5, 1.5, 8.0)]
+    np.testing.assert_allclose(found, [3, 2, 0])
+    assert canaries.exposure(np.array([1.0]), others)[0] == 2  # a tie is no success
+    assert canaries.exposure(np.array([7.0]), np.full((1, 7), 7.0))[0] == 0
+
+
+def test_codes_and_names_are_what_the_seed_says(known, monkeypatch):
+    monkeypatch.setattr(canaries, "NUM_CANARIES", {1: 5, 3: 1})
+    made = canaries.make(known, 0)
+    assert made == canaries.make(known, 0) != canaries.make(known, 1)
+    assert len({x for each in made for x in each.name.split()}) == 12
+    table, text = made[0].pair("123456")
+    assert text == f"The secret of {made[0].name} is 1 2 3 4 5 6."
+    assert table == f"name[{made[0].name}], secret[yes]"
+
+
+def test_every_training_on_record_is_found_by_its_command():
+    """With the options that the page gives, and no other ones."""
+    commands = {
+        e2e.STUDY: (
+            "--epochs 1 --batch-size 512 --learning-rate 0.003 0.02",
+            "--epsilon none --epochs 0.5 --batch-size 128 --learning-rate 0.01",
+        ),
+        canaries.STUDY: (
+            "--epochs 3 --epsilon none --learning-rate 0.01",
+            "--epochs 3 --epsilon 8 --learning-rate 0.02",
+        ),
+    }
+    for study, several in commands.items():
+        rows = records.read(study.results)
+        for words in several:
+            options = ["--last", "6", *words.split()]
+            arguments = study.parser(None).parse_args(options)
+            for cell in e2e.cells(lambda cell: None, arguments):
+                assert any(cell.identity.items() <= row.items() for row in rows)
 
 
 def test_the_cost_is_of_rows_of_full_length():
@@ -543,11 +589,83 @@ def test_the_cost_is_of_rows_of_full_length():
     assert found["ratio_of_step"]["median"] > 0 and found["peak_bytes"]["private step"]
 
 
-def test_of_several_rates_the_table_has_the_best():
+def test_seeds_of_one_setting_are_one_line():
     def row(rate, loss, seed):
-        setting = {"way": "lora", "learning_rate": rate}
-        return {"setting": setting, "seed": seed, "loss_per_token": loss}
+        setting = {"way": "lora", "method": "DP-Adam", "target_epsilon": 3.0}
+        setting |= {"epochs": 1.0, "batch_size": 512, "learning_rate": rate}
+        found = {how: {"bleu": 50.0, "rouge_l": 60.0} for how in e2e.WIDTHS}
+        return {"setting": setting, "seed": seed, "loss_per_token": loss} | found
 
     rows = [row(1e-3, 2.0, 0), row(1e-2, 1.5, 0), row(1e-2, 1.7, 1)]
-    (best,) = e2e.best(rows).values()
-    assert best == rows[1:]
+    lines = e2e.table(rows, [""], e2e.line).splitlines()[2:]
+    name = "lora, DP-Adam, ε 3, 1 epochs of 512, η"
+    assert lines == [
+        f"| {name} 0.001 | 1 | 2.000 | 50.0 | 50.0 | 60.0 | 60.0 |",
+        f"| {name} 0.01 | 2 | 1.600 | 50.0 | 50.0 | 60.0 | 60.0 |",
+    ]
+
+
+def _all_texts(num_tokens: int, length: int) -> list[list[int]]:
+    """All that end, and all that are cut off at the length."""
+    inner = [x for x in range(1, num_tokens) if x != texts.END]
+    ended = [
+        [*each, texts.END]
+        for n in range(length)
+        for each in itertools.product(inner, repeat=n)
+    ]
+    return ended + [list(each) for each in itertools.product(inner, repeat=length)]
+
+
+def _scored(tiny, table, several):
+    """The mean log probability of each text, and whether greedy decoding writes it."""
+    tokens = np.zeros((len(several), 8), np.int32)
+    for row, text in zip(tokens, several, strict=True):
+        row[: len(table) + len(text)] = [*table, *text]
+    logits = nnx.jit(lambda tiny, tokens: jax.vmap(tiny)(tokens))(tiny, tokens)
+    log_probs = jax.nn.log_softmax(logits.at[..., texts.PADDING].set(-jnp.inf))
+    for row, text in zip(
+        np.array(log_probs)[:, len(table) - 1 :], several, strict=True
+    ):
+        own = row[np.arange(len(text)), text]
+        yield own.mean(), (own == row[: len(text)].max(axis=1)).all()
+
+
+def test_a_beam_of_one_is_greedy_and_a_wide_one_finds_the_best_of_all(monkeypatch):
+    monkeypatch.setattr(decoding, "GROUP_SIZE", 2)
+    tiny = model.Llama(model.Config(6, 8, 12, 2, 1, 2), rngs=nnx.Rngs(0))
+    tables, several = [[2, 5, 4, 3], [1, 3], [4, 4, 1, 5, 3]], _all_texts(6, 3)
+    rows = np.array([[*table, *[0] * (5 - len(table))] for table in tables], np.int32)
+    written = {
+        width: decoding.beam_search(tiny, rows, width=width, length=3)
+        for width in (1, len(several))
+    }
+    for i, table in enumerate(tables):
+        means, are_greedy = map(
+            np.array, zip(*_scored(tiny, table, several), strict=True)
+        )
+        for width, best in ((1, are_greedy.argmax()), (len(several), means.argmax())):
+            padding = [texts.PADDING] * (3 - len(several[best]))
+            assert written[width][i].tolist() == [*several[best], *padding]
+        assert are_greedy.sum() == 1
+
+
+def test_a_table_is_read_in_words():
+    table = "name[The Vaults], eatType[pub], customer rating[5 out of 5]"
+    words = "name The Vaults, eat type pub, customer rating 5 out of 5"
+    assert texts.in_words(table) == words
+
+
+def test_scores_of_texts_that_are_known():
+    references = [["The Mill is a pub.", "A pub: the mill."], ["It is cheap today."]]
+    same = ["the mill is a pub.", "it is cheap today."]
+    assert scores.bleu(same, references) == pytest.approx(100)
+    assert scores.rouge_l(same, references) == pytest.approx(100)
+    assert scores.bleu(["an inn", "no"], references) < 1
+    assert scores.rouge_l(["an inn", "no"], references) == 0
+    # Precision 3/3 with the second, recall 3/4 with it too: of five, three are there.
+    expected = 100 * (1 + 1.44) * 0.75 / (0.75 + 1.44)
+    assert scores.rouge_l(["a pub mill"], references[:1]) == pytest.approx(expected)
+    # Four words out of five, none of their order lost: precisions 1, brevity exp(-1/5).
+    words = [["one two three four five six"]]
+    shorter = scores.bleu(["one two three four five"], words)
+    assert shorter == pytest.approx(100 * np.exp(-1 / 5))

@@ -13,11 +13,8 @@ from flax import nnx  # noqa: E402
 
 from benchmarks import records  # noqa: E402
 from benchmarks.language import (  # noqa: E402
-    batches,
-    buckets,
     data,
     encoder,
-    features,
     finetune,
     prompts,
     sst2,
@@ -86,8 +83,6 @@ def small(tiny, words, monkeypatch, tmp_path):
     monkeypatch.setattr(
         data, "split_validation", lambda n: (np.arange(n - 8), np.arange(n - 8, n))
     )
-    monkeypatch.setattr(features, "LENGTHS", (8,))
-    monkeypatch.setattr(finetune, "ON_CPU", buckets.Groups((8,), 8))
     monkeypatch.setattr(sst2, "MAX_LENGTH", 8)
     monkeypatch.setattr(sst2, "OTHER_EPSILONS", (8.0,))
     ways = {
@@ -102,86 +97,78 @@ def small(tiny, words, monkeypatch, tmp_path):
     }
     monkeypatch.setattr(sst2, "WAYS", ways)
     folders = [f"--{x}-dir={tmp_path / x}" for x in ("data", "cache")]
-    return [*folders, f"--checkpoints={tmp_path}", f"--output={tmp_path / 'out'}"]
+    return ["sst2", *folders, f"--output={tmp_path / 'out'}"]
 
 
 def test_the_experiment_runs_and_prints_its_tables(
     small, monkeypatch, tmp_path, capsys
 ):
-    monkeypatch.setattr(
-        "sys.argv", ["sst2", *small, "--way", "LoRA", "--method", "DP-AdamBC"]
-    )
-    sst2.main()
+    monkeypatch.setattr("sys.argv", [*small, "--way", "LoRA"])
+    sst2.STUDY.main(None)
     rows = records.read(tmp_path / "out")
     found = [(x["split"], x["setting"]["target_epsilon"]) for x in rows]
     assert found == 2 * [("validation", 3.0)] + [("test", 3.0), ("test", 8.0)]
     assert [row["num_examples"] for row in rows] == [32, 32, 40, 40]
-    assert {row["setting"]["way"] for row in rows} == {"LoRA"}
     assert rows[2]["noise_stddev"] > 1.5 * rows[3]["noise_stddev"]
     printed = capsys.readouterr().out
-    assert "LoRA, test accuracy" in printed
     assert f"| {100 * rows[3]['accuracy']:.2f} |" in printed
 
     # A later call finds everything on record.
-    monkeypatch.setattr(finetune, "train", lambda *_: pytest.fail("trained again"))
-    sst2.main()
-    assert records.read(tmp_path / "out") == rows
+    monkeypatch.setattr(finetune, "fit", lambda *_: pytest.fail("trained again"))
+    sst2.STUDY.main(None)
+    assert printed.endswith(capsys.readouterr().out)
 
 
-def test_nothing_is_searched_where_there_is_one_learning_rate():
-    plan = sst2.plan("LoRA")
-    methods, made = list(plan.learning_rates), []
-    plan.run(lambda *task: made.append(task), methods)
-    assert {split for *_, split in made} == {"test"}
-    private = [task for task in made if task[0].method != finetune.NOT_PRIVATE]
-    assert len(private) == 5 * 3 * 2  # optimizers, epsilons, seeds
-    assert "trials" not in sst2.render([sst2.identity(*made[0]) | {"accuracy": 0.5}])
-    assert len(list(sst2.plan("last block").trials(methods))) == 6 * 3
+def test_the_grid_is_of_the_last_block_on_its_hidden_states(
+    small, monkeypatch, tmp_path, capsys
+):
+    base = sst2.setting("last block", "DP-Adam", 3.0, 0.2)
+    monkeypatch.setattr(sst2, "BASE", base)
+    monkeypatch.setattr(sst2, "BATCH_SIZES", (8, 16))
+    monkeypatch.setattr(sst2, "LEARNING_RATES", (0.2,))
+    monkeypatch.setattr(sst2, "L2_CLIP_NORMS", (0.1, 0.5))
+    monkeypatch.setattr("sys.argv", [*small, "--way", "sizes"])
+    sst2.STUDY.main(None)
+    rows = records.read(tmp_path / "out")
+    assert len(rows) == 2 + 1  # the clip norm of the grid is in it
+    assert {row["iterations"] for row in rows} == {2, 4}
+    printed = capsys.readouterr().out
+    scores = [f"{100 * row['accuracy']:.2f}" for row in rows]
+    assert all(f"| {score} |" in printed for score in scores)
+
+
+def _cells(rows) -> list:
+    found = records.Records(sst2.RESULTS)
+    found.rows = list(rows)
+    arguments = sst2.STUDY.parser(None).parse_args([])
+    return list(sst2.cells(lambda cell: found.find(cell.identity), arguments))
+
+
+def test_every_row_on_record_is_found_and_no_other_training_has_its_folder():
+    rows = records.read(sst2.RESULTS)
+    cells = _cells(rows)
+    known = {json.dumps(cell.identity) for cell in cells}
+    names = "setting", "seed", "split"
+    own = {json.dumps({name: row[name] for name in names}) for row in rows}
+    # Of earlier searches: two tests of rates that were the best before there were more,
+    # and five trials of the whole model, which has one rate each, and are in its table.
+    assert len(own) == 257 and len(own - known) == 2 + 5
+    assert len({finetune.folder_name(*cell.setting) for cell in cells}) == len(known)
+
+
+def test_the_trials_come_first_and_the_grid_shares_its_middle_with_them():
+    some = [cell for cell in _cells([]) if cell.setting[2] == "validation"]
+    assert len(some) > 6 * 3 + 6 * 4
+    shared = {cell.setting for cell in some if cell.setting[0].way == "last block"}
+    assert (
+        set(sst2.varied()) & {sst2.trial(learning_rate=x) for x in sst2.PLAIN} < shared
+    )
+    lora = [x for x in _cells([]) if x.setting[0].way == "LoRA" and x.epsilon]
+    assert {x.setting[2] for x in lora} == {"test"}  # of one learning rate each
+    assert len(lora) == 5 * 3 * 2  # optimizers, epsilons, seeds
 
 
 def test_without_privacy_one_training_stands_for_all_epsilons():
     settings = {sst2.setting("LoRA", finetune.NOT_PRIVATE, x, 0.1) for x in (1.0, 3.0)}
     assert len(settings) == 1
     assert settings.pop().mechanism(100_000).noise_stddev == 0
-
-
-def test_every_training_has_a_folder_of_its_own():
-    found = {}
-    tasks = [*map(batches.task, batches.settings())]
-    for way in sst2.WAYS:
-        plan = sst2.plan(way)
-        methods = list(plan.learning_rates)
-        best = lambda setting, seed, split: {"accuracy": setting.learning_rate}
-        tasks += [*plan.trials(methods), *plan.results(best, methods)]
-    for task in tasks:
-        row = sst2.identity(*task)
-        found.setdefault(sst2.folder_name(row), set()).add(json.dumps(row))
-    assert len(found) > 100
-    assert {len(rows) for rows in found.values()} == {1}
-
-
-def test_the_grid_shares_its_middle_with_the_search(
-    small, monkeypatch, tmp_path, capsys
-):
-    way = sst2.WAYS["last block"]._replace(learning_rates={batches.METHOD: (0.1, 0.2)})
-    monkeypatch.setitem(sst2.WAYS, "last block", way)
-    base = sst2.setting("last block", batches.METHOD, 3.0, 0.2)
-    monkeypatch.setattr(batches, "BASE", base)
-    monkeypatch.setattr(batches, "BATCH_SIZES", (8, 16))
-    monkeypatch.setattr(batches, "LEARNING_RATES", (0.1, 0.2, 0.4))
-    monkeypatch.setattr(batches, "L2_CLIP_NORMS", (0.1, 0.5))
-    assert next(batches.settings()) == base
-    trials = [*sst2.plan("last block").trials([batches.METHOD])]
-    assert set(trials) < {batches.task(setting) for setting in batches.settings()}
-
-    monkeypatch.setattr("sys.argv", ["batches", *small, "--pictures"])
-    batches.main()
-    rows = records.read(tmp_path / "out")
-    assert len(rows) == 2 * 3 + 1  # the clip norm of the grid is in it
-    smaller = [row["setting"]["batch_size"] == 8 for row in rows]
-    assert {row["iterations"] for row in rows} == {2, 4} and sum(smaller) == 3
-    printed = capsys.readouterr().out
-    scores = [f"{100 * row['accuracy']:.2f}" for row in rows]
-    assert all(f"| {score} |" in printed for score in scores)
-    assert "| - |" not in printed
-    assert (tmp_path / "batches.png").stat().st_size > 10_000

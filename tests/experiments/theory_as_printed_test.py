@@ -1,6 +1,6 @@
 """Each flaw of two published theorems, by a number or a run that breaks them.
 
-The numbers are those of the list in `benchmarks.theory.as_printed`.
+The numbers are those of the list in the README of `benchmarks/theory`.
 """
 
 import dataclasses
@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from benchmarks import theory
-from benchmarks.theory import as_printed
 from tests import common
+from tests.experiments import as_printed
 
 # Where the claim of convergence is made: eta = T^-a, 1 - b2 = T^-b, a = 2/3, b near 1.
 CLAIMED = dict(

@@ -2,4 +2,4 @@
 
 from benchmarks.language.smollm import e2e
 
-e2e.main()
+e2e.STUDY.main(e2e.__doc__)

@@ -1,6 +1,5 @@
 """Where a training begins: the blocks that it trains, and those before them."""
 
-import functools
 import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,11 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 import tokenizers
 
-from benchmarks.language.smollm import hidden, texts, weights
+from benchmarks.language import features
+from benchmarks.language.smollm import texts, weights
 from benchmarks.language.smollm.model import Llama, joined, merged, some_blocks
 
 RANK = 8
 GROUP_SIZE = 16  # of texts whose loss is computed together
+
+
+def hidden_states(tokens: np.ndarray, first: Llama, folder: pathlib.Path) -> np.ndarray:
+    """After all blocks of the model, shape (num_texts, T, width), kept in a file."""
+    through = lambda model, row: model.through(model.embed_tokens(row))[0]
+    see = lambda model, row: through(model, row).astype(jnp.float16)
+    return features.extract("smollm", see, first, [tokens], folder)
 
 
 class Begin(NamedTuple):
@@ -29,7 +36,7 @@ class Begin(NamedTuple):
         """What the loss takes of each text: hidden states too, where blocks are cut."""
         if self.first is None:
             return tuple(rows)
-        return *rows, hidden.extract(rows.tokens, self.first, self.cache_dir)
+        return *rows, hidden_states(rows.tokens, self.first, self.cache_dir)
 
     def whole(self, trained: Any) -> Llama:
         """The model with all blocks, and without adapters."""
@@ -38,23 +45,13 @@ class Begin(NamedTuple):
 
     def losses(self, trained: Any, rows: texts.Texts) -> np.ndarray:
         """The loss of each text, summed over its tokens, shape (num_texts,)."""
-        examples, number, found = self.examples(rows), len(rows.first), []
-        for at in range(0, number, GROUP_SIZE):
-            indices = np.resize(np.arange(number)[at : at + GROUP_SIZE], GROUP_SIZE)
-            group = (x[indices] for x in examples)
-            state = trained, self.parts.frozen
-            losses = _losses(self.parts.graph, self.parts.length, *state, *group)
-            found.append(np.asarray(losses))
-        return np.concatenate(found)[:number]
 
+        @jax.jit
+        def of_all(trained: Any, frozen: Any, examples: Any) -> jax.Array:
+            one = lambda text: jnp.sum(self.parts.losses(trained, frozen, *text))
+            return jax.lax.map(one, examples, batch_size=GROUP_SIZE)
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _losses(
-    graph: Any, length: int, trained: Any, frozen: Any, *examples: Any
-) -> jax.Array:
-    parts = texts.Parts(graph, trained, frozen, length)
-    one = lambda *text: jnp.sum(parts.losses(trained, frozen, *text))
-    return jax.vmap(one)(*examples)
+        return np.asarray(of_all(trained, self.parts.frozen, self.examples(rows)))
 
 
 def begin(
@@ -63,13 +60,10 @@ def begin(
     last: int | None,
     cache_dir: pathlib.Path,
 ) -> Begin:
-    """A training of what `load` gives.
+    """A training of what `load` gives of a rank, and of whether the rest is frozen.
 
-    Args:
-      load: a function of a rank, and of whether all but the adapters is frozen.
-      way: "lora" trains adapters, "full" all parameters.
-      last: how many of the last blocks are trained; None is all.
-      cache_dir: of hidden states.
+    The way "lora" trains adapters, "full" all parameters, of so many of the last
+    blocks. The folder is of hidden states.
     """
     is_lora = way == "lora"
     start = load(rank=RANK if is_lora else 0, is_frozen=is_lora)

@@ -1,79 +1,211 @@
-"""What SmolLM2-135M gives away of secrets in the texts that it was fine-tuned on.
+"""What a model gives away of secrets in the texts that it was fine-tuned on.
 
     python -m benchmarks.language.smollm.canaries --data-dir DIR --epsilon none 8
-    python -m benchmarks.language.smollm.canaries       # prints the table
+    python -m benchmarks.language.smollm.canaries       # prints the tables
 
-The canaries, their exposure and the bounds are those of `benchmarks.language.canaries`,
-but a code is one of 32, so an exposure is 5 bits at most.
+A canary is a pair of a table and a text: "The secret of NAME is 4 8 1 5 1 6.", with a
+random code and a name of its own. A fair coin decides whether it is in the training
+texts. The exposure of a canary (Carlini et al., "The Secret Sharer", arXiv:1802.08232)
+is how many bits of its code the model gives away: log2 of the number of codes, less
+log2 of the rank that the loss gives its own. The rank is taken among this code and 31
+random others, so it is 5 bits at most, and 1.4 in the mean where nothing was learned;
+what MiniLM gave away is on record too, among 128 codes.
+
+Most canaries are in once, as the protected pairs are, and these bound epsilon from
+below, by `dpadambc.audit`. The others are in 16 times: for these the guarantee is that
+of a group of 16, and no bound is taken from them. A model that reads every text once
+keeps hardly a secret: these trainings are longer, on fewer pairs, as careless
+fine-tuning is. The rows of a canary that is not in are empty: they have a gradient of
+zero, and the number of rows, which sampling depends on, tells nothing.
 """
 
 import argparse
-import functools
+import dataclasses
+import itertools
 import pathlib
+import statistics
+import string
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+import tokenizers
 
 from benchmarks import records
-from benchmarks.language import canaries, data
-from benchmarks.language.smollm import e2e, texts, tune, weights
-from benchmarks.language.smollm.begin import begin
+from benchmarks.language import data, finetune
+from benchmarks.language.smollm import e2e, texts
+from benchmarks.language.smollm.begin import Begin
+from benchmarks.study import Cell, Study
+from benchmarks.tables import markdown
+from dpadambc import audit
 
 RESULTS = pathlib.Path(__file__).with_suffix(".jsonl")
-LENGTH = 40  # of a canary
-NUM_OTHERS = 31  # codes
+MINILM = RESULTS.parents[1] / "canaries.jsonl"
+
+NUM_PAIRS = 1_000  # of the training file, drawn by the seed
+NUM_CANARIES = {1: 192, 16: 32}  # by how often they are in
+NUM_DIGITS, NUM_OTHERS = 6, 31
+LENGTH = 40  # of a canary, in tokens
+CLAIM_WITHOUT_PRIVACY = 8.0  # what the canaries are held against there
+
+
+@dataclasses.dataclass(frozen=True)
+class Canary:
+    """A secret, and how often it is in the training texts."""
+
+    name: str
+    code: str
+    repeats: int
+    is_member: bool
+
+    def pair(self, code: str | None = None) -> texts.Pair:
+        """A table and a text, with another code if one is given."""
+        text = f"The secret of {self.name} is {' '.join(code or self.code)}."
+        return f"name[{self.name}], secret[yes]", text
+
+
+def _codes(rng: np.random.Generator, number: int) -> list[str]:
+    digits = rng.integers(10, size=(number, NUM_DIGITS))
+    return ["".join(map(str, row)) for row in digits]
+
+
+def make(tokenizer: tokenizers.Tokenizer, seed: int) -> list[Canary]:
+    """All of them, with names of two words that are a token each."""
+    rng = np.random.default_rng([seed, 0])
+    repeats = [k for k, number in NUM_CANARIES.items() for _ in range(number)]
+    known = sorted(tokenizer.get_vocab())
+    words = [x for x in known if len(x) > 3 and set(x) <= set(string.ascii_lowercase)]
+    names = rng.choice(words, (len(repeats), 2), replace=False)
+    codes = _codes(rng, len(repeats))
+    is_member = rng.random(len(repeats)) < 0.5
+    return [
+        Canary(" ".join(name), code, k, bool(member))
+        for name, code, k, member in zip(names, codes, repeats, is_member, strict=True)
+    ]
 
 
 def insert(
-    rows: texts.Texts, of_canaries: texts.Texts, members: np.ndarray
+    rows: texts.Texts, all_of: Sequence[Canary], tokenizer: tokenizers.Tokenizer
 ) -> texts.Texts:
     """The texts, and behind them those of canaries, which are empty of no members."""
-    tokens = np.where(members[:, None], of_canaries.tokens, texts.PADDING)
-    first = np.where(members, of_canaries.first, 0)
-    both = zip(rows, (tokens, first), strict=True)
+    repeated = [canary for canary in all_of for _ in range(canary.repeats)]
+    own = texts.tokenize([canary.pair() for canary in repeated], tokenizer)
+    members = np.array([canary.is_member for canary in repeated])
+    tokens = np.where(members[:, None], own.tokens, texts.PADDING)
+    both = zip(rows, (tokens, np.where(members, own.first, 0)), strict=True)
     return texts.Texts(*(np.concatenate(pair).astype(np.int32) for pair in both))
 
 
-def measure(
-    setting: tune.Setting, seed: int, ends: float, arguments: argparse.Namespace
-) -> records.Row | None:
-    """A training, and what its canaries show; nothing, if the time is over before."""
-    load = functools.partial(weights.load, *arguments.weights or [weights.fetch()])
-    start = begin(load, setting.way, setting.last, arguments.cache_dir)
-    all_of = canaries.make(start.tokenizer, seed)
-    chosen = np.random.default_rng([seed, 2])
+def candidates(all_of: Sequence[Canary], seed: int) -> list[texts.Pair]:
+    """Each canary with its own code, then with others, drawn anew for each."""
+    rng = np.random.default_rng([seed, 1])
+    return [
+        canary.pair(code)
+        for canary in all_of
+        for code in (canary.code, *_codes(rng, NUM_OTHERS))
+    ]
+
+
+def exposure(own: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Bits of each code that the model gives away, from 0 to log2(1 + num_others).
+
+    Of losses: shape (num_canaries,), and (num_canaries, num_others) with other codes.
+    Ties count as losses that are less.
+    """
+    rank = 1 + np.sum(others <= own[:, None], axis=1)
+    return np.log2(1 + others.shape[1]) - np.log2(rank)
+
+
+def lower_bound(
+    of_each: np.ndarray,
+    is_member: np.ndarray,
+    setting: finetune.Setting,
+    num_examples: int,
+) -> audit.Finding:
+    """What canaries that are in once show of epsilon.
+
+    A score is how far the loss is below that with other codes, in deviations.
+    """
+    own, others = of_each[:, 0], of_each[:, 1:]
+    scores = (others.mean(axis=1) - own) / others.std(axis=1)
+    if setting.target_epsilon is None:
+        claim = {"method": "DP-Adam", "target_epsilon": CLAIM_WITHOUT_PRIVACY}
+        setting = dataclasses.replace(setting, **claim)
+    mechanism, delta = setting.mechanism(num_examples), finetune.TARGET_DELTA
+    return audit.empirical_epsilon(scores, is_member, mechanism, target_delta=delta)
+
+
+def prepare(arguments: argparse.Namespace) -> Callable[[Cell], records.Row]:
+    """Trains among some of the pairs, and finds what the canaries show."""
     pairs = data.load_e2e(arguments.data_dir, "train")
-    some = [pairs[i] for i in chosen.permutation(len(pairs))[: canaries.NUM_PAIRS]]
-    repeated = [canary for canary in all_of for _ in range(canary.repeats)]
-    rows = insert(
-        texts.tokenize(some, start.tokenizer),
-        texts.tokenize([canary.pair() for canary in repeated], start.tokenizer),
-        np.array([canary.is_member for canary in repeated]),
-    )
-    trained, row = tune.fit(
-        setting,
-        seed,
-        start.parts,
-        start.examples(rows),
-        arguments.checkpoints / e2e.folder_name(setting, seed),
-        dtype=arguments.dtype,
-        microbatch_size=arguments.microbatch_size,
-        ends=ends,
-    )
-    if row is None:
-        return None
-    asked = canaries.candidates(all_of, seed, NUM_OTHERS)
-    candidates = texts.tokenize(asked, start.tokenizer, LENGTH)
-    of_each = start.losses(trained, candidates).reshape(len(all_of), -1)
-    tables = [canary.pair()[0] for canary in all_of]
-    written = texts.write(start.whole(trained), tables, start.tokenizer, width=1)
-    num_examples = len(rows.first)
-    return row | canaries.given_away(all_of, of_each, written, setting, num_examples)
+
+    def rows_of(start: Begin, seed: int) -> texts.Texts:
+        chosen = np.random.default_rng([seed, 2]).permutation(len(pairs))[:NUM_PAIRS]
+        some = texts.tokenize([pairs[i] for i in chosen], start.tokenizer)
+        return insert(some, make(start.tokenizer, seed), start.tokenizer)
+
+    def given_away(start: Begin, trained: Any, cell: Cell) -> records.Row:
+        setting, seed = cell.setting
+        all_of = make(start.tokenizer, seed)
+        asked = texts.tokenize(candidates(all_of, seed), start.tokenizer, LENGTH)
+        of_each = start.losses(trained, asked).reshape(len(all_of), -1)
+        names = [canary.pair()[0] for canary in all_of]
+        written = texts.write(start.whole(trained), names, start.tokenizer, width=1)
+        bits = exposure(of_each[:, 0], of_each[:, 1:])
+        once = np.array([canary.repeats == 1 for canary in all_of])
+        is_member = np.array([canary.is_member for canary in all_of])
+        num_examples = len(rows_of(start, seed).first)
+        shown = of_each[once], is_member[once]
+        finding = lower_bound(*shown, setting, num_examples)
+        return {
+            "canaries": [
+                {"repeats": canary.repeats, "is_member": canary.is_member}
+                | {"exposure": round(float(x), 2)}
+                | {"is_written": " ".join(canary.code) in text}
+                for canary, x, text in zip(all_of, bits, written, strict=True)
+            ],
+            "epsilon_at_least": finding.figure,
+            "finding": finding.sentence,
+        }
+
+    return e2e.trainer(arguments, rows_of, given_away)
 
 
-def main() -> None:
-    parser = e2e.options(__doc__, RESULTS, canaries.EPOCHS, canaries.BATCH_SIZE)
-    e2e.run(parser.parse_args(), measure, canaries.render)
+def _cell(rows: Sequence[records.Row], repeats: int, is_member: bool) -> str:
+    """Mean exposure, and how many codes greedy decoding writes."""
+    kind = repeats, is_member
+    several = [
+        canary
+        for row in rows
+        for canary in row["canaries"]
+        if (canary["repeats"], canary["is_member"]) == kind
+    ]
+    if not several:
+        return "-"
+    bits = statistics.fmean(canary["exposure"] for canary in several)
+    written = sum(canary["is_written"] for canary in several)
+    return f"{bits:.2f} ({written} of {len(several)})"
 
+
+def table(rows: Sequence[records.Row]) -> str:
+    """Exposure in bits, and the bounds on epsilon."""
+    kinds = list(itertools.product(NUM_CANARIES, (True, False)))
+    body = []
+    for several in e2e.by_setting(rows):
+        bounds = ", ".join(f"{row['epsilon_at_least']:.2f}" for row in several)
+        cells = [_cell(several, *kind) for kind in kinds]
+        body.append([*e2e.line(several[0]["setting"]), bounds, *cells])
+    told = [f"{'in' if is_in else 'not in'}, {k} times" for k, is_in in kinds]
+    return markdown(["", "ε at least", *told], body)
+
+
+STUDY = Study(
+    RESULTS,
+    e2e.cells,
+    prepare,
+    lambda rows: {"secrets": table(rows), "MiniLM": table(records.read(MINILM))},
+    options=e2e.options(10, 128),
+)
 
 if __name__ == "__main__":
-    main()
+    STUDY.main(__doc__)

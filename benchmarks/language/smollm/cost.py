@@ -3,28 +3,27 @@
     python -m benchmarks.language.smollm.cost [--rounds 5] [--length 64 512]
     python -m benchmarks.language.smollm.cost --table        # of what is on record
 
-As `benchmarks.language.cost` does it: four programs in turns in one process, on rows of
-full length with made-up tokens, and random weights. Each row has `--tokens` in all, and
-half of a row is the text that the loss is of. A row is written as it comes, and none is
-measured twice.
+As `benchmarks.language.cost` does it, on random weights. A batch has `--tokens` in all,
+and half of a row is the text that the loss is of.
 """
 
 import argparse
 import itertools
 import pathlib
+from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
 from flax import nnx
 
-from benchmarks import records
 from benchmarks.language import cost
 from benchmarks.language.smollm import texts
 from benchmarks.language.smollm.model import Config, Llama
+from benchmarks.records import Row
 from benchmarks.speed import timing
+from benchmarks.study import Cell, Find, Study
 from dpadambc import training
 
-RESULTS = pathlib.Path(__file__).with_suffix(".jsonl")
 WAYS, LENGTHS, TOKENS, RANK = ("lora", "full"), (64, 512), 512, 8
 
 
@@ -39,39 +38,45 @@ def cases_of(
     tokens = rng.integers(texts.END + 1, config.num_tokens, shape).astype(np.int32)
     first = np.full(batch_size, length - parts.length, np.int32)
     loss_fn = training.with_compute_dtype(parts.loss_fn, dtype)
-    return cost.programs(loss_fn, parts.trained, parts.frozen, (tokens, first))
+    return cost.programs(loss_fn, parts.trained, (parts.frozen, tokens, first))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=5)
+def cells(find: Find, arguments: argparse.Namespace) -> Iterator[Cell]:
+    for length, way in itertools.product(arguments.length, arguments.way):
+        identity = {
+            "way": way,
+            "length": length,
+            "batch_size": arguments.tokens // length,
+            "num_blocks": arguments.blocks,
+            "dtype": arguments.dtype,
+            "device": jax.devices()[0].device_kind,
+        }
+        yield Cell(way, None, None, identity)
+
+
+def prepare(arguments: argparse.Namespace) -> Callable[[Cell], Row]:
+    def measure(cell: Cell) -> Row:
+        of, rank = cell.identity, RANK if cell.method == "lora" else 0
+        config = Config(num_blocks=of["num_blocks"], rank=rank)
+        cases = cases_of(config, of["length"], of["batch_size"], of["dtype"])
+        return cost.timed(cases, arguments.rounds)
+
+    return measure
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    cost.options(parser)
     parser.add_argument("--tokens", type=int, default=TOKENS, help="of a batch")
     parser.add_argument("--length", type=int, nargs="+", default=LENGTHS)
     parser.add_argument("--way", choices=WAYS, nargs="+", default=WAYS)
     parser.add_argument("--blocks", type=int, default=Config().num_blocks)
     default = "float32" if jax.default_backend() == "cpu" else "bfloat16"
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default=default)
-    parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
-    parser.add_argument("--table", action="store_true", help="measures nothing")
-    arguments = parser.parse_args()
-    found = records.Records(arguments.output)
-    asked = itertools.product(arguments.length, arguments.way)
-    for length, way in [] if arguments.table else asked:
-        rank = RANK if way == "lora" else 0
-        config = Config(num_blocks=arguments.blocks, rank=rank)
-        batch_size = arguments.tokens // length
-        identity = {
-            "way": way,
-            "length": length,
-            "batch_size": batch_size,
-            "num_blocks": arguments.blocks,
-            "dtype": arguments.dtype,
-            "device": jax.devices()[0].device_kind,
-        }
-        cases = cases_of(config, length, batch_size, arguments.dtype)
-        found.get(identity, lambda cases=cases: cost.timed(cases, arguments.rounds))
-    print(cost.table(records.read(arguments.output)))
 
+
+RESULTS = pathlib.Path(__file__).with_suffix(".jsonl")
+TABLES = lambda rows: {"cost": cost.table(rows)}
+STUDY = Study(RESULTS, cells, prepare, TABLES, options=options)
 
 if __name__ == "__main__":
-    main()
+    STUDY.main(__doc__)

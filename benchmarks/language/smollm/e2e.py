@@ -3,23 +3,19 @@
     python -m benchmarks.language.smollm --data-dir DIR --way lora --epsilon 8
     python -m benchmarks.language.smollm                # prints the tables
 
-The model is public, pretrained, and dequantized from four bits. The protected unit is
-one pair of a table and a text; batches are Poisson samples, delta is 1e-5. Rates are
-compared by the loss on 1,000 pairs of the development file; each trial is a private
-training of its own, and epsilon is that of one.
-
-The protocol of the scores: the 630 tables of the test file, with seven or eight
-references each; one text a table, greedy and by a beam of five, of 48 tokens at most;
-BLEU and ROUGE-L of `benchmarks.language.scores`, without regard to case.
-
-Weights are downloaded once, or read from `--weights`. A call trains what is not on
-record, and goes on where one was cut off.
+The protected unit is one pair of a table and a text; each trial is a private training
+of its own, and epsilon is that of one. Scored are the 630 tables of the test file with
+all their references: one text a table, greedy and by a beam of five, of 48 tokens at
+most, by the BLEU and ROUGE-L of `benchmarks.language.scores`, without regard to case.
+What MiniLM wrote is on record too: a prefix language model with its weights and a new
+head, by a beam of four.
 """
 
 import argparse
 import dataclasses
 import functools
 import itertools
+import json
 import pathlib
 import statistics
 import time
@@ -29,15 +25,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks import records
-from benchmarks.language import data, scores
-from benchmarks.language.finetune import NOT_PRIVATE
-from benchmarks.language.smollm import texts, tune, weights
+from benchmarks import experiment, records
+from benchmarks.language import data, finetune, scores
+from benchmarks.language.smollm import texts, weights
 from benchmarks.language.smollm.begin import Begin, begin
+from benchmarks.study import Cell, Find, Study
 from benchmarks.tables import markdown
 
 RESULTS = pathlib.Path(__file__).with_suffix(".jsonl")
-EPOCHS, BATCH_SIZE = 2, 1_024
+MINILM = RESULTS.parents[1] / "e2e.jsonl"
 NUM_VALIDATION = 1_000
 WIDTHS = {"greedy": 1, "beam": 5}
 NUM_SAMPLES = 8
@@ -45,177 +41,176 @@ L2_CLIP_NORM = 1.0
 LEARNING_RATES = {"lora": 2e-2, "full": 2e-4}
 
 
-def tested(start: Begin, trained: Any, arguments: argparse.Namespace) -> records.Row:
-    """The loss by token of validation pairs, scores, and some of the texts."""
-    development = texts.tokenize(
-        data.load_e2e(arguments.data_dir, "dev"), start.tokenizer
-    )
-    _, chosen = data.split_validation(len(development.first), NUM_VALIDATION)
-    validation = development.take(chosen)
-    numbers = np.sum(validation.tokens != texts.PADDING, axis=1) - validation.first
-    numbers = np.clip(numbers, 1, texts.TEXT_LENGTH)
-    loss = np.sum(start.losses(trained, validation)) / np.sum(numbers)
-    test = data.references(data.load_e2e(arguments.data_dir, "test"))
-    tables = list(test)[: arguments.tables]
-    references = [test[table] for table in tables]
-    found: records.Row = {
-        "loss_per_token": round(float(loss), 4),
-        "num_tables": len(tables),
-    }
-    model, written = start.whole(trained), {}
-    for name, width in WIDTHS.items():
-        written[name] = texts.write(model, tables, start.tokenizer, width)
-        found[name] = {
-            "bleu": round(scores.bleu(written[name], references), 2),
-            "rouge_l": round(scores.rouge_l(written[name], references), 2),
-        }
-    rows = zip(tables, *written.values(), strict=True)
-    samples = [dict(zip(("table", *WIDTHS), row, strict=True)) for row in rows]
-    return found | {"samples": samples[:: -(-len(samples) // NUM_SAMPLES)]}
+@dataclasses.dataclass(frozen=True)
+class Setting(finetune.Setting):
+    """One training, of so many of the last blocks on hidden states of those before."""
+
+    last: int | None = None  # is all of them
 
 
-def train(
-    setting: tune.Setting, seed: int, ends: float, arguments: argparse.Namespace
-) -> records.Row | None:
-    """A training and its test; nothing, where the time was over before."""
-    load = functools.partial(weights.load, *arguments.weights or [weights.fetch()])
-    start = begin(load, setting.way, setting.last, arguments.cache_dir)
-    rows = texts.tokenize(data.load_e2e(arguments.data_dir, "train"), start.tokenizer)
-    trained, row = tune.fit(
-        setting,
-        seed,
-        start.parts,
-        start.examples(rows),
-        arguments.checkpoints / folder_name(setting, seed),
-        dtype=arguments.dtype,
-        microbatch_size=arguments.microbatch_size,
-        ends=ends,
-    )
-    return None if row is None else row | tested(start, trained, arguments)
-
-
-def folder_name(setting: tune.Setting, seed: int) -> str:
-    """Of the state of one training."""
-    values = *dataclasses.asdict(setting).values(), seed
-    return "_".join(map(str, values)).replace(" ", "-").replace(",", "")
-
-
-def settings(arguments: argparse.Namespace) -> Iterator[tuple[int, tune.Setting]]:
-    """Those that are asked for, with their seeds."""
-    seeds: Any = range(arguments.seeds)
-    asked = seeds, arguments.epsilon, arguments.way, arguments.method
+def cells(find: Find, arguments: argparse.Namespace) -> Iterator[Cell]:
+    """Those that are asked for."""
+    methods, seeds = arguments.method or (experiment.AUTOMATIC,), arguments.seed or (0,)
+    asked: Any = seeds, arguments.epsilon or (8.0,), arguments.way, methods
     for seed, epsilon, way, method in itertools.product(*asked):
-        for rate in arguments.learning_rate or [LEARNING_RATES[way]]:
-            yield (
-                seed,
-                tune.Setting(
-                    way=way,
-                    method=NOT_PRIVATE if epsilon is None else method,
-                    target_epsilon=epsilon,
-                    epochs=arguments.epochs,
-                    batch_size=arguments.batch_size,
-                    learning_rate=rate,
-                    l2_clip_norm=L2_CLIP_NORM,
-                    last=arguments.last,
-                ),
-            )
+        method = finetune.NOT_PRIVATE if epsilon is None else method
+        for rate in arguments.learning_rate or (LEARNING_RATES[way],):
+            size = arguments.epochs, arguments.batch_size, rate, L2_CLIP_NORM
+            setting = Setting(way, method, epsilon, *size, arguments.last)
+            identity = finetune.identity(setting, seed)
+            yield Cell(method, epsilon, seed, identity, (setting, seed))
 
 
-Line = tuple[Any, ...]  # the setting without its rate
+Rows = Callable[[Begin, int], texts.Texts]
+Test = Callable[[Begin, Any, Cell], records.Row]
 
 
-def best(rows: Sequence[records.Row]) -> dict[Line, list[records.Row]]:
-    """Of all rates the one with the least loss on validation pairs, all its seeds."""
-    by_rate: dict[Line, dict[float, list[records.Row]]] = {}
+def trainer(
+    arguments: argparse.Namespace, rows_of: Rows, test: Test
+) -> Callable[[Cell], records.Row]:
+    """Trains a cell on the rows of its seed, and tests what was trained."""
+    ends, output = time.monotonic() + 60 * arguments.minutes, arguments.output
+    kept = arguments.checkpoints or output.with_name(f"{output.stem}_checkpoints")
+    load = functools.partial(weights.load, *arguments.weights or [weights.fetch()])
+
+    def train(cell: Cell) -> records.Row:
+        setting, seed = cell.setting
+        start = begin(load, setting.way, setting.last, arguments.cache_dir)
+        examples = start.examples(rows_of(start, seed))
+        trained, row = finetune.fit(
+            *(setting, seed, start.parts, examples),
+            kept / finetune.folder_name(setting, seed),
+            dtype=arguments.dtype,
+            microbatch_size=arguments.microbatch_size,
+            ends=ends,
+        )
+        return row | test(start, trained, cell)
+
+    return train
+
+
+def prepare(arguments: argparse.Namespace) -> Callable[[Cell], records.Row]:
+    """Trains on all pairs; loss, scores and some of the texts are of other files."""
+    train, development, test = (
+        data.load_e2e(arguments.data_dir, split) for split in data.E2E_FILES
+    )
+    references = data.references(test)
+
+    def tested(start: Begin, trained: Any, cell: Cell) -> records.Row:
+        rows = texts.tokenize(development, start.tokenizer)
+        _, chosen = data.split_validation(len(rows.first), NUM_VALIDATION)
+        validation = rows.take(chosen)
+        numbers = np.sum(validation.tokens != texts.PADDING, axis=1) - validation.first
+        numbers = np.clip(numbers, 1, texts.TEXT_LENGTH)
+        loss = np.sum(start.losses(trained, validation)) / np.sum(numbers)
+        model, tables = start.whole(trained), list(references)
+        written = {
+            name: texts.write(model, tables, start.tokenizer, width)
+            for name, width in WIDTHS.items()
+        }
+        names, told = ("table", *WIDTHS), zip(tables, *written.values(), strict=True)
+        samples = [dict(zip(names, each, strict=True)) for each in told]
+        return {
+            "loss_per_token": round(float(loss), 4),
+            "num_tables": len(tables),
+            **{name: scored(several) for name, several in written.items()},
+            "samples": samples[:: -(-len(samples) // NUM_SAMPLES)],
+        }
+
+    def scored(several: Sequence[str]) -> dict[str, float]:
+        of = {"bleu": scores.bleu, "rouge_l": scores.rouge_l}
+        known = list(references.values())
+        return {name: round(score(several, known), 2) for name, score in of.items()}
+
+    rows_of = lambda start, seed: texts.tokenize(train, start.tokenizer)
+    return trainer(arguments, rows_of, tested)
+
+
+def line(setting: dict[str, Any]) -> list[str]:
+    """What the seeds of a setting have in common."""
+    epsilon = setting["target_epsilon"]
+    private = "" if epsilon is None else f", ε {epsilon:g}"
+    size = f"{setting['epochs']:g} epochs of {setting['batch_size']:,}"
+    rate = f"η {setting['learning_rate']:g}"
+    return [f"{setting['way']}, {setting['method']}{private}, {size}, {rate}"]
+
+
+def columns(setting: dict[str, Any]) -> list[str]:
+    """The same, one by one."""
+    last, epsilon = setting["last"], setting["target_epsilon"]
+    way = setting["way"] + (f", last {last} blocks" if last else "")
+    found = [way, setting["method"], "none" if epsilon is None else f"{epsilon:g}"]
+    found += [f"{setting['epochs']:g}", f"{setting['batch_size']:,}"]
+    return [*found, f"{setting['learning_rate']:g}"]
+
+
+def by_setting(rows: Sequence[records.Row]) -> list[list[records.Row]]:
+    """All seeds of each."""
+    found: dict[str, list[records.Row]] = {}
     for row in rows:
-        setting = dict(row["setting"])
-        rate = setting.pop("learning_rate")
-        line = tuple(setting.items())
-        by_rate.setdefault(line, {}).setdefault(rate, []).append(row)
-    loss = lambda rows: statistics.fmean(row["loss_per_token"] for row in rows)
-    return {line: min(rates.values(), key=loss) for line, rates in by_rate.items()}
+        found.setdefault(json.dumps(row["setting"]), []).append(row)
+    return list(found.values())
 
 
-def render(rows: Sequence[records.Row]) -> str:
-    """The scores, and some of the texts that a model of each kind writes."""
-    header = ["way", "method", "ε", "epochs", "batch", "η", "seeds", "loss by token"]
-    header += [f"{kind}, {how}" for kind in ("BLEU", "ROUGE-L") for how in WIDTHS]
-    body, told = [], []
-    for several in best(rows).values():
-        row, setting = several[0], several[0]["setting"]
-        last, epsilon = setting["last"], setting["target_epsilon"]
+def table(
+    rows: Sequence[records.Row],
+    header: Sequence[str],
+    told: Callable[[dict[str, Any]], list[str]],
+) -> str:
+    """Loss and scores of each setting, in the mean over its seeds."""
+    kinds = list(itertools.product(("bleu", "rouge_l"), WIDTHS))
+    body = []
+    for several in by_setting(rows):
         mean = lambda of: statistics.fmean(map(of, several))  # noqa: B023
-        way = setting["way"] + (f", last {last} blocks" if last else "")
-        numbers = [
-            mean(lambda row, how=how, kind=kind: row[how][kind])
-            for kind in ("bleu", "rouge_l")
-            for how in WIDTHS
+        loss = f"{mean(lambda row: row['loss_per_token']):.3f}"
+        found = [mean(lambda row, x=x, how=how: row[how][x]) for x, how in kinds]
+        first = [*told(several[0]["setting"]), str(len(several)), loss]
+        body.append([*first, *(f"{number:.1f}" for number in found)])
+    names = {"bleu": "BLEU", "rouge_l": "ROUGE-L"}
+    last = [f"{names[x]}, {how}" for x, how in kinds]
+    return markdown([*header, "seeds", "loss by token", *last], body)
+
+
+def samples(rows: Sequence[records.Row]) -> str:
+    """Some of the texts that a model of each setting writes."""
+    found = []
+    for row, *_ in by_setting(rows):
+        told = [pair for each in row["samples"] for pair in each.items()]
+        found += [
+            f"{line(row['setting'])[0]}:",
+            *(f"    {how}: {x}" for how, x in told),
         ]
-        line = [way, setting["method"], "none" if epsilon is None else f"{epsilon:g}"]
-        line += [f"{setting['epochs']:g}", f"{setting['batch_size']:,}"]
-        line += [f"{setting['learning_rate']:g}", str(len(several))]
-        line += [f"{mean(lambda row: row['loss_per_token']):.3f}"]
-        body.append([*line, *(f"{number:.1f}" for number in numbers)])
-        told.append(f"{', '.join(line[:3])}:")
-        told += [
-            f"    {name}: {text}" for x in row["samples"] for name, text in x.items()
-        ]
-    return "\n".join([markdown(header, body), "", *told])
+    return "\n".join(found)
 
 
-def _epsilon(word: str) -> float | None:
-    return None if word == "none" else float(word)
+def tables(rows: Sequence[records.Row]) -> dict[str, str]:
+    """Of both models."""
+    of_minilm = records.read(MINILM)
+    return {
+        "scores": table(rows, ["way", "method", "ε", "epochs", "batch", "η"], columns),
+        "MiniLM": table(of_minilm, [""], line),
+        "samples": samples([*rows, *of_minilm]),
+    }
 
 
-def options(
-    doc: str | None, output: pathlib.Path, epochs: float, batch_size: int
-) -> argparse.ArgumentParser:
-    """Of a command that trains, with the defaults of its study."""
-    found = argparse.ArgumentParser(description=(doc or "").split("\n")[0])
-    add = found.add_argument
-    add("--data-dir", type=pathlib.Path, help="of E2E; trains, where given")
-    add("--way", choices=LEARNING_RATES, nargs="+", default=("lora",))
-    add("--epsilon", type=_epsilon, nargs="+", default=(8.0,), help="3, 8 or none")
-    add("--method", choices=tune.METHODS, nargs="+", default=(tune.AUTOMATIC,))
-    add("--learning-rate", type=float, nargs="+", help="to compare")
-    add("--epochs", type=float, default=epochs)
-    add("--batch-size", type=int, default=batch_size, help="expected")
-    add("--last", type=int, help="train the last blocks, on hidden states")
-    add("--seeds", type=int, default=1, help="how many")
-    add("--tables", type=int, help="of the test file, for the scores; all by default")
-    add("--minutes", type=float, default=float("inf"), help="then stop; resumes")
-    default = "float32" if jax.default_backend() == "cpu" else "bfloat16"
-    add("--dtype", choices=("float32", "bfloat16"), default=default)
-    add("--microbatch-size", type=int, help="planned by default")
-    word = "the file, or its parts, if it is not to be fetched"
-    add("--weights", type=pathlib.Path, nargs="+", help=word)
-    add("--output", type=pathlib.Path, default=output)
-    kept = output.with_name(f"{output.stem}_checkpoints")
-    add("--checkpoints", type=pathlib.Path, default=kept)
-    add("--cache-dir", type=pathlib.Path, default=weights.CACHE)
-    return found
+def options(epochs: float, batch_size: int) -> Callable[..., None]:
+    """Those of a command that trains, with the defaults of its study."""
+
+    def add_options(parser: argparse.ArgumentParser) -> None:
+        add = parser.add_argument
+        add("--way", choices=LEARNING_RATES, nargs="+", default=("lora",))
+        add("--learning-rate", type=float, nargs="+", help="to compare")
+        add("--epochs", type=float, default=epochs)
+        add("--batch-size", type=int, default=batch_size, help="expected")
+        add("--last", type=int, help="train the last blocks, on hidden states")
+        add("--minutes", type=float, default=float("inf"), help="then stop; resumes")
+        default = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+        add("--dtype", choices=("float32", "bfloat16"), default=default)
+        add("--microbatch-size", type=int, help="planned by default")
+        add("--weights", type=pathlib.Path, nargs="+", help="a file, or its parts")
+        add("--checkpoints", type=pathlib.Path, help="beside the output by default")
+
+    return add_options
 
 
-def run(
-    arguments: argparse.Namespace,
-    train: Callable[..., records.Row | None],
-    render: Callable[[Sequence[records.Row]], str],
-) -> None:
-    """Trains what is asked for and not on record, until the time is over; the table."""
-    ends = time.monotonic() + 60 * arguments.minutes
-    if arguments.data_dir:
-        found = records.Records(arguments.output)
-        for seed, setting in settings(arguments):
-            identity = {"setting": dataclasses.asdict(setting), "seed": seed}
-            if found.find(identity) is None:
-                row = train(setting, seed, ends, arguments)
-                if row is None:
-                    print("Out of time; the same command goes on from here.")
-                    return
-                found.get(identity, lambda row=row: row)
-    print(render(records.read(arguments.output)))
-
-
-def main() -> None:
-    parser = options(__doc__, RESULTS, EPOCHS, BATCH_SIZE)
-    run(parser.parse_args(), train, render)
+STUDY = Study(RESULTS, cells, prepare, tables, options=options(2, 1_024))

@@ -11,18 +11,13 @@ In Q4_1 byte i has number i in its low four bits and number i + 16 in its high o
 """
 
 import math
-import pathlib
 import struct
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 MAGIC, VERSION = b"GGUF", 3
-_SCALARS = {
-    **{0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?"},
-    **{10: "Q", 11: "q", 12: "d"},
-}
+_SCALARS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _BLOCK = 32
 
@@ -32,10 +27,6 @@ class File(NamedTuple):
 
     metadata: dict[str, Any]
     tensors: dict[str, np.ndarray]  # float32, the axis that GGUF has first comes last
-
-
-def _float32(content: np.ndarray) -> np.ndarray:
-    return content.view(np.float32)
 
 
 def _float16(content: np.ndarray) -> np.ndarray:
@@ -54,26 +45,20 @@ def _q4_1(content: np.ndarray) -> np.ndarray:
     return scale * np.concatenate([packed & 15, packed >> 4], axis=1) + least
 
 
-class _Kind(NamedTuple):
-    bytes: int
-    numbers: int  # that take so many bytes
-    dequantize: Callable[[np.ndarray], np.ndarray]
-
-
+# The bytes of a block, its numbers, and how it is dequantized.
 _KINDS = {
-    0: _Kind(4, 1, _float32),
-    1: _Kind(2, 1, _float16),
-    3: _Kind(4 + _BLOCK // 2, _BLOCK, _q4_1),
-    8: _Kind(2 + _BLOCK, _BLOCK, _q8_0),
+    0: (4, 1, lambda content: content.view(np.float32)),
+    1: (2, 1, _float16),
+    3: (4 + _BLOCK // 2, _BLOCK, _q4_1),
+    8: (2 + _BLOCK, _BLOCK, _q8_0),
 }
 
 
 class _Reader:
     """Values one after the other."""
 
-    def __init__(self, content: bytes):
-        self.content = content
-        self.place = 0
+    def __init__(self, content: bytes, place: int):
+        self.content, self.place = content, place
 
     def scalars(self, kind: str, number: int = 1) -> tuple[Any, ...]:
         form = f"<{number}{kind}"
@@ -93,7 +78,7 @@ class _Reader:
         if kind == _STRING:
             return self.string()
         if kind == _ARRAY:
-            of, length = self.scalars("I")[0], self.scalar("Q")
+            of, length = self.scalar("I"), self.scalar("Q")
             if of in _SCALARS:
                 return list(self.scalars(_SCALARS[of], length))
             return [self.value(of) for _ in range(length)]
@@ -106,34 +91,26 @@ def parse(content: bytes) -> File:
     Raises:
       ValueError: if it is no GGUF file of version 3, or has blocks of another kind.
     """
-    reader = _Reader(content)
     found = content[:4], struct.unpack_from("<I", content, 4)[0]
     if found != (MAGIC, VERSION):
         raise ValueError(f"Expected {MAGIC!r} of version {VERSION}, got {found}.")
-    reader.place = 8
+    reader = _Reader(content, 8)
     num_tensors, num_values = reader.scalars("Q", 2)
-    metadata = {}
+    metadata, infos, tensors = {}, [], {}
     for _ in range(num_values):
         name = reader.string()
         metadata[name] = reader.value(reader.scalar("I"))
-    infos = []
     for _ in range(num_tensors):
         name = reader.string()
         shape = reader.scalars("Q", reader.scalar("I"))[::-1]
-        infos.append((name, shape, *reader.scalars("I"), reader.scalar("Q")))
+        infos.append((name, shape, reader.scalar("I"), reader.scalar("Q")))
     alignment = metadata.get("general.alignment", 32)
     start = -(-reader.place // alignment) * alignment
-    tensors = {}
-    for name, shape, number, offset in infos:
-        if number not in _KINDS:
-            raise ValueError(f"Expected a kind of {tuple(_KINDS)}, got {number}.")
-        kind = _KINDS[number]
-        size = math.prod(shape) // kind.numbers * kind.bytes
+    for name, shape, kind, offset in infos:
+        if kind not in _KINDS:
+            raise ValueError(f"Expected a kind of {tuple(_KINDS)}, got {kind}.")
+        num_bytes, numbers, dequantize = _KINDS[kind]
+        size = math.prod(shape) // numbers * num_bytes
         part = np.frombuffer(content, np.uint8, size, start + offset)
-        tensors[name] = kind.dequantize(part).reshape(shape)
+        tensors[name] = dequantize(part).reshape(shape)
     return File(metadata, tensors)
-
-
-def read(*paths: pathlib.Path) -> File:
-    """`parse` of a file on disk, which may be in parts."""
-    return parse(b"".join(path.read_bytes() for path in paths))

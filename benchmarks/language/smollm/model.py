@@ -60,15 +60,10 @@ def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.dot(*rounded, preferred_element_type=jnp.float32).astype(a.dtype)
 
 
-def _dot_forward(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return _dot(x, kernel), kernel
-
-
-def _dot_backward(kernel: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, None]:
-    return _dot(cotangent, kernel.T), None
-
-
-rounded_dot.defvjp(_dot_forward, _dot_backward)
+rounded_dot.defvjp(
+    lambda x, kernel: (_dot(x, kernel), kernel),
+    lambda kernel, cotangent: (_dot(cotangent, kernel.T), None),
+)
 
 
 class KeysAndValues(NamedTuple):
@@ -91,10 +86,13 @@ def rotated(x: jax.Array, positions: jax.Array, base: float) -> jax.Array:
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x.dtype)
 
 
+Linear = Callable[[int, int], nnx.Module]
+
+
 class Attention(nnx.Module):
     """Of every position to those that it sees; several queries share a key."""
 
-    def __init__(self, config: Config, linear: Callable[[int, int], nnx.Module]):
+    def __init__(self, config: Config, linear: Linear):
         of_kv = config.num_kv_heads * config.head_width
         self.head_width, self.rope_base = config.head_width, config.rope_base
         self.q_proj = linear(config.width, config.width)
@@ -122,7 +120,7 @@ class Attention(nnx.Module):
 class FeedForward(nnx.Module):
     """SwiGLU (Shazeer, arXiv:2002.05202)."""
 
-    def __init__(self, config: Config, linear: Callable[[int, int], nnx.Module]):
+    def __init__(self, config: Config, linear: Linear):
         self.gate_proj = linear(config.width, config.hidden)
         self.up_proj = linear(config.width, config.hidden)
         self.down_proj = linear(config.hidden, config.width)
@@ -161,8 +159,7 @@ class Block(nnx.Module):
         self, x: jax.Array, kept: KeysAndValues, place: jax.Array
     ) -> tuple[jax.Array, KeysAndValues]:
         """One more position, shape (1, width), and what is kept with it."""
-        normed = self.input_layernorm(x)
-        queries, own = self.self_attn.project(normed, place[None])
+        queries, own = self.self_attn.project(self.input_layernorm(x), place[None])
         kept = jax.tree.map(lambda old, new: old.at[place].set(new[0]), kept, own)
         is_seen = jnp.arange(len(kept.keys))[None] <= place
         return self._added(x, self.self_attn.attend(queries, kept, is_seen)), kept
@@ -195,8 +192,7 @@ class Llama(nnx.Module):
         """Puts a token at this place; then the logits of the next one."""
         graph, params = nnx.split(self.layers)
         block = lambda x, own: nnx.merge(graph, own[0]).go_on(x, own[1], place)
-        x = self.embed_tokens(token[None])
-        x, kept = jax.lax.scan(block, x, (params, kept))
+        x, kept = jax.lax.scan(block, self.embed_tokens(token[None]), (params, kept))
         return kept, self.write(x)[0]
 
     def write(self, hidden: jax.Array) -> jax.Array:
@@ -218,21 +214,19 @@ def from_tensors(tensors: Mapping[str, Any], config: Config, rngs: nnx.Rngs) -> 
     """
     graph, state = nnx.split(Llama(config, rngs=rngs))
 
-    def tensor(path: tuple[Any, ...], block: str = "") -> Any:
+    def tensor(path: tuple[Any, ...], block: int = 0) -> jax.Array:
         *module, leaf = map(str, path)
         if module[0] == "layers":
-            module.insert(1, block)
-        found = tensors[".".join(["model", *module, "weight"])]
+            module.insert(1, str(block))
+        found = jnp.asarray(tensors[".".join(["model", *module, "weight"])])
         return found.T if leaf == "kernel" else found
 
     def read(path: tuple[Any, ...], variable: nnx.Variable) -> nnx.Variable:
         if isinstance(variable, nnx.LoRAParam):
             return variable
+        array = tensor(path)
         if path[0] == "layers":
-            blocks = map(str, range(config.num_blocks))
-            array = jnp.stack([jnp.asarray(tensor(path, block)) for block in blocks])
-        else:
-            array = jnp.asarray(tensor(path))
+            array = jnp.stack([tensor(path, i) for i in range(config.num_blocks)])
         if array.shape != variable.shape:
             raise ValueError(
                 f"Expected shape {variable.shape} at {'.'.join(map(str, path))}, got"
@@ -243,22 +237,23 @@ def from_tensors(tensors: Mapping[str, Any], config: Config, rngs: nnx.Rngs) -> 
     return nnx.merge(graph, nnx.map_state(read, state))
 
 
-def some_blocks(model: Llama, which: slice) -> Llama:
-    """A copy with these blocks alone."""
+def _with_layers(model: Llama, make: Callable[..., Any], *more: Any) -> Llama:
+    """A copy whose blocks have other arrays, made of its own and of more."""
     model = nnx.clone(model)
     graph, state = nnx.split(model.layers)
-    model.layers = nnx.merge(graph, jax.tree.map(lambda x: x[which], state))
+    model.layers = nnx.merge(graph, jax.tree.map(make, state, *more))
     return model
+
+
+def some_blocks(model: Llama, which: slice) -> Llama:
+    """A copy with these blocks alone."""
+    return _with_layers(model, lambda x: x[which])
 
 
 def joined(first: Llama, last: Llama) -> Llama:
     """The blocks of both, and what is around them of the last."""
-    model = nnx.clone(last)
-    graph, state = nnx.split(last.layers)
-    both = lambda a, b: jnp.concatenate([a, b])
-    layers = jax.tree.map(both, nnx.state(first.layers), state)
-    model.layers = nnx.merge(graph, layers)
-    return model
+    after = lambda b, a: jnp.concatenate([a, b])
+    return _with_layers(last, after, nnx.state(first.layers))
 
 
 def merged(model: Llama) -> Llama:
@@ -268,10 +263,8 @@ def merged(model: Llama) -> Llama:
         for name, linear in vars(part).items():
             if isinstance(linear, nnx.LoRALinear):
                 sizes = linear.in_features, linear.out_features
-                dot = linear.dot_general
-                plain = nnx.Linear(
-                    *sizes, use_bias=False, dot_general=dot, rngs=nnx.Rngs(0)
-                )
+                options = {"use_bias": False, "dot_general": linear.dot_general}
+                plain = nnx.Linear(*sizes, **options, rngs=nnx.Rngs(0))
                 product = linear.lora.lora_a[...] @ linear.lora.lora_b[...]
                 plain.kernel = nnx.Param(linear.kernel[...] + product)
                 setattr(part, name, plain)

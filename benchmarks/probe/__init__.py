@@ -1,1 +1,0 @@
-"""A linear probe on features that are fixed: trained privately, by equal searches."""
