@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import types
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
@@ -77,7 +78,7 @@ def explained(called: T) -> T:
 
 def _signature(function: Any, kind: type) -> inspect.Signature:
     """The keywords of a class method, and behind them those of the class, optional."""
-    own = inspect.signature(function).parameters.values()
+    first, *own = inspect.signature(function).parameters.values()
     fields = inspect.signature(kind).parameters
     found = {x.name: x for x in own if x.kind == inspect.Parameter.KEYWORD_ONLY}
     for name in (*fields, *IN_PLACE):
@@ -86,7 +87,7 @@ def _signature(function: Any, kind: type) -> inspect.Signature:
         field = fields.get(name, field)
         is_needed = field.default is inspect.Parameter.empty
         found.setdefault(name, field.replace(default=None) if is_needed else field)
-    return inspect.Signature([*found.values()], return_annotation=kind)
+    return inspect.Signature([first, *found.values()], return_annotation=kind)
 
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ else:
 
             @functools.wraps(function)
             def made(*args, **named):
-                return function(kind, *args, **named)
+                return function(*args, **named)
 
             made.__signature__ = _signature(function, kind)
-            return made
+            return types.MethodType(made, kind)
