@@ -105,4 +105,5 @@ else:
                 return function(*args, **named)
 
             made.__signature__ = _signature(function, kind)
+            del made.__wrapped__  # whose source has fewer defaults than the signature
             return types.MethodType(made, kind)
