@@ -18,7 +18,7 @@ from benchmarks import experiment, records
 from benchmarks.cifar10 import cnn5, data
 from benchmarks.records import Row
 from benchmarks.study import Cell
-from dpadambc import training
+from dpadambc import clipping, training
 from dpadambc.training import checkpoints
 
 TARGET_DELTA = 1e-5
@@ -68,11 +68,17 @@ class Setting:
             sampling_prob=BATCH_SIZE / num_examples,
             iterations=self.epochs * STEPS_PER_EPOCH,
             normalize_by=BATCH_SIZE,
+            clip_rule=clipping.Automatic() if self.is_automatic else clipping.Flat(),
         )
+
+    @property
+    def is_automatic(self) -> bool:
+        return self.method == experiment.AUTOMATIC
 
     def optimizer(self, noise_stddev: float) -> optax.GradientTransformation:
         """Of the private gradient."""
-        make = sgd if self.method == "DP-SGD" else experiment.PRIVATE[self.method]
+        method = "DP-Adam" if self.is_automatic else self.method
+        make = sgd if method == "DP-SGD" else experiment.PRIVATE[method]
         return make(self.learning_rate, noise_stddev, **self.options)
 
     def moments(self, opt_state: optax.OptState, noise_stddev: float) -> Row:

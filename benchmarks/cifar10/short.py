@@ -12,7 +12,8 @@ second moment sees, and floors are relative to the noise.
 The search, `benchmarks.rates`, has four trials for each optimizer at epsilon 3,
 learning rates a factor of two apart, trained on 45,000 images and scored on the other
 5,000. The best is tested at epsilon 1, 3 and 7, with three seeds: 65 trainings of 15 to
-40 minutes of a core each, which go on where they ended.
+40 minutes of a core each, which go on where they ended. AUTO-S has no search: scales of
+gradients do not change Adam's steps.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import itertools
 import pathlib
 from collections.abc import Iterator, Sequence
 
-from benchmarks import rates
+from benchmarks import experiment, rates
 from benchmarks.cifar10 import cnn5_training
 from benchmarks.cifar10.cnn5_training import Setting, cell
 from benchmarks.records import Row
@@ -40,6 +41,7 @@ LEARNING_RATES = {
     "DP-AdamBC": CORRECTED,
     "DP-SGD": (4e-3, 2e-3, 8e-3, 1e-3),
     "DP-Adam": PLAIN,
+    experiment.AUTOMATIC: (4e-3,),  # that of DP-Adam
 }
 
 

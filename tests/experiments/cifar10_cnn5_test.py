@@ -1,6 +1,7 @@
 """CNN5 on CIFAR-10: its fast form, its protocols, on images that are made here."""
 
 import argparse
+import dataclasses
 import functools
 import itertools
 
@@ -14,7 +15,7 @@ import pytest
 import dpadambc
 from benchmarks import experiment
 from benchmarks.cifar10 import cnn5, cnn5_speed, cnn5_training, data, published, short
-from dpadambc import training
+from dpadambc import clipping, training
 
 
 @pytest.fixture(scope="module")
@@ -222,7 +223,12 @@ def test_sgd_in_units_of_the_noise_is_adam_where_there_is_noise_alone():
 
 
 def test_the_best_of_all_trials_is_trained_with_all_seeds():
-    """Validation accuracy is highest at the third rate of each optimizer."""
+    """Validation accuracy is highest at the third rate of each optimizer.
+
+    AUTO-S has one rate, and no trials.
+    """
+    *searched, automatic = short.LEARNING_RATES
+    assert automatic == experiment.AUTOMATIC
 
     def find(cell):
         setting = cell.setting
@@ -233,15 +239,25 @@ def test_the_best_of_all_trials_is_trained_with_all_seeds():
     cells = list(short.cells(find, argparse.Namespace()))
     trials, tests = cells[:20], cells[20:]
     assert {cell.identity["seed"] for cell in trials} == {1_000}
-    assert [cell.method for cell in trials[:5]] == list(short.LEARNING_RATES)
-    assert len(tests) == 45
+    assert [cell.method for cell in trials[:5]] == searched
+    assert len(tests) == 45 + 9
     for cell in tests:
         setting = cell.setting
-        assert setting.learning_rate == short.LEARNING_RATES[setting.method][2]
+        best = 0 if setting.method == automatic else 2
+        assert setting.learning_rate == short.LEARNING_RATES[setting.method][best]
         assert cell.seed in short.PLAN.seeds and cell.identity["split"] == "test"
-    assert [cell.epsilon for cell in tests[:5]] == [3.0] * 5
+    assert [cell.epsilon for cell in tests[:6]] == [3.0] * 6
     # Before the trials are there, nothing is chosen.
-    assert len(list(short.cells(lambda _: None, argparse.Namespace()))) == 20
+    assert len(list(short.cells(lambda _: None, argparse.Namespace()))) == 20 + 9
+
+
+def test_the_recipe_has_the_noise_of_the_flat_clip():
+    automatic, flat = (
+        short.setting(method, 3.0, 4e-3).mechanism(50_000)
+        for method in (experiment.AUTOMATIC, "DP-Adam")
+    )
+    assert automatic.clip_rule == clipping.Automatic()
+    assert dataclasses.replace(automatic, clip_rule=clipping.Flat()) == flat
 
 
 def test_tables_and_pictures_have_what_is_on_record():
