@@ -119,7 +119,6 @@ def traced_programs(
     shared = () if frozen is None else (frozen,)
     key = (jax.random.key(0),) if takes_key(step.loss_fn) else ()
     loss_fn = positional(step.loss_fn, has_frozen=frozen is not None)
-    leaves.check_arity(step.loss_fn, len((params, *shared, *example)))
     of_one = scalar_loss(loss_fn, has_aux=False)
     loss = jax.make_jaxpr(of_one)(params, *shared, *example, *key)
     _check_terms(loss, example, mechanism.terms_per_unit)

@@ -7,9 +7,7 @@ the library has a path, a type and a dtype, and no number of an array.
 
 import contextlib
 import enum
-import inspect
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -47,23 +45,6 @@ def not_data(data: Any, got: str) -> str:
         " arrays of numbers with the examples along axis 0, or a source with __len__"
         f" and __getitem__, got {got}. {advice}"
     )
-
-
-def check_arity(loss_fn: Callable[..., Any], number: int) -> None:
-    """Raises unless a loss that has a signature takes so many arguments."""
-    try:
-        parameters = inspect.signature(loss_fn).parameters
-    except ValueError:
-        return
-    kinds = [x.kind.name for x in parameters.values()]
-    taken = [x for x in parameters.values() if x.kind.name.startswith("POSITIONAL")]
-    most = math.inf if "VAR_POSITIONAL" in kinds else len(taken)
-    if not sum(x.default is x.empty for x in taken) <= number <= most:
-        raise TypeError(
-            f"Expected loss_fn to take {number} arguments, (params, *example) or with"
-            f" frozen (params, frozen, *example), got ({', '.join(parameters)}). Each"
-            " array in a tuple of data is an argument, and a dictionary is one."
-        )
 
 
 def _type_of(argument: Any) -> str:
