@@ -182,7 +182,7 @@ def heat_map(
                 j, i, text, ha="center", va="center", color=color, fontsize="small"
             )
         best = np.unravel_index(np.nanargmax(mean), shape)
-        corner = best[1] - 0.47, best[0] - 0.47
+        corner = float(best[1]) - 0.47, float(best[0]) - 0.47
         for edge, width in (("black", 5.0), ("white", 2.0)):  # seen on every color
             axes.add_patch(
                 Rectangle(
