@@ -7,6 +7,7 @@ import pytest
 from benchmarks import pages, records
 
 STUDIES = [
+    "adult.membership",
     "adult.run",
     *(f"cifar10.{name}" for name in ("pretrained", "published", "scattered", "short")),
     *(f"methods.{name}" for name in ("clip_norms", "recipe", "run")),
