@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from benchmarks import rates, records
+from benchmarks import experiment, rates, records
 from benchmarks.language import data, encoder, features, finetune, prompts, ways
 from benchmarks.language.finetune import NOT_PRIVATE, Setting
 from benchmarks.study import Cell, Find, Study
@@ -72,6 +72,7 @@ SEARCHED = {
     "DP-SGD": PLAIN,
     NOT_PRIVATE: (2e-3, 1e-3, 4e-3),
 }
+FOR_LAST = SEARCHED | {experiment.AUTOMATIC: PLAIN}
 # One more for a block begun anew, whose trials are best at the largest.
 FOR_NEW = {method: (*several, 2 * max(several)) for method, several in SEARCHED.items()}
 FOR_LORA = {method: several[:1] for method, several in SEARCHED.items()}
@@ -81,7 +82,7 @@ FOR_LONG = {method: SEARCHED[method] for method in ("DP-AdamW", NOT_PRIVATE)}
 FOR_ALL = {method: (several[0] / 20,) for method, several in SEARCHED.items()}
 
 WAYS = {
-    "last block": Way(1, _whole, 1, 1_024, SEARCHED, range(5)),
+    "last block": Way(1, _whole, 1, 1_024, FOR_LAST, range(5)),
     "new last block": Way(1, _with_new_last_block, 1, 1_024, FOR_NEW, range(5)),
     "LoRA": Way(None, _with_lora, 3, 4_096, FOR_LORA, range(2)),
     "LoRA, small batches": Way(None, _with_lora, 3, 1_024, FOR_SMALL, range(1)),
