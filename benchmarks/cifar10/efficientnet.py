@@ -42,14 +42,6 @@ DEPTHS, WIDTHS = (10, 14), (112, 192, HEAD_WIDTH)
 Tensors = Mapping[str, Any]
 
 
-class Seen(NamedTuple):
-    """Of one image."""
-
-    pooled: jax.Array  # shape=(sum(WIDTHS),): means over positions at three depths
-    last_block: jax.Array  # shape=(size / 32, size / 32, 320)
-    logits: jax.Array  # shape=(1_000,): of ImageNet's classes
-
-
 def convolve(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
     """By PyTorch's kernels (out, in, height, width), padded as TensorFlow's "SAME".
 
@@ -102,8 +94,13 @@ def _block(tensors: Tensors, i: int, x: jax.Array) -> jax.Array:
     return x + y if x.shape == y.shape else y
 
 
-def see(tensors: Tensors, image: jax.Array) -> Seen:
-    """The network on one image, shape=(size, size, 3), as `preprocess` makes it."""
+def see(tensors: Tensors, image: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The network on one image, shape=(size, size, 3), as `preprocess` makes it.
+
+    Returns:
+      Means over positions at three depths, shape=(sum(WIDTHS),), and the logits of
+      ImageNet's classes, shape=(1_000,).
+    """
     x = convolve(image, tensors["_conv_stem.weight"], stride=2)
     x, pooled = jax.nn.relu6(norm(tensors, "_bn0", x)), []
     for i in range(len(STRIDES)):
@@ -113,7 +110,7 @@ def see(tensors: Tensors, image: jax.Array) -> Seen:
     y = norm(tensors, "_bn1", convolve(x, tensors["_conv_head.weight"]))
     pooled.append(jnp.mean(jax.nn.relu6(y), (0, 1)))
     logits = tensors["_fc.weight"] @ pooled[-1] + tensors["_fc.bias"]
-    return Seen(jnp.concatenate(pooled), x, logits)
+    return jnp.concatenate(pooled), logits
 
 
 def preprocess(image: jax.Array, size: int) -> jax.Array:
