@@ -277,7 +277,7 @@ def test_tables_and_pictures_have_what_is_on_record():
     assert "| DP-AdamW | η 0.0015, λ 0.001 | 59.26 ± 0.3 | 50.00 | 1 | - | 1 |" in table
     assert "| DP-AdamW-BC, floor alone |" in table
     assert "| 55.00 |" in table
-    (axes,) = published.curves(rows, "accuracy", "accuracy").axes
+    (axes,) = published.picture(rows).axes
     assert axes.lines[0].get_ydata().tolist() == [10.0, 10.0]
 
     rows: list = []
