@@ -1,7 +1,6 @@
 """CIFAR-10 on ImageNet's features: a linear probe.
 
-    python -m benchmarks.cifar10.pretrained --data-dir DIR
-    python -m benchmarks.cifar10.pretrained [--pictures] # the tables, the curves
+    python -m benchmarks.cifar10.pretrained [--data-dir DIR]
 
 The features are what EfficientNet-Lite0 sees in each image and in its mirror image. The
 network has seen ImageNet alone, so nothing here depends on one image but its own row:

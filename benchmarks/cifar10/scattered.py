@@ -1,7 +1,6 @@
 """CIFAR-10 without other data: a linear probe on fixed features of scattering.
 
-    python -m benchmarks.cifar10.scattered --data-dir DIR
-    python -m benchmarks.cifar10.scattered [--pictures]  # the tables, the curves
+    python -m benchmarks.cifar10.scattered [--data-dir DIR]
 
 The features, tuned on made-up images, are patches of scattering, compared:
 

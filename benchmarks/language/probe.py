@@ -1,7 +1,6 @@
 """SST-2 by a linear probe on the embeddings of MiniLM, by equal searches.
 
-    python -m benchmarks.language.probe --data-dir DIR
-    python -m benchmarks.language.probe [--pictures]     # the tables, the curves
+    python -m benchmarks.language.probe [--data-dir DIR]
 
 The first call computes what MiniLM sees in each sentence, and keeps it in the cache.
 Each optimizer has twelve random trials at each epsilon, on all training sentences but
