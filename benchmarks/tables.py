@@ -19,7 +19,6 @@ def by_epsilon(first: str, cells: Mapping[tuple[str, float], str]) -> str:
 
 def spread(values: Sequence[float]) -> str:
     """Mean and standard deviation, in percent."""
-    mean = f"{100 * statistics.fmean(values):.2f}"
-    if len(values) == 1:
-        return mean
-    return f"{mean} ± {100 * statistics.stdev(values):.2f}"
+    percents = [100 * x for x in values]
+    mean = f"{statistics.fmean(percents):.2f}"
+    return f"{mean} ± {statistics.stdev(percents):.2f}" if values[1:] else mean
