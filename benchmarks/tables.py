@@ -4,9 +4,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 
-def markdown(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    """A table, its first column to the left."""
-    rows = [header, ["---", *("---:" for _ in header[1:])], *body]
+def markdown(
+    header: Sequence[str], body: Sequence[Sequence[str]], num_left: int = 1
+) -> str:
+    """A table, its first columns to the left."""
+    sides = ["---" if i < num_left else "---:" for i in range(len(header))]
+    rows = [header, sides, *body]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
