@@ -52,19 +52,11 @@ def new_figure(width: float = 6.0, panels: int = 1) -> tuple[Figure, list[Axes]]
     return figure, list(axes)
 
 
-def _mean_and_spread(
-    name: str, scores: Any, shape: tuple[int, ...]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Over the seeds, the last axis if there is one."""
+def _mean_and_spread(scores: Any, ndim: int) -> tuple[np.ndarray, np.ndarray]:
+    """Over the seeds, if there is an axis more."""
     numbers = np.asarray(scores, float)
-    if numbers.shape == shape:
+    if numbers.ndim == ndim:
         numbers = numbers[..., None]
-    if numbers.shape[:-1] != shape or not numbers.size:
-        sizes = ", ".join(str(size) for size in shape)
-        raise ValueError(
-            f"Expected scores of shape {shape} or ({sizes}, seeds) for {name}, got"
-            f" {np.shape(scores)}."
-        )
     freedom = min(1, numbers.shape[-1] - 1)  # of one seed there is no spread
     return numbers.mean(-1), numbers.std(-1, ddof=freedom)
 
@@ -82,7 +74,7 @@ def learning_curves(
     """
     figure, (axes,) = new_figure(7.0)
     for i, (name, scores) in enumerate(curves.items()):
-        mean, spread = _mean_and_spread(name, scores, (len(steps),))
+        mean, spread = _mean_and_spread(scores, 1)
         label = f"{name}: {mean[-1]:.3g}"
         # Markers are staggered, for curves that lie on each other.
         axes.plot(steps, mean, label=label, markevery=(i, 7), **style(i))
@@ -101,16 +93,11 @@ def sweep(
     ylabel: str = "test accuracy (%)",
     reference: Mapping[str, float] | None = None,
 ) -> Figure:
-    """Scores against one positive number; a reference is a level line."""
-    if not len(values) or not min(values) > 0:
-        raise ValueError(
-            f"Expected values above zero, for a logarithmic axis, got {list(values)}."
-            " Draw the score at zero as a reference."
-        )
+    """Scores against a positive number, on a log scale; a reference is a level line."""
     figure, (axes,) = new_figure()
     width = (max(values) / min(values)) ** 0.012
     for i, (name, numbers) in enumerate(scores.items()):
-        mean, spread = _mean_and_spread(name, numbers, (len(values),))
+        mean, spread = _mean_and_spread(numbers, 1)
         # Side by side, or one spread would cover the other.
         places = np.asarray(values) * width ** (i - (len(scores) - 1) / 2)
         bars = spread if spread.any() else None
@@ -142,7 +129,7 @@ def heat_map(
     The colors are lighter where the score is higher, also in gray.
     """
     shape = len(rows), len(columns)
-    found = {name: _mean_and_spread(name, s, shape) for name, s in scores.items()}
+    found = {name: _mean_and_spread(s, 2) for name, s in scores.items()}
     figure, panels = new_figure(6.0 if len(found) == 1 else 4.8, panels=len(found))
     means = np.stack([mean for mean, _ in found.values()])
     norm, cmap = Normalize(float(np.nanmin(means)), float(np.nanmax(means))), "cividis"
@@ -152,7 +139,7 @@ def heat_map(
         for (i, j), number in np.ndenumerate(mean):
             text = f"{number:.3g}" + (f"\n±{spread[i, j]:.2g}" if has_seeds else "")
             color = "white" if norm(number) < 0.5 else "black"
-            look = {"color": color, "fontsize": "small"}
+            look: dict[str, Any] = {"color": color, "fontsize": "small"}
             axes.text(j, i, text, ha="center", va="center", **look)
         best = np.unravel_index(np.nanargmax(mean), shape)
         corner = float(best[1]) - 0.47, float(best[0]) - 0.47

@@ -132,11 +132,6 @@ def test_a_sweep_has_means_spreads_and_references():
     close = pictures.sweep([0.1, 0.98, 1.0, 3.0], {"a": [1, 2, 3, 4]}, xlabel="x")
     labels = [text.get_text() for text in close.axes[0].get_xticklabels()]
     assert labels == ["0.1", "0.98", "3"]
-    with pytest.raises(ValueError, match=r"shape \(3,\)"):
-        pictures.sweep(values, {"a": [1.0, 2.0]}, xlabel="x")
-    for wrong in ([], [0.0, 1.0]):
-        with pytest.raises(ValueError, match="values above zero"):
-            pictures.sweep(wrong, {"a": wrong}, xlabel="x")
 
 
 def test_learning_curves_have_bands_and_the_last_means():
@@ -150,9 +145,6 @@ def test_learning_curves_have_bands_and_the_last_means():
     at_ten = wide[wide[:, 0] == 10, 1]
     np.testing.assert_allclose([at_ten.min(), at_ten.max()], [2 - 2**0.5, 2 + 2**0.5])
     assert set(none[none[:, 0] == 20, 1]) == {2.0}
-    for wrong in ([1.0, 2.0], np.ones((3, 2, 2)), np.ones((3, 0))):
-        with pytest.raises(ValueError, match=r"shape \(3,\) or \(3, seeds\) for wrong"):
-            pictures.learning_curves(steps, {"wrong": wrong})
 
 
 def test_a_heat_map_has_the_numbers_and_a_frame_around_the_best():
@@ -179,9 +171,6 @@ def test_a_heat_map_has_the_numbers_and_a_frame_around_the_best():
             dark = axes.images[0].get_array()[t.get_position()[::-1]] < 30.25
             assert t.get_color() == ("white" if dark else "black")
     assert left.get_title() == "DP-Adam: best 60.5"
-    labels = dict(row_label="a", column_label="b")
-    with pytest.raises(ValueError, match=r"shape \(2, 3\) or \(2, 3, seeds\) for x"):
-        pictures.heat_map(rows, columns, {"x": np.ones((3, 2))}, **labels)
 
 
 def test_curves_can_be_told_apart_without_color():
