@@ -61,14 +61,8 @@ def _mean_and_spread(scores: Any, ndim: int) -> tuple[np.ndarray, np.ndarray]:
     return numbers.mean(-1), numbers.std(-1, ddof=freedom)
 
 
-def learning_curves(
-    steps: Sequence[float],
-    curves: Mapping[str, Any],
-    *,
-    xlabel: str = "steps",
-    ylabel: str = "test accuracy (%)",
-) -> Figure:
-    """Scores over the steps, in a band of one standard deviation.
+def learning_curves(steps: Sequence[float], curves: Mapping[str, Any]) -> Figure:
+    """Test accuracies over the steps, in a band of one standard deviation.
 
     The legend has the last mean of each.
     """
@@ -80,7 +74,7 @@ def learning_curves(
         axes.plot(steps, mean, label=label, markevery=(i, 7), **style(i))
         band = style(i, "color") | {"alpha": 0.15, "lw": 0}
         axes.fill_between(steps, mean - spread, mean + spread, **band)
-    axes.set(xlabel=xlabel, ylabel=ylabel)
+    axes.set(xlabel="steps", ylabel="test accuracy (%)")
     axes.legend(frameon=False, fontsize="small", title="after the last step")
     return figure
 

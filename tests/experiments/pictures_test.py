@@ -137,8 +137,8 @@ def test_a_sweep_has_means_spreads_and_references():
 def test_learning_curves_have_bands_and_the_last_means():
     steps = [10, 20, 30]
     scores = {"DP-SGD": [[1.0, 3.0], [4.0, 6.0], [5.0, 5.5]], "one seed": [1, 2, 3]}
-    figure = pictures.learning_curves(steps, scores, ylabel="accuracy")
-    check(figure, "DP-SGD: 5.25", "one seed: 3", "steps", "accuracy")
+    figure = pictures.learning_curves(steps, scores)
+    check(figure, "DP-SGD: 5.25", "one seed: 3", "steps", "test accuracy (%)")
     axes = figure.axes[0]
     assert axes.lines[0].get_ydata().tolist() == [2.0, 5.0, 5.25]
     wide, none = (band.get_paths()[0].vertices for band in axes.collections)
