@@ -207,9 +207,9 @@ def _pairs(found: Scores) -> str:
     for other in ("DP-Adam", CONTROL, "DP-SGD"):
         if not (points := differences(found, "DP-AdamBC", other)):
             continue
-        of_tasks: dict[str, list[float]] = {}
+        of_tasks = collections.defaultdict(list)
         for (task, _), x in points.items():
-            of_tasks.setdefault(task, []).append(x)
+            of_tasks[task].append(x)
         test: Any = scipy.stats.ttest_1samp([mean(x) for x in of_tasks.values()], 0)
         won = f"{sum(x > 0 for x in points.values())} of {len(points)}"
         cells = f"{mean(points.values()):+.2f}", won, f"{test.pvalue:.2f}"
@@ -236,14 +236,12 @@ def tune_once(found: Mapping[Line, np.ndarray], tuned_at: float = 3.0) -> str:
 
 def tables(rows: Sequence[Row]) -> dict[str, str]:
     found = scores(rows)
-    of_tasks = {
-        task: _accuracies(found, task) for task in dict.fromkeys(b[0] for b in found)
-    }
+    made = {task: _accuracies(found, task) for task, _ in found}
     methods, blocks = compared(found)
     if len(methods) > 2 and len(blocks) > 1:
-        of_tasks |= {"ranks": _ranks(found), "pairs": _pairs(found)}
+        made |= {"ranks": _ranks(found), "pairs": _pairs(found)}
     trials = {line: accuracies(x) for line, x in by_line(rows, "search").items()}
-    return of_tasks | {"tuned once": tune_once(trials)}
+    return made | {"tuned once": tune_once(trials)}
 
 
 def of_tasks(default: Sequence[str]) -> Callable[[argparse.ArgumentParser], Any]:

@@ -2,18 +2,12 @@ r"""Private aggregation: noise on the sums over neighbors, once, and not on grad
 
     python -m benchmarks.ogbn_arxiv_gcn.aggregation [--data-dir DIR]
 
-After GAP (`Sajadmanesh et al. 2023 <https://arxiv.org/abs/2203.00949>`_), for nodes:
-
-1. An encoder is trained on nodes alone. Node s gets the row x_s of length one, made of
-   its features and the encoder.
-2. Node s sends x_s to at most K nodes of its own list, those with the least hash.
-   Every node receives a sum with noise, which is divided by its length. A second hop
-   sends what was received.
-3. A classifier is trained on x_s and all that s received, node by node.
-
-Each is a sum of one clipped term for each node, of length C, sqrt(K) and C; README.md
-has the proof. Prediction as in the other studies reads exact sums and is *not private*;
-beside it is prediction from sums with noise.
+After GAP (`Sajadmanesh et al. 2023 <https://arxiv.org/abs/2203.00949>`_), for nodes: an
+encoder is trained on nodes alone, its rows of length one are summed over neighbors, and
+a classifier is trained on what a node has and receives. Each is a sum of one clipped
+term for each node, of length C, sqrt(K) and C; README.md has the proof. Prediction as
+in the other studies reads exact sums and is *not private*; beside it is prediction from
+sums with noise.
 """
 
 import dataclasses
