@@ -111,17 +111,3 @@ def accuracy(params: Any, data: Data) -> jax.Array:
     """The share of examples that the network labels correctly."""
     outputs = jax.vmap(logits, in_axes=(None, 0))(params, data.features)
     return jnp.mean(jnp.argmax(outputs, axis=-1) == data.labels)
-
-
-def mean_grad(loss_fn: Callable[..., jax.Array]) -> Callable[..., optax.Updates]:
-    """The ordinary gradient, of the loss averaged over the batch."""
-
-    def grad_fn(params, *batch, is_padding_example):
-        def mean_loss(params):
-            in_axes = (None, *(0 for _ in batch))
-            losses = jax.vmap(loss_fn, in_axes)(params, *batch)
-            return jnp.mean(losses, where=~is_padding_example)
-
-        return jax.grad(mean_loss)(params)
-
-    return grad_fn

@@ -16,7 +16,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import NullLocator, PercentFormatter
+from matplotlib.ticker import NullLocator
 
 from dpadambc.diagnostics import Snapshot
 from dpadambc.diagnostics.readout import BIN_EDGES
@@ -52,64 +52,29 @@ def new_figure(width: float = 6.0, panels: int = 1) -> tuple[Figure, list[Axes]]
     return figure, list(axes)
 
 
-def _mean_and_spread(
-    name: str, scores: Any, shape: tuple[int, ...]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Over the seeds, the last axis if there is one."""
+def _mean_and_spread(scores: Any, ndim: int) -> tuple[np.ndarray, np.ndarray]:
+    """Over the seeds, if there is an axis more."""
     numbers = np.asarray(scores, float)
-    if numbers.shape == shape:
+    if numbers.ndim == ndim:
         numbers = numbers[..., None]
-    if numbers.shape[:-1] != shape or not numbers.size:
-        sizes = ", ".join(str(size) for size in shape)
-        raise ValueError(
-            f"Expected scores of shape {shape} or ({sizes}, seeds) for {name}, got"
-            f" {np.shape(scores)}."
-        )
     freedom = min(1, numbers.shape[-1] - 1)  # of one seed there is no spread
     return numbers.mean(-1), numbers.std(-1, ddof=freedom)
 
 
-def equivalence(
-    curves: Mapping[str, Sequence[float]], *, ylabel: str = "training loss"
-) -> Figure:
-    """Two runs that should agree, and their difference; one number for each step."""
-    arrays = {name: np.asarray(curve, float) for name, curve in curves.items()}
-    shapes = [a.shape for a in arrays.values()]
-    if len(arrays) != 2 or len(set(shapes)) != 1 or len(shapes[0]) != 1:
-        raise ValueError(f"Expected two curves of one length, got shapes {shapes}.")
-    (first, a), (second, b) = arrays.items()
-    figure, (left, right) = new_figure(5.0, panels=2)
-    steps = np.arange(1, len(a) + 1)
-    for i, (name, curve) in enumerate(arrays.items()):
-        left.plot(steps, curve, label=name, **style(i, "color", "linestyle"))
-    left.set(xlabel="steps", ylabel=ylabel)
-    left.legend(frameon=False)
-    right.plot(steps, b - a, color="black")
-    right.set(xlabel="steps", ylabel=f"{second} less {first}")
-    right.set_title(f"mean squared difference {np.mean((a - b) ** 2):.2g}")
-    return figure
-
-
-def learning_curves(
-    steps: Sequence[float],
-    curves: Mapping[str, Any],
-    *,
-    xlabel: str = "steps",
-    ylabel: str = "test accuracy (%)",
-) -> Figure:
-    """Scores over the steps, in a band of one standard deviation.
+def learning_curves(steps: Sequence[float], curves: Mapping[str, Any]) -> Figure:
+    """Test accuracies over the steps, in a band of one standard deviation.
 
     The legend has the last mean of each.
     """
     figure, (axes,) = new_figure(7.0)
     for i, (name, scores) in enumerate(curves.items()):
-        mean, spread = _mean_and_spread(name, scores, (len(steps),))
+        mean, spread = _mean_and_spread(scores, 1)
         label = f"{name}: {mean[-1]:.3g}"
         # Markers are staggered, for curves that lie on each other.
         axes.plot(steps, mean, label=label, markevery=(i, 7), **style(i))
         band = style(i, "color") | {"alpha": 0.15, "lw": 0}
         axes.fill_between(steps, mean - spread, mean + spread, **band)
-    axes.set(xlabel=xlabel, ylabel=ylabel)
+    axes.set(xlabel="steps", ylabel="test accuracy (%)")
     axes.legend(frameon=False, fontsize="small", title="after the last step")
     return figure
 
@@ -122,16 +87,11 @@ def sweep(
     ylabel: str = "test accuracy (%)",
     reference: Mapping[str, float] | None = None,
 ) -> Figure:
-    """Scores against one positive number; a reference is a level line."""
-    if not len(values) or not min(values) > 0:
-        raise ValueError(
-            f"Expected values above zero, for a logarithmic axis, got {list(values)}."
-            " Draw the score at zero as a reference."
-        )
+    """Scores against a positive number, on a log scale; a reference is a level line."""
     figure, (axes,) = new_figure()
     width = (max(values) / min(values)) ** 0.012
     for i, (name, numbers) in enumerate(scores.items()):
-        mean, spread = _mean_and_spread(name, numbers, (len(values),))
+        mean, spread = _mean_and_spread(numbers, 1)
         # Side by side, or one spread would cover the other.
         places = np.asarray(values) * width ** (i - (len(scores) - 1) / 2)
         bars = spread if spread.any() else None
@@ -163,12 +123,7 @@ def heat_map(
     The colors are lighter where the score is higher, also in gray.
     """
     shape = len(rows), len(columns)
-    found = {name: _mean_and_spread(name, s, shape) for name, s in scores.items()}
-    if not found or any(np.isnan(mean).all() for mean, _ in found.values()):
-        raise ValueError(
-            "Expected scores in every panel, got none, or not one that is a number, in"
-            f" {list(found) or 'no panel'}."
-        )
+    found = {name: _mean_and_spread(s, 2) for name, s in scores.items()}
     figure, panels = new_figure(6.0 if len(found) == 1 else 4.8, panels=len(found))
     means = np.stack([mean for mean, _ in found.values()])
     norm, cmap = Normalize(float(np.nanmin(means)), float(np.nanmax(means))), "cividis"
@@ -178,17 +133,13 @@ def heat_map(
         for (i, j), number in np.ndenumerate(mean):
             text = f"{number:.3g}" + (f"\n±{spread[i, j]:.2g}" if has_seeds else "")
             color = "white" if norm(number) < 0.5 else "black"
-            axes.text(
-                j, i, text, ha="center", va="center", color=color, fontsize="small"
-            )
+            look: dict[str, Any] = {"color": color, "fontsize": "small"}
+            axes.text(j, i, text, ha="center", va="center", **look)
         best = np.unravel_index(np.nanargmax(mean), shape)
         corner = float(best[1]) - 0.47, float(best[0]) - 0.47
-        for edge, width in (("black", 5.0), ("white", 2.0)):  # seen on every color
-            axes.add_patch(
-                Rectangle(
-                    corner, 0.94, 0.94, fill=False, edgecolor=edge, linewidth=width
-                )
-            )
+        for color, width in (("black", 5.0), ("white", 2.0)):  # seen on every color
+            look = {"fill": False, "edgecolor": color, "linewidth": width}
+            axes.add_patch(Rectangle(corner, 0.94, 0.94, **look))
         axes.grid(False)
         axes.set_xticks(range(shape[1]), [f"{value:.4g}" for value in columns])
         axes.set_yticks(range(shape[0]), [f"{value:.4g}" for value in rows])
@@ -203,14 +154,6 @@ def _last(snapshots: Snapshot) -> Snapshot:
     if np.ndim(snapshots.step) == 0:
         return snapshots
     return jax.tree.map(lambda x: x[-1], snapshots)
-
-
-def _by_name(snapshots: Snapshot | Mapping[str, Snapshot]) -> dict[str, Snapshot]:
-    """The last of each; one alone has no name."""
-    named = snapshots if isinstance(snapshots, Mapping) else {"": snapshots}
-    if not named:
-        raise ValueError("Expected a snapshot at least, got none.")
-    return {name: _last(one) for name, one in named.items()}
 
 
 def shares(snapshot: Snapshot, field: str) -> np.ndarray:
@@ -268,26 +211,18 @@ def first_moments(snapshots: Snapshot, *, clean: Snapshot | None = None) -> Figu
 
 
 def second_moments(
-    snapshots: Snapshot | Mapping[str, Snapshot],
-    *,
-    clean: Snapshot | Mapping[str, Snapshot] | None = None,
+    snapshots: Snapshot | Mapping[str, Snapshot], *, clean: Snapshot | None = None
 ) -> Figure:
     """The second moment before and after the correction, in units of the noise.
 
     Noise alone lies at one, and the correction shifts it to zero; the floor is where
-    coordinates are stopped. Several runs by name are drawn side by side. `clean`, by
-    the same names, is *not private*.
+    coordinates are stopped. Several runs by name are drawn side by side. `clean` is
+    *not private*.
     """
-    seen = _by_name(snapshots)
-    not_private = dict.fromkeys(seen) if clean is None else _by_name(clean)
-    if list(not_private) != list(seen):
-        raise ValueError(
-            "Expected clean moments by the names of the runs,"
-            f" {list(seen)}, got {list(not_private)}."
-        )
+    seen = snapshots if isinstance(snapshots, Mapping) else {"": snapshots}
     figure, panels = new_figure(6.0 if len(seen) == 1 else 5.0, panels=len(seen))
     for axes, (name, one) in zip(panels, seen.items(), strict=True):
-        _second_moment(axes, one, not_private[name])
+        _second_moment(axes, _last(one), None if clean is None else _last(clean))
         if name:
             axes.set_title(f"{name}\n{axes.get_title()}")
     lows, highs = zip(*(axes.get_xlim() for axes in panels), strict=True)
@@ -325,37 +260,13 @@ def _second_moment(axes: Axes, seen: Snapshot, clean: Snapshot | None) -> None:
     axes.set_title(f"after {int(seen.step):,} steps, {at_floor}")
 
 
-def updates(
-    snapshots: Snapshot | Mapping[str, Snapshot], *, clean: Snapshot | None = None
-) -> Figure:
-    """How large the steps are, at a learning rate of one, of optimizers by name.
-
-    `clean` is *not private*.
-    """
-    seen = _by_name(snapshots)
-    found = {name or "of the noised gradient": one for name, one in seen.items()}
-    found |= {} if clean is None else {_CLEAN: _last(clean)}
+def updates(snapshots: Mapping[str, Snapshot]) -> Figure:
+    """How large the steps are, at a learning rate of one, of optimizers by name."""
+    seen = {name: _last(several) for name, several in snapshots.items()}
     figure, (axes,) = new_figure()
-    of = {name: _density(shares(one, "update_shares")) for name, one in found.items()}
+    of = {name: _density(shares(one, "update_shares")) for name, one in seen.items()}
     _stairs(axes, of)
     axes.set_xlabel("update (units of the learning rate)")
     steps = sorted({int(one.step) for one in seen.values()})
     axes.set_title(f"after {' and '.join(f'{step:,}' for step in steps)} steps")
-    return figure
-
-
-def floor_share(snapshots: Snapshot) -> Figure:
-    """The share of coordinates at the floor over time, by parameter and in all."""
-    if np.ndim(snapshots.step) == 0:
-        raise ValueError(
-            "Expected several snapshots, got one. Return snapshots from a scan."
-        )
-    figure, (axes,) = new_figure()
-    steps, share = snapshots.step, snapshots.share_at_floor
-    axes.plot(steps, share, label="all", linewidth=2.5, color="k")
-    for i, (name, row) in enumerate(snapshots.parameters.items(), start=1):
-        axes.plot(steps, row.share_at_floor, label=name, markevery=3, **style(i))
-    axes.set(xlabel="steps", ylabel="share of coordinates at the floor (%)")
-    axes.yaxis.set_major_formatter(PercentFormatter(1, symbol=None))
-    axes.legend(frameon=False, fontsize="small", ncols=2)
     return figure

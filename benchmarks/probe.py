@@ -8,9 +8,9 @@ best on the others is trained on all of them, with five seeds, and tested.
 """
 
 import argparse
+import collections
 import dataclasses
 import functools
-import itertools
 import pathlib
 import statistics
 import time
@@ -22,12 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import sklearn.linear_model
-from matplotlib.figure import Figure
 
 import dpadambc
 from benchmarks.experiment import Data, Model, Sides
 from benchmarks.methods.methods import CONTROL, CORRECTED, METHODS, train
-from benchmarks.pictures import new_figure, style
 from benchmarks.records import Row
 from benchmarks.study import NOT_PRIVATE, Cell, Find, Study, best_then_seeds
 from benchmarks.tables import by_epsilon, spread
@@ -195,60 +193,44 @@ def _train(cell: Cell, mechanism: Any, model: Model, data: Data, held_out: Data)
     return {"accuracy": curve[-1], "curve": curve, "share_at_floor": share} | noise
 
 
-def _of(rows: Sequence[Row], what: str, **identity: object) -> list[Row]:
-    wanted = {"what": what, **identity}
-    return [row for row in rows if wanted.items() <= row.items()]
+Groups = dict[tuple[str, float], list[Row]]
 
 
-def _epsilons(rows: Sequence[Row]) -> list[float]:
-    return sorted({row["target_epsilon"] for row in _of(rows, "probe")})
-
-
-Make = Callable[[Sequence[Row]], str]
-
-
-def _cells(rows: Sequence[Row], what: str, make: Make) -> dict[tuple[str, float], str]:
+def _grouped(rows: Sequence[Row], what: str) -> Groups:
     """By optimizer and epsilon."""
-    pairs = itertools.product(OPTIMIZERS, _epsilons(rows))
-    of = lambda method, e: _of(rows, what, method=method, target_epsilon=e)
-    return {pair: make(found) for pair in pairs if (found := of(*pair))}
+    found = collections.defaultdict(list)
+    for row in rows:
+        if row["what"] == what:
+            found[row["method"], row["target_epsilon"]].append(row)
+    return dict(sorted(found.items(), key=lambda x: OPTIMIZERS.index(x[0][0])))
 
 
-def _accuracies(rows: Sequence[Row], goals: Mapping[float, float]) -> str:
-    """Of each optimizer by epsilon, on test examples."""
-    cells = _cells(rows, "probe", lambda of: spread([row["accuracy"] for row in of]))
-    for row in _of(rows, "probe"):
-        epsilon = row["target_epsilon"]
-        cells["ε of a search alone", epsilon] = f"{row['search_epsilon']:.2f}"
-    cells |= {("goal", epsilon): f"{100 * goal:g}" for epsilon, goal in goals.items()}
-    return by_epsilon("optimizer", cells)
-
-
-def _differences(rows: Sequence[Row]) -> str:
+def _differences(tested: Groups) -> dict[tuple[str, float], str]:
     """What the correction changes, in points: mean and standard error over seeds.
 
     The two runs of a seed have the same batches, and the same noise.
     """
     cells = {}
-    pairs = (
+    for corrected, other in (
         ("DP-AdamBC", "DP-Adam"),
         ("DP-AdamBC", CONTROL),
         ("DP-AdamW-BC", "DP-AdamW"),
-    )
-    for (corrected, other), epsilon in itertools.product(pairs, _epsilons(rows)):
-        one, two = (
-            {
-                row["seed"]: row["accuracy"]
-                for row in _of(rows, "probe", method=method, target_epsilon=epsilon)
-            }
-            for method in (corrected, other)
-        )
-        gains = [100 * (one[seed] - two[seed]) for seed in one.keys() & two.keys()]
-        if len(gains) > 1:
-            error = statistics.stdev(gains) / len(gains) ** 0.5
-            cell = f"{statistics.fmean(gains):+.2f} ± {error:.2f}"
-            cells[f"{corrected} less {other}", epsilon] = cell
-    return by_epsilon("difference", cells)
+    ):
+        for method, epsilon in tested:
+            if method != corrected:
+                continue
+            of_other = tested.get((other, epsilon), [])
+            theirs = {row["seed"]: row["accuracy"] for row in of_other}
+            gains = [
+                100 * (row["accuracy"] - theirs[row["seed"]])
+                for row in tested[corrected, epsilon]
+                if row["seed"] in theirs
+            ]
+            if len(gains) > 1:
+                error = statistics.stdev(gains) / len(gains) ** 0.5
+                cell = f"{statistics.fmean(gains):+.2f} ± {error:.2f}"
+                cells[f"{corrected} less {other}", epsilon] = cell
+    return cells
 
 
 def _setting(rows: Sequence[Row]) -> str:
@@ -270,49 +252,28 @@ def _best_and_median(rows: Sequence[Row]) -> str:
 
 def tables(rows: Sequence[Row], goals: Mapping[float, float]) -> dict[str, str]:
     """On test examples; the last two of the searches."""
+    tested, trials = (_grouped(rows, x) for x in ("probe", "trial of the probe"))
+    make = lambda groups, cell: {key: cell(of) for key, of in groups.items()}
+    accuracies = make(tested, lambda of: spread([row["accuracy"] for row in of]))
+    for (_, epsilon), of in tested.items():
+        cost = f"{of[-1]['search_epsilon']:.2f}"
+        accuracies["ε of a search alone", epsilon] = cost
+    accuracies |= {("goal", epsilon): f"{100 * x:g}" for epsilon, x in goals.items()}
     found = {
-        "accuracy": _accuracies(rows, goals),
-        "differences": _differences(rows),
-        "settings": by_epsilon("optimizer", _cells(rows, "probe", _setting)),
-        "trials": by_epsilon(
-            "optimizer", _cells(rows, "trial of the probe", _best_and_median)
-        ),
+        "accuracy": by_epsilon("optimizer", accuracies),
+        "differences": by_epsilon("difference", _differences(tested)),
+        "settings": by_epsilon("optimizer", make(tested, _setting)),
+        "trials": by_epsilon("optimizer", make(trials, _best_and_median)),
     }
-    for row in _of(rows, "without privacy"):
-        found["without privacy"] = f"Without privacy: {100 * row['accuracy']:.2f}."
+    for row in rows:
+        if row["what"] == "without privacy":
+            found["without privacy"] = f"Without privacy: {100 * row['accuracy']:.2f}."
     return found
-
-
-def picture(rows: Sequence[Row]) -> Figure:
-    """Test accuracy, the mean over seeds, against the share of the steps taken."""
-    epsilons = _epsilons(rows)
-    figure, panels = new_figure(4.0, panels=len(epsilons))
-    # The first steps would take most of the picture.
-    early = 100 * np.concatenate([row["curve"][3:] for row in _of(rows, "probe")])
-    for axes, epsilon in zip(panels, epsilons, strict=True):
-        for i, method in enumerate(OPTIMIZERS):
-            found = _of(rows, "probe", method=method, target_epsilon=epsilon)
-            if found:
-                mean = 100 * np.mean([row["curve"] for row in found], 0)
-                steps = 100 * np.arange(1, len(mean) + 1) / len(mean)
-                axes.plot(steps, mean, label=method, markevery=(i % 3, 3), **style(i))
-        axes.set(title=f"ε = {epsilon:g}", xlabel="share of the steps (%)")
-        axes.set_ylim(early.min() - 1, early.max() + 1)
-    panels[0].set_ylabel("test accuracy (%)")
-    figure.legend(
-        *panels[-1].get_legend_handles_labels(), loc="outside lower center", ncols=3
-    )
-    return figure
 
 
 def study(
     probe: Probe, results: pathlib.Path, goals: Mapping[float, float] | None = None
 ) -> Study:
     """Of one probe; the goals are accuracies by epsilon, to stand below the others."""
-    return Study(
-        results=results,
-        cells=probe.cells,
-        prepare=probe.prepare,
-        tables=lambda rows: tables(rows, goals or {}),
-        pictures=lambda rows: {results.with_suffix(".png").name: picture(rows)},
-    )
+    of = lambda rows: tables(rows, goals or {})
+    return Study(results, probe.cells, probe.prepare, of)

@@ -11,13 +11,12 @@ cut off leaves tables with all optimizers in them.
 
 import dataclasses
 import itertools
-import json
-import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from benchmarks import records
 from benchmarks.records import Row
-from benchmarks.tables import markdown
+from benchmarks.tables import markdown, spread
 
 Task = tuple[Any, int, str]  # a setting, a seed, and "validation" or "test"
 Get = Callable[[Any, int, str], Row | None]  # finds the training of a task
@@ -96,19 +95,11 @@ class Plan:
 
     def accuracy(self, rows: Sequence[Row]) -> str:
         """A cell: mean and standard deviation, and how many seeds are not there yet."""
-        values = [100 * row["accuracy"] for row in rows]
-        cell = f"{statistics.fmean(values):.2f}"
-        if len(values) > 1:
-            cell += f" ± {statistics.stdev(values):.2f}"
-        there, all_seeds = len(values), len(self.seeds)
+        cell = spread([row["accuracy"] for row in rows])
+        there, all_seeds = len(rows), len(self.seeds)
         return cell if there == all_seeds else f"{cell} ({there} of {all_seeds})"
 
 
 def reader(rows: Sequence[Row], identity: Callable[..., Row]) -> Get:
     """Finds what is on record, and makes nothing."""
-
-    def get(setting: Any, seed: int, split: str) -> Row | None:
-        known = json.loads(json.dumps(identity(setting, seed, split)))
-        return next((row for row in rows if known.items() <= row.items()), None)
-
-    return get
+    return lambda *task: records.find(rows, identity(*task))

@@ -2,7 +2,7 @@
 
 import json
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks import environment
@@ -28,6 +28,13 @@ def _drop_what_was_cut_off(path: pathlib.Path) -> None:
             file.truncate(_whole(content))
 
 
+def find(rows: Sequence[Row], identity: Row) -> Row | None:
+    """The training of this identity, if it is there."""
+    known = json.loads(json.dumps(identity))
+    of = (row for row in rows if all(row.get(x) == y for x, y in known.items()))
+    return next(of, None)
+
+
 class Records:
     """What was trained, written down as it ends, so that a later call finds it."""
 
@@ -38,12 +45,7 @@ class Records:
         self.rows = list(map(complete, read(path)))
 
     def find(self, identity: Row) -> Row | None:
-        """The training of this identity, if it is there."""
-        known = json.loads(json.dumps(identity))
-        for row in self.rows:
-            if all(row.get(name) == value for name, value in known.items()):
-                return row
-        return None
+        return find(self.rows, identity)
 
     def get(self, identity: Row, make: Callable[[], Row]) -> Row:
         """The training of this identity, made and written down if it is not there."""

@@ -24,21 +24,13 @@ NOT_PRIVATE = "not private"
 
 
 class Cell(NamedTuple):
-    """One training, or several in one program.
+    """One training, or several in one program."""
 
-    Attributes:
-      method: the optimizer, and what else tells lines of a table apart.
-      epsilon: the target; None without privacy.
-      seed: None for a trial, which is made for any seed that is asked for.
-      identity: what its row is told from others by.
-      setting: what else the training takes.
-    """
-
-    method: str
-    epsilon: float | None
-    seed: int | None
-    identity: Row
-    setting: Any = None
+    method: str  # the optimizer, and what else tells lines of a table apart
+    epsilon: float | None  # the target; None without privacy
+    seed: int | None  # None for a trial, which is made for any seed that is asked for
+    identity: Row  # what its row is told from others by
+    setting: Any = None  # what else the training takes
 
 
 Find = Callable[[Cell], Row | None]
@@ -131,10 +123,9 @@ def best_then_seeds(
     find: Find,
     trials: Sequence[Cell],
     tests: Callable[[Row], Iterable[Cell]],
-    score: Callable[[Row], float] = lambda row: row["accuracy"],
 ) -> Iterator[Cell]:
     """The trials, and once all are there the tests of the best."""
     yield from trials
     rows = [row for cell in trials if (row := find(cell))]
     if len(rows) == len(trials):
-        yield from tests(max(rows, key=score))
+        yield from tests(max(rows, key=lambda row: row["accuracy"]))

@@ -4,9 +4,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 
-def markdown(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    """A table, its first column to the left."""
-    rows = [header, ["---", *("---:" for _ in header[1:])], *body]
+def markdown(
+    header: Sequence[str], body: Sequence[Sequence[str]], num_left: int = 1
+) -> str:
+    """A table, its first columns to the left."""
+    sides = ["---" if i < num_left else "---:" for i in range(len(header))]
+    rows = [header, sides, *body]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
@@ -19,7 +22,6 @@ def by_epsilon(first: str, cells: Mapping[tuple[str, float], str]) -> str:
 
 def spread(values: Sequence[float]) -> str:
     """Mean and standard deviation, in percent."""
-    mean = f"{100 * statistics.fmean(values):.2f}"
-    if len(values) == 1:
-        return mean
-    return f"{mean} ± {100 * statistics.stdev(values):.2f}"
+    percents = [100 * x for x in values]
+    mean = f"{statistics.fmean(percents):.2f}"
+    return f"{mean} ± {statistics.stdev(percents):.2f}" if values[1:] else mean

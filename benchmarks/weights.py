@@ -8,21 +8,13 @@ import pathlib
 
 @dataclasses.dataclass(frozen=True)
 class Package:
-    """A package that has the weights of a model.
+    """A package that has the weights of a model."""
 
-    Attributes:
-      name: what pip knows it by.
-      version: the one that has these weights.
-      folder: where they are, from the folder that is imported.
-      weights: the file.
-      sha256: of the file.
-    """
-
-    name: str
+    name: str  # what pip knows it by
     version: str
-    folder: str
-    weights: str
-    sha256: str
+    folder: str  # where they are, from the folder that is imported
+    weights: str  # the file
+    sha256: str  # of the file
 
     def path(self) -> pathlib.Path:
         """Of the folder.

@@ -18,7 +18,6 @@ import optax
 sys.path.append(str(pathlib.Path(__file__).parents[1]))
 import dpadambc
 from benchmarks.language.smollm import texts, weights
-from benchmarks.language.smollm.begin import begin
 from dpadambc import clipping, training
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -39,10 +38,11 @@ for module in map(importlib.import_module, names):
             pairs[text] = (f"{module.__name__}.{key}", text)
 
 # Adapters of six blocks. What the blocks before make of a text is computed once.
-load = functools.partial(weights.load_checkpoint, args.checkpoint)
-if not args.checkpoint:
-    load = functools.partial(weights.load, weights.fetch())
-start = begin(load, "lora", 6, weights.CACHE)
+if args.checkpoint:
+    pretrained = weights.load_checkpoint(args.checkpoint)
+else:
+    pretrained = weights.load(weights.fetch())
+start = texts.begin(pretrained, "lora", 6, weights.CACHE)
 rows = texts.tokenize(list(pairs.values()), start.tokenizer, length=40)
 rows = rows.take(np.random.default_rng(0).permutation(len(pairs)))
 train, test = rows.take(slice(200, None)), rows.take(slice(200))

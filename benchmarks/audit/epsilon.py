@@ -1,6 +1,6 @@
 """How much of a claimed epsilon can be seen: lower bounds for a small CNN.
 
-    python -m benchmarks.audit.epsilon [--run] [--pictures]
+    python -m benchmarks.audit.epsilon [--run]
 
 Each cell is one training with canaries.
 """
@@ -18,14 +18,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from matplotlib.figure import Figure
 
 import dpadambc
 from benchmarks.digits import data as digits
 from benchmarks.records import Row
 from benchmarks.study import Cell, Find, Study
-from dpadambc import accounting, audit, training
-from dpadambc.audit.lower_bounds import observed_errors
+from benchmarks.tables import markdown
+from dpadambc import audit, training
 
 RESULTS = pathlib.Path(__file__).with_name("epsilon.jsonl")
 SEEDS = range(3)
@@ -34,7 +33,6 @@ TARGET_EPSILONS = (1.0, 3.0, 8.0)
 L2_CLIP_NORM = 1.0
 GRADIENT_CANARIES, INPUT_CANARIES = 20_000, 500
 BATCH, ITERATIONS = 1_024, 100
-CONFIDENCE = 0.95
 # The canaries, and one step on all examples, or many on Poisson batches.
 CASES = (("gradient", "one"), ("gradient", "many"), ("input", "many"))
 NAMES = ("canaries", "steps", "target_epsilon", "seed")  # of an identity
@@ -58,9 +56,10 @@ def loss_fn(params: Any, image: jax.Array, label: jax.Array) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits, label)
 
 
-def calibrated(steps: str, target_epsilon: float, num_examples: int):
-    one = steps == "one"
-    return dpadambc.PoissonGaussian.calibrate(
+def fit(loss, params, data, optimizer, steps: str, target_epsilon: float, seed: int):
+    """The result, and the mechanism with the least noise for the target."""
+    one, num_examples = steps == "one", len(data[0])
+    mechanism = dpadambc.PoissonGaussian.calibrate(
         target_epsilon=target_epsilon,
         target_delta=TARGET_DELTA,
         l2_clip_norm=L2_CLIP_NORM,
@@ -68,10 +67,7 @@ def calibrated(steps: str, target_epsilon: float, num_examples: int):
         iterations=1 if one else ITERATIONS,
         normalize_by=num_examples if one else BATCH,
     )
-
-
-def _fit(loss, params, data, mechanism, optimizer, seed):
-    return training.fit(
+    result = training.fit(
         loss,
         params,
         data,
@@ -81,6 +77,7 @@ def _fit(loss, params, data, mechanism, optimizer, seed):
         target_delta=TARGET_DELTA,
         microbatch_size=256,
     )
+    return result, mechanism
 
 
 def of_gradients(steps: str, target_epsilon: float, seed: int) -> Run:
@@ -89,9 +86,8 @@ def of_gradients(steps: str, target_epsilon: float, seed: int) -> Run:
     params = Network().init(jax.random.key(seed), train.features[0])
     canaries = audit.GradientCanaries(params, GRADIENT_CANARIES, L2_CLIP_NORM, seed)
     data = canaries.insert((train.features, train.labels))
-    mechanism = calibrated(steps, target_epsilon, len(data[0]))
-    optimizer = canaries.with_sum(optax.adam(1e-3))
-    result = _fit(canaries.loss(loss_fn), params, data, mechanism, optimizer, seed)
+    optimizer, loss = canaries.with_sum(optax.adam(1e-3)), canaries.loss(loss_fn)
+    result, mechanism = fit(loss, params, data, optimizer, steps, target_epsilon, seed)
     return canaries.scores(result.state.opt_state), canaries.is_member, mechanism
 
 
@@ -108,27 +104,25 @@ def of_inputs(steps: str, target_epsilon: float, seed: int) -> Run:
         jnp.concatenate([train.features[kept], train.features[rows[is_member]]]),
         jnp.concatenate([train.labels[kept], wrong[rows[is_member]]]),
     )
-    mechanism = calibrated(steps, target_epsilon, len(data[0]))
-    result = _fit(loss_fn, params, data, mechanism, optax.adam(1e-3), seed)
+    how = optax.adam(1e-3), steps, target_epsilon, seed
+    result, mechanism = fit(loss_fn, params, data, *how)
     losses = jax.jit(jax.vmap(loss_fn, (None, 0, 0)))
     of = lambda params: np.asarray(losses(params, train.features[rows], wrong[rows]))
     return of(params) - of(result.state.params), is_member, mechanism
 
 
-RUNS = {"gradient": of_gradients, "input": of_inputs}
-
-
 def measure(cell: Cell) -> Row:
     """One run, and what it shows."""
     start, (canaries, *numbers) = time.perf_counter(), cell.identity.values()
-    scores, is_member, mechanism = RUNS[canaries](*numbers)
+    is_gradient = canaries == "gradient"
+    run = of_gradients if is_gradient else of_inputs
+    scores, is_member, mechanism = run(*numbers)
     finding = audit.empirical_epsilon(
         scores,
         is_member,
         mechanism,
         target_delta=TARGET_DELTA,
-        confidence=CONFIDENCE,
-        independent=canaries == "gradient",
+        independent=is_gradient,
     )
     figures = {part.check: part.figure for part in finding.parts}
     return {
@@ -158,53 +152,17 @@ def tables(rows: Sequence[Row]) -> dict[str, str]:
         return f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
 
     head = ("canaries", "steps", "claimed ε", "one run", "error rates", "trade-off")
-    lines = [head, ("---", "---", *["---:"] * 4)]
-    line = lambda row: tuple(row[name] for name in NAMES[:3])
+    line, body = lambda row: tuple(row[name] for name in NAMES[:3]), []
     for key in sorted(set(map(line, rows))):
         found = [row for row in rows if line(row) == key]
         bounds = (cell(found, name) for name in ("one_run", "error_rates", "family"))
-        lines.append((*key[:2], f"{key[2]:g}", *bounds))
+        body.append((*key[:2], f"{key[2]:g}", *bounds))
     failed = sum(not row["passed"] for row in rows)
-    table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    table = markdown(head, body, num_left=2)
     return {"bounds": f"{table}\n\n{len(rows)} runs; {failed} refuted the claim."}
 
 
-def trade_off() -> Figure:
-    """The errors of an attack, observed and bounded, beside the claim.
-
-    It is of one step on all examples at an epsilon of 3. The observed errors lie above
-    the claim, unless they refute it.
-    """
-    scores, is_member, mechanism = of_gradients("one", 3.0, seed=0)
-    errors = observed_errors(scores, is_member, confidence=CONFIDENCE)
-    alphas = np.concatenate([[0], np.geomspace(1e-4, 1, 200)])
-    claimed = accounting.trade_off(mechanism).false_negative_rate(alphas)
-    order = np.sort(scores)
-    share = lambda rows: np.searchsorted(np.sort(rows), order, "right") / len(rows)
-    observed = 1 - share(scores[~is_member]), share(scores[is_member])
-    bounds = errors.false_positive_rate, errors.false_negative_rate
-    figure = Figure(figsize=(5.0, 4.5), layout="constrained")
-    axes = figure.subplots()
-    axes.fill_between(alphas, 0, claimed, color="0.85", linewidth=0)
-    axes.plot(alphas, claimed, color="black", label="claimed: no attack is below")
-    axes.plot(*observed, color="#0072B2", linestyle="-.", label="observed")
-    label = f"observed, upper bounds ({CONFIDENCE:.0%})"
-    axes.plot(*bounds, color="#D55E00", linestyle="none", marker="o", label=label)
-    axes.plot([0, 1], [1, 0], color="0.6", linestyle=":", label="guessing")
-    axes.set(xlim=(0, 1), xlabel="false alarms (false positive rate)")
-    axes.set(ylim=(0, 1), ylabel="misses (false negative rate)")
-    axes.legend()
-    return figure
-
-
-STUDY = Study(
-    RESULTS,
-    cells,
-    lambda arguments: measure,
-    tables,
-    pictures=lambda rows: {"trade_off.png": trade_off()},
-    needs_data=False,
-)
+STUDY = Study(RESULTS, cells, lambda arguments: measure, tables, needs_data=False)
 
 if __name__ == "__main__":
     STUDY.main(__doc__)

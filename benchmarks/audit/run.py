@@ -84,11 +84,9 @@ def of_zoo(rows: Sequence[Row]) -> str:
 def of_peers(rows: Sequence[Row]) -> str:
     """The outcomes for steps of other libraries."""
     checks = ("sensitivity", "noise", "state", "sampling")
-    lines = [["step", *checks], ["---"] * 5]
-    for row in rows:
-        signs = [_SIGNS[_outcomes(row).get(check)] for check in checks]
-        lines.append([f"{row['kind']}, {row['name']}", *signs])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    signs = lambda row: (_SIGNS[_outcomes(row).get(check)] for check in checks)
+    body = [[f"{row['kind']}, {row['name']}", *signs(row)] for row in rows]
+    return markdown(["step", *checks], body, num_left=5)
 
 
 def tables(rows: Sequence[Row]) -> dict[str, str]:

@@ -6,15 +6,9 @@
     3 x 3, 256, tanh                                              -> (3, 3, 256)
     3 x 3, 10, the mean over positions                            -> (10,)
 
-It is written for the per-example gradients of a CPU, where XLA has fast products of
-matrices and slow convolutions. Each convolution is one product of patches with the
-kernel, so the library keeps its gradient as that product. All else is the same function
-with less to compute:
-
-* tanh and the bias come after the maximum, which they do not change the place of: a
-  quarter of the work.
-* The last convolution and the mean are both linear, so the mean of the patches comes
-  first: a ninth of the work, and the gradient of the kernel is an outer product.
+It is written for the per-example gradients of a CPU: each convolution is one product of
+patches with the kernel, tanh and the bias come after the maximum, which they do not
+change the place of, and the mean before the last kernel, since both are linear.
 """
 
 from collections.abc import Callable

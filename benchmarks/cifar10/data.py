@@ -1,11 +1,7 @@
 """CIFAR-10, as published in binary or as lossless mosaics of 10 by 10 images.
 
-    DIR/data_batch_{1..5}.bin, test_batch.bin          the published binary format
-    DIR/cifar-10-batches-bin/...                       the same, as unpacked
-    DIR/cifar-10-binary.tar.gz                         the same, as downloaded
-    DIR/cifar10_webp.zip                               000.webp ... and labels_uint8.bin
-
-`python -m benchmarks.cifar10.download DIR` fetches the third.
+DIR/cifar-10-binary.tar.gz    by `python -m benchmarks.cifar10.download DIR`
+DIR/cifar10_webp.zip          000.webp ... and labels_uint8.bin
 """
 
 import hashlib
@@ -13,7 +9,7 @@ import io
 import pathlib
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -23,7 +19,7 @@ import PIL.Image
 from benchmarks.experiment import Data, Sides
 
 ARCHIVE = "cifar-10-binary.tar.gz"
-NUM_TRAIN, NUM_TEST, NUM_VALIDATION = 50_000, 10_000, 5_000
+NUM_TRAIN, NUM_TEST = 50_000, 10_000
 NUM_CLASSES = 10
 
 # Of all records of the binary format, one byte of label and 3,072 of pixels, in order.
@@ -32,10 +28,6 @@ SHA256 = "013ba16d14ecc4829da62bf2af648ca30f600491ecb3e7f329c827db0dd17522"
 _MOSAICS = "cifar10_webp.zip"
 _RECORDS = tuple(f"data_batch_{i}.bin" for i in range(1, 6)) + ("test_batch.bin",)
 _RECORD_SIZE = 1 + 3 * 32 * 32
-_SOURCE = (
-    "CIFAR-10 is published at https://www.cs.toronto.edu/~kriz/cifar.html;"
-    " `python -m benchmarks.cifar10.download DIR` fetches it."
-)
 
 
 class Images(NamedTuple):
@@ -74,18 +66,15 @@ def _from_mosaics(path: pathlib.Path) -> Images:
     return Images(images, labels.astype(np.int32))
 
 
-def _from_records(files: Iterator[bytes]) -> Images:
-    records = np.frombuffer(b"".join(files), np.uint8).reshape(-1, _RECORD_SIZE)
-    pixels = records[:, 1:].reshape(-1, 3, 32, 32)  # a plane for each color
-    images = np.ascontiguousarray(pixels.transpose(0, 2, 3, 1))
-    return Images(images, records[:, 0].astype(np.int32))
-
-
 def _from_archive(path: pathlib.Path) -> Images:
     with tarfile.open(path) as archive:
         members = {pathlib.PurePosixPath(x.name).name: x for x in archive if x.isfile()}
         files = (archive.extractfile(members[name]) for name in _RECORDS)
-        return _from_records(file.read() for file in files if file)
+        content = b"".join(file.read() for file in files if file)
+    records = np.frombuffer(content, np.uint8).reshape(-1, _RECORD_SIZE)
+    pixels = records[:, 1:].reshape(-1, 3, 32, 32)  # a plane for each color
+    images = np.ascontiguousarray(pixels.transpose(0, 2, 3, 1))
+    return Images(images, records[:, 0].astype(np.int32))
 
 
 def sha256(examples: Images) -> str:
@@ -98,15 +87,12 @@ def sha256(examples: Images) -> str:
 
 
 def _all_records(data_dir: pathlib.Path) -> Images:
-    for folder in (data_dir, data_dir / "cifar-10-batches-bin"):
-        if all((folder / name).exists() for name in _RECORDS):
-            return _from_records((folder / name).read_bytes() for name in _RECORDS)
     for name, read in ((ARCHIVE, _from_archive), (_MOSAICS, _from_mosaics)):
         if (data_dir / name).exists():
             return read(data_dir / name)
     raise FileNotFoundError(
-        f"Expected {_RECORDS[0]} ... {_RECORDS[-1]}, {ARCHIVE} or {_MOSAICS} in"
-        f" {data_dir}. {_SOURCE}"
+        f"Expected {ARCHIVE} or {_MOSAICS} in {data_dir}, got neither. Fetch it by"
+        f" `python -m benchmarks.cifar10.download {data_dir}`."
     )
 
 

@@ -16,7 +16,7 @@ import io
 import pathlib
 import pickle
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,14 +40,6 @@ HEAD_WIDTH = 1_280
 DEPTHS, WIDTHS = (10, 14), (112, 192, HEAD_WIDTH)
 
 Tensors = Mapping[str, Any]
-
-
-class Seen(NamedTuple):
-    """Of one image."""
-
-    pooled: jax.Array  # shape=(sum(WIDTHS),): means over positions at three depths
-    last_block: jax.Array  # shape=(size / 32, size / 32, 320)
-    logits: jax.Array  # shape=(1_000,): of ImageNet's classes
 
 
 def convolve(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
@@ -102,8 +94,13 @@ def _block(tensors: Tensors, i: int, x: jax.Array) -> jax.Array:
     return x + y if x.shape == y.shape else y
 
 
-def see(tensors: Tensors, image: jax.Array) -> Seen:
-    """The network on one image, shape=(size, size, 3), as `preprocess` makes it."""
+def see(tensors: Tensors, image: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The network on one image, shape=(size, size, 3), as `preprocess` makes it.
+
+    Returns:
+      Means over positions at three depths, shape=(sum(WIDTHS),), and the logits of
+      ImageNet's classes, shape=(1_000,).
+    """
     x = convolve(image, tensors["_conv_stem.weight"], stride=2)
     x, pooled = jax.nn.relu6(norm(tensors, "_bn0", x)), []
     for i in range(len(STRIDES)):
@@ -113,7 +110,7 @@ def see(tensors: Tensors, image: jax.Array) -> Seen:
     y = norm(tensors, "_bn1", convolve(x, tensors["_conv_head.weight"]))
     pooled.append(jnp.mean(jax.nn.relu6(y), (0, 1)))
     logits = tensors["_fc.weight"] @ pooled[-1] + tensors["_fc.bias"]
-    return Seen(jnp.concatenate(pooled), x, logits)
+    return jnp.concatenate(pooled), logits
 
 
 def preprocess(image: jax.Array, size: int) -> jax.Array:
@@ -123,37 +120,26 @@ def preprocess(image: jax.Array, size: int) -> jax.Array:
     return (enlarged - PIXEL_MEAN) / PIXEL_STDDEV
 
 
-class _Storage:
-    """Numbers that a file has after all that refers to them."""
-
-    def __init__(self, dtype: str):
-        self.dtype = np.dtype(dtype)
-        self.numbers = np.empty(0, dtype)
-
-
-class _Tensor(NamedTuple):
-    storage: _Storage
-    offset: int
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-
-    def array(self) -> np.ndarray:
-        sizes = zip(self.shape, self.stride, strict=True)
-        last = self.offset + sum((size - 1) * step for size, step in sizes)
-        least = min((self.offset, *self.stride, *self.shape))
-        if least < 0 or (0 not in self.shape and last >= len(self.storage.numbers)):
-            raise pickle.UnpicklingError(
-                f"Expected a tensor within its {len(self.storage.numbers)} numbers, got"
-                f" the offset {self.offset}, the shape {self.shape} and the strides"
-                f" {self.stride}. The file may be malicious."
-            )
-        strides = [self.storage.dtype.itemsize * s for s in self.stride]
-        start = self.storage.numbers[self.offset :]
-        return np.lib.stride_tricks.as_strided(start, self.shape, strides).copy()
+def _array(
+    numbers: np.ndarray, offset: int, shape: tuple[int, ...], stride: tuple[int, ...]
+) -> np.ndarray:
+    """A tensor within the numbers of its storage."""
+    steps = zip(shape, stride, strict=True)
+    last = offset + sum((size - 1) * step for size, step in steps)
+    least = min((offset, *stride, *shape))
+    if least < 0 or (0 not in shape and last >= len(numbers)):
+        raise pickle.UnpicklingError(
+            f"Expected a tensor within its {len(numbers)} numbers, got the offset"
+            f" {offset}, the shape {shape} and the strides {stride}. The file may be"
+            " malicious."
+        )
+    strides = [numbers.itemsize * step for step in stride]
+    return np.lib.stride_tricks.as_strided(numbers[offset:], shape, strides).copy()
 
 
-def _rebuild_tensor(*arguments: Any) -> _Tensor:
-    return _Tensor(*arguments[:4])
+def _rebuild_tensor(*arguments: Any) -> tuple[Any, ...]:
+    """The name of its storage, an offset, a shape and strides."""
+    return arguments[:4]
 
 
 class _Unpickler(pickle.Unpickler):
@@ -166,9 +152,9 @@ class _Unpickler(pickle.Unpickler):
         ("torch", "LongStorage"): "<i8",
     }
 
-    def __init__(self, file: io.BytesIO, storages: dict[str, _Storage]):
+    def __init__(self, file: io.BytesIO, dtypes: dict[str, str]):
         super().__init__(file)
-        self._storages = storages
+        self._dtypes = dtypes  # of storages, by name
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self._ADMITTED:
@@ -178,9 +164,10 @@ class _Unpickler(pickle.Unpickler):
             )
         return self._ADMITTED[module, name]
 
-    def persistent_load(self, pid: Any) -> _Storage:
+    def persistent_load(self, pid: Any) -> str:
         _, dtype, key, *_ = pid
-        return self._storages.setdefault(key, _Storage(dtype))
+        self._dtypes[key] = dtype
+        return key
 
 
 def read_tensors(content: bytes) -> dict[str, np.ndarray]:
@@ -189,15 +176,14 @@ def read_tensors(content: bytes) -> dict[str, np.ndarray]:
     Raises:
       pickle.UnpicklingError: if the file refers to anything but tensors.
     """
-    file, storages = io.BytesIO(content), {}
-    load = lambda: _Unpickler(file, storages).load()
+    file, dtypes, numbers = io.BytesIO(content), {}, {}
+    load = lambda: _Unpickler(file, dtypes).load()
     *_, tensors, keys = (load() for _ in range(5))
     for key in keys:
-        storage = storages[key]
         (length,) = np.frombuffer(file.read(8), "<i8")
-        size = int(length) * storage.dtype.itemsize
-        storage.numbers = np.frombuffer(file.read(size), storage.dtype)
-    return {name: tensor.array() for name, tensor in tensors.items()}
+        dtype = np.dtype(dtypes[key])
+        numbers[key] = np.frombuffer(file.read(int(length) * dtype.itemsize), dtype)
+    return {name: _array(numbers[key], *at) for name, (key, *at) in tensors.items()}
 
 
 def load(path: pathlib.Path | None = None) -> dict[str, jax.Array]:

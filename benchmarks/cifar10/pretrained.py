@@ -1,150 +1,109 @@
-"""CIFAR-10 on ImageNet's features: a linear probe, and the last block tuned.
+"""CIFAR-10 on ImageNet's features: a linear probe.
 
-    python -m benchmarks.cifar10.pretrained --data-dir DIR
-    python -m benchmarks.cifar10.pretrained [--pictures] # the tables, the curves
+    python -m benchmarks.cifar10.pretrained [--data-dir DIR]
 
-The first call computes the features, in a quarter of an hour of one core, and keeps
-them in the cache. Each optimizer has twelve random trials at each epsilon, on 45,000 of
-the training images; the best on the others is trained on all of them, with five seeds,
-and tested.
+The features are what EfficientNet-Lite0 sees in each image and in its mirror image. The
+network has seen ImageNet alone, so nothing here depends on one image but its own row:
+private training begins after it.
 """
 
 import argparse
-import dataclasses
 import functools
-import itertools
 import pathlib
-import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import cast
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import rich.progress
 
-from benchmarks import experiment, probe
-from benchmarks.cifar10 import data, efficientnet, features, head
+from benchmarks import probe
+from benchmarks.cifar10 import data, efficientnet
+from benchmarks.cifar10.efficientnet import WIDTHS
 from benchmarks.experiment import Sides
-from benchmarks.records import Row
-from benchmarks.study import Cell, Find
-from benchmarks.tables import by_epsilon, spread
-from dpadambc import training
 
-# The head is tuned with few settings, which a few tries on validation images gave.
-LEARNING_RATES = {"DP-Adam": 0.1, "DP-AdamBC": 0.05}
+SIZE = 224  # what the network was trained with
+_CHUNK = 1_000
+
+
+@functools.partial(jax.jit, static_argnames="size")
+def see(tensors: Any, images: jax.Array, size: int) -> jax.Array:
+    """The pooled features, shape=(num_images, sum(WIDTHS)), float16.
+
+    One image after the other: what a layer makes of one fits in the cache of a CPU,
+    and the layers of many images at once do not.
+    """
+
+    def one(image):
+        pooled, _ = efficientnet.see(tensors, efficientnet.preprocess(image, size))
+        return pooled.astype(jnp.float16)
+
+    return jax.lax.map(one, images)
+
+
+def extract(
+    images: np.ndarray, cache_dir: pathlib.Path, *, is_mirrored: bool, size: int = SIZE
+) -> np.ndarray:
+    """The pooled features, from the file of an earlier call if there is one."""
+    name = f"efficientnet_{size}{'_mirrored' if is_mirrored else ''}"
+
+    def make():
+        tensors = efficientnet.load()
+        parts = rich.progress.track(range(0, len(images), _CHUNK), name)
+        chunks = (images[i : i + _CHUNK] for i in parts)
+        turned = (x[:, :, ::-1] if is_mirrored else x for x in chunks)
+        return np.concatenate([see(tensors, x, size) for x in turned])
+
+    # Files of earlier versions have more columns.
+    return data.cached(cache_dir, name, images, make)[:, : sum(WIDTHS)]
+
+
+def scale(pooled: jax.Array) -> jax.Array:
+    """What a linear probe takes of the pooled features of some depths.
+
+    x = (x_1 / |x_1|, x_2 / |x_2|, x_3 / |x_3|) / sqrt(3),
+
+    where x_g are those of one depth, less their mean over the channels. So the norm of
+    x is 1, and no statistic of the private images is needed.
+    """
+    groups = jnp.split(pooled, np.cumsum(WIDTHS)[:-1], axis=-1)
+    centered = [group - jnp.mean(group, -1, keepdims=True) for group in groups]
+    # A constant group is zero, and has a gradient.
+    square = lambda x: jnp.sum(x * x, -1, keepdims=True)
+    units = [x * jax.lax.rsqrt(square(x) + 1e-12) for x in centered]
+    return jnp.concatenate(units, -1) / np.sqrt(len(groups))
+
+
+def prepare(views: Sequence[np.ndarray]) -> jax.Array:
+    """The features of all images, each averaged over its views."""
+    mean = sum(np.asarray(view, np.float32) for view in views) / len(views)
+    return jax.jit(scale)(mean)
 
 
 def load(arguments: argparse.Namespace) -> Sides:
-    """Each image averaged with its mirror image."""
-    see = functools.partial(features.extract, cache_dir=arguments.cache_dir)
+    see = functools.partial(extract, cache_dir=arguments.cache_dir)
     views = lambda images: [see(images, is_mirrored=x) for x in (False, True)]
-    return data.sides(arguments.data_dir, lambda x: features.prepare(views(x)))
+    return data.sides(arguments.data_dir, lambda images: prepare(views(images)))
 
 
-PROBE = probe.Probe(
-    features=f"EfficientNet-Lite0, {features.SIZE} pixels",
-    num_classes=data.NUM_CLASSES,
-    budgets=(
-        probe.Budget(target_epsilon=1.0, batch_size=4_096, iterations=100),
-        probe.Budget(target_epsilon=3.0, batch_size=4_096, iterations=100),
-        probe.Budget(target_epsilon=8.0, batch_size=8_192, iterations=100),
+STUDY = probe.study(
+    probe.Probe(
+        features=f"EfficientNet-Lite0, {SIZE} pixels",
+        num_classes=data.NUM_CLASSES,
+        budgets=(
+            probe.Budget(target_epsilon=1.0, batch_size=4_096, iterations=100),
+            probe.Budget(target_epsilon=3.0, batch_size=4_096, iterations=100),
+            probe.Budget(target_epsilon=8.0, batch_size=8_192, iterations=100),
+        ),
+        l2_clip_norm=0.5,
+        learning_rates_of_sgd=(10.0, 400.0),
+        learning_rates_of_adam=(0.02, 0.6),
+        load=load,
     ),
-    l2_clip_norm=0.5,
-    learning_rates_of_sgd=(10.0, 400.0),
-    learning_rates_of_adam=(0.02, 0.6),
-    load=load,
-)
-
-
-def cells(find: Find, arguments: argparse.Namespace) -> Iterator[Cell]:
-    """The probe, and then the head tuned, with one seed."""
-    yield from PROBE.cells(find, arguments)
-    for each, method, trained in itertools.product(
-        PROBE.budgets, LEARNING_RATES, head.TRAINED
-    ):
-        budget = probe.Budget(each.target_epsilon, batch_size=4_096, iterations=60)
-        rate = LEARNING_RATES[method]
-        identity = {
-            "what": "head",
-            "trained": trained,
-            "method": method,
-            "target_epsilon": budget.target_epsilon,
-            "candidate": {"learning_rate": rate, "weight_decay": 0.0, "floor": 1.0},
-            "expected_batch_size": budget.batch_size,
-            "iterations": budget.iterations,
-            "l2_clip_norm": PROBE.l2_clip_norm,
-            "seed": 0,
-        }
-        yield Cell(method, budget.target_epsilon, 0, identity, budget)
-
-
-def prepare(arguments: argparse.Namespace) -> Callable[[Cell], Row]:
-    of_probe = functools.cache(lambda: PROBE.prepare(arguments))
-
-    @functools.cache
-    def images() -> tuple[head.Data, head.Data]:
-        def of(images: data.Images) -> head.Data:
-            folder = arguments.cache_dir
-            view = features.extract(images.images, folder, is_mirrored=False)
-            earlier = view.pooled[:, : -efficientnet.HEAD_WIDTH]
-            return head.Data(view.last_block, earlier, images.labels)
-
-        train, test, _ = data.load(arguments.data_dir)
-        return of(train), of(test)
-
-    def make(cell: Cell) -> Row:
-        if cell.identity["what"] == "head":
-            return tune(cell, *images())
-        return of_probe()(cell)
-
-    return make
-
-
-def tune(cell: Cell, train: head.Data, test: head.Data) -> Row:
-    """Trains the head on all training images, and tests it."""
-    start = time.perf_counter()
-    frozen = head.frozen(efficientnet.load())
-    mechanism = PROBE.mechanism(cell.setting, len(train.labels))
-    rate = cell.identity["candidate"]["learning_rate"]
-    noise_stddev = cast(float, mechanism.noise_stddev)
-    params = training.fit(
-        head.loss_fn,
-        head.init(cell.identity["trained"]),
-        tuple(map(jnp.asarray, train)),
-        mechanism,
-        experiment.PRIVATE[cell.method](rate, noise_stddev),
-        key=jax.random.key(cell.seed or 0),
-        target_delta=probe.DELTA,
-        frozen=frozen,
-        microbatch_size=512,
-    ).params
-    return {
-        "accuracy": round(float(head.accuracy(params, frozen, test)), 4),
-        "noise_multiplier": mechanism.noise_multiplier,
-        "seconds": round(time.perf_counter() - start, 1),
-    }
-
-
-def heads(rows: Sequence[Row]) -> str:
-    """Test accuracy with the head as it was, and tuned, by optimizer and epsilon."""
-    found: dict[tuple[str, float], list[float]] = {}
-    for row in rows:
-        key = f"{row['trained']}, {row['method']}", row["target_epsilon"]
-        found.setdefault(key, []).append(row["accuracy"])
-    return by_epsilon("trained", {key: spread(x) for key, x in found.items()})
-
-
-# What this experiment set out to reach on the test images.
-OF_PROBE = probe.study(
-    PROBE, pathlib.Path(__file__).with_suffix(".jsonl"), goals={1.0: 0.88, 8.0: 0.90}
-)
-STUDY = dataclasses.replace(
-    OF_PROBE,
-    cells=cells,
-    prepare=prepare,
-    tables=lambda rows: {
-        **OF_PROBE.tables(rows),
-        "heads": heads([row for row in rows if row["what"] == "head"]),
-    },
+    pathlib.Path(__file__).with_suffix(".jsonl"),
+    # What this experiment set out to reach on the test images.
+    goals={1.0: 0.88, 8.0: 0.90},
 )
 
 if __name__ == "__main__":

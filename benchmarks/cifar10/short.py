@@ -3,17 +3,11 @@
     python -m benchmarks.cifar10.short --data-dir DIR [--method DP-Adam]
     python -m benchmarks.cifar10.short      # prints the tables
 
-The network, the batches, the clip norm and the views are those of `published`, the
-steps 960, and the noise is calibrated for them. All learning rates are in one unit,
-that of Adam, in which the best of one epsilon is that of another: DP-SGD's is
-multiplied by (1 - momentum) / noise_stddev, as DP-Adam's is where noise is all that its
-second moment sees, and floors are relative to the noise.
-
-The search, `benchmarks.rates`, has four trials for each optimizer at epsilon 3,
-learning rates a factor of two apart, trained on 45,000 images and scored on the other
-5,000. The best is tested at epsilon 1, 3 and 7, with three seeds: 65 trainings of 15 to
-40 minutes of a core each, which go on where they ended. AUTO-S has no search: scales of
-gradients do not change Adam's steps.
+All learning rates are in one unit, that of Adam, in which the best of one epsilon is
+that of another: DP-SGD's is multiplied by (1 - momentum) / noise_stddev, as DP-Adam's
+is where noise is all that its second moment sees, and floors are relative to the noise.
+The search is that of `benchmarks.rates`. AUTO-S has none: scales of gradients do not
+change Adam's steps.
 """
 
 import argparse

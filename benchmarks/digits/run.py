@@ -11,10 +11,8 @@ import dataclasses
 import functools
 import json
 import pathlib
-import statistics
-import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -47,26 +45,14 @@ LEARNING_RATES = {
 }
 
 
-class Trained(NamedTuple):
-    """One run."""
-
-    state: training.TrainState
-    curve: list[float]  # test accuracy before the first step and after every call
-    times: list[float]  # after every call
-
-
 def train(
     method: str, mechanism: dpadambc.PoissonGaussian, data: Data, test: Data, seed: int
-) -> Trained:
-    """Without privacy, there is no noise and no clip."""
+) -> tuple[list[float], Any]:
+    """Test accuracy before the first step and after every call, and the last state."""
     init_key, key = jax.random.split(jax.random.key(seed))
     params = experiment.init_mlp(init_key, LAYER_SIZES)
-    curve, times = [float(experiment.accuracy(params, test))], []
-
-    def record(progress: training.Progress) -> None:
-        curve.append(float(experiment.accuracy(progress.params, test)))
-        times.append(time.perf_counter())
-
+    score = lambda params: float(experiment.accuracy(params, test))
+    curve = [score(params)]
     result = training.fit(
         experiment.loss_fn,
         params,
@@ -76,10 +62,10 @@ def train(
         key=key,
         target_delta=TARGET_DELTA,
         steps_per_call=STEPS_PER_CALL,
-        callback=record,
+        callback=lambda progress: curve.append(score(progress.params)),
         progress=False,
     )
-    return Trained(result.state, curve, times)
+    return curve, result.state.opt_state
 
 
 @functools.cache  # one of each, so that it is compiled once
@@ -90,34 +76,16 @@ def optimizer(
     return make(LEARNING_RATES[method], mechanism.noise_stddev)
 
 
-def summary(method: str, runs: Sequence[Trained]) -> dict[str, Any]:
-    final = [run.curve[-1] for run in runs]
-    # The first call compiles.
-    seconds = [s for run in runs for s in np.diff(run.times) / STEPS_PER_CALL]
-    snapshot = lambda run: diagnostics.snapshot(run.state.opt_state)
-    is_corrected = method.endswith("BC")
-    shares = [float(snapshot(x).share_at_floor) for x in runs] if is_corrected else None
-    return {
-        "learning_rate": LEARNING_RATES[method],
-        "test_accuracy": final,
-        "seconds_per_step": statistics.median(seconds),
-        "share_at_floor": shares and statistics.fmean(shares),
-        "learning_curves": [run.curve for run in runs],
-    }
-
-
 def table(report: dict[str, Any]) -> str:
-    """± is the standard deviation over seeds; times are without compilation."""
+    """± is the standard deviation over seeds."""
     body = []
     for method, row in report["methods"].items():
         share = row["share_at_floor"]
         epsilon = "∞" if method == NON_PRIVATE else f"{report['epsilon']:.2f}"
-        time = f"{1000 * row['seconds_per_step']:.2f}"
+        accuracy = spread([curve[-1] for curve in row["learning_curves"]])
         at_floor = "-" if share is None else f"{share:.0%}"
-        cells = spread(row["test_accuracy"]), epsilon, time, at_floor
-        body.append([method, *cells])
-    columns = "test accuracy, %", "ε", "ms per step", "at the floor"
-    return markdown(["optimizer", *columns], body)
+        body.append([method, accuracy, epsilon, at_floor])
+    return markdown(["optimizer", "test accuracy, %", "ε", "at the floor"], body)
 
 
 def run(
@@ -149,11 +117,18 @@ def run(
         f" multiplier {mechanism.noise_multiplier:.3f}: ε = {epsilon:.3f} at δ ="
         f" {TARGET_DELTA:g}, under {mechanism.neighboring_relation.name}."
     )
-    found = {}
-    for method in LEARNING_RATES:
+    rows, moments = {}, {}
+    for method, rate in LEARNING_RATES.items():
         own = others.get(method, mechanism)
         of_seeds = rich.progress.track(seeds, method)
-        found[method] = [train(method, own, *sides, seed) for seed in of_seeds]
+        runs = [train(method, own, *sides, seed) for seed in of_seeds]
+        curves, states = zip(*runs, strict=True)
+        row = {"learning_rate": rate, "learning_curves": curves, "share_at_floor": None}
+        if method.endswith("BC"):
+            seen = list(map(diagnostics.snapshot, states))
+            moments[method] = seen[0]
+            row["share_at_floor"] = float(np.mean([x.share_at_floor for x in seen]))
+        rows[method] = row
     report = {
         "epsilon": epsilon,
         "delta": TARGET_DELTA,
@@ -161,20 +136,17 @@ def run(
         "environment": environment.environment(),
         "seeds": list(seeds),
         "steps": [0, *range(STEPS_PER_CALL, iterations + 1, STEPS_PER_CALL)],
-        "methods": {method: summary(method, runs) for method, runs in found.items()},
+        "methods": rows,
     }
     print(table(report))
     output_dir.mkdir(parents=True, exist_ok=True)
     (output_dir / "results.json").write_text(json.dumps(report, indent=2) + "\n")
-    curves = {
-        method: 100 * np.transpose([run.curve for run in runs])
-        for method, runs in found.items()
-    }
-    learning_curves = pictures.learning_curves(report["steps"], curves)
-    learning_curves.savefig(output_dir / "learning_curves.png", dpi=150)
-    seen = diagnostics.snapshot(found["DP-AdamBC"][0].state.opt_state)
-    moments = pictures.second_moments(seen)
-    moments.savefig(output_dir / "second_moments.png", dpi=150)
+    curves = {x: 100 * np.transpose(rows[x]["learning_curves"]) for x in rows}
+    for name, figure in (
+        ("learning_curves", pictures.learning_curves(report["steps"], curves)),
+        ("second_moments", pictures.second_moments(moments["DP-AdamBC"])),
+    ):
+        figure.savefig(output_dir / f"{name}.png", dpi=150)
     print(f"Results and pictures are in {output_dir}.")
     return report
 

@@ -21,7 +21,6 @@ import tokenizers
 
 from benchmarks.language import encoder
 
-E2E = "e2e-dataset"
 E2E_FILES = {"train": "trainset.csv", "dev": "devset.csv", "test": "testset_w_refs.csv"}
 NUM_VALIDATION = 3_000  # of SST-2's training sentences
 
@@ -40,9 +39,6 @@ class Tokens(NamedTuple):
     types: np.ndarray  # shape=(num_examples, T), int32, 1 in second texts
     labels: np.ndarray  # shape=(num_examples,), int32
 
-    def take(self, indices: np.ndarray | slice) -> "Tokens":
-        return Tokens(*(x[indices] for x in self))
-
 
 def load(data_dir: pathlib.Path, split: str) -> Examples:
     """SST-2's labeled sentences, "train" or "dev", in the order of the file.
@@ -51,14 +47,14 @@ def load(data_dir: pathlib.Path, split: str) -> Examples:
       FileNotFoundError: if it is not in the folder.
       ValueError: if a row has another label.
     """
-    paths = [data_dir / name / f"{split}.tsv" for name in ("sst2", "SST-2")]
-    both = [each for x in paths for each in (x, x.with_name(f"{x.name}.gz"))]
-    path = next((each for each in both if each.exists()), None)
-    if path is None:
+    name, folders = f"{split}.tsv", (data_dir / "sst2", data_dir / "SST-2")
+    found = [path for folder in folders for path in sorted(folder.glob(f"{name}*"))]
+    if not found:
         raise FileNotFoundError(
-            f"Expected {paths[0]}, gzipped or not, got none. GLUE publishes it at"
-            " https://gluebenchmark.com/tasks."
+            f"Expected {folders[0] / name}, gzipped or not, got none. GLUE publishes it"
+            " at https://gluebenchmark.com/tasks."
         )
+    path = found[0]
     open_it = gzip.open if path.suffix == ".gz" else open
     # Quotation marks are characters of the sentences.
     with open_it(path, "rt", encoding="utf-8", newline="\n") as file:
@@ -77,14 +73,14 @@ def load_e2e(data_dir: pathlib.Path, split: str) -> list[tuple[str, str]]:
     Raises:
       FileNotFoundError: if the archive is not in the folder.
     """
-    path = data_dir / "e2e" / f"{E2E}.zip"
+    path = data_dir / "e2e/e2e-dataset.zip"
     if not path.exists():
         raise FileNotFoundError(
             f"Expected {path}, got none. It is published at"
             " https://github.com/tuetschek/e2e-dataset/releases."
         )
     with zipfile.ZipFile(path) as archive:
-        content = archive.read(f"{E2E}/{E2E_FILES[split]}").decode()
+        content = archive.read(f"e2e-dataset/{E2E_FILES[split]}").decode()
     rows = csv.DictReader(io.StringIO(content, newline=""))
     return [(row["mr"], row["ref"]) for row in rows]
 
@@ -103,8 +99,7 @@ def split_validation(
     """The numbers of the training examples to fit, and of those to validate on.
 
     The same for every choice, so that no example is on both sides in the course of
-    them. (SST-2 has phrases of its sentences beside them, so what is validated is
-    closer to what was fit than the test set is.)
+    them.
     """
     order = np.random.default_rng(seed).permutation(num_examples)
     validation, fit = np.split(order, [num_validation])
@@ -112,12 +107,9 @@ def split_validation(
 
 
 def tokenizer() -> tokenizers.Tokenizer:
-    """That of MiniLM; it neither pads nor cuts off."""
+    """That of MiniLM."""
     path = encoder.PACKAGE.path() / "tokenizer.json"
-    found = tokenizers.Tokenizer.from_file(str(path))
-    found.no_padding()
-    found.no_truncation()
-    return found
+    return tokenizers.Tokenizer.from_file(str(path))
 
 
 def tokenize(
@@ -131,11 +123,11 @@ def tokenize(
     """
     tokenizer = tokenizers.Tokenizer.from_str(tokenizer.to_str())
     tokenizer.enable_truncation(max_length)
+    tokenizer.enable_padding(length=max_length, pad_id=encoder.PADDING)
     tokenizer.encode_special_tokens = True  # as any words: "[PAD]" is no padding
-    texts = [x[0] if len(x) == 1 else x for x in examples.texts]
-    encoded = tokenizer.encode_batch(texts)
-    tokens = np.full((len(encoded), max_length), encoder.PADDING, np.int32)
-    types = np.zeros_like(tokens)
-    for i, each in enumerate(encoded):
-        tokens[i, : len(each.ids)], types[i, : len(each.ids)] = each.ids, each.type_ids
+    encoded = tokenizer.encode_batch(
+        [x[0] if len(x) == 1 else x for x in examples.texts]
+    )
+    tokens = np.array([text.ids for text in encoded], np.int32)
+    types = np.array([text.type_ids for text in encoded], np.int32)
     return Tokens(tokens, types, examples.labels)

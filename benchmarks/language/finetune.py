@@ -22,7 +22,6 @@ TARGET_DELTA = 1e-5
 MOMENTUM = 0.9
 NOT_PRIVATE = "AdamW, not private"
 NO_CLIP = 1e6  # far above every gradient
-SECONDS_PER_LINE = 30.0
 
 
 # Of the private gradient, each made of a schedule and the level of the noise.
@@ -99,25 +98,6 @@ def folder_name(setting: Setting, seed: int, *more: str) -> str:
     return "_".join(map(str, values)).replace(" ", "-").replace(",", "")
 
 
-def _lines(ends: float) -> Callable[[training.Progress], None]:
-    """Prints how far a run is, and ends it when its time is over."""
-    told = 0.0
-
-    def tell(progress: training.Progress) -> None:
-        nonlocal told
-        jax.block_until_ready(progress.seen)
-        now = time.monotonic()
-        is_last = progress.iterations == progress.iterations_in_all
-        if is_last or now - told > SECONDS_PER_LINE:
-            told = now
-            steps = f"step {progress.iterations:,} of {progress.iterations_in_all:,}"
-            print(f"{steps}, ε {progress.epsilon():.2f}", flush=True)
-        if now > ends and not is_last:
-            raise training.Stop("out of time", is_public=True)
-
-    return tell
-
-
 def fit(
     setting: Setting,
     seed: int,
@@ -136,6 +116,12 @@ def fit(
     """
     mechanism = setting.mechanism(len(examples[0]))
     began = time.perf_counter()
+
+    def stop_in_time(progress: training.Progress) -> None:
+        jax.block_until_ready(progress.seen)
+        if time.monotonic() > ends and progress.iterations < mechanism.iterations:
+            raise training.Stop("out of time", is_public=True)
+
     result = training.fit(
         training.with_compute_dtype(parts.loss_fn, dtype),
         parts.trained,
@@ -146,7 +132,7 @@ def fit(
         target_delta=TARGET_DELTA,
         frozen=parts.frozen,
         microbatch_size=microbatch_size or "auto",
-        callback=_lines(ends),
+        callback=stop_in_time,
         checkpoints=training.Checkpoints(folder, every=20, keep=1),
     )
     if result.iterations < mechanism.iterations:

@@ -1,12 +1,9 @@
 """SST-2 by a linear probe on the embeddings of MiniLM, by equal searches.
 
-    python -m benchmarks.language.probe --data-dir DIR
-    python -m benchmarks.language.probe [--pictures]     # the tables, the curves
+    python -m benchmarks.language.probe [--data-dir DIR]
 
-The first call computes what MiniLM sees in each sentence, and keeps it in the cache.
-Each optimizer has twelve random trials at each epsilon, on all training sentences but
-3,000; the best on these is trained on all of them, with five seeds, and tested on
-GLUE's development set.
+What MiniLM sees in each sentence is kept in the cache. Trials are scored on 3,000
+training sentences, and tests are of GLUE's development set.
 """
 
 import argparse

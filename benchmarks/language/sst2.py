@@ -3,14 +3,10 @@
     python -m benchmarks.language.sst2 --data-dir DIR --way LoRA
     python -m benchmarks.language.sst2                   # prints the tables
 
-The last block and a new one are searched by `benchmarks.rates`: as many trials for each
-optimizer at epsilon 3, scored on 3,000 training phrases that they do not see. LoRA and
-the whole model have the first rates of that search, and a twentieth. `--way sizes`
-varies batch size, learning rate and clip norm of DP-Adam on the last block, as Li et
-al. (arXiv:2110.05679) do, by trials of the same record and seed.
-
-Trainings of one seed have the same batches and, but for its level, the same noise: each
-epsilon is of one training whose key nobody knows. Rates are in Adam's unit.
+Trials are scored on 3,000 training phrases that they do not see. `--way sizes` varies
+batch size, learning rate and clip norm of DP-Adam on the last block, as Li et al.
+(arXiv:2110.05679) do. Trainings of one seed have the same batches and, but for its
+level, the same noise: each epsilon is of one training whose key nobody knows.
 """
 
 import argparse
@@ -53,8 +49,8 @@ def _whole(model: Any) -> ways.Parts:
 
 
 def _with_lora(model: Any) -> ways.Parts:
-    options = {"rank": RANK, "key": jax.random.key(0), "names": ways.ALL_LINEAR}
-    return ways.split(ways.with_lora(model, **options), "LoRA")
+    model = ways.with_lora(model, rank=RANK, key=jax.random.key(0))
+    return ways.split(model, "LoRA")
 
 
 def _with_new_last_block(model: Any) -> ways.Parts:

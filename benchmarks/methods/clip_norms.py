@@ -1,12 +1,10 @@
 """Which rule of clipping loses least where the clip norm is wrong.
 
     python -m benchmarks.methods.clip_norms --data-dir DIR [--task NAME ...]
-    python -m benchmarks.methods.clip_norms [--pictures]     # the table, the picture
+    python -m benchmarks.methods.clip_norms                          # the table
 
-DP-SGD with momentum at epsilon 3, by each rule, at clip norms over four decades and six
-learning rates, with three seeds, scored on the validation part. Gradients are in units
-of the clip norm, so a learning rate means the same at all of them. A rule whose bound
-moves begins at the clip norm.
+DP-SGD with momentum, scored on the validation part. Gradients are in units of the clip
+norm, so a learning rate means the same at all of them.
 """
 
 import argparse
@@ -15,7 +13,6 @@ import pathlib
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from benchmarks.experiment import Sides
 from benchmarks.methods import run, tasks
@@ -40,10 +37,8 @@ def make(task: tasks.Task, sides: Sides, cell: Cell) -> Row:
     grid = itertools.product(CLIP_NORMS, LEARNING_RATES)
     candidates = [{"l2_clip_norm": c, "learning_rate": rate} for c, rate in grid]
     method = "DP-SGD" if cell.method == "flat" else f"{cell.method}, DP-SGD"
-    parts = sides.fit, sides.validation
-    found = run.side_by_side(
-        task, cell, method, candidates, cell.identity["seed"], parts
-    )
+    how = candidates, cell.identity["seed"], (sides.fit, sides.validation)
+    found = run.side_by_side(task, cell, method, *how)
     shape = len(CLIP_NORMS), len(LEARNING_RATES)
     return found | {"accuracies": np.reshape(found["accuracies"], shape).tolist()}
 
@@ -70,27 +65,11 @@ def tables(rows: Sequence[Row]) -> dict[str, str]:
     return {"clip norms": markdown(header, body)}
 
 
-def picture(rows: Sequence[Row]) -> Figure:
-    """The lines of the table, one panel for each task."""
-    found = lines(rows)
-    names = list(dict.fromkeys(task for task, _ in found))
-    figure = Figure(figsize=(4.5 * len(names), 3.6), layout="constrained")
-    panels = figure.subplots(1, len(names), squeeze=False)[0]
-    for (task, rule), line in found.items():
-        axes = panels[names.index(task)]
-        axes.plot(CLIP_NORMS, line, marker=".", label=rule)
-        axes.set(xscale="log", xlabel="clip norm", title=task)
-    panels[0].set_ylabel("validation accuracy, %")
-    panels[0].legend()
-    return figure
-
-
 STUDY = Study(
     results=pathlib.Path(__file__).with_suffix(".jsonl"),
     cells=cells,
     prepare=run.prepare(make),
     tables=tables,
-    pictures=lambda rows: {"clip_norms.png": picture(rows)},
     options=run.of_tasks(("digits", "Adult")),
 )
 

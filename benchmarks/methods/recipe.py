@@ -5,13 +5,7 @@
 
 In T steps of Adam, few of which are longer than the learning rate η, a weight moves by
 η T at most, and an output of the first layer on an example x by η T |x|_1. The recipe
-has one such reach for all tasks and all epsilons:
-
-    η = reach / (T mean |x|_1)
-
-Gradients are clipped at one. For each task the reach is chosen on the validation parts
-of the *other* tasks, at all epsilons; then it is tested with five seeds, beside what 16
-trials found for the same method, and for the best of all methods (`run`).
+has one such reach for all tasks and all epsilons.
 
 The mean of |x|_1 is that of the training part. A user takes it from public data or from
 how features are scaled: 0.8 times their number, where they are standardized.
@@ -45,49 +39,38 @@ def learning_rate(reach: float, task: tasks.Task, examples: Data) -> float:
     return reach / (task.iterations * size)
 
 
-def cell(
-    what: str,
-    task: str,
-    method: str,
-    epsilon: float,
-    reaches: Sequence[float],
-    seed: int,
-) -> Cell:
+def cell(what: str, block: Row, reaches: Sequence[float], seed: int) -> Cell:
     """All reaches side by side on validation examples, or the test of one of them."""
-    identity = {
-        "what": what,
-        "task": task,
-        "method": method,
-        "target_epsilon": epsilon,
-        "reaches": list(reaches),
-        "seed": seed,
-    }
-    return Cell(method, epsilon, seed if what == "test" else None, identity)
+    identity = {"what": what, **block, "reaches": list(reaches), "seed": seed}
+    shown = seed if what == "test" else None
+    return Cell(block["method"], block["target_epsilon"], shown, identity)
 
 
 def cells(find: Find, arguments: argparse.Namespace) -> Iterator[Cell]:
     """The trials of all tasks, and then the tests."""
-    blocks = list(itertools.product(tasks.TASKS, run.EPSILONS, METHODS))
-    trials = [
-        cell("reaches", task, method, epsilon, REACHES, seed)
-        for task, epsilon, method in blocks
-        for seed in SEEDS_OF_TRIALS
+    blocks = [
+        {"task": task, "method": method, "target_epsilon": epsilon}
+        for task in tasks.TASKS
+        for epsilon in run.EPSILONS
+        for method in METHODS
     ]
+    pairs = itertools.product(blocks, SEEDS_OF_TRIALS)
+    trials = [cell("reaches", block, REACHES, seed) for block, seed in pairs]
     yield from (each for each in trials if each.identity["task"] in arguments.task)
     rows = [row for each in trials if (row := find(each))]
-    for task, epsilon, method in blocks:
+    for block in blocks:
+        task, method, _ = block.values()
         if task in arguments.task and (reach := chosen(rows, task, method)):
             for seed in range(run.NUM_SEEDS):
-                yield cell("test", task, method, epsilon, [reach], seed)
+                yield cell("test", block, [reach], seed)
 
 
 def make(task: tasks.Task, sides: Sides, cell: Cell) -> Row:
     """Trains with all reaches of a cell, and scores them."""
     parts, known = sides.of(cell), cell.identity
     rates = [learning_rate(x, task, parts[0]) for x in known["reaches"]]
-    candidates = [
-        {"learning_rate": x, "l2_clip_norm": 1.0, "floor": 1.0} for x in rates
-    ]
+    others = {"l2_clip_norm": 1.0, "floor": 1.0}
+    candidates = [{"learning_rate": rate, **others} for rate in rates]
     own = {"learning_rates": [float(f"{rate:.4g}") for rate in rates]}
     how = cell.method, candidates, known["seed"], parts
     return own | run.side_by_side(task, cell, *how)
@@ -137,18 +120,12 @@ def _tests(rows: Sequence[Row], tuned: run.Scores) -> str:
     body = []
     for task, epsilon in itertools.product(tasks.TASKS, EPSILONS):
         of_all = tuned.get((task, epsilon), {})
-        of_methods = {name: tests(rows, task, name, epsilon) for name in METHODS}
-        if any(of_methods.values()):
+        found = {name: tests(rows, task, name, epsilon) for name in METHODS}
+        if any(found.values()):
             best = max(of_all, key=lambda name: run.mean(of_all[name]), default="-")
-            body.append(
-                [task, f"{epsilon:g}"]
-                + [
-                    shown(x)
-                    for name in METHODS
-                    for x in (of_methods[name], of_all.get(name))
-                ]
-                + [f"{best}: {spread(of_all[best]).split()[0]}" if of_all else "-"]
-            )
+            last = f"{best}: {spread(of_all[best]).split()[0]}" if of_all else "-"
+            pairs = [(shown(found[x]), shown(of_all.get(x))) for x in METHODS]
+            body.append([task, f"{epsilon:g}", *itertools.chain(*pairs), last])
     head = [cell for method in METHODS for cell in (method, "tuned")]
     return markdown(["task", "ε", *head, "best of all, tuned"], body)
 
@@ -157,17 +134,18 @@ def _summary(rows: Sequence[Row], tuned: run.Scores) -> str:
     """Points lost to the same method with 16 trials, and to the best of all methods."""
     body = []
     for method in METHODS:
-        own, best = [], []
+        lost = []
         for (task, epsilon), of_all in tuned.items():
             found = tests(rows, task, method, epsilon)
             if found and method in of_all:
-                own.append(100 * (run.mean(of_all[method]) - run.mean(found)))
-                best.append(
-                    100 * (max(map(run.mean, of_all.values())) - run.mean(found))
-                )
-        if own:
-            cells = run.mean(own), max(own), run.mean(best), max(best)
-            body.append([method, f"{len(own)}", *(f"{x:.1f}" for x in cells)])
+                means = {name: run.mean(x) for name, x in of_all.items()}
+                highest = np.array([means[method], max(means.values())])
+                lost.append(100 * (highest - run.mean(found)))
+        if lost:
+            cells = [
+                f"{y:.1f}" for x in np.transpose(lost) for y in (x.mean(), x.max())
+            ]
+            body.append([method, f"{len(lost)}", *cells])
     head = ["blocks", "to 16 trials", "at most", "to the best of all", "at most"]
     return markdown(["points lost", *head], body)
 

@@ -1,18 +1,14 @@
 """All methods on all tasks at four epsilons, with equal trials, in one fair table.
 
     python -m benchmarks.methods.run --data-dir DIR [--task NAME ...]
-    python -m benchmarks.methods.run [--pictures]        # the tables, the picture
+    python -m benchmarks.methods.run                                 # the tables
 
-Each method has 16 trials at each epsilon, of one seed, on four fifths of the training
-part; the best on the other fifth is trained on all of it with five seeds, and tested.
 All methods draw the same quantiles of the numbers that they have in common, and see the
-same batches, unless their sampling is another. Epsilon does not cover the search.
+same batches, unless their sampling is another.
 
 A block is a task at an epsilon; methods are ranked within it by their mean accuracy on
-test examples. Two methods differ where their mean ranks are further apart than
-Nemenyi's critical difference, q sqrt(k (k + 1) / (6 n)) for k methods and n blocks.
-Blocks of one task are not independent, so the difference is too small rather than too
-large.
+test examples. Blocks of one task are not independent, so Nemenyi's critical difference
+of ranks is too small rather than too large.
 
 References:
   Demsar, `Statistical Comparisons of Classifiers over Multiple Data Sets
@@ -20,6 +16,7 @@ References:
 """
 
 import argparse
+import collections
 import itertools
 import math
 import pathlib
@@ -31,7 +28,6 @@ from typing import Any
 import jax
 import numpy as np
 import scipy.stats
-from matplotlib.figure import Figure
 
 from benchmarks.experiment import Data, Sides
 from benchmarks.methods import tasks
@@ -48,29 +44,19 @@ SEEDS_OF_TRIALS = {("digits", 0.5): range(1_000, 1_005)}
 
 mean = statistics.fmean
 Block = tuple[str, float]  # a task and an epsilon
+Line = tuple[str, str, float]  # a task, a method and an epsilon
 Scores = dict[Block, dict[str, list[float]]]  # of all seeds, by method
 
 
-def cell(
-    task: str,
-    method: str,
-    epsilon: float,
-    rows: Sequence[Candidate],
-    seed: int,
-    is_test: bool,
-) -> Cell:
+def cell(line: Line, rows: Sequence[Candidate], seed: int, is_test: bool) -> Cell:
     """All trials of a method by a seed, or the test of the best.
 
     Seed by seed, since runs side by side have the same batches.
     """
     of_trials = "search" if seed == SEED_OF_TRIALS else f"search {seed}"
-    identity = {
-        "what": f"seed {seed}" if is_test else of_trials,
-        "task": task,
-        "method": method,
-        "target_epsilon": epsilon,
-        "candidates": list(rows),
-    }
+    what, (task, method, epsilon) = f"seed {seed}" if is_test else of_trials, line
+    identity = {"what": what, "task": task, "method": method, "target_epsilon": epsilon}
+    identity |= {"candidates": list(rows)}
     return Cell(method, epsilon, seed if is_test else None, identity, seed)
 
 
@@ -79,14 +65,14 @@ def cells(find: Find, arguments: argparse.Namespace) -> Iterator[Cell]:
     for task, epsilon, method in itertools.product(arguments.task, EPSILONS, METHODS):
         line, drawn = (task, method, epsilon), METHODS[method].candidates()
         seeds = SEEDS_OF_TRIALS.get((task, epsilon), [SEED_OF_TRIALS])
-        trials = [cell(*line, drawn, seed, is_test=False) for seed in seeds]
+        trials = [cell(line, drawn, seed, is_test=False) for seed in seeds]
         yield from trials
         rows = [row for each in trials if (row := find(each))]
         if len(rows) == len(trials):
             # Beside it, to compare, what the first seed alone would choose.
             for chosen in dict.fromkeys((best(rows), best(rows[:1]))):
                 for seed in range(NUM_SEEDS):
-                    yield cell(*line, [drawn[chosen]], seed, is_test=True)
+                    yield cell(line, [drawn[chosen]], seed, is_test=True)
 
 
 def side_by_side(
@@ -129,16 +115,12 @@ def prepare(
     return of_arguments
 
 
-Line = tuple[str, str, float]  # a task, a method and an epsilon
-
-
 def by_line(rows: Sequence[Row], what: str) -> dict[Line, list[Row]]:
     """The trials ("search") or the tests ("seed") of each line."""
-    found: dict[Line, list[Row]] = {}
+    found = collections.defaultdict(list)
     for row in rows:
         if row["what"].startswith(what):
-            line = row["task"], row["method"], row["target_epsilon"]
-            found.setdefault(line, []).append(row)
+            found[row["task"], row["method"], row["target_epsilon"]].append(row)
     return found
 
 
@@ -225,9 +207,9 @@ def _pairs(found: Scores) -> str:
     for other in ("DP-Adam", CONTROL, "DP-SGD"):
         if not (points := differences(found, "DP-AdamBC", other)):
             continue
-        of_tasks: dict[str, list[float]] = {}
+        of_tasks = collections.defaultdict(list)
         for (task, _), x in points.items():
-            of_tasks.setdefault(task, []).append(x)
+            of_tasks[task].append(x)
         test: Any = scipy.stats.ttest_1samp([mean(x) for x in of_tasks.values()], 0)
         won = f"{sum(x > 0 for x in points.values())} of {len(points)}"
         cells = f"{mean(points.values()):+.2f}", won, f"{test.pvalue:.2f}"
@@ -235,94 +217,31 @@ def _pairs(found: Scores) -> str:
     return markdown(["", "points, mean", "blocks better", "p, by task"], body)
 
 
-Searches = Mapping[Line, np.ndarray]
-
-
-def searches(rows: Sequence[Row]) -> Searches:
-    """The validation accuracies of all candidates."""
-    return {line: accuracies(of) for line, of in by_line(rows, "search").items()}
-
-
-def recipes(found: Searches) -> str:
-    """What a candidate loses on a task that it was not chosen on.
-
-    All tasks have the same candidates at every epsilon, so the one that does best on
-    the *other* tasks is a recipe for this one.
-    """
-    body = []
-    for method in METHODS:
-        own, best = [], []
-        for (task, name, epsilon), x in found.items():
-            others = [y for (t, m, _), y in found.items() if m == method and t != task]
-            if name == method and others:
-                chosen = np.argmax(np.mean([y - y.max() for y in others], axis=0))
-                of_all = [
-                    y.max()
-                    for (t, _, e), y in found.items()
-                    if (t, e) == (task, epsilon)
-                ]
-                own.append(100 * (x.max() - x[chosen]))
-                best.append(100 * (max(of_all) - x[chosen]))
-        if own:
-            body.append(
-                [method, *(f"{x:.1f}" for x in (mean(own), max(own), mean(best)))]
-            )
-    head = ["points lost", "to its best trial", "at most", "to the best of all"]
-    return markdown(head, body)
-
-
-def tune_once(found: Searches, tuned_at: float = 3.0) -> str:
+def tune_once(found: Mapping[Line, np.ndarray], tuned_at: float = 3.0) -> str:
     """What is lost where the best trial at one epsilon is taken at the others.
 
     On validation examples, where all trials have been at every epsilon: the best of a
     few trials is too good there by chance, so a part of the loss is that.
     """
     others = sorted({epsilon for *_, epsilon in found} - {tuned_at})
-
-    def lost(method, epsilon):
-        pairs = [
-            (x, there)
-            for (task, name, at), x in found.items()
-            if (name, at) == (method, epsilon)
-            and (there := found.get((task, method, tuned_at))) is not None
-        ]
-        points = [100 * (x.max() - x[np.argmax(there)]) for x, there in pairs]
-        return f"{mean(points):.1f}" if points else "-"
-
+    lost = collections.defaultdict(list)
+    for (task, method, epsilon), x in found.items():
+        if (there := found.get((task, method, tuned_at))) is not None:
+            lost[method, epsilon].append(100 * (x.max() - x[np.argmax(there)]))
+    points = lambda *key: f"{mean(lost[key]):.1f}" if key in lost else "-"
     methods = [m for m in METHODS if any(name == m for _, name, _ in found)]
-    body = [
-        [method, *(lost(method, epsilon) for epsilon in others)] for method in methods
-    ]
+    body = [[method, *(points(method, e) for e in others)] for method in methods]
     return markdown(["points lost", *(f"at ε = {e:g}" for e in others)], body)
 
 
 def tables(rows: Sequence[Row]) -> dict[str, str]:
-    found, trials = scores(rows), searches(rows)
-    of_tasks = {
-        task: _accuracies(found, task) for task in dict.fromkeys(b[0] for b in found)
-    }
+    found = scores(rows)
+    made = {task: _accuracies(found, task) for task, _ in found}
     methods, blocks = compared(found)
     if len(methods) > 2 and len(blocks) > 1:
-        of_tasks |= {"ranks": _ranks(found), "pairs": _pairs(found)}
-    return of_tasks | {"tuned once": tune_once(trials), "recipes": recipes(trials)}
-
-
-def picture(rows: Sequence[Row]) -> Figure:
-    """Mean ranks, and a bar as long as the critical difference from the best."""
-    by_rank = ranks(scores(rows))
-    num_blocks = len(compared(scores(rows))[1])
-    names, values = list(by_rank), list(by_rank.values())
-    figure = Figure(figsize=(7, 0.9 + 0.28 * len(names)), layout="constrained")
-    axes = figure.subplots()
-    end = values[0] + critical_difference(len(names), num_blocks)
-    axes.axvspan(values[0], end, color="0.9", label="not told from the best")
-    axes.plot(values, range(len(names)), "o", color="black")
-    axes.set_yticks(range(len(names)), names)
-    axes.invert_yaxis()
-    axes.set_xlabel(f"mean rank over {num_blocks} blocks (1 is best)")
-    axes.grid(axis="x", alpha=0.3)
-    axes.legend(loc="lower left")
-    return figure
+        made |= {"ranks": _ranks(found), "pairs": _pairs(found)}
+    trials = {line: accuracies(x) for line, x in by_line(rows, "search").items()}
+    return made | {"tuned once": tune_once(trials)}
 
 
 def of_tasks(default: Sequence[str]) -> Callable[[argparse.ArgumentParser], Any]:
@@ -337,7 +256,6 @@ STUDY = Study(
     cells=cells,
     prepare=prepare(make),
     tables=tables,
-    pictures=lambda rows: {"results.png": picture(rows)},
     options=of_tasks(tuple(tasks.TASKS)),
 )
 

@@ -2,18 +2,12 @@ r"""Private aggregation: noise on the sums over neighbors, once, and not on grad
 
     python -m benchmarks.ogbn_arxiv_gcn.aggregation [--data-dir DIR]
 
-After GAP (`Sajadmanesh et al. 2023 <https://arxiv.org/abs/2203.00949>`_), for nodes:
-
-1. An encoder is trained on nodes alone. Node s gets the row x_s of length one, made of
-   its features and the encoder.
-2. Node s sends x_s to at most K nodes of its own list, those with the least hash.
-   Every node receives a sum with noise, which is divided by its length. A second hop
-   sends what was received.
-3. A classifier is trained on x_s and all that s received, node by node.
-
-Each is a sum of one clipped term for each node, of length C, sqrt(K) and C; README.md
-has the proof. Prediction as in the other studies reads exact sums and is *not private*;
-beside it is prediction from sums with noise.
+After GAP (`Sajadmanesh et al. 2023 <https://arxiv.org/abs/2203.00949>`_), for nodes: an
+encoder is trained on nodes alone, its rows of length one are summed over neighbors, and
+a classifier is trained on what a node has and receives. Each is a sum of one clipped
+term for each node, of length C, sqrt(K) and C; README.md has the proof. Prediction as
+in the other studies reads exact sums and is *not private*; beside it is prediction from
+sums with noise.
 """
 
 import dataclasses
@@ -29,7 +23,6 @@ import flax.linen as nn
 import jax
 import numpy as np
 import optax
-import scipy.sparse
 
 import dpadambc
 from benchmarks import experiment
@@ -80,27 +73,22 @@ class Setting:
 
 def trials(target_epsilon: float, alone: settings.Setting) -> list[Setting]:
     """As many as of the graph convolution; the encoder has a setting of nodes alone."""
-    rng, count = np.random.default_rng(20_232), settings.NUM_TRIALS
-    low, high = LEARNING_RATES
-    places = (rng.permutation(count) + rng.random(count)) / count
-    rates = (low * (high / low) ** places).tolist()
-    columns = [
-        [values[i] for i in rng.permutation(np.resize(range(len(values)), count))]
-        for values in DRAWN.values()
-    ]
-    return [
-        Setting(
-            target_epsilon=target_epsilon,
-            encoder_share=share,
-            aggregation_share=aggregation_share,
-            learning_rate=settings.two_digits(rate),
-            encoder=dataclasses.replace(alone, target_epsilon=share * target_epsilon),
-            **dict(zip(list(DRAWN)[1:], drawn, strict=True)),
+    rng, found = np.random.default_rng(20_232), []
+    rates = settings.draw_rates(rng, *LEARNING_RATES)
+    for numbers, rate in zip(settings.draw(rng, DRAWN), rates, strict=True):
+        share, aggregation_share = numbers.pop("shares")
+        encoder = dataclasses.replace(alone, target_epsilon=share * target_epsilon)
+        found.append(
+            Setting(
+                target_epsilon=target_epsilon,
+                encoder_share=share,
+                aggregation_share=aggregation_share,
+                learning_rate=settings.two_digits(rate),
+                encoder=encoder,
+                **numbers,
+            )
         )
-        for (share, aggregation_share), *drawn, rate in zip(
-            *columns, rates, strict=True
-        )
-    ]
+    return found
 
 
 def cells(find: Find, graph: str) -> Iterator[Cell]:
@@ -161,17 +149,9 @@ def mechanisms(setting: Setting, num_roots: int) -> Mechanisms:
     return of(least)
 
 
-def links(
-    senders: np.ndarray, receivers: np.ndarray, num_nodes: int
-) -> scipy.sparse.csr_matrix:
-    """Entry (r, s) is 1 where s sends to r."""
-    ones, shape = np.ones(len(senders), np.float32), (num_nodes, num_nodes)
-    return scipy.sparse.csr_matrix((ones, (receivers, senders)), shape)
-
-
 def bounded_links(
     owners: np.ndarray, listed: np.ndarray, num_nodes: int, max_receivers: int
-) -> scipy.sparse.csr_matrix:
+) -> data.Matrix:
     """Each node sends to the K nodes of its list with the least hash.
 
     Owners have in their lists whom the edges name. `graphs.subgraphs` takes both
@@ -187,7 +167,7 @@ def bounded_links(
     )
     lists = np.asarray(found.members)[:, 1:]
     senders, places = np.nonzero(lists >= 0)
-    return links(senders, lists[senders, places], num_nodes)
+    return data.links(senders, lists[senders, places], num_nodes)
 
 
 def unit_rows(x: np.ndarray) -> np.ndarray:
@@ -200,7 +180,7 @@ def unit_rows(x: np.ndarray) -> np.ndarray:
 
 
 def received(
-    who_sends: scipy.sparse.csr_matrix,
+    who_sends: data.Matrix,
     sent: np.ndarray,
     num_hops: int,
     noise_stddev: float,
@@ -229,7 +209,7 @@ class Laboratory(laboratory.Laboratory):
         super().__init__(graph)
         self.encoder = functools.cache(self._encoder)
         edges = graphs.undirected(self.graph.senders, self.graph.receivers)
-        self.links = links(*edges, self.graph.num_nodes)
+        self.links = data.links(*edges, self.graph.num_nodes)
         self.bounded_links = functools.cache(
             functools.partial(bounded_links, *edges, self.graph.num_nodes)
         )

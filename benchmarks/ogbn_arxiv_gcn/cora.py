@@ -8,6 +8,7 @@ hand, and epsilon does not account for that.
 """
 
 import argparse
+import collections
 import dataclasses
 import itertools
 import pathlib
@@ -74,16 +75,13 @@ def prepare(arguments: argparse.Namespace) -> Callable[[Cell], Row]:
 
 def tables(rows: Sequence[Row]) -> dict[str, str]:
     """Test accuracy with neighbors, trained with them (K = 1) or not."""
-    body = []
-    for method in LEARNING_RATES:
-        of = lambda k, method=method: [
-            row["test"]
-            for row in rows
-            if (row["method"], row["max_memberships"]) == (method, k)
-        ]
-        body.append(
-            [method, *(spread(found) if (found := of(k)) else "-" for k in (1, 0))]
-        )
+    found = collections.defaultdict(list)
+    for row in rows:
+        found[row["method"], row["max_memberships"]].append(row["test"])
+    shown = lambda key: spread(found[key]) if key in found else "-"
+    body = [
+        [method, shown((method, 1)), shown((method, 0))] for method in LEARNING_RATES
+    ]
     return {"cora": markdown(["optimizer", "trained with neighbors", "alone"], body)}
 
 

@@ -16,6 +16,9 @@ from typing import NamedTuple
 import numpy as np
 import scipy.sparse
 
+from dpadambc import graphs
+
+Matrix = scipy.sparse.csr_matrix
 SPLITS = ("train", "valid", "test")
 ORIGINAL, SUBSTITUTED = "ogbn-arxiv", "ogbn-arxiv graph, substitute features"
 
@@ -162,7 +165,7 @@ def load_cora(data_dir: pathlib.Path) -> Graph:
     if not path.exists():
         raise FileNotFoundError(f"Expected cora.npz in {data_dir}. {_PLANETOID}")
     arrays = np.load(path)
-    words = scipy.sparse.csr_matrix(
+    words = Matrix(
         tuple(arrays[f"feat_{part}"] for part in ("data", "indices", "indptr")),
         arrays["feat_shape"],
     ).toarray()
@@ -193,14 +196,15 @@ def same_part(graph: Graph) -> Graph:
     return graph._replace(senders=graph.senders[kept], receivers=graph.receivers[kept])
 
 
-def mean_over_neighbors(graph: Graph) -> scipy.sparse.csr_matrix:
+def links(senders: np.ndarray, receivers: np.ndarray, num_nodes: int) -> Matrix:
+    """Entry (r, s) is 1 where s sends to r."""
+    ones, shape = np.ones(len(senders), np.float32), (num_nodes, num_nodes)
+    return Matrix((ones, (receivers, senders)), shape)
+
+
+def mean_over_neighbors(graph: Graph) -> Matrix:
     """Row r: the mean over r and all that cite it or that it cites."""
-    ones = np.ones(2 * len(graph.senders) + graph.num_nodes, np.float32)
-    loops = np.arange(graph.num_nodes)
-    rows = np.concatenate([graph.senders, graph.receivers, loops])
-    columns = np.concatenate([graph.receivers, graph.senders, loops])
-    shape = (graph.num_nodes, graph.num_nodes)
-    adjacency = scipy.sparse.csr_matrix((ones, (rows, columns)), shape)
-    adjacency.data[:] = 1  # an edge that is there twice counts once
-    degrees = np.asarray(adjacency.sum(1), np.float32).ravel()
-    return scipy.sparse.diags(1 / degrees) @ adjacency
+    near = links(*graphs.undirected(graph.senders, graph.receivers), graph.num_nodes)
+    near += scipy.sparse.identity(graph.num_nodes, "float32")
+    degrees = np.asarray(near.sum(1), np.float32).ravel()
+    return scipy.sparse.diags(1 / degrees) @ near

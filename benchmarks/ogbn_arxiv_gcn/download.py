@@ -8,7 +8,8 @@ the SHA-256 of the published graph.
 
 import argparse
 import pathlib
-import zipfile
+import shutil
+import tempfile
 
 from benchmarks import download
 from benchmarks.ogbn_arxiv_gcn import data
@@ -17,16 +18,11 @@ URL = "http://snap.stanford.edu/ogb/data/nodeproppred/arxiv.zip"
 
 
 def unpack(archive: pathlib.Path, data_dir: pathlib.Path) -> None:
-    """The files that `data.load` reads, without the archive's outer folder."""
-    with zipfile.ZipFile(archive) as files:
-        for name in files.namelist():
-            inner = pathlib.PurePosixPath(*pathlib.PurePosixPath(name).parts[1:])
-            is_wanted = inner.parts[:1] in (("raw",), ("split",))
-            if not is_wanted or ".." in inner.parts or name.endswith("/"):
-                continue
-            target = data_dir / inner
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(files.read(name))
+    """Without the archive's outer folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.unpack_archive(archive, folder)
+        (outer,) = pathlib.Path(folder).iterdir()
+        shutil.copytree(outer, data_dir, dirs_exist_ok=True)
 
 
 def main() -> None:

@@ -113,12 +113,8 @@ class Laboratory:
             "epsilon_at_other_delta": spent(OTHER_DELTA),
         }
         if is_trial:
-            ways = ("inductive", "alone")
-            found = {
-                way: self.evaluators[way].accuracies(result.params, "valid")
-                for way in ways
-            }
-            return row | {"accuracy": found}
+            of = lambda way: self.evaluators[way].accuracies(result.params, "valid")
+            return row | {"accuracy": {way: of(way) for way in ("inductive", "alone")}}
         steps, seconds, params = zip(*looks, strict=True)
         # Post-processing of what is private, and free.
         last = params[-AVERAGED:]
@@ -165,32 +161,25 @@ def _scores(find: Find, cells: Mapping[int, Cell]) -> dict[int, float]:
     return found if len(found) == len(rows) else {}
 
 
-def search(
-    find: Find,
-    lines: Iterable[Sequence[Any]],
-    graph: str,
-    num_finalists: int = NUM_FINALISTS,
-    short_epsilons: Sequence[float] = SHORT_EPSILONS,
-) -> Iterator[Cell]:
+def search(find: Find, lines: Iterable[Sequence[Any]], graph: str) -> Iterator[Cell]:
     """The trials of each line, a second one of the best, and the winner's seeds."""
     first, second = TUNING_SEEDS
     rankings: dict[tuple[str, bool], list[int]] = {}
     for line in lines:
         known = line[0].method, line[0].max_memberships == 0
         tried: Sequence[int] = range(len(line))
-        if line[0].target_epsilon in short_epsilons:
+        if line[0].target_epsilon in SHORT_EPSILONS:
             tried = rankings.get(known, [])[:NUM_SHORT_TRIALS]
         trials = {i: make_cell(line[i], first, graph) for i in tried}
         yield from trials.values()
         if scores := _scores(find, trials):
             ranking = sorted(scores, key=lambda i: scores[i], reverse=True)
             rankings.setdefault(known, ranking)
-            again = ranking[:num_finalists]
+            again = ranking[:NUM_FINALISTS]
             finals = {i: make_cell(line[i], second, graph) for i in again}
             yield from finals.values()
-            sums = {i: scores[i] + x for i, x in _scores(find, finals).items()}
-            if len(sums) == len(finals):
-                best = max(sums, key=lambda i: sums[i]) if sums else ranking[0]
+            if sums := {i: scores[i] + x for i, x in _scores(find, finals).items()}:
+                best = max(sums, key=lambda i: sums[i])
                 yield from (make_cell(line[best], seed, graph) for seed in SEEDS)
 
 
@@ -220,14 +209,6 @@ def chosen(
 ) -> Setting:
     """The choice of the search."""
     return Setting(**lines(rows)[method, target_epsilon, alone][0]["setting"])
-
-
-def by_setting(rows: Sequence[Row]) -> dict[Setting, dict[int, Row]]:
-    """The rows of each setting, by seed."""
-    found: dict[Setting, dict[int, Row]] = {}
-    for row in rows:
-        found.setdefault(Setting(**row["setting"]), {})[row["seed"]] = row
-    return found
 
 
 def test(rows: Sequence[Row], how: str, which: str = "accuracy") -> str:

@@ -1,7 +1,7 @@
 """Node-level private training on ogbn-arxiv, with every optimizer.
 
     python -m benchmarks.ogbn_arxiv_gcn.run --data-dir DIR [--method DP-Adam ...]
-    python -m benchmarks.ogbn_arxiv_gcn.run [--pictures]    # the tables, the picture
+    python -m benchmarks.ogbn_arxiv_gcn.run                 # the tables
 
 For every optimizer and epsilon ten settings are drawn and tried, the best three of them
 once more with other noise, and the one with the best mean validation accuracy is
@@ -9,8 +9,8 @@ trained anew with each of five seeds. At epsilon 6 and 1 only the five settings 
 tried that did best for the optimizer at epsilon 3. Epsilon is that of *one* such
 training; it does not account for the search.
 
-An earlier record was made with the noise of a looser bound of the change by one node.
-The settings that it chose are trained with the noise of the exact bound too.
+The settings that an earlier record chose, with the noise of a looser bound, are trained
+with the noise of the exact bound too.
 """
 
 import itertools
@@ -18,14 +18,9 @@ import pathlib
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 
-import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
-
 from benchmarks import experiment, records
 from benchmarks.ogbn_arxiv_gcn import laboratory, settings
 from benchmarks.ogbn_arxiv_gcn.laboratory import Line, lines, test
-from benchmarks.pictures import style as style_of
 from benchmarks.records import Row
 from benchmarks.study import Cell, Find
 from benchmarks.tables import by_epsilon, markdown
@@ -41,11 +36,6 @@ def searched(graph: str) -> list[Row]:
     return laboratory.of_graph(records.read(RESULTS), graph)
 
 
-def earlier(graph: str) -> Found:
-    """The record with the noise of the looser bound."""
-    return lines(laboratory.of_graph(records.read(EARLIER), graph))
-
-
 def trials() -> Iterator[list[settings.Setting]]:
     """Of each line of the table: of every limit, and of every optimizer."""
     for alone in (False, True):
@@ -58,7 +48,8 @@ def trials() -> Iterator[list[settings.Setting]]:
 
 def cells(find: Find, graph: str) -> Iterator[Cell]:
     """The settings of the earlier record, and the search."""
-    for seed, rows in itertools.product(laboratory.SEEDS, earlier(graph).values()):
+    earlier = lines(laboratory.of_graph(records.read(EARLIER), graph))
+    for seed, rows in itertools.product(laboratory.SEEDS, earlier.values()):
         setting = settings.Setting(**rows[0]["setting"])
         yield laboratory.make_cell(setting, seed, graph)
     yield from laboratory.search(find, trials(), graph)
@@ -98,26 +89,6 @@ def without_privacy(found: Found) -> str:
     return markdown(["trained", *ways], body)
 
 
-def side_by_side(found: Found, before: Found) -> str:
-    """Test accuracy with the noise of the earlier bound, now, and the noise of both."""
-
-    def cell(rows: list[Row]) -> str:
-        line = laboratory.line_of(rows[0])
-        if line not in before:
-            return "-"
-        levels = [r[0]["noise_stddev"] for r in (before[line], rows)]
-        both = (settings.Setting(**r[0]["setting"]) for r in (before[line], rows))
-        ratio = (
-            f"noise × {levels[1] / levels[0]:.3f}"
-            if len({*both}) == 1
-            else "other setting"
-        )
-        accuracies = [test(r, "inductive") for r in (before[line], rows)]
-        return f"{' → '.join(accuracies)} ({ratio})"
-
-    return of_lines(found, False, cell)
-
-
 def tested(how: str, which: str = "accuracy") -> Callable[[list[Row]], str]:
     return lambda rows: test(rows, how, which)
 
@@ -152,51 +123,10 @@ def tables(rows: Sequence[Row]) -> dict[str, str]:
     return {
         "not private": f"Without privacy:\n\n{without_privacy(found)}",
         "private": "\n\n".join(private),
-        "bounds": side_by_side(found, earlier(rows[0]["graph"])),
     }
 
 
-def learning_curves(rows: Sequence[Row]) -> Figure:
-    """Validation accuracy against the share of the steps taken, by epsilon."""
-    found = lines(rows)
-    epsilons = sorted({e for _, e, _ in found if e is not None})
-    figure = Figure(figsize=(4 * len(epsilons), 4), layout="constrained")
-    panels = figure.subplots(1, len(epsilons), sharey=True, squeeze=False)[0]
-    shown = {}
-    for axes, epsilon in zip(panels, epsilons, strict=True):
-        for i, (method, is_alone) in enumerate(
-            itertools.product(experiment.PRIVATE, (False, True))
-        ):
-            if not (trained := found.get((method, epsilon, is_alone))):
-                continue
-            curves = np.array([row["validation_curve"] for row in trained])
-            steps = np.array(trained[0]["steps"]) / trained[0]["steps"][-1]
-            style = dict(style_of(i // 2), markevery=(i // 2 % 3, 3), markersize=6)
-            if is_alone:
-                style |= {"color": "black", "linestyle": "--", "marker": "*"}
-            name = f"{method}, trained on nodes alone" if is_alone else method
-            (shown[name],) = axes.plot(steps, curves.mean(0), **style)
-        axes.set(title=f"ε = {epsilon:g}", xlabel="share of the steps")
-        axes.xaxis.set_major_formatter(PercentFormatter(1))
-        axes.yaxis.set_major_formatter(PercentFormatter(1, symbol=None))
-        axes.grid(alpha=0.3)
-    panels[0].set_ylabel("validation accuracy with neighbors (%)")
-    figure.legend(
-        shown.values(), shown.keys(), loc="outside lower center", ncols=3, frameon=False
-    )
-    return figure
-
-
-STUDY = laboratory.make_study(
-    RESULTS,
-    cells,
-    tables,
-    pictures=lambda rows: {
-        "learning_curves.png": learning_curves(
-            laboratory.of_graph(rows, rows[-1]["graph"])
-        )
-    },
-)
+STUDY = laboratory.make_study(RESULTS, cells, tables)
 
 if __name__ == "__main__":
     STUDY.main(__doc__)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -60,12 +61,6 @@ class Setting:
         floor = dpadambc.RelativeFloor(self.floor)
         return {"variance_floor": floor, "correction": self.correction}
 
-    @property
-    def terms(self) -> dict[str, Any]:
-        """How a node is in several terms; empty where it is in its own alone."""
-        terms = graphs.max_terms(self.max_memberships)
-        return {"max_terms": terms} if self.max_memberships else {}
-
     def sampling_prob(self, num_roots: int) -> float:
         return self.expected_batch_size / num_roots
 
@@ -73,14 +68,16 @@ class Setting:
     def mechanism(self, num_roots: int) -> Any:
         """With the least noise for the target; without privacy it clips nothing."""
         is_private = self.target_epsilon is not None
-        kind = graphs.NodePoissonGaussian if self.terms else dpadambc.PoissonGaussian
+        kind: Any = dpadambc.PoissonGaussian
         numbers: dict[str, Any] = {
             "l2_clip_norm": self.l2_clip_norm if is_private else 1e6,
             "sampling_prob": self.sampling_prob(num_roots),
             "iterations": self.iterations,
             "normalize_by": self.expected_batch_size,
-            **self.terms,
         }
+        if self.max_memberships:
+            kind = graphs.NodePoissonGaussian
+            numbers["max_terms"] = graphs.max_terms(self.max_memberships)
         if self.method == experiment.AUTOMATIC:
             numbers["clip_rule"] = clipping.Automatic()
         if not is_private:
@@ -102,24 +99,28 @@ def two_digits(number: float) -> float:
     return float(f"{number:.2g}")
 
 
+def draw(rng: np.random.Generator, several: Mapping[str, Sequence[Any]]):
+    """Of each trial, by name; every value comes as often as the others."""
+    order = lambda x: rng.permutation(np.resize(range(len(x)), NUM_TRIALS))
+    columns = [[x[i] for i in order(x)] for x in several.values()]
+    return [dict(zip(several, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def draw_rates(rng: np.random.Generator, low: float, high: float) -> list[float]:
+    """One in each even part of the range, in random order."""
+    places = (rng.permutation(NUM_TRIALS) + rng.random(NUM_TRIALS)) / NUM_TRIALS
+    return [low * (high / low) ** place for place in places.tolist()]
+
+
 def trials(
     method: str, target_epsilon: float | None, alone: bool = False
 ) -> list[Setting]:
-    """As many for each optimizer, and the same draws for all but the learning rate.
-
-    Every value comes as often as the others, and of ten even parts of the range of
-    learning rates each has one.
-    """
-    rng = np.random.default_rng(20_231)
-    column = lambda values: rng.permutation(np.resize(values, NUM_TRIALS)).tolist()
-    columns = {name: column(values) for name, values in DRAWN.items()}
-    places = (rng.permutation(NUM_TRIALS) + rng.random(NUM_TRIALS)) / NUM_TRIALS
-    low, high = LEARNING_RATES[method]
-    found = []
-    for place, *values in zip(places.tolist(), *columns.values(), strict=True):
-        drawn = dict(zip(columns, values, strict=True))
-        unit = drawn["l2_clip_norm"] if method == "DP-SGD" else 1
-        rate = two_digits(low * (high / low) ** place / unit)
-        drawn |= {"max_memberships": 0} if alone else {}
-        found.append(Setting(method, target_epsilon, **drawn, learning_rate=rate))
+    """As many for each optimizer, and the same draws for all but the learning rate."""
+    rng, found = np.random.default_rng(20_231), []
+    drawn, rates = draw(rng, DRAWN), draw_rates(rng, *LEARNING_RATES[method])
+    for numbers, rate in zip(drawn, rates, strict=True):
+        unit = numbers["l2_clip_norm"] if method == "DP-SGD" else 1
+        numbers |= {"max_memberships": 0} if alone else {}
+        rate = two_digits(rate / unit)
+        found.append(Setting(method, target_epsilon, **numbers, learning_rate=rate))
     return found

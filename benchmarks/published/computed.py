@@ -1,12 +1,8 @@
 """What this library computes of the published runs, without training any.
 
-Their code accounts for Poisson sampling but shuffles the data, or takes them in a fixed
-order. Here too they are accounted for as if batches were Poisson's.
-
-The papers read statistics of moments off runs in which the noise is far larger than the
-gradient. Here the gradient is zero, and the moments are those of `scale_by_adam_bc`.
-One walk of unit noise serves all experiments: moments scale as the noise and its
-square.
+They are accounted for as if batches were Poisson's, as in their code, which shuffles.
+The papers read moments off runs in which noise is far larger than the gradient: here
+that is zero, and one walk of unit noise serves all, since moments scale with it.
 """
 
 import functools
@@ -33,25 +29,19 @@ CIFAR_NOISE = {1: 4.6484375, 3: 1.8505859375, 7: 1.063232421875}
 CIFAR_STEPS = 70 * 48
 CNN5_PARAMETERS = 411_466
 
-SNLI_BATCHES = 2_146  # of 256, with 5 epochs
-SNLI_NOISE = 0.4
-SNLI_FLOOR = 3e-10
-QNLI_BATCHES = 410  # of 256
+SNLI_NOISE, SNLI_FLOOR = 0.4, 3e-10
 QNLI_NOISE = {  # at epsilon 3, and epochs
     "DP-AdamBC": (0.532837, 10),
     "DP-Adam": (0.512695, 7),
     "DP-SGD": (0.495300, 5),
 }
 QNLI_FLOOR = 7e-9
-QNLI_SMALL_BATCHES = 3_274  # of 32, with 10 epochs
 # Of text: the clip norm, the batch of what is subtracted, and that of the noise.
 CLIP_NORM, STATED_BATCH, BATCH = 0.1, 256, 255
 
 # The graph runs evaluate every ten steps and account for one more; they end on a step
-# whose evaluation is not reported. Logged moments are those of the first of ITERATIONS.
-GRAPH_STEPS = {3: 50, 6: 200, 12: 670}
-GRAPH_LOGGED_STEPS = {3: 41, 6: 191, 12: 661}
-GRAPH_ORDERS = np.arange(1.1, 10, 0.1).tolist()
+# whose evaluation is not reported: the steps that are taken, and those in the log.
+GRAPH_STEPS = {3: (50, 41), 6: (200, 191), 12: (670, 661)}
 
 # Of the DP-AdamW paper: learning rate, weight decay, steps.
 DECAYS = {"CIFAR-10 ε 1": (1.5e-3, 1e-5, CIFAR_STEPS)} | {
@@ -65,64 +55,56 @@ def _by_epsilon(values: dict[Any, float]) -> dict[str, float]:
     return {f"ε {epsilon:g}": value for epsilon, value in values.items()}
 
 
-def _numbers(sampling_prob: float, iterations: int) -> dict[str, Any]:
-    numbers = {"sampling_prob": sampling_prob, "iterations": iterations}
-    return numbers | {"l2_clip_norm": 1.0, "normalize_by": 1.0}
-
-
-def _sampled(noise_multiplier: float, *numbers: Any) -> dpadambc.PoissonGaussian:
-    return dpadambc.PoissonGaussian(
-        noise_multiplier=noise_multiplier, **_numbers(*numbers)
-    )
-
-
-def _calibrated(epsilon: float, delta: float, *numbers: Any) -> Any:
-    """The same with the least noise for an epsilon."""
-    return dpadambc.PoissonGaussian.calibrate(
-        target_epsilon=epsilon, target_delta=delta, **_numbers(*numbers)
-    )
+def _run(sampling_prob: float, iterations: int, **noise: float) -> Any:
+    """Poisson batches, with this noise or with the least for a target."""
+    make: Any = dpadambc.PoissonGaussian
+    if "target_epsilon" in noise:
+        make = dpadambc.PoissonGaussian.calibrate
+    numbers = {"sampling_prob": sampling_prob, "iterations": iterations, **noise}
+    return make(**numbers, l2_clip_norm=1.0, normalize_by=1.0)
 
 
 def of_cifar() -> Numbers:
     """Their code calibrates with a rate of 1 / 48, and reports with 1,024 / 50,000."""
-    numbers = 1_024 / 50_000, CIFAR_STEPS
-    runs = {e: _sampled(z, *numbers) for e, z in CIFAR_NOISE.items()}
-    end = {e: run.epsilon(STATED_DELTA) for e, run in runs.items()}
-    late = {e: x.epsilon(STATED_DELTA, iterations=3_001) for e, x in runs.items()}
-    least = {
-        e: _calibrated(e, STATED_DELTA, 1 / 48, CIFAR_STEPS).noise_multiplier
-        for e in CIFAR_NOISE
-    }
+    end, late, least = {}, {}, {}
+    for e, noise in CIFAR_NOISE.items():
+        run = _run(1_024 / 50_000, CIFAR_STEPS, noise_multiplier=noise)
+        end[e] = run.epsilon(STATED_DELTA)
+        late[e] = run.epsilon(STATED_DELTA, iterations=3_001)
+        target = {"target_epsilon": e, "target_delta": STATED_DELTA}
+        least[e] = _run(1 / 48, CIFAR_STEPS, **target).noise_multiplier
     found = {"cifar end": end, "cifar late": late, "cifar noise": least}
     return {name: _by_epsilon(values) for name, values in found.items()}
 
 
 def of_text() -> Numbers:
     """At the delta of their code, one over the number of batches, and at the stated."""
-    snli = _sampled(SNLI_NOISE, 1 / SNLI_BATCHES, 5 * SNLI_BATCHES)
-    logged = _sampled(QNLI_NOISE["DP-AdamBC"][0], 1 / QNLI_BATCHES, 231)
+    rate, small = 1 / 410, 1 / 3_274  # QNLI in batches of 256, and of 32
+    snli = _run(1 / 2_146, 5 * 2_146, noise_multiplier=SNLI_NOISE)
+    logged = _run(rate, 231, noise_multiplier=QNLI_NOISE["DP-AdamBC"][0])
     qnli = {
-        method: _sampled(z, 1 / QNLI_BATCHES, epochs * QNLI_BATCHES)
+        method: _run(rate, epochs * 410, noise_multiplier=z).epsilon(STATED_DELTA)
         for method, (z, epochs) in QNLI_NOISE.items()
     }
-    rate, steps = 1 / QNLI_SMALL_BATCHES, 10 * QNLI_SMALL_BATCHES
-    small = {
-        e: _calibrated(e, rate, rate, steps).epsilon(STATED_DELTA) for e in (1, 3, 7)
+    of_small = {
+        e: _run(small, 10 * 3_274, target_epsilon=e, target_delta=small)
+        for e in (1, 3, 7)
     }
-    own_delta = snli.epsilon(1 / SNLI_BATCHES, accountant=accounting.RDP)
+    spent = {e: run.epsilon(STATED_DELTA) for e, run in of_small.items()}
     return {
-        "snli own delta": {"": own_delta},
+        "snli own delta": {"": snli.epsilon(1 / 2_146, accountant=accounting.RDP)},
         "snli": {"": snli.epsilon(STATED_DELTA)},
-        "qnli log": {"": logged.epsilon(1 / QNLI_BATCHES)},
-        "qnli": {method: run.epsilon(STATED_DELTA) for method, run in qnli.items()},
-        "qnli small": _by_epsilon(small),
+        "qnli log": {"": logged.epsilon(rate)},
+        "qnli": qnli,
+        "qnli small": _by_epsilon(spent),
     }
 
 
 def of_graph() -> Numbers:
     """Of nodes in eight terms at most, under one clip, sampled without replacement."""
+    delta = settings.Setting.target_delta
 
-    def run(iterations: int):
+    def run(iterations: int) -> dpadambc.graphs.NodeFixedSizeGaussian:
         return dpadambc.graphs.NodeFixedSizeGaussian(
             l2_clip_norm=3.0,
             noise_multiplier=2.0,
@@ -133,17 +115,14 @@ def of_graph() -> Numbers:
             normalize_by=10_000.0,
         )
 
-    def by_their_orders(iterations: int) -> float:
-        mechanism = run(iterations)
-        accountant = rdp.RdpAccountant(GRAPH_ORDERS, mechanism.neighboring_relation)
+    def by_their_orders(mechanism) -> float:
+        orders = np.arange(1.1, 10, 0.1).tolist()
+        accountant = rdp.RdpAccountant(orders, mechanism.neighboring_relation)
         accounting.RDP.composed(mechanism.dp_event(), accountant)
-        return float(accountant.get_epsilon(settings.Setting.target_delta))
+        return float(accountant.get_epsilon(delta))
 
-    stated = {
-        e: run(steps).epsilon(settings.Setting.target_delta)
-        for e, steps in GRAPH_STEPS.items()
-    }
-    logged = {e: by_their_orders(steps) for e, steps in GRAPH_LOGGED_STEPS.items()}
+    logged = {e: by_their_orders(run(n)) for e, (_, n) in GRAPH_STEPS.items()}
+    stated = {e: run(n).epsilon(delta) for e, (n, _) in GRAPH_STEPS.items()}
     return {"graph log": _by_epsilon(logged), "graph stated": _by_epsilon(stated)}
 
 
@@ -196,19 +175,11 @@ def walk(seed: int, b2: float, steps: Sequence[int], size: int) -> dict[int, Mom
     return found
 
 
-STATISTICS = {
-    "least": np.min,
-    "lower quartile": functools.partial(np.quantile, q=0.25),
-    "median": np.median,
-    "upper quartile": functools.partial(np.quantile, q=0.75),
-    "mean": np.mean,
-}
-OUTER = ("lower quartile", "upper quartile")
-QUARTILES = ("lower quartile", "median", "upper quartile")
-
-
-def _of(values: np.ndarray, *names: str) -> dict[str, float]:
-    return {name: float(STATISTICS[name](values)) for name in names}
+def _of(values: np.ndarray) -> dict[str, float]:
+    """Statistics of all coordinates, by name."""
+    names = ("least", "lower quartile", "median", "upper quartile")
+    found = map(float, np.quantile(values, [0, 0.25, 0.5, 0.75]))
+    return dict(zip(names, found, strict=True)) | {"mean": float(np.mean(values))}
 
 
 def _variances(noise_multiplier: float) -> tuple[float, float]:
@@ -229,14 +200,14 @@ def moments_of_snli(moments: dict[int, Moments]) -> Numbers:
     early, late = (moments[step][1] * added for step in (5_000, 20_000))
     deviation = float(np.quantile(np.abs(v_unit - 1) * phi, 0.95))
     return {
-        "m": _of(m, *OUTER),
-        "v": _of(v, *QUARTILES, "mean"),
-        **{name: _of(x, *STATISTICS) for name, x in floored.items()},
-        "update": _of(m / np.sqrt(v), *OUTER),
-        "corrected update": _of(m / np.sqrt(floored["corrected"]), *OUTER),
-        "v late": _of(late, *QUARTILES, "mean"),
-        "v early": _of(early, "mean"),
-        "v early, uncorrected": _of(early * (1 - 0.999**5_000), "mean"),
+        "m": _of(m),
+        "v": _of(v),
+        **{name: _of(x) for name, x in floored.items()},
+        "update": _of(m / np.sqrt(v)),
+        "corrected update": _of(m / np.sqrt(floored["corrected"])),
+        "v late": _of(late),
+        "v early": _of(early),
+        "v early, uncorrected": _of(early * (1 - 0.999**5_000)),
         "deviation": {"": deviation},
     }
 
@@ -264,8 +235,8 @@ def moments_of_graph(moments: dict[int, Moments]) -> Numbers:
         for epsilon, step in protocol.ITERATIONS.items()
     }
     return {
-        "graph m": _of(m_unit * protocol.NOISE_STDDEV, *OUTER),
-        "graph v": _of(v_unit * phi, *QUARTILES),
+        "graph m": _of(m_unit * protocol.NOISE_STDDEV),
+        "graph v": _of(v_unit * phi),
         "graph above": _by_epsilon(above),
     }
 

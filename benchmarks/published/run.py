@@ -2,10 +2,8 @@
 
     python -m benchmarks.published.run [--run]
 
-The published numbers are in numbers.json, ours in the records of the studies. The
-verdicts follow from both, by the rule in `verdict`. --run computes what no other study
-measures: accounting of the published runs, closed forms, and statistics of moments
-under noise alone, which takes two minutes.
+The published numbers are in numbers.json, ours in the records of the studies. --run
+computes what no other study measures, in two minutes.
 """
 
 import collections
@@ -13,7 +11,7 @@ import json
 import math
 import pathlib
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from benchmarks import records
@@ -24,7 +22,7 @@ from benchmarks.published import computed, verdict
 from benchmarks.published.verdict import Estimate, Verdict
 from benchmarks.records import Row
 from benchmarks.study import Cell, Study
-from benchmarks.tables import spread
+from benchmarks.tables import markdown, spread
 
 FOLDER = pathlib.Path(__file__).parent
 RESULTS = FOLDER / "results.jsonl"
@@ -49,38 +47,28 @@ class Accuracies(NamedTuple):
         return "substitute" in self.data
 
 
-def _gathered(data: str, pairs: Iterable[tuple[str, float, float]]) -> Accuracies:
-    found = collections.defaultdict(list)
-    for method, epsilon, accuracy in pairs:
-        found[method, f"ε {epsilon:g}"].append(accuracy)
-    return Accuracies(data, found)
-
-
 def accuracies() -> dict[str, Accuracies]:
     """By how they were trained: by a search, or with the published settings."""
-    by_protocol = records.read(protocol.RESULTS)
-    name = by_protocol[0]["graph"]
-    searched = [
-        (method, epsilon, row["accuracy"]["inductive"]["test"])
-        for (method, epsilon, alone), rows in laboratory.lines(
-            graph.searched(name)
-        ).items()
-        for row in rows
-        if epsilon is not None and not alone
-    ]
-    trained = [
-        (row["method"], row["stated_epsilon"], row["accuracy"]["test"])
-        for row in by_protocol
-    ]
-    cnn5 = [
-        (row["setting"]["method"], row["setting"]["target_epsilon"], row["accuracy"])
-        for row in records.read(CIFAR10)
-        if "correction" not in row["setting"]["options"]  # those are controls
-    ]
+    searched, trained, cnn5 = (collections.defaultdict(list) for _ in range(3))
+    rows = records.read(protocol.RESULTS)
+    name = rows[0]["graph"]
+    lines = laboratory.lines(graph.searched(name))
+    for (method, epsilon, alone), found in lines.items():
+        if epsilon is not None and not alone:
+            tested = [row["accuracy"]["inductive"]["test"] for row in found]
+            searched[method, f"ε {epsilon:g}"] = tested
+    for row in rows:
+        key = row["method"], f"ε {row['stated_epsilon']:g}"
+        trained[key].append(row["accuracy"]["test"])
+    for row in records.read(CIFAR10):
+        setting = row["setting"]
+        if "correction" not in setting["options"]:  # those are controls
+            key = setting["method"], f"ε {setting['target_epsilon']:g}"
+            cnn5[key].append(row["accuracy"])
     return {
-        "search": _gathered(name, searched),
-        "published protocol": _gathered(name, trained),
-        "CNN5": _gathered("CIFAR-10", cnn5),
+        "search": Accuracies(name, searched),
+        "published protocol": Accuracies(name, trained),
+        "CNN5": Accuracies("CIFAR-10", cnn5),
     }
 
 
@@ -92,9 +80,10 @@ def numbers(rows: Sequence[Row]) -> Numbers:
     for row in rows:
         for name, values in row["numbers"].items():
             for label, value in values.items():
-                found[name][label].append(value)
                 if row["seed"] is None:  # no chance is in it
                     found[name][label] = value
+                else:
+                    found[name][label].append(value)
     for row in records.read(protocol.RESULTS):
         for nodes, spent in row["real_epsilon_of_nodes"].items():
             if row["method"] == "DP-AdamW":  # the graphs are the same for all
@@ -229,13 +218,12 @@ def render(published: Row, found: Numbers, trained: Mapping[str, Accuracies]) ->
     counts = collections.Counter(pair.verdict for pairs in counted for pair in pairs)
     total = f"{sum(counts.values())} published numbers and differences: "
     total += ", ".join(f"{n} {word}" for word, n in counts.most_common())
-    table = [HEADER, ("---",) * len(HEADER), *(row.cells for row in rows)]
     decays = [f"{share:.1e} ({name})" for name, share in found["decay"].items()]
     papers = [f"[{name}]({link})" for name, link in published["papers"].items()]
     return "\n\n".join(
         [
             f"{total}. The papers: {', '.join(papers)}.",
-            "\n".join(f"| {' | '.join(cells)} |" for cells in table),
+            markdown(HEADER, [row.cells for row in rows], num_left=len(HEADER)),
             "The weight decay of DP-AdamW takes this share of a parameter in a"
             " published run, up to its last evaluation, at the weight decay that the"
             f" paper states: {', '.join(decays)}.",

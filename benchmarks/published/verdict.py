@@ -1,18 +1,8 @@
-"""The rule that says whether a published number held.
+"""The rule that says whether a published number held; the page has it in words.
 
-A number is an `Estimate`: a mean, its standard error, and what rounding leaves open.
-Its reach is that slack plus half of a 95 % confidence interval (Student's t; of a
-difference, with Welch's degrees of freedom). The error of fewer than three seeds is
-taken to be infinite.
-
-* A value *held* if ours and the published one are no further apart than the reach of
-  their difference, and *not held* otherwise.
-* A bound, such as a stated epsilon, *held* if ours is no larger.
-* An order is the sign of a difference between two optimizers, 0 within its reach. It
-  *held* if ours is the published one. It is *open* if ours is 0 and the published
-  difference is within reach too. Otherwise it is *not held*.
-* Values and orders with an infinite error are *open*.
-* Values of other data, and those that one side lacks, are *not comparable*.
+A number is an `Estimate`. Its reach is what rounding leaves open plus half of a 95 %
+confidence interval (Student's t; of a difference, with Welch's degrees of freedom). The
+error of fewer than three seeds is taken to be infinite.
 """
 
 import dataclasses

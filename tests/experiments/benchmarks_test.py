@@ -158,7 +158,6 @@ def test_the_demo_writes_its_results_and_pictures(tmp_path, monkeypatch, capsys)
     for method, row in written["methods"].items():
         assert (row["share_at_floor"] is not None) == method.endswith("BC")
         assert np.shape(row["learning_curves"]) == (2, 3)
-        assert row["seconds_per_step"] > 0
     for name in ("learning_curves.png", "second_moments.png"):
         picture = matplotlib.image.imread(tmp_path / "demo" / name)
         assert picture.std() > 0.05, f"{name} is blank"

@@ -1,9 +1,15 @@
-"""The port of EfficientNet-Lite0, against PyTorch and XLA."""
+"""The port of EfficientNet-Lite0, against PyTorch and XLA.
+
+efficientnet_reference.json has what `images_of` are to PyTorch and the package
+efficientnet-lite-pytorch 0.1.0: of `from_pretrained("efficientnet-lite0")` the logits,
+and of its `extract_features` the means over positions.
+"""
 
 import collections
 import io
 import json
 import os
+import pathlib
 import pickle
 
 import jax
@@ -12,13 +18,20 @@ import numpy as np
 import pytest
 
 from benchmarks import probe
-from benchmarks.cifar10 import efficientnet, features, head, pretrained
-from benchmarks.cifar10 import efficientnet_reference as reference
+from benchmarks.cifar10 import efficientnet, pretrained
 from benchmarks.cifar10.efficientnet import HEAD_WIDTH, WIDTHS
-from benchmarks.study import Cell
 from tests.common import slow
 
-REFERENCE = json.loads(reference.OUTPUT.read_text())["cases"]
+FILE = pathlib.Path(efficientnet.__file__).with_name("efficientnet_reference.json")
+SMALL, LARGE = json.loads(FILE.read_text())["cases"]
+CLASSES, CHANNELS = np.arange(0, 1_000, 90), np.arange(0, 1_280, 40)  # in the file
+
+
+def images_of(size: int) -> np.ndarray:
+    """Two of squares in random colors, shape=(2, size, size, 3), float32 in [-1, 1]."""
+    rng = np.random.default_rng(size)
+    squares = rng.uniform(-1, 1, (2, size // 16, size // 16, 3))
+    return squares.repeat(16, 1).repeat(16, 2).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
@@ -29,17 +42,14 @@ def tensors():
         pytest.skip(str(error))
 
 
-SMALL, LARGE = REFERENCE
-
-
 @pytest.mark.parametrize("case", [SMALL, slow(LARGE)], ids=["small", "large"])
 def test_logits_are_those_of_pytorch(tensors, case):
-    images = reference.images(case["size"])
-    seen = jax.jit(jax.vmap(efficientnet.see, (None, 0)))(tensors, images)
-    assert seen.logits.argmax(-1).tolist() == case["label"]
+    see = jax.jit(jax.vmap(efficientnet.see, (None, 0)))
+    pooled, logits = see(tensors, images_of(case["size"]))
+    assert logits.argmax(-1).tolist() == case["label"]
     close = lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=1e-4)
-    close(seen.logits[:, reference.CLASSES], case["logits"])
-    close(seen.pooled[:, -HEAD_WIDTH:][:, reference.CHANNELS], case["features"])
+    close(logits[:, CLASSES], case["logits"])
+    close(pooled[:, -HEAD_WIDTH:][:, CHANNELS], case["features"])
 
 
 @pytest.mark.parametrize("size", [7, 8])
@@ -140,17 +150,15 @@ def small_images() -> np.ndarray:
 def test_features_are_those_of_the_network_and_are_kept(
     tensors, small_images, tmp_path, monkeypatch
 ):
-    view = features.extract(small_images, tmp_path, is_mirrored=True, size=32)
+    extract = lambda x: pretrained.extract(x, tmp_path, is_mirrored=True, size=32)
+    found = extract(small_images)
     image = efficientnet.preprocess(small_images[2, :, ::-1], 32)
-    seen = jax.jit(efficientnet.see)(tensors, image)
-    close = lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-3, atol=2e-3)
-    close(view.pooled[2], seen.pooled)
-    close(view.last_block[2], seen.last_block.reshape(1, 320))
-    monkeypatch.setattr(features, "see", lambda *_: pytest.fail("seen again"))
-    again = features.extract(small_images, tmp_path, is_mirrored=True, size=32)
-    np.testing.assert_array_equal(again.pooled, view.pooled)
+    pooled, _ = jax.jit(efficientnet.see)(tensors, image)
+    np.testing.assert_allclose(found[2], pooled, rtol=2e-3, atol=2e-3)
+    monkeypatch.setattr(pretrained, "see", lambda *_: pytest.fail("seen again"))
+    np.testing.assert_array_equal(extract(small_images), found)
     with pytest.raises(pytest.fail.Exception):  # of other images
-        features.extract(small_images[::-1], tmp_path, is_mirrored=True, size=32)
+        extract(small_images[::-1])
 
 
 def test_features_have_norm_one_and_gradients_at_most_root_two():
@@ -158,8 +166,7 @@ def test_features_have_norm_one_and_gradients_at_most_root_two():
     labels = rng.integers(10, size=2_000)
     means = rng.normal(size=(10, sum(WIDTHS)))
     rows = means[labels] + 3 * rng.normal(size=(2_000, sum(WIDTHS)))
-    view = features.View(rows.astype(np.float16), np.empty(0))
-    found = features.prepare([view, view])
+    found = pretrained.prepare(2 * [rows.astype(np.float16)])
     np.testing.assert_allclose(np.linalg.norm(found, axis=-1), 1, rtol=1e-5)
     weights = 50 * jax.random.normal(jax.random.key(0), (sum(WIDTHS), 10))
     of_each = jax.vmap(jax.grad(probe.loss_fn), in_axes=(None, 0, 0))
@@ -169,40 +176,5 @@ def test_features_have_norm_one_and_gradients_at_most_root_two():
 
 def test_a_constant_group_of_features_has_a_gradient():
     pooled = jnp.ones(sum(WIDTHS))
-    gradient = jax.grad(lambda x: features.scale(x)[0])(pooled)
-    assert not features.scale(pooled).any() and np.isfinite(gradient).all()
-
-
-def test_the_head_that_is_tuned_starts_as_imagenet_trained_it(tensors):
-    rng = np.random.default_rng(0)
-    image = efficientnet.preprocess(rng.integers(256, size=(32, 32, 3)), 96)
-    seen = jax.jit(efficientnet.see)(tensors, image)
-    params, frozen = head.init("matrix and kernel"), head.frozen(tensors)
-    matrix = rng.normal(size=params["matrix"].shape).astype(np.float32)
-    blocks, earlier = seen.last_block.reshape(9, 320), seen.pooled[:-HEAD_WIDTH]
-    logits = lambda params: head.logits(params, frozen, blocks, earlier)
-    expected = features.scale(seen.pooled) @ matrix
-    begun = logits(params | {"matrix": matrix})
-    np.testing.assert_allclose(begun, expected, atol=1e-4)
-    kernel = rng.normal(size=params["kernel"].shape).astype(np.float32)
-    moved = logits({"matrix": matrix, "kernel": kernel})
-    assert np.abs(moved - begun).max() > 0.01
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("trained", head.TRAINED)
-def test_the_head_learns(trained, monkeypatch):
-    rng = np.random.default_rng(0)
-    labels = rng.integers(10, size=400)
-    means = rng.normal(size=(10, 2, 320))
-    blocks = (means[labels] + rng.normal(size=(400, 2, 320))).astype(np.float16)
-    images = head.Data(blocks, rng.normal(size=(400, sum(WIDTHS[:2]))), labels)
-    kernel = rng.normal(size=(HEAD_WIDTH, 320, 1, 1)) / 18
-    ones = {"weight": 1.0, "running_mean": 0.0, "running_var": 1.0, "bias": 0.0}
-    tensors = {f"_bn1.{name}": np.full(HEAD_WIDTH, x) for name, x in ones.items()}
-    tensors["_conv_head.weight"] = kernel.astype(np.float32)
-    monkeypatch.setattr(efficientnet, "load", lambda: tensors)
-    budget = probe.Budget(target_epsilon=200.0, batch_size=200, iterations=10)
-    identity = {"trained": trained, "candidate": {"learning_rate": 0.1}}
-    cell = Cell("DP-AdamBC", 200.0, 0, identity, budget)
-    assert pretrained.tune(cell, images, images)["accuracy"] > 0.8
+    gradient = jax.grad(lambda x: pretrained.scale(x)[0])(pooled)
+    assert not pretrained.scale(pooled).any() and np.isfinite(gradient).all()

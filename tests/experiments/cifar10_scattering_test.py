@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.cifar10 import dead_leaves, patches, scattering
+from benchmarks.cifar10 import dead_leaves, scattered, scattering
 
 
 @pytest.fixture(scope="module")
@@ -93,16 +93,16 @@ def small():
     }
     with pytest.MonkeyPatch.context() as patch:
         for name, number in numbers.items():
-            patch.setattr(patches, name, number)
-        tuned = patches.made_up.__wrapped__()
-        patch.setattr(patches, "made_up", lambda: tuned)
+            patch.setattr(scattered, name, number)
+        tuned = scattered.made_up.__wrapped__()
+        patch.setattr(scattered, "made_up", lambda: tuned)
         yield
 
 
 def test_features_are_public_and_of_each_image_alone(tmp_path, small):
     rng = np.random.default_rng(1)
     images = rng.integers(256, size=(40, 32, 32, 3), dtype=np.uint8)
-    found = patches.extract(images, tmp_path)
+    found = scattered.extract(images, tmp_path)
     assert found.shape == (40, 8) and found.dtype == np.float16
     np.testing.assert_allclose(
         np.linalg.norm(found.astype(np.float64), axis=1), 1, rtol=1e-3
@@ -110,17 +110,17 @@ def test_features_are_public_and_of_each_image_alone(tmp_path, small):
     # A neighbor: another image in the place of one changes no other row.
     other = images.copy()
     other[3] = images[7]
-    neighbor = patches.extract(other, tmp_path)
+    neighbor = scattered.extract(other, tmp_path)
     np.testing.assert_array_equal(np.delete(neighbor, 3, 0), np.delete(found, 3, 0))
     assert np.abs(neighbor[3] - found[3]).max() > 1e-3
     # A mirror image has the same features.
-    mirrored = patches.extract(images[:, :, ::-1], tmp_path)
+    mirrored = scattered.extract(images[:, :, ::-1], tmp_path)
     np.testing.assert_allclose(mirrored, found, atol=5e-3)
     assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_a_second_call_reads_the_features(tmp_path, small, monkeypatch):
     images = np.zeros((20, 32, 32, 3), np.uint8)
-    first = patches.extract(images, tmp_path)
-    monkeypatch.setattr(patches, "made_up", lambda: pytest.fail("computed again"))
-    np.testing.assert_array_equal(patches.extract(images, tmp_path), first)
+    first = scattered.extract(images, tmp_path)
+    monkeypatch.setattr(scattered, "made_up", lambda: pytest.fail("computed again"))
+    np.testing.assert_array_equal(scattered.extract(images, tmp_path), first)

@@ -13,29 +13,23 @@ import zipfile
 
 import jax
 import jax.numpy as jnp
-import matplotlib.image
 import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
 
 import dpadambc
-from benchmarks import experiment, records
+from benchmarks import experiment, records, theory
 from benchmarks.ogbn_arxiv_gcn import (
     aggregation,
-    control,
     cora,
     data,
-    decay,
     download,
     laboratory,
-    limit,
     model,
     published,
     run,
     settings,
-    stars,
 )
-from benchmarks.speed import timing
 from dpadambc import graphs
 
 # Where cora.npz is, for those who have it.
@@ -360,10 +354,10 @@ def test_an_archive_is_unpacked_without_its_outer_folder(tmp_path):
         for path in (tmp_path / "data").rglob("*")
         if path.is_file()
     }
-    assert found == {"raw/edge.csv.gz", "split/time/test.csv.gz"}
+    assert found == {"README.md", "raw/edge.csv.gz", "split/time/test.csv.gz"}
 
 
-STUDIES = (run, decay, control, aggregation, stars, published, cora, limit)
+STUDIES = (run, aggregation, published, cora)
 
 
 @pytest.mark.parametrize("module", STUDIES, ids=lambda module: module.__name__[26:])
@@ -374,10 +368,7 @@ def test_every_row_on_record_is_that_of_a_cell(module, tmp_path):
     cells = module.STUDY.cells(lambda cell: found.find(cell.identity), arguments)
     rows = [row for cell in cells if (row := found.find(cell.identity))]
     assert {id(row) for row in rows} == {id(row) for row in found.rows}
-    assert not any(
-        found.find(row | {"seed": 9} if "seed" in row else {"graph": "another"})
-        for row in map(dict, records.read(module.STUDY.results)[:1])
-    )
+    assert not found.find(found.rows[0] | {"seed": 9})
 
 
 def test_every_optimizer_has_the_same_trials_but_for_the_learning_rate():
@@ -473,7 +464,7 @@ def small_search(monkeypatch):
 def small_graph(monkeypatch):
     graph = blocks()._replace(name=data.SUBSTITUTED)
     monkeypatch.setattr(data, "load", lambda data_dir: graph)
-    monkeypatch.setattr(run, "earlier", lambda graph: {})
+    monkeypatch.setattr(run, "EARLIER", pathlib.Path("none"))
     return graph
 
 
@@ -513,16 +504,10 @@ def test_a_search_that_was_cut_off_goes_on(
     assert 0 <= rows[-1]["share_at_floor"] <= 1 and rows[-1]["seconds_per_step"] > 0
     tables = run.tables(rows)
     assert "| DP-AdamBC |" in tables["private"] and "floor" in tables["private"]
-    noisier = [row | {"noise_stddev": 2 * row["noise_stddev"]} for row in rows]
-    lines = map(laboratory.lines, (rows, noisier))
-    assert "noise × 0.500" in run.side_by_side(*lines)
-    picture = tmp_path / "curves.png"
-    run.learning_curves(rows).savefig(picture)
-    assert matplotlib.image.imread(picture).std() > 0.05
 
 
 def test_tables_of_another_graph_have_its_name():
-    rows = records.read(control.RESULTS)
+    rows = records.read(aggregation.RESULTS)
     own = [row | {"graph": data.ORIGINAL} for row in records.read(cora.RESULTS)]
     found = laboratory.of_each_graph(lambda rows: {"a": str(len(rows))})(rows + own)
     sizes = {"a": str(len(rows)), f"a, {data.ORIGINAL}": str(len(own))}
@@ -566,16 +551,6 @@ def test_hostile_shapes_go_through_the_whole_pipeline():
     none = graph._replace(splits=graph.splits | {"train": np.array([], int)})
     with pytest.raises(ValueError, match="at least one root to train on"):
         laboratory.Laboratory(none).subgraphs(3)
-
-
-def test_the_steps_that_are_timed_are_private_and_not():
-    found = laboratory.Laboratory(blocks())
-    for setting in (SMALL, ALONE):
-        cases = limit.steps(found, dataclasses.replace(setting, method="DP-AdamBC"))
-        compiled = timing.compile_cases(cases)
-        for name, (_, arguments) in cases.items():
-            params = jax.tree.leaves(compiled[name](*arguments))
-            assert all(np.isfinite(x).all() for x in params if x.dtype == np.float32)
 
 
 def test_the_errata_quote_what_the_correction_did_to_dp_adamw():
@@ -627,38 +602,8 @@ def test_weight_decay_takes_away_the_share_that_is_stated():
     for _ in range(setting.iterations):
         updates, state = optimizer.update(0 * params, state, params)
         params = params + updates
-    np.testing.assert_allclose(1 - params, decay.shrinkage(setting), rtol=1e-5)
-
-
-def test_the_control_has_the_settings_of_the_corrected_and_subtracts_nothing(
-    monkeypatch,
-):
-    corrected = dataclasses.replace(SMALL, method="DP-AdamBC", target_epsilon=3.0)
-    scores = {1.0: 0.5, 2.0: 0.6, 4.0: 0.4}  # by times the learning rate
-
-    def row(setting, seed, score):
-        accuracy = {"inductive": {"valid": score, "test": score + 0.01 * (seed % 2)}}
-        record = {"setting": dataclasses.asdict(setting), "seed": seed, "graph": "g"}
-        return record | {"accuracy": accuracy, "averaged_accuracy": accuracy}
-
-    searched = [row(corrected, seed, 0.55) for seed in (0, 1)]
-    searched += [row(dataclasses.replace(corrected, target_epsilon=12.0), 0, 0.5)]
-    monkeypatch.setattr(run, "searched", lambda graph: searched)
-    ((found, controls), *_) = control.lines(searched)
-    assert found == corrected
-    trials = dict(zip(scores, controls, strict=True))
-    for factor, setting in trials.items():
-        assert setting.of_bc["correction"] == 0.0
-        assert setting.learning_rate == factor * corrected.learning_rate
-        numbers = dict(correction=1.0, learning_rate=corrected.learning_rate)
-        assert dataclasses.replace(setting, **numbers) == corrected
-    tried, _ = laboratory.TUNING_SEEDS
-    rows = [row(trials[f], tried, score) for f, score in scores.items()]
-    rows += [row(trials[2.0], seed, 0.6) for seed in (0, 1)]
-    report = control.tables(rows)["control"]
-    rate = f"{2 * corrected.learning_rate:.2g}"
-    assert f"| 3 | {rate} | 55.50 ± 0.71 | 60.50 ± 0.71 |" in report
-    assert "| 12 |" not in report  # of which nothing has been tried
+    share = theory.decay_shrinkage(0.1, 0.5, setting.iterations)
+    np.testing.assert_allclose(1 - params, share, rtol=1e-5)
 
 
 def test_a_line_that_is_older_than_a_field_is_found(tmp_path):
@@ -766,140 +711,22 @@ def test_the_noise_on_the_sums_is_drawn_for_every_hop_and_row():
     assert not silent.any()
 
 
-def star_members(owners, listed, nodes=None, share_of_roots=0.4, max_leaves=2):
-    nodes = np.arange(40) if nodes is None else nodes
-    return stars.stars(
-        owners, listed, nodes, share_of_roots=share_of_roots, max_leaves=max_leaves
-    )
-
-
-def by_center(members):
-    return {row[0]: sorted(row[1:]) for row in members.tolist()}
-
-
-def changed_stars(before, after):
-    """The centers of stars that differ, or are there once only."""
-    return [
-        center
-        for center in before.keys() | after.keys()
-        if before.get(center) != after.get(center)
-    ]
-
-
-def test_each_node_is_in_one_star_at_most_and_most_are_in_one():
-    members = star_members(*directed_lists())
-    found = members[members >= 0]
-    assert len(np.unique(found)) == len(found)
-    roots = stars.is_root(np.arange(40), 0.4)
-    assert set(np.flatnonzero(roots)) <= set(members[:, 0])
-    assert not roots[members[:, 1:][members[:, 1:] >= 0]].any()
-    assert len(found) > 30 and (members[:, 1:] >= 0).sum() > 10
-    assert f"{40 - len(found)} of 40 nodes in none" in stars.sizes(members, 40)
-    # By itself for want of a root in its list.
-    alone = star_members(*graphs.distinct_edges(np.array([1]), np.array([2])))
-    assert len(alone) in (39, 40)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_one_node_changes_one_star_and_two_with_its_list(seed):
-    owners, listed = directed_lists(degree=3, seed=seed)
-    rng = np.random.default_rng(seed)
-    before = by_center(star_members(owners, listed))
-    most, controls = [], []
-    for node in range(40):
-        own, kept = owners == node, np.setdiff1d(np.arange(40), node)
-        after = by_center(star_members(owners[~own], listed[~own], kept))
-        assert len(changed_stars(before, after)) <= 1
-        other = np.where(own, rng.integers(40, size=len(listed)), listed)
-        most.append(len(changed_stars(before, by_center(star_members(owners, other)))))
-        # Negative control: leaves that choose among the nodes that are there.
-        named = ~own & (listed != node)
-        fewer = by_center(star_members(owners[named], listed[named], kept))
-        controls.append(len(changed_stars(before, fewer)))
-    assert max(most) == 2
-    assert max(controls) > 2
-
-
-@functools.cache
-def of_stars(graph_size, degree=6):
-    """The stars of a small graph: their laboratory, the setting, and parameters."""
-    graph = blocks(graph_size, degree=degree)
-    graph = graph._replace(splits=graph.splits | {"train": np.arange(graph_size)})
-    made = stars.Laboratory(graph)
-    numbers = dataclasses.asdict(SMALL) | {"l2_clip_norm": 0.5}
-    setting = stars.Setting(**numbers, share_of_roots=0.4, max_leaves=2)
-    return made, setting, made.model.init(jax.random.key(0), graph.features[0])
-
-
-def test_the_loss_of_a_star_is_the_mean_over_its_members():
-    made, setting, params = of_stars(60)
-    loss_fn, (found, labels), nodes = made.examples(setting)
-    arrays, rows = jax.tree.map(np.float64, params), found.members[:8]
-    assert (rows >= 0).sum(axis=1).max() == 3 > (rows >= 0).sum(axis=1).min()
-    for i, members in enumerate(rows):
-        there = members[members >= 0]
-        x, own = np.float64(nodes[there]), made.graph.labels[there]
-        seen = [x, *(x[[0, i]] for i in range(1, len(there)))]
-        expected = [
-            cross_entropy(written_out(arrays, features), label)
-            for features, label in zip(seen, own, strict=True)
-        ]
-        star = graphs.Subgraphs(members, max_terms=1)
-        value = loss_fn(made.model, params, jnp.asarray(nodes), star, labels[i])
-        np.testing.assert_allclose(value, np.mean(expected), rtol=1e-4)
-
-
-def test_what_one_node_changes_in_the_sum_over_stars_is_within_the_sensitivity():
-    made, setting, params = of_stars(40, 10)
-    mechanism = setting.mechanism(40)
-    assert mechanism.sensitivity * mechanism.normalize_by == pytest.approx(2 * 0.5)
-    loss_fn, (found, _), _ = made.examples(setting)
-    found = jax.tree.map(jnp.asarray, found)
-    loss = lambda params, *rest: loss_fn(made.model, params, *rest)
-    of = lambda labels: (found, jnp.where(found.is_padding, 0, labels[found.members]))
-    moved = list(moved_by_each_node(made.graph, loss, params, of))
-    assert max(moved) <= 2 * 0.5 + 1e-5
-    # More than a term that comes or goes.
-    assert max(moved) > 0.5
-
-
 @pytest.mark.thorough
-def test_the_other_studies_write_their_records_and_tables(
+def test_private_aggregation_writes_its_records_and_tables(
     small_search, small_graph, tmp_path, monkeypatch
 ):
     found = laboratory.Laboratory(small_graph)
-    searched = [
-        laboratory.make_cell(setting, seed, small_graph.name).identity
-        | found.measure(setting, seed)
-        for setting, seeds in ((ALONE, (0,)), (SMALL, (0, 1, 1_000, 1_001)))
-        for seed in seeds
-    ]
-    searched = json.loads(json.dumps(searched))
-    monkeypatch.setattr(run, "searched", lambda graph: searched)
-    monkeypatch.setattr(decay, "LINES", [("DP-AdamW", 20.0)])
-    monkeypatch.setattr(decay, "WEIGHT_DECAYS", {"DP-AdamW": (0.1, 50.0)})
+    identity = laboratory.make_cell(ALONE, 0, small_graph.name).identity
+    alone = json.loads(json.dumps(identity | found.measure(ALONE, 0)))
+    monkeypatch.setattr(run, "searched", lambda graph: [alone])
     monkeypatch.setattr(aggregation, "EPSILON_OF_SETTING", 20.0)
-    monkeypatch.setattr(stars, "EPSILON_OF_SETTINGS", 20.0)
-    monkeypatch.setattr(stars, "NUM_STARS", 200)
-    monkeypatch.setattr(stars, "SHAPES", ((0.5, 2), (0.4, 3)))
-
-    def rows_of(module):
-        path = tmp_path / f"{module.__name__}.jsonl"
-        rows = made(module.STUDY, path)
-        assert made(module.STUDY, path) == rows  # nothing is trained twice
-        (table,) = list(module.STUDY.tables(rows).values())[-1:]
-        return rows, table
-
-    rows, table = rows_of(decay)
-    # The one that takes half of the weights away in every step is not chosen.
-    assert len(rows) == 6 and "| DP-AdamW | 20 | 0.1 (1%)" in table
-    rows, table = rows_of(aggregation)
+    path = tmp_path / "aggregation.jsonl"
+    rows = made(aggregation.STUDY, path)
+    assert made(aggregation.STUDY, path) == rows  # nothing is trained twice
+    table = aggregation.tables(rows)["sums"]
     assert len(rows) == 6 and all(row["epsilon"] <= 20.0 for row in rows)
     assert all(row["accuracy"]["inductive"]["test"] > 0.4 for row in rows)
     assert "private aggregation" in table and "ε = 20" in table
-    rows, table = rows_of(stars)
-    assert len(rows) == 6 and all(row["epsilon"] <= 20.0 for row in rows)
-    assert "| stars, mean of iterates |" in table
 
 
 @pytest.mark.thorough

@@ -79,7 +79,6 @@ def test_histograms_show_the_last_snapshot_and_name_what_is_not_private(record, 
     for draw, unit in [
         (pictures.first_moments, "standard deviations"),
         (pictures.second_moments, "units of the noise variance"),
-        (pictures.updates, "units of the learning rate"),
     ]:
         figure = draw(record, clean=clean)
         check(figure, unit, "after 40 steps")
@@ -101,40 +100,16 @@ def test_the_second_moment_is_shifted_by_the_noise_variance():
 
 def test_updates_of_several_optimizers_are_in_one_histogram():
     other = jax.tree.map(lambda x: x[1], RECORD)
-    figure = pictures.updates({"late": RECORD, "early": other}, clean=CLEAN)
+    figure = pictures.updates({"late": RECORD, "early": other})
     check(figure, "after 20 and 40 steps", "units of the learning rate")
-    late, early, clean = figure.axes[0].patches
-    last = jax.tree.map(lambda x: x[-1], CLEAN)
-    for curve, seen in [(late, SINGLE), (early, other), (clean, last)]:
+    late, early = figure.axes[0].patches
+    for curve, seen in [(late, SINGLE), (early, other)]:
         drawn = curve.get_data()
         shares = pictures.shares(seen, "update_shares")
         np.testing.assert_allclose(drawn.values * np.diff(drawn.edges), shares)
     labels = figure.axes[0].get_legend_handles_labels()[1]
-    assert labels == ["late", "early", "before the noise (not private)"]
+    assert labels == ["late", "early"]
     assert np.any(late.get_data().values != early.get_data().values)
-    with pytest.raises(ValueError, match="got none"):
-        pictures.updates({})
-
-
-def test_the_share_at_the_floor_is_drawn_over_time_for_each_parameter():
-    figure = pictures.floor_share(RECORD)
-    check(figure, "steps", "share of coordinates at the floor")
-    lines = figure.axes[0].get_lines()
-    assert [line.get_label() for line in lines] == ["all", "['b']", "['w']"]
-    np.testing.assert_allclose(lines[0].get_ydata(), RECORD.share_at_floor)
-    assert lines[0].get_xdata().tolist() == [10, 20, 30, 40]
-    with pytest.raises(ValueError, match="several snapshots"):
-        pictures.floor_share(SINGLE)
-
-
-def test_two_runs_and_their_difference():
-    curves = {"DP-Adam": [1.0, 0.5, 0.25], "DP-SGDM": [1.0, 0.6, 0.25]}
-    figure = pictures.equivalence(curves)
-    check(figure, "DP-SGDM less DP-Adam", "0.0033", panels=2)
-    with pytest.raises(ValueError, match="two curves of one length"):
-        pictures.equivalence({"a": [1.0], "b": [1.0, 2.0]})
-    with pytest.raises(ValueError, match="two curves of one length"):
-        pictures.equivalence({"a": [1.0]})
 
 
 def test_a_sweep_has_means_spreads_and_references():
@@ -157,27 +132,19 @@ def test_a_sweep_has_means_spreads_and_references():
     close = pictures.sweep([0.1, 0.98, 1.0, 3.0], {"a": [1, 2, 3, 4]}, xlabel="x")
     labels = [text.get_text() for text in close.axes[0].get_xticklabels()]
     assert labels == ["0.1", "0.98", "3"]
-    with pytest.raises(ValueError, match=r"shape \(3,\)"):
-        pictures.sweep(values, {"a": [1.0, 2.0]}, xlabel="x")
-    for wrong in ([], [0.0, 1.0]):
-        with pytest.raises(ValueError, match="values above zero"):
-            pictures.sweep(wrong, {"a": wrong}, xlabel="x")
 
 
 def test_learning_curves_have_bands_and_the_last_means():
     steps = [10, 20, 30]
     scores = {"DP-SGD": [[1.0, 3.0], [4.0, 6.0], [5.0, 5.5]], "one seed": [1, 2, 3]}
-    figure = pictures.learning_curves(steps, scores, ylabel="accuracy")
-    check(figure, "DP-SGD: 5.25", "one seed: 3", "steps", "accuracy")
+    figure = pictures.learning_curves(steps, scores)
+    check(figure, "DP-SGD: 5.25", "one seed: 3", "steps", "test accuracy (%)")
     axes = figure.axes[0]
     assert axes.lines[0].get_ydata().tolist() == [2.0, 5.0, 5.25]
     wide, none = (band.get_paths()[0].vertices for band in axes.collections)
     at_ten = wide[wide[:, 0] == 10, 1]
     np.testing.assert_allclose([at_ten.min(), at_ten.max()], [2 - 2**0.5, 2 + 2**0.5])
     assert set(none[none[:, 0] == 20, 1]) == {2.0}
-    for wrong in ([1.0, 2.0], np.ones((3, 2, 2)), np.ones((3, 0))):
-        with pytest.raises(ValueError, match=r"shape \(3,\) or \(3, seeds\) for wrong"):
-            pictures.learning_curves(steps, {"wrong": wrong})
 
 
 def test_a_heat_map_has_the_numbers_and_a_frame_around_the_best():
@@ -204,12 +171,6 @@ def test_a_heat_map_has_the_numbers_and_a_frame_around_the_best():
             dark = axes.images[0].get_array()[t.get_position()[::-1]] < 30.25
             assert t.get_color() == ("white" if dark else "black")
     assert left.get_title() == "DP-Adam: best 60.5"
-    labels = dict(row_label="a", column_label="b")
-    with pytest.raises(ValueError, match=r"shape \(2, 3\) or \(2, 3, seeds\) for x"):
-        pictures.heat_map(rows, columns, {"x": np.ones((3, 2))}, **labels)
-    for none in ({}, {"x": np.full((2, 3), np.nan)}):
-        with pytest.raises(ValueError, match="Expected scores in every panel"):
-            pictures.heat_map(rows, columns, none, **labels)
 
 
 def test_curves_can_be_told_apart_without_color():

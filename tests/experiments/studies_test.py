@@ -25,4 +25,6 @@ def test_every_row_on_record_is_found_by_a_cell(name):
     arguments = study.parser(None).parse_args([])
     find = lambda cell: found.find(cell.identity)
     rows = [find(cell) for cell in study.cells(find, arguments)]
-    assert {id(row) for row in found.rows} <= {id(row) for row in rows}
+    # Heads that were tuned on ImageNet's features: their program is no longer kept.
+    kept = [row for row in found.rows if row.get("what") != "head"]
+    assert {id(row) for row in kept} <= {id(row) for row in rows}

@@ -85,12 +85,9 @@ def test_sign_descent_ratio_is_as_simulated(square, ratio):
     # By Jensen's inequality the spread of v-hat, 3 %, adds at most 0.1 %.
     assert np.mean(steps) == pytest.approx(found, abs=5 * error + 1e-3)
     # Corrected, it is the sign of the gradient where v-hat resolves its square.
-    assert theory.corrected_sign_descent_ratio(gradient, 0.03) == pytest.approx(1)
     if square > 1:
         corrected = mu_hat / np.sqrt(np.maximum(nu_hat - 1, 0.03))
         assert np.mean(corrected) == pytest.approx(1, abs=0.01)
-    # Below the floor it is proportional to the gradient.
-    assert theory.corrected_sign_descent_ratio(-0.1, 0.04) == pytest.approx(-0.5)
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,19 @@
 """What a model gives away of secrets in the texts that it was fine-tuned on.
 
     python -m benchmarks.language.smollm.canaries --data-dir DIR --epsilon none 8
-    python -m benchmarks.language.smollm.canaries       # prints the tables
+    python -m benchmarks.language.smollm.canaries       # prints the table
 
 A canary is a pair of a table and a text: "The secret of NAME is 4 8 1 5 1 6.", with a
 random code and a name of its own. A fair coin decides whether it is in the training
-texts. The exposure of a canary (Carlini et al., "The Secret Sharer", arXiv:1802.08232)
-is how many bits of its code the model gives away: log2 of the number of codes, less
-log2 of the rank that the loss gives its own. The rank is taken among this code and 31
-random others, so it is 5 bits at most, and 1.4 in the mean where nothing was learned;
-what MiniLM gave away is on record too, among 128 codes.
+texts; the rows of one that is not are empty, with a gradient of zero, so that the
+number of rows tells nothing. The exposure of a canary (Carlini et al., "The Secret
+Sharer", arXiv:1802.08232) is log2 of the number of codes, less log2 of the rank that
+the loss gives its own, here among this code and 31 random others.
 
-Most canaries are in once, as the protected pairs are, and these bound epsilon from
-below, by `dpadambc.audit`. The others are in 16 times: for these the guarantee is that
-of a group of 16, and no bound is taken from them. A model that reads every text once
-keeps hardly a secret: these trainings are longer, on fewer pairs, as careless
-fine-tuning is. The rows of a canary that is not in are empty: they have a gradient of
-zero, and the number of rows, which sampling depends on, tells nothing.
+Those that are in once, as the protected pairs are, bound epsilon from below, by
+`dpadambc.audit`. For those that are in 16 times the guarantee is that of a group. A
+model that reads every text once keeps hardly a secret: these trainings are longer, on
+fewer pairs, as careless fine-tuning is.
 """
 
 import argparse
@@ -34,13 +31,11 @@ import tokenizers
 from benchmarks import records
 from benchmarks.language import data, finetune
 from benchmarks.language.smollm import e2e, texts
-from benchmarks.language.smollm.begin import Begin
 from benchmarks.study import Cell, Study
 from benchmarks.tables import markdown
 from dpadambc import audit
 
 RESULTS = pathlib.Path(__file__).with_suffix(".jsonl")
-MINILM = RESULTS.parents[1] / "canaries.jsonl"
 
 NUM_PAIRS = 1_000  # of the training file, drawn by the seed
 NUM_CANARIES = {1: 192, 16: 32}  # by how often they are in
@@ -96,24 +91,14 @@ def insert(
     return texts.Texts(*(np.concatenate(pair).astype(np.int32) for pair in both))
 
 
-def candidates(all_of: Sequence[Canary], seed: int) -> list[texts.Pair]:
-    """Each canary with its own code, then with others, drawn anew for each."""
-    rng = np.random.default_rng([seed, 1])
-    return [
-        canary.pair(code)
-        for canary in all_of
-        for code in (canary.code, *_codes(rng, NUM_OTHERS))
-    ]
+def exposure(of_each: np.ndarray) -> np.ndarray:
+    """Bits of each code that the model gives away, from 0 to log2(num_codes).
 
-
-def exposure(own: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Bits of each code that the model gives away, from 0 to log2(1 + num_others).
-
-    Of losses: shape (num_canaries,), and (num_canaries, num_others) with other codes.
-    Ties count as losses that are less.
+    Of losses, shape (num_canaries, num_codes), that of its own code first. Ties count
+    as losses that are less.
     """
-    rank = 1 + np.sum(others <= own[:, None], axis=1)
-    return np.log2(1 + others.shape[1]) - np.log2(rank)
+    rank = np.sum(of_each <= of_each[:, :1], axis=1)
+    return np.log2(of_each.shape[1]) - np.log2(rank)
 
 
 def lower_bound(
@@ -139,30 +124,35 @@ def prepare(arguments: argparse.Namespace) -> Callable[[Cell], records.Row]:
     """Trains among some of the pairs, and finds what the canaries show."""
     pairs = data.load_e2e(arguments.data_dir, "train")
 
-    def rows_of(start: Begin, seed: int) -> texts.Texts:
+    def rows_of(start: texts.Begin, seed: int) -> texts.Texts:
         chosen = np.random.default_rng([seed, 2]).permutation(len(pairs))[:NUM_PAIRS]
         some = texts.tokenize([pairs[i] for i in chosen], start.tokenizer)
         return insert(some, make(start.tokenizer, seed), start.tokenizer)
 
-    def given_away(start: Begin, trained: Any, cell: Cell) -> records.Row:
+    def given_away(start: texts.Begin, trained: Any, cell: Cell) -> records.Row:
         setting, seed = cell.setting
-        all_of = make(start.tokenizer, seed)
-        asked = texts.tokenize(candidates(all_of, seed), start.tokenizer, LENGTH)
-        of_each = start.losses(trained, asked).reshape(len(all_of), -1)
+        all_of, rng = make(start.tokenizer, seed), np.random.default_rng([seed, 1])
+        candidates = [
+            canary.pair(code)
+            for canary in all_of
+            for code in (canary.code, *_codes(rng, NUM_OTHERS))
+        ]
+        rows = texts.tokenize(candidates, start.tokenizer, LENGTH)
+        of_each = start.losses(trained, rows).reshape(len(all_of), -1)
         names = [canary.pair()[0] for canary in all_of]
         written = texts.write(start.whole(trained), names, start.tokenizer, width=1)
-        bits = exposure(of_each[:, 0], of_each[:, 1:])
-        once = np.array([canary.repeats == 1 for canary in all_of])
+        told = zip(all_of, exposure(of_each), written, strict=True)
+        repeats = np.array([canary.repeats for canary in all_of])
         is_member = np.array([canary.is_member for canary in all_of])
-        num_examples = len(rows_of(start, seed).first)
-        shown = of_each[once], is_member[once]
-        finding = lower_bound(*shown, setting, num_examples)
+        num_examples = min(NUM_PAIRS, len(pairs)) + int(repeats.sum())
+        once = of_each[repeats == 1], is_member[repeats == 1]
+        finding = lower_bound(*once, setting, num_examples)
         return {
             "canaries": [
                 {"repeats": canary.repeats, "is_member": canary.is_member}
-                | {"exposure": round(float(x), 2)}
+                | {"exposure": round(float(bits), 2)}
                 | {"is_written": " ".join(canary.code) in text}
-                for canary, x, text in zip(all_of, bits, written, strict=True)
+                for canary, bits, text in told
             ],
             "epsilon_at_least": finding.figure,
             "finding": finding.sentence,
@@ -171,20 +161,13 @@ def prepare(arguments: argparse.Namespace) -> Callable[[Cell], records.Row]:
     return e2e.trainer(arguments, rows_of, given_away)
 
 
-def _cell(rows: Sequence[records.Row], repeats: int, is_member: bool) -> str:
+def _cell(canaries: Sequence[records.Row]) -> str:
     """Mean exposure, and how many codes greedy decoding writes."""
-    kind = repeats, is_member
-    several = [
-        canary
-        for row in rows
-        for canary in row["canaries"]
-        if (canary["repeats"], canary["is_member"]) == kind
-    ]
-    if not several:
+    if not canaries:
         return "-"
-    bits = statistics.fmean(canary["exposure"] for canary in several)
-    written = sum(canary["is_written"] for canary in several)
-    return f"{bits:.2f} ({written} of {len(several)})"
+    bits = statistics.fmean(canary["exposure"] for canary in canaries)
+    written = sum(canary["is_written"] for canary in canaries)
+    return f"{bits:.2f} ({written} of {len(canaries)})"
 
 
 def table(rows: Sequence[records.Row]) -> str:
@@ -192,9 +175,22 @@ def table(rows: Sequence[records.Row]) -> str:
     kinds = list(itertools.product(NUM_CANARIES, (True, False)))
     body = []
     for several in e2e.by_setting(rows):
+        of, made = (
+            several[0]["setting"],
+            [x for row in several for x in row["canaries"]],
+        )
+        epsilon = of["target_epsilon"]
+        private = "" if epsilon is None else f", ε {epsilon:g}"
+        size = f"{of['epochs']:g} epochs of {of['batch_size']:,}"
+        name = (
+            f"{of['way']}, {of['method']}{private}, {size}, η {of['learning_rate']:g}"
+        )
         bounds = ", ".join(f"{row['epsilon_at_least']:.2f}" for row in several)
-        cells = [_cell(several, *kind) for kind in kinds]
-        body.append([*e2e.line(several[0]["setting"]), bounds, *cells])
+        grouped = (
+            [x for x in made if (x["repeats"], x["is_member"]) == kind]
+            for kind in kinds
+        )
+        body.append([name, bounds, *map(_cell, grouped)])
     told = [f"{'in' if is_in else 'not in'}, {k} times" for k, is_in in kinds]
     return markdown(["", "ε at least", *told], body)
 
@@ -203,7 +199,7 @@ STUDY = Study(
     RESULTS,
     e2e.cells,
     prepare,
-    lambda rows: {"secrets": table(rows), "MiniLM": table(records.read(MINILM))},
+    lambda rows: {"secrets": table(rows)},
     options=e2e.options(10, 128),
 )
 

@@ -10,12 +10,12 @@ folder=$1
 began=$SECONDS
 left() { echo $((235 - (SECONDS - began))); }
 
-timeout "$(left)" python -m benchmarks.language.smollm.cost \
+timeout "$(left)" python -m benchmarks.language.smollm.cost --run \
     --tokens 16384 --output "$folder/cost.jsonl"
 for way in lora full; do
     if (($(left) < 60)); then exit; fi
     timeout "$(left)" python -m benchmarks.language.smollm --data-dir "$folder" \
         --weights "$folder"/weights.* --way "$way" --epsilon 8 none 3 --epochs 5 \
         --minutes "$(($(left) / 60))" --output "$folder/e2e.jsonl" \
-        --checkpoints "$folder/checkpoints"
+        --cache-dir "$folder/cache"
 done

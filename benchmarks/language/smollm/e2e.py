@@ -1,19 +1,15 @@
 """SmolLM2-135M, privately fine-tuned to write about the tables of E2E.
 
     python -m benchmarks.language.smollm --data-dir DIR --way lora --epsilon 8
-    python -m benchmarks.language.smollm                # prints the tables
+    python -m benchmarks.language.smollm                # prints the table
 
-The protected unit is one pair of a table and a text; each trial is a private training
-of its own, and epsilon is that of one. Scored are the 630 tables of the test file with
-all their references: one text a table, greedy and by a beam of five, of 48 tokens at
-most, by the BLEU and ROUGE-L of `benchmarks.language.scores`, without regard to case.
-What MiniLM wrote is on record too: a prefix language model with its weights and a new
-head, by a beam of four.
+The protected unit is one pair of a table and a text, and epsilon is that of one
+training. Scored are the 630 tables of the test file with all their references, by
+`benchmarks.language.scores`: one text a table, greedy and by a beam of five.
 """
 
 import argparse
 import dataclasses
-import functools
 import itertools
 import json
 import pathlib
@@ -28,12 +24,10 @@ import numpy as np
 from benchmarks import experiment, records
 from benchmarks.language import data, finetune, scores
 from benchmarks.language.smollm import texts, weights
-from benchmarks.language.smollm.begin import Begin, begin
 from benchmarks.study import Cell, Find, Study
 from benchmarks.tables import markdown
 
 RESULTS = pathlib.Path(__file__).with_suffix(".jsonl")
-MINILM = RESULTS.parents[1] / "e2e.jsonl"
 NUM_VALIDATION = 1_000
 WIDTHS = {"greedy": 1, "beam": 5}
 NUM_SAMPLES = 8
@@ -61,26 +55,27 @@ def cells(find: Find, arguments: argparse.Namespace) -> Iterator[Cell]:
             yield Cell(method, epsilon, seed, identity, (setting, seed))
 
 
-Rows = Callable[[Begin, int], texts.Texts]
-Test = Callable[[Begin, Any, Cell], records.Row]
+Rows = Callable[[texts.Begin, int], texts.Texts]
+Test = Callable[[texts.Begin, Any, Cell], records.Row]
 
 
 def trainer(
     arguments: argparse.Namespace, rows_of: Rows, test: Test
 ) -> Callable[[Cell], records.Row]:
     """Trains a cell on the rows of its seed, and tests what was trained."""
-    ends, output = time.monotonic() + 60 * arguments.minutes, arguments.output
-    kept = arguments.checkpoints or output.with_name(f"{output.stem}_checkpoints")
-    load = functools.partial(weights.load, *arguments.weights or [weights.fetch()])
+    ends = time.monotonic() + 60 * arguments.minutes
+    kept = arguments.cache_dir / arguments.output.stem
+    paths = arguments.weights or [weights.fetch()]
 
     def train(cell: Cell) -> records.Row:
         setting, seed = cell.setting
-        start = begin(load, setting.way, setting.last, arguments.cache_dir)
+        asked = setting.way, setting.last, arguments.cache_dir
+        start = texts.begin(weights.load(*paths), *asked)
         examples = start.examples(rows_of(start, seed))
         trained, row = finetune.fit(
             *(setting, seed, start.parts, examples),
             kept / finetune.folder_name(setting, seed),
-            dtype=arguments.dtype,
+            dtype="float32" if jax.default_backend() == "cpu" else "bfloat16",
             microbatch_size=arguments.microbatch_size,
             ends=ends,
         )
@@ -96,7 +91,7 @@ def prepare(arguments: argparse.Namespace) -> Callable[[Cell], records.Row]:
     )
     references = data.references(test)
 
-    def tested(start: Begin, trained: Any, cell: Cell) -> records.Row:
+    def tested(start: texts.Begin, trained: Any, cell: Cell) -> records.Row:
         rows = texts.tokenize(development, start.tokenizer)
         _, chosen = data.split_validation(len(rows.first), NUM_VALIDATION)
         validation = rows.take(chosen)
@@ -104,44 +99,19 @@ def prepare(arguments: argparse.Namespace) -> Callable[[Cell], records.Row]:
         numbers = np.clip(numbers, 1, texts.TEXT_LENGTH)
         loss = np.sum(start.losses(trained, validation)) / np.sum(numbers)
         model, tables = start.whole(trained), list(references)
-        written = {
-            name: texts.write(model, tables, start.tokenizer, width)
-            for name, width in WIDTHS.items()
-        }
-        names, told = ("table", *WIDTHS), zip(tables, *written.values(), strict=True)
-        samples = [dict(zip(names, each, strict=True)) for each in told]
-        return {
-            "loss_per_token": round(float(loss), 4),
-            "num_tables": len(tables),
-            **{name: scored(several) for name, several in written.items()},
-            "samples": samples[:: -(-len(samples) // NUM_SAMPLES)],
-        }
-
-    def scored(several: Sequence[str]) -> dict[str, float]:
-        of = {"bleu": scores.bleu, "rouge_l": scores.rouge_l}
-        known = list(references.values())
-        return {name: round(score(several, known), 2) for name, score in of.items()}
+        row: records.Row = {"loss_per_token": round(float(loss), 4)}
+        row["num_tables"], known = len(tables), list(references.values())
+        samples = [{"table": table} for table in tables]
+        for name, width in WIDTHS.items():
+            written = texts.write(model, tables, start.tokenizer, width)
+            bleu, rouge_l = scores.bleu(written, known), scores.rouge_l(written, known)
+            row[name] = {"bleu": round(bleu, 2), "rouge_l": round(rouge_l, 2)}
+            for sample, text in zip(samples, written, strict=True):
+                sample[name] = text
+        return row | {"samples": samples[:: -(-len(samples) // NUM_SAMPLES)]}
 
     rows_of = lambda start, seed: texts.tokenize(train, start.tokenizer)
     return trainer(arguments, rows_of, tested)
-
-
-def line(setting: dict[str, Any]) -> list[str]:
-    """What the seeds of a setting have in common."""
-    epsilon = setting["target_epsilon"]
-    private = "" if epsilon is None else f", ε {epsilon:g}"
-    size = f"{setting['epochs']:g} epochs of {setting['batch_size']:,}"
-    rate = f"η {setting['learning_rate']:g}"
-    return [f"{setting['way']}, {setting['method']}{private}, {size}, {rate}"]
-
-
-def columns(setting: dict[str, Any]) -> list[str]:
-    """The same, one by one."""
-    last, epsilon = setting["last"], setting["target_epsilon"]
-    way = setting["way"] + (f", last {last} blocks" if last else "")
-    found = [way, setting["method"], "none" if epsilon is None else f"{epsilon:g}"]
-    found += [f"{setting['epochs']:g}", f"{setting['batch_size']:,}"]
-    return [*found, f"{setting['learning_rate']:g}"]
 
 
 def by_setting(rows: Sequence[records.Row]) -> list[list[records.Row]]:
@@ -152,45 +122,25 @@ def by_setting(rows: Sequence[records.Row]) -> list[list[records.Row]]:
     return list(found.values())
 
 
-def table(
-    rows: Sequence[records.Row],
-    header: Sequence[str],
-    told: Callable[[dict[str, Any]], list[str]],
-) -> str:
+def table(rows: Sequence[records.Row]) -> str:
     """Loss and scores of each setting, in the mean over its seeds."""
-    kinds = list(itertools.product(("bleu", "rouge_l"), WIDTHS))
+    scored = list(itertools.product(("bleu", "rouge_l"), WIDTHS))
     body = []
     for several in by_setting(rows):
-        mean = lambda of: statistics.fmean(map(of, several))  # noqa: B023
-        loss = f"{mean(lambda row: row['loss_per_token']):.3f}"
-        found = [mean(lambda row, x=x, how=how: row[how][x]) for x, how in kinds]
-        first = [*told(several[0]["setting"]), str(len(several)), loss]
-        body.append([*first, *(f"{number:.1f}" for number in found)])
-    names = {"bleu": "BLEU", "rouge_l": "ROUGE-L"}
-    last = [f"{names[x]}, {how}" for x, how in kinds]
-    return markdown([*header, "seeds", "loss by token", *last], body)
-
-
-def samples(rows: Sequence[records.Row]) -> str:
-    """Some of the texts that a model of each setting writes."""
-    found = []
-    for row, *_ in by_setting(rows):
-        told = [pair for each in row["samples"] for pair in each.items()]
-        found += [
-            f"{line(row['setting'])[0]}:",
-            *(f"    {how}: {x}" for how, x in told),
+        of = several[0]["setting"]
+        epsilon, last = of["target_epsilon"], of["last"]
+        way = of["way"] + (f", last {last} blocks" if last else "")
+        line = [way, of["method"], "none" if epsilon is None else f"{epsilon:g}"]
+        line += [f"{of['epochs']:g}", f"{of['batch_size']:,}"]
+        line += [f"{of['learning_rate']:g}", str(len(several))]
+        loss = statistics.fmean(row["loss_per_token"] for row in several)
+        values = [
+            statistics.fmean(x[how][name] for x in several) for name, how in scored
         ]
-    return "\n".join(found)
-
-
-def tables(rows: Sequence[records.Row]) -> dict[str, str]:
-    """Of both models."""
-    of_minilm = records.read(MINILM)
-    return {
-        "scores": table(rows, ["way", "method", "ε", "epochs", "batch", "η"], columns),
-        "MiniLM": table(of_minilm, [""], line),
-        "samples": samples([*rows, *of_minilm]),
-    }
+        body.append([*line, f"{loss:.3f}", *(f"{value:.1f}" for value in values)])
+    header = ["way", "method", "ε", "epochs", "batch", "η", "seeds", "loss by token"]
+    names = {"bleu": "BLEU", "rouge_l": "ROUGE-L"}
+    return markdown([*header, *(f"{names[x]}, {how}" for x, how in scored)], body)
 
 
 def options(epochs: float, batch_size: int) -> Callable[..., None]:
@@ -204,13 +154,11 @@ def options(epochs: float, batch_size: int) -> Callable[..., None]:
         add("--batch-size", type=int, default=batch_size, help="expected")
         add("--last", type=int, help="train the last blocks, on hidden states")
         add("--minutes", type=float, default=float("inf"), help="then stop; resumes")
-        default = "float32" if jax.default_backend() == "cpu" else "bfloat16"
-        add("--dtype", choices=("float32", "bfloat16"), default=default)
         add("--microbatch-size", type=int, help="planned by default")
         add("--weights", type=pathlib.Path, nargs="+", help="a file, or its parts")
-        add("--checkpoints", type=pathlib.Path, help="beside the output by default")
 
     return add_options
 
 
-STUDY = Study(RESULTS, cells, prepare, tables, options=options(2, 1_024))
+TABLES = lambda rows: {"scores": table(rows)}
+STUDY = Study(RESULTS, cells, prepare, TABLES, options=options(2, 1_024))

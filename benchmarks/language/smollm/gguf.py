@@ -10,6 +10,7 @@ numbers a block, along its last axis:
 In Q4_1 byte i has number i in its low four bits and number i + 16 in its high ones.
 """
 
+import io
 import math
 import struct
 from typing import Any, NamedTuple
@@ -54,25 +55,18 @@ _KINDS = {
 }
 
 
-class _Reader:
+class _Reader(io.BytesIO):
     """Values one after the other."""
-
-    def __init__(self, content: bytes, place: int):
-        self.content, self.place = content, place
 
     def scalars(self, kind: str, number: int = 1) -> tuple[Any, ...]:
         form = f"<{number}{kind}"
-        found = struct.unpack_from(form, self.content, self.place)
-        self.place += struct.calcsize(form)
-        return found
+        return struct.unpack(form, self.read(struct.calcsize(form)))
 
     def scalar(self, kind: str) -> Any:
         return self.scalars(kind)[0]
 
     def string(self) -> str:
-        length = self.scalar("Q")
-        self.place += length
-        return self.content[self.place - length : self.place].decode()
+        return self.read(self.scalar("Q")).decode()
 
     def value(self, kind: int) -> Any:
         if kind == _STRING:
@@ -91,10 +85,9 @@ def parse(content: bytes) -> File:
     Raises:
       ValueError: if it is no GGUF file of version 3, or has blocks of another kind.
     """
-    found = content[:4], struct.unpack_from("<I", content, 4)[0]
-    if found != (MAGIC, VERSION):
+    reader = _Reader(content)
+    if (found := (reader.read(4), reader.scalar("I"))) != (MAGIC, VERSION):
         raise ValueError(f"Expected {MAGIC!r} of version {VERSION}, got {found}.")
-    reader = _Reader(content, 8)
     num_tensors, num_values = reader.scalars("Q", 2)
     metadata, infos, tensors = {}, [], {}
     for _ in range(num_values):
@@ -105,7 +98,7 @@ def parse(content: bytes) -> File:
         shape = reader.scalars("Q", reader.scalar("I"))[::-1]
         infos.append((name, shape, reader.scalar("I"), reader.scalar("Q")))
     alignment = metadata.get("general.alignment", 32)
-    start = -(-reader.place // alignment) * alignment
+    start = -(-reader.tell() // alignment) * alignment
     for name, shape, kind, offset in infos:
         if kind not in _KINDS:
             raise ValueError(f"Expected a kind of {tuple(_KINDS)}, got {kind}.")

@@ -100,21 +100,19 @@ class Attention(nnx.Module):
         self.v_proj = linear(config.width, of_kv)
         self.o_proj = linear(config.width, config.width)
 
-    def project(
-        self, x: jax.Array, positions: jax.Array
+    def __call__(
+        self, x: jax.Array, positions: jax.Array, kept: KeysAndValues | None
     ) -> tuple[jax.Array, KeysAndValues]:
-        """Queries, keys and values, each of shape (T, heads, head_width)."""
+        """Shape (T, width), at positions after those that are kept, and all that is."""
         heads = lambda x: x.reshape(len(x), -1, self.head_width)
         turned = lambda x: rotated(heads(x), positions, self.rope_base)
         own = KeysAndValues(turned(self.k_proj(x)), heads(self.v_proj(x)))
-        return turned(self.q_proj(x)), own
-
-    def attend(
-        self, queries: jax.Array, kept: KeysAndValues, is_seen: jax.Array
-    ) -> jax.Array:
-        """Shape (queries, width); `is_seen` has shape (queries, keys)."""
-        found = jax.nn.dot_product_attention(queries, *kept, mask=is_seen[None])
-        return self.o_proj(found.reshape(len(queries), -1))
+        if kept is not None:
+            own = jax.tree.map(lambda old, x: old.at[positions].set(x), kept, own)
+        is_seen = positions[:, None] >= jnp.arange(len(own.keys))[None]
+        queries = turned(self.q_proj(x))
+        found = jax.nn.dot_product_attention(queries, *own, mask=is_seen[None])
+        return self.o_proj(found.reshape(len(x), -1)), own
 
 
 class FeedForward(nnx.Module):
@@ -148,25 +146,13 @@ class Block(nnx.Module):
         self.post_attention_layernorm = norm()
         self.mlp = FeedForward(config, linear)
 
-    def __call__(self, x: jax.Array) -> tuple[jax.Array, KeysAndValues]:
-        """The whole text, shape (T, width); each position sees those up to it."""
-        positions = jnp.arange(len(x))
-        queries, own = self.self_attn.project(self.input_layernorm(x), positions)
-        is_seen = positions[:, None] >= positions[None]
-        return self._added(x, self.self_attn.attend(queries, own, is_seen)), own
-
-    def go_on(
-        self, x: jax.Array, kept: KeysAndValues, place: jax.Array
+    def __call__(
+        self, x: jax.Array, positions: jax.Array, kept: KeysAndValues | None
     ) -> tuple[jax.Array, KeysAndValues]:
-        """One more position, shape (1, width), and what is kept with it."""
-        queries, own = self.self_attn.project(self.input_layernorm(x), place[None])
-        kept = jax.tree.map(lambda old, new: old.at[place].set(new[0]), kept, own)
-        is_seen = jnp.arange(len(kept.keys))[None] <= place
-        return self._added(x, self.self_attn.attend(queries, kept, is_seen)), kept
-
-    def _added(self, x: jax.Array, attended: jax.Array) -> jax.Array:
+        """Shape (T, width), and what the attention keeps."""
+        attended, kept = self.self_attn(self.input_layernorm(x), positions, kept)
         x = x + attended
-        return x + self.mlp(self.post_attention_layernorm(x))
+        return x + self.mlp(self.post_attention_layernorm(x)), kept
 
 
 class Llama(nnx.Module):
@@ -180,19 +166,26 @@ class Llama(nnx.Module):
         self.norm = nnx.RMSNorm(config.width, epsilon=config.epsilon, rngs=rngs)
         self.dot = rounded_dot if config.is_frozen else jnp.dot
 
-    def through(self, x: jax.Array) -> tuple[jax.Array, KeysAndValues]:
-        """Hidden states after all blocks, shape (T, width), and what these keep."""
+    def through(
+        self,
+        x: jax.Array,
+        positions: jax.Array | None = None,
+        kept: KeysAndValues | None = None,
+    ) -> tuple[jax.Array, KeysAndValues]:
+        """Hidden states after all blocks, shape (T, width), and what these keep.
+
+        Of a whole text, or of some positions after those that are kept.
+        """
+        positions = jnp.arange(len(x)) if positions is None else positions
         graph, params = nnx.split(self.layers)
-        block = jax.checkpoint(lambda x, own: nnx.merge(graph, own)(x))
-        return jax.lax.scan(block, x, params)
+        run = lambda x, own: nnx.merge(graph, own[0])(x, positions, own[1])
+        return jax.lax.scan(jax.checkpoint(run), x, (params, kept))
 
     def go_on(
         self, token: jax.Array, kept: KeysAndValues, place: jax.Array
     ) -> tuple[KeysAndValues, jax.Array]:
         """Puts a token at this place; then the logits of the next one."""
-        graph, params = nnx.split(self.layers)
-        block = lambda x, own: nnx.merge(graph, own[0]).go_on(x, own[1], place)
-        x, kept = jax.lax.scan(block, self.embed_tokens(token[None]), (params, kept))
+        x, kept = self.through(self.embed_tokens(token[None]), place[None], kept)
         return kept, self.write(x)[0]
 
     def write(self, hidden: jax.Array) -> jax.Array:
@@ -208,9 +201,6 @@ def from_tensors(tensors: Mapping[str, Any], config: Config, rngs: nnx.Rngs) -> 
     """The model with these weights, which have the names and axes of transformers'.
 
     Adapters, if there are some, are drawn, so that they change nothing at the start.
-
-    Raises:
-      ValueError: if an array has another shape.
     """
     graph, state = nnx.split(Llama(config, rngs=rngs))
 
@@ -227,11 +217,6 @@ def from_tensors(tensors: Mapping[str, Any], config: Config, rngs: nnx.Rngs) -> 
         array = tensor(path)
         if path[0] == "layers":
             array = jnp.stack([tensor(path, i) for i in range(config.num_blocks)])
-        if array.shape != variable.shape:
-            raise ValueError(
-                f"Expected shape {variable.shape} at {'.'.join(map(str, path))}, got"
-                f" {array.shape}. These weights are of another model."
-            )
         return variable.replace(array.astype(jnp.float32))
 
     return nnx.merge(graph, nnx.map_state(read, state))

@@ -1,4 +1,4 @@
-"""Tables with their texts in one row of tokens, and what a model writes about a table.
+"""Tables with their texts in rows of tokens, the loss of a text, and texts by a model.
 
     name[The Vaults], eatType[pub]      a table, as E2E has it
 
@@ -8,6 +8,7 @@
 The model is trained on the last line alone. A row has `PADDING` at the end.
 """
 
+import pathlib
 import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -19,12 +20,15 @@ import optax
 import tokenizers
 from flax import nnx
 
-from benchmarks.language.smollm import decoding
+from benchmarks.language import features
+from benchmarks.language.smollm import decoding, weights
 from benchmarks.language.smollm.decoding import END, PADDING
-from benchmarks.language.smollm.model import Llama
+from benchmarks.language.smollm.model import Llama, joined, merged, some_blocks
 
 # Of 42,061 rows 98.1 % are no longer than 80, and 99.2 % of the texts than 48.
 LENGTH, TABLE_LENGTH, TEXT_LENGTH = 80, 48, 48
+RANK = 8
+GROUP_SIZE = 16  # of texts whose loss is computed together
 
 Pair = tuple[str, str]  # a table and a text
 
@@ -114,6 +118,59 @@ def split(model: Llama, way: str, is_whole: bool = True) -> Parts:
     trained = {"lora": nnx.LoRAParam, "full": nnx.Param if is_whole else of_blocks}
     graph, of_it, frozen = nnx.split(model, trained[way], ...)
     return Parts(graph, of_it, frozen)
+
+
+def hidden_states(tokens: np.ndarray, first: Llama, folder: pathlib.Path) -> np.ndarray:
+    """After all blocks of the model, shape (num_texts, T, width), kept in a file."""
+    through = lambda model, row: model.through(model.embed_tokens(row))[0]
+    see = lambda model, row: through(model, row).astype(jnp.float16)
+    return features.extract("smollm", see, first, [tokens], folder)
+
+
+class Begin(NamedTuple):
+    """A pretrained model in two pieces."""
+
+    tokenizer: tokenizers.Tokenizer
+    first: Llama | None  # the blocks before, if only the last ones are trained
+    parts: Parts
+    cache_dir: pathlib.Path  # of hidden states
+
+    def examples(self, rows: Texts) -> tuple[Any, ...]:
+        """What the loss takes of each text: hidden states too, where blocks are cut."""
+        if self.first is None:
+            return tuple(rows)
+        return *rows, hidden_states(rows.tokens, self.first, self.cache_dir)
+
+    def whole(self, trained: Any) -> Llama:
+        """The model with all blocks, and without adapters."""
+        tuned = merged(self.parts.model(trained))
+        return joined(self.first, tuned) if self.first else tuned
+
+    def losses(self, trained: Any, rows: Texts) -> np.ndarray:
+        """The loss of each text, summed over its tokens, shape (num_texts,)."""
+
+        @jax.jit
+        def of_all(trained: Any, frozen: Any, examples: Any) -> jax.Array:
+            one = lambda text: jnp.sum(self.parts.losses(trained, frozen, *text))
+            return jax.lax.map(one, examples, batch_size=GROUP_SIZE)
+
+        return np.asarray(of_all(trained, self.parts.frozen, self.examples(rows)))
+
+
+def begin(
+    pretrained: weights.Pretrained, way: str, last: int | None, cache_dir: pathlib.Path
+) -> Begin:
+    """A training of adapters, "lora", or of all parameters, "full", of the last blocks.
+
+    The folder is of hidden states after the blocks before them.
+    """
+    is_lora, first = way == "lora", None
+    model = pretrained.model(RANK if is_lora else 0, is_frozen=is_lora)
+    if last is not None:
+        first = some_blocks(pretrained.model(is_frozen=True), slice(None, -last))
+        model = some_blocks(model, slice(-last, None))
+    parts = split(model, way, is_whole=last is None)
+    return Begin(pretrained.tokenizer, first, parts, cache_dir)
 
 
 def write(

