@@ -7,7 +7,7 @@ import json
 import pathlib
 import time
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +23,6 @@ from dpadambc.training import checkpoints
 
 TARGET_DELTA = 1e-5
 L2_CLIP_NORM = 1.0
-BATCH_SIZE = 1024
-STEPS_PER_EPOCH = 48  # as the authors count them, who drop what is left over
 RECORD_EVERY = 240  # steps
 
 
@@ -47,6 +45,10 @@ def sgd(
 class Setting:
     """One training, but for its seed and for what it trains on."""
 
+    batch_size: ClassVar[int] = 1_024  # expected
+    # As the authors count them, who drop what is left over.
+    steps_per_epoch: ClassVar[int] = 48
+
     method: str
     target_epsilon: float
     epochs: int
@@ -65,9 +67,9 @@ class Setting:
             target_epsilon=self.target_epsilon,
             target_delta=TARGET_DELTA,
             l2_clip_norm=L2_CLIP_NORM,
-            sampling_prob=BATCH_SIZE / num_examples,
-            iterations=self.epochs * STEPS_PER_EPOCH,
-            normalize_by=BATCH_SIZE,
+            sampling_prob=self.batch_size / num_examples,
+            iterations=self.epochs * self.steps_per_epoch,
+            normalize_by=self.batch_size,
             clip_rule=clipping.Automatic() if self.is_automatic else clipping.Flat(),
         )
 
@@ -107,8 +109,8 @@ def identity(setting: Setting, seed: int, split: str) -> Row:
         "seed": seed,
         "split": split,
         "l2_clip_norm": L2_CLIP_NORM,
-        "expected_batch_size": BATCH_SIZE,
-        "iterations": setting.epochs * STEPS_PER_EPOCH,
+        "expected_batch_size": setting.batch_size,
+        "iterations": setting.epochs * setting.steps_per_epoch,
     }
 
 

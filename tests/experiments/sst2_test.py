@@ -16,6 +16,7 @@ from benchmarks.language import (  # noqa: E402
     data,
     encoder,
     finetune,
+    moments,
     prompts,
     sst2,
 )
@@ -135,6 +136,28 @@ def test_the_grid_is_of_the_last_block_on_its_hidden_states(
     printed = capsys.readouterr().out
     scores = [f"{100 * row['accuracy']:.2f}" for row in rows]
     assert all(f"| {score} |" in printed for score in scores)
+
+
+def test_private_moments_are_those_of_the_same_sums_and_of_the_noise(
+    small, monkeypatch, tmp_path, capsys
+):
+    monkeypatch.setattr(moments, "BATCH_SIZE", 16)
+    monkeypatch.setattr(moments, "ITERATIONS", 40)
+    monkeypatch.setattr(moments, "RECORDED", (1, 40))
+    monkeypatch.setattr("sys.argv", small)
+    moments.STUDY.main(None)
+    (row,) = records.read(tmp_path / "out")
+    variance = row["noise_variance"]
+    assert variance == pytest.approx((0.4 * 0.1 / 16) ** 2)
+    for record in row["steps"]:
+        private, clean = (record[x]["v"]["mean"] for x in ("private", "clean"))
+        # Of some 900 coordinates, and the average of so many squares.
+        error = variance * np.sqrt(2 / (900 * record["step"]))
+        error += 2 * np.sqrt(clean * variance / (900 * record["step"]))
+        assert abs(private - clean - variance) < 5 * error < variance
+        assert record["corrected"]["mean"] == pytest.approx(private - variance)
+        assert record["clean"]["v"]["least"] >= 0 > record["corrected"]["least"]
+    assert "| 40 | v̂, clean |" in capsys.readouterr().out
 
 
 def _cells(rows) -> list:
