@@ -53,7 +53,7 @@ def extract(
         parts = rich.progress.track(range(0, len(images), _CHUNK), name)
         chunks = (images[i : i + _CHUNK] for i in parts)
         turned = (x[:, :, ::-1] if is_mirrored else x for x in chunks)
-        return np.concatenate([see(tensors, x, size) for x in turned])
+        return np.concatenate([np.asarray(see(tensors, x, size)) for x in turned])
 
     # Files of earlier versions have more columns.
     return data.cached(cache_dir, name, images, make)[:, : sum(WIDTHS)]

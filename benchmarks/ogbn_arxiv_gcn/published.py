@@ -12,6 +12,7 @@ nodes.
 
 import argparse
 import functools
+import math
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -205,7 +206,8 @@ def prepare(arguments: argparse.Namespace) -> Callable[[Cell], Row]:
 
 
 def _range(values: Iterable[float]) -> str:
-    found = [f"{value:,.1f}" for value in sorted(values)]
+    told = lambda x: f"{x:,.1f}" if math.isfinite(x) else "above 600"
+    found = [told(value) for value in sorted(values)]
     return found[0] if found[0] == found[-1] else f"{found[0]} to {found[-1]}"
 
 
