@@ -7,7 +7,7 @@ The last block of MiniLM and the head, with the noise of the paper on DP-AdamBC 
 text tasks: batches of 256, C = 0.1, noise multiplier 0.4. The steps are those of
 DP-Adam, private; the clean rows are moments of the same clipped sums before the noise,
 which no epsilon covers. The private rows of the paper come out of noise alone
-(`published`); those of clean gradients depend on task and model.
+(`benchmarks.published`); those of clean gradients depend on task and model.
 """
 
 import argparse

@@ -10,6 +10,7 @@ STUDIES = [
     "adult.membership",
     "adult.run",
     *(f"cifar10.{name}" for name in ("pretrained", "published", "scattered", "short")),
+    "language.moments",
     *(f"methods.{name}" for name in ("clip_norms", "recipe", "run")),
 ]
 
