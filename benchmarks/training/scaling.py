@@ -10,8 +10,8 @@ from benchmarks.speed import models, timing
 from benchmarks.training import overhead
 from dpadambc import training
 from dpadambc.core import data
+from dpadambc.core.mesh import placed
 from dpadambc.core.step import compiled
-from dpadambc.engine.mesh import placed
 
 
 def _case(problem: models.Problem, devices: int, split_params: bool) -> Any:

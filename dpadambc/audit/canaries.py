@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc.core import validate
-from dpadambc.engine import names
+from dpadambc.core import names, validate
 
 
 @names.explained

@@ -12,11 +12,12 @@ import optax
 
 from dpadambc.audit import neighbors
 from dpadambc.core import data as data_
+from dpadambc.core import leaves, modules
 from dpadambc.core.clipped_sum import materialize
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.per_example import per_example_grad
 from dpadambc.core.step import Step, positional, takes_key
-from dpadambc.engine import leaves, modules, rounding
+from dpadambc.engine import rounding
 from dpadambc.mechanisms.checks import check_independent_noise
 
 _BATCH_SIZE = 8

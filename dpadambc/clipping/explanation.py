@@ -12,10 +12,10 @@ import optax
 
 from dpadambc.clipping import kernels
 from dpadambc.clipping.plan import Plan, Programs, aligned, planned, readable
-from dpadambc.core import validate
+from dpadambc.core import leaves, memory, validate
 from dpadambc.core.gradient import PerExampleGradient, is_per_example
 from dpadambc.core.per_example import Argnums, Arguments, per_example_grad
-from dpadambc.engine import leaves, memory, rounding, weighted
+from dpadambc.engine import rounding, weighted
 from dpadambc.engine.forms import Dense, Full
 
 _NO_GRADIENT, _MATERIALIZED = Full.rule, "materialized"
@@ -297,7 +297,7 @@ def explain(
       cpu       HIGHEST                         0.00%
     """
     validate.count(least=1, batch_size=batch_size)
-    rounding.check(precision)
+    validate.precision(precision)
     if memory_limit is not None:
         validate.positive(memory_limit=memory_limit)
     elif optimizer is not None:

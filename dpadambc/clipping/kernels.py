@@ -7,8 +7,9 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 
+from dpadambc.core import modules
 from dpadambc.core.per_example import Arguments
-from dpadambc.engine import jaxprs, modules
+from dpadambc.engine import jaxprs
 
 # Of these, the gradient of one operand can be larger than both others are.
 _PRODUCTS = {

@@ -9,10 +9,11 @@ import jax
 import optax
 
 from dpadambc.clipping import flops
+from dpadambc.core import memory, modules
 from dpadambc.core.clipped_grad import clipped_grad
 from dpadambc.core.clipped_sum import close_sums, materialize
 from dpadambc.core.per_example import Arguments
-from dpadambc.engine import memory, modules, rounding
+from dpadambc.engine import rounding
 from dpadambc.engine.transform import Method
 
 

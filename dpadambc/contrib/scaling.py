@@ -11,9 +11,9 @@ from jax.sharding import PartitionSpec
 
 from dpadambc.core.arrays import at_least_float32
 from dpadambc.core.gradient import PerExampleGradient, close_array, is_per_example
+from dpadambc.core.mesh import spec_of_examples, specs_of, with_automatic_axes
 from dpadambc.engine import rounding
 from dpadambc.engine.forms import Dense
-from dpadambc.engine.mesh import spec_of_examples, specs_of, with_automatic_axes
 
 SCALED = "materialized: scaled"
 

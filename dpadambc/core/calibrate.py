@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
-from dpadambc.core import validate
-from dpadambc.engine import search
-from dpadambc.engine.names import IN_PLACE
+from dpadambc.core import roots, validate
+from dpadambc.core.names import IN_PLACE
 
 # A target that epsilon jumps over is refused where it is missed by more than this.
 _MISSED = 1e-3
@@ -34,7 +33,7 @@ def solved(
     validate.positive(target_epsilon=target_epsilon)
     target_epsilon = float(target_epsilon)  # in double precision, whatever it is in
     enough = (
-        1 - search.ROUGHLY
+        1 - roots.ROUGHLY
     ) * target_epsilon  # far below the target, about is enough
 
     @functools.cache
@@ -52,8 +51,8 @@ def solved(
             f"Expected a target_epsilon that some {unknown} can reach, got"
             f" {target_epsilon:g}, which is exceeded even at {start:g}."
         )
-    found = search.solution(ratio, grid, takes_steps)
-    beyond = math.ceil((1 + 2 * search.ACCURACY) * found) + 1
+    found = roots.solution(ratio, grid, takes_steps)
+    beyond = math.ceil((1 + 2 * roots.ACCURACY) * found) + 1
     jumps = found != end and (not takes_steps or epsilon_of(beyond) == math.inf)
     if ratio(found) > 1 or (jumps and ratio(found) < 1 - _MISSED):
         raise ValueError(

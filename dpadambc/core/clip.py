@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
-from dpadambc.core import validate
+from dpadambc.core import names, validate
 from dpadambc.core.arrays import shard_map_axes, varying_axes
 from dpadambc.core.clipped_sum import close_sums
 from dpadambc.core.gradient import (
@@ -32,8 +32,8 @@ from dpadambc.core.gradient import (
     seals_agree,
     weighted_sums,
 )
-from dpadambc.engine import names, rounding
-from dpadambc.engine.mesh import specs_of, with_automatic_axes
+from dpadambc.core.mesh import specs_of, with_automatic_axes
+from dpadambc.engine import rounding
 
 NeighboringRelation = dp_accounting.NeighboringRelation
 
@@ -446,7 +446,7 @@ def clip_per_example(
     validate.positive_or_infinite(l2_clip_norm=l2_clip_norm)
     validate.positive(normalize_by=normalize_by)
     check_rule(clip_rule)
-    rounding.check(precision)
+    validate.precision(precision)
     numbers = l2_clip_norm, normalize_by
 
     def init_fn(params):

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpadambc.core import validate
+from dpadambc.core import names, validate
 from dpadambc.core.clip import (
     FLAT,
     ClipRule,
@@ -16,10 +16,10 @@ from dpadambc.core.clip import (
     specs_of_sums,
 )
 from dpadambc.core.clipped_sum import close_sums
+from dpadambc.core.mesh import spec_of_examples, with_automatic_axes
+from dpadambc.core.microbatches import in_parts
 from dpadambc.core.per_example import Argnums, Arguments, sealed_value_and_grad
-from dpadambc.engine import names, rounding
-from dpadambc.engine.mesh import spec_of_examples, with_automatic_axes
-from dpadambc.engine.microbatches import in_parts
+from dpadambc.engine import rounding
 from dpadambc.engine.transform import Method
 
 

@@ -9,10 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from dpadambc.core import sampling
+from dpadambc.core import leaves, mesh, sampling
+from dpadambc.core.mesh import Layout
 from dpadambc.core.sampling import Batch
-from dpadambc.engine import leaves, mesh
-from dpadambc.engine.mesh import Layout
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,9 +13,10 @@ import optax
 
 from dpadambc.core import data as _data
 from dpadambc.core import identity as _identity
-from dpadambc.core import keys, validate
+from dpadambc.core import keys, leaves, memory, mesh, modules, validate
 from dpadambc.core.accounting import check_delta
 from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.microbatches import first_rows
 from dpadambc.core.spending import (
     Spending,
     affordable_iterations,
@@ -31,8 +32,7 @@ from dpadambc.core.step import (
     may_be_kept,
     programs_of,
 )
-from dpadambc.engine import leaves, memory, mesh, modules, rounding
-from dpadambc.engine.microbatches import first_rows
+from dpadambc.engine import rounding
 
 
 class Stop(Exception):

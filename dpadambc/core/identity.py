@@ -18,13 +18,13 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from dpadambc.core import data as _data
+from dpadambc.core import leaves, modules
 from dpadambc.core.arrays import widen
 from dpadambc.core.keys import checksum
 from dpadambc.core.noise import AddDPNoiseState
 from dpadambc.core.per_example import check_floating, scalar_loss
 from dpadambc.core.spending import public_numbers
 from dpadambc.core.step import Step, positional, takes_key
-from dpadambc.engine import leaves, modules
 from dpadambc.engine.jaxprs import equations_in, programs_in
 
 Identity = dict[str, Any]

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc.core import validate
+from dpadambc.core import mesh, names, validate
 from dpadambc.core.accounting import (
     PLD,
     RDP,
@@ -35,11 +35,10 @@ from dpadambc.core.accounting import (
 from dpadambc.core.arrays import make_varying, varying_axes
 from dpadambc.core.calibrate import as_fields, solved
 from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation, check_rule
+from dpadambc.core.leaves import shown
+from dpadambc.core.names import PublicNumbers
 from dpadambc.core.privatize import INDEPENDENT, Noise, PrivateGradient
 from dpadambc.core.sampling import Batch, padded, poisson_batch
-from dpadambc.engine import mesh, names
-from dpadambc.engine.leaves import shown
-from dpadambc.engine.names import PublicNumbers
 
 _ADD_OR_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
 _REPLACE = NeighboringRelation.REPLACE_ONE

@@ -8,11 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc.core import keys, validate
+from dpadambc.core import keys, leaves, modules, validate
 from dpadambc.core.arrays import invariant_axes, make_varying, varying_axes
 from dpadambc.core.gradient import mask_examples, seal_gradients
-from dpadambc.engine import leaves, modules
-from dpadambc.engine.mesh import spec_of_examples, with_automatic_axes
+from dpadambc.core.mesh import spec_of_examples, with_automatic_axes
 from dpadambc.engine.transform import Method, factored_outputs
 
 Argnums = int | Sequence[int]

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dpadambc.core import validate
 from dpadambc.core.arrays import shard_map_axes
 from dpadambc.core.clip import Sums, check_parameters, clipped_sums
 from dpadambc.core.clipped_sum import close_sums
@@ -164,7 +165,7 @@ def privatize(
     """
     if isinstance(mechanism, type) or not hasattr(mechanism, "private_gradient"):
         raise TypeError(f"Expected mechanism of dpadambc, got {type(mechanism)}.")
-    rounding.check(precision)
+    validate.precision(precision)
     private = mechanism.private_gradient(key)
 
     def update_fn(updates, state, params=None, **extra_args):

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.stats
 
+from dpadambc.core import leaves, mesh
 from dpadambc.core.arrays import shard_map_axes, varying_axes
-from dpadambc.engine import leaves, mesh
 
 # A batch has one static size. The chance that a sample does not fit is a failure
 # probability on top of delta, so it must be negligible.

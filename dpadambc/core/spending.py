@@ -28,7 +28,7 @@ from dpadambc.core import validate
 from dpadambc.core.accounting import Accountant, check_delta, least_epsilon, levels_of
 from dpadambc.core.clip import ClipRule, NeighboringRelation
 from dpadambc.core.mechanism import Mechanism
-from dpadambc.engine.search import last_affordable
+from dpadambc.core.roots import last_affordable
 
 Parts = tuple[tuple[str, int], ...]
 

@@ -10,14 +10,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.core import clipped_grad, keys, validate
+from dpadambc.core import clipped_grad, keys, mesh, modules, validate
 from dpadambc.core import data as _data
 from dpadambc.core.arrays import widen
 from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.mesh import Layout
 from dpadambc.core.per_example import Arguments
 from dpadambc.core.sampling import Batch, padded
-from dpadambc.engine import mesh, modules, rounding
-from dpadambc.engine.mesh import Layout
+from dpadambc.engine import rounding
 
 
 @jax.tree_util.register_dataclass
@@ -170,7 +170,7 @@ class Step:
                 f" from a key, such as a PoissonGaussian, got {type(self.mechanism)}."
             )
         validate.transformation(optimizer=self.optimizer)
-        rounding.check(self.precision)
+        validate.precision(self.precision)
         if self.microbatch_size is not None:
             validate.count(least=1, microbatch_size=self.microbatch_size)
             if self.microbatch_size % (shards := mesh.num_shards(self.layout)):

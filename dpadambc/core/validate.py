@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import core
 
-from dpadambc.engine.leaves import shown
+from dpadambc.core.leaves import shown
+from dpadambc.engine import rounding
 
 
 def _single(named: dict[str, Any]) -> tuple[str, Any]:
@@ -122,6 +123,17 @@ def typed_key(**named: Any) -> None:
         raise TypeError(f"Expected {name} of jax.random.key, got {got}.")
     if value.shape != ():
         raise ValueError(f"Expected {name} to be one key, got shape {value.shape}.")
+
+
+def precision(precision: rounding.Precision) -> None:
+    """A precision of products that the clip has a bound for, or None."""
+    choices = rounding.CHOICES
+    if precision is not None and precision not in choices:
+        raise ValueError(
+            "Expected precision None, jax.lax.Precision.HIGHEST or a"
+            " jax.lax.DotAlgorithmPreset with a bound, got"
+            f" {shown(precision)}. Choose among {', '.join(map(str, choices))}."
+        )
 
 
 def real_arrays(**named: Any) -> None:

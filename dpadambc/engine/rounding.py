@@ -86,7 +86,6 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from dpadambc.engine import leaves
 from dpadambc.engine import precision as dtypes
 
 _Preset = jax.lax.DotAlgorithmPreset
@@ -255,7 +254,7 @@ DEFAULT = Units(Unit(None), Unit(None))
 CUDA = Units(_TF32, _BF16)
 TPU = Units(_BF16, _BF16)
 
-_CHOICES: dict[Any, Units] = {
+CHOICES: dict[Any, Units] = {
     jax.lax.Precision.HIGHEST: FULL,
     _Preset.F32_F32_F32: FULL,
     **{
@@ -267,23 +266,13 @@ _CHOICES: dict[Any, Units] = {
 _NAMES = {
     "highest": FULL,
     "float32": FULL,
-    **{str(choice): units for choice, units in _CHOICES.items()},
+    **{str(choice): units for choice, units in CHOICES.items()},
 }
-
-
-def check(precision: Precision) -> None:
-    """Raises unless it is a precision that the clip has a bound for."""
-    if precision is not None and precision not in _CHOICES:
-        raise ValueError(
-            "Expected precision None, jax.lax.Precision.HIGHEST or a"
-            " jax.lax.DotAlgorithmPreset with a bound, got"
-            f" {leaves.shown(precision)}. Choose among {', '.join(map(str, _CHOICES))}."
-        )
 
 
 def by_platform(precision: Precision) -> dict[str, Units]:
     """The units of each platform that has some; others multiply in full."""
-    chosen = _CHOICES.get(precision)
+    chosen = CHOICES.get(precision)
     if chosen is None:
         config: Any = jax.config
         chosen = _NAMES.get(config.jax_default_matmul_precision)

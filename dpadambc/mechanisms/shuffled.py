@@ -7,12 +7,11 @@ import dp_accounting
 import jax
 import jax.numpy as jnp
 
-from dpadambc.core import validate
+from dpadambc.core import names, validate
 from dpadambc.core.accounting import PLD, RDP, gaussian
 from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.sampling import Batch
-from dpadambc.engine import names
 
 _REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 _REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL

@@ -8,10 +8,10 @@ import jax
 import optax
 
 from dpadambc.core import fit as _fit
-from dpadambc.core import validate
+from dpadambc.core import names, validate
 from dpadambc.core.fit import Callback, Progress
 from dpadambc.core.mechanism import Mechanism
-from dpadambc.engine import names, rounding
+from dpadambc.engine import rounding
 from dpadambc.training import statement
 
 

@@ -13,9 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc.core import validate
+from dpadambc.core import leaves, validate
 from dpadambc.core.step import takes_key
-from dpadambc.engine import leaves
 
 Loss = Callable[..., jax.Array]
 

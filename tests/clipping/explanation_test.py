@@ -8,7 +8,7 @@ import pytest
 
 import dpadambc
 from dpadambc.clipping import plan
-from dpadambc.engine import memory
+from dpadambc.core import memory
 from tests import common
 from tests.engine import factored_models as models
 from tests.engine import factored_test

@@ -16,7 +16,7 @@ from PIL import Image
 import dpadambc
 from dpadambc import training
 from dpadambc.core import data as training_data
-from dpadambc.engine import leaves
+from dpadambc.core import leaves
 from tests import common
 
 pytestmark = pytest.mark.guarantee

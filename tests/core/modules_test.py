@@ -14,7 +14,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import dpadambc
 from dpadambc import audit, training
-from dpadambc.engine import modules
+from dpadambc.core import modules
 from tests import common
 
 pytestmark = pytest.mark.guarantee

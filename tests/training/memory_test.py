@@ -13,7 +13,7 @@ import pytest
 import dpadambc
 from dpadambc import training
 from dpadambc.core import fit as core_fit
-from dpadambc.engine import memory
+from dpadambc.core import memory
 from tests import common
 
 WIDTH, LENGTH, EXAMPLES = 64, 64, 96

@@ -22,8 +22,8 @@ from jax.sharding import PartitionSpec as P
 import dpadambc
 from dpadambc import training
 from dpadambc.core import data as core_data
+from dpadambc.core import mesh as engine_mesh
 from dpadambc.core import step as core_step
-from dpadambc.engine import mesh as engine_mesh
 from dpadambc.training import checkpoints
 from tests import alone_of_several, common
 

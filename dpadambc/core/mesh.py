@@ -20,7 +20,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from dpadambc.engine import modules
+from dpadambc.core import modules
 
 
 class Layout(NamedTuple):
