@@ -73,10 +73,11 @@ def traces_are_counted_anew():
 @pytest.fixture
 def one_identity(monkeypatch):
     """All runs of one key draw the same batches, so that they can be compared."""
-    from dpadambc.core import fit, keys, step
+    from dpadambc.core import keys, step
+    from dpadambc.training import microbatches
 
     monkeypatch.setattr(keys, "of_batches", lambda key, words: key)
-    kept = step.compiled_once, fit.peak_bytes
+    kept = step.compiled_once, microbatches.peak_bytes
     for each in kept:
         each.cache_clear()  # what was traced before has keys of its own
     yield

@@ -39,9 +39,9 @@ ALLOWED = {
     ("contrib/banded.py", "cache"),
     ("contrib/strategies.py", "cache"),
     ("core/accounting.py", "cache"),
-    ("core/calibrate.py", "cache"),
-    ("core/fit.py", "cache"),
+    ("accounting/calibrate.py", "cache"),
     ("core/step.py", "cache"),
+    ("training/microbatches.py", "cache"),
 }
 
 

@@ -5,8 +5,8 @@ from typing import Any, cast
 
 from dpadambc.core import validate
 from dpadambc.core.clip import NeighboringRelation
-from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.spending import Run, Spending, class_name, public_numbers
+from dpadambc.mechanisms.mechanism import Mechanism
 
 _KIND, _STEPS, _LEVELS, _PARTS = "mechanism", "steps", "noise_multiplier", "parts"
 _RELATION, _RULE = "neighboring_relation", "clip_rule"

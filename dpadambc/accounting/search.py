@@ -82,8 +82,8 @@ from dpadambc.core.accounting import (
     check_delta,
     rounding_of,
 )
-from dpadambc.core.mechanism import Mechanism
 from dpadambc.mechanisms.checks import check_mechanism
+from dpadambc.mechanisms.mechanism import Mechanism
 
 MechanismT = TypeVar("MechanismT", bound=Mechanism)
 Bound = Literal["profile", "renyi", "composition"]

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc.core import names, validate
+from dpadambc.core import validate
+from dpadambc.mechanisms import names
 
 
 @names.explained

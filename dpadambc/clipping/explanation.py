@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.clipping import kernels
+from dpadambc.clipping import kernels, memory
 from dpadambc.clipping.plan import Plan, Programs, aligned, planned, readable
-from dpadambc.core import leaves, memory, validate
+from dpadambc.core import leaves, validate
 from dpadambc.core.gradient import PerExampleGradient, is_per_example
 from dpadambc.core.per_example import Argnums, Arguments, per_example_grad
 from dpadambc.engine import rounding, weighted

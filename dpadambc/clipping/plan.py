@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import optax
 
-from dpadambc.clipping import flops
-from dpadambc.core import memory, modules
+from dpadambc.clipping import flops, memory
+from dpadambc.core import modules
 from dpadambc.core.clipped_grad import clipped_grad
 from dpadambc.core.clipped_sum import close_sums, materialize
 from dpadambc.core.per_example import Arguments

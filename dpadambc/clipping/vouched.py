@@ -4,11 +4,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.core import names, validate
+from dpadambc.core import validate
 from dpadambc.core.arrays import varying_axes
 from dpadambc.core.clipped_sum import close_sums
 from dpadambc.core.gradient import mask_examples, seal_gradients
 from dpadambc.engine.forms import Dense
+from dpadambc.mechanisms import names
 
 
 def as_per_example(

@@ -51,14 +51,16 @@ import numpy as np
 import optax
 
 from dpadambc.contrib import strategies
-from dpadambc.core import clipped_sum, keys, names, noise, validate
+from dpadambc.core import clipped_sum, keys, noise, validate
 from dpadambc.core.accounting import gaussian
 from dpadambc.core.arrays import widen
 from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation, refuse_parts
-from dpadambc.core.mechanism import Mechanism, PoissonGaussian
 from dpadambc.core.noise import AddDPNoiseState
 from dpadambc.core.privatize import Noise
 from dpadambc.core.sampling import Batch, batch_of, padded_size, selection_bits
+from dpadambc.mechanisms import names
+from dpadambc.mechanisms.mechanism import Mechanism
+from dpadambc.mechanisms.poisson import PoissonGaussian
 from dpadambc.mechanisms.random_allocation import check_parts, uniform
 
 # In how many steps the inverse of a strategy has to die out.

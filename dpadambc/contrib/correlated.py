@@ -20,13 +20,14 @@ import numpy as np
 import optax
 
 from dpadambc.contrib import strategies
-from dpadambc.core import clipped_sum, keys, names, noise, validate
+from dpadambc.core import clipped_sum, keys, noise, validate
 from dpadambc.core.accounting import PLD, RDP, gaussian
 from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation, refuse_parts
-from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.noise import AddDPNoiseState
 from dpadambc.core.privatize import Noise
 from dpadambc.core.sampling import Batch
+from dpadambc.mechanisms import names
+from dpadambc.mechanisms.mechanism import Mechanism
 from dpadambc.mechanisms.random_allocation import allocated_batch, check_parts
 
 _ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE

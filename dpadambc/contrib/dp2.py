@@ -22,10 +22,11 @@ import optax
 
 from dpadambc.contrib import _around
 from dpadambc.contrib.scaling import scale_examples
-from dpadambc.core import names, validate
+from dpadambc.core import validate
 from dpadambc.core.clip import check_gradients
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.privatize import privatize
+from dpadambc.mechanisms import names
 from dpadambc.transforms.cast import cast_to_params
 from dpadambc.transforms.dtypes import check_decay, wide_zeros_like
 

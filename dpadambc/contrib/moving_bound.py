@@ -16,12 +16,12 @@ import optax
 
 from dpadambc.core import clip, clipped_sum, validate
 from dpadambc.core.gradient import seals_agree
-from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.mesh import with_automatic_axes
 from dpadambc.core.noise import add_dp_noise
 from dpadambc.core.privatize import Noise, PrivateGradient, scaled_multiplier
 from dpadambc.core.sampling import Batch
 from dpadambc.mechanisms.checks import check_independent_noise
+from dpadambc.mechanisms.mechanism import Mechanism
 
 # The bound stays within this factor of the one that it starts from, either way. For a
 # start near one that is far from where squares of float32 numbers vanish or overflow.

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
-from dpadambc.core import names, validate
+from dpadambc.core import validate
 from dpadambc.core.arrays import shard_map_axes, varying_axes
 from dpadambc.core.clipped_sum import close_sums
 from dpadambc.core.gradient import (
@@ -114,50 +114,6 @@ def check_rule(clip_rule: Any) -> None:
     """Raises unless it is a `ClipRule`."""
     if not isinstance(clip_rule, ClipRule):
         raise TypeError(f"Expected clip_rule as a ClipRule, got {type(clip_rule)}.")
-
-
-@names.explained
-def sensitivity(
-    l2_clip_norm: float,
-    *,
-    normalize_by: float,
-    neighboring_relation: NeighboringRelation,
-) -> float:
-    r"""The L2 sensitivity of a clipped, normalized sum.
-
-    .. math:: \Delta = C / B
-        \text{ (add or remove one; replace by zero)}, \qquad
-        \Delta = 2 C / B \text{ (replace one)}
-
-    Args:
-      l2_clip_norm: C, the bound on one example's gradient norm.
-      normalize_by: B, the public number that the sum is divided by.
-      neighboring_relation: the difference of two neighboring datasets.
-
-    Returns:
-      The largest L2 distance between the values of `clip_per_example` or
-      `clipped_grad` on two neighboring batches.
-
-    Raises:
-      TypeError: if `neighboring_relation` is not a `NeighboringRelation`.
-
-    Example:
-      >>> import dpadambc
-      >>> relation = dpadambc.NeighboringRelation.REPLACE_ONE
-      >>> dpadambc.sensitivity(1.0, normalize_by=4, neighboring_relation=relation)
-      0.5
-    """
-    relation = neighboring_relation
-    if not isinstance(relation, NeighboringRelation):
-        raise TypeError(
-            f"Expected a neighboring_relation of its type, got {type(relation)}."
-        )
-    examples_changed = {
-        NeighboringRelation.ADD_OR_REMOVE_ONE: 1,
-        NeighboringRelation.REPLACE_SPECIAL: 1,
-        NeighboringRelation.REPLACE_ONE: 2,
-    }
-    return examples_changed[relation] * l2_clip_norm / normalize_by
 
 
 def _clip_weights(
@@ -373,7 +329,6 @@ def clipped_sums(
     return with_automatic_axes(clip_and_sum, specs_of_sums(params), *args)
 
 
-@names.explained
 def clip_per_example(
     l2_clip_norm: jax.typing.ArrayLike,
     *,

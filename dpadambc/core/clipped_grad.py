@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpadambc.core import names, validate
+from dpadambc.core import validate
 from dpadambc.core.clip import (
     FLAT,
     ClipRule,
@@ -23,7 +23,6 @@ from dpadambc.engine import rounding
 from dpadambc.engine.transform import Method
 
 
-@names.explained
 def clipped_grad(
     fun: Callable[..., Any],
     argnums: Argnums = 0,

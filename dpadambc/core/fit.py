@@ -13,13 +13,11 @@ import optax
 
 from dpadambc.core import data as _data
 from dpadambc.core import identity as _identity
-from dpadambc.core import keys, leaves, memory, mesh, modules, validate
+from dpadambc.core import keys, leaves, mesh, modules, validate
 from dpadambc.core.accounting import check_delta
 from dpadambc.core.mechanism import Mechanism
-from dpadambc.core.microbatches import first_rows
 from dpadambc.core.spending import (
     Spending,
-    affordable_iterations,
     compose,
     public_numbers,
     run_of,
@@ -28,8 +26,6 @@ from dpadambc.core.step import (
     Seen,
     Step,
     TrainState,
-    compiled,
-    may_be_kept,
     programs_of,
 )
 from dpadambc.engine import rounding
@@ -162,36 +158,6 @@ class Result(NamedTuple):
         return self.mechanism.epsilon(self.target_delta, iterations=counted)
 
 
-@functools.lru_cache(maxsize=64)
-def peak_bytes(step: Step, num_examples: int, structure: Any, shapes: Any) -> int:
-    """The memory of a step on each device, compiled for arguments of these shapes."""
-    with mesh.on_mesh(step.layout):
-        steps = compiled(step, num_examples).steps
-        lowered = steps.lower(*structure.unflatten(shapes), iterations=1)
-        return memory.peak_bytes(lowered.compile())
-
-
-def with_microbatches(
-    step: Step, num_examples: int, state: TrainState, frozen: Any, examples_of: Any
-) -> Step:
-    """The step with the largest microbatches that fit into memory, or the least."""
-    spans = mesh.spans_processes(step.layout)
-    if (limit := memory.stated_bytes(of_all_processes=spans)) is None:
-        return step
-    place = lambda x: getattr(x, "sharding", None)
-    shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place(x))
-    arguments = jax.tree.map(shape, (state, frozen, examples_of(state)))
-    shapes, structure = jax.tree.flatten(arguments)
-    of_size = lambda size: dataclasses.replace(step, microbatch_size=size)
-    measure = peak_bytes if may_be_kept(step) else peak_bytes.__wrapped__
-    needed = lambda n: measure(of_size(n), num_examples, structure, tuple(shapes))
-    with mesh.on_mesh(step.layout):
-        batch = jax.eval_shape(compiled(step, num_examples).batch, state)
-    num_rows = first_rows(len(batch.indices), step.expected_size)
-    num_shards = mesh.num_shards(step.layout)
-    return of_size(memory.microbatch_size(limit, num_rows, num_shards, needed))
-
-
 def fit(  # noqa: C901 - one story, from top to bottom
     loss_fn: Callable[..., jax.Array],
     params: Any,
@@ -202,9 +168,10 @@ def fit(  # noqa: C901 - one story, from top to bottom
     key: jax.Array,
     target_delta: float,
     target_epsilon: float | None,
+    affordable: Callable[..., int],
     spent: Any,
     frozen: Any,
-    microbatch_size: int | Literal["auto"] | None,
+    microbatch_size: int | Callable[..., Step] | None,
     steps_per_call: int,
     precision: rounding.Precision,
     before_steps: Callable[[int, int, float], Any],
@@ -214,8 +181,10 @@ def fit(  # noqa: C901 - one story, from top to bottom
 ) -> Result:
     """Trains privately: see `training.fit`, which has the arguments and the guarantees.
 
-    `before_steps` is called once, before the steps are compiled, with the steps taken
-    by a run that is resumed, the step at which this one will end, and its epsilon.
+    `affordable` proposes a number of steps for a budget. `before_steps` is called once,
+    before the steps are compiled, with the steps taken by a run that is resumed, the
+    step at which this one will end, and its epsilon. `microbatch_size` may be a
+    function that returns the step with the size to take.
     """
     # The arguments.
     validate.typed_key(key=key)
@@ -233,7 +202,7 @@ def fit(  # noqa: C901 - one story, from top to bottom
         loss_fn,
         mechanism,
         optimizer,
-        microbatch_size=None if microbatch_size == "auto" else microbatch_size,
+        microbatch_size=None if callable(microbatch_size) else microbatch_size,
         skip_padding=layout.mesh is None,
         precision=precision,
         layout=layout,
@@ -250,13 +219,13 @@ def fit(  # noqa: C901 - one story, from top to bottom
     iterations = mechanism.iterations
     if target_epsilon is not None:
         budget = dict(target_epsilon=target_epsilon, target_delta=target_delta)
-        iterations = affordable_iterations(mechanism, **budget, spent=earlier)
-        if iterations == 0 < mechanism.iterations:
-            raise ValueError(
-                "Expected target_epsilon for at least one step, which makes epsilon"
-                f" {epsilon_after(1):.4g} together with spent, got {target_epsilon:g}."
-            )
+        iterations = affordable(mechanism, **budget, spent=earlier)
     epsilon = epsilon_after(iterations)
+    if target_epsilon is not None and iterations and epsilon > target_epsilon:
+        raise ValueError(
+            f"Expected at most target_epsilon={target_epsilon:g}, got {epsilon:.4g} of"
+            f" {iterations} steps. Take fewer steps."
+        )
 
     # Its identity: programs, start and data.
     with mesh.on_mesh(layout):
@@ -316,8 +285,8 @@ def fit(  # noqa: C901 - one story, from top to bottom
             batch = programs.batch(state)
         return _data.fetch(data, batch, layout)
 
-    if microbatch_size == "auto":
-        step = with_microbatches(step, num_examples, state, frozen, examples_of)
+    if callable(microbatch_size):
+        step = microbatch_size(step, num_examples, state, frozen, examples_of)
         programs = programs_of(step, num_examples)
     stop: Stop | None = None
     while done < iterations and stop is None:

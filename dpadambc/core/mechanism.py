@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import types
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Self, Unpack, cast, final
+from typing import Any, ClassVar, cast, final
 
 import dp_accounting
 import jax
@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc.core import mesh, names, validate
+from dpadambc.core import mesh, validate
 from dpadambc.core.accounting import (
     PLD,
     RDP,
@@ -33,10 +33,8 @@ from dpadambc.core.accounting import (
     levels_of,
 )
 from dpadambc.core.arrays import make_varying, varying_axes
-from dpadambc.core.calibrate import as_fields, solved
 from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation, check_rule
 from dpadambc.core.leaves import shown
-from dpadambc.core.names import PublicNumbers
 from dpadambc.core.privatize import INDEPENDENT, Noise, PrivateGradient
 from dpadambc.core.sampling import Batch, padded, poisson_batch
 
@@ -46,39 +44,24 @@ _SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 
 
 class Mechanism(abc.ABC):
-    """A Gaussian on a clipped sum, step after step.
+    """Adds Gaussian noise to the clipped sum in every step: its numbers, its epsilon.
 
-    Subclasses are frozen dataclasses with the fields annotated here. They define
-    `_event` and `_draw`, and as class attributes the facts below. Leave out `clip_rule`
-    and it is `Flat()`.
-
-    Attributes:
-      l2_clip_norm: C, the bound on one example's gradient norm.
-      noise_multiplier: z, the noise over the sensitivity; a number, or a schedule of
-        the step.
-      iterations: T, the number of steps.
-      normalize_by: B, the public number that the clipped sum is divided by.
-      neighboring_relation: the difference of two neighboring data sets.
-      clip_rule: which share of each gradient is taken. All that clip for the mechanism
-        use it. It does not change epsilon.
-      relations: the neighboring relations that privacy can be stated for, each with the
-        accountants that can read the events, the tightest first.
-      solvable: the fields that `calibrate` can solve for.
-      deals_epochs: whether an epoch deals all examples into a whole number of batches.
-      draws_steps_alone: whether a batch is independent of all others. Then each step is
-        drawn with a key of its own. It is False unless a class says so.
+    Subclasses are frozen dataclasses with the fields annotated here, which define
+    `_event` and `_draw`. `dpadambc.Mechanism` adds the ways to make one.
     """
 
-    l2_clip_norm: float
-    noise_multiplier: float | optax.Schedule
-    iterations: int
-    normalize_by: float
+    l2_clip_norm: float  # C, the bound on one example's gradient norm
+    noise_multiplier: float | optax.Schedule  # z, the noise over the sensitivity
+    iterations: int  # T, the number of steps
+    normalize_by: float  # B, the public number that the clipped sum is divided by
     neighboring_relation: NeighboringRelation
-    clip_rule: ClipRule = FLAT
+    clip_rule: ClipRule = FLAT  # it does not change epsilon
 
+    # The relations that privacy can be stated for, each with the accountants that can
+    # read the events, the tightest first.
     relations: ClassVar[Mapping[NeighboringRelation, tuple[Accountant, ...]]]
-    solvable: ClassVar[tuple[str, ...]] = ("noise_multiplier", "iterations")
-    deals_epochs: ClassVar[bool] = False
+    # Whether a batch is independent of all others. Then each step is drawn with a key
+    # of its own. It is False unless a class says so.
     draws_steps_alone: ClassVar[bool] = False
     _noise: ClassVar[Noise] = INDEPENDENT
 
@@ -350,152 +333,17 @@ class Mechanism(abc.ABC):
         event, relation = self.dp_event(iterations), self.neighboring_relation
         return least_epsilon(event, accountants, target_delta, relation=relation)
 
-    @names.of_fields
-    @final
-    def of_epochs(cls, **public_numbers: Unpack[PublicNumbers]) -> Self:
-        """The mechanism for so many epochs in batches of a size.
-
-        Args:
-          **public_numbers: the fields of the class; in place of `iterations`, `epochs`;
-            and in place of `sampling_prob` or `batches_per_epoch`, `batch_size`. Both
-            go with `num_examples`.
-
-            An epoch has num_examples / batch_size steps. Where it deals all examples
-            into batches (shuffled data, random allocation), that is rounded up. The
-            product with `epochs` is rounded up to `iterations`. Batches that are drawn
-            have `batch_size` examples on average; `normalize_by` is the batch size
-            unless it is given.
-
-            Fields are public, and tell `num_examples`: where examples may be added or
-            removed, give a public number near it in its place.
-
-        Returns:
-          A mechanism. It keeps steps and probabilities, and no number of epochs.
-
-        Raises:
-          TypeError: if one number is given in two ways, or is missing.
-          ValueError: if a number is out of its range.
-
-        Example:
-          >>> import dpadambc
-          >>> mechanism = dpadambc.PoissonGaussian.of_epochs(
-          ...     epochs=30, batch_size=1024, num_examples=60_000, noise_multiplier=1.0,
-          ...     l2_clip_norm=1.0)
-          >>> mechanism.iterations, round(mechanism.sampling_prob, 5)
-          (1758, 0.01707)
-          >>> mechanism.normalize_by
-          1024
-        """
-        return cls(**cls._as_fields(public_numbers))
-
-    @names.of_fields
-    @final
-    def calibrate(
-        cls,
-        *,
-        target_epsilon: float,
-        target_delta: float,
-        accountant: Accountant | None = None,
-        **public_numbers: Unpack[PublicNumbers],
-    ) -> Self:
-        """The mechanism that meets a target, solved for the one number left out.
-
-        Args:
-          target_epsilon: the epsilon to reach and not to exceed.
-          target_delta: the delta that goes with it.
-          accountant: `accounting.PLD` (tight) or `accounting.RDP` (an upper bound); by
-            default the tightest that can account for the sampling.
-          **public_numbers: the fields of the class, all but one of `noise_multiplier`,
-            `iterations` and `sampling_prob` (where it has one). The field left out, or
-            given as None, is solved for: the least noise, the most iterations or the
-            largest probability. `epochs`, `batch_size` and `num_examples` may stand
-            in place of fields, as in `of_epochs`; `num_examples` alone may be given to
-            any class, for which a delta of one over it or more is refused.
-
-        Returns:
-          A mechanism whose epsilon at `target_delta` is at most `target_epsilon`.
-
-        Raises:
-          TypeError: if not exactly one field is left out, or an unknown one is given.
-          ValueError: if the target cannot be reached, or a number is out of its range.
-        """
-        check_delta(target_delta, public_numbers.get("num_examples"))
-        fields = cls._as_fields(public_numbers)
-        unknown = [name for name in cls.solvable if fields.get(name) is None]
-        if len(unknown) != 1:
-            raise TypeError(
-                f"Expected all but one of {', '.join(cls.solvable)}, which is solved"
-                f" for, got none of {', '.join(unknown) or 'them left out'}."
-            )
-        (name,) = unknown
-        with_value = lambda x: cls(**{**fields, name: x})
-
-        def epsilon_of(x: float, **how: Any) -> float:
-            trial = with_value(x)
-            used = (accountant,) if accountant else trial.accountants
-            how |= {"relation": trial.neighboring_relation}
-            return least_epsilon(trial.dp_event(), used, float(target_delta), **how)
-
-        return with_value(solved(epsilon_of, name, target_epsilon))
-
-    @classmethod
-    def _as_fields(cls, public_numbers: Mapping[str, Any]) -> dict[str, Any]:
-        return as_fields(cls, public_numbers)
-
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
 def _batch(mechanism: Mechanism, key: jax.Array, step: jax.Array, n: int) -> Batch:
     return mechanism.sample_step(key, step, num_examples=n)
 
 
-@names.explained
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PoissonGaussian(Mechanism):
     r"""The Poisson-subsampled Gaussian mechanism, `iterations` times: DP-SGD.
 
-    At every step each example takes part independently with probability
-    `sampling_prob`; gradients are clipped to `l2_clip_norm`, summed, divided by
-    `normalize_by`; Gaussian noise of standard deviation
-
-    .. math:: \sigma = z \Delta, \quad \Delta = C / B \text{ or } 2 C / B
-
-    is added, with the noise multiplier z and the sensitivity Δ. Under
-    ADD_OR_REMOVE_ONE the variance is the papers' Φ = (z C / B)².
-
-    Args:
-      l2_clip_norm: C, positive.
-      noise_multiplier: z, non-negative, the noise in units of the sensitivity; or a
-        schedule of the step, which makes `noise_stddev` a schedule.
-      sampling_prob: q, in [0, 1].
-      iterations: the number of steps.
-      normalize_by: B, positive; usually `sampling_prob * num_examples`, rounded. It
-        does not change epsilon.
-      neighboring_relation: the difference of two neighboring data sets.
-      clip_rule: which share of each gradient is taken; see `clip_per_example`. No
-        rule changes epsilon.
-
-    Raises:
-      TypeError: if a number is not a number, or `iterations` not an int.
-      ValueError: if a number is out of its range.
-
-    Example:
-      >>> import dpadambc
-      >>> mechanism = dpadambc.PoissonGaussian(
-      ...     l2_clip_norm=1.0, noise_multiplier=1.85, sampling_prob=1024 / 50_000,
-      ...     iterations=3_360, normalize_by=1024)
-      >>> round(mechanism.epsilon(target_delta=1e-5), 3)
-      2.925
-      >>> round(mechanism.noise_stddev, 7)
-      0.0018066
-      >>> mechanism = dpadambc.PoissonGaussian.calibrate(
-      ...     target_epsilon=1.0, target_delta=1e-5, l2_clip_norm=1.0,
-      ...     noise_multiplier=4.0, sampling_prob=0.02, normalize_by=1000)
-      >>> mechanism.iterations
-      2739
-
-    References:
-      Abadi et al., `Deep Learning with Differential Privacy
-      <https://arxiv.org/abs/1607.00133>`_, 2016
+    `dpadambc.PoissonGaussian` explains the fields, and adds the ways to make one.
     """
 
     l2_clip_norm: float
@@ -506,7 +354,6 @@ class PoissonGaussian(Mechanism):
     neighboring_relation: NeighboringRelation = _ADD_OR_REMOVE
     clip_rule: ClipRule = FLAT
 
-    solvable = ("noise_multiplier", "iterations", "sampling_prob")
     # dp-accounting has no RDP bound for Poisson sampling under REPLACE_ONE.
     relations = types.MappingProxyType(
         {_ADD_OR_REMOVE: (PLD, RDP), _REPLACE: (PLD,), _SPECIAL: (PLD, RDP)}

@@ -12,14 +12,14 @@ import dp_accounting
 import jax
 import optax
 
-from dpadambc.core import names, validate
+from dpadambc.core import validate
 from dpadambc.core.accounting import PLD, RDP
 from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation
-from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.sampling import Batch, poisson_batch
 from dpadambc.graphs.poisson_terms import PoissonTermsDpEvent
-from dpadambc.mechanisms import replaced_terms
+from dpadambc.mechanisms import names, replaced_terms
 from dpadambc.mechanisms.fixed_size import uniform_batch
+from dpadambc.mechanisms.mechanism import Mechanism
 
 _ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
 _REPLACE_ONE = NeighboringRelation.REPLACE_ONE

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import optax
 from dp_accounting import rdp
 
-from dpadambc.core import names, validate
+from dpadambc.core import validate
 from dpadambc.core.accounting import PLD, RDP
 from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation
-from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.sampling import Batch
-from dpadambc.mechanisms import replaced_terms
+from dpadambc.mechanisms import names, replaced_terms
+from dpadambc.mechanisms.mechanism import Mechanism
 
 _REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 

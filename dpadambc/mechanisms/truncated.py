@@ -7,12 +7,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.core import names, validate
+from dpadambc.core import validate
 from dpadambc.core.accounting import PLD
 from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation
-from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.sampling import Batch, selection_bits
+from dpadambc.mechanisms import names
 from dpadambc.mechanisms._truncated import TruncatedPoissonDpEvent
+from dpadambc.mechanisms.mechanism import Mechanism
 
 _REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 _REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL

@@ -8,10 +8,12 @@ several hyperparameters, and accounts for the choice. `Checkpoints` (with the ex
 
 from typing import TYPE_CHECKING, Any
 
+from dpadambc.accounting.affordable import (
+    affordable_iterations as affordable_iterations,
+)
 from dpadambc.core.data import Sharded as Sharded
 from dpadambc.core.fit import Progress as Progress
 from dpadambc.core.fit import Stop as Stop
-from dpadambc.core.spending import affordable_iterations as affordable_iterations
 from dpadambc.core.step import Step as Step
 from dpadambc.core.step import TrainState as TrainState
 from dpadambc.core.step import draw_batch as draw_batch

@@ -1,4 +1,4 @@
-"""`fit`, with a word on the terminal, and its result, with a statement."""
+"""`fit` with progress output, and a result with a privacy statement."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -7,12 +7,15 @@ from typing import Any, Literal
 import jax
 import optax
 
+from dpadambc.accounting.affordable import affordable_iterations
 from dpadambc.core import fit as _fit
-from dpadambc.core import names, validate
+from dpadambc.core import validate
 from dpadambc.core.fit import Callback, Progress
 from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.spending import Spending, compose
 from dpadambc.engine import rounding
-from dpadambc.training import statement
+from dpadambc.mechanisms import names
+from dpadambc.training import microbatches, statement
 
 
 class Result(_fit.Result):
@@ -38,7 +41,7 @@ class Result(_fit.Result):
 
 
 class _Line:
-    """The begin of a run in one line, where no bar can be shown."""
+    """Prints one line when training starts and no progress bar is available."""
 
     def __init__(self, mechanism: Mechanism, target_delta: float):
         self.mechanism, self.delta = mechanism, target_delta
@@ -72,6 +75,22 @@ def _shown(progress: bool, callbacks: Sequence[Callback], line: _Line) -> list[A
     if not progress or sys.stderr is None or jax.process_index():
         return []
     return [bars.on_stderr() if bars and sys.stderr.isatty() else line]
+
+
+def _affordable(mechanism: Mechanism, spent: Spending | None, **budget: float) -> int:
+    """Returns the number of steps within a budget, and raises if it has room for none.
+
+    A mechanism of no steps needs no room.
+    """
+    iterations = affordable_iterations(mechanism, spent=spent, **budget)
+    if iterations == 0 < mechanism.iterations:
+        one = compose([each for each in (spent, (mechanism, 1)) if each is not None])
+        raise ValueError(
+            "Expected target_epsilon for at least one step, which makes epsilon"
+            f" {one.epsilon(budget['target_delta']):.4g} together with spent, got"
+            f" {budget['target_epsilon']:g}."
+        )
+    return iterations
 
 
 @names.explained
@@ -176,9 +195,12 @@ def fit(
             key=key,
             target_delta=target_delta,
             target_epsilon=target_epsilon,
+            affordable=_affordable,
             spent=spent,
             frozen=frozen,
-            microbatch_size=microbatch_size,
+            microbatch_size=microbatches.with_microbatches
+            if microbatch_size == "auto"
+            else microbatch_size,
             steps_per_call=steps_per_call,
             precision=precision,
             before_steps=lambda *numbers: [each.begin(*numbers) for each in shown],

@@ -20,7 +20,8 @@ from dpadambc.core import data as _data
 from dpadambc.core import validate
 from dpadambc.core.accounting import gaussian
 from dpadambc.core.identity import gathers_nodes
-from dpadambc.core.mechanism import Mechanism, PoissonGaussian
+from dpadambc.mechanisms.mechanism import Mechanism
+from dpadambc.mechanisms.poisson import PoissonGaussian
 
 # How many examples are scored at once.
 _AT_ONCE = 256

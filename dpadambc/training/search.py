@@ -19,11 +19,12 @@ from dpadambc.accounting.search import (
 from dpadambc.accounting.trials import Fixed, Trials
 from dpadambc.core import data as _data
 from dpadambc.core import identity as _identity
-from dpadambc.core import keys, leaves, names, validate
+from dpadambc.core import keys, leaves, validate
 from dpadambc.core.accounting import check_delta
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.spending import public_numbers
 from dpadambc.core.step import Step, draw_batch
+from dpadambc.mechanisms import names
 from dpadambc.training.scores import Score
 
 # A number, or several by name, which `make_optimizer` is called with.

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import dpadambc
-from dpadambc.clipping import plan
-from dpadambc.core import memory
+from dpadambc.clipping import memory, plan
 from tests import common
 from tests.engine import factored_models as models
 from tests.engine import factored_test

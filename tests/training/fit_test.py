@@ -14,8 +14,8 @@ import rich.console
 import dpadambc
 from dpadambc import accounting, contrib, graphs, training
 from dpadambc.core import fit as core_fit
+from dpadambc.training import microbatches, statement
 from dpadambc.training import progress as bars
-from dpadambc.training import statement
 from tests import common
 
 X = np.ones((200, 2), np.float32)
@@ -46,7 +46,7 @@ def test_a_run_says_one_line_before_it_compiles(capsys, monkeypatch):
         assert not captured.out
         raise MemoryError
 
-    monkeypatch.setattr(core_fit, "with_microbatches", compiles)
+    monkeypatch.setattr(microbatches, "with_microbatches", compiles)
     with pytest.raises(MemoryError):
         fit()
 

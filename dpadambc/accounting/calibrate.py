@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
-from dpadambc.core import roots, validate
-from dpadambc.core.names import IN_PLACE
+from dpadambc.accounting import roots
+from dpadambc.core import validate
+from dpadambc.mechanisms.names import IN_PLACE
 
 # A target that epsilon jumps over is refused where it is missed by more than this.
 _MISSED = 1e-3
