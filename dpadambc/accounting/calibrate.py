@@ -1,4 +1,4 @@
-"""Where epsilon meets a target, and epochs as the fields of a mechanism.
+"""Finds the number that meets a target epsilon; converts epochs to fields.
 
 The search differs from dp-accounting's `calibrate_dp_mechanism` in its cost: it comes
 from the side where accounting is cheap, on coarse grids first, and takes a few fine

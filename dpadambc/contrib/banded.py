@@ -56,7 +56,6 @@ from dpadambc.core.accounting import gaussian
 from dpadambc.core.arrays import widen
 from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation, refuse_parts
 from dpadambc.core.noise import AddDPNoiseState
-from dpadambc.core.privatize import Noise
 from dpadambc.core.sampling import Batch, batch_of, padded_size, selection_bits
 from dpadambc.mechanisms import names
 from dpadambc.mechanisms.mechanism import Mechanism
@@ -209,24 +208,6 @@ def add_banded_noise(
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-class _Banded(Noise):
-    """Noise of which later steps take a part back."""
-
-    def stddev(self, mechanism: Any) -> Callable[..., jax.Array]:
-        """A schedule, which grows over the first steps and then is one number."""
-        norms = np.array(_norms_of_noise(mechanism.strategy_coefficients))
-        level = mechanism.noise_multiplier * mechanism.sensitivity
-        last = len(norms) - 1
-        return lambda step: jnp.asarray(level * norms, float)[jnp.minimum(step, last)]
-
-    def transformation(
-        self, mechanism: Any, key: jax.Array
-    ) -> optax.GradientTransformation:
-        """`add_banded_noise` of the mechanism's coefficients."""
-        level = mechanism.noise_multiplier * mechanism.sensitivity
-        return add_banded_noise(level, mechanism.strategy_coefficients, key=key)
-
-
 @names.explained
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BandedGaussian(Mechanism):
@@ -305,7 +286,7 @@ class BandedGaussian(Mechanism):
     solvable = ("noise_multiplier", "iterations", "sampling_prob")
     # Those of Poisson sampling, which the theorem ends in.
     relations = PoissonGaussian.relations
-    _noise = _Banded()
+    has_independent_noise = False
 
     def __post_init__(self):
         validate.non_negative(noise_multiplier=self.noise_multiplier)
@@ -316,6 +297,19 @@ class BandedGaussian(Mechanism):
         object.__setattr__(self, "strategy_coefficients", c)
         check_parts(parts=self.parts)
         _norms_of_noise(c)
+
+    @property
+    def noise_stddev(self) -> Callable[..., jax.Array]:
+        """A schedule, which grows over the first steps and then is one number."""
+        norms = np.array(_norms_of_noise(self.strategy_coefficients))
+        level = self.noise_multiplier * self.sensitivity
+        last = len(norms) - 1
+        return lambda step: jnp.asarray(level * norms, float)[jnp.minimum(step, last)]
+
+    def add_noise(self, *, key: jax.Array) -> optax.GradientTransformation:
+        """Returns `add_banded_noise` of the coefficients."""
+        level = self.noise_multiplier * self.sensitivity
+        return add_banded_noise(level, self.strategy_coefficients, key=key)
 
     @classmethod
     def _as_fields(cls, public_numbers: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ experiments were not repeated.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import dp_accounting
 import jax
@@ -24,7 +24,6 @@ from dpadambc.core import clipped_sum, keys, noise, validate
 from dpadambc.core.accounting import PLD, RDP, gaussian
 from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation, refuse_parts
 from dpadambc.core.noise import AddDPNoiseState
-from dpadambc.core.privatize import Noise
 from dpadambc.core.sampling import Batch
 from dpadambc.mechanisms import names
 from dpadambc.mechanisms.mechanism import Mechanism
@@ -161,24 +160,6 @@ def add_correlated_noise(
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-class _Correlated(Noise):
-    """Noise of which later steps take a part back."""
-
-    def stddev(self, mechanism: Any) -> Callable[..., jax.Array]:
-        """A schedule, which grows over the first steps and then is one number."""
-        norms = np.sqrt(np.cumsum(np.square(mechanism.noising_coefficients)))
-        level = mechanism.noise_multiplier * mechanism.sensitivity
-        last = len(norms) - 1
-        return lambda step: jnp.asarray(level * norms, float)[jnp.minimum(step, last)]
-
-    def transformation(
-        self, mechanism: Any, key: jax.Array
-    ) -> optax.GradientTransformation:
-        """`add_correlated_noise` of the mechanism's coefficients."""
-        level = mechanism.noise_multiplier * mechanism.sensitivity
-        return add_correlated_noise(level, mechanism.noising_coefficients, key=key)
-
-
 @names.explained
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CorrelatedGaussian(Mechanism):
@@ -263,7 +244,7 @@ class CorrelatedGaussian(Mechanism):
         _REPLACE_SPECIAL: (PLD, RDP),
     }
     deals_epochs = True
-    _noise = _Correlated()
+    has_independent_noise = False
 
     def __post_init__(self):
         validate.non_negative(noise_multiplier=self.noise_multiplier)
@@ -272,6 +253,19 @@ class CorrelatedGaussian(Mechanism):
         # JSON has lists.
         d = strategies.checked(self.noising_coefficients)
         object.__setattr__(self, "noising_coefficients", d)
+
+    @property
+    def noise_stddev(self) -> Callable[..., jax.Array]:
+        """A schedule, which grows over the first steps and then is one number."""
+        norms = np.sqrt(np.cumsum(np.square(self.noising_coefficients)))
+        level = self.noise_multiplier * self.sensitivity
+        last = len(norms) - 1
+        return lambda step: jnp.asarray(level * norms, float)[jnp.minimum(step, last)]
+
+    def add_noise(self, *, key: jax.Array) -> optax.GradientTransformation:
+        """Returns `add_correlated_noise` of the coefficients."""
+        level = self.noise_multiplier * self.sensitivity
+        return add_correlated_noise(level, self.noising_coefficients, key=key)
 
     @property
     def pads_batches(self) -> bool:

@@ -1,13 +1,11 @@
 """The loop: its cost, its first state, and as many steps as that allows."""
 
-import dataclasses
 import functools
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -23,7 +21,6 @@ from dpadambc.core.spending import (
     run_of,
 )
 from dpadambc.core.step import (
-    Seen,
     Step,
     TrainState,
     programs_of,
@@ -79,54 +76,6 @@ class Stop(Exception):
         self.is_public = is_public
 
 
-Callback = Callable[["Progress"], Any]
-_copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
-
-
-@dataclasses.dataclass(repr=False)
-class Progress:
-    """The argument of a callback, after every call of the compiled steps.
-
-    Attributes:
-      iterations: the steps taken.
-      iterations_in_all: the step at which the run will end.
-      num_steps: the steps of this call.
-      seen: sums over the examples in these steps; *not private*.
-    """
-
-    iterations: int
-    iterations_in_all: int
-    num_steps: int
-    seen: Seen
-    _state: TrainState
-    _epsilon_after: Callable[[int], float]
-
-    @functools.cached_property
-    def state(self) -> TrainState:
-        """A copy of the state, which later steps leave as it is; *secret*."""
-        return _copied(self._state)
-
-    @functools.cached_property
-    def params(self) -> optax.Params:
-        """A copy of the parameters, to keep."""
-        return _copied(self._state.params)
-
-    @property
-    def loss(self) -> float:
-        """Mean over the examples of these steps; *not private*. It waits for them."""
-        total, count = jax.device_get(self.seen)
-        return float(total) / max(int(count), 1)
-
-    def epsilon(self) -> float:
-        """The epsilon of the steps so far, and of the runs that `fit` was told of.
-
-        It is not that of a snapshot which was chosen by outputs of later steps: such
-        a choice is made of all steps, and spends as much. The accountant takes a
-        second or so.
-        """
-        return self._epsilon_after(self.iterations)
-
-
 class Result(NamedTuple):
     """The value of `fit`: `training.Result` explains its fields."""
 
@@ -139,23 +88,10 @@ class Result(NamedTuple):
     resumed_from: int | None
     spent: Spending
 
-    def __repr__(self) -> str:
-        """The public numbers, without parameters and keys."""
-        return (
-            f"Result(iterations={self.iterations}, epsilon={self.epsilon:.4g},"
-            f" target_delta={self.target_delta:g}, stopped_by={self.stopped_by!r},"
-            f" mechanism={self.mechanism!r})"
-        )
-
     @property
     def params(self) -> optax.Params:
         """The last parameters."""
         return self.state.params
-
-    def epsilon_of_this_run(self) -> float:
-        """The epsilon of this run as the only one on these people's data."""
-        counted = self.spent.runs[-1].steps
-        return self.mechanism.epsilon(self.target_delta, iterations=counted)
 
 
 def fit(  # noqa: C901 - one story, from top to bottom
@@ -175,7 +111,7 @@ def fit(  # noqa: C901 - one story, from top to bottom
     steps_per_call: int,
     precision: rounding.Precision,
     before_steps: Callable[[int, int, float], Any],
-    callbacks: Sequence[Callback],
+    after_steps: Callable[..., None],
     checkpoints: Any,
     wrt: Any,
 ) -> Result:
@@ -183,8 +119,9 @@ def fit(  # noqa: C901 - one story, from top to bottom
 
     `affordable` proposes a number of steps for a budget. `before_steps` is called once,
     before the steps are compiled, with the steps taken by a run that is resumed, the
-    step at which this one will end, and its epsilon. `microbatch_size` may be a
-    function that returns the step with the size to take.
+    step at which this one will end, and its epsilon. `after_steps` is called after each
+    call of the steps, with the fields of a `training.Progress`. `microbatch_size` may
+    be a function that returns the step with the size to take.
     """
     # The arguments.
     validate.typed_key(key=key)
@@ -223,8 +160,8 @@ def fit(  # noqa: C901 - one story, from top to bottom
     epsilon = epsilon_after(iterations)
     if target_epsilon is not None and iterations and epsilon > target_epsilon:
         raise ValueError(
-            f"Expected at most target_epsilon={target_epsilon:g}, got {epsilon:.4g} of"
-            f" {iterations} steps. Take fewer steps."
+            f"Expected at most target_epsilon={float(target_epsilon):g}, got"
+            f" {epsilon:.4g} of {iterations} steps. Take fewer steps."
         )
 
     # Its identity: programs, start and data.
@@ -297,10 +234,8 @@ def fit(  # noqa: C901 - one story, from top to bottom
             state, seen = call(state, frozen, examples)
         state, seen = mesh.settled((state, seen), layout)
         is_due = checkpoints is not None and checkpoints.is_due(before, done)
-        progress = Progress(done, iterations, done - before, seen, state, epsilon_after)
         try:
-            for each in callbacks:
-                each(progress)
+            after_steps(done, iterations, done - before, seen, state, epsilon_after)
         except Stop as raised:
             stop = raised
             # All steps that might have been taken count, unless the stop is public.

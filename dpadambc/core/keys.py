@@ -20,7 +20,7 @@ _GOLDEN, _FIRST, _SECOND = map(np.uint32, (0x9E3779B9, 0x85EBCA6B, 0xC2B2AE35))
 
 
 def the_same_everywhere(key: jax.Array) -> jax.Array:
-    """The key of the first process, on no particular device.
+    """Returns process 0's key, not committed to a device.
 
     Processes of one run with keys of their own would each draw other batches and other
     noise, and the sums of several would contain one example.

@@ -2,7 +2,9 @@
 
 Noise, correction, sampler and accountant all read it, so they cannot disagree. There is
 one abstract class with two abstract methods, the event of its steps and the draw of a
-batch. All that follows from them is final, so no way of sampling can weaken it.
+batch. All that follows from them is final, so no way of sampling can weaken it. Only
+`contrib` has other noise: it overrides `noise_stddev`, `add_noise` or
+`private_gradient`, and vouches for its event.
 
 No field is private. The size of the data set is private when an example may be added or
 removed, so it is an argument; it is a field where privacy is stated for data sets of a
@@ -13,8 +15,8 @@ import abc
 import dataclasses
 import functools
 import types
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, cast, final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, NamedTuple, cast, final
 
 import dp_accounting
 import jax
@@ -33,14 +35,49 @@ from dpadambc.core.accounting import (
     levels_of,
 )
 from dpadambc.core.arrays import make_varying, varying_axes
-from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation, check_rule
+from dpadambc.core.clip import (
+    FLAT,
+    ClipRule,
+    NeighboringRelation,
+    Sums,
+    check_parameters,
+    check_rule,
+    clipped_sums,
+)
+from dpadambc.core.clipped_sum import close_sums
 from dpadambc.core.leaves import shown
-from dpadambc.core.privatize import INDEPENDENT, Noise, PrivateGradient
+from dpadambc.core.noise import add_dp_noise
 from dpadambc.core.sampling import Batch, padded, poisson_batch
 
 _ADD_OR_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
 _REPLACE = NeighboringRelation.REPLACE_ONE
 _SPECIAL = NeighboringRelation.REPLACE_SPECIAL
+
+
+class PrivateGradient(NamedTuple):
+    """The two halves of a private gradient, which share a state.
+
+    Attributes:
+      init: the state, of the parameters.
+      clip: of per-example gradients, the state, the parameters, the padding mask and
+        the `precision` of products, the `clip.Sums` over the examples. Those of
+        microbatches add up.
+      add_noise: of these sums, the state and the parameters, the private gradient and
+        the next state.
+    """
+
+    init: optax.TransformInitFn
+    clip: Callable[..., Sums]
+    add_noise: Callable[..., tuple[optax.Updates, Any]]
+
+
+def scaled_multiplier(
+    noise_multiplier: float | optax.Schedule, sensitivity: float
+) -> float | optax.Schedule:
+    """Scales a noise multiplier, or each value of a schedule, by the sensitivity."""
+    if callable(noise_multiplier):
+        return lambda step: jnp.asarray(noise_multiplier(step), float) * sensitivity
+    return noise_multiplier * sensitivity
 
 
 class Mechanism(abc.ABC):
@@ -63,7 +100,8 @@ class Mechanism(abc.ABC):
     # Whether a batch is independent of all others. Then each step is drawn with a key
     # of its own. It is False unless a class says so.
     draws_steps_alone: ClassVar[bool] = False
-    _noise: ClassVar[Noise] = INDEPENDENT
+    # Whether the noise of a step is independent of that of any other.
+    has_independent_noise: ClassVar[bool] = True
 
     def __init_subclass__(cls):
         # A draw of its own may depend on others, whatever that of its base does.
@@ -117,6 +155,17 @@ class Mechanism(abc.ABC):
         """How many clipped terms one unit of privacy is in: one, for an example."""
         return 1
 
+    def _check_loss(self, loss: Any, example: Any) -> None:
+        """Refuses a loss in which a unit may be in more terms than `terms_per_unit`.
+
+        Here a unit is an example. `dpadambc.Mechanism` looks for nodes of a graph.
+
+        Args:
+          loss: its program.
+          example: the arguments of one example, as shapes.
+        """
+        del loss, example
+
     @property
     def accounted_as(self) -> "Mechanism":
         """The mechanism with the same events whose fields are numbers alone."""
@@ -138,12 +187,6 @@ class Mechanism(abc.ABC):
 
     @property
     @final
-    def has_independent_noise(self) -> bool:
-        """Whether the noise of a step has nothing of that of another."""
-        return self._noise.is_independent
-
-    @property
-    @final
     def accountants(self) -> tuple[Accountant, ...]:
         """Those that can read the events under this relation, the tightest first."""
         return self.relations[self.neighboring_relation]
@@ -159,14 +202,13 @@ class Mechanism(abc.ABC):
         return (2 * self.terms_per_unit - goes) * self.l2_clip_norm / self.normalize_by
 
     @property
-    @final
     def noise_stddev(self) -> float | optax.Schedule:
         """Standard deviation of the noise in the gradient that Adam sees.
 
         The noise multiplier times the sensitivity, a schedule if the multiplier is one.
         Give this value, or the mechanism, to `add_dp_noise` and to `scale_by_adam_bc`.
         """
-        return self._noise.stddev(self)
+        return scaled_multiplier(self.noise_multiplier, self.sensitivity)
 
     @property
     @final
@@ -175,7 +217,6 @@ class Mechanism(abc.ABC):
         stddev = self.noise_stddev
         return (lambda step: stddev(step) ** 2) if callable(stddev) else stddev**2
 
-    @final
     def add_noise(self, *, key: jax.Array) -> optax.GradientTransformation:
         """The transformation that adds this mechanism's noise to the clipped sum.
 
@@ -185,16 +226,29 @@ class Mechanism(abc.ABC):
         Returns:
           `add_dp_noise` of `noise_stddev`, except for mechanisms with correlated noise.
         """
-        return self._noise.transformation(self, key)
+        return add_dp_noise(self, key=key)
 
-    @final
     def private_gradient(self, key: jax.Array) -> PrivateGradient:
-        """The clip and the noise of this mechanism, as two halves.
+        """Clips at the bound of this mechanism, and adds its noise to the sum.
 
         Args:
           key: a typed key for the noise; a new one for each run.
         """
-        return self._noise.private_gradient(self, key)
+        numbers = self.l2_clip_norm, self.normalize_by
+        rule, noise = self.clip_rule, self.add_noise(key=key)
+
+        def init_fn(params):
+            check_parameters(params, rule)
+            return noise.init(params)
+
+        def clip_fn(gradients, state, params, **extra_args):
+            del state
+            return clipped_sums(gradients, params, *numbers, rule, **extra_args)
+
+        def noise_fn(sums, state, params=None):
+            return noise.update(close_sums(sums.gradient, *numbers), state, params)
+
+        return PrivateGradient(init_fn, clip_fn, noise_fn)
 
     @final
     def sample_step(

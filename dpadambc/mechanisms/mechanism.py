@@ -12,6 +12,7 @@ from dpadambc.core import mechanism
 from dpadambc.core.accounting import Accountant, check_delta, least_epsilon
 from dpadambc.mechanisms import names
 from dpadambc.mechanisms.names import PublicNumbers
+from dpadambc.mechanisms.terms import check_terms
 
 
 class Mechanism(mechanism.Mechanism):
@@ -36,10 +37,15 @@ class Mechanism(mechanism.Mechanism):
       deals_epochs: whether an epoch deals all examples into a whole number of batches.
       draws_steps_alone: whether a batch is independent of all others. Then each step is
         drawn with a key of its own. It is False unless a class says so.
+      has_independent_noise: whether the noise of a step is independent of that of any
+        other.
     """
 
     solvable: ClassVar[tuple[str, ...]] = ("noise_multiplier", "iterations")
     deals_epochs: ClassVar[bool] = False
+
+    def _check_loss(self, loss: Any, example: Any) -> None:
+        check_terms(loss, example, self.terms_per_unit)
 
     @names.of_fields
     @final

@@ -12,12 +12,12 @@ from dpadambc.accounting.affordable import (
     affordable_iterations as affordable_iterations,
 )
 from dpadambc.core.data import Sharded as Sharded
-from dpadambc.core.fit import Progress as Progress
 from dpadambc.core.fit import Stop as Stop
 from dpadambc.core.step import Step as Step
 from dpadambc.core.step import TrainState as TrainState
 from dpadambc.core.step import draw_batch as draw_batch
 from dpadambc.training.callbacks import Evaluate as Evaluate
+from dpadambc.training.callbacks import Progress as Progress
 from dpadambc.training.entropy import secret_key as secret_key
 from dpadambc.training.fit import Result as Result
 from dpadambc.training.fit import fit as fit

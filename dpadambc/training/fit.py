@@ -10,12 +10,12 @@ import optax
 from dpadambc.accounting.affordable import affordable_iterations
 from dpadambc.core import fit as _fit
 from dpadambc.core import validate
-from dpadambc.core.fit import Callback, Progress
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.spending import Spending, compose
 from dpadambc.engine import rounding
 from dpadambc.mechanisms import names
 from dpadambc.training import microbatches, statement
+from dpadambc.training.callbacks import Callback, Progress
 
 
 class Result(_fit.Result):
@@ -34,6 +34,19 @@ class Result(_fit.Result):
     """
 
     __slots__ = ()
+
+    def __repr__(self) -> str:
+        """The public numbers, without parameters and keys."""
+        return (
+            f"Result(iterations={self.iterations}, epsilon={self.epsilon:.4g},"
+            f" target_delta={self.target_delta:g}, stopped_by={self.stopped_by!r},"
+            f" mechanism={self.mechanism!r})"
+        )
+
+    def epsilon_of_this_run(self) -> float:
+        """The epsilon of this run as the only one on these people's data."""
+        counted = self.spent.runs[-1].steps
+        return self.mechanism.epsilon(self.target_delta, iterations=counted)
 
     def __str__(self) -> str:
         """A paragraph for a model card, of public numbers."""
@@ -185,6 +198,13 @@ def fit(
     for each in callbacks:
         validate.function(callback=each)
     shown = _shown(progress, callbacks, _Line(mechanism, target_delta))
+    all_callbacks = [*(x for x in shown if x not in callbacks), *callbacks]
+
+    def after_steps(*fields: Any) -> None:
+        progress = Progress(*fields)
+        for each in all_callbacks:
+            each(progress)
+
     try:
         result = _fit.fit(
             loss_fn,
@@ -204,7 +224,7 @@ def fit(
             steps_per_call=steps_per_call,
             precision=precision,
             before_steps=lambda *numbers: [each.begin(*numbers) for each in shown],
-            callbacks=[*(x for x in shown if x not in callbacks), *callbacks],
+            after_steps=after_steps,
             checkpoints=checkpoints,
             wrt=wrt,
         )

@@ -4,7 +4,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from dpadambc.core import validate
-from dpadambc.core.fit import Progress
+from dpadambc.training.callbacks import Progress
 
 try:
     import rich.console

@@ -19,9 +19,9 @@ from dpadambc.accounting import Spending
 from dpadambc.core import data as _data
 from dpadambc.core import validate
 from dpadambc.core.accounting import gaussian
-from dpadambc.core.identity import gathers_nodes
 from dpadambc.mechanisms.mechanism import Mechanism
 from dpadambc.mechanisms.poisson import PoissonGaussian
+from dpadambc.mechanisms.terms import gathers_nodes
 
 # How many examples are scored at once.
 _AT_ONCE = 256

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import sys
 
 import chex
 import equinox as eqx
@@ -146,6 +147,17 @@ def test_a_budget_for_all_steps_or_for_none():
         with pytest.raises(ValueError, match="target_epsilon"):
             fit(mechanism=other, target_epsilon=target)
     assert fit(mechanism=SILENT).epsilon == np.inf
+
+
+def test_steps_beyond_the_budget_are_refused_whoever_counts_them(monkeypatch):
+    enough, too_many = (lambda *_, n=n, **budget: n for n in (10, 11))
+    target = MECHANISM.epsilon(DELTA, iterations=10)
+    module = sys.modules["dpadambc.training.fit"]
+    monkeypatch.setattr(module, "affordable_iterations", too_many)
+    with pytest.raises(ValueError, match="at most target_epsilon.* of 11 steps"):
+        fit(target_epsilon=target)
+    monkeypatch.setattr(module, "affordable_iterations", enough)  # a near miss
+    assert fit(target_epsilon=target).iterations == 10
 
 
 def test_affordable_iterations_are_the_most_that_fit():
