@@ -29,9 +29,10 @@ import jax
 import optax
 
 from dpadambc.clipping.rules import Automatic
-from dpadambc.core.mechanism import Mechanism, PoissonGaussian
+from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.noise import NoiseStddev
 from dpadambc.core.privatize import privatize
+from dpadambc.mechanisms.poisson import PoissonGaussian
 from dpadambc.transforms.adam import scale_by_adam
 from dpadambc.transforms.cast import cast_to_params
 from dpadambc.transforms.decay import add_decoupled_weight_decay

@@ -19,7 +19,7 @@ from dpadambc.accounting import Spending
 from dpadambc.core import data as _data
 from dpadambc.core import validate
 from dpadambc.core.accounting import gaussian
-from dpadambc.mechanisms.mechanism import Mechanism
+from dpadambc.core.mechanism import Mechanism
 from dpadambc.mechanisms.poisson import PoissonGaussian
 from dpadambc.mechanisms.terms import gathers_nodes
 
