@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.extend.random
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
@@ -36,10 +37,16 @@ def of_domain(key: jax.Array, name: str) -> jax.Array:
 
 
 def folded_in(key: jax.Array, words: jax.typing.ArrayLike) -> jax.Array:
-    """A key made of a key and the words of a checksum."""
-    for word in jnp.asarray(words):
-        key = jax.random.fold_in(key, word)
-    return key
+    """Makes a key of a key and two words, such as a checksum.
+
+    Of the default kind by one application of the block function, which takes two words;
+    `jax.random.fold_in` takes one at a time, with zero for the other.
+    """
+    words = jnp.asarray(words, jnp.uint32)
+    if jax.random.key_impl(key) == _DEFAULT:
+        data = jax.extend.random.threefry_2x32(jax.random.key_data(key), words)
+        return jax.random.wrap_key_data(data, impl=_DEFAULT)
+    return jax.random.fold_in(jax.random.fold_in(key, words[0]), words[1])
 
 
 def of_batches(key: jax.Array, words: jax.typing.ArrayLike) -> jax.Array:
@@ -71,17 +78,11 @@ def of_leaves(key: jax.Array, tree: Any) -> jax.Array:
     """
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
     names = [zlib.crc32(jax.tree_util.keystr(path).encode()) for path in paths]
-    return _fold_in_each(_fold_in_each(key, range(len(names))), names)
-
-
-def _fold_in_each(key: jax.Array, data: Sequence[int]) -> jax.Array:
-    """A key for each number; of one key, or of one for each."""
-    words = np.asarray(data, np.uint32)
+    words = np.array([*enumerate(names)], np.uint32).reshape(-1, 2)
     if jax.random.key_impl(key) == _DEFAULT:
-        return jax.vmap(jax.random.fold_in, (0 if key.ndim else None, 0))(key, words)
+        return jax.vmap(folded_in, (None, 0))(key, words)
     # Other kinds give other keys under `jax.vmap`, which need not be distinct.
-    keys = key if key.ndim else [key] * len(words)
-    return jnp.stack(list(map(jax.random.fold_in, keys, words)))
+    return jnp.stack([folded_in(key, each) for each in words])
 
 
 @jax.custom_batching.custom_vmap

@@ -94,11 +94,14 @@ def _sums(
     weights: jax.Array,
     are_finite: jax.Array,
 ) -> list[jax.Array]:
-    keep = weights != 0
     if units is not rounding.FULL:
-        return _sums_again_unless(are_finite, units, gradients, weights, keep)
+        return _sums_again_unless(are_finite, units, gradients, weights)
     gradients = rounding.pinned(gradients)
-    scale = lambda x: jnp.where(_rows(keep, x), x * _rows(weights, x), 0)
+    gradients, weights = _blanked_unless(are_finite, gradients, weights)
+
+    def scale(x):
+        rows = _rows(weights, x)
+        return jnp.where(rows != 0, x * rows, 0)
 
     def weighted_sum(grad):
         if isinstance(grad, Dense):  # as one product, without a scaled copy
@@ -107,7 +110,7 @@ def _sums(
         weighted = jax.lax.optimization_barrier(grad.map_scale(scale))
         return weighted.summed().dense(units)
 
-    return list(map(weighted_sum, _blanked_unless(are_finite, gradients, keep)))
+    return list(map(weighted_sum, gradients))
 
 
 def _weighted_rows(value: jax.Array, weights: jax.Array) -> jax.Array:
@@ -124,9 +127,9 @@ def _sums_again_unless(
     units: rounding.Units,
     gradients: Sequence[Gradient],
     weights: jax.Array,
-    keep: jax.Array,
 ) -> list[jax.Array]:
     """The sums by products that may round, where the scaled factor keeps its dtype."""
+    keep = weights != 0
 
     def scale(x):
         wide = rounding.rounded_to(x, jnp.promote_types(x.dtype, weights.dtype))
@@ -169,7 +172,7 @@ def _blank(grad: Gradient, keep: jax.Array) -> Gradient:
 
 
 # Functions of the module, so that JAX compiles the loop once where it is not jitted.
-_Blanking = tuple[jax.Array, jax.Array, list[jax.Array]]  # skip, keep and the arrays
+_Blanking = tuple[jax.Array, jax.Array, list[jax.Array]]  # skip, weights and arrays
 
 
 def _is_left(state: tuple[Any, ...]) -> jax.Array:
@@ -177,20 +180,22 @@ def _is_left(state: tuple[Any, ...]) -> jax.Array:
 
 
 def _blanked(state: _Blanking) -> _Blanking:
-    skip, keep, arrays = state
-    return ~skip, keep, [jnp.where(_rows(keep, x), x, 0) for x in arrays]
+    skip, weights, arrays = state
+    keep = weights != 0
+    return ~skip, weights, [jnp.where(_rows(keep, x), x, 0) for x in arrays]
 
 
 def _blanked_unless(
-    skip: jax.Array, gradients: Sequence[Gradient], keep: jax.Array
-) -> list[Gradient]:
-    """Zero in the arrays that are not scaled for all but the examples to keep.
+    skip: jax.Array, gradients: Sequence[Gradient], weights: jax.Array
+) -> tuple[list[Gradient], jax.Array]:
+    """Blanks the arrays that are not scaled, for examples of weight zero.
 
     A loop of one step or none, since a loop works in place. `jax.lax.cond` would hold
-    a second copy of all that the gradients hold, made or not.
+    a second copy of all that the gradients hold, made or not. The weights go through
+    the loop: XLA would compute them again in each product that takes them.
     """
     distinct = {id(x): x for grad in gradients for x in grad.unscaled()}
-    start = skip, keep, list(distinct.values())
-    _, _, clean = jax.lax.while_loop(_is_left, _blanked, start)
+    start = skip, weights, list(distinct.values())
+    _, weights, clean = jax.lax.while_loop(_is_left, _blanked, start)
     by_id = dict(zip(distinct, clean, strict=True))
-    return jax.tree.map(lambda x: by_id.get(id(x), x), list(gradients))
+    return jax.tree.map(lambda x: by_id.get(id(x), x), list(gradients)), weights

@@ -12,6 +12,7 @@ import optax
 import pytest
 
 import dpadambc
+from dpadambc.core import microbatches
 from tests import common
 
 
@@ -185,7 +186,14 @@ def clipped_mlp_in_parts(size):
     return jax.jit(clipped(mlp_loss, 1.0, 8, microbatch_size=size, skip_padding=True))
 
 
+@pytest.fixture
+def no_cheap_rows(monkeypatch):
+    """Rows beyond the expected batch are left out of the smallest models, too."""
+    monkeypatch.setattr(microbatches, "_CHEAP", -1)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_cheap_rows")
 @hypothesis.given(
     seed=st.integers(0, 2**32 - 1),
     size=st.sampled_from([None, 1, 3, 4]),
@@ -209,6 +217,7 @@ def test_rows_beyond_the_expected_batch_count_wherever_they_are(
         assert fun._cache_size() == 1
 
 
+@pytest.mark.usefixtures("no_cheap_rows")
 @pytest.mark.parametrize("count", [0, 3, 8, 9, 12, 13, 39])
 def test_parts_of_padding_beyond_the_expected_batch_are_left_out(count):
     fun = clipped(lambda w, x: w * x, 99.0, 8, skip_padding=True, return_values=True)
@@ -220,6 +229,18 @@ def test_parts_of_padding_beyond_the_expected_batch_are_left_out(count):
     assert (values[computed:] == 0).all()
 
 
+def test_the_loss_is_in_the_program_once_where_the_rows_beyond_cost_nothing():
+    fun = clipped(lambda w, x: jnp.sin(w[0] * x), 9.0, 8, skip_padding=True)
+
+    def count(num_params):
+        args = jnp.ones(num_params), jnp.ones(40), jnp.ones(40, bool)
+        traced = jax.make_jaxpr(lambda w, x, mask: fun(w, x, is_padding_example=mask))
+        return str(traced(*args)).count(" sin ")
+
+    assert (count(1), count(2**20)) == (1, 2)
+
+
+@pytest.mark.usefixtures("no_cheap_rows")
 def test_a_normalizer_that_is_no_batch_size_gives_no_tiny_parts():
     fun = clipped(lambda w, x: w * x, 99.0, 1, skip_padding=True, return_values=True)
     x = jnp.arange(1.0, 41.0)
