@@ -109,7 +109,7 @@ class _WithSum(Noise):
             both = _with(sums.gradient, unit * sums.beside)
             noised: Any
             noised, noise_state = noise.update(
-                clipped_sum.close_sums(both, None, None),
+                clipped_sum.close_sums(both, None, None, is_masked=True),
                 state.noise,
                 None if params is None else _with(params, 0.0),
             )

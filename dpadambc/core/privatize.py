@@ -86,7 +86,9 @@ class Noise(abc.ABC):
             return clipped_sums(gradients, params, *numbers, rule, **extra_args)
 
         def noise_fn(sums, state, params=None):
-            return noise.update(close_sums(sums.gradient, *numbers), state, params)
+            # `privatize` and `Step` ask for the mask.
+            closed = close_sums(sums.gradient, *numbers, is_masked=True)
+            return noise.update(closed, state, params)
 
         return PrivateGradient(init_fn, clip_fn, noise_fn)
 
