@@ -35,6 +35,7 @@ from dpadambc.core.accounting import (
 from dpadambc.core.arrays import make_varying, varying_axes
 from dpadambc.core.calibrate import as_fields, solved
 from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation, check_rule
+from dpadambc.core.clipped_sum import open_sums
 from dpadambc.core.leaves import shown
 from dpadambc.core.names import PublicNumbers
 from dpadambc.core.privatize import INDEPENDENT, Noise, PrivateGradient
@@ -200,9 +201,18 @@ class Mechanism(abc.ABC):
           key: a typed key for the noise; a new one for each run.
 
         Returns:
-          `add_dp_noise` of `noise_stddev`, except for mechanisms with correlated noise.
+          `add_dp_noise` of the mechanism, except where its noise is correlated. Any of
+          them refuses a sum of other numbers, or without a mask where batches are
+          padded.
         """
-        return self._noise.transformation(self, key)
+        noise = self._noise.transformation(self, key)
+
+        def update_fn(updates, state, params=None, **extra_args):
+            del extra_args
+            open_sums(updates, params, self)
+            return noise.update(updates, state, params)
+
+        return optax.GradientTransformationExtraArgs(noise.init, update_fn)
 
     @final
     def private_gradient(self, key: jax.Array) -> PrivateGradient:

@@ -389,7 +389,7 @@ def test_it_has_the_batches_the_event_and_the_runs_of_the_other_mechanism():
     assert RULE(sized).known_size == 9 and RULE(sized).known_batch_size == 3
     numbers = public_numbers(own)
     assert numbers["inner_mechanism"] == public_numbers(inner)
-    assert numbers["mechanism"] == "dpadambc.QuantileClipping"
+    assert numbers["mechanism"] == "dpadambc.contrib.QuantileClipping"
 
 
 # In runs.
