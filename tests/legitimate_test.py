@@ -736,13 +736,49 @@ def sum_microbatches_inside_scan():
 
     @jax.jit
     def summed(params, x, y):
-        add = lambda total, rows: (total.plus(grad_fn(params, *rows)), None)
-        start = grad_fn(params, x[0], y[0])
-        return jax.lax.scan(add, start, (x[1:], y[1:]))[0]
+        no_padding = jnp.zeros(x.shape[1], bool)
+        summed = lambda *rows: grad_fn(params, *rows, is_padding_example=no_padding)
+        add = lambda total, rows: (total.plus(summed(*rows)), None)
+        return jax.lax.scan(add, summed(x[0], y[0]), (x[1:], y[1:]))[0]
 
     noise = dpadambc.add_dp_noise(MECHANISM, key=jax.random.key(0))
     total = summed(ZEROS, X[:12].reshape(3, 4, 3), Y[:12].reshape(3, 4))
     noise.update(total, noise.init(ZEROS), ZEROS)
+
+
+@program
+def clip_by_arrays_before_the_noise_of_a_mechanism():
+    (x, y), mask = drawn_rows(0)
+    grads = dpadambc.per_example_grad(squared_error)(ZEROS, x, y)
+    noise = dpadambc.add_dp_noise(MECHANISM, key=jax.random.key(0))
+    for clip in (
+        dpadambc.clip_per_example(jnp.float32(1), normalize_by=jnp.asarray(10)),
+        optax.inject_hyperparams(dpadambc.clip_per_example)(1.0, normalize_by=10.0),
+    ):
+        tx = optax.chain(clip, noise)
+        tx.update(grads, tx.init(ZEROS), ZEROS, is_padding_example=mask)
+
+
+@program
+def divide_by_a_traced_number_under_noise_of_one_s_own():
+    def step(grads, size):
+        tx = optax.chain(
+            dpadambc.clip_per_example(1.0, normalize_by=size),
+            dpadambc.add_dp_noise(LEVEL, key=jax.random.key(0)),
+        )
+        return tx.update(grads, tx.init(ZEROS), ZEROS)
+
+    jax.jit(step)(gradients(ZEROS), 10.0)
+
+
+@program
+def take_some_rows_of_the_gradients_of_examples():
+    order, is_first = jnp.arange(10)[::-1], np.arange(10) < 5
+    grads = dpadambc.per_example_grad(squared_error)(ZEROS, X[:10], Y[:10])
+    clip = dpadambc.clip_per_example(1.0, normalize_by=10)
+    for rows in (order, is_first, slice(2, 7)):
+        taken = jax.tree.map(lambda g, rows=rows: g[rows], grads)
+        assert np.isfinite(clip.update(taken, clip.init(ZEROS), ZEROS)[0].value).all()
 
 
 @program
@@ -758,11 +794,13 @@ def return_a_clipped_sum_from_a_compiled_function():
 def sum_over_devices_inside_shard_map():
     mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
     grad_fn = dpadambc.clipped_grad(squared_error, l2_clip_norm=1.0, normalize_by=10)
-    summed_over = lambda w, x, y: grad_fn(w, x, y).sum_over("data")
-    specs = P(), P("data"), P("data")
+    of_device = lambda w, x, y, mask: grad_fn(w, x, y, is_padding_example=mask)
+    summed_over = lambda *args: of_device(*args).sum_over("data")
+    specs = P(), P("data"), P("data"), P("data")
     summed = jax.shard_map(summed_over, mesh=mesh, in_specs=specs, out_specs=P())
     noise = dpadambc.add_dp_noise(MECHANISM, key=jax.random.key(0))
-    noise.update(jax.jit(summed)(ZEROS, X[:10], Y[:10]), noise.init(ZEROS), ZEROS)
+    total = jax.jit(summed)(ZEROS, X[:10], Y[:10], jnp.zeros(10, bool))
+    noise.update(total, noise.init(ZEROS), ZEROS)
 
 
 @program

@@ -1,5 +1,6 @@
 """The spending of several runs, as JSON can hold it."""
 
+import importlib
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
@@ -10,6 +11,8 @@ from dpadambc.mechanisms.mechanism import Mechanism
 
 _KIND, _STEPS, _LEVELS, _PARTS = "mechanism", "steps", "noise_multiplier", "parts"
 _RELATION, _RULE = "neighboring_relation", "clip_rule"
+# They have mechanisms too, and few processes need them.
+_FOLDERS = "dpadambc.contrib", "dpadambc.graphs"
 
 
 def spending_to_json(spending: Spending) -> list[dict[str, Any]]:
@@ -67,6 +70,9 @@ def _run(found: dict[str, Any]) -> Run:
             f"Expected the steps of noise_multiplier to add up to {found[_STEPS]}, got"
             f" {levels}."
         )
+    module, _, _ = found[_KIND].rpartition(".")
+    if module in _FOLDERS:
+        importlib.import_module(module)
     known = {class_name(kind): kind for kind in _kinds()}
     if found[_KIND] not in known:
         raise ValueError(

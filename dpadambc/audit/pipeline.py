@@ -16,6 +16,7 @@ from dpadambc.core import leaves, modules
 from dpadambc.core.clipped_sum import materialize
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.per_example import per_example_grad
+from dpadambc.core.privatize import privatize
 from dpadambc.core.step import Step, positional, takes_key
 from dpadambc.engine import rounding
 from dpadambc.mechanisms.checks import check_independent_noise
@@ -143,7 +144,7 @@ class Pipeline:
             step=step,
             params=trained,
             make_optimizer=lambda key: optax.chain(
-                mechanism.add_noise(key=key), optimizer
+                privatize(mechanism, key=key), optimizer
             ),
             loader=lambda seed: mechanism.batches(
                 jax.random.key(seed), num_examples=num_examples

@@ -76,6 +76,7 @@ def sampling(
       'FAIL'
     """
     check_mechanism(mechanism)
+    mechanism = mechanism.accounted_as  # which draws the batches of a moving bound
     validate.count(num_examples=num_examples, least=2)
     expected = _expected_size(mechanism, num_examples)
     asked = max(int(_MOST_INDICES / (_RUNS * max(expected, 1))), 8)

@@ -11,7 +11,6 @@ import optax
 from dpadambc.clipping import flops, memory
 from dpadambc.core import modules
 from dpadambc.core.clipped_grad import clipped_grad
-from dpadambc.core.clipped_sum import close_sums, materialize
 from dpadambc.core.per_example import Arguments
 from dpadambc.engine import rounding
 from dpadambc.engine.transform import Method
@@ -195,9 +194,7 @@ class Programs:
             for i, part in zip(numbers, parts, strict=True):
                 args[i] = part
             args = modules.merge_arguments(args, rest)
-            gradient = materialize(grad(*args, is_padding_example=padding))
-            # Of no known numbers: the optimizer may have the noise of any mechanism.
-            summed = close_sums(gradient, None, None)
+            summed = grad(*args, is_padding_example=padding)
             updates, state = optimizer.update(summed, state, params)
             return optax.apply_updates(params, updates), state
 

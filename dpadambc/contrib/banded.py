@@ -306,7 +306,7 @@ class BandedGaussian(Mechanism):
         last = len(norms) - 1
         return lambda step: jnp.asarray(level * norms, float)[jnp.minimum(step, last)]
 
-    def add_noise(self, *, key: jax.Array) -> optax.GradientTransformation:
+    def _noise(self, key: jax.Array) -> optax.GradientTransformation:
         """Returns `add_banded_noise` of the coefficients."""
         level = self.noise_multiplier * self.sensitivity
         return add_banded_noise(level, self.strategy_coefficients, key=key)

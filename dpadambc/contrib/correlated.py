@@ -262,7 +262,7 @@ class CorrelatedGaussian(Mechanism):
         last = len(norms) - 1
         return lambda step: jnp.asarray(level * norms, float)[jnp.minimum(step, last)]
 
-    def add_noise(self, *, key: jax.Array) -> optax.GradientTransformation:
+    def _noise(self, key: jax.Array) -> optax.GradientTransformation:
         """Returns `add_correlated_noise` of the coefficients."""
         level = self.noise_multiplier * self.sensitivity
         return add_correlated_noise(level, self.noising_coefficients, key=key)

@@ -126,7 +126,7 @@ class MovingBound(Mechanism):
         """The noise multiplier that the price of the sum leaves, times Δ."""
         return scaled_multiplier(self.gradient_multiplier, self.sensitivity)
 
-    def add_noise(self, *, key: jax.Array) -> optax.GradientTransformation:
+    def _noise(self, key: jax.Array) -> optax.GradientTransformation:
         """Raises: a sum without the one that moves the bound gets no noise."""
         raise TypeError(
             "Expected privatize, a chain such as dp_adam_bc, or training.fit for"
@@ -177,7 +177,7 @@ class MovingBound(Mechanism):
             both = _with(sums.gradient, unit * sums.beside)
             noised: Any
             noised, noise_state = noise.update(
-                clipped_sum.close_sums(both, None, None),
+                clipped_sum.close_sums(both, None, None, is_masked=True),
                 state.noise,
                 None if params is None else _with(params, 0.0),
             )

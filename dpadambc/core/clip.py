@@ -110,6 +110,18 @@ class Flat(ClipRule):
 FLAT = Flat()
 
 
+def clip_numbers(
+    l2_clip_norm: jax.typing.ArrayLike, normalize_by: jax.typing.ArrayLike
+) -> tuple[jax.typing.ArrayLike, jax.typing.ArrayLike]:
+    """C and B, checked: Python numbers in place of arrays that JAX does not trace."""
+    validate.positive_or_infinite(l2_clip_norm=l2_clip_norm)
+    validate.positive(normalize_by=normalize_by)
+    return (
+        validate.python_number(l2_clip_norm=l2_clip_norm),
+        validate.python_number(normalize_by=normalize_by),
+    )
+
+
 def check_rule(clip_rule: Any) -> None:
     """Raises unless it is a `ClipRule`."""
     if not isinstance(clip_rule, ClipRule):
@@ -347,7 +359,7 @@ def clip_per_example(
     and accepts `is_padding_example`, shape (batch,), bool: True where an example is
     padding. Chain it first: a stage before it is refused. It returns a `ClippedSum` for
     each parameter, in at least float32, which `add_dp_noise` opens. Rows that are not
-    of the same examples in all parameters give NaN.
+    of the same examples in all parameters, or of one example twice, give NaN.
 
     Guarantees:
       * On batches that differ by one example added or removed, or replaced by
@@ -364,9 +376,10 @@ def clip_per_example(
       well above 1e-18. A part of the parameters, as of `optax.masked`, is refused.
 
     Args:
-      l2_clip_norm: C, positive; infinity turns clipping off, and the guarantee too.
+      l2_clip_norm: C, positive; infinity turns clipping off, and the guarantee too. A
+        number that JAX traces is taken, and refused before the noise of a mechanism.
       normalize_by: B, positive: a public number, usually the expected batch size
-        `sampling_prob * num_examples`, rounded.
+        `sampling_prob * num_examples`, rounded. Traced, the same as C.
       clip_rule: which share of each gradient is taken, at most C / norm, such as
         `clipping.Automatic()`; by default min(1, C / norm).
       precision: of products, on a GPU or TPU. By default TF32 or bfloat16, and a bound
@@ -398,11 +411,9 @@ def clip_per_example(
       Abadi et al., `Deep Learning with Differential Privacy
       <https://arxiv.org/abs/1607.00133>`_, 2016
     """
-    validate.positive_or_infinite(l2_clip_norm=l2_clip_norm)
-    validate.positive(normalize_by=normalize_by)
+    numbers = clip_numbers(l2_clip_norm, normalize_by)
     check_rule(clip_rule)
     validate.precision(precision)
-    numbers = l2_clip_norm, normalize_by
 
     def init_fn(params):
         check_parameters(params, clip_rule)
@@ -411,6 +422,9 @@ def clip_per_example(
     def update_fn(updates, state, params=None, **extra_args):
         chosen = {"clip_rule": clip_rule, "precision": precision}
         sums = clipped_sums(updates, params, *numbers, **chosen, **extra_args)
-        return close_sums(sums.gradient, *numbers), state
+        is_masked = extra_args.get("is_padding_example") is not None or all(
+            leaf.is_masked for leaf in per_example_leaves(updates)
+        )
+        return close_sums(sums.gradient, *numbers, is_masked=is_masked), state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -44,7 +44,7 @@ from dpadambc.core.clip import (
     check_rule,
     clipped_sums,
 )
-from dpadambc.core.clipped_sum import close_sums
+from dpadambc.core.clipped_sum import close_sums, open_sums
 from dpadambc.core.leaves import shown
 from dpadambc.core.noise import add_dp_noise
 from dpadambc.core.sampling import Batch, padded, poisson_batch
@@ -217,15 +217,29 @@ class Mechanism(abc.ABC):
         stddev = self.noise_stddev
         return (lambda step: stddev(step) ** 2) if callable(stddev) else stddev**2
 
+    @final
     def add_noise(self, *, key: jax.Array) -> optax.GradientTransformation:
-        """The transformation that adds this mechanism's noise to the clipped sum.
+        """Adds the noise of this mechanism to its clipped sum.
 
         Args:
           key: a typed key for the noise; a new one for each run.
 
         Returns:
-          `add_dp_noise` of `noise_stddev`, except for mechanisms with correlated noise.
+          `add_dp_noise` of the mechanism, except where its noise is correlated. Any of
+          them refuses a sum of other numbers, or without a mask where batches are
+          padded.
         """
+        noise = self._noise(key)
+
+        def update_fn(updates, state, params=None, **extra_args):
+            del extra_args
+            open_sums(updates, params, self)
+            return noise.update(updates, state, params)
+
+        return optax.GradientTransformationExtraArgs(noise.init, update_fn)
+
+    def _noise(self, key: jax.Array) -> optax.GradientTransformation:
+        """Returns the transformation that draws and adds the noise."""
         return add_dp_noise(self, key=key)
 
     def private_gradient(self, key: jax.Array) -> PrivateGradient:
@@ -246,7 +260,9 @@ class Mechanism(abc.ABC):
             return clipped_sums(gradients, params, *numbers, rule, **extra_args)
 
         def noise_fn(sums, state, params=None):
-            return noise.update(close_sums(sums.gradient, *numbers), state, params)
+            # `privatize` and `Step` ask for the mask.
+            closed = close_sums(sums.gradient, *numbers, is_masked=True)
+            return noise.update(closed, state, params)
 
         return PrivateGradient(init_fn, clip_fn, noise_fn)
 

@@ -33,9 +33,14 @@ Parts = tuple[tuple[str, int], ...]
 
 
 def class_name(kind: type) -> str:
-    """A class by its module; one of this package by its name alone, which is unique."""
-    is_ours = kind.__module__.startswith("dpadambc.")
-    return f"{'dpadambc' if is_ours else kind.__module__}.{kind.__qualname__}"
+    """Returns the name that a class is imported by, public where it is of this package.
+
+    A mechanism of `core` and `mechanisms` is public in `dpadambc`, and any other in its
+    folder.
+    """
+    module = re.sub(r"^dpadambc\.(core|mechanisms)\b.*", "dpadambc", kind.__module__)
+    module = re.sub(r"^(dpadambc\.\w+)\..*", r"\1", module)
+    return f"{module}.{kind.__qualname__}"
 
 
 def public_numbers(mechanism: Any) -> dict[str, Any]:

@@ -41,9 +41,6 @@ class Release(NamedTuple):
           ValueError: if this process does not know a mechanism of them, or an older
             file does not name them.
         """
-        from dpadambc import graphs
-
-        del graphs  # its mechanisms are known from here on
         if _SPENT not in self.about:
             raise ValueError(
                 "Expected a release that names its runs, got one of an older version."

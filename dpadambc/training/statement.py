@@ -31,11 +31,11 @@ ASSUMPTIONS = {
         "In each epoch each example takes part in random steps of its own. Batches of"
         " shuffled data are not drawn so."
     ),
-    "dpadambc.NodePoissonGaussian": (
+    "dpadambc.graphs.NodePoissonGaussian": (
         "Each root takes part in each step independently; a node is in at most"
         " max_terms terms of the sum."
     ),
-    "dpadambc.NodeFixedSizeGaussian": (
+    "dpadambc.graphs.NodeFixedSizeGaussian": (
         "Each step draws a fresh uniform subset of the roots; a node is in at most"
         " max_terms terms of the sum."
     ),
