@@ -40,8 +40,7 @@ ALLOWED = {
     ("contrib/strategies.py", "cache"),
     ("core/accounting.py", "cache"),
     ("core/calibrate.py", "cache"),
-    ("core/fit.py", "cache"),
-    ("core/step.py", "cache"),
+    ("core/programs.py", "cache"),
 }
 
 

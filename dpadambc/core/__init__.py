@@ -46,10 +46,13 @@ From the private gradient to a run and its epsilon:
 22. `spending`: runs on the same people's data compose.
 23. `data`: examples come by the indices of a batch, from arrays or any source.
 24. `step`: one step draws, clips, adds noise and updates; the optimizer sees the
-    private gradient alone.
+    private gradient alone. What is known to change rounding is in the key of its
+    batches.
 25. `identity`: a digest of mechanism, program, data and start; two runs that differ in
     it have different batches under one key.
-26. `fit`: takes no step beyond the budget, and reports every step it may have taken.
+26. `programs`: a compiled program is found by all that its compiler was given, never by
+    a function.
+27. `fit`: takes no step beyond the budget, and reports every step it may have taken.
 
 The engine. Its reference is `method="vmap"`, with which `audit` compares it on your
 model. What a program may do to the examples:
@@ -83,7 +86,8 @@ From the program of a loss to forms, and to a sum:
   zero contributes exactly zero.
 * `engine.threefry`: normal numbers as `jax.random.normal` draws them.
 
-Nothing here keeps state between calls, warns, or opens a file. No other folder can
+Nothing here warns, opens a file, or keeps state between calls but for the results of
+pure functions. No other folder can
 weaken it: a mechanism is an event and a draw, and contrib's other noise vouches for its
 own event.
 """

@@ -17,6 +17,7 @@ from dpadambc.core import keys, leaves, memory, mesh, modules, validate
 from dpadambc.core.accounting import check_delta
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.microbatches import first_rows
+from dpadambc.core.programs import Programs
 from dpadambc.core.spending import (
     Spending,
     affordable_iterations,
@@ -24,14 +25,7 @@ from dpadambc.core.spending import (
     public_numbers,
     run_of,
 )
-from dpadambc.core.step import (
-    Seen,
-    Step,
-    TrainState,
-    compiled,
-    may_be_kept,
-    programs_of,
-)
+from dpadambc.core.step import Seen, Step, TrainState
 from dpadambc.engine import rounding
 
 
@@ -162,15 +156,6 @@ class Result(NamedTuple):
         return self.mechanism.epsilon(self.target_delta, iterations=counted)
 
 
-@functools.lru_cache(maxsize=64)
-def peak_bytes(step: Step, num_examples: int, structure: Any, shapes: Any) -> int:
-    """The memory of a step on each device, compiled for arguments of these shapes."""
-    with mesh.on_mesh(step.layout):
-        steps = compiled(step, num_examples).steps
-        lowered = steps.lower(*structure.unflatten(shapes), iterations=1)
-        return memory.peak_bytes(lowered.compile())
-
-
 def with_microbatches(
     step: Step, num_examples: int, state: TrainState, frozen: Any, examples_of: Any
 ) -> Step:
@@ -178,15 +163,15 @@ def with_microbatches(
     spans = mesh.spans_processes(step.layout)
     if (limit := memory.stated_bytes(of_all_processes=spans)) is None:
         return step
-    place = lambda x: getattr(x, "sharding", None)
-    shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place(x))
-    arguments = jax.tree.map(shape, (state, frozen, examples_of(state)))
-    shapes, structure = jax.tree.flatten(arguments)
     of_size = lambda size: dataclasses.replace(step, microbatch_size=size)
-    measure = peak_bytes if may_be_kept(step) else peak_bytes.__wrapped__
-    needed = lambda n: measure(of_size(n), num_examples, structure, tuple(shapes))
+    arguments = state, frozen, examples_of(state)
+
+    def needed(size: int) -> int:
+        programs = Programs(of_size(size), num_examples)
+        return memory.peak_bytes(programs.steps(*arguments, iterations=1))
+
     with mesh.on_mesh(step.layout):
-        batch = jax.eval_shape(compiled(step, num_examples).batch, state)
+        batch = jax.eval_shape(Programs(step, num_examples).draw, state)
     num_rows = first_rows(len(batch.indices), step.expected_size)
     num_shards = mesh.num_shards(step.layout)
     return of_size(memory.microbatch_size(limit, num_rows, num_shards, needed))
@@ -280,8 +265,9 @@ def fit(  # noqa: C901 - one story, from top to bottom
         identity = identify(params, frozen, data)
         # As NumPy's words a key is on no device, and the same in several processes.
         words, impl = np.asarray(jax.random.key_data(key)), jax.random.key_impl(key)
-        programs = programs_of(step, num_examples)
-        state = programs.start(params, words, _identity.digest(identity), impl=impl)
+        run_digest = _identity.digest(identity)
+    programs = Programs(step, num_examples)
+    state = programs.start(params, words, run_digest, impl)
     done, planned, least, parts, resumed_from = 0, iterations, 0, (), None
     name = secrets.token_hex(8)  # of this call: a run counts once
     if checkpoints is not None and (found := checkpoints.restore(state, identity)):
@@ -303,29 +289,28 @@ def fit(  # noqa: C901 - one story, from top to bottom
         if checkpoints is not None:
             checkpoints.save(state, identity, notes)
 
+    before_steps(done, iterations, epsilon)
+
+    def examples_of(state: TrainState) -> Any:
+        return _data.fetch(data, programs.batch(state), layout) if is_source else data
+
+    if microbatch_size == "auto":
+        step = with_microbatches(step, num_examples, state, frozen, examples_of)
+    if step.microbatch_size != programs.step.microbatch_size:
+        programs = Programs(step, num_examples)
+        if resumed_from is None:  # another key of the batches
+            state = programs.start(params, words, run_digest, impl)
     if resumed_from is None:
         save()  # from before the first step on, the name of the run is known
 
     # The steps.
-    before_steps(done, iterations, epsilon)
-
-    def examples_of(state: TrainState) -> Any:
-        if not is_source:
-            return data
-        with mesh.on_mesh(layout):
-            batch = programs.batch(state)
-        return _data.fetch(data, batch, layout)
-
-    if microbatch_size == "auto":
-        step = with_microbatches(step, num_examples, state, frozen, examples_of)
-        programs = programs_of(step, num_examples)
     stop: Stop | None = None
     while done < iterations and stop is None:
         before, examples = done, examples_of(state)
         done = min(done + (1 if is_source else steps_per_call), iterations)
-        with mesh.on_mesh(layout):
-            call = functools.partial(programs.steps, iterations=done - before)
-            state, seen = call(state, frozen, examples)
+        arguments = state, frozen, examples
+        steps = programs.steps(*arguments, iterations=done - before)
+        state, seen = steps(*arguments)
         state, seen = mesh.settled((state, seen), layout)
         is_due = checkpoints is not None and checkpoints.is_due(before, done)
         progress = Progress(done, iterations, done - before, seen, state, epsilon_after)

@@ -1,8 +1,9 @@
 """Keys made from keys and from checksums, so that no two draws share one."""
 
+import hashlib
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -35,16 +36,16 @@ def of_domain(key: jax.Array, name: str) -> jax.Array:
     return jax.random.fold_in(key, zlib.crc32(f"dpadambc.{name}".encode()))
 
 
-def folded_in(key: jax.Array, words: jax.typing.ArrayLike) -> jax.Array:
-    """A key made of a key and the words of a checksum."""
-    for word in jnp.asarray(words):
+def words_of(text: str) -> np.ndarray:
+    """64 bits of a text, shape (2,), uint32."""
+    return np.frombuffer(hashlib.sha256(text.encode()).digest()[:8], np.uint32)
+
+
+def folded_in(key: jax.Array, words: Iterable[jax.typing.ArrayLike]) -> jax.Array:
+    """A key made of a key and words of 32 bits, such as those of a checksum."""
+    for word in words:
         key = jax.random.fold_in(key, word)
     return key
-
-
-def of_batches(key: jax.Array, words: jax.typing.ArrayLike) -> jax.Array:
-    """The key of the batches of the run with this digest."""
-    return folded_in(key, words)
 
 
 def of_example(key: jax.Array, example: Any) -> jax.Array:
