@@ -1,6 +1,7 @@
 """Strict JAX on eight virtual devices, and one hypothesis profile, for all tests."""
 
 import gc
+import importlib
 import os
 import re
 
@@ -36,6 +37,8 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default")
 
 def pytest_configure(config):
     """Compiles a program once for all tests, in whatever process and run."""
+    if not hasattr(config, "cache"):  # of `-p no:cacheprovider`
+        return
     cache = {
         "jax_compilation_cache_dir": str(config.cache.mkdir("jax")),
         "jax_persistent_cache_min_compile_time_secs": 0,
@@ -73,16 +76,9 @@ def traces_are_counted_anew():
 @pytest.fixture
 def one_identity(monkeypatch):
     """All runs of one key draw the same batches, so that they can be compared."""
-    from dpadambc.core import keys, step
-    from dpadambc.training import microbatches
-
-    monkeypatch.setattr(keys, "of_batches", lambda key, words: key)
-    kept = step.compiled_once, microbatches.peak_bytes
-    for each in kept:
-        each.cache_clear()  # what was traced before has keys of its own
-    yield
-    for each in kept:
-        each.cache_clear()
+    for name in ("core.programs", "core.step", "training.search"):
+        module = importlib.import_module(f"dpadambc.{name}")
+        monkeypatch.setattr(module, "folded_in", lambda key, words: key)
 
 
 @pytest.fixture

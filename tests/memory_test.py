@@ -40,8 +40,7 @@ ALLOWED = {
     ("contrib/strategies.py", "cache"),
     ("core/accounting.py", "cache"),
     ("accounting/calibrate.py", "cache"),
-    ("core/step.py", "cache"),
-    ("training/microbatches.py", "cache"),
+    ("core/programs.py", "cache"),
 }
 
 

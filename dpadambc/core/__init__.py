@@ -43,10 +43,13 @@ From the private gradient to a run and its epsilon:
 18. `spending`: runs on the same people's data compose.
 19. `data`: examples come by the indices of a batch, from arrays or any source.
 20. `step`: one step draws, clips, adds noise and updates; the optimizer sees the
-    private gradient alone.
+    private gradient alone. What is known to change rounding is in the key of its
+    batches.
 21. `identity`: a digest of mechanism, program, data and start; two runs that differ in
     it have different batches under one key.
-22. `fit`: takes no step beyond the budget, and reports every step it may have taken.
+22. `programs`: a compiled program is found by all that its compiler was given, never by
+    a function.
+23. `fit`: takes no step beyond the budget, and reports every step it may have taken.
 
 The engine. Its reference is `method="vmap"`, with which `audit` compares it on your
 model. What a program may do to the examples:
@@ -80,7 +83,8 @@ From the program of a loss to forms, and to a sum:
   zero contributes exactly zero.
 * `engine.threefry`: normal numbers as `jax.random.normal` draws them.
 
-Nothing here keeps state between calls, warns, or opens a file. No other folder can
+Nothing here warns, opens a file, or keeps state between calls but for the results of
+pure functions. No other folder can
 weaken it: a mechanism is an event and a draw, and contrib's other noise vouches for its
 own event.
 """

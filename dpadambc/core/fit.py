@@ -14,17 +14,14 @@ from dpadambc.core import identity as _identity
 from dpadambc.core import keys, leaves, mesh, modules, validate
 from dpadambc.core.accounting import check_delta
 from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.programs import Programs
 from dpadambc.core.spending import (
     Spending,
     compose,
     public_numbers,
     run_of,
 )
-from dpadambc.core.step import (
-    Step,
-    TrainState,
-    programs_of,
-)
+from dpadambc.core.step import Step, TrainState
 from dpadambc.engine import rounding
 
 
@@ -186,8 +183,9 @@ def fit(  # noqa: C901 - one story, from top to bottom
         identity = identify(params, frozen, data)
         # As NumPy's words a key is on no device, and the same in several processes.
         words, impl = np.asarray(jax.random.key_data(key)), jax.random.key_impl(key)
-        programs = programs_of(step, num_examples)
-        state = programs.start(params, words, _identity.digest(identity), impl=impl)
+        run_digest = _identity.digest(identity)
+    programs = Programs(step, num_examples)
+    state = programs.start(params, words, run_digest, impl)
     done, planned, least, parts, resumed_from = 0, iterations, 0, (), None
     name = secrets.token_hex(8)  # of this call: a run counts once
     if checkpoints is not None and (found := checkpoints.restore(state, identity)):
@@ -209,29 +207,28 @@ def fit(  # noqa: C901 - one story, from top to bottom
         if checkpoints is not None:
             checkpoints.save(state, identity, notes)
 
+    before_steps(done, iterations, epsilon)
+
+    def examples_of(state: TrainState) -> Any:
+        return _data.fetch(data, programs.batch(state), layout) if is_source else data
+
+    if callable(microbatch_size):
+        step = microbatch_size(step, num_examples, state, frozen, examples_of)
+    if step.microbatch_size != programs.step.microbatch_size:
+        programs = Programs(step, num_examples)
+        if resumed_from is None:  # another key of the batches
+            state = programs.start(params, words, run_digest, impl)
     if resumed_from is None:
         save()  # from before the first step on, the name of the run is known
 
     # The steps.
-    before_steps(done, iterations, epsilon)
-
-    def examples_of(state: TrainState) -> Any:
-        if not is_source:
-            return data
-        with mesh.on_mesh(layout):
-            batch = programs.batch(state)
-        return _data.fetch(data, batch, layout)
-
-    if callable(microbatch_size):
-        step = microbatch_size(step, num_examples, state, frozen, examples_of)
-        programs = programs_of(step, num_examples)
     stop: Stop | None = None
     while done < iterations and stop is None:
         before, examples = done, examples_of(state)
         done = min(done + (1 if is_source else steps_per_call), iterations)
-        with mesh.on_mesh(layout):
-            call = functools.partial(programs.steps, iterations=done - before)
-            state, seen = call(state, frozen, examples)
+        arguments = state, frozen, examples
+        steps = programs.steps(*arguments, iterations=done - before)
+        state, seen = steps(*arguments)
         state, seen = mesh.settled((state, seen), layout)
         is_due = checkpoints is not None and checkpoints.is_due(before, done)
         try:

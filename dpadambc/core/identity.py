@@ -20,7 +20,7 @@ from jax.experimental import multihost_utils
 from dpadambc.core import data as _data
 from dpadambc.core import leaves, modules
 from dpadambc.core.arrays import widen
-from dpadambc.core.keys import checksum
+from dpadambc.core.keys import checksum, words_of
 from dpadambc.core.noise import AddDPNoiseState
 from dpadambc.core.per_example import check_floating, scalar_loss
 from dpadambc.core.spending import public_numbers
@@ -163,8 +163,7 @@ def digest(identity: Identity) -> np.ndarray:
 
     The number of steps is no part of it: a run may be extended.
     """
-    text = json.dumps(without_iterations(identity), sort_keys=True).encode()
-    return np.frombuffer(hashlib.sha256(text).digest()[:8], np.uint32)
+    return words_of(json.dumps(without_iterations(identity), sort_keys=True))
 
 
 # Several processes.

@@ -1,5 +1,6 @@
 """Keys made from keys and from checksums, so that no two draws share one."""
 
+import hashlib
 import math
 import zlib
 from collections.abc import Sequence
@@ -36,6 +37,11 @@ def of_domain(key: jax.Array, name: str) -> jax.Array:
     return jax.random.fold_in(key, zlib.crc32(f"dpadambc.{name}".encode()))
 
 
+def words_of(text: str) -> np.ndarray:
+    """64 bits of a text, shape (2,), uint32."""
+    return np.frombuffer(hashlib.sha256(text.encode()).digest()[:8], np.uint32)
+
+
 def folded_in(key: jax.Array, words: jax.typing.ArrayLike) -> jax.Array:
     """Makes a key of a key and two words, such as a checksum.
 
@@ -47,11 +53,6 @@ def folded_in(key: jax.Array, words: jax.typing.ArrayLike) -> jax.Array:
         data = jax.extend.random.threefry_2x32(jax.random.key_data(key), words)
         return jax.random.wrap_key_data(data, impl=_DEFAULT)
     return jax.random.fold_in(jax.random.fold_in(key, words[0]), words[1])
-
-
-def of_batches(key: jax.Array, words: jax.typing.ArrayLike) -> jax.Array:
-    """The key of the batches of the run with this digest."""
-    return folded_in(key, words)
 
 
 def of_example(key: jax.Array, example: Any) -> jax.Array:

@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from dpadambc.core import clipped_grad, keys, mesh, modules, validate
 from dpadambc.core import data as _data
 from dpadambc.core.arrays import widen
+from dpadambc.core.keys import folded_in
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.mesh import Layout
 from dpadambc.core.per_example import Arguments
@@ -198,6 +200,16 @@ class Step:
         """
         noise_key, run_key = jax.random.split(keys.of_domain(key, "fit"))
         sampling_key, loss_key = jax.random.split(run_key)
+        # A repetition that rounds otherwise has noise of its own. It needs batches of its
+        # own too: the noises of two runs on one batch would average out.
+        shape = None if self.layout.mesh is None else self.layout.mesh.shape_tuple
+        layout = self.layout._replace(mesh=shape)
+        rounds = self.microbatch_size, self.skip_padding, str(self.precision), layout
+        platforms = enumerate(("cpu", "cuda", "rocm", "tpu"), start=1)
+        numbers = {name: functools.partial(np.uint32, i) for i, name in platforms}
+        platform = jax.lax.platform_dependent(**numbers, default=lambda: np.uint32(0))
+        words = keys.words_of(repr(rounds)) + platform
+        sampling_key = folded_in(sampling_key, words)
         modules.refuse_shared(params)
         # Copies: a step that is given the buffers of a state must not take others.
         params = jax.tree.map(jnp.array, params)
@@ -307,78 +319,8 @@ def draw_batch(mechanism: Any, state: TrainState, num_examples: int) -> Batch:
         raise TypeError(_OTHER.format(mechanism, state.mechanism))
     key = state.sampling_key
     if mechanism.draws_steps_alone:
-        key = keys.of_batches(key, keys.checksum(state.params))
+        key = folded_in(key, keys.checksum(state.params))
     batch = mechanism.sample_step(key, state.step, num_examples=num_examples)
     if mechanism.pads_batches:
         batch = padded(batch, mesh.num_explicit_devices(state.params))
     return batch
-
-
-# The same, compiled for a data set.
-
-
-class Programs(NamedTuple):
-    """Compiled functions; parameters, keys and data are their arguments."""
-
-    start: Callable[..., TrainState]
-    batch: Callable[[TrainState], Any]  # of the next step
-    steps: Any  # jitted: of the state, frozen, the data; so many steps
-
-
-def compiled(step: Step, num_examples: int) -> Programs:
-    """The programs of a step on so many examples, each compiled when it is called."""
-    layout = step.layout
-
-    def start(params, words, digest, impl):
-        key = jax.random.wrap_key_data(words, impl=impl)
-        # The first step donates the buffers of the state; those of the user must stay.
-        state = jax.tree.map(jnp.copy, step.init(params, key=key))
-        key = keys.of_batches(state.sampling_key, digest)
-        state = dataclasses.replace(state, sampling_key=key)
-        return mesh.constrained(state, layout, mesh.state_specs(state, layout))
-
-    def draw(state):
-        batch = draw_batch(step.mechanism, state, num_examples)
-        return _data.padded(batch, layout, step.microbatch_size)
-
-    def steps(state, frozen, data, iterations):
-        def one(state, _):
-            if isinstance(data, _data.Fetched):
-                return step(state, *data, frozen)
-            batch = draw(state)
-            return step(state, batch.gather(data), batch.is_padding_example, frozen)
-
-        if iterations == 1:  # a loop around it would cost some percent
-            return one(state, None)
-        state, seen = jax.lax.scan(one, state, length=iterations)
-        return state, jax.tree.map(lambda x: x.sum(0), seen)
-
-    return Programs(
-        jax.jit(start, static_argnames="impl"),
-        jax.jit(lambda state: mesh.replicated(draw(state), layout)),
-        jax.jit(steps, static_argnames="iterations", donate_argnums=0),
-    )
-
-
-# They hold all that the functions of a step close over: hence so few.
-compiled_once = functools.lru_cache(maxsize=8)(compiled)
-
-
-def may_be_kept(step: Step) -> bool:
-    """Whether an equal step has the same noise, and can be found at all.
-
-    A compiled program reads once all that its functions read besides their arguments.
-    No number of the noise may be that old: epsilon is of the noise as it is now.
-    """
-    try:
-        hash(step)
-    except TypeError:  # such as of an Equinox module, for its arrays
-        return False
-    kinds = type(step.mechanism), type(step.mechanism.accounted_as)
-    is_ours = all(kind.__module__.startswith("dpadambc.") for kind in kinds)
-    return is_ours and not callable(step.mechanism.noise_multiplier)
-
-
-def programs_of(step: Step, num_examples: int) -> Programs:
-    """The programs of a step, of an earlier run where that had an equal one."""
-    return (compiled_once if may_be_kept(step) else compiled)(step, num_examples)

@@ -21,6 +21,7 @@ from dpadambc.core import data as _data
 from dpadambc.core import identity as _identity
 from dpadambc.core import keys, leaves, validate
 from dpadambc.core.accounting import check_delta
+from dpadambc.core.keys import folded_in
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.spending import public_numbers
 from dpadambc.core.step import Step, draw_batch
@@ -349,7 +350,7 @@ def search(
         key = keys.the_same_everywhere(key)
     numbers_of_run = public_numbers(mechanism), programs, None
     identity = _identity.of_run(*numbers_of_run, params, frozen, data)
-    key = keys.of_batches(key, _identity.digest(identity))
+    key = folded_in(key, _identity.digest(identity))
     rng, trial_keys = _drawn_from(key, trials)
     chosen = _chosen(rng, trials, len(listed), len(trial_keys))
     num_examples = _data.num_examples(data)

@@ -103,7 +103,7 @@ def taken_part(mechanism=MECHANISM):
     """An example that is in the batch of the first step."""
     step = training.Step(loss_fn, mechanism, ADAM_BC)
     state = step.init(PARAMS, key=jax.random.key(1))
-    key = keys.of_batches(state.sampling_key, DIGEST)
+    key = keys.folded_in(state.sampling_key, DIGEST)
     state = dataclasses.replace(state, sampling_key=key)
     batch = training.draw_batch(mechanism, state, SIZE)
     return int(batch.indices[0])

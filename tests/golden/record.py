@@ -23,7 +23,8 @@ import jax  # isort: skip
 import numpy as np  # isort: skip
 
 from dpadambc import audit
-from dpadambc.core import keys, noise
+from dpadambc.core import noise, step
+from dpadambc.core import programs as core_programs
 from tests.golden import epsilons, programs
 
 FOLDER = pathlib.Path(__file__).parent
@@ -37,9 +38,10 @@ def on_any_machine(fun: Callable[[], Any]) -> Any:
     the batches of `fit` is made of a program as a release of JAX prints it.
     """
     of_the_key = mock.patch.object(noise, "key_of_step", lambda key, *_: key)
-    as_it_is = mock.patch.object(keys, "of_batches", lambda key, _: key)
-    with of_the_key, as_it_is:
-        return fun()
+    as_it_is = dict(folded_in=lambda key, _: key)
+    with of_the_key, mock.patch.multiple(core_programs, **as_it_is):
+        with mock.patch.multiple(step, **as_it_is):
+            return fun()
 
 
 def summary(array: Any) -> dict[str, Any]:

@@ -23,7 +23,7 @@ import dpadambc
 from dpadambc import training
 from dpadambc.core import data as core_data
 from dpadambc.core import mesh as engine_mesh
-from dpadambc.core import step as core_step
+from dpadambc.core import programs as core_programs
 from dpadambc.training import checkpoints
 from tests import alone_of_several, common
 
@@ -251,10 +251,10 @@ def start_of(optimizer, loss_fn, params, mesh):
     layout = core_data.layout_of(params, None, data)
     step = training.Step(loss_fn, MECHANISM, optimizer, layout=layout)
     words = np.asarray(jax.random.key_data(jax.random.key(1)))
-    start = core_step.compiled(step, 203).start
     params = engine_mesh.placed(params, layout)
     digest = np.zeros(2, np.uint32)
-    return step, start(params, words, digest, impl="threefry2x32")
+    programs = core_programs.Programs(step, 203)
+    return step, programs.start(params, words, digest, "threefry2x32")
 
 
 def started(optimizer, split_params=True, devices=8):

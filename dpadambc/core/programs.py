@@ -1,0 +1,121 @@
+"""The compiled programs of a run, found again by all that their compiler is given."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpadambc.core import data as _data
+from dpadambc.core import mesh
+from dpadambc.core.keys import folded_in
+from dpadambc.core.sampling import Batch
+from dpadambc.core.step import Step, TrainState, draw_batch
+
+
+@dataclasses.dataclass(frozen=True)
+class _Lowered:
+    """A program before it is compiled, equal to others that compile to the same.
+
+    Attributes:
+      given: all that its compiler is given.
+      compiler: compiles it.
+    """
+
+    given: tuple[Any, ...]
+    compiler: Callable[[], jax.stages.Compiled] = dataclasses.field(compare=False)
+
+
+@functools.lru_cache(maxsize=16)
+def _compiled(program: _Lowered) -> jax.stages.Compiled:
+    return program.compiler()
+
+
+def executable(fun: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """A function, compiled for arguments like these, or an equal one of an earlier run.
+
+    It is traced anew in each call, so no run has values that an earlier one read from
+    an attribute or a global. Two programs are equal if their StableHLO is, in which are
+    all constants, shardings and donated arguments, and the settings of JAX, the trees
+    of arguments and outputs, and the devices are. The text does not show which Python
+    function a program calls back: such a program is compiled in each call.
+
+    Args:
+      fun: a function of arrays.
+      *args: its arguments.
+      **options: of `jax.jit`.
+    """
+    anew = lambda *args: fun(*args)  # of an old function JAX would find the trace
+    lowered = jax.jit(anew, **options).lower(*args)
+    text, settings = lowered.as_text(), jax.config.values
+    is_shown = not any(word in text for word in ("callback", "host_transfer"))
+    if not is_shown or settings.get("jax_use_simplified_jaxpr_constants"):
+        return lowered.compile()
+    devices = [getattr(x, "sharding", None) for x in jax.tree.leaves(args)]
+    given = text, str(settings), lowered.in_tree, lowered.out_tree, *devices
+    mesh_in_context = jax.sharding.get_mesh()
+    return _compiled(_Lowered((*given, mesh_in_context), lowered.compile))
+
+
+class Programs:
+    """The programs of a step on so many examples, compiled when they are first called.
+
+    Parameters, keys and data are their arguments.
+    """
+
+    def __init__(self, step: Step, num_examples: int):
+        self.step, self.num_examples = step, num_examples
+        self._known: dict[Any, Any] = {}
+
+    def _executable(self, name: Any, fun: Callable[..., Any], *args: Any, **options):
+        if name not in self._known:
+            with mesh.on_mesh(self.step.layout):
+                self._known[name] = executable(fun, *args, **options)
+        return self._known[name]
+
+    def draw(self, state: TrainState) -> Batch:
+        """The batch of the next step, padded to shards of equal sizes."""
+        batch = draw_batch(self.step.mechanism, state, self.num_examples)
+        return _data.padded(batch, self.step.layout, self.step.microbatch_size)
+
+    def start(self, params: Any, words: Any, digest: Any, impl: Any) -> TrainState:
+        """The first state, from the words of a key and the digest of a run."""
+        layout = self.step.layout
+
+        def start(params, words, digest):
+            key = jax.random.wrap_key_data(words, impl=impl)
+            # The first step donates the buffers of the state; the user's must stay.
+            state = jax.tree.map(jnp.copy, self.step.init(params, key=key))
+            key = folded_in(state.sampling_key, digest)
+            state = dataclasses.replace(state, sampling_key=key)
+            return mesh.constrained(state, layout, mesh.state_specs(state, layout))
+
+        arguments = params, words, digest
+        return self._executable("start", start, *arguments)(*arguments)
+
+    def batch(self, state: TrainState) -> Batch:
+        """The same, compiled, on every device."""
+        drawn = lambda state: mesh.replicated(self.draw(state), self.step.layout)
+        return self._executable("batch", drawn, state)(state)
+
+    def steps(self, state: TrainState, frozen: Any, data: Any, iterations: int) -> Any:
+        """The program of so many steps, a function of `(state, frozen, data)`."""
+
+        def steps(state, frozen, data):
+            def one(state, _):
+                if isinstance(data, _data.Fetched):
+                    return self.step(state, *data, frozen)
+                batch = self.draw(state)
+                padding = batch.is_padding_example
+                return self.step(state, batch.gather(data), padding, frozen)
+
+            if iterations == 1:  # a loop around it would cost some percent
+                return one(state, None)
+            state, seen = jax.lax.scan(one, state, length=iterations)
+            return state, jax.tree.map(lambda x: x.sum(0), seen)
+
+        # A source may return other types for other examples.
+        name = iterations, *map(jax.typeof, jax.tree.leaves(data))
+        return self._executable(name, steps, state, frozen, data, donate_argnums=(0,))
