@@ -112,7 +112,7 @@ TAPS = (3, 3, 8, 12)
 
 PENALTIES = {
     "learned weights of losses": of_x(
-        learned_weights, (20,), {"w": FALLBACK, "s": PLAIN}, w=(20, 30), s=(2,)
+        learned_weights, (20,), {"w": "outer product", "s": FALLBACK}, w=(20, 30), s=(2,)
     ),
     "elastic net": w_only(elastic_net, SQUARE, FEW, FALLBACK),
     "penalty weighted by the example": w_only(weighted_penalty, SQUARE, FEW, FALLBACK),
@@ -161,7 +161,7 @@ PENALTIES = {
         s=(30,),
     ),
     "unit rows of a table": of_ids(
-        lambda p, i: score(unit(p["t"], 1)[i]), {"t": FALLBACK}, t=(30, 8)
+        lambda p, i: score(unit(p["t"], 1)[i]), {"t": "lookup"}, t=(30, 8)
     ),
     "unit columns of layers": of_x(
         normalized_layers, FEW, {"w": PLAIN, "g": PLAIN}, w=(2, *SQUARE), g=(2, 20)
