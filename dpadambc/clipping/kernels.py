@@ -20,7 +20,7 @@ _PRODUCTS = {
 # A kernel that data multiplies entry by entry is a kernel.
 _BY_ENTRY = {"mul", "div", "select_n"}
 # A term of these has a gradient of its own, and linear maps of the sum keep it.
-_SUMS = {"add", "add_any", "sub", "concatenate"}
+_SUMS = {"add", "add_any", "sub", "concatenate", "stack"}
 _LINEAR = {"mul", "div", "neg", "reduce_sum", "broadcast_in_dim", "reshape"} | {
     *("squeeze", "convert_element_type", "copy"),
 }

@@ -12,6 +12,8 @@ No rule can help where the gradient itself is not a product of small arrays:
   a norm, weight standardization. Reverse mode multiplies the gradient of the one by
   numbers of its size. Scale or standardize the activations instead, where that is the
   same: `(x @ w) * scale` for `x @ (w * scale)`. Rows of a table keep their form.
+* A kernel in a penalty: its gradient is a product and an array that all examples share.
+  That array is public, so it can be added behind the noise instead.
 * A kernel at a traced index, `w[i]`. Steps of a loop may come back to a kernel, so
   their gradients are formed and added. Let `jax.lax.scan` go through the kernels, as
   its `xs`. Rows of a table keep theirs.

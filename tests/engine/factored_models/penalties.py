@@ -112,7 +112,11 @@ TAPS = (3, 3, 8, 12)
 
 PENALTIES = {
     "learned weights of losses": of_x(
-        learned_weights, (20,), {"w": "outer product", "s": FALLBACK}, w=(20, 30), s=(2,)
+        learned_weights,
+        (20,),
+        {"w": "outer product", "s": FALLBACK},
+        w=(20, 30),
+        s=(2,),
     ),
     "elastic net": w_only(elastic_net, SQUARE, FEW, FALLBACK),
     "penalty weighted by the example": w_only(weighted_penalty, SQUARE, FEW, FALLBACK),
@@ -156,7 +160,7 @@ PENALTIES = {
     ),
     "rows of a table scaled": of_ids(
         lambda p, i: score((p["t"] * p["s"][:, None])[i]),
-        {"t": "lookup", "s": PLAIN},
+        {"t": "lookup", "s": "lookup"},
         t=(30, 8),
         s=(30,),
     ),
