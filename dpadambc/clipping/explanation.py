@@ -19,6 +19,11 @@ from dpadambc.engine import rounding, weighted
 from dpadambc.engine.forms import Dense, Full
 
 _NO_GRADIENT, _MATERIALIZED = Full.rule, "materialized"
+_BEHIND_THE_NOISE = (
+    "Leave the penalty out of the loss: its gradient is public, so it belongs behind"
+    " the noise, where optax.add_decayed_weights adds exactly that of an L2 penalty,"
+    " unclipped and at no cost to epsilon. See docs/recipes/masks.md."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +38,7 @@ class ParameterCost:
       materialized_bytes: memory of one gradient for each example of the batch.
       is_formed: whether it is a kernel, and its gradients are arrays although they are
         products: the loss multiplies the data by a function of the kernel.
+      is_penalized: whether it is a kernel, and is in a term of the loss without data.
     """
 
     name: str
@@ -41,12 +47,13 @@ class ParameterCost:
     factored_bytes: int
     materialized_bytes: int
     is_formed: bool
+    is_penalized: bool
 
     @property
     def kind(self) -> tuple[Any, ...]:
         """Equal for the parameters of repeated layers."""
         name = re.sub(r"\d+", "*", self.name)
-        return name, self.shape, self.rule, self.factored_bytes
+        return name, self.shape, self.rule, self.factored_bytes, self.is_penalized
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,8 +173,9 @@ def _has_arrays(grad: Any) -> bool:
 
 
 def _cost(
-    name: str, leaf: PerExampleGradient, batch_size: int, is_kernel: bool
+    name: str, leaf: PerExampleGradient, batch_size: int, uses: kernels.Uses
 ) -> ParameterCost:
+    is_kernel = name in uses.multiplying
     is_matrix = sum(n > 1 for n in leaf.shape) > 1
     return ParameterCost(
         name=name,
@@ -176,6 +184,7 @@ def _cost(
         factored_bytes=sum(_num_bytes(leaf).values()),
         materialized_bytes=batch_size * math.prod(leaf.shape) * leaf.dtype.itemsize,
         is_formed=is_kernel and is_matrix and _has_arrays(leaf.sealed),
+        is_penalized=is_kernel and name in uses.penalized,
     )
 
 
@@ -208,7 +217,12 @@ def _costly(rows: list[ParameterCost]) -> tuple[str, ...]:
     sentences = []
     for name, few in _by_kind(rows):
         rule, (factored, materialized) = few[0].rule, _total(few)
-        if _MATERIALIZED in rule:
+        if _MATERIALIZED in rule and few[0].is_penalized:
+            sentences.append(
+                f"{name} is in a penalty, so a gradient is formed for each example:"
+                f" {readable(materialized)}. {_BEHIND_THE_NOISE}"
+            )
+        elif _MATERIALIZED in rule:
             sentences.append(
                 f"{name} has no rule for how the loss uses it ({rule}), so a gradient"
                 f" is formed for each example: {readable(materialized)}."
@@ -319,11 +333,11 @@ def explain(
     def trace(*batched):
         grads = grad_fn(*batched)
         grads = grads[0] if has_aux else grads
-        multiplying = kernels.names(fun, arguments, args)
+        uses = kernels.uses(fun, arguments, args)
         paths = jax.tree_util.tree_leaves_with_path(grads, is_leaf=is_per_example)
         for path, leaf in paths:
             name = jax.tree_util.keystr(path) or "params"
-            rows.append(_cost(name, leaf, batch_size, name in multiplying))
+            rows.append(_cost(name, leaf, batch_size, uses))
             distinct.update(_num_bytes(leaf))
             of_numbers = [d for d in leaf.dtypes if jnp.issubdtype(d, jnp.floating)]
             dtypes.add(jnp.result_type(*of_numbers))

@@ -1,8 +1,8 @@
-"""Which parameters are kernels: those that the loss multiplies the data by."""
+"""Which parameters multiply the data in a loss, and which are in penalties."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex
@@ -19,6 +19,11 @@ _PRODUCTS = {
 }
 # A kernel that data multiplies entry by entry is a kernel.
 _BY_ENTRY = {"mul", "div", "select_n"}
+# A term of these has a gradient of its own, and linear maps of the sum keep it.
+_SUMS = {"add", "add_any", "sub", "concatenate", "stack"}
+_LINEAR = {"mul", "div", "neg", "reduce_sum", "broadcast_in_dim", "reshape"} | {
+    *("squeeze", "convert_element_type", "copy"),
+}
 _CALLS = jaxprs.INLINED | jaxprs.REMATERIALIZED | jaxprs.CUSTOM
 
 
@@ -29,6 +34,7 @@ class _Origin:
     params: frozenset[str] = frozenset()  # of which it is a function, without a sum
     repeated: frozenset[str] = frozenset()  # those that it repeats along an axis
     has_data: bool = False
+    penalized: frozenset[str] = frozenset()  # those in terms of it without data
 
     def spread(self) -> "_Origin":
         """Of the value repeated."""
@@ -38,14 +44,26 @@ class _Origin:
 _Origins = list[_Origin]
 
 
-def names(
-    fun: Callable[..., Any], parts: Arguments, args: Sequence[Any]
-) -> frozenset[str]:
-    """The paths of the parameters that multiply data, or in which data looks up.
+class Uses(NamedTuple):
+    """The paths of the parameters of a loss, by what it does with them.
 
-    Themselves or in functions of them, such as `w * mask`, by a matrix product or a
-    convolution. A bias, a scale and positions are added to data or multiply it entry by
-    entry; their gradients are no larger than what they are added to.
+    Attributes:
+      multiplying: those that multiply data, or in which data looks up.
+      penalized: those in terms of the loss without data, whose gradient all examples
+        share.
+    """
+
+    multiplying: frozenset[str]
+    penalized: frozenset[str]
+
+
+def uses(fun: Callable[..., Any], parts: Arguments, args: Sequence[Any]) -> Uses:
+    """The kernels of a loss, and the parameters in its penalties.
+
+    Kernels multiply data themselves or in functions of them, such as `w * mask`, by a
+    matrix product or a convolution. A bias, a scale and positions are added to data or
+    multiply it entry by entry; their gradients are no larger than what they are added
+    to. A penalty is found where the loss adds it to the rest, through linear maps.
 
     Args:
       fun: the loss of one example, which is traced.
@@ -68,8 +86,8 @@ def names(
     still = [_Origin() for _ in jax.tree.leaves(rest)]
     found: set[str] = set()
     moving = [x for i in sorted(origins) for x in origins[i]]
-    _follow(closed.jaxpr, [*still, *moving], found)
-    return frozenset(found)
+    loss, *_ = _follow(closed.jaxpr, [*still, *moving], found)
+    return Uses(frozenset(found), loss.penalized)
 
 
 def _follow(jaxpr: jex.Jaxpr, origins: _Origins, found: set[str]) -> _Origins:
@@ -98,7 +116,20 @@ def _of_outputs(eqn: jex.JaxprEqn, origins: _Origins, found: set[str]) -> _Origi
         consts = eqn.params["body_nconsts"]
         of_body = origins[eqn.params["cond_nconsts"] :]
         return _of_loop(body, consts, len(of_body) - consts, of_body, found)
-    return [_of_primitive(eqn, origins, found) for _ in eqn.outvars]
+    origin, penalized = _of_primitive(eqn, origins, found), _penalized(name, origins)
+    return [dataclasses.replace(origin, penalized=penalized) for _ in eqn.outvars]
+
+
+def _penalized(name: str, origins: _Origins) -> frozenset[str]:
+    """The parameters in terms without data of what a primitive returns."""
+    with_data = [x for x in origins if x.has_data]
+    without = [x for x in origins if not x.has_data]
+    is_linear = name in _LINEAR and len(with_data) == 1
+    is_reciprocal = name == "div" and not origins[0].has_data
+    if not with_data or is_reciprocal or not (name in _SUMS or is_linear):
+        return frozenset()
+    terms = without if name in _SUMS else []
+    return _joined(with_data).penalized.union(*(x.params | x.repeated for x in terms))
 
 
 def _of_primitive(eqn: jex.JaxprEqn, origins: _Origins, found: set[str]) -> _Origin:
@@ -144,6 +175,7 @@ def _joined(origins: Sequence[_Origin]) -> _Origin:
         union(x.params for x in origins),
         union(x.repeated for x in origins),
         any(x.has_data for x in origins),
+        union(x.penalized for x in origins),
     )
 
 

@@ -68,9 +68,6 @@ The forms of a gradient, each with a squared norm that is never below the true o
 * `engine.convolution`: of kernels in convolutions.
 * `engine.lookup`: of embedding tables.
 * `engine.view`: a form with its entries moved.
-* `engine.hadamard`: a form times an array, entry by entry.
-* `engine.facts`: what is known about one array of a program.
-* `engine.shared`: a form and arrays that all examples share.
 
 From the program of a loss to forms, and to a sum:
 

@@ -200,8 +200,8 @@ class Step:
         """
         noise_key, run_key = jax.random.split(keys.of_domain(key, "fit"))
         sampling_key, loss_key = jax.random.split(run_key)
-        # A repetition that rounds otherwise has noise of its own. It needs batches of its
-        # own too: the noises of two runs on one batch would average out.
+        # A repetition that rounds otherwise has noise of its own. It needs batches of
+        # its own too: the noises of two runs on one batch would average out.
         shape = None if self.layout.mesh is None else self.layout.mesh.shape_tuple
         layout = self.layout._replace(mesh=shape)
         rounds = self.microbatch_size, self.skip_padding, str(self.precision), layout

@@ -18,7 +18,6 @@ taps.
 """
 
 import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -30,7 +29,6 @@ import numpy as np
 
 from dpadambc.engine import forms, precision, product, rounding, view
 from dpadambc.engine.interface import (
-    Entrywise,
     Gradient,
     Norm,
     Shape,
@@ -311,84 +309,6 @@ class Convolution(Gradient):
             return x.reshape(*x.shape[: self.num_stacked], -1, *trailing)
 
         return dataclasses.replace(self, x=flat(self.x), g=flat(self.g))
-
-    def entrywise(self, fun: Entrywise, x: jax.Array) -> Gradient | None:
-        """Where the array varies along the input or along the output axis alone."""
-        x, first = self._canonical(x), self.num_stacked
-        channels = x.shape[-2:]
-        if math.prod(x.shape[first:-2]) > 1 or 1 not in channels:
-            return None
-        between = [1] * (self.x.ndim - first - 1)
-        if channels[0] == 1:
-            factor = x.reshape(*x.shape[:first], *between, channels[1])
-            return dataclasses.replace(self, g=fun(self.g, factor))
-        repeated = jnp.tile(x[..., 0], self.window.groups)
-        factor = repeated.reshape(*x.shape[:first], *between, repeated.shape[-1])
-        return dataclasses.replace(self, x=fun(self.x, factor))
-
-    def contracted(self, x: jax.Array, axes: Shape) -> jax.Array | None:
-        """By a forward pass of x, or the backward pass that gives that of the input."""
-        end, stacked = len(self.shape), self.num_stacked
-        keep = [at for i, at in enumerate(self.permutation) if i not in axes]
-        channels = {at for at in keep if at >= stacked}
-        if channels not in (set(), {end - 1}, {end - 2}):
-            return None
-        kernel, groups = self._canonical(x), self.window.groups
-        inputs, outputs = self._flat().x, self._flat().g
-        if kernel.shape[-2] == 1:
-            inputs = inputs.reshape(*inputs.shape[:-1], groups, -1).sum(-1)
-            if channels == {end - 2}:
-                return None
-        sizes = [*inputs.shape[:stacked], *self.window.taps]
-        sizes += [inputs.shape[-1] // groups, outputs.shape[-1]]
-        kernel = jnp.broadcast_to(kernel, sizes)
-        totals = functools.partial(self._channel_sums, of_inputs=channels == {end - 2})
-        for _ in range(stacked):
-            totals = jax.vmap(totals)
-        total = totals(inputs, outputs, kernel)  # (*stacked, channels)
-        at = [i for i in range(stacked) if i not in keep]
-        total = total.sum((*at, *([] if channels else [stacked])))
-        order = sorted(keep)
-        return jnp.transpose(total, [order.index(i) for i in keep])
-
-    def _canonical(self, x: jax.Array) -> jax.Array:
-        """An array of the gradient's axes with axes (stacked, *taps, input, output)."""
-        places = [self.permutation.index(i) for i in range(len(self.shape))]
-        x = x.astype(precision.at_least_float32(x.dtype))
-        return jnp.transpose(x, places)
-
-    def _channel_sums(
-        self, x: jax.Array, g: jax.Array, kernel: jax.Array, of_inputs: bool
-    ) -> jax.Array:
-        """Sums over positions and examples of g times a convolution, or of x."""
-        window, wide = self.window, precision.at_least_float32(self.g.dtype)
-        axes = "".join(chr(ord("a") + i) for i in range(self._axes))
-        x, g = x.astype(wide), g.astype(wide)
-
-        def forward(x):
-            y = jax.lax.conv_general_dilated(
-                x,
-                kernel.astype(wide),
-                window_strides=window.dilation,
-                padding=window.padding,
-                lhs_dilation=window.input_dilation,
-                rhs_dilation=window.strides,
-                dimension_numbers=(f"N{axes}C", f"{axes}IO", f"N{axes}C"),
-                feature_group_count=window.groups,
-                precision=jax.lax.Precision.HIGHEST,
-            )
-            return y[tuple(slice(n) for n in g.shape)]
-
-        summed = tuple(range(x.ndim - 1))
-        if not of_inputs:
-            return (forward(x) * g).sum(summed)
-        (back,) = jax.vjp(forward, x)[1](g)
-        total = (back * x).sum(summed)
-        return total.reshape(window.groups, -1).sum(0)
-
-    def squared_norm_of_terms(self) -> jax.Array:
-        squares = self._squares(self.x) * self._squares(self.g)
-        return self._taps * jnp.sum(squares)
 
 
 def conv_general_dilated(lhs: jax.Array, rhs: jax.Array, params) -> Gradient | None:

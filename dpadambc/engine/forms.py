@@ -62,12 +62,6 @@ class Dense(Gradient):
             value = times_along(value, vector, axis)
         return self._with(value)
 
-    def contracted(self, x: jax.Array, axes: Shape) -> jax.Array:
-        return (self.dense() * x).sum(axes)
-
-    def squared_norm_of_terms(self) -> jax.Array:
-        return self.squared_norm()
-
     def transpose(self, permutation: Shape) -> Gradient:
         return self._with(jnp.transpose(self.value, permutation))
 
@@ -132,9 +126,6 @@ class Full(Gradient):
 
     def scaled_along(self, vectors: Sequence[jax.Array]) -> Gradient | None:
         return self if self.is_zero else None
-
-    def squared_norm_of_terms(self) -> jax.Array:
-        return self.squared_norm()
 
     def transpose(self, permutation: Shape) -> Gradient:
         return self.reshape(tuple(self.shape[i] for i in permutation))
@@ -215,18 +206,6 @@ class Block(Gradient):
         block = self.block.scaled_along([v[a:b] for v, a, b in boxes])
         return None if block is None else dataclasses.replace(self, block=block)
 
-    def contracted(self, x: jax.Array, axes: Shape) -> jax.Array | None:
-        total = self.block.contracted(x[box_of(x, *self._box)], axes)
-        if total is None:
-            return None
-        sides = zip(*self._box, self.shape, strict=True)
-        widths = [(a, n - b) for a, b, n in sides]
-        around = [(*w, 0) for i, w in enumerate(widths) if i not in axes]
-        return jax.lax.pad(total, jnp.zeros((), total.dtype), around)
-
-    def squared_norm_of_terms(self) -> jax.Array:
-        return self.block.squared_norm_of_terms()
-
     def transpose(self, permutation: Shape) -> Gradient | None:
         grad = self.block.transpose(permutation)
         if grad is None:
@@ -235,7 +214,8 @@ class Block(Gradient):
         return Block(grad, order(self.starts), order(self.shape))
 
     def entrywise(self, fun: Entrywise, x: jax.Array) -> Gradient | None:
-        block = self.block.entrywise(fun, x[box_of(x, *self._box)])
+        x = jnp.broadcast_to(x, self.shape)
+        block = self.block.entrywise(fun, jax.lax.slice(x, *self._box))
         return None if block is None else dataclasses.replace(self, block=block)
 
     def pad(self, low: Shape, high: Shape) -> Gradient:
@@ -245,8 +225,7 @@ class Block(Gradient):
 
     def merge(self, other: Gradient) -> Gradient | None:
         if isinstance(other, Block) and self._box == other._box:
-            high = (n - b for n, b in zip(self.shape, self.limits, strict=True))
-            return padded(add(self.block, other.block), self.starts, tuple(high))
+            return dataclasses.replace(self, block=add(self.block, other.block))
         return None
 
     @property
@@ -330,15 +309,6 @@ class Sum(Gradient):
 
     def scaled_along(self, vectors: Sequence[jax.Array]) -> Gradient | None:
         return self._map(lambda grad: grad.scaled_along(vectors))
-
-    def contracted(self, x: jax.Array, axes: Shape) -> jax.Array | None:
-        totals = [grad.contracted(x, axes) for grad in self.parts]
-        found = [total for total in totals if total is not None]
-        return functools.reduce(jnp.add, found) if len(found) == len(totals) else None
-
-    def squared_norm_of_terms(self) -> jax.Array:
-        squares = [grad.squared_norm_of_terms() for grad in self.parts]
-        return jnp.square(functools.reduce(jnp.add, map(jnp.sqrt, squares)))
 
     def transpose(self, permutation: Shape) -> Gradient | None:
         return self._map(lambda grad: grad.transpose(permutation))
@@ -435,10 +405,6 @@ def add(x: Gradient, y: Gradient) -> Gradient:
     """The sum of two gradients, dense where cross terms are not known otherwise."""
     if _is_zero(x) or _is_zero(y):
         return y if _is_zero(x) else x
-    for one, other in ((x, y), (y, x)):
-        total = one.plus(other)
-        if total is not None:
-            return total
     grads = functools.reduce(_insert, _parts(y), list(_parts(x)))
     if len(grads) == 1:
         return grads[0]
@@ -447,21 +413,6 @@ def add(x: Gradient, y: Gradient) -> Gradient:
         return Sum(tuple(grads), x.shape)
     total = functools.reduce(jnp.add, [grad.dense() for grad in grads])
     return Dense(total, x.shape, "materialized: a sum of different forms")
-
-
-def box_of(x: jax.Array, starts: Shape, limits: Shape) -> tuple[slice, ...]:
-    """A box of an array, whose axes of size one stand for all places."""
-    sides = zip(x.shape, starts, limits, strict=True)
-    return tuple(slice(None) if n == 1 else slice(a, b) for n, a, b in sides)
-
-
-def summed_over(grad: Gradient, axes: Shape) -> Gradient | None:
-    """The sum over some axes, in some form or from the factors."""
-    own = grad.reduce_sum(axes)
-    if own is not None:
-        return own
-    total = grad.contracted(jnp.ones((1,) * len(grad.shape)), axes)
-    return None if total is None else as_gradient(total, "reduce_sum")
 
 
 def padded(grad: Gradient, low: Shape, high: Shape) -> Gradient:

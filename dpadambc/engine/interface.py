@@ -176,6 +176,12 @@ class Gradient(abc.ABC):
         """The sum over some axes."""
         del axes
 
+    def times(
+        self, x: jax.Array, contract: tuple[Shape, Shape], batch: tuple[Shape, Shape]
+    ) -> "Gradient | None":
+        """`lax.dot_general` with an array."""
+        del x, contract, batch
+
     def entrywise(self, fun: Entrywise, x: jax.Array) -> "Gradient | None":
         """`fun` of each entry, in which it is linear, and of that of an array.
 
@@ -188,24 +194,6 @@ class Gradient(abc.ABC):
     def merge(self, other: "Gradient") -> "Gradient | None":
         """The sum with another of this form, in this form."""
         del other
-
-    def plus(self, other: "Gradient") -> "Gradient | None":
-        """The sum with a gradient of any form, in a form that has such sums."""
-        del other
-
-    def times(
-        self, x: Any, contract: tuple[Shape, Shape], batch: tuple[Shape, Shape]
-    ) -> "Gradient | None":
-        """`lax.dot_general` with an array."""
-        del x, contract, batch
-
-    def contracted(self, x: jax.Array, axes: Shape) -> jax.Array | None:
-        """The sum over `axes` of the gradient times an array, from the factors."""
-        del x, axes
-
-    def squared_norm_of_terms(self) -> jax.Array:
-        """At least the square of the sum of the norms of all that is added up."""
-        raise NotImplementedError
 
     def knows_product_with(self, other: "Gradient") -> bool:
         """Whether `inner(other)` is known without forming either gradient."""

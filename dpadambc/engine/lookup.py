@@ -121,31 +121,6 @@ class Lookup(Gradient):
             g = times_along(g, vector, axis)
         return dataclasses.replace(self, g=g)
 
-    def contracted(self, x: jax.Array, axes: Shape) -> jax.Array:
-        wide = x.astype(precision.at_least_float32(x.dtype))
-        grad = self.entrywise(jnp.multiply, wide)._flat()
-        others = [i for i in range(len(self.shape)) if i != self.axis]
-        places = [i for i in range(grad.g.ndim) if i != self.num_stacked]
-        summed = [at for at, i in zip(places, others, strict=True) if i in axes]
-        if self.axis in axes:
-            return grad.g.sum((*summed, self.num_stacked))
-        rows = [at for at in summed if at > self.num_stacked]  # before they are added
-        within = [i in axes and i >= self.num_stacked for i in range(len(self.shape))]
-        shape = tuple(1 if x else n for x, n in zip(within, self.shape, strict=True))
-        narrow = dataclasses.replace(
-            grad, g=grad.g.sum(rows, keepdims=True), shape=shape
-        )
-        return narrow.dense().sum(axes)
-
-    def squared_norm_of_terms(self) -> jax.Array:
-        ids, rows = self._rows()
-
-        def repeats(ids):
-            place = functools.partial(jnp.searchsorted, jnp.sort(ids), ids)
-            return place(side="right") - place(side="left")
-
-        return jnp.sum(jax.vmap(repeats)(ids) * squared(rows).sum(2))
-
     def transpose(self, permutation: Shape) -> Gradient | None:
         """The axis of the table may move, the others keep their order."""
         rest = [i for i in permutation if i != self.axis]
@@ -220,7 +195,7 @@ class Lookup(Gradient):
             return axis
         return self.ids.ndim + axis - self.num_stacked - (axis > self.axis)
 
-    def entrywise(self, fun: Entrywise, x: jax.Array) -> "Lookup":
+    def entrywise(self, fun: Entrywise, x: jax.Array) -> Gradient:
         return dataclasses.replace(self, g=fun(self.g, self._at_ids(x)))
 
     def _at_ids(self, x: jax.Array) -> jax.Array:

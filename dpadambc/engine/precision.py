@@ -52,15 +52,3 @@ def rounding_allowance(
     vanished = counts[0] * squares[1] + counts[1] * squares[0]
     canceled = info.eps * squares[0] * squares[1] if can_cancel else 0
     return canceled + info.tiny * vanished
-
-
-def cancellation_allowance(squares: Sequence[jax.Array], size: int) -> jax.Array:
-    """What rounding can hide of the squared norm of a sum of two, from three products.
-
-    Args:
-      squares: of each, at least the square of the sum of the norms of its terms.
-      size: how many numbers the sum has.
-    """
-    info = jnp.finfo(jnp.result_type(*squares))
-    both = squares[0] + squares[1]
-    return 4 * info.eps * both + info.tiny * size * (1 + both)

@@ -206,35 +206,6 @@ class Product(Gradient):
                 a = times_along(a, vector, self.a_axes.index(name))
         return dataclasses.replace(self, a=a, g=g)
 
-    def contracted(self, x: jax.Array, axes: Shape) -> jax.Array | None:
-        """The sum of (a @ x) * g over t, where g has the axes that stay.
-
-        It takes a forward pass of x.
-        """
-        keep = [i for at, i in enumerate(self.out_axes) if at not in axes]
-        sides = [self, self._swapped()]
-        own = lambda grad: {*grad.a_axes} & {*self.out_axes} - {*self._shared}
-        sides = [grad for grad in sides if not own(grad) & {*keep}]
-        if not sides:
-            return None
-        grad = min(sides, key=lambda grad: grad.g.size)
-        named = zip(self.out_axes, x.shape, strict=True)
-        x_axes = [i for i, n in named if n > 1 and i is not None]
-        x = x.reshape([n for n in x.shape if n > 1])
-        middle = [i for i in grad.g_axes if i in (*grad.a_axes, *x_axes)]
-        y = rounding.EXACT.einsum(grad.a, grad.a_axes, x, x_axes, middle)
-        named = zip(grad.g_axes, grad.g.shape, strict=True)
-        sizes = [n if i in middle else 1 for i, n in named]
-        left = [i for i in grad.g_axes if i in keep]
-        summed = [at for at, i in enumerate(grad.g_axes) if i not in keep]
-        total = (y.reshape(sizes) * grad.g).sum(summed)
-        order = [left.index(i) for i in keep if i is not None]
-        kept = [n for at, n in enumerate(self.shape) if at not in axes]
-        return jnp.transpose(total, order).reshape(kept)
-
-    def squared_norm_of_terms(self) -> jax.Array:
-        return jnp.sum(jnp.multiply(*(squared(x).sum((1, 2)) for x in self._matrices)))
-
     def transpose(self, permutation: Shape) -> "Product":
         return dataclasses.replace(
             self,
@@ -306,14 +277,13 @@ class Product(Gradient):
         )
 
     def times(
-        self, x: Any, contract: tuple[Axes, Axes], batch: tuple[Axes, Axes]
+        self, x: jax.Array, contract: tuple[Axes, Axes], batch: tuple[Axes, Axes]
     ) -> "Product | None":
         """`lax.dot_general` with an array, by which one factor is multiplied.
 
         None where neither factor alone has the axes that are contracted, or where it
         would get larger than the gradient is.
         """
-        x = x.dense() if isinstance(x, Gradient) else x
         mine, theirs = (*contract[0], *batch[0]), (*contract[1], *batch[1])
         first, met = self._next_name(), [self.out_axes[i] for i in mine]
         known: dict[int, Any] = dict(zip(theirs, met, strict=True))

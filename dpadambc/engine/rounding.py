@@ -109,13 +109,8 @@ class Unit:
 
         It is k', and what `operand` rounds.
         """
-        return self.in_sum + self.in_operands
-
-    @property
-    def in_operands(self) -> float:
-        """Of a product, what `operand` rounds, over S."""
         u = 0.0 if self.dtype is None else float(jnp.finfo(self.dtype).eps) / 2
-        return _rounding(u)
+        return self.in_sum + _rounding(u)
 
     def operand(self, x: jax.Array) -> jax.Array:
         """An array as the unit takes it, rounded to nearest if at all."""
@@ -231,14 +226,6 @@ class Units:
         exact = dict(algorithm=jax.lax.Precision.HIGHEST, dtype=None)
         in_full = lambda unit: dataclasses.replace(unit, **exact)
         return Units(in_full(self.wide), in_full(self.narrow))
-
-    @property
-    def of_operands(self) -> "Units":
-        """With the constants of rounding operands alone, where the clip takes them."""
-        rounds = lambda unit: dataclasses.replace(
-            unit, in_norm=unit.in_operands, in_sum=unit.in_operands
-        )
-        return Units(rounds(self.wide), rounds(self.narrow))
 
     def of(self, *arrays: jax.Array) -> Unit:
         """The unit for a product of arrays."""

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc.engine import convolution, forms, lookup, product, shared, view
+from dpadambc.engine import convolution, forms, lookup, product, view
 from dpadambc.engine.interface import Entrywise, Gradient
 
 Params = dict[str, Any]
@@ -152,19 +152,17 @@ def _times(params: Params, x: Any, y: Any) -> Gradient | None:
     """
     (x_contract, y_contract), (x_batch, y_batch) = params["dimension_numbers"]
     x, y = (v.value if isinstance(v, forms.Dense) else v for v in (x, y))
-    is_array = lambda v: not isinstance(v, Gradient) or shared.is_array(v)
-    if isinstance(x, Gradient) and is_array(y):
+    if isinstance(x, Gradient) and not isinstance(y, Gradient):
         grad = x.times(y, (x_contract, y_contract), (x_batch, y_batch))
         return None if grad is None else grad.settled()
-    if not isinstance(y, Gradient) or not is_array(x):
+    if not isinstance(y, Gradient) or isinstance(x, Gradient):
         return None
     flipped = (y_contract, x_contract), (y_batch, x_batch)
     grad = _times({"dimension_numbers": flipped}, y, x)
     if grad is None:
         return None
     batch, end = len(x_batch), len(grad.shape)
-    # Where the axes of x begin.
-    middle = end - (len(x.shape) - len(x_contract) - batch)
+    middle = end - (x.ndim - len(x_contract) - batch)  # where the axes of x begin
     order = (*range(batch), *range(middle, end), *range(batch, middle))
     return view.transposed(grad, order)
 
@@ -181,7 +179,6 @@ def _scalar(value: Any) -> Any:
 def _entrywise(fun: Entrywise, grad: Any, x: Any) -> Gradient | None:
     """A gradient that is factored, and an array: by its rows where it is a lookup."""
     x = x.value if isinstance(x, forms.Dense) else x
-    x = x.terms[0].value() if shared.is_array(x) else x
     is_formed = isinstance(grad, forms.Dense | forms.Full)
     if is_formed or not isinstance(grad, Gradient) or isinstance(x, Gradient):
         return None
@@ -247,11 +244,7 @@ def _mul(params: Params, x: Any, y: Any) -> Gradient | None:
     grad, other = (x, y) if isinstance(x, Gradient) and _scalar(x) is None else (y, x)
     scalar = _scalar(other)
     if scalar is None or not isinstance(grad, Gradient):
-        return (
-            _entrywise(jnp.multiply, x, y)
-            or _entrywise(jnp.multiply, y, x)
-            or shared.product(x, y)
-        )
+        return _entrywise(jnp.multiply, x, y) or _entrywise(jnp.multiply, y, x)
     return grad.scaled(scalar)
 
 
@@ -259,7 +252,7 @@ def _div(params: Params, x: Any, y: Any) -> Gradient | None:
     del params
     scalar = _scalar(y)
     if scalar is None or not isinstance(x, Gradient):
-        return _entrywise(jnp.divide, x, y) or shared.product(x, shared.reciprocal(y))
+        return _entrywise(jnp.divide, x, y)
     return x.scaled(1 / jnp.asarray(scalar))
 
 
@@ -300,7 +293,7 @@ MAPS: dict[str, Callable[..., Any]] = {
     "gather": _gather,
     "neg": lambda params, grad: grad.scaled(-1),
     "pad": _pad,
-    "reduce_sum": lambda params, grad: forms.summed_over(grad, params["axes"]),
+    "reduce_sum": lambda params, grad: grad.reduce_sum(params["axes"]),
     "reshape": _reshape,
     "dynamic_update_slice": _update_slice,
     "rev": lambda params, grad: view.reversed_along(grad, params["dimensions"]),

@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpadambc.engine import forms, rounding, shared
+from dpadambc.engine import forms, rounding
 from dpadambc.engine.forms import Dense
 from dpadambc.engine.interface import Gradient, Norm
 
@@ -80,20 +80,6 @@ def sums(
       weights: shape (batch,).
       are_finite: shape (), bool: whether the norms of all examples are finite.
     """
-    gradients, offsets = shared.apart(gradients)
-    found = _sums(units, gradients, weights, are_finite)
-    return [
-        x if offset is None else x + shared.weighted_terms(offset, weights)
-        for x, offset in zip(found, offsets, strict=True)
-    ]
-
-
-def _sums(
-    units: rounding.Units,
-    gradients: Sequence[Gradient],
-    weights: jax.Array,
-    are_finite: jax.Array,
-) -> list[jax.Array]:
     if units is not rounding.FULL:
         return _sums_again_unless(are_finite, units, gradients, weights)
     gradients = rounding.pinned(gradients)
