@@ -11,7 +11,7 @@ from typing import ClassVar
 import jax
 
 from dpadambc.engine import forms, rounding
-from dpadambc.engine.interface import Entrywise, Gradient, Shape, pytree
+from dpadambc.engine.interface import Entrywise, Gradient, Norm, Shape, pytree
 
 
 @pytree(data_fields=("base", "x"))
@@ -30,8 +30,8 @@ class Hadamard(Gradient):
     def settled(self) -> Gradient:
         return forms.Dense(self.dense(), self.shape, self.rule)
 
-    def squared_norm(self) -> jax.Array:
-        return self.settled().squared_norm()
+    def norm(self, units: rounding.Units) -> Norm:
+        return self.settled().norm(units)
 
     def summed(self) -> Gradient:
         return forms.Dense(jax.vmap(Hadamard.dense)(self), (), self.rule).summed()
