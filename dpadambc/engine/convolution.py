@@ -242,17 +242,11 @@ class Convolution(Gradient):
     def _grams(self, unit: rounding.Unit) -> tuple[jax.Array, jax.Array]:
         return self._gram_of_patches(unit), unit.gram(self._grouped(self.g, unit.dtype))
 
-    def squared_norm(self) -> jax.Array:
-        # A tap sees no more than the whole input.
-        squares = self._taps * self._squares(self.x), self._squares(self.g)
-        counts = self._taps * self.x.size, self.g.size
-        allowance = jnp.sum(precision.rounding_allowance(squares, counts))
-        return jnp.sum(jnp.multiply(*self._grams(rounding.EXACT))) + allowance
-
     def norm(self, units: rounding.Units) -> Norm:
         unit = units.of(self.x, self.g)
-        counts = self._taps * self.x.size, self.g.size
-        return product.of_grams(unit, self._grams(unit), counts, 1)
+        channels = [x.shape[-1] // self.window.groups for x in (self.x, self.g)]
+        lengths = self._taps * channels[0], channels[1]
+        return product.of_grams(unit, self._grams(unit), lengths, 1)
 
     def operands(self, units: rounding.Units) -> Gradient:
         unit = units.of(self.x, self.g)

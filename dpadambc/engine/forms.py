@@ -38,8 +38,9 @@ class Dense(Gradient):
         del units
         return self.value.astype(precision.at_least_float32(self.value.dtype))
 
-    def squared_norm(self) -> jax.Array:
-        return squared(self.value).sum()
+    def norm(self, units: rounding.Units) -> Norm:
+        del units
+        return Norm(squared(self.value).sum(), 0.0, 0.0)
 
     def map_scale(self, fun: Callable[[jax.Array], jax.Array]) -> Gradient:
         return self._with(fun(self.dense()))
@@ -104,10 +105,10 @@ class Full(Gradient):
     def settled(self) -> Gradient:
         return self if self.is_zero else Dense(self.dense(), self.shape, "constant")
 
-    def squared_norm(self) -> jax.Array:
-        return jnp.square(dataclasses.replace(self, shape=()).dense()) * math.prod(
-            self.shape
-        )
+    def norm(self, units: rounding.Units) -> Norm:
+        del units
+        one = dataclasses.replace(self, shape=()).dense()
+        return Norm(one * one * math.prod(self.shape), 0.0, 0.0)
 
     def map_scale(self, fun: Callable[[jax.Array], jax.Array]) -> Gradient:
         return dataclasses.replace(self, fill=fun(self.fill))
@@ -175,9 +176,6 @@ class Block(Gradient):
         high = (n - b for n, b in zip(self.shape, self.limits, strict=True))
         widths = list(zip(self.starts, high, strict=True))
         return jnp.pad(self.block.dense(units), widths)
-
-    def squared_norm(self) -> jax.Array:
-        return self.block.squared_norm()
 
     def norm(self, units: rounding.Units) -> Norm:
         return self.block.norm(units)
@@ -257,25 +255,19 @@ class Sum(Gradient):
     def dense(self, units: rounding.Units = rounding.DEFAULT) -> jax.Array:
         return functools.reduce(jnp.add, [grad.dense(units) for grad in self.parts])
 
-    def squared_norm(self) -> jax.Array:
-        return self._with_products([x.squared_norm() for x in self.parts])
-
-    def _with_products(self, squares: Sequence[jax.Array]) -> jax.Array:
-        """The squared norm of the sum, of those of the parts."""
-        total = functools.reduce(jnp.add, squares)
-        for i, x in enumerate(self.parts):
-            for y in self.parts[:i]:
-                total += 2 * (x.inner(y) if x.knows_product_with(y) else y.inner(x))
-        return total
-
     def norm(self, units: rounding.Units) -> Norm:
         parts = [grad.norm(units) for grad in self.parts]
         if isinstance(self.parts[0], Block):  # apart, as those of parameters are
             return Norm.of_all(parts)
-        squared = self._with_products([norm.squared for norm in parts])
+        total = functools.reduce(jnp.add, [norm.squared for norm in parts])
+        for i, x in enumerate(self.parts):
+            for y in self.parts[:i]:
+                total += 2 * (x.inner(y) if x.knows_product_with(y) else y.inner(x))
         in_norm = sum(norm.in_norm for norm in parts)
         lengths = sum(jnp.sqrt(norm.squared) + norm.in_norm for norm in parts)
-        squared += in_norm * (2 * lengths + in_norm)
+        allowance = precision.rounding_allowance(len(parts), lengths * lengths)
+        allowance += in_norm * (2 * lengths + in_norm)
+        squared = jnp.maximum(total, 0) + allowance
         return Norm(squared, 0.0, sum(norm.in_sum for norm in parts))
 
     def operands(self, units: rounding.Units) -> Gradient:

@@ -59,7 +59,7 @@ def times_along(x: jax.Array, vector: jax.Array, axis: int) -> jax.Array:
 class Norm(NamedTuple):
     """A norm as products of some units have it; see `rounding`."""
 
-    squared: jax.Array  # max(q, e^2), in at least float32
+    squared: jax.Array  # max(q, e^2) and an allowance, in at least float32
     in_norm: Any  # e
     in_sum: Any  # e'
 
@@ -70,17 +70,11 @@ class Norm(NamedTuple):
         squared, in_norm, in_sum = zip(*several, strict=True)
         return cls(functools.reduce(jnp.add, squared), root(in_norm), root(in_sum))
 
-    @classmethod
-    def of_terms(cls, square: jax.Array, terms: jax.Array, unit: Any) -> "Norm":
-        """Of q, S and what multiplied."""
-        in_norm = unit.in_norm * terms
-        squared = jnp.maximum(square, in_norm * in_norm)
-        return cls(squared, in_norm, unit.in_sum * terms)
-
     @property
-    def bound(self) -> jax.Array:
-        """What is added up has at most this norm, times its weight."""
-        return jnp.sqrt(self.squared) + self.in_norm + self.in_sum
+    def squared_bound(self) -> jax.Array:
+        """The square of a bound on a term of the sum, over its weight."""
+        moved = self.in_norm + self.in_sum
+        return self.squared + moved * (2 * jnp.sqrt(self.squared) + moved)
 
 
 class Gradient(abc.ABC):
@@ -103,17 +97,16 @@ class Gradient(abc.ABC):
         """The gradient itself, in at least float32."""
 
     @abc.abstractmethod
-    def squared_norm(self) -> jax.Array:
-        """Its squared L2 norm, in at least float32, never less than the true one.
+    def norm(self, units: rounding.Units) -> Norm:
+        """Its norm by products that may round, of `operands` of the same units.
 
-        Where parts of the gradient cancel, rounding could hide a part of it. So the
-        norm carries an allowance for what the arithmetic cannot see.
+        It is in at least float32, and never less than the true one: where parts of the
+        gradient cancel, it carries an allowance for what rounding could hide.
         """
 
-    def norm(self, units: rounding.Units) -> Norm:
-        """Its norm by products that may round, of `operands` of the same units."""
-        del units
-        return Norm(self.squared_norm(), 0.0, 0.0)
+    def squared_norm(self) -> jax.Array:
+        """The square of a bound on its norm, in full precision, as a sum rounds it."""
+        return self.norm(rounding.FULL).squared_bound
 
     def operands(self, units: rounding.Units) -> "Gradient":
         """The gradient with its arrays as the units take them.
@@ -209,5 +202,5 @@ class Gradient(abc.ABC):
         del self
 
     def inner(self, other: "Gradient") -> jax.Array:
-        """The inner product of two gradients."""
+        """The inner product of two gradients, never less than the true one."""
         raise NotImplementedError

@@ -14,6 +14,7 @@ from dpadambc.engine import forms, precision, product, rounding, view
 from dpadambc.engine.interface import (
     Entrywise,
     Gradient,
+    Norm,
     Shape,
     pytree,
     squared,
@@ -69,18 +70,24 @@ class Lookup(Gradient):
         table = table.reshape(*stacked, size, *self._row_shape)
         return jnp.moveaxis(table, self.num_stacked, self.axis)
 
-    def squared_norm(self) -> jax.Array:
+    def norm(self, units: rounding.Units) -> Norm:
+        """The sum over t adds up as many rows as have one id; see `product.of_grams`.
+
+        So do the segments, whose error is that of a sum, and not of a square.
+        """
+        del units
         ids, rows = self._rows()
         _, count, width = rows.shape
         if count > width:
-            return jnp.sum(jax.vmap(_squared_norm_by_segments)(ids, rows))
+            squares, terms = jax.vmap(_of_segments)(ids, rows)
+            added = precision.rounding_allowance(2 * count, jnp.sqrt(terms.sum()))
+            return Norm(squares.sum(), 0.0, added)
         equal = ids[:, :, None] == ids[:, None, :]
-        squares = squared(rows).sum(2)
-        sizes = equal.sum(2, dtype=rows.dtype)
-        allowance = precision.rounding_allowance((sizes, squares), (0, width))
-        return jnp.sum(jnp.where(equal, rounding.EXACT.gram(rows), 0)) + jnp.sum(
-            allowance
-        )
+        terms = jnp.sum(equal.sum(2, dtype=rows.dtype) * squared(rows).sum(2))
+        square = jnp.sum(jnp.where(equal, rounding.EXACT.gram(rows), 0))
+        square = jnp.maximum(square, 0) + precision.rounding_allowance(width, terms)
+        added = precision.rounding_allowance(count, jnp.sqrt(terms))
+        return Norm(square, 0.0, added)
 
     def settled(self) -> Gradient:
         if self.ids.size + self.g.size < math.prod(self.shape):
@@ -277,13 +284,17 @@ class Lookup(Gradient):
         return other.with_alone(self.axis)
 
     def inner(self, other: Gradient) -> jax.Array:
-        r""":math:`\sum_{t,s} (g_t \cdot g'_s) a_{s, v_t}`."""
+        r""":math:`\sum_{t,s} (g_t \cdot g'_s) a_{s, v_t}`, and an allowance."""
         head = self._as_head(other)
         assert head is not None
         (ids,), (rows,) = self._rows()
         others = head.g.reshape(head.g.shape[0], rows.shape[1])
         products = rounding.EXACT.einsum(others, (0, 2), rows, (1, 2), (0, 1))
-        return jnp.sum(products * jnp.take(head.a, ids, axis=1))
+        looked_up = jnp.take(head.a, ids, axis=1)
+        norms = map(jnp.linalg.norm, (others, rows, looked_up))
+        bound = functools.reduce(jnp.multiply, norms)
+        allowance = precision.rounding_allowance(rows.shape[1], bound)
+        return jnp.sum(products * looked_up) + allowance
 
     def gather(self, indices: jax.Array, params) -> Gradient | None:
         """`lax.gather` of whole rows: of those that something else takes the place of.
@@ -325,8 +336,12 @@ class Lookup(Gradient):
         return forms.Dense(found, found.shape, "direct")
 
 
-def _squared_norm_by_segments(ids: jax.Array, rows: jax.Array) -> jax.Array:
-    """Rows of equal ids summed next to each other, for sequences longer than wide."""
+def _of_segments(ids: jax.Array, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Rows of equal ids summed next to each other, for sequences longer than wide.
+
+    Returns:
+      The squared norm, and the square of the sum of the norms of the rows of an id.
+    """
     order = jnp.argsort(ids)
     ids, rows = ids[order], rows[order]
     starts = jnp.concatenate([jnp.zeros(1, bool), ids[1:] != ids[:-1]])
@@ -334,10 +349,7 @@ def _squared_norm_by_segments(ids: jax.Array, rows: jax.Array) -> jax.Array:
     add = lambda x: jax.ops.segment_sum(x, segments, num_segments=count)
     totals, sizes = add(rows), add(jnp.ones(count, rows.dtype))
     squares = add(squared(rows).sum(1))
-    allowance = precision.rounding_allowance(
-        (sizes, squares), (0, sizes * rows.shape[1])
-    )
-    return jnp.sum(totals * totals) + jnp.sum(allowance)
+    return jnp.sum(totals * totals), jnp.sum(sizes * squares)
 
 
 def _wide(ids: jax.Array) -> jax.Array:

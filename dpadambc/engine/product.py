@@ -116,16 +116,6 @@ class Product(Gradient):
         kernel = jnp.transpose(kernel, [order.index(i) for i in names])
         return kernel.reshape(self.shape)
 
-    def squared_norm(self) -> jax.Array:
-        if not self._contracted:
-            return self._outer_squared_norm()
-        matrices = self._matrices
-        grams = map(rounding.EXACT.gram, matrices)
-        squares = [squared(x).sum((1, 2)) for x in matrices]
-        counts = [math.prod(x.shape[1:]) for x in matrices]
-        allowance = precision.rounding_allowance(squares, counts)
-        return jnp.sum(jnp.multiply(*grams)) + jnp.sum(allowance)
-
     @property
     def _matrices(self) -> list[jax.Array]:
         sides = (self.a, self.a_axes), (self.g, self.g_axes)
@@ -134,12 +124,12 @@ class Product(Gradient):
     def norm(self, units: rounding.Units) -> Norm:
         unit = units.of(self.a, self.g)
         if not self._contracted:  # one term, whose norm is no product of matrices
-            square = self.squared_norm()
+            square = self._outer_squared_norm()
             return Norm(square, 0.0, unit.in_sum * jnp.sqrt(square))
         matrices = self._matrices
-        counts = [math.prod(x.shape[1:]) for x in matrices]
+        lengths = [x.shape[2] for x in matrices]
         scaled = 0 if self._scales_a else 1
-        return of_grams(unit, [unit.gram(x) for x in matrices], counts, scaled)
+        return of_grams(unit, [unit.gram(x) for x in matrices], lengths, scaled)
 
     def operands(self, units: rounding.Units) -> Gradient:
         # The norm of one term is that of its factors, which no product rounds.
@@ -151,14 +141,13 @@ class Product(Gradient):
         def squares(x, axes):
             own = tuple(at for at, i in enumerate(axes) if i not in self._shared)
             order = sorted(i for i in axes if i in self._shared)
-            x = squared(x).sum(own)
+            totals = squared(x).sum(own)
+            # Squares below the least normal number vanish.
+            totals += jnp.finfo(totals.dtype).tiny * x.size
             left = [i for i in axes if i in self._shared]
-            return jnp.transpose(x, [left.index(i) for i in order])
+            return jnp.transpose(totals, [left.index(i) for i in order])
 
-        pair = squares(self.a, self.a_axes), squares(self.g, self.g_axes)
-        sizes = self.a.size, self.g.size
-        allowance = precision.rounding_allowance(pair, sizes, can_cancel=False)
-        return jnp.sum(pair[0] * pair[1] + allowance)
+        return jnp.sum(squares(self.a, self.a_axes) * squares(self.g, self.g_axes))
 
     def settled(self) -> Gradient:
         if self.a.size + self.g.size < math.prod(self.shape):
@@ -375,31 +364,44 @@ class Product(Gradient):
 def of_grams(
     unit: rounding.Unit,
     grams: Sequence[jax.Array],
-    counts: Sequence[int],
+    lengths: Sequence[int],
     scaled: int,
 ) -> Norm:
-    """Of Gram matrices with axes (l, t, t), which have all that S needs.
+    r"""Of Gram matrices with axes (l, t, t), which have all that S needs.
+
+    What the entries of one are wrong by counts as much as the other has:
+    :math:`\gamma_I \sum_{t,s} \lVert a_t \rVert \lVert a_s \rVert |g_t \cdot g_s|
+    \le \gamma_I \sum_t \lVert a_t \rVert^2 \sum_s |g_t \cdot g_s|`, and the same with
+    a and g exchanged. The weighted sum adds up T scaled terms, so it is wrong by at
+    most :math:`\gamma_{T+1} S`.
 
     Args:
       unit: that multiplied them.
       grams: of the two factors.
-      counts: how many numbers each factor holds.
+      lengths: how many products were added up for an entry of each.
       scaled: which factor is scaled by the weight.
     """
     # Sums of one shape, which XLA computes in one pass.
     total = lambda x: x.sum((1, 2))
     diagonal = lambda x: jnp.where(jnp.eye(x.shape[1], dtype=bool), x, 0)
-    both = jnp.multiply(*grams)
-    squares = [total(diagonal(x)) for x in grams]
-    by_rows = total(jnp.sqrt(diagonal(both)))
+    a, g = (diagonal(x).sum(2) for x in grams)
+    of_a, of_g = (jnp.abs(x).sum(2) for x in grams)
+    moved_a, moved_g = map(precision.rounding_allowance, lengths, (a, g))
+    allowance = jnp.sum(moved_a * of_g + moved_g * of_a)
+    by_rows = jnp.sqrt(a * g).sum(1)
+    square = jnp.sum(jnp.multiply(*grams))
+    added = precision.rounding_allowance(a.shape[1] + 1, jnp.linalg.norm(by_rows))
+    if not unit.in_sum:
+        return Norm(jnp.maximum(square, 0) + allowance, 0.0, added)
     # With as much as squares that vanish may hold.
-    tiny = jnp.finfo(both.dtype).tiny * both[0].size
+    tiny = jnp.finfo(square.dtype).tiny * grams[0][0].size
     largest = [jnp.sqrt(total(x * x) + tiny) for x in grams]
-    of_each = jnp.fmin(by_rows, unit.spectral(squares, largest, scaled))
-    allowance = jnp.sum(precision.rounding_allowance(squares, counts))
+    of_each = jnp.fmin(by_rows, unit.spectral((a.sum(1), g.sum(1)), largest, scaled))
     terms = jnp.linalg.norm(of_each) + jnp.sqrt(allowance)
-    square = jnp.sum(total(both)) + allowance + unit.left_out * terms * terms
-    return Norm.of_terms(square, terms, unit)
+    in_norm = unit.in_norm * terms
+    square = jnp.maximum(square, in_norm * in_norm)
+    allowance += unit.left_out * terms * terms
+    return Norm(square + allowance, in_norm, unit.in_sum * terms + added)
 
 
 def dot_general(a: jax.Array, g: jax.Array, dimension_numbers) -> Product:

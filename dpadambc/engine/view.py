@@ -61,9 +61,6 @@ class View(Gradient):
     def dense(self, units: rounding.Units = rounding.DEFAULT) -> jax.Array:
         return self.move(self.base.dense(units))
 
-    def squared_norm(self) -> jax.Array:
-        return self.base.squared_norm()
-
     def norm(self, units: rounding.Units) -> Norm:
         return self.base.norm(units)
 

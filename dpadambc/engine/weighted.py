@@ -14,7 +14,6 @@ norm was not finite.
 """
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,11 +34,11 @@ def squared_norms(units: rounding.Units, gradients: Sequence[Gradient]) -> jax.A
     """
     if units is rounding.FULL:
         gradients = rounding.pinned(gradients)
-        norms = [jax.vmap(type(grad).squared_norm)(grad) for grad in gradients]
-        return functools.reduce(jnp.add, norms)
-    bound = _norm(units, gradients).bound
-    # Its root is not below the bound.
-    return bound * bound * (1 + 4 * jnp.finfo(bound.dtype).eps)
+        norms = [
+            jax.vmap(type(grad).norm, (0, None))(grad, units) for grad in gradients
+        ]
+        return Norm.of_all(norms).squared_bound
+    return _norm(units, gradients).squared_bound
 
 
 def errors(units: rounding.Units, gradients: Sequence[Gradient]) -> jax.Array:
