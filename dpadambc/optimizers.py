@@ -129,6 +129,30 @@ def recipe(
     return Recipe(mechanism, optax.adam(learning_rate))
 
 
+def _descent(
+    learning_rate: optax.ScalarOrSchedule, *stages: optax.GradientTransformation
+) -> optax.GradientTransformationExtraArgs:
+    """Chains stages, the learning rate, and the cast to the dtypes of parameters."""
+    rate = optax.scale_by_learning_rate(learning_rate)
+    return optax.chain(*stages, rate, cast_to_params())
+
+
+def _scale_by_adam_bc(
+    noise_stddev: NoiseStddev, *adam: Any
+) -> optax.GradientTransformation:
+    """Makes the corrected Adam from its numbers, in the order of the signatures."""
+    b1, b2, variance_floor, correction, nesterov, mu_dtype = adam
+    return scale_by_adam_bc(
+        noise_stddev,
+        b1=b1,
+        b2=b2,
+        variance_floor=variance_floor,
+        correction=correction,
+        nesterov=nesterov,
+        mu_dtype=mu_dtype,
+    )
+
+
 def adam_bc(
     learning_rate: optax.ScalarOrSchedule,
     noise_stddev: NoiseStddev,
@@ -179,19 +203,8 @@ def adam_bc(
     References:
       Tang et al., `DP-AdamBC <https://arxiv.org/abs/2312.14334>`_, 2024, Algorithm 1
     """
-    return optax.chain(
-        scale_by_adam_bc(
-            noise_stddev,
-            b1=b1,
-            b2=b2,
-            variance_floor=variance_floor,
-            correction=correction,
-            nesterov=nesterov,
-            mu_dtype=mu_dtype,
-        ),
-        optax.scale_by_learning_rate(learning_rate),
-        cast_to_params(),
-    )
+    adam = b1, b2, variance_floor, correction, nesterov, mu_dtype
+    return _descent(learning_rate, _scale_by_adam_bc(noise_stddev, *adam))
 
 
 def adamw_bc(
@@ -245,20 +258,9 @@ def adamw_bc(
     References:
       `DP-AdamW <https://arxiv.org/abs/2511.07843>`_, 2025, Algorithm 2
     """
-    return optax.chain(
-        scale_by_adam_bc(
-            noise_stddev,
-            b1=b1,
-            b2=b2,
-            variance_floor=variance_floor,
-            correction=correction,
-            nesterov=nesterov,
-            mu_dtype=mu_dtype,
-        ),
-        add_decoupled_weight_decay(weight_decay, mask=mask),
-        optax.scale_by_learning_rate(learning_rate),
-        cast_to_params(),
-    )
+    adam = b1, b2, variance_floor, correction, nesterov, mu_dtype
+    decay = add_decoupled_weight_decay(weight_decay, mask=mask)
+    return _descent(learning_rate, _scale_by_adam_bc(noise_stddev, *adam), decay)
 
 
 def rms_bc(
@@ -304,16 +306,9 @@ def rms_bc(
     References:
       See `scale_by_rms_bc`.
     """
-    return optax.chain(
-        scale_by_rms_bc(
-            noise_stddev,
-            decay=decay,
-            variance_floor=variance_floor,
-            correction=correction,
-        ),
-        optax.scale_by_learning_rate(learning_rate),
-        cast_to_params(),
-    )
+    floor: dict[str, Any] = dict(variance_floor=variance_floor, correction=correction)
+    rms = scale_by_rms_bc(noise_stddev, decay=decay, **floor)
+    return _descent(learning_rate, rms)
 
 
 def dp_sgd(
@@ -421,12 +416,8 @@ def dp_adam(
       Li et al., `Large Language Models Can Be Strong Differentially Private Learners
       <https://arxiv.org/abs/2110.05679>`_, 2022
     """
-    return optax.chain(
-        privatize(mechanism, key=key),
-        scale_by_adam(b1, b2, eps, eps_root, nesterov, mu_dtype),
-        optax.scale_by_learning_rate(learning_rate),
-        cast_to_params(),
-    )
+    adam = scale_by_adam(b1, b2, eps, eps_root, nesterov, mu_dtype)
+    return _descent(learning_rate, privatize(mechanism, key=key), adam)
 
 
 def dp_adam_bc(
@@ -479,19 +470,9 @@ def dp_adam_bc(
     References:
       Tang et al., `DP-AdamBC <https://arxiv.org/abs/2312.14334>`_, 2024, Algorithm 1
     """
-    return optax.chain(
-        privatize(mechanism, key=key),
-        adam_bc(
-            learning_rate,
-            mechanism,
-            b1=b1,
-            b2=b2,
-            variance_floor=variance_floor,
-            correction=correction,
-            nesterov=nesterov,
-            mu_dtype=mu_dtype,
-        ),
-    )
+    adam = b1, b2, variance_floor, correction, nesterov, mu_dtype
+    optimizer = _descent(learning_rate, _scale_by_adam_bc(mechanism, *adam))
+    return optax.chain(privatize(mechanism, key=key), optimizer)
 
 
 def dp_adamw(
@@ -550,13 +531,9 @@ def dp_adamw(
     References:
       `DP-AdamW <https://arxiv.org/abs/2511.07843>`_, 2025, Algorithm 1
     """
-    return optax.chain(
-        privatize(mechanism, key=key),
-        scale_by_adam(b1, b2, eps, eps_root, nesterov, mu_dtype),
-        add_decoupled_weight_decay(weight_decay, mask=mask),
-        optax.scale_by_learning_rate(learning_rate),
-        cast_to_params(),
-    )
+    adam = scale_by_adam(b1, b2, eps, eps_root, nesterov, mu_dtype)
+    decay = add_decoupled_weight_decay(weight_decay, mask=mask)
+    return _descent(learning_rate, privatize(mechanism, key=key), adam, decay)
 
 
 def dp_adamw_bc(
@@ -614,18 +591,7 @@ def dp_adamw_bc(
     References:
       `DP-AdamW <https://arxiv.org/abs/2511.07843>`_, 2025, Algorithm 2
     """
-    return optax.chain(
-        privatize(mechanism, key=key),
-        adamw_bc(
-            learning_rate,
-            mechanism,
-            b1=b1,
-            b2=b2,
-            variance_floor=variance_floor,
-            correction=correction,
-            nesterov=nesterov,
-            mu_dtype=mu_dtype,
-            weight_decay=weight_decay,
-            mask=mask,
-        ),
-    )
+    adam = b1, b2, variance_floor, correction, nesterov, mu_dtype
+    decay = add_decoupled_weight_decay(weight_decay, mask=mask)
+    optimizer = _descent(learning_rate, _scale_by_adam_bc(mechanism, *adam), decay)
+    return optax.chain(privatize(mechanism, key=key), optimizer)

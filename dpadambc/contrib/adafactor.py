@@ -38,7 +38,7 @@ from dpadambc.core.noise import NoiseStddev, stddev_at_step, stddev_of, stddev_p
 from dpadambc.transforms import second_moment
 from dpadambc.transforms.cast import cast_to_params
 from dpadambc.transforms.dtypes import check_real, wide_zeros_like
-from dpadambc.transforms.second_moment import RelativeFloor
+from dpadambc.transforms.second_moment import NoiseCorrection, RelativeFloor
 
 
 class FactoredMoment(NamedTuple):
@@ -182,8 +182,7 @@ def scale_by_adafactor_bc(
             " optax.inject_hyperparams, pass static_args='min_dim_size_to_factor'."
         )
     validate.count(min_dim_size_to_factor=min_dim_size_to_factor, least=1)
-    second_moment.check_floor(variance_floor)
-    validate.non_negative(correction=correction)
+    corrected = NoiseCorrection(noise_stddev, variance_floor, correction)
     is_factored = lambda x: isinstance(x, FactoredMoment)
 
     def init_fn(params):
@@ -195,7 +194,7 @@ def scale_by_adafactor_bc(
             count=jnp.zeros([], jnp.int32),
             squared_weights=jnp.zeros([], float),
             nu=jax.tree.map(zeros, params),
-            noise_variance=second_moment.init_noise_variance(noise_stddev, params),
+            noise_variance=corrected.init(params),
         )
 
     def update_fn(updates, state, params=None):

@@ -54,11 +54,10 @@ from dpadambc.contrib import strategies
 from dpadambc.core import clipped_sum, keys, noise, validate
 from dpadambc.core.accounting import gaussian
 from dpadambc.core.arrays import widen
-from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation, refuse_parts
+from dpadambc.core.clip import refuse_parts
 from dpadambc.core.noise import AddDPNoiseState
 from dpadambc.core.sampling import Batch, batch_of, padded_size, selection_bits
 from dpadambc.mechanisms import names
-from dpadambc.mechanisms.mechanism import Mechanism
 from dpadambc.mechanisms.poisson import PoissonGaussian
 from dpadambc.mechanisms.random_allocation import check_parts, uniform
 
@@ -210,7 +209,7 @@ def add_banded_noise(
 
 @names.explained
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BandedGaussian(Mechanism):
+class BandedGaussian(PoissonGaussian):
     r"""Noise of which later steps take a part back, amplified by sampling.
 
     The noise y of step t is :math:`z_t - \sum_{j=1}^{b-1} c_j y_{t-j}`, with
@@ -273,24 +272,14 @@ class BandedGaussian(Mechanism):
         <https://arxiv.org/abs/2405.15913>`_, 2024
     """
 
-    l2_clip_norm: float
     # A schedule would change the strategy, and with it the sensitivity.
     noise_multiplier: float  # pyright: ignore[reportIncompatibleVariableOverride]
     strategy_coefficients: tuple[float, ...]
-    sampling_prob: float
-    iterations: int
-    normalize_by: float
-    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
-    clip_rule: ClipRule = FLAT
 
-    solvable = ("noise_multiplier", "iterations", "sampling_prob")
-    # Those of Poisson sampling, which the theorem ends in.
-    relations = PoissonGaussian.relations
     has_independent_noise = False
 
     def __post_init__(self):
         validate.non_negative(noise_multiplier=self.noise_multiplier)
-        validate.probability(sampling_prob=self.sampling_prob)
         super().__post_init__()
         # JSON has lists.
         c = strategies.checked(self.strategy_coefficients, "strategy_coefficients")

@@ -54,7 +54,6 @@ import functools
 import math
 from typing import NamedTuple
 
-import dp_accounting
 import numpy as np
 import scipy.special
 import scipy.stats
@@ -168,9 +167,3 @@ class TruncatedPoissonDpEvent(ReadableDpEvent):
         )
         losses = pld.PrivacyLossDistribution(removal, addition)
         return losses.compute_mixture(poisson, min(full.prob, 1.0))
-
-    def renyi_divergences(self, orders: np.ndarray) -> np.ndarray:
-        """Refused: there are privacy losses alone."""
-        raise dp_accounting.UnsupportedEventError(
-            "Truncated Poisson sampling has no Rényi bound here; use accounting.PLD."
-        )

@@ -44,12 +44,6 @@ class FixedSizeDpEvent(replaced_terms.ReplacedTermsDpEvent):
         return accountant.compose(sampled, count)
 
 
-def uniform_batch(key: jax.Array, num_examples: int, batch_size: int) -> Batch:
-    """A uniform subset of the examples, without padding."""
-    indices = jax.random.choice(key, num_examples, (batch_size,), replace=False)
-    return Batch(indices.astype(jnp.int32), jnp.zeros(batch_size, bool), num_examples)
-
-
 @names.explained
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FixedSizeGaussian(Mechanism):
@@ -125,4 +119,6 @@ class FixedSizeGaussian(Mechanism):
 
     def _draw(self, key: jax.Array, step: int | jax.Array, num_examples: int) -> Batch:
         del step
-        return uniform_batch(key, num_examples, self.batch_size)
+        size = (self.batch_size,)
+        indices = jax.random.choice(key, num_examples, size, replace=False)
+        return Batch(indices.astype(jnp.int32), jnp.zeros(size, bool), num_examples)

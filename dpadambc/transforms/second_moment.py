@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from dpadambc.core import validate
-from dpadambc.core.noise import NoiseStddev, stddev_per_leaf
+from dpadambc.core.noise import NoiseStddev, stddev_at_step, stddev_per_leaf
 
 Number = jax.typing.ArrayLike
 
@@ -118,12 +118,6 @@ def floor_at(
     return jnp.asarray(variance_floor, float)
 
 
-def init_noise_variance(noise_stddev: NoiseStddev, params: optax.Params) -> Any:
-    """Zeros, one for each level of noise; raises unless the levels fit `params`."""
-    stddev_per_leaf(noise_stddev, params)
-    return jax.tree.map(lambda _: jnp.zeros([], float), noise_stddev)
-
-
 def corrected_second_moment(
     nu_hat: jax.Array, noise_variance: Number, floor: Number
 ) -> jax.Array:
@@ -143,36 +137,50 @@ def corrected_second_moment(
     return jnp.maximum(nu_hat - noise_variance, floor).astype(nu_hat.dtype)
 
 
-def scale_by_corrected_root(
-    updates: optax.Updates,
-    nu: optax.Updates,
-    noise_variance: Any,
-    *,
-    b2: Number,
-    count: jax.Array,
-    variance_floor: Number | RelativeFloor,
-    correction: Number,
-) -> optax.Updates:
-    r"""The updates over :math:`\sqrt{\max(\hat v - \hat \Phi, \gamma')}`.
+@dataclasses.dataclass(frozen=True)
+class NoiseCorrection:
+    r"""Takes the variance of the noise out of a second moment.
+
+    It averages the variance as the second moment averages the squared gradients, and
+    divides by :math:`\sqrt{\max(\hat v - \hat \Phi, \gamma')}`.
 
     Args:
-      updates: such as the first moment, or the gradient itself.
-      nu: the moving average of the squared gradient.
-      noise_variance: that of the noise variance, one scalar for each level of noise.
-      b2: decay rate of both.
-      count: the number of steps in both.
+      noise_stddev: of the incoming gradient; see `stddev_of`.
       variance_floor: :math:`\gamma'`.
       correction: the share of the noise variance to subtract.
-
-    Returns:
-      The quotients, and 0 for a coordinate whose denominator is 0.
     """
-    nu_hat = optax.tree.bias_correction(nu, b2, count)
-    noise_hat = optax.tree.bias_correction(noise_variance, b2, count)
 
-    def scale(u, v, phi):
-        floor = floor_at(variance_floor, phi, b2, count)
-        root = jnp.sqrt(corrected_second_moment(v, correction * phi, floor))
-        return jnp.where(root > 0, u / root, 0)
+    noise_stddev: NoiseStddev
+    variance_floor: Number | RelativeFloor
+    correction: Number
 
-    return jax.tree.map(scale, updates, nu_hat, stddev_per_leaf(noise_hat, nu_hat))
+    def __post_init__(self):
+        check_floor(self.variance_floor)
+        validate.non_negative(correction=self.correction)
+
+    def init(self, params: optax.Params) -> Any:
+        """Makes a zero for each level of noise; raises unless they fit `params`."""
+        stddev_per_leaf(self.noise_stddev, params)
+        return jax.tree.map(lambda _: jnp.zeros([], float), self.noise_stddev)
+
+    def averages(self, updates: optax.Updates, state: Any, b2: Number) -> Any:
+        """Returns the averages of squares and of noise after a step, and its count."""
+        stddev = stddev_at_step(self.noise_stddev, state.count)
+        nu = optax.tree.update_moment_per_elem_norm(updates, state.nu, b2, 2)
+        noise_variance = optax.tree.update_moment(stddev, state.noise_variance, b2, 2)
+        return nu, noise_variance, jnp.asarray(optax.safe_increment(state.count))
+
+    def rescale(
+        self, updates: optax.Updates, averages: Any, b2: Number
+    ) -> optax.Updates:
+        """Divides updates by the corrected root, and gives 0 where that is 0."""
+        nu, noise_variance, count = averages
+        nu_hat = optax.tree.bias_correction(nu, b2, count)
+        noise_hat = optax.tree.bias_correction(noise_variance, b2, count)
+
+        def scale(u, v, phi):
+            floor = floor_at(self.variance_floor, phi, b2, count)
+            root = jnp.sqrt(corrected_second_moment(v, self.correction * phi, floor))
+            return jnp.where(root > 0, u / root, 0)
+
+        return jax.tree.map(scale, updates, nu_hat, stddev_per_leaf(noise_hat, nu_hat))
