@@ -116,10 +116,8 @@ def clip_numbers(
     """C and B, checked: Python numbers in place of arrays that JAX does not trace."""
     validate.positive_or_infinite(l2_clip_norm=l2_clip_norm)
     validate.positive(normalize_by=normalize_by)
-    return (
-        validate.python_number(l2_clip_norm=l2_clip_norm),
-        validate.python_number(normalize_by=normalize_by),
-    )
+    read = validate.python_number
+    return read(l2_clip_norm=l2_clip_norm), read(normalize_by=normalize_by)
 
 
 def check_rule(clip_rule: Any) -> None:

@@ -131,25 +131,3 @@ def bind(
     fun = transform(fun) if transform else fun
     results = dict(zip(outs, fun(*known.values()), strict=True))
     return [results.get(v) for v in eqn.outvars]
-
-
-def used_inputs(program: Any) -> list[bool]:
-    """Whether something that is returned is computed from each input.
-
-    Of a program inside it, whether anything is that it returns.
-    """
-    jaxpr = closed(program).jaxpr
-    used = set(map(id, jaxpr.outvars))
-    for eqn in reversed(jaxpr.eqns):
-        if eqn.effects or not used.isdisjoint(map(id, eqn.outvars)):
-            used |= set(map(id, _used(eqn)))
-    return [id(x) in used for x in jaxpr.invars]
-
-
-def _used(eqn: jex.JaxprEqn) -> list[Any]:
-    """The inputs that an equation uses; all of them, if it cannot be told."""
-    inside = list(inner(eqn))
-    if len(inside) != 1 or len(inside[0].jaxpr.invars) != len(eqn.invars):
-        return list(eqn.invars)
-    pairs = zip(eqn.invars, used_inputs(inside[0]), strict=True)
-    return [x for x, is_used in pairs if is_used]
