@@ -112,7 +112,7 @@ FLAT = Flat()
 
 def clip_numbers(
     l2_clip_norm: jax.typing.ArrayLike, normalize_by: jax.typing.ArrayLike
-) -> tuple[jax.typing.ArrayLike, jax.typing.ArrayLike]:
+) -> tuple[Any, Any]:
     """C and B, checked: Python numbers in place of arrays that JAX does not trace."""
     validate.positive_or_infinite(l2_clip_norm=l2_clip_norm)
     validate.positive(normalize_by=normalize_by)

@@ -92,12 +92,10 @@ class ClippedSum(Closed):
         if not isinstance(other, ClippedSum):
             raise TypeError(f"Expected other as a ClippedSum, got {type(other)}.")
         is_masked = self.is_masked and other.is_masked
-        both = [dataclasses.replace(x, is_masked=is_masked) for x in (self, other)]
-        if (mine := jax.tree.structure(both[0])) != (
-            its := jax.tree.structure(both[1])
-        ):
+        one, two = (dataclasses.replace(x, is_masked=is_masked) for x in (self, other))
+        if (mine := jax.tree.structure(one)) != (its := jax.tree.structure(two)):
             raise ValueError(f"Expected other of the numbers {mine}, got {its}.")
-        return both[0]._with(self.value + other.value)
+        return one._with(self.value + other.value)
 
     def sum_over(self, axis_name: Any) -> "ClippedSum":
         """The sum over the devices along axes of a `jax.shard_map`.
