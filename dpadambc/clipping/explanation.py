@@ -276,8 +276,8 @@ def explain(
       optimizer: of the clipped gradient, such as
         `optax.chain(add_dp_noise(mechanism.noise_stddev, key=key), adam_bc(...))`, to
         plan the memory of the whole step, which updates parameters and state in place;
-        else that of the gradient. A plan clips to 1, so that it takes the noise by its
-        level and not by the mechanism.
+        else that of the gradient. A plan knows no mechanism, so give the noise its
+        level.
       precision: of the products in the clip; see `clip_per_example`.
       wrt: which variables of modules of Flax NNX; see `per_example_grad`.
 

@@ -11,6 +11,7 @@ import optax
 from dpadambc.clipping import flops, memory
 from dpadambc.core import modules
 from dpadambc.core.clipped_grad import clipped_grad
+from dpadambc.core.clipped_sum import close_sums, materialize
 from dpadambc.core.per_example import Arguments
 from dpadambc.engine import rounding
 from dpadambc.engine.transform import Method
@@ -194,7 +195,9 @@ class Programs:
             for i, part in zip(numbers, parts, strict=True):
                 args[i] = part
             args = modules.merge_arguments(args, rest)
-            summed = grad(*args, is_padding_example=padding)
+            gradient = materialize(grad(*args, is_padding_example=padding))
+            # Of no known numbers, as a plan knows no mechanism.
+            summed = close_sums(gradient, None, None, is_masked=True)
             updates, state = optimizer.update(summed, state, params)
             return optax.apply_updates(params, updates), state
 

@@ -112,14 +112,12 @@ FLAT = Flat()
 
 def clip_numbers(
     l2_clip_norm: jax.typing.ArrayLike, normalize_by: jax.typing.ArrayLike
-) -> tuple[jax.typing.ArrayLike, jax.typing.ArrayLike]:
+) -> tuple[Any, Any]:
     """C and B, checked: Python numbers in place of arrays that JAX does not trace."""
     validate.positive_or_infinite(l2_clip_norm=l2_clip_norm)
     validate.positive(normalize_by=normalize_by)
-    return (
-        validate.python_number(l2_clip_norm=l2_clip_norm),
-        validate.python_number(normalize_by=normalize_by),
-    )
+    read = validate.python_number
+    return read(l2_clip_norm=l2_clip_norm), read(normalize_by=normalize_by)
 
 
 def check_rule(clip_rule: Any) -> None:

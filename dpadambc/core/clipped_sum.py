@@ -7,9 +7,10 @@ those of per-example gradients are, and the noise alone opens them, all at once.
 static numbers bound the change by one example: the clip norm and the normalizer. Every
 neighboring relation has its sensitivity from these.
 
-JAX can index, select and move closed arrays as any others. One change of this kind is
-not seen: a sum in place of that of the same parameter from another clip of the same
-numbers. Nor are rows of a sum that are put in the place of other rows of the same sum.
+JAX can index, select and move closed arrays as any others. Two changes of this kind are
+not seen: rows of a parameter's sum in the place of its other rows, and a sum in place
+of that of the same parameter from another clip of the same numbers. (Rows of
+per-example gradients that are taken twice are seen: see `gradient`.)
 """
 
 import dataclasses
@@ -91,11 +92,10 @@ class ClippedSum(Closed):
         if not isinstance(other, ClippedSum):
             raise TypeError(f"Expected other as a ClippedSum, got {type(other)}.")
         is_masked = self.is_masked and other.is_masked
-        both = [dataclasses.replace(x, is_masked=is_masked) for x in (self, other)]
-        mine, its = map(jax.tree.structure, both)
-        if mine != its:
+        one, two = (dataclasses.replace(x, is_masked=is_masked) for x in (self, other))
+        if (mine := jax.tree.structure(one)) != (its := jax.tree.structure(two)):
             raise ValueError(f"Expected other of the numbers {mine}, got {its}.")
-        return both[0]._with(self.value + other.value)
+        return one._with(self.value + other.value)
 
     def sum_over(self, axis_name: Any) -> "ClippedSum":
         """The sum over the devices along axes of a `jax.shard_map`.
@@ -133,10 +133,8 @@ def close_sums(
       normalize_by: as of `ClippedSum`, or traced.
       is_masked: as of `ClippedSum`.
     """
-
-    def known(number: Any) -> float | None:
-        is_unknown = number is None or isinstance(number, core.Tracer)
-        return None if is_unknown else float(number)
+    is_unknown = lambda x: x is None or isinstance(x, core.Tracer)
+    known = lambda x: None if is_unknown(x) else float(x)
 
     leaves, structure = jax.tree.flatten(jax.tree.map(arrays.widen, sums))
     return structure.unflatten(

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 import dpadambc
 from dpadambc import NeighboringRelation, accounting, audit, clipping, contrib, training
-from dpadambc.audit import correction
+from dpadambc.audit.correction import is_corrected
 from dpadambc.contrib import moving_bound
 from dpadambc.core.spending import public_numbers
 
@@ -574,12 +574,12 @@ def of_run(optimizer):
 def test_an_audit_knows_the_optimizer_and_the_batches_of_a_run():
     checks = ("isolation", "sampling")
     assert audit.run(of_run(optax.adam(0.1)), checks=checks).passed
-    for optimizer, is_corrected in {
+    for optimizer, expected in {
         optax.adam(0.1): False,
         dpadambc.adam_bc(0.1, OF_RUN): True,
     }.items():
         own = of_run(optimizer)
-        assert correction.is_corrected(own.make_optimizer, own.params) == is_corrected
+        assert is_corrected(own.make_optimizer, own.params) == expected
 
 
 @pytest.mark.slow
