@@ -41,7 +41,7 @@ References:
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import dp_accounting
@@ -51,13 +51,13 @@ import numpy as np
 import optax
 
 from dpadambc.contrib import strategies
-from dpadambc.core import clipped_sum, keys, names, noise, validate
+from dpadambc.contrib._later_noise import LaterNoise, open_step
+from dpadambc.core import keys, names, noise, validate
 from dpadambc.core.accounting import gaussian
 from dpadambc.core.arrays import widen
 from dpadambc.core.clip import refuse_parts
 from dpadambc.core.mechanism import PoissonGaussian
 from dpadambc.core.noise import AddDPNoiseState
-from dpadambc.core.privatize import Noise
 from dpadambc.core.sampling import Batch, batch_of, padded_size, selection_bits
 from dpadambc.mechanisms.random_allocation import check_parts, uniform
 
@@ -184,11 +184,9 @@ def add_banded_noise(
     def update_fn(updates, state, params=None, **extra_args):
         del extra_args
         draws = state.draws
-        updates = clipped_sum.open_sums(updates, params)
-        noise.check_devices(updates, draws.rng_key)
-        own_key = keys.of_one_run(draws.rng_key, updates)
-        rng_key, step_key = jax.random.split(own_key)
-        sigma = noise.stddev_of_step(noise_stddev, draws)
+        updates, rng_key, step_key, sigma = open_step(
+            updates, params, draws, noise_stddev
+        )
         also = sigma, jnp.array(later), state.earlier[:1]
         step_key = noise.key_of_step(step_key, updates, *also)
 
@@ -205,24 +203,6 @@ def add_banded_noise(
         )
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
-
-
-class _Banded(Noise):
-    """Noise of which later steps take a part back."""
-
-    def stddev(self, mechanism: Any) -> Callable[..., jax.Array]:
-        """A schedule, which grows over the first steps and then is one number."""
-        norms = np.array(_norms_of_noise(mechanism.strategy_coefficients))
-        level = mechanism.noise_multiplier * mechanism.sensitivity
-        last = len(norms) - 1
-        return lambda step: jnp.asarray(level * norms, float)[jnp.minimum(step, last)]
-
-    def transformation(
-        self, mechanism: Any, key: jax.Array
-    ) -> optax.GradientTransformation:
-        """`add_banded_noise` of the mechanism's coefficients."""
-        level = mechanism.noise_multiplier * mechanism.sensitivity
-        return add_banded_noise(level, mechanism.strategy_coefficients, key=key)
 
 
 @names.explained
@@ -294,7 +274,7 @@ class BandedGaussian(PoissonGaussian):
     noise_multiplier: float  # pyright: ignore[reportIncompatibleVariableOverride]
     strategy_coefficients: tuple[float, ...]
 
-    _noise = _Banded()
+    _noise = LaterNoise("strategy_coefficients", _norms_of_noise, add_banded_noise)
 
     def __post_init__(self):
         validate.non_negative(noise_multiplier=self.noise_multiplier)

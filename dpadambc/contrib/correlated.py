@@ -10,8 +10,8 @@ experiments were not repeated.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import dp_accounting
 import jax
@@ -20,12 +20,12 @@ import numpy as np
 import optax
 
 from dpadambc.contrib import strategies
-from dpadambc.core import clipped_sum, keys, names, noise, validate
+from dpadambc.contrib._later_noise import LaterNoise, open_step
+from dpadambc.core import names, noise, validate
 from dpadambc.core.accounting import PLD, RDP, gaussian
 from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation, refuse_parts
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.noise import AddDPNoiseState
-from dpadambc.core.privatize import Noise
 from dpadambc.core.sampling import Batch
 from dpadambc.mechanisms.random_allocation import allocated_batch, check_parts
 
@@ -130,11 +130,9 @@ def add_correlated_noise(
     def update_fn(updates, state, params=None, **extra_args):
         del extra_args
         draws = state.draws
-        updates = clipped_sum.open_sums(updates, params)
-        noise.check_devices(updates, draws.rng_key)
-        own_key = keys.of_one_run(draws.rng_key, updates)
-        rng_key, step_key = jax.random.split(own_key)
-        sigma = noise.stddev_of_step(noise_stddev, draws)
+        updates, rng_key, step_key, sigma = open_step(
+            updates, params, draws, noise_stddev
+        )
         shares = jnp.array(d, float)
         also = sigma, shares, state.earlier_keys
         step_key = noise.key_of_step(step_key, updates, *also)
@@ -160,22 +158,9 @@ def add_correlated_noise(
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-class _Correlated(Noise):
-    """Noise of which later steps take a part back."""
-
-    def stddev(self, mechanism: Any) -> Callable[..., jax.Array]:
-        """A schedule, which grows over the first steps and then is one number."""
-        norms = np.sqrt(np.cumsum(np.square(mechanism.noising_coefficients)))
-        level = mechanism.noise_multiplier * mechanism.sensitivity
-        last = len(norms) - 1
-        return lambda step: jnp.asarray(level * norms, float)[jnp.minimum(step, last)]
-
-    def transformation(
-        self, mechanism: Any, key: jax.Array
-    ) -> optax.GradientTransformation:
-        """`add_correlated_noise` of the mechanism's coefficients."""
-        level = mechanism.noise_multiplier * mechanism.sensitivity
-        return add_correlated_noise(level, mechanism.noising_coefficients, key=key)
+def _norms_of_noise(d: tuple[float, ...]) -> np.ndarray:
+    """Returns the noise of the first steps in units of the draws'."""
+    return np.sqrt(np.cumsum(np.square(d)))
 
 
 @names.explained
@@ -262,7 +247,7 @@ class CorrelatedGaussian(Mechanism):
         _REPLACE_SPECIAL: (PLD, RDP),
     }
     deals_epochs = True
-    _noise = _Correlated()
+    _noise = LaterNoise("noising_coefficients", _norms_of_noise, add_correlated_noise)
 
     def __post_init__(self):
         validate.non_negative(noise_multiplier=self.noise_multiplier)
