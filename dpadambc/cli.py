@@ -243,11 +243,8 @@ _COLUMNS = {
 
 def _plan(args: argparse.Namespace) -> dict[str, Any]:
     """The report of `plan`."""
-    from dpadambc.accounting import plan
-    from dpadambc.core.clip import NeighboringRelation
-
     relation = NeighboringRelation[(args.relation or "add_or_remove_one").upper()]
-    planned = plan(
+    planned = accounting.plan(
         target_epsilons=args.epsilon,
         target_delta=args.delta,
         batch_sizes=args.batch_size,

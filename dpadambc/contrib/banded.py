@@ -41,7 +41,7 @@ References:
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import dp_accounting
@@ -51,7 +51,8 @@ import numpy as np
 import optax
 
 from dpadambc.contrib import strategies
-from dpadambc.core import clipped_sum, keys, noise, validate
+from dpadambc.contrib._later_noise import open_step, schedule
+from dpadambc.core import keys, noise, validate
 from dpadambc.core.accounting import gaussian
 from dpadambc.core.arrays import widen
 from dpadambc.core.clip import refuse_parts
@@ -184,11 +185,9 @@ def add_banded_noise(
     def update_fn(updates, state, params=None, **extra_args):
         del extra_args
         draws = state.draws
-        updates = clipped_sum.open_sums(updates, params)
-        noise.check_devices(updates, draws.rng_key)
-        own_key = keys.of_one_run(draws.rng_key, updates)
-        rng_key, step_key = jax.random.split(own_key)
-        sigma = noise.stddev_of_step(noise_stddev, draws)
+        updates, rng_key, step_key, sigma = open_step(
+            updates, params, draws, noise_stddev
+        )
         also = sigma, jnp.array(later), state.earlier[:1]
         step_key = noise.key_of_step(step_key, updates, *also)
 
@@ -289,11 +288,8 @@ class BandedGaussian(PoissonGaussian):
 
     @property
     def noise_stddev(self) -> Callable[..., jax.Array]:
-        """A schedule, which grows over the first steps and then is one number."""
-        norms = np.array(_norms_of_noise(self.strategy_coefficients))
-        level = self.noise_multiplier * self.sensitivity
-        last = len(norms) - 1
-        return lambda step: jnp.asarray(level * norms, float)[jnp.minimum(step, last)]
+        """Grows over the first steps and then is one number."""
+        return schedule(self, _norms_of_noise(self.strategy_coefficients))
 
     def _noise(self, key: jax.Array) -> optax.GradientTransformation:
         """Returns `add_banded_noise` of the coefficients."""

@@ -20,7 +20,8 @@ import numpy as np
 import optax
 
 from dpadambc.contrib import strategies
-from dpadambc.core import clipped_sum, keys, noise, validate
+from dpadambc.contrib._later_noise import open_step, schedule
+from dpadambc.core import noise, validate
 from dpadambc.core.accounting import PLD, RDP, gaussian
 from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation, refuse_parts
 from dpadambc.core.noise import AddDPNoiseState
@@ -130,11 +131,9 @@ def add_correlated_noise(
     def update_fn(updates, state, params=None, **extra_args):
         del extra_args
         draws = state.draws
-        updates = clipped_sum.open_sums(updates, params)
-        noise.check_devices(updates, draws.rng_key)
-        own_key = keys.of_one_run(draws.rng_key, updates)
-        rng_key, step_key = jax.random.split(own_key)
-        sigma = noise.stddev_of_step(noise_stddev, draws)
+        updates, rng_key, step_key, sigma = open_step(
+            updates, params, draws, noise_stddev
+        )
         shares = jnp.array(d, float)
         also = sigma, shares, state.earlier_keys
         step_key = noise.key_of_step(step_key, updates, *also)
@@ -256,11 +255,9 @@ class CorrelatedGaussian(Mechanism):
 
     @property
     def noise_stddev(self) -> Callable[..., jax.Array]:
-        """A schedule, which grows over the first steps and then is one number."""
-        norms = np.sqrt(np.cumsum(np.square(self.noising_coefficients)))
-        level = self.noise_multiplier * self.sensitivity
-        last = len(norms) - 1
-        return lambda step: jnp.asarray(level * norms, float)[jnp.minimum(step, last)]
+        """Grows over the first steps and then is one number."""
+        squares = np.square(self.noising_coefficients)
+        return schedule(self, np.sqrt(np.cumsum(squares)))
 
     def _noise(self, key: jax.Array) -> optax.GradientTransformation:
         """Returns `add_correlated_noise` of the coefficients."""

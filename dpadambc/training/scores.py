@@ -30,7 +30,7 @@ _AT_ONCE = 256
 def _per_example(
     fn: Callable[..., Any], params: Any, shared: tuple[Any, ...], data: Any
 ) -> jax.Array:
-    """The score of each example, shape (number of examples,)."""
+    """Computes the score of each example, shape (number of examples,)."""
 
     def one(example):
         score = jnp.asarray(fn(params, *shared, *_data.arguments(example)), float)
@@ -138,7 +138,6 @@ class NoisyScore:
     def __post_init__(self):
         _check(self.fn, self.data)
         validate.positive(normalize_by=self.normalize_by)
-        validate.non_negative(noise_multiplier=self.noise_multiplier)
         validate.positive(noise_multiplier=self.noise_multiplier)
 
     def check(self, mechanism: Mechanism, params: Any, shared: tuple[Any, ...]) -> None:
@@ -191,9 +190,9 @@ Score = PublicScore | NoisyScore
 
 
 def _check(fn: Any, data: Any) -> None:
+    """Checks that a function scores examples, which are arrays of one length."""
     if not callable(fn):
         raise TypeError(f"Expected fn to be the score of one example, got {type(fn)}.")
     if _data.is_source(data):
         raise TypeError("Expected the examples of a score as arrays, got a source.")
-    if _data.num_examples(data) == 0:
-        raise ValueError("Expected at least one example to score by, got none.")
+    _data.num_examples(data)  # raises for none, and for arrays of several lengths

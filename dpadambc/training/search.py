@@ -163,7 +163,7 @@ def _check_score(score: Any) -> None:
         )
 
 
-def _check_data(data: Any, mechanism: Mechanism, target_delta: float) -> None:
+def _check_data(data: Any, target_delta: float) -> None:
     if _data.is_source(data):
         raise TypeError("Expected data as arrays, for one program, got a source.")
     check_delta(target_delta, _data.num_examples(data))
@@ -324,7 +324,7 @@ def search(
     validate.function(make_optimizer=make_optimizer)
     validate.count(least=1, trials_at_once=trials_at_once)
     data = leaves.with_dictionaries(data)
-    _check_data(data, mechanism, target_delta)
+    _check_data(data, target_delta)
     step_of = lambda candidate: Step(
         loss_fn, mechanism, _made(make_optimizer, candidate), microbatch_size, wrt=wrt
     )
