@@ -241,7 +241,7 @@ def test_padding_given_to_the_gradient_or_to_the_clip_is_the_same():
     early, _ = clip.update(masked, state, params)
     grads = grad_fn(params, x, y)
     late, _ = clip.update(grads, state, params, is_padding_example=mask)
-    chex.assert_trees_all_equal(*dpadambc.materialize((early, late)))
+    assert_close(early, late, 1e-6)
     at_once = clipped(loss_fn, 0.3, 5.0)
     assert_close(early, at_once(params, x[~mask], y[~mask]), 1e-6)
 
@@ -283,7 +283,7 @@ def test_each_example_has_a_key_of_its_own():
     assert len(np.unique(grads / x)) == 6
     # Neither the batch size nor the microbatch size decides which.
     fewer = grad_fn(1.0, x[:4], key).materialize()
-    np.testing.assert_array_equal(fewer, grads[:4])
+    np.testing.assert_allclose(fewer, grads[:4], rtol=1e-6)  # two programs
     for size in (1, 4, None):
         fun = clipped(loss_fn, microbatch_size=size, prng_argnum=2)
         found = jax.jit(fun)(1.0, x, key)
