@@ -262,7 +262,7 @@ def test_padding_given_to_the_gradient_or_to_the_clip_is_the_same():
     early, _ = clip.update(masked, state, params)
     grads = grad_fn(params, x, y)
     late, _ = clip.update(grads, state, params, is_padding_example=mask)
-    chex.assert_trees_all_equal(*dpadambc.materialize((early, late)))
+    assert_close(early, late, 1e-6)
     at_once = clipped(loss_fn, 0.3, 5.0)
     assert_close(early, at_once(params, x[~mask], y[~mask]), 1e-6)
 
@@ -304,9 +304,10 @@ def test_each_example_has_a_key_of_its_own():
     assert len(np.unique(grads / x)) == 6
     # Neither the batch size nor the microbatch size decides which.
     fewer = grad_fn(1.0, x[:4], key).materialize()
-    np.testing.assert_array_equal(fewer, grads[:4])
+    np.testing.assert_allclose(fewer, grads[:4], rtol=1e-6)  # two programs
     for size in (1, 4, None):
-        found = clipped(loss_fn, microbatch_size=size, prng_argnum=2)(1.0, x, key)
+        fun = clipped(loss_fn, microbatch_size=size, prng_argnum=2)
+        found = jax.jit(fun)(1.0, x, key)
         assert found.value == pytest.approx(float(grads.sum()), rel=1e-5)
 
 
@@ -341,8 +342,9 @@ def test_batches_of_keys_are_batches():
 def test_examples_do_not_leak_into_each_other():
     loss_fn, params, x, y = problem("attention", 4)
     grad_fn = dpadambc.per_example_grad(loss_fn)
-    before = dpadambc.materialize(grad_fn(params, x, y))
-    after = dpadambc.materialize(grad_fn(params, x.at[2].set(17.0), y))
+    materialized = jax.jit(lambda *args: dpadambc.materialize(grad_fn(*args)))
+    before = materialized(params, x, y)
+    after = materialized(params, x.at[2].set(17.0), y)
     for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
         np.testing.assert_array_equal(jnp.delete(a, 2, 0), jnp.delete(b, 2, 0))
         assert (a[2] != b[2]).any()
