@@ -121,10 +121,6 @@ def microbatch_size(
     """The largest size that fits, or the least; None for the whole batch."""
     possible = sizes(batch_size, multiple_of)
     known = measured_around(limit, possible, measure)
-    chosen = largest_within(limit, known) or possible[0]
+    fitting = (size for size, num in known.items() if num <= limit)
+    chosen = max(fitting, default=possible[0])
     return None if chosen == possible[-1] else chosen
-
-
-def largest_within(limit: float, known: dict[int, int]) -> int | None:
-    """The largest size that fits, or None."""
-    return max((size for size, num in known.items() if num <= limit), default=None)

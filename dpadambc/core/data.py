@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from dpadambc.core import leaves, mesh, sampling
+from dpadambc.core import leaves, mesh
 from dpadambc.core.mesh import Layout
 from dpadambc.core.sampling import Batch
 
@@ -133,11 +133,3 @@ def layout_of(params: Any, frozen: Any, data: Any, wrt: Any = None) -> Layout:
         return mesh.layout_of(params, (frozen, arrays), [data.sharding], wrt)
     arrays = () if is_source(data) else leaves.with_dictionaries(data)
     return mesh.layout_of(params, frozen, mesh.shardings_of(arrays), wrt)
-
-
-def padded(batch: Batch, layout: Layout, microbatch_size: int | None) -> Batch:
-    """A batch with padding up to shards of equal sizes."""
-    size, unit = len(batch.indices), mesh.num_shards(layout)
-    if unit > 1 and microbatch_size is not None and microbatch_size < size:
-        unit = microbatch_size
-    return sampling.padded(batch, unit)

@@ -226,9 +226,8 @@ def fit(  # noqa: C901 - one story, from top to bottom
     while done < iterations and stop is None:
         before, examples = done, examples_of(state)
         done = min(done + (1 if is_source else steps_per_call), iterations)
-        arguments = state, frozen, examples
-        steps = programs.steps(*arguments, iterations=done - before)
-        state, seen = steps(*arguments)
+        steps = programs.steps(state, frozen, examples, iterations=done - before)
+        state, seen = steps(state, frozen, examples)
         state, seen = mesh.settled((state, seen), layout)
         is_due = checkpoints is not None and checkpoints.is_due(before, done)
         try:

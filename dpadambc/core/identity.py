@@ -93,7 +93,9 @@ def traced_programs(
     arguments = params, trained, frozen, _data.one_example(data)
     params, trained, frozen, example = jax.tree.map(shape, arguments)
     wide = jax.eval_shape(lambda tree: jax.tree.map(widen, tree), trained)
-    init, state = jax.make_jaxpr(optimizer.init, return_shape=True)(wide)
+    # New functions: of an old one JAX would find the trace, with what it read then.
+    trace = lambda fun: jax.make_jaxpr(lambda *x: fun(*x), return_shape=True)
+    init, state = trace(optimizer.init)(wide)
     is_noise = lambda node: isinstance(node, AddDPNoiseState)
     if any(map(is_noise, jax.tree.leaves(state, is_leaf=is_noise))):
         raise ValueError(
@@ -101,8 +103,8 @@ def traced_programs(
             " fit clips and adds the noise itself. Instead of dp_adam_bc(...) give"
             " adam_bc(1e-3, mechanism), instead of dp_sgd(...) optax.sgd(1e-3)."
         )
-    traced = jax.make_jaxpr(optimizer.update, return_shape=True)
-    update, (updates, _) = traced(wide, state, trained)  # gradients are wide too
+    # Gradients are wide too.
+    update, (updates, _) = trace(optimizer.update)(wide, state, trained)
     shapes = lambda tree: [x.shape for x in jax.tree.leaves(tree)]
     if shapes(updates) != shapes(trained):
         raise ValueError(
@@ -114,10 +116,10 @@ def traced_programs(
     key = (jax.random.key(0),) if takes_key(step.loss_fn) else ()
     loss_fn = positional(step.loss_fn, has_frozen=frozen is not None)
     of_one = scalar_loss(loss_fn, has_aux=False)
-    loss = jax.make_jaxpr(of_one)(params, *shared, *example, *key)
+    loss, _ = trace(of_one)(params, *shared, *example, *key)
     mechanism._check_loss(loss, example)
     levels = mechanism.noise_multiplier
-    schedule = [jax.make_jaxpr(levels)(jnp.zeros([], int))] if callable(levels) else []
+    schedule = [trace(levels)(jnp.zeros([], int))[0]] if callable(levels) else []
     return [init, update, loss, *schedule]
 
 

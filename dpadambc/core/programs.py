@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpadambc.core import data as _data
 from dpadambc.core import mesh
+from dpadambc.core.data import Fetched
 from dpadambc.core.keys import folded_in
-from dpadambc.core.sampling import Batch
+from dpadambc.core.sampling import Batch, padded
 from dpadambc.core.step import Step, TrainState, draw_batch
 
 
@@ -28,9 +28,7 @@ class _Lowered:
     compiler: Callable[[], jax.stages.Compiled] = dataclasses.field(compare=False)
 
 
-@functools.lru_cache(maxsize=16)
-def _compiled(program: _Lowered) -> jax.stages.Compiled:
-    return program.compiler()
+_compiled_once = functools.lru_cache(maxsize=16)(lambda program: program.compiler())
 
 
 def executable(fun: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -55,8 +53,8 @@ def executable(fun: Callable[..., Any], *args: Any, **options: Any) -> Any:
         return lowered.compile()
     devices = [getattr(x, "sharding", None) for x in jax.tree.leaves(args)]
     given = text, str(settings), lowered.in_tree, lowered.out_tree, *devices
-    mesh_in_context = jax.sharding.get_mesh()
-    return _compiled(_Lowered((*given, mesh_in_context), lowered.compile))
+    given = *given, jax.sharding.get_mesh()
+    return _compiled_once(_Lowered(given, lowered.compile))
 
 
 class Programs:
@@ -66,10 +64,9 @@ class Programs:
     """
 
     def __init__(self, step: Step, num_examples: int):
-        self.step, self.num_examples = step, num_examples
-        self._known: dict[Any, Any] = {}
+        self.step, self.num_examples, self._known = step, num_examples, {}
 
-    def _executable(self, name: Any, fun: Callable[..., Any], *args: Any, **options):
+    def _compiled(self, name: Any, fun: Callable[..., Any], *args: Any, **options):
         if name not in self._known:
             with mesh.on_mesh(self.step.layout):
                 self._known[name] = executable(fun, *args, **options)
@@ -78,7 +75,10 @@ class Programs:
     def draw(self, state: TrainState) -> Batch:
         """The batch of the next step, padded to shards of equal sizes."""
         batch = draw_batch(self.step.mechanism, state, self.num_examples)
-        return _data.padded(batch, self.step.layout, self.step.microbatch_size)
+        unit, microbatch = mesh.num_shards(self.step.layout), self.step.microbatch_size
+        if unit > 1 and microbatch is not None and microbatch < len(batch.indices):
+            unit = microbatch
+        return padded(batch, unit)
 
     def start(self, params: Any, words: Any, digest: Any, impl: Any) -> TrainState:
         """The first state, from the words of a key and the digest of a run."""
@@ -92,20 +92,20 @@ class Programs:
             state = dataclasses.replace(state, sampling_key=key)
             return mesh.constrained(state, layout, mesh.state_specs(state, layout))
 
-        arguments = params, words, digest
-        return self._executable("start", start, *arguments)(*arguments)
+        program = self._compiled("start", start, params, words, digest)
+        return program(params, words, digest)
 
     def batch(self, state: TrainState) -> Batch:
         """The same, compiled, on every device."""
         drawn = lambda state: mesh.replicated(self.draw(state), self.step.layout)
-        return self._executable("batch", drawn, state)(state)
+        return self._compiled("batch", drawn, state)(state)
 
     def steps(self, state: TrainState, frozen: Any, data: Any, iterations: int) -> Any:
         """The program of so many steps, a function of `(state, frozen, data)`."""
 
         def steps(state, frozen, data):
             def one(state, _):
-                if isinstance(data, _data.Fetched):
+                if isinstance(data, Fetched):
                     return self.step(state, *data, frozen)
                 batch = self.draw(state)
                 padding = batch.is_padding_example
@@ -118,4 +118,4 @@ class Programs:
 
         # A source may return other types for other examples.
         name = iterations, *map(jax.typeof, jax.tree.leaves(data))
-        return self._executable(name, steps, state, frozen, data, donate_argnums=(0,))
+        return self._compiled(name, steps, state, frozen, data, donate_argnums=(0,))

@@ -200,15 +200,13 @@ class Step:
         """
         noise_key, run_key = jax.random.split(keys.of_domain(key, "fit"))
         sampling_key, loss_key = jax.random.split(run_key)
-        # A repetition that rounds otherwise has noise of its own. It needs batches of
-        # its own too: the noises of two runs on one batch would average out.
-        shape = None if self.layout.mesh is None else self.layout.mesh.shape_tuple
-        layout = self.layout._replace(mesh=shape)
-        rounds = self.microbatch_size, self.skip_padding, str(self.precision), layout
+        # A run repeated with other rounding has noise of its own. It needs batches of
+        # its own too: on one batch, the noises of several runs average out.
+        known = self.microbatch_size, self.skip_padding, self.precision, self.layout
         platforms = enumerate(("cpu", "cuda", "rocm", "tpu"), start=1)
         numbers = {name: functools.partial(np.uint32, i) for i, name in platforms}
         platform = jax.lax.platform_dependent(**numbers, default=lambda: np.uint32(0))
-        words = keys.words_of(repr(rounds)) + platform
+        words = keys.words_of(repr(known)) + platform
         sampling_key = folded_in(sampling_key, words)
         modules.refuse_shared(params)
         # Copies: a step that is given the buffers of a state must not take others.
