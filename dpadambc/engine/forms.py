@@ -265,7 +265,7 @@ class Sum(Gradient):
                 total += 2 * (x.inner(y) if x.knows_product_with(y) else y.inner(x))
         in_norm = sum(norm.in_norm for norm in parts)
         lengths = sum(jnp.sqrt(norm.squared) + norm.in_norm for norm in parts)
-        allowance = precision.rounding_allowance(len(parts), lengths * lengths)
+        allowance = precision.rounding_error(0, total.dtype) * lengths * lengths
         allowance += in_norm * (2 * lengths + in_norm)
         squared = jnp.maximum(total, 0) + allowance
         return Norm(squared, 0.0, sum(norm.in_sum for norm in parts))

@@ -66,7 +66,7 @@ class Norm(NamedTuple):
     @classmethod
     def of_all(cls, several: "Sequence[Norm]") -> "Norm":
         """Of what is apart: the gradients of several parameters, say."""
-        root = lambda values: jnp.sqrt(sum(jnp.square(x) for x in values))
+        root = lambda values: jnp.sqrt(sum(x * x for x in values))
         squared, in_norm, in_sum = zip(*several, strict=True)
         return cls(functools.reduce(jnp.add, squared), root(in_norm), root(in_sum))
 

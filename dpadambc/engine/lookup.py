@@ -78,16 +78,16 @@ class Lookup(Gradient):
         del units
         ids, rows = self._rows()
         _, count, width = rows.shape
+        error = lambda length: precision.rounding_error(length, rows.dtype)
         if count > width:
             squares, terms = jax.vmap(_of_segments)(ids, rows)
-            added = precision.rounding_allowance(2 * count, jnp.sqrt(terms.sum()))
+            added = error(2 * count) * jnp.sqrt(terms.sum())
             return Norm(squares.sum(), 0.0, added)
         equal = ids[:, :, None] == ids[:, None, :]
         terms = jnp.sum(equal.sum(2, dtype=rows.dtype) * squared(rows).sum(2))
         square = jnp.sum(jnp.where(equal, rounding.EXACT.gram(rows), 0))
-        square = jnp.maximum(square, 0) + precision.rounding_allowance(width, terms)
-        added = precision.rounding_allowance(count, jnp.sqrt(terms))
-        return Norm(square, 0.0, added)
+        square = jnp.maximum(square, 0) + error(width) * terms
+        return Norm(square, 0.0, error(count) * jnp.sqrt(terms))
 
     def settled(self) -> Gradient:
         if self.ids.size + self.g.size < math.prod(self.shape):
@@ -292,8 +292,8 @@ class Lookup(Gradient):
         products = rounding.EXACT.einsum(others, (0, 2), rows, (1, 2), (0, 1))
         looked_up = jnp.take(head.a, ids, axis=1)
         norms = map(jnp.linalg.norm, (others, rows, looked_up))
-        bound = functools.reduce(jnp.multiply, norms)
-        allowance = precision.rounding_allowance(rows.shape[1], bound)
+        error = precision.rounding_error(rows.shape[1], products.dtype)
+        allowance = functools.reduce(jnp.multiply, norms, error)
         return jnp.sum(products * looked_up) + allowance
 
     def gather(self, indices: jax.Array, params) -> Gradient | None:

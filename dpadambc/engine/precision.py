@@ -30,25 +30,23 @@ def rounded(x: jax.Array) -> jax.Array:
     return jax.lax.reduce_precision(wide, info.nexp, info.nmant).astype(x.dtype)
 
 
-def rounding_allowance(length: int, bound: jax.Array) -> jax.Array:
-    r"""Bounds the error of an inner product, from the norms of its two vectors.
+def rounding_error(length: int, dtype: Any) -> float:
+    r"""Bounds the error of an inner product, over the norms of its two vectors.
 
     A sum of n products, in any order and with or without fused operations, is wrong by
     at most :math:`\gamma_n \sum_k |x_k y_k| \le \gamma_n \lVert x \rVert \lVert y
     \rVert` with :math:`\gamma_n = n u / (1 - n u)` and u half of eps
-    (`Higham 2002 <https://doi.org/10.1137/1.9780898718027>`_, 3.1), and by the least
-    normal number for each product that vanishes. So n is the length of a dot product,
-    which a device may add up from one end to the other, plus 32 for the reductions
-    around it, which XLA adds up as trees. A tenth more stands for :math:`n u` to the
-    second power, also where the errors of two Gram matrices of T rows meet, which is
-    T n u of the first: T n below a million, and more where rounding does not conspire.
+    (`Higham 2002 <https://doi.org/10.1137/1.9780898718027>`_, 3.1). So n is the length
+    of a dot product, which a device may add up from one end to the other, plus 32 for
+    the reductions around it, which XLA adds up as trees. A tenth more stands for terms
+    of second order, which are :math:`T n u` of the first where the errors of two Gram
+    matrices of T rows meet: for T n below a million.
 
-    Where terms cancel, the error can exceed the result. So the allowance is added to
+    Where terms cancel, the error can exceed the result. So an allowance is added to
     what was computed *after* that is clamped: `max(computed, 0) + allowance`.
 
     Args:
       length: of the dot product.
-      bound: the product of the norms of the two vectors.
+      dtype: in which it is added up.
     """
-    info = jnp.finfo(bound.dtype)
-    return (length + 32) * (1.1 * float(info.eps) / 2 * bound + float(info.tiny))
+    return 1.1 * (length + 32) * float(jnp.finfo(dtype).eps) / 2

@@ -383,19 +383,23 @@ def of_grams(
     """
     # Sums of one shape, which XLA computes in one pass.
     total = lambda x: x.sum((1, 2))
-    diagonal = lambda x: jnp.where(jnp.eye(x.shape[1], dtype=bool), x, 0)
-    a, g = (diagonal(x).sum(2) for x in grams)
+    both = jnp.multiply(*grams)
+    error = lambda length: precision.rounding_error(length, both.dtype)
+    rows, is_diagonal = both.shape[1], jnp.eye(both.shape[1], dtype=bool)
+    # Squares below the least normal number vanish.
+    tiny = 4 * float(jnp.finfo(both.dtype).tiny / jnp.finfo(both.dtype).eps)
+    a, g = (jnp.where(is_diagonal, x, 0).sum(2) + tiny for x in grams)
     of_a, of_g = (jnp.abs(x).sum(2) for x in grams)
-    moved_a, moved_g = map(precision.rounding_allowance, lengths, (a, g))
-    allowance = jnp.sum(moved_a * of_g + moved_g * of_a)
-    by_rows = jnp.sqrt(a * g).sum(1)
-    square = jnp.sum(jnp.multiply(*grams))
-    added = precision.rounding_allowance(a.shape[1] + 1, jnp.linalg.norm(by_rows))
+    moved = error(lengths[0]) * a * of_g + error(lengths[1]) * g * of_a
+    allowance, square = jnp.sum(moved), jnp.sum(both)
+    # The root of a sum of T squares, times that of T, is not below the sum.
+    added = error(rows + 1) * math.sqrt(rows) * jnp.sqrt(jnp.sum(a * g))
     if not unit.in_sum:
         return Norm(jnp.maximum(square, 0) + allowance, 0.0, added)
     # With as much as squares that vanish may hold.
-    tiny = jnp.finfo(square.dtype).tiny * grams[0][0].size
-    largest = [jnp.sqrt(total(x * x) + tiny) for x in grams]
+    vanished = jnp.finfo(square.dtype).tiny * both[0].size
+    largest = [jnp.sqrt(total(x * x) + vanished) for x in grams]
+    by_rows = jnp.sqrt(a * g).sum(1)
     of_each = jnp.fmin(by_rows, unit.spectral((a.sum(1), g.sum(1)), largest, scaled))
     terms = jnp.linalg.norm(of_each) + jnp.sqrt(allowance)
     in_norm = unit.in_norm * terms

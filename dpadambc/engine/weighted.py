@@ -33,12 +33,10 @@ def squared_norms(units: rounding.Units, gradients: Sequence[Gradient]) -> jax.A
       gradients: whose arrays have the examples along axis 0.
     """
     if units is rounding.FULL:
-        gradients = rounding.pinned(gradients)
-        norms = [
-            jax.vmap(type(grad).norm, (0, None))(grad, units) for grad in gradients
-        ]
-        return Norm.of_all(norms).squared_bound
-    return _norm(units, gradients).squared_bound
+        norm = _of_examples(units, rounding.pinned(gradients))
+    else:
+        norm = _norm(units, gradients)
+    return norm.squared_bound
 
 
 def errors(units: rounding.Units, gradients: Sequence[Gradient]) -> jax.Array:
@@ -59,10 +57,12 @@ def _norm(units: rounding.Units, gradients: Sequence[Gradient]) -> Norm:
     operands = [grad.operands(units) for grad in gradients]
     dense, factored = forms.apart(operands)
     joined, _ = forms.side_by_side(dense)
-    of_each = [
-        jax.vmap(lambda grad: grad.norm(units))(grad) for grad in (*joined, *factored)
-    ]
-    return Norm.of_all(of_each)
+    return _of_examples(units, [*joined, *factored])
+
+
+def _of_examples(units: rounding.Units, gradients: Sequence[Gradient]) -> Norm:
+    norm = lambda *of_one: Norm.of_all([grad.norm(units) for grad in of_one])
+    return jax.vmap(norm)(*gradients)
 
 
 def sums(

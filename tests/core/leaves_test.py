@@ -115,7 +115,7 @@ def test_the_allowance_is_what_keeps_the_bound(
     added, _ = distances(a, g, row, l2_clip_norm=l2_clip_norm)
     assert added <= l2_clip_norm * (1 + 1e-3)
     # Negative control.
-    monkeypatch.setattr(precision, "rounding_allowance", lambda _, bound: 0 * bound)
+    monkeypatch.setattr(precision, "rounding_error", lambda *_: 0.0)
     monkeypatch.setattr(product.Product, "_outer_squared_norm", _without_vanished)
     added, _ = distances(a, g, row, l2_clip_norm=l2_clip_norm, has_allowance=False)
     assert added > 1.5 * l2_clip_norm
@@ -188,7 +188,7 @@ def test_what_cancels_differently_in_the_sum_stays_within_the_clip_norm(
     assert grads.rule == rule
     assert longest() <= 1 + 1e-3
     # Negative control.
-    monkeypatch.setattr(precision, "rounding_allowance", lambda _, bound: 0 * bound)
+    monkeypatch.setattr(precision, "rounding_error", lambda *_: 0.0)
     assert longest() > 1.2
 
 
