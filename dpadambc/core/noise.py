@@ -11,10 +11,13 @@ normal and independent of them. For every data set, the outputs are distributed 
 noise of t alone. Privacy compares these distributions, so h needs no property.
 
 *A key used again.* Two sums that differ have independent noise, but for a collision of
-h, whose probability is about :math:`2^{-64}`: the runs compose as two runs. Two equal
-sums of one step have equal outputs, which show that the sums are equal and nothing
-else. Two levels would show the sum, so the level is in h. Where steps share noise, so
-are the coefficients and the step before: runs that share a draw share all before it.
+h, whose probability is about :math:`2^{-64}`: such runs compose as two runs. Two equal
+sums of one step have equal outputs, which tell that the sums are equal. That can itself
+be the secret: releases of D and D are equal with probability 1, and those of D and of D
+with one example more with probability 0, so no epsilon covers the pair. A repetition
+needs a key of its own. Two levels would show the sum, so the level is in h. Where steps
+share noise, so are the coefficients and the step before: runs that share a draw share
+all before it.
 
 Limits. A run that goes on with other rounding, as on other devices, draws other noise
 for the steps that it repeats: both count. A nonce does not repair a key that others

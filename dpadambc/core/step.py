@@ -193,7 +193,8 @@ class Step:
           params: the parameters.
           key: a typed key, a new one for each run; secret. The keys of the noise, of
             the sampling and of the loss are made from it, and repeat nothing that was
-            drawn with it elsewhere.
+            drawn with it elsewhere. The sampling key depends on the microbatch size,
+            the layout, the precision and the platform too.
 
         Returns:
           A `TrainState`, with the optimizer's state in at least float32.

@@ -138,6 +138,7 @@ def fit(
       * Epsilon covers all steps that might be taken, on top of `spent`, and is computed
         before the first. A step that would exceed `target_epsilon` is not taken.
       * Runs with one key have noise and batches of their own wherever they differ. A
+        repetition needs a key of its own: equal results tell that sums are equal. A
         run that is resumed on the same devices ends with the same bits.
 
     Args:

@@ -9,10 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 import dpadambc
 from dpadambc import training
 from dpadambc.core import identity
+from dpadambc.core import step as core_step
+from dpadambc.core.mesh import Layout
 from tests import common
 
 KEY = jax.random.key(0)
@@ -94,6 +98,7 @@ APART = {
         {"optimizer": optax.adagrad(0.1, 0.2)},
     ),
     "source": ({"data": Rows()}, {"data": Rows(X[1])}),
+    "microbatches": ({}, {"microbatch_size": 7}),
 }
 
 
@@ -101,7 +106,7 @@ APART = {
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        row if name in ("data", "start", "rate", "mechanism") else common.slow(*row)
+        row if name in ("data", "microbatches", "mechanism") else common.slow(*row)
         for name, row in APART.items()
     ],
     ids=APART,
@@ -181,6 +186,55 @@ def test_runs_of_one_key_draw_other_batches_from_where_they_differ_on():
     np.testing.assert_array_equal(np.sort(everyone[everyone >= 0]), np.arange(200))
 
 
+def layout_of(number):
+    mesh = jax.make_mesh((number,), ("data",), (AxisType.Auto,))
+    return Layout(mesh, ("data",), (P(),), (P(),))
+
+
+ROUNDS_OTHERWISE = {
+    "microbatches": {"microbatch_size": 8},
+    "other microbatches": {"microbatch_size": 16},
+    "padding": {"skip_padding": True},
+    "precision": {"precision": jax.lax.Precision.HIGHEST},
+    "devices": {"layout": layout_of(2)},
+    "more devices": {"layout": layout_of(4)},
+    "shards": {"layout": layout_of(4)._replace(params=(P("data"),))},
+}
+
+
+@pytest.mark.guarantee
+def test_steps_that_round_otherwise_draw_batches_of_their_own():
+    """Noise is another where a sum is, and would average out on one batch."""
+
+    def words(**options):
+        step = training.Step(loss_fn, MECHANISM, optax.sgd(0.1), **options)
+        state = step.init(jnp.zeros(3), key=KEY)
+        secret = state.sampling_key, state.noise.rng_key, state.loss_key
+        return [tuple(jax.random.key_data(each).tolist()) for each in secret]
+
+    found = {name: words(**options) for name, options in ROUNDS_OTHERWISE.items()}
+    plain = words()
+    assert len({sampling for sampling, *_ in [plain, *found.values()]}) == 8
+    # The noise and the loss keep their keys, and equal steps have equal ones.
+    assert all(rest == plain[1:] for _, *rest in found.values())
+    for name, options in ROUNDS_OTHERWISE.items():
+        assert words(**dict(options)) == found[name]
+    # Near miss: other devices of the same number round alike.
+    devices = np.array(jax.devices()[2:4])
+    elsewhere = layout_of(2)._replace(mesh=layout_of(2).mesh.update(devices=devices))
+    assert words(layout=elsewhere) == found["devices"]
+
+
+@pytest.mark.guarantee
+def test_platforms_draw_batches_of_their_own(monkeypatch):
+    monkeypatch.setattr(core_step, "folded_in", lambda key, words: words[-1])
+    step = training.Step(loss_fn, MECHANISM, optax.sgd(0.1))
+    platform = jax.jit(lambda: step.init(jnp.zeros(3), key=KEY).sampling_key).trace()
+    lowered = lambda name: platform.lower(lowering_platforms=(name,)).as_text()
+    texts = {lowered(name).split("func.func")[1] for name in ("cpu", "cuda", "tpu")}
+    assert len(texts) == 3 and lowered("cpu") == lowered("cpu")
+
+
 @pytest.mark.guarantee
 def test_batches_for_another_mechanism_are_refused():
     state = init(MECHANISM)
@@ -222,7 +276,9 @@ def test_the_order_of_operands_is_part_of_a_program():
 # Threads.
 
 
-@pytest.mark.parametrize("is_compiled", [False, True], ids=["new", "compiled"])
+@pytest.mark.parametrize(
+    "is_compiled", [False, common.slow(True)], ids=["new", "compiled"]
+)
 def test_runs_in_threads_are_the_runs_alone(is_compiled):
     kinds = [{}, {"key": jax.random.key(1)}, {"mechanism": OTHER}, {"params": X[0]}]
 

@@ -18,8 +18,6 @@ from jax.sharding import PartitionSpec as P
 
 import dpadambc
 from dpadambc import training
-from dpadambc.core import identity as _identity
-from dpadambc.core import keys
 from tests import common
 
 SIZE, BATCH = 64, 16
@@ -50,13 +48,8 @@ def loss_fn(params, x, y):
     return jnp.tanh(params["w"] @ x + params["b"] - y) * 3 + params["w"] @ x
 
 
-DIGEST = np.zeros(2, np.uint32)
-
-
-@pytest.fixture(autouse=True)
-def all_data_are_drawn_from_alike(monkeypatch):
-    """Each data set has batches of its own otherwise."""
-    monkeypatch.setattr(_identity, "digest", lambda identity: DIGEST)
+# Each data set has batches of its own otherwise.
+pytestmark = pytest.mark.usefixtures("one_identity")
 
 
 def watched(optimizer):
@@ -103,8 +96,6 @@ def taken_part(mechanism=MECHANISM):
     """An example that is in the batch of the first step."""
     step = training.Step(loss_fn, mechanism, ADAM_BC)
     state = step.init(PARAMS, key=jax.random.key(1))
-    key = keys.folded_in(state.sampling_key, DIGEST)
-    state = dataclasses.replace(state, sampling_key=key)
     batch = training.draw_batch(mechanism, state, SIZE)
     return int(batch.indices[0])
 

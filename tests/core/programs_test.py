@@ -1,4 +1,4 @@
-"""A second run of the same step compiles nothing, and is the run that it would be."""
+"""A run trains the program it was given, and an equal one compiles nothing."""
 
 import collections
 import contextlib
@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 import dpadambc
 from dpadambc import clipping, graphs, training
 from dpadambc.core import identity
-from dpadambc.core import step as core_step
+from dpadambc.core import programs as core_programs
 from tests import common
 
 RNG = np.random.default_rng(0)
@@ -76,7 +76,7 @@ def compilations():
 
 def anew(**options):
     """The same run, with no program of an earlier one."""
-    core_step.compiled_once.cache_clear()
+    core_programs._compiled_once.cache_clear()
     return fit(**options)
 
 
@@ -90,6 +90,7 @@ SECOND = {
     "another start": {"params": jnp.ones(3)},
     "other data": {"data": (X[::-1].copy(), X.sum(1))},
     "a budget": {"target_epsilon": MECHANISM.epsilon(1e-5, iterations=4) + 1e-3},
+    "an equal optimizer": {"optimizer": dpadambc.adam_bc(0.1, MECHANISM.noise_stddev)},
     "an equal mechanism": {
         "mechanism": common.poisson_gaussian(l2_clip_norm=1, iterations=8)
     },
@@ -114,24 +115,167 @@ def test_a_second_run_compiles_nothing_and_is_what_it_would_be(options, is_sourc
     assert_same(second, anew(**options))
 
 
-@pytest.mark.parametrize("is_source", [False, True], ids=["arrays", "source"])
-def test_a_second_run_traces_no_step(is_source):
-    traced = []
-
-    def counted(w, x, y):
-        traced.append(1)
-        return loss_fn(w, x, y)
-
-    data = Rows(DATA) if is_source else DATA
-    counts = []
-    for _ in range(3):
-        fit(counted, data=data)
-        counts.append(len(traced))
-    # What is left are the checks before the first step, of one example.
-    assert counts[2] - counts[1] == counts[1] - counts[0] < counts[0]
+def counted_fit(*args, **options):
+    """A run, and the number of programs that it compiled."""
+    with compilations() as found:
+        result = fit(*args, **options)
+    return result, found[0]
 
 
-MADE_ANEW = dpadambc.adam_bc(0.1, MECHANISM.noise_stddev)
+class Scaled:
+    """A loss that reads an attribute."""
+
+    scale = 1.0
+
+    def loss(self, w, x, y):
+        return self.scale * loss_fn(w, x, y)
+
+
+def with_scale(scale, w, x, y):
+    return jnp.sum(scale) * loss_fn(w, x, y)
+
+
+SCALE = 1.0
+
+
+def read_a_global(w, x, y):
+    return SCALE * loss_fn(w, x, y)
+
+
+def attribute():
+    model = Scaled()
+    yield model.loss
+    model.scale = 5.0
+    yield model.loss
+
+
+def global_variable():
+    global SCALE
+    yield read_a_global
+    SCALE = 5.0
+    yield read_a_global
+    SCALE = 1.0
+
+
+def array_changed_in_place():
+    scale = np.ones(1, np.float32)
+    closure = lambda w, x, y: jnp.sum(jnp.asarray(scale)) * loss_fn(w, x, y)
+    yield closure
+    scale[:] = 5
+    yield closure
+
+
+def partial():
+    for scale in (1.0, 5.0):
+        yield functools.partial(with_scale, jnp.full(1, scale))
+
+
+def closure():
+    for scale in (jnp.ones(1), jnp.full(1, 5.0)):
+        yield lambda w, x, y, scale=scale: with_scale(scale, w, x, y)
+
+
+def derivative():
+    """The two have one value, and derivatives that a program shows once it has them."""
+    for scale in (1.0, 5.0):
+        own = jax.custom_jvp(lambda x: x)
+        own.defjvp(lambda x, dx, scale=scale: (x[0], scale * dx[0]))
+        yield lambda w, x, y, own=own: own(loss_fn(w, x, y))
+
+
+CHANGED = attribute, global_variable, array_changed_in_place, partial, closure
+CHANGED = *CHANGED, derivative
+LINEAR = common.poisson_gaussian(noise_multiplier=0.0, l2_clip_norm=1e4, iterations=1)
+
+
+@pytest.mark.guarantee
+@pytest.mark.parametrize("losses", CHANGED, ids=lambda losses: losses.__name__)
+def test_a_run_trains_what_its_loss_reads_now(losses, one_identity):
+    """The step that was compiled before is that of another loss."""
+    options = dict(mechanism=LINEAR, optimizer=SGD, steps_per_call=1)
+    one, five = (fit(loss, **options).params for loss in losses())
+    np.testing.assert_allclose(five, 5 * one, rtol=1e-5)
+    assert np.abs(one).max() > 0
+
+
+@pytest.mark.guarantee
+def test_a_run_takes_what_its_optimizer_reads_now(one_identity):
+    """And the identity of the run, by which a checkpoint knows it, says so."""
+    rate = 1.0
+    update = lambda grads, state, params=None: (
+        jax.tree.map(lambda g: -rate * g, grads),
+        state,
+    )
+    optimizer = optax.GradientTransformation(lambda params: (), update)
+    step = training.Step(loss_fn, LINEAR, optimizer)
+
+    def programs():
+        traced = identity.traced_programs(step, jnp.zeros(3), None, DATA)
+        return list(map(identity.of_program, traced))
+
+    options = dict(mechanism=LINEAR, optimizer=optimizer, steps_per_call=1)
+    one, before = fit(**options).params, programs()
+    assert programs() == before
+    rate = 5.0
+    np.testing.assert_allclose(fit(**options).params, 5 * one, rtol=1e-5)
+    assert programs() != before
+
+
+def in_jit():
+    return jax.jit(loss_fn)
+
+
+def partially():
+    return functools.partial(with_scale, jnp.ones(1))
+
+
+def of_an_object():
+    return Scaled().loss
+
+
+def a_lambda():
+    scale = np.ones(2, np.float32)
+    return lambda w, x, y: with_scale(jnp.asarray(scale), w, x, y)
+
+
+@pytest.mark.parametrize("make", [in_jit, partially, of_an_object, a_lambda])
+def test_equal_losses_and_optimizers_made_twice_compile_once(make):
+    options = lambda: dict(optimizer=optax.adam(0.1), steps_per_call=1)
+    first, some = counted_fit(make(), **options())
+    second, none = counted_fit(make(), **options())
+    assert none == 0
+    assert_same(first, second)
+
+
+def test_a_loss_that_calls_back_is_compiled_each_time():
+    """The text of a program does not show which function it calls."""
+    heard = []
+
+    def loss(name):
+        def calls(w, x, y):
+            jax.debug.callback(lambda _: heard.append(name), x[0])
+            return loss_fn(w, x, y)
+
+        return calls
+
+    for name in ("a", "b"):
+        _, number = counted_fit(loss(name), steps_per_call=1, optimizer=SGD)
+        jax.effects_barrier()
+        assert number > 0 and set(heard) == {name}
+        heard.clear()
+
+
+def test_settings_of_jax_are_told_apart():
+    options = dict(optimizer=optax.adam(0.1), steps_per_call=1)
+    first, _ = counted_fit(**options)
+    with jax.threefry_partitionable(not jax.config.jax_threefry_partitionable):
+        _, number = counted_fit(**options)
+    assert number > 0
+    again, none = counted_fit(**options)
+    assert none == 0
+    assert_same(first, again)
+
+
 ANOTHER = {
     "clip norm": {"l2_clip_norm": 0.5},
     "noise": {"noise_multiplier": 1.5},
@@ -148,7 +292,7 @@ ANOTHER = {
     "loss": {"loss_fn": lambda w, x, y: (w @ x + y) ** 2},
     "microbatches": {"microbatch_size": 16},
     "size": {"data": (X[:100], X[:100].sum(1))},
-    "optimizer": {"optimizer": MADE_ANEW},
+    "optimizer": {"optimizer": dpadambc.adam_bc(0.2, MECHANISM.noise_stddev)},
 }
 
 
@@ -217,10 +361,10 @@ def test_no_step_of_ours_depends_on_how_many_there_are(kind):
     for iterations in (8, 16):
         mechanism = kind(**NUMBERS, **OURS[kind], iterations=iterations)
         step = training.Step(loss_fn, mechanism, SGD)
-        assert core_step.may_be_kept(step)
-        steps = functools.partial(core_step.compiled(step, 200).steps, iterations=2)
         state = step.init(jnp.zeros(3), key=jax.random.key(0))
-        programs.add(identity.of_program(jax.make_jaxpr(steps)(state, None, DATA)))
+        batch = training.draw_batch(mechanism, state, 200)
+        rows = batch.gather(DATA), batch.is_padding_example
+        programs.add(identity.of_program(jax.make_jaxpr(step)(state, *rows)))
     assert len(programs) == 1
 
 
@@ -273,22 +417,13 @@ def test_programs_on_devices_are_told_apart():
 
 
 @pytest.mark.slow
-def test_few_programs_are_kept_and_no_data():
+def test_no_program_holds_data():
     data = tuple(jnp.asarray(column) + 0 for column in DATA)
-
-    def loss(w, x, y):
-        return loss_fn(w, x, y)
-
-    fit(loss, data=data)
-    losses, arrays = weakref.ref(loss), weakref.ref(data[0])
-    del loss, data
+    fit(data=data)
+    arrays = weakref.ref(data[0])
+    del data
     gc.collect()
     assert arrays() is None
-    for _ in range(core_step.compiled_once.cache_info().maxsize):
-        assert losses() is not None
-        fit(lambda w, x, y: loss_fn(w, x, y), steps_per_call=1)
-        gc.collect()
-    assert losses() is None
 
 
 def test_the_key_of_a_run_is_in_no_program(tmp_path):

@@ -257,6 +257,16 @@ def test_a_run_goes_on_with_its_own_keys(tmp_path, key):
     assert_same(fit(tmp_path, key=key).state, whole().state)
 
 
+@pytest.mark.guarantee
+def test_a_run_goes_on_with_other_microbatches_and_the_keys_of_its_state(tmp_path):
+    """They are in the key of the batches, and no part of the run's identity."""
+    interrupted(tmp_path)
+    again = fit(tmp_path, microbatch_size=16)
+    assert again.resumed_from == 10
+    sampling_key = lambda run: jax.random.key_data(run.state.sampling_key).tolist()
+    assert sampling_key(again) == sampling_key(whole())
+
+
 @pytest.mark.parametrize("kind", ["pure_callback", "io_callback"])
 def test_a_loss_that_calls_back_to_the_host_is_refused(tmp_path, kind):
     call = {"pure_callback": jax.pure_callback, "io_callback": io_callback}[kind]
