@@ -416,8 +416,9 @@ def dp_adam(
       Li et al., `Large Language Models Can Be Strong Differentially Private Learners
       <https://arxiv.org/abs/2110.05679>`_, 2022
     """
+    private = privatize(mechanism, key=key)
     adam = scale_by_adam(b1, b2, eps, eps_root, nesterov, mu_dtype)
-    return _descent(learning_rate, privatize(mechanism, key=key), adam)
+    return _descent(learning_rate, private, adam)
 
 
 def dp_adam_bc(
@@ -470,9 +471,10 @@ def dp_adam_bc(
     References:
       Tang et al., `DP-AdamBC <https://arxiv.org/abs/2312.14334>`_, 2024, Algorithm 1
     """
+    private = privatize(mechanism, key=key)
     adam = b1, b2, variance_floor, correction, nesterov, mu_dtype
     optimizer = _descent(learning_rate, _scale_by_adam_bc(mechanism, *adam))
-    return optax.chain(privatize(mechanism, key=key), optimizer)
+    return optax.chain(private, optimizer)
 
 
 def dp_adamw(
@@ -531,9 +533,10 @@ def dp_adamw(
     References:
       `DP-AdamW <https://arxiv.org/abs/2511.07843>`_, 2025, Algorithm 1
     """
+    private = privatize(mechanism, key=key)
     adam = scale_by_adam(b1, b2, eps, eps_root, nesterov, mu_dtype)
     decay = add_decoupled_weight_decay(weight_decay, mask=mask)
-    return _descent(learning_rate, privatize(mechanism, key=key), adam, decay)
+    return _descent(learning_rate, private, adam, decay)
 
 
 def dp_adamw_bc(
@@ -591,7 +594,8 @@ def dp_adamw_bc(
     References:
       `DP-AdamW <https://arxiv.org/abs/2511.07843>`_, 2025, Algorithm 2
     """
+    private = privatize(mechanism, key=key)
     adam = b1, b2, variance_floor, correction, nesterov, mu_dtype
     decay = add_decoupled_weight_decay(weight_decay, mask=mask)
     optimizer = _descent(learning_rate, _scale_by_adam_bc(mechanism, *adam), decay)
-    return optax.chain(privatize(mechanism, key=key), optimizer)
+    return optax.chain(private, optimizer)
