@@ -189,10 +189,10 @@ def test_what_cancels_differently_in_the_sum_stays_within_the_clip_norm(
 
 
 def test_the_norm_is_never_less_than_the_true_one():
+    grad_fn = dpadambc.per_example_grad(bilinear_loss)
+    norms_of = jax.jit(lambda *args: dpadambc.per_example_norms(grad_fn(*args)))
     for contracted in (1, 2, 3):
         a, g = factors(contracted, 200, contracted)
-        grad_fn = dpadambc.per_example_grad(bilinear_loss)
-        norms_of = jax.jit(lambda *args: dpadambc.per_example_norms(grad_fn(*args)))
         norms = norms_of(np.zeros((7, 9), "f"), a, g)
         true = np.sqrt(
             np.square(np.einsum("bti,btj->bij", *map(np.float64, (a, g)))).sum((1, 2))
