@@ -88,7 +88,7 @@ def resident_bytes():
 def memory_is_given_back():
     """JAX keeps compiled programs, about 50 MB a second, and glibc what JAX frees."""
     yield
-    if resident_bytes() > 1.0e9:
+    if resident_bytes() > 0.8e9:
         jax.clear_caches()
         gc.collect()
         ctypes.CDLL("libc.so.6").malloc_trim(0)
