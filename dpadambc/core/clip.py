@@ -369,9 +369,10 @@ def clip_per_example(
       * B is the number given here, never the size of the batch, which is private
         under Poisson sampling.
 
-      They hold up to the rounding of a float32 sum, where products round too. Norms of
-      factored gradients carry an allowance for it, below C / 1000. For arrays C must be
-      well above 1e-18. A part of the parameters, as of `optax.masked`, is refused.
+      They hold up to the rounding of a float32 sum over examples, where products round
+      too. Norms of factored gradients carry an allowance for all sums over the terms of
+      one example, mostly below C / 1000. For arrays C must be well above 1e-18. A part
+      of the parameters, as of `optax.masked`, is refused.
 
     Args:
       l2_clip_norm: C, positive; infinity turns clipping off, and the guarantee too. A

@@ -61,7 +61,7 @@ class Norm(NamedTuple):
 
     squared: jax.Array  # max(q, e^2) and an allowance, in at least float32
     in_norm: Any  # e
-    in_sum: Any  # e'
+    in_sum: Any  # e', with the rounding of sums
 
     @classmethod
     def of_all(cls, several: "Sequence[Norm]") -> "Norm":

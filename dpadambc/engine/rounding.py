@@ -75,8 +75,10 @@ Gram matrix then lacks :math:`A_l A_l^\top`, so q is the inner product of two ro
 less :math:`\langle A_l^\top \hat G, \check A_l^\top \check G \rangle`, and the same of
 :math:`G_l`, each at most :math:`u^2 S^2`. So :math:`2 u^2 S^2` is added to q.
 
-**Not covered**: that sums in float32 round (as on a processor; a tensor core may
-truncate there), and entries under 1e-38, which vanish. See `clip_per_example`.
+**Sums in float32** round, too. What that hides of q, `precision.rounding_error` bounds;
+the allowance is added to :math:`\max(q, e^2)`, and what rounds in the sum over t to e'.
+Not covered are tensor cores that truncate where they add up, the sum over examples, and
+entries under 1e-38, which vanish. See `clip_per_example`.
 """
 
 import dataclasses
