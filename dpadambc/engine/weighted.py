@@ -13,7 +13,6 @@ has the sums of products at once, and again, one parameter after the other, wher
 norm was not finite.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,23 +37,10 @@ def squared_norms(units: rounding.Units, gradients: Sequence[Gradient]) -> jax.A
             jax.vmap(type(grad).norm, (0, None))(grad, units) for grad in gradients
         ]
         return Norm.of_all(norms).squared_bound
-    return _norm(units, gradients).squared_bound
+    return norm(units, gradients).squared_bound
 
 
-def errors(units: rounding.Units, gradients: Sequence[Gradient]) -> jax.Array:
-    """Bounds on that of a term of `sums` over its weight, shape (batch,).
-
-    From the gradient that is given, in exact arithmetic: so what rounds operands where
-    the clip takes them counts, too.
-    """
-    if units is rounding.FULL:
-        return jnp.zeros(len(jax.tree.leaves(gradients)[0]))
-    from_given = lambda x: dataclasses.replace(x, in_norm=x.error, in_sum=x.error)
-    units = rounding.Units(from_given(units.wide), from_given(units.narrow))
-    return _norm(units, gradients).in_sum
-
-
-def _norm(units: rounding.Units, gradients: Sequence[Gradient]) -> Norm:
+def norm(units: rounding.Units, gradients: Sequence[Gradient]) -> Norm:
     """Of each example over all parameters, by products that may round."""
     operands = [grad.operands(units) for grad in gradients]
     dense, factored = forms.apart(operands)
