@@ -54,7 +54,7 @@ def scale_examples(gradients: optax.Updates, factors: optax.Params) -> optax.Upd
     return jax.tree.map(scale, gradients, factors, is_leaf=is_per_example)
 
 
-def along_each_axis(grad: Gradient, vectors: tuple[jax.Array, ...]) -> Gradient | None:
+def _along_each_axis(grad: Gradient, vectors: tuple[jax.Array, ...]) -> Gradient | None:
     """Multiplies a gradient by an outer product of vectors, one for each axis."""
     times = lambda g, x: g.astype(at_least_float32(jnp.result_type(g, x))) * x
     for axis, vector in enumerate(vectors):
@@ -73,7 +73,7 @@ def _scaled_along(
     dtypes = []
 
     def product(leaf, vectors):
-        grad = jax.vmap(along_each_axis, (0, None))(
+        grad = jax.vmap(_along_each_axis, (0, None))(
             rounding.pinned(leaf.open()), vectors
         )
         dtypes.extend(x.dtype for x in jax.tree.leaves(grad))
