@@ -42,8 +42,8 @@ _TELLS_HOST = {"debug_callback", "debug_print", "io_callback", "pure_callback"}
 _SUMS = {"add", "add_any", "sub"}
 # Noise may be added by these too, in a way that is not followed.
 _MERGES = {"concatenate", "scatter-add", "stack"} | _SUMS
-ENTERED = jaxprs.INLINED | jaxprs.CUSTOM | jaxprs.CUSTOM_VMAP
-ENTERED |= jaxprs.REMATERIALIZED | {"shard_map"}
+ENTERED = jaxprs.INLINED | jaxprs.CUSTOM | jaxprs.REMATERIALIZED
+ENTERED |= {"custom_vmap_call", "shard_map"}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Values of single examples: each reads no other, and both methods compute the same."""
 
+import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from dpadambc.core.clip import clip_per_example
 from dpadambc.core.clipped_sum import materialize
 from dpadambc.core.gradient import per_example_leaves, per_example_squared_norms
 from dpadambc.engine import jaxprs, rounding, weighted
+from dpadambc.engine.interface import Gradient
 
 _ROUNDING = 1e-4  # relative: other rows may be summed in another order
 _ROUNDINGS = 4  # that may add up: of the products, of the sum, in either program
@@ -154,6 +156,19 @@ def factored(pipeline: Pipeline) -> Finding:
     return within(check, float(max(below, of_sum)), bound, sentence, fails_if)
 
 
+def _errors(units: rounding.Units, gradients: Sequence[Gradient]) -> jax.Array:
+    """Bounds on the error of a term of the sum over its weight, shape (batch,).
+
+    From the gradient that is given, in exact arithmetic: so what rounds operands where
+    the clip takes them counts, too.
+    """
+    if units is rounding.FULL:
+        return jnp.zeros(len(jax.tree.leaves(gradients)[0]))
+    from_given = lambda x: dataclasses.replace(x, in_norm=x.error, in_sum=x.error)
+    units = rounding.Units(from_given(units.wide), from_given(units.narrow))
+    return weighted.norm(units, gradients).in_sum
+
+
 def _differences(
     pipeline: Pipeline, params: Any
 ) -> tuple[tuple[float, float, float], float]:
@@ -167,7 +182,7 @@ def _differences(
     def clip_factored(gradients, params):
         squared_norms = per_example_squared_norms(gradients, precision)
         opened = [leaf.open() for leaf in per_example_leaves(gradients)]
-        errors = rounding.on_device(weighted.errors, precision, opened)
+        errors = rounding.on_device(_errors, precision, opened)
         clipped, _ = clip.update(gradients, optax.EmptyState(), params)
         return jnp.sqrt(squared_norms), errors, materialize(clipped)
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
@@ -42,10 +43,42 @@ def start(init: Init) -> Any:
         raise NotTraceable.because_of("the start", error) from error
 
 
+def _with_constants(program: Any, change: Callable[[Any], Any]) -> Any:
+    """The same program, with its constants changed and those of all inside it."""
+    if isinstance(program, jex.ClosedJaxpr | jex.Jaxpr):
+        eqns = [
+            eqn.replace(
+                params={k: _with_constants(x, change) for k, x in eqn.params.items()}
+            )
+            for eqn in program.eqns
+        ]
+        # The two are one class in later releases of JAX.
+        changed = jaxprs.closed(program).jaxpr.replace(eqns=eqns)
+        consts = getattr(program, "consts", None)
+        if consts is None:
+            return changed
+        return jex.ClosedJaxpr(changed, [*map(change, consts)])
+    if type(program) in (tuple, list):
+        return type(program)(_with_constants(x, change) for x in program)
+    return program
+
+
+def _constants_in(program: Any) -> list[Any]:
+    """The constants of a program and of all inside it, as `_with_constants` asks."""
+    found: list[Any] = []
+
+    def note(x):
+        found.append(x)
+        return x
+
+    _with_constants(program, note)
+    return found
+
+
 def _constants(program: Any) -> list[np.ndarray]:
     """All constants but arrays of keys, which NumPy does not compare."""
     found = []
-    for x in jaxprs.constants_in(program):
+    for x in _constants_in(program):
         is_typed = jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
         if not is_typed or x.ndim == 0:
             is_one_key = is_key(x) and x.ndim == 0
@@ -146,13 +179,13 @@ class Steps:
     @property
     def closes_over_examples(self) -> bool:
         """Whether a constant of the program, or of one inside, begins with them."""
-        return any(map(self._begins_with_examples, jaxprs.constants_in(self.program)))
+        return any(map(self._begins_with_examples, _constants_in(self.program)))
 
     def with_other_first_row(self, change: Callable[[Any], Any]) -> "Steps":
         """The same step, with the first row of such constants changed."""
         other = copy.copy(self)
         other._compiled = {}
-        other.program = jaxprs.with_constants(
+        other.program = _with_constants(
             self.program,
             lambda x: (
                 jnp.asarray(x).at[0].set(change(jnp.asarray(x[0])))

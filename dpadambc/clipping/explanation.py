@@ -405,7 +405,10 @@ def _products(
     def squares(*args):
         grads = jax.tree.leaves(grad_fn(*args), is_leaf=is_per_example)
         opened = [leaf.open() for leaf in grads if is_per_example(leaf)]
-        of = lambda units: weighted.squared_norms(units.in_exact_arithmetic, opened)[0]
+        exact = dict(algorithm=jax.lax.Precision.HIGHEST, dtype=None)
+        unit = lambda unit: dataclasses.replace(unit, **exact)
+        in_exact = lambda units: rounding.Units(unit(units.wide), unit(units.narrow))
+        of = lambda units: weighted.squared_norms(in_exact(units), opened)[0]
         return jax.tree.map(of, platforms)
 
     shares: dict[str, Any] = dict.fromkeys(platforms)

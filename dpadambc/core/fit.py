@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 import optax
+from jax.sharding import NamedSharding
 
 from dpadambc.core import data as _data
 from dpadambc.core import identity as _identity
@@ -98,6 +99,7 @@ def fit(  # noqa: C901 - one story, from top to bottom
     mechanism: Mechanism,
     optimizer: optax.GradientTransformation,
     *,
+    sharding: NamedSharding | None,
     key: jax.Array,
     target_delta: float,
     target_epsilon: float | None,
@@ -114,6 +116,7 @@ def fit(  # noqa: C901 - one story, from top to bottom
 ) -> Result:
     """Trains privately: see `training.fit`, which has the arguments and the guarantees.
 
+    `sharding` is that of batches, where it is not that of the data.
     `affordable` proposes a number of steps for a budget. `before_steps` is called once,
     before the steps are compiled, with the steps taken by a run that is resumed, the
     step at which this one will end, and its epsilon. `after_steps` is called after each
@@ -128,10 +131,11 @@ def fit(  # noqa: C901 - one story, from top to bottom
         params, earlier = params.params, [params, *earlier]
     earlier = [each for each in earlier if each is not None]
     earlier = compose(earlier) if earlier else None
-    given, data = data, data.data if isinstance(data, _data.Sharded) else data
     data = leaves.with_dictionaries(data)
     num_examples, is_source = _data.num_examples(data), _data.is_source(data)
-    layout = _data.layout_of(params, frozen, given, wrt)
+    arrays = () if is_source else data
+    of_batches = [sharding] if sharding else mesh.shardings_of(arrays)
+    layout = mesh.layout_of(params, (frozen, arrays), of_batches, wrt)
     step = Step(
         loss_fn,
         mechanism,

@@ -80,6 +80,8 @@ def _produce(eqn: jex.JaxprEqn, values: Values) -> Values | None:
     if name not in rules.PRODUCERS or not is_real:
         return None
     kept = 1 if name in rules.INTO_ZEROS else 0
+    if not all(map(rules.is_zero, values[:kept])):
+        return None
     arrays = map(_array, values[kept:], avals[kept:])
     grad = rules.PRODUCERS[name](eqn.params, *values[:kept], *arrays)
     if grad is None:
@@ -186,14 +188,14 @@ def _cond(eqn: jex.JaxprEqn, values: Values, lazy: list[bool]) -> Values:
     places: list[dict] = [{} for _ in lazy]
     for out in outs:
         for place, grad, is_lazy in zip(places, out, lazy, strict=True):
-            if is_lazy and not rules.is_no_gradient(grad):
+            if is_lazy and not forms.is_no_gradient(grad):
                 place.setdefault(_signature(grad), grad)
 
     def in_places(branch, *args):
         placed = []
         for value, place, is_lazy in zip(run(branch, *args), places, lazy, strict=True):
             if is_lazy:
-                own = None if rules.is_no_gradient(value) else _signature(value)
+                own = None if forms.is_no_gradient(value) else _signature(value)
                 value = [
                     value if form == own else _zeros_like(like)
                     for form, like in place.items()

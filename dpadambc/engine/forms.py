@@ -18,7 +18,6 @@ from dpadambc.engine.interface import (
     Shape,
     pytree,
     squared,
-    times_along,
 )
 
 
@@ -56,12 +55,6 @@ class Dense(Gradient):
 
     def _with(self, value: jax.Array) -> Gradient:
         return Dense(value, value.shape, self.origin)
-
-    def scaled_along(self, vectors: Sequence[jax.Array]) -> Gradient:
-        value = self.dense()
-        for axis, vector in enumerate(vectors):
-            value = times_along(value, vector, axis)
-        return self._with(value)
 
     def transpose(self, permutation: Shape) -> Gradient:
         return self._with(jnp.transpose(self.value, permutation))
@@ -124,9 +117,6 @@ class Full(Gradient):
             return Dense(jax.vmap(Full.dense)(self), (), "constant").stacked()
         shape = (*jnp.shape(self.fill)[:1], *self.shape)
         return Full(jnp.zeros((), jnp.result_type(self.fill)), shape, True)
-
-    def scaled_along(self, vectors: Sequence[jax.Array]) -> Gradient | None:
-        return self if self.is_zero else None
 
     def transpose(self, permutation: Shape) -> Gradient:
         return self.reshape(tuple(self.shape[i] for i in permutation))
@@ -199,11 +189,6 @@ class Block(Gradient):
     def settled(self) -> Gradient:
         return dataclasses.replace(self, block=self.block.settled())
 
-    def scaled_along(self, vectors: Sequence[jax.Array]) -> Gradient | None:
-        boxes = zip(vectors, *self._box, strict=True)
-        block = self.block.scaled_along([v[a:b] for v, a, b in boxes])
-        return None if block is None else dataclasses.replace(self, block=block)
-
     def transpose(self, permutation: Shape) -> Gradient | None:
         grad = self.block.transpose(permutation)
         if grad is None:
@@ -212,8 +197,9 @@ class Block(Gradient):
         return Block(grad, order(self.starts), order(self.shape))
 
     def entrywise(self, fun: Entrywise, x: jax.Array) -> Gradient | None:
-        x = jnp.broadcast_to(x, self.shape)
-        block = self.block.entrywise(fun, jax.lax.slice(x, *self._box))
+        of_axes = zip(x.shape, *self._box, strict=True)
+        box = [(a, b) if n != 1 else (0, 1) for n, a, b in of_axes]
+        block = self.block.entrywise(fun, jax.lax.slice(x, *zip(*box, strict=True)))
         return None if block is None else dataclasses.replace(self, block=block)
 
     def pad(self, low: Shape, high: Shape) -> Gradient:
@@ -299,9 +285,6 @@ class Sum(Gradient):
             return None
         return functools.reduce(add, grads)
 
-    def scaled_along(self, vectors: Sequence[jax.Array]) -> Gradient | None:
-        return self._map(lambda grad: grad.scaled_along(vectors))
-
     def transpose(self, permutation: Shape) -> Gradient | None:
         return self._map(lambda grad: grad.transpose(permutation))
 
@@ -376,7 +359,8 @@ def as_gradient(value: Any, origin: str) -> Gradient:
     return Dense(value, value.shape, origin)
 
 
-def _is_zero(grad: Gradient) -> bool:
+def is_no_gradient(grad: Any) -> bool:
+    """Whether a gradient is zero whatever the data."""
     return isinstance(grad, Full) and grad.is_zero
 
 
@@ -395,8 +379,8 @@ def _insert(grads: list[Gradient], new: Gradient) -> list[Gradient]:
 
 def add(x: Gradient, y: Gradient) -> Gradient:
     """The sum of two gradients, dense where cross terms are not known otherwise."""
-    if _is_zero(x) or _is_zero(y):
-        return y if _is_zero(x) else x
+    if is_no_gradient(x) or is_no_gradient(y):
+        return y if is_no_gradient(x) else x
     grads = functools.reduce(_insert, _parts(y), list(_parts(x)))
     if len(grads) == 1:
         return grads[0]

@@ -41,21 +41,6 @@ def squared(x: jax.Array) -> jax.Array:
     return jnp.square(x.astype(precision.at_least_float32(x.dtype)))
 
 
-class Side(NamedTuple):
-    """A factor of a gradient that is a product."""
-
-    rows: jax.Array  # (shared, contracted, own)
-    shared: Shape  # the axes of the gradient that both factors have
-    own: Shape  # those that this factor alone has, in the order of its columns
-
-
-def times_along(x: jax.Array, vector: jax.Array, axis: int) -> jax.Array:
-    """An array times a vector along one axis, in at least float32."""
-    dtype = precision.at_least_float32(jnp.promote_types(x.dtype, vector.dtype))
-    shape = [-1 if i == axis else 1 for i in range(x.ndim)]
-    return x.astype(dtype) * vector.astype(dtype).reshape(shape)
-
-
 class Norm(NamedTuple):
     """A norm as products of some units have it; see `rounding`."""
 
@@ -103,10 +88,6 @@ class Gradient(abc.ABC):
         It is in at least float32, and never less than the true one: where parts of the
         gradient cancel, it carries an allowance for what rounding could hide.
         """
-
-    def squared_norm(self) -> jax.Array:
-        """The square of a bound on its norm, in full precision, as a sum rounds it."""
-        return self.norm(rounding.FULL).squared_bound
 
     def operands(self, units: rounding.Units) -> "Gradient":
         """The gradient with its arrays as the units take them.
@@ -192,14 +173,6 @@ class Gradient(abc.ABC):
         """Whether `inner(other)` is known without forming either gradient."""
         del other
         return False
-
-    def scaled_along(self, vectors: Sequence[jax.Array]) -> "Gradient | None":
-        """The gradient times the outer product of vectors, one for each axis."""
-        del vectors
-
-    def sides(self) -> "tuple[Side, Side] | None":
-        """The factors of a product, with axes (shared, contracted, own)."""
-        del self
 
     def inner(self, other: "Gradient") -> jax.Array:
         """The inner product of two gradients, never less than the true one."""

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container
 from typing import Any
 
 import jax
@@ -18,7 +18,6 @@ from dpadambc.engine.interface import (
     Shape,
     pytree,
     squared,
-    times_along,
 )
 
 
@@ -114,19 +113,6 @@ class Lookup(Gradient):
 
     def unscaled(self) -> list[jax.Array]:
         return []
-
-    def scaled_along(self, vectors: Sequence[jax.Array]) -> Gradient:
-        """What is for the rows of the table is looked up as they are."""
-        dtype = jnp.promote_types(self.g.dtype, vectors[self.axis].dtype)
-        of_ids = vectors[self.axis].astype(dtype)[self.ids]
-        g = self.g.astype(dtype)
-        g = g * of_ids.reshape(*of_ids.shape, *[1] * (g.ndim - of_ids.ndim))
-        own = [v for i, v in enumerate(vectors) if i != self.axis]
-        stacked, row = own[: self.num_stacked], own[self.num_stacked :]
-        at = [*range(self.num_stacked), *range(self.ids.ndim, g.ndim)]
-        for axis, vector in zip(at, (*stacked, *row), strict=True):
-            g = times_along(g, vector, axis)
-        return dataclasses.replace(self, g=g)
 
     def transpose(self, permutation: Shape) -> Gradient | None:
         """The axis of the table may move, the others keep their order."""
@@ -476,16 +462,6 @@ def kept_by_scatter(
         unique_indices=params["unique_indices"],
         mode=params["mode"],
     )
-
-
-def kept_by_slice(
-    shape: Shape, update: Shape, starts: Sequence[jax.Array]
-) -> jax.Array:
-    """Whether `lax.dynamic_update_slice` leaves an entry as it is; axes may be one."""
-    whole = [i for i, n in enumerate(shape) if update[i] == n]
-    kept = jnp.ones(_with_ones(shape, whole), bool)
-    zeros = jnp.zeros(_with_ones(update, whole), bool)
-    return jax.lax.dynamic_update_slice(kept, zeros, starts)
 
 
 def _with_ones(shape: Shape, axes: Container[int]) -> Shape:

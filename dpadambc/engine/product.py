@@ -32,10 +32,8 @@ from dpadambc.engine.interface import (
     Gradient,
     Norm,
     Shape,
-    Side,
     pytree,
     squared,
-    times_along,
 )
 
 Axes = tuple[int, ...]
@@ -79,38 +77,31 @@ class Product(Gradient):
         )
 
     @property
-    def _shared(self) -> Axes:
+    def shared(self) -> Axes:
+        """The names of the axes of the gradient that both factors have."""
         return tuple(i for i in self.out_axes if i in self.a_axes and i in self.g_axes)
 
     def _next_name(self) -> int:
         return 1 + max((-1, *self.a_axes, *self.g_axes))
 
-    def _matrix(self, x: jax.Array, axes: Axes) -> tuple[jax.Array, Axes]:
+    def matrix(self, x: jax.Array, axes: Axes) -> tuple[jax.Array, Axes]:
         """A factor with axes (l, t, own), and the names of its own axes."""
-        shared, contracted = self._shared, self._contracted
+        shared, contracted = self.shared, self._contracted
         own = tuple(i for i in self.out_axes if i in axes and i not in shared)
         x = jnp.transpose(x, [axes.index(i) for i in (*shared, *contracted, *own)])
         sizes, rest = x.shape[: len(shared)], x.shape[x.ndim - len(own) :]
         rows = x.size // max(math.prod(sizes) * math.prod(rest), 1)
         return x.reshape(math.prod(sizes), rows, math.prod(rest)), own
 
-    def sides(self) -> tuple[Side, Side]:
-        def side(x, axes):
-            rows, own = self._matrix(x, axes)
-            at = lambda names: tuple(self.out_axes.index(i) for i in names)
-            return Side(rows, at(self._shared), at(own))
-
-        return side(self.a, self.a_axes), side(self.g, self.g_axes)
-
     def dense(self, units: rounding.Units = rounding.DEFAULT) -> jax.Array:
         sides = (self.a, self.a_axes), (self.g, self.g_axes)
-        (a, a_own), (g, g_own) = (self._matrix(*side) for side in sides)
+        (a, a_own), (g, g_own) = (self.matrix(*side) for side in sides)
         names = [i for i in self.out_axes if i is not None]
-        own = [i for i in names if i not in self._shared]
+        own = [i for i in names if i not in self.shared]
         if own and own[0] in g_own:
             a, a_own, g, g_own = g, g_own, a, a_own
         kernel = units.of(a, g).product(a, g)
-        order = (*self._shared, *a_own, *g_own)
+        order = (*self.shared, *a_own, *g_own)
         sizes = dict(zip(self.out_axes, self.shape, strict=True))
         kernel = kernel.reshape([sizes[i] for i in order])
         kernel = jnp.transpose(kernel, [order.index(i) for i in names])
@@ -119,7 +110,7 @@ class Product(Gradient):
     @property
     def _matrices(self) -> list[jax.Array]:
         sides = (self.a, self.a_axes), (self.g, self.g_axes)
-        return [self._matrix(*side)[0] for side in sides]
+        return [self.matrix(*side)[0] for side in sides]
 
     def norm(self, units: rounding.Units) -> Norm:
         unit = units.of(self.a, self.g)
@@ -139,12 +130,12 @@ class Product(Gradient):
 
     def _outer_squared_norm(self) -> jax.Array:
         def squares(x, axes):
-            own = tuple(at for at, i in enumerate(axes) if i not in self._shared)
-            order = sorted(i for i in axes if i in self._shared)
+            own = tuple(at for at, i in enumerate(axes) if i not in self.shared)
+            order = sorted(i for i in axes if i in self.shared)
             totals = squared(x).sum(own)
             # Squares below the least normal number vanish.
             totals += jnp.finfo(totals.dtype).tiny * x.size
-            left = [i for i in axes if i in self._shared]
+            left = [i for i in axes if i in self.shared]
             return jnp.transpose(totals, [left.index(i) for i in order])
 
         return jnp.sum(squares(self.a, self.a_axes) * squares(self.g, self.g_axes))
@@ -182,18 +173,6 @@ class Product(Gradient):
 
     def unscaled(self) -> list[jax.Array]:
         return [self.g if self._scales_a else self.a]
-
-    def scaled_along(self, vectors: Sequence[jax.Array]) -> Gradient:
-        """Each vector goes to the one factor that has its axis, or to one of both."""
-        a, g = self.a, self.g
-        for name, vector in zip(self.out_axes, vectors, strict=True):
-            if name is None:
-                g = g * vector[0]
-            elif name in self.g_axes:
-                g = times_along(g, vector, self.g_axes.index(name))
-            else:
-                a = times_along(a, vector, self.a_axes.index(name))
-        return dataclasses.replace(self, a=a, g=g)
 
     def transpose(self, permutation: Shape) -> "Product":
         return dataclasses.replace(
@@ -280,7 +259,7 @@ class Product(Gradient):
         summed = {self.out_axes[i] for i in contract[0]}
         sides = self, self._swapped()
         holders = [side for side in sides if summed <= {*side.g_axes}]
-        if None in met or not holders or summed & {*self._shared}:
+        if None in met or not holders or summed & {*self.shared}:
             return None
         grad = holders[0]
         kept = (i for i in grad.g_axes if i not in summed)

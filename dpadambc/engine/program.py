@@ -90,13 +90,13 @@ class Demand:
             return [not strict for strict in inner.strict(jaxpr.invars)]
         if name not in rules.MAPS or any(self.strict(outs)):
             return [False for _ in eqn.invars]
-        operands = rules.TERM_OPERANDS.get(name, range(len(eqn.invars)))
         of_tables = self._are_of_tables(eqn.invars)
         if name in rules.OF_ENTRIES:
             # A gradient times a number is a gradient; times an array, only a lookup is.
             uniform = [
                 name in ("mul", "div") and self._is_uniform(atom) for atom in eqn.invars
             ]
+            operands = rules.OF_ENTRIES[name]
             return [
                 i in operands and not is_uniform and (any(uniform) or of_table)
                 for i, (is_uniform, of_table) in enumerate(
@@ -112,7 +112,8 @@ class Demand:
                 of_table or size == out or size > max(other, out)
                 for of_table, size, other in zip(of_tables, sizes, others, strict=True)
             ]
-        return [i in operands for i in range(len(eqn.invars))]
+        # The number around a padded gradient is none.
+        return [i == 0 or name != "pad" for i in range(len(eqn.invars))]
 
     def _are_of_tables(self, atoms: Sequence[Any]) -> list[bool]:
         return [not jaxprs.is_literal(x) and x in self._of_tables for x in atoms]
@@ -158,18 +159,6 @@ def accumulates(jaxpr: jex.Jaxpr, before: Any, after: Any) -> bool:
 
 
 def is_apart(eqn: jex.JaxprEqn) -> bool:
-    """Whether it has examples to keep apart; see `isolation`. Calls are entered."""
-    name = eqn.primitive.name
-    if name in isolation.BY_PRIMITIVE:
-        return True
-    if name == "cond":
-        bodies = [jaxprs.closed(branch) for branch in eqn.params["branches"]]
-    elif name == "while":
-        bodies = [
-            jaxprs.closed(eqn.params[part]) for part in ("cond_jaxpr", "body_jaxpr")
-        ]
-    elif name == "scan" or name in _ENTERED:
-        bodies = [jaxprs.body(eqn)]
-    else:
-        return False
-    return any(is_apart(inner) for each in bodies for inner in each.jaxpr.eqns)
+    """Whether it, or one inside of it, has examples to keep apart; see `isolation`."""
+    inner = (x for each in jaxprs.inner(eqn) for x in each.jaxpr.eqns)
+    return eqn.primitive.name in isolation.BY_PRIMITIVE or any(map(is_apart, inner))

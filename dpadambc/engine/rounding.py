@@ -222,13 +222,6 @@ class Units:
     wide: Unit  # float32, and float16, whose exponents are too few for a weight
     narrow: Unit  # bfloat16
 
-    @property
-    def in_exact_arithmetic(self) -> "Units":
-        """The same constants, and nothing that rounds: for any device."""
-        exact = dict(algorithm=jax.lax.Precision.HIGHEST, dtype=None)
-        in_full = lambda unit: dataclasses.replace(unit, **exact)
-        return Units(in_full(self.wide), in_full(self.narrow))
-
     def of(self, *arrays: jax.Array) -> Unit:
         """The unit for a product of arrays."""
         dtype = jnp.result_type(*arrays)

@@ -13,7 +13,6 @@ has the sums of products at once, and again, one parameter after the other, wher
 norm was not finite.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,27 +32,14 @@ def squared_norms(units: rounding.Units, gradients: Sequence[Gradient]) -> jax.A
       gradients: whose arrays have the examples along axis 0.
     """
     if units is rounding.FULL:
-        norm = _of_examples(units, rounding.pinned(gradients))
+        found = _of_examples(units, rounding.pinned(gradients))
     else:
-        norm = _norm(units, gradients)
-    return norm.squared_bound
+        found = norm(units, gradients)
+    return found.squared_bound
 
 
-def errors(units: rounding.Units, gradients: Sequence[Gradient]) -> jax.Array:
-    """Bounds on that of a term of `sums` over its weight, shape (batch,).
-
-    From the gradient that is given, in exact arithmetic: so what rounds operands where
-    the clip takes them counts, too.
-    """
-    if units is rounding.FULL:
-        return jnp.zeros(len(jax.tree.leaves(gradients)[0]))
-    from_given = lambda x: dataclasses.replace(x, in_norm=x.error, in_sum=x.error)
-    units = rounding.Units(from_given(units.wide), from_given(units.narrow))
-    return _norm(units, gradients).in_sum
-
-
-def _norm(units: rounding.Units, gradients: Sequence[Gradient]) -> Norm:
-    """Of each example over all parameters, by products that may round."""
+def norm(units: rounding.Units, gradients: Sequence[Gradient]) -> Norm:
+    """Returns that of each example over all parameters, by products that may round."""
     operands = [grad.operands(units) for grad in gradients]
     dense, factored = forms.apart(operands)
     joined, _ = forms.side_by_side(dense)
@@ -61,8 +47,8 @@ def _norm(units: rounding.Units, gradients: Sequence[Gradient]) -> Norm:
 
 
 def _of_examples(units: rounding.Units, gradients: Sequence[Gradient]) -> Norm:
-    norm = lambda *of_one: Norm.of_all([grad.norm(units) for grad in of_one])
-    return jax.vmap(norm)(*gradients)
+    of_all = lambda *of_one: Norm.of_all([grad.norm(units) for grad in of_one])
+    return jax.vmap(of_all)(*gradients)
 
 
 def sums(

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from dpadambc.accounting.affordable import (
     affordable_iterations as affordable_iterations,
 )
-from dpadambc.core.data import Sharded as Sharded
 from dpadambc.core.fit import Stop as Stop
 from dpadambc.core.step import Step as Step
 from dpadambc.core.step import TrainState as TrainState
@@ -32,6 +31,7 @@ from dpadambc.training.scores import PublicScore as PublicScore
 from dpadambc.training.search import SearchResult as SearchResult
 from dpadambc.training.search import Trial as Trial
 from dpadambc.training.search import search as search
+from dpadambc.training.sharding import Sharded as Sharded
 from dpadambc.training.sharding import fully_sharded as fully_sharded
 from dpadambc.training.users import group_by_user as group_by_user
 from dpadambc.training.users import with_rows as with_rows

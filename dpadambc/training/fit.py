@@ -16,6 +16,7 @@ from dpadambc.engine import rounding
 from dpadambc.mechanisms import names
 from dpadambc.training import microbatches, statement
 from dpadambc.training.callbacks import Callback, Progress
+from dpadambc.training.sharding import Sharded
 
 
 class Result(_fit.Result):
@@ -206,13 +207,15 @@ def fit(
         for each in all_callbacks:
             each(progress)
 
+    is_sharded = isinstance(data, Sharded)
     try:
         result = _fit.fit(
             loss_fn,
             params,
-            data,
+            data.data if is_sharded else data,
             mechanism,
             optimizer,
+            sharding=data.sharding if is_sharded else None,
             key=key,
             target_delta=target_delta,
             target_epsilon=target_epsilon,

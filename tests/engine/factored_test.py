@@ -424,8 +424,8 @@ def test_embeddings_of_any_size(v, t, d, distinct):
 def norm_without_pairs(grad, *_):
     """Of a product: the squared norms of its parts, as if they were orthogonal."""
     (a, _), (g, _) = (
-        grad._matrix(grad.a, grad.a_axes),
-        grad._matrix(grad.g, grad.g_axes),
+        grad.matrix(grad.a, grad.a_axes),
+        grad.matrix(grad.g, grad.g_axes),
     )
     return Norm(jnp.sum((a**2).sum(2) * (g**2).sum(2)), 0.0, 0.0)
 
@@ -484,7 +484,7 @@ MUTANTS = {
     "groups interleaved": (
         "groups",
         convolution.Convolution,
-        "_grouped",
+        "grouped",
         interleaved_groups,
     ),
     "a sum without cross terms": (
