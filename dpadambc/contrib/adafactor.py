@@ -36,7 +36,7 @@ import optax
 from dpadambc.core import validate
 from dpadambc.core.noise import NoiseStddev, stddev_at_step, stddev_of, stddev_per_leaf
 from dpadambc.transforms import second_moment
-from dpadambc.transforms.cast import cast_to_params
+from dpadambc.transforms.cast import descent
 from dpadambc.transforms.dtypes import check_real, wide_zeros_like
 from dpadambc.transforms.second_moment import NoiseCorrection, RelativeFloor
 
@@ -295,16 +295,13 @@ def adafactor_bc(
     """
     validate.positive(clipping_threshold=clipping_threshold)
     by_size = optax.scale_by_param_block_rms() if multiply_by_parameter_scale else None
-    return optax.chain(
-        scale_by_adafactor_bc(
-            noise_stddev,
-            decay_rate=decay_rate,
-            min_dim_size_to_factor=min_dim_size_to_factor,
-            variance_floor=variance_floor,
-            correction=correction,
-        ),
+    floor: dict[str, Any] = dict(variance_floor=variance_floor, correction=correction)
+    numbers: dict[str, Any] = dict(
+        decay_rate=decay_rate, min_dim_size_to_factor=min_dim_size_to_factor
+    )
+    return descent(
+        learning_rate,
+        scale_by_adafactor_bc(noise_stddev, **numbers, **floor),
         optax.clip_by_block_rms(clipping_threshold),
         by_size or optax.identity(),
-        optax.scale_by_learning_rate(learning_rate),
-        cast_to_params(),
     )

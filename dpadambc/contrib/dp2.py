@@ -27,7 +27,7 @@ from dpadambc.core.clip import check_gradients
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.privatize import privatize
 from dpadambc.mechanisms import names
-from dpadambc.transforms.cast import cast_to_params
+from dpadambc.transforms.cast import descent
 from dpadambc.transforms.dtypes import check_decay, wide_zeros_like
 
 
@@ -284,17 +284,14 @@ def dp2_rmsprop(
         divides = is_preconditioned(count, interval, preconditioned_interval)
         return jnp.where(divides, at(preconditioned_learning_rate), at(learning_rate))
 
-    one_rate = preconditioned_learning_rate is None
-    return optax.chain(
-        delayed_preconditioner(
-            privatize(mechanism, key=key),
-            interval=interval,
-            preconditioned_interval=preconditioned_interval,
-            l2_clip_norm=mechanism.l2_clip_norm,
-            preconditioned_clip_norm=preconditioned_clip_norm,
-            decay=decay,
-            eps=eps,
-        ),
-        optax.scale_by_learning_rate(learning_rate if one_rate else schedule),
-        cast_to_params(),
+    rate = learning_rate if preconditioned_learning_rate is None else schedule
+    preconditioner = delayed_preconditioner(
+        privatize(mechanism, key=key),
+        interval=interval,
+        preconditioned_interval=preconditioned_interval,
+        l2_clip_norm=mechanism.l2_clip_norm,
+        preconditioned_clip_norm=preconditioned_clip_norm,
+        decay=decay,
+        eps=eps,
     )
+    return descent(rate, preconditioner)
