@@ -17,26 +17,18 @@ def of_products(jaxpr: jex.Jaxpr) -> int:
     return sum(map(_of_equation, jaxpr.eqns))
 
 
-def _of_equation(eqn: jex.JaxprEqn) -> int:
+def _of_equation(eqn: Any) -> int:
     name = eqn.primitive.name
     if name == "dot_general":
         (contracted, _), _ = eqn.params["dimension_numbers"]
-        lhs = _shape(eqn.invars[0])
-        return 2 * _size(eqn.outvars[0]) * math.prod(lhs[i] for i in contracted)
+        lhs = eqn.invars[0].aval.shape
+        return 2 * eqn.outvars[0].aval.size * math.prod(lhs[i] for i in contracted)
     if name == "conv_general_dilated":
         features = eqn.params["dimension_numbers"].rhs_spec[0]
-        kernel = eqn.invars[1]
-        of_one = _size(kernel) // max(_shape(kernel)[features], 1)
-        return 2 * _size(eqn.outvars[0]) * of_one
+        kernel = eqn.invars[1].aval
+        of_one = kernel.size // max(kernel.shape[features], 1)
+        return 2 * eqn.outvars[0].aval.size * of_one
     bodies = [of_products(inner.jaxpr) for inner in jaxprs.inner(eqn)]
     if name == "cond":
         return max(bodies)
     return eqn.params["length"] * sum(bodies) if name == "scan" else sum(bodies)
-
-
-def _shape(atom: Any) -> tuple[int, ...]:
-    return atom.aval.shape
-
-
-def _size(atom: Any) -> int:
-    return math.prod(_shape(atom))

@@ -20,8 +20,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.contrib import _around
-from dpadambc.contrib.scaling import scale_examples
+from dpadambc.contrib.scaling import check_noise, scale_examples
 from dpadambc.core import validate
 from dpadambc.core.clip import check_gradients
 from dpadambc.core.mechanism import Mechanism
@@ -167,7 +166,7 @@ def delayed_preconditioner(
 
     def init_fn(params):
         inner_state = inner.init(params)
-        _around.check_noise(inner_state)
+        check_noise(inner_state)
         zeros = wide_zeros_like(params)
         return DelayedPreconditionerState(
             count=jnp.zeros([], jnp.int32),

@@ -22,8 +22,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.contrib import _around
-from dpadambc.contrib.scaling import OuterProduct, scale_examples
+from dpadambc.contrib.scaling import OuterProduct, check_noise, scale_examples
 from dpadambc.core import validate
 from dpadambc.core.clip import check_gradients
 from dpadambc.transforms.dtypes import check_decay, wide_zeros_like
@@ -137,7 +136,7 @@ def scale_then_privatize(
 
     def init_fn(params):
         inner_state = inner.init(params)
-        _around.check_noise(inner_state)
+        check_noise(inner_state)
         return ScaleThenPrivatizeState(
             count=jnp.zeros([], jnp.int32),
             nu=jax.tree.map(average_of, wide_zeros_like(params)),
