@@ -16,9 +16,8 @@ from dpadambc.audit.per_example import factored, isolation
 from dpadambc.audit.pipeline import Pipeline
 from dpadambc.audit.recorder import NotRecordable
 from dpadambc.audit.sampling import sampling
-from dpadambc.audit.state import of_whole_step
 from dpadambc.audit.steps import NotTraceable
-from dpadambc.audit.whole_step import WholeStep, whole_step
+from dpadambc.audit.whole_step import WholeStep, state_finding, whole_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +101,7 @@ def _correction(pipeline: Pipeline) -> Finding:
 _CHECKS: dict[str, Callable[[Pipeline, Callable[[], WholeStep]], Finding]] = {
     "sensitivity": lambda pipeline, step: step().sensitivity(),
     "noise": lambda pipeline, step: noise_finding(step().measured),
-    "state": lambda pipeline, step: of_whole_step(step()),
+    "state": lambda pipeline, step: state_finding(step()),
     "isolation": lambda pipeline, step: _isolation(pipeline),
     "factored": lambda pipeline, step: factored(pipeline),
     "sampling": lambda pipeline, step: _sampling(pipeline),

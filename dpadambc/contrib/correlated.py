@@ -30,10 +30,6 @@ from dpadambc.mechanisms import names
 from dpadambc.mechanisms.mechanism import Mechanism
 from dpadambc.mechanisms.random_allocation import allocated_batch, check_parts
 
-_ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
-_REPLACE_ONE = NeighboringRelation.REPLACE_ONE
-_REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
-
 
 class AddCorrelatedNoiseState(NamedTuple):
     """State of `add_correlated_noise`: *secret*, earlier noise follows from it.
@@ -231,17 +227,13 @@ class CorrelatedGaussian(Mechanism):
     batches_per_epoch: int
     iterations: int
     normalize_by: float
-    neighboring_relation: NeighboringRelation = _ADD_OR_REMOVE_ONE
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
     clip_rule: ClipRule = FLAT
 
     # Not iterations, which decide how large the matrix is.
     solvable = ("noise_multiplier",)
     # The batch of an example is independent of the others, and of its content.
-    relations = {
-        _ADD_OR_REMOVE_ONE: (PLD, RDP),
-        _REPLACE_ONE: (PLD, RDP),
-        _REPLACE_SPECIAL: (PLD, RDP),
-    }
+    relations = dict.fromkeys(NeighboringRelation, (PLD, RDP))
     deals_epochs = True
     has_independent_noise = False
 
