@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 import json
-import math
 import operator
 import re
 import sys
@@ -13,6 +12,8 @@ from typing import Any
 
 import dpadambc
 from dpadambc import NeighboringRelation, accounting, graphs
+from dpadambc.accounting.records import finite
+from dpadambc.clipping.plan import aligned
 from dpadambc.core.spending import class_name
 from dpadambc.training.statement import ASSUMPTIONS
 
@@ -210,23 +211,20 @@ def _spent(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+# In the first line and the last of a report; the rest is its table.
+_STATED = "epsilon", "delta", "neighboring_relation", "accountant", "assumed"
+
+
 def _spent_as_text(numbers: dict[str, Any]) -> str:
-    numbers = dict(numbers)
-    epsilon, delta, relation, accountant = (
-        numbers.pop(name)
-        for name in ("epsilon", "delta", "neighboring_relation", "accountant")
-    )
-    assumed = numbers.pop("assumed")
-    width = max(map(len, numbers)) + 1
-    lines = [
-        f"epsilon = {epsilon:.4f} at delta = {delta:g} ({relation},"
-        f" {accountant.upper()})",
-        *(
-            f"  {name.replace('_', ' '):<{width}} {value}"
-            for name, value in numbers.items()
-        ),
-    ]
-    return "\n".join([*lines, *textwrap.wrap(assumed, 80)])
+    rows = dict(numbers)
+    first = (
+        "epsilon = {epsilon:.4f} at delta = {delta:g} ({neighboring_relation},"
+        f" {rows['accountant'].upper()})"
+    ).format(**rows)
+    *_, assumed = (rows.pop(name) for name in _STATED)
+    width = max(map(len, rows)) + 1
+    lines = [f"  {name.replace('_', ' '):<{width}} {x}" for name, x in rows.items()]
+    return "\n".join([first, *lines, *textwrap.wrap(assumed, 80)])
 
 
 # Of each column of a plan: its title, its format, and the attribute of a `PlannedRun`.
@@ -271,25 +269,14 @@ def _plan_as_text(numbers: dict[str, Any]) -> str:
     table = [[title for title, _, _ in _COLUMNS.values()]]
     for row in numbers["rows"]:
         table.append([shape.format(row[x]) for x, (_, shape, _) in _COLUMNS.items()])
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    justified = lambda cells: map(str.rjust, cells, widths)
     lines = [
         f"{numbers['num_examples']:,} examples, delta = {numbers['delta']:g}"
         f" ({numbers['neighboring_relation']}, {numbers['accountant'].upper()},"
         " Poisson sampling)",
-        *("  ".join(justified(cells)) for cells in table),
+        *aligned(table, num_left=0),
         "noise stddev: in the mean gradient, in units of the clip norm.",
     ]
     return "\n".join([*lines, *textwrap.wrap(_MECHANISMS["poisson"][1], 80)])
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no infinity."""
-    if isinstance(value, dict):
-        return {key: _finite(x) for key, x in value.items()}
-    if isinstance(value, list):
-        return [_finite(x) for x in value]
-    return "inf" if value == math.inf else value
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -326,5 +313,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (TypeError, ValueError) as error:
         print(f"dpadambc: {error}", file=sys.stderr)
         return 2
-    print(json.dumps(_finite(numbers), indent=2) if args.json else as_text(numbers))
+    print(json.dumps(finite(numbers), indent=2) if args.json else as_text(numbers))
     return 0
