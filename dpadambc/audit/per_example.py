@@ -209,14 +209,9 @@ def _differences(
 
 def _largest_eps(program: jex.ClosedJaxpr) -> float:
     """That of the lowest precision in which anything is computed."""
-    own = [
-        float(jnp.finfo(x.aval.dtype).eps)
-        for eqn in program.jaxpr.eqns
-        for x in eqn.outvars
-        if jnp.issubdtype(x.aval.dtype, jnp.floating)
-    ]
-    inside = [_largest_eps(x) for eqn in program.jaxpr.eqns for x in jaxprs.inner(eqn)]
-    return max([*own, *inside], default=0.0)
+    outs: Any = [x for eqn in jaxprs.equations_in(program) for x in eqn.outvars]
+    dtypes = {x.aval.dtype for x in outs if jnp.issubdtype(x.aval.dtype, jnp.floating)}
+    return max((float(jnp.finfo(dtype).eps) for dtype in dtypes), default=0.0)
 
 
 def _perturbed(params: Any) -> Any:
