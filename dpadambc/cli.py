@@ -101,11 +101,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = made.add_subparsers(dest="command", required=True)
     plan = commands.add_parser("plan", help="the noise for several budgets")
     epsilon = commands.add_parser("epsilon", help="the epsilon that training spends")
-    calibrate = commands.add_parser(
-        "calibrate",
-        help="solve for the noise multiplier, iterations or sampling probability,"
-        " whichever is left out",
-    )
+    solves = "solve for the noise multiplier, iterations or sampling probability,"
+    solves += " whichever is left out"
+    calibrate = commands.add_parser("calibrate", help=solves)
     calibrate.add_argument("--epsilon", type=float, required=True, help="the target")
     add = plan.add_argument
     add("--epsilon", type=float, nargs="+", required=True, help="targets")
@@ -113,29 +111,19 @@ def _parser() -> argparse.ArgumentParser:
     add("--epochs", type=float, nargs="+", required=True, help="one number or several")
     add("--num-examples", type=_count, required=True, help="size of the data set")
     for command in (epsilon, calibrate):
-        add = command.add_argument
-        add(
-            "--mechanism",
-            choices=tuple(_MECHANISMS),
-            default="poisson",
-            help="how batches are drawn (default: poisson)",
-        )
+        add, how = command.add_argument, "how batches are drawn (default: poisson)"
+        add("--mechanism", choices=tuple(_MECHANISMS), default="poisson", help=how)
         for name, (kind, text) in _FIELDS.items():
             add(_option(name), type=kind, help=text)
         add("--clip-norm", type=float, default=1.0, help="default: 1")
+    relations = [relation.name.lower() for relation in NeighboringRelation]
+    differ = "how neighboring data sets differ (default: that of the mechanism)"
+    tightest = "default: the tightest that knows the sampling"
     for command in (plan, epsilon, calibrate):
         add = command.add_argument
         add("--delta", type=float, required=True, help="well below 1 / num_examples")
-        add(
-            "--relation",
-            choices=[relation.name.lower() for relation in NeighboringRelation],
-            help="how neighboring data sets differ (default: that of the mechanism)",
-        )
-        add(
-            "--accountant",
-            choices=("pld", "rdp"),
-            help="default: the tightest that knows the sampling",
-        )
+        add("--relation", choices=relations, help=differ)
+        add("--accountant", choices=("pld", "rdp"), help=tightest)
         add("--json", action="store_true", help="print JSON")
     return made
 
