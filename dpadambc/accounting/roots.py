@@ -59,11 +59,7 @@ def bracket(
 
 
 def last_number(
-    gap: Callable[[float], float],
-    near: float,
-    good: float,
-    bad: float,
-    accuracy: float,
+    gap: Callable[[float], float], near: float, good: float, bad: float, accuracy: float
 ) -> float:
     """A number where a gap is at most zero, and hardly less, by the secant method.
 

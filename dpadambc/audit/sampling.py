@@ -25,10 +25,7 @@ _MOST_INDICES = 5_000_000
 
 
 def sampling(
-    loader: Callable[[int], Iterable[Any]],
-    mechanism: Mechanism,
-    *,
-    num_examples: int,
+    loader: Callable[[int], Iterable[Any]], mechanism: Mechanism, *, num_examples: int
 ) -> Finding:
     """Draws batches, and tests whether the mechanism accounts for such batches.
 

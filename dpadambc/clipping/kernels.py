@@ -21,7 +21,7 @@ _BY_ENTRY = {"mul", "div", "select_n"}
 # A term of these has a gradient of its own, and linear maps of the sum keep it.
 _SUMS = {"add", "add_any", "sub", "concatenate", "stack"}
 _LINEAR = {"mul", "div", "neg", "reduce_sum", "broadcast_in_dim", "reshape"} | {
-    *("squeeze", "convert_element_type", "copy"),
+    *("squeeze", "convert_element_type", "copy")
 }
 _CALLS = jaxprs.INLINED | jaxprs.REMATERIALIZED | jaxprs.CUSTOM
 _CALLS |= {"cond", "scan", "while"}

@@ -199,8 +199,7 @@ def add_banded_noise(
         added = jax.tree.map(without_earlier, drawn, *state.earlier)
         noised = jax.tree.map(jnp.add, updates, added)
         return noised, AddBandedNoiseState(
-            noise.next_state(draws, rng_key),
-            (added, *state.earlier)[: len(later)],
+            noise.next_state(draws, rng_key), (added, *state.earlier)[: len(later)]
         )
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -202,9 +202,7 @@ def kronecker_preconditioner(
     num_examples = Arguments(0, None, None).check((params, *public_examples))
     names, shapes = _parameters(params)
     gradients_of = factored_outputs(
-        lambda *args: (None, jax.grad(loss_fn)(*args)),
-        frozenset(),
-        settles=False,
+        lambda *args: (None, jax.grad(loss_fn)(*args)), frozenset(), settles=False
     )
 
     def moments_of(example):
