@@ -50,11 +50,9 @@ class Report:
 
     def __str__(self) -> str:
         number = lambda x: "-" if x is None else f"{x:.4g}"
-        rows = [
-            (x.check, x.word, number(x.figure), number(x.bound)) for x in self.findings
-        ]
-        rows.insert(0, ("check", "outcome", "figure", "at most"))
-        header, *table = aligned(rows, num_left=4)
+        row = lambda x: (x.check, x.word, number(x.figure), number(x.bound))
+        titles = "check", "outcome", "figure", "at most"
+        header, *table = aligned([titles, *map(row, self.findings)], num_left=4)
         lines = [header]
         for row, finding in zip(table, self.findings, strict=True):
             lines.append(row)

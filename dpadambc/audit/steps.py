@@ -77,11 +77,12 @@ class Steps:
     ):
         self.step, self.state, self.data, self.vary = step, state, data, vary
         self._compiled: dict[tuple[Crossing, ...], Callable[..., Any]] = {}
-        trace = jax.make_jaxpr(lambda *args: step(*args), return_shape=True)
-        trace_again = jax.make_jaxpr(lambda *args: step(*args))
+        trace = lambda: jax.make_jaxpr(lambda *x: step(*x), return_shape=True)
         try:
-            self.program, shapes = trace(state, data)
-            again = trace_again(state, data)
+            (self.program, shapes), (again, _) = (
+                trace()(state, data),
+                trace()(state, data),
+            )
         except _UNTRACEABLE as error:
             raise NotTraceable.because_of("the step", error) from error
         pairs = list(map(_constants, (self.program, again)))
@@ -108,18 +109,11 @@ class Steps:
         while True:
             flow = Flow(frozenset(ignored), self._label_of_constant)
             labels = flow.follow(self.program, [*public, *private])
-            found = {
-                path: label if size else Label.PUBLIC
-                for path, label, size in zip(
-                    self._paths, labels, self._sizes, strict=True
-                )
-            }
-            after = labels[len(labels) - len(public) :]
-            is_new = lambda x, y: x == Label.PUBLIC and y == Label.NOISE
-            changed = [
-                Label.NOISE if is_new(*pair) else pair[0]
-                for pair in zip(public, after, strict=False)
-            ]
+            named = zip(self._paths, labels, self._sizes, strict=True)
+            found = {path: x if size else Label.PUBLIC for path, x, size in named}
+            pairs = zip(public, labels[len(labels) - len(public) :], strict=False)
+            is_new = lambda pair: pair == (Label.PUBLIC, Label.NOISE)
+            changed = [Label.NOISE if is_new(pair) else pair[0] for pair in pairs]
             if not self._is_state_kept or changed == public:
                 return Followed(flow, found)
             public = changed
