@@ -34,9 +34,13 @@ from dpadambc.core.noise import NoiseStddev
 from dpadambc.core.privatize import privatize
 from dpadambc.mechanisms.poisson import PoissonGaussian
 from dpadambc.transforms.adam import scale_by_adam
-from dpadambc.transforms.cast import cast_to_params, descent
 from dpadambc.transforms.decay import add_decoupled_weight_decay
-from dpadambc.transforms.dtypes import check_decay, with_wide_state
+from dpadambc.transforms.dtypes import (
+    cast_to_params,
+    check_decay,
+    descent,
+    with_wide_state,
+)
 from dpadambc.transforms.moments import scale_by_adam_bc
 from dpadambc.transforms.rms import scale_by_rms_bc
 from dpadambc.transforms.second_moment import RelativeFloor

@@ -113,9 +113,7 @@ class GradientCanaries:
         def add(updates, state, params=None):
             return updates, optax.tree.add(state, updates)
 
-        of_sum = optax.GradientTransformation(
-            lambda params: optax.tree.zeros_like(params), add
-        )
+        of_sum = optax.GradientTransformation(optax.tree.zeros_like, add)
         return optax.chain(of_sum, optimizer)
 
     def scores(self, opt_state: Any) -> np.ndarray:

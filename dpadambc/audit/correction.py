@@ -13,28 +13,19 @@ from dpadambc.audit import statistics
 from dpadambc.audit.finding import Finding, not_tested, within
 from dpadambc.audit.noise import MakeOptimizer, Update
 from dpadambc.audit.steps import NotTraceable, start
-from dpadambc.contrib import ScaleByAdafactorBCState, ScaleByAdemamixBCState
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.noise import stddev_per_leaf
 from dpadambc.mechanisms.checks import check_mechanism
-from dpadambc.transforms.moments import ScaleByAdamBCState
-from dpadambc.transforms.rms import ScaleByRmsBCState
 
 _CHECK = "correction"
 _STEPS = 24
 _MOST_VALUES = 8_000_000
 _ROUNDING = 1e-3
-_STATES = (
-    ScaleByAdafactorBCState,
-    ScaleByAdamBCState,
-    ScaleByAdemamixBCState,
-    ScaleByRmsBCState,
-)
 
 
 def _corrections(opt_state: Any) -> list[Any]:
     """The states of corrections in the state of an optimizer, with moments in them."""
-    is_one = lambda node: isinstance(node, _STATES)
+    is_one = lambda node: hasattr(node, "nu") and hasattr(node, "noise_variance")
     found = filter(is_one, jax.tree.leaves(opt_state, is_leaf=is_one))
     return [node for node in found if jax.tree.leaves(node.nu)]
 

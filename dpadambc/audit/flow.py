@@ -70,9 +70,8 @@ def is_key(x: Any) -> bool:
     dtype = getattr(x, "dtype", None)
     if dtype is None:
         return False
-    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        return True
-    return dtype == jnp.uint32 and jnp.shape(x)[-1:] in ((2,), (4,))
+    is_words = dtype == jnp.uint32 and jnp.shape(x)[-1:] in ((2,), (4,))
+    return is_words or jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def label_of_public(x: Any) -> Label:

@@ -36,8 +36,7 @@ import optax
 from dpadambc.core import validate
 from dpadambc.core.noise import NoiseStddev, stddev_at_step, stddev_of, stddev_per_leaf
 from dpadambc.transforms import second_moment
-from dpadambc.transforms.cast import descent
-from dpadambc.transforms.dtypes import check_real, wide_zeros_like
+from dpadambc.transforms.dtypes import check_real, descent, wide_zeros_like
 from dpadambc.transforms.second_moment import NoiseCorrection, RelativeFloor
 
 

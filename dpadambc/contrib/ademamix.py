@@ -12,8 +12,7 @@ import optax
 
 from dpadambc.core import validate
 from dpadambc.core.noise import NoiseStddev, stddev_of
-from dpadambc.transforms.cast import descent
-from dpadambc.transforms.dtypes import check_decay, check_floating_dtype
+from dpadambc.transforms.dtypes import check_decay, check_floating_dtype, descent
 from dpadambc.transforms.second_moment import NoiseCorrection, RelativeFloor
 
 

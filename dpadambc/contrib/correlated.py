@@ -127,9 +127,8 @@ def add_correlated_noise(
     def update_fn(updates, state, params=None, **extra_args):
         del extra_args
         draws = state.draws
-        updates, rng_key, step_key, sigma = open_step(
-            updates, params, draws, noise_stddev
-        )
+        opened = open_step(updates, params, draws, noise_stddev)
+        updates, rng_key, step_key, sigma = opened
         shares = jnp.array(d, float)
         also = sigma, shares, state.earlier_keys
         step_key = noise.key_of_step(step_key, updates, *also)

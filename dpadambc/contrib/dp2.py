@@ -26,8 +26,7 @@ from dpadambc.core.clip import check_gradients
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.privatize import privatize
 from dpadambc.mechanisms import names
-from dpadambc.transforms.cast import descent
-from dpadambc.transforms.dtypes import check_decay, wide_zeros_like
+from dpadambc.transforms.dtypes import check_decay, descent, wide_zeros_like
 
 
 class DelayedPreconditionerState(NamedTuple):
@@ -187,13 +186,11 @@ def delayed_preconditioner(
             return decay * v + (1 - decay) * jnp.square(total / interval)
 
         scaled = scale_examples(updates, jax.tree.map(factor, state.nu))
-        private, inner_state = inner.update(
-            scaled, state.inner_state, params, **extra_args
-        )
+        before = state.inner_state
+        private, inner_state = inner.update(scaled, before, params, **extra_args)
         private = jax.tree.map(lambda g: jnp.where(divides, unit * g, g), private)
-        total = optax.tree.where(
-            divides, state.accumulator, optax.tree.add(state.accumulator, private)
-        )
+        total = optax.tree.add(state.accumulator, private)
+        total = optax.tree.where(divides, state.accumulator, total)
         nu = optax.tree.where(is_end, jax.tree.map(average, state.nu, total), state.nu)
         total = optax.tree.where(is_end, optax.tree.zeros_like(total), total)
         return private, DelayedPreconditionerState(

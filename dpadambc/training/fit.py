@@ -193,23 +193,17 @@ def fit(
         for each in all_callbacks:
             each(progress)
 
-    size = (
-        microbatches.with_microbatches if microbatch_size == "auto" else microbatch_size
-    )
+    trained, size = (loss_fn, params, data, mechanism, optimizer), microbatch_size
     try:
         result = _fit.fit(
-            loss_fn,
-            params,
-            data,
-            mechanism,
-            optimizer,
+            *trained,
             key=key,
             target_delta=target_delta,
             target_epsilon=target_epsilon,
             affordable=_affordable,
             spent=spent,
             frozen=frozen,
-            microbatch_size=size,
+            microbatch_size=microbatches.with_microbatches if size == "auto" else size,
             steps_per_call=steps_per_call,
             precision=precision,
             before_steps=before_steps,

@@ -20,6 +20,7 @@ from dpadambc.core import data as _data
 from dpadambc.core import identity as _identity
 from dpadambc.core import keys, leaves, validate
 from dpadambc.core.accounting import check_delta
+from dpadambc.core.keys import folded_in
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.spending import public_numbers
 from dpadambc.core.step import Step, draw_batch
@@ -302,8 +303,7 @@ def search(
         step_of(candidate), params, frozen, data
     )
     programs = [program for candidate in listed for program in traced(candidate)]
-    shared = () if frozen is None else (frozen,)
-    score.check(mechanism, params, shared)
+    score.check(mechanism, params, () if frozen is None else (frozen,))
     cost = tuned_epsilon_of_event(
         score.compose(mechanism.dp_event(), mechanism.neighboring_relation),
         mechanism.accountants,
@@ -316,7 +316,7 @@ def search(
         key = keys.the_same_everywhere(key)
     numbers_of_run = public_numbers(mechanism), programs, None
     identity = _identity.of_run(*numbers_of_run, params, frozen, data)
-    key = keys.folded_in(key, _identity.digest(identity))
+    key = folded_in(key, _identity.digest(identity))
     rng, trial_keys = _drawn_from(key, trials)
     is_fixed = isinstance(trials, Fixed)  # then each candidate is tried once
     chosen = np.arange(len(trial_keys))
@@ -338,10 +338,8 @@ def search(
         )
 
     numbers = jax.tree.map(lambda x: x[chosen], numbers)
-    found = _trained(
-        *(one_trial, trial_keys, numbers, trials_at_once),
-        *(params, frozen, data, score.data),
-    )
+    shared = params, frozen, data, score.data
+    found = _trained(one_trial, trial_keys, numbers, trials_at_once, *shared)
     scored = (
         Trial(trained, listed[i], score.summary(scores, rng))
         for i, (trained, scores) in zip(chosen, found, strict=True)
