@@ -199,26 +199,19 @@ def scale_by_adafactor_bc(
     def update_fn(updates, state, params=None):
         del params
         check_real(updates)
-        updates = jax.tree.map(
-            lambda nu, g: g.astype(nu.row.dtype if is_factored(nu) else nu.dtype),
-            state.nu,
-            updates,
-            is_leaf=is_factored,
-        )
+        like = lambda nu, g: g.astype(nu.row.dtype if is_factored(nu) else nu.dtype)
+        updates = jax.tree.map(like, state.nu, updates, is_leaf=is_factored)
         count = jnp.asarray(optax.safe_increment(state.count))
         new = 1 / jnp.power(count.astype(float), decay_rate)
 
         def average(old, x):
             return (old + new * (x - old)).astype(old.dtype)
 
-        squares = jax.tree.map(
-            lambda g: _mean_squares(g, min_dim_size_to_factor), updates
-        )
-        nu = jax.tree.map(average, state.nu, squares)
+        mean_squares = lambda g: _mean_squares(g, min_dim_size_to_factor)
+        nu = jax.tree.map(average, state.nu, jax.tree.map(mean_squares, updates))
         stddev = stddev_at_step(noise_stddev, state.count)
-        noise_variance = jax.tree.map(
-            average, state.noise_variance, jax.tree.map(jnp.square, stddev)
-        )
+        variance = jax.tree.map(jnp.square, stddev)
+        noise_variance = jax.tree.map(average, state.noise_variance, variance)
         squared_weights = (1 - new) ** 2 * state.squared_weights + new**2
 
         def scale(g, nu, phi):

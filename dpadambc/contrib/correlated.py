@@ -139,11 +139,8 @@ def add_correlated_noise(
             """Adds the share of the step that was j steps ago."""
             key_then = jax.random.wrap_key_data(words[j], impl=kind)
             share = jnp.where(j <= draws.noised_steps, shares[j], 0.0) * sigma
-            return jax.tree.map(
-                lambda g, z: g + share.astype(z.dtype) * z,
-                noised,
-                noise.gaussian_like(key_then, noised),
-            )
+            add = lambda g, z: g + share.astype(z.dtype) * z
+            return jax.tree.map(add, noised, noise.gaussian_like(key_then, noised))
 
         noised = with_draws_of(0, updates)
         noised = jax.lax.fori_loop(1, len(d), with_draws_of, noised)

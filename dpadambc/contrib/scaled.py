@@ -150,9 +150,8 @@ def scale_then_privatize(
         squares = jax.tree.map(lambda v: v / weight + eps**2, state.nu)
         divisors = jax.tree.map(_root, squares, is_leaf=is_moment)
         inverses = jax.tree.map(lambda d: 1 / d, divisors)
-        divided, inner_state = inner.update(
-            scale_examples(updates, inverses), state.inner_state, params, **extra_args
-        )
+        before, scaled = state.inner_state, scale_examples(updates, inverses)
+        divided, inner_state = inner.update(scaled, before, params, **extra_args)
 
         def scale_back(g, divisor):
             return g * (divisor.dense() if is_moment(divisor) else divisor)

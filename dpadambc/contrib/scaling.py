@@ -82,9 +82,8 @@ def _scaled_along(
     dtypes = []
 
     def product(leaf, vectors):
-        grad = jax.vmap(lambda grad: grad.scaled_along(vectors))(
-            rounding.pinned(leaf.open())
-        )
+        scaled = jax.vmap(lambda grad: grad.scaled_along(vectors))
+        grad = scaled(rounding.pinned(leaf.open()))
         dtypes.extend(x.dtype for x in jax.tree.leaves(grad))
         return jax.tree.map(close_array, grad)
 
