@@ -30,7 +30,7 @@ def _corrections(opt_state: Any) -> list[Any]:
     return [node for node in found if jax.tree.leaves(node.nu)]
 
 
-def _moments(node: Any) -> tuple[jax.Array, jax.Array]:
+def _moments(node: Any) -> tuple[Any, Any]:
     """The sum of second moments of a correction, and of the noise it subtracts."""
     leaves = jax.tree.leaves(node.nu)
     levels = jax.tree.leaves(stddev_per_leaf(node.noise_variance, node.nu))

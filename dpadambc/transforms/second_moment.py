@@ -162,7 +162,7 @@ class NoiseCorrection:
 
     def transformation(
         self,
-        state: Any,
+        kind: Any,
         b2: Number,
         start: Callable[..., Any],
         move: Callable[..., Any],
@@ -170,7 +170,7 @@ class NoiseCorrection:
         """Divides what moves the parameters by the corrected root, or gives 0 for 0.
 
         Args:
-          state: the class of its state: count, first moments, nu, noise_variance.
+          kind: the class of its state: count, first moments, nu, noise_variance.
           b2: decay rate of the second moment.
           start: of zeros like the parameters, returns the first moments, a tuple.
           move: of the gradient, the state and the new count, returns what is divided,
@@ -180,17 +180,17 @@ class NoiseCorrection:
         def init_fn(params):
             zeros = wide_zeros_like(params)
             nu, count = optax.tree.zeros_like(zeros), jnp.zeros([], jnp.int32)
-            return state(count, *start(zeros), nu, self.init(params))
+            return kind(count, *start(zeros), nu, self.init(params))
 
-        def update_fn(updates, before, params=None):
+        def update_fn(updates, state, params=None):
             del params
             check_real(updates)
-            updates = optax.tree.cast_like(updates, before.nu)
-            count = jnp.asarray(optax.safe_increment(before.count))
-            moved, moments = move(updates, before, count)
-            stddev = stddev_at_step(self.noise_stddev, before.count)
-            nu = optax.tree.update_moment_per_elem_norm(updates, before.nu, b2, 2)
-            noise = optax.tree.update_moment(stddev, before.noise_variance, b2, 2)
+            updates = optax.tree.cast_like(updates, state.nu)
+            count = jnp.asarray(optax.safe_increment(state.count))
+            moved, moments = move(updates, state, count)
+            stddev = stddev_at_step(self.noise_stddev, state.count)
+            nu = optax.tree.update_moment_per_elem_norm(updates, state.nu, b2, 2)
+            noise = optax.tree.update_moment(stddev, state.noise_variance, b2, 2)
             nu_hat = optax.tree.bias_correction(nu, b2, count)
             noise_hat = optax.tree.bias_correction(noise, b2, count)
 
@@ -202,7 +202,7 @@ class NoiseCorrection:
 
             levels = stddev_per_leaf(noise_hat, nu_hat)
             updates = jax.tree.map(scale, moved, nu_hat, levels)
-            kept = optax.tree.cast_like((*moments, nu, noise), tuple(before[1:]))
-            return updates, state(count, *kept)
+            kept = optax.tree.cast_like((*moments, nu, noise), tuple(state[1:]))
+            return updates, kind(count, *kept)
 
         return optax.GradientTransformation(init_fn, update_fn)
