@@ -34,25 +34,16 @@ from dpadambc.core.noise import NoiseStddev
 from dpadambc.core.privatize import privatize
 from dpadambc.mechanisms.poisson import PoissonGaussian
 from dpadambc.transforms.adam import scale_by_adam
-from dpadambc.transforms.cast import cast_to_params
 from dpadambc.transforms.decay import add_decoupled_weight_decay
-from dpadambc.transforms.dtypes import check_decay, with_wide_state
+from dpadambc.transforms.dtypes import (
+    cast_to_params,
+    check_decay,
+    descent,
+    with_wide_state,
+)
 from dpadambc.transforms.moments import scale_by_adam_bc
 from dpadambc.transforms.rms import scale_by_rms_bc
 from dpadambc.transforms.second_moment import RelativeFloor
-
-__all__ = [
-    "Recipe",
-    "adam_bc",
-    "adamw_bc",
-    "dp_adam",
-    "dp_adam_bc",
-    "dp_adamw",
-    "dp_adamw_bc",
-    "dp_sgd",
-    "recipe",
-    "rms_bc",
-]
 
 Mask = Any | Callable[[optax.Params], Any]
 
@@ -129,14 +120,6 @@ def recipe(
     return Recipe(mechanism, optax.adam(learning_rate))
 
 
-def _descent(
-    learning_rate: optax.ScalarOrSchedule, *stages: optax.GradientTransformation
-) -> optax.GradientTransformationExtraArgs:
-    """Chains stages, the learning rate, and the cast to the dtypes of parameters."""
-    rate = optax.scale_by_learning_rate(learning_rate)
-    return optax.chain(*stages, rate, cast_to_params())
-
-
 def _scale_by_adam_bc(
     noise_stddev: NoiseStddev, *adam: Any
 ) -> optax.GradientTransformation:
@@ -204,7 +187,7 @@ def adam_bc(
       Tang et al., `DP-AdamBC <https://arxiv.org/abs/2312.14334>`_, 2024, Algorithm 1
     """
     adam = b1, b2, variance_floor, correction, nesterov, mu_dtype
-    return _descent(learning_rate, _scale_by_adam_bc(noise_stddev, *adam))
+    return descent(learning_rate, _scale_by_adam_bc(noise_stddev, *adam))
 
 
 def adamw_bc(
@@ -260,7 +243,7 @@ def adamw_bc(
     """
     adam = b1, b2, variance_floor, correction, nesterov, mu_dtype
     decay = add_decoupled_weight_decay(weight_decay, mask=mask)
-    return _descent(learning_rate, _scale_by_adam_bc(noise_stddev, *adam), decay)
+    return descent(learning_rate, _scale_by_adam_bc(noise_stddev, *adam), decay)
 
 
 def rms_bc(
@@ -308,7 +291,7 @@ def rms_bc(
     """
     floor: dict[str, Any] = dict(variance_floor=variance_floor, correction=correction)
     rms = scale_by_rms_bc(noise_stddev, decay=decay, **floor)
-    return _descent(learning_rate, rms)
+    return descent(learning_rate, rms)
 
 
 def dp_sgd(
@@ -418,7 +401,7 @@ def dp_adam(
     """
     private = privatize(mechanism, key=key)
     adam = scale_by_adam(b1, b2, eps, eps_root, nesterov, mu_dtype)
-    return _descent(learning_rate, private, adam)
+    return descent(learning_rate, private, adam)
 
 
 def dp_adam_bc(
@@ -473,7 +456,7 @@ def dp_adam_bc(
     """
     private = privatize(mechanism, key=key)
     adam = b1, b2, variance_floor, correction, nesterov, mu_dtype
-    optimizer = _descent(learning_rate, _scale_by_adam_bc(mechanism, *adam))
+    optimizer = descent(learning_rate, _scale_by_adam_bc(mechanism, *adam))
     return optax.chain(private, optimizer)
 
 
@@ -536,7 +519,7 @@ def dp_adamw(
     private = privatize(mechanism, key=key)
     adam = scale_by_adam(b1, b2, eps, eps_root, nesterov, mu_dtype)
     decay = add_decoupled_weight_decay(weight_decay, mask=mask)
-    return _descent(learning_rate, private, adam, decay)
+    return descent(learning_rate, private, adam, decay)
 
 
 def dp_adamw_bc(
@@ -597,5 +580,5 @@ def dp_adamw_bc(
     private = privatize(mechanism, key=key)
     adam = b1, b2, variance_floor, correction, nesterov, mu_dtype
     decay = add_decoupled_weight_decay(weight_decay, mask=mask)
-    optimizer = _descent(learning_rate, _scale_by_adam_bc(mechanism, *adam), decay)
+    optimizer = descent(learning_rate, _scale_by_adam_bc(mechanism, *adam), decay)
     return optax.chain(private, optimizer)

@@ -1,6 +1,7 @@
 """The spending of several runs, as JSON can hold it."""
 
 import importlib
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
@@ -48,6 +49,16 @@ def spending_to_json(spending: Spending) -> list[dict[str, Any]]:
         return numbers | parts
 
     return [of_run(run) for run in spending.runs]
+
+
+def finite(value: Any) -> Any:
+    """The same with text in place of infinity and NaN, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: finite(x) for key, x in value.items()}
+    if isinstance(value, tuple | list):
+        return [finite(x) for x in value]
+    is_finite = not isinstance(value, float) or math.isfinite(value)
+    return value if is_finite else str(value)
 
 
 def _kinds(kind: type[Mechanism] = Mechanism) -> Iterator[type[Mechanism]]:

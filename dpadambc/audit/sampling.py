@@ -25,10 +25,7 @@ _MOST_INDICES = 5_000_000
 
 
 def sampling(
-    loader: Callable[[int], Iterable[Any]],
-    mechanism: Mechanism,
-    *,
-    num_examples: int,
+    loader: Callable[[int], Iterable[Any]], mechanism: Mechanism, *, num_examples: int
 ) -> Finding:
     """Draws batches, and tests whether the mechanism accounts for such batches.
 
@@ -97,21 +94,21 @@ def sampling(
         name = type(mechanism).__name__
         return not_tested(_CHECK, f"there is no test for batches of {name}.")
     parts.append(duplicates)
-    reason = ""
+    check = "sampling length"
     if min(lengths) < asked:
         reason = (
             f"the loader ends after {min(lengths)} batches, and epsilon is for"
             f" iterations={mechanism.iterations}. Let it yield the batches of a whole"
             " run: whether it begins again with the same ones is not seen."
         )
+        parts.append(not_tested(check, reason))
     elif max(lengths) > mechanism.iterations:
         reason = (
             f"the loader goes on after iterations={mechanism.iterations}, the batches"
             " that epsilon is for. Let the loader end there, or give the mechanism as"
             " many iterations as the loop takes."
         )
-    if reason:
-        parts.append(not_tested("sampling length", reason))
+        parts.append(not_tested(check, reason))
     return combined(_CHECK, parts)
 
 

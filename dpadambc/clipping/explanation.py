@@ -204,15 +204,6 @@ def _total(rows: Sequence[ParameterCost]) -> tuple[int, int]:
     return factored, sum(row.materialized_bytes for row in rows)
 
 
-def _without_gradient(rows: list[ParameterCost]) -> tuple[str, ...]:
-    return tuple(
-        f"{row.name} gets no gradient: the loss does not depend on it. Noise will move"
-        " it all the same; do not train it."
-        for row in rows
-        if row.rule == _NO_GRADIENT
-    )
-
-
 def _costly(rows: list[ParameterCost]) -> tuple[str, ...]:
     sentences = []
     for name, few in _by_kind(rows):
@@ -353,13 +344,19 @@ def explain(
     )
     plan = None if memory_limit is None else planned(programs, memory_limit)
     private, ordinary = _temporaries(programs, plan, rows)
+    without_gradient = tuple(
+        f"{row.name} gets no gradient: the loss does not depend on it. Noise will move"
+        " it all the same; do not train it."
+        for row in rows
+        if row.rule == _NO_GRADIENT
+    )
     return Explanation(
         parameters=tuple(rows),
         batch_size=batch_size,
         factored_bytes=distinct["bytes"] if private is None else private,
         is_compiled=private is not None,
         ordinary_bytes=ordinary,
-        without_gradient=_without_gradient(rows),
+        without_gradient=without_gradient,
         costly=_costly(rows),
         products=_products(grad_fn, arguments, args, dtypes, precision),
         plan=plan,
@@ -370,19 +367,15 @@ def explain(
 _LONGEST = 2**31
 
 
-def _can_be_compiled(rows: Sequence[ParameterCost]) -> bool:
-    """Whether no gradient that is held as an array is too long for XLA's products."""
-    arrays = (x for x in rows if x.factored_bytes >= x.materialized_bytes)
-    return all(math.prod(row.shape) < _LONGEST for row in arrays)
-
-
 def _temporaries(
     programs: Programs, plan: Plan | None, rows: Sequence[ParameterCost]
 ) -> tuple[int | None, int | None]:
     """Of the whole batch with and without privacy, as far as they are known."""
     if plan is not None:
         return plan.factored[0].temporary_bytes, plan.ordinary.temporary_bytes
-    if not memory.is_stated_by_compiler() or not _can_be_compiled(rows):
+    held_whole = (x for x in rows if x.factored_bytes >= x.materialized_bytes)
+    is_too_long = any(math.prod(row.shape) >= _LONGEST for row in held_whole)
+    if is_too_long or not memory.is_stated_by_compiler():
         return None, None
     private = programs.factored(programs.batch_size).temporary_bytes
     try:
@@ -414,13 +407,11 @@ def _products(
     shares: dict[str, Any] = dict.fromkeys(platforms)
     if not any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(args)):
         alone, batched = lambda x: jnp.asarray(x)[None], parts.batched(args)
-        each = (
-            jax.tree.map(alone, x) if i in batched else x for i, x in enumerate(args)
-        )
-        bounds = {name: float(x) ** 0.5 for name, x in squares(*each).items()}
-        shares = {
-            name: 1 - bounds["cpu"] / x if x else 0.0 for name, x in bounds.items()
-        }
+        of = lambda i, x: jax.tree.map(alone, x) if i in batched else x
+        each = squares(*(of(i, x) for i, x in enumerate(args)))
+        bounds = {name: float(x) ** 0.5 for name, x in each.items()}
+        share = lambda x: 1 - bounds["cpu"] / x if x else 0.0
+        shares = {name: share(x) for name, x in bounds.items()}
     names = lambda units: sorted({str(units.of(dtype).algorithm) for dtype in dtypes})
     rows = platforms.items()
     return tuple(Products(name, tuple(names(x)), shares[name]) for name, x in rows)

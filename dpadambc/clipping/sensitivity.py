@@ -40,9 +40,5 @@ def sensitivity(
         raise TypeError(
             f"Expected a neighboring_relation of its type, got {type(relation)}."
         )
-    examples_changed = {
-        NeighboringRelation.ADD_OR_REMOVE_ONE: 1,
-        NeighboringRelation.REPLACE_SPECIAL: 1,
-        NeighboringRelation.REPLACE_ONE: 2,
-    }
-    return examples_changed[relation] * l2_clip_norm / normalize_by
+    examples_changed = 2 if relation is NeighboringRelation.REPLACE_ONE else 1
+    return examples_changed * l2_clip_norm / normalize_by

@@ -8,18 +8,11 @@ DP-AdamBC.
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from dpadambc.core import validate
 from dpadambc.core.noise import NoiseStddev, stddev_of
-from dpadambc.transforms.cast import cast_to_params
-from dpadambc.transforms.dtypes import (
-    check_decay,
-    check_floating_dtype,
-    check_real,
-    wide_zeros_like,
-)
+from dpadambc.transforms.dtypes import check_decay, check_floating_dtype, descent
 from dpadambc.transforms.second_moment import NoiseCorrection, RelativeFloor
 
 
@@ -119,34 +112,21 @@ def scale_by_ademamix_bc(
     corrected = NoiseCorrection(stddev_of(noise_stddev), variance_floor, correction)
     check_floating_dtype(mu_dtype=mu_dtype)
 
-    def init_fn(params):
-        zeros = wide_zeros_like(params)
-        return ScaleByAdemamixBCState(
-            count=jnp.zeros([], jnp.int32),
-            m1=optax.tree.cast(zeros, mu_dtype),
-            m2=optax.tree.cast(optax.tree.zeros_like(zeros), mu_dtype),
-            nu=optax.tree.zeros_like(zeros),
-            noise_variance=corrected.init(params),
-        )
+    def start(zeros):
+        both = zeros, optax.tree.zeros_like(zeros)
+        return optax.tree.cast(both, mu_dtype)
 
-    def update_fn(updates, state, params=None):
-        del params
-        check_real(updates)
-        updates = optax.tree.cast_like(updates, state.nu)
+    def move(updates, state, count):
         slow = b3(state.count) if callable(b3) else b3
         weight = alpha(state.count) if callable(alpha) else alpha
         # Widened first: a decay rate would be rounded to the dtype of the moments.
         m1, m2 = (optax.tree.cast_like(m, updates) for m in (state.m1, state.m2))
         m1 = optax.tree.update_moment(updates, m1, b1, 1)
         m2 = optax.tree.update_moment(updates, m2, slow, 1)
-        *second, count = averages = corrected.averages(updates, state, b2)
         m1_hat = optax.tree.bias_correction(m1, b1, count)
-        mixed = optax.tree.add_scale(m1_hat, weight, m2)
-        updates = corrected.rescale(mixed, averages, b2)
-        kept = optax.tree.cast_like((m1, m2, *second), tuple(state[1:]))
-        return updates, ScaleByAdemamixBCState(count, *kept)
+        return optax.tree.add_scale(m1_hat, weight, m2), (m1, m2)
 
-    return optax.GradientTransformation(init_fn, update_fn)
+    return corrected.transformation(ScaleByAdemamixBCState, b2, start, move)
 
 
 def ademamix_bc(
@@ -199,17 +179,7 @@ def ademamix_bc(
     References:
       See `scale_by_ademamix_bc`.
     """
-    return optax.chain(
-        scale_by_ademamix_bc(
-            noise_stddev,
-            b1=b1,
-            b2=b2,
-            b3=b3,
-            alpha=alpha,
-            variance_floor=variance_floor,
-            correction=correction,
-            mu_dtype=mu_dtype,
-        ),
-        optax.scale_by_learning_rate(learning_rate),
-        cast_to_params(),
-    )
+    numbers: dict[str, Any] = dict(b1=b1, b2=b2, b3=b3, alpha=alpha, mu_dtype=mu_dtype)
+    floor: dict[str, Any] = dict(variance_floor=variance_floor, correction=correction)
+    ademamix = scale_by_ademamix_bc(noise_stddev, **numbers, **floor)
+    return descent(learning_rate, ademamix)

@@ -185,9 +185,8 @@ def add_banded_noise(
     def update_fn(updates, state, params=None, **extra_args):
         del extra_args
         draws = state.draws
-        updates, rng_key, step_key, sigma = open_step(
-            updates, params, draws, noise_stddev
-        )
+        opened = open_step(updates, params, draws, noise_stddev)
+        updates, rng_key, step_key, sigma = opened
         also = sigma, jnp.array(later), state.earlier[:1]
         step_key = noise.key_of_step(step_key, updates, *also)
 
@@ -198,10 +197,8 @@ def add_banded_noise(
         drawn = noise.gaussian_like(step_key, updates)
         added = jax.tree.map(without_earlier, drawn, *state.earlier)
         noised = jax.tree.map(jnp.add, updates, added)
-        return noised, AddBandedNoiseState(
-            noise.next_state(draws, rng_key),
-            (added, *state.earlier)[: len(later)],
-        )
+        earlier = (added, *state.earlier)[: len(later)]
+        return noised, AddBandedNoiseState(noise.next_state(draws, rng_key), earlier)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 

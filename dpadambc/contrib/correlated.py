@@ -30,10 +30,6 @@ from dpadambc.mechanisms import names
 from dpadambc.mechanisms.mechanism import Mechanism
 from dpadambc.mechanisms.random_allocation import allocated_batch, check_parts
 
-_ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
-_REPLACE_ONE = NeighboringRelation.REPLACE_ONE
-_REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
-
 
 class AddCorrelatedNoiseState(NamedTuple):
     """State of `add_correlated_noise`: *secret*, earlier noise follows from it.
@@ -131,9 +127,8 @@ def add_correlated_noise(
     def update_fn(updates, state, params=None, **extra_args):
         del extra_args
         draws = state.draws
-        updates, rng_key, step_key, sigma = open_step(
-            updates, params, draws, noise_stddev
-        )
+        opened = open_step(updates, params, draws, noise_stddev)
+        updates, rng_key, step_key, sigma = opened
         shares = jnp.array(d, float)
         also = sigma, shares, state.earlier_keys
         step_key = noise.key_of_step(step_key, updates, *also)
@@ -144,11 +139,8 @@ def add_correlated_noise(
             """Adds the share of the step that was j steps ago."""
             key_then = jax.random.wrap_key_data(words[j], impl=kind)
             share = jnp.where(j <= draws.noised_steps, shares[j], 0.0) * sigma
-            return jax.tree.map(
-                lambda g, z: g + share.astype(z.dtype) * z,
-                noised,
-                noise.gaussian_like(key_then, noised),
-            )
+            add = lambda g, z: g + share.astype(z.dtype) * z
+            return jax.tree.map(add, noised, noise.gaussian_like(key_then, noised))
 
         noised = with_draws_of(0, updates)
         noised = jax.lax.fori_loop(1, len(d), with_draws_of, noised)
@@ -231,17 +223,13 @@ class CorrelatedGaussian(Mechanism):
     batches_per_epoch: int
     iterations: int
     normalize_by: float
-    neighboring_relation: NeighboringRelation = _ADD_OR_REMOVE_ONE
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
     clip_rule: ClipRule = FLAT
 
     # Not iterations, which decide how large the matrix is.
     solvable = ("noise_multiplier",)
     # The batch of an example is independent of the others, and of its content.
-    relations = {
-        _ADD_OR_REMOVE_ONE: (PLD, RDP),
-        _REPLACE_ONE: (PLD, RDP),
-        _REPLACE_SPECIAL: (PLD, RDP),
-    }
+    relations = dict.fromkeys(NeighboringRelation, (PLD, RDP))
     deals_epochs = True
     has_independent_noise = False
 

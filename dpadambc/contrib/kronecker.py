@@ -130,10 +130,8 @@ def _second_moments(grad: Gradient, max_size: int) -> tuple[_Factor, ...]:
     if sides is None:
         return ()
     positions = max(sides[0].rows.shape[1], 1)
-    return (
-        *_second_moment(sides[0], max_size, 1 / positions),
-        *_second_moment(sides[1], max_size, 1.0),
-    )
+    first = _second_moment(sides[0], max_size, 1 / positions)
+    return (*first, *_second_moment(sides[1], max_size, 1.0))
 
 
 def _inverse_root(factor: _Factor, damping: jax.typing.ArrayLike) -> _Factor:
@@ -232,9 +230,7 @@ def kronecker_preconditioner(
     num_examples = Arguments(0, None, None).check((params, *public_examples))
     names, shapes = _parameters(params)
     gradients_of = factored_outputs(
-        lambda *args: (None, jax.grad(loss_fn)(*args)),
-        frozenset(),
-        settles=False,
+        lambda *args: (None, jax.grad(loss_fn)(*args)), frozenset(), settles=False
     )
 
     def moments_of(example):
@@ -245,9 +241,7 @@ def kronecker_preconditioner(
         return jax.tree.map(jnp.add, total, moments_of(example)), None
 
     first = jax.tree.map(lambda x: x[0], public_examples)
-    zeros = jax.tree.map(
-        lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(moments_of, first)
-    )
+    zeros = optax.tree.zeros_like(jax.eval_shape(moments_of, first))
     total, _ = jax.lax.scan(add, zeros, public_examples)
     if not jax.tree.leaves(total):
         raise ValueError(
@@ -256,9 +250,8 @@ def kronecker_preconditioner(
         )
     mean = jax.tree.map(lambda x: x / num_examples, total)
     is_factor = lambda x: isinstance(x, _Factor)
-    roots = jax.tree.map(
-        lambda factor: _inverse_root(factor, damping), mean, is_leaf=is_factor
-    )
+    root = lambda factor: _inverse_root(factor, damping)
+    roots = jax.tree.map(root, mean, is_leaf=is_factor)
     return KroneckerPreconditioner(roots, names, shapes)
 
 

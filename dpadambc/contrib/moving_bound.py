@@ -7,7 +7,7 @@ is noised with them, by the same key and at the same level.
 
 import abc
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import dp_accounting
 import jax
@@ -164,24 +164,16 @@ class MovingBound(Mechanism):
                     _sum_of_indicators(self, gradients, params, mask, found, bound),
                 )
 
-            return with_automatic_axes(
-                clip_and_sum,
-                clip.specs_of_sums(params),
-                state.l2_clip_norm,
-                divisor * units,
-                gradients,
-                mask,
-            )
+            numbers = state.l2_clip_norm, divisor * units
+            specs = clip.specs_of_sums(params)
+            return with_automatic_axes(clip_and_sum, specs, *numbers, gradients, mask)
 
         def noise_fn(sums, state, params=None):
             both = _with(sums.gradient, unit * sums.beside)
-            noised: Any
-            noised, noise_state = noise.update(
-                clipped_sum.close_sums(both, None, None, is_masked=True),
-                state.noise,
-                None if params is None else _with(params, 0.0),
-            )
-            gradient, observed = noised
+            closed = clipped_sum.close_sums(both, None, None, is_masked=True)
+            like = None if params is None else _with(params, 0.0)
+            noised, noise_state = noise.update(closed, state.noise, like)
+            gradient, observed = cast(Any, noised)
             mean = observed / (unit * divisor)
             moved = self.moved(state.l2_clip_norm, mean)
             return gradient, MovingBoundState(moved, noise_state)

@@ -9,14 +9,36 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
+from dpadambc.contrib.moving_bound import MovingBoundState
 from dpadambc.core.arrays import at_least_float32
 from dpadambc.core.gradient import PerExampleGradient, close_array, is_per_example
 from dpadambc.core.mesh import spec_of_examples, specs_of, with_automatic_axes
+from dpadambc.core.noise import AddDPNoiseState
 from dpadambc.engine import rounding
 from dpadambc.engine.forms import Dense
 from dpadambc.engine.interface import Gradient
 
 SCALED = "materialized: scaled"
+
+
+def check_noise(inner_state: Any) -> None:
+    """Raises unless the state has noise in it, on a sum clipped at a fixed bound.
+
+    Divisors are made of private gradients. Without noise no epsilon would cover them,
+    and with a moving bound they would be in another unit in each step.
+    """
+    is_noise = lambda node: isinstance(node, MovingBoundState | AddDPNoiseState)
+    kinds = set(map(type, jax.tree.leaves(inner_state, is_leaf=is_noise)))
+    if MovingBoundState in kinds:
+        raise ValueError(
+            "Expected private_gradient of a mechanism with a fixed bound, got one that"
+            " moves. Give a mechanism without quantile or slack clipping."
+        )
+    if AddDPNoiseState not in kinds:
+        raise ValueError(
+            "Expected private_gradient with add_dp_noise in it, got one without noise."
+            " Give dpadambc.privatize(mechanism, key=key)."
+        )
 
 
 class OuterProduct(NamedTuple):

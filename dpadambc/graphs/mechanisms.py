@@ -19,10 +19,6 @@ from dpadambc.mechanisms.fixed_size import FixedSizeGaussian
 from dpadambc.mechanisms.mechanism import Mechanism
 from dpadambc.mechanisms.poisson import PoissonGaussian
 
-_ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
-_REPLACE_ONE = NeighboringRelation.REPLACE_ONE
-_REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
-
 
 class _MultiTermGaussian(Mechanism):
     """The sensitivity of a node that is in several terms, for any sampling."""
@@ -84,11 +80,7 @@ class NodePoissonGaussian(_MultiTermGaussian, PoissonGaussian):
 
     max_terms: int
 
-    relations = {
-        _ADD_OR_REMOVE_ONE: (PLD, RDP),
-        _REPLACE_ONE: (PLD, RDP),
-        _REPLACE_SPECIAL: (PLD, RDP),
-    }
+    relations = dict.fromkeys(NeighboringRelation, (PLD, RDP))
 
     def _event(self, steps: int, noise_multiplier: float) -> dp_accounting.DpEvent:
         step = PoissonTermsDpEvent(

@@ -185,10 +185,8 @@ class RandomAllocationGaussian(Mechanism):
         z, relation = float(noise_multiplier), self.neighboring_relation
         size, longer = divmod(self.batches_per_epoch, self.participations)
         blocks: list[dp_accounting.DpEvent] = []
-        for num_steps, count in (
-            (size, self.participations - longer),
-            (size + 1, longer),
-        ):
+        counts = {size: self.participations - longer, size + 1: longer}
+        for num_steps, count in counts.items():
             if count:
                 block = (
                     gaussian(noise_multiplier, relation)

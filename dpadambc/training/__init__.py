@@ -6,6 +6,7 @@ several hyperparameters, and accounts for the choice. `Checkpoints` (with the ex
 (with the extra `progress`) shows how far it is.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from dpadambc.accounting.affordable import (
@@ -43,12 +44,7 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     """Names that need an extra are imported when they are first used."""
-    if name == "Checkpoints":
-        from dpadambc.training.checkpoints import Checkpoints
-
-        return Checkpoints
-    if name == "ProgressBar":
-        from dpadambc.training.progress import ProgressBar
-
-        return ProgressBar
+    extras = {"Checkpoints": "checkpoints", "ProgressBar": "progress"}
+    if name in extras:
+        return getattr(importlib.import_module(f"{__name__}.{extras[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -54,41 +54,14 @@ class Result(_fit.Result):
         return statement.of_result(self)
 
 
-class _Line:
-    """Prints one line when training starts and no progress bar is available."""
-
-    def __init__(self, mechanism: Mechanism, target_delta: float):
-        self.mechanism, self.delta = mechanism, target_delta
-
-    def begin(self, done: int, total: int, epsilon: float) -> None:
-        """Prints public numbers alone."""
-        resumed = f" from step {done:,} on" if done else ""
-        print(
-            f"dpadambc: {total:,} steps{resumed},"
-            f" expected batch {self.mechanism.normalize_by:,g},"
-            f" epsilon {statement.rounded_up(epsilon)} at delta {self.delta:g}",
-            file=sys.stderr,
-            flush=True,
-        )
-
-    def __call__(self, progress: Progress) -> None:
-        """Prints nothing more."""
-
-    def close(self) -> None:
-        """Leaves the line as it is."""
-
-
-def _shown(progress: bool, callbacks: Sequence[Callback], line: _Line) -> list[Any]:
-    """The bars among the callbacks; where there are none, a bar or a line."""
+def _bars(progress: bool, callbacks: Sequence[Callback]) -> list[Any]:
+    """The bars among the callbacks, or on a terminal one of its own."""
     try:
         from dpadambc.training import progress as bars
     except ModuleNotFoundError:
-        bars = None
-    if bars and (given := [x for x in callbacks if isinstance(x, bars.ProgressBar)]):
-        return given
-    if not progress or sys.stderr is None or jax.process_index():
         return []
-    return [bars.on_stderr() if bars and sys.stderr.isatty() else line]
+    given = [x for x in callbacks if isinstance(x, bars.ProgressBar)]
+    return given or [bars.on_stderr()] * (progress and sys.stderr.isatty())
 
 
 def _affordable(mechanism: Mechanism, spent: Spending | None, **budget: float) -> int:
@@ -199,15 +172,30 @@ def fit(
     callbacks = [callback] if callable(callback) else callback
     for each in callbacks:
         validate.function(callback=each)
-    shown = _shown(progress, callbacks, _Line(mechanism, target_delta))
+    # Of several processes the first one tells.
+    progress = progress and sys.stderr is not None and not jax.process_index()
+    shown = _bars(progress, callbacks)
     all_callbacks = [*(x for x in shown if x not in callbacks), *callbacks]
+
+    def before_steps(done: int, total: int, epsilon: float) -> None:
+        for each in shown:
+            each.begin(done, total, epsilon)
+        if progress and not shown:
+            resumed = f" from step {done:,} on" if done else ""
+            print(
+                f"dpadambc: {total:,} steps{resumed},"
+                f" expected batch {mechanism.normalize_by:,g},"
+                f" epsilon {statement.rounded_up(epsilon)} at delta {target_delta:g}",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def after_steps(*fields: Any) -> None:
         progress = Progress(*fields)
         for each in all_callbacks:
             each(progress)
 
-    is_sharded = isinstance(data, Sharded)
+    is_sharded, size = isinstance(data, Sharded), microbatch_size
     try:
         result = _fit.fit(
             loss_fn,
@@ -222,12 +210,10 @@ def fit(
             affordable=_affordable,
             spent=spent,
             frozen=frozen,
-            microbatch_size=microbatches.with_microbatches
-            if microbatch_size == "auto"
-            else microbatch_size,
+            microbatch_size=microbatches.with_microbatches if size == "auto" else size,
             steps_per_call=steps_per_call,
             precision=precision,
-            before_steps=lambda *numbers: [each.begin(*numbers) for each in shown],
+            before_steps=before_steps,
             after_steps=after_steps,
             checkpoints=checkpoints,
             wrt=wrt,

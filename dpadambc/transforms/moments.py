@@ -3,16 +3,10 @@
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from dpadambc.core.noise import NoiseStddev, stddev_of
-from dpadambc.transforms.dtypes import (
-    check_decay,
-    check_floating_dtype,
-    check_real,
-    wide_zeros_like,
-)
+from dpadambc.transforms.dtypes import check_decay, check_floating_dtype
 from dpadambc.transforms.second_moment import NoiseCorrection, RelativeFloor
 
 
@@ -107,30 +101,16 @@ def scale_by_adam_bc(
     corrected = NoiseCorrection(stddev_of(noise_stddev), variance_floor, correction)
     check_floating_dtype(mu_dtype=mu_dtype)
 
-    def init_fn(params):
-        zeros = wide_zeros_like(params)
-        return ScaleByAdamBCState(
-            count=jnp.zeros([], jnp.int32),
-            mu=optax.tree.cast(zeros, mu_dtype),
-            nu=optax.tree.zeros_like(zeros),
-            noise_variance=corrected.init(params),
-        )
-
-    def update_fn(updates, state, params=None):
-        del params
-        check_real(updates)
-        updates = optax.tree.cast_like(updates, state.nu)
+    def move(updates, state, count):
         # Widened first: b1 would be rounded to the dtype of mu, 0.999 in bfloat16 to 1.
         mu = optax.tree.cast_like(state.mu, updates)
         mu = optax.tree.update_moment(updates, mu, b1, 1)
-        *second, count = averages = corrected.averages(updates, state, b2)
         mu_hat = optax.tree.bias_correction(mu, b1, count)
         if nesterov:  # as NAdam: b1 m_t / (1 - b1^(t+1)) + (1 - b1) g_t / (1 - b1^t)
             ahead = optax.tree.bias_correction(mu, b1, optax.safe_increment(count))
             now = optax.tree.bias_correction(updates, b1, count)
             mu_hat = optax.tree.update_moment(now, ahead, b1, 1)
-        updates = corrected.rescale(mu_hat, averages, b2)
-        kept = optax.tree.cast_like((mu, *second), tuple(state[1:]))
-        return updates, ScaleByAdamBCState(count, *kept)
+        return mu_hat, (mu,)
 
-    return optax.GradientTransformation(init_fn, update_fn)
+    start = lambda zeros: (optax.tree.cast(zeros, mu_dtype),)
+    return corrected.transformation(ScaleByAdamBCState, b2, start, move)

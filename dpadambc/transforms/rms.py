@@ -3,11 +3,10 @@
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from dpadambc.core.noise import NoiseStddev, stddev_of
-from dpadambc.transforms.dtypes import check_decay, check_real, wide_zeros_like
+from dpadambc.transforms.dtypes import check_decay
 from dpadambc.transforms.second_moment import NoiseCorrection, RelativeFloor
 
 
@@ -84,21 +83,5 @@ def scale_by_rms_bc(
     """
     check_decay(decay=decay)
     corrected = NoiseCorrection(stddev_of(noise_stddev), variance_floor, correction)
-
-    def init_fn(params):
-        return ScaleByRmsBCState(
-            count=jnp.zeros([], jnp.int32),
-            nu=wide_zeros_like(params),
-            noise_variance=corrected.init(params),
-        )
-
-    def update_fn(updates, state, params=None):
-        del params
-        check_real(updates)
-        updates = optax.tree.cast_like(updates, state.nu)
-        *second, count = averages = corrected.averages(updates, state, decay)
-        updates = corrected.rescale(updates, averages, decay)
-        kept = optax.tree.cast_like(tuple(second), tuple(state[1:]))
-        return updates, ScaleByRmsBCState(count, *kept)
-
-    return optax.GradientTransformation(init_fn, update_fn)
+    start, move = lambda zeros: (), lambda updates, *_: (updates, ())
+    return corrected.transformation(ScaleByRmsBCState, decay, start, move)

@@ -7,6 +7,7 @@ noise, and not below a floor.
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ import optax
 
 from dpadambc.core import validate
 from dpadambc.core.noise import NoiseStddev, stddev_at_step, stddev_per_leaf
+from dpadambc.transforms.dtypes import check_real, wide_zeros_like
 
 Number = jax.typing.ArrayLike
 
@@ -100,12 +102,6 @@ class RelativeFloor:
         return self.factor * second_moment_spread(noise_variance, b2, count)
 
 
-def check_floor(variance_floor: Number | RelativeFloor) -> None:
-    """Raises unless the floor is a non-negative number or a `RelativeFloor`."""
-    if not isinstance(variance_floor, RelativeFloor):
-        validate.non_negative(variance_floor=variance_floor)
-
-
 def floor_at(
     variance_floor: Number | RelativeFloor,
     noise_variance: Number,
@@ -155,7 +151,8 @@ class NoiseCorrection:
     correction: Number
 
     def __post_init__(self):
-        check_floor(self.variance_floor)
+        if not isinstance(self.variance_floor, RelativeFloor):
+            validate.non_negative(variance_floor=self.variance_floor)
         validate.non_negative(correction=self.correction)
 
     def init(self, params: optax.Params) -> Any:
@@ -163,24 +160,49 @@ class NoiseCorrection:
         stddev_per_leaf(self.noise_stddev, params)
         return jax.tree.map(lambda _: jnp.zeros([], float), self.noise_stddev)
 
-    def averages(self, updates: optax.Updates, state: Any, b2: Number) -> Any:
-        """Returns the averages of squares and of noise after a step, and its count."""
-        stddev = stddev_at_step(self.noise_stddev, state.count)
-        nu = optax.tree.update_moment_per_elem_norm(updates, state.nu, b2, 2)
-        noise_variance = optax.tree.update_moment(stddev, state.noise_variance, b2, 2)
-        return nu, noise_variance, jnp.asarray(optax.safe_increment(state.count))
+    def transformation(
+        self,
+        kind: Any,
+        b2: Number,
+        start: Callable[..., Any],
+        move: Callable[..., Any],
+    ) -> optax.GradientTransformation:
+        """Divides what moves the parameters by the corrected root, or gives 0 for 0.
 
-    def rescale(
-        self, updates: optax.Updates, averages: Any, b2: Number
-    ) -> optax.Updates:
-        """Divides updates by the corrected root, and gives 0 where that is 0."""
-        nu, noise_variance, count = averages
-        nu_hat = optax.tree.bias_correction(nu, b2, count)
-        noise_hat = optax.tree.bias_correction(noise_variance, b2, count)
+        Args:
+          kind: the class of its state: count, first moments, nu, noise_variance.
+          b2: decay rate of the second moment.
+          start: of zeros like the parameters, returns the first moments, a tuple.
+          move: of the gradient, the state and the new count, returns what is divided,
+            and the first moments after the step.
+        """
 
-        def scale(u, v, phi):
-            floor = floor_at(self.variance_floor, phi, b2, count)
-            root = jnp.sqrt(corrected_second_moment(v, self.correction * phi, floor))
-            return jnp.where(root > 0, u / root, 0)
+        def init_fn(params):
+            zeros = wide_zeros_like(params)
+            nu, count = optax.tree.zeros_like(zeros), jnp.zeros([], jnp.int32)
+            return kind(count, *start(zeros), nu, self.init(params))
 
-        return jax.tree.map(scale, updates, nu_hat, stddev_per_leaf(noise_hat, nu_hat))
+        def update_fn(updates, state, params=None):
+            del params
+            check_real(updates)
+            updates = optax.tree.cast_like(updates, state.nu)
+            count = jnp.asarray(optax.safe_increment(state.count))
+            moved, moments = move(updates, state, count)
+            stddev = stddev_at_step(self.noise_stddev, state.count)
+            nu = optax.tree.update_moment_per_elem_norm(updates, state.nu, b2, 2)
+            noise = optax.tree.update_moment(stddev, state.noise_variance, b2, 2)
+            nu_hat = optax.tree.bias_correction(nu, b2, count)
+            noise_hat = optax.tree.bias_correction(noise, b2, count)
+
+            def scale(u, v, phi):
+                floor = floor_at(self.variance_floor, phi, b2, count)
+                less = corrected_second_moment(v, self.correction * phi, floor)
+                root = jnp.sqrt(less)
+                return jnp.where(root > 0, u / root, 0)
+
+            levels = stddev_per_leaf(noise_hat, nu_hat)
+            updates = jax.tree.map(scale, moved, nu_hat, levels)
+            kept = optax.tree.cast_like((*moments, nu, noise), tuple(state[1:]))
+            return updates, kind(count, *kept)
+
+        return optax.GradientTransformation(init_fn, update_fn)
