@@ -250,7 +250,7 @@ class Sum(Gradient):
             for y in self.parts[:i]:
                 total += 2 * (x.inner(y) if x.knows_product_with(y) else y.inner(x))
         in_norm = sum(norm.in_norm for norm in parts)
-        lengths = sum(jnp.sqrt(norm.squared) + norm.in_norm for norm in parts)
+        lengths: Any = sum(jnp.sqrt(norm.squared) + norm.in_norm for norm in parts)
         allowance = precision.rounding_error(0, total.dtype) * lengths * lengths
         allowance += in_norm * (2 * lengths + in_norm)
         squared = jnp.maximum(total, 0) + allowance

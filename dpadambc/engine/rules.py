@@ -16,14 +16,14 @@ Params = dict[str, Any]
 
 # Primitives of arrays whose output can stay factored.
 PRODUCERS: dict[str, Callable[..., Gradient | None]] = {
-    "bcoo_dot_general": lambda params, *operands: lookup.sparse_dot_general(
-        *operands, params
+    "bcoo_dot_general": lambda params, x, at, g: lookup.sparse_dot_general(
+        x, at, g, params
     ),
     "dot_general": lambda params, a, g: product.dot_general(
         a, g, params["dimension_numbers"]
     ),
-    "conv_general_dilated": lambda params, *operands: convolution.conv_general_dilated(
-        *operands, params
+    "conv_general_dilated": lambda params, x, g: convolution.conv_general_dilated(
+        x, g, params
     ),
     # At an index that is traced: of a table's row in a scan, say. The gradient of a
     # whole kernel among others is formed: the forward pass has a copy of it.
