@@ -334,8 +334,10 @@ def explain(
             dtypes.add(jnp.result_type(*of_numbers))
         distinct["bytes"] = sum(distinct.values())
 
+    shape_of = lambda x: (batch_size, *jnp.shape(x))
+    several = lambda x: jax.ShapeDtypeStruct(shape_of(x), jnp.result_type(x))
     batched = [
-        _with_batch_axis(x, batch_size) if i in arguments.batched(args) else x
+        jax.tree.map(several, x) if i in arguments.batched(args) else x
         for i, x in enumerate(args)
     ]
     jax.eval_shape(trace, *batched)
@@ -415,10 +417,3 @@ def _products(
     names = lambda units: sorted({str(units.of(dtype).algorithm) for dtype in dtypes})
     rows = platforms.items()
     return tuple(Products(name, tuple(names(x)), shares[name]) for name, x in rows)
-
-
-def _with_batch_axis(tree: Any, batch_size: int) -> Any:
-    add = lambda x: jax.ShapeDtypeStruct(
-        (batch_size, *jnp.shape(x)), jnp.result_type(x)
-    )
-    return jax.tree.map(add, tree)

@@ -169,6 +169,15 @@ def _drawn_from(
     return rng, [jax.random.fold_in(trial_key, i) for i in range(number)]
 
 
+def _chosen(
+    rng: np.random.Generator, trials: Trials, num_candidates: int, number: int
+) -> np.ndarray:
+    """The candidate of each trial: drawn with replacement, or each once."""
+    if isinstance(trials, Fixed):
+        return np.arange(number)
+    return rng.integers(num_candidates, size=number)
+
+
 def _trained(
     one_trial: Callable[..., Any],
     trial_keys: list[jax.Array],
@@ -318,10 +327,8 @@ def search(
     identity = _identity.of_run(*numbers_of_run, params, frozen, data)
     key = folded_in(key, _identity.digest(identity))
     rng, trial_keys = _drawn_from(key, trials)
-    is_fixed = isinstance(trials, Fixed)  # then each candidate is tried once
-    chosen = np.arange(len(trial_keys))
-    if not is_fixed:
-        chosen = rng.integers(len(listed), size=len(trial_keys))
+    chosen = _chosen(rng, trials, len(listed), len(trial_keys))
+    is_fixed = isinstance(trials, Fixed)
 
     def one_trial(key, candidate, params, frozen, data, score_data):
         step = step_of(candidate)

@@ -77,8 +77,7 @@ def of_result(result: Result) -> str:
     del numbers["neighboring_relation"]
     listed = ", ".join(f"{field} {value}" for field, value in numbers.items())
     states = ", ".join(dict.fromkeys(_states(result.state.opt_state)))
-    runs = len(result.spent.runs)
-    counted = result.spent.runs[-1].steps
+    runs, counted = len(result.spent.runs), result.spent.runs[-1].steps
     ends = {
         "iterations": "",
         "budget": " The budget affords no more.",

@@ -229,7 +229,7 @@ def test_a_private_score_is_in_the_epsilon_of_each_trial(relation):
         noise_multiplier=3.0,
         neighboring_relation=relation,
     )
-    event = tuning._event_of(mechanism, NOISY)
+    event = NOISY.compose(mechanism.dp_event(), mechanism.neighboring_relation)
     one = {
         accountant: accounting.epsilon(
             event,
@@ -248,7 +248,8 @@ def test_a_private_score_is_in_the_epsilon_of_each_trial(relation):
         assert epsilon == pytest.approx(exact, rel=2e-3)
         alone = mechanism.epsilon(1e-5, accountant=name)
         assert alone < 0.75 * epsilon  # negative control
-    assert tuning._event_of(mechanism, PUBLIC) == mechanism.dp_event()
+    relation = mechanism.neighboring_relation
+    assert PUBLIC.compose(mechanism.dp_event(), relation) == mechanism.dp_event()
 
 
 def test_a_search_by_a_private_score_costs_its_noise_too():
